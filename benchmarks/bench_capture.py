@@ -109,7 +109,7 @@ def look(pids: Sequence[int]) -> int:
     """
     Ours, nobody is stopped.
     """
-    capture = capture_node(pids=pids, looks=1)
+    capture = capture_node(pids=pids, samples=1)
     return sum(bool(p.threads) for p in capture.stacks)
 
 
@@ -117,7 +117,7 @@ def look_native(pids: Sequence[int]) -> int:
     """
     Ours, with native stacks of everybody.
     """
-    capture = capture_node(pids=pids, looks=1, native="all")
+    capture = capture_node(pids=pids, samples=1, native="all")
     return sum(any(t.native for t in p.threads) for p in capture.stacks)
 
 
@@ -125,7 +125,7 @@ def look_cuda(pids: Sequence[int]) -> int:
     """
     Ours, with cuda-gdb on everybody.
     """
-    capture = capture_node(pids=pids, looks=1, cuda=True, timeout_s=3600)
+    capture = capture_node(pids=pids, samples=1, cuda=True, timeout_s=3600)
     return sum(any(t.native for t in p.threads) for p in capture.stacks)
 
 

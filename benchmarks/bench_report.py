@@ -33,7 +33,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from distdebug.diagnosis import Seen
+from distdebug.diagnosis import DiagnosisInputs
 from distdebug.findings import Diagnosis
 from distdebug.flight_recorder import (
     COMPLETED,
@@ -133,7 +133,9 @@ def measure(ranks: int, options: argparse.Namespace) -> list[float]:
     """
     dumps = make_job(ranks, options.entries, late=ranks // 3)
     flight = analyze_dumps(dumps)
-    diagnosis = attrs.evolve(flight.to_diagnosis(), seen=Seen(flight=flight))
+    diagnosis = attrs.evolve(
+        flight.to_diagnosis(), seen=DiagnosisInputs(flight=flight)
+    )
     sections = best(lambda: sections_of(diagnosis), options.repeat)
     whole = best(lambda: report_html(diagnosis), 1)
     page = report_html(diagnosis).encode()

@@ -13,11 +13,11 @@ import pytest
 
 from distdebug.flight_recorder import DumpFile, Dumps, Frame, Sidecar
 from distdebug.flight_recorder.reading.assemble import Tables
-from distdebug.flight_recorder.reading.decode import pack
+from distdebug.flight_recorder.reading.decode import pack_message
 from distdebug.flight_recorder.reading.extract import (
-    describe,
-    frames_of,
-    tabulate,
+    build_columns,
+    entry_frames,
+    read_header,
 )
 from distdebug.flight_recorder.reading.files import FileName
 from distdebug.testing import SimulatedJob, plain_dump
@@ -71,10 +71,10 @@ def _dumps_of(
             continue
 
         offset = (clock_offsets_s or {}).get(rank, 0.0)
-        header, entries = describe(
+        header, entries = read_header(
             plain_dump(job, rank, clock_offset_s=offset, **options)
         )
-        named, columns, kept = tabulate(entries)
+        named, columns, kept = build_columns(entries)
         counts = {"count": len(kept), "unreadable": 0, "damage": ""}
         file = DumpFile(
             path=f"rank_{rank}",
@@ -83,10 +83,11 @@ def _dumps_of(
             modified=written_s + offset if written_s else 0.0,
             sidecar=sidecars.get(rank),
         )
-        message = pack({**header, **named, **counts}, columns)
+        message = pack_message({**header, **named, **counts}, columns)
         by_rank[rank], _ = tables.add(file, message)
         stacks[file.path] = [
-            tuple(Frame(*line) for line in frames_of(entry)) for entry in kept
+            tuple(Frame(*line) for line in entry_frames(entry))
+            for entry in kept
         ]
 
     members = {r for d in by_rank.values() for c in d.configs for r in c.ranks}

@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 
 from distdebug.debugger import connect
-from distdebug.processes import ROOT, folder_name
+from distdebug.processes import OFFERS_ROOT, offer_folder_name
 
 
 PROGRAM = Path(__file__).with_name("soak_rank.py")
@@ -145,7 +145,7 @@ def left_files(job: Job) -> list[str]:
     """
     Files that should be gone when a job has ended.
     """
-    offers = Path(ROOT, folder_name(os.geteuid()))
+    offers = Path(OFFERS_ROOT, offer_folder_name(os.geteuid()))
     folder = job.folder
     found = [
         *(path for path in (folder / "tmp").rglob("*") if not path.is_dir()),

@@ -1,5 +1,5 @@
 """
-The command line: parse arguments, run one command, say how it went.
+Run the command line: parse arguments, run one command, set the exit status.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; by default those of the process.
 
     Returns:
-        The exit status: 0 looked and found nothing wrong, 1 found something,
-        2 could not look, 130 interrupted, 141 nobody reads the output.
+        The exit status: 0 examined and found nothing wrong, 1 found something,
+        2 could not examine, 130 interrupted, 141 the reader of the output is gone.
     """
     _prepare_streams()
     try:
@@ -66,13 +66,13 @@ def _program_name() -> str:
 
 def _prepare_streams() -> None:
     for name in ("stdin", "stdout", "stderr"):
-        # Closed by whoever started us; and the next file that is opened
-        # would be taken for it.
+        # The parent closed it, and the next file that is opened would get its
+        # number.
         if getattr(sys, name) is None:
             fd = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w"))
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that has no ellipsis still gets the verdict.
+        # A terminal whose encoding has no ellipsis still gets the verdict.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
@@ -91,7 +91,7 @@ def _complain(*lines: str) -> None:
     from ._text import clean
 
     shown = [clean(line, limit=1000) for line in lines]
-    # If nobody can be told, there is still the exit status.
+    # Where nothing can be printed, the exit status remains.
     with suppress(OSError):
         print(f"distdebug: {shown[0]}", *shown[1:], sep="\n", file=sys.stderr)
 

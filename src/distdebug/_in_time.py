@@ -1,8 +1,8 @@
 """
-What does a call return, if it returns in time?
+Call functions that may never return, with a timeout.
 
-A thread that waits inside the kernel or a driver cannot be ended.  So it is
-left behind when its time is over; it does not keep Python from ending.
+A thread that waits inside the kernel or a driver cannot be ended.  It is
+abandoned when its time is over; it does not keep Python from ending.
 """
 
 from __future__ import annotations
@@ -24,20 +24,12 @@ Answer = TypeVar("Answer")
 
 def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
     """
-    Call something that may never return.
-
-    Args:
-        call: What to call, in a thread of its own.
-
-        seconds: How long it may take.
-
-    Returns:
-        What it returned.
+    Call *call* in a thread of its own and return its result within *seconds*.
 
     Raises:
-        TimeoutError: It did not return in time, or no thread can be had.
+        TimeoutError: It did not return in time, or no thread could be started.
 
-        Exception: Whatever it raised.
+        Exception: Whatever *call* raised.
     """
     future: Future[Answer] = Future()
 
@@ -62,22 +54,21 @@ def answers_in_time(
     threads: int = 32,
 ) -> Iterator[tuple[Item, Answer]]:
     """
-    Ask many at once, and do not wait for who comes too late.
+    Call *ask* for many items in parallel, and leave out those that are late.
 
     Args:
-        ask: Asks one.  It may hang: its thread is left behind then, and does
-            not keep the process from ending.
+        ask: Called with one item.  It may hang: its thread is abandoned then.
 
-        items: Whom to ask.
+        items: What to call it with.
 
         deadline: When to stop, on the monotonic clock.
 
-        threads: How many to ask at a time.
+        threads: How many calls run at a time.
 
     Yields:
-        Who was asked, and the answer, as they come.  Those whose answer comes
-        too late, or for whom *ask* raises an exception, are left out; so are
-        all if no thread can be had.
+        An item and its result, in the order in which they arrive.  Items that
+        are late, or for which *ask* raises, are left out; all of them are if no
+        thread can be started.
     """
     todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[Item, list[Answer]]] = queue.SimpleQueue()
@@ -86,7 +77,7 @@ def answers_in_time(
         todo.put(item)
         count += 1
     work = partial(_work, ask, todo, done, deadline)
-    # As many as can be had.
+    # As many threads as the node allows.
     is_asked = [_started(work) for _ in range(min(threads, count))]
 
     for _ in range(count if any(is_asked) else 0):

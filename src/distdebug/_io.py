@@ -1,8 +1,7 @@
 """
-How does a file appear whole or not at all, and how is one read without waiting?
+Open files without waiting, and write them whole or not at all.
 
-This module is imported inside training jobs: it needs nothing but the standard
-library.
+Training jobs import this module: it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -26,23 +25,19 @@ _BLOCK = 1 << 12
 
 def open_ordinary(path: str | os.PathLike[str], complaint: str) -> IO[bytes]:
     """
-    Open a file to be read, if it is an ordinary one.
+    Open *path* for reading if it is a regular file.
 
-    What lies there may be a pipe in truth, at which opening would wait until
-    somebody writes to it.
+    Opening a pipe would wait for a writer, so it is opened without blocking.
 
     Args:
         path: The file.
 
-        complaint: What to say of anything else.
-
-    Returns:
-        The file, opened.
+        complaint: The message of the error for anything else.
 
     Raises:
         OSError: It cannot be opened.
 
-        ValueError: It is no ordinary file.
+        ValueError: It is not a regular file.
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open(path, "rb", opener=_open_at_once))
@@ -55,20 +50,12 @@ def open_ordinary(path: str | os.PathLike[str], complaint: str) -> IO[bytes]:
 
 def read_ordinary(path: str | os.PathLike[str], most: int) -> bytes:
     """
-    Read an ordinary file of ordinary size.
-
-    Args:
-        path: The file.
-
-        most: How many bytes it may have.
-
-    Returns:
-        All its content.
+    Read a regular file of at most *most* bytes.
 
     Raises:
         OSError: It cannot be read.
 
-        ValueError: It is no ordinary file, or too large.
+        ValueError: It is not a regular file, or too large.
     """
     with open_ordinary(path, "not an ordinary file") as file:
         data = file.read(most + 1)
@@ -87,71 +74,43 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-# Up to Python 3.13 pathlib raises in these questions where a folder may not be
-# entered or the server of the files is gone.
+# Up to Python 3.13 the methods of Path raise where a folder may not be entered or
+# the file server does not answer; those of os.path return False.
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
     """
-    Is a file there, as far as can be seen?
-
-    Args:
-        path: Where.
-
-    Returns:
-        Whether it is, or a link to one.
+    Return whether *path* is a file or a link to one; False if it cannot be checked.
     """
     return os.path.isfile(path)  # noqa: PTH113 see above
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
     """
-    Is a folder there, as far as can be seen?
-
-    Args:
-        path: Where.
-
-    Returns:
-        Whether it is, or a link to one.
+    Return whether *path* is a folder or a link to one; False if it cannot be
+    checked.
     """
     return os.path.isdir(path)  # noqa: PTH112 see above
 
 
 def is_link(path: str | os.PathLike[str]) -> bool:
     """
-    Is a symbolic link there, as far as can be seen?
-
-    Args:
-        path: Where.
-
-    Returns:
-        Whether one is, wherever it leads.
+    Return whether *path* is a symbolic link; False if it cannot be checked.
     """
     return os.path.islink(path)  # noqa: PTH114 see above
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
     """
-    Is anything there, as far as can be seen?
-
-    Args:
-        path: Where.
-
-    Returns:
-        Whether it is; a link to nothing is not.
+    Return whether *path* exists; False for a dangling link, or if it cannot be
+    checked.
     """
     return os.path.exists(path)  # noqa: PTH110 see above
 
 
 def resolved(path: Path) -> Path:
     """
-    Where is a file in truth, as far as can be seen?
-
-    Args:
-        path: Its path, of which parts may be links.
-
-    Returns:
-        Its path without links, or at least from the root.
+    Return *path* without links, or made absolute where links form a loop.
     """
     try:
         return path.resolve()
@@ -163,32 +122,16 @@ def stays_in(
     path: str | os.PathLike[str], folder: str | os.PathLike[str]
 ) -> bool:
     """
-    Does a path lie in a folder, also after its links are followed?
-
-    Args:
-        path: The path.
-
-        folder: The folder.
-
-    Returns:
-        Whether it does, or is the folder itself.
+    Return whether *path* lies in *folder* after all links are followed.
     """
-    # Those of Path raise where links go round.
+    # Path.resolve() raises where links form a loop.
     target, top = os.path.realpath(path), os.path.realpath(folder)
     return f"{target}/".startswith(f"{top.rstrip('/')}/")
 
 
 def matching(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
     """
-    What in a folder matches a pattern, as far as can be seen?
-
-    Args:
-        folder: The folder.
-
-        pattern: As for :mod:`glob`, seen from it.
-
-    Returns:
-        The paths, sorted.
+    Return the paths in *folder* that match a pattern of :mod:`glob`, sorted.
     """
     names = glob.glob(pattern, root_dir=folder, include_hidden=True)  # noqa: PTH207 see above
     return sorted(Path(folder, name) for name in names)
@@ -197,13 +140,13 @@ def matching(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
 @contextlib.contextmanager
 def output_to(path: str | os.PathLike[str]) -> Iterator[None]:
     """
-    Tell by one error of ours that results cannot be put somewhere.
+    Turn an ``OSError`` of the block into an error that names the output.
 
     Args:
-        path: Where they go.
+        path: Where the output goes.
 
     Raises:
-        OutputError: Something in the block said that it cannot be written.
+        OutputError: The block could not write.
     """
     try:
         yield
@@ -216,13 +159,7 @@ def output_to(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def numbered(path: Path) -> Iterator[Path]:
     """
-    What to call something if others of its name are there already?
-
-    Args:
-        path: What it should be called.
-
-    Yields:
-        *path*, ``PATH.2``, ``PATH.3``, and so on without end.
+    Yield *path*, ``PATH.2``, ``PATH.3``, and so on without end.
     """
     yield path
     for number in itertools.count(2):
@@ -233,13 +170,8 @@ def write_whole(path: Path, data: bytes) -> None:
     """
     Write a file under a temporary name beside it, then rename it.
 
-    Whoever reads *path* sees the earlier file or all of the new one.  Only
-    the owner may read it: stacks can tell secrets.
-
-    Args:
-        path: The file.
-
-        data: All its content.
+    A reader of *path* sees the earlier file or all of the new one.  Only the owner
+    may read it: stacks can hold secrets.
 
     Raises:
         OSError: It cannot be written; nothing is left behind.
@@ -251,19 +183,13 @@ def write_whole(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def open_whole(path: Path) -> Iterator[IO[bytes]]:
     """
-    Open a file to be written bit by bit; it appears when all of it is there.
-
-    Args:
-        path: The file.
-
-    Yields:
-        What takes its content.
+    Open a file for writing in pieces; it appears when the block ends well.
 
     Raises:
         OSError: It cannot be written; nothing is left behind.
     """
-    # Opened once: whoever may write to the folder could lay a link there before
-    # a second time.
+    # Opened once: before a second time, another user of the folder could put a
+    # link there.
     with (
         _renamed(path) as temporary,
         open(temporary, "xb", opener=_open_private) as file,
@@ -273,13 +199,12 @@ def open_whole(path: Path) -> Iterator[IO[bytes]]:
 
 def scratch_file() -> IO[bytes]:
     """
-    Open a file without a name, for what another process is to read or write.
+    Open an empty file without a name, to share with another process.
 
-    Returns:
-        The file, empty; it is in memory where no disk takes anything.
+    It is in memory where no disk has room.
 
     Raises:
-        OSError: Nothing can be opened at all.
+        OSError: No file can be opened at all.
     """
     import tempfile  # jobs have no use for it
 
@@ -298,12 +223,12 @@ def scratch_file() -> IO[bytes]:
 
 def replace_link(path: Path, target: str) -> None:
     """
-    Let *path* be a symbolic link to *target*, also if it was another before.
+    Make *path* a symbolic link to *target*, replacing an earlier link.
 
     Args:
         path: The link.
 
-        target: What it points to, seen from its folder.
+        target: What it points to, relative to its folder.
 
     Raises:
         OSError: It cannot be made; nothing is left behind.

@@ -1,5 +1,5 @@
 """
-How is a selection of ranks written?
+Parse the text of a rank selection.
 
 ::
 
@@ -10,8 +10,8 @@ How is a selection of ranks written?
     slice = [INT] ":" [INT] [ ":" [INT] ]
 
 Numbers and names are ASCII.  Blanks are allowed around every token, and
-``ranks(`` is one token.  Whatever is written becomes ranges of integers: a
-slice is one, a number is one of length one.
+``ranks(`` is one token.  The result is ranges of integers; a number is a range
+of length one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .errors import RankSyntaxError
 
 
 Ranges = tuple[range, ...]
-Selected = tuple[Ranges, tuple[tuple[str, Ranges], ...]]
+Selection = tuple[Ranges, tuple[tuple[str, Ranges], ...]]
 
 # No rank, index, or step is larger; range() can still count this many.
-_LARGEST = sys.maxsize - 1
+_MAX_NUMBER = sys.maxsize - 1
 
 _OPEN, _NUMBER, _NAME, _END = "ranks(", "a number", "a dimension", "the end"
 _TOKENS = {
@@ -42,58 +42,58 @@ _TOKENS = {
 }
 
 
-def read_selection(text: str) -> Selected:
+def parse_selection(text: str) -> Selection:
     """
-    What does ``ranks(...)`` select, by rank or by dimension?
+    Parse ``ranks(...)`` into ranges by rank or by dimension.
 
     Raises:
         distdebug.errors.RankSyntaxError: *text* is something else.
     """
-    return _selection(_Reader(text))
+    return _parse_selection(_Reader(text))
 
 
-def read_option(text: str) -> Selected:
+def parse_option(text: str) -> Selection:
     """
-    What does ``ranks(...)`` or ``0-3,7`` select, by rank or by dimension?
+    Parse ``ranks(...)`` or ``0-3,7`` into ranges by rank or by dimension.
 
     Raises:
         distdebug.errors.RankSyntaxError: *text* is something else.
     """
     reader = _Reader(text)
-    if reader.sees(_NUMBER):
-        return _ranges(reader), ()
+    if reader.is_next(_NUMBER):
+        return _parse_ranges(reader), ()
 
-    return _selection(reader)
+    return _parse_selection(reader)
 
 
-def read_ranges(text: str) -> Ranges:
+def parse_ranges(text: str) -> Ranges:
     """
-    Which ranges does ``0-3,7`` name?
+    Parse folded ranks such as ``0-3,7`` into ranges.
 
     Raises:
         distdebug.errors.RankSyntaxError: *text* is something else.
     """
-    return _ranges(_Reader(text))
+    return _parse_ranges(_Reader(text))
 
 
 class _Reader:
     """
-    Reads a text token by token, and knows what could have come instead.
+    Token reader that notes the tokens it could have accepted next.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.start = 0  # of the token that was accepted last
-        self.position = 0  # behind that token
-        self.missed: list[str] = []  # what was looked for since then
+        self.position = 0  # after that token
+        self.expected: list[str] = []  # tokens that were tried since then
 
-    def sees(self, token: str) -> re.Match[str] | None:
+    def is_next(self, token: str) -> re.Match[str] | None:
         """
-        Find out whether *token* comes next, and note if not.
+        Match *token* at the current position; note it as expected if absent.
         """
         match = _TOKENS[token].match(self.text, self.position)
         if match is None:
-            self.missed.append(token if " " in token else repr(token))
+            self.expected.append(token if " " in token else repr(token))
 
         return match
 
@@ -101,65 +101,67 @@ class _Reader:
         """
         Read *token* if it comes next.
         """
-        match = self.sees(token)
+        match = self.is_next(token)
         if match is None:
             return None
 
         self.start, self.position = match.span(1)
-        self.missed.clear()
+        self.expected.clear()
         return match[1]
 
     def expect(self, token: str) -> str:
         """
-        Read *token*, which must come next.
+        Read *token*; raise an error if it does not come next.
         """
         found = self.accept(token)
         if found is None:
-            self._fail_here()
+            self._fail_unexpected()
 
         return found
 
     def number(self) -> int:
         """
-        Read a number, which must come next.
+        Read a number; raise an error if none comes next.
         """
         digits = self.expect(_NUMBER).lstrip("0") or "0"
         # int() refuses thousands of digits.
-        return min(int(digits[:20]), _LARGEST)
+        return min(int(digits[:20]), _MAX_NUMBER)
 
     def fail(self, message: str) -> NoReturn:
         """
-        Refuse the token that was accepted last.
+        Raise an error at the token that was accepted last.
         """
         raise RankSyntaxError(message, self.text, self.start)
 
-    def _fail_here(self) -> NoReturn:
-        *most, last = dict.fromkeys(self.missed)
-        wanted = f"{', '.join(most)} or {last}" if most else last
+    def _fail_unexpected(self) -> NoReturn:
+        *others, last = dict.fromkeys(self.expected)
+        expected = f"{', '.join(others)} or {last}" if others else last
         rest = self.text[self.position :].lstrip(" \t\r\n")
         self.start = len(self.text) - len(rest)
         self.fail(
-            f"expected {wanted}, found {repr(rest[0]) if rest else _END}"
+            f"expected {expected}, found {repr(rest[0]) if rest else _END}"
         )
 
 
-def _selection(reader: _Reader) -> Selected:
+def _parse_selection(reader: _Reader) -> Selection:
     by_rank: Ranges = ()
     by_dimension: dict[str, Ranges] = {}
     reader.expect(_OPEN)
-    if reader.sees(_NAME):
-        by_dimension = _dimensions(reader)
+    if reader.is_next(_NAME):
+        by_dimension = _parse_dimensions(reader)
     else:
-        choice = _slice_or_number(reader)
+        choice = _parse_slice_or_number(reader)
         by_rank = (
-            _list(reader, choice) if isinstance(choice, int) else (choice,)
+            _parse_list(reader, choice)
+            if isinstance(choice, int)
+            else (choice,)
         )
     reader.expect(")")
     reader.expect(_END)
     return by_rank, tuple(by_dimension.items())
 
 
-def _dimensions(reader: _Reader) -> dict[str, Ranges]:
+def _parse_dimensions(reader: _Reader) -> dict[str, Ranges]:
     found: dict[str, Ranges] = {}
     while not found or reader.accept(","):
         name = reader.expect(_NAME)
@@ -167,36 +169,36 @@ def _dimensions(reader: _Reader) -> dict[str, Ranges]:
             reader.fail(f"the dimension {name} occurs twice")
 
         reader.expect("=")
-        found[name] = _indexes(reader)
+        found[name] = _parse_indexes(reader)
 
     return found
 
 
-def _indexes(reader: _Reader) -> Ranges:
+def _parse_indexes(reader: _Reader) -> Ranges:
     if not reader.accept("("):
-        choice = _slice_or_number(reader)
-        return (_only(choice) if isinstance(choice, int) else choice,)
+        choice = _parse_slice_or_number(reader)
+        return (_single(choice) if isinstance(choice, int) else choice,)
 
-    numbers = _list(reader, reader.number())
-    # dp=(1) may be a slip for dp=1 or for dp=(1,2): ask for the comma.
+    numbers = _parse_list(reader, reader.number())
+    # dp=(1) may be a typo for dp=1 or for dp=(1,2): require the comma.
     if len(numbers) == 1:
         reader.expect(",")
     reader.expect(")")
     return numbers
 
 
-def _slice_or_number(reader: _Reader) -> range | int:
+def _parse_slice_or_number(reader: _Reader) -> range | int:
     if reader.accept(":"):
-        return _slice(reader, 0)
+        return _parse_slice(reader, 0)
 
     number = reader.number()
-    return _slice(reader, number) if reader.accept(":") else number
+    return _parse_slice(reader, number) if reader.accept(":") else number
 
 
-def _slice(reader: _Reader, start: int) -> range:
-    stop = reader.number() if reader.sees(_NUMBER) else _LARGEST
+def _parse_slice(reader: _Reader, start: int) -> range:
+    stop = reader.number() if reader.is_next(_NUMBER) else _MAX_NUMBER
     step = 1
-    if reader.accept(":") and reader.sees(_NUMBER):
+    if reader.accept(":") and reader.is_next(_NUMBER):
         step = reader.number()
         if step == 0:
             reader.fail("the step must not be 0")
@@ -204,19 +206,19 @@ def _slice(reader: _Reader, start: int) -> range:
     return range(start, stop, step)
 
 
-def _list(reader: _Reader, first: int) -> Ranges:
-    ranges = [_only(first)]
+def _parse_list(reader: _Reader, first: int) -> Ranges:
+    ranges = [_single(first)]
     while reader.accept(","):
-        ranges.append(_only(reader.number()))
+        ranges.append(_single(reader.number()))
 
     return tuple(ranges)
 
 
-def _only(number: int) -> range:
+def _single(number: int) -> range:
     return range(number, number + 1)
 
 
-def _ranges(reader: _Reader) -> Ranges:
+def _parse_ranges(reader: _Reader) -> Ranges:
     found: list[range] = []
     while not found or reader.accept(","):
         first = reader.number()

@@ -1,8 +1,8 @@
 """
-Does a pattern of the user end in bounded time?
+Load TOML, and check that regular expressions of users match in bounded time.
 
-Matching tries one way after the other.  Those that a pattern allows are
-counted, and too many are refused: also some that would be harmless.
+The matcher tries one alternative after the other.  The check counts those that
+a pattern allows, and refuses too many: also some that would do no harm.
 """
 
 from __future__ import annotations
@@ -22,24 +22,21 @@ _MOST_PATTERN = 2000
 _MOST_DEPTH = 20
 _MOST_REPEATS = 12
 _MOST_TIMES = 10_000
-# Texts to search in are about as long.
+# The texts that are searched are about as long.
 _LONGEST = 300
 _MOST_WAYS = (_LONGEST + 1) ** 3
 
-# How the library names what a pattern is made of.
+# The names that re._parser gives to parts of a pattern.
 _REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 _GROUPS = frozenset({"SUBPATTERN", "ATOMIC_GROUP", "ASSERT", "ASSERT_NOT"})
 
 
 def check_pattern(text: str) -> None:
     """
-    Does matching this pattern end in bounded time?
-
-    Args:
-        text: A regular expression.
+    Refuse a regular expression whose matching may take exponential time.
 
     Raises:
-        ValueError: It may not, or it is no regular expression.
+        ValueError: It may, or it is not a regular expression.
     """
     if len(text) > _MOST_PATTERN:
         msg = f"pattern longer than {_MOST_PATTERN} characters"
@@ -62,7 +59,7 @@ def check_pattern(text: str) -> None:
 
 class _Counter:
     """
-    Counts in how many ways parts of a pattern may match, and the repeats.
+    Count the ways in which parts of a pattern may match, and its repeats.
     """
 
     def __init__(self) -> None:
@@ -71,7 +68,7 @@ class _Counter:
 
     def of_sequence(self, parts: Iterable[Any], depth: int) -> float:
         """
-        Each way of one part goes with each of the next.
+        Multiply the ways of all parts: each way of one goes with each of the next.
         """
         if depth > _MOST_DEPTH:
             return math.inf
@@ -95,7 +92,7 @@ class _Counter:
         self, repeat: tuple[int, int, Iterable[Any]], depth: int
     ) -> float:
         least, most, body = repeat
-        # Also what matches nothing takes time, so many times.
+        # Repeating a part that matches nothing takes time, too.
         before, self._times = self._times, self._times * max(int(least), 1)
         if self._times > _MOST_TIMES:
             return math.inf
@@ -113,24 +110,18 @@ class _Counter:
 
 
 _MOST_BYTES = 1 << 20
-# A key is one line, and each of its parts takes as much time as all before.
+# tomllib takes quadratic time for a dotted key, which is one line.
 _MOST_LINE = 4000
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
-    Read a file in TOML.
-
-    Args:
-        path: The file, of at most 1 MiB and 4,000 characters per line.
-
-    Returns:
-        Its tables.
+    Read a TOML file of at most 1 MiB and 4,000 characters per line.
 
     Raises:
         OSError: It cannot be read.
 
-        ValueError: It is no ordinary file, too large, or no TOML.
+        ValueError: It is not a regular file, too large, or not TOML.
     """
     text = read_ordinary(path, _MOST_BYTES).decode()
     if max(map(len, text.split("\n"))) > _MOST_LINE:

@@ -1,8 +1,8 @@
 """
-How are results shown as text?
+Clean text from outside for a terminal, and format sizes, times, and tables.
 
-What a job wrote (names, titles, log lines) may hold anything, so it is cleaned
-on its way to a terminal.
+Names, titles, and log lines of a job may hold anything, so they are cleaned on
+their way to a terminal.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterable, Sequence
 # Colors and cursor movements (CSI), titles and links (OSC), short sequences.
 _CSI = r"[0-?]*[ -/]*[@-~]"
 _OSC = r"[^\x07\x1b\x9d]*(?:\x07|\x1b\\)"
-# Python looks for the first character much faster if each way begins with one.
+# The search is much faster if each alternative begins with a literal.
 _ESCAPES = re.compile(
     rf"\x1b(?:\[{_CSI}|\]{_OSC}|[ -/]*[0-~])|\x9b{_CSI}|\x9d{_OSC}"
 )
-# Letters by their class, of which nothing is seen.
+# Unicode counts these as letters, yet they are invisible.
 _FILLERS = dict.fromkeys((0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0), " ")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-# The last ones turn the direction of writing, so that lines read otherwise.
+# The last two ranges change the direction of writing, which can disguise a line.
 _CONTROLS = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
@@ -30,18 +30,11 @@ _CONTROLS = re.compile(
 
 def clean(text: str, *, limit: int = 200) -> str:
     """
-    How can a text from outside be shown in one line of a terminal?
+    Return *text* as one printable line of at most *limit* characters.
 
     Escape sequences, control characters, and characters that are invisible or
-    change the direction of writing are taken out; line breaks become blanks.
-
-    Args:
-        text: Any text.
-
-        limit: How many characters to keep; what is longer ends in ``…``.
-
-    Returns:
-        One line that prints as it reads.
+    change the direction of writing are removed; line breaks become blanks.  A
+    longer text is cut and ends in ``…``.
     """
     if not text.isprintable():
         text = "".join(
@@ -56,15 +49,7 @@ def clean(text: str, *, limit: int = 200) -> str:
 
 def list_text(items: Iterable[object], *, most: int = 4) -> str:
     """
-    How are a few of many named in a sentence?
-
-    Args:
-        items: All of them.
-
-        most: How many to name.
-
-    Returns:
-        Such as ``"a, b, and 7 more"``.
+    Name the first *most* items: ``"a, b, and 7 more"``.
     """
     names = [str(item) for item in items]
     more = len(names) - most
@@ -76,14 +61,9 @@ def list_text(items: Iterable[object], *, most: int = 4) -> str:
 
 def reason_of(exc: BaseException) -> str:
     """
-    Why did something fail?
+    Return why something failed, without error numbers and file names.
 
-    Args:
-        exc: What was raised.
-
-    Returns:
-        What the system or the exception says, without numbers and names of
-        files; the name of its class if it says nothing.
+    It is what the system or the exception says, or the name of its class.
     """
     told: str | None = getattr(exc, "strerror", None)
     return told or str(exc) or type(exc).__name__
@@ -91,13 +71,7 @@ def reason_of(exc: BaseException) -> str:
 
 def size_text(size: float) -> str:
     """
-    How is a number of bytes written in a sentence?
-
-    Args:
-        size: The number.
-
-    Returns:
-        Such as ``"1.5 GiB"``.
+    Format a number of bytes: ``"1.5 GiB"``.
     """
     unit = 0
     while abs(size) >= 1024 and unit < len(_UNITS) - 1:
@@ -110,15 +84,7 @@ def text_table(
     headers: Sequence[str], rows: Iterable[Sequence[object]]
 ) -> str:
     """
-    How do rows look as a table?
-
-    Args:
-        headers: Titles of the columns.
-
-        rows: Cells; each is cleaned and shown by its ``str()``.
-
-    Returns:
-        The lines of the table, without a line break at the end.
+    Format rows as a table; each cell is cleaned.
     """
     from tabulate import tabulate
 
@@ -130,13 +96,8 @@ def text_table(
 
 def time_text(seconds: float) -> str:
     """
-    How is a duration told in a sentence?
-
-    Args:
-        seconds: The duration; less than none counts as none.
-
-    Returns:
-        Such as ``"45 s"``, ``"12 min"``, ``"3 h 5 min"``, or ``"2 d 4 h"``.
+    Format a duration in seconds: ``"45 s"``, ``"12 min"``, ``"3 h 5 min"``,
+    ``"2 d 4 h"``.
     """
     if seconds < 100:
         return f"{max(seconds, 0):.0f} s"
@@ -152,16 +113,9 @@ def time_text(seconds: float) -> str:
 
 def without_controls(text: str) -> str:
     """
-    What is this text without what only a terminal understands?
+    Remove escape sequences and control characters from a text of any size.
 
-    Escape sequences, control characters, and what changes the direction of
-    writing are taken out, but for the ends of lines and tabulators.
-
-    Args:
-        text: Any text, of any number of lines.
-
-    Returns:
-        The same lines.
+    Line ends and tabs stay; characters that change the direction of writing go.
     """
     text = _ESCAPES.sub("", text)
     return text if text.isprintable() else _CONTROLS.sub("", text)

@@ -87,14 +87,14 @@ class DistdebugError(Exception):
 
 class RankSyntaxError(DistdebugError, ValueError):
     """
-    A selection of ranks cannot be understood.
+    A selection of ranks does not follow the grammar.
 
     Args:
-        message: What was expected, and what stands there instead.
+        message: What was expected, and what was found instead.
 
         text: The whole selection.
 
-        position: Where in *text* reading stopped, counted from 0.
+        position: Where in *text* parsing stopped, counted from 0.
     """
 
     text: str
@@ -118,7 +118,7 @@ class RankSyntaxError(DistdebugError, ValueError):
 
 def _around(text: str, position: int) -> str:
     """
-    What fits into a message of a text that may be of any length.
+    Cut a text of any length around *position* to fit into a message.
     """
     if len(text) <= 120:
         return text
@@ -131,13 +131,13 @@ def _around(text: str, position: int) -> str:
 
 class MeshError(DistdebugError, ValueError):
     """
-    A mesh is malformed, does not fit the job, or does not have that place.
+    A mesh is malformed, does not fit the job, or has no such coordinates.
     """
 
 
 class PatternError(DistdebugError, ValueError):
     """
-    A pattern for command lines is no regular expression.
+    A pattern for command lines is not a regular expression.
     """
 
 
@@ -149,19 +149,19 @@ class DumpError(DistdebugError, ValueError):
 
 class NoDumpsError(DumpError, FileNotFoundError):
     """
-    There is no Flight Recorder dump where one was looked for.
+    A path holds no Flight Recorder dumps.
     """
 
 
 class DumpFormatError(DumpError):
     """
-    A file was read, but it is not what a Flight Recorder writes.
+    A file is not in the format of the Flight Recorder.
     """
 
 
 class RecorderError(DistdebugError, RuntimeError):
     """
-    The Flight Recorder of this process cannot do what was asked.
+    The Flight Recorder of this process cannot do what was requested.
     """
 
 
@@ -173,19 +173,19 @@ class TooLateError(RecorderError):
 
 class NotRecordingError(RecorderError):
     """
-    There is no Flight Recorder to dump: none was built in, or it is off.
+    There is nothing to dump: the Flight Recorder is off or not built in.
     """
 
 
 class BundleError(DistdebugError, ValueError):
     """
-    A folder is not a snapshot, or one that was never finished.
+    A folder is not a snapshot, or its snapshot was never finished.
     """
 
 
 class OutputError(DistdebugError, OSError):
     """
-    Results cannot be put where they were to go.
+    Results cannot be written.
     """
 
 
@@ -203,19 +203,19 @@ class NodeBusyError(CaptureError):
 
 class NodesError(DistdebugError, RuntimeError):
     """
-    The nodes of a job cannot be told, or nothing can be sent to them.
+    The nodes of a job are unknown, or cannot be reached.
     """
 
 
 class LogError(DistdebugError, ValueError):
     """
-    A log, or a folder of logs, cannot be used, or not as was asked.
+    A log, or a folder of logs, cannot be used, or not in this way.
     """
 
 
 class NoLogsError(LogError, FileNotFoundError):
     """
-    There is no log, or no Ray session, where one was looked for.
+    A path holds no log, or no Ray session.
     """
 
 
@@ -246,31 +246,31 @@ class RulesError(DistdebugError, ValueError):
 
 class NsightError(DistdebugError, ValueError):
     """
-    What was asked of a profile of nsys makes no sense, or cannot be done.
+    An nsys profile cannot be made or read as requested.
     """
 
 
 class ConfigError(DistdebugError, ValueError):
     """
-    What was asked of a watch is not understood.
+    The configuration of a watch is invalid.
     """
 
 
 class HookError(DistdebugError, RuntimeError):
     """
-    Somebody could not be told that a job hangs.
+    A hook could not report that a job hangs.
     """
 
 
 class DebuggerError(DistdebugError, RuntimeError):
     """
-    The ranks of a job cannot be stopped or asked, or not as was wanted.
+    The ranks of a job cannot be stopped, asked, or steered as requested.
     """
 
 
 class LaunchFileError(DistdebugError, ValueError):
     """
-    The configurations of an editor are left as they are.
+    An editor's launch configurations cannot be changed, and stay as they are.
     """
 
 

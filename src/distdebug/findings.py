@@ -1,8 +1,8 @@
 """
-What does a conclusion look like?
+Findings, causes, and diagnoses: the result types of all checks.
 
-Every primitive returns :class:`Finding` objects in this one shape, and
-:func:`distdebug.diagnose` joins them into one :class:`Diagnosis`.
+Every check returns :class:`Finding` objects, and :func:`distdebug.diagnose`
+joins them into one :class:`Diagnosis`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,15 @@ from .ranks import fold_ranks, ranks_text
 
 def as_plain(result: Any) -> dict[str, Any]:
     """
-    Turn a result into data that JSON knows.
+    Convert an attrs object to plain data for JSON.
 
-    Args:
-        result: Of a class made by attrs, with any such inside.
-
-    Returns:
-        Its fields; tuples are lists, paths are texts, and members of an
-        enumeration are their values.
+    Tuples become lists, paths become strings, and members of an enumeration
+    become their values.
     """
-    return attrs.asdict(result, value_serializer=_plain)
+    return attrs.asdict(result, value_serializer=_serialize_value)
 
 
-def _plain(_: object, __: object, value: object) -> object:
+def _serialize_value(_: object, __: object, value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, PurePath):
@@ -50,7 +46,7 @@ Confidence = Literal["certain", "likely", "possible"]
 
 class Cause(StrEnum):
     """
-    Why a job does not go on.  Each member has a page in the documentation.
+    Causes of a stuck or failed job.  Each has a page in the documentation.
     """
 
     UNKNOWN = "unknown"
@@ -119,7 +115,7 @@ class Cause(StrEnum):
     @property
     def is_fine(self) -> bool:
         """
-        Whether there is nothing to be mended.
+        Return whether the cause needs no action.
         """
         return self in {
             Cause.HEALTHY,
@@ -132,10 +128,10 @@ class Cause(StrEnum):
 @attrs.frozen(kw_only=True)
 class GroupRef:
     """
-    Which process group is meant?
+    A process group.
 
     Attributes:
-        name: The name torch gave it, such as ``"0"``.
+        name: Torch's name of the group, such as ``"0"``.
 
         desc: Its description, such as ``"default_pg"`` or ``"mesh_tp"``.
 
@@ -148,14 +144,14 @@ class GroupRef:
 
     def __str__(self) -> str:
         is_named = self.desc not in {"", "undefined"}
-        # What a job calls it stands in sentences that people read.
+        # The name comes from the job, and is printed.
         return clean(self.desc if is_named else self.name)
 
 
 @attrs.frozen(kw_only=True)
 class CollectiveRef:
     """
-    Which call is meant?
+    A call in a process group.
 
     Attributes:
         op: The operation without its backend, such as ``"all_reduce"``.
@@ -177,7 +173,7 @@ class CollectiveRef:
 @attrs.frozen(kw_only=True)
 class Location:
     """
-    Where in the source code?
+    A line of source code.
     """
 
     function: str
@@ -187,7 +183,7 @@ class Location:
     @property
     def brief(self) -> str:
         """
-        The same without folders, as in ``"read_shard (train.py:41)"``.
+        Return it without folders, as in ``"read_shard (train.py:41)"``.
         """
         name = self.file.replace("\\", "/").rpartition("/")[2]
         return f"{self.function} ({name}:{self.line})"
@@ -199,7 +195,7 @@ class Location:
 @attrs.frozen(kw_only=True)
 class Evidence:
     """
-    What was seen, and where?
+    A piece of evidence, with its source.
 
     Attributes:
         kind: ``"dump"``, ``"stack"``, ``"sidecar"``, ``"log"``, ….
@@ -208,7 +204,7 @@ class Evidence:
 
         location: The line, record, or thread within *source*.
 
-        quote: What stands there, in the words of the source.
+        quote: The text there.
     """
 
     kind: str
@@ -220,12 +216,12 @@ class Evidence:
 @attrs.frozen(kw_only=True)
 class Finding(Shown):
     """
-    One conclusion, with what it rests on.
+    One conclusion, with its evidence.
 
     Attributes:
-        cause: What is wrong.
+        cause: The cause.
 
-        ranks: The ranks that are at fault, or suspected, ascending.
+        ranks: The ranks at fault, or suspected, ascending.
 
         summary: One sentence, fit for a ticket.
 
@@ -233,15 +229,15 @@ class Finding(Shown):
 
         remedy: What to do about it.
 
-        group: The process group that it shows in.
+        group: The process group concerned.
 
-        collective: The first call that it shows in.
+        collective: The first call concerned.
 
-        detail_cause: Why a rank did not arrive, as its host stack tells.
+        detail_cause: Why a rank did not arrive, according to its host stack.
 
         location: The line of user code concerned.
 
-        evidence: What was seen.
+        evidence: The evidence.
     """
 
     cause: Cause
@@ -257,26 +253,25 @@ class Finding(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return as_plain(self)
 
     def _blocks_(self) -> Iterable[Block]:
-
         yield Entries([finding_entry(self)])
 
 
 @attrs.frozen(kw_only=True)
 class Missing:
     """
-    What could not be looked at, and why?
+    Input that could not be read.
 
     Attributes:
         what: ``"dump"``, ``"sidecar"``, ``"stack"``, ….
 
         reason: One sentence.
 
-        rank: Whose it is, if that is known.
+        rank: Its rank, if known.
 
         source: The file concerned, if there is one.
     """
@@ -291,15 +286,12 @@ class Missing:
         cls, path: str | os.PathLike[str], why: str | BaseException
     ) -> Missing:
         """
-        What is a log, or a part of one, that could not be read?
+        Return an entry for a log, or a part of one, that could not be read.
 
         Args:
             path: The file, or the folder of logs.
 
-            why: One sentence, or what was raised.
-
-        Returns:
-            It, and why.
+            why: One sentence, or the exception.
         """
         reason = why if isinstance(why, str) else reason_of(why)
         return cls(what="log", reason=reason, source=os.fspath(path))
@@ -308,10 +300,10 @@ class Missing:
 @attrs.frozen(kw_only=True)
 class GroupProgress:
     """
-    How far did one process group get?
+    Progress of one process group.
 
     Attributes:
-        name: The name torch gave the group.
+        name: Torch's name of the group.
 
         desc: Its description.
 
@@ -338,22 +330,21 @@ class GroupProgress:
 @attrs.frozen(kw_only=True)
 class Diagnosis(Shown):
     """
-    What is wrong with the job, and how do we know?
+    Verdict on a job, with all findings.
 
     Attributes:
         verdict: The root cause, or ``healthy``, or ``unknown`` with what to
             collect next as its remedy.
 
-        findings: Everything found, most important first.
+        findings: All findings, most important first.
 
-        victims: Ranks that merely wait for others.
+        victims: Ranks that only wait for others.
 
-        missing: What could not be looked at, and why.
+        missing: Input that could not be read, and why.
 
         groups: The progress of every process group.
 
-        seen: What it was made from, for a report; it stays in its process,
-            and is not compared.
+        seen: The input, for a report; it is neither pickled nor compared.
     """
 
     verdict: Finding
@@ -364,7 +355,7 @@ class Diagnosis(Shown):
     seen: object = attrs.field(default=None, eq=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Gigabytes of dumps do not travel along.
+        # *seen* may hold gigabytes of dumps.
         fields = attrs.asdict(
             self, recurse=False, filter=lambda field, _: field.name != "seen"
         )
@@ -373,13 +364,13 @@ class Diagnosis(Shown):
     @property
     def is_healthy(self) -> bool:
         """
-        Whether nothing is wrong, as far as anybody can see.
+        Return whether the verdict needs no action.
         """
         return self.verdict.cause.is_fine
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return {
             "verdict": self.verdict.to_dict(),
@@ -390,12 +381,11 @@ class Diagnosis(Shown):
         }
 
     def _blocks_(self) -> Iterable[Block]:
-
         return diagnosis_blocks(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per finding, for a data frame.
+        Return one plain dictionary per finding, for a data frame.
         """
         return [f.to_dict() for f in self.findings]
 
@@ -486,39 +476,27 @@ _MEANINGS = {
 }
 
 
-def meaning_of(cause: Cause) -> str:
+def explain_cause(cause: Cause) -> str:
     """
-    What does a cause mean?
-
-    Args:
-        cause: Any cause.
-
-    Returns:
-        One sentence; the reference tells more.
+    Return one sentence that explains a cause; the reference has more.
     """
     return _MEANINGS[cause]
 
 
-# Long enough for the lines of the user, behind those of libraries.
-_MOST_QUOTED = 400
-_MOST_EVIDENCE = 6
+# Long enough to show the user's lines after those of libraries.
+_MAX_QUOTE = 400
+_MAX_EVIDENCE = 6
 
 
 def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
     """
-    What is there to show of a diagnosis?
-
-    Args:
-        d: The diagnosis.
-
-    Returns:
-        The verdict first, then what it rests on.
+    Yield the blocks of a diagnosis: the verdict, then its evidence.
     """
     yield Entries([finding_entry(d.verdict)])
     others = [f for f in d.findings if f != d.verdict]
     yield Entries([finding_entry(f, before="also:") for f in others])
     if d.groups:
-        yield group_block(sorted(d.groups, key=group_order(d)))
+        yield group_block(sorted(d.groups, key=group_sort_key(d)))
     if d.victims:
         yield f"merely waiting: {ranks_text(d.victims)}"
     yield missing_block(d.missing)
@@ -526,7 +504,7 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
 
 def finding_entries(findings: Sequence[Finding], most: int = 3) -> Entries:
     """
-    What is there to show of several findings?
+    Return several findings as entries.
 
     Args:
         findings: The most important one first.
@@ -539,29 +517,24 @@ def finding_entries(findings: Sequence[Finding], most: int = 3) -> Entries:
 
 def finding_entry(finding: Finding, before: str = "") -> Entry:
     """
-    What is there to show of one finding?
+    Return one finding as an entry: the summary, then evidence and remedy.
 
     Args:
-        finding: The finding.
-
-        before: What leads to it.
-
-    Returns:
-        The sentence, then evidence and remedy.
+        before: Text in front of the summary.
     """
     facts = [("cause", f"{finding.cause} ({finding.confidence})")]
     facts += [
-        (e.kind, clean(_where(e) + e.quote, limit=_MOST_QUOTED))
-        for e in finding.evidence[:_MOST_EVIDENCE]
+        (e.kind, clean(_source_prefix(e) + e.quote, limit=_MAX_QUOTE))
+        for e in finding.evidence[:_MAX_EVIDENCE]
     ]
     if finding.remedy:
         facts.append(("next", finding.remedy))
     return Entry(finding.summary, facts, before)
 
 
-def _where(evidence: Evidence) -> str:
+def _source_prefix(evidence: Evidence) -> str:
     """
-    The place within its source; of logs, of which there are many, with that.
+    Return the place within the source; for a log, with its path.
 
     Terminals open ``path:line`` on a click.
     """
@@ -574,18 +547,13 @@ def _where(evidence: Evidence) -> str:
     return ", ".join(filter(None, parts)) + ": " if any(parts) else ""
 
 
-def group_order(d: Diagnosis) -> Callable[[GroupProgress], tuple[int, ...]]:
+def group_sort_key(d: Diagnosis) -> Callable[[GroupProgress], tuple[int, ...]]:
     """
-    Which groups are to be read first?
+    Return a key that sorts groups by their importance for a diagnosis.
 
-    Of a large job hundreds are stuck, most of them behind a few others.
-
-    Args:
-        d: The diagnosis.
-
-    Returns:
-        A key to sort by: of those that are stuck, first the group of the
-        verdict, then those that wait for whom it blames, then large ones.
+    Hundreds of groups of a large job are stuck, most of them behind a few
+    others.  Stuck groups come first; among them the group of the verdict, then
+    groups that wait for the blamed ranks, then large ones.
     """
     verdict = d.verdict.group
     blamed = frozenset(d.verdict.ranks)
@@ -605,10 +573,7 @@ def group_order(d: Diagnosis) -> Callable[[GroupProgress], tuple[int, ...]]:
 
 def group_block(groups: Sequence[GroupProgress]) -> Table:
     """
-    What is there to show of the progress of groups?
-
-    Args:
-        groups: The groups, what is to be read first first.
+    Return the progress of groups as a table, in the given order.
     """
     rows = [
         (
@@ -627,42 +592,38 @@ def group_block(groups: Sequence[GroupProgress]) -> Table:
 
 def missing_block(missing: Sequence[Missing]) -> Lines:
     """
-    What is there to show of what could not be looked at?
-
-    Args:
-        missing: What could not be looked at.
-
-    Returns:
-        Lines, equal reasons folded.
+    Return one line per reason for input that could not be read.
     """
     by_reason: dict[tuple[str, str], list[Missing]] = {}
     for m in missing:
         by_reason.setdefault((m.what, m.reason), []).append(m)
-    return Lines([_missing(*key, rows) for key, rows in by_reason.items()])
+    return Lines(
+        [_missing_line(*key, rows) for key, rows in by_reason.items()]
+    )
 
 
-def _missing(what: str, reason: str, rows: Sequence[Missing]) -> str:
+def _missing_line(what: str, reason: str, rows: Sequence[Missing]) -> str:
     ranks = [m.rank for m in rows if m.rank is not None]
-    who = f" of {ranks_text(ranks)}" if ranks else ""
+    of_ranks = f" of {ranks_text(ranks)}" if ranks else ""
     is_one = len(rows) == 1 and rows[0].source
     source = f" [{rows[0].source}]" if is_one else ""
-    return clean(f"missing: {what}{who}: {reason}{source}", limit=300)
+    return clean(f"missing: {what}{of_ranks}: {reason}{source}", limit=300)
 
 
-class Judged(NamedTuple):
+class NodeFinding(NamedTuple):
     """
-    What is wrong, without where.
+    A finding of a health check, without the node and the evidence.
 
     Attributes:
-        cause: What is wrong.
+        cause: The cause.
 
-        confidence: How sure this is.
+        confidence: ``"certain"``, ``"likely"``, or ``"possible"``.
 
         says: One clause about it.
 
         remedy: What to do about it.
 
-        ranks: Whom it concerns.
+        ranks: The ranks concerned.
     """
 
     cause: Cause
@@ -672,34 +633,29 @@ class Judged(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-def as_finding(judged: Judged, *, host: str, evidence: Evidence) -> Finding:
+def as_finding(
+    finding: NodeFinding, *, host: str, evidence: Evidence
+) -> Finding:
     """
-    Say it of a node.
+    Convert a finding of a health check to a `Finding`.
 
     Args:
-        judged: What is wrong.
-
         host: The node; ``""`` if there is only one.
-
-        evidence: What was seen.
-
-    Returns:
-        The same as a finding.
     """
     return Finding(
-        cause=judged.cause,
-        ranks=judged.ranks,
-        summary=f"{host}: {judged.says}" if host else judged.says,
-        confidence=judged.confidence,
-        remedy=judged.remedy,
+        cause=finding.cause,
+        ranks=finding.ranks,
+        summary=f"{host}: {finding.says}" if host else finding.says,
+        confidence=finding.confidence,
+        remedy=finding.remedy,
         evidence=(evidence,),
     )
 
 
-def known_ranks(
+def ranks_of_pids(
     pids: Iterable[int], ranks: Mapping[int, int]
 ) -> tuple[int, ...]:
     """
-    Tell which ranks some processes are, in order.
+    Return the ranks of some processes, ascending; others are left out.
     """
     return tuple(sorted({ranks[pid] for pid in pids if pid in ranks}))

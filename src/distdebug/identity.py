@@ -1,8 +1,8 @@
 """
-Which rank of which job is this process?
+Identify the rank and job of this process from torch or launcher variables.
 
-Every launcher tells its processes in other variables.  This module knows them,
-and which to believe when several are there.
+Every launcher sets other variables.  This module lists them, and their order
+of precedence.
 
 This module is imported inside training jobs: it needs nothing but the standard
 library.
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 
 class Identity(NamedTuple):
     """
-    Who a process is within its job.
+    Rank and job of a process.
 
     Attributes:
         rank: Global rank, or ``None`` if unknown.
 
-        world_size: How many ranks the job has, or ``None``.
+        world_size: Number of ranks of the job, or ``None``.
 
         local_rank: Rank on this node, or ``None``.
 
-        job: What tells this run from others: the launcher's run id, the
-            number of the restart, and the address of rank 0, as far as they
-            are known; ``""`` if none is.
+        job: Identifies the run: the launcher's run id, the number of the
+            restart, and the address of rank 0, as far as they are known;
+            ``""`` if none is.
 
-        source: Who said so: ``"torch"``, a launcher, or ``""``.
+        source: Where the rank comes from: ``"torch"``, a launcher, or ``""``.
     """
 
     rank: int | None
@@ -42,9 +42,9 @@ class Identity(NamedTuple):
     source: str
 
 
-# The first that names a rank wins.  The launcher that is closest to torch
-# comes first: with one torchrun per node under Slurm, Slurm's number is the
-# one of the node.
+# The first launcher with a rank is used.  The one closest to torch comes
+# first: with one torchrun per node under Slurm, Slurm's number is that of the
+# node.
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
     (
@@ -59,48 +59,46 @@ _LAUNCHERS = (
 )
 
 # More ranks than any machine will have; anything above is not a rank.
-_MOST = 2**31
+_MAX_RANK = 2**31
 
 
 def identify(environ: Mapping[str, str]) -> Identity:
     """
-    Which rank does an environment describe?
+    Return the rank and job that an environment describes.
 
-    ``RANK`` (torchrun and whatever follows its convention) comes before Open
-    MPI, PMI, PMIx, and Slurm.  ``WORLD_SIZE`` also overrides the size that
-    the launcher names.
-
-    Args:
-        environ: Environment variables of the process.
+    ``RANK`` (torchrun and launchers that follow its convention) comes before
+    Open MPI, PMI, PMIx, and Slurm.  ``WORLD_SIZE`` also overrides the size
+    that the launcher sets.
 
     Returns:
-        What is known.  Numbers that cannot be understood count as unknown.
+        The known fields.  Numbers that cannot be parsed count as unknown.
     """
     source, rank_name, size_name, local_name = next(
-        (x for x in _LAUNCHERS if _number(environ.get(x[1])) is not None),
+        (
+            x
+            for x in _LAUNCHERS
+            if _parse_number(environ.get(x[1])) is not None
+        ),
         ("", *_LAUNCHERS[0][1:]),
     )
-    size = _number(environ.get("WORLD_SIZE"))
+    size = _parse_number(environ.get("WORLD_SIZE"))
     if size is None:
-        size = _number(environ.get(size_name))
+        size = _parse_number(environ.get(size_name))
     return Identity(
-        rank=_number(environ.get(rank_name)),
+        rank=_parse_number(environ.get(rank_name)),
         world_size=size,
-        local_rank=_number(environ.get(local_name)),
-        job=_job(environ),
+        local_rank=_parse_number(environ.get(local_name)),
+        job=_job_id(environ),
         source=source,
     )
 
 
 def current_identity() -> Identity:
     """
-    Which rank of which job is this process?
+    Return the rank and job of this process.
 
-    Once a process group exists, torch's own numbers win over the environment.
+    Once a process group exists, torch's own numbers override the environment.
     torch is never imported.
-
-    Returns:
-        What is known.
     """
     identity = identify(os.environ)
     try:
@@ -116,15 +114,15 @@ def current_identity() -> Identity:
         return identity
 
 
-def _number(text: str | None) -> int | None:
+def _parse_number(text: str | None) -> int | None:
     if text is None or not (text.isascii() and text.isdigit()):
         return None
 
     number = int(text[:11])
-    return number if number < _MOST else None
+    return number if number < _MAX_RANK else None
 
 
-def _job(environ: Mapping[str, str]) -> str:
+def _job_id(environ: Mapping[str, str]) -> str:
     parts = []
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     if run and run != "none":
@@ -134,7 +132,7 @@ def _job(environ: Mapping[str, str]) -> str:
         job = environ["SLURM_JOB_ID"]
         parts.append(f"{job}.{step}" if step else job)
 
-    restart = _number(environ.get("TORCHELASTIC_RESTART_COUNT"))
+    restart = _parse_number(environ.get("TORCHELASTIC_RESTART_COUNT"))
     if restart:
         parts.append(f"restart{restart}")
 

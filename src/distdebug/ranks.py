@@ -1,9 +1,9 @@
 """
-Which ranks are meant?
+Rank selections, device meshes, and folded lists of ranks.
 
 A selection such as ``ranks(1:10:2)`` or ``ranks(pp=2, dp=(1,3), tp=2:8)`` is
-parsed once and resolved against each job.  The same ranks are shown to people
-folded, as ``0-3,7``.
+parsed once and resolved against each job.  Lists of ranks are printed folded,
+as ``0-3,7``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from itertools import groupby
 
 import attrs
 
-from ._rank_syntax import read_option, read_ranges, read_selection
+from ._rank_syntax import parse_option, parse_ranges, parse_selection
 from ._text import clean
 from .errors import MeshError, RankSyntaxError
 
 
 # More ranks than any job has; a range from outside must not fill the memory.
-_MOST_RANKS = 1 << 24
+_MAX_RANKS = 1 << 24
 
-_BLANKS = dict.fromkeys(map(ord, "\t\r\n"), " ")
+_BLANKS_TO_SPACE = dict.fromkeys(map(ord, "\t\r\n"), " ")
 
 
-def _pairs(
+def _to_pairs(
     sizes: Mapping[str, int] | Iterable[tuple[str, int]],
 ) -> tuple[tuple[str, int], ...]:
     items = sizes.items() if isinstance(sizes, Mapping) else sizes
@@ -37,7 +37,7 @@ def _pairs(
 @attrs.frozen(repr=False)
 class Mesh(Mapping[str, int]):
     """
-    How are the ranks of a job arranged?
+    Device mesh: how the ranks of a job are arranged.
 
     A mapping from the name of each dimension to its size, outermost first.
     Ranks are counted in row-major order: the last dimension varies fastest.
@@ -51,7 +51,7 @@ class Mesh(Mapping[str, int]):
     """
 
     _sizes: tuple[tuple[str, int], ...] = attrs.field(
-        converter=_pairs, alias="sizes"
+        converter=_to_pairs, alias="sizes"
     )
 
     def __attrs_post_init__(self) -> None:
@@ -76,26 +76,20 @@ class Mesh(Mapping[str, int]):
         return f"Mesh({dict(self._sizes)!r})"
 
     def __str__(self) -> str:
-        # Side-cars name dimensions, too, and those may come from anywhere.
+        # Names may come from untrusted sidecars.
         names = (f"{clean(name)}={size}" for name, size in self._sizes)
         return ", ".join(names)
 
     @property
     def world_size(self) -> int:
         """
-        How many ranks the mesh holds.
+        Return the number of ranks in the mesh.
         """
         return math.prod(self.values())
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """
-        Where does a rank sit?
-
-        Args:
-            rank: Global rank.
-
-        Returns:
-            Its index in each dimension, outermost first.
+        Return the index of a rank in each dimension, outermost first.
 
         Raises:
             distdebug.errors.MeshError: There is no such rank.
@@ -112,13 +106,10 @@ class Mesh(Mapping[str, int]):
 
     def rank_of(self, coordinates: Mapping[str, int]) -> int:
         """
-        Which rank sits there?
+        Return the global rank at *coordinates*.
 
         Args:
             coordinates: The index in each dimension, in any order.
-
-        Returns:
-            The global rank.
 
         Raises:
             distdebug.errors.MeshError: A dimension is missing or unknown, or
@@ -142,16 +133,15 @@ class RankSelection:
     """
     A selection of ranks that is not tied to a job yet.
 
-    Either *by_rank* or *by_dimension* is empty.  Ranges may reach beyond what
-    exists.
+    Either *by_rank* or *by_dimension* is empty.  Ranges may exceed the job.
 
     Attributes:
         by_rank: Global ranks, as ranges that may overlap.
 
-        by_dimension: The wanted indexes in some dimensions of a mesh, by name
-            of the dimension.  Other dimensions are not restricted.
+        by_dimension: Selected indexes in some dimensions of a mesh, by name of
+            the dimension.  Other dimensions are not restricted.
 
-        text: How it was written.
+        text: The original text.
     """
 
     by_rank: tuple[range, ...] = ()
@@ -159,50 +149,52 @@ class RankSelection:
     text: str = attrs.field(default="", eq=False)
 
     def __str__(self) -> str:
-        # Line breaks are blanks, as they are to who reads it again.
-        return self.text.translate(_BLANKS)
+        # The parser also treats line breaks as blanks.
+        return self.text.translate(_BLANKS_TO_SPACE)
 
     def resolve(
         self, mesh: Mapping[str, int] | None, world_size: int
     ) -> tuple[int, ...]:
         """
-        Which ranks of this job are meant?
+        Return the selected ranks of a job.
 
-        What does not exist selects nothing: neither ranks outside of the job,
-        nor a dimension that the mesh does not have.
+        Ranks outside of the job, and dimensions that the mesh lacks, select
+        nothing.
 
         Args:
             mesh: Size of each dimension, outermost first; `None` or empty if
                 the job has no mesh.
 
-            world_size: How many ranks the job has.
+            world_size: Number of ranks of the job.
 
         Returns:
             Global ranks, ascending, each once.
 
         Raises:
-            distdebug.errors.MeshError: Dimensions are asked for, and *mesh*
+            distdebug.errors.MeshError: Dimensions are selected, and *mesh*
                 does not hold exactly *world_size* ranks.
         """
         if not self.by_dimension:
-            return _union(self.by_rank, world_size)
+            return _merge_ranges(self.by_rank, world_size)
 
         if self.unknown_dimensions(mesh):
             return ()
 
-        whole = Mesh(mesh or {})
-        if whole.world_size != world_size:
+        full_mesh = Mesh(mesh or {})
+        if full_mesh.world_size != world_size:
             msg = (
-                f"a mesh of {whole.world_size} ranks ({whole}) "
+                f"a mesh of {full_mesh.world_size} ranks ({full_mesh}) "
                 f"does not cover a job of {world_size}"
             )
             raise MeshError(msg)
 
-        wanted = dict(self.by_dimension)
+        ranges = dict(self.by_dimension)
         ranks = [0]
-        for name, size in whole.items():
-            here = _union(wanted.get(name, (range(size),)), size)
-            ranks = [rank * size + index for rank in ranks for index in here]
+        for name, size in full_mesh.items():
+            indexes = _merge_ranges(ranges.get(name, (range(size),)), size)
+            ranks = [
+                rank * size + index for rank in ranks for index in indexes
+            ]
 
         return tuple(ranks)
 
@@ -210,7 +202,7 @@ class RankSelection:
         self, mesh: Mapping[str, int] | None
     ) -> tuple[str, ...]:
         """
-        Which of the dimensions asked for does the mesh not have?
+        Return the selected dimensions that the mesh lacks.
 
         If there is one, the selection selects nothing.
 
@@ -227,7 +219,7 @@ class RankSelection:
 
 def parse_ranks(text: str) -> RankSelection:
     """
-    Which ranks does a text such as ``ranks(1:10:2)`` mean?
+    Parse a rank selection such as ``ranks(1:10:2)``.
 
     Args:
         text: ``ranks(3)``, ``ranks(1,3,5)``, ``ranks(1:10:2)``, or
@@ -239,17 +231,16 @@ def parse_ranks(text: str) -> RankSelection:
     Raises:
         distdebug.errors.RankSyntaxError: *text* is something else.
     """
-    by_rank, by_dimension = read_selection(text)
+    by_rank, by_dimension = parse_selection(text)
     return RankSelection(by_rank=by_rank, by_dimension=by_dimension, text=text)
 
 
 def parse_rank_option(text: str) -> RankSelection:
     """
-    Which ranks does a person mean on the command line?
+    Parse a rank selection from the command line.
 
     Args:
-        text: What :func:`parse_ranks` takes, or ranks as we print them, such
-            as ``0-3,7``.
+        text: As for :func:`parse_ranks`, or folded ranks such as ``0-3,7``.
 
     Returns:
         The selection, to be resolved against a job.
@@ -257,19 +248,19 @@ def parse_rank_option(text: str) -> RankSelection:
     Raises:
         distdebug.errors.RankSyntaxError: *text* is something else.
     """
-    by_rank, by_dimension = read_option(text)
+    by_rank, by_dimension = parse_option(text)
     return RankSelection(by_rank=by_rank, by_dimension=by_dimension, text=text)
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
     """
-    How are many ranks written in few characters?
+    Format ranks as ascending ranges, such as ``"0-3,7"``.
 
     Args:
         ranks: Ranks in any order, none of them negative.
 
     Returns:
-        Ascending ranges, such as ``"0-3,7"``; ``""`` if there is no rank.
+        The text; ``""`` if there is no rank.
     """
     parts = []
     # Within a run of neighbours, a rank and its position differ by a constant.
@@ -283,10 +274,7 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """
-    How are some ranks named in a sentence?
-
-    Args:
-        ranks: Global ranks.
+    Format ranks for a sentence.
 
     Returns:
         ``"rank 3"``, or ``"ranks 0-3,7"``.
@@ -297,30 +285,30 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 def unfold_ranks(text: str) -> tuple[int, ...]:
     """
-    Which ranks does a folded text such as ``0-3,7`` mean?
+    Parse a folded text such as ``0-3,7``.
 
     Args:
-        text: What :func:`fold_ranks` returned.
+        text: Returned by :func:`fold_ranks`.
 
     Returns:
         Ranks, ascending, each once.
 
     Raises:
-        distdebug.errors.RankSyntaxError: *text* is something else, or means
-            more ranks than any job has.
+        distdebug.errors.RankSyntaxError: *text* is something else, or has more
+            ranks than any job.
     """
     if not text.strip(" \t\r\n"):
         return ()
 
-    ranges = read_ranges(text)
-    if sum(map(len, ranges)) > _MOST_RANKS:
-        msg = f"expected at most {_MOST_RANKS} ranks"
+    ranges = parse_ranges(text)
+    if sum(map(len, ranges)) > _MAX_RANKS:
+        msg = f"expected at most {_MAX_RANKS} ranks"
         raise RankSyntaxError(msg, text, 0)
 
-    return _union(ranges, sys.maxsize)
+    return _merge_ranges(ranges, sys.maxsize)
 
 
-def _union(ranges: tuple[range, ...], size: int) -> tuple[int, ...]:
+def _merge_ranges(ranges: tuple[range, ...], size: int) -> tuple[int, ...]:
     below = [range(r.start, min(r.stop, size), r.step) for r in ranges]
     if len(below) == 1:
         return tuple(below[0])

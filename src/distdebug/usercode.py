@@ -1,5 +1,5 @@
 """
-Which files belong to frameworks, so that no user would change them?
+Separate user code from framework code in stacks, by file name.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Protocol
 from .findings import Location
 
 
-# What cloudpickle takes along by value is the user's; since 3.1.3, it does not
-# name the file that it came from.
-_FRAMEWORK = re.compile(
+# Code that cloudpickle sends by value (<dynamic-code>) is the user's; since
+# 3.1.3, cloudpickle does not name its file.
+_FRAMEWORK_PATH = re.compile(
     r"^<(?!dynamic-code>)|(^|[/\\])(site-packages|dist-packages)[/\\]"
     r"|[/\\]lib[/\\]python3?\.?\d*[/\\]"
     r"|(^|[/\\])(torch|distdebug)[/\\](distributed|utils|nn|autograd|_\w+"
@@ -24,38 +24,32 @@ _FRAMEWORK = re.compile(
 
 def is_framework(filename: str) -> bool:
     """
-    Does this file belong to a framework, as far as its name tells?
-
-    Args:
-        filename: The file of a frame.
-
-    Returns:
-        Whether no user would change it.
+    Return whether a file belongs to a framework rather than to the user.
     """
-    return _FRAMEWORK.search(filename) is not None
+    return _FRAMEWORK_PATH.search(filename) is not None
 
 
 class FrameLike(Protocol):
     """
-    One line of a stack, wherever it comes from.
+    One line of a stack, of any frame class.
     """
 
     @property
     def name(self) -> str:
         """
-        The function.
+        Return the name of the function.
         """
 
     @property
     def filename(self) -> str:
         """
-        The file it is in.
+        Return the path of its file.
         """
 
     @property
     def line(self) -> int:
         """
-        The line that runs, counted from 1.
+        Return the current line, counted from 1.
         """
 
 
@@ -67,16 +61,16 @@ def user_location(frames: Iterable[FrameLike]) -> Location | None:
         frames: Innermost first.
 
     Returns:
-        The line, or the innermost one of all if there is no other; ``None``
-        for an empty stack.
+        The line, or the innermost one if all are framework code; ``None`` for
+        an empty stack.
     """
     innermost = None
     for frame in frames:
-        where = Location(
+        location = Location(
             function=frame.name, file=frame.filename, line=frame.line
         )
         if not is_framework(frame.filename):
-            return where
-        innermost = innermost or where
+            return location
+        innermost = innermost or location
 
     return innermost

@@ -1,5 +1,5 @@
 """
-Who waits for whom, and where does the waiting begin?
+Wait graph of stuck calls: its cycles, and the calls where the waiting begins.
 
 A call that does not complete waits for ranks; those ranks wait in other calls.
 The graph is over *calls* (one stuck call per process group or pair of ranks),
@@ -17,7 +17,7 @@ import attrs
 @attrs.frozen(kw_only=True)
 class Wait:
     """
-    One stuck call: who waits in it, and for whom.
+    One stuck call, the ranks that wait in it, and the ranks they wait for.
 
     Attributes:
         group: Name of the process group.
@@ -48,16 +48,18 @@ class Wait:
     desc: str = ""
 
 
-def components(edges: Sequence[Iterable[int]]) -> list[list[int]]:
+def strongly_connected_components(
+    edges: Sequence[Iterable[int]],
+) -> list[list[int]]:
     """
-    Find the cycles: which nodes can reach each other?
+    Find the strongly connected components of a graph, and so its cycles.
 
     Args:
         edges: For each node ``0 … n-1``, the nodes it points to.
 
     Returns:
-        The strongly connected components (Tarjan 1972); a component comes
-        after every component that it points to.  Each is sorted.
+        The components (Tarjan 1972); each comes after every component that it
+        points to.  Each is sorted.
     """
     state = _Tarjan(edges)
     for node in range(len(edges)):
@@ -69,7 +71,7 @@ def components(edges: Sequence[Iterable[int]]) -> list[list[int]]:
 
 class _Tarjan:
     """
-    One depth-first search, without recursion: chains can be long.
+    A depth-first search without recursion: chains can be long.
     """
 
     def __init__(self, edges: Sequence[Iterable[int]]) -> None:
@@ -82,7 +84,7 @@ class _Tarjan:
 
     def visit(self, start: int) -> None:
         """
-        Search everything that can be reached from *start*.
+        Search every node that *start* leads to.
         """
         path = [(start, iter(self._enter(start)))]
         while path:
@@ -116,19 +118,19 @@ class _Tarjan:
         self.found.append(sorted(members))
 
 
-def sinks(
+def find_sinks(
     parts: Sequence[Sequence[int]], edges: Sequence[Iterable[int]]
 ) -> list[Sequence[int]]:
     """
-    Find where the waiting begins: which components point nowhere else?
+    Find the components that point to no other one: there the waiting begins.
 
     Args:
-        parts: What :func:`components` returned.
+        parts: Returned by :func:`strongly_connected_components`.
 
-        edges: What it was called with.
+        edges: Its argument.
 
     Returns:
-        Those of *parts* that no edge leaves, in the same order.
+        The sinks among *parts*, in the same order.
     """
     part_of = {node: i for i, part in enumerate(parts) for node in part}
     return [
@@ -138,19 +140,14 @@ def sinks(
     ]
 
 
-def reachable(
+def find_reachable(
     starts: Iterable[int], edges: Mapping[int, Iterable[int]]
 ) -> set[int]:
     """
-    Find every node that *starts* lead to.
+    Find every node that *starts* lead to, *starts* included.
 
     Args:
-        starts: Some nodes.
-
-        edges: For each node, the nodes it points to; for many, none.
-
-    Returns:
-        The nodes, *starts* included.
+        edges: For each node, the nodes it points to; a missing node has none.
     """
     seen = set(starts)
     todo = list(seen)

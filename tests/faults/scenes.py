@@ -262,7 +262,7 @@ def _apply(folder: Path, target: int) -> Act:
     def act() -> object:
         with (
             mock.patch.object(patch, "patch_ray_nsight", change),
-            mock.patch.object(patch, "_done", []),
+            mock.patch.object(patch, "_result", []),
             mock.patch.object(patch, "_WAIT_S", 0.2),
         ):
             return distdebug.apply_ray_nsight_patch()
@@ -384,7 +384,7 @@ def _quick_looks() -> Iterator[None]:
     """
     A snapshot looks once, in place of three times within two seconds.
     """
-    look = functools.partial(distdebug.capture_node, looks=1)
+    look = functools.partial(distdebug.capture_node, samples=1)
     with mock.patch.object(collect, "capture_node", look):
         yield
 
@@ -517,7 +517,7 @@ def _all(result: object) -> object:
     return list(result) if is_lazy else result
 
 
-_SHORT = {"timeout_s": 5.0, "interval_s": 0.01, "looks": 1}
+_SHORT = {"timeout_s": 5.0, "interval_s": 0.01, "samples": 1}
 
 SCENES: dict[str, Scene] = {
     "analyze_dumps": _on(dumps, distdebug.analyze_dumps),

@@ -160,7 +160,7 @@ def test_processes_die(nth):
     try:
         with inject(fault) as seen:
             capture = distdebug.capture_node(
-                pids=[dying.pid, living.pid], looks=2, interval_s=0.01
+                pids=[dying.pid, living.pid], samples=2, interval_s=0.01
             )
         is_dead = seen.failed > 0
         state = os.waitid(os.P_PID, living.pid, os.WEXITED | os.WNOHANG)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture.attach import capture_native
+from distdebug.capture.attach import read_native_stacks
 from distdebug.processes import read_state
 
 
@@ -216,7 +216,7 @@ class TestNamespaces:
             children = Path(f"/proc/{parent}/task/{parent}/children")
             pid = int(children.read_text())
             answer = ask(pid)
-            threads, _ = capture_native(pid, tools=("gdb",))
+            threads, _ = read_native_stacks(pid, tools=("gdb",))
 
         status, remedy = answer["hindrance"]
         assert "other_namespace" == status

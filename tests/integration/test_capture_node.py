@@ -145,7 +145,7 @@ def test_native(servers):
     """
     Native frames join those of Python, of one process for each class.
     """
-    capture = capture_node(pids=servers, native="classes", looks=1)
+    capture = capture_node(pids=servers, native="classes", samples=1)
 
     seen = [p for p in capture.processes if p.stacks.main_thread.native]
     assert 1 == len(seen)
@@ -229,7 +229,7 @@ def test_ourselves():
     """
     A process can look at itself, but nothing is attached to it.
     """
-    capture = capture_node(pids=[os.getpid()], native="all", looks=1)
+    capture = capture_node(pids=[os.getpid()], native="all", samples=1)
 
     (process,) = capture.processes
     assert "test_ourselves" in {
@@ -243,7 +243,7 @@ def test_files_are_enough(servers, tmp_path):
     """
     What was written tells the same as what was seen.
     """
-    capture = capture_node(tmp_path, pids=servers, looks=2, interval_s=0.2)
+    capture = capture_node(tmp_path, pids=servers, samples=2, interval_s=0.2)
 
     again = read_stacks(tmp_path)
     assert sorted(servers) == sorted(p.pid for p in again)

@@ -21,8 +21,8 @@ import distdebug
 
 from distdebug import Cause, diagnose
 from distdebug.flight_recorder import read_dumps
+from distdebug.snapshots import collect_debug_server
 from distdebug.snapshots import debug_server as server_module
-from distdebug.snapshots import keep_debug_server
 from distdebug.stacks import read_stacks
 
 from .living import free_ports
@@ -136,7 +136,7 @@ def take(port, folder, seconds, host="localhost"):
     What is taken, within its time.
     """
     start = time.monotonic()
-    files, missing = keep_debug_server(
+    files, missing = collect_debug_server(
         f"{host}:{port}", folder, start + seconds
     )
 

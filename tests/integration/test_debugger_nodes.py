@@ -265,7 +265,7 @@ class TestSlurm:
         A relay whose client is cut off ends by itself; the next question
         starts another.
         """
-        monkeypatch.setattr(remote, "_IDLE_S", 10)
+        monkeypatch.setattr(remote, "_RELAY_IDLE_S", 10)
         with connect(**job, timeout_s=20) as client:
             client.list()
             cut = [p for p in having(RELAY) if p.name().startswith("srun")]

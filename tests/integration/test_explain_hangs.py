@@ -125,7 +125,7 @@ def wait_until_still(pids: Sequence[int]) -> None:
     Wait until a job does not get on any more.
     """
     for _ in range(20):
-        seen = capture_node(pids=pids, looks=2, interval_s=0.3).stacks
+        seen = capture_node(pids=pids, samples=2, interval_s=0.3).stacks
         mains = [process.main_thread for process in seen]
         moves = [t.activity and t.activity.has_moved for t in mains if t]
         if not any(moves):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from distdebug.processes import find_workers, missing_ranks
-from distdebug.processes.find import worker_of
+from distdebug.processes.find import find_worker
 
 from .living import free_ports, wait_for
 
@@ -72,7 +72,7 @@ class TestTorchrun:
             matching = find_workers([r"find_rank\.py"])
 
             victim = next(w for w in workers if w.rank == 2)
-            one = worker_of(victim.pid)
+            one = find_worker(victim.pid)
             rest = [w for w in workers if w.rank != 2]
 
         roles = [(w.role, w.rank, w.local_rank) for w in workers]

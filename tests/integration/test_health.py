@@ -26,9 +26,9 @@ from distdebug.health import (
     read_interfaces,
     read_kernel_log,
 )
-from distdebug.health.host import read_blocked
-from distdebug.health.memory import judge_memory, read_memory
-from distdebug.health.ray_node import judge_ray, read_ray
+from distdebug.health.host import read_blocked_processes
+from distdebug.health.memory import check_memory, read_memory
+from distdebug.health.ray_node import check_ray_node, read_ray_node
 
 from .living import end_all, having, wait_until
 
@@ -129,7 +129,7 @@ class TestOutOfMemory:
         assert (str(group), LIMIT, 1) == (own.path, own.limit, own.kills)
         booted = psutil.boot_time()
         began = health.facts.taken - booted
-        (counted,) = judge_memory(memory, begins=began)
+        (counted,) = check_memory(memory, begins=began)
         assert Cause.HOST_OUT_OF_MEMORY is counted.cause
         assert "likely" == counted.confidence
         try:
@@ -231,7 +231,7 @@ def test_uninterruptible():
         assert wait_until(
             lambda: psutil.Process(stuck.pid).status() == "disk-sleep"
         )
-        found = read_blocked([stuck.pid, well.pid])
+        found = read_blocked_processes([stuck.pid, well.pid])
         health = check_node(pids=[stuck.pid], ranks={stuck.pid: 6})
     finally:
         end(stuck, well)
@@ -343,22 +343,22 @@ def test_ray(ray_head):
     logs = ray_head / "session_latest" / "logs"
     assert wait_until((logs / "debug_state.txt").is_file, seconds=60)
 
-    alive = read_ray(ray_head)
+    alive = read_ray_node(ray_head)
     health = check_node(ray_sessions=[ray_head])
     (pid,) = alive.raylets
     os.kill(pid, signal.SIGSTOP)
     assert wait_until(lambda: psutil.Process(pid).status() == "stopped")
-    stopped = judge_ray(read_ray(ray_head))
+    stopped = check_ray_node(read_ray_node(ray_head))
     psutil.Process(pid).kill()
-    assert wait_until(lambda: not read_ray(ray_head).raylets)
-    dead = judge_ray(read_ray(ray_head, now=time.time() + 60))
+    assert wait_until(lambda: not read_ray_node(ray_head).raylets)
+    dead = check_ray_node(read_ray_node(ray_head, now=time.time() + 60))
     for process in having(str(ray_head)):
         with suppress(psutil.Error):
             process.kill()
-    assert wait_until(lambda: read_ray(ray_head).gcs == "refused")
-    gone = judge_ray(read_ray(ray_head, now=time.time() + 60))
+    assert wait_until(lambda: read_ray_node(ray_head).gcs == "refused")
+    gone = check_ray_node(read_ray_node(ray_head, now=time.time() + 60))
 
-    assert () == judge_ray(alive)
+    assert () == check_ray_node(alive)
     assert "answers" == alive.gcs
     assert alive.cluster_version == alive.node_version != ""
     assert (alive.name,) == tuple(x.name for x in health.facts.ray)

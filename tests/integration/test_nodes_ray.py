@@ -352,7 +352,7 @@ def test_nobody_there(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr("distdebug.nodes.ray._CONNECT_S", 3.0)
-        monkeypatch.setattr("distdebug.nodes.process._LEAVE_S", 0.5)
+        monkeypatch.setattr("distdebug.nodes.process._CLOSE_GRACE_S", 0.5)
 
         with pytest.raises(NodesError, match="no Ray cluster answers"):
             list(run_on_nodes(["true"], engine=Ray(address)))

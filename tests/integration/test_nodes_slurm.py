@@ -185,7 +185,7 @@ def test_wrong_job(lab):
     A job that does not exist is told as such.
     """
     with pytest.raises(NodesError, match="Slurm knows no job 4711"):
-        Slurm(job="4711").places()
+        Slurm(job="4711").srun_prefixes()
 
 
 def test_node_dies(lab, job):

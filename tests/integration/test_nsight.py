@@ -34,15 +34,15 @@ from distdebug.nsight import (
 )
 from distdebug.nsight.doctor import (
     find_nsys,
-    find_orphans,
-    known_switches,
+    find_orphaned_agents,
     nsight_log_findings,
     nsys_version,
+    supported_options,
 )
 from distdebug.nsight.runtime_env import (
     StepRange,
-    base_switches,
-    check_switches,
+    check_options,
+    default_options,
 )
 
 from .living import wait_until
@@ -157,12 +157,12 @@ class TestInstalled:
         """
         The options that we give are known to the nsys that is installed.
         """
-        known = known_switches(find_nsys())
+        known = supported_options(find_nsys())
 
         assert {"t", "trace", "s", "sample", "o", "capture-range"} <= set(
             known
         )
-        check_switches(base_switches(StepRange(start=1, stop=2)))
+        check_options(default_options(StepRange(start=1, stop=2)))
         assert nsys_version(find_nsys())
 
     def test_doctor(self):
@@ -196,7 +196,7 @@ def test_by_python(node):
     # Nothing of nsys goes on when its workers are gone, but for agents whose
     # nsys was killed by a Ray that ended: those are found.
     assert wait_until(
-        lambda: {p.pid for p in nsys_of(node)} <= {*find_orphans()}
+        lambda: {p.pid for p in nsys_of(node)} <= {*find_orphaned_agents()}
     ), nsys_of(node)
 
     done = collect_nsys_reports(

@@ -24,7 +24,7 @@ from distdebug.nsight import (
     ray_nsight_status,
     revert_ray_nsight,
 )
-from distdebug.nsight.patch import mend_source
+from distdebug.nsight.patch import patch_source
 
 
 DATA = Path(__file__).parents[1] / "data" / "ray_nsight"
@@ -117,7 +117,7 @@ def test_killed(plugin):
 
     assert "" == ended.stderr
     got = json.loads(ended.stdout)
-    texts = (old, mend_source(old))
+    texts = (old, patch_source(old))
     digests = sorted(hashlib.sha256(text).hexdigest() for text in texts)
     assert digests == got["seen"]
     assert got["killed"] > 100

@@ -12,10 +12,10 @@ import pytest
 from distdebug.findings import Cause
 from distdebug.ray import (
     death_findings,
-    death_of,
     find_actor_logs,
     find_deaths,
     find_ray_sessions,
+    find_worker_death,
     last_activity,
     map_origins,
     read_driver_log,
@@ -282,7 +282,7 @@ def test_every_way_to_die_is_found(name, deaths, dead_cluster):
     """
     about = dead_cluster.known[name]
 
-    death = death_of(deaths, ray_id=about["worker_id"])
+    death = find_worker_death(deaths, ray_id=about["worker_id"])
 
     assert death is not None
     assert (WAYS[name], name) == (death.kind, death.actor)
@@ -325,9 +325,11 @@ def test_those_that_follow_are_marked(deaths, dead_cluster):
     The orphan follows from its parent, and bystanders from the hungry one.
     """
     known = dead_cluster.known
-    orphan = death_of(deaths, ray_id=known["Orphan"]["worker_id"])
-    hog = death_of(deaths, ray_id=known["Hog"]["worker_id"])
-    bystander = death_of(deaths, ray_id=known["Bystander"]["worker_id"])
+    orphan = find_worker_death(deaths, ray_id=known["Orphan"]["worker_id"])
+    hog = find_worker_death(deaths, ray_id=known["Hog"]["worker_id"])
+    bystander = find_worker_death(
+        deaths, ray_id=known["Bystander"]["worker_id"]
+    )
 
     assert orphan is not None
     assert known["Parent"]["worker_id"] == orphan.owner

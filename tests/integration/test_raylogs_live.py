@@ -15,14 +15,14 @@ import pytest
 
 from distdebug.errors import NodesError
 from distdebug.ray import (
-    ask_live_actors,
+    add_live_actors,
     find_actor_logs,
     find_ray_sessions,
     follow_lines,
     last_activity,
+    query_live_cluster,
     read_parts,
     read_tail,
-    with_live,
 )
 
 from .living import wait_until
@@ -92,8 +92,8 @@ def test_live_names(live_node, chatty, monkeypatch):
     (live_node.folder / "ray_current_cluster").unlink(missing_ok=True)
     (log,) = find_actor_logs(chatty.pid_of_actor, sessions)
 
-    told = ask_live_actors(sessions[0], timeout_s=60)
-    (joined,) = with_live([log], told)
+    told = query_live_cluster(sessions[0], timeout_s=60)
+    (joined,) = add_live_actors([log], told)
 
     assert ("Chatty", "the_chatty") == (joined.actor_class, joined.actor_name)
     assert [sessions[0].node_id] == [node.node_id for node in told.nodes]
@@ -188,4 +188,4 @@ def test_nobody(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
 
     with pytest.raises(NodesError, match="no Ray cluster answers"):
-        ask_live_actors("127.0.0.1:9", timeout_s=3)
+        query_live_cluster("127.0.0.1:9", timeout_s=3)

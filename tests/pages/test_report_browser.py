@@ -19,7 +19,7 @@ import pytest
 import bench_report
 
 from distdebug import diagnose
-from distdebug.diagnosis import Seen
+from distdebug.diagnosis import DiagnosisInputs
 from distdebug.flight_recorder import analyze_dumps
 from distdebug.report import write_report
 from distdebug.stacks import (
@@ -155,7 +155,7 @@ def write_page(folder, ranks, *, is_broken):
     )
     if ranks > 100:
         flight = large_flight(ranks, is_broken=is_broken)
-        seen = Seen(flight=flight, stacks=stacks)
+        seen = DiagnosisInputs(flight=flight, stacks=stacks)
         diagnosis = attrs.evolve(flight.to_diagnosis(), seen=seen)
     else:
         write_small_dumps(folder / "dumps", ranks, is_broken=is_broken)

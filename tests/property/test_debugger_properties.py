@@ -11,17 +11,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distdebug.debugger import Listing, listing_text, parse_command
-from distdebug.debugger.client.commands import SHORT, WORDS
-from distdebug.debugger.client.listing import news_text
+from distdebug.debugger.client.commands import ABBREVIATIONS, COMMANDS
+from distdebug.debugger.client.listing import changes_text
 from distdebug.debugger.client.model import (
     Output,
     Process,
     Session,
+    clean_text,
     merge_outputs,
-    plain_text,
 )
-from distdebug.debugger.client.shell import meant_for_all
-from distdebug.debugger.protocol import Feed, is_selected, pack
+from distdebug.debugger.client.shell import parse_multi_rank_command
+from distdebug.debugger.protocol import (
+    MessageDecoder,
+    encode_message,
+    is_selected,
+)
 from distdebug.errors import DebuggerError, RankSyntaxError
 from distdebug.ranks import Mesh, parse_ranks, unfold_ranks
 
@@ -76,11 +80,11 @@ def test_only_known_errors(text):
         assert "\x1b" not in message
         return
 
-    assert command.word in WORDS
+    assert command.name in COMMANDS
 
 
 @given(
-    st.sampled_from(WORDS),
+    st.sampled_from(COMMANDS),
     st.none() | groups,
     selections,
     blanks,
@@ -101,15 +105,15 @@ def test_blanks_mean_nothing(word, group, selection, blank, around):
     wide = parse_command(f"{around}{blank.join(words)}{around}")
 
     assert parse_command(" ".join(words)) == wide
-    assert word == wide.word
+    assert word == wide.name
 
 
-@given(st.sampled_from(sorted(SHORT)), groups, selections)
+@given(st.sampled_from(sorted(ABBREVIATIONS)), groups, selections)
 def test_short_forms(short, group, selection):
     """
     A short form means what the word means.
     """
-    word = SHORT[short]
+    word = ABBREVIATIONS[short]
     rest = {
         "attach": f" {group} 3" if group else " #3",
         "help": " cast",
@@ -122,7 +126,7 @@ def test_short_forms(short, group, selection):
 @given(
     st.text("castevlndihpx =+.,()[]0123'", max_size=20)
     | st.tuples(
-        st.sampled_from([*WORDS, *SHORT, "p", "ranks"]),
+        st.sampled_from([*COMMANDS, *ABBREVIATIONS, "p", "ranks"]),
         st.sampled_from(
             [" = 3", ".x", "(x)", " in x", " if x else y", "[0]", " + 1", ""]
         ),
@@ -139,7 +143,7 @@ def test_python_stays_with_the_rank(line):
     except (SyntaxError, ValueError):
         return
 
-    assert meant_for_all(line) is None
+    assert parse_multi_rank_command(line) is None
 
 
 def held(rank, stops):
@@ -206,7 +210,7 @@ def test_news(before, after):
 
     keys = [{s.key for _, s in listing.sessions} for listing in (old, new)]
     is_same = keys[0] == keys[1] and len(before) <= len(after)
-    assert is_same == (not news_text(old, new))
+    assert is_same == (not changes_text(old, new))
 
 
 @given(selections, sizes)
@@ -250,7 +254,7 @@ def test_plain(text):
     """
     What is shown holds nothing that a terminal would obey.
     """
-    shown = plain_text(text)
+    shown = clean_text(text)
 
     assert all(c.isprintable() or c in "\n\t" for c in shown)
 
@@ -265,13 +269,13 @@ def test_feed(messages, size):
     """
     Messages arrive as they were sent, in pieces of any size.
     """
-    data = b"".join(map(pack, messages))
-    feed = Feed()
+    data = b"".join(map(encode_message, messages))
+    feed = MessageDecoder()
 
     found = [
         message
         for start in range(0, len(data), size)
-        for message in feed.take(data[start : start + size])
+        for message in feed.decode(data[start : start + size])
     ]
 
     assert messages == found

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distdebug.ray import (
+    actor_logs,
     follow_lines,
     open_ray_session,
     read_parts,
     read_tail,
-    taken_apart,
+    split_log_name,
     worker_logs,
 )
 
@@ -42,16 +43,16 @@ def test_tail_is_end(parts, block):
     """
     The last lines are the same, whether read from one end or the other.
     """
-    usual = worker_logs._BLOCK
+    usual = actor_logs._BLOCK
     with TemporaryDirectory() as folder:
         paths = [Path(folder, str(n)) for n in range(len(parts))]
         for path, data in zip(paths, parts, strict=True):
             path.write_bytes(data)
-        worker_logs._BLOCK = block
+        actor_logs._BLOCK = block
         try:
             end = read_tail(paths, lines=5)
         finally:
-            worker_logs._BLOCK = usual
+            actor_logs._BLOCK = usual
         whole = list(read_parts(paths))
 
     assert [x.text for x in whole[-5:]] == [x.text for x in end]
@@ -98,6 +99,6 @@ def test_order(numbers):
     Of one log, parts with greater numbers are older, in either spelling.
     """
     for form in ("a-1.out.{}", "a-1.{}.out"):
-        indices = [taken_apart(form.format(n))[2] for n in sorted(numbers)]
+        indices = [split_log_name(form.format(n))[2] for n in sorted(numbers)]
 
         assert all(one < other for one, other in pairwise(indices))

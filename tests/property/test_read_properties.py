@@ -14,10 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distdebug.flight_recorder import DumpFile, parse_name, read_dumps
+from distdebug.flight_recorder import DumpFile, parse_dump_name, read_dumps
 from distdebug.flight_recorder.reading import decode
 from distdebug.flight_recorder.reading.assemble import Tables, UnusableError
-from distdebug.flight_recorder.reading.decode import answer, load_plain
+from distdebug.flight_recorder.reading.decode import (
+    answer_request,
+    load_plain_pickle,
+)
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
 from distdebug.testing.dumps import torch_pickle
 
@@ -52,7 +55,7 @@ def _dump():
 
 DUMP = _dump()
 RAW = torch_pickle(DUMP)
-FILE = DumpFile("rank_0", parse_name("rank_0"), None, 0.0)
+FILE = DumpFile("rank_0", parse_dump_name("rank_0"), None, 0.0)
 
 here = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -88,7 +91,7 @@ def decoded(tmp_path, raw):
     """
     path = tmp_path / "rank_0"
     path.write_bytes(raw)
-    message = answer({"path": str(path)})
+    message = answer_request({"path": str(path)})
     try:
         dump, header = Tables().add(FILE, message)
     except UnusableError as exc:
@@ -105,7 +108,7 @@ def test_careful_is_right(value, protocol):
     """
     raw = pickle.dumps(value, protocol)
 
-    outcome = load_plain(raw)
+    outcome = load_plain_pickle(raw)
 
     assert "" == outcome.damage
     assert repr(pickle.loads(raw)) == repr(outcome.value)
@@ -117,7 +120,7 @@ def test_careful_is_total(raw):
     """
     Whatever the bytes are, the careful reader returns.
     """
-    load_plain(b"\x80\x02" + raw)
+    load_plain_pickle(b"\x80\x02" + raw)
 
 
 @here

@@ -20,10 +20,10 @@ def job(sensor, gaps):
     The time after changes with these gaps between them.
     """
     now = 0
-    sensor.saw(now, now)
+    sensor.update(now, now)
     for gap in gaps:
         now += gap
-        sensor.saw(now, now)
+        sensor.update(now, now)
     return now
 
 
@@ -35,7 +35,7 @@ def test_never_below_the_floor(gaps, factor, part):
     floor = max(gaps)
     sensor = ProgressSensor(floor_s=floor, factor=factor, start_s=0)
     now = 0
-    sensor.saw(now, now)
+    sensor.update(now, now)
 
     for gap in gaps:
         assert not sensor.is_hung(now + part * gap)
@@ -43,7 +43,7 @@ def test_never_below_the_floor(gaps, factor, part):
         now += gap
         assert not sensor.is_hung(now)  # also if it was not seen yet
 
-        sensor.saw(now, now)
+        sensor.update(now, now)
 
 
 @given(gaps, floors, factors)
@@ -81,7 +81,7 @@ def test_arms_again(gaps, floor, factor):
     hung = job(sensor, gaps) + sensor.limit_s + 1
     assert sensor.is_hung(hung)
 
-    sensor.saw(hung, "moved")
+    sensor.update(hung, "moved")
 
     assert not sensor.is_hung(hung)
     assert sensor.is_hung(hung + sensor.limit_s + 1)
@@ -94,12 +94,12 @@ def test_only_change_counts(gaps, looks):
     """
     sensor = ProgressSensor()
     last = job(sensor, gaps)
-    sensor.saw(last, "same")
+    sensor.update(last, "same")
     assume(sensor.limit_s > 0)
     before = sensor.limit_s
 
     for number, value in enumerate(looks):
-        sensor.saw(last + number, value)
+        sensor.update(last + number, value)
 
     assert before == sensor.limit_s
     assert 100 == sensor.stalled_s(last + 100)

@@ -21,7 +21,7 @@ import attrs
 import pytest
 
 from distdebug.debugger.inside.agent import listen
-from distdebug.debugger.protocol import Feed, pack
+from distdebug.debugger.protocol import MessageDecoder, encode_message
 from distdebug.stacks import (
     ProcessStacks,
     StackFrame,
@@ -266,14 +266,16 @@ class AnsweringRank:
         """
         Answer a client until it hangs up.
         """
-        feed = Feed()
+        feed = MessageDecoder()
         with client, contextlib.suppress(OSError):
             while data := client.recv(1 << 16):
-                for request in feed.take(data):
+                for request in feed.decode(data):
                     if request["op"] in self.mute:
                         continue
                     answer = self.answer(request)
-                    client.sendall(pack({"id": request["id"], **answer}))
+                    client.sendall(
+                        encode_message({"id": request["id"], **answer})
+                    )
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """

@@ -13,18 +13,18 @@ from distdebug.debugger import connect
 from distdebug.errors import BundleError, MeshError, PatternError, RulesError
 from distdebug.flight_recorder import DumpFile
 from distdebug.flight_recorder.reading.assemble import Tables, UnusableError
-from distdebug.flight_recorder.reading.decode import pack
+from distdebug.flight_recorder.reading.decode import pack_message
 from distdebug.flight_recorder.reading.files import FileName
 from distdebug.logs import (
     detect_phase,
-    load_book,
+    load_framework_rules,
     load_rules,
     read_collective_logs,
     scan_logs,
 )
 from distdebug.logs.lines import open_log
 from distdebug.nodes import NodeStatus
-from distdebug.nodes.results import ended_from_line
+from distdebug.nodes.results import completed_from_line
 from distdebug.nsight import match_worker
 from distdebug.processes import compile_patterns, read_environ, whole_number
 from distdebug.ranks import Mesh, parse_ranks
@@ -101,15 +101,17 @@ class TestAnswers:
         """
         line = '{"status": 1e400, "output": "", "complaint": ""}'
 
-        ended = ended_from_line(line)
+        ended = completed_from_line(line)
 
-        assert NodeStatus.FAILED == ended.trouble.status
+        assert NodeStatus.FAILED == ended.failure.status
 
     def test_child(self):
         """
         What a child says that a file took over is shown without its controls.
         """
-        message = pack({"failure": "broken", "reason": "a\x1b[2J\x85b"})
+        message = pack_message(
+            {"failure": "broken", "reason": "a\x1b[2J\x85b"}
+        )
         name = FileName(0, "", "rank_", is_dump_like=True)
 
         with pytest.raises(UnusableError) as caught:
@@ -192,7 +194,7 @@ class TestPatterns:
             (f"[[rule]]\nname{DEEP}", load_rules, "rule"),
             (f"[[rule]]\nname{DEEP}", load_stack_rules, "rule"),
             (f"[cause.io_wait]\ndoing{DEEP}", load_stack_rules, "doing"),
-            (f"[framework]\nname{DEEP}", load_book, "framework"),
+            (f"[framework]\nname{DEEP}", load_framework_rules, "framework"),
         ],
         ids=[
             *("no value", "no text", "large", "long key", "deep"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.metadata
+import importlib.util
 import pkgutil
 import re
 import subprocess
@@ -228,3 +229,16 @@ class TestDocumentation:
         rooms = re.findall(r"\w+", " ".join(contract["layers"]))
 
         assert [] == [room for room in rooms if f"`{room}`" not in page]
+
+    def test_tree(self):
+        """
+        The architecture shows each module with its title, as the code has it.
+        """
+        tool = REPOSITORY / "docs" / "module_tree.py"
+        spec = importlib.util.spec_from_file_location("module_tree", tool)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+        text = module.PAGE.read_text("utf-8")
+        assert text == module.page_text(), "run python docs/module_tree.py"
+        assert text.count(".py ") > 200

@@ -35,7 +35,7 @@ from distdebug.debugger import (
     LostNode,
     Output,
     Process,
-    Silent,
+    SilentProcess,
 )
 from distdebug.errors import MissingDependencyError
 from distdebug.findings import (
@@ -191,10 +191,10 @@ _HANG = {"cause": "unknown", "summary": HOSTILE, "confidence": "possible"}
 SAMPLES = {
     "Answers": lambda _: Answers(
         outputs=(Output(group="job", rank=None, text=f"1\n{HOSTILE}"),),
-        silent=(Silent(host="node-1", pid=7),),
+        silent=(SilentProcess(host="node-1", pid=7),),
     ),
     "Capture": lambda _: _capture(),
-    "Collected": lambda folder: attrs.evolve(
+    "CollectedReports": lambda folder: attrs.evolve(
         collect_nsys_reports(_reports(folder), folder / "out"),
         copied=("a",),
         left=(HOSTILE,),

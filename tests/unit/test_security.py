@@ -25,7 +25,7 @@ import distdebug
 from distdebug.__main__ import main
 from distdebug.errors import ConfigError, DistdebugError
 from distdebug.findings import Missing
-from distdebug.report.page import about
+from distdebug.report.page import summarize_inputs
 from distdebug.snapshots import Manifest, NodeEntry
 from distdebug.snapshots.bundle import MANIFEST
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
@@ -321,7 +321,7 @@ def test_advised_commands_are_quoted(tmp_path, monkeypatch):
     name = "$(touch was_here); `id` 'x"
     bundle(tmp_path / name)
 
-    told = about(distdebug.diagnose(name))
+    told = summarize_inputs(distdebug.diagnose(name))
 
     assert told.commands
     for command in told.commands:

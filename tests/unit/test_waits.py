@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.waits import components, reachable, sinks
+from distdebug.waits import (
+    find_reachable,
+    find_sinks,
+    strongly_connected_components,
+)
 
 
 class TestComponents:
@@ -26,7 +30,7 @@ class TestComponents:
         Nodes that reach each other are one component, sorted, which comes
         after those that it points to.
         """
-        assert expected == components(edges)
+        assert expected == strongly_connected_components(edges)
 
     def test_long_chain(self):
         """
@@ -34,7 +38,9 @@ class TestComponents:
         """
         size = 50_000
 
-        found = components([[i + 1] for i in range(size)] + [[]])
+        found = strongly_connected_components(
+            [[i + 1] for i in range(size)] + [[]]
+        )
 
         assert size + 1 == len(found)
         assert [size] == found[0]
@@ -49,7 +55,7 @@ def test_sinks(edges, expected):
     """
     Waiting begins where no edge leads out, be it of a circle.
     """
-    assert expected == sinks(components(edges), edges)
+    assert expected == find_sinks(strongly_connected_components(edges), edges)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +67,4 @@ def test_reachable(start, expected):
     """
     edges = {0: [1], 1: [2], 2: [0], 3: [0]}
 
-    assert expected == reachable([start], edges)
+    assert expected == find_reachable([start], edges)

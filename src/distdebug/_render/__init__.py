@@ -1,8 +1,8 @@
 """
-How does a result show itself, as text and in a notebook?
+Render results: blocks to text, to HTML for notebooks, and to data frames.
 
-A result says what there is to show, in blocks.  Text and HTML are made from the
-same blocks, so that they cannot say different things.
+A result describes itself in blocks.  Text and HTML are made from the same
+blocks, so that they cannot say different things.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What is there to show?
+Describe results as blocks, and render blocks as text and as HTML.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..errors import MissingDependencyError
 @attrs.frozen
 class Lines:
     """
-    Lines of text, as they stand.
+    Lines of text.
 
     Attributes:
         lines: All of them.
 
         most: How many are shown at first.
 
-        more: What the others are called.
+        more: The noun for the others.
     """
 
     lines: Sequence[str]
@@ -36,7 +36,7 @@ class Lines:
     @property
     def rest(self) -> str:
         """
-        What is not shown at first, in words; ``""`` if nothing is.
+        Say how many are not shown at first; empty if all are.
         """
         return _rest(self.lines, self.most, self.more)
 
@@ -49,9 +49,9 @@ class Entry:
     Attributes:
         head: The sentence.
 
-        facts: Names and values, in few words.
+        facts: Names and values.
 
-        before: What leads to it, such as ``"also:"``.
+        before: An introduction, such as ``"also:"``.
     """
 
     head: str
@@ -62,14 +62,14 @@ class Entry:
 @attrs.frozen
 class Entries:
     """
-    Sentences of the same kind, the most important one first.
+    Sentences of one kind, the most important one first.
 
     Attributes:
         entries: All of them.
 
         most: How many are shown at first.
 
-        more: What the others are called.
+        more: The noun for the others.
     """
 
     entries: Sequence[Entry]
@@ -79,7 +79,7 @@ class Entries:
     @property
     def rest(self) -> str:
         """
-        What is not shown at first, in words; ``""`` if nothing is.
+        Say how many are not shown at first; empty if all are.
         """
         return _rest(self.entries, self.most, self.more)
 
@@ -96,7 +96,7 @@ class Table:
 
         most: How many are shown at first.
 
-        more: What the others are called.
+        more: The noun for the others.
     """
 
     headers: Sequence[str]
@@ -107,7 +107,7 @@ class Table:
     @property
     def rest(self) -> str:
         """
-        What is not shown at first, in words; ``""`` if nothing is.
+        Say how many are not shown at first; empty if all are.
         """
         return _rest(self.rows, self.most, self.more)
 
@@ -115,14 +115,14 @@ class Table:
 @attrs.frozen
 class Branch:
     """
-    A part of a tree: who went there, and along what.
+    A part of a tree.
 
     Attributes:
         depth: How many branches lead to it.
 
-        head: Who.
+        head: Its title, such as the ranks that went there.
 
-        parts: Along what, from the outermost on.
+        parts: Its steps, such as frames, the outermost first.
     """
 
     depth: int
@@ -147,12 +147,12 @@ def _rest(items: Sized, most: int, more: str) -> str:
     return f"… and {hidden} more {more}".rstrip() if hidden > 0 else ""
 
 
-# Makes a terminal show a "head", a "label", a "note", or a fact (by its name,
-# such as "cause") as what it is.
+# Takes the kind of a text ("head", "label", "note", or the name of a fact, such as
+# "cause") and the text, and returns the text with the codes of a terminal.
 Paint = Callable[[str, str], str]
 
 _WIDTH = 96
-# What is longer is in the data, not on the terminal.
+# Longer texts are cut here and stay whole in the data.
 _LONGEST_HEAD, _LONGEST_FACT = 400, 2000
 
 
@@ -163,18 +163,15 @@ def blocks_text(
     paint: Paint = lambda _kind, text: text,
 ) -> str:
     """
-    How do these blocks look as text?
+    Render blocks as text, without a line break at the end.
 
     Args:
-        blocks: What there is to show.
+        blocks: What to render.
 
-        full: Whether to show all of what is long, too.
+        full: Whether to show also what is cut at first.
 
-        paint: Makes a terminal show a text of some kind; what it adds takes
-            no room.
-
-    Returns:
-        Lines, without a line break at the end.
+        paint: Adds the terminal's codes to a text of some kind; they take no
+            room in the layout.
     """
     texts = (_text(block, full, paint) for block in blocks)
     return "\n\n".join(text for text in texts if text)
@@ -222,10 +219,7 @@ def _(block: Tree, full: bool, paint: Paint) -> str:  # noqa: FBT001
 
 def plain_line(line: str) -> str:
     """
-    How does a line look that a terminal does not obey?
-
-    Args:
-        line: The line; blanks at its beginning are kept.
+    Clean a line for a terminal; its indentation stays.
     """
     indent = len(line) - len(line.lstrip(" "))
     return " " * min(indent, _WIDTH) + clean(line, limit=_LONGEST_FACT)
@@ -267,7 +261,7 @@ def _wrapped(indent: str, parts: Sequence[str]) -> Iterator[str]:
     yield f"{indent}{line}"
 
 
-# Whoever needs more than this has the data.
+# A notebook shows no more than this; the data has all.
 _MOST_ITEMS = 2_000
 _MOST_CHARS = 2000
 _DEEPEST = 64
@@ -275,13 +269,7 @@ _DEEPEST = 64
 
 def blocks_html(blocks: Iterable[Block]) -> str:
     """
-    How do these blocks look in a notebook?
-
-    Args:
-        blocks: What there is to show.
-
-    Returns:
-        HTML without scripts, which needs no other file.
+    Render blocks as HTML for a notebook, without scripts or other files.
     """
     shown = list(blocks)
     page = "\n".join(filter(None, map(_html, shown)))
@@ -344,7 +332,7 @@ def _(block: Tree) -> str:
 
 
 def _as_html_branch(branch: Branch) -> str:
-    # What is own code of the user is marked as in text.
+    # Text marks the user's own frames by an asterisk, too.
     frames = "".join(
         f"<li{' class=dd-own' if part.startswith('* ') else ''}>"
         f"{_cell(part)}</li>"
@@ -398,10 +386,7 @@ if TYPE_CHECKING:
 
 def frame_of(records: list[dict[str, Any]]) -> pd.DataFrame:
     """
-    Make a data frame of *pandas*, which is loaded only now.
-
-    Args:
-        records: One plain dictionary per row.
+    Make a data frame of one plain dictionary per row.
 
     Raises:
         MissingDependencyError: *pandas* is not installed.
@@ -418,10 +403,10 @@ def frame_of(records: list[dict[str, Any]]) -> pd.DataFrame:
 
 class Shown:
     """
-    What shows itself in a terminal, in a notebook, and as a data frame.
+    Base of results that show themselves in a terminal, a notebook, a data frame.
 
-    A class of results has this as its base, and says in ``_blocks_`` what there
-    is to show.  It has ``to_dict``, and ``to_records`` if one row does not do.
+    A subclass returns its blocks from ``_blocks_``.  It has ``to_dict``, and
+    ``to_records`` if it is more than one row.
     """
 
     __slots__ = ()
@@ -435,7 +420,7 @@ class Shown:
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         raise NotImplementedError
 
@@ -443,13 +428,13 @@ class Shown:
         self, *, full: bool = False, paint: Paint | None = None
     ) -> str:
         """
-        Text for a terminal or a ticket; ``str()`` is the same.
+        Return text for a terminal or a ticket; ``str()`` is the same.
 
         Args:
-            full: Whether to show all of what is long, too.
+            full: Whether to show also what is cut at first.
 
-            paint: Makes a terminal show a text of some kind (``"head"``,
-                ``"label"``, or ``"note"``) as what it is, such as in color.
+            paint: Adds the terminal's codes to a text of some kind (``"head"``,
+                ``"label"``, or ``"note"``), such as a color.
         """
         if paint is None:
             return blocks_text(self._blocks_(), full=full)
@@ -458,13 +443,13 @@ class Shown:
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per row of a data frame.
+        Return one plain dictionary per row of a data frame.
         """
         return [self.to_dict()]
 
     def to_frame(self) -> pd.DataFrame:
         """
-        The records as a data frame of *pandas*.
+        Return the records as a data frame of *pandas*.
 
         Raises:
             MissingDependencyError: *pandas* is not installed.

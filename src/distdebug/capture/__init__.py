@@ -1,7 +1,7 @@
 """
-What is this process doing right now?
+Capture stacks and thread states of running processes from outside.
 
-Looking at running processes from outside, without stopping them.
+Nothing is stopped unless native stacks or GPU kernels are requested.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What does one tool tell about one process, if it may attach to it at all?
+Attach pystack, py-spy, or gdb to a process; lock the node meanwhile.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..errors import CaptureError, NodeBusyError
 from ..processes import ProcessState, parse_stat, read_proc, read_state
 from ..stacks import ThreadStack, parse_gdb, parse_pystack, parse_stacks
 from .blockers import (
-    HAS_ENDED,
-    argv_inside,
-    attach_hindrance,
+    ENDED_REMEDY,
+    attach_blocker,
     explain_failure,
-    outer_numbers,
+    map_thread_ids,
     remedy_for_missing,
+    tool_argv,
 )
 from .model import Attempt, CaptureStatus
 from .tool import AttachedOutput, run_attached
@@ -33,21 +33,21 @@ from .tool import AttachedOutput, run_attached
 
 Threads = tuple[ThreadStack, ...]
 
-_ELSEWHERE = CaptureStatus.OTHER_NAMESPACE
+_OTHER_NAMESPACE = CaptureStatus.OTHER_NAMESPACE
 
 
 class Tool(NamedTuple):
     """
-    How a tool is used.
+    Command line and output parser of a tool that attaches.
 
     Attributes:
-        name: What attempts with it are called.
+        name: Label of its attempts.
 
         program: The program to run.
 
-        arguments: Called with the number of the process.
+        arguments: Return the arguments for a PID.
 
-        parse: What reads its output.
+        parse: Parse the output.
     """
 
     name: str
@@ -56,16 +56,16 @@ class Tool(NamedTuple):
     parse: Callable[[str], Threads]
 
 
-class Told(NamedTuple):
+class ToolResult(NamedTuple):
     """
-    What a tool told.
+    Result of a tool that attached, or was not allowed to.
 
     Attributes:
-        threads: The threads of the process; none if it did not tell.
+        threads: The threads of the process; empty if there is no result.
 
-        text: What it printed, fit for a terminal.
+        text: The output, without control characters.
 
-        attempt: How it went.
+        attempt: Status, detail, and remedy.
     """
 
     threads: Threads
@@ -75,34 +75,27 @@ class Told(NamedTuple):
 
 def attach(
     tool: Tool, pid: int, *, timeout_s: float, start_ticks: int | None = None
-) -> Told:
+) -> ToolResult:
     """
-    What does a tool tell about a process?
-
-    The process is asked for its state first.  If that, or a missing right,
-    speaks against it, then nothing is attached.
+    Run a tool on a process, unless its state or a missing right forbids it.
 
     Args:
-        tool: How the tool is used.
+        timeout_s: Time limit, in seconds.
 
-        pid: The process.
-
-        timeout_s: How long it may take, in seconds.
-
-        start_ticks: When the process started, in clock ticks since boot, if
-            it must be that very process.
+        start_ticks: Expected start time, in clock ticks since boot; None
+            accepts any process with this PID.
     """
-    state, hindrance = read_state(pid), attach_hindrance(pid)
-    if hindrance is not None and hindrance[0] is not _ELSEWHERE:
-        return _refused(tool, *hindrance)
+    state, blocker = read_state(pid), attach_blocker(pid)
+    if blocker is not None and blocker[0] is not _OTHER_NAMESPACE:
+        return _not_attached(tool, *blocker)
     if state is None or start_ticks not in {None, state.start_ticks}:
-        return _refused(tool, CaptureStatus.EXITED, HAS_ENDED)
+        return _not_attached(tool, CaptureStatus.EXITED, ENDED_REMEDY)
 
-    command = argv_inside(tool.program, pid, state)
+    command = tool_argv(tool.program, pid, state)
     if command is None:
         remedy = remedy_for_missing(tool.program)
         missing = CaptureStatus.TOOL_MISSING, remedy
-        return _refused(tool, *(hindrance or missing))
+        return _not_attached(tool, *(blocker or missing))
     return _run(tool, command, pid, state, timeout_s)
 
 
@@ -112,31 +105,35 @@ def _run(
     pid: int,
     state: ProcessState,
     timeout_s: float,
-) -> Told:
+) -> ToolResult:
     prefix, number = command
     try:
-        got = run_attached(
+        result = run_attached(
             [*prefix, *tool.arguments(number)],
             pid,
             timeout_s=timeout_s,
             start_ticks=state.start_ticks,
         )
     except (CaptureError, OSError) as exc:
-        why = explain_failure(tool.program, pid, 1, str(exc), state)
-        return Told((), "", Attempt(tool=tool.name, **why._asdict()))
+        explanation = explain_failure(tool.program, pid, 1, str(exc), state)
+        return ToolResult(
+            (), "", Attempt(tool=tool.name, **explanation._asdict())
+        )
 
-    threads = outer_numbers(_parsed(tool, got.output), pid, number)
-    attempt = _attempt(tool, pid, got, threads, state)
+    threads = map_thread_ids(_parse_threads(tool, result.output), pid, number)
+    attempt = _make_attempt(tool, pid, result, threads, state)
     # Names of threads and functions may hold anything.
-    return Told(threads, without_controls(got.output), attempt)
+    return ToolResult(threads, without_controls(result.output), attempt)
 
 
-def _refused(tool: Tool, status: CaptureStatus, remedy: str) -> Told:
+def _not_attached(
+    tool: Tool, status: CaptureStatus, remedy: str
+) -> ToolResult:
     attempt = Attempt(tool=tool.name, status=status, remedy=remedy)
-    return Told((), "", attempt)
+    return ToolResult((), "", attempt)
 
 
-def _parsed(tool: Tool, text: str) -> Threads:
+def _parse_threads(tool: Tool, text: str) -> Threads:
     try:
         threads = tool.parse(text)
     except ValueError:
@@ -144,34 +141,34 @@ def _parsed(tool: Tool, text: str) -> Threads:
     return threads if any(t.frames for t in threads) else ()
 
 
-def _attempt(
+def _make_attempt(
     tool: Tool,
     pid: int,
-    got: AttachedOutput,
+    result: AttachedOutput,
     threads: Threads,
     state: ProcessState,
 ) -> Attempt:
     status, detail, remedy = CaptureStatus.OK, "", ""
-    # Many a tool ends badly after it has told what it was asked.
-    if got.killed or not threads:
-        text = got.complaint if got.complaint.strip() else got.output
-        ended = None if got.killed else got.status
+    # Some tools exit with an error after they have printed the stacks.
+    if result.killed or not threads:
+        text = result.complaint if result.complaint.strip() else result.output
+        ended = None if result.killed else result.status
         status, detail, remedy = explain_failure(
             tool.program, pid, ended, text, state
         )
     return Attempt(
         tool=tool.name,
         status=status,
-        detail="; ".join(part for part in (detail, got.trouble) if part),
+        detail="; ".join(part for part in (detail, result.trouble) if part),
         remedy=remedy,
-        seconds=got.seconds,
-        paused_s=got.paused_s,
-        resumed=got.resumed,
+        seconds=result.seconds,
+        paused_s=result.paused_s,
+        resumed=result.resumed,
     )
 
 
-# Given before the process is loaded.  What a version does not know, it says so
-# of, and goes on.
+# Set before the process is loaded.  gdb only warns about a setting that its
+# version does not know.
 _GDB_OPTIONS = (
     "set auto-load off",
     "set debuginfod enabled off",
@@ -182,12 +179,12 @@ _GDB_OPTIONS = (
     "set style enabled off",
     "set print frame-arguments none",
     "set print thread-events off",
-    # The innermost frames tell; endless recursion must not fill a disk.
+    # The innermost frames are enough; deep recursion must not fill the disk.
     "set backtrace limit 500",
 )
 
-# What is said of the process, and not of the tool.
-_NO_TOOL_CAN = {
+# Properties of the process: another tool would fail, too.
+_PROCESS_BLOCKERS = {
     CaptureStatus.EXITED,
     CaptureStatus.ZOMBIE,
     CaptureStatus.STOPPED,
@@ -203,7 +200,7 @@ _NO_TOOL_CAN = {
 }
 
 
-def capture_native(
+def read_native_stacks(
     pid: int,
     *,
     timeout_s: float = 60.0,
@@ -211,21 +208,19 @@ def capture_native(
     start_ticks: int | None = None,
 ) -> tuple[Threads, tuple[Attempt, ...]]:
     """
-    In which machine code is every thread of this process?
+    Return the native stacks of a process from the first tool that succeeds.
 
     Args:
-        pid: A process of this node.
+        timeout_s: Time limit for all tools together, in seconds.
 
-        timeout_s: How long it may take in all, in seconds.
+        tools: Tools to try, in this order.
 
-        tools: What to try, in this order.
-
-        start_ticks: When the process started, in clock ticks since boot, if
-            it must be that very process.
+        start_ticks: Expected start time, in clock ticks since boot; None
+            accepts any process with this PID.
 
     Returns:
-        Its threads, none if no tool could tell; and how it went with each
-        tool that was tried.
+        The threads, empty if every tool failed; and one attempt per tool that
+        was tried.
     """
     deadline = time.monotonic() + timeout_s
     attempts: list[Attempt] = []
@@ -233,58 +228,60 @@ def capture_native(
         left_s = max(deadline - time.monotonic(), 0.1)
         # A tool that hangs must leave time for the next one.
         share_s = left_s if number == len(tools) else left_s / 2
-        told = attach(
+        result = attach(
             _TOOLS[name], pid, timeout_s=share_s, start_ticks=start_ticks
         )
-        attempts.append(told.attempt)
-        if told.threads or told.attempt.status in _NO_TOOL_CAN:
-            return told.threads, tuple(attempts)
+        attempts.append(result.attempt)
+        if result.threads or result.attempt.status in _PROCESS_BLOCKERS:
+            return result.threads, tuple(attempts)
     return (), tuple(attempts)
 
 
 def gdb_arguments(*commands: str, more: Sequence[str] = ()) -> list[str]:
     """
-    With which arguments does gdb, or cuda-gdb, print and end?
+    Return arguments for gdb or cuda-gdb that run commands and exit.
 
     Args:
-        commands: What to do, in order.
+        commands: Commands, in order.
 
-        more: What else to set before anything is loaded.
+        more: Further settings, applied before anything is loaded.
     """
     before = (p for option in (*_GDB_OPTIONS, *more) for p in ("-iex", option))
     after = (part for command in commands for part in ("-ex", command))
     return ["-nx", "-batch", *before, *after]
 
 
-def _pystack(pid: int) -> list[str]:
+def _pystack_arguments(pid: int) -> list[str]:
     return ["remote", "--native-all", "--no-color", str(pid)]
 
 
-def _py_spy(pid: int) -> list[str]:
+def _py_spy_arguments(pid: int) -> list[str]:
     options = ("--json", "--native", "--full-filenames")
     return ["dump", *options, "--pid", str(pid)]
 
 
-def _first_process(text: str) -> Threads:
+def _parse_py_spy(text: str) -> Threads:
     return next((p.threads for p in parse_stacks(text, "py-spy")), ())
 
 
-def _gdb(pid: int) -> list[str]:
+def _gdb_arguments(pid: int) -> list[str]:
     return [*gdb_arguments("thread apply all bt"), "-p", str(pid)]
 
 
-GDB = Tool("gdb", "gdb", _gdb, parse_gdb)
+GDB = Tool("gdb", "gdb", _gdb_arguments, parse_gdb)
 
 _TOOLS = {
-    "pystack": Tool("pystack", "pystack", _pystack, parse_pystack),
-    "py-spy": Tool("py-spy --native", "py-spy", _py_spy, _first_process),
+    "pystack": Tool("pystack", "pystack", _pystack_arguments, parse_pystack),
+    "py-spy": Tool(
+        "py-spy --native", "py-spy", _py_spy_arguments, _parse_py_spy
+    ),
     "gdb": GDB,
 }
 
 
-_STEP_S = 0.05
-# There are file systems that tell two things about one file.
-_MOST_REMOVED = 1000
+_POLL_S = 0.05
+# Some file systems report different inodes for the same file.
+_MAX_REMOVED = 1000
 
 
 @contextmanager
@@ -298,39 +295,39 @@ def node_lock(
     Let only one collector of this user attach on this node at a time.
 
     Args:
-        wait_s: How long to wait for another one, in seconds.
+        wait_s: Maximum wait for another collector, in seconds.
 
-        folder: Where the lock is; by default the user's runtime directory, or
-            else the directory for temporary files.
+        folder: Where the lock file is; by default ``XDG_RUNTIME_DIR``, or the
+            directory for temporary files.
 
-        name: What is locked; those who name something else are let in.
+        name: Name of the lock; locks of different names are independent.
 
     Yields:
-        The file that is locked.
+        The lock file.
 
     Raises:
-        NodeBusyError: Another collector is at work.
+        NodeBusyError: Another collector holds the lock.
 
-        CaptureError: The file of the lock cannot be opened, or belongs to
-            somebody else.
+        CaptureError: The lock file cannot be opened, or belongs to another
+            user.
     """
-    path = Path(folder or _folder()) / f"{name}-{os.getuid()}.lock"
-    fd = _lock(path, wait_s)
+    path = Path(folder or _lock_folder()) / f"{name}-{os.getuid()}.lock"
+    fd = _acquire_lock(path, wait_s)
     try:
-        # On a full disk it is a lock still, which does not tell of whom.
+        # On a full disk the lock works, but does not name its holder.
         with suppress(OSError):
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield path
     finally:
-        # Before it is given back: who gets it sees that it is gone.
+        # Unlink before release: the next holder then detects it.
         with suppress(OSError):
-            if _is_at(fd, path):
+            if _is_same_file(fd, path):
                 path.unlink()
         os.close(fd)
 
 
-def _folder() -> str:
+def _lock_folder() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.access(runtime, os.W_OK):
         return runtime
@@ -344,38 +341,38 @@ def _folder() -> str:
         ) from exc
 
 
-def _open(path: Path) -> int:
+def _open_lock_file(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(path, flags | os.O_NONBLOCK, 0o600)
     except OSError as exc:
         msg = f"the lock {path} cannot be opened: {exc.strerror}"
-        raise CaptureError(msg, remedy=_other_folder(path)) from exc
+        raise CaptureError(msg, remedy=_lock_remedy(path)) from exc
 
-    # In a folder for everybody, somebody else may have been there first.
-    seen = os.fstat(fd)
-    if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
+    # In a shared folder another user may have created the file first.
+    file = os.fstat(fd)
+    if not stat.S_ISREG(file.st_mode) or file.st_uid != os.geteuid():
         os.close(fd)
-        msg = f"the lock {path} belongs to user {seen.st_uid}, or is no file"
-        raise CaptureError(msg, remedy=_other_folder(path))
+        msg = f"the lock {path} belongs to user {file.st_uid}, or is no file"
+        raise CaptureError(msg, remedy=_lock_remedy(path))
     return fd
 
 
-def _other_folder(path: Path) -> str:
+def _lock_remedy(path: Path) -> str:
     return f"remove {path}, or set TMPDIR to a folder of your own"
 
 
-def _lock(path: Path, wait_s: float) -> int:
+def _acquire_lock(path: Path, wait_s: float) -> int:
     """
-    A descriptor of the file, which is locked as long as it is open.
+    Return a descriptor of the lock file; the lock lasts until it is closed.
     """
     end, removed = time.monotonic() + wait_s, 0
     while True:
-        fd = _open(path)
+        fd = _open_lock_file(path)
         try:
             if _try_lock(fd, path, is_last=time.monotonic() >= end):
-                # Whoever had it may have removed it since it was opened.
-                if _is_at(fd, path) or removed >= _MOST_REMOVED:
+                # The previous holder may have removed the file since.
+                if _is_same_file(fd, path) or removed >= _MAX_REMOVED:
                     return fd
                 removed += 1
         except BaseException:
@@ -389,24 +386,24 @@ def _try_lock(fd: int, path: Path, *, is_last: bool) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         if is_last:
-            holder = _holder(fd)
+            holder = _describe_holder(fd)
             msg = f"{holder} is attaching to processes of this node"
             raise NodeBusyError(
                 msg, remedy=f"wait for {holder} to end, or end it ({path})"
             ) from exc
-        time.sleep(_STEP_S)
+        time.sleep(_POLL_S)
         return False
     return True
 
 
-def _is_at(fd: int, path: Path) -> bool:
+def _is_same_file(fd: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
         return False
 
 
-def _holder(fd: int) -> str:
+def _describe_holder(fd: int) -> str:
     text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
     found = (
         parse_stat(read_proc(f"/proc/{text}/stat")) if text.isdigit() else None

@@ -1,8 +1,9 @@
 """
-Why could a process not be looked into, and what can be done about it?
+Explain why a process cannot be inspected or traced, with a remedy for each.
 
-What a tool says is seldom the reason: "Operation not permitted" may mean a
-zombie, another debugger, a missing right.  So the kernel is asked first.
+The message of a tool is seldom the reason: "Operation not permitted" may mean
+a zombie, another debugger, or a missing capability.  So the kernel is asked
+first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..processes import (
 )
 from ..stacks import ThreadStack
 from .model import CaptureStatus
-from .tool import find_tool, why_never
+from .tool import exclusion_reason, find_tool
 
 
 _SYS_PTRACE = 1 << 19
@@ -45,59 +46,58 @@ _IN_CONTAINER = (
     "--profile=sysadmin)"
 )
 
-# Asked of nobody, so that only a filter in between can refuse it.  As a
-# program of its own, because some filters kill whoever asks.
-_ASK_FILTER = (
+# ptrace on PID -1: only a filter can refuse it.  It runs in a process of its
+# own because some filters kill the caller.
+_PTRACE_PROBE = (
     "import ctypes as c; libc = c.CDLL(None, use_errno=True); "
     "libc.ptrace(17, -1, None, None); raise SystemExit(100 + c.get_errno())"
 )
-_REFUSALS = {
+_PROBE_REFUSED = {
     -signal.SIGSYS,
     *(100 + e for e in (errno.EPERM, errno.EACCES, errno.ENOSYS)),
 }
 
 
-def why_denied(pid: int) -> tuple[CaptureStatus, str] | None:
+def explain_denial(pid: int) -> tuple[CaptureStatus, str] | None:
     """
-    Would the kernel refuse to let a tool attach to this process, and why?
+    Return why the kernel would refuse ptrace on a process, and the remedy.
 
     Args:
-        pid: A process of this node, that is not ourselves.
+        pid: A process of this node other than this one.
 
     Returns:
-        The reason, and what to do about it; ``None`` if nothing stands against
-        it.
+        Status and remedy; ``None`` if ptrace is allowed.
     """
-    if ptrace_is_filtered():
+    if is_ptrace_filtered():
         remedy = (
             "start the container with --cap-add SYS_PTRACE, or with "
             "--security-opt seccomp=unconfined"
         )
         return CaptureStatus.SECCOMP, remedy
 
-    refused, scope = _may_not_open(pid), yama_scope()
+    refused, scope = _memory_errno(pid), read_yama_scope()
     if refused == errno.ENOENT:
         return CaptureStatus.EXITED, "look at its exit status and its log"
 
-    ours = parse_status(read_proc("/proc/self/status"))
-    theirs = parse_status(read_proc(f"/proc/{pid}/status"))
+    own_status = parse_status(read_proc("/proc/self/status"))
+    target_status = parse_status(read_proc(f"/proc/{pid}/status"))
     if refused is not None:
-        return _reason(pid, ours, theirs, scope)
-    # Yama lets us look into what we started; the tools that we start, not.
-    if scope and not can_trace(ours) and _is_below_us(pid):
+        return _explain_refusal(pid, own_status, target_status, scope)
+    # Yama lets us trace our descendants, but not the tools that we start.
+    if scope and not has_ptrace_capability(own_status) and _is_descendant(pid):
         return CaptureStatus.YAMA, yama_remedy(scope)
     return None
 
 
-def why_hidden(pid: int) -> tuple[CaptureStatus, str] | None:
+def explain_hidden(pid: int) -> tuple[CaptureStatus, str] | None:
     """
-    Is a process there although ``/proc`` does not show it?
+    Return why ``/proc`` does not show an existing process, and the remedy.
 
     Args:
-        pid: A process that could not be found.
+        pid: A process that is not in ``/proc``.
 
     Returns:
-        Why, and what to do about it; ``None`` if there is no such process.
+        Status and remedy; ``None`` if there is no such process.
     """
     try:
         os.kill(pid, 0)
@@ -113,19 +113,19 @@ def why_hidden(pid: int) -> tuple[CaptureStatus, str] | None:
     )
 
 
-def can_trace(status: dict[str, str]) -> bool:
+def has_ptrace_capability(status: dict[str, str]) -> bool:
     """
-    Is CAP_SYS_PTRACE in effect?
+    Return whether CAP_SYS_PTRACE is in effect.
 
     Args:
-        status: What the kernel tells about a process.
+        status: Fields of ``/proc/PID/status``.
     """
-    return bool(_mask(status, "CapEff") & _SYS_PTRACE)
+    return bool(_capability_mask(status, "CapEff") & _SYS_PTRACE)
 
 
-def yama_scope() -> int:
+def read_yama_scope() -> int:
     """
-    How far does Yama restrict who may attach: 0 (not) to 3 (nobody may)?
+    Return ``kernel.yama.ptrace_scope``: 0 (no limit) to 3 (no attach at all).
     """
     try:
         return int(read_proc("/proc/sys/kernel/yama/ptrace_scope") or 0)
@@ -135,10 +135,10 @@ def yama_scope() -> int:
 
 def yama_remedy(scope: int) -> str:
     """
-    What to do about Yama.
+    Return the remedy for a Yama restriction.
 
     Args:
-        scope: How far it restricts who may attach.
+        scope: Value of ``kernel.yama.ptrace_scope``.
     """
     if scope >= 3:
         return (
@@ -153,26 +153,26 @@ def yama_remedy(scope: int) -> str:
     )
 
 
-@cache  # a filter, once there, cannot be taken away
-def ptrace_is_filtered() -> bool:
+@cache  # a filter cannot be removed once it is installed
+def is_ptrace_filtered() -> bool:
     """
-    Does a seccomp filter refuse ``ptrace`` to us and to our tools?
+    Return whether a seccomp filter denies ``ptrace`` to us and our tools.
     """
     status = parse_status(read_proc("/proc/self/status"))
     if status.get("Seccomp", "0") == "0":
         return False
 
-    argv = [sys.executable, "-I", "-S", "-c", _ASK_FILTER]
+    argv = [sys.executable, "-I", "-S", "-c", _PTRACE_PROBE]
     try:
-        answer = subprocess.run(
+        exit_code = subprocess.run(
             argv, capture_output=True, timeout=10, check=False
         ).returncode
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return answer in _REFUSALS
+    return exit_code in _PROBE_REFUSED
 
 
-def _may_not_open(pid: int) -> int | None:
+def _memory_errno(pid: int) -> int | None:
     try:
         os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as exc:
@@ -180,34 +180,44 @@ def _may_not_open(pid: int) -> int | None:
     return None
 
 
-def _reason(
-    pid: int, ours: dict[str, str], theirs: dict[str, str], scope: int
+def _explain_refusal(
+    pid: int,
+    own_status: dict[str, str],
+    target_status: dict[str, str],
+    scope: int,
 ) -> tuple[CaptureStatus, str]:
     if scope >= 3:
         return CaptureStatus.YAMA, yama_remedy(scope)
-    if can_trace(ours):
+    if has_ptrace_capability(own_status):
         return CaptureStatus.NOT_PERMITTED, (
             "run in the user namespace of the process, such as by "
             f"nsenter -t {pid} -U -p -m, and look for AppArmor or SELinux in "
             f"/proc/{pid}/attr/current"
         )
-    return _reason_without_right(pid, ours, theirs, scope)
+    return _explain_without_capability(pid, own_status, target_status, scope)
 
 
-def _reason_without_right(
-    pid: int, ours: dict[str, str], theirs: dict[str, str], scope: int
+def _explain_without_capability(
+    pid: int,
+    own_status: dict[str, str],
+    target_status: dict[str, str],
+    scope: int,
 ) -> tuple[CaptureStatus, str]:
-    is_root = _ids(ours)[1:2] == ["0"]
-    is_same_user = set(_ids(theirs)[:3]) <= {*_ids(ours)[1:2]}
+    is_root = _user_ids(own_status)[1:2] == ["0"]
+    is_same_user = set(_user_ids(target_status)[:3]) <= {
+        *_user_ids(own_status)[1:2]
+    }
     if not is_same_user and not is_root:
-        user = (_ids(theirs) or ["?"])[0]
+        user = (_user_ids(target_status) or ["?"])[0]
         return CaptureStatus.OTHER_USER, (
             f"run as its user or as root: sudo -u '#{user}' python -m "
             "distdebug stacks …"
         )
-    if not is_same_user or _mask(theirs, "CapPrm") & ~_mask(ours, "CapPrm"):
+    if not is_same_user or _capability_mask(
+        target_status, "CapPrm"
+    ) & ~_capability_mask(own_status, "CapPrm"):
         return CaptureStatus.NO_CAPABILITY, _IN_CONTAINER
-    if not is_root and _keeps_secrets(pid):
+    if not is_root and _is_not_dumpable(pid):
         return CaptureStatus.NOT_DUMPABLE, (
             "the process asked not to be looked into (PR_SET_DUMPABLE 0), or "
             "its program may not be read: run as root: sudo python -m "
@@ -220,10 +230,10 @@ def _reason_without_right(
     )
 
 
-def _is_below_us(pid: int) -> bool:
-    seen: set[int] = set()
-    while pid > 1 and pid not in seen:
-        seen.add(pid)
+def _is_descendant(pid: int) -> bool:
+    visited: set[int] = set()
+    while pid > 1 and pid not in visited:
+        visited.add(pid)
         stat = parse_stat(read_proc(f"/proc/{pid}/stat"))
         pid = stat.parent_pid if stat is not None else 0
         if pid == os.getpid():
@@ -231,20 +241,20 @@ def _is_below_us(pid: int) -> bool:
     return False
 
 
-def _ids(status: dict[str, str]) -> list[str]:
+def _user_ids(status: dict[str, str]) -> list[str]:
     return status.get("Uid", "").split()
 
 
-def _mask(status: dict[str, str], name: str) -> int:
+def _capability_mask(status: dict[str, str], name: str) -> int:
     try:
         return int(status.get(name, "0"), 16)
     except ValueError:
         return 0
 
 
-def _keeps_secrets(pid: int) -> bool:
+def _is_not_dumpable(pid: int) -> bool:
     """
-    The kernel gives the files of those to root who must not be looked into.
+    Return whether root owns the files of the process in ``/proc``.
     """
     try:
         return os.stat(f"/proc/{pid}/environ").st_uid == 0  # noqa: PTH116
@@ -252,73 +262,76 @@ def _keeps_secrets(pid: int) -> bool:
         return False
 
 
-# The root of the process shows what is installed there.
-_PLACES = ("usr/local/bin", "usr/bin", "bin", "opt/conda/bin", "opt/venv/bin")
+# Searched below the root folder of the process.
+_TOOL_FOLDERS = (
+    "usr/local/bin",
+    "usr/bin",
+    "bin",
+    "opt/conda/bin",
+    "opt/venv/bin",
+)
 
 
-def proc_is_foreign() -> bool:
+def is_proc_foreign() -> bool:
     """
-    Does ``/proc`` show the processes of another PID namespace than ours?
+    Return whether ``/proc`` belongs to another PID namespace than ours.
     """
     return read_link("/proc/self") not in {"", str(os.getpid())}
 
 
-def enter_namespace(pid: int, inside: int = 0) -> str:
+def namespace_remedy(pid: int, inside: int = 0) -> str:
     """
-    What to do to look from inside the container of a process.
+    Return the remedy "run inside the container of this process".
 
     Args:
-        pid: Its number here.
+        pid: Its PID here.
 
-        inside: Its number there; 0 if unknown.
+        inside: Its PID inside the container; 0 if unknown.
     """
-    there = f" --pid {inside}" if inside not in {0, pid} else ""
+    pid_option = f" --pid {inside}" if inside not in {0, pid} else ""
     return (
         f"run in its container: nsenter -t {pid} -p -m -- python -m distdebug "
-        f"stacks{there}, docker exec, or kubectl debug -it POD "
+        f"stacks{pid_option}, docker exec, or kubectl debug -it POD "
         "--target=CONTAINER --profile=sysadmin"
     )
 
 
-def argv_inside(
+def tool_argv(
     tool: str, pid: int, state: ProcessState
 ) -> tuple[list[str], int] | None:
     """
-    How is a tool run on a process, from inside the container of that?
+    Return how to run a tool on a process, inside its container if it has one.
 
     Args:
-        tool: Such as ``"gdb"``.
-
-        pid: The process.
-
-        state: What the kernel told about it.
+        state: State of the process.
 
     Returns:
-        The start of a command line, and the number of the process for it;
-        ``None`` if the tool is neither here nor there, or we may not go there.
+        The start of the command line, and the PID to pass to the tool;
+        ``None`` if the tool is not installed, or the container cannot be
+        entered.
     """
     if state.pid_inside in {0, pid}:
         path = find_tool(tool)
         return None if path is None else ([path], pid)
 
-    enter, path = find_tool("nsenter"), _path_inside(tool, pid)
+    enter, path = find_tool("nsenter"), _find_in_container(tool, pid)
     if enter is None or path is None or os.geteuid() != 0:
         return None
     return [enter, "-t", str(pid), "-p", "-m", "--", path], state.pid_inside
 
 
-def outer_numbers(
+def map_thread_ids(
     threads: tuple[ThreadStack, ...], pid: int, inside: int
 ) -> tuple[ThreadStack, ...]:
     """
-    What are the threads called here that a tool saw from inside a container?
+    Replace thread IDs from inside a container by those of this node.
 
     Args:
-        threads: What the tool told.
+        threads: Threads as the tool printed them.
 
-        pid: The number of their process here.
+        pid: PID of their process here.
 
-        inside: Its number there.
+        inside: Its PID inside the container.
     """
     if inside == pid:
         return threads
@@ -333,20 +346,20 @@ def outer_numbers(
     )
 
 
-def _path_inside(
-    tool: str, pid: int, places: Sequence[str] = _PLACES
+def _find_in_container(
+    tool: str, pid: int, folders: Sequence[str] = _TOOL_FOLDERS
 ) -> str | None:
-    for place in places:
-        path = f"/{place}/{tool}"
+    for folder in folders:
+        path = f"/{folder}/{tool}"
         if os.access(f"/proc/{pid}/root{path}", os.X_OK):
             return path
     return None
 
 
-# Tools tell what is wrong at once, or last.
-_MOST_SAID = 1 << 14
+# The error message is at the beginning or at the end of the output.
+_MAX_OUTPUT = 1 << 14
 
-_INSTALL = {
+_INSTALL_COMMANDS = {
     "py-spy": "pip install py-spy",
     "pystack": "pip install pystack",
     "gdb": "apt-get install gdb (or dnf install gdb)",
@@ -355,14 +368,14 @@ _INSTALL = {
         "or nvidia-cuda-gdb of Debian), or put it on PATH"
     ),
 }
-# What to do about a process that is not there any more.
-HAS_ENDED = "it has ended: look at its exit status and its log"
+# Remedy for a process that no longer exists.
+ENDED_REMEDY = "it has ended: look at its exit status and its log"
 
-_IS_MISSING = re.compile(
+_TOOL_MISSING = re.compile(
     r"cannot be run: \[Errno (2|13|8)\]|command not found|"
     r"failed to execute .*: (No such file|Permission)"
 )
-_NO_PYTHON = re.compile(
+_NOT_PYTHON = re.compile(
     r"python version from|python interpreter|gil_thread_id|"
     r"[Ff]ree.?threaded|[Uu]nsupported (python )?version|"
     r"not a python process|version of Python",
@@ -379,7 +392,7 @@ _GONE = re.compile(
     r"process is running|/task\b|ESRCH",
 )
 _TRACED = re.compile(r"already traced by process (\d+)")
-# Said on the way, also when all goes well.
+# Lines that tools also print on success.
 _NOISE = re.compile(
     r"^(\[|Using host lib|Reading symbols|BFD: |0x[0-9a-f]+ in |#|"
     r"warning: (`|File|Error disabling|Unable to open|could not find))"
@@ -393,7 +406,7 @@ class Explanation(NamedTuple):
     Attributes:
         status: The reason.
 
-        detail: What the tool said, in one line.
+        detail: Message of the tool, in one line.
 
         remedy: What to do about it, or ``""``.
     """
@@ -403,32 +416,32 @@ class Explanation(NamedTuple):
     remedy: str
 
 
-def status_of_state(
+def explain_state(
     state: ProcessState | None, pid: int | None = None
 ) -> tuple[CaptureStatus, str] | None:
     """
-    Does its state keep a process from being looked into, or from running?
+    Return the state that keeps a process from being inspected, and the remedy.
 
     Args:
-        state: What the kernel told; ``None`` if it told nothing.
+        state: State of the process; None if it could not be read.
 
-        pid: Its number, if the remedy is to name it, and to tell one that is
-            gone from one of which nothing could be read.
+        pid: PID to name in the remedy, and to detect a process that ``/proc``
+            hides.
 
     Returns:
-        What is the matter, and what to do about it; ``None`` if nothing is.
+        Status and remedy; ``None`` if the state does not matter.
     """
     name = "PID" if pid is None else str(pid)
     if state is None or state.letter in "Xx":
-        hidden = None if state or pid is None else why_hidden(pid)
-        return hidden or (CaptureStatus.EXITED, HAS_ENDED)
+        hidden = None if state or pid is None else explain_hidden(pid)
+        return hidden or (CaptureStatus.EXITED, ENDED_REMEDY)
     if state.letter == "Z":
         return CaptureStatus.ZOMBIE, (
-            f"{HAS_ENDED}, and at its parent, which has not noticed yet "
+            f"{ENDED_REMEDY}, and at its parent, which has not noticed yet "
             f"(ps -o ppid= -p {name})"
         )
     if state.tracer_pid:
-        return CaptureStatus.TRACED_BY_OTHER, _end_tracer(state.tracer_pid)
+        return CaptureStatus.TRACED_BY_OTHER, _tracer_remedy(state.tracer_pid)
     if state.letter in "Tt":
         return CaptureStatus.STOPPED, (
             f"somebody stopped it; it goes on with kill -CONT {name}"
@@ -450,118 +463,108 @@ def explain_failure(
     state_before: ProcessState | None,
 ) -> Explanation:
     """
-    Why did a tool fail on a process?
+    Return why a tool failed on a process, and the remedy.
 
     Args:
-        tool: Such as ``"py-spy"``.
+        exit_status: Exit status of the tool; None if it timed out.
 
-        pid: The process.
+        text: Output of the tool.
 
-        exit_status: What the tool ended with; ``None`` if its time was over.
-
-        text: What it said.
-
-        state_before: What the kernel told about the process before.
-
-    Returns:
-        The reason, in the words of the tool, and what to do.
+        state_before: State of the process before the tool ran.
     """
-    text = _ends_of(text)
-    detail = _gist(text)
+    text = _cut_middle(text)
+    detail = _summarize(text)
     status, remedy = (
-        _of_tool(tool, exit_status, text)
-        or _of_end(pid, state_before)
-        or _of_state(pid, exit_status, state_before, text)
-        or _of_text(tool, pid, state_before, text)
+        _explain_missing_tool(tool, exit_status, text)
+        or _explain_exit(pid, state_before)
+        or _explain_by_state(pid, exit_status, state_before, text)
+        or _explain_by_output(tool, pid, state_before, text)
     )
     return Explanation(status, detail, remedy)
 
 
 def remedy_for_missing(tool: str) -> str:
     """
-    How is this tool installed?
-
-    Args:
-        tool: Such as ``"py-spy"``.
+    Return how to install a tool.
     """
-    return _INSTALL.get(tool, f"install {tool}, or put it on PATH")
+    return _INSTALL_COMMANDS.get(tool, f"install {tool}, or put it on PATH")
 
 
-def _of_tool(
+def _explain_missing_tool(
     tool: str, exit_status: int | None, text: str
 ) -> tuple[CaptureStatus, str] | None:
-    if exit_status in {126, 127} or _IS_MISSING.search(text):
+    if exit_status in {126, 127} or _TOOL_MISSING.search(text):
         return CaptureStatus.TOOL_MISSING, remedy_for_missing(tool)
     return None
 
 
-def _of_end(
+def _explain_exit(
     pid: int, before: ProcessState | None
 ) -> tuple[CaptureStatus, str] | None:
     now = read_state(pid)
     if now is None:
-        return status_of_state(None, pid)
+        return explain_state(None, pid)
     if before is None or now.start_ticks != before.start_ticks:
-        return CaptureStatus.EXITED, HAS_ENDED
-    return status_of_state(now, pid) if now.has_ended else None
+        return CaptureStatus.EXITED, ENDED_REMEDY
+    return explain_state(now, pid) if now.has_ended else None
 
 
-def _of_state(
+def _explain_by_state(
     pid: int, exit_status: int | None, before: ProcessState | None, text: str
 ) -> tuple[CaptureStatus, str] | None:
     traced = _TRACED.search(text)
     if traced:
-        return CaptureStatus.TRACED_BY_OTHER, _end_tracer(int(traced[1]))
+        return CaptureStatus.TRACED_BY_OTHER, _tracer_remedy(int(traced[1]))
 
-    told = status_of_state(before, pid)
+    blocker = explain_state(before, pid)
     if exit_status is None:
-        return told or _why_late(pid)
-    # Tools that only read memory are not kept from it by any state; and many
-    # a thread waits inside the kernel for a moment.
-    if told is None or told[0] is CaptureStatus.UNINTERRUPTIBLE:
+        return blocker or _explain_timeout(pid)
+    # No state keeps tools that only read memory from working, and many threads
+    # are in state D for a moment.
+    if blocker is None or blocker[0] is CaptureStatus.UNINTERRUPTIBLE:
         return None
-    return None if _NO_PYTHON.search(text) else told
+    return None if _NOT_PYTHON.search(text) else blocker
 
 
-def _why_late(pid: int) -> tuple[CaptureStatus, str]:
-    told = status_of_state(read_state(pid), pid)
-    if told is not None and told[0] is CaptureStatus.UNINTERRUPTIBLE:
-        return told
+def _explain_timeout(pid: int) -> tuple[CaptureStatus, str]:
+    blocker = explain_state(read_state(pid), pid)
+    if blocker is not None and blocker[0] is CaptureStatus.UNINTERRUPTIBLE:
+        return blocker
     return CaptureStatus.TIMED_OUT, (
         "allow more time: on a busy node, or with symbols on a slow file "
         "system, it takes longer"
     )
 
 
-def _of_text(
+def _explain_by_output(
     tool: str, pid: int, before: ProcessState | None, text: str
 ) -> tuple[CaptureStatus, str]:
     inside = before.pid_inside if before is not None else 0
-    if _NO_PYTHON.search(text):
-        return _which_python(tool, pid)
-    if _NAMESPACE.search(text) or proc_is_foreign():
-        return CaptureStatus.OTHER_NAMESPACE, enter_namespace(pid, inside)
+    if _NOT_PYTHON.search(text):
+        return _explain_not_python(tool, pid)
+    if _NAMESPACE.search(text) or is_proc_foreign():
+        return CaptureStatus.OTHER_NAMESPACE, namespace_remedy(pid, inside)
     if _DENIED.search(text):
-        return _who_denies(pid)
+        return _explain_permission(pid)
     if inside not in {0, pid}:
-        return CaptureStatus.OTHER_NAMESPACE, enter_namespace(pid, inside)
+        return CaptureStatus.OTHER_NAMESPACE, namespace_remedy(pid, inside)
     remedy = (
         "a thread ended meanwhile: try again" if _GONE.search(text) else ""
     )
     return CaptureStatus.TOOL_FAILED, remedy
 
 
-def _who_denies(pid: int) -> tuple[CaptureStatus, str]:
+def _explain_permission(pid: int) -> tuple[CaptureStatus, str]:
     now = read_state(pid)
     if now is not None and now.tracer_pid:
-        return CaptureStatus.TRACED_BY_OTHER, _end_tracer(now.tracer_pid)
-    return why_denied(pid) or (
+        return CaptureStatus.TRACED_BY_OTHER, _tracer_remedy(now.tracer_pid)
+    return explain_denial(pid) or (
         CaptureStatus.NOT_PERMITTED,
         "run as root, and in a container with --cap-add SYS_PTRACE",
     )
 
 
-def _end_tracer(tracer: int) -> str:
+def _tracer_remedy(tracer: int) -> str:
     stat = parse_stat(read_proc(f"/proc/{tracer}/stat"))
     name = f" ({clean(stat.name)})" if stat is not None else ""
     return (
@@ -570,8 +573,8 @@ def _end_tracer(tracer: int) -> str:
     )
 
 
-def _which_python(tool: str, pid: int) -> tuple[CaptureStatus, str]:
-    if not _runs_python(pid):
+def _explain_not_python(tool: str, pid: int) -> tuple[CaptureStatus, str]:
+    if not _is_python(pid):
         return CaptureStatus.NOT_PYTHON, "name a process that runs Python"
     return CaptureStatus.UNSUPPORTED_PYTHON, (
         f"this {tool} does not know the Python of the process (too new, "
@@ -580,7 +583,7 @@ def _which_python(tool: str, pid: int) -> tuple[CaptureStatus, str]:
     )
 
 
-def _runs_python(pid: int) -> bool:
+def _is_python(pid: int) -> bool:
     program = read_link(f"/proc/{pid}/exe").rpartition("/")[2]
     if program.startswith(("python", "pypy")):
         return True
@@ -588,45 +591,45 @@ def _runs_python(pid: int) -> bool:
     return b"/libpython" in maps
 
 
-def _ends_of(text: str) -> str:
+def _cut_middle(text: str) -> str:
     """
-    The beginning and the end of what a tool that did not stop said.
+    Return the beginning and the end of a long output.
     """
-    if len(text) <= 2 * _MOST_SAID:
+    if len(text) <= 2 * _MAX_OUTPUT:
         return text
-    return f"{text[:_MOST_SAID]}\n{text[-_MOST_SAID:]}"
+    return f"{text[:_MAX_OUTPUT]}\n{text[-_MAX_OUTPUT:]}"
 
 
-def _gist(text: str) -> str:
+def _summarize(text: str) -> str:
     """
-    What a tool said, less what it says always, in one line.
+    Return the error lines of an output, without known noise, in one line.
     """
     lines = [
         line.strip()
         for line in text.partition("Stack backtrace:")[0].splitlines()
         if line.strip() and not _NOISE.search(line.strip())
     ]
-    telling = [s for s in lines if _is_telling(s)]
-    return clean(" ".join((telling or lines)[-4:]), limit=300)
+    errors = [s for s in lines if _is_error_line(s)]
+    return clean(" ".join((errors or lines)[-4:]), limit=300)
 
 
-def _is_telling(line: str) -> bool:
-    known = (_NO_PYTHON, _NAMESPACE, _DENIED, _GONE, _TRACED, _IS_MISSING)
+def _is_error_line(line: str) -> bool:
+    known = (_NOT_PYTHON, _NAMESPACE, _DENIED, _GONE, _TRACED, _TOOL_MISSING)
     return "rror" in line or any(k.search(line) for k in known)
 
 
-_WORDS = {True: "ok", False: "PROBLEM", None: "note"}
+_CHECK_LABELS = {True: "ok", False: "PROBLEM", None: "note"}
 
 
 @attrs.frozen
 class Check:
     """
-    One thing that capturing depends on.
+    Result of one check of what stack capture needs.
 
     Attributes:
         name: What was checked.
 
-        ok: Whether it is as it should be; ``None`` if one can do without.
+        ok: Whether it passed; ``None`` if the check is optional and failed.
 
         detail: What was found.
 
@@ -641,15 +644,9 @@ class Check:
 
 def check_blocks(checks: Sequence[Check]) -> Iterator[Block]:
     """
-    What is there to show of some checks?
-
-    Args:
-        checks: What was checked.
-
-    Returns:
-        A table, and what to do where something is not as it should be.
+    Yield a table of checks, and the remedies of those that did not pass.
     """
-    rows = [(_WORDS[c.ok], c.name, c.detail) for c in checks]
+    rows = [(_CHECK_LABELS[c.ok], c.name, c.detail) for c in checks]
     yield Table(("", "check", "found"), rows, most=len(rows))
     yield Lines(
         [
@@ -660,62 +657,58 @@ def check_blocks(checks: Sequence[Check]) -> Iterator[Block]:
     )
 
 
-# Who reads a file waits inside the kernel for a moment, again and again.
-_LOOKS, _BETWEEN_S = 4, 0.05
+# A thread that reads files is in state D again and again, each time briefly.
+_STATE_SAMPLES, _SAMPLE_STEP_S = 4, 0.05
 
 
-def attach_hindrance(pid: int) -> tuple[CaptureStatus, str] | None:
+def attach_blocker(pid: int) -> tuple[CaptureStatus, str] | None:
     """
-    What keeps a tool from attaching to this process?
+    Return what prevents a tool from attaching to a process, and the remedy.
 
-    It is found out without touching the process.
-
-    Args:
-        pid: A process of this node.
+    The process itself is not touched.
 
     Returns:
-        What is in the way, and what to do about it; ``None`` if a tool may
-        try.
+        Status and remedy; ``None`` if nothing prevents it.
     """
     state = read_state(pid)
-    reason = "" if state is None or state.tracer_pid else why_never(pid)
+    reason = "" if state is None or state.tracer_pid else exclusion_reason(pid)
     if reason:
         return CaptureStatus.SKIPPED, f"{reason}: name a process of the job"
 
-    told = status_of_state(state, pid)
+    blocker = explain_state(state, pid)
     if state is None:
-        return told
-    if told is not None and told[0] is CaptureStatus.UNINTERRUPTIBLE:
-        told = _settled(pid)
-    if told is not None:
-        return told
+        return blocker
+    if blocker is not None and blocker[0] is CaptureStatus.UNINTERRUPTIBLE:
+        blocker = _recheck_state(pid)
+    if blocker is not None:
+        return blocker
 
-    if proc_is_foreign():
-        return CaptureStatus.OTHER_NAMESPACE, enter_namespace(pid, 0)
-    denied = why_denied(pid)
+    if is_proc_foreign():
+        return CaptureStatus.OTHER_NAMESPACE, namespace_remedy(pid, 0)
+    denied = explain_denial(pid)
     if denied is None and state.pid_inside != pid:
-        remedy = enter_namespace(pid, state.pid_inside)
+        remedy = namespace_remedy(pid, state.pid_inside)
         return CaptureStatus.OTHER_NAMESPACE, remedy
     return denied
 
 
-def _settled(pid: int) -> tuple[CaptureStatus, str] | None:
+def _recheck_state(pid: int) -> tuple[CaptureStatus, str] | None:
     """
-    Does a thread stay uninterruptible for longer than a moment?
+    Sample the state again; ignore a thread that is in state D only briefly.
     """
     state: ProcessState | None = read_state(pid)
-    stuck = _waiting(state)
-    for _ in range(_LOOKS):
-        time.sleep(_BETWEEN_S)
+    stuck = _uninterruptible_threads(state)
+    for _ in range(_STATE_SAMPLES):
+        time.sleep(_SAMPLE_STEP_S)
         state = read_state(pid)
-        stuck &= _waiting(state)
+        stuck &= _uninterruptible_threads(state)
         if not stuck:
             break
-    told = status_of_state(state, pid)
-    if told is not None and told[0] is CaptureStatus.UNINTERRUPTIBLE:
-        return told if stuck else None
-    return told
+    blocker = explain_state(state, pid)
+    if blocker is not None and blocker[0] is CaptureStatus.UNINTERRUPTIBLE:
+        return blocker if stuck else None
+    return blocker
 
 
-def _waiting(state: ProcessState | None) -> set[int]:
+def _uninterruptible_threads(state: ProcessState | None) -> set[int]:
     return set(state.uninterruptible) if state is not None else set()

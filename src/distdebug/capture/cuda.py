@@ -1,9 +1,8 @@
 """
-Which kernels run on the GPUs of this process, and who waits for them?
+Capture the GPU kernels of a process, by GPU core dump or cuda-gdb.
 
-cuda-gdb stops the process and its GPUs for seconds.  If the process can write
-a core dump of its GPUs on request, and goes on after it, that is asked for
-instead.
+cuda-gdb stops the process and its GPUs for seconds.  So a GPU core dump is
+requested instead where the process offers one and survives it.
 """
 
 from __future__ import annotations
@@ -24,32 +23,31 @@ import attrs
 from .._text import without_controls
 from ..processes import list_numbers, read_environ, read_link, read_state
 from ..stacks import GpuKernel, parse_gdb, parse_kernels
-from .attach import GDB, Threads, Told, Tool, attach, gdb_arguments
+from .attach import GDB, Threads, Tool, ToolResult, attach, gdb_arguments
 from .model import Attempt, CaptureStatus
 from .tool import find_tool, run_tool
 
 
-# Without these, the process is ended by its own dump, or writes down all the
-# memory of its GPUs.
-_HARMLESS = {"skip_abort", "skip_global_memory"}
+# Without these flags the dump ends the process, or holds all GPU memory.
+_SAFE_FLAGS = {"skip_abort", "skip_global_memory"}
 _DEFAULT_PIPE = "corepipe.cuda.%h.%p"
 _DEFAULT_FILE = "core_%t_%h_%p.nvcudmp"
-_ENOUGH = 1 << 20
-_PART = 4096  # fits whenever a pipe says that there is room
-_STEP_S = 0.1
-_SETTLED_S = 0.5
+_TRIGGER_BYTES = 1 << 20
+_CHUNK_BYTES = 4096  # PIPE_BUF: fits whenever a pipe is writable
+_POLL_S = 0.1
+_STABLE_S = 0.5
 
 
 class DumpPipe(NamedTuple):
     """
-    How a dump is asked for.
+    Pipe that requests a GPU core dump.
 
     Attributes:
         pid: The process.
 
         path: The pipe.
 
-        files: A pattern of the files that dumps are written to.
+        files: Glob pattern of the files that dumps are written to.
     """
 
     pid: int
@@ -59,70 +57,70 @@ class DumpPipe(NamedTuple):
 
 def find_dump_pipe(pid: int, *, may_abort: bool = False) -> DumpPipe | None:
     """
-    Does a process offer to write down what its GPUs do?
+    Find the pipe by which a process accepts requests for GPU core dumps.
 
     Args:
         pid: A process of this node.
 
-        may_abort: Whether to use the pipe also if that may end the process,
-            or fill a disk.
+        may_abort: Also use a pipe whose dump may end the process or fill a
+            disk.
 
     Returns:
-        How to ask for it; ``None`` if the process does not offer it, or if it
-        would do harm.
+        The pipe; ``None`` if there is none, or a dump would do harm.
     """
     environ, _ = read_environ(pid)
     flags = environ.get("CUDA_COREDUMP_GENERATION_FLAGS", "")
-    if not may_abort and not set(re.split(r"[\s,]+", flags)) >= _HARMLESS:
+    if not may_abort and not set(re.split(r"[\s,]+", flags)) >= _SAFE_FLAGS:
         return None
 
-    wanted = environ.get("CUDA_COREDUMP_PIPE") or _DEFAULT_PIPE
-    name = re.compile(_filled(wanted.rpartition("/")[2], re.escape, ".+"))
+    template = environ.get("CUDA_COREDUMP_PIPE") or _DEFAULT_PIPE
+    name = re.compile(
+        _expand_pattern(template.rpartition("/")[2], re.escape, ".+")
+    )
     for fd in list_numbers(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
         target = read_link(path).rpartition("/")[2]
         if name.fullmatch(target) and _is_pipe(path):
-            return DumpPipe(pid, path, _files(pid, environ))
+            return DumpPipe(pid, path, _dump_file_glob(pid, environ))
     return None
 
 
 def request_dump(pipe: DumpPipe, *, timeout_s: float) -> Path | None:
     """
-    Ask a process for a dump of its GPUs, and wait for it.
+    Request a GPU core dump of a process, and wait for the file.
 
     Args:
-        pipe: How to ask.
-
-        timeout_s: How long to wait, in seconds.
+        timeout_s: Time limit, in seconds.
 
     Returns:
-        The file; ``None`` if it was not finished in time.
+        The file; ``None`` if it was not complete in time.
 
     Raises:
         OSError: The pipe cannot be written to.
     """
     end = time.monotonic() + timeout_s
     old = set(glob.glob(pipe.files))  # noqa: PTH207 there are wildcards in it
-    _write(pipe.path, end)
+    _trigger_dump(pipe.path, end)
     size, since = -1, time.monotonic()
     while time.monotonic() < end:
-        time.sleep(_STEP_S)
+        time.sleep(_POLL_S)
         new = sorted(set(glob.glob(pipe.files)) - old)  # noqa: PTH207
         if not new:
             continue
         now, path = time.monotonic(), Path(new[0])
         if path.stat().st_size != size:
             size, since = path.stat().st_size, now
-        elif (
-            size and now - since > _SETTLED_S and not _is_open(pipe.pid, path)
-        ):
+        elif size and now - since > _STABLE_S and not _is_open(pipe.pid, path):
             return path
     return None
 
 
-def _filled(pattern: str, escape: Callable[[str], str], any_text: str) -> str:
+def _expand_pattern(
+    pattern: str, escape: Callable[[str], str], any_text: str
+) -> str:
     """
-    What the driver puts in place of host, process, and time is not known.
+    Replace ``%h``, ``%p``, and ``%t``, whose values are unknown, by a
+    wildcard.
     """
     return "".join(
         any_text if part in {"%h", "%p", "%t"} else escape(part)
@@ -130,11 +128,11 @@ def _filled(pattern: str, escape: Callable[[str], str], any_text: str) -> str:
     )
 
 
-def _files(pid: int, environ: dict[str, str]) -> str:
-    wanted = environ.get("CUDA_COREDUMP_FILE") or _DEFAULT_FILE
-    # As the process sees it, which may be in a container.
-    place = "root" if wanted.startswith("/") else "cwd"
-    return f"/proc/{pid}/{place}/{_filled(wanted, glob.escape, '*')}"
+def _dump_file_glob(pid: int, environ: dict[str, str]) -> str:
+    template = environ.get("CUDA_COREDUMP_FILE") or _DEFAULT_FILE
+    # The path is that of the process, which may be in a container.
+    base = "root" if template.startswith("/") else "cwd"
+    return f"/proc/{pid}/{base}/{_expand_pattern(template, glob.escape, '*')}"
 
 
 def _is_pipe(path: str) -> bool:
@@ -144,22 +142,22 @@ def _is_pipe(path: str) -> bool:
         return False
 
 
-def _write(path: str, end: float) -> None:
+def _trigger_dump(path: str, end: float) -> None:
     """
-    Little may be held back on its way, so more than a pipe holds is written.
+    Write more than a pipe buffers, so that the driver surely reads a byte.
     """
     fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         written, poll = 0, select.poll()
         poll.register(fd, select.POLLOUT)
-        while written < _ENOUGH and poll.poll(_patience_ms(end)):
-            written += os.write(fd, bytes(_PART))
+        while written < _TRIGGER_BYTES and poll.poll(_poll_timeout_ms(end)):
+            written += os.write(fd, bytes(_CHUNK_BYTES))
     finally:
         os.close(fd)
 
 
-def _patience_ms(end: float) -> float:
-    # Who does not read on within a second has read enough.
+def _poll_timeout_ms(end: float) -> float:
+    # A reader that stops for a second has read enough.
     return 1000 * min(max(end - time.monotonic(), 0), 1)
 
 
@@ -169,13 +167,13 @@ def _is_open(pid: int, path: Path) -> bool:
     return any(name.rpartition("/")[2] == path.name for name in names)
 
 
-# The line that users of the scripts around cuda-gdb look for.
-_FAILED = "ERROR: cuda-gdb failed or timed out"
+# Scripts around cuda-gdb search for this line.
+_FAILED_LINE = "ERROR: cuda-gdb failed or timed out"
 
-# Its unwinder of version 11.8 fails on every frame: it takes the answer of
-# Python, that there is nothing to unwind, for a mistake.
-_SHARE = 5 / 6  # what is left is for gdb, if that is needed
-_CURE = (
+_CUDA_GDB_SHARE = 5 / 6  # the rest is for gdb, if cuda-gdb fails
+# The unwinder of cuda-gdb 11.8 fails on every frame: it treats the answer of
+# Python that there is nothing to unwind as an error.
+_UNWINDER_FIX = (
     "set python print-stack none",
     "python gdb._execute_unwinders = None",
 )
@@ -184,16 +182,16 @@ _CURE = (
 @attrs.frozen(kw_only=True)
 class CudaOutcome:
     """
-    What is known of the GPUs of a process.
+    GPU kernels and host threads of a process.
 
     Attributes:
-        threads: Its threads on the host; none if no tool could tell.
+        threads: Its threads on the host; empty if every tool failed.
 
-        kernels: What its GPUs were running.
+        kernels: Kernels that its GPUs were running.
 
-        text: What cuda-gdb printed, and if it failed, a line that says so.
+        text: Output of cuda-gdb; with a line that says so if it failed.
 
-        attempts: How it went with each tool that was tried.
+        attempts: One per tool that was tried.
     """
 
     threads: Threads = ()
@@ -210,39 +208,35 @@ def capture_cuda(
     start_ticks: int | None = None,
 ) -> CudaOutcome:
     """
-    Which kernels run on the GPUs of a process, and who waits for them?
+    Return the GPU kernels of a process, and its host threads.
 
     Args:
-        pid: A process of this node.
+        timeout_s: Time limit for all tools together, in seconds.
 
-        timeout_s: How long it may take in all, in seconds.
+        may_abort: Also request a core dump that may end the process, or may be
+            as large as the memory of its GPUs.
 
-        may_abort: Whether a core dump of the GPUs may be asked for also if
-            that ends the process, or may be as large as the memory of its
-            GPUs.
-
-        start_ticks: When the process started, in clock ticks since boot, if
-            it must be that very process.
-
-    Returns:
-        The kernels, the threads, and how it went.
+        start_ticks: Expected start time, in clock ticks since boot; None
+            accepts any process with this PID.
     """
     deadline = time.monotonic() + timeout_s
     state = read_state(pid)
     before: tuple[Attempt, ...] = ()
     if state is not None and start_ticks in {None, state.start_ticks}:
-        outcome = _from_dump(pid, timeout_s / 2, may_abort=may_abort)
+        outcome = _capture_from_dump(pid, timeout_s / 2, may_abort=may_abort)
         if outcome.text:
             return outcome
         before = outcome.attempts
     left_s = max(deadline - time.monotonic(), 0.1)
-    outcome = _from_debugger(pid, left_s, start_ticks)
+    outcome = _capture_with_debugger(pid, left_s, start_ticks)
     return attrs.evolve(outcome, attempts=(*before, *outcome.attempts))
 
 
-def _from_dump(pid: int, timeout_s: float, *, may_abort: bool) -> CudaOutcome:
+def _capture_from_dump(
+    pid: int, timeout_s: float, *, may_abort: bool
+) -> CudaOutcome:
     """
-    No text if the process offers no dump, or it could not be read.
+    Capture from a GPU core dump; without text if there is none to read.
     """
     tool, pipe = (
         find_tool("cuda-gdb"),
@@ -251,75 +245,80 @@ def _from_dump(pid: int, timeout_s: float, *, may_abort: bool) -> CudaOutcome:
     if tool is None or pipe is None:
         return CudaOutcome()
 
-    begin, got, path = time.monotonic(), None, None
+    begin, result, path = time.monotonic(), None, None
     try:
         path = request_dump(pipe, timeout_s=timeout_s)
         if path is not None:
             target = f"target cudacore {path}"
-            look = gdb_arguments(target, "info cuda kernels", "bt")
-            got = run_tool([tool, *look], timeout_s=timeout_s)
+            arguments = gdb_arguments(target, "info cuda kernels", "bt")
+            result = run_tool([tool, *arguments], timeout_s=timeout_s)
         detail = str(path or "the process wrote no dump in time")
     except OSError as exc:
         detail = str(exc)
-    is_read = got is not None and bool(parse_kernels(got.output))
+    is_read = result is not None and bool(parse_kernels(result.output))
     attempt = Attempt(
         tool="GPU core dump",
         status=CaptureStatus.OK if is_read else CaptureStatus.TOOL_FAILED,
         detail=detail,
         seconds=time.monotonic() - begin,
     )
-    if got is None or not is_read:
+    if result is None or not is_read:
         return CudaOutcome(attempts=(attempt,))
     return CudaOutcome(
-        kernels=parse_kernels(got.output),
-        text=without_controls(got.output),
+        kernels=parse_kernels(result.output),
+        text=without_controls(result.output),
         attempts=(attempt,),
     )
 
 
-def _from_debugger(
+def _capture_with_debugger(
     pid: int, timeout_s: float, start_ticks: int | None
 ) -> CudaOutcome:
     deadline = time.monotonic() + timeout_s
-    told = attach(
-        _CUDA_GDB, pid, timeout_s=timeout_s * _SHARE, start_ticks=start_ticks
+    result = attach(
+        _CUDA_GDB,
+        pid,
+        timeout_s=timeout_s * _CUDA_GDB_SHARE,
+        start_ticks=start_ticks,
     )
-    kernels = parse_kernels(told.text)
-    if told.attempt.status is CaptureStatus.OK:
+    kernels = parse_kernels(result.text)
+    if result.attempt.status is CaptureStatus.OK:
         return CudaOutcome(
-            threads=told.threads,
+            threads=result.threads,
             kernels=kernels,
-            text=told.text,
-            attempts=(told.attempt,),
+            text=result.text,
+            attempts=(result.attempt,),
         )
 
     left_s = max(deadline - time.monotonic(), 0.1)
-    other = attach(GDB, pid, timeout_s=left_s, start_ticks=start_ticks)
+    fallback = attach(GDB, pid, timeout_s=left_s, start_ticks=start_ticks)
     return CudaOutcome(
-        threads=other.threads or told.threads,
+        threads=fallback.threads or result.threads,
         kernels=kernels,
-        text=_failed_text(told, other),
-        attempts=(told.attempt, other.attempt),
+        text=_failed_text(result, fallback),
+        attempts=(result.attempt, fallback.attempt),
     )
 
 
-def _failed_text(told: Told, other: Told) -> str:
-    why = told.attempt
-    reason = ": ".join(part for part in (why.status, why.detail) if part)
-    remedy = f"\nTry: {why.remedy}" if why.remedy else ""
-    seen = f"# What gdb saw\n\n{other.text}" if other.threads else ""
-    parts = (told.text, f"{_FAILED} ({reason}){remedy}\n", seen)
+def _failed_text(result: ToolResult, fallback: ToolResult) -> str:
+    failure = result.attempt
+    reason = ": ".join(
+        part for part in (failure.status, failure.detail) if part
+    )
+    remedy = f"\nTry: {failure.remedy}" if failure.remedy else ""
+    gdb_text = f"# What gdb saw\n\n{fallback.text}" if fallback.threads else ""
+    parts = (result.text, f"{_FAILED_LINE} ({reason}){remedy}\n", gdb_text)
     return "\n".join(part for part in parts if part)
 
 
-def _arguments(pid: int) -> list[str]:
+def _cuda_gdb_arguments(pid: int) -> list[str]:
     commands = (
         r"echo # CUDA Kernel Information\n",
         "info cuda kernels",
         r"echo # Thread Backtraces\n",
         "thread apply all bt",
     )
-    return [*gdb_arguments(*commands, more=_CURE), "-p", str(pid)]
+    return [*gdb_arguments(*commands, more=_UNWINDER_FIX), "-p", str(pid)]
 
 
-_CUDA_GDB = Tool("cuda-gdb", "cuda-gdb", _arguments, parse_gdb)
+_CUDA_GDB = Tool("cuda-gdb", "cuda-gdb", _cuda_gdb_arguments, parse_gdb)

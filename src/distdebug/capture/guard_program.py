@@ -1,10 +1,9 @@
 """
-How is a debugger ended without harm to the process it is attached to?
+Guard a tool that attaches: end it without leaving the process stopped.
 
-This file is also a program: the parent of a tool that attaches.  It outlives
-whoever asked for the tool, however they are killed, and so can always undo
-what the tool did.  Run by ``python -I -S``, it knows the standard library
-alone.
+This file is also a program: the parent process of a tool that attaches.  It
+outlives its caller, however that is killed, and so can always undo what the
+tool did.  It runs by ``python -I -S`` and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,32 +20,37 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 
-# Bounds what a tool can write, also to a disk.
-MOST_BYTES = 1 << 26
+# Limit for every file that a tool writes.
+MAX_BYTES = 1 << 26
 
 _PR_SET_PDEATHSIG = 1
-_UNSTOPPABLE = {signal.SIGKILL, signal.SIGSTOP}
-# A debugger that is asked to end may leave the process stopped, or hand the
-# request on to it, which ends it.  Only a kill is harmless.
-_POLITE = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
+_UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
+# On these, a debugger may leave the process stopped, or pass the signal on and
+# so end the process.  Only SIGKILL is harmless.
+_TERMINATION_SIGNALS = {
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+}
 _STOP_IS_PENDING = 1 << (signal.SIGSTOP - 1)
-# A stop that the killed tool had asked for can arrive after its end.
+# A stop requested by the killed tool can arrive after its end.
 _LATE_S = 1.0
-# A tool that waits inside the kernel cannot be ended before that is over.
+# A tool in state D ends only when the kernel releases it.
 _REAP_S = 5.0
 _LINGER_S = 600.0
 
 
-class Sight(NamedTuple):
+class TargetState(NamedTuple):
     """
-    How a process looks from outside.
+    State of the process that a tool attaches to.
 
     Attributes:
-        ticks: When it started, in clock ticks since boot.
+        ticks: Start time, in clock ticks since boot.
 
         letter: State of its main thread.
 
-        tracer: The debugger attached to it; 0 if there is none.
+        tracer: PID of the debugger attached to it; 0 if there is none.
     """
 
     ticks: int
@@ -54,55 +58,53 @@ class Sight(NamedTuple):
     tracer: int
 
 
-def sight_of(pid: int) -> Sight | None:
+def read_target_state(pid: int) -> TargetState | None:
     """
-    How does this process look?
-
-    Args:
-        pid: A process of this node.
-
-    Returns:
-        Its looks; ``None`` if there is no such process.
+    Return the state of a process; ``None`` if there is no such process.
     """
     try:
         # A name may contain anything, also parentheses and blanks.
         fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-        status = _status_of(f"/proc/{pid}/status")
+        status = _read_status(f"/proc/{pid}/status")
         letter, ticks = fields[0].decode(), int(fields[19])
-        return Sight(ticks, letter, int(status.get(b"TracerPid", b"0")))
+        return TargetState(ticks, letter, int(status.get(b"TracerPid", b"0")))
     except (OSError, IndexError, ValueError):
         return None
 
 
-def resume(pid: int, before: Sight, *, watch_s: float) -> bool:
+def resume(pid: int, before: TargetState, *, watch_s: float) -> bool:
     """
-    Was the process left stopped, and could that be undone?
+    Send SIGCONT to a process that a tool left stopped.
 
     Args:
         pid: The process that a tool was attached to.
 
-        before: How it looked before.
+        before: Its state before that.
 
         watch_s: How long to wait for stops that arrive late, in seconds.
 
     Returns:
-        Whether it had to be sent SIGCONT.
+        Whether SIGCONT was sent.
     """
     resumed, end = False, time.monotonic() + watch_s
-    patience = end + _REAP_S
+    latest = end + _REAP_S
     while True:
-        now, seen = time.monotonic(), sight_of(pid)
-        if seen is None or seen.ticks != before.ticks or before.letter == "T":
+        now, state = time.monotonic(), read_target_state(pid)
+        if (
+            state is None
+            or state.ticks != before.ticks
+            or before.letter == "T"
+        ):
             return resumed
 
-        if seen.tracer:  # the kernel detaches when the tool is quite gone
-            end = min(patience, max(end, now + _LATE_S))
+        if state.tracer:  # the kernel detaches once the tool has ended
+            end = min(latest, max(end, now + _LATE_S))
         elif _is_stopping(pid):
             try:
                 os.kill(pid, signal.SIGCONT)
             except OSError:
                 return resumed
-            resumed, end = True, min(patience, now + _LATE_S)
+            resumed, end = True, min(latest, now + _LATE_S)
         if now >= end:
             return resumed
 
@@ -111,34 +113,34 @@ def resume(pid: int, before: Sight, *, watch_s: float) -> bool:
 
 def main(argv: list[str]) -> None:
     """
-    What does the tool print, and what did it do to the process?
+    Run a tool on a process, and print one line about both.
 
-    Standard input stays open as long as the answer is wanted.  Standard
-    output gets one line: exit status or ``-``, seconds for which the process
-    could not run, whether it had to be resumed, whether the tool was killed,
-    and whether it is still there.
+    The caller keeps standard input open as long as it wants the answer.  The
+    line on standard output is: exit status or ``-``, seconds for which the
+    process could not run, whether it had to be resumed, whether the tool was
+    killed, and whether the tool still exists.
 
     Args:
-        argv: Number and start of the process, seconds for the tool, its two
-            files, and its command line.
+        argv: PID and start time of the process, time limit of the tool in
+            seconds, descriptors of its output files, and its command line.
     """
-    for number in signal.valid_signals() - _UNSTOPPABLE:
+    for number in signal.valid_signals() - _UNCATCHABLE:
         signal.signal(number, signal.SIG_IGN)
-    # Children whose end is ignored cannot be waited for.
+    # While SIGCHLD is ignored, children cannot be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     pid, ticks, out, err = (int(argv[i]) for i in (0, 1, 3, 4))
     deadline = time.monotonic() + float(argv[2])
-    before = sight_of(pid)
-    if before is None or before.ticks != ticks or _is_alone(0):
+    before = read_target_state(pid)
+    if before is None or before.ticks != ticks or _is_abandoned(0):
         return
 
-    tool = _start(argv[5:], out, err)
+    tool = _start_tool(argv[5:], out, err)
     paused, is_held, killed, status = 0.0, False, True, None
     try:
-        paused, is_held, killed = _watch(tool, pid, before, deadline)
+        paused, is_held, killed = _supervise(tool, pid, before, deadline)
     finally:
-        status = _end(tool, killed=killed)
+        status = _kill_and_reap(tool, killed=killed)
         clean = status is not None and not killed and status >= 0
         watch_s = _LATE_S if not clean else 0.1 if status or is_held else 0.0
         resumed = resume(pid, before, watch_s=watch_s)
@@ -149,7 +151,7 @@ def main(argv: list[str]) -> None:
             os.write(1, f"{line}\n".encode())
             os.close(1)
         if status is None:
-            _linger(tool, pid, before)
+            _resume_after_exit(tool, pid, before)
 
 
 def _read(path: str) -> bytes:
@@ -157,14 +159,14 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _status_of(path: str) -> dict[bytes, bytes]:
+def _read_status(path: str) -> dict[bytes, bytes]:
     lines = (line.partition(b":\t") for line in _read(path).splitlines())
     return {name: value.strip() for name, _, value in lines}
 
 
 def _is_stopping(pid: int) -> bool:
     """
-    A stop may be there, or wait for a thread to see it.
+    Return whether a thread is stopped, or has a pending SIGSTOP.
     """
     try:
         with os.scandir(f"/proc/{pid}/task") as folder:
@@ -174,7 +176,7 @@ def _is_stopping(pid: int) -> bool:
 
     for thread in threads:
         with contextlib.suppress(OSError, ValueError):
-            status = _status_of(f"/proc/{pid}/task/{thread}/status")
+            status = _read_status(f"/proc/{pid}/task/{thread}/status")
             pending = int(status[b"SigPnd"], 16) | int(status[b"ShdPnd"], 16)
             is_free = status[b"TracerPid"] == b"0"
             is_stopped = status[b"State"].startswith(b"T")
@@ -183,35 +185,35 @@ def _is_stopping(pid: int) -> bool:
     return False
 
 
-def _start(command: list[str], out: int, err: int) -> int:
-    import ctypes  # here, because whoever imports this file needs it not
+def _start_tool(command: list[str], out: int, err: int) -> int:
+    import ctypes  # here: modules that import this file do not need it
 
-    # Looked up beforehand: there is no telling what may be called after fork.
+    # Resolved before fork: little may be called safely after it.
     prctl = ctypes.CDLL(None).prctl
     guard, tool = os.getpid(), os.fork()
     if not tool:
-        _become(command, out, err, lambda: _die_with(guard, prctl))
+        _exec_tool(command, out, err, lambda: _die_with_guard(guard, prctl))
     with contextlib.suppress(OSError):
         os.setpgid(tool, tool)
     return tool
 
 
-# Nobody measures what runs between fork and exec.
-def _become(  # pragma: no cover
+# Coverage cannot measure what runs between fork and exec.
+def _exec_tool(  # pragma: no cover
     command: list[str], out: int, err: int, prepare: Callable[[], None]
 ) -> NoReturn:
     try:
         os.setpgid(0, 0)
         prepare()
-        for number in signal.valid_signals() - _UNSTOPPABLE:
+        for number in signal.valid_signals() - _UNCATCHABLE:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINATION_SIGNALS)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for fd, target in ((nothing, 0), (out, 1), (err, 2)):
             os.dup2(fd, target)
         for fd in (nothing, out, err):
             os.close(fd)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.execvp(command[0], command)  # noqa: S606 that is our purpose
     except BaseException as exc:  # noqa: BLE001
@@ -219,38 +221,38 @@ def _become(  # pragma: no cover
     os._exit(127)
 
 
-def _die_with(  # pragma: no cover
+def _die_with_guard(  # pragma: no cover
     guard: int, prctl: Callable[[int, int], int]
 ) -> None:
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guard:  # it was killed a moment ago
+    if os.getppid() != guard:  # the guard was killed meanwhile
         os._exit(1)
 
 
-def _watch(
-    tool: int, pid: int, before: Sight, deadline: float
+def _supervise(
+    tool: int, pid: int, before: TargetState, deadline: float
 ) -> tuple[float, bool, bool]:
     paused, was_held, begin = 0.0, False, time.monotonic()
     last = begin
     while True:
         has_ended = _has_ended(tool)
-        seen, now = sight_of(pid), time.monotonic()
-        is_held = seen is not None and (
-            bool(seen.tracer) or (seen.letter == "T" != before.letter)
+        state, now = read_target_state(pid), time.monotonic()
+        is_held = state is not None and (
+            bool(state.tracer) or (state.letter == "T" != before.letter)
         )
-        # All of a step counts if an end of it does: it is "at most".
+        # A step counts fully if the process was held at either end of it.
         paused += now - last if is_held or was_held else 0.0
         last, was_held = now, is_held
         if has_ended or now >= deadline:
             return paused, is_held, not has_ended
 
         step = 0.002 if now - begin < 1 else 0.01
-        if _is_alone(min(step, max(deadline - now, 0))):
+        if _is_abandoned(min(step, max(deadline - now, 0))):
             return paused, is_held, True
 
 
 def _has_ended(tool: int) -> bool:
-    # Not reaped yet, so that the number of its group cannot be used again.
+    # WNOWAIT: until it is reaped, its process group ID is not reused.
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, tool, flags) is not None
 
@@ -258,16 +260,16 @@ def _has_ended(tool: int) -> bool:
 _PARENT = os.getppid()
 
 
-def _is_alone(wait_s: float) -> bool:
+def _is_abandoned(wait_s: float) -> bool:
     """
-    Is there nobody any more who wants the answer?
+    Return whether the caller has ended or no longer wants the answer.
     """
     ended, _, _ = select.select([0], [], [], wait_s)
     return bool(ended) or os.getppid() != _PARENT
 
 
-def _end(tool: int, *, killed: bool) -> int | None:
-    # Also after a good end, for what the tool itself started.
+def _kill_and_reap(tool: int, *, killed: bool) -> int | None:
+    # Also after success, for children of the tool.
     with contextlib.suppress(OSError):
         os.killpg(tool, signal.SIGKILL)
     if killed:
@@ -276,8 +278,8 @@ def _end(tool: int, *, killed: bool) -> int | None:
     return _reap(tool, _REAP_S, 0.005)
 
 
-def _reap(tool: int, patience_s: float, step_s: float) -> int | None:
-    end = time.monotonic() + patience_s
+def _reap(tool: int, timeout_s: float, step_s: float) -> int | None:
+    end = time.monotonic() + timeout_s
     while True:
         pid, status = os.waitpid(tool, os.WNOHANG)
         if pid:
@@ -287,7 +289,7 @@ def _reap(tool: int, patience_s: float, step_s: float) -> int | None:
         time.sleep(step_s)
 
 
-def _linger(tool: int, pid: int, before: Sight) -> None:
+def _resume_after_exit(tool: int, pid: int, before: TargetState) -> None:
     if _reap(tool, _LINGER_S, 1.0) is not None:
         resume(pid, before, watch_s=_LATE_S)
 

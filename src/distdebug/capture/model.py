@@ -1,5 +1,5 @@
 """
-What became of looking into a process?
+Results of capturing stacks: capture status, attempts, processes, the node.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ..processes import Worker
 from ..ranks import fold_ranks
 from ..stacks import (
     ProcessStacks,
-    branches,
     merge_stacks,
     stacks_to_json,
     stacks_to_text,
+    to_branches,
 )
 from ..usercode import user_location
 
 
-# Whose native stacks to take.
+# Processes to take native stacks of.
 Native = Literal["none", "classes", "all"]
 
 
 class CaptureStatus(StrEnum):
     """
-    How it went, or why it could not go.
+    Status of a capture: success, or why it failed.
     """
 
     OK = "ok"
@@ -65,14 +65,14 @@ class CaptureStatus(StrEnum):
 @attrs.frozen(kw_only=True)
 class Attempt:
     """
-    One tool, run once on one process.
+    One run of a tool on a process.
 
     Attributes:
         tool: Such as ``"py-spy"``, ``"gdb"``, ``"proc"`` (the kernel alone).
 
         status: How it went.
 
-        detail: What the tool or the kernel said, in one line, or ``""``.
+        detail: Message of the tool or the kernel in one line, or ``""``.
 
         remedy: What to do about it, or ``""``.
 
@@ -80,8 +80,8 @@ class Attempt:
 
         paused_s: How long it kept the process from running, at most.
 
-        resumed: Whether the process was left stopped by the tool, and had to
-            be sent SIGCONT.
+        resumed: Whether the tool left the process stopped, and SIGCONT was
+            sent.
     """
 
     tool: str
@@ -96,23 +96,23 @@ class Attempt:
 @attrs.frozen(kw_only=True)
 class ProcessCapture(Shown):
     """
-    One process, and what could be learned about it.
+    Stacks and status of one process.
 
     Attributes:
         worker: The process.
 
-        status: The most telling fact: ``ok``, or what the state of the process
-            is (``zombie``, ``stopped``, …), or why it could not be looked at.
-            Stacks may be there all the same.
+        status: ``ok``, the state of the process (``zombie``, ``stopped``, …),
+            or why it could not be captured.  There may be stacks whatever the
+            status.
 
-        stacks: The last that was seen of it.  A process that could not be
-            looked at has a state there, but no threads.
+        stacks: Its most recent stacks.  If it could not be captured, they have
+            a state, but no threads.
 
-        remedy: What to do to see more, or ``""``.
+        remedy: What to do to capture more, or ``""``.
 
         attempts: What was tried, in order.
 
-        cuda_text: What cuda-gdb printed, or ``""``.
+        cuda_text: Output of cuda-gdb, or ``""``.
     """
 
     worker: Worker
@@ -124,10 +124,7 @@ class ProcessCapture(Shown):
 
     def missing(self, reason: str) -> Missing:
         """
-        Say that something about this process could not be seen or kept.
-
-        Args:
-            reason: Why.
+        Return a note that something of this process could not be captured.
         """
         return Missing(
             what="stack",
@@ -138,34 +135,36 @@ class ProcessCapture(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data: the process, and what was tried; stacks have their own.
+        Return the process and its attempts as plain data, without stacks.
         """
-        return _record(self)
+        return _process_record(self)
 
     def _blocks_(self) -> Iterable[Block]:
         yield from self.stacks._blocks_()
-        told = f"{self.status}: {self.remedy}" if self.remedy else self.status
-        yield f"looked at: {told}"
+        summary = (
+            f"{self.status}: {self.remedy}" if self.remedy else self.status
+        )
+        yield f"looked at: {summary}"
 
 
 @attrs.frozen(kw_only=True)
 class Capture(Shown):
     """
-    What every worker of this node was doing.
+    Stacks of all workers of a node.
 
     Attributes:
         host: Name of the node.
 
-        processes: Every worker, those of ranks first, by rank.
+        processes: All workers, ranks first, by rank.
 
-        missing: What could not be seen, and why; ranks that should be on this
-            node and were not found are among them.
+        missing: What could not be captured, and why; also ranks that should be
+            on this node but were not found.
 
-        seconds: How long the workers were watched.
+        seconds: How long the workers were sampled.
 
-        taken: When, in seconds since 1970.
+        taken: Time of the capture, in seconds since 1970.
 
-        files: What was written.
+        files: Files that were written.
     """
 
     host: str
@@ -178,14 +177,14 @@ class Capture(Shown):
     @property
     def stacks(self) -> tuple[ProcessStacks, ...]:
         """
-        What is known of every process, for ``explain_stacks``.
+        Stacks of every process, as input for ``explain_stacks``.
         """
         return tuple(p.stacks for p in self.processes)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """
-        What the stacks of all workers say together, the verdict first.
+        Findings from the stacks of all workers, the verdict first.
         """
         from ..stacks import explain_stacks
 
@@ -194,18 +193,18 @@ class Capture(Shown):
     @property
     def is_blind(self) -> bool:
         """
-        Whether nothing could be seen, no stack and nothing else that tells.
+        Whether there are neither stacks nor findings.
         """
-        is_seen = any(
+        has_stacks = any(
             thread.frames or thread.native
             for process in self.processes
             for thread in process.stacks.threads
         )
-        return not is_seen and not self.findings
+        return not has_stacks and not self.findings
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return {
             "host": self.host,
@@ -219,16 +218,16 @@ class Capture(Shown):
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per process, for a data frame.
+        Return one plain dictionary per process, for a data frame.
         """
-        return [_record(process) for process in self.processes]
+        return [_process_record(process) for process in self.processes]
 
     def _blocks_(self) -> Iterable[Block]:
 
         return capture_blocks(self)
 
 
-def _record(process: ProcessCapture) -> dict[str, Any]:
+def _process_record(process: ProcessCapture) -> dict[str, Any]:
     return {
         **process.worker.to_dict(),
         "state": process.stacks.state,
@@ -241,35 +240,35 @@ def _record(process: ProcessCapture) -> dict[str, Any]:
     }
 
 
-_MOST_ROWS = 32
-_MOST_FAILURES = 8
-_LONGEST_JOB = 24
-# After these others are tried, or what is missing is told anyway.
-_QUIET = {"faulthandler", "proc", "py-spy", "py-spy --native", "pystack"}
+_MAX_ROWS = 32
+_MAX_FAILURES = 8
+_MAX_JOB_CHARS = 24
+# Other tools are tried after these, or "missing" reports the failure.
+_UNREPORTED_TOOLS = {
+    "faulthandler",
+    "proc",
+    "py-spy",
+    "py-spy --native",
+    "pystack",
+}
 
 
 def capture_blocks(capture: Capture) -> Iterator[Block]:
     """
-    What is there to show of a capture?
-
-    Args:
-        capture: The capture.
-
-    Returns:
-        Verdict, merged stacks, processes, and what is missing.
+    Yield verdict, merged stacks, processes, and missing parts of a capture.
     """
     if capture.is_blind:
         number = len(capture.processes)
-        yield f"no stack could be read of {_count(number)}: see below"
+        yield f"no stack could be read of {_process_count(number)}: see below"
     yield finding_entries(capture.findings)
     yield _headline(capture)
-    yield Tree(branches(merge_stacks(capture.stacks)))
+    yield Tree(to_branches(merge_stacks(capture.stacks)))
     yield _table(capture)
-    yield Lines(list(_pauses(capture)))
+    yield Lines(list(_attempt_notes(capture)))
     yield missing_block(capture.missing)
 
 
-def _count(number: int) -> str:
+def _process_count(number: int) -> str:
     return f"{number} {'process' if number == 1 else 'processes'}"
 
 
@@ -279,7 +278,7 @@ def _headline(capture: Capture) -> str:
     }
     kinds = Counter(p.worker.framework or "?" for p in capture.processes)
     names = ", ".join(f"{n} of {name}" for name, n in kinds.most_common())
-    whose = f"; ranks {fold_ranks(ranks)}" if ranks else ""
+    folded = f"; ranks {fold_ranks(ranks)}" if ranks else ""
     when = datetime.fromtimestamp(capture.taken).astimezone()
     watched = (
         f", watched for {capture.seconds:.1f} s"
@@ -288,7 +287,7 @@ def _headline(capture: Capture) -> str:
     )
     return (
         f"{clean(capture.host)}, {when:%Y-%m-%d %H:%M:%S %Z}: "
-        f"{_count(len(capture.processes))} ({names}{whose}){watched}"
+        f"{_process_count(len(capture.processes))} ({names}{folded}){watched}"
     )
 
 
@@ -296,22 +295,24 @@ def _table(capture: Capture) -> Table:
     jobs = {p.worker.job for p in capture.processes if p.worker.job}
     ranks = {p.worker.pid: p.worker.rank for p in capture.processes}
     head = ["rank", "pid", "role", "state", "capture", "at"]
-    rows = [_row(process, ranks) for process in capture.processes]
+    rows = [_table_row(process, ranks) for process in capture.processes]
     if len(jobs) > 1:
         head.append("job")
         rows = [
-            (*row, _brief(process.worker.job))
+            (*row, _shorten_job(process.worker.job))
             for row, process in zip(rows, capture.processes, strict=True)
         ]
-    return Table(head, rows, _MOST_ROWS, "processes")
+    return Table(head, rows, _MAX_ROWS, "processes")
 
 
-def _brief(job: str) -> str:
-    # What differs between two runs stands at the end.
-    return job if len(job) <= _LONGEST_JOB else f"…{job[1 - _LONGEST_JOB :]}"
+def _shorten_job(job: str) -> str:
+    # Names of two runs differ at the end.
+    return (
+        job if len(job) <= _MAX_JOB_CHARS else f"…{job[1 - _MAX_JOB_CHARS :]}"
+    )
 
 
-def _row(
+def _table_row(
     process: ProcessCapture, ranks: Mapping[int, int | None]
 ) -> tuple[object, ...]:
     worker, stacks = process.worker, process.stacks
@@ -329,9 +330,9 @@ def _row(
     )
 
 
-def _pauses(capture: Capture) -> Iterable[str]:
+def _attempt_notes(capture: Capture) -> Iterable[str]:
     """
-    Say who was stopped by our tools, and for how long; and what failed.
+    Yield how long tools stopped processes, and which tools failed.
     """
     tried = [(p, a) for p in capture.processes for a in p.attempts]
     paused = [a.paused_s for _, a in tried if a.paused_s > 0]
@@ -347,9 +348,9 @@ def _pauses(capture: Capture) -> Iterable[str]:
     failed = Counter(
         (a.tool, a.detail or a.status, a.remedy)
         for _, a in tried
-        if a.status is not CaptureStatus.OK and a.tool not in _QUIET
+        if a.status is not CaptureStatus.OK and a.tool not in _UNREPORTED_TOOLS
     )
-    for (tool, detail, remedy), number in failed.most_common(_MOST_FAILURES):
+    for (tool, detail, remedy), number in failed.most_common(_MAX_FAILURES):
         advice = f" (try: {remedy})" if remedy else ""
         noun = "process" if number == 1 else "processes"
         yield clean(f"{tool}, {number} {noun}: {detail}{advice}", limit=400)
@@ -357,19 +358,19 @@ def _pauses(capture: Capture) -> Iterable[str]:
 
 def make_folder(output_dir: Path, host: str) -> Path:
     """
-    Make the folder of this node: before anything is captured, because then
-    nobody is stopped for what cannot be kept.
+    Create the output folder of this node.
+
+    It is created before the capture, so that no process is stopped for stacks
+    that cannot be written.
 
     Args:
-        output_dir: The folder for all nodes; it is made if necessary.
-
-        host: Name of this node.
+        output_dir: The folder for all nodes; it is created if necessary.
 
     Returns:
-        ``OUTPUT_DIR/HOST``; if that is there already, ``HOST.2``, and so on.
+        ``OUTPUT_DIR/HOST``; if that exists, ``HOST.2``, and so on.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     output_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in numbered(output_dir / host):
@@ -384,19 +385,17 @@ def make_folder(output_dir: Path, host: str) -> Path:
 
 def write_capture(capture: Capture, folder: Path) -> Capture:
     """
-    Write what was seen, each file whole or not at all.
+    Write a capture, each file completely or not at all.
 
-    There is ``pyspy_HOST_PID.txt`` and ``.json`` for each process,
-    ``cudagdb_HOST_PID.txt`` for each that cuda-gdb looked at, and
+    The files are ``pyspy_HOST_PID.txt`` and ``.json`` for each process,
+    ``cudagdb_HOST_PID.txt`` for each process with output of cuda-gdb, and
     ``workers.json`` about all of them.
 
     Args:
-        capture: What was seen.
-
         folder: The folder of this node.
 
     Returns:
-        The capture with its files; what could not be written is told in
+        The capture with its files; those that could not be written are in
         ``missing``.
     """
     files: list[Path] = []
@@ -408,7 +407,7 @@ def write_capture(capture: Capture, folder: Path) -> Capture:
             missing.append(process.missing(f"not written: {exc.strerror}"))
     table = json.dumps(capture.to_records(), indent=1)
     try:
-        files.append(_write(folder / "workers.json", table))
+        files.append(_write_text(folder / "workers.json", table))
     except OSError as exc:
         reason = f"not written: {exc.strerror}"
         lost = Missing(what="list of workers", reason=reason)
@@ -420,12 +419,16 @@ def _write_process(
     process: ProcessCapture, folder: Path, host: str
 ) -> Iterator[Path]:
     name = f"{host}_{process.worker.pid}"
-    yield _write(folder / f"pyspy_{name}.json", stacks_to_json(process.stacks))
-    yield _write(folder / f"pyspy_{name}.txt", stacks_to_text(process.stacks))
+    yield _write_text(
+        folder / f"pyspy_{name}.json", stacks_to_json(process.stacks)
+    )
+    yield _write_text(
+        folder / f"pyspy_{name}.txt", stacks_to_text(process.stacks)
+    )
     if process.cuda_text:
-        yield _write(folder / f"cudagdb_{name}.txt", process.cuda_text)
+        yield _write_text(folder / f"cudagdb_{name}.txt", process.cuda_text)
 
 
-def _write(path: Path, text: str) -> Path:
+def _write_text(path: Path, text: str) -> Path:
     write_whole(path, text.encode("utf-8", "replace"))
     return path

@@ -1,9 +1,9 @@
 """
-What is every worker of this node doing right now?
+Capture the stacks of all workers of this node, or of one process.
 
-First everybody is looked at several times without being stopped.  Only if it
-is asked for, some or all are then looked into with tools that do stop them for
-a moment, one collector per node at a time.
+First every worker is sampled several times without being stopped.  Native
+stacks and GPU kernels, which stop a process for a moment, are taken only on
+request, by one collector per node at a time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from ..processes import (
     ProcessState,
     Worker,
     find_workers,
+    find_workers_by_pid,
     missing_ranks,
-    workers_of,
 )
 from ..stacks import ProcessStacks, ThreadStack, join_threads, merge_stacks
-from .attach import capture_native, node_lock
-from .blockers import status_of_state
+from .attach import node_lock, read_native_stacks
+from .blockers import explain_state
 from .cuda import capture_cuda
 from .model import (
     Attempt,
@@ -51,29 +51,27 @@ from .model import (
     make_folder,
     write_capture,
 )
-from .sample import Look, describe_process, no_look, take_look
+from .sample import Sample, describe_process, take_sample, timed_out_sample
 from .self_report import ask_process
 from .tool import stop_tools
 
 
-def judge(
+def summarize_attempts(
     process: ProcessCapture, state: ProcessState | None
 ) -> ProcessCapture:
     """
-    Sum up the attempts: the state of the process comes before what tools say.
+    Set the status of a process: its state first, then results of the tools.
 
     Args:
-        process: What was tried.
-
-        state: What the kernel told last; ``None`` if it told nothing, or the
-            process is gone, which the last attempt tells.
+        state: Last state of the process; None if it could not be read or the
+            process has ended, as its last attempt says.
     """
     last = process.attempts[-1]
-    told = status_of_state(state, process.worker.pid) if state else None
+    blocker = explain_state(state, process.worker.pid) if state else None
     if state is None and last.status is CaptureStatus.EXITED:
-        told = last.status, last.remedy
-    if told is not None:
-        status, remedy = told
+        blocker = last.status, last.remedy
+    if blocker is not None:
+        status, remedy = blocker
         return attrs.evolve(process, status=status, remedy=remedy)
 
     if any(t.frames or t.native for t in process.stacks.threads):
@@ -82,57 +80,56 @@ def judge(
     return attrs.evolve(process, status=last.status, remedy=last.remedy)
 
 
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
-_Done: TypeAlias = "queue.SimpleQueue[tuple[int, _Out | BaseException]]"
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_ResultQueue: TypeAlias = (
+    "queue.SimpleQueue[tuple[int, _Result | BaseException]]"
+)
 
-# Threads only wait for tools.  More tools than processors lengthen the pauses
-# of those that stop a process.
-_AT_ONCE = max(4, min(16, os.cpu_count() or 1))
+# The threads only wait for tools.  With more tools than processors, processes
+# stay stopped for longer.
+_POOL_THREADS = max(4, min(16, os.cpu_count() or 1))
 
 
-def each(
-    function: Callable[[_In], _Out],
-    items: Iterable[_In],
+def parallel_map(
+    function: Callable[[_Item], _Result],
+    items: Iterable[_Item],
     *,
     timeout_s: float,
-    at_once: int = _AT_ONCE,
+    max_threads: int = _POOL_THREADS,
     tell: Callable[[int, int], object] = lambda _done, _total: None,
-) -> list[_Out | None]:
+) -> list[_Result | None]:
     """
-    Call a function that runs tools for each item.
+    Call a function that runs tools for each item, in several threads.
 
-    If the caller is interrupted, the tools are stopped, not waited for.
+    On an interrupt the tools are stopped; nothing waits for them.
 
     Args:
-        function: What to call.
+        timeout_s: Time limit for all items, in seconds.
 
-        items: What to call it with.
+        max_threads: Number of threads.
 
-        timeout_s: After how many seconds to go on without the rest.
-
-        at_once: How many at the same time.
-
-        tell: Called with how many of how many are done.
+        tell: Called with the number of items done, and of all.
 
     Returns:
-        The results, in the order of *items*; ``None`` where there is none yet.
+        The results, in the order of *items*; ``None`` for items that were not
+        done in time.
 
     Raises:
         Exception: The first that *function* raised.
     """
-    todo: queue.SimpleQueue[tuple[int, _In]] = queue.SimpleQueue()
+    todo: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
     for pair in enumerate(items):
         todo.put(pair)
-    results: list[_Out | None] = [None] * todo.qsize()
-    done: _Done[_Out] = queue.SimpleQueue()
-    is_helped = _start(
-        partial(_work, function, todo, done), min(at_once, len(results))
+    results: list[_Result | None] = [None] * todo.qsize()
+    done: _ResultQueue[_Result] = queue.SimpleQueue()
+    has_threads = _start_threads(
+        partial(_work, function, todo, done), min(max_threads, len(results))
     )
     try:
-        if not is_helped:
+        if not has_threads:
             _work(function, todo, done)
-        _gather(done, results, time.monotonic() + timeout_s, tell)
+        _collect_results(done, results, time.monotonic() + timeout_s, tell)
     except BaseException:
         _drain(todo)
         stop_tools()
@@ -142,9 +139,9 @@ def each(
     return results
 
 
-def _start(work: Callable[[], object], number: int) -> bool:
+def _start_threads(work: Callable[[], object], number: int) -> bool:
     """
-    Start threads; on a node that is full there may be none to be had.
+    Start threads; return whether at least one runs, as a full node has none.
     """
     for count in range(number):
         try:
@@ -157,22 +154,22 @@ def _start(work: Callable[[], object], number: int) -> bool:
 
 
 def _work(
-    function: Callable[[_In], _Out],
-    todo: queue.SimpleQueue[tuple[int, _In]],
-    done: _Done[_Out],
+    function: Callable[[_Item], _Result],
+    todo: queue.SimpleQueue[tuple[int, _Item]],
+    done: _ResultQueue[_Result],
 ) -> None:
     with suppress(queue.Empty):
         while True:
             number, item = todo.get_nowait()
             try:
                 done.put((number, function(item)))
-            except BaseException as exc:  # noqa: BLE001 is raised elsewhere
+            except BaseException as exc:  # noqa: BLE001 _collect_results raises it
                 done.put((number, exc))
 
 
-def _gather(
-    done: _Done[_Out],
-    results: list[_Out | None],
+def _collect_results(
+    done: _ResultQueue[_Result],
+    results: list[_Result | None],
     deadline: float,
     tell: Callable[[int, int], object],
 ) -> None:
@@ -188,15 +185,15 @@ def _gather(
         tell(count, len(results))
 
 
-def _drain(todo: queue.SimpleQueue[tuple[int, _In]]) -> None:
+def _drain(todo: queue.SimpleQueue[tuple[int, _Item]]) -> None:
     with suppress(queue.Empty):
         while True:
             todo.get_nowait()
 
 
-_ANSWER_S = 5.0
-# They cannot answer, or there is nothing to be told.
-_IN_VAIN = {
+_SELF_REPORT_S = 5.0
+# Processes in these states cannot report, or have no stacks.
+_CANNOT_REPORT = {
     CaptureStatus.EXITED,
     CaptureStatus.ZOMBIE,
     CaptureStatus.STOPPED,
@@ -204,61 +201,63 @@ _IN_VAIN = {
 }
 
 
-def ask_unseen(
+def request_missing_stacks(
     processes: Sequence[ProcessCapture], deadline: float
 ) -> list[ProcessCapture]:
     """
-    Ask those for their stacks that could not be looked into.
+    Request a self-report from processes whose stacks could not be read.
 
     Args:
-        processes: All processes, as far as they were seen.
-
-        deadline: When to be done, by the monotonic clock.
+        deadline: Time limit, by the monotonic clock.
 
     Returns:
         All processes.
     """
-    unseen = [p for p in processes if _is_worth_asking(p)]
+    candidates = [p for p in processes if _needs_self_report(p)]
     left_s = max(deadline - time.monotonic(), 0.1)
-    answers = each(_ask, unseen, timeout_s=min(left_s, 4 * _ANSWER_S))
+    answers = parallel_map(
+        _add_self_report, candidates, timeout_s=min(left_s, 4 * _SELF_REPORT_S)
+    )
     by_pid = {
         before.worker.pid: after or before
-        for before, after in zip(unseen, answers, strict=True)
+        for before, after in zip(candidates, answers, strict=True)
     }
     return [by_pid.get(p.worker.pid, p) for p in processes]
 
 
-def _is_worth_asking(process: ProcessCapture) -> bool:
-    is_seen = any(t.frames for t in process.stacks.threads)
-    return not is_seen and process.status not in _IN_VAIN
+def _needs_self_report(process: ProcessCapture) -> bool:
+    has_frames = any(t.frames for t in process.stacks.threads)
+    return not has_frames and process.status not in _CANNOT_REPORT
 
 
-def _ask(process: ProcessCapture) -> ProcessCapture:
+def _add_self_report(process: ProcessCapture) -> ProcessCapture:
     worker = process.worker
     threads, attempt = ask_process(
-        worker.pid, timeout_s=_ANSWER_S, start_ticks=worker.start_ticks
+        worker.pid, timeout_s=_SELF_REPORT_S, start_ticks=worker.start_ticks
     )
     answered = {t.thread_id: t for t in threads}
-    known = [
-        _with_frames(thread, answered.pop(thread.thread_id, None))
+    threads_before = [
+        _merge_frames(thread, answered.pop(thread.thread_id, None))
         for thread in process.stacks.threads
     ]
-    both = (*process.attempts, attempt)
+    all_attempts = (*process.attempts, attempt)
     if not threads:
-        return attrs.evolve(process, attempts=both)
+        return attrs.evolve(process, attempts=all_attempts)
 
     stacks = attrs.evolve(
         process.stacks,
         source=attempt.tool,
-        threads=(*known, *answered.values()),
+        threads=(*threads_before, *answered.values()),
     )
     status = process.status
     if status is not CaptureStatus.UNINTERRUPTIBLE:
         status = CaptureStatus.OK
-    return attrs.evolve(process, status=status, stacks=stacks, attempts=both)
+    return attrs.evolve(
+        process, status=status, stacks=stacks, attempts=all_attempts
+    )
 
 
-def _with_frames(
+def _merge_frames(
     thread: ThreadStack, answer: ThreadStack | None
 ) -> ThreadStack:
     if answer is None:
@@ -272,92 +271,93 @@ def _with_frames(
     )
 
 
-Tell = Callable[[str, int, int], object]
+ProgressCallback = Callable[[str, int, int], object]
 
-_MOST_CHOSEN = 8
-# A tool takes 60 seconds at most, which the guard adds its share to.
-_TOOL_S = 60.0
+_MAX_NATIVE = 8
+# Time limit of a tool; the guard needs some seconds more.
+_TOOL_TIMEOUT_S = 60.0
 _LOCK_S = 5.0
-# For tools that are being killed.
+# Time for killing tools.
 _GRACE_S = 3.0
 
 
-def look_deeper(
+def capture_native(
     processes: Sequence[ProcessCapture],
     *,
     native: str,
     cuda: bool,
     deadline: float,
-    tell: Tell,
+    tell: ProgressCallback,
 ) -> Sequence[ProcessCapture]:
     """
-    Add native stacks and GPU kernels, as far as they are asked for.
+    Add native stacks and GPU kernels, as far as requested.
 
     Args:
-        processes: What was seen without stopping anybody.
+        processes: Processes with their Python stacks.
 
         native: ``"none"``, ``"classes"``, or ``"all"``.
 
-        cuda: Whether every process is looked into with cuda-gdb.
+        cuda: Whether to run cuda-gdb on every process.
 
-        deadline: When to be done, by the monotonic clock.
+        deadline: Time limit, by the monotonic clock.
 
-        tell: Called with the stage, and how many of how many are done.
+        tell: Called with the stage, and the number of processes done, and of
+            all.
 
     Returns:
-        All processes.  If another collector is at work, nothing is added but
-        that.
+        All processes.  If another collector is at work, only an attempt that
+        says so is added.
     """
-    chosen = _chosen(processes, native)
-    stages = [_Stage("native stacks", _with_native, chosen)] if chosen else []
+    chosen = _select_processes(processes, native)
+    stages = [_Stage("native stacks", _add_native, chosen)] if chosen else []
     if cuda:
-        everybody = {p.worker.pid for p in processes}
-        stages.append(_Stage("cuda-gdb", _with_cuda, everybody))
+        all_pids = {p.worker.pid for p in processes}
+        stages.append(_Stage("cuda-gdb", _add_cuda, all_pids))
     if not stages:
         return processes
 
     try:
         with node_lock(_LOCK_S):
             for stage in stages:
-                processes = _run(stage, processes, deadline, tell)
+                processes = _run_stage(stage, processes, deadline, tell)
     except CaptureError as exc:
-        # What was seen without stopping anybody is still worth a lot.
-        processes = [_refused(p, exc) for p in processes]
+        # The samples taken before are still useful.
+        processes = [_mark_locked(p, exc) for p in processes]
     return processes
 
 
 @attrs.frozen
 class _Stage:
     name: str
-    look: Callable[[ProcessCapture, float], ProcessCapture]
+    sample: Callable[[ProcessCapture, float], ProcessCapture]
     pids: set[int]
 
 
-def _run(
+def _run_stage(
     stage: _Stage,
     processes: Sequence[ProcessCapture],
     deadline: float,
-    tell: Tell,
+    tell: ProgressCallback,
 ) -> Sequence[ProcessCapture]:
     def one(process: ProcessCapture) -> ProcessCapture | None:
-        left_s = min(deadline - time.monotonic(), _TOOL_S)
-        return stage.look(process, left_s) if left_s > 0 else None
+        left_s = min(deadline - time.monotonic(), _TOOL_TIMEOUT_S)
+        return stage.sample(process, left_s) if left_s > 0 else None
 
     todo = [p for p in processes if p.worker.pid in stage.pids]
-    done = each(
+    done = parallel_map(
         one,
         todo,
         timeout_s=max(deadline - time.monotonic(), 0) + _GRACE_S,
         tell=lambda n, total: tell(stage.name, n, total),
     )
     by_pid = {
-        process.worker.pid: new or _too_late(process, stage.name)
+        process.worker.pid: new or _mark_timed_out(process, stage.name)
         for process, new in zip(todo, done, strict=True)
     }
     return [by_pid.get(p.worker.pid, p) for p in processes]
 
 
-def _too_late(process: ProcessCapture, stage: str) -> ProcessCapture:
+def _mark_timed_out(process: ProcessCapture, stage: str) -> ProcessCapture:
     attempt = Attempt(
         tool=stage,
         status=CaptureStatus.TIMED_OUT,
@@ -367,7 +367,7 @@ def _too_late(process: ProcessCapture, stage: str) -> ProcessCapture:
     return attrs.evolve(process, attempts=(*process.attempts, attempt))
 
 
-def _refused(process: ProcessCapture, exc: CaptureError) -> ProcessCapture:
+def _mark_locked(process: ProcessCapture, exc: CaptureError) -> ProcessCapture:
     attempt = Attempt(
         tool="lock",
         status=CaptureStatus.SKIPPED,
@@ -377,26 +377,26 @@ def _refused(process: ProcessCapture, exc: CaptureError) -> ProcessCapture:
     return attrs.evolve(process, attempts=(*process.attempts, attempt))
 
 
-def _with_native(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
-    threads, attempts = capture_native(
+def _add_native(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
+    threads, attempts = read_native_stacks(
         process.worker.pid,
         timeout_s=timeout_s,
         start_ticks=process.worker.start_ticks,
     )
     return attrs.evolve(
         process,
-        stacks=_join(process.stacks, threads),
+        stacks=_join_native(process.stacks, threads),
         attempts=(*process.attempts, *attempts),
     )
 
 
-def _with_cuda(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
+def _add_cuda(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
     found = capture_cuda(
         process.worker.pid,
         timeout_s=timeout_s,
         start_ticks=process.worker.start_ticks,
     )
-    stacks = _join(process.stacks, found.threads)
+    stacks = _join_native(process.stacks, found.threads)
     return attrs.evolve(
         process,
         stacks=attrs.evolve(stacks, kernels=found.kernels),
@@ -405,15 +405,17 @@ def _with_cuda(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
     )
 
 
-def _join(
+def _join_native(
     stacks: ProcessStacks, native: Iterable[ThreadStack]
 ) -> ProcessStacks:
     return attrs.evolve(stacks, threads=join_threads(stacks.threads, native))
 
 
-def _chosen(processes: Sequence[ProcessCapture], native: str) -> set[int]:
+def _select_processes(
+    processes: Sequence[ProcessCapture], native: str
+) -> set[int]:
     """
-    One process of each class, and everybody who stands apart.
+    Return the PIDs of one process of each class, and of all outliers.
     """
     if native == "none":
         return set()
@@ -421,14 +423,16 @@ def _chosen(processes: Sequence[ProcessCapture], native: str) -> set[int]:
         return {p.worker.pid for p in processes}
 
     tree = merge_stacks(p.stacks for p in processes)
-    apart = [member for c in tree.outliers() for member in c.members]
-    one_each = [c.members[0] for c in reversed(tree.classes)]
-    chosen = [*dict.fromkeys([*one_each, *apart])][:_MOST_CHOSEN]
+    outlier_members = [member for c in tree.outliers() for member in c.members]
+    representatives = [c.members[0] for c in reversed(tree.classes)]
+    chosen = [*dict.fromkeys([*representatives, *outlier_members])][
+        :_MAX_NATIVE
+    ]
     return {tree.processes[member].pid for member in chosen}
 
 
-# What py-spy needs, a hundred times over.
-_LOOK_S = 10.0
+# A hundred times as long as py-spy usually takes.
+_SAMPLE_TIMEOUT_S = 10.0
 
 
 def capture_node(  # noqa: PLR0913 each can be left out
@@ -438,13 +442,13 @@ def capture_node(  # noqa: PLR0913 each can be left out
     patterns: Iterable[str] = (),
     native: Native = "none",
     cuda: bool = False,
-    looks: int = 3,
+    samples: int = 3,
     interval_s: float = 1.0,
     timeout_s: float = 180.0,
-    tell: Tell = lambda _stage, _done, _total: None,
+    tell: ProgressCallback = lambda _stage, _done, _total: None,
 ) -> Capture:
     """
-    Find out what every worker of this node is doing.
+    Capture the stacks of every worker of this node.
 
     Args:
         output_dir: Where to write ``HOST/pyspy_HOST_PID.txt`` and the other
@@ -453,30 +457,33 @@ def capture_node(  # noqa: PLR0913 each can be left out
         pids: Which processes; by default the workers that
             :func:`~distdebug.processes.find.find_workers` finds.
 
-        patterns: Regular expressions for the command lines of workers, if
-            *pids* is not given.
+        patterns: Regular expressions for the command lines of workers; without
+            effect if *pids* is given.
 
-        native: Whether to take native stacks too, which stops a process for a
-            moment: of ``"none"``, of one process of each class and all
-            outliers (``"classes"``), or of ``"all"``.
+        native: Which processes to take native stacks of, which stops each for
+            a moment: ``"none"``, one of each class and all outliers
+            (``"classes"``), or ``"all"``.
 
         cuda: Whether to attach cuda-gdb to every process, which stops it for
             seconds.
 
-        looks: How often to look at each process, at least once.  From two
-            looks on it is known who moves.
+        samples: How often to sample each process, at least once.  Two samples
+            or more show which threads make progress.
 
-        interval_s: The time between two looks, in seconds.
+        interval_s: Time between two samples, in seconds.
 
-        timeout_s: How long everything may take, in seconds.
+        timeout_s: Time limit for everything, in seconds.
 
-        tell: Called with the stage, and how many of how many are done.
+        tell: Called with the stage, and the number of processes done, and of
+            all.
 
     Returns:
-        What could be seen, and what not, and why.
+        The stacks, and what is missing and why.
 
     Raises:
-        OutputError: The output folder cannot be made.
+        OutputError: The output folder cannot be created.
+
+        PatternError: A pattern is no regular expression.
     """
     host, deadline = socket.gethostname(), time.monotonic() + timeout_s
     folder = None
@@ -484,23 +491,25 @@ def capture_node(  # noqa: PLR0913 each can be left out
         with output_to(output_dir):
             folder = make_folder(Path(output_dir), host)
     patterns = tuple(patterns)
-    workers = _workers(pids, patterns)
+    workers = _list_workers(pids, patterns)
     start = time.monotonic()
-    seen = _look(workers, looks, interval_s, deadline, tell)
+    samples_by_pid = _take_samples(
+        workers, samples, interval_s, deadline, tell
+    )
     watched_s = time.monotonic() - start
 
-    processes = _describe(workers, seen, host, deadline)
-    processes = ask_unseen(processes, deadline)
-    processes = look_deeper(
+    processes = _describe_all(workers, samples_by_pid, host, deadline)
+    processes = request_missing_stacks(processes, deadline)
+    processes = capture_native(
         processes, native=native, cuda=cuda, deadline=deadline, tell=tell
     )
     capture = Capture(
         host=host,
-        processes=tuple(sorted(processes, key=_order)),
+        processes=tuple(sorted(processes, key=_sort_key)),
         missing=(
-            *_unseen(processes),
-            *_not_there(workers, pids, patterns),
-            *_cut_short(seen.values(), looks),
+            *_missing_stacks(processes),
+            *_missing_workers(workers, pids, patterns),
+            *_missing_samples(samples_by_pid.values(), samples),
         ),
         seconds=watched_s,
         taken=time.time(),
@@ -513,168 +522,172 @@ def capture_process(  # noqa: PLR0913 each can be left out
     *,
     native: bool = False,
     cuda: bool = False,
-    looks: int = 1,
+    samples: int = 1,
     interval_s: float = 1.0,
     timeout_s: float = 60.0,
 ) -> ProcessCapture:
     """
-    Find out what one process is doing.
+    Capture the stacks of one process.
 
     Args:
         pid: A process of this node.
 
-        native: Whether to take native stacks too, which stops it for a
-            moment.
+        native: Whether to take native stacks too, which stops it for a moment.
 
         cuda: Whether to attach cuda-gdb, which stops it for seconds.
 
-        looks: How often to look, at least once.
+        samples: How often to sample it, at least once.
 
-        interval_s: The time between two looks, in seconds.
+        interval_s: Time between two samples, in seconds.
 
-        timeout_s: How long everything may take, in seconds.
+        timeout_s: Time limit for everything, in seconds.
 
     Returns:
-        What could be seen, also of a process that has ended.
+        Its stacks and status, also if it has ended.
     """
     (process,) = capture_node(
         pids=[pid],
         native="all" if native else "none",
         cuda=cuda,
-        looks=looks,
+        samples=samples,
         interval_s=interval_s,
         timeout_s=timeout_s,
     ).processes
     return process
 
 
-def _workers(
+def _list_workers(
     pids: Iterable[int] | None, patterns: Iterable[str]
 ) -> Sequence[Worker]:
     if pids is None:
         return find_workers(patterns)
 
-    asked = tuple(dict.fromkeys(pids))
-    known = {worker.pid: worker for worker in workers_of(asked)}
-    return [known.get(pid) or _nobody(pid) for pid in asked]
+    requested = tuple(dict.fromkeys(pids))
+    known = {worker.pid: worker for worker in find_workers_by_pid(requested)}
+    return [known.get(pid) or _unknown_worker(pid) for pid in requested]
 
 
-def _nobody(pid: int) -> Worker:
+def _unknown_worker(pid: int) -> Worker:
     return Worker(
         pid=pid, start_ticks=0, parent_pid=0, uid=0, title="", framework=""
     )
 
 
-def _look(
+def _take_samples(
     workers: Sequence[Worker],
-    looks: int,
+    samples: int,
     interval_s: float,
     deadline: float,
-    tell: Tell,
-) -> dict[int, list[Look]]:
-    seen: dict[int, list[Look]] = {w.pid: [] for w in workers}
-    # Where nobody is, there is nothing to wait for.
-    for number in range(max(looks, 1) if workers else 0):
+    tell: ProgressCallback,
+) -> dict[int, list[Sample]]:
+    by_pid: dict[int, list[Sample]] = {w.pid: [] for w in workers}
+    # Without workers, do not wait between samples.
+    for number in range(max(samples, 1) if workers else 0):
         if number and deadline - time.monotonic() < interval_s:
             break
         if number:
             time.sleep(interval_s)
-        stage = f"look {number + 1} of {looks}"
-        for worker, look in zip(
+        stage = f"look {number + 1} of {samples}"
+        for worker, sample in zip(
             workers,
-            _look_once(workers, deadline, partial(tell, stage)),
+            _sample_all(workers, deadline, partial(tell, stage)),
             strict=True,
         ):
-            seen[worker.pid].append(look)
+            by_pid[worker.pid].append(sample)
 
-    return seen
+    return by_pid
 
 
-def _look_once(
+def _sample_all(
     workers: Sequence[Worker],
     deadline: float,
     tell: Callable[[int, int], object],
-) -> Iterable[Look]:
-    limit_s = max(min(_LOOK_S, deadline - time.monotonic()), 0.1)
-    taken = each(
-        partial(take_look, timeout_s=limit_s),
+) -> Iterable[Sample]:
+    limit_s = max(min(_SAMPLE_TIMEOUT_S, deadline - time.monotonic()), 0.1)
+    taken = parallel_map(
+        partial(take_sample, timeout_s=limit_s),
         workers,
         timeout_s=limit_s + _GRACE_S,
         tell=tell,
     )
-    return [look or no_look() for look in taken]
+    return [sample or timed_out_sample() for sample in taken]
 
 
-def _describe(
+def _describe_all(
     workers: Sequence[Worker],
-    seen: Mapping[int, list[Look]],
+    samples_by_pid: Mapping[int, list[Sample]],
     host: str,
     deadline: float,
 ) -> Sequence[ProcessCapture]:
-    # The kernel is asked once more, and it may not answer this time.
-    limit_s = max(min(_LOOK_S, deadline - time.monotonic()), 0.1) + _GRACE_S
-    described = each(
-        lambda w: _process(w, seen[w.pid], host), workers, timeout_s=limit_s
+    # This reads /proc again, which may block this time.
+    limit_s = (
+        max(min(_SAMPLE_TIMEOUT_S, deadline - time.monotonic()), 0.1)
+        + _GRACE_S
+    )
+    described = parallel_map(
+        lambda w: _describe_one(w, samples_by_pid[w.pid], host),
+        workers,
+        timeout_s=limit_s,
     )
     return [
-        process or _process(worker, [no_look()], host)
+        process or _describe_one(worker, [timed_out_sample()], host)
         for worker, process in zip(workers, described, strict=True)
     ]
 
 
-def _process(
-    worker: Worker, looks: Sequence[Look], host: str
+def _describe_one(
+    worker: Worker, samples: Sequence[Sample], host: str
 ) -> ProcessCapture:
-    stacks = describe_process(worker, looks, host=host)
-    attempts = tuple(look.attempt for look in looks)
-    return judge(
+    stacks = describe_process(worker, samples, host=host)
+    attempts = tuple(sample.attempt for sample in samples)
+    return summarize_attempts(
         ProcessCapture(
             worker=worker,
             status=CaptureStatus.OK,
             stacks=stacks,
             attempts=attempts,
         ),
-        looks[-1].state,
+        samples[-1].state,
     )
 
 
-def _order(process: ProcessCapture) -> tuple[bool, int, int]:
+def _sort_key(process: ProcessCapture) -> tuple[bool, int, int]:
     rank = process.worker.rank
     return rank is None, rank or 0, process.worker.pid
 
 
-def _unseen(processes: Iterable[ProcessCapture]) -> Iterable[Missing]:
+def _missing_stacks(processes: Iterable[ProcessCapture]) -> Iterable[Missing]:
     for process in processes:
         if not any(t.frames or t.native for t in process.stacks.threads):
-            yield process.missing(_reason(process))
+            yield process.missing(_failure_reason(process))
 
 
-def _reason(process: ProcessCapture) -> str:
-    # Others may have been tried after the one that tells why.
-    telling = [a for a in process.attempts if a.status is process.status]
-    last = (telling or process.attempts)[-1]
+def _failure_reason(process: ProcessCapture) -> str:
+    # Later attempts may have failed for another reason.
+    decisive = [a for a in process.attempts if a.status is process.status]
+    last = (decisive or process.attempts)[-1]
     reason = last.detail or f"the process: {process.status}"
     return f"{reason} (try: {process.remedy})" if process.remedy else reason
 
 
-def _cut_short(
-    seen: Collection[Sequence[Look]], looks: int
+def _missing_samples(
+    taken: Collection[Sequence[Sample]], samples: int
 ) -> Iterable[Missing]:
-    done = max(map(len, seen), default=looks)
-    if done < looks:
+    done = max(map(len, taken), default=samples)
+    if done < samples:
         yield Missing(
             what="look",
-            reason=f"only {done} of {looks} looks were taken: the time was "
+            reason=f"only {done} of {samples} looks were taken: the time was "
             "over, so who moves and who does not is less sure",
         )
 
 
-def _not_there(
+def _missing_workers(
     workers: Sequence[Worker],
     pids: Iterable[int] | None,
     patterns: Sequence[str],
 ) -> Iterable[Missing]:
-    # Who names processes did not ask for others.
+    # With PIDs or patterns, other ranks were not requested.
     if pids is not None or patterns:
         return
 

@@ -1,5 +1,5 @@
 """
-Shall we be able to look into processes, once a job hangs?
+Check whether this node lets distdebug capture stacks: tools and permissions.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from typing import IO, cast
 from ..processes import parse_status, read_link, read_proc, read_state
 from .blockers import (
     Check,
-    can_trace,
+    explain_denial,
     explain_failure,
-    proc_is_foreign,
-    ptrace_is_filtered,
+    has_ptrace_capability,
+    is_proc_foreign,
+    is_ptrace_filtered,
+    read_yama_scope,
     remedy_for_missing,
-    why_denied,
     yama_remedy,
-    yama_scope,
 )
-from .node import each
+from .node import parallel_map
 from .tool import find_tool, run_tool
 
 
 _TIMEOUT_S = 5.0
 
-# Ends with us, however we end.
-_CHILD = "import sys; print(flush=True); sys.stdin.read()"
+# Ends when this process ends, because its standard input closes.
+_TRIAL_PROGRAM = "import sys; print(flush=True); sys.stdin.read()"
 
-# Attaches as py-spy does, without a stop, and lets go by ending.  It is a
-# program of its own because tools are: we may do more with our own child.
-_SEIZE = (
+# PTRACE_SEIZE, which does not stop the process; detaches by ending.  It is a
+# separate process, as tools are: a parent may trace its own child.
+_SEIZE_PROGRAM = (
     "import ctypes as c, sys; libc = c.CDLL(None, use_errno=True); "
     "libc.ptrace.argtypes = (c.c_long, c.c_int, c.c_void_p, c.c_void_p); "
     "failed = libc.ptrace(0x4206, int(sys.argv[1]), None, None); "
@@ -48,12 +48,12 @@ _SEIZE = (
 )
 
 
-def trial_checks() -> tuple[Check, ...]:
+def check_trial_process() -> tuple[Check, ...]:
     """
-    Can a process be read, and can a debugger attach to it?
+    Check reading of, and attaching to, a process started for this purpose.
     """
     try:
-        with _child() as pid:
+        with _trial_process() as pid:
             return _try_reading(pid), _try_attaching(pid)
     except OSError as exc:
         detail = f"no process can be started: {exc}"
@@ -61,8 +61,8 @@ def trial_checks() -> tuple[Check, ...]:
 
 
 @contextmanager
-def _child() -> Iterator[int]:
-    argv = [sys.executable, "-I", "-S", "-c", _CHILD]
+def _trial_process() -> Iterator[int]:
+    argv = [sys.executable, "-I", "-S", "-c", _TRIAL_PROGRAM]
     with subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -84,24 +84,26 @@ def _try_reading(pid: int) -> Check:
 
     state = read_state(pid)
     argv = [tool, "dump", "--json", "--nonblocking", "--pid", str(pid)]
-    got = run_tool(argv, timeout_s=_TIMEOUT_S)
-    if got.status == 0:
+    result = run_tool(argv, timeout_s=_TIMEOUT_S)
+    if result.status == 0:
         return Check(name, ok=True, detail="of a process of ours were read")
 
-    why = explain_failure("py-spy", pid, got.status, got.complaint, state)
-    return Check(name, ok=False, detail=why.detail, remedy=why.remedy)
+    failure = explain_failure(
+        "py-spy", pid, result.status, result.complaint, state
+    )
+    return Check(name, ok=False, detail=failure.detail, remedy=failure.remedy)
 
 
 def _try_attaching(pid: int) -> Check:
     name = "attaching"
-    argv = [sys.executable, "-I", "-S", "-c", _SEIZE, str(pid)]
-    got = run_tool(argv, timeout_s=_TIMEOUT_S)
-    if got.status == 0:
+    argv = [sys.executable, "-I", "-S", "-c", _SEIZE_PROGRAM, str(pid)]
+    result = run_tool(argv, timeout_s=_TIMEOUT_S)
+    if result.status == 0:
         return Check(name, ok=True, detail="to a process of ours works")
 
-    number = (got.status or 0) - 100
+    number = (result.status or 0) - 100
     reason = os.strerror(number) if number > 0 else "it was killed"
-    _, remedy = why_denied(pid) or ("", "")
+    _, remedy = explain_denial(pid) or ("", "")
     return Check(
         name, ok=False, detail=f"{reason}: no native stacks", remedy=remedy
     )
@@ -109,35 +111,32 @@ def _try_attaching(pid: int) -> Check:
 
 _VERSION = re.compile(r"\b(\d{1,4}(?:\.\d{1,6}){1,3})\b")
 
-# What one cannot do without; the others only show more.
-_NEEDED = {"py-spy"}
-_FOR = {
+# The other tools are optional.
+_REQUIRED_TOOLS = {"py-spy"}
+_TOOL_USES = {
     "pystack": "native stacks with the least pause",
     "gdb": "native stacks of programs that are not Python",
     "cuda-gdb": "kernels on GPUs",
 }
 
 
-def tool_check(name: str) -> Check:
+def check_tool(name: str) -> Check:
     """
-    Is this tool there, and does it start?
-
-    Args:
-        name: Such as ``"gdb"``.
+    Check that a tool is installed and starts.
     """
-    ok = False if name in _NEEDED else None
+    ok = False if name in _REQUIRED_TOOLS else None
     path = find_tool(name)
     if path is None:
-        use = f", for {_FOR[name]}" if name in _FOR else ""
+        use = f", for {_TOOL_USES[name]}" if name in _TOOL_USES else ""
         return Check(name, ok, f"not there{use}", remedy_for_missing(name))
 
     try:
-        got = run_tool([path, "--version"], timeout_s=_TIMEOUT_S)
+        result = run_tool([path, "--version"], timeout_s=_TIMEOUT_S)
     except OSError as exc:
         return Check(name, ok, f"cannot be run: {exc}", f"reinstall {name}")
 
-    found = _VERSION.search(got.output)
-    if got.status != 0 or found is None:
+    found = _VERSION.search(result.output)
+    if result.status != 0 or found is None:
         detail = f"{path} does not tell its version"
         return Check(name, ok, detail, f"reinstall {name}")
 
@@ -151,11 +150,11 @@ def tool_check(name: str) -> Check:
     return Check(name, ok=True, detail=version)
 
 
-_RIGHTS_TIMEOUT_S = 10.0
-_ENOUGH_SPACE = 200 << 20
-_ENOUGH_MEMORY = 1 << 30
-# The kernel's own number for the first namespace.
-_FIRST_NAMESPACE = "pid:[4026531836]"
+_ALL_CHECKS_TIMEOUT_S = 10.0
+_MIN_FREE_SPACE = 200 << 20
+_MIN_FREE_MEMORY = 1 << 30
+# PROC_PID_INIT_INO of the kernel.
+_INITIAL_NAMESPACE = "pid:[4026531836]"
 
 _ADD_CAPABILITY = (
     "run as root, and in a container with --cap-add SYS_PTRACE (Kubernetes: "
@@ -165,32 +164,34 @@ _ADD_CAPABILITY = (
 
 def check_capture() -> tuple[Check, ...]:
     """
-    What does this node, and this container, let us see of a job?
+    Check what this node and container allow, before a job hangs.
 
-    Nothing is changed.  A tiny process of our own is started and looked at.
+    Nothing is changed.  A small process is started to try the tools on.
 
     Returns:
-        Every check, what is in the way being told with its remedy.
+        All checks; those that failed have a remedy.
     """
     if sys.platform != "linux":
         detail = f"this is {sys.platform}"
         return (Check("Linux", ok=False, detail=detail, remedy="use Linux"),)
 
     todo: list[Callable[[], tuple[Check, ...]]] = [
-        trial_checks,
-        *(lambda name=name: (tool_check(name),) for name in _TOOLS),
+        check_trial_process,
+        *(lambda name=name: (check_tool(name),) for name in _TOOLS),
         lambda: tuple(check() for check in _CHECKS),
     ]
-    done = each(lambda check: check(), todo, timeout_s=_RIGHTS_TIMEOUT_S)
+    done = parallel_map(
+        lambda check: check(), todo, timeout_s=_ALL_CHECKS_TIMEOUT_S
+    )
     late = Check("checks", ok=False, detail="some were not done in time")
     checks = [c for found in done for c in (found or (late,))]
     return tuple(checks)
 
 
 def _check_capability() -> Check:
-    if can_trace(parse_status(read_proc("/proc/self/status"))):
+    if has_ptrace_capability(parse_status(read_proc("/proc/self/status"))):
         return Check("CAP_SYS_PTRACE", ok=True, detail="in effect")
-    # The processes of root have rights that we then do not have.
+    # Processes of root have capabilities that this one lacks.
     is_root = os.geteuid() == 0
     detail = (
         "not in effect, although this is root: processes with more rights "
@@ -207,8 +208,10 @@ def _check_capability() -> Check:
 
 
 def _check_yama() -> Check:
-    scope = yama_scope()
-    is_allowed = can_trace(parse_status(read_proc("/proc/self/status")))
+    scope = read_yama_scope()
+    is_allowed = has_ptrace_capability(
+        parse_status(read_proc("/proc/self/status"))
+    )
     if not scope or (is_allowed and scope < 3):
         return Check("Yama", ok=True, detail=f"ptrace_scope is {scope}")
     return Check(
@@ -223,7 +226,7 @@ def _check_seccomp() -> Check:
     status = parse_status(read_proc("/proc/self/status"))
     if status.get("Seccomp", "0") == "0":
         detail = "no filter"
-    elif not ptrace_is_filtered():
+    elif not is_ptrace_filtered():
         detail = "a filter, which lets ptrace pass"
     else:
         return Check(
@@ -239,7 +242,7 @@ def _check_seccomp() -> Check:
 
 
 def _check_namespace() -> Check:
-    if proc_is_foreign():
+    if is_proc_foreign():
         return Check(
             "PID namespace",
             ok=False,
@@ -247,7 +250,7 @@ def _check_namespace() -> Check:
             remedy="enter both: nsenter -t PID -p -m, or mount -t proc proc "
             "/proc",
         )
-    if read_link("/proc/self/ns/pid") == _FIRST_NAMESPACE:
+    if read_link("/proc/self/ns/pid") == _INITIAL_NAMESPACE:
         return Check("PID namespace", ok=True, detail="that of the node")
     return Check(
         "PID namespace",
@@ -282,14 +285,14 @@ def _check_space() -> Check:
         remedy = "set TMPDIR to a folder that can be written, and has space"
         return Check("space", ok=False, detail=detail, remedy=remedy)
 
-    memory = _memory()
+    memory = _available_memory()
     detail = f"{free >> 20} MiB free in {folder}, {memory >> 20} MiB of memory"
-    ok = free >= _ENOUGH_SPACE and memory >= _ENOUGH_MEMORY
+    ok = free >= _MIN_FREE_SPACE and memory >= _MIN_FREE_MEMORY
     remedy = "set TMPDIR to a folder with more space, or use fewer tools"
     return Check("space", ok or None, detail, "" if ok else remedy)
 
 
-def _memory() -> int:
+def _available_memory() -> int:
     found = parse_status(read_proc("/proc/meminfo")).get("MemAvailable", "")
     return int((found.split() or ["0"])[0]) << 10
 

@@ -1,8 +1,8 @@
 """
-What is one process doing, and is it the same as a moment ago?
+Sample a process without stopping it, and compare samples to find progress.
 
-Nothing here stops a process: py-spy reads its memory while it runs, and the
-kernel tells the rest to anybody.
+py-spy reads the memory of the process while it runs; everything else comes
+from files in ``/proc`` that every user may read.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ from ..stacks import (
     ThreadStack,
     parse_stacks,
 )
-from .blockers import HAS_ENDED, explain_failure, status_of_state
+from .blockers import ENDED_REMEDY, explain_failure, explain_state
 from .model import Attempt, CaptureStatus
 from .tool import ToolOutput, find_tool, run_tool
 
 
-_FRAMES = 8
-_VARIABLES = 64
-_MOST_TEXT = 64
-# What cannot change while it stays in its place in memory; others may be
-# changed by another thread.
+_MAX_DIGEST_FRAMES = 8
+_MAX_VARIABLES = 64
+_MAX_TEXT = 64
+# Immutable values.  The text of others can change through another thread.
 _NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?|True|False|None")
 _MALFORMED = (
     AttributeError,
@@ -59,39 +58,41 @@ _MALFORMED = (
 
 class Digest(NamedTuple):
     """
-    What stands for the variables of a thread.
+    Hashes of the local variables of a thread.
 
     Attributes:
-        whole: For those of its innermost functions.
+        whole: Of its innermost frames.
 
-        callers: For the same, but of the innermost one, which sets its own
-            also if it never returns.
+        callers: Of the same frames without the innermost one, which sets its
+            own variables even if it never returns.
     """
 
     whole: int
     callers: int
 
 
-def digests_of(output: str) -> tuple[Digest, ...]:
+def parse_digests(output: str) -> tuple[Digest, ...]:
     """
-    What stands for the local variables of each thread?
+    Return a digest of the local variables of each thread.
+
+    A digest changes if a variable of the innermost frames was set to a new
+    value.  Digests of different processes cannot be compared.
 
     Args:
-        output: What ``py-spy dump --json --locals`` wrote.
+        output: Output of ``py-spy dump --json --locals``.
 
     Returns:
-        Numbers per thread, in the order of py-spy.  In this process, they are
-        others if a variable of the innermost frames was set anew.
-        Nothing if the output is not what was expected.
+        One digest per thread, in the order of py-spy; empty if the output is
+        malformed.
     """
     try:
         threads = json.loads(output)
-        return tuple(_digest(t["frames"]) for t in threads)
+        return tuple(_make_digest(t["frames"]) for t in threads)
     except _MALFORMED:
         return ()
 
 
-def _digest(frames: list[Mapping[str, Any]]) -> Digest:
+def _make_digest(frames: list[Mapping[str, Any]]) -> Digest:
     return Digest(
         whole=hash(tuple(_variables(frames))),
         callers=hash(tuple(_variables(frames[1:]))),
@@ -99,23 +100,23 @@ def _digest(frames: list[Mapping[str, Any]]) -> Digest:
 
 
 def _variables(frames: list[Mapping[str, Any]]) -> Iterator[object]:
-    for frame in frames[:_FRAMES]:
+    for frame in frames[:_MAX_DIGEST_FRAMES]:
         yield frame["name"], frame["line"]
-        for variable in (frame.get("locals") or ())[:_VARIABLES]:
+        for variable in (frame.get("locals") or ())[:_MAX_VARIABLES]:
             text = variable.get("repr") or ""
-            is_number = _NUMBER.fullmatch(text[:_MOST_TEXT])
-            value = text[:_MOST_TEXT] if is_number else ""
+            is_number = _NUMBER.fullmatch(text[:_MAX_TEXT])
+            value = text[:_MAX_TEXT] if is_number else ""
             yield variable["name"], variable["addr"], value
 
 
-_TRIES = 3
-# Two of five tries at a deep recursion come to a function that has returned
-# meanwhile: what it holds lies at no address (EFAULT).
-_TRIES_IF_MOVING = 10
-_MOVES = "(os error 14)"
-# Whoever changes under the eyes of py-spy may be read the next time, and even
-# found to be Python.
-_WORTH_ANOTHER_TRY = {
+_MAX_TRIES = 3
+# In deep recursion, two of five tries fail with EFAULT: py-spy reads a frame
+# that has returned meanwhile.
+_MAX_TRIES_AT_EFAULT = 10
+_EFAULT_TEXT = "(os error 14)"
+# A process that changed while py-spy read it may be readable the next time,
+# and even be recognized as Python.
+_RETRYABLE = {
     CaptureStatus.TOOL_FAILED,
     CaptureStatus.EXITED,
     CaptureStatus.UNSUPPORTED_PYTHON,
@@ -124,20 +125,19 @@ _WORTH_ANOTHER_TRY = {
 
 class PythonDump(NamedTuple):
     """
-    What py-spy saw of a process.
+    Python stacks of a process, read by py-spy.
 
     Attributes:
-        threads: Its threads, none if it could not be read.
+        threads: Its threads; empty if it could not be read.
 
         attempt: How that went.
 
-        values: What stands for the variables of each of the threads; nothing
-            if that was not asked for, or not seen.
+        digests: One per thread; empty if not requested or not available.
     """
 
     threads: tuple[ThreadStack, ...]
     attempt: Attempt
-    values: tuple[Digest, ...] = ()
+    digests: tuple[Digest, ...] = ()
 
 
 def dump_python(
@@ -145,82 +145,89 @@ def dump_python(
     state: ProcessState | None,
     *,
     timeout_s: float,
-    values: bool = False,
+    with_digests: bool = False,
 ) -> PythonDump:
     """
-    Where is every Python thread of a process right now?
+    Read the Python stacks of a process with py-spy, with retries.
 
     Args:
         pid: A process of this node.
 
-        state: What the kernel told about it.
+        state: State of the process.
 
-        timeout_s: How long it may take, in seconds.
+        timeout_s: Time limit, in seconds.
 
-        values: Whether to see, too, if variables get new values; of the
-            values themselves nothing is kept.
-
-    Returns:
-        What was seen.
+        with_digests: Whether to read local variables too; only hashes of their
+            values are kept.
     """
     start = time.monotonic()
-    seen = _read(pid, state, timeout_s, values=values)
-    for _ in range(_TRIES - 1):
+    dump = _dump_with_retries(pid, state, timeout_s, with_digests=with_digests)
+    for _ in range(_MAX_TRIES - 1):
         left_s = start + timeout_s - time.monotonic()
-        if left_s <= 0 or not _is_cut_off(seen.threads):
+        if left_s <= 0 or not _is_truncated(dump.threads):
             break
-        again = _read(pid, state, left_s, values=values)
-        seen = again if again.threads else seen
+        again = _dump_with_retries(
+            pid, state, left_s, with_digests=with_digests
+        )
+        dump = again if again.threads else dump
 
-    attempt = attrs.evolve(seen.attempt, seconds=time.monotonic() - start)
-    return seen._replace(attempt=attempt)
+    attempt = attrs.evolve(dump.attempt, seconds=time.monotonic() - start)
+    return dump._replace(attempt=attempt)
 
 
-def _is_cut_off(threads: Sequence[ThreadStack]) -> bool:
+def _is_truncated(threads: Sequence[ThreadStack]) -> bool:
     """
-    Whether a generator gave way while py-spy followed its callers.
+    Return whether the stack of a main thread lacks its ``<module>`` frame.
 
-    From then on it has none.  Who waits does not change meanwhile.  What
-    calls the module (``python -m``) does not matter.
+    A generator that yields while py-spy follows its callers has none from then
+    on.  A thread that waits does not change meanwhile.  Callers of the module
+    (``python -m``) do not matter.
     """
     mains = [t for t in threads if t.is_main and t.active and t.frames]
     return any("<module>" not in {f.name for f in t.frames} for t in mains)
 
 
-def _read(
-    pid: int, state: ProcessState | None, timeout_s: float, *, values: bool
+def _dump_with_retries(
+    pid: int,
+    state: ProcessState | None,
+    timeout_s: float,
+    *,
+    with_digests: bool,
 ) -> PythonDump:
-    """
-    Try until py-spy gets hold of the process.
-    """
     start = time.monotonic()
     for number in itertools.count(1):
         left_s = max(start + timeout_s - time.monotonic(), 0.1)
-        # Nothing is lost if that part does not work.
-        with_values = values and number == 1
+        # If reading variables fails, the next try does without.
+        reads_digests = with_digests and number == 1
         dump = _dump_once(
             pid,
             state,
-            left_s / 2 if with_values else left_s,
-            values=with_values,
+            left_s / 2 if reads_digests else left_s,
+            with_digests=reads_digests,
         )
-        if dump.threads or number >= _most_tries(dump.attempt):
+        if dump.threads or number >= _max_tries(dump.attempt):
             break
-        if _is_final(dump.attempt) and not with_values:
+        if _is_final(dump.attempt) and not reads_digests:
             break
     return dump
 
 
-def _most_tries(attempt: Attempt) -> int:
-    return _TRIES_IF_MOVING if _MOVES in attempt.detail else _TRIES
+def _max_tries(attempt: Attempt) -> int:
+    return (
+        _MAX_TRIES_AT_EFAULT if _EFAULT_TEXT in attempt.detail else _MAX_TRIES
+    )
 
 
 def _is_final(attempt: Attempt) -> bool:
-    return attempt.status not in _WORTH_ANOTHER_TRY
+    return attempt.status not in _RETRYABLE
 
 
 def _dump_once(
-    pid: int, state: ProcessState | None, timeout_s: float, *, values: bool
+    pid: int,
+    state: ProcessState | None,
+    timeout_s: float,
+    *,
+    with_digests: bool,
 ) -> PythonDump:
     tool = find_tool("py-spy")
     if tool is None:
@@ -231,11 +238,13 @@ def _dump_once(
         )
 
     argv = [tool, "dump", "--json", "--nonblocking", "--full-filenames"]
-    if values:
+    if with_digests:
         argv.append("--locals")
     try:
-        got = run_tool(
-            [*argv, "--pid", str(pid)], timeout_s=timeout_s, is_secret=values
+        result = run_tool(
+            [*argv, "--pid", str(pid)],
+            timeout_s=timeout_s,
+            is_secret=with_digests,
         )
     except OSError as exc:
         failed = CaptureStatus.TOOL_FAILED
@@ -244,19 +253,21 @@ def _dump_once(
             (), Attempt(tool="py-spy", status=failed, detail=detail)
         )
 
-    dump = _parsed(pid, state, got)
-    digests = digests_of(got.output) if values and dump.threads else ()
+    dump = _parse_dump(pid, state, result)
+    digests = (
+        parse_digests(result.output) if with_digests and dump.threads else ()
+    )
     is_whole = len(digests) == len(dump.threads)
-    return dump._replace(values=digests) if is_whole else dump
+    return dump._replace(digests=digests) if is_whole else dump
 
 
-def _parsed(
-    pid: int, state: ProcessState | None, got: ToolOutput
+def _parse_dump(
+    pid: int, state: ProcessState | None, result: ToolOutput
 ) -> PythonDump:
-    problem = got.complaint
-    if got.status == 0:
+    problem = result.complaint
+    if result.status == 0:
         try:
-            (process,) = parse_stacks(got.output, "py-spy")
+            (process,) = parse_stacks(result.output, "py-spy")
         except ValueError as exc:
             problem = f"py-spy wrote something unexpected: {exc}"
         else:
@@ -266,7 +277,7 @@ def _parsed(
             )
 
     status, detail, remedy = explain_failure(
-        "py-spy", pid, got.status, problem, state
+        "py-spy", pid, result.status, problem, state
     )
     return PythonDump(
         (),
@@ -275,24 +286,23 @@ def _parsed(
 
 
 @attrs.frozen(kw_only=True)
-class Look:
+class Sample:
     """
-    What was seen of one process at one moment.
+    State and stacks of one process at one moment.
 
     Attributes:
-        when: By the monotonic clock, in seconds.
+        when: Time by the monotonic clock, in seconds.
 
-        state: What the kernel told; ``None`` if it told nothing, or the
-            process is gone.
+        state: State of the process; ``None`` if it has ended or could not be
+            read.
 
-        facts: What the kernel told of every thread.
+        facts: Counters of every thread, by thread ID.
 
-        threads: What py-spy saw.
+        threads: Stacks from py-spy.
 
         attempt: How that went.
 
-        values: What stands for the variables of each of these threads, if
-            that was looked at.
+        digests: One per thread in *threads*; empty if not requested.
     """
 
     when: float
@@ -300,26 +310,24 @@ class Look:
     facts: Mapping[int, ThreadFacts]
     threads: tuple[ThreadStack, ...]
     attempt: Attempt
-    values: tuple[Digest, ...] = ()
+    digests: tuple[Digest, ...] = ()
 
 
-def take_look(worker: Worker, *, timeout_s: float) -> Look:
+def take_sample(worker: Worker, *, timeout_s: float) -> Sample:
     """
-    Look at a process once.
+    Take one sample of a process.
 
     Args:
-        worker: The process.
-
-        timeout_s: How long it may take, in seconds.
+        timeout_s: Time limit, in seconds.
     """
     when = time.monotonic()
-    state = _without_us(read_state(worker.pid))
-    told = status_of_state(state, worker.pid)
-    # One that could not be read when it was named has no time of birth.
+    state = _ignore_own_tracer(read_state(worker.pid))
+    blocker = explain_state(state, worker.pid)
+    # A worker that could not be read has start_ticks 0.
     if state and worker.start_ticks not in {0, state.start_ticks}:
-        state, told = None, (CaptureStatus.EXITED, HAS_ENDED)
-    if told and (state is None or state.has_ended):
-        status, remedy = told
+        state, blocker = None, (CaptureStatus.EXITED, ENDED_REMEDY)
+    if blocker and (state is None or state.has_ended):
+        status, remedy = blocker
         is_unread = state is None and status is not CaptureStatus.EXITED
         nothing = Attempt(
             tool="proc",
@@ -329,30 +337,30 @@ def take_look(worker: Worker, *, timeout_s: float) -> Look:
         )
         # The main thread may have ended, and others go on.
         facts = read_threads(worker.pid) if state else {}
-        return Look(
+        return Sample(
             when=when, state=state, facts=facts, threads=(), attempt=nothing
         )
 
-    # Before py-spy, so that a second look tells what happened between.
+    # Before py-spy, so that counters of two samples cover the same interval.
     facts = read_threads(worker.pid)
-    # Whoever waits gets no new values.
+    # Variables of threads that wait do not change.
     is_busy = any(f.state == "R" for f in facts.values())
-    threads, attempt, values = dump_python(
-        worker.pid, state, timeout_s=timeout_s, values=is_busy
+    threads, attempt, digests = dump_python(
+        worker.pid, state, timeout_s=timeout_s, with_digests=is_busy
     )
-    return Look(
+    return Sample(
         when=when,
         state=state,
         facts=facts,
         threads=threads,
         attempt=attempt,
-        values=values,
+        digests=digests,
     )
 
 
-def _without_us(state: ProcessState | None) -> ProcessState | None:
+def _ignore_own_tracer(state: ProcessState | None) -> ProcessState | None:
     """
-    A process that another collector of ours holds is not stopped for long.
+    Hide a tracer that is a tool of another distdebug, as it detaches soon.
     """
     if state is None or not state.tracer_pid:
         return state
@@ -366,11 +374,11 @@ def _without_us(state: ProcessState | None) -> ProcessState | None:
     return attrs.evolve(state, letter="S", tracer_pid=0)
 
 
-def no_look() -> Look:
+def timed_out_sample() -> Sample:
     """
-    Tell that even the kernel did not answer in time.
+    Return a sample that says that the kernel did not answer in time.
     """
-    return Look(
+    return Sample(
         when=time.monotonic(),
         state=None,
         facts={},
@@ -386,30 +394,28 @@ def no_look() -> Look:
 
 
 def describe_process(
-    worker: Worker, looks: Sequence[Look], *, host: str
+    worker: Worker, samples: Sequence[Sample], *, host: str
 ) -> ProcessStacks:
     """
-    Put together what several looks at a process tell.
+    Combine several samples of a process.
 
     Args:
-        worker: The process.
-
-        looks: At least one, in the order of time.
+        samples: At least one, in the order of time.
 
         host: Name of this node.
 
     Returns:
-        The last stacks that were seen, and what became of each thread.
+        The last stacks that could be read, with the activity of each thread
+        since the first sample.
     """
-    state, letter = looks[-1].state, _letter(looks[-1])
-    # One that ended meanwhile, or could not be read this time, keeps what was
-    # seen of it.
-    while len(looks) > 1 and not looks[-1].threads:
-        looks = looks[:-1]
+    state, letter = samples[-1].state, _state_letter(samples[-1])
+    # If the last samples have no stacks, use the last one that has.
+    while len(samples) > 1 and not samples[-1].threads:
+        samples = samples[:-1]
     return ProcessStacks(
         pid=worker.pid,
-        source=looks[-1].attempt.tool,
-        threads=tuple(_threads(worker.pid, looks)),
+        source=samples[-1].attempt.tool,
+        threads=tuple(_describe_threads(worker.pid, samples)),
         rank=worker.rank,
         world_size=worker.world_size,
         coordinates=worker.coordinates,
@@ -424,23 +430,32 @@ def describe_process(
     )
 
 
-def _letter(look: Look) -> str:
-    if look.state is not None:
-        return look.state.letter
+def _state_letter(sample: Sample) -> str:
+    if sample.state is not None:
+        return sample.state.letter
 
-    # That nobody answered does not mean that it is gone.
-    return "X" if look.attempt.status is CaptureStatus.EXITED else ""
+    # A timeout does not mean that the process has ended.
+    return "X" if sample.attempt.status is CaptureStatus.EXITED else ""
 
 
-def _threads(pid: int, looks: Sequence[Look]) -> Iterable[ThreadStack]:
-    last = looks[-1]
-    seen = [{_number(pid, t): t for t in look.threads} for look in looks]
-    values = _values(pid, looks)
-    unlocked = [not any(t.owns_gil for t in look.threads) for look in looks]
-    # A thread that is not of Python has no stack, but it too works or waits.
-    for number in (*seen[-1], *(t for t in last.facts if t not in seen[-1])):
+def _describe_threads(
+    pid: int, samples: Sequence[Sample]
+) -> Iterable[ThreadStack]:
+    last = samples[-1]
+    threads_by_sample = [
+        {_thread_id(pid, t): t for t in sample.threads} for sample in samples
+    ]
+    digests = _digests_by_thread(pid, samples)
+    unlocked = [
+        not any(t.owns_gil for t in sample.threads) for sample in samples
+    ]
+    # Threads without Python stack have counters, too.
+    for number in (
+        *threads_by_sample[-1],
+        *(t for t in last.facts if t not in threads_by_sample[-1]),
+    ):
         facts = last.facts.get(number)
-        thread = seen[-1].get(number) or ThreadStack(
+        thread = threads_by_sample[-1].get(number) or ThreadStack(
             name=facts.name if facts else "", frames=()
         )
         yield attrs.evolve(
@@ -450,18 +465,18 @@ def _threads(pid: int, looks: Sequence[Look]) -> Iterable[ThreadStack]:
             state=facts.state if facts else "",
             system_call=_system_call(pid, number),
             idle_s=idle_seconds(pid, number),
-            activity=_activity(
+            activity=_thread_activity(
                 number,
-                looks,
-                [s.get(number) for s in seen],
-                values.get(number, []),
+                samples,
+                [s.get(number) for s in threads_by_sample],
+                digests.get(number, []),
                 unlocked,
             ),
         )
 
 
-def _number(pid: int, thread: ThreadStack) -> int:
-    # Before Python 3.11 py-spy may not know the number in the system.
+def _thread_id(pid: int, thread: ThreadStack) -> int:
+    # Before Python 3.11 py-spy may not know the thread ID of the system.
     if thread.is_main or thread.thread_id is None:
         return pid
 
@@ -473,67 +488,68 @@ def _system_call(pid: int, tid: int) -> SystemCall | None:
     return SystemCall(name=found[0], target=found[1]) if found else None
 
 
-def _values(pid: int, looks: Sequence[Look]) -> Mapping[int, list[Digest]]:
-    """
-    What stood for the variables of each thread, whenever it was looked at.
-    """
+def _digests_by_thread(
+    pid: int, samples: Sequence[Sample]
+) -> Mapping[int, list[Digest]]:
     found: dict[int, list[Digest]] = {}
-    for look in looks:
-        for thread, value in zip(look.threads, look.values, strict=False):
-            found.setdefault(_number(pid, thread), []).append(value)
+    for sample in samples:
+        for thread, value in zip(sample.threads, sample.digests, strict=False):
+            found.setdefault(_thread_id(pid, thread), []).append(value)
     return found
 
 
-def _activity(
+def _thread_activity(
     number: int,
-    looks: Sequence[Look],
-    seen: Sequence[ThreadStack | None],
-    values: Sequence[Digest],
+    samples: Sequence[Sample],
+    threads: Sequence[ThreadStack | None],
+    digests: Sequence[Digest],
     unlocked: Sequence[bool],
 ) -> ThreadActivity | None:
-    first, last = looks[0], looks[-1]
+    first, last = samples[0], samples[-1]
     before, after = first.facts.get(number), last.facts.get(number)
     if before is None or after is None or first is last:
         return None
 
-    stacks = [t.frames for t in seen if t is not None]
+    stacks = [t.frames for t in threads if t is not None]
     functions = [[(f.name, f.filename) for f in frames] for frames in stacks]
     return ThreadActivity(
         seconds=last.when - first.when,
         voluntary=after.voluntary - before.voluntary,
         involuntary=after.involuntary - before.involuntary,
         cpu_s=after.cpu_s - before.cpu_s,
-        has_moved=_differ(stacks),
-        has_left=_differ(functions),
-        has_new_values=_differ([v.whole for v in values]),
-        has_returned=_has_returned(stacks, values),
-        has_let_go=_has_let_go(seen, unlocked),
+        has_moved=_has_changed(stacks),
+        has_left=_has_changed(functions),
+        has_new_values=_has_changed([v.whole for v in digests]),
+        has_returned=_has_returned(stacks, digests),
+        has_let_go=_has_let_go(threads, unlocked),
     )
 
 
 def _has_returned(
-    stacks: Sequence[Sequence[StackFrame]], values: Sequence[Digest]
+    stacks: Sequence[Sequence[StackFrame]], digests: Sequence[Digest]
 ) -> bool | None:
     """
-    Whether those went on that had called the innermost function.
+    Return whether a caller of the innermost function went on.
     """
-    lines = _differ([frames[1:] for frames in stacks])
-    return lines or _differ([v.callers for v in values])
+    lines = _has_changed([frames[1:] for frames in stacks])
+    return lines or _has_changed([v.callers for v in digests])
 
 
 def _has_let_go(
-    seen: Sequence[ThreadStack | None], unlocked: Sequence[bool]
+    threads: Sequence[ThreadStack | None], unlocked: Sequence[bool]
 ) -> bool | None:
     """
-    Whether a thread was seen while nobody held the interpreter lock.
+    Return whether a thread was sampled while the GIL was free.
     """
     known = [
         is_unlocked
-        for thread, is_unlocked in zip(seen, unlocked, strict=True)
+        for thread, is_unlocked in zip(threads, unlocked, strict=True)
         if thread is not None and thread.owns_gil is not None
     ]
     return any(known) if known else None
 
 
-def _differ(seen: Sequence[object]) -> bool | None:
-    return any(a != b for a, b in pairwise(seen)) if len(seen) > 1 else None
+def _has_changed(values: Sequence[object]) -> bool | None:
+    return (
+        any(a != b for a, b in pairwise(values)) if len(values) > 1 else None
+    )

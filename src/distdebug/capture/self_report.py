@@ -1,8 +1,9 @@
 """
-Where does a process write when it is asked where it is?
+Read Python stacks of another process by signal, or those of this process.
 
-See :mod:`distdebug.processes.stack_signal`.  The process is not trusted, as we may
-be the superuser: no link is followed, and its file must be its own.
+The file and the signal are described in
+:mod:`distdebug.processes.stack_signal`.  The process is not trusted, as this
+may run as root: no link is followed, and the file must belong to the process.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ import attrs
 
 from ..identity import current_identity
 from ..processes import (
-    ROOT,
+    OFFERS_ROOT,
     ProcessState,
-    folder_name,
-    is_kept,
+    is_offer_locked,
     is_private,
     list_numbers,
-    parse_name,
+    offer_folder_name,
+    parse_offer_name,
     parse_stat,
     parse_status,
     read_proc,
     read_state,
 )
 from ..stacks import ProcessStacks, StackFrame, ThreadStack, parse_faulthandler
-from .blockers import enter_namespace, proc_is_foreign, status_of_state
+from .blockers import explain_state, is_proc_foreign, namespace_remedy
 from .model import Attempt, CaptureStatus
 
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# 100 frames of 1,000 characters are all that a thread ever writes.
-_MOST_BYTES = 1 << 20
+# faulthandler writes at most 100 frames of 1,000 characters per thread.
+_MAX_BYTES = 1 << 20
 
 
-class NotAskedError(Exception):
+class SelfReportError(Exception):
     """
-    The process cannot be asked.
+    The process cannot report its stacks.
 
     Args:
-        status: Why.
+        status: The reason.
 
-        detail: The same in words.
+        detail: The same as text.
 
         remedy: What to do about it.
     """
@@ -71,14 +72,14 @@ class NotAskedError(Exception):
         self.remedy = remedy
 
 
-class Answers(NamedTuple):
+class ReportFile(NamedTuple):
     """
-    What a process has to say.
+    File that a process writes its stacks to on a signal.
 
     Attributes:
-        fd: The file that it writes to, open for us alone.
+        fd: Descriptor of the file.
 
-        signal: Number of the signal that it answers.
+        signal: Number of the signal.
     """
 
     fd: int
@@ -87,87 +88,76 @@ class Answers(NamedTuple):
     @property
     def size(self) -> int:
         """
-        How much it has written, in bytes.
+        Bytes written so far.
         """
         return os.fstat(self.fd).st_size
 
     def read(self, start: int) -> str:
         """
-        What has it written?
-
-        Args:
-            start: From which byte on.
+        Return the text from a byte offset on.
         """
-        data = os.pread(self.fd, _MOST_BYTES, start)
+        data = os.pread(self.fd, _MAX_BYTES, start)
         return data.decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
-def open_answers(pid: int, state: ProcessState) -> Iterator[Answers]:
+def open_report_file(pid: int, state: ProcessState) -> Iterator[ReportFile]:
     """
-    Find and empty the file that a process writes to; empty it again after.
-
-    Args:
-        pid: The process.
-
-        state: What the kernel tells about it.
-
-    Returns:
-        The file, and the signal.
+    Open, lock, and empty the report file of a process; empty it again at exit.
 
     Raises:
-        NotAskedError: The process offers nothing, or somebody else is asking.
+        SelfReportError: The process offers none, or another collector uses it.
 
         OSError: The file cannot be emptied.
     """
     with contextlib.ExitStack() as opened:
-        answers = _find(pid, state, opened)
+        report = _find_report_file(pid, state, opened)
         try:
-            fcntl.lockf(answers.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(report.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise NotAskedError(
+            raise SelfReportError(
                 CaptureStatus.SKIPPED,
                 "somebody else is asking it just now",
                 "try again",
             ) from None
 
-        os.ftruncate(answers.fd, 0)
+        os.ftruncate(report.fd, 0)
         try:
-            yield answers
+            yield report
         finally:
-            os.ftruncate(answers.fd, 0)
+            os.ftruncate(report.fd, 0)
 
 
-def _find(
+def _find_report_file(
     pid: int, state: ProcessState, opened: contextlib.ExitStack
-) -> Answers:
+) -> ReportFile:
     is_denied = False
     for parent, flags in ((f"/proc/{pid}/root", os.O_NOFOLLOW), ("/", 0)):
         try:
             folder = _open_folder(parent, flags, state.uid, opened)
-            names = os.listdir(folder)  # noqa: PTH208 only it takes a number
+            names = os.listdir(folder)  # noqa: PTH208 pathlib takes no descriptor
         except PermissionError:
             is_denied = parent == "/"
             continue
         except OSError:
             continue
 
-        for offer in filter(None, map(parse_name, names)):
+        for offer in filter(None, map(parse_offer_name, names)):
             if (offer.pid, offer.start_ticks) == (
                 state.pid_inside,
                 state.start_ticks,
             ) and signal.SIGRTMIN <= offer.signal <= signal.SIGRTMAX:
-                fd = _open_kept(offer.name, folder, state.uid, opened)
+                fd = _open_locked_file(offer.name, folder, state.uid, opened)
                 if fd is not None:
-                    return Answers(fd, offer.signal)
+                    return ReportFile(fd, offer.signal)
 
     if is_denied:
-        raise NotAskedError(
+        raise SelfReportError(
             CaptureStatus.OTHER_USER,
             f"it belongs to the user with the number {state.uid}",
             "run as that user, or as root",
         )
-    raise NotAskedError(
+    raise SelfReportError(
         CaptureStatus.TOOL_MISSING,
         "it has not offered to tell its stacks",
         "call distdebug.enable_flight_recorder() at the top of its script",
@@ -178,18 +168,21 @@ def _open_folder(
     parent: str, flags: int, uid: int, opened: contextlib.ExitStack
 ) -> int:
     """
-    Open the folder of a user; in a container, as the process sees it.
+    Open the folder of a user, as seen from inside the container of the
+    process.
 
-    What a container calls ``/tmp`` may be a link that leads out of it.
+    ``/tmp`` of a container may be a link that leads out of it.
     """
-    above = _keep(os.open(parent, _FOLDER), opened)
-    root = os.open(ROOT.lstrip("/"), _FOLDER | flags, dir_fd=above)
-    folder = os.open(
-        folder_name(uid),
-        _FOLDER | os.O_NOFOLLOW,
-        dir_fd=_keep(root, opened),
+    above = _close_later(os.open(parent, _FOLDER_FLAGS), opened)
+    root = os.open(
+        OFFERS_ROOT.lstrip("/"), _FOLDER_FLAGS | flags, dir_fd=above
     )
-    _keep(folder, opened)
+    folder = os.open(
+        offer_folder_name(uid),
+        _FOLDER_FLAGS | os.O_NOFOLLOW,
+        dir_fd=_close_later(root, opened),
+    )
+    _close_later(folder, opened)
     if is_private(folder, uid):
         return folder
 
@@ -197,11 +190,11 @@ def _open_folder(
     raise OSError(msg)
 
 
-def _open_kept(
+def _open_locked_file(
     name: str, folder: int, uid: int, opened: contextlib.ExitStack
 ) -> int | None:
     try:
-        fd = _keep(os.open(name, _FILE, dir_fd=folder), opened)
+        fd = _close_later(os.open(name, _FILE_FLAGS, dir_fd=folder), opened)
     except OSError:
         return None
 
@@ -211,34 +204,34 @@ def _open_kept(
         and status.st_uid == uid
         and status.st_nlink == 1
     )
-    return fd if is_its_own and is_kept(fd) else None
+    return fd if is_its_own and is_offer_locked(fd) else None
 
 
-def _keep(fd: int, opened: contextlib.ExitStack) -> int:
+def _close_later(fd: int, opened: contextlib.ExitStack) -> int:
     opened.callback(os.close, fd)
     return fd
 
 
-# Linux 6.9 and later can hold on to a thread.
+# PIDFD_THREAD, since Linux 6.9.
 _PIDFD_THREAD = os.O_EXCL
 
-_PAUSE_S = 0.0005
-_LOOKS = 4
+_POLL_S = 0.0005
+_IDLE_SAMPLES = 4
 
 
 class ThreadSignals(NamedTuple):
     """
-    How a thread stands to signals.
+    Pending and blocked signals of a thread.
 
     Attributes:
         name: Its name of at most 15 characters.
 
         letter: Its state, such as ``"S"``.
 
-        pending: Bit *n - 1* is set if signal *n* waits for it.
+        pending: Bit *n - 1* is set if signal *n* is pending for the thread.
 
-        blocked: Bit *n - 1* is set if it takes no signal *n* now: always, or
-            because it is handling one.
+        blocked: Bit *n - 1* is set if signal *n* is blocked: always, or while
+            its handler runs.
     """
 
     name: str
@@ -249,15 +242,7 @@ class ThreadSignals(NamedTuple):
 
 def read_signals(pid: int, thread_id: int) -> ThreadSignals | None:
     """
-    How does a thread stand to signals?
-
-    Args:
-        pid: The process.
-
-        thread_id: The thread.
-
-    Returns:
-        What the kernel tells anybody; ``None`` if the thread is gone.
+    Return pending and blocked signals of a thread; ``None`` if it has ended.
     """
     path = f"/proc/{pid}/task/{thread_id}/status"
     status = parse_status(read_proc(path))
@@ -272,38 +257,34 @@ def read_signals(pid: int, thread_id: int) -> ThreadSignals | None:
         return None
 
 
-def knock(
+def signal_thread(
     pid: int, thread_id: int, number: int, check: Callable[[], object]
 ) -> None:
     """
     Send a signal to one thread.
 
     Args:
-        pid: The process.
-
-        thread_id: The thread.
-
         number: The signal.
 
-        check: Called last of all; nothing is sent if it raises an error.
+        check: Called just before; nothing is sent if it raises.
 
     Raises:
-        OSError: It may not be sent, or the thread is gone.
+        OSError: It may not be sent, or the thread has ended.
     """
-    # From here on, no other thread can have this number.
-    held = _hold(thread_id)
+    # The pidfd keeps the thread ID from being reused.
+    pidfd = _open_pidfd(thread_id)
     try:
         check()
-        if held is None:
+        if pidfd is None:
             _tgkill(pid, thread_id, number)
         else:
-            signal.pidfd_send_signal(held, number)
+            signal.pidfd_send_signal(pidfd, number)
     finally:
-        if held is not None:
-            os.close(held)
+        if pidfd is not None:
+            os.close(pidfd)
 
 
-def await_handled(
+def wait_until_handled(
     pid: int,
     thread_id: int,
     number: int,
@@ -313,25 +294,21 @@ def await_handled(
     """
     Wait until a thread has handled a signal.
 
-    While its handler runs the kernel blocks the signal.  Between that and the
-    time when it was pending is a moment in which it is neither; a thread that
-    has nothing to say looks the same, but for longer.
+    The kernel blocks the signal while its handler runs.  Between pending and
+    blocked there is a moment in which it is neither.  A handler that writes
+    nothing looks the same, but for longer.
 
     Args:
-        pid: The process.
-
-        thread_id: The thread.
-
         number: The signal.
 
-        has_written: Whether the handler has begun to write.
+        has_written: Return whether the handler has begun to write.
 
-        deadline: Until when, by ``time.monotonic()``.
+        deadline: Time limit, by ``time.monotonic()``.
 
     Returns:
-        Whether it is done.
+        Whether the signal was handled in time.
     """
-    bit, looks = 1 << (number - 1), 0
+    bit, samples = 1 << (number - 1), 0
     while time.monotonic() < deadline:
         has_begun = has_written()
         thread = read_signals(pid, thread_id)
@@ -339,15 +316,15 @@ def await_handled(
             return True
 
         if (thread.pending | thread.blocked) & bit:
-            looks = 0
-        elif has_begun or (looks >= _LOOKS and thread.letter != "R"):
+            samples = 0
+        elif has_begun or (samples >= _IDLE_SAMPLES and thread.letter != "R"):
             return True
-        looks += 1
-        time.sleep(_PAUSE_S)
+        samples += 1
+        time.sleep(_POLL_S)
     return False
 
 
-def _hold(thread_id: int) -> int | None:
+def _open_pidfd(thread_id: int) -> int | None:
     with contextlib.suppress(AttributeError, OSError):
         return os.pidfd_open(thread_id, _PIDFD_THREAD)
     return None
@@ -360,27 +337,27 @@ def _tgkill(pid: int, thread_id: int, number: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-_MOST_THREADS = 512
-_MOST_FRAMES = 200
+_MAX_THREADS = 512
+_MAX_FRAMES = 200
 
 
 def own_stacks() -> ProcessStacks:
     """
-    Where are the Python threads of this process?
+    Return the Python stacks of this process.
 
-    To be called by a thread that watches; it is left out, unless it is the
-    main thread.  Nothing is stopped, and no right is needed; but while native
-    code holds the interpreter lock, the thread that calls has to wait.
+    The calling thread is left out unless it is the main thread.  Nothing is
+    stopped, and no permission is needed; but the caller waits while native
+    code holds the GIL.
 
     Returns:
-        The threads, the main thread first, 512 at most, with the innermost
-        200 frames of each.
+        At most 512 threads, the main thread first, with the innermost 200
+        frames of each.
     """
     identity = current_identity()
     return ProcessStacks(
         pid=os.getpid(),
         source="python",
-        threads=_threads(),
+        threads=_own_threads(),
         rank=identity.rank,
         world_size=identity.world_size,
         host=socket.gethostname(),
@@ -390,36 +367,38 @@ def own_stacks() -> ProcessStacks:
     )
 
 
-def _threads() -> tuple[ThreadStack, ...]:
+def _own_threads() -> tuple[ThreadStack, ...]:
     main, own = threading.main_thread().ident, threading.get_ident()
     frames = sys._current_frames()  # noqa: SLF001 there is no other way
     if own != main:
         del frames[own]
     known = {t.ident: t for t in threading.enumerate()}
-    chosen = sorted(frames, key=lambda ident: ident != main)[:_MOST_THREADS]
+    chosen = sorted(frames, key=lambda ident: ident != main)[:_MAX_THREADS]
     return tuple(
-        _thread(known.get(ident), frames[ident], is_main=ident == main)
+        _describe_thread(
+            known.get(ident), frames[ident], is_main=ident == main
+        )
         for ident in chosen
     )
 
 
-def _thread(
+def _describe_thread(
     thread: threading.Thread | None, frame: FrameType, *, is_main: bool
 ) -> ThreadStack:
     name = thread.name if thread is not None else ""
     return ThreadStack(
         name="MainThread" if is_main else name,
-        frames=_stack(frame),
+        frames=_own_frames(frame),
         thread_id=thread.native_id if thread is not None else None,
         is_main=is_main,
     )
 
 
-def _stack(frame: FrameType | None) -> tuple[StackFrame, ...]:
+def _own_frames(frame: FrameType | None) -> tuple[StackFrame, ...]:
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     found: list[StackFrame] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
+    while frame is not None and len(found) < _MAX_FRAMES:
         code = frame.f_code
         found.append(
             StackFrame(code.co_qualname, code.co_filename, frame.f_lineno or 0)
@@ -428,12 +407,12 @@ def _stack(frame: FrameType | None) -> tuple[StackFrame, ...]:
     return tuple(found)
 
 
-# How long a thread may take to fall asleep, and to answer, in seconds.
+# Time limits for a thread to leave state R, and to answer, in seconds.
 _SETTLE_S, _ANSWER_S = 0.05, 1.0
-_INSIDE_PAUSE_S = 0.002
+_SETTLE_POLL_S = 0.002
 
-# They know no Python, and the job needs them most.
-_NATIVE = (
+# Threads without Python stack that the job depends on.
+_NATIVE_THREADS = (
     *("cuda", "gloo", "jemalloc", "nccl", "ucx"),
     *("pt_gloo", "pt_nccl", "pt_tcpstore"),
 )
@@ -447,28 +426,28 @@ def ask_process(
     also_running: bool = False,
 ) -> tuple[tuple[ThreadStack, ...], Attempt]:
     """
-    Have the threads of a process tell where they are, one after the other.
+    Request the stacks of a process: signal its threads, one after the other.
 
     The process must have called
     :func:`~distdebug.flight_recorder.enable.enable_flight_recorder`; then
-    everybody can ask who may send it signals.  A process that does not handle
-    the signal does not get it.
+    every user who may send it signals can request them.  A process that does
+    not handle the signal does not get it.
 
-    What a thread was waiting for goes on as far as the kernel can do that:
+    Interrupted system calls are restarted as far as the kernel can do that:
     ``sleep()`` of C ends early, as with any signal.
 
     Args:
         pid: A process of this node.
 
-        timeout_s: How long it may take, in seconds.
+        timeout_s: Time limit, in seconds.
 
-        start_ticks: When it started, in clock ticks since boot, if nobody else
-            is meant who may have got its number since.
+        start_ticks: Expected start time, in clock ticks since boot; None
+            accepts any process with this PID.
 
-        also_running: Whether to ask also threads that run just now.  A stack
-            that changes under the hands of who writes it can end the process:
-            it did, 5 times in 146,000, where threads did nothing but compile
-            and run new code, and never elsewhere.
+        also_running: Also signal threads that are running.  A stack that
+            changes while its thread writes it can crash the process: it did 5
+            times in 146,000, where threads did nothing but compile and run new
+            code, and never elsewhere.
 
     Returns:
         The Python stacks of its threads, the main thread first, and how it
@@ -477,15 +456,15 @@ def ask_process(
     start = time.monotonic()
     threads: list[ThreadStack] = []
     try:
-        state = _may_be_asked(pid, start_ticks)
-        with open_answers(pid, state) as answers:
-            talk = _Talk(pid, state, answers, start + timeout_s, threads)
-            _ask_all(talk, also_running=also_running)
-        attempt = _result(talk)
-    except NotAskedError as exc:
-        attempt = _attempt(exc.status, exc.detail, exc.remedy)
+        state = _check_target(pid, start_ticks)
+        with open_report_file(pid, state) as report:
+            request = _Request(pid, state, report, start + timeout_s, threads)
+            _ask_threads(request, also_running=also_running)
+        attempt = _summarize(request)
+    except SelfReportError as exc:
+        attempt = _make_attempt(exc.status, exc.detail, exc.remedy)
     except OSError as exc:
-        attempt = _attempt(
+        attempt = _make_attempt(
             CaptureStatus.TOOL_FAILED, f"it could not be asked: {exc}"
         )
     seconds = time.monotonic() - start
@@ -493,10 +472,10 @@ def ask_process(
 
 
 @attrs.define
-class _Talk:
+class _Request:
     pid: int
     state: ProcessState
-    answers: Answers
+    report: ReportFile
     deadline: float
     threads: list[ThreadStack]
     running: int = 0
@@ -504,28 +483,28 @@ class _Talk:
     paused_s: float = 0.0
 
 
-def _may_be_asked(pid: int, start_ticks: int | None) -> ProcessState:
-    if proc_is_foreign():
-        raise NotAskedError(
+def _check_target(pid: int, start_ticks: int | None) -> ProcessState:
+    if is_proc_foreign():
+        raise SelfReportError(
             CaptureStatus.OTHER_NAMESPACE,
             "/proc counts the processes of another PID namespace",
-            enter_namespace(pid, 0),
+            namespace_remedy(pid, 0),
         )
     if pid == os.getpid():
-        raise NotAskedError(
+        raise SelfReportError(
             CaptureStatus.SKIPPED, "it is ourselves", "call own_stacks()"
         )
 
     state = read_state(pid)
-    told = status_of_state(state, pid)
-    if told is not None and told[0] is CaptureStatus.UNINTERRUPTIBLE:
+    blocker = explain_state(state, pid)
+    if blocker is not None and blocker[0] is CaptureStatus.UNINTERRUPTIBLE:
         is_main = state is not None and pid in state.uninterruptible
-        told = told if is_main else None
-    if told is not None or state is None:
-        status, remedy = told or (CaptureStatus.EXITED, "")
-        raise NotAskedError(status, "it could not answer", remedy)
+        blocker = blocker if is_main else None
+    if blocker is not None or state is None:
+        status, remedy = blocker or (CaptureStatus.EXITED, "")
+        raise SelfReportError(status, "it could not answer", remedy)
     if start_ticks not in {None, state.start_ticks}:
-        raise NotAskedError(
+        raise SelfReportError(
             CaptureStatus.EXITED,
             "another process has its number now",
             "look at its exit status and its log",
@@ -533,41 +512,43 @@ def _may_be_asked(pid: int, start_ticks: int | None) -> ProcessState:
     return state
 
 
-def _ask_all(talk: _Talk, *, also_running: bool) -> None:
+def _ask_threads(request: _Request, *, also_running: bool) -> None:
     """
-    Ask the main thread, then the others, until one does not answer.
+    Request the main thread's stack, then others, until one does not answer.
     """
-    for thread_id in _thread_ids(talk.pid):
-        talk.is_late |= time.monotonic() >= talk.deadline
-        if talk.is_late:
+    for thread_id in _thread_ids(request.pid):
+        request.is_late |= time.monotonic() >= request.deadline
+        if request.is_late:
             break
-        thread = _settled(talk, thread_id)
-        if thread is None or not _can_answer(thread, talk.answers.signal):
+        thread = _wait_until_idle(request, thread_id)
+        if thread is None or not _can_answer(thread, request.report.signal):
             continue
         if thread.letter == "R" and not also_running:
-            talk.running += 1
+            request.running += 1
             continue
-        _ask_one(talk, thread_id, thread.letter)
+        _ask_thread(request, thread_id, thread.letter)
 
 
 def _thread_ids(pid: int) -> Iterator[int]:
-    others = list_numbers(f"/proc/{pid}/task")[:_MOST_THREADS]
+    others = list_numbers(f"/proc/{pid}/task")[:_MAX_THREADS]
     yield pid
     yield from (x for x in others if x != pid)
 
 
-def _settled(talk: _Talk, thread_id: int) -> ThreadSignals | None:
+def _wait_until_idle(
+    request: _Request, thread_id: int
+) -> ThreadSignals | None:
     """
-    A thread that runs may soon wait.
+    Wait briefly until a thread is no longer running.
     """
-    until = min(time.monotonic() + _SETTLE_S, talk.deadline)
+    until = min(time.monotonic() + _SETTLE_S, request.deadline)
     while True:
-        thread = read_signals(talk.pid, thread_id)
+        thread = read_signals(request.pid, thread_id)
         if thread is None or thread.letter != "R":
             return thread
         if time.monotonic() >= until:
             return thread
-        time.sleep(_INSIDE_PAUSE_S)
+        time.sleep(_SETTLE_POLL_S)
 
 
 def _can_answer(thread: ThreadSignals, signal: int) -> bool:
@@ -575,28 +556,30 @@ def _can_answer(thread: ThreadSignals, signal: int) -> bool:
     return (
         thread.letter in "SR"
         and not (thread.pending | thread.blocked) & bit
-        and not thread.name.casefold().startswith(_NATIVE)
+        and not thread.name.casefold().startswith(_NATIVE_THREADS)
     )
 
 
-def _ask_one(talk: _Talk, thread_id: int, letter: str) -> None:
-    number, before = talk.answers.signal, talk.answers.size
+def _ask_thread(request: _Request, thread_id: int, letter: str) -> None:
+    number, before = request.report.signal, request.report.size
     start = time.monotonic()
     try:
-        knock(talk.pid, thread_id, number, lambda: _check(talk))
+        signal_thread(
+            request.pid, thread_id, number, lambda: _check_unchanged(request)
+        )
     except ProcessLookupError:
         return
 
-    talk.is_late = not await_handled(
-        talk.pid,
+    request.is_late = not wait_until_handled(
+        request.pid,
         thread_id,
         number,
-        lambda: talk.answers.size > before,
-        min(start + _ANSWER_S, talk.deadline),
+        lambda: request.report.size > before,
+        min(start + _ANSWER_S, request.deadline),
     )
-    talk.paused_s = max(talk.paused_s, time.monotonic() - start)
-    is_main = thread_id == talk.pid
-    talk.threads += (
+    request.paused_s = max(request.paused_s, time.monotonic() - start)
+    is_main = thread_id == request.pid
+    request.threads += (
         attrs.evolve(
             thread,
             thread_id=thread_id,
@@ -604,71 +587,73 @@ def _ask_one(talk: _Talk, thread_id: int, letter: str) -> None:
             name=thread.name or ("MainThread" if is_main else ""),
             state=letter,
         )
-        for thread in parse_faulthandler(talk.answers.read(before))
+        for thread in parse_faulthandler(request.report.read(before))
         if thread.frames
     )
 
 
-def _check(talk: _Talk) -> None:
+def _check_unchanged(request: _Request) -> None:
     """
-    Is it the same process, and does it handle the signal, and nobody else?
-
-    Raises:
-        NotAskedError: It is not, or does not.
+    Check that the same process still handles the signal, without a debugger.
     """
-    stat = parse_stat(read_proc(f"/proc/{talk.pid}/stat"))
-    status = parse_status(read_proc(f"/proc/{talk.pid}/status"))
-    if stat is None or stat.start_ticks != talk.state.start_ticks:
-        raise NotAskedError(
+    stat = parse_stat(read_proc(f"/proc/{request.pid}/stat"))
+    status = parse_status(read_proc(f"/proc/{request.pid}/status"))
+    if stat is None or stat.start_ticks != request.state.start_ticks:
+        raise SelfReportError(
             CaptureStatus.EXITED,
             "it has ended meanwhile",
             "look at its exit status and its log",
         )
     if status.get("TracerPid") != "0":
-        raise NotAskedError(
+        raise SelfReportError(
             CaptureStatus.TRACED_BY_OTHER,
             "a debugger would get the signal",
             "detach the debugger",
         )
-    if not int(status.get("SigCgt", "0"), 16) >> (talk.answers.signal - 1) & 1:
-        raise NotAskedError(
+    if (
+        not int(status.get("SigCgt", "0"), 16) >> (request.report.signal - 1)
+        & 1
+    ):
+        raise SelfReportError(
             CaptureStatus.TOOL_MISSING,
-            f"it no longer handles signal {talk.answers.signal}",
+            f"it no longer handles signal {request.report.signal}",
             "call distdebug.enable_flight_recorder() again",
         )
 
 
-def _result(talk: _Talk) -> Attempt:
-    running = f"{talk.running} of its threads run and were not asked"
-    if talk.threads:
-        notes = [running] if talk.running else []
-        if not any(thread.is_main for thread in talk.threads):
+def _summarize(request: _Request) -> Attempt:
+    running = f"{request.running} of its threads run and were not asked"
+    if request.threads:
+        notes = [running] if request.running else []
+        if not any(thread.is_main for thread in request.threads):
             notes.append("its main thread did not answer")
-        if talk.is_late:
+        if request.is_late:
             notes.append("not all of its threads answered in time")
-        attempt = _attempt(CaptureStatus.OK, "; ".join(notes))
-    elif talk.is_late:
-        attempt = _attempt(
+        attempt = _make_attempt(CaptureStatus.OK, "; ".join(notes))
+    elif request.is_late:
+        attempt = _make_attempt(
             CaptureStatus.TIMED_OUT,
             "it did not answer in time",
             "try again with a longer timeout_s",
         )
-    elif talk.running:
-        attempt = _attempt(
+    elif request.running:
+        attempt = _make_attempt(
             CaptureStatus.SKIPPED,
             running,
             "ask_process(…, also_running=True), or py-spy",
         )
     else:
-        attempt = _attempt(
+        attempt = _make_attempt(
             CaptureStatus.TOOL_FAILED,
             "it had nothing to say, or could not write it",
             "see whether /tmp is full (df /tmp)",
         )
-    return attrs.evolve(attempt, paused_s=talk.paused_s)
+    return attrs.evolve(attempt, paused_s=request.paused_s)
 
 
-def _attempt(status: CaptureStatus, detail: str, remedy: str = "") -> Attempt:
+def _make_attempt(
+    status: CaptureStatus, detail: str, remedy: str = ""
+) -> Attempt:
     return Attempt(
         tool="faulthandler", status=status, detail=detail, remedy=remedy
     )

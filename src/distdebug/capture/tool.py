@@ -1,5 +1,8 @@
 """
-How is a tool run so that it neither outlives its time nor its caller?
+Run external tools (py-spy, gdb, …) with a time limit, and clean up after them.
+
+A tool that attaches to a process runs under a guard process
+(:mod:`distdebug.capture.guard_program`), which outlives its caller.
 """
 
 from __future__ import annotations
@@ -23,33 +26,33 @@ import attrs
 
 from .._io import scratch_file
 from ..errors import CaptureError
-from ..processes import ENDED, list_numbers, parse_stat, read_proc
+from ..processes import ENDED_STATES, list_numbers, parse_stat, read_proc
 from . import guard_program
-from .guard_program import MOST_BYTES, Sight, resume, sight_of
+from .guard_program import MAX_BYTES, TargetState, read_target_state, resume
 
 
-# The JSON of 10,000 threads stays below.
-_MOST_BYTES = 1 << 26
-_MOST_COMPLAINT = 1 << 16
-_MOST_SECRET = 1 << 25
-# What waits inside the kernel cannot be killed before that is over.
+# More than the JSON of 10,000 threads.
+_MAX_BYTES = 1 << 26
+_MAX_COMPLAINT_BYTES = 1 << 16
+_MAX_SECRET_BYTES = 1 << 25
+# A process in state D dies only when the kernel releases it.
 _REAP_S = 5.0
 
-# How to stop the tools that run now.  Threads that wait for them cannot be
-# interrupted, so whoever is interrupted in their place stops the tools.
-_stops: set[Callable[[], object]] = set()
+# Callbacks that stop running tools.  Threads that wait for a tool cannot be
+# interrupted, so the interrupted main thread stops the tools instead.
+_stop_callbacks: set[Callable[[], object]] = set()
 
 
 class ToolOutput(NamedTuple):
     """
-    What a tool left.
+    Output of a tool.
 
     Attributes:
-        status: Its exit status; ``None`` if its time was over.
+        status: Its exit status; ``None`` if it timed out.
 
-        output: What it printed, at most 64 MiB.
+        output: Standard output, at most 64 MiB.
 
-        complaint: What it printed to its standard error, at most 64 KiB.
+        complaint: Standard error, at most 64 KiB.
     """
 
     status: int | None
@@ -59,13 +62,7 @@ class ToolOutput(NamedTuple):
 
 def find_tool(name: str) -> str | None:
     """
-    Where is this tool?
-
-    Args:
-        name: Such as ``"py-spy"``.
-
-    Returns:
-        The one that belongs to this Python, or else the one on ``PATH``.
+    Return the path of a tool: beside this Python, or else on ``PATH``.
     """
     beside = str(Path(sys.executable).parent)
     return shutil.which(name, path=beside) or shutil.which(name)
@@ -75,28 +72,24 @@ def run_tool(
     argv: Sequence[str], *, timeout_s: float, is_secret: bool = False
 ) -> ToolOutput:
     """
-    What does this tool print?
+    Run a tool that does not stop other processes, and return its output.
 
-    It is for tools that stop nobody.  It runs in a process group of its own,
-    which is killed when the time is over or the caller is interrupted.
+    It runs in a process group of its own, which is killed when the time is
+    over or the caller is interrupted.
 
     Args:
         argv: The tool and its arguments.
 
-        timeout_s: How long it may take, in seconds.
+        timeout_s: Time limit, in seconds.
 
-        is_secret: Whether its output may not come near a disk.  Then it is
-            kept in memory, and may be 32 MiB at most.
-
-    Returns:
-        What it left.
+        is_secret: Keep the output in memory, never on disk; at most 32 MiB.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The tool cannot be started.
     """
-    # Files, because a pipe is only at its end when all that inherited it are
-    # gone.
-    with _file(in_memory=is_secret) as out, _file() as err:
+    # Files, because a pipe stays open until every process that inherited it
+    # has ended.
+    with _output_file(in_memory=is_secret) as out, _output_file() as err:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -106,88 +99,85 @@ def run_tool(
         )
         status: int | None = None
         try:
-            with stoppable(lambda: _kill(process)):
-                most = _MOST_SECRET if is_secret else _MOST_BYTES
-                _bound(process.pid, timeout_s, most)
+            with stoppable(lambda: _kill_group(process)):
+                limit_bytes = _MAX_SECRET_BYTES if is_secret else _MAX_BYTES
+                _set_limits(process.pid, timeout_s, limit_bytes)
                 status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pass
         finally:
-            _end(process)
-        output = _text_of(out.fileno(), _MOST_BYTES)
-        complaint = _text_of(err.fileno(), _MOST_COMPLAINT)
+            _kill_and_wait(process)
+        output = _read_text(out.fileno(), _MAX_BYTES)
+        complaint = _read_text(err.fileno(), _MAX_COMPLAINT_BYTES)
 
     return ToolOutput(status, output, complaint)
 
 
 def stop_tools() -> None:
     """
-    End every tool of this process that runs now.
+    Stop every tool that this process is running.
 
-    Those who wait for one get what it left so far.
+    Callers that wait for one get the output so far.
     """
-    for stop in tuple(_stops):
+    for stop in tuple(_stop_callbacks):
         stop()
 
 
 @contextmanager
 def stoppable(stop: Callable[[], object]) -> Iterator[None]:
     """
-    Let `stop_tools` end something while the block runs.
+    Register a callback for `stop_tools` while the block runs.
 
     Args:
-        stop: What ends it; may be called from any thread, and more than once.
+        stop: May be called from any thread, and more than once.
     """
-    _stops.add(stop)
+    _stop_callbacks.add(stop)
     try:
         yield
     finally:
-        _stops.discard(stop)
+        _stop_callbacks.discard(stop)
 
 
-def _file(*, in_memory: bool = False) -> IO[bytes]:
+def _output_file(*, in_memory: bool = False) -> IO[bytes]:
     if in_memory:
         return os.fdopen(os.memfd_create("distdebug"), "w+b")
     return scratch_file()
 
 
-def _bound(pid: int, timeout_s: float, most_bytes: int) -> None:
+def _set_limits(pid: int, timeout_s: float, most_bytes: int) -> None:
     """
-    Let the kernel see to it that a tool ends when we are killed meanwhile.
-
-    It neither computes for ever, nor fills a disk with output or with an
-    image of itself.
+    Limit CPU time, file size, and core dumps, in case we are killed meanwhile.
     """
     seconds = int(timeout_s) + 2
-    for limit, most in (
+    for limit, limit_bytes in (
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_FSIZE, most_bytes),
         (resource.RLIMIT_CORE, 0),
     ):
         with suppress(OSError, ValueError):
-            resource.prlimit(pid, limit, (most, most))
+            resource.prlimit(pid, limit, (limit_bytes, limit_bytes))
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    # Only as long as it was not waited for is the number surely its own.
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # Until it is reaped, its PID is not reused.
     if process.poll() is None:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    _kill(process)
+def _kill_and_wait(process: subprocess.Popen[bytes]) -> None:
+    _kill_group(process)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_REAP_S)
 
 
-def _text_of(fd: int, most: int) -> str:
+def _read_text(fd: int, limit_bytes: int) -> str:
     os.lseek(fd, 0, os.SEEK_SET)
     with os.fdopen(os.dup(fd), "rb") as file:
-        return file.read(most).decode("utf-8", "replace")
+        return file.read(limit_bytes).decode("utf-8", "replace")
 
 
-# What the guard may take to end a tool and to watch for late stops.
+# Time for the guard to end a tool and to watch for late stops.
 _CLEANING_S = 12.0
 _DEBUGGERS = {
     *("cuda-gdb", "gdb", "gdbserver", "lldb", "lldb-server", "ltrace"),
@@ -198,25 +188,25 @@ _DEBUGGERS = {
 @attrs.frozen(kw_only=True)
 class AttachedOutput:
     """
-    What a tool left that was attached to a process.
+    Output of a tool that attached to a process, and its effect on that.
 
     Attributes:
         status: Its exit status, negative if a signal ended it; ``None`` if it
-            was killed by us, or could not be ended.
+            was killed on timeout, or could not be killed.
 
-        output: What it printed, at most 64 MiB.
+        output: Standard output, at most 64 MiB.
 
-        complaint: What it printed to its standard error.
+        complaint: Standard error.
 
         seconds: How long it took.
 
         paused_s: How long the process could not run, at most, in seconds.
 
-        resumed: Whether the process was left stopped, and was sent SIGCONT.
+        resumed: Whether the process was left stopped, and SIGCONT was sent.
 
         killed: Whether the tool had to be killed.
 
-        trouble: What could not be put right, or ``""``.
+        trouble: What could not be cleaned up, or ``""``.
     """
 
     status: int | None
@@ -237,37 +227,33 @@ def run_attached(
     start_ticks: int | None = None,
 ) -> AttachedOutput:
     """
-    What does a tool print that attaches to this process?
+    Run a tool that attaches to a process, and never leave that stopped.
 
-    Whatever happens, to the tool, to us, or to the guard: the process is not
-    left stopped.  An exception, such as the one of Ctrl-C, passes through when
-    that is made sure of.
+    This holds if the tool, the guard, or the caller is killed.  Exceptions
+    such as KeyboardInterrupt propagate after the cleanup.
 
     Args:
         argv: The tool and its arguments.
 
-        pid: The process it attaches to.
+        pid: The process that it attaches to.
 
-        timeout_s: How long the tool may take, in seconds.  Cleaning up after
-            it may take a few seconds more.
+        timeout_s: Time limit of the tool, in seconds.  Cleanup may take a few
+            seconds more.
 
-        start_ticks: When the process started, in clock ticks since boot, if
-            it must be that very process.
-
-    Returns:
-        What the tool left, and what it did to the process.
+        start_ticks: Expected start time, in clock ticks since boot; None
+            accepts any process with this PID.
 
     Raises:
-        CaptureError: The process is gone, or must not be attached to.
+        CaptureError: The process has ended, or must not be attached to.
 
         OSError: The guard cannot be started.
     """
-    before = _check(pid, start_ticks)
+    before = _check_target(pid, start_ticks)
     begin = time.monotonic()
     with scratch_file() as out, scratch_file() as err:
         files = out.fileno(), err.fileno()
-        line, resumed = _guarded(argv, pid, before, timeout_s, files)
-        output, complaint = (_guard_text_of(fd) for fd in files)
+        line, resumed = _run_guard(argv, pid, before, timeout_s, files)
+        output, complaint = (_read_guard_text(fd) for fd in files)
     status, paused_s, *flags = line.split() or ("-", "0", "0", "1", "0")
     return AttachedOutput(
         status=None if status == "-" else int(status),
@@ -277,51 +263,45 @@ def run_attached(
         paused_s=float(paused_s),
         resumed=resumed or flags[0] == "1",
         killed=flags[1] == "1",
-        trouble=_trouble(pid, before, is_left=flags[2] == "1"),
+        trouble=_find_problem(pid, before, is_left=flags[2] == "1"),
     )
 
 
-def why_never(pid: int) -> str:
+def exclusion_reason(pid: int) -> str:
     """
-    Is this a process that no tool must ever be attached to?
+    Return why no tool may attach to a process, or ``""`` if one may.
 
-    That is ourselves and whoever waits for us, who would stop with it; and
-    debuggers, and what they hold.
-
-    Args:
-        pid: A process of this node.
-
-    Returns:
-        Why not; ``""`` if nothing speaks against it.
+    Excluded are this process and its ancestors, which wait for it and would
+    stop with it, and debuggers with their targets.
     """
-    if pid in _ourselves():
+    if pid in _own_ancestors():
         return f"process {pid} is ourselves, or waits for us"
 
-    seen = sight_of(pid)
-    if seen is not None and seen.tracer:
-        return f"process {pid} is traced by process {seen.tracer}"
-    if pid <= 1 and seen is None:
+    state = read_target_state(pid)
+    if state is not None and state.tracer:
+        return f"process {pid} is traced by process {state.tracer}"
+    if pid <= 1 and state is None:
         return f"{pid} is no process"
     if _is_debugger(pid):
         return f"process {pid} is a debugger"
     return ""
 
 
-def _check(pid: int, start_ticks: int | None) -> Sight:
-    before = sight_of(pid)
+def _check_target(pid: int, start_ticks: int | None) -> TargetState:
+    before = read_target_state(pid)
     if before is None or (start_ticks or before.ticks) != before.ticks:
         msg = f"process {pid} has ended"
         raise CaptureError(msg, remedy="look at its exit status and its log")
-    reason = why_never(pid)
+    reason = exclusion_reason(pid)
     if reason:
         msg = f"no tool is attached: {reason}"
         raise CaptureError(msg, remedy="name a process of the job")
     return before
 
 
-def _ourselves() -> set[int]:
+def _own_ancestors() -> set[int]:
     """
-    This process, and those that wait for it.
+    Return the PIDs of this process and its ancestors.
     """
     found, pid = set(), os.getpid()
     while pid > 0 and pid not in found:
@@ -335,53 +315,53 @@ def _is_debugger(pid: int) -> bool:
     stat = parse_stat(read_proc(f"/proc/{pid}/stat"))
     if stat is not None and stat.name in _DEBUGGERS:
         return True
-    sights = (sight_of(other) for other in list_numbers("/proc"))
-    return any(s is not None and s.tracer == pid for s in sights)
+    states = (read_target_state(other) for other in list_numbers("/proc"))
+    return any(s is not None and s.tracer == pid for s in states)
 
 
-def _guarded(
+def _run_guard(
     argv: Sequence[str],
     pid: int,
-    before: Sight,
+    before: TargetState,
     timeout_s: float,
     files: tuple[int, int],
 ) -> tuple[str, bool]:
     """
-    The line of the guard; whether we had to resume the process ourselves.
+    Return the line of the guard, and whether SIGCONT was sent without it.
     """
     line, resumed, limit = "", False, timeout_s + _CLEANING_S
-    guard = _start(argv, pid, before, timeout_s, files)
-    wish, answer = cast(IO[bytes], guard.stdin), cast(IO[bytes], guard.stdout)
+    guard = _start_guard(argv, pid, before, timeout_s, files)
+    stdin, stdout = cast(IO[bytes], guard.stdin), cast(IO[bytes], guard.stdout)
     try:
         try:
-            with stoppable(wish.close):
-                line = _line_of(answer, limit)
+            with stoppable(stdin.close):
+                line = _read_answer(stdout, limit)
         except BaseException:
-            wish.close()  # tells the guard to come to an end
-            line = _line_of(answer, _CLEANING_S)
+            stdin.close()  # the guard then kills the tool
+            line = _read_answer(stdout, _CLEANING_S)
             raise
     finally:
-        wish.close()
+        stdin.close()
         if not line:
             resumed = _clean_up(guard, pid, before)
-        answer.close()
+        stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            # It may stay to wait for a tool that cannot be ended yet.
+            # The guard stays while a tool in state D cannot be killed.
             guard.wait(1)
     return line, resumed
 
 
-def _start(
+def _start_guard(
     argv: Sequence[str],
     pid: int,
-    before: Sight,
+    before: TargetState,
     timeout_s: float,
     files: tuple[int, int],
 ) -> subprocess.Popen[bytes]:
     numbers = (pid, before.ticks, timeout_s, *files)
     program = [sys.executable, "-I", "-S", guard_program.__file__]
     environ = {**os.environ, "LC_ALL": "C.UTF-8"}
-    # It would have tools download symbols while the process waits.
+    # Tools would download symbols while the process is stopped.
     environ.pop("DEBUGINFOD_URLS", None)
     return subprocess.Popen(
         [*program, *map(str, numbers), *argv],
@@ -394,27 +374,29 @@ def _start(
     )
 
 
-def _line_of(answer: IO[bytes], limit_s: float) -> str:
+def _read_answer(stdout: IO[bytes], limit_s: float) -> str:
     """
-    What the guard says; nothing if it takes too long, or was killed.
+    Return the line of the guard; empty if it timed out or was killed.
     """
-    fd, end, said = answer.fileno(), time.monotonic() + limit_s, b""
-    poll = select.poll()  # unlike select, it knows no highest number
+    fd, end, line = stdout.fileno(), time.monotonic() + limit_s, b""
+    poll = select.poll()  # unlike select, it accepts descriptors above 1023
     poll.register(fd, select.POLLIN)
-    while not said.endswith(b"\n"):
+    while not line.endswith(b"\n"):
         left = end - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             return ""
-        some = os.read(fd, 256)
-        if not some:
+        chunk = os.read(fd, 256)
+        if not chunk:
             return ""
-        said += some
-    return said.decode()
+        line += chunk
+    return line.decode()
 
 
-def _clean_up(guard: subprocess.Popen[bytes], pid: int, before: Sight) -> bool:
-    # Not waited for yet, it keeps its number and that of its session from
-    # being used again: whoever is in that session was started by it.
+def _clean_up(
+    guard: subprocess.Popen[bytes], pid: int, before: TargetState
+) -> bool:
+    # Until the guard is reaped, its PID and session ID are not reused: all
+    # processes of the session are its children.
     end = time.monotonic() + _CLEANING_S / 2
     guard.kill()
     while _kill_session(guard.pid) and time.monotonic() < end:
@@ -424,7 +406,7 @@ def _clean_up(guard: subprocess.Popen[bytes], pid: int, before: Sight) -> bool:
 
 def _kill_session(session: int) -> bool:
     """
-    Was there anybody left to be killed?
+    Kill all processes of a session; return whether there were any.
     """
     found = False
     for pid in list_numbers("/proc"):
@@ -437,18 +419,22 @@ def _kill_session(session: int) -> bool:
     return found
 
 
-def _trouble(pid: int, before: Sight, *, is_left: bool) -> str:
+def _find_problem(pid: int, before: TargetState, *, is_left: bool) -> str:
     if is_left:
         return "the tool waits inside the kernel and could not be ended yet"
-    after = sight_of(pid)
-    if after is None or after.ticks != before.ticks or after.letter in ENDED:
+    after = read_target_state(pid)
+    if (
+        after is None
+        or after.ticks != before.ticks
+        or after.letter in ENDED_STATES
+    ):
         return f"process {pid} ended meanwhile"
     if after.letter == "T" != before.letter:
         return f"process {pid} is stopped: kill -CONT {pid}"
     return ""
 
 
-def _guard_text_of(fd: int) -> str:
+def _read_guard_text(fd: int) -> str:
     os.lseek(fd, 0, os.SEEK_SET)
     with os.fdopen(os.dup(fd), "rb") as file:
-        return file.read(MOST_BYTES).decode("utf-8", "replace")
+        return file.read(MAX_BYTES).decode("utf-8", "replace")

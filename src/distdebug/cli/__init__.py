@@ -1,8 +1,8 @@
 """
-The command line: each module is one command.
+The command line: one function adds each command, another runs it.
 
-A command parses its arguments, calls one function, and prints the result.
-What it needs is imported when it runs, so that ``--help`` is quick.
+A command parses its arguments, calls one function, and prints the result.  What
+it needs is imported when it runs, so that ``--help`` is quick.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-``dbg``: stop, ask, and steer the ranks of a job from a second terminal.
+``dbg`` and ``ray-debugger``: stop, ask, and steer ranks; check Ray's debugger.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..debugger import Answers, Command, DebugClient, Listing
-    from ..nodes import Talks
+    from ..nodes import StreamExecutor
     from ..ray import RayDebugSession
 
 
-_TEXT = """
+_DBG_TEXT = """
 Ask the ranks of a job that called distdebug.arm(), or stopped at a breakpoint:
 those on this node, or on all nodes of the job.  Leaving holds nobody, and ends
 nobody.
@@ -45,14 +45,14 @@ Exit status: 0 everybody did as asked; 1 somebody did not; 2 could not ask.
 
 def add_dbg_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``dbg``.
     """
     parser = add_command(
         commands,
         "dbg",
         run_dbg,
         help="stop, ask, and steer the ranks of a job",
-        text=_TEXT,
+        text=_DBG_TEXT,
     )
     _add_places(parser)
     _add_arming(parser)
@@ -131,11 +131,11 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 
 def run_dbg(args: argparse.Namespace) -> int:
     """
-    Talk to a person, or obey the commands that were given.
+    Start the interactive shell, or run the commands of the arguments.
     """
     if args.arm:
         _arm(args)
-    # Nothing is done if one of them is not understood.
+    # Parse all commands before the first one runs.
     commands = [_parsed(text) for text in args.command or ()]
     with _client(args) as client:
         if commands:
@@ -153,7 +153,7 @@ def run_dbg(args: argparse.Namespace) -> int:
 
 def _arm(args: argparse.Namespace) -> None:
     """
-    Arm processes, and ask where they listen, unless a folder was named.
+    Arm processes, and use their folder unless one was named.
     """
     from ..debugger import arm_process
 
@@ -181,15 +181,15 @@ def _client(args: argparse.Namespace) -> DebugClient:
 
 def _offer(armed: Iterable[int]) -> None:
     """
-    Say how ranks of this node could be asked that cannot be so far.
+    Print how ranks of this node that are not armed can be armed.
     """
-    from ..debugger import how_to_arm, unarmed_workers
+    from ..debugger import arming_hints, unarmed_workers
 
-    for line in how_to_arm(unarmed_workers(armed)):
+    for line in arming_hints(unarmed_workers(armed)):
         warn(line)
 
 
-def _nodes(args: argparse.Namespace) -> Talks | None:
+def _nodes(args: argparse.Namespace) -> StreamExecutor | None:
     python = {} if args.python is None else {"python": args.python}
     if args.slurm is not None:
         from ..nodes import Slurm
@@ -212,7 +212,7 @@ def _parsed(text: str) -> tuple[str, Command]:
     from ..errors import DebuggerError
 
     command = parse_command(text)
-    if command.word == "attach":
+    if command.name == "attach":
         msg = "attach talks to a person"
         raise DebuggerError(msg, remedy="cast ranks(3) COMMAND")
 
@@ -241,15 +241,15 @@ def _obey_all(
 def _obey(
     client: DebugClient, text: str, command: Command, args: argparse.Namespace
 ) -> int:
-    from ..debugger import help_text, obey
+    from ..debugger import help_text, run_command
 
-    if command.word in {"help", "quit", "detach"}:
-        print(help_text(command.line) if command.word == "help" else "")
+    if command.name in {"help", "quit", "detach"}:
+        print(help_text(command.line) if command.name == "help" else "")
         return 0
-    if command.word == "list" and not args.json:
+    if command.name == "list" and not args.json:
         return _show_list(client, command)
 
-    answers = obey(client, command, wait_s=args.wait)
+    answers = run_command(client, command, wait_s=args.wait)
     if args.json:
         print_json("dbg", _plain(text, answers), in_one_line=True)
     else:
@@ -258,12 +258,12 @@ def _obey(
 
 
 def _show_list(client: DebugClient, command: Command) -> int:
-    from ..debugger import choose, listing_text
+    from ..debugger import listing_text, select_processes
 
     listing = client.list()
     chosen = listing.processes
     if command.ranks is not None:
-        chosen = choose(listing, command.ranks, command.group)
+        chosen = select_processes(listing, command.ranks, command.group)
     print(listing_text(listing, chosen=chosen))
     return _status(listing)
 
@@ -301,7 +301,7 @@ Exit status: 0 all is well; 1 something is in the way, or nobody waits;
 
 def add_ray_debug_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``ray-debugger``.
     """
     parser = add_command(
         commands,
@@ -374,13 +374,13 @@ def _mapping(text: str) -> tuple[str, str]:
     return local, remote
 
 
-# argparse names what it could not read after the function.
+# argparse names the function in its error message.
 _mapping.__name__ = "LOCAL=REMOTE"
 
 
 def run_ray_debug(args: argparse.Namespace) -> int:
     """
-    Do what was asked for.
+    Run one action of ``ray-debugger``.
     """
     return _ACTIONS[args.what](args)
 

@@ -1,5 +1,5 @@
 """
-``demo``: watch a real job hang and be diagnosed.
+``demo``: run a real job with a planted fault, and diagnose it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Exit status: 0 the diagnosis names what was planted; 1 it does not;
 
 def add_demo_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``demo``.
     """
     parser = add_command(
         commands,
@@ -73,7 +73,7 @@ def add_demo_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """
-    Play one scenario; 0 if the diagnosis names what was planted.
+    Play one scenario; return 0 if the diagnosis names the planted fault.
     """
     from pathlib import Path
 
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         is_step = text.startswith("step ")
         (line.show if is_step else line.write)(f"demo: {text}")
 
-    # Python would die of them at once, and leave the job alone.
+    # By default these signals kill Python at once, and leave the job running.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores it
             signal.signal(number, _interrupt)

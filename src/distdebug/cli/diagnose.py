@@ -1,5 +1,5 @@
 """
-``diagnose``: so what is the root cause?
+``diagnose``: find the root cause in what was collected.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ tell; 2 could not look.
 
 def add_diagnose_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``diagnose``.
     """
     parser = add_command(
         commands,
@@ -65,7 +65,7 @@ def add_diagnose_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """
-    Print the diagnosis; 1 if anything was found.
+    Print the diagnosis; return 1 if anything was found.
     """
     from distdebug import diagnose
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     with counting("reading dumps") as progress:
         diagnosis = diagnose(*args.paths, progress=progress)
     try:
-        # Before it is printed: whoever reads that may close the pipe early.
+        # Written before printing: the reader may close the pipe early.
         if args.html is not None:
             _write_page(diagnosis, args.html)
     finally:
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_page() -> None:
     """
-    Say before a long analysis, and not after it, that there can be no page.
+    Fail before a long analysis, not after it, if no page can be written.
     """
     from importlib.util import find_spec
 
@@ -103,6 +103,6 @@ def _check_page() -> None:
 def _write_page(diagnosis: Diagnosis, file: str) -> None:
     from ..report import write_report
 
-    # Standard output is for the diagnosis, also if a script reads it.
+    # Standard output is for the diagnosis alone; a script may read it.
     path = write_report(diagnosis, file)
     print(f"report: {clean(str(path), limit=1000)}", file=sys.stderr)

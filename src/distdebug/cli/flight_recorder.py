@@ -1,5 +1,5 @@
 """
-``analyze``: what do Flight Recorder dumps say?
+``analyze``, ``timeline``, ``dump``, ``env``: commands about the Flight Recorder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..flight_recorder import DumpRequest, EntryRow
 
 
-_TEXT = """
+_ANALYZE_TEXT = """
 Analyze Flight Recorder dumps alone, or list every call that they hold.
 All dumps are always read; --ranks and --groups choose what is told.
 
@@ -52,14 +52,14 @@ _HEADERS = (
 
 def add_analyze_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``analyze``.
     """
     parser = add_command(
         commands,
         "analyze",
         run_analyze,
         help="analyze Flight Recorder dumps, or list their calls",
-        text=_TEXT,
+        text=_ANALYZE_TEXT,
     )
     parser.add_argument(
         "paths",
@@ -94,7 +94,7 @@ def add_analyze_parser(commands: Commands) -> None:
 
 def run_analyze(args: argparse.Namespace) -> int:
     """
-    Print a report, 1 if anything was found; or the entries.
+    Print the report and return 1 if anything was found; or print the entries.
     """
     from pathlib import Path
 
@@ -171,13 +171,13 @@ Example:
 Exit status: 0 all ranks were reached; 1 some were not; 2 none was.
 """
 
-# Whoever asks for more ranks of one node has made a mistake.
+# No node has more ranks; a larger number is a typing error.
 _MOST_RANKS = 1 << 16
 
 
 def add_dump_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``dump``.
     """
     parser = add_command(
         commands,
@@ -210,7 +210,7 @@ def add_dump_parser(commands: Commands) -> None:
 
 def run_dump(args: argparse.Namespace) -> int:
     """
-    Print what became of it.
+    Ask the ranks for their dumps, and print which were written.
     """
     from .. import request_dumps
     from .._text import text_table
@@ -251,14 +251,14 @@ def _ranks(text: str | None, where: Path) -> tuple[int, ...] | None:
 
     mesh, world_size = _shape(where)
     if parse_rank_option(text).by_rank:
-        # Ranks that are not there are asked for by name, and told as absent.
+        # Ranks without a process are named as well, and reported as absent.
         world_size = _MOST_RANKS
     return chosen_ranks(text, mesh, world_size)
 
 
 def _shape(folder: Path) -> tuple[dict[str, int], int]:
     """
-    Mesh and size of the job, as far as its side-cars tell.
+    Return mesh and size of the job, as far as its sidecars have them.
     """
     from ..flight_recorder import SIDECAR_SUFFIX, read_sidecar
 
@@ -298,7 +298,7 @@ Example:
 
 def add_env_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``env``.
     """
     parser = add_command(
         commands,
@@ -439,7 +439,7 @@ Exit status: 0 the file is written; 2 it could not be.
 
 def add_timeline_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``timeline``.
     """
     parser = add_command(
         commands,
@@ -493,7 +493,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
 
 def run_timeline(args: argparse.Namespace) -> int:
     """
-    Write the timeline, and print what is in it.
+    Write the timeline, and print a summary.
     """
     from pathlib import Path
 

@@ -1,5 +1,5 @@
 """
-``logs``: what do the logs of this job tell?
+``logs`` and ``phase``: find logs, deaths, and errors; name the start-up phase.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..ray import RaySession, WorkerLog
 
 
-_TEXT = """
+_LOGS_TEXT = """
 Find the logs of a Ray cluster, of this machine or copied from any number of
 nodes, alive or stopped, and say which log belongs to which actor, and who died
 first.  With --errors, say what went wrong in logs of any kind.
@@ -44,14 +44,14 @@ _LINES = 20
 
 def add_logs_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``logs``.
     """
     parser = add_command(
         commands,
         "logs",
         run,
         help="which log belongs to that actor, who died first, what went wrong?",
-        text=_TEXT,
+        text=_LOGS_TEXT,
     )
     parser.add_argument(
         "places",
@@ -113,7 +113,7 @@ def _add_details(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """
-    Print what was asked for; 1 if anything went wrong.
+    Print the logs, deaths, or errors; return 1 if anything went wrong.
     """
     if args.errors and not args.actor:
         return _errors(args, _sessions_or_files(args.places))
@@ -163,15 +163,15 @@ def _names(
     address: str | None,
 ) -> Callable[[tuple[WorkerLog, ...]], tuple[WorkerLog, ...]]:
     """
-    What adds the names that only a cluster that is alive knows.
+    Return a function that adds the actor names that only a live cluster knows.
     """
     if address is None:
         return lambda workers: workers
 
-    from ..ray import ask_live_actors, with_live
+    from ..ray import add_live_actors, query_live_cluster
 
-    live = ask_live_actors(address)
-    return lambda workers: with_live(workers, live)
+    live = query_live_cluster(address)
+    return lambda workers: add_live_actors(workers, live)
 
 
 def _name(log: WorkerLog) -> str:
@@ -184,7 +184,7 @@ def _files(log: WorkerLog) -> list[str]:
 
 def _sessions_or_files(places: list[str]) -> list[str]:
     """
-    What to scan: the places themselves, or the newest session here.
+    Return the paths to scan; by default the newest session of this machine.
     """
     if places:
         return places
@@ -243,7 +243,7 @@ def _follow(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
     if not args.json:
         text = tail_text(workers, args.lines, full=args.full)
         print(text, flush=True)
-    # Whoever follows logs ends it with Ctrl-C.
+    # Following ends with Ctrl-C.
     with suppress(KeyboardInterrupt):
         for line in follow_lines(workers):
             label = who(line.source)
@@ -304,7 +304,7 @@ Exit status: 0 all is as it should be; 1 something is wrong, or takes too long;
 
 def add_phase_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``phase``.
     """
     parser = add_command(
         commands,
@@ -343,13 +343,13 @@ def add_phase_parser(commands: Commands) -> None:
 
 def run_phase(args: argparse.Namespace) -> int:
     """
-    Print the phase; 1 if anything is wrong.
+    Print the phase; return 1 if anything is wrong.
     """
     from ..logs import detect_phase
 
     with waiting("reading logs"):
         report = detect_phase(
-            # A text that names no file is none of the lines of a log.
+            # detect_phase also takes lines; a path that does not exist is none.
             [Path(log) for log in args.logs],
             now=None if args.ended else time.time(),
             framework=args.framework,

@@ -1,5 +1,5 @@
 """
-How are workers of Ray, and the ends of their logs, shown on a terminal?
+Format workers of Ray, their deaths, and the ends of their logs as text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .._render import Block, Entries, Lines, Table
 from .._text import clean
 from ..findings import Finding, finding_entry
-from ..ray import read_tail, taken_apart
+from ..ray import read_tail, split_log_name
 
 
 if TYPE_CHECKING:
@@ -32,18 +32,18 @@ def overview_blocks(
     activity: Iterable[Activity],
 ) -> Iterator[Block]:
     """
-    What is there to show of who is who, who died, and who was heard of last?
+    Yield blocks with the workers, deaths, and last activity of a Ray cluster.
 
     Args:
         sessions: The nodes.
 
         workers: Their workers; of many, those that printed last are shown.
 
-        deaths: Who died.
+        deaths: Their deaths.
 
-        findings: What that means.
+        findings: The findings about these deaths.
 
-        activity: When the parts of Ray last wrote.
+        activity: When the components of Ray last wrote.
     """
     yield Lines([clean(str(session), limit=400) for session in sessions])
     yield Entries([finding_entry(f) for f in findings[:1]])
@@ -62,7 +62,7 @@ def _worker_table(workers: Sequence[WorkerLog], deaths: Deaths) -> Block:
     ends = {death.worker_id: death for death in deaths.deaths}
     now = time.time()
     latest = sorted(workers, key=lambda log: -log.mtime)
-    # Who died is worth more than who is busy.
+    # Dead workers first: they matter more than busy ones.
     latest.sort(key=lambda log: log.worker_id not in ends)
     rows = [
         (
@@ -95,14 +95,14 @@ def tail_text(
     workers: Sequence[WorkerLog], lines: int, *, full: bool = False
 ) -> str:
     """
-    Write the ends of logs, each under the name of its file.
+    Return the ends of logs, each below the name of its file.
 
     Args:
-        workers: Whose logs.
+        workers: The workers.
 
         lines: How many lines of each stream.
 
-        full: Whether to write those of all workers, however many.
+        full: Whether to include all workers, however many.
     """
     most = len(workers) if full else _MOST_TAILS
     parts = []
@@ -122,10 +122,10 @@ def tail_records(
     workers: Iterable[WorkerLog], lines: int
 ) -> list[dict[str, Any]]:
     """
-    Tell the same as plain data, of all workers.
+    Return the ends of the logs of all workers as plain data.
 
     Args:
-        workers: Whose logs.
+        workers: The workers.
 
         lines: How many lines of each stream.
     """
@@ -150,23 +150,17 @@ def _tails(log: WorkerLog, lines: int) -> Iterable[tuple[str, Any]]:
 
 def who_prints(workers: Iterable[WorkerLog]) -> Callable[[str], str]:
     """
-    Tell who prints into a file, also after it was rotated.
-
-    Args:
-        workers: The logs of workers.
-
-    Returns:
-        Takes a path, and returns a name for people.
+    Return a function that names the worker of a log file, also after rotation.
     """
     names = {
-        (taken_apart(part.path.name)[0], str(part.path.parent)): log
+        (split_log_name(part.path.name)[0], str(part.path.parent)): log
         for log in workers
         for part in (*log.out, *log.err)
     }
 
     def who(source: str) -> str:
         folder, _, name = source.rpartition("/")
-        log = names.get((taken_apart(name)[0], folder.removesuffix("/old")))
+        log = names.get((split_log_name(name)[0], folder.removesuffix("/old")))
         return clean(str(log)) if log else name
 
     return who

@@ -1,5 +1,5 @@
 """
-``health``: is this node able to work?
+``health`` and ``preflight``: check this node, and whether a hang can be diagnosed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .options import (
 from .output import print_json, print_result, waiting
 
 
-_TEXT = """
+_HEALTH_TEXT = """
 Look at this node: its GPUs, what the kernel complains of, memory, disks,
 network, Ray; and whether the variables of the workers fit it and each other.
 Nothing is changed, and root is not needed, though it sees more.
@@ -33,14 +33,14 @@ Exit status: 0 nothing is wrong, as far as can be seen; 1 something was found;
 
 def add_health_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``health``.
     """
     parser = add_command(
         commands,
         "health",
         run_health,
         help="is this node, with its GPUs and its network, able to work?",
-        text=_TEXT,
+        text=_HEALTH_TEXT,
     )
     who = parser.add_argument_group("whose variables are compared")
     add_process_options(who)
@@ -72,14 +72,14 @@ def add_health_parser(commands: Commands) -> None:
 
 def run_health(args: argparse.Namespace) -> int:
     """
-    Print how the node is; 1 if anything is wrong.
+    Print the state of the node; return 1 if anything is wrong.
     """
     from ..health import check_environment, check_node
-    from ..processes import find_workers, workers_of
+    from ..processes import find_workers, find_workers_by_pid
 
     with waiting("looking at this node"):
         workers = (
-            workers_of(args.pid)
+            find_workers_by_pid(args.pid)
             if args.pid
             else find_workers(args.pattern or ())
         )
@@ -120,7 +120,7 @@ Exit status: 0 all is well; 1 something is in the way; 2 could not look.
 
 def add_preflight_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``preflight``.
     """
     parser = add_command(
         commands,
@@ -136,7 +136,7 @@ def add_preflight_parser(commands: Commands) -> None:
 
 def run_preflight(args: argparse.Namespace) -> int:
     """
-    Print what was checked; 1 if anything is in the way.
+    Print what was checked; return 1 if anything is missing.
     """
     from ..snapshots import preflight
 

@@ -1,5 +1,5 @@
 """
-``nsight``: can just these workers be profiled, and where are their reports?
+``nsight``: profile workers of a Ray job, mend Ray's plugin, find reports.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 def add_nodes_options(parser: argparse.ArgumentParser) -> None:
     """
     Add the options that name nodes.
-
-    Args:
-        parser: Where to add them.
     """
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -46,13 +43,7 @@ def add_nodes_options(parser: argparse.ArgumentParser) -> None:
 
 def patch_everywhere(args: argparse.Namespace) -> int:
     """
-    Print what became of the plugin on each node; 1 if one is not fine.
-
-    Args:
-        args: What was parsed.
-
-    Returns:
-        The exit status.
+    Patch Ray's plugin on each node and print the results; return 1 if one failed.
     """
     from ..nodes import run_on_nodes
 
@@ -146,7 +137,7 @@ not match; 2 could not look.
 
 def add_nsight_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``nsight``.
     """
     parser = add_command(
         commands,
@@ -232,7 +223,7 @@ def _add_rest(what: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """
-    Do what was asked for; 1 if anything is not as it should be.
+    Run one action of ``nsight``; return 1 if anything is not as it should be.
     """
     return _RUNS[args.what](args)
 

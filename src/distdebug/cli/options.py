@@ -1,5 +1,5 @@
 """
-How are options described and understood that several commands have?
+Define and parse the options that several commands share.
 """
 
 from __future__ import annotations
@@ -32,22 +32,19 @@ def add_command(
     text: str,
 ) -> argparse.ArgumentParser:
     """
-    Add one command.
+    Add one command, and return its parser.
 
     Args:
         commands: Where to add it.
 
         name: Its name.
 
-        run: Takes what was parsed, and returns the exit status.
+        run: Takes the parsed arguments, and returns the exit status.
 
         help: One line for the list of commands.
 
         text: The paragraphs of its own help, with an example; ``{prog}``
-            stands for how the program is called.
-
-    Returns:
-        Its parser.
+            stands for the name of the program.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -64,10 +61,7 @@ def add_command(
 
 def add_full_option(parser: OptionGroup) -> None:
     """
-    Add the option that lets nothing be left out.
-
-    Args:
-        parser: Where to add it.
+    Add ``--full``, which prints results without cuts.
     """
     parser.add_argument(
         "--full",
@@ -79,9 +73,6 @@ def add_full_option(parser: OptionGroup) -> None:
 def add_process_options(group: OptionGroup) -> None:
     """
     Add the options that name processes.
-
-    Args:
-        group: Where to add them.
     """
     group.add_argument(
         "--pid",
@@ -101,9 +92,7 @@ def add_process_options(group: OptionGroup) -> None:
 
 def output_file(text: str) -> str:
     """
-    Read the name of a file that is to be written.
-
-    Nobody should learn after minutes that there is no such place.
+    Parse the name of an output file, and check now that it can be written.
 
     Raises:
         argparse.ArgumentTypeError: No file can be written there.
@@ -127,10 +116,10 @@ def output_file(text: str) -> str:
 
 def positive_count(text: str) -> int:
     """
-    Read a number of things of which there is at least one.
+    Parse a count of at least one.
 
     Raises:
-        ValueError: There is none.
+        ValueError: It is less.
     """
     number = int(text)
     if number < 1:
@@ -141,7 +130,7 @@ def positive_count(text: str) -> int:
 
 def positive_seconds(text: str) -> float:
     """
-    Read a number of seconds that is above zero.
+    Parse a number of seconds above zero.
 
     Raises:
         ValueError: It is not.
@@ -155,20 +144,20 @@ def positive_seconds(text: str) -> float:
 
 def process_number(text: str) -> int:
     """
-    Read the number of a process.
+    Parse a process id.
 
     Raises:
         ValueError: No process can have it.
     """
     number = int(text)
-    # What a kernel of 64 bits allows at most.
+    # The limit of a 64-bit kernel.
     if not 0 < number <= 1 << 22:
         raise ValueError(text)
 
     return number
 
 
-# argparse names what it could not read after the function.
+# argparse names the function in its error message.
 positive_count.__name__ = "number above zero"
 positive_seconds.__name__ = "number of seconds above zero"
 process_number.__name__ = "number of a process"
@@ -178,21 +167,18 @@ def chosen_ranks(
     text: str | None, mesh: Mapping[str, int], world_size: int
 ) -> tuple[int, ...] | None:
     """
-    Which ranks does the option mean in this job?
+    Return the ranks that an option selects; ``None`` if it was not given.
 
     Args:
-        text: The option; ``None`` if it was not given.
+        text: The option.
 
         mesh: Size of each mesh dimension, as far as it is known.
 
         world_size: How many ranks the job has.
 
-    Returns:
-        The ranks; ``None`` if it was not given.
-
     Raises:
-        DistdebugError: It makes no sense, or selects nothing: a report about
-            nobody would say that all is well.
+        DistdebugError: It is malformed, or selects nothing: a report about no
+            rank would say that all is well.
     """
     if text is None:
         return None
@@ -215,7 +201,7 @@ def chosen_ranks(
 
 def job_mesh(dumps: Dumps) -> Mapping[str, int]:
     """
-    How are the ranks of these dumps arranged?
+    Return the mesh of the job, as its dumps have it.
     """
     meshes = (sidecar.mesh for sidecar in dumps.sidecars.values())
     return dict(next(filter(None, meshes), ()))
@@ -225,15 +211,15 @@ def chosen_groups(
     texts: Iterable[str] | None, dumps: Dumps
 ) -> tuple[str, ...] | None:
     """
-    Which process groups does the option mean in this job?
+    Return the process groups that options select; ``None`` without an option.
 
     Args:
-        texts: The options, each a list with commas; ``None`` if there is none.
+        texts: The options, each a list with commas.
 
-        dumps: What the ranks recorded.
+        dumps: The dumps.
 
     Returns:
-        Names and descriptions; ``None`` if the option was not given.
+        Names and descriptions.
 
     Raises:
         DistdebugError: There is no such group.
@@ -257,7 +243,7 @@ def chosen_groups(
 
 def warn(text: str) -> None:
     """
-    Tell a person something that scripts need not know.
+    Print a warning that scripts can ignore to standard error.
     """
     from .._text import clean
 

@@ -1,5 +1,5 @@
 """
-How do results and progress leave the process?
+Print results and progress: colors, the width of the terminal, JSON, live lines.
 """
 
 from __future__ import annotations
@@ -44,15 +44,10 @@ def has_colors(
     stream: TextIO, environ: Mapping[str, str] = os.environ
 ) -> bool:
     """
-    Is what is written here to be colored?
+    Return whether to color what is written to *stream*.
 
-    As the interpreter does it for its own tracebacks: ``NO_COLOR``, then
-    ``FORCE_COLOR``, and otherwise only on a terminal that is not dumb.
-
-    Args:
-        stream: Where it is written.
-
-        environ: The environment.
+    As for the tracebacks of Python: ``NO_COLOR``, then ``FORCE_COLOR``, and
+    otherwise only on a terminal that is not dumb.
     """
     if environ.get("NO_COLOR"):
         return False
@@ -64,40 +59,26 @@ def has_colors(
 
 def width_of(stream: TextIO) -> int | None:
     """
-    How wide is the terminal that shows this?
-
-    Args:
-        stream: Where it is written.
-
-    Returns:
-        In characters; ``None`` if it is none.
+    Return the width of the terminal in characters; ``None`` if there is none.
     """
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def plain(kind: str, text: str) -> str:  # noqa: ARG001
     """
-    Leave a part of a result as it is.
-
-    Args:
-        kind: What it is, such as ``"head"``.
-
-        text: What it says.
+    Return a part of a result unchanged.
     """
     return text
 
 
 def paint_wrong(kind: str, text: str) -> str:
     """
-    Color a part of a result that tells of something wrong.
+    Color a part of a result that reports something wrong.
 
     Args:
-        kind: What it is, such as ``"head"``.
+        kind: The kind of the part, such as ``"head"``.
 
-        text: What it says.
-
-    Returns:
-        The same with colors, which are reset at its end.
+        text: The part.
     """
     if kind != "head":
         return _colored(_STYLES.get(kind, ""), text)
@@ -113,12 +94,12 @@ def paint_wrong(kind: str, text: str) -> str:
 
 def paint_fine(kind: str, text: str) -> str:
     """
-    Color a part of a result that tells that all is well.
+    Color a part of a result that reports that all is well.
 
     Args:
-        kind: What it is, such as ``"head"``.
+        kind: The kind of the part, such as ``"head"``.
 
-        text: What it says.
+        text: The part.
     """
     if kind == "head":
         return _colored(f"1;{_FINE}", text)
@@ -132,15 +113,12 @@ def _colored(style: str, text: str) -> str:
 
 def fit_tables(text: str, width: int) -> str:
     """
-    Make the tables in a text as narrow as a terminal, by cutting their cells.
+    Make the tables in a text fit into a terminal by cutting cells.
 
     Args:
-        text: A result; tables are known by the line below their titles.
+        text: A result; a table is known by the rule below its headers.
 
         width: Of the terminal, in characters.
-
-    Returns:
-        The same text, with ``…`` where a cell was cut.
     """
     lines = text.split("\n")
     for i, rule in enumerate(lines):
@@ -158,7 +136,7 @@ def _belongs(line: str) -> bool:
 
 def _fitted(rows: Sequence[str], rule: str, width: int) -> list[str]:
     spans = [match.span() for match in re.finditer("-+", rule)]
-    # Characters of two columns would be cut at the wrong place.
+    # Wide characters take two columns, and would be cut at the wrong place.
     if any(
         row[b:c].strip() for row in rows for (_, b), (c, _) in pairwise(spans)
     ):
@@ -168,7 +146,7 @@ def _fitted(rows: Sequence[str], rule: str, width: int) -> list[str]:
     cells = [max(column) for column in zip(*texts[2:], strict=True)]
     titles = [*map(max, texts[0], cells or texts[0])]
     widths = [b - a for a, b in spans]
-    # Room between columns goes first, then titles, then what they say.
+    # Take room from between the columns first, then from titles, then from cells.
     for least in (titles, cells, []):
         widths = _narrowed(widths, least or [_NARROWEST] * len(spans), width)
     return [
@@ -184,7 +162,7 @@ def _narrowed(
     widths: Sequence[int], least: Sequence[int], room: int
 ) -> list[int]:
     """
-    Take from the widest column that may get narrower until all fit.
+    Narrow the widest column that may get narrower until all fit.
     """
     narrow = list(widths)
     excess = sum(narrow) + 2 * (len(narrow) - 1) - room
@@ -212,15 +190,12 @@ def _cut(cell: str, size: int) -> str:
 
 def fit_facts(text: str, width: int) -> str:
     """
-    Let long facts of a text go on in lines that are set in.
+    Wrap long facts of a text into indented lines.
 
     Args:
         text: A result; a fact is a line such as ``"  next: look at …"``.
 
-        width: Of the terminal, in characters.
-
-    Returns:
-        The same words; what is longer than a line without a blank stays whole.
+        width: Of the terminal, in characters; a longer word stays whole.
     """
     return "\n".join(
         _set_in(line, width) if _FACT.match(line) else line
@@ -240,7 +215,7 @@ def _set_in(fact: str, width: int) -> str:
     return "\n".join(lines)
 
 
-# A terminal needs no more, and a network between may not bear it.
+# Enough for a terminal; more could be too much for a slow connection.
 _BETWEEN_S = 0.05
 _TICK_S = 0.5
 # Before that, a speed says little.
@@ -251,7 +226,7 @@ def print_json(
     command: str, data: Mapping[str, Any], *, in_one_line: bool = False
 ) -> None:
     """
-    Print a result for programs, in the layout that all commands share.
+    Print a result as JSON, in the layout that all commands share.
 
     Args:
         command: The command that was run.
@@ -276,14 +251,14 @@ def print_result(
     result: Shown | Iterable[Block], *, is_fine: bool, full: bool = False
 ) -> None:
     """
-    Print a result for people: in color and no wider than where they look.
+    Print a result for people: in color, and no wider than the terminal.
 
     Args:
-        result: The result, or what there is to show of it.
+        result: The result, or its blocks.
 
-        is_fine: Whether it tells that all is well.
+        is_fine: Whether it reports that all is well.
 
-        full: Whether to show all of what is long, too, however wide it is.
+        full: Whether to print it without cuts, however wide it is.
     """
     print(shown_text(result, is_fine=is_fine, full=full), flush=True)
 
@@ -292,14 +267,14 @@ def shown_text(
     result: Shown | Iterable[Block], *, is_fine: bool, full: bool = False
 ) -> str:
     """
-    How does a result look where it is printed?
+    Return a result as it is to be printed.
 
     Args:
-        result: The result, or what there is to show of it.
+        result: The result, or its blocks.
 
-        is_fine: Whether it tells that all is well.
+        is_fine: Whether it reports that all is well.
 
-        full: Whether to show all of what is long, too, however wide it is.
+        full: Whether to show it without cuts, however wide it is.
     """
     from .._render import Shown, blocks_text
 
@@ -320,9 +295,9 @@ def shown_text(
 
 class LiveLine:
     """
-    One line on standard error that changes in place, if a person looks at it.
+    One line on standard error that changes in place, if that is a terminal.
 
-    What is worth a line of its own is written also where nobody looks.
+    Lines that stay are written also where it is none.
     """
 
     def __init__(self) -> None:
@@ -332,16 +307,16 @@ class LiveLine:
     @property
     def is_live(self) -> bool:
         """
-        Whether anybody looks at it.
+        Return whether standard error is a terminal.
         """
         return self._is_live
 
     def show(self, text: str) -> None:
         """
-        Put *text* into the live line.
+        Replace the live line by *text*.
         """
         if self._is_live:
-            # What is longer than the terminal cannot be taken away again.
+            # A longer line wraps, and could not be removed again.
             text = text[: max(shutil.get_terminal_size().columns - 1, 1)]
             padded = text.ljust(self._width)
             print(f"\r{padded}", end="", file=sys.stderr, flush=True)
@@ -356,7 +331,7 @@ class LiveLine:
 
     def clear(self) -> None:
         """
-        Take the live line away.
+        Remove the live line.
         """
         if self._width:
             blank = " " * self._width
@@ -369,15 +344,15 @@ def telling(
     *, unit: str = "", scale: float = 1.0
 ) -> Iterator[Callable[[str, float, float], None]]:
     """
-    Show what is being done, how far it is, and how long the rest may take.
+    Show a stage, its progress, and the time left, while the block runs.
 
     Args:
-        unit: What is counted, where that is not clear.
+        unit: The noun for what is counted, where that is not clear.
 
         scale: How many make up one of these.
 
     Yields:
-        Takes a stage, how many are done, and how many there are.
+        A function that takes a stage, how many are done, and how many there are.
     """
     line = LiveLine()
     begun: dict[str, float] = {}
@@ -403,19 +378,19 @@ def telling(
 
 def rest_text(done: float, total: float, seconds: float, unit: str) -> str:
     """
-    How fast is it, and how long does the rest take at that speed?
+    Format speed and time left.
 
     Args:
         done: How many are done.
 
         total: How many there are.
 
-        seconds: Since when.
+        seconds: How long they took.
 
-        unit: What is counted.
+        unit: The noun for what is counted.
 
     Returns:
-        Such as ``", 12/s, 40 s left"``; ``""`` as long as nobody knows.
+        Such as ``", 12/s, 40 s left"``; ``""`` as long as it cannot be known.
     """
     if seconds < _KNOWN_AFTER_S or not 0 < done < total:
         return ""
@@ -430,9 +405,6 @@ def rest_text(done: float, total: float, seconds: float, unit: str) -> str:
 def counting(title: str) -> Iterator[Callable[[float, float], None]]:
     """
     Show how many of how many are done, while a block runs.
-
-    Args:
-        title: What is counted.
     """
     with telling() as tell:
         yield lambda done, total: tell(title, done, total)
@@ -441,10 +413,7 @@ def counting(title: str) -> Iterator[Callable[[float, float], None]]:
 @contextmanager
 def waiting(title: str) -> Iterator[None]:
     """
-    Show for how long a block has been running that does not tell how far it is.
-
-    Args:
-        title: What it does.
+    Show the time that a block has been running, where no progress is known.
     """
     line = LiveLine()
     if not line.is_live:

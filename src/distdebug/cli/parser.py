@@ -1,5 +1,5 @@
 """
-Which commands are there, and what do they take?
+Build the argument parser from all commands.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ Exit status: 0 looked and found nothing wrong; 1 found something;
 
 class _Parser(argparse.ArgumentParser):
     """
-    Quotes in its complaints only what a terminal may be shown.
+    A parser that cleans the arguments that it quotes in errors.
     """
 
     def error(self, message: str) -> NoReturn:
         """
-        Complain, and end the program.
+        Print the error, and exit.
         """
         super().error(clean(message, limit=1000))
 
 
 class _Version(argparse.Action):
     """
-    Look the version up only if somebody wants to know.
+    Look the version up only when it is asked for.
     """
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
@@ -98,13 +98,13 @@ class _Version(argparse.Action):
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
     """
-    Make the parser of the whole command line.
+    Build the parser of the whole command line.
 
     Args:
-        prog: How the program is called in examples.
+        prog: The name of the program in examples.
 
     Returns:
-        The parser.  What it parses has a function *run* that takes it.
+        The parser.  Parsed arguments have a function *run* that takes them.
     """
     parser = _Parser(
         prog=prog,

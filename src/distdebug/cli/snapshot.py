@@ -1,5 +1,5 @@
 """
-``snapshot``: what is there to know about a job while it still hangs?
+``snapshot``: collect everything about a hung job, and diagnose it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Exit status: 0 all is well; 1 something was found; 2 could not look.
 
 def add_snapshot_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``snapshot``.
     """
     parser = add_command(
         commands,
@@ -142,12 +142,12 @@ def _add_places(what: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """
-    Print the diagnosis, and where the snapshot is; 1 if anything was found.
+    Print the diagnosis and the folder; return 1 if anything was found.
     """
-    from ..report import leave_report
+    from ..report import try_write_report
 
     taken = _take(args)
-    leave_report(taken.diagnosis, taken.folder)
+    try_write_report(taken.diagnosis, taken.folder)
     if args.json:
         print_json("snapshot", taken.to_dict())
     else:
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _how(args: argparse.Namespace) -> Callable[..., Snapshot]:
     """
-    Whom to ask for what is the same on each node.
+    Return the engine that reaches the nodes.
     """
     if args.slurm is None and args.ray is None:
         from distdebug import snapshot

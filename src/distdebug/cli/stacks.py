@@ -1,5 +1,5 @@
 """
-``stacks``: what is every worker doing right now?
+``stacks``: capture and explain the stacks of all workers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Example:
 Exit status: 0 all is well; 1 something was found; 2 could not look.
 """
 
-# The third tells whether a change between the first two was the last one.
+# The third sample shows whether a change between the first two was the last.
 _LOOKS = 3
 _MOST_FINDINGS = 3
 _CLEAR = "\x1b[2J\x1b[H"
@@ -55,7 +55,7 @@ _CLEAR = "\x1b[2J\x1b[H"
 
 def add_stacks_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``stacks``.
     """
     parser = add_command(
         commands,
@@ -133,7 +133,7 @@ def _add_native_options(how: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """
-    Print what the workers do; 1 if anything is wrong.
+    Print what the workers do; return 1 if anything is wrong.
     """
     if args.files:
         return _explain_files(args)
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         return _explain_node(args)
 
     status = _explain_node(args, clear=sys.stdout.isatty())
-    # Whoever looks at it again and again ends it with Ctrl-C.
+    # Repeating ends with Ctrl-C.
     with suppress(KeyboardInterrupt):
         while True:
             time.sleep(args.repeat)
@@ -172,7 +172,7 @@ def _check(capture: Capture, args: argparse.Namespace) -> None:
         raise CaptureError(
             msg, remedy="name it with --pid, or with --pattern REGEX"
         )
-    # The kernel told nothing about them, not even when they started.
+    # The kernel gave nothing about them, not even their start time.
     if args.pid and not any(p.worker.start_ticks for p in capture.processes):
         numbers = ", ".join(str(p.worker.pid) for p in capture.processes)
         msg = f"no such process: {numbers}"
@@ -190,7 +190,7 @@ def _capture(args: argparse.Namespace) -> Capture:
             patterns=args.pattern or (),
             native="all" if args.all_native else native,
             cuda=args.cuda,
-            looks=_LOOKS,
+            samples=_LOOKS,
             interval_s=args.seconds / (_LOOKS - 1),
             timeout_s=args.timeout,
             tell=tell,
@@ -204,10 +204,10 @@ def _explain_files(args: argparse.Namespace) -> int:
     from ..errors import CaptureError
     from ..findings import finding_entries, missing_block
     from ..stacks import (
-        branches,
         explain_stacks,
         merge_stacks,
         read_stack_files,
+        to_branches,
     )
 
     found = read_stack_files(args.files)
@@ -237,7 +237,7 @@ def _explain_files(args: argparse.Namespace) -> int:
 
     blocks = (
         finding_entries(findings),
-        Tree(branches(merge_stacks(found.stacks))),
+        Tree(to_branches(merge_stacks(found.stacks))),
         missing_block(found.missing),
     )
     status = _status(findings)

@@ -1,5 +1,5 @@
 """
-``watch``: stand beside a job, and take a snapshot when it makes no progress.
+``watch``: run beside a job, and take a snapshot when it makes no progress.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
     from ..processes import Worker
     from ..watching import (
-        Duty,
+        CaptureRequest,
         Hang,
         HangDebugConfig,
+        HangHandler,
         HangReason,
         Hook,
-        Order,
         Response,
     )
 
 
 def add_when(parser: argparse.ArgumentParser) -> None:
     """
-    Add the options that say when to look.
+    Add the options about when to check.
     """
     when = parser.add_argument_group("when to look")
     when.add_argument(
@@ -79,7 +79,7 @@ def add_when(parser: argparse.ArgumentParser) -> None:
 
 def add_progress(parser: argparse.ArgumentParser) -> None:
     """
-    Add the options that say what progress is.
+    Add the options about what counts as progress.
     """
     when = parser.add_argument_group("what progress is")
     when.add_argument(
@@ -98,7 +98,7 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
 
 def add_what(parser: argparse.ArgumentParser) -> None:
     """
-    Add the options that say whom to watch, and where to write.
+    Add the options about what to watch, and where to write.
     """
     what = parser.add_argument_group("what to watch, and where to write")
     what.add_argument(
@@ -125,7 +125,7 @@ def add_what(parser: argparse.ArgumentParser) -> None:
 
 def add_whom(parser: argparse.ArgumentParser) -> None:
     """
-    Add the options that say whom to tell.
+    Add the options about whom to notify.
     """
     tell = parser.add_argument_group("whom to tell if something is wrong")
     tell.add_argument(
@@ -165,7 +165,7 @@ looked at.
 
 def add_watch_parser(commands: Commands) -> None:
     """
-    Add the command.
+    Add the command ``watch``.
     """
     parser = add_command(
         commands,
@@ -187,19 +187,19 @@ def add_watch_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """
-    Watch until the job is over; 1 if a snapshot found anything.
+    Watch until the job is over; return 1 if a snapshot found anything.
     """
     from ..watching import (
-        Duty,
+        HangHandler,
         ProgressSensor,
-        a_number,
-        poll_of,
+        check_number,
+        default_poll_s,
         watch_processes,
     )
 
-    a_number(args.floor, "--floor", least=0.1)
+    check_number(args.floor, "--floor", least=0.1)
     config = _config(args)
-    duty = Duty(
+    handler = HangHandler(
         _order(args, config),
         _look,
         _hooks(args),
@@ -208,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
     _warn_of_missing(args.pid or ())
     ending = watch_processes(
         config,
-        on_hang=duty,
+        on_hang=handler,
         tell=_teller(args.floor),
         pids=args.pid or (),
         patterns=args.pattern or (),
@@ -217,7 +217,7 @@ def run(args: argparse.Namespace) -> int:
             ProgressSensor, floor_s=args.floor, start_s=args.start
         ),
         until_exit=args.until_exit or not args.wait_seconds,
-        poll_s=poll_of(args.floor),
+        poll_s=default_poll_s(args.floor),
     )
     if ending in {"off", "nobody"}:
         nobody = "no such process" if args.pid else "nobody"
@@ -226,8 +226,12 @@ def run(args: argparse.Namespace) -> int:
         return 2
 
     if ending == "ended":
-        warn(f"the processes have ended: {_outcome(duty)}")
-    return 2 if duty.failed and not duty.told else int(duty.told > 0)
+        warn(f"the processes have ended: {_outcome(handler)}")
+    return (
+        2
+        if handler.failure_count and not handler.hang_count
+        else int(handler.hang_count > 0)
+    )
 
 
 def _config(args: argparse.Namespace) -> HangDebugConfig:
@@ -247,13 +251,15 @@ def _config(args: argparse.Namespace) -> HangDebugConfig:
     return attrs.evolve(config, output_dir=args.output_dir)
 
 
-def _order(args: argparse.Namespace, config: HangDebugConfig) -> Order:
-    from ..snapshots import Wanted
-    from ..watching import Order
+def _order(
+    args: argparse.Namespace, config: HangDebugConfig
+) -> CaptureRequest:
+    from ..snapshots import SnapshotOptions
+    from ..watching import CaptureRequest
 
-    return Order(
+    return CaptureRequest(
         output_dir=config.resolve(args.log_dir),
-        wanted=Wanted(dump_dir=args.dump_dir, logs=args.log or ()),
+        wanted=SnapshotOptions(dump_dir=args.dump_dir, logs=args.log or ()),
     )
 
 
@@ -268,17 +274,17 @@ def _sense(args: argparse.Namespace) -> Callable[..., object] | None:
     if not (args.progress or args.gpu):
         return None
 
-    from ..watching import FilesState, GpuActivity, last_known
+    from ..watching import FilesState, GpuActivity, combine_senses
 
     files = FilesState(args.progress or ())
     gpu = GpuActivity() if args.gpu else lambda _: None
-    return last_known(lambda _: files(), gpu)
+    return combine_senses(lambda _: files(), gpu)
 
 
 def _warn_of_missing(pids: Iterable[int]) -> None:
-    from ..watching import Crew
+    from ..watching import WatchedProcesses
 
-    there = Crew(pids).look(0.0)
+    there = WatchedProcesses(pids).refresh(0.0)
     for pid in pids:
         if pid not in there:
             warn(f"no such process: {pid}")
@@ -286,7 +292,7 @@ def _warn_of_missing(pids: Iterable[int]) -> None:
 
 def _teller(floor_s: float) -> Callable[[tuple[int, ...]], None]:
     """
-    Tell whom it watches, and that it waits; the end is told by others.
+    Return a function that prints what is watched.
     """
     was_there = False
 
@@ -329,16 +335,24 @@ def _names(pids: tuple[int, ...], workers: Iterable[Worker]) -> str:
     return ranks_text(ranks) + by
 
 
-def _outcome(duty: Duty) -> str:
-    if duty.told:
-        times = "once" if duty.told == 1 else f"{duty.told} times"
+def _outcome(handler: HangHandler) -> str:
+    if handler.hang_count:
+        times = (
+            "once"
+            if handler.hang_count == 1
+            else f"{handler.hang_count} times"
+        )
         return f"something was wrong {times}"
-    return "nobody could look at them" if duty.failed else "nothing was wrong"
+    return (
+        "nobody could look at them"
+        if handler.failure_count
+        else "nothing was wrong"
+    )
 
 
-def _look(reason: HangReason, order: Order) -> Response:
+def _look(reason: HangReason, order: CaptureRequest) -> Response:
     """
-    Have exactly those looked at that are there now.
+    Take a snapshot of exactly the processes that exist now.
     """
     import attrs
 

@@ -1,9 +1,9 @@
 """
-What do many ranks hold right now, and how are they stopped and steered?
+List, inspect, stop, and step the ranks of a running job.
 
-What runs in the job is in ``inside``: a thread that answers on a Unix socket,
-and breakpoints that wait there instead of at a terminal.  Who asks is in
-``client``.  Nothing of it uses the process groups of the job, or a TCP port.
+``inside`` runs in the job: a thread answers on a Unix socket, and breakpoints
+wait for a client of that socket instead of a terminal.  ``client`` asks the
+ranks.  No part uses the process groups of the job or opens a TCP port.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .client.calls import choose as choose
+    from .client.calls import select_processes as select_processes
     from .client.commands import Command as Command
     from .client.commands import parse_command as parse_command
     from .client.connecting import DebugClient as DebugClient
     from .client.connecting import connect as connect
     from .client.listing import listing_text as listing_text
     from .client.local import arm_process as arm_process
+    from .client.local import arming_hints as arming_hints
     from .client.local import choose_folder as choose_folder
-    from .client.local import how_to_arm as how_to_arm
     from .client.local import job_text as job_text
     from .client.local import unarmed_workers as unarmed_workers
     from .client.model import Answers as Answers
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from .client.model import Output as Output
     from .client.model import Process as Process
     from .client.model import Session as Session
-    from .client.model import Silent as Silent
+    from .client.model import SilentProcess as SilentProcess
     from .client.shell import help_text as help_text
     from .client.shell import line_editing as line_editing
-    from .client.shell import obey as obey
+    from .client.shell import run_command as run_command
     from .client.shell import run_shell as run_shell
     from .inside.arming import arm as arm
     from .inside.arming import disarm as disarm

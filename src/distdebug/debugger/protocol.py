@@ -1,11 +1,10 @@
 """
-In which folder do the sockets of a job lie, and is it ours alone?
+Socket folders, message framing, and peer checks of the debugger protocol.
 
-A debugger runs code as the user of the job, so nobody else may get at its
-sockets: the folder must belong to us, and be open to nobody else.
+A debugger runs code as the user of the job, so no other user may reach its
+sockets: only the owner may access their folder.
 
-This module is imported inside training jobs: it needs nothing but the standard
-library.
+Training jobs import this module: it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -25,29 +24,28 @@ from ..errors import DebuggerError
 from ..identity import current_identity
 
 
-_SUFFIX = ".sock"
-# What the kernel keeps of the name of a Unix socket, with a NUL at its end.
-_LONGEST = 107
+_SOCKET_SUFFIX = ".sock"
+# sun_path has 108 bytes, with the final NUL (man 7 unix).
+_MAX_SOCKET_PATH = 107
 
 
 def base_folder() -> Path:
     """
-    Where are the folders of all jobs of this user on this node?
+    Return the folder that holds the job folders of this user on this node.
 
-    Returns:
-        A folder that need not be there.  It does not follow ``TMPDIR``, which
-        jobs and terminals often have different ideas of.
+    The folder may not exist yet.  It does not follow ``TMPDIR``: jobs and
+    terminals often have different values of it.
     """
     return Path(f"/tmp/distdebug-{os.geteuid()}")  # noqa: S108 it is checked
 
 
 def job_folder() -> Path:
     """
-    Where do the sockets of this job lie?
+    Return the folder for the sockets of this job.
 
     Returns:
-        ``DISTDEBUG_DIR``, or a folder below :func:`base_folder` that is named
-        after the job.
+        ``DISTDEBUG_DIR``, or a folder below :func:`base_folder` that has the
+        name of the job.
     """
     if chosen := os.environ.get("DISTDEBUG_DIR"):
         return Path(chosen).absolute()
@@ -55,7 +53,7 @@ def job_folder() -> Path:
     job = current_identity().job or "job"
     name = re.sub(r"[^A-Za-z0-9._-]", "-", job).lstrip(".-") or "job"
     if len(name) > 32:
-        import hashlib  # which loads a large library
+        import hashlib  # slow to import
 
         digest = hashlib.sha256(job.encode()).hexdigest()[:8]
         name = f"{name[:23]}-{digest}"
@@ -64,13 +62,12 @@ def job_folder() -> Path:
 
 def job_folders() -> tuple[Path, ...]:
     """
-    Which jobs of this user have, or had, sockets on this node?
+    Return the folders of all jobs of this user on this node, sorted.
 
-    Returns:
-        Their folders, sorted.
+    A folder stays when its job has ended.
 
     Raises:
-        DebuggerError: The folder of all jobs is not ours alone.
+        DebuggerError: Other users can access :func:`base_folder`.
     """
     base = base_folder()
     if not base.exists():
@@ -84,15 +81,12 @@ def job_folders() -> tuple[Path, ...]:
 
 def make_folder(path: Path) -> None:
     """
-    Make a folder that is ours alone, if it is not there.
-
-    Args:
-        path: The folder.
+    Create a folder that only this user can access, unless it exists.
 
     Raises:
-        DebuggerError: Something else is there, or it is not ours alone.
+        DebuggerError: The path is no folder, or other users can access it.
 
-        OSError: It cannot be made.
+        OSError: The folder cannot be created.
     """
     if path.parent == base_folder():
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -101,32 +95,31 @@ def make_folder(path: Path) -> None:
     check_folder(path)
 
 
-def check_folder(path: Path, *, or_anothers: bool = False) -> None:
+def check_folder(path: Path, *, allow_other_owner: bool = False) -> None:
     """
-    Find out whether a folder is ours alone.
+    Check that a folder is private to this user.
 
     Args:
-        path: The folder.
-
-        or_anothers: Whether root takes that of one other user as well, as it
-            may to read one that it named.  Nothing is ever written there.
+        allow_other_owner: Whether root accepts the folder of another user, as
+            when root names the folder to read.  Nothing is written there.
 
     Raises:
-        DebuggerError: It is a link, is not ours, or others may enter it.
+        DebuggerError: The path is a link or no folder, has another owner, or
+            gives other users access.
 
-        OSError: It cannot be looked at.
+        OSError: The folder cannot be read.
     """
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
-        _refuse(path, "it is not a folder")
-    may_be_anothers = or_anothers and os.geteuid() == 0
-    if status.st_uid != os.geteuid() and not may_be_anothers:
-        _refuse(path, f"it belongs to user {status.st_uid}")
+        _raise_unsafe(path, "it is not a folder")
+    may_be_other_owner = allow_other_owner and os.geteuid() == 0
+    if status.st_uid != os.geteuid() and not may_be_other_owner:
+        _raise_unsafe(path, f"it belongs to user {status.st_uid}")
     if status.st_mode & 0o077:
-        _refuse(path, "others may enter it")
+        _raise_unsafe(path, "others may enter it")
 
 
-def _refuse(path: Path, reason: str) -> None:
+def _raise_unsafe(path: Path, reason: str) -> None:
     msg = f"{path} is not safe for a debugger: {reason}"
     raise DebuggerError(
         msg, remedy=f"chmod 700 {path}, or name another in DISTDEBUG_DIR"
@@ -135,22 +128,20 @@ def _refuse(path: Path, reason: str) -> None:
 
 def socket_path(folder: Path, rank: int | None) -> Path:
     """
-    Where does this process listen?
+    Return the path of the socket of this process.
 
     Args:
-        folder: The folder of the job.
-
-        rank: Its rank.
-
-    Returns:
-        The path of its socket.
+        rank: None if the rank is unknown.
 
     Raises:
-        DebuggerError: The kernel does not take so long a path.
+        DebuggerError: The path is too long for the kernel.
     """
-    who = "x" if rank is None else rank
-    path = folder / f"{who}.{_namespace():x}.{os.getpid()}{_SUFFIX}"
-    if len(os.fsencode(path)) > _LONGEST:
+    rank_part = "x" if rank is None else rank
+    path = (
+        folder
+        / f"{rank_part}.{_pid_namespace():x}.{os.getpid()}{_SOCKET_SUFFIX}"
+    )
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
         msg = f"{path} is too long for a socket"
         raise DebuggerError(
             msg, remedy="name a shorter folder in DISTDEBUG_DIR"
@@ -159,9 +150,9 @@ def socket_path(folder: Path, rank: int | None) -> Path:
     return path
 
 
-def _namespace() -> int:
+def _pid_namespace() -> int:
     """
-    In which namespace is our number ours?  Each container may have its own.
+    Return the inode of our PID namespace: each container may have its own.
     """
     try:
         return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 lighter
@@ -171,50 +162,44 @@ def _namespace() -> int:
 
 def socket_paths(folder: Path) -> Iterator[tuple[Path, int]]:
     """
-    Which sockets are in a folder?
-
-    Args:
-        folder: The folder of a job.
-
-    Yields:
-        The path of each, and the process that made it.
+    Yield the path of each socket in a folder, and the PID of its process.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
-            _, _, pid = entry.name.removesuffix(_SUFFIX).rpartition(".")
-            if entry.name.endswith(_SUFFIX) and pid.isdecimal():
+            _, _, pid = entry.name.removesuffix(_SOCKET_SUFFIX).rpartition(".")
+            if entry.name.endswith(_SOCKET_SUFFIX) and pid.isdecimal():
                 yield Path(entry.path), int(pid)
 
 
-_ON_PATH = Path(__file__).parent / "on_path"
+_SITE_FOLDER = Path(__file__).parent / "on_path"
 
 
 def job_environment(
     environ: Mapping[str, str] | None = None, *, post_mortem: bool = False
 ) -> dict[str, str]:
     """
-    Which variables let every rank be asked, with no code of ours in the job?
+    Return the variables that make every rank debuggable without code changes.
 
-    Each rank listens from its start on, and ``breakpoint()`` stops it.  For Ray,
-    they are the ``env_vars`` of a runtime environment.
+    Each rank listens from its start on, and ``breakpoint()`` stops it.  For
+    Ray, pass them as the ``env_vars`` of a runtime environment.
 
     Args:
-        environ: The environment of the job so far; by default this one.
+        environ: The environment of the job; by default that of this process.
 
-        post_mortem: Whether a rank that fails waits to be looked at, too.
+        post_mortem: Whether a rank that fails waits for a client, too.
 
     Returns:
-        The variables to set.  What else is in ``PYTHONPATH`` stays there, and
-        another ``sitecustomize`` runs as before.
+        The variables to set.  Other entries of ``PYTHONPATH`` are kept, and
+        another ``sitecustomize`` still runs.
     """
-    known = os.environ if environ is None else environ
-    path = known.get("PYTHONPATH", "")
-    rest = [p for p in path.split(os.pathsep) if p and p != str(_ON_PATH)]
+    variables = os.environ if environ is None else environ
+    path = variables.get("PYTHONPATH", "")
+    rest = [p for p in path.split(os.pathsep) if p and p != str(_SITE_FOLDER)]
     return {
         "DISTDEBUG": "1",
         **({"DISTDEBUG_POST_MORTEM": "1"} if post_mortem else {}),
         "PYTHONBREAKPOINT": "distdebug.debugger.set_trace",
-        "PYTHONPATH": os.pathsep.join([str(_ON_PATH), *rest]),
+        "PYTHONPATH": os.pathsep.join([str(_SITE_FOLDER), *rest]),
     }
 
 
@@ -225,74 +210,66 @@ def is_selected(
     coords: Mapping[str, int],
 ) -> bool:
     """
-    Is a rank among those that are meant?
+    Return whether a selection contains a rank.
 
     Args:
-        by_rank: Ranks, if no dimension is named.
+        by_rank: The selected ranks; ignored if a dimension is named.
 
-        by_dimension: The wanted indexes in some dimensions, by name.
+        by_dimension: The selected indexes, by dimension name.
 
-        rank: The rank.
-
-        coords: Its index in each dimension that it has.
+        coords: The index of the rank in each of its dimensions.
 
     Returns:
-        Whether it is; never, if it lacks one of the dimensions.
+        Always False if the rank lacks one of the named dimensions.
     """
-    wanted = dict(by_dimension)
-    if not wanted:
-        rank = int(rank)  # ranges go through all they hold for other kinds
+    ranges_by_name = dict(by_dimension)
+    if not ranges_by_name:
+        rank = int(rank)  # `in` is slow on a range for other types
         return any(rank in ranks for ranks in by_rank)
 
     return all(
         name in coords and any(coords[name] in indexes for indexes in ranges)
-        for name, ranges in wanted.items()
+        for name, ranges in ranges_by_name.items()
     )
 
 
-LIMIT_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 20
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class WireError(ValueError):
     """
-    What came is no message.
+    Raised for data that is no valid message.
     """
 
 
-class Feed:
+class MessageDecoder:
     """
-    Puts messages together from the pieces in which they arrive.
+    Decode messages from a stream of bytes.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def take(self, data: bytes) -> list[dict[str, Any]]:
+    def decode(self, data: bytes) -> list[dict[str, Any]]:
         """
-        Which messages are complete now?
-
-        Args:
-            data: What has arrived since the last call.
-
-        Returns:
-            The messages, in their order.
+        Return the messages that *data* completes, in order.
 
         Raises:
             WireError: A line is too long, no JSON, or no object.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LIMIT_BYTES:
-            msg = f"a message is longer than {LIMIT_BYTES:,} bytes"
+        if len(self._rest) > MAX_MESSAGE_BYTES:
+            msg = f"a message is longer than {MAX_MESSAGE_BYTES:,} bytes"
             raise WireError(msg)
 
-        return [_message(line) for line in lines]
+        return [_parse_message(line) for line in lines]
 
 
-def _message(line: bytes) -> dict[str, Any]:
-    if len(line) > LIMIT_BYTES:
-        msg = f"a message is longer than {LIMIT_BYTES:,} bytes"
+def _parse_message(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_MESSAGE_BYTES:
+        msg = f"a message is longer than {MAX_MESSAGE_BYTES:,} bytes"
         raise WireError(msg)
 
     try:
@@ -308,22 +285,16 @@ def _message(line: bytes) -> dict[str, Any]:
     return message
 
 
-def pack(message: dict[str, Any]) -> bytes:
+def encode_message(message: dict[str, Any]) -> bytes:
     """
-    How is a message sent?
-
-    Args:
-        message: Plain data.
-
-    Returns:
-        One line.
+    Encode a message as one line of JSON.
 
     Raises:
-        WireError: It is too long.
+        WireError: The line is too long.
     """
     line = json.dumps(message, separators=(",", ":")).encode()
-    if len(line) > LIMIT_BYTES:
-        msg = f"the message is longer than {LIMIT_BYTES:,} bytes"
+    if len(line) > MAX_MESSAGE_BYTES:
+        msg = f"the message is longer than {MAX_MESSAGE_BYTES:,} bytes"
         raise WireError(msg)
 
     return line + b"\n"
@@ -331,32 +302,23 @@ def pack(message: dict[str, Any]) -> bytes:
 
 def peer_uid(connection: socket.socket) -> int:
     """
-    Which user is at the other end, as the kernel says?
+    Return the user ID of the peer, as the kernel reports it.
 
     Args:
         connection: A connected Unix socket.
 
-    Returns:
-        The number of the user.
-
     Raises:
-        OSError: The kernel does not tell.
+        OSError: The kernel does not report it.
     """
     data = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size
     )
-    _, uid, _ = _CREDENTIALS.unpack(data)
+    _, uid, _ = _UCRED.unpack(data)
     return int(uid)
 
 
-def may_talk(uid: int) -> bool:
+def is_allowed_peer(uid: int) -> bool:
     """
-    May this user ask us, or answer us?
-
-    Args:
-        uid: Who is at the other end.
-
-    Returns:
-        Whether it is us, or root, who can do everything anyway.
+    Return whether a user may debug this process: its owner, or root.
     """
     return uid in {os.geteuid(), 0}

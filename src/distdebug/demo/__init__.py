@@ -1,8 +1,8 @@
 """
-What does all of this look like on a real job?
+Run a real job with a planted fault, and diagnose it.
 
-A job of several processes is started in which something is wrong; it is
-watched, its dumps and stacks are collected, and diagnosed.
+The job has several processes.  It is watched, its dumps and stacks are
+collected, and diagnosed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-How does one go from a job that hangs to the name of the culprit?
+Run the demo: start a job under torchrun, watch it, collect, diagnose.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class TrainingJob:
     @property
     def has_ended(self) -> bool:
         """
-        Whether the launcher is gone, and all ranks with it.
+        Return whether the launcher and all ranks have ended.
         """
         return self.torchrun.poll() is not None
 
     def processes(self) -> list[psutil.Process]:
         """
-        The ranks, and whatever they started.
+        Return the ranks and their children.
         """
         if self.has_ended:
             return []  # its number may be that of another process
@@ -83,7 +83,7 @@ class TrainingJob:
 
     def printed(self) -> bytes:
         """
-        The end of what the job has printed.
+        Return the end of the output of the job.
         """
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_LOG))
@@ -91,19 +91,19 @@ class TrainingJob:
 
     def last_step(self) -> int:
         """
-        The last step that it reported; 0 before the first.
+        Return the last step that the job reported; 0 before the first.
         """
         steps = _STEP.findall(self.printed())
         return int(steps[-1]) if steps else 0
 
     def end(self, grace_s: float = 5.0) -> None:
         """
-        End every process of the job.
+        Kill every process of the job.
 
-        Asking politely would have each rank write one more dump, of a job
-        that is being torn down; so would those that see another one die.  So
-        all ranks are stopped, and then killed; the launcher sees it, cleans
-        up, and is killed only if it does not.
+        On SIGTERM each rank would write one more dump, of a job that is being torn
+        down, and so would ranks that see another one die.  So all ranks are stopped
+        first and then killed; the launcher notices and cleans up, and is killed only
+        if it does not.
         """
         known = self.processes()
         try:
@@ -114,7 +114,7 @@ class TrainingJob:
             with suppress(subprocess.TimeoutExpired):
                 self.torchrun.wait(grace_s)
         finally:
-            # Also if somebody does not want to wait, and interrupts us.
+            # Holds also when Ctrl-C interrupts the wait.
             known += self.processes()
             self.torchrun.kill()
             self.torchrun.wait()
@@ -146,7 +146,7 @@ def start_job(program: Path, dumps: Path, ranks: int) -> Iterator[TrainingJob]:
 
         dumps: Its only argument.
 
-        ranks: How many processes.
+        ranks: The number of processes.
     """
     log = program.with_name("job.log")
     command = [
@@ -178,7 +178,7 @@ def start_job(program: Path, dumps: Path, ranks: int) -> Iterator[TrainingJob]:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """
-    Whoever presses Ctrl-C once more does not leave processes behind.
+    Ignore another Ctrl-C while the block cleans up.
     """
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -212,21 +212,18 @@ def watch_job(
     start_s: float = 120.0,
 ) -> Outcome:
     """
-    Wait until it can be said how the job is.
+    Wait until the job is stuck, has ended, or has run long enough.
 
     Args:
         job: The job.
 
-        tell: Is called with one line when something has changed.
+        tell: Called with one line when something has changed.
 
         quiet_s: A job that has made steps and makes none for so long is stuck.
 
-        enough_s: A job that makes steps for so long is well.
+        enough_s: A job that makes steps for so long is healthy.
 
         start_s: How long the first step may take.
-
-    Returns:
-        What the job does.
 
     Raises:
         DistdebugError: The first step took too long.
@@ -253,18 +250,18 @@ def watch_job(
 @attrs.frozen
 class Scenario:
     """
-    One program of :mod:`distdebug.demo.programs`, and what is wrong with it.
+    A program of :mod:`distdebug.demo.programs`, and the fault that is planted in it.
 
     Attributes:
         name: Its name, and that of the program.
 
-        planted: What is wrong, as one sentence.
+        planted: The fault, as one sentence.
 
-        cause: What the verdict has to be.
+        cause: The cause that the verdict must name.
 
-        ranks: The ranks that it has to name; -1 is the last one.
+        ranks: The ranks that it must name; -1 is the last one.
 
-        detail: Why the rank did not arrive, if the verdict has to know.
+        detail: Why the rank did not arrive, if the verdict must say so.
     """
 
     name: str
@@ -275,13 +272,13 @@ class Scenario:
 
     def culprits(self, world_size: int) -> tuple[int, ...]:
         """
-        The ranks that are at fault in a job of this size.
+        Return the ranks at fault in a job of this size.
         """
         return tuple(sorted(rank % world_size for rank in self.ranks))
 
     def is_found_by(self, diagnosis: Diagnosis, world_size: int) -> bool:
         """
-        Whether a diagnosis names what was planted.
+        Return whether a diagnosis names what was planted.
         """
         verdict = diagnosis.verdict
         return (
@@ -355,16 +352,16 @@ PROGRAMS = Path(__file__).parent / "programs"
 @attrs.frozen(kw_only=True)
 class Demo:
     """
-    What was planted, and what was found.
+    A planted fault, and the diagnosis.
 
     Attributes:
-        scenario: What was planted.
+        scenario: The planted fault.
 
         folder: Where the program, its log, dumps, and stacks are.
 
-        diagnosis: What was found.
+        diagnosis: The diagnosis.
 
-        is_found: Whether it is what was planted.
+        is_found: Whether it names the planted fault.
     """
 
     scenario: Scenario
@@ -381,20 +378,20 @@ def play_demo(
     tell: Callable[[str], object] = lambda _: None,
 ) -> Demo:
     """
-    Start a job in which something is wrong, watch it, and diagnose it.
+    Start a job with a planted fault, watch it, and diagnose it.
 
     Args:
-        scenario: What is wrong.
+        scenario: The planted fault.
 
         folder: Where everything goes, empty or not there yet; by default a
             new temporary folder.  It is kept.
 
-        ranks: How many processes; even.
+        ranks: The number of processes; even.
 
-        tell: Is called with one line when something has happened.
+        tell: Called with one line about each step.
 
     Returns:
-        What was found.  The job has ended.
+        The diagnosis.  The job has ended.
 
     Raises:
         MissingDependencyError: torch is not installed.
@@ -424,7 +421,7 @@ def play_demo(
             _collect(job, dumps, root / "stacks", tell)
             printed = _size(root / "job.log")
 
-    # What it printed when it was ended is our own doing.
+    # Lines that it printed when it was killed would mislead.
     if printed is not None:
         os.truncate(root / "job.log", printed)
     _remove_pipes(root)
@@ -459,7 +456,7 @@ def _size(log: Path) -> int | None:
 
 
 def _remove_pipes(folder: Path) -> None:
-    # Nobody will ever answer, and ``grep -r`` would wait for it.
+    # A pipe without a writer; ``grep -r`` would block on it.
     for path in folder.rglob("*"):
         if path.is_fifo():
             path.unlink()
@@ -479,6 +476,6 @@ def _collect(
     done = len(pids) - len(captured.missing)
     tell(f"{done} of {len(pids)} stacks captured")
     if captured.missing:
-        # One is told; the reason is mostly the same for all.
+        # One reason is enough; it is mostly the same for all.
         first = captured.missing[0]
         tell(f"no stack of {first.source}: {first.reason}")

@@ -1,7 +1,7 @@
 """
-So what is the root cause?
+Find the root cause of a hang, crash, or slowdown from all evidence.
 
-The one room in which different kinds of evidence are joined.
+Only this room joins different kinds of evidence.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .hosts import Seen as Seen
-    from .hosts import all_stacks as all_stacks
-    from .hosts import seen_by as seen_by
+    from .hosts import DiagnosisInputs as DiagnosisInputs
+    from .hosts import combine_stacks as combine_stacks
+    from .hosts import inputs_of as inputs_of
     from .log_evidence import LogEvidence as LogEvidence
     from .root_cause import diagnose as diagnose
 else:

@@ -1,5 +1,7 @@
 """
-What was each rank doing on its host?
+Join sidecars and captured stacks into one view per rank.
+
+Diagnoses by stacks alone, and finds the rank that crashed first.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from ..flight_recorder import (
     Dumps,
     FlightReport,
     Sidecar,
-    died_s,
-    failed_in_call,
-    last_words,
-    lost_peer,
-    was_interrupted,
+    exit_sidecars,
+    exit_time_s,
+    is_collective_error,
+    is_keyboard_interrupt,
+    is_peer_lost_error,
 )
 from ..stacks import (
     ProcessStacks,
@@ -36,10 +38,10 @@ from ..stacks import (
 from .log_evidence import LogEvidence
 
 
-#: States of a process that is still there.
-ALIVE = frozenset({"running", "stopped"})
-_HELD = re.compile(r", held by process ([0-9]{1,10})$")
-_STATES = {
+#: States of a process that still exists.
+ALIVE_STATES = frozenset({"running", "stopped"})
+_LOCK_HOLDER = re.compile(r", held by process ([0-9]{1,10})$")
+_STATE_NAMES = {
     "T": "stopped",
     "t": "stopped",
     "Z": "dead",
@@ -50,30 +52,28 @@ _STATES = {
 @attrs.frozen(kw_only=True)
 class HostView:
     """
-    What the host side of one rank tells.
+    State of one rank on its host.
 
     Attributes:
-        rank: Global rank.
+        cause: What the rank is doing; ``None`` if no rule matches.
 
-        cause: What it is doing; ``None`` if no rule knows.
+        doing: The same as a predicate, or ``""``.
 
-        doing: The same, as a predicate, or ``""``.
+        location: The line of user code that the rank is in.
 
-        location: The line of user code that it is in.
+        evidence: The stacks behind it, of the rank and of its children.
 
-        evidence: The stacks that say so, of the rank and of its children.
+        remedy: What to do about it, or ``""``.
 
-        remedy: What to do about what it is doing, or ``""``.
+        error: The exception that ended the rank, in one line, or ``""``.
 
-        error: The exception that ended it, in one line, or ``""``.
+        has_exited_cleanly: Whether the rank ended without an error.
 
-        has_exited: Whether it ended without an error.
+        state: Last known state of the process: ``"stopped"``, ``"running"``,
+            ``"dead"``; ``""`` if it is not known.
 
-        state: What its process was last seen to be: ``"stopped"``,
-            ``"running"``, ``"dead"``; ``""`` if nobody looked.
-
-        holder: The rank that holds the lock of a file that it waits for;
-            ``None`` if it waits for none, or no rank does.
+        lock_holder: The rank that holds the file lock this one waits for;
+            ``None`` if it waits for none, or no rank holds it.
     """
 
     rank: int
@@ -83,32 +83,32 @@ class HostView:
     evidence: tuple[Evidence, ...] = ()
     remedy: str = ""
     error: str = ""
-    has_exited: bool = False
+    has_exited_cleanly: bool = False
     state: str = ""
-    holder: int | None = None
+    lock_holder: int | None = None
 
 
-def host_views(
+def build_host_views(
     dumps: Dumps, stacks: Iterable[ProcessStacks]
 ) -> Mapping[int, HostView]:
     """
-    Join side-cars and stacks by rank.
+    Join sidecars and stacks by rank.
 
     Args:
-        dumps: Its side-cars tell the rank of a process, and hold the stacks
-            that the process took of itself.
+        dumps: Their sidecars map processes to ranks, and hold the stacks that
+            ranks took of themselves.
 
-        stacks: What was captured from outside; newer, so it wins.
+        stacks: Captured from outside; newer, so they win.
 
     Returns:
-        One view per rank about which anything is known.
+        One view per rank that has a sidecar or a stack.
     """
-    known = all_stacks(dumps, stacks)
+    known = combine_stacks(dumps, stacks)
     explained = {v.process.rank: v for v in explain_ranks(known)}
     states = {p.rank: p.state for p in known if p.state}
     ranks = {(p.host, p.pid): p.rank for p in known}
     return {
-        rank: _view(
+        rank: _build_view(
             rank,
             dumps.sidecars.get(rank),
             explained.get(rank),
@@ -120,51 +120,47 @@ def host_views(
     }
 
 
-def all_stacks(
+def combine_stacks(
     dumps: Dumps, stacks: Iterable[ProcessStacks]
 ) -> tuple[ProcessStacks, ...]:
     """
-    Whose stacks are known, from wherever?
-
-    Args:
-        dumps: Their side-cars.
-
-        stacks: What was captured from outside.
+    Combine captured stacks with those in sidecars.
 
     Returns:
-        What was captured, with ranks as far as side-cars tell them, and what
-        the other ranks noted of themselves.
+        The captured stacks, with ranks from the sidecars, and then the stacks
+        in the sidecars of all other ranks.
     """
     captured = [
-        _with_rank(p, dumps.sidecars)
-        for p in _without_orphans(tuple(stacks), dumps.sidecars)
+        _assign_rank(p, dumps.sidecars)
+        for p in _drop_stale_processes(tuple(stacks), dumps.sidecars)
     ]
-    seen = {p.rank for p in captured}
-    own = [
-        _own_stacks(s) for s in dumps.sidecars.values() if s.rank not in seen
+    captured_ranks = {p.rank for p in captured}
+    from_sidecars = [
+        _sidecar_stacks(s)
+        for s in dumps.sidecars.values()
+        if s.rank not in captured_ranks
     ]
-    return (*captured, *own)
+    return (*captured, *from_sidecars)
 
 
-def ended_well(dumps: Dumps) -> bool:
+def all_exited_cleanly(dumps: Dumps) -> bool:
     """
-    Whether every rank of the job came to its end without an error.
-
-    Args:
-        dumps: Its side-cars tell.
+    Return whether every rank of the job ended without an error.
     """
-    last = dumps.sidecars.values()
-    world_size = max((s.world_size for s in last), default=0)
-    return len(last) >= max(world_size, 1) and all(map(_has_exited, last))
+    sidecars = dumps.sidecars.values()
+    world_size = max((s.world_size for s in sidecars), default=0)
+    return len(sidecars) >= max(world_size, 1) and all(
+        map(_exited_cleanly, sidecars)
+    )
 
 
-def _has_exited(sidecar: Sidecar) -> bool:
+def _exited_cleanly(sidecar: Sidecar) -> bool:
     return sidecar.reason == "exit" and not sidecar.error
 
 
 def _process_state(sidecar: Sidecar) -> str:
     """
-    What the process does, if this is its machine and it is still there.
+    Return the state of a process on this machine; empty if it is not known.
     """
     if sidecar.host != socket.gethostname() or not sidecar.pid:
         return ""
@@ -173,7 +169,7 @@ def _process_state(sidecar: Sidecar) -> str:
 
     try:
         process = psutil.Process(sidecar.pid)
-        # Numbers of processes are used again.
+        # The system reuses PIDs.
         if process.create_time() > sidecar.started + 1:
             return ""
         status = process.status()
@@ -187,14 +183,14 @@ def _process_state(sidecar: Sidecar) -> str:
     return "" if is_gone else "running"
 
 
-def _without_orphans(
+def _drop_stale_processes(
     stacks: Sequence[ProcessStacks], sidecars: Mapping[int, Sidecar]
 ) -> Iterable[ProcessStacks]:
     """
-    Leave out what a rank that is gone has left behind, and bears its number.
+    Drop processes of an earlier run that carry the number of a rank.
     """
     pids = {(s.host, s.pid) for s in sidecars.values()}
-    # In a container, processes have other numbers than on the node.
+    # PIDs in a container differ from those on the node.
     comparable = {p.host for p in stacks if (p.host, p.pid) in pids}
     for process in stacks:
         sidecar = sidecars.get(-1 if process.rank is None else process.rank)
@@ -206,36 +202,36 @@ def _without_orphans(
             yield process
 
 
-def _with_rank(
+def _assign_rank(
     process: ProcessStacks, sidecars: Mapping[int, Sidecar]
 ) -> ProcessStacks:
     """
-    Learn from the side-cars which rank this process is.
+    Set the rank of a process from the sidecar with its PID.
     """
     if process.rank is not None:
         return process
 
     same_pid = [s for s in sidecars.values() if s.pid == process.pid]
     same_host = [s for s in same_pid if s.host == process.host]
-    # A number alone is enough if nobody else has it.
+    # A PID alone is enough if no other process has it.
     found = same_host or (same_pid if len(same_pid) == 1 else [])
     return attrs.evolve(process, rank=found[0].rank) if found else process
 
 
-def _view(
+def _build_view(
     rank: int,
     sidecar: Sidecar | None,
     explained: ProcessView | None,
-    letter: str,
+    state_letter: str,
     ranks: Mapping[tuple[str | None, int], int | None],
 ) -> HostView:
-    state = _STATES.get(letter, "running" if letter else "")
+    state = _STATE_NAMES.get(state_letter, "running" if state_letter else "")
     if not state and sidecar is not None:
         state = _process_state(sidecar)
     view = HostView(
         rank=rank,
         error=sidecar.error if sidecar else "",
-        has_exited=sidecar is not None and _has_exited(sidecar),
+        has_exited_cleanly=sidecar is not None and _exited_cleanly(sidecar),
         state=state,
     )
     if explained is None or explained.thread is None:
@@ -255,24 +251,26 @@ def _view(
         location=explained.location,
         evidence=(quote, *explained.evidence),
         remedy=explained.remedy if is_known else "",
-        holder=_holder(explained.process.host, explained.thread, ranks),
+        lock_holder=_lock_holder(
+            explained.process.host, explained.thread, ranks
+        ),
     )
 
 
-def _holder(
+def _lock_holder(
     host: str | None,
     thread: ThreadStack,
     ranks: Mapping[tuple[str | None, int], int | None],
 ) -> int | None:
     """
-    The rank that holds what a thread waits for, as the kernel told.
+    Return the rank that holds the file lock a thread waits for.
     """
     call = thread.system_call
-    held = _HELD.search(call.target) if call is not None else None
+    held = _LOCK_HOLDER.search(call.target) if call is not None else None
     return None if held is None else ranks.get((host, int(held[1])))
 
 
-def _own_stacks(sidecar: Sidecar) -> ProcessStacks:
+def _sidecar_stacks(sidecar: Sidecar) -> ProcessStacks:
     return ProcessStacks(
         pid=sidecar.pid,
         rank=sidecar.rank,
@@ -289,9 +287,9 @@ def _own_stacks(sidecar: Sidecar) -> ProcessStacks:
     )
 
 
-# What ranks are in that merely wait for others.
-WAITS = frozenset({Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT})
-_UNKNOWN = Finding(
+# Causes of ranks that wait for other ranks.
+WAIT_CAUSES = frozenset({Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT})
+_UNKNOWN_VERDICT = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
     summary="the stacks do not tell what the processes wait for",
@@ -303,19 +301,19 @@ _UNKNOWN = Finding(
 
 def diagnose_stacks(stacks: Sequence[ProcessStacks]) -> Diagnosis:
     """
-    Who stands apart, and what do the others do?
+    Diagnose a job by stacks alone.
 
     Args:
-        stacks: All processes that were looked at, of any number of jobs.
+        stacks: All captured processes, of any number of jobs.
 
     Returns:
-        The diagnosis; its verdict is ``UNKNOWN`` if stacks tell nothing.
+        The diagnosis; its verdict is ``UNKNOWN`` if no rule matches.
     """
     findings = explain_stacks(stacks)
-    verdict = findings[0] if findings else _UNKNOWN
-    victims = _victims(members_of_job(verdict, stacks), verdict)
+    verdict = findings[0] if findings else _UNKNOWN_VERDICT
+    victims = _find_victims(members_of_job(verdict, stacks), verdict)
     if len(findings) > 1 and not victims:
-        # Nobody is seen to wait for anybody: the first is only a suspect.
+        # No rank waits for another: the first finding is only a suspect.
         verdict = attrs.evolve(
             verdict,
             confidence="possible",
@@ -326,49 +324,48 @@ def diagnose_stacks(stacks: Sequence[ProcessStacks]) -> Diagnosis:
     return Diagnosis(verdict=verdict, findings=findings, victims=victims)
 
 
-def _victims(
+def _find_victims(
     stacks: Iterable[ProcessStacks], verdict: Finding
 ) -> tuple[int, ...]:
     waiting = {
         view.process.rank
         for view in explain_ranks(stacks)
-        if view.process.rank is not None and view.cause in WAITS
+        if view.process.rank is not None and view.cause in WAIT_CAUSES
     }
     return tuple(sorted(waiting.difference(verdict.ranks)))
 
 
-# By so much the clocks of hosts may differ.
-_SLACK_S = 0.5
-# An exception may close the connections long before it ends the process.
-_LONGEST_CLOSING_S = 10.0
+# Clocks of hosts may differ by this much.
+_CLOCK_SKEW_S = 0.5
+# An exception may close connections this long before the process ends.
+_MAX_TEARDOWN_S = 10.0
 
 
-def find_death(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
+def find_first_crash(
+    views: Mapping[int, HostView], dumps: Dumps
+) -> Finding | None:
     """
-    Find the first rank that an exception ended, which no other rank caused.
+    Find the first rank that crashed, not counting consequences.
 
-    Args:
-        views: What each rank was doing on its host.
-
-        dumps: Its side-cars tell of exceptions.
+    Exceptions from failed collectives and lost peers are consequences.
 
     Returns:
-        The finding; ``None`` if no rank died by itself.
+        The finding; ``None`` if no rank crashed on its own.
     """
-    words = [last_words(dumps, rank) for rank in dumps.sidecars]
-    latest = _end_of_others(chain.from_iterable(words))
-    died = sorted(
+    sidecars = [exit_sidecars(dumps, rank) for rank in dumps.sidecars]
+    onset_s = _failure_onset_s(chain.from_iterable(sidecars))
+    crashes = sorted(
         (
             s
-            for s in map(_first_error, words)
-            if s and _ended_itself(s.error) and died_s(s) <= latest
+            for s in map(_first_error, sidecars)
+            if s and _is_own_failure(s.error) and exit_time_s(s) <= onset_s
         ),
         key=lambda s: s.written,
     )
-    if not died:
+    if not crashes:
         return None
 
-    first = died[0]
+    first = crashes[0]
     where = views[first.rank].location
     place = f" at {where.brief}" if where else ""
     return Finding(
@@ -378,16 +375,13 @@ def find_death(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
         confidence="certain",
         remedy="mend the exception; the other ranks only lost their peer",
         location=where,
-        evidence=tuple(map(quote_error, died[:4])),
+        evidence=tuple(map(quote_error, crashes[:4])),
     )
 
 
 def quote_error(sidecar: Sidecar) -> Evidence:
     """
     Quote the exception that ended a rank.
-
-    Args:
-        sidecar: What the rank noted of its end.
     """
     return Evidence(
         kind="sidecar",
@@ -397,56 +391,58 @@ def quote_error(sidecar: Sidecar) -> Evidence:
     )
 
 
-def _first_error(words: Sequence[Sidecar]) -> Sidecar | None:
-    return next((s for s in words if s.error), None)
+def _first_error(sidecars: Sequence[Sidecar]) -> Sidecar | None:
+    return next((s for s in sidecars if s.error), None)
 
 
-def _end_of_others(all_words: Iterable[Sidecar]) -> float:
+def _failure_onset_s(all_sidecars: Iterable[Sidecar]) -> float:
     """
-    When calls began to fail, or the job was being ended.
+    Return when calls began to fail, or the job got SIGTERM.
 
-    Whoever dies after that dies because of it.
+    A crash after this time is a consequence.
     """
-    words = list(all_words)
-    clocks = {s.host for s in words}
-    slack_s = _SLACK_S if len(clocks) > 1 else 0.0
-    return slack_s + min(
+    sidecars = list(all_sidecars)
+    clocks = {s.host for s in sidecars}
+    skew_s = _CLOCK_SKEW_S if len(clocks) > 1 else 0.0
+    return skew_s + min(
         (
-            s.written + _closing_s(s)
-            for s in words
-            if failed_in_call(s.error) or s.reason == "SIGTERM"
+            s.written + _teardown_s(s)
+            for s in sidecars
+            if is_collective_error(s.error) or s.reason == "SIGTERM"
         ),
         default=math.inf,
     )
 
 
-def _closing_s(sidecar: Sidecar) -> float:
+def _teardown_s(sidecar: Sidecar) -> float:
     """
-    How much earlier its end shows than that of the rank which caused it.
+    Return by how much the root cause may be recorded later than this failure.
     """
-    is_told = lost_peer(sidecar.error) and sidecar.reason != "SIGTERM"
-    return _LONGEST_CLOSING_S if is_told else 0.0
+    is_consequence = (
+        is_peer_lost_error(sidecar.error) and sidecar.reason != "SIGTERM"
+    )
+    return _MAX_TEARDOWN_S if is_consequence else 0.0
 
 
-def _ended_itself(error: str) -> bool:
+def _is_own_failure(error: str) -> bool:
     return bool(error) and not (
-        failed_in_call(error) or was_interrupted(error)
+        is_collective_error(error) or is_keyboard_interrupt(error)
     )
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Seen:
+class DiagnosisInputs:
     """
-    All that was looked at to diagnose a job, for those who show more of it.
+    All evidence behind a diagnosis, for the report.
 
     Attributes:
-        paths: The files and folders that were given.
+        paths: The files and folders as the caller named them.
 
-        flight: What the dumps say; None if there are none.
+        flight: Analysis of the dumps; None if there are none.
 
         stacks: The stacks of all processes.
 
-        logs: What logs and the facts of nodes tell.
+        logs: Results from logs and node facts.
     """
 
     paths: tuple[str, ...] = ()
@@ -455,15 +451,12 @@ class Seen:
     logs: LogEvidence = attrs.field(factory=LogEvidence)
 
 
-def seen_by(diagnosis: Diagnosis) -> Seen:
+def inputs_of(diagnosis: Diagnosis) -> DiagnosisInputs:
     """
-    What was this diagnosis made from?
-
-    Args:
-        diagnosis: Any diagnosis.
+    Return the evidence behind a diagnosis.
 
     Returns:
-        All of it; nothing if the diagnosis comes from another process.
+        The inputs; empty if the diagnosis comes from another process.
     """
-    seen = diagnosis.seen
-    return seen if isinstance(seen, Seen) else Seen()
+    inputs = diagnosis.seen
+    return inputs if isinstance(inputs, DiagnosisInputs) else DiagnosisInputs()

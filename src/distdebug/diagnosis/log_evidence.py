@@ -1,5 +1,5 @@
 """
-What do the logs among these paths tell, each kind on its own?
+Read logs, Ray sessions, and node facts, each kind on its own.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from .._io import (
 from .._text import reason_of
 from ..errors import NoLogsError
 from ..findings import Finding, Missing
-from ..flight_recorder import parse_name
+from ..flight_recorder import parse_dump_name
 from ..health import (
     FACTS_LAYOUT,
     NodeFacts,
     check_environment,
-    environs_of,
-    job_start,
-    judge_node_facts,
-    node_facts,
+    check_node_json,
+    job_start_time,
+    parse_node_json,
+    worker_environs,
 )
 from ..logs import (
     CollectiveLogs,
@@ -69,39 +69,39 @@ from ..ray import (
     read_driver_log,
     worker_files,
 )
-from ..stacks import is_captured
+from ..stacks import is_capture_file
 
 
-# In a folder only what is called like a log is one: it may hold anything.
+# In a folder, only files with such a name are read as logs.
 _LOG_NAME = re.compile(
     r"(?:\.(?:log|out|err|txt|stdout|stderr|output)|\.[oe]\d{1,12})"
     r"(?:[.-]\d{1,10})?(?:\.(?:gz|bz2|xz))?$|^(?:stdout|stderr|log)$",
     re.IGNORECASE,
 )
-# What a snapshot writes itself, or is never printed by a job.
-_NO_LOG = re.compile(
+# Files that snapshots write, and texts that no job prints.
+_NOT_A_LOG = re.compile(
     r"REPORT\.txt|requirements.*\.txt|CMakeLists\.txt|merges\.txt|vocab\.txt"
     r"|LICENSE.*|README.*",
     re.IGNORECASE,
 )
 _NODE_FACTS = "node.json"
-_MOST_NODES = 16_384
-_LOOK = 1 << 12
+_MAX_NODES = 16_384
+_SNIFF_BYTES = 1 << 12
 
 
 @attrs.frozen(kw_only=True)
-class Places:
+class LogSources:
     """
-    Where a job left words.
+    Log files, Ray sessions, and node facts among the inputs.
 
     Attributes:
-        sessions: Folders of Ray, each of one node.
+        sessions: Folders of Ray, one per node.
 
         logs: Other logs.
 
         nodes: Files with facts about a node, by its name.
 
-        missing: What could not be looked at, and why.
+        missing: What could not be read, and why.
     """
 
     sessions: tuple[RaySession, ...] = ()
@@ -110,41 +110,40 @@ class Places:
     missing: tuple[Missing, ...] = ()
 
 
-def find_places(paths: Iterable[str | os.PathLike[str]]) -> Places:
+def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     """
-    Find what logs could tell.
+    Find logs, Ray sessions, and node facts.
 
     Args:
-        paths: Files and folders.  A file is taken for a log unless its name or
-            its beginning says that it is something else; in a folder its name
-            has to say so.
-
-    Returns:
-        What there is.
+        paths: Files and folders.  A named file counts as a log unless its name
+            or its first bytes show something else.  In a folder, only files
+            with the name of a log count.
     """
-    given = [Path(path) for path in paths]
-    folders = [path for path in given if is_folder(path)]
-    sessions = _sessions(folders)
-    inside = [session.logs.resolve() for session in sessions]
-    walk = walk_logs(given)
+    roots = [Path(path) for path in paths]
+    folders = [path for path in roots if is_folder(path)]
+    sessions = _find_sessions(folders)
+    session_folders = [session.logs.resolve() for session in sessions]
+    walk = walk_logs(roots)
     logs = tuple(
         path
         for path in walk
-        if (_is_log(path) if path in given else _is_called_log(path.name))
-        and not any(map(path.resolve().is_relative_to, inside))
+        if (_is_log(path) if path in roots else _is_log_name(path.name))
+        and not any(map(path.resolve().is_relative_to, session_folders))
     )
-    # A dump that cannot be read is told by those who read dumps.
-    missing = tuple(m for m in walk.missing if not _is_dump(m.source or ""))
-    return Places(
+    # The reader of dumps reports unreadable dumps.
+    missing = tuple(
+        m for m in walk.missing if not _is_dump_name(m.source or "")
+    )
+    return LogSources(
         sessions=sessions,
         logs=logs,
-        nodes=tuple(_nodes(folders)),
+        nodes=tuple(_node_fact_files(folders)),
         missing=missing,
     )
 
 
-def _sessions(folders: list[Path]) -> tuple[RaySession, ...]:
-    # Without a place, those of this machine would be found.
+def _find_sessions(folders: list[Path]) -> tuple[RaySession, ...]:
+    # Without a folder, find_ray_sessions searches this machine.
     if not folders:
         return ()
     try:
@@ -153,57 +152,60 @@ def _sessions(folders: list[Path]) -> tuple[RaySession, ...]:
         return ()
 
 
-def _nodes(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+def _node_fact_files(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
     for folder in folders:
         found = [folder / _NODE_FACTS, *matching(folder, f"*/{_NODE_FACTS}")]
-        for path in found[:_MOST_NODES]:
+        for path in found[:_MAX_NODES]:
             if is_file(path) and stays_in(path, folder):
                 yield path.absolute().parent.name, path
 
 
-def _is_called_log(name: str) -> bool:
-    is_other = is_captured(name) or _NO_LOG.fullmatch(name)
+def _is_log_name(name: str) -> bool:
+    is_other = is_capture_file(name) or _NOT_A_LOG.fullmatch(name)
     return _LOG_NAME.search(name) is not None and not is_other
 
 
 def _is_log(path: Path) -> bool:
-    if _is_called_log(path.name):
+    if _is_log_name(path.name):
         return True
-    if is_captured(path.name) or path.suffix == ".json" or _is_dump(path.name):
+    if (
+        is_capture_file(path.name)
+        or path.suffix == ".json"
+        or _is_dump_name(path.name)
+    ):
         return False
     try:
         with open_ordinary(path, "not an ordinary file") as file:
-            return b"\0" not in file.read(_LOOK)
+            return b"\0" not in file.read(_SNIFF_BYTES)
     except (OSError, ValueError):
         return False
 
 
-def _is_dump(name: str) -> bool:
-    return parse_name(name).is_dump_like
+def _is_dump_name(name: str) -> bool:
+    return parse_dump_name(name).is_dump_like
 
 
-# The rank of a process, by its host and number.
-Ranks = Mapping[tuple[str, int], int]
+# Maps (host, PID) to a rank.
+RanksByProcess = Mapping[tuple[str, int], int]
 
-_MOST_BYTES = 1 << 26
-_OOM = "out of memory"
+_MAX_FACT_BYTES = 1 << 26
+_OOM_RULE = "out of memory"
 
 
 @attrs.frozen(kw_only=True)
 class NodeEvidence:
     """
-    What the facts of all nodes tell.
+    Results from the facts of all nodes.
 
     Attributes:
-        findings: What is wrong with them, and with the variables of their
-            workers.
+        findings: Problems of the nodes, and of the variables of their workers.
 
-        oom_kills: Processes that the kernel killed for want of memory, by host
-            and number.
+        oom_kills: Processes that the OOM killer of the kernel ended, by host
+            and PID.
 
         missing: What could not be read, and why.
 
-        facts: What was seen on each node.
+        facts: The facts of each node.
 
         environs: The variables of the workers of each node.
     """
@@ -217,24 +219,21 @@ class NodeEvidence:
     )
 
 
-def read_nodes(
+def read_node_evidence(
     nodes: Iterable[tuple[str, Path]],
-    ranks: Ranks,
+    ranks: RanksByProcess,
     since: float | None = None,
 ) -> NodeEvidence:
     """
-    Judge the facts that snapshots keep about nodes.
+    Check the node facts that snapshots hold.
 
     Args:
-        nodes: The host, and the file of its facts.
+        nodes: Host name and file of facts.
 
-        ranks: The rank of each process that is known.
+        ranks: The known ranks of processes.
 
-        since: When the job began, in seconds since the epoch, for nodes of
-            which the snapshot does not tell: nobody was left there.
-
-    Returns:
-        What they tell.
+        since: When the job began, in seconds since the epoch; used for nodes
+            whose snapshot has no worker left.
     """
     by_host: dict[str, dict[int, int]] = defaultdict(dict)
     for (host, pid), rank in ranks.items():
@@ -244,18 +243,18 @@ def read_nodes(
     facts: dict[str, NodeFacts] = {}
     environs: dict[str, tuple[dict[str, str], ...]] = {}
     for host, path in nodes:
-        told = _read(path)
-        if isinstance(told, Missing):
-            missing.append(told)
+        data = _read_facts(path)
+        if isinstance(data, Missing):
+            missing.append(data)
             continue
-        facts[host] = node_facts(told, host=host)
-        found += judge_node_facts(
-            told,
+        facts[host] = parse_node_json(data, host=host)
+        found += check_node_json(
+            data,
             host=host,
             ranks=by_host[host],
-            since=_since(path, facts[host].booted) or since,
+            since=_job_start(path, facts[host].booted) or since,
         )
-        environs[host] = environs_of(told)
+        environs[host] = worker_environs(data)
 
     if facts:
         found += check_environment(environs, nodes=facts).findings
@@ -268,9 +267,9 @@ def read_nodes(
     )
 
 
-def _read(path: Path) -> Mapping[str, Any] | Missing:
+def _read_facts(path: Path) -> Mapping[str, Any] | Missing:
     try:
-        facts = json.loads(read_ordinary(path, _MOST_BYTES))
+        facts = json.loads(read_ordinary(path, _MAX_FACT_BYTES))
         if isinstance(facts, dict):
             check_layout(facts.get("schema", FACTS_LAYOUT), FACTS_LAYOUT)
             return facts
@@ -280,56 +279,56 @@ def _read(path: Path) -> Mapping[str, Any] | Missing:
     return Missing(what="facts of node", reason=reason, source=str(path))
 
 
-def _since(path: Path, booted: float | None) -> float | None:
+def _job_start(path: Path, booted: float | None) -> float | None:
     """
-    When the job began, if the snapshot of the node tells.
+    Return when the job began, from the workers in the snapshot of a node.
     """
     try:
         workers = json.loads(
-            read_ordinary(path.with_name("workers.json"), _MOST_BYTES)
+            read_ordinary(path.with_name("workers.json"), _MAX_FACT_BYTES)
         )
     except (OSError, ValueError, RecursionError):
         return None
 
-    return job_start(workers, booted=booted)
+    return job_start_time(workers, booted=booted)
 
 
 def _oom_kills(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, int]]:
-    for host, told in facts.items():
-        for event in told.kernel or ():
-            if event.rule == _OOM and event.pid is not None:
+    for host, node in facts.items():
+        for event in node.kernel or ():
+            if event.rule == _OOM_RULE and event.pid is not None:
                 yield host, event.pid
 
 
 @attrs.frozen(kw_only=True)
 class LogEvidence:
     """
-    What logs and the facts of nodes tell.
+    Results from logs and node facts.
 
     Attributes:
         is_any: Whether there was anything to read.
 
-        deaths: Who died in a Ray cluster.
+        deaths: Processes and nodes that died in a Ray cluster.
 
-        raylets: Whether nsys started the wrong Python.
+        raylets: Findings about nsys that started the wrong Python.
 
-        drivers: Outputs of Ray's drivers in which something failed.
+        drivers: Outputs of Ray drivers with failures.
 
-        scan: What went wrong, line by line.
+        scan: Errors found line by line.
 
-        collectives: What watchdogs and NCCL said.
+        collectives: Messages of watchdogs and NCCL.
 
-        phase: How far the start-up came.
+        phase: The start-up phase that the job reached.
 
-        nodes: What is wrong with nodes.
+        nodes: Findings about nodes.
 
-        groups: What the scan found, by file and place of the first line.
+        groups: Groups of the scan, by file and location of the first line.
 
         missing: What could not be read, and why.
 
-        files: The files that were read, but for those of Ray itself.
+        files: The files that were read, except those of Ray itself.
 
-        facts: What was seen on each node.
+        facts: The facts of each node.
 
         environs: The variables of the workers of each node.
     """
@@ -352,87 +351,88 @@ class LogEvidence:
 
 
 _BLOCK = 1 << 22
-_OF_RAY = (b"ray.exceptions.", b"ray::")
-_LONGEST_WORD = max(map(len, _OF_RAY))
-_MOST_DRIVERS = 16
-# One process prints how far the start-up came; more logs add little.
-_MOST_PHASES = 16
+_RAY_MARKERS = (b"ray.exceptions.", b"ray::")
+_LONGEST_MARKER = max(map(len, _RAY_MARKERS))
+_MAX_DRIVERS = 16
+# One log shows the start-up phase; more add little.
+_MAX_PHASE_LOGS = 16
 
 
 def read_logs(
     paths: Iterable[str | os.PathLike[str]],
     *,
-    ranks: Ranks | None = None,
+    ranks: RanksByProcess | None = None,
     since: float | None = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> LogEvidence:
     """
-    Read all logs, Ray sessions, and facts of nodes among some paths.
+    Read all logs, Ray sessions, and node facts among some paths.
 
     Args:
-        paths: Files and folders.
+        ranks: Ranks of processes by host and PID, as far as other evidence
+            shows them.
 
-        ranks: The rank of processes, by host and number, as far as they are
-            known from elsewhere.
+        since: When the job began, in seconds since the epoch, if other
+            evidence shows it.
 
-        since: When the job began, in seconds since the epoch, if that is
-            known from elsewhere.
-
-        tell: Called with how many bytes of logs were read, of how many.
-
-    Returns:
-        What they tell.
+        tell: Called with the bytes of logs read so far, and all bytes.
     """
-    places = find_places(paths)
-    files = [*places.logs, *_worker_parts(places)]
-    scan = _scan(files, tell)
+    sources = find_log_sources(paths)
+    files = [*sources.logs, *_worker_log_files(sources)]
+    scan = _scan_files(files, tell)
     collectives = read_collective_logs(files)
-    known = {**_ranks_told(collectives), **(ranks or {})}
-    raylets, lost = raylet_findings(*(s.logs for s in places.sessions))
-    nodes = read_nodes(places.nodes, known, since)
-    deaths = _deaths(places, nodes.oom_kills, known)
+    known_ranks = {**_ranks_from_collectives(collectives), **(ranks or {})}
+    raylets, raylet_missing = raylet_findings(
+        *(s.logs for s in sources.sessions)
+    )
+    nodes = read_node_evidence(sources.nodes, known_ranks, since)
+    deaths = _find_ranked_deaths(sources, nodes.oom_kills, known_ranks)
     return LogEvidence(
-        is_any=bool(files or places.sessions or nodes.findings),
+        is_any=bool(files or sources.sessions or nodes.findings),
         deaths=deaths,
         raylets=raylets,
-        drivers=tuple(_drivers(places.logs)),
+        drivers=tuple(_failed_drivers(sources.logs)),
         scan=scan,
         collectives=collectives,
-        phase=_phase(places.logs[:_MOST_PHASES]),
+        phase=_detect_phase(sources.logs[:_MAX_PHASE_LOGS]),
         nodes=nodes.findings,
-        groups=_groups(scan),
+        groups=_groups_by_place(scan),
         missing=(
-            *places.missing,
+            *sources.missing,
             *scan.missing,
             *deaths.missing,
             *nodes.missing,
-            *lost,
+            *raylet_missing,
         ),
-        files=tuple(map(os.fspath, (*files, *(x for _, x in places.nodes)))),
+        files=tuple(map(os.fspath, (*files, *(x for _, x in sources.nodes)))),
         facts=nodes.facts,
         environs=nodes.environs,
     )
 
 
-def _ranks_told(collectives: CollectiveLogs) -> dict[tuple[str, int], int]:
+def _ranks_from_collectives(
+    collectives: CollectiveLogs,
+) -> dict[tuple[str, int], int]:
     """
-    The rank of processes whose watchdogs or NCCL spoke, by host and number.
+    Map processes to ranks, by host and PID, from watchdog and NCCL lines.
     """
     origins = rank_origins(collectives).values()
     return {
         (place, x.pid): x.rank
         for x in origins
-        # Ray leaves out the address of the node that the driver is on.
+        # Ray omits the address of the node with the driver.
         for place in {x.ip or "", x.host or ""}
         if x.pid is not None
     }
 
 
-def _deaths(
-    places: Places, oom_kills: Collection[tuple[str, int]], ranks: Ranks
+def _find_ranked_deaths(
+    places: LogSources,
+    oom_kills: Collection[tuple[str, int]],
+    ranks: RanksByProcess,
 ) -> Deaths:
     """
-    Who died in a Ray cluster, with the ranks that dumps or stacks tell.
+    Find deaths in a Ray cluster, with ranks from dumps or stacks.
     """
     if not places.sessions:
         return Deaths()
@@ -454,15 +454,17 @@ def _rank_of(
     if death.rank is not None or death.pid is None:
         return death.rank
 
-    same = by_pid.get(death.pid, {})
+    rank_by_host = by_pid.get(death.pid, {})
     places = [death.host, death.ip or ""]
-    here = [same[place] for place in places if place in same]
-    # A number alone is enough if nobody else has it.
-    found = here[:1] or list(same.values())
+    matches = [
+        rank_by_host[place] for place in places if place in rank_by_host
+    ]
+    # A PID alone is enough if no other process has it.
+    found = matches[:1] or list(rank_by_host.values())
     return found[0] if len(found) == 1 else None
 
 
-def _worker_parts(places: Places) -> list[Path]:
+def _worker_log_files(places: LogSources) -> list[Path]:
     return [
         part.path
         for log in worker_files(places.sessions)
@@ -470,49 +472,49 @@ def _worker_parts(places: Places) -> list[Path]:
     ]
 
 
-def _scan(
+def _scan_files(
     files: list[Path], tell: Callable[[int, int], None] | None
 ) -> ScanReport:
     try:
-        # To read the rules takes a while.
+        # Loading the rules is slow; skip it if there are no files.
         return scan_logs(files, tell=tell) if files else ScanReport()
     except NoLogsError:
         return ScanReport()
 
 
-def _phase(logs: Sequence[Path]) -> PhaseReport | None:
+def _detect_phase(logs: Sequence[Path]) -> PhaseReport | None:
     try:
         return detect_phase(logs) if logs else None
-    except NoLogsError:  # none can be read, as the scan tells
+    except NoLogsError:  # no file can be read; the scan reports it
         return None
 
 
-def _groups(scan: ScanReport) -> dict[tuple[str, str], LogGroup]:
+def _groups_by_place(scan: ScanReport) -> dict[tuple[str, str], LogGroup]:
     groups = (*scan.groups, *(trace.group for trace in scan.tracebacks))
     return {(g.first.source, g.first.location): g for g in groups}
 
 
-def _drivers(logs: Iterable[Path]) -> Iterator[DriverLog]:
+def _failed_drivers(logs: Iterable[Path]) -> Iterator[DriverLog]:
     """
-    What drivers of Ray printed, of those that something failed in.
+    Yield the outputs of Ray drivers that hold failures.
     """
-    spoken = (path for path in logs if _speaks_of_ray(path))
-    for path in itertools.islice(spoken, _MOST_DRIVERS):
+    candidates = (path for path in logs if _mentions_ray(path))
+    for path in itertools.islice(candidates, _MAX_DRIVERS):
         driver = read_driver_log(path)
         if driver.failures:
             yield driver
 
 
-def _speaks_of_ray(path: Path) -> bool:
+def _mentions_ray(path: Path) -> bool:
     """
-    Whether a log quotes what Ray raises, in whatever part of it.
+    Return whether a log quotes an exception of Ray.
 
-    Line by line would take a minute for each gigabyte.
+    Searches block by block: line by line takes a minute per gigabyte.
     """
-    end = b""
+    tail = b""
     with suppress(OSError, ValueError), open_log(path) as file:
         while block := file.read(_BLOCK):
-            if any(word in end + block for word in _OF_RAY):
+            if any(marker in tail + block for marker in _RAY_MARKERS):
                 return True
-            end = block[-_LONGEST_WORD:]
+            tail = block[-_LONGEST_MARKER:]
     return False

@@ -1,7 +1,7 @@
 """
-What do logs add to what dumps and stacks say?
+Join findings from logs with the diagnosis from dumps and stacks.
 
-Dumps say who is waited for; logs say what became of it.
+Dumps name the rank the others wait for; logs say why it is missing.
 """
 
 from __future__ import annotations
@@ -16,44 +16,50 @@ from ..findings import Cause, Diagnosis, Finding, Missing
 from ..logs import LogGroup, PhaseReport, collective_findings
 from ..ranks import ranks_text
 from ..ray import Deaths, DriverLog, death_findings, driver_findings
-from .hosts import WAITS
+from .hosts import WAIT_CAUSES
 from .log_evidence import LogEvidence
 
 
-# Nobody waits in vain but for somebody else.
-_FOLLOWS = frozenset(
+# Failures that follow from the failure of another rank.
+_CONSEQUENCE_CAUSES = frozenset(
     {Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS_TIMEOUT, Cause.NETWORK_FAILURE}
 )
-_LEAST_OF_FOLLOWERS = 3
-_LAST_WORDS = frozenset(
+_MIN_CONSEQUENCE_PRIORITY = 3
+_DEATH_CAUSES = frozenset(
     {Cause.NATIVE_CRASH, Cause.RANK_CRASHED, Cause.KILLED, Cause.ACTOR_DIED}
 )
 
 
 def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
     """
-    Put what logs tell into one order, and each thing once.
-
-    Args:
-        evidence: What they tell.
+    Order all findings from logs and node facts, without repeats.
 
     Returns:
-        The findings, the first cause first.
+        The findings, root causes first.
     """
-    deaths = [*death_findings(evidence.deaths), *_told_by_drivers(evidence)]
+    deaths = [
+        *death_findings(evidence.deaths),
+        *_find_driver_failures(evidence),
+    ]
     scanned = [
-        f for f in evidence.scan.findings if not _is_of_dead(f, evidence)
+        f
+        for f in evidence.scan.findings
+        if not _repeats_known_death(f, evidence)
     ]
     collectives = collective_findings(evidence.collectives)
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
-    # That an actor died tells less than what it printed.
-    vague = {*_FOLLOWS, Cause.ACTOR_DIED}
+    # What an actor printed says more than that it died.
+    vague = {*_CONSEQUENCE_CAUSES, Cause.ACTOR_DIED}
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
         *(f for f in deaths if _is_sure(f) and f.cause not in vague),
         *(f for f in scanned if is_first_cause(f, evidence)),
-        *(f for f in deaths if _is_sure(f) and f.cause not in _FOLLOWS),
-        *(f for f in collectives if f.cause not in _FOLLOWS),
+        *(
+            f
+            for f in deaths
+            if _is_sure(f) and f.cause not in _CONSEQUENCE_CAUSES
+        ),
+        *(f for f in collectives if f.cause not in _CONSEQUENCE_CAUSES),
         *(f for f in nodes if _is_sure(f)),
     ]
     then = [
@@ -61,56 +67,46 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         *deaths,
         *collectives,
         *scanned,
-        *_stalls(evidence),
+        *_start_up_stalls(evidence),
         *nodes,
     ]
-    return tuple(_once([*first, *then]))
+    return tuple(_deduplicate([*first, *then]))
 
 
 def is_first_cause(finding: Finding, evidence: LogEvidence) -> bool:
     """
-    Tell whether something is sure, and follows from nothing else.
-
-    Args:
-        finding: What logs tell.
-
-        evidence: All that they tell.
-
-    Returns:
-        Whether it may be the cause of the rest.
+    Return whether a finding is sure and not a consequence of another.
     """
-    return _is_sure(finding) and not _follows(finding, evidence)
+    return _is_sure(finding) and not _is_consequence(finding, evidence)
 
 
-def is_end(finding: Finding, evidence: LogEvidence) -> bool:
+def is_own_end(finding: Finding, evidence: LogEvidence) -> bool:
     """
-    Tell whether something tells surely how a process itself ended.
+    Return whether a finding surely shows how a process itself ended.
 
-    Args:
-        finding: What logs tell.
-
-        evidence: All that they tell.
-
-    Returns:
-        Whether it does; what a launcher did to the others tells nothing.
+    False for what a launcher did to the other ranks.
     """
     group = _group_of(finding, evidence)
-    is_own = group is None or group.priority <= _LEAST_OF_FOLLOWERS
-    return _is_sure(finding) and is_own and finding.cause not in _FOLLOWS
+    is_own = group is None or group.priority <= _MIN_CONSEQUENCE_PRIORITY
+    return (
+        _is_sure(finding)
+        and is_own
+        and finding.cause not in _CONSEQUENCE_CAUSES
+    )
 
 
 def _is_sure(finding: Finding) -> bool:
     return finding.confidence != "possible"
 
 
-def _told_by_drivers(evidence: LogEvidence) -> Iterable[Finding]:
+def _find_driver_failures(evidence: LogEvidence) -> Iterable[Finding]:
     for driver in evidence.drivers:
-        yield from driver_findings(_without_known(driver, evidence.deaths))
+        yield from driver_findings(_drop_known_deaths(driver, evidence.deaths))
 
 
-def _stalls(evidence: LogEvidence) -> Iterable[Finding]:
+def _start_up_stalls(evidence: LogEvidence) -> Iterable[Finding]:
     """
-    What takes too long in a start-up; of errors the scan knows more.
+    Return the stalls of the start-up; the scan covers its errors.
     """
     found = evidence.phase.findings if evidence.phase else ()
     return (f for f in found if f.cause is Cause.START_UP_STALLED)
@@ -118,12 +114,12 @@ def _stalls(evidence: LogEvidence) -> Iterable[Finding]:
 
 def waiting_ranks(evidence: LogEvidence, verdict: Finding) -> tuple[int, ...]:
     """
-    Tell who merely waited, as the lines of watchdogs say.
+    Return the ranks that only waited, by the lines of watchdogs.
 
     Args:
-        evidence: What logs tell.
+        evidence: Results from logs.
 
-        verdict: Who is at fault.
+        verdict: Its ranks are at fault, and left out.
 
     Returns:
         Global ranks, ascending.
@@ -136,9 +132,9 @@ def waiting_ranks(evidence: LogEvidence, verdict: Finding) -> tuple[int, ...]:
     return tuple(sorted(ranks.difference(verdict.ranks)))
 
 
-def _without_known(driver: DriverLog, deaths: Deaths) -> DriverLog:
+def _drop_known_deaths(driver: DriverLog, deaths: Deaths) -> DriverLog:
     """
-    What a driver tells but for deaths that the cluster itself tells.
+    Drop failures of processes whose deaths the cluster reports.
     """
     pids = {death.pid for death in deaths.unintended}
     failures = (
@@ -149,30 +145,33 @@ def _without_known(driver: DriverLog, deaths: Deaths) -> DriverLog:
     return attrs.evolve(driver, failures=tuple(failures))
 
 
-def _is_of_dead(finding: Finding, evidence: LogEvidence) -> bool:
+def _repeats_known_death(finding: Finding, evidence: LogEvidence) -> bool:
     """
-    Whether lines are the last words of somebody whose death is told.
+    Return whether all lines come from processes with a reported death.
     """
     dead = evidence.deaths.unintended
     logs = {os.fspath(death.log) for death in dead if death.log}
     pids = {death.pid for death in dead}
     group = _group_of(finding, evidence)
-    if finding.cause not in _LAST_WORDS or group is None:
+    if finding.cause not in _DEATH_CAUSES or group is None:
         return False
 
     is_own = bool(group.files) and logs.issuperset(group.files)
-    told = {origin.pid for origin in group.origins}
-    return is_own or (bool(told) and pids.issuperset(told))
+    group_pids = {origin.pid for origin in group.origins}
+    return is_own or (bool(group_pids) and pids.issuperset(group_pids))
 
 
-def _follows(finding: Finding, evidence: LogEvidence) -> bool:
+def _is_consequence(finding: Finding, evidence: LogEvidence) -> bool:
     group = _group_of(finding, evidence)
     if group is None:
-        return finding.cause in _FOLLOWS
-    # A link that broke is a cause, a connection that was closed is none.
+        return finding.cause in _CONSEQUENCE_CAUSES
+    # A broken link is a cause; a closed connection is a consequence.
     if finding.cause is Cause.NETWORK_FAILURE:
         return group.priority > 1
-    return group.priority >= _LEAST_OF_FOLLOWERS or finding.cause in _FOLLOWS
+    return (
+        group.priority >= _MIN_CONSEQUENCE_PRIORITY
+        or finding.cause in _CONSEQUENCE_CAUSES
+    )
 
 
 def _group_of(finding: Finding, evidence: LogEvidence) -> LogGroup | None:
@@ -180,23 +179,23 @@ def _group_of(finding: Finding, evidence: LogEvidence) -> LogGroup | None:
     return next((evidence.groups.get(place) for place in quoted), None)
 
 
-def _once(findings: Iterable[Finding]) -> Iterable[Finding]:
+def _deduplicate(findings: Iterable[Finding]) -> Iterable[Finding]:
     """
-    Leave out what was told, or tells of a line that an earlier one told of.
+    Drop findings that repeat, or quote a line an earlier one quotes.
     """
-    told: set[int] = set()
+    yielded: set[int] = set()
     lines: set[tuple[str, str]] = set()
     for finding in findings:
         own = [(e.source, e.location) for e in finding.evidence]
-        if id(finding) not in told and not lines.intersection(own[:1]):
+        if id(finding) not in yielded and not lines.intersection(own[:1]):
             yield finding
-        told.add(id(finding))
+        yielded.add(id(finding))
         lines.update(own)
 
 
-_ABSENT = frozenset({Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED})
-# These end a process, or keep it from going on.
-_FATAL = frozenset(
+_ABSENT_CAUSES = frozenset({Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED})
+# Causes that end or block a process.
+_FATAL_CAUSES = frozenset(
     {
         *(Cause.HOST_OUT_OF_MEMORY, Cause.GPU_OUT_OF_MEMORY, Cause.GPU_FAULT),
         *(Cause.ACTOR_DIED, Cause.NATIVE_CRASH, Cause.KILLED),
@@ -205,29 +204,32 @@ _FATAL = frozenset(
         *(Cause.SIZE_MISMATCH, Cause.TYPE_MISMATCH),
     }
 )
-_ENDS = frozenset({Cause.KILLED, Cause.ACTOR_DIED})
-# Verdicts that leave open why a job failed.
-_OPEN = frozenset({Cause.UNKNOWN, Cause.STRAGGLER})
-# Where a process waited that is dead by now, and what its log says of that.
-_VAIN = WAITS | _OPEN
-# What ranks suffer because of another one.
-_SUFFERED = WAITS | {Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE}
-# Ranks did not make the same call.
-_DIFFER = frozenset(
+_KILL_CAUSES = frozenset({Cause.KILLED, Cause.ACTOR_DIED})
+# Verdicts that do not say why a job failed.
+_OPEN_CAUSES = frozenset({Cause.UNKNOWN, Cause.STRAGGLER})
+# Verdicts by stacks that a timeout in the logs replaces.
+_UNEXPLAINED_CAUSES = WAIT_CAUSES | _OPEN_CAUSES
+# Causes that ranks suffer because of another rank.
+_VICTIM_CAUSES = WAIT_CAUSES | {
+    Cause.COLLECTIVE_TIMEOUT,
+    Cause.NETWORK_FAILURE,
+}
+# Causes of ranks that made different calls.
+_MISMATCH_CAUSES = frozenset(
     {
         *(Cause.TYPE_MISMATCH, Cause.SIZE_MISMATCH, Cause.DTYPE_MISMATCH),
         *(Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE),
     }
 )
-_TIMED_OUT = frozenset(
+_TIMEOUT_CAUSES = frozenset(
     {
         *(Cause.RANK_NOT_ARRIVED, Cause.COLLECTIVE_TIMEOUT),
         Cause.RENDEZVOUS_TIMEOUT,
     }
 )
-# Names of actors stay as they are.
+# First words to put in lower case; names of actors keep theirs.
 _CAPITALS = ("Rank ", "Ranks ", "A ", "An ", "The ", "Node ", "Worker ")
-_QUIET = Finding(
+_NOTHING_SUSPICIOUS = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
     summary="the logs tell of nothing wrong",
@@ -239,17 +241,13 @@ _QUIET = Finding(
 
 def diagnose_logs(logs: LogEvidence) -> Diagnosis:
     """
-    Diagnose by logs alone.
-
-    Args:
-        logs: What they tell.
-
-    Returns:
-        The diagnosis.
+    Diagnose a job by logs alone.
     """
     findings = log_findings(logs)
-    verdict = findings[0] if findings else _nothing_wrong(logs.phase)
-    lost = Missing(
+    verdict = (
+        findings[0] if findings else _verdict_without_findings(logs.phase)
+    )
+    no_dumps = Missing(
         what="dump",
         reason="there are no Flight Recorder dumps and no stacks, only logs",
     )
@@ -257,22 +255,22 @@ def diagnose_logs(logs: LogEvidence) -> Diagnosis:
         verdict=verdict,
         findings=findings,
         victims=waiting_ranks(logs, verdict),
-        missing=(lost, *logs.missing),
+        missing=(no_dumps, *logs.missing),
     )
 
 
-def _nothing_wrong(phase: PhaseReport | None) -> Finding:
+def _verdict_without_findings(phase: PhaseReport | None) -> Finding:
     if phase is None or phase.current is None:
-        return _QUIET
+        return _NOTHING_SUSPICIOUS
 
-    told = f"{_QUIET.summary}: {phase.verdict}"
+    summary_text = f"{_NOTHING_SUSPICIOUS.summary}: {phase.verdict}"
     if phase.ended != "completed":
-        return attrs.evolve(_QUIET, summary=told)
+        return attrs.evolve(_NOTHING_SUSPICIOUS, summary=summary_text)
 
     return attrs.evolve(
-        _QUIET,
+        _NOTHING_SUSPICIOUS,
         cause=Cause.HEALTHY,
-        summary=told,
+        summary=summary_text,
         confidence="likely",
         remedy=None,
     )
@@ -283,25 +281,25 @@ def join_logs(
     logs: LogEvidence,
     *,
     alive: Collection[int] = (),
-    has_ended_well: bool = False,
+    has_exited_cleanly: bool = False,
 ) -> Diagnosis:
     """
-    Add what logs tell to a diagnosis by dumps or stacks.
+    Add findings from logs to a diagnosis by dumps or stacks.
 
     Args:
-        diagnosis: What dumps and stacks say.
+        diagnosis: Diagnosis by dumps and stacks.
 
-        logs: What logs tell.
+        logs: Results from logs.
 
-        alive: Ranks that were seen to run, after whatever the logs tell.
+        alive: Ranks that were alive after the logs were written.
 
-        has_ended_well: Whether all ranks are known to have ended well.
+        has_exited_cleanly: Whether all ranks ended without an error.
 
     Returns:
-        The joined diagnosis.  A rank that is waited for is told with what
-        became of it; a job of which dumps and stacks tell nothing, by its logs.
+        The joined diagnosis.  If ranks are absent, it adds why.  If dumps and
+        stacks do not explain the failure, the logs do.
     """
-    told = diagnosis.verdict
+    base = diagnosis.verdict
     missing = (*diagnosis.missing, *logs.missing)
     diagnosis = attrs.evolve(diagnosis, missing=missing)
     findings = log_findings(logs)
@@ -309,132 +307,146 @@ def join_logs(
         return diagnosis
 
     first = tuple(f for f in findings if is_first_cause(f, logs))
-    fatal = [f for f in first if f.cause in _FATAL and not _lives(f, alive)]
-    ends = [f for f in findings if f.cause in _ENDS and is_end(f, logs)]
-    if told.cause in _ABSENT and told.detail_cause is None:
-        known = [*fatal, *ends, *_reports(told, findings)]
-        cause, is_sure = _end_of(told, known)
+    fatal = [
+        f
+        for f in first
+        if f.cause in _FATAL_CAUSES and not _is_alive(f, alive)
+    ]
+    kills = [
+        f for f in findings if f.cause in _KILL_CAUSES and is_own_end(f, logs)
+    ]
+    if base.cause in _ABSENT_CAUSES and base.detail_cause is None:
+        known = [*fatal, *kills, *_exit_reports(base, findings)]
+        cause, is_sure = _find_end(base, known)
         if cause is not None:
-            verdict = _explained(told, cause, is_sure=is_sure)
-            return _with_verdict(diagnosis, verdict, first, cause)
+            verdict = _explain_absence(base, cause, is_sure=is_sure)
+            return _replace_verdict(diagnosis, verdict, first, cause)
 
-    if has_ended_well:
+    if has_exited_cleanly:
         fatal = []
-    why = None if alive else _reason(told, findings, fatal, ends)
-    if why is not None:
-        verdict = _with_places(why, told)
-        return _with_verdict(diagnosis, verdict, findings, why)
+    reason = None if alive else _find_reason(base, findings, fatal, kills)
+    if reason is not None:
+        verdict = _add_wait_location(reason, base)
+        return _replace_verdict(diagnosis, verdict, findings, reason)
 
-    if told.cause not in _OPEN and not told.cause.is_fine:
-        # What followed is no news where the reason is known.
-        news = (f for f in first if not _is_known(f, told))
+    if base.cause not in _OPEN_CAUSES and not base.cause.is_fine:
+        # The reason is known, so skip consequences.
+        news = (f for f in first if not _is_covered(f, base))
         return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *news))
 
     if fatal:
-        return _with_verdict(diagnosis, fatal[0], findings, fatal[0])
+        return _replace_verdict(diagnosis, fatal[0], findings, fatal[0])
 
     return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *findings))
 
 
-def _reason(
-    told: Finding,
+def _find_reason(
+    base: Finding,
     findings: Sequence[Finding],
     fatal: Sequence[Finding],
-    ends: Sequence[Finding],
+    kills: Sequence[Finding],
 ) -> Finding | None:
     """
-    What logs tell of why ranks waited, or failed, that are dead by now.
+    Return the finding that explains why ranks waited or failed, if any.
     """
-    # Who waits explains nothing; what ended a process does.
-    if told.cause in _SUFFERED and fatal:
+    # A fatal cause explains a wait, not the other way round.
+    if base.cause in _VICTIM_CAUSES and fatal:
         return fatal[0]
-    if told.cause is Cause.NETWORK_FAILURE:
-        return next((f for f in ends if f.ranks), None)
-    if told.cause is Cause.COLLECTIVE_TIMEOUT:
+    if base.cause is Cause.NETWORK_FAILURE:
+        return next((f for f in kills if f.ranks), None)
+    if base.cause is Cause.COLLECTIVE_TIMEOUT:
         is_new = findings[0].cause is Cause.RANK_NOT_ARRIVED
     else:
-        is_new = told.cause in _VAIN and findings[0].cause in _TIMED_OUT
+        is_new = (
+            base.cause in _UNEXPLAINED_CAUSES
+            and findings[0].cause in _TIMEOUT_CAUSES
+        )
     return findings[0] if is_new else None
 
 
-def _is_known(finding: Finding, told: Finding) -> bool:
+def _is_covered(finding: Finding, base: Finding) -> bool:
     """
-    Whether a log names nobody for what the dumps have named somebody for.
+    Return whether the dumps name ranks for a mismatch and the log does not.
     """
-    return {finding.cause, told.cause} <= _DIFFER and not finding.ranks
+    return {
+        finding.cause,
+        base.cause,
+    } <= _MISMATCH_CAUSES and not finding.ranks
 
 
-def _lives(finding: Finding, alive: Collection[int]) -> bool:
+def _is_alive(finding: Finding, alive: Collection[int]) -> bool:
     return bool(finding.ranks) and set(finding.ranks) <= set(alive)
 
 
-def _reports(told: Finding, findings: Iterable[Finding]) -> list[Finding]:
+def _exit_reports(base: Finding, findings: Iterable[Finding]) -> list[Finding]:
     """
-    What launchers tell of ranks that left no word: the exit status at least.
+    Return reports of launchers on ranks without a dump, such as exit codes.
     """
-    is_lost = told.cause is Cause.RANK_CRASHED
+    is_lost = base.cause is Cause.RANK_CRASHED
     return [
-        f for f in findings if is_lost and f.cause is told.cause and f.ranks
+        f for f in findings if is_lost and f.cause is base.cause and f.ranks
     ]
 
 
-def _end_of(
-    told: Finding, fatal: Iterable[Finding]
+def _find_end(
+    base: Finding, fatal: Iterable[Finding]
 ) -> tuple[Finding | None, bool]:
     """
-    What became of the ranks that are waited for, and whether that is sure.
+    Return what ended the absent ranks, and whether that is sure.
     """
-    gave_dump = told.cause is Cause.RANK_NOT_ARRIVED
+    gave_dump = base.cause is Cause.RANK_NOT_ARRIVED
     for finding in fatal:
-        # Who gave a dump, and was killed, was so afterwards.
-        is_late = gave_dump and finding.cause in _ENDS
-        if set(finding.ranks) & set(told.ranks) and not is_late:
+        # A rank that wrote a dump was killed after the hang.
+        is_late = gave_dump and finding.cause in _KILL_CAUSES
+        if set(finding.ranks) & set(base.ranks) and not is_late:
             return finding, True
     nameless = (f for f in fatal if not f.ranks and not gave_dump)
     return next(nameless, None), False
 
 
-def _explained(told: Finding, cause: Finding, *, is_sure: bool) -> Finding:
+def _explain_absence(
+    base: Finding, cause: Finding, *, is_sure: bool
+) -> Finding:
     """
-    Say what became of the ranks that are waited for.
+    Add to a verdict why the absent ranks are absent.
     """
     hedge = "" if is_sure else "perhaps "
     where = (
         f"{ranks_text(cause.ranks)}: "
-        if len(told.ranks) > 1 and is_sure
+        if len(base.ranks) > 1 and is_sure
         else ""
     )
     detail = cause.summary.rstrip(".")
     if detail.startswith(_CAPITALS):
         detail = detail[0].lower() + detail[1:]
     return attrs.evolve(
-        told,
-        summary=f"{told.summary}; {hedge}because {where}{detail}",
+        base,
+        summary=f"{base.summary}; {hedge}because {where}{detail}",
         detail_cause=cause.cause,
-        location=told.location or cause.location,
-        remedy=cause.remedy or told.remedy,
-        evidence=(*cause.evidence, *told.evidence),
+        location=base.location or cause.location,
+        remedy=cause.remedy or base.remedy,
+        evidence=(*cause.evidence, *base.evidence),
     )
 
 
-def _with_places(why: Finding, told: Finding) -> Finding:
+def _add_wait_location(reason: Finding, base: Finding) -> Finding:
     """
-    Add to what happened where in their code ranks waited at that time.
+    Add to a reason where in their code ranks waited.
     """
-    where = told.summary
-    if told.cause not in WAITS:
-        if told.location is None or not told.ranks:
-            return why
-        where = f"{ranks_text(told.ranks)} in {told.location.brief}"
+    where = base.summary
+    if base.cause not in WAIT_CAUSES:
+        if base.location is None or not base.ranks:
+            return reason
+        where = f"{ranks_text(base.ranks)} in {base.location.brief}"
     return attrs.evolve(
-        why,
-        summary=f"{why.summary.rstrip('.')}; {where}",
-        location=why.location or told.location,
-        evidence=(*why.evidence, *told.evidence),
+        reason,
+        summary=f"{reason.summary.rstrip('.')}; {where}",
+        location=reason.location or base.location,
+        evidence=(*reason.evidence, *base.evidence),
     )
 
 
-def _with_verdict(
+def _replace_verdict(
     diagnosis: Diagnosis,
     verdict: Finding,
     findings: tuple[Finding, ...],

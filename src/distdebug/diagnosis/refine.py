@@ -1,8 +1,8 @@
 """
-Which rank is known; why is it there?
+Refine findings from dumps by what each rank does on its host.
 
-The dumps name the rank, the host side of that rank names the reason.  Where
-the two contradict each other, both are told.
+Dumps name the rank at fault; its stacks and sidecar give the reason.  If the
+two contradict each other, the finding reports both.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from ..flight_recorder import (
     REMEDIES,
     Dumps,
     Sidecar,
-    ended_s,
-    failed_in_call,
-    lost_peer,
-    silent_s,
+    is_collective_error,
+    is_peer_lost_error,
+    measure_silence_s,
+    sigterm_time_s,
 )
 from ..ranks import ranks_text
-from ..stacks import ProcessStacks, agree
+from ..stacks import ProcessStacks, conjugate
 from ..waits import Wait
 from .hosts import (
-    ALIVE,
-    WAITS,
+    ALIVE_STATES,
+    WAIT_CAUSES,
     HostView,
+    all_exited_cleanly,
     diagnose_stacks,
-    ended_well,
-    find_death,
+    find_first_crash,
     quote_error,
 )
 
 
-# What healthy jobs do between two calls, and sometimes for long.
-_PAUSES = frozenset(
+# What healthy jobs do between two calls, sometimes for long.
+_PAUSE_CAUSES = frozenset(
     {
         Cause.CHECKPOINTING,
         Cause.COMPILING,
@@ -66,53 +66,55 @@ def explain_silence(
     is_waiting: bool,
 ) -> Diagnosis:
     """
-    Have stacks tell what a job does that is silent.
+    Diagnose by stacks a job that has recorded no call for a long time.
 
     Args:
-        diagnosis: What its dumps tell: that it is healthy, or slow.
+        diagnosis: By the dumps: healthy, or slow.
 
-        dumps: What the ranks recorded.
+        dumps: All dumps of the job.
 
-        stacks: All processes that were looked at.
+        stacks: All captured processes.
 
-        seconds: For how long no call was recorded.
+        seconds: Time since the last recorded call.
 
-        is_waiting: Whether any rank is seen to wait for others.
+        is_waiting: Whether any rank waits for others.
 
     Returns:
-        The diagnosis of what the stacks show, if healthy jobs do not do so for
-        long; otherwise the same, which is only possible.
+        The diagnosis by stacks, unless it shows only a pause that healthy jobs
+        make too; then *diagnosis*, as only possible.
     """
-    told = f"no call is on record for {seconds:.0f} s, longer than ever before"
-    seen = diagnose_stacks(_of_ranks(dumps, stacks))
-    verdict = seen.verdict
-    is_hung = verdict.confidence != "possible" and verdict.cause not in _PAUSES
-    if verdict.cause.is_fine or not seen.findings:
-        return _perhaps(diagnosis, told)
+    note = f"no call is on record for {seconds:.0f} s, longer than ever before"
+    by_stacks = diagnose_stacks(_rank_processes(dumps, stacks))
+    verdict = by_stacks.verdict
+    is_hung = (
+        verdict.confidence != "possible" and verdict.cause not in _PAUSE_CAUSES
+    )
+    if verdict.cause.is_fine or not by_stacks.findings:
+        return _weaken_healthy_verdict(diagnosis, note)
     if not (is_hung or is_waiting):
-        return _perhaps(diagnosis, f"{told}: {verdict.summary}")
+        return _weaken_healthy_verdict(diagnosis, f"{note}: {verdict.summary}")
 
     verdict = attrs.evolve(
         verdict,
-        summary=f"{verdict.summary}; {told}",
-        # If nobody waits for others, this may be a long pause, too.
+        summary=f"{verdict.summary}; {note}",
+        # Without a waiting rank, this may be a long pause.
         confidence=verdict.confidence if is_waiting else "possible",
     )
     return attrs.evolve(
         diagnosis,
         verdict=verdict,
-        findings=(verdict, *seen.findings[1:]),
-        victims=seen.victims,
+        findings=(verdict, *by_stacks.findings[1:]),
+        victims=by_stacks.victims,
     )
 
 
-def _perhaps(diagnosis: Diagnosis, told: str) -> Diagnosis:
+def _weaken_healthy_verdict(diagnosis: Diagnosis, note: str) -> Diagnosis:
     """
-    Have the job be healthy, which is only possible.
+    Lower a healthy verdict to possible, and say why.
     """
     healthy = attrs.evolve(
         diagnosis.verdict,
-        summary=f"{diagnosis.verdict.summary}; but {told}",
+        summary=f"{diagnosis.verdict.summary}; but {note}",
         confidence="possible",
         remedy="if it hangs, look at its stacks (distdebug stacks): not "
         "all calls are recorded on Gloo",
@@ -120,11 +122,11 @@ def _perhaps(diagnosis: Diagnosis, told: str) -> Diagnosis:
     return attrs.evolve(diagnosis, verdict=healthy)
 
 
-def _of_ranks(
+def _rank_processes(
     dumps: Dumps, stacks: Sequence[ProcessStacks]
 ) -> Sequence[ProcessStacks]:
     """
-    The ranks and their children, where side-cars tell which these are.
+    Return the ranks and their children, if sidecars name any; else all.
     """
     pids = {(s.host, s.pid) for s in dumps.sidecars.values()}
     own = [
@@ -135,72 +137,67 @@ def _of_ranks(
     return own or stacks
 
 
-_TIMED_OUT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
-# So many lines at which ranks failed are told.
-_MOST_PLACES = 3
+_TIMEOUT_TEXT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
+# At most this many locations of failed ranks are listed.
+_MAX_LOCATIONS = 3
 
 
-def look_again(
+def recheck_running_job(
     diagnosis: Diagnosis,
     views: Mapping[int, HostView],
     dumps: Dumps,
     stacks: Sequence[ProcessStacks],
 ) -> Diagnosis:
     """
-    Look again at a job of which nothing on record is stuck.
+    Check a job without a stuck recorded call for unrecorded failures.
 
     Args:
-        diagnosis: What its dumps tell: that it is healthy, or slow.
+        diagnosis: By the dumps: healthy, or slow.
 
-        views: What each rank was doing on its host.
+        views: State of each rank on its host.
 
-        dumps: What the ranks recorded.
+        dumps: All dumps of the job.
 
-        stacks: All processes that were looked at.
+        stacks: All captured processes.
 
     Returns:
-        The diagnosis of calls that failed, or that ranks wait in, without
-        being on record; the same if there are none.
+        The diagnosis of calls that failed, or that ranks wait in, without a
+        record; unchanged if there are none.
     """
-    failed = _find_failed(views, dumps)
+    failed = _find_failed_calls(views, dumps)
     if failed is not None:
-        failed = _without_lost(failed, views, dumps, diagnosis.missing)
+        failed = _blame_lost_ranks(failed, views, dumps, diagnosis.missing)
         more = (f for f in diagnosis.findings if not f.cause.is_fine)
         return attrs.evolve(
             diagnosis, verdict=failed, findings=(failed, *more)
         )
 
-    seconds = silent_s(dumps)
+    seconds = measure_silence_s(dumps)
     if not seconds:
         return diagnosis
 
-    is_waiting = any(v.cause in WAITS for v in views.values())
+    is_waiting = any(v.cause in WAIT_CAUSES for v in views.values())
     return explain_silence(
         diagnosis, dumps, stacks, seconds=seconds, is_waiting=is_waiting
     )
 
 
-def _find_failed(
+def _find_failed_calls(
     views: Mapping[int, HostView], dumps: Dumps
 ) -> Finding | None:
     """
-    Find the calls that failed although no dump shows them.
+    Find failed calls that no dump shows.
 
-    Args:
-        views: What each rank was doing on its host.
-
-        dumps: Its side-cars tell of exceptions.
-
-    Returns:
-        The finding, whose ranks are those that did not fail, if they are the
-        fewer; ``None`` if no call failed.
+    Returns the finding; its ranks are those that did not fail, if they are the
+    minority.
     """
     known = dumps.sidecars.values()
-    is_ended = ended_s(dumps) is not None
+    is_ended = sigterm_time_s(dumps) is not None
     failed = [
         s
         for s in known
-        if failed_in_call(s.error) and not (is_ended and lost_peer(s.error))
+        if is_collective_error(s.error)
+        and not (is_ended and is_peer_lost_error(s.error))
     ]
     if not failed:
         return None
@@ -209,7 +206,7 @@ def _find_failed(
     suspects = others if 2 * len(others) < len(known) else ()
     text = (
         f"{ranks_text(sorted(s.rank for s in failed))} failed in calls that "
-        f"no dump shows ({failed[0].error}){_places(failed, views)}"
+        f"no dump shows ({failed[0].error}){_failure_locations(failed, views)}"
     )
     if suspects:
         text += f"; {ranks_text(suspects)} did not"
@@ -218,7 +215,7 @@ def _find_failed(
         doing = view.doing or "was"
         text += f": rank {view.rank} {doing} in {view.location.brief}"
     return Finding(
-        cause=_cause_of(failed),
+        cause=_failure_cause(failed),
         ranks=suspects,
         summary=text,
         confidence="possible",
@@ -234,29 +231,32 @@ def _find_failed(
     )
 
 
-def _without_lost(
+def _blame_lost_ranks(
     finding: Finding,
     views: Mapping[int, HostView],
     dumps: Dumps,
     missing: Iterable[Missing],
 ) -> Finding:
     """
-    Name the ranks without a dump, if all others failed by losing a rank.
+    Blame the ranks without a dump if all others lost a peer.
 
-    Who fails by itself leaves a dump and says why; who is killed does not.
+    A rank that fails leaves a dump and a reason; a killed one leaves none.
     """
-    # A file that is there and damaged has a source.
+    # A damaged dump has a source; a lost one has none.
     lost = sorted(
         m.rank
         for m in missing
         if m.what == "dump" and m.rank is not None and m.source is None
     )
-    there = [views[r] for r in lost if r in views]
-    told = [s for s in dumps.sidecars.values() if s.rank not in lost]
+    lost_views = [views[r] for r in lost if r in views]
+    others = [s for s in dumps.sidecars.values() if s.rank not in lost]
     if (
-        not (lost and told)
-        or any(v.state in ALIVE or v.has_exited or v.error for v in there)
-        or not all(lost_peer(s.error) for s in told)
+        not (lost and others)
+        or any(
+            v.state in ALIVE_STATES or v.has_exited_cleanly or v.error
+            for v in lost_views
+        )
+        or not all(is_peer_lost_error(s.error) for s in others)
     ):
         return finding
 
@@ -273,17 +273,19 @@ def _without_lost(
     )
 
 
-def _cause_of(failed: Sequence[Sidecar]) -> Cause:
-    if any(_TIMED_OUT.search(s.error) for s in failed):
+def _failure_cause(failed: Sequence[Sidecar]) -> Cause:
+    if any(_TIMEOUT_TEXT.search(s.error) for s in failed):
         return Cause.COLLECTIVE_TIMEOUT
-    if all(lost_peer(s.error) for s in failed):
+    if all(is_peer_lost_error(s.error) for s in failed):
         return Cause.NETWORK_FAILURE
     return Cause.UNKNOWN
 
 
-def _places(failed: Sequence[Sidecar], views: Mapping[int, HostView]) -> str:
+def _failure_locations(
+    failed: Sequence[Sidecar], views: Mapping[int, HostView]
+) -> str:
     """
-    The lines of the user at which they failed.
+    Return the lines of user code at which ranks failed.
     """
     ranks: dict[str, list[int]] = {}
     for rank in sorted(s.rank for s in failed):
@@ -293,29 +295,29 @@ def _places(failed: Sequence[Sidecar], views: Mapping[int, HostView]) -> str:
     if not ranks:
         return ""
 
-    told = list(ranks.items())[:_MOST_PLACES]
+    parts = list(ranks.items())[:_MAX_LOCATIONS]
     return " at " + ", ".join(
-        where if len(ranks) == 1 else f"{where} ({ranks_text(who)})"
-        for where, who in told
+        where if len(ranks) == 1 else f"{where} ({ranks_text(failed_ranks)})"
+        for where, failed_ranks in parts
     )
 
 
-def without_waiting(
+def drop_waiting_ranks(
     finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
 ) -> Finding:
     """
-    Of ranks that did not arrive, leave out those that only wait elsewhere.
+    Drop ranks from an absence finding that wait in another call.
 
     Args:
-        finding: Any finding; only of ranks that did not arrive one is changed.
+        finding: Changed only if its cause is a rank that did not arrive.
 
-        views: What each rank was doing on its host.
+        views: State of each rank on its host.
 
         waits: The stuck calls.
 
     Returns:
-        The finding about those that wait for nobody, and a call that waits
-        for them; unchanged if all or none of them wait.
+        The finding about the ranks that do not wait, and a call that waits for
+        them; unchanged if all or none of them wait.
     """
     if finding.cause is not Cause.RANK_NOT_ARRIVED:
         return finding
@@ -331,7 +333,7 @@ def without_waiting(
 
     verb = "waits" if len(waiting) == 1 else "wait"
     tail = f"({ranks_text(waiting)} {verb} elsewhere, not on record)"
-    call = call_for(left, finding, waits)
+    call = find_awaiting_call(left, finding, waits)
     if call is None:
         return attrs.evolve(
             finding,
@@ -357,7 +359,7 @@ def without_waiting(
     )
 
 
-def call_for(
+def find_awaiting_call(
     ranks: Sequence[int], finding: Finding, waits: Sequence[Wait]
 ) -> Wait | None:
     """
@@ -366,7 +368,7 @@ def call_for(
     Args:
         ranks: Global ranks.
 
-        finding: What is told of them; its own call comes first.
+        finding: The call of this finding is preferred.
 
         waits: The stuck calls.
 
@@ -379,12 +381,7 @@ def call_for(
 
 def is_about(finding: Finding, wait: Wait) -> bool:
     """
-    Whether a finding tells of this call.
-
-    Args:
-        finding: Any finding.
-
-        wait: A stuck call.
+    Return whether a finding is about this stuck call.
     """
     return (wait.group, wait.seq) == (
         finding.group and finding.group.name,
@@ -392,14 +389,14 @@ def is_about(finding: Finding, wait: Wait) -> bool:
     )
 
 
-# The outermost one is what the user called.
+# Matches calls into torch.distributed; the outermost is the user's.
 _CALL = re.compile(
     r"(\w+) \([^()]*(?:distributed_c10d|torch/distributed/device_mesh)\.py:\d+\)"
 )
 # Calls to one other rank, which Gloo does not record.
 _P2P = re.compile(r"i?(send|recv)\w*|batch_isend_irecv")
-# What all ranks of a group have to call, and no backend records.
-_TOGETHER = {
+# Calls that all ranks of a group must make, and no backend records.
+_COLLECTIVE_CALLS = {
     "init_device_mesh",
     "monitored_barrier",
     "new_group",
@@ -407,39 +404,39 @@ _TOGETHER = {
     "new_subgroups_by_enumeration",
     "split_group",
 }
-_NOT_RECORDED = (
+_UNRECORDED_REMEDY = (
     "see why the other side of this call does not answer; no dump shows it on "
     "Gloo"
 )
-_OTHER_MOMENTS = (
+_CONTRADICTION_REMEDY = (
     "either dump and stack are of different moments (then take both again), or "
     "the rank waits in a call that is not recorded: send and recv on Gloo, or "
     "a key of the store that another rank should set"
 )
-# So many calls in which ranks wait are told.
-_MOST_PARTIES = 3
+# At most this many calls with waiting ranks are listed.
+_MAX_PARTIES = 3
 
 
-def cross_waits(
+def find_cross_wait(
     finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
 ) -> Finding | None:
     """
-    Find ranks that wait for each other in two calls, one of them recorded.
+    Find ranks that wait for each other in two calls, one recorded.
 
     Args:
         finding: About ranks that never entered a call.
 
-        views: What each rank was doing on its host.
+        views: State of each rank on its host.
 
         waits: The stuck calls.
 
     Returns:
-        The finding, which blames the smaller party; ``None`` unless all who
-        are missing wait in the same call, which others have to make, too.
+        The finding, which blames the smaller party; ``None`` unless all absent
+        ranks wait in the same unrecorded collective call.
     """
     call = _common_call(finding, views)
-    wait = call_for(finding.ranks, finding, waits)
-    if wait is None or wait.p2p or call not in _TOGETHER:
+    wait = find_awaiting_call(finding.ranks, finding, waits)
+    if wait is None or wait.p2p or call not in _COLLECTIVE_CALLS:
         return None
 
     inside = [r for r in wait.waiting if r not in finding.ranks]
@@ -453,21 +450,26 @@ def cross_waits(
     (few, _), (many, _) = parties
     is_open = len(few) == len(many)
     ranks = tuple(sorted([*few, *many] if is_open else few))
-    said = "wait for each other" if is_open else "left the order of the others"
-    seen = [views[r] for r in (few[0], many[0]) if r in views]
+    verb_text = (
+        "wait for each other" if is_open else "left the order of the others"
+    )
+    rank_views = [views[r] for r in (few[0], many[0]) if r in views]
     return attrs.evolve(
         finding,
         cause=Cause.GROUP_ORDER_DEADLOCK,
         ranks=ranks,
         confidence="possible" if is_open else "likely",
-        summary=f"{ranks_text(ranks)} {said}: "
+        summary=f"{ranks_text(ranks)} {verb_text}: "
         + ", ".join(
-            f"{ranks_text(who)} in {what}"
-            + _place(views[r] for r in who if r in views)
-            for who, what in parties
+            f"{ranks_text(members)} in {what}"
+            + _at_location(views[r] for r in members if r in views)
+            for members, what in parties
         ),
-        location=seen[0].location,
-        evidence=(*(e for v in seen for e in v.evidence), *finding.evidence),
+        location=rank_views[0].location,
+        evidence=(
+            *(e for v in rank_views for e in v.evidence),
+            *finding.evidence,
+        ),
         remedy=f"look for a branch that leaves out {call} or {wait.op}, or "
         "makes them in another order, on some ranks only",
     )
@@ -475,122 +477,129 @@ def cross_waits(
 
 def _common_call(finding: Finding, views: Mapping[int, HostView]) -> str:
     """
-    The call in which all who are missing wait; ``""`` if there is none.
+    Return the one call in which all absent ranks wait; empty if there is none.
     """
-    seen = [views.get(rank) for rank in finding.ranks]
+    rank_views = [views.get(rank) for rank in finding.ranks]
     calls = {
-        _torch_call(v) if v is not None and v.cause in WAITS else ""
-        for v in seen
+        _torch_call(v) if v is not None and v.cause in WAIT_CAUSES else ""
+        for v in rank_views
     }
     return calls.pop() if len(calls) == 1 else ""
 
 
-def wait_elsewhere(
-    finding: Finding, seen: Sequence[HostView]
+def note_waits_elsewhere(
+    finding: Finding, rank_views: Sequence[HostView]
 ) -> Finding | None:
     """
-    Tell of ranks that did not arrive that they wait themselves.
+    Note on an absence finding that its ranks wait themselves.
 
     Args:
         finding: About ranks that never entered a call.
 
-        seen: What they were doing on their hosts, as far as it is known.
+        rank_views: Known states of these ranks.
 
     Returns:
-        The finding, which is open now; ``None`` if the first of them that was
-        seen anywhere waits for nobody.
+        The finding, now only possible; ``None`` if the first rank with a known
+        location does not wait.
     """
-    first = next((v for v in seen if v.location), None)
-    causes = _waits_of(finding)
+    first = next((v for v in rank_views if v.location), None)
+    causes = _wait_causes(finding)
     if first is None or first.cause not in causes:
         return None
 
-    views = [v for v in seen if v.cause in causes]
+    views = [v for v in rank_views if v.cause in causes]
     by_call: dict[tuple[str, str], list[HostView]] = {}
     for view in views:
         call = _torch_call(view)
         key = call, "" if call else view.doing
         by_call.setdefault(key, []).append(view)
-    parties = list(by_call.items())[:_MOST_PARTIES]
-    said = ", ".join(_waiting(*key, alike) for key, alike in parties)
+    parties = list(by_call.items())[:_MAX_PARTIES]
+    wait_text = ", ".join(
+        _describe_wait(*key, alike) for key, alike in parties
+    )
     is_p2p = all(_P2P.fullmatch(call) for call, _ in by_call)
     return attrs.evolve(
         finding,
         confidence="possible",
-        summary=f"{finding.summary}; but {said}",
+        summary=f"{finding.summary}; but {wait_text}",
         location=views[0].location,
         evidence=(
             *(e for _, alike in parties for e in alike[0].evidence),
             *finding.evidence,
         ),
-        remedy=_NOT_RECORDED if is_p2p else _OTHER_MOMENTS,
+        remedy=_UNRECORDED_REMEDY if is_p2p else _CONTRADICTION_REMEDY,
     )
 
 
-def _waits_of(finding: Finding) -> frozenset[Cause]:
-    # One that waits for the store is missing; several wait for another one.
+def _wait_causes(finding: Finding) -> frozenset[Cause]:
+    # A single absent rank in a store wait is still absent; several absent
+    # ranks in it wait for another one.
     is_alone = len(finding.ranks) == 1
-    return frozenset({Cause.COLLECTIVE_WAIT}) if is_alone else WAITS
+    return frozenset({Cause.COLLECTIVE_WAIT}) if is_alone else WAIT_CAUSES
 
 
-def _waiting(call: str, doing: str, views: Sequence[HostView]) -> str:
+def _describe_wait(call: str, doing: str, views: Sequence[HostView]) -> str:
     verb = "is" if len(views) == 1 else "are"
     what = f"waiting in {call}" if call else doing.removeprefix("is ")
-    return (
-        f"{ranks_text([v.rank for v in views])} {verb} {what}{_place(views)}"
-    )
+    return f"{ranks_text([v.rank for v in views])} {verb} {what}{_at_location(views)}"
 
 
 def _torch_call(view: HostView) -> str:
     """
-    The function of torch that the user called, and in which a rank waits.
+    Return the torch function that the user called and the rank waits in.
     """
     found = [c for e in view.evidence for c in _CALL.findall(e.quote)]
     return str(found[-1]) if found else ""
 
 
-def _place(views: Iterable[HostView]) -> str:
+def _at_location(views: Iterable[HostView]) -> str:
     location = next((v.location for v in views if v.location), None)
     return f" at {location.brief}" if location else ""
 
 
-_LET_GO = (
+_RELEASE_LOCK = (
     "let go of the lock before a call that waits for other ranks, which want "
     "to take it, too"
 )
-_SEE_WHY = "see why it does not let go of the lock"
+_CHECK_LOCK_HOLDER = "see why it does not let go of the lock"
 
 
-def blame_holder(
+def blame_lock_holder(
     finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
 ) -> Finding | None:
     """
-    Name the rank that holds the lock of a file that the others wait for.
+    Blame the rank that holds the file lock the others wait for.
 
     Args:
         finding: About ranks that never entered a call.
 
-        views: What each rank was doing on its host.
+        views: State of each rank on its host.
 
         waits: The stuck calls.
 
     Returns:
-        The finding; ``None`` unless one rank holds what all the others wait
+        The finding; ``None`` unless one rank holds the lock all others wait
         for.
     """
-    seen = [views[r] for r in finding.ranks if r in views]
-    holders = {v.holder for v in seen if v.holder is not None}
-    holder = holders.pop() if len(holders) == 1 else None
-    stuck = [v for v in seen if v.holder is not None and v.rank != holder]
-    if holder is None or {*finding.ranks} - {holder} != {
+    rank_views = [views[r] for r in finding.ranks if r in views]
+    lock_holders = {
+        v.lock_holder for v in rank_views if v.lock_holder is not None
+    }
+    lock_holder = lock_holders.pop() if len(lock_holders) == 1 else None
+    stuck = [
+        v
+        for v in rank_views
+        if v.lock_holder is not None and v.rank != lock_holder
+    ]
+    if lock_holder is None or {*finding.ranks} - {lock_holder} != {
         v.rank for v in stuck
     }:
         return None
 
     verb = "waits" if len(stuck) == 1 else "wait"
-    view = views.get(holder, HostView(rank=holder))
-    wait = call_for([v.rank for v in stuck], finding, waits)
-    is_circle = wait is not None and holder in wait.waiting
+    view = views.get(lock_holder, HostView(rank=lock_holder))
+    wait = find_awaiting_call([v.rank for v in stuck], finding, waits)
+    is_circle = wait is not None and lock_holder in wait.waiting
     if is_circle:
         doing = f"waits for them in {finding.collective}"
         doing += f" of group {str(finding.group)!r}"
@@ -599,29 +608,31 @@ def blame_holder(
     return attrs.evolve(
         finding,
         cause=Cause.LOCK_DEADLOCK if is_circle else finding.cause,
-        ranks=(holder,),
-        summary=f"rank {holder} holds the lock of a file that "
+        ranks=(lock_holder,),
+        summary=f"rank {lock_holder} holds the lock of a file that "
         f"{ranks_text([v.rank for v in stuck])} {verb} for"
-        f"{_held_place(stuck[0])}, and {doing}{_held_place(view)}",
+        f"{_in_location(stuck[0])}, and {doing}{_in_location(view)}",
         detail_cause=None if is_circle else view.cause,
         location=view.location,
         evidence=(*stuck[0].evidence, *view.evidence, *finding.evidence),
-        remedy=_LET_GO if is_circle else view.remedy or _SEE_WHY,
+        remedy=_RELEASE_LOCK
+        if is_circle
+        else view.remedy or _CHECK_LOCK_HOLDER,
     )
 
 
-def _held_place(view: HostView) -> str:
+def _in_location(view: HostView) -> str:
     return f" in {view.location.brief}" if view.location else ""
 
 
-_ENDED_EARLY = (
+_ENDED_EARLY_REMEDY = (
     "see why these ranks made fewer calls: a batch less, an early return, an "
     "exception that was caught; or why those that wait made one too many"
 )
-_LATE_AND_WAITING = (Cause.STRAGGLER, Cause.COLLECTIVE_WAIT)
-_ABSENT = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
-# What is wrong with a job even if it comes to its end.
-_LASTING = {
+_LATE_THEN_WAITING = (Cause.STRAGGLER, Cause.COLLECTIVE_WAIT)
+_ABSENT_CAUSES = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
+# Problems that count even if the job ended without an error.
+_LASTING_CAUSES = {
     Cause.STRAGGLER,
     Cause.TYPE_MISMATCH,
     Cause.SIZE_MISMATCH,
@@ -636,54 +647,51 @@ def refine(
     waits: Sequence[Wait] = (),
 ) -> Diagnosis:
     """
-    Add what the host side of the culprits tells.
+    Add to each finding what its ranks do on their hosts.
 
     Args:
-        diagnosis: What follows from the dumps alone.
+        diagnosis: By the dumps alone.
 
-        views: What each rank was doing on its host.
+        views: State of each rank on its host.
 
-        dumps: What was analyzed.
+        dumps: The analyzed dumps.
 
         waits: The stuck calls.
-
-    Returns:
-        The refined diagnosis.
     """
-    if ended_well(dumps) and not any(v.state for v in views.values()):
-        diagnosis = _after_the_end(diagnosis, dumps)
-    findings = [_look_at(f, views, waits) for f in diagnosis.findings]
-    died = find_death(views, dumps)
-    if died is not None:
-        findings = _put_first(died, findings)
+    if all_exited_cleanly(dumps) and not any(v.state for v in views.values()):
+        diagnosis = _drop_finished_waits(diagnosis, dumps)
+    findings = [_refine_finding(f, views, waits) for f in diagnosis.findings]
+    crash = find_first_crash(views, dumps)
+    if crash is not None:
+        findings = _put_crash_first(crash, findings)
 
     return attrs.evolve(
         diagnosis,
         verdict=findings[0] if findings else diagnosis.verdict,
         findings=tuple(findings),
-        victims=_victims(diagnosis, findings, views),
+        victims=_find_victims(diagnosis, findings, views),
     )
 
 
-def _look_at(
+def _refine_finding(
     finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
 ) -> Finding:
     if finding.cause is Cause.RANK_NOT_ARRIVED:
-        if _came_late(finding, waits):
+        if _has_arrived_since(finding, waits):
             return finding
-        crossed = cross_waits(finding, views, waits)
+        crossed = find_cross_wait(finding, views, waits)
         if crossed is not None:
             return crossed
-        held = blame_holder(finding, views, waits)
+        held = blame_lock_holder(finding, views, waits)
         if held is not None:
             return held
 
-    return _with_host(without_waiting(finding, views, waits), views)
+    return _add_host_reason(drop_waiting_ranks(finding, views, waits), views)
 
 
-def _came_late(finding: Finding, waits: Sequence[Wait]) -> bool:
+def _has_arrived_since(finding: Finding, waits: Sequence[Wait]) -> bool:
     """
-    Whether they are in the call by now: then nothing else holds them up.
+    Return whether the absent ranks are in the call by now.
     """
     return any(
         is_about(finding, w) and {*finding.ranks} <= {*w.waiting}
@@ -691,7 +699,7 @@ def _came_late(finding: Finding, waits: Sequence[Wait]) -> bool:
     )
 
 
-def _victims(
+def _find_victims(
     diagnosis: Diagnosis,
     findings: Sequence[Finding],
     views: Mapping[int, HostView],
@@ -701,25 +709,27 @@ def _victims(
 
     victims = set(diagnosis.victims)
     victims.update(
-        v.rank for v in views.values() if v.holder in findings[0].ranks
+        v.rank for v in views.values() if v.lock_holder in findings[0].ranks
     )
     if findings[0].cause is Cause.GROUP_ORDER_DEADLOCK:
-        # Who was blamed by the dumps may only wait, and be one of them.
+        # The ranks that the dumps blame may be victims.
         victims.update(diagnosis.verdict.ranks)
     return tuple(sorted(victims.difference(findings[0].ranks)))
 
 
-def _after_the_end(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
+def _drop_finished_waits(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
     """
-    Forget the waits of a job that has ended well since.
+    Drop the waits of a job that exited cleanly since.
     """
-    findings = tuple(f for f in diagnosis.findings if f.cause in _LASTING)
+    findings = tuple(
+        f for f in diagnosis.findings if f.cause in _LASTING_CAUSES
+    )
     healthy = Finding(
         cause=Cause.HEALTHY,
         ranks=(),
         summary="the job ended without an error on "
         f"{ranks_text(dumps.sidecars)}",
-        # An exit status is not on record.
+        # Sidecars do not record the exit code.
         confidence="likely",
     )
     return attrs.evolve(
@@ -734,56 +744,58 @@ def _after_the_end(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
     )
 
 
-def _put_first(died: Finding, findings: list[Finding]) -> list[Finding]:
+def _put_crash_first(crash: Finding, findings: list[Finding]) -> list[Finding]:
     """
-    Let the death of a rank explain why others wait for it.
+    Put the crash of a rank first, as the reason why others wait for it.
     """
     explained = [
         f
         for f in findings
-        if f.cause in _ABSENT and set(died.ranks) <= set(f.ranks)
+        if f.cause in _ABSENT_CAUSES and set(crash.ranks) <= set(f.ranks)
     ]
     if not explained:
-        return [died, *findings]
+        return [crash, *findings]
 
     f = explained[0]
-    died = attrs.evolve(
-        died,
+    crash = attrs.evolve(
+        crash,
         group=f.group,
         collective=f.collective,
-        summary=f"{died.summary}; the others wait for it in "
+        summary=f"{crash.summary}; the others wait for it in "
         f"{f.collective} of group {str(f.group)!r}",
-        evidence=(*died.evidence, *f.evidence),
+        evidence=(*crash.evidence, *f.evidence),
     )
-    return [died, *(f for f in findings if f.ranks != died.ranks)]
+    return [crash, *(f for f in findings if f.ranks != crash.ranks)]
 
 
-def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
-    seen = [views[r] for r in finding.ranks if r in views]
-    if finding.cause not in _ABSENT or not seen:
-        return _with_line(finding, seen)
+def _add_host_reason(
+    finding: Finding, views: Mapping[int, HostView]
+) -> Finding:
+    rank_views = [views[r] for r in finding.ranks if r in views]
+    if finding.cause not in _ABSENT_CAUSES or not rank_views:
+        return _add_location(finding, rank_views)
 
-    gone = [v.rank for v in seen if v.has_exited]
-    if gone:
-        return _with_gone(finding, gone)
+    exited = [v.rank for v in rank_views if v.has_exited_cleanly]
+    if exited:
+        return _note_clean_exits(finding, exited)
 
     if finding.cause is Cause.RANK_CRASHED:
-        return _if_alive(finding, seen)
+        return _check_alive(finding, rank_views)
 
-    first = next((v for v in seen if v.location), None)
+    first = next((v for v in rank_views if v.location), None)
     if first is None:
         return finding
 
-    contradicted = wait_elsewhere(finding, seen)
+    contradicted = note_waits_elsewhere(finding, rank_views)
     if contradicted is not None:
         return contradicted
 
-    who = "it" if len(finding.ranks) == 1 else f"rank {first.rank}"
+    subject = "it" if len(finding.ranks) == 1 else f"rank {first.rank}"
     doing = first.doing or "is"
     return attrs.evolve(
         finding,
-        summary=f"{finding.summary}: {who} {doing} in {_brief(first)}"
-        + _of_others(first, seen),
+        summary=f"{finding.summary}: {subject} {doing} in {_location_text(first)}"
+        + _describe_others(first, rank_views),
         remedy=first.remedy or "see why it does not get past that line",
         detail_cause=first.cause,
         location=first.location,
@@ -791,56 +803,59 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
     )
 
 
-def _of_others(first: HostView, seen: Sequence[HostView]) -> str:
+def _describe_others(first: HostView, rank_views: Sequence[HostView]) -> str:
     """
-    What the others do, if that is something else.
+    Describe the other ranks where they do something else.
     """
     parties: dict[tuple[str, str], list[int]] = {}
-    for view in seen:
+    for view in rank_views:
         doing = view.doing or "is"
         if view.location and (view.doing, view.location) != (
             first.doing,
             first.location,
         ):
-            parties.setdefault((doing, _brief(view)), []).append(view.rank)
+            parties.setdefault((doing, _location_text(view)), []).append(
+                view.rank
+            )
     return "".join(
-        f"; {ranks_text(who)} {agree(who, doing)} in {place}"
-        for (doing, place), who in list(parties.items())[:_MOST_PARTIES]
+        f"; {ranks_text(members)} {conjugate(members, doing)} in {place}"
+        for (doing, place), members in list(parties.items())[:_MAX_PARTIES]
     )
 
 
-def _with_gone(finding: Finding, gone: Sequence[int]) -> Finding:
+def _note_clean_exits(finding: Finding, exited: Sequence[int]) -> Finding:
     """
-    Who ended without an error did not crash, but left the others alone.
+    Note that absent ranks ended without an error, and did not crash.
     """
     summary = (
-        f"{finding.summary}; {ranks_text(gone)} had ended without an error"
+        f"{finding.summary}; {ranks_text(exited)} had ended without an error"
     )
-    if len(gone) < len(finding.ranks):
+    if len(exited) < len(finding.ranks):
         return attrs.evolve(finding, summary=summary)
 
-    is_few = finding.group is not None and 2 * len(gone) < len(
+    is_few = finding.group is not None and 2 * len(exited) < len(
         finding.group.ranks
     )
     return attrs.evolve(
         finding,
         cause=Cause.RANK_NOT_ARRIVED,
-        # Rather one makes a call too many than all others one too few.
+        # If most ranks exited, the waiting ranks more likely made a call too
+        # many.
         confidence=finding.confidence if is_few else "possible",
         summary=summary,
-        remedy=_ENDED_EARLY,
+        remedy=_ENDED_EARLY_REMEDY,
     )
 
 
-def _with_line(finding: Finding, seen: list[HostView]) -> Finding:
+def _add_location(finding: Finding, rank_views: list[HostView]) -> Finding:
     """
-    Add the line at which a culprit that did arrive stands.
+    Add the code location of a rank at fault that did arrive.
     """
-    view = next((v for v in seen if v.location), None)
+    view = next((v for v in rank_views if v.location), None)
     if view is None or finding.location is not None:
         return finding
-    # Who is late now and then waits like all others most of the time.
-    if (finding.cause, view.cause) == _LATE_AND_WAITING:
+    # A rank that is late now and then mostly waits like all others.
+    if (finding.cause, view.cause) == _LATE_THEN_WAITING:
         return finding
 
     return attrs.evolve(
@@ -850,15 +865,15 @@ def _with_line(finding: Finding, seen: list[HostView]) -> Finding:
     )
 
 
-def _brief(view: HostView) -> str:
+def _location_text(view: HostView) -> str:
     return view.location.brief if view.location else "unknown code"
 
 
-def _if_alive(finding: Finding, seen: list[HostView]) -> Finding:
+def _check_alive(finding: Finding, rank_views: list[HostView]) -> Finding:
     """
-    A rank that gave no dump may only be unable to: look at its process.
+    Change a crash to an absence if the process of the rank is alive.
     """
-    alive = [v for v in seen if v.state in ALIVE]
+    alive = [v for v in rank_views if v.state in ALIVE_STATES]
     if not alive:
         return finding
 
@@ -867,27 +882,27 @@ def _if_alive(finding: Finding, seen: list[HostView]) -> Finding:
     ranks = tuple(v.rank for v in named)
     others = [r for r in finding.ranks if r not in ranks]
     verb = "is" if len(ranks) == 1 else "are"
-    nor = f" (nor did {ranks_text(others)})" if others else ""
+    rest = f" (nor did {ranks_text(others)})" if others else ""
     first = next((v for v in named if v.location), named[0])
     doing = f"; rank {first.rank} {first.doing}" if first.doing else ""
-    place = f" in {_brief(first)}" if doing and first.location else ""
+    place = f" in {_location_text(first)}" if doing and first.location else ""
     return attrs.evolve(
         finding,
         cause=Cause.STOPPED if stopped else Cause.RANK_NOT_ARRIVED,
         ranks=ranks,
         confidence="likely",
         summary=f"{ranks_text(ranks)} {verb} "
-        f"{'stopped' if stopped else 'alive'}, and gave no dump{nor}"
+        f"{'stopped' if stopped else 'alive'}, and gave no dump{rest}"
         f"{'' if stopped else doing + place}; "
         f"{finding.summary.partition('; ')[2]}",
         detail_cause=None if stopped else first.cause,
         location=first.location,
         evidence=(*first.evidence, *finding.evidence),
-        remedy=_remedy(first, is_stopped=bool(stopped)),
+        remedy=_alive_remedy(first, is_stopped=bool(stopped)),
     )
 
 
-def _remedy(view: HostView, *, is_stopped: bool) -> str:
+def _alive_remedy(view: HostView, *, is_stopped: bool) -> str:
     if is_stopped:
         return "let it go on (kill -CONT), or find who stopped it"
     if view.location:

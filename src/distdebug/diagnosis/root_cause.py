@@ -1,5 +1,5 @@
 """
-So what is the root cause, given everything that was collected?
+Diagnose a job from dumps, stacks, logs, and node facts.
 """
 
 from __future__ import annotations
@@ -25,20 +25,26 @@ from ..stacks import (
     ProcessStacks,
     StackFiles,
     explain_stacks,
-    is_captured,
-    is_stack_like,
+    is_capture_file,
+    is_stack_file,
     read_stack_files,
 )
-from .hosts import Seen, all_stacks, diagnose_stacks, ended_well, host_views
+from .hosts import (
+    DiagnosisInputs,
+    all_exited_cleanly,
+    build_host_views,
+    combine_stacks,
+    diagnose_stacks,
+)
 from .log_evidence import LogEvidence, read_logs
 from .log_join import diagnose_logs, join_logs
-from .refine import look_again, refine
+from .refine import recheck_running_job, refine
 
 
-# Stacks are often pasted, or printed by the job itself.
-_LOGS = {".err", ".log", ".out", ".txt"}
-# A job that goes on has none of these.
-_STUCK = {
+# People paste stacks into these files, or the job prints them there.
+_LOG_SUFFIXES = {".err", ".log", ".out", ".txt"}
+# A running job has none of these.
+_STUCK_CAUSES = {
     Cause.RANK_NOT_ARRIVED,
     Cause.RANK_NOT_STARTED,
     Cause.RANK_BLOCKED_IN_LAUNCH,
@@ -46,8 +52,8 @@ _STUCK = {
     Cause.GROUP_ORDER_DEADLOCK,
     Cause.P2P_DEADLOCK,
 }
-# Nothing on record is stuck.
-_GOES_ON = {Cause.HEALTHY, Cause.STRAGGLER}
+# No recorded call is stuck.
+_RUNNING_CAUSES = {Cause.HEALTHY, Cause.STRAGGLER}
 _REMEDY = (
     "name a folder with files of at least one of these kinds; how to get them "
     "from a job that runs: distdebug snapshot --help"
@@ -55,7 +61,7 @@ _REMEDY = (
 _NO_DUMPS = Missing(
     what="dump", reason="there are no Flight Recorder dumps, only stacks"
 )
-# A build for GPUs has a recorder, which hears nothing of Gloo.
+# A torch build for GPUs has a recorder, but it does not record Gloo calls.
 _NO_CALLS = Missing(
     what="calls",
     reason="the dumps hold none: none was made yet, or only such as Gloo does "
@@ -71,20 +77,23 @@ def diagnose(
     Find the root cause of a stuck, slow, or dead job.
 
     Args:
-        paths: Files and folders with whatever was collected: Flight Recorder
-            dumps, side-cars, stacks, Ray sessions, logs, snapshots.
+        paths: Files and folders with all that was collected: Flight Recorder
+            dumps, sidecars, stacks, Ray sessions, logs, snapshots.
 
-        progress: Called with how many files of how many were read.
+        progress: Called with the number of files read, and the number of all
+            files.
 
     Returns:
-        The diagnosis; it prints itself, the verdict first.
+        The diagnosis; its text begins with the verdict.
 
     Raises:
-        NoDumpsError: There is nothing to look at.
+        NoDumpsError: The paths hold no evidence.
     """
-    # As paths: a text of several lines would be taken for stacks.
-    found = read_stack_files(p for p in map(Path, paths) if _may_hold(p))
-    dumps, why = _dumps(paths, progress)
+    # read_stack_files takes a string of several lines for stacks, not a path.
+    found = read_stack_files(
+        p for p in map(Path, paths) if _may_hold_stacks(p)
+    )
+    dumps, no_dumps = _try_read_dumps(paths, progress)
     sidecars = () if dumps is None else dumps.sidecars.values()
     logs = read_logs(
         paths,
@@ -92,36 +101,36 @@ def diagnose(
         since=min((s.started for s in sidecars), default=None),
     )
     if dumps is None and not found.stacks and not logs.is_any:
-        raise _nothing(paths, why)
+        raise _no_evidence_error(paths, no_dumps)
 
     flight = None if dumps is None else analyze_dumps(dumps)
-    seen = Seen(
+    inputs = DiagnosisInputs(
         paths=tuple(os.fspath(path) for path in paths),
         flight=flight,
         stacks=found.stacks,
         logs=logs,
     )
-    return attrs.evolve(_conclude(flight, found, logs), seen=seen)
+    return attrs.evolve(_join_evidence(flight, found, logs), seen=inputs)
 
 
-def _nothing(
-    paths: Sequence[str | os.PathLike[str]], why: NoDumpsError
+def _no_evidence_error(
+    paths: Sequence[str | os.PathLike[str]], no_dumps: NoDumpsError
 ) -> NoDumpsError:
     """
-    Say what was looked for, where anything could have been.
+    Return the error that lists which kinds of evidence were searched.
     """
     if not any(map(os.path.lexists, paths)):
-        return why
+        return no_dumps
 
-    msg = f"{why}; nor are there stacks, logs, or sessions of Ray"
+    msg = f"{no_dumps}; nor are there stacks, logs, or sessions of Ray"
     return NoDumpsError(msg, remedy=_REMEDY)
 
 
-def _conclude(
+def _join_evidence(
     flight: FlightReport | None, found: StackFiles, logs: LogEvidence
 ) -> Diagnosis:
     """
-    Join what each kind of evidence says.
+    Join the diagnoses of all kinds of evidence.
     """
     if flight is None and not found.stacks:
         return diagnose_logs(logs)
@@ -129,22 +138,22 @@ def _conclude(
         from_stacks = attrs.evolve(
             diagnose_stacks(found.stacks), missing=(_NO_DUMPS, *found.missing)
         )
-        return join_logs(from_stacks, logs, alive=_alive(found.stacks))
+        return join_logs(from_stacks, logs, alive=_live_ranks(found.stacks))
 
     return join_logs(
-        _from_dumps(flight, found),
+        _diagnose_dumps(flight, found),
         logs,
-        alive=_alive(found.stacks),
-        has_ended_well=ended_well(flight.dumps),
+        alive=_live_ranks(found.stacks),
+        has_exited_cleanly=all_exited_cleanly(flight.dumps),
     )
 
 
-def _dumps(
+def _try_read_dumps(
     paths: tuple[str | os.PathLike[str], ...],
     progress: Callable[[int, int], object] | None,
 ) -> tuple[Dumps | None, NoDumpsError]:
     """
-    The dumps, or why there are none.
+    Return the dumps, or None and the reason.
     """
     try:
         return read_dumps(paths, progress=progress), NoDumpsError("")
@@ -156,7 +165,7 @@ def _ranks_by_process(
     sidecars: Iterable[Sidecar], stacks: Iterable[ProcessStacks]
 ) -> dict[tuple[str, int], int]:
     """
-    The rank of each process that is known, by host and number.
+    Map known processes, by host and PID, to ranks.
     """
     return {
         **{(s.host, s.pid): s.rank for s in sidecars},
@@ -166,23 +175,25 @@ def _ranks_by_process(
     }
 
 
-def _alive(stacks: Iterable[ProcessStacks]) -> set[int]:
+def _live_ranks(stacks: Iterable[ProcessStacks]) -> set[int]:
     """
-    Ranks that ran when they were looked at; a log shows those that died too.
+    Return the ranks whose stacks were captured from a running process.
+
+    Stacks in a log may be of ranks that died since.
     """
     return {
         p.rank
         for p in stacks
-        if p.rank is not None and is_captured(Path(p.source).name)
+        if p.rank is not None and is_capture_file(Path(p.source).name)
     }
 
 
-def _from_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
+def _diagnose_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
     dumps = flight.dumps
     diagnosis = flight.to_diagnosis()
-    if _is_silent(dumps):
-        # Ranks that are asked tell their stacks also where nothing recorded.
-        stacks = all_stacks(dumps, found.stacks)
+    if _has_no_calls(dumps):
+        # Sidecars hold stacks even if the recorder holds no calls.
+        stacks = combine_stacks(dumps, found.stacks)
         is_open = diagnosis.verdict.cause is Cause.UNKNOWN
         has_any = is_open and any(p.threads for p in stacks)
         if has_any or (found.stacks and not len(dumps)):
@@ -190,39 +201,41 @@ def _from_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
             lost = (_NO_CALLS, *unread) if len(dumps) else unread
             return attrs.evolve(diagnose_stacks(stacks), missing=lost)
 
-    views = host_views(dumps, found.stacks)
+    views = build_host_views(dumps, found.stacks)
     diagnosis = refine(diagnosis, views, dumps, flight.waits)
-    if diagnosis.verdict.cause in _GOES_ON and not ended_well(dumps):
-        stacks = all_stacks(dumps, found.stacks)
-        diagnosis = look_again(diagnosis, views, dumps, stacks)
-    diagnosis = _with_movement(diagnosis, found.stacks)
+    if diagnosis.verdict.cause in _RUNNING_CAUSES and not all_exited_cleanly(
+        dumps
+    ):
+        stacks = combine_stacks(dumps, found.stacks)
+        diagnosis = recheck_running_job(diagnosis, views, dumps, stacks)
+    diagnosis = _note_progress(diagnosis, found.stacks)
     return attrs.evolve(
         diagnosis, missing=(*diagnosis.missing, *found.missing)
     )
 
 
-def _is_silent(dumps: Dumps) -> bool:
+def _has_no_calls(dumps: Dumps) -> bool:
     """
-    Whether no call is on record, of a job that did not end well.
+    Return whether no call is recorded and the job did not exit cleanly.
     """
     has_calls = any(len(dump.entries) for dump in dumps)
-    return not (has_calls or ended_well(dumps))
+    return not (has_calls or all_exited_cleanly(dumps))
 
 
-def _may_hold(path: Path) -> bool:
-    is_log = path.suffix in _LOGS
-    return is_folder(path) or is_log or is_stack_like(path.name)
+def _may_hold_stacks(path: Path) -> bool:
+    is_log = path.suffix in _LOG_SUFFIXES
+    return is_folder(path) or is_log or is_stack_file(path.name)
 
 
-def _with_movement(
+def _note_progress(
     diagnosis: Diagnosis, stacks: Sequence[ProcessStacks]
 ) -> Diagnosis:
     """
-    Say so if the dumps show a wait, and the stacks a job that goes on.
+    Lower the confidence if dumps show a hang but stacks show progress.
     """
-    is_stuck = diagnosis.verdict.cause in _STUCK
-    seen = explain_stacks(stacks) if is_stuck else ()
-    moving = [f for f in seen if f.cause is Cause.PROGRESSING]
+    is_stuck = diagnosis.verdict.cause in _STUCK_CAUSES
+    findings = explain_stacks(stacks) if is_stuck else ()
+    moving = [f for f in findings if f.cause is Cause.PROGRESSING]
     if not moving:
         return diagnosis
 

@@ -1,8 +1,8 @@
 """
-Who is behind, in which collective, since when?
+PyTorch Flight Recorder: enable it, request, read, and analyze its dumps.
 
-Everything about PyTorch's Flight Recorder: switching it on, dumping it,
-reading dumps, and analyzing them.
+Recording code (`enable`, `recording`) runs inside training jobs; everything
+else reads the files that the jobs write.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from .analysis.membership import group_status as group_status
     from .analysis.progress import Stream as Stream
     from .analysis.progress import collective_streams as collective_streams
-    from .analysis.progress import died_s as died_s
-    from .analysis.progress import ended_s as ended_s
-    from .analysis.progress import failed_in_call as failed_in_call
-    from .analysis.progress import last_words as last_words
-    from .analysis.progress import lost_peer as lost_peer
-    from .analysis.progress import was_interrupted as was_interrupted
+    from .analysis.progress import exit_sidecars as exit_sidecars
+    from .analysis.progress import exit_time_s as exit_time_s
+    from .analysis.progress import is_collective_error as is_collective_error
+    from .analysis.progress import (
+        is_keyboard_interrupt as is_keyboard_interrupt,
+    )
+    from .analysis.progress import is_peer_lost_error as is_peer_lost_error
+    from .analysis.progress import sigterm_time_s as sigterm_time_s
     from .analysis.report import FlightReport as FlightReport
     from .analysis.stragglers import clock_offsets_ns as clock_offsets_ns
-    from .analysis.stuck import silent_s as silent_s
+    from .analysis.stuck import measure_silence_s as measure_silence_s
     from .enable import disable_flight_recorder as disable_flight_recorder
     from .enable import enable_flight_recorder as enable_flight_recorder
     from .read import read_dumps as read_dumps
@@ -44,10 +46,10 @@ if TYPE_CHECKING:
     from .reading.columns import entry_rows as entry_rows
     from .reading.columns import shape_texts as shape_texts
     from .reading.files import DumpFile as DumpFile
-    from .reading.files import Found as Found
-    from .reading.files import Search as Search
+    from .reading.files import FoundFiles as FoundFiles
+    from .reading.files import SearchLimits as SearchLimits
     from .reading.files import find_files as find_files
-    from .reading.files import parse_name as parse_name
+    from .reading.files import parse_dump_name as parse_dump_name
     from .recording.dump import current_recording as current_recording
     from .recording.dump import dump_flight_recorder as dump_flight_recorder
     from .recording.dump import read_progress as read_progress
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from .recording.plan import plan_flight_recorder as plan_flight_recorder
     from .request import DumpRequest as DumpRequest
     from .request import request_dumps as request_dumps
-    from .sidecar import MOST_RANKS as MOST_RANKS
+    from .sidecar import MAX_RANKS as MAX_RANKS
     from .sidecar import SIDECAR_SUFFIX as SIDECAR_SUFFIX
     from .sidecar import Sidecar as Sidecar
     from .sidecar import SidecarFrame as SidecarFrame

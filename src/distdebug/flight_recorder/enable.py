@@ -1,5 +1,5 @@
 """
-How is recording switched on, whatever the torch and the launcher?
+Enable and disable the Flight Recorder, for any torch and launcher.
 
 This module is imported inside training jobs: it needs nothing but the standard
 library.
@@ -25,7 +25,7 @@ from .recording.plan import (
     make_folder,
     make_plan,
     new_token,
-    unguessable_root,
+    random_root,
 )
 
 
@@ -35,11 +35,11 @@ _logger = logging.getLogger("distdebug")
 class _Enabled(NamedTuple):
     options: tuple[Options, bool]
     settings: RecorderSettings
-    before: Mapping[str, str | None]
+    previous: Mapping[str, str | None]
     extras: Extras | None
 
 
-# At most one; forked children throw away their parent's.
+# At most one; forked children drop that of their parent.
 _enabled: list[_Enabled] = []
 
 
@@ -57,54 +57,54 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
     keep: Collection[str] = (),
 ) -> RecorderSettings:
     """
-    Have this rank record its collective calls, and dump them when it hangs.
+    Record the collective calls of this rank, and dump them when it hangs.
 
-    To be called before ``init_process_group``; calling it again with the same
-    arguments does nothing.  What the user has set stays as it is, except that
-    ``TORCH_NCCL_ASYNC_ERROR_HANDLING=1`` becomes 3 under torchrun, which sets
-    it where nobody did, and which loses dumps.
+    Call it before ``init_process_group``; a second call with the same
+    arguments does nothing.  Variables that the user has set stay as they are,
+    except ``TORCH_NCCL_ASYNC_ERROR_HANDLING=1``, which becomes 3 under
+    torchrun: torchrun sets it by default, and it loses dumps.
 
     With *extras*, one sleeping thread dumps when :func:`request_dumps` asks,
     when the program ends by an exception or in the middle of a call, and on
-    SIGTERM and SIGABRT; the process still ends as it would have.  A side-car
-    beside each dump tells what torch does not: rank, host, groups, stacks.
-    A real-time signal that has no other use lets ``python -m distdebug
-    stacks`` ask each thread where it is, without the right to trace it, and
+    SIGTERM and SIGABRT; the process still ends as usual.  A sidecar beside
+    each dump adds what torch does not write: rank, host, groups, stacks.
+    An otherwise unused real-time signal lets ``python -m distdebug stacks``
+    read the stack of each thread without the right to trace the process, and
     also while native code holds the interpreter lock.
 
     Args:
         dump_dir: Folder of the dumps, shared by all ranks of a node or of the
-            job.  By default ``DISTDEBUG_DUMP_DIR``, else where the user lets
-            torch dump, else a folder per job in the temporary folder.  If it
-            cannot be used, the log says so, and the rank has one of its own
-            in the temporary folder.
+            job.  By default ``DISTDEBUG_DUMP_DIR``, else the folder that the
+            user has set for torch's dumps, else a folder per job in the
+            temporary folder.  If it cannot be used, a warning is logged, and
+            the rank gets a folder of its own in the temporary folder.
 
-        buffer_size: How many calls to remember.
+        buffer_size: How many calls to keep.
 
         dump_on_timeout: Whether NCCL dumps when a call times out.
 
-        cpp_stacks: Whether to note C++ stacks, at about 1 us a call on
+        cpp_stacks: Whether to record C++ stacks, at about 1 us a call on
             Gloo; on NCCL it was not measured.
 
-        timing: Whether NCCL notes when a call started.
+        timing: Whether NCCL records when a call started.
 
-        fast_symbolize: Whether C++ stacks are named quickly.
+        fast_symbolize: Whether to use torch's fast symbolizer for C++ stacks.
 
-        pipe: Whether torch makes a pipe of its own for requests.
+        pipe: Whether torch makes its own pipe for requests.
 
-        extras: Whether to do more than to set variables.
+        extras: Whether to do more than set variables.
 
-        override: Whether to change also what the user has set.
+        override: Whether to change also variables that the user has set.
 
         keep: Names of variables that must stay as they are.
 
     Returns:
-        What was set, what was kept, and why.
+        Every variable, its action, and the reason.
 
     Raises:
-        TooLateError: There is a process group already.
+        TooLateError: A process group already exists.
 
-        ValueError: An argument makes no sense.
+        ValueError: An argument is invalid.
     """
     options = Options(
         dump_dir=None if dump_dir is None else os.fspath(dump_dir),
@@ -120,20 +120,20 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
     if _enabled and _enabled[0].options == (options, extras):
         return _enabled[0].settings
 
-    _refuse_if_too_late()
+    _check_no_process_group()
     version = getattr(sys.modules.get("torch"), "__version__", None)
-    environ = _undo(_enabled[0]) if _enabled else os.environ
+    environ = _original_environ(_enabled[0]) if _enabled else os.environ
     settings = _plan_with_folder(environ, version, options)
     disable_flight_recorder()
-    _start(settings, (options, extras))
+    _start_recording(settings, (options, extras))
     return settings
 
 
 def disable_flight_recorder() -> None:
     """
-    Put back whatever :func:`enable_flight_recorder` has changed.
+    Restore everything that :func:`enable_flight_recorder` has changed.
 
-    Dumps stay.  A recorder that torch has already made goes on.
+    Dumps stay.  A recorder that torch has already made keeps recording.
     """
     if not _enabled:
         return
@@ -142,8 +142,8 @@ def disable_flight_recorder() -> None:
     if enabled.extras is not None:
         enabled.extras.stop()
     end_recording()
-    environ = _undo(enabled)
-    for name in enabled.before:
+    environ = _original_environ(enabled)
+    for name in enabled.previous:
         if name in environ:
             os.environ[name] = environ[name]
         else:
@@ -154,28 +154,28 @@ def _plan_with_folder(
     environ: Mapping[str, str], version: str | None, options: Options
 ) -> RecorderSettings:
     """
-    The plan, and the folder that it needs.
+    Plan the settings, and make the folder that they need.
 
-    No disk that is full or gone ends a job at its start, and nobody who came
-    first in a temporary folder: then dumps go where nobody can be before us.
+    A full or missing disk must not end a job at its start, nor a folder that
+    another user made first: then dumps go to a folder with a random name.
     """
     token = new_token()
     settings = make_plan(environ, version, options, token)
     try:
         make_folder(settings.dump_dir)
     except RecorderError as error:
-        own = str(unguessable_root())
-        options = options._replace(dump_dir=own)
+        fallback = str(random_root())
+        options = options._replace(dump_dir=fallback)
         settings = make_plan(environ, version, options, token)
         with contextlib.suppress(RecorderError):
             make_folder(settings.dump_dir)
         _logger.warning(
-            "%s; this rank dumps to %s: %s", error, own, error.remedy
+            "%s; this rank dumps to %s: %s", error, fallback, error.remedy
         )
     return settings
 
 
-def _refuse_if_too_late() -> None:
+def _check_no_process_group() -> None:
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     try:
         is_late = bool(c10d._world.pg_map)  # noqa: SLF001
@@ -192,11 +192,13 @@ def _refuse_if_too_late() -> None:
         )
 
 
-def _start(settings: RecorderSettings, options: tuple[Options, bool]) -> None:
-    before = {}
+def _start_recording(
+    settings: RecorderSettings, options: tuple[Options, bool]
+) -> None:
+    previous = {}
     for s in settings.variables:
         if s.action in {"set", "unset"}:
-            before[s.name] = os.environ.get(s.name)
+            previous[s.name] = os.environ.get(s.name)
             if s.value is None:
                 os.environ.pop(s.name, None)
             else:
@@ -207,19 +209,19 @@ def _start(settings: RecorderSettings, options: tuple[Options, bool]) -> None:
 
     recording = begin_recording(Recording(settings))
     extras = Extras(recording) if options[1] else None
-    _enabled.append(_Enabled(options, settings, before, extras))
+    _enabled.append(_Enabled(options, settings, previous, extras))
     if extras is not None:
-        _forget_in_children()
+        _hook_fork()
         extras.start()
 
 
-def _undo(enabled: _Enabled) -> dict[str, str]:
+def _original_environ(enabled: _Enabled) -> dict[str, str]:
     """
-    The environment without our changes; later changes of the user stay.
+    Return the environment without our changes; later changes of the user stay.
     """
     environ = dict(os.environ)
     ours = {s.name: s.value for s in enabled.settings.variables}
-    for name, value in enabled.before.items():
+    for name, value in enabled.previous.items():
         if environ.get(name) == ours[name]:
             environ.pop(name, None)
             if value is not None:
@@ -228,16 +230,16 @@ def _undo(enabled: _Enabled) -> dict[str, str]:
 
 
 @functools.cache
-def _forget_in_children() -> None:
+def _hook_fork() -> None:
     """
-    Have forked children know nothing of the recording; once is enough.
+    Have forked children drop the recording of their parent.
     """
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_reset_in_child)
 
 
-def _forget() -> None:
+def _reset_in_child() -> None:
     end_recording()
     while _enabled:
         extras = _enabled.pop().extras
         if extras is not None:
-            extras.forget()
+            extras.reset_in_child()

@@ -1,8 +1,8 @@
 """
-What did all ranks record before the job stopped?
+Read the Flight Recorder dumps of all ranks of a job.
 
-One damaged, foreign, or left-over file must not keep us from looking at the
-others: what cannot be used is listed as a problem, with its reason.
+One damaged, foreign, or stale file must not hide the others: each unusable
+file is listed as a problem, with its reason.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .._text import list_text
 from ..errors import NoDumpsError
 from ..findings import Missing
 from .reading.assemble import (
-    Decoded,
+    DecodedFile,
     Tables,
     UnusableError,
-    announce_failures,
-    announce_losses,
     choose_dumps,
     parse_frames,
     plan_reading,
+    report_damage,
+    report_failures,
 )
 from .reading.columns import Dumps, Frame, RankDump
 from .reading.files import DumpFile, find_files
@@ -31,18 +31,20 @@ from .reading.sandbox import TIME_LIMIT_S, decode_files, decode_frames
 from .sidecar import Sidecar
 
 
-Path = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
 Progress = Callable[[int, int], object]
 
 _REMEDY = (
     "switch recording on before the first process group is created, and give "
     "the folder that the dumps are written to"
 )
-_TYPO = "check the path; one that does not begin with / is looked for here"
+_PATH_REMEDY = (
+    "check the path; one that does not begin with / is looked for here"
+)
 
 
 def read_dumps(
-    path: Path | Iterable[Path],
+    path: AnyPath | Iterable[AnyPath],
     *,
     ranks: Iterable[int] | None = None,
     executor: Executor | None = None,
@@ -52,13 +54,13 @@ def read_dumps(
     """
     Read the Flight Recorder dumps of a job.
 
-    Any version of the format is understood, as pickle or JSON, compressed by
-    gzip or not.  Nothing in a file is ever executed: files are decoded by
-    child processes that refuse code and have limits on memory and time.
+    It reads any version of the format, as pickle or JSON, also compressed by
+    gzip.  Nothing in a file is ever executed: files are decoded by child
+    processes that refuse code and have limits on memory and time.
 
     Args:
-        path: A folder, which is searched with all that is in it; or a file;
-            or several of them.
+        path: A file, or a folder that is searched recursively; or several of
+            them.
 
         ranks: The ranks to read; by default all.
 
@@ -66,18 +68,16 @@ def read_dumps(
 
         progress: Called with the number of files that are done, and of all.
 
-        time_limit_s: How long decoding one file may take, in seconds.
+        time_limit_s: Limit for decoding one file, in seconds.
 
     Returns:
-        What the ranks recorded, in columns.  Whatever could not be read is in
-        its `problems`.
+        The dumps in columns; unreadable files are in `problems`.
 
     Raises:
-        NoDumpsError: There is neither a dump nor anything that was meant to
-            be one.
+        NoDumpsError: There is neither a dump nor a file that should be one.
     """
-    places = _places(path)
-    found = find_files(places)
+    paths = _as_paths(path)
+    found = find_files(paths)
     plan = plan_reading(found, None if ranks is None else set(ranks))
     tables = Tables()
     decoded, failed = _decode(
@@ -87,12 +87,12 @@ def read_dumps(
     problems = [
         *plan.problems,
         *unused,
-        *announce_failures(failed, decoded),
-        *announce_losses(decoded),
+        *report_failures(failed, decoded),
+        *report_damage(decoded),
         *(p for p in found.problems if p.what == "sidecar"),
     ]
     if not (by_rank or problems or plan.sidecars or plan.skipped):
-        raise _nothing(places, found.problems)
+        raise _no_dumps_error(paths, found.problems)
 
     problems += [p for p in found.problems if p.what != "sidecar"]
     return Dumps(
@@ -102,31 +102,31 @@ def read_dumps(
         shapes=tables.shapes,
         sidecars=plan.sidecars,
         earlier=plan.earlier,
-        problems=tuple(sorted(problems, key=_order)),
+        problems=tuple(sorted(problems, key=_problem_order)),
         world_size=_world_size(plan.sidecars, by_rank),
         read_frames=_read_frames,
     )
 
 
-def _nothing(
-    places: Sequence[str], problems: Iterable[Missing]
+def _no_dumps_error(
+    paths: Sequence[str], problems: Iterable[Missing]
 ) -> NoDumpsError:
     """
-    Say why there is nothing to read.
+    Return the error for folders without dumps.
     """
-    if not any(map(os.path.lexists, places)):
-        msg = f"no such file or folder: {list_text(places)}"
-        return NoDumpsError(msg, remedy=_TYPO)
+    if not any(map(os.path.lexists, paths)):
+        msg = f"no such file or folder: {list_text(paths)}"
+        return NoDumpsError(msg, remedy=_PATH_REMEDY)
 
     reasons = "".join(f" ({p.reason})" for p in problems)
-    msg = f"no Flight Recorder dumps in {', '.join(places)}{reasons}"
+    msg = f"no Flight Recorder dumps in {', '.join(paths)}{reasons}"
     return NoDumpsError(msg, remedy=_REMEDY)
 
 
-def _places(path: Path | Iterable[Path]) -> list[str]:
+def _as_paths(path: AnyPath | Iterable[AnyPath]) -> list[str]:
     if isinstance(path, str | os.PathLike):
         path = [path]
-    return [os.fspath(place) for place in path]
+    return [os.fspath(item) for item in path]
 
 
 def _decode(
@@ -135,7 +135,7 @@ def _decode(
     executor: Executor | None,
     progress: Progress | None,
     time_limit_s: float,
-) -> tuple[list[Decoded], list[tuple[DumpFile, UnusableError]]]:
+) -> tuple[list[DecodedFile], list[tuple[DumpFile, UnusableError]]]:
     """
     Decode the first file of each chain, or the next if that is broken.
     """
@@ -157,7 +157,9 @@ def _decode(
                 chains += [others] if others else []
             else:
                 decoded.append(
-                    Decoded(file, dump, header["unreadable"], header["damage"])
+                    DecodedFile(
+                        file, dump, header["unreadable"], header["damage"]
+                    )
                 )
             done += 1
             if progress is not None:
@@ -166,7 +168,7 @@ def _decode(
     return decoded, failed
 
 
-def _order(problem: Missing) -> tuple[bool, int, str, str]:
+def _problem_order(problem: Missing) -> tuple[bool, int, str, str]:
     rank = problem.rank
     return rank is None, rank or 0, problem.source or "", problem.reason
 
@@ -187,9 +189,9 @@ def _world_size(
 
 
 def _read_frames(
-    wanted: Mapping[str, Sequence[int]],
+    rows_by_file: Mapping[str, Sequence[int]],
 ) -> dict[str, list[tuple[Frame, ...]]]:
     return {
-        path: parse_frames(message, len(wanted[path]))
-        for path, message in decode_frames(wanted)
+        path: parse_frames(message, len(rows_by_file[path]))
+        for path, message in decode_frames(rows_by_file)
     }

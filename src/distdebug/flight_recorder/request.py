@@ -1,8 +1,8 @@
 """
-How is a running job asked for its dumps?
+Request dumps from the running ranks of this node.
 
-Every rank listens at a pipe, and training goes on while it dumps: torch's own
-pipe where NCCL made one, and that of *distdebug* for every backend.
+Every rank listens on a pipe, and training continues while it dumps: torch's
+own pipe where NCCL made one, and that of *distdebug* for every backend.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from .._text import clean
 from .sidecar import SIDECAR_SUFFIX, read_sidecar
 
 
-_PIPE = re.compile(r".*?(?P<rank>\d{1,10}|unknown)\.pipe", re.DOTALL)
-_OURS = re.compile(r"(\d+-\d+)_request_(?:\d+|unknown)\.pipe")
-_ANSWER = re.compile(rf"(\d+-\d+)-\d+_rank_\w+{re.escape(SIDECAR_SUFFIX)}")
+_PIPE_NAME = re.compile(r".*?(?P<rank>\d{1,10}|unknown)\.pipe", re.DOTALL)
+_OWN_PIPE_NAME = re.compile(r"(\d+-\d+)_request_(?:\d+|unknown)\.pipe")
+_SIDECAR_NAME = re.compile(
+    rf"(\d+-\d+)-\d+_rank_\w+{re.escape(SIDECAR_SUFFIX)}"
+)
 
-# Between two looks at the folder, in seconds; it may be on a slow disk.
-_FIRST_PAUSE = 0.01
-_LONGEST_PAUSE = 0.25
+# Between two scans of the folder, which may be on a slow disk.
+_FIRST_PAUSE_S = 0.01
+_MAX_PAUSE_S = 0.25
 
 
 @attrs.frozen
 class DumpRequest(Shown):
     """
-    What became of the request to one rank.
+    The result of the request to one rank.
 
     Attributes:
         rank: The rank; ``None`` if the process did not know it.
 
-        status: ``"dumped"``; ``"asked"`` if it was torch's own pipe, where
-            no answer is given; ``"silent"`` if none came in time;
-            ``"absent"`` if nobody listens; ``"failed"`` otherwise.
+        status: ``"dumped"``; ``"asked"`` if the pipe is torch's own, which
+            gives no answer; ``"silent"`` if no answer came in time;
+            ``"absent"`` if no process listens; ``"failed"`` otherwise.
 
         path: The dump, or else the pipe.
 
@@ -59,14 +61,16 @@ class DumpRequest(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, as ``distdebug dump --json`` has it for each rank.
+        Return plain data, as ``distdebug dump --json`` prints for each rank.
         """
         return {**attrs.asdict(self), "path": str(self.path)}
 
     def _blocks_(self) -> Iterable[Block]:
         rank = "a rank" if self.rank is None else f"rank {self.rank}"
-        told = {"file": str(self.path), "why": self.reason}
-        facts = [(label, clean(text)) for label, text in told.items() if text]
+        labels = {"file": str(self.path), "why": self.reason}
+        facts = [
+            (label, clean(text)) for label, text in labels.items() if text
+        ]
         yield Entries([Entry(f"{rank}: {self.status}", facts)])
 
 
@@ -77,96 +81,96 @@ def request_dumps(
     timeout_s: float = 10.0,
 ) -> tuple[DumpRequest, ...]:
     """
-    Ask running ranks of this node for a dump, without disturbing them.
+    Request dumps from running ranks of this node; training continues.
 
     Args:
-        dump_dir_or_prefix: Folder of the dumps, or what the names of the
-            pipes start with, as in ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``.
+        dump_dir_or_prefix: Folder of the dumps, or the prefix of the pipe
+            names, as in ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``.
 
-        ranks: Whom to ask; everybody by default.
+        ranks: The ranks to ask; all by default.
 
         timeout_s: How long to wait for the answers, in seconds.
 
     Returns:
-        What became of it, by rank.  A rank that was asked for and has no
-        pipe is ``"absent"``.
+        The results by rank.  A requested rank without a pipe is ``"absent"``.
     """
-    where = Path(dump_dir_or_prefix)
+    place = Path(dump_dir_or_prefix)
     folder, start = (
-        (where, "") if is_folder(where) else (where.parent, where.name)
+        (place, "") if is_folder(place) else (place.parent, place.name)
     )
-    before = _names(folder)
+    before = _file_names(folder)
     rows = [
-        _ask_any(rank, [folder / name for name in names])
-        for rank, names in _group(
+        _request_dump(rank, [folder / name for name in names])
+        for rank, names in _group_by_rank(
             (n for n in before if n.startswith(start)), ranks
         )
     ]
     return tuple(_await_answers(rows, folder, before, timeout_s))
 
 
-def _names(folder: Path) -> set[str]:
+def _file_names(folder: Path) -> set[str]:
     try:
         return {entry.name for entry in os.scandir(folder)}
     except OSError:
         return set()
 
 
-def _group(
+def _group_by_rank(
     names: Iterable[str], ranks: Collection[int] | None
 ) -> list[tuple[int | None, list[str]]]:
     """
-    The pipes of each rank, the one to try first first: ours before torch's,
-    and later processes before earlier ones.
+    Return the pipes of each rank in the order to try them.
+
+    Our pipes come before torch's, and later processes before earlier ones.
     """
     found: dict[int, list[str]] = {}
-    strangers = []
+    unknown_ranks = []
     for name in sorted(
-        names, key=lambda n: (_token(n) != "", n), reverse=True
+        names, key=lambda n: (_pipe_token(n) != "", n), reverse=True
     ):
-        match = _PIPE.fullmatch(name)
+        match = _PIPE_NAME.fullmatch(name)
         if match and match["rank"].isdecimal():
             found.setdefault(int(match["rank"]), []).append(name)
         elif match:
-            strangers.append(name)
+            unknown_ranks.append(name)
 
     if ranks is not None:
         return [(rank, found.get(rank, [])) for rank in sorted(set(ranks))]
-    return [*sorted(found.items()), *((None, [n]) for n in strangers)]
+    return [*sorted(found.items()), *((None, [n]) for n in unknown_ranks)]
 
 
-def _token(name: str) -> str:
+def _pipe_token(name: str) -> str:
     """
-    What the files of the process behind one of our pipes start with.
+    Return the file prefix of the process behind one of our pipes, or ``""``.
     """
-    match = _OURS.fullmatch(name)
+    match = _OWN_PIPE_NAME.fullmatch(name)
     return match[1] if match else ""
 
 
-def _ask_any(rank: int | None, pipes: Iterable[Path]) -> DumpRequest:
+def _request_dump(rank: int | None, pipes: Iterable[Path]) -> DumpRequest:
     row = DumpRequest(rank, "absent", Path(), "it has no pipe")
     for pipe in pipes:
         try:
-            _knock(pipe)
+            _send_request(pipe)
         except OSError as exc:
             if exc.errno in {errno.ENXIO, errno.ENOENT}:
                 row = DumpRequest(rank, "absent", pipe, "nobody listens")
             else:
                 row = DumpRequest(rank, "failed", pipe, str(exc))
         else:
-            if _token(pipe.name):
+            if _pipe_token(pipe.name):
                 return DumpRequest(rank, "silent", pipe, "no answer in time")
             return DumpRequest(rank, "asked", pipe)
     return row
 
 
-def _knock(pipe: Path) -> None:
+def _send_request(pipe: Path) -> None:
     if not stat.S_ISFIFO(pipe.lstat().st_mode):
         raise OSError(errno.EINVAL, "it is not a pipe", str(pipe))
 
     fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(BlockingIOError):  # requests enough
+        with contextlib.suppress(BlockingIOError):  # the pipe is full
             os.write(fd, b"1")
     finally:
         os.close(fd)
@@ -176,35 +180,36 @@ def _await_answers(
     rows: list[DumpRequest], folder: Path, before: set[str], timeout_s: float
 ) -> list[DumpRequest]:
     deadline = time.monotonic() + timeout_s
-    pause = _FIRST_PAUSE
+    pause = _FIRST_PAUSE_S
     while any(r.status == "silent" for r in rows):
         is_late = time.monotonic() >= deadline
-        fresh = _fresh_sidecars(folder, before)
+        sidecars = _new_sidecars(folder, before)
         rows = [
-            _settle(r, fresh[token], is_late=is_late)
-            if r.status == "silent" and (token := _token(r.path.name)) in fresh
+            _update(r, sidecars[token], is_late=is_late)
+            if r.status == "silent"
+            and (token := _pipe_token(r.path.name)) in sidecars
             else r
             for r in rows
         ]
         if is_late:
             break
         time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        pause = min(pause * 1.5, _MAX_PAUSE_S)
     return rows
 
 
-def _fresh_sidecars(folder: Path, before: set[str]) -> dict[str, Path]:
+def _new_sidecars(folder: Path, before: set[str]) -> dict[str, Path]:
     """
-    The last side-car that each process wrote since, by its token.
+    Return the last sidecar that each process wrote since, by its token.
     """
     return {
         match[1]: folder / name
-        for name in sorted(_names(folder) - before)
-        if (match := _ANSWER.fullmatch(name))
+        for name in sorted(_file_names(folder) - before)
+        if (match := _SIDECAR_NAME.fullmatch(name))
     }
 
 
-def _settle(row: DumpRequest, sidecar: Path, *, is_late: bool) -> DumpRequest:
+def _update(row: DumpRequest, sidecar: Path, *, is_late: bool) -> DumpRequest:
     dump = sidecar.with_name(sidecar.name.removesuffix(SIDECAR_SUFFIX))
     try:
         answer = read_sidecar(sidecar)
@@ -215,7 +220,7 @@ def _settle(row: DumpRequest, sidecar: Path, *, is_late: bool) -> DumpRequest:
         reason = "it has nothing to dump"
         return DumpRequest(answer.rank, "failed", sidecar, reason)
 
-    # The link follows when the stacks are in the dump.
+    # The link is set once the stacks are in the dump.
     link = dump.with_name("latest_" + dump.name.partition("_")[2])
     try:
         is_complete = str(link.readlink()) == dump.name

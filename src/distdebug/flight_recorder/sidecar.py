@@ -1,9 +1,9 @@
 """
-Who wrote this dump, when, and why?
+Read and write sidecars: JSON files that describe the rank of each dump.
 
-A Flight Recorder dump does not say which rank it belongs to, on which host,
-when it was taken, or who is in a process group (on Gloo).  *distdebug* notes
-all that in a small JSON file beside it.
+A Flight Recorder dump does not name its rank, its host, the time it was taken,
+or the members of a process group (on Gloo).  *distdebug* writes all that to a
+small JSON file beside it.
 
 This module is imported inside training jobs: it needs nothing but the standard
 library.
@@ -21,13 +21,13 @@ from .._io import LaterLayoutError, check_layout, open_ordinary, write_whole
 
 SIDECAR_SUFFIX = ".sidecar.json"
 
-# No job has more; whoever says so would have us count to a billion.
-MOST_RANKS = 1 << 20
+# No job has more; a larger number in a file would make us count to a billion.
+MAX_RANKS = 1 << 20
 
 _SCHEMA = 1
-_MOST_BYTES = 64 << 20
-_MOST_NUMBER = 1 << 31
-_MOST_SECONDS = 1 << 33  # in nanoseconds, they fit into 64 bits
+_MAX_BYTES = 64 << 20
+_MAX_NUMBER = 1 << 31
+_MAX_SECONDS = 1 << 33  # in nanoseconds, they fit into 64 bits
 
 
 class SidecarGroup(NamedTuple):
@@ -35,7 +35,7 @@ class SidecarGroup(NamedTuple):
     One process group of the rank.
 
     Attributes:
-        name: The name torch gave it.
+        name: Torch's name of the group.
 
         desc: Its description.
 
@@ -52,7 +52,7 @@ class SidecarGroup(NamedTuple):
 
 class SidecarFrame(NamedTuple):
     """
-    One line of a thread's Python stack when the side-car was written.
+    One line of a thread's Python stack at the time of the sidecar.
     """
 
     name: str
@@ -62,14 +62,14 @@ class SidecarFrame(NamedTuple):
 
 class Sidecar(NamedTuple):
     """
-    What *distdebug* knows about a rank beside its dump.
+    State of a rank that *distdebug* writes beside its dump.
 
     Attributes:
         path: The file it was read from; ``""`` while it is being written.
 
         rank: Global rank.
 
-        world_size: How many ranks the job has.
+        world_size: Number of ranks of the job.
 
         host: Name of the node.
 
@@ -77,7 +77,7 @@ class Sidecar(NamedTuple):
 
         started: When recording was enabled, in seconds since the epoch.
 
-        written: When this side-car (and its dump) was written, likewise.
+        written: When this sidecar (and its dump) was written, likewise.
 
         reason: ``"start"``, ``"request"``, ``"call"``, ``"exception"``,
             ``"SIGTERM"``, ``"SIGABRT"``, …, ``"exit"``.
@@ -116,7 +116,7 @@ class Sidecar(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """
-        Plain data, in the layout of the file.
+        Return plain data, in the layout of the file.
         """
         data: dict[str, Any] = {
             "schema": _SCHEMA,
@@ -135,12 +135,10 @@ class Sidecar(NamedTuple):
 
 def write_sidecar(sidecar: Sidecar, dump: Path) -> Path:
     """
-    Write a side-car beside its dump, whole or not at all.
+    Write a sidecar beside its dump, whole or not at all.
 
     Args:
-        sidecar: What to write.
-
-        dump: The dump it belongs to, whether or not there is one.
+        dump: Path of the dump it belongs to, which need not exist.
 
     Returns:
         The file.
@@ -155,21 +153,15 @@ def write_sidecar(sidecar: Sidecar, dump: Path) -> Path:
 
 def read_sidecar(path: Path) -> Sidecar:
     """
-    Read a side-car, whatever lies there in truth.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The side-car.
+    Read a sidecar from a file that may hold anything.
 
     Raises:
         OSError: The file cannot be read.
 
-        ValueError: It is not a side-car, or one of a later version.
+        ValueError: It is not a sidecar, or one of a later version.
     """
     with open_ordinary(path, "not a side-car: it is no regular file") as file:
-        data = file.read(_MOST_BYTES)
+        data = file.read(_MAX_BYTES)
     try:
         return parse_sidecar(json.loads(data), str(path))
     except LaterLayoutError as exc:
@@ -185,19 +177,16 @@ def read_sidecar(path: Path) -> Sidecar:
 
 def parse_sidecar(data: Any, path: str) -> Sidecar:
     """
-    Build a side-car from the JSON of a file.
+    Parse the JSON of a sidecar.  Absent fields get their defaults.
 
     Args:
-        data: What :func:`json.loads` returned.
+        data: Returned by :func:`json.loads`.
 
         path: The file it comes from.
 
-    Returns:
-        The side-car.  Fields that are absent have their defaults.
-
     Raises:
         AttributeError, KeyError, OverflowError, TypeError, ValueError: *data*
-            is not a side-car.
+            is not a sidecar.
     """
     if data["kind"] != "distdebug-sidecar":
         msg = f"not a side-car: {path}"
@@ -206,58 +195,58 @@ def parse_sidecar(data: Any, path: str) -> Sidecar:
     check_layout(data.get("schema", _SCHEMA), _SCHEMA)
     return Sidecar(
         path=path,
-        rank=_count(data["rank"], MOST_RANKS),
-        world_size=_count(data["world_size"], MOST_RANKS + 1),
+        rank=_check_number(data["rank"], MAX_RANKS),
+        world_size=_check_number(data["world_size"], MAX_RANKS + 1),
         host=str(data.get("host", "")),
-        pid=_count(data.get("pid", 0)),
-        started=_moment(data.get("started", 0)),
-        written=_moment(data.get("written", 0)),
+        pid=_check_number(data.get("pid", 0)),
+        started=_check_time(data.get("started", 0)),
+        written=_check_time(data.get("written", 0)),
         reason=str(data.get("reason", "")),
         error=str(data.get("error", "")),
         dump=str(data.get("dump", "")),
         job=str(data.get("job", "")),
         torch=str(data.get("torch", "")),
-        groups=tuple(_group(g) for g in data.get("groups", ())),
+        groups=tuple(_parse_group(g) for g in data.get("groups", ())),
         mesh=tuple(
-            (str(k), _count(v)) for k, v in data.get("mesh", {}).items()
+            (str(k), _check_number(v)) for k, v in data.get("mesh", {}).items()
         ),
         threads=tuple(
-            (str(name), tuple(_frame(f) for f in frames))
+            (str(name), tuple(_parse_frame(f) for f in frames))
             for name, frames in data.get("threads", {}).items()
         ),
     )
 
 
-def _count(value: Any, most: int = _MOST_NUMBER) -> int:
-    if not isinstance(value, int) or not 0 <= value < most:
-        msg = f"not a count below {most}: {value!r:.80}"
+def _check_number(value: Any, limit: int = _MAX_NUMBER) -> int:
+    if not isinstance(value, int) or not 0 <= value < limit:
+        msg = f"not a count below {limit}: {value!r:.80}"
         raise ValueError(msg)
 
     return value
 
 
-def _moment(value: Any) -> float:
+def _check_time(value: Any) -> float:
     seconds = float(value)
-    # Neither holds for what is not a number.
-    if not 0 <= seconds < _MOST_SECONDS:
+    # Both comparisons are false for NaN.
+    if not 0 <= seconds < _MAX_SECONDS:
         msg = f"not a moment: {seconds}"
         raise ValueError(msg)
 
     return seconds
 
 
-def _group(data: Any) -> SidecarGroup:
+def _parse_group(data: Any) -> SidecarGroup:
     return SidecarGroup(
         name=str(data["name"]),
         desc=str(data.get("desc", "")),
-        ranks=tuple(_count(r, MOST_RANKS) for r in data["ranks"]),
+        ranks=tuple(_check_number(r, MAX_RANKS) for r in data["ranks"]),
         backend=str(data.get("backend", "")),
     )
 
 
-def _frame(data: Any) -> SidecarFrame:
+def _parse_frame(data: Any) -> SidecarFrame:
     return SidecarFrame(
         name=str(data["name"]),
         filename=str(data["filename"]),
-        line=_count(data["line"]),
+        line=_check_number(data["line"]),
     )

@@ -1,5 +1,5 @@
 """
-Do the variables of the workers fit their nodes, and each other?
+Compare the environment variables of workers with their nodes.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from .._text import list_text
 from ..findings import Cause, Confidence, Evidence, Finding, Missing
 from ..processes import Worker
 from .network import (
-    judge_devices,
-    judge_sockets,
+    check_rdma_devices,
+    check_socket_interfaces,
     read_ib_ports,
     read_interfaces,
 )
-from .node import EnvironmentHealth, NodeFacts, NodeHealth, by_confidence
+from .node import EnvironmentHealth, NodeFacts, NodeHealth, sort_by_confidence
 from .worker_environment import (
     ADDRESS,
     PORT,
+    Rendezvous,
     Settings,
-    Team,
-    by_job,
+    group_by_job,
+    group_by_rendezvous,
     read_settings,
-    teams,
-    those_of_ranks,
+    select_ranks,
 )
 
 
-# Of each node, or of one rank that prints for all.
-_OWN = (
+# These may differ: they belong to one node, or to one rank that logs for all.
+_MAY_DIFFER = (
     *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"),
     *("NCCL_TOPO_", "NCCL_GRAPH_", "NCCL_HOSTID", "NCCL_COMM_ID"),
     *("NCCL_IGNORE_CPU_AFFINITY", "NCCL_CONF_FILE", "NCCL_TUNER_CONFIG"),
@@ -43,8 +43,8 @@ _OWN = (
     *("NCCL_CUDA_PATH", "NCCL_ROOT", "NCCL_HOME", "NCCL_VERSION"),
     *("NCCL_INCLUDE", "NCCL_LIB"),
 )
-# Those by which ranks can no longer talk to each other.
-_TALK = frozenset(
+# If these differ, ranks cannot communicate.
+_MUST_MATCH = frozenset(
     {
         *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE"),
         *("NCCL_SOCKET_FAMILY", "NCCL_BUFFSIZE", "NCCL_NVLS_ENABLE"),
@@ -56,78 +56,75 @@ _TALK = frozenset(
 )
 
 
-def judge_alike(settings: Iterable[Settings]) -> tuple[Finding, ...]:
+def check_same_settings(settings: Iterable[Settings]) -> tuple[Finding, ...]:
     """
-    Tell which settings differ within a job.
-
-    Args:
-        settings: The variables of all processes.
-
-    Returns:
-        What was found.
+    Return findings about NCCL settings that differ within a job.
     """
     return tuple(
         finding
-        for members in teams(settings).values()
+        for members in group_by_rendezvous(settings).values()
         if len(members) > 1
-        for finding in _judge(members)
+        for finding in _differing_settings(members)
     )
 
 
-def _judge(members: list[Settings]) -> Iterator[Finding]:
+def _differing_settings(members: list[Settings]) -> Iterator[Finding]:
     names = {
         name
         for x in members
         for name in x.variables
-        if name.startswith(("NCCL_", "RCCL_")) and not name.startswith(_OWN)
+        if name.startswith(("NCCL_", "RCCL_"))
+        and not name.startswith(_MAY_DIFFER)
     }
     for name in sorted(names):
         values: dict[str | None, list[Settings]] = defaultdict(list)
         for x in members:
             values[x.variables.get(name)].append(x)
         if len(values) > 1:
-            yield _finding(name, values)
+            yield _difference_finding(name, values)
 
 
-def _finding(name: str, values: dict[str | None, list[Settings]]) -> Finding:
-    parts = sorted(values.items(), key=lambda item: len(item[1]))
-    few = parts[0][1]
-    told = [
+def _difference_finding(
+    name: str, values: dict[str | None, list[Settings]]
+) -> Finding:
+    by_count = sorted(values.items(), key=lambda item: len(item[1]))
+    minority = by_count[0][1]
+    parts_text = [
         f"{'unset' if value is None else value} "
-        f"({list_text((x.name for x in who), most=3)})"
-        for value, who in parts
+        f"({list_text((x.name for x in users), most=3)})"
+        for value, users in by_count
     ]
-    ranks = sorted({x.rank for x in few if x.rank is not None})
+    ranks = sorted({x.rank for x in minority if x.rank is not None})
     return Finding(
         cause=Cause.NETWORK_MISCONFIGURED,
         ranks=tuple(ranks),
-        summary=f"{name} differs between ranks: {list_text(told)}",
-        confidence="likely" if name in _TALK else "possible",
+        summary=f"{name} differs between ranks: {list_text(parts_text)}",
+        confidence="likely" if name in _MUST_MATCH else "possible",
         remedy="give all ranks of a job the same settings of NCCL, also by "
         "/etc/nccl.conf and ~/.nccl.conf",
         evidence=tuple(
             Evidence(
                 kind="environment",
-                source=who[0].host,
-                location=who[0].name,
+                source=users[0].host,
+                location=users[0].name,
                 quote=f"{name} unset" if value is None else f"{name}={value}",
             )
-            for value, who in parts[:4]
+            for value, users in by_count[:4]
         ),
     )
 
 
-_Test = Callable[[str | None], bool]
+_ValueTest = Callable[[str | None], bool]
 
 
-class _Note(NamedTuple):
+class _NotableSetting(NamedTuple):
     """
-    What to say if a variable has such a value.
+    A setting that is worth a note if *test* holds for its value.
     """
 
     name: str
-    test: _Test
-    says: str
+    matches: _ValueTest
+    effect: str
     advice: str
 
 
@@ -139,81 +136,81 @@ def _is_set(value: str | None) -> bool:
     return value is not None
 
 
-def _has(*words: str) -> _Test:
-    return lambda value: (value or "").strip().upper() in words
+def _is_one_of(*values: str) -> _ValueTest:
+    return lambda value: (value or "").strip().upper() in values
 
 
-_NOTES = (
-    _Note(
+_NOTABLE_SETTINGS = (
+    _NotableSetting(
         "CUDA_LAUNCH_BLOCKING",
         _is_on,
         "waits for every kernel, which is slow, and can hang jobs that "
         "overlap collectives",
         "unset it when the error is found",
     ),
-    _Note(
+    _NotableSetting(
         "TORCH_DISTRIBUTED_DEBUG",
-        _has("DETAIL"),
+        _is_one_of("DETAIL"),
         "compares every collective before it starts, which is slow",
         "unset it, or set it to INFO, when the error is found",
     ),
-    _Note(
+    _NotableSetting(
         "NCCL_DEBUG",
-        _has("TRACE"),
+        _is_one_of("TRACE"),
         "writes a line for every call, which is slow and fills disks",
         "set it to INFO or WARN",
     ),
-    _Note(
+    _NotableSetting(
         "TORCHSPEC_LOG_LEVEL",
-        _has("DEBUG", "TRACE"),
+        _is_one_of("DEBUG", "TRACE"),
         "writes details of every step",
         "set it to INFO when the error is found",
     ),
-    _Note(
+    _NotableSetting(
         "TORCH_NCCL_BLOCKING_WAIT",
         _is_on,
         "makes the program wait for each collective, and turns off the "
         "handling of errors in the background",
         "unset it",
     ),
-    _Note(
+    _NotableSetting(
         "NCCL_BLOCKING_WAIT",
         _is_set,
         "is an old name, which newer torch reads no more",
         "use TORCH_NCCL_BLOCKING_WAIT, if it is meant",
     ),
-    _Note(
+    _NotableSetting(
         "NCCL_ASYNC_ERROR_HANDLING",
         _is_set,
         "is an old name, which newer torch reads no more",
         "use TORCH_NCCL_ASYNC_ERROR_HANDLING",
     ),
-    _Note(
+    _NotableSetting(
         "NCCL_DESYNC_DEBUG",
         _is_set,
         "is an old name, which newer torch reads no more",
         "use TORCH_NCCL_DESYNC_DEBUG",
     ),
-    _Note(
+    _NotableSetting(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        _has("0"),
+        _is_one_of("0"),
         "lets ranks hang for ever when a collective fails or times out",
         "unset it",
     ),
-    _Note(
+    _NotableSetting(
         "TORCH_NCCL_ENABLE_MONITORING",
-        _has("0", "FALSE"),
+        _is_one_of("0", "FALSE"),
         "turns off the watch that ends a job whose watchdog hangs",
         "unset it",
     ),
-    _Note(
+    _NotableSetting(
         "NCCL_P2P_DISABLE",
         _is_on,
         "lets GPUs of a node talk by way of the memory of the host, which is "
         "slow",
         "unset it, unless it is meant to work around a fault",
     ),
-    _Note(
+    _NotableSetting(
         "NCCL_SHM_DISABLE",
         _is_on,
         "lets ranks of a node talk by sockets, which is slow",
@@ -222,61 +219,65 @@ _NOTES = (
 )
 
 
-def judge_notes(
+def check_notable_settings(
     settings: Iterable[Settings], *, may_use_nccl: bool = True
 ) -> tuple[Finding, ...]:
     """
-    Tell which settings are worth a note.
+    Return notes about slow, obsolete, or risky settings.
 
     Args:
-        settings: The variables of all processes.
-
-        may_use_nccl: Whether there is a GPU for which NCCL could be of use.
+        may_use_nccl: Whether there is a GPU that NCCL can use.
 
     Returns:
-        Findings that say that nothing is wrong.
+        Findings with the cause ``healthy``.
     """
-    every = tuple(settings)
-    found = []
-    for note in _NOTES:
+    entries = tuple(settings)
+    findings = []
+    for note in _NOTABLE_SETTINGS:
         users: dict[str, list[Settings]] = defaultdict(list)
-        for x in every:
+        for x in entries:
             value = x.variables.get(note.name)
-            if note.test(value):
+            if note.matches(value):
                 users[value or ""].append(x)
-        for value, who in users.items():
-            says = f"{note.name}={value} {note.says}"
-            found.append(_notes_finding(says, note.advice, who))
-    silent = [x for x in every if _records_nothing(x.variables)]
-    if silent:
-        says = "the Flight Recorder of torch is off (its buffer has size 0)"
+        for value, matching in users.items():
+            message = f"{note.name}={value} {note.effect}"
+            findings.append(_note_finding(message, note.advice, matching))
+    without_recorder = [x for x in entries if _is_recorder_off(x.variables)]
+    if without_recorder:
+        message = "the Flight Recorder of torch is off (its buffer has size 0)"
         advice = "set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_TRACE_BUFFER_SIZE"
-        found.append(_notes_finding(says, f"{advice} to 2000 or more", silent))
-    tells = any(_tells_of_nccl(x.variables) for x in every)
-    if every and may_use_nccl and not tells:
-        says = "NCCL_DEBUG is not set, so NCCL says little of its errors"
-        found.append(
-            _notes_finding(says, "set NCCL_DEBUG=WARN, or INFO", every)
+        findings.append(
+            _note_finding(
+                message, f"{advice} to 2000 or more", without_recorder
+            )
         )
-    return tuple(found)
+    has_nccl_debug = any(_has_nccl_debug(x.variables) for x in entries)
+    if entries and may_use_nccl and not has_nccl_debug:
+        message = "NCCL_DEBUG is not set, so NCCL says little of its errors"
+        findings.append(
+            _note_finding(message, "set NCCL_DEBUG=WARN, or INFO", entries)
+        )
+    return tuple(findings)
 
 
-def _records_nothing(variables: Mapping[str, str]) -> bool:
-    # The first that is set counts.
+def _is_recorder_off(variables: Mapping[str, str]) -> bool:
+    # Torch uses the first one that is set.
     names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     return next((variables[x] for x in names if x in variables), "") == "0"
 
 
-def _tells_of_nccl(variables: Mapping[str, str]) -> bool:
+def _has_nccl_debug(variables: Mapping[str, str]) -> bool:
     return bool(variables.get("NCCL_DEBUG"))
 
 
-def _notes_finding(says: str, advice: str, who: Iterable[Settings]) -> Finding:
-    users = tuple(who)
+def _note_finding(
+    message: str, advice: str, processes: Iterable[Settings]
+) -> Finding:
+    users = tuple(processes)
     return Finding(
         cause=Cause.HEALTHY,
         ranks=tuple(sorted({x.rank for x in users if x.rank is not None})),
-        summary=f"note: {says}",
+        summary=f"note: {message}",
         confidence="possible",
         remedy=advice,
         evidence=(
@@ -289,158 +290,183 @@ def _notes_finding(says: str, advice: str, who: Iterable[Settings]) -> Finding:
     )
 
 
-_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_VISIBLE_DEVICES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
 
 
-def judge_ranks(settings: Iterable[Settings]) -> tuple[Finding, ...]:
+def check_rank_settings(settings: Iterable[Settings]) -> tuple[Finding, ...]:
     """
-    Tell which ranks do not fit the others.
+    Return findings about ranks that contradict each other.
 
-    Args:
-        settings: All processes.
-
-    Returns:
-        What was found.
+    Checked are rank numbers, shared GPUs, world sizes, and rendezvous
+    addresses.
     """
-    parted = teams(x for x in settings if x.rank is not None)
-    found: list[Finding] = []
-    for members in parted.values():
-        found += _numbers(members)
-        found += _gpus(members)
-    found += _sizes(parted)
-    found += _places(parted)
-    return tuple(found)
+    groups = group_by_rendezvous(x for x in settings if x.rank is not None)
+    findings: list[Finding] = []
+    for members in groups.values():
+        findings += _check_rank_numbers(members)
+        findings += _check_shared_gpus(members)
+    findings += _check_world_sizes(groups)
+    findings += _check_addresses(groups)
+    return tuple(findings)
 
 
-def _numbers(members: list[Settings]) -> Iterator[Finding]:
+def _check_rank_numbers(members: list[Settings]) -> Iterator[Finding]:
     size = members[0].world_size
-    beyond = [x for x in members if size is not None and _rank(x) >= size]
-    if beyond:
-        yield _ranks_finding(
+    out_of_range = [
+        x
+        for x in members
+        if size is not None and _rank_or_minus_one(x) >= size
+    ]
+    if out_of_range:
+        yield _rank_finding(
             Cause.NODE_MISCONFIGURED,
             "certain",
-            beyond,
-            f"{beyond[0].name} does not exist in a job of {size} ranks",
+            out_of_range,
+            f"{out_of_range[0].name} does not exist in a job of {size} ranks",
             "set RANK from 0 to WORLD_SIZE - 1",
         )
     if not members[0].variables.get(ADDRESS):
-        return  # they may be of several jobs
-    same: dict[int, list[Settings]] = defaultdict(list)
+        return  # these may be several jobs
+    by_rank: dict[int, list[Settings]] = defaultdict(list)
     for x in members:
-        same[_rank(x)].append(x)
-    twice = [x for x in same.values() if len(x) > 1]
-    if twice:
-        who = list_text(f"rank {_rank(x[0])}" for x in twice)
-        yield _ranks_finding(
+        by_rank[_rank_or_minus_one(x)].append(x)
+    duplicates = [x for x in by_rank.values() if len(x) > 1]
+    if duplicates:
+        ranks = list_text(
+            f"rank {_rank_or_minus_one(x[0])}" for x in duplicates
+        )
+        yield _rank_finding(
             Cause.NODE_MISCONFIGURED,
             "likely",
-            [y for x in twice for y in x],
-            f"several processes of the same job call themselves {who}, on "
-            f"{list_text(sorted({y.host for x in twice for y in x}))}",
+            [y for x in duplicates for y in x],
+            f"several processes of the same job call themselves {ranks}, on "
+            f"{list_text(sorted({y.host for x in duplicates for y in x}))}",
             "give every process a RANK of its own; on several nodes mostly "
             "the number of the node (--node-rank) is wrong",
         )
 
 
-def _gpus(members: list[Settings]) -> Iterator[Finding]:
-    same: dict[tuple[str, str], list[Settings]] = defaultdict(list)
+def _check_shared_gpus(members: list[Settings]) -> Iterator[Finding]:
+    by_gpu: dict[tuple[str, str], list[Settings]] = defaultdict(list)
     for x in members:
-        name = next((n for n in _GPUS if n in x.variables), "")
+        name = next((n for n in _VISIBLE_DEVICES if n in x.variables), "")
         value = x.variables.get(name, "").strip()
-        # With several, each rank chooses its own by its LOCAL_RANK.
+        # With several GPUs, each rank selects one by its LOCAL_RANK.
         if value and "," not in value and value not in {"-1", "all"}:
-            same[x.host, value].append(x)
-    for (host, value), users in same.items():
-        if len({_rank(x) for x in users}) < 2:
+            by_gpu[x.host, value].append(x)
+    for (host, value), users in by_gpu.items():
+        if len({_rank_or_minus_one(x) for x in users}) < 2:
             continue
-        who = list_text(x.name for x in users)
-        yield _ranks_finding(
+        ranks = list_text(x.name for x in users)
+        yield _rank_finding(
             Cause.NODE_MISCONFIGURED,
-            "likely" if _sees_all_gpus(users) else "possible",
+            "likely" if _has_comparable_gpu_indices(users) else "possible",
             users,
-            f"{who} share GPU {value} of {host}",
+            f"{ranks} share GPU {value} of {host}",
             "give every rank a GPU of its own: NCCL refuses two ranks on one",
         )
 
 
-def _sees_all_gpus(users: list[Settings]) -> bool:
+def _has_comparable_gpu_indices(users: list[Settings]) -> bool:
     """
-    Whether the number of a GPU means the same to all of them.
+    Return whether a GPU index means the same GPU to all of them.
 
-    It may not if they are of several jobs, and not under Slurm, which can
-    give each task GPUs of its own that all begin with number 0.
+    It may not for several jobs, and not under Slurm, which can give each task
+    its own GPUs, all counted from 0.
     """
     first = users[0].variables
     return bool(first.get(ADDRESS)) and "SLURM_PROCID" not in first
 
 
-def _sizes(parted: dict[Team, list[Settings]]) -> Iterator[Finding]:
+def _check_world_sizes(
+    groups: dict[Rendezvous, list[Settings]],
+) -> Iterator[Finding]:
     sizes: dict[tuple[str, str, str], dict[int, list[Settings]]] = defaultdict(
         dict
     )
-    for team, members in parted.items():
-        if team.address and team.port and team.size is not None:
-            place = (team.address, team.port, team.host)
-            sizes[place][team.size] = members
-    for (address, port, _), several in sizes.items():
-        if len(several) > 1:
-            few = min(several.values(), key=len)
-            yield _ranks_finding(
+    for rendezvous, members in groups.items():
+        if (
+            rendezvous.address
+            and rendezvous.port
+            and rendezvous.size is not None
+        ):
+            key = (rendezvous.address, rendezvous.port, rendezvous.host)
+            sizes[key][rendezvous.size] = members
+    for (address, port, _), by_size in sizes.items():
+        if len(by_size) > 1:
+            minority = min(by_size.values(), key=len)
+            yield _rank_finding(
                 Cause.NODE_MISCONFIGURED,
                 "likely",
-                few,
+                minority,
                 f"ranks that meet at {address}:{port} do not agree on "
-                f"WORLD_SIZE: {list_text(sorted(several))}",
+                f"WORLD_SIZE: {list_text(sorted(by_size))}",
                 "start all nodes with the same number of nodes and of ranks "
                 "per node",
             )
 
 
-def _places(parted: dict[Team, list[Settings]]) -> Iterator[Finding]:
+def _check_addresses(
+    groups: dict[Rendezvous, list[Settings]],
+) -> Iterator[Finding]:
     """
-    Parts of one job that wait for each other at different places.
+    Yield findings about parts of one job with different addresses.
     """
-    by_size: dict[tuple[int, str], list[Team]] = defaultdict(list)
-    for team in parted:
-        if team.size is not None and team.address:
-            by_size[team.size, team.run].append(team)
-    for (size, _), several in by_size.items():
-        members = [x for team in several for x in parted[team]]
-        ranks = sorted(_rank(x) for x in members)
+    by_size: dict[tuple[int, str], list[Rendezvous]] = defaultdict(list)
+    for rendezvous in groups:
+        if rendezvous.size is not None and rendezvous.address:
+            by_size[rendezvous.size, rendezvous.run].append(rendezvous)
+    for (size, _), parts in by_size.items():
+        members = [x for rendezvous in parts for x in groups[rendezvous]]
+        ranks = sorted(_rank_or_minus_one(x) for x in members)
         is_one_job = ranks == list(range(size))
-        if len(several) > 1 and is_one_job:
-            where = sorted(
-                {f"{t.address}:{t.port}".rstrip(":") for t in several}
+        if len(parts) > 1 and is_one_job:
+            addresses = sorted(
+                {
+                    f"{rendezvous.address}:{rendezvous.port}".rstrip(":")
+                    for rendezvous in parts
+                }
             )
-            has_own = any(t.host for t in several)
-            yield _ranks_finding(
+            is_loopback = any(rendezvous.host for rendezvous in parts)
+            yield _rank_finding(
                 Cause.NETWORK_MISCONFIGURED,
                 "likely",
                 members,
                 f"the {size} ranks of a job wait for each other at different "
-                f"places: {list_text(where)}"
-                + (", each host at itself" if has_own else ""),
+                f"places: {list_text(addresses)}"
+                + (", each host at itself" if is_loopback else ""),
                 "set MASTER_ADDR and MASTER_PORT to the same address of the "
                 "node of rank 0 everywhere",
             )
 
 
-def _rank(x: Settings) -> int:
+def _rank_or_minus_one(x: Settings) -> int:
     return -1 if x.rank is None else x.rank
 
 
-def _ranks_finding(
+def _rank_finding(
     cause: Cause,
     confidence: Confidence,
-    who: list[Settings],
-    says: str,
+    processes: list[Settings],
+    message: str,
     remedy: str,
 ) -> Finding:
-    names = (ADDRESS, PORT, "RANK", "WORLD_SIZE", "LOCAL_RANK", *_GPUS)
+    names = (
+        ADDRESS,
+        PORT,
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        *_VISIBLE_DEVICES,
+    )
     return Finding(
         cause=cause,
-        ranks=tuple(sorted({_rank(x) for x in who})),
-        summary=says,
+        ranks=tuple(sorted({_rank_or_minus_one(x) for x in processes})),
+        summary=message,
         confidence=confidence,
         remedy=remedy,
         evidence=tuple(
@@ -452,7 +478,7 @@ def _ranks_finding(
                     f"{n}={x.variables[n]}" for n in names if n in x.variables
                 ),
             )
-            for x in who[:4]
+            for x in processes[:4]
         ),
     )
 
@@ -464,26 +490,24 @@ def check_environment(
     nodes: Mapping[str, NodeHealth | NodeFacts] | None = None,
 ) -> EnvironmentHealth:
     """
-    Tell which variables of the workers do not fit.
+    Check the environment variables of workers.
 
-    Names of interfaces are compared with those that each node has, not with
-    those of other nodes: they may differ for good reasons.  So may the
-    variables of different jobs, which are not compared either.
+    Interface names are compared with the interfaces of the same node only:
+    they may differ between nodes.  Variables of different jobs are not
+    compared.
 
     Args:
-        processes: Workers, or numbers of processes, of this node; or
-            environments of workers by host, such as those that snapshots
-            keep.
+        processes: Workers, or process IDs, of this node; or environments of
+            workers by host, such as those in snapshots.
 
-        nodes: What is known of each host; this node is looked at if it is
-            left out.
+        nodes: Facts about each host; by default this node is examined.
 
     Returns:
-        What is wrong, notes, and what could not be compared.
+        Findings, notes, and what could not be compared.
     """
-    settings, unread = read_settings(processes)
-    ranks = those_of_ranks(settings)
-    facts = _facts(settings, nodes)
+    settings, unreadable = read_settings(processes)
+    ranks = select_ranks(settings)
+    facts = _collect_facts(settings, nodes)
     interfaces = {
         host: x.interfaces for host, x in facts.items() if x.interfaces
     }
@@ -491,13 +515,17 @@ def check_environment(
         host: x.ib_ports for host, x in facts.items() if x.ib_ports is not None
     }
     hosts = tuple(sorted({x.host for x in settings}))
-    found = (
-        *(f for job in by_job(ranks) for f in judge_sockets(job, interfaces)),
-        *judge_devices(ranks, interfaces, ports),
-        *judge_ranks(ranks),
-        *(f for job in by_job(ranks) for f in judge_alike(job)),
-        *_names(ranks, facts),
-        *judge_notes(
+    findings = (
+        *(
+            f
+            for job in group_by_job(ranks)
+            for f in check_socket_interfaces(job, interfaces)
+        ),
+        *check_rdma_devices(ranks, interfaces, ports),
+        *check_rank_settings(ranks),
+        *(f for job in group_by_job(ranks) for f in check_same_settings(job)),
+        *_check_name_address(ranks, facts),
+        *check_notable_settings(
             ranks,
             may_use_nccl=not facts
             or any(x.gpus != () for x in facts.values()),
@@ -506,43 +534,50 @@ def check_environment(
     return EnvironmentHealth(
         hosts=hosts,
         processes=len(settings),
-        findings=by_confidence(found),
-        missing=(*unread, *_unknown(settings, hosts, interfaces)),
+        findings=sort_by_confidence(findings),
+        missing=(
+            *unreadable,
+            *_missing_interfaces(settings, hosts, interfaces),
+        ),
     )
 
 
-def _facts(
+def _collect_facts(
     settings: Iterable[Settings],
     nodes: Mapping[str, NodeHealth | NodeFacts] | None,
 ) -> dict[str, NodeFacts]:
-    found = {
+    facts = {
         host: x.facts if isinstance(x, NodeHealth) else x
         for host, x in (nodes or {}).items()
     }
-    here = socket.gethostname()
-    if here not in found and any(x.host == here for x in settings):
-        # Where the system does not tell, nothing is compared.
+    local_host = socket.gethostname()
+    if local_host not in facts and any(x.host == local_host for x in settings):
+        # Without these facts, nothing is compared.
         with suppress(OSError):
-            found[here] = NodeFacts(
-                host=here,
+            facts[local_host] = NodeFacts(
+                host=local_host,
                 taken=time.time(),
                 interfaces=read_interfaces(),
                 ib_ports=read_ib_ports(),
             )
-    return found
+    return facts
 
 
-def _names(
+def _check_name_address(
     settings: tuple[Settings, ...], facts: Mapping[str, NodeFacts]
 ) -> Iterator[Finding]:
     """
-    Gloo listens at the address of the name of the node if nothing is set.
+    Yield a finding if the host name resolves to a loopback address.
+
+    Gloo listens at that address if ``GLOO_SOCKET_IFNAME`` is not set.
     """
     hosts = {x.host for x in settings}
-    told = {x.host for x in settings if x.variables.get("GLOO_SOCKET_IFNAME")}
+    configured = {
+        x.host for x in settings if x.variables.get("GLOO_SOCKET_IFNAME")
+    }
     wrong = sorted(
         host
-        for host in hosts - told
+        for host in hosts - configured
         if host in facts
         and (facts[host].name_address or "").startswith("127.")
     )
@@ -567,7 +602,7 @@ def _names(
         )
 
 
-def _unknown(
+def _missing_interfaces(
     settings: Iterable[Settings],
     hosts: Iterable[str],
     interfaces: Mapping[str, object],
@@ -576,6 +611,6 @@ def _unknown(
     if unknown:
         reason = f"nobody told which {list_text(unknown)} has"
         yield Missing(what="interfaces", reason=reason)
-    if any(not x.sees_node for x in settings):
+    if any(not x.shares_network for x in settings):
         reason = "some processes have a network of their own (a container)"
         yield Missing(what="interfaces", reason=reason)

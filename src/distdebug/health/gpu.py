@@ -1,5 +1,5 @@
 """
-What do the GPUs of a node tell about themselves?
+Read the state of NVIDIA GPUs by NVML or ``nvidia-smi``, and check it.
 """
 
 from __future__ import annotations
@@ -21,36 +21,34 @@ from ..findings import (
     Cause,
     Evidence,
     Finding,
-    Judged,
+    NodeFinding,
     as_finding,
-    known_ranks,
+    ranks_of_pids,
 )
 
 
-# GPUs that nobody uses take some seconds to wake up.
-_LONG_S = 8.0
+# Idle GPUs without persistence mode take some seconds to wake up.
+_LONG_WAIT_S = 8.0
 
 
-def judge_driver(
+def check_gpu_driver(
     problem: str, *, host: str = "", waited_s: float = 0.0
 ) -> tuple[Finding, ...]:
     """
-    Tell what it means that the GPUs could not be asked.
+    Return a finding if the GPU driver failed or did not answer.
 
     Args:
-        problem: Why not, in the words of whoever was asked.
+        problem: The error message.
 
-        host: The node.
-
-        waited_s: How long an answer was waited for, in seconds; 0 if it came,
-            and was an error.
+        waited_s: How long an answer was awaited, in seconds; 0 if the driver
+            answered with an error.
 
     Returns:
-        What was found, nothing where there is no driver at all.
+        Nothing for other errors, such as a node without a driver.
     """
-    judged = None
+    finding = None
     if "version mismatch" in problem.lower():
-        judged = Judged(
+        finding = NodeFinding(
             Cause.NODE_MISCONFIGURED,
             "certain",
             "the driver of the GPUs and its libraries have different versions",
@@ -58,21 +56,21 @@ def judge_driver(
             "the driver that is loaded",
         )
     elif waited_s > 0:
-        judged = Judged(
+        finding = NodeFinding(
             Cause.GPU_FAULT,
-            "likely" if waited_s >= _LONG_S else "possible",
+            "likely" if waited_s >= _LONG_WAIT_S else "possible",
             f"the driver of the GPUs does not answer within {waited_s:.0f} s",
             "look for Xid messages in the kernel log; a driver that hangs "
             "needs a reset of the GPU, or a reboot",
         )
-    if judged is None:
+    if finding is None:
         return ()
 
     evidence = Evidence(kind="gpu", source=host, quote=problem)
-    return (as_finding(judged, host=host, evidence=evidence),)
+    return (as_finding(finding, host=host, evidence=evidence),)
 
 
-_BUS = re.compile(
+_BUS_ID = re.compile(
     r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):"
     r"(?P<device>[0-9a-f]{1,2})(?:\.[0-9a-f])?",
     re.IGNORECASE,
@@ -82,13 +80,13 @@ _BUS = re.compile(
 @attrs.frozen(kw_only=True)
 class GpuProcess:
     """
-    Who computes on a GPU?
+    A process that computes on a GPU.
 
     Attributes:
-        pid: Its number, as the driver tells it: in a container often one of
-            the host, or none.
+        pid: The process ID that the driver reports.  In a container it is
+            often the one of the host, or missing.
 
-        memory: How many bytes of the GPU it holds; ``None`` if not told.
+        memory: GPU memory in bytes; ``None`` if unknown.
     """
 
     pid: int
@@ -98,58 +96,59 @@ class GpuProcess:
 @attrs.frozen(kw_only=True)
 class Gpu:
     """
-    What does one GPU tell?  ``None``, or ``""``, where it does not.
+    The state of one GPU; unknown values are ``None`` or ``""``.
 
     Attributes:
-        index: Its number in the order of NVIDIA's tools; -1 if it is lost and
-            only its place is known.
+        index: The index of NVIDIA's tools; -1 if the GPU is lost and only its
+            bus ID is known.
 
         uuid: Such as ``"GPU-8f6e…"``.
 
         name: The product.
 
-        bus_id: Its place on the PCI bus, such as ``"00000000:3B:00.0"``.
+        bus_id: The PCI bus ID, such as ``"00000000:3B:00.0"``.
 
-        utilization: Percent of the last second or less in which it computed.
+        utilization: Percent of the last sample period (at most 1 s) in which
+            kernels ran.
 
-        memory_utilization: Percent in which its memory was read or written.
+        memory_utilization: Percent in which memory was read or written.
 
         memory_used: Bytes in use.
 
-        memory_total: Bytes there are.
+        memory_total: Bytes in total.
 
         temperature: Degrees Celsius.
 
         pstate: Performance state, ``"P0"`` (fastest) to ``"P15"``.
 
-        clock_mhz: Clock of its processors.
+        clock_mhz: SM clock.
 
-        most_clock_mhz: The highest that clock may be.
+        most_clock_mhz: Maximum SM clock.
 
-        power_w: What it draws, in watts.
+        power_w: Power draw in watts.
 
-        power_limit_w: What it may draw.
+        power_limit_w: Power limit in watts.
 
-        slowed_by: Why its clocks are low, in words.
+        slowed_by: Throttle reasons.
 
-        uncorrected_errors: Errors of memory since the driver was loaded that
-            could not be corrected.
+        uncorrected_errors: Uncorrected ECC errors since the driver was
+            loaded.
 
-        needs_reset: Whether it has to be reset to get rid of bad memory.
+        needs_reset: Whether bad memory is replaced at the next reset.
 
         is_worn_out: Whether bad memory could not be replaced.
 
-        recovery: What the driver wants done: ``""`` if nothing, or
-            ``"Reset"``, ``"Reboot"``, ….
+        recovery: The recovery action that the driver asks for: ``""`` for
+            none, or ``"Reset"``, ``"Reboot"``, ….
 
-        fabric: State of its registration with the NVSwitch fabric, such as
-            ``"Completed"``; ``""`` if it has none.
+        fabric: State of the registration with the NVSwitch fabric, such as
+            ``"Completed"``; ``""`` without a fabric.
 
-        mig: Whether it is split up into instances.
+        mig: Whether MIG is enabled.
 
-        processes: Who computes on it.
+        processes: Processes that compute on it.
 
-        problem: Why it tells nothing, such as ``"GPU is lost"``.
+        problem: Why there are no values, such as ``"GPU is lost"``.
     """
 
     index: int
@@ -177,28 +176,28 @@ class Gpu:
     problem: str = ""
 
 
-def bus_key(bus_id: str) -> tuple[int, int, int] | None:
+def parse_bus_id(bus_id: str) -> tuple[int, int, int] | None:
     """
-    Which place on the PCI bus is meant?
+    Parse a PCI bus ID.
 
     Args:
         bus_id: As the driver (``"00000000:3B:00.0"``) or the kernel
             (``"0000:3b:00"``, ``"PCI:0000:3b:00"``) writes it.
 
     Returns:
-        Domain, bus, and device; ``None`` if it is no such place.
+        Domain, bus, and device; ``None`` if it is not a bus ID.
     """
-    found = _BUS.fullmatch(bus_id.strip().removeprefix("PCI:"))
-    if found is None:
+    match = _BUS_ID.fullmatch(bus_id.strip().removeprefix("PCI:"))
+    if match is None:
         return None
 
-    domain, bus, device = found.group("domain", "bus", "device")
+    domain, bus, device = match.group("domain", "bus", "device")
     return int(domain or "0", 16), int(bus, 16), int(device, 16)
 
 
-IDLE = "idle"
-_REASONS = {
-    0x1: IDLE,
+IDLE_REASON = "idle"
+_THROTTLE_REASONS = {
+    0x1: IDLE_REASON,
     0x2: "clocks set by an application",
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -208,8 +207,9 @@ _REASONS = {
     0x80: "hardware power brake",
     0x100: "clocks of a display",
 }
-#: Those that no healthy node shows for long.  A power cap is usual at work.
-SEVERE = frozenset(
+#: Reasons that a healthy node never shows for long.  A power cap is normal
+#: under load.
+SEVERE_REASONS = frozenset(
     {
         "hardware slowdown",
         "software thermal slowdown",
@@ -219,64 +219,56 @@ SEVERE = frozenset(
 )
 
 
-def reason_names(bits: int) -> tuple[str, ...]:
+def throttle_reasons(bits: int) -> tuple[str, ...]:
     """
-    Name the reasons.
+    Return the names of throttle reasons; unknown bits are ignored.
 
     Args:
-        bits: All of them, as the driver tells them.
-
-    Returns:
-        Their names; bits that are not known are left out.
+        bits: The bit mask of the driver (``nvmlClocksEventReasons``).
     """
-    return tuple(name for bit, name in _REASONS.items() if bits & bit)
+    return tuple(name for bit, name in _THROTTLE_REASONS.items() if bits & bit)
 
 
-# Less than this is not enough for a context and the kernels of a program.
-_LEAST_FREE = 256 << 20
-_SLOW_CLOCK = 0.6
-_BUSY = 50
+# A CUDA context and the kernels of a program need more.
+_MIN_FREE_BYTES = 256 << 20
+_SLOW_CLOCK_RATIO = 0.6
+_BUSY_PERCENT = 50
 
-_Judge = Callable[[Gpu], Judged | None]
+_Check = Callable[[Gpu], NodeFinding | None]
 
 
-def judge_gpus(
+def check_gpus(
     gpus: Iterable[Gpu],
     *,
     host: str = "",
     ranks: Mapping[int, int] | None = None,
 ) -> tuple[Finding, ...]:
     """
-    Tell what is wrong with GPUs.
+    Return the most important finding of each unhealthy GPU.
 
     Args:
-        gpus: All of a node.
+        gpus: All GPUs of a node.
 
-        host: The node.
-
-        ranks: The rank of each process that is known.
-
-    Returns:
-        What was found, nothing for GPUs that are well.
+        ranks: Ranks by process ID.
     """
-    found = []
+    findings = []
     for gpu in gpus:
-        # The first tells why the others are as they are.
-        judged = next(filter(None, (judge(gpu) for judge in _JUDGES)), None)
-        if judged is not None:
-            found.append(_finding(gpu, judged, host, ranks or {}))
-    return tuple(found)
+        # The first problem explains the others.
+        finding = next(filter(None, (check(gpu) for check in _CHECKS)), None)
+        if finding is not None:
+            findings.append(_gpu_finding(gpu, finding, host, ranks or {}))
+    return tuple(findings)
 
 
-def _finding(
-    gpu: Gpu, judged: Judged, host: str, ranks: Mapping[int, int]
+def _gpu_finding(
+    gpu: Gpu, finding: NodeFinding, host: str, ranks: Mapping[int, int]
 ) -> Finding:
     name = f"GPU {gpu.index}" if gpu.index >= 0 else f"GPU at {gpu.bus_id}"
     names = [x for x in (gpu.name, gpu.bus_id, gpu.uuid) if x]
     return as_finding(
-        judged._replace(
-            says=f"{name} {judged.says}",
-            ranks=known_ranks((x.pid for x in gpu.processes), ranks),
+        finding._replace(
+            says=f"{name} {finding.says}",
+            ranks=ranks_of_pids((x.pid for x in gpu.processes), ranks),
         ),
         host=host,
         evidence=Evidence(
@@ -288,10 +280,10 @@ def _finding(
     )
 
 
-def _lost(gpu: Gpu) -> Judged | None:
+def _check_lost(gpu: Gpu) -> NodeFinding | None:
     if not gpu.problem:
         return None
-    return Judged(
+    return NodeFinding(
         Cause.GPU_FAULT,
         "certain",
         f"does not answer: {gpu.problem}",
@@ -302,10 +294,10 @@ def _lost(gpu: Gpu) -> Judged | None:
     )
 
 
-def _recovery(gpu: Gpu) -> Judged | None:
+def _check_recovery_action(gpu: Gpu) -> NodeFinding | None:
     if not gpu.recovery:
         return None
-    return Judged(
+    return NodeFinding(
         Cause.GPU_FAULT,
         "likely",
         f"is not fit for work: its driver asks for {gpu.recovery!r}",
@@ -313,10 +305,10 @@ def _recovery(gpu: Gpu) -> Judged | None:
     )
 
 
-def _worn_out(gpu: Gpu) -> Judged | None:
+def _check_bad_memory(gpu: Gpu) -> NodeFinding | None:
     if not gpu.is_worn_out:
         return None
-    return Judged(
+    return NodeFinding(
         Cause.GPU_FAULT,
         "likely",
         "has bad memory that could not be replaced",
@@ -324,10 +316,10 @@ def _worn_out(gpu: Gpu) -> Judged | None:
     )
 
 
-def _errors(gpu: Gpu) -> Judged | None:
+def _check_memory_errors(gpu: Gpu) -> NodeFinding | None:
     if not gpu.uncorrected_errors:
         return None
-    return Judged(
+    return NodeFinding(
         Cause.GPU_FAULT,
         "likely" if gpu.needs_reset else "possible",
         (
@@ -338,10 +330,10 @@ def _errors(gpu: Gpu) -> Judged | None:
     )
 
 
-def _needs_reset(gpu: Gpu) -> Judged | None:
+def _check_reset(gpu: Gpu) -> NodeFinding | None:
     if not gpu.needs_reset:
         return None
-    return Judged(
+    return NodeFinding(
         Cause.GPU_FAULT,
         "possible",
         "has bad memory that is replaced at the next reset",
@@ -349,10 +341,10 @@ def _needs_reset(gpu: Gpu) -> Judged | None:
     )
 
 
-def _fabric(gpu: Gpu) -> Judged | None:
+def _check_fabric(gpu: Gpu) -> NodeFinding | None:
     if gpu.fabric not in {"Not Started", "In Progress"}:
         return None
-    return Judged(
+    return NodeFinding(
         Cause.NODE_MISCONFIGURED,
         "likely",
         (
@@ -363,15 +355,17 @@ def _fabric(gpu: Gpu) -> Judged | None:
     )
 
 
-def _slow(gpu: Gpu) -> Judged | None:
-    severe = [x for x in gpu.slowed_by if x in SEVERE]
-    if not severe or IDLE in gpu.slowed_by:
+def _check_throttling(gpu: Gpu) -> NodeFinding | None:
+    severe = [x for x in gpu.slowed_by if x in SEVERE_REASONS]
+    if not severe or IDLE_REASON in gpu.slowed_by:
         return None
-    clock, most = gpu.clock_mhz, gpu.most_clock_mhz
-    speed = f" to {clock} of {most} MHz" if clock and most else ""
-    is_slow = bool(clock and most and clock < _SLOW_CLOCK * most)
-    is_busy = (gpu.utilization or 0) >= _BUSY
-    return Judged(
+    clock, max_clock = gpu.clock_mhz, gpu.most_clock_mhz
+    speed = f" to {clock} of {max_clock} MHz" if clock and max_clock else ""
+    is_slow = bool(
+        clock and max_clock and clock < _SLOW_CLOCK_RATIO * max_clock
+    )
+    is_busy = (gpu.utilization or 0) >= _BUSY_PERCENT
+    return NodeFinding(
         Cause.STRAGGLER,
         "likely" if is_slow and is_busy else "possible",
         f"is slowed down{speed}: {list_text(severe)}",
@@ -379,11 +373,15 @@ def _slow(gpu: Gpu) -> Judged | None:
     )
 
 
-def _full(gpu: Gpu) -> Judged | None:
+def _check_free_memory(gpu: Gpu) -> NodeFinding | None:
     used, total = gpu.memory_used, gpu.memory_total
-    if not used or not total or total - used >= min(_LEAST_FREE, total // 50):
+    if (
+        not used
+        or not total
+        or total - used >= min(_MIN_FREE_BYTES, total // 50)
+    ):
         return None
-    return Judged(
+    return NodeFinding(
         Cause.GPU_OUT_OF_MEMORY,
         "possible",
         f"has only {size_text(total - used)} of {size_text(total)} left",
@@ -391,38 +389,43 @@ def _full(gpu: Gpu) -> Judged | None:
     )
 
 
-_JUDGES: tuple[_Judge, ...] = (
-    *(_lost, _recovery, _worn_out, _errors),
-    *(_needs_reset, _fabric, _slow, _full),
+_CHECKS: tuple[_Check, ...] = (
+    *(
+        _check_lost,
+        _check_recovery_action,
+        _check_bad_memory,
+        _check_memory_errors,
+    ),
+    *(_check_reset, _check_fabric, _check_throttling, _check_free_memory),
 )
 
 
-_FABRIC = {0: "", 1: "Not Started", 2: "In Progress", 3: "Completed"}
-_ACTIONS = (
+_FABRIC_STATES = {0: "", 1: "Not Started", 2: "In Progress", 3: "Completed"}
+_RECOVERY_ACTIONS = (
     *("", "Reset", "Reboot", "Drain P2P", "Drain and Reset"),
     *("Recover IMEX Domain", "Bus Reset", "System Reboot"),
 )
-# Other errors say that we may not ask, or that it does not know.
-_BROKEN = (
+# Other errors mean missing permission or an unsupported query.
+_FATAL_ERRORS = (
     *("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED"),
     *("NVML_ERROR_UNKNOWN", "NVML_ERROR_TIMEOUT", "NVML_ERROR_IRQ_ISSUE"),
     "NVML_ERROR_INSUFFICIENT_POWER",
 )
 
-Ask = Callable[..., Any]
+NvmlQuery = Callable[..., Any]
 
 
-def gpus_by_library(nvml: Any, *, brief: bool) -> tuple[Gpu, ...] | None:
+def query_nvml(nvml: Any, *, brief: bool) -> tuple[Gpu, ...] | None:
     """
-    Ask NVIDIA's library.
+    Read the GPUs by NVML.
 
     Args:
         nvml: The module ``pynvml`` of nvidia-ml-py.
 
-        brief: Whether to ask only how busy they are, and who uses them.
+        brief: Whether to read utilization and processes only.
 
     Returns:
-        The GPUs; ``None`` if there is no driver that it understands.
+        The GPUs; ``None`` without a driver that NVML supports.
     """
     try:
         nvml.nvmlInit()
@@ -431,121 +434,125 @@ def gpus_by_library(nvml: Any, *, brief: bool) -> tuple[Gpu, ...] | None:
 
     try:
         count = nvml.nvmlDeviceGetCount()
-        return tuple(_gpu(nvml, i, brief=brief) for i in range(count))
+        return tuple(_query_gpu(nvml, i, brief=brief) for i in range(count))
     except nvml.NVMLError:
         return None
     finally:
         nvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int, *, brief: bool) -> Gpu:
+def _query_gpu(nvml: Any, index: int, *, brief: bool) -> Gpu:
     # A GPU that fell off the bus must not hide the others.
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as exc:
-        return Gpu(index=index, problem=_trouble(nvml, exc))
+        return Gpu(index=index, problem=_fatal_error_text(nvml, exc))
 
-    ask = partial(_ask, nvml, handle)
-    rates = ask("nvmlDeviceGetUtilizationRates")
-    known: dict[str, Any] = {
+    query = partial(_call_nvml, nvml, handle)
+    rates = query("nvmlDeviceGetUtilizationRates")
+    fields: dict[str, Any] = {
         "utilization": getattr(rates, "gpu", None),
         "memory_utilization": getattr(rates, "memory", None),
-        "processes": _processes(ask),
-        "uuid": _text(ask("nvmlDeviceGetUUID")),
+        "processes": _query_processes(query),
+        "uuid": _decode(query("nvmlDeviceGetUUID")),
     }
     if not brief:
-        known |= _identity(ask) | _speed(nvml, ask) | _health(nvml, ask)
-    return Gpu(index=index, problem=_problem(nvml, handle), **known)
+        fields |= (
+            _query_identity(query)
+            | _query_clocks(nvml, query)
+            | _query_health(nvml, query)
+        )
+    return Gpu(index=index, problem=_nvml_problem(nvml, handle), **fields)
 
 
-def _problem(nvml: Any, handle: Any) -> str:
+def _nvml_problem(nvml: Any, handle: Any) -> str:
     try:
         nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as exc:
-        return _trouble(nvml, exc)
+        return _fatal_error_text(nvml, exc)
 
     return ""
 
 
-def _trouble(nvml: Any, exc: Exception) -> str:
-    broken = {getattr(nvml, name, None) for name in _BROKEN} - {None}
+def _fatal_error_text(nvml: Any, exc: Exception) -> str:
+    broken = {getattr(nvml, name, None) for name in _FATAL_ERRORS} - {None}
     return clean(str(exc)) if getattr(exc, "value", None) in broken else ""
 
 
-def _ask(nvml: Any, handle: Any, name: str, *args: object) -> Any:
-    question = getattr(nvml, name, None)
-    if question is None:
+def _call_nvml(nvml: Any, handle: Any, name: str, *args: object) -> Any:
+    function = getattr(nvml, name, None)
+    if function is None:
         return None
     try:
-        return question(handle, *args)
+        return function(handle, *args)
     except (nvml.NVMLError, TypeError, AttributeError):
         return None
 
 
-def _processes(ask: Ask) -> tuple[GpuProcess, ...]:
-    found = ask("nvmlDeviceGetComputeRunningProcesses") or ()
+def _query_processes(query: NvmlQuery) -> tuple[GpuProcess, ...]:
+    values = query("nvmlDeviceGetComputeRunningProcesses") or ()
     return tuple(
         GpuProcess(pid=x.pid, memory=getattr(x, "usedGpuMemory", None))
-        for x in found
+        for x in values
     )
 
 
-def _identity(ask: Ask) -> dict[str, Any]:
-    memory = ask("nvmlDeviceGetMemoryInfo")
-    place = ask("nvmlDeviceGetPciInfo")
-    mode = ask("nvmlDeviceGetMigMode")
+def _query_identity(query: NvmlQuery) -> dict[str, Any]:
+    memory = query("nvmlDeviceGetMemoryInfo")
+    pci = query("nvmlDeviceGetPciInfo")
+    mode = query("nvmlDeviceGetMigMode")
     return {
-        "name": _text(ask("nvmlDeviceGetName")),
-        "bus_id": _text(getattr(place, "busId", "")),
+        "name": _decode(query("nvmlDeviceGetName")),
+        "bus_id": _decode(getattr(pci, "busId", "")),
         "memory_used": getattr(memory, "used", None),
         "memory_total": getattr(memory, "total", None),
         "mig": bool(mode[0]) if mode else None,
     }
 
 
-def _speed(nvml: Any, ask: Ask) -> dict[str, Any]:
+def _query_clocks(nvml: Any, query: NvmlQuery) -> dict[str, Any]:
     clock = getattr(nvml, "NVML_CLOCK_SM", 1)
-    state = ask("nvmlDeviceGetPerformanceState")
-    bits = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    state = query("nvmlDeviceGetPerformanceState")
+    bits = query("nvmlDeviceGetCurrentClocksEventReasons")
     if bits is None:
-        bits = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        bits = query("nvmlDeviceGetCurrentClocksThrottleReasons")
     return {
-        "temperature": ask("nvmlDeviceGetTemperature", 0),
+        "temperature": query("nvmlDeviceGetTemperature", 0),
         "pstate": "" if state is None else f"P{state}",
-        "clock_mhz": ask("nvmlDeviceGetClockInfo", clock),
-        "most_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", clock),
-        "power_w": _watts(ask("nvmlDeviceGetPowerUsage")),
-        "power_limit_w": _watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
-        "slowed_by": reason_names(bits or 0),
+        "clock_mhz": query("nvmlDeviceGetClockInfo", clock),
+        "most_clock_mhz": query("nvmlDeviceGetMaxClockInfo", clock),
+        "power_w": _watts(query("nvmlDeviceGetPowerUsage")),
+        "power_limit_w": _watts(query("nvmlDeviceGetEnforcedPowerLimit")),
+        "slowed_by": throttle_reasons(bits or 0),
     }
 
 
-def _health(nvml: Any, ask: Ask) -> dict[str, Any]:
+def _query_health(nvml: Any, query: NvmlQuery) -> dict[str, Any]:
     # (uncorrected, since the driver was loaded)
-    errors = ask("nvmlDeviceGetTotalEccErrors", 1, 0)
-    rows = ask("nvmlDeviceGetRemappedRows")
-    retiring = ask("nvmlDeviceGetRetiredPagesPendingStatus")
-    told = [x for x in (rows and bool(rows[2]), retiring) if x is not None]
+    errors = query("nvmlDeviceGetTotalEccErrors", 1, 0)
+    rows = query("nvmlDeviceGetRemappedRows")
+    retiring = query("nvmlDeviceGetRetiredPagesPendingStatus")
+    known = [x for x in (rows and bool(rows[2]), retiring) if x is not None]
     return {
         "uncorrected_errors": errors,
-        "needs_reset": any(told) if told else None,
+        "needs_reset": any(known) if known else None,
         "is_worn_out": bool(rows[3]) if rows else None,
-        "fabric": _nvml_fabric(nvml, ask),
-        "recovery": _nvml_recovery(nvml, ask),
+        "fabric": _query_fabric(nvml, query),
+        "recovery": _query_recovery_action(nvml, query),
     }
 
 
-def _nvml_fabric(nvml: Any, ask: Ask) -> str:
-    make = getattr(nvml, "c_nvmlGpuFabricInfo_t", None)
-    if make is None:
+def _query_fabric(nvml: Any, query: NvmlQuery) -> str:
+    info_type = getattr(nvml, "c_nvmlGpuFabricInfo_t", None)
+    if info_type is None:
         return ""
 
-    info = make()
+    info = info_type()
     try:
-        ask("nvmlDeviceGetGpuFabricInfo", _reference(info))
+        query("nvmlDeviceGetGpuFabricInfo", _reference(info))
     except (TypeError, ValueError):
         return ""
-    return _FABRIC.get(getattr(info, "state", 0), "")
+    return _FABRIC_STATES.get(getattr(info, "state", 0), "")
 
 
 def _reference(info: Any) -> Any:
@@ -554,36 +561,43 @@ def _reference(info: Any) -> Any:
     return ctypes.byref(info)
 
 
-def _nvml_recovery(nvml: Any, ask: Ask) -> str:
+def _query_recovery_action(nvml: Any, query: NvmlQuery) -> str:
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-    found = ask("nvmlDeviceGetFieldValues", [field]) if field else None
-    if not found or found[0].nvmlReturn != 0:
+    values = query("nvmlDeviceGetFieldValues", [field]) if field else None
+    if not values or values[0].nvmlReturn != 0:
         return ""
 
-    action = int(found[0].value.uiVal)
-    return _ACTIONS[action] if action < len(_ACTIONS) else f"action {action}"
+    action = int(values[0].value.uiVal)
+    return (
+        _RECOVERY_ACTIONS[action]
+        if action < len(_RECOVERY_ACTIONS)
+        else f"action {action}"
+    )
 
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
 
 
-def _text(value: Any) -> str:
+def _decode(value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     return clean(str(value)) if value else ""
 
 
-#: The field that tells why clocks are low, and its name in older versions.
-REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+#: The field of throttle reasons, and its name in older versions.
+THROTTLE_FIELDS = (
+    "clocks_event_reasons.active",
+    "clocks_throttle_reasons.active",
+)
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,6})?")
-_LOST = re.compile(
+_LOST_TEXT = re.compile(
     r"GPU is lost|GPU requires reset|Unknown Error", re.IGNORECASE
 )
 _MIB = 1 << 20
 
 
-def gpu_of_row(
+def parse_gpu_row(
     row: Mapping[str, str],
     *,
     index: int = 0,
@@ -591,248 +605,247 @@ def gpu_of_row(
     remapped: Sequence[str] = (),
 ) -> Gpu:
     """
-    Understand one row of its table.
+    Parse one row of ``nvidia-smi --query-gpu``.
 
     Args:
-        row: What it says of each field, as ``--query-gpu`` names them.
+        row: The cells by field name.
 
-        index: The number of the GPU, if the row does not tell.
+        index: The GPU index, if the row has none.
 
-        processes: Who computes on it.
-
-        remapped: Whether a bad row of memory waits for a reset, and whether
-            one could not be replaced: ``"Yes"``, ``"No"``, or anything else.
-
-    Returns:
-        What is known of it.
+        remapped: The cells ``remapped_rows.pending`` and
+            ``remapped_rows.failure``: ``"Yes"``, ``"No"``, or anything else.
     """
-    number = {name: _number(cell) for name, cell in row.items()}
+    number = {name: _parse_number(cell) for name, cell in row.items()}
     pending = [row.get("retired_pages.pending", ""), *remapped[:1]]
     return Gpu(
-        index=_whole(number.get("index"), index),
-        uuid=_rows_text(row, "uuid"),
-        name=_rows_text(row, "name"),
-        bus_id=_rows_text(row, "pci.bus_id"),
-        utilization=_whole(number.get("utilization.gpu")),
-        memory_utilization=_whole(number.get("utilization.memory")),
-        memory_used=mebibytes(row.get("memory.used", "")),
-        memory_total=mebibytes(row.get("memory.total", "")),
-        temperature=_whole(number.get("temperature.gpu")),
-        pstate=_rows_text(row, "pstate"),
-        clock_mhz=_whole(number.get("clocks.sm")),
-        most_clock_mhz=_whole(number.get("clocks.max.sm")),
+        index=_to_int(number.get("index"), index),
+        uuid=_cell_text(row, "uuid"),
+        name=_cell_text(row, "name"),
+        bus_id=_cell_text(row, "pci.bus_id"),
+        utilization=_to_int(number.get("utilization.gpu")),
+        memory_utilization=_to_int(number.get("utilization.memory")),
+        memory_used=parse_mebibytes(row.get("memory.used", "")),
+        memory_total=parse_mebibytes(row.get("memory.total", "")),
+        temperature=_to_int(number.get("temperature.gpu")),
+        pstate=_cell_text(row, "pstate"),
+        clock_mhz=_to_int(number.get("clocks.sm")),
+        most_clock_mhz=_to_int(number.get("clocks.max.sm")),
         power_w=number.get("power.draw"),
         power_limit_w=number.get("enforced.power.limit"),
-        slowed_by=reason_names(_bits(row)),
-        uncorrected_errors=_whole(
+        slowed_by=throttle_reasons(_throttle_bits(row)),
+        uncorrected_errors=_to_int(
             number.get("ecc.errors.uncorrected.volatile.total")
         ),
-        needs_reset=_any_yes(pending),
-        is_worn_out=_any_yes(remapped[1:2]),
-        recovery=_rows_text(row, "gpu_recovery_action"),
-        fabric=_rows_text(row, "fabric.state"),
-        mig=_any_yes([row.get("mig.mode.current", "")]),
+        needs_reset=_is_any_yes(pending),
+        is_worn_out=_is_any_yes(remapped[1:2]),
+        recovery=_cell_text(row, "gpu_recovery_action"),
+        fabric=_cell_text(row, "fabric.state"),
+        mig=_is_any_yes([row.get("mig.mode.current", "")]),
         processes=tuple(processes),
-        problem=_rows_problem(row),
+        problem=_row_problem(row),
     )
 
 
-def mebibytes(cell: Any) -> int | None:
+def parse_mebibytes(cell: Any) -> int | None:
     """
-    Read a number of MiB, in which the tool tells memory.
-
-    Args:
-        cell: The cell.
-
-    Returns:
-        As many in bytes; ``None`` if it is no number.
+    Convert a cell in MiB to bytes; ``None`` if it is not a number.
     """
-    number = _number(cell)
+    number = _parse_number(cell)
     return None if number is None else int(number * _MIB)
 
 
-def _number(cell: Any) -> float | None:
+def _parse_number(cell: Any) -> float | None:
     # `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU requires reset]`
     if not isinstance(cell, str) or not _NUMBER.fullmatch(cell.strip()):
         return None
     return float(cell)
 
 
-def _whole(number: float | None, other: int | None = None) -> Any:
-    return other if number is None else int(number)
+def _to_int(number: float | None, default: int | None = None) -> Any:
+    return default if number is None else int(number)
 
 
-def _bits(row: Mapping[str, str]) -> int:
-    for name in REASONS:
+def _throttle_bits(row: Mapping[str, str]) -> int:
+    for name in THROTTLE_FIELDS:
         cell = row.get(name, "")
         if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", cell):
             return int(cell, 16)
     return 0
 
 
-def _rows_text(row: Mapping[str, str], name: str) -> str:
+def _cell_text(row: Mapping[str, str], name: str) -> str:
     cell = clean(row.get(name, ""))
     return "" if cell in {"N/A", "None"} or cell.startswith("[") else cell
 
 
-def _any_yes(cells: Iterable[str]) -> bool | None:
-    told = {
+def _is_any_yes(cells: Iterable[str]) -> bool | None:
+    answers = {
         cell.strip().lower() in {"yes", "enabled"}
         for cell in cells
         if cell.strip().lower() in {"yes", "no", "enabled", "disabled"}
     }
-    return any(told) if told else None
+    return any(answers) if answers else None
 
 
-def _rows_problem(row: Mapping[str, str]) -> str:
+def _row_problem(row: Mapping[str, str]) -> str:
     cells = (row.get(x, "") for x in ("memory.used", "utilization.gpu"))
-    lost = next((x for x in cells if _LOST.search(x)), "")
+    lost = next((x for x in cells if _LOST_TEXT.search(x)), "")
     return clean(lost.strip("[]"))
 
 
-_BRIEF = (
+_BRIEF_FIELDS = (
     "index",
     "uuid",
     "utilization.gpu",
     "utilization.memory",
     "mig.mode.current",
 )
-_FULL = (
-    *_BRIEF,
+_ALL_FIELDS = (
+    *_BRIEF_FIELDS,
     *("name", "pci.bus_id", "memory.used", "memory.total"),
     *("temperature.gpu", "pstate", "clocks.sm", "clocks.max.sm"),
-    *("power.draw", "enforced.power.limit", REASONS[0]),
+    *("power.draw", "enforced.power.limit", THROTTLE_FIELDS[0]),
     *("ecc.errors.uncorrected.volatile.total", "retired_pages.pending"),
     *("fabric.state", "gpu_recovery_action"),
 )
-_APPS = "gpu_uuid,pid,used_memory"
-_ROWS = "gpu_uuid,remapped_rows.pending,remapped_rows.failure"
+_PROCESS_FIELDS = "gpu_uuid,pid,used_memory"
+_REMAPPED_FIELDS = "gpu_uuid,remapped_rows.pending,remapped_rows.failure"
 _FORMAT = "--format=csv,noheader,nounits"
-_UNKNOWN = re.compile(r"Field \"([\w.]{1,80})\" is not a valid field")
-_NO_HANDLE = re.compile(
+_UNKNOWN_FIELD = re.compile(r"Field \"([\w.]{1,80})\" is not a valid field")
+_LOST_GPU = re.compile(
     r"Unable to determine the device handle for GPU ?([0-9A-Fa-f:.]{5,20}): "
     r"([^\n]{1,200})"
 )
 
 
-def gpus_by_tool(
+def query_nvidia_smi(
     tool: str, *, timeout_s: float, brief: bool
 ) -> tuple[Gpu, ...]:
     """
-    Ask ``nvidia-smi``.
+    Read the GPUs by ``nvidia-smi``.
 
     Args:
-        tool: Where it is.
+        tool: The path of ``nvidia-smi``.
 
-        timeout_s: How long it may take, in seconds.
-
-        brief: Whether to ask only how busy they are and, if there are several,
-            who uses which.
-
-    Returns:
-        The GPUs.
+        brief: Whether to read utilization only and, if there are several GPUs,
+            their processes.
 
     Raises:
-        TimeoutError: It does not end.
+        TimeoutError: ``nvidia-smi`` did not end in time.
 
-        OSError: It fails; it says why.
+        OSError: ``nvidia-smi`` failed; the message has its output.
     """
     deadline = time.monotonic() + timeout_s
-    fields = list(_BRIEF if brief else _FULL)
-    rows, lost = _gpu_rows(tool, fields, deadline)
-    # A call takes up to seconds, and a single GPU is used by whoever uses any.
-    is_enough = brief and len(rows) < 2
-    users = [] if is_enough else _table(tool, "compute-apps", _APPS, deadline)
-    remapped = [] if brief else _table(tool, "remapped-rows", _ROWS, deadline)
+    fields = list(_BRIEF_FIELDS if brief else _ALL_FIELDS)
+    rows, lost = _query_rows(tool, fields, deadline)
+    # A call can take seconds, and with a single GPU its users are clear.
+    is_single_gpu = brief and len(rows) < 2
+    users = (
+        []
+        if is_single_gpu
+        else _query_table(tool, "compute-apps", _PROCESS_FIELDS, deadline)
+    )
+    remapped = (
+        []
+        if brief
+        else _query_table(tool, "remapped-rows", _REMAPPED_FIELDS, deadline)
+    )
     processes: dict[str, list[GpuProcess]] = defaultdict(list)
     for uuid, pid, memory in (row for row in users if len(row) == 3):
         if pid.isascii() and pid.isdigit():
-            used = mebibytes(memory)
+            used = parse_mebibytes(memory)
             processes[uuid].append(GpuProcess(pid=int(pid), memory=used))
-    worn = {row[0]: row[1:] for row in remapped if len(row) == 3}
-    found = (
-        gpu_of_row(
+    remapped_by_uuid = {row[0]: row[1:] for row in remapped if len(row) == 3}
+    gpus = (
+        parse_gpu_row(
             row,
             index=index,
             processes=processes[row.get("uuid", "")],
-            remapped=worn.get(row.get("uuid", ""), ()),
+            remapped=remapped_by_uuid.get(row.get("uuid", ""), ()),
         )
         for index, row in enumerate(rows)
     )
-    return (*found, *lost)
+    return (*gpus, *lost)
 
 
-def gpu_rows(tool: str, *, timeout_s: float) -> list[dict[str, str]]:
+def read_gpu_rows(tool: str, *, timeout_s: float) -> list[dict[str, str]]:
     """
-    Ask ``nvidia-smi``, and keep its own words.
+    Return the raw cells of ``nvidia-smi --query-gpu``.
 
     Args:
-        tool: Where it is.
-
-        timeout_s: How long it may take, in seconds.
+        tool: The path of ``nvidia-smi``.
 
     Returns:
-        What it says of each field that its version knows, for each GPU, as
-        :func:`~distdebug.health.gpu.gpu_of_row` takes it.
+        The cells by field name, for each GPU, in the form that
+        :func:`~distdebug.health.gpu.parse_gpu_row` takes.  Fields that this
+        version does not support are left out.
 
     Raises:
-        TimeoutError: It does not end.
+        TimeoutError: ``nvidia-smi`` did not end in time.
 
-        OSError: It fails; it says why.
+        OSError: ``nvidia-smi`` failed; the message has its output.
     """
     deadline = time.monotonic() + timeout_s
-    rows, lost = _gpu_rows(tool, list(_FULL), deadline)
-    gone = [
+    rows, lost = _query_rows(tool, list(_ALL_FIELDS), deadline)
+    lost_rows = [
         {"pci.bus_id": x.bus_id, "utilization.gpu": f"[{x.problem}]"}
         for x in lost
     ]
-    return [{k: clean(v) for k, v in row.items()} for row in [*rows, *gone]]
+    return [
+        {k: clean(v) for k, v in row.items()} for row in [*rows, *lost_rows]
+    ]
 
 
-def _gpu_rows(
+def _query_rows(
     tool: str, fields: list[str], deadline: float
 ) -> tuple[list[dict[str, str]], list[Gpu]]:
     """
-    The rows, and the GPUs of which it only says that they are lost.
+    Return the rows, and the GPUs that are reported as lost.
     """
     for _ in range(len(fields)):
-        status, text = _run(tool, f"--query-gpu={','.join(fields)}", deadline)
+        status, text = _run_nvidia_smi(
+            tool, f"--query-gpu={','.join(fields)}", deadline
+        )
         lost = [
-            Gpu(index=-1, bus_id=clean(found[1]), problem=clean(found[2]))
-            for found in _NO_HANDLE.finditer(text)
+            Gpu(index=-1, bus_id=clean(match[1]), problem=clean(match[2]))
+            for match in _LOST_GPU.finditer(text)
         ]
         if status == 0 or lost or "No devices were found" in text:
-            rows = (_cells(line) for line in text.splitlines())
-            whole = [row for row in rows if len(row) == len(fields)]
-            return [dict(zip(fields, x, strict=True)) for x in whole], lost
-        unknown = _UNKNOWN.search(text)
-        if unknown is None or unknown[1] not in fields:
+            rows = (_split_row(line) for line in text.splitlines())
+            complete = [row for row in rows if len(row) == len(fields)]
+            return [dict(zip(fields, x, strict=True)) for x in complete], lost
+        unknown_field = _UNKNOWN_FIELD.search(text)
+        if unknown_field is None or unknown_field[1] not in fields:
             break
-        # What it is called now was called something else before.
-        at = fields.index(unknown[1])
-        fields[at : at + 1] = REASONS[1:] if unknown[1] == REASONS[0] else ()
+        # Older versions have another name for the throttle reasons.
+        index = fields.index(unknown_field[1])
+        fields[index : index + 1] = (
+            THROTTLE_FIELDS[1:]
+            if unknown_field[1] == THROTTLE_FIELDS[0]
+            else ()
+        )
     msg = f"nvidia-smi: {clean(text) or f'exit status {status}'}"
     raise OSError(msg)
 
 
-def _table(
+def _query_table(
     tool: str, what: str, fields: str, deadline: float
 ) -> list[list[str]]:
-    status, text = _run(tool, f"--query-{what}={fields}", deadline)
-    return [_cells(x) for x in text.splitlines()] if status == 0 else []
+    status, text = _run_nvidia_smi(tool, f"--query-{what}={fields}", deadline)
+    return [_split_row(x) for x in text.splitlines()] if status == 0 else []
 
 
-def _run(tool: str, query: str, deadline: float) -> tuple[int, str]:
+def _run_nvidia_smi(tool: str, query: str, deadline: float) -> tuple[int, str]:
     left = max(deadline - time.monotonic(), 0.1)
-    got = run_tool([tool, query, _FORMAT], timeout_s=left)
-    if got.status is None:
+    result = run_tool([tool, query, _FORMAT], timeout_s=left)
+    if result.status is None:
         msg = f"nvidia-smi did not end within {left:.1f} s"
         raise TimeoutError(msg)
 
-    return got.status, got.output or got.complaint
+    return result.status, result.output or result.complaint
 
 
-def _cells(line: str) -> list[str]:
+def _split_row(line: str) -> list[str]:
     return [cell.strip() for cell in line.split(",")]
 
 
@@ -840,41 +853,39 @@ def read_gpus(
     *, timeout_s: float = 10.0, brief: bool = False
 ) -> tuple[Gpu, ...] | None:
     """
-    Ask the GPUs of this node how they are.
+    Read the state of the GPUs of this node.
 
     Args:
-        timeout_s: How long it may take, in seconds.
+        timeout_s: Limit in seconds.
 
-        brief: Whether to ask only how busy they are and, if there are several,
-            who uses which: that is cheap enough to be asked often.
+        brief: Whether to read utilization only and, if there are several GPUs,
+            their processes; cheap enough for frequent calls.
 
     Returns:
-        Every GPU in the order of its number, also one that does not answer;
-        ``None`` if there is no way to ask: no driver, or none of NVIDIA.
+        All GPUs by index, including those that do not answer; ``None``
+        without an NVIDIA driver.
 
     Raises:
-        TimeoutError: The driver does not answer.
+        TimeoutError: The driver did not answer in time.
 
-        OSError: ``nvidia-smi`` is there and fails; it says why.
+        OSError: ``nvidia-smi`` failed; the message has its output.
     """
     deadline = time.monotonic() + timeout_s
-    library = _library()
+    library = _import_pynvml()
     if library is not None:
-        found = in_time(
-            lambda: gpus_by_library(library, brief=brief), timeout_s
-        )
-        if found is not None:
-            return found
+        gpus = in_time(lambda: query_nvml(library, brief=brief), timeout_s)
+        if gpus is not None:
+            return gpus
 
     tool = find_tool("nvidia-smi")
     if tool is None:
         return None
 
     left = max(deadline - time.monotonic(), 0.1)
-    return gpus_by_tool(tool, timeout_s=left, brief=brief)
+    return query_nvidia_smi(tool, timeout_s=left, brief=brief)
 
 
-def _library() -> Any:
+def _import_pynvml() -> Any:
     try:
         import pynvml
     except Exception:  # noqa: BLE001 nvidia-smi is left

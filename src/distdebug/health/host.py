@@ -1,5 +1,5 @@
 """
-Which limits of a process are nearly reached, or too low for its network?
+Read and check process limits, blocked processes, and disks of a node.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..findings import (
     Confidence,
     Evidence,
     Finding,
-    Judged,
+    NodeFinding,
     as_finding,
-    known_ranks,
+    ranks_of_pids,
 )
 from ..processes import (
     list_numbers,
@@ -32,31 +32,31 @@ from ..processes import (
 )
 
 
-_LINE = re.compile(
+_LIMIT_LINE = re.compile(
     r"^(Max [a-z ]{1,30}?) {2,}(\d{1,20}|unlimited) ", re.MULTILINE
 )
 _CAP_IPC_LOCK = 14
-_NEAR = 0.9
-# Each connection of an adapter locks megabytes.
-_LITTLE_LOCKED = 16 << 20
-_MOST_PROCESSES = 1024
+_NEAR_LIMIT_RATIO = 0.9
+# Each connection of an RDMA adapter locks megabytes.
+_MIN_LOCKED_BYTES = 16 << 20
+_MAX_PROCESSES = 1024
 
 
 @attrs.frozen(kw_only=True)
 class Limits:
     """
-    What a process may use.  ``None`` means without a limit, or not known.
+    The resource limits of a process; ``None`` is unlimited or unknown.
 
     Attributes:
-        pid: Its number.
+        pid: The process ID.
 
-        files: How many files it may have open.
+        files: Maximum number of open files (``RLIMIT_NOFILE``).
 
-        open_files: How many it has open.
+        open_files: Number of open files.
 
-        locked: How many bytes of memory it may lock.
+        locked: Maximum locked memory in bytes (``RLIMIT_MEMLOCK``).
 
-        may_lock: Whether that limit does not bind it.
+        may_lock: Whether ``CAP_IPC_LOCK`` exempts the process from *locked*.
     """
 
     pid: int
@@ -70,43 +70,44 @@ def read_limits(
     pids: Iterable[int], *, proc: str = "/proc"
 ) -> tuple[Limits, ...]:
     """
-    Ask which limits some processes have.
+    Return the limits of processes; unreadable processes are left out.
 
     Args:
-        pids: The processes.
-
-        proc: Where the kernel's files are.
-
-    Returns:
-        Those that could be asked.
+        proc: The path of procfs.
     """
-    found = (_read(pid, proc) for pid in list(pids)[:_MOST_PROCESSES])
-    return tuple(limits for limits in found if limits is not None)
+    entries = (
+        _read_process_limits(pid, proc) for pid in list(pids)[:_MAX_PROCESSES]
+    )
+    return tuple(limits for limits in entries if limits is not None)
 
 
-def _read(pid: int, proc: str) -> Limits | None:
+def _read_process_limits(pid: int, proc: str) -> Limits | None:
     data = read_proc(f"{proc}/{pid}/limits")
     if data is None:
         return None
 
-    told = dict(_LINE.findall(data.decode(errors="replace")))
+    limits = dict(_LIMIT_LINE.findall(data.decode(errors="replace")))
     status = parse_status(read_proc(f"{proc}/{pid}/status"))
-    rights = status.get("CapEff", "0")
-    can = int(rights, 16) if re.fullmatch(r"[0-9a-f]{1,32}", rights) else 0
+    capabilities = status.get("CapEff", "0")
+    capability_bits = (
+        int(capabilities, 16)
+        if re.fullmatch(r"[0-9a-f]{1,32}", capabilities)
+        else 0
+    )
     return Limits(
         pid=pid,
-        files=_number(told.get("Max open files")),
+        files=_parse_limit(limits.get("Max open files")),
         open_files=len(list_numbers(f"{proc}/{pid}/fd")) or None,
-        locked=_number(told.get("Max locked memory")),
-        may_lock=bool(can >> _CAP_IPC_LOCK & 1),
+        locked=_parse_limit(limits.get("Max locked memory")),
+        may_lock=bool(capability_bits >> _CAP_IPC_LOCK & 1),
     )
 
 
-def _number(text: str | None) -> int | None:
+def _parse_limit(text: str | None) -> int | None:
     return whole_number(text)
 
 
-def judge_limits(
+def check_limits(
     limits: Iterable[Limits],
     *,
     host: str = "",
@@ -114,89 +115,92 @@ def judge_limits(
     has_rdma: bool = False,
 ) -> tuple[Finding, ...]:
     """
-    Tell which limits hinder a job.
+    Return findings about limits that are too low or nearly reached.
+
+    Processes with the same problem share one finding.
 
     Args:
-        limits: Those of its processes.
+        ranks: Ranks by process ID.
 
-        host: The node.
-
-        ranks: The rank of each process that is known.
-
-        has_rdma: Whether the node has adapters for which memory is locked.
-
-    Returns:
-        What was found, processes with the same trouble together.
+        has_rdma: Whether the node has RDMA adapters, which need locked memory.
     """
     return tuple(
         as_finding(
-            judged,
+            problem,
             host=host,
             evidence=Evidence(
                 kind="process",
-                source=f"/proc/{who.pid}/limits",
-                quote=str(who),
+                source=f"/proc/{process.pid}/limits",
+                quote=str(process),
             ),
         )
-        for who, judged in _judge(
+        for process, problem in _limit_problems(
             tuple(limits), ranks or {}, has_rdma=has_rdma
         )
     )
 
 
-def _judge(
+def _limit_problems(
     limits: tuple[Limits, ...], ranks: Mapping[int, int], *, has_rdma: bool
-) -> Iterator[tuple[Limits, Judged]]:
+) -> Iterator[tuple[Limits, NodeFinding]]:
     near = [
         x
         for x in limits
-        if x.files and x.open_files and x.open_files > _NEAR * x.files
+        if x.files
+        and x.open_files
+        and x.open_files > _NEAR_LIMIT_RATIO * x.files
     ]
     if near:
-        says = (
+        message = (
             f"{near[0].open_files} of {near[0].files} files that may be open "
-            f"are open ({_names(near)})"
+            f"are open ({_process_names(near)})"
         )
         remedy = (
             "raise the limit (ulimit -n), or look for a leak of files; torch "
             "shares tensors by files, one each"
         )
-        yield near[0], _judged(near, says, remedy, ranks)
-    locked = [x for x in limits if _may_lock_little(x)]
-    if locked and has_rdma:
-        says = (
-            f"only {size_text(locked[0].locked or 0)} of memory may be "
-            f"locked, too little for InfiniBand ({_names(locked)})"
+        yield near[0], _limit_problem(near, message, remedy, ranks)
+    low_memlock = [x for x in limits if _has_low_memlock(x)]
+    if low_memlock and has_rdma:
+        message = (
+            f"only {size_text(low_memlock[0].locked or 0)} of memory may be "
+            f"locked, too little for InfiniBand ({_process_names(low_memlock)})"
         )
         remedy = (
             "raise the limit (ulimit -l unlimited, or memlock in "
             "limits.conf, or --ulimit memlock=-1)"
         )
-        yield locked[0], _judged(locked, says, remedy, ranks)
+        yield (
+            low_memlock[0],
+            _limit_problem(low_memlock, message, remedy, ranks),
+        )
 
 
-def _may_lock_little(x: Limits) -> bool:
-    is_low = x.locked is not None and x.locked < _LITTLE_LOCKED
+def _has_low_memlock(x: Limits) -> bool:
+    is_low = x.locked is not None and x.locked < _MIN_LOCKED_BYTES
     return is_low and not x.may_lock
 
 
-def _names(who: Iterable[Limits]) -> str:
-    return list_text(f"process {x.pid}" for x in who)
+def _process_names(processes: Iterable[Limits]) -> str:
+    return list_text(f"process {x.pid}" for x in processes)
 
 
-def _judged(
-    who: Iterable[Limits], says: str, remedy: str, ranks: Mapping[int, int]
-) -> Judged:
-    concerned = known_ranks((x.pid for x in who), ranks)
+def _limit_problem(
+    processes: Iterable[Limits],
+    message: str,
+    remedy: str,
+    ranks: Mapping[int, int],
+) -> NodeFinding:
+    affected_ranks = ranks_of_pids((x.pid for x in processes), ranks)
     cause = Cause.NODE_MISCONFIGURED
-    return Judged(cause, "likely", says, remedy, concerned)
+    return NodeFinding(cause, "likely", message, remedy, affected_ranks)
 
 
-_LOOKS = 4
-_APART_S = 0.15
-_MOST = 16_384
-_DRIVER = re.compile(r"^(?:nv_|nvidia|_nv\d|uvm_|os_acquire|rm_)")
-_NETWORK_DISK = re.compile(
+_SAMPLES = 4
+_INTERVAL_S = 0.15
+_MAX_SAMPLED = 16_384
+_GPU_DRIVER = re.compile(r"^(?:nv_|nvidia|_nv\d|uvm_|os_acquire|rm_)")
+_FILE_SYSTEM = re.compile(
     r"^(?:nfs|rpc_|nlm|cl_|ll_|ptlrpc|osc_|ceph|fuse|cifs|gpfs|wait_on_page)"
     r"|request_wait_answer|folio_wait"
 )
@@ -205,14 +209,14 @@ _NETWORK_DISK = re.compile(
 @attrs.frozen(kw_only=True)
 class Blocked:
     """
-    A process that nothing can interrupt.
+    A process in uninterruptible sleep.
 
     Attributes:
-        pid: Its number.
+        pid: The process ID.
 
-        name: What the kernel calls it.
+        name: The command name.
 
-        where: The function of the kernel it waits in, if that is told.
+        where: The kernel function that it waits in (``wchan``), or ``""``.
     """
 
     pid: int
@@ -220,30 +224,30 @@ class Blocked:
     where: str = ""
 
 
-def read_blocked(
+def read_blocked_processes(
     pids: Collection[int] = (),
     *,
     proc: str = "/proc",
-    apart_s: float = _APART_S,
+    apart_s: float = _INTERVAL_S,
 ) -> tuple[Blocked, ...]:
     """
-    Find the processes that stay in state D.
+    Return the processes that stay in state D.
 
     Args:
-        pids: Look at these and their threads only; at all of the node by
-            default.
+        pids: The processes to examine, with their threads; by default all
+            processes of the node, without threads.
 
-        proc: Where the kernel's files are.
+        proc: The path of procfs.
 
-        apart_s: Time between two of the four looks, in seconds.
+        apart_s: Seconds between two of the four samples.
 
     Returns:
-        Those that were in it at every look.
+        The processes that were in state D in every sample.
     """
     numbers = list(pids) or list_numbers(proc)
-    stuck = {pid: pid for pid in numbers[:_MOST]}
-    for look in range(_LOOKS):
-        if look:
+    stuck = {pid: pid for pid in numbers[:_MAX_SAMPLED]}
+    for sample in range(_SAMPLES):
+        if sample:
             time.sleep(apart_s)
         stuck = {
             pid: thread
@@ -252,8 +256,10 @@ def read_blocked(
         }
         if not stuck:
             return ()
-    found = (_describe(pid, thread, proc) for pid, thread in stuck.items())
-    return tuple(x for x in found if x is not None)
+    processes = (
+        _blocked_process(pid, thread, proc) for pid, thread in stuck.items()
+    )
+    return tuple(x for x in processes if x is not None)
 
 
 def _blocked_thread(pid: int, proc: str, *, deep: bool) -> int | None:
@@ -265,9 +271,9 @@ def _blocked_thread(pid: int, proc: str, *, deep: bool) -> int | None:
     return None
 
 
-def _describe(pid: int, thread: int, proc: str) -> Blocked | None:
+def _blocked_process(pid: int, thread: int, proc: str) -> Blocked | None:
     status = parse_status(read_proc(f"{proc}/{pid}/status"))
-    # Threads of the kernel itself have no memory, and often rest in state D.
+    # Kernel threads have no memory, and are often in state D.
     if "VmSize" not in status:
         return None
 
@@ -277,7 +283,7 @@ def _describe(pid: int, thread: int, proc: str) -> Blocked | None:
     return Blocked(pid=pid, name=name, where="" if text == "0" else text)
 
 
-def judge_blocked(
+def check_blocked_processes(
     blocked: Iterable[Blocked],
     *,
     host: str = "",
@@ -285,117 +291,110 @@ def judge_blocked(
     pids: Collection[int] = (),
 ) -> tuple[Finding, ...]:
     """
-    Tell what processes are stuck in.
+    Return one finding per kernel function that processes are blocked in.
 
     Args:
-        blocked: Processes that stay in state D.
+        ranks: Ranks by process ID.
 
-        host: The node.
-
-        ranks: The rank of each process that is known.
-
-        pids: The processes of the job: others are only possible as a cause.
-
-    Returns:
-        One finding for all that wait at the same place.
+        pids: The processes of the job; a finding about other processes is
+            only ``"possible"``.
     """
-    places: dict[str, list[Blocked]] = {}
+    by_wait_channel: dict[str, list[Blocked]] = {}
     for process in blocked:
-        places.setdefault(process.where, []).append(process)
+        by_wait_channel.setdefault(process.where, []).append(process)
     return tuple(
         as_finding(
-            _blocked_judge(place, processes, ranks or {}, pids),
+            _blocked_problem(wait_channel, processes, ranks or {}, pids),
             host=host,
             evidence=Evidence(
                 kind="process",
                 source=f"/proc/{processes[0].pid}/wchan",
-                quote=place,
+                quote=wait_channel,
             ),
         )
-        for place, processes in places.items()
+        for wait_channel, processes in by_wait_channel.items()
     )
 
 
-def _blocked_judge(
-    place: str,
+def _blocked_problem(
+    wait_channel: str,
     processes: list[Blocked],
     ranks: Mapping[int, int],
     pids: Collection[int],
-) -> Judged:
-    ours = [x for x in processes if x.pid in pids or x.pid in ranks]
-    told = ours or processes
-    names = list_text(f"{x.pid} ({x.name})" for x in told)
-    plural = "processes" if len(told) > 1 else "process"
-    cause, what, remedy = _meaning(place)
-    return Judged(
+) -> NodeFinding:
+    job_processes = [x for x in processes if x.pid in pids or x.pid in ranks]
+    shown = job_processes or processes
+    names = list_text(f"{x.pid} ({x.name})" for x in shown)
+    plural = "processes" if len(shown) > 1 else "process"
+    cause, where, remedy = _explain_wait_channel(wait_channel)
+    return NodeFinding(
         cause,
-        "likely" if ours else "possible",
-        f"{plural} {names} cannot be interrupted: stuck in the kernel{what}",
+        "likely" if job_processes else "possible",
+        f"{plural} {names} cannot be interrupted: stuck in the kernel{where}",
         remedy,
-        known_ranks((x.pid for x in ours), ranks),
+        ranks_of_pids((x.pid for x in job_processes), ranks),
     )
 
 
-def _meaning(place: str) -> tuple[Cause, str, str]:
-    inside = f", in {place}" if place else ""
-    if _DRIVER.search(place):
+def _explain_wait_channel(wait_channel: str) -> tuple[Cause, str, str]:
+    where = f", in {wait_channel}" if wait_channel else ""
+    if _GPU_DRIVER.search(wait_channel):
         return (
             Cause.GPU_FAULT,
-            f"{inside} of the driver of the GPU",
+            f"{where} of the driver of the GPU",
             (
                 "look for Xid messages; a driver that hangs needs a reset of the "
                 "GPU, or a reboot"
             ),
         )
-    if _NETWORK_DISK.search(place):
+    if _FILE_SYSTEM.search(wait_channel):
         return (
             Cause.IO_WAIT,
-            f"{inside}, for a file system",
+            f"{where}, for a file system",
             "see that the file system and its server answer",
         )
     return (
         Cause.UNINTERRUPTIBLE,
-        inside,
+        where,
         "see /proc/PID/stack, as root, for what it waits for",
     )
 
 
-#: Where every job writes.
-PLACES: Mapping[str, str] = {
+#: Folders that every job writes to.
+JOB_FOLDERS: Mapping[str, str] = {
     "tmp": "/tmp",  # noqa: S108 only its size
     "shm": "/dev/shm",  # noqa: S108 only its size
 }
-_FULL = 1 << 20
-_NEARLY_FULL = 256 << 20
-_FEW_FILES = 100
-# What container engines give; DataLoader workers and NCCL want far more.
-_SMALL_SHM = 256 << 20
+_FULL_BYTES = 1 << 20
+_NEARLY_FULL_BYTES = 256 << 20
+_MIN_FREE_FILES = 100
+# Container engines default to 64 MiB; DataLoader workers and NCCL need more.
+_MIN_SHM_BYTES = 256 << 20
 
 
 @attrs.frozen(kw_only=True)
 class Disk:
     """
-    A file system, as seen at a folder.
+    The file system of a folder.
 
     Attributes:
-        name: What the folder is to the job: ``"tmp"``, ``"shm"``, or its
-            path.
+        name: ``"tmp"``, ``"shm"``, or the path.
 
         path: The folder.
 
-        total: Bytes there are.
+        total: Bytes in total.
 
-        free: Bytes that the user may still write.
+        free: Bytes free for the user.
 
-        files: How many files it can hold; 0 if it does not count them.
+        files: Number of inodes; 0 if the file system does not count them.
 
-        free_files: How many more.
+        free_files: Number of free inodes.
 
-        is_read_only: Whether nobody may write to it.
+        is_read_only: Whether it is mounted read-only.
 
         answers: Whether it answered in time.
 
-        problem: Why nothing is known of it.
+        problem: Why it could not be read.
     """
 
     name: str
@@ -413,43 +412,43 @@ def read_disks(
     folders: Iterable[str | os.PathLike[str]] = (),
     *,
     timeout_s: float = 5.0,
-    places: Mapping[str, str] = PLACES,
+    places: Mapping[str, str] = JOB_FOLDERS,
 ) -> tuple[Disk, ...]:
     """
-    Ask the file systems that a job writes to.
+    Read the file systems that a job writes to.
 
     Args:
-        folders: Folders of the job, such as that of its checkpoints.
+        folders: Folders of the job, such as its checkpoint folder.
 
-        timeout_s: How long it may take, in seconds.
+        timeout_s: Limit in seconds.
 
         places: Folders that every job uses, by name.
 
     Returns:
-        One for each folder that is there, also if it does not answer.
+        One entry per existing folder, including those that do not answer.
     """
-    wanted = dict(places)
-    wanted.update({os.fspath(folder): os.fspath(folder) for folder in folders})
+    paths = dict(places)
+    paths.update({os.fspath(folder): os.fspath(folder) for folder in folders})
     deadline = time.monotonic() + timeout_s
     answers = dict(
-        answers_in_time(_ask, list(wanted.items()), deadline, threads=64)
+        answers_in_time(_read_disk, list(paths.items()), deadline, threads=64)
     )
-    found = []
-    for item in wanted.items():
-        silent = Disk(name=clean(item[0]), path=item[1], answers=False)
-        disk = answers.get(item, silent)
+    disks = []
+    for item in paths.items():
+        unresponsive = Disk(name=clean(item[0]), path=item[1], answers=False)
+        disk = answers.get(item, unresponsive)
         if not disk.problem or item[0] not in places:
-            found.append(disk)
-    return tuple(found)
+            disks.append(disk)
+    return tuple(disks)
 
 
-def _ask(item: tuple[str, str]) -> Disk:
+def _read_disk(item: tuple[str, str]) -> Disk:
     name, path = item
     try:
         status = os.statvfs(path)
     except (OSError, ValueError) as exc:
-        why = reason_of(exc)
-        return Disk(name=clean(name), path=path, problem=why)
+        reason = reason_of(exc)
+        return Disk(name=clean(name), path=path, problem=reason)
 
     return Disk(
         name=clean(name),
@@ -462,55 +461,47 @@ def _ask(item: tuple[str, str]) -> Disk:
     )
 
 
-def judge_disks(
+def check_disks(
     disks: Iterable[Disk], *, host: str = ""
 ) -> tuple[Finding, ...]:
     """
-    Tell which file systems hinder a job.
-
-    Args:
-        disks: All that the job writes to.
-
-        host: The node.
-
-    Returns:
-        What was found.
+    Return findings about full, read-only, small, or hanging file systems.
     """
-    judged = ((disk, _disks_judge(disk)) for disk in disks)
+    checked = ((disk, _disk_problem(disk)) for disk in disks)
     return tuple(
-        as_finding(verdict, host=host, evidence=_evidence(disk))
-        for disk, verdict in judged
-        if verdict is not None
+        as_finding(problem, host=host, evidence=_disk_evidence(disk))
+        for disk, problem in checked
+        if problem is not None
     )
 
 
-def _disks_judge(disk: Disk) -> Judged | None:
-    what = f"the file system of {clean(disk.path)}"
+def _disk_problem(disk: Disk) -> NodeFinding | None:
+    subject = f"the file system of {clean(disk.path)}"
     if not disk.answers:
-        return Judged(
+        return NodeFinding(
             Cause.IO_WAIT,
             "likely",
-            f"{what} does not answer",
+            f"{subject} does not answer",
             "see that its server and the way to it work; whoever uses it "
             "waits in the kernel",
         )
     if disk.is_read_only:
-        return Judged(
+        return NodeFinding(
             Cause.NODE_MISCONFIGURED,
             "likely",
-            f"{what} is mounted read-only",
+            f"{subject} is mounted read-only",
             "write elsewhere; if it became so by itself, look at the kernel "
             "log for errors of the disk",
         )
-    if space := _space(disk):
-        return Judged(
+    if space := _space_problem(disk):
+        return NodeFinding(
             Cause.DISK_FULL,
             space[0],
-            f"{what} {space[1]}",
+            f"{subject} {space[1]}",
             "delete what nobody needs, or let the job write elsewhere",
         )
-    if disk.name == "shm" and 0 < (disk.total or 0) < _SMALL_SHM:
-        return Judged(
+    if disk.name == "shm" and 0 < (disk.total or 0) < _MIN_SHM_BYTES:
+        return NodeFinding(
             Cause.NODE_MISCONFIGURED,
             "possible",
             f"shared memory ({clean(disk.path)}) has only "
@@ -521,24 +512,24 @@ def _disks_judge(disk: Disk) -> Judged | None:
     return None
 
 
-def _space(disk: Disk) -> tuple[Confidence, str] | None:
+def _space_problem(disk: Disk) -> tuple[Confidence, str] | None:
     if not disk.total or disk.free is None:
         return None
 
     left = f"{size_text(disk.free)} of {size_text(disk.total)} left"
-    if disk.free < min(_FULL, disk.total // 20):
+    if disk.free < min(_FULL_BYTES, disk.total // 20):
         return "certain", f"is full: {left}"
     if disk.files and disk.free_files == 0:
         return "certain", "is full: it can hold no more files"
-    if disk.free < min(_NEARLY_FULL, disk.total // 50):
+    if disk.free < min(_NEARLY_FULL_BYTES, disk.total // 50):
         return "possible", f"is nearly full: {left}"
-    more = disk.free_files
-    if disk.files and more is not None and more < _FEW_FILES:
-        return "possible", f"can hold only {more} more files"
+    free_files = disk.free_files
+    if disk.files and free_files is not None and free_files < _MIN_FREE_FILES:
+        return "possible", f"can hold only {free_files} more files"
     return None
 
 
-def _evidence(disk: Disk) -> Evidence:
+def _disk_evidence(disk: Disk) -> Evidence:
     is_known = disk.total is not None
     return Evidence(
         kind="disk",

@@ -1,5 +1,5 @@
 """
-What did the kernel of a node say about it?
+Find OOM kills, Xid errors, and other events in the kernel log of a node.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ..capture import find_tool, run_tool
 from ..findings import Cause, Confidence, Evidence, Finding
 from ..logs import parse_time, read_tail
 from ..processes import whole_number
-from .gpu import Gpu, bus_key
+from .gpu import Gpu, parse_bus_id
 
 
-_RECORD = 1 << 13
-_MOST_RECORDS = 1 << 20
-# Files of syslog are long, and only their end is of now.
-_TAIL = 1 << 23
-_FILES = ("kern.log", "messages", "syslog")
-_LONGEST = 400
+_MAX_RECORD_BYTES = 1 << 13
+_MAX_RECORDS = 1 << 20
+# Syslog files are long, and only their end is recent.
+_TAIL_BYTES = 1 << 23
+_SYSLOG_FILES = ("kern.log", "messages", "syslog")
+_MAX_TEXT = 400
 
-_LEVEL = re.compile(r"<\d{1,4}>")
-_SINCE_BOOT = re.compile(r"\[ {0,12}(\d{1,12}\.\d{1,9})\] ?")
-_CTIME = re.compile(r"\[[A-Z][a-z]{2} [^\]]{12,30}\] ?")
-_EPOCH = re.compile(r"(\d{9,11}\.\d{1,9}) \S{1,255} kernel: ?")
-_SYSLOG = re.compile(
+_LEVEL_PREFIX = re.compile(r"<\d{1,4}>")
+_BOOT_TIME_PREFIX = re.compile(r"\[ {0,12}(\d{1,12}\.\d{1,9})\] ?")
+_CTIME_PREFIX = re.compile(r"\[[A-Z][a-z]{2} [^\]]{12,30}\] ?")
+_JOURNAL_PREFIX = re.compile(r"(\d{9,11}\.\d{1,9}) \S{1,255} kernel: ?")
+_SYSLOG_PREFIX = re.compile(
     r"(?:\S{19,40}|[A-Z][a-z]{2} {1,2}\d{1,2} [\d:.]{8,15}) "
     r"\S{1,255} kernel(?:\[\d{1,9}\])?: ?"
 )
@@ -44,12 +44,12 @@ _SYSLOG = re.compile(
 @attrs.frozen(kw_only=True)
 class KernelLine:
     """
-    One message.
+    One kernel message.
 
     Attributes:
-        text: What the kernel said, cleaned, without time and host.
+        text: The cleaned message without time and host.
 
-        time: When, in seconds since the epoch; ``None`` if that is unknown.
+        time: Seconds since the epoch; ``None`` if unknown.
     """
 
     text: str
@@ -59,15 +59,15 @@ class KernelLine:
 @attrs.frozen(kw_only=True)
 class KernelLog:
     """
-    What the kernel said.
+    Messages of the kernel.
 
     Attributes:
-        lines: Its messages in order, as far as they were wanted.
+        lines: The selected messages, in order.
 
-        source: Where they were read.
+        source: The device, tool, or folder that was read.
 
-        begins: When the first that is left was said, wanted or not, in seconds
-            since the epoch; ``None`` if that is unknown.
+        begins: Time of the first message that the log still holds, selected
+            or not, in seconds since the epoch; ``None`` if unknown.
     """
 
     lines: tuple[KernelLine, ...] = ()
@@ -83,44 +83,43 @@ def read_kernel_log(
     folder: str = "/var/log",
 ) -> KernelLog:
     """
-    Read the log of the kernel.
+    Read the kernel log from the first source that is readable.
+
+    Sources are ``/dev/kmsg``, ``dmesg``, ``journalctl``, and syslog files.
 
     Args:
-        timeout_s: How long it may take, in seconds.
+        timeout_s: Limit in seconds.
 
-        keep: Which lines to keep; all by default.
+        keep: Selects lines; all by default.
 
-        device: Where the kernel gives its messages.
+        device: The device file of kernel messages.
 
-        folder: Where syslog keeps its files.
-
-    Returns:
-        The messages.
+        folder: The folder of syslog files.
 
     Raises:
-        OSError: None of the ways is allowed; it says what each said.
+        OSError: No source is readable; the message has the error of each.
     """
     deadline = time.monotonic() + timeout_s
-    complaints = []
-    ways: tuple[tuple[str, Callable[[], list[str]]], ...] = (
-        (device, lambda: _by_device(device, deadline)),
-        ("dmesg", lambda: _by_tool(deadline, "dmesg")),
+    errors = []
+    sources: tuple[tuple[str, Callable[[], list[str]]], ...] = (
+        (device, lambda: _read_device(device, deadline)),
+        ("dmesg", lambda: _run_log_tool(deadline, "dmesg")),
         (
             "journalctl",
-            lambda: _by_tool(
+            lambda: _run_log_tool(
                 deadline,
                 *("journalctl", "-k", "-b", "-q", "--no-pager"),
                 *("-o", "short-unix"),
             ),
         ),
-        (folder, lambda: _by_file(folder)),
+        (folder, lambda: _read_syslog(folder)),
     )
-    for name, read in ways:
+    for name, read in sources:
         try:
             lines = read()
         except (OSError, ValueError) as exc:
-            why = reason_of(exc)
-            complaints.append(f"{name}: {clean(why, limit=80)}")
+            reason = reason_of(exc)
+            errors.append(f"{name}: {clean(reason, limit=80)}")
         else:
             first = parse_kernel_lines(lines[:1])
             return KernelLog(
@@ -128,7 +127,7 @@ def read_kernel_log(
                 source=name,
                 begins=first[0].time if first else None,
             )
-    raise OSError("; ".join(complaints))
+    raise OSError("; ".join(errors))
 
 
 def parse_kernel_lines(
@@ -139,94 +138,91 @@ def parse_kernel_lines(
     keep: Callable[[str], bool] | None = None,
 ) -> tuple[KernelLine, ...]:
     """
-    Understand lines as ``dmesg``, the journal, and syslog print them.
+    Parse lines of ``dmesg``, the journal, and syslog.
 
     Args:
-        lines: The lines.
+        booted: Boot time in seconds since the epoch; by default that of this
+            machine.
 
-        booted: When the kernel was started, in seconds since the epoch; that
-            of this machine by default.
+        now: Reference time for dates without a year.
 
-        now: The time by which a year is chosen where none is told.
-
-        keep: Which lines to keep; all by default.
-
-    Returns:
-        The messages in the same order.
+        keep: Selects lines; all by default.
     """
-    since = _booted() if booted is None else booted
-    kept = (x for x in lines if x.strip() and (keep is None or keep(x)))
-    return tuple(_parse(line, since, now) for line in kept)
+    boot_time = _boot_time() if booted is None else booted
+    selected = (x for x in lines if x.strip() and (keep is None or keep(x)))
+    return tuple(_parse_line(line, boot_time, now) for line in selected)
 
 
-def _parse(line: str, booted: float, now: float | None) -> KernelLine:
-    text = _LEVEL.sub("", line[: 2 * _LONGEST], count=1).strip()
-    when: float | None = None
-    if found := _EPOCH.match(text):
-        when = float(found[1])
-    elif found := (_CTIME.match(text) or _SYSLOG.match(text)):
-        when = parse_time(found[0], now=now)
-    text = text[found.end() :] if found else text
-    # syslog may add the kernel's own time to that of its own.
-    if found := _SINCE_BOOT.match(text):
-        when = booted + float(found[1]) if when is None else when
-        text = text[found.end() :]
-    return KernelLine(text=clean(text, limit=_LONGEST), time=when)
+def _parse_line(line: str, booted: float, now: float | None) -> KernelLine:
+    text = _LEVEL_PREFIX.sub("", line[: 2 * _MAX_TEXT], count=1).strip()
+    timestamp: float | None = None
+    if match := _JOURNAL_PREFIX.match(text):
+        timestamp = float(match[1])
+    elif match := (_CTIME_PREFIX.match(text) or _SYSLOG_PREFIX.match(text)):
+        timestamp = parse_time(match[0], now=now)
+    text = text[match.end() :] if match else text
+    # Syslog may print the kernel's time after its own.
+    if match := _BOOT_TIME_PREFIX.match(text):
+        timestamp = (
+            booted + float(match[1]) if timestamp is None else timestamp
+        )
+        text = text[match.end() :]
+    return KernelLine(text=clean(text, limit=_MAX_TEXT), time=timestamp)
 
 
-def _booted() -> float:
+def _boot_time() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _by_device(device: str, deadline: float) -> list[str]:
+def _read_device(device: str, deadline: float) -> list[str]:
     fd = os.open(device, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        return list(_records(fd, deadline))
+        return list(_read_records(fd, deadline))
     finally:
         os.close(fd)
 
 
-def _records(fd: int, deadline: float) -> Iterator[str]:
-    for _ in range(_MOST_RECORDS):
+def _read_records(fd: int, deadline: float) -> Iterator[str]:
+    for _ in range(_MAX_RECORDS):
         if time.monotonic() > deadline:
             return
         try:
-            record = os.read(fd, _RECORD)
+            record = os.read(fd, _MAX_RECORD_BYTES)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # older ones were overwritten meanwhile
+        except BrokenPipeError:  # old records were overwritten
             continue
         if not record:
             return
-        # "6,339,5140900,-;text", and what follows describes the device
+        # "6,339,5140900,-;text"; the lines after it describe the device.
         head, _, text = record.decode("utf-8", "replace").partition(";")
         parts = head.split(",")
-        since = whole_number(parts[2]) if len(parts) > 2 else None
-        if since is not None:
-            yield f"[{since / 1e6:.6f}] {text.partition(chr(10))[0]}"
+        microseconds = whole_number(parts[2]) if len(parts) > 2 else None
+        if microseconds is not None:
+            yield f"[{microseconds / 1e6:.6f}] {text.partition(chr(10))[0]}"
 
 
-def _by_tool(deadline: float, name: str, *options: str) -> list[str]:
+def _run_log_tool(deadline: float, name: str, *options: str) -> list[str]:
     tool = find_tool(name)
     if tool is None:
         msg = "not installed"
         raise FileNotFoundError(msg)
 
     left = max(deadline - time.monotonic(), 0.1)
-    got = run_tool([tool, *options], timeout_s=left)
-    if got.status is None:
+    result = run_tool([tool, *options], timeout_s=left)
+    if result.status is None:
         msg = f"not done within {left:.1f} s"
         raise TimeoutError(msg)
-    if got.status != 0 or not got.output.strip():
-        raise OSError(got.complaint or "prints nothing")
-    return got.output.splitlines()
+    if result.status != 0 or not result.output.strip():
+        raise OSError(result.complaint or "prints nothing")
+    return result.output.splitlines()
 
 
-def _by_file(folder: str) -> list[str]:
+def _read_syslog(folder: str) -> list[str]:
     reason: Exception = FileNotFoundError("no file of syslog")
-    for name in _FILES:
+    for name in _SYSLOG_FILES:
         try:
-            data = read_tail(Path(folder, name), _TAIL)
+            data = read_tail(Path(folder, name), _TAIL_BYTES)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as exc:
@@ -237,38 +233,38 @@ def _by_file(folder: str) -> list[str]:
     raise reason
 
 
-# Of a line that comes again and again, the last ones.
-_MOST = 256
+# Bounds the memory for a log that repeats itself.
+_MAX_EVENTS = 256
 
 
 @attrs.frozen(kw_only=True)
 class EventRule:
     """
-    How does the kernel say this, and what does it mean?
+    A rule of ``kernel.toml`` that recognizes one kind of kernel event.
 
     Attributes:
-        name: What the rule is called.
+        name: The name of the rule.
 
-        words: A line has one of them, in small letters.
+        words: The prefilter: a line holds one of these words, in lower case.
 
-        pattern: What is searched for in the line.  Its groups tell the
-            process (``pid``, ``name``), the place on the PCI bus (``bus``),
-            the ``device``, and the number of the ``xid``.
+        pattern: The regular expression.  Its groups name the process
+            (``pid``, ``name``), the PCI bus ID (``bus``), the ``device``, and
+            the ``xid``.
 
-        cause: What is wrong.
+        cause: The cause.
 
-        says: One sentence about it, with the groups in braces.
+        says: A sentence, with the groups in braces.
 
         remedy: What to do about it.
 
-        confidence: How sure this is.
+        confidence: The confidence.
 
-        over: What is searched for in a later line that takes it back, for the
-            same ``device``.
+        over: Matches a later line that reports recovery of the same
+            ``device``.
 
-        lasting: Whether it is of interest also if it happened before the job.
+        lasting: Whether the event still matters if it is older than the job.
 
-        ours: Whether it is of interest only for processes of the job.
+        ours: Whether the event matters for processes of the job only.
     """
 
     name: str
@@ -288,27 +284,27 @@ class EventRule:
 @attrs.frozen(kw_only=True)
 class KernelEvent:
     """
-    One kind of trouble that the kernel told of.
+    A kernel event; repeated ones are counted.
 
     Attributes:
-        rule: The name of the rule that knows it.
+        rule: The name of the rule.
 
-        time: When it was told last, in seconds since the epoch; ``None`` if
+        time: The last occurrence in seconds since the epoch; ``None`` if
             unknown.
 
-        count: How often.
+        count: The number of occurrences.
 
-        pid: The process concerned, as the node numbers it.
+        pid: The process ID, in the namespace of the node.
 
-        name: What the kernel calls that process, or its control group.
+        name: The name of the process or its control group.
 
-        bus_id: The place of the device on the PCI bus.
+        bus_id: The PCI bus ID of the device.
 
         device: The disk, interface, or server.
 
-        xid: The number of an Xid.
+        xid: The Xid number.
 
-        seconds: For how long, if it tells.
+        seconds: The duration, if the line has one.
 
         quote: The line.
     """
@@ -327,45 +323,47 @@ class KernelEvent:
 
 def is_suspicious(line: str) -> bool:
     """
-    Whether a line may tell of trouble, or that it is over.
+    Return whether a line may report a problem or its recovery.
+
+    This is a prefilter: it never rejects a line that a rule matches.
     """
-    small = line.lower()
-    return any(word in small for word in _words())
+    lower = line.lower()
+    return any(word in lower for word in _prefilter_words())
 
 
 def find_events(lines: Iterable[KernelLine]) -> tuple[KernelEvent, ...]:
     """
-    Find what tells of trouble, and is not over.
+    Find events in kernel messages, without those that recovered.
 
     Args:
-        lines: What the kernel said, in order.
+        lines: The messages, in order.
 
     Returns:
-        One event for each thing that happened to each process or device, the
-        last ones if there are very many.
+        One event per rule and process or device; the last 256 if there are
+        more.
     """
-    found: dict[tuple[object, ...], KernelEvent] = {}
+    events: dict[tuple[object, ...], KernelEvent] = {}
     for line in lines:
         if not is_suspicious(line.text):
             continue
-        _forget(found, line.text)
-        event = _event(line)
+        _drop_recovered(events, line.text)
+        event = _match_event(line)
         if event is None:
             continue
         key = (event.rule, event.pid, event.bus_id, event.device, event.xid)
-        before = found.pop(key, None)
-        if before is not None:
-            event = _joined(before, event)
-        found[key] = event
-        if len(found) > _MOST:
-            del found[next(iter(found))]
-    return tuple(found.values())
+        previous = events.pop(key, None)
+        if previous is not None:
+            event = _merge_events(previous, event)
+        events[key] = event
+        if len(events) > _MAX_EVENTS:
+            del events[next(iter(events))]
+    return tuple(events.values())
 
 
 @cache
-def event_rules() -> dict[str, EventRule]:
+def load_event_rules() -> dict[str, EventRule]:
     """
-    The rules by name, in the order in which they are tried.
+    Return the rules of ``kernel.toml`` by name, in the order of matching.
     """
     text = Path(__file__).with_name("kernel.toml").read_text("utf-8")
     rules = (EventRule(**rule) for rule in tomllib.loads(text)["rule"])
@@ -373,52 +371,56 @@ def event_rules() -> dict[str, EventRule]:
 
 
 @cache
-def _words() -> frozenset[str]:
-    words = {word for rule in event_rules().values() for word in rule.words}
+def _prefilter_words() -> frozenset[str]:
+    words = {
+        word for rule in load_event_rules().values() for word in rule.words
+    }
     return frozenset({*words, "link is up", "link up", "connection restored"})
 
 
-def _event(line: KernelLine) -> KernelEvent | None:
-    small = line.text.lower()
-    for rule in event_rules().values():
-        if not any(word in small for word in rule.words):
+def _match_event(line: KernelLine) -> KernelEvent | None:
+    lower = line.text.lower()
+    for rule in load_event_rules().values():
+        if not any(word in lower for word in rule.words):
             continue
-        found = rule.pattern.search(line.text)
-        if found is None:
+        match = rule.pattern.search(line.text)
+        if match is None:
             continue
-        told = {k: v for k, v in found.groupdict().items() if v}
-        pid = told.get("pid") or told.get("victim")
+        groups = {k: v for k, v in match.groupdict().items() if v}
+        pid = groups.get("pid") or groups.get("victim")
         return KernelEvent(
             rule=rule.name,
             time=line.time,
             pid=int(pid) if pid else None,
-            name=told.get("name") or told.get("task", ""),
-            bus_id=told.get("bus") or "",
-            device=told.get("device") or told.get("other", ""),
-            xid=int(told["xid"]) if "xid" in told else None,
-            seconds=told.get("seconds", ""),
+            name=groups.get("name") or groups.get("task", ""),
+            bus_id=groups.get("bus") or "",
+            device=groups.get("device") or groups.get("other", ""),
+            xid=int(groups["xid"]) if "xid" in groups else None,
+            seconds=groups.get("seconds", ""),
             quote=line.text,
         )
     return None
 
 
-def _joined(before: KernelEvent, event: KernelEvent) -> KernelEvent:
-    # Two lines tell of one process that was killed, and one has no name.
+def _merge_events(previous: KernelEvent, event: KernelEvent) -> KernelEvent:
+    # An OOM kill has two lines for one process, one of them without a name.
     is_same = event.pid is not None and event.rule == "out of memory"
     return attrs.evolve(
         event,
-        count=before.count + (not is_same),
-        name=event.name or before.name,
-        time=before.time if event.time is None else event.time,
+        count=previous.count + (not is_same),
+        name=event.name or previous.name,
+        time=previous.time if event.time is None else event.time,
     )
 
 
-def _forget(found: dict[tuple[object, ...], KernelEvent], text: str) -> None:
-    for rule in event_rules().values():
-        over = rule.over.search(text) if rule.over else None
-        if over is not None:
-            key = (rule.name, None, "", over["device"], None)
-            found.pop(key, None)
+def _drop_recovered(
+    events: dict[tuple[object, ...], KernelEvent], text: str
+) -> None:
+    for rule in load_event_rules().values():
+        recovery = rule.over.search(text) if rule.over else None
+        if recovery is not None:
+            key = (rule.name, None, "", recovery["device"], None)
+            events.pop(key, None)
 
 
 XidKind = Literal["program", "hardware", "driver", "result", "note", "unknown"]
@@ -427,83 +429,91 @@ XidKind = Literal["program", "hardware", "driver", "result", "note", "unknown"]
 @attrs.frozen(kw_only=True)
 class Xid:
     """
-    What is known of one number.
+    The meaning of an Xid number.
 
     Attributes:
         number: The number.
 
-        kind: Whose fault it is: ``"program"`` (the GPU is well),
-            ``"hardware"``, ``"driver"``, ``"result"`` (of another error),
-            ``"note"`` (nothing to do now), or ``"unknown"``.
+        kind: The origin: ``"program"`` (the GPU is healthy), ``"hardware"``,
+            ``"driver"``, ``"result"`` (of another error), ``"note"`` (no
+            action), or ``"unknown"``.
 
-        means: What happened, as a clause.
+        meaning: What happened, as a clause.
 
         action: What to do.
     """
 
     number: int
     kind: XidKind
-    means: str
+    meaning: str
     action: str
 
 
 def explain_xid(number: int) -> Xid:
     """
-    Look a number up.
+    Return the meaning of an Xid number.
 
     Args:
-        number: The number behind ``Xid (PCI:…):`` in the kernel log.
+        number: The number after ``Xid (PCI:…):`` in the kernel log.
 
     Returns:
-        What it means; of kind ``"unknown"`` if it is not in the table.
+        An entry of ``xids.toml``; of kind ``"unknown"`` if it has none.
     """
-    known = _table().get(number)
-    return known or Xid(
+    entry_or_none = _load_xids().get(number)
+    return entry_or_none or Xid(
         number=number,
         kind="unknown",
-        means="an error without a public meaning",
+        meaning="an error without a public meaning",
         action="look the number up in NVIDIA's catalog of Xid errors",
     )
 
 
 @cache
-def _table() -> dict[int, Xid]:
+def _load_xids() -> dict[int, Xid]:
     text = Path(__file__).with_name("xids.toml").read_text("utf-8")
     data = tomllib.loads(text)
     return {
         int(number): Xid(
             number=int(number),
             kind=entry["kind"],
-            means=entry["means"],
+            meaning=entry["means"],
             action=entry.get("action", data["action"][entry["kind"]]),
         )
         for number, entry in data["xid"].items()
     }
 
 
-# So long before the first worker started, something may have to do with it.
-_MARGIN_S = 60.0
-# Without knowing when the job began.
+# Events shortly before the first worker started may concern the job.
+_BEFORE_JOB_S = 60.0
+# These hold if the start of the job is unknown.
 _RECENT_S = 600.0
 _WINDOW_S = 86_400.0
-_PYTHON = ("python", "pt_", "ray::", "torchrun", "vllm", "sglang", "uvicorn")
+_JOB_NAMES = (
+    "python",
+    "pt_",
+    "ray::",
+    "torchrun",
+    "vllm",
+    "sglang",
+    "uvicorn",
+)
 _GPU_RULES = frozenset({"xid", "gpu lost", "gpu start", "sxid", "pci express"})
 
 
 @attrs.frozen(kw_only=True)
-class Circumstances:
+class JobContext:
     """
-    On whose behalf is a node looked at?
+    The node and the job that events are rated for.
 
     Attributes:
         host: The node.
 
         now: The time, in seconds since the epoch.
 
-        since: When the job began; ``None`` if unknown.
+        since: Start of the job, in seconds since the epoch; ``None`` if
+            unknown.
 
-        ranks: The rank of each process that is known, by its number on the
-            node.
+        ranks: Ranks by process ID, in the namespace of the node.
 
         pids: The processes of the job.
 
@@ -520,51 +530,42 @@ class Circumstances:
     @property
     def begin(self) -> float:
         """
-        What is older did not happen to the job.
+        Return the time before which events do not concern the job.
         """
         if self.since is None:
             return self.now - _WINDOW_S
-        return self.since - _MARGIN_S
+        return self.since - _BEFORE_JOB_S
 
 
-def judge_events(
-    events: Iterable[KernelEvent], about: Circumstances
+def check_kernel_events(
+    events: Iterable[KernelEvent], context: JobContext
 ) -> tuple[Finding, ...]:
     """
-    Tell what the kernel's messages mean for a job.
-
-    Args:
-        events: What the kernel told of.
-
-        about: The node and the job.
-
-    Returns:
-        What was found, nothing for what is over or none of the job's
-        business.
+    Return findings about the events that concern a job.
     """
-    found = (_finding(event, about) for event in events)
-    return tuple(finding for finding in found if finding is not None)
+    findings = (_event_finding(event, context) for event in events)
+    return tuple(finding for finding in findings if finding is not None)
 
 
-def _finding(event: KernelEvent, about: Circumstances) -> Finding | None:
-    rule = event_rules()[event.rule]
+def _event_finding(event: KernelEvent, context: JobContext) -> Finding | None:
+    rule = load_event_rules()[event.rule]
     xid = None if event.rule != "xid" else explain_xid(event.xid or 0)
-    confidence = _weigh(rule, event, xid, about)
+    confidence = _rate_event(rule, event, xid, context)
     if confidence is None:
         return None
 
-    gpu = _gpu(event, about)
-    ranks = _ranks(event, gpu, about)
+    gpu = _find_gpu(event, context)
+    ranks = _event_ranks(event, gpu, context)
     return Finding(
-        cause=_cause(rule, event, gpu),
+        cause=_event_cause(rule, event, gpu),
         ranks=ranks,
-        summary=_summary(rule, event, xid, gpu, about),
+        summary=_summary(rule, event, xid, gpu, context),
         confidence=confidence,
         remedy=xid.action if xid else rule.remedy,
         evidence=(
             Evidence(
                 kind="kernel",
-                source=about.host,
+                source=context.host,
                 location="kernel log",
                 quote=event.quote,
             ),
@@ -572,68 +573,78 @@ def _finding(event: KernelEvent, about: Circumstances) -> Finding | None:
     )
 
 
-def _weigh(
+def _rate_event(
     rule: EventRule,
     event: KernelEvent,
     xid: Xid | None,
-    about: Circumstances,
+    context: JobContext,
 ) -> Confidence | None:
     """
-    How sure is it that this matters; `None` if it does not.
+    Return the confidence of an event, or None if it does not matter.
     """
-    is_rank = event.pid is not None and event.pid in about.ranks
-    is_ours = is_rank or _is_ours(event, about)
-    if rule.ours and not is_ours:
+    is_rank = event.pid is not None and event.pid in context.ranks
+    is_of_job = is_rank or _is_job_event(event, context)
+    if rule.ours and not is_of_job:
         return None
 
-    is_lasting = rule.lasting and (xid is None or xid.kind in _BROKEN)
-    is_before = event.time is not None and event.time < about.begin
-    if is_before and not is_lasting:
+    is_lasting = rule.lasting and (xid is None or xid.kind in _LASTING_XIDS)
+    is_old = event.time is not None and event.time < context.begin
+    if is_old and not is_lasting:
         return None
-    if event.time is None or is_before or _is_note(xid):
+    if event.time is None or is_old or _is_minor(xid):
         return "possible"
     if is_rank:
         return "certain"
-    is_now = about.since is not None or about.now - event.time < _RECENT_S
-    is_other = event.pid is not None and not (is_now and is_ours)
-    is_sure = (is_now or is_lasting) and not is_other
+    is_recent = (
+        context.since is not None or context.now - event.time < _RECENT_S
+    )
+    is_other_process = event.pid is not None and not (is_recent and is_of_job)
+    is_sure = (is_recent or is_lasting) and not is_other_process
     return rule.confidence if is_sure else "possible"
 
 
-def _is_note(xid: Xid | None) -> bool:
+def _is_minor(xid: Xid | None) -> bool:
     return xid is not None and xid.kind in {"note", "result"}
 
 
-_BROKEN = frozenset({"hardware", "driver", "unknown"})
+_LASTING_XIDS = frozenset({"hardware", "driver", "unknown"})
 
 
-def _is_ours(event: KernelEvent, about: Circumstances) -> bool:
-    if event.pid in about.pids:
+def _is_job_event(event: KernelEvent, context: JobContext) -> bool:
+    if event.pid in context.pids:
         return True
-    # Who is dead is in no list of those that run.
-    return event.rule == "xid" or event.name.lower().startswith(_PYTHON)
+    # A dead process is not in the list of running ones.
+    return event.rule == "xid" or event.name.lower().startswith(_JOB_NAMES)
 
 
-def _gpu(event: KernelEvent, about: Circumstances) -> Gpu | None:
-    place = bus_key(event.bus_id) if event.bus_id else None
-    gpus = (x for x in about.gpus if place and bus_key(x.bus_id) == place)
+def _find_gpu(event: KernelEvent, context: JobContext) -> Gpu | None:
+    bus_id = parse_bus_id(event.bus_id) if event.bus_id else None
+    gpus = (
+        x for x in context.gpus if bus_id and parse_bus_id(x.bus_id) == bus_id
+    )
     return next(gpus, None)
 
 
-def _cause(rule: EventRule, event: KernelEvent, gpu: Gpu | None) -> Cause:
-    # An error of the bus is one of the GPU if that is what sits there.
+def _event_cause(
+    rule: EventRule, event: KernelEvent, gpu: Gpu | None
+) -> Cause:
+    # A PCI error at the bus ID of a GPU is a GPU fault.
     if gpu is not None and event.rule in _GPU_RULES:
         return Cause.GPU_FAULT
     return rule.cause
 
 
-def _ranks(
-    event: KernelEvent, gpu: Gpu | None, about: Circumstances
+def _event_ranks(
+    event: KernelEvent, gpu: Gpu | None, context: JobContext
 ) -> tuple[int, ...]:
     if event.pid is not None:
-        return (about.ranks[event.pid],) if event.pid in about.ranks else ()
-    users = [] if gpu is None else [x.pid for x in gpu.processes]
-    return tuple(sorted({about.ranks[x] for x in users if x in about.ranks}))
+        return (
+            (context.ranks[event.pid],) if event.pid in context.ranks else ()
+        )
+    pids = [] if gpu is None else [x.pid for x in gpu.processes]
+    return tuple(
+        sorted({context.ranks[x] for x in pids if x in context.ranks})
+    )
 
 
 def _summary(
@@ -641,9 +652,9 @@ def _summary(
     event: KernelEvent,
     xid: Xid | None,
     gpu: Gpu | None,
-    about: Circumstances,
+    context: JobContext,
 ) -> str:
-    says = rule.says.format(
+    message = rule.says.format(
         pid=event.pid,
         name=event.name or "unknown",
         device=event.device or "unknown",
@@ -651,20 +662,22 @@ def _summary(
         xid=event.xid,
     )
     if xid is not None:
-        says = f"{says}: {xid.means}"
-    place = f" on GPU {gpu.index}" if gpu else ""
+        message = f"{message}: {xid.meaning}"
+    gpu_text = f" on GPU {gpu.index}" if gpu else ""
     if event.bus_id and not gpu:
-        place = f" on {event.bus_id}"
-    where = f"{about.host}: " if about.host else ""
-    often = f", {event.count} times" if event.count > 1 else ""
-    return f"{where}{says}{place}{often}{_when(event, about)}"
+        gpu_text = f" on {event.bus_id}"
+    host_text = f"{context.host}: " if context.host else ""
+    count_text = f", {event.count} times" if event.count > 1 else ""
+    return f"{host_text}{message}{gpu_text}{count_text}{_age_text(event, context)}"
 
 
-def _when(event: KernelEvent, about: Circumstances) -> str:
+def _age_text(event: KernelEvent, context: JobContext) -> str:
     if event.time is None:
         return ""
-    if about.since is not None and event.time < about.begin:
-        return f", {time_text(about.since - event.time)} before the job began"
+    if context.since is not None and event.time < context.begin:
+        return (
+            f", {time_text(context.since - event.time)} before the job began"
+        )
 
-    ago = max(about.now - event.time, 0.0)
+    ago = max(context.now - event.time, 0.0)
     return f", {time_text(ago)} ago"

@@ -1,5 +1,5 @@
 """
-Which interfaces has a node, and do they work?
+Read and check network interfaces, InfiniBand ports, and their settings.
 """
 
 from __future__ import annotations
@@ -15,25 +15,32 @@ from typing import Any, Literal, NamedTuple
 import attrs
 
 from .._text import clean, list_text
-from ..findings import Cause, Confidence, Evidence, Finding, Judged, as_finding
+from ..findings import (
+    Cause,
+    Confidence,
+    Evidence,
+    Finding,
+    NodeFinding,
+    as_finding,
+)
 from ..processes import read_proc, whole_number
 from .worker_environment import Settings
 
 
-_STATE = re.compile(r"\d{1,2}: (\w{1,30})")
-_COUNTERS = ("link_downed", "symbol_error", "port_rcv_errors")
-_MOST = 64
+_STATE_TEXT = re.compile(r"\d{1,2}: (\w{1,30})")
+_COUNTER_NAMES = ("link_downed", "symbol_error", "port_rcv_errors")
+_MAX_NAMES = 64
 
 
 @attrs.frozen(kw_only=True)
 class IbPort:
     """
-    A port of an adapter for RDMA.
+    A port of an RDMA adapter.
 
     Attributes:
         device: Such as ``"mlx5_0"``.
 
-        port: Its number, from 1.
+        port: The port number, from 1.
 
         link_layer: ``"InfiniBand"`` or ``"Ethernet"`` (RoCE).
 
@@ -43,9 +50,9 @@ class IbPort:
 
         rate: Such as ``"400 Gb/sec (4X NDR)"``.
 
-        link_downed: How often its link went down since it was reset.
+        link_downed: How often the link went down since the last reset.
 
-        errors: Symbols and packets that came damaged.
+        errors: Symbol errors and receive errors.
     """
 
     device: str
@@ -62,68 +69,67 @@ def read_ib_ports(
     *, folder: str = "/sys/class/infiniband"
 ) -> tuple[IbPort, ...]:
     """
-    List the ports of adapters for RDMA.
-
-    Args:
-        folder: Where the kernel shows them.
-
-    Returns:
-        All of them by name; none if there are none.
+    Return the ports of RDMA adapters by name; none without adapters.
     """
-    return tuple(_ports(folder))
+    return tuple(_read_ports(folder))
 
 
-def _ports(folder: str) -> Iterator[IbPort]:
-    for device in _names(folder):
-        for number in _names(f"{folder}/{device}/ports"):
+def _read_ports(folder: str) -> Iterator[IbPort]:
+    for device in _list_folder(folder):
+        for number in _list_folder(f"{folder}/{device}/ports"):
             if (port := whole_number(number)) is not None:
-                yield _port(folder, device, port)
+                yield _read_port(folder, device, port)
 
 
-def _names(folder: str) -> list[str]:
+def _list_folder(folder: str) -> list[str]:
     try:
-        return sorted(os.listdir(folder))[:_MOST]  # noqa: PTH208 text is enough
+        return sorted(os.listdir(folder))[:_MAX_NAMES]  # noqa: PTH208 text is enough
     except OSError:
         return []
 
 
-def _port(folder: str, device: str, number: int) -> IbPort:
-    place = f"{folder}/{device}/ports/{number}"
-    counts = [_count(f"{place}/counters/{name}") for name in _COUNTERS]
+def _read_port(folder: str, device: str, number: int) -> IbPort:
+    port_folder = f"{folder}/{device}/ports/{number}"
+    counts = [
+        _read_count(f"{port_folder}/counters/{name}")
+        for name in _COUNTER_NAMES
+    ]
     return IbPort(
         device=clean(device),
         port=number,
-        link_layer=_text(f"{place}/link_layer"),
-        state=_state(f"{place}/state"),
-        physical=_state(f"{place}/phys_state"),
-        rate=_text(f"{place}/rate"),
+        link_layer=_read_text(f"{port_folder}/link_layer"),
+        state=_read_state(f"{port_folder}/state"),
+        physical=_read_state(f"{port_folder}/phys_state"),
+        rate=_read_text(f"{port_folder}/rate"),
         link_downed=counts[0],
         errors=sum(counts[1:]),
     )
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     return clean((read_proc(path, limit=256) or b"").decode(errors="replace"))
 
 
-def _state(path: str) -> str:
-    found = _STATE.match(_text(path))
-    return found[1] if found else ""
+def _read_state(path: str) -> str:
+    match = _STATE_TEXT.match(_read_text(path))
+    return match[1] if match else ""
 
 
-def _count(path: str) -> int:
-    return whole_number(_text(path)) or 0
+def _read_count(path: str) -> int:
+    return whole_number(_read_text(path)) or 0
 
 
 InterfaceKind = Literal["loopback", "container", "virtual", "ordinary"]
 
-# What container engines and hypervisors make for themselves: the addresses
-# are the same on every host, or lead nowhere.
-_CONTAINER = re.compile(
+# Created by container engines and hypervisors: their addresses are the same
+# on every host, or are not routed.
+_CONTAINER_NAME = re.compile(
     r"(?:docker|br-[0-9a-f]{12}|veth|virbr|vnet|cni|flannel|cali|cilium|lxc"
     r"|lxdbr|podman|kube-|nodelocaldns|weave|vxlan|tunl|nerdctl|buildkit)"
 )
-_VIRTUAL = re.compile(r"(?:dummy|tun|tap|ifb|sit|gre|ip6tnl|teql|bonding_)")
+_VIRTUAL_NAME = re.compile(
+    r"(?:dummy|tun|tap|ifb|sit|gre|ip6tnl|teql|bonding_)"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -134,25 +140,24 @@ class Interface:
     Attributes:
         name: Such as ``"eth0"``.
 
-        is_up: Whether it is on and has a link.
+        is_up: Whether it is up and has a link.
 
-        addresses: Its addresses with the length of the prefix, such as
-            ``"10.0.0.2/24"``; those that only work on its own link are left
-            out.
+        addresses: Its addresses with prefix length, such as
+            ``"10.0.0.2/24"``, without link-local ones.
 
         kind: ``"loopback"``; ``"container"`` for bridges and the like of
             container engines; ``"virtual"`` for others without hardware; else
             ``"ordinary"``.
 
-        mtu: Size of the largest packet, in bytes.
+        mtu: In bytes.
 
-        speed_mbps: Speed of the link in Mbit/s; 0 if unknown.
+        speed_mbps: Link speed in Mbit/s; 0 if unknown.
 
-        packets: Packets received and sent since it was made.
+        packets: Packets received and sent.
 
-        errors: Those that were damaged.
+        errors: Damaged packets.
 
-        drops: Those that were thrown away.
+        drops: Dropped packets.
     """
 
     name: str
@@ -168,22 +173,19 @@ class Interface:
 
 def read_interfaces() -> tuple[Interface, ...]:
     """
-    List the network interfaces of this node, or of this container.
-
-    Returns:
-        All of them, in the order of the system.
+    Return the network interfaces of this node, or of this container.
 
     Raises:
-        OSError: The system does not tell.
+        OSError: The system does not list them.
     """
     import psutil
 
     addresses = psutil.net_if_addrs()
     states: Mapping[str, Any] = psutil.net_if_stats()
-    counts = _counts(psutil)
+    counts = _read_counters(psutil)
     names = [*states, *(x for x in addresses if x not in states)]
     return tuple(
-        _interface(
+        _make_interface(
             name, addresses.get(name, ()), states.get(name), counts.get(name)
         )
         for name in names
@@ -192,28 +194,30 @@ def read_interfaces() -> tuple[Interface, ...]:
 
 def interface_kind(name: str) -> InterfaceKind:
     """
-    Tell by its name what an interface is for.
+    Return the kind of an interface by its name.
     """
     if re.fullmatch(r"lo\d{0,3}", name):
         return "loopback"
-    if _CONTAINER.match(name):
+    if _CONTAINER_NAME.match(name):
         return "container"
-    return "virtual" if _VIRTUAL.match(name) else "ordinary"
+    return "virtual" if _VIRTUAL_NAME.match(name) else "ordinary"
 
 
-def _counts(psutil: Any) -> dict[str, Any]:
+def _read_counters(psutil: Any) -> dict[str, Any]:
     try:
         return dict(psutil.net_io_counters(pernic=True))
-    except (OSError, RuntimeError):  # some containers show none
+    except (OSError, RuntimeError):  # some containers have none
         return {}
 
 
-def _interface(name: str, told: Any, state: Any, counts: Any) -> Interface:
-    texts = [_with_prefix(x.address, x.netmask) for x in told]
-    count = {
-        what: getattr(counts, f"{what}in", 0)
-        + getattr(counts, f"{what}out", 0)
-        for what in ("err", "drop")
+def _make_interface(
+    name: str, addresses: Any, state: Any, counters: Any
+) -> Interface:
+    texts = [_format_address(x.address, x.netmask) for x in addresses]
+    totals = {
+        kind: getattr(counters, f"{kind}in", 0)
+        + getattr(counters, f"{kind}out", 0)
+        for kind in ("err", "drop")
     }
     return Interface(
         name=clean(name),
@@ -222,16 +226,16 @@ def _interface(name: str, told: Any, state: Any, counts: Any) -> Interface:
         kind=interface_kind(name),
         mtu=state.mtu if state else 0,
         speed_mbps=state.speed if state else 0,
-        packets=getattr(counts, "packets_recv", 0)
-        + getattr(counts, "packets_sent", 0),
-        errors=count["err"],
-        drops=count["drop"],
+        packets=getattr(counters, "packets_recv", 0)
+        + getattr(counters, "packets_sent", 0),
+        errors=totals["err"],
+        drops=totals["drop"],
     )
 
 
-def _with_prefix(address: str, netmask: str | None) -> str:
+def _format_address(address: str, netmask: str | None) -> str:
     """
-    Such as 10.0.0.2/24; `""` for MAC addresses and those of one link.
+    Return such as 10.0.0.2/24; `""` for MAC and link-local addresses.
     """
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
@@ -249,98 +253,93 @@ def _with_prefix(address: str, netmask: str | None) -> str:
     return f"{ip}/{length}"
 
 
-_BAD_SHARE = 0.01
-_MANY = 1000
-_CABLE = "check the cable, the port of the switch, and the adapter"
+_MAX_ERROR_RATIO = 0.01
+_MIN_ERRORS = 1000
+_CABLE_REMEDY = "check the cable, the port of the switch, and the adapter"
 
 
-def judge_network(
+def check_network(
     interfaces: Iterable[Interface],
     ports: Iterable[IbPort] = (),
     *,
     host: str = "",
 ) -> tuple[Finding, ...]:
     """
-    Tell what is wrong with the network of a node.
+    Return findings about interfaces with errors and broken InfiniBand links.
 
-    Args:
-        interfaces: All of the node.
-
-        ports: Those of its adapters for RDMA.
-
-        host: The node.
-
-    Returns:
-        What was found.  Interfaces that are off, and ports that nobody
-        plugged in, are usual.
+    Interfaces that are off, and ports without a cable, are normal.
     """
-    judged = [*_of_ports(tuple(ports)), *_of_interfaces(interfaces)]
+    problems = [*_check_ports(tuple(ports)), *_check_interfaces(interfaces)]
     return tuple(
         as_finding(
-            verdict,
+            problem,
             host=host,
             evidence=Evidence(kind="interface", source=host, quote=names),
         )
-        for verdict, names in judged
+        for problem, names in problems
     )
 
 
-def _of_interfaces(
+def _check_interfaces(
     interfaces: Iterable[Interface],
-) -> Iterator[tuple[Judged, str]]:
+) -> Iterator[tuple[NodeFinding, str]]:
     for x in interfaces:
         is_used = x.is_up and x.kind != "loopback"
-        if is_used and x.errors > max(_MANY, _BAD_SHARE * x.packets):
+        if is_used and x.errors > max(
+            _MIN_ERRORS, _MAX_ERROR_RATIO * x.packets
+        ):
             yield (
-                Judged(
+                NodeFinding(
                     Cause.NETWORK_FAILURE,
                     "possible",
                     f"{x.errors} packets of {x.name} were damaged, and "
                     f"{x.packets} were not",
-                    _CABLE,
+                    _CABLE_REMEDY,
                 ),
                 x.name,
             )
 
 
-def _of_ports(ports: tuple[IbPort, ...]) -> Iterator[tuple[Judged, str]]:
-    trying = [
+def _check_ports(
+    ports: tuple[IbPort, ...],
+) -> Iterator[tuple[NodeFinding, str]]:
+    rejected = [
         x
         for x in ports
         if x.state in {"INIT", "ARMED"} and x.physical == "LinkUp"
     ]
-    if trying:
+    if rejected:
         yield (
-            Judged(
+            NodeFinding(
                 Cause.NETWORK_FAILURE,
                 "likely",
-                f"the InfiniBand network did not accept {_judge_names(trying)}",
+                f"the InfiniBand network did not accept {_port_names(rejected)}",
                 "see that a subnet manager (opensm) runs in this network",
             ),
-            _judge_names(trying),
+            _port_names(rejected),
         )
-    # A port that nobody ever plugged in is no news.
-    works = any(x.state == "ACTIVE" for x in ports)
+    # Ports that never had a cable are normal.
+    has_active = any(x.state == "ACTIVE" for x in ports)
     broken = [x for x in ports if x.state == "DOWN" and x.link_downed]
-    if broken and works:
+    if broken and has_active:
         yield (
-            Judged(
+            NodeFinding(
                 Cause.NETWORK_FAILURE,
                 "possible",
-                f"the link of {_judge_names(broken)} is down, and was up before",
-                _CABLE,
+                f"the link of {_port_names(broken)} is down, and was up before",
+                _CABLE_REMEDY,
             ),
-            _judge_names(broken),
+            _port_names(broken),
         )
 
 
-def _judge_names(ports: Iterable[IbPort]) -> str:
+def _port_names(ports: Iterable[IbPort]) -> str:
     return list_text(f"{x.device}:{x.port}" for x in ports)
 
 
-class Use(NamedTuple):
+class InterfaceUse(NamedTuple):
     """
-    Who chooses interfaces of a host in the same way.
+    Processes of a host that select interfaces by the same setting.
 
     Attributes:
         variable: Such as ``"NCCL_SOCKET_IFNAME"``.
@@ -349,7 +348,7 @@ class Use(NamedTuple):
 
         host: The node.
 
-        chosen: The interfaces that are meant and can be used.
+        chosen: The interfaces that it selects and that are usable.
 
         users: The processes.
     """
@@ -363,29 +362,28 @@ class Use(NamedTuple):
     @property
     def ranks(self) -> set[int]:
         """
-        The ranks among the processes.
+        Return the ranks of the processes.
         """
         return {x.rank for x in self.users if x.rank is not None}
 
 
-def judge_between(variable: str, uses: list[Use]) -> Iterator[Finding]:
+def check_across_hosts(
+    variable: str, uses: list[InterfaceUse]
+) -> Iterator[Finding]:
     """
-    Tell what is wrong between hosts.
+    Yield findings about interfaces that do not connect the hosts.
 
     Args:
         variable: Such as ``"NCCL_SOCKET_IFNAME"``.
 
-        uses: What each host uses.
-
-    Yields:
-        What was found.
+        uses: Its use on each host.
     """
     owners: dict[str, set[str]] = defaultdict(set)
-    nets: dict[str, set[object]] = defaultdict(set)
+    networks: dict[str, set[object]] = defaultdict(set)
     for use in uses:
-        for address in _addresses(use):
+        for address in _ipv4_addresses(use):
             owners[str(address.ip)].add(use.host)
-            nets[use.host].add(address.network)
+            networks[use.host].add(address.network)
     shared = {ip: x for ip, x in owners.items() if len(x) > 1}
     if shared:
         ip, hosts = next(iter(sorted(shared.items())))
@@ -398,42 +396,42 @@ def judge_between(variable: str, uses: list[Use]) -> Iterator[Finding]:
             confidence="likely",
             remedy=f"set {variable} to an interface that has an address of "
             "its own on each node",
-            evidence=use_evidence(uses),
+            evidence=interface_evidence(uses),
         )
-    elif len(nets) > 1 and _is_apart(nets):
+    elif len(networks) > 1 and _has_isolated_host(networks):
         yield Finding(
             cause=Cause.NETWORK_MISCONFIGURED,
             ranks=(),
             summary=f"the interfaces that {variable} leads to are in "
-            f"different networks on {list_text(sorted(nets))}",
+            f"different networks on {list_text(sorted(networks))}",
             confidence="possible",
             remedy="see whether the nodes reach each other by these "
             f"addresses; else set {variable} to interfaces of one network",
-            evidence=use_evidence(uses),
+            evidence=interface_evidence(uses),
         )
 
 
-def _is_apart(nets: Mapping[str, set[object]]) -> bool:
+def _has_isolated_host(networks: Mapping[str, set[object]]) -> bool:
     """
-    Whether a host has no network in common with any other.
+    Return whether some hosts, but not all, share no network with others.
 
-    In large clusters every host has a network of its own, with routes between
-    them: that is no trouble.
+    In large clusters every host has its own network, with routes between
+    them, which is no problem.
     """
     counts: dict[object, int] = defaultdict(int)
-    for several in nets.values():
-        for net in several:
-            counts[net] += 1
-    alone = [
+    for host_networks in networks.values():
+        for network in host_networks:
+            counts[network] += 1
+    isolated = [
         host
-        for host, several in nets.items()
-        if all(counts[net] == 1 for net in several)
+        for host, host_networks in networks.items()
+        if all(counts[network] == 1 for network in host_networks)
     ]
-    return bool(alone) and len(alone) < len(nets)
+    return bool(isolated) and len(isolated) < len(networks)
 
 
-def _addresses(
-    use: Use,
+def _ipv4_addresses(
+    use: InterfaceUse,
 ) -> Iterator[ipaddress.IPv4Interface | ipaddress.IPv6Interface]:
     for interface in use.chosen:
         for text in interface.addresses:
@@ -441,35 +439,30 @@ def _addresses(
                 address = ipaddress.ip_interface(text)
             except ValueError:
                 continue
-            # Hosts have loopback in common.
+            # All hosts share loopback addresses.
             if not address.is_loopback and address.version == 4:
                 yield address
 
 
-def judge_half_set(
+def check_set_everywhere(
     variable: str, settings: tuple[Settings, ...]
 ) -> Iterator[Finding]:
     """
-    Tell whether only some nodes, or some ranks, have a variable.
+    Yield a finding if only some nodes, or some ranks, set a variable.
 
     Args:
         variable: Such as ``"NCCL_SOCKET_IFNAME"``.
-
-        settings: The variables of all processes.
-
-    Yields:
-        What was found.
     """
-    has: dict[str, set[bool]] = defaultdict(set)
+    is_set: dict[str, set[bool]] = defaultdict(set)
     for x in settings:
-        has[x.host].add(bool(x.variables.get(variable)))
-    on = sorted(h for h, several in has.items() if several == {True})
-    off = sorted(h for h, several in has.items() if several == {False})
-    mixed = sorted(h for h, several in has.items() if len(several) > 1)
+        is_set[x.host].add(bool(x.variables.get(variable)))
+    on = sorted(h for h, states in is_set.items() if states == {True})
+    off = sorted(h for h, states in is_set.items() if states == {False})
+    mixed = sorted(h for h, states in is_set.items() if len(states) > 1)
     if not mixed and not (on and off):
         return
     users = [x for x in settings if x.variables.get(variable)]
-    who = (
+    where = (
         f"on {list_text(on)}, and not on {list_text(off)}"
         if on and off
         else f"by {list_text(dict.fromkeys(x.name for x in users))} only"
@@ -477,7 +470,7 @@ def judge_half_set(
     yield Finding(
         cause=Cause.NETWORK_MISCONFIGURED,
         ranks=tuple(sorted({x.rank for x in users if x.rank is not None})),
-        summary=f"{variable} is set {who}",
+        summary=f"{variable} is set {where}",
         confidence="possible",
         remedy="set it for all ranks, or for none",
         evidence=(
@@ -491,9 +484,9 @@ def judge_half_set(
     )
 
 
-def use_evidence(uses: Iterable[Use]) -> tuple[Evidence, ...]:
+def interface_evidence(uses: Iterable[InterfaceUse]) -> tuple[Evidence, ...]:
     """
-    Quote what some hosts use.
+    Return evidence of the interfaces that hosts use.
     """
     return tuple(
         Evidence(
@@ -509,90 +502,77 @@ def use_evidence(uses: Iterable[Use]) -> tuple[Evidence, ...]:
     )
 
 
-def chosen_names(spec: str, names: Iterable[str]) -> tuple[str, ...]:
+def match_names_like_nccl(spec: str, names: Iterable[str]) -> tuple[str, ...]:
     """
-    Choose among names as NCCL does.
+    Return the names that a specification selects, by the rules of NCCL.
 
     Args:
         spec: Such as ``"eth,ib0"``, ``"=eth0"``, ``"^docker,lo"``, or
-            ``"^=eth1"``; a port behind a colon does not matter.
-
-        names: What there is.
-
-    Returns:
-        Those that are meant.
+            ``"^=eth1"``; ports after a colon are ignored.
     """
     text = spec.strip()
-    is_not = text.startswith("^")
+    is_negated = text.startswith("^")
     text = text.removeprefix("^")
     is_exact = text.startswith("=")
-    words = [
-        word.partition(":")[0].strip()
-        for word in text.removeprefix("=").split(",")
+    patterns = [
+        pattern.partition(":")[0].strip()
+        for pattern in text.removeprefix("=").split(",")
     ]
-    words = [word for word in words if word]
-    if not words:
+    patterns = [pattern for pattern in patterns if pattern]
+    if not patterns:
         return tuple(names)
 
-    fits: Callable[[str], bool] = (
-        (lambda name: name in words)
+    is_match: Callable[[str], bool] = (
+        (lambda name: name in patterns)
         if is_exact
-        else (lambda name: name.startswith(tuple(words)))
+        else (lambda name: name.startswith(tuple(patterns)))
     )
-    return tuple(name for name in names if fits(name) != is_not)
+    return tuple(name for name in names if is_match(name) != is_negated)
 
 
-def chosen_by_nccl(
+def select_like_nccl(
     spec: str | None, interfaces: Iterable[Interface]
 ) -> tuple[Interface, ...]:
     """
-    Choose interfaces as NCCL does.
+    Select interfaces by the rules of NCCL.
 
     Args:
-        spec: The variable; ``None`` or ``""`` if it is not set.
-
-        interfaces: Those of the node.
+        spec: The value of ``NCCL_SOCKET_IFNAME``; ``None`` or ``""`` if it is
+            not set.
 
     Returns:
-        All that are meant, also those that cannot be used.  If nothing is
-        set, those with ``ib`` in front, or else all but Docker's, loopback,
-        and libvirt's.
+        All that match, usable or not.  Without *spec*, those whose name starts
+        with ``ib``, or else all but those of Docker, loopback, and libvirt.
     """
-    every = tuple(interfaces)
+    candidates = tuple(interfaces)
     if spec:
-        names = set(chosen_names(spec, (x.name for x in every)))
-        return tuple(x for x in every if x.name in names)
+        names = set(match_names_like_nccl(spec, (x.name for x in candidates)))
+        return tuple(x for x in candidates if x.name in names)
 
     for default in ("ib", "^docker,lo,virbr", "docker", "lo", "virbr"):
-        found = usable(chosen_by_nccl(default, every))
-        if found:
-            return found
+        selected = usable_interfaces(select_like_nccl(default, candidates))
+        if selected:
+            return selected
     return ()
 
 
-def chosen_exactly(
+def select_by_name(
     names: Iterable[str], interfaces: Iterable[Interface]
 ) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
     """
-    Choose interfaces by their names.
-
-    Args:
-        names: Their names.
-
-        interfaces: Those of the node.
-
-    Returns:
-        The interfaces, and the names of which there is none.
+    Return the interfaces with these names, and the names without one.
     """
     known = {x.name: x for x in interfaces}
-    wanted = [name for name in names if name]
-    found = tuple(known[name] for name in wanted if name in known)
-    return found, tuple(name for name in wanted if name not in known)
+    requested = [name for name in names if name]
+    found = tuple(known[name] for name in requested if name in known)
+    return found, tuple(name for name in requested if name not in known)
 
 
-def usable(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
+def usable_interfaces(
+    interfaces: Iterable[Interface],
+) -> tuple[Interface, ...]:
     """
-    Those that are up and have an address.
+    Return the interfaces that are up and have an address.
     """
     return tuple(x for x in interfaces if x.is_up and x.addresses)
 
@@ -600,58 +580,66 @@ def usable(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
 _NCCL = "NCCL_SOCKET_IFNAME"
 _GLOO = "GLOO_SOCKET_IFNAME"
 _TENSORPIPE = "TP_SOCKET_IFNAME"
-_EXACTLY = " by its whole name (signs such as ^ are for NCCL only)"
+_EXACT_NAME_HINT = " by its whole name (signs such as ^ are for NCCL only)"
 
 
-class _Wrong(NamedTuple):
+class _Mismatch(NamedTuple):
     """
     Why a value does not fit a host; braces stand for the hosts.
     """
 
     confidence: Confidence
-    says: str
+    message: str
 
 
-def judge_sockets(
+def check_socket_interfaces(
     settings: Iterable[Settings],
     interfaces: Mapping[str, tuple[Interface, ...]],
 ) -> tuple[Finding, ...]:
     """
-    Tell which of these variables do not fit.
+    Return findings about interface names that do not fit.
+
+    Checked are ``NCCL_SOCKET_IFNAME``, ``GLOO_SOCKET_IFNAME``, and
+    ``TP_SOCKET_IFNAME``.  Hosts with the same problem share one finding.
 
     Args:
         settings: The variables of all processes.
 
-        interfaces: Those of each host, as far as they are known.
-
-    Returns:
-        What was found, hosts with the same trouble together.
+        interfaces: Interfaces by host, as far as known.
     """
-    every = tuple(settings)
-    spread = _is_spread(every)
-    found: list[Finding] = []
+    entries = tuple(settings)
+    is_multi_node = _has_several_nodes(entries)
+    findings: list[Finding] = []
     for variable in (_NCCL, _GLOO, _TENSORPIPE):
-        uses: list[Use] = []
-        wrong: dict[tuple[str, _Wrong], list[Use]] = defaultdict(list)
-        for value, host, users in _uses(every, variable):
-            if host not in interfaces or not users[0].sees_node:
+        uses: list[InterfaceUse] = []
+        mismatches: dict[tuple[str, _Mismatch], list[InterfaceUse]] = (
+            defaultdict(list)
+        )
+        for value, host, users in _group_values(entries, variable):
+            if host not in interfaces or not users[0].shares_network:
                 continue
-            chosen, absent = _choose(variable, value, interfaces[host])
-            use = Use(variable, value, host, usable(chosen), users)
+            chosen, absent = _select_interfaces(
+                variable, value, interfaces[host]
+            )
+            use = InterfaceUse(
+                variable, value, host, usable_interfaces(chosen), users
+            )
             uses.append(use)
-            trouble = _judge(use, chosen, absent, spread=spread)
-            if trouble is not None:
-                wrong[value, trouble].append(use)
-        found += _findings(wrong, interfaces)
-        if spread:
-            found += judge_between(variable, uses)
-        found += judge_half_set(variable, every)
-    return tuple(found)
+            mismatch = _find_mismatch(
+                use, chosen, absent, is_multi_node=is_multi_node
+            )
+            if mismatch is not None:
+                mismatches[value, mismatch].append(use)
+        findings += _mismatch_findings(mismatches, interfaces)
+        if is_multi_node:
+            findings += check_across_hosts(variable, uses)
+        findings += check_set_everywhere(variable, entries)
+    return tuple(findings)
 
 
-def _is_spread(settings: tuple[Settings, ...]) -> bool:
+def _has_several_nodes(settings: tuple[Settings, ...]) -> bool:
     """
-    Whether the job has more than one node.
+    Return whether the job has more than one node.
     """
     if len({x.host for x in settings}) > 1:
         return True
@@ -659,64 +647,64 @@ def _is_spread(settings: tuple[Settings, ...]) -> bool:
     local = "LOCAL_WORLD_SIZE"
     return any(
         x.world_size is not None
-        and (here := whole_number(x.variables.get(local))) is not None
-        and x.world_size > here
+        and (local_size := whole_number(x.variables.get(local))) is not None
+        and x.world_size > local_size
         for x in settings
     )
 
 
-def _uses(
+def _group_values(
     settings: tuple[Settings, ...], variable: str
 ) -> Iterator[tuple[str, str, tuple[Settings, ...]]]:
-    alike: dict[tuple[str, str], list[Settings]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Settings]] = defaultdict(list)
     for x in settings:
         value = x.variables.get(variable, "").strip()
         if value or variable == _NCCL:
-            alike[value, x.host].append(x)
-    for (value, host), users in alike.items():
+            groups[value, x.host].append(x)
+    for (value, host), users in groups.items():
         yield value, host, tuple(users)
 
 
-def _choose(
+def _select_interfaces(
     variable: str, value: str, interfaces: tuple[Interface, ...]
 ) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
     """
-    The interfaces that are meant, and the names of which there is none.
+    Return the selected interfaces, and the names without one.
     """
     if variable == _NCCL:
-        chosen = chosen_by_nccl(value, interfaces)
+        chosen = select_like_nccl(value, interfaces)
         return chosen, () if chosen else (value,)
-    # TensorPipe takes one name, whatever is in it.
+    # TensorPipe takes the whole value as one name.
     names = value.split(",") if variable == _GLOO else [value]
-    return chosen_exactly(names, interfaces)
+    return select_by_name(names, interfaces)
 
 
-def _judge(
-    use: Use,
+def _find_mismatch(
+    use: InterfaceUse,
     chosen: tuple[Interface, ...],
     absent: tuple[str, ...],
     *,
-    spread: bool,
-) -> _Wrong | None:
+    is_multi_node: bool,
+) -> _Mismatch | None:
     if not use.value:
-        return _judge_default(use) if spread else None
+        return _find_default_mismatch(use) if is_multi_node else None
     if absent:
-        return _Wrong(
+        return _Mismatch(
             "certain", f"names no interface of {{}}: {list_text(absent)}"
         )
     names = list_text(x.name for x in use.chosen or chosen)
     if not use.chosen:
-        return _Wrong(
+        return _Mismatch(
             "likely", f"names {names} of {{}}, which is down or has no address"
         )
     kinds = {x.kind for x in use.chosen}
-    if spread and kinds == {"loopback"}:
-        return _Wrong(
+    if is_multi_node and kinds == {"loopback"}:
+        return _Mismatch(
             "likely",
             f"names {names} of {{}}, by which no other node is reached",
         )
-    if spread and kinds <= {"container", "loopback"}:
-        return _Wrong(
+    if is_multi_node and kinds <= {"container", "loopback"}:
+        return _Mismatch(
             "likely",
             f"names {names} of {{}}, which mostly leads to containers of the "
             "same host only",
@@ -724,121 +712,122 @@ def _judge(
     return None
 
 
-def _judge_default(use: Use) -> _Wrong | None:
+def _find_default_mismatch(use: InterfaceUse) -> _Mismatch | None:
     """
-    NCCL meets at the first interface, and takes bridges for good ones.
+    Return a mismatch if NCCL selects a container bridge by default.
     """
     first = use.chosen[0] if use.chosen else None
     if first is None or first.kind != "container":
         return None
 
-    return _Wrong(
+    return _Mismatch(
         "possible",
         f"is not set on {{}}, where NCCL may take {first.name}, which mostly "
         "leads to containers of the same host only",
     )
 
 
-def _findings(
-    wrong: Mapping[tuple[str, _Wrong], list[Use]],
+def _mismatch_findings(
+    mismatches: Mapping[tuple[str, _Mismatch], list[InterfaceUse]],
     interfaces: Mapping[str, tuple[Interface, ...]],
 ) -> Iterator[Finding]:
-    for (value, trouble), uses in wrong.items():
+    for (value, mismatch), uses in mismatches.items():
         first = uses[0]
         hosts = list_text(sorted({use.host for use in uses}))
-        has = list_text((x.name for x in interfaces[first.host]), most=8)
-        confidence, says = trouble
+        interface_names = list_text(
+            (x.name for x in interfaces[first.host]), most=8
+        )
+        confidence, message = mismatch
         setting = f"{first.variable}={value}" if value else first.variable
-        how = "" if first.variable == _NCCL else _EXACTLY
+        hint = "" if first.variable == _NCCL else _EXACT_NAME_HINT
         yield Finding(
             cause=Cause.NETWORK_MISCONFIGURED,
             ranks=tuple(sorted({rank for use in uses for rank in use.ranks})),
-            summary=f"{setting} {says.replace('{}', hosts)}",
+            summary=f"{setting} {message.replace('{}', hosts)}",
             confidence=confidence,
             remedy="name one that works and leads to the other nodes"
-            f"{how}; {first.host} has {has}",
-            evidence=use_evidence(uses),
+            f"{hint}; {first.host} has {interface_names}",
+            evidence=interface_evidence(uses),
         )
 
 
-_HCA, _UCX = "NCCL_IB_HCA", "UCX_NET_DEVICES"
-_OFF = "NCCL_IB_DISABLE"
+_NCCL_HCA, _UCX_DEVICES = "NCCL_IB_HCA", "UCX_NET_DEVICES"
+_NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
 
 
-class _DevicesWrong(NamedTuple):
+class _DeviceMismatch(NamedTuple):
     """
     Why a value does not fit a host.
     """
 
     confidence: Confidence
-    says: str
+    message: str
     remedy: str
 
 
-def judge_devices(
+def check_rdma_devices(
     settings: Iterable[Settings],
     interfaces: Mapping[str, tuple[Interface, ...]],
     ports: Mapping[str, tuple[IbPort, ...]],
 ) -> tuple[Finding, ...]:
     """
-    Tell which of these variables name nothing.
+    Return findings about RDMA settings that name no device or disable it.
 
     Args:
         settings: The variables of all processes.
 
-        interfaces: Those of each host, as far as they are known.
+        interfaces: Interfaces by host, as far as known.
 
-        ports: Those of the adapters of each host, as far as they are known.
-
-    Returns:
-        What was found.
+        ports: RDMA ports by host, as far as known.
     """
     users: dict[tuple[str, str, str], list[Settings]] = defaultdict(list)
     for x in settings:
-        for variable in (_HCA, _UCX, _OFF):
+        for variable in (_NCCL_HCA, _UCX_DEVICES, _NCCL_IB_DISABLE):
             value = x.variables.get(variable, "").strip()
             if value and x.host in ports:
                 users[variable, value, x.host].append(x)
-    wrong: dict[tuple[str, str, _DevicesWrong], list[Settings]] = defaultdict(
-        list
+    mismatches: dict[tuple[str, str, _DeviceMismatch], list[Settings]] = (
+        defaultdict(list)
     )
-    for (variable, value, host), who in users.items():
-        trouble = _devices_judge(
+    for (variable, value, host), group in users.items():
+        mismatch = _find_device_mismatch(
             variable, value, interfaces.get(host, ()), ports[host]
         )
-        if trouble is not None:
-            wrong[variable, value, trouble] += who
+        if mismatch is not None:
+            mismatches[variable, value, mismatch] += group
     return tuple(
-        _finding(f"{variable}={value}", trouble, who)
-        for (variable, value, trouble), who in wrong.items()
+        _device_finding(f"{variable}={value}", mismatch, group)
+        for (variable, value, mismatch), group in mismatches.items()
     )
 
 
-def _devices_judge(
+def _find_device_mismatch(
     variable: str,
     value: str,
     interfaces: tuple[Interface, ...],
     ports: tuple[IbPort, ...],
-) -> _DevicesWrong | None:
+) -> _DeviceMismatch | None:
     devices = sorted({x.device for x in ports})
-    if variable == _HCA and not chosen_names(value, devices):
-        return _DevicesWrong(
-            # Where there is none at all, sockets are what there is.
+    if variable == _NCCL_HCA and not match_names_like_nccl(value, devices):
+        return _DeviceMismatch(
+            # Without adapters, NCCL uses sockets anyway.
             "likely" if devices else "possible",
             "names no adapter, so that NCCL uses sockets, which is slow, or "
             "fails",
             f"name one that is there: {list_text(devices, most=8) or 'none'}",
         )
-    if variable == _UCX and _names_nothing(value, devices, interfaces):
-        return _DevicesWrong(
+    if variable == _UCX_DEVICES and _matches_nothing(
+        value, devices, interfaces
+    ):
+        return _DeviceMismatch(
             "likely",
             "names neither an adapter nor an interface",
             f"name one that is there: {list_text(devices, most=8)}",
         )
-    if variable == _OFF and value == "1":
-        works = {x.link_layer for x in ports if x.state == "ACTIVE"}
-        if "InfiniBand" in works:
-            return _DevicesWrong(
+    if variable == _NCCL_IB_DISABLE and value == "1":
+        active_layers = {x.link_layer for x in ports if x.state == "ACTIVE"}
+        if "InfiniBand" in active_layers:
+            return _DeviceMismatch(
                 "possible",
                 "though there is InfiniBand: NCCL uses sockets, which is slow",
                 "unset it, unless InfiniBand is broken",
@@ -846,7 +835,7 @@ def _devices_judge(
     return None
 
 
-def _names_nothing(
+def _matches_nothing(
     value: str, devices: Iterable[str], interfaces: Iterable[Interface]
 ) -> bool:
     if value.startswith("^"):
@@ -856,21 +845,21 @@ def _names_nothing(
     return all(x.partition(":")[0] not in known for x in value.split(","))
 
 
-def _finding(
-    setting: str, wrong: _DevicesWrong, who: list[Settings]
+def _device_finding(
+    setting: str, mismatch: _DeviceMismatch, processes: list[Settings]
 ) -> Finding:
-    hosts = list_text(sorted({x.host for x in who}))
+    hosts = list_text(sorted({x.host for x in processes}))
     return Finding(
         cause=Cause.NETWORK_MISCONFIGURED,
-        ranks=tuple(sorted({x.rank for x in who if x.rank is not None})),
-        summary=f"{setting} on {hosts} {wrong.says}",
-        confidence=wrong.confidence,
-        remedy=wrong.remedy,
+        ranks=tuple(sorted({x.rank for x in processes if x.rank is not None})),
+        summary=f"{setting} on {hosts} {mismatch.message}",
+        confidence=mismatch.confidence,
+        remedy=mismatch.remedy,
         evidence=(
             Evidence(
                 kind="environment",
                 source=hosts,
-                location=who[0].name,
+                location=processes[0].name,
                 quote=setting,
             ),
         ),

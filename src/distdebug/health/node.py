@@ -1,5 +1,5 @@
 """
-Is this node, with its GPUs and its network, able to work?
+Check a node: GPUs, kernel log, memory, disks, network, and Ray.
 """
 
 from __future__ import annotations
@@ -19,90 +19,90 @@ from .._render import Block, Lines, Shown
 from .._text import clean, reason_of, size_text
 from ..findings import Finding, Missing
 from ..processes import parse_stat, read_link, read_proc
-from .gpu import Gpu, gpu_of_row, judge_driver, judge_gpus, read_gpus
+from .gpu import Gpu, check_gpu_driver, check_gpus, parse_gpu_row, read_gpus
 from .host import (
     Blocked,
     Disk,
     Limits,
-    judge_blocked,
-    judge_disks,
-    judge_limits,
-    read_blocked,
+    check_blocked_processes,
+    check_disks,
+    check_limits,
+    read_blocked_processes,
     read_disks,
     read_limits,
 )
 from .kernel import (
-    Circumstances,
+    JobContext,
     KernelEvent,
+    check_kernel_events,
     find_events,
     is_suspicious,
-    judge_events,
     parse_kernel_lines,
     read_kernel_log,
 )
 from .memory import (
     Memory,
     Pressure,
-    judge_memory,
-    judge_pressure,
+    check_memory,
+    check_pressure,
     read_memory,
     read_pressure,
 )
 from .network import (
     IbPort,
     Interface,
+    check_network,
     interface_kind,
-    judge_network,
     read_ib_ports,
     read_interfaces,
 )
-from .ray_node import RayNode, judge_ray, read_ray
+from .ray_node import RayNode, check_ray_node, read_ray_node
 from .worker_environment import public_variables
 
 
-_MOST_LINES = 200
+_MAX_LINES = 200
 
 
 @attrs.frozen(kw_only=True)
 class NodeFacts:
     """
-    What was seen on a node.  ``None`` where it could not be looked at.
+    What was read on a node; ``None`` where it could not be read.
 
     Attributes:
         host: The node.
 
         taken: When, in seconds since the epoch.
 
-        booted: When it was started.
+        booted: Boot time.
 
-        gpus: Its GPUs; empty if there is no way to ask for any.
+        gpus: Its GPUs; empty without a driver.
 
-        gpu_problem: Why its GPUs could not be asked, if they could not.
+        gpu_problem: Why its GPUs could not be read.
 
-        gpu_wait_s: How long an answer of their driver was waited for in vain,
-            in seconds; 0 if it answered, be it with an error.
+        gpu_wait_s: How long the driver did not answer, in seconds; 0 if it
+            answered, even with an error.
 
         memory: Its memory, and that of the control groups of the job.
 
-        kernel: What the kernel told of, and what is not over.
+        kernel: Kernel events that did not recover.
 
-        log_begins: How far back the kernel's log goes.
+        log_begins: Time of the first message in the kernel log.
 
         disks: The file systems that the job writes to.
 
-        pressure: What processes wait for.
+        pressure: Pressure stall information.
 
-        blocked: Processes that are stuck in the kernel.
+        blocked: Processes in uninterruptible sleep.
 
-        limits: What the processes of the job may use.
+        limits: Resource limits of the processes of the job.
 
         interfaces: Its network interfaces.
 
-        ib_ports: The ports of its adapters for RDMA.
+        ib_ports: The ports of its RDMA adapters.
 
-        ray: What shows of Ray, for each session that was asked for.
+        ray: The state of Ray, for each session that was asked for.
 
-        name_address: The address that the name of the node stands for here.
+        name_address: The address that the host name resolves to on this node.
     """
 
     host: str
@@ -125,24 +125,24 @@ class NodeFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, fit for JSON.
+        Return plain data for JSON.
         """
-        told: dict[str, Any] = _plain(self)
-        return told
+        plain: dict[str, Any] = _to_plain(self)
+        return plain
 
 
 @attrs.frozen(kw_only=True)
 class NodeHealth(Shown):
     """
-    Is a node able to work?
+    The state of a node, with findings.
 
     Attributes:
-        facts: What was seen.
+        facts: What was read.
 
-        findings: What is wrong, the surest first; those that are only
-            ``"possible"`` need not have to do with the job.
+        findings: What is wrong, most certain first; ``"possible"`` ones may
+            not concern the job.
 
-        missing: What could not be looked at, and why.
+        missing: What could not be read, and why.
     """
 
     facts: NodeFacts
@@ -152,43 +152,43 @@ class NodeHealth(Shown):
     @property
     def is_healthy(self) -> bool:
         """
-        Whether nothing was found that is more than possible.
+        Return whether no finding is more than possible.
         """
         return _is_healthy(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, fit for JSON.
+        Return plain data for JSON.
         """
-        return {"facts": self.facts.to_dict()} | _told(self)
+        return {"facts": self.facts.to_dict()} | _to_plain_health(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per finding, for a data frame.
+        Return one plain dictionary per finding, for a data frame.
         """
         return [f.to_dict() for f in self.findings]
 
     def _blocks_(self) -> Iterable[Block]:
-        lines = [f"{self.facts.host}: {_seen(self.facts)}"]
+        lines = [f"{self.facts.host}: {_summary(self.facts)}"]
         yield Lines(
-            [*lines, *_lines(self.findings, self.missing)], _MOST_LINES
+            [*lines, *_finding_lines(self.findings, self.missing)], _MAX_LINES
         )
 
 
 @attrs.frozen(kw_only=True)
 class EnvironmentHealth(Shown):
     """
-    Do the variables of the workers fit their nodes, and each other?
+    Findings about the environment variables of workers.
 
     Attributes:
         hosts: The nodes.
 
-        processes: How many environments were compared.
+        processes: Number of compared environments.
 
-        findings: What is wrong, the surest first, and notes about what is
-            slow; notes are fine, and say so by their cause.
+        findings: What is wrong, most certain first, then notes, which have
+            the cause ``healthy``.
 
-        missing: What could not be looked at, and why.
+        missing: What could not be read, and why.
     """
 
     hosts: tuple[str, ...] = ()
@@ -199,37 +199,39 @@ class EnvironmentHealth(Shown):
     @property
     def is_healthy(self) -> bool:
         """
-        Whether nothing was found that is more than possible.
+        Return whether no finding is more than possible.
         """
         return _is_healthy(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, fit for JSON.
+        Return plain data for JSON.
         """
         counts = {"hosts": list(self.hosts), "processes": self.processes}
-        return counts | _told(self)
+        return counts | _to_plain_health(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per finding, for a data frame.
+        Return one plain dictionary per finding, for a data frame.
         """
         return [f.to_dict() for f in self.findings]
 
     def _blocks_(self) -> Iterable[Block]:
         if not (self.processes or self.findings or self.missing):
             line = "no environments were compared: there is no worker of a job"
-            yield Lines([line], _MOST_LINES)
+            yield Lines([line], _MAX_LINES)
             return
 
         line = (
-            f"{_counted(self.processes, 'environment')} of "
-            f"{_counted(len(self.hosts), 'node')}"
+            f"{_count_text(self.processes, 'environment')} of "
+            f"{_count_text(len(self.hosts), 'node')}"
         )
-        yield Lines([line, *_lines(self.findings, self.missing)], _MOST_LINES)
+        yield Lines(
+            [line, *_finding_lines(self.findings, self.missing)], _MAX_LINES
+        )
 
 
-def _counted(count: int, what: str) -> str:
+def _count_text(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
@@ -237,7 +239,7 @@ def _is_healthy(findings: tuple[Finding, ...]) -> bool:
     return all(f.cause.is_fine or f.confidence == "possible" for f in findings)
 
 
-def _told(health: NodeHealth | EnvironmentHealth) -> dict[str, Any]:
+def _to_plain_health(health: NodeHealth | EnvironmentHealth) -> dict[str, Any]:
     return {
         "healthy": health.is_healthy,
         "findings": [f.to_dict() for f in health.findings],
@@ -245,13 +247,13 @@ def _told(health: NodeHealth | EnvironmentHealth) -> dict[str, Any]:
     }
 
 
-def _lines(
+def _finding_lines(
     findings: tuple[Finding, ...], missing: tuple[Missing, ...]
 ) -> list[str]:
     lines = []
     for finding in findings:
-        sure = "note" if finding.cause.is_fine else finding.confidence
-        lines.append(f"- {finding.summary.removeprefix('note: ')} ({sure})")
+        label = "note" if finding.cause.is_fine else finding.confidence
+        lines.append(f"- {finding.summary.removeprefix('note: ')} ({label})")
         if finding.remedy:
             lines.append(f"  {finding.remedy}")
     if not findings:
@@ -260,7 +262,7 @@ def _lines(
     return lines
 
 
-def _seen(facts: NodeFacts) -> str:
+def _summary(facts: NodeFacts) -> str:
     parts = [f"{len(facts.gpus or ())} GPUs"]
     memory = facts.memory
     if memory and memory.total and memory.available is not None:
@@ -274,21 +276,21 @@ def _seen(facts: NodeFacts) -> str:
     return ", ".join(parts)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if attrs.has(type(value)):
         names = (a.name for a in attrs.fields(type(value)))
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {name: _to_plain(getattr(value, name)) for name in names}
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     return dict(value) if isinstance(value, dict) else value
 
 
-_ORDER = {"certain": 0, "likely": 1, "possible": 2}
-# The first messages of a kernel are about its start.
-_START_S = 60.0
+_CONFIDENCE_ORDER = {"certain": 0, "likely": 1, "possible": 2}
+# The kernel log is complete if its first message is this soon after boot.
+_BOOT_S = 60.0
 
 
-def judge_facts(
+def check_node_facts(
     facts: NodeFacts,
     *,
     ranks: Mapping[int, int] | None = None,
@@ -297,112 +299,114 @@ def judge_facts(
     has_node_pids: bool = True,
 ) -> tuple[Finding, ...]:
     """
-    Tell what is wrong with a node.
+    Return what is wrong with a node, most certain first.
 
     Args:
-        facts: What was seen on it.
+        facts: What was read on the node.
 
-        ranks: The rank of each process that is known.
+        ranks: Ranks by process ID.
 
         pids: The processes of the job.
 
-        since: When the job began, in seconds since the epoch; ``None`` if
-            unknown: then what happened within a day may have to do with it.
+        since: Start of the job, in seconds since the epoch; if ``None``,
+            events of the last day may concern it.
 
-        has_node_pids: Whether processes have the numbers here that the kernel
-            and the driver tell; in a container they mostly do not.
-
-    Returns:
-        What was found, the surest first.
+        has_node_pids: Whether process IDs are those that the kernel and the
+            driver report; in a container they mostly are not.
     """
-    known = dict(ranks or {})
-    about = Circumstances(
+    known_ranks = dict(ranks or {})
+    context = JobContext(
         host=facts.host,
         now=facts.taken,
         since=since,
-        ranks=known if has_node_pids else {},
+        ranks=known_ranks if has_node_pids else {},
         pids=frozenset(pids if has_node_pids else ()),
         gpus=facts.gpus or (),
     )
-    return by_confidence(
+    return sort_by_confidence(
         [
-            *judge_events(facts.kernel or (), about),
-            *_of_devices(facts, about.ranks),
-            *_of_memory(facts, since, about.begin),
-            *_of_processes(facts, known, pids),
+            *check_kernel_events(facts.kernel or (), context),
+            *_check_devices(facts, context.ranks),
+            *_check_node_memory(facts, since, context.begin),
+            *_check_processes(facts, known_ranks, pids),
         ]
     )
 
 
-def _of_devices(
+def _check_devices(
     facts: NodeFacts, ranks: Mapping[int, int]
 ) -> Iterator[Finding]:
     host = facts.host
-    yield from judge_gpus(facts.gpus or (), host=host, ranks=ranks)
-    yield from judge_driver(
+    yield from check_gpus(facts.gpus or (), host=host, ranks=ranks)
+    yield from check_gpu_driver(
         facts.gpu_problem, host=host, waited_s=facts.gpu_wait_s
     )
-    yield from judge_disks(facts.disks or (), host=host)
-    yield from judge_network(
+    yield from check_disks(facts.disks or (), host=host)
+    yield from check_network(
         facts.interfaces or (), facts.ib_ports or (), host=host
     )
     for node in facts.ray or ():
-        yield from judge_ray(node, host=host)
+        yield from check_ray_node(node, host=host)
 
 
-def _of_memory(
+def _check_node_memory(
     facts: NodeFacts, since: float | None, begin: float
 ) -> Iterator[Finding]:
     if facts.pressure is not None:
-        yield from judge_pressure(facts.pressure, host=facts.host)
+        yield from check_pressure(facts.pressure, host=facts.host)
     if facts.memory is not None:
-        yield from judge_memory(
+        yield from check_memory(
             facts.memory,
             host=facts.host,
-            begins=_since_boot(since, facts.booted),
-            is_log_whole=_is_whole(facts, begin),
+            begins=_seconds_since_boot(since, facts.booted),
+            is_log_whole=_covers_job(facts, begin),
         )
 
 
-def _of_processes(
+def _check_processes(
     facts: NodeFacts, ranks: Mapping[int, int], pids: Collection[int]
 ) -> Iterator[Finding]:
-    yield from judge_blocked(
+    yield from check_blocked_processes(
         facts.blocked or (), host=facts.host, ranks=ranks, pids=pids
     )
     has_rdma = any(x.state == "ACTIVE" for x in facts.ib_ports or ())
-    yield from judge_limits(
+    yield from check_limits(
         facts.limits or (), host=facts.host, ranks=ranks, has_rdma=has_rdma
     )
 
 
-def by_confidence(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def sort_by_confidence(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """
-    Sort findings, the surest first and notes last.
+    Sort findings, most certain first and notes last.
     """
     return tuple(
-        sorted(findings, key=lambda f: (f.cause.is_fine, _ORDER[f.confidence]))
+        sorted(
+            findings,
+            key=lambda f: (f.cause.is_fine, _CONFIDENCE_ORDER[f.confidence]),
+        )
     )
 
 
-def _since_boot(time: float | None, booted: float | None) -> float | None:
+def _seconds_since_boot(
+    time: float | None, booted: float | None
+) -> float | None:
     return None if time is None or booted is None else time - booted
 
 
-def _is_whole(facts: NodeFacts, begin: float) -> bool:
+def _covers_job(facts: NodeFacts, begin: float) -> bool:
     if facts.kernel is None or facts.log_begins is None:
         return False
-    if facts.booted and facts.log_begins < facts.booted + _START_S:
+    if facts.booted and facts.log_begins < facts.booted + _BOOT_S:
         return True
     return facts.log_begins <= begin
 
 
-# Of the whole kernel: its processes have the numbers that it tells.
-_FIRST_SPACE = "pid:[4026531836]"
-_Read = Callable[[], Mapping[str, Any]]
+# The initial PID namespace has the process IDs that the kernel reports.
+_HOST_PID_NAMESPACE = "pid:[4026531836]"
+_Reader = Callable[[], Mapping[str, Any]]
 
 
-def check_node(  # noqa: PLR0913 each is a question of its own
+def check_node(  # noqa: PLR0913 each is independent
     *,
     pids: Collection[int] = (),
     folders: Iterable[str | os.PathLike[str]] = (),
@@ -413,167 +417,165 @@ def check_node(  # noqa: PLR0913 each is a question of its own
     now: float | None = None,
 ) -> NodeHealth:
     """
-    Tell whether this node is able to work, and what is wrong with it.
+    Check whether this node works, and what is wrong with it.
 
-    Nothing is changed, nothing is left running, and no right of an
-    administrator is needed; what may not be seen is told.
+    It needs no root permissions and changes nothing; what it may not read is
+    listed as missing.
 
     Args:
         pids: The processes of the job on this node.
 
-        folders: Folders that the job writes to, such as that of its
-            checkpoints.
+        folders: Folders that the job writes to, such as its checkpoint
+            folder.
 
         ray_sessions: Folders of Ray sessions of this node, such as
             ``"/tmp/ray"``.
 
-        ranks: The rank of each process that is known.
+        ranks: Ranks by process ID.
 
-        since: When the job began, in seconds since the epoch; by default when
-            the first of *pids* started.
+        since: Start of the job, in seconds since the epoch; by default the
+            start of the first of *pids*.
 
-        timeout_s: How long it may take in all, in seconds.
+        timeout_s: Limit for all checks, in seconds.
 
         now: The time, in seconds since the epoch.
-
-    Returns:
-        The facts, what is wrong, and what could not be seen and why.
     """
-    # Not a number is no time at all.
+    # NaN counts as zero.
     timeout_s = timeout_s if timeout_s > 0 else 0.0
     deadline = time.monotonic() + timeout_s
-    when = time.time() if now is None else now
+    taken = time.time() if now is None else now
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    wanted = {
-        **_node_parts(list(folders), timeout_s),
-        **_job_parts(tuple(pids)),
-        **_ray_parts(list(ray_sessions), timeout_s, when),
+    readers = {
+        **_node_readers(list(folders), timeout_s),
+        **_job_readers(tuple(pids)),
+        **_ray_readers(list(ray_sessions), timeout_s, taken),
     }
-    known, missing = _learn(wanted, deadline)
+    values, missing = _run_readers(readers, deadline)
     facts = NodeFacts(
-        host=socket.gethostname(), taken=when, booted=booted, **known
+        host=socket.gethostname(), taken=taken, booted=booted, **values
     )
-    everybody = {*pids, *(ranks or ())}
-    begin = _first_start(everybody, booted) if since is None else since
+    all_pids = {*pids, *(ranks or ())}
+    begin = _earliest_start(all_pids, booted) if since is None else since
     return NodeHealth(
         facts=facts,
-        findings=judge_facts(
+        findings=check_node_facts(
             facts,
             ranks=ranks,
-            pids=everybody,
+            pids=all_pids,
             since=begin,
-            has_node_pids=read_link("/proc/self/ns/pid") == _FIRST_SPACE,
+            has_node_pids=read_link("/proc/self/ns/pid")
+            == _HOST_PID_NAMESPACE,
         ),
-        missing=(*missing, *_absent(facts.disks or ())),
+        missing=(*missing, *_unreadable_disks(facts.disks or ())),
     )
 
 
-def _absent(disks: Iterable[Disk]) -> Iterator[Missing]:
+def _unreadable_disks(disks: Iterable[Disk]) -> Iterator[Missing]:
     for disk in disks:
         if disk.problem:
             path = clean(disk.path)
             yield Missing(what="disk", reason=disk.problem, source=path)
 
 
-def _node_parts(
+def _node_readers(
     folders: list[str | os.PathLike[str]], timeout_s: float
-) -> dict[str, _Read]:
-    # They run at the same time; the bound of each is a little below that of
-    # all, so that it can still tell what it has.
-    bound = 0.9 * timeout_s
+) -> dict[str, _Reader]:
+    # They run at the same time.  Each limit is a little below that of all, so
+    # that partial results arrive in time.
+    limit_s = 0.9 * timeout_s
     return {
-        "GPUs": lambda: _gpus(bound),
-        "kernel log": lambda: _kernel(bound),
-        "disks": lambda: {"disks": read_disks(folders, timeout_s=bound)},
+        "GPUs": lambda: _read_gpus(limit_s),
+        "kernel log": lambda: _read_kernel(limit_s),
+        "disks": lambda: {"disks": read_disks(folders, timeout_s=limit_s)},
         "pressure": lambda: {"pressure": read_pressure()},
         "interfaces": lambda: {"interfaces": read_interfaces()},
         "InfiniBand": lambda: {"ib_ports": read_ib_ports()},
-        "name of the node": lambda: {"name_address": _own_address()},
+        "name of the node": lambda: {"name_address": _name_address()},
     }
 
 
-def _job_parts(pids: tuple[int, ...]) -> dict[str, _Read]:
+def _job_readers(pids: tuple[int, ...]) -> dict[str, _Reader]:
     return {
         "memory": lambda: {"memory": read_memory(pids)},
-        "blocked processes": lambda: {"blocked": read_blocked(pids)},
+        "blocked processes": lambda: {"blocked": read_blocked_processes(pids)},
         "limits": lambda: {"limits": read_limits(pids or (os.getpid(),))},
     }
 
 
-def _ray_parts(
+def _ray_readers(
     sessions: list[str | os.PathLike[str]], timeout_s: float, now: float
-) -> dict[str, _Read]:
-    bound = min(3.0, timeout_s / 2)
+) -> dict[str, _Reader]:
+    limit_s = min(3.0, timeout_s / 2)
     return {
         f"Ray session {clean(os.fspath(path))}": partial(
-            _ray, path, bound, now
+            _read_ray, path, limit_s, now
         )
         for path in sessions
     }
 
 
-def _ray(
+def _read_ray(
     path: str | os.PathLike[str], timeout_s: float, now: float
 ) -> dict[str, Any]:
-    return {"ray": (read_ray(path, timeout_s=timeout_s, now=now),)}
+    return {"ray": (read_ray_node(path, timeout_s=timeout_s, now=now),)}
 
 
-def _gpus(timeout_s: float) -> dict[str, Any]:
-    # That they cannot be asked is a fact, too.
+def _read_gpus(timeout_s: float) -> dict[str, Any]:
+    # An error is a fact, too.
     try:
         return {"gpus": read_gpus(timeout_s=timeout_s) or ()}
     except TimeoutError as exc:
-        why = str(exc) or f"did not answer within {timeout_s:.1f} s"
-        return {"gpu_problem": why, "gpu_wait_s": timeout_s}
+        reason = str(exc) or f"did not answer within {timeout_s:.1f} s"
+        return {"gpu_problem": reason, "gpu_wait_s": timeout_s}
     except OSError as exc:
         return {"gpu_problem": clean(reason_of(exc), limit=400)}
 
 
-def _kernel(timeout_s: float) -> dict[str, Any]:
+def _read_kernel(timeout_s: float) -> dict[str, Any]:
     log = read_kernel_log(timeout_s=timeout_s, keep=is_suspicious)
     return {"kernel": find_events(log.lines), "log_begins": log.begins}
 
 
-def _own_address() -> str | None:
+def _name_address() -> str | None:
     try:
         return socket.gethostbyname(socket.gethostname())
     except (OSError, UnicodeError):
         return None
 
 
-def _learn(
-    wanted: Mapping[str, _Read], deadline: float
+def _run_readers(
+    readers: Mapping[str, _Reader], deadline: float
 ) -> tuple[dict[str, Any], tuple[Missing, ...]]:
-    known: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     missing = []
     answers = dict(
         answers_in_time(
-            lambda item: _try(item[1]),
-            list(wanted.items()),
+            lambda item: _run_reader(item[1]),
+            list(readers.items()),
             deadline,
-            threads=len(wanted),
+            threads=len(readers),
         )
     )
-    for item in wanted.items():
-        got, why = answers.get(item, ({}, "did not answer in time"))
-        if "ray" in got and "ray" in known:
-            got = {"ray": (*known["ray"], *got["ray"])}
-        known |= got
-        why = why or str(got.get("gpu_problem", ""))
-        if why:
-            missing.append(Missing(what=item[0], reason=why))
-    return known, tuple(missing)
+    for item in readers.items():
+        answer, reason = answers.get(item, ({}, "did not answer in time"))
+        if "ray" in answer and "ray" in values:
+            answer = {"ray": (*values["ray"], *answer["ray"])}
+        values |= answer
+        reason = reason or str(answer.get("gpu_problem", ""))
+        if reason:
+            missing.append(Missing(what=item[0], reason=reason))
+    return values, tuple(missing)
 
 
-def _try(read: _Read) -> tuple[Mapping[str, Any], str]:
+def _run_reader(read: _Reader) -> tuple[Mapping[str, Any], str]:
     try:
         return read(), ""
-    except Exception as exc:  # noqa: BLE001 the other facts are worth it
-        why = reason_of(exc)
-        return {}, clean(why, limit=400) or type(exc).__name__
+    except Exception as exc:  # noqa: BLE001 keep the other facts
+        reason = reason_of(exc)
+        return {}, clean(reason, limit=400) or type(exc).__name__
 
 
-def _first_start(pids: Iterable[int], booted: float) -> float | None:
+def _earliest_start(pids: Iterable[int], booted: float) -> float | None:
     stats = (parse_stat(read_proc(f"/proc/{pid}/stat")) for pid in pids)
     ticks = min((x.start_ticks for x in stats if x), default=None)
     if ticks is None:
@@ -585,14 +587,14 @@ def _first_start(pids: Iterable[int], booted: float) -> float | None:
 FACTS_LAYOUT = 1
 """The layout of ``node.json``; see :mod:`distdebug.snapshots`."""
 
-_MOST = 1 << 16
-_STORED_MOST_LINES = 100_000
-_HUGE = 1e18
-# In these the kernel counts for all programs, whatever its own clock is.
+_MAX_ENTRIES = 1 << 16
+_MAX_STORED_LINES = 100_000
+_MAX_NUMBER = 1e18
+# The kernel reports start times in units of USER_HZ, which is always 100.
 _TICKS_PER_S = 100
 
 
-def judge_node_facts(
+def check_node_json(
     node_json: Mapping[str, Any],
     *,
     host: str,
@@ -600,162 +602,166 @@ def judge_node_facts(
     since: float | None = None,
 ) -> tuple[Finding, ...]:
     """
-    Tell what was wrong with a node when a snapshot was taken.
+    Return what was wrong with a node when a snapshot was taken.
 
     Args:
-        node_json: What stands in its ``node.json``.
+        node_json: The content of ``node.json``.
 
-        host: The node.
+        ranks: Ranks by process ID.
 
-        ranks: The rank of each process that is known.
-
-        since: When the job began, in seconds since the epoch; ``None`` if
+        since: Start of the job, in seconds since the epoch; ``None`` if
             unknown.
 
     Returns:
-        What was found, the surest first.
+        Findings, most certain first.
     """
-    known = dict(ranks or {})
-    facts = node_facts(node_json, host=host)
-    return judge_facts(facts, ranks=known, pids=known, since=since)
+    known_ranks = dict(ranks or {})
+    facts = parse_node_json(node_json, host=host)
+    return check_node_facts(
+        facts, ranks=known_ranks, pids=known_ranks, since=since
+    )
 
 
-def node_facts(node_json: Mapping[str, Any], *, host: str) -> NodeFacts:
+def parse_node_json(node_json: Mapping[str, Any], *, host: str) -> NodeFacts:
     """
-    Understand the facts in a snapshot.
+    Parse the facts in a snapshot; what is malformed is left out.
 
     Args:
-        node_json: What stands in ``node.json``.
-
-        host: The node.
-
-    Returns:
-        What is known; what is not understood is left out.
+        node_json: The content of ``node.json``.
     """
-    whole = _dict(node_json)
-    machine = _dict(whole.get("machine"))
-    taken = _number(whole.get("taken")) or 0.0
-    booted = _number(machine.get("booted"))
+    data = _as_dict(node_json)
+    machine = _as_dict(data.get("machine"))
+    taken = _as_number(data.get("taken")) or 0.0
+    booted = _as_number(machine.get("booted"))
     return NodeFacts(
         host=clean(host),
         taken=taken,
         booted=booted,
-        gpus=tuple(_stored_gpus(whole.get("gpus"))),
-        memory=_memory(machine),
-        kernel=_stored_kernel(whole.get("kernel"), booted, taken),
-        disks=tuple(_disks(machine.get("disks"))),
-        pressure=Pressure(cpus=_whole(machine.get("cpus"))),
-        interfaces=tuple(_interfaces(whole.get("interfaces"))) or None,
+        gpus=tuple(_parse_gpus(data.get("gpus"))),
+        memory=_parse_memory(machine),
+        kernel=_parse_kernel(data.get("kernel"), booted, taken),
+        disks=tuple(_parse_disks(machine.get("disks"))),
+        pressure=Pressure(cpus=_as_int(machine.get("cpus"))),
+        interfaces=tuple(_parse_interfaces(data.get("interfaces"))) or None,
     )
 
 
-def environs_of(node_json: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
+def worker_environs(
+    node_json: Mapping[str, Any],
+) -> tuple[dict[str, str], ...]:
     """
-    Find the environments of the workers in a snapshot of their node.
+    Return the environments of workers in a snapshot of their node.
 
     Args:
-        node_json: What stands in ``node.json``.
+        node_json: The content of ``node.json``.
 
     Returns:
-        One environment for each worker, as
+        One environment per worker, as
         :func:`~distdebug.health.environment.check_environment` takes them.
     """
-    found = []
-    for entry in _list(_dict(node_json).get("variables")):
-        told = _dict(_dict(entry).get("variables"))
+    environs = []
+    for entry in _as_list(_as_dict(node_json).get("variables")):
+        variables = _as_dict(_as_dict(entry).get("variables"))
         texts = {
             k: v
-            for k, v in told.items()
+            for k, v in variables.items()
             if isinstance(k, str) and isinstance(v, str)
         }
-        pids = _list(_dict(entry).get("pids"))
-        found += [public_variables(texts) for _ in pids[:_MOST] or [0]]
-    return tuple(found[:_MOST])
+        pids = _as_list(_as_dict(entry).get("pids"))
+        environs += [
+            public_variables(texts) for _ in pids[:_MAX_ENTRIES] or [0]
+        ]
+    return tuple(environs[:_MAX_ENTRIES])
 
 
-def job_start(workers_json: Any, *, booted: float | None) -> float | None:
+def job_start_time(workers_json: Any, *, booted: float | None) -> float | None:
     """
-    When did the job on a node begin, as a snapshot tells?
+    Return when the first worker in a snapshot of a node started.
 
     Args:
-        workers_json: What stands in ``workers.json``.
+        workers_json: The content of ``workers.json``.
 
-        booted: When the node was started, in seconds since the epoch.
+        booted: Boot time of the node, in seconds since the epoch.
 
     Returns:
-        When the first of its workers was started, in seconds since the epoch;
-        ``None`` if that is unknown.
+        Seconds since the epoch; ``None`` if unknown.
     """
-    told = (_dict(w).get("start_ticks") for w in _list(workers_json)[:_MOST])
-    ticks = [t for t in map(_number, told) if t is not None and t > 0]
+    values = (
+        _as_dict(w).get("start_ticks")
+        for w in _as_list(workers_json)[:_MAX_ENTRIES]
+    )
+    ticks = [t for t in map(_as_number, values) if t is not None and t > 0]
     if booted is None or not ticks:
         return None
 
     return booted + min(ticks) / _TICKS_PER_S
 
 
-def _stored_gpus(told: Any) -> Iterator[Gpu]:
-    for index, row in enumerate(_list(told)):
+def _parse_gpus(data: Any) -> Iterator[Gpu]:
+    for index, row in enumerate(_as_list(data)):
         texts = {
             k: v
-            for k, v in _dict(row).items()
+            for k, v in _as_dict(row).items()
             if isinstance(k, str) and isinstance(v, str)
         }
         if texts:
-            yield gpu_of_row(texts, index=index)
+            yield parse_gpu_row(texts, index=index)
 
 
-def _memory(machine: Mapping[str, Any]) -> Memory | None:
-    memory, swap = _dict(machine.get("memory")), _dict(machine.get("swap"))
+def _parse_memory(machine: Mapping[str, Any]) -> Memory | None:
+    memory, swap = (
+        _as_dict(machine.get("memory")),
+        _as_dict(machine.get("swap")),
+    )
     if not memory:
         return None
 
     return Memory(
-        total=_whole(memory.get("total")),
-        available=_whole(memory.get("available")),
-        swap_total=_whole(swap.get("total")),
-        swap_used=_whole(swap.get("used")),
+        total=_as_int(memory.get("total")),
+        available=_as_int(memory.get("available")),
+        swap_total=_as_int(swap.get("total")),
+        swap_used=_as_int(swap.get("used")),
     )
 
 
-def _disks(told: Any) -> Iterator[Disk]:
+def _parse_disks(data: Any) -> Iterator[Disk]:
     paths = {"tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 names only
-    for name, disk in list(_dict(told).items())[:_MOST]:
-        counts = _dict(disk)
-        free_files = _whole(counts.get("free_files"))
+    for name, disk in list(_as_dict(data).items())[:_MAX_ENTRIES]:
+        counts = _as_dict(disk)
+        free_files = _as_int(counts.get("free_files"))
         text = clean(str(name))
         yield Disk(
             name=text,
             path=paths.get(text, f"the {text}"),
-            total=_whole(counts.get("total")),
-            free=_whole(counts.get("free")),
-            # How many there are was not kept, and some count none.
-            files=_whole(counts.get("files")),
+            total=_as_int(counts.get("total")),
+            free=_as_int(counts.get("free")),
+            # Snapshots may lack the total, and some file systems count none.
+            files=_as_int(counts.get("files")),
             free_files=free_files,
         )
 
 
-def _stored_kernel(
-    told: Any, booted: float | None, taken: float
+def _parse_kernel(
+    data: Any, booted: float | None, taken: float
 ) -> tuple[KernelEvent, ...] | None:
-    if not isinstance(told, list):
+    if not isinstance(data, list):
         return None
 
-    lines = [x for x in told[:_STORED_MOST_LINES] if isinstance(x, str)]
+    lines = [x for x in data[:_MAX_STORED_LINES] if isinstance(x, str)]
     return find_events(
         parse_kernel_lines(lines, booted=booted or 0.0, now=taken or None)
     )
 
 
-def _interfaces(told: Any) -> Iterator[Interface]:
-    for entry in _list(told)[:_MOST]:
-        known = _dict(entry)
-        name = known.get("name")
+def _parse_interfaces(data: Any) -> Iterator[Interface]:
+    for entry in _as_list(data)[:_MAX_ENTRIES]:
+        fields = _as_dict(entry)
+        name = fields.get("name")
         if isinstance(name, str):
-            addresses = _list(known.get("addresses"))
+            addresses = _as_list(fields.get("addresses"))
             yield Interface(
                 name=clean(name),
-                is_up=known.get("is_up") is not False,
+                is_up=fields.get("is_up") is not False,
                 addresses=tuple(
                     clean(x) for x in addresses if isinstance(x, str)
                 ),
@@ -763,23 +769,23 @@ def _interfaces(told: Any) -> Iterator[Interface]:
             )
 
 
-def _dict(value: Any) -> Mapping[Any, Any]:
+def _as_dict(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _number(value: Any) -> float | None:
+def _as_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    # JSON knows whole numbers that are too large for any machine.
-    if not -_HUGE < value < _HUGE:
+    # JSON may hold integers that overflow a float.
+    if not -_MAX_NUMBER < value < _MAX_NUMBER:
         return None
     return float(value)
 
 
-def _whole(value: Any) -> int | None:
-    number = _number(value)
+def _as_int(value: Any) -> int | None:
+    number = _as_number(value)
     return None if number is None else int(number)

@@ -1,5 +1,5 @@
 """
-Which variables has each process of the job?
+Read and filter the environment variables of worker processes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..identity import identify
 from ..processes import Worker, read_environ, read_link
 
 
-# Whatever else is in an environment is nobody's business.
-_PREFIXES = (
+# Other variables are never stored.
+_PUBLIC_PREFIXES = (
     *("NCCL_", "RCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_"),
     *("TP_SOCKET_IFNAME", "TORCHSPEC_LOG_LEVEL", "CUDA_", "HIP_", "ROCR_"),
     *("PYTORCH_", "OMP_", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
     *("RAY_", "VLLM_", "SGLANG_", "MEGATRON_", "HF_HOME", "HF_HUB_"),
     *("HF_DATASETS_", "HF_XET_", "MASTER_ADDR", "MASTER_PORT"),
 )
-_NAMES = frozenset(
+_PUBLIC_NAMES = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "NODE_RANK"),
@@ -38,54 +38,50 @@ _NAMES = frozenset(
         *("PMI_RANK", "PMI_SIZE", "PMIX_RANK"),
     }
 )
-_SECRET = re.compile(
+_SECRET_NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|SIGNATURE|BEARER",
     re.IGNORECASE,
 )
-# A few names hold such a word, and no secret.
-_NO_SECRET = frozenset(
+# These names match the pattern, but hold no secret.
+_NOT_SECRET = frozenset(
     {"RAY_AUTH_MODE", "TOKENIZERS_PARALLELISM", "VLLM_TOKENIZER_MODE"}
 )
-_ACCOUNT = re.compile(r"://[^/\s]{0,500}@")
-# Some are recognized by themselves: of Hugging Face, OpenAI, GitHub, AWS, and
-# web tokens.
+_URL_CREDENTIALS = re.compile(r"://[^/\s]{0,500}@")
+# Tokens of Hugging Face, OpenAI, GitHub, and AWS, and JSON web tokens.
 _SECRET_VALUE = re.compile(
     r"\bhf_[A-Za-z0-9]{20}|\bsk-[A-Za-z0-9_-]{16}|\bgh[pousr]_[A-Za-z0-9]{20}"
     r"|\bAKIA[A-Z0-9]{12}|\beyJ[A-Za-z0-9_-]{16}|-----BEGIN"
     r"|(?:token|secret|passw(?:or)?d|api[-_]?key)[\"']?\s{0,3}[=:]",
     re.IGNORECASE,
 )
-_LONGEST = 500
+_MAX_VALUE = 500
 
 
 def public_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """
-    Which variables of a worker may be kept?
+    Return the variables of a worker that may be stored.
 
-    Args:
-        environ: All of them.
-
-    Returns:
-        Those of the network, of torch, and of the frameworks by name, without
-        any that may be a secret, by its name or by its value.
+    Only variables of the network, torch, launchers, and frameworks are kept,
+    and none whose name or value may hold a secret.  Names and values are
+    cleaned, and values are cut to 500 characters.
     """
     return {
-        clean(name): clean(value, limit=_LONGEST)
+        clean(name): clean(value, limit=_MAX_VALUE)
         for name, value in sorted(environ.items())
         if _is_public(name, value)
     }
 
 
 def _is_public(name: str, value: str) -> bool:
-    if name not in _NAMES and not name.startswith(_PREFIXES):
+    if name not in _PUBLIC_NAMES and not name.startswith(_PUBLIC_PREFIXES):
         return False
-    if name not in _NO_SECRET and _SECRET.search(name):
+    if name not in _NOT_SECRET and _SECRET_NAME.search(name):
         return False
 
-    return not (_ACCOUNT.search(value) or _SECRET_VALUE.search(value))
+    return not (_URL_CREDENTIALS.search(value) or _SECRET_VALUE.search(value))
 
 
-_PLACE = (
+_JOB_VARIABLES = (
     *("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"),
 )
@@ -94,24 +90,25 @@ _PLACE = (
 @attrs.frozen(kw_only=True)
 class Settings:
     """
-    The variables of one process, without any that may be a secret.
+    The public variables of one process.
 
     Attributes:
-        host: Its node.
+        host: The node.
 
-        variables: Those that may be kept.
+        variables: Its variables, without possible secrets.
 
-        pid: Its number, if known.
+        pid: The process ID, if known.
 
-        rank: Its rank, if known.
+        rank: The rank, if known.
 
-        world_size: How many ranks its job has, if known.
+        world_size: The world size, if known.
 
-        local_rank: Its rank on its node, if known.
+        local_rank: The local rank, if known.
 
-        job: What tells its job from others on the node, or ``""``.
+        job: An identifier that separates jobs on one node, or ``""``.
 
-        sees_node: Whether it has the same network as whoever looks at it.
+        shares_network: Whether the process is in the network namespace of
+            this process.
     """
 
     host: str
@@ -121,12 +118,12 @@ class Settings:
     world_size: int | None = None
     local_rank: int | None = None
     job: str = ""
-    sees_node: bool = True
+    shares_network: bool = True
 
     @property
     def name(self) -> str:
         """
-        What to call it in a sentence.
+        Return ``"rank 3"``, ``"process 4711"``, or ``"a process"``.
         """
         if self.rank is not None:
             return f"rank {self.rank}"
@@ -138,65 +135,61 @@ def read_settings(
     | Mapping[str, Iterable[Mapping[str, str]]],
 ) -> tuple[tuple[Settings, ...], tuple[Missing, ...]]:
     """
-    Learn the variables of processes.
+    Read the variables of processes.
+
+    Helper processes without a rank are left out: they inherit the variables
+    of a rank.
 
     Args:
-        processes: Workers or numbers of processes of this node; or
-            environments that somebody learned before, by host.
+        processes: Workers or process IDs of this node; or environments that
+            were collected before, by host.
 
     Returns:
-        What is known; and whose variables could not be read.
+        The variables, and the processes whose environment is unreadable.
     """
     if isinstance(processes, Mapping):
-        return tuple(_given(processes)), ()
+        return tuple(_settings_of_environs(processes)), ()
 
-    found, missing = [], []
+    settings, missing = [], []
     for process in processes:
-        settings = _read(process)
-        if settings is None:
+        entry = _read_process(process)
+        if entry is None:
             pid = process.pid if isinstance(process, Worker) else process
             reason = f"the environment of process {pid} may not be read"
             missing.append(Missing(what="environment", reason=reason))
-        elif settings.rank is not None or not _is_helper(process):
-            found.append(settings)
-    return tuple(found), tuple(missing)
+        elif entry.rank is not None or not _is_helper(process):
+            settings.append(entry)
+    return tuple(settings), tuple(missing)
 
 
-def those_of_ranks(settings: Iterable[Settings]) -> tuple[Settings, ...]:
+def select_ranks(settings: Iterable[Settings]) -> tuple[Settings, ...]:
     """
-    Leave out launchers, drivers, and children, if ranks can be told.
-
-    Args:
-        settings: The variables of all processes.
+    Drop launchers, drivers, and child processes.
 
     Returns:
-        One for each rank; all, if none of them names a rank.
+        One entry per rank; all entries if no process has a rank.
     """
-    every = tuple(settings)
-    # A launcher under Slurm has the number of its task, and starts ranks that
-    # have numbers of their own.
-    launched = {x.host for x in every if "RANK" in x.variables}
+    entries = tuple(settings)
+    # Under Slurm, a launcher has the rank of its task; the ranks that it
+    # starts set RANK themselves.
+    hosts_with_rank = {x.host for x in entries if "RANK" in x.variables}
     ranks: dict[tuple[object, ...], Settings] = {}
-    for x in every:
-        is_own = "RANK" in x.variables or x.host not in launched
+    for x in entries:
+        is_own = "RANK" in x.variables or x.host not in hosts_with_rank
         if x.rank is not None and (is_own or x.pid is not None):
-            # Children inherit everything, and so look the same.
-            place = tuple(x.variables.get(name) for name in _PLACE)
-            ranks.setdefault((x.host, x.job, x.rank, *place), x)
-    return tuple(ranks.values()) or every
+            # Child processes inherit the environment and look the same.
+            job_values = tuple(
+                x.variables.get(name) for name in _JOB_VARIABLES
+            )
+            ranks.setdefault((x.host, x.job, x.rank, *job_values), x)
+    return tuple(ranks.values()) or entries
 
 
-def by_job(
+def group_by_job(
     settings: Iterable[Settings],
 ) -> tuple[tuple[Settings, ...], ...]:
     """
-    Put those of each job together.
-
-    Args:
-        settings: The variables of all processes.
-
-    Returns:
-        Those of each job; those whose job nobody tells are one.
+    Group processes by their job; those without a job are one group.
     """
     jobs: dict[str, list[Settings]] = {}
     for x in settings:
@@ -204,72 +197,73 @@ def by_job(
     return tuple(map(tuple, jobs.values()))
 
 
-def _given(
+def _settings_of_environs(
     environs: Mapping[str, Iterable[Mapping[str, str]]],
 ) -> Iterator[Settings]:
-    for host, several in environs.items():
-        for environ in several:
-            yield _settings(clean(host), environ)
+    for host, host_environs in environs.items():
+        for environ in host_environs:
+            yield _make_settings(clean(host), environ)
 
 
 def _is_helper(process: Worker | int) -> bool:
-    # They inherit the variables of a rank, and take no part.
+    # Helpers inherit the variables of a rank, but are no ranks.
     return isinstance(process, Worker) and process.role != "rank"
 
 
-def _read(process: Worker | int) -> Settings | None:
+def _read_process(process: Worker | int) -> Settings | None:
     pid = process.pid if isinstance(process, Worker) else process
     environ, source = read_environ(pid)
     if not source:
         return None
 
-    settings = _settings(socket.gethostname(), environ, pid=pid)
-    space = f"/proc/{pid}/ns/net"
-    ours = read_link("/proc/self/ns/net")
-    sees = read_link(space) in {"", ours}
-    known: dict[str, Any] = {"sees_node": sees}
+    settings = _make_settings(socket.gethostname(), environ, pid=pid)
+    namespace = f"/proc/{pid}/ns/net"
+    own_namespace = read_link("/proc/self/ns/net")
+    shares_network = read_link(namespace) in {"", own_namespace}
+    changes: dict[str, Any] = {"shares_network": shares_network}
     if isinstance(process, Worker):
         is_rank = process.role == "rank"
-        known["rank"] = process.rank if is_rank else None
-        known["job"] = process.job
+        changes["rank"] = process.rank if is_rank else None
+        changes["job"] = process.job
         if process.world_size is not None:
-            known["world_size"] = process.world_size
-    return attrs.evolve(settings, **known)
+            changes["world_size"] = process.world_size
+    return attrs.evolve(settings, **changes)
 
 
-def _settings(
+def _make_settings(
     host: str, environ: Mapping[str, str], *, pid: int | None = None
 ) -> Settings:
-    who = identify(environ)
+    identity = identify(environ)
     return Settings(
         host=host,
         pid=pid,
         variables=public_variables(environ),
-        rank=who.rank,
-        world_size=who.world_size,
-        local_rank=who.local_rank,
-        job=who.job,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        local_rank=identity.local_rank,
+        job=identity.job,
     )
 
 
-#: The variables that tell where.
+#: The variables of the rendezvous address.
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 
 
-class Team(NamedTuple):
+class Rendezvous(NamedTuple):
     """
-    Those who meet at one place.
+    The address at which the ranks of one job meet.
 
     Attributes:
-        size: How many they are.
+        size: The world size.
 
-        address: Where they meet.
+        address: ``MASTER_ADDR``.
 
-        port: The port there.
+        port: ``MASTER_PORT``.
 
-        run: Which run it is, as torchrun or Slurm tells.
+        run: The run ID of torchrun, or the job ID of Slurm.
 
-        host: Their host, if the address means another one on each.
+        host: The host, if the address means another machine on each host
+            (loopback, or no address).
     """
 
     size: int | None
@@ -279,31 +273,29 @@ class Team(NamedTuple):
     host: str
 
 
-def teams(settings: Iterable[Settings]) -> dict[Team, list[Settings]]:
+def group_by_rendezvous(
+    settings: Iterable[Settings],
+) -> dict[Rendezvous, list[Settings]]:
     """
-    Put those together who are ranks of one job.
+    Group processes by their rendezvous.
 
-    Args:
-        settings: All processes.
-
-    Returns:
-        Those of each job; and together, those that name no place.
+    Processes without an address are grouped by host.
     """
-    found: dict[Team, list[Settings]] = defaultdict(list)
+    groups: dict[Rendezvous, list[Settings]] = defaultdict(list)
     for x in settings:
-        found[_team(x)].append(x)
-    return dict(found)
+        groups[_rendezvous(x)].append(x)
+    return dict(groups)
 
 
-def _team(x: Settings) -> Team:
+def _rendezvous(x: Settings) -> Rendezvous:
     address = x.variables.get(ADDRESS, "")
-    return Team(
+    return Rendezvous(
         size=x.world_size,
         address=address,
         port=x.variables.get(PORT, ""),
         run=x.variables.get("TORCHELASTIC_RUN_ID", "")
         or x.variables.get("SLURM_JOB_ID", ""),
-        # Each host has a loopback of its own.
+        # A loopback address means another machine on each host.
         host=x.host if _is_loopback(address) or not address else "",
     )
 

@@ -1,5 +1,5 @@
 """
-Read log files: what went wrong, which collectives hung, and how far start-up is.
+Read log files: errors, hung collectives, and the start-up phase of a job.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .collectives.model import CollectiveLogs as CollectiveLogs
     from .collectives.model import LogRecord as LogRecord
     from .collectives.model import rank_origins as rank_origins
-    from .lines import BROKEN as BROKEN
-    from .lines import PACKED as PACKED
+    from .lines import PACKED_SUFFIXES as PACKED_SUFFIXES
+    from .lines import READ_ERRORS as READ_ERRORS
     from .lines import LogLine as LogLine
     from .lines import Origin as Origin
     from .lines import open_log as open_log
@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from .model import ScanReport as ScanReport
     from .model import TraceGroup as TraceGroup
     from .phases.detect import detect_phase as detect_phase
-    from .phases.framework_rules import Book as Book
     from .phases.framework_rules import Ending as Ending
     from .phases.framework_rules import Failure as Failure
+    from .phases.framework_rules import FrameworkRules as FrameworkRules
     from .phases.framework_rules import Phase as Phase
-    from .phases.framework_rules import load_book as load_book
-    from .phases.framework_rules import read_books as read_books
+    from .phases.framework_rules import (
+        load_framework_rules as load_framework_rules,
+    )
+    from .phases.framework_rules import (
+        read_framework_rules as read_framework_rules,
+    )
     from .phases.model import Harmless as Harmless
     from .phases.model import PhaseReport as PhaseReport
     from .phases.model import PhaseState as PhaseState

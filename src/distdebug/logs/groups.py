@@ -1,5 +1,9 @@
 """
-What went wrong, and what of it is the most important?
+Group log events by rule and traceback, attribute ranks, make findings.
+
+Events of all files are counted per rule, attributed to ranks by file name,
+launcher prefix, or text, checked for whether the job recovered, and turned
+into findings, the most severe and earliest first.
 """
 
 from __future__ import annotations
@@ -21,112 +25,106 @@ from .rules import EXCEPTION, LEAST_PRIORITY, LogRule
 from .tracebacks import PyError
 
 
-_IN_NAME = re.compile(
+_RANK_IN_NAME = re.compile(
     r"(?:^|[^a-z])(?:global[._-]?)?rank[._=-]{0,2}(?P<rank>\d{1,7})(?!\d)",
     re.IGNORECASE,
 )
 # torchrun --log-dir: <run>_<random>/attempt_0/3/stderr.log
-_TORCHRUN = re.compile(
+_TORCHRUN_PATH = re.compile(
     r"(?:^|/)attempt_\d{1,4}/(?P<local_rank>\d{1,5})/(?:std(?:out|err)\.log|error\.json)"
 )
-_IN_TEXT = re.compile(
-    r"\[PG [^\]]{0,100}Rank \d{1,7}\]"  # within its group, which tells nothing
+_RANK_IN_TEXT = re.compile(
+    r"\[PG [^\]]{0,100}Rank \d{1,7}\]"  # the rank within a process group
     r"|\[(?:global[ _])?rank[ =:_]{0,2}(?P<rank>\d{1,7})\]"
     r"|(?<![A-Za-z_])(?<!local )(?:global[ _])?rank[ =:]{1,2}(?P<text>\d{1,7})\b",
     re.IGNORECASE,
 )
-_WITHIN = 200
-# The number of a task of a step is the global rank, for launchers of torch too.
-_TASKS = re.compile(
+_RANK_WITHIN = 200
+# The task number of a Slurm step is the global rank.
+_SRUN_TASKS = re.compile(
     r"\bsrun: error: [\w.-]{1,200}: tasks? (?P<tasks>[\d,-]{1,200}): "
 )
 _MOST_TASKS = 20_000
 
 
-def rank_of_file(path: str) -> Mapping[str, int]:
+def rank_from_path(path: str) -> Mapping[str, int]:
     """
-    What the name of a file tells of who wrote it.
-
-    Args:
-        path: The file.
+    Return the rank that a file name or torchrun's ``--log-dir`` layout shows.
 
     Returns:
-        ``rank`` or ``local_rank``, if one of them is told.
+        ``{"rank": N}``, ``{"local_rank": N}``, or an empty mapping.
     """
-    found = _TORCHRUN.search(path)
+    found = _TORCHRUN_PATH.search(path)
     if found:
         return {"local_rank": int(found["local_rank"])}
 
     name = path.rpartition("/")
     for part in (name[2], name[0].rpartition("/")[2]):
-        told = {int(x["rank"]) for x in _IN_NAME.finditer(part)}
-        if len(told) == 1:
-            return {"rank": told.pop()}
+        ranks = {int(x["rank"]) for x in _RANK_IN_NAME.finditer(part)}
+        if len(ranks) == 1:
+            return {"rank": ranks.pop()}
     return {}
 
 
-def rank_of_line(
+def rank_from_line(
     text: str,
     origin: Origin | None,
     groups: Mapping[str, str],
-    named: Mapping[str, int],
+    path_rank: Mapping[str, int],
 ) -> Mapping[str, int]:
     """
-    What a line tells of whom it is about.
+    Return the rank that a log line is about.
 
     Args:
         text: The line, without prefixes of launchers.
 
-        origin: Who printed it.
+        groups: The named groups that the pattern of a rule matched.
 
-        groups: What the pattern of a rule found.
-
-        named: What the name of the file tells.
+        path_rank: The result of :func:`rank_from_path` for the file.
 
     Returns:
-        ``rank`` or ``local_rank``, if one of them is told.
+        ``{"rank": N}``, ``{"local_rank": N}``, or an empty mapping.
     """
     for name in ("rank", "local_rank"):
         if name in groups:
             return {name: int(groups[name])}
     if origin is not None:
         for name in ("rank", "local_rank"):
-            told = getattr(origin, name)
-            if told is not None:
-                return {name: told}
-        named = _told(_IN_TEXT.search(origin.name))
-        if named:
-            return named
+            number = getattr(origin, name)
+            if number is not None:
+                return {name: number}
+        path_rank = _rank_from_match(_RANK_IN_TEXT.search(origin.name))
+        if path_rank:
+            return path_rank
 
-    if "rank" in named:  # a text may speak of another one
-        return named
-    return _told(_IN_TEXT.search(text[:_WITHIN])) or named
+    if "rank" in path_rank:  # the text may name another rank
+        return path_rank
+    return (
+        _rank_from_match(_RANK_IN_TEXT.search(text[:_RANK_WITHIN]))
+        or path_rank
+    )
 
 
-def tasks_of_line(text: str) -> str:
+def slurm_tasks(text: str) -> str:
     """
-    Which tasks does Slurm speak of?
+    Return the task numbers that a line of ``srun`` names.
 
     Args:
         text: The line, such as ``srun: error: gpu-17: tasks 0-3,6: Killed``.
 
     Returns:
-        Their numbers as they stand there, or ``""``.
+        The numbers as written, such as ``"0-3,6"``, or ``""``.
     """
-    found = _TASKS.search(text)
+    found = _SRUN_TASKS.search(text)
     return found["tasks"] if found else ""
 
 
-def tasks_in(text: str) -> tuple[int, ...]:
+def parse_task_numbers(text: str) -> tuple[int, ...]:
     """
-    What are the numbers of tasks?
-
-    Args:
-        text: Numbers and ranges, such as ``"0-3,6"``.
+    Parse task numbers of Slurm, such as ``"0-3,6"``.
 
     Returns:
-        Each number, ascending, of a range at most 20,000: they are global
-        ranks.
+        Each number, ascending, at most 20,000: they are global ranks.
     """
     ranks: set[int] = set()
     for piece in text.split(","):
@@ -138,53 +136,49 @@ def tasks_in(text: str) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _told(found: re.Match[str] | None) -> Mapping[str, int]:
-    told = found and (found["rank"] or found["text"])
-    return {"rank": int(told)} if told else {}
+def _rank_from_match(found: re.Match[str] | None) -> Mapping[str, int]:
+    number = found and (found["rank"] or found["text"])
+    return {"rank": int(number)} if number else {}
 
 
 _MOST_ORIGINS = 100
-_MOST_KINDS = 2_000
-# Beyond, the tasks that Slurm names are not listed, as they may be many.
-_MOST_TASKED = 200
-_LONGEST = 500
-# Each rank words these in its own way, and they tell of the same.
-_SHARED = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE})
+_MOST_GROUPS = 2_000
+# Only the first groups list the tasks that Slurm names; they may be many.
+_MOST_GROUPS_WITH_TASKS = 200
+_LONGEST_TEXT = 500
+# Causes that all ranks report, each with another traceback.
+_CAUSES_OF_ALL_RANKS = frozenset(
+    {Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE}
+)
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]{1,16}|\d{1,20}")
 _QUOTED = re.compile(r"'[^']{0,200}'|\"[^\"]{0,200}\"")
 
-Key = tuple[str, str]
+GroupKey = tuple[str, str]
 
 
 @attrs.define(kw_only=True)
-class Tally:
+class EventGroup:
     """
-    What is known of lines that tell of the same, while they are counted.
+    Events of one kind, while they are counted.
 
     Attributes:
-        rule: The rule that they fit.
+        key: The group ``key`` of the rule's pattern, or ``""``.
 
-        key: What tells them apart from others of the rule.
-
-        shape: That of a traceback, or ``""``.
-
-        first: The first of them.
-
-        last: The last of them.
+        shape: The shape of the traceback (:func:`traceback_shape`), or ``""``.
 
         errors: The exceptions of the first traceback.
 
-        count: How many there are.
+        count: The number of lines that match.
 
-        is_more: Whether there are more.
+        is_more: Whether there are more lines than were counted.
 
-        files: The files they are in, with where in it the last one stands.
+        files: The files, each with the byte offset of its last event.
 
-        ranks: The global ranks they are about.
+        ranks: Global ranks.
 
-        locals: Ranks on a node, with where that stands.
+        local_ranks: Pairs of a node, as the path shows it, and a local rank.
 
-        origins: Who printed them.
+        origins: The processes that printed them, as prefixes show.
     """
 
     rule: LogRule
@@ -197,71 +191,69 @@ class Tally:
     is_more: bool = False
     files: dict[str, int] = attrs.field(factory=dict)
     ranks: set[int] = attrs.field(factory=set)
-    locals: set[tuple[str, int]] = attrs.field(factory=set)
+    local_ranks: set[tuple[str, int]] = attrs.field(factory=set)
     origins: dict[Origin, None] = attrs.field(factory=dict)
 
 
-def gather(events: Iterable[Event], path: str) -> dict[Key, Tally]:
+def group_events(
+    events: Iterable[Event], path: str
+) -> dict[GroupKey, EventGroup]:
     """
-    Count what part of a file tells.
-
-    Args:
-        events: What was found in it.
-
-        path: The file.
-
-    Returns:
-        What tells of the same, each once.
+    Group and count the events of one part of a file.
     """
-    tallies: dict[Key, Tally] = {}
-    named = rank_of_file(path)
-    node = path.partition("/attempt_")[0] if "local_rank" in named else path
+    event_groups: dict[GroupKey, EventGroup] = {}
+    path_rank = rank_from_path(path)
+    node = (
+        path.partition("/attempt_")[0] if "local_rank" in path_rank else path
+    )
     for event in events:
-        shape = shape_of(event.trace.errors) if event.trace else ""
-        group = clean(event.groups.get("key", ""), limit=100)
-        hit = _hit(event, path, named)
-        tasks = tasks_of_line(event.line.text)
-        # Who failed first, and who only ended then, is told apart.
-        is_shared = event.rule.cause in _SHARED
-        key = event.rule.name, group or (not is_shared and shape) or tasks
-        tally = tallies.get(key)
-        if tally is None:
-            if len(tallies) >= _MOST_KINDS:
+        shape = traceback_shape(event.trace.errors) if event.trace else ""
+        key_text = clean(event.groups.get("key", ""), limit=100)
+        hit = _make_hit(event, path, path_rank)
+        tasks = slurm_tasks(event.line.text)
+        # Tasks that failed first are kept apart from those that ended later.
+        is_shared = event.rule.cause in _CAUSES_OF_ALL_RANKS
+        key = event.rule.name, key_text or (not is_shared and shape) or tasks
+        event_group = event_groups.get(key)
+        if event_group is None:
+            if len(event_groups) >= _MOST_GROUPS:
                 continue
-            tally = tallies[key] = Tally(
-                rule=event.rule, key=group, shape=shape, first=hit, last=hit
+            event_group = event_groups[key] = EventGroup(
+                rule=event.rule, key=key_text, shape=shape, first=hit, last=hit
             )
-            tally.errors = event.trace.errors if event.trace else ()
-            if len(tallies) <= _MOST_TASKED:
-                tally.ranks.update(tasks_in(tasks))
-        tally.last = hit
-        tally.files[path] = hit.offset
-        tally.count += event.line.count
-        tally.is_more |= event.is_last
+            event_group.errors = event.trace.errors if event.trace else ()
+            if len(event_groups) <= _MOST_GROUPS_WITH_TASKS:
+                event_group.ranks.update(parse_task_numbers(tasks))
+        event_group.last = hit
+        event_group.files[path] = hit.offset
+        event_group.count += event.line.count
+        event_group.is_more |= event.is_last
         if hit.rank is not None:
-            tally.ranks.add(hit.rank)
+            event_group.ranks.add(hit.rank)
         elif hit.local_rank is not None:
-            tally.locals.add((node, hit.local_rank))
-        if hit.origin and len(tally.origins) < _MOST_ORIGINS:
-            tally.origins[hit.origin] = None
-    return tallies
+            event_group.local_ranks.add((node, hit.local_rank))
+        if hit.origin and len(event_group.origins) < _MOST_ORIGINS:
+            event_group.origins[hit.origin] = None
+    return event_groups
 
 
-def shape_of(errors: Iterable[PyError]) -> str:
+def traceback_shape(errors: Iterable[PyError]) -> str:
     """
-    What do tracebacks have in common that tell of the same?
+    Return what tracebacks of the same failure have in common.
 
     Args:
-        errors: The exceptions of one of them.
+        errors: The exceptions of one traceback.
 
     Returns:
-        Types and functions, and messages without what differs each time.
+        Types, functions, and messages, without numbers and quoted text.
     """
     return "\n".join(
         "|".join(
             [
                 error.type,
-                _NUMBERS.sub("#", _QUOTED.sub("''", error.message))[:_LONGEST],
+                _NUMBERS.sub("#", _QUOTED.sub("''", error.message))[
+                    :_LONGEST_TEXT
+                ],
                 *(
                     f"{x.file.rpartition('/')[2]}:{x.function}"
                     for x in error.frames
@@ -272,67 +264,67 @@ def shape_of(errors: Iterable[PyError]) -> str:
     )
 
 
-def join_tallies(
-    parts: Iterable[tuple[int | None, Mapping[Key, Tally]]],
-) -> dict[Key, Tally]:
+def merge_event_groups(
+    parts: Iterable[tuple[int | None, Mapping[GroupKey, EventGroup]]],
+) -> dict[GroupKey, EventGroup]:
     """
-    Join what parts of files tell.
+    Merge the event groups of all parts of files.
 
     Args:
-        parts: Those of all files in their order, each with how many lines of
-            its file are before it, if that is known.
-
-    Returns:
-        What tells of the same, each once.
+        parts: The groups of each part, in the order of the files, each with
+            the number of lines of its file before the part; ``None`` if
+            unknown.
     """
-    joined: dict[Key, Tally] = {}
-    for lines, tallies in parts:
-        for key, tally in tallies.items():
-            tally.first = _moved(tally.first, lines)
-            tally.last = _moved(tally.last, lines)
-            known = joined.setdefault(key, tally)
-            if known is not tally:
-                _join(known, tally)
+    joined: dict[GroupKey, EventGroup] = {}
+    for lines, event_groups in parts:
+        for key, event_group in event_groups.items():
+            event_group.first = _shift_line(event_group.first, lines)
+            event_group.last = _shift_line(event_group.last, lines)
+            known = joined.setdefault(key, event_group)
+            if known is not event_group:
+                _merge_into(known, event_group)
     return joined
 
 
-def harmless_of(tallies: Mapping[Key, Tally]) -> dict[str, int]:
+def count_harmless(
+    event_groups: Mapping[GroupKey, EventGroup],
+) -> dict[str, int]:
     """
-    How many lines only look bad, by the name of the rule.
+    Count the lines that only look bad, by the name of the rule.
     """
     counts: Counter[str] = Counter()
-    for tally in tallies.values():
-        if tally.rule.is_harmless:
-            counts[tally.rule.name] += tally.count
+    for event_group in event_groups.values():
+        if event_group.rule.is_harmless:
+            counts[event_group.rule.name] += event_group.count
     return dict(counts)
 
 
-def _hit(event: Event, path: str, named: Mapping[str, int]) -> Hit:
+def _make_hit(event: Event, path: str, path_rank: Mapping[str, int]) -> Hit:
     line, text = event.line, event.line.text
     if event.trace and event.trace.root:
         text = str(event.trace.root)
-    told = rank_of_line(text, line.origin, event.groups, named)
-    if event.trace and not told:
-        told = rank_of_line(line.text, None, {}, {})
-    if not told and event.trace and event.trace.rank is not None:
-        told = {"rank": event.trace.rank}
+    attribution = rank_from_line(text, line.origin, event.groups, path_rank)
+    if event.trace and not attribution:
+        attribution = rank_from_line(line.text, None, {}, {})
+    if not attribution and event.trace and event.trace.rank is not None:
+        attribution = {"rank": event.trace.rank}
     return Hit(
-        text=clean(text, limit=_LONGEST),
+        text=clean(text, limit=_LONGEST_TEXT),
         source=path,
         line=event.number,
         offset=event.offset,
         time=event.time,
         origin=line.origin,
-        rank=told.get("rank"),
-        local_rank=told.get("local_rank"),
+        rank=attribution.get("rank"),
+        local_rank=attribution.get("local_rank"),
     )
 
 
-def _moved(hit: Hit, lines: int | None) -> Hit:
+def _shift_line(hit: Hit, lines: int | None) -> Hit:
     return attrs.evolve(hit, line=0 if lines is None else hit.line + lines)
 
 
-def _join(known: Tally, new: Tally) -> None:
+def _merge_into(known: EventGroup, new: EventGroup) -> None:
     if _is_before(new.first, known.first):
         known.first, known.errors = new.first, new.errors
     if not _is_before(new.last, known.last):
@@ -341,7 +333,7 @@ def _join(known: Tally, new: Tally) -> None:
     known.is_more |= new.is_more
     known.files |= new.files
     known.ranks |= new.ranks
-    known.locals |= new.locals
+    known.local_ranks |= new.local_ranks
     known.origins |= new.origins
 
 
@@ -351,8 +343,8 @@ def _is_before(one: Hit, other: Hit) -> bool:
     return one.time < other.time
 
 
-# Launchers say who ended first, not why.
-_LAUNCHERS = frozenset(
+# Rules of launchers, which report who ended first, not why.
+_LAUNCHER_RULES = frozenset(
     {
         "MPI reports a failed process",
         "killed",
@@ -360,7 +352,7 @@ _LAUNCHERS = frozenset(
         "torchrun reports a failed worker",
     }
 )
-_DEADLY = frozenset(
+_PROCESS_DEATHS = frozenset(
     {
         Cause.DISK_FULL,
         Cause.GPU_FAULT,
@@ -373,75 +365,81 @@ _DEADLY = frozenset(
         Cause.RANK_CRASHED,
     }
 )
-_HEAVY = 3
+_NOT_SEVERE = 3
 
 
-def lent_ranks(tallies: Sequence[Tally]) -> dict[int, set[int]]:
+def propagate_ranks(event_groups: Sequence[EventGroup]) -> dict[int, set[int]]:
     """
-    Find ranks for what tells none.
+    Propagate ranks to event groups that show none.
 
-    An assertion of a GPU program stands before the traceback of its rank; and
-    where a single process failed, the launcher says which.
+    An assertion of a GPU kernel stands before the traceback of its rank; and
+    where a single process failed, the launcher names its rank.
 
     Args:
-        tallies: What went wrong, the most important first.
+        event_groups: The groups, the most severe first.
 
     Returns:
-        Global ranks, by the ``id`` of the tally.
+        Global ranks, by the ``id`` of the event group.
     """
-    lent: dict[int, set[int]] = {}
-    for tally in tallies:
-        if tally.shape or _is_told(tally):
+    propagated: dict[int, set[int]] = {}
+    for event_group in event_groups:
+        if event_group.shape or _has_ranks(event_group):
             continue
-        for other in tallies:
-            is_same = other.rule is tally.rule
-            if is_same and other.ranks and _share_file(tally, other):
-                lent[id(tally)] = set(other.ranks)
+        for other in event_groups:
+            is_same = other.rule is event_group.rule
+            if is_same and other.ranks and _share_file(event_group, other):
+                propagated[id(event_group)] = set(other.ranks)
                 break
-    first = _blamed_first(tallies)
-    if first is not None and id(tallies[0]) not in lent:
-        lent[id(tallies[0])] = set(first.ranks)
-    return lent
+    first = _blamed_by_launcher(event_groups)
+    if first is not None and id(event_groups[0]) not in propagated:
+        propagated[id(event_groups[0])] = set(first.ranks)
+    return propagated
 
 
-def _blamed_first(tallies: Sequence[Tally]) -> Tally | None:
+def _blamed_by_launcher(
+    event_groups: Sequence[EventGroup],
+) -> EventGroup | None:
     """
-    What names the only rank that can be meant by what matters most.
+    Return the launcher's event if it names the only rank that can have failed.
     """
-    if not tallies:
+    if not event_groups:
         return None
 
-    top = tallies[0]
-    rivals = [t for t in tallies[1:] if t.rule.priority < _HEAVY]
-    is_alone = top.count == 1 and not any(map(_is_told, (top, *rivals)))
-    if not is_alone or top.rule.cause not in _DEADLY:
+    top = event_groups[0]
+    other_severe = [
+        t for t in event_groups[1:] if t.rule.priority < _NOT_SEVERE
+    ]
+    is_only_suspect = top.count == 1 and not any(
+        map(_has_ranks, (top, *other_severe))
+    )
+    if not is_only_suspect or top.rule.cause not in _PROCESS_DEATHS:
         return None
 
     launchers = [
         t
-        for t in tallies
-        if t.rule.name in _LAUNCHERS and t.ranks and _share_file(t, top)
+        for t in event_groups
+        if t.rule.name in _LAUNCHER_RULES and t.ranks and _share_file(t, top)
     ]
     first = min(launchers, key=lambda t: t.first.offset, default=None)
     return first if first is not None and len(first.ranks) == 1 else None
 
 
-def _is_told(tally: Tally) -> bool:
-    return bool(tally.ranks or tally.locals)
+def _has_ranks(event_group: EventGroup) -> bool:
+    return bool(event_group.ranks or event_group.local_ranks)
 
 
-def _share_file(one: Tally, other: Tally) -> bool:
+def _share_file(one: EventGroup, other: EventGroup) -> bool:
     return not one.files.keys().isdisjoint(other.files)
 
 
-_PIECE = 1 << 16
+_PIECE_BYTES = 1 << 16
 _MOST_FILES = 20
-# So many different numbers of steps tell that a job goes on.
+# This many different step numbers show that a job goes on.
 _MANY_STEPS, _SOME_STEPS = 20, 3
-# What a process has printed and not written yet follows its last words.
-_BUFFER = 1 << 13
+# Buffered output of a process may follow its fatal error.
+_STDOUT_BUFFER = 1 << 13
 
-_MORTAL = frozenset(
+_FATAL = frozenset(
     {
         Cause.ACTOR_DIED,
         Cause.COLLECTIVE_TIMEOUT,
@@ -457,21 +455,21 @@ _MORTAL = frozenset(
         Cause.START_UP_STALLED,
     }
 )
-# In small letters, as other than ignoring case that takes no time.
-_STEP = re.compile(
+# The text is in small letters, which is faster than to ignore case.
+_STEP_NUMBER = re.compile(
     rb"(?:step|iteration|iter|epoch|batch)[\"']?[ :=\[(]{1,12}"
     rb"(\d{1,9}(?:\.\d{1,6})?)|\b(\d{1,9})/\d{1,9} \[\d"
 )
-_WELL = re.compile(
+_COMPLETED = re.compile(
     rb"(?:training|fine-?tuning)(?: run| job)? (?:is |has |was )?"
     rb"(?:successfully )?(?:completed?|finished|done|succeeded)\b"
     rb"(?![^\n]{0,60}(?:fail|error))|saved final"
 )
-_BEST = re.compile(
+_SURELY_COMPLETED = re.compile(
     rb"'train_runtime': \d|`trainer\.fit` stopped: `max_"
     rb"|\n=+ \d{1,6} passed\b(?![^\n]{0,60}failed)"
 )
-_AGAIN = (
+_RESTARTED = (
     b"will restart worker group",
     b"requeue",
     b"restart count",
@@ -489,248 +487,259 @@ _AGAIN = (
 
 
 @attrs.frozen(kw_only=True)
-class Sequel:
+class Recovery:
     """
-    What a log tells of the time after an error.
+    Whether a job recovered from an error, as the log shows.
 
     Attributes:
-        is_over: Whether it was surely survived: the job was started again, or
-            ended well.
+        is_certain: Whether the job was started again, or completed.
 
-        goes_on: Whether the job made steps, which others may do for a while.
+        is_progressing: Whether the job made steps, which other ranks may do
+            for a while after one has died.
     """
 
-    is_over: bool = False
-    goes_on: bool = False
+    is_certain: bool = False
+    is_progressing: bool = False
 
 
-def is_mortal(cause: Cause) -> bool:
+def is_fatal(cause: Cause) -> bool:
     """
-    Whether a job that goes on shows that this did not matter.
+    Return whether *cause* ends a job, so that later steps show recovery.
+
+    A loss that is not finite stays so, whatever the job does afterwards.
+    """
+    return cause in _FATAL
+
+
+def read_recoveries(places: Sequence[Mapping[str, int]]) -> list[Recovery]:
+    """
+    Check what logs show after the last occurrence of each error.
 
     Args:
-        cause: What went wrong.  A loss that is not a number stays one.
-    """
-    return cause in _MORTAL
-
-
-def read_sequels(places: Sequence[Mapping[str, int]]) -> list[Sequel]:
-    """
-    Look at what logs tell behind errors.
-
-    Args:
-        places: For each error where it stands last in each file, in bytes.
+        places: For each error, the byte offset of its last line by file.
 
     Returns:
-        What holds for all files, for each error.
+        For each error, what holds for all of its files.
     """
-    ends: dict[str, _End] = {}
-    return [_sequel(files, ends) for files in places]
+    file_ends: dict[str, _FileEnd] = {}
+    return [_recovery_in_files(files, file_ends) for files in places]
 
 
 @attrs.frozen(kw_only=True)
-class _End:
+class _FileEnd:
     """
-    The last lines of a file, in small letters, with where things stand there.
+    The end of a file in small letters, with the offsets of what it shows.
     """
 
     start: int = 0
     size: int = 0
     steps: tuple[tuple[int, bytes], ...] = ()
-    well: int = -1
-    best: int = -1
+    completed: int = -1
+    surely_completed: int = -1
 
 
-def _sequel(files: Mapping[str, int], ends: dict[str, _End]) -> Sequel:
+def _recovery_in_files(
+    files: Mapping[str, int], file_ends: dict[str, _FileEnd]
+) -> Recovery:
     if not files or len(files) > _MOST_FILES or any(map(is_packed, files)):
-        return Sequel()
+        return Recovery()
 
-    sequels = []
+    recoveries = []
     for path, offset in files.items():
         try:
-            if path not in ends:
-                ends[path] = _end_of(path)
-            sequels.append(_behind(path, offset, ends[path]))
+            if path not in file_ends:
+                file_ends[path] = _read_file_end(path)
+            recoveries.append(_recovery_after(path, offset, file_ends[path]))
         except (OSError, ValueError):  # rotated away meanwhile
-            return Sequel()
-    return Sequel(
-        is_over=all(x.is_over for x in sequels),
-        goes_on=all(x.goes_on for x in sequels),
+            return Recovery()
+    return Recovery(
+        is_certain=all(x.is_certain for x in recoveries),
+        is_progressing=all(x.is_progressing for x in recoveries),
     )
 
 
-def _end_of(path: str) -> _End:
+def _read_file_end(path: str) -> _FileEnd:
     with open_log(path) as file:
         size = file.seek(0, 2)
-        start = max(size - _PIECE, 0)
+        start = max(size - _PIECE_BYTES, 0)
         file.seek(start)
-        text = file.read(_PIECE).lower()
-    return _End(
+        text = file.read(_PIECE_BYTES).lower()
+    return _FileEnd(
         start=start,
         size=size,
         steps=tuple(
-            (start + x.start(), x[1] or x[2]) for x in _STEP.finditer(text)
+            (start + x.start(), x[1] or x[2])
+            for x in _STEP_NUMBER.finditer(text)
         ),
-        well=max(
-            (start + x.start() for x in _WELL.finditer(text)), default=-1
+        completed=max(
+            (start + x.start() for x in _COMPLETED.finditer(text)), default=-1
         ),
-        best=max(
-            (start + x.start() for x in _BEST.finditer(text)), default=-1
+        surely_completed=max(
+            (start + x.start() for x in _SURELY_COMPLETED.finditer(text)),
+            default=-1,
         ),
     )
 
 
-def _behind(path: str, offset: int, end: _End) -> Sequel:
+def _recovery_after(path: str, offset: int, end: _FileEnd) -> Recovery:
     steps = {step for at, step in end.steps if at > offset}
-    # What a script prints in its end, it prints after a failure too.
-    is_done = end.well > offset and len(steps) >= _SOME_STEPS
-    if is_done or end.best > offset:
-        return Sequel(is_over=True, goes_on=True)
+    # A script may print that it completed after a failure, too.
+    is_done = end.completed > offset and len(steps) >= _SOME_STEPS
+    if is_done or end.surely_completed > offset:
+        return Recovery(is_certain=True, is_progressing=True)
     if len(steps) < _MANY_STEPS:
-        return Sequel()
+        return Recovery()
 
     with open_log(path) as file:
         file.seek(offset)
-        text = file.read(_PIECE).lower()
-    return Sequel(
-        is_over=any(words in text for words in _AGAIN),
-        goes_on=end.size - offset > _BUFFER,
+        text = file.read(_PIECE_BYTES).lower()
+    return Recovery(
+        is_certain=any(words in text for words in _RESTARTED),
+        is_progressing=end.size - offset > _STDOUT_BUFFER,
     )
 
 
 _MOST_LISTED = 100
-_HANDLED = re.compile(
-    # Not what a watchdog, a crash, or the worker of a data loader says.
+_HANDLED_BY_PROGRAM = re.compile(
+    # Except the messages of a watchdog, a crash, or a data loader worker.
     r"\b(?:(?<!watchdog )caught(?! signal| .{1,80} in \w)|skipp(?:ed|ing)"
     r"|ignor(?:ed|ing)|recovered|retry(?:ing)?|fall(?:ing)? ?back)\b",
     re.IGNORECASE,
 )
-# So many things are looked at to see whether the job survived them.
-_MOST_SEQUELS = 50
+# At most this many groups are checked for recovery.
+_MOST_RECOVERIES = 50
 
 
-def groups_of(
-    tallies: Mapping[Key, Tally],
+def build_groups(
+    event_groups: Mapping[GroupKey, EventGroup],
 ) -> list[tuple[LogRule, LogGroup | TraceGroup]]:
     """
-    What went wrong, the most important first.
-
-    Args:
-        tallies: What tells of the same, each once.
+    Build the groups to report, the most severe and earliest first.
     """
-    bad = [t for t in tallies.values() if not t.rule.is_harmless]
-    times = _times(bad)
+    harmful = [t for t in event_groups.values() if not t.rule.is_harmless]
+    times = _begin_times(harmful)
     files = {
         path: n
         for n, path in enumerate(
-            dict.fromkeys(path for t in bad for path in t.files)
+            dict.fromkeys(path for t in harmful for path in t.files)
         )
     }
 
-    def order(tally: Tally) -> tuple[int, bool, float, int, int]:
-        hit, time = tally.first, times[id(tally)]
+    def order(event_group: EventGroup) -> tuple[int, bool, float, int, int]:
+        hit, time = event_group.first, times[id(event_group)]
         place = files[hit.source], hit.offset
-        return tally.rule.priority, time is None, time or 0.0, *place
+        return event_group.rule.priority, time is None, time or 0.0, *place
 
-    bad.sort(key=order)
-    survived = _survived(bad)
-    bad.sort(key=lambda tally: id(tally) in survived)
-    lent = lent_ranks([t for t in bad if id(t) not in survived])
-    nodes = {node for tally in bad for node, _ in tally.locals}
+    harmful.sort(key=order)
+    survived = _find_survived(harmful)
+    harmful.sort(key=lambda event_group: id(event_group) in survived)
+    propagated = propagate_ranks([t for t in harmful if id(t) not in survived])
+    nodes = {
+        node for event_group in harmful for node, _ in event_group.local_ranks
+    }
     groups = []
-    for tally in bad:
-        ranks = tally.ranks | lent.get(id(tally), set())
+    for event_group in harmful:
+        ranks = event_group.ranks | propagated.get(id(event_group), set())
         if len(nodes) == 1:
-            ranks |= {rank for _, rank in tally.locals}
-        is_survived = id(tally) in survived
+            ranks |= {rank for _, rank in event_group.local_ranks}
+        is_survived = id(event_group) in survived
         groups.append(
-            (tally.rule, _group(tally, ranks, is_survived=is_survived))
+            (
+                event_group.rule,
+                _make_group(event_group, ranks, is_survived=is_survived),
+            )
         )
     return groups
 
 
-def _times(tallies: Iterable[Tally]) -> dict[int, float | None]:
+def _begin_times(
+    event_groups: Iterable[EventGroup],
+) -> dict[int, float | None]:
     """
-    When each began: what tells no time, when the next of its file did.
+    Return when each group began, by ``id``; without a time, the next one's.
     """
-    by_file: dict[str, list[Tally]] = {}
-    for tally in tallies:
-        by_file.setdefault(tally.first.source, []).append(tally)
+    by_file: dict[str, list[EventGroup]] = {}
+    for event_group in event_groups:
+        by_file.setdefault(event_group.first.source, []).append(event_group)
     times: dict[int, float | None] = {}
-    for mine in by_file.values():
-        mine.sort(key=lambda tally: tally.first.offset)
-        time = max((t.first.time for t in mine if t.first.time), default=None)
-        for tally in reversed(mine):
-            time = tally.first.time or time
-            times[id(tally)] = time
+    for in_file in by_file.values():
+        in_file.sort(key=lambda event_group: event_group.first.offset)
+        time = max(
+            (t.first.time for t in in_file if t.first.time), default=None
+        )
+        for event_group in reversed(in_file):
+            time = event_group.first.time or time
+            times[id(event_group)] = time
     return times
 
 
-def _survived(bad: list[Tally]) -> set[int]:
+def _find_survived(harmful: list[EventGroup]) -> set[int]:
     """
-    Which of the things that went wrong did the job survive?
+    Return the ids of the groups that the job survived.
     """
-    mortal = [tally for tally in bad if is_mortal(tally.rule.cause)]
-    looked = mortal[:_MOST_SEQUELS]
-    sequels = read_sequels([tally.files for tally in looked])
-    told = {id(t): x for t, x in zip(looked, sequels, strict=True)}
-    nothing = Sequel()
-    after = [told.get(id(tally), nothing) for tally in bad]
-    # Others may go on for a while without the one that died.
-    is_well = all(x.is_over or x.goes_on for x in after)
+    fatal = [
+        event_group
+        for event_group in harmful
+        if is_fatal(event_group.rule.cause)
+    ]
+    checked = fatal[:_MOST_RECOVERIES]
+    recoveries = read_recoveries(
+        [event_group.files for event_group in checked]
+    )
+    by_id = {id(t): x for t, x in zip(checked, recoveries, strict=True)}
+    unknown = Recovery()
+    after = [by_id.get(id(event_group), unknown) for event_group in harmful]
+    # Other ranks may go on for a while after one has died.
+    all_recover = all(x.is_certain or x.is_progressing for x in after)
     return {
-        id(tally)
-        for tally, x in zip(bad, after, strict=True)
-        if x.is_over or (is_well and x.goes_on) or _is_handled(tally)
+        id(event_group)
+        for event_group, x in zip(harmful, after, strict=True)
+        if x.is_certain
+        or (all_recover and x.is_progressing)
+        or _is_handled(event_group)
     }
 
 
-def _is_handled(tally: Tally) -> bool:
+def _is_handled(event_group: EventGroup) -> bool:
     """
-    Whether the program says itself that it goes on.
+    Return whether the program itself logs that it handled the error.
     """
-    lines = (tally.first.text, tally.last.text)
-    return not tally.shape and all(map(_HANDLED.search, lines))
+    lines = (event_group.first.text, event_group.last.text)
+    return not event_group.shape and all(
+        map(_HANDLED_BY_PROGRAM.search, lines)
+    )
 
 
-def _group(
-    tally: Tally, ranks: set[int], *, is_survived: bool
+def _make_group(
+    event_group: EventGroup, ranks: set[int], *, is_survived: bool
 ) -> LogGroup | TraceGroup:
-    rule = tally.rule
+    rule = event_group.rule
     group = LogGroup(
         rule=rule.name,
-        key=tally.key,
+        key=event_group.key,
         cause=rule.cause,
         priority=LEAST_PRIORITY if is_survived else rule.priority,
-        count=tally.count,
-        is_more=tally.is_more,
-        first=tally.first,
-        last=tally.last,
-        files=tuple(tally.files)[:_MOST_LISTED],
+        count=event_group.count,
+        is_more=event_group.is_more,
+        first=event_group.first,
+        last=event_group.last,
+        files=tuple(event_group.files)[:_MOST_LISTED],
         ranks=tuple(sorted(ranks)),
-        origins=tuple(tally.origins)[:_MOST_LISTED],
+        origins=tuple(event_group.origins)[:_MOST_LISTED],
         is_survived=is_survived,
     )
-    if not tally.shape:
+    if not event_group.shape:
         return group
-    return TraceGroup(errors=tally.errors, group=group)
+    return TraceGroup(errors=event_group.errors, group=group)
 
 
-_CONCLUDE_LONGEST = 160
+_LONGEST_SUMMARY = 160
 _MOST_ERRORS = 4
 
 
-def conclude(rule: LogRule, found: LogGroup | TraceGroup) -> Finding:
+def make_finding(rule: LogRule, found: LogGroup | TraceGroup) -> Finding:
     """
-    Make a finding of lines that tell of the same.
-
-    Args:
-        rule: The rule that they fit.
-
-        found: The lines.
-
-    Returns:
-        The finding.
+    Convert a group of log lines or tracebacks to a finding.
     """
     group = found.group if isinstance(found, TraceGroup) else found
     hits = [group.first]
@@ -752,27 +761,27 @@ def _summary(
 ) -> str:
     says = rule.says
     if isinstance(found, TraceGroup) and found.root:
-        told = clean(str(found.root), limit=_CONCLUDE_LONGEST)
+        exception = clean(str(found.root), limit=_LONGEST_SUMMARY)
         says = (
-            f"raised {told}"
+            f"raised {exception}"
             if rule.name == EXCEPTION.name
-            else f"{says}: {told}"
+            else f"{says}: {exception}"
         )
     elif group.key:
         says = f"{says} ({group.key})"
-    who = _who(group)
+    subject = _ranks_or_origin(group)
     if rule.name == EXCEPTION.name and isinstance(found, TraceGroup):
-        says = f"{who or 'a process'} {says}"
-    elif who:
-        says = f"{who}: {says}"
+        says = f"{subject or 'a process'} {says}"
+    elif subject:
+        says = f"{subject}: {says}"
     more = "at least " if group.is_more else ""
     unit = "times" if isinstance(found, TraceGroup) else "lines"
     times = f" ({more}{group.count:,} {unit})" if group.count > 1 else ""
-    then = "; the job went on afterwards" if group.is_survived else ""
-    return says[:1].upper() + says[1:] + times + then
+    recovery_text = "; the job went on afterwards" if group.is_survived else ""
+    return says[:1].upper() + says[1:] + times + recovery_text
 
 
-def _who(group: LogGroup) -> str:
+def _ranks_or_origin(group: LogGroup) -> str:
     if group.ranks:
         return ranks_text(group.ranks)
 
@@ -798,5 +807,5 @@ def _evidence(hit: Hit) -> Evidence:
         kind="log",
         source=hit.source,
         location=hit.location,
-        quote=clean(hit.text, limit=2 * _CONCLUDE_LONGEST),
+        quote=clean(hit.text, limit=2 * _LONGEST_SUMMARY),
     )

@@ -1,8 +1,9 @@
 """
-How is any log read line by line: who printed a line, when, and how often?
+Read log files line by line: launcher prefixes, times, packed files.
 
-Everything that reads logs begins here, so that colors, prefixes of launchers,
-progress bars, junk, and files that are no files are dealt with once.
+All readers of logs start here, so that colors, prefixes of launchers, progress
+bars, binary junk, and special files are handled once.  :func:`find_words`
+finds many words at once in gigabytes of bytes.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from ..findings import Missing
 @attrs.frozen(kw_only=True)
 class Origin:
     """
-    Who printed a line, as the prefix of a launcher tells?
+    The process that printed a line, as the prefix of a launcher shows.
 
     Attributes:
         name: The actor, task, or component, such as ``"SglEngine"`` or
             ``"raylet"``; of an actor with a ``__repr__`` what that returns.
 
-        pid: The number of its process, on its node.
+        pid: The process id, on its node.
 
         ip: The address of its node; Ray leaves out that of the driver.
 
@@ -61,20 +62,20 @@ class Origin:
 
 class LogLine(NamedTuple):
     """
-    One line, without what a launcher and a terminal added.
+    One log line, without what launcher and terminal added.
 
     A tuple, because millions of them are made: one takes a quarter of the time
     that a frozen class of attrs does.
 
     Attributes:
-        text: What was printed, without colors, controls, and prefixes.
+        text: The text, without colors, controls, and prefixes.
 
-        number: Its number in the file, from 1; the parts of a line that
-            carriage returns divide have the same one.
+        number: The line number in the file, from 1; carriage returns divide a
+            line into several with the same number.
 
         source: The file, or ``""``.
 
-        origin: Who printed it, if a prefix tells.
+        origin: The process that printed it, if a prefix shows it.
 
         count: How many lines it stands for: Ray folds what several processes
             print into one line.
@@ -84,35 +85,39 @@ class LogLine(NamedTuple):
     number: int = 0
     source: str = ""
     origin: Origin | None = None
-    # (in place of a method of tuples that nobody needs here)
+    # It hides tuple.count, which is not needed here.
     count: int = 1  # type: ignore[assignment]
 
     @property
     def time(self) -> float | None:
         """
-        When it was printed, in seconds since the epoch, if it tells.
+        Return the time of the line in seconds since the epoch, if it has one.
         """
 
         return parse_time(self.text)
 
 
-# An actor may name itself NamedRepr(rank=0), so a name may hold brackets.
-_RAY = (
+# The __repr__ of an actor, such as NamedRepr(rank=0), may hold brackets.
+_RAY_PREFIX = (
     r"\((?P<name>[^\n]{0,200}?) ?\bpid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<ip>[^)\s]{1,60}))?\) ?"
 )
-_COMPONENT = (
+_COMPONENT_PREFIX = (
     r"\((?:pid=)?"
     r"(?P<component>raylet|gcs_server|autoscaler|scheduler|dashboard)"
     r"(?: \+[\dhms]{1,20})?(?:, ip=(?P<its_ip>[^)\s]{1,60}))?\) ?"
 )
-_RANK = r"\[rank(?P<rank>\d{1,7})\]: ?"
-_LOCAL = r"\[[A-Za-z_]{1,40}(?P<local_rank>\d{1,5})\]:"
-_PREFIX = re.compile(f"{_RAY}|{_COMPONENT}|{_RANK}|{_LOCAL}")
-# Most names hold no "=", so that the first one is behind "pid".  That is found
+_RANK_PREFIX = r"\[rank(?P<rank>\d{1,7})\]: ?"
+_LOCAL_RANK_PREFIX = r"\[[A-Za-z_]{1,40}(?P<local_rank>\d{1,5})\]:"
+_PREFIX = re.compile(
+    f"{_RAY_PREFIX}|{_COMPONENT_PREFIX}|{_RANK_PREFIX}|{_LOCAL_RANK_PREFIX}"
+)
+# Most names hold no "=", so the first one is that of "pid="; this is matched
 # in half the time.
-_USUAL = r"\([^=\n]{0,200}(?<=\bpid)=\d{1,10}(?:, ip=[^)\s]{1,60})?\) ?"
-_PREFIXES = re.compile(f"(?:{_USUAL}|{_PREFIX.pattern}){{1,4}}")
+_COMMON_RAY_PREFIX = (
+    r"\([^=\n]{0,200}(?<=\bpid)=\d{1,10}(?:, ip=[^)\s]{1,60})?\) ?"
+)
+_PREFIXES = re.compile(f"(?:{_COMMON_RAY_PREFIX}|{_PREFIX.pattern}){{1,4}}")
 _REPEATED = re.compile(
     r"\s*\[repeated (?P<count>\d{1,9})x across cluster\]"
     r"(?: \(Ray deduplicates logs[^\n]{0,300})?\s*$"
@@ -121,17 +126,14 @@ _REPEATED = re.compile(
 
 def parse_line(raw: str, number: int = 0, source: str = "") -> LogLine:
     """
-    Take a line apart.
+    Parse a log line: text, origin, and how many lines it stands for.
 
     Args:
         raw: The line as it stands in a file or came from a terminal.
 
-        number: Its number in the file, from 1.
+        number: The line number in the file, from 1.
 
         source: The file.
-
-    Returns:
-        What was printed, by whom, and how often.
     """
     text = raw if raw.isprintable() else without_controls(raw)
     return parse_clean_line(text, number, source)
@@ -139,17 +141,7 @@ def parse_line(raw: str, number: int = 0, source: str = "") -> LogLine:
 
 def parse_clean_line(text: str, number: int, source: str) -> LogLine:
     """
-    Take a line apart that holds no controls.
-
-    Args:
-        text: The line.
-
-        number: Its number in the file, from 1.
-
-        source: The file.
-
-    Returns:
-        What was printed, by whom, and how often.
+    Parse a log line without controls; see :func:`parse_line`.
     """
     text = text.rstrip()
     count = 1
@@ -161,13 +153,13 @@ def parse_clean_line(text: str, number: int, source: str) -> LogLine:
 
     origin = None
     if text.startswith(("(", "[")) and (prefixes := _PREFIXES.match(text)):
-        origin, text = _origin(prefixes[0]), text[prefixes.end() :]
+        origin, text = _parse_origin(prefixes[0]), text[prefixes.end() :]
     return LogLine(text, number, source, origin, count)
 
 
-# A log has many lines, and few who write them.
+# A log has many lines and few origins.
 @lru_cache(maxsize=4096)
-def _origin(prefixes: str) -> Origin:
+def _parse_origin(prefixes: str) -> Origin:
     name, ip = "", None
     numbers: dict[str, int] = {}
     for found in _PREFIX.finditer(prefixes):
@@ -179,7 +171,7 @@ def _origin(prefixes: str) -> Origin:
     return Origin(name=name.strip(), ip=ip, **numbers)
 
 
-_CLOCK = (
+_TIME_OF_DAY = (
     r"(?P<h>[01]\d|2[0-3]):(?P<m>[0-5]\d):(?P<s>[0-5]\d)"
     r"(?:[.,](?P<f>\d{1,9}))?"
 )
@@ -187,69 +179,72 @@ _MONTHS = (
     *("jan", "feb", "mar", "apr", "may", "jun"),
     *("jul", "aug", "sep", "oct", "nov", "dec"),
 )
-_NAMES = "|".join(_MONTHS)
-_FORMS = (
-    # 2026-02-20 02:03:57,123 and all its relatives
+_MONTH_NAMES = "|".join(_MONTHS)
+_TIME_FORMATS = (
+    # 2026-02-20 02:03:57,123 and variants
     re.compile(
         r"(?<!\d)(?P<Y>20\d\d)[-/](?P<M>[01]?\d)[-/](?P<D>[0-3]?\d)[T _]"
-        + _CLOCK
+        + _TIME_OF_DAY
         + r"(?P<zone> ?Z|[+-]\d\d:?\d\d\b)?"
     ),
     # E321 02:07:08.408271257 of torch, whose month has no leading zero; I0220
     re.compile(
-        r"(?:^|[\[\s:])[DIWEFCV](?P<M>1[0-2]|0?[1-9])(?P<D>[0-3]\d) " + _CLOCK
+        r"(?:^|[\[\s:])[DIWEFCV](?P<M>1[0-2]|0?[1-9])(?P<D>[0-3]\d) "
+        + _TIME_OF_DAY
     ),
     # INFO 02-20 02:03:57 of vLLM, 02/20/2026 02:03:57 of transformers
     re.compile(
         r"(?:^|[\[\s(])(?P<M>[01]\d)[-/](?P<D>[0-3]\d)"
-        r"(?:[-/](?P<Y>20\d\d))? (?:- )?" + _CLOCK
+        r"(?:[-/](?P<Y>20\d\d))? (?:- )?" + _TIME_OF_DAY
     ),
     # Fri Feb 20 02:03:57 2026, Feb 20 02:03:57
     re.compile(
-        rf"\b(?P<name>{_NAMES}) {{1,2}}(?P<D>[0-3]?\d) {_CLOCK}"
+        rf"\b(?P<name>{_MONTH_NAMES}) {{1,2}}(?P<D>[0-3]?\d) {_TIME_OF_DAY}"
         r"(?: (?:[A-Z]{3,4} )?(?P<Y>20\d\d)\b)?",
         re.IGNORECASE,
     ),
 )
-# Times stand at the beginning of lines.
-_WITHIN = 120
+# Times are searched for in this many characters of a line.
+_TIME_WITHIN = 120
 
 
 def parse_time(text: str, *, now: float | None = None) -> float | None:
     """
-    Find the time at the beginning of a line.
+    Parse the time at the beginning of a line.
 
     Args:
         text: The line, without colors.
 
-        now: The time by which a year is chosen where none is told; by default
-            that of this machine.
+        now: The latest possible time, which decides the year of times without
+            one; by default that of this machine.
 
     Returns:
-        Seconds since the epoch, or ``None`` if no time is there.
+        Seconds since the epoch, or ``None`` if there is no time.
     """
-    head = text[:_WITHIN]
+    head = text[:_TIME_WITHIN]
     if ":" not in head:
         return None
 
-    for form in _FORMS:
-        found = form.search(head)
+    for time_format in _TIME_FORMATS:
+        found = time_format.search(head)
         if found:
-            return _seconds(found.groupdict(), now)
+            return _epoch_seconds(found.groupdict(), now)
     return None
 
 
-def _seconds(parts: dict[str, str | None], now: float | None) -> float | None:
+def _epoch_seconds(
+    parts: dict[str, str | None], now: float | None
+) -> float | None:
     name = parts.get("name")
     month = _MONTHS.index(name.lower()) + 1 if name else int(parts["M"] or 0)
     year = parts.get("Y")
-    limit = time.time() if now is None else now
+    latest = time.time() if now is None else now
     years = (
         [int(year)]
         if year
-        else [datetime.fromtimestamp(limit, UTC).year + i for i in (1, 0, -1)]
+        else [datetime.fromtimestamp(latest, UTC).year + i for i in (1, 0, -1)]
     )
-    zone = _zone(parts.get("zone"))
+    zone = _parse_zone(parts.get("zone"))
     fraction = float(f"0.{parts['f']}") if parts["f"] else 0.0
     hour, minute, second = (int(parts[x] or 0) for x in ("h", "m", "s"))
     clock = timedelta(hours=hour, minutes=minute, seconds=second)
@@ -260,13 +255,13 @@ def _seconds(parts: dict[str, str | None], now: float | None) -> float | None:
             found = (day + clock).timestamp() + fraction
         except (ValueError, OverflowError, OSError):
             continue
-        # Who knows no year was printed before now; clocks differ a little.
-        if year or found <= limit + 86_400:
+        # Without a year, the time is the latest that is not in the future.
+        if year or found <= latest + 86_400:
             break
     return found
 
 
-def _zone(text: str | None) -> timezone | None:
+def _parse_zone(text: str | None) -> timezone | None:
     if text is None:
         return None
 
@@ -284,11 +279,11 @@ _OPENERS: Mapping[str, Callable[[Any], Any]] = {
     ".xz": lzma.open,
 }
 #: What reading a damaged file may raise.
-BROKEN = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError)
+READ_ERRORS = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError)
 #: How the names of packed files end.
-PACKED = frozenset(_OPENERS)
-# Neither text nor ever printed by a job.
-_OTHERS = frozenset(
+PACKED_SUFFIXES = frozenset(_OPENERS)
+# Files that are no text, or never the output of a job.
+_OTHER_SUFFIXES = frozenset(
     {
         *(".bin", ".ckpt", ".distcp", ".json", ".nsys-rep", ".npy", ".npz"),
         *(".pickle", ".pkl", ".pt", ".pth", ".py", ".pyc", ".qdstrm", ".so"),
@@ -296,21 +291,21 @@ _OTHERS = frozenset(
         *(".html", ".lock", ".parquet", ".arrow", ".png", ".yaml", ".yml"),
     }
 )
-# Logs seldom shrink to a hundredth; what unpacks to far more is made to harm.
-# Short ones may repeat one line, but not so long that it takes minutes.
-_MOST_TIMES = 4096
-_MOST_TIMES_OF_LARGE = 128
-_SMALL = 1 << 28
-_LEAST_MOST = 1 << 24
-# What a text in UTF-16 begins with.
-_WIDE = frozenset({b"\xff\xfe", b"\xfe\xff"})
+# Logs seldom shrink to a hundredth; larger ratios are zip bombs.
+# Small files may repeat one line, but must not take minutes to read.
+_MOST_RATIO = 4096
+_MOST_RATIO_OF_LARGE = 128
+_SMALL_RATIO_SIZE = 1 << 28
+_LEAST_UNPACKED_LIMIT = 1 << 24
+# Byte order marks of UTF-16.
+_UTF16_MARKS = frozenset({b"\xff\xfe", b"\xfe\xff"})
 _MOST_DEPTH = 32
 _BLOCK = 1 << 18
 
 
-class _Unpacked(io.RawIOBase):
+class _LimitedReader(io.RawIOBase):
     """
-    What is packed in a file, up to a limit.
+    Read an unpacked file, up to a limit.
     """
 
     def __init__(self, file: Any, most: int) -> None:
@@ -320,16 +315,16 @@ class _Unpacked(io.RawIOBase):
 
     def readable(self) -> bool:
         """
-        It can be read.
+        Return True.
         """
         return True
 
     def readinto(self, buffer: Any) -> int:
         """
-        Read what fits.
+        Read into *buffer*.
 
         Raises:
-            ValueError: It was too much.
+            ValueError: The file unpacks to more than the limit.
         """
         count = int(self._file.readinto(buffer))
         self._count += count
@@ -345,24 +340,23 @@ class _Unpacked(io.RawIOBase):
 @contextmanager
 def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """
-    Open a log to be read, unpacked if it is packed.
+    Open a log for reading; unpack it if it is packed.
 
     Args:
         path: The file; one that ends in ``.gz``, ``.bz2``, or ``.xz`` is
             unpacked while it is read.
 
     Yields:
-        The file; it is closed at the end.
+        The file in binary mode; it is closed at the end.
 
     Raises:
         OSError: It cannot be opened or read.
 
-        ValueError: It is no ordinary file, what is packed is damaged, or far
-            more than any log, or it is a text of two bytes per character, in
-            which nothing is found.
+        ValueError: It is no ordinary file, it is damaged, it unpacks to far
+            more than any log, or it is in UTF-16, in which no pattern matches.
     """
     with open_ordinary(path, "not an ordinary file") as file:
-        if os.pread(file.fileno(), 2, 0) in _WIDE:
+        if os.pread(file.fileno(), 2, 0) in _UTF16_MARKS:
             msg = "text in UTF-16: iconv -f UTF-16 -t UTF-8 makes it readable"
             raise ValueError(msg)
 
@@ -371,11 +365,11 @@ def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield file
             return
 
-        most = _most_unpacked(os.fstat(file.fileno()).st_size)
+        most = _unpacked_limit(os.fstat(file.fileno()).st_size)
         try:
             with (
                 unpack(file) as unpacked,
-                io.BufferedReader(_Unpacked(unpacked, most)) as bounded,
+                io.BufferedReader(_LimitedReader(unpacked, most)) as bounded,
             ):
                 yield bounded
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as exc:
@@ -383,22 +377,14 @@ def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             raise ValueError(msg) from exc
 
 
-def _most_unpacked(size: int) -> int:
-    large = _SMALL + _MOST_TIMES_OF_LARGE * size
-    return max(_LEAST_MOST, min(_MOST_TIMES * size, large))
+def _unpacked_limit(size: int) -> int:
+    large = _SMALL_RATIO_SIZE + _MOST_RATIO_OF_LARGE * size
+    return max(_LEAST_UNPACKED_LIMIT, min(_MOST_RATIO * size, large))
 
 
 def read_tail(path: str | os.PathLike[str], most: int) -> bytes:
     """
-    Read the end of a log.
-
-    Args:
-        path: The file, which may be packed.
-
-        most: How many bytes to read.
-
-    Returns:
-        At most so many.
+    Read at most the last *most* bytes of a log, which may be packed.
 
     Raises:
         OSError: It cannot be opened or read.
@@ -406,30 +392,27 @@ def read_tail(path: str | os.PathLike[str], most: int) -> bytes:
         ValueError: It is no ordinary file, or what is packed is damaged.
     """
     with open_log(path) as file:
-        if Path(path).suffix not in PACKED:
+        if Path(path).suffix not in PACKED_SUFFIXES:
             file.seek(max(os.fstat(file.fileno()).st_size - most, 0))
             return file.read(most)
 
-        # What is packed can only be read from its beginning.
+        # A packed file can only be read from its beginning.
         tail = b""
         while block := file.read(_BLOCK):
             tail = (tail + block)[-most:]
         return tail
 
 
-class Walk:
+class LogWalk:
     """
-    The logs below some paths, and what was left out.
-
-    Iterating gives the logs, in the order of their names; each once, however
-    many ways lead to it.
+    Iterate over the logs below some paths, sorted by name, each file once.
 
     Args:
-        paths: Files and folders.  A file that is named is read whatever it is
-            called; links inside a folder are followed only if they stay in it.
+        paths: Files and folders.  A file that is named is read whatever its
+            suffix; links inside a folder are followed only if they stay in it.
 
     Attributes:
-        missing: What could not be looked at, and why, as far as was walked.
+        missing: What cannot be read, and why, as far as was walked.
     """
 
     def __init__(
@@ -449,13 +432,15 @@ class Walk:
                 self.missing.append(Missing.log(path, exc))
                 continue
             if stat.S_ISDIR(status.st_mode):
-                yield from self._below(path, path.resolve(), 0)
+                yield from self._walk_folder(path, path.resolve(), 0)
             elif not stat.S_ISREG(status.st_mode):
                 self.missing.append(Missing.log(path, "not an ordinary file"))
             elif self._is_new(status):
                 yield path
 
-    def _below(self, folder: Path, root: Path, depth: int) -> Iterator[Path]:
+    def _walk_folder(
+        self, folder: Path, root: Path, depth: int
+    ) -> Iterator[Path]:
         try:
             with os.scandir(folder) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
@@ -468,14 +453,17 @@ class Walk:
                 if entry.is_symlink() and not stays_in(path, root):
                     continue
                 status = entry.stat()
-            except (OSError, RuntimeError):  # gone, or a link to nothing
+            except (
+                OSError,
+                RuntimeError,
+            ):  # deleted, or a broken link
                 continue
             is_dir = stat.S_ISDIR(status.st_mode)
             if is_dir and depth < _MOST_DEPTH and self._is_new(status):
-                yield from self._below(path, root, depth + 1)
+                yield from self._walk_folder(path, root, depth + 1)
             elif (
                 stat.S_ISREG(status.st_mode)
-                and path.suffix.lower() not in _OTHERS
+                and path.suffix.lower() not in _OTHER_SUFFIXES
                 and self._is_new(status)
             ):
                 yield path
@@ -489,29 +477,26 @@ class Walk:
 
 def walk_logs(
     paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
-) -> Walk:
+) -> LogWalk:
     """
-    Find the logs below some paths.
-
-    Args:
-        paths: Files and folders.
+    Find the logs below some paths, files or folders.
 
     Returns:
-        The logs, found while it is iterated over, and what was left out.
+        An iterator over the logs, which also holds what is missing.
     """
-    return Walk(paths)
+    return LogWalk(paths)
 
 
-_LONGEST = 1 << 16
-_COLORS = re.compile(rb"\x1b\[[0-9;]*m")
-# A line or a state of a bar counts even if it has nothing else.
-_ONLY_COLORS = re.compile(
+_LONGEST_LINE = 1 << 16
+_COLOR_CODES = re.compile(rb"\x1b\[[0-9;]*m")
+# Lines and states of a bar that hold nothing but colors.
+_ONLY_COLOR_CODES = re.compile(
     rb"\x1b(?<![!-~]\x1b)\[[0-9;]*m(?:[\t ]|\x1b\[[0-9;]*m)*(?:[\r\n]|$)"
 )
-_ORDINARY = b"\t\n\r" + bytes(range(0x20, 0x7F))
+_PLAIN_BYTES = b"\t\n\r" + bytes(range(0x20, 0x7F))
 
-# Lines, and how to take them apart.
-_Block = tuple[Iterable[str], Callable[[str, int, str], LogLine]]
+# Lines, and the function that parses them.
+_ParsedBlock = tuple[Iterable[str], Callable[[str, int, str], LogLine]]
 
 
 def read_lines(
@@ -520,14 +505,14 @@ def read_lines(
     """
     Read a log line by line.
 
-    Progress bars write over themselves by carriage returns: each state is a
-    line of its own here, with the number of the line that it stands in.
+    Progress bars overwrite themselves by carriage returns: each state is a
+    line of its own here, with the number of the line in the file.
 
     Args:
         source: A path; or lines, such as a list of them or a text of several.
 
     Yields:
-        The lines that hold anything, each at most 64 KiB of it.
+        The lines that are not blank, each cut at 64 KiB.
 
     Raises:
         OSError: The file cannot be read.
@@ -538,7 +523,7 @@ def read_lines(
         source = source.split("\n")
     if isinstance(source, (str, os.PathLike)):
         name = os.fspath(source)
-        blocks = _blocks(name)
+        blocks = _read_blocks(name)
     else:
         name, blocks = "", iter([(source, parse_line)])
     number = 0
@@ -552,64 +537,65 @@ def read_lines(
 
 def split_block(rest: bytes, block: bytes) -> tuple[list[bytes], bytes]:
     """
-    Which lines end in this block?
+    Split a block of bytes into lines.
 
     Args:
-        rest: The beginning of a line, out of the blocks before.
+        rest: The incomplete last line of the blocks before.
 
         block: The next block.
 
     Returns:
-        The lines without their ends, each cut at 64 KiB; and the beginning of
-        the next.
+        The complete lines without their ends, each cut at 64 KiB; and the
+        incomplete last line.
     """
     *lines, last = block.split(b"\n")
     if lines:
         lines[0] = rest + lines[0]
         rest = b""
-    # What is thrown away here is behind the longest line that is kept.
-    return [x[:_LONGEST] for x in lines], (rest + last)[:_LONGEST]
+    return [x[:_LONGEST_LINE] for x in lines], (rest + last)[:_LONGEST_LINE]
 
 
-def _blocks(path: str) -> Iterator[_Block]:
+def _read_blocks(path: str) -> Iterator[_ParsedBlock]:
     rest = b""
     with open_log(path) as file:
         while block := file.read(_BLOCK):
             lines, rest = split_block(rest, block)
             if lines:
-                yield _block(lines)
+                yield _decode_block(lines)
     if rest:
-        yield _block([rest])
+        yield _decode_block([rest])
 
 
-def _block(lines: list[bytes]) -> _Block:
-    # Most blocks are ASCII and have no controls but colors.  To see that for
-    # all of their lines at once takes a fraction of the time.
+def _decode_block(lines: list[bytes]) -> _ParsedBlock:
+    # Most blocks are ASCII and have no controls but colors.  One check of all
+    # lines together takes a fraction of the time.
     data = b"\n".join(lines)
-    clean = _COLORS.sub(b"", data)
-    is_plain = not clean.translate(None, _ORDINARY)
-    if is_plain and (clean == data or not _ONLY_COLORS.search(data)):
-        return clean.decode("ascii").split("\n"), parse_clean_line
+    without_colors = _COLOR_CODES.sub(b"", data)
+    is_plain = not without_colors.translate(None, _PLAIN_BYTES)
+    if is_plain and (
+        without_colors == data or not _ONLY_COLOR_CODES.search(data)
+    ):
+        return without_colors.decode("ascii").split("\n"), parse_clean_line
     return [x.decode("utf-8", "replace") for x in lines], parse_line
 
 
-SHORTEST = 5
-# So many bytes behind what is searched must exist.
+SHORTEST_WORD = 5
+# This many bytes must follow the bytes that are searched.
 PADDING = 16
 
 _CHUNK = 1 << 19  # fits into the caches of a core
-_WORD = np.dtype("<u4")
-_FOLD = np.uint32(0x20202020)  # one bit makes a letter small
+_UINT32 = np.dtype("<u4")
+_LOWER_CASE_BITS = np.uint32(0x20202020)  # one bit makes a letter small
 _MULTIPLIER = np.uint32(0x9E3779B1)
-_OTHER = np.uint32(0x85EBCA6B)
-_BITS = 18
-_SHIFT = np.uint32(32 - _BITS)
-# How much of a window counts, by its width.
-_MASKS = {
+_SECOND_MULTIPLIER = np.uint32(0x85EBCA6B)
+_HASH_BITS = 18
+_HASH_SHIFT = np.uint32(32 - _HASH_BITS)
+# The bytes of the second half of a window that count, by its width.
+_WINDOW_MASKS = {
     width: np.uint32((1 << 8 * (width - 4)) - 1) for width in range(4, 9)
 }
-# What healthy logs are full of, and characters from the most common on.
-_VOCABULARY = (
+# Frequent text of healthy logs, and its characters, most frequent first.
+_COMMON_TEXT = (
     b"info: warning: debug: train.py step: epoch iteration loss: loss= norm: "
     b"grad_norm: grad norm: learning rate: time: elapsed memory allocated "
     b"global batch size: samples tokens throughput seconds error: errors "
@@ -618,72 +604,74 @@ _VOCABULARY = (
     b"number of nan iterations: 0 out of the not to in on at for is an in no "
     b"nccl info opcount sendbuff recvbuff count comm received "
 )
-_COMMON = b" e0t1ao2nis3r4l5d6c7m8u9p.:g,h_/f-=by[]'(w)kvx"
+_COMMON_BYTES = b" e0t1ao2nis3r4l5d6c7m8u9p.:g,h_/f-=by[]'(w)kvx"
 
-_Bools = NDArray[np.bool_]
-_Words = NDArray[np.uint32]
+_BoolArray = NDArray[np.bool_]
+_UInt32Array = NDArray[np.uint32]
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Index:
+class WordIndex:
     """
-    Words to be found.
+    A hash index of words, for :func:`find_words`.
+
+    It hashes windows of five to eight bytes, read as two 32-bit numbers, so
+    that numpy can compare whole blocks.
 
     Attributes:
-        words: In small letters.
+        words: The words, in small letters.
 
-        first: Whether a window may begin with the four bytes of this hash.
+        first: By hash: whether a window may begin with these four bytes.
 
-        masks: Which of the next four bytes count, by the same hash.
+        masks: By the same hash: which of the next four bytes count.
 
-        whole: Whether all that counts may have this hash.
+        whole: By the hash of all bytes that count: whether a window may match.
 
-        grams: Words, and where in them the window begins, by the first four
-            bytes of the window.
+        grams: By the first four bytes of a window: the words with it, and its
+            place in each.
     """
 
     words: frozenset[bytes]
-    first: _Bools
-    masks: _Words
-    whole: _Bools
+    first: _BoolArray
+    masks: _UInt32Array
+    whole: _BoolArray
     grams: Mapping[int, tuple[tuple[bytes, int], ...]]
 
 
-def build_index(words: Iterable[bytes]) -> Index:
+def build_index(words: Iterable[bytes]) -> WordIndex:
     """
-    Prepare words to be found.
+    Build an index of words.
 
     Args:
-        words: At least :data:`SHORTEST` bytes each; in ASCII their case does
-            not matter.
-
-    Returns:
-        What :func:`find_words` needs.
+        words: At least :data:`SHORTEST_WORD` bytes each; the case of ASCII
+            letters does not matter.
     """
     known = frozenset(word.lower() for word in words)
     places: list[tuple[bytes, int]] = []
     windows: list[bytes] = []
     for word in sorted(known):
         width = min(len(word) - 1, 8)
-        start = _rarest(word, width)
+        start = _rarest_window(word, width)
         for place in (start, start + 1):
             places.append((word, place))
             windows.append(word[place : place + width])
 
     packed = b"".join(window.ljust(8, b"\0") for window in windows)
-    ones, others = (np.frombuffer(packed, _WORD) | _FOLD).reshape(-1, 2).T
-    hashed = _hash(ones)
-    first, whole = (np.zeros(1 << _BITS, bool) for _ in range(2))
-    masks = np.full(1 << _BITS, _MASKS[8])
-    # What shares a place in the table is told apart by what all have.
-    widths = np.array([_MASKS[len(window)] for window in windows])
+    first_halves, second_halves = (
+        (np.frombuffer(packed, _UINT32) | _LOWER_CASE_BITS).reshape(-1, 2).T
+    )
+    hashed = _hash(first_halves)
+    first, whole = (np.zeros(1 << _HASH_BITS, bool) for _ in range(2))
+    masks = np.full(1 << _HASH_BITS, _WINDOW_MASKS[8])
+    # Windows with the same hash are compared by the bytes that all have.
+    widths = np.array([_WINDOW_MASKS[len(window)] for window in windows])
     np.bitwise_and.at(masks, hashed, widths)
     first[hashed] = True
-    whole[_hash_pair(ones, others & masks[hashed])] = True
+    whole[_hash_pair(first_halves, second_halves & masks[hashed])] = True
     grams: dict[int, list[tuple[bytes, int]]] = {}
-    for one, entry in zip(ones.tolist(), places, strict=True):
-        grams.setdefault(one, []).append(entry)
-    return Index(
+    for first_half, entry in zip(first_halves.tolist(), places, strict=True):
+        grams.setdefault(first_half, []).append(entry)
+    return WordIndex(
         words=known,
         first=first,
         masks=masks,
@@ -693,60 +681,59 @@ def build_index(words: Iterable[bytes]) -> Index:
 
 
 def find_words(
-    index: Index, data: NDArray[np.uint8]
+    index: WordIndex, data: NDArray[np.uint8]
 ) -> list[tuple[int, bytes]]:
     """
-    Find all words.
+    Find all words of an index in a block of bytes.
 
     Args:
-        index: The words.
-
-        data: Where to look; nothing is found in its last :data:`PADDING`
-            bytes.
+        data: The block; nothing is found in its last :data:`PADDING` bytes.
 
     Returns:
-        Where a word begins, and which, by place.
+        The offset and the word of each hit, by offset.
     """
     found: list[tuple[int, bytes]] = []
     for begin in range(0, data.size - PADDING, _CHUNK):
         for start in (begin, begin + 2):
             piece = data[start : min(start + _CHUNK + 4, data.size)]
-            words = piece[: piece.size // 4 * 4].view(_WORD) | _FOLD
+            words = (
+                piece[: piece.size // 4 * 4].view(_UINT32) | _LOWER_CASE_BITS
+            )
             for rows, word, place in _candidates(index, words):
-                places = _checked(data, start - place + 4 * rows, word)
+                places = _verify(data, start - place + 4 * rows, word)
                 found += [(at, word) for at in places]
     found.sort()
     return found
 
 
 def _candidates(
-    index: Index, words: _Words
+    index: WordIndex, words: _UInt32Array
 ) -> Iterator[tuple[NDArray[np.intp], bytes, int]]:
     """
-    Where words may be: rows, the word, and how far it began before them.
+    Yield possible hits: rows of *words*, the word, and its bytes before them.
     """
     hashed = _hash(words[:-1])
     rows = np.flatnonzero(index.first.take(hashed, mode="wrap"))
     if not rows.size:
         return
-    ones = words[rows]
-    others = words[rows + 1] & index.masks[hashed[rows]]
-    keep = index.whole[_hash_pair(ones, others)]
-    rows, ones = rows[keep], ones[keep]
-    # Where there are many, those that begin alike are looked at together.
-    for one in dict.fromkeys(ones.tolist()):
-        for word, place in index.grams.get(one, ()):
-            yield rows[ones == one], word, place
+    first_halves = words[rows]
+    second_halves = words[rows + 1] & index.masks[hashed[rows]]
+    keep = index.whole[_hash_pair(first_halves, second_halves)]
+    rows, first_halves = rows[keep], first_halves[keep]
+    # Hits that begin with the same four bytes are handled together.
+    for first_half in dict.fromkeys(first_halves.tolist()):
+        for word, place in index.grams.get(first_half, ()):
+            yield rows[first_halves == first_half], word, place
 
 
-def _checked(
+def _verify(
     data: NDArray[np.uint8], starts: NDArray[np.intp], word: bytes
 ) -> list[int]:
     """
-    At which places does the word stand?
+    Return the offsets in *starts* at which the word really stands.
     """
     starts = starts[(starts >= 0) & (starts + len(word) <= data.size)]
-    # Its end tells most, since its beginning may be what was looked up.
+    # The last byte first: the first ones may be the window that matched.
     for place in (-1, 0, *range(len(word) - 2, 0, -1)):
         letter = word[place]
         there = data[starts + place % len(word)]
@@ -760,29 +747,33 @@ def _checked(
     return found
 
 
-def _hash(words: _Words) -> NDArray[np.intp]:
+def _hash(words: _UInt32Array) -> NDArray[np.intp]:
     hashed = words * _MULTIPLIER
-    hashed >>= _SHIFT
-    # numpy would convert them again for each look-up, and slower.
+    hashed >>= _HASH_SHIFT
+    # As indices: numpy would convert them at each look-up, more slowly.
     return hashed.astype(np.intp)
 
 
-def _hash_pair(ones: _Words, others: _Words) -> NDArray[np.intp]:
-    return _hash(ones ^ others * _OTHER)
+def _hash_pair(
+    first_halves: _UInt32Array, second_halves: _UInt32Array
+) -> NDArray[np.intp]:
+    return _hash(first_halves ^ second_halves * _SECOND_MULTIPLIER)
 
 
-def _rarest(word: bytes, width: int) -> int:
+def _rarest_window(word: bytes, width: int) -> int:
     """
-    Where a window begins that healthy text seldom has.
+    Return where in a word its window is rarest in healthy logs.
     """
 
-    def rarity(start: int) -> tuple[bool, int]:
-        ranks = (_COMMON.find(x) for x in word[start : start + width + 1])
+    def rareness(start: int) -> tuple[bool, int]:
+        ranks = (
+            _COMMON_BYTES.find(x) for x in word[start : start + width + 1]
+        )
         return (
             all(
-                word[x : x + 4] not in _VOCABULARY for x in (start, start + 1)
+                word[x : x + 4] not in _COMMON_TEXT for x in (start, start + 1)
             ),
-            sum(len(_COMMON) if rank < 0 else rank for rank in ranks),
+            sum(len(_COMMON_BYTES) if rank < 0 else rank for rank in ranks),
         )
 
-    return max(range(len(word) - width), key=rarity)
+    return max(range(len(word) - width), key=rareness)

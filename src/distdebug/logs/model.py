@@ -1,5 +1,5 @@
 """
-What was found in logs?
+Data model and display of a log scan: hits, groups, tracebacks, report.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from .tracebacks import PyError
 @attrs.frozen(kw_only=True)
 class Hit:
     """
-    One line that tells of something.
+    One log line that matches a rule.
 
     Attributes:
         text: The line, without colors and prefixes of launchers.
 
-        source: The file.
+        source: The path of the file.
 
-        line: The number of the line in it, from 1; 0 if only the end of the
-            file was read.
+        line: The number of the line in the file, from 1; 0 if only the end of
+            the file was read.
 
-        offset: Where the line begins in it, in bytes.
+        offset: The byte offset of the line in the file.
 
-        time: When it was printed, in seconds since the epoch, as it or a line
-            shortly before tells.
+        time: The time of the line, or of one shortly before, in seconds since
+            the epoch.
 
-        origin: Who printed it, if a prefix tells.
+        origin: The process that printed it, if a prefix shows it.
 
         rank: The global rank that it is about.
 
-        local_rank: The rank on its node, if only that is told.
+        local_rank: The rank on its node, if only that is known.
     """
 
     text: str
@@ -61,7 +61,7 @@ class Hit:
     @property
     def location(self) -> str:
         """
-        Where it stands in the file.
+        Return the place in the file, such as ``line 17`` or ``byte 4096``.
         """
         return f"line {self.line}" if self.line else f"byte {self.offset}"
 
@@ -69,22 +69,22 @@ class Hit:
 @attrs.frozen(kw_only=True)
 class LogGroup:
     """
-    Lines that tell of the same.
+    Lines that match the same rule with the same key.
 
     Attributes:
-        rule: The name of the rule that they fit.
+        rule: The name of the rule.
 
-        key: What tells them apart from other lines of the rule, such as the
+        key: What distinguishes them from other lines of the rule, such as the
             number of an Xid.
 
-        cause: What is wrong.
+        cause: The cause.
 
-        priority: That of the rule, from 1, what brings a job down, to 5.
+        priority: Severity: 1 = ends a job … 5 = may mean nothing.
 
-        count: How many lines there are …
+        count: The number of lines.
 
-        is_more: … at least: where a rule fits very many lines of a file, the
-            rest is not counted.
+        is_more: Whether *count* is a lower bound: where a rule matches very
+            many lines of a file, the rest is not counted.
 
         first: The first of them; by time where all of them have one, else in
             the order of the files.
@@ -95,10 +95,10 @@ class LogGroup:
 
         ranks: The global ranks that they are about, ascending.
 
-        origins: Who printed them; at most 100.
+        origins: The processes that printed them; at most 100.
 
-        is_survived: Whether the job went on afterwards; its priority is the
-            least, then.
+        is_survived: Whether the job went on afterwards; its priority is then
+            5.
     """
 
     rule: str
@@ -118,14 +118,14 @@ class LogGroup:
 @attrs.frozen(kw_only=True)
 class TraceGroup:
     """
-    Tracebacks of one shape: the same exceptions, by way of the same functions.
+    Tracebacks of one shape: the same exceptions, raised in the same functions.
 
     Attributes:
-        errors: The exceptions of the first of them, in the order in which
+        errors: The exceptions of the first traceback, in the order in which
             they were raised.
 
-        group: What they have in common with other groups of lines; its rule
-            is the one that fits the exception.
+        group: The count, ranks, and files; its rule is the one that matches
+            the exception.
     """
 
     errors: tuple[PyError, ...]
@@ -134,21 +134,21 @@ class TraceGroup:
     @property
     def count(self) -> int:
         """
-        How many there are.
+        Return the number of tracebacks.
         """
         return self.group.count
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """
-        The global ranks that raised it, ascending.
+        Return the global ranks that raised it, ascending.
         """
         return self.group.ranks
 
     @property
     def root(self) -> PyError | None:
         """
-        The first exception that is not about another one.
+        Return the first exception that is no wrapper of another one.
         """
         own = (error for error in self.errors if not error.is_wrapper)
         return next(own, self.errors[-1] if self.errors else None)
@@ -157,24 +157,24 @@ class TraceGroup:
 @attrs.frozen(kw_only=True)
 class ScanReport(Shown):
     """
-    What went wrong, as some logs tell.
+    The result of a scan of logs.
 
     Attributes:
-        findings: What is concluded, the most important first: what brings a
-            job down before what follows from it, and the earlier before the
-            later.
+        findings: The findings, the most important first: what ends a job
+            before its consequences, and the earlier before the later.
 
-        groups: All that was found, but for tracebacks, in the same order.
+        groups: All groups except tracebacks, in the same order.
 
         tracebacks: The tracebacks, by shape, in the same order.
 
-        harmless: How many lines only look bad, by the name of the rule.
+        harmless: The number of lines that only look bad, by the name of the
+            rule.
 
-        missing: What was not looked at, and why.
+        missing: What was not read, and why.
 
-        files: How many files were read.
+        files: The number of files that were read.
 
-        bytes_read: How many bytes of them.
+        bytes_read: The number of bytes that were read.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -187,7 +187,7 @@ class ScanReport(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return the report as plain data.
         """
         return {
             "findings": [finding.to_dict() for finding in self.findings],
@@ -201,7 +201,7 @@ class ScanReport(Shown):
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per finding, for a data frame.
+        Return one plain dictionary per finding, for a data frame.
         """
         return [finding.to_dict() for finding in self.findings]
 
@@ -212,13 +212,7 @@ class ScanReport(Shown):
 
 def report_blocks(report: ScanReport) -> Iterator[Block]:
     """
-    What is there to show of logs that were searched?
-
-    Args:
-        report: What was found.
-
-    Returns:
-        The first cause, then a table of all.
+    Yield what to show of a report: findings, the table of groups, and notes.
     """
     yield finding_entries(report.findings)
     if not report.findings:
@@ -228,21 +222,21 @@ def report_blocks(report: ScanReport) -> Iterator[Block]:
         key=lambda group: group.priority,
     )
     if groups:
-        yield _table(groups)
+        yield _groups_table(groups)
     if report.harmless:
-        yield _harmless(report)
+        yield _harmless_text(report)
     yield missing_block(report.missing)
     size = report.bytes_read / 1e6
     yield f"read: {report.files:,} files, {size:,.1f} MB"
 
 
-def _table(groups: list[LogGroup]) -> Table:
+def _groups_table(groups: list[LogGroup]) -> Table:
     rows = [
         (
             group.rule,
             f"{group.count}{'+' if group.is_more else ''}",
             fold_ranks(group.ranks) or "-",
-            _where(group.first),
+            _hit_place(group.first),
             clean(group.first.text, limit=60),
         )
         for group in groups
@@ -250,10 +244,10 @@ def _table(groups: list[LogGroup]) -> Table:
     return Table(("what", "lines", "ranks", "first", "text"), rows, more="")
 
 
-def _where(hit: Hit) -> str:
+def _hit_place(hit: Hit) -> str:
     return f"{hit.source.rpartition('/')[2]}, {hit.location}"
 
 
-def _harmless(report: ScanReport) -> str:
-    told = (f"{name} ({count})" for name, count in report.harmless.items())
-    return f"harmless: {', '.join(told)}"
+def _harmless_text(report: ScanReport) -> str:
+    counts = (f"{name} ({count})" for name, count in report.harmless.items())
+    return f"harmless: {', '.join(counts)}"

@@ -1,5 +1,9 @@
 """
-Which lines of this part of a file tell that something went wrong?
+Search one part of a log file for lines and tracebacks that match rules.
+
+Parts are read in blocks with some bytes around them, so that lines and
+tracebacks at their borders are complete.  Words that are frequent and match
+nothing are paused, so that a flood of lines does not slow the scan down.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lines import (
-    PACKED,
+    PACKED_SUFFIXES,
     PADDING,
     LogLine,
     Origin,
@@ -29,107 +33,107 @@ from .lines import (
     parse_time,
 )
 from .rules import (
-    HEADER_WORD,
-    MOST_ALIKE,
+    MOST_PER_RULE,
+    TRACEBACK_WORD,
     LogRule,
-    Plan,
-    classify,
-    without,
-    words_of,
+    RuleSet,
+    exhausted_words,
+    index_without,
+    match_traceback,
 )
-from .tracebacks import HEADER, Trace, read_trace
+from .tracebacks import TRACEBACK_HEADER, Trace, read_trace
 
 
-_RANK = r"(?P<rank>\d{1,7})"
-_TAGGED = re.compile(rf"\[\d{{1,9}},{_RANK}\]<std(?:out|err|diag)>: ?")
-_SHORT = (re.compile(rf" {{0,6}}{_RANK}: "), re.compile(rf"\[{_RANK}\] "))
-_SAMPLE = 1 << 16
-_LEAST_TAGGED, _LEAST_SHORT = 3, 8
-_SHARE = 0.5
-# So often each label occurs, on average.
-_OFTEN = 2
-# They tell what happens to the job, not to the task they run for.
-_LAUNCHERS = ("slurmstepd: ", "srun: ", "mpirun", "mpiexec")
+_RANK_GROUP = r"(?P<rank>\d{1,7})"
+_MPI_TAG = re.compile(rf"\[\d{{1,9}},{_RANK_GROUP}\]<std(?:out|err|diag)>: ?")
+_SHORT_LABELS = (
+    re.compile(rf" {{0,6}}{_RANK_GROUP}: "),
+    re.compile(rf"\[{_RANK_GROUP}\] "),
+)
+_SAMPLE_BYTES = 1 << 16
+_LEAST_MPI_TAGS, _LEAST_SHORT_LABELS = 3, 8
+_LEAST_SHARE = 0.5
+# Each label must occur this often on average.
+_LEAST_REPEATS = 2
+# Launchers report on the job, not on the task with their label.
+_LAUNCHER_PROGRAMS = ("slurmstepd: ", "srun: ", "mpirun", "mpiexec")
 
 
-def find_label(data: bytes | memoryview) -> re.Pattern[str] | None:
+def find_rank_label(data: bytes | memoryview) -> re.Pattern[str] | None:
     """
-    What stands before the lines of a file, if most have a label?
+    Return the pattern of the rank labels of a file, if most lines have one.
+
+    ``srun --label`` and ``mpirun --tag-output`` write such labels.
 
     Args:
-        data: Some of the file; its middle is looked at.
+        data: Some bytes of the file; a sample out of the middle is searched.
 
     Returns:
-        A pattern for the label whose group ``rank`` is the number of the
-        task, which is the global rank; or ``None``.
+        A pattern whose group ``rank`` is the number of the task, which is the
+        global rank; or ``None``.
     """
-    begin = max((len(data) - _SAMPLE) // 2, 0)
-    text = str(data[begin : begin + _SAMPLE], "utf-8", "replace")
+    begin = max((len(data) - _SAMPLE_BYTES) // 2, 0)
+    text = str(data[begin : begin + _SAMPLE_BYTES], "utf-8", "replace")
     lines = [line for line in text.split("\n") if line.strip()]
-    if len(_numbers(_TAGGED, lines)) >= _LEAST_TAGGED:
-        return _TAGGED
+    if len(_labelled_ranks(_MPI_TAG, lines)) >= _LEAST_MPI_TAGS:
+        return _MPI_TAG
 
-    least = max(_LEAST_SHORT, _SHARE * len(lines))
-    for pattern in _SHORT:
-        numbers = _numbers(pattern, lines)
-        is_few = _OFTEN * len(set(numbers)) <= len(numbers)
-        if len(numbers) >= least and is_few:
+    least = max(_LEAST_SHORT_LABELS, _LEAST_SHARE * len(lines))
+    for pattern in _SHORT_LABELS:
+        numbers = _labelled_ranks(pattern, lines)
+        is_repeated = _LEAST_REPEATS * len(set(numbers)) <= len(numbers)
+        if len(numbers) >= least and is_repeated:
             return pattern
     return None
 
 
 def parse_labelled(raw: str, label: re.Pattern[str] | None) -> LogLine:
     """
-    Take a line apart that may have a label.
+    Parse a line that may have a rank label, and set the rank of its origin.
 
     Args:
-        raw: The line.
-
-        label: What the label looks like, if there are any.
-
-    Returns:
-        The line without it; the rank is told by its origin.
+        label: The pattern of :func:`find_rank_label`.
     """
     found = label.match(raw) if label else None
     if found is None:
         return parse_line(raw)
 
     line = parse_line(raw[found.end() :])
-    is_own = line.text.startswith(_LAUNCHERS)
+    is_own = line.text.startswith(_LAUNCHER_PROGRAMS)
     if is_own or (line.origin and line.origin.rank is not None):
         return line
-    return line._replace(origin=_ranked(line.origin, int(found["rank"])))
+    return line._replace(origin=_with_rank(line.origin, int(found["rank"])))
 
 
-def _numbers(pattern: re.Pattern[str], lines: list[str]) -> list[str]:
+def _labelled_ranks(pattern: re.Pattern[str], lines: list[str]) -> list[str]:
     found = map(pattern.match, lines)
     return [label["rank"] for label in found if label]
 
 
 @lru_cache(maxsize=4096)
-def _ranked(origin: Origin | None, rank: int) -> Origin:
+def _with_rank(origin: Origin | None, rank: int) -> Origin:
     return attrs.evolve(origin or Origin(), rank=rank)
 
 
-# How far a line, a time before it, and a traceback behind it may reach.
-BEHIND = 1 << 15
-AHEAD = 1 << 17
-_SIZE = 1 << 22
+# Context in bytes for lines, earlier times, and tracebacks.
+BYTES_BEFORE = 1 << 15
+BYTES_AFTER = 1 << 17
+_BLOCK_BYTES = 1 << 22
 
 
 @attrs.frozen(kw_only=True)
-class Part:
+class FilePart:
     """
-    What one thread reads in one go.
+    A part of a file, which one thread reads.
 
     Attributes:
         path: The file.
 
-        start: Its first byte, of the unpacked file.
+        start: The offset of its first byte, in the unpacked file.
 
-        stop: The one behind its last.
+        stop: The offset behind its last byte.
 
-        size: How many bytes the file had when it was seen.
+        size: The size of the file in bytes when it was found.
     """
 
     path: str
@@ -141,20 +145,20 @@ class Part:
 @attrs.frozen(kw_only=True, eq=False)
 class Block:
     """
-    Some bytes of a file, with what is around them.
+    A block of bytes of a file, with context on both sides.
 
     Attributes:
-        data: The bytes, with some before and behind, and padding.
+        data: The bytes with context and padding.
 
-        own: Where in *data* those begin that nobody else looks at.
+        own: Where in *data* the block itself begins.
 
-        end: Where those end.
+        end: Where in *data* the block itself ends.
 
-        size: Where what was read ends.
+        size: Where in *data* the context behind it ends.
 
-        offset: The place of the first byte of *data* in the file.
+        offset: The offset of *data* in the file.
 
-        label: What stands before each line, if a launcher labels them.
+        label: The pattern of rank labels, if lines have them.
     """
 
     data: bytearray
@@ -167,27 +171,21 @@ class Block:
     @property
     def array(self) -> NDArray[np.uint8]:
         """
-        The same memory, as numbers, from the first own byte on.
+        Return the same memory as an array of bytes, with the padding.
         """
         return np.frombuffer(self.data, np.uint8)[: self.size + PADDING]
 
 
 def is_packed(path: str | os.PathLike[str]) -> bool:
     """
-    Whether the size of this file tells nothing about what it holds.
-
-    Args:
-        path: The file.
+    Return whether a file is packed, so that its size says nothing.
     """
-    return os.fspath(path).endswith(tuple(PACKED))
+    return os.fspath(path).endswith(tuple(PACKED_SUFFIXES))
 
 
-def read_blocks(part: Part) -> Iterator[Block]:
+def read_blocks(part: FilePart) -> Iterator[Block]:
     """
     Read part of a file.
-
-    Args:
-        part: Which.
 
     Yields:
         Blocks, all of them in the same memory: use one before the next.
@@ -199,19 +197,23 @@ def read_blocks(part: Part) -> Iterator[Block]:
 
         EOFError: It is packed, and ends too early.
     """
-    first = max(part.start - BEHIND, 0)
-    # What others own is read too, since a traceback may reach there.
-    last = min(part.stop + AHEAD, part.size)
-    data = bytearray(min(BEHIND + _SIZE + AHEAD, last - first) + PADDING)
+    first = max(part.start - BYTES_BEFORE, 0)
+    # Bytes of other parts are read too: a traceback may reach into them.
+    last = min(part.stop + BYTES_AFTER, part.size)
+    data = bytearray(
+        min(BYTES_BEFORE + _BLOCK_BYTES + BYTES_AFTER, last - first) + PADDING
+    )
     with open_log(part.path) as file:
         if first:
             file.seek(first)
         own, size, offset = part.start - first, 0, first
         label = None
         while True:
-            size, is_last = _fill(file, data, size, last - offset)
-            label = label or find_label(memoryview(data)[:size])
-            end = min(size if is_last else size - AHEAD, part.stop - offset)
+            size, is_last = _fill_block(file, data, size, last - offset)
+            label = label or find_rank_label(memoryview(data)[:size])
+            end = min(
+                size if is_last else size - BYTES_AFTER, part.stop - offset
+            )
             if end > own:
                 yield Block(
                     data=data,
@@ -224,16 +226,20 @@ def read_blocks(part: Part) -> Iterator[Block]:
             if is_last or end >= part.stop - offset:
                 return
 
-            gone = max(end - BEHIND, 0)
-            data[: size - gone] = data[gone:size]
-            own, size, offset = end - gone, size - gone, offset + gone
+            dropped_bytes = max(end - BYTES_BEFORE, 0)
+            data[: size - dropped_bytes] = data[dropped_bytes:size]
+            own, size, offset = (
+                end - dropped_bytes,
+                size - dropped_bytes,
+                offset + dropped_bytes,
+            )
 
 
-def _fill(
+def _fill_block(
     file: IO[bytes], data: bytearray, size: int, most: int
 ) -> tuple[int, bool]:
     """
-    Read on, behind what is there.
+    Fill *data* from the file, behind the first *size* bytes.
     """
     limit = min(len(data) - PADDING, most)
     view = memoryview(data)
@@ -248,25 +254,25 @@ def _fill(
 
 
 _NEWLINE = ord("\n")
-# What is kept of a very long line: its beginning, and what is around a word.
-_HEAD, _TAIL = 300, 3_000
-_LOOK_BACK = 4_000
-_MOST_LINES = 800
+# Of a very long line, the beginning and the text around a word are kept.
+_KEPT_HEAD, _KEPT_AROUND_WORD = 300, 3_000
+_BYTES_LOOKED_BACK = 4_000
+_MOST_FOLLOWING = 800
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Place:
+class LinePosition:
     """
-    Where a line is.
+    The position of a line in a block.
 
     Attributes:
         block: The block that it begins in.
 
-        start: Where it begins there.
+        start: Where it begins in the data of the block.
 
         end: Where it ends there.
 
-        at: Where the first word is that was looked for.
+        at: Where its first word of a rule stands there.
     """
 
     block: Block
@@ -276,17 +282,21 @@ class Place:
 
     def parse(self) -> LogLine:
         """
-        Take the line apart.
+        Parse the line; a very long one is shortened around its word.
         """
         raw = bytes(self.block.data[self.start : self.end])
-        if len(raw) > _HEAD + _TAIL:
-            begin = max(self.at - self.start - _HEAD, _HEAD)
-            raw = raw[:_HEAD] + b" ... " + raw[begin : begin + _TAIL]
+        if len(raw) > _KEPT_HEAD + _KEPT_AROUND_WORD:
+            begin = max(self.at - self.start - _KEPT_HEAD, _KEPT_HEAD)
+            raw = (
+                raw[:_KEPT_HEAD]
+                + b" ... "
+                + raw[begin : begin + _KEPT_AROUND_WORD]
+            )
         return parse_labelled(raw.decode("utf-8", "replace"), self.block.label)
 
     def has_any(self, words: Collection[bytes]) -> bool:
         """
-        Whether one of some words, in small letters, is in the line.
+        Return whether the line has one of *words*, which are in small letters.
         """
         if not words:
             return False
@@ -294,11 +304,11 @@ class Place:
         raw = self.block.data[self.start : self.end].lower()
         return any(word in raw for word in words)
 
-    def before(self) -> list[LogLine]:
+    def lines_before(self) -> list[LogLine]:
         """
-        Some lines before it, the nearest first.
+        Return some lines before it, the nearest first.
         """
-        low = max(self.start - _LOOK_BACK, 0)
+        low = max(self.start - _BYTES_LOOKED_BACK, 0)
         raw = bytes(self.block.data[low : max(self.start - 1, 0)])
         rows = re.split(r"[\r\n]", raw.decode("utf-8", "replace"))
         label = self.block.label
@@ -306,40 +316,42 @@ class Place:
             parse_labelled(row, label) for row in rows[::-1] if row.strip()
         ]
 
-    def following(self) -> Iterator[tuple[int, LogLine]]:
+    def following_lines(self) -> Iterator[tuple[int, LogLine]]:
         """
-        The line and those behind it, each with where it begins.
+        Yield the line and those after it, each with where it begins.
         """
-        data, place = self.block.data, self
-        for _ in range(_MOST_LINES):
-            yield place.start, place.parse()
-            start = place.end + 1
+        data, position = self.block.data, self
+        for _ in range(_MOST_FOLLOWING):
+            yield position.start, position.parse()
+            start = position.end + 1
             if start >= self.block.size:
                 return
-            _, end = _bounds(data, start, self.block.size)
-            place = Place(block=self.block, start=start, end=end, at=start)
+            _, end = _line_bounds(data, start, self.block.size)
+            position = LinePosition(
+                block=self.block, start=start, end=end, at=start
+            )
 
-    def time(self, line: LogLine, *, is_exact: bool) -> float | None:
+    def time(self, line: LogLine, *, is_detailed: bool) -> float | None:
         """
-        When it was printed, if that is told.
+        Return the time of the line, in seconds since the epoch.
 
         Args:
             line: The line, parsed.
 
-            is_exact: Whether to look at the lines before, too, if it does not
-                tell itself.
+            is_detailed: Whether to search the lines before, too, if it has no
+                time.
         """
-        told = line.time
-        if told is not None or not is_exact:
-            return told
+        own_time = line.time
+        if own_time is not None or not is_detailed:
+            return own_time
 
-        times = (parse_time(x.text) for x in self.before())
+        times = (parse_time(x.text) for x in self.lines_before())
         return next((time for time in times if time is not None), None)
 
 
 def count_lines(block: Block, start: int, end: int) -> int:
     """
-    How many lines end between two places of a block.
+    Return how many lines end between two places of a block.
     """
     piece = block.array[min(start, end) : end]
     return int(np.count_nonzero(piece == _NEWLINE))
@@ -347,14 +359,12 @@ def count_lines(block: Block, start: int, end: int) -> int:
 
 def lines_with_words(
     block: Block, found: list[tuple[int, bytes]]
-) -> Iterator[tuple[Place, frozenset[bytes]]]:
+) -> Iterator[tuple[LinePosition, frozenset[bytes]]]:
     """
-    Which lines hold words?
+    Find the lines that hold words.
 
     Args:
-        block: Where they are.
-
-        found: Where each word begins, and which, by place.
+        found: The place and the word of each hit, by place.
 
     Yields:
         Each line once, with its words.
@@ -364,65 +374,70 @@ def lines_with_words(
     for at, word in found:
         if at >= end:
             if words:
-                place = Place(block=block, start=start, end=end, at=first)
-                yield place, frozenset(words)
-            start, end = _bounds(block.data, at, block.size)
+                position = LinePosition(
+                    block=block, start=start, end=end, at=first
+                )
+                yield position, frozenset(words)
+            start, end = _line_bounds(block.data, at, block.size)
             words, first = set(), at
         words.add(word)
     if words:
-        place = Place(block=block, start=start, end=end, at=first)
-        yield place, frozenset(words)
+        position = LinePosition(block=block, start=start, end=end, at=first)
+        yield position, frozenset(words)
 
 
-def _bounds(data: bytearray, at: int, size: int) -> tuple[int, int]:
+def _line_bounds(data: bytearray, at: int, size: int) -> tuple[int, int]:
     """
-    Where the line begins and ends that a place is in.
+    Return where the line around a place begins and ends.
     """
-    low, high = max(at - BEHIND, 0), min(at + BEHIND, size)
+    low, high = max(at - BYTES_BEFORE, 0), min(at + BYTES_BEFORE, size)
     start = max(data.rfind(b"\n", low, at), data.rfind(b"\r", low, at))
     end = data.find(b"\n", at, high)
     end = high if end < 0 else end
-    bar = data.find(b"\r", at, end)
-    return (start + 1 if start >= 0 else low), (end if bar < 0 else bar)
+    carriage_return = data.find(b"\r", at, end)
+    return (start + 1 if start >= 0 else low), (
+        end if carriage_return < 0 else carriage_return
+    )
 
 
-# Of so many lines of a rule more is learned, at some cost.
-_MOST_EXACT = 3
-_ROWS_BEFORE = 6
-_LONGEST_BEFORE = 300
-# A word that was so often in nothing new, within one block, is not looked for
-# in what follows: twice as much each time, up to a limit.
+# This many lines of a rule get a time and rank from the lines before.
+_MOST_WITH_CONTEXT = 3
+_MOST_RANK_LINES = 6
+_LONGEST_RANK_LINE = 300
+# A word in this many lines of a block that match no rule is paused, twice as
+# many bytes each time, up to a limit.
 _MOST_IDLE = 4_000
 _PAUSE, _LONGEST_PAUSE = 1 << 20, 1 << 25
-# The end of a file tells how it ended, so that nothing is left out there.
-_END = 1 << 20
-# So much is searched for words in one go.
-_PIECE = 1 << 19
+# No words are paused at the end of a file, which shows how the job ended.
+_FULLY_READ_END = 1 << 20
+# Bytes that are searched for words at once.
+_PIECE_BYTES = 1 << 19
 
 
 @attrs.frozen(kw_only=True)
 class Event:
     """
-    A line that fits a rule, or a traceback.
+    A line or a traceback that matches a rule.
 
     Attributes:
         rule: The rule.
 
         line: The line.
 
-        number: Its number in the part, from 1.
+        number: The line number in the part, from 1.
 
-        offset: Where it begins in the file.
+        offset: The byte offset of the line in the file.
 
-        groups: What the pattern of the rule found.
+        groups: The named groups that the pattern of the rule matched.
 
-        time: When it was printed, if that is told.
+        time: The time of the line, in seconds since the epoch.
 
         trace: The traceback, if it is one.
 
-        taken: Where the lines of the traceback begin in the file.
+        traceback_offsets: The byte offsets of the lines of the traceback.
 
-        is_last: Whether no more such lines of this part are looked at.
+        is_last: Whether no more events of this kind are reported for this
+            part.
     """
 
     rule: LogRule
@@ -432,35 +447,31 @@ class Event:
     groups: Mapping[str, str] = attrs.field(factory=dict)
     time: float | None = None
     trace: Trace | None = None
-    taken: tuple[int, ...] = ()
+    traceback_offsets: tuple[int, ...] = ()
     is_last: bool = False
 
 
 def read_part(
-    part: Part,
-    plan: Plan,
-    tell: Callable[[int, int], None],
+    part: FilePart,
+    rule_set: RuleSet,
+    on_progress: Callable[[int, int], None],
     paused: set[bytes] | None = None,
 ) -> Iterator[Event]:
     """
-    Look at part of a file.
+    Search part of a file for events.
 
-    What would say the same thousands of times is not looked at, so that a
-    flood of lines does not take much longer than other lines.
+    Lines of rules that have matched thousands of times are skipped, so that a
+    flood of them takes hardly longer than other lines.
 
     Args:
-        part: Which.
+        on_progress: Called with how many bytes more were read, and how many
+            lines end in them.
 
-        plan: What to look for.
-
-        tell: Is told how many bytes more were looked at, and how many lines
-            end there.
-
-        paused: Gets the words that stood in so many lines that fit no rule
-            that not all of these lines were looked at.
+        paused: Receives the words that were paused: so many lines hold them
+            and match no rule that some of these lines were skipped.
 
     Yields:
-        What was found, in the order of the file.
+        The events, in the order of the file.
 
     Raises:
         OSError: It cannot be read.
@@ -469,83 +480,88 @@ def read_part(
 
         EOFError: It is packed, and ends too early.
     """
-    state = _State(end=part.size - _END)
+    state = _PartState(end=part.size - _FULLY_READ_END)
     number = 0
     for block in read_blocks(part):
         counted, known = block.own, number
         if block.own and block.offset + block.own == part.start:
-            state.taken.update(_begun_before(block, plan))
-        for place, words in _places(block, plan, state):
-            event = _event(place, words, plan, state.seen)
+            state.traceback_offsets.update(
+                _tracebacks_begun_before(block, rule_set)
+            )
+        for position, words in _candidate_lines(block, rule_set, state):
+            event = _match_line(position, words, rule_set, state.match_counts)
             if event is None:
-                state.skip(words, place)
+                state.count_idle(words, position)
                 continue
-            state.heed(words)
-            number += count_lines(block, counted, place.start)
-            counted = place.start
-            is_last = state.note(event, plan)
+            state.reset_idle(words)
+            number += count_lines(block, counted, position.start)
+            counted = position.start
+            is_last = state.count_match(event, rule_set)
             yield attrs.evolve(event, number=number + 1, is_last=is_last)
         number += count_lines(block, counted, block.end)
-        tell(block.end - block.own, number - known)
-        state.forget(block.offset + block.end)
+        on_progress(block.end - block.own, number - known)
+        state.end_block(block.offset + block.end)
     if paused is not None:
         paused.update(state.pauses)
 
 
 @attrs.define(kw_only=True)
-class _State:
+class _PartState:
     """
-    What is known of a part while it is read.
+    The state of the search in one part.
 
     Attributes:
-        end: Where in the file nothing is left out any more.
+        end: The offset in the file from which nothing is skipped.
 
-        seen: How often rules fitted, by name; tracebacks by their header.
+        match_counts: The number of matches by rule; tracebacks by their
+            header.
 
-        dropped: Words of rules that fitted often enough.
+        dropped: Words of rules that have matched often enough.
 
-        idle: In how many lines of a block that told nothing new a word was.
+        idle: The number of lines of this block without a match, by word.
 
-        paused: Words that are not looked for, with up to where in the file.
+        paused: Paused words, each with the offset in the file where that ends.
 
-        pauses: How often that was so.
+        pauses: The number of pauses, by word.
 
-        taken: Where lines of tracebacks begin in the file.
+        traceback_offsets: The offsets of lines of tracebacks in the file.
     """
 
     end: int
-    seen: Counter[str] = attrs.field(factory=Counter)
+    match_counts: Counter[str] = attrs.field(factory=Counter)
     dropped: frozenset[bytes] = frozenset()
     idle: Counter[bytes] = attrs.field(factory=Counter)
     paused: dict[bytes, int] = attrs.field(factory=dict)
     pauses: Counter[bytes] = attrs.field(factory=Counter)
-    taken: set[int] = attrs.field(factory=set)
+    traceback_offsets: set[int] = attrs.field(factory=set)
 
-    def note(self, event: Event, plan: Plan) -> bool:
+    def count_match(self, event: Event, rule_set: RuleSet) -> bool:
         """
-        Count an event; say whether it is the last of its kind.
+        Count an event; return whether it is the last of its kind.
         """
-        kind = HEADER if event.trace else event.rule.name
-        self.seen[kind] += 1
-        self.taken.update(event.taken)
-        is_last = self.seen[kind] >= MOST_ALIKE
+        kind = TRACEBACK_HEADER if event.trace else event.rule.name
+        self.match_counts[kind] += 1
+        self.traceback_offsets.update(event.traceback_offsets)
+        is_last = self.match_counts[kind] >= MOST_PER_RULE
         if is_last:
-            self.dropped |= words_of(plan, self.seen)
+            self.dropped |= exhausted_words(rule_set, self.match_counts)
         return is_last
 
-    def heed(self, words: AbstractSet[bytes]) -> None:
+    def reset_idle(self, words: AbstractSet[bytes]) -> None:
         """
-        Count a line that told something as one that makes up for others.
+        Reset the idle counts of the words of a line that matched.
         """
         for word in words & self.idle.keys():
             del self.idle[word]
 
-    def skip(self, words: AbstractSet[bytes], place: Place) -> None:
+    def count_idle(
+        self, words: AbstractSet[bytes], position: LinePosition
+    ) -> None:
         """
-        Count a line that told nothing new.
+        Count a line without a match, and pause its words if there are many.
         """
         self.idle.update(words)
-        offset = place.block.offset + place.start
+        offset = position.block.offset + position.start
         if offset >= self.end:
             return
         for word in words:
@@ -554,136 +570,155 @@ class _State:
                 self.paused[word] = min(offset + longest, self.end)
                 self.pauses[word] += 1
 
-    def unwanted(self, offset: int) -> frozenset[bytes]:
+    def skipped_words(self, offset: int) -> frozenset[bytes]:
         """
-        Which words are not looked for at a place in the file?
+        Return the words that are skipped at an offset in the file.
         """
         over = [w for w, stop in self.paused.items() if stop <= offset]
         for word in over:
             del self.paused[word], self.idle[word]
         return self.dropped | frozenset(self.paused)
 
-    def forget(self, offset: int) -> None:
+    def end_block(self, offset: int) -> None:
         """
-        Keep what matters behind a place in the file.
+        Drop what matters only before an offset in the file.
         """
-        self.taken = {x for x in self.taken if x >= offset}
+        self.traceback_offsets = {
+            x for x in self.traceback_offsets if x >= offset
+        }
         self.idle.clear()
 
 
-def _places(
-    block: Block, plan: Plan, state: _State
-) -> Iterator[tuple[Place, frozenset[bytes]]]:
+def _candidate_lines(
+    block: Block, rule_set: RuleSet, state: _PartState
+) -> Iterator[tuple[LinePosition, frozenset[bytes]]]:
     """
-    The lines of a block that may tell of something new.
+    Yield the lines of a block with words that are not skipped.
     """
     for begin, end in _pieces(block):
-        unwanted = state.unwanted(block.offset + begin)
-        index = without(plan, unwanted) if unwanted else plan.index
+        skipped_words = state.skipped_words(block.offset + begin)
+        index = (
+            index_without(rule_set, skipped_words)
+            if skipped_words
+            else rule_set.index
+        )
         found = find_words(index, block.array[begin : end + PADDING])
-        # What the padding reaches into is the next piece's.
-        moved = [(at + begin, w) for at, w in found if at + begin < end]
-        for place, words in lines_with_words(block, moved):
-            is_own = block.own <= place.start < block.end
-            if not is_own or block.offset + place.start in state.taken:
+        # Hits in the padding belong to the next piece.
+        hits = [(at + begin, w) for at, w in found if at + begin < end]
+        for position, words in lines_with_words(block, hits):
+            is_own = block.own <= position.start < block.end
+            if (
+                not is_own
+                or block.offset + position.start in state.traceback_offsets
+            ):
                 continue
             if words <= state.paused.keys():
                 continue
-            if place.has_any(state.dropped):
-                state.skip(words - state.dropped, place)
+            if position.has_any(state.dropped):
+                state.count_idle(words - state.dropped, position)
             else:
-                yield place, words
+                yield position, words
 
 
 def _pieces(block: Block) -> Iterator[tuple[int, int]]:
     """
-    The lines that begin among the block's own bytes, many at a time.
+    Yield the bounds of pieces of a block that end at line ends.
 
-    What is learned in one piece need not be looked for in the next.
+    Words that one piece exhausts are skipped in the next.
     """
-    begin, stop = block.own, min(block.end + BEHIND, block.size)
+    begin, stop = block.own, min(block.end + BYTES_BEFORE, block.size)
     while begin < stop:
-        end = block.data.find(b"\n", min(begin + _PIECE, stop), stop) + 1
+        end = block.data.find(b"\n", min(begin + _PIECE_BYTES, stop), stop) + 1
         yield begin, end or stop
         begin = end or stop
 
 
-def _begun_before(block: Block, plan: Plan) -> Iterator[int]:
+def _tracebacks_begun_before(block: Block, rule_set: RuleSet) -> Iterator[int]:
     """
-    Where the lines are of tracebacks that begin before the part.
+    Yield the offsets of lines of tracebacks that begin before the part.
     """
-    stop = min(block.own + BEHIND, block.size) + PADDING
-    found = find_words(plan.index, block.array[:stop])
-    for place, words in lines_with_words(block, found):
+    stop = min(block.own + BYTES_BEFORE, block.size) + PADDING
+    found = find_words(rule_set.index, block.array[:stop])
+    for position, words in lines_with_words(block, found):
         event = None
-        if HEADER_WORD in words and place.start < block.own:
-            event = _traced(place, place.parse(), plan, Counter())
+        if TRACEBACK_WORD in words and position.start < block.own:
+            event = _match_traceback_line(
+                position, position.parse(), rule_set, Counter()
+            )
         if event is not None:
-            yield from event.taken
+            yield from event.traceback_offsets
 
 
-def _event(
-    place: Place,
+def _match_line(
+    position: LinePosition,
     words: AbstractSet[bytes],
-    plan: Plan,
-    seen: Mapping[str, int],
+    rule_set: RuleSet,
+    match_counts: Mapping[str, int],
 ) -> Event | None:
     """
-    What a line tells of, if of anything.
+    Return the event of a line, if a rule matches.
     """
-    line = place.parse()
-    if HEADER_WORD in words:
-        event = _traced(place, line, plan, seen)
+    line = position.parse()
+    if TRACEBACK_WORD in words:
+        event = _match_traceback_line(position, line, rule_set, match_counts)
         if event is not None:
             return event
 
-    numbers = {n for word in words for n in plan.by_word.get(word, ())}
+    numbers = {n for word in words for n in rule_set.by_word.get(word, ())}
     for number in sorted(numbers):
-        rule = plan.rules[number]
+        rule = rule_set.rules[number]
         groups = rule.match(line.text)
         if groups is None:
             continue
-        is_exact = seen[rule.name] < _MOST_EXACT
-        if rule.before and is_exact and "rank" not in groups:
-            groups = {**groups, **_rank_before(place, rule.before)}
+        is_detailed = match_counts[rule.name] < _MOST_WITH_CONTEXT
+        if rule.before and is_detailed and "rank" not in groups:
+            groups = {**groups, **_rank_in_lines_before(position, rule.before)}
         return Event(
             rule=rule,
             line=line,
-            offset=place.block.offset + place.start,
+            offset=position.block.offset + position.start,
             groups=groups,
-            time=place.time(line, is_exact=is_exact),
+            time=position.time(line, is_detailed=is_detailed),
         )
     return None
 
 
-def _traced(
-    place: Place, line: LogLine, plan: Plan, seen: Mapping[str, int]
+def _match_traceback_line(
+    position: LinePosition,
+    line: LogLine,
+    rule_set: RuleSet,
+    match_counts: Mapping[str, int],
 ) -> Event | None:
     starts: list[int] = []
 
     def lines() -> Iterator[LogLine]:
-        for start, row in place.following():
-            starts.append(place.block.offset + start)
+        for start, row in position.following_lines():
+            starts.append(position.block.offset + start)
             yield row
 
-    before = next((x.text for x in place.before()), "")
+    before = next((x.text for x in position.lines_before()), "")
     trace = read_trace(lines(), before)
     if trace is None:
         return None
 
     return Event(
-        rule=classify(trace, plan),
+        rule=match_traceback(trace, rule_set),
         line=line,
-        offset=place.block.offset + place.start,
-        time=place.time(line, is_exact=seen[HEADER] < _MOST_EXACT),
+        offset=position.block.offset + position.start,
+        time=position.time(
+            line,
+            is_detailed=match_counts[TRACEBACK_HEADER] < _MOST_WITH_CONTEXT,
+        ),
         trace=trace,
-        taken=tuple(starts[n] for n in trace.lines),
+        traceback_offsets=tuple(starts[n] for n in trace.lines),
     )
 
 
-def _rank_before(place: Place, pattern: re.Pattern[str]) -> Mapping[str, str]:
-    for row in place.before()[:_ROWS_BEFORE]:
-        found = pattern.search(row.text[:_LONGEST_BEFORE])
+def _rank_in_lines_before(
+    position: LinePosition, pattern: re.Pattern[str]
+) -> Mapping[str, str]:
+    for row in position.lines_before()[:_MOST_RANK_LINES]:
+        found = pattern.search(row.text[:_LONGEST_RANK_LINE])
         if found:
             return {"rank": found["rank"]}
     return {}

@@ -1,9 +1,9 @@
 """
-Which lines of a log tell that something went wrong?
+Load the rules for log lines and match them, except where text quotes errors.
 
 The rules are data, in ``rules.toml`` beside this file; users can add files of
-their own.  Of the rules that fit a line the first wins, so the particular
-comes before the general; but what is harmless wins over all.
+their own.  The first rule that matches a line wins, so specific rules come
+before general ones; rules of harmless lines win over all.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import attrs
 from .._rules import check_pattern, read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence
-from .lines import SHORTEST, Index, build_index
-from .tracebacks import HEADER, Trace
+from .lines import SHORTEST_WORD, WordIndex, build_index
+from .tracebacks import TRACEBACK_HEADER, Trace
 
 
-_BEFORE, _BEHIND = 400, 120
+_CHARS_BEFORE, _CHARS_AFTER = 400, 120
 
-# Who says it: a text that a model reads or writes.
-_SPEAKER = re.compile(
+# Labels of text that a model reads or writes.
+_ROLE_LABEL = re.compile(
     r"(?:^|[\s\[\"'{<(|#*])(?:prompt|response|question|answer|completion"
     r"|generated(?:[ _]text)?|generation[ _]text|user|human|assistant|instruction|query"
     r"|(?:input|output|sample|raw|decoded)[ _]text|text|content|reference"
@@ -37,20 +37,20 @@ _SPEAKER = re.compile(
     r"(?:[\"'*]{0,3}\s?:|\]|\|?>)|^\s{0,8}[QA]:",
     re.IGNORECASE,
 )
-# Structured logs have messages under such keys, too.
+# Structured logs use some of these labels as keys.
 _STRUCTURED = re.compile(r'"(?:level|levelname|severity|record|lvl)"\s?:')
 _QUESTION = re.compile(
     r"\b(?:why|what|how|when|explain)\b(?!\()[^?]{0,300}\?", re.IGNORECASE
 )
-_TELLING = re.compile(
+_CONVERSATION = re.compile(
     r"\bI(?:'m|'ve| am| have)? (?:get|got|see|saw|getting|receive|hit|had|ran"
     r"|keep)\b|\b[Mm]y (?:program|code|script|model|training|job|GPU|app)\b"
     r"|\b(?:[Ee]xplain|[Tt]roubleshoot|[Hh]ow to (?:fix|solve|avoid|debug))\b"
     r"|\b(?:usually|often|typically|generally) (?:means?|indicates?)\b"
     r"|\b(?:says?|said|prints?) [\"'“]$"
 )
-# What was, is, or shall be done about such an error.
-_ABOUT = re.compile(
+# Text about handling such an error.
+_ERROR_HANDLING = re.compile(
     r"\b(?:fix(?:e[sd]|ing)?|handl(?:es?|ed|ing)|catch(?:es|ing)?"
     r"|avoid(?:s|ing)?|prevent(?:s|ing)?|rais(?:es?|ing)|(?:retry|retries"
     r"|retrying|skip|stop|abort) on|do(?:es)? not (?:die|crash|fail)"
@@ -59,63 +59,67 @@ _ABOUT = re.compile(
     r"[^.:;()\[\]]{0,40}$",
     re.IGNORECASE,
 )
-_TYPES = re.compile(r"(?:\b[A-Za-z_][\w.]{0,100}(?:Error|Exception):? ?)$")
-_EXPLAINED = re.compile(
+_EXCEPTION_TYPE = re.compile(
+    r"(?:\b[A-Za-z_][\w.]{0,100}(?:Error|Exception):? ?)$"
+)
+_EXPLANATION = re.compile(
     r"(?:[^\s.:]{0,12}|\([^)\n]{0,30}\))[\"'`”]{0,2} (?:errors? )?(?:(?:can|could|may|might"
     r"|should) (?:also |often |usually |sometimes )?(?:be|happen|occur|mean"
     r"|appear|come)\b|(?:usually |often |typically |also )?means? |indicates? |(?:occurs|happens) (?:when|if|be)"
     r"|is (?:usually|often|typically|caused by|raised (?:when|if)|an? ))",
     re.IGNORECASE,
 )
-# Lines of programs, as tracebacks and lists of changes show them.
-_CODE = re.compile(
+# Source code, as in tracebacks and diffs.
+_SOURCE_CODE = re.compile(
     r"\braise [A-Za-z_][\w.]{0,80}\(|\b(?:log(?:ger|ging)?|warnings?|console)"
     r"\.\w{1,20}\([rf]?[\"']|\bprint\([rf]?[\"']"
 )
-# Traced by a shell; a row of a help text; a heading.
-_COMMAND = re.compile(
+# A shell trace, a row of a help text, or a heading.
+_COMMAND_LINE = re.compile(
     r"#{2,6} [A-Z]|\+{1,6} [\w./'\"\[{(:]|\s{0,20}--?[A-Za-z][\w-]{0,60}(?:[ ,=\[]|$)"
 )
 
 
 def is_quoted(text: str, start: int, end: int) -> bool:
     """
-    Whether the words of an error are part of a text about errors.
+    Return whether an error message is only quoted, as in a prompt.
 
     Args:
         text: The line, without prefixes of launchers.
 
-        start: Where the words begin.
+        start: Where the message begins.
 
-        end: Where they end.
+        end: Where it ends.
     """
-    lead = text[max(start - _BEFORE, 0) : start]
-    rest = text[end : end + _BEHIND]
-    if _COMMAND.match(text) or _EXPLAINED.match(rest):
+    lead = text[max(start - _CHARS_BEFORE, 0) : start]
+    rest = text[end : end + _CHARS_AFTER]
+    if _COMMAND_LINE.match(text) or _EXPLANATION.match(rest):
         return True
 
-    is_spoken = _SPEAKER.search(lead) and not _STRUCTURED.search(text)
-    is_marked = lead.count("`") % 2 == 1 and "`" in rest
-    is_code = is_marked or _CODE.search(lead)
-    if is_spoken or is_code or _TELLING.search(lead):
+    has_role_label = _ROLE_LABEL.search(lead) and not _STRUCTURED.search(text)
+    is_in_backticks = lead.count("`") % 2 == 1 and "`" in rest
+    is_code = is_in_backticks or _SOURCE_CODE.search(lead)
+    if has_role_label or is_code or _CONVERSATION.search(lead):
         return True
 
-    asked = _QUESTION.search(lead + text[start:end] + rest)
-    is_asked = asked is not None and asked.start() < len(lead)
-    return is_asked or bool(_ABOUT.search(_TYPES.sub("", lead)))
+    question = _QUESTION.search(lead + text[start:end] + rest)
+    is_question = question is not None and question.start() < len(lead)
+    return is_question or bool(
+        _ERROR_HANDLING.search(_EXCEPTION_TYPE.sub("", lead))
+    )
 
 
 LEAST_PRIORITY = 5
 
 _MOST_WORDS = 40
 _LONGEST_WORD = 100
-# How much before and behind a word is looked at by rules of the user.
-_AROUND = 150
-_TEXTS = ("name", "cause", "says", "remedy", "confidence")
-_PATTERNS = ("pattern", "unless", "before")
+# Rules of users search this many characters around a word.
+_USER_RULE_REACH = 150
+_TEXT_KEYS = ("name", "cause", "says", "remedy", "confidence")
+_PATTERN_KEYS = ("pattern", "unless", "before")
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
+def _compile(text: str | None) -> re.Pattern[str] | None:
     if text is None:
         return None
 
@@ -126,7 +130,7 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         raise ValueError(msg) from None
 
 
-def _words(texts: Iterable[str]) -> tuple[str, ...]:
+def _lower_words(texts: Iterable[str]) -> tuple[str, ...]:
     if isinstance(texts, str):
         msg = "words is a list"
         raise TypeError(msg)
@@ -137,55 +141,56 @@ def _words(texts: Iterable[str]) -> tuple[str, ...]:
 @attrs.frozen(kw_only=True)
 class LogRule:
     """
-    If a line looks like this, then that went wrong.
+    A rule that assigns a cause to log lines.
 
     Attributes:
-        name: What the rule is called.
+        name: The name of the rule.
 
-        words: One of them has to occur, in whatever case; each has 5 to 100
-            characters of ASCII.  Lines without any are never looked at, which
-            makes it fast.
+        words: At least one of them must occur, in any case; each has 5 to 100
+            characters of ASCII.  Lines without any are skipped, which makes
+            the scan fast.
 
-        pattern: Is searched for in the line, without colors and prefixes of
-            launchers.  Its groups may be named ``rank``, ``local_rank``, and
-            ``key``, which tells apart what is to be counted apart.  ``None``
-            if a word is enough.
+        pattern: Searched for in the line, without colors and prefixes of
+            launchers.  Groups may be named ``rank``, ``local_rank``, and
+            ``key``; lines with different keys are counted apart.  ``None`` if
+            a word is enough.
 
-        unless: Is searched for in the same text, and must not be there.
+        unless: Searched for in the same text; the rule does not match if
+            found.
 
         before: A pattern whose group ``rank`` is searched for in the lines
             before.
 
-        cause: What is wrong.
+        cause: The cause of the finding.
 
         says: What happened, as a sentence without its end.
 
-        priority: From 1, what brings a job down, over 2, an error that may
-            have a deeper reason, 3, a death or a delay without a reason, and
-            4, what follows when another process is gone, to 5, what may mean
-            nothing.
+        priority: Severity: 1 = ends a job, 2 = error that may have a deeper
+            reason, 3 = death or delay without a reason, 4 = consequence of
+            another process being gone, 5 = may mean nothing.
 
-        confidence: How sure this is.
+        confidence: How sure the finding is.
 
         remedy: What to do about it.
 
         is_harmless: Whether such lines only look bad.
 
-        is_ours: Whether it was measured with lines of any length, and is not
-            meant for text that only quotes an error.  Rules of others look
-            at 300 characters around the word, so that they end in time.
+        is_built_in: Whether the rule is shipped: its patterns were measured on
+            lines of any length, and it skips text that only quotes an error.
+            Rules of users search 300 characters around the word, so that they
+            end in time.
     """
 
     name: str
-    words: tuple[str, ...] = attrs.field(converter=_words)
+    words: tuple[str, ...] = attrs.field(converter=_lower_words)
     pattern: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile, default=None
     )
     unless: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile, default=None
     )
     before: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile, default=None
     )
     cause: Cause = attrs.field(converter=Cause, default=Cause.UNKNOWN)
     says: str = ""
@@ -193,14 +198,16 @@ class LogRule:
     confidence: Confidence = "likely"
     remedy: str = ""
     is_harmless: bool = False
-    is_ours: bool = False
+    is_built_in: bool = False
 
     def __attrs_post_init__(self) -> None:
         if not 0 < len(self.words) <= _MOST_WORDS:
             msg = f"give 1 to {_MOST_WORDS} words"
             raise ValueError(msg)
         for word in self.words:
-            if not (SHORTEST <= len(word) <= _LONGEST_WORD and word.isascii()):
+            if not (
+                SHORTEST_WORD <= len(word) <= _LONGEST_WORD and word.isascii()
+            ):
                 msg = f"not 5 to 100 characters of ASCII: {word!r:.60}"
                 raise ValueError(msg)
         if not (self.is_harmless or self.says):
@@ -215,12 +222,12 @@ class LogRule:
 
     def match(self, text: str) -> Mapping[str, str] | None:
         """
-        What the groups of the pattern are in a line, if the rule fits it.
+        Match the rule against a line in which one of its words occurs.
 
-        Args:
-            text: A line in which one of the words occurs.
+        Returns:
+            The named groups of the pattern that matched, or ``None``.
         """
-        area = (0, len(text)) if self.is_ours else self._around(text)
+        area = (0, len(text)) if self.is_built_in else self._search_area(text)
         if self.unless and self.unless.search(text, *area):
             return None
 
@@ -228,26 +235,28 @@ class LogRule:
         if self.pattern and found is None:
             return None
 
-        may_quote = self.is_ours and not self.is_harmless
-        if may_quote and is_quoted(text, *self._word(text)):
+        may_quote = self.is_built_in and not self.is_harmless
+        if may_quote and is_quoted(text, *self._word_span(text)):
             return None
 
         groups = found.groupdict() if found else {}
         return {name: value for name, value in groups.items() if value}
 
-    def _around(self, text: str) -> tuple[int, int]:
+    def _search_area(self, text: str) -> tuple[int, int]:
         """
-        Where a pattern may look that was not measured.
+        Return the span that a pattern of a user may search.
         """
-        start, _ = self._word(text)
-        return max(start - _AROUND, 0), min(start + _AROUND, len(text))
+        start, _ = self._word_span(text)
+        return max(start - _USER_RULE_REACH, 0), min(
+            start + _USER_RULE_REACH, len(text)
+        )
 
-    def _word(self, text: str) -> tuple[int, int]:
+    def _word_span(self, text: str) -> tuple[int, int]:
         """
-        Where the first of the words stands.
+        Return the span of the first of the words.
         """
-        small = text.lower()
-        places = ((small.find(word), len(word)) for word in self.words)
+        lowered = text.lower()
+        places = ((lowered.find(word), len(word)) for word in self.words)
         start, size = min(
             ((at, size) for at, size in places if at >= 0), default=(0, 0)
         )
@@ -256,48 +265,42 @@ class LogRule:
 
 def load_rules(path: str | os.PathLike[str]) -> tuple[LogRule, ...]:
     """
-    Read a file of rules.
+    Load a file of rules.
 
     Args:
         path: A file in TOML, with tables ``[[rule]]`` whose keys are the
             attributes of :class:`LogRule`.
 
-    Returns:
-        Its rules.
-
     Raises:
         RulesError: It cannot be read, or is not made of rules.
     """
-    return _load(path, is_ours=False)
+    return _load(path, is_built_in=False)
 
 
 def read_rules(
     paths: Iterable[str | os.PathLike[str]] = (),
 ) -> tuple[LogRule, ...]:
     """
-    Gather the rules of these files and our own.
+    Load the rules of users and the built-in ones, in the order of matching.
 
     Args:
         paths: Files of the user, whose rules are tried first.
 
-    Returns:
-        All rules, in the order in which they are tried.
-
     Raises:
         RulesError: One of the files cannot be used.
     """
-    books = [*map(load_rules, paths), _own_rules()]
-    rules = [rule for book in books for rule in book]
+    rule_lists = [*map(load_rules, paths), _built_in_rules()]
+    rules = [rule for rule_list in rule_lists for rule in rule_list]
     return tuple(sorted(rules, key=lambda rule: not rule.is_harmless))
 
 
 @cache
-def _own_rules() -> tuple[LogRule, ...]:
-    return _load(Path(__file__).with_name("rules.toml"), is_ours=True)
+def _built_in_rules() -> tuple[LogRule, ...]:
+    return _load(Path(__file__).with_name("rules.toml"), is_built_in=True)
 
 
 def _load(
-    path: str | os.PathLike[str], *, is_ours: bool
+    path: str | os.PathLike[str], *, is_built_in: bool
 ) -> tuple[LogRule, ...]:
     name = os.fspath(path)
     try:
@@ -308,24 +311,28 @@ def _load(
     if unknown := set(table) - {"rule"}:
         msg = f"no such table: {min(unknown)!r:.60}"
         raise RulesError(msg, name)
-    return tuple(_items(table.get("rule", []), name, is_ours=is_ours))
+    return tuple(
+        _parse_rules(table.get("rule", []), name, is_built_in=is_built_in)
+    )
 
 
-def _items(tables: Any, name: str, *, is_ours: bool) -> Iterator[LogRule]:
+def _parse_rules(
+    tables: Any, name: str, *, is_built_in: bool
+) -> Iterator[LogRule]:
     if not isinstance(tables, list):
         msg = "write [[rule]], not [rule]"
         raise RulesError(msg, name)
 
     for number, table in enumerate(tables, start=1):
         try:
-            rule = _checked(table, is_ours=is_ours)
-            yield LogRule(**rule, is_ours=is_ours)
+            rule = _check_table(table, is_built_in=is_built_in)
+            yield LogRule(**rule, is_built_in=is_built_in)
         except (TypeError, ValueError, RecursionError) as exc:
             msg = f"rule {number}: {exc}"
             raise RulesError(msg, name) from None
 
 
-def _checked(table: Any, *, is_ours: bool) -> Mapping[str, Any]:
+def _check_table(table: Any, *, is_built_in: bool) -> Mapping[str, Any]:
     if not isinstance(table, Mapping):
         msg = f"not a table: {table!r:.60}"
         raise TypeError(msg)
@@ -335,11 +342,11 @@ def _checked(table: Any, *, is_ours: bool) -> Mapping[str, Any]:
         if key not in known:
             msg = f"no such key: {key!r:.60}"
             raise ValueError(msg)
-        if not _fits(key, value):
+        if not _has_type(key, value):
             msg = f"{key} has the wrong type: {value!r:.60}"
             raise TypeError(msg)
-        # Ours were measured, and have more choices than we can count.
-        if key in _PATTERNS and not is_ours:
+        # Built-in patterns were measured, and are too large for the check.
+        if key in _PATTERN_KEYS and not is_built_in:
             check_pattern(value)
     if table.get("confidence", "likely") not in get_args(Confidence):
         msg = f"confidence is {' or '.join(get_args(Confidence))}"
@@ -348,134 +355,128 @@ def _checked(table: Any, *, is_ours: bool) -> Mapping[str, Any]:
     return table
 
 
-def _fits(key: str, value: Any) -> bool:
+def _has_type(key: str, value: Any) -> bool:
     if key == "words":
         return isinstance(value, list) and all(
             isinstance(word, str) for word in value
         )
-    if key in {*_TEXTS, *_PATTERNS}:
+    if key in {*_TEXT_KEYS, *_PATTERN_KEYS}:
         return isinstance(value, str)
     return type(value) is (bool if key == "is_harmless" else int)
 
 
-# So many lines that a rule fits are looked at in each part of a file.
-MOST_ALIKE = 2_000
-HEADER_WORD = HEADER.lower().encode()
+# At most this many lines of a rule are reported per part of a file.
+MOST_PER_RULE = 2_000
+TRACEBACK_WORD = TRACEBACK_HEADER.lower().encode()
 
 EXCEPTION = LogRule(
     name="Python exception",
-    words=(HEADER,),
+    words=(TRACEBACK_HEADER,),
     cause=Cause.RANK_CRASHED,
     says="an exception was raised",
     remedy="look at the traceback",
 )
-_IGNORED = LogRule(
-    name="exception that Python ignored", words=(HEADER,), is_harmless=True
+_IGNORED_EXCEPTION = LogRule(
+    name="exception that Python ignored",
+    words=(TRACEBACK_HEADER,),
+    is_harmless=True,
 )
-_SOFT = attrs.evolve(EXCEPTION, priority=LEAST_PRIORITY, confidence="possible")
+_LOGGED_WARNING = attrs.evolve(
+    EXCEPTION, priority=LEAST_PRIORITY, confidence="possible"
+)
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Plan:
+class RuleSet:
     """
-    What is looked for.
+    Rules, prepared for searching.
 
     Attributes:
-        rules: In the order in which they are tried.
+        rules: The rules, in the order in which they are tried.
 
-        by_word: The numbers of rules, by word.
+        by_word: The indices of the rules, by word.
 
-        index: The words.
+        index: The index of the words.
     """
 
     rules: tuple[LogRule, ...]
     by_word: Mapping[bytes, tuple[int, ...]]
-    index: Index
+    index: WordIndex
 
 
 @lru_cache(maxsize=4)
-def make_plan(rules: tuple[LogRule, ...]) -> Plan:
+def make_rule_set(rules: tuple[LogRule, ...]) -> RuleSet:
     """
-    Prepare to look for what rules ask for.
+    Prepare rules for searching.
 
     Args:
-        rules: In the order in which they are tried.
+        rules: The rules, in the order in which they are tried.
     """
     by_word: dict[bytes, list[int]] = {}
     for number, rule in enumerate(rules):
         for word in rule.words:
             by_word.setdefault(word.encode(), []).append(number)
-    return Plan(
+    return RuleSet(
         rules=rules,
         by_word={word: tuple(numbers) for word, numbers in by_word.items()},
-        index=build_index({*by_word, HEADER_WORD}),
+        index=build_index({*by_word, TRACEBACK_WORD}),
     )
 
 
-def words_of(plan: Plan, seen: Mapping[str, int]) -> frozenset[bytes]:
+def exhausted_words(
+    rule_set: RuleSet, seen: Mapping[str, int]
+) -> frozenset[bytes]:
     """
-    Which words lead to nothing but rules that fitted often enough?
+    Return the words of which all rules have matched often enough.
 
     Args:
-        plan: The rules.
-
-        seen: How often each fitted, by name; tracebacks by their header.
-
-    Returns:
-        The words.
+        seen: The number of matches by rule; tracebacks by their header.
     """
-    full = {name for name, count in seen.items() if count >= MOST_ALIKE}
+    exhausted = {
+        name for name, count in seen.items() if count >= MOST_PER_RULE
+    }
     words = {
         word
-        for word, numbers in plan.by_word.items()
-        if all(plan.rules[number].name in full for number in numbers)
+        for word, numbers in rule_set.by_word.items()
+        if all(rule_set.rules[number].name in exhausted for number in numbers)
     }
-    return frozenset(words | {HEADER_WORD} if HEADER in full else words)
+    return frozenset(
+        words | {TRACEBACK_WORD} if TRACEBACK_HEADER in exhausted else words
+    )
 
 
 @lru_cache(maxsize=32)
-def without(plan: Plan, dropped: frozenset[bytes]) -> Index:
+def index_without(rule_set: RuleSet, excluded: frozenset[bytes]) -> WordIndex:
     """
-    What finds all words of a plan but some?
-
-    Args:
-        plan: The rules.
-
-        dropped: The words that are not looked for.
+    Return an index of all words except *excluded*.
     """
-    return build_index(plan.index.words - dropped)
+    return build_index(rule_set.index.words - excluded)
 
 
-def classify(trace: Trace, plan: Plan) -> LogRule:
+def match_traceback(trace: Trace, rule_set: RuleSet) -> LogRule:
     """
-    Which rule fits what a traceback tells of?
-
-    Args:
-        trace: The traceback.
-
-        plan: The rules.
+    Return the most severe rule that matches an exception of a traceback.
 
     Returns:
-        Of those that fit one of its exceptions the one that matters most;
-        :data:`EXCEPTION` if none does.
+        The rule; :data:`EXCEPTION` if none matches.
     """
     if trace.is_ignored:
-        return _IGNORED
-    if trace.is_soft:
-        return _SOFT
+        return _IGNORED_EXCEPTION
+    if trace.is_warning:
+        return _LOGGED_WARNING
 
-    own = [e for e in trace.errors if not e.is_wrapper] or trace.errors
-    rules = [_fitting(str(error), plan) for error in own]
+    root_errors = [e for e in trace.errors if not e.is_wrapper] or trace.errors
+    rules = [_first_match(str(error), rule_set) for error in root_errors]
     known = [rule for rule in rules if rule is not None]
     return min(known, key=lambda rule: rule.priority, default=EXCEPTION)
 
 
-def _fitting(text: str, plan: Plan) -> LogRule | None:
-    small = text.lower()
+def _first_match(text: str, rule_set: RuleSet) -> LogRule | None:
+    lowered = text.lower()
     fitting = (
         rule
-        for rule in plan.rules
-        if any(word in small for word in rule.words)
+        for rule in rule_set.rules
+        if any(word in lowered for word in rule.words)
         and rule.match(text) is not None
     )
     return next(fitting, None)

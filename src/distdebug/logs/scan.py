@@ -1,5 +1,5 @@
 """
-What went wrong, as gigabytes of logs tell?
+Scan logs of any size for known errors, with threads and bounded memory.
 """
 
 from __future__ import annotations
@@ -18,48 +18,45 @@ from .._text import list_text
 from ..errors import LogError, NoLogsError
 from ..findings import Missing
 from .groups import (
-    Key,
-    Tally,
-    conclude,
-    gather,
-    groups_of,
-    harmless_of,
-    join_tallies,
+    EventGroup,
+    GroupKey,
+    build_groups,
+    count_harmless,
+    group_events,
+    make_finding,
+    merge_event_groups,
 )
-from .lines import BROKEN, walk_logs
+from .lines import READ_ERRORS, walk_logs
 from .model import LogGroup, ScanReport, TraceGroup
-from .part import Event, Part, is_packed, read_part
-from .rules import Plan, make_plan, read_rules
+from .part import Event, FilePart, is_packed, read_part
+from .rules import RuleSet, make_rule_set, read_rules
 
 
-_PART = 1 << 27
-# A packed file may hold nothing but blanks, for days.
+_PART_BYTES = 1 << 27
+# A packed file may unpack to blanks that take days to read.
 _MOST_UNPACKED = 1 << 34
 
 
 @attrs.frozen(kw_only=True)
-class Found:
+class LogFiles:
     """
-    Files to be read.
+    Log files to be read.
 
     Attributes:
-        sizes: How many bytes each has, by path.
+        sizes: The size of each in bytes, by path.
 
-        missing: What cannot be looked at, and why.
+        missing: What cannot be read, and why.
     """
 
     sizes: dict[str, int]
     missing: tuple[Missing, ...] = ()
 
 
-def find_files(
+def find_log_files(
     paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
-) -> Found:
+) -> LogFiles:
     """
-    Find the logs below some paths.
-
-    Args:
-        paths: Files and folders.
+    Find the logs below *paths*, with their sizes.
     """
     walk = walk_logs(paths)
     sizes, missing = {}, []
@@ -68,20 +65,18 @@ def find_files(
             sizes[str(path)] = Path(path).stat().st_size
         except OSError as exc:  # rotated away meanwhile
             missing.append(Missing.log(path, exc))
-    return Found(sizes=sizes, missing=(*walk.missing, *missing))
+    return LogFiles(sizes=sizes, missing=(*walk.missing, *missing))
 
 
-def find_parts(
-    found: Found, most_bytes: int | None
-) -> tuple[list[Part], list[Missing]]:
+def split_files(
+    found: LogFiles, most_bytes: int | None
+) -> tuple[list[FilePart], list[Missing]]:
     """
-    Divide files among threads.
+    Split files into parts for threads.
 
     Args:
-        found: The files.
-
-        most_bytes: How many bytes to read.  Where that is too little, small
-            files are read whole, and of large ones the end.
+        most_bytes: How many bytes to read in all.  Where that is too little,
+            small files are read whole, and of large ones the end.
 
     Returns:
         The parts, in the order of the files, and what is left out.
@@ -91,15 +86,17 @@ def find_parts(
     for (path, size), share in zip(found.sizes.items(), shares, strict=True):
         if is_packed(path):
             most = _MOST_UNPACKED if most_bytes is None else share
-            parts.append(Part(path=path, start=0, stop=most, size=most))
+            parts.append(FilePart(path=path, start=0, stop=most, size=most))
             continue
         begin = size - share
         if begin:
             reason = f"its first {begin:,} bytes were not read"
             missing.append(Missing.log(path, reason))
         parts += [
-            Part(path=path, start=x, stop=min(x + _PART, size), size=size)
-            for x in range(begin, size, _PART)
+            FilePart(
+                path=path, start=x, stop=min(x + _PART_BYTES, size), size=size
+            )
+            for x in range(begin, size, _PART_BYTES)
         ]
     return parts, missing
 
@@ -117,7 +114,7 @@ def _shares(sizes: Sequence[int], most: int | None) -> list[int]:
 
 
 _MOST_THREADS = 4
-_TELL_S = 0.2
+_PROGRESS_SECONDS = 0.2
 
 
 def scan_logs(
@@ -129,14 +126,14 @@ def scan_logs(
     threads: int | None = None,
 ) -> ScanReport:
     """
-    Find out what went wrong, as logs of any size tell.
+    Scan logs of any size for known errors.
 
     Files are read up to the size that they have in the beginning, by several
-    threads, in bounded memory; those that end in ``.gz``, ``.bz2``, or
-    ``.xz`` are unpacked.  A file that cannot be read is reported, and the
-    others are read.  Of a flood of lines that tell the same only some are
-    looked at, and the count is then a lower bound; of a flood that holds a
-    word that matters, and tells nothing, too, which ``missing`` says.
+    threads, in bounded memory; those that end in ``.gz``, ``.bz2``, or ``.xz``
+    are unpacked.  A file that cannot be read is reported, and the others are
+    read.  Of a flood of lines that match the same rule only some are read, and
+    the count is then a lower bound; of a flood of lines with a word of a rule
+    that match none, too, which ``missing`` reports.
 
     Args:
         paths: Files, and folders to be searched for logs.  Links out of a
@@ -145,8 +142,8 @@ def scan_logs(
         rules: Files of rules of your own, which are tried first; see
             :func:`~distdebug.logs.rules.load_rules`.
 
-        tell: Is called a few times per second with how many bytes were read
-            and how many there are.
+        tell: Called a few times per second with the number of bytes that were
+            read and the number of all bytes.
 
         most_bytes: How many bytes to read at most.  Where there are more, the
             ends of large files are read.
@@ -163,54 +160,57 @@ def scan_logs(
 
         RulesError: One of the files of rules cannot be used.
     """
-    _check(most_bytes=most_bytes, threads=threads)
-    plan = make_plan(read_rules(rules))
-    found = _found(paths)
-    parts, left_out = find_parts(found, most_bytes)
+    _check_positive(most_bytes=most_bytes, threads=threads)
+    rule_set = make_rule_set(read_rules(rules))
+    found = _find_logs(paths)
+    parts, skipped = split_files(found, most_bytes)
     total = sum(
         found.sizes[x.path] if is_packed(x.path) else x.stop - x.start
         for x in parts
     )
-    done = _read_all(
-        parts, plan, threads or _cores(), partial(_tell, tell, total)
+    results = _read_parts(
+        parts,
+        rule_set,
+        threads or _default_threads(),
+        partial(_report_progress, tell, total),
     )
-    tallies = join_tallies(_numbered(parts, done))
-    groups = groups_of(tallies)
-    broken = [m for result in done for m in result.missing]
+    event_groups = merge_event_groups(_with_lines_before(parts, results))
+    groups = build_groups(event_groups)
+    unreadable = [m for result in results for m in result.missing]
     return ScanReport(
-        findings=tuple(conclude(rule, group) for rule, group in groups),
+        findings=tuple(make_finding(rule, group) for rule, group in groups),
         groups=tuple(g for _, g in groups if isinstance(g, LogGroup)),
         tracebacks=tuple(g for _, g in groups if isinstance(g, TraceGroup)),
-        harmless=harmless_of(tallies),
-        missing=(*found.missing, *left_out, *broken),
+        harmless=count_harmless(event_groups),
+        missing=(*found.missing, *skipped, *unreadable),
         files=len({part.path for part in parts}),
-        bytes_read=sum(result.size for result in done),
+        bytes_read=sum(result.size for result in results),
     )
 
 
 @attrs.define(kw_only=True)
-class _Done:
+class _PartResult:
     """
-    What one part told, and how far it was read.
+    The events of one part, and how far it was read.
     """
 
-    tallies: Mapping[Key, Tally] = attrs.field(factory=dict)
+    event_groups: Mapping[GroupKey, EventGroup] = attrs.field(factory=dict)
     size: int = 0
     lines: int = 0
     missing: list[Missing] = attrs.field(factory=list)
 
 
-def _check(**numbers: int | None) -> None:
+def _check_positive(**numbers: int | None) -> None:
     for name, value in numbers.items():
         if value is not None and value < 1:
             msg = f"{name} is at least 1: {value}"
             raise LogError(msg)
 
 
-def _found(
+def _find_logs(
     paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
-) -> Found:
-    found = find_files(paths)
+) -> LogFiles:
+    found = find_log_files(paths)
     if not found.sizes:
         reasons = [f"{m.source}: {m.reason}" for m in found.missing]
         raise NoLogsError(
@@ -220,7 +220,7 @@ def _found(
     return found
 
 
-def _cores() -> int:
+def _default_threads() -> int:
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
@@ -228,63 +228,71 @@ def _cores() -> int:
     return min(count, _MOST_THREADS)
 
 
-def _tell(
-    tell: Callable[[int, int], None] | None, total: int, size: int
+def _report_progress(
+    on_progress: Callable[[int, int], None] | None, total: int, size: int
 ) -> None:
-    if tell is not None:
-        tell(min(size, total), total)
+    if on_progress is not None:
+        on_progress(min(size, total), total)
 
 
-def _read_all(
-    parts: list[Part], plan: Plan, threads: int, tell: Callable[[int], None]
-) -> list[_Done]:
+def _read_parts(
+    parts: list[FilePart],
+    rule_set: RuleSet,
+    threads: int,
+    on_progress: Callable[[int], None],
+) -> list[_PartResult]:
     stop = threading.Event()
-    done = [_Done() for _ in parts]
+    results = [_PartResult() for _ in parts]
     with ThreadPoolExecutor(threads, "distdebug-logs") as pool:
         try:
             waiting = {
-                pool.submit(_read, part, plan, result, stop)
-                for part, result in zip(parts, done, strict=True)
+                pool.submit(_read_one_part, part, rule_set, result, stop)
+                for part, result in zip(parts, results, strict=True)
             }
-        except RuntimeError:  # no more threads can be had
+        except RuntimeError:  # the limit of threads is reached
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
-            return [_read_here(part, plan) for part in parts]
+            return [_read_in_this_thread(part, rule_set) for part in parts]
 
         try:
             while waiting:
-                ended, waiting = wait(waiting, _TELL_S, FIRST_COMPLETED)
+                ended, waiting = wait(
+                    waiting, _PROGRESS_SECONDS, FIRST_COMPLETED
+                )
                 for future in ended:
                     future.result()
-                tell(sum(result.size for result in done))
-        except BaseException:  # such as Ctrl-C: the threads would go on
+                on_progress(sum(result.size for result in results))
+        except BaseException:  # as on Ctrl-C; else the threads go on
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return done
+    return results
 
 
-def _read_here(part: Part, plan: Plan) -> _Done:
-    result = _Done()
-    _read(part, plan, result, threading.Event())
+def _read_in_this_thread(part: FilePart, rule_set: RuleSet) -> _PartResult:
+    result = _PartResult()
+    _read_one_part(part, rule_set, result, threading.Event())
     return result
 
 
-def _read(
-    part: Part, plan: Plan, result: _Done, stop: threading.Event
+def _read_one_part(
+    part: FilePart,
+    rule_set: RuleSet,
+    result: _PartResult,
+    stop: threading.Event,
 ) -> None:
-    def tell(size: int, lines: int) -> None:
+    def count_read(size: int, lines: int) -> None:
         if stop.is_set():
             raise InterruptedError
         result.size += size
         result.lines += lines
 
-    paused: set[bytes] = set()
-    events = read_part(part, plan, tell, paused)
-    events = _while_readable(events, part, result)
-    result.tallies = gather(events, part.path)
-    if paused:
-        words = list_text(sorted(repr(x.decode()) for x in paused))
+    paused_words: set[bytes] = set()
+    events = read_part(part, rule_set, count_read, paused_words)
+    events = _until_unreadable(events, part, result)
+    result.event_groups = group_events(events, part.path)
+    if paused_words:
+        words = list_text(sorted(repr(x.decode()) for x in paused_words))
         reason = f"there are too many lines with {words} to look at each"
         result.missing.append(
             Missing(what="lines", reason=reason, source=part.path)
@@ -294,25 +302,25 @@ def _read(
         result.missing.append(Missing.log(part.path, reason))
 
 
-def _while_readable(
-    events: Iterator[Event], part: Part, result: _Done
+def _until_unreadable(
+    events: Iterator[Event], part: FilePart, result: _PartResult
 ) -> Iterator[Event]:
     try:
         yield from events
-    except BROKEN as exc:
+    except READ_ERRORS as exc:
         result.missing.append(Missing.log(part.path, exc))
 
 
-def _numbered(
-    parts: list[Part], done: list[_Done]
-) -> Iterator[tuple[int | None, Mapping[Key, Tally]]]:
+def _with_lines_before(
+    parts: list[FilePart], results: list[_PartResult]
+) -> Iterator[tuple[int | None, Mapping[GroupKey, EventGroup]]]:
     """
-    How many lines of its file are before each part?
+    Yield the groups of each part, and the number of lines before it.
     """
     path, lines = "", None
-    for part, result in zip(parts, done, strict=True):
+    for part, result in zip(parts, results, strict=True):
         if part.path != path:
             path, lines = part.path, None if part.start else 0
-        yield lines, result.tallies
+        yield lines, result.event_groups
         if lines is not None:
             lines += result.lines

@@ -1,7 +1,8 @@
 """
-How does one command run on every node of a job?
+Run commands, functions, and streamed programs on all nodes of a job.
 
-A node needs *distdebug* and the same Python, and no copy of the user's code.
+A node needs *distdebug* and the same Python version, but no copy of the user's
+code.
 """
 
 from __future__ import annotations
@@ -10,24 +11,24 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .process import Channel as Channel
-    from .process import Door as Door
-    from .process import Talks as Talks
+    from .process import Connector as Connector
+    from .process import StreamExecutor as StreamExecutor
     from .process import close_channels as close_channels
     from .process import run_process as run_process
     from .ray import Ray as Ray
     from .ray import RayExecutor as RayExecutor
     from .ray import as_address as as_address
-    from .ray import knock as knock
     from .ray import last_address as last_address
-    from .ray import read_short as read_short
+    from .ray import probe_port as probe_port
+    from .ray import read_ray_file as read_ray_file
     from .ray import shared_env as shared_env
-    from .results import Arrival as Arrival
-    from .results import Bound as Bound
-    from .results import Ended as Ended
+    from .results import CommandLimits as CommandLimits
+    from .results import CompletedCommand as CompletedCommand
     from .results import Engine as Engine
+    from .results import NodeFailure as NodeFailure
+    from .results import NodeReply as NodeReply
     from .results import NodeResult as NodeResult
     from .results import NodeStatus as NodeStatus
-    from .results import Trouble as Trouble
     from .run import run_on_nodes as run_on_nodes
     from .run import unpack_answer as unpack_answer
     from .slurm import Slurm as Slurm

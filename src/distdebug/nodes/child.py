@@ -1,8 +1,8 @@
 """
-How does a function that came from elsewhere run on this node?
+Child process that runs a pickled function on a node.
 
 It is started as ``python -m distdebug.nodes.child VERSION DIGEST MARK
-SECONDS``, by whoever sends the function to its standard input.
+SECONDS``, with the function on its standard input.
 """
 
 from __future__ import annotations
@@ -20,29 +20,24 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 
-# Less than what is kept of the output, so that it is never cut.
-_MOST = 1 << 24
+# In bytes; less than `process.MAX_BYTES`, so that the answer is never cut.
+_MAX_JSON = 1 << 24
 
 
 def main(arguments: Sequence[str], stdin: IO[bytes], stdout: IO[str]) -> int:
     """
-    What does the function return here?
+    Run the function from *stdin* and print the mark and one line of JSON.
 
-    Prints the mark and one line of JSON: ``{"value": …}``, or ``{"reason": …,
-    "remedy": …}``.
+    The line is ``{"value": …}`` or ``{"reason": …, "remedy": …}``.
 
     Args:
-        arguments: Version of Python, digest, mark, and seconds.
-
-        stdin: Where the function comes from.
-
-        stdout: Where the answer goes.
+        arguments: Version of Python, SHA-256 digest, mark, and seconds.
 
     Returns:
         The exit status.
     """
     version, digest, mark, seconds = arguments
-    # Whoever waits for us ends us; should they be gone, we end all the same.
+    # The parent kills this process at the timeout; end also if it is gone.
     faulthandler.dump_traceback_later(int(seconds) + 5, exit=True)
     try:
         answer = _answer(version, digest, stdin.read())
@@ -55,43 +50,43 @@ def main(arguments: Sequence[str], stdin: IO[bytes], stdout: IO[str]) -> int:
 
 
 def _answer(version: str, digest: str, data: bytes) -> str:
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if version != here:
-        return _refusal(
-            f"the function was sent by Python {version}; here is {here}",
+    own_version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if version != own_version:
+        return _error(
+            f"the function was sent by Python {version}; here is {own_version}",
             "name a Python of that version as python=... of the engine",
         )
     if not hmac.compare_digest(hashlib.sha256(data).hexdigest(), digest):
-        return _refusal("the function did not arrive whole", "try it again")
+        return _error("the function did not arrive whole", "try it again")
 
     try:
-        # The digest says that these bytes are those of our own user.
+        # The digest proves that the bytes come from the same user.
         value = pickle.loads(base64.b64decode(data))()  # noqa: S301
-        return _value(value)
+        return _value_to_json(value)
     except (Exception, SystemExit) as exc:  # noqa: BLE001 -- it is the answer
         traceback.print_exc()
-        return _refusal(f"{type(exc).__name__}: {exc}"[:1000], "")
+        return _error(f"{type(exc).__name__}: {exc}"[:1000], "")
 
 
-def _value(value: object) -> str:
+def _value_to_json(value: object) -> str:
     try:
         text = json.dumps({"value": value})
     except (TypeError, ValueError, RecursionError) as exc:
-        return _refusal(
+        return _error(
             f"what the function returned is no JSON data: {exc}",
             "return numbers, texts, lists, and dictionaries of texts",
         )
-    if len(text) > _MOST:
-        return _refusal(
+    if len(text) > _MAX_JSON:
+        return _error(
             f"what the function returned takes {len(text):,} bytes of JSON",
-            f"return less than {_MOST:,}, or write a file",
+            f"return less than {_MAX_JSON:,}, or write a file",
         )
     return text
 
 
-def _refusal(reason: str, remedy: str) -> str:
-    refusal: dict[str, Any] = {"reason": reason, "remedy": remedy}
-    return json.dumps(refusal)
+def _error(reason: str, remedy: str) -> str:
+    error: dict[str, Any] = {"reason": reason, "remedy": remedy}
+    return json.dumps(error)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """
-How is a command run so that neither its time nor its output gets out of hand?
+Run child processes with bounded time and output, and stream to others.
+
+There are three ways: run a command to its end (:func:`run_process`), stream
+bytes to and from a program on a node (:class:`Channel`), and exchange lines
+with a child process (:func:`child_session`).
 """
 
 from __future__ import annotations
@@ -25,14 +29,20 @@ from typing import IO, Protocol, cast
 
 import attrs
 
-from .results import Bound, Ended, NodeStatus, Trouble, trouble_of
+from .results import (
+    CommandLimits,
+    CompletedCommand,
+    NodeFailure,
+    NodeStatus,
+    exit_failure,
+)
 
 
-# Of each of both streams; what came first is dropped.
-MOST_BYTES = 1 << 25
-# How often to see whether the process ended or the caller gave up.
-_BEAT_S = 0.1
-# What waits inside the kernel cannot be killed before that is over.
+# Per stream, in bytes; the oldest output is dropped.
+MAX_BYTES = 1 << 25
+# How often to check for the end of the process and for `stop`.
+_POLL_S = 0.1
+# A process that is blocked in the kernel ends only after that call.
 _REAP_S = 5.0
 
 
@@ -40,31 +50,22 @@ def run_process(
     argv: Sequence[str],
     *,
     environment: Mapping[str, str],
-    bound: Bound,
+    limits: CommandLimits,
     data: bytes | None = None,
-) -> Ended:
+) -> CompletedCommand:
     """
-    What does this command print, and how does it end?
+    Run a command and collect its output.
 
-    It runs in a process group of its own, which is killed when the time is
-    over or nobody wants more of it.
+    It runs in its own process group, which is killed at the timeout or when
+    ``limits.stop`` is set.
 
     Args:
-        argv: The command.
-
-        environment: Its environment.
-
-        bound: When it is ended.
-
-        data: What it reads from its standard input, if anything.
-
-    Returns:
-        What it left.
+        data: Its standard input; ``None`` for an empty one.
 
     Raises:
         OSError: It cannot be started.
     """
-    with _input(data) as stdin:
+    with _stdin_file(data) as stdin:
         process = subprocess.Popen(
             argv,
             stdin=stdin,
@@ -74,53 +75,44 @@ def run_process(
             start_new_session=True,
         )
     with selectors.DefaultSelector() as selector:
-        kept = _Streams(process, selector)
+        reader = _OutputReader(process, selector)
         in_time = False
         try:
-            kept.read(time.monotonic() + bound.timeout_s, bound.stop)
+            reader.read(time.monotonic() + limits.timeout_s, limits.stop)
             in_time = process.poll() is not None
-            if not in_time and bound.grace_s:
+            if not in_time and limits.grace_s:
                 _signal(process, signal.SIGTERM)
-                end = time.monotonic() + bound.grace_s
-                kept.read(end, threading.Event())
+                end = time.monotonic() + limits.grace_s
+                reader.read(end, threading.Event())
         finally:
-            _end(process)
-            kept.close()
+            _kill(process)
+            reader.close()
 
-    output, complaint = map(bytes, kept.kept.values())
+    output, stderr = map(bytes, reader.buffers.values())
     status = process.returncode if in_time else None
-    return Ended(status, output, complaint)
+    return CompletedCommand(status, output, stderr)
 
 
-def run_errand(
+def try_run_process(
     argv: Sequence[str],
     *,
     data: bytes | None,
     environment: Mapping[str, str],
-    bound: Bound,
-) -> Ended:
+    limits: CommandLimits,
+) -> CompletedCommand:
     """
-    What does this command make of this data?
+    Run a command as :func:`run_process` does; a failed start is a result.
 
     Args:
-        argv: The command.
-
-        data: What it reads from its standard input, if anything.
-
-        environment: Its environment.
-
-        bound: When it is ended.
-
-    Returns:
-        What it left; that it cannot be started is a trouble.
+        data: Its standard input; ``None`` for an empty one.
     """
     try:
         return run_process(
-            argv, environment=environment, bound=bound, data=data
+            argv, environment=environment, limits=limits, data=data
         )
     except (OSError, ValueError) as exc:
-        return Ended(
-            trouble=Trouble(
+        return CompletedCommand(
+            failure=NodeFailure(
                 NodeStatus.FAILED,
                 f"it could not be started: {exc}",
                 "see whether the command exists and may be run here",
@@ -129,10 +121,11 @@ def run_errand(
 
 
 @contextmanager
-def _input(data: bytes | None) -> Iterator[IO[bytes] | int]:
+def _stdin_file(data: bytes | None) -> Iterator[IO[bytes] | int]:
     """
-    What a command reads: no pipe, at which we would wait for one that does not
-    read, and nothing on a disk, which may be full.
+    Yield the standard input of a command.
+
+    A pipe would block if the command does not read, and a disk may be full.
     """
     if data is None:
         yield subprocess.DEVNULL
@@ -144,9 +137,9 @@ def _input(data: bytes | None) -> Iterator[IO[bytes] | int]:
         yield file
 
 
-class _Streams:
+class _OutputReader:
     """
-    What a process prints, as far as it was read.
+    Reads the output of a process into bounded buffers.
     """
 
     def __init__(
@@ -156,35 +149,35 @@ class _Streams:
     ) -> None:
         self._process, self._selector = process, selector
         self._streams = [x for x in (process.stdout, process.stderr) if x]
-        self.kept = {x.fileno(): bytearray() for x in self._streams}
+        self.buffers = {x.fileno(): bytearray() for x in self._streams}
         for stream in self._streams:
             selector.register(stream, selectors.EVENT_READ)
 
     def close(self) -> None:
         """
-        Read no more.
+        Close both streams.
         """
         for stream in self._streams:
             stream.close()
 
-    def read(self, until: float, stop: threading.Event) -> None:
+    def read(self, deadline: float, stop: threading.Event) -> None:
         """
-        Read until the process ended, the time is over, or nobody wants more.
+        Read until the process has ended, the time is over, or *stop* is set.
 
-        The end of a pipe is not waited for: a child of the process may keep
-        it open for ever.
+        Do not wait for the end of a pipe: a child of the process may keep it
+        open for ever.
         """
-        while time.monotonic() < until and not stop.is_set():
-            ended = self._process.poll() is not None
-            while self._read_once(0.0 if ended else _BEAT_S):
-                if time.monotonic() >= until or stop.is_set():
+        while time.monotonic() < deadline and not stop.is_set():
+            has_ended = self._process.poll() is not None
+            while self._read_once(0.0 if has_ended else _POLL_S):
+                if time.monotonic() >= deadline or stop.is_set():
                     return
-            if ended:
+            if has_ended:
                 return
             if not self._selector.get_map():
-                # It closed its output and goes on.
+                # The process has closed its output, but still runs.
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_BEAT_S)
+                    self._process.wait(_POLL_S)
 
     def _read_once(self, wait_s: float) -> bool:
         if not self._selector.get_map():
@@ -193,83 +186,78 @@ class _Streams:
         ready = self._selector.select(wait_s)
         for key, _ in ready:
             data = os.read(key.fd, 1 << 16)
-            kept = self.kept[key.fd]
-            kept += data
-            if len(kept) > 2 * MOST_BYTES:
-                del kept[:-MOST_BYTES]
+            buffer = self.buffers[key.fd]
+            buffer += data
+            if len(buffer) > 2 * MAX_BYTES:
+                del buffer[:-MAX_BYTES]
             if not data:
                 self._selector.unregister(key.fileobj)
         return bool(ready)
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    # Only as long as it was not waited for is the number surely its own.
+def _signal(process: subprocess.Popen[bytes], signum: int) -> None:
+    # After a wait, the PID may belong to another process.
     if process.poll() is None:
         with suppress(OSError):
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signum)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     _signal(process, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_REAP_S)
 
 
-# Of what it complains of; a pipe holds no more.
-_MOST_COMPLAINT = 1 << 16
-# A child whose output ended ends soon.
-_STREAM_REAP_S = 0.5
+# In bytes; a pipe holds no more.
+_MAX_STDERR = 1 << 16
+# How long a child may take to end after it has closed its output.
+_EXIT_WAIT_S = 0.5
 
 
 @attrs.frozen(kw_only=True)
 class Channel:
     """
-    A program on a node.
+    A running program on a node, with one socket for its input and output.
 
     Attributes:
-        socket: Its standard input and output.
+        socket: The standard input and output of the program.
 
-        why: Tells why it is not there any more.
+        failure: Returns why the program has ended.
 
-        wait: Waits until nothing of it is left here, for so many seconds at
-            most, and makes it so.
+        wait: Waits at most this many seconds for the local process, if there
+            is one, and then ends it.
     """
 
     socket: socket.socket
-    why: Callable[[], Trouble]
+    failure: Callable[[], NodeFailure]
     wait: Callable[[float], None]
 
 
-Door = Callable[[], Channel]
-"""Starts the program on one node; it may raise `OSError`."""
+Connector = Callable[[], Channel]
+"""Starts the program on one node; may raise `OSError`."""
 
 
-class Talks(Protocol):
+class StreamExecutor(Protocol):
     """
-    What lets us talk to a program on each node of a job.
+    An engine that starts programs on nodes and streams to them.
     """
 
     @property
     def python(self) -> str:
         """
-        Which Python runs the program?
+        Return the Python that runs the program.
         """
 
-    def doors(
+    def connectors(
         self, argv: Sequence[str]
-    ) -> AbstractContextManager[Mapping[str, Door]]:
+    ) -> AbstractContextManager[Mapping[str, Connector]]:
         """
-        On which nodes can a program be started?
+        Return a context with a connector for each node, by host name.
 
-        Args:
-            argv: The command.
-
-        Returns:
-            What starts it, by the name of the node, as long as the context is
-            open.
+        The connectors can be used while the context is open.
 
         Raises:
-            NodesError: The nodes are not known.
+            NodesError: The nodes are unknown.
         """
 
 
@@ -277,20 +265,14 @@ def open_channel(
     argv: Sequence[str],
     *,
     environment: Mapping[str, str],
-    explain: Callable[[Ended], Trouble | None],
+    explain: Callable[[CompletedCommand], NodeFailure | None],
 ) -> Channel:
     """
-    Start a command that brings a program to a node.
+    Start a command that runs a program on a node, such as ``ssh``.
 
     Args:
-        argv: The command.
-
-        environment: Its environment.
-
-        explain: Knows what it says when it fails.
-
-    Returns:
-        What to talk to.
+        explain: Returns the failure that the command's standard error shows;
+            ``None`` if it shows none.
 
     Raises:
         OSError: It cannot be started.
@@ -304,7 +286,7 @@ def open_channel(
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
                 env=environment,
-                # An interrupt is for us.
+                # Ctrl-C must reach only this process.
                 start_new_session=True,
             )
         except BaseException:
@@ -313,19 +295,17 @@ def open_channel(
 
     return Channel(
         socket=ours,
-        why=lambda: _why(process, explain),
-        wait=lambda seconds: _wait(process, seconds),
+        failure=lambda: _explain_exit(process, explain),
+        wait=lambda seconds: _terminate(process, seconds),
     )
 
 
 def close_channels(channels: Iterable[Channel], grace_s: float = 3.0) -> None:
     """
-    Talk to none of them any more, and see that they end.
+    Close all channels and wait until their processes have ended.
 
     Args:
-        channels: The programs.
-
-        grace_s: How long all of them together may take, in seconds.
+        grace_s: The time for all of them together, in seconds.
     """
     left = list(channels)
     for channel in left:
@@ -335,100 +315,97 @@ def close_channels(channels: Iterable[Channel], grace_s: float = 3.0) -> None:
         channel.wait(max(end - time.monotonic(), 0.0))
 
 
-def _why(
+def _explain_exit(
     process: subprocess.Popen[bytes],
-    explain: Callable[[Ended], Trouble | None],
-) -> Trouble:
+    explain: Callable[[CompletedCommand], NodeFailure | None],
+) -> NodeFailure:
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_STREAM_REAP_S)
-    status, complaint = process.poll(), _complaint(process.stderr)
-    if trouble := explain(Ended(status, complaint=complaint)):
-        return trouble
+        process.wait(_EXIT_WAIT_S)
+    status, stderr = process.poll(), _read_stderr(process.stderr)
+    if failure := explain(CompletedCommand(status, stderr=stderr)):
+        return failure
     if status in {None, 0}:
-        return Trouble(NodeStatus.FAILED, "the connection broke")
-    return trouble_of(status, complaint.decode("utf-8", "replace"), 0.0)
+        return NodeFailure(NodeStatus.FAILED, "the connection broke")
+    return exit_failure(status, stderr.decode("utf-8", "replace"), 0.0)
 
 
-def _complaint(stderr: IO[bytes] | None) -> bytes:
+def _read_stderr(stderr: IO[bytes] | None) -> bytes:
     if stderr is None or stderr.closed:
         return b""
 
     os.set_blocking(stderr.fileno(), False)
     with suppress(BlockingIOError):
-        return os.read(stderr.fileno(), _MOST_COMPLAINT)
+        return os.read(stderr.fileno(), _MAX_STDERR)
     return b""
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def _terminate(process: subprocess.Popen[bytes], seconds: float) -> None:
+    for signum in (signal.SIGTERM, signal.SIGKILL):
         try:
             process.wait(seconds)
             break
         except subprocess.TimeoutExpired:
-            # Only as long as it was not waited for is the number surely its.
+            # After a wait, the PID may belong to another process.
             with suppress(OSError):
-                os.killpg(process.pid, number)
-        seconds = _STREAM_REAP_S
+                os.killpg(process.pid, signum)
+        seconds = _EXIT_WAIT_S
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_STREAM_REAP_S)
+        process.wait(_EXIT_WAIT_S)
     if process.stderr:
         process.stderr.close()
 
 
-# An answer with all that is kept of two streams takes 90 MiB.
-_MOST_LINE = 1 << 28
-# So long may it end by itself what it began elsewhere.
-_LEAVE_S = 5.0
+# In bytes; an answer with two full streams takes 90 MiB.
+_MAX_LINE = 1 << 28
+# How long the child may take to end its work on other nodes.
+_CLOSE_GRACE_S = 5.0
 
 
-class Conversation:
+class ChildSession:
     """
-    What a child process says.
+    A child process that answers line by line.
 
     Attributes:
-        tell: Its standard input.
+        stdin: Its standard input.
 
-        complaint: The last 64 KiB of its standard error.
+        stderr: The last 64 KiB of its standard error.
     """
 
     def __init__(
         self, process: subprocess.Popen[bytes], select: selectors.BaseSelector
     ) -> None:
-        self.tell = cast("IO[bytes]", process.stdin)
-        self.complaint = b""
+        self.stdin = cast("IO[bytes]", process.stdin)
+        self.stderr = b""
         self._select = select
-        self._heard = bytearray()
+        self._buffer = bytearray()
         self._searched = 0
         for name in ("stdout", "stderr"):
             stream = getattr(process, name)
             select.register(stream, selectors.EVENT_READ, name)
 
-    def hear(self, until: float) -> bytes | None:
+    def read_line(self, deadline: float) -> bytes | None:
         """
-        What does it say next?
+        Return the next line of output; ``None`` at its end.
 
         Args:
-            until: By when, as of :func:`time.monotonic`.
-
-        Returns:
-            A line; ``None`` if it has no more to say.
+            deadline: As of :func:`time.monotonic`.
 
         Raises:
-            TimeoutError: It says nothing in time.
+            TimeoutError: No line arrived in time.
 
-            ValueError: It says too much.
+            ValueError: The line is too long.
         """
-        while (end := self._heard.find(b"\n", self._searched)) < 0:
-            self._searched = len(self._heard)
-            if self._searched > _MOST_LINE:
-                msg = f"it said more than {_MOST_LINE:,} bytes without a pause"
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            if self._searched > _MAX_LINE:
+                msg = f"it said more than {_MAX_LINE:,} bytes without a pause"
                 raise ValueError(msg)
             if not self._select.get_map():
                 return None
-            self._read(until - time.monotonic())
+            self._read(deadline - time.monotonic())
 
-        line = bytes(self._heard[:end])
-        del self._heard[: end + 1]
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         self._searched = 0
         return line
 
@@ -441,34 +418,29 @@ class Conversation:
             if not data:
                 self._select.unregister(key.fileobj)
             elif key.data == "stdout":
-                self._heard += data
+                self._buffer += data
             else:
-                kept = self.complaint + data
-                self.complaint = kept[-_MOST_COMPLAINT:]
+                stderr = self.stderr + data
+                self.stderr = stderr[-_MAX_STDERR:]
 
 
 @contextmanager
-def converse(
+def child_session(
     argv: Sequence[str],
     *,
-    question: bytes,
+    request: bytes,
     environment: Mapping[str, str],
     pass_fds: Collection[int] = (),
-) -> Iterator[Conversation]:
+) -> Iterator[ChildSession]:
     """
-    Talk to a child process; it has to end when its standard input does.
+    Start a child process, send it one line, and yield its session.
+
+    The child has to end when its standard input does.
 
     Args:
-        argv: The command.
+        request: The first line, without its end.
 
-        question: What it is told first.
-
-        environment: Its environment.
-
-        pass_fds: What it shares with us.
-
-    Yields:
-        What it says.
+        pass_fds: The file descriptors that it inherits.
 
     Raises:
         OSError: It cannot be started.
@@ -480,31 +452,33 @@ def converse(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            # An interrupt is for us; we tell it.
+            # Ctrl-C must reach only this process, which closes the session.
             start_new_session=True,
             pass_fds=pass_fds,
         ) as process,
         selectors.DefaultSelector() as select,
     ):
-        talk = Conversation(process, select)
+        session = ChildSession(process, select)
         try:
             with suppress(BrokenPipeError):
-                talk.tell.write(question + b"\n")
-                talk.tell.flush()
-            yield talk
+                session.stdin.write(request + b"\n")
+                session.stdin.flush()
+            yield session
         finally:
-            _leave(process, talk)
+            _close_session(process, session)
 
 
-def _leave(process: subprocess.Popen[bytes], talk: Conversation) -> None:
-    until = time.monotonic() + _LEAVE_S
+def _close_session(
+    process: subprocess.Popen[bytes], session: ChildSession
+) -> None:
+    deadline = time.monotonic() + _CLOSE_GRACE_S
     try:
         with suppress(BrokenPipeError):
-            talk.tell.close()
-        # Listen on, so that it does not wait for us.
+            session.stdin.close()
+        # Keep reading, so that the child does not block on a full pipe.
         with suppress(TimeoutError, ValueError, subprocess.TimeoutExpired):
-            while talk.hear(until) is not None:
+            while session.read_line(deadline) is not None:
                 pass
-            process.wait(max(until - time.monotonic(), 0.0))
+            process.wait(max(deadline - time.monotonic(), 0.0))
     finally:
         process.kill()

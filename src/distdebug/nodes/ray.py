@@ -1,5 +1,8 @@
 """
-How does a command run on every node of a Ray cluster?
+Run commands, streams, and executor calls on the nodes of a Ray cluster.
+
+:class:`Ray` reaches the cluster through a child process,
+:mod:`distdebug.nodes.ray_driver`; :class:`RayExecutor` connects this process.
 """
 
 from __future__ import annotations
@@ -36,27 +39,28 @@ import attrs
 from .._io import read_ordinary
 from .._text import clean
 from ..errors import MissingDependencyError, NodesError
-from .process import Channel, Conversation, Door, converse
+from .process import Channel, ChildSession, Connector, child_session
 from .results import (
-    Arrival,
-    Ended,
+    CompletedCommand,
+    NodeFailure,
+    NodeReply,
     NodeStatus,
-    Trouble,
-    ended_from_line,
-    ended_to_line,
+    completed_from_line,
+    completed_to_line,
 )
 
 
-_REAP_S = 0.5
+_REASON_WAIT_S = 0.5
 
 
 @contextmanager
-def handing() -> Iterator[tuple[socket.socket, socket.socket]]:
+def control_sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
     """
-    What are sockets handed over with?
+    Yield two connected sockets that pass file descriptors.
 
     Yields:
-        Our end, and that of the child process; who started it closes it here.
+        The local end, and the end of the child process; the caller closes the
+        second one here.
     """
     kind = socket.SOCK_SEQPACKET
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
@@ -64,76 +68,69 @@ def handing() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def hand_out(
-    talk: Conversation,
+def stream_connectors(
+    session: ChildSession,
     hosts: Iterable[str],
     argv: Sequence[str],
-    doors: socket.socket,
-) -> Mapping[str, Door]:
+    control: socket.socket,
+) -> Mapping[str, Connector]:
     """
-    What starts a program on each node?
+    Return a connector for each node, by host name.
 
     Args:
-        talk: What the child process says.
+        session: The session with the child process that is connected to Ray.
 
-        hosts: The names of the nodes.
-
-        argv: The command.
-
-        doors: Where sockets are handed over.
-
-    Returns:
-        It, by the name of the node.
+        control: The socket over which it receives the sockets of the streams.
     """
-    troubles: dict[str, Trouble] = {}
+    failures: dict[str, NodeFailure] = {}
     return {
-        host: partial(_open, talk, host, argv, doors, troubles)
+        host: partial(_open_channel, session, host, argv, control, failures)
         for host in hosts
     }
 
 
-def _open(
-    talk: Conversation,
+def _open_channel(
+    session: ChildSession,
     host: str,
     argv: Sequence[str],
-    doors: socket.socket,
-    troubles: dict[str, Trouble],
+    control: socket.socket,
+    failures: dict[str, NodeFailure],
 ) -> Channel:
     ours, theirs = socket.socketpair()
-    question = json.dumps({"host": host, "argv": list(argv)}).encode()
+    request = json.dumps({"host": host, "argv": list(argv)}).encode()
     with theirs:
         try:
-            socket.send_fds(doors, [question], [theirs.fileno()])
+            socket.send_fds(control, [request], [theirs.fileno()])
         except BaseException:
             ours.close()
             raise
 
     return Channel(
         socket=ours,
-        why=lambda: _why(talk, host, troubles),
+        failure=lambda: _read_failure(session, host, failures),
         wait=lambda _: None,
     )
 
 
-def _why(
-    talk: Conversation, host: str, troubles: dict[str, Trouble]
-) -> Trouble:
-    until = time.monotonic() + _REAP_S
+def _read_failure(
+    session: ChildSession, host: str, failures: dict[str, NodeFailure]
+) -> NodeFailure:
+    deadline = time.monotonic() + _REASON_WAIT_S
     line: bytes | None = b""
     with suppress(TimeoutError, ValueError):
-        while host not in troubles and line is not None:
-            line = talk.hear(until)
-            told = json.loads(line or b"{}")
-            if "trouble" in told:
-                status, reason, remedy = told["trouble"]
-                troubles[told["host"]] = Trouble(
+        while host not in failures and line is not None:
+            line = session.read_line(deadline)
+            message = json.loads(line or b"{}")
+            if "trouble" in message:
+                status, reason, remedy = message["trouble"]
+                failures[message["host"]] = NodeFailure(
                     NodeStatus(status), reason, remedy
                 )
-    broken = Trouble(NodeStatus.FAILED, "the connection to Ray broke")
-    return troubles.pop(host, broken)
+    broken = NodeFailure(NodeStatus.FAILED, "the connection to Ray broke")
+    return failures.pop(host, broken)
 
 
-# A connection takes a second; a head that does not answer, without end.
+# A connection takes a second; without an answer, Ray waits for ever.
 _CONNECT_S = 30.0
 _MODULE = f"{__package__}.ray_driver"
 
@@ -143,29 +140,28 @@ class Ray:
     """
     The nodes of a Ray cluster.
 
-    Each live node runs one task that needs no CPU, in the runtime environment
-    of the job, and in that the command.  Of a cluster, nodes that died are
-    listed, too.
+    Each live node runs one task without CPUs in the runtime environment of the
+    job, and the task runs the command.  Nodes that have died are results, too.
 
-    The connection is made by a child process, so that nothing of Ray comes
-    into this one.
+    A child process connects to the cluster, so that Ray changes nothing in
+    this one.
 
     Attributes:
-        address: Where the cluster is, as ``HOST:PORT``; by default the one
-            that this process, or this node, belongs to.
+        address: The cluster, as ``HOST:PORT``; by default the one of this
+            process or node.
 
         runtime_env: The runtime environment to use in place of the job's.
 
-        job: The job whose runtime environment to use, as its number or its
-            submission ID; by default the one that this process is, or the
-            only one that runs.
+        job: The job whose runtime environment to use, as its number or
+            submission ID; by default the job of this process, or the only
+            running one.
 
         python: The Python that runs functions; by default that of the job.
 
-        at_once: How many nodes are asked at the same time.
+        at_once: How many nodes run the command at the same time.
 
-        grace_s: How long it may take, in seconds, to start something on a
-            node, and to end what takes too long.
+        grace_s: How long a node may take, in seconds, to start the command,
+            and to end it after its timeout.
     """
 
     address: str = "auto"
@@ -179,82 +175,72 @@ class Ray:
 
     def run(
         self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
-    ) -> Iterator[Arrival]:
+    ) -> Iterator[NodeReply]:
         """
-        What does a command leave on each node of the cluster, as they come?
+        Run a command on each node and yield the replies as they arrive.
 
         Args:
-            argv: The command.
-
-            data: What it reads from its standard input, if anything.
+            data: Its standard input; ``None`` for an empty one.
 
             timeout_s: How long it may take on each node, in seconds.
-
-        Yields:
-            One answer per node.
 
         Raises:
             MissingDependencyError: Ray is not installed.
 
-            NodesError: There is no such cluster, it differs from the Ray or
-                the Python here, or nobody knows which job is meant.
+            NodesError: There is no such cluster, its Ray or Python differs
+                from the local one, or the job is unknown or ambiguous.
         """
         sent = None if data is None else base64.b64encode(data).decode()
-        errand = {"argv": list(argv), "data": sent, "timeout_s": timeout_s}
-        with self._ask(errand) as talk:
-            hosts = _hosts(talk, self.address)["hosts"]
+        task = {"argv": list(argv), "data": sent, "timeout_s": timeout_s}
+        with self._start_driver(task) as session:
+            hosts = _read_hosts(session, self.address)["hosts"]
             turns = -(-len(hosts) // self.at_once)
-            until = (
+            deadline = (
                 time.monotonic()
                 + turns * (timeout_s + self.grace_s)
                 + _CONNECT_S
             )
-            yield from _arrivals(talk, hosts, until)
+            yield from _replies(session, hosts, deadline)
 
     @contextmanager
-    def doors(self, argv: Sequence[str]) -> Iterator[Mapping[str, Door]]:
+    def connectors(
+        self, argv: Sequence[str]
+    ) -> Iterator[Mapping[str, Connector]]:
         """
-        On which nodes of the cluster can a program be started?
-
-        Args:
-            argv: The command.
-
-        Yields:
-            What starts it, by node.
+        Yield a connector for each node, by host name.
 
         Raises:
             MissingDependencyError: Ray is not installed.
 
-            NodesError: There is no such cluster, it differs from the Ray or
-                the Python here, or nobody knows which job is meant.
+            NodesError: There is no such cluster, its Ray or Python differs
+                from the local one, or the job is unknown or ambiguous.
         """
-        with handing() as (ours, theirs):
-            errand = {"argv": [], "doors": theirs.fileno()}
-            with self._ask(errand, pass_fds=[theirs.fileno()]) as talk:
+        with control_sockets() as (ours, theirs):
+            task = {"argv": [], "doors": theirs.fileno()}
+            with self._start_driver(
+                task, pass_fds=[theirs.fileno()]
+            ) as session:
                 theirs.close()
-                hosts = _hosts(talk, self.address)["hosts"]
+                hosts = _read_hosts(session, self.address)["hosts"]
                 try:
-                    yield hand_out(talk, hosts, argv, ours)
+                    yield stream_connectors(session, hosts, argv, ours)
                 finally:
                     ours.close()
 
     def locate(self) -> str:
         """
-        Where is the cluster, if it answers?
-
-        Returns:
-            Its address, as ``HOST:PORT``.
+        Connect to the cluster and return its address, as ``HOST:PORT``.
 
         Raises:
             MissingDependencyError: Ray is not installed.
 
-            NodesError: There is no such cluster, or it differs.
+            NodesError: There is no such cluster, or its version differs.
         """
-        with self._ask({"argv": [], "runtime_env": {}}) as talk:
-            return str(_hosts(talk, self.address)["address"])
+        with self._start_driver({"argv": [], "runtime_env": {}}) as session:
+            return str(_read_hosts(session, self.address)["address"])
 
-    def _ask(
-        self, errand: Mapping[str, Any], pass_fds: Collection[int] = ()
+    def _start_driver(
+        self, task: Mapping[str, Any], pass_fds: Collection[int] = ()
     ) -> Any:
         if find_spec("ray") is None:
             msg = "Ray is not installed here"
@@ -268,24 +254,24 @@ class Ray:
                 remedy="say 'auto' or 'HOST:6379', on a node of the cluster",
             )
 
-        address, job = self._where()
-        question = {
+        address, job = self._address_and_job()
+        request = {
             "address": address,
             "runtime_env": self.runtime_env,
             "job": job,
             "at_once": self.at_once,
             "grace_s": self.grace_s,
-            **errand,
+            **task,
         }
-        return converse(
+        return child_session(
             [sys.executable, "-P", "-m", _MODULE],
-            question=json.dumps(question).encode(),
-            # What *we* were started by is no matter of the nodes.
+            request=json.dumps(request).encode(),
+            # Keep Ray from applying this process's `uv run` to the workers.
             environment={**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
             pass_fds=pass_fds,
         )
 
-    def _where(self) -> tuple[str, str | None]:
+    def _address_and_job(self) -> tuple[str, str | None]:
         ray = sys.modules.get("ray")
         if self.address != "auto" or not ray or not ray.is_initialized():
             return self.address, self.job
@@ -293,9 +279,9 @@ class Ray:
         return context.gcs_address, self.job or context.get_job_id()
 
 
-def _hosts(talk: Conversation, address: str) -> dict[str, Any]:
+def _read_hosts(session: ChildSession, address: str) -> dict[str, Any]:
     try:
-        line = talk.hear(time.monotonic() + _CONNECT_S)
+        line = session.read_line(time.monotonic() + _CONNECT_S)
     except TimeoutError as exc:
         msg = f"no Ray cluster answers at {address} within {_CONNECT_S:g} s"
         raise NodesError(
@@ -305,49 +291,52 @@ def _hosts(talk: Conversation, address: str) -> dict[str, Any]:
         ) from exc
     if line is None:
         remedy = "run it on another node of the cluster"
-        raise NodesError(_broken(talk), remedy=remedy)
+        raise NodesError(_connection_error(session), remedy=remedy)
     answer: dict[str, Any] = json.loads(line)
     if "hosts" not in answer:
         raise NodesError(answer["reason"], remedy=answer["remedy"])
     return answer
 
 
-def _arrivals(
-    talk: Conversation, hosts: Sequence[str], until: float
-) -> Iterator[Arrival]:
+def _replies(
+    session: ChildSession, hosts: Sequence[str], deadline: float
+) -> Iterator[NodeReply]:
     begin = time.monotonic()
     missing = dict.fromkeys(hosts)
-    trouble = None
-    while missing and trouble is None:
+    failure = None
+    while missing and failure is None:
         try:
-            line = talk.hear(until)
+            line = session.read_line(deadline)
         except (TimeoutError, ValueError):
             break
         if line is None:
-            trouble = Trouble(NodeStatus.FAILED, _broken(talk))
+            failure = NodeFailure(
+                NodeStatus.FAILED, _connection_error(session)
+            )
             continue
         answer = json.loads(line)
         missing.pop(answer["host"], None)
-        yield Arrival(
+        yield NodeReply(
             answer["host"],
-            ended_from_line(answer["ended"]),
+            completed_from_line(answer["ended"]),
             len(hosts),
             answer["seconds"],
         )
 
     seconds = time.monotonic() - begin
     for host in missing:
-        yield Arrival(host, Ended(trouble=trouble), len(hosts), seconds)
+        yield NodeReply(
+            host, CompletedCommand(failure=failure), len(hosts), seconds
+        )
 
 
-def _broken(talk: Conversation) -> str:
-    lines = map(clean, talk.complaint.decode("utf-8", "replace").splitlines())
+def _connection_error(session: ChildSession) -> str:
+    lines = map(clean, session.stderr.decode("utf-8", "replace").splitlines())
     last = [line for line in lines if line][-1:]
     return ": ".join(["the connection to Ray broke", *last])
 
 
-# What is there for the workers of the job itself, such as a profiler, stays
-# away from ours.
+# The other keys are for the job's own workers only, such as a profiler.
 _SHARED = (
     "working_dir",
     "py_modules",
@@ -371,25 +360,25 @@ class _Job(NamedTuple):
 
 
 def runtime_env_of(
-    given: Mapping[str, Any] | None, job: str | None
+    override: Mapping[str, Any] | None, job: str | None
 ) -> Mapping[str, Any] | None:
     """
-    Which runtime environment is like that of a job?
+    Return the runtime environment of a job, for tasks beside it.
 
     Args:
-        given: The one to take in any case.
+        override: Returned unchanged unless it is ``None``.
 
-        job: The number of a job, such as ``"02000000"``, or what ``ray job
-            submit`` called it; by default the only one that runs.
+        job: The number of the job, such as ``"02000000"``, or its submission
+            ID; by default the only running one.
 
     Returns:
-        The runtime environment, with what of it was uploaded already.
+        The runtime environment, with the URIs of what is already uploaded.
 
     Raises:
-        NodesError: There is no such job, or there are several that differ.
+        NodesError: There is no such job, or several jobs differ.
     """
-    if given is not None:
-        return given
+    if override is not None:
+        return override
     running = _running_jobs()
     if job is not None:
         running = [x for x in running if job in {x.number, x.submission}]
@@ -397,40 +386,37 @@ def runtime_env_of(
             msg = f"Ray runs no job {clean(job)!r}"
             raise NodesError(msg, remedy="`ray job list` tells their names")
     if any(x.env != running[0].env for x in running[1:]):
-        names = ", ".join(_name(x) for x in running)
+        names = ", ".join(_job_text(x) for x in running)
         msg = f"jobs with different runtime environments run: {names}"
         raise NodesError(msg, remedy="say which one by job=...")
     return running[0].env if running else None
 
 
-def shared_env(whole: Mapping[str, Any]) -> dict[str, Any]:
+def shared_env(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
     """
-    What of the runtime environment of a job is for other workers, too?
+    Return the part of a job's runtime environment that other workers can use.
 
     Args:
-        whole: The runtime environment, as Ray keeps it.
-
-    Returns:
-        A part of it, which another worker can be given.
+        runtime_env: The runtime environment, as Ray stores it.
     """
-    env = {key: whole[key] for key in _SHARED if key in whole}
+    env = {key: runtime_env[key] for key in _SHARED if key in runtime_env}
     variables = env.get("env_vars")
     if isinstance(variables, dict):
         env["env_vars"] = {k: v for k, v in variables.items() if k != _HOOK}
     return env
 
 
-def _name(job: _Job) -> str:
+def _job_text(job: _Job) -> str:
     return f"{job.submission or job.number} ({clean(job.entrypoint)[:60]})"
 
 
 def _running_jobs() -> list[_Job]:
     """
-    The jobs that run, without those of ours and of Ray itself.
+    Return the running jobs, without those of Ray and distdebug.
     """
     import ray
 
-    # The public way to this table needs a dashboard, which many have not.
+    # The public API to this table needs a dashboard, which many clusters lack.
     client = ray._private.worker.global_worker.gcs_client  # noqa: SLF001
     ours = ray.get_runtime_context().get_job_id()
     try:
@@ -461,11 +447,11 @@ def _job(row: Any) -> _Job:
     )
 
 
-_BEAT_S = 0.2
-# So long may the nodes end what is not wanted any more.
+_POLL_S = 0.2
+# How long to wait for the end of cancelled tasks.
 _CANCEL_S = 2.0
 
-Say = Callable[[Mapping[str, object]], None]
+WriteMessage = Callable[[Mapping[str, object]], None]
 
 
 class _Sent(NamedTuple):
@@ -474,19 +460,19 @@ class _Sent(NamedTuple):
     begin: float
 
 
-class Errands:
+class NodeTasks:
     """
-    One task on each node, some of them at the same time.
+    Runs one Ray task on each node, a limited number at the same time.
 
     Args:
-        on_node: What each runs: takes the errand, seconds, and the name of
-            the node, and returns a line.
+        on_node: The task: takes the command, seconds, and the host name, and
+            returns a line.
 
-        task: What was asked for.
+        task: The request of the parent process.
 
         env: The runtime environment, if any.
 
-        say: Called with what is told of each node.
+        write_message: Called with the message about each node.
     """
 
     def __init__(
@@ -494,27 +480,27 @@ class Errands:
         on_node: Callable[[bytes, float, str], bytes],
         task: Mapping[str, Any],
         env: Mapping[str, Any] | None,
-        say: Say,
+        write_message: WriteMessage,
     ) -> None:
         import ray
 
-        self._task, self._say = task, say
+        self._task, self._write_message = task, write_message
         self._options = {"runtime_env": dict(env)} if env else {}
-        # It has to run beside a job that uses every CPU.
+        # No CPUs: it has to run beside a job that uses all of them.
         self._remote = ray.remote(num_cpus=0, max_retries=0)(on_node)
         self._sent: dict[Any, _Sent] = {}
-        self._errand = ray.put(
+        self._payload = ray.put(
             json.dumps([task["argv"], task["data"]]).encode()
         )
 
     def run(self, nodes: Mapping[str, Mapping[str, Any]], stop: Event) -> None:
         """
-        Go to all nodes, and tell what becomes of each.
+        Run the task on all nodes, and report each result.
 
         Args:
-            nodes: What Ray says of each, by name.
+            nodes: The rows of ``ray.nodes()`` by host name.
 
-            stop: Set when nobody wants more.
+            stop: Cancels the remaining tasks when it is set.
         """
         import ray
 
@@ -523,10 +509,10 @@ class Errands:
             while (todo or self._sent) and not stop.is_set():
                 while todo and len(self._sent) < self._task["at_once"]:
                     self._send(*todo.pop(0))
-                ready, _ = ray.wait(list(self._sent), timeout=_BEAT_S)
+                ready, _ = ray.wait(list(self._sent), timeout=_POLL_S)
                 for ref in ready:
-                    self._came(ref)
-                self._give_up()
+                    self._receive(ref)
+                self._expire()
         finally:
             self._cancel(list(self._sent))
 
@@ -537,29 +523,34 @@ class Errands:
 
         sent = _Sent(node, host, time.monotonic())
         if not node["Alive"]:
-            self._tell(sent, ended_to_line(Ended(trouble=dead_node(node))))
+            self._report(
+                sent,
+                completed_to_line(CompletedCommand(failure=dead_node(node))),
+            )
             return
-        # It needs nothing, so that it never waits for something to be free.
+        # Without resources, the task never waits for a free one.
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         task = self._remote.options(
             name="distdebug", scheduling_strategy=place, **self._options
         )
-        ref = task.remote(self._errand, self._task["timeout_s"], host)
+        ref = task.remote(self._payload, self._task["timeout_s"], host)
         self._sent[ref] = sent
 
-    def _came(self, ref: Any) -> None:
+    def _receive(self, ref: Any) -> None:
         import ray
 
         sent = self._sent.pop(ref)
         try:
             line = ray.get(ref)
-        except Exception as exc:  # noqa: BLE001 -- whatever Ray makes of it
-            line = ended_to_line(Ended(trouble=trouble_of_ray(exc, sent.node)))
-        self._tell(sent, line)
+        except Exception as exc:  # noqa: BLE001 -- Ray may raise anything
+            line = completed_to_line(
+                CompletedCommand(failure=ray_failure(exc, sent.node))
+            )
+        self._report(sent, line)
 
-    def _tell(self, sent: _Sent, line: object) -> None:
+    def _report(self, sent: _Sent, line: object) -> None:
         text = line.decode("ascii", "replace") if type(line) is bytes else line
-        self._say(
+        self._write_message(
             {
                 "host": sent.host,
                 "seconds": time.monotonic() - sent.begin,
@@ -567,7 +558,7 @@ class Errands:
             }
         )
 
-    def _give_up(self) -> None:
+    def _expire(self) -> None:
         end = time.monotonic() - self._task["timeout_s"]
         late = [
             ref
@@ -576,9 +567,11 @@ class Errands:
         ]
         for ref in late:
             sent = self._sent.pop(ref)
-            node = _now(sent.node)
-            trouble = None if node["Alive"] else dead_node(node)
-            self._tell(sent, ended_to_line(Ended(trouble=trouble)))
+            node = _current_node(sent.node)
+            failure = None if node["Alive"] else dead_node(node)
+            self._report(
+                sent, completed_to_line(CompletedCommand(failure=failure))
+            )
         self._cancel(late)
 
     @staticmethod
@@ -587,14 +580,14 @@ class Errands:
 
         if not refs:
             return
-        # A command that is left to itself would run on: let its node end it.
+        # Without a cancel, the command keeps running on its node.
         for ref in refs:
             with suppress(Exception):
                 ray.cancel(ref, force=False)
         ray.wait(refs, num_returns=len(refs), timeout=_CANCEL_S)
 
 
-def _now(node: Mapping[str, Any]) -> Mapping[str, Any]:
+def _current_node(node: Mapping[str, Any]) -> Mapping[str, Any]:
     import ray
 
     with suppress(Exception):
@@ -602,33 +595,32 @@ def _now(node: Mapping[str, Any]) -> Mapping[str, Any]:
     return node
 
 
-def dead_node(node: Mapping[str, Any]) -> Trouble:
+def dead_node(node: Mapping[str, Any]) -> NodeFailure:
     """
-    What is there to say of a node that Ray does not reach?
+    Return the failure of a node that Ray does not reach.
 
     Args:
-        node: What Ray says of it.
+        node: A row of ``ray.nodes()``.
     """
-    why = node.get("DeathReasonMessage")
-    return Trouble(
+    death_reason = node.get("DeathReasonMessage")
+    return NodeFailure(
         NodeStatus.DEAD,
-        "Ray does not reach the node" + (f": {why}" if why else ""),
+        "Ray does not reach the node"
+        + (f": {death_reason}" if death_reason else ""),
         "see raylet.out and raylet.err in /tmp/ray/session_latest/logs there",
     )
 
 
-def trouble_of_ray(exc: Exception, node: Mapping[str, Any]) -> Trouble:
+def ray_failure(exc: Exception, node: Mapping[str, Any]) -> NodeFailure:
     """
-    What does an exception of Ray mean for a node?
+    Return the failure that an exception of Ray means for a node.
 
     Args:
-        exc: The exception.
-
-        node: What Ray said of the node.
+        node: The row of ``ray.nodes()`` before the task.
     """
     from ray import exceptions
 
-    node = _now(node)
+    node = _current_node(node)
     gone = (
         exceptions.NodeDiedError,
         exceptions.TaskUnschedulableError,
@@ -636,14 +628,16 @@ def trouble_of_ray(exc: Exception, node: Mapping[str, Any]) -> Trouble:
     )
     if not node["Alive"] or isinstance(exc, gone):
         return dead_node(node)
-    said = f"{type(exc).__name__}: {clean(str(exc))}"[:1000]
+    error_text = f"{type(exc).__name__}: {clean(str(exc))}"[:1000]
     if isinstance(exc, exceptions.RuntimeEnvSetupError):
-        return Trouble(
+        return NodeFailure(
             NodeStatus.FAILED,
-            f"the runtime environment cannot be set up there: {said}",
+            f"the runtime environment cannot be set up there: {error_text}",
             "give another one, such as runtime_env={}",
         )
-    return Trouble(NodeStatus.FAILED, f"its Ray worker failed: {said}")
+    return NodeFailure(
+        NodeStatus.FAILED, f"its Ray worker failed: {error_text}"
+    )
 
 
 class RayExecutor(Executor):
@@ -655,26 +649,25 @@ class RayExecutor(Executor):
         with RayExecutor() as executor:
             dumps = distdebug.read_dumps("/shared/dumps", executor=executor)
 
-    A process that is connected to Ray stays so, and its connection is used;
-    otherwise it connects, and disconnects when the executor is shut down.
+    If this process is connected to Ray, it stays connected.  Otherwise it
+    connects, and disconnects at the shutdown of the executor.
 
-    What a call returns or raises is unpickled here, by Ray: whoever can run
-    code on the cluster can run code in this process, as in every program
-    that uses Ray.
+    Ray unpickles here what a call returns or raises: code on the cluster can
+    run code in this process, as in every program that uses Ray.
 
     Args:
-        address: Where the cluster is, as ``HOST:PORT``; by default the one
-            that this process, or this node, belongs to.
+        address: The cluster, as ``HOST:PORT``; by default the one of this
+            process or node.
 
-        node: The only node where calls run: its host name, address, or ID.
-            So files can be read where they lie.
+        node: The only node that runs calls: its host name, address, or ID.
+            Use it to read files where they are.
 
-        num_cpus: How many CPUs each call takes; with 0 they run beside a job
-            that uses all of them.
+        num_cpus: The CPUs of each call; with 0 they run beside a job that uses
+            all of them.
 
         runtime_env: The runtime environment of the calls.
 
-        job: The job whose runtime environment to use, as its number or its
+        job: The job whose runtime environment to use, as its number or
             submission ID.
 
     Raises:
@@ -692,50 +685,48 @@ class RayExecutor(Executor):
         runtime_env: Mapping[str, Any] | None = None,
         job: str | None = None,
     ) -> None:
-        # Asked elsewhere first: to connect may take for ever.
-        where = Ray(address).locate()
+        # Try in a child process first: ray.init() may block for ever.
+        found_address = Ray(address).locate()
         import ray
 
-        self._is_ours = not ray.is_initialized()
-        self._is_down = False
+        self._owns_connection = not ray.is_initialized()
+        self._is_shut_down = False
         self._lock = threading.Lock()
         self._open: set[Future[Any]] = set()
-        if self._is_ours:
-            _connect(where)
+        if self._owns_connection:
+            _connect(found_address)
         try:
             self._options = _options(node, runtime_env, job)
         except BaseException:
             self._disconnect()
             raise
-        self._remote = ray.remote(num_cpus=num_cpus, max_retries=0)(_call)
+        self._remote = ray.remote(num_cpus=num_cpus, max_retries=0)(
+            _call_function
+        )
 
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
         """
-        Run a call somewhere.
+        Run a call as a Ray task.
 
         Args:
-            fn: What to call; it and what it takes and returns are pickled.
-
-            args: What it takes.
-
-            kwargs: What it takes by name.
+            fn: The function; Ray pickles it, its arguments, and its result.
 
         Returns:
-            What becomes of it; to cancel it ends it even if it runs.
+            The future; cancelling it also ends a running call.
 
         Raises:
             RuntimeError: The executor is shut down.
         """
         with self._lock:
-            if self._is_down:
+            if self._is_shut_down:
                 msg = "cannot schedule new futures after shutdown"
                 raise RuntimeError(msg)
             task = self._remote.options(**self._options)
             future = _RayFuture(task.remote(fn, args, kwargs))
             self._open.add(future)
-        future.add_done_callback(self._done)
+        future.add_done_callback(self._forget)
         future.follow()
         return future
 
@@ -746,16 +737,16 @@ class RayExecutor(Executor):
         cancel_futures: bool = False,
     ) -> None:
         """
-        Take no more calls.
+        Accept no more calls.
 
         Args:
-            wait: Whether to wait for those that run, and to disconnect then;
-                otherwise the end of the process disconnects.
+            wait: Wait for the running calls, then disconnect; otherwise the
+                end of the process disconnects.
 
-            cancel_futures: Whether to end what runs.
+            cancel_futures: End the running calls.
         """
         with self._lock:
-            self._is_down = True
+            self._is_shut_down = True
             left = list(self._open)
         if cancel_futures:
             for future in left:
@@ -764,55 +755,52 @@ class RayExecutor(Executor):
             wait_for(left)
             self._disconnect()
 
-    def _done(self, future: Future[Any]) -> None:
+    def _forget(self, future: Future[Any]) -> None:
         with self._lock:
             self._open.discard(future)
 
     def _disconnect(self) -> None:
         import ray
 
-        if self._is_ours:
-            self._is_ours = False
+        if self._owns_connection:
+            self._owns_connection = False
             ray.shutdown()
 
 
 class _RayFuture(Future[Any]):
     """
-    A future that ends its task when it is cancelled.
+    A future that ends its Ray task when it is cancelled.
     """
 
     def __init__(self, ref: Any) -> None:
         super().__init__()
         self._ref = ref
-        self._deciding = threading.RLock()
+        self._state_lock = threading.RLock()
 
     def follow(self) -> None:
         """
-        Be done when the task is.
+        Take the result of the task when it is ready.
         """
-        self._ref.future().add_done_callback(self._take)
+        self._ref.future().add_done_callback(self._copy_result)
 
     def cancel(self) -> bool:
         """
-        End the task, unless it is done.
-
-        Returns:
-            Whether it is cancelled.
+        End the task unless it is done; return whether it is cancelled.
         """
         import ray
 
-        with self._deciding:
+        with self._state_lock:
             if self.done():
                 return self.cancelled()
             super().cancel()
-            # Nobody else tells those who wait for it.
+            # This wakes up the threads that wait for the future.
             self.set_running_or_notify_cancel()
         with suppress(Exception):
             ray.cancel(self._ref, force=False)
         return True
 
-    def _take(self, done: Future[Any]) -> None:
-        with self._deciding:
+    def _copy_result(self, done: Future[Any]) -> None:
+        with self._state_lock:
             if self.cancelled():
                 return
             self.set_running_or_notify_cancel()
@@ -822,13 +810,13 @@ class _RayFuture(Future[Any]):
                 self.set_result(done.result())
 
 
-def _call(
+def _call_function(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """
-    Runs in a Ray worker.
+    Call a function inside a Ray worker.
     """
     return function(*args, **kwargs)
 
@@ -836,7 +824,7 @@ def _call(
 def _connect(address: str) -> None:
     import ray
 
-    # Ray takes this signal over; it is none of its business here.
+    # Ray replaces the handler of SIGTERM; restore it.
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -858,11 +846,11 @@ def _options(
     if runtime_env is not None or job is not None:
         options["runtime_env"] = runtime_env_of(runtime_env, job)
     if node is not None:
-        options["scheduling_strategy"] = _place(node)
+        options["scheduling_strategy"] = _node_affinity(node)
     return options
 
 
-def _place(node: str) -> Any:
+def _node_affinity(node: str) -> Any:
     import ray
 
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -882,8 +870,9 @@ _ADDRESS = re.compile(r"(\[?[0-9A-Za-z.:_-]{1,255}?\]?):(\d{1,5})")
 
 def last_address(session: Path) -> str:
     """
-    Tell the address of the cluster that was the last to use a temporary
-    folder: ``ray start`` writes it there when it is done.
+    Return the address of the last cluster that used a temporary folder.
+
+    ``ray start`` writes it there at its end.
 
     Args:
         session: A session in that folder.
@@ -891,18 +880,14 @@ def last_address(session: Path) -> str:
     Returns:
         The address; ``""`` if there is none.
     """
-    return as_address(read_short(session.parent / "ray_current_cluster"))
+    return as_address(read_ray_file(session.parent / "ray_current_cluster"))
 
 
-def read_short(path: Path) -> str:
+def read_ray_file(path: Path) -> str:
     """
-    Read what Ray keeps in a file of its own: an address, or a port.
+    Return the text of a small file of Ray, such as an address or a port.
 
-    Args:
-        path: The file.
-
-    Returns:
-        Its text; ``""`` if it cannot be read.
+    It is ``""`` if the file cannot be read.
     """
     try:
         data = read_ordinary(path, 1024)
@@ -913,27 +898,21 @@ def read_short(path: Path) -> str:
 
 def as_address(text: str) -> str:
     """
-    Tell whether a text is an address.
+    Return *text* if it is an address, otherwise ``""``.
 
-    Args:
-        text: Such as ``"10.0.0.1:6379"`` or ``"[fd00::1]:6379"``.
-
-    Returns:
-        The text; ``""`` if it is none.
+    Addresses are like ``"10.0.0.1:6379"`` or ``"[fd00::1]:6379"``.
     """
     found = _ADDRESS.fullmatch(text)
     return text if found and int(found[2]) < 1 << 16 else ""
 
 
-def knock(
+def probe_port(
     address: str, timeout_s: float
 ) -> Literal["answers", "refused", "silent"]:
     """
-    Tell whether somebody listens at an address.
+    Return whether a server listens at an address.
 
     Args:
-        address: The address.
-
         timeout_s: How long to wait, in seconds.
     """
     host, _, port = address.rpartition(":")

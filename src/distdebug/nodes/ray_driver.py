@@ -1,13 +1,13 @@
 """
-How does a command get to every node of a Ray cluster?
+Child process that connects to Ray and reaches all nodes of its cluster.
 
-It is started as ``python -m distdebug.nodes.ray_driver`` by whoever wants to
-know.  What Ray does to the process that connects to it happens to this one
-only: it prints, takes signals over, unpickles what nodes say, waits without
-end for a head that does not answer, and ends the process if that dies.
+It is started as ``python -m distdebug.nodes.ray_driver``.  Ray changes the
+process that connects: it prints, replaces signal handlers, unpickles what the
+nodes send, waits for ever for a head that does not answer, and ends the
+process if the head dies.  Here this does not harm the user's process.
 
-One line of JSON tells what to do; lines of JSON tell what becomes of it.  It
-ends when its standard input does.
+It reads one request as a line of JSON, writes lines of JSON, and ends when its
+standard input does.
 """
 
 from __future__ import annotations
@@ -32,15 +32,21 @@ import attrs
 from distdebug._text import clean
 from distdebug.errors import NodesError
 
-from .ray import Errands, Say, dead_node, runtime_env_of, trouble_of_ray
-from .results import Trouble, trouble_of
+from .ray import (
+    NodeTasks,
+    WriteMessage,
+    dead_node,
+    ray_failure,
+    runtime_env_of,
+)
+from .results import NodeFailure, exit_failure
 
 
 _BLOCK = 1 << 20
 
 
 @attrs.define
-class _Talk:
+class _Stream:
     host: str
     node: Mapping[str, Any]
     socket: socket.socket
@@ -48,83 +54,89 @@ class _Talk:
 
 
 @attrs.define
-class Talks:
+class StreamRelay:
     """
-    All programs that are talked to.
+    Forwards bytes between the parent's sockets and the programs on the nodes.
 
     Args:
-        program: The actor: takes the command, has *tell* and *hear*.
+        program: The class of the actor, such as :class:`Program`.
 
-        nodes: What Ray says of each node, by name.
+        nodes: The rows of ``ray.nodes()`` by host name.
 
         env: The runtime environment, if any.
 
-        say: Tells why a program is not there any more.
+        write_message: Called with the failure of each program that has ended.
     """
 
     program: type
     nodes: Mapping[str, Mapping[str, Any]]
     env: Mapping[str, Any] | None
-    say: Say
+    write_message: WriteMessage
     _select: selectors.BaseSelector = attrs.field(
         factory=selectors.DefaultSelector, init=False
     )
-    _heard: deque[tuple[_Talk, Future[Any]]] = attrs.field(
+    _outputs: deque[tuple[_Stream, Future[Any]]] = attrs.field(
         factory=deque, init=False
     )
 
-    def serve(self, doors: socket.socket) -> None:
+    def serve(self, control: socket.socket) -> None:
         """
-        Carry words until nobody hands out sockets any more.
+        Forward bytes until the parent closes *control*.
 
         Args:
-            doors: Where sockets come from, each with the name of a node and a
-                command.
+            control: Receives sockets, each with a host name and a command.
         """
-        ear, bell = socket.socketpair()
-        bell.settimeout(0.0)
-        with ear, bell, doors, self._select:
-            self._select.register(ear, selectors.EVENT_READ)
-            self._select.register(doors, selectors.EVENT_READ)
-            while self._pass_on(ear, bell, doors):
+        wake_reader, wake_writer = socket.socketpair()
+        wake_writer.settimeout(0.0)
+        with wake_reader, wake_writer, control, self._select:
+            self._select.register(wake_reader, selectors.EVENT_READ)
+            self._select.register(control, selectors.EVENT_READ)
+            while self._dispatch(wake_reader, wake_writer, control):
                 pass
-            self._end_all()
+            self._close_all()
 
-    def _pass_on(
-        self, ear: socket.socket, bell: socket.socket, doors: socket.socket
+    def _dispatch(
+        self,
+        wake_reader: socket.socket,
+        wake_writer: socket.socket,
+        control: socket.socket,
     ) -> bool:
         """
-        Carry what came; tell whether more can come.
+        Handle the sockets that are ready; return whether *control* is open.
         """
         for key, _ in self._select.select():
-            if key.fileobj is ear:
-                ear.recv(_BLOCK)
-                self._tell_heard(bell)
-            elif key.fileobj is not doors:
-                self._carry(key.data)
-            elif not self._open(doors, bell):
+            if key.fileobj is wake_reader:
+                wake_reader.recv(_BLOCK)
+                self._forward_outputs(wake_writer)
+            elif key.fileobj is not control:
+                self._forward_input(key.data)
+            elif not self._open(control, wake_writer):
                 return False
         return True
 
-    def _end_all(self) -> None:
+    def _close_all(self) -> None:
         for key in [*self._select.get_map().values()]:
             if key.data is not None:
-                self._end(key.data, None)
+                self._close(key.data, None)
 
-    def _open(self, doors: socket.socket, bell: socket.socket) -> bool:
-        data, handles, _, _ = socket.recv_fds(doors, 1 << 16, 1)
+    def _open(
+        self, control: socket.socket, wake_writer: socket.socket
+    ) -> bool:
+        data, handles, _, _ = socket.recv_fds(control, 1 << 16, 1)
         if not data:
             return False
 
-        wanted = json.loads(data)
-        host = wanted["host"]
-        talk = _Talk(host, self.nodes[host], socket.socket(fileno=handles[0]))
-        if not talk.node["Alive"]:
-            self._end(talk, dead_node(talk.node))
+        request = json.loads(data)
+        host = request["host"]
+        stream = _Stream(
+            host, self.nodes[host], socket.socket(fileno=handles[0])
+        )
+        if not stream.node["Alive"]:
+            self._close(stream, dead_node(stream.node))
             return True
-        talk.actor = self._start(talk.node, wanted["argv"])
-        self._select.register(talk.socket, selectors.EVENT_READ, talk)
-        self._listen(talk, bell)
+        stream.actor = self._start(stream.node, request["argv"])
+        self._select.register(stream.socket, selectors.EVENT_READ, stream)
+        self._request_output(stream, wake_writer)
         return True
 
     def _start(self, node: Mapping[str, Any], argv: list[str]) -> Any:
@@ -134,7 +146,7 @@ class Talks:
             NodeAffinitySchedulingStrategy,
         )
 
-        # It needs nothing, so that it never waits for something to be free.
+        # Without resources, the actor never waits for a free one.
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         return (
             ray.remote(
@@ -148,79 +160,77 @@ class Talks:
             .remote(argv)
         )
 
-    def _listen(self, talk: _Talk, bell: socket.socket) -> None:
-        def ring(future: Future[Any]) -> None:
-            self._heard.append((talk, future))
-            # One that is not heard yet is enough.
+    def _request_output(
+        self, stream: _Stream, wake_writer: socket.socket
+    ) -> None:
+        def wake(future: Future[Any]) -> None:
+            self._outputs.append((stream, future))
+            # The socket is full, so the relay wakes up anyway.
             with suppress(OSError):
-                bell.send(b"!")
+                wake_writer.send(b"!")
 
-        ref = talk.actor.hear.options(concurrency_group="hear").remote()
-        ref.future().add_done_callback(ring)
+        ref = stream.actor.read.options(concurrency_group="hear").remote()
+        ref.future().add_done_callback(wake)
 
-    def _tell_heard(self, bell: socket.socket) -> None:
-        while self._heard:
-            talk, future = self._heard.popleft()
-            if talk.socket.fileno() < 0:
+    def _forward_outputs(self, wake_writer: socket.socket) -> None:
+        while self._outputs:
+            stream, future = self._outputs.popleft()
+            if stream.socket.fileno() < 0:
                 continue
             try:
-                data, status, complaint = future.result()
-                talk.socket.sendall(data)
+                data, status, stderr = future.result()
+                stream.socket.sendall(data)
             except OSError:
-                self._end(talk, None)
-            except Exception as exc:  # noqa: BLE001 -- whatever Ray makes of it
-                self._end(talk, trouble_of_ray(exc, talk.node))
+                self._close(stream, None)
+            except Exception as exc:  # noqa: BLE001 -- Ray may raise anything
+                self._close(stream, ray_failure(exc, stream.node))
             else:
                 if data:
-                    self._listen(talk, bell)
+                    self._request_output(stream, wake_writer)
                 else:
-                    self._end(talk, trouble_of(status, complaint, 0.0))
+                    self._close(stream, exit_failure(status, stderr, 0.0))
 
-    def _carry(self, talk: _Talk) -> None:
-        if talk.socket.fileno() < 0:
-            return  # it was ended by what was heard at the same moment
+    def _forward_input(self, stream: _Stream) -> None:
+        if stream.socket.fileno() < 0:
+            return  # an output in the same round has closed it
         try:
-            data = talk.socket.recv(_BLOCK)
+            data = stream.socket.recv(_BLOCK)
         except OSError:
             data = b""
         if data:
-            talk.actor.tell.remote(data)
+            stream.actor.write.remote(data)
         else:
-            self._end(talk, None)
+            self._close(stream, None)
 
-    def _end(self, talk: _Talk, trouble: Trouble | None) -> None:
-        if trouble:
-            self.say({"host": talk.host, "trouble": trouble})
-        if talk.actor is not None:
+    def _close(self, stream: _Stream, failure: NodeFailure | None) -> None:
+        if failure:
+            self.write_message({"host": stream.host, "trouble": failure})
+        if stream.actor is not None:
             import ray
 
-            self._select.unregister(talk.socket)
+            self._select.unregister(stream.socket)
             with suppress(Exception):
-                ray.kill(talk.actor)
-        talk.socket.close()
+                ray.kill(stream.actor)
+        stream.socket.close()
 
 
-# A node that the autoscaler took back was none of the job's any more.
-_TAKEN_BACK = 4
+# `NodeDeathInfo.Reason` in Ray's gcs.proto: the autoscaler removed an idle node,
+# so the job did not use it any more.
+_AUTOSCALER_DRAIN_IDLE = 4
 
 
 def main(stdin: IO[str], stdout: IO[str]) -> int:
     """
-    Do what the first line says, and tell what becomes of it.
+    Run the request in the first line of *stdin*, and write the results.
 
-    Prints ``{"hosts": […], "address": …}``, then one ``{"host": …, "seconds":
-    …, "ended": …}`` for each, or ``{"reason": …, "remedy": …}``.
-
-    Args:
-        stdin: Where the line comes from.
-
-        stdout: Where the answers go.
+    Writes ``{"hosts": […], "address": …}``, then one ``{"host": …, "seconds":
+    …, "ended": …}`` for each node, or ``{"reason": …, "remedy": …}``.
 
     Returns:
         The exit status.
     """
 
-    def say(answer: Mapping[str, object]) -> None:
+    def write_message(answer: Mapping[str, object]) -> None:
         stdout.write(f"{json.dumps(answer)}\n")
         stdout.flush()
 
@@ -231,14 +241,14 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
     ).start()
     try:
         with _connected(task["address"]) as address:
-            _serve(task, address, say, stop)
+            _serve(task, address, write_message, stop)
     except NodesError as exc:
-        say({"reason": str(exc), "remedy": exc.remedy})
+        write_message({"reason": str(exc), "remedy": exc.remedy})
     return 0
 
 
 def _wait_for_end(stdin: int, stop: threading.Event) -> None:
-    # Not by the file object: what a thread holds of it breaks the exit.
+    # By the descriptor: a thread that holds the file object breaks the exit.
     while os.read(stdin, 1):
         pass
     stop.set()
@@ -249,15 +259,17 @@ def _connected(address: str) -> Iterator[str]:
     import ray
 
     try:
-        # A job of ours is none of the user's.
+        # The namespace marks this job as distdebug's.
         ray.init(address, log_to_driver=False, namespace="_distdebug")
     except Exception as exc:
-        said = clean(str(exc).strip().partition("\n")[0])
+        error_text = clean(str(exc).strip().partition("\n")[0])
         if "Version mismatch" in str(exc):
             msg = f"the cluster differs: {clean(str(exc))}"
             remedy = "use the Python and the Ray of the cluster"
         else:
-            msg = f"there is no way to a Ray cluster at {address}: {said}"
+            msg = (
+                f"there is no way to a Ray cluster at {address}: {error_text}"
+            )
             remedy = (
                 "run it on a node of the cluster, where `ray status` answers"
             )
@@ -269,32 +281,37 @@ def _connected(address: str) -> Iterator[str]:
 
 
 def _serve(
-    task: Mapping[str, Any], address: str, say: Say, stop: threading.Event
+    task: Mapping[str, Any],
+    address: str,
+    write_message: WriteMessage,
+    stop: threading.Event,
 ) -> None:
     import ray
 
-    nodes = _named(
+    nodes = _nodes_by_name(
         node
         for node in ray.nodes()
-        if node["Alive"] or node.get("DeathReason") != _TAKEN_BACK
+        if node["Alive"] or node.get("DeathReason") != _AUTOSCALER_DRAIN_IDLE
     )
     env = runtime_env_of(task["runtime_env"], task["job"])
-    say({"hosts": list(nodes), "address": address})
+    write_message({"hosts": list(nodes), "address": address})
     if "doors" in task:
-        # Nobody may read what Ray prints as long as this may take.
+        # A full pipe of standard error would block Ray, so drop its output.
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 2)
         os.close(silence)
-        Talks(Program, nodes, env, say).serve(
+        StreamRelay(Program, nodes, env, write_message).serve(
             socket.socket(fileno=task["doors"])
         )
     elif task["argv"]:
-        Errands(on_node, task, env, say).run(nodes, stop)
+        NodeTasks(run_in_worker, task, env, write_message).run(nodes, stop)
 
 
-def _named(nodes: Iterator[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _nodes_by_name(
+    nodes: Iterator[Mapping[str, Any]],
+) -> dict[str, Mapping[str, Any]]:
     """
-    The nodes by their names, each of which is one node's.
+    Return the nodes by host name; equal names get a part of the node ID.
     """
     found = list(nodes)
     hosts = [node["NodeManagerHostname"] for node in found]
@@ -305,18 +322,18 @@ def _named(nodes: Iterator[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return named
 
 
-def on_node(errand: bytes, timeout_s: float, host: str) -> bytes:
+def run_in_worker(command: bytes, timeout_s: float, host: str) -> bytes:
     """
-    Run a command, inside a Ray worker of its node.
+    Run a command inside the Ray worker of its node.
 
-    It gets there by value, and tells what is missing there as data, so that
-    no exception has to travel.
+    Ray sends this function by value.  It returns errors of the node as data,
+    so that no exception has to be pickled.
     """
     try:
-        from distdebug.nodes.process import run_errand
+        from distdebug.nodes.process import try_run_process
 
-        from .results import Bound
-        from .results import ended_to_line as to_line
+        from .results import CommandLimits
+        from .results import completed_to_line as to_line
     except ImportError as exc:
         reason = f"in the Ray worker of {host}: {exc}"
         remedy = (
@@ -332,21 +349,21 @@ def on_node(errand: bytes, timeout_s: float, host: str) -> bytes:
             }
         ).encode()
 
-    argv, data = json.loads(bytes(errand))
-    ended = run_errand(
+    argv, data = json.loads(bytes(command))
+    completed = try_run_process(
         [argv[0] or sys.executable, *argv[1:]],
         data=None if data is None else base64.b64decode(data),
         environment={**os.environ, "DISTDEBUG_NODE": host},
-        bound=Bound(timeout_s=timeout_s),
+        limits=CommandLimits(timeout_s=timeout_s),
     )
-    return to_line(ended).encode()
+    return to_line(completed).encode()
 
 
 class Program:
     """
-    A command that is talked to, inside a Ray worker of its node.
+    A command that is streamed to, inside the Ray worker of its node.
 
-    It gets there by value.  It ends when this does.
+    Ray sends this class by value.  The command ends with the actor.
     """
 
     def __init__(self, argv: list[str]) -> None:
@@ -358,20 +375,20 @@ class Program:
             stderr=subprocess.PIPE,
         )
 
-    def tell(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """
-        Tell it something.
+        Write to the standard input of the command.
         """
         view = memoryview(data)
         try:
             while view and self._process.stdin:
                 view = view[self._process.stdin.write(view) :]
         except OSError:
-            pass  # who hears nothing learns why
+            pass  # read() returns why the command has ended
 
-    def hear(self) -> tuple[bytes, int | None, str]:
+    def read(self) -> tuple[bytes, int | None, str]:
         """
-        What does it say next, or else how did it end?
+        Return the next output; at its end, the exit status and standard error.
         """
         streams = (self._process.stdout, self._process.stderr)
         out, err = (stream.fileno() for stream in streams if stream)
@@ -379,14 +396,14 @@ class Program:
             return data, None, ""
         os.set_blocking(err, False)
         try:
-            complaint = os.read(err, 1 << 16).decode("utf-8", "replace")
+            stderr = os.read(err, 1 << 16).decode("utf-8", "replace")
         except BlockingIOError:
-            complaint = ""
-        return b"", self._process.wait(5), complaint
+            stderr = ""
+        return b"", self._process.wait(5), stderr
 
 
 def _main() -> int:
-    # Only our own lines go where somebody reads them.
+    # Keep the output of Ray out of the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     with answers:

@@ -1,5 +1,5 @@
 """
-What became of a command on a node, and what may run one?
+Results of commands on nodes, and the protocol of engines that run them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .._text import clean
 
 class NodeStatus(StrEnum):
     """
-    How it went on a node.
+    Outcome of a command on a node.
     """
 
     OK = "ok"
@@ -32,17 +32,13 @@ class NodeStatus(StrEnum):
 @attrs.frozen(kw_only=True)
 class NodeResult(Shown):
     """
-    What one node answered, or why it did not.
+    The answer of one node, or the reason why there is none.
 
     Attributes:
-        host: The name of the node.
-
-        status: How it went.
-
-        value: What the function returned there, as JSON data; ``None`` for a
+        value: What the function returned, as JSON data; ``None`` for a
             command.
 
-        output: The last 8,000 characters that it printed.
+        output: The last 8,000 characters of its output and standard error.
 
         reason: Why there is no value, in one line, or ``""``.
 
@@ -61,7 +57,7 @@ class NodeResult(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data; *value* is as it came.
+        Return plain data; *value* is unchanged.
         """
         return {
             **attrs.asdict(self, recurse=False),
@@ -69,8 +65,8 @@ class NodeResult(Shown):
         }
 
     def _blocks_(self) -> Iterable[Block]:
-        told = {"reason": self.reason, "next": self.remedy}
-        facts = [(label, clean(text)) for label, text in told.items() if text]
+        texts = {"reason": self.reason, "next": self.remedy}
+        facts = [(label, clean(text)) for label, text in texts.items() if text]
         head = f"{clean(self.host)}: {self.status} after {self.seconds:.1f} s"
         yield Entries([Entry(head, facts)])
         yield Lines(
@@ -78,14 +74,12 @@ class NodeResult(Shown):
         )
 
 
-class Trouble(NamedTuple):
+class NodeFailure(NamedTuple):
     """
-    What an engine knows about a command that went wrong.
+    Why a command failed on a node.
 
     Attributes:
-        status: How it went, then.
-
-        reason: What happened, in one line.
+        reason: The reason in one line.
 
         remedy: What to do about it, or ``""``.
     """
@@ -95,59 +89,54 @@ class Trouble(NamedTuple):
     remedy: str = ""
 
 
-class Ended(NamedTuple):
+class CompletedCommand(NamedTuple):
     """
-    What a command left.
+    Exit status and output of a command.
 
     Attributes:
-        status: Its exit status; ``None`` if it was ended by us.
+        status: The exit status; ``None`` if it was killed at the timeout.
 
-        output: The last 32 MiB that it printed.
+        output: The last 32 MiB of its standard output.
 
-        complaint: The last 32 MiB of its standard error.
+        stderr: The last 32 MiB of its standard error.
 
-        trouble: What the engine knows about it; ``None`` if it is not the
-            engine's.
+        failure: A failure of the engine, not of the command.
     """
 
     status: int | None = None
     output: bytes = b""
-    complaint: bytes = b""
-    trouble: Trouble | None = None
+    stderr: bytes = b""
+    failure: NodeFailure | None = None
 
 
-class Arrival(NamedTuple):
+class NodeReply(NamedTuple):
     """
     What came back from one node.
 
     Attributes:
-        host: The name of the node.
-
-        ended: What the command left there.
-
-        total: How many nodes there are.
+        total: The number of nodes.
 
         seconds: How long it took.
     """
 
     host: str
-    ended: Ended
+    completed: CompletedCommand
     total: int = 1
     seconds: float = 0.0
 
 
 @attrs.frozen(kw_only=True)
-class Bound:
+class CommandLimits:
     """
     When a command is ended.
 
     Attributes:
-        timeout_s: How long it may take, in seconds.
+        timeout_s: How long it may run, in seconds.
 
-        grace_s: How long after SIGTERM it is killed, in seconds; with 0 it is
-            killed at once.
+        grace_s: The time between SIGTERM and SIGKILL, in seconds; 0 kills at
+            once.
 
-        stop: Set by who wants no more of it.
+        stop: Ends the command when it is set.
     """
 
     timeout_s: float
@@ -157,80 +146,66 @@ class Bound:
 
 class Engine(Protocol):
     """
-    What brings commands to the nodes of a job.
+    Runs commands on the nodes of a job.
     """
 
     @property
     def python(self) -> str:
         """
-        Which Python runs functions on a node?
+        Return the Python that runs functions on a node.
         """
 
     def run(
         self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
-    ) -> Iterator[Arrival]:
+    ) -> Iterator[NodeReply]:
         """
-        What does a command leave on each node, as they come?
+        Run a command on each node and yield the replies as they arrive.
 
-        What still runs when the iterator is closed is ended.
+        Closing the iterator ends what still runs.
 
         Args:
-            argv: The command.
-
-            data: What it reads from its standard input, if anything.
+            data: Its standard input; ``None`` for an empty one.
 
             timeout_s: How long it may take on each node, in seconds.
 
         Raises:
-            NodesError: The nodes are not known.
+            NodesError: The nodes are unknown.
         """
 
 
-def ended_to_line(ended: Ended) -> str:
+def completed_to_line(completed: CompletedCommand) -> str:
     """
-    How is it told elsewhere?
-
-    Args:
-        ended: What a command left.
-
-    Returns:
-        One line of JSON, in ASCII.
+    Return the result as one line of JSON in ASCII.
     """
     return json.dumps(
         {
-            "status": ended.status,
-            "output": base64.b64encode(ended.output).decode(),
-            "complaint": base64.b64encode(ended.complaint).decode(),
-            "trouble": ended.trouble,
+            "status": completed.status,
+            "output": base64.b64encode(completed.output).decode(),
+            "complaint": base64.b64encode(completed.stderr).decode(),
+            "trouble": completed.failure,
         }
     )
 
 
-def ended_from_line(line: object) -> Ended:
+def completed_from_line(line: object) -> CompletedCommand:
     """
-    What was told?
-
-    Args:
-        line: What is said to be such a line.
-
-    Returns:
-        What the command left; that nobody understands it is a trouble.
+    Parse a line of :func:`completed_to_line`; a wrong line gives a failure.
     """
     try:
-        told = json.loads(_text(line))
-        status = told["status"]
-        return Ended(
+        data = json.loads(_check_text(line))
+        status = data["status"]
+        return CompletedCommand(
             None if status is None else int(status),
-            base64.b64decode(_text(told["output"])),
-            base64.b64decode(_text(told["complaint"])),
-            _trouble(told["trouble"]),
+            base64.b64decode(_check_text(data["output"])),
+            base64.b64decode(_check_text(data["complaint"])),
+            _parse_failure(data["trouble"]),
         )
     except (
         *(LookupError, OverflowError, RecursionError),
         *(TypeError, ValueError),
     ):
-        return Ended(
-            trouble=Trouble(
+        return CompletedCommand(
+            failure=NodeFailure(
                 NodeStatus.FAILED,
                 "nobody understands what the node answered",
                 "install the same distdebug there",
@@ -238,57 +213,52 @@ def ended_from_line(line: object) -> Ended:
         )
 
 
-def _trouble(told: object) -> Trouble | None:
-    if told is None:
+def _parse_failure(data: object) -> NodeFailure | None:
+    if data is None:
         return None
-    if not isinstance(told, list):
+    if not isinstance(data, list):
         raise TypeError
-    status, reason, remedy = map(_text, told)
-    return Trouble(NodeStatus(status), reason, remedy)
+    status, reason, remedy = map(_check_text, data)
+    return NodeFailure(NodeStatus(status), reason, remedy)
 
 
-def _text(told: object) -> str:
-    if not isinstance(told, str):
+def _check_text(data: object) -> str:
+    if not isinstance(data, str):
         raise TypeError
-    return told
+    return data
 
 
-def trouble_of(
-    status: int | None, complaint: str, timeout_s: float
-) -> Trouble:
+def exit_failure(
+    status: int | None, stderr: str, timeout_s: float
+) -> NodeFailure:
     """
-    What can be told of a command that left no answer?
+    Return the failure of a command that gave no answer.
 
     Args:
-        status: Its exit status; ``None`` if it was ended by us.
+        status: Its exit status; ``None`` if it was killed at the timeout.
 
-        complaint: What it wrote to its standard error.
-
-        timeout_s: How long it was waited for, in seconds.
-
-    Returns:
-        What happened, and what helps.
+        timeout_s: The timeout in seconds, for the message.
     """
     if status is None:
-        return Trouble(
+        return NodeFailure(
             NodeStatus.TIMED_OUT,
             f"no answer after {timeout_s:g} s",
             "give it more time, or look at the node itself",
         )
-    return Trouble(
+    return NodeFailure(
         NodeStatus.FAILED,
-        _last_words(status, complaint),
-        _missing_remedy(complaint),
+        _exit_text(status, stderr),
+        _exit_remedy(stderr),
     )
 
 
-def _last_words(status: int, complaint: str) -> str:
-    lines = [line for line in map(clean, complaint.splitlines()) if line]
-    ended = f"signal {-status}" if status < 0 else f"status {status}"
-    return f"it ended with {ended}" + (f": {lines[-1]}" if lines else "")
+def _exit_text(status: int, stderr: str) -> str:
+    lines = [line for line in map(clean, stderr.splitlines()) if line]
+    status_text = f"signal {-status}" if status < 0 else f"status {status}"
+    return f"it ended with {status_text}" + (f": {lines[-1]}" if lines else "")
 
 
-def _missing_remedy(complaint: str) -> str:
-    if "No module named" in complaint:
+def _exit_remedy(stderr: str) -> str:
+    if "No module named" in stderr:
         return "install distdebug on the node, or in its container"
     return ""

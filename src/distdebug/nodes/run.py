@@ -1,5 +1,8 @@
 """
-How does one command run on every node of a job?
+Run a function or command on each node of a job, one result per node.
+
+A function is sent by value to a child process on the node, and its answer
+comes back as one marked line of JSON in the output of that process.
 """
 
 from __future__ import annotations
@@ -24,28 +27,28 @@ import attrs
 
 from .._text import clean, without_controls
 from ..errors import NodesError
-from .process import run_errand
+from .process import try_run_process
 from .results import (
-    Arrival,
-    Bound,
-    Ended,
+    CommandLimits,
+    CompletedCommand,
     Engine,
+    NodeReply,
     NodeResult,
     NodeStatus,
-    trouble_of,
+    exit_failure,
 )
 
 
-class Parcel(NamedTuple):
+class RemoteFunction(NamedTuple):
     """
-    A function that is ready to travel.
+    A pickled function and the command line that runs it.
 
     Attributes:
-        data: What the child reads from its standard input.
+        data: The standard input of the child process.
 
-        arguments: What stands behind ``python`` on the node.
+        arguments: The arguments of ``python`` on the node.
 
-        mark: What stands before the answer.
+        mark: The text in front of the answer.
     """
 
     data: bytes
@@ -53,20 +56,19 @@ class Parcel(NamedTuple):
     mark: str
 
 
-def pack(function: Callable[[], object], timeout_s: float) -> Parcel:
+def pack_function(
+    function: Callable[[], object], timeout_s: float
+) -> RemoteFunction:
     """
-    How can this function run where its module is unknown?
+    Pickle a function by value, with all it uses of its own module.
 
     Args:
         function: Takes no argument and returns JSON data.
 
-        timeout_s: How long it may take, in seconds.
-
-    Returns:
-        The function by value, with everything it needs of its own module.
+        timeout_s: How long it may run, in seconds.
 
     Raises:
-        NodesError: It holds something that cannot travel.
+        NodesError: It holds something that cannot be pickled.
     """
     import cloudpickle
 
@@ -83,10 +85,10 @@ def pack(function: Callable[[], object], timeout_s: float) -> Parcel:
 
     data = base64.b64encode(pickled)
     mark = f"distdebug-{secrets.token_hex(16)}"
-    return Parcel(
+    return RemoteFunction(
         data,
         (
-            # Not even a json.py in the folder of the job gets in between.
+            # -P: a json.py in the working folder must not shadow the library's.
             "-P",
             "-u",
             "-m",
@@ -102,26 +104,25 @@ def pack(function: Callable[[], object], timeout_s: float) -> Parcel:
 
 def unpack_answer(mark: str, output: str) -> tuple[Any, str]:
     """
-    What did a child answer that was sent a mark?
+    Split the output of a child into its answer and the other output.
 
     Args:
-        mark: What stands before the answer.
-
-        output: All that it printed.
+        mark: The text in front of the answer.
 
     Returns:
-        The answer, a mapping, or ``None`` if there is none; and what was
-        printed besides.
+        The answer, a mapping or ``None``; and the output without it.
     """
-    before, found, rest = output.rpartition(f"{mark} ")
-    line, _, after = rest.partition("\n")
+    text_before, found, rest = output.rpartition(f"{mark} ")
+    line, _, text_after = rest.partition("\n")
     if not found:
         return None, output
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
         answer = None
-    return answer if isinstance(answer, dict) else None, before + after
+    return answer if isinstance(
+        answer, dict
+    ) else None, text_before + text_after
 
 
 def _python_version() -> str:
@@ -131,7 +132,7 @@ def _python_version() -> str:
 @contextmanager
 def _by_value(function: Callable[[], object]) -> Iterator[None]:
     """
-    Let what stands in the function's own module travel with it.
+    Pickle the content of the function's own module by value.
     """
     import cloudpickle
 
@@ -139,11 +140,13 @@ def _by_value(function: Callable[[], object]) -> Iterator[None]:
         function = function.func
     name = getattr(function, "__module__", None) or "__main__"
     module = sys.modules.get(name)
-    room = name.partition(".")[0]
-    known = room in {"__main__", "distdebug"} | sys.stdlib_module_names
-    # What somebody registered before stays so.
+    package = name.partition(".")[0]
+    is_importable = (
+        package in {"__main__", "distdebug"} | sys.stdlib_module_names
+    )
+    # A module that the user has registered stays registered.
     if (
-        known
+        is_importable
         or not module
         or name in cloudpickle.list_registry_pickle_by_value()
     ):
@@ -158,9 +161,9 @@ def _by_value(function: Callable[[], object]) -> Iterator[None]:
 
 
 @attrs.frozen(kw_only=True)
-class Here:
+class LocalNode:
     """
-    The node that we are on.
+    Engine for the local node.
 
     Attributes:
         python: The Python that runs functions; by default this one.
@@ -170,32 +173,27 @@ class Here:
 
     def run(
         self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
-    ) -> Iterator[Arrival]:
+    ) -> Iterator[NodeReply]:
         """
-        What does a command leave here?
+        Run a command on this node and yield the one reply.
 
         Args:
-            argv: The command.
-
-            data: What it reads from its standard input, if anything.
+            data: Its standard input; ``None`` for an empty one.
 
             timeout_s: How long it may take, in seconds.
-
-        Yields:
-            The one answer.
         """
         begin = time.monotonic()
-        ended = run_errand(
+        completed = try_run_process(
             argv,
             environment=os.environ,
-            bound=Bound(timeout_s=timeout_s),
+            limits=CommandLimits(timeout_s=timeout_s),
             data=data,
         )
         seconds = time.monotonic() - begin
-        yield Arrival(socket.gethostname(), ended, seconds=seconds)
+        yield NodeReply(socket.gethostname(), completed, seconds=seconds)
 
 
-_MOST_OUTPUT = 8000
+_MAX_OUTPUT = 8000
 
 
 def run_on_nodes(
@@ -206,95 +204,99 @@ def run_on_nodes(
     tell: Callable[[int, int], object] = lambda _done, _total: None,
 ) -> Iterator[NodeResult]:
     """
-    What does each node of a job answer?
+    Run a function or command on each node of a job.
 
-    A node that does not answer costs its own result only.  Nothing starts
-    before the first result is asked for, and what still runs when the iterator
-    is closed is ended.
+    A node that does not answer costs only its own result.  Nothing starts
+    before the first result is requested.  Closing the iterator ends what still
+    runs.
 
     Args:
-        function_or_argv: What to run: a function without arguments that
-            returns JSON data, sent by value; or a command and its arguments.
+        function_or_argv: A function without arguments that returns JSON data,
+            sent by value; or a command with its arguments.
 
-        engine: What brings it to the nodes; by default it runs on this one.
+        engine: Brings it to the nodes; by default it runs on this node.
 
         timeout_s: How long each node may take, in seconds.
 
-        tell: Called with how many of how many nodes are done.
+        tell: Called with the numbers of finished nodes and of all nodes.
 
     Returns:
-        One result per node, as they come.
+        One result per node, as they arrive.
 
     Raises:
-        NodesError: The function cannot travel, or the command is none; with
-            the first result: the nodes are not known.
+        NodesError: The function cannot be pickled, or the command is invalid;
+            with the first result: the nodes are unknown.
     """
     if isinstance(engine, str):
         if engine != "here":
             msg = f"there is no engine {engine!r}"
             raise NodesError(msg, remedy="say 'here', or give an engine")
-        engine = Here()
-    work, parcel = function_or_argv, None
-    if callable(work):
-        parcel = pack(work, timeout_s)
-        work = (engine.python, *parcel.arguments)
-    elif isinstance(work, str) or not work:
-        msg = f"{work!r} is no command"
+        engine = LocalNode()
+    command, remote_function = function_or_argv, None
+    if callable(command):
+        remote_function = pack_function(command, timeout_s)
+        command = (engine.python, *remote_function.arguments)
+    elif isinstance(command, str) or not command:
+        msg = f"{command!r} is no command"
         raise NodesError(msg, remedy="give a list: the program, its arguments")
-    arrivals = engine.run(
-        tuple(work), data=parcel and parcel.data, timeout_s=timeout_s
+    replies = engine.run(
+        tuple(command),
+        data=remote_function and remote_function.data,
+        timeout_s=timeout_s,
     )
-    return _results(arrivals, parcel, timeout_s, tell)
+    return _results(replies, remote_function, timeout_s, tell)
 
 
 def _results(
-    arrivals: Iterator[Arrival],
-    parcel: Parcel | None,
+    replies: Iterator[NodeReply],
+    remote_function: RemoteFunction | None,
     timeout_s: float,
     tell: Callable[[int, int], object],
 ) -> Iterator[NodeResult]:
     try:
-        for done, arrival in enumerate(arrivals, 1):
-            tell(done, arrival.total)
-            yield _result(arrival, parcel, timeout_s)
+        for done, reply in enumerate(replies, 1):
+            tell(done, reply.total)
+            yield _result(reply, remote_function, timeout_s)
     finally:
-        # Also where nobody counts references, and when *tell* fails.
-        if isinstance(arrivals, Generator):
-            arrivals.close()
+        # Close also if *tell* fails or Python does not count references.
+        if isinstance(replies, Generator):
+            replies.close()
 
 
 def _result(
-    arrival: Arrival, parcel: Parcel | None, timeout_s: float
+    reply: NodeReply, remote_function: RemoteFunction | None, timeout_s: float
 ) -> NodeResult:
-    ended = arrival.ended
-    output = ended.output.decode("utf-8", "replace")
-    complaint = ended.complaint.decode("utf-8", "replace")
+    completed = reply.completed
+    output = completed.output.decode("utf-8", "replace")
+    stderr = completed.stderr.decode("utf-8", "replace")
     answer = None
-    if parcel:
-        answer, output = unpack_answer(parcel.mark, output)
-    shown = without_controls(f"{output.strip()}\n{complaint.strip()}").strip()
+    if remote_function:
+        answer, output = unpack_answer(remote_function.mark, output)
+    shown = without_controls(f"{output.strip()}\n{stderr.strip()}").strip()
     result = NodeResult(
-        host=clean(arrival.host),
+        host=clean(reply.host),
         status=NodeStatus.OK,
-        output=shown[-_MOST_OUTPUT:],
-        seconds=arrival.seconds,
+        output=shown[-_MAX_OUTPUT:],
+        seconds=reply.seconds,
     )
 
-    # An answer is one, however the way back ended.
+    # An answer counts even if the connection failed afterwards.
     if answer is not None:
-        return _answered(result, answer)
-    if ended.status == 0 and not parcel:
+        return _with_answer(result, answer)
+    if completed.status == 0 and not remote_function:
         return result
-    trouble = ended.trouble or trouble_of(ended.status, complaint, timeout_s)
+    failure = completed.failure or exit_failure(
+        completed.status, stderr, timeout_s
+    )
     return attrs.evolve(
         result,
-        status=trouble.status,
-        reason=clean(trouble.reason),
-        remedy=clean(trouble.remedy),
+        status=failure.status,
+        reason=clean(failure.reason),
+        remedy=clean(failure.remedy),
     )
 
 
-def _answered(result: NodeResult, answer: dict[str, object]) -> NodeResult:
+def _with_answer(result: NodeResult, answer: dict[str, object]) -> NodeResult:
     if "value" in answer:
         return attrs.evolve(result, value=answer["value"])
     return attrs.evolve(
@@ -305,41 +307,38 @@ def _answered(result: NodeResult, answer: dict[str, object]) -> NodeResult:
     )
 
 
-P = TypeVar("P")
+Target = TypeVar("Target")
 
 
-def side_by_side(
-    ask: Callable[[P], Ended],
-    places: Mapping[str, P],
+def parallel_map(
+    run_one: Callable[[Target], CompletedCommand],
+    targets: Mapping[str, Target],
     *,
     at_once: int,
     stop: threading.Event,
-) -> Iterator[Arrival]:
+) -> Iterator[NodeReply]:
     """
-    What does each node answer, as they come?
+    Call *run_one* for each target and yield the replies as they arrive.
 
     Args:
-        ask: What asks one node.
+        targets: The argument of *run_one* for each host name.
 
-        places: What tells it which, by the name of the node.
+        at_once: How many calls run at the same time.
 
-        at_once: How many nodes are asked at the same time.
-
-        stop: Set when nobody wants more answers; *ask* ends soon, then.
-
-    Yields:
-        One answer per node.
+        stop: Set at the end; it has to end the calls that still run.
     """
 
-    def arrival(host: str) -> Arrival:
+    def reply(host: str) -> NodeReply:
         begin = time.monotonic()
-        ended = ask(places[host])
-        return Arrival(host, ended, len(places), time.monotonic() - begin)
+        completed = run_one(targets[host])
+        return NodeReply(
+            host, completed, len(targets), time.monotonic() - begin
+        )
 
-    with ThreadPoolExecutor(max(1, min(at_once, len(places)))) as pool:
+    with ThreadPoolExecutor(max(1, min(at_once, len(targets)))) as pool:
         try:
-            waiting = [pool.submit(arrival, host) for host in places]
-            for future in as_completed(waiting):
+            futures = [pool.submit(reply, host) for host in targets]
+            for future in as_completed(futures):
                 yield future.result()
         finally:
             stop.set()

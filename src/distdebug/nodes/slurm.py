@@ -1,5 +1,5 @@
 """
-How does a command run on every node of a Slurm job?
+Run commands and streams on the nodes of a Slurm job, with ``srun``.
 """
 
 from __future__ import annotations
@@ -18,40 +18,49 @@ import attrs
 
 from .._text import clean
 from ..errors import NodesError
-from .process import Door, open_channel, run_errand, run_process
-from .results import Arrival, Bound, Ended, NodeStatus, Trouble
-from .run import side_by_side
+from .process import Connector, open_channel, run_process, try_run_process
+from .results import (
+    CommandLimits,
+    CompletedCommand,
+    NodeFailure,
+    NodeReply,
+    NodeStatus,
+)
+from .run import parallel_map
 
 
-# A busy controller may take its time.
+# A busy controller answers slowly.
 _QUERY_S = 30.0
-_MOST_SAID = 2000
+_MAX_ERROR_TEXT = 2000
 _JOB = re.compile(r"\d+(?:[_+]\d+)?")
-# The environment of a job names the geometry of its own steps, which is none
-# of ours.
-_OURS = re.compile(r"(?:SLURM|SRUN|SQUEUE|SCONTROL)_(?!CONF$|CLUSTERS$|JWT$)")
+# Inside a job, these variables would set the geometry of the step.
+_STEP_VARIABLES = re.compile(
+    r"(?:SLURM|SRUN|SQUEUE|SCONTROL)_(?!CONF$|CLUSTERS$|JWT$)"
+)
 
-_GONE = "take the job's end from its logs; the other nodes' results are whole"
-_TROUBLES = tuple(
-    (re.compile(pattern), Trouble(status, reason, remedy))
+_GONE_REMEDY = (
+    "take the job's end from its logs; the other nodes' results are whole"
+)
+_FAILURES = tuple(
+    (re.compile(pattern), NodeFailure(status, reason, remedy))
     for pattern, status, reason, remedy in (
         (
             r"[Ii]nvalid job id|already completed|Expired or invalid job",
             NodeStatus.FAILED,
             "the job is not running any more",
-            _GONE,
+            _GONE_REMEDY,
         ),
         (
             r"connection failure|Node failure|Required node not available",
             NodeStatus.DEAD,
             "Slurm does not reach the node",
-            "`scontrol show node` tells its state and why; " + _GONE,
+            "`scontrol show node` tells its state and why; " + _GONE_REMEDY,
         ),
         (
             r"Requested node configuration is not available",
             NodeStatus.FAILED,
             "the node does not belong to the job any more",
-            _GONE,
+            _GONE_REMEDY,
         ),
         (
             r"unrecognized option .*container",
@@ -86,11 +95,11 @@ class Slurm:
     """
     The nodes of a running Slurm job.
 
-    Each node gets a step of its own that shares what the job has, so that
-    nobody waits for what is in use.
+    Each node gets its own step that overlaps with those of the job, so that it
+    does not wait for resources.
 
     Attributes:
-        job: Its number, such as ``"1234"``; ``"1234_5"`` for a task of an
+        job: The job ID, such as ``"1234"``; ``"1234_5"`` for a task of an
             array.
 
         container_name: The pyxis container to enter on each node.
@@ -98,9 +107,9 @@ class Slurm:
         python: The Python that runs functions; by default this one, and
             ``python3`` in a container.
 
-        at_once: How many nodes are asked at the same time.
+        at_once: How many nodes run the command at the same time.
 
-        grace_s: How long ``srun`` may take to end what runs on a node, in
+        grace_s: How long ``srun`` may take to end the command on a node, in
             seconds.
     """
 
@@ -116,48 +125,44 @@ class Slurm:
 
     def run(
         self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
-    ) -> Iterator[Arrival]:
+    ) -> Iterator[NodeReply]:
         """
-        What does a command leave on each node of the job, as they come?
+        Run a command on each node and yield the replies as they arrive.
 
         Args:
-            argv: The command.
-
-            data: What it reads from its standard input, if anything.
+            data: Its standard input; ``None`` for an empty one.
 
             timeout_s: How long it may take on each node, in seconds.
-
-        Yields:
-            One answer per node.
 
         Raises:
             NodesError: There is no Slurm, no such job, or it does not run.
         """
-        bound = Bound(timeout_s=timeout_s, grace_s=self.grace_s)
+        limits = CommandLimits(timeout_s=timeout_s, grace_s=self.grace_s)
 
-        def ask(prefix: Sequence[str]) -> Ended:
-            ended = run_errand(
+        def run_one(prefix: Sequence[str]) -> CompletedCommand:
+            completed = try_run_process(
                 [*prefix, *argv],
                 environment=_environment(),
-                bound=bound,
+                limits=limits,
                 data=data,
             )
-            return ended._replace(trouble=ended.trouble or _trouble(ended))
+            return completed._replace(
+                failure=completed.failure or _slurm_failure(completed)
+            )
 
-        yield from side_by_side(
-            ask, self.places(), at_once=self.at_once, stop=bound.stop
+        yield from parallel_map(
+            run_one,
+            self.srun_prefixes(),
+            at_once=self.at_once,
+            stop=limits.stop,
         )
 
     @contextmanager
-    def doors(self, argv: Sequence[str]) -> Iterator[Mapping[str, Door]]:
+    def connectors(
+        self, argv: Sequence[str]
+    ) -> Iterator[Mapping[str, Connector]]:
         """
-        On which nodes of the job can a program be started?
-
-        Args:
-            argv: The command.
-
-        Yields:
-            What starts it, by node.
+        Yield a connector for each node, by host name.
 
         Raises:
             NodesError: There is no Slurm, no such job, or it does not run.
@@ -167,18 +172,16 @@ class Slurm:
                 open_channel,
                 [*prefix, *argv],
                 environment=_environment(),
-                explain=_trouble,
+                explain=_slurm_failure,
             )
-            for host, prefix in self.places().items()
+            for host, prefix in self.srun_prefixes().items()
         }
 
-    def places(self) -> dict[str, tuple[str, ...]]:
+    def srun_prefixes(self) -> dict[str, tuple[str, ...]]:
         """
-        Which nodes has the job?
+        Return the ``srun`` command line for each node, without the command.
 
-        Returns:
-            What stands before a command, so that it runs there, by node; in
-            the order of Slurm.
+        The nodes are in the order of Slurm.
 
         Raises:
             NodesError: There is no Slurm, no such job, or it does not run.
@@ -187,14 +190,16 @@ class Slurm:
             msg = f"{clean(self.job)!r} is no number of a Slurm job"
             raise NodesError(msg, remedy="`squeue --me` lists your jobs")
 
-        places: dict[str, tuple[str, ...]] = {}
+        srun_prefixes: dict[str, tuple[str, ...]] = {}
         for allocation in self._allocations():
             for host in self._hosts(allocation.nodes):
-                places.setdefault(host, self._srun(allocation.job, host))
-        return places
+                srun_prefixes.setdefault(
+                    host, self._srun_prefix(allocation.job, host)
+                )
+        return srun_prefixes
 
     def _allocations(self) -> list[_Allocation]:
-        output = self._ask("squeue", "-h", "-j", self.job, "-o", "%A|%T|%N")
+        output = self._query("squeue", "-h", "-j", self.job, "-o", "%A|%T|%N")
         rows = [_Allocation(*x.split("|", 2)) for x in _lines(output, "|", 2)]
         running = [row for row in rows if row.nodes]
         if not running:
@@ -204,12 +209,12 @@ class Slurm:
         return running
 
     def _hosts(self, nodes: str) -> list[str]:
-        # Names such as a[1-3,5],b7 have more forms than one could guess.
-        output = self._ask("scontrol", "show", "hostnames", nodes)
+        # scontrol knows all forms of host lists, such as a[1-3,5],b7.
+        output = self._query("scontrol", "show", "hostnames", nodes)
         return [line for line in output.split() if not line.startswith("-")]
 
-    def _srun(self, job: str, host: str) -> tuple[str, ...]:
-        inside = (
+    def _srun_prefix(self, job: str, host: str) -> tuple[str, ...]:
+        container = (
             (f"--container-name={self.container_name}",)
             if self.container_name
             else ()
@@ -224,48 +229,52 @@ class Slurm:
             host,
             "--gres=none",
             "--mpi=none",
-            *inside,
+            *container,
         )
 
-    def _ask(self, *argv: str) -> str:
-        asked = " ".join(argv)
-        ended = run_process(
+    def _query(self, *argv: str) -> str:
+        command = " ".join(argv)
+        completed = run_process(
             [_tool(argv[0]), *argv[1:]],
             environment=_environment(),
-            bound=Bound(timeout_s=_QUERY_S),
+            limits=CommandLimits(timeout_s=_QUERY_S),
         )
-        # Whatever complains without end says the same at its end.
-        said = clean(ended.complaint[-_MOST_SAID:].decode("utf-8", "replace"))
-        if ended.status == 0:
-            output = ended.output.decode("utf-8", "replace")
+        # The end of a long error output is enough.
+        error_text = clean(
+            completed.stderr[-_MAX_ERROR_TEXT:].decode("utf-8", "replace")
+        )
+        if completed.status == 0:
+            output = completed.output.decode("utf-8", "replace")
             if all(line.isprintable() for line in output.splitlines()):
                 return output
-            msg = f"`{clean(asked)}` printed what is no text"
+            msg = f"`{clean(command)}` printed what is no text"
             raise NodesError(msg, remedy=f"see what `which {argv[0]}` tells")
-        if "Invalid job id" in said:
+        if "Invalid job id" in error_text:
             msg = f"Slurm knows no job {self.job}"
             raise NodesError(msg, remedy="`squeue --me` lists your jobs")
-        if ended.status is None:
-            said = f"no answer after {_QUERY_S:g} s"
-        msg = f"`{asked}` failed: {said}"
+        if completed.status is None:
+            error_text = f"no answer after {_QUERY_S:g} s"
+        msg = f"`{command}` failed: {error_text}"
         raise NodesError(msg, remedy="see whether `sinfo` answers here")
 
 
 def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not _OURS.match(k)}
+    return {
+        k: v for k, v in os.environ.items() if not _STEP_VARIABLES.match(k)
+    }
 
 
-def _trouble(ended: Ended) -> Trouble | None:
-    complaint = ended.complaint.decode("utf-8", "replace")
-    said = [
+def _slurm_failure(completed: CompletedCommand) -> NodeFailure | None:
+    stderr = completed.stderr.decode("utf-8", "replace")
+    error_text = [
         line
-        for line in map(clean, complaint.splitlines())
+        for line in map(clean, stderr.splitlines())
         if re.match(r"srun: |slurmstepd: |pyxis: ", line)
     ]
-    for pattern, trouble in _TROUBLES:
-        for line in said:
+    for pattern, failure in _FAILURES:
+        for line in error_text:
             if pattern.search(line):
-                return trouble._replace(reason=f"{trouble.reason} ({line})")
+                return failure._replace(reason=f"{failure.reason} ({line})")
     return None
 
 
@@ -280,5 +289,5 @@ def _tool(name: str) -> str:
     return path
 
 
-def _lines(text: str, mark: str, count: int) -> list[str]:
-    return [x for x in text.splitlines() if x.count(mark) >= count]
+def _lines(text: str, separator: str, count: int) -> list[str]:
+    return [x for x in text.splitlines() if x.count(separator) >= count]

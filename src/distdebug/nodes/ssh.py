@@ -1,5 +1,5 @@
 """
-How does a command run on hosts that ssh reaches?
+Run commands and streams on hosts, with ``ssh``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ import attrs
 
 from .._text import clean
 from ..errors import NodesError
-from .process import Door, open_channel, run_errand
-from .results import Arrival, Bound, Ended, NodeStatus, Trouble
-from .run import side_by_side
+from .process import Connector, open_channel, try_run_process
+from .results import (
+    CommandLimits,
+    CompletedCommand,
+    NodeFailure,
+    NodeReply,
+    NodeStatus,
+)
+from .run import parallel_map
 
 
-# No option, and nothing that a shell would understand.
+# Neither an option nor shell syntax.
 _HOST = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9_.:@%\[\]-]{0,254}")
 _OPTIONS = (
     "-T",
@@ -32,11 +38,11 @@ _OPTIONS = (
     *("-o", "ServerAliveInterval=15"),
     *("-o", "ServerAliveCountMax=2"),
 )
-# What ssh itself ends with; commands seldom do.
-_FAILED = 255
+# The exit status of ssh itself; commands seldom use it.
+_SSH_FAILED = 255
 
 
-def _hosts(hosts: Sequence[str]) -> tuple[str, ...]:
+def _check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys([hosts] if isinstance(hosts, str) else hosts))
     for host in found:
         if not _HOST.fullmatch(host):
@@ -48,66 +54,58 @@ def _hosts(hosts: Sequence[str]) -> tuple[str, ...]:
 @attrs.frozen
 class Ssh:
     """
-    Hosts on which we can log in without a password.
+    Hosts that accept a login without a password.
 
-    What stands in the configuration of ssh is respected: names, users, keys,
-    and hosts to jump over.
+    The configuration of ssh applies: host names, users, keys, and jump hosts.
 
     Attributes:
-        hosts: Their names, as ``ssh`` takes them.
+        hosts: The host names, as ``ssh`` takes them.
 
-        python: The Python that runs functions; by default one that is where
-            this one is.
+        python: The Python that runs functions; by default the same path as
+            here.
 
-        at_once: How many hosts are asked at the same time.
+        at_once: How many hosts run the command at the same time.
     """
 
-    hosts: tuple[str, ...] = attrs.field(converter=_hosts)
+    hosts: tuple[str, ...] = attrs.field(converter=_check_hosts)
     python: str = attrs.field(default=sys.executable, kw_only=True)
     at_once: int = attrs.field(default=32, kw_only=True)
 
     def run(
         self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
-    ) -> Iterator[Arrival]:
+    ) -> Iterator[NodeReply]:
         """
-        What does a command leave on each host, as they come?
+        Run a command on each host and yield the replies as they arrive.
 
         Args:
-            argv: The command.
-
-            data: What it reads from its standard input, if anything.
+            data: Its standard input; ``None`` for an empty one.
 
             timeout_s: How long it may take on each host, in seconds.
-
-        Yields:
-            One answer per host.
 
         Raises:
             NodesError: There is no ssh.
         """
-        bound = Bound(timeout_s=timeout_s)
+        limits = CommandLimits(timeout_s=timeout_s)
 
-        def ask(command: Sequence[str]) -> Ended:
-            ended = run_errand(
-                command, environment=os.environ, bound=bound, data=data
+        def run_one(command: Sequence[str]) -> CompletedCommand:
+            completed = try_run_process(
+                command, environment=os.environ, limits=limits, data=data
             )
-            return ended._replace(trouble=ended.trouble or _trouble(ended))
+            return completed._replace(
+                failure=completed.failure or _ssh_failure(completed)
+            )
 
-        commands = {host: self._ssh(host, argv) for host in self.hosts}
-        yield from side_by_side(
-            ask, commands, at_once=self.at_once, stop=bound.stop
+        commands = {host: self._ssh_command(host, argv) for host in self.hosts}
+        yield from parallel_map(
+            run_one, commands, at_once=self.at_once, stop=limits.stop
         )
 
     @contextmanager
-    def doors(self, argv: Sequence[str]) -> Iterator[Mapping[str, Door]]:
+    def connectors(
+        self, argv: Sequence[str]
+    ) -> Iterator[Mapping[str, Connector]]:
         """
-        On which hosts can a program be started?
-
-        Args:
-            argv: The command.
-
-        Yields:
-            What starts it, by host.
+        Yield a connector for each host.
 
         Raises:
             NodesError: There is no ssh.
@@ -115,28 +113,30 @@ class Ssh:
         yield {
             host: partial(
                 open_channel,
-                self._ssh(host, argv),
+                self._ssh_command(host, argv),
                 environment=os.environ,
-                explain=_trouble,
+                explain=_ssh_failure,
             )
             for host in self.hosts
         }
 
-    def _ssh(self, host: str, argv: Sequence[str]) -> tuple[str, ...]:
+    def _ssh_command(self, host: str, argv: Sequence[str]) -> tuple[str, ...]:
         path = shutil.which("ssh")
         if path is None:
             msg = "there is no ssh on PATH"
             raise NodesError(msg, remedy="install an OpenSSH client")
-        # A shell reads it there.
+        # The remote shell splits the command.
         return (path, *_OPTIONS, "--", host, shlex.join(argv))
 
 
-def _trouble(ended: Ended) -> Trouble | None:
-    if ended.status != _FAILED:
+def _ssh_failure(completed: CompletedCommand) -> NodeFailure | None:
+    if completed.status != _SSH_FAILED:
         return None
-    lines = map(clean, ended.complaint.decode("utf-8", "replace").splitlines())
+    lines = map(
+        clean, completed.stderr.decode("utf-8", "replace").splitlines()
+    )
     last = [line for line in lines if line][-1:]
-    return Trouble(
+    return NodeFailure(
         NodeStatus.DEAD,
         ": ".join(["ssh does not reach the host", *last]),
         "see whether `ssh -o BatchMode=yes HOST true` works",

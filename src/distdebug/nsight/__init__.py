@@ -1,5 +1,5 @@
 """
-How are just these workers of a job profiled with Nsight Systems?
+Profile selected Ray workers with Nsight Systems (nsys).
 """
 
 from __future__ import annotations

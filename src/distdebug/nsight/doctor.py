@@ -1,5 +1,5 @@
 """
-Will nsys be able to profile workers on this node?
+Check that nsys can profile workers on this node.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .._text import clean
 from ..capture import Check, check_blocks, run_tool
 from ..findings import Cause, Evidence, Finding, Missing, finding_entries
 from ..logs import LogLine, read_lines, walk_logs
-from .patch import all_processes, ray_nsight_status
+from .patch import list_node_processes, ray_nsight_status
 
 
 _TIMEOUT_S = 10.0
 _VERSION = re.compile(r"\b(20\d\d\.\d{1,3}(?:\.\d{1,5}){0,3})")
-# One line of the help names one switch: "-t, --trace=".
-_SWITCH = re.compile(
+# One line of the help names one option: "-t, --trace=".
+_OPTION_LINE = re.compile(
     r"\s{0,16}(?:-(?P<short>\w), )?--(?P<long>[a-z][a-z0-9-]{0,60})"
     r"(?P<either>\[\w{1,20}\|\w{1,20}\])?(?:[=\[ <].{0,200})?"
 )
@@ -40,143 +40,129 @@ _SWITCH = re.compile(
 
 def find_nsys(nsys: str = "nsys") -> str | None:
     """
-    Where is nsys?
-
-    Args:
-        nsys: Its name, or a path.
-
-    Returns:
-        Its path; ``None`` if it is not installed here.
+    Return the path of nsys; ``None`` if it is not installed.
     """
     return shutil.which(nsys)
 
 
 def nsys_version(path: str, *, timeout_s: float = _TIMEOUT_S) -> str | None:
     """
-    Which version of nsys is this?
+    Return the version of nsys, such as ``"2022.4.2.1"``; ``None`` if unknown.
 
     Args:
-        path: Where it is.
-
-        timeout_s: How long it may take to answer, in seconds.
-
-    Returns:
-        Such as ``"2022.4.2.1"``; ``None`` if it does not tell.
+        timeout_s: Limit in seconds.
     """
-    match = _VERSION.search(_answer(path, "--version", timeout_s=timeout_s))
+    match = _VERSION.search(_run_nsys(path, "--version", timeout_s=timeout_s))
     return match[1] if match else None
 
 
-def known_switches(
+def supported_options(
     path: str, *, timeout_s: float = _TIMEOUT_S
 ) -> Mapping[str, str]:
     """
-    Which options does ``nsys profile`` have, and what does it say of them?
+    Return the options of ``nsys profile`` with their help texts.
 
     Args:
-        path: Where nsys is.
+        path: The path of nsys.
 
-        timeout_s: How long it may take to answer, in seconds.
+        timeout_s: Limit in seconds.
 
     Returns:
-        As `read_switches`; nothing if it does not answer.
+        As `parse_help_options`; empty if nsys does not answer.
     """
     try:
-        changed = Path(path).stat().st_mtime_ns
+        mtime_ns = Path(path).stat().st_mtime_ns
     except OSError:
         return {}
 
-    return _known(path, changed, timeout_s)
+    return _read_options(path, mtime_ns, timeout_s)
 
 
 @functools.lru_cache(8)
-def _known(path: str, _changed: int, timeout_s: float) -> Mapping[str, str]:
-    text = _answer(path, "profile", "--help", timeout_s=timeout_s)
-    return read_switches(text)
+def _read_options(
+    path: str, _mtime_ns: int, timeout_s: float
+) -> Mapping[str, str]:
+    text = _run_nsys(path, "profile", "--help", timeout_s=timeout_s)
+    return parse_help_options(text)
 
 
-def read_switches(text: str) -> dict[str, str]:
+def parse_help_options(text: str) -> dict[str, str]:
     """
-    Read what ``nsys profile --help`` prints.
-
-    Args:
-        text: The output.
+    Parse the output of ``nsys profile --help``.
 
     Returns:
-        For each name of an option, short and long, without dashes, what is
-        said about it.
+        The help text for each option name, short and long, without dashes.
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     names: list[str] = []
-    about: list[str] = []
+    help_lines: list[str] = []
     for line in [*text.splitlines(), "--end"]:
-        match = _SWITCH.fullmatch(line.rstrip())
+        match = _OPTION_LINE.fullmatch(line.rstrip())
         if match is None:
-            about.append(line.strip())
+            help_lines.append(line.strip())
             continue
-        found.update(dict.fromkeys(names, " ".join(about).strip()))
-        names, about = _names(match), []
-    return found
+        options.update(dict.fromkeys(names, " ".join(help_lines).strip()))
+        names, help_lines = _option_names(match), []
+    return options
 
 
-def _names(match: re.Match[str]) -> list[str]:
-    short, long, either = match["short"], match["long"], match["either"]
-    if either:
-        return [long + end for end in either[1:-1].split("|")]
+def _option_names(match: re.Match[str]) -> list[str]:
+    short, long, alternatives = match["short"], match["long"], match["either"]
+    if alternatives:
+        return [long + suffix for suffix in alternatives[1:-1].split("|")]
     return [name for name in (short, long) if name]
 
 
-def _answer(*argv: str, timeout_s: float) -> str:
+def _run_nsys(*argv: str, timeout_s: float) -> str:
     try:
-        answer = run_tool(argv, timeout_s=timeout_s)
+        result = run_tool(argv, timeout_s=timeout_s)
     except OSError:
         return ""
-    # Some versions print their help to the standard error.
-    return answer.output or answer.complaint
+    # Some versions print the help to standard error.
+    return result.output or result.complaint
 
 
-_AGENT = "--start-agent"
-# "--session-name=profile-python-8173": the last number is that of the command
-# which started the agent, unless the user named the session.
-_SESSION = re.compile(r"--session-name=.{0,400}-([0-9]{1,7})")
+_AGENT_FLAG = "--start-agent"
+# "--session-name=profile-python-8173": the last number is the process ID of
+# the command that started the agent, unless the user named the session.
+_SESSION_FLAG = re.compile(r"--session-name=.{0,400}-([0-9]{1,7})")
 
 
-def find_orphans() -> tuple[int, ...]:
+def find_orphaned_agents() -> tuple[int, ...]:
     """
-    Which agents of nsys have nobody left whom they serve?
-
-    Returns:
-        Their numbers, as far as we may see.
+    Return the process IDs of nsys agents whose nsys command has ended.
     """
     agents: dict[int, list[str]] = {}
     commands = set()
-    for process in all_processes():
+    for process in list_node_processes():
         with suppress(psutil.Error, OSError):
-            words = process.cmdline()
-            if not words or words[0].rpartition("/")[2] != "nsys":
+            argv = process.cmdline()
+            if not argv or argv[0].rpartition("/")[2] != "nsys":
                 continue
-            if _AGENT in words:
-                agents[process.pid] = words
+            if _AGENT_FLAG in argv:
+                agents[process.pid] = argv
             else:
                 commands.add(process.pid)
     return tuple(
         sorted(
-            p for p, words in agents.items() if not _served(words, commands)
+            p for p, argv in agents.items() if not _has_command(argv, commands)
         )
     )
 
 
-def _served(words: list[str], commands: set[int]) -> bool:
-    matches = filter(None, map(_SESSION.fullmatch, words))
-    numbers = {int(match[1]) for match in matches}
-    return bool(numbers & commands) if numbers else bool(commands)
+def _has_command(argv: list[str], commands: set[int]) -> bool:
+    matches = filter(None, map(_SESSION_FLAG.fullmatch, argv))
+    command_pids = {int(match[1]) for match in matches}
+    return bool(command_pids & commands) if command_pids else bool(commands)
 
 
-_NOT_FOUND = re.compile(r"Program not found: python[0-9.]{0,5}\s*$")
+_NO_PYTHON = re.compile(r"Program not found: python[0-9.]{0,5}\s*$")
 _NO_RAY = re.compile(r"ModuleNotFoundError: No module named '?ray\b")
-_LATE = re.compile(r"have not registered within the timeout")
-_FILE = re.compile(r"raylet\.(?:err|out)(?:\.[0-9]{1,4})?(?:\.(?:gz|bz2|xz))?")
-_NSYS = re.compile(r"\.(?:nsys-rep|qdstrm)\b|\bnsys profile\b")
+_REGISTER_TIMEOUT = re.compile(r"have not registered within the timeout")
+_RAYLET_LOG = re.compile(
+    r"raylet\.(?:err|out)(?:\.[0-9]{1,4})?(?:\.(?:gz|bz2|xz))?"
+)
+_NSYS_TEXT = re.compile(r"\.(?:nsys-rep|qdstrm)\b|\bnsys profile\b")
 _REMEDY = (
     "run 'distdebug nsight patch' on every node before 'ray start', or let "
     'the worker start by nsight_runtime_env(mode="py_executable")'
@@ -187,57 +173,57 @@ def nsight_log_findings(
     *sources: str | os.PathLike[str] | Iterable[str],
 ) -> tuple[Finding, ...]:
     """
-    Do logs of raylets show that nsys started the wrong Python?
+    Return a finding if nsys started the wrong Python, by logs of raylets.
 
     Args:
         sources: Files, or lines, of ``raylet.err`` and ``raylet.out`` of one
             node.
 
     Returns:
-        A finding with the cause ``nsight_wrong_python``, or nothing.  A
-        worker without Ray is one only if nsys was seen to start it.
+        At most one finding, with the cause ``nsight_wrong_python``.  A worker
+        without Ray counts only if nsys started it.
 
     Raises:
         OSError: A file cannot be read.
 
-        ValueError: It is no ordinary file, or damaged.
+        ValueError: A file is not a regular file, or is damaged.
     """
-    return _find(chain.from_iterable(map(read_lines, sources)))
+    return _find_wrong_python(chain.from_iterable(map(read_lines, sources)))
 
 
 def raylet_findings(
     *places: str | os.PathLike[str],
 ) -> tuple[tuple[Finding, ...], tuple[Missing, ...]]:
     """
-    On which nodes did nsys start the wrong Python?
+    Return findings about nodes on which nsys started the wrong Python.
 
     Args:
         places: Folders, such as a session of Ray, or the logs of several
             nodes; or files ``raylet.err`` and ``raylet.out``, best both.
 
     Returns:
-        At most one finding for each folder of logs, and what could not be
-        read, or not to its end.
+        At most one finding per folder of logs, and the files that could not
+        be read completely.
     """
     logs: dict[Path, list[Path]] = defaultdict(list)
     walk = walk_logs([Path(place).absolute() for place in places])
     for path in walk:
-        if _FILE.fullmatch(path.name):
+        if _RAYLET_LOG.fullmatch(path.name):
             logs[path.parent].append(path)
     missing = walk.missing
-    found = [
+    findings = [
         finding
         for files in logs.values()
-        for finding in _find(_readable(files, missing))
+        for finding in _find_wrong_python(_read_files(files, missing))
     ]
-    return tuple(found), tuple(missing)
+    return tuple(findings), tuple(missing)
 
 
-def _readable(
+def _read_files(
     files: Iterable[Path], missing: list[Missing]
 ) -> Iterator[LogLine]:
     """
-    The lines of those that can be read; the others are added to *missing*.
+    Yield the lines of readable files; add the others to *missing*.
     """
     for path in files:
         try:
@@ -246,35 +232,39 @@ def _readable(
             missing.append(Missing.log(path, exc))
 
 
-def _find(lines: Iterable[LogLine]) -> tuple[Finding, ...]:
-    rules = {"lost": _NOT_FOUND, "no ray": _NO_RAY, "late": _LATE}
+def _find_wrong_python(lines: Iterable[LogLine]) -> tuple[Finding, ...]:
+    patterns = {
+        "lost": _NO_PYTHON,
+        "no ray": _NO_RAY,
+        "late": _REGISTER_TIMEOUT,
+    }
     first: dict[str, LogLine] = {}
     is_nsys = False
     for line in lines:
-        is_nsys = is_nsys or bool(_NSYS.search(line.text))
-        for name, rule in rules.items():
-            if name not in first and rule.search(line.text):
+        is_nsys = is_nsys or bool(_NSYS_TEXT.search(line.text))
+        for name, pattern in patterns.items():
+            if name not in first and pattern.search(line.text):
                 first[name] = line
     if "lost" in first:
-        what = "there is no 'python' on the PATH of the raylet"
+        problem = "there is no 'python' on the PATH of the raylet"
     elif "no ray" in first and is_nsys:
-        what = "the 'python' on the PATH of the raylet is one without Ray"
+        problem = "the 'python' on the PATH of the raylet is one without Ray"
     else:
         return ()
 
     finding = Finding(
         cause=Cause.NSIGHT_WRONG_PYTHON,
         ranks=(),
-        summary=f"workers do not start under nsys: {what}, and Ray's nsight "
+        summary=f"workers do not start under nsys: {problem}, and Ray's nsight "
         "plugin takes it in place of the worker's own",
         confidence="certain" if "late" in first else "likely",
         remedy=_REMEDY,
-        evidence=tuple(_evidence(line) for line in first.values()),
+        evidence=tuple(_line_evidence(line) for line in first.values()),
     )
     return (finding,)
 
 
-def _evidence(line: LogLine) -> Evidence:
+def _line_evidence(line: LogLine) -> Evidence:
     return Evidence(
         kind="log",
         source=line.source,
@@ -283,21 +273,20 @@ def _evidence(line: LogLine) -> Evidence:
     )
 
 
-_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+_PERF_EVENT_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 _IMPORTER = "QdstrmImporter"
-# Where Debian puts it, which is not where nsys looks.
-_DEBIAN = Path("/usr/lib/nsight-systems")
+# Debian installs the importer here, where nsys does not find it.
+_DEBIAN_FOLDER = Path("/usr/lib/nsight-systems")
 _MIB = 1 << 20
 
 
 @attrs.frozen(kw_only=True)
 class NsysHealth(Shown):
     """
-    What was checked.
+    The results of `check_nsys`.
 
     Attributes:
-        checks: Every check, with what to do where something is not as it
-            should be.
+        checks: All checks, with remedies.
 
         findings: What is wrong, most important first.
     """
@@ -308,13 +297,13 @@ class NsysHealth(Shown):
     @property
     def is_ready(self) -> bool:
         """
-        Whether nothing is in the way.
+        Return whether there are no findings.
         """
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return {
             "ready": self.is_ready,
@@ -324,12 +313,12 @@ class NsysHealth(Shown):
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per check, for a data frame.
+        Return one plain dictionary per check, for a data frame.
         """
         return [attrs.asdict(check) for check in self.checks]
 
     def _blocks_(self) -> Iterable[Block]:
-        # What is a problem is told as a finding, with its remedy.
+        # Failed checks are shown as findings, with their remedy.
         yield from check_blocks(
             [
                 attrs.evolve(c, remedy="") if c.ok is False else c
@@ -346,36 +335,40 @@ def check_nsys(
     raylet_logs: Iterable[str | os.PathLike[str]] = (),
 ) -> NsysHealth:
     """
-    Can workers on this node be profiled, and does anything waste space?
+    Check that nsys can profile workers on this node.
+
+    Temporary files and orphaned agents of nsys are checked, too.
 
     Args:
-        nsys: The name of nsys, or its path.
+        nsys: The name or path of nsys.
 
-        ray: Where Ray is; see `ray_nsight_status`.
+        ray: The installation of Ray; see `ray_nsight_status`.
 
-        raylet_logs: Sessions of Ray, or other folders with the logs of
-            raylets, in which to look for workers that did not start.
+        raylet_logs: Sessions of Ray, or other folders with logs of raylets;
+            they show workers that did not start.
 
     Returns:
-        Every check, and what is wrong; a log that cannot be read is a check
-        that could not be made.
+        All checks and findings; an unreadable log is a check without a
+        result.
     """
     path = find_nsys(nsys)
-    found, unread = raylet_findings(*raylet_logs)
+    log_findings, unreadable = raylet_findings(*raylet_logs)
     checks = (
         _check_nsys(path),
         *([_check_importer(path)] if path else []),
         _check_sampling(),
-        _check_twins(),
-        _check_orphans(),
+        _check_temporary_files(),
+        _check_orphaned_agents(),
         _check_plugin(ray),
-        *map(_unread, unread),
+        *map(_unreadable_log_check, unreadable),
     )
-    wrong = (_finding(check) for check in checks if check.ok is False)
-    return NsysHealth(checks=checks, findings=(*found, *wrong))
+    check_findings = (
+        _check_finding(check) for check in checks if check.ok is False
+    )
+    return NsysHealth(checks=checks, findings=(*log_findings, *check_findings))
 
 
-def _unread(log: Missing) -> Check:
+def _unreadable_log_check(log: Missing) -> Check:
     return Check(
         f"logs in {clean(log.source or '', limit=200)}",
         ok=None,
@@ -384,7 +377,7 @@ def _unread(log: Missing) -> Check:
     )
 
 
-def _finding(check: Check) -> Finding:
+def _check_finding(check: Check) -> Finding:
     return Finding(
         cause=Cause.NODE_MISCONFIGURED,
         ranks=(),
@@ -414,7 +407,7 @@ def _check_importer(path: str) -> Check:
     if is_file(host / _IMPORTER) or is_file(target / _IMPORTER):
         return Check("importer", ok=True, detail=str(host / _IMPORTER))
 
-    debian = _DEBIAN / host.name
+    debian = _DEBIAN_FOLDER / host.name
     remedy = "install the package of Nsight Systems for hosts as well"
     if is_file(debian / _IMPORTER):
         remedy = f"ln -s {debian} {host}"
@@ -424,7 +417,7 @@ def _check_importer(path: str) -> Check:
 
 def _check_sampling() -> Check:
     try:
-        level = int(_PARANOID.read_text("ascii"))
+        level = int(_PERF_EVENT_PARANOID.read_text("ascii"))
     except (OSError, ValueError):
         detail = "the kernel does not tell"
         return Check("CPU sampling", ok=None, detail=detail)
@@ -441,7 +434,7 @@ def _check_sampling() -> Check:
     )
 
 
-def _check_twins() -> Check:
+def _check_temporary_files() -> Check:
     count = size = 0
     folder = Path(tempfile.gettempdir())
     for pattern in ("nsys-report-*.nsys-rep", "nsys-report-*.qdstrm"):
@@ -460,8 +453,8 @@ def _check_twins() -> Check:
     )
 
 
-def _check_orphans() -> Check:
-    pids = find_orphans()
+def _check_orphaned_agents() -> Check:
+    pids = find_orphaned_agents()
     if not pids:
         return Check("orphaned agents", ok=True, detail="none")
 
@@ -480,7 +473,7 @@ def _check_plugin(ray: str | os.PathLike[str] | None) -> Check:
     needs_nothing = status.is_fine or status.state == "absent"
     return Check(
         "Ray's nsight plugin",
-        # One can do without it, by the other way of starting workers.
+        # The plugin is optional: mode="py_executable" works without it.
         ok=True if needs_nothing else None,
         detail=f"{detail} ({status.path})" if status.path else detail,
         remedy="" if needs_nothing else status.remedy or "",

@@ -1,6 +1,8 @@
 """
-Does Ray's own nsight plugin start the right Python, and if not, how is it
-mended?
+Patch Ray's nsight plugin so that workers start with the right Python.
+
+Ray's plugin replaces the interpreter of a worker by whatever ``python`` is
+on ``PATH``.  The patch keeps the interpreter that the worker would have.
 """
 
 from __future__ import annotations
@@ -22,29 +24,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
-import psutil
 
 from .._io import is_folder, is_there, matching, open_ordinary, read_ordinary
 from .._render import Block, Lines, Shown
 from ..processes import read_proc
 
 
-_PROGRAM = "_private/runtime_env/agent/main.py"
-# What replaces its command line in newer versions.
-_TITLE = "ray::RuntimeEnvAgent"
-_MOST_MAPS = 1 << 22
+_AGENT_PROGRAM = "_private/runtime_env/agent/main.py"
+# Newer versions replace the command line by this title.
+_AGENT_TITLE = "ray::RuntimeEnvAgent"
+_MAX_MAPS_BYTES = 1 << 22
 
 
-def stale_agents(plugin: Path) -> tuple[int, ...]:
+def find_stale_agents(plugin: Path) -> tuple[int, ...]:
     """
-    Which agents on this node started before the plugin was last written?
+    Return the process IDs of agents that started before the plugin changed.
+
+    Agents of other installations of Ray are left out.
 
     Args:
-        plugin: The file.
-
-    Returns:
-        Their numbers; those that surely are of other installations are left
-        out.
+        plugin: The file of the plugin.
     """
     import psutil
 
@@ -54,143 +53,140 @@ def stale_agents(plugin: Path) -> tuple[int, ...]:
     except (OSError, IndexError):
         return ()
 
-    found = []
-    for process in all_processes():
+    pids = []
+    for process in list_node_processes():
         with suppress(psutil.Error, OSError):
-            words = process.cmdline()
-            if _is_agent(process.pid, words, package) and (
+            argv = process.cmdline()
+            if _is_agent(process.pid, argv, package) and (
                 process.create_time() < written
             ):
-                found.append(process.pid)
-    return tuple(sorted(found))
+                pids.append(process.pid)
+    return tuple(sorted(pids))
 
 
-def _is_agent(pid: int, words: list[str], package: Path) -> bool:
-    if words and words[0].startswith(_TITLE):
-        loaded = read_proc(f"/proc/{pid}/maps", limit=_MOST_MAPS)
+def _is_agent(pid: int, argv: list[str], package: Path) -> bool:
+    if argv and argv[0].startswith(_AGENT_TITLE):
+        maps = read_proc(f"/proc/{pid}/maps", limit=_MAX_MAPS_BYTES)
         library = bytes(package / "_raylet.so")
-        return loaded is None or library in loaded
+        return maps is None or library in maps
 
-    # An interpreter, perhaps its options, and then the program.
-    for word in words[1:5]:
-        if word.endswith(_PROGRAM) and word.startswith("/"):
-            return Path(word).resolve().is_relative_to(package)
+    # The interpreter, its options, and then the program.
+    for argument in argv[1:5]:
+        if argument.endswith(_AGENT_PROGRAM) and argument.startswith("/"):
+            return Path(argument).resolve().is_relative_to(package)
     return False
 
 
-_HEAD = 16
-# Flags of the header: a hash stands in it; and that is compared.
-_HAS_HASH, _IS_CHECKED = 1, 2
+_HEADER_BYTES = 16
+# Header flags of PEP 552: the file holds a hash; Python compares it.
+_HAS_HASH, _CHECKS_SOURCE = 1, 2
 
 
-def stale_bytecode(source: Path) -> tuple[str, ...]:
+def find_stale_bytecode(source: Path) -> tuple[str, ...]:
     """
-    Which compiled files would be loaded although the source is another?
+    Return compiled files that Python would load despite another source.
 
-    Args:
-        source: The source.
-
-    Returns:
-        The files, of every version of Python and every optimization.
+    These are files with an unchecked hash, of every version of Python and
+    every optimization level.
     """
     try:
         with open_ordinary(source, "not an ordinary file") as file:
-            wanted = importlib.util.source_hash(file.read())
+            source_hash = importlib.util.source_hash(file.read())
     except (OSError, ValueError):
         return ()
 
     return tuple(
-        str(file) for file in _compiled(source) if _is_stale(file, wanted)
+        str(file)
+        for file in _compiled_files(source)
+        if _is_stale(file, source_hash)
     )
 
 
 def remove_bytecode(source: Path) -> None:
     """
-    Remove all compiled files of a source, as far as we may.
-
-    Args:
-        source: The source.
+    Remove all compiled files of a source, as far as permitted.
     """
-    for file in _compiled(source):
+    for file in _compiled_files(source):
         with suppress(OSError):
             file.unlink()
 
 
-def _compiled(source: Path) -> list[Path]:
-    name = re.compile(rf"{re.escape(source.stem)}\.[\w-]+(\.opt-\w+)?\.pyc")
-    # The second is the same, unless PYTHONPYCACHEPREFIX is set.
+def _compiled_files(source: Path) -> list[Path]:
+    pattern = re.compile(rf"{re.escape(source.stem)}\.[\w-]+(\.opt-\w+)?\.pyc")
+    # Both are the same folder, unless PYTHONPYCACHEPREFIX is set.
     folders = {source.parent / "__pycache__"}
     with suppress(NotImplementedError):
         cached = importlib.util.cache_from_source(str(source))
         folders.add(Path(cached).parent)
-    found = []
+    files = []
     for folder in sorted(folders):
         with suppress(OSError):
-            found += [x for x in folder.iterdir() if name.fullmatch(x.name)]
-    return sorted(found)
+            files += [x for x in folder.iterdir() if pattern.fullmatch(x.name)]
+    return sorted(files)
 
 
-def _is_stale(file: Path, wanted: bytes) -> bool:
+def _is_stale(file: Path, source_hash: bytes) -> bool:
     try:
-        with open_ordinary(file, "not an ordinary file") as opened:
-            head = opened.read(_HEAD)
+        with open_ordinary(file, "not an ordinary file") as stream:
+            header = stream.read(_HEADER_BYTES)
     except (OSError, ValueError):
         return False
 
-    flags = int.from_bytes(head[4:8], "little")
-    is_unchecked = flags & _HAS_HASH and not flags & _IS_CHECKED
-    return bool(is_unchecked) and head[8:16] != wanted
+    flags = int.from_bytes(header[4:8], "little")
+    is_unchecked = flags & _HAS_HASH and not flags & _CHECKS_SOURCE
+    return bool(is_unchecked) and header[8:16] != source_hash
 
 
-_FOLDER = Path("_private", "runtime_env")
-_PLUGIN = "nsight.py"
-_MOST_BYTES = 1 << 16
+_PLUGIN_FOLDER = Path("_private", "runtime_env")
+_PLUGIN_NAME = "nsight.py"
+_MAX_VERSION_BYTES = 1 << 16
 
 
-def locate_plugin(
+def find_plugin(
     path: str | os.PathLike[str] | None = None,
 ) -> Path | None:
     """
-    Where is the source of Ray's nsight plugin?
+    Return the file of Ray's nsight plugin; ``None`` if there is none.
 
     Args:
         path: The file itself, the package ``ray``, or a folder that it is
             installed in, such as ``site-packages`` or a virtual environment;
-            by default what ``import ray`` would load.
-
-    Returns:
-        The file; ``None`` if there is none.
+            by default the package that ``import ray`` would load.
     """
     if path is None:
-        package = _package()
-        return package and _ordinary(package / _FOLDER / _PLUGIN)
+        package = _find_ray_package()
+        return package and _existing_file(
+            package / _PLUGIN_FOLDER / _PLUGIN_NAME
+        )
 
-    given = Path(os.path.abspath(path))  # noqa: PTH100 links stay as they are
-    if given.name == _PLUGIN:
-        return _ordinary(given)
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100 links stay as they are
+    if absolute.name == _PLUGIN_NAME:
+        return _existing_file(absolute)
 
-    folders = [given, given / "ray"]
-    folders += matching(given, "lib*/python3*/site-packages/ray")
-    files = (_ordinary(folder / _FOLDER / _PLUGIN) for folder in folders)
+    folders = [absolute, absolute / "ray"]
+    folders += matching(absolute, "lib*/python3*/site-packages/ray")
+    files = (
+        _existing_file(folder / _PLUGIN_FOLDER / _PLUGIN_NAME)
+        for folder in folders
+    )
     return next(filter(None, files), None)
 
 
 def ray_version(plugin: Path) -> str | None:
     """
-    Which version of Ray does this plugin belong to?
+    Return the version of the Ray package of a plugin; ``None`` if unknown.
 
     Args:
-        plugin: As `locate_plugin` gives it.
-
-    Returns:
-        Such as ``"2.60.0"``; ``None`` if its package does not tell.
+        plugin: As `find_plugin` returns it.
     """
     try:
-        told = read_ordinary(plugin.parents[2] / "_version.py", _MOST_BYTES)
+        text = read_ordinary(
+            plugin.parents[2] / "_version.py", _MAX_VERSION_BYTES
+        )
     except (OSError, ValueError, IndexError):
         return None
 
-    for line in told.decode("utf-8", "replace").splitlines():
+    for line in text.decode("utf-8", "replace").splitlines():
         name, equals, value = line.partition("=")
         if equals and name.strip() == "version":
             return value.strip().strip("\"'") or None
@@ -199,19 +195,19 @@ def ray_version(plugin: Path) -> str | None:
 
 def has_py_executable() -> bool | None:
     """
-    Does the Ray that is installed here start workers by a ``py_executable``?
+    Return whether the installed Ray supports ``py_executable``.
 
     Returns:
-        Whether it does; ``None`` if there is no Ray.
+        ``None`` if Ray is not installed.
     """
-    package = _package()
+    package = _find_ray_package()
     if package is None:
         return None
 
-    return is_there(package / _FOLDER / "py_executable.py")
+    return is_there(package / _PLUGIN_FOLDER / "py_executable.py")
 
 
-def _package() -> Path | None:
+def _find_ray_package() -> Path | None:
     try:
         spec = importlib.util.find_spec("ray")
     except (ImportError, ValueError):
@@ -219,65 +215,65 @@ def _package() -> Path | None:
     if spec is None or not spec.origin:
         return None
 
-    # Within an archive, there is no such folder.
+    # In an archive, the folder does not exist.
     folder = Path(spec.origin).parent
     return folder if is_folder(folder) else None
 
 
-def _ordinary(path: Path) -> Path | None:
+def _existing_file(path: Path) -> Path | None:
     try:
         return path if path.is_file() else None
     except OSError:
         return None
 
 
-_STEP_S = 0.02
-# Some file systems know no such locks.  Who renames a whole file in place
-# needs them only so as not to do the same work twice.
+_POLL_S = 0.02
+# Some file systems do not support locks.  The replacement is atomic, so a
+# lock only avoids double work.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @contextmanager
 def file_lock(path: Path, wait_s: float) -> Iterator[None]:
     """
-    Let one process at a time change a file.
+    Hold an exclusive lock between processes.
 
     Args:
-        path: The file of the lock; it is gone afterwards.
+        path: The lock file; it is removed afterwards.
 
         wait_s: How long to wait for another process, in seconds.
 
     Raises:
-        TimeoutError: The other one did not end in time.
+        TimeoutError: Another process still holds the lock.
 
-        OSError: The lock cannot be made.
+        OSError: The lock file cannot be created.
     """
-    end = time.monotonic() + wait_s
+    deadline = time.monotonic() + wait_s
     while True:
-        fd = _open(path)
-        if _locked(fd, path, end):
+        fd = _open_lock(path)
+        if _acquire(fd, path, deadline):
             break
         os.close(fd)
     try:
         yield
     finally:
-        # While it is held: who waits for it sees that it is gone.
+        # Remove it while the lock is held, so that waiting processes notice.
         with suppress(OSError):
             path.unlink()
         os.close(fd)
 
 
-def _open(path: Path) -> int:
+def _open_lock(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags | os.O_NONBLOCK, 0o644)
 
 
-def _locked(fd: int, path: Path, end: float) -> bool:
+def _acquire(fd: int, path: Path, deadline: float) -> bool:
     """
-    Wait for the lock; whether its file is still the one of that name.
+    Wait for the lock, and return whether its file still has that path.
     """
     try:
-        _wait(fd, path, end)
+        _wait_for_lock(fd, path, deadline)
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
@@ -286,15 +282,15 @@ def _locked(fd: int, path: Path, end: float) -> bool:
         raise
 
 
-def _wait(fd: int, path: Path, end: float) -> None:
-    while not _tried(fd):
-        if time.monotonic() >= end:
+def _wait_for_lock(fd: int, path: Path, deadline: float) -> None:
+    while not _try_lock(fd):
+        if time.monotonic() >= deadline:
             msg = "somebody else is changing it"
             raise TimeoutError(errno.ETIMEDOUT, msg, str(path))
-        time.sleep(_STEP_S)
+        time.sleep(_POLL_S)
 
 
-def _tried(fd: int) -> bool:
+def _try_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -316,7 +312,7 @@ PatchState = Literal[
     "busy",
 ]
 
-_SENTENCES: dict[PatchState, str] = {
+_STATE_TEXTS: dict[PatchState, str] = {
     "needs_patch": "starts workers with whatever 'python' is on PATH",
     "patched": "is patched: it starts workers with the right Python",
     "fixed_upstream": "starts workers with the right Python by itself",
@@ -347,23 +343,23 @@ class PatchStatus(Shown):
 
     Attributes:
         state: ``"needs_patch"``, ``"patched"``, ``"fixed_upstream"``,
-            ``"unknown"`` (no text that we know), ``"absent"`` (no such file),
-            or why nothing was changed that should be: ``"read_only"``,
+            ``"unknown"`` (an unknown text), ``"absent"`` (no such file), or
+            why a needed change was not made: ``"read_only"``,
             ``"not_permitted"``, or ``"busy"``.
 
         path: The file.
 
-        ray_version: The version of its package, if that tells.
+        ray_version: The version of its package, if known.
 
         changed: Whether this call changed the file.
 
-        detail: What the system said, if something went wrong.
+        detail: The error message, if something failed.
 
         stale_bytecode: Compiled files that Python would load although they do
             not belong to the source.
 
         stale_agents: Processes of Ray on this node that loaded the plugin
-            before the file got as it is, and so know nothing of it.
+            before it was changed.
     """
 
     state: PatchState
@@ -377,7 +373,7 @@ class PatchStatus(Shown):
     @property
     def is_fine(self) -> bool:
         """
-        Whether workers that Ray starts from now on get the right Python.
+        Return whether new workers start with the right Python.
         """
         is_good = self.state in {"patched", "fixed_upstream"}
         return is_good and not self.stale_bytecode and not self.stale_agents
@@ -385,7 +381,7 @@ class PatchStatus(Shown):
     @property
     def remedy(self) -> str | None:
         """
-        What to do about it; ``None`` if nothing.
+        Return what to do; ``None`` if nothing.
         """
         if self.state in _REMEDIES:
             return _REMEDIES[self.state]
@@ -397,7 +393,7 @@ class PatchStatus(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return {
             **attrs.asdict(self),
@@ -409,7 +405,7 @@ class PatchStatus(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
         version = f" {self.ray_version}" if self.ray_version else ""
-        lines = [f"Ray{version}'s nsight plugin {_SENTENCES[self.state]}"]
+        lines = [f"Ray{version}'s nsight plugin {_STATE_TEXTS[self.state]}"]
         if self.changed:
             lines[0] += " (changed just now)"
         lines += [f"  {self.path}"] if self.path else []
@@ -425,75 +421,64 @@ class PatchStatus(Shown):
         yield Lines(lines)
 
 
-def replace_text(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """
-    Replace a file by a new one of the same mode and owner.
+    Replace a file atomically, and keep its mode and owner.
 
     Args:
-        path: The file.
-
-        data: All that it is to hold.
+        data: The whole content.
 
     Raises:
-        OSError: It cannot be replaced; it is as it was.
+        OSError: It cannot be replaced; the old file is unchanged.
     """
     status = path.stat()
-    temporary = _temporary(path)
+    temporary = _temporary_path(path)
     try:
-        _write(temporary, data, status)
+        _write_file(temporary, data, status)
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    _sync(path.parent)
+    _sync_folder(path.parent)
 
 
-def lock_of(path: Path) -> Path:
+def lock_path(path: Path) -> Path:
     """
-    Which file is locked while another is replaced?
-
-    Args:
-        path: The file that is replaced.
-
-    Returns:
-        The file of the lock, beside it.
+    Return the path of the lock file of a file that is replaced.
     """
     return path.with_name(f".{path.name}.lock")
 
 
-def leftovers(path: Path) -> list[Path]:
+def find_leftovers(path: Path) -> list[Path]:
     """
-    What is left by those that were killed while they replaced a file?
-
-    Args:
-        path: The file.
-
-    Returns:
-        New files that never took its place.
+    Return temporary files of processes that died while they replaced a file.
     """
     return matching(path.parent, f".{path.name}.*.distdebug")
 
 
-def _temporary(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.distdebug")
 
 
-def _write(path: Path, data: bytes, like: os.stat_result) -> None:
+def _write_file(path: Path, data: bytes, original: os.stat_result) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "wb") as file:  # noqa: PTH123 it has no path
         fd = file.fileno()
-        made = os.fstat(fd)
-        if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
-            os.fchown(fd, like.st_uid, like.st_gid)
-        os.fchmod(fd, stat.S_IMODE(like.st_mode))
+        created = os.fstat(fd)
+        if (created.st_uid, created.st_gid) != (
+            original.st_uid,
+            original.st_gid,
+        ):
+            os.fchown(fd, original.st_uid, original.st_gid)
+        os.fchmod(fd, stat.S_IMODE(original.st_mode))
         file.write(data)
         file.flush()
         os.fsync(fd)
 
 
-def _sync(folder: Path) -> None:
-    # Not every file system can; the file is there nevertheless.
+def _sync_folder(folder: Path) -> None:
+    # Not every file system supports it; the file is in place anyway.
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -502,23 +487,25 @@ def _sync(folder: Path) -> None:
             os.close(fd)
 
 
-# Exactly as Ray has it since 2.7, and as NeMo RL patches it: both see each
-# other's work.
-_BROKEN = b'context.py_executable = " ".join(self.nsight_cmd) + " python"'
-_MENDED = (
+# Exactly the line of Ray since 2.7, and the line of NeMo RL's patch, so that
+# each recognizes the other's patch.
+_ORIGINAL_LINE = (
+    b'context.py_executable = " ".join(self.nsight_cmd) + " python"'
+)
+_PATCHED_LINE = (
     b'context.py_executable = " ".join(self.nsight_cmd) + '
     b'f" {context.py_executable}"'
 )
-# What keeps the interpreter, in whatever form.
-_KEEPERS = frozenset({"context.py_executable", "sys.executable"})
+# A line that uses one of these keeps the interpreter.
+_INTERPRETER_NAMES = frozenset({"context.py_executable", "sys.executable"})
 
 
-def judge_source(source: bytes) -> PatchState:
+def classify_source(source: bytes) -> PatchState:
     """
-    With which Python does this plugin start workers?
+    Return whether the source of a plugin needs the patch.
 
     Args:
-        source: The text of ``nsight.py``.
+        source: The content of ``nsight.py``.
 
     Returns:
         ``"needs_patch"``, ``"patched"``, ``"fixed_upstream"``, or
@@ -529,69 +516,61 @@ def judge_source(source: bytes) -> PatchState:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "unknown"
 
-    found = [
+    assignments = [
         (function, line)
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef)
         for line in ast.walk(function)
         if isinstance(line, ast.Assign) and _sets_executable(line)
     ]
-    if len(found) != 1:
+    if len(assignments) != 1:
         return "unknown"
 
-    ((function, line),) = found
-    code = ast.unparse(line).encode()
-    if code == _normal(_BROKEN):
-        return "needs_patch" if source.count(_BROKEN) == 1 else "unknown"
-    if code == _normal(_MENDED):
-        return "patched" if source.count(_MENDED) == 1 else "fixed_upstream"
-    return "fixed_upstream" if _keeps(function, line) else "unknown"
+    ((function, line),) = assignments
+    statement = ast.unparse(line).encode()
+    if statement == _normalize(_ORIGINAL_LINE):
+        return (
+            "needs_patch" if source.count(_ORIGINAL_LINE) == 1 else "unknown"
+        )
+    if statement == _normalize(_PATCHED_LINE):
+        return (
+            "patched" if source.count(_PATCHED_LINE) == 1 else "fixed_upstream"
+        )
+    return "fixed_upstream" if _uses_interpreter(function, line) else "unknown"
 
 
-def mend_source(source: bytes) -> bytes:
+def patch_source(source: bytes) -> bytes:
     """
-    Let the plugin start workers with the Python that they should have.
-
-    Args:
-        source: A text that needs it.
-
-    Returns:
-        The mended text; nothing else is changed.
+    Return the source with the patch; nothing else is changed.
 
     Raises:
-        ValueError: The text is not one that can be mended.
+        ValueError: The source is not one that needs the patch.
     """
-    return _swapped(source, _BROKEN, _MENDED, "patched")
+    return _replace_line(source, _ORIGINAL_LINE, _PATCHED_LINE, "patched")
 
 
-def unmend_source(source: bytes) -> bytes:
+def revert_source(source: bytes) -> bytes:
     """
-    Take the mending back.
-
-    Args:
-        source: A text that was mended.
-
-    Returns:
-        The text from before, byte by byte.
+    Return the source without the patch, byte for byte as before.
 
     Raises:
-        ValueError: The text is not one that was mended.
+        ValueError: The source is not a patched one.
     """
-    return _swapped(source, _MENDED, _BROKEN, "needs_patch")
+    return _replace_line(source, _PATCHED_LINE, _ORIGINAL_LINE, "needs_patch")
 
 
-def _swapped(
-    source: bytes, old: bytes, new: bytes, wanted: PatchState
+def _replace_line(
+    source: bytes, old: bytes, new: bytes, new_state: PatchState
 ) -> bytes:
-    swapped = source.replace(old, new)
-    if source.count(old) != 1 or judge_source(swapped) != wanted:
+    replaced = source.replace(old, new)
+    if source.count(old) != 1 or classify_source(replaced) != new_state:
         msg = "the text is not one that is known"
         raise ValueError(msg)
 
-    return swapped
+    return replaced
 
 
-def _normal(code: bytes) -> bytes:
+def _normalize(code: bytes) -> bytes:
     return ast.unparse(ast.parse(code)).encode()
 
 
@@ -599,16 +578,16 @@ def _sets_executable(line: ast.Assign) -> bool:
     return any(ast.unparse(x) == "context.py_executable" for x in line.targets)
 
 
-def _keeps(function: ast.FunctionDef, line: ast.Assign) -> bool:
+def _uses_interpreter(function: ast.FunctionDef, line: ast.Assign) -> bool:
     """
-    Does what is assigned come from the Python there was, through any names?
+    Return whether the assigned value depends on the old interpreter.
     """
-    reached = _names(line.value)
+    reachable = _names(line.value)
     for node in reversed(list(ast.walk(function))):
         if isinstance(node, ast.Assign) and node is not line:
             targets = {ast.unparse(x) for x in node.targets}
-            reached |= _names(node.value) if targets & reached else set()
-    return bool(_KEEPERS & reached)
+            reachable |= _names(node.value) if targets & reachable else set()
+    return bool(_INTERPRETER_NAMES & reachable)
 
 
 def _names(value: ast.AST) -> set[str]:
@@ -616,7 +595,7 @@ def _names(value: ast.AST) -> set[str]:
     return {ast.unparse(x) for x in ast.walk(value) if isinstance(x, kinds)}
 
 
-_CHANGE_MOST_BYTES = 1 << 20
+_MAX_PLUGIN_BYTES = 1 << 20
 _WAIT_S = 30.0
 
 
@@ -624,35 +603,36 @@ def ray_nsight_status(
     path: str | os.PathLike[str] | None = None,
 ) -> PatchStatus:
     """
-    With which Python does Ray's nsight plugin start workers?
+    Return the state of Ray's nsight plugin.
 
     Ray is not imported, and nothing is changed.
 
     Args:
-        path: The plugin, the package ``ray``, or what it is installed in; by
-            default what ``import ray`` would load.
+        path: The plugin, the package ``ray``, or the folder that it is
+            installed in; by default the package that ``import ray`` would
+            load.
 
     Returns:
-        The state of the plugin, and which running agents do not know it.
+        The state, and the running agents that loaded an older plugin.
     """
-    plugin = locate_plugin(path)
+    plugin = find_plugin(path)
     if plugin is None:
-        where = None if path is None else os.fspath(path)
-        return PatchStatus(state="absent", path=where)
+        shown_path = None if path is None else os.fspath(path)
+        return PatchStatus(state="absent", path=shown_path)
 
     status = PatchStatus(
         state="unknown", path=str(plugin), ray_version=ray_version(plugin)
     )
     try:
-        state = judge_source(read_ordinary(plugin, _CHANGE_MOST_BYTES))
+        state = classify_source(read_ordinary(plugin, _MAX_PLUGIN_BYTES))
     except (OSError, ValueError) as exc:
-        return _failed(status, exc)
+        return _failed_status(status, exc)
 
     return attrs.evolve(
         status,
         state=state,
-        stale_bytecode=stale_bytecode(plugin),
-        stale_agents=stale_agents(plugin) if state == "patched" else (),
+        stale_bytecode=find_stale_bytecode(plugin),
+        stale_agents=find_stale_agents(plugin) if state == "patched" else (),
     )
 
 
@@ -660,12 +640,11 @@ def patch_ray_nsight(
     path: str | os.PathLike[str] | None = None, *, wait_s: float = _WAIT_S
 ) -> PatchStatus:
     """
-    Let Ray's nsight plugin start workers with the right Python.
+    Patch Ray's nsight plugin to start workers with the right Python.
 
-    Only the one line that is known to be wrong is changed, and only if all the
-    rest of the file is Python still.  The file is replaced by another of the
-    same mode and owner, so that nobody ever sees half of it, and other
-    environments that share it by links keep theirs.
+    Only the one wrong line is changed, and only if the file still parses.  A
+    new file of the same mode and owner replaces the old one atomically, so
+    other environments that share it by hard links keep theirs.
 
     Args:
         path: As for `ray_nsight_status`.
@@ -674,17 +653,16 @@ def patch_ray_nsight(
             seconds.
 
     Returns:
-        The state afterwards.  What cannot be changed is a state as well, and
-        raises nothing.
+        The new state.  Failures are states, too; nothing is raised.
     """
-    return _change(path, "needs_patch", mend_source, wait_s)
+    return _change_plugin(path, "needs_patch", patch_source, wait_s)
 
 
 def revert_ray_nsight(
     path: str | os.PathLike[str] | None = None, *, wait_s: float = _WAIT_S
 ) -> PatchStatus:
     """
-    Give Ray's nsight plugin the text back that it came with, byte by byte.
+    Restore the original text of Ray's nsight plugin, byte for byte.
 
     Args:
         path: As for `ray_nsight_status`.
@@ -693,14 +671,14 @@ def revert_ray_nsight(
             seconds.
 
     Returns:
-        The state afterwards.
+        The new state.
     """
-    return _change(path, "patched", unmend_source, wait_s)
+    return _change_plugin(path, "patched", revert_source, wait_s)
 
 
-def _change(
+def _change_plugin(
     path: str | os.PathLike[str] | None,
-    wanted: PatchState,
+    expected: PatchState,
     rewrite: Callable[[bytes], bytes],
     wait_s: float,
 ) -> PatchStatus:
@@ -708,45 +686,45 @@ def _change(
     if before.path is None or before.state == "absent":
         return before
 
-    plugin, is_wanted = Path(before.path), before.state == wanted
-    lock = lock_of(plugin)
-    # Also what is done may have been left in the midst of it.
-    is_whole = not (before.stale_bytecode or leftovers(plugin))
-    if not is_wanted and is_whole and not os.path.lexists(lock):
+    plugin, is_expected = Path(before.path), before.state == expected
+    lock = lock_path(plugin)
+    # A process that was killed may have left an unfinished change.
+    is_clean = not (before.stale_bytecode or find_leftovers(plugin))
+    if not is_expected and is_clean and not os.path.lexists(lock):
         return before
 
     try:
         with file_lock(lock, wait_s):
-            changed = _rewrite(plugin, wanted, rewrite)
+            changed = _rewrite_plugin(plugin, expected, rewrite)
     except (OSError, ValueError) as exc:
-        return _failed(before, exc) if is_wanted else before
+        return _failed_status(before, exc) if is_expected else before
 
     after = ray_nsight_status(plugin)
-    agents = stale_agents(plugin) if changed else after.stale_agents
+    agents = find_stale_agents(plugin) if changed else after.stale_agents
     return attrs.evolve(after, changed=changed, stale_agents=agents)
 
 
-def _rewrite(
-    plugin: Path, wanted: PatchState, rewrite: Callable[[bytes], bytes]
+def _rewrite_plugin(
+    plugin: Path, expected: PatchState, rewrite: Callable[[bytes], bytes]
 ) -> bool:
-    for file in leftovers(plugin):
+    for file in find_leftovers(plugin):
         with suppress(OSError):
             file.unlink()
-    source = read_ordinary(plugin, _CHANGE_MOST_BYTES)
-    # Meanwhile, somebody else may have done it.
-    is_wanted = judge_source(source) == wanted
-    if is_wanted:
-        replace_text(plugin, rewrite(source))
+    source = read_ordinary(plugin, _MAX_PLUGIN_BYTES)
+    # Another process may have changed it before this one had the lock.
+    is_expected = classify_source(source) == expected
+    if is_expected:
+        replace_file(plugin, rewrite(source))
     remove_bytecode(plugin)
-    return is_wanted
+    return is_expected
 
 
-def _failed(status: PatchStatus, exc: Exception) -> PatchStatus:
+def _failed_status(status: PatchStatus, exc: Exception) -> PatchStatus:
     detail = getattr(exc, "strerror", None) or str(exc)
-    return attrs.evolve(status, state=_state_of(exc), detail=detail)
+    return attrs.evolve(status, state=_error_state(exc), detail=detail)
 
 
-def _state_of(exc: Exception) -> PatchState:
+def _error_state(exc: Exception) -> PatchState:
     if isinstance(exc, PermissionError):
         return "not_permitted"
     if isinstance(exc, ValueError):
@@ -759,54 +737,55 @@ def _state_of(exc: Exception) -> PatchState:
 
 _logger = logging.getLogger("distdebug.nsight")
 _lock = threading.Lock()
-_done: list[PatchStatus | None] = []
-_HINDRANCES = ("read_only", "not_permitted", "busy")
-# An import must not wait for long.
-_APPLICATION_WAIT_S = 5.0
+_result: list[PatchStatus | None] = []
+_ERROR_STATES = ("read_only", "not_permitted", "busy")
+# This runs during an import, which must not take long.
+_IMPORT_WAIT_S = 5.0
 
 
 def apply_ray_nsight_patch() -> PatchStatus | None:
     """
-    Mend Ray's nsight plugin once, before the application starts Ray.
+    Patch Ray's nsight plugin once, before the application starts Ray.
 
-    For the ``__init__.py`` of an application.  It imports nothing of Ray,
-    never raises, and says nothing unless it changed the file or could not.  A
-    cluster that runs already does not see the change; that is said, too.
+    Call it in the ``__init__.py`` of an application.  It does not import Ray,
+    never raises, and logs only if it changed the file or failed.  It also logs
+    if a running cluster does not use the change.
 
     Returns:
-        The state of the plugin; ``None`` if that could not be told.
+        The state of the plugin; ``None`` if it is unknown.
     """
     with _lock:
-        if not _done:
-            _done.append(None)
+        if not _result:
+            _result.append(None)
             with suppress(Exception):
-                status = patch_ray_nsight(wait_s=_APPLICATION_WAIT_S)
-                _done[0] = status
-                _tell(status)
-        return _done[0]
+                status = patch_ray_nsight(wait_s=_IMPORT_WAIT_S)
+                _result[0] = status
+                _log_status(status)
+        return _result[0]
 
 
-def _forget() -> None:
-    global _lock  # noqa: PLW0603 who holds it does not exist in a child
+def _reset_lock() -> None:
+    global _lock  # noqa: PLW0603 a child lacks the thread that holds it
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_lock)
 
 
-def _tell(status: PatchStatus) -> None:
-    if status.state in _HINDRANCES or (status.changed and not status.is_fine):
+def _log_status(status: PatchStatus) -> None:
+    if status.state in _ERROR_STATES or (
+        status.changed and not status.is_fine
+    ):
         _logger.warning("%s", status)
     elif status.changed:
         _logger.info("%s", status)
 
 
-def all_processes() -> Iterator[psutil.Process]:
+def list_node_processes() -> Iterator[Any]:
     """
-    Which processes does this node show?
+    Yield the visible processes of this node; none if listing fails.
+    """
+    import psutil
 
-    Yields:
-        All of them; none where even their list is not shown.
-    """
     with suppress(OSError):
         yield from psutil.process_iter()

@@ -1,5 +1,5 @@
 """
-How is the profiler told to capture, and to stop?
+Mark NVTX ranges, and start and stop the capture of a profiler.
 """
 
 from __future__ import annotations
@@ -19,44 +19,49 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, overload
 
-from .runtime_env import StepRange, parse_step_range, step_range_of_environment
+from .runtime_env import StepRange, parse_step_range, read_step_range
 
 
-_LIBRARY = re.compile(r"\s(/\S{0,4000}/libcudart[\w.-]{0,60})$", re.MULTILINE)
-_NAMES = ("libcudart.so", *(f"libcudart.so.{n}" for n in (13, 12, "11.0")))
+_LOADED_LIBRARY = re.compile(
+    r"\s(/\S{0,4000}/libcudart[\w.-]{0,60})$", re.MULTILINE
+)
+_LIBRARY_NAMES = (
+    "libcudart.so",
+    *(f"libcudart.so.{n}" for n in (13, 12, "11.0")),
+)
 
 
 def start_capture() -> bool:
     """
-    Call ``cudaProfilerStart``, which a profiler waits for.
+    Call ``cudaProfilerStart``, which starts the capture of a profiler.
 
     Returns:
-        Whether it was called; without CUDA it is not.
+        Whether it was called; ``False`` without CUDA.
     """
-    return _call("cudaProfilerStart")
+    return _call_cudart("cudaProfilerStart")
 
 
 def stop_capture() -> bool:
     """
-    Call ``cudaProfilerStop``, which ends what `start_capture` began.
+    Call ``cudaProfilerStop``, which ends the capture of a profiler.
 
     Returns:
-        Whether it was called; without CUDA it is not.
+        Whether it was called; ``False`` without CUDA.
     """
-    return _call("cudaProfilerStop")
+    return _call_cudart("cudaProfilerStop")
 
 
-def _call(name: str) -> bool:
+def _call_cudart(name: str) -> bool:
     with suppress(Exception):
-        function = _of_torch(name) or _of_library(name)
+        function = _torch_function(name) or _library_function(name)
         if function is not None:
             function()
             return True
     return False
 
 
-def _of_torch(name: str) -> Callable[[], object] | None:
-    # Only if the job has it already: without it there is nothing to capture.
+def _torch_function(name: str) -> Callable[[], object] | None:
+    # Never import torch: a job without it has nothing to capture.
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_available():
         return None
@@ -64,34 +69,36 @@ def _of_torch(name: str) -> Callable[[], object] | None:
     return function
 
 
-def _of_library(name: str) -> Callable[[], object] | None:
-    library = _library()
+def _library_function(name: str) -> Callable[[], object] | None:
+    library = _load_cudart()
     return None if library is None else getattr(library, name)
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
+def _load_cudart() -> ctypes.CDLL | None:
     loaded: list[str] = []
     with suppress(OSError):
-        loaded = _LIBRARY.findall(Path("/proc/self/maps").read_text("utf-8"))
-    for path in [*loaded, *_NAMES]:
+        loaded = _LOADED_LIBRARY.findall(
+            Path("/proc/self/maps").read_text("utf-8")
+        )
+    for path in [*loaded, *_LIBRARY_NAMES]:
         with suppress(OSError):
             return ctypes.CDLL(path)
     return None
 
 
-class Marker(NamedTuple):
+class RangeApi(NamedTuple):
     """
-    How to write a range.
+    Functions that write NVTX ranges.
 
     Attributes:
-        push: Begins one within the last one of this thread.
+        push: Begins a nested range of this thread.
 
-        pop: Ends the last one of this thread.
+        pop: Ends the innermost range of this thread.
 
-        begin: Begins one that any thread may end; returns what ends it.
+        begin: Begins a range that any thread may end; returns its handle.
 
-        end: Ends what *begin* began.
+        end: Ends the range of a handle.
     """
 
     push: Callable[[str], object]
@@ -100,37 +107,38 @@ class Marker(NamedTuple):
     end: Callable[[Any], object]
 
 
-def find_marker() -> Marker | None:
+def find_range_api() -> RangeApi | None:
     """
-    Who writes ranges here?
+    Return the NVTX functions of torch or of the package ``nvtx``.
+
+    Torch is used if the job has imported it and it was built with CUDA.
 
     Returns:
-        That of torch, if the job has it and it was built with CUDA; else the
-        package ``nvtx``; ``None`` if there is neither.
+        ``None`` if there is neither.
     """
-    return _marker_of_torch("torch" in sys.modules) or _of_package()
+    return _torch_range_api("torch" in sys.modules) or _nvtx_range_api()
 
 
 @functools.cache
-def _marker_of_torch(is_loaded: bool) -> Marker | None:  # noqa: FBT001 the key of the cache
+def _torch_range_api(is_loaded: bool) -> RangeApi | None:  # noqa: FBT001 the key of the cache
     if not is_loaded:
         return None
     with suppress(Exception):
         nvtx = importlib.import_module("torch.cuda.nvtx")
-        # Without CUDA it is there, and raises.
+        # Without CUDA, the module exists, but its functions raise.
         nvtx.range_push("distdebug")
         nvtx.range_pop()
-        return Marker(
+        return RangeApi(
             nvtx.range_push, nvtx.range_pop, nvtx.range_start, nvtx.range_end
         )
     return None
 
 
 @functools.cache
-def _of_package() -> Marker | None:
+def _nvtx_range_api() -> RangeApi | None:
     with suppress(Exception):
         nvtx = importlib.import_module("nvtx")
-        return Marker(
+        return RangeApi(
             nvtx.push_range, nvtx.pop_range, nvtx.start_range, nvtx.end_range
         )
     return None
@@ -141,7 +149,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 class _Range:
     """
-    A block, or a function, under a name.
+    An NVTX range as a context manager and a decorator.
     """
 
     def __init__(self, name: str) -> None:
@@ -149,11 +157,11 @@ class _Range:
         self._pops: list[Callable[[], object] | None] = []
 
     def __enter__(self) -> None:
-        marker, pop = find_marker(), None
+        api, pop = find_range_api(), None
         with suppress(Exception):
-            if marker is not None:
-                marker.push(self._name)
-                pop = marker.pop
+            if api is not None:
+                api.push(self._name)
+                pop = api.pop
         self._pops.append(pop)
 
     def __exit__(self, *_: object) -> None:
@@ -163,51 +171,49 @@ class _Range:
                 pop()
 
     def __call__(self, function: Function) -> Function:
-        named: Function = _named(function, self._name)
+        named: Function = _wrap_function(function, self._name)
         return named
 
 
 @overload
 def nvtx(name: str) -> _Range:
     """
-    A block, or what decorates a function.
+    Return a context manager that is also a decorator.
     """
 
 
 @overload
 def nvtx(name: Function) -> Function:
     """
-    The function, decorated.
+    Return the decorated function.
     """
 
 
 def nvtx(name: Any) -> Any:
     """
-    Let a function, or a block, stand in the profile under a name.
+    Mark a function, or a block, as an NVTX range in the profile.
 
-    As ``@nvtx``, ``@nvtx("forward")``, or ``with nvtx("forward"):``.  The
-    range ends however the code ends.  A generator, or a function that is
-    ``async``, has one range from its first step to its end, in which it may
-    wait.  Where no profile can be written, such as without CUDA, nothing
-    happens.
+    Use it as ``@nvtx``, ``@nvtx("forward")``, or ``with nvtx("forward"):``.
+    The range also ends if the code raises.  A generator or an ``async``
+    function has one range from its first step to its end, including waits.
+    Without CUDA, it does nothing.
 
     Args:
-        name: The name; or a function, which then stands under its own.
+        name: The name of the range; or a function, which gives the name.
 
     Returns:
-        What is a context manager, and a decorator that keeps the signature;
-        or the function, decorated.
+        A context manager that is also a decorator; or the decorated function.
     """
     if isinstance(name, str):
         return _Range(name)
-    return _named(name, name.__qualname__)
+    return _wrap_function(name, name.__qualname__)
 
 
-def _named(function: Any, name: str) -> Any:
+def _wrap_function(function: Any, name: str) -> Any:
     kinds: tuple[tuple[Callable[[Any], bool], Callable[..., Any]], ...] = (
-        (inspect.isasyncgenfunction, _async_generator),
-        (inspect.iscoroutinefunction, _coroutine),
-        (inspect.isgeneratorfunction, _generator),
+        (inspect.isasyncgenfunction, _wrap_async_generator),
+        (inspect.iscoroutinefunction, _wrap_coroutine),
+        (inspect.isgeneratorfunction, _wrap_generator),
     )
     for is_kind, wrap in kinds:
         if is_kind(function):
@@ -222,56 +228,56 @@ def _named(function: Any, name: str) -> Any:
 
 
 @contextmanager
-def _whole(name: str) -> Iterator[None]:
+def _movable_range(name: str) -> Iterator[None]:
     """
-    A range that may end anywhere: others run while this code waits.
+    Write a range that may end in another thread, or between others.
     """
-    marker, begun = find_marker(), None
+    api, handle = find_range_api(), None
     with suppress(Exception):
-        if marker is not None:
-            begun = (marker.begin(name),)
+        if api is not None:
+            handle = (api.begin(name),)
     try:
         yield
     finally:
         with suppress(Exception):
-            if marker is not None and begun is not None:
-                marker.end(*begun)
+            if api is not None and handle is not None:
+                api.end(*handle)
 
 
-def _coroutine(function: Any, name: str) -> Any:
+def _wrap_coroutine(function: Any, name: str) -> Any:
     async def call(*args: Any, **kwargs: Any) -> Any:
-        with _whole(name):
+        with _movable_range(name):
             return await function(*args, **kwargs)
 
     return call
 
 
-def _generator(function: Any, name: str) -> Any:
+def _wrap_generator(function: Any, name: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _whole(name):
+        with _movable_range(name):
             return (yield from function(*args, **kwargs))
 
     return call
 
 
-def _async_generator(function: Any, name: str) -> Any:
+def _wrap_async_generator(function: Any, name: str) -> Any:
     async def call(*args: Any, **kwargs: Any) -> Any:
         stream = function(*args, **kwargs)
-        resume, given = stream.asend, None
-        with _whole(name):
+        resume, sent = stream.asend, None
+        with _movable_range(name):
             try:
                 while True:
                     try:
-                        item = await resume(given)
+                        item = await resume(sent)
                     except StopAsyncIteration:
                         return
                     try:
-                        given = yield item
+                        sent = yield item
                         resume = stream.asend
                     except GeneratorExit:
                         raise
-                    except BaseException as error:  # noqa: BLE001 it is passed on
-                        resume, given = stream.athrow, error
+                    except BaseException as error:  # noqa: BLE001 passed to the generator
+                        resume, sent = stream.athrow, error
             finally:
                 await stream.aclose()
 
@@ -280,7 +286,7 @@ def _async_generator(function: Any, name: str) -> Any:
 
 class StepProfiler:
     """
-    Captures some steps of a job, once.
+    Capture a range of steps of a job, once.
 
     Call it with the number of each step when that begins::
 
@@ -289,26 +295,23 @@ class StepProfiler:
                 profiler.step(number)
                 train(batch)
 
-    It starts at the first step within the range, also if the job resumed in
-    the midst of it, and stops at the first step behind it, at the end of the
-    block, or when the process ends, whichever comes first.  Starting and
-    stopping twice does no harm; what was stopped never starts again, because
-    nsys would not record it.  Without CUDA, and without a range, it does
-    nothing.
+    Capture starts at the first step within the range, also if the job resumes
+    inside it, and stops at the first step behind it, at the end of the block,
+    or at the end of the process.  Repeated starts and stops do nothing.  It
+    never starts again after a stop, because nsys would not record it.  Without
+    CUDA, and without a range, it does nothing.
 
     Args:
-        step_range: Which steps; by default what
-            ``DISTDEBUG_NSYS_PROFILE_STEP_RANGE`` says, which
-            `nsight_runtime_env` sets, or else
-            ``NRL_NSYS_PROFILE_STEP_RANGE``.
+        step_range: The steps; by default the value of
+            ``DISTDEBUG_NSYS_PROFILE_STEP_RANGE``, which `nsight_runtime_env`
+            sets, or else of ``NRL_NSYS_PROFILE_STEP_RANGE``.
 
-        start: What to call at the beginning; by default
-            ``cudaProfilerStart``.
+        start: Called at the beginning; by default ``cudaProfilerStart``.
 
-        stop: What to call at the end; by default ``cudaProfilerStop``.
+        stop: Called at the end; by default ``cudaProfilerStop``.
 
     Raises:
-        NsightError: It is no range of steps.
+        NsightError: *step_range* is not a range of steps.
     """
 
     def __init__(
@@ -320,7 +323,7 @@ class StepProfiler:
     ) -> None:
         if isinstance(step_range, str):
             step_range = parse_step_range(step_range)
-        self.step_range = step_range or step_range_of_environment()
+        self.step_range = step_range or read_step_range()
         self._start, self._stop = start, stop
         self._began = self._ended = False
         self._lock = threading.Lock()
@@ -328,16 +331,16 @@ class StepProfiler:
     @property
     def is_capturing(self) -> bool:
         """
-        Whether it started, and did not stop yet.
+        Return whether capture has started and not stopped.
         """
         return self._began and not self._ended
 
     def step(self, number: int) -> None:
         """
-        Say that a step begins.
+        Start or stop capture at the begin of a step.
 
         Args:
-            number: Its number, counted from 1.
+            number: The step number, from 1.
         """
         if self.step_range is None:
             return
@@ -350,7 +353,7 @@ class StepProfiler:
 
     def start(self) -> None:
         """
-        Start capturing, unless it did before.
+        Start capture, unless it was started before.
         """
         with self._lock:
             if self._began:
@@ -362,7 +365,7 @@ class StepProfiler:
 
     def stop(self) -> None:
         """
-        Stop capturing, if it started and did not stop yet.
+        Stop capture, if it is running.
         """
         with self._lock:
             if not self.is_capturing:

@@ -1,5 +1,7 @@
 """
-Which report belongs to which worker, and what does it tell?
+Find, match, collect, and summarize the reports of nsys.
+
+A report belongs to the worker with the process ID in its file name.
 """
 
 from __future__ import annotations
@@ -44,42 +46,41 @@ from .runtime_env import StepRange, parse_step_range
 
 
 _MIB = 1 << 20
-_MOST_ROWS = 100
+_MAX_SHOWN_ROWS = 100
 
 
 @attrs.frozen(kw_only=True)
 class NsysReport:
     """
-    One report, and whose it is.
+    A report of nsys and its worker.
 
     Attributes:
         path: The file.
 
-        worker: The name of the worker, out of the file's; ``""`` if that has
-            another form.
+        worker: The worker name in the file name; ``""`` for other names.
 
-        pid: The number of its process, on its node.
+        pid: The process ID on its node.
 
-        node: The node, as far as the folders tell; else ``""``.
+        node: The node, as far as folders name it; else ``""``.
 
-        session: The session of Ray, or ``""``.
+        session: The Ray session, or ``""``.
 
-        step_range: The steps that were captured, if the name tells.
+        step_range: The captured steps, if the file name has them.
 
-        part: Which capture of the process it is, if there are several.
+        part: The number of the capture, if the process has several.
 
-        size: How large it is, in bytes.
+        size: Bytes.
 
-        modified: When it was last written, in seconds since the epoch.
+        modified: Time of the last write, in seconds since the epoch.
 
-        actor: The class of the Ray actor, if it is known.
+        actor: The class of the Ray actor, if known.
 
-        rank: Its global rank, if it is known.
+        rank: The global rank, if known.
 
-        logs: The logs of the same worker.
+        logs: The log files of the worker.
 
-        is_raw: Whether it was never turned into a report, because nsys found
-            no importer.
+        is_raw: Whether it is a ``.qdstrm`` file, because nsys found no
+            importer.
     """
 
     path: str
@@ -98,7 +99,7 @@ class NsysReport:
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         steps = None if self.step_range is None else str(self.step_range)
         plain = attrs.asdict(self, recurse=False)
@@ -108,12 +109,12 @@ class NsysReport:
 @attrs.frozen(kw_only=True)
 class NsysReports(Shown):
     """
-    All reports that were found.
+    Reports of nsys.
 
     Attributes:
-        reports: In the order of nodes, workers, and processes.
+        reports: Sorted by node, worker, and process ID.
 
-        missing: What could not be looked at, and why.
+        missing: What could not be read, and why.
     """
 
     reports: tuple[NsysReport, ...] = ()
@@ -127,7 +128,7 @@ class NsysReports(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return {
             "reports": self.to_records(),
@@ -136,13 +137,13 @@ class NsysReports(Shown):
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per report, for a data frame.
+        Return one plain dictionary per report, for a data frame.
         """
         return [report.to_dict() for report in self.reports]
 
     def _blocks_(self) -> Iterable[Block]:
-        rows = [_row(report) for report in self.reports]
-        yield Table(_HEADERS, rows, _MOST_ROWS) if rows else "no report"
+        rows = [_table_row(report) for report in self.reports]
+        yield Table(_HEADERS, rows, _MAX_SHOWN_ROWS) if rows else "no report"
         raw = sum(report.is_raw for report in self.reports)
         if raw:
             yield f"{raw} raw: see 'distdebug nsight doctor'"
@@ -154,26 +155,26 @@ _HEADERS = (
 )
 
 
-def _row(report: NsysReport) -> tuple[object, ...]:
+def _table_row(report: NsysReport) -> tuple[object, ...]:
     shown = (report.pid, report.rank, report.actor, report.step_range)
     pid, rank, actor, steps = ("" if x is None else x for x in shown)
     written = time.strftime(
         "%Y-%m-%d %H:%M:%S", time.localtime(report.modified)
     )
     size = f"{report.size / _MIB:.1f}"
-    head = (report.node, report.worker, pid, rank, actor, steps)
-    return (*head, size, written, report.path)
+    columns = (report.node, report.worker, pid, rank, actor, steps)
+    return (*columns, size, written, report.path)
 
 
 @attrs.frozen(kw_only=True)
-class Collected(Shown):
+class CollectedReports(Shown):
     """
-    What came of copying reports.
+    The result of `collect_nsys_reports`.
 
     Attributes:
-        copied: The copies that were made now.
+        copied: New copies.
 
-        present: Those that were there already.
+        present: Copies that existed before.
 
         left: Reports that are still being written; collect again later.
 
@@ -187,7 +188,7 @@ class Collected(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return {
             "copied": list(self.copied),
@@ -202,116 +203,113 @@ class Collected(Shown):
         ]
         lines += [f"  still being written: {path}" for path in self.left]
         lines += [f"  {m.source}: {m.reason}" for m in self.missing]
-        yield Lines(lines, _MOST_ROWS)
+        yield Lines(lines, _MAX_SHOWN_ROWS)
 
 
-_WRITERS = (b"nsys", b"QdstrmImporter")
+_WRITER_NAMES = (b"nsys", b"QdstrmImporter")
 
 
-def being_written(proc: str = "/proc") -> frozenset[str]:
+def open_report_files(proc: str = "/proc") -> frozenset[str]:
     """
-    Which files do nsys and its importer have open on this node?
+    Return the paths that nsys and its importer have open on this node.
 
     Args:
-        proc: Where the kernel tells of processes.
-
-    Returns:
-        Their paths.
+        proc: The path of procfs.
     """
-    found = set()
+    paths = set()
     for pid in list_numbers(proc):
         name = read_proc(f"{proc}/{pid}/comm") or b""
-        if name.startswith(_WRITERS):
+        if name.startswith(_WRITER_NAMES):
             folder = f"{proc}/{pid}/fd"
             for number in list_numbers(folder):
-                found.add(read_link(f"{folder}/{number}"))
-    return frozenset(found)
+                paths.add(read_link(f"{folder}/{number}"))
+    return frozenset(paths)
 
 
-_SETTLE_S = 3.0
-_BLOCK = 1 << 20
+_UNCHANGED_S = 3.0
+_COPY_BYTES = 1 << 20
 
 
 def collect_nsys_reports(
     reports: Iterable[NsysReport],
     folder: str | os.PathLike[str],
     *,
-    settle_s: float = _SETTLE_S,
-) -> Collected:
+    settle_s: float = _UNCHANGED_S,
+) -> CollectedReports:
     """
-    Copy reports out of folders that go with their container.
+    Copy reports from folders that are lost with their container.
 
     A report is copied to ``FOLDER/NODE/SESSION/NAME``, and appears there
-    whole.  What is there with the same size and time is not copied again, so
-    that it can be called as often as one likes, also after it was interrupted.
+    complete.  A copy of the same size and time is not made again, so repeated
+    calls are cheap and finish interrupted ones.
 
     Args:
-        reports: Those that `find_nsys_reports` found.
+        reports: As `find_nsys_reports` returns them.
 
-        folder: Where they go.
+        folder: The target folder.
 
-        settle_s: How long a report must not have changed to be taken for
-            whole, in seconds.
-
-    Returns:
-        What was copied, what was there, and what was left because nsys is
-        still writing it.
+        settle_s: A report counts as complete if it has not changed for so
+            long, in seconds.
 
     Raises:
-        OutputError: The folder cannot be made.
+        OutputError: The folder cannot be created.
     """
     root = Path(folder)
     with output_to(root):
         root.mkdir(parents=True, exist_ok=True)
-    done: dict[str, list[str]] = defaultdict(list)
+    paths_by_state: dict[str, list[str]] = defaultdict(list)
     missing: list[Missing] = []
-    busy, taken = being_written(), set()
+    open_files, targets = open_report_files(), set()
     for report in reports:
-        target = _target(root, report)
+        target = _copy_path(root, report)
         try:
-            if target in taken:
+            if target in targets:
                 msg = f"another report goes to {target}"
                 raise FileExistsError(msg)
-            taken.add(target)
-            state = _collect(Path(report.path), target, busy, settle_s)
+            targets.add(target)
+            state = _copy_if_complete(
+                Path(report.path), target, open_files, settle_s
+            )
         except (OSError, ValueError) as exc:
-            missing.append(_lost(report, exc))
+            missing.append(_missing_report(report, exc))
         else:
-            is_left = state == "left"
-            done[state].append(report.path if is_left else str(target))
-    return Collected(
+            is_incomplete = state == "left"
+            paths_by_state[state].append(
+                report.path if is_incomplete else str(target)
+            )
+    return CollectedReports(
         missing=tuple(missing),
-        **{state: tuple(paths) for state, paths in done.items()},
+        **{state: tuple(paths) for state, paths in paths_by_state.items()},
     )
 
 
-def _lost(report: NsysReport, exc: Exception) -> Missing:
+def _missing_report(report: NsysReport, exc: Exception) -> Missing:
     reason = getattr(exc, "strerror", None) or str(exc)
     return Missing(what="report", reason=reason, source=report.path)
 
 
-def _target(root: Path, report: NsysReport) -> Path:
-    # The name of a node may be what a user typed.
+def _copy_path(root: Path, report: NsysReport) -> Path:
+    # The node name may come from the user.
     node = report.node.replace("/", "_").lstrip(".")
     return root.joinpath(node, report.session, Path(report.path).name)
 
 
-def _collect(
-    source: Path, target: Path, busy: frozenset[str], settle_s: float
+def _copy_if_complete(
+    source: Path, target: Path, open_files: frozenset[str], settle_s: float
 ) -> str:
     before = source.stat()
-    if _same(target, before):
+    if _is_same_file(target, before):
         return "present"
     age = time.time() - before.st_mtime
-    if str(source) in busy or 0 <= age < settle_s:
+    if str(source) in open_files or 0 <= age < settle_s:
         return "left"
 
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.part")
     try:
-        _copy(source, temporary)
+        _copy_file(source, temporary)
         after = source.stat()
-        if _stamp(after) != _stamp(before):
+        if _size_and_mtime(after) != _size_and_mtime(before):
             return "left"
         os.utime(temporary, ns=(after.st_atime_ns, after.st_mtime_ns))
         temporary.replace(target)
@@ -321,100 +319,113 @@ def _collect(
     return "copied"
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_file(source: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     with (
-        open_ordinary(source, "not an ordinary file") as opened,
-        target.open("xb") as made,
+        open_ordinary(source, "not an ordinary file") as source_file,
+        target.open("xb") as target_file,
     ):
-        shutil.copyfileobj(opened, made, _BLOCK)
-        made.flush()
-        os.fsync(made.fileno())
+        shutil.copyfileobj(source_file, target_file, _COPY_BYTES)
+        target_file.flush()
+        os.fsync(target_file.fileno())
 
 
-def _stamp(status: os.stat_result) -> tuple[int, int]:
+def _size_and_mtime(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _same(target: Path, source: os.stat_result) -> bool:
+def _is_same_file(target: Path, source: os.stat_result) -> bool:
     try:
-        there = target.stat()
+        target_status = target.stat()
     except FileNotFoundError:
         return False
 
-    # Some file systems keep less than a nanosecond.
-    near = abs(there.st_mtime_ns - source.st_mtime_ns) < 2_000_000_000
-    return near and there.st_size == source.st_size
+    # Some file systems round times to up to two seconds.
+    is_same_time = (
+        abs(target_status.st_mtime_ns - source.st_mtime_ns) < 2_000_000_000
+    )
+    return is_same_time and target_status.st_size == source.st_size
 
 
-# How others call the same: the workers of this library, those of Ray's state
-# API, and tables of users.
-_HOSTS = ("host", "node", "hostname", "node_name", "ip", "node_ip")
-_ACTORS = ("actor", "actor_class", "class_name", "actor_name", "name")
-_LOGS = ("logs", "log_paths", "log", "out", "err")
+# Attribute names of this library's workers, of Ray's state API, and of tables
+# of users.
+_HOST_KEYS = ("host", "node", "hostname", "node_name", "ip", "node_ip")
+_ACTOR_KEYS = ("actor", "actor_class", "class_name", "actor_name", "name")
+_LOG_KEYS = ("logs", "log_paths", "log", "out", "err")
 
 
 def join_workers(
     reports: Iterable[NsysReport], workers: Iterable[object]
 ) -> list[NsysReport]:
     """
-    Add to each report what is known of its worker.
+    Add rank, actor, node, and logs of workers to their reports.
 
     Args:
-        reports: The reports.
-
         workers: Objects or mappings with a *pid*, and any of *host*, *rank*,
             *actor*, and *logs*.
 
     Returns:
-        The reports.  Where two workers have the same number, and the node does
-        not tell them apart, neither is taken.
+        The reports.  A process ID that several nodes have is ambiguous if a
+        report names no node; such a report stays as it is.
     """
     by_pid: dict[int, list[object]] = defaultdict(list)
     for worker in workers:
-        pid = _first(worker, ("pid",))
+        pid = _first_value(worker, ("pid",))
         if isinstance(pid, int):
             by_pid[pid].append(worker)
-    return [_joined(report, by_pid) for report in reports]
+    return [_add_worker(report, by_pid) for report in reports]
 
 
-def _joined(
+def _add_worker(
     report: NsysReport, by_pid: Mapping[int, list[object]]
 ) -> NsysReport:
-    found = by_pid.get(report.pid or 0, [])
-    fitting = [w for w in found if _fits(report.node, _first(w, _HOSTS))]
-    if len(fitting) != 1:
+    candidates = by_pid.get(report.pid or 0, [])
+    matches = [
+        w
+        for w in candidates
+        if _is_same_host(report.node, _first_value(w, _HOST_KEYS))
+    ]
+    if len(matches) != 1:
         return report
 
-    (worker,) = fitting
-    rank, actor = _first(worker, ("rank",)), _first(worker, _ACTORS)
-    logs = [p for name in _LOGS for p in _paths(_first(worker, (name,)))]
+    (worker,) = matches
+    rank, actor = (
+        _first_value(worker, ("rank",)),
+        _first_value(worker, _ACTOR_KEYS),
+    )
+    logs = [
+        p
+        for name in _LOG_KEYS
+        for p in _to_paths(_first_value(worker, (name,)))
+    ]
     return attrs.evolve(
         report,
         rank=rank if isinstance(rank, int) else report.rank,
         actor=clean(str(actor)) if actor else report.actor,
-        node=report.node or str(_first(worker, _HOSTS) or ""),
+        node=report.node or str(_first_value(worker, _HOST_KEYS) or ""),
         logs=tuple(dict.fromkeys([*report.logs, *logs])),
     )
 
 
-def _fits(node: str, host: Any) -> bool:
+def _is_same_host(node: str, host: Any) -> bool:
     if not node or not host:
         return True
-    # One may be the long name of the other.
+    # One may be the full domain name of the other.
     short, long = sorted((node, str(host)), key=len)
     return short == long or long.startswith(f"{short}.")
 
 
-def _paths(logs: Any) -> list[str]:
+def _to_paths(logs: Any) -> list[str]:
     if logs is None:
         return []
-    one = isinstance(logs, str) or not isinstance(logs, Iterable)
-    # Some are not paths, but have one.
-    return [str(getattr(x, "path", x)) for x in ([logs] if one else logs)]
+    is_single = isinstance(logs, str) or not isinstance(logs, Iterable)
+    # Entries may be objects with a path.
+    return [
+        str(getattr(x, "path", x)) for x in ([logs] if is_single else logs)
+    ]
 
 
-def _first(worker: object, names: Iterable[str]) -> Any:
+def _first_value(worker: object, names: Iterable[str]) -> Any:
     for name in names:
         if isinstance(worker, Mapping):
             value = worker.get(name)
@@ -425,12 +436,12 @@ def _first(worker: object, names: Iterable[str]) -> Any:
     return None
 
 
-# The second is what nsys leaves where it finds no importer.
+# nsys leaves .qdstrm files if it finds no importer.
 SUFFIXES = (".nsys-rep", ".qdstrm")
 
 # "dtensor_policy_worker_3-6_4711.2": NeMo RL writes 3:6, and nsys numbers
 # the captures of one process.
-_NAME = re.compile(
+_REPORT_NAME = re.compile(
     r"(?P<worker>.{1,200}?)"
     r"(?:_(?P<start>[0-9]{1,12})[:-](?P<stop>[0-9]{1,12}))?"
     r"_(?P<pid>[0-9]{1,7})"
@@ -441,16 +452,16 @@ _NAME = re.compile(
 
 class ReportName(NamedTuple):
     """
-    What a name tells.
+    The parts of the file name of a report.
 
     Attributes:
-        worker: The worker, or ``""`` if the name has another form.
+        worker: The worker, or ``""`` for other names.
 
-        pid: The number of its process, on its node.
+        pid: The process ID on its node.
 
-        step_range: The steps that were captured.
+        step_range: The captured steps.
 
-        part: Which capture of the process it is, if there are several.
+        part: The number of the capture, if the process has several.
     """
 
     worker: str
@@ -461,21 +472,20 @@ class ReportName(NamedTuple):
 
 def parse_report_name(name: str) -> ReportName | None:
     """
-    What does the name of a report tell?
+    Parse the file name of a report.
 
     Args:
-        name: The name of a file, such as
-            ``"dtensor_policy_worker_3-6_4711.nsys-rep"``.
+        name: Such as ``"dtensor_policy_worker_3-6_4711.nsys-rep"``.
 
     Returns:
-        What it tells; ``None`` if it is not the name of a report, or that of
-        one that Ray makes to try options out.
+        ``None`` if it is not a report, or is the test report of Ray
+        (``empty``).
     """
     stem = next((name[: -len(x)] for x in SUFFIXES if name.endswith(x)), "")
     if stem in {"", "empty"} or stem.startswith("."):
         return None
 
-    match = _NAME.fullmatch(stem)
+    match = _REPORT_NAME.fullmatch(stem)
     if match is None:
         return ReportName("")
 
@@ -483,93 +493,83 @@ def parse_report_name(name: str) -> ReportName | None:
     if match["start"]:
         try:
             steps = parse_step_range(f"{match['start']}:{match['stop']}")
-        except NsightError:  # it is part of the name
+        except NsightError:  # the numbers are part of the name
             worker = stem[: match.start("pid") - 1]
     part = int(match["part"]) if match["part"] else None
     return ReportName(worker, int(match["pid"]), steps, part)
 
 
-_SESSION = re.compile(r"session_[\w.-]{1,100}")
-# Folders of Ray, and of those who copy its logs; any other is named after a
-# node.
-_COMMON = frozenset(
+_SESSION_NAME = re.compile(r"session_[\w.-]{1,100}")
+# Folder names of Ray and of log copies; any other name is that of a node.
+_NOT_NODES = frozenset(
     {"ray", "logs", "nsight", "nsys", "tmp", "reports", "profiles"}
 )
 
 
-def temporary_folders(
+def session_report_folders(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[Path, ...]:
     """
-    Where does Ray keep its sessions on this node?
+    Return the folders ``logs/nsight`` of Ray sessions on this node.
 
     Args:
         environ: The environment; by default that of this process.
-
-    Returns:
-        The folders ``logs/nsight`` of all sessions that are there.
     """
     environ = os.environ if environ is None else environ
-    bases = [environ.get("RAY_TMPDIR"), environ.get("TMPDIR"), "/tmp"]  # noqa: S108 it is where Ray looks
+    bases = [environ.get("RAY_TMPDIR"), environ.get("TMPDIR"), "/tmp"]  # noqa: S108 Ray's own default
     roots = {Path(base, "ray") for base in bases if base}
-    found = {
+    folders = {
         resolved(folder)
         for root in roots
         for folder in matching(root, "session*/logs/nsight")
     }
-    return tuple(sorted(found))
+    return tuple(sorted(folders))
 
 
-def session_of(path: Path) -> str:
+def session_name(path: Path) -> str:
     """
-    Of which session of Ray is this file?
-
-    Args:
-        path: Its path.
-
-    Returns:
-        The name of the session, if a folder bears it; else ``""``.
+    Return the name of the Ray session in a path, or ``""``.
     """
-    names = (part for part in path.parts if _SESSION.fullmatch(part))
+    names = (part for part in path.parts if _SESSION_NAME.fullmatch(part))
     return next(names, "")
 
 
-def node_of(path: Path, root: Path, own: Collection[Path] = ()) -> str:
+def infer_node(
+    path: Path, root: Path, local_folders: Collection[Path] = ()
+) -> str:
     """
-    Of which node is this file?
+    Return the node of a file by its folders.
 
     Args:
-        path: Its path.
+        root: The folder that was searched.
 
-        root: The folder below which it was found.
-
-        own: Where Ray keeps such files on this node.
+        own: The folders ``logs/nsight`` of Ray sessions on this node.
 
     Returns:
-        The innermost folder below *root* whose name is not that of any
-        session; this node, if Ray itself keeps the file here; else ``""``.
+        This node for files in *own*; else the innermost folder below *root*
+        that is not a session or a common name; else ``""``.
     """
-    if path.parent in own:
+    if path.parent in local_folders:
         return socket.gethostname()
 
     names = (
         part
         for part in reversed(path.relative_to(root).parts[:-1])
-        if part not in _COMMON and not _SESSION.fullmatch(part)
+        if part not in _NOT_NODES and not _SESSION_NAME.fullmatch(part)
     )
     return next(names, "")
 
 
-_FILE = re.compile(
+_LOG_NAME = re.compile(
     r"worker-[0-9a-f]{8,64}-[0-9a-f]{4,32}-(?P<pid>[0-9]{1,7})\.(?:out|err)"
 )
-_ACTOR = re.compile(rb"^:actor_name:(.{1,200})$", re.MULTILINE)
-_MOST_BYTES = 1 << 16
+_ACTOR_LINE = re.compile(rb"^:actor_name:(.{1,200})$", re.MULTILINE)
+_MAX_HEAD_BYTES = 1 << 16
 
 
-class WorkerLogs:
+class RayWorkerLogs:
     """
-    The logs of Ray's workers; each folder is listed once.
+    Log files of Ray workers; each folder is listed once.
     """
 
     def __init__(self) -> None:
@@ -579,125 +579,123 @@ class WorkerLogs:
         self, folder: Path, pid: int | None
     ) -> tuple[str | None, tuple[str, ...]]:
         """
-        Which actor was this process, and where are its logs?
+        Return the actor and the log files of a process.
 
         Args:
             folder: The folder ``logs`` of a session.
 
-            pid: The number of the process.
+            pid: The process ID.
 
         Returns:
-            The class of the actor, if its logs tell, and the logs.
+            The class of the actor, if its logs name it, and the log files.
         """
         if pid is None:
             return None, ()
         if folder not in self._folders:
-            self._folders[folder] = _listed(folder)
+            self._folders[folder] = _list_logs(folder)
 
         files = [folder / name for name in self._folders[folder].get(pid, ())]
-        actors = filter(None, map(_actor, files))
+        actors = filter(None, map(_read_actor, files))
         return next(actors, None), tuple(str(file) for file in files)
 
 
-def _listed(folder: Path) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = defaultdict(list)
+def _list_logs(folder: Path) -> dict[int, list[str]]:
+    logs: dict[int, list[str]] = defaultdict(list)
     try:
         names = sorted(os.listdir(folder))  # noqa: PTH208 there may be 200,000
     except OSError:
-        return found
+        return logs
     for name in names:
-        if match := _FILE.fullmatch(name):
-            found[int(match["pid"])].append(name)
-    return found
+        if match := _LOG_NAME.fullmatch(name):
+            logs[int(match["pid"])].append(name)
+    return logs
 
 
-def _actor(file: Path) -> str | None:
+def _read_actor(file: Path) -> str | None:
     try:
-        with open_ordinary(file, "not an ordinary file") as opened:
-            head = opened.read(_MOST_BYTES)
+        with open_ordinary(file, "not an ordinary file") as stream:
+            head = stream.read(_MAX_HEAD_BYTES)
     except (OSError, ValueError):
         return None
 
-    match = _ACTOR.search(head)
+    match = _ACTOR_LINE.search(head)
     return clean(match[1].decode("utf-8", "replace")) if match else None
 
 
-_MOST_DEPTH = 16
+_MAX_DEPTH = 16
 
 
 def find_nsys_reports(
     *places: str | os.PathLike[str], workers: Iterable[object] = ()
 ) -> NsysReports:
     """
-    Which worker left which report of nsys?
+    Find reports of nsys, and their workers.
 
-    The process of a report is that of the worker's own log, so what stands in
-    the logs beside it tells the actor.
+    The process ID in a report name is also in the name of the worker's log,
+    and that log names the actor.
 
     Args:
-        places: Reports; or folders that hold them anywhere, such as a session
-            of Ray, or what was copied from several nodes.  By default the
+        places: Reports; or folders that hold them at any depth, such as a
+            session of Ray, or copies from several nodes.  By default the
             sessions of Ray on this node.
 
-        workers: Who else is known: objects or mappings with any of *pid*,
+        workers: Known workers: objects or mappings with any of *pid*,
             *host*, *rank*, *actor*, and *logs*, such as those that
             `find_workers` returns.
 
-    Returns:
-        The reports, and what could not be looked at.
-
     Raises:
-        NsightError: One of *places* is not there.
+        NsightError: One of *places* does not exist.
     """
     missing: list[Missing] = []
     seen: set[tuple[int, int]] = set()
-    logs, own = WorkerLogs(), frozenset(temporary_folders())
+    logs, local_folders = RayWorkerLogs(), frozenset(session_report_folders())
     reports = [
         attrs.evolve(
-            _report(path, status, logs), node=node_of(path, root, own)
+            _make_report(path, status, logs),
+            node=infer_node(path, root, local_folders),
         )
-        for root in _roots(places)
-        for path, status in _files(root, missing)
+        for root in _search_roots(places)
+        for path, status in _walk_reports(root, missing)
         if _is_new(status, seen)
     ]
     reports = join_workers(reports, workers)
-    reports.sort(key=_order)
+    reports.sort(key=_sort_key)
     return NsysReports(reports=tuple(reports), missing=tuple(missing))
 
 
-def _roots(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    given = [Path(place) for place in places]
-    for place in given:
+def _search_roots(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    paths = [Path(place) for place in places]
+    for place in paths:
         if not is_there(place):
             msg = f"there is no {place}"
             raise NsightError(
                 msg, remedy="name a folder, such as /tmp/ray/session_latest"
             )
-    return [resolved(p) for p in given or temporary_folders()]
+    return [resolved(p) for p in paths or session_report_folders()]
 
 
-def _files(
+def _walk_reports(
     root: Path, missing: list[Missing], depth: int = 0
 ) -> Iterator[tuple[Path, os.stat_result]]:
     try:
         if root.is_file():
             yield root, root.stat()
             return
-        with os.scandir(root) as listed:
-            entries = sorted(listed, key=lambda entry: entry.name)
+        with os.scandir(root) as entries_iterator:
+            entries = sorted(entries_iterator, key=lambda entry: entry.name)
     except OSError as exc:
         reason = exc.strerror or str(exc)
         missing.append(Missing(what="report", reason=reason, source=str(root)))
         return
 
-    # Links are not followed: what they point to is found where it is.
+    # Symbolic links are not followed, to find each report once.
     for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and depth < _MOST_DEPTH:
-            yield from _files(root / entry.name, missing, depth + 1)
+        if entry.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
+            yield from _walk_reports(root / entry.name, missing, depth + 1)
         elif entry.name.endswith(SUFFIXES):
             try:
                 status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # gone meanwhile
+            except FileNotFoundError:  # removed meanwhile
                 continue
             if stat.S_ISREG(status.st_mode):
                 yield root / entry.name, status
@@ -710,8 +708,8 @@ def _is_new(status: os.stat_result, seen: set[tuple[int, int]]) -> bool:
     return is_new
 
 
-def _report(
-    path: Path, status: os.stat_result, logs: WorkerLogs
+def _make_report(
+    path: Path, status: os.stat_result, logs: RayWorkerLogs
 ) -> NsysReport:
     name = parse_report_name(path.name)
     worker = name.worker if name else ""
@@ -721,7 +719,7 @@ def _report(
         path=str(path),
         worker=worker,
         pid=pid,
-        session=session_of(path),
+        session=session_name(path),
         step_range=name.step_range if name else None,
         part=name.part if name else None,
         size=status.st_size,
@@ -732,23 +730,23 @@ def _report(
     )
 
 
-def _order(report: NsysReport) -> tuple[str, str, int, int, str]:
+def _sort_key(report: NsysReport) -> tuple[str, str, int, int, str]:
     pid, part = report.pid or 0, report.part or 0
     return report.node, report.worker, pid, part, report.path
 
 
-_MOST_OUTPUT = 1 << 20
-_REAP_S = 5.0
+_MAX_OUTPUT_BYTES = 1 << 20
+_KILL_WAIT_S = 5.0
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """
-    How a command ended.
+    The result of a command.
 
     Attributes:
-        status: Its exit status; ``None`` if its time was over.
+        status: Its exit status; ``None`` after the timeout.
 
-        output: What it printed, at most 1 MiB of it.
+        output: Its output, at most 1 MiB.
     """
 
     status: int | None
@@ -757,7 +755,7 @@ class Ended(NamedTuple):
     @property
     def why(self) -> str:
         """
-        One line that says why it failed.
+        Return one line that explains the failure.
         """
         if self.status is None:
             return "nsys was not done in time"
@@ -766,30 +764,27 @@ class Ended(NamedTuple):
         return f"nsys ended with status {self.status}: {last}"
 
 
-def run_in_group(argv: Sequence[str], folder: Path, timeout_s: float) -> Ended:
+def run_in_process_group(
+    argv: Sequence[str], folder: Path, timeout_s: float
+) -> CommandResult:
     """
-    Run a command in a process group, which is gone afterwards.
+    Run a command in its own process group, and kill the group afterwards.
 
     Args:
-        argv: The command and its arguments.
+        folder: The working folder, also for temporary files.
 
-        folder: Where it may leave files.
-
-        timeout_s: How long it may take, in seconds.
-
-    Returns:
-        How it ended.
+        timeout_s: Limit in seconds.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The command cannot be started.
     """
-    printed = folder / "printed"
-    with printed.open("wb") as out:
+    output_file = folder / "printed"
+    with output_file.open("wb") as stream:
         process = subprocess.Popen(
             argv,
             cwd=folder,
             stdin=subprocess.DEVNULL,
-            stdout=out,
+            stdout=stream,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(folder)},
             start_new_session=True,
@@ -797,47 +792,47 @@ def run_in_group(argv: Sequence[str], folder: Path, timeout_s: float) -> Ended:
         status: int | None = None
         try:
             with (
-                stoppable(lambda: _kill(process)),
+                stoppable(lambda: _kill_group(process)),
                 suppress(subprocess.TimeoutExpired),
             ):
                 status = process.wait(timeout_s)
         finally:
-            _kill(process)
+            _kill_group(process)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_REAP_S)
-    with printed.open("rb") as text:
-        output = text.read(_MOST_OUTPUT).decode("utf-8", "replace")
-    return Ended(status, output)
+                process.wait(_KILL_WAIT_S)
+    with output_file.open("rb") as printed:
+        output = printed.read(_MAX_OUTPUT_BYTES).decode("utf-8", "replace")
+    return CommandResult(status, output)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    # What it started may outlive it, in the same group.
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # Child processes in the group may outlive the command.
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-# What versions since 2023 call it, and those before.
-_TABLES = {
+# Table names of nsys since 2023, and before.
+_NSYS_TABLES = {
     "ranges": ("nvtx_sum", "nvtxsum"),
     "calls": ("cuda_api_sum", "cudaapisum"),
     "kernels": ("cuda_gpu_kern_sum", "gpukernsum"),
 }
-_LISTED = re.compile(r"^ {0,8}(\w{1,60})", re.MULTILINE)
-_LIST_S = 20.0
-_SUMMARY_MOST_ROWS = 10_000
+_TABLE_NAME = re.compile(r"^ {0,8}(\w{1,60})", re.MULTILINE)
+_LIST_TIMEOUT_S = 20.0
+_MAX_SUMMARY_ROWS = 10_000
 
 
 @attrs.frozen(kw_only=True)
 class ReportRow:
     """
-    What took how long in sum.
+    Total time of a range, a call, or a kernel.
 
     Attributes:
-        name: The range, the call, or the kernel.
+        name: The name of the range, the call, or the kernel.
 
-        total_s: How long all of them took, in seconds.
+        total_s: The sum of all durations, in seconds.
 
-        count: How many there were.
+        count: How often it occurred.
     """
 
     name: str
@@ -848,18 +843,18 @@ class ReportRow:
 @attrs.frozen(kw_only=True)
 class ReportSummary(Shown):
     """
-    What a report tells.
+    Total times in a report.
 
     Attributes:
         path: The report.
 
-        ranges: NVTX ranges, those that took longest first.
+        ranges: NVTX ranges, longest total time first.
 
-        calls: Calls of CUDA on the host, likewise.
+        calls: CUDA calls on the host, longest total time first.
 
-        kernels: Kernels on the GPU, likewise.
+        kernels: GPU kernels, longest total time first.
 
-        problem: Why there is nothing, or not all; else ``""``.
+        problem: Why the summary is empty or incomplete; else ``""``.
     """
 
     path: str
@@ -870,19 +865,20 @@ class ReportSummary(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return {
             "path": self.path,
             **{
-                t: [attrs.asdict(r) for r in getattr(self, t)] for t in _TABLES
+                t: [attrs.asdict(r) for r in getattr(self, t)]
+                for t in _NSYS_TABLES
             },
             "problem": self.problem,
         }
 
     def _blocks_(self) -> Iterable[Block]:
         yield self.path
-        for title in _TABLES:
+        for title in _NSYS_TABLES:
             rows = getattr(self, title)
             cells = [(r.name, f"{r.total_s:.6f}", r.count) for r in rows]
             if cells:
@@ -898,20 +894,18 @@ def summarize_report(
     nsys: str = "nsys",
 ) -> ReportSummary:
     """
-    What took most of the time, as a report tells?
+    Summarize a report by ``nsys stats``.
 
-    ``nsys stats`` reads it; what that writes goes into a folder for temporary
-    files, which needs about as much space again, and is removed.
+    The command writes into a temporary folder, about as much as the size of
+    the report, which is removed afterwards.
 
     Args:
-        path: The report.
+        timeout_s: Limit in seconds.
 
-        timeout_s: How long it may take, in seconds.
-
-        nsys: The name of nsys, or its path.
+        nsys: The name or path of nsys.
 
     Returns:
-        The summary; if there is none, its *problem* says why.
+        The summary; if it failed, *problem* says why.
     """
     name = os.fspath(path)
     tool = find_nsys(nsys)
@@ -930,60 +924,64 @@ def summarize_report(
 
 
 def _summarize(
-    name: str, tool: str, folder: Path, timeout_s: float
+    path_text: str, tool: str, folder: Path, timeout_s: float
 ) -> ReportSummary:
-    # What is written goes beside what is read.
+    # nsys writes its export next to the report.
     report = folder / "report.nsys-rep"
-    report.symlink_to(os.path.abspath(name))  # noqa: PTH100 a link stays one
+    report.symlink_to(os.path.abspath(path_text))  # noqa: PTH100 a link stays one
     listing = [tool, "stats", "--help-reports"]
-    known = _known(run_in_group(listing, folder, _LIST_S).output)
-    tables = _chosen(known)
+    known_tables = _parse_table_names(
+        run_in_process_group(listing, folder, _LIST_TIMEOUT_S).output
+    )
+    tables = _select_tables(known_tables)
     argv = [tool, "stats", "--force-export", "true", "--format", "csv"]
     argv += ["--output", str(folder / "out"), "--report", ",".join(tables)]
-    ended = run_in_group([*argv, str(report)], folder, timeout_s)
-    found = {
-        title: _rows(folder.glob(f"out_{table}*.csv"))
+    result = run_in_process_group([*argv, str(report)], folder, timeout_s)
+    rows = {
+        title: _read_rows(folder.glob(f"out_{table}*.csv"))
         for table, title in tables.items()
     }
-    problem = "" if ended.status == 0 or any(found.values()) else ended.why
-    return ReportSummary(path=name, problem=problem, **found)
+    problem = "" if result.status == 0 or any(rows.values()) else result.why
+    return ReportSummary(path=path_text, problem=problem, **rows)
 
 
-def _known(text: str) -> set[str]:
-    return set(_LISTED.findall(text))
+def _parse_table_names(text: str) -> set[str]:
+    return set(_TABLE_NAME.findall(text))
 
 
-def _chosen(known: set[str]) -> dict[str, str]:
+def _select_tables(known: set[str]) -> dict[str, str]:
     """
-    The name that this version has for each table.
+    Return the name of each table in this version of nsys.
     """
     return {
         next((n for n in names if n in known), names[0]): title
-        for title, names in _TABLES.items()
+        for title, names in _NSYS_TABLES.items()
     }
 
 
-def _rows(files: Iterable[Path]) -> tuple[ReportRow, ...]:
-    found = []
+def _read_rows(files: Iterable[Path]) -> tuple[ReportRow, ...]:
+    rows = []
     for file in files:
         with (
-            file.open(encoding="utf-8", errors="replace", newline="") as text,
-            # A name that is too long hides what comes after it.
+            file.open(
+                encoding="utf-8", errors="replace", newline=""
+            ) as stream,
+            # A field that is too long ends the file.
             suppress(csv.Error),
         ):
-            for record in islice(csv.DictReader(text), _SUMMARY_MOST_ROWS):
-                found += _summary_row(record)
-    return tuple(sorted(found, key=lambda row: -row.total_s))
+            for record in islice(csv.DictReader(stream), _MAX_SUMMARY_ROWS):
+                rows += _parse_row(record)
+    return tuple(sorted(rows, key=lambda row: -row.total_s))
 
 
-def _summary_row(record: dict[str, str]) -> list[ReportRow]:
+def _parse_row(record: dict[str, str]) -> list[ReportRow]:
     name = record.get("Range") or record.get("Name")
     try:
         total = float(record["Total Time (ns)"]) / 1e9
         count = int(record.get("Instances") or record["Num Calls"])
     except (KeyError, TypeError, ValueError):
         return []
-    # No time is endless, and JSON has no word for it.
+    # JSON has no infinity.
     if not (name and math.isfinite(total)):
         return []
     return [ReportRow(name=name, total_s=total, count=count)]

@@ -1,5 +1,5 @@
 """
-Which words start a worker under nsys, safely for the shell that reads them?
+Build the Ray ``runtime_env`` that starts a worker under nsys.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ import attrs
 
 from .._text import clean
 from ..errors import NsightError
-from .doctor import find_nsys, known_switches
+from .doctor import find_nsys, supported_options
 from .patch import has_py_executable
 
 
-# The second is that of NeMo RL, whose scripts go on working.
+# The second is the prefix of NeMo RL, for its scripts.
 _PREFIXES = ("DISTDEBUG_NSYS_", "NRL_NSYS_")
 
 
-def variable(
+def read_nsys_variable(
     name: str, environ: Mapping[str, str] | None = None
 ) -> tuple[str, str]:
     """
-    Which variable sets this, and to what?
+    Read a variable with one of the prefixes.
 
     Args:
-        name: Its name without the prefix, such as ``"WORKER_PATTERNS"``.
+        name: The name without prefix, such as ``"WORKER_PATTERNS"``.
 
         environ: The environment; by default that of this process.
 
     Returns:
-        The name of the first of ``DISTDEBUG_NSYS_…`` and ``NRL_NSYS_…`` that
-        is set and not blank, and its text without blanks around it; two empty
-        texts if there is none.
+        The name and the stripped value of the first of ``DISTDEBUG_NSYS_…``
+        and ``NRL_NSYS_…`` that is set and not blank; else two empty texts.
     """
     environ = os.environ if environ is None else environ
     for prefix in _PREFIXES:
@@ -53,31 +52,31 @@ def variable(
     return "", ""
 
 
-_RANGE = re.compile(r"([0-9]{1,12}) {0,9}: {0,9}([0-9]{1,12})")
+_STEP_RANGE = re.compile(r"([0-9]{1,12}) {0,9}: {0,9}([0-9]{1,12})")
 
 
 @attrs.frozen(kw_only=True)
 class StepRange:
     """
-    Some steps in a row, counted from 1.
+    A range of steps, counted from 1.
 
     Attributes:
-        start: The first one that is profiled.
+        start: The first step.
 
-        stop: The first one that no longer is.
+        stop: The step after the last one.
     """
 
     start: int = attrs.field()
     stop: int = attrs.field()
 
     @start.validator
-    def _from_one(self, _: object, start: int) -> None:
+    def _check_start(self, _: object, start: int) -> None:
         if start < 1:
             msg = f"step range {self}: steps are counted from 1"
             raise NsightError(msg, remedy="write 1:4 for the first three")
 
     @stop.validator
-    def _not_empty(self, _: object, stop: int) -> None:
+    def _check_stop(self, _: object, stop: int) -> None:
         if stop <= self.start:
             msg = f"step range {self} holds no step: its end is left out"
             remedy = f"write {self.start}:{self.start + 1} for one step"
@@ -86,7 +85,7 @@ class StepRange:
     @property
     def in_file_name(self) -> str:
         """
-        The range as it stands in names of files, which have no colon.
+        Return the range without a colon, for file names.
         """
         return f"{self.start}-{self.stop}"
 
@@ -99,19 +98,16 @@ class StepRange:
 
 def parse_step_range(text: str) -> StepRange:
     """
-    Which steps are meant?
+    Parse a range of steps.
 
     Args:
         text: ``"a:b"``: the steps from *a*, counted from 1, up to *b*, which
-            is left out.
-
-    Returns:
-        The steps.
+            is excluded.
 
     Raises:
-        NsightError: It is no such range, or holds no step.
+        NsightError: It is not such a range, or holds no step.
     """
-    match = _RANGE.fullmatch(text.strip())
+    match = _STEP_RANGE.fullmatch(text.strip())
     if match is None:
         msg = f"{text!r:.60} is no range of steps"
         remedy = "write a:b, such as 3:6 for the steps 3, 4, and 5"
@@ -120,23 +116,23 @@ def parse_step_range(text: str) -> StepRange:
     return StepRange(start=int(match[1]), stop=int(match[2]))
 
 
-def step_range_of_environment(
+def read_step_range(
     environ: Mapping[str, str] | None = None,
 ) -> StepRange | None:
     """
-    Which steps does the environment name?
+    Return the range of steps in the environment.
 
     Args:
         environ: The environment; by default that of this process.
 
     Returns:
-        What ``DISTDEBUG_NSYS_PROFILE_STEP_RANGE`` says, or else
+        The value of ``DISTDEBUG_NSYS_PROFILE_STEP_RANGE``, or else of
         ``NRL_NSYS_PROFILE_STEP_RANGE``; ``None`` if neither is set.
 
     Raises:
-        NsightError: It is no range of steps.
+        NsightError: It is not a range of steps.
     """
-    name, text = variable("PROFILE_STEP_RANGE", environ)
+    name, text = read_nsys_variable("PROFILE_STEP_RANGE", environ)
     if not name:
         return None
 
@@ -147,30 +143,30 @@ def step_range_of_environment(
         raise NsightError(msg, remedy=exc.remedy) from None
 
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._+=@-]")
-_MOST_NAME = 120
-# Ray hands the words to a bash that the raylet of the node started, and the
-# raylet knows the folder of its session.
-_SESSION = (
+_UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9._+=@-]")
+_MAX_NAME = 120
+# The raylet starts a shell for this command, so the parent process has the
+# session folder among its arguments.
+_FIND_SESSION = (
     "tr '\\0' '\\n' </proc/$PPID/cmdline | sed -n 's/^--session[-_]dir=//p'"
 )
 
 
-def base_switches(step_range: StepRange | None) -> dict[str, str]:
+def default_options(step_range: StepRange | None) -> dict[str, str]:
     """
-    Which options does every worker get?
+    Return the options of ``nsys profile`` that every worker gets.
 
-    CPUs are not sampled: where the kernel does not allow it, nsys may hang,
-    and take most of a CPU.
+    CPU sampling is off: where the kernel does not allow it, nsys may hang
+    and use most of a CPU.
 
     Args:
-        step_range: The steps to be captured; ``None`` for the whole life of
-            the worker.
+        step_range: The steps to capture; ``None`` for the whole life of the
+            worker.
 
     Returns:
-        Options of ``nsys profile`` without the name of the report.
+        Options without the report name.
     """
-    switches = {
+    options = {
         "t": "cuda,nvtx",
         "s": "none",
         "cpuctxsw": "none",
@@ -178,28 +174,28 @@ def base_switches(step_range: StepRange | None) -> dict[str, str]:
         "cuda-graph-trace": "node",
     }
     if step_range is not None:
-        # By default, the end of a capture ends the worker as well.
-        switches |= {"c": "cudaProfilerApi", "capture-range-end": "stop"}
-    return switches
+        # By default, nsys kills the worker when the capture ends.
+        options |= {"c": "cudaProfilerApi", "capture-range-end": "stop"}
+    return options
 
 
 def report_name(worker: str, step_range: StepRange | None = None) -> str:
     """
-    What is the report of this worker called, as nsys takes it?
+    Return the report name of a worker for ``nsys profile -o``.
 
     Args:
         worker: The name of the worker.
 
-        step_range: The steps that are captured.
+        step_range: The captured steps.
 
     Returns:
-        Such as ``"dtensor_policy_worker_3-6_%p"``.  What does not travel in
-        names of files is ``_``.
+        Such as ``"dtensor_policy_worker_3-6_%p"``.  Characters that are unsafe
+        in file names become ``_``.
 
     Raises:
-        NsightError: There is no name.
+        NsightError: The name is empty, or holds only dashes and dots.
     """
-    name = _UNSAFE.sub("_", worker)[:_MOST_NAME].lstrip("-.")
+    name = _UNSAFE_CHARACTER.sub("_", worker)[:_MAX_NAME].lstrip("-.")
     if not name:
         msg = f"{worker!r:.60} is no name of a worker"
         raise NsightError(msg, remedy="name it, such as 'policy_worker'")
@@ -209,65 +205,58 @@ def report_name(worker: str, step_range: StepRange | None = None) -> str:
 
 
 def nsys_command(
-    switches: Mapping[str, str], name: str, folder: str, *, nsys: str
+    options: Mapping[str, str], name: str, folder: str, *, nsys: str
 ) -> str:
     """
-    Which words start something under nsys?
+    Return the shell command that starts a program under nsys.
 
     Args:
-        switches: Options.
+        switches: Options of ``nsys profile``.
 
-        name: As `report_name` gives it.
+        name: As `report_name` returns it.
 
-        folder: The words of a shell that tell where it goes.
+        folder: A shell expression for the folder; see `output_folder`.
 
-        nsys: The name of nsys on the nodes, or its path.
-
-    Returns:
-        The words, for a shell.
+        nsys: The name or path of nsys on the nodes.
     """
-    words = [nsys, "profile"]
-    for switch, value in switches.items():
-        words += (
-            [f"-{switch}", value]
-            if len(switch) == 1
-            else [f"--{switch}={value}"]
+    argv = [nsys, "profile"]
+    for option, value in options.items():
+        argv += (
+            [f"-{option}", value]
+            if len(option) == 1
+            else [f"--{option}={value}"]
         )
-    return f"{shlex.join(words)} -o {folder}/{name}"
+    return f"{shlex.join(argv)} -o {folder}/{name}"
 
 
 def output_folder(folder: str | os.PathLike[str] | None) -> str:
     """
-    Which words of a shell tell where the report goes?
+    Return a shell expression that creates and prints the report folder.
 
     Args:
-        folder: Where it goes, in a folder for each node; by default to where
-            Ray itself puts such reports, in the folder of its session.
-
-    Returns:
-        The words; the folder is made when they are evaluated.
+        folder: The folder, in which each node has its own; by default the
+            folder in Ray's session that Ray itself uses for such reports.
 
     Raises:
-        NsightError: The path is not one that every node understands.
+        NsightError: The path is not absolute, or has ``%`` or unprintable
+            characters.
     """
     if folder is None:
-        find = (
-            f"d=$({_SESSION}); d=${{d:-/tmp/ray/session_unknown}}/logs/nsight"
-        )
+        assignment = f"d=$({_FIND_SESSION}); d=${{d:-/tmp/ray/session_unknown}}/logs/nsight"
     else:
         text = os.fspath(folder)
         if not text.startswith("/") or "%" in text or not text.isprintable():
             msg = f"reports cannot go to {text!r:.200}"
             remedy = "name a folder by its whole path, without %"
             raise NsightError(msg, remedy=remedy)
-        find = f"d={shlex.quote(text)}/$HOSTNAME"
+        assignment = f"d={shlex.quote(text)}/$HOSTNAME"
 
-    return f'"$({find}; mkdir -p "$d"; printf %s "$d")"'
+    return f'"$({assignment}; mkdir -p "$d"; printf %s "$d")"'
 
 
-_MOST_PATTERN = 1000
+_MAX_PATTERN = 1000
 _logger = logging.getLogger("distdebug.nsight")
-_told: set[str] = set()
+_logged_workers: set[str] = set()
 _lock = threading.Lock()
 
 
@@ -275,28 +264,25 @@ def match_worker(
     name: str, patterns: str | Iterable[str] | None = None
 ) -> str | None:
     """
-    Which pattern says that this worker is to be profiled?
+    Return the first pattern that matches a worker; ``None`` without one.
 
-    Upper and lower case differ.  That a worker matches is logged the first
-    time that this process asks for it, at the level of information.
+    Matching is case-sensitive.  The first match of each worker in a process is
+    logged at level INFO.
 
     Args:
         name: The name of the worker, such as ``"dtensor_policy_worker"``.
 
-        patterns: Wildcards of a shell (``*``, ``?``, ``[seq]``, ``[!seq]``),
-            separated by commas, or one by one; by default those in
+        patterns: Shell wildcards (``*``, ``?``, ``[seq]``, ``[!seq]``),
+            separated by commas, or an iterable of them; by default those in
             ``DISTDEBUG_NSYS_WORKER_PATTERNS``, or else in
-            ``NRL_NSYS_WORKER_PATTERNS``.  Blanks around a pattern are left
-            out, and so are empty ones.  One of more than 1,000 characters
+            ``NRL_NSYS_WORKER_PATTERNS``.  Blanks around a pattern, and empty
+            patterns, are ignored.  A pattern of more than 1,000 characters
             matches nothing.
-
-    Returns:
-        The first pattern that matches; ``None`` if there is none.
     """
     for pattern in split_patterns(patterns):
-        # Reading one takes time that grows with the square of its length.
-        if len(pattern) <= _MOST_PATTERN and fnmatchcase(name, pattern):
-            _tell_once(name, pattern)
+        # Compiling a pattern takes quadratic time.
+        if len(pattern) <= _MAX_PATTERN and fnmatchcase(name, pattern):
+            _log_once(name, pattern)
             return pattern
 
     return None
@@ -306,25 +292,22 @@ def split_patterns(
     patterns: str | Iterable[str] | None = None,
 ) -> tuple[str, ...]:
     """
-    Which patterns are there?
+    Split patterns at commas, and strip them.
 
     Args:
         patterns: As for `match_worker`.
-
-    Returns:
-        The patterns in their order, without blanks around them.
     """
     if patterns is None:
-        _, patterns = variable("WORKER_PATTERNS")
+        _, patterns = read_nsys_variable("WORKER_PATTERNS")
     texts = [patterns] if isinstance(patterns, str) else patterns
     parts = (part.strip() for text in texts for part in text.split(","))
     return tuple(part for part in parts if part)
 
 
-def _tell_once(name: str, pattern: str) -> None:
+def _log_once(name: str, pattern: str) -> None:
     with _lock:
-        is_new = name not in _told
-        _told.add(name)
+        is_new = name not in _logged_workers
+        _logged_workers.add(name)
     if is_new:
         _logger.info(
             "Nsight profiling enabled for worker '%s' (matched pattern '%s')",
@@ -333,10 +316,12 @@ def _tell_once(name: str, pattern: str) -> None:
         )
 
 
-_NAME = re.compile(r"[A-Za-z]|[a-z][a-z0-9]{1,30}(?:-[a-z0-9]{1,30}){0,8}")
-_LONGEST = 4096
-# Options of one letter, which is the form that Ray's own examples have.
-_SHORT = {
+_OPTION_NAME = re.compile(
+    r"[A-Za-z]|[a-z][a-z0-9]{1,30}(?:-[a-z0-9]{1,30}){0,8}"
+)
+_MAX_VALUE = 4096
+# One-letter names, as in Ray's examples.
+_SHORT_NAMES = {
     "backtrace": "b",
     "capture-range": "c",
     "duration": "d",
@@ -352,78 +337,77 @@ _SHORT = {
     "stop-on-exit": "x",
     "delay": "y",
 }
-_OURS = {
+_RESERVED = {
     "o": "reports are named after the worker; choose the folder with "
     "output_dir",
     "h": "see: nsys profile --help",
 }
-_VALUES = re.compile(r"Possible values are:? ([^.]{1,2000})\.(?: |$)")
-_QUOTED = re.compile(r"['`]([^'`]{1,80})['`]")
-_BETWEEN = re.compile(r"[\s,]{0,20}(?:(?:or|and)\b)?[\s,]{0,20}")
+_VALUES_TEXT = re.compile(r"Possible values are:? ([^.]{1,2000})\.(?: |$)")
+_QUOTED_VALUE = re.compile(r"['`]([^'`]{1,80})['`]")
+_SEPARATOR = re.compile(r"[\s,]{0,20}(?:(?:or|and)\b)?[\s,]{0,20}")
 
 
-def extra_switches(
+def read_extra_options(
     extra: Mapping[str, Any] | str | None = None,
 ) -> dict[str, str]:
     """
-    Which options does the user add?
+    Return the options that the user adds.
 
     Args:
-        extra: Names of options without dashes, and their values; or the same
-            as a JSON object.  By default what
-            ``DISTDEBUG_NSYS_EXTRA_OPTIONS`` says, or else
+        extra: Option names without dashes, and their values; or the same as a
+            JSON object.  By default the value of
+            ``DISTDEBUG_NSYS_EXTRA_OPTIONS``, or else of
             ``NRL_NSYS_EXTRA_OPTIONS``.
 
     Returns:
-        The options as nsys takes them; those that have a name of one letter
-        by that.
+        The options for nsys, by their one-letter name if they have one.
 
     Raises:
-        NsightError: It is no such object, or no option can be called so.
+        NsightError: It is not such an object, or has an invalid option.
     """
     source = "extra_options"
     if extra is None:
-        source, extra = variable("EXTRA_OPTIONS")
+        source, extra = read_nsys_variable("EXTRA_OPTIONS")
     if isinstance(extra, str):
-        extra = _parse(source, extra) if extra else {}
-    found: dict[str, str] = {}
+        extra = _parse_json(source, extra) if extra else {}
+    options: dict[str, str] = {}
     for name, value in extra.items():
-        key, text = _pair(source, name, value)
-        if key in found:
+        key, text = _check_option(source, name, value)
+        if key in options:
             msg = f"{source}: {name!r} is given twice"
             raise NsightError(msg, remedy="keep one of its names")
-        found[key] = text
-    return found
+        options[key] = text
+    return options
 
 
-def check_switches(switches: Mapping[str, str], nsys: str = "nsys") -> None:
+def check_options(options: Mapping[str, str], nsys: str = "nsys") -> None:
     """
-    Does the nsys that is installed here take these options?
+    Check options against the help of the installed nsys.
 
     Args:
         switches: Names without dashes, and values.
 
-        nsys: The name of nsys, or its path.  If it is not here, or does not
-            tell in time what it takes, nothing is checked.
+        nsys: The name or path of nsys.  If it is not installed, or does not
+            answer in time, nothing is checked.
 
     Raises:
-        NsightError: It knows no such option, or not that value.
+        NsightError: nsys does not support an option or its value.
     """
     path = find_nsys(nsys)
-    known = known_switches(path) if path else {}
+    known = supported_options(path) if path else {}
     if not known:
         return
 
-    for name, value in switches.items():
+    for name, value in options.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else ""
+            similar = difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean {similar[0]!r}?" if similar else ""
             msg = f"{path} profile has no option {name!r}"
             raise NsightError(msg, remedy=hint or "see: nsys profile --help")
         _check_value(name, value, known[name])
 
 
-def _parse(source: str, text: str) -> Mapping[str, Any]:
+def _parse_json(source: str, text: str) -> Mapping[str, Any]:
     remedy = 'write {"trace": "cuda,nvtx,osrt", "delay": 5}'
     try:
         data = json.loads(text)
@@ -437,25 +421,25 @@ def _parse(source: str, text: str) -> Mapping[str, Any]:
     return data
 
 
-def _pair(source: str, name: object, value: object) -> tuple[str, str]:
+def _check_option(source: str, name: object, value: object) -> tuple[str, str]:
     key = name.lstrip("-") if isinstance(name, str) else ""
-    if not _NAME.fullmatch(key):
+    if not _OPTION_NAME.fullmatch(key):
         msg = f"{source}: {name!r:.60} is no name of an option of nsys"
         raise NsightError(msg, remedy='write it as "trace" or "t"')
-    key = _SHORT.get(key, key)
-    if key in _OURS:
+    key = _SHORT_NAMES.get(key, key)
+    if key in _RESERVED:
         msg = f"{source}: {name!r} cannot be chosen"
-        raise NsightError(msg, remedy=_OURS[key])
+        raise NsightError(msg, remedy=_RESERVED[key])
 
-    return key, _text(source, key, value)
+    return key, _value_text(source, key, value)
 
 
-def _text(source: str, name: str, value: object) -> str:
+def _value_text(source: str, name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
 
     text = str(value) if isinstance(value, (str, int, float)) else ""
-    if not 0 < len(text) <= _LONGEST or not text.isprintable():
+    if not 0 < len(text) <= _MAX_VALUE or not text.isprintable():
         msg = f"{source}: {name!r} cannot be {value!r:.60}"
         raise NsightError(
             msg, remedy="give one line of text, a number, true, or false"
@@ -464,11 +448,11 @@ def _text(source: str, name: str, value: object) -> str:
     return text
 
 
-def _check_value(name: str, value: str, about: str) -> None:
-    choices = _choices(about)
-    is_list = "comma" in about or "','" in about
+def _check_value(name: str, value: str, help_text: str) -> None:
+    choices = _parse_choices(help_text)
+    is_list = "comma" in help_text or "','" in help_text
     parts = value.split(",") if is_list else [value]
-    if "after ':'" in about:  # each of them may have a threshold
+    if "after ':'" in help_text:  # each value may have a threshold
         parts = [part.partition(":")[0] for part in parts]
     wrong = [part for part in parts if not _is_one_of(part, choices)]
     if choices and wrong:
@@ -476,38 +460,41 @@ def _check_value(name: str, value: str, about: str) -> None:
         raise NsightError(msg, remedy=f"it is one of {', '.join(choices)}")
 
 
-def _choices(about: str) -> list[str]:
+def _parse_choices(help_text: str) -> list[str]:
     """
-    Which values are there, if the help names nothing but values?
+    Return the values that a help text lists, if it lists only values.
     """
-    match = _VALUES.search(f"{about} ")
+    match = _VALUES_TEXT.search(f"{help_text} ")
     if match is None:
         return []
-    rest = _QUOTED.sub("\n", match[1]).split("\n")
-    if not all(_BETWEEN.fullmatch(part) for part in rest):
+    rest = _QUOTED_VALUE.sub("\n", match[1]).split("\n")
+    if not all(_SEPARATOR.fullmatch(part) for part in rest):
         return []
-    return _QUOTED.findall(match[1])
+    return _QUOTED_VALUE.findall(match[1])
 
 
 def _is_one_of(value: str, choices: list[str]) -> bool:
-    # What stands for several values begins with what they have in common:
-    # 'repeat[:N]'.
-    beginnings = [re.match(r"[\w-]*", c) for c in choices]
+    # A placeholder such as 'repeat[:N]' is matched by its prefix.
+    prefixes = [re.match(r"[\w-]*", c) for c in choices]
     return any(
         value == choice
-        or (m is not None and m[0] != choice and value.startswith(m[0]))
-        for choice, m in zip(choices, beginnings, strict=True)
+        or (
+            prefix is not None
+            and prefix[0] != choice
+            and value.startswith(prefix[0])
+        )
+        for choice, prefix in zip(choices, prefixes, strict=True)
     )
 
 
 Mode = Literal["py_executable", "nsight"]
 
 _MODES = ("py_executable", "nsight")
-# What has an activated environment of its own, where "python" is the right
-# one; and what starts the worker somewhere else altogether.
-_ENVIRONMENTS = ("pip", "uv", "conda")
-_CONTAINERS = ("image_uri", "container")
-_NESTED = ("env_vars", "config")
+# Keys that activate an environment, in which "python" is right, and keys that
+# start the worker in a container.
+_PYTHON_ENVIRONMENTS = ("pip", "uv", "conda")
+_CONTAINER_KEYS = ("image_uri", "container")
+_MERGED_KEYS = ("env_vars", "config")
 _STEPS_VARIABLE = "DISTDEBUG_NSYS_PROFILE_STEP_RANGE"
 
 
@@ -524,100 +511,102 @@ def nsight_runtime_env(  # noqa: PLR0913
     nsys: str = "nsys",
 ) -> dict[str, Any]:
     """
-    With which ``runtime_env`` does Ray profile this worker, if it is wanted?
+    Return a Ray ``runtime_env`` that profiles a worker, if a pattern matches.
 
     Args:
-        worker_name: Its name, which its report bears, too.
+        worker_name: The name of the worker, which is also in the report name.
 
-        patterns: Who is to be profiled; see `match_worker`.
+        patterns: The workers to profile; see `match_worker`.
 
-        step_range: ``"a:b"``: the steps to be captured, from *a*, counted from
-            1, up to *b*, which is left out.  The worker has to say where its
-            steps are, by `StepProfiler`; it gets the range by a variable.  By
-            default what ``DISTDEBUG_NSYS_PROFILE_STEP_RANGE`` says, or else
-            ``NRL_NSYS_PROFILE_STEP_RANGE``; if neither is set, all of its life
-            is captured.
+        step_range: ``"a:b"``: the steps to capture, from *a*, counted from 1,
+            up to *b*, which is excluded.  The worker has to mark its steps by
+            `StepProfiler`; it gets the range in a variable.  By default the
+            value of ``DISTDEBUG_NSYS_PROFILE_STEP_RANGE``, or else of
+            ``NRL_NSYS_PROFILE_STEP_RANGE``; if neither is set, the whole life
+            of the worker is captured.
 
         mode: ``"py_executable"`` needs no change to Ray (2.43 or newer);
             ``"nsight"`` uses Ray's plugin, which starts the right Python only
-            where `ray_nsight_status` says that it is mended.
+            if `ray_nsight_status` returns a fine state.
 
-        extra_options: More options of ``nsys profile``, or others than ours;
-            by default what ``DISTDEBUG_NSYS_EXTRA_OPTIONS`` says, or else
+        extra_options: Options of ``nsys profile`` that are added to the
+            defaults, or replace them; by default the value of
+            ``DISTDEBUG_NSYS_EXTRA_OPTIONS``, or else of
             ``NRL_NSYS_EXTRA_OPTIONS``.
 
-        base: The ``runtime_env`` that the worker has anyway; what it says of
-            its Python is kept.
+        base: The ``runtime_env`` of the worker; its Python is used.
 
-        output_dir: Where reports go, in a folder for each node; by default
-            into ``logs/nsight/`` of Ray's session, on each node.
+        output_dir: The folder of reports, in which each node has its own; by
+            default ``logs/nsight/`` of Ray's session on each node.
 
-        python: The Python of the nodes, if *base* does not name it; by default
-            the one that is running.
+        python: The Python on the nodes, if *base* does not name one; by
+            default the interpreter of this process.
 
-        nsys: The name of nsys on the nodes, or its path.
+        nsys: The name or path of nsys on the nodes.
 
     Returns:
-        What to give to ``ray.remote(runtime_env=…)``, or to ``.options()``;
-        if the worker is not wanted, only what *base* holds.
+        The argument of ``ray.remote(runtime_env=…)`` or ``.options()``; only
+        what *base* holds if no pattern matches.
 
     Raises:
-        NsightError: Something asked makes no sense, or the two ways of
-            starting the worker exclude each other.
+        NsightError: An argument is invalid, or *base* cannot be combined with
+            *mode*.
     """
-    given = merge_runtime_env(base, {})
+    base_env = merge_runtime_env(base, {})
     if match_worker(worker_name, patterns) is None:
-        return given
+        return base_env
 
     if mode not in _MODES:
         msg = f"there is no mode {mode!r}"
         raise NsightError(msg, remedy=f"write {' or '.join(_MODES)}")
-    steps, extra = _steps(step_range), extra_switches(extra_options)
-    check_switches(extra, nsys)
-    switches = {**base_switches(steps), **extra}
+    steps, extra = (
+        _resolve_step_range(step_range),
+        read_extra_options(extra_options),
+    )
+    check_options(extra, nsys)
+    options = {**default_options(steps), **extra}
     name = report_name(worker_name, steps)
-    given.pop("nsight", None)
+    base_env.pop("nsight", None)
     new: dict[str, Any] = {}
     if steps is not None:
         new["env_vars"] = {_STEPS_VARIABLE: str(steps)}
     if mode == "nsight":
-        new["nsight"] = _for_plugin(switches, name, output_dir)
+        new["nsight"] = _plugin_options(options, name, output_dir)
     else:
-        _check_ray()
+        _require_py_executable()
         folder = output_folder(output_dir)
-        command = nsys_command(switches, name, folder, nsys=nsys)
-        new["py_executable"] = f"{command} {_interpreter(given, python)}"
-    return merge_runtime_env(given, new)
+        command = nsys_command(options, name, folder, nsys=nsys)
+        new["py_executable"] = f"{command} {_python_command(base_env, python)}"
+    return merge_runtime_env(base_env, new)
 
 
 def merge_runtime_env(
     base: Mapping[str, Any] | None, new: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """
-    What is the ``runtime_env`` of both?
+    Merge two ``runtime_env`` dictionaries.
 
-    Ray takes the one that ``.options()`` gives in place of the one of
-    ``ray.remote()``, and drops what only the latter holds.
+    Ray replaces the ``runtime_env`` of ``ray.remote()`` by that of
+    ``.options()``, and so loses keys of the former.
 
     Args:
-        base: The one there is.
-
-        new: What is to be added; it wins.
+        new: Its keys win.
 
     Returns:
-        Both.  Variables and the configuration are merged one by one.  What Ray
-        keeps as ``_nsight`` is called ``nsight``, as Ray wants it to be given.
+        The merged dictionary.  ``env_vars`` and ``config`` are merged key by
+        key.  Ray's internal key ``_nsight`` becomes ``nsight``, which Ray
+        accepts as input.
     """
-    first, second = _plain(base), _plain(new)
+    first, second = _normalize(base), _normalize(new)
     merged = {**first, **second}
-    for key in _NESTED:
+    for key in _MERGED_KEYS:
         both = first.get(key), second.get(key)
         if all(isinstance(part, Mapping) for part in both):
             merged[key] = {**first[key], **second[key]}
     return merged
 
 
-def _plain(env: Mapping[str, Any] | None) -> dict[str, Any]:
+def _normalize(env: Mapping[str, Any] | None) -> dict[str, Any]:
     plain = dict(env or {})
     if "_nsight" in plain:
         plain.setdefault("nsight", plain["_nsight"])
@@ -625,31 +614,34 @@ def _plain(env: Mapping[str, Any] | None) -> dict[str, Any]:
     return plain
 
 
-def _steps(step_range: StepRange | str | None) -> StepRange | None:
+def _resolve_step_range(
+    step_range: StepRange | str | None,
+) -> StepRange | None:
     if isinstance(step_range, str):
         return parse_step_range(step_range)
-    return step_range or step_range_of_environment()
+    return step_range or read_step_range()
 
 
-def _for_plugin(
-    switches: Mapping[str, str], name: str, output_dir: object
+def _plugin_options(
+    options: Mapping[str, str], name: str, output_dir: object
 ) -> dict[str, str]:
     if output_dir is not None:
         msg = "Ray's nsight plugin puts reports where it wants"
         raise NsightError(
             msg, remedy='leave out output_dir, or use mode="py_executable"'
         )
-    for switch, value in switches.items():
-        # It checks options without a shell, and starts the worker with one.
+    for option, value in options.items():
+        # The plugin checks options without a shell, but starts workers in
+        # one.
         if shlex.quote(value) != value:
-            msg = f"option {switch!r} cannot be {value!r:.60} in this mode"
+            msg = f"option {option!r} cannot be {value!r:.60} in this mode"
             raise NsightError(msg, remedy='use mode="py_executable"')
 
-    return {**switches, "o": shlex.quote(name)}
+    return {**options, "o": shlex.quote(name)}
 
 
-def _interpreter(base: Mapping[str, Any], python: str | None) -> str:
-    if any(base.get(key) for key in _CONTAINERS):
+def _python_command(base: Mapping[str, Any], python: str | None) -> str:
+    if any(base.get(key) for key in _CONTAINER_KEYS):
         msg = "a worker in a container of its own is not started by this Ray"
         raise NsightError(
             msg, remedy="start nsys in the container, as its entry point"
@@ -659,18 +651,18 @@ def _interpreter(base: Mapping[str, Any], python: str | None) -> str:
         msg = "the runtime_env starts the worker under nsys already"
         raise NsightError(msg, remedy="give the one from before as base")
     if command:
-        return command  # words for a shell already, options and all
-    if python is None and any(base.get(key) for key in _ENVIRONMENTS):
+        return command  # it is a shell command already
+    if python is None and any(base.get(key) for key in _PYTHON_ENVIRONMENTS):
         return "python"
     return shlex.quote(python or sys.executable)
 
 
 def _is_profiled(command: str) -> bool:
-    words = command.split(maxsplit=2)
-    return len(words) > 1 and words[0].rpartition("/")[2] == "nsys"
+    argv = command.split(maxsplit=2)
+    return len(argv) > 1 and argv[0].rpartition("/")[2] == "nsys"
 
 
-def _check_ray() -> None:
+def _require_py_executable() -> None:
     if has_py_executable() is False:
         msg = "this Ray is too old to start workers by a py_executable"
         raise NsightError(

@@ -1,5 +1,5 @@
 """
-Which processes of this node are the workers of a job?
+Find the workers of a job on this node, and read their state from ``/proc``.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .environ import read_environ as read_environ
     from .find import find_workers as find_workers
+    from .find import find_workers_by_pid as find_workers_by_pid
     from .find import missing_ranks as missing_ranks
-    from .find import workers_of as workers_of
     from .model import ProcessState as ProcessState
     from .model import Worker as Worker
-    from .procfs import ENDED as ENDED
+    from .procfs import ENDED_STATES as ENDED_STATES
     from .procfs import list_numbers as list_numbers
     from .procfs import parse_stat as parse_stat
     from .procfs import parse_status as parse_status
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .procfs import read_proc as read_proc
     from .procfs import whole_number as whole_number
     from .scan import compile_patterns as compile_patterns
-    from .stack_signal import ROOT as ROOT
-    from .stack_signal import folder_name as folder_name
-    from .stack_signal import is_kept as is_kept
+    from .stack_signal import OFFERS_ROOT as OFFERS_ROOT
+    from .stack_signal import is_offer_locked as is_offer_locked
     from .stack_signal import is_private as is_private
+    from .stack_signal import offer_folder_name as offer_folder_name
     from .stack_signal import own_offer as own_offer
-    from .stack_signal import parse_name as parse_name
+    from .stack_signal import parse_offer_name as parse_offer_name
     from .threads import ThreadFacts as ThreadFacts
     from .threads import idle_seconds as idle_seconds
     from .threads import read_state as read_state

@@ -1,9 +1,10 @@
 """
-Which environment does a process have?
+Read the environment of a process as it is now, from its memory.
 
-``/proc/PID/environ`` shows where the kernel put it when the process started.
-Changing the title overwrites that place, and variables that were set since are
-not there.  The C library knows better.
+``/proc/PID/environ`` shows the memory where the kernel put the environment
+when the process started.  Changing the process title overwrites it, and
+variables set later are not there.  So ``environ`` of the C library is looked
+up by its ELF symbol; ``/proc/PID/environ`` is the fallback.
 """
 
 from __future__ import annotations
@@ -16,27 +17,33 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from .procfs import Memory, open_memory, read_c_string, read_link, read_proc
+from .procfs import (
+    MemoryReader,
+    open_memory,
+    read_c_string,
+    read_link,
+    read_proc,
+)
 
 
-# A process with torch and CUDA has some 5,000 lines of 100 characters.
-_MOST = 1 << 23
+# A process with torch and CUDA has some 5,000 lines of 100 bytes.
+_MAX_MAPS_BYTES = 1 << 23
 # glibc up to 2.33 (libc-2.31.so) and later (libc.so.6), and musl.
-_LIBC = re.compile(
+_C_LIBRARY = re.compile(
     rb"/(?:libc(?:-[\d.]+)?\.so(?:\.6)?|ld-musl-[\w-]+\.so\.1)$"
 )
 _ADDRESS = re.compile(rb"[0-9a-f]{1,16}")
-_TORCH = re.compile(rb"/libtorch(?:_cpu|_python|_cuda|_hip)?\.so")
+_TORCH_LIBRARY = re.compile(rb"/libtorch(?:_cpu|_python|_cuda|_hip)?\.so")
 
 
 @attrs.frozen(kw_only=True)
 class Maps:
     """
-    What of the memory of a process matters here.
+    Loaded images of a process.
 
     Attributes:
-        images: Where the program and the C library begin, in the order in
-            which the loader looks for a name in them.
+        images: Start addresses of the program and the C library, in the order
+            in which the loader resolves a symbol.
 
         has_torch: Whether torch is loaded.
     """
@@ -47,17 +54,12 @@ class Maps:
 
 def read_maps(pid: int, root: str = "/proc") -> Maps | None:
     """
-    What is mapped into a process?
+    Return loaded images of a process; ``None`` if they may not be read.
 
     Args:
-        pid: Its number.
-
-        root: Where the kernel's files are.
-
-    Returns:
-        What matters of it; ``None`` if that may not be read.
+        root: Mount point of procfs.
     """
-    data = read_proc(f"{root}/{pid}/maps", limit=_MOST)
+    data = read_proc(f"{root}/{pid}/maps", limit=_MAX_MAPS_BYTES)
     if data is None:
         return None
 
@@ -66,87 +68,93 @@ def read_maps(pid: int, root: str = "/proc") -> Maps | None:
     for line in data.split(b"\n"):
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[2] == b"00000000":
-            kind = _kind(fields[5], program)
+            kind = _image_kind(fields[5], program)
             begin = _ADDRESS.match(fields[0])
             if kind and begin:
                 starts.setdefault(kind, int(begin[0], 16))
 
     images = [starts[kind] for kind in ("program", "libc") if kind in starts]
     return Maps(
-        images=tuple(images), has_torch=_TORCH.search(data) is not None
+        images=tuple(images), has_torch=_TORCH_LIBRARY.search(data) is not None
     )
 
 
-def _kind(path: bytes, program: bytes) -> str:
+def _image_kind(path: bytes, program: bytes) -> str:
     if path == program:
         return "program"
-    return "libc" if _LIBC.search(path.removesuffix(b" (deleted)")) else ""
+    return (
+        "libc" if _C_LIBRARY.search(path.removesuffix(b" (deleted)")) else ""
+    )
 
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-_ENTRY = struct.Struct("<qQ")
+_ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
+_DYNAMIC_ENTRY = struct.Struct("<qQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 
-_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little end first
-_LOAD, _DYNAMIC = 1, 2
-_HASH, _STRINGS, _SYMBOLS, _GNU_HASH = 4, 5, 6, 0x6FFFFEF5
+_ELF_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little end first
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 4, 5, 6, 0x6FFFFEF5
 
-# What no honest table exceeds; the process may show anything.
-_MOST_SEGMENTS = 64
-_MOST_ENTRIES = 256
-_LONGEST_CHAIN = 4096
+# Larger than any valid table; memory of the process is not trusted.
+_MAX_SEGMENTS = 64
+_MAX_ENTRIES = 256
+_MAX_CHAIN = 4096
 _PAGE = 4096
 
 
-def find_symbol(memory: Memory, start: int, names: Iterable[str]) -> int:
+def find_symbol(memory: MemoryReader, start: int, names: Iterable[str]) -> int:
     """
-    Where does an image define one of these names?
+    Return the address of the first of some symbols that an image defines.
 
     Args:
-        memory: The memory of the process.
+        memory: Memory of the process.
 
-        start: Where the image begins.
+        start: Start address of the image.
 
-        names: What the variable may be called; the first that is found wins.
+        names: Symbol names, in order of preference.
 
     Returns:
-        Its address; 0 if the image does not define it.
+        The address; 0 if the image defines none of them.
     """
-    shift, dynamic = _dynamic(memory, start)
-    tables = dict(_entries(memory, dynamic)) if dynamic else {}
-    if not {_STRINGS, _SYMBOLS} <= tables.keys():
+    shift, dynamic = _find_dynamic(memory, start)
+    tables = dict(_dynamic_entries(memory, dynamic)) if dynamic else {}
+    if not {_DT_STRTAB, _DT_SYMTAB} <= tables.keys():
         return 0
 
-    # glibc turns offsets into addresses when it loads an image; musl leaves
-    # them.
-    for kind in {_HASH, _STRINGS, _SYMBOLS, _GNU_HASH} & tables.keys():
+    # glibc relocates these offsets to addresses on load; musl does not.
+    for kind in {
+        _DT_HASH,
+        _DT_STRTAB,
+        _DT_SYMTAB,
+        _DT_GNU_HASH,
+    } & tables.keys():
         if tables[kind] < start:
             tables[kind] += shift
 
     for name in names:
-        for index in _candidates(memory, tables, name):
-            value = _value(memory, tables, index, name)
+        for index in _symbol_candidates(memory, tables, name):
+            value = _symbol_value(memory, tables, index, name)
             if value:
                 return shift + value
     return 0
 
 
-def _dynamic(memory: Memory, start: int) -> tuple[int, int]:
+def _find_dynamic(memory: MemoryReader, start: int) -> tuple[int, int]:
     """
-    How far is the image from where it was linked, and where are its tables?
+    Return the load offset of an image, and the address of its dynamic section.
     """
-    data = memory(start, _HEADER.size)
-    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
+    data = memory(start, _ELF_HEADER.size)
+    if len(data) < _ELF_HEADER.size or not data.startswith(_ELF_MAGIC):
         return 0, 0
 
-    header = _HEADER.unpack(data)
-    offset, count = header[5], min(header[10], _MOST_SEGMENTS)
-    table = memory(start + offset, _SEGMENT.size * count)
-    table = table[: len(table) // _SEGMENT.size * _SEGMENT.size]
-    segments = [(x[0], x[3]) for x in _SEGMENT.iter_unpack(table)]
-    linked_at = [address for kind, address in segments if kind == _LOAD]
-    dynamic = [address for kind, address in segments if kind == _DYNAMIC]
+    header = _ELF_HEADER.unpack(data)
+    offset, count = header[5], min(header[10], _MAX_SEGMENTS)
+    table = memory(start + offset, _PROGRAM_HEADER.size * count)
+    table = table[: len(table) // _PROGRAM_HEADER.size * _PROGRAM_HEADER.size]
+    segments = [(x[0], x[3]) for x in _PROGRAM_HEADER.iter_unpack(table)]
+    linked_at = [address for kind, address in segments if kind == _PT_LOAD]
+    dynamic = [address for kind, address in segments if kind == _PT_DYNAMIC]
     if not linked_at or not dynamic:
         return 0, 0
 
@@ -154,154 +162,168 @@ def _dynamic(memory: Memory, start: int) -> tuple[int, int]:
     return shift, shift + dynamic[0]
 
 
-def _entries(memory: Memory, address: int) -> Iterator[tuple[int, int]]:
-    data = memory(address, _ENTRY.size * _MOST_ENTRIES)
-    whole = len(data) // _ENTRY.size * _ENTRY.size
-    for tag, value in _ENTRY.iter_unpack(data[:whole]):
+def _dynamic_entries(
+    memory: MemoryReader, address: int
+) -> Iterator[tuple[int, int]]:
+    data = memory(address, _DYNAMIC_ENTRY.size * _MAX_ENTRIES)
+    whole = len(data) // _DYNAMIC_ENTRY.size * _DYNAMIC_ENTRY.size
+    for tag, value in _DYNAMIC_ENTRY.iter_unpack(data[:whole]):
         if tag == 0:
             return
         yield tag, value
 
 
-def _candidates(
-    memory: Memory, tables: dict[int, int], name: str
+def _symbol_candidates(
+    memory: MemoryReader, tables: dict[int, int], name: str
 ) -> Iterator[int]:
     """
-    Which symbols may have this name, by whichever table of hashes is there?
+    Yield indices of symbols whose hash matches a name, from either hash table.
     """
-    if _GNU_HASH in tables:
-        return _by_gnu_hash(memory, tables[_GNU_HASH], name.encode())
-    if _HASH in tables:
-        return _by_old_hash(memory, tables[_HASH], name.encode())
+    if _DT_GNU_HASH in tables:
+        return _lookup_gnu_hash(memory, tables[_DT_GNU_HASH], name.encode())
+    if _DT_HASH in tables:
+        return _lookup_sysv_hash(memory, tables[_DT_HASH], name.encode())
     return iter(())
 
 
-def _by_gnu_hash(memory: Memory, at: int, name: bytes) -> Iterator[int]:
+def _lookup_gnu_hash(
+    memory: MemoryReader, at: int, name: bytes
+) -> Iterator[int]:
     value = 5381
     for char in name:
         value = (value * 33 + char) & 0xFFFFFFFF
 
-    buckets, first, words = _words(memory, at, 3)
+    buckets, first, words = _read_words(memory, at, 3)
     if not buckets:
         return
     table = at + 16 + 8 * words
-    (index,) = _words(memory, table + 4 * (value % buckets), 1)
+    (index,) = _read_words(memory, table + 4 * (value % buckets), 1)
     if index < first:
         return
 
     chain = table + 4 * buckets
-    for place in range(index, index + _LONGEST_CHAIN):
-        (found,) = _words(memory, chain + 4 * (place - first), 1)
+    for slot in range(index, index + _MAX_CHAIN):
+        (found,) = _read_words(memory, chain + 4 * (slot - first), 1)
         if found | 1 == value | 1:
-            yield place
+            yield slot
         if found & 1:  # the last of its chain
             return
 
 
-def _by_old_hash(memory: Memory, at: int, name: bytes) -> Iterator[int]:
+def _lookup_sysv_hash(
+    memory: MemoryReader, at: int, name: bytes
+) -> Iterator[int]:
     value = 0
     for char in name:
         value = (value << 4) + char
         high = value & 0xF0000000
         value = (value ^ (high >> 24)) & ~high & 0xFFFFFFFF
 
-    (buckets,) = _words(memory, at, 1)
+    (buckets,) = _read_words(memory, at, 1)
     if not buckets:
         return
-    (index,) = _words(memory, at + 8 + 4 * (value % buckets), 1)
-    for _ in range(_LONGEST_CHAIN):
+    (index,) = _read_words(memory, at + 8 + 4 * (value % buckets), 1)
+    for _ in range(_MAX_CHAIN):
         if not index:
             return
         yield index
-        (index,) = _words(memory, at + 8 + 4 * (buckets + index), 1)
+        (index,) = _read_words(memory, at + 8 + 4 * (buckets + index), 1)
 
 
-def _value(
-    memory: Memory, tables: dict[int, int], index: int, name: str
+def _symbol_value(
+    memory: MemoryReader, tables: dict[int, int], index: int, name: str
 ) -> int:
-    data = memory(tables[_SYMBOLS] + _SYMBOL.size * index, _SYMBOL.size)
+    data = memory(tables[_DT_SYMTAB] + _SYMBOL.size * index, _SYMBOL.size)
     if len(data) < _SYMBOL.size:
         return 0
 
     at, _, _, section, value, _ = _SYMBOL.unpack(data)
-    found = read_c_string(memory, tables[_STRINGS] + at, limit=64)
-    # Without a section, it is a name that the image wants and another has.
+    found = read_c_string(memory, tables[_DT_STRTAB] + at, limit=64)
+    # Section 0 (SHN_UNDEF): another image defines the symbol.
     return value if section and found == name else 0
 
 
-def _words(memory: Memory, address: int, count: int) -> tuple[int, ...]:
+def _read_words(
+    memory: MemoryReader, address: int, count: int
+) -> tuple[int, ...]:
     data = memory(address, 4 * count).ljust(4 * count, b"\0")
     return struct.unpack(f"<{count}I", data)
 
 
-# A program that uses the variable owns it, and the C library looks there;
-# that is why programs come first.
-_NAMES = ("environ", "__environ", "_environ")
+# A program that uses the variable has its own copy (copy relocation), which
+# the C library uses too; so the program is searched first.
+_ENVIRON_SYMBOLS = ("environ", "__environ", "_environ")
 
-_MOST_VARIABLES = 4096
-_LONGEST = 1 << 15
-_ENVIRON_MOST = 1 << 20
+_MAX_VARIABLES = 4096
+_MAX_VARIABLE_BYTES = 1 << 15
+_MAX_ENVIRON_BYTES = 1 << 20
 
 
 def read_environ(
     pid: int, root: str = "/proc", *, maps: Maps | None = None
 ) -> tuple[dict[str, str], str]:
     """
-    Which environment does a process have?
+    Return the environment of a process, and its source.
+
+    Values may be long and hold anything: the process is not trusted.
 
     Args:
-        pid: Its number.
+        root: Mount point of procfs.
 
-        root: Where the kernel's files are.
-
-        maps: What is mapped into it, if that is known already.
+        maps: Its loaded images, if read already.
 
     Returns:
-        Its variables; and how they were learned, ``"memory"`` (as they are
-        now), ``"environ"`` (as they were when it started), or ``""`` if they
-        may not be read.  What it shows is not to be trusted: values may be
-        long, and hold anything.
+        The variables; and ``"memory"`` (as they are now), ``"environ"`` (as
+        they were when it started), or ``""`` if they may not be read.
     """
     maps = maps or read_maps(pid, root)
     if maps is not None and maps.images:
         with open_memory(pid, root) as memory:
-            variables = _from_memory(memory, maps.images)
+            variables = _parse_memory(memory, maps.images)
         if variables:
             return variables, "memory"
 
-    data = read_proc(f"{root}/{pid}/environ", limit=_ENVIRON_MOST)
-    variables = _parse((data or b"").decode(errors="replace").split("\0"))
+    data = read_proc(f"{root}/{pid}/environ", limit=_MAX_ENVIRON_BYTES)
+    variables = _parse_variables(
+        (data or b"").decode(errors="replace").split("\0")
+    )
     return variables, "environ" if variables else ""
 
 
-def _from_memory(memory: Memory, images: tuple[int, ...]) -> dict[str, str]:
+def _parse_memory(
+    memory: MemoryReader, images: tuple[int, ...]
+) -> dict[str, str]:
     for start in images:
-        address = find_symbol(memory, start, _NAMES)
+        address = find_symbol(memory, start, _ENVIRON_SYMBOLS)
         if address:
-            (table,) = _pointers(memory, address, 1) or (0,)
-            return _parse(_strings(memory, table))
+            (table,) = _read_pointers(memory, address, 1) or (0,)
+            return _parse_variables(_read_strings(memory, table))
     return {}
 
 
-def _strings(memory: Memory, table: int) -> list[str]:
+def _read_strings(memory: MemoryReader, table: int) -> list[str]:
     strings: list[str] = []
-    left = _ENVIRON_MOST
-    for address in _pointers(memory, table, _MOST_VARIABLES):
+    left = _MAX_ENVIRON_BYTES
+    for address in _read_pointers(memory, table, _MAX_VARIABLES):
         if not address or left <= 0:
             break
         strings.append(
-            read_c_string(memory, address, limit=min(left, _LONGEST))
+            read_c_string(
+                memory, address, limit=min(left, _MAX_VARIABLE_BYTES)
+            )
         )
         left -= len(strings[-1])
     return strings
 
 
-def _pointers(memory: Memory, address: int, count: int) -> tuple[int, ...]:
+def _read_pointers(
+    memory: MemoryReader, address: int, count: int
+) -> tuple[int, ...]:
     data = memory(address, 8 * count)
     return struct.unpack(f"<{len(data) // 8}Q", data[: len(data) // 8 * 8])
 
 
-def _parse(strings: list[str]) -> dict[str, str]:
+def _parse_variables(strings: list[str]) -> dict[str, str]:
     pairs = (text.partition("=") for text in strings)
     return {
         os.fsdecode(name): value

@@ -1,5 +1,5 @@
 """
-Which processes of this node are the workers of a job?
+Find the workers of jobs on this node, and ranks that are missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..identity import current_identity
 from .model import Worker
-from .roles import Claim, Family, describe_workers, family_of, survey
+from .roles import (
+    ProcessKind,
+    ProcessTree,
+    build_process_tree,
+    classify_processes,
+    describe_workers,
+)
 from .scan import Process, compile_patterns, is_match, list_processes
 
 
@@ -21,7 +27,7 @@ _COLLECTOR = re.compile(
     r"|\.(nodes|watching)\.child)\b"
     r"|/guard_program\.py "
 )
-_CHILDREN = frozenset({"child", "compile", "dataloader"})
+_CHILD_ROLES = frozenset({"child", "compile", "dataloader"})
 
 
 def find_workers(
@@ -32,62 +38,64 @@ def find_workers(
     root: str = "/proc",
 ) -> tuple[Worker, ...]:
     """
-    Which processes of this node are the workers of a job?
+    Find the workers of all jobs on this node.
 
-    Workers of SGLang, vLLM, Ray, torchrun, accelerate, DeepSpeed, Slurm, MPI,
-    Megatron, and *multiprocessing* are known, and every other process in
-    Python that says which rank it is, or has the threads of a rank.  No
-    process is stopped or changed.  This process is left out.
+    Known are workers of SGLang, vLLM, Ray, torchrun, accelerate, DeepSpeed,
+    Slurm, MPI, Megatron, and *multiprocessing*, and every other Python process
+    with a rank in its environment, or with the threads of a rank.  No process
+    is stopped or changed.  This process is left out.
 
     Args:
-        patterns: Regular expressions, to be searched in command lines.  If
-            there are any, only processes that match are found, and what
-            descends from them.
+        patterns: Regular expressions to search in command lines.  If there are
+            any, only processes that match, and their descendants, are
+            returned.
 
-        include_children: Whether to include what ranks started: readers of
-            data, compilers, and others.
+        include_children: Whether to include children of ranks: data loaders,
+            compilers, and others.
 
-        include_ancestors: Whether to include those that this process descends
-            from.  They are its shells, and name what it looks for, unless a
-            rank has started it.
+        include_ancestors: Whether to include ancestors of this process.  They
+            are usually its shells, whose command lines match the patterns,
+            unless a rank has started it.
 
-        root: Where the kernel's files are.
+        root: Mount point of procfs.
 
     Returns:
         Ranks first, by rank, and then the others.  A process that ends
-        meanwhile is left out; what may not be read of the others is unknown.
+        meanwhile is left out; attributes that may not be read are unknown.
 
     Raises:
-        PatternError: If a pattern is no regular expression.
+        PatternError: A pattern is no regular expression.
     """
-    wanted = compile_patterns(patterns)
-    family = family_of(list_processes(root))
-    own = family.processes.get(_own_number(root))
-    hidden = _other_collectors(family)
+    compiled = compile_patterns(patterns)
+    tree = build_process_tree(list_processes(root))
+    own = tree.processes.get(_own_pid(root))
+    excluded = _other_collectors(tree)
     if own is not None:
-        hidden |= {own.pid}
+        excluded |= {own.pid}
         if not include_ancestors:
-            hidden |= {above.pid for above in family.ancestors(own)}
+            excluded |= {ancestor.pid for ancestor in tree.ancestors(own)}
 
-    def is_wanted(process: Process) -> bool:
-        return process.pid not in hidden and is_match(process, wanted)
+    def is_selected(process: Process) -> bool:
+        return process.pid not in excluded and is_match(process, compiled)
 
-    scene, claims = survey(family, is_wanted, root)
-    chosen = claims.keys() - hidden
-    if wanted:
-        matching = {p for p in chosen if is_wanted(family.processes[p])}
-        below = {p.pid for pid in matching for p in family.below(pid)}
-        chosen &= matching | below
+    survey, kinds = classify_processes(tree, is_selected, root)
+    chosen = kinds.keys() - excluded
+    if compiled:
+        matching = {p for p in chosen if is_selected(tree.processes[p])}
+        descendants = {
+            p.pid for pid in matching for p in tree.descendants(pid)
+        }
+        chosen &= matching | descendants
     if not include_children:
-        chosen = {p for p in chosen if claims[p].role not in _CHILDREN}
-    return describe_workers(scene, claims, chosen)
+        chosen = {p for p in chosen if kinds[p].role not in _CHILD_ROLES}
+    return describe_workers(survey, kinds, chosen)
 
 
-def _own_number(root: str) -> int:
+def _own_pid(root: str) -> int:
     """
-    The number that this process has there, or -1 if it is not there.
+    Return the PID of this process in *root*, or -1 if it is not there.
 
-    In the files of another container, ours belongs to somebody else.
+    With procfs of another container, our PID belongs to another process.
     """
     try:
         return int(os.readlink(f"{root}/self"))  # noqa: PTH115 a text
@@ -95,126 +103,129 @@ def _own_number(root: str) -> int:
         return -1
 
 
-def _other_collectors(family: Family) -> set[int]:
+def _other_collectors(tree: ProcessTree) -> set[int]:
     """
-    Those who look at processes as we do, with the tools that they started.
+    Return the PIDs of other distdebug processes, and of the tools they run.
     """
     found = {
-        pid for pid, p in family.processes.items() if _COLLECTOR.search(p.text)
+        pid for pid, p in tree.processes.items() if _COLLECTOR.search(p.text)
     }
-    return found | {p.pid for pid in found for p in family.below(pid)}
+    return found | {p.pid for pid in found for p in tree.descendants(pid)}
 
 
-def worker_of(pid: int, root: str = "/proc") -> Worker | None:
+def find_worker(pid: int, root: str = "/proc") -> Worker | None:
     """
-    Who is the process of this number, to its job?
+    Return the worker with a PID; ``None`` if there is no such process.
 
     Args:
-        pid: A process that the user named, whatever it is.
+        pid: Any process; its framework is ``"pattern"`` if no known one
+            started it.
 
-        root: Where the kernel's files are.
-
-    Returns:
-        The process; its framework is ``"pattern"`` if none is known to have
-        started it.  ``None`` if there is no such process.
+        root: Mount point of procfs.
     """
-    return next(iter(workers_of([pid], root)), None)
+    return next(iter(find_workers_by_pid([pid], root)), None)
 
 
-def workers_of(pids: Iterable[int], root: str = "/proc") -> tuple[Worker, ...]:
+def find_workers_by_pid(
+    pids: Iterable[int], root: str = "/proc"
+) -> tuple[Worker, ...]:
     """
-    Who are the processes of these numbers, to their job?
+    Return the workers with some PIDs, as far as they exist.
 
     Args:
-        pids: Processes that the user named, whatever they are.
+        pids: Any processes; see :func:`find_worker`.
 
-        root: Where the kernel's files are.
-
-    Returns:
-        Those that are there; as for :func:`worker_of`.
+        root: Mount point of procfs.
     """
     named = frozenset(pids)
-    family = family_of(list_processes(root, named=named))
-    wanted = family.processes.keys() & named
+    tree = build_process_tree(list_processes(root, named=named))
+    existing = tree.processes.keys() & named
     related: dict[int, Process] = {}
-    for pid in wanted:
+    for pid in existing:
         if pid not in related:
-            related.update(_relatives(family, family.processes[pid]))
-    scene, claims = survey(
-        family_of(related), lambda other: other.pid in wanted, root
+            related.update(_related_processes(tree, tree.processes[pid]))
+    survey, kinds = classify_processes(
+        build_process_tree(related), lambda other: other.pid in existing, root
     )
-    # Also whom a search would leave out, such as the twin of a rank.
-    for pid in wanted - claims.keys():
-        claims[pid] = Claim("pattern", "rank")
-    return describe_workers(scene, claims, wanted)
+    # Also those that a search drops, such as a process with an inherited rank.
+    for pid in existing - kinds.keys():
+        kinds[pid] = ProcessKind("pattern", "rank")
+    return describe_workers(survey, kinds, existing)
 
 
-def _relatives(family: Family, process: Process) -> Mapping[int, Process]:
+def _related_processes(
+    tree: ProcessTree, process: Process
+) -> Mapping[int, Process]:
     """
-    Who matters for what a process is: those above it, and all below them.
+    Return the processes that classify one: its ancestors, and their
+    descendants.
 
-    The others need not be looked at, which takes a millisecond for each.
+    Reading the others would take about a millisecond each.
     """
-    above = list(family.ancestors(process))
+    above = list(tree.ancestors(process))
     interpreters = [p for p in above if p.is_python]
     top = interpreters[-1] if interpreters else process
-    related = [process, *above, *family.below(top.pid)]
+    related = [process, *above, *tree.descendants(top.pid)]
     return {p.pid: p for p in related}
 
 
-# A title may claim any number, and nobody has so many ranks on a node.
-_MOST_ON_NODE = 4096
-_HERE = ("127.0.0.1:", "localhost:", "[::1]:", "::1:")
+# A title may hold any number; no node has more ranks.
+_MAX_RANKS_ON_NODE = 4096
+_LOCAL_ADDRESSES = ("127.0.0.1:", "localhost:", "[::1]:", "::1:")
 
 
 def missing_ranks(workers: Iterable[Worker]) -> tuple[int, ...]:
     """
-    Which ranks should be on this node, and were not found?
+    Return ranks that should be on this node, but were not found.
 
-    How many ranks a node has is known from what torchrun tells its ranks, or
-    if the whole job is on this node.  SGLang and vLLM count in their titles;
-    of these, only a gap between two that were found is missing for sure.
+    The number of ranks of a node is known from the environment of torchrun, or
+    if the whole job is on this node.  Titles of SGLang and vLLM only number
+    the ranks; of these, a rank is missing only if it is between two that were
+    found.
 
     Args:
         workers: All workers of this node.
 
     Returns:
-        The ranks of all jobs together, in order.  A rank is not among them if
-        it is not known to belong here, or if a rank whose number could not be
-        learned may be the one.
+        The ranks of all jobs together, in order.  A rank is left out if it may
+        be on another node, or may be a worker whose rank is unknown.
     """
     ranks = [w for w in workers if w.role == "rank"]
-    # Any of their brothers may be the one that seems to be missing.
+    # A worker of unknown rank may be the missing one among its siblings.
     unknown = {w.parent_pid for w in ranks if w.rank is None}
     jobs: dict[tuple[object, ...], list[Worker]] = defaultdict(list)
     for worker in ranks:
-        jobs[_job(worker)].append(worker)
+        jobs[_job_key(worker)].append(worker)
     known = (
         job
         for job in jobs.values()
         if unknown.isdisjoint(w.parent_pid for w in job)
     )
-    return tuple(sorted({rank for job in known for rank in _absent(job)}))
+    return tuple(
+        sorted({rank for job in known for rank in _missing_in_job(job)})
+    )
 
 
-def _job(worker: Worker) -> tuple[object, ...]:
-    # Two servers on a node have nothing else that tells them apart.
+def _job_key(worker: Worker) -> tuple[object, ...]:
+    # Only the parent distinguishes two servers of one node.
     if worker.coordinates:
         return worker.framework, worker.parent_pid
     return worker.framework, worker.job, worker.world_size
 
 
-def _absent(ranks: Sequence[Worker]) -> set[int]:
+def _missing_in_job(ranks: Sequence[Worker]) -> set[int]:
     found = {w.rank for w in ranks if w.rank is not None}
-    expected = _expected(ranks, found)
-    # Nobody finds himself, nor the rank that started him.
+    expected = _expected_ranks(ranks, found)
+    # This process, and a rank that started it, are not in the list.
     own = current_identity()
     if own.rank is not None and own.job == ranks[0].job:
         found.add(own.rank)
-    return set(expected) - found if len(expected) <= _MOST_ON_NODE else set()
+    return (
+        set(expected) - found if len(expected) <= _MAX_RANKS_ON_NODE else set()
+    )
 
 
-def _expected(ranks: Sequence[Worker], found: set[int]) -> range:
+def _expected_ranks(ranks: Sequence[Worker], found: set[int]) -> range:
     first = ranks[0]
     if first.coordinates:
         return range(min(found), max(found) + 1)
@@ -230,13 +241,13 @@ def _expected(ranks: Sequence[Worker], found: set[int]) -> range:
     if len(starts) == 1:
         ((start, count),) = starts
         return range(start, start + count)
-    if size is not None and _is_here(first.job):
+    if size is not None and _is_single_node(first.job):
         return range(size)
     return range(0)
 
 
-def _is_here(job: str) -> bool:
+def _is_single_node(job: str) -> bool:
     """
-    Whether the ranks of a job meet where no other node can come.
+    Return whether the ranks of a job use a local address for rendezvous.
     """
-    return job.rpartition(" ")[2].startswith(_HERE)
+    return job.rpartition(" ")[2].startswith(_LOCAL_ADDRESSES)

@@ -1,5 +1,5 @@
 """
-What is a worker, and what is known about it without touching it?
+Workers and process states, as read from ``/proc``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import attrs
 
 from .._render import Block, Entries, Entry, Shown
 from .._text import clean
-from .procfs import ENDED
+from .procfs import ENDED_STATES
 
 
 Role = Literal[
     "rank",  # takes part in collectives
-    "dataloader",  # reads for a rank
+    "dataloader",  # reads data for a rank
     "compile",  # compiles for a rank
-    "launcher",  # starts ranks, and waits for them
+    "launcher",  # starts ranks and waits for them
     "server",  # a front end, scheduler of requests, or detokenizer
     "child",  # another process that a worker started
 ]
@@ -29,45 +29,44 @@ class Worker(Shown):
     """
     A process that belongs to a job.
 
-    A process is the same one only if *pid* and *start_ticks* are the same:
-    numbers of processes are used again.
+    PIDs are reused: only *pid* and *start_ticks* together identify a process.
 
     Attributes:
-        pid: Number of the process on this node.
+        pid: PID on this node.
 
-        start_ticks: When it started, in clock ticks since boot.
+        start_ticks: Start time, in clock ticks since boot.
 
-        parent_pid: The process that started it.
+        parent_pid: PID of its parent.
 
         uid: The user it runs as.
 
-        title: Its command line, or what the process wrote in its place.
+        title: Its command line, or the title that it set.
 
-        framework: Who started it: ``"sglang"``, ``"vllm"``, ``"ray"``,
+        framework: What started it: ``"sglang"``, ``"vllm"``, ``"ray"``,
             ``"torchrun"``, …, or ``"pattern"`` if only the user's own pattern
-            knows it.
+            matches it.
 
-        role: What it does in its job.
+        role: Its role in the job.
 
         rank: Global rank, if known.  Children of a rank have none, although
             they inherit its environment; see *parent_pid*.
 
-        world_size: How many ranks the job has, if known.
+        world_size: Number of ranks of the job, if known.
 
         local_rank: Rank on this node, if known.
 
-        local_world_size: How many ranks of the job were started on this node,
-            if that is known, and they are numbered in sequence.
+        local_world_size: Number of ranks of the job on this node, if known and
+            if these are numbered in sequence.
 
-        coordinates: Where it is in the mesh: names of dimensions in small
-            letters, and the place along each, in the order they were found.
+        coordinates: Coordinates in the mesh: names of dimensions in lower
+            case, each with an index, in the order they were found.
 
-        job: What tells its job from others, or ``""``.
+        job: Identifier of its job, or ``""``.
 
-        source: What told its rank or coordinates: ``"title"``, ``"memory"``
-            (the environment as it is now, also after the title was changed),
-            ``"environ"`` (as it was at the start), ``"command line"``,
-            several joined by ``" + "``; ``""`` if nothing did.
+        source: Source of its rank or coordinates: ``"title"``, ``"memory"``
+            (the environment as it is now), ``"environ"`` (the environment at
+            the start), ``"command line"``, several joined by ``" + "``; ``""``
+            if there is none.
     """
 
     pid: int
@@ -87,39 +86,40 @@ class Worker(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data; coordinates by the name of their dimension.
+        Return plain data; coordinates as a dictionary by dimension.
         """
         return {**attrs.asdict(self), "coordinates": dict(self.coordinates)}
 
     def _blocks_(self) -> Iterable[Block]:
-        who = "" if self.rank is None else f" {self.rank}"
+        rank_text = "" if self.rank is None else f" {self.rank}"
         facts = [("title", clean(self.title)), ("from", self.framework)]
         if self.coordinates:
             mesh = ", ".join(f"{name}={at}" for name, at in self.coordinates)
             facts.append(("mesh", clean(mesh)))
-        yield Entries([Entry(f"{self.role}{who}, process {self.pid}", facts)])
+        yield Entries(
+            [Entry(f"{self.role}{rank_text}, process {self.pid}", facts)]
+        )
 
 
 @attrs.frozen(kw_only=True)
 class ProcessState:
     """
-    What the kernel tells anybody about a process.
+    State of a process, which every user may read.
 
     Attributes:
-        letter: State of its main thread: ``"R"`` runs, ``"S"`` sleeps, ``"D"``
-            cannot be interrupted, ``"T"`` is stopped, ``"t"`` is stopped by a
-            debugger, ``"Z"`` is a zombie, ``"X"`` is gone.
+        letter: State of its main thread: ``"R"`` running, ``"S"`` sleeping,
+            ``"D"`` uninterruptible, ``"T"`` stopped, ``"t"`` stopped by a
+            debugger, ``"Z"`` zombie, ``"X"`` dead.
 
-        start_ticks: When it started, in clock ticks since boot.
+        start_ticks: Start time, in clock ticks since boot.
 
-        tracer_pid: The debugger attached to it; 0 if there is none.
+        tracer_pid: PID of the debugger attached to it; 0 if there is none.
 
         uid: The effective user it runs as.
 
-        uninterruptible: Which of its threads are in state ``"D"``.
+        uninterruptible: IDs of its threads in state ``"D"``.
 
-        pid_inside: Its number in its own PID namespace; *pid* if that is
-            ours.
+        pid_inside: Its PID in its own PID namespace; *pid* if that is ours.
 
         caught_signals: Bit *n - 1* is set if it handles signal *n*.
 
@@ -138,6 +138,6 @@ class ProcessState:
     @property
     def has_ended(self) -> bool:
         """
-        Whether nothing of it runs any more.
+        Whether it is dead or a zombie.
         """
-        return self.letter in ENDED
+        return self.letter in ENDED_STATES

@@ -1,7 +1,8 @@
 """
-What does the kernel tell about a process?
+Read and parse files of ``/proc``, and memory of processes.
 
-Every answer may be that it is gone, or that we may not ask; none is an error.
+Functions return None or nothing for a process that has ended or may not be
+read; they raise no errors for it.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from typing import NamedTuple, TypeVar
 
 
 _CHUNK = 1 << 16
-# Python refuses to read numbers of thousands of digits.
-_MOST_DIGITS = 40
-# States of a zombie, and of what is gone.
-ENDED = frozenset("ZXx")
+# int() refuses thousands of digits.
+_MAX_DIGITS = 40
+# States of zombies and dead processes.
+ENDED_STATES = frozenset("ZXx")
 
 
 class Stat(NamedTuple):
     """
-    The part of a ``stat`` file that is of use here.
+    Fields of ``/proc/PID/stat``.
 
     Attributes:
-        name: The name of 15 characters that the kernel keeps.
+        name: Its name of at most 15 characters.
 
         letter: The state, such as ``"S"``.
 
-        parent_pid: The process that started it, or inherited it.
+        parent_pid: PID of its parent, which may have inherited it.
 
-        cpu_ticks: How long it ran, in clock ticks.
+        cpu_ticks: CPU time, in clock ticks.
 
-        start_ticks: When it started, in clock ticks since boot.
+        start_ticks: Start time, in clock ticks since boot.
     """
 
     name: str
@@ -48,26 +49,21 @@ class Stat(NamedTuple):
     @property
     def has_ended(self) -> bool:
         """
-        Whether nothing of it runs any more.
+        Whether it is dead or a zombie.
         """
-        return self.letter in ENDED
+        return self.letter in ENDED_STATES
 
 
 def read_proc(path: str, *, limit: int = _CHUNK) -> bytes | None:
     """
-    Read a file of the kernel.
+    Return the content of a file; ``None`` if it cannot be read.
 
     Args:
-        path: The file.
-
-        limit: How many bytes to read at most.
-
-    Returns:
-        What it holds; ``None`` if it is gone or may not be read.
+        limit: Maximum number of bytes to read.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError):  # a name from elsewhere may hold a NUL
+    except (OSError, ValueError):  # a path from outside may hold a NUL
         return None
 
     parts = []
@@ -87,20 +83,20 @@ def read_proc(path: str, *, limit: int = _CHUNK) -> bytes | None:
 
 def read_link(path: str) -> str:
     """
-    Where does a link of the kernel point; ``""`` if that may not be read.
+    Return the target of a symbolic link; ``""`` if it cannot be read.
     """
     try:
-        return os.readlink(path)  # noqa: PTH115 paths cost as much as reading
+        return os.readlink(path)  # noqa: PTH115 Path is slow
     except (OSError, ValueError):
         return ""
 
 
 def list_numbers(path: str) -> list[int]:
     """
-    Which numbers (of processes, threads, descriptors) are in a folder?
+    Return the numeric names (PIDs, thread IDs, descriptors) in a folder,
+    sorted.
 
-    Returns:
-        The numbers in order; none if the folder may not be read.
+    The list is empty if the folder cannot be read.
     """
     try:
         names = os.listdir(path)  # noqa: PTH208 as above
@@ -111,16 +107,16 @@ def list_numbers(path: str) -> list[int]:
 
 def parse_stat(data: bytes | None) -> Stat | None:
     """
-    Read a ``stat`` file.
+    Parse ``/proc/PID/stat``.
 
     The name in it may hold brackets, blanks, and line breaks; numbers follow
     the last bracket.
 
     Args:
-        data: The file, or ``None``.
+        data: Content of the file; None if it could not be read.
 
     Returns:
-        What it says; ``None`` if it is no ``stat`` file.
+        Its fields; ``None`` if it is no ``stat`` file.
     """
     text = (data or b"").decode(errors="replace")
     head, _, tail = text.rpartition(")")
@@ -139,14 +135,12 @@ def parse_stat(data: bytes | None) -> Stat | None:
 
 def parse_status(data: bytes | None) -> dict[str, str]:
     """
-    Read a ``status`` file.
+    Parse ``/proc/PID/status`` into values by field name.
+
+    The kernel escapes line breaks in names, so that no process can add fields.
 
     Args:
-        data: The file, or ``None``.
-
-    Returns:
-        What stands behind the colon of each line.  The kernel escapes line
-        breaks in names, so that no process can add lines.
+        data: Content of the file; None if it could not be read.
     """
     lines = (data or b"").decode(errors="replace").split("\n")
     pairs = (line.partition(":") for line in lines)
@@ -155,40 +149,31 @@ def parse_status(data: bytes | None) -> dict[str, str]:
 
 def whole_number(text: str | bytes | None) -> int | None:
     """
-    Which number is this, if it is one?
-
-    Args:
-        text: What should be digits.
+    Parse decimal digits.
 
     Returns:
-        The number; ``None`` if there is anything but digits, or if no machine
-        has such a number.
+        The number; ``None`` if there is anything but digits, or more than 40.
     """
-    is_number = text and len(text) <= _MOST_DIGITS and text.isascii()
+    is_number = text and len(text) <= _MAX_DIGITS and text.isascii()
     return int(text) if text and is_number and text.isdigit() else None
 
 
-# Gives what is at an address, shorter or empty where nothing is mapped.
-Memory = Callable[[int, int], bytes]
+# Returns bytes at an address; fewer or none where nothing is mapped.
+MemoryReader = Callable[[int, int], bytes]
 
-_MOST = 1 << 20
+_MAX_READ_BYTES = 1 << 20
 _PAGE = 4096
 
 
 @contextmanager
-def open_memory(pid: int, root: str = "/proc") -> Iterator[Memory]:
+def open_memory(pid: int, root: str = "/proc") -> Iterator[MemoryReader]:
     """
-    Read the memory of a process.
-
-    Args:
-        pid: The process.
-
-        root: Where the kernel's files are.
+    Open the memory of a process for reading.
 
     Yields:
-        A function of address and size, in bytes.  It gives at most 1 MiB, and
-        less, or nothing, where the process has no memory, is gone, or may not
-        be read.
+        A function of address and size, in bytes.  It returns at most 1 MiB,
+        and less, or nothing, where the process has no memory, has ended, or
+        may not be read.
     """
     try:
         fd = os.open(f"{root}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -198,7 +183,7 @@ def open_memory(pid: int, root: str = "/proc") -> Iterator[Memory]:
 
     def read(address: int, size: int) -> bytes:
         try:
-            return os.pread(fd, min(size, _MOST), address)
+            return os.pread(fd, min(size, _MAX_READ_BYTES), address)
         except (OSError, OverflowError, ValueError):
             return b""
 
@@ -208,23 +193,19 @@ def open_memory(pid: int, root: str = "/proc") -> Iterator[Memory]:
         os.close(fd)
 
 
-def read_c_string(memory: Memory, address: int, *, limit: int) -> str:
+def read_c_string(memory: MemoryReader, address: int, *, limit: int) -> str:
     """
-    Read a text that ends in a zero byte.
+    Read a string that ends in a zero byte.
 
     Args:
-        memory: Where it is.
-
-        address: Where it begins.
-
-        limit: How many bytes to read at most.
+        limit: Maximum number of bytes to read.
 
     Returns:
-        The text; what is there of it if it does not end.
+        The string; its first part if it has no end.
     """
     parts: list[bytes] = []
     while limit > 0:
-        # Not beyond the page: the next one may not be there.
+        # Stay within the page: the next one may not be mapped.
         size = min(limit, _PAGE - address % _PAGE)
         part, end, _ = memory(address, size).partition(b"\0")
         parts.append(part)
@@ -235,111 +216,108 @@ def read_c_string(memory: Memory, address: int, *, limit: int) -> str:
     return os.fsdecode(b"".join(parts))
 
 
-_LINE = re.compile(
+_LOCK_LINE = re.compile(
     rb"([0-9]{1,9}): *(->)? *[A-Z]{1,10} +[A-Z]{1,10} +[A-Z]{1,10} +"
     rb"([0-9]{1,10}) "
 )
-# Of a machine with some ten thousand locks.
-_MOST_BYTES = 1 << 20
+# Enough for some ten thousand locks.
+_MAX_BYTES = 1 << 20
 
 
-def lock_holder(pid: int, root: str = "/proc") -> int | None:
+def find_lock_holder(pid: int, root: str = "/proc") -> int | None:
     """
-    Find the process that holds what another one waits for.
+    Return the PID of the process that holds a file lock another one waits for.
 
     Args:
-        pid: Who waits.
-
-        root: Where the kernel's files are.
+        pid: The process that waits.
 
     Returns:
-        The process that took the lock; ``None`` if nobody on this machine
-        did, or the kernel does not say.
+        The PID; ``None`` if the holder is on another machine or in another
+        container, or if the kernel does not list the lock.
     """
     holders: dict[bytes, int] = {}
-    data = read_proc(f"{root}/locks", limit=_MOST_BYTES) or b""
+    data = read_proc(f"{root}/locks", limit=_MAX_BYTES) or b""
     for line in data.splitlines():
-        found = _LINE.match(line)
+        found = _LOCK_LINE.match(line)
         if found is None:
             continue
         number, waits, owner = found.groups()
         if not waits:
             holders[number] = int(owner)
         elif int(owner) == pid:
-            # Nobody has the number 0: it is of another container.
+            # PID 0 stands for a process of another container.
             return holders.get(number) or None
 
     return None
 
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-# So many processes that never answer, and the rest are not asked.
-_MOST_STUCK = 16
+# After this many blocked calls the remaining processes are skipped.
+_MAX_STUCK = 16
 
 
-def ask_each(
+def map_with_timeout(
     pids: Iterable[int],
-    ask: Callable[[int], Answer],
+    function: Callable[[int], Result],
     *,
-    patience_s: float = 1.0,
-) -> dict[int, Answer]:
+    timeout_s: float = 1.0,
+) -> dict[int, Result]:
     """
-    Ask something about each process, and go on if one does not answer.
+    Call a function for each process, and skip those for which it blocks.
 
     Args:
-        pids: The processes.
+        function: It must not raise.
 
-        ask: What to ask; it must not raise.
-
-        patience_s: How long to wait for one answer, in seconds.
+        timeout_s: How long to wait for one result, in seconds.
 
     Returns:
-        The answers there are.  A thread stays behind for each that is not
-        there; it ends when the kernel lets it go, or with this process.
+        Results by PID.  For each call that blocks, a thread remains; it ends
+        when the kernel releases it, or with this process.  After 16 of them,
+        the remaining processes are skipped.
     """
-    waiting: SimpleQueue[int] = SimpleQueue()
+    queue: SimpleQueue[int] = SimpleQueue()
     for pid in pids:
-        waiting.put(pid)
+        queue.put(pid)
 
-    answers: dict[int, Answer] = {}
-    for _ in range(_MOST_STUCK):
-        if _ask_all(waiting, ask, answers, patience_s):
+    results: dict[int, Result] = {}
+    for _ in range(_MAX_STUCK):
+        if _run_queue(queue, function, results, timeout_s):
             break
-    return dict(answers)
+    return dict(results)
 
 
-def _ask_all(
-    waiting: SimpleQueue[int],
-    ask: Callable[[int], Answer],
-    answers: dict[int, Answer],
-    patience_s: float,
+def _run_queue(
+    queue: SimpleQueue[int],
+    function: Callable[[int], Result],
+    results: dict[int, Result],
+    timeout_s: float,
 ) -> bool:
     """
-    Whether the queue was worked off; if not, the first left in it is next.
+    Work off the queue; return False if blocked, with the rest in the queue.
     """
-    given_up = threading.Event()
+    abandoned = threading.Event()
 
     def work() -> None:
-        while not given_up.is_set():
+        while not abandoned.is_set():
             try:
-                pid = waiting.get_nowait()
+                pid = queue.get_nowait()
             except Empty:
                 return
-            answers[pid] = ask(pid)
+            results[pid] = function(pid)
 
     thread = threading.Thread(target=work, daemon=True, name="distdebug-ask")
     try:
         thread.start()
-    except RuntimeError:  # no more can be had; an answer is worth the risk
+    except RuntimeError:  # no more threads: risk blocking for a result
         work()
         return True
 
     while True:
-        before = len(answers)
-        thread.join(patience_s)
+        before = len(results)
+        thread.join(timeout_s)
         if not thread.is_alive():
             return True
-        if len(answers) == before:
-            given_up.set()
+        if len(results) == before:
+            abandoned.set()
             return False

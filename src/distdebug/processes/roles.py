@@ -1,5 +1,5 @@
 """
-Who started a process, and what does it do in its job?
+Classify processes: framework, role, rank, and mesh coordinates.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..identity import Identity, identify
 from .environ import Maps, read_environ, read_maps
 from .model import Role, Worker
 from .procfs import (
-    ask_each,
     list_numbers,
+    map_with_timeout,
     parse_stat,
     parse_status,
     read_link,
@@ -30,37 +30,37 @@ from .scan import (
     COMPILE_WORKER,
     DATA_WORKER,
     ENGINE,
-    FALLBACKS,
+    FALLBACK_RULES,
     LAUNCHER_NAME,
-    LAUNCHERS,
+    LAUNCHER_RULES,
     MEGATRON,
     MULTIPROCESSING,
     MULTIPROCESSING_HELPER,
     PYTHON_TOOLS,
     RANK_THREADS,
-    TITLES,
+    TITLE_RULES,
     Process,
-    option_number,
-    program_of,
+    parse_option_number,
+    parse_program,
 )
 from .threads import tcp_inodes
 
 
-_MOST_THREADS = 1024
-_MOST_DESCRIPTORS = 1024
+_MAX_THREADS = 1024
+_MAX_DESCRIPTORS = 1024
 
 
 @attrs.frozen(kw_only=True)
-class Evidence:
+class ProcessEvidence:
     """
-    What the memory of a process shows.
+    Environment of a process, and whether it has loaded torch.
 
     Attributes:
         environ: Its environment.
 
-        source: How that was learned; ``""`` if it was not.
+        source: Source of the environment; ``""`` if it could not be read.
 
-        identity: Who the process is by its environment.
+        identity: Rank, world size, and job by its environment.
 
         has_torch: Whether torch is loaded.
     """
@@ -71,21 +71,16 @@ class Evidence:
     has_torch: bool = False
 
 
-def read_evidence(pid: int, root: str = "/proc") -> Evidence:
+def read_process_evidence(pid: int, root: str = "/proc") -> ProcessEvidence:
     """
-    What does the memory of a process show?
+    Read the environment and loaded images of a process.
 
     Args:
-        pid: Its number.
-
-        root: Where the kernel's files are.
-
-    Returns:
-        What may be read of it.
+        root: Mount point of procfs.
     """
     maps = read_maps(pid, root) or Maps()
     environ, source = read_environ(pid, root, maps=maps)
-    return Evidence(
+    return ProcessEvidence(
         environ=environ,
         source=source,
         identity=identify(environ),
@@ -95,17 +90,15 @@ def read_evidence(pid: int, root: str = "/proc") -> Evidence:
 
 def has_rank_threads(pid: int, root: str = "/proc") -> bool:
     """
-    Does a process have threads that carry collectives?
+    Return whether a process has threads that run collectives.
 
     A forked child does not inherit them.
 
     Args:
-        pid: Its number.
-
-        root: Where the kernel's files are.
+        root: Mount point of procfs.
     """
     folder = f"{root}/{pid}/task"
-    for thread in list_numbers(folder)[:_MOST_THREADS]:
+    for thread in list_numbers(folder)[:_MAX_THREADS]:
         name = read_proc(f"{folder}/{thread}/comm", limit=64) or b""
         if RANK_THREADS.match(name.decode(errors="replace")):
             return True
@@ -114,31 +107,29 @@ def has_rank_threads(pid: int, root: str = "/proc") -> bool:
 
 def has_connection(pid: int, root: str = "/proc") -> bool:
     """
-    Does a process have a TCP socket, such as to where ranks meet?
+    Return whether a process has a TCP socket, such as one to the rendezvous.
 
     Args:
-        pid: Its number.
-
-        root: Where the kernel's files are.
+        root: Mount point of procfs.
     """
     folder = f"{root}/{pid}/fd"
     links = (
         read_link(f"{folder}/{number}")
-        for number in list_numbers(folder)[:_MOST_DESCRIPTORS]
+        for number in list_numbers(folder)[:_MAX_DESCRIPTORS]
     )
     inodes = {x[8:-1] for x in links if x.startswith("socket:[")}
     return bool(inodes) and not inodes.isdisjoint(tcp_inodes(pid, root))
 
 
 @attrs.frozen
-class Family:
+class ProcessTree:
     """
     The processes of a node as a tree.
 
     Attributes:
-        processes: Processes by number.
+        processes: Processes by PID.
 
-        children: Numbers of the children of a process, by its own.
+        children: PIDs of the children of a process, by its PID.
     """
 
     processes: Mapping[int, Process]
@@ -146,63 +137,67 @@ class Family:
 
     def parent(self, process: Process) -> Process | None:
         """
-        The process that started this one.
+        Return the parent of a process; ``None`` if it has ended.
         """
         parent = self.processes.get(process.parent_pid)
-        # A number can be used again; whoever started it is older.
+        # PIDs are reused; a real parent is older.
         if parent and parent.start_ticks <= process.start_ticks:
             return parent
         return None
 
     def ancestors(self, process: Process) -> Iterator[Process]:
         """
-        The processes above this one, nearest first.
+        Yield the ancestors of a process, nearest first.
         """
         seen = {process.pid}
-        above = self.parent(process)
-        while above is not None and above.pid not in seen:
-            yield above
-            seen.add(above.pid)
-            above = self.parent(above)
+        ancestor = self.parent(process)
+        while ancestor is not None and ancestor.pid not in seen:
+            yield ancestor
+            seen.add(ancestor.pid)
+            ancestor = self.parent(ancestor)
 
-    def elder(self, process: Process) -> Process | None:
+    def python_parent(self, process: Process) -> Process | None:
         """
-        The process in Python that this one comes from, if there is one.
+        Return the nearest ancestor that is a Python process, if there is one.
 
-        Shells and other wrappers between them do not count, nor do the
-        servants of *multiprocessing*.
+        Shells and other wrappers between them do not count, nor do helper
+        processes of *multiprocessing*.
         """
-        for above in self.ancestors(process):
-            if above.is_python and not self.is_servant(above):
-                return above
+        for ancestor in self.ancestors(process):
+            if ancestor.is_python and not self.is_multiprocessing_helper(
+                ancestor
+            ):
+                return ancestor
         return None
 
-    def is_servant(self, process: Process) -> bool:
+    def is_multiprocessing_helper(self, process: Process) -> bool:
         """
-        Whether a process only helps *multiprocessing*.
+        Return whether a process is a resource tracker or fork server.
 
-        What a fork server forks has the same command line as the server.
+        Children of a fork server have the same command line as the server.
         """
         if MULTIPROCESSING_HELPER.search(process.text) is None:
             return False
         parent = self.parent(process)
         return parent is None or parent.text != process.text
 
-    def is_copy(self, process: Process, elder: Process) -> bool:
+    def is_multiprocessing_child(
+        self, process: Process, python_parent: Process
+    ) -> bool:
         """
-        Whether *multiprocessing* started a process: anew, or as a copy.
+        Return whether *multiprocessing* spawned or forked a process.
         """
         if MULTIPROCESSING.search(process.text):
             return True
         is_zombie = not process.arguments
-        same = process.name == elder.name if is_zombie else False
-        return same or process.text == elder.text
+        same = process.name == python_parent.name if is_zombie else False
+        return same or process.text == python_parent.text
 
     def walk(self) -> Iterator[Process]:
         """
-        Every process, parents before their children.
+        Yield every process, parents before their children.
         """
-        # Last come those without a parent, from where all others are reached.
+        # Processes without parent are last, so they are popped first.
         waiting = sorted(
             self.processes,
             key=lambda pid: self.parent(self.processes[pid]) is None,
@@ -215,9 +210,9 @@ class Family:
                 yield self.processes[pid]
                 waiting.extend(self.children.get(pid, ()))
 
-    def below(self, pid: int) -> Iterator[Process]:
+    def descendants(self, pid: int) -> Iterator[Process]:
         """
-        The processes that descend from one, parents before their children.
+        Yield the descendants of a process, parents before their children.
         """
         waiting, seen = list(self.children.get(pid, ())), {pid}
         while waiting:
@@ -228,30 +223,27 @@ class Family:
                 waiting.extend(self.children.get(child, ()))
 
 
-def family_of(processes: Mapping[int, Process]) -> Family:
+def build_process_tree(processes: Mapping[int, Process]) -> ProcessTree:
     """
-    Who descends from whom?
-
-    Args:
-        processes: Processes by number.
+    Build the process tree from processes by PID.
     """
     children: dict[int, list[int]] = {}
-    family = Family(processes, {})
+    tree = ProcessTree(processes, {})
     for process in processes.values():
-        parent = family.parent(process)
+        parent = tree.parent(process)
         if parent is not None and parent.pid != process.pid:
             children.setdefault(parent.pid, []).append(process.pid)
-    return Family(
+    return ProcessTree(
         processes, {pid: tuple(found) for pid, found in children.items()}
     )
 
 
-_NOTHING = Evidence()
+_NO_EVIDENCE = ProcessEvidence()
 
 
-class Claim(NamedTuple):
+class ProcessKind(NamedTuple):
     """
-    What a process is: who started it, and its role.
+    Framework and role of a process.
     """
 
     framework: str
@@ -259,436 +251,473 @@ class Claim(NamedTuple):
 
 
 @attrs.frozen
-class Scene:
+class Survey:
     """
-    What is known of the processes of a node.
+    The process tree of a node, with evidence for its Python processes.
 
     Attributes:
-        family: Who descends from whom.
+        tree: The processes.
 
-        evidence: What the memory of each process in Python shows.
+        evidence: Environment and libraries of each Python process, by PID.
 
-        is_wanted: Whether the user's own patterns know a process.
+        is_selected: Return whether a pattern of the user matches a process.
 
-        root: Where the kernel's files are.
+        root: Mount point of procfs.
     """
 
-    family: Family
-    evidence: Mapping[int, Evidence]
-    is_wanted: Callable[[Process], bool]
+    tree: ProcessTree
+    evidence: Mapping[int, ProcessEvidence]
+    is_selected: Callable[[Process], bool]
     root: str = "/proc"
 
-    def shown_by(self, process: Process) -> Evidence:
+    def evidence_of(self, process: Process) -> ProcessEvidence:
         """
-        What the memory of a process shows.
+        Return the evidence of a process; empty if there is none.
         """
-        return self.evidence.get(process.pid, _NOTHING)
+        return self.evidence.get(process.pid, _NO_EVIDENCE)
 
 
-def is_inherited(
-    scene: Scene, process: Process, elder: Process | None
+def has_inherited_rank(
+    survey: Survey, process: Process, python_parent: Process | None
 ) -> bool:
     """
-    Whether a process has its rank only because its parent has it.
+    Return whether a process has the same rank as its Python parent.
     """
-    if elder is None:
+    if python_parent is None:
         return False
-    mine = scene.shown_by(process).identity
-    return scene.shown_by(elder).identity[:2] == mine[:2]
+    own_identity = survey.evidence_of(process).identity
+    return survey.evidence_of(python_parent).identity[:2] == own_identity[:2]
 
 
-def takes_part(scene: Scene, process: Process, elder: Process) -> bool:
+def is_collective_member(
+    survey: Survey, process: Process, python_parent: Process
+) -> bool:
     """
-    Whether a process that *multiprocessing* started has peers.
-
-    Args:
-        scene: What is known.
-
-        process: The process.
-
-        elder: Who started it.
+    Return whether a child of *multiprocessing* takes part in collectives.
     """
-    if not scene.shown_by(process).has_torch:
+    if not survey.evidence_of(process).has_torch:
         return False
-    if has_rank_threads(process.pid, scene.root):
+    if has_rank_threads(process.pid, survey.root):
         return True
-    # What is forked inherits the sockets of its parent.
+    # A forked process inherits the sockets of its parent.
     is_new = MULTIPROCESSING.search(process.text) is not None
-    return has_connection(process.pid, scene.root) and (
-        is_new or not has_connection(elder.pid, scene.root)
+    return has_connection(process.pid, survey.root) and (
+        is_new or not has_connection(python_parent.pid, survey.root)
     )
 
 
-def by_looks(
-    process: Process, elder: Process | None, above: Claim | None
-) -> Claim | None:
+def classify_by_command(
+    process: Process,
+    python_parent: Process | None,
+    parent_kind: ProcessKind | None,
+) -> ProcessKind | None:
     """
-    What do its title and its command line say?
+    Classify a process by its title and command line.
     """
     if COMPILE_WORKER.search(process.text) or (
-        above is not None and above.role == "compile"
+        parent_kind is not None and parent_kind.role == "compile"
     ):
-        return Claim(above.framework, "compile") if above else None
+        return (
+            ProcessKind(parent_kind.framework, "compile")
+            if parent_kind
+            else None
+        )
     if process.name == DATA_WORKER:
-        return Claim(above.framework, "dataloader") if above else None
+        return (
+            ProcessKind(parent_kind.framework, "dataloader")
+            if parent_kind
+            else None
+        )
 
     # A forked child keeps the title of its parent.
-    if elder is None or elder.text != process.text:
-        claim = _by_tables(process)
-        if claim is not None:
-            return claim
-    if above is not None and above.role == "launcher":
-        return Claim(above.framework, "rank")
+    if python_parent is None or python_parent.text != process.text:
+        kind = _match_rules(process)
+        if kind is not None:
+            return kind
+    if parent_kind is not None and parent_kind.role == "launcher":
+        return ProcessKind(parent_kind.framework, "rank")
     return None
 
 
-def _by_tables(process: Process) -> Claim | None:
-    program = program_of(process.arguments)
-    for table, text in ((TITLES, process.text), (LAUNCHERS, program)):
-        for look in table:
-            if look.pattern.search(text):
-                return Claim(look.framework, look.role)
+def _match_rules(process: Process) -> ProcessKind | None:
+    program = parse_program(process.arguments)
+    for table, text in (
+        (TITLE_RULES, process.text),
+        (LAUNCHER_RULES, program),
+    ):
+        for rule in table:
+            if rule.pattern.search(text):
+                return ProcessKind(rule.framework, rule.role)
     is_launcher = process.name == LAUNCHER_NAME
-    return Claim("torchrun", "launcher") if is_launcher else None
+    return ProcessKind("torchrun", "launcher") if is_launcher else None
 
 
-def by_environment(
-    scene: Scene, process: Process, elder: Process | None
-) -> Claim | None:
+def classify_by_environment(
+    survey: Survey, process: Process, python_parent: Process | None
+) -> ProcessKind | None:
     """
-    Does it have a rank of its own in its environment?
+    Classify a process as a rank if its environment has a rank of its own.
     """
-    shown = scene.shown_by(process)
-    identity = shown.identity
-    if identity.rank is None or is_inherited(scene, process, elder):
+    evidence = survey.evidence_of(process)
+    identity = evidence.identity
+    if identity.rank is None or has_inherited_rank(
+        survey, process, python_parent
+    ):
         return None
 
-    program = program_of(process.arguments)
-    # Slurm names a rank in every process that it starts.
+    program = parse_program(process.arguments)
+    # Slurm sets a rank in every process that it starts.
     least = 0 if identity.source == "torchrun" else 1
     has_peers = identity.world_size is not None and identity.world_size > least
-    if PYTHON_TOOLS.search(program) or not (has_peers or shown.has_torch):
+    if PYTHON_TOOLS.search(program) or not (has_peers or evidence.has_torch):
         return None
     if MEGATRON.search(program):
-        return Claim("megatron", "rank")
-    if elder is not None and scene.family.is_copy(process, elder):
-        return Claim("multiprocessing", "rank")
-    return Claim(_launcher_of(shown), "rank")
+        return ProcessKind("megatron", "rank")
+    if python_parent is not None and survey.tree.is_multiprocessing_child(
+        process, python_parent
+    ):
+        return ProcessKind("multiprocessing", "rank")
+    return ProcessKind(_launcher_name(evidence), "rank")
 
 
-def _launcher_of(shown: Evidence) -> str:
-    if "TORCHELASTIC_RUN_ID" in shown.environ:
+def _launcher_name(evidence: ProcessEvidence) -> str:
+    if "TORCHELASTIC_RUN_ID" in evidence.environ:
         return "torchrun"
-    # Many scripts give torch's names to what Slurm says.
-    if shown.environ.get("SLURM_PROCID") == str(shown.identity.rank):
+    # Many scripts copy the variables of Slurm to those of torch.
+    if evidence.environ.get("SLURM_PROCID") == str(evidence.identity.rank):
         return "slurm"
-    return "torch" if shown.identity.source == "torchrun" else "mpi"
+    return "torch" if evidence.identity.source == "torchrun" else "mpi"
 
 
-def by_evidence(
-    scene: Scene, process: Process, elder: Process | None
-) -> Claim | None:
+def classify_by_threads(
+    survey: Survey, process: Process, python_parent: Process | None
+) -> ProcessKind | None:
     """
-    Does it take part in collectives, although nobody says so?
+    Classify a process by its threads, options, or the kind of its program.
     """
-    if PYTHON_TOOLS.search(program_of(process.arguments)):
+    if PYTHON_TOOLS.search(parse_program(process.arguments)):
         return None
-    if elder is not None and scene.family.is_copy(process, elder):
-        has_peers = takes_part(scene, process, elder)
-        return Claim("multiprocessing", "rank") if has_peers else None
-    for look in FALLBACKS:
-        if look.pattern.search(process.text):
-            return Claim(look.framework, look.role)
+    if python_parent is not None and survey.tree.is_multiprocessing_child(
+        process, python_parent
+    ):
+        has_peers = is_collective_member(survey, process, python_parent)
+        return ProcessKind("multiprocessing", "rank") if has_peers else None
+    for rule in FALLBACK_RULES:
+        if rule.pattern.search(process.text):
+            return ProcessKind(rule.framework, rule.role)
 
-    named = option_number(process.arguments, "rank", "local-rank")
-    has_peers = scene.shown_by(process).has_torch and (
-        named is not None or has_rank_threads(process.pid, scene.root)
+    named = parse_option_number(process.arguments, "rank", "local-rank")
+    has_peers = survey.evidence_of(process).has_torch and (
+        named is not None or has_rank_threads(process.pid, survey.root)
     )
-    return Claim("torch", "rank") if has_peers else None
+    return ProcessKind("torch", "rank") if has_peers else None
 
 
-def claim_workers(scene: Scene) -> dict[int, Claim]:
+def classify_workers(survey: Survey) -> dict[int, ProcessKind]:
     """
-    What is each process to a job, as far as those above it tell?
-
-    Args:
-        scene: What is known.
+    Classify every process, from parents to children.
 
     Returns:
-        What each process is, by number, parents first; nothing for those that
-        belong to no job.
+        Kinds by PID, parents first, without processes that belong to no job.
     """
-    claims: dict[int, Claim] = {}
-    for process in scene.family.walk():
-        elder = scene.family.elder(process)
-        above = claims.get(elder.pid) if elder else None
-        claim = _claim(scene, process, elder, above)
-        if claim is not None:
-            claims[process.pid] = claim
-    return claims
+    kinds: dict[int, ProcessKind] = {}
+    for process in survey.tree.walk():
+        python_parent = survey.tree.python_parent(process)
+        parent_kind = kinds.get(python_parent.pid) if python_parent else None
+        kind = _classify(survey, process, python_parent, parent_kind)
+        if kind is not None:
+            kinds[process.pid] = kind
+    return kinds
 
 
-def _claim(
-    scene: Scene, process: Process, elder: Process | None, above: Claim | None
-) -> Claim | None:
-    if scene.family.is_servant(process):
+def _classify(
+    survey: Survey,
+    process: Process,
+    python_parent: Process | None,
+    parent_kind: ProcessKind | None,
+) -> ProcessKind | None:
+    if survey.tree.is_multiprocessing_helper(process):
         return None
 
-    claim = None
+    kind = None
     if process.is_python:
-        claim = by_looks(process, elder, above) or by_environment(
-            scene, process, elder
-        )
-        if claim is None and above is not None and elder is not None:
-            claim = _by_parent(scene, process, elder, above)
-        elif claim is None:
-            claim = by_evidence(scene, process, elder)
-    elif above is not None and above.role == "rank":
-        claim = Claim(above.framework, "child")
-    if claim is None and scene.is_wanted(process):
-        claim = Claim("pattern", "rank")
-    return claim
-
-
-def _by_parent(
-    scene: Scene, process: Process, elder: Process, above: Claim
-) -> Claim:
-    """
-    What is it to the worker that it comes from?
-    """
-    framework = above.framework
-    is_copy = scene.family.is_copy(process, elder)
-    if is_copy and above.role == "server":
-        has_torch = scene.shown_by(process).has_torch
-        return Claim(framework, "rank" if has_torch else "child")
-    if not is_copy or above.role != "rank":
-        return Claim(framework, "child")
-    if has_rank_threads(elder.pid, scene.root):
-        # It may have peers of its own, as what saves checkpoints has.
-        has_peers = has_rank_threads(process.pid, scene.root)
-        return Claim(framework, "child" if has_peers else "dataloader")
-    if not takes_part(scene, process, elder):
-        return Claim(framework, "dataloader")
-    known = framework != "pattern"
-    return Claim(framework if known else "multiprocessing", "rank")
-
-
-def correct_claims(scene: Scene, claims: dict[int, Claim]) -> None:
-    """
-    Correct what each process is by what its children are.
-
-    Args:
-        scene: What is known.
-
-        claims: What each process is; changed in place.
-    """
-    for pid, claim in list(claims.items()):
-        process = scene.family.processes[pid]
-        elder = scene.family.elder(process)
-        if elder is not None and (
-            claim.role == "launcher"
-            or (claim.role == "rank" and _is_launched(scene, process, elder))
-        ):
-            _make_launcher(scene, claims, elder, claim)
-
-    _unclaim_starters(scene, claims)
-    _claim_brothers(scene, claims)
-    _claim_engines(scene, claims)
-    _drop_doubles(scene, claims)
-
-
-def _is_launched(scene: Scene, process: Process, elder: Process) -> bool:
-    # Programs with another name may call torch's launcher.
-    is_torchrun = "TORCHELASTIC_RUN_ID" in scene.shown_by(process).environ
-    is_own = is_torchrun and not is_inherited(scene, process, elder)
-    return is_own or scene.family.is_copy(process, elder)
-
-
-def _make_launcher(
-    scene: Scene, claims: dict[int, Claim], elder: Process, child: Claim
-) -> None:
-    claim = claims.get(elder.pid)
-    has_title = any(look.pattern.match(elder.text) for look in TITLES)
-    if claim is None and child.role == "launcher":
-        return  # a script that calls a launcher has no part in the job
-    if claim is not None and (claim.role != "rank" or has_title):
-        return
-    if not has_rank_threads(elder.pid, scene.root):
-        known = claim if claim and claim.framework != "pattern" else child
-        claims[elder.pid] = Claim(known.framework, "launcher")
-
-
-def _unclaim_starters(scene: Scene, claims: dict[int, Claim]) -> None:
-    """
-    A pattern of the user may also match the program that starts the ranks.
-    """
-    for pid, claim in list(claims.items()):
-        if claim == ("pattern", "rank") and any(
-            claims[child.pid].role == "rank"
-            for child in scene.family.below(pid)
-            if child.pid in claims
-        ):
-            claims[pid] = Claim("pattern", "launcher")
-
-
-def _claim_brothers(scene: Scene, claims: dict[int, Claim]) -> None:
-    """
-    Of ranks that were started alike, some may not have met the others yet.
-    """
-    for pid, claim in list(claims.items()):
-        if claim.role == "launcher":
-            _claim_children(scene, claims, pid)
-
-
-def _claim_children(scene: Scene, claims: dict[int, Claim], pid: int) -> None:
-    launcher = scene.family.processes[pid]
-    for child in scene.family.below(pid):
-        elder = scene.family.elder(child)
-        claim = claims.get(child.pid)
+        kind = classify_by_command(
+            process, python_parent, parent_kind
+        ) or classify_by_environment(survey, process, python_parent)
         if (
-            elder is launcher
-            and scene.family.is_copy(child, launcher)
-            and child.name != DATA_WORKER
-            and (claim is None or claim.role == "dataloader")
-            and scene.shown_by(child).has_torch
+            kind is None
+            and parent_kind is not None
+            and python_parent is not None
         ):
-            claims[child.pid] = Claim(claims[pid].framework, "rank")
+            kind = _classify_by_parent(
+                survey, process, python_parent, parent_kind
+            )
+        elif kind is None:
+            kind = classify_by_threads(survey, process, python_parent)
+    elif parent_kind is not None and parent_kind.role == "rank":
+        kind = ProcessKind(parent_kind.framework, "child")
+    if kind is None and survey.is_selected(process):
+        kind = ProcessKind("pattern", "rank")
+    return kind
 
 
-def _claim_engines(scene: Scene, claims: dict[int, Claim]) -> None:
-    for pid, claim in list(claims.items()):
-        if claim.role == "server" and ENGINE.search(
-            scene.family.processes[pid].text
+def _classify_by_parent(
+    survey: Survey,
+    process: Process,
+    python_parent: Process,
+    parent_kind: ProcessKind,
+) -> ProcessKind:
+    """
+    Classify a process by the worker that is its Python parent.
+    """
+    framework = parent_kind.framework
+    is_child = survey.tree.is_multiprocessing_child(process, python_parent)
+    if is_child and parent_kind.role == "server":
+        has_torch = survey.evidence_of(process).has_torch
+        return ProcessKind(framework, "rank" if has_torch else "child")
+    if not is_child or parent_kind.role != "rank":
+        return ProcessKind(framework, "child")
+    if has_rank_threads(python_parent.pid, survey.root):
+        # It may have a process group of its own, as checkpoint savers do.
+        has_peers = has_rank_threads(process.pid, survey.root)
+        return ProcessKind(framework, "child" if has_peers else "dataloader")
+    if not is_collective_member(survey, process, python_parent):
+        return ProcessKind(framework, "dataloader")
+    known = framework != "pattern"
+    return ProcessKind(framework if known else "multiprocessing", "rank")
+
+
+def correct_kinds(survey: Survey, kinds: dict[int, ProcessKind]) -> None:
+    """
+    Correct the kinds of processes by those of their children, in place.
+    """
+    for pid, kind in list(kinds.items()):
+        process = survey.tree.processes[pid]
+        python_parent = survey.tree.python_parent(process)
+        if python_parent is not None and (
+            kind.role == "launcher"
+            or (
+                kind.role == "rank"
+                and _is_launched(survey, process, python_parent)
+            )
+        ):
+            _mark_launcher(survey, kinds, python_parent, kind)
+
+    _mark_pattern_launchers(survey, kinds)
+    _mark_sibling_ranks(survey, kinds)
+    _mark_engine_ranks(survey, kinds)
+    _drop_inherited_ranks(survey, kinds)
+
+
+def _is_launched(
+    survey: Survey, process: Process, python_parent: Process
+) -> bool:
+    # Other programs may call the launcher of torch.
+    is_torchrun = "TORCHELASTIC_RUN_ID" in survey.evidence_of(process).environ
+    is_own = is_torchrun and not has_inherited_rank(
+        survey, process, python_parent
+    )
+    return is_own or survey.tree.is_multiprocessing_child(
+        process, python_parent
+    )
+
+
+def _mark_launcher(
+    survey: Survey,
+    kinds: dict[int, ProcessKind],
+    python_parent: Process,
+    child: ProcessKind,
+) -> None:
+    kind = kinds.get(python_parent.pid)
+    has_title = any(
+        rule.pattern.match(python_parent.text) for rule in TITLE_RULES
+    )
+    if kind is None and child.role == "launcher":
+        return  # a script that calls a launcher is not part of the job
+    if kind is not None and (kind.role != "rank" or has_title):
+        return
+    if not has_rank_threads(python_parent.pid, survey.root):
+        known = kind if kind and kind.framework != "pattern" else child
+        kinds[python_parent.pid] = ProcessKind(known.framework, "launcher")
+
+
+def _mark_pattern_launchers(
+    survey: Survey, kinds: dict[int, ProcessKind]
+) -> None:
+    """
+    Mark processes that match a user's pattern and start ranks as launchers.
+    """
+    for pid, kind in list(kinds.items()):
+        if kind == ("pattern", "rank") and any(
+            kinds[child.pid].role == "rank"
+            for child in survey.tree.descendants(pid)
+            if child.pid in kinds
+        ):
+            kinds[pid] = ProcessKind("pattern", "launcher")
+
+
+def _mark_sibling_ranks(survey: Survey, kinds: dict[int, ProcessKind]) -> None:
+    """
+    Mark ranks that have not yet joined the others, for every launcher.
+    """
+    for pid, kind in list(kinds.items()):
+        if kind.role == "launcher":
+            _mark_child_ranks(survey, kinds, pid)
+
+
+def _mark_child_ranks(
+    survey: Survey, kinds: dict[int, ProcessKind], pid: int
+) -> None:
+    launcher = survey.tree.processes[pid]
+    for child in survey.tree.descendants(pid):
+        python_parent = survey.tree.python_parent(child)
+        kind = kinds.get(child.pid)
+        if (
+            python_parent is launcher
+            and survey.tree.is_multiprocessing_child(child, launcher)
+            and child.name != DATA_WORKER
+            and (kind is None or kind.role == "dataloader")
+            and survey.evidence_of(child).has_torch
+        ):
+            kinds[child.pid] = ProcessKind(kinds[pid].framework, "rank")
+
+
+def _mark_engine_ranks(survey: Survey, kinds: dict[int, ProcessKind]) -> None:
+    for pid, kind in list(kinds.items()):
+        if kind.role == "server" and ENGINE.search(
+            survey.tree.processes[pid].text
         ):
             roles = {
-                claims[child.pid].role
-                for child in scene.family.below(pid)
-                if child.pid in claims
+                kinds[child.pid].role
+                for child in survey.tree.descendants(pid)
+                if child.pid in kinds
             }
             if "rank" not in roles:
-                claims[pid] = claim._replace(role="rank")
+                kinds[pid] = kind._replace(role="rank")
 
 
-def _drop_doubles(scene: Scene, claims: dict[int, Claim]) -> None:
+def _drop_inherited_ranks(
+    survey: Survey, kinds: dict[int, ProcessKind]
+) -> None:
     """
-    All processes of a container may have inherited the rank of one.
+    Drop processes without torch that share the rank of one with torch.
+
+    All processes of a container may have inherited the environment of a rank.
     """
     twins: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for pid, claim in claims.items():
+    for pid, kind in kinds.items():
         identity = (
-            scene.evidence[pid].identity if pid in scene.evidence else None
+            survey.evidence[pid].identity if pid in survey.evidence else None
         )
-        if claim.role == "rank" and identity and claim.framework in _LOOSE:
+        if (
+            kind.role == "rank"
+            and identity
+            and kind.framework in _ENVIRONMENT_ONLY
+        ):
             twins[identity.rank, identity.job].append(pid)
 
     for pids in twins.values():
-        with_torch = [p for p in pids if scene.evidence[p].has_torch]
+        with_torch = [p for p in pids if survey.evidence[p].has_torch]
         if with_torch:
             for pid in set(pids) - set(with_torch):
-                del claims[pid]
+                del kinds[pid]
 
 
-# Those who are ranks by nothing but their environment.
-_LOOSE = frozenset({"mpi", "slurm", "torch"})
+# Frameworks whose ranks are known by their environment only.
+_ENVIRONMENT_ONLY = frozenset({"mpi", "slurm", "torch"})
 
 
 # scheduler_PP2_TP1, scheduler_TP0_PP0_DP0_EP0, Worker_TP3, EngineCore_DP1:
-# in any order, and only those of more than one place.
-_PLACE = re.compile(
+# in any order, without dimensions of size 1.
+_MESH_COORDINATE = re.compile(
     r"(?<![A-Za-z])(TP|PP|DP|EP|CP|SP|CFG|DCP|PCP|ETP|EDP|MOE_EP|MOE_DP"
     r"|ATTN_TP|ATTN_DP|ATTN_CP)_?(\d{1,6})(?![A-Za-z0-9])"
 )
-# Nobody has more dimensions; a title may hold anything.
-_MOST = 16
+# No mesh has more dimensions; a title may hold anything.
+_MAX_DIMENSIONS = 16
 
 
-def parse_title(title: str) -> tuple[tuple[str, int], ...]:
+def parse_coordinates(title: str) -> tuple[tuple[str, int], ...]:
     """
-    Where in the mesh is a process?
-
-    Args:
-        title: Its title.
+    Parse mesh coordinates from a process title.
 
     Returns:
-        Names of dimensions in small letters and the place along each, in the
-        order of the title; the first if one is there twice.
+        Names of dimensions in lower case, each with an index, in the order of
+        the title; the first if a dimension occurs twice.
     """
-    places: dict[str, int] = {}
-    for name, number in _PLACE.findall(title[:4096])[:_MOST]:
-        places.setdefault(name.lower(), int(number))
-    return tuple(places.items())
+    coordinates: dict[str, int] = {}
+    for name, number in _MESH_COORDINATE.findall(title[:4096])[
+        :_MAX_DIMENSIONS
+    ]:
+        coordinates.setdefault(name.lower(), int(number))
+    return tuple(coordinates.items())
 
 
-def rank_of_title(places: tuple[tuple[str, int], ...]) -> int | None:
+def rank_from_coordinates(
+    coordinates: tuple[tuple[str, int], ...],
+) -> int | None:
     """
-    Which rank is at this place, if that can be told?
+    Return the rank at some mesh coordinates, or ``None`` if it is unknown.
 
-    It can be told only where tensor parallelism makes the whole job; experts
-    are spread over the same ranks.  How wide the other dimensions are, no
-    title says.
-
-    Args:
-        places: As :func:`parse_title` gives them.
-
-    Returns:
-        The rank, or ``None``.
+    It is known only where the job has no dimension but tensor parallelism;
+    experts are spread over the same ranks.  Titles do not say how large the
+    other dimensions are.
     """
-    known = dict(places)
+    known = dict(coordinates)
     return known.get("tp") if known.keys() <= {"tp", "ep"} else None
 
 
-# Frameworks whose workers tell their place by their title, and whose
-# environment is that of whoever started the server.
-_TITLED = frozenset({"sglang", "vllm"})
+# Workers of these frameworks have their coordinates in their title; their
+# environment is that of the shell that started the server.
+_RANK_IN_TITLE = frozenset({"sglang", "vllm"})
 
 
-def place_of(scene: Scene, process: Process, claim: Claim) -> dict[str, Any]:
+def read_placement(
+    survey: Survey, process: Process, kind: ProcessKind
+) -> dict[str, Any]:
     """
-    Which place does a process have in its job, and who said so?
-
-    Args:
-        scene: What is known.
-
-        process: A worker.
-
-        claim: What it is.
+    Return rank, world size, coordinates, and job of a worker, with the source.
 
     Returns:
-        Fields of a worker.
+        Keyword arguments of :class:`Worker`.
     """
-    shown = scene.shown_by(process)
-    place: dict[str, Any] = {"job": clean(shown.identity.job)}
-    if claim.framework in _TITLED and claim.role in {"rank", "server"}:
-        return place | _by_title(process, claim)
-    if claim.role != "rank":
-        return place
+    evidence = survey.evidence_of(process)
+    placement: dict[str, Any] = {"job": clean(evidence.identity.job)}
+    if kind.framework in _RANK_IN_TITLE and kind.role in {"rank", "server"}:
+        return placement | _placement_from_title(process, kind)
+    if kind.role != "rank":
+        return placement
 
-    place |= _by_environment(scene, process, claim)
-    # A rank that is known does not become better by what else is there.
-    if place.get("rank") is None:
-        options = _by_options(process)
-        sources = [x["source"] for x in (place, options) if x.get("source")]
-        place |= options | {"source": " + ".join(sources)}
-    return place
-
-
-def _by_title(process: Process, claim: Claim) -> dict[str, Any]:
-    places = parse_title(process.text)
-    if not places:
-        return {}
-    rank = rank_of_title(places) if claim.role == "rank" else None
-    return {"coordinates": places, "rank": rank, "source": "title"}
+    placement |= _placement_from_environment(survey, process, kind)
+    # Options are needed only if the rank is unknown.
+    if placement.get("rank") is None:
+        options = _placement_from_options(process)
+        sources = [
+            x["source"] for x in (placement, options) if x.get("source")
+        ]
+        placement |= options | {"source": " + ".join(sources)}
+    return placement
 
 
-def _by_environment(
-    scene: Scene, process: Process, claim: Claim
+def _placement_from_title(
+    process: Process, kind: ProcessKind
 ) -> dict[str, Any]:
-    shown = scene.shown_by(process)
-    identity = shown.identity
-    elder = scene.family.elder(process)
-    # Slurm started the node's Ray, and not its actors.
-    is_foreign = claim.framework == "ray" and identity.source != "torchrun"
-    if is_foreign or is_inherited(scene, process, elder):
+    coordinates = parse_coordinates(process.text)
+    if not coordinates:
+        return {}
+    rank = rank_from_coordinates(coordinates) if kind.role == "rank" else None
+    return {"coordinates": coordinates, "rank": rank, "source": "title"}
+
+
+def _placement_from_environment(
+    survey: Survey, process: Process, kind: ProcessKind
+) -> dict[str, Any]:
+    evidence = survey.evidence_of(process)
+    identity = evidence.identity
+    python_parent = survey.tree.python_parent(process)
+    # The variables of Slurm belong to Ray of this node, not to its actors.
+    is_foreign = kind.framework == "ray" and identity.source != "torchrun"
+    if is_foreign or has_inherited_rank(survey, process, python_parent):
         size = identity.world_size if identity.rank is None else None
         identity = identity._replace(
             rank=None, local_rank=None, world_size=size
@@ -697,22 +726,24 @@ def _by_environment(
         "rank": identity.rank,
         "world_size": identity.world_size,
         "local_rank": identity.local_rank,
-        "local_world_size": _local_world_size(shown, identity),
+        "local_world_size": _local_world_size(evidence, identity),
     }
     found = {key: value for key, value in known.items() if value is not None}
-    return found | ({"source": shown.source} if found else {})
+    return found | ({"source": evidence.source} if found else {})
 
 
-def _local_world_size(shown: Evidence, identity: Identity) -> int | None:
+def _local_world_size(
+    evidence: ProcessEvidence, identity: Identity
+) -> int | None:
     if identity.rank is None:
         return None
 
-    text = shown.environ.get("LOCAL_WORLD_SIZE", "")
+    text = evidence.environ.get("LOCAL_WORLD_SIZE", "")
     if text.isascii() and text.isdigit() and len(text) < 6:
         return int(text)
-    # With all tasks on one node, it does not matter how they are numbered.
-    nodes = shown.environ.get("SLURM_NNODES")
-    size = shown.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    # On a single node, the local world size is the world size.
+    nodes = evidence.environ.get("SLURM_NNODES")
+    size = evidence.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
     if identity.world_size is None:
         return None
     if (identity.source == "Slurm" and nodes == "1") or (
@@ -722,18 +753,18 @@ def _local_world_size(shown: Evidence, identity: Identity) -> int | None:
     return None
 
 
-def _by_options(process: Process) -> dict[str, Any]:
+def _placement_from_options(process: Process) -> dict[str, Any]:
     known = {
-        "rank": option_number(process.arguments, "rank"),
-        "local_rank": option_number(process.arguments, "local-rank"),
-        "world_size": option_number(process.arguments, "world-size"),
+        "rank": parse_option_number(process.arguments, "rank"),
+        "local_rank": parse_option_number(process.arguments, "local-rank"),
+        "world_size": parse_option_number(process.arguments, "world-size"),
     }
     found = {key: value for key, value in known.items() if value is not None}
     return found | ({"source": "command line"} if found else {})
 
 
-_LONGEST_TITLE = 4096
-_ORDER: tuple[Role, ...] = (
+_MAX_TITLE_CHARS = 4096
+_ROLE_ORDER: tuple[Role, ...] = (
     "rank",
     "launcher",
     "server",
@@ -743,61 +774,62 @@ _ORDER: tuple[Role, ...] = (
 )
 
 
-def survey(
-    family: Family, is_wanted: Callable[[Process], bool], root: str
-) -> tuple[Scene, dict[int, Claim]]:
+def classify_processes(
+    tree: ProcessTree, is_selected: Callable[[Process], bool], root: str
+) -> tuple[Survey, dict[int, ProcessKind]]:
     """
-    What is every process of a node to a job?
+    Survey and classify the processes of a node.
 
     Args:
-        family: The processes.
+        is_selected: Return whether a pattern of the user matches a process.
 
-        is_wanted: Whether the user's own patterns know a process.
-
-        root: Where the kernel's files are.
+        root: Mount point of procfs.
 
     Returns:
-        What was looked at, and what each process is, by number.
+        The survey, and kinds by PID.
     """
     interpreters = [
         process.pid
-        for process in family.processes.values()
+        for process in tree.processes.values()
         if process.is_python
         and process.arguments
-        and not family.is_servant(process)
+        and not tree.is_multiprocessing_helper(process)
     ]
-    evidence = ask_each(interpreters, lambda pid: read_evidence(pid, root))
-    scene = Scene(family, evidence, is_wanted, root)
-    claims = claim_workers(scene)
-    correct_claims(scene, claims)
-    return scene, claims
+    evidence = map_with_timeout(
+        interpreters, lambda pid: read_process_evidence(pid, root)
+    )
+    survey = Survey(tree, evidence, is_selected, root)
+    kinds = classify_workers(survey)
+    correct_kinds(survey, kinds)
+    return survey, kinds
 
 
 def describe_workers(
-    scene: Scene, claims: Mapping[int, Claim], pids: Collection[int]
+    survey: Survey, kinds: Mapping[int, ProcessKind], pids: Collection[int]
 ) -> tuple[Worker, ...]:
     """
-    Who are these workers?
+    Return workers for some PIDs.
 
     Args:
-        scene: What was looked at.
+        kinds: Kinds by PID.
 
-        claims: What each process is.
-
-        pids: Which of them to describe.
+        pids: PIDs to return workers for.
 
     Returns:
-        Ranks first, by rank and place, and then the others; without those
-        that ended meanwhile.
+        Ranks first, by rank and coordinates, and then the others; without
+        processes that ended meanwhile.
     """
     found = (
-        _describe(scene, scene.family.processes[p], claims[p]) for p in pids
+        _describe_worker(survey, survey.tree.processes[p], kinds[p])
+        for p in pids
     )
-    return tuple(sorted(filter(None, found), key=_order))
+    return tuple(sorted(filter(None, found), key=_sort_key))
 
 
-def _describe(scene: Scene, process: Process, claim: Claim) -> Worker | None:
-    folder = f"{scene.root}/{process.pid}"
+def _describe_worker(
+    survey: Survey, process: Process, kind: ProcessKind
+) -> Worker | None:
+    folder = f"{survey.root}/{process.pid}"
     stat = parse_stat(read_proc(f"{folder}/stat"))
     if stat is None or stat.start_ticks != process.start_ticks:
         return None
@@ -808,17 +840,19 @@ def _describe(scene: Scene, process: Process, claim: Claim) -> Worker | None:
         start_ticks=process.start_ticks,
         parent_pid=stat.parent_pid,
         uid=whole_number("".join(uids[1:2])) or 0,
-        title=clean(process.text[: 4 * _LONGEST_TITLE], limit=_LONGEST_TITLE),
-        framework=claim.framework,
-        role=claim.role,
-        **place_of(scene, process, claim),
+        title=clean(
+            process.text[: 4 * _MAX_TITLE_CHARS], limit=_MAX_TITLE_CHARS
+        ),
+        framework=kind.framework,
+        role=kind.role,
+        **read_placement(survey, process, kind),
     )
 
 
-def _order(worker: Worker) -> tuple[object, ...]:
+def _sort_key(worker: Worker) -> tuple[object, ...]:
     rank = worker.rank
     return (
-        _ORDER.index(worker.role),
+        _ROLE_ORDER.index(worker.role),
         rank is None,
         rank or 0,
         worker.coordinates,

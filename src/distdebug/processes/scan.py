@@ -1,5 +1,5 @@
 """
-Which processes are on this node?
+List processes of this node, and match their command lines against rules.
 """
 
 from __future__ import annotations
@@ -18,66 +18,61 @@ from ..errors import PatternError
 from .model import Role
 from .procfs import (
     Stat,
-    ask_each,
     list_numbers,
+    map_with_timeout,
     parse_stat,
     read_link,
     read_proc,
 )
 
 
-_PYTHON = re.compile(r"(?:^|/)-?(?:python|pypy)[\d.]*[a-z]?(?:-dbg)?$")
+_INTERPRETER = re.compile(r"(?:^|/)-?(?:python|pypy)[\d.]*[a-z]?(?:-dbg)?$")
 # Options of the interpreter that take their value from the next argument.
-_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-_LAST = re.compile(r"-[a-zA-Z]*([cm])(.*)", re.DOTALL)
+_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+_PROGRAM_OPTION = re.compile(r"-[a-zA-Z]*([cm])(.*)", re.DOTALL)
 
 
 def is_python_name(path: str) -> bool:
     """
-    Whether this is what interpreters of Python are called.
+    Return whether a path is named like a Python interpreter.
     """
-    return _PYTHON.search(path) is not None
+    return _INTERPRETER.search(path) is not None
 
 
-def program_of(arguments: Sequence[str]) -> str:
+def parse_program(arguments: Sequence[str]) -> str:
     """
-    Which program does an interpreter run?
-
-    Args:
-        arguments: Its command line.
+    Return the program that an interpreter runs, from its command line.
 
     Returns:
         The path of a script, the name of a module (``python -m``), or
-        ``"-c"``; ``""`` if it runs none, or if this is no interpreter.
+        ``"-c"``; ``""`` if there is none, or if this is no interpreter.
     """
     if not arguments or not is_python_name(arguments[0]):
         return ""
 
     rest = iter(arguments[1:])
     for argument in rest:
-        if argument in _WITH_VALUE:
+        if argument in _OPTIONS_WITH_VALUE:
             next(rest, None)
         elif not argument.startswith("-") or argument == "-":
             return argument
         elif not argument.startswith("--"):
-            last = _LAST.fullmatch(argument)
+            last = _PROGRAM_OPTION.fullmatch(argument)
             if last and not argument.startswith(("-W", "-X")):
                 kind, attached = last.groups()
                 return "-c" if kind == "c" else attached or next(rest, "")
     return ""
 
 
-def option_number(arguments: Sequence[str], *names: str) -> int | None:
+def parse_option_number(arguments: Sequence[str], *names: str) -> int | None:
     """
-    Which number does an option have?
+    Return the value of an integer option; ``None`` if absent or no integer.
 
     Args:
         arguments: The command line.
 
-        names: What the option may be called, with ``-`` between words.
-
-    Returns:
-        The number; ``None`` if the option is not there, or is no number.
+        names: Names of the option, without leading dashes, with ``-`` between
+            words.
     """
     for argument, following in zip(
         arguments, [*arguments[1:], ""], strict=False
@@ -85,18 +80,18 @@ def option_number(arguments: Sequence[str], *names: str) -> int | None:
         if argument.startswith("--"):
             name, sign, value = argument[2:].partition("=")
             if name.replace("_", "-") in names:
-                return _number(value if sign else following)
+                return _parse_number(value if sign else following)
     return None
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     is_number = text.isascii() and text.isdigit() and len(text) < 10
     return int(text) if is_number else None
 
 
-class Look(NamedTuple):
+class ProcessRule(NamedTuple):
     """
-    What processes of one kind look like.
+    Pattern for a kind of process, with its framework and role.
     """
 
     pattern: re.Pattern[str]
@@ -104,66 +99,66 @@ class Look(NamedTuple):
     role: Role
 
 
-def _look(pattern: str, framework: str, role: Role) -> Look:
-    return Look(re.compile(pattern), framework, role)
+def _rule(pattern: str, framework: str, role: Role) -> ProcessRule:
+    return ProcessRule(re.compile(pattern), framework, role)
 
 
-# By the title that a process gave itself; the first that matches wins.
-TITLES = (
-    _look(r"^sgl\w*::(?:\w*sched|gpu_worker|async_draft)", "sglang", "rank"),
-    _look(r"^sgl\w*::", "sglang", "server"),
-    _look(
+# Matched against process titles; the first match wins.
+TITLE_RULES = (
+    _rule(r"^sgl\w*::(?:\w*sched|gpu_worker|async_draft)", "sglang", "rank"),
+    _rule(r"^sgl\w*::", "sglang", "server"),
+    _rule(
         r"^ray::(?:IDLE|Spill|Restore|Serve[A-Z]|Proxy|HTTPProxy|JobSuper"
         r"|TrainController|TunerInternal|_?Stats|SplitCoord|Monitor\b"
         r"|DashboardA|_?QueueActor)",
         "ray",
         "server",
     ),
-    _look(r"^ray::", "ray", "rank"),
-    # The part in front can be chosen (VLLM_PROCESS_NAME_PREFIX).
-    _look(r"^[\w.-]+::Worker(?:$|_)", "vllm", "rank"),
-    _look(
+    _rule(r"^ray::", "ray", "rank"),
+    # The prefix can be set (VLLM_PROCESS_NAME_PREFIX).
+    _rule(r"^[\w.-]+::Worker(?:$|_)", "vllm", "rank"),
+    _rule(
         r"^[\w.-]+::(?:EngineCor|APIServer|DPCoord|Engine|Router)",
         "vllm",
         "server",
     ),
 )
-# With a single GPU the engine of vLLM runs the model itself.
+# With a single GPU the engine process of vLLM runs the model itself.
 ENGINE = re.compile(r"::EngineCor")
 
-# By the program that an interpreter runs: a module, or the path of a script.
-LAUNCHERS = (
-    _look(
+# Matched against the module or script that an interpreter runs.
+LAUNCHER_RULES = (
+    _rule(
         r"(?:^|/)torchrun$|(?:^|/)torch[./]distributed[./](?:run|launch)\b",
         "torchrun",
         "launcher",
     ),
-    _look(
+    _rule(
         r"(?:^|/)accelerate(?:-launch)?$|accelerate[./]commands[./]launch\b",
         "accelerate",
         "launcher",
     ),
-    _look(
+    _rule(
         r"(?:^|/)(?:deepspeed|ds)$|deepspeed[./]launcher[./]\w+",
         "deepspeed",
         "launcher",
     ),
-    _look(
+    _rule(
         r"(?:^|/)composer$|composer[./]cli[./]launcher", "composer", "launcher"
     ),
-    _look(r"(?:^|/)dlrover-run$|dlrover\.trainer\.", "dlrover", "launcher"),
-    _look(r"(?:^|/)ft_launcher$", "torchrun", "launcher"),
-    _look(r"(?:^|/)(?:colossalai|horovodrun)$", "torchrun", "launcher"),
+    _rule(r"(?:^|/)dlrover-run$|dlrover\.trainer\.", "dlrover", "launcher"),
+    _rule(r"(?:^|/)ft_launcher$", "torchrun", "launcher"),
+    _rule(r"(?:^|/)(?:colossalai|horovodrun)$", "torchrun", "launcher"),
 )
-# Whatever calls torch's launcher within its own process bears this name.
+# Process name set by programs that call the launcher of torch in-process.
 LAUNCHER_NAME = "pt_elastic"
 
 MEGATRON = re.compile(r"(?:^|/)pretrain_\w+\.py$")
 
-# Where titles are not set: what runs such a program is, or starts, a worker.
-FALLBACKS = (
-    _look(r"python.*sglang", "sglang", "server"),
-    _look(r"python.*\bvllm\b", "vllm", "server"),
+# Without titles: a process with this command line is or starts a worker.
+FALLBACK_RULES = (
+    _rule(r"python.*sglang", "sglang", "server"),
+    _rule(r"python.*\bvllm\b", "vllm", "server"),
 )
 
 MULTIPROCESSING = re.compile(
@@ -179,12 +174,12 @@ COMPILE_WORKER = re.compile(
 )
 DATA_WORKER = "pt_data_worker"
 
-# Threads that a process has only once it has peers.  The store's own thread is
-# not among them: the launcher has that, too.
+# Threads that exist only after communication with other ranks.  The thread of
+# the store does not count: the launcher has one, too.
 RANK_THREADS = re.compile(r"^(?:gloo|pt_gloo|pt_nccl|nccl|NCCL|pt_xccl|hccl)")
 
-# Programs in Python that may have torch, and the variables of a rank, in their
-# environment, and are none.
+# Python programs that may have torch and the environment of a rank, but are
+# no ranks.
 PYTHON_TOOLS = re.compile(
     r"(?:^|/)(?:ipykernel\w*|ipython\d?|jupyter[\w-]*|pylsp|mypy|dmypy|ruff"
     r"|jedi-language-server|pyright[\w-]*|basedpyright[\w-]*|black|pip[\d.]*"
@@ -194,7 +189,7 @@ PYTHON_TOOLS = re.compile(
     r"(?:$|\.[\w.]+$|/__main__\.py$)|(?:^|/)debugpy[./]adapter"
 )
 
-# Programs whose command line holds that of another one.
+# Programs whose command line holds that of another program.
 WRAPPERS = frozenset(
     """
     ag apptainer awk bash bat catatonit chroot containerd-shim csh cuda-gdb
@@ -210,30 +205,30 @@ WRAPPERS = frozenset(
 )
 
 
-# Command lines can be of 2 MiB; what tells them apart is at their beginning.
-_LONGEST = 1 << 16
+# Command lines can have 2 MiB; the beginning is enough to classify them.
+_MAX_COMMAND_BYTES = 1 << 16
 
 
 @attrs.frozen(kw_only=True)
 class Process:
     """
-    A process, as it shows itself to anybody.
+    A process, as every user may see it.
 
     Attributes:
-        pid: Its number.
+        pid: Its PID.
 
-        parent_pid: The process that started it, or inherited it.
+        parent_pid: PID of its parent, which may have inherited it.
 
-        start_ticks: When it started, in clock ticks since boot.
+        start_ticks: Start time, in clock ticks since boot.
 
         letter: Its state, such as ``"S"``.
 
-        name: What the kernel calls it: its first 15 characters.
+        name: Its name of at most 15 characters.
 
         arguments: Its command line; empty for a zombie, and for a process
-            that hangs so that nobody may ask.
+            whose command line cannot be read because it hangs.
 
-        is_python: Whether an interpreter of Python runs in it.
+        is_python: Whether it runs a Python interpreter.
     """
 
     pid: int
@@ -247,12 +242,12 @@ class Process:
     @property
     def text(self) -> str:
         """
-        Its command line, or else what the kernel calls it.
+        Its command line; the short name if there is none.
         """
         return " ".join(self.arguments) or self.name
 
 
-class _Line(NamedTuple):
+class _CommandLine(NamedTuple):
     arguments: tuple[str, ...]
     is_python: bool
 
@@ -261,34 +256,32 @@ def list_processes(
     root: str = "/proc", *, named: Collection[int] = ()
 ) -> dict[int, Process]:
     """
-    Which processes are on this node?
+    Return the processes of this node by PID, without kernel threads.
+
+    Processes that erased their command line are left out, too.
 
     Args:
-        root: Where the kernel's files are.
+        root: Mount point of procfs.
 
-        named: Processes that are not left out, whatever they are.
-
-    Returns:
-        Processes by number.  Threads of the kernel are left out, as is who
-        has erased its command line.
+        named: PIDs that are not left out in any case.
     """
     stats = {
         pid: stat
         for pid in list_numbers(root)
         if (stat := parse_stat(read_proc(f"{root}/{pid}/stat", limit=4096)))
     }
-    lines = ask_each(stats, lambda pid: _command_line(pid, root))
-    silent = _Line((), is_python=False)
+    lines = map_with_timeout(stats, lambda pid: _read_command_line(pid, root))
+    no_command = _CommandLine((), is_python=False)
     return {
-        pid: _process(pid, stat, lines.get(pid, silent))
+        pid: _make_process(pid, stat, lines.get(pid, no_command))
         for pid, stat in stats.items()
-        # Threads of the kernel have no command line, but neither have zombies
-        # and processes that did not answer.
-        if lines.get(pid) != silent or stat.has_ended or pid in named
+        # Kernel threads have no command line, but neither have zombies and
+        # processes that hang.
+        if lines.get(pid) != no_command or stat.has_ended or pid in named
     }
 
 
-def _process(pid: int, stat: Stat, line: _Line) -> Process:
+def _make_process(pid: int, stat: Stat, line: _CommandLine) -> Process:
     return Process(
         pid=pid,
         parent_pid=stat.parent_pid,
@@ -296,89 +289,82 @@ def _process(pid: int, stat: Stat, line: _Line) -> Process:
         letter=stat.letter,
         name=stat.name,
         arguments=line.arguments,
-        is_python=line.is_python if line.arguments else _runs(stat.name),
+        is_python=line.is_python if line.arguments else _is_python(stat.name),
     )
 
 
-def _command_line(pid: int, root: str) -> _Line:
-    data = read_proc(f"{root}/{pid}/cmdline", limit=_LONGEST) or b""
-    # A process that changed its title pads it with zeros, or with blanks.
+def _read_command_line(pid: int, root: str) -> _CommandLine:
+    data = read_proc(f"{root}/{pid}/cmdline", limit=_MAX_COMMAND_BYTES) or b""
+    # Titles set by a process are padded with zeros or blanks.
     data = data.rstrip(b"\0 ")
     if not data:
-        return _Line((), is_python=False)
+        return _CommandLine((), is_python=False)
 
     arguments = tuple(os.fsdecode(x) for x in data.split(b"\0"))
     program = read_link(f"{root}/{pid}/exe").removesuffix(" (deleted)")
-    return _Line(
-        arguments, is_python=_runs(arguments[0]) or is_python_name(program)
+    return _CommandLine(
+        arguments,
+        is_python=_is_python(arguments[0]) or is_python_name(program),
     )
 
 
-def _runs(name: str) -> bool:
+def _is_python(name: str) -> bool:
     """
-    Whether it is Python that calls itself so.
+    Return whether a process of this name is a Python process.
     """
     return (
         is_python_name(name)
         or name.startswith("pt_")  # as torch names its processes
-        or any(look.pattern.match(name) for look in TITLES)
+        or any(rule.pattern.match(name) for rule in TITLE_RULES)
     )
 
 
-# Anybody can have a process with a long command line, and a pattern may look
-# at each part of it many times.
-_MOST_TEXT = 4096
+# Limits the time that a pattern takes on a long command line.
+_MAX_TEXT = 4096
 
 
 def compile_patterns(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     """
-    Read the user's patterns.
+    Compile the user's regular expressions.
 
     Args:
-        patterns: Regular expressions; one alone may be given as it is.
-
-    Returns:
-        The same, ready for use.
+        patterns: Regular expressions; a single string counts as one.
 
     Raises:
-        PatternError: If one of them is no regular expression, or may take
-            for ever to match.
+        PatternError: One of them is no regular expression, or may take
+            exponential time to match.
     """
     if isinstance(patterns, str):
         patterns = (patterns,)
-    return tuple(map(_compile, patterns))
+    return tuple(map(_compile_pattern, patterns))
 
 
-def is_match(process: Process, wanted: Sequence[re.Pattern[str]]) -> bool:
+def is_match(process: Process, patterns: Sequence[re.Pattern[str]]) -> bool:
     """
-    Does the command line of a process match, of which 4,096 characters count?
+    Return whether a pattern matches the first 4,096 characters of a command
+    line.
 
-    That of a shell, of ``ssh``, ``srun`` or ``grep`` holds the command lines
-    of others; there only the program's own name counts.
-
-    Args:
-        process: The process.
-
-        wanted: What to look for.
+    The command line of a shell, ``ssh``, ``srun``, or ``grep`` holds those of
+    other processes; there only the name of the program is searched.
     """
     text = process.text
     first = process.arguments[0] if process.arguments else text
-    # Some change their title: "tmux: server", "sshd: me@pts/1".
+    # Some set a title: "tmux: server", "sshd: me@pts/1".
     name = first.partition(":")[0].rpartition("/")[2].lstrip("-")
     if name in WRAPPERS:
         text = first
-    return any(pattern.search(text, 0, _MOST_TEXT) for pattern in wanted)
+    return any(pattern.search(text, 0, _MAX_TEXT) for pattern in patterns)
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
-        # First, because it refuses what would take long to compile.
+        # First, because it rejects patterns that take long to compile.
         check_pattern(pattern)
         return re.compile(pattern)
     except (ValueError, re.error, RecursionError, OverflowError) as exc:
-        # What Python says of it quotes it.
-        why = clean(str(exc), limit=300)
-        msg = f"no regular expression to search with: {why}"
+        # The message of Python quotes the pattern.
+        reason = clean(str(exc), limit=300)
+        msg = f"no regular expression to search with: {reason}"
         raise PatternError(
             msg,
             remedy="put a \\ before each of . * + ? ( ) [ ] { } | ^ $ \\, "

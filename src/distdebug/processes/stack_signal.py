@@ -1,14 +1,14 @@
 """
-How does a process say that it can be asked for its stacks?
+Publish and find the signal on which a process writes its stacks.
 
-It keeps an empty file, named after itself and the signal that it answers, in a
-folder of its user.  The names are found in ``/tmp`` by anybody who may signal
-the process; what is in ``/proc/PID/fd`` would need the right to trace it, and
-``TMPDIR`` often differs between a job and who looks at it.
+The process keeps an empty file, named after its PID, start time, and signal,
+in a folder of its user in ``/tmp``.  Every user who may signal the process can
+find it there; ``/proc/PID/fd`` would need ptrace permission, and ``TMPDIR``
+often differs between a job and its observer.
 
 As long as the process answers, it holds a lock (``flock``) on its file.  The
-lock ends with the process, and also when it becomes another program or closes
-its files: then nobody may ask any more.
+lock ends with the process, on exec, and when it closes its files: from then on
+nobody may send the signal.
 
 This module is imported inside training jobs: it needs nothing but the standard
 library.
@@ -26,22 +26,21 @@ from typing import NamedTuple
 from .procfs import parse_stat, read_proc
 
 
-ROOT = "/tmp"  # noqa: S108 the folder in it is checked
+OFFERS_ROOT = "/tmp"  # noqa: S108 the folder in it is checked
 
 _NAME = re.compile(r"(\d{1,10})-(\d{1,19})-(\d{1,2})\.stacks", re.ASCII)
 
 
 class Offer(NamedTuple):
     """
-    What a process offers.
+    Signal on which a process writes its stacks.
 
     Attributes:
-        pid: Its number in its own PID namespace.
+        pid: PID in its own PID namespace.
 
-        start_ticks: When it started, in clock ticks since boot.
+        start_ticks: Start time, in clock ticks since boot.
 
-        signal: Number of the signal that has one of its threads write where
-            it is.
+        signal: Number of the signal; the thread that gets it writes its stack.
     """
 
     pid: int
@@ -56,22 +55,19 @@ class Offer(NamedTuple):
         return f"{self.pid}-{self.start_ticks}-{self.signal}.stacks"
 
 
-def folder_name(uid: int) -> str:
+def offer_folder_name(uid: int) -> str:
     """
-    In which folder, below :data:`ROOT`, are the files of this user?
+    Return the name of the folder of a user below :data:`OFFERS_ROOT`.
     """
     return f"distdebug-stacks-{uid}"
 
 
-def parse_name(name: str) -> Offer | None:
+def parse_offer_name(name: str) -> Offer | None:
     """
-    What does the process offer that owns a file of this name?
+    Parse the name of a file; ``None`` if it is no offer.
 
     Args:
-        name: Name of a file, without its folder.
-
-    Returns:
-        Its offer; ``None`` if the file is something else.
+        name: Name of the file, without its folder.
     """
     match = _NAME.fullmatch(name)
     return Offer(*map(int, match.groups())) if match else None
@@ -79,16 +75,10 @@ def parse_name(name: str) -> Offer | None:
 
 def own_offer(signal: int) -> Offer:
     """
-    What does this process offer if it answers that signal?
-
-    Args:
-        signal: Number of the signal.
-
-    Returns:
-        The offer.
+    Return the offer of this process for a signal.
 
     Raises:
-        OSError: The kernel does not tell when this process started.
+        OSError: The start time of this process cannot be read.
     """
     own = parse_stat(read_proc("/proc/self/stat"))
     if own is None:
@@ -100,7 +90,7 @@ def own_offer(signal: int) -> Offer:
 
 def is_private(folder: int, uid: int) -> bool:
     """
-    Can nobody but this user have put something into a folder?
+    Return whether only one user can create files in a folder.
 
     Args:
         folder: File descriptor of the folder.
@@ -113,9 +103,9 @@ def is_private(folder: int, uid: int) -> bool:
     )
 
 
-def is_kept(fd: int) -> bool:
+def is_offer_locked(fd: int) -> bool:
     """
-    Is the process still there that locked its file?
+    Return whether the process that owns an offer still holds its lock.
 
     Args:
         fd: File descriptor of the file, opened for this purpose.

@@ -1,8 +1,8 @@
 """
-What is each thread of a process doing, as far as the kernel knows?
+Read thread states, system calls, idle times, and sockets from ``/proc``.
 
-Nothing here stops the process or needs the right to trace it, but for
-:func:`read_system_call`.
+Nothing here stops the process; only :func:`read_system_call` needs permission
+to trace it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import attrs
 from .._text import clean
 from .model import ProcessState
 from .procfs import (
+    find_lock_holder,
     list_numbers,
-    lock_holder,
     open_memory,
     parse_stat,
     parse_status,
@@ -32,11 +32,11 @@ from .procfs import (
 )
 
 
-# A node that serves many clients has long tables; 16 MiB are 100,000 lines.
-_MOST = 1 << 24
+# A node with many clients has long tables; 16 MiB are 100,000 lines.
+_MAX_TABLE_BYTES = 1 << 24
 # As in the kernel's ``tcp_states.h``.
-_STATES = {
-    "01": "",  # established: what one expects
+_TCP_STATES = {
+    "01": "",  # ESTABLISHED: not shown
     "02": "SYN_SENT",
     "03": "SYN_RECV",
     "04": "FIN_WAIT1",
@@ -52,25 +52,25 @@ _STATES = {
 
 def describe_socket(pid: int, inode: str, root: str = "/proc") -> str:
     """
-    Which connection is behind a socket?
+    Return the connection of a socket, as text.
 
     Args:
-        pid: A process in the network that the socket belongs to.
+        pid: A process in the network namespace of the socket.
 
-        inode: What the kernel calls the socket.
+        inode: Inode of the socket.
 
-        root: Where the kernel's files are.
+        root: Mount point of procfs.
 
     Returns:
-        ``"tcp 10.0.0.1:5000 -> 10.0.0.2:29500"``, with the state at its end
-        if it is not established; ``"unix PATH"``; ``""`` if unknown.
+        ``"tcp 10.0.0.1:5000 -> 10.0.0.2:29500"``, with the state at its end if
+        it is not established; ``"unix PATH"``; ``""`` if unknown.
     """
     for name in ("tcp", "tcp6", "udp", "udp6"):
-        for fields in _rows(pid, name, root):
+        for fields in _socket_rows(pid, name, root):
             if len(fields) > 9 and fields[9] == inode:
-                return _connection(name.rstrip("6"), fields)
+                return _describe_connection(name.rstrip("6"), fields)
 
-    for fields in _rows(pid, "unix", root):
+    for fields in _socket_rows(pid, "unix", root):
         if len(fields) > 6 and fields[6] == inode:
             return " ".join(["unix", *fields[7:]])
     return ""
@@ -78,42 +78,35 @@ def describe_socket(pid: int, inode: str, root: str = "/proc") -> str:
 
 def tcp_inodes(pid: int, root: str = "/proc") -> frozenset[str]:
     """
-    Which sockets, in the network of this process, are of TCP?
-
-    Args:
-        pid: A process in that network.
-
-        root: Where the kernel's files are.
-
-    Returns:
-        What the kernel calls them.
+    Return the inodes of all TCP sockets in the network namespace of a process.
     """
     return frozenset(
         fields[9]
         for name in ("tcp", "tcp6")
-        for fields in _rows(pid, name, root)
+        for fields in _socket_rows(pid, name, root)
         if len(fields) > 9
     )
 
 
-def _rows(pid: int, name: str, root: str) -> Iterator[list[str]]:
-    data = read_proc(f"{root}/{pid}/net/{name}", limit=_MOST) or b""
+def _socket_rows(pid: int, name: str, root: str) -> Iterator[list[str]]:
+    data = read_proc(f"{root}/{pid}/net/{name}", limit=_MAX_TABLE_BYTES) or b""
     lines = data.decode(errors="replace").split("\n")
     return (line.split() for line in lines[1:])
 
 
-def _connection(kind: str, fields: list[str]) -> str:
-    local, remote = _address(fields[1]), _address(fields[2])
-    state = _STATES.get(fields[3], "") if kind == "tcp" else ""
+def _describe_connection(kind: str, fields: list[str]) -> str:
+    local, remote = _parse_address(fields[1]), _parse_address(fields[2])
+    state = _TCP_STATES.get(fields[3], "") if kind == "tcp" else ""
     has_peer = not remote.endswith(":0")
     return " ".join(
         [kind, local, *(["->", remote] if has_peer else []), state]
     ).rstrip()
 
 
-def _address(text: str) -> str:
+def _parse_address(text: str) -> str:
     """
-    Read an address as the kernel prints it: words of 32 bits, swapped.
+    Parse an address of ``/proc/net/tcp``: byte-swapped words of 32 bits in
+    hex.
     """
     digits, _, port = text.partition(":")
     try:
@@ -126,12 +119,12 @@ def _address(text: str) -> str:
     except (ValueError, struct.error):
         return text
 
-    # Sockets of both families show addresses of the old one in the new.
+    # IPv6 sockets show IPv4 peers as mapped addresses.
     host = host.removeprefix("::ffff:")
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
-_DESCRIPTOR_CALLS = """
+_FD_CALL_NAMES = """
 accept accept4 close connect copy_file_range epoll_pwait epoll_pwait2
 epoll_wait fadvise64 fallocate fcntl fdatasync flock fstat fsync ftruncate
 getdents getdents64 io_uring_enter ioctl lseek mq_timedreceive mq_timedsend
@@ -139,10 +132,10 @@ pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readv recvfrom recvmmsg
 recvmsg sendfile sendmmsg sendmsg sendto splice sync_file_range syncfs write
 writev
 """
-_BY_DESCRIPTOR = frozenset(_DESCRIPTOR_CALLS.split())
-_LOCKING = frozenset({"flock", "fcntl"})
-# Which argument is the address of the path.
-_BY_PATH = {
+_FD_CALLS = frozenset(_FD_CALL_NAMES.split())
+_LOCK_CALLS = frozenset({"flock", "fcntl"})
+# Index of the argument that is the address of the path.
+_PATH_ARGUMENT = {
     "faccessat2": 1,
     "lstat": 0,
     "mkdir": 0,
@@ -162,58 +155,56 @@ _BY_PATH = {
     "unlinkat": 1,
 }
 _POLLFD = struct.Struct("=ihh")
-_MOST_POLLED = 4
-_MOST_NAME = 350
+_MAX_POLLED = 4
+_MAX_NAME_CHARS = 350
 _P_PID = 1  # of waitid
 
 
-def target_of(
+def describe_target(
     pid: int, name: str, arguments: Sequence[int], root: str = "/proc"
 ) -> str:
     """
-    What is this system call about?
+    Return the file, connection, or process that a system call is about.
 
     Args:
-        pid: The process that made it.
+        pid: The process that made the call.
 
         name: The call.
 
-        arguments: Its arguments, as the kernel shows them.
-
-        root: Where the kernel's files are.
+        arguments: Its arguments, as in ``/proc/PID/syscall``.
 
     Returns:
-        A file, a connection, a pipe, a process, or ``""`` if that is unknown.
-        After a file that is locked, ``", held by process 7"``.
+        A path, a connection, a pipe, a process, or ``""`` if unknown.  For a
+        file that is locked, with ``", held by process 7"`` at its end.
     """
     first, second = (*arguments, 0, 0)[:2]
-    if name in _BY_DESCRIPTOR:
-        file = describe_descriptor(pid, _signed(first), root)
-        return _lock(pid, file, root) if name in _LOCKING else file
-    if name in _BY_PATH:
-        return _path(pid, (first, second)[_BY_PATH[name]], root)
+    if name in _FD_CALLS:
+        file = describe_descriptor(pid, _to_int32(first), root)
+        return (
+            _add_lock_holder(pid, file, root) if name in _LOCK_CALLS else file
+        )
+    if name in _PATH_ARGUMENT:
+        return _read_path(pid, (first, second)[_PATH_ARGUMENT[name]], root)
     if name in {"poll", "ppoll"}:
-        return _polled(pid, first, second, root)
+        return _describe_polled(pid, first, second, root)
     if name in {"wait4", "waitid"}:
-        return _process(name, _signed(first), _signed(second))
+        return _describe_child(name, _to_int32(first), _to_int32(second))
     return ""
 
 
 def describe_descriptor(pid: int, number: int, root: str = "/proc") -> str:
     """
-    What does a file descriptor stand for?
+    Return the file or connection of a file descriptor.
 
     Args:
         pid: The process that has it.
 
         number: The descriptor.
 
-        root: Where the kernel's files are.
-
     Returns:
         A path, ``"pipe:[7]"``, ``"tcp LOCAL -> REMOTE"`` with its state if it
-        is not established, ``"unix PATH"``, or what else the kernel calls it;
-        ``""`` if that is unknown.
+        is not established, ``"unix PATH"``, or another link target of the
+        kernel; ``""`` if unknown.
     """
     link = read_link(f"{root}/{pid}/fd/{number}")
     if link.startswith("socket:["):
@@ -221,38 +212,38 @@ def describe_descriptor(pid: int, number: int, root: str = "/proc") -> str:
     return link
 
 
-def _lock(pid: int, file: str, root: str) -> str:
-    holder = lock_holder(pid, root)
+def _add_lock_holder(pid: int, file: str, root: str) -> str:
+    holder = find_lock_holder(pid, root)
     if holder is None:
         return file
-    # Who holds it has to survive where long names are cut.
-    return f"{clean(file, limit=_MOST_NAME)}, held by process {holder}"
+    # Cut the path, so that a later cut does not remove the holder.
+    return f"{clean(file, limit=_MAX_NAME_CHARS)}, held by process {holder}"
 
 
-def _path(pid: int, address: int, root: str) -> str:
+def _read_path(pid: int, address: int, root: str) -> str:
     with open_memory(pid, root) as memory:
         return read_c_string(memory, address, limit=4096)
 
 
-def _polled(pid: int, address: int, count: int, root: str) -> str:
+def _describe_polled(pid: int, address: int, count: int, root: str) -> str:
     with open_memory(pid, root) as memory:
-        data = memory(address, _POLLFD.size * min(count, _MOST_POLLED))
+        data = memory(address, _POLLFD.size * min(count, _MAX_POLLED))
 
     whole = len(data) // _POLLFD.size * _POLLFD.size
     numbers = [fd for fd, _, _ in _POLLFD.iter_unpack(data[:whole]) if fd >= 0]
     shown = [describe_descriptor(pid, fd, root) for fd in numbers]
-    more = [f"{count - _MOST_POLLED} more"] if count > _MOST_POLLED else []
+    more = [f"{count - _MAX_POLLED} more"] if count > _MAX_POLLED else []
     return ", ".join([x for x in shown if x] + more)
 
 
-def _process(name: str, first: int, second: int) -> str:
-    if name == "waitid":  # what the second is, the first one tells
+def _describe_child(name: str, first: int, second: int) -> str:
+    if name == "waitid":  # the first argument gives the type of the second
         first = second if first == _P_PID else 0
     return f"process {first}" if first > 0 else "any child"
 
 
-def _signed(argument: int) -> int:
-    # Arguments are shown as 64 bits, of which an int takes the lower 32.
+def _to_int32(argument: int) -> int:
+    # The kernel shows 64 bits; an int is the lower 32.
     number = argument & 0xFFFFFFFF
     return number - (1 << 32) if number >= 1 << 31 else number
 
@@ -293,59 +284,60 @@ _AARCH64 = """
 269 sendmmsg  270 process_vm_readv  276 renameat2  285 copy_file_range
 286 preadv2  287 pwritev2  291 statx  292 io_pgetevents
 """
-# Calls that are newer than the habit of numbering them apart.
-_EVERYWHERE = """
+# Newer calls have the same number on all architectures.
+_COMMON_CALLS = """
 426 io_uring_enter  435 clone3  437 openat2  439 faccessat2
 441 epoll_pwait2  449 futex_waitv  455 futex_wait
 """
 
 
-def _table(text: str) -> dict[int, str]:
-    words = (text + _EVERYWHERE).split()
+def _parse_table(text: str) -> dict[int, str]:
+    words = (text + _COMMON_CALLS).split()
     return dict(zip(map(int, words[::2]), words[1::2], strict=True))
 
 
-_TABLES = {
-    "x86_64": _table(_X86_64),
-    "aarch64": _table(_AARCH64),
+_CALL_NAMES = {
+    "x86_64": _parse_table(_X86_64),
+    "aarch64": _parse_table(_AARCH64),
 }
 
 
-def name_of(number: int, machine: str | None = None) -> str:
+def system_call_name(number: int, machine: str | None = None) -> str:
     """
-    What is the system call of this number called?
+    Return the name of a system call.
 
     Args:
         number: As in ``/proc/PID/syscall``.
 
-        machine: The kind of processor; by default that of this machine.
+        machine: Architecture, as in ``uname -m``; by default that of this
+            machine.
 
     Returns:
-        Its name, or ``"syscall_N"`` if it is not known here.
+        Its name; ``"syscall_N"`` if unknown.
     """
-    table = _TABLES.get(machine or os.uname().machine, {})
+    table = _CALL_NAMES.get(machine or os.uname().machine, {})
     return table.get(number, f"syscall_{number}")
 
 
-_MOST_THREADS = 4096
+_MAX_THREADS = 4096
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @attrs.frozen(kw_only=True)
 class ThreadFacts:
     """
-    What the kernel tells anybody about a thread.
+    State and counters of a thread, which every user may read.
 
     Attributes:
         name: Its name of at most 15 characters.
 
         state: The letter of its state, such as ``"S"``.
 
-        voluntary: How often it gave up the processor to wait.
+        voluntary: Number of voluntary context switches.
 
-        involuntary: How often the processor was taken from it.
+        involuntary: Number of involuntary context switches.
 
-        cpu_s: How long it ran since it started, in seconds.
+        cpu_s: CPU time since it started, in seconds.
     """
 
     name: str
@@ -357,21 +349,16 @@ class ThreadFacts:
 
 def read_threads(pid: int, root: str = "/proc") -> dict[int, ThreadFacts]:
     """
-    What has every thread of a process done so far?
-
-    Args:
-        pid: The process.
-
-        root: Where the kernel's files are.
+    Return state and counters of the threads of a process.
 
     Returns:
-        Facts by the number of the thread, in order; of the first 4,096
-        threads.  Nothing for a process that is gone.
+        By thread ID, in order; of the first 4,096 threads.  Empty if the
+        process has ended.
     """
     folder = f"{root}/{pid}/task"
     facts = {
-        thread: _facts(f"{folder}/{thread}")
-        for thread in list_numbers(folder)[:_MOST_THREADS]
+        thread: _read_facts(f"{folder}/{thread}")
+        for thread in list_numbers(folder)[:_MAX_THREADS]
     }
     return {thread: x for thread, x in facts.items() if x is not None}
 
@@ -380,20 +367,13 @@ def read_system_call(
     pid: int, thread_id: int, root: str = "/proc"
 ) -> tuple[str, str] | None:
     """
-    What did a thread ask the kernel for, and did not get yet?
-
-    Args:
-        pid: The process.
-
-        thread_id: The thread.
-
-        root: Where the kernel's files are.
+    Return the system call that a thread is blocked in, and its target.
 
     Returns:
-        The name of the call, and what it is about, such as a file, ``"pipe:[7]"``,
-        ``"tcp 10.0.0.1:5000 -> 10.0.0.2:29500 SYN_SENT"``, or ``""``.  The
-        name is ``"running"`` if the thread is not waiting.  ``None`` if the
-        kernel does not say.
+        The name of the call, and what it is about, such as a file,
+        ``"pipe:[7]"``, ``"tcp 10.0.0.1:5000 -> 10.0.0.2:29500 SYN_SENT"``, or
+        ``""``.  The name is ``"running"`` if the thread is not blocked.
+        ``None`` if the kernel does not say.
     """
     data = read_proc(f"{root}/{pid}/task/{thread_id}/syscall", limit=512)
     fields = (data or b"").decode("ascii", errors="replace").split()
@@ -405,14 +385,14 @@ def read_system_call(
         arguments = [int(x, 16) for x in fields[1:7]]
     except (ValueError, IndexError):
         return None
-    if number < 0:  # it waits, but not in a call: for a page of memory
+    if number < 0:  # blocked outside a system call: on a page fault
         return None
 
-    name = name_of(number)
-    return name, clean(target_of(pid, name, arguments, root), limit=400)
+    name = system_call_name(number)
+    return name, clean(describe_target(pid, name, arguments, root), limit=400)
 
 
-def _facts(folder: str) -> ThreadFacts | None:
+def _read_facts(folder: str) -> ThreadFacts | None:
     stat = parse_stat(read_proc(f"{folder}/stat"))
     if stat is None:
         return None
@@ -424,53 +404,47 @@ def _facts(folder: str) -> ThreadFacts | None:
         voluntary=whole_number(status.get("voluntary_ctxt_switches")) or 0,
         involuntary=whole_number(status.get("nonvoluntary_ctxt_switches"))
         or 0,
-        cpu_s=_cpu_s(folder, stat.cpu_ticks),
+        cpu_s=_read_cpu_s(folder, stat.cpu_ticks),
     )
 
 
-def _cpu_s(folder: str, ticks: int) -> float:
-    # In nanoseconds, where the kernel counts them; ticks are 10 ms apart.
+def _read_cpu_s(folder: str, ticks: int) -> float:
+    # schedstat has nanoseconds; ticks are 10 ms.
     data = read_proc(f"{folder}/schedstat", limit=128)
     spent = whole_number(next(iter((data or b"").split()), None))
     return ticks / _TICKS_PER_S if spent is None else spent / 1e9
 
 
 _EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d+\.\d+)", re.MULTILINE)
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 def idle_seconds(pid: int, tid: int, *, root: str = "/proc") -> float | None:
     """
-    Tell how long ago a thread last ran.
+    Return how long ago a thread last ran.
 
-    Clocks of processors differ by a few milliseconds, more on machines that
-    are virtual and busy.
+    CPU clocks differ by a few milliseconds, and by more on busy virtual
+    machines.
 
     Args:
-        pid: The process.
-
-        tid: The thread.
-
-        root: Where the file system of processes is mounted.
+        root: Mount point of procfs.
 
     Returns:
-        Seconds, to be taken with a grain of salt; ``None`` if this kernel
-        does not tell.
+        Seconds, approximately; ``None`` if this kernel does not report it.
     """
-    now = _exec_start(f"{root}/thread-self/sched")
-    last = _exec_start(f"{root}/{pid}/task/{tid}/sched")
-    # It is zero for a thread that was moved to another processor and has not
-    # run there yet.
+    now = _read_exec_start(f"{root}/thread-self/sched")
+    last = _read_exec_start(f"{root}/{pid}/task/{tid}/sched")
+    # It is 0 for a thread that has not run since it moved to another CPU.
     if not now or not last:
         return None
 
     return max(0.0, (now - last) / 1000)
 
 
-def _exec_start(path: str) -> float | None:
+def _read_exec_start(path: str) -> float | None:
     try:
         with Path(path).open("rb") as file:
-            match = _EXEC_START.search(file.read(_MOST_BYTES))
+            match = _EXEC_START.search(file.read(_MAX_BYTES))
     except OSError:
         return None
 
@@ -479,15 +453,10 @@ def _exec_start(path: str) -> float | None:
 
 def read_state(pid: int, root: str = "/proc") -> ProcessState | None:
     """
-    In what state is a process, and who else has a hold on it?
+    Return the state of a process; ``None`` if there is no such process.
 
     Args:
-        pid: Its number.
-
-        root: Where the kernel's files are.
-
-    Returns:
-        What the kernel says; ``None`` if there is no such process.
+        root: Mount point of procfs.
     """
     stat = parse_stat(read_proc(f"{root}/{pid}/stat"))
     if stat is None:
@@ -497,24 +466,24 @@ def read_state(pid: int, root: str = "/proc") -> ProcessState | None:
     return ProcessState(
         letter=stat.letter,
         start_ticks=stat.start_ticks,
-        tracer_pid=_number(status.get("TracerPid"), 0),
-        uid=_number(status.get("Uid"), 1),
-        uninterruptible=_uninterruptible(pid, root),
-        pid_inside=_number(status.get("NSpid"), -1) or pid,
-        caught_signals=_number(status.get("SigCgt"), 0, base=16),
-        has_seccomp=_number(status.get("Seccomp"), 0) > 0,
+        tracer_pid=_parse_column(status.get("TracerPid"), 0),
+        uid=_parse_column(status.get("Uid"), 1),
+        uninterruptible=_list_uninterruptible(pid, root),
+        pid_inside=_parse_column(status.get("NSpid"), -1) or pid,
+        caught_signals=_parse_column(status.get("SigCgt"), 0, base=16),
+        has_seccomp=_parse_column(status.get("Seccomp"), 0) > 0,
     )
 
 
-def _number(text: str | None, column: int, base: int = 10) -> int:
+def _parse_column(text: str | None, column: int, base: int = 10) -> int:
     try:
         return int((text or "").split()[column], base)
     except (ValueError, IndexError):
         return 0
 
 
-def _uninterruptible(pid: int, root: str) -> tuple[int, ...]:
+def _list_uninterruptible(pid: int, root: str) -> tuple[int, ...]:
     folder = f"{root}/{pid}/task"
-    threads = list_numbers(folder)[:_MOST_THREADS]
+    threads = list_numbers(folder)[:_MAX_THREADS]
     stats = ((t, parse_stat(read_proc(f"{folder}/{t}/stat"))) for t in threads)
     return tuple(t for t, stat in stats if stat and stat.letter == "D")

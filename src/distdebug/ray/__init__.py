@@ -1,5 +1,5 @@
 """
-Read what Ray left behind, ask a live cluster, and set up its debugger.
+Read Ray logs, query a live cluster, and set up Ray's debugger.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from .actor_logs import read_parts as read_parts
     from .actor_logs import read_tail as read_tail
     from .cluster import LiveCluster as LiveCluster
-    from .cluster import ask_live_actors as ask_live_actors
-    from .cluster import with_live as with_live
+    from .cluster import add_live_actors as add_live_actors
+    from .cluster import query_live_cluster as query_live_cluster
     from .death_model import Death as Death
     from .death_model import Deaths as Deaths
     from .death_model import death_findings as death_findings
-    from .death_model import death_of as death_of
+    from .death_model import find_worker_death as find_worker_death
     from .deaths import find_deaths as find_deaths
     from .debugger_checks import check_ray_debugger as check_ray_debugger
     from .debugger_sessions import RayDebuggerCheck as RayDebuggerCheck
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .sessions import WorkerLog as WorkerLog
     from .sessions import find_ray_sessions as find_ray_sessions
     from .sessions import open_ray_session as open_ray_session
-    from .sessions import taken_apart as taken_apart
+    from .sessions import split_log_name as split_log_name
     from .vscode import launch_json as launch_json
     from .vscode import write_launch_json as write_launch_json
     from .workers import Activity as Activity

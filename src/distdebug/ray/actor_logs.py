@@ -1,5 +1,5 @@
 """
-Which logs belong to this actor?
+Find, read, and follow the log files of Ray actors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import attrs
 from .._io import is_folder, open_ordinary
 from ..errors import LogError
 from ..logs import (
-    BROKEN,
-    PACKED,
+    PACKED_SUFFIXES,
+    READ_ERRORS,
     LogLine,
     Origin,
     parse_line,
@@ -36,44 +36,43 @@ from .sessions import (
     RaySession,
     WorkerLog,
     find_ray_sessions,
-    taken_apart,
+    split_log_name,
 )
 from .workers import (
-    MAGIC,
-    explained,
+    MARKER_PREFIXES,
+    add_cluster_facts,
+    has_all_names,
     has_exports,
-    is_told,
     read_heads,
     worker_files,
 )
 
 
-Place = str | os.PathLike[str] | RaySession
-Places = Place | Iterable[Place] | None
+SessionSource = str | os.PathLike[str] | RaySession
+SessionSources = SessionSource | Iterable[SessionSource] | None
 
 _ID = re.compile(r"[0-9a-f]{6,56}")
 _MOST_PID_DIGITS = 7
 
 
 def find_actor_logs(
-    actor: str | int, sessions: Places = None
+    actor: str | int, sessions: SessionSources = None
 ) -> tuple[WorkerLog, ...]:
     """
-    Find what an actor printed, on whatever node it was.
+    Find the logs of an actor on all nodes.
 
     Args:
-        actor: A pattern of a shell such as ``"TrainerActor*"``, which is
-            compared with the class, the ``__repr__``, and the name of each
-            actor; the number of a process; at least six digits of the id of an
-            actor or a worker; or the beginning of a line of the driver, such
-            as ``"(SglEngine pid=514428, ip=10.0.0.2)"``.
+        actor: A shell pattern such as ``"TrainerActor*"``, which is matched
+            with the class, the ``__repr__``, and the name of each actor; a
+            process id; at least six digits of an actor id or a worker id; or
+            the beginning of a driver line, such as
+            ``"(SglEngine pid=514428, ip=10.0.0.2)"``.
 
-        sessions: Sessions, or places where to look for them; by default where
-            Ray has them on this machine.
+        sessions: Sessions, or folders to search for them; by default Ray's
+            usual folders on this machine.
 
     Returns:
-        The logs, those of one node after the other; none if nobody is called
-        so.
+        The logs, by node; none if no actor matches.
 
     Raises:
         NoLogsError: There is no session.
@@ -87,52 +86,53 @@ def find_actor_logs(
         msg = "which actor? The pattern is empty"
         raise LogError(msg, remedy='"*" is everybody')
 
-    found = sessions_of(sessions)
+    found = resolve_sessions(sessions)
     logs = worker_files(found)
-    origin = _origin(actor)
+    origin = _parse_origin(actor)
     if origin:
-        heads = read_heads(_with_pid(logs, origin))
-        return _of_origin(explained(heads, found), origin)
+        heads = read_heads(_filter_by_pid(logs, origin))
+        return _filter_by_origin(add_cluster_facts(heads, found), origin)
 
     text = str(actor).strip()
-    by_file = [log for log in logs if _is_file_of(log, text)]
+    by_file = [log for log in logs if _has_pid_or_id(log, text)]
     if by_file:
-        return explained(read_heads(by_file), found)
+        return add_cluster_facts(read_heads(by_file), found)
     heads = read_heads(logs)
     if not _ID.fullmatch(text) and not any(map(has_exports, found)):
-        # Those that nothing else can tell more of need not be looked up.
-        heads = [x for x in heads if _is_called(x, text) or not is_told(x)]
-    return tuple(x for x in explained(heads, found) if _is_called(x, text))
+        # Skip workers whose other names no file can add.
+        heads = [
+            x for x in heads if _is_match(x, text) or not has_all_names(x)
+        ]
+    return tuple(
+        x for x in add_cluster_facts(heads, found) if _is_match(x, text)
+    )
 
 
-def sessions_of(sessions: Places) -> tuple[RaySession, ...]:
+def resolve_sessions(sessions: SessionSources) -> tuple[RaySession, ...]:
     """
-    Take sessions as they are, and look for others in places.
+    Return the given sessions, and those found in the given folders.
 
     Args:
-        sessions: Sessions, places, or both; ``None`` for the usual places.
-
-    Returns:
-        The sessions.
+        sessions: Sessions, folders, or both; ``None`` for Ray's usual folders.
 
     Raises:
-        NoLogsError: There is no session in the places.
+        NoLogsError: The folders contain no session.
     """
     if sessions is None:
         return find_ray_sessions()
     if isinstance(sessions, (str, os.PathLike, RaySession)):
         sessions = (sessions,)
-    given = list(sessions)
-    known = [x for x in given if isinstance(x, RaySession)]
-    places = [x for x in given if not isinstance(x, RaySession)]
+    entries = list(sessions)
+    known = [x for x in entries if isinstance(x, RaySession)]
+    places = [x for x in entries if not isinstance(x, RaySession)]
     if places or not known:
         known += find_ray_sessions(*places)
     return tuple(known)
 
 
-def _origin(actor: str | int) -> Origin | None:
+def _parse_origin(actor: str | int) -> Origin | None:
     """
-    Who printed a line, if it is one.
+    Parse the prefix of a driver line; ``None`` if *actor* is no such line.
     """
     if isinstance(actor, str):
         line = parse_line(actor.strip())
@@ -141,7 +141,9 @@ def _origin(actor: str | int) -> Origin | None:
     return None
 
 
-def _with_pid(logs: Iterable[WorkerLog], origin: Origin) -> list[WorkerLog]:
+def _filter_by_pid(
+    logs: Iterable[WorkerLog], origin: Origin
+) -> list[WorkerLog]:
     return [
         log
         for log in logs
@@ -150,138 +152,132 @@ def _with_pid(logs: Iterable[WorkerLog], origin: Origin) -> list[WorkerLog]:
     ]
 
 
-def _of_origin(
+def _filter_by_origin(
     logs: tuple[WorkerLog, ...], origin: Origin
 ) -> tuple[WorkerLog, ...]:
     """
-    Those of that name; numbers of processes are the same on other nodes.
+    Filter workers by name and node; process ids repeat across nodes.
     """
-    is_sure: tuple[Callable[[WorkerLog], bool], ...] = (
+    criteria: tuple[Callable[[WorkerLog], bool], ...] = (
         lambda log: origin.ip is not None and log.session.ip == origin.ip,
-        lambda log: _is_named(log, origin.name),
-        # Ray leaves out the address of the driver's own node.
+        lambda log: _has_name(log, origin.name),
+        # Ray omits the address of the driver's own node.
         lambda log: origin.ip is None and log.session.is_head,
     )
-    for is_it in is_sure:
-        logs = tuple(filter(is_it, logs)) or logs
+    for has_property in criteria:
+        logs = tuple(filter(has_property, logs)) or logs
     return logs
 
 
-def _is_named(log: WorkerLog, name: str) -> bool:
-    # Ray writes the name of a task where there is no actor.
+def _has_name(log: WorkerLog, name: str) -> bool:
+    # The prefix has the name of a task if there is no actor.
     return name in {
         *(log.actor_class, log.actor_repr, log.actor_name),
         *log.task_names,
     }
 
 
-def _is_file_of(log: WorkerLog, text: str) -> bool:
+def _has_pid_or_id(log: WorkerLog, text: str) -> bool:
     if text.isdecimal() and len(text) <= _MOST_PID_DIGITS:
         return log.pid == int(text)
-    return _begins(log.worker_id, text)
+    return _is_id_prefix(log.worker_id, text)
 
 
-def _is_called(log: WorkerLog, text: str) -> bool:
+def _is_match(log: WorkerLog, text: str) -> bool:
     names = [log.actor_class, log.actor_repr, log.actor_name]
     if log.actor_class:
         names.append(log.actor_class.rpartition(".")[2])
-    if _begins(log.worker_id, text) or _begins(log.actor_id, text):
+    if _is_id_prefix(log.worker_id, text) or _is_id_prefix(log.actor_id, text):
         return True
-    # A representation may hold brackets, which mean something in a pattern.
+    # A repr may contain brackets, which are special in a pattern.
     return any(x and (x == text or fnmatchcase(x, text)) for x in names)
 
 
-def _begins(name: str | None, text: str) -> bool:
+def _is_id_prefix(name: str | None, text: str) -> bool:
     return bool(name and name.startswith(text) and _ID.fullmatch(text))
 
 
 Stream = Literal["out", "err"]
-One = WorkerLog | LogPart | str | os.PathLike[str]
-Readable = One | Iterable[One]
+LogSource = WorkerLog | LogPart | str | os.PathLike[str]
+LogSources = LogSource | Iterable[LogSource]
 
 _BLOCK = 1 << 16
-_LONGEST = 1 << 16
+_MOST_LINE = 1 << 16
 _MOST_BYTES = 1 << 26
-_MOST_OF_PACKED = 10_000
+_MOST_PACKED_LINES = 10_000
 
 
-def read_parts(log: Readable, *, stream: Stream = "err") -> Iterator[LogLine]:
+def read_parts(
+    log: LogSources, *, stream: Stream = "err"
+) -> Iterator[LogLine]:
     """
-    Read a log from its beginning, whatever it was rotated into.
+    Read a log from its beginning, with all its rotated parts.
 
-    A part that is deleted meanwhile, or cannot be read, is left out.
+    A part that was deleted meanwhile, or cannot be read, is skipped.
 
     Args:
         log: The log of a worker, or parts or paths of one log, oldest first.
 
-        stream: Which stream of a worker; ``logging`` goes to ``"err"``, and
-            what is printed to ``"out"``.
+        stream: The stream of a worker: ``logging`` writes to ``"err"``,
+            ``print`` to ``"out"``.
 
     Yields:
-        The lines, without those by which Ray marks jobs and actors; each with
-        its file and number in that file.
+        The lines with file and line number, without Ray's markers for jobs and
+        actors.
 
     Raises:
         LogError: There is no such stream.
     """
-    for path in paths_of(log, stream):
+    for path in find_log_paths(log, stream):
         try:
             for line in read_lines(path):
-                if not line.text.startswith(MAGIC):
+                if not line.text.startswith(MARKER_PREFIXES):
                     yield line
-        except BROKEN:
+        except READ_ERRORS:
             continue
 
 
 def read_tail(
-    log: Readable, *, lines: int = 20, stream: Stream = "err"
+    log: LogSources, *, lines: int = 20, stream: Stream = "err"
 ) -> tuple[LogLine, ...]:
     """
     Read the last lines of a log.
 
-    Files are read from their end, at most 64 MiB in all, so that their size
-    does not matter; therefore lines have no numbers.
+    Files are read from their end, at most 64 MiB in all, so their size does
+    not matter; therefore the lines have no numbers.
 
     Args:
         log: The log of a worker, or parts or paths of one log, oldest first.
 
-        lines: How many lines.
+        lines: The maximum number of lines.
 
-        stream: Which stream of a worker.
+        stream: The stream of a worker.
 
     Returns:
-        At most so many, oldest first.
+        The lines, oldest first.
 
     Raises:
         LogError: There is no such stream.
     """
     found: deque[LogLine] = deque()
     budget = _MOST_BYTES
-    for path in reversed(paths_of(log, stream)):
+    for path in reversed(find_log_paths(log, stream)):
         try:
-            for line in _backwards(path, budget):
+            for line in _read_backwards(path, budget):
                 if len(found) >= lines:
                     return tuple(found)
                 found.appendleft(line)
             budget -= path.stat().st_size
-        except BROKEN:
+        except READ_ERRORS:
             continue
         if budget <= 0:
             break
     return tuple(found)
 
 
-def paths_of(log: Readable, stream: str = "err") -> list[Path]:
+def find_log_paths(log: LogSources, stream: str = "err") -> list[Path]:
     """
-    Which files are meant?
-
-    Args:
-        log: Workers, parts, or paths.
-
-        stream: Which stream of workers.
-
-    Returns:
-        The files.
+    Return the files of a log.
 
     Raises:
         LogError: There is no such stream.
@@ -296,114 +292,114 @@ def paths_of(log: Readable, stream: str = "err") -> list[Path]:
         return [log.path]
     if isinstance(log, (str, os.PathLike)):
         return [Path(log)]
-    return [path for one in log for path in paths_of(one, stream)]
+    return [path for one in log for path in find_log_paths(one, stream)]
 
 
-def _backwards(path: Path, most: int) -> Iterator[LogLine]:
+def _read_backwards(path: Path, most: int) -> Iterator[LogLine]:
     """
-    The lines of a file, the last one first.
+    Yield the lines of a file, the last one first.
     """
     source = str(path)
     pieces = (
-        # What is packed can only be read from its beginning.
-        _last_of_packed(source)
-        if path.suffix in PACKED
-        else _pieces(path, most)
+        # A compressed file can only be read from its beginning.
+        _read_packed_backwards(source)
+        if path.suffix in PACKED_SUFFIXES
+        else _split_backwards(path, most)
     )
     for piece in pieces:
         text = piece.decode("utf-8", "replace")
         if not text.strip():
             continue
         line = parse_line(text, source=source)
-        if not line.text.startswith(MAGIC):
+        if not line.text.startswith(MARKER_PREFIXES):
             yield line
 
 
-def _pieces(path: Path, most: int) -> Iterator[bytes]:
+def _split_backwards(path: Path, most: int) -> Iterator[bytes]:
     with open_ordinary(path, "not an ordinary file") as file:
-        position = size = file.seek(0, os.SEEK_END)
+        end = size = file.seek(0, os.SEEK_END)
         rest = b""
-        while position > max(0, size - most):
-            begin = max(0, position - _BLOCK)
+        while end > max(0, size - most):
+            begin = max(0, end - _BLOCK)
             file.seek(begin)
-            block = file.read(position - begin) + rest
-            # A line may begin in the block before.
+            block = file.read(end - begin) + rest
+            # The first line may begin in the previous block.
             rest, *whole = block.replace(b"\r", b"\n").split(b"\n")
-            yield from (x[:_LONGEST] for x in reversed(whole))
-            rest, position = rest[:_LONGEST], begin
+            yield from (x[:_MOST_LINE] for x in reversed(whole))
+            rest, end = rest[:_MOST_LINE], begin
         yield rest
 
 
-def _last_of_packed(source: str) -> Iterator[bytes]:
-    last = deque(read_lines(source), maxlen=_MOST_OF_PACKED)
+def _read_packed_backwards(source: str) -> Iterator[bytes]:
+    last = deque(read_lines(source), maxlen=_MOST_PACKED_LINES)
     yield from (line.text.encode() for line in reversed(last))
 
 
-Followed = str | os.PathLike[str] | LogPart | WorkerLog
+FollowSource = str | os.PathLike[str] | LogPart | WorkerLog
 
 _POLL_S = 0.2
 _SEARCH_S = 2.0
-_FOLLOWING_BLOCK = 1 << 18
-# How much of one file is read before the others have their turn.
-_BLOCKS = 4
+_FOLLOW_BLOCK = 1 << 18
+# Blocks that are read of one file before the next file is read.
+_BLOCKS_PER_TURN = 4
 _MOST_PARTS = 20
 
 
 @attrs.frozen(kw_only=True)
-class _Place:
+class _Position:
     """
-    How far a file was read.
+    The read position in a followed file.
 
     Attributes:
-        inode: Which file it was, whatever it is called now.
+        inode: Device and inode, which survive a rename.
 
-        offset: Where the next block begins.
+        offset: The offset of the next block, in bytes.
 
-        rest: The beginning of a line whose end is not there yet.
+        rest: The beginning of a line that is not complete yet.
 
-        is_behind: Whether there is more to be read already.
+        has_more: Whether more can be read at once.
     """
 
     inode: tuple[int, int] | None = None
     offset: int = 0
     rest: bytes = b""
-    is_behind: bool = False
+    has_more: bool = False
 
 
 def follow_lines(
-    paths: Followed | Iterable[Followed],
+    paths: FollowSource | Iterable[FollowSource],
     *,
     stop: threading.Event | None = None,
     timeout_s: float | None = None,
     from_start: bool = False,
 ) -> Iterator[LogLine]:
     """
-    Read what is appended to files, as ``tail -F`` does.
+    Yield lines that are appended to files, like ``tail -F``.
 
-    Files may be rotated, cut, deleted, and appear again, and need not be
-    there yet.  What was written to one shortly before it was rotated is read
-    under its new name.  No file is kept open, so there may be thousands.
+    Files may be rotated, truncated, deleted, and recreated, and need not exist
+    yet.  Lines written shortly before a rotation are read under the new name.
+    No file stays open, so there may be thousands.
 
     Args:
-        paths: Files, logs of workers (both streams), and folders, in which
-            logs may appear.
+        paths: Files, logs of workers (both streams), and folders where logs
+            may appear.
 
-        stop: Ends it when it is set, after one more look.
+        stop: Set it to end the iteration, after one more read.
 
-        timeout_s: When to end it, in seconds; by default never.
+        timeout_s: When to end, in seconds; by default never.
 
-        from_start: Whether to give what is in the files already; what was
-            rotated before is not read again.
+        from_start: Whether to yield lines that the files already contain;
+            rotated parts are not read again.
 
     Yields:
-        The lines, without those by which Ray marks jobs and actors, as soon as
-        they are whole; progress bars state by state.  They have no numbers.
+        Complete lines, without numbers and without Ray's markers for jobs and
+        actors; a progress bar yields one line for each state.
 
     Raises:
         LogError: There is nothing to follow.
     """
-    wanted = _wanted(paths)
-    if not wanted:
+    targets = _find_targets(paths)
+    if not targets:
         msg = "no file to follow"
         raise LogError(msg, remedy="name files or folders")
 
@@ -412,119 +408,130 @@ def follow_lines(
         msg = "timeout_s is no number of seconds"
         raise LogError(msg)
     end = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    places = {x: _Place() if from_start else _end(x) for x in _files(wanted)}
-    searched = time.monotonic()
+    positions = {
+        x: _Position() if from_start else _end_position(x)
+        for x in _expand_folders(targets)
+    }
+    last_search = time.monotonic()
     is_over = False
     while not is_over:
         now = time.monotonic()
         is_over = stop.is_set() or now >= end
-        if is_over or now - searched > _SEARCH_S:
-            searched = now
-            places = {x: _Place() for x in _files(wanted)} | places
-        for path, place in places.items():
-            places[path], lines = _news(path, place)
-            yield from _parsed(lines, path)
-        if not is_over and not any(x.is_behind for x in places.values()):
+        if is_over or now - last_search > _SEARCH_S:
+            last_search = now
+            positions = {
+                x: _Position() for x in _expand_folders(targets)
+            } | positions
+        for path, position in positions.items():
+            positions[path], lines = _read_new(path, position)
+            yield from _parse_lines(lines, path)
+        if not is_over and not any(x.has_more for x in positions.values()):
             stop.wait(min(_POLL_S, end - now))
-    for path, place in places.items():
-        yield from _parsed([place.rest], path)
+    for path, position in positions.items():
+        yield from _parse_lines([position.rest], path)
 
 
-def _wanted(paths: Followed | Iterable[Followed]) -> list[Path]:
+def _find_targets(paths: FollowSource | Iterable[FollowSource]) -> list[Path]:
     if isinstance(paths, WorkerLog):
         return [x[-1].path for x in (paths.out, paths.err) if x]
     if isinstance(paths, (LogPart, str, os.PathLike)):
-        return paths_of(paths)
-    return [path for one in paths for path in _wanted(one)]
+        return find_log_paths(paths)
+    return [path for one in paths for path in _find_targets(one)]
 
 
-def _files(wanted: Iterable[Path]) -> Iterator[Path]:
-    for path in wanted:
+def _expand_folders(targets: Iterable[Path]) -> Iterator[Path]:
+    for path in targets:
         if not is_folder(path):
             yield path
             continue
         for found in walk_logs(path):
-            # Those are the same lines under another name.
-            _, stream, index = taken_apart(found.name)
+            # Rotated files hold lines that were read under their old name.
+            _, stream, index = split_log_name(found.name)
             is_old = found.parent.name == "old" or (stream and index)
-            if not is_old and found.suffix not in PACKED:
+            if not is_old and found.suffix not in PACKED_SUFFIXES:
                 yield found
 
 
-def _end(path: Path) -> _Place:
-    status = _status(path)
+def _end_position(path: Path) -> _Position:
+    status = _stat(path)
     if status is None:
-        return _Place()
-    return _Place(inode=_inode(status), offset=status.st_size)
+        return _Position()
+    return _Position(inode=_file_id(status), offset=status.st_size)
 
 
-def _news(path: Path, place: _Place) -> tuple[_Place, list[bytes]]:
-    status = _status(path)
+def _read_new(
+    path: Path, position: _Position
+) -> tuple[_Position, list[bytes]]:
+    status = _stat(path)
     lines: list[bytes] = []
-    if place.inode and (status is None or _inode(status) != place.inode):
-        lines = _left(path, place)
-        place = _Place()
+    if position.inode and (
+        status is None or _file_id(status) != position.inode
+    ):
+        lines = _read_rotated(path, position)
+        position = _Position()
     if status is None:
-        return place, lines
+        return position, lines
 
-    if status.st_size < place.offset:  # it was cut
-        place = _Place()
-    place = attrs.evolve(place, inode=_inode(status))
-    place, more = _read(path, place)
-    return place, lines + more
+    if status.st_size < position.offset:  # truncated
+        position = _Position()
+    position = attrs.evolve(position, inode=_file_id(status))
+    position, more = _read_blocks(path, position)
+    return position, lines + more
 
 
-def _left(path: Path, place: _Place) -> list[bytes]:
+def _read_rotated(path: Path, position: _Position) -> list[bytes]:
     """
-    What was not read yet of a file that has another name now.
+    Read the rest of a file that was renamed.
     """
     names = [f"{path.name}.{n}" for n in range(1, _MOST_PARTS + 1)]
     moved = [path.parent / "old" / path.name, *map(path.with_name, names)]
     for other in moved:
-        status = _status(other)
-        if status and _inode(status) == place.inode:
-            place, lines = _read(other, place)
-            return [*lines, place.rest]
-    return [place.rest]
+        status = _stat(other)
+        if status and _file_id(status) == position.inode:
+            position, lines = _read_blocks(other, position)
+            return [*lines, position.rest]
+    return [position.rest]
 
 
-def _read(path: Path, place: _Place) -> tuple[_Place, list[bytes]]:
+def _read_blocks(
+    path: Path, position: _Position
+) -> tuple[_Position, list[bytes]]:
     lines: list[bytes] = []
-    offset, rest, block = place.offset, place.rest, b""
+    offset, rest, block = position.offset, position.rest, b""
     with (
         suppress(OSError, ValueError),
         open_ordinary(path, "not an ordinary file") as file,
     ):
         file.seek(offset)
-        for _ in range(_BLOCKS):
-            block = file.read(_FOLLOWING_BLOCK)
+        for _ in range(_BLOCKS_PER_TURN):
+            block = file.read(_FOLLOW_BLOCK)
             offset += len(block)
             whole, rest = split_block(rest, block.replace(b"\r", b"\n"))
             lines += whole
-            if len(block) < _FOLLOWING_BLOCK:
+            if len(block) < _FOLLOW_BLOCK:
                 break
-    is_behind = len(block) == _FOLLOWING_BLOCK
+    has_more = len(block) == _FOLLOW_BLOCK
     return (
-        attrs.evolve(place, offset=offset, rest=rest, is_behind=is_behind),
+        attrs.evolve(position, offset=offset, rest=rest, has_more=has_more),
         lines,
     )
 
 
-def _parsed(lines: Iterable[bytes], path: Path) -> Iterator[LogLine]:
+def _parse_lines(lines: Iterable[bytes], path: Path) -> Iterator[LogLine]:
     for raw in lines:
         text = raw.decode("utf-8", "replace")
         if text.strip():
             line = parse_line(text, source=str(path))
-            if not line.text.startswith(MAGIC):
+            if not line.text.startswith(MARKER_PREFIXES):
                 yield line
 
 
-def _status(path: Path) -> os.stat_result | None:
+def _stat(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
     except (OSError, ValueError):
         return None
 
 
-def _inode(status: os.stat_result) -> tuple[int, int]:
+def _file_id(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino

@@ -1,8 +1,7 @@
 """
-What does a cluster that is alive know about actors that its files leave out?
+Query a live Ray cluster for actors and nodes.
 
-Nothing here needs Ray to be installed but `ask_live_actors`; and nothing else
-needs that.
+Only `query_live_cluster` needs Ray to be installed.
 """
 
 from __future__ import annotations
@@ -21,34 +20,34 @@ from .._text import clean
 from ..capture import run_tool
 from ..errors import MissingDependencyError, NodesError
 from ..findings import as_plain
-from ..nodes import as_address, knock, last_address, read_short
+from ..nodes import as_address, last_address, probe_port, read_ray_file
 from .sessions import RaySession, WorkerLog
-from .workers import KnownActor, with_actor
+from .workers import KnownActor, add_actor_facts
 
 
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from distdebug.ray.cluster_child import main; main(*sys.argv[2:])"
 )
-_MARK = "distdebug:"
-_OVER = (
+_ANSWER_MARKER = "distdebug:"
+_REMEDY = (
     "it may be over, and its files are still readable; or name its address, "
     "host:port"
 )
-_KNOCK_S = 2.0
+_PROBE_S = 2.0
 
 
 @attrs.frozen(kw_only=True)
 class LiveNode:
     """
-    A node, as a cluster that is alive knows it.
+    A node of a live cluster.
 
     Attributes:
-        node_id: What Ray calls it, 56 hexadecimal digits.
+        node_id: Ray's id of the node, 56 hexadecimal digits.
 
         ip: Its address.
 
-        host: Its name.
+        host: Its host name.
 
         is_alive: Whether the head reaches it.
     """
@@ -62,12 +61,12 @@ class LiveNode:
 @attrs.frozen(kw_only=True)
 class LiveCluster:
     """
-    What a cluster told.
+    The actors and nodes of a live cluster.
 
     Attributes:
-        actors: Its actors, also dead ones, as far as it remembers them.
+        actors: Its actors, including dead ones that the GCS still lists.
 
-        nodes: Its nodes, also dead ones.
+        nodes: Its nodes, including dead ones.
     """
 
     actors: tuple[KnownActor, ...] = ()
@@ -76,41 +75,38 @@ class LiveCluster:
     @property
     def dead_nodes(self) -> tuple[LiveNode, ...]:
         """
-        Those that the head does not reach.
+        Return the nodes that the head does not reach.
         """
         return tuple(node for node in self.nodes if not node.is_alive)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         return as_plain(self)
 
 
-def ask_live_actors(
+def query_live_cluster(
     address: str | RaySession | None = None, *, timeout_s: float = 20.0
 ) -> LiveCluster:
     """
-    Ask a cluster that is alive who its actors are.
+    Query a live cluster for its actors and nodes.
 
-    A process of its own asks, so that this one neither joins the cluster nor
-    waits for ever.
+    A child process queries it, so this process neither joins the cluster nor
+    hangs.
 
     Args:
-        address: ``"host:port"`` of the GCS, or a session, whose folder tells
-            the address; by default that of ``RAY_ADDRESS``, or the cluster of
+        address: ``"host:port"`` of the GCS, or a session, whose folder
+            contains the address; by default ``RAY_ADDRESS``, or the cluster of
             this machine.
 
-        timeout_s: How long it may take, in seconds.
-
-    Returns:
-        What the cluster told.
+        timeout_s: The timeout, in seconds.
 
     Raises:
         MissingDependencyError: Ray is not installed.
 
-        NodesError: No cluster answers, or another one than that of the
-            session, or the session does not tell where its cluster is.
+        NodesError: No cluster answers, or a different one than that of the
+            session, or the session does not contain an address.
     """
     if find_spec("ray") is None:
         msg = "asking a cluster needs Ray"
@@ -118,78 +114,82 @@ def ask_live_actors(
         raise MissingDependencyError(msg, remedy=remedy)
 
     if not isinstance(address, RaySession):
-        return _ask(address or "", timeout_s)
+        return _query_cluster(address or "", timeout_s)
 
-    place = _address_of(address)
-    if not place and not address.node_id:
+    gcs_address = _find_address(address)
+    if not gcs_address and not address.node_id:
         msg = f"{address.root} does not tell where its cluster answers"
         remedy = "name its address, host:port; files alone need none"
         raise NodesError(msg, remedy=remedy)
 
-    live = _ask(place, timeout_s)
-    # A session outlives its cluster, whose address the next one may have.
+    live = _query_cluster(gcs_address, timeout_s)
+    # A newer cluster may have the address of the session's cluster.
     node_ids = {node.node_id for node in live.nodes}
     if address.node_id and address.node_id not in node_ids:
         msg = f"another cluster than that of {address.name} answers"
-        raise NodesError(msg, remedy=_OVER)
+        raise NodesError(msg, remedy=_REMEDY)
 
     return live
 
 
-def _ask(address: str, timeout_s: float) -> LiveCluster:
+def _query_cluster(address: str, timeout_s: float) -> LiveCluster:
     root = str(Path(__file__).parents[2])
-    told = run_tool(
+    result = run_tool(
         [*(sys.executable, "-c", _PROGRAM), *(root, address, str(timeout_s))],
         timeout_s=timeout_s,
     )
-    answer = told.output.rpartition(_MARK)[2] if told.status == 0 else ""
+    answer = (
+        result.output.rpartition(_ANSWER_MARKER)[2]
+        if result.status == 0
+        else ""
+    )
     try:
-        return _cluster(json.loads(answer))
+        return _parse_cluster(json.loads(answer))
     except (ValueError, LookupError, TypeError) as exc:
-        why = told.complaint.strip().splitlines()[-1:] or [
+        reason = result.complaint.strip().splitlines()[-1:] or [
             f"nothing within {timeout_s:g} s"
         ]
-        msg = f"no Ray cluster answers: {clean(why[0])}"
-        raise NodesError(msg, remedy=_OVER) from exc
+        msg = f"no Ray cluster answers: {clean(reason[0])}"
+        raise NodesError(msg, remedy=_REMEDY) from exc
 
 
-def with_live(
+def add_live_actors(
     logs: Iterable[WorkerLog], live: LiveCluster
 ) -> tuple[WorkerLog, ...]:
     """
-    Join workers with what their cluster knows of them.
+    Add names, classes, and ids that a live cluster knows to worker logs.
 
     Args:
-        logs: The logs of workers.
-
-        live: What the cluster told.
-
-    Returns:
-        The same, with names, classes, and ids that the files leave out.
+        live: The result of `query_live_cluster`.
     """
     by_id = {actor.actor_id: actor for actor in live.actors}
-    by_place = {(x.node_id, x.pid): x for x in live.actors if x.pid}
+    by_process = {(x.node_id, x.pid): x for x in live.actors if x.pid}
     found = []
     for log in logs:
-        place = log.session.node_id or "", log.pid
-        actor = by_id.get(log.actor_id or "") or by_place.get(place)
-        found.append(with_actor(log, actor) if actor else log)
+        key = log.session.node_id or "", log.pid
+        actor = by_id.get(log.actor_id or "") or by_process.get(key)
+        found.append(add_actor_facts(log, actor) if actor else log)
     return tuple(found)
 
 
-def _address_of(session: RaySession) -> str:
+def _find_address(session: RaySession) -> str:
     """
-    Where the GCS of a session listens, or else that of the cluster that was
-    the last to use its temporary folder; ``""`` if neither does.
+    Find an address at which the GCS of a session answers.
+
+    The last address in the session's temporary folder is tried, too; ``""`` if
+    none answers.
     """
     host = f"[{session.ip}]" if ":" in (session.ip or "") else session.ip
-    ports = map(read_short, sorted(session.root.glob("gcs_server_port_*")))
-    told = [as_address(f"{host}:{port}") for port in ports if host]
-    told.append(last_address(session.root))
-    return next((x for x in told if x and knock(x, _KNOCK_S) == "answers"), "")
+    ports = map(read_ray_file, sorted(session.root.glob("gcs_server_port_*")))
+    addresses = [as_address(f"{host}:{port}") for port in ports if host]
+    addresses.append(last_address(session.root))
+    return next(
+        (x for x in addresses if x and probe_port(x, _PROBE_S) == "answers"),
+        "",
+    )
 
 
-def _cluster(data: dict[str, Any]) -> LiveCluster:
+def _parse_cluster(data: dict[str, Any]) -> LiveCluster:
     return LiveCluster(
         actors=tuple(KnownActor(**x) for x in data["actors"]),
         nodes=tuple(LiveNode(**x) for x in data["nodes"]),

@@ -1,8 +1,8 @@
 """
-How does one ask a cluster of Ray without joining it?
+Query the GCS for actors and nodes without joining the cluster (child process).
 
-This runs in a process of its own.  The tables of the GCS are always there; only
-the state API, which needs the dashboard, knows representations of actors.
+The GCS always has the tables of actors and nodes; only the state API, which
+needs the dashboard, has the representations of actors.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import sys
 from typing import Any
 
 
-_MARK = "distdebug:"
-_MOST = 10_000
+_ANSWER_MARKER = "distdebug:"
+_MOST_ACTORS = 10_000
 
 
 def main(address: str, timeout_s: str) -> None:
     """
-    Print what a cluster knows, as JSON.
+    Print the actors and nodes of a cluster, as JSON.
 
     Args:
-        address: That of the GCS, or ``""`` for the usual one.
+        address: The address of the GCS, or ``""`` for the default.
 
-        timeout_s: How long it may take, in seconds.
+        timeout_s: The timeout, in seconds.
     """
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     found = canonicalize_bootstrap_address_or_die(address or None)
-    state = _tables(found)
+    state = _connect_state(found)
     actors = {
         x["ActorID"]: _actor(x) for x in state.actor_table(None).values()
     }
-    for actor_id, text in _texts(found, float(timeout_s) / 2):
-        # Whoever answers may be another cluster's dashboard.
+    for actor_id, text in _query_actor_reprs(found, float(timeout_s) / 2):
+        # The dashboard may belong to another cluster.
         if actor_id in actors:
             actors[actor_id]["actor_repr"] = text
     nodes = [*map(_node, state.node_table())]
-    told = {"actors": [*actors.values()], "nodes": nodes}
-    sys.stdout.write(f"\n{_MARK}{json.dumps(told)}\n")
+    answer = {"actors": [*actors.values()], "nodes": nodes}
+    sys.stdout.write(f"\n{_ANSWER_MARKER}{json.dumps(answer)}\n")
     sys.stdout.flush()
 
 
-def _tables(address: str) -> Any:
+def _connect_state(address: str) -> Any:
     from importlib import import_module
 
     from ray._private.state import GlobalState
@@ -58,24 +58,24 @@ def _tables(address: str) -> Any:
     return state
 
 
-def _texts(address: str, seconds: float) -> list[tuple[str, str]]:
+def _query_actor_reprs(address: str, seconds: float) -> list[tuple[str, str]]:
     """
-    What the dashboard, if there is one, knows of actors' representations.
+    Query the dashboard, if there is one, for the reprs of actors.
     """
     try:
         from ray.util.state import list_actors
 
-        # This wins over any address that is passed.
+        # This variable overrides the address argument.
         os.environ["RAY_ADDRESS"] = address
         actors = list_actors(
             address=address,
             detail=True,
-            limit=_MOST,
+            limit=_MOST_ACTORS,
             timeout=max(1, int(seconds)),
             raise_on_missing_output=False,
         )
         return [(x.actor_id, x.repr_name or "") for x in actors]
-    except Exception:  # noqa: BLE001 whatever is missing, the tables are left
+    except Exception:  # noqa: BLE001 the reprs are optional
         return []
 
 

@@ -1,5 +1,5 @@
 """
-What is known of the end of one worker, and of all of them?
+Define deaths of Ray workers, classify them, and turn them into findings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..findings import (
     Missing,
     as_plain,
 )
-from .log_tail import Exit, LastWords, Memory, Orphan
+from .log_tail import LogTail, MemoryUse, Orphan, WorkerExit
 
 
 DeathKind = Literal[
@@ -44,8 +44,8 @@ DeathKind = Literal[
 ]
 
 _MOST_ROWS = 100
-# How each of them is called in a table.
-_WORDS: Mapping[DeathKind, str] = {
+# Labels in tables.
+_KIND_LABELS: Mapping[DeathKind, str] = {
     "native_crash": "native crash",
     "collective_timeout": "aborted by watchdog",
     "killed_or_exited": "SIGKILL or os._exit",
@@ -64,74 +64,75 @@ _WORDS: Mapping[DeathKind, str] = {
 @attrs.frozen(kw_only=True)
 class Death:
     """
-    How did one worker of a cluster end?
+    The end of one worker or node of a cluster.
 
     Attributes:
-        kind: ``"native_crash"`` by a signal such as SIGSEGV;
+        kind: ``"native_crash"``, a signal such as SIGSEGV;
             ``"collective_timeout"``, torch's watchdog aborted it;
-            ``"killed_or_exited"``, by SIGKILL or ``os._exit``, which leave
-            the same (that is: no) trace; ``"exit_code"``, by ``sys.exit``;
-            ``"terminated"`` by SIGTERM; ``"init_error"``, the ``__init__`` of
-            an actor raised; ``"ray_oom"`` and ``"host_oom"``, by Ray or the
-            kernel, who lacked memory; ``"node_died"``, the node or what Ray
-            runs on it; ``"owner_died"``, who had created it; ``"job_ended"``,
-            with its driver; ``"intended"``, as the program wanted.
+            ``"killed_or_exited"``, SIGKILL or ``os._exit``, which leave the
+            same (no) trace; ``"exit_code"``, ``sys.exit``; ``"terminated"``,
+            SIGTERM; ``"init_error"``, the ``__init__`` of an actor raised;
+            ``"ray_oom"`` and ``"host_oom"``, Ray or the kernel killed it
+            because the node ran out of memory; ``"node_died"``, the node or
+            its raylet was lost; ``"owner_died"``, the worker that created it
+            died; ``"job_ended"``, its driver ended; ``"intended"``, the
+            program ended it.
 
-        time: When, in seconds since the epoch, as the clock of the head has
-            it wherever it tells.
+        time: In seconds since the epoch, by the head's clock if its log has
+            it.
 
-        worker_id: What Ray calls the process, 56 hexadecimal digits; ``""``
-            for a whole node.
+        worker_id: Ray's id of the worker, 56 hexadecimal digits; ``""`` for a
+            whole node.
 
-        pid: The number of the process on its node.
+        pid: The process id on its node.
 
-        node_id: What Ray calls the node.
+        node_id: Ray's id of the node.
 
         ip: The address of the node.
 
-        host: How to call the node.
+        host: The display name of the node.
 
-        job_id: The job it belonged to, 8 hexadecimal digits.
+        job_id: The job, 8 hexadecimal digits.
 
-        actor_id: Which actor it was, 32 hexadecimal digits.
+        actor_id: The actor, 32 hexadecimal digits.
 
-        actor: What a person calls it: the ``repr``, class, or name of the
-            actor, or the task it ran.
+        actor: The display name: the ``repr``, class, or name of the actor, or
+            the task that it ran.
 
         actor_class: The class of the actor.
 
-        actor_name: The name that it was given.
+        actor_name: The name given in ``.options(name=…)``.
 
-        rank: The global rank, if its name or its log tells.
+        rank: The global rank, if its name or its log contains it.
 
-        exit_type: Ray's word for it, such as ``"SYSTEM_ERROR"``.
+        exit_type: Ray's exit type, such as ``"SYSTEM_ERROR"``.
 
-        detail: What Ray says about it.
+        detail: Ray's explanation.
 
-        exit_code: What it exited with, if that is told.
+        exit_code: The exit code, if it is logged.
 
-        signal: Such as ``"SIGSEGV"``, if one is told.
+        signal: The signal, such as ``"SIGSEGV"``, if it is logged.
 
-        memory: How many bytes it had when memory ran out.
+        memory: Its memory when the node ran out of memory, in bytes.
 
-        owner: The worker that had created it and died before.
+        owner: The worker that created it and died before.
 
-        error: The last line of the traceback of ``"init_error"``, or what
-            stood before a crash.
+        error: The last line of the traceback of ``"init_error"``, or the
+            message before a crash.
 
-        python_frames: Where it was, innermost first.
+        python_frames: The Python stack, innermost first.
 
-        native_frames: The same in native code, as it stands in the log.
+        native_frames: The native stack, as the log shows it.
 
         last_lines: The last lines of its error log.
 
-        log: Its error log, or else the file that tells of its end.
+        log: Its error log, or else the file that reports its end.
 
-        is_first: Whether it is taken for the cause of all others.
+        is_first: Whether it is the likely cause of all others.
 
-        is_collateral: Whether it merely follows from another.
+        is_collateral: Whether it follows from another death.
 
-        evidence: The lines that tell.
+        evidence: The log lines that report it.
     """
 
     kind: DeathKind
@@ -165,46 +166,46 @@ class Death:
     @property
     def is_intended(self) -> bool:
         """
-        Whether the program, or Ray at its end, wanted it.
+        Return whether the program, or Ray at the end of a job, intended it.
         """
         return self.kind in {"intended", "job_ended"}
 
     @property
     def label(self) -> str:
         """
-        Who it was, such as ``"Trainer (rank 3, pid 4711, node-7)"``.
+        Return a label such as ``"Trainer (rank 3, pid 4711, node-7)"``.
         """
         if not self.worker_id:
             return f"node {self.host or self.ip or (self.node_id or '')[:8]}"
 
         name = self.actor or f"worker {self.worker_id[:8]}"
-        is_told = self.rank is None or f"rank={self.rank}" in name
-        rank = None if is_told else f"rank {self.rank}"
+        has_rank = self.rank is None or f"rank={self.rank}" in name
+        rank = None if has_rank else f"rank {self.rank}"
         pid = None if self.pid is None else f"pid {self.pid}"
         known = [x for x in (rank, pid, self.host or self.ip) if x]
         return f"{name} ({', '.join(known)})" if known else name
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         return as_plain(self)
 
     def __str__(self) -> str:
-        return f"{self.label}: {_WORDS[self.kind]}"
+        return f"{self.label}: {_KIND_LABELS[self.kind]}"
 
 
 @attrs.frozen(kw_only=True)
 class Deaths(Shown):
     """
-    Who died in a cluster, and what came first?
+    All deaths of a cluster, and the first one.
 
     Attributes:
-        deaths: All ends that are told, in the order of time.
+        deaths: All ends, by time.
 
-        missing: What could not be looked at, and why.
+        missing: What could not be read, and why.
 
-        not_started: Lines about workers that never registered with Ray.
+        not_started: Log lines about workers that did not register with Ray.
     """
 
     deaths: tuple[Death, ...] = ()
@@ -214,26 +215,26 @@ class Deaths(Shown):
     @property
     def first(self) -> Death | None:
         """
-        What is taken for the cause of all others, if anything went wrong.
+        Return the likely cause of all other deaths, if there is one.
         """
         return next((x for x in self.deaths if x.is_first), None)
 
     @property
     def unintended(self) -> tuple[Death, ...]:
         """
-        Those that nobody wanted.
+        Return the deaths that were not intended.
         """
         return tuple(x for x in self.deaths if not x.is_intended)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         return as_plain(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per death, for a data frame.
+        Return one plain dictionary per death, for a data frame.
         """
         return [death.to_dict() for death in self.deaths]
 
@@ -249,215 +250,213 @@ class Deaths(Shown):
 
 def _row(death: Death) -> list[object]:
 
-    mark = "first" if death.is_first else ""
-    how = _WORDS[death.kind]
+    role = "first" if death.is_first else ""
+    ending = _KIND_LABELS[death.kind]
     if death.kind == "exit_code" and death.exit_code is not None:
-        how = f"exit code {death.exit_code}"
+        ending = f"exit code {death.exit_code}"
     return [
-        "follows" if death.is_collateral else mark,
-        clock(death.time),
+        "follows" if death.is_collateral else role,
+        format_time(death.time),
         "" if death.rank is None else death.rank,
         death.actor or ("node" if not death.worker_id else "worker"),
         "" if death.pid is None else death.pid,
         death.host or death.ip or (death.node_id or "")[:8],
-        death.signal if death.kind == "native_crash" and death.signal else how,
+        death.signal
+        if death.kind == "native_crash" and death.signal
+        else ending,
     ]
 
 
-_CODE = re.compile(r"[Ee]xit code:? (?P<code>-?\d{1,5})")
-_OWNER = re.compile(
+_EXIT_CODE = re.compile(r"[Ee]xit code:? (?P<code>-?\d{1,5})")
+_OWNER_DIED = re.compile(
     r"owner has died.{0,40}?Owner Id: (?P<id>[0-9a-f]{56})", re.DOTALL
 )
 _TERMINATED = re.compile(r"receives? a SIGTERM|SIGTERM signal")
-_MEMORY = re.compile(
+_RAY_OOM = re.compile(
     r"running low on memory|^Memory on the node", re.MULTILINE
 )
-_NODE = re.compile(
+_NODE_LOST = re.compile(
     r"local raylet|[Nn]ode (?:was |is |has )?(?:died|dead|terminated|failed)"
     r"|preempted"
 )
-_JOB = re.compile(r"job has finished|job finished|Shutdown by ray\.shutdown")
+_JOB_ENDED = re.compile(
+    r"job has finished|job finished|Shutdown by ray\.shutdown"
+)
 
 
 def is_driver(worker_id: str) -> bool:
     """
-    Whether this is a driver rather than a worker.
+    Return whether a worker id is that of a driver.
 
-    Args:
-        worker_id: What Ray calls it: of a driver its job, and then only f.
-
-    Returns:
-        Whether it is one.
+    A driver's id is its job id, padded with ``f``.
     """
     return worker_id.endswith("f" * 48)
 
 
-def exit_code_of(exits: Sequence[Exit]) -> int | None:
+def find_exit_code(exits: Sequence[WorkerExit]) -> int | None:
     """
-    What did a worker exit with?
-
-    Args:
-        exits: What is told about its end.
-
-    Returns:
-        The code, if any line tells.
+    Find the exit code in the exit notes of one worker.
     """
-    codes = (_CODE.search(x.detail) for x in exits)
+    codes = (_EXIT_CODE.search(x.detail) for x in exits)
     return next((int(x["code"]) for x in codes if x), None)
 
 
-def kind_of(
-    exits: Sequence[Exit], orphan: Orphan | None, words: LastWords
+def classify_death(
+    exits: Sequence[WorkerExit], orphan: Orphan | None, tail: LogTail
 ) -> tuple[DeathKind, str | None]:
     """
-    In which way did a worker end?
+    Classify the end of a worker.
 
     Args:
-        exits: What is told about its end, the most trusted first.
+        exits: Its exit notes, the most trusted first.
 
-        orphan: Whether it was killed because its owner was dead.
+        orphan: The note that it was killed because its owner had died, if any.
 
-        words: What it printed last.
+        tail: The details of its error log.
 
     Returns:
-        The way, and who owned it if that matters.
+        The kind, and the owner if the owner's end is the reason.
     """
     types = {x.exit_type for x in exits if x.exit_type}
     detail = "\n".join(x.detail for x in exits)
-    if "NODE_OUT_OF_MEMORY" in types or _MEMORY.search(detail):
+    if "NODE_OUT_OF_MEMORY" in types or _RAY_OOM.search(detail):
         return "ray_oom", None
 
-    owner = _owner(detail, orphan)
-    # Whom the raylet ends may be quicker to tell of its signal.
+    owner = _find_owner(detail, orphan)
+    # A worker that the raylet ends may report the signal first.
     is_orphan = orphan is not None and _TERMINATED.search(detail) is not None
-    is_told = is_orphan or "owner has died" in detail
-    if "SYSTEM_ERROR" not in types or is_told:
+    has_owner = is_orphan or "owner has died" in detail
+    if "SYSTEM_ERROR" not in types or has_owner:
         if owner is not None:
             return "job_ended" if is_driver(owner) else "owner_died", owner
         if "USER_ERROR" in types:
             return "init_error", None
         if types and "SYSTEM_ERROR" not in types:
-            return "job_ended" if _JOB.search(detail) else "intended", None
-    return _system_error(exits, detail, words), None
+            return "job_ended" if _JOB_ENDED.search(
+                detail
+            ) else "intended", None
+    return _classify_system_error(exits, detail, tail), None
 
 
-def _owner(detail: str, orphan: Orphan | None) -> str | None:
-    found = _OWNER.search(detail)
+def _find_owner(detail: str, orphan: Orphan | None) -> str | None:
+    found = _OWNER_DIED.search(detail)
     if found:
         return found["id"]
     return orphan.owner if orphan else None
 
 
-def _system_error(
-    exits: Sequence[Exit], detail: str, words: LastWords
+def _classify_system_error(
+    exits: Sequence[WorkerExit], detail: str, tail: LogTail
 ) -> DeathKind:
-    if _TERMINATED.search(detail) or words.signal == "SIGTERM":
+    if _TERMINATED.search(detail) or tail.signal == "SIGTERM":
         return "terminated"
-    if words.signal is not None:
-        is_watchdog = words.is_watchdog and words.signal == "SIGABRT"
+    if tail.signal is not None:
+        is_watchdog = tail.is_watchdog and tail.signal == "SIGABRT"
         return "collective_timeout" if is_watchdog else "native_crash"
-    if exit_code_of(exits) is not None:
+    if find_exit_code(exits) is not None:
         return "exit_code"
-    if _NODE.search(detail):
+    if _NODE_LOST.search(detail):
         return "node_died"
-    return "collective_timeout" if words.is_watchdog else "killed_or_exited"
+    return "collective_timeout" if tail.is_watchdog else "killed_or_exited"
 
 
 _GB = 1 << 30
 _MEMORY_NODE = re.compile(
     r"on the node \(IP: [^,]{1,60}, ID: (?P<id>[0-9a-f]{56})\)"
 )
-# Since 2.56 "pid=1, actual memory used=1.29GB, worker ID=…", one in a line;
-# before "pid=1, memory used=1.29GB) … Ray killed this worker (ID: …)".
-_PROCESS = re.compile(
+# Ray >= 2.56: "pid=1, actual memory used=1.29GB, worker ID=…", one per line;
+# older: "pid=1, memory used=1.29GB) … Ray killed this worker (ID: …)".
+_MEMORY_PROCESS = re.compile(
     r"\bpid=(?P<pid>\d{1,10}), (?:actual )?memory used="
     r"(?P<size>[\d.]{1,12})GB"
 )
-_WORKER = re.compile(
+_MEMORY_WORKER = re.compile(
     r"(?:worker ID=|killed this worker \(ID: )(?P<id>[0-9a-f]{56})"
 )
-_NEAR = 400
-_TOP = re.compile(
+_MOST_DISTANCE = 400
+_TOP_USER = re.compile(
     r"^(?:Top \d{1,3} memory users: )?(?P<pid>\d{1,10})[\t ]{1,9}"
     r"(?P<size>\d{1,6}\.\d{1,3})[\t ]{1,9}(?P<command>\S[^\n]{0,200})$",
     re.MULTILINE,
 )
 
 
-def memory_notes(text: str) -> Iterator[Memory]:
+def parse_memory_notes(text: str) -> Iterator[MemoryUse]:
     """
-    Read what Ray says about memory when it kills.
+    Parse the process memory sizes in Ray's out-of-memory message.
 
     Args:
         text: The record, of several lines.
 
     Yields:
-        The processes that it lists; those that were killed with their
-        worker.
+        The listed processes; those that Ray killed have a worker id.
     """
     node = _MEMORY_NODE.search(text)
     node_id = node["id"] if node else None
-    for found in _PROCESS.finditer(text):
-        worker = _WORKER.search(text, found.end(), found.end() + _NEAR)
-        yield Memory(
+    for found in _MEMORY_PROCESS.finditer(text):
+        worker = _MEMORY_WORKER.search(
+            text, found.end(), found.end() + _MOST_DISTANCE
+        )
+        yield MemoryUse(
             pid=int(found["pid"]),
-            size=_size(found["size"]),
+            size=_parse_size(found["size"]),
             node_id=node_id,
             worker_id=worker["id"] if worker else None,
         )
     if "memory users" in text:
-        for found in _TOP.finditer(text):
-            yield Memory(
+        for found in _TOP_USER.finditer(text):
+            yield MemoryUse(
                 pid=int(found["pid"]),
-                size=_size(found["size"]),
+                size=_parse_size(found["size"]),
                 node_id=node_id,
                 command=found["command"],
             )
 
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
     try:
         return int(float(text) * _GB)
     except ValueError:  # such as 1.2.3
         return 0
 
 
-# In the name of an actor, such as NamedRepr(rank=0) or trainer_rank3.
-_NAMED_RANK = re.compile(
+# A rank in an actor's name, such as NamedRepr(rank=0) or trainer_rank3.
+_RANK_IN_NAME = re.compile(
     r"(?:(?<![A-Za-z])|(?<=global_)|(?<=world_))rank[=:_ ]{0,2}(?P<rank>\d{1,6})",
     re.IGNORECASE,
 )
-_OTHER_RANK = re.compile(
+_OTHER_RANK_PREFIX = re.compile(
     r"(?:local|node|group|dp|tp|pp|cp|ep)_?$", re.IGNORECASE
 )
-_PRINTED_RANK = re.compile(
+_RANK_IN_LOG = re.compile(
     r"(?:^\[rank|(?<![A-Za-z_])RANK[=:] ?|(?<![A-Za-z_])global_rank[=:] ?)"
     r"(?P<rank>\d{1,6})",
     re.MULTILINE,
 )
 
 
-def rank_of(names: Sequence[str | None], text: str) -> int | None:
+def parse_rank(names: Sequence[str | None], text: str) -> int | None:
     """
-    Which global rank was a worker?
+    Parse the global rank of a worker from its names or its log.
 
     Args:
-        names: What it is called; the first that holds a rank counts.
+        names: Its names; the first one that contains a rank counts.
 
-        text: What it printed.
+        text: Its log.
 
     Returns:
-        The rank; ``None`` if nothing tells, or lines contradict each other.
+        The rank; ``None`` if there is none, or log lines contradict each
+        other.
     """
     for name in filter(None, names):
-        for found in _NAMED_RANK.finditer(name):
-            if not _OTHER_RANK.search(name[: found.start()]):
+        for found in _RANK_IN_NAME.finditer(name):
+            if not _OTHER_RANK_PREFIX.search(name[: found.start()]):
                 return int(found["rank"])
-    printed = {int(x["rank"]) for x in _PRINTED_RANK.finditer(text)}
+    printed = {int(x["rank"]) for x in _RANK_IN_LOG.finditer(text)}
     return printed.pop() if len(printed) == 1 else None
 
 
-def death_of(
+def find_worker_death(
     deaths: Deaths | Iterable[Death],
     *,
     rank: int | None = None,
@@ -466,24 +465,21 @@ def death_of(
     ray_id: str | None = None,
 ) -> Death | None:
     """
-    Which death belongs to this process, or to this rank?
+    Find the death of a process or a rank.
 
     Args:
-        deaths: The deaths to look at.
-
         rank: The global rank.
 
-        pid: The number of the process on its node.
+        pid: The process id on its node.
 
-        place: Its node: an address, a name, or Ray's id.  Without it a
-            number of a process counts only if it is unique.
+        place: Its node: an address, a host name, or Ray's id.  Without it a
+            process id counts only if it is unique.
 
-        ray_id: What Ray calls the process, or the actor.
+        ray_id: Ray's id of the worker or the actor.
 
     Returns:
-        Of those to which everything applies that is given, one that nobody
-        wanted rather than one that was intended, and the latest of them; or
-        ``None``.
+        The death that matches all given arguments: an unintended one before an
+        intended one, and the latest of several; or ``None``.
     """
     if rank is None and pid is None and ray_id is None:
         return None
@@ -500,20 +496,17 @@ def death_of(
     if is_vague and len({death.node_id for death in found}) > 1:
         return None
 
-    # An actor that was started again dies once more.
+    # A restarted actor has several deaths; take the last one.
     found.sort(key=lambda x: (not x.is_intended, x.time or 0.0))
     return found[-1] if found else None
 
 
-def clock(seconds: float | None) -> str:
+def format_time(seconds: float | None) -> str:
     """
-    How is a time written for people?
-
-    Args:
-        seconds: Since the epoch.
+    Format a time in seconds since the epoch as UTC.
 
     Returns:
-        Such as ``"2026-02-20 02:03:57"`` in UTC; ``""`` if it is unknown.
+        Such as ``"2026-02-20 02:03:57"``; ``""`` if it is unknown.
     """
     if seconds is None:
         return ""
@@ -533,8 +526,8 @@ _CAUSES: Mapping[DeathKind, Cause] = {
     "ray_oom": Cause.HOST_OUT_OF_MEMORY,
     "host_oom": Cause.HOST_OUT_OF_MEMORY,
 }
-# What an exception says may be more telling than that there was one.
-_ERRORS = (
+# The message of an exception may name a more exact cause.
+_ERROR_CAUSES = (
     (
         re.compile(
             r"CUDA out of memory|OutOfMemoryError: CUDA|HIP out of mem"
@@ -575,7 +568,7 @@ _REMEDIES: Mapping[DeathKind, str] = {
     "node_died": "look at the node itself: its kernel's log, its hardware, "
     "the scheduler; raylet.out there ends where it happened",
 }
-_DID: Mapping[DeathKind, str] = {
+_KIND_PHRASES: Mapping[DeathKind, str] = {
     "native_crash": "crashed",
     "collective_timeout": "was aborted by torch's watchdog: a collective took "
     "too long",
@@ -587,7 +580,7 @@ _DID: Mapping[DeathKind, str] = {
     "host_oom": "was killed by the kernel since its node ran out of memory",
     "node_died": "was lost",
 }
-FOLDED: Mapping[DeathKind, str] = {
+_FOLLOWER_PHRASES: Mapping[DeathKind, str] = {
     "owner_died": "by the loss of the owner",
     "ray_oom": "killed by Ray to regain memory that another one held",
     "node_died": "on a node that was lost",
@@ -595,94 +588,74 @@ FOLDED: Mapping[DeathKind, str] = {
 }
 
 
-def cause_of(death: Death) -> Cause:
+def find_death_cause(death: Death) -> Cause:
     """
-    What is wrong, in the words of findings?
-
-    Args:
-        death: One that nobody intended.
-
-    Returns:
-        The cause.
+    Return the cause that a finding reports for an unintended death.
     """
     if death.kind == "init_error":
-        text = f"{death.error or ''}\n{death.detail}"
-        for pattern, cause in _ERRORS:
-            if pattern.search(text):
+        error = f"{death.error or ''}\n{death.detail}"
+        for pattern, cause in _ERROR_CAUSES:
+            if pattern.search(error):
                 return cause
     return _CAUSES.get(death.kind, Cause.ACTOR_DIED)
 
 
-def confidence_in(death: Death) -> Confidence:
+def rate_confidence(death: Death) -> Confidence:
     """
-    How sure is it that a death happened in this way?
-
-    Args:
-        death: One that nobody intended.
-
-    Returns:
-        How sure.
+    Return how certain the kind of an unintended death is.
     """
     return _CONFIDENCE.get(death.kind, "likely")
 
 
-def story_of(death: Death) -> str:
+def describe_death(death: Death) -> str:
     """
-    What happened to whom, in one sentence?
-
-    Args:
-        death: One that nobody intended.
-
-    Returns:
-        The sentence, without its full stop.
+    Describe an unintended death in one sentence, without its full stop.
     """
-    story = f"{clean(_capital(death.label))} {_DID[death.kind]}"
+    description = (
+        f"{clean(_capitalize(death.label))} {_KIND_PHRASES[death.kind]}"
+    )
     if death.kind == "native_crash" and death.signal:
-        story += f" with {death.signal}"
+        description += f" with {death.signal}"
         if death.python_frames:
-            story += f" in {clean(death.python_frames[0].brief)}"
+            description += f" in {clean(death.python_frames[0].brief)}"
     if death.kind == "exit_code":
-        story += f" with code {death.exit_code}"
+        description += f" with code {death.exit_code}"
     if death.kind == "node_died" and death.detail and not death.worker_id:
-        story += f" ({clean(death.detail, limit=100)})"
+        description += f" ({clean(death.detail, limit=100)})"
     if death.memory:
-        story += f", of which it held {size_text(death.memory)}"
-        story += _greater(death)
+        description += f", of which it held {size_text(death.memory)}"
+        description += _describe_largest(death)
     if death.error and death.kind in {"init_error", "native_crash"}:
-        story += f": {clean(death.error, limit=160).rstrip('.')}"
-    return story
+        description += f": {clean(death.error, limit=160).rstrip('.')}"
+    return description
 
 
-def remedy_of(death: Death) -> str:
+def find_remedy(death: Death) -> str:
     """
-    What helps?
-
-    Args:
-        death: One that nobody intended.
-
-    Returns:
-        What to do, and where to look.
+    Return what to do about an unintended death, and which log to read.
     """
     remedy = _REMEDIES[death.kind]
     return f"{remedy} ({death.log})" if death.log else remedy
 
 
-def _greater(death: Death) -> str:
+def _describe_largest(death: Death) -> str:
     """
-    Ray kills only workers, while anybody may have the memory.
+    Describe the process that held the most memory.
+
+    Ray kills only workers, but any process may hold the memory.
     """
-    notes = memory_notes(death.detail)
+    notes = parse_memory_notes(death.detail)
     most = max(notes, key=lambda note: note.size, default=None)
     if most is None or most.size <= (death.memory or 0):
         return ""
-    who = f"process {most.pid} ({clean(most.command, limit=60)})"
-    return f", while {who} held {size_text(most.size)}"
+    process = f"process {most.pid} ({clean(most.command, limit=60)})"
+    return f", while {process} held {size_text(most.size)}"
 
 
-def _capital(text: str) -> str:
-    # Names of the user's own stay as they are.
-    words = ("node ", "worker ", "driver ")
-    return text[0].upper() + text[1:] if text.startswith(words) else text
+def _capitalize(text: str) -> str:
+    # Names that the user chose keep their case.
+    nouns = ("node ", "worker ", "driver ")
+    return text[0].upper() + text[1:] if text.startswith(nouns) else text
 
 
 _MOST_OTHERS = 20
@@ -691,43 +664,45 @@ _MOST_QUOTES = 4
 
 def death_findings(deaths: Deaths) -> tuple[Finding, ...]:
     """
-    Tell what the deaths of a Ray cluster mean.
+    Return findings about the deaths of a Ray cluster.
 
     Args:
-        deaths: What :func:`~distdebug.ray.deaths.find_deaths` returned.
+        deaths: The result of :func:`~distdebug.ray.deaths.find_deaths`.
 
     Returns:
-        The cause first, then deaths of their own, those that follow from
+        The first death, then independent deaths, deaths that follow from
         others, and workers that never started; nothing if all ends were
         intended.
     """
     found: list[Finding] = []
     first = deaths.first
     if first is not None:
-        found.append(_of_first(first, deaths))
-    found += _of_others(deaths)
+        found.append(_first_finding(first, deaths))
+    found += _other_findings(deaths)
     follows = [
         x for x in deaths.deaths if x.is_collateral and x.kind != "job_ended"
     ]
     if follows and first is not None:
-        found.append(_of_followers(follows, first))
+        found.append(_follower_finding(follows, first))
     if deaths.not_started:
-        found.append(_of_not_started(deaths.not_started))
+        found.append(_not_started_finding(deaths.not_started))
     return tuple(found)
 
 
-def _of_first(first: Death, deaths: Deaths) -> Finding:
-    when = f" at {clock(first.time)} UTC" if first.time is not None else ""
+def _first_finding(first: Death, deaths: Deaths) -> Finding:
+    when = (
+        f" at {format_time(first.time)} UTC" if first.time is not None else ""
+    )
     others = sum(not x.is_intended for x in deaths.deaths) - 1
     before = f", before {others} others died" if others > 0 else ""
     partial = any("gcs_server" in x.reason for x in deaths.missing)
-    sure = confidence_in(first)
+    first_confidence = rate_confidence(first)
     return Finding(
-        cause=cause_of(first),
+        cause=find_death_cause(first),
         ranks=() if first.rank is None else (first.rank,),
-        summary=f"{story_of(first)}{when}{before}.",
-        confidence="likely" if partial and others > 0 else sure,
-        remedy=remedy_of(first),
+        summary=f"{describe_death(first)}{when}{before}.",
+        confidence="likely" if partial and others > 0 else first_confidence,
+        remedy=find_remedy(first),
         location=first.python_frames[0] if first.python_frames else None,
         evidence=_evidence(first),
     )
@@ -755,44 +730,46 @@ def _evidence(death: Death) -> tuple[Evidence, ...]:
     return tuple(quotes)
 
 
-def _of_others(deaths: Deaths) -> Iterator[Finding]:
+def _other_findings(deaths: Deaths) -> Iterator[Finding]:
     """
-    Those that neither came first nor follow: alike ones together.
+    Yield findings for independent deaths, one for each group.
     """
-    alike: dict[tuple[DeathKind, str], list[Death]] = {}
+    groups: dict[tuple[DeathKind, str], list[Death]] = {}
     for death in deaths.unintended:
         if death.is_first or death.is_collateral or death.is_intended:
             continue
         key = death.kind, death.actor_class or death.actor
-        alike.setdefault(key, []).append(death)
-    for group in list(alike.values())[:_MOST_OTHERS]:
+        groups.setdefault(key, []).append(death)
+    for group in list(groups.values())[:_MOST_OTHERS]:
         death = group[0]
         more = f", and {len(group) - 1} more alike" if len(group) > 1 else ""
         yield Finding(
-            cause=cause_of(death),
+            cause=find_death_cause(death),
             ranks=_ranks(group),
-            summary=f"Later, {story_of(death)}{more}; whether it follows from "
-            "the first death is not told.",
+            summary=f"Later, {describe_death(death)}{more}; "
+            "whether it follows from the first death is not told.",
             confidence="possible",
-            remedy=remedy_of(death),
+            remedy=find_remedy(death),
             location=death.python_frames[0] if death.python_frames else None,
             evidence=_evidence(death),
         )
 
 
-def _of_followers(follows: list[Death], first: Death) -> Finding:
+def _follower_finding(follows: list[Death], first: Death) -> Finding:
     counts = Counter(
-        FOLDED.get(x.kind, "after another one, or complaining of it")
+        _FOLLOWER_PHRASES.get(
+            x.kind, "after another one, or complaining of it"
+        )
         for x in follows
     )
-    told = "; ".join(f"{n} {what}" for what, n in counts.most_common())
+    reasons = "; ".join(f"{n} {what}" for what, n in counts.most_common())
     names = ", ".join(clean(x.label) for x in follows[:3])
     more = ", …" if len(follows) > 3 else ""
     noun = "death follows" if len(follows) == 1 else "deaths follow"
     return Finding(
         cause=Cause.ACTOR_DIED,
-        ranks=(),  # none of them is at fault
-        summary=f"{len(follows)} {noun} from another one ({told}): "
+        ranks=(),  # none of them is a root cause
+        summary=f"{len(follows)} {noun} from another one ({reasons}): "
         f"{names}{more}.",
         confidence="likely",
         remedy=f"nothing to be done here; see to {clean(first.label)} first",
@@ -800,8 +777,10 @@ def _of_followers(follows: list[Death], first: Death) -> Finding:
     )
 
 
-def _of_not_started(seen: tuple[Evidence, ...]) -> Finding:
-    times = "once" if len(seen) == 1 else f"{len(seen)} times"
+def _not_started_finding(start_failures: tuple[Evidence, ...]) -> Finding:
+    times = (
+        "once" if len(start_failures) == 1 else f"{len(start_failures)} times"
+    )
     return Finding(
         cause=Cause.RAY_WORKER_START_TIMEOUT,
         ranks=(),
@@ -820,7 +799,7 @@ def _of_not_started(seen: tuple[Evidence, ...]) -> Finding:
                 location=x.location,
                 quote=clean(x.quote, limit=400),
             )
-            for x in seen[:_MOST_QUOTES]
+            for x in start_failures[:_MOST_QUOTES]
         ),
     )
 

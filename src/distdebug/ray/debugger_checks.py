@@ -1,5 +1,5 @@
 """
-What is in the way of using Ray's debugger?
+Check the prerequisites of Ray's debugger: dashboard, debugpy, tunnel.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from .debugger_sessions import (
     EXTENSION,
     RayDebuggerCheck,
     RayDebugSession,
-    Told,
-    ask_environments,
-    ask_tables,
+    WorkerEnvironment,
+    parse_rows,
+    parse_sessions,
     plain_text,
-    rows_of,
-    sessions_in,
+    query_cluster_state,
+    query_environments,
 )
 
 
 _MOST_BYTES = 1 << 16
-_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
+_HTTP_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 _ADDRESS = re.compile(
     r"(?:http://)?(?:\[([0-9a-fA-F:.%]{2,64})\]|([\w.-]{1,253})):(\d{1,5})/?"
 )
-_REMEDY = (
+_DASHBOARD_REMEDY = (
     "start the head with its dashboard (pip install 'ray[default]', without "
     "--include-dashboard=false), and ask through a tunnel from elsewhere: it "
     "listens at 127.0.0.1 of the head unless --dashboard-host says otherwise"
@@ -50,13 +50,13 @@ _REMEDY = (
 
 def split_address(text: str) -> tuple[str, int] | None:
     """
-    Which host and port does an address name?
+    Split an address such as ``"http://10.0.0.1:8265"`` into host and port.
 
     Args:
-        text: Such as ``"http://10.0.0.1:8265"``, with or without the scheme.
+        text: The address, with or without the scheme.
 
     Returns:
-        Both; ``None`` if it is no such address.
+        Both; ``None`` if it is not valid.
     """
     match = _ADDRESS.fullmatch(text)
     if not match or not 0 < int(match[3]) < 1 << 16:
@@ -68,17 +68,17 @@ def check_dashboard(
     address: str, *, timeout_s: float, version: str = ""
 ) -> Check:
     """
-    Ask the dashboard for its version.
+    Check that the dashboard answers with its version.
 
-    No proxy is used, no redirection is followed, and nothing that is secret
-    is sent: a dashboard that wants a token is reachable all the same.
+    The request uses no proxy, follows no redirection, and sends no secret: a
+    dashboard that requires a token counts as reachable.
 
     Args:
-        address: Where it is, as ``HOST:PORT``; ``""`` if there is none.
+        address: ``HOST:PORT``; ``""`` if there is none.
 
-        timeout_s: How long it may take in all, in seconds.
+        timeout_s: The timeout in all, in seconds.
 
-        version: The Ray that it should be, or ``""``.
+        version: The expected Ray version, or ``""``.
     """
     name = "dashboard"
     where = split_address(address)
@@ -86,31 +86,33 @@ def check_dashboard(
         detail = (
             f"{clean(address)!r} is no address" if address else "there is none"
         )
-        return Check(name, ok=False, detail=detail, remedy=_REMEDY)
+        return Check(name, ok=False, detail=detail, remedy=_DASHBOARD_REMEDY)
     try:
-        reply = _get(*where, "/api/version", time.monotonic() + timeout_s)
+        reply = _http_get(*where, "/api/version", time.monotonic() + timeout_s)
     except OSError as exc:
-        why = "no answer in time" if isinstance(exc, TimeoutError) else exc
-        detail = f"{clean(address)} does not answer: {why}"
-        return Check(name, ok=False, detail=detail, remedy=_REMEDY)
-    return _judged(name, clean(address), reply, version)
+        reason = "no answer in time" if isinstance(exc, TimeoutError) else exc
+        detail = f"{clean(address)} does not answer: {reason}"
+        return Check(name, ok=False, detail=detail, remedy=_DASHBOARD_REMEDY)
+    return _parse_dashboard_reply(name, clean(address), reply, version)
 
 
-def _judged(name: str, address: str, reply: bytes, version: str) -> Check:
-    status = _STATUS.match(reply)
+def _parse_dashboard_reply(
+    name: str, address: str, reply: bytes, version: str
+) -> Check:
+    status = _HTTP_STATUS.match(reply)
     if status and status[1] in {b"401", b"403"}:
         detail = f"{address} answers, and wants a token"
         remedy = "the extension has to be given the one in ~/.ray/auth_token"
         return Check(name, ok=True, detail=detail, remedy=remedy)
     _, _, body = reply.partition(b"\r\n\r\n")
     try:
-        told = json.loads(body)
+        data = json.loads(body)
     except (ValueError, RecursionError):
-        told = None
-    ray = told.get("ray_version") if isinstance(told, dict) else None
+        data = None
+    ray = data.get("ray_version") if isinstance(data, dict) else None
     if not (status and status[1] == b"200" and isinstance(ray, str)):
         detail = f"what answers at {address} is no dashboard of Ray"
-        return Check(name, ok=False, detail=detail, remedy=_REMEDY)
+        return Check(name, ok=False, detail=detail, remedy=_DASHBOARD_REMEDY)
     ray = clean(ray, limit=40)
     if version and ray != version:
         detail = f"{address} is the dashboard of another cluster: Ray {ray}"
@@ -119,28 +121,32 @@ def _judged(name: str, address: str, reply: bytes, version: str) -> Check:
     return Check(name, ok=True, detail=f"{address} answers: Ray {ray}")
 
 
-def _get(host: str, port: int, path: str, deadline: float) -> bytes:
+def _http_get(host: str, port: int, path: str, deadline: float) -> bytes:
     """
-    Not by a library: each part of an answer would get the whole time again.
+    Send a GET request and return the reply.
+
+    HTTP libraries restart the timeout with each part of a reply.
     """
     request = f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n"
     reply = bytearray()
-    with socket.create_connection((host, port), _left(deadline)) as link:
-        link.settimeout(_left(deadline))
+    with socket.create_connection(
+        (host, port), _seconds_left(deadline)
+    ) as link:
+        link.settimeout(_seconds_left(deadline))
         link.sendall(request.encode("ascii"))
         while len(reply) < _MOST_BYTES:
-            link.settimeout(_left(deadline))
+            link.settimeout(_seconds_left(deadline))
             if not (data := link.recv(1 << 14)):
                 break
             reply += data
     return bytes(reply)
 
 
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+def _seconds_left(deadline: float) -> float:
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError
-    return left
+    return remaining_s
 
 
 _EDITORS = ("code", "cursor", "code-insiders", "codium")
@@ -148,87 +154,90 @@ _EDITORS = ("code", "cursor", "code-insiders", "codium")
 
 def check_extension(*, timeout_s: float = 10.0) -> Check:
     """
-    Is the extension for Ray's debugger installed?
+    Check whether a local editor has the extension for Ray's debugger.
 
-    That can only be seen where the editor is; elsewhere it is no problem.
+    Without an editor here the result is open, not a problem.
 
     Args:
-        timeout_s: How long each editor may take, in seconds.
+        timeout_s: The timeout for each editor, in seconds.
     """
     name = "extension"
     tools = {tool: shutil.which(tool) for tool in _EDITORS}
-    lacking, silent = [], []
+    without_extension, unanswered = [], []
     for editor, path in tools.items():
         if path is None:
             continue
-        listed = _extensions(path, timeout_s)
+        listed = _list_extensions(path, timeout_s)
         if listed is None:
-            silent.append(editor)
+            unanswered.append(editor)
         elif EXTENSION in listed:
             return Check(name, ok=True, detail=f"{EXTENSION} is in {editor}")
         else:
-            lacking.append(editor)
+            without_extension.append(editor)
     remedy = f"code --install-extension {EXTENSION}"
-    if lacking:
-        detail = f"{EXTENSION} is not in {', '.join(lacking)}"
+    if without_extension:
+        detail = f"{EXTENSION} is not in {', '.join(without_extension)}"
         return Check(name, ok=False, detail=detail, remedy=remedy)
     detail = (
-        f"{', '.join(silent)} did not list its extensions"
-        if silent
+        f"{', '.join(unanswered)} did not list its extensions"
+        if unanswered
         else "no editor's command is here"
     )
     remedy += ", where VS Code runs; a launch.json of ours does without it"
     return Check(name, ok=None, detail=detail, remedy=remedy)
 
 
-def _extensions(path: str, timeout_s: float) -> set[str] | None:
+def _list_extensions(path: str, timeout_s: float) -> set[str] | None:
     try:
-        got = run_tool([path, "--list-extensions"], timeout_s=timeout_s)
+        result = run_tool([path, "--list-extensions"], timeout_s=timeout_s)
     except OSError:
         return None
-    if got.status != 0:
+    if result.status != 0:
         return None
-    # With --show-versions, which a wrapper may add, a version follows.
-    lines = got.output.lower().splitlines()
+    # A wrapper may add --show-versions, which appends the version.
+    lines = result.output.lower().splitlines()
     return {line.strip().partition("@")[0] for line in lines}
 
 
-# With this version the debugger that VS Code attaches to came to be the
-# default.
+# The first version whose default is the debugger that VS Code attaches to.
 _OLDEST_RAY = (2, 39)
 _OLDEST_DEBUGPY = (1, 8, 0)
 
 
-def check_debugpy(told: Sequence[Told]) -> Check:
+def check_debugpy(environments: Sequence[WorkerEnvironment]) -> Check:
     """
-    Is debugpy where the workers are, and new enough for Ray?
-
-    Args:
-        told: What the workers said.
+    Check that all workers have a debugpy that is new enough for Ray.
     """
-    bad: dict[str, list[Told]] = {}
-    versions, silent = set(), []
-    for one in told:
-        version = plain_text(one.facts.get("debugpy"))
-        if not _answered(one):
-            silent.append(one)
-        elif problem := _debugpy_problem(version, one.facts):
-            bad.setdefault(problem, []).append(one)
+    bad: dict[str, list[WorkerEnvironment]] = {}
+    versions, unanswered = set(), []
+    for worker in environments:
+        version = plain_text(worker.facts.get("debugpy"))
+        if not _has_answer(worker):
+            unanswered.append(worker)
+        elif problem := _debugpy_problem(version, worker.facts):
+            bad.setdefault(problem, []).append(worker)
         else:
             versions.add(version)
     if bad:
         detail = "; ".join(
-            f"{problem} ({_names(ones)})" for problem, ones in bad.items()
+            f"{problem} ({_join_names(workers)})"
+            for problem, workers in bad.items()
         )
         return Check("debugpy", ok=False, detail=detail, remedy=_ADD_DEBUGPY)
-    if silent:
-        why = plain_text(silent[0].facts.get("reason"))
-        detail = f"not known of {_names(silent)}: {why or 'no answer'}"
-        return Check("debugpy", ok=None, detail=detail, remedy=_ASK_YOURSELF)
+    if unanswered:
+        reason = plain_text(unanswered[0].facts.get("reason"))
+        detail = (
+            f"not known of {_join_names(unanswered)}: {reason or 'no answer'}"
+        )
+        return Check(
+            "debugpy", ok=None, detail=detail, remedy=_UNKNOWN_DEBUGPY_REMEDY
+        )
     if not versions:
         return Check("debugpy", ok=None, detail="no worker was asked")
     listed = ", ".join(sorted(versions))
-    return Check("debugpy", ok=True, detail=f"{listed} ({len(told)} asked)")
+    return Check(
+        "debugpy", ok=True, detail=f"{listed} ({len(environments)} asked)"
+    )
 
 
 _ADD_DEBUGPY = (
@@ -236,52 +245,54 @@ _ADD_DEBUGPY = (
     "project's, or the runtime_env's), and start the job again: without it "
     "breakpoint() is passed over, and one line in the worker's log says so"
 )
-_ASK_YOURSELF = "give it more time, or import debugpy in a task of the job"
+_UNKNOWN_DEBUGPY_REMEDY = (
+    "give it more time, or import debugpy in a task of the job"
+)
 
 
 def _debugpy_problem(version: str, facts: Mapping[str, Any]) -> str:
     if not version:
-        why = plain_text(facts.get("reason"))
-        missing = not why or "No module named" in why
-        return "debugpy is not installed" if missing else f"debugpy: {why}"
+        reason = plain_text(facts.get("reason"))
+        missing = not reason or "No module named" in reason
+        return "debugpy is not installed" if missing else f"debugpy: {reason}"
     if (_version(version) or _OLDEST_DEBUGPY) < _OLDEST_DEBUGPY:
         return f"debugpy {version} is older than 1.8.0"
-    # Ray compares the texts.
+    # Ray compares the versions as texts.
     if version < "1.8.0":
         return f"Ray takes debugpy {version} for older than 1.8.0"
     return ""
 
 
-def check_switch(told: Iterable[Told]) -> Check:
+def check_ray_debug(environments: Iterable[WorkerEnvironment]) -> Check:
     """
-    Which debugger does the environment of the workers choose?
-
-    Args:
-        told: What the workers said.
+    Check which debugger ``RAY_DEBUG`` selects in the workers.
     """
-    values: dict[str, list[Told]] = {}
-    for one in told:
-        if _answered(one):
-            value = one.facts.get("RAY_DEBUG")
-            # Without it, and with 1, it is the one VS Code attaches to.
+    values: dict[str, list[WorkerEnvironment]] = {}
+    for worker in environments:
+        if _has_answer(worker):
+            value = worker.facts.get("RAY_DEBUG")
+            # Unset and 1 mean the debugger that VS Code attaches to.
             text = "1" if value is None else plain_text(value)
-            values.setdefault(text, []).append(one)
+            values.setdefault(text, []).append(worker)
     name = "RAY_DEBUG of the workers"
     if not values:
         return Check(name, ok=None, detail="no worker told it")
-    if ones := values.pop("legacy", None):
-        detail = f"it is legacy for {_names(ones)}: VS Code cannot attach"
-        return Check(name, ok=False, detail=detail, remedy=_UNSET)
-    values.pop("1", None)
-    for value, ones in values.items():
+    if workers := values.pop("legacy", None):
         detail = (
-            f"it is {value!r} for {_names(ones)}: breakpoint() does nothing"
+            f"it is legacy for {_join_names(workers)}: VS Code cannot attach"
         )
-        return Check(name, ok=False, detail=detail, remedy=_UNSET)
+        return Check(name, ok=False, detail=detail, remedy=_UNSET_RAY_DEBUG)
+    values.pop("1", None)
+    for value, workers in values.items():
+        detail = (
+            f"it is {value!r} for {_join_names(workers)}: "
+            "breakpoint() does nothing"
+        )
+        return Check(name, ok=False, detail=detail, remedy=_UNSET_RAY_DEBUG)
     return Check(name, ok=True, detail="not set, or 1")
 
 
-_UNSET = (
+_UNSET_RAY_DEBUG = (
     "take RAY_DEBUG out of the environment of `ray start` and of "
     "runtime_env['env_vars'], which hand it to the workers, and start again"
 )
@@ -289,10 +300,10 @@ _UNSET = (
 
 def check_driver(environment: Mapping[str, str] = os.environ) -> Check:
     """
-    What does a breakpoint in the program itself do, if started from here?
+    Report what a breakpoint in a driver started from here does.
 
     Args:
-        environment: What it would be started with.
+        environment: The environment of the driver.
     """
     value = environment.get("RAY_DEBUG", "1")
     name = "RAY_DEBUG of the driver"
@@ -305,30 +316,34 @@ def check_driver(environment: Mapping[str, str] = os.environ) -> Check:
         return Check(name, ok=None, detail=detail, remedy=remedy)
     if value != "1":
         detail = f"{value!r} here: breakpoints in the driver do nothing"
-        return Check(name, ok=None, detail=detail, remedy=_DRIVER)
+        return Check(name, ok=None, detail=detail, remedy=_PDB_REMEDY)
     detail = (
         "not legacy here: breakpoints in the driver wait for VS Code if it "
         "has debugpy, and are passed over if not"
     )
-    return Check(name, ok=None, detail=detail, remedy=_DRIVER)
+    return Check(name, ok=None, detail=detail, remedy=_PDB_REMEDY)
 
 
-_DRIVER = "for pdb in the driver's own shell, start it with RAY_DEBUG=legacy"
+_PDB_REMEDY = (
+    "for pdb in the driver's own shell, start it with RAY_DEBUG=legacy"
+)
 
 
-def check_post_mortem(told: Iterable[Told]) -> Check:
+def check_post_mortem(environments: Iterable[WorkerEnvironment]) -> Check:
     """
-    Do failing tasks wait for the debugger?
-
-    Args:
-        told: What the workers said.
+    Report whether failing tasks wait for the debugger.
     """
-    ones = [
-        one for one in told if one.facts.get("RAY_DEBUG_POST_MORTEM") == "1"
+    workers = [
+        worker
+        for worker in environments
+        if worker.facts.get("RAY_DEBUG_POST_MORTEM") == "1"
     ]
     name = "RAY_DEBUG_POST_MORTEM"
-    if ones:
-        detail = f"1 for {_names(ones)}: tasks that fail wait for a debugger"
+    if workers:
+        detail = (
+            f"1 for {_join_names(workers)}: "
+            "tasks that fail wait for a debugger"
+        )
         remedy = "without anybody to attach they wait for ever: unset it then"
         return Check(name, ok=None, detail=detail, remedy=remedy)
     detail = "not 1: tasks that fail do not wait for a debugger"
@@ -336,16 +351,18 @@ def check_post_mortem(told: Iterable[Told]) -> Check:
     return Check(name, ok=None, detail=detail, remedy=remedy)
 
 
-def check_ray(told: Iterable[Told], cluster: str) -> Check:
+def check_ray_version(
+    environments: Iterable[WorkerEnvironment], cluster: str
+) -> Check:
     """
-    Is Ray new enough for the debugger that VS Code attaches to?
+    Check that Ray is new enough for the debugger that VS Code attaches to.
 
     Args:
-        told: What the workers said.
-
         cluster: The version that the cluster was started with, or ``""``.
     """
-    versions = {plain_text(one.facts.get("ray")) for one in told} | {cluster}
+    versions = {
+        plain_text(worker.facts.get("ray")) for worker in environments
+    } | {cluster}
     known = sorted(versions - {""})
     name = "Ray"
     if not known:
@@ -363,66 +380,63 @@ def _version(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, match[0].split("."))) if match else None
 
 
-def _answered(one: Told) -> bool:
-    return "debugpy" in one.facts
+def _has_answer(worker: WorkerEnvironment) -> bool:
+    return "debugpy" in worker.facts
 
 
-def _names(ones: Sequence[Told]) -> str:
-    return ", ".join(_distinct(f"{x.who} on {x.node}" for x in ones))
+def _join_names(workers: Sequence[WorkerEnvironment]) -> str:
+    return ", ".join(_shorten(f"{x.used_by} on {x.node}" for x in workers))
 
 
-def _distinct(names: Iterable[str]) -> Iterator[str]:
+def _shorten(names: Iterable[str]) -> Iterator[str]:
     found = list(dict.fromkeys(names))
     yield from found[:3]
     if len(found) > 3:
         yield f"{len(found) - 3} more"
 
 
-# Where Ray puts the dashboard if nobody says otherwise.
-_PORT = 8265
+# Ray's default port of the dashboard.
+_DASHBOARD_PORT = 8265
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:%-]{0,252})")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,63}\$?")
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-_ANY = {"0.0.0.0", "::"}  # noqa: S104 -- it is what others may say
+_ANY_ADDRESS = {"0.0.0.0", "::"}  # noqa: S104 -- compared, not bound
 
 
-def head_of_job(job: str) -> str:
+def find_head_of_job(job: str) -> str:
     """
-    Which node of a Slurm job is the first?
+    Return the first node of a Slurm job.
 
-    ``squeue`` tells the nodes, and ``scontrol show hostnames`` their names:
-    a list such as ``n[1-3,7],m12`` has more forms than one could guess.  The
-    scripts that start Ray on Slurm take the first one for the head.
+    ``squeue`` returns the nodes, and ``scontrol show hostnames`` their names:
+    a list such as ``n[1-3,7],m12`` has too many forms to parse.  The usual
+    scripts that start Ray on Slurm use the first node as head.
 
     Args:
-        job: The number of the job.
-
-    Returns:
-        The name of the node.
+        job: The job id.
 
     Raises:
-        NodesError: There is no Slurm, no such job, or it does not run.
+        NodesError: There is no Slurm, no such job, or it is not running.
     """
-    host = next(iter(Slurm(job=job).places()), "")
+    host = next(iter(Slurm(job=job).srun_prefixes()), "")
     if not _HOST.fullmatch(host):
         msg = f"Slurm tells no name of a node for job {job}: {host!r:.80}"
         raise NodesError(msg, remedy=f"see `squeue -j {job}`")
     return host
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """
-    Which port is free on this machine?
+    Find a free port on this machine.
 
-    Somebody else may take it meanwhile; ``ssh`` says so then.
+    Another process may take it meanwhile; ``ssh`` reports that.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port
 
 
-def tunnel_line(
+def format_tunnel(
     *,
     local_port: int,
     head: str,
@@ -431,83 +445,91 @@ def tunnel_line(
     user: str = "",
 ) -> str:
     """
-    Which command brings the dashboard to a port of this machine?
+    Return the ssh command that forwards the dashboard to a local port.
 
-    Where it listens at the loopback of the head, only the head reaches it, so
-    that the tunnel has to end there; otherwise it ends at the login node.
+    If the dashboard listens on the loopback of the head, the tunnel has to end
+    on the head; otherwise it ends on the login node.
 
     Args:
-        local_port: The port here.
+        local_port: The port on this machine.
 
         head: The name of the head node.
 
-        dashboard: Where the dashboard listens on it, if that is known.
+        dashboard: The host and port of the dashboard, if known.
 
-        login: The login node; ``""`` if one is on it.
+        login: The login node; ``""`` if the tunnel starts there.
 
         user: The user; by default the one of this process.
 
     Returns:
-        One line for a shell.
+        One shell line.
 
     Raises:
-        NodesError: A name could be taken for something else.
+        NodesError: A name is not a valid host or user name.
     """
-    user = user or _me()
+    user = user or _user_name()
     for name, form in ((head, _HOST), (login or "x", _HOST), (user, _USER)):
         if not form.fullmatch(name):
             msg = f"{name!r:.80} is no name that ssh could be given"
             raise NodesError(msg, remedy="give the name of a host")
-    host, port = dashboard or ("", _PORT)
+    host, port = dashboard or ("", _DASHBOARD_PORT)
     is_hidden = is_loopback(host)
-    # What listens at one address only does not at the loopback.
-    near = host if host not in {"", *_LOOPBACK, *_ANY} else "localhost"
+    # A server bound to one address does not listen on the loopback.
+    target_host = (
+        host if host not in {"", *_LOOPBACK, *_ANY_ADDRESS} else "localhost"
+    )
     line = ["ssh", "-N", "-L"]
     if not login:
-        line += [f"{local_port}:{_bracketed(near)}:{port}", f"{user}@{head}"]
+        line += [
+            f"{local_port}:{_bracket_ipv6(target_host)}:{port}",
+            f"{user}@{head}",
+        ]
     elif is_hidden:
         line += [f"{local_port}:localhost:{port}", "-J", f"{user}@{login}"]
         line += [f"{user}@{head}"]
     else:
-        line += [f"{local_port}:{_bracketed(head)}:{port}", f"{user}@{login}"]
+        line += [
+            f"{local_port}:{_bracket_ipv6(head)}:{port}",
+            f"{user}@{login}",
+        ]
     return shlex.join(line)
 
 
 def is_loopback(host: str) -> bool:
     """
-    Is this an address that only its own machine reaches?
+    Return whether *host* is a loopback address.
     """
     return host in _LOOPBACK
 
 
-def _bracketed(host: str) -> str:
+def _bracket_ipv6(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _me() -> str:
+def _user_name() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):
         return "USER"
 
 
-# So long may the dashboard take at most, in seconds.
+# Time limit for the dashboard, in seconds.
 _DASHBOARD_S = 5.0
 _SLURM_S = 60.0
-# What stands for the login node if nobody names it.
-_LOGIN = "LOGIN"
+# Stands for the login node in the command if it is unknown.
+_LOGIN_PLACEHOLDER = "LOGIN"
 
 
-class _Cluster(NamedTuple):
+class _ClusterResult(NamedTuple):
     """
-    What the cluster itself told.
+    The state of the cluster, and the checks that need it.
     """
 
-    tables: Mapping[str, Any]
+    cluster_state: Mapping[str, Any]
     checks: tuple[Check, ...]
 
 
-def check_ray_debugger(  # noqa: PLR0913 each can be left out
+def check_ray_debugger(  # noqa: PLR0913 each is optional
     address: str | None = None,
     *,
     job: str | None = None,
@@ -517,57 +539,58 @@ def check_ray_debugger(  # noqa: PLR0913 each can be left out
     timeout_s: float = 120.0,
 ) -> RayDebuggerCheck:
     """
-    Which prerequisites of Ray's debugger are met, and which are not?
+    Check the prerequisites of Ray's debugger.
 
-    Each environment of the cluster is asked by a task that needs no CPU;
-    nothing else is started, and nothing is changed.  What cannot be looked at
-    from here costs its own checks only.
+    Each environment of the cluster is checked by a task that needs no CPU;
+    nothing else is started, and nothing is changed.  If a part cannot be
+    reached from here, only its own checks fail.
 
     Args:
-        address: Where the cluster is, as ``HOST:PORT``; by default the one
-            that this process, or this node, belongs to.
+        address: The cluster, as ``HOST:PORT``; by default the one that this
+            process, or this node, belongs to.
 
-        job: The number of the Slurm job that the cluster runs in, if one.
+        job: The id of the Slurm job that the cluster runs in, if any.
 
-        dashboard: Where the dashboard is for those who look from here, such
-            as the end of a tunnel, as ``HOST:PORT``; by default where the
-            cluster says.
+        dashboard: The dashboard as reachable from here, such as the end of a
+            tunnel, as ``HOST:PORT``; by default the cluster's own address of
+            it.
 
-        login: The node that one logs in to, for the line of the tunnel; by
-            default the one where the job was submitted.  ``""`` means that
-            the tunnel starts there.
+        login: The login node for the tunnel; by default the one where the job
+            was submitted.  ``""`` means that the tunnel starts there.
 
-        local_port: The port of the tunnel on the machine of the user; by
-            default one that is free here.
+        local_port: The port of the tunnel on the user's machine; by default
+            one that is free here.
 
-        timeout_s: How long it may take, in seconds.
+        timeout_s: The timeout, in seconds.
 
     Returns:
-        Every check, with what to do about it.
+        All checks, with remedies.
     """
     deadline = time.monotonic() + timeout_s
-    tables, cluster_checks = _cluster(address, job, deadline)
-    version = plain_text(tables.get("ray_version"), limit=40)
-    its_own = plain_text(tables.get("dashboard"))
-    where = dashboard or its_own
-    head, head_checks = _head(tables, job, deadline)
-    port, port_check = _port(local_port)
-    line, tunnel_check = _tunnel(port, head, its_own, login)
-    sessions = sessions_in(tables)
+    cluster_state, cluster_checks = _check_cluster(address, job, deadline)
+    version = plain_text(cluster_state.get("ray_version"), limit=40)
+    cluster_dashboard = plain_text(cluster_state.get("dashboard"))
+    where = dashboard or cluster_dashboard
+    head, head_checks = _check_head(cluster_state, job, deadline)
+    port, port_check = _check_port(local_port)
+    line, tunnel_check = _check_tunnel(port, head, cluster_dashboard, login)
+    sessions = parse_sessions(cluster_state)
     checks = (
         *cluster_checks,
         check_driver(os.environ),
-        *_dashboard(where, None if dashboard else head, version, deadline),
+        *_check_dashboard(
+            where, None if dashboard else head, version, deadline
+        ),
         *head_checks,
         port_check,
         *tunnel_check,
-        check_extension(timeout_s=_checking_left(deadline, 10.0)),
-        *_open_ports(sessions),
+        check_extension(timeout_s=_limited_seconds_left(deadline, 10.0)),
+        *_check_open_ports(sessions),
     )
     return RayDebuggerCheck(
         checks=checks,
         sessions=sessions,
-        address=plain_text(tables.get("address")),
+        address=plain_text(cluster_state.get("address")),
         dashboard=where,
         head_node=head,
         local_port=port,
@@ -575,42 +598,46 @@ def check_ray_debugger(  # noqa: PLR0913 each can be left out
     )
 
 
-def _cluster(
+def _check_cluster(
     address: str | None, job: str | None, deadline: float
-) -> _Cluster:
+) -> _ClusterResult:
     try:
-        tables = ask_tables(address, timeout_s=_checking_left(deadline, 30.0))
+        cluster_state = query_cluster_state(
+            address, timeout_s=_limited_seconds_left(deadline, 30.0)
+        )
     except (MissingDependencyError, NodesError) as exc:
         failed = Check(
             "cluster", ok=False, detail=str(exc), remedy=exc.remedy or ""
         )
-        return _Cluster({}, (_in_the_job(failed, job),))
-    count = len(rows_of(tables.get("nodes")))
-    where = plain_text(tables.get("address"))
-    many = "" if count == 1 else "s"
-    there = Check(
+        return _ClusterResult({}, (_add_job_remedy(failed, job),))
+    count = len(parse_rows(cluster_state.get("nodes")))
+    where = plain_text(cluster_state.get("address"))
+    plural = "" if count == 1 else "s"
+    reachable = Check(
         "cluster",
         ok=count > 0,
-        detail=f"{count} node{many} at {where}",
+        detail=f"{count} node{plural} at {where}",
         remedy="" if count else "see `ray status` on the head node",
     )
-    # The last part of the time is for what is asked here.
-    left = _checking_left(deadline, 600.0) * 0.8
-    told = ask_environments(address, tables, timeout_s=left)
-    version = plain_text(tables.get("ray_version"), limit=40)
-    checks = (
-        there,
-        check_ray(told, version),
-        check_debugpy(told),
-        check_switch(told),
-        check_post_mortem(told),
+    # The rest of the time is for the local checks.
+    remaining_s = _limited_seconds_left(deadline, 600.0) * 0.8
+    environments = query_environments(
+        address, cluster_state, timeout_s=remaining_s
     )
-    return _Cluster(tables, checks)
+    version = plain_text(cluster_state.get("ray_version"), limit=40)
+    checks = (
+        reachable,
+        check_ray_version(environments, version),
+        check_debugpy(environments),
+        check_ray_debug(environments),
+        check_post_mortem(environments),
+    )
+    return _ClusterResult(cluster_state, checks)
 
 
-def _in_the_job(check: Check, job: str | None) -> Check:
+def _add_job_remedy(check: Check, job: str | None) -> Check:
     """
-    The same, with how to ask inside the job.
+    Add the command that runs the check inside the job.
     """
     if job is None:
         return check
@@ -623,10 +650,10 @@ def _in_the_job(check: Check, job: str | None) -> Check:
     return attrs.evolve(check, remedy=remedy)
 
 
-def _head(
-    tables: Mapping[str, Any], job: str | None, deadline: float
+def _check_head(
+    cluster_state: Mapping[str, Any], job: str | None, deadline: float
 ) -> tuple[str, tuple[Check, ...]]:
-    rows = rows_of(tables.get("nodes"))
+    rows = parse_rows(cluster_state.get("nodes"))
     names = [plain_text(row.get("name")) for row in rows if row.get("is_head")]
     known = names[0] if names else ""
     if job is None:
@@ -634,14 +661,15 @@ def _head(
     name = "head node"
     try:
         first = in_time(
-            lambda: head_of_job(job), _checking_left(deadline, _SLURM_S)
+            lambda: find_head_of_job(job),
+            _limited_seconds_left(deadline, _SLURM_S),
         )
     except (NodesError, TimeoutError) as exc:
-        # A controller of Slurm that is busy says nothing for minutes.
+        # A busy Slurm controller may not answer for minutes.
         detail = str(exc) or "Slurm does not answer in time"
         remedy = getattr(exc, "remedy", None) or "see whether `sinfo` answers"
         return known, (Check(name, ok=False, detail=detail, remedy=remedy),)
-    if known and _short(known) != _short(first):
+    if known and _short_name(known) != _short_name(first):
         detail = f"the head is {known}, not {first}, the first node of {job}"
         remedy = f"let the tunnel end at {known}"
         return known, (Check(name, ok=False, detail=detail, remedy=remedy),)
@@ -649,20 +677,20 @@ def _head(
     return first, (Check(name, ok=True, detail=detail),)
 
 
-def _short(host: str) -> str:
+def _short_name(host: str) -> str:
     return host.partition(".")[0].lower()
 
 
-def _port(wanted: int | None) -> tuple[int, Check]:
+def _check_port(requested: int | None) -> tuple[int, Check]:
     name = "local port"
-    if wanted is None:
-        port = free_port()
+    if requested is None:
+        port = find_free_port()
         return port, Check(name, ok=True, detail=f"{port} is free here")
-    if problem := _port_problem(wanted):
-        detail = f"{wanted} cannot be taken here: {problem}"
-        remedy = f"take another one, such as {free_port()}"
-        return wanted, Check(name, ok=False, detail=detail, remedy=remedy)
-    return wanted, Check(name, ok=True, detail=f"{wanted} is free here")
+    if problem := _port_problem(requested):
+        detail = f"{requested} cannot be taken here: {problem}"
+        remedy = f"take another one, such as {find_free_port()}"
+        return requested, Check(name, ok=False, detail=detail, remedy=remedy)
+    return requested, Check(name, ok=True, detail=f"{requested} is free here")
 
 
 def _port_problem(port: int) -> str:
@@ -675,15 +703,15 @@ def _port_problem(port: int) -> str:
     return ""
 
 
-def _tunnel(
+def _check_tunnel(
     port: int, head: str, where: str, login: str | None
 ) -> tuple[str, tuple[Check, ...]]:
     if not head:
         return "", ()
     if login is None:
-        login = os.environ.get("SLURM_SUBMIT_HOST") or _LOGIN
+        login = os.environ.get("SLURM_SUBMIT_HOST") or _LOGIN_PLACEHOLDER
     try:
-        line = tunnel_line(
+        line = format_tunnel(
             local_port=port,
             head=head,
             dashboard=split_address(where),
@@ -695,30 +723,34 @@ def _tunnel(
     return line, (Check("tunnel", ok=None, detail=line),)
 
 
-def _dashboard(
+def _check_dashboard(
     where: str, head: str | None, version: str, deadline: float
 ) -> tuple[Check, ...]:
     """
-    Whether it answers; *head* is where it is, unless it was named by the user.
+    Check whether the dashboard answers.
+
+    *head* is its node, or None if the user gave the address.
     """
     if not where and not version:
-        # Nobody knows where it should be.
+        # No address is known.
         return ()
     parts = split_address(where)
-    is_elsewhere = head is not None and not _is_here(head)
+    is_elsewhere = head is not None and not _is_local(head)
     if parts and is_loopback(parts[0]) and is_elsewhere:
         detail = f"{where} of {head}: nobody reaches it but that node"
         remedy = "open the tunnel, and check its end by dashboard=..."
         return (Check("dashboard", ok=None, detail=detail, remedy=remedy),)
-    left = _checking_left(deadline, _DASHBOARD_S)
-    return (check_dashboard(where, timeout_s=left, version=version),)
+    remaining_s = _limited_seconds_left(deadline, _DASHBOARD_S)
+    return (check_dashboard(where, timeout_s=remaining_s, version=version),)
 
 
-def _is_here(host: str) -> bool:
-    return _short(host) == _short(socket.gethostname())
+def _is_local(host: str) -> bool:
+    return _short_name(host) == _short_name(socket.gethostname())
 
 
-def _open_ports(sessions: tuple[RayDebugSession, ...]) -> tuple[Check, ...]:
+def _check_open_ports(
+    sessions: tuple[RayDebugSession, ...],
+) -> tuple[Check, ...]:
     ports = [s for s in sessions if s.kind == "debugpy"]
     if not ports:
         return ()
@@ -730,5 +762,5 @@ def _open_ports(sessions: tuple[RayDebugSession, ...]) -> tuple[Check, ...]:
     return (Check("open ports", ok=None, detail=detail, remedy=remedy),)
 
 
-def _checking_left(deadline: float, most: float) -> float:
+def _limited_seconds_left(deadline: float, most: float) -> float:
     return max(min(deadline - time.monotonic(), most), 1.0)

@@ -1,5 +1,5 @@
 """
-Which processes of a Ray cluster wait for a debugger, and where?
+List the processes of a Ray cluster that wait for a debugger.
 """
 
 from __future__ import annotations
@@ -21,83 +21,84 @@ from .._text import clean
 from ..capture import Check, check_blocks
 from ..errors import MissingDependencyError, NodesError
 from ..findings import Cause, Evidence, Finding, Location
-from ..nodes import Bound, run_process
+from ..nodes import CommandLimits, run_process
 
 
-_MODULE = f"{__package__}.debugger_child"
-# So long may Ray end by itself what it began.
+_CHILD_MODULE = f"{__package__}.debugger_child"
+# Time for Ray to end cleanly after the timeout, in seconds.
 _GRACE_S = 3.0
-# The rest of the time is for the way there and back.
-_SHARE = 0.8
+# Share of the timeout for the tasks; the rest is for starting and connecting.
+_CHILD_SHARE = 0.8
 
 
-def ask_tables(address: str | None, *, timeout_s: float) -> dict[str, Any]:
+def query_cluster_state(
+    address: str | None, *, timeout_s: float
+) -> dict[str, Any]:
     """
-    What does the head of the cluster know?
+    Query the head of a cluster for its debugger state.
 
     Args:
-        address: Where the cluster is, as ``HOST:PORT``; by default the one
-            that this process, or this node, belongs to.
+        address: The cluster, as ``HOST:PORT``; by default the one that this
+            process, or this node, belongs to.
 
-        timeout_s: How long it may take, in seconds.
+        timeout_s: The timeout, in seconds.
 
     Returns:
-        See `read_tables`.
+        See `debugger_child.read_cluster_state`.
 
     Raises:
         MissingDependencyError: Ray is not installed.
 
         NodesError: No such cluster answers in time.
     """
-    answer = _ask(address, None, timeout_s)
+    answer = _query_cluster(address, None, timeout_s)
     if not isinstance(answer, dict):
-        raise _misunderstood(answer)
+        raise _make_answer_error(answer)
     return answer
 
 
-def ask_workers(
+def query_workers(
     address: str | None,
-    errands: Sequence[Mapping[str, Any]],
+    tasks: Sequence[Mapping[str, Any]],
     *,
     timeout_s: float,
 ) -> list[Mapping[str, Any]]:
     """
-    What do workers of the cluster answer?
+    Run tasks on workers of the cluster and return their answers.
 
     Args:
-        address: As for `ask_tables`.
+        address: As for `query_cluster_state`.
 
-        errands: What to ask of whom; see `errands.ask_workers`.
+        tasks: See `debugger_child.run_tasks`.
 
-        timeout_s: How long all may take, in seconds.
+        timeout_s: The timeout for all tasks, in seconds.
 
     Returns:
-        One answer for each, in the same order; ``reason`` tells why there is
-        none.
+        One answer for each task, in the same order; a failed one has
+        ``reason``.
 
     Raises:
         MissingDependencyError: Ray is not installed.
 
         NodesError: No such cluster answers in time.
     """
-    if not errands:
+    if not tasks:
         return []
-    answer = _ask(address, errands, timeout_s)
-    if not isinstance(answer, list) or len(answer) != len(errands):
-        raise _misunderstood(answer)
-    return [_read(row) for row in rows_of(answer, keep_others=True)]
+    answer = _query_cluster(address, tasks, timeout_s)
+    if not isinstance(answer, list) or len(answer) != len(tasks):
+        raise _make_answer_error(answer)
+    return [_parse_answer(row) for row in parse_rows(answer, keep_others=True)]
 
 
-def rows_of(
+def parse_rows(
     value: object, *, keep_others: bool = False
 ) -> list[Mapping[str, Any]]:
     """
-    Which rows has a table from elsewhere?
+    Return the rows of a list that another process sent.
 
     Args:
-        value: The table.
-
-        keep_others: Whether to keep the place of what is no row.
+        keep_others: Whether to return an empty row for an entry that is no
+            row.
     """
     rows: Iterable[object] = value if isinstance(value, list) else ()
     return [
@@ -109,43 +110,43 @@ def rows_of(
 
 def plain_text(value: object, *, limit: int = 500) -> str:
     """
-    What does a value from elsewhere say, if it is a text?
+    Return a clean copy of *value* if it is a text, or else ``""``.
     """
     return clean(value, limit=limit) if isinstance(value, str) else ""
 
 
-def _ask(
+def _query_cluster(
     address: str | None,
-    errands: Sequence[Mapping[str, Any]] | None,
+    tasks: Sequence[Mapping[str, Any]] | None,
     timeout_s: float,
 ) -> Any:
-    where = _where(address)
+    cluster = _resolve_address(address)
     if find_spec("ray") is None:
         msg = "Ray is not installed here"
         raise MissingDependencyError(
             msg, remedy="install the version of the cluster: ray==..."
         )
-    question = {
-        "address": where,
-        "errands": errands,
-        "timeout_s": timeout_s * _SHARE,
+    query = {
+        "address": cluster,
+        "errands": tasks,
+        "timeout_s": timeout_s * _CHILD_SHARE,
     }
-    ended = run_process(
-        [sys.executable, "-P", "-m", _MODULE],
-        # What *we* were started by is no matter of the workers.
+    child = run_process(
+        [sys.executable, "-P", "-m", _CHILD_MODULE],
+        # Keep Ray from applying this process's `uv run` to the workers.
         environment={**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
-        bound=Bound(timeout_s=timeout_s, grace_s=_GRACE_S),
-        data=json.dumps(question).encode() + b"\n",
+        limits=CommandLimits(timeout_s=timeout_s, grace_s=_GRACE_S),
+        data=json.dumps(query).encode() + b"\n",
     )
-    if ended.status is None:
-        msg = f"no Ray cluster answers at {where} within {timeout_s:g} s"
+    if child.status is None:
+        msg = f"no Ray cluster answers at {cluster} within {timeout_s:g} s"
         raise NodesError(msg, remedy=_REMEDY)
-    said = _loads(ended.output)
-    if "answer" in said:
-        return said["answer"]
-    complaint = clean(ended.complaint.decode("utf-8", "replace")[-300:])
-    reason = plain_text(said.get("reason")) or complaint or "no answer"
-    msg = f"there is no way to a Ray cluster at {where}: {reason}"
+    reply = _loads(child.output)
+    if "answer" in reply:
+        return reply["answer"]
+    error_text = clean(child.stderr.decode("utf-8", "replace")[-300:])
+    reason = plain_text(reply.get("reason")) or error_text or "no answer"
+    msg = f"there is no way to a Ray cluster at {cluster}: {reason}"
     raise NodesError(msg, remedy=_REMEDY)
 
 
@@ -155,7 +156,7 @@ _REMEDY = (
 )
 
 
-def _where(address: str | None) -> str:
+def _resolve_address(address: str | None) -> str:
     if address in {"", "local"} or "://" in (address or ""):
         msg = f"{address!r} is no address of a running Ray cluster"
         raise NodesError(msg, remedy="say 'auto' or 'HOST:6379'")
@@ -165,11 +166,11 @@ def _where(address: str | None) -> str:
     return address or "auto"
 
 
-def _read(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(row.get("answer"), str):
         return {"reason": plain_text(row.get("reason")) or "no answer"}
-    told = _loads(row["answer"])
-    return told or {"reason": "a worker answered what nobody understands"}
+    facts = _loads(row["answer"])
+    return facts or {"reason": "a worker answered what nobody understands"}
 
 
 def _loads(data: str | bytes) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def _loads(data: str | bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _misunderstood(answer: object) -> NodesError:
+def _make_answer_error(answer: object) -> NodesError:
     msg = f"the Ray cluster answered what nobody understands: {answer!r:.80}"
     return NodesError(msg, remedy="use the Ray of the cluster here")
 
@@ -188,33 +189,33 @@ def _misunderstood(answer: object) -> NodesError:
 NO_FRAMES = (
     "an error ended what ran: its frames are seen once one has attached"
 )
-# Nobody looks at more threads of one process.
-_MOST_PLACES = 100
+# More threads of one process are not shown.
+_MOST_LOCATIONS = 100
 
 
-def waiting_places(
-    look: Mapping[str, Any],
+def find_waiting_locations(
+    process: Mapping[str, Any],
 ) -> tuple[tuple[Location, ...], str]:
     """
-    Where do the threads of a process wait?
+    Return the lines where threads of a process wait in the debugger.
 
     Args:
-        look: What `see_processes` tells of it.
+        process: One process in the answer of `debugger_worker.see_processes`.
 
     Returns:
-        The line of each thread, and why there is none, or ``""``.
+        The line of each thread, and the reason if there is none, or ``""``.
     """
-    rows = look.get("places")
+    rows = process.get("places")
     if not isinstance(rows, list):
-        return (), plain_text(look.get("reason")) or "py-spy saw nothing"
-    found = [_place(row) for row in rows[:_MOST_PLACES]]
+        return (), plain_text(process.get("reason")) or "py-spy saw nothing"
+    found = [_parse_location(row) for row in rows[:_MOST_LOCATIONS]]
     places = tuple(place for place in found if place is not None)
     if places:
         return places, ""
     return (), NO_FRAMES if found else "no thread of it waits any more"
 
 
-def _place(row: object) -> Location | None:
+def _parse_location(row: object) -> Location | None:
     match row:
         case [str(function), str(file), int(line)]:
             return Location(
@@ -230,11 +231,11 @@ EXTENSION = "anyscalecompute.ray-distributed-debugger"
 @attrs.frozen(kw_only=True)
 class RayDebugSession(Shown):
     """
-    One process of a Ray cluster that waits for a debugger.
+    A process of a Ray cluster that waits for a debugger.
 
     Attributes:
-        kind: ``"debugpy"`` for what VS Code attaches to; ``"legacy"`` for
-            what ``ray debug`` does.
+        kind: ``"debugpy"`` if VS Code can attach; ``"legacy"`` if
+            ``ray debug`` can.
 
         host: The address where it listens.
 
@@ -242,11 +243,11 @@ class RayDebugSession(Shown):
 
         node: The name of its node, or ``""``.
 
-        node_id: What Ray calls the node.
+        node_id: Ray's id of the node.
 
-        pid: Its number there; 0 if that is not known.
+        pid: The process id on that node; 0 if unknown.
 
-        worker_id: What Ray calls the process.
+        worker_id: Ray's id of the worker.
 
         job_id: The job, or ``""``.
 
@@ -254,17 +255,17 @@ class RayDebugSession(Shown):
 
         actor: The name of the actor, or ``""``.
 
-        task: What it runs, such as ``"Trainer.step"``, or ``""``.
+        task: The running task, such as ``"Trainer.step"``, or ``""``.
 
-        is_driver: Whether it is the program itself, not a worker of it.
+        is_driver: Whether it is a driver, not a worker.
 
-        paused: How many of its threads wait.
+        paused: The number of waiting threads.
 
-        locations: Where they wait, as far as that can be known.
+        locations: The lines where they wait, if known.
 
-        cwd: The folder where it works, or ``""``.
+        cwd: The working directory, or ``""``.
 
-        note: Why it is not known where they wait, or ``""``.
+        note: The reason if *locations* is unknown, or ``""``.
     """
 
     kind: Literal["debugpy", "legacy"]
@@ -287,21 +288,21 @@ class RayDebugSession(Shown):
     @property
     def location(self) -> Location | None:
         """
-        Where the first of its threads waits.
+        Return the line where the first thread waits.
         """
         return self.locations[0] if self.locations else None
 
     @property
     def title(self) -> str:
         """
-        What it runs, and as which actor, in the words of the job.
+        Return the running task and the actor's name.
         """
         task = self.task or ("driver" if self.is_driver else "worker")
         return clean(f"{task} ({self.actor})" if self.actor else task)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         data = attrs.asdict(self)
         return {**data, "locations": list(data["locations"])}
@@ -317,26 +318,26 @@ class RayDebugSession(Shown):
 @attrs.frozen(kw_only=True)
 class RayDebuggerCheck(Shown):
     """
-    What was checked before Ray's debugger is used.
+    The result of checking the prerequisites of Ray's debugger.
 
     Attributes:
-        checks: Each prerequisite, and what to do where it is not met.
+        checks: All checks, with remedies.
 
-        sessions: Who waits in the debugger now, without where; see
-            `ray_debug_sessions`.
+        sessions: The processes that wait in the debugger, without locations;
+            see `ray_debug_sessions`.
 
-        address: Where the cluster is, or ``""``.
+        address: The address of the cluster, or ``""``.
 
-        dashboard: Where its dashboard is, or ``""``.
+        dashboard: The address of its dashboard, or ``""``.
 
         head_node: The name of its head node, or ``""``.
 
-        local_port: A port that is free here, for the tunnel.
+        local_port: A port for the tunnel that is free here.
 
-        tunnel: The command that makes the dashboard reachable at that port
-            of the machine where VS Code runs, or ``""``.
+        tunnel: The command that forwards the dashboard to that port of the
+            machine where VS Code runs, or ``""``.
 
-        extension: What the extension of VS Code is called.
+        extension: The id of the VS Code extension.
     """
 
     checks: tuple[Check, ...]
@@ -351,14 +352,14 @@ class RayDebuggerCheck(Shown):
     @property
     def is_ready(self) -> bool:
         """
-        Whether no prerequisite is known to be missing.
+        Return whether no check failed.
         """
         return all(check.ok is not False for check in self.checks)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """
-        What has to be mended, one conclusion for each.
+        Return one finding for each failed check.
         """
         return tuple(
             Finding(
@@ -382,13 +383,13 @@ class RayDebuggerCheck(Shown):
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per check, for a data frame.
+        Return one plain dictionary per check, for a data frame.
         """
         return [attrs.asdict(check) for check in self.checks]
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         rest = attrs.asdict(
             self,
@@ -406,33 +407,33 @@ class RayDebuggerCheck(Shown):
         return check_blocks(self.checks)
 
 
-# Of each look of py-spy.
-_LOOK_S = 10.0
-# Ray names a process after what it runs.
-_TITLE = re.compile(r"ray::(.{1,300})")
-_ADDRESS = re.compile(r"(?:tcp://)?\[?([^\s\]]{1,255})\]?:(\d{1,5})")
+# Timeout for py-spy on each process, in seconds.
+_PYSPY_TIMEOUT_S = 10.0
+# Ray puts the running task into the process title.
+_PROCESS_TITLE = re.compile(r"ray::(.{1,300})")
+_PDB_ADDRESS = re.compile(r"(?:tcp://)?\[?([^\s\]]{1,255})\]?:(\d{1,5})")
 
 
 def ray_debug_sessions(
     address: str | None = None, *, timeout_s: float = 60.0
 ) -> tuple[RayDebugSession, ...]:
     """
-    Who waits in Ray's debugger now, and at which line?
+    List the processes that wait in Ray's debugger, and their lines.
 
-    The head of the cluster knows who waits, where to attach, and who the
-    actor is.  It does not know the line: a task on each node concerned looks
-    at the stacks with py-spy, which stops nobody.  Where that does not work
-    the session is there all the same, with a note.
+    The head of the cluster knows the paused processes, their ports, and their
+    actors, but not the lines: a task on each of their nodes reads the stacks
+    with py-spy, which pauses nothing.  If that fails, the session has a note
+    instead.
 
     Args:
-        address: Where the cluster is, as ``HOST:PORT``; by default the one
-            that this process, or this node, belongs to.
+        address: The cluster, as ``HOST:PORT``; by default the one that this
+            process, or this node, belongs to.
 
-        timeout_s: How long it may take, in seconds.
+        timeout_s: The timeout, in seconds.
 
     Returns:
-        The sessions, by node, actor and process.  A process that somebody
-        attached to does not wait any more.
+        The sessions, by node, actor, and process.  A process with an attached
+        debugger no longer waits.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -440,31 +441,34 @@ def ray_debug_sessions(
         NodesError: No such cluster answers in time.
     """
     deadline = time.monotonic() + timeout_s
-    tables = ask_tables(address, timeout_s=timeout_s)
-    sessions = sessions_in(tables)
-    return _sorted(_located(sessions, address, deadline - time.monotonic()))
+    cluster_state = query_cluster_state(address, timeout_s=timeout_s)
+    sessions = parse_sessions(cluster_state)
+    return _sort_sessions(
+        _add_locations(sessions, address, deadline - time.monotonic())
+    )
 
 
-def sessions_in(tables: Mapping[str, Any]) -> tuple[RayDebugSession, ...]:
+def parse_sessions(
+    cluster_state: Mapping[str, Any],
+) -> tuple[RayDebugSession, ...]:
     """
-    Who waits, as far as the head of the cluster knows?
+    Return the waiting processes in the cluster state, without their lines.
 
     Args:
-        tables: See `read_tables`.
-
-    Returns:
-        The sessions, without what only their nodes know.
+        cluster_state: See `debugger_child.read_cluster_state`.
     """
     names = {
         plain_text(row.get("id")): plain_text(row.get("name"))
-        for row in rows_of(tables.get("nodes"))
+        for row in parse_rows(cluster_state.get("nodes"))
     }
-    workers = rows_of(tables.get("workers"))
-    legacy = _legacy(rows_of(tables.get("legacy")), workers, names)
-    return _sorted([*_waiting(workers, names), *legacy])
+    workers = parse_rows(cluster_state.get("workers"))
+    legacy = _list_legacy_sessions(
+        parse_rows(cluster_state.get("legacy")), workers, names
+    )
+    return _sort_sessions([*_list_debugpy_sessions(workers, names), *legacy])
 
 
-def _sorted(
+def _sort_sessions(
     sessions: Iterable[RayDebugSession],
 ) -> tuple[RayDebugSession, ...]:
     return tuple(
@@ -475,190 +479,196 @@ def _sorted(
     )
 
 
-def _waiting(
+def _list_debugpy_sessions(
     workers: Iterable[Mapping[str, Any]], names: Mapping[str, str]
 ) -> Iterator[RayDebugSession]:
     for row in workers:
-        port, host = _number(row.get("port")), plain_text(row.get("ip"))
-        paused = _number(row.get("paused"))
+        port, host = _parse_number(row.get("port")), plain_text(row.get("ip"))
+        paused = _parse_number(row.get("paused"))
         if paused and host and 0 < port < 1 << 16:
             yield RayDebugSession(
                 kind="debugpy",
                 host=host,
                 port=port,
                 paused=paused,
-                **_who(row, names),
+                **_parse_fields(row, names),
             )
 
 
-def _legacy(
+def _list_legacy_sessions(
     records: Iterable[Mapping[str, Any]],
     workers: Iterable[Mapping[str, Any]],
     names: Mapping[str, str],
 ) -> Iterator[RayDebugSession]:
     alive = {row.get("worker_id"): row for row in workers}
     for record in records:
-        row = alive.get(_hashable(record.get("worker_id")))
+        row = alive.get(_text_or_empty(record.get("worker_id")))
         text = plain_text(record.get("pdb_address"))
-        match = _ADDRESS.fullmatch(text)
-        # The record of who was killed stays.
+        match = _PDB_ADDRESS.fullmatch(text)
+        # The record of a killed process is not deleted.
         if not (row and match):
             continue
         place = Location(
             function="",
             file=plain_text(record.get("filename")),
-            line=_number(record.get("lineno")),
+            line=_parse_number(record.get("lineno")),
         )
         session = RayDebugSession(
             kind="legacy",
             host=match[1],
             port=int(match[2]),
             locations=(place,) if place.file else (),
-            **_who(row, names),
+            **_parse_fields(row, names),
         )
         title = plain_text(record.get("proctitle"))
-        yield _titled(session, title)
+        yield _set_task(session, title)
 
 
-def _who(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _parse_fields(
+    row: Mapping[str, Any], names: Mapping[str, str]
+) -> dict[str, Any]:
     texts = ("node_id", "worker_id", "job_id", "actor_id", "actor", "task")
-    who: dict[str, Any] = {key: plain_text(row.get(key)) for key in texts}
+    fields: dict[str, Any] = {key: plain_text(row.get(key)) for key in texts}
     return {
-        **who,
-        "node": names.get(who["node_id"]) or plain_text(row.get("ip")),
-        "pid": _number(row.get("pid")),
+        **fields,
+        "node": names.get(fields["node_id"]) or plain_text(row.get("ip")),
+        "pid": _parse_number(row.get("pid")),
         "is_driver": row.get("is_driver") is True,
     }
 
 
-def _located(
+def _add_locations(
     sessions: Sequence[RayDebugSession], address: str | None, timeout_s: float
 ) -> tuple[RayDebugSession, ...]:
     by_node: dict[str, list[int]] = {}
     for session in sessions:
         by_node.setdefault(session.node_id, []).append(session.pid)
-    look_s = max(min(_LOOK_S, timeout_s / 2), 1.0)
-    errands = [
+    pyspy_timeout_s = max(min(_PYSPY_TIMEOUT_S, timeout_s / 2), 1.0)
+    tasks = [
         {
             "ask": "see_processes",
-            "with": [pids, look_s],
+            "with": [pids, pyspy_timeout_s],
             "node": node,
             "env": {},
         }
         for node, pids in by_node.items()
     ]
     try:
-        answers = ask_workers(address, errands, timeout_s=max(timeout_s, 1.0))
+        answers = query_workers(address, tasks, timeout_s=max(timeout_s, 1.0))
     except NodesError as exc:
-        answers = [{"reason": str(exc)}] * len(errands)
-    seen = dict(zip(by_node, answers, strict=True))
-    return tuple(_seen(session, seen[session.node_id]) for session in sessions)
+        answers = [{"reason": str(exc)}] * len(tasks)
+    by_id = dict(zip(by_node, answers, strict=True))
+    return tuple(
+        _add_location(session, by_id[session.node_id]) for session in sessions
+    )
 
 
-def _seen(
+def _add_location(
     session: RayDebugSession, answer: Mapping[str, Any]
 ) -> RayDebugSession:
-    look = answer.get(str(session.pid))
-    if not isinstance(look, dict):
+    process = answer.get(str(session.pid))
+    if not isinstance(process, dict):
         reason = plain_text(answer.get("reason")) or "its node said nothing"
         return attrs.evolve(session, note=reason)
-    session = _titled(session, plain_text(look.get("title")))
-    session = attrs.evolve(session, cwd=plain_text(look.get("cwd")))
-    places, note = waiting_places(look)
+    session = _set_task(session, plain_text(process.get("title")))
+    session = attrs.evolve(session, cwd=plain_text(process.get("cwd")))
+    places, note = find_waiting_locations(process)
     return attrs.evolve(
         session, locations=places or session.locations, note=note
     )
 
 
-def _titled(session: RayDebugSession, title: str) -> RayDebugSession:
-    match = _TITLE.match(title)
+def _set_task(session: RayDebugSession, title: str) -> RayDebugSession:
+    match = _PROCESS_TITLE.match(title)
     return attrs.evolve(session, task=match[1].strip()) if match else session
 
 
-def _number(value: object) -> int:
+def _parse_number(value: object) -> int:
     return value if type(value) is int and 0 <= value < 1 << 40 else 0
 
 
-def _hashable(value: object) -> str:
+def _text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-# Workers that are asked; a cluster is not woken up for a check.
-_MOST_ERRANDS = 64
+# A check must not start workers all over a large cluster.
+_MOST_TASKS = 64
 
 
-class Told(NamedTuple):
+class WorkerEnvironment(NamedTuple):
     """
-    What a worker said of its environment.
+    The debugger settings in one runtime environment.
 
     Attributes:
-        who: Whose environment it is.
+        used_by: The jobs and actors that use the environment.
 
-        node: Where it was asked.
+        node: The node whose worker answered.
 
-        facts: See `tell_environment`; ``reason`` alone if there is none.
+        facts: See `debugger_worker.tell_environment`; only ``reason`` if there
+            is no answer.
     """
 
-    who: str
+    used_by: str
     node: str
     facts: Mapping[str, Any]
 
 
-def ask_environments(
-    address: str | None, tables: Mapping[str, Any], *, timeout_s: float
-) -> tuple[Told, ...]:
+def query_environments(
+    address: str | None, cluster_state: Mapping[str, Any], *, timeout_s: float
+) -> tuple[WorkerEnvironment, ...]:
     """
-    What does a breakpoint find in every environment that is in use?
+    Query the debugger settings of every runtime environment in use.
 
     Args:
-        address: As for `ask_tables`.
+        address: As for `query_cluster_state`.
 
-        tables: See `read_tables`.
+        cluster_state: See `debugger_child.read_cluster_state`.
 
-        timeout_s: How long all may take, in seconds.
-
-    Returns:
-        What each worker said that was asked.
+        timeout_s: The timeout for all workers, in seconds.
     """
-    whom = _whom(tables)
-    errands = [
+    requests = _list_requests(cluster_state)
+    tasks = [
         {"ask": "tell_environment", "with": [], "node": node, "env": env}
-        for _, node, env in whom
+        for _, node, env in requests
     ]
     try:
-        answers = ask_workers(address, errands, timeout_s=timeout_s)
+        answers = query_workers(address, tasks, timeout_s=timeout_s)
     except NodesError as exc:
-        answers = [{"reason": str(exc)}] * len(errands)
+        answers = [{"reason": str(exc)}] * len(tasks)
     names = {
         row.get("id"): plain_text(row.get("name"))
-        for row in rows_of(tables.get("nodes"))
+        for row in parse_rows(cluster_state.get("nodes"))
     }
     return tuple(
-        Told(who, names.get(node) or node, facts)
-        for (who, node, _), facts in zip(whom, answers, strict=True)
+        WorkerEnvironment(used_by, names.get(node) or node, facts)
+        for (used_by, node, _), facts in zip(requests, answers, strict=True)
     )
 
 
-def _whom(
-    tables: Mapping[str, Any],
+def _list_requests(
+    cluster_state: Mapping[str, Any],
 ) -> list[tuple[str, str, Mapping[str, Any]]]:
     """
-    Whose environment, the node where it is, and the environment.
+    List users, node, and runtime environment of each query.
     """
     found: list[list[tuple[str, str, Mapping[str, Any]]]] = []
-    for row in rows_of(tables.get("environments")):
+    for row in parse_rows(cluster_state.get("environments")):
         env, nodes = row.get("env"), row.get("nodes")
-        who = row.get("who")
+        users = row.get("who")
         if not (isinstance(env, dict) and isinstance(nodes, list)):
             continue
-        names = [plain_text(x) for x in who] if isinstance(who, list) else []
+        names = (
+            [plain_text(x) for x in users] if isinstance(users, list) else []
+        )
         text = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         found.append([(text, plain_text(node), env) for node in nodes])
     if not found:
-        rows = rows_of(tables.get("nodes"))
+        rows = parse_rows(cluster_state.get("nodes"))
         ids = [plain_text(row.get("id")) for row in rows]
         found = [[("no job", node, {}) for node in ids]]
-    # Each environment before all nodes of one.
+    # One node of each environment first, then the next nodes.
     longest = max(map(len, found))
-    turns = (row[i] for i in range(longest) for row in found if i < len(row))
-    return list(turns)[:_MOST_ERRANDS]
+    by_turns = (
+        row[i] for i in range(longest) for row in found if i < len(row)
+    )
+    return list(by_turns)[:_MOST_TASKS]

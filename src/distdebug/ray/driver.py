@@ -1,5 +1,5 @@
 """
-What is in the output of a driver: who printed, and what failed?
+Define driver logs and their failures, and match their lines to workers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ FailureKind = Literal[
 
 
 _MOST_ROWS = 100
-# Ways to end that have no type of their own.
-_WANTED = (
+# Intended ends that have no exit type of their own.
+_INTENDED_DETAILS = (
     "killed by `ray.kill`",
     "all references to the actor were removed",
     "job has finished",
@@ -48,25 +48,25 @@ _WANTED = (
 @attrs.frozen(kw_only=True)
 class DriverSource:
     """
-    Somebody who printed into the output of a driver.
+    A process that printed into the output of a driver.
 
     Attributes:
-        origin: The prefix of the lines; the latest one, since actors are
-            called otherwise once they are made.
+        origin: The latest prefix of its lines; an actor's name may change once
+            it is created.
 
-        names: All names that it had.
+        names: All its names.
 
         first_line: The number of its first line in the file, from 1.
 
-        last_line: The number of its last one.
+        last_line: The number of its last line.
 
-        lines: How many lines it printed here.
+        lines: The number of its lines in the file.
 
-        count: How many that were before Ray folded what others printed too.
+        count: The number of lines before Ray folded repeated ones.
 
         last_text: Its last line.
 
-        signal: Such as ``"SIGSEGV"``, if it was seen to crash.
+        signal: The signal of a crash, such as ``"SIGSEGV"``.
     """
 
     origin: Origin
@@ -88,53 +88,52 @@ class DriverSource:
 @attrs.frozen(kw_only=True)
 class Failure:
     """
-    Something that failed in another process, as the driver was told.
+    A failure in another process that the driver reports.
 
     Attributes:
         kind: ``"task_error"``, a task or a method raised; ``"init_error"``,
-            the ``__init__`` of an actor did; ``"start_timeout"`` and
-            ``"not_started"``, nothing was begun; and ways to die.
+            the ``__init__`` of an actor raised; ``"start_timeout"`` and
+            ``"not_started"``, a worker did not start; the others are deaths.
 
-        line: The number of the line where it is told first.
+        line: The number of the line that reports it first.
 
-        count: How often the same is told.
+        count: The number of identical reports.
 
         error: The class of the exception, such as ``"ValueError"``.
 
-        message: What it says.
+        message: The message of the exception.
 
-        function: What was called, such as ``"Trainer.step"``.
+        function: The function, such as ``"Trainer.step"``.
 
         actor_class: The class of the actor.
 
-        actor_id: Which actor, 32 hexadecimal digits.
+        actor_id: The actor, 32 hexadecimal digits.
 
-        actor_name: The name that it was given.
+        actor_name: The name given in ``.options(name=…)``.
 
-        actor_repr: How it describes itself.
+        actor_repr: The ``__repr__`` of the actor.
 
-        rank: The global rank, if that description tells.
+        rank: The global rank, if that ``__repr__`` contains it.
 
-        pid: The number of its process.
+        pid: The process id.
 
-        ip: The address of its node.
+        ip: The address of the node.
 
-        node_id: What Ray calls the node.
+        node_id: Ray's id of the node.
 
-        worker_id: What Ray calls the process.
+        worker_id: Ray's id of the worker.
 
-        exit_type: Ray's word for the end, such as ``"SYSTEM_ERROR"``.
+        exit_type: Ray's exit type, such as ``"SYSTEM_ERROR"``.
 
-        detail: What Ray says about the end.
+        detail: Ray's explanation of the end.
 
-        memory: How many bytes it had when memory ran out.
+        memory: Its memory when the node ran out of memory, in bytes.
 
-        frames: Where it raised, innermost first.
+        frames: The stack of the exception, innermost first.
 
-        quote: The line.
+        quote: The log line.
 
-        ended_driver: Whether it is what ended the driver itself, rather than
-            something that the driver outlived.
+        ended_driver: Whether it ended the driver, too.
     """
 
     kind: FailureKind
@@ -162,18 +161,20 @@ class Failure:
     @property
     def is_intended(self) -> bool:
         """
-        Whether the program wanted that end.
+        Return whether the program intended that end.
         """
-        is_wanted = any(words in self.detail for words in _WANTED)
-        return is_wanted or (self.exit_type or "").startswith("INTENDED")
+        has_reason = any(text in self.detail for text in _INTENDED_DETAILS)
+        return has_reason or (self.exit_type or "").startswith("INTENDED")
 
     @property
     def label(self) -> str:
         """
-        Who it was, such as ``"Trainer (rank 3, pid 4711, 10.0.0.2)"``.
+        Return a label such as ``"Trainer (rank 3, pid 4711, 10.0.0.2)"``.
         """
-        called = self.function.split(".")[0]
-        name = self.actor_repr or self.actor_class or called or "a worker"
+        function_name = self.function.split(".")[0]
+        name = (
+            self.actor_repr or self.actor_class or function_name or "a worker"
+        )
         if self.actor_name and not self.actor_repr:
             name = f"{name} {self.actor_name!r}"
         rank = None if self.rank is None else f"rank {self.rank}"
@@ -186,16 +187,16 @@ class Failure:
 @attrs.frozen(kw_only=True)
 class DriverLog(Shown):
     """
-    What was read out of the output of a driver.
+    The sources and failures in the output of a driver.
 
     Attributes:
         path: The file; ``""`` for lines from elsewhere.
 
-        lines: How many lines it has that hold anything.
+        lines: The number of lines that are not empty.
 
-        sources: Who printed, in the order of appearance.
+        sources: The processes that printed, by first line.
 
-        failures: What failed, in the order of the lines.
+        failures: The failures, by line.
 
         missing: What could not be read, and why.
     """
@@ -209,7 +210,7 @@ class DriverLog(Shown):
     @property
     def deaths(self) -> tuple[Failure, ...]:
         """
-        Those failures by which somebody died.
+        Return the failures in which a process died.
         """
         return tuple(
             x
@@ -220,19 +221,21 @@ class DriverLog(Shown):
     @property
     def errors(self) -> tuple[Failure, ...]:
         """
-        Exceptions of tasks and methods, which no other log of Ray holds.
+        Return the exceptions of tasks and methods.
+
+        No other log of Ray contains them.
         """
         return tuple(x for x in self.failures if x.kind == "task_error")
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         return as_plain(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per failure, for a data frame.
+        Return one plain dictionary per failure, for a data frame.
         """
         return [as_plain(x) for x in self.failures]
 
@@ -252,16 +255,16 @@ class DriverLog(Shown):
 @attrs.frozen(kw_only=True)
 class OriginMatch:
     """
-    Whose lines are these, and where is all that it printed?
+    A source of driver output, matched to its worker.
 
     Attributes:
-        source: Who printed into the output of the driver.
+        source: The process that printed into the output of the driver.
 
-        worker: Its own logs, if they are at hand.
+        worker: Its own logs, if they were found.
 
-        session: The folder of its node.
+        session: The session folder of its node.
 
-        reason: Why there is no worker.
+        reason: The reason if there is no worker.
     """
 
     source: DriverSource
@@ -277,17 +280,18 @@ def map_origins(
     log: DriverLog, sessions: RaySession | Iterable[RaySession]
 ) -> tuple[OriginMatch, ...]:
     """
-    Find the node and the files of everybody who printed into a driver's log.
+    Match each source of a driver's log to its node and log files.
 
-    Ray leaves out the address of the node that the driver is on.
+    Ray omits the address of the driver's own node.
 
     Args:
-        log: What :func:`~distdebug.ray.driver_output.read_driver_log` returned.
+        log: The result of
+            :func:`~distdebug.ray.driver_output.read_driver_log`.
 
         sessions: The session folders of the nodes.
 
     Returns:
-        One for each source of *log*, in its order.
+        One match for each source of *log*, in its order.
     """
     if isinstance(sessions, RaySession):
         sessions = (sessions,)
@@ -295,8 +299,10 @@ def map_origins(
     by_pid: dict[int, list[WorkerLog]] = defaultdict(list)
     for worker in worker_logs(sessions):
         by_pid[worker.pid].append(worker)
-    own = tuple(x for x in sessions if _has_driver(x))
-    return tuple(_match(x, by_pid, sessions, own) for x in log.sources)
+    driver_nodes = tuple(x for x in sessions if _has_driver(x))
+    return tuple(
+        _match_source(x, by_pid, sessions, driver_nodes) for x in log.sources
+    )
 
 
 def _has_driver(session: RaySession) -> bool:
@@ -309,18 +315,18 @@ def _has_driver(session: RaySession) -> bool:
         return False
 
 
-def _match(
+def _match_source(
     source: DriverSource,
     by_pid: dict[int, list[WorkerLog]],
     sessions: Sequence[RaySession],
-    own: Sequence[RaySession],
+    driver_nodes: Sequence[RaySession],
 ) -> OriginMatch:
     origin = source.origin
     if origin.ip is not None:
         nodes = [x for x in sessions if x.ip == origin.ip]
         reason = f"the folder of {origin.ip} is not here"
     else:
-        nodes = list(own or [x for x in sessions if x.is_head])
+        nodes = list(driver_nodes or [x for x in sessions if x.is_head])
         reason = "the folder of the driver's node is not here"
     session = nodes[0] if len(nodes) == 1 else None
     if origin.pid is None:
@@ -330,7 +336,7 @@ def _match(
 
     roots = {x.root for x in nodes}
     workers = by_pid.get(origin.pid, [])
-    # Nodes that do not tell their address may still have the process.
+    # The process may be on a node whose address is unknown.
     found = [x for x in workers if x.session.root in roots] or [
         x for x in workers if x.session.ip is None
     ]
@@ -350,17 +356,17 @@ def _match(
     )
 
 
-_NAME = re.compile(r"job-driver-[\w.+-]{1,200}\.log", re.ASCII)
+_DRIVER_LOG_NAME = re.compile(r"job-driver-[\w.+-]{1,200}\.log", re.ASCII)
 
 
 def find_driver_logs(
     sessions: RaySession | Iterable[RaySession],
 ) -> tuple[Path, ...]:
     """
-    Find the output of drivers that Ray itself kept.
+    Find the driver logs that Ray keeps.
 
-    It keeps that of jobs that were handed in by ``ray job submit``, on the
-    node where the driver ran; all others print to wherever they were started.
+    Ray keeps those of jobs started by ``ray job submit``, on the node where
+    the driver ran; other drivers print to wherever they were started.
 
     Args:
         sessions: The session folders of the nodes.
@@ -377,7 +383,7 @@ def find_driver_logs(
                 names = [
                     entry.name
                     for entry in listed
-                    if _NAME.fullmatch(entry.name)
+                    if _DRIVER_LOG_NAME.fullmatch(entry.name)
                     and entry.is_file(follow_symlinks=False)
                 ]
         except OSError:
@@ -392,8 +398,8 @@ _CAUSES: Mapping[FailureKind, Cause] = {
     "start_timeout": Cause.RAY_WORKER_START_TIMEOUT,
     "not_started": Cause.NODE_MISCONFIGURED,
 }
-# Of Gloo, NCCL, and what torch makes of them.  Words that others use too count
-# only where they stand by the name of such a library.
+# Errors of Gloo, NCCL, and torch.distributed.  General words count only beside
+# the name of such a library.
 _TIMED_OUT = re.compile(
     r"Watchdog caught collective|NCCL communicator was aborted"
     r"|Timed out waiting \d{1,12} ?ms for (?:recv|send)"
@@ -409,7 +415,7 @@ _LOST_PEER = re.compile(
     r"[^\n]{0,200}(?:Connection (?:closed|reset) by peer|Broken pipe"
     r"|Socket closed|[Ff]ailed to recv)"
 )
-_ERRORS = (
+_ERROR_CAUSES = (
     (
         re.compile(r"CUDA out of memory|HIP out of memory"),
         Cause.GPU_OUT_OF_MEMORY,
@@ -422,47 +428,39 @@ _ERRORS = (
     (_TIMED_OUT, Cause.COLLECTIVE_TIMEOUT),
     (_LOST_PEER, Cause.NETWORK_FAILURE),
 )
-#: Whoever is told of these waited for somebody else.
-WAITED = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE})
+#: Causes of a failure that only waited for another process.
+WAITING_CAUSES = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE})
 
 
-def cause_of(failure: Failure, signal: str | None = None) -> Cause:
+def find_failure_cause(failure: Failure, signal: str | None = None) -> Cause:
     """
-    What is wrong, in the words of findings?
+    Return the cause that a finding reports for a failure.
 
     Args:
-        failure: What failed.
-
-        signal: The one that its process printed, if any.
-
-    Returns:
-        The cause; what was raised may tell more than that it was.
+        signal: The crash signal in the log of its process, if any.
     """
     cause = _CAUSES.get(failure.kind, Cause.ACTOR_DIED)
     if signal is not None and failure.kind in {"actor_died", "worker_crashed"}:
         return Cause.NATIVE_CRASH
     if failure.kind in {"task_error", "init_error"}:
         text = f"{failure.error}: {failure.message}"
-        causes = (cause for x, cause in _ERRORS if x.search(text))
+        causes = (cause for x, cause in _ERROR_CAUSES if x.search(text))
         return next(causes, cause)
     return cause
 
 
 def is_waiting(failure: Failure) -> bool:
     """
-    Whether somebody else is at fault.
-
-    Args:
-        failure: What failed.
-
-    Returns:
-        Whether it tells only that somebody else did not answer.
+    Return whether a failure only reports that another process did not answer.
     """
-    return failure.kind == "actor_unavailable" or cause_of(failure) in WAITED
+    return (
+        failure.kind == "actor_unavailable"
+        or find_failure_cause(failure) in WAITING_CAUSES
+    )
 
 
-# Who raised these only waited for somebody who died.
-_OF_OTHERS = frozenset(
+# Errors that report the death of another process.
+_SECONDARY_ERRORS = frozenset(
     {
         *("RayActorError", "ActorDiedError", "ActorUnavailableError"),
         *("NodeDiedError", "OwnerDiedError", "WorkerCrashedError"),
@@ -483,80 +481,84 @@ _REMEDIES: Mapping[FailureKind, str] = {
     "start_timeout": "see what the new processes print: raylet.err and "
     "runtime_env_setup-*.log of that node",
 }
-_OF_WAITERS = (
+_WAITING_REMEDY = (
     "find whom it waited for: distdebug logs --deaths SESSION, with the "
     "session folder of Ray, tells who died before; if nobody did, take the "
     "stacks of the others, and look at the network between their nodes"
 )
-# The begin of Ray's sentence alone tells nothing.
-_CUT = "Worker unexpectedly exits"
-# A driver that goes on for so many lines has outlived a failure.
-_LONG_BEFORE = 100
-_GUESSES = re.compile(r"Some common causes|There are some potential root")
-_MOST = 20
+# The beginning of Ray's sentence is useless without its end.
+_CUT_DETAIL = "Worker unexpectedly exits"
+# A driver that goes on for so many lines survived the failure.
+_OUTLIVED_LINES = 100
+_GENERIC_CAUSES = re.compile(
+    r"Some common causes|There are some potential root"
+)
+_MOST_FINDINGS = 20
 
 
 def driver_findings(log: DriverLog) -> tuple[Finding, ...]:
     """
-    Tell what the output of a driver means.
+    Return findings about the failures in a driver's output.
 
     Args:
-        log: What :func:`~distdebug.ray.driver_output.read_driver_log` returned.
+        log: The result of
+            :func:`~distdebug.ray.driver_output.read_driver_log`.
 
     Returns:
-        What failed.  The first one comes first, but one that ended the driver
-        before those that it outlived for long, and who only waited for
-        somebody else last.  Nothing if nothing failed, or all that ended was
-        meant to.
+        The failures by line, but one that ended the driver before those that
+        it survived for long, and those that only waited for another process
+        last.  Nothing if nothing failed, or all ends were intended.
     """
     signals = {
         (x.origin.pid, x.origin.ip): x.signal for x in log.sources if x.signal
     }
-    # Other lines of the same death say more than that a worker crashed.
-    told = {x.pid for x in log.failures if x.kind != "worker_crashed"}
-    own = [
+    # Other failures of the same process say more than a crash.
+    reported = {x.pid for x in log.failures if x.kind != "worker_crashed"}
+    failures = [
         x
-        for x in _culprits(log)
+        for x in _drop_smaller_oom(log)
         if not x.is_intended
-        and not (x.kind == "task_error" and x.error in _OF_OTHERS)
-        and not (x.kind == "worker_crashed" and _is_known(x, told))
+        and not (x.kind == "task_error" and x.error in _SECONDARY_ERRORS)
+        and not (x.kind == "worker_crashed" and _is_reported(x, reported))
         and x.kind != "owner_died"
     ]
-    own.sort(key=lambda x: (is_waiting(x), x.line))
-    own = _ending_first(own)
+    failures.sort(key=lambda x: (is_waiting(x), x.line))
+    failures = _sort_ending_first(failures)
     return tuple(
-        _finding(log, x, _when(x, own[0]), _signal_of(x, signals))
-        for x in own[:_MOST]
+        _finding(log, x, _order_word(x, failures[0]), _find_signal(x, signals))
+        for x in failures[:_MOST_FINDINGS]
     )
 
 
-def _ending_first(own: list[Failure]) -> list[Failure]:
+def _sort_ending_first(failures: list[Failure]) -> list[Failure]:
     """
-    A driver that outlived all that failed before ended for another reason.
+    Move failures that the driver survived behind the one that ended it.
     """
-    ending = next((x for x in own if x.ended_driver), None)
+    ending = next((x for x in failures if x.ended_driver), None)
     if ending is None or is_waiting(ending):
-        return own
+        return failures
 
     outlived = {
         x.line
-        for x in own
-        if x.pid != ending.pid and ending.line - x.line > _LONG_BEFORE
+        for x in failures
+        if x.pid != ending.pid and ending.line - x.line > _OUTLIVED_LINES
     }
-    return sorted(own, key=lambda x: (is_waiting(x), x.line in outlived))
+    return sorted(failures, key=lambda x: (is_waiting(x), x.line in outlived))
 
 
-def _is_known(failure: Failure, told: set[int | None]) -> bool:
-    return failure.pid in told or (failure.pid is None and len(told) > 0)
+def _is_reported(failure: Failure, reported: set[int | None]) -> bool:
+    return failure.pid in reported or (
+        failure.pid is None and len(reported) > 0
+    )
 
 
-def _culprits(log: DriverLog) -> list[Failure]:
+def _drop_smaller_oom(log: DriverLog) -> list[Failure]:
     """
-    All failures, but of those killed for memory the one that had the most.
+    Drop memory kills except the largest one on each node.
     """
-    starved = [x for x in log.failures if x.kind == "out_of_memory"]
+    oom_failures = [x for x in log.failures if x.kind == "out_of_memory"]
     most: dict[str | None, Failure] = {}
-    for failure in starved:
+    for failure in oom_failures:
         known = most.get(failure.node_id)
         if known is None or (failure.memory or 0) > (known.memory or 0):
             most[failure.node_id] = failure
@@ -567,14 +569,14 @@ def _culprits(log: DriverLog) -> list[Failure]:
     ]
 
 
-def _signal_of(
+def _find_signal(
     failure: Failure, signals: Mapping[tuple[int | None, str | None], str]
 ) -> str | None:
     places = ((failure.pid, failure.ip), (failure.pid, None))
     return next((signals[x] for x in places if x in signals), None)
 
 
-def _when(failure: Failure, first: Failure) -> str:
+def _order_word(failure: Failure, first: Failure) -> str:
     if failure is first:
         return ""
     return "Earlier, " if failure.line < first.line else "Later, "
@@ -583,16 +585,16 @@ def _when(failure: Failure, first: Failure) -> str:
 def _finding(
     log: DriverLog, failure: Failure, when: str, signal: str | None
 ) -> Finding:
-    cause = cause_of(failure, signal)
+    cause = find_failure_cause(failure, signal)
     remedy = _REMEDIES.get(failure.kind, _REMEDIES["actor_died"])
-    story = _story(failure, signal)
-    if cause in WAITED:
-        # Whom it waited for is not told, so nobody is blamed.
-        remedy, failure = _OF_WAITERS, attrs.evolve(failure, rank=None)
+    description = _describe_failure(failure, signal)
+    if cause in WAITING_CAUSES:
+        # The log does not name the peer, so blame no rank.
+        remedy, failure = _WAITING_REMEDY, attrs.evolve(failure, rank=None)
     return Finding(
         cause=cause,
         ranks=() if failure.rank is None else (failure.rank,),
-        summary=f"{when}{story}.",
+        summary=f"{when}{description}.",
         confidence="possible" if when else "likely",
         remedy=remedy.replace("{pid}", str(failure.pid or "*")),
         location=failure.frames[0] if failure.frames else None,
@@ -607,35 +609,43 @@ def _finding(
     )
 
 
-def _story(failure: Failure, signal: str | None) -> str:
-    who = clean(failure.label)
+def _describe_failure(failure: Failure, signal: str | None) -> str:
+    label = clean(failure.label)
     raised = ": ".join(filter(None, (failure.error, failure.message)))
     raised = clean(raised, limit=200).rstrip(".") or "an exception"
     held = failure.memory and size_text(failure.memory)
-    # What Ray adds to each of them says nothing of this one.
-    detail = _GUESSES.split(clean(failure.detail, limit=400))[0].rstrip(". ")
-    detail = "" if _CUT.startswith(detail) else detail
+    # Ray adds the same generic causes to every message.
+    detail = _GENERIC_CAUSES.split(clean(failure.detail, limit=400))[0].rstrip(
+        ". "
+    )
+    detail = "" if _CUT_DETAIL.startswith(detail) else detail
     match failure.kind:
-        case "task_error" | "init_error" if cause_of(failure) in WAITED:
-            story = f"{who} waited in vain for another rank in "
-            story += f"{clean(failure.function)}(): {raised}"
+        case "task_error" | "init_error" if (
+            find_failure_cause(failure) in WAITING_CAUSES
+        ):
+            summary = f"{label} waited in vain for another rank in "
+            summary += f"{clean(failure.function)}(): {raised}"
         case "task_error":
-            story = f"{clean(failure.function)}() on {who} raised {raised}"
+            summary = f"{clean(failure.function)}() on {label} raised {raised}"
         case "init_error":
-            story = f"{who} died of an exception in its __init__, {raised}"
+            summary = f"{label} died of an exception in its __init__, {raised}"
         case "out_of_memory":
-            story = f"{who} was killed by Ray since its node ran out of memory"
-            story += f", of which it held {held}" if held else ""
+            summary = (
+                f"{label} was killed by Ray since its node ran out of memory"
+            )
+            summary += f", of which it held {held}" if held else ""
         case "node_died":
             place = failure.ip or failure.node_id or "of unknown name"
-            story = f"the node {place} was lost"
+            summary = f"the node {place} was lost"
         case "start_timeout":
-            story = "worker processes did not register with Ray in time"
+            summary = "worker processes did not register with Ray in time"
         case "not_started":
-            story = f"Ray could not start a task or actor: {raised}"
+            summary = f"Ray could not start a task or actor: {raised}"
         case "actor_unavailable":
-            story = f"actor {failure.actor_id or ''} did not answer any more"
+            summary = f"actor {failure.actor_id or ''} did not answer any more"
         case _:
-            story = f"{who} crashed with {signal}" if signal else f"{who} died"
-            story += f": {detail}" if detail and not signal else ""
-    return story
+            summary = (
+                f"{label} crashed with {signal}" if signal else f"{label} died"
+            )
+            summary += f": {detail}" if detail and not signal else ""
+    return summary

@@ -1,5 +1,5 @@
 """
-Who printed what into the output of a driver, and what failed?
+Read the output of a Ray driver: count lines per source, parse failures.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import attrs
 from .._text import clean
 from ..errors import DistdebugError, LogError, NoLogsError
 from ..findings import Location, Missing
-from ..logs import BROKEN, LogLine, Origin, read_lines
-from .death_model import memory_notes, rank_of
+from ..logs import READ_ERRORS, LogLine, Origin, read_lines
+from .death_model import parse_memory_notes, parse_rank
 from .driver import DriverLog, DriverSource, Failure, FailureKind
 
 
 _MOST_LINES = 200
 _MOST_OPEN = 4096
-_LONGEST = 4000
+_MOST_LINE = 4000
 
-_BEGINS = re.compile(
+_FAILURE_START = re.compile(
     r"ray::(?:[^()\n:]{1,100}:)?[\w.<>]{1,200}\(\)[^(\n]{0,20}\(pid=\d"
     r"|\bThe actor died (?:unexpectedly before|because of an error)"
     r"|ActorUnavailableError: The actor [0-9a-f]{32}"
@@ -36,17 +36,17 @@ _BEGINS = re.compile(
     r"|OwnerDiedError: |RuntimeEnvSetupError: |UnschedulableError: "
     r"|have not registered within the timeout"
 )
-# Ends a traceback: a line at the margin with the name of an exception.
-_ERROR = re.compile(
+# The last line of a traceback: an exception's name, not indented.
+_ERROR_LINE = re.compile(
     r"^(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}(?:\([\w.]{1,80}\))?"
     r"(?::|$)"
 )
-_CONTINUES = re.compile(
+_CONTINUATION = re.compile(
     r"^\s|^PID\t|^\d{1,10}\t|^(?:OOM kill|Object store|Ray killed|Considered|"
     r"Selected|Total non-|To see|Top \d|Memory on|Eviction|Refer to|The actor|"
     r"During handling|The above exception|Traceback|- \w|\]|\(global)"
 )
-_ONE_LINE = (
+_ONE_LINE_FAILURES = (
     "worker died or was killed",
     "not registered within",
     "marked dead",
@@ -54,16 +54,16 @@ _ONE_LINE = (
 
 
 @attrs.frozen(kw_only=True)
-class Block:
+class FailureBlock:
     """
-    Lines that tell of one failure.
+    The lines of one failure.
 
     Attributes:
         number: The number of the first line.
 
         lines: The lines, without prefixes.
 
-        is_own: Whether the driver printed them itself.
+        is_own: Whether the driver itself printed them.
     """
 
     number: int
@@ -71,64 +71,73 @@ class Block:
     is_own: bool = False
 
 
-def gather_blocks(lines: Iterable[LogLine]) -> Iterator[Block]:
+def split_failures(lines: Iterable[LogLine]) -> Iterator[FailureBlock]:
     """
-    Gather the lines that tell of failures.
-
-    Args:
-        lines: All lines.
+    Split the lines of a driver into blocks of one failure each.
 
     Yields:
-        Those of one failure each, in the order of their ends.
+        The blocks, by their last lines.
     """
-    opened: dict[tuple[object, ...], tuple[int, list[str]]] = {}
+    open_blocks: dict[tuple[object, ...], tuple[int, list[str]]] = {}
     for line in lines:
         origin = line.origin
         key = (origin.name, origin.pid, origin.ip) if origin else ()
-        held = opened.get(key)
-        text = line.text[:_LONGEST]
-        if _BEGINS.search(text):
-            if held is not None and _is_nested(held[1], text):
-                held[1].append(text)
+        open_lines = open_blocks.get(key)
+        text = line.text[:_MOST_LINE]
+        if _FAILURE_START.search(text):
+            if open_lines is not None and _is_nested(open_lines[1], text):
+                open_lines[1].append(text)
                 continue
-            if held is not None:
-                yield _closed(key, opened.pop(key))
-            if len(opened) < _MOST_OPEN:
-                opened[key] = (line.number, [text])
+            if open_lines is not None:
+                yield _close_block(key, open_blocks.pop(key))
+            if len(open_blocks) < _MOST_OPEN:
+                open_blocks[key] = (line.number, [text])
             continue
-        if held is None:
+        if open_lines is None:
             continue
-        if _goes_on(held[1], text):
-            held[1].append(text)
+        if _is_continuation(open_lines[1], text):
+            open_lines[1].append(text)
             continue
-        is_end = _is_traceback(held[1]) and _ERROR.match(text)
+        is_end = _is_traceback(open_lines[1]) and _ERROR_LINE.match(text)
         if is_end:
-            held[1].append(text)
-        yield _closed(key, opened.pop(key))
-    for whose, rest in sorted(opened.items(), key=lambda pair: pair[1][0]):
-        yield _closed(whose, rest)
+            open_lines[1].append(text)
+        yield _close_block(key, open_blocks.pop(key))
+    for source_key, rest in sorted(
+        open_blocks.items(), key=lambda pair: pair[1][0]
+    ):
+        yield _close_block(source_key, rest)
 
 
-def _closed(key: tuple[object, ...], held: tuple[int, list[str]]) -> Block:
-    return Block(number=held[0], lines=tuple(held[1]), is_own=not key)
+def _close_block(
+    key: tuple[object, ...], open_lines: tuple[int, list[str]]
+) -> FailureBlock:
+    return FailureBlock(
+        number=open_lines[0], lines=tuple(open_lines[1]), is_own=not key
+    )
 
 
-def _is_traceback(held: list[str]) -> bool:
-    return any("ray::" in line for line in held)
+def _is_traceback(open_lines: list[str]) -> bool:
+    return any("ray::" in line for line in open_lines)
 
 
-def _is_nested(held: list[str], text: str) -> bool:
+def _is_nested(open_lines: list[str], text: str) -> bool:
     """
-    Whether an exception passed through several tasks.
+    Return whether an exception passed through several tasks.
     """
     is_inner = text.startswith(("ray.exceptions.", "ray::"))
-    return is_inner and _is_traceback(held) and len(held) < _MOST_LINES
+    return (
+        is_inner
+        and _is_traceback(open_lines)
+        and len(open_lines) < _MOST_LINES
+    )
 
 
-def _goes_on(held: list[str], text: str) -> bool:
-    if len(held) >= _MOST_LINES or any(x in held[0] for x in _ONE_LINE):
+def _is_continuation(open_lines: list[str], text: str) -> bool:
+    if len(open_lines) >= _MOST_LINES or any(
+        x in open_lines[0] for x in _ONE_LINE_FAILURES
+    ):
         return False
-    return _CONTINUES.match(text) is not None
+    return _CONTINUATION.match(text) is not None
 
 
 _MOST_FRAMES = 40
@@ -136,9 +145,11 @@ _CALL = re.compile(
     r"ray::(?:(?P<name>[^()\n:]{1,100}):)?(?P<function>[\w.<>]{1,200})\(\)"
     r"[^(\n]{0,20}\((?P<about>[^\n]{1,600})"
 )
-# What Ray calls the exception, if its own lines are cut off.
-_WRAPPED = re.compile(r"RayTaskError\((?P<error>[A-Za-z_][\w.]{0,100})\)")
-_ABOUT = {
+# Names the exception if its own lines are cut off.
+_WRAPPED_ERROR = re.compile(
+    r"RayTaskError\((?P<error>[A-Za-z_][\w.]{0,100})\)"
+)
+_CALL_FIELDS = {
     "pid": re.compile(r"\bpid=(\d{1,10})"),
     "ip": re.compile(r"\bip=([^,)\s]{1,60})"),
     "actor_id": re.compile(r"\bactor_id=([0-9a-f]{32})"),
@@ -149,29 +160,26 @@ _FRAME = re.compile(
     r"(?P<function>[^\n]{1,200})$",
     re.MULTILINE,
 )
-_RAISED_ERROR = re.compile(
+_EXCEPTION_LINE = re.compile(
     r"^(?P<error>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80})"
     r"(?:: (?P<message>[^\n]{0,1000}))?$"
 )
 
 
-def calls_in(lines: Sequence[str]) -> list[tuple[int, re.Match[str]]]:
+def find_calls(lines: Sequence[str]) -> list[tuple[int, re.Match[str]]]:
     """
-    Find the lines that tell in which call something was raised.
-
-    Args:
-        lines: Some lines.
+    Find the lines that name the call in which an exception was raised.
 
     Returns:
-        Where each of them is, and what it tells.
+        Index and match of each line.
     """
     found = ((i, _CALL.search(line)) for i, line in enumerate(lines))
     return [(i, call) for i, call in found if call]
 
 
-def error_in(line: str) -> tuple[str, str]:
+def parse_error(line: str) -> tuple[str, str]:
     """
-    Read the last line of a traceback.
+    Parse the last line of a traceback.
 
     Args:
         line: Such as ``"torch.cuda.OutOfMemoryError: CUDA out of memory"``.
@@ -180,7 +188,7 @@ def error_in(line: str) -> tuple[str, str]:
         The class without its module, and the message; both empty if it is no
         such line.
     """
-    found = _RAISED_ERROR.match(line)
+    found = _EXCEPTION_LINE.match(line)
     if found is None:
         return "", ""
 
@@ -188,55 +196,47 @@ def error_in(line: str) -> tuple[str, str]:
     return error, clean(found["message"] or "", limit=400)
 
 
-def found_in(
+def search_fields(
     patterns: Mapping[str, re.Pattern[str]], text: str
 ) -> dict[str, str]:
     """
-    Look for several patterns.
-
-    Args:
-        patterns: By name; of each the first group counts.
-
-        text: Where to look.
+    Search a text for several patterns.
 
     Returns:
-        What was found, by name.
+        The first group of each match, by name.
     """
     found = ((name, x.search(text)) for name, x in patterns.items())
     return {name: x[1] for name, x in found if x}
 
 
-def raised_failure(base: Failure, block: Block) -> Failure:
+def parse_exception(base: Failure, block: FailureBlock) -> Failure:
     """
-    Read what a method raised.
+    Parse the exception of a task or method.
 
     Args:
-        base: What is known already.
+        base: The fields that are known already.
 
-        block: The lines; some of them tell of a call.
-
-    Returns:
-        The failure.
+        block: Its lines, at least one of which names a call.
     """
-    # The innermost call is where it happened; the others only waited.
-    index, call = calls_in(block.lines)[-1]
+    # The innermost call raised; the others waited for it.
+    index, call = find_calls(block.lines)[-1]
     is_last = index == len(block.lines) - 1
-    error, message = error_in("" if is_last else block.lines[-1])
-    wrapped = _WRAPPED.search(call.string[: call.start()])
+    error, message = parse_error("" if is_last else block.lines[-1])
+    wrapped = _WRAPPED_ERROR.search(call.string[: call.start()])
     if not error and wrapped:
         error = wrapped["error"].rpartition(".")[2]
-    about = found_in(_ABOUT, call["about"])
+    call_fields = search_fields(_CALL_FIELDS, call["about"])
     name = clean(call["function"])
     return attrs.evolve(
         base,
         function=name,
         actor_class=name.split(".")[0] if "." in name else None,
-        actor_id=about.get("actor_id"),
+        actor_id=call_fields.get("actor_id"),
         actor_name=clean(call["name"]) if call["name"] else None,
-        actor_repr=_own_repr(about.get("actor_repr")),
-        rank=rank_of((about.get("actor_repr"),), ""),
-        pid=int(about["pid"]) if "pid" in about else None,
-        ip=about.get("ip"),
+        actor_repr=_own_repr(call_fields.get("actor_repr")),
+        rank=parse_rank((call_fields.get("actor_repr"),), ""),
+        pid=int(call_fields["pid"]) if "pid" in call_fields else None,
+        ip=call_fields.get("ip"),
         error=error,
         message=message,
         frames=_frames("\n".join(block.lines[index:])),
@@ -245,7 +245,7 @@ def raised_failure(base: Failure, block: Block) -> Failure:
 
 def _frames(text: str) -> tuple[Location, ...]:
     """
-    The innermost first.
+    Parse the stack, innermost first.
     """
     frames = [
         Location(
@@ -260,7 +260,7 @@ def _frames(text: str) -> tuple[Location, ...]:
 
 def _own_repr(text: str | None) -> str | None:
     """
-    That of an object without a ``__repr__`` tells nothing.
+    Return the ``__repr__`` of an actor; ``None`` for Python's default one.
     """
     if text is None or " object at 0x" in text:
         return None
@@ -269,14 +269,14 @@ def _own_repr(text: str | None) -> str | None:
     )
 
 
-_FAILURES_LONGEST = 1 << 16
-_FIELD = re.compile(
+_MOST_BLOCK = 1 << 16
+_ACTOR_FIELD = re.compile(
     r"^\s{1,8}(?P<key>class_name|actor_id|pid|name|ip): (?P<value>[^\n]{0,200})$",
     re.MULTILINE,
 )
-_EXIT = re.compile(r"[Ww]orker exit type: (?P<type>\w{1,40})")
-_DETAIL = re.compile(r"[Ww]orker exit detail: (?P<detail>[^\n]{0,2000})")
-_WORKER = {
+_EXIT_TYPE = re.compile(r"[Ww]orker exit type: (?P<type>\w{1,40})")
+_EXIT_DETAIL = re.compile(r"[Ww]orker exit detail: (?P<detail>[^\n]{0,2000})")
+_WORKER_FIELDS = {
     "worker_id": re.compile(r"Worker ID: ([0-9a-f]{56})"),
     "node_id": re.compile(
         r"(?:[Nn]ode (?:ID|id)|\(IP: [^,\s]{1,60}, ID): ([0-9a-f]{56})"
@@ -287,12 +287,12 @@ _WORKER = {
     "pid": re.compile(r"Worker PID: (\d{1,10})"),
 }
 _UNAVAILABLE = re.compile(r"The actor (?P<id>[0-9a-f]{32}) is unavailable")
-_RAN = re.compile(
+_TASK = re.compile(
     r"(?:task name|, name)=(?P<name>[\w.<>]{1,200})[^\n]{0,200}?"
     r"\bpid=(?P<pid>\d{1,10})"
 )
-# What killed the worker, by what is told; the first that fits.
-_KINDS: tuple[tuple[str, FailureKind], ...] = (
+# Kinds of failure by their words; the first match counts.
+_KIND_WORDS: tuple[tuple[str, FailureKind], ...] = (
     ("not registered within the timeout", "start_timeout"),
     ("running low on memory", "out_of_memory"),
     ("RuntimeEnvSetupError: ", "not_started"),
@@ -310,42 +310,39 @@ _KINDS: tuple[tuple[str, FailureKind], ...] = (
 )
 
 
-def failures_of(block: Block) -> Iterator[Failure]:
+def parse_failures(block: FailureBlock) -> Iterator[Failure]:
     """
-    Read what failed out of the lines that tell it.
-
-    Args:
-        block: The lines.
+    Parse the failures in a block.
 
     Yields:
-        The failures: one, or one for each worker that Ray killed for memory.
+        One failure, or one for each worker that Ray killed for memory.
     """
-    text = "\n".join(block.lines)[:_FAILURES_LONGEST]
-    kind = _kind(text, block)
+    text = "\n".join(block.lines)[:_MOST_BLOCK]
+    kind = _classify(text, block)
     base = Failure(
         kind=kind, line=block.number, quote=clean(block.lines[0], limit=400)
     )
     if kind == "out_of_memory":
-        yield from _killed(base, text)
+        yield from _parse_memory_kills(base, text)
     elif kind in {"task_error", "init_error"}:
-        yield raised_failure(base, block)
+        yield parse_exception(base, block)
     else:
-        yield _died(base, text)
+        yield _parse_death(base, text)
 
 
-def _kind(text: str, block: Block) -> FailureKind:
-    calls = calls_in(block.lines)
-    for word, kind in _KINDS:
+def _classify(text: str, block: FailureBlock) -> FailureKind:
+    calls = find_calls(block.lines)
+    for word, kind in _KIND_WORDS:
         if word in text and (kind != "init_error" or calls):
             return kind
     return "task_error" if calls else "actor_died"
 
 
-def _died(base: Failure, text: str) -> Failure:
-    error, message = error_in(text.partition("\n")[0])
-    fields = {m["key"]: clean(m["value"]) for m in _FIELD.finditer(text)}
-    found = found_in(_WORKER, text)
-    kind, detail = _EXIT.search(text), _DETAIL.search(text)
+def _parse_death(base: Failure, text: str) -> Failure:
+    error, message = parse_error(text.partition("\n")[0])
+    fields = {m["key"]: clean(m["value"]) for m in _ACTOR_FIELD.finditer(text)}
+    found = search_fields(_WORKER_FIELDS, text)
+    kind, detail = _EXIT_TYPE.search(text), _EXIT_DETAIL.search(text)
     unavailable = _UNAVAILABLE.search(text)
     pid = fields.get("pid") or found.get("pid") or ""
     return attrs.evolve(
@@ -361,24 +358,24 @@ def _died(base: Failure, text: str) -> Failure:
         exit_type=kind["type"] if kind else None,
         detail=clean(detail["detail"], limit=1000)
         if detail
-        else _reason(text),
-        rank=rank_of((fields.get("name"),), ""),
+        else _parse_reason(text),
+        rank=parse_rank((fields.get("name"),), ""),
         error=error,
         message=message,
     )
 
 
-def _reason(text: str) -> str:
+def _parse_reason(text: str) -> str:
     found = re.search(
         r"^The actor is dead because [^\n]{1,1000}", text, re.MULTILINE
     )
     return clean(found[0], limit=1000) if found else ""
 
 
-def _killed(base: Failure, text: str) -> Iterator[Failure]:
-    found = found_in(_WORKER, text)
-    known = memory_notes(text)
-    notes = {note.pid: note for note in known if note.worker_id}
+def _parse_memory_kills(base: Failure, text: str) -> Iterator[Failure]:
+    found = search_fields(_WORKER_FIELDS, text)
+    listed = parse_memory_notes(text)
+    notes = {note.pid: note for note in listed if note.worker_id}
     base = attrs.evolve(
         base,
         error="OutOfMemoryError",
@@ -389,7 +386,7 @@ def _killed(base: Failure, text: str) -> Iterator[Failure]:
     )
     if not notes:
         yield base
-    functions = {x["pid"]: x["name"] for x in _RAN.finditer(text)}
+    functions = {x["pid"]: x["name"] for x in _TASK.finditer(text)}
     for note in notes.values():
         function = functions.get(str(note.pid), "")
         yield attrs.evolve(
@@ -403,43 +400,42 @@ def _killed(base: Failure, text: str) -> Iterator[Failure]:
         )
 
 
-# So begins what Python prints of an exception of Ray that nobody caught.
-_OUTERMOST = re.compile(r"in (?:<module>|_run_module_as_main)\s*$")
-_UNCAUGHT = re.compile(r"(?:ray\.exceptions\.\w{1,60}|ray::)")
-# What may still come then: of the driver itself, and of all that still runs.
-_LAST_OWN = 50
-_LAST = 2000
+# Frame and last line of an uncaught Ray exception in the driver.
+_OUTERMOST_FRAME = re.compile(r"in (?:<module>|_run_module_as_main)\s*$")
+_RAY_EXCEPTION = re.compile(r"(?:ray\.exceptions\.\w{1,60}|ray::)")
+# Lines that may follow it: of the driver itself, and of all sources.
+_MOST_OWN_AFTER = 50
+_MOST_AFTER = 2000
 
 
 @attrs.define(kw_only=True)
-class Counts:
+class LineCounts:
     """
-    How many lines were read until now.
+    Line counts up to the current line.
 
     Attributes:
-        lines: All of them.
+        lines: All lines.
 
-        own: Those without a prefix, which are the driver's.
+        own: Lines without a prefix, which are the driver's.
 
-        is_head: Whether the last own one begins a traceback.
+        is_traceback_start: Whether the last own line begins a traceback.
 
-        is_outermost: Whether the latest traceback comes from outside of all
-            functions; that of an exception that was caught begins where it
-            was caught.
+        is_outermost: Whether the latest traceback begins outside all
+            functions; that of a caught exception begins where it was caught.
     """
 
     lines: int = 0
     own: int = 0
-    is_head: bool = False
+    is_traceback_start: bool = False
     is_outermost: bool = False
 
 
-def count_own(counts: Counts, line: LogLine) -> None:
+def count_driver_line(counts: LineCounts, line: LogLine) -> None:
     """
-    Count a line, and watch the tracebacks of the driver itself.
+    Count a line, and track the tracebacks of the driver itself.
 
     Args:
-        counts: What was counted before; it is changed.
+        counts: The counts so far; changed in place.
 
         line: The next line.
     """
@@ -448,50 +444,52 @@ def count_own(counts: Counts, line: LogLine) -> None:
         return
 
     counts.own += 1
-    if counts.is_head:
-        counts.is_outermost = _OUTERMOST.search(line.text[:2000]) is not None
-    counts.is_head = line.text.startswith("Traceback (most recent call last)")
+    if counts.is_traceback_start:
+        counts.is_outermost = (
+            _OUTERMOST_FRAME.search(line.text[:2000]) is not None
+        )
+    counts.is_traceback_start = line.text.startswith(
+        "Traceback (most recent call last)"
+    )
 
 
-def failures_in(blocks: Iterable[Block], counts: Counts) -> list[Failure]:
+def read_failures(
+    blocks: Iterable[FailureBlock], counts: LineCounts
+) -> list[Failure]:
     """
-    Read all failures, and tell which one the driver did not outlive.
+    Parse all failures, and mark the one that ended the driver.
 
     Args:
-        blocks: The lines of each failure, read one after the other.
+        blocks: The blocks, read one after the other.
 
-        counts: How far the lines were read when a block comes.
+        counts: The line counts, which advance while the blocks are read.
 
     Returns:
-        The failures, as often as they are told.
+        The failures, including repeated reports.
     """
     failures: list[Failure] = []
     last = range(0)
-    then = Counts()
+    counts_then = LineCounts()
     for block in blocks:
         begin = len(failures)
-        failures += failures_of(block)
+        failures += parse_failures(block)
         if block.is_own:
-            is_uncaught = _UNCAUGHT.match(block.lines[0]) is not None
+            is_uncaught = _RAY_EXCEPTION.match(block.lines[0]) is not None
             is_last = is_uncaught and counts.is_outermost
             last = range(begin, len(failures) if is_last else begin)
-            then = attrs.evolve(counts)
-    own, lines = counts.own - then.own, counts.lines - then.lines
-    if own <= _LAST_OWN and lines <= _LAST:
+            counts_then = attrs.evolve(counts)
+    own, lines = counts.own - counts_then.own, counts.lines - counts_then.lines
+    if own <= _MOST_OWN_AFTER and lines <= _MOST_AFTER:
         for i in last:
             failures[i] = attrs.evolve(failures[i], ended_driver=True)
     return failures
 
 
-def completed(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+def complete_details(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """
-    Tell all of why somebody died, where a line of it breaks off.
+    Replace truncated details by the full text of the same process.
 
-    Args:
-        failures: What failed.
-
-    Returns:
-        The same; a driver may print only the begin of what Ray tells it.
+    A driver may print only the beginning of Ray's message.
     """
     failures = tuple(failures)
     longest: dict[tuple[int | None, str | None], str] = {}
@@ -514,8 +512,8 @@ _MOST_NAMES = 8
 
 
 @attrs.define(kw_only=True)
-class _Tally:
-    # It can be changed, because there are millions of lines.
+class _SourceCount:
+    # Mutable, because there are millions of lines.
     origin: Origin
     first: LogLine
     last: LogLine
@@ -525,51 +523,47 @@ class _Tally:
     signal: str | None = None
 
 
-#: By name, if there is no process; number of the process; and node.
-Tallies = dict[tuple[str, int | None, str | None], _Tally]
+#: By name (if there is no process id), process id, and node address.
+SourceCounts = dict[tuple[str, int | None, str | None], _SourceCount]
 
 
-def count_line(tallies: Tallies, line: LogLine) -> None:
+def count_source_line(source_counts: SourceCounts, line: LogLine) -> None:
     """
-    Count a line for whom it is of.
+    Count a line for its source.
 
     Args:
-        tallies: What was counted before; it is changed.
+        source_counts: The counts so far; changed in place.
 
-        line: The next line; one without a prefix does not count.
+        line: The next line; one without a prefix is not counted.
     """
     origin = line.origin
     if origin is None or not (origin.name or origin.pid is not None):
         return
 
-    # Once an actor is made, its name may become what its __repr__ returns.
+    # Once an actor is created, its name may change to its __repr__.
     name = origin.name if origin.pid is None else ""
     key = name, origin.pid, origin.ip
-    tally = tallies.get(key)
-    if tally is None:
-        if len(tallies) >= _MOST_SOURCES:
+    source_count = source_counts.get(key)
+    if source_count is None:
+        if len(source_counts) >= _MOST_SOURCES:
             return
-        tally = tallies[key] = _Tally(origin=origin, first=line, last=line)
-    if tally.origin is not origin:
-        tally.origin = _later(tally.origin, origin)
-    if origin.name not in tally.names:
-        tally.names = [*tally.names, origin.name][-_MOST_NAMES:]
-    tally.last = line
-    tally.lines += 1
-    tally.count += line.count
+        source_count = source_counts[key] = _SourceCount(
+            origin=origin, first=line, last=line
+        )
+    if source_count.origin is not origin:
+        source_count.origin = _merge_origins(source_count.origin, origin)
+    if origin.name not in source_count.names:
+        source_count.names = [*source_count.names, origin.name][-_MOST_NAMES:]
+    source_count.last = line
+    source_count.lines += 1
+    source_count.count += line.count
     if "*** SIG" in line.text and (found := _SIGNAL.search(line.text[:200])):
-        tally.signal = found[1]
+        source_count.signal = found[1]
 
 
-def sources_of(tallies: Tallies) -> tuple[DriverSource, ...]:
+def list_sources(source_counts: SourceCounts) -> tuple[DriverSource, ...]:
     """
-    Tell what was counted.
-
-    Args:
-        tallies: What was counted.
-
-    Returns:
-        Each who printed, in the order of their first lines.
+    Return the counted sources, by first line.
     """
     return tuple(
         DriverSource(
@@ -582,13 +576,13 @@ def sources_of(tallies: Tallies) -> tuple[DriverSource, ...]:
             last_text=clean(x.last.text, limit=400),
             signal=x.signal,
         )
-        for x in tallies.values()
+        for x in source_counts.values()
     )
 
 
-def _later(known: Origin, origin: Origin) -> Origin:
+def _merge_origins(known: Origin, origin: Origin) -> Origin:
     """
-    The new prefix, with the ranks that only an earlier one told.
+    Return the new prefix, with the ranks that only an earlier one had.
     """
     rank, local_rank = origin.rank, origin.local_rank
     return attrs.evolve(
@@ -607,34 +601,34 @@ def driver_lines(
     """
     Read the output of a driver line by line.
 
-    Colors and Ray's prefixes are taken off, states of progress bars that are
-    glued by carriage returns become lines, and what Ray folded (``[repeated
-    17x across cluster]``) becomes a count.
+    Colors and Ray's prefixes are removed, progress bar states joined by
+    carriage returns become lines, and folded lines
+    (``[repeated 17x across cluster]``) become a count.
 
     Args:
         source: The file, or its lines.
 
     Yields:
-        The lines, with who printed them.
+        The lines, with their sources.
 
     Raises:
-        LogError: The file cannot be read, or not on.
+        LogError: The file cannot be read.
 
         NoLogsError: There is no such file.
     """
     try:
-        yield from _lines(source)
+        yield from _read_lines(source)
     except DistdebugError:
         raise
-    except BROKEN as exc:
-        msg = f"cannot read {_path(source) or 'the lines'}: {exc}"
+    except READ_ERRORS as exc:
+        msg = f"cannot read {_get_path(source) or 'the lines'}: {exc}"
         raise LogError(
             msg,
             remedy="see whether it is whole, a text in UTF-8, and may be read",
         ) from exc
 
 
-def _lines(
+def _read_lines(
     source: str | os.PathLike[str] | Iterable[str],
 ) -> Iterator[LogLine]:
     try:
@@ -648,64 +642,66 @@ def read_driver_log(
     source: str | os.PathLike[str] | Iterable[str],
 ) -> DriverLog:
     """
-    Tell who printed into the output of a driver, and what failed.
+    Read the sources and failures in the output of a driver.
 
-    An exception in a method of an actor is told nowhere else: the log of the
-    actor does not have it.
+    An exception in an actor's method appears only here: the log of the actor
+    does not contain it.
 
     Args:
-        source: The file that the output was sent to, or its lines.
+        source: The file that the output was written to, or its lines.
 
     Returns:
-        What it tells.  A file that breaks off is in *missing*.
+        Sources and failures.  A file that cannot be read to its end is in
+        *missing*.
 
     Raises:
         NoLogsError: There is no such file.
     """
-    path = _path(source)
-    tallies: Tallies = {}
+    path = _get_path(source)
+    source_counts: SourceCounts = {}
     missing: list[Missing] = []
-    counts = Counts()
+    counts = LineCounts()
 
-    def counted() -> Iterator[LogLine]:
+    def count_lines() -> Iterator[LogLine]:
         try:
-            for line in _lines(source):
-                count_own(counts, line)
-                count_line(tallies, line)
+            for line in _read_lines(source):
+                count_driver_line(counts, line)
+                count_source_line(source_counts, line)
                 yield line
         except NoLogsError:
             raise
-        except BROKEN as exc:
+        except READ_ERRORS as exc:
             missing.append(Missing.log(path, exc))
 
-    failures = failures_in(gather_blocks(counted()), counts)
-    sources = sources_of(tallies)
-    failures += _seen_to_crash(sources, failures)
+    failures = read_failures(split_failures(count_lines()), counts)
+    sources = list_sources(source_counts)
+    failures += _find_crashes(sources, failures)
     by_pid = {(x.origin.pid, x.origin.ip): x for x in sources}
     return DriverLog(
         path=path,
         lines=counts.lines,
         sources=sources,
         failures=tuple(
-            _named(x, by_pid) for x in completed(_told_once(failures))
+            _add_name(x, by_pid)
+            for x in complete_details(_merge_repeats(failures))
         ),
         missing=tuple(missing),
     )
 
 
-def _path(source: str | os.PathLike[str] | Iterable[str]) -> str:
+def _get_path(source: str | os.PathLike[str] | Iterable[str]) -> str:
     if isinstance(source, str):
         return "" if "\n" in source else source
     return os.fspath(source) if isinstance(source, os.PathLike) else ""
 
 
-def _seen_to_crash(
+def _find_crashes(
     sources: Iterable[DriverSource], failures: Iterable[Failure]
 ) -> list[Failure]:
     """
-    Those whose deaths nobody told, since nobody waited for them.
+    Return crashes that the driver did not report as failures.
     """
-    told = {x.pid for x in failures}
+    reported = {x.pid for x in failures}
     return [
         Failure(
             kind="worker_crashed",
@@ -716,16 +712,16 @@ def _seen_to_crash(
         )
         for source in sources
         if source.signal not in {None, "SIGTERM"}
-        and source.origin.pid not in told
+        and source.origin.pid not in reported
     ]
 
 
-def _named(
+def _add_name(
     failure: Failure,
     sources: Mapping[tuple[int | None, str | None], DriverSource],
 ) -> Failure:
     """
-    Call a process as its own lines are called, where nothing else names it.
+    Add the name in a process's own lines to a failure without a name.
     """
     if failure.pid is None or failure.actor_repr is not None:
         return failure
@@ -740,22 +736,24 @@ def _named(
         failure,
         actor_class=failure.actor_class or next(classes),
         actor_repr=own,
-        rank=rank_of((own, *source.names), "")
+        rank=parse_rank((own, *source.names), "")
         if failure.rank is None
         else failure.rank,
     )
 
 
-def _told_once(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+def _merge_repeats(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """
-    Whoever waits for a dead actor tells its death again.
+    Merge repeated reports of one failure.
+
+    Each process that waits for a dead actor reports its death again.
     """
     found: dict[tuple[object, ...], Failure] = {}
     for failure in failures:
-        who = failure.actor_id or failure.worker_id or failure.pid
-        what = failure.function if who is None else ""
-        how = failure.kind, failure.error, failure.message, what
-        key = who, failure.ip, how
+        process = failure.actor_id or failure.worker_id or failure.pid
+        function = failure.function if process is None else ""
+        error = failure.kind, failure.error, failure.message, function
+        key = process, failure.ip, error
         known = found.get(key)
         if known is not None:
             found[key] = attrs.evolve(

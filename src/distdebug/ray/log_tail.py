@@ -1,9 +1,9 @@
 """
-Which records of a large log of Ray hold one of these words?
+Read matching records and crash details from large Ray logs.
 
-A record begins with the time in brackets and may go on over many lines.  Only
-blocks that hold a word are taken apart, so gigabytes pass as fast as they are
-read.
+A record begins with the time in brackets and may span many lines.  Only blocks
+that contain a search word are split into lines, so most of a log passes at the
+speed of reading.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .sessions import LogPart
 
 _BLOCK = 1 << 20
 _MOST_LINES = 120
-_BEGINS = re.compile(rb"\[(?:20\d\d-|state-dump)")
-_QUOTED = 600
-_LONGEST = 1 << 16
+_RECORD_START = re.compile(rb"\[(?:20\d\d-|state-dump)")
+_MOST_QUOTE = 600
+_MOST_RECORD = 1 << 16
 _CONTROLS = re.compile(rb"[^\t\n\x20-\x7e]")
 
 
 @attrs.frozen(kw_only=True)
 class Record:
     """
-    What one record of a log says.
+    One record of a Ray log.
 
     Attributes:
-        text: Its lines, without controls.
+        text: Its lines, without control characters.
 
-        number: The number of the first one, from 1.
+        number: The line number of its first line, from 1.
 
-        source: The file.
+        source: The path of the log.
     """
 
     text: str
@@ -50,31 +50,29 @@ class Record:
     @property
     def time(self) -> float | None:
         """
-        When it was written, in seconds since the epoch.
+        Return the time of the record, in seconds since the epoch.
         """
         return parse_time(self.text)
 
     @property
-    def seen(self) -> Evidence:
+    def evidence(self) -> Evidence:
         """
-        The same as evidence.
+        Return the record as evidence.
         """
         return Evidence(
             kind="log",
             source=self.source,
             location=f"line {self.number}",
-            quote=self.text[:_QUOTED],
+            quote=self.text[:_MOST_QUOTE],
         )
 
 
 def read_records(path: Path, words: Sequence[bytes]) -> Iterator[Record]:
     """
-    Find the records of a log that hold one of these words.
+    Yield the records of a log whose first line contains a search word.
 
     Args:
-        path: The log.
-
-        words: What the first line of a record has to hold one of.
+        words: The search words.
 
     Yields:
         The records, each at most 120 lines long.
@@ -82,85 +80,80 @@ def read_records(path: Path, words: Sequence[bytes]) -> Iterator[Record]:
     Raises:
         OSError: The log cannot be read.
 
-        ValueError: It is no ordinary file.
+        ValueError: It is not an ordinary file.
     """
     source = os.fspath(path)
-    kept: list[bytes] = []
+    record_lines: list[bytes] = []
     first = 0
-    for number, line in _lines(path, words):
-        if line is None or _BEGINS.match(line):
-            if kept:
-                yield _record(kept, first, source)
-            is_wanted = line is not None and any(x in line for x in words)
-            kept, first = ([line] if line and is_wanted else []), number
-        elif kept and len(kept) < _MOST_LINES:
-            kept.append(line)
-    if kept:
-        yield _record(kept, first, source)
+    for number, line in _scan_lines(path, words):
+        if line is None or _RECORD_START.match(line):
+            if record_lines:
+                yield _make_record(record_lines, first, source)
+            is_match = line is not None and any(x in line for x in words)
+            record_lines, first = ([line] if line and is_match else []), number
+        elif record_lines and len(record_lines) < _MOST_LINES:
+            record_lines.append(line)
+    if record_lines:
+        yield _make_record(record_lines, first, source)
 
 
-def decoded(data: bytes) -> str:
+def decode_log(data: bytes) -> str:
     """
-    What do these bytes of a log say?
-
-    Args:
-        data: Any bytes.
-
-    Returns:
-        The text, without controls.
+    Decode bytes of a log and remove control characters.
     """
     text = data.decode("utf-8", "replace")
-    # Most logs are plain, and are seen to be so far faster than cleaned.
+    # Most logs have no controls, and the search is much faster than the
+    # cleaning.
     return without_controls(text) if _CONTROLS.search(data) else text
 
 
-def _lines(
+def _scan_lines(
     path: Path, words: Sequence[bytes]
 ) -> Iterator[tuple[int, bytes | None]]:
     number, rest = 0, b""
-    goes_on = False  # what follows a word belongs to its record
+    is_open = False  # the record may continue in the next block
     with open_log(path) as file:
         while block := file.read(_BLOCK):
             lines, rest = split_block(rest, block)
-            holds = any(word in block for word in words) or any(
+            has_word = any(word in block for word in words) or any(
                 word in line for line in lines[:1] for word in words
             )
-            if holds or goes_on:
+            if has_word or is_open:
                 yield from enumerate(lines, number + 1)
             else:
-                yield number, None  # nothing in here is wanted
+                yield number, None  # no search word in this block
             number += len(lines)
-            goes_on = holds
+            is_open = has_word
     if rest:
         yield number + 1, rest
 
 
-def _record(lines: list[bytes], number: int, source: str) -> Record:
-    text = decoded(b"\n".join(lines)[:_LONGEST]).rstrip()
+def _make_record(lines: list[bytes], number: int, source: str) -> Record:
+    text = decode_log(b"\n".join(lines)[:_MOST_RECORD]).rstrip()
     return Record(text=text, number=number, source=source)
 
 
 @attrs.frozen(kw_only=True)
-class Exit:
+class WorkerExit:
     """
-    A worker ended.
+    The end of a worker, as one log line reports it.
 
     Attributes:
-        worker_id: Which.
+        worker_id: Ray's id of the worker.
 
-        time: When, in seconds since the epoch.
+        time: In seconds since the epoch.
 
-        exit_type: Ray's word for it; ``""`` if the line has none.
+        exit_type: Ray's exit type; ``""`` if the line has none.
 
-        detail: What Ray says about it.
+        detail: Ray's explanation.
 
-        node_id: The node.
+        node_id: Ray's id of the node.
 
-        ip: Its address.
+        ip: The address of the node.
 
-        pid: The number of the process.
+        pid: The process id on that node.
 
-        seen: The line.
+        evidence: The log line.
     """
 
     worker_id: str
@@ -170,25 +163,25 @@ class Exit:
     node_id: str | None = None
     ip: str | None = None
     pid: int | None = None
-    seen: Evidence
+    evidence: Evidence
 
 
 @attrs.frozen(kw_only=True)
 class Orphan:
     """
-    A worker was killed because its owner was dead.
+    A worker that was killed because its owner had died.
     """
 
     worker_id: str
     owner: str
     time: float | None
-    seen: Evidence
+    evidence: Evidence
 
 
 @attrs.frozen(kw_only=True)
-class Memory:
+class MemoryUse:
     """
-    How much memory a process had when there was too little of it.
+    The memory of a process, in bytes, when its node ran out of memory.
     """
 
     pid: int
@@ -199,9 +192,9 @@ class Memory:
 
 
 @attrs.frozen(kw_only=True)
-class Killing:
+class MemoryKill:
     """
-    Ray killed a worker to regain memory.
+    A worker that Ray killed to free memory.
     """
 
     worker_id: str
@@ -209,13 +202,13 @@ class Killing:
     detail: str
     pid: int | None = None
     node_id: str | None = None
-    seen: Evidence
+    evidence: Evidence
 
 
 @attrs.frozen(kw_only=True)
 class NodeEnd:
     """
-    A node left the cluster.
+    A node that left the cluster.
     """
 
     node_id: str | None
@@ -223,13 +216,13 @@ class NodeEnd:
     reason: str
     is_expected: bool
     ip: str | None = None
-    seen: Evidence
+    evidence: Evidence
 
 
 @attrs.frozen(kw_only=True)
 class JobEnd:
     """
-    The driver of a job was gone.
+    The end of a job's driver.
     """
 
     job_id: str
@@ -239,7 +232,7 @@ class JobEnd:
 @attrs.frozen(kw_only=True)
 class Placement:
     """
-    Which process a worker is, which actor it became, and where.
+    The process, actor, and node of a worker.
     """
 
     worker_id: str
@@ -251,18 +244,18 @@ class Placement:
 @attrs.frozen(kw_only=True)
 class NotStarted:
     """
-    Worker processes never told Ray that they run.
+    Worker processes that did not register with Ray in time.
     """
 
     time: float | None
-    seen: Evidence
+    evidence: Evidence
 
 
 Note = (
-    Exit
+    WorkerExit
     | Orphan
-    | Memory
-    | Killing
+    | MemoryUse
+    | MemoryKill
     | NodeEnd
     | JobEnd
     | Placement
@@ -270,37 +263,37 @@ Note = (
 )
 
 
-_TAIL = 1 << 16
-_KEPT = 20
-# A traceback that killed a process is the last thing it prints.
-_ENDS = 1 << 14
+_TAIL_BYTES = 1 << 16
+_LAST_LINES = 20
+# A traceback that ends a process is the last thing in its log.
+_TRACEBACK_BYTES = 1 << 14
 _MOST_FRAMES = 40
 
-# What Ray's own handler prints, and what Python's prints.
-_SIGNAL = re.compile(
+# Crash lines of Ray's signal handler and of Python's faulthandler.
+_RAY_SIGNAL = re.compile(
     r"\*\*\* (?P<name>SIG[A-Z]{2,10}) received at time=(?P<time>\d{9,11})"
 )
-_FATAL = re.compile(
+_PYTHON_FATAL = re.compile(
     r"Fatal Python error: (?P<what>Segmentation fault|Aborted|Bus error|"
     r"Illegal instruction|Floating[- ]point exception)"
 )
-_FATAL_NAMES = {
+_FATAL_SIGNALS = {
     "Segmentation fault": "SIGSEGV",
     "Aborted": "SIGABRT",
     "Bus error": "SIGBUS",
     "Illegal instruction": "SIGILL",
 }
-_PYTHON = re.compile(
+_FAULTHANDLER_FRAME = re.compile(
     r'^ {2}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}) in '
     r"(?P<function>[^\n]{1,200})$",
     re.MULTILINE,
 )
-_NATIVE = re.compile(
+_NATIVE_FRAME = re.compile(
     r"^(?:PC: @|    @) {5,}0x[0-9a-f]{1,16} {2,}(?P<frame>[^\n]{1,300})$",
     re.MULTILINE,
 )
-# What native code says before it gives up.
-_BEFORE = (
+# Messages that native code prints before it aborts.
+_NATIVE_ERRORS = (
     *("terminate called after throwing", "what(): ", "CUDA error: "),
     *("Assertion ", "corrupted ", "double free", "free(): ", "Check failed: "),
 )
@@ -310,7 +303,7 @@ _WATCHDOG = re.compile(
     r"|ProcessGroupNCCL's watchdog got stuck|To avoid data inconsistency, we "
     r"are taking the entire process down"
 )
-# A worker that says so lost somebody else before.
+# Errors of a worker that lost its peer.
 _LOST_PEER = re.compile(
     r"Connection (?:closed|reset) by peer|NCCL communicator was aborted|"
     r"ncclRemoteError|RayActorError|ActorDiedError|ActorUnavailableError|"
@@ -318,12 +311,12 @@ _LOST_PEER = re.compile(
     r"Broken pipe|recvValue failed|Failed to recv, got 0 bytes|"
     r"socket timeout|DistStoreError"
 )
-_ERROR = re.compile(
+_ERROR_LINE = re.compile(
     r"^(?P<error>(?:[A-Za-z_][\w]{0,60}\.){0,8}[A-Za-z_]\w{0,80}"
     r"(?:Error|Exception|Exit|Interrupt|Warning)\b(?::[^\n]{0,400})?)$",
     re.MULTILINE,
 )
-_TRACE = re.compile(
+_TRACEBACK_FRAME = re.compile(
     r'^ {2}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}), in '
     r"(?P<function>[^\n]{1,200})$",
     re.MULTILINE,
@@ -331,24 +324,24 @@ _TRACE = re.compile(
 
 
 @attrs.frozen(kw_only=True)
-class LastWords:
+class LogTail:
     """
-    What the end of an error log tells.
+    Crash details from the end of a worker's error log.
 
     Attributes:
-        signal: Such as ``"SIGSEGV"``.
+        signal: The signal, such as ``"SIGSEGV"``.
 
-        time: When it was received, in seconds since the epoch.
+        time: When the signal arrived, in seconds since the epoch.
 
-        error: What stood before a crash, or the last line of a traceback.
+        error: The message before a crash, or the last line of a traceback.
 
-        python_frames: Where it was, innermost first.
+        python_frames: The Python stack, innermost first.
 
-        native_frames: The same in native code.
+        native_frames: The native stack, as the log shows it.
 
-        is_watchdog: Whether torch's watchdog complains of a time-out.
+        is_watchdog: Whether torch's watchdog reports a timeout.
 
-        lost_peer: Whether it complains that somebody else is gone.
+        has_lost_peer: Whether an error reports a lost peer.
 
         lines: The last lines.
     """
@@ -359,103 +352,107 @@ class LastWords:
     python_frames: tuple[Location, ...] = ()
     native_frames: tuple[str, ...] = ()
     is_watchdog: bool = False
-    lost_peer: bool = False
+    has_lost_peer: bool = False
     lines: tuple[str, ...] = ()
 
 
-def read_end(parts: Sequence[LogPart]) -> str:
+def read_log_tail(parts: Sequence[LogPart]) -> str:
     """
-    What is at the end of a log?
+    Read the end of a log.
 
     Args:
         parts: Its files, oldest first.
 
     Returns:
-        At most the last 64 KiB, without controls; ``""`` if nothing can be
-        read.
+        At most the last 64 KiB, without control characters; ``""`` if no file
+        can be read.
     """
     text = b""
     for part in reversed(parts):
-        if len(text) >= _TAIL:
+        if len(text) >= _TAIL_BYTES:
             break
         try:
-            text = read_tail(part.path, _TAIL - len(text)) + text
-        except (OSError, ValueError):  # rotated away meanwhile, or no file
+            text = read_tail(part.path, _TAIL_BYTES - len(text)) + text
+        except (OSError, ValueError):  # rotated meanwhile, or no ordinary file
             continue
-    return decoded(text)
+    return decode_log(text)
 
 
-def hear(text: str) -> LastWords:
+def parse_log_tail(text: str) -> LogTail:
     """
-    What killed a process, as the end of its error log tells?
+    Parse crash details from the end of a worker's error log.
 
     Args:
         text: The end of the log.
-
-    Returns:
-        What was found.
     """
     lines = [x for x in text.splitlines() if x.strip() and x[0] != ":"]
-    received, fatal = _same(_SIGNAL, text), _last(_FATAL, text)
+    received, fatal = (
+        _find_signal(_RAY_SIGNAL, text),
+        _find_last(_PYTHON_FATAL, text),
+    )
     signal = received["name"] if received else None
     if signal is None and fatal is not None:
-        signal = _FATAL_NAMES.get(fatal["what"], "SIGFPE")
+        signal = _FATAL_SIGNALS.get(fatal["what"], "SIGFPE")
     begins = [x.start() for x in (received, fatal) if x]
     crash = text[min(begins) :] if begins else ""
     errors = (
-        [x for x in lines if any(word in x for word in _BEFORE)]
+        [x for x in lines if any(word in x for word in _NATIVE_ERRORS)]
         if signal
-        else _ERROR.findall(text[-_ENDS:])
+        else _ERROR_LINE.findall(text[-_TRACEBACK_BYTES:])
     )
-    return LastWords(
+    return LogTail(
         signal=signal,
         time=float(received["time"]) if received else None,
         error=clean(errors[-1], limit=400) if errors else None,
-        python_frames=_frames(crash) if signal else _traceback(text),
+        python_frames=_faulthandler_frames(crash)
+        if signal
+        else _traceback_frames(text),
         native_frames=tuple(
-            clean(x["frame"]) for x in _NATIVE.finditer(crash)
+            clean(x["frame"]) for x in _NATIVE_FRAME.finditer(crash)
         )[:_MOST_FRAMES],
         is_watchdog=_WATCHDOG.search(text) is not None,
-        lost_peer=_LOST_PEER.search(text) is not None,
-        lines=tuple(clean(x, limit=400) for x in lines[-_KEPT:]),
+        has_lost_peer=_LOST_PEER.search(text) is not None,
+        lines=tuple(clean(x, limit=400) for x in lines[-_LAST_LINES:]),
     )
 
 
-def _same(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+def _find_signal(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     """
-    Ray tells of a signal twice: the first time of the last one counts.
+    Return the first report of the last signal.
+
+    Ray reports each signal twice.
     """
     found = list(pattern.finditer(text))
     return next((x for x in found if x[0] == found[-1][0]), None)
 
 
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+def _find_last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     found = list(pattern.finditer(text))
     return found[-1] if found else None
 
 
-def _frames(text: str) -> tuple[Location, ...]:
-    # The stacks of other threads follow after an empty line.
+def _faulthandler_frames(text: str) -> tuple[Location, ...]:
+    # An empty line ends the stack of the current thread.
     begin = text.find("most recent call first")
     if begin < 0:
         return ()
 
     stack = text[begin:].split("\n\n", 1)[0].split("\nThread 0x", 1)[0]
-    found = list(_PYTHON.finditer(stack))[:_MOST_FRAMES]
-    return tuple(map(_location, found))
+    found = list(_FAULTHANDLER_FRAME.finditer(stack))[:_MOST_FRAMES]
+    return tuple(map(_make_location, found))
 
 
-def _traceback(text: str) -> tuple[Location, ...]:
+def _traceback_frames(text: str) -> tuple[Location, ...]:
     begin = text.rfind("Traceback (most recent call last)")
     begin = max(begin, text.rfind("Exception raised in creation task"))
     if begin < 0:
         return ()
 
-    found = list(_TRACE.finditer(text, begin))[-_MOST_FRAMES:]
-    return tuple(map(_location, reversed(found)))
+    found = list(_TRACEBACK_FRAME.finditer(text, begin))[-_MOST_FRAMES:]
+    return tuple(map(_make_location, reversed(found)))
 
 
-def _location(found: re.Match[str]) -> Location:
+def _make_location(found: re.Match[str]) -> Location:
     return Location(
         function=clean(found["function"]),
         file=clean(found["file"], limit=500),

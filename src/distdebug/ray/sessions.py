@@ -1,8 +1,8 @@
 """
-Where are the sessions of Ray, on this machine or in a copied folder?
+Find Ray session folders and list their log files.
 
-All nodes of a cluster give their session folder the same name, so what was
-copied from several nodes are several folders of one name.
+All nodes of a cluster give their session folder the same name, so folders of
+one name that were copied from several nodes are several nodes.
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ from .._render import Block, Shown
 from .._text import clean
 from ..errors import NoLogsError
 from ..findings import Missing, as_plain
-from ..logs import PACKED
+from ..logs import PACKED_SUFFIXES
 
 
 @attrs.frozen(kw_only=True)
 class RaySession(Shown):
     """
-    The folder that Ray keeps on one node for one life of a cluster.
+    The session folder of one Ray node.
 
-    All nodes of a cluster call it by the same name, so several folders of
-    that name are several nodes.
+    All nodes of a cluster give it the same name, so several folders of one
+    name are several nodes.
 
     Attributes:
         root: The folder of the session.
 
-        logs: Where its logs are; *root* itself if only they were copied.
+        logs: The folder of its logs; *root* itself if only the logs were
+            copied.
 
         name: Such as ``"session_2026-02-20_02-03-57_123456_4711"``.
 
-        host: How to call the node: its name if the way to the folder tells,
-            or else its address or the beginning of its id; ``""`` if nothing
-            does.
+        host: The display name of the node: its host name if the path contains
+            it, or else its address or the beginning of its id; ``""`` if
+            unknown.
 
         ip: The address of the node.
 
-        node_id: What Ray calls the node, 56 hexadecimal digits.
+        node_id: Ray's id of the node, 56 hexadecimal digits.
 
-        ray_version: Such as ``"2.40.0"``; older versions do not tell.
+        ray_version: Such as ``"2.40.0"``; older versions do not log it.
 
         is_head: Whether the node was the head of the cluster.
     """
@@ -76,7 +77,7 @@ class RaySession(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         return as_plain(self)
 
@@ -88,17 +89,16 @@ class RaySession(Shown):
 @attrs.frozen(kw_only=True)
 class LogPart:
     """
-    One file of a log, which may be in several since it was rotated.
+    One file of a log, which may have several after rotation.
 
     Attributes:
         path: The file.
 
-        index: 0 for the newest part, and greater the older a part is.
+        index: 0 for the newest part, and greater for older ones.
 
-        size: How many bytes it had when it was looked at.
+        size: Its size when it was listed, in bytes.
 
-        mtime: When something was last written to it, in seconds since the
-            epoch.
+        mtime: The time of the last write, in seconds since the epoch.
     """
 
     path: Path
@@ -110,38 +110,37 @@ class LogPart:
 @attrs.frozen(kw_only=True)
 class WorkerLog(Shown):
     """
-    All that one worker process printed, and whose it is.
+    The log files of one worker process, and its identity.
 
     Attributes:
         session: The session, and with it the node.
 
-        worker_id: What Ray calls the process, 56 hexadecimal digits.
+        worker_id: Ray's id of the worker, 56 hexadecimal digits.
 
-        pid: Its number on its node.
+        pid: The process id on its node.
 
-        name_job_id: The job in the names of the files, which Ray gets wrong
-            for processes that it had started ahead of their job.
+        name_job_id: The job in the file names, which is wrong for processes
+            that Ray started ahead of their job.
 
-        job_id: The job that the process itself wrote down.
+        job_id: The job that the process itself logged.
 
-        actor_id: Which actor it was, 32 hexadecimal digits; ``None`` if it
-            only ran tasks, or nothing tells.
+        actor_id: The actor, 32 hexadecimal digits; ``None`` if it only ran
+            tasks, or the actor is unknown.
 
         actor_class: The class of the actor.
 
-        actor_repr: What the ``__repr__`` of the actor returned, if it has
-            its own.
+        actor_repr: The ``__repr__`` of the actor, if it defines one.
 
-        actor_name: The name the actor was given by ``.options(name=…)``.
+        actor_name: The name given in ``.options(name=…)``.
 
         task_names: The functions that it ran as tasks, as far as was read.
 
         kind: ``"worker"``, or ``"io_worker"`` for those that spill objects.
 
-        out: The parts of what it printed, oldest first.
+        out: The parts of its standard output, oldest first.
 
-        err: The parts of what it printed to its standard error, where
-            ``logging`` goes, oldest first.
+        err: The parts of its standard error, where ``logging`` writes, oldest
+            first.
 
         missing: What could not be read, and why.
     """
@@ -164,21 +163,21 @@ class WorkerLog(Shown):
     @property
     def mtime(self) -> float:
         """
-        When it last printed anything, in seconds since the epoch.
+        Return the time of its last output, in seconds since the epoch.
         """
         return max((x.mtime for x in (*self.out, *self.err)), default=0.0)
 
     @property
     def label(self) -> str:
         """
-        What a person calls it, such as ``"SglEngine"`` or ``"worker"``.
+        Return a label such as ``"SglEngine"`` or ``"worker"``.
         """
         known = self.actor_repr or self.actor_class or self.actor_name
         return known or (self.task_names[-1] if self.task_names else self.kind)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         return as_plain(self)
 
@@ -188,10 +187,10 @@ class WorkerLog(Shown):
 
 
 SESSION_NAME = re.compile(r"session_2\d{3}-\d\d-\d\d_[\w.-]{1,80}", re.ASCII)
-_TOLD_NAME = re.compile(
+_SESSION_IN_LOG = re.compile(
     rb"\b(session_2\d{3}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{1,9}_\d{1,9})\b"
 )
-_HEAD = 1 << 16
+_HEAD_BYTES = 1 << 16
 _MOST_PARTS = 9
 _STATE_ID = re.compile(rb"^Node ID: ([0-9a-f]{56})$", re.MULTILINE)
 _STATE_NAME = re.compile(rb"^Node name: (\S{1,100})$", re.MULTILINE)
@@ -206,61 +205,63 @@ _VERSION = re.compile(
     rb"(?:ray_version=|Ray version: )(\d{1,4}\.[\w.+-]{1,40})"
 )
 _PORT = re.compile(r"[a-z_]{1,60}_port_([0-9a-f]{56})", re.ASCII)
-_HEADS = ("gcs_server.out", "gcs_server.err", "monitor.log", "monitor.out")
-# Folders that are called the same on every node.
-_NO_HOST = re.compile(
+_HEAD_NODE_FILES = (
+    "gcs_server.out",
+    "gcs_server.err",
+    "monitor.log",
+    "monitor.out",
+)
+# Folder names that are the same on every node.
+_COMMON_FOLDER_NAME = re.compile(
     r"(?:ray|session)(?:[_.-].{0,200})?|tmp|temp|logs?|old|old_logs|var|data"
 )
 
 
-def session_facts(session: RaySession) -> dict[str, Any]:
+def read_session_facts(session: RaySession) -> dict[str, Any]:
     """
-    Tell what the files of a session say about its node.
+    Read name, node, address, and version from the files of a session.
 
     Args:
         session: The session, of which only the folders are known.
 
     Returns:
-        The attributes that are known now.
+        The attributes of `RaySession`.
     """
     logs = session.logs
-    state = _head(logs / "debug_state.txt")
-    raylet = _head(logs / "raylet.out")
+    state = _read_head(logs / "debug_state.txt")
+    raylet = _read_head(logs / "raylet.out")
     node_id = (
-        _first(_STATE_ID, state)
-        or _id_of_ports(session.root)
-        or _first(_LOG_ID, raylet)
+        _search(_STATE_ID, state)
+        or _find_node_id(session.root)
+        or _search(_LOG_ID, raylet)
     )
-    ip = _ip(_first(_STATE_NAME, state)) or _ip_of_files(session)
-    # Where only the logs were copied, their folder has a name of its own.
+    ip = _parse_ip(_search(_STATE_NAME, state)) or _find_ip(session)
+    # If only the logs were copied, their folder may have another name.
     name = None
     if not SESSION_NAME.fullmatch(session.name):
-        name = _first(_TOLD_NAME, raylet)
+        name = _search(_SESSION_IN_LOG, raylet)
     return {
         "name": name or session.name,
         "node_id": node_id,
         "ip": ip,
-        "ray_version": _version(logs),
-        "is_head": any(is_there(logs / name) for name in _HEADS),
+        "ray_version": _read_version(logs),
+        "is_head": any(is_there(logs / name) for name in _HEAD_NODE_FILES),
         "host": ip or (node_id or "")[:8],
     }
 
 
-def named_hosts(
+def name_hosts(
     sessions: Iterable[RaySession], places: Sequence[Path]
 ) -> list[RaySession]:
     """
-    Call nodes by the folders that they were copied to.
+    Name the hosts of sessions after the folders that they were copied to.
 
     Args:
-        sessions: The sessions.
-
-        places: Where they were looked for.
+        places: The folders that were searched.
 
     Returns:
-        The same sessions: several of one name each with the name of the
-        folder in which they differ, and all with the version that one of
-        them tells.
+        The sessions: several of one name get the name of the folder in which
+        their paths differ, and all get the version that one of them logs.
     """
     clusters = defaultdict(list)
     for session in sessions:
@@ -268,44 +269,48 @@ def named_hosts(
     found = []
     for members in clusters.values():
         versions = [x.ray_version for x in members if x.ray_version]
-        base = _common([x.root for x in members], places)
+        base = _find_common_folder([x.root for x in members], places)
         for session in members:
-            # Of one, a folder may as well be the name of the job.
-            named = _host_in(session.root, base)
-            names = (named, session.host)[:: 1 if len(members) > 1 else -1]
+            # Of a single session, the folder may be named after the job.
+            folder_name = _find_host_folder(session.root, base)
+            names = (folder_name, session.host)[
+                :: 1 if len(members) > 1 else -1
+            ]
             host = clean(names[0] or names[1])
             version = session.ray_version or next(iter(versions), None)
             found.append(attrs.evolve(session, host=host, ray_version=version))
     return found
 
 
-def _version(logs: Path) -> str | None:
+def _read_version(logs: Path) -> str | None:
     """
-    What the head tells; the GCS of old versions does not.
+    Read the Ray version in the head's logs; old GCS versions do not log it.
     """
-    heads = (_head(logs / name) for name in ("gcs_server.out", "monitor.log"))
-    return next(filter(None, (_first(_VERSION, x) for x in heads)), None)
+    heads = (
+        _read_head(logs / name) for name in ("gcs_server.out", "monitor.log")
+    )
+    return next(filter(None, (_search(_VERSION, x) for x in heads)), None)
 
 
-def _common(roots: Sequence[Path], places: Sequence[Path]) -> Path:
+def _find_common_folder(roots: Sequence[Path], places: Sequence[Path]) -> Path:
     if len(roots) > 1:
         return Path(os.path.commonpath(roots))
     (root,) = roots
-    around = [p for x in places if root.is_relative_to(p := resolved(x))]
-    return max(around, default=root, key=lambda p: len(p.parts))
+    containing = [p for x in places if root.is_relative_to(p := resolved(x))]
+    return max(containing, default=root, key=lambda p: len(p.parts))
 
 
-def _host_in(root: Path, base: Path) -> str:
+def _find_host_folder(root: Path, base: Path) -> str:
     """
-    The first folder below *base* that is not called the same everywhere.
+    Return the first folder below *base* that may name a host.
     """
     parts = root.relative_to(base).parts
-    return next((x for x in parts if not _NO_HOST.fullmatch(x)), "")
+    return next((x for x in parts if not _COMMON_FOLDER_NAME.fullmatch(x)), "")
 
 
-def _head(path: Path) -> bytes:
+def _read_head(path: Path) -> bytes:
     """
-    The beginning of a file, or of its oldest part if it was rotated.
+    Read the beginning of a file, or of its oldest part after rotation.
     """
     for number in range(_MOST_PARTS, 0, -1):
         part = path.with_name(f"{path.name}.{number}")
@@ -316,16 +321,16 @@ def _head(path: Path) -> bytes:
         suppress(OSError, ValueError),
         open_ordinary(path, "no file") as file,
     ):
-        return file.read(_HEAD)
+        return file.read(_HEAD_BYTES)
     return b""
 
 
-def _first(pattern: re.Pattern[bytes], data: bytes) -> str | None:
+def _search(pattern: re.Pattern[bytes], data: bytes) -> str | None:
     match = pattern.search(data)
     return match[1].decode("ascii", "replace") if match else None
 
 
-def _id_of_ports(root: Path) -> str | None:
+def _find_node_id(root: Path) -> str | None:
     with suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
             match = _PORT.fullmatch(entry.name)
@@ -334,26 +339,28 @@ def _id_of_ports(root: Path) -> str | None:
     return None
 
 
-def _ip_of_files(session: RaySession) -> str | None:
-    data = _head(session.root / "node_ip_address.json")
-    found = _ip(_first(_JSON_ADDRESS, data))
+def _find_ip(session: RaySession) -> str | None:
+    data = _read_head(session.root / "node_ip_address.json")
+    found = _parse_ip(_search(_JSON_ADDRESS, data))
     if found:
         return found
     with suppress(OSError), os.scandir(session.logs) as entries:
         for entry in entries:
             if entry.name.startswith("python-core-"):
-                return _ip(_first(_ADDRESS, _head(Path(entry.path))))
+                return _parse_ip(
+                    _search(_ADDRESS, _read_head(Path(entry.path)))
+                )
     return None
 
 
-def _ip(text: str | None) -> str | None:
+def _parse_ip(text: str | None) -> str | None:
     with suppress(ValueError):
         return str(ip_address(text or ""))
     return None
 
 
-_LATEST = "session_latest"
-_LOGS = re.compile(
+_LATEST_LINK = "session_latest"
+_LOG_NAME = re.compile(
     r"(?:raylet|gcs_server)[\w.]{0,20}\.(?:out|err)"
     r"|(?:io_)?worker-[0-9a-f]{28,56}-.{1,60}"
     r"|python-core-(?:worker|driver)-.{1,120}",
@@ -371,46 +378,48 @@ def find_ray_sessions(
     *places: str | os.PathLike[str], every: bool = False
 ) -> tuple[RaySession, ...]:
     """
-    Find the sessions that Ray left in some places.
+    Find the session folders of Ray.
 
-    The latest session of a temporary folder is that which ``session_latest``
-    points to, also after both were moved; or else that with the latest name.
+    The latest session of a temporary folder is the one that ``session_latest``
+    points to, even after both were moved; or else the one with the latest
+    name.
 
     Args:
-        places: Folders of sessions, their ``logs``, temporary folders of Ray,
-            and folders with anything of that below, such as one for each
-            node.  A link is followed if it is named itself, and not if it
-            leads out of such a folder.  Without any, ``RAY_TMPDIR`` is looked
-            at; or else all folders of this machine that are called like those
-            of Ray.
+        places: Session folders, their ``logs``, temporary folders of Ray, and
+            folders that contain those, such as one for each node.  A link that
+            is given is followed; one below a given folder only if it stays
+            inside.  Without any, ``RAY_TMPDIR`` is searched; or else all
+            folders of this machine with the usual names.
 
-        every: Whether to find all sessions of a temporary folder, rather than
-            the latest.
+        every: Whether to find all sessions of a temporary folder, not only the
+            latest.
 
     Returns:
-        The sessions, the latest first, and of one cluster the head first.
+        The sessions, the latest first, and the head of each cluster first.
 
     Raises:
-        NoLogsError: None is there.
+        NoLogsError: There is none.
     """
     roots: list[Path] = []
-    wanted = [Path(place) for place in places] or list(_usual_places())
-    if any("\0" in str(place) for place in wanted):
+    folders = [Path(place) for place in places] or list(
+        _list_default_folders()
+    )
+    if any("\0" in str(place) for place in folders):
         msg = "a path holds a null byte"
         raise NoLogsError(msg)
 
     depth = _MOST_DEPTH if places else 2
     budget = iter(range(_MOST_FOLDERS))
-    for place in wanted:
-        top = _beside(place.absolute())
-        below = _below(top, budget, depth, every=every)
+    for place in folders:
+        top = _resolve_latest_link(place.absolute())
+        below = _find_sessions_below(top, budget, depth, every=every)
         roots += (root for root in below if stays_in(root, top))
 
-    # Several ways may lead to one session.
-    each_once = {x.root: x for x in map(_session, roots)}.values()
-    found = named_hosts(each_once, wanted)
+    # Several paths may lead to one session.
+    each_once = {x.root: x for x in map(_load_session, roots)}.values()
+    found = name_hosts(each_once, folders)
     if not found:
-        tried = ", ".join(map(str, wanted)) or "the usual places"
+        tried = ", ".join(map(str, folders)) or "the usual places"
         msg = f"no Ray session in {tried}"
         raise NoLogsError(msg, remedy=_REMEDY)
 
@@ -420,49 +429,46 @@ def find_ray_sessions(
 
 def open_ray_session(path: str | os.PathLike[str]) -> RaySession:
     """
-    Tell what a folder of a session is.
+    Open the session in a folder.
 
     Args:
         path: The folder of a session, its ``logs``, or ``session_latest``.
 
-    Returns:
-        The session.
-
     Raises:
-        NoLogsError: The folder is none.
+        NoLogsError: The folder is not a session.
     """
-    root = _beside(Path(path).absolute())
+    root = _resolve_latest_link(Path(path).absolute())
     if not _is_session(root):
         msg = f"{root} is no folder of a Ray session"
         remedy = "find_ray_sessions() looks for them below a folder"
         raise NoLogsError(msg, remedy=remedy)
 
-    return _session(root)
+    return _load_session(root)
 
 
-def _session(root: Path) -> RaySession:
+def _load_session(root: Path) -> RaySession:
     root = resolved(root)
     if root.name == "logs" and _has_logs(root):
-        # What lies beside the logs belongs to the session, if it is one.
+        # The parent is the session, if it has the name of one.
         root = (
             root.parent if SESSION_NAME.fullmatch(root.parent.name) else root
         )
     session = RaySession(
         root=root,
-        logs=_logs(root),
-        # Whoever made the folder chose it.
+        logs=_find_logs(root),
+        # The user may have chosen the name.
         name=clean(root.parent.name if root.name == "logs" else root.name),
     )
-    return attrs.evolve(session, **session_facts(session))
+    return attrs.evolve(session, **read_session_facts(session))
 
 
 def _is_session(folder: Path) -> bool:
-    return _has_logs(_logs(folder)) or _has_logs(folder)
+    return _has_logs(_find_logs(folder)) or _has_logs(folder)
 
 
-def _logs(root: Path) -> Path:
+def _find_logs(root: Path) -> Path:
     """
-    Where the logs of a session are; a link that leads out is not followed.
+    Return the log folder of a session; a link that leaves it is ignored.
     """
     logs = root / "logs"
     return logs if is_folder(logs) and stays_in(logs, root) else root
@@ -470,194 +476,190 @@ def _logs(root: Path) -> Path:
 
 def _has_logs(folder: Path) -> bool:
     with suppress(OSError), os.scandir(folder) as entries:
-        return any(_LOGS.fullmatch(entry.name) for entry in entries)
+        return any(_LOG_NAME.fullmatch(entry.name) for entry in entries)
     return False
 
 
-def _below(
+def _find_sessions_below(
     folder: Path, budget: Iterator[int], depth: int, *, every: bool
 ) -> list[Path]:
     """
-    The sessions at and below a folder.
+    Find the sessions at and below a folder.
     """
     if _is_session(folder):
         return [folder]
-    entries = _entries(folder)
+    entries = _list_folders(folder)
     dated = sorted(x for x in entries if SESSION_NAME.fullmatch(x))
-    if dated or _LATEST in entries:
-        sessions = [*map(folder.joinpath, dated), folder / _LATEST]
-        # One that never began has no logs.
-        sessions = list(filter(_is_session, map(_beside, sessions)))
-        return sessions if every else _latest(folder, sessions)
+    if dated or _LATEST_LINK in entries:
+        sessions = [*map(folder.joinpath, dated), folder / _LATEST_LINK]
+        # A session that never started has no logs.
+        sessions = list(
+            filter(_is_session, map(_resolve_latest_link, sessions))
+        )
+        return sessions if every else _pick_latest(folder, sessions)
     if depth <= 0:
         return []
 
     found = []
     for name in sorted(entries):
-        # No link is followed: it may lead out, or round in circles.
+        # Do not follow links: they may leave the folder, or form a cycle.
         path = folder / name
         if not is_link(path) and next(budget, None) is not None:
-            found += _below(path, budget, depth - 1, every=every)
+            found += _find_sessions_below(path, budget, depth - 1, every=every)
     return found
 
 
-def _entries(folder: Path) -> list[str]:
+def _list_folders(folder: Path) -> list[str]:
     with suppress(OSError), os.scandir(folder) as entries:
-        return [x.name for x in entries if x.is_dir() or x.name == _LATEST]
+        return [
+            x.name for x in entries if x.is_dir() or x.name == _LATEST_LINK
+        ]
     return []
 
 
-def _latest(folder: Path, sessions: list[Path]) -> list[Path]:
+def _pick_latest(folder: Path, sessions: list[Path]) -> list[Path]:
     """
-    The one that the link means, or else that with the latest name.
+    Return the session that the link points to, or else the latest name.
     """
-    linked = _beside(folder / _LATEST)
-    if linked != folder / _LATEST and linked in sessions:
+    linked = _resolve_latest_link(folder / _LATEST_LINK)
+    if linked != folder / _LATEST_LINK and linked in sessions:
         return [linked]
     others = [x for x in sessions if x != linked]
     return others[-1:] or sessions[-1:]
 
 
-def _beside(path: Path) -> Path:
+def _resolve_latest_link(path: Path) -> Path:
     """
-    What the link ``session_latest`` meant before both were copied.
+    Resolve the link ``session_latest`` after both were copied.
 
-    Its target is absolute: after copying it is somewhere else, or nowhere.
+    Its target is absolute, so after copying it is elsewhere or missing.
     """
-    if path.name == _LATEST and is_link(path):
+    if path.name == _LATEST_LINK and is_link(path):
         with suppress(OSError):
-            beside = path.parent / path.readlink().name
-            return beside if is_folder(beside) else path
+            target = path.parent / path.readlink().name
+            return target if is_folder(target) else path
     return path
 
 
-def _usual_places() -> Iterator[Path]:
-    given = os.environ.get("RAY_TMPDIR")
-    if given:
-        yield from (Path(given, "ray"), Path(given))
+def _list_default_folders() -> Iterator[Path]:
+    ray_tmpdir = os.environ.get("RAY_TMPDIR")
+    if ray_tmpdir:
+        yield from (Path(ray_tmpdir, "ray"), Path(ray_tmpdir))
         return
     for folder in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108 Ray's own default
         with suppress(OSError):
             yield from sorted(x for x in Path(folder).glob("ray*"))
 
 
-# Where parts of one log lie, below the folder of the logs.
-_FOLDERS = ("old", "")
+# Folders with parts of a log, relative to the log folder.
+_LOG_FOLDERS = ("old", "")
 _STREAMS = frozenset({"out", "err", "log", "txt"})
 _MOST_DIGITS = 4
 
-# (stem, stream) → parts, oldest first
-Listed = dict[tuple[str, str], tuple[LogPart, ...]]
+# (stem, stream) -> parts, oldest first
+PartsByLog = dict[tuple[str, str], tuple[LogPart, ...]]
 
 
 def list_parts(
     session: RaySession, *prefixes: str
-) -> tuple[Listed, list[Missing]]:
+) -> tuple[PartsByLog, list[Missing]]:
     """
-    Find the logs of a session whose names begin in some way.
+    List the logs of a session by prefix.
 
     Args:
-        session: The session.
-
-        prefixes: What the names begin with; all of them without any.
+        prefixes: The beginnings of the names; all logs without any.
 
     Returns:
-        The parts of each log, oldest first, by its name and stream such as
-        ``("raylet", "out")``; and what could not be looked at.
+        The parts of each log, oldest first, by name and stream such as
+        ``("raylet", "out")``; and what could not be read.
     """
     found: dict[tuple[str, str], list[LogPart]] = defaultdict(list)
     missing: list[Missing] = []
-    for name in _FOLDERS:
+    for name in _LOG_FOLDERS:
         folder = session.logs / name if name else session.logs
         try:
-            for key, part in _parts_in(folder, session.root, prefixes):
+            for key, part in _list_parts_in(folder, session.root, prefixes):
                 found[key].append(part)
         except FileNotFoundError:
             continue
         except OSError as exc:
             missing.append(Missing.log(folder, exc))
 
-    # The sort is stable: of two with one number that in old/ is the older.
+    # The sort is stable: of two parts with one index, that in old/ is older.
     return {
         key: tuple(sorted(parts, key=lambda x: -x.index))
         for key, parts in found.items()
     }, missing
 
 
-def parts_of(session: RaySession, stem: str, stream: str) -> list[Path]:
+def find_parts(session: RaySession, stem: str, stream: str) -> list[Path]:
     """
-    Find the files of one log of Ray itself.
+    Return the files of one of Ray's own logs, oldest first.
 
     Args:
-        session: The session.
-
         stem: Such as ``"gcs_server"``.
 
         stream: Such as ``"out"``.
-
-    Returns:
-        Its parts, oldest first; none if there is no such log.
     """
     listed, _ = list_parts(session, f"{stem}.")
     return [part.path for part in listed.get((stem, stream), ())]
 
 
-def taken_apart(name: str) -> tuple[str, str, int]:
+def split_log_name(name: str) -> tuple[str, str, int]:
     """
-    Tell which part of which log a file is, by its name.
+    Split the name of a log file into log, stream, and part number.
 
     Args:
-        name: The name of the file, such as ``"raylet.1.out"``.
+        name: Such as ``"raylet.1.out"``.
 
     Returns:
-        The name of the log, its stream, and the number of the part, as in
-        ``("raylet", "out", 1)``; the stream is ``""`` if it is no log.
+        Such as ``("raylet", "out", 1)``; the stream is ``""`` if it is no log.
     """
-    # Sessions of 200,000 files exist, so this is no regular expression.
-    words = name.split(".")
-    if f".{words[-1]}" in PACKED:
-        words.pop()
-    index = _popped_index(words)
-    stream = words.pop() if words else ""
+    # No regular expression: a session may have 200,000 files.
+    name_parts = name.split(".")
+    if f".{name_parts[-1]}" in PACKED_SUFFIXES:
+        name_parts.pop()
+    index = _pop_index(name_parts)
+    stream = name_parts.pop() if name_parts else ""
     if stream not in _STREAMS:
         return name, "", 0
 
-    index = index or _popped_index(words)
-    return ".".join(words), stream, index
+    index = index or _pop_index(name_parts)
+    return ".".join(name_parts), stream, index
 
 
-def _parts_in(
+def _list_parts_in(
     folder: Path, root: Path, prefixes: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, str], LogPart]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if prefixes and not entry.name.startswith(prefixes):
                 continue
-            stem, stream, index = taken_apart(entry.name)
-            part = _part(entry, folder, root, index) if stream else None
+            stem, stream, index = split_log_name(entry.name)
+            part = _make_part(entry, folder, root, index) if stream else None
             if part:
                 yield (stem, stream), part
 
 
-def _popped_index(words: list[str]) -> int:
-    last = words[-1] if len(words) > 1 else ""
+def _pop_index(name_parts: list[str]) -> int:
+    last = name_parts[-1] if len(name_parts) > 1 else ""
     if last.isascii() and last.isdigit() and len(last) <= _MOST_DIGITS:
-        return int(words.pop())
+        return int(name_parts.pop())
     return 0
 
 
-def _part(
+def _make_part(
     entry: os.DirEntry[str], folder: Path, root: Path, index: int
 ) -> LogPart | None:
     path = folder / entry.name
     try:
         if entry.is_symlink():
-            # Only those that stay in the session may be followed.
+            # Follow only links that stay inside the session.
             path = path.resolve(strict=True)
             if not path.is_relative_to(root):
                 return None
         status = entry.stat()
-    except (OSError, RuntimeError):  # gone meanwhile, or a link to nothing
+    except (OSError, RuntimeError):  # deleted meanwhile, or a broken link
         return None
 
     if not stat.S_ISREG(status.st_mode):

@@ -1,8 +1,8 @@
 """
-How does VS Code attach to all who wait in Ray's debugger, at once?
+Write a VS Code launch.json that attaches to paused Ray processes.
 
-The form is that of a ``launch.json`` for the Python debugger of VS Code.  It
-does without Ray's extension, and each client of debugpy reads it.
+The format is that of VS Code's Python debugger.  It does not need Ray's
+extension, and other debugpy clients read it, too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..errors import LaunchFileError
 from .debugger_sessions import RayDebuggerCheck, RayDebugSession
 
 
-# What begins so is ours, and is replaced as a whole.
-_OURS = "distdebug Ray: "
-_ALL = f"{_OURS}all"
+# Entries with this prefix are replaced.
+_NAME_PREFIX = "distdebug Ray: "
+_COMPOUND_NAME = f"{_NAME_PREFIX}all"
 _MOST_BYTES = 1 << 20
 _MOST_NAME = 150
-# Where Ray unpacks what a job brings.
-_UNPACKED = re.compile(
+# Where Ray unpacks the working folder and modules of a job.
+_UNPACKED_FOLDER = re.compile(
     r"(?P<root>.{1,1000}?/runtime_resources/(?:working_dir_files|"
     r"py_modules_files)/[^/]{1,255})(?:/|$)"
 )
@@ -40,26 +40,25 @@ def launch_json(
     path_mappings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """
-    Which configurations attach to these sessions?
+    Return a ``launch.json`` that attaches to waiting processes.
 
     Args:
-        waiting: What `ray_debug_sessions` or `check_ray_debugger` returned;
-            of the former the names tell the lines.
+        waiting: The result of `ray_debug_sessions` or `check_ray_debugger`;
+            only the former has the lines for the names.
 
-        path_mappings: Folders of the nodes, by the folder that holds the same
-            files where VS Code runs; by default the copy of the working
-            folder that Ray made for the job stands for the folder opened
-            there, and all else lies at the same path.
+        path_mappings: Local folders where VS Code runs, each with its folder
+            on the nodes; by default Ray's copy of the working folder is mapped
+            to the open workspace, and all else has the same path.
 
     Returns:
-        A whole ``launch.json``: a configuration for each session of debugpy,
-        and a compound that starts all.  Sessions of the older debugger have
-        none, since VS Code cannot attach to them.
+        A configuration for each debugpy session, and a compound that starts
+        all.  Sessions of the older debugger have none, because VS Code cannot
+        attach to them.
     """
     if isinstance(waiting, RayDebuggerCheck):
         waiting = waiting.sessions
     sessions = [s for s in waiting if s.kind == "debugpy"]
-    names = _names(sessions)
+    names = _make_names(sessions)
     configurations = [
         {
             "name": name,
@@ -67,11 +66,13 @@ def launch_json(
             "request": "attach",
             "connect": {"host": session.host, "port": session.port},
             "justMyCode": False,
-            **_mappings(session, path_mappings),
+            **_make_mappings(session, path_mappings),
         }
         for name, session in zip(names, sessions, strict=True)
     ]
-    compounds = [{"name": _ALL, "configurations": names}] if names else []
+    compounds = (
+        [{"name": _COMPOUND_NAME, "configurations": names}] if names else []
+    )
     return {
         "version": "0.2.0",
         "configurations": configurations,
@@ -83,81 +84,87 @@ def write_launch_json(
     path: str | os.PathLike[str], launch: Mapping[str, Any]
 ) -> Path:
     """
-    Put these configurations into a ``launch.json``.
+    Merge configurations into a ``launch.json`` file.
 
-    What else is there stays as it is.  Our own configurations of an earlier
-    time go, because their ports do not last.
+    Other entries stay as they are.  Earlier entries of distdebug are replaced,
+    because their ports are no longer valid.
 
     Args:
-        path: The file, or a folder, whose ``.vscode/launch.json`` it is then.
+        path: The file, or a folder that contains ``.vscode/launch.json``.
 
-        launch: What `launch_json` returned.
+        launch: The result of `launch_json`.
 
     Returns:
         The file.
 
     Raises:
-        LaunchFileError: What is there is no plain JSON, such as one with
-            comments, which would be lost, or cannot be read or written.
+        LaunchFileError: The file is not plain JSON (comments would be lost),
+            or cannot be read or written.
     """
-    file = _target(Path(path))
-    there = _existing(file)
-    merged = {**there}
+    file = _find_target(Path(path))
+    existing = _read_existing(file)
+    merged = {**existing}
     for key in ("version", "configurations", "compounds"):
         merged.setdefault(key, launch[key])
     for key in ("configurations", "compounds"):
-        merged[key] = _merged(there.get(key, []), launch[key], key, file)
+        merged[key] = _merge_entries(
+            existing.get(key, []), launch[key], key, file
+        )
     text = json.dumps(merged, indent=4, ensure_ascii=False) + "\n"
     try:
-        mode = stat.S_IMODE(file.stat().st_mode) if there else None
+        mode = stat.S_IMODE(file.stat().st_mode) if existing else None
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, text.encode("utf-8", "surrogatepass"))
         if mode is not None:
             file.chmod(mode)
     except OSError as exc:
-        raise _refused(file, f"it cannot be written: {exc}") from exc
+        raise _make_error(file, f"it cannot be written: {exc}") from exc
     return file
 
 
-def _target(path: Path) -> Path:
+def _find_target(path: Path) -> Path:
     file = path / ".vscode" / "launch.json" if is_folder(path) else path
     try:
-        # A link stays one.
+        # Write to the target, so a link stays a link.
         return file.resolve()
     except (OSError, RuntimeError) as exc:
-        raise _refused(file, f"it cannot be found: {exc}") from exc
+        raise _make_error(file, f"it cannot be found: {exc}") from exc
 
 
-def _names(sessions: Sequence[RayDebugSession]) -> list[str]:
+def _make_names(sessions: Sequence[RayDebugSession]) -> list[str]:
     """
-    A name for each, which its address makes the only one.
+    Return a name for each session; the address makes it unique.
     """
     return [
-        _OURS
-        + clean(f"{session.title}{_where(session)}", limit=_MOST_NAME)
+        _NAME_PREFIX
+        + clean(
+            f"{session.title}{_format_location(session)}", limit=_MOST_NAME
+        )
         + f", {clean(session.node, limit=_MOST_NAME)} "
         + f"{clean(session.host)}:{session.port}"
         for session in sessions
     ]
 
 
-def _where(session: RayDebugSession) -> str:
+def _format_location(session: RayDebugSession) -> str:
     place = session.location
     if place is None:
         return ""
     return f" {place.brief.rpartition('(')[2].rstrip(')')}"
 
 
-def _mappings(
-    session: RayDebugSession, given: Mapping[str, str] | None
+def _make_mappings(
+    session: RayDebugSession, mappings: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    if given is None:
+    if mappings is None:
         files = [place.file for place in session.locations]
-        roots = [_UNPACKED.match(x) for x in [*files, f"{session.cwd}/"]]
+        roots = [
+            _UNPACKED_FOLDER.match(x) for x in [*files, f"{session.cwd}/"]
+        ]
         found = dict.fromkeys(match["root"] for match in roots if match)
         pairs = [("${workspaceFolder}", root) for root in found]
     else:
-        pairs = list(given.items())
+        pairs = list(mappings.items())
     if not pairs:
         return {}
     return {
@@ -168,37 +175,37 @@ def _mappings(
     }
 
 
-def _existing(file: Path) -> dict[str, Any]:
+def _read_existing(file: Path) -> dict[str, Any]:
     try:
         data = read_ordinary(file, _MOST_BYTES)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as exc:
-        raise _refused(file, f"it cannot be read: {exc}") from exc
+        raise _make_error(file, f"it cannot be read: {exc}") from exc
     try:
-        there = json.loads(data.decode("utf-8-sig"))
+        existing = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as exc:
         reason = f"it is no plain JSON, perhaps for its comments: {exc}"
-        raise _refused(file, reason) from exc
-    if not isinstance(there, dict):
-        raise _refused(file, "it is no launch.json")
-    return there
+        raise _make_error(file, reason) from exc
+    if not isinstance(existing, dict):
+        raise _make_error(file, "it is no launch.json")
+    return existing
 
 
-def _merged(
+def _merge_entries(
     old: object, new: Sequence[Any], key: str, file: Path
 ) -> list[Any]:
     if not isinstance(old, list):
-        raise _refused(file, f"{key!r} is no list in it")
-    return [*(entry for entry in old if not _is_ours(entry)), *new]
+        raise _make_error(file, f"{key!r} is no list in it")
+    return [*(entry for entry in old if not _is_own_entry(entry)), *new]
 
 
-def _is_ours(entry: object) -> bool:
+def _is_own_entry(entry: object) -> bool:
     name = entry.get("name") if isinstance(entry, dict) else None
-    return isinstance(name, str) and name.startswith(_OURS)
+    return isinstance(name, str) and name.startswith(_NAME_PREFIX)
 
 
-def _refused(file: Path, reason: str) -> LaunchFileError:
+def _make_error(file: Path, reason: str) -> LaunchFileError:
     msg = f"{file} is left as it is: {reason}"
     return LaunchFileError(
         msg, remedy="write to another file, and copy what you want of it"

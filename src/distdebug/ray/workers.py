@@ -1,5 +1,5 @@
 """
-Which workers were there, and what did each of them run?
+List Ray's worker logs and system logs, and identify the actors.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ import attrs
 from .._io import matching
 from .._text import clean
 from ..findings import Missing
-from ..logs import BROKEN, PACKED, open_log, split_block
+from ..logs import PACKED_SUFFIXES, READ_ERRORS, open_log, split_block
 from .sessions import (
-    Listed,
     LogPart,
+    PartsByLog,
     RaySession,
     WorkerLog,
+    find_parts,
     list_parts,
-    parts_of,
 )
 
 
-_EXPORTS, _EXPORTED = "export_events", "event_EXPORT_ACTOR"
+_EXPORT_FOLDER, _EXPORT_STEM = "export_events", "event_EXPORT_ACTOR"
 _BLOCK = 1 << 18
-_LONGEST = 1 << 16
-# What a worker writes before its actor lives; the rest is statistics.
+_MOST_LINE = 1 << 16
+# Part of a core log before the actor runs; the rest is statistics.
 _MOST_OF_CORE = 1 << 22
 _CREATING = re.compile(rb"Creating actor:? (?:actor_id=)?([0-9a-f]{32})\b")
-_REPR = re.compile(
+_ACTOR_REPR = re.compile(
     rb"Actor creation task finished[^\n]{0,300}"
     rb"actor_repr_name:[ \t]{0,4}([^\r\n]{0,400})\r?\n"
 )
-# Ray ≤ 2.40 "Finished actor creation task for actor A on worker W", later
+# Ray <= 2.40 "Finished actor creation task for actor A on worker W", later
 # "Submitting actor creation task to worker. actor_id=A worker_id=W".
 _ASSIGNED = re.compile(
     rb"actor creation task [^\n]{0,60}?\bactor(?:_id=|: | )([0-9a-f]{32})\b"
@@ -56,18 +56,18 @@ _ASSIGNED = re.compile(
 @attrs.frozen(kw_only=True)
 class KnownActor:
     """
-    One actor, as Ray exported it or tells of it while it lives.
+    An actor in Ray's exported events or in a live cluster.
 
     Attributes:
         actor_id: Its id, 32 hexadecimal digits.
 
         actor_class: Its class.
 
-        actor_name: The name it was given, or ``""``.
+        actor_name: The name given in ``.options(name=…)``, or ``""``.
 
-        actor_repr: What its ``__repr__`` returned, or ``""``.
+        actor_repr: Its ``__repr__``, or ``""``.
 
-        pid: Its process, 0 if it never had any.
+        pid: Its process id; 0 if it never had one.
 
         node_id: Its node, or ``""``.
 
@@ -83,65 +83,60 @@ class KnownActor:
     state: str = ""
 
 
-def with_core(log: WorkerLog, core: Listed) -> WorkerLog:
+def add_core_facts(log: WorkerLog, core: PartsByLog) -> WorkerLog:
     """
-    Read the log of the C++ half of a worker.
+    Add the actor's id and repr from the core log (C++) of a worker.
 
     Args:
-        log: What the worker printed.
-
-        core: The logs of such halves, by name and stream.
-
-    Returns:
-        The same with the id and the representation of its actor.
+        core: The core logs of the session, by name and stream.
     """
     stem = f"python-core-worker-{log.worker_id}_{log.pid}"
     actor, text = log.actor_id, log.actor_repr
     for part in core.get((stem, "log"), ()):
-        with suppress(*BROKEN):
-            found = _core_facts(part.path)
+        with suppress(*READ_ERRORS):
+            found = _read_core_facts(part.path)
             actor, text = actor or found[0], text or found[1]
         if actor and text is not None:
             break
     return attrs.evolve(log, actor_id=actor, actor_repr=text or None)
 
 
-def actors_by_worker(session: RaySession) -> dict[str, str]:
+def read_actor_assignments(session: RaySession) -> dict[str, str]:
     """
-    Read in the log of the GCS which actor was sent to which worker.
+    Read the actor of each worker from the log of the GCS.
 
     Args:
-        session: A session; only that of the head has such a log.
+        session: A session; only the head has that log.
 
     Returns:
-        The id of the actor, by that of the worker.
+        The actor id, by worker id.
     """
     found = {}
-    for path in parts_of(session, "gcs_server", "out"):
-        for line in _lines_with(path, b"actor creation task"):
+    for path in find_parts(session, "gcs_server", "out"):
+        for line in _find_lines(path, b"actor creation task"):
             match = _ASSIGNED.search(line)
             if match:
                 found[match[2].decode()] = match[1].decode()
     return found
 
 
-def exported_actors(session: RaySession) -> dict[str, KnownActor]:
+def read_exported_actors(session: RaySession) -> dict[str, KnownActor]:
     """
-    Read the actors that Ray exported, if it was asked to.
+    Read the actors that Ray exported, if the export was enabled.
 
     Args:
-        session: A session; only that of the head has any.
+        session: A session; only the head has that log.
 
     Returns:
-        What was told last of each actor, by its id.
+        The latest state of each actor, by its id.
     """
-    folder = attrs.evolve(session, logs=session.logs / _EXPORTS)
+    folder = attrs.evolve(session, logs=session.logs / _EXPORT_FOLDER)
     found: dict[str, KnownActor] = {}
-    for path in parts_of(folder, _EXPORTED, "log"):
-        for line in _lines_with(path, b'"actor_id"'):
-            actor = _exported(line)
+    for path in find_parts(folder, _EXPORT_STEM, "log"):
+        for line in _find_lines(path, b'"actor_id"'):
+            actor = _parse_exported(line)
             if actor:
-                found[actor.actor_id] = _merged(
+                found[actor.actor_id] = _merge_actors(
                     found.get(actor.actor_id), actor
                 )
     return found
@@ -149,40 +144,28 @@ def exported_actors(session: RaySession) -> dict[str, KnownActor]:
 
 def has_exports(session: RaySession) -> bool:
     """
-    Tell whether Ray exported anything about actors.
-
-    Args:
-        session: A session.
-
-    Returns:
-        Whether names may be known that no worker wrote down.
+    Return whether Ray exported events about actors.
     """
-    return bool(matching(session.logs / _EXPORTS, f"{_EXPORTED}*"))
+    return bool(matching(session.logs / _EXPORT_FOLDER, f"{_EXPORT_STEM}*"))
 
 
-def core_logs(session: RaySession) -> Listed:
+def list_core_logs(session: RaySession) -> PartsByLog:
     """
-    List the logs of the C++ halves of workers.
-
-    Args:
-        session: The session.
-
-    Returns:
-        The parts of each, by name and stream.
+    List the core logs (C++) of workers, by name and stream.
     """
     return list_parts(session, "python-core-worker-")[0]
 
 
-def _core_facts(path: Path) -> tuple[str | None, str | None]:
+def _read_core_facts(path: Path) -> tuple[str | None, str | None]:
     actor, data = None, b""
     with open_log(path) as file:
         for _ in range(_MOST_OF_CORE // _BLOCK):
             block = file.read(_BLOCK)
-            # What stands over the end of a block is found with the next.
+            # Keep the end of the last block, in case a match spans both.
             data = data[-2000:] + block
             found = _CREATING.search(data)
             actor = actor or (found[1].decode() if found else None)
-            text = _REPR.search(data)
+            text = _ACTOR_REPR.search(data)
             if text:
                 return actor, text[1].decode("utf-8", "replace").strip()
             if not block:
@@ -190,15 +173,17 @@ def _core_facts(path: Path) -> tuple[str | None, str | None]:
     return actor, None
 
 
-def _lines_with(path: Path, text: bytes) -> Iterator[bytes]:
+def _find_lines(path: Path, text: bytes) -> Iterator[bytes]:
     """
-    The lines with a text; most blocks have none, and are not taken apart.
+    Yield the lines that contain a text.
+
+    Most blocks do not contain it and are not split.
     """
     rest = b""
-    with suppress(*BROKEN), open_log(path) as file:
+    with suppress(*READ_ERRORS), open_log(path) as file:
         while block := file.read(_BLOCK):
             if text not in rest + block:
-                rest = (rest + block)[-_LONGEST:].rpartition(b"\n")[2]
+                rest = (rest + block)[-_MOST_LINE:].rpartition(b"\n")[2]
                 continue
             lines, rest = split_block(rest, block)
             yield from (line for line in lines if text in line)
@@ -206,17 +191,17 @@ def _lines_with(path: Path, text: bytes) -> Iterator[bytes]:
             yield rest
 
 
-def _exported(line: bytes) -> KnownActor | None:
+def _parse_exported(line: bytes) -> KnownActor | None:
     try:
         data = json.loads(line)["event_data"]
         return KnownActor(
-            actor_id=_hex(data["actor_id"]),
-            actor_class=_text(data, "class_name"),
-            actor_name=_text(data, "name"),
-            actor_repr=_text(data, "repr_name"),
+            actor_id=_decode_id(data["actor_id"]),
+            actor_class=_get_text(data, "class_name"),
+            actor_name=_get_text(data, "name"),
+            actor_repr=_get_text(data, "repr_name"),
             pid=int(data.get("pid") or 0),
-            node_id=_hex(data.get("node_id") or ""),
-            state=_text(data, "state"),
+            node_id=_decode_id(data.get("node_id") or ""),
+            state=_get_text(data, "state"),
         )
     except (
         *(LookupError, OverflowError, RecursionError),
@@ -225,9 +210,9 @@ def _exported(line: bytes) -> KnownActor | None:
         return None
 
 
-def _merged(old: KnownActor | None, new: KnownActor) -> KnownActor:
+def _merge_actors(old: KnownActor | None, new: KnownActor) -> KnownActor:
     """
-    What was told last; what is left out at the end was told before.
+    Merge two states of an actor; the later state may omit fields.
     """
     if old is None:
         return new
@@ -236,109 +221,100 @@ def _merged(old: KnownActor | None, new: KnownActor) -> KnownActor:
     return KnownActor(**fields)
 
 
-def _hex(text: str) -> str:
+def _decode_id(text: str) -> str:
     try:
         return base64.b64decode(text, validate=True).hex()
     except binascii.Error as exc:
         raise ValueError(text) from exc
 
 
-def _text(data: dict[str, Any], key: str) -> str:
+def _get_text(data: dict[str, Any], key: str) -> str:
     value = data.get(key)
     return value if isinstance(value, str) else ""
 
 
-# How each of Ray's lines begins that nobody printed.
-MAGIC = (":job_id:", ":actor_name:", ":task_name:")
+# Beginnings of marker lines that Ray itself writes into worker logs.
+MARKER_PREFIXES = (":job_id:", ":actor_name:", ":task_name:")
 
-_KINDS = ("job_id", "actor_name", "task_name")
-_HEAD = 1 << 13
+_MARKER_KINDS = ("job_id", "actor_name", "task_name")
+_HEAD_BYTES = 1 << 13
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_MARK = re.compile(rb"\n:(job_id|actor_name|task_name):([^\r\n]{1,400})")
-_JOB = re.compile(r"[0-9a-f]{8,32}")
-_CLASS = re.compile(r"[\w.<>]+")
-_RECORD = re.compile(rb'^\{"asctime": [^\n]{0,4000}', re.MULTILINE)
-_NAME = re.compile(rb'"actor_name": "((?:[^"\\\n]|\\.){1,200})"')
-_ACTOR = re.compile(rb'"actor_id": "([0-9a-f]{32})"')
+_MARKER = re.compile(rb"\n:(job_id|actor_name|task_name):([^\r\n]{1,400})")
+_JOB_ID = re.compile(r"[0-9a-f]{8,32}")
+_CLASS_NAME = re.compile(r"[\w.<>]+")
+_JSON_RECORD = re.compile(rb'^\{"asctime": [^\n]{0,4000}', re.MULTILINE)
+_JSON_ACTOR_NAME = re.compile(rb'"actor_name": "((?:[^"\\\n]|\\.){1,200})"')
+_JSON_ACTOR_ID = re.compile(rb'"actor_id": "([0-9a-f]{32})"')
 _MOST_TASKS = 100
 
 
-def with_heads(log: WorkerLog) -> WorkerLog:
+def read_markers(log: WorkerLog) -> WorkerLog:
     """
-    Read what the beginnings of its parts tell of a worker.
+    Add job, class, and tasks from the first lines of a worker's logs.
 
     Args:
         log: The log of a worker, of which only the files are known.
-
-    Returns:
-        The same with job, class, and tasks, as far as they tell.
     """
     missing: list[Missing] = []
-    marks: dict[str, dict[str, None]] = {kind: {} for kind in _KINDS}
+    markers: dict[str, dict[str, None]] = {kind: {} for kind in _MARKER_KINDS}
     name = actor = None
-    # What logging writes, and so a record with a name, is in the second.
+    # Records with an actor name come from logging, which writes to err.
     for parts in (log.err, log.out):
-        for head in _heads(parts, missing):
-            _add_marks(head, marks)
+        for head in _read_part_heads(parts, missing):
+            _add_markers(head, markers)
             if name is None:
-                name, actor = _recorded(head)
-        # The class comes first if it is there, and has no brackets.
-        names = marks["actor_name"]
-        name_of_class = next(filter(_CLASS.fullmatch, names), None)
-        if marks["job_id"] and name_of_class and is_whole(parts):
+                name, actor = _find_recorded_actor(head)
+        # The class comes before the repr, and has no brackets.
+        names = markers["actor_name"]
+        name_of_class = next(filter(_CLASS_NAME.fullmatch, names), None)
+        if markers["job_id"] and name_of_class and is_complete_head(parts):
             break
     texts = [x for x in names if x != name_of_class]
     return attrs.evolve(
         log,
-        job_id=next(filter(_JOB.fullmatch, marks["job_id"]), None),
+        job_id=next(filter(_JOB_ID.fullmatch, markers["job_id"]), None),
         actor_class=name_of_class,
         actor_repr=next(iter(texts), None),
         actor_name=name,
         actor_id=actor,
-        task_names=tuple(marks["task_name"])[:_MOST_TASKS],
+        task_names=tuple(markers["task_name"])[:_MOST_TASKS],
         missing=(*log.missing, *missing),
     )
 
 
-def is_whole(parts: Sequence[LogPart]) -> bool:
+def is_complete_head(parts: Sequence[LogPart]) -> bool:
     """
-    Tell whether the beginning of a stream is all of it.
+    Return whether the head of a stream is the whole stream.
 
     Args:
         parts: Its parts, oldest first.
-
-    Returns:
-        Whether nothing else of it may hold another of Ray's lines.
     """
     return (
         [part.index for part in parts] == [0]
-        and 0 < parts[0].size < _HEAD
-        and parts[0].path.suffix not in PACKED
+        and 0 < parts[0].size < _HEAD_BYTES
+        and parts[0].path.suffix not in PACKED_SUFFIXES
     )
 
 
-def read_head(path: str, most: int = _HEAD) -> bytes:
+def read_head(path: str, most: int = _HEAD_BYTES) -> bytes:
     """
-    Read the beginning of a file, unpacked if it is packed.
+    Read the beginning of a file, which may be compressed.
 
     Args:
-        path: The file, which is no link.
+        path: The file, which must not be a link.
 
-        most: How many bytes to read.
-
-    Returns:
-        At most so many.
+        most: The maximum number of bytes.
 
     Raises:
         OSError: It cannot be read.
 
-        ValueError: It is no ordinary file, or damaged.
+        ValueError: It is not an ordinary file, or it is damaged.
     """
-    if path.endswith(tuple(PACKED)):
+    if path.endswith(tuple(PACKED_SUFFIXES)):
         with open_log(path) as file:
             return file.read(most)
 
-    # There are tens of thousands: this is half of what a file object costs.
+    # Tens of thousands of files: a descriptor costs half of a file object.
     descriptor = os.open(path, _FLAGS)
     try:
         return os.read(descriptor, most)
@@ -346,7 +322,7 @@ def read_head(path: str, most: int = _HEAD) -> bytes:
         os.close(descriptor)
 
 
-def _heads(
+def _read_part_heads(
     parts: Sequence[LogPart], missing: list[Missing]
 ) -> Iterator[bytes]:
     for part in parts:
@@ -357,39 +333,42 @@ def _heads(
             yield read_head(path)
         except FileNotFoundError:  # rotated or deleted meanwhile
             continue
-        except BROKEN as exc:
+        except READ_ERRORS as exc:
             missing.append(Missing.log(path, exc))
 
 
-def _add_marks(head: bytes, marks: dict[str, dict[str, None]]) -> None:
-    for match in _MARK.finditer(b"\n" + head):
-        # Where the head ends, the line may go on.
-        if match.end() <= _HEAD:
-            # A process may call itself anything.
+def _add_markers(head: bytes, markers: dict[str, dict[str, None]]) -> None:
+    for match in _MARKER.finditer(b"\n" + head):
+        # A line at the end of the head may be cut off.
+        if match.end() <= _HEAD_BYTES:
+            # A process may have any name.
             value = clean(match[2].decode("utf-8", "replace"))
-            marks[match[1].decode()][value] = None
+            markers[match[1].decode()][value] = None
 
 
-def _recorded(head: bytes) -> tuple[str | None, str | None]:
+def _find_recorded_actor(head: bytes) -> tuple[str | None, str | None]:
     """
-    The name and the id of the actor, as records in JSON tell.
+    Find the name and id of the actor in JSON log records.
     """
     if b'"actor_name": "' in head:
-        for record in _RECORD.finditer(head):
-            name, actor = _NAME.search(record[0]), _ACTOR.search(record[0])
+        for record in _JSON_RECORD.finditer(head):
+            name, actor = (
+                _JSON_ACTOR_NAME.search(record[0]),
+                _JSON_ACTOR_ID.search(record[0]),
+            )
             if name:
-                return _unquoted(name[1]), actor and actor[1].decode()
+                return _unquote(name[1]), actor and actor[1].decode()
     return None, None
 
 
-def _unquoted(text: bytes) -> str | None:
+def _unquote(text: bytes) -> str | None:
     with suppress(ValueError):
         return str(json.loads(b'"' + text + b'"'))
     return None
 
 
 _PREFIXES = ("worker-", "io_worker-")
-_STEM = re.compile(
+_WORKER_STEM = re.compile(
     r"(?P<kind>worker|io_worker)-(?P<worker>[0-9a-f]{28,56})"
     r"(?:-(?P<job>[0-9a-f]{8}))?-(?P<pid>\d{1,10})",
     re.ASCII,
@@ -403,93 +382,79 @@ def worker_logs(
     sessions: RaySession | Iterable[RaySession],
 ) -> tuple[WorkerLog, ...]:
     """
-    Tell what each worker process of some sessions was, and where it printed.
+    List the worker logs of sessions, with the identity of each worker.
 
-    Only the beginnings of files are read, whatever their size.
+    Only the beginnings of files are read.
 
     Args:
         sessions: A session, or those of several nodes.
 
     Returns:
-        The workers, by node and number of the process.
+        The workers, by node and process id.
     """
     if isinstance(sessions, RaySession):
         sessions = (sessions,)
     sessions = tuple(sessions)
-    return explained(read_heads(worker_files(sessions)), sessions)
+    return add_cluster_facts(read_heads(worker_files(sessions)), sessions)
 
 
 def worker_files(sessions: Iterable[RaySession]) -> tuple[WorkerLog, ...]:
     """
-    List the logs of workers without opening any.
-
-    Args:
-        sessions: The sessions.
+    List the worker logs of sessions without opening a file.
 
     Returns:
-        The workers with what the names of their files tell.
+        The workers, with what their file names contain.
     """
-    return tuple(log for session in sessions for log in _listed(session))
+    return tuple(log for session in sessions for log in _list_workers(session))
 
 
 def read_heads(logs: Iterable[WorkerLog]) -> list[WorkerLog]:
     """
-    Read what workers wrote down of themselves.
-
-    Args:
-        logs: The logs of workers, with their files.
-
-    Returns:
-        The same with what the beginnings of the files tell.
+    Add job, class, and tasks from the beginnings of the logs.
     """
-    return _each(with_heads, logs)
+    return _map_logs(read_markers, logs)
 
 
-def explained(
+def add_cluster_facts(
     logs: Iterable[WorkerLog], sessions: Iterable[RaySession]
 ) -> tuple[WorkerLog, ...]:
     """
-    Add what Ray's own files tell of workers.
+    Add actor names and ids from Ray's own logs.
 
     Args:
-        logs: The logs of workers, with what they tell themselves.
+        logs: The logs of workers, after `read_heads`.
 
-        sessions: Where else may be told about them.
-
-    Returns:
-        The same with all that is known.
+        sessions: The sessions whose logs to read.
     """
     found = list(logs)
     clusters = defaultdict(list)
     for session in sessions:
         clusters[session.name].append(session)
     for name, members in clusters.items():
-        found = _with_cluster(found, name, members)
-    vague = {log.session.root: log.session for log in found if _is_vague(log)}
-    for session in vague.values():
-        core = core_logs(session)
-        found = _each(partial(_with_core, core=core), found)
+        found = _add_actors_of_cluster(found, name, members)
+    incomplete = {
+        log.session.root: log.session for log in found if _needs_core_log(log)
+    }
+    for session in incomplete.values():
+        core = list_core_logs(session)
+        found = _map_logs(partial(_add_missing_core_facts, core=core), found)
     return tuple(found)
 
 
-def is_told(log: WorkerLog) -> bool:
+def has_all_names(log: WorkerLog) -> bool:
     """
-    Tell whether a worker wrote down all names that it has.
-
-    Args:
-        log: The log of a worker, with what it tells itself.
-
-    Returns:
-        Whether no other file can tell another class or representation.
+    Return whether no other file can add a class or repr to a worker.
     """
     if log.task_names and not log.actor_class:
         return True
     return log.actor_class is not None and (
-        log.actor_repr is not None or is_whole(log.out) or is_whole(log.err)
+        log.actor_repr is not None
+        or is_complete_head(log.out)
+        or is_complete_head(log.err)
     )
 
 
-def _listed(session: RaySession) -> list[WorkerLog]:
+def _list_workers(session: RaySession) -> list[WorkerLog]:
     listed, missing = list_parts(session, *_PREFIXES)
     streams: dict[str, dict[str, tuple[LogPart, ...]]] = defaultdict(dict)
     for (stem, stream), parts in listed.items():
@@ -497,13 +462,13 @@ def _listed(session: RaySession) -> list[WorkerLog]:
             streams[stem][stream] = parts
     found = []
     for stem, parts_by_stream in streams.items():
-        match = _STEM.fullmatch(stem)
+        match = _WORKER_STEM.fullmatch(stem)
         if match:
-            found.append(_log(session, match, parts_by_stream, missing))
+            found.append(_make_log(session, match, parts_by_stream, missing))
     return sorted(found, key=lambda x: (x.pid, x.worker_id))
 
 
-def _log(
+def _make_log(
     session: RaySession,
     match: re.Match[str],
     parts: dict[str, tuple[LogPart, ...]],
@@ -521,54 +486,46 @@ def _log(
     )
 
 
-def _is_vague(log: WorkerLog) -> bool:
+def _needs_core_log(log: WorkerLog) -> bool:
     """
-    Whether the log of its C++ half may tell which actor it was.
+    Return whether the core log of a worker may identify its actor.
     """
     has_any = any(part.size for part in (*log.out, *log.err))
     is_actor = log.actor_class is not None or not log.task_names
     has_id = log.actor_id is not None or not is_actor
-    return has_any and not (has_id and is_told(log))
+    return has_any and not (has_id and has_all_names(log))
 
 
-def _with_core(log: WorkerLog, core: Listed) -> WorkerLog:
-    return with_core(log, core) if _is_vague(log) else log
+def _add_missing_core_facts(log: WorkerLog, core: PartsByLog) -> WorkerLog:
+    return add_core_facts(log, core) if _needs_core_log(log) else log
 
 
-def _with_cluster(
+def _add_actors_of_cluster(
     logs: list[WorkerLog], name: str, members: list[RaySession]
 ) -> list[WorkerLog]:
     by_worker: dict[str, str] = {}
     exported: dict[str, KnownActor] = {}
     for session in members:
-        by_worker |= actors_by_worker(session)
-        exported |= exported_actors(session)
-    by_place = {(x.node_id, x.pid): x for x in exported.values() if x.pid}
+        by_worker |= read_actor_assignments(session)
+        exported |= read_exported_actors(session)
+    by_process = {(x.node_id, x.pid): x for x in exported.values() if x.pid}
 
-    def told(log: WorkerLog) -> WorkerLog:
+    def add_actor(log: WorkerLog) -> WorkerLog:
         if log.session.name != name:
             return log
         actor_id = log.actor_id or by_worker.get(log.worker_id)
-        place = log.session.node_id or "", log.pid
-        actor = exported.get(actor_id or "") or by_place.get(place)
+        process = log.session.node_id or "", log.pid
+        actor = exported.get(actor_id or "") or by_process.get(process)
         if actor is None:
             return attrs.evolve(log, actor_id=actor_id)
-        return with_actor(log, actor)
+        return add_actor_facts(log, actor)
 
-    return [told(log) for log in logs]
+    return [add_actor(log) for log in logs]
 
 
-def with_actor(log: WorkerLog, actor: KnownActor) -> WorkerLog:
+def add_actor_facts(log: WorkerLog, actor: KnownActor) -> WorkerLog:
     """
-    Join a worker with what is known of its actor.
-
-    Args:
-        log: The log of the worker.
-
-        actor: Its actor.
-
-    Returns:
-        The same; what the log itself told stays.
+    Add what is known of its actor to a worker; known fields stay.
     """
     return attrs.evolve(
         log,
@@ -579,28 +536,28 @@ def with_actor(log: WorkerLog, actor: KnownActor) -> WorkerLog:
     )
 
 
-def _each(
+def _map_logs(
     work: Callable[[WorkerLog], WorkerLog], logs: Iterable[WorkerLog]
 ) -> list[WorkerLog]:
     """
-    Do the same with all of them.
+    Apply a function to all logs.
 
-    Threads only help where a file costs a round trip over the network; the
-    first ones tell.
+    Threads only help if a file costs a network round trip, so time the first
+    ones.
     """
-    todo = list(logs)
+    pending = list(logs)
     begin = time.monotonic()
-    done = [work(log) for log in todo[:_CHUNK]]
+    done = [work(log) for log in pending[:_CHUNK]]
     if time.monotonic() - begin < _CHUNK * _SLOW_S:
-        return done + [work(log) for log in todo[_CHUNK:]]
+        return done + [work(log) for log in pending[_CHUNK:]]
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return done + list(pool.map(work, todo[_CHUNK:]))
+        return done + list(pool.map(work, pending[_CHUNK:]))
 
 
-_WORKERS = ("worker-", "io_worker-", "python-core-")
-# How long each may be silent while it is alive, in seconds.
-_LIMITS_S = {
+_WORKER_PREFIXES = ("worker-", "io_worker-", "python-core-")
+# Longest silence of a live component, in seconds.
+_SILENCE_LIMITS_S = {
     ("debug_state", "txt"): 30.0,
     ("raylet", "out"): 150.0,
     ("gcs_server", "out"): 150.0,
@@ -611,16 +568,16 @@ _LIMITS_S = {
 @attrs.frozen(kw_only=True)
 class SystemLog:
     """
-    A log of Ray itself on one node.
+    A log of a Ray component on one node.
 
     Attributes:
         session: The session, and with it the node.
 
-        component: Who wrote it, such as ``"raylet"``, ``"gcs_server"``,
-            ``"monitor"``, or ``"dashboard_agent"``.
+        component: Such as ``"raylet"``, ``"gcs_server"``, ``"monitor"``, or
+            ``"dashboard_agent"``.
 
-        stream: ``"out"``, ``"err"``, ``"log"``, or ``"txt"``, which is a
-            state rather than a log.
+        stream: ``"out"``, ``"err"``, ``"log"``, or ``"txt"``, which is a state
+            file rather than a log.
 
         parts: Its parts, oldest first.
     """
@@ -634,24 +591,24 @@ class SystemLog:
 @attrs.frozen(kw_only=True)
 class Activity:
     """
-    When was a component last seen?
+    The last activity of a Ray component.
 
     Attributes:
         session: The session, and with it the node.
 
-        component: Such as ``"raylet"``; ``"debug_state"`` is also written by
-            the raylet, and ``"workers"`` are all workers of the node.
+        component: Such as ``"raylet"``; ``"debug_state"``, which the raylet
+            writes, too; ``"workers"`` for all workers of the node.
 
         path: The file that was written last.
 
-        time: When, in seconds since the epoch.
+        time: The time of the last write, in seconds since the epoch.
 
-        age_s: How long ago, in seconds.
+        age_s: The time since then, in seconds.
 
-        limit_s: How long it may be silent while it is alive; ``None`` where
+        limit_s: The longest silence while it is alive, in seconds; ``None`` if
             silence means nothing.
 
-        is_alarming: Whether it was silent for longer, and nothing else tells
+        is_alarming: Whether it was silent for longer, and no other file shows
             that it is alive.
     """
 
@@ -665,7 +622,7 @@ class Activity:
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         plain = attrs.asdict(self, recurse=False)
         return {**plain, "session": self.session.to_dict()}
@@ -684,7 +641,7 @@ def system_logs(
     sessions: RaySession | Iterable[RaySession],
 ) -> tuple[SystemLog, ...]:
     """
-    Find the logs of Ray itself: raylet, GCS, monitor, dashboard, agents.
+    Find the logs of Ray's components: raylet, GCS, monitor, dashboard, agents.
 
     Args:
         sessions: A session, or those of several nodes.
@@ -698,7 +655,7 @@ def system_logs(
         SystemLog(session=session, component=stem, stream=stream, parts=parts)
         for session in sessions
         for (stem, stream), parts in sorted(list_parts(session)[0].items())
-        if not stem.startswith(_WORKERS)
+        if not stem.startswith(_WORKER_PREFIXES)
     )
 
 
@@ -706,31 +663,31 @@ def last_activity(
     sessions: RaySession | Iterable[RaySession], *, now: float | None = None
 ) -> tuple[Activity, ...]:
     """
-    Tell when each component of Ray, and any worker, last wrote something.
+    Return when each Ray component, and any worker, last wrote a log.
 
     Args:
         sessions: A session, or those of several nodes.
 
-        now: Seconds since the epoch; by default this moment.  Of copied
-            sessions the time of the copy, or of the last line of any; they
-            tell something only if the copy kept the times of files.
+        now: Seconds since the epoch; by default the current time.  For copied
+            sessions give the time of the copy, or of the last log line; this
+            works only if the copy kept the file times.
 
     Returns:
-        One for each component and node, by node.
+        One activity for each component and node, by node.
     """
     if isinstance(sessions, RaySession):
         sessions = (sessions,)
     now = time.time() if now is None else now
     return tuple(
-        activity for one in sessions for activity in _activities(one, now)
+        activity for one in sessions for activity in _list_activities(one, now)
     )
 
 
-def _activities(session: RaySession, now: float) -> list[Activity]:
+def _list_activities(session: RaySession, now: float) -> list[Activity]:
     found = [
-        _activity(session, log.component, log.parts, now, limit)
+        _make_activity(session, log.component, log.parts, now, limit)
         for log in system_logs(session)
-        if (limit := _LIMITS_S.get((log.component, log.stream)))
+        if (limit := _SILENCE_LIMITS_S.get((log.component, log.stream)))
     ]
     workers = [
         part
@@ -738,7 +695,7 @@ def _activities(session: RaySession, now: float) -> list[Activity]:
         for part in (*log.out, *log.err)
     ]
     if workers:
-        found.append(_activity(session, "workers", workers, now, None))
+        found.append(_make_activity(session, "workers", workers, now, None))
     is_alive = any(
         x.component == "debug_state" and not x.is_alarming for x in found
     )
@@ -750,7 +707,7 @@ def _activities(session: RaySession, now: float) -> list[Activity]:
     ]
 
 
-def _activity(
+def _make_activity(
     session: RaySession,
     component: str,
     parts: Iterable[LogPart],

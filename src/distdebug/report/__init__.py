@@ -1,5 +1,5 @@
 """
-How is a diagnosis shown on one page that a person wants to look at?
+Write a diagnosis as one self-contained HTML page.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .page import leave_report as leave_report
     from .page import report_html as report_html
+    from .page import try_write_report as try_write_report
     from .page import write_report as write_report
 else:
     from .._lazy import lazy_names

@@ -1,5 +1,5 @@
 """
-What was found, and what does it rest on?
+Build the sections on findings, missing evidence, and input files.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .._text import clean, size_text
-from ..diagnosis import Seen, seen_by
-from ..findings import Diagnosis, Evidence, Finding, Missing, meaning_of
+from ..diagnosis import DiagnosisInputs, inputs_of
+from ..findings import Diagnosis, Evidence, Finding, Missing, explain_cause
 from .format import (
-    Piece,
     RankLinks,
     Section,
+    TextPiece,
     as_sentence,
-    cause_words,
-    pieces_of,
+    cause_title,
+    cause_tone,
     rank_links,
     short_path,
-    tone_of,
+    split_commands,
 )
 
 
-_MOST_FINDINGS = 40
-_MOST_EVIDENCE = 16
-_MOST_QUOTED = 1200
+_MAX_FINDINGS = 40
+_MAX_EVIDENCE = 16
+_MAX_QUOTE = 1200
 
 
 class _Quote(NamedTuple):
     """
-    What was seen, and where.
+    A quoted piece of evidence, and where it is.
     """
 
     kind: str
@@ -41,9 +41,9 @@ class _Quote(NamedTuple):
     text: str
 
 
-class _Shown(NamedTuple):
+class _FindingEntry(NamedTuple):
     """
-    One finding.
+    Template variables of one finding.
     """
 
     tone: str
@@ -54,34 +54,28 @@ class _Shown(NamedTuple):
     confidence: str
     ranks: RankLinks
     facts: tuple[tuple[str, str], ...]
-    remedy: tuple[Piece, ...]
+    remedy: tuple[TextPiece, ...]
     evidence: tuple[_Quote, ...]
     more: int
 
 
 def findings_section(diagnosis: Diagnosis) -> Section | None:
     """
-    What was found, and what does it rest on?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        All findings, the verdict first.
+    Return the section with all findings, the verdict first.
     """
     verdict = diagnosis.verdict
     others = [f for f in diagnosis.findings if f != verdict]
     if not (others or verdict.evidence):
         return None
 
-    given = seen_by(diagnosis).paths
-    first = [verdict, *others][:_MOST_FINDINGS]
+    input_paths = inputs_of(diagnosis).paths
+    first = [verdict, *others][:_MAX_FINDINGS]
     return Section(
         name="findings",
         title="Findings",
         summary=_summary(len(others)),
         values={
-            "findings": [_shown(f, given) for f in first],
+            "findings": [_finding_entry(f, input_paths) for f in first],
             "culprits": frozenset(verdict.ranks),
             "more": 1 + len(others) - len(first),
         },
@@ -95,51 +89,55 @@ def _summary(others: int) -> str:
     return f"the verdict and {others:,} more"
 
 
-def _shown(finding: Finding, given: Sequence[str]) -> _Shown:
-    return _Shown(
-        tone=tone_of(finding.cause),
-        words=cause_words(finding.cause),
+def _finding_entry(
+    finding: Finding, input_paths: Sequence[str]
+) -> _FindingEntry:
+    return _FindingEntry(
+        tone=cause_tone(finding.cause),
+        words=cause_title(finding.cause),
         cause=finding.cause.value,
-        meaning=meaning_of(finding.cause),
+        meaning=explain_cause(finding.cause),
         sentence=as_sentence(finding.summary),
         confidence=finding.confidence,
         ranks=rank_links(finding.ranks),
-        facts=tuple(_facts(finding)),
-        remedy=pieces_of(as_sentence(finding.remedy or "")),
+        facts=tuple(_finding_facts(finding)),
+        remedy=split_commands(as_sentence(finding.remedy or "")),
         evidence=tuple(
-            _quote(e, given) for e in finding.evidence[:_MOST_EVIDENCE]
+            _quote(e, input_paths) for e in finding.evidence[:_MAX_EVIDENCE]
         ),
-        more=max(len(finding.evidence) - _MOST_EVIDENCE, 0),
+        more=max(len(finding.evidence) - _MAX_EVIDENCE, 0),
     )
 
 
-def _facts(finding: Finding) -> list[tuple[str, str]]:
-    told = {
+def _finding_facts(finding: Finding) -> list[tuple[str, str]]:
+    facts = {
         "call": finding.collective,
         "group": finding.group,
         "line": finding.location,
         "on its host": finding.detail_cause,
     }
-    return [(k, clean(str(v))) for k, v in told.items() if v is not None]
+    return [(k, clean(str(v))) for k, v in facts.items() if v is not None]
 
 
-def _quote(evidence: Evidence, given: Sequence[str]) -> _Quote:
-    source = short_path(evidence.source, given) if evidence.source else ""
-    places = (source, clean(evidence.location))
+def _quote(evidence: Evidence, input_paths: Sequence[str]) -> _Quote:
+    source = (
+        short_path(evidence.source, input_paths) if evidence.source else ""
+    )
+    parts = (source, clean(evidence.location))
     return _Quote(
         kind=clean(evidence.kind),
-        where=", ".join(filter(None, places)),
-        text=clean(evidence.quote, limit=_MOST_QUOTED),
+        where=", ".join(filter(None, parts)),
+        text=clean(evidence.quote, limit=_MAX_QUOTE),
     )
 
 
-_MOST_REASONS = 200
-_MOST_SOURCES = 20
+_MAX_REASONS = 200
+_MAX_SOURCES = 20
 
 
-class _Row(NamedTuple):
+class _MissingRow(NamedTuple):
     """
-    What is missing for the same reason.
+    Missing evidence with one reason.
     """
 
     what: str
@@ -152,13 +150,7 @@ class _Row(NamedTuple):
 
 def missing_section(diagnosis: Diagnosis) -> Section | None:
     """
-    What could not be looked at, and why?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        The reasons, each once.
+    Return the section on missing evidence, each reason once.
     """
     if not diagnosis.missing:
         return None
@@ -166,10 +158,10 @@ def missing_section(diagnosis: Diagnosis) -> Section | None:
     by_reason: dict[tuple[str, str], list[Missing]] = {}
     for m in diagnosis.missing:
         by_reason.setdefault((m.what, m.reason), []).append(m)
-    given = seen_by(diagnosis).paths
+    input_paths = inputs_of(diagnosis).paths
     rows = [
-        _row(alike, given)
-        for alike in list(by_reason.values())[:_MOST_REASONS]
+        _missing_row(alike, input_paths)
+        for alike in list(by_reason.values())[:_MAX_REASONS]
     ]
     count = len(diagnosis.missing)
     return Section(
@@ -182,21 +174,23 @@ def missing_section(diagnosis: Diagnosis) -> Section | None:
     )
 
 
-def _row(alike: list[Missing], given: tuple[str, ...]) -> _Row:
+def _missing_row(
+    alike: list[Missing], input_paths: tuple[str, ...]
+) -> _MissingRow:
     sources = dict.fromkeys(m.source for m in alike if m.source)
-    shown = list(sources)[:_MOST_SOURCES]
-    return _Row(
+    shown = list(sources)[:_MAX_SOURCES]
+    return _MissingRow(
         what=clean(alike[0].what, limit=60),
         reason=as_sentence(alike[0].reason),
         number=len(alike),
         ranks=rank_links(m.rank for m in alike if m.rank is not None),
-        sources=tuple(short_path(source, given) for source in shown),
+        sources=tuple(short_path(source, input_paths) for source in shown),
         more=len(sources) - len(shown),
     )
 
 
-# Of each kind.
-_MOST = 400
+# Limit per kind.
+_MAX_FILES = 400
 
 
 class _File(NamedTuple):
@@ -208,7 +202,7 @@ class _File(NamedTuple):
     size: str
 
 
-class _Kind(NamedTuple):
+class _FileKind(NamedTuple):
     """
     All files of one kind.
     """
@@ -221,17 +215,11 @@ class _Kind(NamedTuple):
 
 def files_section(diagnosis: Diagnosis) -> Section | None:
     """
-    Which files was a diagnosis made from?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        The files of each kind, with their sizes as long as they are there.
+    Return the section with the input files of each kind, and their sizes.
     """
-    seen = seen_by(diagnosis)
+    inputs = inputs_of(diagnosis)
     by_kind: dict[str, dict[str, None]] = defaultdict(dict)
-    for kind, path in _files(seen):
+    for kind, path in _list_files(inputs):
         by_kind[kind][path] = None
     if not by_kind:
         return None
@@ -243,7 +231,7 @@ def files_section(diagnosis: Diagnosis) -> Section | None:
         summary=f"{count:,} {'file' if count == 1 else 'files'}",
         values={
             "kinds": [
-                _kind(name, list(paths), seen.paths)
+                _file_kind(name, list(paths), inputs.paths)
                 for name, paths in by_kind.items()
             ]
         },
@@ -251,29 +239,34 @@ def files_section(diagnosis: Diagnosis) -> Section | None:
     )
 
 
-def _files(seen: Seen) -> Iterator[tuple[str, str]]:
-    if seen.flight:
-        dumps = seen.flight.dumps
+def _list_files(inputs: DiagnosisInputs) -> Iterator[tuple[str, str]]:
+    if inputs.flight:
+        dumps = inputs.flight.dumps
         yield from (("dumps", dump.path) for dump in dumps)
         sidecars = dumps.sidecars.values()
         yield from (("side-cars", s.path) for s in sidecars if s.path)
-    yield from (("stacks", process.source) for process in seen.stacks)
-    for path in seen.logs.files:
+    yield from (("stacks", process.source) for process in inputs.stacks)
+    for path in inputs.logs.files:
         is_facts = os.path.basename(path) == "node.json"  # noqa: PTH119 text
         yield "facts of nodes" if is_facts else "logs", path
-    for death in seen.logs.deaths.deaths:
+    for death in inputs.logs.deaths.deaths:
         if death.log:
             yield "logs of Ray", os.fspath(death.log)
 
 
-def _kind(name: str, paths: list[str], given: tuple[str, ...]) -> _Kind:
+def _file_kind(
+    name: str, paths: list[str], input_paths: tuple[str, ...]
+) -> _FileKind:
     sizes = [_size(path) for path in paths]
     known = [size for size in sizes if size is not None]
     files = tuple(
-        _File(short_path(path, given), "" if size is None else size_text(size))
-        for path, size in zip(paths[:_MOST], sizes, strict=False)
+        _File(
+            short_path(path, input_paths),
+            "" if size is None else size_text(size),
+        )
+        for path, size in zip(paths[:_MAX_FILES], sizes, strict=False)
     )
-    return _Kind(name, len(paths), size_text(sum(known)), files)
+    return _FileKind(name, len(paths), size_text(sum(known)), files)
 
 
 def _size(path: str) -> int | None:

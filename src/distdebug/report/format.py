@@ -1,5 +1,5 @@
 """
-How is what a finding says put into words for a page?
+Format causes, sentences, ranks, paths, and times for the report.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ from ..findings import Cause
 from ..ranks import fold_ranks
 
 
-_MOST = 1000
-_ENDS = (".", "…", "!", "?", ":")
-# No line of a heading ends within these.
-_WHOLE = re.compile(r"(\([^()\n]{1,24}\))")
-# Commands stand between backticks, or are our own.
+_MAX_SENTENCE = 1000
+_SENTENCE_ENDS = (".", "…", "!", "?", ":")
+# Short brackets in a heading, which must not be wrapped.
+_UNBREAKABLE = re.compile(r"(\([^()\n]{1,24}\))")
+# Commands in backticks, and commands of distdebug in brackets.
 _COMMAND = re.compile(r"`([^`\n]{1,200})`|(?<=\()(distdebug [^()\n]{1,200})")
 
 
 @attrs.frozen
-class Piece:
+class TextPiece:
     """
-    A piece of a sentence.
+    Piece of a sentence: plain text, or a command.
 
     Attributes:
-        text: What it says.
-
-        is_command: Whether it can be typed into a shell.
+        is_command: Whether *text* is a shell command.
     """
 
     text: str
@@ -43,78 +41,60 @@ class Piece:
 
 def as_sentence(text: str) -> str:
     """
-    How is a part of a sentence written that stands alone?
-
-    Args:
-        text: Any text.
+    Format a text as a sentence.
 
     Returns:
-        One line that begins with a capital letter and ends in a full stop;
-        ``""`` if there is nothing.
+        One line that begins with a capital letter and ends with a full stop;
+        ``""`` for an empty text.
     """
-    line = clean(text, limit=_MOST)
-    end = "" if not line or line.endswith(_ENDS) else "."
-    # What begins with a name, of code or of a node, keeps its letter.
+    line = clean(text, limit=_MAX_SENTENCE)
+    end = "" if not line or line.endswith(_SENTENCE_ENDS) else "."
+    # A name of code or of a node keeps its first letter.
     is_name = re.match(r"[a-z][\w.-]{0,80}[_./\d(:]", line)
     return f"{line if is_name else line[:1].upper() + line[1:]}{end}"
 
 
-def cause_words(cause: Cause) -> str:
+def cause_title(cause: Cause) -> str:
     """
-    How is a cause called in a heading?
-
-    Args:
-        cause: Any cause.
-
-    Returns:
-        Such as ``"Rank not arrived"``.
+    Return a cause as a heading, such as ``"Rank not arrived"``.
     """
     words = cause.value.replace("_", " ")
     for name in ("gpu", "gil", "io", "p2p", "nsight"):
-        big = name.upper() if name != "nsight" else "Nsight"
-        words = re.sub(rf"\b{name}\b", big, words)
+        written = name.upper() if name != "nsight" else "Nsight"
+        words = re.sub(rf"\b{name}\b", written, words)
     return words[:1].upper() + words[1:]
 
 
-def pieces_of(text: str) -> tuple[Piece, ...]:
+def split_commands(text: str) -> tuple[TextPiece, ...]:
     """
-    Which parts of a sentence are commands?
+    Split a sentence into plain text and commands.
 
     Args:
-        text: The sentence; commands stand between backticks.
-
-    Returns:
-        All of it, piece by piece.
+        text: The sentence; commands stand in backticks.
     """
-    pieces, at = [], 0
+    pieces, start = [], 0
     for found in _COMMAND.finditer(text):
         pieces += [
-            Piece(text[at : found.start()]),
-            Piece(found[1] or found[2], is_command=True),
+            TextPiece(text[start : found.start()]),
+            TextPiece(found[1] or found[2], is_command=True),
         ]
-        at = found.end()
-    return tuple(p for p in (*pieces, Piece(text[at:])) if p.text)
+        start = found.end()
+    return tuple(p for p in (*pieces, TextPiece(text[start:])) if p.text)
 
 
-def unbroken(text: str) -> tuple[str, ...]:
+def split_unbreakable(text: str) -> tuple[str, ...]:
     """
-    Which parts of a heading does no line end in?
-
-    Args:
-        text: The heading.
+    Split a heading at short brackets, which must not be wrapped.
 
     Returns:
-        All of it in parts; each second one is in short brackets.
+        The parts; each second one is in brackets.
     """
-    return tuple(_WHOLE.split(text))
+    return tuple(_UNBREAKABLE.split(text))
 
 
-def tone_of(cause: Cause) -> str:
+def cause_tone(cause: Cause) -> str:
     """
-    Which color does a cause have?
-
-    Args:
-        cause: Any cause.
+    Return the color class of a cause.
 
     Returns:
         ``"culprit"``, ``"fine"``, or ``"unknown"``.
@@ -128,64 +108,61 @@ def tone_of(cause: Cause) -> str:
 _HOME = re.compile(r"^(?:/home/|/Users/|/root(?=/))[^/]{0,64}(?=/)")
 
 
-def given_name(path: str) -> str:
+def input_name(path: str) -> str:
     """
-    How is a file or folder called that somebody gave?
-
-    Args:
-        path: As it was given.
+    Return the display name of an input path.
 
     Returns:
-        The same if it lies below the current folder; else its last part.
+        The path if it lies below the current folder; else its last part.
     """
-    plain = os.path.normpath(path)
-    is_elsewhere = plain.startswith(("/", ".."))
-    inside = plain.rpartition("/")[2] if is_elsewhere else plain
-    return clean(inside or plain, limit=400)
+    normal_path = os.path.normpath(path)
+    is_elsewhere = normal_path.startswith(("/", ".."))
+    name = normal_path.rpartition("/")[2] if is_elsewhere else normal_path
+    return clean(name or normal_path, limit=400)
 
 
-def short_path(path: str, given: Iterable[str]) -> str:
+def short_path(path: str, input_paths: Iterable[str]) -> str:
     """
-    How is a file called, seen from what was given?
+    Return the display path of a file, relative to the inputs.
 
-    Nobody else needs to know the folders above it, such as whose home it is.
+    Hides the folders above them, such as the name of a home folder.
 
     Args:
         path: The file.
 
-        given: The files and folders that were looked at.
+        input_paths: The files and folders of the diagnosis.
 
     Returns:
-        Its path from there; or all of it if it lies elsewhere, without home.
+        The relative path; the full one without home if it lies elsewhere.
     """
-    plain = os.path.normpath(path)
-    for base in given:
+    normal_path = os.path.normpath(path)
+    for base in input_paths:
         top = os.path.normpath(base)
         for start in (top, os.path.abspath(top)):  # noqa: PTH100 of text
-            if plain == start:
-                return given_name(base)
-            if plain.startswith(f"{start.rstrip('/')}/"):
-                rest = plain[len(start.rstrip("/")) :].lstrip("/")
-                return clean(f"{given_name(base)}/{rest}", limit=400)
+            if normal_path == start:
+                return input_name(base)
+            if normal_path.startswith(f"{start.rstrip('/')}/"):
+                relative = normal_path[len(start.rstrip("/")) :].lstrip("/")
+                return clean(f"{input_name(base)}/{relative}", limit=400)
 
-    return clean(_HOME.sub("~", plain), limit=400)
+    return clean(_HOME.sub("~", normal_path), limit=400)
 
 
-# Every second one of 16,384 ranks would fill a page.
-_MOST_FOLDED = 300
+# Every second of 16,384 ranks would fill a page.
+_MAX_FOLDED = 300
 
 
 @attrs.frozen(kw_only=True)
 class RankLinks:
     """
-    Some ranks.
+    Ranks to show as links.
 
     Attributes:
-        count: How many there are.
+        count: Number of ranks.
 
-        folded: All of them in few characters.
+        folded: All of them as ranges, possibly cut.
 
-        first: Those that are shown one by one; empty if there are too many.
+        first: Ranks to list one by one; empty if there are too many.
     """
 
     count: int = 0
@@ -196,41 +173,38 @@ class RankLinks:
         return bool(self.count)
 
 
-def rank_links(ranks: Iterable[int], *, most: int = 8) -> RankLinks:
+def rank_links(ranks: Iterable[int], *, max_listed: int = 8) -> RankLinks:
     """
-    How are many ranks shown?
+    Return ranks for the templates.
 
     Args:
         ranks: Any ranks.
 
-        most: How many are shown one by one.
-
-    Returns:
-        What templates show.
+        max_listed: List ranks one by one only up to this number.
     """
-    # Damaged files may tell of ranks below none.
+    # Damaged files may hold negative ranks.
     known = sorted({rank for rank in ranks if rank >= 0})
     return RankLinks(
         count=len(known),
-        folded=_cut(fold_ranks(known)),
-        first=tuple(known) if len(known) <= most else (),
+        folded=_shorten_ranks(fold_ranks(known)),
+        first=tuple(known) if len(known) <= max_listed else (),
     )
 
 
-def _cut(folded: str) -> str:
-    if len(folded) <= _MOST_FOLDED:
+def _shorten_ranks(folded: str) -> str:
+    if len(folded) <= _MAX_FOLDED:
         return folded
 
-    return f"{folded[:_MOST_FOLDED].rpartition(',')[0]},…"
+    return f"{folded[:_MAX_FOLDED].rpartition(',')[0]},…"
 
 
-# What is beyond is no time, but damage.
-_MOST_S = 1 << 33
+# Later times come from damaged files.
+_MAX_TIME_S = 1 << 33
 
 
 def moment_text(seconds: float | None) -> str:
     """
-    How is a moment written?
+    Format a point in time.
 
     Args:
         seconds: Since the epoch; ``None`` if it is not known.
@@ -238,7 +212,7 @@ def moment_text(seconds: float | None) -> str:
     Returns:
         Such as ``"2026-07-17 10:12:13 UTC"``, or ``""``.
     """
-    if seconds is None or not 0 < seconds < _MOST_S:
+    if seconds is None or not 0 < seconds < _MAX_TIME_S:
         return ""
 
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -246,12 +220,12 @@ def moment_text(seconds: float | None) -> str:
 
 def span_text(first: float, last: float) -> str:
     """
-    How is the time between two moments written?
+    Format a time span.
 
     Args:
-        first: The first one, in seconds since the epoch.
+        first: In seconds since the epoch.
 
-        last: The last one.
+        last: Likewise.
 
     Returns:
         Such as ``"2026-07-17 10:12:13 to 10:12:15 UTC"``.
@@ -267,21 +241,18 @@ def span_text(first: float, last: float) -> str:
 @attrs.frozen(kw_only=True)
 class Section:
     """
-    One part of the page.
+    One section of the page.
 
     Attributes:
-        name: Its anchor; also the name of its template, its style, and its
-            script, as far as it has them.
+        name: Its anchor, and the name of its template, style, and script.
 
         title: Its heading.
 
-        summary: What it shows, in a few words that are seen while it is
-            folded.
+        summary: A few words that stay visible while it is folded.
 
-        values: What its template shows.
+        values: Variables of its template.
 
-        data: What its script draws: plain data that JSON knows; None if it
-            has no script.
+        data: JSON data for its script; None if it has no script.
 
         is_open: Whether it is unfolded at first.
     """

@@ -1,8 +1,8 @@
 """
-Who waits for whom, as a picture?
+Build the wait-for graph: which ranks wait in which calls for whom.
 
-From waits to few boxes (`boxes`, `folding`), from boxes to places on paper
-(`layout`), and from these to what the page shows (`section`).
+Turns waits into boxes and arrows, folds boxes that are alike, and adds the
+layout of :mod:`~distdebug.report.graph_layout`.
 """
 
 from __future__ import annotations
@@ -15,33 +15,32 @@ import attrs
 import numpy as np
 
 from .._text import clean
-from ..diagnosis import seen_by
+from ..diagnosis import inputs_of
 from ..findings import Cause, Diagnosis, Finding, GroupRef
 from ..flight_recorder import Dumps, FlightReport
 from ..ranks import ranks_text
 from ..stacks import is_same_job
-from ..waits import Wait, components
+from ..waits import Wait, strongly_connected_components
 from .format import Section
-from .graph_layout import HEIGHT, WIDTH, Layout, lay_out
+from .graph_layout import HEIGHT, WIDTH, Layout, layout_graph
 
 
-# All are in it, so that nobody is to blame more than the others; or these are
-# the ranks that noticed it.
-_NOBODYS = {
+# Causes that all ranks share, or whose ranks only noticed the problem.
+_BLAMELESS_CAUSES = {
     Cause.COLLECTIVE_STUCK_IN_FLIGHT,
     Cause.COLLECTIVE_TIMEOUT,
     Cause.UNKNOWN,
 }
 
 
-# The call that a rank waits in, those that it holds up, and its role.
-_Key = tuple[int | None, tuple[int, ...], tuple[bool, int | None, bool]]
+# Key of a box: the call its ranks wait in, calls they block, and their role.
+_RankKey = tuple[int | None, tuple[int, ...], tuple[bool, int | None, bool]]
 
 
 @attrs.frozen(kw_only=True)
 class Box:
     """
-    Some ranks, or a call (or several alike).
+    Box of the graph: ranks, or calls that are alike.
 
     Attributes:
         ranks: The ranks; of a call, those that wait in it.
@@ -63,14 +62,14 @@ class Box:
 @attrs.frozen(kw_only=True)
 class Graph:
     """
-    Boxes, and which points to which.
+    Wait-for graph.
 
     Attributes:
         boxes: The boxes.
 
-        arrows: Pairs of boxes (as index): who waits, for whom or what.
+        arrows: Pairs of boxes, as index: waits in, or waits for.
 
-        left_out: How many calls are not shown.
+        left_out: Number of calls that are not shown.
     """
 
     boxes: tuple[Box, ...]
@@ -78,43 +77,43 @@ class Graph:
     left_out: int = 0
 
 
-def graph_of(diagnosis: Diagnosis) -> Graph | None:
+def build_graph(diagnosis: Diagnosis) -> Graph | None:
     """
-    Who waits for whom, before anything is folded but ranks that do the same?
-
-    Args:
-        diagnosis: Any diagnosis.
+    Build the graph of all waits; only equal ranks share a box.
 
     Returns:
-        The graph; None if nobody waits.
+        The graph; None if nothing waits.
     """
     if diagnosis.verdict.cause.is_fine:
         return None
 
-    flight = seen_by(diagnosis).flight
+    flight = inputs_of(diagnosis).flight
     waits = flight.waits if flight else ()
     if not waits:
-        return _without_dumps(diagnosis)
+        return _graph_from_findings(diagnosis)
 
-    homes = _homes(waits, flight.dumps if flight else None)
-    homes |= _stuck_inside(diagnosis.verdict, waits)
-    held = [_held_up_by(i, homes, waits, diagnosis) for i in range(len(waits))]
-    # What is merely queued behind another call holds up nobody.
-    first = sorted(set(homes.values()))
-    new = {old: i for i, old in enumerate(first)}
-    graph = _graph(
-        [waits[i] for i in first],
-        {rank: new[i] for rank, i in homes.items()},
-        [held[i] for i in first],
-        _Roles.of(diagnosis, flight),
+    call_of_rank = _map_ranks_to_calls(waits, flight.dumps if flight else None)
+    call_of_rank |= _map_verdict_ranks(diagnosis.verdict, waits)
+    blockers = [
+        _find_blockers(i, call_of_rank, waits, diagnosis)
+        for i in range(len(waits))
+    ]
+    # A call queued behind another one blocks nothing yet.
+    entered = sorted(set(call_of_rank.values()))
+    new = {old: i for i, old in enumerate(entered)}
+    graph = _join_ranks(
+        [waits[i] for i in entered],
+        {rank: new[i] for rank, i in call_of_rank.items()},
+        [blockers[i] for i in entered],
+        _Roles.from_diagnosis(diagnosis, flight),
     )
-    return attrs.evolve(graph, left_out=len(waits) - len(first))
+    return attrs.evolve(graph, left_out=len(waits) - len(entered))
 
 
 @attrs.frozen
 class _Roles:
     """
-    What each rank is, as the findings tell; of suspects, which finding (as index).
+    Roles of ranks by the findings; suspects map to a finding, as index.
     """
 
     culprits: frozenset[int]
@@ -122,24 +121,28 @@ class _Roles:
     lost: frozenset[int]
 
     @classmethod
-    def of(cls, diagnosis: Diagnosis, flight: FlightReport | None) -> _Roles:
+    def from_diagnosis(
+        cls, diagnosis: Diagnosis, flight: FlightReport | None
+    ) -> _Roles:
         verdict, *others = diagnosis.findings or (diagnosis.verdict,)
-        stacks = seen_by(diagnosis).stacks
+        stacks = inputs_of(diagnosis).stacks
         blamed = [
-            f for f in others if _blames(f) and is_same_job(f, verdict, stacks)
+            f
+            for f in others
+            if _is_at_fault(f) and is_same_job(f, verdict, stacks)
         ]
-        told = {m.rank for m in diagnosis.missing if m.what == "dump"}
-        seen = set(flight.dumps.ranks) if flight else set()
+        without_dump = {m.rank for m in diagnosis.missing if m.what == "dump"}
+        dumped = set(flight.dumps.ranks) if flight else set()
         return cls(
-            frozenset(verdict.ranks if _blames(verdict) else ()),
-            # The first that names a rank counts.
+            frozenset(verdict.ranks if _is_at_fault(verdict) else ()),
+            # The first finding with a rank counts.
             {r: i for i, f in reversed([*enumerate(blamed)]) for r in f.ranks},
-            frozenset(r for r in told - seen if r is not None),
+            frozenset(r for r in without_dump - dumped if r is not None),
         )
 
     def box(self, ranks: Sequence[int]) -> Box:
         """
-        A box of ranks that have the same role.
+        Return a box of ranks with the same role.
         """
         rank, is_lost = ranks[0], ranks[0] in self.lost
         role = (
@@ -155,7 +158,7 @@ class _Roles:
 
     def key(self, rank: int) -> tuple[bool, int | None, bool]:
         """
-        Ranks whose keys differ are never in one box.
+        Return a key; ranks with different keys never share a box.
         """
         return (
             rank in self.culprits,
@@ -164,20 +167,22 @@ class _Roles:
         )
 
 
-def _blames(finding: Finding) -> bool:
+def _is_at_fault(finding: Finding) -> bool:
     """
-    Whether its ranks are more to blame than those around them.
+    Return whether the ranks of a finding are at fault.
     """
     members = finding.group.ranks if finding.group else ()
-    return finding.cause not in _NOBODYS or (
+    return finding.cause not in _BLAMELESS_CAUSES or (
         finding.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
         and not set(members) <= set(finding.ranks)
     )
 
 
-def _homes(waits: Sequence[Wait], dumps: Dumps | None) -> dict[int, int]:
+def _map_ranks_to_calls(
+    waits: Sequence[Wait], dumps: Dumps | None
+) -> dict[int, int]:
     """
-    In which call (as index) is each rank stuck: the first that it entered?
+    Map each rank to the call (as index) it is stuck in: the first it entered.
     """
     inside: dict[int, list[int]] = defaultdict(list)
     for i, wait in enumerate(waits):
@@ -192,9 +197,11 @@ def _homes(waits: Sequence[Wait], dumps: Dumps | None) -> dict[int, int]:
     }
 
 
-def _stuck_inside(verdict: Finding, waits: Sequence[Wait]) -> dict[int, int]:
+def _map_verdict_ranks(
+    verdict: Finding, waits: Sequence[Wait]
+) -> dict[int, int]:
     """
-    Whom the verdict sees inside a call waits there, whatever else it entered.
+    Map the ranks that the verdict sees inside a call to that call.
     """
     call, group = verdict.collective, verdict.group
     if verdict.cause is not Cause.COLLECTIVE_STUCK_IN_FLIGHT:
@@ -210,7 +217,7 @@ def _stuck_inside(verdict: Finding, waits: Sequence[Wait]) -> dict[int, int]:
 
 def _entered_ns(rank: int, wait: Wait, dumps: Dumps | None) -> tuple[int, int]:
     """
-    When a rank entered a call, by its own clock.
+    Return when a rank entered a call, by its own clock.
     """
     dump = dumps.by_rank.get(rank) if dumps else None
     if dumps is None or dump is None:
@@ -228,14 +235,14 @@ def _entered_ns(rank: int, wait: Wait, dumps: Dumps | None) -> tuple[int, int]:
     return int(e.created_ns[rows[0]]), int(e.record_id[rows[0]])
 
 
-def _held_up_by(
+def _find_blockers(
     index: int,
-    homes: Mapping[int, int],
+    call_of_rank: Mapping[int, int],
     waits: Sequence[Wait],
     diagnosis: Diagnosis,
 ) -> tuple[int, ...]:
     """
-    Which ranks hold up a call: who is not in it, or not rightly?
+    Return the ranks that block a call: absent, or in it wrongly.
     """
     wait = waits[index]
     if wait.awaited:
@@ -247,59 +254,59 @@ def _held_up_by(
             if found and len(found) < len(wait.waiting):
                 return tuple(sorted(found))
 
-    return tuple(r for r in wait.waiting if homes[r] != index)
+    return tuple(r for r in wait.waiting if call_of_rank[r] != index)
 
 
 def _is_about(finding: Finding, wait: Wait) -> bool:
     return (
         finding.group is not None
         and finding.group.name == wait.group
-        and finding.cause not in _NOBODYS
+        and finding.cause not in _BLAMELESS_CAUSES
         and finding.cause
         not in {Cause.GROUP_ORDER_DEADLOCK, Cause.P2P_DEADLOCK}
     )
 
 
-def _graph(
+def _join_ranks(
     waits: Sequence[Wait],
-    homes: Mapping[int, int],
-    held: Sequence[tuple[int, ...]],
+    call_of_rank: Mapping[int, int],
+    blockers: Sequence[tuple[int, ...]],
     roles: _Roles,
 ) -> Graph:
     """
-    Put ranks with the same waits into one box, and draw the arrows.
+    Put ranks with the same waits into one box, and add arrows.
     """
     holding: dict[int, list[int]] = defaultdict(list)
-    for i, ranks in enumerate(held):
+    for i, ranks in enumerate(blockers):
         for rank in ranks:
             holding[rank].append(i)
-    alike: dict[_Key, list[int]] = defaultdict(list)
-    for rank in sorted({*homes, *holding}):
-        home = homes.get(rank)
-        at = None if home in holding[rank] else home
-        alike[at, tuple(holding[rank]), roles.key(rank)].append(rank)
+    alike: dict[_RankKey, list[int]] = defaultdict(list)
+    for rank in sorted({*call_of_rank, *holding}):
+        home = call_of_rank.get(rank)
+        waiting_call = None if home in holding[rank] else home
+        alike[waiting_call, tuple(holding[rank]), roles.key(rank)].append(rank)
 
     boxes = [Box(ranks=w.waiting, role="call", waits=(w,)) for w in waits]
     arrows = set()
-    for (at, calls, _), same in alike.items():
-        if at is not None:
-            arrows.add((len(boxes), at))
-        arrows |= {(call, len(boxes)) for call in calls}
-        boxes.append(roles.box(same))
+    for (waiting_call, blocked_calls, _), members in alike.items():
+        if waiting_call is not None:
+            arrows.add((len(boxes), waiting_call))
+        arrows |= {(call, len(boxes)) for call in blocked_calls}
+        boxes.append(roles.box(members))
 
     return Graph(boxes=tuple(boxes), arrows=frozenset(arrows))
 
 
-def _without_dumps(diagnosis: Diagnosis) -> Graph | None:
+def _graph_from_findings(diagnosis: Diagnosis) -> Graph | None:
     """
-    Draw what the findings alone tell: victims wait for culprits.
+    Build a graph from findings alone: victims wait for culprits.
     """
     verdict = diagnosis.verdict
     culprits = set(verdict.ranks)
     group = verdict.group
     others = diagnosis.victims or (group.ranks if group else ())
     victims = tuple(sorted(set(others) - culprits))
-    if not culprits or not victims or not _blames(verdict):
+    if not culprits or not victims or not _is_at_fault(verdict):
         return None
 
     call = verdict.collective
@@ -312,17 +319,17 @@ def _without_dumps(diagnosis: Diagnosis) -> Graph | None:
         waiting=victims,
         awaited=tuple(sorted(culprits)),
     )
-    roles = _Roles.of(diagnosis, None)
-    homes = dict.fromkeys(victims, 0)
-    graph = _graph([wait], homes, [wait.awaited], roles)
-    # Who is late is so in many calls, none of which is stuck.
+    roles = _Roles.from_diagnosis(diagnosis, None)
+    call_of_rank = dict.fromkeys(victims, 0)
+    graph = _join_ranks([wait], call_of_rank, [wait.awaited], roles)
+    # A straggler is late in many calls, and none is stuck.
     is_call = call or (group and verdict.cause is not Cause.STRAGGLER)
-    return graph if is_call else _directly(graph)
+    return graph if is_call else _drop_call(graph)
 
 
-def _directly(graph: Graph) -> Graph:
+def _drop_call(graph: Graph) -> Graph:
     """
-    The same where no call is known: ranks point to ranks.
+    Drop an unknown call: ranks point to ranks.
     """
     sources = [a - 1 for a, b in graph.arrows if b == 0]
     targets = [b - 1 for a, b in graph.arrows if a == 0]
@@ -330,11 +337,11 @@ def _directly(graph: Graph) -> Graph:
     return Graph(boxes=graph.boxes[1:], arrows=arrows)
 
 
-_LONGEST_RANKS = 48
-_MOST_SENTENCES = 12
+_MAX_RANKS_TEXT = 48
+_MAX_SENTENCES = 12
 
-# What is wrong with those at fault, where the call itself does not tell.
-_FAULTS = {
+# Short text per cause for the boxes of ranks at fault.
+_FAULT_TEXTS = {
     Cause.RANK_NOT_ARRIVED: "did not arrive",
     Cause.RANK_CRASHED: "crashed",
     Cause.RANK_NOT_STARTED: "GPU has not started it",
@@ -351,12 +358,9 @@ _FAULTS = {
 }
 
 
-def box_name(box: Box) -> str:
+def box_title(box: Box) -> str:
     """
-    What is the first line of a box?
-
-    Args:
-        box: Any box.
+    Return the first line of a box.
     """
     if not box.waits:
         return ranks_text(box.ranks)
@@ -373,7 +377,7 @@ def box_name(box: Box) -> str:
 
 def box_note(box: Box, findings: Sequence[Finding]) -> str:
     """
-    What is the second line of a box?
+    Return the second line of a box.
 
     Args:
         box: Any box.
@@ -381,9 +385,9 @@ def box_note(box: Box, findings: Sequence[Finding]) -> str:
         findings: Those of the diagnosis, the verdict first.
     """
     if box.waits:
-        return _groups(box.waits)
+        return _groups_text(box.waits)
     if box.role in {"culprit", "suspect"}:
-        return _fault(box, findings)
+        return _fault_text(box, findings)
     if box.is_lost:
         return "left no dump"
 
@@ -391,7 +395,7 @@ def box_note(box: Box, findings: Sequence[Finding]) -> str:
     return f"{count:,} ranks wait" if count > 1 else "waits"
 
 
-def _fault(box: Box, findings: Sequence[Finding]) -> str:
+def _fault_text(box: Box, findings: Sequence[Finding]) -> str:
     if box.is_lost:
         return "left no dump"
 
@@ -401,22 +405,24 @@ def _fault(box: Box, findings: Sequence[Finding]) -> str:
         return "several findings" if causes else "at fault"
 
     (cause,) = causes
-    return _FAULTS.get(cause, str(cause).replace("_", " "))
+    return _FAULT_TEXTS.get(cause, str(cause).replace("_", " "))
 
 
-def _groups(waits: Sequence[Wait]) -> str:
-    names = sorted({_group(wait) for wait in waits})
+def _groups_text(waits: Sequence[Wait]) -> str:
+    names = sorted({_group_text(wait) for wait in waits})
     if len(waits) == 1:
-        return _pair(waits[0]) or (f"group {names[0]}" if names[0] else "")
+        return _transfer_text(waits[0]) or (
+            f"group {names[0]}" if names[0] else ""
+        )
 
     what = "transfers" if waits[0].p2p else "groups"
     name = names[0] if len(names) == 1 else ""
     return f"{len(waits):,} {what} {f'of {name}' if name else ''}".strip()
 
 
-def _pair(wait: Wait) -> str:
+def _transfer_text(wait: Wait) -> str:
     """
-    Who sends to whom in a transfer, if only one of them is in it.
+    Return sender and receiver of a transfer that one of them waits in.
     """
     if not wait.p2p or len(wait.waiting) != 1 or len(wait.awaited) != 1:
         return ""
@@ -426,181 +432,175 @@ def _pair(wait: Wait) -> str:
     return f"rank {a} to rank {b}"
 
 
-def _group(wait: Wait) -> str:
+def _group_text(wait: Wait) -> str:
     return clean(
         wait.desc if wait.desc not in {"", "undefined"} else wait.group
     )
 
 
-def many_ranks(ranks: Sequence[int]) -> str:
+def summarize_ranks(ranks: Sequence[int]) -> str:
     """
-    How are ranks named where a thousand of them must not fill the page?
-
-    Args:
-        ranks: Any ranks, ascending.
+    Return ranks in bounded length.
 
     Returns:
         Such as ``"ranks 0-3,8"``, or ``"889 ranks (0-3,5-11,…)"``.
     """
     text = ranks_text(ranks)
-    if len(text) <= _LONGEST_RANKS:
+    if len(text) <= _MAX_RANKS_TEXT:
         return text
 
-    first = text[len("ranks ") : _LONGEST_RANKS].rpartition(",")[0]
+    first = text[len("ranks ") : _MAX_RANKS_TEXT].rpartition(",")[0]
     return f"{len(ranks):,} ranks ({first},…)"
 
 
-def few_ranks(text: str, longest: int) -> str:
+def first_ranks(text: str, max_length: int) -> str:
     """
-    How are ranks named where there is room for a few?
+    Cut a text of ranks between two numbers.
 
     Args:
-        text: All of them, such as ``"ranks 0-3,8"``.
+        text: Such as ``"ranks 0-3,8"``.
 
-        longest: How many characters it may have.
-
-    Returns:
-        The first ones; no number is cut in two, for that would be another.
+        max_length: In characters.
     """
-    first = text[: longest - 1].rpartition(",")[0]
+    first = text[: max_length - 1].rpartition(",")[0]
     return (
         f"{first},…"
-        if first and len(text) > longest
-        else shortened(text, longest)
+        if first and len(text) > max_length
+        else shorten_text(text, max_length)
     )
 
 
-def shortened(text: str, longest: int) -> str:
+def shorten_text(text: str, max_length: int) -> str:
     """
-    What is left of a text that is too long?
-
-    The number of a call, at its end, stays.
+    Shorten a text; keep the call number at its end.
 
     Args:
         text: Any text.
 
-        longest: How many characters it may have.
+        max_length: In characters.
     """
-    if len(text) <= longest:
+    if len(text) <= max_length:
         return text
 
     head, mark, number = text.rpartition(" #")
     end = f"…{mark}{number}" if number.isdecimal() else "…"
-    return f"{head or text}"[: max(longest - len(end), 0)] + end
+    return f"{head or text}"[: max(max_length - len(end), 0)] + end
 
 
-def sentences(graph: Graph, circles: Sequence[Sequence[int]]) -> list[str]:
+def describe_graph(graph: Graph, rings: Sequence[Sequence[int]]) -> list[str]:
     """
-    What does the picture show, for those who do not see it?
+    Describe the graph in sentences, for screen readers.
 
     Args:
-        graph: What is drawn.
+        graph: The folded graph.
 
-        circles: The boxes that wait for each other.
+        rings: The boxes that wait for each other.
     """
-    told = [*_circles(graph, circles), *_waits(graph)]
-    more = len(told) - _MOST_SENTENCES
+    lines = [*_circle_sentences(graph, rings), *_wait_sentences(graph)]
+    more = len(lines) - _MAX_SENTENCES
     if more > 0:
-        told = [*told[:_MOST_SENTENCES], f"More waits: {more}."]
+        lines = [*lines[:_MAX_SENTENCES], f"More waits: {more}."]
     if graph.left_out:
-        told.append(
+        lines.append(
             f"Calls queued behind these, or left out: {graph.left_out:,}."
         )
-    return told
+    return lines
 
 
-def _circles(graph: Graph, circles: Sequence[Sequence[int]]) -> Iterable[str]:
-    for circle in circles:
+def _circle_sentences(
+    graph: Graph, rings: Sequence[Sequence[int]]
+) -> Iterable[str]:
+    for ring in rings:
         ranks = sorted(
             {
                 r
-                for i in circle
+                for i in ring
                 if not graph.boxes[i].waits
                 for r in graph.boxes[i].ranks
             }
         )
-        text = many_ranks(ranks)
+        text = summarize_ranks(ranks)
         yield f"{text[0].upper()}{text[1:]} wait for each other: a deadlock."
 
 
-def _waits(graph: Graph) -> Iterable[str]:
+def _wait_sentences(graph: Graph) -> Iterable[str]:
     boxes = graph.boxes
     for i, box in enumerate(boxes):
         before = [boxes[a] for a, b in graph.arrows if b == i]
         after = [boxes[b] for a, b in graph.arrows if a == i]
-        # Who holds up a call is told with the call.
-        inside = _ranks(b for b in before if box.waits or not b.waits)
+        # The sentence about a call names its blockers.
+        inside = _ranks_of_boxes(b for b in before if box.waits or not b.waits)
         if inside:
-            yield _sentence(
-                box, inside, _ranks(after) if box.waits else box.ranks
+            yield _wait_sentence(
+                box, inside, _ranks_of_boxes(after) if box.waits else box.ranks
             )
 
 
-def _sentence(box: Box, inside: Sequence[int], holding: Sequence[int]) -> str:
-    who = many_ranks(inside)
+def _wait_sentence(
+    box: Box, inside: Sequence[int], holding: Sequence[int]
+) -> str:
+    subject = summarize_ranks(inside)
     verb = "waits" if len(inside) == 1 else "wait"
     note = f" ({note})" if (note := box_note(box, ())) else ""
-    where = f" in {box_name(box)}{note}" if box.waits else ""
-    whom = (
-        f" for {many_ranks(holding)}"
+    where = f" in {box_title(box)}{note}" if box.waits else ""
+    object_text = (
+        f" for {summarize_ranks(holding)}"
         if holding
         else ", which nobody is known to hold up"
     )
-    return f"{who[0].upper()}{who[1:]} {verb}{where}{whom}."
+    return f"{subject[0].upper()}{subject[1:]} {verb}{where}{object_text}."
 
 
-def _ranks(boxes: Iterable[Box]) -> list[int]:
+def _ranks_of_boxes(boxes: Iterable[Box]) -> list[int]:
     return sorted({rank for box in boxes for rank in box.ranks})
 
 
-# So many boxes are read one by one.
-_FEW = 14
-_MOST = 24
-_ROUNDS = 12
+# Up to this many boxes, nothing is folded.
+_FOLD_ABOVE = 14
+_MAX_BOXES = 24
+_REFINE_ROUNDS = 12
 
 
-def fold(graph: Graph, *, few: int = _FEW, most: int = _MOST) -> Graph:
+def fold_graph(
+    graph: Graph, *, fold_above: int = _FOLD_ABOVE, max_boxes: int = _MAX_BOXES
+) -> Graph:
     """
-    Join what is alike, and leave out what matters least.
+    Merge boxes that are alike, and drop the least important ones.
 
-    Boxes are alike if they look the same and point to, and are pointed to by,
-    boxes that are alike (the coarsest such partition, by refinement).
+    Boxes are alike if they look the same and their neighbours are alike (the
+    coarsest such partition, by refinement).
 
     Args:
         graph: All waits.
 
-        few: So many boxes are left as they are.
+        fold_above: Merge only if there are more boxes than this.
 
-        most: So many are shown at most.
+        max_boxes: Limit of the result.
+    """
+    if len(graph.boxes) > fold_above:
+        graph = _merge_boxes(graph, _refine_classes(graph))
+
+    return _keep_important(graph, max_boxes)
+
+
+def find_circles(graph: Graph) -> list[list[int]]:
+    """
+    Find boxes that wait for each other.
 
     Returns:
-        A graph of at most *most* boxes.
-    """
-    if len(graph.boxes) > few:
-        graph = _joined(graph, _classes(graph))
-
-    return _cut(graph, most)
-
-
-def circles(graph: Graph) -> list[list[int]]:
-    """
-    Which boxes wait for each other?
-
-    Args:
-        graph: Any graph.
-
-    Returns:
-        Each circle in the order of its arrows, as far as it has one.
+        Each circle, in the order of its arrows where they form one ring.
     """
     targets = _targets(graph)
     return [
-        _walk(part, targets)
-        for part in components(targets)
+        _circle_order(part, targets)
+        for part in strongly_connected_components(targets)
         if len(part) > 1 or part[0] in targets[part[0]]
     ]
 
 
-def _walk(part: Sequence[int], targets: Sequence[Sequence[int]]) -> list[int]:
+def _circle_order(
+    part: Sequence[int], targets: Sequence[Sequence[int]]
+) -> list[int]:
     members, order, todo = set(part), dict[int, None](), [part[0]]
     while todo:
         node = todo.pop()
@@ -619,14 +619,14 @@ def _targets(graph: Graph) -> list[list[int]]:
     return targets
 
 
-def _classes(graph: Graph) -> list[int]:
-    colors = _numbered([_look(box) for box in graph.boxes])
-    for _ in range(_ROUNDS):
+def _refine_classes(graph: Graph) -> list[int]:
+    colors = _number_keys([_box_signature(box) for box in graph.boxes])
+    for _ in range(_REFINE_ROUNDS):
         around: list[set[tuple[bool, int]]] = [set() for _ in colors]
         for a, b in graph.arrows:
             around[a].add((True, colors[b]))
             around[b].add((False, colors[a]))
-        finer = _numbered(
+        finer = _number_keys(
             [(c, frozenset(s)) for c, s in zip(colors, around, strict=True)]
         )
         if len(set(finer)) == len(set(colors)):
@@ -636,7 +636,7 @@ def _classes(graph: Graph) -> list[int]:
     return colors
 
 
-def _look(box: Box) -> object:
+def _box_signature(box: Box) -> object:
     if not box.waits:
         return box.role, box.is_lost
 
@@ -645,49 +645,49 @@ def _look(box: Box) -> object:
     return str(ref) if wait.desc else "", wait.op.partition(" ")[0], wait.p2p
 
 
-def _numbered(keys: Sequence[object]) -> list[int]:
+def _number_keys(keys: Sequence[object]) -> list[int]:
     numbers: dict[object, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
-def _joined(graph: Graph, colors: Sequence[int]) -> Graph:
+def _merge_boxes(graph: Graph, colors: Sequence[int]) -> Graph:
     alike: dict[int, list[Box]] = defaultdict(list)
     for box, color in zip(graph.boxes, colors, strict=True):
         alike[color].append(box)
     boxes = [
         Box(
-            ranks=tuple(sorted({r for b in same for r in b.ranks})),
-            role=same[0].role,
-            is_lost=same[0].is_lost,
-            waits=tuple(w for b in same for w in b.waits),
+            ranks=tuple(sorted({r for b in members for r in b.ranks})),
+            role=members[0].role,
+            is_lost=members[0].is_lost,
+            waits=tuple(w for b in members for w in b.waits),
         )
-        for _, same in sorted(alike.items())
+        for _, members in sorted(alike.items())
     ]
     arrows = frozenset((colors[a], colors[b]) for a, b in graph.arrows)
     return Graph(boxes=tuple(boxes), arrows=arrows, left_out=graph.left_out)
 
 
-def _cut(graph: Graph, most: int) -> Graph:
+def _keep_important(graph: Graph, max_boxes: int) -> Graph:
     """
-    Keep what is nearest to those at fault, and count the other calls.
+    Keep the boxes nearest to those at fault, and count the dropped calls.
     """
-    if len(graph.boxes) <= most:
+    if len(graph.boxes) <= max_boxes:
         return graph
 
-    nearest = set(_by_importance(graph)[:most])
+    nearest = set(_by_importance(graph)[:max_boxes])
     entered = {b for a, b in graph.arrows if a in nearest}
-    # A call without those who wait in it explains nothing.
-    kept = sorted(
+    # A call without waiting ranks explains nothing.
+    shown = sorted(
         i for i in nearest if i in entered or not graph.boxes[i].waits
     )
-    new = {old: i for i, old in enumerate(kept)}
-    gone = [b for i, b in enumerate(graph.boxes) if i not in new]
+    new = {old: i for i, old in enumerate(shown)}
+    dropped = [b for i, b in enumerate(graph.boxes) if i not in new]
     return Graph(
-        boxes=tuple(graph.boxes[i] for i in kept),
+        boxes=tuple(graph.boxes[i] for i in shown),
         arrows=frozenset(
             (new[a], new[b]) for a, b in graph.arrows if a in new and b in new
         ),
-        left_out=graph.left_out + sum(len(box.waits) for box in gone),
+        left_out=graph.left_out + sum(len(box.waits) for box in dropped),
     )
 
 
@@ -696,12 +696,18 @@ def _by_importance(graph: Graph) -> list[int]:
     for a, b in sorted(graph.arrows):
         around[b].append(a)
         around[a].append(b)
-    in_circle = {i for circle in circles(graph) for i in circle}
-    rank = {"culprit": 0, "suspect": 1, "lost": 2, "call": 3, "victim": 4}
+    in_circle = {i for ring in find_circles(graph) for i in ring}
+    role_order = {
+        "culprit": 0,
+        "suspect": 1,
+        "lost": 2,
+        "call": 3,
+        "victim": 4,
+    }
     order = sorted(
         range(len(graph.boxes)),
         key=lambda i: (
-            rank[graph.boxes[i].role],
+            role_order[graph.boxes[i].role],
             i not in in_circle,
             -len(graph.boxes[i].ranks),
             i,
@@ -709,16 +715,16 @@ def _by_importance(graph: Graph) -> list[int]:
     )
     found: dict[int, None] = {}
     for start in order:
-        todo = [start]
-        for node in todo:
+        queue = [start]
+        for node in queue:
             if node not in found:
                 found[node] = None
-                todo += around[node]
+                queue += around[node]
 
     return list(found)
 
 
-_MARKS = {
+_ROLE_MARKS = {
     "culprit": "✕",
     "suspect": "!",
     "lost": "?",
@@ -729,43 +735,37 @@ _MARKS = {
 
 def graph_section(diagnosis: Diagnosis) -> Section | None:
     """
-    Who waits for whom?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        A picture, and the same in sentences; None if nobody waits.
+    Return the section with the graph, as picture and text; None without waits.
     """
-    whole = graph_of(diagnosis)
-    if whole is None:
+    full_graph = build_graph(diagnosis)
+    if full_graph is None:
         return None
 
-    graph = fold(whole)
-    rings = circles(graph)
+    graph = fold_graph(full_graph)
+    rings = find_circles(graph)
     arrows = sorted(graph.arrows)
-    boxes = [_box(box, diagnosis) for box in graph.boxes]
-    told = sentences(graph, rings)
+    boxes = [_box_values(box, diagnosis) for box in graph.boxes]
+    lines = describe_graph(graph, rings)
     return Section(
         name="graph",
         title="Who waits for whom",
-        summary=_summary(whole, rings),
+        summary=_summary(full_graph, rings),
         values={
             "boxes": boxes,
             "pictures": [
-                _picture(graph, arrows, rings, is_tall=is_tall)
+                _picture_values(graph, arrows, rings, is_tall=is_tall)
                 for is_tall in (False, True)
             ],
             "box_size": (WIDTH, HEIGHT),
-            "told": told,
+            "told": lines,
             "is_circle": bool(rings),
             "kinds": sorted({box["kind"] for box in boxes}),
         },
-        data={"ranks": [_span(box) for box in graph.boxes]},
+        data={"ranks": [_rank_ranges(box) for box in graph.boxes]},
     )
 
 
-def _picture(
+def _picture_values(
     graph: Graph,
     arrows: list[tuple[int, int]],
     rings: list[list[int]],
@@ -773,9 +773,9 @@ def _picture(
     is_tall: bool,
 ) -> dict[str, Any]:
     """
-    One for wide screens, one for narrow ones: nobody scrolls for a culprit.
+    Return the template variables for a wide or a tall screen.
     """
-    layout = lay_out(len(graph.boxes), arrows, rings, is_tall=is_tall)
+    layout = layout_graph(len(graph.boxes), arrows, rings, is_tall=is_tall)
     return {
         "kind": "tall" if is_tall else "wide",
         "size": layout.size,
@@ -783,32 +783,32 @@ def _picture(
             (round(x - WIDTH / 2), round(y - HEIGHT / 2))
             for x, y in layout.places
         ],
-        "arrows": _arrows(arrows, layout, graph),
+        "arrows": _arrow_values(arrows, layout, graph),
     }
 
 
-def _box(box: Box, diagnosis: Diagnosis) -> dict[str, Any]:
+def _box_values(box: Box, diagnosis: Diagnosis) -> dict[str, Any]:
     findings = (diagnosis.verdict, *diagnosis.findings)
-    name, note = box_name(box), box_note(box, findings)
+    name, note = box_title(box), box_note(box, findings)
     wait = box.waits[0] if box.waits else None
-    mark = "" if wait else _MARKS[box.role]
-    # Fonts differ: so much fits in wide ones.
-    longest = (22, 20) if wait else (15 if mark else 18, 22)
-    short = shortened if wait else few_ranks
+    mark = "" if wait else _ROLE_MARKS[box.role]
+    # Lengths that fit even with wide fonts.
+    max_lengths = (22, 20) if wait else (15 if mark else 18, 22)
+    shorten = shorten_text if wait else first_ranks
     return {
         "kind": box.role,
         "is_lost": box.is_lost,
         "mark": mark,
-        "name": short(name, longest[0]),
-        "note": shortened(note, longest[1]),
-        "full": shortened(f"{name}: {note}" if note else name, 300),
+        "name": shorten(name, max_lengths[0]),
+        "note": shorten_text(note, max_lengths[1]),
+        "full": shorten_text(f"{name}: {note}" if note else name, 300),
         "rank": None if wait or len(box.ranks) != 1 else box.ranks[0],
         "group": clean(wait.group) if wait and len(box.waits) == 1 else None,
         "seq": wait.seq if wait and len(box.waits) == 1 else None,
     }
 
 
-def _arrows(
+def _arrow_values(
     arrows: list[tuple[int, int]], layout: Layout, graph: Graph
 ) -> list[dict[str, Any]]:
     ring_of = {box: i for i, ring in enumerate(layout.rings) for box in ring}
@@ -836,7 +836,7 @@ def _summary(graph: Graph, rings: list[list[int]]) -> str:
     if not at_fault:
         return f"{len(waiting):,} ranks wait"
 
-    text = many_ranks(at_fault)
+    text = summarize_ranks(at_fault)
     if not waiting:
         return f"it begins at {text}"
 
@@ -845,9 +845,9 @@ def _summary(graph: Graph, rings: list[list[int]]) -> str:
     return f"{len(waiting):,} {noun} {verb} for {text}"
 
 
-def _span(box: Box) -> list[list[int]]:
+def _rank_ranges(box: Box) -> list[list[int]]:
     """
-    The ranks of a box as ranges, so that a rank is found in it.
+    Return the ranks of a box as ranges, for the search by rank.
     """
     spans: list[list[int]] = []
     for rank in () if box.waits else box.ranks:

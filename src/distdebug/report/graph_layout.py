@@ -1,8 +1,8 @@
 """
-Where on paper does each box stand, and how do the arrows run?
+Lay out a graph in layers: positions of boxes, paths of arrows.
 
 Layers run from left to right, or on narrow screens from top to bottom.  Boxes
-that wait for each other stand in a circle, which takes one place in its layer.
+that wait for each other form a circle, which takes one place in its layer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from itertools import pairwise
 
 import attrs
 
-from ..waits import components
+from ..waits import strongly_connected_components
 
 
-_SWEEPS = 4
+_ORDER_SWEEPS = 4
 
 Link = tuple[int, int]
 
@@ -26,45 +26,41 @@ Link = tuple[int, int]
 @attrs.frozen(kw_only=True)
 class Layers:
     """
-    What stands beside what.
+    Layers of a graph.
 
     Attributes:
         layers: The numbers of each layer, in order; numbers from *count* on
             are bends.
 
-        bends: For each link, the bends that it is led through, so that it
-            passes behind nothing.
+        bends: For each link, the bends that route it around boxes.
     """
 
     layers: list[list[int]]
     bends: Mapping[Link, tuple[int, ...]]
 
 
-def in_layers(count: int, links: Iterable[Link]) -> Layers:
+def assign_layers(count: int, links: Iterable[Link]) -> Layers:
     """
-    In which layer does each thing stand, and in which order?
+    Assign nodes to layers, and order each layer.
 
     Args:
-        count: How many there are; each points to smaller numbers only.
+        count: Number of nodes; each points to smaller numbers only.
 
-        links: Which points to which.
-
-    Returns:
-        The layers, from the first to the last.
+        links: Pairs of nodes.
     """
     links = sorted(links)
-    layers = _by_depth(count, links)
-    ways = _bent(layers, links)
-    steps = {step for way in ways.values() for step in pairwise(way)}
+    layers = _layers_by_depth(count, links)
+    routes = _route_links(layers, links)
+    steps = {step for route in routes.values() for step in pairwise(route)}
     return Layers(
-        layers=_in_order(layers, sorted(steps)),
-        bends={link: tuple(way[1:-1]) for link, way in ways.items()},
+        layers=_reduce_crossings(layers, sorted(steps)),
+        bends={link: tuple(route[1:-1]) for link, route in routes.items()},
     )
 
 
-def _by_depth(count: int, links: Iterable[Link]) -> list[list[int]]:
+def _layers_by_depth(count: int, links: Iterable[Link]) -> list[list[int]]:
     """
-    The last layer waits for nobody.
+    Sort nodes into layers; the last layer waits for nothing.
     """
     depth = [0] * count
     for a, b in links:
@@ -76,32 +72,32 @@ def _by_depth(count: int, links: Iterable[Link]) -> list[list[int]]:
     return [layers[d] for d in sorted(layers, reverse=True)]
 
 
-def _bent(
+def _route_links(
     layers: list[list[int]], links: Iterable[Link]
 ) -> dict[Link, list[int]]:
     """
-    Give each link a place in the layers between; one for all with one target.
+    Add bends in the layers between; links with the same target share them.
     """
     layer_of = {part: i for i, layer in enumerate(layers) for part in layer}
     bends: dict[Link, int] = {}
-    ways = {}
+    routes = {}
     for a, b in links:
-        between = [
+        bends_between = [
             bends.setdefault((layer, b), len(layer_of) + len(bends))
             for layer in range(layer_of[a] + 1, layer_of[b])
         ]
-        ways[a, b] = [a, *between, b]
+        routes[a, b] = [a, *bends_between, b]
     for (layer, _), bend in bends.items():
         layers[layer].append(bend)
 
-    return ways
+    return routes
 
 
-def _in_order(
+def _reduce_crossings(
     layers: list[list[int]], steps: Sequence[Link]
 ) -> list[list[int]]:
     """
-    Order each layer so that few arrows cross (barycenters).
+    Order each layer so that few arrows cross (barycenter method).
     """
     around: dict[int, list[int]] = defaultdict(list)
     for a, b in steps:
@@ -112,7 +108,7 @@ def _in_order(
         for layer in layers
         for i, part in enumerate(layer)
     }
-    for sweep in range(_SWEEPS):
+    for sweep in range(_ORDER_SWEEPS):
         for layer in layers if sweep % 2 else reversed(layers):
             mean = {
                 part: sum(height[o] for o in around[part])
@@ -126,78 +122,81 @@ def _in_order(
     return layers
 
 
-# Of a box, in pixels.
+# Size of a box, in pixels.
 WIDTH, HEIGHT = 176, 52
-# What the tip of an arrow takes.
-_TIP = 3
+# Length of an arrow tip, in pixels.
+_ARROW_TIP = 3
 
 Point = tuple[float, float]
 
 
-def along(
+def layer_path(
     start: Point,
     bends: Iterable[tuple[float, float, float]],
     end: Point,
-    turned: Callable[[Point], Point],
+    to_page: Callable[[Point], Point],
 ) -> str:
     """
-    How does an arrow run from layer to layer?
+    Return the path of an arrow between layers.
 
     Args:
-        start: The middle of the box that it leaves, where layers run from
-            left to right.
+        start: Center of its source, with layers from left to right.
 
-        bends: From where to where it runs straight between, and how high.
+        bends: Per bend: where the straight part begins and ends, and its
+            height.
 
-        end: The middle of the box that it points to.
+        end: Center of its target.
 
-        turned: Puts a point onto the paper.
+        to_page: Converts a point to the orientation of the page.
 
     Returns:
-        The path that SVG draws.
+        Path data of SVG.
     """
-    half = abs(turned((WIDTH / 2, HEIGHT / 2))[0])
+    half = abs(to_page((WIDTH / 2, HEIGHT / 2))[0])
     x, y = start[0] + half, start[1]
-    steps = [f"M{_written(turned((x, y)))}"]
-    last = end[0] - half - _TIP
+    steps = [f"M{_point_text(to_page((x, y)))}"]
+    last = end[0] - half - _ARROW_TIP
     for left, right, height in (*bends, (last, last, end[1])):
         reach = min(max((left - x) / 2, 20), 90)
-        stops = ((x + reach, y), (left - reach, height), (left, height))
-        steps.append(f"C{' '.join(_written(turned(p)) for p in stops)}")
+        controls = ((x + reach, y), (left - reach, height), (left, height))
+        steps.append(f"C{' '.join(_point_text(to_page(p)) for p in controls)}")
         if right > left:
-            steps.append(f"L{_written(turned((right, height)))}")
+            steps.append(f"L{_point_text(to_page((right, height)))}")
         x, y = right, height
 
     return "".join(steps)
 
 
-def between(start: Point, end: Point) -> str:
+def circle_path(start: Point, end: Point) -> str:
     """
-    How does an arrow run within a circle?
+    Return the path of an arrow within a circle.
 
-    It runs from border to border along the line between the middles, bent a
-    little to its left, so that two ways between the same boxes stay apart.
+    It runs from border to border, bent a little to its left, so that two
+    arrows between the same boxes stay apart.
 
     Args:
-        start: The middle of the box that it leaves, on paper.
+        start: Center of its source, on the page.
 
-        end: The middle of the box that it points to.
+        end: Center of its target.
 
     Returns:
-        The path that SVG draws.
+        Path data of SVG.
     """
     (x1, y1), (x2, y2) = start, end
     middle = (
         (x1 + x2) / 2 + 0.14 * (y2 - y1),
         (y1 + y2) / 2 - 0.14 * (x2 - x1),
     )
-    begin, tip = _border(start, middle, 0), _border(end, middle, _TIP + 1)
-    return f"M{_written(begin)}Q{_written(middle)} {_written(tip)}"
+    begin, tip = (
+        _border_point(start, middle, 0),
+        _border_point(end, middle, _ARROW_TIP + 1),
+    )
+    return f"M{_point_text(begin)}Q{_point_text(middle)} {_point_text(tip)}"
 
 
-def _border(box: Point, towards: Point, gap: float) -> Point:
+def _border_point(box: Point, towards: Point, gap: float) -> Point:
     """
-    Where the way from a box to a point leaves the box.
+    Return the point where the line from a box to a point leaves the box.
     """
     dx, dy = towards[0] - box[0], towards[1] - box[1]
     scale = min(
@@ -207,30 +206,30 @@ def _border(box: Point, towards: Point, gap: float) -> Point:
     return (box[0] + dx * scale, box[1] + dy * scale)
 
 
-def _written(point: Point) -> str:
+def _point_text(point: Point) -> str:
     return f"{point[0]:.0f} {point[1]:.0f}"
 
 
-# The room between layers, and within them, in pixels.
-_ACROSS, _DOWN = 54, 20
+# Gaps between layers, and between boxes of a layer, in pixels.
+_LAYER_GAP, _BOX_GAP = 54, 20
 _MARGIN = 8
-# Of an arrow that passes a layer.
-_BEND = 6
+# Space for an arrow that passes a layer, in pixels.
+_BEND_HEIGHT = 6
 
 
 @attrs.frozen(kw_only=True)
 class Layout:
     """
-    A picture without words.
+    Positions in a graph.
 
     Attributes:
         size: Width and height, in pixels.
 
-        places: The middle of each box.
+        places: The center of each box.
 
-        paths: For each arrow, the path that SVG draws.
+        paths: Path data of SVG for each arrow.
 
-        rings: The boxes that stand in a circle, by circle.
+        rings: The boxes of each circle.
     """
 
     size: tuple[int, int]
@@ -240,9 +239,9 @@ class Layout:
 
 
 @attrs.frozen
-class _Spot:
+class _LayerSpot:
     """
-    The middle of what stands in a layer, and how wide that layer is.
+    Center of a part, and the width of its layer.
     """
 
     x: float
@@ -252,12 +251,12 @@ class _Spot:
     @property
     def sides(self) -> tuple[float, float, float]:
         """
-        From where to where the layer runs, and how high.
+        Return left and right end of the layer, and the height of the center.
         """
         return self.x - self.width / 2, self.x + self.width / 2, self.y
 
 
-def lay_out(
+def layout_graph(
     count: int,
     arrows: Sequence[tuple[int, int]],
     circles: Sequence[Sequence[int]] = (),
@@ -265,66 +264,68 @@ def lay_out(
     is_tall: bool = False,
 ) -> Layout:
     """
-    Find a place for each box and a way for each arrow.
+    Compute positions of boxes and paths of arrows.
 
     Args:
-        count: How many boxes there are.
+        count: Number of boxes.
 
-        arrows: Which points to which, as index.
+        arrows: Pairs of boxes, as index.
 
         circles: Boxes that wait for each other, in order.
 
-        is_tall: Whether the layers run from top to bottom.
+        is_tall: Whether layers run from top to bottom.
 
     Returns:
         The layout; the same for the same arguments.
     """
-    turned = _swapped if is_tall else _kept
-    parts = _parts(count, arrows, circles)
+    to_page = _swap_axes if is_tall else _keep_axes
+    parts = _group_circles(count, arrows, circles)
     part_of = {box: i for i, part in enumerate(parts) for box in part}
     links = {(part_of[a], part_of[b]) for a, b in arrows}
-    layers = in_layers(len(parts), {(a, b) for a, b in links if a != b})
-    extents = [turned(_extent(part)) for part in parts]
-    spots, size = _spots(layers.layers, extents)
-    # Where layers run from left to right, whatever the paper is like.
+    layers = assign_layers(len(parts), {(a, b) for a, b in links if a != b})
+    extents = [to_page(_part_extent(part)) for part in parts]
+    spots, size = _place_parts(layers.layers, extents)
+    # Positions for layers from left to right; the page may swap the axes.
     flat = {
-        box: (spots[i].x + turned(offset)[0], spots[i].y + turned(offset)[1])
+        box: (spots[i].x + to_page(offset)[0], spots[i].y + to_page(offset)[1])
         for i, part in enumerate(parts)
-        for box, offset in zip(part, _ring(len(part)), strict=True)
+        for box, offset in zip(part, _circle_offsets(len(part)), strict=True)
     }
     bends = {
         link: [spots[bend].sides for bend in passed]
         for link, passed in layers.bends.items()
     }
-    places = {box: turned(place) for box, place in flat.items()}
+    places = {box: to_page(place) for box, place in flat.items()}
     return Layout(
-        size=(round(turned(size)[0]), round(turned(size)[1])),
+        size=(round(to_page(size)[0]), round(to_page(size)[1])),
         places=tuple(places[i] for i in range(count)),
         paths=tuple(
-            between(places[a], places[b])
+            circle_path(places[a], places[b])
             if part_of[a] == part_of[b]
-            else along(flat[a], bends[part_of[a], part_of[b]], flat[b], turned)
+            else layer_path(
+                flat[a], bends[part_of[a], part_of[b]], flat[b], to_page
+            )
             for a, b in arrows
         ),
         rings=tuple(tuple(part) for part in parts if len(part) > 1),
     )
 
 
-def _kept(point: Point) -> Point:
+def _keep_axes(point: Point) -> Point:
     return point
 
 
-def _swapped(point: Point) -> Point:
+def _swap_axes(point: Point) -> Point:
     return point[1], point[0]
 
 
-def _parts(
+def _group_circles(
     count: int,
     arrows: Sequence[tuple[int, int]],
     circles: Sequence[Sequence[int]],
 ) -> list[list[int]]:
     """
-    Each circle, and each other box alone; what is pointed to comes first.
+    Return each circle, and each other box alone; targets come first.
     """
     targets: list[list[int]] = [[] for _ in range(count)]
     for a, b in arrows:
@@ -332,55 +333,56 @@ def _parts(
     ordered = {frozenset(circle): list(circle) for circle in circles}
     return [
         ordered.get(frozenset(part), list(part))
-        for part in components(targets)
+        for part in strongly_connected_components(targets)
     ]
 
 
-def _spots(
+def _place_parts(
     layers: Sequence[Sequence[int]], extents: Sequence[Point]
-) -> tuple[dict[int, _Spot], Point]:
+) -> tuple[dict[int, _LayerSpot], Point]:
     """
-    Where everything stands, and how large the picture is.
+    Return the position of every part, and the size of the picture.
     """
-    high = dict(enumerate(extent[1] for extent in extents))
+    height_of = dict(enumerate(extent[1] for extent in extents))
     heights = [
-        sum(high.get(part, _BEND) for part in layer) + _DOWN * (len(layer) - 1)
+        sum(height_of.get(part, _BEND_HEIGHT) for part in layer)
+        + _BOX_GAP * (len(layer) - 1)
         for layer in layers
     ]
     tallest = max(heights, default=0)
-    spots: dict[int, _Spot] = {}
+    spots: dict[int, _LayerSpot] = {}
     x = float(_MARGIN)
     for layer, height in zip(layers, heights, strict=True):
-        width = max(extents[part][0] for part in layer if part in high)
+        width = max(extents[part][0] for part in layer if part in height_of)
         y = _MARGIN + (tallest - height) / 2
         for part in layer:
-            own = high.get(part, _BEND)
-            spots[part] = _Spot(x + width / 2, y + own / 2, width)
-            y += own + _DOWN
-        x += width + _ACROSS
+            part_height = height_of.get(part, _BEND_HEIGHT)
+            spots[part] = _LayerSpot(x + width / 2, y + part_height / 2, width)
+            y += part_height + _BOX_GAP
+        x += width + _LAYER_GAP
 
-    return spots, (x - _ACROSS + _MARGIN, tallest + 2 * _MARGIN)
+    return spots, (x - _LAYER_GAP + _MARGIN, tallest + 2 * _MARGIN)
 
 
-def _ring(count: int) -> list[Point]:
+def _circle_offsets(count: int) -> list[Point]:
     """
-    Places around the middle, clockwise from the left.
+    Return offsets around a center, clockwise from the left.
     """
     if count == 1:
         return [(0.0, 0.0)]
 
-    rx, ry = _radii(count)
+    rx, ry = _circle_radii(count)
     angles = [math.pi + 2 * math.pi * i / count for i in range(count)]
     return [(rx * math.cos(a), ry * math.sin(a)) for a in angles]
 
 
-def _radii(count: int) -> Point:
+def _circle_radii(count: int) -> Point:
     return (
         max(WIDTH * 0.78, count * WIDTH * 0.19),
         0 if count == 2 else max(HEIGHT * 1.7, count * HEIGHT * 0.42),
     )
 
 
-def _extent(part: Sequence[int]) -> Point:
-    rx, ry = _radii(len(part)) if len(part) > 1 else (0, 0)
+def _part_extent(part: Sequence[int]) -> Point:
+    rx, ry = _circle_radii(len(part)) if len(part) > 1 else (0, 0)
     return WIDTH + 2 * rx, HEIGHT + 2 * ry

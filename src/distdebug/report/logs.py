@@ -1,5 +1,5 @@
 """
-What do the logs say went wrong?
+Build the section on logs: deaths, failed calls, errors, watchdog lines.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .._text import clean, size_text
-from ..diagnosis import LogEvidence, seen_by
+from ..diagnosis import LogEvidence, inputs_of
 from ..findings import Diagnosis
 from ..logs import (
     CollectiveLogs,
@@ -24,35 +24,35 @@ from ..ray import Death, Deaths, DriverLog
 from .format import (
     RankLinks,
     Section,
-    cause_words,
+    cause_title,
     moment_text,
     rank_links,
     short_path,
 )
 
 
-_MOST = 100
-_MOST_LINES = 12
+_MAX_DEATHS = 100
+_MAX_LAST_LINES = 12
 
 
-class Ended(NamedTuple):
+class EndEntry(NamedTuple):
     """
-    How one worker ended, or one call failed.
+    End of a worker, or a failed call.
 
     Attributes:
         mark: ``"first"``, ``"follows"``, or ``""``.
 
-        when: When, or ``""``.
+        when: The time, or ``""``.
 
-        who: Who it was.
+        who: The worker or the call.
 
         ranks: Its rank.
 
         how: How it ended.
 
-        where: The log that tells.
+        where: The log with the message.
 
-        lines: What it printed last.
+        lines: Its last lines of output.
     """
 
     mark: str
@@ -64,40 +64,34 @@ class Ended(NamedTuple):
     lines: tuple[str, ...]
 
 
-def deaths_of(deaths: Deaths, given: Sequence[str]) -> tuple[list[Ended], int]:
+def collect_deaths(
+    deaths: Deaths, input_paths: Sequence[str]
+) -> tuple[list[EndEntry], int]:
     """
-    Who died in a Ray cluster?
-
-    Args:
-        deaths: All ends that are told.
-
-        given: The files and folders that were looked at.
+    Return the unintended deaths in a Ray cluster.
 
     Returns:
-        Those that nobody wanted, in the order of time; and how many more.
+        The entries in the order of time, and the number left out.
     """
-    # The cause of all others is shown however many there are before it.
+    # Always show the first death, even if it is beyond the limit.
     ordered = sorted(deaths.unintended, key=lambda death: not death.is_first)
-    shown = sorted(ordered[:_MOST], key=lambda death: death.time or 0.0)
-    return [_ended(death, given) for death in shown], len(ordered) - len(shown)
+    shown = sorted(ordered[:_MAX_DEATHS], key=lambda death: death.time or 0.0)
+    return [_death_entry(death, input_paths) for death in shown], len(
+        ordered
+    ) - len(shown)
 
 
-def failures_of(
-    drivers: Iterable[DriverLog], given: Sequence[str]
-) -> tuple[list[Ended], int]:
+def collect_failures(
+    drivers: Iterable[DriverLog], input_paths: Sequence[str]
+) -> tuple[list[EndEntry], int]:
     """
-    What failed elsewhere, as drivers were told?
-
-    Args:
-        drivers: Their outputs.
-
-        given: The files and folders that were looked at.
+    Return the failed calls that drivers report.
 
     Returns:
-        What failed, in the order of the lines; and how much more.
+        The entries in the order of lines, and the number left out.
     """
     found = [
-        Ended(
+        EndEntry(
             mark="ended the driver" if failure.ended_driver else "",
             when="",
             who=clean(failure.label, limit=100),
@@ -105,65 +99,66 @@ def failures_of(
             how=clean(
                 f"{failure.error} {failure.message}".strip() or failure.kind
             ),
-            where=f"{short_path(driver.path, given)}, line {failure.line}",
+            where=f"{short_path(driver.path, input_paths)}, line {failure.line}",
             lines=(clean(failure.quote, limit=400),) if failure.quote else (),
         )
         for driver in drivers
         for failure in driver.failures
         if not failure.is_intended
     ]
-    return found[:_MOST], max(len(found) - _MOST, 0)
+    return found[:_MAX_DEATHS], max(len(found) - _MAX_DEATHS, 0)
 
 
-def _ended(death: Death, given: Sequence[str]) -> Ended:
+def _death_entry(death: Death, input_paths: Sequence[str]) -> EndEntry:
     mark = "first" if death.is_first else ""
-    return Ended(
+    return EndEntry(
         mark="follows" if death.is_collateral else mark,
         when=moment_text(death.time),
         who=clean(death.label, limit=100),
         ranks=rank_links(() if death.rank is None else [death.rank]),
-        how=_how(death),
-        where=short_path(str(death.log), given) if death.log else "",
+        how=_death_text(death),
+        where=short_path(str(death.log), input_paths) if death.log else "",
         lines=tuple(
-            clean(line, limit=400) for line in death.last_lines[-_MOST_LINES:]
+            clean(line, limit=400)
+            for line in death.last_lines[-_MAX_LAST_LINES:]
         ),
     )
 
 
-def _how(death: Death) -> str:
+def _death_text(death: Death) -> str:
     ended = str(death).removeprefix(f"{death.label}: ")
-    told = [ended, death.signal or "", death.error or ""]
-    return clean(", ".join(filter(None, told)))
+    parts = [ended, death.signal or "", death.error or ""]
+    return clean(", ".join(filter(None, parts)))
 
 
-_EXCERPTS_MOST = 120
-_MOST_LINE = 600
-_MOST_FRAMES = 12
-_MOST_ERRORS = 4
+_MAX_EXCERPTS = 120
+_MAX_LINE = 600
+_MAX_FRAMES = 12
+_MAX_ERRORS = 4
 
 
-class Excerpt(NamedTuple):
+class LogExcerpt(NamedTuple):
     """
-    Lines that tell of the same.
+    Group of log lines with the same error.
 
     Attributes:
-        words: What is wrong.
+        words: The cause as a heading.
 
-        priority: From 1, what brings a job down, to 5.
+        priority: From 1 (fatal) to 5.
 
-        number: How many lines there are, such as ``"12"`` or ``"1,000+"``.
+        number: Number of lines, such as ``"12"`` or ``"1,000+"``.
 
-        where: The place of the first of them.
+        where: Location of the first line.
 
         when: Its time, or ``""``.
 
-        who: Who printed it, or ``""``.
+        who: The process that printed it, or ``""``.
 
-        ranks: Who it is about.
+        ranks: The ranks it is about.
 
-        text: What it says.
+        text: The first line.
 
-        trace: The traceback that ends in it, if there is one.
+        trace: The traceback that ends in it, if any.
 
         is_survived: Whether the job went on afterwards.
     """
@@ -180,67 +175,63 @@ class Excerpt(NamedTuple):
     is_survived: bool
 
 
-def excerpts_of(
-    scan: ScanReport, given: Sequence[str]
-) -> tuple[list[Excerpt], int]:
+def collect_excerpts(
+    scan: ScanReport, input_paths: Sequence[str]
+) -> tuple[list[LogExcerpt], int]:
     """
-    Which lines tell of something that went wrong?
-
-    Args:
-        scan: What was found in logs.
-
-        given: The files and folders that were looked at.
+    Return the error lines of a log scan.
 
     Returns:
-        The most important ones, what brings a job down first; and how many
-        others there are.
+        The entries, fatal ones first, and the number left out.
     """
     found: list[tuple[LogGroup, TraceGroup | None]] = [
         *((trace.group, trace) for trace in scan.tracebacks),
         *((group, None) for group in scan.groups),
     ]
     found.sort(key=lambda pair: (pair[0].priority, pair[0].first.time or 0.0))
-    shown = [_excerpt(*pair, given) for pair in found[:_EXCERPTS_MOST]]
+    shown = [
+        _build_excerpt(*pair, input_paths) for pair in found[:_MAX_EXCERPTS]
+    ]
     return shown, len(found) - len(shown)
 
 
-def _excerpt(
-    group: LogGroup, trace: TraceGroup | None, given: Sequence[str]
-) -> Excerpt:
+def _build_excerpt(
+    group: LogGroup, trace: TraceGroup | None, input_paths: Sequence[str]
+) -> LogExcerpt:
     first = group.first
-    source = short_path(first.source, given) if first.source else ""
-    return Excerpt(
-        words=cause_words(group.cause),
+    source = short_path(first.source, input_paths) if first.source else ""
+    return LogExcerpt(
+        words=cause_title(group.cause),
         priority=group.priority,
         number=f"{group.count:,}{'+' if group.is_more else ''}",
         where=f"{source}, {first.location}" if source else "",
         when=moment_text(first.time),
         who=clean(first.origin.name, limit=60) if first.origin else "",
         ranks=rank_links(group.ranks),
-        text=clean(first.text, limit=_MOST_LINE),
-        trace=tuple(_trace(trace.errors)) if trace else (),
+        text=clean(first.text, limit=_MAX_LINE),
+        trace=tuple(_trace_lines(trace.errors)) if trace else (),
         is_survived=group.is_survived,
     )
 
 
-def _trace(errors: Iterable[PyError]) -> Iterable[str]:
-    for error in list(errors)[:_MOST_ERRORS]:
-        left = len(error.frames) - _MOST_FRAMES
+def _trace_lines(errors: Iterable[PyError]) -> Iterable[str]:
+    for error in list(errors)[:_MAX_ERRORS]:
+        left = len(error.frames) - _MAX_FRAMES
         if left > 0:
             yield f"  … {left} more"
-        yield from map(_frame, error.frames[-_MOST_FRAMES:])
-        yield clean(str(error), limit=_MOST_LINE)
+        yield from map(_frame_text, error.frames[-_MAX_FRAMES:])
+        yield clean(str(error), limit=_MAX_LINE)
 
 
-def _frame(frame: PyFrame) -> str:
+def _frame_text(frame: PyFrame) -> str:
     text = f"{frame.function} ({frame.file}:{frame.line})"
     return f"  {clean(text, limit=300)}"
 
 
-_WATCHDOGS_MOST = 200
-_MOST_QUOTED = 500
-# In the order of what they tell, in words.
-_KINDS = (
+_MAX_STATEMENTS = 200
+_MAX_QUOTE = 500
+# Most informative first, with the text to show.
+_RECORD_KINDS = (
     ("timeouts", "calls that did not end in time"),
     ("desyncs", "who lags behind, as torch says"),
     ("mismatches", "calls that differ"),
@@ -254,20 +245,20 @@ _KINDS = (
 )
 
 
-class Statement(NamedTuple):
+class CollectiveStatement(NamedTuple):
     """
-    What several ranks say of one group.
+    Message of watchdogs or NCCL, from several ranks.
 
     Attributes:
-        kind: What they speak of.
+        kind: Kind of the message.
 
-        group: The group.
+        group: The process group.
 
-        ranks: Who says so.
+        ranks: Ranks that printed it.
 
-        number: How many lines there are.
+        number: Number of lines.
 
-        where: The place of the first of them.
+        where: Location of the first line.
 
         text: That line.
     """
@@ -280,89 +271,80 @@ class Statement(NamedTuple):
     text: str
 
 
-def statements_of(
-    logs: CollectiveLogs, given: Sequence[str]
-) -> tuple[list[Statement], int]:
+def collect_statements(
+    logs: CollectiveLogs, input_paths: Sequence[str]
+) -> tuple[list[CollectiveStatement], int]:
     """
-    What did watchdogs and NCCL print about collectives?
-
-    Args:
-        logs: What was read.
-
-        given: The files and folders that were looked at.
+    Return what watchdogs and NCCL printed about collectives.
 
     Returns:
-        The first line of each kind and group, with all ranks that say so; and
-        how many others there are.
+        The first line of each kind and group, with all its ranks; and the
+        number left out.
     """
     alike: dict[tuple[str, str, str], list[LogRecord]] = defaultdict(list)
-    for name, words in _KINDS:
+    for name, kind in _RECORD_KINDS:
         for record in getattr(logs, name):
-            alike[words, str(record.group or ""), _call(record)].append(record)
+            alike[kind, str(record.group or ""), _record_call(record)].append(
+                record
+            )
     shown = [
-        _statement(words, group, records, given)
-        for (words, group, _), records in list(alike.items())[:_WATCHDOGS_MOST]
+        _build_statement(kind, group, records, input_paths)
+        for (kind, group, _), records in list(alike.items())[:_MAX_STATEMENTS]
     ]
     return shown, len(alike) - len(shown)
 
 
-def _call(record: LogRecord) -> str:
+def _record_call(record: LogRecord) -> str:
     """
-    The call that a line names, if it does; or its beginning.
+    Return the call that a line names; else the kind of the record.
     """
     op, seq = getattr(record, "op", ""), getattr(record, "seq", None)
     return f"{op} {seq}" if op else type(record).__name__
 
 
-def _statement(
-    words: str,
+def _build_statement(
+    kind: str,
     group: str,
     records: Sequence[LogRecord],
-    given: Sequence[str],
-) -> Statement:
+    input_paths: Sequence[str],
+) -> CollectiveStatement:
     first = records[0]
-    source = short_path(first.source, given) if first.source else ""
-    return Statement(
-        kind=words,
+    source = short_path(first.source, input_paths) if first.source else ""
+    return CollectiveStatement(
+        kind=kind,
         group=clean(group, limit=60),
         ranks=rank_links(r.rank for r in records if r.rank is not None),
         number=sum(record.count for record in records),
         where=f"{source}, line {first.line}" if source else "",
-        text=clean(first.quote, limit=_MOST_QUOTED),
+        text=clean(first.quote, limit=_MAX_QUOTE),
     )
 
 
 def logs_section(diagnosis: Diagnosis) -> Section | None:
     """
-    What do the logs say went wrong?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        Errors, words of watchdogs, and deaths, each with its place.
+    Return the section with errors, watchdog messages, and deaths.
     """
-    seen = seen_by(diagnosis)
-    logs, given = seen.logs, seen.paths
+    inputs = inputs_of(diagnosis)
+    logs, input_paths = inputs.logs, inputs.paths
     values: dict[str, Any] = {}
     for name, (shown, more) in {
-        "deaths": deaths_of(logs.deaths, given),
-        "failures": failures_of(logs.drivers, given),
-        "excerpts": excerpts_of(logs.scan, given),
-        "statements": statements_of(logs.collectives, given),
+        "deaths": collect_deaths(logs.deaths, input_paths),
+        "failures": collect_failures(logs.drivers, input_paths),
+        "excerpts": collect_excerpts(logs.scan, input_paths),
+        "statements": collect_statements(logs.collectives, input_paths),
     }.items():
         values |= {name: shown, f"more_{name}": more}
     if not any(values.values()):
         return None
 
-    values["read"] = _read(logs)
+    values["read"] = _scanned_text(logs)
     values["harmless"] = sum(logs.scan.harmless.values())
     return Section(
         name="logs", title="Logs", summary=_summary(values), values=values
     )
 
 
-def _read(logs: LogEvidence) -> str:
+def _scanned_text(logs: LogEvidence) -> str:
     files = logs.scan.files
     if not files:
         return ""
@@ -379,12 +361,12 @@ def _summary(values: dict[str, Any]) -> str:
         "statement of watchdogs": len(values["statements"])
         + values["more_statements"],
     }
-    told = [
+    parts = [
         f"{n:,} {noun if n == 1 else _plural(noun)}"
         for noun, n in counts.items()
         if n
     ]
-    return ", ".join(told)
+    return ", ".join(parts)
 
 
 def _plural(noun: str) -> str:

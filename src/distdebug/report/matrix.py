@@ -1,10 +1,9 @@
 """
-Which rank made which call, and what became of it?
+Build the section with the call matrix: every call of every rank.
 
-From records to what each rank did (`recorded`), from there to one picture per
-kind of process group (`views`, `usual`, `lateness`), and from pictures to what
-the page holds: a folded table (`folded`), transfers (`pairs`), and numbers that
-a script draws (`packed`).
+Adds lateness, code lines, and transfers to the views of
+:mod:`~distdebug.report.matrix_cells`, and packs them for the script that draws
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._text import clean
-from ..diagnosis import seen_by
+from ..diagnosis import inputs_of
 from ..findings import Cause, Diagnosis, Location
 from ..flight_recorder import (
     Channel,
@@ -37,19 +36,19 @@ from ..flight_recorder import (
     shape_texts,
 )
 from .format import Section
-from .graph import many_ranks
+from .graph import summarize_ranks
 from .matrix_cells import (
     Arrivals,
-    Recorded,
+    RecordedCalls,
     View,
-    focus_of,
-    folded_tables,
-    look_at,
-    views_of,
+    build_views,
+    find_focus_column,
+    fold_tables,
+    read_recorded_calls,
 )
 
 
-# A factor of ten is so many steps of the scale, which begins at 1 µs.
+# Steps of the scale per factor of ten; it begins at 1 µs.
 STEPS = 24
 _FIRST_NS = 1e3
 
@@ -57,20 +56,22 @@ _FIRST_NS = 1e3
 @attrs.frozen(kw_only=True, eq=False)
 class Lateness:
     """
-    How late ranks came; all times are numbers on a scale, see `on_scale`.
+    Lateness of ranks; times are on the scale of `encode_durations`.
 
     Attributes:
-        start: The first column that has times.
+        start: The first column with times.
 
-        late: After the first one of the group: one row per row of the view.
+        late: Delay after the first rank of the group; one row per row of the
+            view.
 
-        typical: The median of that: one row per group of the view.
+        typical: The median of that; one row per group of the view.
 
-        pause: Since the call before, by the median of the group; likewise.
+        pause: Time since the call before, by the median of the group;
+            likewise.
 
-        clocks: By how many clocks the times were taken; 1 if all agree.
+        clocks: Number of different clocks.
 
-        doubt_ns: By how much clocks may still be apart.
+        doubt_ns: Remaining uncertainty between clocks.
     """
 
     start: int
@@ -81,16 +82,16 @@ class Lateness:
     doubt_ns: float
 
 
-def on_scale(ns: NDArray[np.float64]) -> NDArray[np.uint8]:
+def encode_durations(ns: NDArray[np.float64]) -> NDArray[np.uint8]:
     """
-    Write durations as one byte each, to a twentieth of their size.
+    Encode durations as one byte each, with a precision of about 5 %.
 
     Args:
         ns: Nanoseconds; NaN for unknown.
 
     Returns:
-        0 for unknown, 1 for up to 1 µs, and one more for each
-        24th of a factor of ten.
+        0 for unknown, 1 for up to 1 µs, and one more for each 24th of a factor
+        of ten.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         steps = np.round(
@@ -103,12 +104,12 @@ def on_scale(ns: NDArray[np.float64]) -> NDArray[np.uint8]:
     return found
 
 
-def from_scale_ns(steps: NDArray[np.uint8]) -> NDArray[np.float64]:
+def decode_durations_ns(steps: NDArray[np.uint8]) -> NDArray[np.float64]:
     """
-    Which durations do these bytes stand for?
+    Decode durations.
 
     Args:
-        steps: What :func:`on_scale` returned.
+        steps: From :func:`encode_durations`.
 
     Returns:
         Nanoseconds; NaN for unknown.
@@ -119,17 +120,12 @@ def from_scale_ns(steps: NDArray[np.uint8]) -> NDArray[np.float64]:
     return ns
 
 
-def lateness_of(view: View, recorded: Recorded) -> Lateness | None:
+def compute_lateness(view: View, recorded: RecordedCalls) -> Lateness | None:
     """
-    How late did each rank come?
-
-    Args:
-        view: A picture.
-
-        recorded: What all ranks recorded.
+    Compute the lateness of each rank in each call.
 
     Returns:
-        The times of its newest columns; None if there are none.
+        Times of the newest columns; None if there are none.
     """
     known = [
         a
@@ -148,17 +144,19 @@ def lateness_of(view: View, recorded: Recorded) -> Lateness | None:
     hosts: set[object] = set()
     for group in view.groups:
         at = np.flatnonzero(view.group == group)
-        own = [
+        group_arrivals = [
             recorded.arrivals.get((rank, group))
             for rank in view.ranks[at].tolist()
         ]
-        names = [_host(rank, recorded) for rank in view.ranks[at].tolist()]
-        arrived, doubt = _arrived(own, columns, names)
+        names = [
+            _clock_host(rank, recorded) for rank in view.ranks[at].tolist()
+        ]
+        arrived, doubt = _arrival_matrix(group_arrivals, columns, names)
         hosts.update(names)
         doubts.append(doubt)
-        after, typical, pause = _compared(arrived)
-        late[at] = on_scale(after)
-        by_group.append((on_scale(typical), on_scale(pause)))
+        after, typical, pause = _compare_arrivals(arrived)
+        late[at] = encode_durations(after)
+        by_group.append((encode_durations(typical), encode_durations(pause)))
 
     return Lateness(
         start=start,
@@ -170,43 +168,43 @@ def lateness_of(view: View, recorded: Recorded) -> Lateness | None:
     )
 
 
-def _host(rank: int, recorded: Recorded) -> object:
+def _clock_host(rank: int, recorded: RecordedCalls) -> object:
     dump = recorded.dumps.by_rank.get(rank)
     return (dump.host if dump else None) or rank
 
 
-def _arrived(
+def _arrival_matrix(
     arrivals: Sequence[Arrivals | None],
     columns: NDArray[np.int64],
     hosts: Sequence[object],
 ) -> tuple[NDArray[np.float64], float]:
     """
-    When each rank (row) came to each call (column), by one clock.
+    Return when each rank (row) entered each call (column), on one clock.
     """
     created = np.full((len(arrivals), len(columns)), np.nan)
     completed = np.zeros_like(created)
     for row, own in enumerate(arrivals):
         if own is not None:
-            there = np.searchsorted(columns, own.seq)
-            kept = own.seq >= columns[0]
-            created[row, there[kept]] = own.created_ns[kept]
-            completed[row, there[kept]] = own.completed_ns[kept]
-    seen = [row for row, own in enumerate(arrivals) if own is not None]
-    if not seen:
+            column_of = np.searchsorted(columns, own.seq)
+            in_view = own.seq >= columns[0]
+            created[row, column_of[in_view]] = own.created_ns[in_view]
+            completed[row, column_of[in_view]] = own.completed_ns[in_view]
+    known_rows = [row for row, own in enumerate(arrivals) if own is not None]
+    if not known_rows:
         return created, 0.0
 
     offsets, doubt = clock_offsets_ns(
-        completed[seen], [hosts[row] for row in seen]
+        completed[known_rows], [hosts[row] for row in known_rows]
     )
-    created[seen] -= offsets[:, None]
+    created[known_rows] -= offsets[:, None]
     return created, doubt if np.isfinite(doubt) else 0.0
 
 
-def _compared(
+def _compare_arrivals(
     arrived: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """
-    After the first one, the median of that, and since the call before.
+    Return delays after the first rank, their median, and the pause before.
     """
     unknown = np.isnan(arrived)
     whole = ~unknown.any(axis=0)
@@ -215,7 +213,7 @@ def _compared(
     first[~whole & ~partly] = np.nan
     after = arrived - first
     typical = np.full(len(first), np.nan)
-    # Medians among gaps are much slower, and gaps are few.
+    # nanmedian is much slower, so use it only for columns with gaps.
     typical[whole] = np.median(after[:, whole], axis=0)
     typical[partly] = np.nanmedian(after[:, partly], axis=0)
     middle = first + typical
@@ -223,29 +221,29 @@ def _compared(
     return after, typical, np.maximum(pause, 0)
 
 
-_MOST = 6
+_MAX_LATE_ROWS = 6
 
 
-def latest_of(
+def summarize_lateness(
     views: Sequence[View],
     late: Sequence[Lateness | None],
-    recorded: Recorded,
+    recorded: RecordedCalls,
     diagnosis: Diagnosis,
 ) -> dict[str, Any] | None:
     """
-    Who comes late to the calls of the group that the verdict names?
+    Summarize the lateness in the group of the verdict.
 
     Args:
-        views: All pictures.
+        views: All views.
 
         late: Their times.
 
-        recorded: What all ranks recorded.
+        recorded: Calls of all ranks.
 
-        diagnosis: What is wrong with the job.
+        diagnosis: The diagnosis.
 
     Returns:
-        What the template shows; None if nobody is said to be late.
+        Template variables; None if the verdict is no straggler.
     """
     verdict = diagnosis.verdict
     if verdict.cause is not Cause.STRAGGLER or verdict.group is None:
@@ -258,21 +256,21 @@ def latest_of(
                 rows = np.flatnonzero(view.group == group)
                 return {
                     "name": clean(str(known.ref)),
-                    "rows": _rows(view, times, rows, set(verdict.ranks)),
+                    "rows": _late_rows(view, times, rows, set(verdict.ranks)),
                 }
 
     return None
 
 
-def _rows(
+def _late_rows(
     view: View,
     times: Lateness,
     rows: np.ndarray[tuple[int], np.dtype[np.int64]],
     culprits: set[int],
 ) -> list[dict[str, Any]]:
-    ns = np.array([_mean_ns(times.late[row]) for row in rows])
-    worst = from_scale_ns(times.late[rows].max(axis=1))
-    order = np.argsort(-np.nan_to_num(ns), kind="stable")[:_MOST]
+    ns = np.array([_mean_lateness_ns(times.late[row]) for row in rows])
+    worst = decode_durations_ns(times.late[rows].max(axis=1))
+    order = np.argsort(-np.nan_to_num(ns), kind="stable")[:_MAX_LATE_ROWS]
     longest = float(np.nan_to_num(ns).max(initial=0)) or 1.0
     return [
         {
@@ -286,21 +284,20 @@ def _rows(
     ]
 
 
-def _mean_ns(steps: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> float:
-    # Of several calls in a step, it is late in the first: no median shows it.
+def _mean_lateness_ns(
+    steps: np.ndarray[tuple[int], np.dtype[np.uint8]],
+) -> float:
+    # A straggler is late only in the first call of a step; a median hides it.
     known = steps[steps > 0]
-    return float(from_scale_ns(known).mean()) if len(known) else np.nan
+    return float(decode_durations_ns(known).mean()) if len(known) else np.nan
 
 
 def duration_text(ns: float) -> str:
     """
-    How is a short duration written?
+    Format a short duration, such as ``"1.2 ms"``.
 
     Args:
         ns: Nanoseconds; NaN for unknown.
-
-    Returns:
-        Such as ``"1.2 ms"``.
     """
     if np.isnan(ns):
         return "?"
@@ -312,101 +309,94 @@ def duration_text(ns: float) -> str:
     return f"{ns / 1e9:,.1f} s"
 
 
-_LINES_MOST = 12
-_MOST_FRAMES = 8
-_MOST_STACKS = 1000
-_OF_TORCH = re.compile(r"(?:^|[\\/])torch[\\/]")
+_MAX_LINE_KINDS = 12
+_MAX_FRAMES = 8
+_MAX_STACKS = 1000
+_TORCH_FILE = re.compile(r"(?:^|[\\/])torch[\\/]")
 
 
-class Lines(NamedTuple):
+class CallLines(NamedTuple):
     """
-    Where the calls of one picture were made, as far as that is known.
+    Code lines of the calls in a view.
 
     Attributes:
         kinds: Kinds of ranks.
 
-        stacks: For each of them and each column, which of all stacks it is;
-            -1 if there is none.
+        stacks: For each kind and column, the number of its stack; -1 for none.
     """
 
     kinds: tuple[int, ...]
     stacks: tuple[list[int], ...]
 
 
-def lines_of(
-    views: Sequence[View], recorded: Recorded
-) -> tuple[list[list[str]], list[Lines]]:
+def read_call_lines(
+    views: Sequence[View], recorded: RecordedCalls
+) -> tuple[list[list[str]], list[CallLines]]:
     """
-    At which lines did ranks make their calls?
+    Read the code lines at which ranks made their calls.
 
-    Stacks are not in memory, and files have to be read once more.  So one rank
-    of each kind is asked, and not of all kinds if there are many.
-
-    Args:
-        views: All pictures.
-
-        recorded: What all ranks recorded.
+    Stacks are not in memory, so the files are read again; only for one rank of
+    each of the largest kinds.
 
     Returns:
-        All stacks that differ, innermost line first; and the lines of each
-        view.
+        All distinct stacks, innermost line first; and the lines of each view.
     """
-    asked = _asked(views, recorded)
-    wanted: dict[int, set[int]] = defaultdict(set)
-    for by_kind in asked:
+    records_by_view = _select_records(views, recorded)
+    rows_of_rank: dict[int, set[int]] = defaultdict(set)
+    for by_kind in records_by_view:
         for rank, rows in by_kind.values():
-            if made := {row for row in rows if row >= 0}:
-                wanted[rank] |= made
+            if present := {row for row in rows if row >= 0}:
+                rows_of_rank[rank] |= present
     frames = recorded.dumps.frames_of(
-        {r: sorted(w) for r, w in wanted.items()}
+        {r: sorted(w) for r, w in rows_of_rank.items()}
     )
 
     numbers: dict[tuple[str, ...], int] = {}
     number_at = {
-        (rank, row): _number(numbers, stack)
+        (rank, row): _stack_number(numbers, stack)
         for rank, stacks in frames.items()
-        for row, stack in zip(sorted(wanted[rank]), stacks, strict=True)
+        for row, stack in zip(sorted(rows_of_rank[rank]), stacks, strict=True)
     }
-    lines = [_lines(by_kind, number_at) for by_kind in asked]
+    lines = [_view_lines(by_kind, number_at) for by_kind in records_by_view]
     return [list(stack) for stack in numbers], lines
 
 
-def _lines(
-    asked: Mapping[int, tuple[int, list[int]]],
+def _view_lines(
+    records_by_view: Mapping[int, tuple[int, list[int]]],
     number_at: Mapping[tuple[int, int], int],
-) -> Lines:
+) -> CallLines:
     found = {
         kind: [number_at.get((rank, row), -1) for row in rows]
-        for kind, (rank, rows) in asked.items()
+        for kind, (rank, rows) in records_by_view.items()
     }
     known = {k: s for k, s in found.items() if max(s, default=-1) >= 0}
-    return Lines(tuple(known), tuple(known.values()))
+    return CallLines(tuple(known), tuple(known.values()))
 
 
-def _asked(
-    views: Sequence[View], recorded: Recorded
+def _select_records(
+    views: Sequence[View], recorded: RecordedCalls
 ) -> list[dict[int, tuple[int, list[int]]]]:
     """
-    Whom to ask for what: for each view, by kind, a rank and its records.
+    Select per view and kind one rank, and its records to read.
     """
     signatures = Signatures(recorded.dumps.ops, recorded.dumps.shapes)
-    left = _LINES_MOST
-    asked = []
+    left = _MAX_LINE_KINDS
+    records_by_view = []
     for view in views:
         members = np.bincount(view.kind, minlength=len(view.states))
         kinds = np.argsort(-members, kind="stable")[:left].tolist()
         left -= len(kinds)
-        asked.append(
-            {k: _lines_rows(view, k, recorded, signatures) for k in kinds}
+        records_by_view.append(
+            {k: _rank_records(view, k, recorded, signatures) for k in kinds}
         )
-    return asked
+    return records_by_view
 
 
-def _lines_rows(
-    view: View, kind: int, recorded: Recorded, signatures: Signatures
+def _rank_records(
+    view: View, kind: int, recorded: RecordedCalls, signatures: Signatures
 ) -> tuple[int, list[int]]:
     """
-    A rank of this kind, and its record for each column; -1 if it has none.
+    Return a rank of a kind, and its record per column; -1 for none.
     """
     at = int((view.kind == kind).argmax())
     rank, group = int(view.ranks[at]), int(view.group[at])
@@ -423,45 +413,47 @@ def _lines_rows(
     return rank, [row_of.get(seq, -1) for seq in view.columns.tolist()]
 
 
-def _number(
+def _stack_number(
     numbers: dict[tuple[str, ...], int], frames: Sequence[Frame]
 ) -> int:
     """
-    The number of a stack among the different ones; -1 if it is empty.
+    Return the number of a stack among distinct ones; -1 for none.
     """
-    # What torch does within a call is the same for everyone.
-    own = [f for f in frames if not _OF_TORCH.search(f.filename)] or frames
+    # Frames inside torch are the same for all ranks.
+    user_frames = [
+        f for f in frames if not _TORCH_FILE.search(f.filename)
+    ] or frames
     stack = tuple(
         clean(str(Location(function=f.name, file=f.filename, line=f.line)))
-        for f in own[:_MOST_FRAMES]
+        for f in user_frames[:_MAX_FRAMES]
     )
-    if not stack or (stack not in numbers and len(numbers) >= _MOST_STACKS):
+    if not stack or (stack not in numbers and len(numbers) >= _MAX_STACKS):
         return -1
     return numbers.setdefault(stack, len(numbers))
 
 
-_PAIRS_MOST = 16
+_MAX_TRANSFERS = 16
 
 
 @attrs.frozen(kw_only=True)
-class Pair:
+class Transfer:
     """
-    What one rank sent to another in a group.
+    Sends and receives between two ranks in a group.
 
     Attributes:
-        source: Who sends.
+        source: The sending rank.
 
-        target: Who receives.
+        target: The receiving rank.
 
         group: The group, by name or description.
 
-        sent: How many sends are on record.
+        sent: Number of recorded sends.
 
-        sending: How many of these are not complete.
+        sending: Incomplete ones among them.
 
-        received: How many receives are on record.
+        received: Number of recorded receives.
 
-        receiving: How many of these are not complete.
+        receiving: Incomplete ones among them.
 
         has_source: Whether the sender recorded any.
 
@@ -481,60 +473,62 @@ class Pair:
     @property
     def is_stuck(self) -> bool:
         """
-        Whether one of both waits.
+        Return whether one of the two ranks waits.
         """
         return bool(self.sending or self.receiving)
 
 
 @attrs.frozen(kw_only=True)
-class Pairs:
+class Transfers:
     """
     All transfers.
 
     Attributes:
-        shown: The pairs that are shown, those that wait first.
+        shown: The pairs of ranks to show, waiting ones first.
 
-        stuck: How many pairs wait.
+        stuck: Number of pairs that wait.
 
-        fine: How many do not.
+        fine: Number of pairs that do not.
     """
 
-    shown: tuple[Pair, ...]
+    shown: tuple[Transfer, ...]
     stuck: int
     fine: int
 
     @property
     def left_out(self) -> int:
         """
-        How many pairs are not shown.
+        Return the number of pairs not shown.
         """
         return self.stuck + self.fine - len(self.shown)
 
 
-def pairs_of(recorded: Recorded, culprits: Sequence[int]) -> Pairs | None:
+def collect_transfers(
+    recorded: RecordedCalls, culprits: Sequence[int]
+) -> Transfers | None:
     """
-    Which transfers are there?
+    Collect the transfers between ranks.
 
     Args:
-        recorded: What all ranks recorded.
+        recorded: Calls of all ranks.
 
-        culprits: The ranks at fault; their transfers come first.
+        culprits: Ranks at fault; their transfers come first.
 
     Returns:
-        The pairs; None if nothing was sent.
+        The transfers; None if there are none.
     """
     dumps, membership = recorded.dumps, recorded.membership
     signatures = Signatures(dumps.ops, dumps.shapes)
     names = [clean(str(group.ref)) for group in membership.groups]
-    pairs = [
-        _pair(channel, names[channel.group])
+    transfers = [
+        _build_transfer(channel, names[channel.group])
         for channel in find_channels(dumps, membership, signatures)
     ]
-    if not pairs:
+    if not transfers:
         return None
 
     blamed = set(culprits)
-    pairs.sort(
+    transfers.sort(
         key=lambda p: (
             not p.is_stuck,
             blamed.isdisjoint((p.source, p.target)),
@@ -542,16 +536,18 @@ def pairs_of(recorded: Recorded, culprits: Sequence[int]) -> Pairs | None:
             p.target,
         )
     )
-    stuck = sum(pair.is_stuck for pair in pairs)
-    return Pairs(
-        shown=tuple(pairs[:_PAIRS_MOST]), stuck=stuck, fine=len(pairs) - stuck
+    stuck = sum(transfer.is_stuck for transfer in transfers)
+    return Transfers(
+        shown=tuple(transfers[:_MAX_TRANSFERS]),
+        stuck=stuck,
+        fine=len(transfers) - stuck,
     )
 
 
-def _pair(channel: Channel, group: str) -> Pair:
-    sent, sending = _counts(channel.send)
-    received, receiving = _counts(channel.recv)
-    return Pair(
+def _build_transfer(channel: Channel, group: str) -> Transfer:
+    sent, sending = _count_calls(channel.send)
+    received, receiving = _count_calls(channel.recv)
+    return Transfer(
         source=channel.source,
         target=channel.target,
         group=group,
@@ -564,18 +560,18 @@ def _pair(channel: Channel, group: str) -> Pair:
     )
 
 
-def _counts(side: Side | None) -> tuple[int, int]:
+def _count_calls(side: Side | None) -> tuple[int, int]:
     return (0, 0) if side is None else (len(side.rows), side.pending)
 
 
-_MOST_CALLS = 20_000
-_MOST_OTHERS = 20_000
-_MOST_GROUPS = 4096
+_MAX_CALLS = 20_000
+_MAX_OTHERS = 20_000
+_MAX_GROUPS = 4096
 
 
-class _Blob:
+class _ArrayBlob:
     """
-    Arrays one after the other, each at a multiple of four bytes.
+    Arrays in sequence, each aligned to four bytes.
     """
 
     def __init__(self) -> None:
@@ -584,7 +580,7 @@ class _Blob:
 
     def add(self, values: NDArray[Any], kind: str) -> list[Any]:
         """
-        Add an array; returns where it lies, for the script.
+        Add an array, and return its location for the script.
         """
         data = np.ascontiguousarray(
             values, {"u8": "u1", "u32": "<u4"}[kind]
@@ -596,27 +592,22 @@ class _Blob:
 
     def text(self) -> str:
         """
-        All of it, deflated, as text.
+        Return everything, deflated, in base64.
         """
         packer = zlib.compressobj(6)
         data = b"".join(map(packer.compress, self._parts)) + packer.flush()
         return b64encode(data).decode()
 
 
-def packed_calls(
-    views: Iterable[View], recorded: Recorded
+def pack_calls(
+    views: Iterable[View], recorded: RecordedCalls
 ) -> tuple[list[list[str]], NDArray[np.int64]]:
     """
-    Which calls do the pictures mention?
-
-    Args:
-        views: All pictures.
-
-        recorded: What all ranks recorded.
+    Pack the distinct calls of all views.
 
     Returns:
-        Operation, inputs, and outputs of each; and the codes that stand for
-        them in the views, ascending.
+        Operation, inputs, and outputs of each; and their codes in the views,
+        ascending.
     """
     codes = np.unique(
         np.concatenate(
@@ -628,7 +619,7 @@ def packed_calls(
             ]
         )
     )
-    codes = codes[codes >= 0][:_MOST_CALLS]
+    codes = codes[codes >= 0][:_MAX_CALLS]
     dumps = recorded.dumps
     width = max(len(dumps.shapes), 1)
     return [
@@ -637,35 +628,35 @@ def packed_calls(
     ], codes
 
 
-def packed_view(  # noqa: PLR0913
+def pack_view(  # noqa: PLR0913
     view: View,
-    recorded: Recorded,
+    recorded: RecordedCalls,
     codes: NDArray[np.int64],
     *,
     lateness: Lateness | None,
     focus: tuple[int, int],
-    lines: Lines,
+    lines: CallLines,
 ) -> dict[str, Any]:
     """
-    What does a script need to draw a picture?
+    Pack a view for the script that draws it.
 
     Args:
-        view: The picture.
+        view: The view.
 
-        recorded: What all ranks recorded.
+        recorded: Calls of all ranks.
 
-        codes: What :func:`packed_calls` returned.
+        codes: From :func:`pack_calls`.
 
-        lateness: How late ranks came, if that is known.
+        lateness: Lateness of ranks, if it is known.
 
-        focus: The row and the column to look at first.
+        focus: Row and column to show first.
 
-        lines: Where the calls of some kinds of ranks were made.
+        lines: Code lines of the calls.
 
     Returns:
-        Plain data.
+        JSON data.
     """
-    blob = _Blob()
+    blob = _ArrayBlob()
     place_of = {group: i for i, group in enumerate(view.groups)}
     groups = np.vectorize(place_of.__getitem__, [np.int64])(view.group)
     return {
@@ -680,34 +671,34 @@ def packed_view(  # noqa: PLR0913
         "kind": blob.add(view.kind, "u32"),
         "states": blob.add(view.states, "u8"),
         "program": list(view.program),
-        "programs": blob.add(_renumbered(view.programs, codes), "u32"),
+        "programs": blob.add(_call_positions(view.programs, codes), "u32"),
         "others": [
-            [kind, column, int(_renumbered(np.array([call]), codes)[0])]
+            [kind, column, int(_call_positions(np.array([call]), codes)[0])]
             for (kind, column), call in [*view.other_calls.items()][
-                :_MOST_OTHERS
+                :_MAX_OTHERS
             ]
         ],
-        "groups": _groups(view, recorded),
+        "groups": _group_rows(view, recorded),
         "traced": list(lines.kinds),
         "stacks": blob.add(np.array(lines.stacks, np.int64), "u32"),
-        "late": None if lateness is None else _late(lateness, blob),
+        "late": None if lateness is None else _pack_lateness(lateness, blob),
         "blob": blob.text(),
     }
 
 
-def _groups(view: View, recorded: Recorded) -> list[list[Any]]:
+def _group_rows(view: View, recorded: RecordedCalls) -> list[list[Any]]:
     known = recorded.membership.groups
     return [
         [
             clean(known[g].name),
             clean(str(known[g].ref)),
-            many_ranks(sorted(known[g].order)) if i < _MOST_GROUPS else "",
+            summarize_ranks(sorted(known[g].order)) if i < _MAX_GROUPS else "",
         ]
         for i, g in enumerate(view.groups)
     ]
 
 
-def _late(lateness: Lateness, blob: _Blob) -> dict[str, Any]:
+def _pack_lateness(lateness: Lateness, blob: _ArrayBlob) -> dict[str, Any]:
     return {
         "start": lateness.start,
         "steps": STEPS,
@@ -719,11 +710,11 @@ def _late(lateness: Lateness, blob: _Blob) -> dict[str, Any]:
     }
 
 
-def _renumbered(
+def _call_positions(
     calls: NDArray[np.int64], codes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """
-    Positions in *codes*; the largest number stands for none.
+    Return positions in *codes*; the largest number stands for none.
     """
     none = 0xFFFFFFFF
     if not len(codes):
@@ -734,8 +725,8 @@ def _renumbered(
     return found
 
 
-# A sign and a word for each state, in the order of their numbers.
-_STATES = (
+# Name, sign, and text of each state, in the order of their numbers.
+_STATE_LABELS = (
     ("lost", "·", "not recorded"),
     ("done", "✓", "completed"),
     ("started", "▶", "started"),
@@ -749,29 +740,22 @@ _STATES = (
 
 def matrix_section(diagnosis: Diagnosis) -> Section | None:
     """
-    Which rank made which call, and what became of it?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        The calls that matter as a table, and all of them for a script; None
-        if there are no dumps.
+    Return the section with the call matrix; None if there are no dumps.
     """
-    flight = seen_by(diagnosis).flight
+    flight = inputs_of(diagnosis).flight
     if flight is None or not len(flight.dumps):
         return None
 
-    recorded = look_at(flight.dumps)
-    views = views_of(recorded, diagnosis, flight)
-    pairs = pairs_of(recorded, diagnosis.verdict.ranks)
-    if not views and pairs is None:
+    recorded = read_recorded_calls(flight.dumps)
+    views = build_views(recorded, diagnosis, flight)
+    transfers = collect_transfers(recorded, diagnosis.verdict.ranks)
+    if not views and transfers is None:
         return None
 
-    late = [lateness_of(view, recorded) for view in views]
-    latest = latest_of(views, late, recorded, diagnosis)
-    tables, more = folded_tables(views, recorded, diagnosis, flight)
-    # Of who is late, or in a transfer, these tables know nothing.
+    late = [compute_lateness(view, recorded) for view in views]
+    latest = summarize_lateness(views, late, recorded, diagnosis)
+    tables, more = fold_tables(views, recorded, diagnosis, flight)
+    # These tables show neither lateness nor transfers.
     call = diagnosis.verdict.collective
     is_in_tables = latest is None and not (call is not None and call.p2p)
     return Section(
@@ -782,27 +766,27 @@ def matrix_section(diagnosis: Diagnosis) -> Section | None:
             "tables": tables if is_in_tables else (),
             "late": latest,
             "more": more,
-            "pairs": pairs,
-            "states": _STATES,
+            "pairs": transfers,
+            "states": _STATE_LABELS,
             "has_views": bool(views),
         },
-        data=_data(views, late, recorded, diagnosis, flight)
+        data=_script_data(views, late, recorded, diagnosis, flight)
         if views
         else None,
     )
 
 
-def _data(
+def _script_data(
     views: Sequence[View],
     late: Sequence[Lateness | None],
-    recorded: Recorded,
+    recorded: RecordedCalls,
     diagnosis: Diagnosis,
     flight: FlightReport,
 ) -> dict[str, Any]:
-    calls, codes = packed_calls(views, recorded)
-    stacks, lines = lines_of(views, recorded)
+    calls, codes = pack_calls(views, recorded)
+    stacks, lines = read_call_lines(views, recorded)
     return {
-        "states": [list(state) for state in _STATES],
+        "states": [list(state) for state in _STATE_LABELS],
         "color": "late"
         if diagnosis.verdict.cause is Cause.STRAGGLER
         else "state",
@@ -810,32 +794,32 @@ def _data(
         "calls": calls,
         "stacks": stacks,
         "views": [
-            packed_view(
+            pack_view(
                 view,
                 recorded,
                 codes,
                 lateness=times,
-                focus=_focus(view, recorded, diagnosis, flight),
-                lines=own,
+                focus=_focus_cell(view, recorded, diagnosis, flight),
+                lines=view_lines,
             )
-            for view, times, own in zip(views, late, lines, strict=True)
+            for view, times, view_lines in zip(views, late, lines, strict=True)
         ],
     }
 
 
-def _focus(
+def _focus_cell(
     view: View,
-    recorded: Recorded,
+    recorded: RecordedCalls,
     diagnosis: Diagnosis,
     flight: FlightReport,
 ) -> tuple[int, int]:
     """
-    The cell to look at first: a culprit's, in the call of the verdict.
+    Return the cell to show first: of a culprit, in the call of the verdict.
     """
     blamed = np.flatnonzero(np.isin(view.ranks, diagnosis.verdict.ranks))
     row = int(blamed[0]) if len(blamed) else 0
     group = int(view.group[row])
-    return row, focus_of(view, group, recorded, diagnosis, flight)
+    return row, find_focus_column(view, group, recorded, diagnosis, flight)
 
 
 def _summary(views: Sequence[View]) -> str:

@@ -1,7 +1,7 @@
 """
-What did each rank record in each group, with equal records kept once?
+Build the call matrix: state of every call per rank and group.
 
-Most ranks of a job did the same, so a thousand ranks are a few records.
+Equal records are stored once, so a thousand ranks give few records.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ..flight_recorder import (
 from ..ranks import ranks_text
 
 
-# So many times of arrival are kept, the newest of each rank.
-_MOST_TIMES = 1 << 21
+# Limit of arrival times, the newest of each rank.
+_MAX_TIMES = 1 << 21
 
 
 class State:
     """
-    What became of a call, as a number for each case.
+    State of a call.
     """
 
     NOT_RECORDED = 0
@@ -52,23 +52,23 @@ class State:
     NOT_ENTERED = 5
     ELSEWHERE = 6
     NO_DUMP = 7
-    # Added to any of them: the call is not that of the others.
+    # Flag on top of a state: the call differs from that of the others.
     DIFFERS = 8
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Record:
     """
-    What some ranks recorded in a group: one element per call.
+    Calls that ranks recorded in a group, one element per call.
 
     Attributes:
         seq: Sequence numbers, ascending.
 
-        signature: What was called, comparable between ranks.
+        signature: Identifies the call, comparable between ranks.
 
-        call: The operation and shape, as ``op * number of shapes + shape``.
+        call: Operation and shape, as ``op * number of shapes + shape``.
 
-        state: What became of it.
+        state: See :class:`State`.
     """
 
     seq: NDArray[np.int64]
@@ -80,14 +80,14 @@ class Record:
 @attrs.frozen(kw_only=True, eq=False)
 class Arrivals:
     """
-    When one rank entered its newest calls in a group, and left them.
+    Times of the newest calls of one rank in a group.
 
     Attributes:
         seq: Sequence numbers, ascending.
 
-        created_ns: When it entered, by the clock of its host.
+        created_ns: When the rank entered, by the clock of its host.
 
-        completed_ns: When the end was noticed; 0 if it was not.
+        completed_ns: When the watchdog noticed the end; 0 if it did not.
     """
 
     seq: NDArray[np.int64]
@@ -96,52 +96,53 @@ class Arrivals:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Recorded:
+class RecordedCalls:
     """
-    What all ranks recorded.
+    Calls that all ranks recorded.
 
     Attributes:
-        dumps: Where it comes from.
+        dumps: The dumps.
 
         membership: The groups of the job.
 
-        records: All different ones.
+        records: All distinct records.
 
-        of: For each rank and group (as index), its record (as index).
+        record_of: Record (as index) by rank and group (as index).
 
-        enqueued: For each rank and group without a record, how many calls
-            torch counted there.
+        enqueued: By rank and group without a record: number of calls that
+            torch counted.
 
-        arrivals: For each rank and group, when it came.
+        arrivals: Arrival times by rank and group.
     """
 
     dumps: Dumps
     membership: Membership
     records: tuple[Record, ...]
-    of: Mapping[tuple[int, int], int]
+    record_of: Mapping[tuple[int, int], int]
     enqueued: Mapping[tuple[int, int], int]
     arrivals: Mapping[tuple[int, int], Arrivals]
 
 
-def look_at(dumps: Dumps, *, most_times: int = _MOST_TIMES) -> Recorded:
+def read_recorded_calls(
+    dumps: Dumps, *, max_times: int = _MAX_TIMES
+) -> RecordedCalls:
     """
-    What did each rank record in each group?
+    Read the recorded calls of each rank in each group.
+
+    Takes time linear in the number of calls.
 
     Args:
         dumps: The dumps of all ranks.
 
-        most_times: How many times of arrival are kept in all.
-
-    Returns:
-        All of it; the time needed is linear in the number of records.
+        max_times: Limit of arrival times, for all ranks.
     """
     membership = find_groups(dumps)
     signatures = Signatures(dumps.ops, dumps.shapes)
     total = sum(len(dump.entries) for dump in dumps)
-    share = min(1.0, most_times / max(total, 1))
+    share = min(1.0, max_times / max(total, 1))
     known: dict[tuple[bytes, ...], int] = {}
     records: list[Record] = []
-    of: dict[tuple[int, int], int] = {}
+    record_of: dict[tuple[int, int], int] = {}
     enqueued: dict[tuple[int, int], int] = {}
     arrivals: dict[tuple[int, int], Arrivals] = {}
     for dump in dumps:
@@ -149,33 +150,38 @@ def look_at(dumps: Dumps, *, most_times: int = _MOST_TIMES) -> Recorded:
         for group, stream in collective_streams(
             dump, codes, signatures
         ).items():
-            state = _states(dump, stream)
+            state = _call_states(dump, stream)
             parts = stream.seq, stream.signature, state
             key = tuple(part.tobytes() for part in parts)
             if key not in known:
                 known[key] = len(records)
-                records.append(_record(dump, stream, state, len(dumps.shapes)))
-            of[dump.rank, group] = known[key]
-            arrivals[dump.rank, group] = _arrivals(dump, stream, share)
-        if any((dump.rank, g) not in of for g in _own(dump, membership)):
+                records.append(
+                    _build_record(dump, stream, state, len(dumps.shapes))
+                )
+            record_of[dump.rank, group] = known[key]
+            arrivals[dump.rank, group] = _build_arrivals(dump, stream, share)
+        if any(
+            (dump.rank, g) not in record_of
+            for g in _member_groups(dump, membership)
+        ):
             for group, status in group_status(dump, membership).items():
                 enqueued[dump.rank, group] = max(status.enqueued, 0)
 
-    return Recorded(
+    return RecordedCalls(
         dumps=dumps,
         membership=membership,
         records=tuple(records),
-        of=of,
+        record_of=record_of,
         enqueued=enqueued,
         arrivals=arrivals,
     )
 
 
-def _own(dump: RankDump, membership: Membership) -> set[int]:
+def _member_groups(dump: RankDump, membership: Membership) -> set[int]:
     return set(membership.by_name[dump.rank].values())
 
 
-def _states(dump: RankDump, stream: Stream) -> NDArray[np.uint8]:
+def _call_states(dump: RankDump, stream: Stream) -> NDArray[np.uint8]:
     e, rows = dump.entries, stream.row
     recorded = e.state[rows]
     over = e.retired[rows] | (recorded == COMPLETED)
@@ -187,7 +193,7 @@ def _states(dump: RankDump, stream: Stream) -> NDArray[np.uint8]:
     return found
 
 
-def _record(
+def _build_record(
     dump: RankDump, stream: Stream, state: NDArray[Any], shapes: int
 ) -> Record:
     e = dump.entries
@@ -200,7 +206,7 @@ def _record(
     )
 
 
-def _arrivals(dump: RankDump, stream: Stream, share: float) -> Arrivals:
+def _build_arrivals(dump: RankDump, stream: Stream, share: float) -> Arrivals:
     newest = slice(len(stream.seq) - int(len(stream.seq) * share), None)
     rows = stream.row[newest]
     return Arrivals(
@@ -210,42 +216,43 @@ def _arrivals(dump: RankDump, stream: Stream, share: float) -> Arrivals:
     )
 
 
-# One who is blamed anyway does not tell what is right.
-_OF_THE_BLAMED = 1e-3
+# Ranks at fault hardly count for the majority.
+_BLAMED_WEIGHT = 1e-3
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Program:
     """
-    What most members of a group called: one element per column.
+    Calls of the majority of a group, one element per column.
 
     Attributes:
-        signature: What was called, comparable between ranks; 0 for nothing.
+        signature: Identifies the call, comparable between ranks; 0 for no
+            call.
 
-        call: Operation and shape; -1 for nothing.
+        call: Operation and shape; -1 for no call.
     """
 
     signature: NDArray[np.int64]
     call: NDArray[np.int64]
 
 
-def aligned(
+def align_calls(
     values: NDArray[np.generic],
     record: Record,
     columns: NDArray[np.int64],
     fill: int,
 ) -> NDArray[np.int64]:
     """
-    Put the calls of a record into columns.
+    Align the calls of a record with columns.
 
     Args:
         values: One per call of the record.
 
-        record: Whose they are.
+        record: The record.
 
         columns: The sequence number of each column, ascending.
 
-        fill: What stands where there is no call.
+        fill: Value for columns without a call.
     """
     found = np.full(len(columns), fill, np.int64)
     at = np.searchsorted(columns, record.seq)
@@ -255,38 +262,35 @@ def aligned(
     return found
 
 
-def program_of(
+def majority_program(
     records: Mapping[int, Record],
     ranks: Mapping[int, Sequence[int]],
     columns: NDArray[np.int64],
     blamed: frozenset[int],
 ) -> Program:
     """
-    What did most members of a group call?
+    Return the call of the majority in each column.
 
     Args:
-        records: The records of its members, by number.
+        records: Records of the members, by number.
 
-        ranks: Whose each of them is.
+        ranks: The ranks of each record.
 
         columns: The sequence number of each column, ascending.
 
-        blamed: Ranks that are at fault, as somebody found out.
-
-    Returns:
-        The call of the majority, column by column.
+        blamed: Ranks at fault; they hardly count.
     """
     weights = {
-        i: sum(_OF_THE_BLAMED if r in blamed else 1.0 for r in ranks[i])
+        i: sum(_BLAMED_WEIGHT if r in blamed else 1.0 for r in ranks[i])
         for i in records
     }
     count = np.zeros(len(columns))
     signature = np.zeros(len(columns), np.int64)
     call = np.full(len(columns), -1, np.int64)
-    # The vote of Boyer and Moore: one pass, however many parties there are.
+    # Boyer-Moore majority vote: one pass for any number of variants.
     for i in sorted(records, key=lambda i: (-weights[i], i)):
-        other = aligned(records[i].signature, records[i], columns, 0)
-        called = aligned(records[i].call, records[i], columns, -1)
+        other = align_calls(records[i].signature, records[i], columns, 0)
+        called = align_calls(records[i].call, records[i], columns, -1)
         agrees = other == signature
         count += np.where(called < 0, 0, np.where(agrees, 1, -1)) * weights[i]
         wins = count < 0
@@ -299,33 +303,28 @@ def program_of(
 @attrs.frozen(kw_only=True)
 class Absences:
     """
-    What tells why ranks are absent.
+    Facts that explain missing records.
 
     Attributes:
-        blamed: Who is at fault.
+        blamed: Ranks at fault.
 
-        seen: Who left a dump.
+        dumped: Ranks with a dump.
 
-        busy: In which groups (as index) each rank waits; -1 for a transfer.
+        busy: Groups (as index) that each rank waits in; -1 for a transfer.
 
-        outdated: Whose dump was written before the others'.
+        outdated: Ranks with a dump older than the others.
     """
 
     blamed: frozenset[int]
-    seen: frozenset[int]
+    dumped: frozenset[int]
     busy: Mapping[int, frozenset[int]]
     outdated: frozenset[int]
 
     def state(self, rank: int, group: int) -> int:
         """
-        The state of a call that a rank has no record of.
-
-        Args:
-            rank: The rank.
-
-            group: The group of the call, as index.
+        Return the state of a call that a rank has no record of.
         """
-        if rank not in self.seen:
+        if rank not in self.dumped:
             return State.NO_DUMP
         if rank in self.outdated:
             return State.NOT_RECORDED
@@ -335,18 +334,11 @@ class Absences:
         return State.NOT_ENTERED
 
 
-def absences_of(
-    recorded: Recorded, diagnosis: Diagnosis, flight: FlightReport
+def collect_absences(
+    recorded: RecordedCalls, diagnosis: Diagnosis, flight: FlightReport
 ) -> Absences:
     """
-    What tells why ranks are absent?
-
-    Args:
-        recorded: What all ranks recorded.
-
-        diagnosis: What is wrong with the job.
-
-        flight: What the dumps say about it.
+    Collect the facts that explain missing records.
     """
     names: dict[tuple[str, tuple[int, ...]], int] = {}
     for i, group in enumerate(recorded.membership.groups):
@@ -355,37 +347,37 @@ def absences_of(
     busy: dict[int, set[int]] = defaultdict(set)
     for wait in flight.waits:
         for rank in wait.waiting:
-            # A transfer is in no column: it keeps a rank from all of them.
+            # A transfer has no column: it blocks the rank in all groups.
             at = -1 if wait.p2p else names.get((wait.group, (rank,)), -1)
             busy[rank].add(at)
 
     return Absences(
         blamed=frozenset(diagnosis.verdict.ranks),
-        seen=frozenset(recorded.dumps.by_rank),
+        dumped=frozenset(recorded.dumps.by_rank),
         busy={rank: frozenset(groups) for rank, groups in busy.items()},
         outdated=frozenset(flight.outdated),
     )
 
 
-_MOST_CELLS = 1 << 25
-_MOST_COLUMNS = 16_384
-# Of each kind of rank; whoever is out of step differs to the end.
-_MOST_DIFFERENCES = 256
+_MAX_CELLS = 1 << 25
+_MAX_COLUMNS = 16_384
+# Limit per kind of rank; a rank out of step differs to the end.
+_MAX_DIFFERENCES = 256
 
 
 @attrs.frozen
-class Look:
+class RowKey:
     """
-    What the row of a rank depends on; equal ones look the same.
+    Key of a row; ranks with equal keys have equal rows.
 
     Attributes:
-        record: What the rank recorded, as index; -1 for nothing.
+        record: Record, as index; -1 for none.
 
-        counted: Without a record, how many calls torch counted.
+        counted: Without a record, the number of calls that torch counted.
 
-        absence: The state of calls that it has no record of.
+        absence: State of calls without a record.
 
-        program: What it is measured by, as index.
+        program: Program to compare with, as index.
     """
 
     record: int
@@ -394,24 +386,24 @@ class Look:
     program: int
 
 
-def columns_of(
+def select_columns(
     records: Sequence[Record], rows: int
 ) -> tuple[NDArray[np.int64], int]:
     """
-    Which sequence numbers are shown?
+    Select the sequence numbers to show.
 
     Args:
-        records: All that was recorded.
+        records: All records.
 
-        rows: How many ranks there are.
+        rows: Number of rows.
 
     Returns:
-        The numbers, ascending, and how many older ones are not shown.
+        The numbers, ascending, and the number of older ones left out.
     """
     if not records:
         return np.empty(0, np.int64), 0
 
-    most = min(max(_MOST_CELLS // rows, 64), _MOST_COLUMNS)
+    most = min(max(_MAX_CELLS // rows, 64), _MAX_COLUMNS)
     columns = records[0].seq
     for record in records[1:]:
         if not np.array_equal(record.seq, columns):
@@ -419,38 +411,38 @@ def columns_of(
     return columns[-most:], max(len(columns) - most, 0)
 
 
-def states_of(
-    looks: Iterable[Look],
+def build_states(
+    row_keys: Iterable[RowKey],
     records: Mapping[int, Record],
     programs: Sequence[Program],
     columns: NDArray[np.int64],
 ) -> tuple[NDArray[np.uint8], dict[tuple[int, int], int]]:
     """
-    What became of each call?
+    Build a row of states for each key.
 
     Args:
-        looks: All different ones.
+        row_keys: All distinct keys.
 
-        records: What they refer to, by index.
+        records: Their records, by index.
 
-        programs: What they refer to.
+        programs: Their programs.
 
         columns: The sequence number of each column, ascending.
 
     Returns:
-        A row of states (see :class:`State`) for each look; and what was
-        called instead, by row and column.
+        A row of states (see :class:`State`) per key; and the differing calls,
+        by row and column.
     """
     rows: list[NDArray[np.uint8]] = []
     others: dict[tuple[int, int], int] = {}
-    for row, look in enumerate(looks):
-        record = records.get(look.record)
-        cells = _cells(record, look, columns)
+    for row, row_key in enumerate(row_keys):
+        record = records.get(row_key.record)
+        cells = _row_cells(record, row_key, columns)
         if record is not None:
             others |= {
                 (row, column): call
                 for column, call in _differences(
-                    cells, record, columns, programs[look.program]
+                    cells, record, columns, programs[row_key.program]
                 )
             }
         rows.append(cells)
@@ -458,16 +450,16 @@ def states_of(
     return np.array(rows, np.uint8), others
 
 
-def _cells(
-    record: Record | None, look: Look, columns: NDArray[np.int64]
+def _row_cells(
+    record: Record | None, row_key: RowKey, columns: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    if look.absence == State.NO_DUMP:
+    if row_key.absence == State.NO_DUMP:
         return np.full(len(columns), State.NO_DUMP, np.uint8)
 
-    newest = int(record.seq[-1]) if record is not None else look.counted
-    cells = np.where(columns > newest, look.absence, State.NOT_RECORDED)
+    newest = int(record.seq[-1]) if record is not None else row_key.counted
+    cells = np.where(columns > newest, row_key.absence, State.NOT_RECORDED)
     if record is not None:
-        own = aligned(record.state, record, columns, -1)
+        own = align_calls(record.state, record, columns, -1)
         cells = np.where(own >= 0, own, cells)
     found: NDArray[np.uint8] = cells.astype(np.uint8)
     return found
@@ -480,47 +472,47 @@ def _differences(
     program: Program,
 ) -> Iterable[tuple[int, int]]:
     """
-    Mark the calls that are not those of the others, and tell what they are.
+    Mark the calls that differ from the program, and yield them by column.
     """
-    call = aligned(record.call, record, columns, -1)
-    signature = aligned(record.signature, record, columns, 0)
+    call = align_calls(record.call, record, columns, -1)
+    signature = align_calls(record.signature, record, columns, 0)
     differs = (call >= 0) & (signature != program.signature)
     cells[differs] |= State.DIFFERS
-    for column in np.flatnonzero(differs)[:_MOST_DIFFERENCES].tolist():
+    for column in np.flatnonzero(differs)[:_MAX_DIFFERENCES].tolist():
         yield column, int(call[column])
 
 
-_MOST_VIEWS = 16
+_MAX_VIEWS = 16
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class View:
     """
-    One picture: rows are ranks, columns are calls.
+    One matrix: rows are ranks, columns are calls.
 
     Attributes:
-        name: What the groups have in common.
+        name: Common name of its groups.
 
-        groups: The groups (as index) that it shows.
+        groups: Its groups, as index.
 
         columns: The sequence number of each column, ascending.
 
-        cut: How many older calls have no column.
+        cut: Number of older calls without a column.
 
         ranks: The rank of each row.
 
         group: The group (as index) of each row.
 
-        kind: Which of *states* each row is.
+        kind: Row of *states* for each row.
 
         states: One row per kind of rank, one column per call; see
             :class:`State`.
 
-        program: Which of *programs* each kind is measured by.
+        program: Row of *programs* for each kind.
 
-        programs: What most members called, as ``op * shapes + shape``.
+        programs: Calls of the majority, as ``op * shapes + shape``.
 
-        other_calls: What was called instead, by kind and column.
+        other_calls: Differing calls, by kind and column.
     """
 
     name: str
@@ -536,27 +528,17 @@ class View:
     other_calls: Mapping[tuple[int, int], int]
 
 
-def views_of(
-    recorded: Recorded, diagnosis: Diagnosis, flight: FlightReport
+def build_views(
+    recorded: RecordedCalls, diagnosis: Diagnosis, flight: FlightReport
 ) -> list[View]:
     """
-    Which pictures are there?
-
-    Args:
-        recorded: What all ranks recorded.
-
-        diagnosis: What is wrong with the job.
-
-        flight: What the dumps say about it.
-
-    Returns:
-        The pictures, the one of the verdict first.
+    Build the views, the one of the verdict first.
     """
-    absences = absences_of(recorded, diagnosis, flight)
+    absences = collect_absences(recorded, diagnosis, flight)
     found = [
         view
-        for name, groups in _alike(recorded.membership.groups)
-        if (view := _view(name, groups, recorded, absences)) is not None
+        for name, groups in _group_views(recorded.membership.groups)
+        if (view := _build_view(name, groups, recorded, absences)) is not None
     ]
     stuck = {(w.group, w.desc) for w in flight.waits}
     group = diagnosis.verdict.group
@@ -567,12 +549,12 @@ def views_of(
         of_verdict = group is not None and (group.name, group.desc) in names
         return not of_verdict, names.isdisjoint(stuck), -len(view.ranks)
 
-    return sorted(found, key=importance)[:_MOST_VIEWS]
+    return sorted(found, key=importance)[:_MAX_VIEWS]
 
 
-def _alike(groups: Sequence[Group]) -> Iterable[tuple[str, list[int]]]:
+def _group_views(groups: Sequence[Group]) -> Iterable[tuple[str, list[int]]]:
     """
-    Sort the groups into pictures, in which no rank is twice.
+    Sort groups into views in which no rank occurs twice.
     """
     found: list[tuple[str, list[int], set[int]]] = []
     by_name: dict[str, list[int]] = defaultdict(list)
@@ -592,85 +574,90 @@ def _alike(groups: Sequence[Group]) -> Iterable[tuple[str, list[int]]]:
         yield name or f"group {only.name}", members
 
 
-def _view(
-    name: str, groups: Sequence[int], recorded: Recorded, absences: Absences
+def _build_view(
+    name: str,
+    groups: Sequence[int],
+    recorded: RecordedCalls,
+    absences: Absences,
 ) -> View | None:
-    everyone = _everyone(groups, recorded)
+    rank_groups = _rank_groups(groups, recorded)
     records = {
         n: recorded.records[n]
-        for pair in everyone
-        if (n := recorded.of.get(pair)) is not None
+        for pair in rank_groups
+        if (n := recorded.record_of.get(pair)) is not None
     }
-    columns, cut = columns_of(list(records.values()), len(everyone))
+    columns, cut = select_columns(list(records.values()), len(rank_groups))
     if not len(columns):
         return None
 
-    programs = _Programs()
+    programs = _ProgramTable()
     of_group = {
-        g: programs.add(_program(g, recorded, columns, absences.blamed))
+        g: programs.add(_group_program(g, recorded, columns, absences.blamed))
         for g in groups
     }
-    looks = [
-        _look(rank, group, of_group[group], recorded, absences)
-        for rank, group in everyone
+    row_keys = [
+        _row_key(rank, group, of_group[group], recorded, absences)
+        for rank, group in rank_groups
     ]
-    kinds = {look: kind for kind, look in enumerate(dict.fromkeys(looks))}
-    states, others = states_of(kinds, records, programs.all, columns)
+    kinds = {
+        row_key: kind for kind, row_key in enumerate(dict.fromkeys(row_keys))
+    }
+    states, others = build_states(kinds, records, programs.all, columns)
     return View(
         name=name,
         groups=tuple(groups),
         columns=columns,
         cut=cut,
-        ranks=np.array([rank for rank, _ in everyone]),
-        group=np.array([group for _, group in everyone]),
-        kind=np.array([kinds[look] for look in looks]),
+        ranks=np.array([rank for rank, _ in rank_groups]),
+        group=np.array([group for _, group in rank_groups]),
+        kind=np.array([kinds[row_key] for row_key in row_keys]),
         states=states,
-        program=tuple(look.program for look in kinds),
+        program=tuple(row_key.program for row_key in kinds),
         programs=np.array([program.call for program in programs.all]),
         other_calls=others,
     )
 
 
-def _everyone(
-    groups: Iterable[int], recorded: Recorded
+def _rank_groups(
+    groups: Iterable[int], recorded: RecordedCalls
 ) -> list[tuple[int, int]]:
     """
-    Each rank with its group, one rank after the other.
+    Return all pairs of rank and group, sorted by rank.
     """
     order = recorded.membership.groups
     return sorted((rank, g) for g in groups for rank in order[g].order)
 
 
-def _look(
+def _row_key(
     rank: int,
     group: int,
     program: int,
-    recorded: Recorded,
+    recorded: RecordedCalls,
     absences: Absences,
-) -> Look:
-    record = recorded.of.get((rank, group), -1)
+) -> RowKey:
+    record = recorded.record_of.get((rank, group), -1)
     counted = recorded.enqueued.get((rank, group), 0) if record < 0 else 0
-    return Look(record, counted, absences.state(rank, group), program)
+    return RowKey(record, counted, absences.state(rank, group), program)
 
 
-def _program(
+def _group_program(
     group: int,
-    recorded: Recorded,
+    recorded: RecordedCalls,
     columns: NDArray[np.int64],
     blamed: frozenset[int],
 ) -> Program:
     ranks: dict[int, list[int]] = defaultdict(list)
     for rank in recorded.membership.groups[group].order:
-        number = recorded.of.get((rank, group))
+        number = recorded.record_of.get((rank, group))
         if number is not None:
             ranks[number].append(rank)
     records = {number: recorded.records[number] for number in ranks}
-    return program_of(records, ranks, columns, blamed)
+    return majority_program(records, ranks, columns, blamed)
 
 
-class _Programs:
+class _ProgramTable:
     """
-    Different programs, each once.
+    Distinct programs.
     """
 
     def __init__(self) -> None:
@@ -685,14 +672,14 @@ class _Programs:
         return self._known[key]
 
 
-def call_name(call: int, recorded: Recorded) -> str:
+def call_title(call: int, recorded: RecordedCalls) -> str:
     """
-    What is a call named, without its backend?
+    Return the name of a call without its backend.
 
     Args:
         call: As in :class:`View`; -1 for none.
 
-        recorded: What all ranks recorded.
+        recorded: Calls of all ranks.
     """
     if call < 0:
         return "another call"
@@ -701,26 +688,19 @@ def call_name(call: int, recorded: Recorded) -> str:
     return clean(op.partition(":")[2] or op)
 
 
-def other_call(view: View, kind: int, column: int, recorded: Recorded) -> str:
+def differing_call(
+    view: View, kind: int, column: int, recorded: RecordedCalls
+) -> str:
     """
-    What did a rank call that did not do as the others?
-
-    Args:
-        view: A picture.
-
-        kind: The kind of the rank.
-
-        column: The column, as index.
-
-        recorded: What all ranks recorded.
+    Return the name of a call that differs from the majority.
 
     Returns:
         The operation; with its sizes if only these differ.
     """
     own = view.other_calls.get((kind, column), -1)
     usual = int(view.programs[view.program[kind], column])
-    name = call_name(own, recorded)
-    if own < 0 or name != call_name(usual, recorded):
+    name = call_title(own, recorded)
+    if own < 0 or name != call_title(usual, recorded):
         return name
 
     shapes = recorded.dumps.shapes
@@ -728,46 +708,41 @@ def other_call(view: View, kind: int, column: int, recorded: Recorded) -> str:
     return clean(f"{name} {inputs}", limit=60)
 
 
-def chosen_groups(
+def select_groups(
     views: Sequence[View],
-    recorded: Recorded,
+    recorded: RecordedCalls,
     diagnosis: Diagnosis,
     flight: FlightReport,
 ) -> list[tuple[View, int]]:
     """
-    Which groups matter most?
-
-    Args:
-        views: All pictures.
-
-        recorded: What all ranks recorded.
-
-        diagnosis: What is wrong with the job.
-
-        flight: What the dumps say about it.
+    Select the groups that matter most, with their views.
 
     Returns:
-        The group (as index) of the verdict, and those that are stuck, with
-        their pictures; if there is none, the largest one.
+        The group (as index) of the verdict, and stuck groups; else the largest
+        one.
     """
     view_of = {group: view for view in views for group in view.groups}
-    found = dict.fromkeys(_named(view_of, recorded, diagnosis, flight))
+    found = dict.fromkeys(
+        _relevant_groups(view_of, recorded, diagnosis, flight)
+    )
     if not found and views:
         order = recorded.membership.groups
         largest = max(views[0].groups, key=lambda i: len(order[i].order))
         found[largest] = None
-    # One of each kind of group tells more than several of one kind.
-    seen: dict[int, int] = defaultdict(int)
-    places: list[tuple[bool, int, int]] = []
+    # Show one group of each view before a second of the same view.
+    view_counts: dict[int, int] = defaultdict(int)
+    order_keys: list[tuple[bool, int, int]] = []
     for i in found:
-        seen[id(view_of[i])] += 1
-        places.append((seen[id(view_of[i])] > 1, len(places), i))
-    return [(view_of[i], i) for _, _, i in sorted(places)]
+        view_counts[id(view_of[i])] += 1
+        order_keys.append(
+            (view_counts[id(view_of[i])] > 1, len(order_keys), i)
+        )
+    return [(view_of[i], i) for _, _, i in sorted(order_keys)]
 
 
-def _named(
+def _relevant_groups(
     groups: Iterable[int],
-    recorded: Recorded,
+    recorded: RecordedCalls,
     diagnosis: Diagnosis,
     flight: FlightReport,
 ) -> Iterable[int]:
@@ -794,30 +769,19 @@ def _named(
     )
 
 
-def focus_of(
+def find_focus_column(
     view: View,
     group: int,
-    recorded: Recorded,
+    recorded: RecordedCalls,
     diagnosis: Diagnosis,
     flight: FlightReport,
 ) -> int:
     """
-    Which column of a group matters most?
-
-    Args:
-        view: The picture that the group is in.
-
-        group: The group, as index.
-
-        recorded: What all ranks recorded.
-
-        diagnosis: What is wrong with the job.
-
-        flight: What the dumps say about it.
+    Find the column of a group that matters most.
 
     Returns:
-        The column (as index) of the call that findings name, that is stuck, or
-        in which ranks differ; else the newest.
+        The column (as index) of a call that findings name, that is stuck, or
+        that differs; else the newest.
     """
     known = recorded.membership.groups[group]
     named = [
@@ -841,16 +805,16 @@ def focus_of(
     return int(odd.argmax()) if odd.any() else len(view.columns) - 1
 
 
-_BEFORE, _AFTER = 3, 2
-_MOST_TABLES = 3
-_MOST_ROWS = 12
-_LONGEST = 60
+_COLUMNS_BEFORE, _COLUMNS_AFTER = 3, 2
+_MAX_TABLES = 3
+_MAX_ROWS = 12
+_MAX_RANKS_TEXT = 60
 
 
 @attrs.frozen(kw_only=True)
 class Cell:
     """
-    What became of a call: its state, and what was called if it differs.
+    State of a call, and its name if it differs.
     """
 
     state: int
@@ -860,7 +824,7 @@ class Cell:
 @attrs.frozen(kw_only=True)
 class Column:
     """
-    A call: its sequence number, and what most members called.
+    Sequence number and majority call of a column.
     """
 
     seq: int
@@ -871,7 +835,7 @@ class Column:
 @attrs.frozen(kw_only=True)
 class Row:
     """
-    Ranks that did the same: how many, in few characters, and the first one.
+    Ranks with equal cells: number, text, and the first one.
     """
 
     count: int
@@ -884,20 +848,20 @@ class Row:
 @attrs.frozen(kw_only=True)
 class Table:
     """
-    The calls of one group that matter.
+    Folded table of one group around the call that matters most.
 
     Attributes:
-        name: Of the group.
+        name: Display name of the group.
 
-        group: The name torch gave it.
+        group: Its name in torch.
 
-        size: How many members it has.
+        size: Number of members.
 
         columns: The calls.
 
-        rows: Ranks that did the same, those at fault first.
+        rows: Kinds of ranks, those at fault first.
 
-        more: How many kinds of ranks are left out.
+        more: Number of kinds left out.
     """
 
     name: str
@@ -908,53 +872,43 @@ class Table:
     more: int
 
 
-def folded_tables(
+def fold_tables(
     views: Sequence[View],
-    recorded: Recorded,
+    recorded: RecordedCalls,
     diagnosis: Diagnosis,
     flight: FlightReport,
 ) -> tuple[list[Table], int]:
     """
-    Which calls of which groups matter?
-
-    Args:
-        views: All pictures.
-
-        recorded: What all ranks recorded.
-
-        diagnosis: What is wrong with the job.
-
-        flight: What the dumps say about it.
+    Fold the groups that matter most into small tables.
 
     Returns:
-        A table for each group that matters most, and how many more groups
-        are stuck.
+        The tables, and the number of further stuck groups.
     """
-    chosen = chosen_groups(views, recorded, diagnosis, flight)
+    chosen = select_groups(views, recorded, diagnosis, flight)
     tables = [
-        _table(view, group, recorded, diagnosis, flight)
-        for view, group in chosen[:_MOST_TABLES]
+        _fold_table(view, group, recorded, diagnosis, flight)
+        for view, group in chosen[:_MAX_TABLES]
     ]
     return tables, len(chosen) - len(tables)
 
 
-def _table(
+def _fold_table(
     view: View,
     group: int,
-    recorded: Recorded,
+    recorded: RecordedCalls,
     diagnosis: Diagnosis,
     flight: FlightReport,
 ) -> Table:
-    focus = focus_of(view, group, recorded, diagnosis, flight)
+    focus = find_focus_column(view, group, recorded, diagnosis, flight)
     known = recorded.membership.groups[group]
     at = int(view.kind[int((view.group == group).argmax())])
     program = view.programs[view.program[at]]
-    # Other groups of the picture may be elsewhere.
+    # Other groups of the view may have other columns.
     own = np.union1d(np.flatnonzero(program >= 0), [focus])
     place = int(np.searchsorted(own, focus))
-    window = own[max(place - _BEFORE, 0) : place + _AFTER + 1]
+    window = own[max(place - _COLUMNS_BEFORE, 0) : place + _COLUMNS_AFTER + 1]
     culprits = frozenset(diagnosis.verdict.ranks)
-    rows = _rows(view, group, window, recorded, culprits)
+    rows = _fold_rows(view, group, window, recorded, culprits)
     return Table(
         name=clean(str(known.ref)),
         group=clean(known.name),
@@ -962,27 +916,27 @@ def _table(
         columns=tuple(
             Column(
                 seq=int(view.columns[c]),
-                op=call_name(int(program[c]), recorded),
+                op=call_title(int(program[c]), recorded),
                 is_focus=c == focus,
             )
             for c in window.tolist()
         ),
-        rows=tuple(rows[:_MOST_ROWS]),
-        more=max(len(rows) - _MOST_ROWS, 0),
+        rows=tuple(rows[:_MAX_ROWS]),
+        more=max(len(rows) - _MAX_ROWS, 0),
     )
 
 
-def _rows(
+def _fold_rows(
     view: View,
     group: int,
     window: np.ndarray[tuple[int], np.dtype[np.int64]],
-    recorded: Recorded,
+    recorded: RecordedCalls,
     culprits: frozenset[int],
 ) -> list[Row]:
     alike: dict[object, list[int]] = defaultdict(list)
     cells_of: dict[object, tuple[Cell, ...]] = {}
     cells = {
-        kind: _folded_cells(view, kind, window.tolist(), recorded)
+        kind: _fold_cells(view, kind, window.tolist(), recorded)
         for kind in np.unique(view.kind[view.group == group]).tolist()
     }
     for at in np.flatnonzero(view.group == group).tolist():
@@ -993,7 +947,7 @@ def _rows(
     found = [
         Row(
             count=len(ranks),
-            ranks=_few(ranks_text(ranks)),
+            ranks=_shorten_ranks(ranks_text(ranks)),
             first=ranks[0],
             is_culprit=ranks[0] in culprits,
             cells=cells_of[key],
@@ -1003,13 +957,13 @@ def _rows(
     return sorted(found, key=lambda row: (not row.is_culprit, row.first))
 
 
-def _folded_cells(
-    view: View, kind: int, window: Sequence[int], recorded: Recorded
+def _fold_cells(
+    view: View, kind: int, window: Sequence[int], recorded: RecordedCalls
 ) -> tuple[Cell, ...]:
     return tuple(
         Cell(
             state=int(view.states[kind, column]) & ~State.DIFFERS,
-            instead=other_call(view, kind, column, recorded)
+            instead=differing_call(view, kind, column, recorded)
             if view.states[kind, column] & State.DIFFERS
             else "",
         )
@@ -1017,8 +971,8 @@ def _folded_cells(
     )
 
 
-def _few(text: str) -> str:
-    if len(text) <= _LONGEST:
+def _shorten_ranks(text: str) -> str:
+    if len(text) <= _MAX_RANKS_TEXT:
         return text
 
-    return f"{text[:_LONGEST].rpartition(',')[0]},…"
+    return f"{text[:_MAX_RANKS_TEXT].rpartition(',')[0]},…"

@@ -1,5 +1,5 @@
 """
-What was seen on the nodes of the job?
+Build the section on nodes: hardware, problems, environment variables.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .._text import clean, list_text, size_text, time_text
-from ..diagnosis import seen_by
+from ..diagnosis import inputs_of
 from ..findings import Diagnosis, Finding
 from ..health import (
     Gpu,
     NodeFacts,
     Settings,
-    by_job,
+    group_by_job,
     read_settings,
-    those_of_ranks,
+    select_ranks,
 )
 from .format import (
-    Piece,
     Section,
+    TextPiece,
     as_sentence,
-    cause_words,
-    pieces_of,
-    tone_of,
+    cause_title,
+    cause_tone,
+    split_commands,
 )
 
 
-_MOST_NODES = 200
-_MOST_KINDS = 60
-_MOST_SENTENCES = 6
-_MOST_VARIABLES = 200
-_MOST_VALUES = 6
-# They differ from rank to rank, as they should.
-_OWN = {
+_MAX_NODES = 200
+_MAX_PROBLEMS = 60
+_MAX_SENTENCES = 6
+_MAX_VARIABLES = 200
+_MAX_VALUES = 6
+# Variables that differ by rank or node on purpose.
+_RANK_VARIABLES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK"),
     *("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -45,9 +45,9 @@ _OWN = {
 }
 
 
-class _Node(NamedTuple):
+class _NodeRow(NamedTuple):
     """
-    One node.
+    Template variables of one node.
     """
 
     host: str
@@ -59,21 +59,21 @@ class _Node(NamedTuple):
     network: str
 
 
-class _Trouble(NamedTuple):
+class _NodeProblem(NamedTuple):
     """
-    What is wrong with nodes, and has the same remedy.
+    Findings about nodes with the same cause and remedy.
     """
 
     tone: str
     words: str
     sentences: tuple[str, ...]
     more: int
-    remedy: tuple[Piece, ...]
+    remedy: tuple[TextPiece, ...]
 
 
-class _Variable(NamedTuple):
+class _VariableRow(NamedTuple):
     """
-    A variable of the workers.
+    A variable of the workers, with its values.
     """
 
     name: str
@@ -83,83 +83,76 @@ class _Variable(NamedTuple):
 
 def nodes_section(diagnosis: Diagnosis) -> Section | None:
     """
-    What was seen on the nodes of the job?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        Each node in a line, what is wrong with them, and the variables of
-        their workers.
+    Return the section with nodes, their problems, and worker variables.
     """
-    logs = seen_by(diagnosis).logs
+    logs = inputs_of(diagnosis).logs
     if not (logs.facts or logs.nodes):
         return None
 
     alike: dict[object, list[Finding]] = defaultdict(list)
     for finding in logs.nodes:
         alike[finding.cause, finding.remedy].append(finding)
-    # What is only worth a note comes last.
+    # Notes come last.
     kinds = sorted(alike.values(), key=lambda same: same[0].cause.is_fine)
-    troubles = [_trouble(same) for same in kinds[:_MOST_KINDS]]
+    troubles = [_node_problem(same) for same in kinds[:_MAX_PROBLEMS]]
     wrong = [f for f in logs.nodes if not f.cause.is_fine]
-    variables = list(_variables(logs.environs))
+    variables = list(_variable_rows(logs.environs))
     count = len(logs.facts)
     return Section(
         name="nodes",
         title="Nodes",
         summary=f"{count:,} {'node' if count == 1 else 'nodes'}, "
-        + _remarks(len(wrong)),
+        + _remark_text(len(wrong)),
         values={
-            "nodes": [_node(facts) for facts in logs.facts[:_MOST_NODES]],
-            "more_nodes": max(count - _MOST_NODES, 0),
+            "nodes": [_node_row(facts) for facts in logs.facts[:_MAX_NODES]],
+            "more_nodes": max(count - _MAX_NODES, 0),
             "troubles": troubles,
             "more_troubles": len(alike) - len(troubles),
-            "variables": variables[:_MOST_VARIABLES],
-            "more_variables": max(len(variables) - _MOST_VARIABLES, 0),
+            "variables": variables[:_MAX_VARIABLES],
+            "more_variables": max(len(variables) - _MAX_VARIABLES, 0),
         },
         is_open=bool(wrong),
     )
 
 
-def _remarks(count: int) -> str:
+def _remark_text(count: int) -> str:
     if not count:
         return "nothing wrong seen"
 
     return f"{count:,} {'remark' if count == 1 else 'remarks'}"
 
 
-def _trouble(alike: Sequence[Finding]) -> _Trouble:
+def _node_problem(alike: Sequence[Finding]) -> _NodeProblem:
     first = alike[0]
-    shown = alike[:_MOST_SENTENCES]
+    shown = alike[:_MAX_SENTENCES]
     is_note = first.cause.is_fine
-    return _Trouble(
-        tone="unknown" if is_note else tone_of(first.cause),
-        words="Note" if is_note else cause_words(first.cause),
+    return _NodeProblem(
+        tone="unknown" if is_note else cause_tone(first.cause),
+        words="Note" if is_note else cause_title(first.cause),
         sentences=tuple(
             as_sentence(finding.summary.removeprefix("note: "))
             for finding in shown
         ),
         more=len(alike) - len(shown),
-        remedy=pieces_of(as_sentence(first.remedy or "")),
+        remedy=split_commands(as_sentence(first.remedy or "")),
     )
 
 
-def _node(facts: NodeFacts) -> _Node:
-    return _Node(
+def _node_row(facts: NodeFacts) -> _NodeRow:
+    return _NodeRow(
         host=clean(facts.host, limit=64),
         up=""
         if facts.booted is None or not facts.taken
         else time_text(facts.taken - facts.booted),
         cpus=str((facts.pressure and facts.pressure.cpus) or ""),
-        memory=_memory(facts),
-        gpus=_gpus(facts.gpus or ()),
-        disks=_disks(facts),
-        network=_network(facts),
+        memory=_memory_text(facts),
+        gpus=_gpu_text(facts.gpus or ()),
+        disks=_disk_text(facts),
+        network=_network_text(facts),
     )
 
 
-def _memory(facts: NodeFacts) -> str:
+def _memory_text(facts: NodeFacts) -> str:
     memory = facts.memory
     if memory is None or memory.total is None or memory.available is None:
         return ""
@@ -167,12 +160,12 @@ def _memory(facts: NodeFacts) -> str:
     return f"{size_text(memory.available)} of {size_text(memory.total)}"
 
 
-def _gpus(gpus: Sequence[Gpu]) -> str:
+def _gpu_text(gpus: Sequence[Gpu]) -> str:
     names = Counter(clean(gpu.name or "GPU", limit=60) for gpu in gpus)
     return list_text(f"{n}\u00d7 {name}" for name, n in names.items())
 
 
-def _disks(facts: NodeFacts) -> str:
+def _disk_text(facts: NodeFacts) -> str:
     return list_text(
         f"{clean(disk.name, limit=20)} {size_text(disk.free)}"
         for disk in facts.disks or ()
@@ -180,7 +173,7 @@ def _disks(facts: NodeFacts) -> str:
     )
 
 
-def _network(facts: NodeFacts) -> str:
+def _network_text(facts: NodeFacts) -> str:
     return list_text(
         f"{i.name} {' '.join(i.addresses[:1])}".rstrip()
         for i in facts.interfaces or ()
@@ -188,18 +181,18 @@ def _network(facts: NodeFacts) -> str:
     )
 
 
-def _variables(
+def _variable_rows(
     environs: Mapping[str, Iterable[Mapping[str, str]]],
-) -> Iterator[_Variable]:
+) -> Iterator[_VariableRow]:
     """
-    The variables of all ranks; first those on which a job does not agree.
+    Yield the variables of all ranks; those that differ within a job first.
     """
     settings, _ = read_settings(environs)
-    ranks = those_of_ranks(settings)
-    jobs = by_job(ranks)
+    ranks = select_ranks(settings)
+    jobs = group_by_job(ranks)
     names = sorted({name for x in ranks for name in x.variables})
     found = [
-        _variable(
+        _variable_row(
             name,
             ranks,
             differs=any(
@@ -211,27 +204,27 @@ def _variables(
     yield from sorted(found, key=lambda v: (not v.differs, v.name))
 
 
-def _variable(
+def _variable_row(
     name: str, ranks: Sequence[Settings], *, differs: bool
-) -> _Variable:
+) -> _VariableRow:
     values: dict[str, set[str]] = defaultdict(set)
     for x in ranks:
         if name in x.variables:
             values[x.variables[name]].add(x.host)
     shown_name = clean(name, limit=80)
-    if name in _OWN and len(values) > 1:
+    if name in _RANK_VARIABLES and len(values) > 1:
         text = f"{len(values)} values, one for each rank or node"
-        return _Variable(shown_name, ((text, ""),), differs=False)
+        return _VariableRow(shown_name, ((text, ""),), differs=False)
 
     ordered = sorted(values.items(), key=lambda pair: -len(pair[1]))
     shown = [
         (clean(value, limit=200), clean(list_text(sorted(hosts))))
-        for value, hosts in ordered[:_MOST_VALUES]
+        for value, hosts in ordered[:_MAX_VALUES]
     ]
-    if len(ordered) > _MOST_VALUES:
-        shown.append((f"… and {len(ordered) - _MOST_VALUES} more values", ""))
+    if len(ordered) > _MAX_VALUES:
+        shown.append((f"… and {len(ordered) - _MAX_VALUES} more values", ""))
     if any(name not in x.variables for x in ranks):
         shown.append(("not set", "some workers"))
     if len(shown) == 1:
         shown = [(shown[0][0], "")]
-    return _Variable(shown_name, tuple(shown), differs)
+    return _VariableRow(shown_name, tuple(shown), differs)

@@ -1,5 +1,5 @@
 """
-How do the parts become one page that needs no other file?
+Render a diagnosis as one HTML page that needs no other file.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import attrs
 
 from .._io import output_to, write_whole
 from .._text import clean, list_text
-from ..diagnosis import Seen, seen_by
+from ..diagnosis import DiagnosisInputs, inputs_of
 from ..errors import DistdebugError, MissingDependencyError
-from ..findings import Cause, Diagnosis, Finding, meaning_of
+from ..findings import Cause, Diagnosis, Finding, explain_cause
 from ..ranks import fold_ranks
 from .findings import files_section, findings_section, missing_section
 from .format import (
-    Piece,
     RankLinks,
     Section,
+    TextPiece,
     as_sentence,
-    cause_words,
-    given_name,
-    pieces_of,
+    cause_title,
+    cause_tone,
+    input_name,
     rank_links,
     span_text,
-    tone_of,
-    unbroken,
+    split_commands,
+    split_unbreakable,
 )
 from .graph import graph_section
 from .logs import logs_section
@@ -46,7 +46,7 @@ from .progress import phase_section, progress_section
 from .stacks import stacks_section
 
 
-# Each looks at a diagnosis, and tells what it has to show, if anything.
+# Each returns its section, or None if it has nothing to show.
 SECTIONS: Sequence[Callable[[Diagnosis], Section | None]] = (
     graph_section,
     findings_section,
@@ -61,26 +61,26 @@ SECTIONS: Sequence[Callable[[Diagnosis], Section | None]] = (
 )
 
 
-_MOST_RANKS = 64
-# A damaged file may tell of a job of millions.
-_MOST_UNSEEN = 1 << 17
+_MAX_RANKS = 64
+# A damaged file may hold a huge world size.
+_MAX_MISSING_RANKS = 1 << 17
 
 
 @attrs.frozen(kw_only=True)
-class About:
+class InputSummary:
     """
-    What was looked at.
+    Summary of the inputs of a diagnosis.
 
     Attributes:
-        world_size: How many ranks the job has, if that is known.
+        world_size: World size; None if it is not known.
 
-        ranks: The ranks that were seen.
+        ranks: Ranks with evidence.
 
-        unseen: Those that were not.
+        unseen: Ranks without evidence.
 
-        facts: What else there is to tell: labels and texts.
+        facts: Further facts, as labels and texts.
 
-        commands: What tells more of it in a shell.
+        commands: Shell commands that show more.
     """
 
     world_size: int | None = None
@@ -90,94 +90,90 @@ class About:
     commands: tuple[str, ...] = ()
 
 
-def about(diagnosis: Diagnosis) -> About:
+def summarize_inputs(diagnosis: Diagnosis) -> InputSummary:
     """
-    What was a diagnosis made from?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        All that fits into a few lines.
+    Summarize the inputs of a diagnosis in a few lines.
     """
-    seen = seen_by(diagnosis)
-    world_size = _world_size(seen)
-    ranks = _ranks(seen)
-    # Numbers of ranks that nobody else has seen may be damage.
-    unseen = set(range(min(world_size or 0, _MOST_UNSEEN))) - ranks
-    return About(
+    inputs = inputs_of(diagnosis)
+    world_size = _world_size(inputs)
+    ranks = _seen_ranks(inputs)
+    # Without any known rank, the world size may be damage.
+    unseen = set(range(min(world_size or 0, _MAX_MISSING_RANKS))) - ranks
+    return InputSummary(
         world_size=world_size,
-        ranks=rank_links(ranks, most=0),
+        ranks=rank_links(ranks, max_listed=0),
         unseen=rank_links(unseen if ranks else ()),
-        facts=tuple((label, text) for label, text in _facts(seen) if text),
-        commands=tuple(_commands(seen, diagnosis)),
+        facts=tuple(
+            (label, text) for label, text in _input_facts(inputs) if text
+        ),
+        commands=tuple(_commands(inputs, diagnosis)),
     )
 
 
-def _world_size(seen: Seen) -> int | None:
-    flight = seen.flight and seen.flight.dumps.world_size
-    stacks = max((p.world_size or 0 for p in seen.stacks), default=0)
-    return flight or stacks or seen.logs.collectives.world_size
+def _world_size(inputs: DiagnosisInputs) -> int | None:
+    flight = inputs.flight and inputs.flight.dumps.world_size
+    stacks = max((p.world_size or 0 for p in inputs.stacks), default=0)
+    return flight or stacks or inputs.logs.collectives.world_size
 
 
-def _ranks(seen: Seen) -> set[int]:
-    dumps = set(seen.flight.dumps.ranks) if seen.flight else set()
-    return dumps | {p.rank for p in seen.stacks if p.rank is not None}
+def _seen_ranks(inputs: DiagnosisInputs) -> set[int]:
+    dumps = set(inputs.flight.dumps.ranks) if inputs.flight else set()
+    return dumps | {p.rank for p in inputs.stacks if p.rank is not None}
 
 
-def _facts(seen: Seen) -> Iterator[tuple[str, str]]:
-    yield "Job", clean(next(_jobs(seen), ""), limit=80)
-    hosts = sorted(set(_hosts(seen)), key=_in_order)
+def _input_facts(inputs: DiagnosisInputs) -> Iterator[tuple[str, str]]:
+    yield "Job", clean(next(_job_names(inputs), ""), limit=80)
+    hosts = sorted(set(_host_names(inputs)), key=_natural_sort_key)
     noun = "host" if len(hosts) == 1 else "hosts"
     yield "Nodes", f"{len(hosts)} {noun}: {list_text(hosts)}" if hosts else ""
-    times = sorted(_times(seen))
+    times = sorted(_evidence_times(inputs))
     yield "Taken", span_text(times[0], times[-1]) if times else ""
-    yield "Versions", ", ".join(_versions(seen))
-    yield "Evidence", ", ".join(_kinds(seen))
-    yield "From", list_text(map(given_name, seen.paths))
+    yield "Versions", ", ".join(_versions(inputs))
+    yield "Evidence", ", ".join(_evidence_counts(inputs))
+    yield "From", list_text(map(input_name, inputs.paths))
 
 
-def _jobs(seen: Seen) -> Iterator[str]:
-    if seen.flight:
+def _job_names(inputs: DiagnosisInputs) -> Iterator[str]:
+    if inputs.flight:
         yield from (
-            s.job for s in seen.flight.dumps.sidecars.values() if s.job
+            s.job for s in inputs.flight.dumps.sidecars.values() if s.job
         )
-    yield from (p.job for p in seen.stacks if p.job)
+    yield from (p.job for p in inputs.stacks if p.job)
 
 
-def _hosts(seen: Seen) -> Iterator[str]:
-    if seen.flight:
-        dumps = seen.flight.dumps
+def _host_names(inputs: DiagnosisInputs) -> Iterator[str]:
+    if inputs.flight:
+        dumps = inputs.flight.dumps
         yield from (clean(d.host, limit=64) for d in dumps if d.host)
         yield from (clean(s.host, limit=64) for s in dumps.sidecars.values())
-    yield from (clean(p.host, limit=64) for p in seen.stacks if p.host)
-    yield from (clean(node.host, limit=64) for node in seen.logs.facts)
+    yield from (clean(p.host, limit=64) for p in inputs.stacks if p.host)
+    yield from (clean(node.host, limit=64) for node in inputs.logs.facts)
 
 
-def _in_order(name: str) -> list[tuple[bool, int, str]]:
+def _natural_sort_key(name: str) -> list[tuple[bool, int, str]]:
     """
-    Where a name stands among others, so that node2 comes before node10.
+    Return a sort key that puts node2 before node10.
     """
-    # What is long is no number that anybody counts to.
+    # More digits are no counter.
     parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
     return [
         (True, int(p), "") if p.isdecimal() else (False, 0, p) for p in parts
     ]
 
 
-def _times(seen: Seen) -> Iterator[float]:
-    if seen.flight:
-        dumps = seen.flight.dumps
+def _evidence_times(inputs: DiagnosisInputs) -> Iterator[float]:
+    if inputs.flight:
+        dumps = inputs.flight.dumps
         yield from (d.written_ns / 1e9 for d in dumps if d.written_ns)
-    yield from (p.taken for p in seen.stacks if p.taken)
-    yield from (node.taken for node in seen.logs.facts if node.taken)
+    yield from (p.taken for p in inputs.stacks if p.taken)
+    yield from (node.taken for node in inputs.logs.facts if node.taken)
 
 
-def _versions(seen: Seen) -> Iterator[str]:
-    if seen.flight is None:
+def _versions(inputs: DiagnosisInputs) -> Iterator[str]:
+    if inputs.flight is None:
         return
 
-    dumps = seen.flight.dumps
+    dumps = inputs.flight.dumps
     torch = sorted({s.torch for s in dumps.sidecars.values() if s.torch})
     if torch:
         yield f"torch {clean(list_text(torch), limit=80)}"
@@ -186,12 +182,12 @@ def _versions(seen: Seen) -> Iterator[str]:
         yield f"NCCL {clean(list_text(library), limit=80)}"
 
 
-def _kinds(seen: Seen) -> Iterator[str]:
+def _evidence_counts(inputs: DiagnosisInputs) -> Iterator[str]:
     counts = {
-        "dump": len(seen.flight.dumps) if seen.flight else 0,
-        "process with stacks": len(seen.stacks),
-        "log": len(seen.logs.files) - len(seen.logs.facts),
-        "node": len(seen.logs.facts),
+        "dump": len(inputs.flight.dumps) if inputs.flight else 0,
+        "process with stacks": len(inputs.stacks),
+        "log": len(inputs.logs.files) - len(inputs.logs.facts),
+        "node": len(inputs.logs.facts),
     }
     for noun, count in counts.items():
         many = noun.replace("process", "processes", 1)
@@ -200,17 +196,17 @@ def _kinds(seen: Seen) -> Iterator[str]:
             yield f"{count:,} {noun if count == 1 else many}"
 
 
-def _commands(seen: Seen, diagnosis: Diagnosis) -> Iterator[str]:
-    paths = [given_name(path) for path in seen.paths]
+def _commands(inputs: DiagnosisInputs, diagnosis: Diagnosis) -> Iterator[str]:
+    paths = [input_name(path) for path in inputs.paths]
     if not paths or any(path.startswith("-") for path in paths):
         return
 
     yield _command("diagnose", paths)
-    suspects = diagnosis.verdict.ranks[:_MOST_RANKS]
-    if seen.flight and len(seen.flight.dumps) and suspects:
+    suspects = diagnosis.verdict.ranks[:_MAX_RANKS]
+    if inputs.flight and len(inputs.flight.dumps) and suspects:
         ranks = ["--ranks", fold_ranks(suspects), "--entries"]
         yield _command("analyze", paths, *ranks, "--stack-traces")
-    if seen.stacks:
+    if inputs.stacks:
         yield _command("stacks", paths)
 
 
@@ -218,9 +214,9 @@ def _command(name: str, paths: Iterable[str], *options: str) -> str:
     return shlex.join(["python", "-m", "distdebug", name, *paths, *options])
 
 
-# Of these, ranks tell, or suffer from them.
-_NOBODYS = {Cause.COLLECTIVE_TIMEOUT, Cause.UNKNOWN}
-_SURE = {
+# Causes whose ranks report or suffer the problem, and are not at fault.
+_BLAMELESS_CAUSES = {Cause.COLLECTIVE_TIMEOUT, Cause.UNKNOWN}
+_CONFIDENCE_MEANINGS = {
     "certain": "the evidence leaves no other explanation",
     "likely": "the evidence fits, and nothing speaks against it",
     "possible": "the evidence hints at it; look for more",
@@ -228,40 +224,40 @@ _SURE = {
 
 
 @attrs.frozen(kw_only=True)
-class Top:
+class PageTop:
     """
-    What stands at the top of the page.
+    Variables of the top of the page.
 
     Attributes:
         title: The title of the window.
 
         tone: ``"culprit"``, ``"fine"``, or ``"unknown"``.
 
-        badge: The cause in words.
+        badge: The cause as a heading.
 
         sentence: The verdict.
 
-        heading: The same in parts; no line ends in each second one.
+        heading: The verdict in parts; each second one must not be wrapped.
 
-        cause: Its cause as scripts write it.
+        cause: The cause as in JSON.
 
-        meaning: What that means.
+        meaning: Explanation of the cause.
 
-        culprits: Who is at fault, or tells of it.
+        culprits: Ranks of the verdict.
 
-        are_to_blame: Whether they are at fault.
+        are_to_blame: Whether these ranks are at fault, not only reporting.
 
-        sure: How sure that is, and what this means.
+        sure: Confidence and its meaning.
 
-        facts: Where it shows: labels and texts.
+        facts: Call, group, and code line, as labels and texts.
 
         remedy: What to do.
 
-        victims: Who merely waits.
+        victims: Ranks that only wait.
 
-        about: What was looked at.
+        about: Summary of the inputs.
 
-        version: Which *distdebug* wrote the page.
+        version: Version of *distdebug*.
     """
 
     title: str
@@ -275,40 +271,34 @@ class Top:
     are_to_blame: bool
     sure: str
     facts: tuple[tuple[str, str], ...]
-    remedy: tuple[Piece, ...]
+    remedy: tuple[TextPiece, ...]
     victims: RankLinks
-    about: About
+    about: InputSummary
     version: str
 
 
-def top_of(diagnosis: Diagnosis) -> Top:
+def build_top(diagnosis: Diagnosis) -> PageTop:
     """
-    What does a person have to read first?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        What the template shows.
+    Return the variables of the top of the page.
     """
     verdict = diagnosis.verdict
     sentence = as_sentence(verdict.summary)
-    looked_at = about(diagnosis)
-    return Top(
+    input_summary = summarize_inputs(diagnosis)
+    return PageTop(
         title=f"{clean(verdict.summary, limit=100)} · distdebug",
-        tone=tone_of(verdict.cause),
-        badge=cause_words(verdict.cause),
+        tone=cause_tone(verdict.cause),
+        badge=cause_title(verdict.cause),
         sentence=sentence,
-        heading=unbroken(sentence),
+        heading=split_unbreakable(sentence),
         cause=verdict.cause.value,
-        meaning=meaning_of(verdict.cause),
+        meaning=explain_cause(verdict.cause),
         culprits=rank_links(verdict.ranks),
-        are_to_blame=verdict.cause not in _NOBODYS,
-        sure=_sure(verdict),
+        are_to_blame=verdict.cause not in _BLAMELESS_CAUSES,
+        sure=_confidence_text(verdict),
         facts=tuple(_top_facts(verdict)),
-        remedy=pieces_of(as_sentence(verdict.remedy or "")),
+        remedy=split_commands(as_sentence(verdict.remedy or "")),
         victims=rank_links(diagnosis.victims),
-        about=looked_at,
+        about=input_summary,
         version=_version(),
     )
 
@@ -322,16 +312,16 @@ def _top_facts(verdict: Finding) -> Iterable[tuple[str, str]]:
         yield "Line", clean(str(verdict.location))
 
 
-def _sure(verdict: Finding) -> str:
-    # Nobody asks how sure it is that nothing is known.
+def _confidence_text(verdict: Finding) -> str:
+    # An unknown cause has no confidence.
     if verdict.cause is Cause.UNKNOWN:
         return ""
 
-    return f"{verdict.confidence}: {_SURE[verdict.confidence]}"
+    return f"{verdict.confidence}: {_CONFIDENCE_MEANINGS[verdict.confidence]}"
 
 
 def _version() -> str:
-    # An import of the package would look like one of all rooms.
+    # The import linter takes a plain import for one of all rooms.
     package = import_module(__name__.partition(".")[0])
     return str(package.__version__)
 
@@ -340,18 +330,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# What the page may do, for browsers that keep it to that: nothing but run the
-# scripts that are in it.
-_MAY = (
+# Content security policy: the page may only run its own inline scripts.
+_CONTENT_POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
     "style-src 'unsafe-inline'; script-src "
 )
 
 
 @attrs.frozen
-class _Part:
+class _RenderedSection:
     """
-    A section, what its template makes of it, and the data of its script.
+    A section, its HTML, and the data of its script.
     """
 
     section: Section
@@ -361,16 +350,16 @@ class _Part:
 
 def write_report(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> Path:
     """
-    Write a diagnosis as one page that any browser shows, without a network.
+    Write a diagnosis as one HTML page that needs no network.
 
     Args:
-        diagnosis: What :func:`distdebug.diagnose` returned.  One that comes
-            from another process has fewer parts.
+        diagnosis: From :func:`distdebug.diagnose`.  One from another process
+            has fewer sections.
 
-        path: Where to write it; what is there is replaced as a whole.
+        path: Output file; replaced atomically.
 
     Returns:
-        Where it lies.
+        The output file.
 
     Raises:
         MissingDependencyError: *jinja2* is not installed.
@@ -378,7 +367,7 @@ def write_report(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> Path:
         OutputError: The file cannot be written.
     """
     path = Path(path)
-    # Names of files may hold what no encoding knows.
+    # File names may hold characters that UTF-8 cannot encode.
     page = report_html(diagnosis).encode(errors="replace")
     with output_to(path):
         write_whole(path, page)
@@ -387,54 +376,51 @@ def write_report(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> Path:
 
 def report_html(diagnosis: Diagnosis) -> str:
     """
-    How does a diagnosis look as a page?
-
-    Args:
-        diagnosis: What :func:`distdebug.diagnose` returned.
+    Render a diagnosis as an HTML page.
 
     Returns:
-        The whole page; styles, scripts, and data are within it.  The same
-        diagnosis gives the same page.
+        The whole page, with its styles, scripts, and data.  The same diagnosis
+        gives the same page.
 
     Raises:
         MissingDependencyError: *jinja2* is not installed.
 
-        DistdebugError: What belongs to this package cannot be read.
+        DistdebugError: The templates of this package cannot be read.
     """
-    with _own_files_told():
-        return _page(_templates(), diagnosis)
+    with _template_errors():
+        return _render_page(_load_templates(), diagnosis)
 
 
 @contextmanager
-def _own_files_told() -> Iterator[None]:
+def _template_errors() -> Iterator[None]:
     """
-    Tell by one error of ours that our own templates cannot be read.
+    Turn errors on reading our own templates into a DistdebugError.
     """
     try:
         yield
-    except OSError as exc:  # also of jinja2, which then has no such template
+    except OSError as exc:  # TemplateNotFound of jinja2 is one too
         msg = f"the templates of reports cannot be read: {exc}"
         raise DistdebugError(
             msg, remedy="see that this user may read them, or install again"
         ) from exc
 
 
-def _page(templates: Environment, diagnosis: Diagnosis) -> str:
-    made = (_part(templates, make, diagnosis) for make in SECTIONS)
+def _render_page(templates: Environment, diagnosis: Diagnosis) -> str:
+    made = (_render_section(templates, make, diagnosis) for make in SECTIONS)
     parts = [part for part in made if part is not None]
     names = ("page", "top", *(part.section.name for part in parts))
-    scripts = [_enclosed(script) for script in _static(names, "js")]
+    scripts = [_wrap_script(script) for script in _read_static(names, "js")]
     page = templates.get_template("page.html.j2")
     return page.render(
-        top=top_of(diagnosis),
+        top=build_top(diagnosis),
         parts=parts,
-        may=_MAY + " ".join(map(_hash, scripts)),
-        styles=_static(names, "css"),
+        may=_CONTENT_POLICY + " ".join(map(_script_hash, scripts)),
+        styles=_read_static(names, "css"),
         scripts=scripts,
     )
 
 
-def _templates() -> Environment:
+def _load_templates() -> Environment:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as exc:
@@ -456,92 +442,93 @@ def _templates() -> Environment:
     )
 
 
-def _part(
+def _render_section(
     templates: Environment,
     make: Callable[[Diagnosis], Section | None],
     diagnosis: Diagnosis,
-) -> _Part | None:
+) -> _RenderedSection | None:
     """
-    One part of the page; why there is none if it fails.
+    Render one section; a failure gives a section with the reason.
     """
     try:
         section = make(diagnosis)
-        return None if section is None else _drawn(templates, section)
-    except Exception as exc:  # noqa: BLE001 the others are worth it
+        return (
+            None if section is None else _render_template(templates, section)
+        )
+    except Exception as exc:  # noqa: BLE001 other sections may still work
         name = make.__name__.removesuffix("_section")
-        failed = Section(
+        failure = Section(
             name=name,
             title=name.capitalize(),
             summary="could not be shown",
             values={"reason": clean(f"{type(exc).__name__}: {exc}")},
         )
-        return _drawn(templates, failed, "failed")
+        return _render_template(templates, failure, "failed")
 
 
-def _drawn(
+def _render_template(
     templates: Environment, section: Section, template: str = ""
-) -> _Part:
+) -> _RenderedSection:
     drawn = templates.get_template(f"{template or section.name}.html.j2")
     html = drawn.render(section=section, values=section.values)
-    return _Part(section, html, _data(section))
+    return _RenderedSection(section, html, _script_data(section))
 
 
-def _data(section: Section) -> str:
+def _script_data(section: Section) -> str:
     """
-    The data of a script, so that HTML takes nothing in it for its own.
+    Return the data of a script as JSON that is safe inside HTML.
     """
     from jinja2.utils import htmlsafe_json_dumps
 
     if section.data is None:
         return ""
 
-    # No browser knows NaN.
+    # JSON has no NaN.
     data: str = htmlsafe_json_dumps(
         section.data, allow_nan=False, separators=(",", ":")
     )
     return data
 
 
-def _static(names: Iterable[str], kind: str) -> list[str]:
+def _read_static(names: Iterable[str], kind: str) -> list[str]:
     """
-    The styles or scripts of these parts, as far as they have any.
+    Return the styles or scripts of sections, where they have any.
     """
     folder = files(__package__) / "static"
     found = (folder / f"{name}.{kind}" for name in names)
     return [file.read_text("utf-8") for file in found if file.is_file()]
 
 
-def _enclosed(script: str) -> str:
+def _wrap_script(script: str) -> str:
     """
-    The same with names of its own, so that no two parts share one.
+    Wrap a script in a function, so that scripts share no names.
     """
     return f'(() => {{\n"use strict";\n{script}}})();\n'
 
 
-def _hash(script: str) -> str:
+def _script_hash(script: str) -> str:
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{b64encode(digest).decode()}'"
 
 
-PAGE = "report.html"
+PAGE_NAME = "report.html"
 
 
-def leave_report(diagnosis: Diagnosis, folder: Path) -> Path | None:
+def try_write_report(diagnosis: Diagnosis, folder: Path) -> Path | None:
     """
-    Leave a page in a snapshot, if that can be done.
+    Write the report of a snapshot, if possible.
 
-    The snapshot is finished without it, and nothing depends on it.
+    The snapshot is complete without it.
 
     Args:
-        diagnosis: What the snapshot tells.
+        diagnosis: The diagnosis of the snapshot.
 
         folder: The folder of the snapshot.
 
     Returns:
-        Where it lies; ``None`` if *jinja2* is not installed, or if anything
-        else is in the way.
+        The file; ``None`` if *jinja2* is not installed, or writing failed.
     """
     try:
-        return write_report(diagnosis, folder / PAGE)
-    except Exception:  # noqa: BLE001 whatever it is, the snapshot is there
+        return write_report(diagnosis, folder / PAGE_NAME)
+    except Exception:  # noqa: BLE001 the snapshot is complete without it
         return None

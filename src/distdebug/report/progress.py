@@ -1,5 +1,5 @@
 """
-How far did every process group get?
+Build the sections on progress of process groups and start-up phases.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .._text import clean, time_text
-from ..diagnosis import seen_by
-from ..findings import Diagnosis, GroupProgress, group_order
+from ..diagnosis import inputs_of
+from ..findings import Diagnosis, GroupProgress, group_sort_key
 from ..logs import PhaseReport, PhaseState
 from .format import RankLinks, Section, as_sentence, moment_text, rank_links
 
 
-_MOST_SHOWN = 24
-_MOST_ROWS = 600
+_MAX_SHOWN = 24
+_MAX_ROWS = 600
 
 
-class _Row(NamedTuple):
+class _GroupRow(NamedTuple):
     """
-    Groups that are alike; stuck ones stand alone.
+    Groups with equal progress; a stuck group has its own row.
     """
 
     name: str
@@ -33,26 +33,20 @@ class _Row(NamedTuple):
     furthest: int
     waiting: RankLinks
     absent: RankLinks
-    # Shares of the members, of 100.
+    # Shares of the members, in percent.
     shares: tuple[tuple[str, float], ...]
 
 
 def progress_section(diagnosis: Diagnosis) -> Section | None:
     """
-    How far did every process group get?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        The groups, in the order of the text; those that are alike are folded.
+    Return the section on process groups, sorted as in the text output.
     """
     groups = diagnosis.groups
     if not groups:
         return None
 
-    ordered = sorted(groups, key=group_order(diagnosis))
-    rows = [_row(alike) for alike in _folded(ordered)]
+    ordered = sorted(groups, key=group_sort_key(diagnosis))
+    rows = [_group_row(alike) for alike in _fold_alike(ordered)]
     stuck = sum(bool(g.waiting or g.absent) for g in groups)
     many = "group" if len(groups) == 1 else "groups"
     return Section(
@@ -62,32 +56,34 @@ def progress_section(diagnosis: Diagnosis) -> Section | None:
         if stuck
         else f"{len(groups):,} {many}, none stuck",
         values={
-            "rows": rows[:_MOST_SHOWN],
-            "others": rows[_MOST_SHOWN:_MOST_ROWS],
-            "more": max(len(rows) - _MOST_ROWS, 0),
+            "rows": rows[:_MAX_SHOWN],
+            "others": rows[_MAX_SHOWN:_MAX_ROWS],
+            "more": max(len(rows) - _MAX_ROWS, 0),
             "culprits": frozenset(diagnosis.verdict.ranks),
         },
     )
 
 
-def _folded(
+def _fold_alike(
     groups: Iterable[GroupProgress],
 ) -> list[list[GroupProgress]]:
     """
-    Groups that got equally far; one that is stuck is like no other.
+    Fold groups with equal progress, except stuck ones.
     """
     alike: dict[tuple[object, ...], list[GroupProgress]] = defaultdict(list)
     for g in groups:
-        who = (g.name, g.ranks) if g.waiting or g.absent else ()
-        key = (g.desc, len(g.ranks), g.last_completed, g.furthest, who)
+        identity = (g.name, g.ranks) if g.waiting or g.absent else ()
+        key = (g.desc, len(g.ranks), g.last_completed, g.furthest, identity)
         alike[key].append(g)
     return list(alike.values())
 
 
-def _row(alike: Sequence[GroupProgress]) -> _Row:
+def _group_row(alike: Sequence[GroupProgress]) -> _GroupRow:
     first = alike[0]
-    folded = rank_links({r for g in alike for r in g.ranks}, most=0).folded
-    return _Row(
+    folded = rank_links(
+        {r for g in alike for r in g.ranks}, max_listed=0
+    ).folded
+    return _GroupRow(
         name=clean(first.name, limit=60),
         desc=clean(first.desc, limit=60),
         number=len(alike),
@@ -95,30 +91,30 @@ def _row(alike: Sequence[GroupProgress]) -> _Row:
         ranks=folded,
         completed=first.last_completed,
         furthest=first.furthest,
-        waiting=rank_links(first.waiting, most=4),
-        absent=rank_links(first.absent, most=4),
-        shares=_shares(first),
+        waiting=rank_links(first.waiting, max_listed=4),
+        absent=rank_links(first.absent, max_listed=4),
+        shares=_member_shares(first),
     )
 
 
-def _shares(group: GroupProgress) -> tuple[tuple[str, float], ...]:
+def _member_shares(group: GroupProgress) -> tuple[tuple[str, float], ...]:
     absent = len(set(group.absent))
     waiting = len(set(group.waiting).difference(group.absent))
     fine = max(len(group.ranks) - absent - waiting, 0)
     whole = absent + waiting + fine or 1
-    # As of any progress: what is done comes first.
+    # Finished members first, as in any progress bar.
     counts = (("fine", fine), ("waiting", waiting), ("absent", absent))
     return tuple((kind, 100 * n / whole) for kind, n in counts if n)
 
 
-_MOST_PHASES = 60
-_MOST_FACTS = 6
-_LEAST_SHARE = 0.4
+_MAX_PHASES = 60
+_MAX_FACTS = 6
+_MIN_BAR_PERCENT = 0.4
 
 
-class _Bar(NamedTuple):
+class _PhaseBar(NamedTuple):
     """
-    Where a phase lies between the first and the last moment, of 100.
+    Position of a phase in the time span, in percent.
     """
 
     start: float
@@ -127,7 +123,7 @@ class _Bar(NamedTuple):
 
 class _PhaseRow(NamedTuple):
     """
-    One phase.
+    Template variables of one phase.
     """
 
     title: str
@@ -140,20 +136,14 @@ class _PhaseRow(NamedTuple):
     took: str
     typical: str
     progress: str
-    bar: _Bar | None
+    bar: _PhaseBar | None
 
 
 def phase_section(diagnosis: Diagnosis) -> Section | None:
     """
-    How far did the start-up come, and what took how long?
-
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        The phases with their durations, if a log tells of any.
+    Return the section on start-up phases, if a log shows any.
     """
-    report = seen_by(diagnosis).logs.phase
+    report = inputs_of(diagnosis).logs.phase
     if report is None or all(p.state == "not begun" for p in report.phases):
         return None
 
@@ -164,22 +154,22 @@ def phase_section(diagnosis: Diagnosis) -> Section | None:
         title="Start-up",
         summary=clean(report.verdict),
         values={
-            "rows": list(_rows(report, begun[:_MOST_PHASES])),
+            "rows": list(_phase_rows(report, begun[:_MAX_PHASES])),
             "rest": [clean(p.title or p.name, limit=60) for p in rest],
             "framework": clean(report.title or report.framework or ""),
             "attempt": report.attempt,
-            "last": _last(report),
+            "last": _last_line(report),
             "harmless": [
                 (clean(h.summary), as_sentence(h.why), h.count)
                 for h in report.harmless
             ],
         },
-        # A job that trains has left it behind.
+        # Fold it if the job trains already.
         is_open=report.current is None or not report.current.trains,
     )
 
 
-def _last(report: PhaseReport) -> tuple[str, str]:
+def _last_line(report: PhaseReport) -> tuple[str, str]:
     line = report.last_line
     return (
         "" if line is None else clean(line.text, limit=400),
@@ -187,11 +177,11 @@ def _last(report: PhaseReport) -> tuple[str, str]:
     )
 
 
-def _rows(
+def _phase_rows(
     report: PhaseReport, phases: Iterable[PhaseState]
 ) -> Iterable[_PhaseRow]:
     phases = list(phases)
-    begin, end = _span(report, phases)
+    begin, end = _time_span(report, phases)
     for phase in phases:
         is_current = phase is report.current
         over = phase.ended_at or (end if is_current else phase.last_at)
@@ -212,12 +202,12 @@ def _rows(
             typical=""
             if phase.typical_s is None
             else time_text(phase.typical_s),
-            progress=_progress(phase),
-            bar=_bar(phase.begun_at, took, begin, end),
+            progress=_phase_progress(phase),
+            bar=_phase_bar(phase.begun_at, took, begin, end),
         )
 
 
-def _span(
+def _time_span(
     report: PhaseReport, phases: Iterable[PhaseState]
 ) -> tuple[float, float]:
     moments = [
@@ -231,22 +221,22 @@ def _span(
     return (min(moments), max(moments)) if moments else (0.0, 0.0)
 
 
-def _bar(
+def _phase_bar(
     start: float | None, took: float | None, begin: float, end: float
-) -> _Bar | None:
+) -> _PhaseBar | None:
     whole = end - begin
     if start is None or took is None or whole <= 0:
         return None
 
-    width = max(100 * min(took, end - start) / whole, _LEAST_SHARE)
-    return _Bar(min(100 * (start - begin) / whole, 100 - width), width)
+    width = max(100 * min(took, end - start) / whole, _MIN_BAR_PERCENT)
+    return _PhaseBar(min(100 * (start - begin) / whole, 100 - width), width)
 
 
-def _progress(phase: PhaseState) -> str:
+def _phase_progress(phase: PhaseState) -> str:
     parts = []
     if phase.progress:
         parts.append(str(phase.progress))
     elif phase.of:
         parts.append(f"{phase.parts} of {phase.of}")
-    parts += [f"{k} {v}" for k, v in list(phase.facts.items())[:_MOST_FACTS]]
+    parts += [f"{k} {v}" for k, v in list(phase.facts.items())[:_MAX_FACTS]]
     return clean(", ".join(parts))

@@ -1,8 +1,8 @@
 """
-Which branches of a tree does a page show?
+Cut merged stacks into branches that fit on a page.
 
-The ones of the culprits, and the largest.  Of the others it is told how many
-there are, so that a tree of any size and depth makes a page that opens.
+Shows the branches of culprits and the largest ones; counts the others, so that
+a tree of any size and depth gives a page that opens.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from ..stacks import (
     ProcessView,
     StackFrame,
     StackTree,
-    agree,
+    conjugate,
     explain_ranks,
     native_function,
-    short_name,
+    short_kernel_name,
 )
 
 
-_MOST_BRANCHES = 400
-_MOST_LINES = 6_000
-# Browsers cut what is nested 512 times; people do earlier.
-_MOST_DEPTH = 30
+_MAX_BRANCHES = 400
+_MAX_LINES = 6_000
+# Browsers cut nesting at 512; readers need much less.
+_MAX_DEPTH = 30
 
 
 @attrs.define(kw_only=True)
-class Cut:
+class BranchCut:
     """
-    A branch that will be shown.
+    Branch to show.
 
     Attributes:
-        chain: Its nodes, each below the one before.
+        chain: Its nodes, from the outermost.
 
-        depth: How many branches are above it.
+        depth: Number of branches above it.
 
-        culprits: Who of those that took it is to blame.
+        culprits: Members of the branch that are at fault.
 
-        below: Positions of the branches that follow.
+        below: Positions of its child branches.
 
-        rest: The first nodes of those that follow and are not shown.
+        rest: First nodes of child branches that are not shown.
     """
 
     chain: Sequence[int]
@@ -62,56 +62,58 @@ class Cut:
 
 def choose_cuts(
     tree: StackTree, culprits: AbstractSet[int]
-) -> tuple[list[Cut], list[int], list[int]]:
+) -> tuple[list[BranchCut], list[int], list[int]]:
     """
-    Which branches are shown?
+    Choose the branches to show.
 
     Args:
         tree: The merged stacks.
 
-        culprits: Who is to blame, as positions in the tree's *processes*.
+        culprits: Processes at fault, as positions in the tree's *processes*.
 
     Returns:
-        Those branches, each after the one above it; positions of the
-        outermost ones; the first nodes of outermost ones that are not shown.
+        The branches, parents first; positions of the top branches; first nodes
+        of top branches that are not shown.
     """
     forks: list[list[int]] = [[] for _ in tree.frames]
-    heads: list[int] = []
+    top_heads: list[int] = []
     for node, parent in enumerate(tree.parents):
-        (forks[parent] if parent >= 0 else heads).append(node)
+        (forks[parent] if parent >= 0 else top_heads).append(node)
 
-    cuts: list[Cut] = []
+    cuts: list[BranchCut] = []
     roots: list[int] = []
-    rest: list[int] = []
+    hidden: list[int] = []
     lines = 0
-    todo = [_order(tree, culprits, node, -1) for node in heads]
-    heapq.heapify(todo)
-    while todo:
-        _, _, head, above = heapq.heappop(todo)
+    queue = [_branch_priority(tree, culprits, node, -1) for node in top_heads]
+    heapq.heapify(queue)
+    while queue:
+        _, _, head, above = heapq.heappop(queue)
         depth = cuts[above].depth + 1 if above >= 0 else 0
-        is_full = len(cuts) >= _MOST_BRANCHES or lines >= _MOST_LINES
-        if is_full or depth > _MOST_DEPTH:
-            (cuts[above].rest if above >= 0 else rest).append(head)
+        is_full = len(cuts) >= _MAX_BRANCHES or lines >= _MAX_LINES
+        if is_full or depth > _MAX_DEPTH:
+            (cuts[above].rest if above >= 0 else hidden).append(head)
             continue
 
-        chain = _chain(tree, forks, head)
-        lines += min(len(chain), _MOST_LINES // 20)
+        chain = _follow_chain(tree, forks, head)
+        lines += min(len(chain), _MAX_LINES // 20)
         (cuts[above].below if above >= 0 else roots).append(len(cuts))
         for child in forks[chain[-1]]:
-            heapq.heappush(todo, _order(tree, culprits, child, len(cuts)))
+            heapq.heappush(
+                queue, _branch_priority(tree, culprits, child, len(cuts))
+            )
         found = [m for m in tree.members[head] if m in culprits]
-        cuts.append(Cut(chain=chain, depth=depth, culprits=found))
-    return cuts, roots, rest
+        cuts.append(BranchCut(chain=chain, depth=depth, culprits=found))
+    return cuts, roots, hidden
 
 
-def _order(
+def _branch_priority(
     tree: StackTree, culprits: AbstractSet[int], node: int, above: int
 ) -> tuple[bool, int, int, int]:
     members = tree.members[node]
     return culprits.isdisjoint(members), -len(members), node, above
 
 
-def _chain(
+def _follow_chain(
     tree: StackTree, forks: Sequence[Sequence[int]], head: int
 ) -> Sequence[int]:
     chain = [head]
@@ -120,29 +122,29 @@ def _chain(
     return chain
 
 
-_MOST_NAME = 160
-_MOST_FILE = 300
-# Runs at the beginning, and at the end, of one branch.
-_MOST_RUNS = 40
-_LONGEST_PERIOD = 8
-_FEWEST_TURNS = 3
-# So many lines of libraries take no more room than a word about them.
-_MOST_PLAIN = 2
+_MAX_NAME = 160
+_MAX_FILE = 300
+# Limit of runs at the beginning, and at the end, of a branch.
+_MAX_RUNS = 40
+_MAX_PERIOD = 8
+_MIN_REPEATS = 3
+# Folding so few library lines saves no space.
+_MAX_PLAIN_LINES = 2
 
 
 @attrs.frozen(kw_only=True)
-class Line:
+class FrameLine:
     """
     One frame.
 
     Attributes:
         name: The function.
 
-        folder: Where its file is, with a slash at the end, or ``""``.
+        folder: Folder of its file with a slash at the end, or ``""``.
 
-        place: The file, with the line if it is known.
+        place: File name, with the line if it is known.
 
-        is_own: Whether it is a line of the user.
+        is_own: Whether it is user code.
     """
 
     name: str
@@ -152,124 +154,124 @@ class Line:
 
 
 @attrs.frozen(kw_only=True)
-class Run:
+class FrameRun:
     """
-    Frames that follow each other and are shown alike.
+    Consecutive frames that are shown alike.
 
     Attributes:
         lines: The frames, outermost first.
 
-        is_folded: Whether only *label* is seen at first.
+        is_folded: Whether only *label* is visible at first.
 
-        label: What they are, in a few words.
+        label: A short description.
 
-        times: How often they follow each other.
+        times: Number of repeats.
 
-        left_out: How many frames there are for which there is no room; such
-            a run has no lines.
+        left_out: Number of omitted frames; such a run has no lines.
     """
 
-    lines: tuple[Line, ...] = ()
+    lines: tuple[FrameLine, ...] = ()
     is_folded: bool = False
     label: str = ""
     times: int = 1
     left_out: int = 0
 
 
-def line_of(frame: StackFrame, *, is_own: bool = False) -> Line:
+def frame_line(frame: StackFrame, *, is_own: bool = False) -> FrameLine:
     """
-    How is a frame written?
-
-    Args:
-        frame: A frame, of any length.
-
-        is_own: Whether it is a line of the user.
+    Format a frame as a line.
     """
     file = frame.filename.replace("\\", "/")
     folder, slash, name = file.rpartition("/")
     place = f"{name}:{frame.line}" if frame.line else name
-    return Line(
-        name=clean(frame.name, limit=_MOST_NAME) or "?",
-        folder=clean(folder, limit=_MOST_FILE) + slash,
-        place=clean(place, limit=_MOST_FILE),
+    return FrameLine(
+        name=clean(frame.name, limit=_MAX_NAME) or "?",
+        folder=clean(folder, limit=_MAX_FILE) + slash,
+        place=clean(place, limit=_MAX_FILE),
         is_own=is_own,
     )
 
 
-def runs_of(tree: StackTree, chain: Sequence[int]) -> tuple[Run, ...]:
+def fold_frames(tree: StackTree, chain: Sequence[int]) -> tuple[FrameRun, ...]:
     """
-    How are the frames of one branch written?
+    Fold the frames of a branch into runs.
 
     Args:
         tree: The merged stacks.
 
-        chain: Nodes of it, each below the one before.
+        chain: Nodes of the branch, from the outermost.
 
     Returns:
-        All frames in few runs; if they do not fit into few, the first and the
-        last ones.
+        All frames in few runs; if there are too many runs, the first and the
+        last.
     """
-    runs = list(_runs(tree, chain))
-    if len(runs) > 2 * _MOST_RUNS:
-        middle = runs[_MOST_RUNS:-_MOST_RUNS]
+    runs = list(_fold_runs(tree, chain))
+    if len(runs) > 2 * _MAX_RUNS:
+        middle = runs[_MAX_RUNS:-_MAX_RUNS]
         left_out = sum(len(run.lines) * run.times for run in middle)
-        gap = Run(left_out=left_out)
-        runs = [*runs[:_MOST_RUNS], gap, *runs[-_MOST_RUNS:]]
-    return tuple(_joined(runs))
+        gap = FrameRun(left_out=left_out)
+        runs = [*runs[:_MAX_RUNS], gap, *runs[-_MAX_RUNS:]]
+    return tuple(_join_plain_runs(runs))
 
 
-def _joined(runs: Iterable[Run]) -> Iterator[Run]:
+def _join_plain_runs(runs: Iterable[FrameRun]) -> Iterator[FrameRun]:
     """
-    Join plain lines that follow each other.
+    Join consecutive plain runs.
     """
     for is_plain, group in groupby(runs, _is_plain):
         if is_plain:
-            yield Run(lines=tuple(line for run in group for line in run.lines))
+            yield FrameRun(
+                lines=tuple(line for run in group for line in run.lines)
+            )
         else:
             yield from group
 
 
-def _is_plain(run: Run) -> bool:
+def _is_plain(run: FrameRun) -> bool:
     return bool(run.lines) and not run.is_folded and run.times == 1
 
 
-def _runs(tree: StackTree, chain: Sequence[int]) -> Iterator[Run]:
+def _fold_runs(tree: StackTree, chain: Sequence[int]) -> Iterator[FrameRun]:
     foreign: list[int] = []
-    for nodes, times in _turns([tree.frames[n] for n in chain], chain):
+    for nodes, times in _fold_repeats([tree.frames[n] for n in chain], chain):
         (first, *_) = nodes
         if times == 1 and not tree.own[first]:
             foreign.append(first)
             continue
 
-        yield from _foreign(tree, foreign)
+        yield from _library_runs(tree, foreign)
         foreign = []
-        lines = _lines(tree, nodes)
+        lines = _frame_lines(tree, nodes)
         is_own = any(line.is_own for line in lines)
-        label = "" if times == 1 else _label(tree, nodes)
-        yield Run(lines=lines, label=label, is_folded=not is_own, times=times)
-    yield from _foreign(tree, foreign)
+        label = "" if times == 1 else _run_label(tree, nodes)
+        yield FrameRun(
+            lines=lines, label=label, is_folded=not is_own, times=times
+        )
+    yield from _library_runs(tree, foreign)
 
 
-def _foreign(tree: StackTree, nodes: Sequence[int]) -> Iterator[Run]:
-    if len(nodes) > _MOST_PLAIN:
+def _library_runs(tree: StackTree, nodes: Sequence[int]) -> Iterator[FrameRun]:
+    if len(nodes) > _MAX_PLAIN_LINES:
         *folded, last = nodes
-        yield Run(
-            lines=_lines(tree, folded),
-            label=_label(tree, folded),
+        yield FrameRun(
+            lines=_frame_lines(tree, folded),
+            label=_run_label(tree, folded),
             is_folded=True,
         )
         nodes = [last]
     if nodes:
-        yield Run(lines=_lines(tree, nodes))
+        yield FrameRun(lines=_frame_lines(tree, nodes))
 
 
-def _lines(tree: StackTree, nodes: Sequence[int]) -> tuple[Line, ...]:
+def _frame_lines(
+    tree: StackTree, nodes: Sequence[int]
+) -> tuple[FrameLine, ...]:
     return tuple(
-        line_of(tree.frames[node], is_own=tree.own[node]) for node in nodes
+        frame_line(tree.frames[node], is_own=tree.own[node]) for node in nodes
     )
 
 
-def _label(tree: StackTree, nodes: Sequence[int]) -> str:
+def _run_label(tree: StackTree, nodes: Sequence[int]) -> str:
     packages = dict.fromkeys(_package(tree.frames[node]) for node in nodes)
     known = list_text((clean(p, limit=40) for p in packages if p), most=3)
     count = f"{len(nodes):,} frame{'' if len(nodes) == 1 else 's'}"
@@ -283,105 +285,107 @@ def _package(frame: StackFrame) -> str:
     return top.removesuffix(".py")
 
 
-def _turns(
+def _fold_repeats(
     frames: Sequence[StackFrame], nodes: Sequence[int]
 ) -> Iterator[tuple[Sequence[int], int]]:
     """
-    Fold what follows itself several times, as in a recursion.
+    Fold repeated frames, as in a recursion.
     """
     numbers: dict[StackFrame, int] = {}
-    found = [numbers.setdefault(f, len(numbers)) for f in frames]
+    frame_numbers = [numbers.setdefault(f, len(numbers)) for f in frames]
     start = 0
-    while start < len(found):
-        period, times = _turn(found, start)
+    while start < len(frame_numbers):
+        period, times = _find_repeat(frame_numbers, start)
         yield nodes[start : start + period], times
         start += period * times
 
 
-def _turn(found: Sequence[int], start: int) -> tuple[int, int]:
-    for period in range(1, _LONGEST_PERIOD + 1):
+def _find_repeat(frame_numbers: Sequence[int], start: int) -> tuple[int, int]:
+    for period in range(1, _MAX_PERIOD + 1):
         end = start + period
-        while end < len(found) and found[end] == found[end - period]:
+        while (
+            end < len(frame_numbers)
+            and frame_numbers[end] == frame_numbers[end - period]
+        ):
             end += 1
         times = (end - start) // period
-        if times >= _FEWEST_TURNS:
+        if times >= _MIN_REPEATS:
             return period, times
     return 1, 1
 
 
-_MOST_WHO = 60
+_MAX_MEMBERS_TEXT = 60
 
 
-def who_text(
-    tree: StackTree, members: Sequence[int], *, limit: int = _MOST_WHO
+def members_text(
+    tree: StackTree, members: Sequence[int], *, limit: int = _MAX_MEMBERS_TEXT
 ) -> str:
     """
-    Which processes are these?
-
-    Args:
-        tree: Knows them.
-
-        members: Positions in its *processes*.
-
-        limit: How many characters to keep.
-
-    Returns:
-        Such as ``"ranks 0-2,4"``; nothing for nobody.
-    """
-    who = tree.who(dict.fromkeys(members))
-    if who[:1].isdigit():
-        who = f"rank{'' if len(members) == 1 else 's'} {who}"
-    return clean(who, limit=limit)
-
-
-# Who is asked what it does, of those who are at one place in the same state.
-_MOST_ASKED = 64
-_MOST_NOTES = 3
-_MOST_NOTE = 300
-_STATES = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}
-
-_Key = tuple[str, str | None, int]
-
-
-def notes_on(
-    tree: StackTree, nodes: Iterable[int], culprits: AbstractSet[int]
-) -> Mapping[int, tuple[str, ...]]:
-    """
-    What do those do who are at these places?
+    Return the names of processes, such as ``"ranks 0-2,4"``.
 
     Args:
         tree: The merged stacks.
 
-        nodes: The places.
+        members: Positions in its *processes*.
 
-        culprits: Who is to blame, as positions in the tree's *processes*.
+        limit: Maximum length.
+    """
+    text = tree.who(dict.fromkeys(members))
+    if text[:1].isdigit():
+        text = f"rank{'' if len(members) == 1 else 's'} {text}"
+    return clean(text, limit=limit)
+
+
+# Limit of processes to explain per node and state.
+_MAX_EXPLAINED = 64
+_MAX_NOTES = 3
+_MAX_NOTE = 300
+_STATE_NAMES = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}
+
+_ProcessKey = tuple[str, str | None, int]
+
+
+def describe_ends(
+    tree: StackTree, nodes: Iterable[int], culprits: AbstractSet[int]
+) -> Mapping[int, tuple[str, ...]]:
+    """
+    Describe what processes do whose stacks end at these nodes.
+
+    Args:
+        tree: The merged stacks.
+
+        nodes: The nodes.
+
+        culprits: Processes at fault, as positions in the tree's *processes*.
 
     Returns:
-        By node: what the rules say of them, what they are in natively, and
-        what their GPUs run, as far as it is known.
+        By node: activity by the rules, native function, and GPU kernels, as
+        far as they are known.
     """
     known = {node: tree.ends[node] for node in nodes if tree.ends[node]}
-    asked = _asked(tree, known.values(), culprits)
-    views = {_key(view.process): view for view in explain_ranks(asked)}
-    return {node: _notes(tree, views, node) for node in known}
+    processes = _select_processes(tree, known.values(), culprits)
+    views = {
+        _process_key(view.process): view for view in explain_ranks(processes)
+    }
+    return {node: _end_notes(tree, views, node) for node in known}
 
 
-def _notes(
-    tree: StackTree, views: Mapping[_Key, ProcessView], node: int
+def _end_notes(
+    tree: StackTree, views: Mapping[_ProcessKey, ProcessView], node: int
 ) -> tuple[str, ...]:
     ends = tree.ends[node]
-    doing = tuple(_doing(tree, views, ends))
-    kernels = tuple(_kernels(tree, ends, " ".join(doing)))
-    return (*doing, *kernels, *_natively(tree, node))
+    doing = tuple(_activity_notes(tree, views, ends))
+    kernels = tuple(_kernel_notes(tree, ends, " ".join(doing)))
+    return (*doing, *kernels, *_native_note(tree, node))
 
 
-def _asked(
+def _select_processes(
     tree: StackTree,
     places: Iterable[Sequence[int]],
     culprits: AbstractSet[int],
 ) -> Iterator[ProcessStacks]:
     """
-    Some of those who are at one place, in each state; and their children.
+    Yield some processes of each node and state, with their children.
     """
     chosen = set(culprits)
     for ends in places:
@@ -391,7 +395,7 @@ def _asked(
             key = process.state, process.job
             states.setdefault(key, []).append(member)
         for members in states.values():
-            chosen.update(members[:_MOST_ASKED])
+            chosen.update(members[:_MAX_EXPLAINED])
 
     pids = {(tree.processes[m].host, tree.processes[m].pid) for m in chosen}
     for member, process in enumerate(tree.processes):
@@ -399,122 +403,123 @@ def _asked(
             yield process
 
 
-def _key(process: ProcessStacks) -> _Key:
+def _process_key(process: ProcessStacks) -> _ProcessKey:
     return process.job, process.host, process.pid
 
 
-def _natively(tree: StackTree, node: int) -> Iterator[str]:
+def _native_note(tree: StackTree, node: int) -> Iterator[str]:
     if name := native_function(tree, node):
-        yield f"{clean(name, limit=_MOST_NOTE)} (native)"
+        yield f"{clean(name, limit=_MAX_NOTE)} (native)"
 
 
-def _doing(
-    tree: StackTree, views: Mapping[_Key, ProcessView], ends: Sequence[int]
+def _activity_notes(
+    tree: StackTree,
+    views: Mapping[_ProcessKey, ProcessView],
+    ends: Sequence[int],
 ) -> Iterator[str]:
     found: dict[str, list[int]] = {}
     for member in ends:
-        view = views.get(_key(tree.processes[member]))
+        view = views.get(_process_key(tree.processes[member]))
         if view is not None and view.cause is not Cause.UNKNOWN:
             doing = view.doing_of_many or view.doing
             found.setdefault(doing, []).append(member)
     states = {tree.processes[member].state for member in ends}
-    # Those who were not asked do the same, if they are in the same state.
+    # Processes in the same state do the same as the explained ones.
     is_one = len(found) == 1 and len(states) == 1
-    yield from _told(
+    yield from _note_lines(
         tree, dict.fromkeys(found, ends) if is_one else found, ends
     )
 
 
-def _kernels(tree: StackTree, ends: Sequence[int], said: str) -> Iterator[str]:
+def _kernel_notes(
+    tree: StackTree, ends: Sequence[int], activity_text: str
+) -> Iterator[str]:
     found: dict[str, list[int]] = {}
     for member in ends:
-        kernels = map(short_name, tree.processes[member].kernels)
+        kernels = map(short_kernel_name, tree.processes[member].kernels)
         for name in dict.fromkeys(kernels):
             doing = f"has {name} on the GPU"
-            if name not in said:
+            if name not in activity_text:
                 found.setdefault(doing, []).append(member)
-    yield from _told(tree, found, ends)
+    yield from _note_lines(tree, found, ends)
 
 
-def _told(
+def _note_lines(
     tree: StackTree, found: Mapping[str, Sequence[int]], ends: Sequence[int]
 ) -> Iterator[str]:
     """
-    What the most do; with their names, unless all do it.
+    Yield the most common notes, with names unless all processes share one.
     """
     ordered = sorted(found.items(), key=lambda item: -len(item[1]))
-    for doing, members in ordered[:_MOST_NOTES]:
-        who = who_text(tree, members) + " "
+    for doing, members in ordered[:_MAX_NOTES]:
+        prefix = members_text(tree, members) + " "
         processes = [tree.processes[member] for member in members]
-        said = clean(agree(processes, doing), limit=_MOST_NOTE)
-        yield said if len(members) == len(ends) else who + said
-    if len(ordered) > _MOST_NOTES:
-        yield f"{len(ordered) - _MOST_NOTES:,} more"
+        note = clean(conjugate(processes, doing), limit=_MAX_NOTE)
+        yield note if len(members) == len(ends) else prefix + note
+    if len(ordered) > _MAX_NOTES:
+        yield f"{len(ordered) - _MAX_NOTES:,} more"
 
 
-def absent_from(tree: StackTree) -> tuple[str, ...]:
+def describe_absent(tree: StackTree) -> tuple[str, ...]:
     """
-    Who has no stack?
-
-    Args:
-        tree: The merged stacks.
+    Describe the processes that have no stack.
 
     Returns:
-        One text per state in which they are.
+        One text per process state.
     """
     states: dict[str, list[int]] = {}
     for member, node in enumerate(tree.mains):
         if node < 0:
             state = tree.processes[member].state
-            states.setdefault(_STATES.get(state, ""), []).append(member)
+            states.setdefault(_STATE_NAMES.get(state, ""), []).append(member)
     return tuple(
-        f"{who_text(tree, members, limit=_MOST_NOTE)}: "
+        f"{members_text(tree, members, limit=_MAX_NOTE)}: "
         + (f"{state}, no stack" if state else "no stack")
         for state, members in states.items()
     )
 
 
-# A tree of so few branches is open as a whole.
-_MOST_OPEN = 8
-_MOST_RANKS = 16
-_MOST_WHOLE = 1_000
+# A tree with at most this many branches is fully unfolded.
+_MAX_OPEN = 8
+_MAX_RANKS = 16
+_MAX_WHOLE_TEXT = 1_000
 
 
 @attrs.frozen(kw_only=True)
 class Branch:
     """
-    Frames that nobody parts from, and what comes below them.
+    Template variables of a branch.
 
     Attributes:
-        number: Its position among all that are shown.
+        number: Its position among all shown branches.
 
-        who: The processes that took it, in few words.
+        who: Its processes, in short.
 
-        whole: The same in more words, if they were too many.
+        whole: The same at length, if *who* was cut.
 
-        count: How many they are.
+        count: Number of processes.
 
-        role: What they do in their job, if they are no ranks, or ``""``.
+        role: Their role in the job, if they are no ranks, or ``""``.
 
         runs: Its frames.
 
-        leads: Where it leads to, for those who see it folded.
+        leads: The lines it leads to, visible while it is folded.
 
-        here: Who stays at its end while others go on, or ``""``.
+        here: Processes that stay at its end while others go on, or ``""``.
 
-        ranks: Who is at its end, if they are few.
+        ranks: Ranks at its end, if they are few.
 
-        notes: What those at its end do.
+        notes: Activity of the processes at its end.
 
-        is_culprit: Whether the verdict blames all of them.
+        is_culprit: Whether the verdict blames all its processes.
 
-        culprits: Which of them it blames, if not all, or ``""``.
+        culprits: The blamed ones, if not all are, or ``""``.
 
         is_open: Whether it is unfolded at first.
 
-        below: The branches that follow.
+        below: Its child branches.
 
-        rest: Who takes branches that are not shown, or ``""``.
+        rest: Processes in child branches that are not shown, or ``""``.
     """
 
     number: int
@@ -522,7 +527,7 @@ class Branch:
     whole: str
     count: int
     role: str
-    runs: tuple[Run, ...]
+    runs: tuple[FrameRun, ...]
     leads: str
     here: str
     ranks: tuple[int, ...]
@@ -535,17 +540,16 @@ class Branch:
 
 
 @attrs.frozen(kw_only=True)
-class Picture:
+class TreePicture:
     """
-    What is shown of a tree.
+    Shown part of a tree.
 
     Attributes:
-        branches: The outermost branches.
+        branches: The top branches.
 
-        rest: Who takes outermost branches that are not shown, or ``""``.
+        rest: Processes in top branches that are not shown, or ``""``.
 
-        branch_of: The number of the branch in which each process is; -1 if
-            it is not shown.
+        branch_of: Branch number of each process; -1 if it is not shown.
     """
 
     branches: tuple[Branch, ...]
@@ -553,43 +557,45 @@ class Picture:
     branch_of: tuple[int, ...]
 
 
-def cut_tree(tree: StackTree, culprits: AbstractSet[int]) -> Picture:
+def build_picture(tree: StackTree, culprits: AbstractSet[int]) -> TreePicture:
     """
-    Which branches does a page show, and what stands in them?
+    Build the shown part of a tree.
 
     Args:
         tree: The merged stacks.
 
-        culprits: Who is to blame, as positions in the tree's *processes*.
+        culprits: Processes at fault, as positions in the tree's *processes*.
 
     Returns:
-        At most some hundred branches; those of culprits first, then the
+        A few hundred branches at most; those of culprits first, then the
         largest.
     """
     cuts, roots, rest = choose_cuts(tree, culprits)
-    notes = notes_on(tree, [cut.chain[-1] for cut in cuts], culprits)
-    made: dict[int, Branch] = {}
-    # What is below a branch was found after it.
+    notes = describe_ends(tree, [cut.chain[-1] for cut in cuts], culprits)
+    built: dict[int, Branch] = {}
+    # Children have higher numbers than their parents.
     for number in range(len(cuts) - 1, -1, -1):
         cut = cuts[number]
-        made[number] = _branch(
+        built[number] = _build_branch(
             tree,
             cut,
             number=number,
-            below=tuple(made.pop(child) for child in cut.below),
+            below=tuple(built.pop(child) for child in cut.below),
             notes=tuple(notes.get(cut.chain[-1], ())),
             is_open=bool(cut.culprits)
             or not cut.depth
-            or len(cuts) <= _MOST_OPEN,
+            or len(cuts) <= _MAX_OPEN,
         )
-    return Picture(
-        branches=tuple(made[number] for number in roots),
-        rest=_rest(tree, rest),
-        branch_of=_branch_of(tree, cuts),
+    return TreePicture(
+        branches=tuple(built[number] for number in roots),
+        rest=_rest_text(tree, rest),
+        branch_of=_branch_numbers(tree, cuts),
     )
 
 
-def _branch_of(tree: StackTree, cuts: Sequence[Cut]) -> tuple[int, ...]:
+def _branch_numbers(
+    tree: StackTree, cuts: Sequence[BranchCut]
+) -> tuple[int, ...]:
     found = [-1] * len(tree.processes)
     for number, cut in enumerate(cuts):
         for node in cut.rest:
@@ -600,74 +606,78 @@ def _branch_of(tree: StackTree, cuts: Sequence[Cut]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _branch(
-    tree: StackTree, cut: Cut, *, below: tuple[Branch, ...], **values: Any
+def _build_branch(
+    tree: StackTree,
+    cut: BranchCut,
+    *,
+    below: tuple[Branch, ...],
+    **values: Any,
 ) -> Branch:
     members = tree.members[cut.chain[0]]
     ends = tree.ends[cut.chain[-1]]
     goes_on = bool(below or cut.rest)
     is_culprit = len(cut.culprits) == len(members)
-    whole = who_text(tree, members, limit=_MOST_WHOLE)
-    who = clean(whole, limit=_MOST_WHO)
+    whole = members_text(tree, members, limit=_MAX_WHOLE_TEXT)
+    short = clean(whole, limit=_MAX_MEMBERS_TEXT)
     return Branch(
-        who=who,
-        whole="" if who == whole else whole,
+        who=short,
+        whole="" if short == whole else whole,
         count=len(members),
-        role=_role(tree, members),
-        runs=runs_of(tree, cut.chain),
-        leads=_leads(tree, cut),
-        here=who_text(tree, ends) if ends and goes_on else "",
-        ranks=_ranks(tree, ends),
+        role=_common_role(tree, members),
+        runs=fold_frames(tree, cut.chain),
+        leads=_leads_text(tree, cut),
+        here=members_text(tree, ends) if ends and goes_on else "",
+        ranks=_end_ranks(tree, ends),
         is_culprit=is_culprit,
-        culprits="" if is_culprit else who_text(tree, cut.culprits),
+        culprits="" if is_culprit else members_text(tree, cut.culprits),
         below=below,
-        rest=_rest(tree, cut.rest),
+        rest=_rest_text(tree, cut.rest),
         **values,
     )
 
 
-def _leads(tree: StackTree, cut: Cut) -> str:
+def _leads_text(tree: StackTree, cut: BranchCut) -> str:
     """
-    The innermost line of the user in a branch, and its innermost line.
+    Return the innermost user line of a branch, and its innermost line.
     """
     own = next((n for n in reversed(cut.chain) if tree.own[n]), None)
     nodes = dict.fromkeys(
         (cut.chain[-1] if own is None else own, cut.chain[-1])
     )
-    lines = [line_of(tree.frames[node]) for node in nodes]
-    said = " → ".join(
+    lines = [frame_line(tree.frames[node]) for node in nodes]
+    text = " → ".join(
         f"{line.name} ({line.place})" if line.place else line.name
         for line in lines
     )
     places = len(cut.below) + len(cut.rest)
     if places:
-        said += f" → {_count(places, 'branch')}"
-    return clean(said)
+        text += f" → {_count_text(places, 'branch')}"
+    return clean(text)
 
 
-def _role(tree: StackTree, members: Sequence[int]) -> str:
+def _common_role(tree: StackTree, members: Sequence[int]) -> str:
     roles = {tree.processes[member].role for member in members}
     role = roles.pop() if len(roles) == 1 else ""
     return "" if role == "rank" else clean(role)
 
 
-def _ranks(tree: StackTree, ends: Sequence[int]) -> tuple[int, ...]:
-    # In several jobs, a number does not tell who is meant.
-    if len(ends) > _MOST_RANKS or tree.has_jobs:
+def _end_ranks(tree: StackTree, ends: Sequence[int]) -> tuple[int, ...]:
+    # With several jobs, a rank is ambiguous.
+    if len(ends) > _MAX_RANKS or tree.has_jobs:
         return ()
 
     found = {tree.processes[member].rank for member in ends}
     return tuple(sorted(rank for rank in found if rank is not None))
 
 
-def _rest(tree: StackTree, heads: Sequence[int]) -> str:
+def _rest_text(tree: StackTree, heads: Sequence[int]) -> str:
     if not heads:
         return ""
 
     members = sorted({m for head in heads for m in tree.members[head]})
-    number = _count(len(heads), "more branch")
-    return f"{number}: {who_text(tree, members)}"
+    number = _count_text(len(heads), "more branch")
+    return f"{number}: {members_text(tree, members)}"
 
 
-def _count(number: int, what: str) -> str:
+def _count_text(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 'es'}"

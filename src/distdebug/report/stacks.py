@@ -1,8 +1,7 @@
 """
-Where is every process, on one page?
+Build the section on stacks: merged tree, threads, downloads.
 
-The merged stacks are cut into branches and lines that a page can hold, however
-many processes there are and however deep they are.
+Its size stays bounded for any number of processes and any depth.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from .._text import clean
-from ..diagnosis import Seen, all_stacks, seen_by
+from ..diagnosis import DiagnosisInputs, combine_stacks, inputs_of
 from ..findings import Diagnosis
 from ..stacks import (
     ProcessStacks,
@@ -23,31 +22,27 @@ from ..stacks import (
     is_native,
     is_own,
     merge_stacks,
-    short_name,
+    short_kernel_name,
     to_collapsed,
     to_speedscope,
 )
 from .format import Section
-from .stack_tree import absent_from, cut_tree, line_of
+from .stack_tree import build_picture, describe_absent, frame_line
 
 
-# A stack is written out once per place, so a deep tree would be large.
-_MOST_FRAMES = 20_000
-_MOST_CHARACTERS = 400_000
+# Downloads repeat the whole stack per leaf, so a deep tree is too large.
+_MAX_DOWNLOAD_FRAMES = 20_000
+_MAX_DOWNLOAD_SIZE = 400_000
 
 
-def downloads_of(tree: StackTree) -> Mapping[str, str]:
+def make_downloads(tree: StackTree) -> Mapping[str, str]:
     """
-    Which files for other tools can be made of this tree?
-
-    Args:
-        tree: The merged stacks.
+    Export the merged stacks for other tools.
 
     Returns:
-        Texts by name of file; those that are too large for a page are left
-        out.
+        Texts by file name, without those too large for a page.
     """
-    if _frames(tree) > _MOST_FRAMES:
+    if _count_frames(tree) > _MAX_DOWNLOAD_FRAMES:
         return {}
 
     texts = {
@@ -57,11 +52,11 @@ def downloads_of(tree: StackTree) -> Mapping[str, str]:
     return {
         name: text
         for name, text in texts.items()
-        if len(text) <= _MOST_CHARACTERS
+        if len(text) <= _MAX_DOWNLOAD_SIZE
     }
 
 
-def _frames(tree: StackTree) -> int:
+def _count_frames(tree: StackTree) -> int:
     depths: list[int] = []
     for parent in tree.parents:
         depths.append(depths[parent] + 1 if parent >= 0 else 1)
@@ -69,35 +64,25 @@ def _frames(tree: StackTree) -> int:
     return sum(depth for depth, members in ends if members)
 
 
-def processes_seen(seen: Seen) -> tuple[ProcessStacks, ...]:
+def collect_processes(inputs: DiagnosisInputs) -> tuple[ProcessStacks, ...]:
     """
-    Whose stacks are known?
+    Return the captured processes, and sidecar stacks of all other ranks.
 
     Args:
-        seen: What a diagnosis was made from.
+        inputs: Evidence behind the diagnosis.
+    """
+    if inputs.flight is None:
+        return inputs.stacks
+
+    return combine_stacks(inputs.flight.dumps, inputs.stacks)
+
+
+def find_culprits(diagnosis: Diagnosis, tree: StackTree) -> frozenset[int]:
+    """
+    Find the processes that the verdict blames, by rank or by evidence.
 
     Returns:
-        What was captured from outside; of ranks of which nothing was, what
-        they noted of themselves.
-    """
-    if seen.flight is None:
-        return seen.stacks
-
-    return all_stacks(seen.flight.dumps, seen.stacks)
-
-
-def culprits_of(diagnosis: Diagnosis, tree: StackTree) -> frozenset[int]:
-    """
-    Which of these processes does the verdict blame?
-
-    Args:
-        diagnosis: Its verdict names ranks; in its evidence, processes
-            without one.
-
-    tree: Who was merged.
-
-    Returns:
-        Positions in the tree's *processes*; nobody if nothing is wrong.
+        Positions in the tree's *processes*; empty if nothing is wrong.
     """
     if diagnosis.is_healthy:
         return frozenset()
@@ -107,36 +92,40 @@ def culprits_of(diagnosis: Diagnosis, tree: StackTree) -> frozenset[int]:
         (e.source, e.location.partition(",")[0])
         for e in diagnosis.verdict.evidence
     }
-    jobs = {p.job for p in tree.processes if (p.source, _name_of(p)) in quoted}
-    is_told = tree.has_jobs and jobs
+    jobs = {
+        p.job
+        for p in tree.processes
+        if (p.source, _evidence_name(p)) in quoted
+    }
+    is_by_job = tree.has_jobs and jobs
     return frozenset(
         member
         for member, process in enumerate(tree.processes)
-        if (not is_told or process.job in jobs)
+        if (not is_by_job or process.job in jobs)
         and (
             process.rank in blamed
             if process.rank is not None
-            else (process.source, _name_of(process)) in quoted
+            else (process.source, _evidence_name(process)) in quoted
         )
     )
 
 
-def _name_of(process: ProcessStacks) -> str:
-    # As quotes of stacks call it.
+def _evidence_name(process: ProcessStacks) -> str:
+    # The same name as in the evidence of findings.
     if process.rank is None:
         return f"pid {process.pid}"
     return f"rank {process.rank}"
 
 
-# Numbers in all stacks, and in all sets of threads.
-_THREADS_MOST_FRAMES = 60_000
-_MOST_THREADS = 60_000
-# Of one stack, from its outer and from its inner end.
-_MOST_OF_STACK = 100
-_MOST_OF_PROCESS = 200
-_MOST_KERNELS = 4
+# Limits of frame numbers in all stacks, and of threads in all sets.
+_MAX_STORED_FRAMES = 60_000
+_MAX_STORED_THREADS = 60_000
+# Limit of frames from each end of a stack.
+_MAX_STACK_END = 100
+_MAX_PROCESS_THREADS = 200
+_MAX_KERNELS = 4
 
-_STATES = {
+_STATE_NAMES = {
     "D": "waits in the kernel",
     "R": "running",
     "S": "sleeps",
@@ -147,28 +136,30 @@ _OWN, _NATIVE = 1, 2
 _BACKGROUND, _MAIN = 1, 2
 
 
-def threads_of(tree: StackTree, first: AbstractSet[int]) -> dict[str, Any]:
+def build_thread_tables(
+    tree: StackTree, preferred: AbstractSet[int]
+) -> dict[str, Any]:
     """
-    What do all threads of each process do?
+    Build tables of all threads of each process.
 
     Args:
-        tree: Knows the processes.
+        tree: The merged stacks.
 
-        first: Who is kept if there is not room for all.
+        preferred: Processes to store first if space is short.
 
     Returns:
-        Tables that refer to each other, and columns with one value for each
-        process; its *set* is -1 if there was no room for its threads.
+        Tables that refer to each other, and columns with one value per
+        process; *set* is -1 for a process whose threads did not fit.
     """
-    tables = _Tables()
+    tables = _ThreadTables()
     size = len(tree.processes)
     sets = [-1] * size
     for member in (
-        *sorted(first),
-        *(m for m in range(size) if m not in first),
+        *sorted(preferred),
+        *(m for m in range(size) if m not in preferred),
     ):
         if tables.has_room:
-            sets[member] = tables.set_of(tree.processes[member])
+            sets[member] = tables.add_process(tree.processes[member])
     texts = tables.texts
     return {
         "rank": [p.rank for p in tree.processes],
@@ -181,9 +172,9 @@ def threads_of(tree: StackTree, first: AbstractSet[int]) -> dict[str, Any]:
     }
 
 
-class _Numbers:
+class _Numbering:
     """
-    Things in the order in which they were first seen.
+    Numbers for distinct things, in order of appearance.
     """
 
     def __init__(self) -> None:
@@ -191,56 +182,56 @@ class _Numbers:
 
     def number(self, thing: Hashable) -> int:
         """
-        The number of a thing, from 0.
+        Return the number of a thing, from 0.
         """
         return self.found.setdefault(thing, len(self.found))
 
 
-class _Tables:
+class _ThreadTables:
     """
-    Tables that grow.
+    Growing tables of texts, frames, stacks, and threads.
     """
 
     def __init__(self) -> None:
-        self.texts = _Numbers()
-        self._frames = _Numbers()
-        self._stacks = _Numbers()
-        self._threads = _Numbers()
-        self._sets = _Numbers()
+        self.texts = _Numbering()
+        self._count_frames = _Numbering()
+        self._stacks = _Numbering()
+        self._threads = _Numbering()
+        self._sets = _Numbering()
         self._seen: dict[tuple[object, ...], int] = {}
         self._written: dict[StackFrame, int] = {}
-        self._room = [_THREADS_MOST_FRAMES, _MOST_THREADS]
+        self._room = [_MAX_STORED_FRAMES, _MAX_STORED_THREADS]
 
     @property
     def has_room(self) -> bool:
         """
-        Whether one more process may be kept.
+        Return whether another process fits.
         """
         return min(self._room) > 0
 
     def columns(self) -> dict[str, list[Any]]:
         """
-        All tables, as JSON knows them.
+        Return all tables as JSON data.
         """
         return {
             "texts": list(self.texts.found),
-            "frames": list(self._frames.found),
+            "frames": list(self._count_frames.found),
             "stacks": list(self._stacks.found),
             "threads": list(self._threads.found),
             "sets": list(self._sets.found),
         }
 
-    def set_of(self, process: ProcessStacks) -> int:
+    def add_process(self, process: ProcessStacks) -> int:
         """
-        The number of all threads of a process, and what its GPUs run.
+        Add the threads and GPU kernels of a process, and return their number.
         """
         main = process.main_thread
-        chosen = process.threads[:_MOST_OF_PROCESS]
+        chosen = process.threads[:_MAX_PROCESS_THREADS]
         threads = [self._thread(t, is_main=t is main) for t in chosen]
         left_out = len(process.threads) - len(chosen)
         kernels = tuple(
-            self.texts.number(clean(short_name(k)))
-            for k in process.kernels[:_MOST_KERNELS]
+            self.texts.number(clean(short_kernel_name(k)))
+            for k in process.kernels[:_MAX_KERNELS]
         )
         before = len(self._sets.found)
         number = self._sets.number((tuple(threads), left_out, kernels))
@@ -249,11 +240,11 @@ class _Tables:
         return number
 
     def _thread(self, thread: ThreadStack, *, is_main: bool) -> int:
-        # Frames that are equal are the same object almost always, and to
-        # compare places in memory is faster.
-        words = tuple(_words(thread, is_main=is_main))
+        # Equal frames are nearly always the same object, and comparing ids is
+        # faster.
+        details = tuple(_thread_details(thread, is_main=is_main))
         places = (*map(id, thread.frames), 0, *map(id, thread.native))
-        key = thread.name, thread.is_main, words, places
+        key = thread.name, thread.is_main, details, places
         if (known := self._seen.get(key)) is not None:
             return known
 
@@ -262,7 +253,7 @@ class _Tables:
         number = self._threads.number(
             (
                 self.texts.number(clean(thread.name)),
-                self.texts.number(" · ".join(words)),
+                self.texts.number(" · ".join(details)),
                 flag,
                 self._stack(thread.frames),
                 self._stack(thread.native),
@@ -272,10 +263,10 @@ class _Tables:
         return number
 
     def _stack(self, frames: tuple[StackFrame, ...]) -> int:
-        # Outermost first, as the merged stacks are drawn.
-        numbers = [self._frame(f) for f in frames[:_MOST_OF_STACK]]
-        more = frames[_MOST_OF_STACK:]
-        outer = more[-_MOST_OF_STACK:]
+        # Outermost first, like the merged stacks.
+        numbers = [self._frame(f) for f in frames[:_MAX_STACK_END]]
+        more = frames[_MAX_STACK_END:]
+        outer = more[-_MAX_STACK_END:]
         if left_out := len(more) - len(outer):
             numbers.append(-left_out)
         numbers += map(self._frame, outer)
@@ -289,18 +280,18 @@ class _Tables:
         if (known := self._written.get(frame)) is not None:
             return known
 
-        line = line_of(frame)
+        line = frame_line(frame)
         flags = _OWN * is_own(frame) | _NATIVE * is_native(frame)
         place = f"{line.folder}{line.place}"
         numbers = self.texts.number(line.name), self.texts.number(place)
-        number = self._frames.number((*numbers, flags))
+        number = self._count_frames.number((*numbers, flags))
         self._written[frame] = number
         return number
 
 
-def _words(thread: ThreadStack, *, is_main: bool) -> Iterator[str]:
+def _thread_details(thread: ThreadStack, *, is_main: bool) -> Iterator[str]:
     """
-    What is known of a thread beside its stack.
+    Yield facts about a thread besides its stack.
     """
     if is_main:
         yield "main"
@@ -313,38 +304,33 @@ def _words(thread: ThreadStack, *, is_main: bool) -> Iterator[str]:
     elif thread.active:
         yield "running"
     elif thread.state:
-        yield _STATES.get(thread.state, f"state {clean(thread.state)}")
+        yield _STATE_NAMES.get(thread.state, f"state {clean(thread.state)}")
 
 
 def stacks_section(diagnosis: Diagnosis) -> Section | None:
     """
-    Where is every process?
+    Return the section on stacks; None if there is no stack.
 
-    Args:
-        diagnosis: Any diagnosis.
-
-    Returns:
-        The merged stacks of the main threads, and all threads of each
-        process for those who ask; None if there is no stack at all.
+    Shows the merged stacks of main threads, and all threads on demand.
     """
-    tree = merge_stacks(processes_seen(seen_by(diagnosis)))
+    tree = merge_stacks(collect_processes(inputs_of(diagnosis)))
     if not tree.frames:
         return None
 
-    culprits = culprits_of(diagnosis, tree)
-    picture = cut_tree(tree, culprits)
-    downloads = downloads_of(tree)
+    culprits = find_culprits(diagnosis, tree)
+    picture = build_picture(tree, culprits)
+    downloads = make_downloads(tree)
     return Section(
         name="stacks",
         title="Where every process is",
         summary=_summary(tree),
         values={
             "picture": picture,
-            "absent": absent_from(tree),
+            "absent": describe_absent(tree),
             "downloads": tuple(downloads),
         },
         data={
-            **threads_of(tree, culprits),
+            **build_thread_tables(tree, culprits),
             "branch": picture.branch_of,
             "downloads": downloads,
         },

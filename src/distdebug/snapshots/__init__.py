@@ -1,5 +1,5 @@
 """
-Take a snapshot of a job that hangs, and keep it as a bundle on disk.
+Take a snapshot of a hanging job and store it as a bundle on disk.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from .bundle import NodeEntry as NodeEntry
     from .bundle import NodeStatus as NodeStatus
     from .bundle import Part as Part
-    from .bundle import age_s as age_s
+    from .bundle import bundle_age_s as bundle_age_s
     from .bundle import count_parts as count_parts
+    from .bundle import find_taken_part as find_taken_part
     from .bundle import is_done as is_done
-    from .bundle import is_taken as is_taken
     from .bundle import join_bundle as join_bundle
-    from .bundle import lost_part as lost_part
     from .bundle import merge_manifests as merge_manifests
+    from .bundle import missing_part as missing_part
     from .bundle import new_bundle as new_bundle
     from .bundle import node_name as node_name
     from .bundle import parse_manifest as parse_manifest
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from .bundle import read_parts as read_parts
     from .bundle import take_over as take_over
     from .bundle import write_manifest as write_manifest
-    from .collect import UNKNOWN as UNKNOWN
-    from .collect import Collected as Collected
+    from .collect import UNKNOWN_VERDICT as UNKNOWN_VERDICT
+    from .collect import CollectedNode as CollectedNode
     from .collect import Snapshot as Snapshot
     from .collect import collect_node as collect_node
-    from .collect import explain_bundle as explain_bundle
+    from .collect import diagnose_bundle as diagnose_bundle
+    from .collect import distdebug_version as distdebug_version
+    from .collect import failure_reason as failure_reason
     from .collect import preflight as preflight
-    from .collect import reason_of as reason_of
     from .collect import snapshot as snapshot
     from .collect import snapshot_everywhere as snapshot_everywhere
-    from .collect import version as version
-    from .debug_server import keep_debug_server as keep_debug_server
-    from .node import MOST_BYTES as MOST_BYTES
-    from .node import ask_ranks as ask_ranks
+    from .debug_server import collect_debug_server as collect_debug_server
+    from .node import MAX_DUMP_BYTES as MAX_DUMP_BYTES
+    from .node import collect_dumps as collect_dumps
     from .node import find_dump_dirs as find_dump_dirs
-    from .node import keep_dumps as keep_dumps
-    from .node import keep_facts as keep_facts
-    from .node import keep_tails as keep_tails
-    from .node import own_logs as own_logs
-    from .options import Wanted as Wanted
+    from .node import find_worker_logs as find_worker_logs
+    from .node import request_rank_dumps as request_rank_dumps
+    from .node import save_log_tails as save_log_tails
+    from .node import save_node_facts as save_node_facts
+    from .options import SnapshotOptions as SnapshotOptions
 else:
     from .._lazy import lazy_names
 

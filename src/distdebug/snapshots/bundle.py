@@ -1,9 +1,8 @@
 """
-Which folder does a snapshot go to, so that none touches another?
+Make, join, and read snapshot bundles: folders, markers, manifests.
 
-Many take part in one of a job on many nodes, and they know nothing of each
-other but the folder.  Whoever makes a folder has it: that is the only lock that
-every file system has.
+Processes on many nodes share a bundle, and only its folder connects them.
+Creating a folder is the lock, because every file system supports it.
 """
 
 from __future__ import annotations
@@ -39,44 +38,43 @@ from ..errors import BundleError, ConfigError
 from ..findings import Missing
 
 
-# There while a snapshot is taken; still there if that was killed.
-MARK = ".unfinished"
+# Exists while a snapshot is in progress, or if it was killed.
+IN_PROGRESS_MARKER = ".unfinished"
 
-# Names of nodes never begin like these.
-_RUN = ".run"
-_HEIR = ".heir"
-_MOST_BYTES = 1 << 20
-_TAKEN = {errno.EEXIST, errno.ENOTEMPTY}
+# No node name begins with a dot.
+_RUN_FILE = ".run"
+_TAKEOVER = ".heir"
+_MAX_RUN_BYTES = 1 << 20
+_EXISTS_ERRNOS = {errno.EEXIST, errno.ENOTEMPTY}
 
 
-def set_mark(bundle: Path, host: str, run: str | None) -> bool:
+def set_in_progress_marker(bundle: Path, host: str, run: str | None) -> bool:
     """
-    Say that a snapshot is taken, unless somebody says so already.
+    Mark a bundle as in progress, unless it is marked already.
 
     Args:
         bundle: Its folder.
 
-        host: The node that begins it, and is the one to finish it.
+        host: The node that begins it, and finishes it.
 
-        run: What tells the run of the job from others; ``None`` if nobody is
-            to take part.
+        run: Identifies the run of the job; ``None`` if no other node may join.
 
     Returns:
-        Whether it is ours.
+        Whether this call set the marker.
 
     Raises:
         OSError: It cannot be written.
     """
-    mark = bundle / MARK
-    draft = bundle / f"{MARK}.{secrets.token_hex(8)}"
+    marker = bundle / IN_PROGRESS_MARKER
+    draft = bundle / f"{IN_PROGRESS_MARKER}.{secrets.token_hex(8)}"
     try:
         draft.mkdir(mode=0o700)
-        _note(draft, host, run)
-        # Over another mark that says anything, that fails.
-        draft.rename(mark)
+        _write_marker_files(draft, host, run)
+        # Renaming over another marker fails, because it is not empty.
+        draft.rename(marker)
     except OSError as exc:
         shutil.rmtree(draft, ignore_errors=True)
-        if exc.errno in _TAKEN or os.path.lexists(mark):
+        if exc.errno in _EXISTS_ERRNOS or os.path.lexists(marker):
             return False
         raise
 
@@ -85,75 +83,57 @@ def set_mark(bundle: Path, host: str, run: str | None) -> bool:
 
 def take_over(bundle: Path, host: str) -> bool:
     """
-    Become the one to finish a snapshot whose first node died.
-
-    Args:
-        bundle: Its folder.
-
-        host: The node that wants to.
+    Take over a snapshot whose first node died.
 
     Returns:
-        Whether it is ours to finish; once for each snapshot, and never of one
-        that is finished.
+        Whether *host* now has to finish it.  Succeeds once per snapshot, and
+        never if it is finished.
     """
-    mark = bundle / MARK
+    marker = bundle / IN_PROGRESS_MARKER
     try:
-        (mark / _HEIR).mkdir(mode=0o700)
-        # If we are killed too, another of this node goes on.
-        (mark / host).touch(mode=0o600)
+        (marker / _TAKEOVER).mkdir(mode=0o700)
+        # If this process is killed too, another one of this node goes on.
+        (marker / host).touch(mode=0o600)
     except OSError:
         return False
 
     return True
 
 
-def unmark(bundle: Path) -> None:
+def remove_in_progress_marker(bundle: Path) -> None:
     """
-    Say that a snapshot is done.
-
-    Args:
-        bundle: Its folder.
+    Mark a bundle as done.
     """
-    shutil.rmtree(bundle / MARK, ignore_errors=True)
+    shutil.rmtree(bundle / IN_PROGRESS_MARKER, ignore_errors=True)
 
 
-def is_begun_by(bundle: Path, host: str) -> bool:
+def is_owned_by(bundle: Path, host: str) -> bool:
     """
-    Find out whether it is on a node to finish a snapshot.
+    Return whether a node began or took over a bundle, and has not finished it.
+    """
+    return os.path.exists(bundle / IN_PROGRESS_MARKER / host)  # noqa: PTH110 never raises
 
-    Args:
-        bundle: Its folder.
 
-        host: The node.
+def read_marker_run(bundle: Path) -> str | None:
+    """
+    Return which run of a job a bundle in progress belongs to.
 
     Returns:
-        Whether it began it, or took it over, and has not finished it.
-    """
-    return os.path.exists(bundle / MARK / host)  # noqa: PTH110 never raises
-
-
-def run_in_mark(bundle: Path) -> str | None:
-    """
-    Read whose snapshot is taken.
-
-    Args:
-        bundle: Its folder.
-
-    Returns:
-        What tells the run of the job from others; ``None`` if there is no
-        mark, or if it does not tell.
+        The run; ``None`` if there is no marker, or it does not say.
     """
     try:
-        data = read_ordinary(bundle / MARK / _RUN, _MOST_BYTES)
+        data = read_ordinary(
+            bundle / IN_PROGRESS_MARKER / _RUN_FILE, _MAX_RUN_BYTES
+        )
         return data.decode("utf-8", "surrogatepass")
     except (OSError, ValueError):
         return None
 
 
-def _note(mark: Path, host: str, run: str | None) -> None:
-    (mark / host).touch(mode=0o600)
+def _write_marker_files(marker: Path, host: str, run: str | None) -> None:
+    (marker / host).touch(mode=0o600)
     if run is not None:
-        (mark / _RUN).write_bytes(run.encode("utf-8", "surrogatepass"))
+        (marker / _RUN_FILE).write_bytes(run.encode("utf-8", "surrogatepass"))
 
 
 NodeStatus = Literal["ok", "partial", "failed"]
@@ -161,26 +141,32 @@ NodeStatus = Literal["ok", "partial", "failed"]
 MANIFEST = "manifest.json"
 
 _SCHEMA = 1
-# One line for each of 100,000 nodes stays below.
-_MANIFEST_MOST_BYTES = 1 << 26
-# What comes of reading data that have another shape.
-_DAMAGE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+# Enough for 100,000 nodes.
+_MAX_MANIFEST_BYTES = 1 << 26
+# What parsing raises on data of another shape.
+_PARSE_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+)
 
 
 @attrs.frozen(kw_only=True)
 class NodeEntry:
     """
-    What came of one node.
+    Result of one node in a manifest.
 
     Attributes:
         host: Its name.
 
-        status: ``"ok"``; ``"partial"`` if something could not be taken;
-            ``"failed"`` if nothing could be.
+        status: ``"ok"``; ``"partial"`` if some evidence is missing;
+            ``"failed"`` if all is.
 
-        seconds: How long it took.
+        seconds: Duration.
 
-        files: How many files are there.
+        files: Number of files.
 
         reason: What went wrong, or ``""``.
     """
@@ -195,23 +181,23 @@ class NodeEntry:
 @attrs.frozen(kw_only=True)
 class Manifest:
     """
-    What is in a snapshot.
+    Contents of a bundle.
 
     Attributes:
-        version: Version of *distdebug* that took it.
+        version: Version of *distdebug* that wrote it.
 
-        created: When, in seconds since 1970.
+        created: Time in seconds since 1970.
 
-        job: What tells the job from others, or ``""``.
+        job: Identifies the job, or ``""``.
 
-        nodes: Every node that was asked.
+        nodes: All nodes that were asked.
 
-        skipped: What is not there, and why.
+        skipped: Missing evidence, and why.
 
-        run: What tells the run of the job from others, or ``""``.
+        run: Identifies the run of the job, or ``""``.
 
-        schema: Version of this layout; it only changes if something is not
-            understood any more.
+        schema: Version of this layout; it changes only if older readers would
+            misread it.
     """
 
     version: str
@@ -224,33 +210,28 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, in the layout of the file.
+        Return plain data, in the layout of the file.
         """
         return {"tool": "distdebug", **attrs.asdict(self)}
 
 
 def is_done(folder: Path) -> bool:
     """
-    Find out whether a snapshot, or the part of a node, is finished.
+    Return whether a bundle, or the part of a node, is finished.
 
-    Args:
-        folder: Its folder.
-
-    Returns:
-        Whether its manifest is there, which comes last.
+    The manifest is written last.
     """
     return os.path.exists(folder / MANIFEST)  # noqa: PTH110 never raises
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """
-    Write the manifest, which ends a snapshot: whole or not at all.
+    Write the manifest atomically, which finishes the bundle.
 
     Args:
-        folder: The folder of the snapshot.
+        folder: The folder of the bundle, or of a part.
 
-        manifest: What is in it.  If it does not tell the run of the job, the
-            mark of the snapshot does.
+        manifest: If it has no run, the run in the marker is added.
 
     Returns:
         The file.
@@ -260,29 +241,23 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """
     path = folder / MANIFEST
     if not manifest.run:
-        manifest = attrs.evolve(manifest, run=_run_of(folder))
+        manifest = attrs.evolve(manifest, run=_find_run(folder))
     text = json.dumps(manifest.to_dict(), indent=1)
     write_whole(path, text.encode())
-    unmark(folder)
+    remove_in_progress_marker(folder)
     return path
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """
-    Read what is in a snapshot.
-
-    Args:
-        folder: The folder of the snapshot.
-
-    Returns:
-        Its manifest.
+    Read the manifest of a bundle.
 
     Raises:
-        BundleError: There is none, or it is not one that can be understood.
+        BundleError: There is none, or it is damaged.
     """
     path = Path(folder) / MANIFEST
     try:
-        return _parse(json.loads(_read(path)))
+        return _parse_data(json.loads(_read_bytes(path)))
     except FileNotFoundError:
         reason = "the snapshot was never finished, or is none"
     except OSError as exc:
@@ -290,55 +265,49 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     except LaterLayoutError as exc:
         msg = f"the manifest in {folder} cannot be read: {exc}"
         raise BundleError(msg, remedy=UPGRADE) from None
-    except _DAMAGE as exc:
-        reason = _damage(exc)
+    except _PARSE_ERRORS as exc:
+        reason = _damage_text(exc)
     msg = f"no manifest in {folder}: {reason}"
     raise BundleError(msg, remedy="distdebug diagnose needs no manifest")
 
 
-def _run_of(folder: Path) -> str:
+def _find_run(folder: Path) -> str:
     """
-    Of a snapshot, or of the one that this is a part of.
+    Return the run in the marker of a bundle, or of the bundle around a part.
     """
-    return run_in_mark(folder) or run_in_mark(folder.parent) or ""
+    return read_marker_run(folder) or read_marker_run(folder.parent) or ""
 
 
 def parse_manifest(data: object) -> Manifest:
     """
-    Understand what somebody else wrote as a manifest.
-
-    Args:
-        data: What was read as JSON.
-
-    Returns:
-        The manifest.
+    Parse the JSON data of a manifest.
 
     Raises:
-        BundleError: It is not one that can be understood.
+        BundleError: It has another layout.
     """
     try:
-        return _parse(data)  # type: ignore[arg-type]
+        return _parse_data(data)  # type: ignore[arg-type]
     except LaterLayoutError as exc:
         raise BundleError(str(exc), remedy=UPGRADE) from None
-    except _DAMAGE as exc:
-        raise BundleError(_damage(exc)) from None
+    except _PARSE_ERRORS as exc:
+        raise BundleError(_damage_text(exc)) from None
 
 
-def _damage(exc: Exception) -> str:
+def _damage_text(exc: Exception) -> str:
     return f"it is damaged ({type(exc).__name__}: {exc})"
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     with open_ordinary(path, "it is not a file") as file:
-        data = file.read(_MANIFEST_MOST_BYTES + 1)
-    if len(data) > _MANIFEST_MOST_BYTES:
+        data = file.read(_MAX_MANIFEST_BYTES + 1)
+    if len(data) > _MAX_MANIFEST_BYTES:
         msg = "it is too large"
         raise ValueError(msg)
 
     return data
 
 
-def _parse(data: dict[str, Any]) -> Manifest:
+def _parse_data(data: dict[str, Any]) -> Manifest:
     if data["tool"] != "distdebug":
         msg = "it was written by something else"
         raise ValueError(msg)
@@ -346,40 +315,40 @@ def _parse(data: dict[str, Any]) -> Manifest:
     check_layout(data["schema"], _SCHEMA)
 
     return Manifest(
-        version=_text(data["version"]),
-        created=_finite(data["created"]),
-        job=_text(data["job"]),
-        nodes=tuple(map(_node, data["nodes"])),
-        skipped=tuple(map(_missing, data["skipped"])),
-        run=_text(data.get("run", "")),
+        version=_check_text(data["version"]),
+        created=_check_finite(data["created"]),
+        job=_check_text(data["job"]),
+        nodes=tuple(map(_parse_node, data["nodes"])),
+        skipped=tuple(map(_parse_missing, data["skipped"])),
+        run=_check_text(data.get("run", "")),
     )
 
 
-def _node(row: dict[str, Any]) -> NodeEntry:
+def _parse_node(row: dict[str, Any]) -> NodeEntry:
     if row["status"] not in get_args(NodeStatus):
         msg = "a node has no status"
         raise ValueError(msg)
 
     return NodeEntry(
-        host=_text(row["host"]),
+        host=_check_text(row["host"]),
         status=row["status"],
-        seconds=_finite(row["seconds"]),
+        seconds=_check_finite(row["seconds"]),
         files=int(row["files"]),
-        reason=_text(row["reason"]),
+        reason=_check_text(row["reason"]),
     )
 
 
-def _missing(row: dict[str, Any]) -> Missing:
+def _parse_missing(row: dict[str, Any]) -> Missing:
     rank, source = row["rank"], row["source"]
     return Missing(
-        what=_text(row["what"]),
-        reason=_text(row["reason"]),
+        what=_check_text(row["what"]),
+        reason=_check_text(row["reason"]),
         rank=None if rank is None else int(rank),
-        source=None if source is None else _text(source),
+        source=None if source is None else _check_text(source),
     )
 
 
-def _finite(value: Any) -> float:
+def _check_finite(value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
         msg = "there is no number where one is expected"
@@ -388,7 +357,7 @@ def _finite(value: Any) -> float:
     return number
 
 
-def _text(value: object) -> str:
+def _check_text(value: object) -> str:
     if not isinstance(value, str):
         msg = "there is no text where one is expected"
         raise TypeError(msg)
@@ -396,27 +365,26 @@ def _text(value: object) -> str:
     return value
 
 
-_NAMES = ("DISTDEBUG_NODE", "SLURMD_NODENAME")
-# A file system takes 255 bytes, and we add to them.
-_MOST_NAME = 100
-_MOST_NAME_BYTES = 200
-# Clocks of nodes differ; what is later than this was set by somebody.
-_MOST_SKEW_S = 60.0
+_NAME_VARIABLES = ("DISTDEBUG_NODE", "SLURMD_NODENAME")
+# File systems allow 255 bytes, and suffixes are added.
+_MAX_NAME = 100
+_MAX_NAME_BYTES = 200
+# Clocks of nodes differ by at most this; a later time is not true.
+_MAX_SKEW_S = 60.0
 
 
 @attrs.frozen(kw_only=True)
 class Part:
     """
-    The part of this node in a snapshot of many.
+    Part of this node in a bundle of many nodes.
 
     Attributes:
         bundle: The folder of all nodes.
 
-        folder: The folder of this one; ``None`` if somebody else of this node
-            has taken its part already.
+        folder: The folder of this node; ``None`` if another process of this
+            node has finished its part.
 
-        is_first: Whether this node made the folder of all nodes, and is the
-            one to finish it.
+        is_first: Whether this node made the bundle, and has to finish it.
     """
 
     bundle: Path
@@ -426,50 +394,53 @@ class Part:
 
 def node_name() -> str:
     """
-    What is this node called?
+    Return the name of this node, usable as the name of a folder.
 
-    Returns:
-        The name that whoever sent us here, or Slurm, knows; or else that of
-        the host.
+    The launcher or Slurm gives it in a variable; the host name is the
+    fallback.
     """
-    name = next(filter(None, map(os.environ.get, _NAMES)), "")
-    name = clean(name or socket.gethostname(), limit=_MOST_NAME)
-    name = name.encode()[:_MOST_NAME_BYTES].decode(errors="ignore")
+    name = next(filter(None, map(os.environ.get, _NAME_VARIABLES)), "")
+    name = clean(name or socket.gethostname(), limit=_MAX_NAME)
+    name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
     return name.replace("/", "_").lstrip(".") or "unknown"
 
 
 def new_bundle(output_dir: str | os.PathLike[str]) -> Path:
     """
-    Make the folder of a snapshot, for its owner alone.
+    Make the folder of a bundle, readable by its owner only.
 
-    An earlier snapshot is never touched, also if two are taken at once.
+    Never reuses the folder of another snapshot, even if two start at once.
 
     Args:
-        output_dir: The folder that is wanted.
+        output_dir: The requested folder.
 
     Returns:
         *output_dir* if it is new or empty; or else ``OUTPUT_DIR.2``, and so
         on.
 
     Raises:
-        ConfigError: It cannot be meant as a folder.
+        ConfigError: The path has no name, or is not a folder.
 
         OSError: It cannot be made.
     """
-    _check(os.fspath(output_dir))
+    _check_output_dir(os.fspath(output_dir))
     host = node_name()
     return next(
-        folder for folder in _names(output_dir) if _claim(folder, host, None)
+        folder
+        for folder in _candidate_folders(output_dir)
+        if _claim_folder(folder, host, None)
     )
 
 
-def _check(wanted: str) -> None:
+def _check_output_dir(output_dir: str) -> None:
     remedy = "name a folder that is not there yet, such as ./hang"
-    if not wanted or not _has_name(Path(wanted).absolute()):
-        msg = f"{wanted!r} cannot be the folder of a snapshot: it has no name"
+    if not output_dir or not _has_name(Path(output_dir).absolute()):
+        msg = f"{output_dir!r} cannot be the folder of a snapshot: it has no name"
         raise ConfigError(msg, remedy=remedy)
-    if "\0" in wanted or (os.path.lexists(wanted) and not _is_dir(wanted)):
-        msg = f"{wanted!r} cannot be the folder of a snapshot: it is no folder"
+    if "\0" in output_dir or (
+        os.path.lexists(output_dir) and not _is_dir(output_dir)
+    ):
+        msg = f"{output_dir!r} cannot be the folder of a snapshot: it is no folder"
         raise ConfigError(msg, remedy=remedy)
 
 
@@ -479,127 +450,122 @@ def join_bundle(
     *,
     run: str,
     window_s: float,
-    but: frozenset[Path] = frozenset(),
+    excluded: frozenset[Path] = frozenset(),
 ) -> Part:
     """
-    Take part in the snapshot that others of the job take now, or begin one.
+    Join the snapshot that other nodes of the job take, or begin one.
 
     Args:
-        output_dir: The folder that is wanted; the same on all nodes.
+        output_dir: The requested folder; the same on all nodes.
 
         host: The name of this node.
 
-        run: What tells this run of the job from other runs and other jobs:
-            their snapshots are left to them.
+        run: Identifies this run of the job.  Bundles of other runs and jobs
+            are left alone.
 
-        window_s: How many seconds ago the others may have begun or ended; who
-            ended earlier looked at something else.  Of this node nobody else
-            may be at work: what is not done here is taken to be dead.
+        window_s: Maximum age, in seconds, of a bundle to join; an older one is
+            of another hang.  No other process of this node may be at work: an
+            unfinished part of *host* counts as dead.
 
-        but: Snapshots to take no part in, because we did so before.
-
-    Returns:
-        What is ours of it.
+        excluded: Bundles not to join, because this process did so before.
 
     Raises:
         OSError: It cannot be made.
     """
-    for bundle in _names(output_dir):
-        if bundle in but:
+    for bundle in _candidate_folders(output_dir):
+        if bundle in excluded:
             continue
-        is_first = _claim(bundle, host, run)
-        if is_first or _is_of(bundle, run, window_s):
+        is_first = _claim_folder(bundle, host, run)
+        if is_first or _is_active_for_run(bundle, run, window_s):
             folder = _claim_part(bundle, host)
             return Part(
                 bundle=bundle,
                 folder=folder,
-                # Whoever of this node began it was killed.
-                is_first=is_first or _is_left(bundle, host),
+                # An earlier process of this node began it and was killed.
+                is_first=is_first or _is_unfinished_by(bundle, host),
             )
 
     raise AssertionError  # the names never end
 
 
-def is_taken(
+def find_taken_part(
     output_dir: str | os.PathLike[str],
     host: str,
     *,
     run: str,
     window_s: float,
-    but: frozenset[Path] = frozenset(),
+    excluded: frozenset[Path] = frozenset(),
 ) -> Path | None:
     """
-    Find out whether somebody of this node has taken part already.
+    Find the bundle that has a finished part of this node already.
 
     Args:
-        output_dir: As for :func:`join_bundle`, like the others.
+        output_dir: The requested folder; the same on all nodes.
 
         host: The name of this node.
 
-        run: What tells this run of the job from others.
+        run: Identifies this run of the job.
 
-        window_s: How many seconds ago they may have begun or ended.
+        window_s: Maximum age of a bundle, in seconds.
 
-        but: Snapshots that do not count.
+        excluded: Bundles that do not count.
 
     Returns:
-        The folder of all nodes; ``None`` if nobody has, or if this node has
-        begun it and did not finish it.
+        The folder of all nodes; ``None`` if there is none, or if this node
+        still has to finish it.
     """
-    for bundle in itertools.takewhile(os.path.lexists, _names(output_dir)):
-        if bundle in but or not _is_of(bundle, run, window_s):
+    for bundle in itertools.takewhile(
+        os.path.lexists, _candidate_folders(output_dir)
+    ):
+        if bundle in excluded or not _is_active_for_run(bundle, run, window_s):
             continue
-        # Whoever began it here was killed while it waited for the others.
-        has_part = any(map(is_done, _parts_of(bundle, host)))
-        if has_part and not _is_left(bundle, host):
+        # The process that began it may have been killed while it waited.
+        has_part = any(map(is_done, _part_folders(bundle, host)))
+        if has_part and not _is_unfinished_by(bundle, host):
             return bundle
     return None
 
 
-def age_s(bundle: Path) -> float:
+def bundle_age_s(bundle: Path) -> float:
     """
-    Tell how long ago somebody was at work.
-
-    Args:
-        bundle: The folder of all nodes.
+    Return the age of a bundle in seconds.
 
     Returns:
         Seconds since it was begun, taken over, or finished, whichever was
-        last; for ever if it is no snapshot, or if its times are not true.
+        last; infinity if it is no bundle, or its times are in the future.
     """
     ages = []
-    for name in (MARK, MANIFEST):
+    for name in (IN_PROGRESS_MARKER, MANIFEST):
         with suppress(OSError):
             age = time.time() - (bundle / name).stat().st_mtime
-            ages.append(age if age > -_MOST_SKEW_S else float("inf"))
+            ages.append(age if age > -_MAX_SKEW_S else float("inf"))
     return min(ages, default=float("inf"))
 
 
-def _names(output_dir: str | os.PathLike[str]) -> Iterator[Path]:
-    wanted = Path(output_dir).absolute()
-    if not _has_name(wanted):
-        raise OSError(errno.EINVAL, "a folder needs a name", str(wanted))
+def _candidate_folders(output_dir: str | os.PathLike[str]) -> Iterator[Path]:
+    target = Path(output_dir).absolute()
+    if not _has_name(target):
+        raise OSError(errno.EINVAL, "a folder needs a name", str(target))
 
-    return numbered(wanted)
+    return numbered(target)
 
 
 def _has_name(path: Path) -> bool:
     return path.name not in {"", ".."}
 
 
-def _is_of(bundle: Path, run: str, window_s: float) -> bool:
+def _is_active_for_run(bundle: Path, run: str, window_s: float) -> bool:
     """
-    Whether those of a run are at work there, or were just now.
+    Return whether nodes of a run work on a bundle, or did until just now.
     """
-    if age_s(bundle) > window_s:
+    if bundle_age_s(bundle) > window_s:
         return False
 
-    # In this order: whoever finishes it writes the one, and then removes the
-    # other.
-    told = run_in_mark(bundle)
+    # In this order: finishing writes the manifest, then removes the marker.
+    active_run = read_marker_run(bundle)
     with suppress(BundleError):
-        told = read_manifest(bundle).run
-    return told == run
+        active_run = read_manifest(bundle).run
+    return active_run == run
 
 
 def _claim_part(bundle: Path, host: str) -> Path | None:
@@ -613,39 +579,41 @@ def _claim_part(bundle: Path, host: str) -> Path | None:
     raise AssertionError  # the names never end
 
 
-def _parts_of(bundle: Path, host: str) -> Iterator[Path]:
+def _part_folders(bundle: Path, host: str) -> Iterator[Path]:
     """
-    The folders of a node.
+    Yield the folders of a node.
     """
     return itertools.takewhile(os.path.lexists, numbered(bundle / host))
 
 
-def _is_left(bundle: Path, host: str) -> bool:
+def _is_unfinished_by(bundle: Path, host: str) -> bool:
     """
-    Whether it is on this node to finish it.
+    Return whether a node has to finish a bundle.
     """
-    return is_begun_by(bundle, host) and not is_done(bundle)
+    return is_owned_by(bundle, host) and not is_done(bundle)
 
 
 def _is_dir(path: str) -> bool:
     return os.path.isdir(path)  # noqa: PTH112 never raises
 
 
-def _claim(folder: Path, host: str, run: str | None) -> bool:
+def _claim_folder(folder: Path, host: str, run: str | None) -> bool:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_empty(folder) or not set_mark(folder, host, run):
+        if not _is_empty(folder) or not set_in_progress_marker(
+            folder, host, run
+        ):
             return False
-    except FileExistsError:  # it is a file
+    except FileExistsError:  # the path is a file
         return False
 
-    # Somebody may have begun and ended since it was seen to be empty; what
-    # else is there now is by those who join us.
+    # Another process may have finished a snapshot since the folder was empty;
+    # other new files are from nodes that join this one.
     if is_done(folder):
-        unmark(folder)
+        remove_in_progress_marker(folder)
         return False
 
-    # It may have been made with wider permissions by somebody else.
+    # Another process may have made it with wider permissions.
     with suppress(OSError):
         folder.chmod(0o700)
     return True
@@ -653,73 +621,66 @@ def _claim(folder: Path, host: str, run: str | None) -> bool:
 
 def _is_empty(folder: Path) -> bool:
     """
-    Whether nothing is there but what others write who want it too.
+    Return whether a folder is empty, except for drafts of markers.
     """
     try:
         names = os.listdir(folder)  # noqa: PTH208 only names
-    except PermissionError:  # it is somebody else's
+    except PermissionError:  # it belongs to another user
         return False
 
-    return all(name.startswith(f"{MARK}.") for name in names)
+    return all(name.startswith(f"{IN_PROGRESS_MARKER}.") for name in names)
 
 
-_NOTHING_KNOWN: Mapping[str, Manifest] = {}
-_UNDONE = "it was not done, or its snapshot was killed"
+_NO_MANIFESTS: Mapping[str, Manifest] = {}
+_UNFINISHED = "it was not done, or its snapshot was killed"
 
 
 def read_parts(
-    folder: Path, *, known: Mapping[str, Manifest] = _NOTHING_KNOWN
+    folder: Path, *, known: Mapping[str, Manifest] = _NO_MANIFESTS
 ) -> list[Manifest]:
     """
-    Read what each node took, of a snapshot that has no manifest yet.
+    Read the manifests of all nodes in a bundle that has none itself.
 
     Args:
         folder: The folder of all nodes.
 
-        known: Manifests that the caller has, by the names of the folders:
-            what counts if one cannot be read, because the disk is full.
+        known: Manifests by folder name, used where one cannot be read, for
+            example because the disk is full.
 
     Returns:
-        Their manifests, by name of the node.  That of one that is not done,
-        or was killed, says so.
+        The manifests, sorted by node.  That of an unfinished part says so.
 
     Raises:
         OSError: The folder cannot be read.
     """
-    return [_read_part(part, known) for part in _parts(folder)]
+    return [_read_part(part, known) for part in _list_parts(folder)]
 
 
 def count_parts(folder: Path) -> tuple[int, int]:
     """
     Count the nodes that take part.
 
-    Args:
-        folder: The folder of all nodes.
-
     Returns:
-        How many are done, and how many are not.
+        The number of finished parts, and of unfinished ones.
 
     Raises:
         OSError: The folder cannot be read.
     """
-    parts = _parts(folder)
+    parts = _list_parts(folder)
     done = [part for part in parts if is_done(part)]
-    # Who was killed, and began once more, does not go on here.
-    dead = {folder / part.name.rpartition(".")[0] for part in done}
-    return len(done), len(set(parts) - set(done) - dead)
+    # A node that was killed and began again left an older, dead part.
+    restarted = {folder / part.name.rpartition(".")[0] for part in done}
+    return len(done), len(set(parts) - set(done) - restarted)
 
 
-def lost_part(node: NodeEntry, remedy: str = "") -> Manifest:
+def missing_part(node: NodeEntry, remedy: str = "") -> Manifest:
     """
-    Say that the part of a node is not there.
+    Return the manifest of a node whose part is missing.
 
     Args:
-        node: The node, and why.
+        node: The node, with the reason.
 
         remedy: What to do about it, or ``""``.
-
-    Returns:
-        A manifest that tells nothing else.
     """
     more = f" (try: {remedy})" if remedy else ""
     reason = f"{node.reason}{more}"
@@ -731,17 +692,14 @@ def merge_manifests(
     manifests: Iterable[Manifest], *, version: str, created: float
 ) -> Manifest:
     """
-    Put together what several nodes took.
+    Merge the manifests of several nodes.
 
     Args:
-        manifests: The manifest of each.
+        manifests: One per node.
 
-        version: Version of *distdebug* that puts it together.
+        version: Version of *distdebug*.
 
-        created: When it was begun, in seconds since 1970.
-
-    Returns:
-        One for all of them.
+        created: When the snapshot began, in seconds since 1970.
     """
     parts = list(manifests)
     jobs = {part.job for part in parts if part.job}
@@ -756,13 +714,13 @@ def merge_manifests(
     )
 
 
-def _parts(folder: Path) -> list[Path]:
+def _list_parts(folder: Path) -> list[Path]:
     with os.scandir(folder) as entries:
         names = sorted(
             entry.name
             for entry in entries
             if entry.is_dir(follow_symlinks=False)
-            and not entry.name.startswith(MARK)
+            and not entry.name.startswith(IN_PROGRESS_MARKER)
         )
     return [folder / name for name in names]
 
@@ -771,9 +729,9 @@ def _read_part(folder: Path, known: Mapping[str, Manifest]) -> Manifest:
     try:
         return read_manifest(folder)
     except BundleError as exc:
-        told = str(exc) if is_done(folder) else _UNDONE
-        return known.get(folder.name) or _unread(folder.name, told)
+        reason = str(exc) if is_done(folder) else _UNFINISHED
+        return known.get(folder.name) or _missing_manifest(folder.name, reason)
 
 
-def _unread(host: str, reason: str) -> Manifest:
-    return lost_part(NodeEntry(host=host, status="partial", reason=reason))
+def _missing_manifest(host: str, reason: str) -> Manifest:
+    return missing_part(NodeEntry(host=host, status="partial", reason=reason))

@@ -1,9 +1,8 @@
 """
-What is there to take from a job on this node, while it still hangs?
+Take a snapshot: collect stacks, dumps, logs, and node facts of a job.
 
-Everything that dies with the job: what the ranks recorded, what they do now,
-what the node tells.  Nobody is stopped for it, unless native stacks are asked
-for.
+Collects on this node or on all nodes while the job hangs, and diagnoses the
+result.  Stops no process unless native stacks or cuda-gdb are requested.
 """
 
 from __future__ import annotations
@@ -48,49 +47,48 @@ from .bundle import (
     Manifest,
     NodeEntry,
     NodeStatus,
-    lost_part,
     merge_manifests,
+    missing_part,
     new_bundle,
     node_name,
     parse_manifest,
     write_manifest,
 )
-from .debug_server import keep_debug_server
+from .debug_server import collect_debug_server
 from .node import (
-    MOST_BYTES,
-    ask_ranks,
+    MAX_DUMP_BYTES,
+    collect_dumps,
     find_dump_dirs,
-    keep_dumps,
-    keep_facts,
-    keep_tails,
-    own_logs,
+    find_worker_logs,
+    request_rank_dumps,
+    save_log_tails,
+    save_node_facts,
 )
-from .options import Wanted
+from .options import SnapshotOptions
 
 
-Tell = Callable[[str, int, int], object]
-Source = Callable[[], tuple[Iterable[Path], Iterable[Missing]]]
+ProgressCallback = Callable[[str, int, int], object]
+EvidenceSource = Callable[[], tuple[Iterable[Path], Iterable[Missing]]]
 
-# A rank that can answer does so at once.
-_ANSWER_S = 10.0
+# A rank that can answer does so within this time.
+_DUMP_ANSWER_S = 10.0
 _FACTS_S = 25.0
-_LEAST_LOGS_S = 5.0
-# How much of the time stacks may take: they take longest, and the rest has to
-# fit behind them.
-_SHARE_OF_STACKS = 0.7
-# How much of the rest a debug server may take.
-_SHARE_OF_SERVER = 0.8
+_MIN_LOGS_S = 5.0
+# Share of the time for stacks, which take longest; the rest must still fit.
+_STACKS_SHARE = 0.7
+# Share of the remaining time for a debug server.
+_SERVER_SHARE = 0.8
 
 
 @attrs.frozen
-class Collected:
+class CollectedNode:
     """
-    What was taken on one node.
+    Evidence collected on one node.
 
     Attributes:
-        manifest: What there is, and what is not.
+        manifest: What was saved, and what is missing.
 
-        findings: What the stacks alone tell.
+        findings: Findings by stacks alone.
     """
 
     manifest: Manifest
@@ -98,128 +96,128 @@ class Collected:
 
 
 @attrs.define
-class _Taking:
+class _Collector:
     """
-    What was taken so far.
+    State of a collection in progress.
     """
 
     folder: Path
     deadline: float
-    tell: Tell
+    tell: ProgressCallback
     files: list[Path] = attrs.Factory(list)
     missing: list[Missing] = attrs.Factory(list)
     workers: tuple[Worker, ...] = ()
-    is_seen: bool = False
+    has_evidence: bool = False
     findings: tuple[Finding, ...] = ()
-    # How much of dumps may still be kept.
-    room: int = MOST_BYTES
+    # How many bytes of dumps may still be copied.
+    dump_bytes_left: int = MAX_DUMP_BYTES
 
     @property
     def left_s(self) -> float:
         """
-        How much time is left, in seconds.
+        Return the time left, in seconds.
         """
         return max(self.deadline - time.monotonic(), 0.0)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """
-        The processes that were looked at.
+        Return the PIDs of the captured processes.
         """
         return tuple(worker.pid for worker in self.workers)
 
-    def take(self, what: str, source: Source) -> int:
+    def collect(self, what: str, source: EvidenceSource) -> int:
         """
-        Take from one source, which may fail alone; and count its files.
+        Collect from one source, and return the number of its files.
+
+        If the source fails, the others go on.
         """
         self.tell(what, 0, 1)
         try:
             files, missing = source()
-        except Exception as exc:  # noqa: BLE001 the others are worth it
-            self.missing.append(Missing(what=what, reason=reason_of(exc)))
+        except Exception as exc:  # noqa: BLE001 other sources may still work
+            self.missing.append(Missing(what=what, reason=failure_reason(exc)))
             return 0
 
-        before = len(self.files)
+        files_before = len(self.files)
         self.files += files
         self.missing += missing
         self.tell(what, 1, 1)
-        return len(self.files) - before
+        return len(self.files) - files_before
 
 
 def collect_node(
     folder: Path,
-    wanted: Wanted,
+    options: SnapshotOptions,
     *,
     host: str,
     is_one_of_many: bool = False,
-    tell: Tell = lambda _stage, _done, _total: None,
-) -> Collected:
+    tell: ProgressCallback = lambda _stage, _done, _total: None,
+) -> CollectedNode:
     """
-    Take everything worth having about the job on this node.
+    Collect all evidence about the job on this node.
 
-    Each part fails alone, and the manifest tells which did.
+    Each source fails alone; the manifest lists what is missing.
 
     Args:
-        folder: Where to; it is there already.
+        folder: Output folder; it must exist.
 
-        wanted: What to take.
+        options: What to collect.
 
         host: The name of this node.
 
-        is_one_of_many: Whether other nodes take part, whose ranks may put
-            their dumps into the same folder: then only those of this node
-            are taken, and the manifest is put beside them.
+        is_one_of_many: Whether other nodes take part too.  Their ranks may
+            share the dump folder, so only dumps of this node are copied.  The
+            manifest is written beside them.
 
-        tell: Called with the stage, and how many of how many are done.
-
-    Returns:
-        What was taken.
+        tell: Called with the stage, the number done, and the total.
     """
     start, created = time.monotonic(), time.time()
-    taking = _Taking(folder, start + wanted.timeout_s, tell)
-    taking.take("stacks", lambda: _stacks(taking, wanted))
-    _take_dumps(taking, wanted, is_one_of_many=is_one_of_many)
-    if wanted.debug_server:
-        _ask_server(taking, wanted.debug_server)
-    facts_s = min(_FACTS_S, taking.left_s)
+    collector = _Collector(folder, start + options.timeout_s, tell)
+    collector.collect("stacks", lambda: _collect_stacks(collector, options))
+    _collect_dumps(collector, options, is_one_of_many=is_one_of_many)
+    if options.debug_server:
+        _collect_debug_server(collector, options.debug_server)
+    facts_s = min(_FACTS_S, collector.left_s)
     facts = folder / "node.json"
-    taking.take("node", lambda: keep_facts(taking.pids, facts, facts_s))
-    taking.take("logs", lambda: _logs(taking, wanted))
+    collector.collect(
+        "node", lambda: save_node_facts(collector.pids, facts, facts_s)
+    )
+    collector.collect("logs", lambda: _collect_logs(collector, options))
 
-    manifest = _manifest(taking, host, created, time.monotonic() - start)
+    manifest = _build_manifest(
+        collector, host, created, time.monotonic() - start
+    )
     if is_one_of_many:
-        manifest = keep_manifest(folder, manifest)
-    return Collected(manifest, taking.findings)
+        manifest = save_manifest(folder, manifest)
+    return CollectedNode(manifest, collector.findings)
 
 
-def _logs(
-    taking: _Taking, wanted: Wanted
+def _collect_logs(
+    collector: _Collector, options: SnapshotOptions
 ) -> tuple[Iterable[Path], Iterable[Missing]]:
     """
-    The logs that were named, and what the workers print into files.
+    Save the ends of the named logs, and of the outputs of workers.
     """
 
-    def keep() -> tuple[Iterable[Path], Iterable[Missing]]:
-        named = [Path(log).absolute() for log in wanted.logs]
-        found = [log for log in own_logs(taking.pids) if log not in named]
-        return keep_tails((*named, *found), taking.folder / "logs")
+    def save_tails() -> tuple[Iterable[Path], Iterable[Missing]]:
+        named = [Path(log).absolute() for log in options.logs]
+        found = [
+            log for log in find_worker_logs(collector.pids) if log not in named
+        ]
+        return save_log_tails((*named, *found), collector.folder / "logs")
 
-    most_s = max(taking.left_s, _LEAST_LOGS_S)
+    most_s = max(collector.left_s, _MIN_LOGS_S)
     try:
-        return in_time(keep, most_s)
+        return in_time(save_tails, most_s)
     except TimeoutError:
         msg = f"they could not be read within {most_s:.0f} s"
         raise TimeoutError(msg) from None
 
 
-def keep_manifest(folder: Path, manifest: Manifest) -> Manifest:
+def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
     """
-    Write a manifest, if that can be done.
-
-    Args:
-        folder: Where to.
-
-        manifest: What there is.
+    Write a manifest, if possible.
 
     Returns:
         The manifest; it says so if it could not be written.
@@ -234,128 +232,130 @@ def keep_manifest(folder: Path, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def reason_of(exc: Exception) -> str:
+def failure_reason(exc: Exception) -> str:
     """
-    Tell in one line why something failed.
-
-    Args:
-        exc: What was raised.
-
-    Returns:
-        What a user understands of it.
+    Return in one line why something failed.
     """
     if isinstance(exc, OSError) and exc.strerror:
         return exc.strerror
 
-    if isinstance(exc, MemoryError):  # which says nothing itself
+    if isinstance(exc, MemoryError):  # its text is empty
         return "there is not enough memory"
     return clean(f"{type(exc).__name__}: {exc}")
 
 
-def version() -> str:
+def distdebug_version() -> str:
     """
-    Tell which *distdebug* this is.
-
-    Returns:
-        Its version.
+    Return the version of *distdebug*.
     """
-    # An import of the package would look like one of all rooms.
+    # The import linter takes a plain import for one of all rooms.
     package = import_module(__package__.partition(".")[0])
     return str(package.__version__)
 
 
-def _stacks(
-    taking: _Taking, wanted: Wanted
+def _collect_stacks(
+    collector: _Collector, options: SnapshotOptions
 ) -> tuple[Iterable[Path], Iterable[Missing]]:
     capture = capture_node(
-        pids=wanted.pids,
-        patterns=wanted.patterns,
-        native=wanted.native,
-        cuda=wanted.cuda,
-        timeout_s=max(taking.left_s * _SHARE_OF_STACKS, 1.0),
-        tell=taking.tell,
+        pids=options.pids,
+        patterns=options.patterns,
+        native=options.native,
+        cuda=options.cuda,
+        timeout_s=max(collector.left_s * _STACKS_SHARE, 1.0),
+        tell=collector.tell,
     )
-    taking.workers = tuple(process.worker for process in capture.processes)
-    taking.is_seen = not capture.is_blind
-    taking.findings = capture.findings
-    written = write_capture(capture, taking.folder)
+    collector.workers = tuple(process.worker for process in capture.processes)
+    collector.has_evidence = not capture.is_blind
+    collector.findings = capture.findings
+    written = write_capture(capture, collector.folder)
     return written.files, written.missing
 
 
-def _take_dumps(
-    taking: _Taking, wanted: Wanted, *, is_one_of_many: bool
+def _collect_dumps(
+    collector: _Collector, options: SnapshotOptions, *, is_one_of_many: bool
 ) -> None:
     """
-    Take what was recorded.
+    Collect dumps.
 
-    That is after the looks: who has waited all the time is stuck, and not
-    merely early.
+    After the stacks: a rank that has waited through both is stuck, not early.
     """
     dump_dirs: dict[Path, tuple[str, ...] | None] = {}
-    if wanted.dump_dir is None:
-        taking.take("folders of dumps", lambda: _told(taking, dump_dirs))
+    if options.dump_dir is None:
+        collector.collect(
+            "folders of dumps",
+            lambda: _find_dump_sources(collector, dump_dirs),
+        )
     else:
-        dump_dirs[wanted.dump_dir] = None
-    ranks = {x.rank for x in taking.workers if x.rank is not None}
-    own = ranks if is_one_of_many else None
-    for number, (dump_dir, starts) in enumerate(dump_dirs.items(), 1):
-        if not taking.left_s:
-            lost = "the time was over"
-            taking.missing.append(
-                Missing(what="dump", reason=lost, source=str(dump_dir))
+        dump_dirs[options.dump_dir] = None
+    ranks = {x.rank for x in collector.workers if x.rank is not None}
+    local_ranks = ranks if is_one_of_many else None
+    for number, (dump_dir, prefixes) in enumerate(dump_dirs.items(), 1):
+        if not collector.left_s:
+            reason = "the time was over"
+            collector.missing.append(
+                Missing(what="dump", reason=reason, source=str(dump_dir))
             )
             continue
         name = (
             "flight_recorder" if number == 1 else f"flight_recorder.{number}"
         )
-        # Each may be silent, and the dumps are still to be copied.
-        seconds = taking.left_s / (len(dump_dirs) - number + 2)
-        place = _Place(dump_dir, starts, taking.folder / name, own)
-        _take_dump_dir(taking, place, min(_ANSWER_S, seconds))
+        # Each folder may not answer, and copying dumps takes time too.
+        seconds = collector.left_s / (len(dump_dirs) - number + 2)
+        source = _DumpSource(
+            dump_dir, prefixes, collector.folder / name, local_ranks
+        )
+        _collect_dump_dir(collector, source, min(_DUMP_ANSWER_S, seconds))
 
 
 @attrs.frozen
-class _Place:
+class _DumpSource:
     """
-    Where dumps are, which they are, and where they go to.
+    A folder of dumps, their name prefixes, and the output folder.
     """
 
     dump_dir: Path
-    starts: tuple[str, ...] | None
+    prefixes: tuple[str, ...] | None
     folder: Path
-    own: set[int] | None
+    local_ranks: set[int] | None
 
 
-def _told(
-    taking: _Taking, dump_dirs: dict[Path, tuple[str, ...] | None]
+def _find_dump_sources(
+    collector: _Collector, dump_dirs: dict[Path, tuple[str, ...] | None]
 ) -> tuple[Iterable[Path], Iterable[Missing]]:
-    dump_dirs.update(find_dump_dirs(taking.pids))
+    dump_dirs.update(find_dump_dirs(collector.pids))
     return (), ()
 
 
-def _take_dump_dir(taking: _Taking, place: _Place, seconds: float) -> None:
-    taking.take(
+def _collect_dump_dir(
+    collector: _Collector, source: _DumpSource, seconds: float
+) -> None:
+    collector.collect(
         "asking for dumps",
         lambda: (
             (),
-            ask_ranks(
-                place.dump_dir, seconds, ranks=place.own, starts=place.starts
+            request_rank_dumps(
+                source.dump_dir,
+                seconds,
+                ranks=source.local_ranks,
+                prefixes=source.prefixes,
             ),
         ),
     )
-    kept = taking.take(
+    count = collector.collect(
         "dumps",
-        lambda: keep_dumps(
-            place.dump_dir,
-            place.folder,
-            taking.deadline,
-            own=place.own,
-            starts=place.starts,
-            most_bytes=taking.room,
+        lambda: collect_dumps(
+            source.dump_dir,
+            source.folder,
+            collector.deadline,
+            local_ranks=source.local_ranks,
+            prefixes=source.prefixes,
+            max_bytes=collector.dump_bytes_left,
         ),
     )
-    taking.room -= sum(map(_size, taking.files[len(taking.files) - kept :]))
-    taking.is_seen = taking.is_seen or kept > 0
+    collector.dump_bytes_left -= sum(
+        map(_size, collector.files[len(collector.files) - count :])
+    )
+    collector.has_evidence = collector.has_evidence or count > 0
 
 
 def _size(path: Path) -> int:
@@ -365,47 +365,49 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _ask_server(taking: _Taking, address: str) -> None:
-    ends = time.monotonic() + taking.left_s * _SHARE_OF_SERVER
-    kept = taking.take(
+def _collect_debug_server(collector: _Collector, address: str) -> None:
+    deadline = time.monotonic() + collector.left_s * _SERVER_SHARE
+    count = collector.collect(
         "debug server",
-        lambda: keep_debug_server(address, taking.folder, ends),
+        lambda: collect_debug_server(address, collector.folder, deadline),
     )
-    taking.is_seen = taking.is_seen or kept > 0
+    collector.has_evidence = collector.has_evidence or count > 0
 
 
-def _manifest(
-    taking: _Taking, host: str, created: float, seconds: float
+def _build_manifest(
+    collector: _Collector, host: str, created: float, seconds: float
 ) -> Manifest:
-    jobs = Counter(worker.job for worker in taking.workers if worker.job)
-    status: NodeStatus = "partial" if taking.missing else "ok"
+    jobs = Counter(worker.job for worker in collector.workers if worker.job)
+    status: NodeStatus = "partial" if collector.missing else "ok"
     node = NodeEntry(
         host=host,
-        status=status if taking.is_seen else "failed",
+        status=status if collector.has_evidence else "failed",
         seconds=round(seconds, 3),
-        files=len(taking.files),
-        reason="" if taking.is_seen else "no worker of a job could be seen",
+        files=len(collector.files),
+        reason=""
+        if collector.has_evidence
+        else "no worker of a job could be seen",
     )
     return Manifest(
-        version=version(),
+        version=distdebug_version(),
         created=created,
         job=next((job for job, _ in jobs.most_common(1)), ""),
         nodes=(node,),
-        skipped=tuple(taking.missing),
+        skipped=tuple(collector.missing),
     )
 
 
 @attrs.frozen
 class Snapshot(Shown):
     """
-    What was taken from a job that runs.
+    Result of a snapshot.
 
     Attributes:
-        folder: Where it is.
+        folder: The folder of the bundle.
 
-        diagnosis: What it tells.
+        diagnosis: The diagnosis.
 
-        manifest: What is in it, and what is not.
+        manifest: What was saved, and what is missing.
     """
 
     folder: Path
@@ -415,13 +417,13 @@ class Snapshot(Shown):
     @property
     def is_blind(self) -> bool:
         """
-        Whether nothing of the job itself could be seen.
+        Return whether nothing of the job itself could be captured.
         """
         return all(node.status == "failed" for node in self.manifest.nodes)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return {
             **self.diagnosis.to_dict(),
@@ -449,52 +451,49 @@ def snapshot(  # noqa: PLR0913 each can be left out
     cuda: bool = False,
     debug_server: str = "",
     timeout_s: float = 120.0,
-    tell: Tell = lambda _stage, _done, _total: None,
+    tell: ProgressCallback = lambda _stage, _done, _total: None,
 ) -> Snapshot:
     """
-    Take everything worth having about the job on this node, and diagnose it.
+    Collect all evidence about the job on this node, and diagnose it.
 
-    Each part fails alone, and the manifest tells which did.  The job goes on
-    as before.
+    Each source fails alone; the manifest lists what is missing.  The job goes
+    on as before.
 
     Args:
-        output_dir: Where to; if something is there already,
-            ``OUTPUT_DIR.2``, and so on.
+        output_dir: Output folder; if it is not empty, ``OUTPUT_DIR.2``, and so
+            on.
 
-        dump_dir: Where the ranks put their Flight Recorder dumps; they are
-            asked for new ones.  By default the ranks themselves tell.
+        dump_dir: Folder of the Flight Recorder dumps; its ranks are asked for
+            new ones.  By default found in the environment of the ranks.
 
-        pids: Which processes; by default the workers that
+        pids: Processes to capture; by default the workers that
             :func:`~distdebug.processes.find.find_workers` finds.
 
         patterns: Regular expressions for the command lines of workers, if
             *pids* is not given.
 
-        logs: Files of which the last MiB is kept.
+        logs: Log files; the last MiB of each is saved.
 
-        native: Whose native stacks to take, which stops a process for a
-            moment; see :func:`~distdebug.capture.node.capture_node`.
+        native: Which processes to take native stacks of; this stops a process
+            for a moment.  See :func:`~distdebug.capture.node.capture_node`.
 
         cuda: Whether to attach cuda-gdb to every process, which stops it for
             seconds.
 
-        debug_server: Where a server of ``torch.distributed.debug`` answers,
-            as ``HOST:PORT``: a further source, about all ranks of the job.
+        debug_server: Address of a ``torch.distributed.debug`` server, as
+            ``HOST:PORT``: one more source, for all ranks of the job.
 
-        timeout_s: How long collecting may take, in seconds.  Killing tools
-            and the diagnosis come on top.
+        timeout_s: Time limit for collecting, in seconds; killing tools and the
+            diagnosis come on top.
 
-        tell: Called with the stage, and how many of how many are done.
-
-    Returns:
-        The diagnosis, and where everything is; it prints itself.
+        tell: Called with the stage, the number done, and the total.
 
     Raises:
         OutputError: The folder cannot be made.
 
         PatternError: A pattern is no regular expression.
     """
-    wanted = Wanted(  # before a folder is made: it may be refused
+    options = SnapshotOptions(  # before the folder is made: it may raise
         dump_dir=dump_dir,
         pids=pids,
         patterns=patterns,
@@ -508,57 +507,58 @@ def snapshot(  # noqa: PLR0913 each can be left out
     with output_to(output_dir):
         bundle = new_bundle(output_dir)
         folder = make_folder(bundle, host)
-    taken = collect_node(folder, wanted, host=host, tell=tell)
+    collected = collect_node(folder, options, host=host, tell=tell)
     tell("diagnosis", 0, 1)
-    return explain_bundle(bundle, taken.manifest, findings=taken.findings)
+    return diagnose_bundle(
+        bundle, collected.manifest, findings=collected.findings
+    )
 
 
-def explain_bundle(
+def diagnose_bundle(
     folder: Path, manifest: Manifest, *, findings: tuple[Finding, ...] = ()
 ) -> Snapshot:
     """
-    Diagnose what all nodes took, and finish the snapshot.
+    Diagnose the evidence of all nodes, and finish the snapshot.
 
     Args:
         folder: The folder of all nodes.
 
-        manifest: What is in it.
+        manifest: What was saved, and what is missing.
 
-        findings: What is known already, in case that nothing could be
-            written.
+        findings: Used if the diagnosis itself fails.
 
     Returns:
-        The snapshot, with its report and its manifest.
+        The snapshot; its report and its manifest are written.
     """
     try:
         diagnosis = diagnose(folder)
-    except Exception as exc:  # noqa: BLE001 what was taken is still there
-        manifest = _without(manifest, "diagnosis", exc)
-        verdict = next(iter(findings), UNKNOWN)
+    except Exception as exc:  # noqa: BLE001 the evidence is still there
+        manifest = _add_missing(manifest, "diagnosis", exc)
+        verdict = next(iter(findings), UNKNOWN_VERDICT)
         diagnosis = Diagnosis(verdict=verdict, findings=findings)
     else:
-        manifest = _report(folder, diagnosis, manifest)
-    return Snapshot(folder, diagnosis, keep_manifest(folder, manifest))
+        manifest = _save_report(folder, diagnosis, manifest)
+    return Snapshot(folder, diagnosis, save_manifest(folder, manifest))
 
 
-def _report(
+def _save_report(
     folder: Path, diagnosis: Diagnosis, manifest: Manifest
 ) -> Manifest:
     text = f"{diagnosis}\n".encode("utf-8", "replace")
     try:
         write_whole(folder / "REPORT.txt", text)
     except OSError as exc:
-        return _without(manifest, "report", exc)
+        return _add_missing(manifest, "report", exc)
 
     return manifest
 
 
-def _without(manifest: Manifest, what: str, exc: Exception) -> Manifest:
-    lost = Missing(what=what, reason=reason_of(exc))
+def _add_missing(manifest: Manifest, what: str, exc: Exception) -> Manifest:
+    lost = Missing(what=what, reason=failure_reason(exc))
     return attrs.evolve(manifest, skipped=(*manifest.skipped, lost))
 
 
-UNKNOWN = Finding(
+UNKNOWN_VERDICT = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
     summary="nothing could be taken that tells what the job does",
@@ -567,36 +567,33 @@ UNKNOWN = Finding(
 )
 
 
-# For starting Python there, and killing tools.
-_MORE_S = 60.0
+# Time for starting Python on a node, and for killing tools.
+_START_UP_S = 60.0
 
 
 def snapshot_everywhere(
     output_dir: str | os.PathLike[str],
     *,
     engine: Engine,
-    tell: Tell = lambda _stage, _done, _total: None,
+    tell: ProgressCallback = lambda _stage, _done, _total: None,
     **options: Any,
 ) -> Snapshot:
     """
-    Take a snapshot on every node of a job, and diagnose all of it.
+    Take a snapshot on every node of a job, and diagnose them together.
 
-    A node that does not answer costs its own part only.
+    A node that does not answer costs only its own part.
 
     Args:
-        output_dir: Where to, on a file system that all nodes share; if
-            something is there already, ``OUTPUT_DIR.2``, and so on.
+        output_dir: Output folder, on a file system that all nodes share; if it
+            is not empty, ``OUTPUT_DIR.2``, and so on.
 
-        engine: What knows the nodes of the job, such as
+        engine: Lists the nodes of the job and runs code on them, such as
             :class:`distdebug.nodes.slurm.Slurm`.
 
-        tell: Called with the stage, and how many of how many are done.
+        tell: Called with the stage, the number done, and the total.
 
-        options: What else :func:`~distdebug.snapshots.collect.snapshot`
-            takes.
-
-    Returns:
-        The diagnosis, and where everything is; it prints itself.
+        options: Further options of
+            :func:`~distdebug.snapshots.collect.snapshot`.
 
     Raises:
         OutputError: The folder cannot be made.
@@ -605,37 +602,41 @@ def snapshot_everywhere(
 
         PatternError: A pattern is no regular expression.
     """
-    wanted, created = Wanted(**options), time.time()
+    snapshot_options, created = SnapshotOptions(**options), time.time()
     with output_to(output_dir):
         folder = new_bundle(output_dir)
     results = run_on_nodes(
-        partial(_take_here, str(folder), wanted),
+        partial(_collect_part, str(folder), snapshot_options),
         engine=engine,
-        timeout_s=wanted.timeout_s + _MORE_S,
+        timeout_s=snapshot_options.timeout_s + _START_UP_S,
         tell=partial(tell, "nodes"),
     )
-    parts = [_part(result) for result in _by_host(results)]
-    manifest = merge_manifests(parts, version=version(), created=created)
+    parts = [_parse_part(result) for result in _by_host(results)]
+    manifest = merge_manifests(
+        parts, version=distdebug_version(), created=created
+    )
     tell("diagnosis", 0, 1)
-    return explain_bundle(folder, manifest)
+    return diagnose_bundle(folder, manifest)
 
 
-def _take_here(folder: str, wanted: Wanted) -> dict[str, Any]:
+def _collect_part(folder: str, options: SnapshotOptions) -> dict[str, Any]:
     """
-    Take the part of one node; runs there.
+    Collect the part of one node; runs on that node.
     """
-    own = make_folder(Path(folder), node_name())
-    taken = collect_node(own, wanted, host=own.name, is_one_of_many=True)
-    return taken.manifest.to_dict()
+    node_folder = make_folder(Path(folder), node_name())
+    collected = collect_node(
+        node_folder, options, host=node_folder.name, is_one_of_many=True
+    )
+    return collected.manifest.to_dict()
 
 
 def _by_host(results: Iterable[NodeResult]) -> list[NodeResult]:
     return sorted(results, key=lambda result: result.host)
 
 
-def _part(result: NodeResult) -> Manifest:
+def _parse_part(result: NodeResult) -> Manifest:
     """
-    What one node took, or why nothing.
+    Return the manifest of one node, or one that says why it is missing.
     """
     reason = result.reason
     try:
@@ -650,17 +651,16 @@ def _part(result: NodeResult) -> Manifest:
         seconds=result.seconds,
         reason=reason,
     )
-    return lost_part(node, result.remedy)
+    return missing_part(node, result.remedy)
 
 
 @attrs.frozen
 class PreflightReport(Shown):
     """
-    What was checked.
+    Result of a preflight check.
 
     Attributes:
-        checks: Every check, with what to do where something is not as it
-            should be.
+        checks: Every check, with a remedy where it failed.
     """
 
     checks: tuple[Check, ...]
@@ -668,19 +668,19 @@ class PreflightReport(Shown):
     @property
     def is_ready(self) -> bool:
         """
-        Whether no check failed.
+        Return whether no check failed.
         """
         return all(check.ok is not False for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return {"ready": self.is_ready, "checks": self.to_records()}
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per check, for a data frame.
+        Return one plain dictionary per check, for a data frame.
         """
         return [attrs.asdict(check) for check in self.checks]
 
@@ -690,11 +690,11 @@ class PreflightReport(Shown):
 
 def preflight() -> PreflightReport:
     """
-    Check whether this node lets us look into the processes of a job.
+    Check whether this node allows capturing the processes of a job.
 
-    It changes nothing, and is done within seconds.
+    Changes nothing, and takes seconds.
 
     Returns:
-        What was found, and what to do about it before a job hangs.
+        All checks, with what to change before a job hangs.
     """
     return PreflightReport(check_capture())

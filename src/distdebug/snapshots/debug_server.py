@@ -1,5 +1,8 @@
 """
-What does a server of ``torch.distributed.debug`` tell about a job?
+Collect stacks and Flight Recorder dumps from torch's debug server.
+
+The server is that of ``torch.distributed.debug``.  Ranks are queried directly;
+its pages serve for the ranks that are not reachable.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ from .._in_time import answers_in_time
 from .._io import is_there, write_whole
 from .._text import clean, reason_of, without_controls
 from ..findings import Missing
-from ..flight_recorder import MOST_RANKS, Sidecar, find_files, write_sidecar
+from ..flight_recorder import MAX_RANKS, Sidecar, find_files, write_sidecar
 from ..ranks import ranks_text
 from ..stacks import ProcessStacks, parse_stacks, stacks_to_json
 
 
-LATE = "no answer in time"
+NO_ANSWER_IN_TIME = "no answer in time"
 
-_PLACE = re.compile(
+_ENDPOINT = re.compile(
     r"(?:http://)?"
     r"(?:\[(?P<six>[0-9A-Fa-f:.]{2,45}(?:%\w{1,15})?)\]"
     r"|(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}))"
@@ -43,13 +46,13 @@ _PLACE = re.compile(
 
 class NoAnswerError(Exception):
     """
-    No answer came that can be used.
+    A server gave no usable answer.
 
     Args:
         reason: Why, in a few words.
 
-        kind: ``"unseen"`` if there was no connection; ``"late"`` if there
-            was, but the time was over; ``"bad"`` if something else came.
+        kind: ``"unseen"`` if no connection was made; ``"late"`` if the answer
+            took too long; ``"bad"`` if it is not usable.
     """
 
     def __init__(
@@ -61,14 +64,12 @@ class NoAnswerError(Exception):
 
 
 @attrs.frozen
-class Place:
+class Endpoint:
     """
-    Where a server listens.
+    Host and port of a server.
 
     Attributes:
-        host: Its name, or its address without brackets.
-
-        port: The number of its port.
+        host: Name, or address without brackets.
     """
 
     host: str
@@ -79,12 +80,9 @@ class Place:
         return f"{host}:{self.port}"
 
 
-class Allowance:
+class ByteBudget:
     """
-    How many bytes may still come, of all servers together.
-
-    Args:
-        size: So many.
+    Limit of received bytes, shared by all servers.
     """
 
     def __init__(self, size: int) -> None:
@@ -93,10 +91,10 @@ class Allowance:
 
     def spend(self, count: int) -> None:
         """
-        Take *count* bytes off; a negative number gives them back.
+        Subtract *count* bytes; a negative number gives them back.
 
         Raises:
-            ValueError: There were not so many.
+            ValueError: The budget is exceeded.
         """
         with self._lock:
             self._left -= count
@@ -105,86 +103,82 @@ class Allowance:
                 raise ValueError(msg)
 
 
-def parse_place(address: str) -> Place:
+def parse_endpoint(address: str) -> Endpoint:
     """
-    Which place does ``HOST:PORT`` mean?
+    Parse ``HOST:PORT``.
 
     Args:
-        address: The host by name or address, one of IPv6 in brackets, and the
-            port; ``http://`` may stand before it.
-
-    Returns:
-        The place.
+        address: Name or address of the host, an IPv6 address in brackets, and
+            the port; a leading ``http://`` is allowed.
 
     Raises:
         ValueError: It is something else.
     """
-    match = _PLACE.fullmatch(address)
+    match = _ENDPOINT.fullmatch(address)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
         msg = f"not HOST:PORT: {clean(address, limit=80)!r}"
         raise ValueError(msg)
 
-    return Place(match["six"] or match["host"], int(match["port"]))
+    return Endpoint(match["six"] or match["host"], int(match["port"]))
 
 
 def fetch(  # noqa: PLR0913 three of them are limits
-    place: Place,
+    endpoint: Endpoint,
     target: str,
     *,
     method: Literal["GET", "POST"] = "GET",
     deadline: float,
-    allowance: Allowance,
-    most: int,
+    byte_budget: ByteBudget,
+    max_bytes: int,
 ) -> str:
     """
-    Ask a server for one thing.
+    Fetch one path from a server.
 
-    Looking up the name of the host cannot be limited: it may take longer.
+    The lookup of the host name has no time limit.
 
     Args:
-        place: Where it listens.
+        endpoint: The server.
 
-        target: What to ask for: path and query.
+        target: Path and query.
 
-        method: How to ask.
+        method: Method of HTTP.
 
-        deadline: When to stop, on the monotonic clock, also if something
-            comes all the time.
+        deadline: When to stop, on the monotonic clock, even if bytes still
+            come.
 
-        allowance: How much may come of all servers together.  What comes and
-            is of no use is given back.
+        byte_budget: Shared limit; bytes of failed answers are given back.
 
-        most: How many bytes this answer may have.
+        max_bytes: Limit of this answer, in bytes.
 
     Returns:
-        What it answered with status 200.
+        The body of an answer with status 200.
 
     Raises:
         NoAnswerError: There is no such answer.
     """
     if time.monotonic() >= deadline:
-        raise NoAnswerError(LATE, "unseen")
+        raise NoAnswerError(NO_ANSWER_IN_TIME, "unseen")
 
     try:
-        connection = _connect(place, deadline)
+        connection = _connect(endpoint, deadline)
     except (OSError, ValueError) as exc:
-        reason = f"no connection: {_words(exc)}"
+        reason = f"no connection: {_error_text(exc)}"
         raise NoAnswerError(reason, "unseen") from None
 
-    source = _Limited(connection, deadline, allowance, most)
+    source = _LimitedStream(connection, deadline, byte_budget, max_bytes)
     with connection:
         try:
-            _send(connection, f"{method} {target}", place, deadline)
-            return _receive(source, method)
+            _send_request(connection, f"{method} {target}", endpoint, deadline)
+            return _read_response(source, method)
         except TimeoutError:
             source.give_back()
-            raise NoAnswerError(LATE, "late") from None
+            raise NoAnswerError(NO_ANSWER_IN_TIME, "late") from None
         except (OSError, ValueError, http.client.HTTPException) as exc:
             source.give_back()
-            raise NoAnswerError(_words(exc), "bad") from None
+            raise NoAnswerError(_error_text(exc), "bad") from None
 
 
-def _words(exc: Exception) -> str:
+def _error_text(exc: Exception) -> str:
     if isinstance(exc, http.client.HTTPException):
         return clean(f"no answer in HTTP: {exc!r}", limit=120)
     return clean(reason_of(exc), limit=120)
@@ -199,11 +193,13 @@ def _left_s(deadline: float) -> float:
     return left
 
 
-def _connect(place: Place, deadline: float) -> socket.socket:
+def _connect(endpoint: Endpoint, deadline: float) -> socket.socket:
     error = OSError("the host has no address")
-    found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    found = socket.getaddrinfo(
+        endpoint.host, endpoint.port, type=socket.SOCK_STREAM
+    )
     for number, (family, kind, protocol, _, address) in enumerate(found):
-        # One that never answers must not take the time of the others.
+        # An address that never answers must leave time for the others.
         share = _left_s(deadline) / (len(found) - number)
         connection = socket.socket(family, kind, protocol)
         try:
@@ -218,39 +214,42 @@ def _connect(place: Place, deadline: float) -> socket.socket:
     raise error
 
 
-def _send(
-    connection: socket.socket, request: str, place: Place, deadline: float
+def _send_request(
+    connection: socket.socket,
+    request: str,
+    endpoint: Endpoint,
+    deadline: float,
 ) -> None:
     connection.settimeout(_left_s(deadline))
     lines = [
         f"{request} HTTP/1.0",
-        f"Host: {place}",
+        f"Host: {endpoint}",
         "Content-Length: 0",
         "Connection: close",
     ]
     connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("ascii"))
 
 
-class _Limited(io.RawIOBase):
+class _LimitedStream(io.RawIOBase):
     """
-    What comes through a connection, as long and as much as is allowed.
+    Stream of a connection with a deadline and a byte limit.
 
-    Time-outs of a socket are for each piece, and a server that sends one byte
-    now and then would hold us for ever.
+    Socket timeouts hold for each read, so a server that sends one byte now and
+    then would never time out.
     """
 
     def __init__(
         self,
         connection: socket.socket,
         deadline: float,
-        allowance: Allowance,
-        most: int,
+        byte_budget: ByteBudget,
+        max_bytes: int,
     ) -> None:
         super().__init__()
         self._connection = connection
         self._deadline = deadline
-        self._allowance = allowance
-        self._most = most
+        self._byte_budget = byte_budget
+        self._max_bytes = max_bytes
         self._spent = 0
 
     def readable(self) -> bool:
@@ -260,35 +259,35 @@ class _Limited(io.RawIOBase):
         self._connection.settimeout(_left_s(self._deadline))
         count = self._connection.recv_into(buffer)
         self._spent += count
-        self._allowance.spend(count)
-        if self._spent > self._most:
-            msg = f"an answer of more than {self._most:,} bytes"
+        self._byte_budget.spend(count)
+        if self._spent > self._max_bytes:
+            msg = f"an answer of more than {self._max_bytes:,} bytes"
             raise ValueError(msg)
 
         return count
 
     def give_back(self) -> None:
         """
-        Let others have what came, because it is of no use.
+        Give back the bytes of a failed answer.
         """
-        self._allowance.spend(-self._spent)
+        self._byte_budget.spend(-self._spent)
         self._spent = 0
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        # All that http.client wants of a socket.
+        # HTTPResponse uses nothing else of a socket.
         return io.BufferedReader(self)
 
 
-def _receive(source: _Limited, method: str) -> str:
+def _read_response(source: _LimitedStream, method: str) -> str:
     as_socket: Any = source
-    # Otherwise Python complains, from 3.14 on, of what it finds half closed.
+    # Python 3.14 warns about a response that is not closed.
     with closing(http.client.HTTPResponse(as_socket, method=method)) as answer:
         answer.begin()
         text = answer.read().decode("utf-8", "replace")
-    return _told(answer, text)
+    return _response_text(answer, text)
 
 
-def _told(response: http.client.HTTPResponse, text: str) -> str:
+def _response_text(response: http.client.HTTPResponse, text: str) -> str:
     if response.status == 200:
         return text
 
@@ -296,93 +295,95 @@ def _told(response: http.client.HTTPResponse, text: str) -> str:
         msg = f"status {response.status}: redirections are not followed"
         raise ValueError(msg)
 
-    # Others send pages, of which nothing can be shown in a line.
+    # Error pages in HTML do not fit into a line.
     is_plain = response.headers.get_content_type() == "text/plain"
-    told = (
+    detail = (
         f": {text}" if is_plain and "Content-Type" in response.headers else ""
     )
-    msg = f"status {response.status}{told}"
+    msg = f"status {response.status}{detail}"
     raise ValueError(msg)
 
 
-_DUMP = re.compile(r'"(?:entries|pg_config|pg_status)"\s*:')
-_ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*\{')
-_SECOND = "only the calls of NCCL are kept; other backends recorded some, too"
-# Of the ranks of a group the last, which is the highest in that of all.
-_MEMBERS = re.compile(
+_DUMP_KEYS = re.compile(r'"(?:entries|pg_config|pg_status)"\s*:')
+_DUMP_ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*\{')
+_SECOND_RECORDER = (
+    "only the calls of NCCL are kept; other backends recorded some, too"
+)
+# Matches the last rank of a group; the highest one in the default group.
+_GROUP_RANKS = re.compile(
     r'"ranks"\s{0,9}:\s{0,9}"?\[(?:[0-9,\s]*[,\s])?([0-9]{1,8})\s{0,9}\]'
 )
-# Hundreds of threads are less; and this text is read here.
-_MOST_OF_STACKS = 1 << 20
-# As long as collecting takes.
-_LATELY_S = 120.0
+# Enough for hundreds of threads; limits the parsing in this process.
+_MAX_STACK_TEXT = 1 << 20
+# The duration of collecting.
+_RECENT_S = 120.0
 
 
 @attrs.define(kw_only=True)
-class Told:
+class RankAnswers:
     """
-    What a rank told, of whatever it was asked.
+    Answers of one rank.
 
     Attributes:
-        place: Where it was asked; ``None`` if that cannot be told.
+        endpoint: Where it was asked; ``None`` if it is not known.
 
-        stacks: What a tool wrote about its stacks, or ``""``.
+        stacks: Output of a stack tool, or ``""``.
 
-        process: What is in it.
+        process: The parsed *stacks*.
 
-        dump: What its Flight Recorder holds, as JSON, or ``""``.
+        dump: Flight Recorder dump as JSON, or ``""``.
 
-        missing: Why it did not tell a ``"stack"`` or a ``"dump"``.
+        missing: Why there is no ``"stack"`` or ``"dump"``.
 
-        late: Which of the two took too long.
+        timed_out: Which of the two took too long.
 
-        is_seen: Whether it could be asked at all.
+        is_reachable: Whether the rank accepted a connection.
 
-        asked: When it was asked, in seconds since 1970.
+        asked_at: Time of the request, in seconds since 1970.
     """
 
-    place: Place | None
+    endpoint: Endpoint | None
     stacks: str = ""
     process: ProcessStacks | None = None
     dump: str = ""
     missing: dict[str, str] = attrs.Factory(dict)
-    late: set[str] = attrs.Factory(set)
-    is_seen: bool = True
-    asked: float = attrs.Factory(time.time)
+    timed_out: set[str] = attrs.Factory(set)
+    is_reachable: bool = True
+    asked_at: float = attrs.Factory(time.time)
 
-    def hear(self, what: str, text: str) -> None:
+    def add_answer(self, what: str, text: str) -> None:
         """
-        Take an answer, if it is one.
+        Store an answer, if it is usable.
 
-        The first with stacks counts; and the first dump that holds calls, so
-        that of two recorders all ranks tell the same.
+        Keeps the first stacks, and the first dump that holds calls, so that
+        all ranks use the same one of two recorders.
 
         Args:
             what: ``"stack"`` or ``"dump"``.
 
-            text: What came.
+            text: The body of the answer.
         """
-        said = f"an answer that holds none: {clean(text, limit=80)!r}"
+        reason = f"an answer that holds none: {clean(text, limit=80)!r}"
         if what == "stack":
             if self.process is not None:
                 return
-            self.process = process_in(text)
+            self.process = parse_process(text)
             if self.process is None:
-                self.miss(what, said)
+                self.note_missing(what, reason)
             else:
                 self.stacks = text
                 self.missing.pop(what, None)
-        elif not is_dump(text):
-            self.miss(what, said)
+        elif not is_dump_json(text):
+            self.note_missing(what, reason)
         elif not _has_calls(self.dump) and (_has_calls(text) or not self.dump):
             self.dump = text
             self.missing.pop(what, None)
         elif _has_calls(text):
-            self.missing[what] = _SECOND
+            self.missing[what] = _SECOND_RECORDER
 
-    def miss(self, what: str, reason: str) -> None:
+    def note_missing(self, what: str, reason: str) -> None:
         """
-        Note why there was no answer, unless there is another.
+        Note why there is no answer, unless there is another one.
 
         Args:
             what: ``"stack"`` or ``"dump"``.
@@ -391,24 +392,24 @@ class Told:
         """
         if not (self.process if what == "stack" else self.dump):
             known = self.missing.get(what, "")
-            # That there is no such question says nothing of the rank.
+            # Status 404 only says that torch has no such handler.
             if not known or known.startswith("status 404"):
                 self.missing[what] = reason
             elif reason not in known:
                 self.missing[what] = f"{known}; {reason}"
 
 
-def process_in(text: str) -> ProcessStacks | None:
+def parse_process(text: str) -> ProcessStacks | None:
     """
-    Which process is in an answer about stacks?
+    Parse the process in an answer about stacks.
 
     Args:
-        text: The answer; it may as well say that there is no py-spy.
+        text: The answer; it may be an error, such as missing py-spy.
 
     Returns:
-        The process; ``None`` if no line of a stack is there.
+        The process; ``None`` if the text holds no stack.
     """
-    if len(text) > _MOST_OF_STACKS:
+    if len(text) > _MAX_STACK_TEXT:
         return None
     try:
         found = parse_stacks(text)
@@ -418,33 +419,31 @@ def process_in(text: str) -> ProcessStacks | None:
     return next((p for p in found if any(t.frames for t in p.threads)), None)
 
 
-def is_dump(text: str) -> bool:
+def is_dump_json(text: str) -> bool:
     """
-    Does this look like what a Flight Recorder wrote as JSON?
+    Return whether a text looks like a Flight Recorder dump in JSON.
 
-    Args:
-        text: Anything.  It is not decoded here: readers of dumps do so in a
-            process with limits.
+    Does not decode it: readers of dumps do so in a sandbox.
     """
     whole = text.strip()
     is_object = whole.startswith("{") and whole.endswith("}")
-    return is_object and _DUMP.search(whole) is not None
+    return is_object and _DUMP_KEYS.search(whole) is not None
 
 
 def _has_calls(dump: str) -> bool:
-    return _ENTRIES.search(dump) is not None
+    return _DUMP_ENTRIES.search(dump) is not None
 
 
-def dumped_lately(folder: Path) -> set[int]:
+def find_dumped_ranks(folder: Path) -> set[int]:
     """
-    Which ranks wrote a dump themselves for this snapshot?
+    Find the ranks that wrote a dump themselves for this snapshot.
 
-    Those tell call sites too, and two of a rank would be one too many.
+    Those dumps include call sites, and a second dump of a rank would conflict.
 
     Args:
-        folder: Where :func:`keep_told` would write to.
+        folder: The output folder of :func:`save_rank_answers`.
     """
-    since = time.time() - _LATELY_S
+    since = time.time() - _RECENT_S
     places = folder.glob("flight_recorder*")
     files = find_files(map(str, places)).files
     return {
@@ -454,57 +453,58 @@ def dumped_lately(folder: Path) -> set[int]:
     }
 
 
-def keep_told(
-    told: Told, rank: int, world_size: int, folder: Path
+def save_rank_answers(
+    answers: RankAnswers, rank: int, world_size: int, folder: Path
 ) -> Iterator[Path]:
     """
-    Write what a rank told.
+    Write the stacks and the dump of a rank.
 
     Args:
-        told: What it told.
+        answers: Answers of the rank.
 
-        rank: Which rank it is.
+        rank: Global rank.
 
-        world_size: How many ranks there are at least.
+        world_size: Lower limit of the world size.
 
-        folder: Where to; there is ``pyspy_HOST_PID.json`` afterwards, as a
-            capture writes it, or, if host or process are not known, a text
-            with the number of the rank in its name; and
-            ``flight_recorder/rank_N.json`` with its side-car.  Stacks that
-            were captured there already stay as they are.
+        folder: Output folder.  Stacks go to ``pyspy_HOST_PID.json``, or, if
+            host or PID is not known, to a text file named by the rank; an
+            existing file stays.  The dump goes to
+            ``flight_recorder/rank_N.json``, with a sidecar.
 
     Yields:
-        Each file, when it is there as a whole.
+        Each file, once it is complete.
 
     Raises:
-        OSError: Something cannot be written.
+        OSError: A file cannot be written.
     """
-    process = told.process
-    pid, host = max(process.pid if process else 0, 0), _host(told.place)
-    # Readers ask which processes these are only if both are known.
+    process = answers.process
+    pid, host = max(process.pid if process else 0, 0), _host(answers.endpoint)
+    # Readers need both or neither.
     pid, host = (pid, host) if pid and host else (0, "")
     if process is not None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         known = attrs.evolve(
-            process, rank=rank, host=host, pid=pid, taken=told.asked
+            process, rank=rank, host=host, pid=pid, taken=answers.asked_at
         )
-        yield from _keep_stacks(known, told.stacks, folder)
-    if told.dump:
+        yield from _save_stacks(known, answers.stacks, folder)
+    if answers.dump:
         sidecar = Sidecar(
             path="",
             rank=rank,
-            world_size=_world_size(told.dump, max(world_size, rank + 1)),
+            world_size=_world_size(answers.dump, max(world_size, rank + 1)),
             host=host,
             pid=pid,
             started=0.0,
-            written=told.asked,
+            written=answers.asked_at,
             reason="request",
             dump=f"rank_{rank}.json",
         )
-        yield from _keep_dump(told.dump, sidecar, folder / "flight_recorder")
+        yield from _save_dump(
+            answers.dump, sidecar, folder / "flight_recorder"
+        )
 
 
-def _keep_stacks(
+def _save_stacks(
     process: ProcessStacks, text: str, folder: Path
 ) -> Iterator[Path]:
     if process.pid:
@@ -513,14 +513,14 @@ def _keep_stacks(
         if is_there(path):
             return
     else:
-        # Readers take the rank from this name, and nothing else.
+        # Readers take the rank from this name.
         path = folder / f"stacks-rank{process.rank}.txt"
         data = without_controls(text)
     write_whole(path, data.encode())
     yield path
 
 
-def _keep_dump(text: str, sidecar: Sidecar, folder: Path) -> Iterator[Path]:
+def _save_dump(text: str, sidecar: Sidecar, folder: Path) -> Iterator[Path]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / sidecar.dump
     write_whole(path, text.encode())
@@ -528,29 +528,28 @@ def _keep_dump(text: str, sidecar: Sidecar, folder: Path) -> Iterator[Path]:
     yield write_sidecar(sidecar, path)
 
 
-def _host(place: Place | None) -> str:
+def _host(endpoint: Endpoint | None) -> str:
     """
-    The name of the node, if the address of a worker tells it.
+    Return the host name of a worker; empty if only an address is known.
 
-    Torch puts what the node calls itself; an address is not a name, and every
-    node is called localhost.
+    Torch uses the host name of the node; localhost names no node.
     """
-    if place is None or place.host.startswith("localhost"):
+    if endpoint is None or endpoint.host.startswith("localhost"):
         return ""
     try:
-        ipaddress.ip_address(place.host.partition("%")[0])
+        ipaddress.ip_address(endpoint.host.partition("%")[0])
     except ValueError:
-        return place.host
+        return endpoint.host
 
     return ""
 
 
 def _world_size(dump: str, least: int) -> int:
     """
-    How many ranks there are, as far as the groups in a dump tell.
+    Return the world size, by the highest rank in the groups of a dump.
     """
-    highest = (int(match[1]) for match in _MEMBERS.finditer(dump))
-    sizes = (rank + 1 for rank in highest if rank < MOST_RANKS)
+    highest = (int(match[1]) for match in _GROUP_RANKS.finditer(dump))
+    sizes = (rank + 1 for rank in highest if rank < MAX_RANKS)
     return max((least, *sizes))
 
 
@@ -558,192 +557,199 @@ _HEADING = re.compile(
     r"<h[1-6]>\s{0,9}Rank (?P<rank>[0-9]{1,7}): (?P<url>[^<\n]{1,400})</h[1-6]>"
 )
 _URL = re.compile(r"http://(?P<place>[^/\s]{1,300})")
-_FAILED = re.compile(r"<p>Failed to fetch: status=(?P<status>[0-9]{1,4})</p>")
+_FETCH_FAILED = re.compile(
+    r"<p>Failed to fetch: status=(?P<status>[0-9]{1,4})</p>"
+)
 _BEGIN, _END = "<pre>", "</pre>"
-_STORED = re.compile(
+_STORE_ENTRY = re.compile(
     r"^[ \t]{0,40}debug_server/rank(?P<rank>[0-9]{1,7}): "
     r"b(?:'|\"|&#39;|&#x27;)http://(?P<place>[^\s'\"&<>]{1,300})"
     r"(?:'|\"|&#39;|&#x27;)[ \t]{0,40}$",
     re.MULTILINE,
 )
-# No job has more, and each is worth a line about what is missing.
-_MOST_RANKS = 1 << 17
-# What the server itself says of a worker that it did not reach.
-_REASONS = {"408": LATE, "503": "no connection"}
+# Larger than any job; bounds the lines about missing ranks.
+_MAX_RANKS = 1 << 17
+# Statuses of the server for a worker that it did not reach.
+_REASONS = {"408": NO_ANSWER_IN_TIME, "503": "no connection"}
 
 
 @attrs.frozen(kw_only=True)
-class Section:
+class RankSection:
     """
-    What a page shows of one rank.
+    Section of a page about one rank.
 
     Attributes:
-        place: Where its worker listens; ``None`` if it cannot be told.
+        endpoint: Where its worker listens; ``None`` if it is not known.
 
-        text: What it answered, or ``""``.
+        text: Its answer, or ``""``.
 
         reason: Why there is no answer, or ``""``.
 
-        is_silent: Whether the server could not reach the rank, or in vain
-            waited for it.
+        is_unreachable: Whether the server could not reach the rank, or timed
+            out.
     """
 
-    place: Place | None
+    endpoint: Endpoint | None
     text: str = ""
     reason: str = ""
-    is_silent: bool = False
+    is_unreachable: bool = False
 
 
-def read_page(page: str) -> dict[int, Section]:
+def read_page(page: str) -> dict[int, RankSection]:
     """
-    What did each rank answer?
-
-    Args:
-        page: A page of the debug server with a heading for each rank.
+    Parse a page of the debug server into sections per rank.
 
     Returns:
-        What stands below the heading of each rank; nothing if it is another
-        page.
+        The sections by rank; empty if it is another page.
     """
     headings = list(_HEADING.finditer(page))
     bounds = [*(match.start() for match in headings), len(page)]
     return {
-        int(match["rank"]): _section(match["url"], page[match.end() : end])
+        int(match["rank"]): _parse_section(
+            match["url"], page[match.end() : end]
+        )
         for match, end in zip(headings, bounds[1:], strict=True)
-        if int(match["rank"]) < _MOST_RANKS
+        if int(match["rank"]) < _MAX_RANKS
     }
 
 
-def read_addresses(page: str) -> dict[int, Place]:
+def read_addresses(page: str) -> dict[int, Endpoint]:
     """
-    Where do the workers of the debug server listen?
+    Parse the endpoints of workers from the page of the store.
 
     Args:
-        page: Its page of the keys in the store.  Long values are cut off
-            there; those are left out.
+        page: The page with the keys of the store.  It cuts long values off;
+            those are left out.
 
     Returns:
-        The places by rank.
+        The endpoints by rank.
     """
     places = (
-        (int(match["rank"]), _place(match["place"]))
-        for match in _STORED.finditer(page)
+        (int(match["rank"]), _try_parse_endpoint(match["place"]))
+        for match in _STORE_ENTRY.finditer(page)
     )
-    return {rank: at for rank, at in places if at and rank < _MOST_RANKS}
+    return {
+        rank: endpoint_of_rank
+        for rank, endpoint_of_rank in places
+        if endpoint_of_rank and rank < _MAX_RANKS
+    }
 
 
-def _section(url: str, body: str) -> Section:
+def _parse_section(url: str, body: str) -> RankSection:
     match = _URL.match(html.unescape(url))
-    place = _place(match["place"]) if match else None
+    endpoint = _try_parse_endpoint(match["place"]) if match else None
     begin, end = body.find(_BEGIN), body.rfind(_END)
     if not 0 <= begin < end:
-        return Section(place=place, reason="the page ends before its answer")
+        return RankSection(
+            endpoint=endpoint, reason="the page ends before its answer"
+        )
 
     text = body[begin + len(_BEGIN) : end]
     if "&" in text and not ("<" in text or '"' in text):
         text = html.unescape(text)
-    if failed := _FAILED.search(body, 0, begin):
+    if failed := _FETCH_FAILED.search(body, 0, begin):
         known = _REASONS.get(failed["status"])
-        said = f"status {failed['status']}: {clean(text, limit=80)}"
-        return Section(
-            place=place, reason=known or said, is_silent=known is not None
+        reason = f"status {failed['status']}: {clean(text, limit=80)}"
+        return RankSection(
+            endpoint=endpoint,
+            reason=known or reason,
+            is_unreachable=known is not None,
         )
 
-    return Section(place=place, text=text)
+    return RankSection(endpoint=endpoint, text=text)
 
 
-def _place(address: str) -> Place | None:
+def _try_parse_endpoint(address: str) -> Endpoint | None:
     try:
-        return parse_place(address)
+        return parse_endpoint(address)
     except ValueError:
         return None
 
 
 Content = TypeVar("Content")
 
-# A page holds all ranks.
-_MOST_OF_PAGE = 1 << 28
-_MOST_OF_RANK = 1 << 26
+# A page holds the answers of all ranks.
+_MAX_PAGE_BYTES = 1 << 28
+_MAX_RANK_BYTES = 1 << 26
 
 # py-spy takes seconds on a busy node.
-_PATIENCE_S = 20.0
-# Who was late once is asked for the rest only in case.
-_LITTLE_PATIENCE_S = 5.0
+_RANK_TIMEOUT_S = 20.0
+# A rank that timed out once gets less time for the other requests.
+_RETRY_TIMEOUT_S = 5.0
 
-# How much of the time is for what has to be read afterwards.
-_SHARE_OF_PAGES = 0.9
+# Leave the rest of the time for parsing the pages.
+_PAGES_SHARE = 0.9
 
-# The second needs the lock of the interpreter; the first does not.
-_STACKS = ("pyspy_dump?nonblocking=1", "dump_traceback")
+# The second handler needs the GIL; the first does not.
+_STACK_HANDLERS = ("pyspy_dump?nonblocking=1", "dump_traceback")
 _STACK_PAGES = ("/pyspy_dump?nonblocking=1", "/stacks")
-# There is a recorder for NCCL, and one for all other backends.
-_DUMPS = ("dump_nccl_trace_json", "fr_trace_json")
+# One recorder is for NCCL, the other for all other backends.
+_DUMP_HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
 _DUMP_PAGES = ("/fr_trace_nccl_json", "/fr_trace_json")
 
-_LATE = NoAnswerError(LATE, "late")
+_NO_ANSWER_ERROR = NoAnswerError(NO_ANSWER_IN_TIME, "late")
 
 
 @attrs.frozen
 class DebugServer:
     """
-    A debug server, and what asking it may cost.
+    A debug server, with limits of time and bytes.
 
     Attributes:
-        place: Where it shows its pages.
+        endpoint: Where it serves its pages.
 
         deadline: When to stop, on the monotonic clock.
 
-        allowance: How much may come.
+        byte_budget: Limit of received bytes.
     """
 
-    place: Place
+    endpoint: Endpoint
     deadline: float
-    allowance: Allowance
+    byte_budget: ByteBudget
 
-    def within(self, share: float, most_s: float = math.inf) -> float:
+    def share_deadline(self, share: float, max_s: float = math.inf) -> float:
         """
-        When has a part to be done that may take a share of what is left?
+        Return the deadline of a step that may use a share of the time left.
 
         Args:
-            share: So much of the time, from 0 to 1.
+            share: From 0 to 1.
 
-            most_s: So many seconds at most.
+            max_s: Upper limit in seconds.
 
         Returns:
-            The time on the monotonic clock.
+            Time on the monotonic clock.
         """
         now = time.monotonic()
-        return now + min(max(self.deadline - now, 0.0) * share, most_s)
+        return now + min(max(self.deadline - now, 0.0) * share, max_s)
 
-    def show(
+    def fetch_pages(
         self,
         pages: Sequence[str],
         read: Callable[[str], Content],
         deadline: float,
     ) -> dict[str, Content | NoAnswerError]:
         """
-        Ask for pages, all at once.
+        Fetch pages in parallel.
 
         Args:
             pages: Their paths.
 
-            read: Finds in the text of a page what is wanted, as long as it
-                takes.
+            read: Parses a page.
 
-            deadline: When to stop waiting.
+            deadline: When to stop, on the monotonic clock.
 
         Returns:
-            What is in each page, or why that is not there.
+            The parsed content of each page, or the error.
         """
 
         def ask(page: str) -> Content | NoAnswerError:
             try:
                 text = fetch(
-                    self.place,
+                    self.endpoint,
                     page,
                     deadline=deadline,
-                    allowance=self.allowance,
-                    most=_MOST_OF_PAGE,
+                    byte_budget=self.byte_budget,
+                    max_bytes=_MAX_PAGE_BYTES,
                 )
             except NoAnswerError as exc:
                 return exc
@@ -751,170 +757,179 @@ class DebugServer:
             return read(text)
 
         answers = dict(answers_in_time(ask, pages, deadline))
-        return {page: answers.get(page, _LATE) for page in pages}
+        return {page: answers.get(page, _NO_ANSWER_ERROR) for page in pages}
 
-    def ask_ranks(
-        self, workers: Mapping[int, Place], deadline: float
-    ) -> Iterator[tuple[int, Told]]:
+    def query_ranks(
+        self, workers: Mapping[int, Endpoint], deadline: float
+    ) -> Iterator[tuple[int, RankAnswers]]:
         """
-        Ask the ranks themselves.
+        Query ranks directly, in parallel.
 
         Args:
-            workers: Where they listen.
+            workers: Their endpoints.
 
-            deadline: When to stop waiting.
+            deadline: When to stop, on the monotonic clock.
 
         Yields:
-            Each rank with what it told, as it comes; without those that were
-            not through in time.
+            Each rank with its answers, as they come; without ranks that were
+            not done in time.
         """
 
-        def ask(rank: int) -> Told:
-            return self._ask_rank(workers[rank], deadline)
+        def ask(rank: int) -> RankAnswers:
+            return self._query_rank(workers[rank], deadline)
 
         yield from answers_in_time(ask, workers, deadline)
 
-    def _ask_rank(self, place: Place, deadline: float) -> Told:
-        told = Told(place=place)
-        patience = min(_PATIENCE_S, (deadline - time.monotonic()) / 4)
-        # Stacks come first: who has waited since then is stuck, and not
-        # merely early.
-        for question in (*_STACKS, *_DUMPS):
-            what = "stack" if question in _STACKS else "dump"
-            is_late = what == "dump" and what in told.late
-            if is_late or (what == "stack" and told.process):
+    def _query_rank(self, endpoint: Endpoint, deadline: float) -> RankAnswers:
+        answers = RankAnswers(endpoint=endpoint)
+        timeout_s = min(_RANK_TIMEOUT_S, (deadline - time.monotonic()) / 4)
+        # Stacks first: a rank that still waits in the later dump is stuck, and
+        # not only early.
+        for handler in (*_STACK_HANDLERS, *_DUMP_HANDLERS):
+            what = "stack" if handler in _STACK_HANDLERS else "dump"
+            has_timed_out = what == "dump" and what in answers.timed_out
+            if has_timed_out or (what == "stack" and answers.process):
                 continue
             try:
                 text = fetch(
-                    place,
-                    f"/handler/{question}",
+                    endpoint,
+                    f"/handler/{handler}",
                     method="POST",
-                    deadline=min(deadline, time.monotonic() + patience),
-                    allowance=self.allowance,
-                    most=_MOST_OF_RANK,
+                    deadline=min(deadline, time.monotonic() + timeout_s),
+                    byte_budget=self.byte_budget,
+                    max_bytes=_MAX_RANK_BYTES,
                 )
             except NoAnswerError as exc:
-                told.miss(what, exc.reason)
+                answers.note_missing(what, exc.reason)
                 if exc.kind == "unseen":
-                    told.miss("dump", exc.reason)
-                    told.is_seen = bool(told.process or told.late)
+                    answers.note_missing("dump", exc.reason)
+                    answers.is_reachable = bool(
+                        answers.process or answers.timed_out
+                    )
                     break
                 if exc.kind == "late":
-                    told.late.add(what)
-                    patience = min(patience, _LITTLE_PATIENCE_S)
+                    answers.timed_out.add(what)
+                    timeout_s = min(timeout_s, _RETRY_TIMEOUT_S)
             else:
-                told.hear(what, text)
-        return told
+                answers.add_answer(what, text)
+        return answers
 
-    def ask_pages(self) -> tuple[dict[int, Told], dict[str, str]]:
+    def query_pages(self) -> tuple[dict[int, RankAnswers], dict[str, str]]:
         """
-        Ask the server what all ranks answer.
+        Read the answers of all ranks from the pages of the server.
 
         Returns:
-            What each rank told, and why there are pages that show none, by
-            their paths.
+            The answers by rank, and errors by path of the page.
         """
-        # To read them takes as long as whoever wrote them likes.
+        # Parsing a hostile page may take long, so it has a deadline.
         answers = answers_in_time(
-            lambda _: self._ask_pages(), ["pages"], self.deadline
+            lambda _: self._query_pages(), ["pages"], self.deadline
         )
-        nothing: tuple[dict[int, Told], dict[str, str]] = ({}, {"pages": LATE})
+        nothing: tuple[dict[int, RankAnswers], dict[str, str]] = (
+            {},
+            {"pages": NO_ANSWER_IN_TIME},
+        )
         return next((answer for _, answer in answers), nothing)
 
-    def _ask_pages(self) -> tuple[dict[int, Told], dict[str, str]]:
-        told: dict[int, Told] = {}
+    def _query_pages(self) -> tuple[dict[int, RankAnswers], dict[str, str]]:
+        by_rank: dict[int, RankAnswers] = {}
         first = (_STACK_PAGES[0], *_DUMP_PAGES)
-        problems = self._hear_pages(first, told)
-        is_late = problems.get(_STACK_PAGES[0]) == LATE
-        # Whoever does not answer at all does not answer this either.
-        done = [t for t in told.values() if t.process or "stack" in t.late]
-        if not (is_late or (told and len(done) == len(told))):
-            problems |= self._hear_pages(_STACK_PAGES[1:], told)
-        return told, problems
+        problems = self._add_pages(first, by_rank)
+        has_timed_out = problems.get(_STACK_PAGES[0]) == NO_ANSWER_IN_TIME
+        # Do not ask ranks again that timed out.
+        done = [
+            t for t in by_rank.values() if t.process or "stack" in t.timed_out
+        ]
+        if not (has_timed_out or (by_rank and len(done) == len(by_rank))):
+            problems |= self._add_pages(_STACK_PAGES[1:], by_rank)
+        return by_rank, problems
 
-    def _hear_pages(
-        self, paths: Sequence[str], told: dict[int, Told]
+    def _add_pages(
+        self, paths: Sequence[str], by_rank: dict[int, RankAnswers]
     ) -> dict[str, str]:
         problems = {}
-        deadline = self.within(_SHARE_OF_PAGES)
-        for path, page in self.show(paths, read_page, deadline).items():
+        deadline = self.share_deadline(_PAGES_SHARE)
+        for path, page in self.fetch_pages(paths, read_page, deadline).items():
             what = "dump" if path in _DUMP_PAGES else "stack"
             if isinstance(page, NoAnswerError):
                 problems[path] = page.reason
                 continue
 
             for rank, section in page.items():
-                one = told.setdefault(rank, Told(place=section.place))
-                _hear(one, what, section)
+                rank_answers = by_rank.setdefault(
+                    rank, RankAnswers(endpoint=section.endpoint)
+                )
+                _add_section(rank_answers, what, section)
         return problems
 
 
-def _hear(told: Told, what: str, section: Section) -> None:
+def _add_section(
+    answers: RankAnswers, what: str, section: RankSection
+) -> None:
     if section.reason:
-        told.miss(what, section.reason)
-        if section.is_silent:
-            told.late.add(what)
+        answers.note_missing(what, section.reason)
+        if section.is_unreachable:
+            answers.timed_out.add(what)
     else:
-        told.hear(what, section.text)
+        answers.add_answer(what, section.text)
 
 
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 
 _STORE = "/tcpstore"
-# The store answers at once, or not at all.
+# The store answers at once or never.
 _STORE_S = 10.0
-# How much of the time is for the ranks, if pages may have to follow.
-_SHARE_OF_RANKS = 0.6
-# What comes last has to be written, too.
-_SHARE_OF_ALL = 0.95
+# Share of the time for the ranks; the pages may have to follow.
+_RANKS_SHARE = 0.6
+# Leave time for writing the last answers.
+_TOTAL_SHARE = 0.95
 
-_STRANGER = "what answers there shows no ranks: is it a debug server?"
+_NO_DEBUG_SERVER = "what answers there shows no ranks: is it a debug server?"
 
 
-def keep_debug_server(
+def collect_debug_server(
     address: str, folder: Path, deadline: float
 ) -> tuple[list[Path], list[Missing]]:
     """
-    Take stacks and recorded calls of all ranks from a running debug server.
+    Collect stacks and dumps of all ranks through a debug server.
 
-    The ranks are asked at the addresses that the server names, and nobody
-    else is.
+    Connects only to the server and to the addresses of ranks that it lists.
 
     Args:
-        address: ``HOST:PORT`` of its pages, which are on the node of rank 0,
-            usually at port 25999; an address of IPv6 in brackets.
+        address: ``HOST:PORT`` of its pages, on the node of rank 0, usually
+            port 25999; an IPv6 address in brackets.
 
-        folder: Where to; it is made if there is anything to keep.  What a
-            snapshot has put there before, stacks of the same processes and
-            new dumps of the same ranks, says more and stays as it is.
+        folder: Output folder; made only if there is something to save.
+            Existing stacks of the same processes, and new dumps of the same
+            ranks, have more detail and stay.
 
         deadline: When to stop, on the monotonic clock, whatever the server
             does.
 
     Returns:
-        What was written, at most 1 GiB and half of what the disk has left;
-        and what was not, and why.
+        The files written, at most 1 GiB and half of the free disk space; and
+        missing evidence with reasons.
     """
     try:
-        place = parse_place(address)
+        endpoint = parse_endpoint(address)
         disk = os.statvfs(folder.parent)
     except (ValueError, OSError) as exc:
         reason = reason_of(exc)
         return [], [Missing(what="debug server", reason=reason)]
 
-    size = min(_MOST_BYTES, disk.f_bavail * disk.f_frsize // 2)
+    size = min(_MAX_BYTES, disk.f_bavail * disk.f_frsize // 2)
     left = max(deadline - time.monotonic(), 0.0)
-    ends = time.monotonic() + left * _SHARE_OF_ALL
-    server = DebugServer(place, ends, Allowance(size))
-    taking = _Taking(server, folder, dumped_lately(folder))
-    taking.take()
-    return taking.files, taking.missing
+    ends_at = time.monotonic() + left * _TOTAL_SHARE
+    server = DebugServer(endpoint, ends_at, ByteBudget(size))
+    collector = _Collector(server, folder, find_dumped_ranks(folder))
+    collector.collect()
+    return collector.files, collector.missing
 
 
 @attrs.define
-class _Taking:
+class _Collector:
     """
-    What was taken so far.
+    State of a collection in progress.
     """
 
     server: DebugServer
@@ -923,92 +938,102 @@ class _Taking:
     files: list[Path] = attrs.Factory(list)
     missing: list[Missing] = attrs.Factory(list)
 
-    def take(self) -> None:
+    def collect(self) -> None:
         """
-        Take everything that can be had.
+        Collect all stacks and dumps.
         """
-        deadline = self.server.within(0.25, _STORE_S)
-        workers = self.server.show([_STORE], read_addresses, deadline)[_STORE]
+        deadline = self.server.share_deadline(0.25, _STORE_S)
+        workers = self.server.fetch_pages([_STORE], read_addresses, deadline)[
+            _STORE
+        ]
         if isinstance(workers, NoAnswerError):
             if workers.kind == "unseen":
-                self._miss_server(workers.reason)
+                self._note_server_missing(workers.reason)
                 return
             workers = {}
 
-        unseen = self._ask_ranks(workers)
-        if unseen or not workers:
-            self._ask_pages(unseen)
+        unreachable = self._query_ranks(workers)
+        if unreachable or not workers:
+            self._query_pages(unreachable)
 
-    def _ask_ranks(self, workers: Mapping[int, Place]) -> dict[int, Told]:
+    def _query_ranks(
+        self, workers: Mapping[int, Endpoint]
+    ) -> dict[int, RankAnswers]:
         """
-        Ask the ranks themselves, and give those that cannot be reached.
+        Query ranks directly, and return those that cannot be reached.
         """
-        seen: set[int] = set()
-        missed = {rank: _late(place) for rank, place in workers.items()}
+        reached: set[int] = set()
+        pending = {
+            rank: _unanswered(endpoint) for rank, endpoint in workers.items()
+        }
         size = max(workers, default=-1) + 1
-        deadline = self.server.within(_SHARE_OF_RANKS)
-        for rank, told in self.server.ask_ranks(workers, deadline):
-            if told.is_seen:
-                seen.add(rank)
-                del missed[rank]
-                self._keep(rank, told, size)
+        deadline = self.server.share_deadline(_RANKS_SHARE)
+        for rank, answers in self.server.query_ranks(workers, deadline):
+            if answers.is_reachable:
+                reached.add(rank)
+                del pending[rank]
+                self._save(rank, answers, size)
             else:
-                missed[rank] = told
+                pending[rank] = answers
 
-        # If others on its node can be reached, it is gone, and no page brings
-        # it back.
-        hosts = {workers[rank].host for rank in seen}
-        gone = {r for r in missed if workers[r].host in hosts}
-        for rank in sorted(gone):
-            self._keep(rank, missed.pop(rank), size)
-        if gaps := set(range(size)).difference(workers):
-            self._miss_server(f"it has no address of {ranks_text(gaps)}")
-        return missed
+        # If other ranks of its host answer, the rank is dead, and the pages do
+        # not have it either.
+        hosts = {workers[rank].host for rank in reached}
+        dead_ranks = {r for r in pending if workers[r].host in hosts}
+        for rank in sorted(dead_ranks):
+            self._save(rank, pending.pop(rank), size)
+        if unlisted := set(range(size)).difference(workers):
+            self._note_server_missing(
+                f"it has no address of {ranks_text(unlisted)}"
+            )
+        return pending
 
-    def _ask_pages(self, unseen: Mapping[int, Told]) -> None:
+    def _query_pages(self, unreachable: Mapping[int, RankAnswers]) -> None:
         """
-        Take from the pages what these ranks told; or all, if none is known.
+        Save answers from the pages, for unreachable ranks or for all.
         """
-        told, problems = self.server.ask_pages()
-        size = max({*told, *unseen}, default=-1) + 1
-        for rank in sorted({*told, *unseen}):
-            if rank in unseen or not unseen:
-                self._keep(rank, told.get(rank) or unseen[rank], size)
+        by_rank, problems = self.server.query_pages()
+        size = max({*by_rank, *unreachable}, default=-1) + 1
+        for rank in sorted({*by_rank, *unreachable}):
+            if rank in unreachable or not unreachable:
+                self._save(rank, by_rank.get(rank) or unreachable[rank], size)
         for path, reason in problems.items():
-            # There is no such page where torch was built without NCCL.
-            if not told or not reason.startswith("status 404"):
-                self._miss_server(f"{path}: {reason}")
-        if not (told or unseen or problems):
-            self._miss_server(_STRANGER)
+            # Torch without NCCL has no such page.
+            if not by_rank or not reason.startswith("status 404"):
+                self._note_server_missing(f"{path}: {reason}")
+        if not (by_rank or unreachable or problems):
+            self._note_server_missing(_NO_DEBUG_SERVER)
 
-    def _keep(self, rank: int, told: Told, size: int) -> None:
+    def _save(self, rank: int, answers: RankAnswers, size: int) -> None:
         if rank in self.dumped:
-            told.dump = ""
-            told.missing.pop("dump", None)
+            answers.dump = ""
+            answers.missing.pop("dump", None)
         try:
-            for file in keep_told(told, rank, size, self.folder):
+            for file in save_rank_answers(answers, rank, size, self.folder):
                 self.files.append(file)
         except OSError as exc:
             reason = f"not written: {exc.strerror}"
-            self._miss_rank("stacks and dump", rank, reason, told.place)
-        for what, reason in told.missing.items():
-            self._miss_rank(what, rank, reason, told.place)
+            self._note_rank_missing(
+                "stacks and dump", rank, reason, answers.endpoint
+            )
+        for what, reason in answers.missing.items():
+            self._note_rank_missing(what, rank, reason, answers.endpoint)
 
-    def _miss_server(self, reason: str) -> None:
-        source = f"http://{self.server.place}"
+    def _note_server_missing(self, reason: str) -> None:
+        source = f"http://{self.server.endpoint}"
         self.missing.append(
             Missing(what="debug server", reason=reason, source=source)
         )
 
-    def _miss_rank(
-        self, what: str, rank: int, reason: str, place: Place | None
+    def _note_rank_missing(
+        self, what: str, rank: int, reason: str, endpoint: Endpoint | None
     ) -> None:
-        source = f"http://{place or self.server.place}"
+        source = f"http://{endpoint or self.server.endpoint}"
         self.missing.append(
             Missing(what=what, reason=reason, rank=rank, source=source)
         )
 
 
-def _late(place: Place) -> Told:
-    missing = {"stack": LATE, "dump": LATE}
-    return Told(place=place, is_seen=False, missing=missing)
+def _unanswered(endpoint: Endpoint) -> RankAnswers:
+    missing = {"stack": NO_ANSWER_IN_TIME, "dump": NO_ANSWER_IN_TIME}
+    return RankAnswers(endpoint=endpoint, is_reachable=False, missing=missing)

@@ -1,7 +1,7 @@
 """
-Is this node able to work?
+Save node facts, log tails, and Flight Recorder dumps of one node.
 
-Facts only: what they mean is for those who read them.
+Only collects; :mod:`distdebug.health` and the diagnosis interpret it.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ from ..flight_recorder import (
     VARIABLES,
     DumpFile,
     DumpRequest,
-    Found,
-    Search,
+    FoundFiles,
+    SearchLimits,
     Sidecar,
     find_files,
     request_dumps,
 )
 from ..health import (
     FACTS_LAYOUT,
-    gpu_rows,
     is_suspicious,
     public_variables,
+    read_gpu_rows,
     read_interfaces,
     read_kernel_log,
 )
 from ..processes import read_environ
 
 
-_MOST_LINES = 50
-_MOST_WORKERS = 4096
+_MAX_KERNEL_LINES = 50
+_MAX_WORKERS = 4096
 _TOOL_S = 10.0
 
-Fact = Callable[[float], Any]
+FactReader = Callable[[float], Any]
 
 
-def keep_facts(
+def save_node_facts(
     pids: Iterable[int], path: Path, seconds: float
 ) -> tuple[list[Path], list[Missing]]:
     """
-    Write what is known about this node.
+    Write facts about this node: machine, GPUs, network, kernel messages.
 
     Args:
-        pids: The workers; of their environment only network variables and
-            those of torch are kept.
+        pids: The workers; only network and torch variables of their
+            environments are saved.
 
-        path: The file.
+        path: Output file.
 
-        seconds: How long it may take, in all.
+        seconds: Time limit for all facts.
 
     Returns:
-        What was written; and which facts are not in it, and why.
+        The files written, and the missing facts with reasons.
     """
     deadline = time.monotonic() + seconds
     missing: list[Missing] = []
@@ -78,18 +78,18 @@ def keep_facts(
         "schema": FACTS_LAYOUT,
         "taken": time.time(),
     }
-    sources: Mapping[str, Fact] = {
-        "machine": lambda _: _machine(path.parent),
-        "variables": lambda _: _variables(pids),
-        "interfaces": lambda _: _interfaces(),
-        "gpus": _gpus,
+    sources: Mapping[str, FactReader] = {
+        "machine": lambda _: _machine_facts(path.parent),
+        "variables": lambda _: _worker_variables(pids),
+        "interfaces": lambda _: _interface_facts(),
+        "gpus": _gpu_facts,
         "kernel": _kernel_messages,
     }
-    for name, learn in sources.items():
+    for name, read_fact in sources.items():
         left = min(max(deadline - time.monotonic(), 0.1), _TOOL_S)
         try:
-            facts[name] = learn(left)
-        except Exception as exc:  # noqa: BLE001 the other facts are worth it
+            facts[name] = read_fact(left)
+        except Exception as exc:  # noqa: BLE001 other facts may still work
             reason = clean(str(exc)) or type(exc).__name__
             missing.append(Missing(what=f"{name} of node", reason=reason))
     try:
@@ -101,7 +101,7 @@ def keep_facts(
     return [path], missing
 
 
-def _machine(folder: Path) -> dict[str, Any]:
+def _machine_facts(folder: Path) -> dict[str, Any]:
     import psutil
 
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
@@ -112,7 +112,7 @@ def _machine(folder: Path) -> dict[str, Any]:
         "memory": {"total": memory.total, "available": memory.available},
         "swap": {"total": swap.total, "used": swap.used},
         "disks": {
-            name: _disk(where)
+            name: _disk_facts(where)
             for name, where in (
                 *(("bundle", str(folder)), ("tmp", "/tmp")),  # noqa: S108
                 ("shm", "/dev/shm"),  # noqa: S108 only its size
@@ -122,7 +122,7 @@ def _machine(folder: Path) -> dict[str, Any]:
     }
 
 
-def _disk(where: str) -> dict[str, int]:
+def _disk_facts(where: str) -> dict[str, int]:
     status = os.statvfs(where)
     return {
         "total": status.f_blocks * status.f_frsize,
@@ -132,12 +132,12 @@ def _disk(where: str) -> dict[str, int]:
     }
 
 
-def _variables(pids: Iterable[int]) -> list[dict[str, Any]]:
+def _worker_variables(pids: Iterable[int]) -> list[dict[str, Any]]:
     """
-    The variables of workers, those that have the same ones together.
+    Return the variables of workers, grouped by equal values.
     """
     alike: dict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
-    for pid in list(pids)[:_MOST_WORKERS]:
+    for pid in list(pids)[:_MAX_WORKERS]:
         environ, source = read_environ(pid)
         if source:
             alike[tuple(public_variables(environ).items())].append(pid)
@@ -147,59 +147,60 @@ def _variables(pids: Iterable[int]) -> list[dict[str, Any]]:
     ]
 
 
-def _gpus(timeout_s: float) -> list[dict[str, str]] | None:
+def _gpu_facts(timeout_s: float) -> list[dict[str, str]] | None:
     """
-    What ``nvidia-smi`` says.  `None` if there is none: not all nodes have GPUs.
+    Return the rows of ``nvidia-smi``; None if it is not installed.
     """
     tool = find_tool("nvidia-smi")
-    return None if tool is None else gpu_rows(tool, timeout_s=timeout_s)
+    return None if tool is None else read_gpu_rows(tool, timeout_s=timeout_s)
 
 
 def _kernel_messages(timeout_s: float) -> list[str]:
     """
-    What the kernel said last that may be about trouble, as the journal has it.
+    Return the last suspicious kernel messages, as the journal formats them.
     """
     log = read_kernel_log(timeout_s=timeout_s, keep=is_suspicious)
     return [
         line.text
         if line.time is None
         else f"{line.time:.6f} localhost kernel: {line.text}"
-        for line in log.lines[-_MOST_LINES:]
+        for line in log.lines[-_MAX_KERNEL_LINES:]
     ]
 
 
-def _interfaces() -> list[dict[str, Any]]:
+def _interface_facts() -> list[dict[str, Any]]:
     return [attrs.asdict(interface) for interface in read_interfaces()]
 
 
-_MOST_BYTES = 1 << 20
-_MOST_LOGS = 256
-_SUFFIXES = {".err", ".log", ".out", ".txt"}
+_MAX_LOG_BYTES = 1 << 20
+_MAX_LOGS = 256
+_LOG_SUFFIXES = {".err", ".log", ".out", ".txt"}
 
 
-def keep_tails(
+def save_log_tails(
     logs: Iterable[str | os.PathLike[str]], folder: Path
 ) -> tuple[list[Path], list[Missing]]:
     """
     Copy the ends of logs.
 
     Args:
-        logs: The files.
+        logs: Log files.
 
-        folder: Where to; it is made if there is anything to keep.
+        folder: Output folder; made only if there is something to copy.
 
     Returns:
-        What was written, at most 1 MiB of each; and what was not, and why.
+        The files written, at most 1 MiB of each log; and the missing logs with
+        reasons.
     """
     files: list[Path] = []
     missing: list[Missing] = []
     for number, log in enumerate(map(Path, logs)):
         try:
-            if number >= _MOST_LOGS:
-                _refuse(f"only {_MOST_LOGS} logs are kept")
-            data = _tail(log)
+            if number >= _MAX_LOGS:
+                _raise_log_error(f"only {_MAX_LOGS} logs are kept")
+            data = _read_tail(log)
             folder.mkdir(mode=0o700, exist_ok=True)
-            path = _free_name(folder, log)
+            path = _unused_path(folder, log)
             write_whole(path, data)
         except (OSError, ValueError) as exc:
             missing.append(Missing.log(log, exc))
@@ -208,44 +209,41 @@ def keep_tails(
     return files, missing
 
 
-def own_logs(pids: Iterable[int]) -> list[Path]:
+def find_worker_logs(pids: Iterable[int]) -> list[Path]:
     """
-    Into which files do these processes print?
-
-    Args:
-        pids: The processes, on this node.
+    Find the files that processes of this node write their output to.
 
     Returns:
-        The ordinary files that are their standard output and standard error,
-        as far as they are known here by a name; each once.
+        The regular files behind their stdout and stderr, each once; only files
+        whose path exists on this side of a container.
     """
     found: dict[tuple[int, int], Path] = {}
     for pid in pids:
         for stream in (1, 2):
             link = Path(f"/proc/{pid}/fd/{stream}")
-            # Who is gone, or of another user, or in a container of its own.
+            # The process ended, belongs to another user, or runs in a container.
             with suppress(OSError):
                 log, status = link.readlink(), link.stat()
-                is_there = log.is_absolute() and log.samefile(link)
-                if stat.S_ISREG(status.st_mode) and is_there:
+                is_same_file = log.is_absolute() and log.samefile(link)
+                if stat.S_ISREG(status.st_mode) and is_same_file:
                     found.setdefault((status.st_dev, status.st_ino), log)
     return list(found.values())
 
 
-def _tail(log: Path) -> bytes:
+def _read_tail(log: Path) -> bytes:
     with open_ordinary(log, "it is not a file") as file:
         size = os.fstat(file.fileno()).st_size
-        file.seek(max(size - _MOST_BYTES, 0))
-        return file.read(_MOST_BYTES)
+        file.seek(max(size - _MAX_LOG_BYTES, 0))
+        return file.read(_MAX_LOG_BYTES)
 
 
-def _refuse(reason: str) -> None:
+def _raise_log_error(reason: str) -> None:
     raise OSError(0, reason)
 
 
-def _free_name(folder: Path, log: Path) -> Path:
-    # A log called rank_0 would be taken for a dump.
-    is_plain = log.suffix in _SUFFIXES
+def _unused_path(folder: Path, log: Path) -> Path:
+    # A file named rank_0 would pass for a dump.
+    is_plain = log.suffix in _LOG_SUFFIXES
     stem, suffix = (log.stem, log.suffix) if is_plain else (log.name, ".log")
     path, number = folder / f"{stem}{suffix}", 1
     while is_there(path):
@@ -254,49 +252,49 @@ def _free_name(folder: Path, log: Path) -> Path:
     return path
 
 
-# Of all dumps of a node.
-MOST_BYTES = 1 << 30
-_ONE_MOST_BYTES = 1 << 28
-_MOST_FILES = 200_000
+# Limit for all dumps of a node.
+MAX_DUMP_BYTES = 1 << 30
+_MAX_DUMP_FILE_BYTES = 1 << 28
+_MAX_FILES = 200_000
 _BLOCK = 1 << 20
-# Other files of ranks lie in folders too, such as checkpoints.
-_LIKELY = re.compile("nccl|rccl|xccl|gloo|trace|flight|dump", re.IGNORECASE)
-# Times of files are kept less precisely than the clock's.
-_TICK_S = 0.1
-_PAUSE_S = 0.25
+# Folders also hold other files per rank, such as checkpoints.
+_DUMP_NAME = re.compile("nccl|rccl|xccl|gloo|trace|flight|dump", re.IGNORECASE)
+# File times are less precise than the clock.
+_MTIME_SLACK_S = 0.1
+_POLL_S = 0.25
 
 
-def ask_ranks(
+def request_rank_dumps(
     dump_dir: str | os.PathLike[str],
     timeout_s: float,
     *,
     ranks: Collection[int] | None = None,
-    starts: tuple[str, ...] | None = None,
+    prefixes: tuple[str, ...] | None = None,
 ) -> list[Missing]:
     """
-    Ask the ranks of this node for dumps.
+    Ask the ranks of this node for dumps, and wait for the files.
 
     Args:
-        dump_dir: Where they put them.
+        dump_dir: Where the ranks write dumps.
 
-        timeout_s: How long to wait for answers, in seconds.
+        timeout_s: Time limit in seconds.
 
-        ranks: Whom to ask; by default everybody who has a pipe there.
+        ranks: Ranks to ask; by default all that have a pipe there.
 
-        starts: What the names of dumps start with, if that is known; see
-            :class:`~distdebug.flight_recorder.reading.files.Search`.
+        prefixes: Prefixes of dump names, if known; see
+            :class:`~distdebug.flight_recorder.reading.files.SearchLimits`.
 
     Returns:
-        Who gave none, and why.
+        The ranks without a new dump, and why.
     """
-    asked, deadline = time.time(), time.monotonic() + timeout_s
+    requested_at, deadline = time.time(), time.monotonic() + timeout_s
     rows = request_dumps(dump_dir, ranks=ranks, timeout_s=timeout_s)
     if not rows:
         reason = "nobody could be asked for dumps: there are no pipes"
         return [Missing(what="dump", reason=reason, source=str(dump_dir))]
 
-    search = Search(deadline, _MOST_FILES, starts)
-    late = _await_files(rows, dump_dir, asked, search)
+    search = SearchLimits(deadline, _MAX_FILES, prefixes)
+    late = _wait_for_dumps(rows, dump_dir, requested_at, search)
     return [
         Missing(
             what="fresh dump",
@@ -309,86 +307,91 @@ def ask_ranks(
     ]
 
 
-def _await_files(
+def _wait_for_dumps(
     rows: Iterable[DumpRequest],
     dump_dir: str | os.PathLike[str],
-    asked: float,
-    search: Search,
+    requested_at: float,
+    search: SearchLimits,
 ) -> set[DumpRequest]:
     """
-    Who was asked through a pipe of torch, and wrote nothing in time?
+    Return the ranks that wrote no dump in time after a request by pipe.
 
-    Torch does not answer; a new file is all there is to see.
+    Torch does not answer; only a new file shows success.
     """
     late = {row for row in rows if row.status == "asked"}
     while late:
         begun = time.monotonic()
         files = find_files([os.fspath(dump_dir)], search).files
-        fresh = {f.rank for f in files if f.modified >= asked - _TICK_S}
+        fresh = {
+            f.rank
+            for f in files
+            if f.modified >= requested_at - _MTIME_SLACK_S
+        }
         late = {row for row in late if row.rank not in fresh}
         now = time.monotonic()
         if now >= search.deadline:
             break
         if late:
-            # A large folder is not looked at all the time.
-            pause_s = max(_PAUSE_S, now - begun)
+            # Listing a large folder is slow: pause as long as it took.
+            pause_s = max(_POLL_S, now - begun)
             time.sleep(min(pause_s, search.deadline - now))
     return late
 
 
-def keep_dumps(  # noqa: PLR0913 each can be left out
+def collect_dumps(  # noqa: PLR0913 each can be left out
     dump_dir: str | os.PathLike[str],
     folder: Path,
     deadline: float,
     *,
-    own: Collection[int] | None = None,
-    starts: tuple[str, ...] | None = None,
-    most_bytes: int = MOST_BYTES,
+    local_ranks: Collection[int] | None = None,
+    prefixes: tuple[str, ...] | None = None,
+    max_bytes: int = MAX_DUMP_BYTES,
 ) -> tuple[list[Path], list[Missing]]:
     """
-    Copy the newest dump and side-car of each rank.
+    Copy the newest dump and sidecar of each rank.
 
-    Also of those that did not answer: what a rank left when it died is worth
-    most.
+    Includes ranks that did not answer: what a rank left when it died is the
+    most valuable evidence.
 
     Args:
-        dump_dir: Where the ranks put them.
+        dump_dir: Where the ranks write dumps.
 
-        folder: Where to; it is made if there is anything to keep.
+        folder: Output folder; made only if there is something to copy.
 
         deadline: When to stop, on the monotonic clock.
 
-        own: The ranks that are alive on this node, if others share the
-            folder: what is known to be of another node is left to it.
+        local_ranks: Live ranks of this node, if several nodes share
+            *dump_dir*; dumps of other hosts are skipped.
 
-        starts: What the names of dumps start with, if that is known.
+        prefixes: Prefixes of dump names, if known.
 
-        most_bytes: How much to keep, at most.
+        max_bytes: Limit for all copies, in bytes; half of the free disk space
+            is a limit, too.
 
     Returns:
-        What was written, with the times of the originals, and at most half of
-        what the disk has left; and what was not, and why.
+        The files written, with the times of the originals; and the missing
+        ones with reasons.
     """
     root = Path(dump_dir)
-    # Copying takes time too.
+    # Leave half of the time for copying.
     now = time.monotonic()
     search_ends = min(deadline, now + max(deadline - now, 0.0) / 2)
-    search = Search(search_ends, _MOST_FILES, starts)
+    search = SearchLimits(search_ends, _MAX_FILES, prefixes)
     found = find_files([str(root)], search)
-    if own is not None:
-        found = _of_this_node(found, own)
+    if local_ranks is not None:
+        found = _select_local_files(found, local_ranks)
     files: list[Path] = []
     missing = list(found.problems)
-    # The job may need the rest of the disk.
-    left = min(most_bytes, _free_bytes(folder.parent) // 2)
-    for rank, source in _newest(found):
+    # Leave the other half of the disk to the job.
+    left = min(max_bytes, _free_bytes(folder.parent) // 2)
+    for rank, source in _newest_by_rank(found):
         try:
             if time.monotonic() > deadline:
-                _dumps_refuse("the time was over")
+                _raise_dump_error("the time was over")
             path = folder / source.relative_to(root)
             path.parent.mkdir(parents=True, exist_ok=True)
-            most = min(left, _ONE_MOST_BYTES)
-            left -= _copy(source, path, most, deadline)
+            max_file_bytes = min(left, _MAX_DUMP_FILE_BYTES)
+            left -= _copy(source, path, max_file_bytes, deadline)
         except OSError as exc:
             reason = reason_of(exc)
             missing.append(
@@ -401,64 +404,72 @@ def keep_dumps(  # noqa: PLR0913 each can be left out
     return files, missing
 
 
-def _of_this_node(found: Found, own: Collection[int]) -> Found:
-    here = socket.gethostname()
+def _select_local_files(
+    found: FoundFiles, local_ranks: Collection[int]
+) -> FoundFiles:
+    host = socket.gethostname()
 
-    def is_ours(sidecar: Sidecar | None) -> bool:
-        return sidecar is None or sidecar.host == here or sidecar.rank in own
+    def is_local(sidecar: Sidecar | None) -> bool:
+        return (
+            sidecar is None
+            or sidecar.host == host
+            or sidecar.rank in local_ranks
+        )
 
     return found._replace(
-        files=[file for file in found.files if is_ours(file.sidecar)],
-        sidecars=[s for s in found.sidecars if is_ours(s)],
+        files=[file for file in found.files if is_local(file.sidecar)],
+        sidecars=[s for s in found.sidecars if is_local(s)],
     )
 
 
-def _newest(found: Found) -> Iterator[tuple[int, Path]]:
-    seen: set[str] = set()
+def _newest_by_rank(found: FoundFiles) -> Iterator[tuple[int, Path]]:
+    used_sidecars: set[str] = set()
     for rank, file in _last_by_rank(found.files).items():
         yield rank, Path(file.path)
         if file.sidecar:
-            seen.add(file.sidecar.path)
+            used_sidecars.add(file.sidecar.path)
             yield rank, Path(file.sidecar.path)
 
-    # One that died may have left a side-car only.
-    last: dict[int, Sidecar] = {}
+    # A rank that died may have left only a sidecar.
+    last_sidecar: dict[int, Sidecar] = {}
     for sidecar in sorted(found.sidecars, key=lambda s: s.written):
-        last[sidecar.rank] = sidecar
-    for rank, sidecar in sorted(last.items()):
-        if sidecar.path not in seen:
+        last_sidecar[sidecar.rank] = sidecar
+    for rank, sidecar in sorted(last_sidecar.items()):
+        if sidecar.path not in used_sidecars:
             yield rank, Path(sidecar.path)
 
 
 def _last_by_rank(files: Iterable[DumpFile]) -> dict[int, DumpFile]:
     last: dict[int, DumpFile] = {}
-    for file in sorted(files, key=lambda f: (_is_likely(f), f.modified)):
-        # Configurations and notes are not ours to take.
+    for file in sorted(files, key=lambda f: (_has_dump_name(f), f.modified)):
+        # Skip files that are not dumps, such as configurations.
         is_dump = file.is_expected
         if is_dump and file.rank is not None:
             last[file.rank] = file
     return dict(sorted(last.items()))
 
 
-def _is_likely(file: DumpFile) -> bool:
+def _has_dump_name(file: DumpFile) -> bool:
     name = Path(file.path).name
-    return file.sidecar is not None or bool(_LIKELY.search(name))
+    return file.sidecar is not None or bool(_DUMP_NAME.search(name))
 
 
-def _copy(source: Path, path: Path, most: int, deadline: float) -> int:
+def _copy(
+    source: Path, path: Path, max_file_bytes: int, deadline: float
+) -> int:
     """
-    Copy a file, and give its size.
+    Copy a file, and return its size.
     """
     fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            _dumps_refuse("it is not a file")
-        if status.st_size > most:
-            _dumps_refuse("it is too large for the space that is left")
+            _raise_dump_error("it is not a file")
+        if status.st_size > max_file_bytes:
+            _raise_dump_error("it is too large for the space that is left")
         with open_whole(path) as copy:
             _copy_blocks(file, copy, status.st_size, deadline)
-            copy.flush()  # or else it would be of now
+            copy.flush()  # a later flush would change the time
             times = status.st_atime_ns, status.st_mtime_ns
             os.utime(copy.fileno(), ns=times)
 
@@ -469,12 +480,12 @@ def _copy_blocks(
     file: IO[bytes], copy: IO[bytes], size: int, deadline: float
 ) -> None:
     """
-    Copy what was there when it was looked at; it may still grow.
+    Copy *size* bytes; the file may still grow.
     """
     left = size
     while left > 0 and (block := file.read(min(left, _BLOCK))):
         if time.monotonic() > deadline:
-            _dumps_refuse("the time was over")
+            _raise_dump_error("the time was over")
         copy.write(block)
         left -= len(block)
 
@@ -484,27 +495,23 @@ def _free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _dumps_refuse(reason: str) -> None:
+def _raise_dump_error(reason: str) -> None:
     raise OSError(0, reason)
 
 
-_MOST_RANKS = 256
-_MOST_ENTRIES = 100_000
+_MAX_RANKS = 256
+_MAX_ENTRIES = 100_000
 
 
 def find_dump_dirs(pids: Iterable[int]) -> dict[Path, tuple[str, ...]]:
     """
-    Find out from ranks where they put their dumps.
-
-    Args:
-        pids: The ranks.
+    Find the dump folders that the environments of ranks name.
 
     Returns:
-        The folders that their environments name, and in which somebody listens
-        or has dumped.
+        The folders that hold files of ranks, with the prefixes of their dumps.
     """
     named: dict[Path, set[str]] = {}
-    for pid in islice(pids, _MOST_RANKS):
+    for pid in islice(pids, _MAX_RANKS):
         environ, _ = read_environ(pid)
         for prefix in _prefixes(environ):
             folder, name = os.path.split(prefix)
@@ -513,7 +520,7 @@ def find_dump_dirs(pids: Iterable[int]) -> dict[Path, tuple[str, ...]]:
     return {
         folder: tuple(sorted(names))
         for folder, names in named.items()
-        if _is_used(folder, names)
+        if _has_rank_files(folder, names)
     }
 
 
@@ -524,19 +531,19 @@ def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:
                 yield environ.get(spelling.name, "")
 
 
-def _is_used(folder: Path, names: Iterable[str]) -> bool:
+def _has_rank_files(folder: Path, names: Iterable[str]) -> bool:
     """
-    Whether a folder has files of ranks, and is not just some folder.
+    Return whether a folder holds files of ranks.
 
-    Other folders can be huge, and none of our business.
+    Other folders can be huge, and are not searched.
     """
-    starts = tuple(name for name in names if name)
+    prefixes = tuple(name for name in names if name)
     try:
         with os.scandir(folder) as entries:
             return any(
                 entry.name.endswith(SIDECAR_SUFFIX)
-                or (starts and entry.name.startswith(starts))
-                for entry in islice(entries, _MOST_ENTRIES)
+                or (prefixes and entry.name.startswith(prefixes))
+                for entry in islice(entries, _MAX_ENTRIES)
             )
     except (OSError, ValueError):
         return False

@@ -1,5 +1,5 @@
 """
-What is to be taken from a job?
+Options of a snapshot: which processes, logs, and sources to collect.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from ..capture import Native
 from ..processes import compile_patterns
 
 
-def _paths(
+def _as_paths(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> tuple[Path, ...]:
-    # One text is one path, and not many of one letter.
+    # A string is one path, not a sequence of letters.
     if isinstance(paths, (str, os.PathLike)):
         return (Path(paths),)
     return tuple(map(Path, paths))
 
 
-def _pids(pids: Iterable[int] | None) -> tuple[int, ...] | None:
+def _as_pids(pids: Iterable[int] | None) -> tuple[int, ...] | None:
     return None if pids is None else tuple(pids)
 
 
-def _patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
+def _as_patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
     patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     compile_patterns(patterns)
     return patterns
 
 
 @attrs.frozen(kw_only=True)
-class Wanted:
+class SnapshotOptions:
     """
-    What to take.
+    What a snapshot collects.
 
     Attributes:
-        dump_dir: Where the ranks put their Flight Recorder dumps; by default
-            the ranks themselves tell.
+        dump_dir: Folder of the Flight Recorder dumps; by default found in the
+            environment of the ranks.
 
-        pids: Which processes; by default the workers that are found.
+        pids: Processes to capture; by default the workers that are found.
 
         patterns: Regular expressions for the command lines of workers.
 
-        logs: Files of which the end is kept.
+        logs: Log files; the end of each is saved.
 
-        native: Whose native stacks to take.
+        native: Which processes to take native stacks of.
 
         cuda: Whether to attach cuda-gdb to every process.
 
-        debug_server: Where a server of ``torch.distributed.debug`` answers,
-            as ``HOST:PORT``; it tells about all ranks of the job.
+        debug_server: Address of a ``torch.distributed.debug`` server, as
+            ``HOST:PORT``; it has data of all ranks.
 
-        timeout_s: How long it may take, in seconds.
+        timeout_s: Time limit in seconds.
 
     Raises:
         PatternError: A pattern is no regular expression.
@@ -65,9 +65,11 @@ class Wanted:
     dump_dir: Path | None = attrs.field(
         default=None, converter=attrs.converters.optional(Path)
     )
-    pids: tuple[int, ...] | None = attrs.field(default=None, converter=_pids)
-    patterns: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
-    logs: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
+    pids: tuple[int, ...] | None = attrs.field(
+        default=None, converter=_as_pids
+    )
+    patterns: tuple[str, ...] = attrs.field(default=(), converter=_as_patterns)
+    logs: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
     native: Native = "none"
     cuda: bool = False
     debug_server: str = ""

@@ -1,7 +1,5 @@
 """
-What do the stacks of running processes say?
-
-Reading what other tools wrote, and saying what the main thread is doing.
+Parse stack dumps of running processes and explain what each one waits for.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from .export import to_collapsed as to_collapsed
     from .export import to_speedscope as to_speedscope
     from .formats.cuda import parse_kernels as parse_kernels
-    from .formats.cuda import short_name as short_name
+    from .formats.cuda import short_kernel_name as short_kernel_name
     from .formats.faulthandler import parse_faulthandler as parse_faulthandler
     from .formats.gdb import parse_gdb as parse_gdb
     from .formats.pystack import parse_pystack as parse_pystack
@@ -24,10 +22,10 @@ if TYPE_CHECKING:
     from .jobs import join_threads as join_threads
     from .jobs import members_of_job as members_of_job
     from .merge import StackTree as StackTree
-    from .merge import branches as branches
     from .merge import is_own as is_own
     from .merge import merge_stacks as merge_stacks
     from .merge import native_function as native_function
+    from .merge import to_branches as to_branches
     from .model import GpuKernel as GpuKernel
     from .model import ProcessStacks as ProcessStacks
     from .model import StackFrame as StackFrame
@@ -36,14 +34,14 @@ if TYPE_CHECKING:
     from .model import ThreadStack as ThreadStack
     from .motion import is_background as is_background
     from .parse import StackFiles as StackFiles
-    from .parse import is_captured as is_captured
-    from .parse import is_stack_like as is_stack_like
+    from .parse import is_capture_file as is_capture_file
+    from .parse import is_stack_file as is_stack_file
     from .parse import parse_stacks as parse_stacks
     from .parse import read_stack_files as read_stack_files
     from .parse import read_stacks as read_stacks
     from .places import is_native as is_native
     from .view import ProcessView as ProcessView
-    from .view import agree as agree
+    from .view import conjugate as conjugate
 else:
     from .._lazy import lazy_names
 

@@ -1,8 +1,8 @@
 """
-What do the stacks of a job say together?
+Explain why a job hangs, from the stacks of all its processes.
 
-Most ranks of a hung job wait for somebody, and are innocent.  Whoever is
-somewhere else is looked at first.
+Most ranks of a hung job are victims: they wait for others.  Ranks that are
+somewhere else are reported first.
 """
 
 from __future__ import annotations
@@ -15,22 +15,32 @@ import attrs
 
 from ..findings import Cause, Confidence, Finding
 from ..ranks import fold_ranks
-from .formats.cuda import with_kernels
-from .jobs import Family, find_family, split_jobs, without_strangers
-from .merge import group_alike
+from .formats.cuda import add_kernels
+from .jobs import (
+    ProcessTree,
+    build_process_tree,
+    drop_foreign_processes,
+    split_jobs,
+)
+from .merge import group_by_key
 from .model import ProcessStacks, ThreadActivity, ThreadStack
 from .motion import Motion
-from .places import SourceLines, user_frame, where
+from .places import SourceLines, find_user_frame, to_location
 from .rules import RuleBook, read_rules
-from .threads import Looker, is_message, is_receiving, operation_of
+from .threads import (
+    ProcessExplainer,
+    find_operation,
+    is_p2p_operation,
+    is_receiving,
+)
 from .view import (
     ProcessView,
-    agree,
-    evidence_of,
-    finding,
-    names_of,
-    say,
-    say_waiting,
+    conjugate,
+    describe_views,
+    describe_waiting,
+    make_evidence,
+    make_finding,
+    name_processes,
 )
 
 
@@ -40,13 +50,15 @@ _MOST_RANKS = 1 << 20
 Views = Sequence[ProcessView]
 
 
-def judge_common_wait(waiting: Views) -> Iterable[Finding]:
+def explain_common_wait(waiting: Views) -> Iterable[Finding]:
     """
-    Everybody waits: in the same call, or in several.
+    Explain a job in which all ranks wait in a collective or a message.
     """
-    absent = _absent([v.process for v in waiting])
+    absent = _absent_ranks_text([v.process for v in waiting])
     if all(map(is_receiving, waiting)) and len(waiting) > 1:
-        summary = f"{say(waiting)}: all wait to receive, and nobody sends"
+        summary = (
+            f"{describe_views(waiting)}: all wait to receive, and nobody sends"
+        )
         changes = {
             "cause": Cause.P2P_DEADLOCK,
             "summary": summary,
@@ -54,72 +66,80 @@ def judge_common_wait(waiting: Views) -> Iterable[Finding]:
             "remedy": "compare the order of sends and receives on these "
             "ranks; with NCCL, dumps show which were not matched",
         }
-        yield finding(waiting, changes=changes)
+        yield make_finding(waiting, changes=changes)
         return
 
-    # A rank that receives may wait for a stage that is stuck itself.
-    groups = _by_place([v for v in waiting if not is_receiving(v)] or waiting)
-    apart = [g for g in map(_by_place, _peers(waiting)) if len(g) > 1]
-    if apart:
-        yield _mismatch(apart[0])
+    # A rank that receives may wait for a pipeline stage that is itself stuck.
+    groups = _group_by_location(
+        [v for v in waiting if not is_receiving(v)] or waiting
+    )
+    mismatches = [
+        g for g in map(_group_by_location, _group_peers(waiting)) if len(g) > 1
+    ]
+    if mismatches:
+        yield _mismatch_finding(mismatches[0])
         return
 
     for group in groups:
-        tail = f"; {absent}" if absent else _all_there(group, waiting)
-        yield finding(group, tail=tail, changes=_worded(group, tail))
+        tail = f"; {absent}" if absent else _completeness_note(group, waiting)
+        yield make_finding(
+            group, tail=tail, changes=_wait_summary(group, tail)
+        )
 
 
-def _worded(group: Views, tail: str) -> dict[str, object]:
-    op = operation_of(group[0])
+def _wait_summary(group: Views, tail: str) -> dict[str, object]:
+    op = find_operation(group[0])
     if group[0].cause is not Cause.COLLECTIVE_WAIT or not op:
         return {}
     processes = [v.process for v in group]
-    where = group[0].location
-    place = f" in {where.brief}" if where else ""
-    doing = agree(processes, f"is waiting in {op}{place}")
-    return {"summary": f"{names_of(processes)} {doing}{tail}"}
+    location = group[0].location
+    place = f" in {location.brief}" if location else ""
+    doing = conjugate(processes, f"is waiting in {op}{place}")
+    return {"summary": f"{name_processes(processes)} {doing}{tail}"}
 
 
-def _all_there(group: Views, waiting: Views) -> str:
+def _completeness_note(group: Views, waiting: Views) -> str:
     sizes = {v.process.world_size for v in waiting}
     if sizes == {len(group)} and len(group) > 1:
         return "; nobody is missing"
     return ""
 
 
-def _mismatch(groups: Sequence[Views]) -> Finding:
+def _mismatch_finding(groups: Sequence[Views]) -> Finding:
     """
-    Say that peers are in different calls, which may or may not be wrong.
+    Report that peers are in different calls, which may or may not be wrong.
     """
     ordered = sorted(groups, key=len)
     total = sum(map(len, ordered))
-    is_odd = 2 * len(ordered[0]) < total
-    odd = ordered[0] if is_odd else [v for group in ordered for v in group]
-    said = []
+    has_minority = 2 * len(ordered[0]) < total
+    outliers = (
+        ordered[0] if has_minority else [v for group in ordered for v in group]
+    )
+    parts = []
     for group in ordered[::-1][:_MOST_PLACES]:
         processes = [v.process for v in group]
-        where = group[0].location
-        op = operation_of(group[0]) or "another collective"
-        place = f" in {where.brief}" if where else ""
-        doing = agree(processes, f"is waiting in {op}")
-        said.append(f"{names_of(processes)} {doing}{place}")
-    ops = [operation_of(group[0]) for group in ordered]
-    what = "calls" if any(map(is_message, ops)) else "collectives"
+        location = group[0].location
+        op = find_operation(group[0]) or "another collective"
+        place = f" in {location.brief}" if location else ""
+        doing = conjugate(processes, f"is waiting in {op}")
+        parts.append(f"{name_processes(processes)} {doing}{place}")
+    ops = [find_operation(group[0]) for group in ordered]
+    what = "calls" if any(map(is_p2p_operation, ops)) else "collectives"
     changes = {
-        "summary": f"ranks are in different {what}: {'; '.join(said)}",
+        "summary": f"ranks are in different {what}: {'; '.join(parts)}",
         "confidence": "possible",
         "location": ordered[0][0].location,
     }
-    return finding(odd, changes=changes)
+    return make_finding(outliers, changes=changes)
 
 
-def _by_place(views: Views) -> Sequence[Views]:
-    return group_alike(views, lambda v: (operation_of(v), v.location))
+def _group_by_location(views: Views) -> Sequence[Views]:
+    return group_by_key(views, lambda v: (find_operation(v), v.location))
 
 
-def _peers(views: Views) -> Sequence[Views]:
+def _group_peers(views: Views) -> Sequence[Views]:
     """
-    Those that should be in the same call: of stages of a pipeline, each alone.
+    Group ranks that should be in the same call: one group per pipeline stage.
     """
 
     def stage(view: ProcessView) -> Hashable:
@@ -129,49 +149,58 @@ def _peers(views: Views) -> Sequence[Views]:
             if name not in {"tp", "sp", "ep"}
         )
 
-    return group_alike(views, stage)
+    return group_by_key(views, stage)
 
 
-def _absent(processes: Sequence[ProcessStacks]) -> str:
+def _absent_ranks_text(processes: Sequence[ProcessStacks]) -> str:
     """
-    Say which ranks were not seen, if that is known.
+    Name the ranks without a stack, if the world size is known.
     """
     size = max((p.world_size or 0 for p in processes), default=0)
-    seen = {p.rank for p in processes if p.rank is not None}
-    if not seen or size > _MOST_RANKS or len(seen) >= size:
+    ranks = {p.rank for p in processes if p.rank is not None}
+    if not ranks or size > _MOST_RANKS or len(ranks) >= size:
         return ""
 
-    absent = [rank for rank in range(size) if rank not in seen]
+    absent = [rank for rank in range(size) if rank not in ranks]
     word = "rank" if len(absent) == 1 else "ranks"
     verb = "was" if len(absent) == 1 else "were"
     return f"{word} {fold_ranks(absent)} of {size} {verb} not seen"
 
 
-_FOR_OTHERS = frozenset(
+_WAITS_FOR_PEERS = frozenset(
     {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT, Cause.GPU_SYNC_WAIT}
 )
 
 
-def judge_progress(views: Views) -> tuple[Finding, ...]:
+def explain_progress(views: Views) -> tuple[Finding, ...]:
     """
-    Say that a job moves, if it does, and who the others wait for.
+    Report that a job makes progress, and the ranks that the others wait for.
+
+    Returns:
+        One finding, or none if the job does not move.
     """
     busy = [v for v in views if v.cause is not Cause.IDLE]
-    waiting = [v for v in busy if v.cause in _FOR_OTHERS]
+    waiting = [v for v in busy if v.cause in _WAITS_FOR_PEERS]
     moves = [v for v in waiting or busy if v.motion is Motion.MOVING]
     if not moves or 2 * len(moves) < len(waiting or busy):
         return ()
     if not waiting and len(moves) < len(busy):
         return ()
 
-    slow = [v for v in busy if v not in waiting and _stays(v)]
+    slow = [v for v in busy if v not in waiting and _stays_in_function(v)]
     slow = slow if waiting else []
     slow = slow if 2 * len(slow) < len(busy) else []
     processes = [v.process for v in views]
-    text = f"{names_of(processes)} {agree(processes, 'is moving')}: slow at "
+    text = (
+        f"{name_processes(processes)} "
+        f"{conjugate(processes, 'is moving')}: slow at "
+    )
     text += "most, not stuck"
     if slow:
-        text += f"; the others wait for {names_of([v.process for v in slow])}"
+        text += (
+            "; the others wait for "
+            f"{name_processes([v.process for v in slow])}"
+        )
         place = slow[0].location
         text += f" in {place.brief}" if place else ""
     ranks = tuple(v.process.rank for v in slow if v.process.rank is not None)
@@ -182,36 +211,35 @@ def judge_progress(views: Views) -> tuple[Finding, ...]:
         "confidence": "likely",
         "remedy": "if it is too slow, look at who the others wait for",
     }
-    return (finding(slow or moves, changes=changes),)
+    return (make_finding(slow or moves, changes=changes),)
 
 
-def _stays(view: ProcessView) -> bool:
+def _stays_in_function(view: ProcessView) -> bool:
     """
-    Whether a rank was in the same function at every look.
+    Return whether a rank was in the same function in every sample.
     """
     activity = view.thread.activity if view.thread else None
     return activity is not None and activity.has_left is False
 
 
-# So long a disk may take, if it is busy.
-_SLOW_S = 1.0
-_LONG_S = 10.0
+# How long a busy disk may take.
+_SHORT_WAIT_S = 1.0
+_LONG_WAIT_S = 10.0
 
 
-def state_view(process: ProcessStacks, book: RuleBook) -> ProcessView | None:
+def explain_state(
+    process: ProcessStacks, book: RuleBook
+) -> ProcessView | None:
     """
-    Tell what the state of a process says about it.
+    Explain a process that is dead, stopped, or blocked in the kernel.
 
     Args:
-        process: The process.
-
-        book: Says what to do about it.
+        book: Provides the texts and remedies of causes.
 
     Returns:
-        That it is dead, stopped, or waits in the kernel; ``None`` if it is
-        none of these.
+        ``None`` if the process is none of these.
     """
-    found = _cause(process)
+    found = _state_cause(process)
     if found is None:
         return None
 
@@ -223,26 +251,26 @@ def state_view(process: ProcessStacks, book: RuleBook) -> ProcessView | None:
         doing=doing or book.doing.get(cause, ""),
         thread=thread,
         frame=thread.frames[0] if thread and thread.frames else None,
-        location=where(user_frame(thread.frames)) if thread else None,
+        location=to_location(find_user_frame(thread.frames))
+        if thread
+        else None,
         confidence=confidence,
         remedy=book.remedy.get(cause, ""),
     )
 
 
-def outlived_view(
+def note_ended_main_thread(
     process: ProcessStacks, view: ProcessView | None, book: RuleBook
 ) -> ProcessView | None:
     """
-    Add that the main thread of a process has ended, and others have not.
+    Add a note that the main thread has ended while other threads live.
 
     Args:
-        process: The process.
+        view: The explanation by its threads; ``None`` if there is none.
 
-        view: What its threads tell, if they tell anything.
-
-        book: Says what to do about it.
+        book: Provides the texts and remedies of causes.
     """
-    if process.state != "Z" or not _has_life(process.threads):
+    if process.state != "Z" or not _has_live_thread(process.threads):
         return view
 
     if view is None:
@@ -256,9 +284,11 @@ def outlived_view(
     return attrs.evolve(view, note=note)
 
 
-def _cause(process: ProcessStacks) -> tuple[Cause, str, Confidence] | None:
+def _state_cause(
+    process: ProcessStacks,
+) -> tuple[Cause, str, Confidence] | None:
     tracer = process.tracer_pid
-    if process.state == "Z" and not _has_life(process.threads):
+    if process.state == "Z" and not _has_live_thread(process.threads):
         doing = "has ended, and nobody asked for its exit status (a zombie)"
         return Cause.DEAD, doing, "certain"
     if process.state in {"X", "x"}:
@@ -270,12 +300,12 @@ def _cause(process: ProcessStacks) -> tuple[Cause, str, Confidence] | None:
         return Cause.STOPPED, "is stopped by a signal", "certain"
     main = process.main_thread
     if process.state == "D" or (main is not None and main.state == "D"):
-        return _uninterruptible(main)
+        return _uninterruptible_cause(main)
     return None
 
 
-def _has_life(threads: Iterable[ThreadStack]) -> bool:
-    # The first thread may end before the others do.
+def _has_live_thread(threads: Iterable[ThreadStack]) -> bool:
+    # The main thread may end before the others.
     return any(t.state and t.state not in "ZX" for t in threads)
 
 
@@ -290,11 +320,11 @@ def _has_run(activity: ThreadActivity) -> bool:
     )
 
 
-def _uninterruptible(
+def _uninterruptible_cause(
     main: ThreadStack | None,
 ) -> tuple[Cause, str, Confidence] | None:
     """
-    Whether a process is in the kernel for longer than any disk needs.
+    Return the cause if a process is in the kernel longer than a disk needs.
     """
     doing = ""
     call = main.system_call if main is not None else None
@@ -304,10 +334,10 @@ def _uninterruptible(
     idle_s = main.idle_s if main is not None else None
     if activity is not None and _has_run(activity):
         return None
-    is_short = activity is None or activity.seconds < _SLOW_S
-    if idle_s is not None and idle_s < _SLOW_S and is_short:
+    is_short = activity is None or activity.seconds < _SHORT_WAIT_S
+    if idle_s is not None and idle_s < _SHORT_WAIT_S and is_short:
         return None
-    if activity is not None or (idle_s is not None and idle_s > _LONG_S):
+    if activity is not None or (idle_s is not None and idle_s > _LONG_WAIT_S):
         return Cause.UNINTERRUPTIBLE, doing, "certain"
     return Cause.UNINTERRUPTIBLE, doing, "likely"
 
@@ -321,25 +351,27 @@ _WAITS_FOR_CHILDREN = frozenset(
         Cause.FUTURE_WAIT,
     }
 )
-_IDLE = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE, Cause.UNKNOWN})
+_IDLE_OR_UNKNOWN = frozenset(
+    {Cause.IDLE, Cause.EVENT_LOOP_IDLE, Cause.UNKNOWN}
+)
 
 
-def with_workers(
-    view: ProcessView, family: Family, looker: Looker
+def add_worker_activity(
+    view: ProcessView, tree: ProcessTree, explainer: ProcessExplainer
 ) -> ProcessView:
     """
-    Join what a rank waits for with what its children do.
+    Add what the child processes of a waiting rank do.
 
     Args:
-        view: What the rank does.
+        view: The explanation of the rank.
 
-        family: Who is whose child.
+        tree: The processes of the job.
 
-        looker: Explains single processes.
+        explainer: Explains single processes.
 
     Returns:
-        The same view; of a rank that waits for a child that is busy or dead,
-        with what that child does.
+        The same view; if the rank waits for a child that is busy or dead, with
+        the activity of that child.
     """
     if view.cause not in _WAITS_FOR_CHILDREN:
         return view
@@ -347,37 +379,44 @@ def with_workers(
     is_loader = view.cause is Cause.DATALOADER_WAIT
     children = [
         child
-        for child in family.children_of(view.process)[:_MOST_WORKERS]
+        for child in tree.children_of(view.process)[:_MOST_WORKERS]
         if child.role != "compile"
         and (child.role != "child" or not is_loader or child.threads)
     ]
-    seen = [
+    child_views = [
         found
         for child in children
-        if (found := state_view(child, looker.book) or looker.explain(child))
+        if (
+            found := explain_state(child, explainer.book)
+            or explainer.explain(child)
+        )
     ]
-    busy = [v for v in seen if v.cause not in _IDLE]
+    busy = [v for v in child_views if v.cause not in _IDLE_OR_UNKNOWN]
     if busy:
-        return _joined(view, busy)
-    if is_loader and seen:
-        many = "worker is" if len(seen) == 1 else f"{len(seen)} workers are"
+        return _add_worker(view, busy)
+    if is_loader and child_views:
+        many = (
+            "worker is"
+            if len(child_views) == 1
+            else f"{len(child_views)} workers are"
+        )
         return attrs.evolve(view, note=f"although its {many} idle")
 
     return view
 
 
-def _joined(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
-    worst = min(busy, key=_urgency)
-    evidence = evidence_of(worst.process, worst.thread, worst.frame)
+def _add_worker(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
+    worst = min(busy, key=_worker_priority)
+    evidence = make_evidence(worst.process, worst.thread, worst.frame)
     view = attrs.evolve(view, evidence=(*view.evidence, evidence))
     place = f" in {worst.location.brief}" if worst.location else ""
     number = worst.process.pid
     if view.cause is not Cause.DATALOADER_WAIT or worst.location is None:
         kind = "worker" if view.cause is Cause.DATALOADER_WAIT else "child"
-        said = f"{kind}, process {number}, {worst.doing}{place}"
-        return attrs.evolve(view, note=f"{view.note} (its {said})".strip())
+        activity = f"{kind}, process {number}, {worst.doing}{place}"
+        return attrs.evolve(view, note=f"{view.note} (its {activity})".strip())
 
-    # The line that a person can do something about is that of the worker.
+    # The worker's line is the one that the user can change.
     at = f" in {view.location.brief}" if view.location else ""
     waits = f"{view.doing}{at}"
     return attrs.evolve(
@@ -389,165 +428,186 @@ def _joined(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
     )
 
 
-def _urgency(view: ProcessView) -> tuple[bool, bool, int]:
-    is_gone = view.cause in {Cause.DEAD, Cause.STOPPED, Cause.UNINTERRUPTIBLE}
+def _worker_priority(view: ProcessView) -> tuple[bool, bool, int]:
+    cannot_run = view.cause in {
+        Cause.DEAD,
+        Cause.STOPPED,
+        Cause.UNINTERRUPTIBLE,
+    }
     is_vague = view.cause in {Cause.PYTHON_LOOP, Cause.NATIVE_SPIN}
-    return not is_gone, is_vague, view.process.pid
+    return not cannot_run, is_vague, view.process.pid
 
 
-_WAITS = frozenset({Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT})
-_VERDICT_IDLE = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
-# These say less than any wait.
-_VAGUE = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN, Cause.UNKNOWN})
+_COLLECTIVE_WAITS = frozenset({Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT})
+_IDLE_CAUSES = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
+# These causes are less specific than any wait.
+_VAGUE_CAUSES = frozenset(
+    {Cause.PYTHON_LOOP, Cause.NATIVE_SPIN, Cause.UNKNOWN}
+)
 
 
-def judge(
-    processes: Sequence[ProcessStacks], looker: Looker
+def explain_job(
+    processes: Sequence[ProcessStacks], explainer: ProcessExplainer
 ) -> tuple[Finding, ...]:
     """
-    Say what is wrong, the verdict first.
+    Find the causes of a hang in one job, the verdict first.
 
     Args:
-        processes: All that is known of a job.
+        processes: All known processes of the job.
 
-        looker: Explains single processes.
+        explainer: Explains single processes.
     """
-    family = find_family(processes)
-    gone, views = views_of(family, looker)
-    if not gone and (moving := judge_progress(views)):
-        return moving
+    tree = build_process_tree(processes)
+    blocked, views = view_ranks(tree, explainer)
+    if not blocked and (progress := explain_progress(views)):
+        return progress
 
-    waiting = say_waiting(*_where_all_wait(views)) if gone else ""
+    waiting = describe_waiting(*_common_operation(views)) if blocked else ""
     first = [
-        finding(group, tail=waiting)
-        for group in group_alike(gone, lambda v: (v.cause, v.doing))
+        make_finding(group, tail=waiting)
+        for group in group_by_key(blocked, lambda v: (v.cause, v.doing))
     ]
-    living = _of_the_living(views, family, looker)
-    # Whoever waits, waits for the dead.
-    innocent = {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT} if gone else ()
-    return (*first, *(f for f in living if f.cause not in innocent))
+    running = _running_findings(views, tree, explainer)
+    # Ranks in a collective wait for the ranks that cannot run.
+    victims = {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT} if blocked else ()
+    return (*first, *(f for f in running if f.cause not in victims))
 
 
-def views_of(
-    family: Family, looker: Looker
+def view_ranks(
+    tree: ProcessTree, explainer: ProcessExplainer
 ) -> tuple[list[ProcessView], list[ProcessView]]:
     """
-    What is each rank doing, together with its children?
+    Explain each rank together with its child processes.
 
     Args:
-        family: All that is known of a job.
+        tree: The processes of the job.
 
-        looker: Explains single processes.
+        explainer: Explains single processes.
 
     Returns:
-        Those that cannot run, and the others.
+        The ranks that cannot run (dead, stopped, or blocked in the kernel),
+        and the others.
     """
-    gone: list[ProcessView] = []
+    blocked: list[ProcessView] = []
     views: list[ProcessView] = []
-    for process in family.ranks:
-        if (state := state_view(process, looker.book)) is not None:
-            gone.append(state)
+    for process in tree.ranks:
+        if (state := explain_state(process, explainer.book)) is not None:
+            blocked.append(state)
             continue
-        view = looker.explain(process)
-        view = outlived_view(process, view, looker.book)
+        view = explainer.explain(process)
+        view = note_ended_main_thread(process, view, explainer.book)
         if view is not None:
-            joined = with_workers(view, family, looker)
-            views.append(with_kernels(joined, looker.book))
-    return gone, views
+            joined = add_worker_activity(view, tree, explainer)
+            views.append(add_kernels(joined, explainer.book))
+    return blocked, views
 
 
-def _of_the_living(
-    views: Views, family: Family, looker: Looker
+def _running_findings(
+    views: Views, tree: ProcessTree, explainer: ProcessExplainer
 ) -> Iterable[Finding]:
-    waiting = [v for v in views if v.cause in _WAITS]
+    waiting = [v for v in views if v.cause in _COLLECTIVE_WAITS]
     at_gpu = [v for v in views if v.cause is Cause.GPU_SYNC_WAIT]
-    idle = [v for v in views if v.cause in _VERDICT_IDLE]
+    idle = [v for v in views if v.cause in _IDLE_CAUSES]
     known = {*map(id, (*waiting, *at_gpu, *idle))}
     others = [v for v in views if id(v) not in known]
-    # A collective of NCCL is waited for at the GPU; so is much else.
+    # A wait for the GPU may be an NCCL collective, or any other kernel.
     if others and (waiting or len(at_gpu) > len(others)):
-        return _of_outliers(others, [*waiting, *at_gpu])
+        return _outlier_findings(others, [*waiting, *at_gpu])
     if others:
-        return _of_own_causes([*others, *at_gpu, *idle])
+        return _independent_findings([*others, *at_gpu, *idle])
     if waiting and (at_gpu or idle):
-        return _of_outliers(at_gpu or idle, waiting)
+        return _outlier_findings(at_gpu or idle, waiting)
     if waiting:
-        return judge_common_wait(waiting)
+        return explain_common_wait(waiting)
     if at_gpu:
-        return _of_own_causes(at_gpu)
-    return _of_idle(idle, family, looker)
+        return _independent_findings(at_gpu)
+    return _idle_findings(idle, tree, explainer)
 
 
-def _of_outliers(outliers: Views, waiting: Views) -> Iterable[Finding]:
+def _outlier_findings(outliers: Views, waiting: Views) -> Iterable[Finding]:
     """
-    Blame those that are not where the others wait.
+    Report the ranks that are not where the others wait.
     """
-    tail = say_waiting(*_where_all_wait(waiting))
-    stuck = [v for v in outliers if v.cause not in _VAGUE]
-    for group in _by_importance(outliers):
-        unsure = group[0].motion is Motion.MOVING or (
-            bool(stuck) and group[0].cause in _VAGUE
+    tail = describe_waiting(*_common_operation(waiting))
+    stuck = [v for v in outliers if v.cause not in _VAGUE_CAUSES]
+    for group in _sort_by_importance(outliers):
+        is_uncertain = group[0].motion is Motion.MOVING or (
+            bool(stuck) and group[0].cause in _VAGUE_CAUSES
         )
-        changes = {"confidence": "possible"} if unsure else {}
-        yield finding(group, tail=tail, changes=changes)
+        changes = {"confidence": "possible"} if is_uncertain else {}
+        yield make_finding(group, tail=tail, changes=changes)
 
 
-def _of_own_causes(views: Views) -> Iterable[Finding]:
+def _independent_findings(views: Views) -> Iterable[Finding]:
     """
-    Where nobody waits for anybody, everyone has a cause of their own.
+    Report each cause on its own, where no rank waits for another.
     """
     known = [v for v in views if v.cause is not Cause.UNKNOWN] or views
     still = [v for v in known if v.motion is not Motion.MOVING]
-    for group in _by_importance(still or known):
-        # Who computes, and keeps nobody waiting, may be done in a moment.
-        changes = {"confidence": "possible"} if _may_be_busy(group) else {}
-        yield finding(group, changes=changes)
+    for group in _sort_by_importance(still or known):
+        # A rank that computes and blocks no other may finish soon.
+        changes = (
+            {"confidence": "possible"} if _may_be_computing(group) else {}
+        )
+        yield make_finding(group, changes=changes)
 
 
-def _may_be_busy(group: Views) -> bool:
-    return group[0].cause in _VAGUE and group[0].motion is not Motion.STILL
+def _may_be_computing(group: Views) -> bool:
+    return (
+        group[0].cause in _VAGUE_CAUSES and group[0].motion is not Motion.STILL
+    )
 
 
-def _of_idle(idle: Views, family: Family, looker: Looker) -> Iterable[Finding]:
+def _idle_findings(
+    idle: Views, tree: ProcessTree, explainer: ProcessExplainer
+) -> Iterable[Finding]:
     asking = [
         view
-        for server in family.servers
-        if (view := looker.explain(server)) is not None
+        for server in tree.servers
+        if (view := explainer.explain(server)) is not None
         and view.cause is Cause.FUTURE_WAIT
     ]
     if asking and idle:
-        tail = f"; {say(idle)}: a message between them may be lost"
-        yield finding(asking, tail=tail, changes={"confidence": "possible"})
+        tail = f"; {describe_views(idle)}: a message between them may be lost"
+        yield make_finding(
+            asking, tail=tail, changes={"confidence": "possible"}
+        )
         return
-    yield from (finding(g) for g in group_alike(idle, _key))
+    yield from (make_finding(g) for g in group_by_key(idle, _group_key))
 
 
-def _where_all_wait(views: Views) -> tuple[Views, str]:
-    waiting = [v for v in views if v.cause in {*_WAITS, Cause.GPU_SYNC_WAIT}]
-    groups = sorted(group_alike(waiting, operation_of), key=len)
-    ops = {operation_of(g[0]) for g in groups}
+def _common_operation(views: Views) -> tuple[Views, str]:
+    waiting = [
+        v
+        for v in views
+        if v.cause in {*_COLLECTIVE_WAITS, Cause.GPU_SYNC_WAIT}
+    ]
+    groups = sorted(group_by_key(waiting, find_operation), key=len)
+    ops = {find_operation(g[0]) for g in groups}
     return waiting, ops.pop() if len(ops) == 1 else ""
 
 
-def _by_importance(views: Views) -> list[Views]:
-    groups = group_alike(views, _key)
-    return sorted(groups, key=lambda g: (_weight(g[0]), len(g)))
+def _sort_by_importance(views: Views) -> list[Views]:
+    groups = group_by_key(views, _group_key)
+    return sorted(groups, key=lambda g: (_importance(g[0]), len(g)))
 
 
-def _weight(view: ProcessView) -> int:
+def _importance(view: ProcessView) -> int:
     if view.cause is Cause.GIL_CONTENTION:
         return 0
-    if view.cause in _VERDICT_IDLE:
+    if view.cause in _IDLE_CAUSES:
         return 3
-    return 2 if view.cause in _VAGUE else 1
+    return 2 if view.cause in _VAGUE_CAUSES else 1
 
 
-def _key(view: ProcessView) -> Hashable:
+def _group_key(view: ProcessView) -> Hashable:
     return view.cause, view.doing_of_many or view.doing, view.location
 
 
-# A job that is so comes after one that is stuck.
-_HARMLESS = frozenset({Cause.PROGRESSING, Cause.IDLE, Cause.EVENT_LOOP_IDLE})
+# A job with one of these causes is reported after a stuck job.
+_HARMLESS_CAUSES = frozenset(
+    {Cause.PROGRESSING, Cause.IDLE, Cause.EVENT_LOOP_IDLE}
+)
 
 
 def explain_stacks(
@@ -556,35 +616,35 @@ def explain_stacks(
     rules: Iterable[str | os.PathLike[str]] = (),
 ) -> tuple[Finding, ...]:
     """
-    Why does this job not go on, and at which line?
+    Explain why a job does not progress, and at which line.
 
     Processes that do the same at the same line are one finding.  Those that
-    wait in a collective wait for the others, so they are left out unless
-    there are no others; so are children, which are told by their parents.
+    wait in a collective are victims and left out, unless there are no others.
+    Child processes are reported with their parents.
 
     Args:
-        stacks: Processes; those of several jobs are judged apart, if it is
-            known whose they are.
+        stacks: Processes of one or several jobs; each job is explained on its
+            own, if the processes can be attributed.
 
-        rules: Files of rules to be tried before our own.
+        rules: Files with rules that are tried before the built-in ones.
 
     Returns:
-        The findings, the verdict first; nothing if no stack tells anything.
+        The findings, the verdict first; empty if no stack explains anything.
 
     Raises:
         RulesError: A file of rules cannot be used.
     """
-    looker = Looker(read_rules(rules), SourceLines())
-    known = without_strangers(stacks)
+    explainer = ProcessExplainer(read_rules(rules), SourceLines())
+    known = drop_foreign_processes(stacks)
     jobs = split_jobs(known)
     if len(jobs.keys() - {""}) < 2:
-        return judge(known, looker)
+        return explain_job(known, explainer)
 
     found = [
-        [_of_job(f, job) for f in judge(members, looker)]
+        [_prefix_job(f, job) for f in explain_job(members, explainer)]
         for job, members in jobs.items()
     ]
-    found.sort(key=lambda fs: not fs or fs[0].cause in _HARMLESS)
+    found.sort(key=lambda fs: not fs or fs[0].cause in _HARMLESS_CAUSES)
     return tuple(f for findings in found for f in findings)
 
 
@@ -594,31 +654,30 @@ def explain_ranks(
     rules: Iterable[str | os.PathLike[str]] = (),
 ) -> tuple[ProcessView, ...]:
     """
-    What is each rank doing, whoever is to blame?
+    Explain what each rank does, whether it is a culprit or a victim.
 
     Args:
         stacks: Processes of one job.
 
-        rules: Files of rules to be tried before our own.
+        rules: Files with rules that are tried before the built-in ones.
 
     Returns:
-        A view for each process that is nobody's child, joined with what its
-        children do.  Those without any stack, and with nothing wrong about
-        their state, have none.
+        A view for each process that is not a child, with the activity of its
+        children.  A process without a stack whose state is normal has none.
 
     Raises:
         RulesError: A file of rules cannot be used.
     """
     known = tuple(stacks)
-    if not known and not rules:  # to read our own takes a while
+    if not known and not rules:  # reading the built-in rules is slow
         return ()
 
-    looker = Looker(read_rules(rules), SourceLines())
-    gone, living = views_of(find_family(known), looker)
-    return (*gone, *living)
+    explainer = ProcessExplainer(read_rules(rules), SourceLines())
+    blocked, running = view_ranks(build_process_tree(known), explainer)
+    return (*blocked, *running)
 
 
-def _of_job(found: Finding, job: str) -> Finding:
+def _prefix_job(found: Finding, job: str) -> Finding:
     if not job:
         return found
 

@@ -1,7 +1,5 @@
 """
-Which branches does a tree of stacks have?
-
-What nobody parts from is one branch, with the ranks that went there.
+Export stacks as JSON, text, collapsed stacks, or speedscope profiles.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from .._text import clean
-from .formats.gdb import looks_native
+from .formats.gdb import is_native_location
 from .merge import StackTree
 from .model import ProcessStacks, StackFrame, ThreadActivity, ThreadStack
 
@@ -28,46 +26,43 @@ _MOST_NAME = 400
 
 def to_collapsed(tree: StackTree, *, who: bool = False) -> str:
     """
-    How do merged stacks look to a program that draws flame graphs?
+    Convert merged stacks to collapsed stacks, the input of flame graphs.
 
     Args:
-        tree: The merged stacks.
-
         who: Whether each stack begins with its processes, such as
-            ``"ranks 0-2,4"``, so that they stay apart in the picture.
+            ``"ranks 0-2,4"``, so that they stay apart in the graph.
 
     Returns:
-        One line per stack, with its frames, outermost first, between
-        semicolons, and how many processes are there.
+        One line per stack: its frames, outermost first and separated by
+        semicolons, and the number of processes.
     """
     lines = []
     for node, ends in enumerate(tree.ends):
         if ends:
-            names = [_escaped(str(f)) for f in reversed(tree.stack(node))]
+            names = [
+                _escape_collapsed(str(f)) for f in reversed(tree.stack(node))
+            ]
             if who:
-                names.insert(0, _escaped(tree.who(ends)))
+                names.insert(0, _escape_collapsed(tree.who(ends)))
             lines.append(f"{';'.join(names)} {len(set(ends))}\n")
     return "".join(sorted(lines))
 
 
-def _escaped(name: str) -> str:
-    # A blank followed by a number would end the line, a semicolon the frame.
+def _escape_collapsed(name: str) -> str:
+    # A semicolon would end the frame.
     return clean(name, limit=_MOST_NAME).replace(";", ",") or "?"
 
 
 def to_speedscope(tree: StackTree, *, name: str = "stacks") -> str:
     """
-    How do merged stacks look to speedscope?
+    Convert merged stacks to a file of speedscope.
 
     Args:
-        tree: The merged stacks.
-
         name: A title.
 
     Returns:
-        JSON with one profile of all stacks, and one per place at which a
-        stack ends, named after its processes.  A weight is a number of
-        processes.
+        JSON with one profile of all stacks, and one per node at which a stack
+        ends, named after its processes.  A weight is a number of processes.
     """
     shared: dict[StackFrame, int] = {}
     stacks = []
@@ -78,23 +73,28 @@ def to_speedscope(tree: StackTree, *, name: str = "stacks") -> str:
             stacks.append((tree.who(ends), sample, len(set(ends))))
     stacks.sort(key=lambda stack: -stack[2])
 
-    whole = _profile(
+    whole = _speedscope_profile(
         "all", [s for _, s, _ in stacks], [count for _, _, count in stacks]
     )
-    parts = [_profile(who, [stack], [count]) for who, stack, count in stacks]
+    parts = [
+        _speedscope_profile(who, [stack], [count])
+        for who, stack, count in stacks
+    ]
     return json.dumps(
         {
             "$schema": _SCHEMA,
             "name": clean(name),
             "exporter": "distdebug",
             "activeProfileIndex": 0,
-            "shared": {"frames": [_frame(frame) for frame in shared]},
+            "shared": {
+                "frames": [_speedscope_frame(frame) for frame in shared]
+            },
             "profiles": [whole, *parts],
         }
     )
 
 
-def _profile(
+def _speedscope_profile(
     name: str, samples: list[list[int]], weights: list[int]
 ) -> dict[str, Any]:
     return {
@@ -108,7 +108,7 @@ def _profile(
     }
 
 
-def _frame(frame: StackFrame) -> dict[str, Any]:
+def _speedscope_frame(frame: StackFrame) -> dict[str, Any]:
     shown: dict[str, Any] = {"name": clean(frame.name, limit=_MOST_NAME)}
     if frame.filename:
         shown["file"] = clean(frame.filename, limit=_MOST_NAME)
@@ -119,17 +119,13 @@ def _frame(frame: StackFrame) -> dict[str, Any]:
 
 def stacks_to_json(process: ProcessStacks) -> str:
     """
-    Write a process as ``py-spy dump --json`` does, with what else is known.
+    Convert a process to the JSON of ``py-spy dump --json``, with more fields.
 
-    Args:
-        process: The process.
-
-    Returns:
-        The JSON; :func:`~distdebug.stacks.parse.parse_stacks` reads it.
+    :func:`~distdebug.stacks.parse.parse_stacks` reads it back.
     """
-    # A process without threads still has a state.
+    # A process without threads still has a state, which needs an entry.
     threads = process.threads or (ThreadStack(name="", frames=()),)
-    data = [_thread(process.pid, thread) for thread in threads]
+    data = [_thread_to_json(process.pid, thread) for thread in threads]
     parent = process.parent_pid
     info = {
         "pid": process.pid,
@@ -138,12 +134,12 @@ def stacks_to_json(process: ProcessStacks) -> str:
     }
     for thread in data:
         thread["process_info"] = info
-    data[0]["process_info"] = {**info, **_more_of_process(process)}
+    data[0]["process_info"] = {**info, **_extra_process_fields(process)}
     return json.dumps(data, indent=1)
 
 
-def _more_of_process(process: ProcessStacks) -> dict[str, Any]:
-    more = {
+def _extra_process_fields(process: ProcessStacks) -> dict[str, Any]:
+    extra = {
         "rank": process.rank,
         "world_size": process.world_size,
         "job": process.job,
@@ -155,15 +151,15 @@ def _more_of_process(process: ProcessStacks) -> dict[str, Any]:
         "kernels": [attrs.asdict(kernel) for kernel in process.kernels],
         "taken": process.taken,
     }
-    known = {key: value for key, value in more.items() if _is_known(value)}
+    known = {key: value for key, value in extra.items() if _is_known(value)}
     return known if process.threads else {**known, "threads": 0}
 
 
-def _thread(pid: int, thread: ThreadStack) -> dict[str, Any]:
+def _thread_to_json(pid: int, thread: ThreadStack) -> dict[str, Any]:
     call, activity = thread.system_call, thread.activity
-    more = {
+    extra = {
         "waits_for_gil": thread.waits_for_gil,
-        "native": _frames(thread.native),
+        "native": _frames_to_json(thread.native),
         "state": thread.state,
         "system_call": None if call is None else attrs.asdict(call),
         "activity": None if activity is None else attrs.asdict(activity),
@@ -176,9 +172,9 @@ def _thread(pid: int, thread: ThreadStack) -> dict[str, Any]:
         "os_thread_id": thread.thread_id,
         "active": thread.active,
         "owns_gil": thread.owns_gil,
-        "frames": _frames(thread.frames),
+        "frames": _frames_to_json(thread.frames),
         "is_main": thread.is_main,
-        **{key: value for key, value in more.items() if _is_known(value)},
+        **{key: value for key, value in extra.items() if _is_known(value)},
     }
 
 
@@ -186,14 +182,14 @@ def _is_known(value: Any) -> bool:
     return value is not None and value not in ("", (), [])
 
 
-def _frames(frames: Iterable[StackFrame]) -> list[dict[str, Any]]:
-    return [_write_frame(frame) for frame in frames]
+def _frames_to_json(frames: Iterable[StackFrame]) -> list[dict[str, Any]]:
+    return [_frame_to_json(frame) for frame in frames]
 
 
-def _write_frame(frame: StackFrame) -> dict[str, Any]:
+def _frame_to_json(frame: StackFrame) -> dict[str, Any]:
     name, filename, line = frame.name, frame.filename, frame.line
     data = {"name": name, "filename": filename, "line": line}
-    if frame.is_native != looks_native(filename, line):
+    if frame.is_native != is_native_location(filename, line):
         data["is_native"] = frame.is_native
     if frame.code:
         data["code"] = frame.code
@@ -202,54 +198,54 @@ def _write_frame(frame: StackFrame) -> dict[str, Any]:
 
 def stacks_to_text(process: ProcessStacks) -> str:
     """
-    Write a process as ``py-spy dump`` does, with what else is known.
+    Convert a process to the text of ``py-spy dump``, with more details.
 
-    Args:
-        process: The process.
-
-    Returns:
-        The text; :func:`~distdebug.stacks.parse.parse_stacks` reads it.
+    :func:`~distdebug.stacks.parse.parse_stacks` reads it back.
     """
-    lines = [f"Process {process.pid}: {_one_line(process.command)}"]
-    lines += _headings(process)
+    lines = [f"Process {process.pid}: {_escape_line(process.command)}"]
+    lines += _heading_lines(process)
     lines.append("")
     for thread in process.threads:
-        lines.append(_thread_title(thread))
-        lines += (f"    {_one_line(str(frame))}" for frame in thread.frames)
-        lines += (f"        {_one_line(line)}" for line in _details(thread))
+        lines.append(_thread_line(thread))
+        lines += (f"    {_escape_line(str(frame))}" for frame in thread.frames)
+        lines += (
+            f"        {_escape_line(line)}" for line in _detail_lines(thread)
+        )
     return "\n".join(lines) + "\n"
 
 
-def _headings(process: ProcessStacks) -> Iterator[str]:
+def _heading_lines(process: ProcessStacks) -> Iterator[str]:
     if process.rank is not None:
         size = process.world_size
         yield f"Rank {process.rank}" + (f" of {size}" if size else "")
     if process.coordinates:
         yield ", ".join(
-            f"{_one_line(name).upper()}={at}"
+            f"{_escape_line(name).upper()}={at}"
             for name, at in process.coordinates
         )
     if process.role or process.state:
-        role = _one_line(process.role or "process")
-        state = f", state {_one_line(process.state)}" if process.state else ""
+        role = _escape_line(process.role or "process")
+        state = (
+            f", state {_escape_line(process.state)}" if process.state else ""
+        )
         yield f"# {role}{state}"
     if process.tracer_pid:
         yield f"# traced by {process.tracer_pid}"
     for kernel in process.kernels:
         where = "" if kernel.device is None else f" on device {kernel.device}"
-        yield f"Kernel 0: {_one_line(kernel.name)}{where}"
+        yield f"Kernel 0: {_escape_line(kernel.name)}{where}"
 
 
-def _thread_title(thread: ThreadStack) -> str:
+def _thread_line(thread: ThreadStack) -> str:
     state = "active" if thread.active else "idle"
     gil = "+gil" if thread.owns_gil else ""
-    name = f': "{_one_line(thread.name)}"' if thread.name else ""
+    name = f': "{_escape_line(thread.name)}"' if thread.name else ""
     return f"Thread {thread.thread_id or 0} ({state}{gil}){name}"
 
 
-def _details(thread: ThreadStack) -> Iterator[str]:
+def _detail_lines(thread: ThreadStack) -> Iterator[str]:
     """
-    What stands deeper than frames, as variables do, so that others skip it.
+    Yield details, indented like variables, so that other parsers skip them.
     """
     if thread.waits_for_gil:
         yield "waits for the GIL"
@@ -258,7 +254,7 @@ def _details(thread: ThreadStack) -> Iterator[str]:
     if thread.system_call:
         yield f"system call: {thread.system_call}"
     if thread.activity:
-        yield f"activity: {_activity(thread.activity)}"
+        yield f"activity: {_activity_text(thread.activity)}"
     if thread.idle_s is not None:
         yield f"last ran: {thread.idle_s:.1f} s ago"
     if thread.native:
@@ -266,7 +262,7 @@ def _details(thread: ThreadStack) -> Iterator[str]:
         yield from (f"    {frame}" for frame in thread.native)
 
 
-def _activity(activity: ThreadActivity) -> str:
+def _activity_text(activity: ThreadActivity) -> str:
     moved = (
         ""
         if activity.has_moved is None
@@ -279,5 +275,5 @@ def _activity(activity: ThreadActivity) -> str:
     )
 
 
-def _one_line(text: str) -> str:
+def _escape_line(text: str) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]

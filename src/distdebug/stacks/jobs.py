@@ -1,9 +1,9 @@
 """
-Which processes belong to the same job?
+Group processes by job, find their roles, and join dumps of the same process.
 
-On a node there may be several jobs, each with a rank 0.  Nobody waits for a
-rank of another job.  If nothing names the jobs, but a rank is there twice, then
-those with the same parent are taken for one.
+A node may run several jobs, each with a rank 0, and no rank waits for a rank
+of another job.  If nothing names the jobs, but a rank occurs twice, processes
+with the same parent are taken for one job.
 """
 
 from __future__ import annotations
@@ -16,96 +16,99 @@ import attrs
 
 from ..findings import Finding
 from .model import ProcessStacks, StackFrame, ThreadStack
-from .places import last_name
+from .places import function_name
 
 
 _MOST_ANCESTORS = 16
-_DEAD = frozenset({"Z", "X", "x"})
+_DEAD_STATES = frozenset({"Z", "X", "x"})
 
-_Place = tuple[str | None, int]
+_ProcessKey = tuple[str | None, int]
 
 
 def split_jobs(
     processes: Iterable[ProcessStacks],
 ) -> dict[str, tuple[ProcessStacks, ...]]:
     """
-    Sort processes by job.
+    Group processes by job.
 
-    A process that does not know its job belongs to that of its parent, its
-    children, or its siblings; and a rank to the only job that there is, unless
-    that has another process of this rank.
-
-    Args:
-        processes: The processes of any number of jobs.
+    A process without a job name gets that of its parent, its children, or its
+    siblings.  A rank without one joins the only job there is, unless that job
+    already has another process of this rank.
 
     Returns:
-        The processes of each job, by what tells it from others, such as
-        ``"of parent 4711"``; ``""`` if nothing does.  The order is that of
-        *processes*.
+        The processes of each job, by job name, such as ``"of parent 4711"``;
+        ``""`` if nothing names it.  The order is that of *processes*.
     """
     known = tuple(processes)
     names = {(p.host, p.pid): p.job for p in known if p.job}
     for process in known:
         if process.job and process.parent_pid is not None:
-            # That is how its launcher and its siblings know it.
+            # Its launcher and its siblings are in the same job.
             names.setdefault((process.host, process.parent_pid), process.job)
     all_names = set(names.values())
-    only = all_names.pop() if len(all_names) == 1 else ""
-    taken = {p.rank for p in _ranks(known) if only and _name(p, names)}
+    only_job = all_names.pop() if len(all_names) == 1 else ""
+    taken_ranks = {
+        p.rank
+        for p in _rank_processes(known)
+        if only_job and _job_name(p, names)
+    }
 
     jobs: dict[str, list[ProcessStacks]] = {}
     for process in known:
-        name = _name(process, names)
+        name = _job_name(process, names)
         if not name and process.rank is not None:
-            name = only if process.rank not in taken else _stranger(process)
+            name = (
+                only_job
+                if process.rank not in taken_ranks
+                else _parent_job_name(process)
+            )
         jobs.setdefault(name, []).append(process)
     split = {name: tuple(members) for name, members in jobs.items()}
-    if _has_twins(nameless := split.get("", ())):
+    if _has_duplicate_ranks(unnamed := split.get("", ())):
         del split[""]
-        split.update(_by_parent(nameless))
+        split.update(_split_by_parent(unnamed))
     return split
 
 
-def without_strangers(
+def drop_foreign_processes(
     processes: Iterable[ProcessStacks],
 ) -> tuple[ProcessStacks, ...]:
     """
-    Leave out the dead that have nothing to do with any rank.
+    Drop dead processes that are not related to any rank.
 
-    A zombie has lost its environment, so that only its ancestors tell whose it
-    was.
-
-    Args:
-        processes: The processes of any number of jobs.
+    A zombie has lost its environment, so that only its ancestors show which
+    job it belonged to.
 
     Returns:
-        All the others, and everybody on nodes without ranks.
+        All other processes, and every process on nodes without ranks.
     """
     known = tuple(processes)
-    kin: dict[_Place, str] = {}
+    related: dict[_ProcessKey, str] = {}
     for rank in known:
         if rank.rank is not None and rank.parent_pid is not None:
-            kin[rank.host, rank.pid] = kin[rank.host, rank.parent_pid] = "kin"
-    hosts = {host for host, _ in kin}
+            related[rank.host, rank.pid] = related[
+                rank.host, rank.parent_pid
+            ] = "kin"
+    hosts = {host for host, _ in related}
     parents = {(p.host, p.pid): p.parent_pid for p in known}
     return tuple(
         p
         for p in known
         if p.host not in hosts
-        or not _is_nameless(p)
-        or _inherited(p, parents, kin)
+        or not _is_unattributed(p)
+        or _inherited_job_name(p, parents, related)
     )
 
 
-def _is_nameless(process: ProcessStacks) -> bool:
+def _is_unattributed(process: ProcessStacks) -> bool:
     """
-    Whether a process has ended, and does not tell whose it was.
+    Return whether a process has ended and nothing names its job.
     """
-    if process.job or process.state not in _DEAD:
+    if process.job or process.state not in _DEAD_STATES:
         return False
-    # The first thread may end before the others do.
+    # The main thread may end before the others.
     lives = any(
-        t.frames or t.state not in {"", *_DEAD} for t in process.threads
+        t.frames or t.state not in {"", *_DEAD_STATES} for t in process.threads
     )
     return process.rank is None and not lives
 
@@ -114,15 +117,15 @@ def members_of_job(
     finding: Finding, processes: Iterable[ProcessStacks]
 ) -> tuple[ProcessStacks, ...]:
     """
-    Which processes belong to the job that a finding is about?
+    Return the processes of the job that a finding is about.
 
     Args:
-        finding: Any finding.  The files that it quotes tell.
+        finding: Its evidence names the files of the job.
 
         processes: The processes of any number of jobs.
 
     Returns:
-        Those of its job; all of them if it quotes none.
+        The members of that job; all processes if the evidence names none.
     """
     known = tuple(processes)
     quoted = {evidence.source for evidence in finding.evidence}
@@ -138,13 +141,9 @@ def is_same_job(
     one: Finding, other: Finding, processes: Iterable[ProcessStacks]
 ) -> bool:
     """
-    Whether two findings may be about the same job.
+    Return whether two findings may be about the same job.
 
     Args:
-        one: A finding.
-
-        other: Another one.
-
         processes: The processes of any number of jobs.
     """
     known = tuple(processes)
@@ -153,35 +152,35 @@ def is_same_job(
     return not known or not own.isdisjoint(others)
 
 
-def _stranger(process: ProcessStacks) -> str:
-    # Pasted stacks, which have no process, may show the same rank twice.
+def _parent_job_name(process: ProcessStacks) -> str:
+    # Pasted stacks have no pid, and may show the same rank twice.
     is_known = process.pid and process.parent_pid is not None
     return f"of parent {process.parent_pid}" if is_known else ""
 
 
-def _has_twins(processes: Iterable[ProcessStacks]) -> bool:
-    ranks = [p.rank for p in _ranks(processes)]
+def _has_duplicate_ranks(processes: Iterable[ProcessStacks]) -> bool:
+    ranks = [p.rank for p in _rank_processes(processes)]
     return len(ranks) > len(set(ranks))
 
 
-def _ranks(processes: Iterable[ProcessStacks]) -> list[ProcessStacks]:
+def _rank_processes(processes: Iterable[ProcessStacks]) -> list[ProcessStacks]:
     """
-    Those that are ranks themselves; their children may carry their number.
+    Return the ranks themselves; their children may carry the same rank.
     """
     known = [p for p in processes if p.role == "rank" and p.rank is not None]
     places = {(p.host, p.pid) for p in known}
     return [p for p in known if (p.host, p.parent_pid) not in places]
 
 
-def _by_parent(
+def _split_by_parent(
     processes: Sequence[ProcessStacks],
 ) -> dict[str, tuple[ProcessStacks, ...]]:
     """
-    Sort ranks by who started them, and the others by whose relatives they are.
+    Group ranks by parent process, and the others by their relatives.
     """
-    names: dict[_Place, str] = {}
+    names: dict[_ProcessKey, str] = {}
     has_hosts = len({p.host for p in processes}) > 1
-    for rank in _ranks(processes):
+    for rank in _rank_processes(processes):
         if rank.parent_pid is not None:
             host = f" on {rank.host}" if has_hosts and rank.host else ""
             name = f"of parent {rank.parent_pid}{host}"
@@ -193,22 +192,22 @@ def _by_parent(
     parents = {(p.host, p.pid): p.parent_pid for p in processes}
     split: dict[str, list[ProcessStacks]] = {}
     for process in processes:
-        split.setdefault(_inherited(process, parents, names), []).append(
-            process
-        )
+        split.setdefault(
+            _inherited_job_name(process, parents, names), []
+        ).append(process)
     return {name: tuple(members) for name, members in split.items()}
 
 
-def _inherited(
+def _inherited_job_name(
     process: ProcessStacks,
-    parents: Mapping[_Place, int | None],
-    names: Mapping[_Place, str],
+    parents: Mapping[_ProcessKey, int | None],
+    names: Mapping[_ProcessKey, str],
 ) -> str:
     """
-    The name of the job of a process, or of its nearest ancestor that has one.
+    Return the job name of a process or of its nearest ancestor with one.
     """
     pid: int | None = process.pid
-    # Hostile files may name each other as parents.
+    # Forged files may contain a cycle of parents.
     for _ in range(_MOST_ANCESTORS):
         if pid is None:
             break
@@ -218,7 +217,7 @@ def _inherited(
     return ""
 
 
-def _name(
+def _job_name(
     process: ProcessStacks, names: Mapping[tuple[str | None, int], str]
 ) -> str:
     own = names.get((process.host, process.pid), "")
@@ -228,11 +227,10 @@ def _name(
     return names.get((process.host, process.parent_pid), "")
 
 
-_CHILDREN = frozenset({"dataloader", "compile", "child"})
+_CHILD_ROLES = frozenset({"dataloader", "compile", "child"})
 
-# Functions that only run in processes that work for others, or that start
-# others and wait for them.
-_WORKERS = (
+# Functions that run only in worker processes, or only in launchers.
+_WORKER_FUNCTIONS = (
     ("utils/data/_utils/worker.py", {"_worker_loop"}),
     ("stateful_dataloader/worker.py", {"_worker_loop"}),
     ("concurrent/futures/process.py", {"_process_worker"}),
@@ -241,7 +239,7 @@ _WORKERS = (
     ("multiprocessing/forkserver.py", {"main"}),
     ("torch/_inductor/compile_worker/__main__.py", {"main", "<module>"}),
 )
-_LAUNCHERS = (
+_LAUNCHER_FUNCTIONS = (
     ("torch/distributed/elastic/agent/server/api.py", {"_invoke_run"}),
     ("torch/multiprocessing/spawn.py", {"join"}),
     ("torch/distributed/run.py", {"main"}),
@@ -250,63 +248,62 @@ _LAUNCHERS = (
     ("accelerate/commands/launch.py", {"launch_command"}),
 )
 
-# Servers of models name their processes; so do those who took their place.
-_TITLES = (
+# Inference servers set the titles of their processes.
+_ROLES_BY_TITLE = (
     (re.compile(r"^sglang::(gpu_worker|\w*scheduler)"), "rank"),
     (re.compile(r"^sglang::"), "server"),
     (re.compile(r"^VLLM::Worker"), "rank"),
     (re.compile(r"^VLLM::"), "server"),
 )
-_PLACES = re.compile(r"(?<![A-Za-z])(TP|PP|DP|EP|CP)(\d{1,6})(?![0-9])")
+_MESH_COORDINATES = re.compile(
+    r"(?<![A-Za-z])(TP|PP|DP|EP|CP)(\d{1,6})(?![0-9])"
+)
 
-Key = tuple[str | None, int]
+ProcessKey = tuple[str | None, int]
 
 
 @attrs.frozen
-class Family:
+class ProcessTree:
     """
-    The processes of a job, by what they are.
+    The processes of a job, by role.
 
     Attributes:
-        ranks: Those that take part in collectives, by rank; if there are
-            none, all that are nobody's children.
+        ranks: Processes that take part in collectives, by rank; if there are
+            none, all processes that are not children.
 
-        servers: Those that hand work to ranks.
+        servers: Processes that hand work to ranks.
 
-        children: The children of each process, by host and number.
+        children: The children of each process, by host and pid.
     """
 
     ranks: tuple[ProcessStacks, ...]
     servers: tuple[ProcessStacks, ...]
-    children: dict[Key, list[ProcessStacks]]
+    children: dict[ProcessKey, list[ProcessStacks]]
 
     def children_of(self, process: ProcessStacks) -> Sequence[ProcessStacks]:
         """
-        Which processes work for this one?
-
-        Args:
-            process: A rank.
+        Return the child processes of a process.
         """
         return self.children.get((process.host, process.pid), [])
 
 
-def find_family(processes: Iterable[ProcessStacks]) -> Family:
+def build_process_tree(processes: Iterable[ProcessStacks]) -> ProcessTree:
     """
-    Tell ranks from those that work for them.
+    Separate ranks from launchers, servers, and child processes.
 
     Args:
-        processes: All that is known of a job.
+        processes: All known processes of one job.
     """
-    roles = [(_placed(p), _role(p)) for p in processes]
-    starters = {
+    roles = [(_with_coordinates(p), _process_role(p)) for p in processes]
+    launchers = {
         (p.host, p.pid) for p, role in roles if role in {"launcher", "server"}
     }
-    pids = {(p.host, p.pid) for p, _ in roles} - starters
+    pids = {(p.host, p.pid) for p, _ in roles} - launchers
     ranks, servers = [], []
-    children: dict[Key, list[ProcessStacks]] = {}
+    children: dict[ProcessKey, list[ProcessStacks]] = {}
     for process, role in roles:
         parent = (process.host, process.parent_pid)
-        if role in _CHILDREN or (not role and parent in pids):
+        if role in _CHILD_ROLES or (not role and parent in pids):
             if process.parent_pid is not None:
                 children.setdefault(
                     (process.host, process.parent_pid), []
@@ -320,79 +317,83 @@ def find_family(processes: Iterable[ProcessStacks]) -> Family:
         ranks = servers or [p for p, _ in roles]
         servers = []
     ranks.sort(key=lambda p: (p.rank is None, p.rank or 0))
-    return Family(tuple(ranks), tuple(servers), children)
+    return ProcessTree(tuple(ranks), tuple(servers), children)
 
 
-def _role(process: ProcessStacks) -> str:
-    if process.rank is not None and process.role not in _CHILDREN:
+def _process_role(process: ProcessStacks) -> str:
+    if process.rank is not None and process.role not in _CHILD_ROLES:
         return "rank"
     if process.role:
         return process.role
 
-    for title, role in _TITLES:
+    for title, role in _ROLES_BY_TITLE:
         if title.match(process.command):
             return role
 
     main = process.main_thread
     lines = [
-        (last_name(f.name), f.filename.replace("\\", "/"))
+        (function_name(f.name), f.filename.replace("\\", "/"))
         for f in (main.frames if main else ())
     ]
-    for role, places in (("child", _WORKERS), ("launcher", _LAUNCHERS)):
+    for role, places in (
+        ("child", _WORKER_FUNCTIONS),
+        ("launcher", _LAUNCHER_FUNCTIONS),
+    ):
         for end, names in places:
             if any(n in names and path.endswith(end) for n, path in lines):
                 return role
     return ""
 
 
-def _placed(process: ProcessStacks) -> ProcessStacks:
+def _with_coordinates(process: ProcessStacks) -> ProcessStacks:
     """
-    Read from its title where a rank is in the mesh, if nobody did so yet.
+    Read the mesh coordinates of a rank from its title, if not yet known.
     """
     is_rank = any(
         title.match(process.command)
-        for title, role in _TITLES
+        for title, role in _ROLES_BY_TITLE
         if role == "rank"
     )
     if process.coordinates or not is_rank:
         return process
 
-    found = _PLACES.findall(process.command[:200].replace("_", " "))
+    found = _MESH_COORDINATES.findall(process.command[:200].replace("_", " "))
     return attrs.evolve(
         process, coordinates=tuple((k.lower(), int(n)) for k, n in found)
     )
 
 
-# Numbers are used again in every container, but not by so many.
-_MOST_ALIKE = 8
+# Containers reuse pids, but at most this many share one.
+_MOST_CANDIDATES = 8
 
 
 def join_threads(
-    threads: Iterable[ThreadStack], seen: Iterable[ThreadStack]
+    threads: Iterable[ThreadStack], native_threads: Iterable[ThreadStack]
 ) -> tuple[ThreadStack, ...]:
     """
-    What do two tools together say of the threads of a process?
+    Join the stacks that two tools took of the threads of one process.
 
     Args:
-        threads: What a tool for Python saw.
+        threads: From a tool that shows Python frames.
 
-        seen: What a second tool saw of the same process, that also shows
-            machine code.
+        native_threads: From a second tool that also shows native frames.
 
     Returns:
-        The threads of the first, with the stacks of the second as *native*;
-        then those that only the second saw.
+        The threads of the first tool, with the stacks of the second as
+        *native*; then those that only the second tool saw.
     """
     known = tuple(threads)
-    others = {_key(t, n): t for n, t in enumerate(seen)}
-    if not others.keys() & {_key(t, -1) for t in known}:
-        others = _renamed(known, others)
+    others = {_thread_key(t, n): t for n, t in enumerate(native_threads)}
+    if not others.keys() & {_thread_key(t, -1) for t in known}:
+        others = _match_main_threads(known, others)
 
     joined = []
     for thread in known:
-        other = others.pop(_key(thread, -1), None)
-        joined.append(thread if other is None else _both(thread, other))
-    # They have no frame of Python, or the first tool would have seen them.
+        other = others.pop(_thread_key(thread, -1), None)
+        joined.append(
+            thread if other is None else _merge_threads(thread, other)
+        )
+    # These have no Python frame, or the first tool would have seen them.
     joined += (
         attrs.evolve(t, frames=(), native=t.native or t.frames, is_main=False)
         if known
@@ -402,26 +403,28 @@ def join_threads(
     return tuple(joined)
 
 
-def _key(thread: ThreadStack, position: int) -> tuple[int, int]:
+def _thread_key(thread: ThreadStack, position: int) -> tuple[int, int]:
     if thread.thread_id is None:
         return -1, position
     return thread.thread_id, 0
 
 
-def _renamed(
+def _match_main_threads(
     known: Sequence[ThreadStack], others: dict[tuple[int, int], ThreadStack]
 ) -> dict[tuple[int, int], ThreadStack]:
     """
-    Tools that count threads in different ways agree on the main one.
+    Match the main threads where two tools number threads differently.
     """
     main = next((t for t in known if t.is_main), None)
     return {
-        _key(main, -1) if main is not None and other.is_main else key: other
+        _thread_key(main, -1)
+        if main is not None and other.is_main
+        else key: other
         for key, other in others.items()
     }
 
 
-def _both(thread: ThreadStack, other: ThreadStack) -> ThreadStack:
+def _merge_threads(thread: ThreadStack, other: ThreadStack) -> ThreadStack:
     owns, waits = thread.owns_gil, thread.waits_for_gil
     return attrs.evolve(
         thread,
@@ -435,53 +438,55 @@ def join_processes(
     processes: Iterable[ProcessStacks],
 ) -> tuple[ProcessStacks, ...]:
     """
-    Which processes are these, each once?
+    Join dumps of the same process.
 
-    Those with the same number on the same node are one, if nothing else
-    speaks against it.  What a tool for machine code saw is added to what a
-    tool for Python saw; of two that saw the same, the later one counts.
+    Dumps with the same pid on the same node are one process, unless something
+    else differs.  Native stacks are added to Python stacks; of two dumps of
+    the same kind, the later one counts.
 
     Args:
-        processes: Processes, oldest first.
+        processes: Oldest first.
 
     Returns:
-        The processes, in the order in which each came first.
+        Each process once, in the order of its first dump.
     """
     found: list[ProcessStacks] = []
-    places: dict[object, list[int]] = {}
+    indices: dict[object, list[int]] = {}
     for process in processes:
-        keys = _identities(process)
-        alike = (
-            place
+        keys = _identity_keys(process)
+        candidates = (
+            index
             for key in keys
-            for place in places.get(key, [])[-_MOST_ALIKE:]
-            if _is_same(found[place], process)
+            for index in indices.get(key, [])[-_MOST_CANDIDATES:]
+            if _is_same_process(found[index], process)
         )
-        place = next(alike, len(found))
-        if place < len(found):
-            found[place] = _joined(found[place], process)
+        index = next(candidates, len(found))
+        if index < len(found):
+            found[index] = _merge_processes(found[index], process)
         else:
             found.append(process)
         for key in keys:
-            known = places.setdefault(key, [])
-            if place not in known:
-                known.append(place)
+            known = indices.setdefault(key, [])
+            if index not in known:
+                known.append(index)
     return tuple(found)
 
 
-def _identities(process: ProcessStacks) -> tuple[object, ...]:
+def _identity_keys(process: ProcessStacks) -> tuple[object, ...]:
     if process.pid >= 0:
         return (process.pid,)
-    # Addresses of threads of two processes are never the same in practice.
+    # Thread addresses of two processes are never the same in practice.
     return tuple(
         ("thread", t.thread_id) for t in process.threads if t.thread_id
     )
 
 
-def _is_same(one: ProcessStacks, other: ProcessStacks) -> bool:
+def _is_same_process(one: ProcessStacks, other: ProcessStacks) -> bool:
     return all(
-        mine == its or mine in {None, ""} or its in {None, ""}
-        for mine, its in (
+        value == other_value
+        or value in {None, ""}
+        or other_value in {None, ""}
+        for value, other_value in (
             (one.host, other.host),
             (one.rank, other.rank),
             (one.command, other.command),
@@ -490,9 +495,11 @@ def _is_same(one: ProcessStacks, other: ProcessStacks) -> bool:
     )
 
 
-def _joined(one: ProcessStacks, other: ProcessStacks) -> ProcessStacks:
+def _merge_processes(
+    one: ProcessStacks, other: ProcessStacks
+) -> ProcessStacks:
     """
-    The older one, and what the newer one adds.
+    Merge two dumps of one process, the older one first.
     """
     base, more = one, other
     if _has_python(one) == _has_python(other):
@@ -518,15 +525,15 @@ def _joined(one: ProcessStacks, other: ProcessStacks) -> ProcessStacks:
     )
 
 
-def _frames(process: ProcessStacks) -> Iterable[StackFrame]:
+def _all_frames(process: ProcessStacks) -> Iterable[StackFrame]:
     return (f for thread in process.threads for f in thread.frames)
 
 
 def _has_python(process: ProcessStacks) -> bool:
-    return any(not frame.is_native for frame in _frames(process))
+    return any(not frame.is_native for frame in _all_frames(process))
 
 
 def _has_native(process: ProcessStacks) -> bool:
-    return any(frame.is_native for frame in _frames(process)) or any(
+    return any(frame.is_native for frame in _all_frames(process)) or any(
         thread.native for thread in process.threads
     )

@@ -1,5 +1,5 @@
 """
-Where are thousands of ranks, on one page?
+Merge the stacks of thousands of ranks into one tree.
 
 Stacks are merged from their outermost frames on, so that ranks part where they
 do different things.
@@ -23,18 +23,18 @@ from ..ranks import fold_ranks
 from ..usercode import is_framework
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import is_background
-from .places import native_name
+from .places import innermost_native_name
 
 
-_INSTALLED = re.compile(
+_INSTALL_PREFIX = re.compile(
     r"\A.*[/\\](?:site-packages|dist-packages|lib/python3(?:\.\d+)?t?)[/\\]"
 )
 _LIBRARY_VERSION = re.compile(r"(?:-[\d.]+)?\.so(?:\.[\d.]+)?$")
-_TAGS = re.compile(
+_SYMBOL_SUFFIX = re.compile(
     r"@.*$|\[abi:\w*\]| ?\[clone [^\]]*\]|\.(?:constprop|isra)\..*"
 )
 
-# What wraps a call, and is no place in a program.
+# Functions that only wrap a call.
 _WRAPPERS = {
     "_call_impl": "torch/nn/modules/module.py",
     "_wrapped_call_impl": "torch/nn/modules/module.py",
@@ -59,18 +59,18 @@ _OTHER_WRAPPERS = {
     ("_run_module_as_main", "runpy.py"),
 }
 
-# The innermost frame that is kept: what the library for communication does
-# inside differs from rank to rank, and from moment to moment.
-_CUT_FILE = re.compile(
+# The innermost frame to keep: what happens inside the communication library
+# differs from rank to rank and from moment to moment.
+_COMMUNICATION_FILE = re.compile(
     r"(?:^|[/\\])torch[/\\]distributed[/\\]"
     r"(?:distributed_c10d|_functional_collectives|nn[/\\]functional)\.py$"
 )
-_CUT_NAME = re.compile(
+_COMMUNICATION_NAME = re.compile(
     r"(?:c10d|gloo|torch::distributed)::|p?nccl[A-Z_]|cuda[A-Z]\w|cu[A-Z][a-z]"
     r"|nvshmem|ucp_|MPI_"
 )
-# The machinery of the interpreter and of bindings says nothing.
-_MACHINERY = re.compile(
+# Functions of the interpreter and of bindings, which are no part of a program.
+_INTERPRETER_NAME = re.compile(
     r"_?Py(?!Thread_acq|GILState|Eval_(?:Restore|Acq)|COND|M(?:UTEX|utex))_?[A-Z]\w*"
     r"|(?:cfunction|method|type|object|function|partial)"
     r"_\w*(?:call|vectorcall)\w*|slot_\w+|call_function|do_call(?:_core)?"
@@ -78,17 +78,17 @@ _MACHINERY = re.compile(
     r"|pyrun_\w+|pymain_\w+|run_eval_code_obj|(?:__)?clone3?|start_thread"
     r"|pythread_wrapper|_start|__libc_start\w*|main|\?\?|0x[0-9a-f]+"
 )
-# One function of the C library has many names.
-_ALIAS = re.compile(
+# The C library has many names for one function.
+_LIBC_PREFIX = re.compile(
     r"_{1,3}(?:GI_{1,3})?(?:libc_)?(?=pthread|futex|clock_|nanosleep|sleep|e?poll"
     r"|select|read|write|recv|send|accept|connect|wait|sem_|lll_|new_sem_)"
 )
-_VARIANT = re.compile(r"(?:64|_nocancel|_time64|_cancel)$")
-_WAITS = re.compile(
+_LIBC_SUFFIX = re.compile(r"(?:64|_nocancel|_time64|_cancel)$")
+_WAIT_NAME = re.compile(
     r"futex|pthread_(?:cond|mutex)|lll_|do_futex|(?:new_)?sem_|\w*sleep"
 )
-# Packages whose lines no user of a job changes, as py-spy abbreviates them.
-_PACKAGES = frozenset(sys.stdlib_module_names) | {
+# Packages that users do not edit, as py-spy abbreviates their paths.
+_LIBRARY_PACKAGES = frozenset(sys.stdlib_module_names) | {
     "accelerate",
     "deepspeed",
     "filelock",
@@ -109,20 +109,16 @@ _PACKAGES = frozenset(sys.stdlib_module_names) | {
 
 
 @lru_cache(maxsize=1 << 14)
-def normal_frame(frame: StackFrame) -> StackFrame | None:
+def normalize_frame(frame: StackFrame) -> StackFrame | None:
     """
-    How does this frame look on every rank?
-
-    Args:
-        frame: A frame, as a tool told it.
+    Remove from a frame what differs from rank to rank.
 
     Returns:
-        The frame without what differs from rank to rank; ``None`` if it says
-        nothing about what the program does.
+        ``None`` if the frame shows nothing about what the program does.
     """
     if frame.is_native:
-        name = _native_name(frame.name)
-        if not name or _MACHINERY.fullmatch(name):
+        name = _plain_native_name(frame.name)
+        if not name or _INTERPRETER_NAME.fullmatch(name):
             return None
         library = frame.filename.replace("\\", "/").rpartition("/")[2]
         return StackFrame(
@@ -130,92 +126,85 @@ def normal_frame(frame: StackFrame) -> StackFrame | None:
         )
 
     name = frame.name.rpartition(".")[2]
-    filename = _INSTALLED.sub("", frame.filename)
+    filename = _INSTALL_PREFIX.sub("", frame.filename)
     if filename == _WRAPPERS.get(name) or (name, filename) in _OTHER_WRAPPERS:
         return None
     return StackFrame(name, filename, frame.line)
 
 
-def normal_frames(frames: Iterable[StackFrame]) -> tuple[StackFrame, ...]:
+def normalize_stack(frames: Iterable[StackFrame]) -> tuple[StackFrame, ...]:
     """
-    How does this stack look on every rank that does the same?
+    Remove from a stack what differs between ranks that do the same.
 
     Args:
-        frames: A stack, innermost first.
+        frames: Innermost first.
 
     Returns:
-        The stack, innermost first, without wrappers and addresses, and
-        without what is inside the library for communication.  Never nothing
-        if there was something.
+        The stack, innermost first, without wrappers, addresses, and frames
+        inside the communication library; not empty unless *frames* is.
     """
     known = tuple(frames)
-    kept: list[StackFrame] = []
+    result: list[StackFrame] = []
     for frame in reversed(known):
-        normal = normal_frame(frame)
-        if normal is None or (kept and _both_wait(kept[-1], normal)):
+        normal = normalize_frame(frame)
+        if normal is None or (result and _both_wait(result[-1], normal)):
             continue
-        kept.append(normal)
-        if _is_cut(normal):
+        result.append(normal)
+        if _is_communication(normal):
             break
-    return tuple(reversed(kept)) or known[:1]
+    return tuple(reversed(result)) or known[:1]
 
 
 def _both_wait(outer: StackFrame, inner: StackFrame) -> bool:
-    # How the C library waits differs between its versions, and between tools.
+    # The wait frames of the C library differ between versions and tools.
     return all(
-        frame.is_native and _WAITS.match(frame.name)
+        frame.is_native and _WAIT_NAME.match(frame.name)
         for frame in (outer, inner)
     )
 
 
-def _is_cut(frame: StackFrame) -> bool:
+def _is_communication(frame: StackFrame) -> bool:
     if frame.is_native:
-        return _CUT_NAME.match(frame.name) is not None
-    return _CUT_FILE.search(frame.filename) is not None
+        return _COMMUNICATION_NAME.match(frame.name) is not None
+    return _COMMUNICATION_FILE.search(frame.filename) is not None
 
 
-def _native_name(name: str) -> str:
+def _plain_native_name(name: str) -> str:
     """
-    A function without its arguments, of any kind.
+    Return a native function without arguments and template parameters.
     """
-    name = _TAGS.sub("", name).strip()
-    if alias := _ALIAS.match(name):
-        name = _VARIANT.sub("", name[alias.end() :])
-    depth, kept = 0, []
+    name = _SYMBOL_SUFFIX.sub("", name).strip()
+    if alias := _LIBC_PREFIX.match(name):
+        name = _LIBC_SUFFIX.sub("", name[alias.end() :])
+    depth, result = 0, []
     for char in name.replace("operator<", "operator_").replace("->", "_"):
         if char in "<(":
             depth += 1
         elif char in ">)":
             depth = max(depth - 1, 0)
         elif not depth:
-            kept.append(char)
-    plain = "".join(kept).removesuffix(" const").strip()
-    # A name like "(anonymous namespace)" is all brackets.
+            result.append(char)
+    plain = "".join(result).removesuffix(" const").strip()
+    # A name such as "(anonymous namespace)" is only brackets.
     return plain.removeprefix("::") or name
 
 
 @lru_cache(maxsize=1 << 14)
 def is_own(frame: StackFrame) -> bool:
     """
-    Is this a line that the user of a job may have written?
-
-    Args:
-        frame: A frame, as a tool told it.
-
-    Returns:
-        Whether it is neither machine code, nor of Python, nor of a framework.
+    Return whether a frame is user code, not native, stdlib, or framework code.
     """
     if frame.is_native or is_framework(frame.filename):
         return False
     package = frame.filename.replace("\\", "/").partition("/")[0]
-    return package.removesuffix(".py") not in _PACKAGES
+    return package.removesuffix(".py") not in _LIBRARY_PACKAGES
 
 
-# A server's replicas serve other requests; stages of a pipeline run other
-# layers.  Neither has to be where its peers are.
-_OTHER_WORK = ("pp",)
-_OTHER_REQUESTS = ("pp", "dp")
-_SERVERS = ("sglang::", "VLLM::")
+# Pipeline stages run other layers, and replicas of a server other requests:
+# they are not peers.
+_PIPELINE_DIMENSIONS = ("pp",)
+_REPLICA_DIMENSIONS = ("pp", "dp")
+_SERVER_PREFIXES = ("sglang::", "VLLM::")
 
 Frames = tuple[StackFrame, ...]
 
@@ -223,19 +212,18 @@ Frames = tuple[StackFrame, ...]
 @attrs.frozen(kw_only=True)
 class StackClass:
     """
-    Processes that do the same.
+    Processes with the same stack.
 
     Attributes:
-        role: What they do in their job.
+        role: Their role in the job.
 
-        frames: Where they are, innermost first, without what differs from
-            rank to rank.
+        frames: Their stack, innermost first, normalized.
 
-        members: The processes, as positions in the tree's *processes*.
+        members: The processes, as indices into *processes* of the tree.
 
-        ranks: Their ranks, ascending, as far as they are known.
+        ranks: Their ranks, ascending, as far as known.
 
-        who: The same for people, such as ``"0-2,4"`` or ``"pid 4711"``.
+        who: Their names, such as ``"0-2,4"`` or ``"pid 4711"``.
     """
 
     role: str
@@ -250,27 +238,28 @@ class StackTree(Shown):
     """
     The stacks of many processes as one tree, in columns.
 
-    A node is a frame that is reached through all frames of the nodes above
-    it.  A node comes after the one above it.
+    A node is a frame together with all frames outside it.  A node comes after
+    its parent.
 
     Attributes:
-        processes: What was merged.
+        processes: The merged processes.
 
         frames: The frame of each node.
 
-        parents: The node above each node; -1 if there is none.
+        parents: The parent of each node; -1 if there is none.
 
-        members: Which processes passed through each node, as positions in
-            *processes*, ascending.
+        members: The processes that passed through each node, as ascending
+            indices into *processes*.
 
-        own: Whether the frame of each node is a line of the user.
+        own: Whether the frame of each node is user code.
 
-        mains: The node at which each process is; -1 if it has no stack.
+        mains: The node at which the main thread of each process is; -1 if it
+            has no stack.
 
-        ends: Which stacks end at each node, as positions of processes; a
+        ends: The stacks that end at each node, as indices of processes; a
             process occurs once per thread.
 
-        has_jobs: Whether these are processes of several jobs, whose ranks
+        has_jobs: Whether the processes belong to several jobs, whose ranks
             have the same numbers.
     """
 
@@ -285,19 +274,19 @@ class StackTree(Shown):
     has_jobs: bool = attrs.field(init=False)
 
     @has_jobs.default
-    def _count_jobs(self) -> bool:
+    def _has_several_jobs(self) -> bool:
         return len({p.job for p in self.processes if p.job}) > 1
 
     def who(self, members: Iterable[int]) -> str:
         """
-        Which processes are these, in few words?
+        Name processes by their ranks or pids.
 
         Args:
-            members: Positions in *processes*.
+            members: Indices into *processes*.
 
         Returns:
-            Ranks such as ``"0-2,4-7"``, and numbers of processes without one;
-            with the name of their job if there are several jobs.
+            Ranks such as ``"0-2,4-7"``, and the pids of processes without a
+            rank; with the name of their job if there are several jobs.
         """
         jobs: dict[str, list[ProcessStacks]] = {}
         for member in members:
@@ -305,19 +294,18 @@ class StackTree(Shown):
             job = process.job if self.has_jobs else ""
             jobs.setdefault(job, []).append(process)
         return "; ".join(
-            f"{_names(known)} of {job}" if job else _names(known)
+            f"{_process_names(known)} of {job}"
+            if job
+            else _process_names(known)
             for job, known in jobs.items()
         )
 
     def stack(self, node: int) -> Frames:
         """
-        Which frames lead to a node?
+        Return the frames that lead to a node, innermost first.
 
         Args:
-            node: Its position.
-
-        Returns:
-            The frames, innermost first.
+            node: Its index.
         """
         frames = []
         while node >= 0:
@@ -328,10 +316,10 @@ class StackTree(Shown):
     @property
     def classes(self) -> tuple[StackClass, ...]:
         """
-        Who does the same?
+        Processes grouped by stack, the largest group first.
 
-        Processes of one job and role whose main threads are at the same place
-        are a class; the largest one comes first.
+        A class holds the processes of one job and role whose main threads are
+        at the same place.
         """
         found: dict[tuple[str, str, int], list[int]] = {}
         for member, node in enumerate(self.mains):
@@ -342,20 +330,20 @@ class StackTree(Shown):
                 found.setdefault(key, []).append(member)
         ordered = sorted(found.items(), key=lambda item: -len(item[1]))
         return tuple(
-            self._class(role, node, members)
+            self._make_class(role, node, members)
             for (_, role, node), members in ordered
         )
 
     def outliers(self, *, share: float = 0.2) -> tuple[StackClass, ...]:
         """
-        Who is not where almost all of its peers are?
+        Return the small classes that are not where most of their peers are.
 
-        Peers have the same job and role, and the same stage of a pipeline, as far as
-        that is known; what their peers do is only told if more than half of
-        them do it.
+        Peers have the same job, role, and pipeline stage, as far as known.
+        Classes are only returned if more than half of their peers are in one
+        place.
 
         Args:
-            share: A class is small if it holds at most so much of its peers,
+            share: A class is small if it has at most this share of its peers,
                 or one process.
 
         Returns:
@@ -365,7 +353,7 @@ class StackTree(Shown):
         for member, node in enumerate(self.mains):
             if node >= 0:
                 process = self.processes[member]
-                key = process.job if self.has_jobs else "", *_peers_of(process)
+                key = process.job if self.has_jobs else "", *_peer_key(process)
                 peers.setdefault(key, {}).setdefault(node, []).append(member)
 
         found = []
@@ -375,13 +363,17 @@ class StackTree(Shown):
             (_, largest), *_ = sizes.most_common(1)
             small = max(1, share * total) if largest > total / 2 else 0
             found += [
-                self._class(self.processes[members[0]].role, node, members)
+                self._make_class(
+                    self.processes[members[0]].role, node, members
+                )
                 for node, members in classes.items()
                 if len(members) <= small and len(members) < largest
             ]
         return tuple(sorted(found, key=lambda c: len(c.members)))
 
-    def _class(self, role: str, node: int, members: list[int]) -> StackClass:
+    def _make_class(
+        self, role: str, node: int, members: list[int]
+    ) -> StackClass:
         ranks = {self.processes[member].rank for member in members}
         return StackClass(
             role=role,
@@ -393,7 +385,7 @@ class StackTree(Shown):
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per place at which a stack ends.
+        Return one plain dictionary per node at which a stack ends.
         """
         return [
             {
@@ -408,7 +400,7 @@ class StackTree(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        The columns as plain data, for ``json.dumps``.
+        Return the columns as plain data, for ``json.dumps``.
         """
         return {
             "processes": [
@@ -436,10 +428,10 @@ class StackTree(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
 
-        yield Tree(branches(self))
+        yield Tree(to_branches(self))
 
 
-def _names(known: Iterable[ProcessStacks]) -> str:
+def _process_names(known: Iterable[ProcessStacks]) -> str:
     ranks, others = [], []
     for process in known:
         if process.rank is None:
@@ -450,9 +442,9 @@ def _names(known: Iterable[ProcessStacks]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _peers_of(process: ProcessStacks) -> tuple[object, ...]:
-    is_server = process.command.startswith(_SERVERS)
-    other = _OTHER_REQUESTS if is_server else _OTHER_WORK
+def _peer_key(process: ProcessStacks) -> tuple[object, ...]:
+    is_server = process.command.startswith(_SERVER_PREFIXES)
+    other = _REPLICA_DIMENSIONS if is_server else _PIPELINE_DIMENSIONS
     places = [(n, at) for n, at in process.coordinates if n in other]
     return process.role, tuple(sorted(places))
 
@@ -464,21 +456,21 @@ def merge_stacks(
     background: bool = False,
 ) -> StackTree:
     """
-    Where are all these processes?
+    Merge the stacks of processes into one tree.
 
     Args:
-        stacks: Processes, of one job.
+        stacks: Processes of one job.
 
-        threads: Whether to merge only the main thread of each process.
+        threads: Whether to merge all threads or only the main ones.
 
-        background: Whether to merge threads that only wait for work, too, if
-            all threads are merged.
+        background: Whether to include threads that only wait for work, if all
+            threads are merged.
 
     Returns:
-        One tree, with frames as they look on every rank.
+        One tree, with normalized frames.
     """
     processes = tuple(stacks)
-    trunk = _Trunk()
+    builder = _TreeBuilder()
     mains = [-1] * len(processes)
     for member, process in enumerate(processes):
         main = process.main_thread
@@ -487,17 +479,17 @@ def merge_stacks(
         else:
             chosen = process.threads
         for thread in chosen:
-            node = trunk.node_of(thread, background=background)
+            node = builder.add_thread(thread, background=background)
             if node >= 0:
-                trunk.ends[node].append(member)
+                builder.ends[node].append(member)
                 if thread is main:
                     mains[member] = node
-    return trunk.tree(processes, tuple(mains))
+    return builder.build(processes, tuple(mains))
 
 
-class _Trunk:
+class _TreeBuilder:
     """
-    A tree that grows.
+    Builds a tree thread by thread.
     """
 
     def __init__(self) -> None:
@@ -505,49 +497,50 @@ class _Trunk:
         self.parents: list[int] = []
         self.own: list[bool] = []
         self.ends: list[list[int]] = []
-        self._below: dict[tuple[int, StackFrame], int] = {}
-        self._known: dict[Frames, int] = {}
-        self._seen: dict[tuple[object, ...], int] = {}
+        self._children: dict[tuple[int, StackFrame], int] = {}
+        self._nodes_by_stack: dict[Frames, int] = {}
+        self._nodes_by_thread: dict[tuple[object, ...], int] = {}
 
-    def node_of(self, thread: ThreadStack, *, background: bool) -> int:
+    def add_thread(self, thread: ThreadStack, *, background: bool) -> int:
         """
-        The node at which a thread is; -1 if it is left out.
+        Add a thread; return its node, or -1 if it is left out.
         """
         frames = thread.frames or thread.native
-        # Frames that are equal are the same object almost always; to compare
-        # places in memory is faster than to compare frames.
+        # Equal frames are almost always one object, and ids compare faster.
         key = (thread.is_main, thread.name, *map(id, frames))
-        node = self._seen.get(key)
+        node = self._nodes_by_thread.get(key)
         if node is None:
-            left_out = not frames or (not background and is_background(thread))
-            node = -1 if left_out else self._grow(frames)
-            self._seen[key] = node
+            is_left_out = not frames or (
+                not background and is_background(thread)
+            )
+            node = -1 if is_left_out else self._add_stack(frames)
+            self._nodes_by_thread[key] = node
         return node
 
-    def _grow(self, frames: Frames) -> int:
-        if (known := self._known.get(frames)) is not None:
+    def _add_stack(self, frames: Frames) -> int:
+        if (known := self._nodes_by_stack.get(frames)) is not None:
             return known
 
-        own = {normal_frames((f,))[0]: is_own(f) for f in frames}
+        own = {normalize_stack((f,))[0]: is_own(f) for f in frames}
         node = -1
-        for frame in reversed(normal_frames(frames)):
-            below = self._below.get((node, frame))
+        for frame in reversed(normalize_stack(frames)):
+            below = self._children.get((node, frame))
             if below is None:
                 below = len(self.frames)
-                self._below[node, frame] = below
+                self._children[node, frame] = below
                 self.frames.append(frame)
                 self.parents.append(node)
                 self.own.append(own.get(frame, False))
                 self.ends.append([])
             node = below
-        self._known[frames] = node
+        self._nodes_by_stack[frames] = node
         return node
 
-    def tree(
+    def build(
         self, processes: tuple[ProcessStacks, ...], mains: tuple[int, ...]
     ) -> StackTree:
         """
-        The tree, grown up.
+        Return the finished tree.
         """
         return StackTree(
             processes=processes,
@@ -566,7 +559,7 @@ class _Trunk:
             parts = above[node]
             if self.ends[node]:
                 parts.append(tuple(self.ends[node]))
-            # Most nodes have one node below, and the same members.
+            # Most nodes have one child, with the same members.
             if len(parts) == 1 and not self.ends[node]:
                 found[node] = parts[0]
             else:
@@ -581,16 +574,11 @@ class _Trunk:
 T = TypeVar("T")
 
 
-def group_alike(
+def group_by_key(
     items: Iterable[T], key: Callable[[T], Hashable]
 ) -> list[list[T]]:
     """
-    Gather what has the same key, in the order of first appearance.
-
-    Args:
-        items: What to gather.
-
-        key: Tells what has to be equal.
+    Group items by key, in the order of first appearance.
     """
     groups: dict[Hashable, list[T]] = {}
     for item in items:
@@ -599,33 +587,30 @@ def group_alike(
 
 
 _WIDTH = 96
-# Frames of frameworks in a row that are shown: the first, and the last.
-_MOST_FOREIGN = 3
-_MOST_WHO = 40
+# Longer runs of foreign frames are folded to the first and the last.
+_MOST_FOLDED = 3
+_NAMES_WIDTH = 40
 
 
-def branches(tree: StackTree) -> list[Branch]:
+def to_branches(tree: StackTree) -> list[Branch]:
     """
-    Which branches does this tree have?
-
-    Args:
-        tree: The merged stacks.
+    Convert a tree to branches for the text output.
 
     Returns:
-        Each with the processes that took it; ``*`` marks lines of the user;
-        the innermost frame comes last.
+        Each branch with its processes; ``*`` marks user code; the innermost
+        frame comes last.
     """
     below: list[list[int]] = [[] for _ in tree.frames]
     roots: list[int] = []
     for node, parent in enumerate(tree.parents):
         (below[parent] if parent >= 0 else roots).append(node)
-    return [*_branches(tree, below, roots), *_absent(tree)]
+    return [*_tree_branches(tree, below, roots), *_stackless_branches(tree)]
 
 
-def _branches(
+def _tree_branches(
     tree: StackTree, below: Sequence[Sequence[int]], roots: Sequence[int]
 ) -> Iterator[Branch]:
-    # Stacks may be deeper than Python can call itself.
+    # Stacks may be deeper than the recursion limit.
     todo = [(0, node) for node in _largest_last(tree, roots)]
     while todo:
         depth, node = todo.pop()
@@ -634,13 +619,13 @@ def _branches(
             (node,) = below[node]
             chain.append(node)
 
-        who = clean(tree.who(tree.members[node]), limit=_MOST_WHO)
-        parts = [*_shown(tree, chain)]
+        who = clean(tree.who(tree.members[node]), limit=_NAMES_WIDTH)
+        parts = [*_chain_lines(tree, chain)]
         if name := native_function(tree, node):
             parts.append(f"{clean(name, limit=_WIDTH)} (native)")
         yield Branch(depth, who, parts)
         if tree.ends[node] and below[node]:
-            here = clean(tree.who(tree.ends[node]), limit=_MOST_WHO)
+            here = clean(tree.who(tree.ends[node]), limit=_NAMES_WIDTH)
             yield Branch(depth + 1, f"{here} (here)")
         todo += (
             (depth + 1, child) for child in _largest_last(tree, below[node])
@@ -648,65 +633,63 @@ def _branches(
 
 
 def _largest_last(tree: StackTree, nodes: Sequence[int]) -> list[int]:
-    # What is pushed last is drawn first.
+    # The last one pushed is drawn first.
     return sorted(nodes, key=lambda n: (len(tree.members[n]), -n))
 
 
-def _shown(tree: StackTree, chain: Sequence[int]) -> Iterator[str]:
+def _chain_lines(tree: StackTree, chain: Sequence[int]) -> Iterator[str]:
     """
-    The frames of a chain; of many foreign ones in a row, two.
+    Yield the frames of a chain; long runs of foreign frames are folded.
     """
     foreign: list[int] = []
     for node in chain:
         if tree.own[node]:
-            yield from _foreign(tree, foreign)
+            yield from _fold_frames(tree, foreign)
             foreign = []
-            yield f"* {_brief(tree.frames[node])}"
+            yield f"* {_frame_text(tree.frames[node])}"
         else:
             foreign.append(node)
-    yield from _foreign(tree, foreign)
+    yield from _fold_frames(tree, foreign)
 
 
-def _foreign(tree: StackTree, nodes: Sequence[int]) -> Iterator[str]:
-    if len(nodes) <= _MOST_FOREIGN:
-        yield from (_brief(tree.frames[node]) for node in nodes)
+def _fold_frames(tree: StackTree, nodes: Sequence[int]) -> Iterator[str]:
+    if len(nodes) <= _MOST_FOLDED:
+        yield from (_frame_text(tree.frames[node]) for node in nodes)
     else:
-        yield _brief(tree.frames[nodes[0]])
+        yield _frame_text(tree.frames[nodes[0]])
         yield f"… {len(nodes) - 2} more"
-        yield _brief(tree.frames[nodes[-1]])
+        yield _frame_text(tree.frames[nodes[-1]])
 
 
 def native_function(tree: StackTree, node: int) -> str:
     """
-    Which native function are all in that are at this place?
+    Return the native function that all processes at a node are in.
 
     Args:
-        tree: The merged stacks.
-
-        node: A position in its columns.
+        node: Its index.
 
     Returns:
-        Its name, as a tool told it; ``""`` if it is unknown, or if there are
+        The name as the tool printed it; ``""`` if unknown, or if there are
         several.
     """
     names = set()
     for member in tree.ends[node]:
         thread = tree.processes[member].main_thread
-        # Of other threads it is not known which one ends here.
+        # For other threads it is unknown which one ends here.
         if thread is None or not thread.native or not thread.frames:
             return ""
-        is_here = tree.frames[node] == normal_frames(thread.frames)[0]
-        names.add(native_name(thread.native) if is_here else "")
+        is_here = tree.frames[node] == normalize_stack(thread.frames)[0]
+        names.add(innermost_native_name(thread.native) if is_here else "")
     return names.pop() if len(names) == 1 else ""
 
 
-def _brief(frame: StackFrame) -> str:
+def _frame_text(frame: StackFrame) -> str:
     return clean(str(frame), limit=_WIDTH)
 
 
-def _absent(tree: StackTree) -> Iterator[Branch]:
+def _stackless_branches(tree: StackTree) -> Iterator[Branch]:
     """
-    Processes that have no stack, by their state.
+    Yield the processes without a stack, by state.
     """
     seen = {member for ends in tree.ends for member in ends}
     states: dict[str, list[int]] = {}
@@ -715,5 +698,5 @@ def _absent(tree: StackTree) -> Iterator[Branch]:
             states.setdefault(process.state, []).append(member)
     for state, members in states.items():
         why = f" (state {clean(state)})" if state else ""
-        who = clean(tree.who(members), limit=_MOST_WHO)
+        who = clean(tree.who(members), limit=_NAMES_WIDTH)
         yield Branch(0, who, [f"no stack{why}"])

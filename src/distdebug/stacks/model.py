@@ -1,5 +1,5 @@
 """
-What is the stack of a process, whichever tool took it?
+Define stacks of processes, threads, and frames, whichever tool took them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from .._text import clean
 from ..findings import as_plain
 
 
-# Of a line of a stack, in a text for people.
+# Width of a frame in the text output, in characters.
 _MOST_SHOWN = 96
 
 
 @attrs.frozen
 class StackFrame:
     """
-    One line of a stack.
+    One frame of a stack.
 
     Attributes:
-        name: The function, with its class where the tool knows it.
+        name: The function, with its class where the tool reports it.
 
-        filename: The file; the library for a native function.
+        filename: The source file; the library for a native function.
 
-        line: The line that runs, counted from 1; 0 if unknown.
+        line: The current line, counted from 1; 0 if unknown.
 
-        is_native: Whether it is machine code, and not Python.
+        is_native: Whether it is machine code rather than Python.
 
-        code: What stands at that line, if the tool showed it; no part of what
-            makes two lines the same.
+        code: The source code of that line, if the tool printed it; ignored
+            when frames are compared.
     """
 
     name: str
@@ -53,13 +53,14 @@ class StackFrame:
 @attrs.frozen(kw_only=True)
 class SystemCall:
     """
-    What a thread asked the kernel for, and did not get yet.
+    A system call in which a thread is blocked.
 
     Attributes:
         name: Such as ``"read"`` or ``"futex"``.
 
-        target: What its file descriptor stands for, such as ``"/data/a.bin"``,
-            ``"pipe:[123]"`` or ``"tcp 10.0.0.1:443"``; ``""`` if unknown.
+        target: The object behind its file descriptor, such as
+            ``"/data/a.bin"``, ``"pipe:[123]"`` or ``"tcp 10.0.0.1:443"``;
+            ``""`` if unknown.
     """
 
     name: str
@@ -72,32 +73,30 @@ class SystemCall:
 @attrs.frozen(kw_only=True)
 class ThreadActivity:
     """
-    What became of a thread from the first look at it to the last.
+    What a thread did between its first and its last sample.
 
     Attributes:
-        seconds: How long it was watched.
+        seconds: Time from the first sample to the last.
 
-        voluntary: How often it gave up the processor to wait.
+        voluntary: Voluntary context switches: it blocked.
 
-        involuntary: How often the processor was taken from it.
+        involuntary: Involuntary context switches: it was preempted.
 
-        cpu_s: How long it ran, in seconds.
+        cpu_s: CPU time, in seconds.
 
         has_moved: Whether its Python stack changed; ``None`` if unknown.
 
         has_left: Whether it was seen in another function, and not only at
             another line of the same one; ``None`` if unknown.
 
-        has_new_values: Whether variables of its Python functions got new
-            values, so that it went on, also at the same line; ``None`` if
-            unknown.
+        has_new_values: Whether variables of its Python functions changed, so
+            that it made progress, even at the same line; ``None`` if unknown.
 
-        has_returned: Whether a function came to its end meanwhile: those that
-            had called it were seen at other lines, or with new values;
-            ``None`` if unknown.
+        has_returned: Whether a function returned meanwhile: its callers were
+            seen at other lines, or with new values; ``None`` if unknown.
 
-        has_let_go: Whether it was seen while nobody held the interpreter
-            lock, as native code lets go of it and Python cannot; ``None`` if
+        has_let_go: Whether it was sampled while no thread held the GIL,
+            which native code can release and Python code cannot; ``None`` if
             unknown.
     """
 
@@ -115,35 +114,36 @@ class ThreadActivity:
 @attrs.frozen(kw_only=True)
 class ThreadStack:
     """
-    One thread.
+    The stack and state of one thread.
 
     Attributes:
         name: Its name in Python; ``""`` if unknown.
 
-        frames: Innermost first; of Python, or as the tool mixed them.
+        frames: Innermost first; Python only, or mixed with native frames, as
+            the tool printed them.
 
-        thread_id: Its number in the operating system, or else in Python;
-            ``None`` if unknown.
+        thread_id: Its id in the operating system, else in Python; ``None`` if
+            unknown.
 
         is_main: Whether it is the main thread of its process.
 
-        active: Whether it was running on a processor; ``None`` if unknown.
+        active: Whether it was running on a CPU; ``None`` if unknown.
 
-        owns_gil: Whether it held the interpreter lock; ``None`` if unknown.
+        owns_gil: Whether it held the GIL; ``None`` if unknown.
 
-        waits_for_gil: Whether it wanted that lock; ``None`` if unknown.
+        waits_for_gil: Whether it was waiting for the GIL; ``None`` if unknown.
 
-        native: What a second, native tool saw, innermost first.
+        native: The native stack from a second tool, innermost first.
 
-        state: The letter of the kernel for its state, such as ``"S"``; ``""``
-            if unknown.
+        state: The state letter of the kernel, such as ``"S"``; ``""`` if
+            unknown.
 
-        system_call: What it waits for in the kernel, if known.
+        system_call: The system call it is blocked in, if known.
 
-        activity: What became of it while it was watched, if it was.
+        activity: What it did between the samples, if there were several.
 
-        idle_s: How many seconds ago it last ran on a processor, if the kernel
-            told; also about the time before anybody watched.
+        idle_s: Seconds since it last ran on a CPU, if the kernel reports it;
+            this includes time before the first sample.
     """
 
     name: str
@@ -163,17 +163,16 @@ class ThreadStack:
 @attrs.frozen(kw_only=True)
 class GpuKernel:
     """
-    A kernel that was on a GPU, as ``info cuda kernels`` tells.
+    A kernel running on a GPU, as ``info cuda kernels`` lists it.
 
     Attributes:
-        name: Its function, with the arguments as shown.
+        name: Its function, with the arguments as printed.
 
-        device: The number of the GPU as the process counts; ``None`` if it
-            was not told.
+        device: The GPU, as the process numbers it; ``None`` if unknown.
 
-        grid: Size of the grid in blocks (x, y, z), if told.
+        grid: Size of the grid in blocks (x, y, z); empty if unknown.
 
-        block: Size of a block in threads (x, y, z), if told.
+        block: Size of a block in threads (x, y, z); empty if unknown.
     """
 
     name: str
@@ -188,39 +187,39 @@ class ProcessStacks(Shown):
     All threads of one process at one moment.
 
     Attributes:
-        pid: Number of the process on its node.
+        pid: Its pid on its node.
 
         source: The file it was read from, or the tool that took it.
 
         threads: Its threads, in the order of the tool.
 
-        rank: Global rank, if it is known, and the process is the rank itself
-            and not, say, a worker of its data loader.
+        rank: Global rank, if known, and if the process is the rank itself
+            and not, for example, a data loader worker of it.
 
-        world_size: How many ranks the job has, if known.
+        world_size: The number of ranks of the job, if known.
 
-        coordinates: Where the rank is in the mesh: names of dimensions in
-            small letters, and the place along each.
+        coordinates: Position in the device mesh: names of dimensions in
+            lower case, and the index along each.
 
         role: ``"rank"``, ``"dataloader"``, ``"compile"``, ``"launcher"``,
             ``"server"``; ``""`` if unknown.
 
-        job: What tells its job from others, or ``""``.
+        job: An identifier of its job, or ``""``.
 
         host: Name of the node, if known.
 
         command: Its command line, or ``""``.
 
-        parent_pid: The process that started it, if known.
+        parent_pid: The pid of its parent, if known.
 
-        state: The letter of the kernel for its state (``"T"`` is stopped,
-            ``"Z"`` a zombie, ``"X"`` gone); ``""`` if unknown.
+        state: The state letter of the kernel (``"T"`` stopped, ``"Z"`` zombie,
+            ``"X"`` dead); ``""`` if unknown.
 
         tracer_pid: The debugger that is attached to it, if any.
 
-        kernels: What its GPUs were running, if that was looked at.
+        kernels: The kernels on its GPUs, if cuda-gdb listed them.
 
-        taken: When, in seconds since 1970; ``None`` if unknown.
+        taken: Time of the sample, in seconds since 1970; ``None`` if unknown.
     """
 
     pid: int
@@ -242,25 +241,25 @@ class ProcessStacks(Shown):
     @property
     def main_thread(self) -> ThreadStack | None:
         """
-        The main thread; the first one if none is marked.
+        The main thread; the first thread if none is marked.
         """
         marked = (t for t in self.threads if t.is_main)
         return next(marked, next(iter(self.threads), None))
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, for JSON.
+        Return plain data for JSON.
         """
         return as_plain(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per thread.
+        Return one plain dictionary per thread.
         """
-        whose = {"rank": self.rank, "pid": self.pid, "host": self.host}
+        identity = {"rank": self.rank, "pid": self.pid, "host": self.host}
         return [
             {
-                **whose,
+                **identity,
                 "thread": thread.name,
                 "is_main": thread.is_main,
                 "state": thread.state,
@@ -270,9 +269,9 @@ class ProcessStacks(Shown):
         ]
 
     def _blocks_(self) -> Iterator[Block]:
-        who = "" if self.rank is None else f"rank {self.rank}, "
+        rank = "" if self.rank is None else f"rank {self.rank}, "
         where = f" on {clean(self.host)}" if self.host else ""
-        yield f"{who}process {self.pid}{where}: {len(self.threads)} threads"
+        yield f"{rank}process {self.pid}{where}: {len(self.threads)} threads"
         yield Tree(
             [
                 Branch(
@@ -288,46 +287,46 @@ class ProcessStacks(Shown):
         )
 
 
-_DEEPEST = 16
+_MOST_GIL_FRAMES = 16
 
-# Who was asked to give the lock up waits in drop_gil until it is taken.
-_TAKES = re.compile(
+# A thread that must release the GIL waits in drop_gil until another takes it.
+_TAKES_GIL = re.compile(
     r"take_gil|drop_gil|_?Py(Eval_(RestoreThread|AcquireThread|AcquireLock)"
     r"|GILState_Ensure|ThreadState_Attach)|tstate_wait_attach"
     r"|pybind11::gil_scoped_acquire::gil_scoped_acquire"
 )
-_WAITS = re.compile(
+_WAITS_FOR_LOCK = re.compile(
     r"futex|pthread_(cond|mutex|rwlock)|lll_lock|_L_lock|sem_(timed|clock)?wait"
     r"|do_wait|PyCOND_|PyMUTEX_|PyMutex_Lock|ParkingLot_Park|PySemaphore_"
     r"|^(__)?syscall$|^_?cond_(timed)?wait|^\?\?|^0x[0-9a-f]"
 )
-_TIMED = re.compile(r"pthread_cond_(?:timed|clock)wait")
+_TIMED_WAIT = re.compile(r"pthread_cond_(?:timed|clock)wait")
 
 
-def wants_gil(frames: Iterable[StackFrame]) -> bool | None:
+def is_gil_wait(frames: Iterable[StackFrame]) -> bool | None:
     """
-    Does a thread with this stack wait for the interpreter lock?
+    Return whether a stack shows a wait for the GIL.
 
     Args:
-        frames: Innermost first, with those of machine code.
+        frames: Innermost first, including native frames.
 
     Returns:
-        ``True``, or ``None``: a stack without names of functions proves
-        nothing.
+        ``True`` or ``None``, never ``False``: a stack without function names
+        proves nothing.
     """
     waits = ""
-    for frame in islice(frames, _DEEPEST):
+    for frame in islice(frames, _MOST_GIL_FRAMES):
         name = frame.name.partition("@")[0].partition("(")[0].rstrip()
         if not frame.is_native:
-            # py-spy leaves out the functions of the interpreter, so that
-            # Python seems to wait itself; it does so for nothing else.
-            return _TIMED.search(waits) is not None or None
+            # py-spy omits interpreter functions, so that a Python frame seems
+            # to wait itself; it does this only for the GIL.
+            return _TIMED_WAIT.search(waits) is not None or None
 
-        if _TAKES.fullmatch(name):
-            # Who takes a free lock is not seen in it.
+        if _TAKES_GIL.fullmatch(name):
+            # A thread that takes a free lock does not show up inside it.
             return True if waits or name == "take_gil" else None
 
-        if not _WAITS.search(name):
+        if not _WAITS_FOR_LOCK.search(name):
             return None
         waits = name
 

@@ -1,8 +1,8 @@
 """
-Which stacks are in these files, whichever tool wrote them?
+Read stack dumps of any tool from files, folders, or text.
 
-Files come from anywhere and may be cut off or forged.  One that cannot be read
-is told, and the others are read all the same.
+Files come from anywhere and may be truncated or forged.  One that cannot be
+read is reported as missing; the others are still read.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import attrs
 from .._io import is_folder, is_link, read_ordinary, stays_in
 from ..findings import Missing
 from .formats.gdb import MOST_FRAMES
-from .formats.headings import name_heading
+from .formats.headings import parse_file_name
 from .formats.pyspy import parse_json
-from .formats.text import UNKNOWN, parse_interrupted, parse_text
+from .formats.text import UNKNOWN_PID, parse_interrupted, parse_text
 from .jobs import join_processes
 from .model import ProcessStacks, ThreadStack
 
 
-# A process with 10,000 threads of 200 frames stays below.
+# A process with 10,000 threads of 200 frames needs less.
 _MOST_BYTES = 1 << 28
 
-_CAPTURED = re.compile(r"(?:pyspy|cudagdb)_.+_\d{1,10}\.(?:json|txt)")
-_STACK_LIKE = re.compile(
+_CAPTURE_FILE = re.compile(r"(?:pyspy|cudagdb)_.+_\d{1,10}\.(?:json|txt)")
+_STACK_FILE = re.compile(
     r"py-?spy|cuda-?gdb|pystack|faulthandler|back-?trace|(?:^|[_.-])gdb[_.-]"
     r"|\.stacks?\b|stack.*\.(?:txt|json|log|out)$|\.bt$"
     r"|^rank[ _-]?\d+[^/]*\.(?:txt|out)$|^trace-.*\.out$|^VLLM_STACK_DUMP_",
@@ -38,77 +38,67 @@ _STACK_LIKE = re.compile(
 )
 
 
-def is_captured(name: str) -> bool:
+def is_capture_file(name: str) -> bool:
     """
-    Is this the name of a file that a capture writes?
+    Return whether a file name is one that a capture writes.
+
+    Such a file must hold a stack; if it does not, this is reported.
 
     Args:
         name: The name without folders.
-
-    Returns:
-        Whether it has to hold a stack, so that it is worth a word if not.
     """
-    return _CAPTURED.fullmatch(name) is not None
+    return _CAPTURE_FILE.fullmatch(name) is not None
 
 
-def is_stack_like(name: str) -> bool:
+def is_stack_file(name: str) -> bool:
     """
-    Is this the name of a file that may hold stacks?
+    Return whether a file name looks like that of a stack dump.
 
     Args:
         name: The name without folders.
-
-    Returns:
-        Whether it is worth a look.
     """
-    return _STACK_LIKE.search(name) is not None
+    return _STACK_FILE.search(name) is not None
 
 
-def stack_files_in(folder: Path) -> list[Path]:
+def find_stack_files(folder: Path) -> list[Path]:
     """
-    Which files of a folder may hold stacks?
+    Return the files below a folder that may hold stacks.
 
     Args:
-        folder: The folder; those in it are searched too.  Links are followed
-            only if they stay in it: others may have made it.
+        folder: Searched recursively.  Symbolic links are followed only if they
+            stay inside it, because others may have created them.
 
     Returns:
-        The files, in order, JSON before a text of the same name.
+        The files in sorted order, JSON before a text of the same name.
     """
     return sorted(
         file
-        for file in _below(folder)
-        if is_stack_like(file.name)
+        for file in _walk(folder)
+        if is_stack_file(file.name)
         and not (is_link(file) and not stays_in(file, folder))
     )
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    # Those of Python call themselves once per level, of which there may be
-    # more than that can be done.
-    todo = [str(folder)]
-    while todo:
+def _walk(folder: Path) -> Iterator[Path]:
+    # os.walk and Path.rglob recurse per level, and folders may be deeper than
+    # the recursion limit.
+    pending = [str(folder)]
+    while pending:
         try:
-            entries = list(os.scandir(todo.pop()))
+            entries = list(os.scandir(pending.pop()))
         except OSError:
             continue
 
         yield from map(Path, entries)
-        todo += (e.path for e in entries if e.is_dir(follow_symlinks=False))
+        pending += (e.path for e in entries if e.is_dir(follow_symlinks=False))
 
 
 def read_text(file: Path) -> str:
     """
-    What is in this file?
-
-    Args:
-        file: A file of any kind.
-
-    Returns:
-        Its text.
+    Return the text of a file.
 
     Raises:
-        ValueError: It is no ordinary file, or too large.
+        ValueError: It is not a regular file, or too large.
 
         OSError: It cannot be read.
     """
@@ -119,8 +109,8 @@ def read_text(file: Path) -> str:
     return read_ordinary(file, _MOST_BYTES).decode("utf-8-sig", "replace")
 
 
-_JSON = re.compile(r"\s*\[\s*(?:[{\[]|\Z|\d+\s*\]\s*\Z)")
-_JSON_BELOW = re.compile(r"^\[\s*\{", re.MULTILINE)
+_JSON_START = re.compile(r"\s*\[\s*(?:[{\[]|\Z|\d+\s*\]\s*\Z)")
+_JSON_LINE = re.compile(r"^\[\s*\{", re.MULTILINE)
 
 Source = str | os.PathLike[str]
 
@@ -128,7 +118,7 @@ Source = str | os.PathLike[str]
 @attrs.frozen
 class StackFiles:
     """
-    What was found in files of stacks.
+    The processes read from stack files.
 
     Attributes:
         stacks: Every process.
@@ -144,14 +134,14 @@ def read_stacks(
     paths_or_text: Source | Iterable[Source],
 ) -> tuple[ProcessStacks, ...]:
     """
-    Which stacks are in these files?
+    Read the stacks of all processes from files, folders, or text.
 
     Args:
-        paths_or_text: Files with what py-spy (text or JSON), gdb, cuda-gdb,
-            pystack, or faulthandler wrote, also among other lines of a log;
-            folders with such files; or such a text itself; one or several.
-            If there is none in all of them, tracebacks of programs that were
-            interrupted, or whose collectives timed out, are taken instead.
+        paths_or_text: Files with the output of py-spy (text or JSON), gdb,
+            cuda-gdb, pystack, or faulthandler, also among other lines of a
+            log; folders with such files; or the text itself; one or several.
+            If none of them holds a stack, tracebacks of interrupted programs
+            and of collective timeouts are used instead.
 
     Returns:
         Every process that could be read.
@@ -163,60 +153,58 @@ def read_stack_files(
     paths_or_text: Source | Iterable[Source],
 ) -> StackFiles:
     """
-    Which stacks are in these files, and which files could not be read?
+    Read the stacks of all processes and list the files that could not be read.
 
-    In a folder, files that hold no stack are left out without a word, unless
-    their name promises one.  A process that several files tell of is one.
+    In a folder, files without a stack are skipped silently unless a capture
+    wrote them.  A process that occurs in several files is returned once.
 
     Args:
         paths_or_text: As for :func:`read_stacks`.
-
-    Returns:
-        The processes, and what could not be read.
     """
     sources = (
         [paths_or_text]
         if isinstance(paths_or_text, str | os.PathLike)
         else paths_or_text
     )
-    found: list[_Found] = []
+    found: list[_FoundProcess] = []
     missing: list[Missing] = []
     for source in sources:
         text = os.fspath(source)
         if isinstance(source, str) and _is_text(text):
-            _read("", text, found, missing)
+            _read_source("", text, found, missing)
         elif is_folder(path := Path(text)):
             _read_folder(path, found, missing)
         else:
             _read_file(path, found, missing)
-    # What was interrupted need not be what hung, if that was looked at.
+    # An interrupted call need not be the one that hung, so dumps win.
     dumps = [f for f in found if not f.is_interrupted]
-    return StackFiles(_numbered(_newest(dumps or found)), tuple(missing))
+    return StackFiles(
+        _assign_pids(_deduplicate(dumps or found)), tuple(missing)
+    )
 
 
 def parse_stacks(text: str, source: str = "") -> tuple[ProcessStacks, ...]:
     """
-    Which stacks are in this text?
+    Parse the stacks of all processes in a text.
 
     Args:
-        text: What py-spy (text or JSON), gdb, cuda-gdb, pystack, or
-            faulthandler wrote, alone or among other lines of a log.
+        text: The output of py-spy (text or JSON), gdb, cuda-gdb, pystack, or
+            faulthandler, alone or among other lines of a log.
 
-        source: The file it comes from; its name may tell node, process, or
-            rank.
+        source: The file it comes from; its name may give node, pid, or rank.
 
     Returns:
-        Every process; if it occurs more than once, as it was last.  Those
-        whose number nothing tells are counted from 0.
+        Every process once; if it occurs several times, its last state.
+        Processes without a known pid get pids counted from 0.
 
     Raises:
-        ValueError: No stack is in it.
+        ValueError: There is no stack in the text.
     """
-    return _numbered(_parse(text, source)[0])
+    return _assign_pids(_parse_processes(text, source)[0])
 
 
 @attrs.frozen
-class _Found:
+class _FoundProcess:
     process: ProcessStacks
     folder: str
     time: float
@@ -228,62 +216,68 @@ def _is_text(text: str) -> bool:
 
 
 def _read_folder(
-    folder: Path, found: list[_Found], missing: list[Missing]
+    folder: Path, found: list[_FoundProcess], missing: list[Missing]
 ) -> None:
     read = set()
-    for file in stack_files_in(folder):
-        # JSON says more than the text beside it.
+    for file in find_stack_files(folder):
+        # The JSON has more details than the text beside it.
         if file.suffix == ".txt" and file.with_suffix(".json") in read:
             continue
         problems: list[Missing] = []
         if _read_file(file, found, problems):
             read.add(file)
-        elif is_captured(file.name):
+        elif is_capture_file(file.name):
             missing += problems
 
 
 def _read_file(
-    file: Path, found: list[_Found], missing: list[Missing]
+    file: Path, found: list[_FoundProcess], missing: list[Missing]
 ) -> bool:
     try:
         text, time = read_text(file), file.stat().st_mtime
     except (OSError, ValueError) as exc:
-        missing.append(_missing(str(file), exc))
+        missing.append(_missing_stack(str(file), exc))
         return False
-    return _read(str(file), text, found, missing, time)
+    return _read_source(str(file), text, found, missing, time)
 
 
-def _read(
+def _read_source(
     name: str,
     text: str,
-    found: list[_Found],
+    found: list[_FoundProcess],
     missing: list[Missing],
     time: float = 0.0,
 ) -> bool:
     try:
-        processes, is_interrupted = _parse(text, name)
+        processes, is_interrupted = _parse_processes(text, name)
     except ValueError as exc:
-        missing.append(_missing(name, exc))
+        missing.append(_missing_stack(name, exc))
         return False
 
     folder = os.path.dirname(name)  # noqa: PTH120 of thousands of files
     found += (
-        _Found(p, folder, time if p.taken is None else p.taken, is_interrupted)
+        _FoundProcess(
+            p, folder, time if p.taken is None else p.taken, is_interrupted
+        )
         for p in processes
     )
     return True
 
 
-def _missing(source: str, exc: Exception) -> Missing:
+def _missing_stack(source: str, exc: Exception) -> Missing:
     return Missing(what="stack", reason=str(exc), source=source)
 
 
-def _parse(text: str, source: str) -> tuple[tuple[ProcessStacks, ...], bool]:
+def _parse_processes(
+    text: str, source: str
+) -> tuple[tuple[ProcessStacks, ...], bool]:
     """
-    The processes in a text, and whether only their interruption tells them.
+    Parse the processes; say whether only tracebacks of interrupts are left.
     """
     is_interrupted = False
-    if _JSON.match(text) or ('"frames"' in text and _JSON_BELOW.search(text)):
+    if _JSON_START.match(text) or (
+        '"frames"' in text and _JSON_LINE.search(text)
+    ):
         processes = join_processes(parse_json(text))
     else:
         processes = parse_text(text)
@@ -293,38 +287,38 @@ def _parse(text: str, source: str) -> tuple[tuple[ProcessStacks, ...], bool]:
         msg = "no stack of a known tool in it"
         raise ValueError(msg)
 
-    return tuple(_named(processes, source)), is_interrupted
+    return tuple(_fill_from_file_name(processes, source)), is_interrupted
 
 
-def _named(
+def _fill_from_file_name(
     processes: tuple[ProcessStacks, ...], source: str
 ) -> Iterator[ProcessStacks]:
     """
-    The processes, with what the name of their file tells.
+    Fill in host, pid, and rank from the name of the file.
     """
-    named = name_heading(source)
+    from_name = parse_file_name(source)
     is_alone = len(processes) == 1
     for number, process in enumerate(processes):
-        is_unknown = process.pid == UNKNOWN and is_alone
+        is_unknown = process.pid == UNKNOWN_PID and is_alone
         yield attrs.evolve(
             process,
             source=source,
-            threads=tuple(map(_short, process.threads)),
-            host=process.host or named.host,
+            threads=tuple(map(_limit_frames, process.threads)),
+            host=process.host or from_name.host,
             pid=(
-                named.pid
-                if is_unknown and named.pid is not None
+                from_name.pid
+                if is_unknown and from_name.pid is not None
                 else process.pid
             ),
             rank=(
-                named.rank
+                from_name.rank
                 if process.rank is None and number == 0
                 else process.rank
             ),
         )
 
 
-def _short(thread: ThreadStack) -> ThreadStack:
+def _limit_frames(thread: ThreadStack) -> ThreadStack:
     if max(len(thread.frames), len(thread.native)) <= MOST_FRAMES:
         return thread
 
@@ -335,37 +329,37 @@ def _short(thread: ThreadStack) -> ThreadStack:
     )
 
 
-def _newest(found: list[_Found]) -> Iterator[ProcessStacks]:
+def _deduplicate(found: list[_FoundProcess]) -> Iterator[ProcessStacks]:
     """
-    Every process once: joined within a folder, else the newest one.
+    Return each process once: joined within a folder, else the newest.
     """
-    places: dict[object, int] = {}
-    kept: list[_Found] = []
-    for one in found:
-        process = one.process
-        is_known = process.host and process.pid != UNKNOWN
-        key = (process.host, process.pid) if is_known else len(kept)
-        place = places.setdefault(key, len(kept))
-        if place == len(kept):
-            kept.append(one)
-        elif kept[place].folder == one.folder:
-            (joined, *_) = join_processes([kept[place].process, process])
-            kept[place] = attrs.evolve(kept[place], process=joined)
-        elif one.time > kept[place].time:
-            kept[place] = one
-    return (one.process for one in kept)
+    indices: dict[object, int] = {}
+    unique: list[_FoundProcess] = []
+    for item in found:
+        process = item.process
+        is_known = process.host and process.pid != UNKNOWN_PID
+        key = (process.host, process.pid) if is_known else len(unique)
+        index = indices.setdefault(key, len(unique))
+        if index == len(unique):
+            unique.append(item)
+        elif unique[index].folder == item.folder:
+            (joined, *_) = join_processes([unique[index].process, process])
+            unique[index] = attrs.evolve(unique[index], process=joined)
+        elif item.time > unique[index].time:
+            unique[index] = item
+    return (item.process for item in unique)
 
 
-def _numbered(
+def _assign_pids(
     processes: Iterable[ProcessStacks],
 ) -> tuple[ProcessStacks, ...]:
     """
-    The processes, each with a number of its own.
+    Give a free pid to each process whose pid is unknown.
     """
     known = tuple(processes)
     taken = {process.pid for process in known}
     free = (number for number in count() if number not in taken)
     return tuple(
-        attrs.evolve(p, pid=next(free)) if p.pid == UNKNOWN else p
+        attrs.evolve(p, pid=next(free)) if p.pid == UNKNOWN_PID else p
         for p in known
     )

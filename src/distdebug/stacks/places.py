@@ -1,8 +1,8 @@
 """
-Whose code is this line of a stack?
+Classify stack frames as user, framework, library, or native code.
 
-Of the user, of a framework that runs the user's job, or of the plumbing below.
-Tools shorten names of files, so that ``threading.py`` may be all that is left.
+Tools shorten file names, so that ``threading.py`` may be all that is left of a
+path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INSTALLED = re.compile(
     r"^<|(^|/)(site-packages|dist-packages|s?bin)/|/lib/python3?\.?\d*/"
     r"|\.(so|pyx|pxi)\b"
 )
-# Wherever they are, and however much of their name is left.
+# Packages by name, because tools may cut the path before it.
 _FRAMEWORKS = (
     "accelerate|apex|axolotl|colossalai|composer|datasets|deepspeed|diffusers"
     "|fairscale|fairseq2?|hydra|lightning|lightning_fabric|litgpt|lmdeploy"
@@ -34,7 +34,7 @@ _FRAMEWORKS = (
     "|sglang|tensorrt_llm|text_generation_server|torchrl|torchtitan|torchtune"
     "|transformer_engine|transformers|trl|unsloth|verl|vllm|xformers"
 )
-_PLUMBING = (
+_LIBRARIES = (
     "aiohttp|anyio|boto3|botocore|click|cupy|debugpy|distdebug|fastapi|filelock"
     "|flash_attn|flashinfer|fsspec|functorch|gevent|grpc|h5py|httpcore|httpx"
     "|huggingface_hub|ipykernel|joblib|mpi4py|numba|numpy|omegaconf|pandas"
@@ -43,13 +43,13 @@ _PLUMBING = (
     "|torchdata|torchmetrics|torchvision|tornado|tqdm|triton|typer|urllib3"
     "|uvicorn|uvloop|wandb|webdataset|zmq"
 )
-_START = re.compile(r"^(?P<top>[^/]+?)(\.py)?(/|$)")
-_TORCH = re.compile(
+_TOP_PACKAGE = re.compile(r"^(?P<top>[^/]+?)(\.py)?(/|$)")
+_TORCH_PARTS = re.compile(
     r"(^|/)torch/(_\w+|autograd|cuda|distributed|jit|multiprocessing|nn|optim"
     r"|utils)/|(^|/)torch/\w+\.py$"
     r"|(^|/)distdebug/(capture|debugger|flight_recorder|stacks|watching)/"
 )
-_WITHIN = re.compile(
+_FRAMEWORK_PARTS = re.compile(
     r"(^|/)(megatron/(core|training|legacy)|deepspeed/(runtime|comm|pipe)"
     r"|vllm/(v1|engine|worker|executor|distributed|entrypoints|model_executor)"
     r"|sglang/(srt|launch_server)|ray/(_private|train|util|data|air|tune)"
@@ -64,39 +64,33 @@ _INTERPRETER = re.compile(
     r"^(_?PyEval_(EvalFrame\w*|EvalCode\w*|Vector)|_PyFunction_Vectorcall"
     r"|PyEval_EvalCode|py_trampoline_evaluator|_PyEval_EvalFrame\w*)"
 )
-# What a tool that found no symbol writes.
-_NAMELESS = re.compile(r"\?*|0x[0-9a-f]+|_start|clone3?", re.IGNORECASE)
+# What tools print for a function without a symbol.
+_NO_SYMBOL = re.compile(r"\?*|0x[0-9a-f]+|_start|clone3?", re.IGNORECASE)
 
 
 def is_native(frame: StackFrame) -> bool:
     """
-    Whether a line is machine code.
-
-    Args:
-        frame: The line; tools do not always tell.
+    Return whether a frame is native code; not every tool marks it.
     """
-    return frame.is_native or _looks_native(frame.filename[-_MOST_NAME:])
+    return frame.is_native or _is_native_file(frame.filename[-_MOST_NAME:])
 
 
 @lru_cache(maxsize=1 << 14)
-def _looks_native(filename: str) -> bool:
+def _is_native_file(filename: str) -> bool:
     is_python = filename.endswith(".py") or filename.startswith("<")
     return not is_python and bool(_NATIVE.search(filename))
 
 
-def last_name(name: str) -> str:
+def function_name(name: str) -> str:
     """
-    Name a function without its class, and without the version of a symbol.
-
-    Args:
-        name: As the tool gives it.
+    Return a function name without its class and symbol version.
     """
     return name[:_MOST_NAME].partition("@")[0].rpartition(".")[2]
 
 
-def called_natively(frames: Iterable[StackFrame]) -> Iterator[StackFrame]:
+def native_callees(frames: Iterable[StackFrame]) -> Iterator[StackFrame]:
     """
-    Find what the innermost function of Python called in native code.
+    Yield the native frames that the innermost Python function called.
 
     Args:
         frames: Innermost first.
@@ -107,64 +101,55 @@ def called_natively(frames: Iterable[StackFrame]) -> Iterator[StackFrame]:
         yield frame
 
 
-def native_name(frames: Iterable[StackFrame]) -> str:
+def innermost_native_name(frames: Iterable[StackFrame]) -> str:
     """
-    Name the innermost native function below Python; ``""`` if none is known.
+    Return the innermost native function below Python; ``""`` if unknown.
 
     Args:
         frames: Innermost first.
     """
-    names = (f.name for f in called_natively(frames))
-    return next((n for n in names if not _NAMELESS.fullmatch(n)), "")
+    names = (f.name for f in native_callees(frames))
+    return next((n for n in names if not _NO_SYMBOL.fullmatch(n)), "")
 
 
-def is_users(frame: StackFrame) -> bool:
+def is_user_frame(frame: StackFrame) -> bool:
     """
-    Whether a line is code of the user.
-
-    Args:
-        frame: The line.
+    Return whether a frame is user code.
     """
-    return not is_native(frame) and _depth(frame.filename) == 0
+    return not is_native(frame) and _code_layer(frame.filename) == 0
 
 
-def is_plumbing(frame: StackFrame) -> bool:
+def is_library_frame(frame: StackFrame) -> bool:
     """
-    Whether a line is neither of the user nor of a framework.
-
-    Args:
-        frame: The line.
+    Return whether a frame is neither of the user nor of a framework.
     """
-    return is_native(frame) or _depth(frame.filename) > 1
+    return is_native(frame) or _code_layer(frame.filename) > 1
 
 
-def user_frame(frames: Iterable[StackFrame]) -> StackFrame | None:
+def find_user_frame(frames: Iterable[StackFrame]) -> StackFrame | None:
     """
-    Find the line that a person can do something about.
+    Find the frame that the user can change.
 
     Args:
         frames: Innermost first.
 
     Returns:
-        The innermost line of the user; else of a framework; else of Python;
+        The innermost frame of the user; else of a framework; else of Python;
         else of all.
     """
-    best, best_depth = None, 4
+    best, best_layer = None, 4
     for frame in frames:
-        depth = 3 if is_native(frame) else _depth(frame.filename)
-        if depth < best_depth:
-            best, best_depth = frame, depth
-        if not depth:
+        layer = 3 if is_native(frame) else _code_layer(frame.filename)
+        if layer < best_layer:
+            best, best_layer = frame, layer
+        if not layer:
             break
     return best
 
 
-def where(frame: StackFrame | None) -> Location | None:
+def to_location(frame: StackFrame | None) -> Location | None:
     """
-    Say where a line is.
-
-    Args:
-        frame: The line, if there is one.
+    Convert a frame to a location.
     """
     if frame is None:
         return None
@@ -173,29 +158,29 @@ def where(frame: StackFrame | None) -> Location | None:
 
 
 @lru_cache(maxsize=1 << 14)
-def _depth(filename: str) -> int:
+def _code_layer(filename: str) -> int:
     """
-    How far below the user: 0 is theirs, 1 a framework, 2 plumbing.
+    Return the layer of a file: 0 is user code, 1 a framework, 2 a library.
     """
     path = filename[-_MOST_NAME:].replace("\\", "/")
-    if _FRAMEWORK_DIR.search(path) or _WITHIN.search(path):
+    if _FRAMEWORK_DIR.search(path) or _FRAMEWORK_PARTS.search(path):
         return 1
-    if _INSTALLED.search(path) or _TORCH.search(path):
+    if _INSTALLED.search(path) or _TORCH_PARTS.search(path):
         return 2
 
-    top = _START.match(path)
+    top = _TOP_PACKAGE.match(path)
     name = top["top"] if top else ""
     if name in _FRAMEWORK_NAMES and "/" in path:
         return 1
     if name in sys.stdlib_module_names or (
-        name in _PLUMBING_NAMES and "/" in path
+        name in _LIBRARY_NAMES and "/" in path
     ):
         return 2
     return 0
 
 
 _FRAMEWORK_NAMES = frozenset(_FRAMEWORKS.split("|"))
-_PLUMBING_NAMES = frozenset(_PLUMBING.split("|"))
+_LIBRARY_NAMES = frozenset(_LIBRARIES.split("|"))
 _FRAMEWORK_DIR = re.compile(
     rf"(^|/)(site|dist)-packages/({_FRAMEWORKS})(/|\.py$)"
 )
@@ -203,7 +188,7 @@ _FRAMEWORK_DIR = re.compile(
 
 _LOOP = re.compile(r"\s*(async\s+for|for|while)\b")
 _INLINE_LOOP = re.compile(r"\bfor\b.+\bin\b")
-_FUNCTION = re.compile(r"\s*(async\s+def|def|class)\b")
+_DEFINITION = re.compile(r"\s*(async\s+def|def|class)\b")
 _MOST_BODY = 500
 
 ReadLine = Callable[[str, int], str]
@@ -211,32 +196,30 @@ ReadLine = Callable[[str, int], str]
 _MOST_SOURCE = 1 << 22
 _MOST_LINE = 500
 _MOST_FILES = 10_000
-_PATIENCE_S = 1.0
+_READ_TIMEOUT_S = 1.0
 
 
 class SourceLines:
     """
     Reads lines of source code, each file once.
 
-    After the first file that does not come in time, no other is opened.
+    After the first file that is not read in time, no other file is opened.
 
     Args:
-        patience_s: How long to wait for a file, in seconds.
+        timeout_s: How long to wait for a file, in seconds.
     """
 
-    def __init__(self, patience_s: float = _PATIENCE_S) -> None:
-        self._patience_s = patience_s
+    def __init__(self, timeout_s: float = _READ_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._files: dict[str, list[bytes]] = {}
-        self._gave_up = False
+        self._has_timed_out = False
 
     def __call__(self, filename: str, line: int) -> str:
         """
-        Read one line; ``""`` if it is not on this machine.
+        Return one line; ``""`` if it is not on this machine.
 
         Args:
-            filename: The file.
-
-            line: Its number, counted from 1.
+            line: Counted from 1.
         """
         lines = self._files.get(filename)
         if lines is None and len(self._files) < _MOST_FILES:
@@ -246,12 +229,10 @@ class SourceLines:
 
     def is_in_loop(self, filename: str, line: int) -> bool | None:
         """
-        Tell whether a line can run again and again without a new call.
+        Return whether a line can run repeatedly without a new call.
 
         Args:
-            filename: The file.
-
-            line: Its number, counted from 1.
+            line: Counted from 1.
 
         Returns:
             ``None`` if the code is not on this machine.
@@ -260,7 +241,7 @@ class SourceLines:
         if not code.strip():
             return None
 
-        # A generator or a list that is made in one line loops, too.
+        # A comprehension loops within one line.
         if _LOOP.match(code) or _INLINE_LOOP.search(code):
             return True
         indent = _indent(code)
@@ -271,38 +252,36 @@ class SourceLines:
             indent = _indent(above)
             if _LOOP.match(above):
                 return True
-            if _FUNCTION.match(above):
+            if _DEFINITION.match(above):
                 return False
         return False
 
     def _read_in_time(self, filename: str) -> list[bytes]:
-        if self._gave_up or not Path(filename).is_absolute():
-            # Relative to where?  The process ran in another folder.
+        if self._has_timed_out or not Path(filename).is_absolute():
+            # The process ran in another folder, which is unknown.
             return []
 
         found: list[list[bytes]] = []
-        # A thread that reads from a dead file server never returns, and must
-        # not keep us from ending.
+        # A read from a dead file server never returns, and must not block the
+        # exit of this process.
         reader = threading.Thread(
             target=lambda: found.append(_read(filename)),
             name="distdebug source",
             daemon=True,
         )
-        with suppress(RuntimeError):  # no more threads can be had
+        with suppress(RuntimeError):  # no more threads can be started
             reader.start()
-            reader.join(self._patience_s)
-        self._gave_up = not found
+            reader.join(self._timeout_s)
+        self._has_timed_out = not found
         return found[0] if found else []
 
 
 def source_line(filename: str, line: int) -> str:
     """
-    Read one line of source code; ``""`` if it is not on this machine.
+    Return one line of source code; ``""`` if it is not on this machine.
 
     Args:
-        filename: The file.
-
-        line: Its number, counted from 1.
+        line: Counted from 1.
     """
     return SourceLines()(filename, line)
 

@@ -1,9 +1,9 @@
 """
-How does a stack show what a thread waits for?
+Match rules against stacks to find what a thread waits for.
 
-The rules are data, in ``rules.toml`` beside this file; users can add files of
-their own.  The first rule that fits wins, so the particular comes before the
-general: a queue inside a data loader is a data loader.
+The rules are data, in ``rules.toml`` beside this file; users can add their own
+files.  The first rule that matches wins, so specific rules come before general
+ones: a queue inside a data loader is a data loader.
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ from ..errors import RulesError
 from ..findings import Cause, Confidence
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import is_running
-from .places import ReadLine, called_natively, is_native, is_users, last_name
+from .places import (
+    ReadLine,
+    function_name,
+    is_native,
+    is_user_frame,
+    native_callees,
+)
 
 
-_EVERYWHERE = 1_000_000
+_ALL_FRAMES = 1_000_000
 _MOST_WAKES = 1e9
 
-# All others are texts.
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
+# All other keys are strings.
+_KEY_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "waits": bool,
     "gpu": bool,
     "wakes": (int, float),
@@ -38,10 +44,10 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "native_within": int,
     "unless_own": bool,
 }
-_TEXTS = frozenset({"cause", "name", "doing", "remedy", "confidence"})
+_TEXT_KEYS = frozenset({"cause", "name", "doing", "remedy", "confidence"})
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
+def _compile_pattern(text: str | None) -> re.Pattern[str] | None:
     if text is None:
         return None
 
@@ -55,87 +61,88 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 @attrs.frozen(kw_only=True)
 class Rule:
     """
-    If a thread looks like this, then it does that.
+    A pattern for the stack of a thread, and its cause.
 
-    Everything that is given has to hold.  Patterns are regular expressions;
+    Every condition of a rule has to match.  Patterns are regular expressions;
     paths are written with slashes.
 
     Attributes:
         cause: What the thread is doing.
 
-        name: What the rule is called, for those who read the evidence.
+        name: The name of the rule, shown in the evidence.
 
-        file: Is searched for in the name of a file …
+        file: Searched for in the file of a Python frame.
 
-        function: … and this has to match the function of the same line of the
-            Python stack, without its class.
+        function: Has to match the function of the same frame, without its
+            class.
 
-        within: How many of the innermost lines of Python to look at.
+        within: How many of the innermost Python frames to search.
 
-        native: Is searched for in the names of native functions that the
-            innermost function of Python called.
+        native: Searched for in the names of the native functions that the
+            innermost Python function called.
 
-        native_within: How many of the innermost of these to look at.
+        native_within: How many of the innermost of these to search.
 
-        library: Is searched for in the files of the same native functions.
+        library: Searched for in the files of the same native functions.
 
-        call: Has to match the name of the system call it waits in.
+        call: Has to match the name of the system call that blocks the thread.
 
-        target: Is searched for in what that call is about.
+        target: Searched for in the target of that system call.
 
-        code: Is searched for in the code of the innermost line.  Functions
-            written in C leave no line in a Python stack; who calls them does.
+        code: Searched for in the source code of the innermost Python line.
+            Functions written in C have no frame in a Python stack, but their
+            callers do.
 
-        under: Is searched for in ``file:function`` of every line; one has to
-            match.
+        under: Searched for in ``file:function`` of every Python frame; at
+            least one has to match.
 
         unless: The same; none may match.
 
-        waits: Whether it only fits a thread that does not run.
+        waits: Whether it only matches a thread that does not run.
 
-        gpu: Whether it only fits a process that may use a GPU.
+        gpu: Whether it only matches a process that may use a GPU.
 
-        wakes: How often per second a thread wakes up at most although nothing
-            happens.  ``None`` if unknown.
+        wakes: How often a thread that makes no progress wakes up at most, per
+            second.  ``None`` if unknown.
 
-        doing: What the rank is doing, as a predicate; by default that of
-            its cause.
+        doing: What the rank is doing, as a predicate; by default that of its
+            cause.
 
         remedy: What to do about it; by default that of its cause.
 
-        confidence: How sure this is.
+        confidence: The confidence of a finding by this rule.
     """
 
     cause: Cause = attrs.field(converter=Cause)
     name: str = ""
     file: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     function: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
-    within: int = _EVERYWHERE
+    within: int = _ALL_FRAMES
     native: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     native_within: int = 40
     library: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     call: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     target: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     code: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     under: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     unless: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     waits: bool = False
     gpu: bool = False
@@ -145,8 +152,14 @@ class Rule:
     confidence: Confidence = "likely"
 
     def __attrs_post_init__(self) -> None:
-        asks = (self.file, self.function, self.native, self.call, self.code)
-        if not any(asks):
+        conditions = (
+            self.file,
+            self.function,
+            self.native,
+            self.call,
+            self.code,
+        )
+        if not any(conditions):
             msg = "neither file, function, native, call, nor code is given"
             raise ValueError(msg)
 
@@ -154,30 +167,30 @@ class Rule:
 @attrs.frozen(kw_only=True)
 class Helper:
     """
-    A thread that looks like this works for others, and tells nothing.
+    A pattern for background threads that never explain a hang.
 
     Attributes:
-        thread: Has to match its name.
+        thread: Has to match the name of the thread.
 
-        unless_own: Whether that name does not count for a thread that is in
-            code of the user: anybody may call a thread so.
+        unless_own: Whether that name is ignored for a thread that runs user
+            code, because users may choose the same name.
 
-        place: Is searched for in ``file:function`` of the lines of Python.
+        place: Searched for in ``file:function`` of the Python frames.
 
-        within: In how many of the innermost ones.
+        within: How many of the innermost Python frames to search.
 
-        native: Is searched for in the names of its native functions.
+        native: Searched for in the names of its native functions.
     """
 
     thread: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     place: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
-    within: int = _EVERYWHERE
+    within: int = _ALL_FRAMES
     native: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile_pattern, default=None
     )
     unless_own: bool = False
 
@@ -185,12 +198,12 @@ class Helper:
 @attrs.frozen(kw_only=True)
 class RuleBook:
     """
-    All that is known about stacks.
+    The rules and texts that explain stacks.
 
     Attributes:
         rules: In the order in which they are tried.
 
-        helpers: Threads to be left out.
+        helpers: Threads to ignore.
 
         doing: What a rank is doing, by cause, as a predicate.
 
@@ -205,46 +218,39 @@ class RuleBook:
 
 def load_rules(path: str | os.PathLike[str]) -> RuleBook:
     """
-    Read a file of rules.
+    Read one file of rules.
 
     Args:
-        path: A file in TOML, with tables ``[[rule]]`` and ``[[helper]]``
-            whose keys are the attributes of :class:`Rule` and
-            :class:`Helper`.
-
-    Returns:
-        Its rules.
+        path: A TOML file with tables ``[[rule]]`` and ``[[helper]]``, whose
+            keys are the attributes of :class:`Rule` and :class:`Helper`.
 
     Raises:
-        RulesError: It cannot be read, or is not made of rules.
+        RulesError: The file cannot be read, or a rule is invalid.
     """
-    return _load(path, is_ours=False)
+    return _load_book(path, is_builtin=False)
 
 
-def _load(path: str | os.PathLike[str], *, is_ours: bool) -> RuleBook:
+def _load_book(path: str | os.PathLike[str], *, is_builtin: bool) -> RuleBook:
     name = os.fspath(path)
     try:
         table = read_toml(path)
     except (OSError, ValueError) as exc:
         raise RulesError(str(exc), name) from None
 
-    return _book(table, name, is_ours=is_ours)
+    return _parse_book(table, name, is_builtin=is_builtin)
 
 
 def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
     """
-    Gather the rules of these files and our own.
+    Read the rules of these files and the built-in ones.
 
     Args:
         paths: Files of the user, whose rules are tried first.
 
-    Returns:
-        All rules.
-
     Raises:
         RulesError: One of the files cannot be used.
     """
-    books = [*map(load_rules, paths), _own_rules()]
+    books = [*map(load_rules, paths), _builtin_rules()]
     return RuleBook(
         rules=tuple(rule for book in books for rule in book.rules),
         helpers=tuple(helper for book in books for helper in book.helpers),
@@ -254,41 +260,46 @@ def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
 
 
 @cache
-def _own_rules() -> RuleBook:
-    return _load(Path(__file__).with_name("rules.toml"), is_ours=True)
+def _builtin_rules() -> RuleBook:
+    return _load_book(Path(__file__).with_name("rules.toml"), is_builtin=True)
 
 
-class _Doing(Mapping[Cause, str]):
+class _DefaultDoing(Mapping[Cause, str]):
     """
-    What a rank is doing, by cause; read when it is asked for.
+    The built-in predicate of each cause, read on first use.
     """
 
     def __getitem__(self, cause: Cause) -> str:
-        return _own_rules().doing[cause]
+        return _builtin_rules().doing[cause]
 
     def __iter__(self) -> Iterator[Cause]:
-        return iter(_own_rules().doing)
+        return iter(_builtin_rules().doing)
 
     def __len__(self) -> int:
-        return len(_own_rules().doing)
+        return len(_builtin_rules().doing)
 
 
-DOING: Mapping[Cause, str] = _Doing()
+DEFAULT_DOING: Mapping[Cause, str] = _DefaultDoing()
 
 
-def _book(table: Mapping[str, Any], name: str, *, is_ours: bool) -> RuleBook:
+def _parse_book(
+    table: Mapping[str, Any], name: str, *, is_builtin: bool
+) -> RuleBook:
     if unknown := set(table) - {"rule", "helper", "cause"}:
         msg = f"no such table: {min(unknown)!r:.60}"
         raise RulesError(msg, name)
 
     causes = table.get("cause", {})
     try:
-        texts = {Cause(key): _texts(value) for key, value in causes.items()}
+        texts = {
+            Cause(key): _check_cause_texts(value)
+            for key, value in causes.items()
+        }
     except (*(AttributeError, RecursionError, TypeError, ValueError),) as exc:
         msg = f"[cause]: {exc}"
         raise RulesError(msg, name) from None
 
-    items = partial(_items, name=name, is_ours=is_ours)
+    items = partial(_parse_items, name=name, is_builtin=is_builtin)
     return RuleBook(
         rules=tuple(items(Rule, table.get("rule", []), "rule")),
         helpers=tuple(items(Helper, table.get("helper", []), "helper")),
@@ -297,7 +308,7 @@ def _book(table: Mapping[str, Any], name: str, *, is_ours: bool) -> RuleBook:
     )
 
 
-def _texts(value: Mapping[str, Any]) -> Mapping[str, str]:
+def _check_cause_texts(value: Mapping[str, Any]) -> Mapping[str, str]:
     if unknown := set(value) - {"doing", "remedy"}:
         msg = f"no such key: {min(unknown)!r:.60}"
         raise ValueError(msg)
@@ -308,8 +319,8 @@ def _texts(value: Mapping[str, Any]) -> Mapping[str, str]:
     return value
 
 
-def _items(
-    kind: Any, tables: Any, what: str, *, name: str, is_ours: bool
+def _parse_items(
+    kind: Any, tables: Any, what: str, *, name: str, is_builtin: bool
 ) -> Iterable[Any]:
     if not isinstance(tables, list):
         msg = f"write [[{what}]], not [{what}]"
@@ -317,13 +328,15 @@ def _items(
 
     for number, table in enumerate(tables, start=1):
         try:
-            yield kind(**_checked(kind, table, is_ours=is_ours))
+            yield kind(**_check_table(kind, table, is_builtin=is_builtin))
         except (TypeError, ValueError, RecursionError) as exc:
             msg = f"{what} {number}: {exc}"
             raise RulesError(msg, name) from None
 
 
-def _checked(kind: Any, table: Any, *, is_ours: bool) -> Mapping[str, Any]:
+def _check_table(
+    kind: Any, table: Any, *, is_builtin: bool
+) -> Mapping[str, Any]:
     if not isinstance(table, Mapping):
         msg = f"not a table: {table!r:.60}"
         raise TypeError(msg)
@@ -334,11 +347,11 @@ def _checked(kind: Any, table: Any, *, is_ours: bool) -> Mapping[str, Any]:
             msg = f"no such key: {key!r:.60}"
             raise ValueError(msg)
         _check_value(key, value)
-        # Ours were measured, and have more choices than we can count.
-        if isinstance(value, str) and key not in _TEXTS and not is_ours:
+        # The built-in patterns are measured, and too complex for this check.
+        if isinstance(value, str) and key not in _TEXT_KEYS and not is_builtin:
             check_pattern(value)
-    sure = table.get("confidence", "likely")
-    if sure not in get_args(Confidence):
+    confidence = table.get("confidence", "likely")
+    if confidence not in get_args(Confidence):
         msg = f"confidence is {' or '.join(get_args(Confidence))}"
         raise ValueError(msg)
 
@@ -346,7 +359,7 @@ def _checked(kind: Any, table: Any, *, is_ours: bool) -> Mapping[str, Any]:
 
 
 def _check_value(key: str, value: Any) -> None:
-    kind = _TYPES.get(key, str)
+    kind = _KEY_TYPES.get(key, str)
     is_truth = isinstance(value, bool)
     if not isinstance(value, kind) or is_truth != (kind is bool):
         msg = f"{key} has the wrong type: {value!r:.60}"
@@ -354,7 +367,7 @@ def _check_value(key: str, value: Any) -> None:
     if is_truth or not isinstance(value, int | float):
         return
 
-    # Comparisons with what is not a number do not hold.
+    # A comparison with NaN is false, so it is refused here, too.
     least = 0 if key == "wakes" else 1
     if not least <= value <= _MOST_WAKES:
         msg = f"{key} is at least {least}, and finite: {value!r:.60}"
@@ -364,19 +377,17 @@ def _check_value(key: str, value: Any) -> None:
 _MOST_PATH = 300
 _MOST_FRAMES = 500
 
-Hit = tuple[Rule, StackFrame]
+RuleMatch = tuple[Rule, StackFrame]
 
 
-class Sight:
+class MatchContext:
     """
-    One thread, as rules look at it.
+    One thread, prepared for matching.
 
     Args:
-        thread: The thread.
+        read_line: Returns the source code of a line of a file.
 
-        read_line: Reads the code of a file and line.
-
-        outside: From which line of the Python stack on not to look.
+        frame_limit: How many of the innermost Python frames to match.
 
         gpu: Whether its process uses a GPU; ``None`` if unknown.
     """
@@ -385,7 +396,7 @@ class Sight:
         self,
         thread: ThreadStack,
         read_line: ReadLine,
-        outside: int = _MOST_FRAMES,
+        frame_limit: int = _MOST_FRAMES,
         *,
         gpu: bool | None = None,
     ) -> None:
@@ -393,20 +404,25 @@ class Sight:
         self.gpu = gpu
         self._read_line = read_line
         frames = thread.frames[:_MOST_FRAMES]
-        self.python = tuple(f for f in frames if not is_native(f))[:outside]
-        self.natives = tuple(called_natively(thread.native or frames))
+        self.python = tuple(f for f in frames if not is_native(f))[
+            :frame_limit
+        ]
+        self.natives = tuple(native_callees(thread.native or frames))
 
     @cached_property
-    def places(self) -> Sequence[tuple[str, str]]:
+    def callsites(self) -> Sequence[tuple[str, str]]:
         """
-        File and function of the lines of Python, innermost first.
+        File and function of the Python frames, innermost first.
         """
-        return [(_path(f.filename), last_name(f.name)) for f in self.python]
+        return [
+            (_normalize_path(f.filename), function_name(f.name))
+            for f in self.python
+        ]
 
     @cached_property
     def code(self) -> str:
         """
-        The code of the innermost line of Python, or ``""``.
+        The source code of the innermost Python line, or ``""``.
         """
         if not self.python:
             return ""
@@ -415,16 +431,16 @@ class Sight:
         return inner.code or self._read_line(inner.filename, inner.line)
 
     @cached_property
-    def runs(self) -> bool | None:
+    def is_running(self) -> bool | None:
         """
-        Whether the thread was running.
+        Whether the thread was running; ``None`` if unknown.
         """
         return is_running(self.thread)
 
     @property
     def innermost(self) -> StackFrame | None:
         """
-        The innermost line of Python, or of all if there is none.
+        The innermost Python frame, or of all frames if there is none.
         """
         frames = self.python or self.natives or self.thread.frames
         return next(iter(frames), None)
@@ -432,100 +448,87 @@ class Sight:
 
 class Matcher:
     """
-    Tries rules on threads, and remembers what it learned about lines.
-
-    Args:
-        book: The rules.
+    Matches rules against threads, and caches the rules of each callsite.
     """
 
     def __init__(self, book: RuleBook) -> None:
         self.book = book
-        self._of_lines = [
+        self._frame_rules = [
             (number, rule)
             for number, rule in enumerate(book.rules)
             if rule.file or rule.function
         ]
-        self._known: dict[tuple[str, str], frozenset[int]] = {}
+        self._rules_by_callsite: dict[tuple[str, str], frozenset[int]] = {}
 
-    def first(self, sight: Sight) -> Hit | None:
+    def first_match(self, context: MatchContext) -> RuleMatch | None:
         """
-        Find the first rule that fits.
-
-        Args:
-            sight: The thread.
-
-        Returns:
-            The rule, and the line that made it fit.
+        Return the first rule that matches, and the frame that it matches.
         """
-        lines = self._lines_by_rule(sight)
+        lines = self._frames_by_rule(context)
         for number, rule in enumerate(self.book.rules):
             needs_line = rule.file is not None or rule.function is not None
             if needs_line and number not in lines:
                 continue
-            frame = sight.python[lines[number]] if needs_line else None
-            if (found := _fits(rule, sight, frame)) is not None:
+            frame = context.python[lines[number]] if needs_line else None
+            if (found := _match_rule(rule, context, frame)) is not None:
                 return rule, found
 
         return None
 
     def is_helper(self, thread: ThreadStack) -> bool:
         """
-        Whether a thread works for others, and tells nothing.
+        Return whether a thread is a helper, which never explains a hang.
 
-        Args:
-            thread: The thread; one without any line is a helper.
+        A thread without any frame is a helper, too.
         """
         frames = thread.frames[:_MOST_FRAMES]
         if not frames and not thread.native:
             return True
 
         places = [
-            f"{_path(f.filename)}:{last_name(f.name)}"
+            f"{_normalize_path(f.filename)}:{function_name(f.name)}"
             for f in frames
             if not is_native(f)
         ]
         natives = [
             f.name[:_MOST_PATH]
-            for f in called_natively(thread.native or frames)
+            for f in native_callees(thread.native or frames)
         ]
         for helper in self.book.helpers:
-            if _is_named(helper, thread):
+            if _matches_helper_name(helper, thread):
                 return True
-            place, near = helper.place, places[: helper.within]
-            if place and any(map(place.search, near)):
+            place, inner = helper.place, places[: helper.within]
+            if place and any(map(place.search, inner)):
                 return True
             if helper.native and any(map(helper.native.search, natives)):
                 return True
 
         return False
 
-    def is_named_so(self, thread: ThreadStack) -> bool:
+    def has_helper_name(self, thread: ThreadStack) -> bool:
         """
-        Whether a thread has the name of a helper, wherever it is.
-
-        Args:
-            thread: The thread.
+        Return whether a thread has the name of a helper, whatever it runs.
         """
         return any(
             helper.thread and helper.thread.fullmatch(thread.name)
             for helper in self.book.helpers
         )
 
-    def _lines_by_rule(self, sight: Sight) -> dict[int, int]:
+    def _frames_by_rule(self, context: MatchContext) -> dict[int, int]:
         found: dict[int, int] = {}
-        for index, place in enumerate(sight.places):
-            for number in self._rules_of(place):
+        for index, callsite in enumerate(context.callsites):
+            for number in self._rules_for_callsite(callsite):
                 if index < self.book.rules[number].within:
                     found.setdefault(number, index)
         return found
 
-    def _rules_of(self, place: tuple[str, str]) -> frozenset[int]:
-        known = self._known.get(place)
+    def _rules_for_callsite(self, callsite: tuple[str, str]) -> frozenset[int]:
+        known = self._rules_by_callsite.get(callsite)
         if known is None:
-            path, function = place
-            known = self._known[place] = frozenset(
+            path, function = callsite
+            known = self._rules_by_callsite[callsite] = frozenset(
                 number
-                for number, rule in self._of_lines
+                for number, rule in self._frame_rules
                 if (rule.file is None or rule.file.search(path))
                 and (
                     rule.function is None or rule.function.fullmatch(function)
@@ -534,46 +537,53 @@ class Matcher:
         return known
 
 
-def _is_named(helper: Helper, thread: ThreadStack) -> bool:
+def _matches_helper_name(helper: Helper, thread: ThreadStack) -> bool:
     if helper.thread is None or not helper.thread.fullmatch(thread.name):
         return False
     frames = thread.frames[:_MOST_FRAMES]
-    return not (helper.unless_own and any(map(is_users, frames)))
+    return not (helper.unless_own and any(map(is_user_frame, frames)))
 
 
-def _fits(
-    rule: Rule, sight: Sight, frame: StackFrame | None
+def _match_rule(
+    rule: Rule, context: MatchContext, frame: StackFrame | None
 ) -> StackFrame | None:
     """
-    The line that makes a rule fit, whose line of Python is known already.
+    Return the frame that a rule matches.
+
+    Args:
+        frame: The Python frame that its *file* and *function* match, if any.
     """
-    if (rule.waits and sight.runs) or (rule.gpu and sight.gpu is False):
+    if (rule.waits and context.is_running) or (
+        rule.gpu and context.gpu is False
+    ):
         return None
     if rule.native is not None:
-        near = sight.natives[: rule.native_within]
-        names = ((rule.native.search(f.name[:_MOST_PATH]), f) for f in near)
+        inner = context.natives[: rule.native_within]
+        names = ((rule.native.search(f.name[:_MOST_PATH]), f) for f in inner)
         native = next((f for match, f in names if match), None)
-        if native is None or not _is_from(rule, near):
+        if native is None or not _matches_library(rule, inner):
             return None
         frame = frame or native
-    if rule.call is not None and not _calls(rule, sight.thread):
+    if rule.call is not None and not _matches_system_call(
+        rule, context.thread
+    ):
         return None
-    if rule.code is not None and not rule.code.search(sight.code):
+    if rule.code is not None and not rule.code.search(context.code):
         return None
-    if not _is_in_place(rule, sight):
+    if not _matches_callsites(rule, context):
         return None
 
-    return frame or sight.innermost
+    return frame or context.innermost
 
 
-def _is_from(rule: Rule, near: Iterable[StackFrame]) -> bool:
+def _matches_library(rule: Rule, inner: Iterable[StackFrame]) -> bool:
     library = rule.library
     return library is None or any(
-        library.search(_path(f.filename)) for f in near
+        library.search(_normalize_path(f.filename)) for f in inner
     )
 
 
-def _calls(rule: Rule, thread: ThreadStack) -> bool:
+def _matches_system_call(rule: Rule, thread: ThreadStack) -> bool:
     call = thread.system_call
     if call is None or rule.call is None:
         return False
@@ -583,50 +593,50 @@ def _calls(rule: Rule, thread: ThreadStack) -> bool:
     return bool(target and rule.call.fullmatch(call.name[:_MOST_PATH]))
 
 
-def _is_in_place(rule: Rule, sight: Sight) -> bool:
+def _matches_callsites(rule: Rule, context: MatchContext) -> bool:
     if rule.under is None and rule.unless is None:
         return True
 
-    places = [f"{path}:{function}" for path, function in sight.places]
+    places = [f"{path}:{function}" for path, function in context.callsites]
     return (rule.under is None or any(map(rule.under.search, places))) and (
         rule.unless is None or not any(map(rule.unless.search, places))
     )
 
 
-def _path(filename: str) -> str:
+def _normalize_path(filename: str) -> str:
     return filename[-_MOST_PATH:].replace("\\", "/")
 
 
-# The driver, and torch for the sake of NCCL, name threads of their own.
-_GPU_THREADS = ("cuda-", "cuda0", "pt_nccl_")
-_GPU_SERVERS = ("sglang::scheduler", "VLLM::Worker", "VLLM::EngineCore")
+# Names of the threads of the CUDA driver, and of torch for NCCL.
+_GPU_THREAD_PREFIXES = ("cuda-", "cuda0", "pt_nccl_")
+_GPU_COMMAND_PREFIXES = (
+    "sglang::scheduler",
+    "VLLM::Worker",
+    "VLLM::EngineCore",
+)
 
 
-def own_frames(
+def task_frames(
     thread: ThreadStack, process: ProcessStacks
 ) -> Sequence[StackFrame]:
     """
-    The lines of the code that a thread was given; all, if there are none.
-
-    Args:
-        thread: The thread.
-
-        process: Its process.
+    Return the frames of the code that a worker runs; all if there are none.
     """
-    outside = outside_of(thread, process)
+    frame_limit = count_task_frames(thread, process)
     python = [f for f in thread.frames if not is_native(f)]
-    return python[:outside] or thread.frames or thread.native
+    return python[:frame_limit] or thread.frames or thread.native
 
 
-def outside_of(thread: ThreadStack, process: ProcessStacks) -> int:
+def count_task_frames(thread: ThreadStack, process: ProcessStacks) -> int:
     """
-    Where the code that a worker was given begins, from the inside.
+    Count the innermost Python frames that belong to the code of a worker.
 
-    What is around it is the worker, and with ``fork`` also its parent.
+    The frames outside them are the worker itself and, with ``fork``, its
+    parent.
     """
     python = (f for f in thread.frames if not is_native(f))
     for index, frame in enumerate(python):
-        name = last_name(frame.name)
+        name = function_name(frame.name)
         path = frame.filename.replace("\\", "/")
         if name == "_bootstrap" and path.endswith(
             "multiprocessing/process.py"
@@ -641,19 +651,19 @@ def outside_of(thread: ThreadStack, process: ProcessStacks) -> int:
     return len(thread.frames)
 
 
-def is_program(thread: ThreadStack) -> bool:
+def is_program_thread(thread: ThreadStack) -> bool:
     """
-    Whether a thread began as a program, and not as a thread.
+    Return whether a thread began as a program, and not in ``threading``.
     """
-    return any(last_name(f.name) == "<module>" for f in thread.frames[-2:])
+    return any(function_name(f.name) == "<module>" for f in thread.frames[-2:])
 
 
-def is_begun(thread: ThreadStack) -> bool:
+def is_threading_thread(thread: ThreadStack) -> bool:
     """
-    Whether a thread began as a thread of Python, and not as a program.
+    Return whether a thread was started by the ``threading`` module.
     """
     return any(
-        last_name(f.name) in {"_bootstrap", "_bootstrap_inner"}
+        function_name(f.name) in {"_bootstrap", "_bootstrap_inner"}
         and f.filename.endswith("threading.py")
         for f in thread.frames[-6:]
     )
@@ -661,27 +671,30 @@ def is_begun(thread: ThreadStack) -> bool:
 
 def uses_gpu(process: ProcessStacks) -> bool | None:
     """
-    Whether a process uses a GPU: the driver names threads of its own.
+    Return whether a process uses a GPU: the driver names threads of its own.
+
+    Returns:
+        ``None`` if unknown.
     """
     if process.kernels or any(
-        t.name.startswith(_GPU_THREADS) for t in process.threads
+        t.name.startswith(_GPU_THREAD_PREFIXES) for t in process.threads
     ):
         return True
     was_alive = any(
         t.activity or t.system_call or t.idle_s is not None
         for t in process.threads
     )
-    is_server = process.command.startswith(_GPU_SERVERS)
+    is_server = process.command.startswith(_GPU_COMMAND_PREFIXES)
     return is_server or (False if was_alive else None)
 
 
-def is_in_loop(thread: ThreadStack) -> bool:
+def is_in_event_loop(thread: ThreadStack) -> bool:
     """
-    Whether a thread runs a callback of an event loop.
+    Return whether a thread runs a callback of an event loop.
     """
     for index, frame in enumerate(thread.frames):
         path = frame.filename.replace("\\", "/")
-        name = last_name(frame.name)
+        name = function_name(frame.name)
         if name == "_run" and path.endswith("asyncio/events.py"):
             return True
         if (

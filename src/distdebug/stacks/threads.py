@@ -1,9 +1,9 @@
 """
-What is this process doing, and which line says so?
+Explain what one process is doing, and choose the thread that shows it.
 
-Usually its main thread tells.  Where that only waits for another thread of the
-same process, the other one may tell more: backward passes, training loops of
-Ray, and whoever holds the lock of the interpreter run elsewhere.
+Usually this is the main thread.  Where that only waits for another thread of
+the same process, the other one is reported: backward passes, training loops of
+Ray, and the holder of the GIL run in other threads.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from ..findings import Cause, Confidence, Location
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import (
     Motion,
-    find_gil_trouble,
+    classify_motion,
+    find_gil_holder,
     is_busy,
-    motion_of,
+    is_waiting_for_gil,
     wakes_per_s,
-    wants_gil,
 )
 from .places import (
     ReadLine,
     SourceLines,
+    find_user_frame,
+    function_name,
+    innermost_native_name,
+    is_library_frame,
     is_native,
-    is_plumbing,
-    is_users,
-    last_name,
-    native_name,
-    user_frame,
-    where,
+    is_user_frame,
+    to_location,
 )
 from .rules import (
-    DOING,
+    DEFAULT_DOING,
+    MatchContext,
     Matcher,
     Rule,
     RuleBook,
-    Sight,
-    is_begun,
-    is_in_loop,
-    is_program,
-    outside_of,
-    own_frames,
+    count_task_frames,
+    is_in_event_loop,
+    is_program_thread,
+    is_threading_thread,
     read_rules,
+    task_frames,
     uses_gpu,
 )
-from .view import ProcessView, evidence_of
+from .view import ProcessView, make_evidence
 
 
-# The rule of those who wait until another thread wakes them.
-EVENT = "event"
+# The rule for a thread that waits until another thread wakes it.
+EVENT_RULE = "event"
 
-# Actors of Ray train in a thread of their own.
-_ACTOR = "Ray worker"
+# Ray actors train in a separate thread; their rules begin with this.
+_ACTOR_RULE_PREFIX = "Ray worker"
 
-# Who waits so, waits for another thread, which may tell more.
-LEAVES_IT = frozenset(
+# This thread waits for another one; report that one instead.
+DEFERRING_CAUSES = frozenset(
     {
         Cause.FUTURE_WAIT,
         Cause.QUEUE_WAIT,
@@ -70,8 +70,8 @@ LEAVES_IT = frozenset(
     }
 )
 
-# What another thread may tell that is more than that somebody waits for it.
-_TELLS_MORE = frozenset(
+# Causes of another thread that explain more than the wait for it.
+_INFORMATIVE_CAUSES = frozenset(
     {
         Cause.COLLECTIVE_WAIT,
         Cause.RENDEZVOUS_WAIT,
@@ -84,8 +84,8 @@ _TELLS_MORE = frozenset(
     }
 )
 
-# Rules that tell of a lock, and not of an event or a file.
-_LOCKS = frozenset(
+# Rules for a lock, and not for an event or a file.
+_LOCK_RULES = frozenset(
     {
         "lock",
         "lock, in the kernel",
@@ -95,18 +95,18 @@ _LOCKS = frozenset(
     }
 )
 
-# Rules of those who wait for a thread, or for what it was asked for.
-_JOINS = frozenset(
+# Rules for a wait for the end of a thread.
+_JOIN_RULES = frozenset(
     {"end of a thread", "end of the program", "line that waits for a thread"}
 )
-# They say no more than the join itself.
-_UNTOLD = frozenset({None, Cause.FUTURE_WAIT, Cause.UNKNOWN})
-_ASKS = frozenset(
+# Causes that explain no more than the wait itself.
+_UNINFORMATIVE_CAUSES = frozenset({None, Cause.FUTURE_WAIT, Cause.UNKNOWN})
+_POOL_RULES = frozenset(
     {"future inside a pool", "answer of a pool of vLLM, Ray, or the like"}
 )
 
-# So does a thread wait that nobody gave anything to do.
-_WORKLESS = frozenset(
+# Waits of a thread that has no work.
+_WORK_WAITS = frozenset(
     {
         Cause.IDLE,
         Cause.EVENT_LOOP_IDLE,
@@ -115,24 +115,22 @@ _WORKLESS = frozenset(
     }
 )
 
-IDLES = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
+IDLE_CAUSES = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
 
 
 @attrs.frozen
-class Said:
+class ThreadState:
     """
-    What one thread tells.
+    What one thread is doing, according to the rules.
 
     Attributes:
-        thread: The thread.
+        cause: ``None`` if no rule matches and the thread does not run.
 
-        cause: What it is doing; ``None`` if no rule fits.
+        rule: The rule that matches; ``None`` if none does.
 
-        rule: The rule that fits.
+        frame: The frame that the rule matches.
 
-        frame: The line that says so.
-
-        motion: Whether it moves.
+        motion: Whether the thread makes progress.
     """
 
     thread: ThreadStack
@@ -142,235 +140,222 @@ class Said:
     motion: Motion
 
 
-def has_say(said: Said) -> bool:
+def is_informative(state: ThreadState) -> bool:
     """
-    Whether a thread is more than one of a library that waits, as usual.
-
-    Args:
-        said: What it tells.
+    Return whether a thread runs user code or has a cause worth reporting.
     """
-    return said.cause in _TELLS_MORE or any(map(is_users, said.thread.frames))
+    return state.cause in _INFORMATIVE_CAUSES or any(
+        map(is_user_frame, state.thread.frames)
+    )
 
 
-def waits_for_work(said: Said) -> bool:
+def waits_for_work(state: ThreadState) -> bool:
     """
-    Whether a thread waits in the very function that it was made for.
+    Return whether a thread waits in the function that it was started for.
 
-    That is how a server or a pool waits, in every job that is well.
-
-    Args:
-        said: What it tells.
+    Servers and pools wait like this in every healthy job.
     """
-    python = [f for f in said.thread.frames if not is_native(f)]
-    own = [f for f in python if not is_plumbing(f)]
-    if not own:
-        return bool(python) and said.cause not in _TELLS_MORE
-    is_event = said.rule is not None and said.rule.name == EVENT
+    python = [f for f in state.thread.frames if not is_native(f)]
+    task_code = [f for f in python if not is_library_frame(f)]
+    if not task_code:
+        return bool(python) and state.cause not in _INFORMATIVE_CAUSES
+    is_event = state.rule is not None and state.rule.name == EVENT_RULE
     selects = python[0].filename.endswith("selectors.py")
-    is_wait = said.cause in _WORKLESS or is_event or selects
-    return is_wait and len(own) == 1
+    is_wait = state.cause in _WORK_WAITS or is_event or selects
+    return is_wait and len(task_code) == 1
 
 
-def joined_by(main: Said, others: Iterable[Said]) -> Said | None:
+def find_joined_thread(
+    main: ThreadState, others: Iterable[ThreadState]
+) -> ThreadState | None:
     """
     Find the thread that the main thread waits for.
 
     Args:
-        main: What the main thread tells.
+        main: State of the main thread.
 
-        others: What those tell that are no helpers.
+        others: States of all other threads that are not helpers.
 
     Returns:
-        What that thread tells; ``None`` if the main thread waits for none, or
-        it is not clear for which.
+        ``None`` if the main thread waits for no thread, or the thread is
+        ambiguous.
     """
     name = main.rule.name if main.rule is not None else ""
-    if name not in _JOINS | _ASKS:
+    if name not in _JOIN_RULES | _POOL_RULES:
         return None
 
-    known = [o for o in others if o.cause not in _UNTOLD]
-    if name in _ASKS:
-        # Whoever has nothing to do, has nothing that is waited for.
+    known = [o for o in others if o.cause not in _UNINFORMATIVE_CAUSES]
+    if name in _POOL_RULES:
+        # The result cannot come from a thread that has no work.
         known = [o for o in known if not waits_for_work(o)]
-    busy = [o for o in known if o.cause not in LEAVES_IT]
+    busy = [o for o in known if o.cause not in DEFERRING_CAUSES]
     causes = {o.cause for o in known}
     if busy:
         return busy[0]
     return known[0] if len(causes) == 1 else None
 
 
-def worker_of(main: Said, others: Iterable[Said]) -> Said | None:
+def find_user_worker(
+    main: ThreadState, others: Iterable[ThreadState]
+) -> ThreadState | None:
     """
-    Find the thread of the user that works while the main thread is to be
-    woken.
+    Find a busy user thread while the main thread waits for an event.
 
     Args:
-        main: What the main thread tells.
+        main: State of the main thread.
 
-        others: What those tell that are no helpers.
+        others: States of all other threads that are not helpers.
 
     Returns:
-        What that thread tells; ``None`` if the main thread does not wait so,
-        or nobody works.
+        ``None`` if the main thread waits for something else, or no thread is
+        busy.
     """
-    if main.rule is None or main.rule.name != EVENT:
+    if main.rule is None or main.rule.name != EVENT_RULE:
         return None
 
-    return next((o for o in others if _works(o)), None)
+    return next((o for o in others if _is_working(o)), None)
 
 
-def _works(said: Said) -> bool:
-    if waits_for_work(said) or not any(map(is_users, said.thread.frames)):
+def _is_working(state: ThreadState) -> bool:
+    if waits_for_work(state) or not any(
+        map(is_user_frame, state.thread.frames)
+    ):
         return False
-    return said.motion in {Motion.MOVING, Motion.SPINNING} or (
-        said.rule is None and said.cause is not None
+    return state.motion in {Motion.MOVING, Motion.SPINNING} or (
+        state.rule is None and state.cause is not None
     )
 
 
-def tell_more(main: Said, others: Iterable[Said]) -> Said:
+def choose_thread(
+    main: ThreadState, others: Iterable[ThreadState]
+) -> ThreadState:
     """
-    Find the thread that tells more than that the main thread waits for it.
+    Choose the thread to report: the main thread, or one that it waits for.
 
     Args:
-        main: What the main thread tells.
+        main: State of the main thread.
 
-        others: What those tell that are no helpers.
-
-    Returns:
-        One of the others, or that of the main thread.
+        others: States of all other threads that are not helpers.
     """
     is_backward = main.rule is not None and "backward" in main.rule.name
-    if main.cause in LEAVES_IT or main.cause is None or is_backward:
+    if main.cause in DEFERRING_CAUSES or main.cause is None or is_backward:
         for other in others:
-            if other.cause in _TELLS_MORE:
+            if other.cause in _INFORMATIVE_CAUSES:
                 return other
-    is_actor = main.rule is not None and main.rule.name.startswith(_ACTOR)
-    if main.cause in IDLES:
+    is_actor = main.rule is not None and main.rule.name.startswith(
+        _ACTOR_RULE_PREFIX
+    )
+    if main.cause in IDLE_CAUSES:
         for other in others:
-            if other.cause not in IDLES and (other.cause or is_actor):
+            if other.cause not in IDLE_CAUSES and (other.cause or is_actor):
                 return other
     return main
 
 
-def explains_itself(main: Said, owner: ThreadStack) -> bool:
+def has_specific_wait(main: ThreadState, owner: ThreadStack) -> bool:
     """
-    Whether the main thread holds the lock in a wait that has a better name.
+    Return whether the main thread holds the GIL in a wait with its own rule.
 
     Args:
-        main: What the main thread tells.
+        main: State of the main thread.
 
-        owner: Who holds the lock of the interpreter.
+        owner: The thread that holds the GIL.
     """
     return (
         owner is main.thread
-        and not wants_gil(owner)
+        and not is_waiting_for_gil(owner)
         and main.rule is not None
         and main.rule.file is not None
     )
 
 
-def lock_waits(all_said: Iterable[Said]) -> Sequence[Said]:
+def find_lock_waits(states: Iterable[ThreadState]) -> Sequence[ThreadState]:
     """
-    The threads that wait for a lock that somebody else holds.
-
-    Args:
-        all_said: What all threads tell.
+    Return the threads that wait for a lock that another thread holds.
     """
     return [
-        said
-        for said in all_said
-        if said.cause is Cause.LOCK_DEADLOCK
-        and said.rule is not None
-        and said.rule.name in _LOCKS
-        and said.motion is not Motion.MOVING
+        state
+        for state in states
+        if state.cause is Cause.LOCK_DEADLOCK
+        and state.rule is not None
+        and state.rule.name in _LOCK_RULES
+        and state.motion is not Motion.MOVING
     ]
 
 
-def least_sure(all_said: Iterable[Said]) -> Confidence:
+def combine_confidence(states: Iterable[ThreadState]) -> Confidence:
     """
-    How sure is what several threads tell together?
-
-    Args:
-        all_said: What they tell.
+    Return the confidence of a verdict that rests on several threads.
     """
-    sure = all(
-        s.rule is not None and s.rule.confidence == "likely" for s in all_said
+    is_likely = all(
+        s.rule is not None and s.rule.confidence == "likely" for s in states
     )
-    return "likely" if sure else "possible"
+    return "likely" if is_likely else "possible"
 
 
 _MOST_NAME = 80
-# What these wait for, the kernel knows.
-_BY_KERNEL = frozenset({Cause.IO_WAIT, Cause.LOCK_DEADLOCK})
+# Waits whose target the kernel reports.
+_KERNEL_WAITS = frozenset({Cause.IO_WAIT, Cause.LOCK_DEADLOCK})
 
 
-def location_of(
-    process: ProcessStacks, said: Said, main: Said
+def choose_location(
+    process: ProcessStacks, state: ThreadState, main: ThreadState
 ) -> Location | None:
     """
-    Find the line of the user, or the next best one.
+    Return the line of the user's code, or the next best one.
 
     Args:
-        process: The process.
+        state: State of the thread to report.
 
-        said: What the thread tells that tells most.
-
-        main: What the main thread tells.
+        main: State of the main thread.
     """
-    best = python_line(own_frames(said.thread, process))
-    if said is not main and (best is None or not is_users(best)):
-        # A backward pass runs in a thread that knows nothing of the user.
-        outer = python_line(own_frames(main.thread, process))
-        if outer is not None and (best is None or is_users(outer)):
+    best = find_python_frame(task_frames(state.thread, process))
+    if state is not main and (best is None or not is_user_frame(best)):
+        # A backward pass runs in a thread without user code.
+        outer = find_python_frame(task_frames(main.thread, process))
+        if outer is not None and (best is None or is_user_frame(outer)):
             best = outer
-    return where(best)
+    return to_location(best)
 
 
-def is_of_user(location: Location | None) -> bool:
+def is_user_location(location: Location | None) -> bool:
     """
-    Whether a place is in the code of the user.
-
-    Args:
-        location: The place, if it is known.
+    Return whether a location is in user code.
     """
     if location is None:
         return False
-    return is_users(
+    return is_user_frame(
         StackFrame(location.function, location.file, location.line)
     )
 
 
-def python_line(frames: Iterable[StackFrame]) -> StackFrame | None:
+def find_python_frame(frames: Iterable[StackFrame]) -> StackFrame | None:
     """
-    Find the line of Python that a person can do something about.
+    Return the Python frame that the user can change.
 
     Args:
         frames: Innermost first.
     """
-    best = user_frame(frames)
+    best = find_user_frame(frames)
     return None if best is None or is_native(best) else best
 
 
-def note_of(said: Said) -> str:
+def describe_wait(state: ThreadState) -> str:
     """
-    Name what is known of a wait that has no line of Python, or goes on in
-    the kernel.
-
-    Args:
-        said: What the thread tells.
+    Describe a wait in the kernel, or in native code without a Python line.
     """
-    call = said.thread.system_call
-    if said.cause in _BY_KERNEL and call is not None and call.target:
+    call = state.thread.system_call
+    if state.cause in _KERNEL_WAITS and call is not None and call.target:
         return f"({call.name} of {call.target})"
-    frames = said.thread.frames
+    frames = state.thread.frames
     has_python = not all(map(is_native, frames))
-    if said.frame is None or has_python or not is_native(said.frame):
+    if state.frame is None or has_python or not is_native(state.frame):
         return ""
-    return f"(in {said.frame.name[:_MOST_NAME]})"
+    return f"(in {state.frame.name[:_MOST_NAME]})"
 
 
-# Functions of the interpreter that every loop in Python calls.
-_QUICK = re.compile(
+# Interpreter functions that every Python loop calls.
+_INTERPRETER_FUNCTIONS = re.compile(
     r"^_*(Py|py)|^(long|float|unicode|list|dict|tuple|set|object|type|bool|int"
     r"|slot|gen|range\w*|method|builtin|cfunction|vectorcall|binary|mapping"
     r"|frame|gc|lookdict|insertdict|enum|zip|map|bytes|free|malloc|_int_free"
@@ -380,127 +365,118 @@ _QUICK = re.compile(
 IsInLoop = Callable[[str, int], bool | None]
 
 
-def cause_of_running(sight: Sight, is_in_loop: IsInLoop) -> Cause | None:
+def classify_running(
+    context: MatchContext, is_in_loop: IsInLoop
+) -> Cause | None:
     """
-    Tell a loop in Python from native code.
+    Distinguish a running Python loop from native code.
 
     Args:
-        sight: The thread.
-
-        is_in_loop: Tells of a file and line whether it can run again and
-            again without a new call.
+        is_in_loop: Returns whether a line of a file can run repeatedly without
+            a new call.
 
     Returns:
-        What it does; ``None`` if it does not run.
+        ``None`` if the thread does not run.
     """
-    innermost = sight.innermost
-    if not sight.runs or innermost is None:
+    innermost = context.innermost
+    if not context.is_running or innermost is None:
         return None
 
-    if not _computes(sight, innermost, is_in_loop):
+    if not _runs_native_code(context, innermost, is_in_loop):
         return Cause.PYTHON_LOOP
-    # The host turns round and round until its GPU is done.
-    return Cause.GPU_SYNC_WAIT if sight.gpu else Cause.NATIVE_SPIN
+    # The host spins until its GPU is done.
+    return Cause.GPU_SYNC_WAIT if context.gpu else Cause.NATIVE_SPIN
 
 
-def _computes(
-    sight: Sight, innermost: StackFrame, is_in_loop: IsInLoop
+def _runs_native_code(
+    context: MatchContext, innermost: StackFrame, is_in_loop: IsInLoop
 ) -> bool:
     """
-    Whether a thread that runs is in native code, and not in Python.
+    Return whether a running thread is in native code, and not in Python.
     """
-    if sight.natives and not is_native(innermost):
-        return not all(_QUICK.match(f.name) for f in sight.natives)
+    if context.natives and not is_native(innermost):
+        return not all(
+            _INTERPRETER_FUNCTIONS.match(f.name) for f in context.natives
+        )
 
-    thread, a = sight.thread, sight.thread.activity
-    was_watched = a is not None and is_busy(a)
+    thread, activity = context.thread, context.thread.activity
+    was_watched = activity is not None and is_busy(activity)
     if not thread.owns_gil and (
-        # Libraries compute in native code.
-        sight.gpu or not is_users(innermost) or thread.owns_gil is False
+        # Libraries compute in native code without the GIL.
+        context.gpu or not is_user_frame(innermost) or thread.owns_gil is False
     ):
         return True
-    if was_watched and a is not None and a.has_moved is False:
-        # Who calls native code again and again holds the lock in between.
-        if a.has_let_go:
+    if was_watched and activity is not None and activity.has_moved is False:
+        # A loop that calls native code holds the GIL in between.
+        if activity.has_let_go:
             return True
-        # In the same line all the time, and it is no loop.
+        # A line that stays the same outside a loop is one native call.
         return is_in_loop(innermost.filename, innermost.line) is False
     return is_native(innermost)
 
 
-_COMPUTES = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
-_ASK_AGAIN = re.compile(r"take native stacks \(--native\)[^,;]*, or ")
-_SEE_WHY = "see why this function does not come to its end: what it is given"
+_COMPUTING_CAUSES = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
+_NATIVE_STACKS_HINT = re.compile(r"take native stacks \(--native\)[^,;]*, or ")
+_NOT_RETURNING_REMEDY = (
+    "see why this function does not come to its end: what it is given"
+)
 
 
-def is_computing(said: Said) -> bool:
+def is_computing(state: ThreadState) -> bool:
     """
-    Whether a thread computes, and no rule knows what.
+    Return whether a thread computes and no rule matches.
+    """
+    return state.rule is None and state.cause in _COMPUTING_CAUSES
+
+
+def describe_computing(state: ThreadState, *, with_name: bool = True) -> str:
+    """
+    Describe a computing thread as a predicate.
 
     Args:
-        said: What it tells.
-    """
-    return said.rule is None and said.cause in _COMPUTES
-
-
-def computing_of(said: Said, *, with_name: bool = True) -> str:
-    """
-    Say what a thread is doing that computes, as a predicate.
-
-    Args:
-        said: What it tells.
-
         with_name: Whether to name the native function, if it is known.
     """
-    name = _function(said.thread)
+    name = _native_function(state.thread)
     named = f" ({name})" if name and with_name else ""
-    if said.cause is Cause.PYTHON_LOOP:
+    if state.cause is Cause.PYTHON_LOOP:
         return f"is running Python code{named}"
-    if said.motion is Motion.MOVING:
+    if state.motion is Motion.MOVING:
         return f"is running native code{named}, again and again"
     if name:
         return f"is running native code{named} that does not return"
     return "is in native code"
 
 
-def looks_of(said: Said) -> str:
+def describe_samples(state: ThreadState) -> str:
     """
-    Say how often a thread was seen in native code without a name, if often.
-
-    Args:
-        said: What it tells.
+    Say that unnamed native code was seen in every sample, if so.
     """
-    is_nameless = said.cause is Cause.NATIVE_SPIN and not _function(
-        said.thread
+    is_nameless = state.cause is Cause.NATIVE_SPIN and not _native_function(
+        state.thread
     )
-    is_same = said.motion is Motion.SPINNING
+    is_same = state.motion is Motion.SPINNING
     return "at every look" if is_nameless and is_same else ""
 
 
-def remedy_of(said: Said, remedy: str) -> str:
+def trim_remedy(state: ThreadState, remedy: str) -> str:
     """
-    Leave out of a remedy what was done already.
-
-    Args:
-        said: What a thread tells.
-
-        remedy: What is to be done about its cause.
+    Remove steps from a remedy that are already done.
     """
-    if not said.thread.native and not _function(said.thread):
+    if not state.thread.native and not _native_function(state.thread):
         return remedy
-    if said.cause is Cause.NATIVE_SPIN and "--native" in remedy:
-        return _SEE_WHY
-    return _ASK_AGAIN.sub("", remedy)
+    if state.cause is Cause.NATIVE_SPIN and "--native" in remedy:
+        return _NOT_RETURNING_REMEDY
+    return _NATIVE_STACKS_HINT.sub("", remedy)
 
 
-def _function(thread: ThreadStack) -> str:
-    return native_name(thread.native or thread.frames)[:_MOST_NAME]
+def _native_function(thread: ThreadStack) -> str:
+    return innermost_native_name(thread.native or thread.frames)[:_MOST_NAME]
 
 
 _MOST_THREADS = 256
-_QUIET = frozenset({None, *IDLES})
-# What blocks an event loop, if it happens in one.
-_BLOCKS_LOOP = frozenset(
+_QUIET_CAUSES = frozenset({None, *IDLE_CAUSES})
+# Causes that block an event loop, if one of its callbacks has them.
+_LOOP_BLOCKERS = frozenset(
     {
         None,
         Cause.SLEEPING,
@@ -515,18 +491,18 @@ _BLOCKS_LOOP = frozenset(
 )
 
 
-# Which of these a loop that is not blocked shows now and then.
-_MAY_BE_SHORT = frozenset({None, Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
+# Those that a healthy event loop shows for short times, too.
+_MAYBE_SHORT_CAUSES = frozenset({None, Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
 
 
-class Looker:
+class ProcessExplainer:
     """
-    Explains processes, and remembers what it learned about lines.
+    Explains processes, and caches the rules that match each callsite.
 
     Args:
         book: The rules.
 
-        read_line: Reads the code of a file and line.
+        read_line: Returns the source code of a line of a file.
     """
 
     def __init__(self, book: RuleBook, read_line: ReadLine) -> None:
@@ -539,92 +515,92 @@ class Looker:
 
     def explain(self, process: ProcessStacks) -> ProcessView | None:
         """
-        Tell what a process is doing; ``None`` if it has no stack.
-
-        Args:
-            process: The process.
+        Explain what a process is doing; ``None`` if it has no stack.
         """
         threads = [t for t in process.threads if t.frames or t.native]
         main = next((t for t in threads if t.is_main), None)
-        main = main or next(filter(is_program, threads), None)
-        main = main or self._stand_in(threads, process)
+        main = main or next(filter(is_program_thread, threads), None)
+        main = main or self._choose_main(threads, process)
         if main is None:
-            return _only_gpu(process) if process.kernels else None
+            return _gpu_only_view(process) if process.kernels else None
 
-        said = self._thread(main, process)
-        others = self._others(process, main, said)
-        gil = find_gil_trouble(threads, main)
-        if gil is not None and not explains_itself(said, gil[0]):
-            return self._of_gil(process, gil)
-        if len(locks := lock_waits([said, *others])) > 1:
-            return self._of_locks(process, locks)
+        state = self._thread_state(main, process)
+        others = self._other_states(process, main, state)
+        gil = find_gil_holder(threads, main)
+        if gil is not None and not has_specific_wait(state, gil[0]):
+            return self._gil_view(process, gil)
+        if len(locks := find_lock_waits([state, *others])) > 1:
+            return self._lock_view(process, locks)
 
         joined = None
-        if not is_in_loop(main):
-            joined = joined_by(said, others) or worker_of(said, others)
-        better = joined or tell_more(said, others)
-        view = self._view(process, better, said)
+        if not is_in_event_loop(main):
+            joined = find_joined_thread(state, others) or find_user_worker(
+                state, others
+            )
+        better = joined or choose_thread(state, others)
+        view = self._make_view(process, better, state)
         if joined is not None:
-            view = _as_joined(view, joined.thread)
-            if said.rule is not None and said.rule.name == EVENT:
-                # It need not be the one that sets the event.
+            view = _joined_view(view, joined.thread)
+            if state.rule is not None and state.rule.name == EVENT_RULE:
+                # Another thread may set the event.
                 view = attrs.evolve(view, confidence="possible")
             return view
-        if better is said and said.cause in LEAVES_IT:
-            return self._with_other(view, others)
+        if better is state and state.cause in DEFERRING_CAUSES:
+            return self._add_other_thread(view, others)
         return view
 
-    def _stand_in(
+    def _choose_main(
         self, threads: Sequence[ThreadStack], process: ProcessStacks
     ) -> ThreadStack | None:
         """
-        The thread to be asked where the main thread was cut off.
-
-        Those that only wait for work, as they always do, are not asked.
+        Choose a thread instead of a missing main thread, if one is not idle.
         """
-        if len(threads) == 1 and not is_begun(threads[0]):
-            # Somebody cut out what matters.
+        if len(threads) == 1 and not is_threading_thread(threads[0]):
+            # The dump was shortened to the thread that matters.
             return threads[0]
-        for thread in filter(self._tells, threads[:_MOST_THREADS]):
-            if not waits_for_work(self._thread(thread, process)):
+        for thread in filter(self._is_not_helper, threads[:_MOST_THREADS]):
+            if not waits_for_work(self._thread_state(thread, process)):
                 return thread
         return None
 
-    def _with_other(
-        self, view: ProcessView, others: Sequence[Said]
+    def _add_other_thread(
+        self, view: ProcessView, others: Sequence[ThreadState]
     ) -> ProcessView:
         """
-        Add what another thread does that this one may wait for.
+        Add the activity of another thread that this one may wait for.
         """
-        other = next((s for s in others if s.cause not in _QUIET), None)
-        if other is None or view.cause in IDLES:
+        other = next((s for s in others if s.cause not in _QUIET_CAUSES), None)
+        if other is None or view.cause in IDLE_CAUSES:
             return view
 
-        place = where(python_line(other.thread.frames))
-        said = f"thread {other.thread.name or 'another'} {self._doing(other)}"
-        if is_of_user(view.location) and place is not None:
-            said += f" in {place.brief}"
+        place = to_location(find_python_frame(other.thread.frames))
+        text = (
+            f"thread {other.thread.name or 'another'} "
+            f"{self._doing_text(other)}"
+        )
+        if is_user_location(view.location) and place is not None:
+            text += f" in {place.brief}"
             place = view.location
         return attrs.evolve(
             view,
-            note=f"{view.note} ({said})".strip(),
+            note=f"{view.note} ({text})".strip(),
             location=place,
             evidence=(
                 *view.evidence,
-                evidence_of(view.process, other.thread, other.frame),
+                make_evidence(view.process, other.thread, other.frame),
             ),
         )
 
-    def _tells(self, thread: ThreadStack) -> bool:
+    def _is_not_helper(self, thread: ThreadStack) -> bool:
         return not self.matcher.is_helper(thread)
 
-    def _others(
-        self, process: ProcessStacks, main: ThreadStack, said: Said
-    ) -> Sequence[Said]:
-        is_backward = said.rule is not None and "backward" in said.rule.name
+    def _other_states(
+        self, process: ProcessStacks, main: ThreadStack, state: ThreadState
+    ) -> Sequence[ThreadState]:
+        is_backward = state.rule is not None and "backward" in state.rule.name
         if (
-            said.cause is not None
-            and said.cause not in LEAVES_IT
+            state.cause is not None
+            and state.cause not in DEFERRING_CAUSES
             and not is_backward
         ):
             return ()
@@ -632,71 +608,75 @@ class Looker:
         threads = (
             t
             for t in process.threads
-            if t is not main and self._tells(t) and t.frames
+            if t is not main and self._is_not_helper(t) and t.frames
         )
         found = [
-            self._thread(t, process)
+            self._thread_state(t, process)
             for _, t in zip(range(_MOST_THREADS), threads, strict=False)
         ]
-        is_locked = bool(lock_waits([said]))
+        is_locked = bool(find_lock_waits([state]))
         return [
             s
             for s in found
-            if has_say(s) and not self._is_monitor(s, is_locked=is_locked)
+            if is_informative(s)
+            and not self._is_monitor(s, is_locked=is_locked)
         ]
 
-    def _is_monitor(self, said: Said, *, is_locked: bool) -> bool:
+    def _is_monitor(self, state: ThreadState, *, is_locked: bool) -> bool:
         """
-        Whether a thread is called a monitor, and waits for its turn as one.
+        Return whether a thread is named as a monitor and waits for its turn.
 
-        Who waits in no loop has no turns: it may hold the lock that is wanted.
+        A thread that waits outside a loop is no monitor: it may hold the lock.
         """
         if not (
-            self.matcher.is_named_so(said.thread) and waits_for_work(said)
+            self.matcher.has_helper_name(state.thread)
+            and waits_for_work(state)
         ):
             return False
 
-        place = where(user_frame(said.thread.frames))
+        place = to_location(find_user_frame(state.thread.frames))
         return (
             not is_locked
             or place is None
             or self._is_in_loop(place.file, place.line) is not False
         )
 
-    def _thread(self, thread: ThreadStack, process: ProcessStacks) -> Said:
-        outside = outside_of(thread, process)
+    def _thread_state(
+        self, thread: ThreadStack, process: ProcessStacks
+    ) -> ThreadState:
+        frame_limit = count_task_frames(thread, process)
         gpu = uses_gpu(process)
-        sight = Sight(thread, self._read_line, outside, gpu=gpu)
-        hit = self.matcher.first(sight)
+        context = MatchContext(thread, self._read_line, frame_limit, gpu=gpu)
+        hit = self.matcher.first_match(context)
         if hit is not None:
             rule, frame = hit
-            motion = motion_of(thread, rule.wakes)
-            return Said(thread, rule.cause, rule, frame, motion)
+            motion = classify_motion(thread, rule.wakes)
+            return ThreadState(thread, rule.cause, rule, frame, motion)
 
-        cause = cause_of_running(sight, self._is_in_loop)
-        motion = motion_of(thread)
-        if cause is Cause.NATIVE_SPIN and _returns(thread):
+        cause = classify_running(context, self._is_in_loop)
+        motion = classify_motion(thread)
+        if cause is Cause.NATIVE_SPIN and _has_returned(thread):
             motion = Motion.MOVING
-        return Said(thread, cause, None, sight.innermost, motion)
+        return ThreadState(thread, cause, None, context.innermost, motion)
 
-    def _view(
-        self, process: ProcessStacks, said: Said, main: Said
+    def _make_view(
+        self, process: ProcessStacks, state: ThreadState, main: ThreadState
     ) -> ProcessView:
-        cause = said.cause
-        doing, of_many = self._doing(said), ""
-        note = note_of(said)
-        if self._computes(said):
-            # Ranks in the same line need not be in the same function.
-            of_many = computing_of(said, with_name=False)
-            note = looks_of(said)
+        cause = state.cause
+        doing, of_many = self._doing_text(state), ""
+        note = describe_wait(state)
+        if self._is_computing(state):
+            # Ranks at the same line may be in different native functions.
+            of_many = describe_computing(state, with_name=False)
+            note = describe_samples(state)
         confidence: Confidence = (
-            said.rule.confidence if said.rule else "likely"
+            state.rule.confidence if state.rule else "likely"
         )
-        remedy = said.rule.remedy if said.rule else ""
-        if cause in _BLOCKS_LOOP and is_in_loop(said.thread):
+        remedy = state.rule.remedy if state.rule else ""
+        if cause in _LOOP_BLOCKERS and is_in_event_loop(state.thread):
             doing = f"is blocking its event loop: it {doing}"
             of_many = ""
-            if said.motion is Motion.UNKNOWN and cause in _MAY_BE_SHORT:
+            if state.motion is Motion.UNKNOWN and cause in _MAYBE_SHORT_CAUSES:
                 confidence = "possible"
             cause, remedy = Cause.EVENT_LOOP_STALL, ""
         cause = cause or Cause.UNKNOWN
@@ -705,34 +685,35 @@ class Looker:
             cause=cause,
             doing=doing,
             doing_of_many=of_many,
-            thread=said.thread,
-            frame=said.frame,
-            location=location_of(process, said, main),
-            motion=said.motion,
+            thread=state.thread,
+            frame=state.frame,
+            location=choose_location(process, state, main),
+            motion=state.motion,
             confidence=confidence,
-            remedy=remedy or remedy_of(said, self.book.remedy.get(cause, "")),
-            rule=said.rule.name if said.rule else "",
+            remedy=remedy
+            or trim_remedy(state, self.book.remedy.get(cause, "")),
+            rule=state.rule.name if state.rule else "",
             note=note,
-            evidence=(evidence_of(process, main.thread, main.frame),)
-            if main is not said
+            evidence=(make_evidence(process, main.thread, main.frame),)
+            if main is not state
             else (),
         )
 
-    def _doing(self, said: Said) -> str:
-        if said.rule is not None and said.rule.doing:
-            return said.rule.doing
+    def _doing_text(self, state: ThreadState) -> str:
+        if state.rule is not None and state.rule.doing:
+            return state.rule.doing
 
-        if self._computes(said):
-            return computing_of(said)
-        return self.book.doing.get(said.cause or Cause.UNKNOWN, "")
+        if self._is_computing(state):
+            return describe_computing(state)
+        return self.book.doing.get(state.cause or Cause.UNKNOWN, "")
 
-    def _computes(self, said: Said) -> bool:
-        # Words of the user come before ours.
-        cause = said.cause or Cause.UNKNOWN
-        is_ours = self.book.doing.get(cause) == DOING.get(cause)
-        return is_ours and is_computing(said)
+    def _is_computing(self, state: ThreadState) -> bool:
+        # Texts of user rules come before the built-in ones.
+        cause = state.cause or Cause.UNKNOWN
+        is_ours = self.book.doing.get(cause) == DEFAULT_DOING.get(cause)
+        return is_ours and is_computing(state)
 
-    def _of_gil(
+    def _gil_view(
         self, process: ProcessStacks, gil: tuple[ThreadStack, str, Confidence]
     ) -> ProcessView:
         thread, doing, confidence = gil
@@ -744,17 +725,17 @@ class Looker:
             doing=doing,
             thread=thread,
             frame=next(iter(frames), None),
-            location=where(python_line(frames)),
+            location=to_location(find_python_frame(frames)),
             motion=Motion.STILL,
             confidence=confidence,
             remedy=self.book.remedy.get(cause, ""),
         )
 
-    def _of_locks(
-        self, process: ProcessStacks, locks: Sequence[Said]
+    def _lock_view(
+        self, process: ProcessStacks, locks: Sequence[ThreadState]
     ) -> ProcessView:
         first, *others = locks
-        places = [where(user_frame(s.thread.frames)) for s in locks]
+        places = [to_location(find_user_frame(s.thread.frames)) for s in locks]
         also = ", ".join(p.brief for p in places[1:4] if p is not None)
         return ProcessView(
             process=process,
@@ -764,30 +745,30 @@ class Looker:
             frame=first.frame,
             location=places[0],
             motion=first.motion,
-            confidence=least_sure(locks),
+            confidence=combine_confidence(locks),
             remedy=self.book.remedy.get(Cause.LOCK_DEADLOCK, ""),
             note=f"and in {also}" if also else "",
             rule="cycle of locks",
             evidence=tuple(
-                evidence_of(process, s.thread, s.frame) for s in others[:3]
+                make_evidence(process, s.thread, s.frame) for s in others[:3]
             ),
         )
 
 
-def _returns(thread: ThreadStack) -> bool:
+def _has_returned(thread: ThreadStack) -> bool:
     """
-    Whether native code that a thread runs came to its end in between.
+    Return whether native code that a thread runs returned between samples.
 
-    Who turns round in circles there neither waits nor sets a variable.
+    A thread that spins in native code neither waits nor sets a variable.
     """
     activity = thread.activity
     has_new = activity is not None and activity.has_new_values is True
     return has_new or wakes_per_s(thread) > 0
 
 
-def _only_gpu(process: ProcessStacks) -> ProcessView:
+def _gpu_only_view(process: ProcessStacks) -> ProcessView:
     """
-    Of a process of which nothing but its kernels is known.
+    Make the view of a process of which only GPU kernels are known.
     """
     return ProcessView(
         process=process,
@@ -796,9 +777,9 @@ def _only_gpu(process: ProcessStacks) -> ProcessView:
     )
 
 
-def _as_joined(view: ProcessView, thread: ThreadStack) -> ProcessView:
+def _joined_view(view: ProcessView, thread: ThreadStack) -> ProcessView:
     """
-    Say that the main thread waits for this one.
+    Say that the main thread waits for this thread.
     """
     name = f"its thread {thread.name!r:.99}" if thread.name else "a thread"
     return attrs.evolve(
@@ -815,30 +796,28 @@ def explain_process(
     read_line: ReadLine | None = None,
 ) -> ProcessView | None:
     """
-    What is this process doing?
+    Explain what a process is doing.
 
     Args:
-        process: The process.
+        book: The rules; the built-in ones by default.
 
-        book: The rules; by default our own.
-
-        read_line: Returns the code of a file and line, or ``""``; by default
-            it is read where it is on this machine.
+        read_line: Returns the source code of a line of a file, or ``""``; by
+            default it reads the file on this machine.
 
     Returns:
-        What it is doing; ``None`` if it has no stack.
+        ``None`` if the process has no stack.
     """
     book = read_rules() if book is None else book
-    return Looker(book, read_line or SourceLines()).explain(process)
+    return ProcessExplainer(book, read_line or SourceLines()).explain(process)
 
 
-_COMMUNICATION = re.compile(
+_COMMUNICATION_FILES = re.compile(
     r"(^|/)(torch/(_ops|distributed/(?!elastic|launcher|checkpoint|fsdp)[\w/]+"
     r"|nn/parallel/distributed)|deepspeed/comm/\w+|torch/utils/_contextlib"
     r"|torch/_dynamo/eval_frame|megatron/core/pipeline_parallel/p2p_\w+"
     r"|horovod/.*|(vllm|sglang)/(srt/)?distributed/.*)\.py$"
 )
-# What is around a call, and says nothing.
+# Wrappers around a call; their names are not the operation.
 _WRAPPERS = frozenset(
     {
         "wrapper",
@@ -855,22 +834,19 @@ _WRAPPERS = frozenset(
         "__torch_function__",
     }
 )
-_MESSAGE = re.compile(r"\b(i(?:send|recv))\(.{0,400}\)\.wait\(")
-_P2P = re.compile(r"(^|_)i?(send|recv)(_|$)|^(receive|batch_isend_irecv)")
-_RECEIVES = re.compile(
+_P2P_WAIT = re.compile(r"\b(i(?:send|recv))\(.{0,400}\)\.wait\(")
+_P2P_NAME = re.compile(r"(^|_)i?(send|recv)(_|$)|^(receive|batch_isend_irecv)")
+_RECEIVE_NAME = re.compile(
     r"(^|_)i?recv(_|$)|^receive|^recv_(forward|backward|prev|next|object)"
 )
 
 
-def operation_of(view: ProcessView) -> str:
+def find_operation(view: ProcessView) -> str:
     """
-    Name the call that the user, or a framework, made.
-
-    Args:
-        view: What a rank does.
+    Return the communication call of a rank, as its caller names it.
 
     Returns:
-        Such as ``"all_reduce"``; ``""`` if it is not known.
+        Such as ``"all_reduce"``; ``""`` if unknown.
     """
     frames = view.thread.frames if view.thread else ()
     found = innermost = ""
@@ -878,39 +854,36 @@ def operation_of(view: ProcessView) -> str:
         if is_native(frame):
             continue
         path = frame.filename.replace("\\", "/")
-        if not _COMMUNICATION.search(path[-300:]):
+        if not _COMMUNICATION_FILES.search(path[-300:]):
             break
-        name = last_name(frame.name)
+        name = function_name(frame.name)
         innermost = innermost or name
         if name not in _WRAPPERS:
             found = name
-    return found or innermost or _message_of(frames)
+    return found or innermost or _p2p_operation(frames)
 
 
-def _message_of(frames: Sequence[StackFrame]) -> str:
+def _p2p_operation(frames: Sequence[StackFrame]) -> str:
     """
-    Name the message that a line waits for, as torch itself has no line there.
+    Return the send or receive that a line of source code waits for.
     """
     line = next((f.code for f in frames if not is_native(f)), "")
-    told = _MESSAGE.search(line)
-    return told[1] if told else ""
+    match = _P2P_WAIT.search(line)
+    return match[1] if match else ""
 
 
-def is_message(operation: str) -> bool:
+def is_p2p_operation(operation: str) -> bool:
     """
-    Whether a call concerns one other rank only.
+    Return whether a call communicates with one other rank only.
 
     Args:
-        operation: What :func:`operation_of` returned.
+        operation: From :func:`find_operation`.
     """
-    return bool(_P2P.search(operation))
+    return bool(_P2P_NAME.search(operation))
 
 
 def is_receiving(view: ProcessView) -> bool:
     """
-    Whether a rank waits for a message of one other rank.
-
-    Args:
-        view: What the rank does.
+    Return whether a rank waits for a message from one other rank.
     """
-    return bool(_RECEIVES.search(operation_of(view)))
+    return bool(_RECEIVE_NAME.search(find_operation(view)))

@@ -1,5 +1,5 @@
 """
-What is known of a process once it was looked at?
+Describe explained processes in sentences, and make findings of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..findings import Cause, Confidence, Evidence, Finding, Location
 from ..ranks import fold_ranks
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import Motion
-from .places import called_natively
+from .places import native_callees
 
 
 _MOST_QUOTED = 3
@@ -25,32 +25,30 @@ class ProcessView:
     What one process is doing.
 
     Attributes:
-        process: The process.
+        cause: ``unknown`` if no rule matches.
 
-        cause: What it is doing; ``unknown`` if no rule fits.
+        doing: What it is doing, as a predicate.
 
-        doing: The same, as a predicate.
+        doing_of_many: The same without details of this process, if that
+            differs; processes with the same text are grouped.
 
-        doing_of_many: The same without what only this process has, if that
-            is something else; those with the same are alike.
+        thread: The thread that shows it.
 
-        thread: The thread that tells.
-
-        frame: The line of its stack that says so.
+        frame: The frame of its stack that shows it.
 
         location: The line of the user's code that it is in.
 
-        motion: Whether that thread moves.
+        motion: Whether that thread makes progress.
 
-        confidence: How sure this is.
+        confidence: How certain this is.
 
         remedy: What to do about it.
 
-        rule: The name of the rule that fits, or ``""``.
+        rule: The name of the rule that matches, or ``""``.
 
-        note: What else is to be said, as a sentence without its full stop.
+        note: A remark that ends the sentence, without a full stop.
 
-        evidence: Lines of other threads and processes that belong to it.
+        evidence: Stacks of other threads and processes that belong to it.
     """
 
     process: ProcessStacks
@@ -70,56 +68,53 @@ class ProcessView:
     @property
     def quote(self) -> str:
         """
-        The innermost lines of the thread that tells, and the telling one.
+        The innermost frames of the thread, and the frame the rule matches.
         """
-        return quote_of(self.thread, self.frame)
+        return quote_stack(self.thread, self.frame)
 
 
-def quote_of(thread: ThreadStack | None, frame: StackFrame | None) -> str:
+def quote_stack(thread: ThreadStack | None, frame: StackFrame | None) -> str:
     """
-    Quote the innermost lines of a stack, and the telling one.
+    Quote the innermost frames of a stack, and the frame that a rule matches.
 
     Args:
-        thread: Whose stack.
-
-        frame: The telling line.
+        frame: The matching frame.
 
     Returns:
-        What it waits for in the kernel, what a second tool saw of its native
-        code, and its lines.
+        The system call, the native frames of a second tool, and the frames.
     """
     frames = (thread.frames or thread.native) if thread else ()
-    quoted = _quoted(frames, frame)
+    quoted = _quote_frames(frames, frame)
     native: Sequence[StackFrame] = ()
     if thread and thread.frames and thread.native:
-        native = tuple(called_natively(thread.native))
+        native = tuple(native_callees(thread.native))
     if native:
         own = frame if frame in native else None
         outer = frame if own is None else None
-        inner = " ← ".join(_quoted(native, own, names=True))
+        inner = " ← ".join(_quote_frames(native, own, names=True))
         more = " ← …" if len(native) > _MOST_QUOTED else ""
-        quoted = [f"native: {inner}{more}", *_quoted(frames, outer)]
+        quoted = [f"native: {inner}{more}", *_quote_frames(frames, outer)]
     if thread and thread.system_call and thread.system_call.name != "running":
         quoted.insert(0, str(thread.system_call))
     return " ← ".join(quoted)
 
 
-def _quoted(
+def _quote_frames(
     frames: Sequence[StackFrame],
     frame: StackFrame | None,
     *,
     names: bool = False,
 ) -> list[str]:
-    write = attrgetter("name") if names else str
+    render = attrgetter("name") if names else str
     inner = frames[:_MOST_QUOTED]
-    quoted = [write(f) for f in inner]
+    quoted = [render(f) for f in inner]
     if frame is not None and frame not in inner:
         is_far = frame in frames[_MOST_QUOTED + 1 :]
-        quoted += ["…", write(frame)] if is_far else [write(frame)]
+        quoted += ["…", render(frame)] if is_far else [render(frame)]
     return quoted
 
 
-def evidence_of(
+def make_evidence(
     process: ProcessStacks,
     thread: ThreadStack | None,
     frame: StackFrame | None = None,
@@ -128,11 +123,7 @@ def evidence_of(
     Quote a thread as evidence.
 
     Args:
-        process: Whose thread.
-
-        thread: The thread.
-
-        frame: Its telling line.
+        frame: The frame that a rule matches.
     """
     place = f"pid {process.pid}"
     if process.rank is not None:
@@ -144,7 +135,7 @@ def evidence_of(
         kind="stack",
         source=process.source,
         location=place,
-        quote=quote_of(thread, frame),
+        quote=quote_stack(thread, frame),
     )
 
 
@@ -153,12 +144,9 @@ _MOST_EVIDENCE = 6
 _PLURALS = {"is": "are", "has": "have", "holds": "hold", "does": "do"}
 
 
-def names_of(processes: Iterable[ProcessStacks]) -> str:
+def name_processes(processes: Iterable[ProcessStacks]) -> str:
     """
-    Name processes by their ranks, else by what is known of them.
-
-    Args:
-        processes: The processes.
+    Name processes by their ranks, else by pid and coordinates.
     """
     known = list(processes)
     ranks = sorted({p.rank for p in known if p.rank is not None})
@@ -167,11 +155,11 @@ def names_of(processes: Iterable[ProcessStacks]) -> str:
     if ranks:
         word = "ranks" if len(ranks) > 1 else "rank"
         total = len(known) - len(others)
-        # A number may occur in several jobs that nothing tells apart.
+        # A rank may occur in several jobs that cannot be distinguished.
         many = f"{total} processes of " if total > len(ranks) else ""
         parts.append(f"{many}{word} {fold_ranks(ranks)}")
     if others:
-        names = ", ".join(_name(p) for p in others[:_MOST_NAMES])
+        names = ", ".join(_process_name(p) for p in others[:_MOST_NAMES])
         more = len(others) - _MOST_NAMES
         names += f", and {more} more" if more > 0 else ""
         parts.append(
@@ -180,19 +168,19 @@ def names_of(processes: Iterable[ProcessStacks]) -> str:
     return " and ".join(parts)
 
 
-def _name(process: ProcessStacks) -> str:
+def _process_name(process: ProcessStacks) -> str:
     place = "".join(f" {k.upper()}{n}" for k, n in process.coordinates)
     return f"{process.pid}{f' ({place.strip()})' if place else ''}"
 
 
-def agree(subjects: Sized, doing: str) -> str:
+def conjugate(subjects: Sized, doing: str) -> str:
     """
-    Give a predicate the number of its subject.
+    Conjugate a predicate for one or several subjects.
 
     Args:
         subjects: The processes, or ranks, that do it.
 
-        doing: Such as ``"is sleeping"``.
+        doing: In singular, such as ``"is sleeping"``.
     """
     verb, blank, rest = doing.partition(" ")
     if len(subjects) > 1:
@@ -200,9 +188,9 @@ def agree(subjects: Sized, doing: str) -> str:
     return verb + blank + rest
 
 
-def say(views: Sequence[ProcessView]) -> str:
+def describe_views(views: Sequence[ProcessView]) -> str:
     """
-    Say what processes that do the same are doing, and where.
+    Describe what processes with the same cause are doing, and where.
 
     Args:
         views: At least one.
@@ -210,35 +198,38 @@ def say(views: Sequence[ProcessView]) -> str:
     first = views[0]
     processes = [v.process for v in views]
     doing = (len(views) > 1 and first.doing_of_many) or first.doing
-    said = f"{names_of(processes)} {agree(processes, doing)}"
+    text = f"{name_processes(processes)} {conjugate(processes, doing)}"
     if first.location is not None:
-        said += f" in {first.location.brief}"
+        text += f" in {first.location.brief}"
     if first.note:
-        said += f" {first.note}"
-    # Whether a nap is too long nobody can say but who knows how long it is.
-    return said + _since(views) if first.cause is Cause.SLEEPING else said
+        text += f" {first.note}"
+    # Whether a sleep is too long depends on its duration, so it is shown.
+    return (
+        text + _wait_duration(views) if first.cause is Cause.SLEEPING else text
+    )
 
 
-def say_waiting(views: Sequence[ProcessView], op: str) -> str:
+def describe_waiting(views: Sequence[ProcessView], op: str) -> str:
     """
-    Say who only waits for others.
+    Describe the ranks that only wait for others.
 
     Args:
-        views: Those who wait.
-
-        op: What they wait in, or ``""``.
+        op: The operation they wait in, or ``""``.
     """
     if not views:
         return ""
 
     processes = [v.process for v in views]
     doing = f"is waiting in {op}" if op else views[0].doing
-    return f"; {names_of(processes)} {agree(processes, doing)}{_since(views)}"
+    return (
+        f"; {name_processes(processes)} {conjugate(processes, doing)}"
+        f"{_wait_duration(views)}"
+    )
 
 
-def _since(views: Sequence[ProcessView]) -> str:
+def _wait_duration(views: Sequence[ProcessView]) -> str:
     """
-    Say for how long nobody of them has run, if the kernel told.
+    Say how long none of them has run, if the kernel reports it.
     """
     threads = [v.thread for v in views if v.thread is not None]
     known = [t.idle_s for t in threads if t.idle_s and t.state == "S"]
@@ -247,24 +238,24 @@ def _since(views: Sequence[ProcessView]) -> str:
     return f", for {min(known):.0f} s at least"
 
 
-def finding(
+def make_finding(
     views: Sequence[ProcessView],
     *,
     tail: str = "",
     changes: Mapping[str, object] | None = None,
 ) -> Finding:
     """
-    Make one finding about processes that do the same.
+    Make one finding about processes with the same cause.
 
     Args:
         views: At least one.
 
-        tail: What to add to the sentence.
+        tail: Text to append to the summary.
 
-        changes: Attributes of the finding that differ.
+        changes: Attributes of the finding to replace.
     """
     first = views[0]
-    own = [evidence_of(v.process, v.thread, v.frame) for v in views]
+    own = [make_evidence(v.process, v.thread, v.frame) for v in views]
     more = [e for v in views[:2] for e in v.evidence]
     values: dict[str, object] = {
         "cause": first.cause,
@@ -273,7 +264,7 @@ def finding(
                 {v.process.rank for v in views if v.process.rank is not None}
             )
         ),
-        "summary": say(views) + tail,
+        "summary": describe_views(views) + tail,
         "confidence": first.confidence,
         "remedy": first.remedy or None,
         "location": first.location,

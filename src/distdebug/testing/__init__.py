@@ -1,5 +1,5 @@
 """
-How can a tool for dumps be tested without a cluster?
+Simulate jobs and write the dumps that their ranks would leave.
 
 Simulate a job with :class:`SimulatedJob`, and write what its ranks would have
 recorded with :func:`make_dumps`.

@@ -1,5 +1,5 @@
 """
-How does each version of the format write down what was recorded?
+Write the dumps of a simulated job, in each version of the format.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .jobs import Record, SimulatedGroup, SimulatedJob, Stack
 
 def torch_pickle(value: Any) -> bytes:
     """
-    Pickle plain data as torch would pickle a dump.
+    Pickle plain data as torch pickles a dump.
 
     Args:
-        value: What the dump holds.  Stacks are lists under the key
-            ``"frames"``; frames that are the same object are written once.
+        value: The dump.  Stacks are lists under the key ``"frames"``; frames that
+            are the same object are written once.
     """
     writer = _Writer()
     writer.write(value)
@@ -135,9 +135,9 @@ def make_dumps(  # noqa: PLR0913
     Args:
         folder: Where to; it is made if it does not exist.
 
-        job: What the ranks recorded.
+        job: The job.
 
-        prefix: What their names begin with, before the rank.
+        prefix: The beginning of their names, before the rank.
 
         version: Version of the format, from ``"1.1"`` to ``"2.11"``; or
             ``""`` for the bare list that torch wrote up to 2.2.
@@ -194,10 +194,10 @@ def plain_dump(  # noqa: PLR0913
     only_active: bool = False,
 ) -> Any:
     """
-    What does the dump of one rank hold, before it is pickled?
+    Return the dump of one rank before it is pickled.
 
     Args:
-        job: What the ranks recorded.
+        job: The job.
 
         rank: Global rank.
 
@@ -242,7 +242,7 @@ def plain_dump(  # noqa: PLR0913
 
 class _Ended:
     """
-    A record as it is when the dump is taken.
+    A record in its state at the time of the dump.
     """
 
     def __init__(self, record: Record, moment: float) -> None:
@@ -273,7 +273,7 @@ def _note_starts(ended: Iterable[_Ended], *, timed: bool) -> None:
 
 class _Frames:
     """
-    Makes frames that are the same one object.
+    Make equal frames the same object.
     """
 
     def __init__(self) -> None:
@@ -293,7 +293,7 @@ class _Frames:
 
 class _Format(NamedTuple):
     """
-    What a version of the format has.
+    The keys that a version of the format has.
     """
 
     has_record_id: bool
@@ -312,7 +312,7 @@ class _Format(NamedTuple):
 
 class _Writing(NamedTuple):
     """
-    What the records of one dump have in common.
+    Shared state of the records of one dump.
     """
 
     job: SimulatedJob
@@ -323,7 +323,7 @@ class _Writing(NamedTuple):
 
     def entry(self, number: int, end: _Ended) -> dict[str, Any]:
         """
-        One record, in the order of the keys in genuine dumps.
+        Return one record, its keys in the order of genuine dumps.
         """
         record = end.record
         stack = self.frames.of(record.stack)
@@ -415,7 +415,7 @@ def _state(job: SimulatedJob, end: _Ended) -> tuple[str, bool]:
 
 def _pg_ids(job: SimulatedJob, rank: int) -> dict[str, int]:
     """
-    A process numbers the groups that it is a member of.
+    Number the groups that a process is a member of.
     """
     own = [group.name for group in job.groups if rank in group.ranks]
     return {name: pg_id for pg_id, name in enumerate(own)}

@@ -1,9 +1,8 @@
 """
-What would the ranks of a job record?
+Simulate a job: which ranks enter which calls, when, and where.
 
-The simulation knows no tensors and no threads, only who enters which call
-when.  A call completes when all its members entered it, as in torch; so a hang
-is made by leaving out somebody.
+There are no tensors and no threads.  A call completes when all its members have
+entered it, as in torch; so leaving out a rank makes a hang.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ class Call:
     One collective, or a message from one rank to another.
 
     Attributes:
-        members: Who has to enter it.
+        members: The ranks that must enter it.
 
         entered: When each rank entered it, in seconds since the epoch.
 
-        ops: What they called.
+        ops: The operation that each of them called.
 
         duration_s: How long it takes once all are there.
     """
@@ -63,7 +62,7 @@ class Call:
     @property
     def completed(self) -> float | None:
         """
-        When it completed; `None` if it never does.
+        Return when it completed; ``None`` if it never does.
         """
         if self.members - self.entered.keys() or len(self.ops) != 1:
             return None
@@ -73,7 +72,7 @@ class Call:
 
 class Record(NamedTuple):
     """
-    One call as one rank sees it.
+    One call as one rank records it.
 
     Attributes:
         group: The process group.
@@ -90,14 +89,14 @@ class Record(NamedTuple):
 
         created: When the rank entered it.
 
-        call: What it takes part in; `None` for parts of a coalesced batch,
-            of which torch never notes the end.
+        call: The call; ``None`` for parts of a coalesced batch, whose end torch
+            never records.
 
         shape: Input sizes, input types, output sizes, output types.
 
         stack: Where the rank called it.
 
-        state: What is recorded, whatever happened.
+        state: The recorded state, whatever happened.
 
         in_launch: Whether the rank never returns from enqueueing it.
     """
@@ -194,13 +193,13 @@ class SimulatedJob:
 
     def wait(self, seconds: float) -> None:
         """
-        Let time pass.
+        Advance the clock.
         """
         self.clock += seconds
 
     def dump(self, rank: int) -> None:
         """
-        Take the dump of *rank* now: it will know nothing of what comes later.
+        Take the dump of *rank* now, without what comes later.
         """
         self.dumped[rank] = self.clock
 
@@ -465,7 +464,7 @@ class _Counter:
 
 class _Batch(Call):
     """
-    Completes when all its parts do.
+    A batch that completes when all its parts do.
     """
 
     def __init__(self) -> None:
@@ -492,7 +491,7 @@ def _p2p_name(group: SimulatedGroup, rank: int, kind: str, peer: int) -> str:
 
 def _stack(op: str, group: SimulatedGroup, depth: int) -> Stack:
     """
-    Like those of a training loop: the same, but for the innermost lines.
+    Return a stack as of a training loop, with *depth* frames.
     """
     line = 10 * int(group.name) if group.name.isdecimal() else 0
     stack = [

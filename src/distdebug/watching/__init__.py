@@ -1,5 +1,5 @@
 """
-Is the job still making progress; and if not, what is done?
+Watch a job for hangs: detect missing progress, capture, and notify.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .config import ONLY_PROGRESS as ONLY_PROGRESS
     from .config import HangDebugConfig as HangDebugConfig
-    from .config import a_number as a_number
+    from .config import check_number as check_number
     from .gpu_activity import GpuActivity as GpuActivity
-    from .hang import Crew as Crew
-    from .hang import Duty as Duty
+    from .hang import CaptureRequest as CaptureRequest
     from .hang import Hang as Hang
+    from .hang import HangHandler as HangHandler
     from .hang import HangReason as HangReason
     from .hang import Hook as Hook
-    from .hang import NotYet as NotYet
-    from .hang import Order as Order
     from .hang import Response as Response
+    from .hang import RetryLater as RetryLater
+    from .hang import WatchedProcesses as WatchedProcesses
     from .hooks import command_hook as command_hook
     from .hooks import webhook_hook as webhook_hook
     from .inside import Watch as Watch
     from .inside import watch as watch
     from .loop import FilesState as FilesState
     from .loop import ProgressSensor as ProgressSensor
-    from .loop import last_known as last_known
-    from .loop import poll_of as poll_of
+    from .loop import combine_senses as combine_senses
+    from .loop import default_poll_s as default_poll_s
     from .loop import watch_processes as watch_processes
     from .response import respond as respond
 else:

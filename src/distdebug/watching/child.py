@@ -1,9 +1,10 @@
 """
-How does a rank have its own job looked at, without doing so itself?
+Capture a hang in a child process of a rank.
 
-It starts ``python -m distdebug.watching.child``, which reads from its standard
-input what to do, and prints one line of JSON.  A process of its own needs no
-interpreter lock of the rank, no memory of it, and may be killed.
+The rank starts ``python -m distdebug.watching.child``, which reads one request
+as JSON from its standard input and prints one line of JSON.  A child process
+needs neither the interpreter lock nor the memory of the rank, and may be
+killed.
 """
 
 from __future__ import annotations
@@ -23,99 +24,99 @@ import attrs
 
 from .._text import clean
 from ..errors import CaptureError
-from ..nodes import Bound, Ended, run_process, unpack_answer
-from ..snapshots import Wanted
-from .hang import Hang, HangReason, Order, Response
+from ..nodes import CommandLimits, CompletedCommand, run_process, unpack_answer
+from ..snapshots import SnapshotOptions
+from .hang import CaptureRequest, Hang, HangReason, Response
 
 
-# For looking, waiting for other nodes, and explaining.
-_MORE_S = 600.0
-# The child of a rank is none.
-_NOT_OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-# Where the child looks anyway.
-_INSTALLED = set(sysconfig.get_paths().values())
+# For sampling, waiting for other nodes, and the diagnosis.
+_EXTRA_S = 600.0
+# The child is not a rank, so it must not inherit these.
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+# The child finds packages there without PYTHONPATH.
+_INSTALL_PATHS = set(sysconfig.get_paths().values())
 _PACKAGE = __package__.partition(".")[0]
 
 
 def ask_child(
-    reason: HangReason, order: Order, stop: threading.Event
+    reason: HangReason, request: CaptureRequest, stop: threading.Event
 ) -> Response:
     """
-    Have a child process look at the job, and take what it has to tell.
+    Start a child process that captures the job, and return its response.
 
     Args:
-        reason: Why to look.
-
-        order: What to take.
-
-        stop: Set if the child has to end.
-
-    Returns:
-        What it did.
+        stop: Ends the child when it is set.
 
     Raises:
-        CaptureError: It did not answer.
+        CaptureError: The child did not answer.
 
-        OSError: It cannot be started.
+        OSError: The child cannot be started.
     """
     mark = f"distdebug-{secrets.token_hex(8)}"
     task = {
         "mark": mark,
         "reason": attrs.asdict(reason),
-        "order": _order_to_json(order),
+        "order": _request_to_json(request),
     }
-    ended = run_process(
+    completed = run_process(
         [sys.executable, "-P", "-m", f"{_PACKAGE}.watching.child"],
         environment=_environment(),
-        bound=Bound(
-            timeout_s=order.wanted.timeout_s + _MORE_S,
+        limits=CommandLimits(
+            timeout_s=request.wanted.timeout_s + _EXTRA_S,
             grace_s=5.0,
             stop=stop,
         ),
         data=json.dumps(task).encode(),
     )
-    return _answer(reason, mark, ended)
+    return _parse_answer(reason, mark, completed)
 
 
 def main(stdin: IO[str], stdout: IO[str]) -> int:
     """
-    Do what a rank asks for.
-
-    Args:
-        stdin: Where the task comes from.
-
-        stdout: Where the answer goes.
+    Run the request of a rank, and print the response.
 
     Returns:
         The exit status.
     """
-    # The rank, which starts it, has no use for all that is loaded here.
+    # Imported here, so that the rank does not load it.
     from .response import respond
 
     task = json.load(stdin)
     reason = _reason_from_json(task["reason"])
-    got = respond(reason, _order_from_json(task["order"]))
+    response = respond(reason, _request_from_json(task["order"]))
     answer = {
-        "outcome": got.outcome,
-        "summary": got.summary,
-        "bundle": None if got.bundle is None else str(got.bundle),
-        "hang": None if got.hang is None else _hang_to_json(got.hang),
+        "outcome": response.outcome,
+        "summary": response.summary,
+        "bundle": None if response.bundle is None else str(response.bundle),
+        "hang": None
+        if response.hang is None
+        else _hang_to_json(response.hang),
     }
     stdout.write(f"\n{task['mark']} {json.dumps(answer)}\n")
     stdout.flush()
     return 0
 
 
-def _answer(reason: HangReason, mark: str, ended: Ended) -> Response:
-    data, _ = unpack_answer(mark, ended.output.decode("utf-8", "replace"))
+def _parse_answer(
+    reason: HangReason, mark: str, completed: CompletedCommand
+) -> Response:
+    data, _ = unpack_answer(mark, completed.output.decode("utf-8", "replace"))
     if data is None:
-        complaint = ended.complaint[-500:].decode("utf-8", "replace")
-        status = "no end" if ended.status is None else f"status {ended.status}"
+        stderr = completed.stderr[-500:].decode("utf-8", "replace")
+        status = (
+            "no end"
+            if completed.status is None
+            else f"status {completed.status}"
+        )
         msg = f"whoever should look at the job ended with {status}: "
-        raise CaptureError(msg + clean(complaint, limit=500))
+        raise CaptureError(msg + clean(stderr, limit=500))
 
     bundle = None if data["bundle"] is None else Path(data["bundle"])
-    hang = None if data["hang"] is None else _hang(reason, **data["hang"])
+    hang = (
+        None
+        if data["hang"] is None
+        else _hang_from_json(reason, **data["hang"])
+    )
     return Response(data["outcome"], data["summary"], bundle, hang)
 
 
@@ -127,37 +128,37 @@ def _hang_to_json(hang: Hang) -> dict[str, Any]:
     }
 
 
-def _hang(reason: HangReason, folder: str, **options: Any) -> Hang:
+def _hang_from_json(reason: HangReason, folder: str, **options: Any) -> Hang:
     return Hang(reason=reason, folder=Path(folder), **options)
 
 
 def _environment() -> dict[str, str]:
-    environ = {k: v for k, v in os.environ.items() if k not in _NOT_OURS}
+    environ = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
     source = str(Path(__file__).parents[2])
-    if source not in _INSTALLED:
-        # Where this package was found, it is found again.
+    if source not in _INSTALL_PATHS:
+        # The child has to find the same copy of this package.
         others = environ.get("PYTHONPATH")
         paths = [source, others] if others else [source]
         environ["PYTHONPATH"] = os.pathsep.join(paths)
     return environ
 
 
-def _order_to_json(order: Order) -> dict[str, Any]:
-    return attrs.asdict(order, value_serializer=_plain)
+def _request_to_json(request: CaptureRequest) -> dict[str, Any]:
+    return attrs.asdict(request, value_serializer=_to_json_value)
 
 
-def _plain(_: object, __: object, value: Any) -> Any:
+def _to_json_value(_: object, __: object, value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(map(str, value))
     return str(value) if isinstance(value, Path) else value
 
 
-def _order_from_json(data: Mapping[str, Any]) -> Order:
-    return Order(
+def _request_from_json(data: Mapping[str, Any]) -> CaptureRequest:
+    return CaptureRequest(
         **{
             **data,
             "output_dir": Path(data["output_dir"]),
-            "wanted": Wanted(**data["wanted"]),
+            "wanted": SnapshotOptions(**data["wanted"]),
             "but": frozenset(map(Path, data["but"])),
         }
     )

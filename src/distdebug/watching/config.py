@@ -1,15 +1,15 @@
 """
-What did the user ask for, in the ``debug:`` section of a job file?
+Configuration of hang debugging: the ``debug:`` section of a job file.
 
-The section has three keys, all of them optional::
+The section has three optional keys::
 
     debug:
       enabled: true
       wait_seconds: [1800, 2400]
       output_dir: "{log_dir}/backtraces"
 
-A job file runs on thousands of nodes, so a word that is not understood is
-refused before the job starts, and never ignored.
+A job file runs on thousands of nodes, so an unknown key is an error before the
+job starts, and never ignored.
 """
 
 from __future__ import annotations
@@ -32,26 +32,23 @@ from .._text import clean
 from ..errors import ConfigError, MissingDependencyError
 
 
-_MOST_BYTES = 1 << 18
+_MAX_BYTES = 1 << 18
 _REMEDY = "write a section, such as: debug: {enabled: true}"
-_MOST_VALUES = 100_000
-_MOST_DEPTH = 1000
+_MAX_VALUES = 100_000
+_MAX_DEPTH = 1000
 _BRACKETS = re.compile(rb"[][{}]")
 
 
 def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
     """
-    Read a job file in YAML.
-
-    Args:
-        path: The file, of at most 256 KiB.
+    Read a job file in YAML, of at most 256 KiB.
 
     Returns:
         The sections by name; nothing for an empty file.
 
     Raises:
-        ConfigError: The file cannot be read, is no YAML, or is not made of
-            sections.
+        ConfigError: The file cannot be read, is invalid YAML, or is not a
+            mapping of sections.
 
         MissingDependencyError: PyYAML is not installed.
     """
@@ -65,9 +62,9 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
 
     name = clean(os.fspath(path), limit=400)
     try:
-        data = read_ordinary(path, _MOST_BYTES)
+        data = read_ordinary(path, _MAX_BYTES)
         _check_depth(data)
-        document = _build(yaml.SafeLoader(data))
+        document = _construct(yaml.SafeLoader(data))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror}"
         raise ConfigError(
@@ -92,17 +89,17 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
 
 def _check_depth(data: bytes) -> None:
     """
-    Refuse brackets in brackets: at each, PyYAML looks at all that are open.
+    Refuse deeply nested brackets: PyYAML is quadratic in their depth.
     """
     depth = 0
     for bracket in _BRACKETS.findall(data):
         depth = max(depth + (1 if bracket in b"[{" else -1), 0)
-        if depth > _MOST_DEPTH:
-            msg = f"more than {_MOST_DEPTH:,} brackets are open"
+        if depth > _MAX_DEPTH:
+            msg = f"more than {_MAX_DEPTH:,} brackets are open"
             raise ValueError(msg)
 
 
-def _build(loader: Any) -> object:
+def _construct(loader: Any) -> object:
     try:
         root = loader.get_single_node()
         if root is None:
@@ -116,42 +113,42 @@ def _build(loader: Any) -> object:
 
 def _check_size(root: Any) -> None:
     """
-    Refuse values that are many, counting those again that have an alias.
+    Refuse too many values, with those behind aliases counted each time.
     """
-    waiting, count = [root], 0
-    while waiting:
+    stack, count = [root], 0
+    while stack:
         count += 1
-        if count + len(waiting) > _MOST_VALUES:
-            msg = f"more than {_MOST_VALUES:,} values"
+        if count + len(stack) > _MAX_VALUES:
+            msg = f"more than {_MAX_VALUES:,} values"
             raise ValueError(msg)
 
-        value = waiting.pop().value
+        value = stack.pop().value
         if isinstance(value, list):  # of nodes, or of pairs of nodes
             for part in value:
-                waiting.extend(part if isinstance(part, tuple) else (part,))
+                stack.extend(part if isinstance(part, tuple) else (part,))
 
 
 _SECTION = "debug"
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
-_MOST_WAITS = 100
+_MAX_WAITS = 100
 
 
-def _as_waits(value: float | Iterable[float]) -> tuple[float, ...]:
-    # Text is iterable too, and "600" is three numbers then.
+def _parse_waits(value: float | Iterable[float]) -> tuple[float, ...]:
+    # Text is iterable too: "600" would be three numbers.
     is_many = isinstance(value, Iterable) and not isinstance(
         value, (str, bytes, Mapping)
     )
     values = tuple(value) if is_many else (value,)  # type: ignore[arg-type]
-    if not 0 < len(values) <= _MOST_WAITS:
-        raise wrong_value(
-            len(values), "wait_seconds", f"1 to {_MOST_WAITS} waits"
+    if not 0 < len(values) <= _MAX_WAITS:
+        raise invalid_value(
+            len(values), "wait_seconds", f"1 to {_MAX_WAITS} waits"
         )
 
-    return tuple(sorted({_as_seconds(x) for x in values}))
+    return tuple(sorted({_parse_seconds(x) for x in values}))
 
 
-def _as_seconds(value: object) -> float:
-    # `true` is a number to Python, and a mistake here.
+def _parse_seconds(value: object) -> float:
+    # `true` is a number in Python, but a mistake here.
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             seconds = float(value)
@@ -160,15 +157,15 @@ def _as_seconds(value: object) -> float:
         if 0 < seconds < math.inf:
             return seconds
 
-    raise wrong_value(value, "wait_seconds", "seconds, more than 0")
+    raise invalid_value(value, "wait_seconds", "seconds, more than 0")
 
 
-def _as_folder(value: str | os.PathLike[str]) -> str:
+def _parse_folder(value: str | os.PathLike[str]) -> str:
     folder: object = value
     if isinstance(value, os.PathLike):
         folder = os.fspath(value)
     if not isinstance(folder, str) or not folder or "\0" in folder:
-        raise wrong_value(value, "output_dir", "the path of a folder")
+        raise invalid_value(value, "output_dir", "the path of a folder")
 
     for name in _PLACEHOLDER.findall(folder):
         if name != "log_dir":
@@ -179,74 +176,69 @@ def _as_folder(value: str | os.PathLike[str]) -> str:
 
 def _check_enabled(_: object, __: object, value: object) -> None:
     if not isinstance(value, bool):
-        raise wrong_value(value, "enabled", "true or false")
+        raise invalid_value(value, "enabled", "true or false")
 
 
 @attrs.frozen(kw_only=True)
 class HangDebugConfig:
     """
-    When to look at a job that may hang, and where to put what was found.
+    When to capture a job that may hang, and where to put the snapshots.
 
     Attributes:
         enabled: Whether to watch at all.
 
-        wait_seconds: After how many seconds to look in any case, in order;
-            one number or several.
+        wait_seconds: Fixed times after the start, in seconds, at which to
+            capture in any case; one number or several.
 
-        output_dir: The folder for what is found; ``{log_dir}`` stands for the
+        output_dir: The folder for the snapshots; ``{log_dir}`` stands for the
             folder of the job's logs.
 
     Raises:
-        ConfigError: A value is none that this key can have.
+        ConfigError: A value is invalid for its key.
     """
 
     enabled: bool = attrs.field(default=False, validator=_check_enabled)
     wait_seconds: tuple[float, ...] = attrs.field(
-        default=(600.0,), converter=_as_waits
+        default=(600.0,), converter=_parse_waits
     )
     output_dir: str = attrs.field(
-        default="{log_dir}/backtraces", converter=_as_folder
+        default="{log_dir}/backtraces", converter=_parse_folder
     )
 
     @classmethod
     def from_dict(cls, section: Mapping[str, object]) -> HangDebugConfig:
         """
-        Take the values from a ``debug:`` section that was already read.
+        Return the configuration of a parsed ``debug:`` section.
 
         Args:
-            section: The values by key; what is left out has its default.
-
-        Returns:
-            The configuration.
+            section: The values by key; a missing key has its default.
 
         Raises:
-            ConfigError: A key is not known, or a value is none that it can
-                have.
+            ConfigError: A key is unknown, or a value is invalid.
         """
         if not isinstance(section, Mapping):
-            raise wrong_value(section, _SECTION, "keys with values")
+            raise invalid_value(section, _SECTION, "keys with values")
 
         known = [field.name for field in attrs.fields(cls)]
         for key in section:
             if key not in known:
-                raise _unknown(key, known)
+                raise _unknown_key(key, known)
         return cls(**section)  # type: ignore[arg-type]
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> HangDebugConfig:
         """
-        Take the values from the ``debug:`` section of a job file.
+        Return the configuration in the ``debug:`` section of a job file.
 
         Args:
-            path: A file in YAML; its other sections are not looked at.
+            path: A file in YAML; its other sections are ignored.
 
         Returns:
-            The configuration.  A file that has no such section, or an empty
-            one, does not ask for anything: the defaults.
+            The configuration; the defaults if the section is missing or empty.
 
         Raises:
-            ConfigError: The file cannot be used, a key is not known, or a
-                value is none that it can have.
+            ConfigError: The file cannot be used, a key is unknown, or a value
+                is invalid.
 
             MissingDependencyError: PyYAML is not installed.
         """
@@ -259,53 +251,45 @@ class HangDebugConfig:
 
     def resolve(self, log_dir: str | os.PathLike[str]) -> Path:
         """
-        Tell where to put what is found.
+        Return the folder for the snapshots; it is not created.
 
         Args:
-            log_dir: The folder of the job's logs.
-
-        Returns:
-            *output_dir* with its placeholder filled in.  Nothing is created.
+            log_dir: The folder of the job's logs, for ``{log_dir}``.
         """
-        # Not by `format`, which gives the text access to attributes.
+        # `format` would give the text access to attributes.
         return Path(self.output_dir.replace("{log_dir}", os.fspath(log_dir)))
 
 
-# Whoever names no wait wants none; every job is over before this one.
+# Without fixed waits: every job ends before this one.
 ONLY_PROGRESS = HangDebugConfig(enabled=True, wait_seconds=1e9)
 
 
-def _unknown(key: object, known: list[str]) -> ConfigError:
-    word = key.lower() if isinstance(key, str) else ""
-    near = get_close_matches(word, known, n=1, cutoff=0.5)
-    remedy = f"{near[0]}, perhaps" if near else f"one of {', '.join(known)}"
-    return ConfigError(f"unknown key {_show(key)}", remedy=remedy)
+def _unknown_key(key: object, known: list[str]) -> ConfigError:
+    lowered = key.lower() if isinstance(key, str) else ""
+    matches = get_close_matches(lowered, known, n=1, cutoff=0.5)
+    remedy = (
+        f"{matches[0]}, perhaps" if matches else f"one of {', '.join(known)}"
+    )
+    return ConfigError(f"unknown key {_format_value(key)}", remedy=remedy)
 
 
-def wrong_value(
+def invalid_value(
     value: object, name: str, expected: str, *, remedy: str | None = None
 ) -> ConfigError:
     """
-    Say that a value is none that something can have.
+    Return the error for an invalid value.
 
     Args:
-        value: What was given.
+        name: The name of the argument or key.
 
-        name: What it was given for.
-
-        expected: What could be given.
-
-        remedy: What to do about it.
-
-    Returns:
-        The error, to be raised.
+        expected: What is valid, as a noun phrase.
     """
-    msg = f"{name} must be {expected}, not {_show(value)}"
+    msg = f"{name} must be {expected}, not {_format_value(value)}"
     return ConfigError(msg, remedy=remedy)
 
 
-def _show(value: object) -> str:
-    # Even to show a number fails if it has too many digits.
+def _format_value(value: object) -> str:
+    # repr() of an integer with too many digits fails.
     is_short = value is None or isinstance(value, (str, bytes, float, bool))
     if isinstance(value, int) and abs(value) < 10**18:
         is_short = True
@@ -314,37 +298,28 @@ def _show(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-# Longer than any job, and no clock overflows.
-MOST_S = 1e6
+# In seconds: longer than any job, and no clock overflows.
+MAX_S = 1e6
 
 
-def a_number(
+def check_number(
     value: object,
     name: str,
     *,
     least: float,
-    most: float = MOST_S,
+    most: float = MAX_S,
     unit: str = " s",
 ) -> float:
     """
-    Take a number.
+    Return *value* as a number within limits.
 
     Args:
-        value: What was given.
+        name: The name of the argument, for the error.
 
-        name: What it was given for.
-
-        least: The smallest that makes sense.
-
-        most: The largest that makes sense.
-
-        unit: What to write after a number.
-
-    Returns:
-        The number.
+        unit: The text after a number, for the error.
 
     Raises:
-        ConfigError: It is none, or makes no sense.
+        ConfigError: It is no number, or out of range.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         number = math.inf
@@ -353,48 +328,32 @@ def a_number(
         if least <= number <= most:
             return number
 
-    raise wrong_value(
+    raise invalid_value(
         value, name, f"a number from {least:g}{unit} to {most:,.0f}{unit}"
     )
 
 
-def a_folder(value: object, name: str) -> Path:
+def check_path(value: object, name: str) -> Path:
     """
-    Take the path of a file or folder.
-
-    Args:
-        value: What was given.
-
-        name: What it was given for.
-
-    Returns:
-        Where it is, also after the program goes to another folder.
+    Return *value* as an absolute path of a file or folder.
 
     Raises:
         ConfigError: It is no path.
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
-        raise wrong_value(value, name, "a path")
+        raise invalid_value(value, name, "a path")
 
     try:
         return Path(text).absolute()
-    except OSError as error:  # the folder where we are is gone
+    except OSError as error:  # the working folder was deleted
         msg = f"{name}: {clean(text, limit=80)} is nowhere: {error.strerror}"
         raise ConfigError(msg, remedy="give a whole path") from None
 
 
-def several_paths(value: object, name: str) -> tuple[Path, ...]:
+def check_paths(value: object, name: str) -> tuple[Path, ...]:
     """
-    Take one path, or several.
-
-    Args:
-        value: What was given.
-
-        name: What it was given for.
-
-    Returns:
-        As :func:`a_folder` does.
+    Return one or several paths as absolute paths.
 
     Raises:
         ConfigError: One of them is no path.
@@ -402,22 +361,14 @@ def several_paths(value: object, name: str) -> tuple[Path, ...]:
     if isinstance(value, (str, os.PathLike)):
         value = (value,)
     if not isinstance(value, Iterable):
-        raise wrong_value(value, name, "a path, or several")
+        raise invalid_value(value, name, "a path, or several")
 
-    return tuple(a_folder(path, name) for path in value)
+    return tuple(check_path(path, name) for path in value)
 
 
-def a_function(value: Any, name: str) -> Callable[..., Any]:
+def check_callable(value: Any, name: str) -> Callable[..., Any]:
     """
-    Take something that can be called.
-
-    Args:
-        value: What was given.
-
-        name: What it was given for.
-
-    Returns:
-        The same.
+    Return *value* if it can be called.
 
     Raises:
         ConfigError: It cannot be called.
@@ -426,7 +377,7 @@ def a_function(value: Any, name: str) -> Callable[..., Any]:
         return value  # type: ignore[no-any-return]
 
     is_command = name == "on_hang" and isinstance(value, str)
-    raise wrong_value(
+    raise invalid_value(
         value,
         name,
         "a function",
@@ -434,17 +385,9 @@ def a_function(value: Any, name: str) -> Callable[..., Any]:
     )
 
 
-def several_functions(value: object, name: str) -> tuple[Any, ...]:
+def check_callables(value: object, name: str) -> tuple[Any, ...]:
     """
-    Take one function, or several, or none.
-
-    Args:
-        value: What was given.
-
-        name: What it was given for.
-
-    Returns:
-        All of them.
+    Return one or several functions as a tuple; ``None`` gives an empty one.
 
     Raises:
         ConfigError: One of them cannot be called.
@@ -452,21 +395,20 @@ def several_functions(value: object, name: str) -> tuple[Any, ...]:
     if value is None:
         return ()
 
-    is_one = callable(value) or isinstance(value, str)
-    many = (value,) if is_one or not isinstance(value, Iterable) else value
-    return tuple(a_function(one, name) for one in many)
+    is_single = callable(value) or isinstance(value, str)
+    values = (
+        (value,) if is_single or not isinstance(value, Iterable) else value
+    )
+    return tuple(check_callable(one, name) for one in values)
 
 
-def a_config(value: object) -> HangDebugConfig:
+def check_config(value: object) -> HangDebugConfig:
     """
-    Take a configuration.
+    Return the configuration that *value* describes.
 
     Args:
-        value: One, or the ``debug:`` section of a job file, or the path of
-            that file.
-
-    Returns:
-        The configuration; if there is none, only a lack of progress counts.
+        value: A configuration, a ``debug:`` section, the path of a job file,
+            or ``None`` for :data:`ONLY_PROGRESS`.
 
     Raises:
         ConfigError: It cannot be used.
@@ -478,7 +420,7 @@ def a_config(value: object) -> HangDebugConfig:
     if isinstance(value, Mapping):
         return HangDebugConfig.from_dict(value)
     if isinstance(value, (str, os.PathLike)):
-        return HangDebugConfig.from_file(a_folder(value, "config"))
+        return HangDebugConfig.from_file(check_path(value, "config"))
 
     expected = "a HangDebugConfig, a debug: section, or the path of a job file"
-    raise wrong_value(value, "config", expected)
+    raise invalid_value(value, "config", expected)

@@ -1,29 +1,28 @@
 """
-Do the GPUs of a job do something?
+Detect whether the GPUs of a job do work, from their utilization.
 
-A GPU that waits for another one is as busy as can be: the kernel that waits
-spins, so that the GPU counts as used 100 % of the time, for hours.  What gives
-it away is that nothing else happens: it hardly touches its memory, and the
-figures stay as they are.  So these count as signs of work:
+A GPU that waits for another one looks busy: the waiting kernel spins, so the
+GPU is used 100 % of the time, for hours.  But it hardly touches its memory,
+and its figures do not change.  So these count as work:
 
-- The memory is in use for at least 10 % of the time.  A step of training reads
-  weights and activations all the time, and one that waits polls a flag, which
-  costs 0 % to a few.  A steady job can show the same figures for minutes, so
-  to demand a change would be wrong here.
+- The memory is used at least 10 % of the time.  A training step reads weights
+  and activations all the time; a waiting GPU polls a flag, which costs 0 % to
+  a few.  A steady job can show the same figures for minutes, so a change is
+  not required here.
 
-- A figure changed by more than 5 points since it was noted last.  A job whose
-  GPUs idle now and then shows that.  Smaller changes are noise.  It is not
-  rounded instead, because 49 and 50 may be different when rounded, and a value
-  that trembles there would look like work for ever.
+- A figure changed by more than 5 points since its baseline.  A job whose GPUs
+  idle now and then shows that.  Smaller changes are noise.  Rounding would not
+  do: 49 and 50 may round differently, and a value that varies there would look
+  like work for ever.
 
-What was left out: energy and clocks, which grow or tremble whether or not
-anything is done; power, whose level while waiting differs by model and is not
-far from that of light work; and traffic counters of PCIe and NVLink, which
-many nodes do not have, and polling moves some of them.
+Not used: energy and clocks, which change without work; power, whose level
+while waiting differs by model and is close to that of light work; and traffic
+counters of PCIe and NVLink, which many nodes lack, and polling moves some of
+them.
 
-It stays a hint.  A job that computes for minutes out of the caches alone looks
-as if it waited, a server without requests does wait, and one that writes a
-checkpoint or compiles leaves its GPUs idle.
+The result is a hint.  A job that computes for minutes from the caches alone
+looks as if it waits, a server without requests does wait, and a job that
+writes a checkpoint or compiles leaves its GPUs idle.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ class GpuLoad(NamedTuple):
     How busy a GPU was during the last second or less.
 
     Attributes:
-        name: What it is known by.
+        name: Its UUID, bus ID, or index.
 
-        computing: Percent of the time in which it ran anything, be it only a
-            kernel that waits; ``None`` if that is not told.
+        computing: Percent of the time in which a kernel ran, even a waiting
+            one; ``None`` if unknown.
 
         memory: Percent of the time in which its memory was read or written;
-            ``None`` if that is not told.
+            ``None`` if unknown.
     """
 
     name: str
@@ -56,7 +55,7 @@ class GpuLoad(NamedTuple):
 
     def figures(self) -> dict[str, int]:
         """
-        What is told of both, by name.
+        Return the known figures by name.
         """
         both = {"computing": self.computing, "memory": self.memory}
         return {name: x for name, x in both.items() if x is not None}
@@ -66,18 +65,18 @@ def gpu_loads(
     pids: Collection[int], *, timeout_s: float
 ) -> tuple[GpuLoad, ...] | None:
     """
-    Ask for the load of GPUs.
+    Read the load of GPUs.
 
     Args:
-        pids: Some processes.  If any of them is known to use a GPU, only the
-            GPUs that they use are told; else all, because in a container the
-            processes of GPUs often have other numbers, or none.
+        pids: The processes.  If any of them is known to use a GPU, only their
+            GPUs are returned; otherwise all, because in a container the PIDs
+            of GPU processes often differ or are missing.
 
         timeout_s: How long it may take, in seconds.
 
     Returns:
-        The load of each GPU, one that is split up (MIG) without numbers;
-        ``None`` if there is no way to ask, or none that works.
+        The load of each GPU, without figures for one in MIG mode; ``None`` if
+        there is no working driver.
 
     Raises:
         TimeoutError: The driver does not answer.
@@ -101,26 +100,25 @@ def _load(gpu: Gpu) -> GpuLoad:
     return GpuLoad(name, gpu.utilization, gpu.memory_utilization)
 
 
-_BUSY = 10
-_NOISE = 5
-_PAUSE_S = 60.0
-_LONGEST_PAUSE_S = 3600.0
+_BUSY_PERCENT = 10
+_NOISE_POINTS = 5
+_RETRY_S = 60.0
+_MAX_RETRY_S = 3600.0
 
 
 class GpuActivity:
     """
-    Counts how often GPUs were seen at work; to be called as a sense.
+    Counts the samples in which GPUs did work; a sense for the watch.
 
-    If the driver does not answer, it is not asked again for a while, twice as
-    long each time, up to an hour: whoever asked may hang with it for ever.
+    If the driver does not answer, wait before the next query, twice as long
+    each time, up to an hour: each query may leave a thread that hangs.
 
     Args:
-        timeout_s: How long one look may take, in seconds.
+        timeout_s: How long one query may take, in seconds.
 
-        ask: Takes the numbers of processes and the seconds it may take, and
-            tells the loads of their GPUs.
+        ask: Reads the loads, as :func:`gpu_loads` does.
 
-        clock: Tells the time in seconds; it must not go back.
+        clock: Returns the time in seconds; monotonic.
     """
 
     def __init__(
@@ -131,57 +129,55 @@ class GpuActivity:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timeout_s = timeout_s
-        self._ask = ask
+        self._read_loads = ask
         self._clock = clock
-        self._noted: dict[tuple[str, str], int] = {}
+        self._baselines: dict[tuple[str, str], int] = {}
         self._count = 0
-        self._pause_s = _PAUSE_S
-        self._silent_until = float("-inf")
+        self._retry_s = _RETRY_S
+        self._next_query = float("-inf")
 
     def __call__(self, pids: Collection[int]) -> int | None:
         """
-        Look at the GPUs.
+        Read the GPUs of *pids*, and return the number of samples with work.
 
-        Args:
-            pids: The processes that are watched; see
-                :func:`~distdebug.watching.gpu_activity.gpu_loads`.
-
-        Returns:
-            The number of looks at which any of the GPUs worked, so equal to
-            the last one if none did; ``None`` if that cannot be seen.
+        The number is equal to the last one if no GPU worked; ``None`` if
+        unknown.
         """
-        figures = self._figures(pids)
+        figures = self._query(pids)
         if not figures:
             return None
 
-        # All of them, because each is noted on the way.
-        works = [self._shows_work(*figure) for figure in figures.items()]
-        self._count += any(works)
+        # A list: each call updates a baseline.
+        is_working = [self._shows_work(*figure) for figure in figures.items()]
+        self._count += any(is_working)
         return self._count
 
-    def _figures(self, pids: Collection[int]) -> dict[tuple[str, str], int]:
-        if self._clock() < self._silent_until:
+    def _query(self, pids: Collection[int]) -> dict[tuple[str, str], int]:
+        if self._clock() < self._next_query:
             return {}
 
         try:
-            loads = self._ask(pids, timeout_s=self._timeout_s)
-        except Exception:  # noqa: BLE001 a sense does not raise
+            loads = self._read_loads(pids, timeout_s=self._timeout_s)
+        except Exception:  # noqa: BLE001 a sense must not raise
             loads = None
         if loads is None:
-            self._silent_until = self._clock() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._next_query = self._clock() + self._retry_s
+            self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
             return {}
 
-        self._pause_s = _PAUSE_S
+        self._retry_s = _RETRY_S
         return {
             (load.name, kind): figure
             for load in loads
             for kind, figure in load.figures().items()
         }
 
-    def _shows_work(self, of: tuple[str, str], figure: int) -> bool:
-        _, kind = of
-        is_new = abs(figure - self._noted.setdefault(of, figure)) > _NOISE
+    def _shows_work(self, key: tuple[str, str], figure: int) -> bool:
+        _, kind = key
+        is_new = (
+            abs(figure - self._baselines.setdefault(key, figure))
+            > _NOISE_POINTS
+        )
         if is_new:
-            self._noted[of] = figure
-        return is_new or (kind == "memory" and figure >= _BUSY)
+            self._baselines[key] = figure
+        return is_new or (kind == "memory" and figure >= _BUSY_PERCENT)

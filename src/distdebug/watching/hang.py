@@ -1,5 +1,5 @@
 """
-What is told when a job makes no progress?
+Hangs and their handling: reasons, capture requests, responses, and hooks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .._text import clean
 from ..errors import DistdebugError
 from ..findings import Cause
 from ..processes import Worker, read_state
-from ..snapshots import Wanted
+from ..snapshots import SnapshotOptions
 
 
 @attrs.frozen(kw_only=True)
 class HangReason:
     """
-    Why somebody is called.
+    Why the hang handler is called.
 
     Attributes:
         kind: ``"wait"`` if a fixed wait is over, whether or not anything is
@@ -37,10 +37,10 @@ class HangReason:
 
         elapsed_s: How long the watch has lasted, in seconds.
 
-        pids: The processes that are watched.
+        pids: The watched processes.
 
-        stalled: What does not move any more and was not told before, and for
-            how many seconds; longest first.
+        stalled: Names of what has newly stopped moving, and for how many
+            seconds; longest first.
     """
 
     kind: Literal["wait", "no progress"]
@@ -51,7 +51,7 @@ class HangReason:
     @property
     def stalled_s(self) -> float:
         """
-        For how many seconds nothing moved; 0 if everything does.
+        Return the longest stall in seconds; 0 if everything moves.
         """
         return max((seconds for _, seconds in self.stalled), default=0.0)
 
@@ -60,21 +60,21 @@ class HangReason:
         if self.stalled:
             name, seconds = self.stalled[0]
             stuck = f"no progress for {seconds:,.0f} s"
-            # The one that stands still is seldom to blame.
+            # The rank that stalls is seldom the root cause.
             if others := len(self.stalled) - 1:
                 stuck += f" ({clean(name)} and {others:,} more)"
             text = f"{text}; {stuck}" if self.kind == "wait" else stuck
         return text
 
 
-class NotYet(NamedTuple):
+class RetryLater(NamedTuple):
     """
-    There is nothing to tell, or somebody else is about to.
+    A response of a hang handler: nothing was reported; call again if needed.
 
     Attributes:
-        seconds: After how many seconds to ask again.
+        seconds: When to call again if nothing has moved by then.
 
-        is_free: Whether this does not count as one more snapshot.
+        is_free: Whether this call does not count towards the limit of reports.
     """
 
     seconds: float
@@ -84,14 +84,13 @@ class NotYet(NamedTuple):
 @attrs.frozen(kw_only=True)
 class Hang(Shown):
     """
-    What was found out about a job that makes no progress.
+    The diagnosis of a job that makes no progress.
 
     Attributes:
-        reason: Why it was looked at.
-
         folder: The snapshot.
 
-        data: What it tells, in the layout of the command line's ``--json``.
+        data: The snapshot's content, in the layout of the command line's
+            ``--json``.
 
         report: The same as text.
     """
@@ -104,27 +103,27 @@ class Hang(Shown):
     @property
     def cause(self) -> Cause:
         """
-        Why it hangs.
+        Return the cause of the verdict.
         """
         return Cause(self.data["verdict"]["cause"])
 
     @property
     def is_healthy(self) -> bool:
         """
-        Whether nothing was wrong after all, as far as anybody can see.
+        Return whether nothing was wrong after all, as far as is known.
         """
         return self.cause.is_fine
 
     @property
     def summary(self) -> str:
         """
-        One line, fit for a ticket.
+        Return one line, for example for a ticket.
         """
         return clean(self.data["verdict"]["summary"], limit=1000)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, to be sent as JSON.
+        Return plain data for JSON.
         """
         return {
             "schema": 1,
@@ -138,10 +137,11 @@ class Hang(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
         verdict = self.data["verdict"]
-        sure = verdict.get("confidence")
+        confidence = verdict.get("confidence")
         lines = [
             f"{self.reason}: {self.summary}",
-            f"  cause: {self.cause.value}" + (f" ({sure})" if sure else ""),
+            f"  cause: {self.cause.value}"
+            + (f" ({confidence})" if confidence else ""),
         ]
         if verdict.get("remedy"):
             lines.append(f"  next: {clean(verdict['remedy'], limit=1000)}")
@@ -156,29 +156,29 @@ Outcome = Literal["explained", "taken", "elsewhere", "busy", "fine"]
 
 
 @attrs.frozen(kw_only=True)
-class Order:
+class CaptureRequest:
     """
-    What to take when a job makes no progress, and where to.
+    What to capture when a job makes no progress, and where to put it.
 
     Attributes:
         output_dir: The folder; the same on all nodes if they share it.
 
-        wanted: What to take.  Without processes, the workers of the job that
-            *inside* belongs to are taken.
+        wanted: The options of the snapshot.  Without PIDs, the workers of the
+            job of *inside* are captured.
 
-        inside: The rank that asks for it; ``None`` if nobody of the job does.
+        inside: The PID of the rank that asks; ``None`` outside of the job.
 
-        but: Snapshots that had part in before.
+        but: The snapshots in which this watcher took part before.
 
-        patience_s: For how many seconds a job may write a checkpoint or
-            compile.
+        patience_s: How long a checkpoint or compilation is no hang, in
+            seconds.
 
-        running_s: For how many seconds a rank may compute while the others
-            wait for it.
+        running_s: How long a rank may compute while the others wait for it, in
+            seconds.
     """
 
     output_dir: Path
-    wanted: Wanted
+    wanted: SnapshotOptions
     inside: int | None = None
     but: frozenset[Path] = frozenset()
     patience_s: float = 1800.0
@@ -187,18 +187,19 @@ class Order:
 
 class Response(NamedTuple):
     """
-    What was done.
+    The result of a capture request.
 
     Attributes:
-        outcome: ``"explained"``; ``"taken"`` if another node explains it;
-            ``"elsewhere"`` if another watcher of this node took it already;
-            ``"busy"`` if one does so now; ``"fine"`` if nothing hangs.
+        outcome: ``"explained"``; ``"taken"`` if another node makes the
+            diagnosis; ``"elsewhere"`` if another watcher of this node has
+            captured it; ``"busy"`` if one is capturing it now; ``"fine"`` if
+            nothing hangs.
 
-        summary: Why, in one line.
+        summary: The reason in one line.
 
         bundle: The folder of all nodes, if there is one.
 
-        hang: What was found, if it was explained here.
+        hang: The diagnosis, if it was made here.
     """
 
     outcome: Outcome
@@ -208,23 +209,23 @@ class Response(NamedTuple):
 
 
 _logger = logging.getLogger("distdebug")
-_PATIENCE_S = 2.0
+_LOG_TIMEOUT_S = 2.0
 
 
-def say(
+def log_message(
     level: int, text: str, *args: object, error: BaseException | None = None
 ) -> None:
     """
-    Log something; on a thread that is not the main one, in bounded time.
+    Log a message; in bounded time unless on the main thread.
+
+    A logging handler may block together with the job.
 
     Args:
-        level: How bad it is, as *logging* counts.
+        level: As of :mod:`logging`.
 
-        text: What to say, with a ``%s`` for each of *args*.
+        text: The message, with a ``%s`` for each of *args*.
 
-        args: What to fill in.
-
-        error: Of what to show the traceback.
+        error: The exception whose traceback to log.
     """
     log = partial(_logger.log, level, text, *args, exc_info=error)
     if threading.current_thread() is threading.main_thread():
@@ -232,261 +233,254 @@ def say(
             log()
     elif _logger.isEnabledFor(level):
         with suppress(BaseException):
-            in_time(log, _PATIENCE_S)
+            in_time(log, _LOG_TIMEOUT_S)
 
 
-def is_the_end(error: BaseException) -> bool:
+def is_exit_request(error: BaseException) -> bool:
     """
-    Tell whether an exception is meant to end the program.
+    Return whether an exception is meant to end the program.
 
-    Args:
-        error: What was caught.
-
-    Returns:
-        Whether it is Ctrl-C, or a wish to exit, on the main thread.  On any
-        other, it is a mistake like others, and ends nothing.
+    It is, on the main thread, Ctrl-C or ``SystemExit``.  On another thread, it
+    is an error like others.
     """
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and not isinstance(error, Exception)
 
 
-# Another watcher of this node is done by then.
-_BUSY_S = 30.0
-# So is another node.
-_OTHERS_S = 290.0
+# In seconds; the other watcher of this node is done by then.
+_BUSY_RETRY_S = 30.0
+# In seconds; the other node has made its diagnosis by then.
+_OTHER_NODE_RETRY_S = 290.0
 
 
 @attrs.define
-class Duty:
+class HangHandler:
     """
-    What to do when a job makes no progress.
+    Captures a job that makes no progress, and calls hooks.
 
     Attributes:
-        order: What to take, and where to.
+        capture: Runs the request, and returns the response.
 
-        look: Looks at the job, and takes it.
+        hooks: Called if something is wrong; a hook that fails is logged.
 
-        hooks: Whom to tell if something is wrong; one that fails is logged.
+        on_result: Called after the hooks with each diagnosis, also if nothing
+            is wrong.
 
-        tell: Told after them of everything that was found, also if nothing is
-            wrong.
+        hook_timeout_s: How long to wait for each of them, in seconds; ``None``
+            waits for ever.
 
-        patience_s: How long to wait for each of them, in seconds; by default
-            they are trusted to end.
+        hang_count: How often something was wrong.
 
-        told: How often something was wrong.
-
-        failed: How often nothing could be found out.
+        failure_count: How often the capture failed.
     """
 
-    order: Order
-    look: Callable[[HangReason, Order], Response]
+    request: CaptureRequest
+    capture: Callable[[HangReason, CaptureRequest], Response]
     hooks: tuple[Hook, ...] = ()
-    tell: Hook = lambda _hang: None
-    patience_s: float | None = None
-    told: int = 0
-    failed: int = 0
+    on_result: Hook = lambda _hang: None
+    hook_timeout_s: float | None = None
+    hang_count: int = 0
+    failure_count: int = 0
 
-    def __call__(self, reason: HangReason) -> NotYet | None:
+    def __call__(self, reason: HangReason) -> RetryLater | None:
         """
-        Do it.
-
-        Args:
-            reason: Why.
+        Capture the job and call the hooks.
 
         Returns:
-            When to ask again, if there was nothing to tell.
+            When to call again, if there is nothing to report.
         """
         try:
-            got = self.look(reason, self.order)
-        except Exception as error:  # noqa: BLE001 it was killed, perhaps
-            say(logging.WARNING, "cannot look at the job: %s", error)
-            self.failed += 1
-            return _later(reason)
+            response = self.capture(reason, self.request)
+        except Exception as error:  # noqa: BLE001 the child may be killed
+            log_message(logging.WARNING, "cannot look at the job: %s", error)
+            self.failure_count += 1
+            return _retry_later(reason)
 
-        if got.outcome == "taken":
-            # If whoever should explain it is dead by then, we do.
-            say(logging.INFO, "%s", f"{reason}: {got.summary}")
-            return NotYet(_OTHERS_S)
-        if got.bundle is not None:
-            known = self.order.but | {got.bundle}
-            self.order = attrs.evolve(self.order, but=known)
-        if got.hang is not None:
-            self._tell(got.hang, is_news=got.outcome == "explained")
+        if response.outcome == "taken":
+            # If the other node has died by then, this one takes over.
+            log_message(logging.INFO, "%s", f"{reason}: {response.summary}")
+            return RetryLater(_OTHER_NODE_RETRY_S)
+        if response.bundle is not None:
+            known = self.request.but | {response.bundle}
+            self.request = attrs.evolve(self.request, but=known)
+        if response.hang is not None:
+            self._call_hooks(
+                response.hang, is_news=response.outcome == "explained"
+            )
         else:
-            text = f"{reason}: {got.summary} ({got.outcome})"
-            say(logging.INFO, "%s", text)
-        if got.outcome == "fine":
-            return _later(reason)._replace(is_free=got.bundle is None)
-        return NotYet(_BUSY_S) if got.outcome == "busy" else None
+            text = f"{reason}: {response.summary} ({response.outcome})"
+            log_message(logging.INFO, "%s", text)
+        if response.outcome == "fine":
+            return _retry_later(reason)._replace(
+                is_free=response.bundle is None
+            )
+        return (
+            RetryLater(_BUSY_RETRY_S) if response.outcome == "busy" else None
+        )
 
-    def _tell(self, hang: Hang, *, is_news: bool) -> None:
+    def _call_hooks(self, hang: Hang, *, is_news: bool) -> None:
         is_wrong = is_news and not hang.is_healthy
-        self.told += is_wrong
-        # What writes comes last: it may wait for whoever reads.
-        for hook in (*(self.hooks if is_wrong else ()), self.tell):
-            self._call(hook, hang)
+        self.hang_count += is_wrong
+        # on_result comes last: it may write to a pipe that is full.
+        for hook in (*(self.hooks if is_wrong else ()), self.on_result):
+            self._call_hook(hook, hang)
 
-    def _call(self, hook: Hook, hang: Hang) -> None:
+    def _call_hook(self, hook: Hook, hang: Hang) -> None:
         try:
-            if self.patience_s is None:
+            if self.hook_timeout_s is None:
                 hook(hang)
             else:
-                in_time(partial(hook, hang), self.patience_s)
+                in_time(partial(hook, hang), self.hook_timeout_s)
         except DistdebugError as error:
-            say(logging.WARNING, "a hook failed: %s", error)
+            log_message(logging.WARNING, "a hook failed: %s", error)
         except BaseException as error:
-            if is_the_end(error):
+            if is_exit_request(error):
                 raise
             late = " or did not end in time" * isinstance(error, TimeoutError)
-            say(logging.WARNING, "a hook failed%s", late, error=error)
+            log_message(logging.WARNING, "a hook failed%s", late, error=error)
 
 
-def _later(reason: HangReason) -> NotYet:
+def _retry_later(reason: HangReason) -> RetryLater:
     """
-    Have a stall judged anew when it has lasted twice as long.
+    Check a stall again when it has lasted twice as long.
     """
-    return NotYet(reason.stalled_s or _BUSY_S)
+    return RetryLater(reason.stalled_s or _BUSY_RETRY_S)
 
 
-_MOST_PAUSE_S = 60.0
-_LEAST_PAUSE_S = 2.0
+_MAX_PAUSE_S = 60.0
+_MIN_PAUSE_S = 2.0
 
 
-class Found(NamedTuple):
+class FoundProcesses(NamedTuple):
     """
-    The processes that are there.
+    The processes of a search.
 
     Attributes:
-        pids: Their numbers.
-
-        are_ranks: Whether they are ranks, and not only what starts some.
+        are_ranks: Whether they are ranks, and not only their launchers.
     """
 
     pids: tuple[int, ...]
     are_ranks: bool
 
 
-class Crew:
+class WatchedProcesses:
     """
-    The processes that are watched.
+    The processes that are watched, without those that have ended.
 
     Args:
-        pids: Those to start with.
+        pids: The first processes.
 
-        find: Finds those of now; by default there are no others.
+        find: Searches for the current ones; ``None`` if no others can join.
 
-        root: Where the kernel's files are.
+        root: The folder to read as ``/proc``.
     """
 
     def __init__(
         self,
         pids: Iterable[int],
-        find: Callable[[], Found] | None = None,
+        find: Callable[[], FoundProcesses] | None = None,
         *,
         root: str = "/proc",
     ) -> None:
         self._find = find
         self._root = root
-        self._find_at = float("-inf")
-        self._pause_s = _LEAST_PAUSE_S
-        self._known = self._identify(pids)
+        self._next_search = float("-inf")
+        self._pause_s = _MIN_PAUSE_S
+        self._processes = self._identify(pids)
         self._has_ranks = find is None
 
     @property
     def is_fixed(self) -> bool:
         """
-        Whether nobody else can join.
+        Return whether no other process can join.
         """
         return self._find is None
 
-    def look(self, now: float) -> tuple[int, ...]:
+    def refresh(self, now: float) -> tuple[int, ...]:
         """
-        Tell which processes are there.
+        Return the PIDs of the processes that exist, sorted.
 
-        As long as there are no ranks, others are looked for each time; then
-        soon after each change, and at last once a minute.
+        Without ranks, each call searches for others; afterwards a search
+        follows soon after a change, and at last once a minute.
 
         Args:
-            now: The time in seconds, of a clock that does not go back.
-
-        Returns:
-            Their numbers, in order.
+            now: The time in seconds, of a monotonic clock.
         """
-        self._known = {
+        self._processes = {
             pid: started
-            for pid, started in self._known.items()
-            if self._is_still(pid, started)
+            for pid, started in self._processes.items()
+            if self._is_running(pid, started)
         }
         if self._find is not None and (
-            now >= self._find_at or not self._known or not self._has_ranks
+            now >= self._next_search
+            or not self._processes
+            or not self._has_ranks
         ):
-            self._take(self._find())
-            self._find_at = now + self._pause_s
-        return tuple(sorted(self._known))
+            self._merge(self._find())
+            self._next_search = now + self._pause_s
+        return tuple(sorted(self._processes))
 
-    def _take(self, found: Found) -> None:
-        before = self._known
-        # A launcher does nothing while its ranks work.
+    def _merge(self, found: FoundProcesses) -> None:
+        before = self._processes
+        # Once there are ranks, drop the launcher: it idles while they work.
         if found.are_ranks and not self._has_ranks:
-            self._known = {}
-        if found.are_ranks or not self._has_ranks or not self._known:
-            self._known = self._known | self._identify(found.pids)
+            self._processes = {}
+        if found.are_ranks or not self._has_ranks or not self._processes:
+            self._processes = self._processes | self._identify(found.pids)
             self._has_ranks = found.are_ranks
-        pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
-        self._pause_s = pause_s if self._known == before else _LEAST_PAUSE_S
+        pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        self._pause_s = pause_s if self._processes == before else _MIN_PAUSE_S
 
     def _identify(self, pids: Iterable[int]) -> dict[int, int]:
-        started = ((pid, self._started(pid)) for pid in pids)
+        started = ((pid, self._start_ticks(pid)) for pid in pids)
         return {pid: ticks for pid, ticks in started if ticks is not None}
 
-    def _is_still(self, pid: int, started: int) -> bool:
+    def _is_running(self, pid: int, started: int) -> bool:
         state = read_state(pid, self._root)
         if state is None:
-            # Who is dropped is lost for good, so it must be gone, and not
-            # only unreadable for a moment, as if no more files may be open.
+            # A dropped process never comes back, so it must not exist any
+            # more.  Reading can also fail at the limit of open files.
             return is_folder(f"{self._root}/{pid}")
         return not state.has_ended and state.start_ticks == started
 
-    def _started(self, pid: int) -> int | None:
+    def _start_ticks(self, pid: int) -> int | None:
         state = read_state(pid, self._root)
         return state.start_ticks if state and not state.has_ended else None
 
 
-def crew_of(
+def select_processes(
     pids: Iterable[int],
     patterns: Iterable[str],
     *,
     find: Callable[..., Iterable[Worker]],
     root: str = "/proc",
-) -> Crew:
+) -> WatchedProcesses:
     """
-    Choose whom to watch.
+    Return the processes to watch.
 
     Args:
         pids: Exactly these processes, if there are any.
 
-        patterns: Otherwise the workers whose command lines match; those of
-            every framework that is known if there is no pattern.
+        patterns: Otherwise the workers whose command lines match; without a
+            pattern, the workers of all known frameworks.
 
         find: Finds workers, as
             :func:`~distdebug.processes.find.find_workers` does.
 
-        root: Where the kernel's files are.
-
-    Returns:
-        The processes to watch.
+        root: The folder to read as ``/proc``.
     """
-    given = tuple(pids)
-    if given:
-        return Crew(given, root=root)
+    fixed = tuple(pids)
+    if fixed:
+        return WatchedProcesses(fixed, root=root)
 
-    wanted = tuple(patterns)
+    expressions = tuple(patterns)
 
-    def find_now() -> Found:
-        workers = tuple(find(wanted, include_children=False, root=root))
+    def find_current() -> FoundProcesses:
+        workers = tuple(find(expressions, include_children=False, root=root))
         ranks = tuple(x.pid for x in workers if x.role == "rank")
-        # A launcher that is alone starts ranks, or starts them again.
-        return Found(ranks or tuple(x.pid for x in workers), bool(ranks))
+        # A launcher without ranks starts them, or restarts them.
+        return FoundProcesses(
+            ranks or tuple(x.pid for x in workers), bool(ranks)
+        )
 
-    return Crew((), find_now, root=root)
+    return WatchedProcesses((), find_current, root=root)

@@ -1,14 +1,13 @@
 """
-Who is told that a job hangs, and how?
+Hang hooks: run a command, or post to a webhook (Slack, Discord, Teams, …).
 
-A hook is called once a snapshot was taken.  It may fail, but it neither takes
-longer than it may, nor leaves a process behind, nor ends the watch: what it
-raises is for the log.
+A hook is called after a snapshot.  It may fail, but it ends in time, leaves no
+process behind, and does not end the watch: its exception is logged.
 """
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401 names of hosts are encoded by it
+import encodings.idna  # noqa: F401 encodes host names
 import json
 import logging
 import os
@@ -38,15 +37,20 @@ from .._in_time import in_time
 from .._io import read_ordinary
 from .._text import clean, reason_of
 from ..errors import ConfigError, HookError
-from ..nodes import Bound, Ended, run_process
-from .config import a_number
-from .hang import Hang, say
+from ..nodes import CommandLimits, CompletedCommand, run_process
+from .config import check_number
+from .hang import Hang, log_message
 
 
-_MOST_BYTES = 1 << 16
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# They follow from the message; a wrong one would make it unreadable.
-_OURS = {"connection", "content-length", "host", "transfer-encoding"}
+_MAX_BYTES = 1 << 16
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# They follow from the message; a wrong one would break it.
+_RESERVED_HEADERS = {
+    "connection",
+    "content-length",
+    "host",
+    "transfer-encoding",
+}
 _REMEDY = (
     "the first line is the address, https://...; those below may be headers, "
     "such as Authorization: Bearer ..."
@@ -56,12 +60,12 @@ _REMEDY = (
 @attrs.frozen
 class Address:
     """
-    Where a message goes.
+    The address of a webhook.
 
     Attributes:
-        url: All of it; a secret.
+        url: The whole URL; a secret.
 
-        headers: What to send along, by name; a secret.
+        headers: The headers to send, by name; a secret.
     """
 
     url: str = attrs.field(repr=False)
@@ -70,44 +74,38 @@ class Address:
     @property
     def host(self) -> str:
         """
-        The only part that may be shown, in small letters.
+        Return the host name in lower case, the only part that may be shown.
         """
         return clean(urlsplit(self.url).hostname or "")
 
     @property
     def path(self) -> str:
         """
-        What stands behind the host.
+        Return the path of the URL.
         """
         return urlsplit(self.url).path
 
 
 def read_address(path: str | os.PathLike[str]) -> Address:
     """
-    Read a file with the address of a webhook.
+    Read the file with the address of a webhook, of at most 64 KiB.
 
-    Empty lines and those that begin with ``#`` do not count.  The first other
-    one is the address, and each below it is a header, ``Name: value``.
-
-    Args:
-        path: The file, of at most 64 KiB.
-
-    Returns:
-        The address.
+    Empty lines and lines that begin with ``#`` are ignored.  The first other
+    line is the address, and each one below it is a header, ``Name: value``.
 
     Raises:
-        ConfigError: The file cannot be read, or has no address.  It says
-            which line is wrong, and never what stands there.
+        ConfigError: The file cannot be read, or has no address.  The message
+            has the number of the line, and never its content.
     """
     try:
-        return _parse(read_ordinary(path, _MOST_BYTES))
+        return _parse(read_ordinary(path, _MAX_BYTES))
     except OSError as error:
-        trouble = f"cannot be read: {error.strerror}"
+        problem = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:
-        trouble = "is no text"
+        problem = "is no text"
     except ValueError as error:
-        trouble = str(error)
-    msg = f"{clean(os.fspath(path), limit=400)}: {trouble}"
+        problem = str(error)
+    msg = f"{clean(os.fspath(path), limit=400)}: {problem}"
     raise ConfigError(msg, remedy=_REMEDY)
 
 
@@ -118,7 +116,7 @@ def _parse(data: bytes) -> Address:
         raise ValueError(msg)
 
     (number, url), *rest = lines
-    _check(number, url)
+    _check_url(number, url)
     return Address(url, dict(_header(*line) for line in rest))
 
 
@@ -131,14 +129,14 @@ def _lines(data: bytes) -> list[tuple[int, str]]:
     ]
 
 
-def _check(number: int, url: str) -> None:
-    # What Python says of a wrong address may quote it.
+def _check_url(number: int, url: str) -> None:
+    # An error message of Python may quote the address.
     try:
         parts = urlsplit(url)
-        is_fine = _is_fine(url, parts)
+        is_valid = _is_valid(url, parts)
     except ValueError:
-        is_fine = False
-    if not is_fine:
+        is_valid = False
+    if not is_valid:
         msg = f"line {number} is no address of the form https://host/path"
         raise ValueError(msg)
 
@@ -150,7 +148,7 @@ def _check(number: int, url: str) -> None:
         raise ValueError(msg)
 
 
-def _is_fine(url: str, parts: SplitResult) -> bool:
+def _is_valid(url: str, parts: SplitResult) -> bool:
     is_plain = url.isascii() and url.isprintable() and " " not in url
     is_web = parts.scheme in {"http", "https"} and bool(parts.hostname)
     return is_plain and is_web and parts.port != 0
@@ -158,25 +156,25 @@ def _is_fine(url: str, parts: SplitResult) -> bool:
 
 def _header(number: int, line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
-    is_fine = (
+    is_valid = (
         colon
-        and _NAME.fullmatch(name)
-        and name.lower() not in _OURS
+        and _HEADER_NAME.fullmatch(name)
+        and name.lower() not in _RESERVED_HEADERS
         and value.isascii()
         and value.isprintable()
     )
-    if not is_fine:
+    if not is_valid:
         msg = f"line {number} is no header that can be sent, Name: value"
         raise ValueError(msg)
 
     return name, value.strip()
 
 
-# Services cut longer texts, or refuse them.
-_MOST_TEXT = 1800
-_MESSAGE_MOST_BYTES = 1 << 18
-# What wakes up everybody: it may stand in the name of a file.
-_CALLS = re.compile(
+# In characters; services cut or refuse longer texts.
+_MAX_TEXT = 1800
+_MAX_MESSAGE_BYTES = 1 << 18
+# Mentions that notify everybody; a file name may contain one.
+_MENTIONS = re.compile(
     r"@(?=all\b|channel\b|everyone\b|here\b)|<(?=[!@#]|users/)"
 )
 _ZERO_WIDTH_SPACE = "\u200b"
@@ -184,28 +182,26 @@ _ZERO_WIDTH_SPACE = "\u200b"
 
 def message_for(address: Address, text: str, data: Mapping[str, Any]) -> bytes:
     """
-    Write a message in the words of the service that gets it.
+    Return the JSON message in the format of the service.
 
     Args:
-        address: Where it goes; the service is known by the name of the host.
+        address: The host name selects the format.
 
-        text: What people shall read.
+        text: The text for people.
 
-        data: What programs may want to know.  Only services that no key can
-            upset get it, and never more of it than 256 KiB: then ``diagnosis``
-            is left out.
-
-    Returns:
-        JSON.
+        data: The data for programs.  Only services that accept any key get it,
+            and at most 256 KiB: above that, ``diagnosis`` is left out.
     """
-    quiet = _CALLS.sub(lambda x: x[0] + _ZERO_WIDTH_SPACE, text[:_MOST_TEXT])
-    words = _words_of(address)
-    if words is not None:
-        return _json(words(quiet))
+    safe_text = _MENTIONS.sub(
+        lambda x: x[0] + _ZERO_WIDTH_SPACE, text[:_MAX_TEXT]
+    )
+    format_text = _formatter(address)
+    if format_text is not None:
+        return _json(format_text(safe_text))
 
-    message = {**data, "text": quiet}
+    message = {**data, "text": safe_text}
     body = _json(message)
-    if len(body) > _MESSAGE_MOST_BYTES:
+    if len(body) > _MAX_MESSAGE_BYTES:
         message.pop("diagnosis", None)
         body = _json(message)
     return body
@@ -239,63 +235,63 @@ def _teams(text: str) -> dict[str, Any]:
     }
 
 
-_WORDS: Mapping[str, Callable[[str], dict[str, Any]]] = {
+_FORMATTERS: Mapping[str, Callable[[str], dict[str, Any]]] = {
     "slack.com": _slack,
     "slack-gov.com": _slack,
     "chat.googleapis.com": _text,
     "discord.com": _discord,
     "discordapp.com": _discord,
     "webhook.office.com": _text,
-    # Workflows, which took the place of the connectors of Teams.
+    # Workflows, which have replaced the connectors of Teams.
     "logic.azure.com": _teams,
     "powerautomate.com": _teams,
     "powerplatform.com": _teams,
 }
 
 
-def _words_of(address: Address) -> Callable[[str], dict[str, Any]] | None:
-    for name, words in _WORDS.items():
+def _formatter(address: Address) -> Callable[[str], dict[str, Any]] | None:
+    for name, format_text in _FORMATTERS.items():
         if f".{address.host}".endswith(f".{name}"):
-            # Discord speaks the language of others at addresses of their own.
-            is_slack = words is _discord and address.path.endswith("/slack")
-            return _slack if is_slack else words
+            # Discord accepts Slack's format at an address of its own.
+            is_slack = format_text is _discord and address.path.endswith(
+                "/slack"
+            )
+            return _slack if is_slack else format_text
     return None
 
 
-_PAUSES_S = (1.0, 3.0)
+_RETRY_PAUSES_S = (1.0, 3.0)
 _HEADERS = {"Content-Type": "application/json", "User-Agent": "distdebug"}
 
 
 def post(address: Address, body: bytes, *, timeout_s: float) -> None:
     """
-    Send a message.
+    Send a message, with at most two retries.
 
-    If the service is busy or cannot be reached, it is tried up to twice more.
-    Proxies are taken from the environment (``HTTPS_PROXY``, ``NO_PROXY``), and
-    so are certificates that are trusted (``SSL_CERT_FILE``).
-    An address that leads to another one is not followed, and nothing but the
-    status of an answer is read.
+    A retry follows if the service is busy or unreachable.  The environment
+    sets proxies (``HTTPS_PROXY``, ``NO_PROXY``) and trusted certificates
+    (``SSL_CERT_FILE``).  Redirects are not followed, and only the status of an
+    answer is read.
 
     Args:
-        address: Where it goes.
-
         body: The message, in JSON.
 
-        timeout_s: How long all of that may take, in seconds, however slowly
-            the service answers.
+        timeout_s: The time for all of that, in seconds, however slowly the
+            service answers.
 
     Raises:
-        HookError: It did not arrive.  Of the address, only the host is told.
+        HookError: It did not arrive.  Of the address, the message has only the
+            host.
     """
     opened: list[HTTPConnection] = []
     send = partial(_send, address, body, time.monotonic() + timeout_s, opened)
     try:
-        trouble = in_time(send, timeout_s)
+        problem = in_time(send, timeout_s)
     except TimeoutError:
-        _hang_up(opened)
-        trouble = f"did not answer within {timeout_s:g} s"
-    if trouble is not None:
-        msg = f"the webhook at {address.host} {trouble}"
+        _close_connections(opened)
+        problem = f"did not answer within {timeout_s:g} s"
+    if problem is not None:
+        msg = f"the webhook at {address.host} {problem}"
         raise HookError(
             msg,
             remedy="see whether the address is right, and whether this node "
@@ -310,17 +306,17 @@ def _send(
     opened: list[HTTPConnection],
 ) -> str | None:
     """
-    Send, again if that may help; tell what went wrong in the end.
+    Send, with retries; return the last error, or ``None``.
     """
-    for pause in (*_PAUSES_S, None):
+    for pause in (*_RETRY_PAUSES_S, None):
         try:
             _send_once(address, body, deadline, opened)
         except urllib.error.HTTPError as error:
             error.close()
-            trouble = f"answered {_status(error.code)}"
+            problem = f"answered {_status(error.code)}"
             can_recover = error.code == 429 or error.code >= 500
         except (OSError, HTTPException, ValueError) as error:
-            trouble = _why(error)
+            problem = _error_text(error)
             can_recover = isinstance(error, OSError)
         else:
             return None
@@ -330,7 +326,7 @@ def _send(
             break
 
         time.sleep(pause or 0.0)
-    return trouble
+    return problem
 
 
 def _send_once(
@@ -339,7 +335,7 @@ def _send_once(
     deadline: float,
     opened: list[HTTPConnection],
 ) -> None:
-    # The standard opener would follow redirections, and read local files.
+    # The standard opener would follow redirects, and read local files.
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -360,7 +356,7 @@ def _send_once(
 
 class _Connections(urllib.request.AbstractHTTPHandler):
     """
-    Opens connections, and takes note of them, so that they can be closed.
+    Opens connections, and records them so that they can be closed.
     """
 
     def __init__(self, opened: list[HTTPConnection]) -> None:
@@ -369,24 +365,24 @@ class _Connections(urllib.request.AbstractHTTPHandler):
 
     def http_open(self, request: urllib.request.Request) -> Any:
         """
-        Send in the clear, as to a relay on the same node.
+        Send without encryption, for example to a relay on the same node.
         """
-        return self.do_open(self._noted(HTTPConnection), request)
+        return self.do_open(self._tracked(HTTPConnection), request)
 
     def https_open(self, request: urllib.request.Request) -> Any:
         """
-        Send to a host that has to prove its name.
+        Send to a host whose certificate is verified.
         """
         context = ssl.create_default_context()
         return self.do_open(
-            self._noted(HTTPSConnection), request, context=context
+            self._tracked(HTTPSConnection), request, context=context
         )
 
-    # The names that an opener looks for.
+    # An opener looks for these names.
     http_request = urllib.request.AbstractHTTPHandler.do_request_
     https_request = urllib.request.AbstractHTTPHandler.do_request_
 
-    def _noted(self, kind: Callable[..., HTTPConnection]) -> Any:
+    def _tracked(self, kind: Callable[..., HTTPConnection]) -> Any:
         def connect(host: str, **kwargs: Any) -> HTTPConnection:
             connection = kind(host, **kwargs)
             self._opened.append(connection)
@@ -395,8 +391,8 @@ class _Connections(urllib.request.AbstractHTTPHandler):
         return connect
 
 
-def _hang_up(opened: list[HTTPConnection]) -> None:
-    # Else the thread would go on for as long as somebody sends it a byte.
+def _close_connections(opened: list[HTTPConnection]) -> None:
+    # Otherwise a slow server could keep the thread alive for ever.
     for connection in opened:
         used: socket.socket | None = connection.sock
         if used is not None:
@@ -405,14 +401,14 @@ def _hang_up(opened: list[HTTPConnection]) -> None:
 
 
 def _status(code: int) -> str:
-    # Not in the words of the service, which may be any.
+    # Not the phrase of the service, which may be any text.
     try:
         return f"{code} ({HTTPStatus(code).phrase})"
     except ValueError:
         return str(code)
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError):
         reason = error.reason
         error = reason if isinstance(reason, Exception) else error
@@ -421,7 +417,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, OSError):
         text = reason_of(error)
         return f"cannot be reached: {clean(text)}"
-    # What others say may quote the address.
+    # The message of another error may quote the address.
     return f"cannot be reached: {type(error).__name__}"
 
 
@@ -430,24 +426,24 @@ _VARIABLE = re.compile(r"(?<!\\)\$(?:\w+|[{(][^)}]*[)}]?)")
 _OPERATOR = re.compile(r"&&|\|\||>>|[|&;<>]|`[^`]*`?")
 # How long a command has to clean up after SIGTERM.
 _GRACE_S = 2.0
-_MOST_SUMMARY = 1000
+_MAX_SUMMARY = 1000
 
 
 def command_hook(
     command: str | Sequence[str], *, timeout_s: float = 60.0
 ) -> Callable[[Hang], None]:
     """
-    Run a command when a job hangs.
+    Return a hook that runs a command when a job hangs.
 
-    It finds all that is known as JSON on its standard input, and the folder
-    and the summary in the environment, as ``DISTDEBUG_FOLDER`` and
-    ``DISTDEBUG_SUMMARY``.  It runs without a shell, in a process group of its
-    own, which is ended when its time is over.
+    The command gets the diagnosis as JSON on its standard input, and the
+    folder and summary in ``DISTDEBUG_FOLDER`` and ``DISTDEBUG_SUMMARY``.  It
+    runs without a shell, in its own process group, which is killed at the
+    timeout.
 
     Args:
-        command: Its words.  A text is split as a shell does it, but nothing
-            in it is replaced, and pipes and variables are refused; for those,
-            use ``sh -c '…'``.
+        command: The program and its arguments.  A string is split as in a
+            shell, but nothing is expanded, and pipes and variables are
+            refused; for those, use ``sh -c '…'``.
 
         timeout_s: How long it may take, in seconds.
 
@@ -456,63 +452,63 @@ def command_hook(
         command cannot be started, fails, or does not end in time.
 
     Raises:
-        ConfigError: There is no such command, it needs a shell, or
-            *timeout_s* makes no sense.
+        ConfigError: There is no such command, it needs a shell, or *timeout_s*
+            is invalid.
     """
-    words = _words(command)
-    bound_s = _checked(timeout_s)
+    words = _split_command(command)
+    bound_s = _check_timeout(timeout_s)
 
-    def tell(hang: Hang) -> None:
+    def run_hook(hang: Hang) -> None:
         name = clean(Path(words[0]).name)
         try:
-            ended = _run(words, hang, bound_s)
+            completed = _run(words, hang, bound_s)
         except OSError as error:
             msg = f"{name} cannot be started: {error.strerror}"
             raise HookError(
                 msg, remedy="name a program of this node by its full path"
             ) from None
 
-        if ended.status != 0:
-            msg = f"{name} {_ending(ended, bound_s)}"
+        if completed.status != 0:
+            msg = f"{name} {_exit_text(completed, bound_s)}"
             raise HookError(
                 msg,
                 remedy="try it by hand: it gets the hang by its input, as JSON",
             )
 
-    return tell
+    return run_hook
 
 
 def webhook_hook(
     file: str | os.PathLike[str], *, timeout_s: float = 10.0
 ) -> Callable[[Hang], None]:
     """
-    Post a message when a job hangs.
+    Return a hook that posts a message when a job hangs.
 
-    Slack, Google Chat, Discord, and Teams (workflows) are known by their host
-    names, and get the summary and the folder as a message of theirs.  Any
-    other service gets this as ``text``, together with all that is known.
+    Slack, Google Chat, Discord, and Teams (workflows) are recognized by their
+    host names, and get the summary and the folder as a message in their
+    format.  Any other service gets this as ``text``, together with the
+    diagnosis.
 
     Args:
-        file: Holds the address in its first line, and below it headers, as
+        file: Has the address in its first line, and headers below it, as
             ``Name: value``; see
-            :func:`~distdebug.watching.hooks.read_address`.  It is
-            read again for every message, so that the address can be changed.
+            :func:`~distdebug.watching.hooks.read_address`.  It is read again
+            for each message, so that the address can be changed.
 
-        timeout_s: How long it may take until the message has arrived, in
-            seconds.
+        timeout_s: How long a message may take to arrive, in seconds.
 
     Returns:
         The hook.  It raises :class:`~distdebug.errors.HookError` if the
         message does not arrive.
 
     Raises:
-        ConfigError: The file cannot be used, or *timeout_s* makes no sense.
+        ConfigError: The file cannot be used, or *timeout_s* is invalid.
     """
-    bound_s = _checked(timeout_s)
-    read_address(file)  # a mistake is told now, not at night
-    _warn_of_readers(file)
+    bound_s = _check_timeout(timeout_s)
+    read_address(file)  # an error is raised now, not at the first hang
+    _warn_if_readable(file)
 
-    def tell(hang: Hang) -> None:
+    def run_hook(hang: Hang) -> None:
         try:
             address = read_address(file)
         except ConfigError as error:
@@ -522,19 +518,19 @@ def webhook_hook(
         host = clean(str(data.get("host") or ""))
         place = clean(os.fspath(hang.folder), limit=400)
         where = f"{place} on {host}" if host else place
-        text = f"{clean(hang.summary, limit=_MOST_SUMMARY)}\n{where}"
+        text = f"{clean(hang.summary, limit=_MAX_SUMMARY)}\n{where}"
         post(address, message_for(address, text, data), timeout_s=bound_s)
 
-    return tell
+    return run_hook
 
 
-def _checked(timeout_s: float) -> float:
-    return a_number(timeout_s, "timeout_s of a hook", least=0.01)
+def _check_timeout(timeout_s: float) -> float:
+    return check_number(timeout_s, "timeout_s of a hook", least=0.01)
 
 
-def _words(command: str | Sequence[str]) -> list[str]:
+def _split_command(command: str | Sequence[str]) -> list[str]:
     remedy = "name a program; for pipes and variables, use sh -c '...'"
-    if isinstance(command, str) and (found := _for_a_shell(command)):
+    if isinstance(command, str) and (found := _shell_syntax(command)):
         msg = (
             f"a command for hangs is not run by a shell, which {clean(found)} "
             "needs"
@@ -558,11 +554,11 @@ def _words(command: str | Sequence[str]) -> list[str]:
     return words
 
 
-def _for_a_shell(text: str) -> str:
+def _shell_syntax(text: str) -> str:
     """
-    The first operator or variable in a command; nothing if it is plain.
+    Return the first operator or variable in a command, or ``""``.
     """
-    # Inside of "..." a shell replaces variables, and nothing else.
+    # Inside "..." a shell expands only variables.
     plain = _QUOTED.sub(
         lambda quoted: "".join(_VARIABLE.findall(quoted[1] or "")), text
     )
@@ -570,37 +566,39 @@ def _for_a_shell(text: str) -> str:
     return found[0] if found else ""
 
 
-def _run(words: Sequence[str], hang: Hang, timeout_s: float) -> Ended:
+def _run(
+    words: Sequence[str], hang: Hang, timeout_s: float
+) -> CompletedCommand:
     environment: Mapping[str, str] = {
         **os.environ,
         "DISTDEBUG_FOLDER": os.fspath(hang.folder),
-        "DISTDEBUG_SUMMARY": clean(hang.summary, limit=_MOST_SUMMARY),
+        "DISTDEBUG_SUMMARY": clean(hang.summary, limit=_MAX_SUMMARY),
     }
     return run_process(
         words,
         environment=environment,
-        bound=Bound(timeout_s=timeout_s, grace_s=_GRACE_S),
+        limits=CommandLimits(timeout_s=timeout_s, grace_s=_GRACE_S),
         data=json.dumps(hang.to_dict()).encode(),
     )
 
 
-def _ending(ended: Ended, timeout_s: float) -> str:
-    if ended.status is None:
-        ending = f"did not end within {timeout_s:g} s"
-    elif ended.status < 0:
-        ending = f"was ended by signal {-ended.status}"
+def _exit_text(completed: CompletedCommand, timeout_s: float) -> str:
+    if completed.status is None:
+        text = f"did not end within {timeout_s:g} s"
+    elif completed.status < 0:
+        text = f"was ended by signal {-completed.status}"
         with suppress(ValueError):
-            ending = f"was ended by {signal.Signals(-ended.status).name}"
+            text = f"was ended by {signal.Signals(-completed.status).name}"
     else:
-        ending = f"failed with exit status {ended.status}"
-    said = (ended.complaint.strip() or ended.output.strip()).splitlines()
-    last = clean(said[-1].decode(errors="replace")) if said else ""
-    return f"{ending}: {last}" if last else ending
+        text = f"failed with exit status {completed.status}"
+    lines = (completed.stderr.strip() or completed.output.strip()).splitlines()
+    last = clean(lines[-1].decode(errors="replace")) if lines else ""
+    return f"{text}: {last}" if last else text
 
 
-def _warn_of_readers(file: str | os.PathLike[str]) -> None:
+def _warn_if_readable(file: str | os.PathLike[str]) -> None:
     with suppress(OSError):
         if Path(file).stat().st_mode & stat.S_IROTH:
             name = clean(os.fspath(file), limit=400)
             text = "%s holds a secret and can be read by everybody; try: "
-            say(logging.WARNING, text + "chmod 600", name)
+            log_message(logging.WARNING, text + "chmod 600", name)

@@ -1,8 +1,8 @@
 """
-Is this rank still making progress; and if not, is somebody told?
+Watch this rank from inside, and capture its job when progress stops.
 
-One thread of each rank looks now and then at numbers that are there anyway.
-What is done when they stand still is done by a child process.
+One thread of each rank samples counters that exist anyway, such as those of
+the Flight Recorder.  A child process does the capture.
 """
 
 from __future__ import annotations
@@ -21,36 +21,44 @@ from typing import Self
 from ..errors import CaptureError
 from ..flight_recorder import current_recording, read_progress
 from ..identity import current_identity
-from ..snapshots import Wanted
+from ..snapshots import SnapshotOptions
 from .child import ask_child
 from .config import (
     HangDebugConfig,
-    a_config,
-    a_folder,
-    a_function,
-    a_number,
-    several_functions,
-    several_paths,
+    check_callable,
+    check_callables,
+    check_config,
+    check_number,
+    check_path,
+    check_paths,
 )
-from .hang import Duty, Hang, HangReason, Hook, Order, Response, say
+from .hang import (
+    CaptureRequest,
+    Hang,
+    HangHandler,
+    HangReason,
+    Hook,
+    Response,
+    log_message,
+)
 from .loop import (
-    LEAST_POLL_S,
+    MIN_POLL_S,
     FilesState,
-    InTime,
     ProgressSensor,
-    last_known,
-    poll_of,
+    TimedCall,
+    combine_senses,
+    context_switches,
+    default_poll_s,
     step,
-    steps,
-    switches,
+    step_count,
     watch_processes,
 )
 
 
-# How long a child that was told to end may take, and then the thread.
-_CHILD_S = 12.0
+# How long to wait for the child to end, and then for the thread.
+_CHILD_EXIT_S = 12.0
 _JOIN_S = 2.0
-_HOOK_S = 60.0
+_HOOK_TIMEOUT_S = 60.0
 
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -77,102 +85,103 @@ def watch(  # noqa: PLR0913 each can be left out
     timeout_s: float = 120.0,
 ) -> Watch:
     """
-    Watch this rank from now on, and explain it if it makes no progress.
+    Watch this rank from now on, and diagnose its job if progress stops.
 
-    To be called on every rank.  A rank moves if any of these moves: what the
-    Flight Recorder counts, :meth:`Watch.step` if it is ever called, the files
-    of progress, and *sense*; without any of them, the main thread.  If nothing
-    did for longer than *factor* times the longest pause so far, one rank of
-    each node has all ranks of its job on this node looked at; and if that is
-    no checkpoint and the like, a snapshot is taken.  The nodes of a job share
-    one snapshot if they share *output_dir*.
+    Call it on every rank.  A rank moves if any of these moves: the counters of
+    the Flight Recorder, :meth:`Watch.step` if it is ever called, the progress
+    files, and *sense*; without any of them, the main thread.  If nothing moves
+    for longer than *factor* times the longest pause so far, one rank of each
+    node samples all ranks of its job on this node.  Unless that shows a
+    checkpoint or the like, it takes a snapshot.  The nodes of a job share one
+    snapshot if they share *output_dir*.
 
     Args:
-        config: When to look in any case, and where to put it: a configuration,
-            the ``debug:`` section of a job file, or the path of one; by
-            default only a lack of progress counts.
+        config: When to capture in any case, and where to put it: a
+            configuration, a ``debug:`` section of a job file, or the path of
+            one; by default only missing progress counts.
 
         output_dir: The folder for snapshots, instead of that of *config*.
 
-        log_dir: The folder of the job's logs, which *config* may refer to.
+        log_dir: The folder of the job's logs, for ``{log_dir}`` in *config*.
 
-        dump_dir: Where the ranks put their Flight Recorder dumps; by default
-            as :func:`~distdebug.enable_flight_recorder` was told.
+        dump_dir: Where the ranks write their Flight Recorder dumps; by default
+            the folder of :func:`~distdebug.enable_flight_recorder`.
 
-        logs: Files of which a snapshot keeps the end.
+        logs: Files whose last part a snapshot contains.
 
-        progress_files: Logs and files of progress, or folders of them, that
-            change as long as the job goes on.
+        progress_files: Logs and progress files, or folders of them, that
+            change as long as the job makes progress.
 
-        sense: Tells something else that changes as long as the job goes on,
-            such as a number of requests; called by a thread of its own, and
-            not waited for longer than 2 s.  ``None`` tells nothing.
+        sense: Returns another value that changes as long as the job makes
+            progress, such as a number of requests; ``None`` is ignored.  A
+            separate thread calls it; the watch waits for it at most 2 s.
 
         on_hang: Called with a :class:`~distdebug.watching.hang.Hang`, on one
-            rank of the job, and not on the main thread.  If it fails, or does
-            not end within 60 s, that is logged.
+            rank of the job, and not on the main thread.  A failure, or more
+            than 60 s, is logged.
 
-        floor_s: How many seconds without progress are fine for any job.
+        floor_s: How many seconds without progress are normal for any job.
 
-        factor: How many times as long as ever before a pause may be.
+        factor: How many times longer than the longest pause so far the next
+            one may be.
 
-        start_s: How many seconds the first sign of progress may take.
+        start_s: How many seconds the first progress may take.
 
-        poll_s: How often to look, in seconds, at least 0.05; by default a
+        poll_s: How often to sample, in seconds, at least 0.05; by default a
             quarter of *floor_s*, at most 10.
 
-        timeout_s: How long taking a snapshot may last, in seconds.
+        timeout_s: How long a snapshot may take, in seconds.
 
     Returns:
-        The watch, which is on; it ends with its ``with`` block, when it is
-        closed, or with the process.
+        The running watch; it ends with its ``with`` block, when it is closed,
+        or with the process.
 
     Raises:
-        ConfigError: A number, a path, or a function makes no sense.
+        ConfigError: A number, a path, or a function is invalid.
     """
-    config = a_config(config)
-    log_dir = a_folder(log_dir, "log_dir")
+    config = check_config(config)
+    log_dir = check_path(log_dir, "log_dir")
     if output_dir is None:
         output_dir = config.resolve(log_dir)
-    wanted = Wanted(
+    options = SnapshotOptions(
         dump_dir=_dump_dir(dump_dir),
-        logs=several_paths(logs, "logs"),
-        timeout_s=a_number(timeout_s, "timeout_s", least=0.1),
+        logs=check_paths(logs, "logs"),
+        timeout_s=check_number(timeout_s, "timeout_s", least=0.1),
     )
-    order = Order(
-        output_dir=a_folder(output_dir, "output_dir"),
-        wanted=wanted,
+    request = CaptureRequest(
+        output_dir=check_path(output_dir, "output_dir"),
+        wanted=options,
         inside=os.getpid(),
     )
-    # Before the watch is made: a mistake is told now, and here.
-    loop = _loop(config, floor_s, factor, start_s, poll_s)
+    # Before the watch exists: a wrong argument is an error of this call.
+    loop = _make_loop(config, floor_s, factor, start_s, poll_s)
     started = Watch(
-        order,
-        several_functions(on_hang, "on_hang"),
-        several_paths(progress_files, "progress_files"),
-        None if sense is None else a_function(sense, "sense"),
+        request,
+        check_callables(on_hang, "on_hang"),
+        check_paths(progress_files, "progress_files"),
+        None if sense is None else check_callable(sense, "sense"),
     )
     if config.enabled:
         _start(started, loop)
     else:
         text = "the configuration of the watch does not enable it"
-        say(logging.INFO, text)
+        log_message(logging.INFO, text)
     return started
 
 
 def _start(watch: Watch, loop: Callable[..., object]) -> None:
     try:
         watch.start(loop)
-    except BaseException:  # Ctrl-C: nobody would close it
+    except BaseException:  # Ctrl-C: the caller could not close it
         watch.close()
         raise
 
 
-def _dump_dir(given: str | os.PathLike[str] | None) -> Path | None:
+def _dump_dir(dump_dir: str | os.PathLike[str] | None) -> Path | None:
     recording = current_recording()
-    if given is None and recording is not None:
+    if dump_dir is None and recording is not None:
         return recording.settings.dump_dir
-    return None if given is None else a_folder(given, "dump_dir")
+    return None if dump_dir is None else check_path(dump_dir, "dump_dir")
 
 
 class Watch:
@@ -182,30 +191,33 @@ class Watch:
 
     def __init__(
         self,
-        order: Order,
+        request: CaptureRequest,
         hooks: Iterable[Hook] = (),
         progress_files: Iterable[str | os.PathLike[str]] = (),
         sense: Callable[[], object] | None = None,
     ) -> None:
         self._pid = os.getpid()
-        self._own_sense = sense
-        files, own = FilesState(progress_files), InTime(self._ask_user)
-        self._signs = last_known(
+        self._user_sense = sense
+        files, own = (
+            FilesState(progress_files),
+            TimedCall(self._call_user_sense),
+        )
+        self._progress = combine_senses(
             lambda _: read_progress(),
-            lambda _: steps(),
+            lambda _: step_count(),
             lambda _: files(),
-            lambda _: own() if self._own_sense else None,
+            lambda _: own() if self._user_sense else None,
         )
         self._stop = threading.Event()
         self._hangs: list[Hang] = []
-        self._looking = threading.Lock()
-        self._here = threading.local()
-        self._duty = Duty(
-            order,
-            self._look,
-            tuple(partial(self._call, hook) for hook in hooks),
-            _log,
-            patience_s=_HOOK_S,
+        self._capture_lock = threading.Lock()
+        self._thread_local = threading.local()
+        self._handler = HangHandler(
+            request,
+            self._capture,
+            tuple(partial(self._call_hook, hook) for hook in hooks),
+            _log_hang,
+            hook_timeout_s=_HOOK_TIMEOUT_S,
         )
         self._thread: threading.Thread | None = None
 
@@ -214,23 +226,25 @@ class Watch:
         Start the thread.
 
         Args:
-            loop: What it does, as
-                :func:`~distdebug.watching.loop.watch_processes` does.
+            loop: Runs in it; takes the arguments of
+                :func:`~distdebug.watching.loop.watch_processes`.
         """
         run = partial(
             loop,
-            on_hang=self._duty,
+            on_hang=self._handler,
             pids=[self._pid],
             sense=self._sense,
             sleep=self._stop.wait,
         )
         self._thread = threading.Thread(
-            target=_run, args=(run,), name="distdebug watch", daemon=True
+            target=_run_loop, args=(run,), name="distdebug watch", daemon=True
         )
         try:
             self._thread.start()
-        except RuntimeError as error:  # no more threads can be had
-            say(logging.WARNING, "nobody watches this rank", error=error)
+        except RuntimeError as error:  # the limit of threads is reached
+            log_message(
+                logging.WARNING, "nobody watches this rank", error=error
+            )
             self._thread = None
         else:
             atexit.register(self.close)
@@ -238,23 +252,25 @@ class Watch:
     @property
     def hangs(self) -> tuple[Hang, ...]:
         """
-        What this rank has found out so far; mostly one rank does so for all.
+        Return the diagnoses that this rank has made.
+
+        Mostly one rank makes them for the whole job.
         """
         return tuple(self._hangs)
 
     def step(self) -> None:
         """
-        Tell that a step is done.
+        Count a finished step.
 
-        It costs as much as adding one to a number, and never fails.
+        It costs as much as an addition, and never fails.
         """
         step()
 
     def close(self) -> None:
         """
-        End the watch.  A snapshot that is being taken is cut short.
+        End the watch, and cut short a snapshot that is being taken.
         """
-        # A forked child has the watch, and not its thread, which may have
+        # A forked child has the watch, but not its thread, which may have
         # held the lock of the event.
         if self._pid != os.getpid():
             return
@@ -264,10 +280,10 @@ class Watch:
             return
 
         atexit.unregister(self.close)
-        # A hook that closes us must not wait for itself.
-        if not getattr(self._here, "is_hook", False):
-            if self._looking.acquire(timeout=_CHILD_S):
-                self._looking.release()
+        # A hook that closes the watch must not wait for itself.
+        if not getattr(self._thread_local, "is_hook", False):
+            if self._capture_lock.acquire(timeout=_CHILD_EXIT_S):
+                self._capture_lock.release()
             self._thread.join(_JOIN_S)
 
     def __enter__(self) -> Self:
@@ -284,43 +300,47 @@ class Watch:
     def _sense(self, _: object) -> dict[str, object]:
         rank = current_identity().rank
         name = "this process" if rank is None else f"rank {rank}"
-        seen = self._signs((self._pid,))
-        if seen is None:
-            return {name: switches([self._pid])}
-        return {name: seen}
+        progress = self._progress((self._pid,))
+        if progress is None:
+            return {name: context_switches([self._pid])}
+        return {name: progress}
 
-    def _ask_user(self) -> object:
-        if self._own_sense is None:
+    def _call_user_sense(self) -> object:
+        if self._user_sense is None:
             return None
 
         try:
-            return self._own_sense()
-        except BaseException as error:  # noqa: BLE001 there are other signs
-            say(logging.WARNING, "sense= is not called again", error=error)
-            self._own_sense = None
+            return self._user_sense()
+        except BaseException as error:  # noqa: BLE001 other senses remain
+            log_message(
+                logging.WARNING, "sense= is not called again", error=error
+            )
+            self._user_sense = None
             return None
 
-    def _look(self, reason: HangReason, order: Order) -> Response:
-        with self._looking:
+    def _capture(
+        self, reason: HangReason, request: CaptureRequest
+    ) -> Response:
+        with self._capture_lock:
             if self._stop.is_set():
                 msg = "the watch was closed"
                 raise CaptureError(msg)
-            got = ask_child(reason, order, self._stop)
-        if got.hang is not None:
-            self._hangs.append(got.hang)
-        return got
+            response = ask_child(reason, request, self._stop)
+        if response.hang is not None:
+            self._hangs.append(response.hang)
+        return response
 
-    def _call(self, hook: Hook, hang: Hang) -> None:
-        self._here.is_hook = True
+    def _call_hook(self, hook: Hook, hang: Hang) -> None:
+        self._thread_local.is_hook = True
         hook(hang)
 
 
-def _log(hang: Hang) -> None:
+def _log_hang(hang: Hang) -> None:
     level = logging.INFO if hang.is_healthy else logging.WARNING
-    say(level, "distdebug: %s", hang)
+    log_message(level, "distdebug: %s", hang)
 
 
-def _loop(
+def _make_loop(
     config: HangDebugConfig,
     floor_s: float,
     factor: float,
@@ -332,15 +352,15 @@ def _loop(
     )
     new_sensor()
     if poll_s is None:
-        poll_s = poll_of(floor_s)
-    poll_s = a_number(poll_s, "poll_s", least=LEAST_POLL_S)
+        poll_s = default_poll_s(floor_s)
+    poll_s = check_number(poll_s, "poll_s", least=MIN_POLL_S)
     return partial(
         watch_processes, config, new_sensor=new_sensor, poll_s=poll_s
     )
 
 
-def _run(loop: Callable[[], object]) -> None:
+def _run_loop(loop: Callable[[], object]) -> None:
     try:
         loop()
-    except BaseException as error:  # noqa: BLE001 the job is worth more
-        say(logging.WARNING, "the watch has ended", error=error)
+    except BaseException as error:  # noqa: BLE001 it must not harm the job
+        log_message(logging.WARNING, "the watch has ended", error=error)

@@ -1,8 +1,8 @@
 """
-Is somebody called when processes make no progress, and at fixed times?
+Watch loop, progress senses, and stall detection for a job.
 
-This is the loop of a watcher that stands beside a job and survives it.  What is
-done when it calls is not its business, and may fail.
+The loop runs beside a job and survives it.  The function that it calls at a
+hang may fail.
 """
 
 from __future__ import annotations
@@ -29,142 +29,138 @@ from ..processes import (
     parse_status,
     read_proc,
 )
-from .config import HangDebugConfig, a_number
-from .hang import Crew, HangReason, NotYet, crew_of, is_the_end, say
+from .config import HangDebugConfig, check_number
+from .hang import (
+    HangReason,
+    RetryLater,
+    WatchedProcesses,
+    is_exit_request,
+    log_message,
+    select_processes,
+)
 
 
-_MOST_FILES = 10_000
-_beats = [0]
+_MAX_FILES = 10_000
+_step_counter = [0]
 
 
 def step() -> None:
     """
-    Tell that a step is done, from the loop of the job itself.
+    Count a finished step, from the loop of the job itself.
 
-    It costs as much as adding one to a number, and never fails.
+    It costs as much as an addition, and never fails.
     """
-    # Two threads may count the same step; any change will do.
-    _beats[0] += 1
+    # Two threads may count the same step; any change is enough.
+    _step_counter[0] += 1
 
 
-def steps() -> int | None:
+def step_count() -> int | None:
     """
-    Tell how often :func:`step` was called in this process.
-
-    Returns:
-        The number; ``None`` as long as it never was.
+    Return how often :func:`step` was called here; ``None`` if it never was.
     """
-    return _beats[0] or None
+    return _step_counter[0] or None
 
 
 def files_state(
     paths: Iterable[str | os.PathLike[str]],
 ) -> tuple[tuple[str, int, int], ...] | None:
     """
-    Tell how large files are, and when they were written last.
+    Return the sizes and times of files.
 
     Args:
-        paths: Logs and files of progress, or folders of them.  A file system
-            that does not answer blocks this call.
+        paths: Logs and progress files, or folders of them.  A file system that
+            does not answer blocks this call.
 
     Returns:
         Path, bytes, and nanoseconds since 1970 of each of the first 10,000
         files, sorted; ``None`` if there is none.
     """
     found = set()
-    for file in islice(_files(paths), _MOST_FILES):
+    for file in islice(_files(paths), _MAX_FILES):
         with suppress(OSError, ValueError):
             status = Path(file).stat()
             found.add((file, status.st_size, status.st_mtime_ns))
     return tuple(sorted(found)) or None
 
 
-class InTime:
+class TimedCall:
     """
-    Asks something that may hang together with the job, in time.
+    Calls a function that may block, and waits a limited time for its result.
 
-    A file system that hangs keeps whoever looks at it, and a lock of the job
-    keeps whoever takes it.  So a thread asks, and as long as it does not return
-    there is no other.
+    A file system or a lock of the job may block for ever.  So a thread makes
+    the call, and there is no second one until it returns.
 
     Args:
-        ask: What to call; it does not raise.
+        ask: The function; it must not raise.
 
-        patience_s: How long to wait for its answer, in seconds.
+        timeout_s: How long to wait for its result, in seconds.
     """
 
     def __init__(
-        self, ask: Callable[[], object], patience_s: float = 2.0
+        self, ask: Callable[[], object], timeout_s: float = 2.0
     ) -> None:
         self._ask = ask
-        self._patience_s = patience_s
-        self._asking: threading.Thread | None = None
+        self._timeout_s = timeout_s
+        self._thread: threading.Thread | None = None
         self._answer: object = None
 
     def __call__(self) -> object:
         """
-        Ask.
-
-        Returns:
-            The answer; the last one if there is none in time.
+        Return the result, or the last one if there is none in time.
         """
-        if self._asking is None or not self._asking.is_alive():
-            asking = threading.Thread(
-                target=self._take, name="distdebug", daemon=True
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(
+                target=self._store_answer, name="distdebug", daemon=True
             )
             try:
-                asking.start()
-            except RuntimeError:  # there are too many, or Python ends
+                thread.start()
+            except RuntimeError:  # too many threads, or Python exits
                 return self._answer
-            self._asking = asking
-        self._asking.join(self._patience_s)
+            self._thread = thread
+        self._thread.join(self._timeout_s)
         return self._answer
 
-    def _take(self) -> None:
+    def _store_answer(self) -> None:
         self._answer = self._ask()
 
 
-class FilesState(InTime):
+class FilesState(TimedCall):
     """
-    Tells how large files are, and when they were written last, in time.
+    Returns the sizes and times of files, in limited time.
 
     Args:
-        paths: Logs and files of progress, or folders of them.
+        paths: Logs and progress files, or folders of them.
 
-        patience_s: How long to wait for the file system, in seconds.
+        timeout_s: How long to wait for the file system, in seconds.
     """
 
     def __init__(
         self,
         paths: Iterable[str | os.PathLike[str]],
-        patience_s: float = 2.0,
+        timeout_s: float = 2.0,
     ) -> None:
         self._paths = tuple(paths)
-        super().__init__(lambda: files_state(self._paths), patience_s)
+        super().__init__(lambda: files_state(self._paths), timeout_s)
 
     def __call__(self) -> object:
         """
-        Look at the files.
-
-        Returns:
-            As :func:`files_state` does; what was seen last if the file system
-            does not answer.
+        Return :func:`files_state`, or the last one if there is none in time.
         """
         return super().__call__() if self._paths else None
 
 
-def last_known(
+def combine_senses(
     *senses: Callable[[tuple[int, ...]], object],
 ) -> Callable[[tuple[int, ...]], object]:
     """
-    Join senses: the job moves if any of them does.
+    Return one sense for several: the job moves if any of them changes.
 
     Args:
-        senses: What takes the numbers of processes, and tells what moves.
+        senses: Each takes PIDs, and returns what should change.
 
     Returns:
-        One for all of them.  Where one sees nothing for a while, nothing has
-        moved.
+        The combined sense.  If a sense returns ``None``, its last value
+        counts.
     """
     last: list[object] = [None] * len(senses)
 
@@ -181,13 +177,13 @@ def newest_file(
     folder: str | os.PathLike[str],
 ) -> tuple[int, int] | None:
     """
-    Tell how many files a folder has, and when one was written last.
+    Return how many files a folder has, and when one was last written.
 
-    It is meant for dumps, side-cars, and checkpoints, where each is written
+    It is for dumps, sidecars, and checkpoints, where each file is written
     once.
 
     Args:
-        folder: The folder; those below it are not looked at.
+        folder: The folder, without its subfolders.
 
     Returns:
         The number of files and nanoseconds since 1970; ``None`` if there is
@@ -200,21 +196,21 @@ def newest_file(
     return len(state), max(written for _, _, written in state)
 
 
-def switches(pids: Iterable[int], *, root: str = "/proc") -> int | None:
+def context_switches(
+    pids: Iterable[int], *, root: str = "/proc"
+) -> int | None:
     """
-    Tell how often main threads gave up their processor to wait.
+    Return the number of voluntary context switches of main threads.
 
-    Other threads are not counted: those that watch over a job wake up for
-    ever, also if it is stuck.  A main thread that computes for minutes without
-    waiting looks as if it did not move; see :func:`processor_time`.
+    Other threads do not count: the watchdog threads of a job wake up for ever,
+    even if it is stuck.  A main thread that computes for minutes without
+    waiting looks stuck; see :func:`cpu_time`.
 
     Args:
-        pids: The processes.
-
-        root: Where the kernel's files are.
+        root: The folder to read as ``/proc``.
 
     Returns:
-        The sum; ``None`` if all processes are gone.
+        The sum; ``None`` if all processes have ended.
     """
     texts = (
         parse_status(read_proc(f"{root}/{pid}/task/{pid}/status")).get(
@@ -226,20 +222,18 @@ def switches(pids: Iterable[int], *, root: str = "/proc") -> int | None:
     return sum(counts) if counts else None
 
 
-def processor_time(pids: Iterable[int], *, root: str = "/proc") -> int | None:
+def cpu_time(pids: Iterable[int], *, root: str = "/proc") -> int | None:
     """
-    Tell for how long main threads ran.
+    Return the CPU time of main threads.
 
-    It moves also if a thread spins while it waits for others, as it does for a
-    GPU; so by this alone a job on GPUs never seems stuck.
+    It also grows while a thread spins and waits for others, for example for a
+    GPU. So by this alone a job on GPUs never looks stuck.
 
     Args:
-        pids: The processes.
-
-        root: Where the kernel's files are.
+        root: The folder to read as ``/proc``.
 
     Returns:
-        The sum, in clock ticks; ``None`` if all processes are gone.
+        The sum in clock ticks; ``None`` if all processes have ended.
     """
     stats = (
         parse_stat(read_proc(f"{root}/{pid}/task/{pid}/stat")) for pid in pids
@@ -259,28 +253,29 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
             continue
 
 
-_MEMORY = 1000
+_MAX_GAPS = 1000
 
 
 class ProgressSensor:
     """
-    Tells from a value that should change whether it changes often enough.
+    Decides whether a value changes often enough.
 
-    It has neither a clock nor a source: whoever looks tells it the time and
-    what was seen.  The limit is the longest recent time between two changes,
-    times *factor*, and never below *floor_s*.
+    It has neither a clock nor a source: the caller passes the time and the
+    value. The limit is the longest recent time between two changes, times
+    *factor*, and at least *floor_s*.
 
     Args:
-        floor_s: How many seconds without change are fine for any job.
+        floor_s: How many seconds without a change are normal for any job.
 
-        factor: How many times as long as ever before a change may take.
+        factor: How many times longer than the longest pause so far the next
+            one may be.
 
         start_s: How many seconds the first change may take, because a job
-            that starts compiles, connects, and loads.
+            compiles, connects, and loads at its start.
 
     Raises:
         ConfigError: *floor_s* is below 0.1, *factor* is below 1, *start_s* is
-            negative, or one of them is no number, or a million and more.
+            negative, or one of them is no number, or above a million.
     """
 
     def __init__(
@@ -290,35 +285,36 @@ class ProgressSensor:
         factor: float = 5.0,
         start_s: float = 600.0,
     ) -> None:
-        self._floor_s = a_number(floor_s, "floor_s", least=0.1)
-        self._factor = a_number(factor, "factor", least=1, unit="")
-        self._start_s = a_number(start_s, "start_s", least=0)
+        self._floor_s = check_number(floor_s, "floor_s", least=0.1)
+        self._factor = check_number(factor, "factor", least=1, unit="")
+        self._start_s = check_number(start_s, "start_s", least=0)
         self._value: object = None
         self._since: float | None = None
         self._has_changed = False
-        self._gaps: deque[float] = deque(maxlen=_MEMORY)
+        self._gaps: deque[float] = deque(maxlen=_MAX_GAPS)
 
     @property
     def limit_s(self) -> float:
         """
-        How many seconds may pass without a change, as far as is known now.
+        Return how many seconds may pass without a change, as far as is known.
         """
         learned = max(self._gaps, default=0.0) * self._factor
         limit = max(self._floor_s, learned)
         return limit if self._has_changed else max(limit, self._start_s)
 
-    def saw(self, now: float, value: object, *, learns: bool = True) -> None:
+    def update(
+        self, now: float, value: object, *, learns: bool = True
+    ) -> None:
         """
-        Take note of what is there now.
+        Record the current value.
 
         Args:
-            now: The time in seconds, of any clock that does not go back.
+            now: The time in seconds, of a monotonic clock.
 
-            value: Anything that is equal to the last value if nothing moved;
-                ``None`` if it could not be seen, which tells nothing.
+            value: Equal to the last value if nothing moved; ``None`` if
+                unknown, which is ignored.
 
-            learns: Whether, if it moves, the time until then counts as one
-                that is fine.
+            learns: Whether the pause before a change counts as normal.
         """
         if value is None:
             return
@@ -326,48 +322,44 @@ class ProgressSensor:
         if self._since is None:
             self._since = now
         elif value != self._value:
-            # What came before the first change is a start, not a step.
+            # The time before the first change is a start, not a step.
             if self._has_changed and learns:
                 self._gaps.append(now - self._since)
             self._since = now
             self._has_changed = True
         self._value = value
 
-    def excuse(self, value: object) -> None:
+    def ignore_change(self, value: object) -> None:
         """
-        Take note of a change that is not the job's own.
+        Record a value without counting a change as progress.
 
-        To look into a process can make it move; that is no progress.
+        A capture can make a process move; that is no progress.
 
         Args:
-            value: What is there now; ``None`` if it could not be seen.
+            value: The current value; ``None`` if unknown, which is ignored.
         """
         if value is not None and self._since is not None:
             self._value = value
 
     def stalled_s(self, now: float) -> float:
         """
-        Tell for how long nothing changed.
+        Return the seconds since the last change, or since the first value.
+
+        It is 0 without any value.
 
         Args:
-            now: The time in seconds, of the clock of :meth:`saw`.
-
-        Returns:
-            Seconds since the last change, or since the first value; 0 if
-            there never was one.
+            now: As of :meth:`update`.
         """
         return 0.0 if self._since is None else max(0.0, now - self._since)
 
     def is_hung(self, now: float) -> bool:
         """
-        Tell whether nothing changed for longer than the limit.
+        Return whether nothing changed for longer than the limit.
+
+        It is false without any value.
 
         Args:
-            now: The time in seconds, of the clock of :meth:`saw`.
-
-        Returns:
-            Whether it is stuck.  ``False`` again as soon as it moves, and as
-            long as nothing was ever seen.
+            now: As of :meth:`update`.
         """
         return self.stalled_s(now) > self.limit_s
 
@@ -375,79 +367,77 @@ class ProgressSensor:
 @attrs.define(kw_only=True)
 class ProgressAlarm:
     """
-    Watches several things that should move, each by its own sensor.
+    Watches several values, each by its own sensor, and reports new stalls.
 
     Attributes:
-        new_sensor: Makes the sensor of a thing that is new.
+        new_sensor: Makes the sensor of a new name.
 
-        pause_s: How many seconds to be silent after some news; what stalls
-            meanwhile, and does not recover, is told then.
+        pause_s: The minimum time between two reports, in seconds; a stall that
+            begins in between and lasts is reported afterwards.
 
-        most: How often to tell news at all.
+        most: The number of reports that are left.
     """
 
     new_sensor: Callable[[], ProgressSensor] = ProgressSensor
     pause_s: float = 300.0
     most: int = 10
     _sensors: dict[str, ProgressSensor] = attrs.field(init=False, factory=dict)
-    _told: set[str] = attrs.field(init=False, factory=set)
-    _last: frozenset[str] = attrs.field(init=False, default=frozenset())
-    _silent_until: float = attrs.field(init=False, default=float("-inf"))
+    _reported: set[str] = attrs.field(init=False, factory=set)
+    _last_reported: frozenset[str] = attrs.field(
+        init=False, default=frozenset()
+    )
+    _quiet_until: float = attrs.field(init=False, default=float("-inf"))
 
-    def saw(self, now: float, values: Mapping[str, object]) -> None:
+    def update(self, now: float, values: Mapping[str, object]) -> None:
         """
-        Take note of what is there now.
+        Record the current values.
 
         Args:
-            now: The time in seconds, of a clock that does not go back.
+            now: The time in seconds, of a monotonic clock.
 
-            values: What each thing shows, by name.  What is not in it any more
-                is forgotten.
+            values: The values by name.  A name that is missing is forgotten.
         """
         self._sensors = {
             name: self._sensors.get(name) or self.new_sensor()
             for name in values
         }
         for name, value in values.items():
-            # A hang that was mended must not count as a pause that is fine.
-            learns = name not in self._told
-            self._sensors[name].saw(now, value, learns=learns)
+            # A hang that has recovered must not count as a normal pause.
+            learns = name not in self._reported
+            self._sensors[name].update(now, value, learns=learns)
 
-    def excuse(self, values: Mapping[str, object]) -> None:
+    def ignore_change(self, values: Mapping[str, object]) -> None:
         """
-        Take note of changes that are not the job's own.
-
-        Args:
-            values: What each thing shows now, by name.
+        Record values without counting changes as progress.
         """
         for name, value in values.items():
             if name in self._sensors:
-                self._sensors[name].excuse(value)
+                self._sensors[name].ignore_change(value)
 
-    def news(self, now: float) -> tuple[tuple[str, float], ...]:
+    def new_stalls(self, now: float) -> tuple[tuple[str, float], ...]:
         """
-        Tell what is stuck, and was not told yet.
+        Return what is stuck and was not reported yet.
 
         Args:
-            now: The time in seconds, of the clock of :meth:`saw`.
+            now: As of :meth:`update`.
 
         Returns:
             Names, and for how many seconds they did not move; longest first.
         """
-        self._last = frozenset()
+        self._last_reported = frozenset()
         stuck = {
             name: sensor.stalled_s(now)
             for name, sensor in self._sensors.items()
             if sensor.is_hung(now)
         }
-        self._told &= stuck.keys()
-        fresh = stuck.keys() - self._told
-        if not fresh or not self.most or now < self._silent_until:
+        self._reported &= stuck.keys()
+        fresh = stuck.keys() - self._reported
+        if not fresh or not self.most or now < self._quiet_until:
             return ()
 
-        self._told |= fresh
-        self._last = frozenset(fresh)
-        self._silent_until = now + self.pause_s
+        self._reported |= fresh
+        self._last_reported = frozenset(fresh)
+        self._quiet_until = now + self.pause_s
         self.most -= 1
         return tuple(
             sorted(((x, stuck[x]) for x in fresh), key=lambda x: (-x[1], x[0]))
@@ -455,46 +445,39 @@ class ProgressAlarm:
 
     def withdraw(self, until: float, *, is_free: bool = True) -> None:
         """
-        Take the last news back, because nothing was wrong.
+        Withdraw the last report, because nothing was wrong.
 
         Args:
-            until: When to tell it again if nothing has moved by then, on the
-                clock of :meth:`saw`.
+            until: When to report it again if nothing has moved, as of
+                :meth:`update`.
 
-            is_free: Whether it does not count as told.
+            is_free: Whether it does not count towards *most*.
         """
-        if self._last:
-            self._told -= self._last
-            self._last = frozenset()
-            self._silent_until = until
+        if self._last_reported:
+            self._reported -= self._last_reported
+            self._last_reported = frozenset()
+            self._quiet_until = until
             self.most += is_free
 
 
-# To look more often costs more than it tells.
-LEAST_POLL_S = 0.05
+# Shorter intervals cost more and show no more.
+MIN_POLL_S = 0.05
 
 Ending = Literal[
-    "off",  # the configuration does not ask for anything
-    "ended",  # the processes are gone
-    "nobody",  # there were none of those that were named, or until the last
-    # wait was over
-    "waited",  # the last wait is over, and nothing else was asked for
+    "off",  # the configuration does not enable the watch
+    "ended",  # the processes have ended
+    "nobody",  # there was no such process, or none until the last wait
+    "waited",  # the last wait is over, and until_exit is false
     "interrupted",  # Ctrl-C
-    "stopped",  # whoever sleeps for us says so
+    "stopped",  # sleep() returned True
 ]
 
 
-def poll_of(floor_s: float) -> float:
+def default_poll_s(floor_s: float) -> float:
     """
-    How often to look at a job?
-
-    Args:
-        floor_s: How many seconds without progress are fine for it.
-
-    Returns:
-        The seconds between two looks, a quarter of that and 10 at most.
+    Return the seconds between two samples: a quarter of *floor_s*, at most 10.
     """
-    return max(LEAST_POLL_S, min(10.0, floor_s / 4))
+    return max(MIN_POLL_S, min(10.0, floor_s / 4))
 
 
 def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
@@ -514,51 +497,49 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
     root: str = "/proc",
 ) -> Ending:
     """
-    Call somebody when processes make no progress, and after fixed waits.
+    Call *on_hang* when processes make no progress, and after fixed waits.
 
-    A lack of progress is told once, again only after it was over, at most
-    every five minutes, and ten times in all.
+    A stall is reported once, again only after progress, at most every five
+    minutes, and ten times in all.
 
     Args:
-        config: When to call in any case: a configuration, or seconds, or
-            several.
+        config: When to call in any case: a configuration, or one or several
+            numbers of seconds.
 
-        on_hang: What to call.  If it fails, that is logged, and the watch
-            goes on.  If it returns :class:`~distdebug.watching.hang.NotYet`,
-            it is called again if nothing has moved by then.
+        on_hang: Called with the reason.  A failure is logged, and the watch
+            goes on.  If it returns
+            :class:`~distdebug.watching.hang.RetryLater`, it is called again if
+            nothing has moved by then.
 
-        tell: Called with the numbers of the processes that are watched, at the
-            start and when others are.
+        tell: Called with the PIDs of the watched processes, at the start and
+            after each change.
 
         pids: The processes to watch.
 
-        patterns: Regular expressions for their command lines, if no *pids*
-            are given.  Without both, the workers of this node are watched;
-            they may start later.
+        patterns: Regular expressions for their command lines, if *pids* is
+            empty. Without both, watch the workers of this node, which may
+            start later.
 
-        sense: Takes the numbers of the processes that are there, and tells
-            what should move: one value, or several by name, any of which may
-            stall.  As long as it fails, nothing is known of progress.
-            By default, how often each main thread gave up its processor.
+        sense: Takes the PIDs of the current processes, and returns what should
+            change: one value, or several by name, any of which may stall.
+            While it fails, progress is unknown.  By default the context
+            switches of each main thread.
 
-        new_sensor: Makes what decides whether one of them moves.
+        new_sensor: Makes the sensor of each value.
 
         until_exit: Whether to go on after the last wait until the processes
-            are gone.
+            have ended.
 
-        poll_s: How often to look, in seconds.
+        poll_s: How often to sample, in seconds.
 
-        sleep: Waits for some seconds.  If it returns ``True``, the watch is
-            over.
+        sleep: Waits for some seconds.  If it returns ``True``, the watch ends.
 
-        clock: Tells the time in seconds; it must not go back.
+        clock: Returns the time in seconds; monotonic.
 
-        find: Finds workers.
-
-        root: Where the kernel's files are.
+        root: The folder to read as ``/proc``.
 
     Returns:
-        Why the watch is over.
+        Why the watch has ended.
 
     Raises:
         ConfigError: A wait is no number of seconds, or *poll_s* is none from
@@ -570,16 +551,16 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
         config = HangDebugConfig(enabled=True, wait_seconds=config)
     if not config.enabled:
         return "off"
-    poll_s = a_number(poll_s, "poll_s", least=LEAST_POLL_S)
+    poll_s = check_number(poll_s, "poll_s", least=MIN_POLL_S)
     patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    compile_patterns(patterns)  # a mistake is told now, not in the loop
+    compile_patterns(patterns)  # an error is raised now, not in the loop
     watch = _Watch(
         waits=deque(config.wait_seconds),
         on_hang=on_hang,
         tell=tell,
-        sense=sense or _per_process(root),
+        sense=sense or _switches_by_process(root),
         alarm=ProgressAlarm(new_sensor=new_sensor),
-        crew=crew_of(pids, patterns, find=find, root=root),
+        processes=select_processes(pids, patterns, find=find, root=root),
         until_exit=until_exit,
         poll_s=poll_s,
         sleep=sleep,
@@ -599,45 +580,45 @@ class _Watch:
     tell: Callable[[tuple[int, ...]], object]
     sense: Callable[[tuple[int, ...]], object]
     alarm: ProgressAlarm
-    crew: Crew
+    processes: WatchedProcesses
     until_exit: bool
     poll_s: float
     sleep: Callable[[float], object]
     clock: Callable[[], float]
     start: float
     pids: tuple[int, ...] = ()
-    told: tuple[int, ...] | None = None
+    reported: tuple[int, ...] | None = None
     warned: set[str] = attrs.field(factory=set)
 
     def run(self) -> Ending:
-        was_met = False
+        was_running = False
         while True:
-            self._look()
-            was_met = was_met or bool(self.pids)
-            is_over = self._pop_waits()
-            if not self.pids and was_met:
+            self._refresh()
+            was_running = was_running or bool(self.pids)
+            is_over = self._pop_due_waits()
+            if not self.pids and was_running:
                 return "ended"
 
-            if not self.pids and (not self.waits or self.crew.is_fixed):
+            if not self.pids and (not self.waits or self.processes.is_fixed):
                 return "nobody"
 
             self._check(is_over=is_over)
             if not self.waits and not self.until_exit:
                 return "waited"
 
-            if self._rest():
+            if self._sleep_until_next():
                 return "stopped"
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
-            self.pids = self.crew.look(self.clock())
-        except Exception as error:  # noqa: BLE001 those known are kept
+            self.pids = self.processes.refresh(self.clock())
+        except Exception as error:  # noqa: BLE001 keep the known processes
             self._warn("cannot look for processes", error)
-        if self.pids != self.told:
-            self.told = self.pids
+        if self.pids != self.reported:
+            self.reported = self.pids
             self.tell(self.pids)
 
-    def _pop_waits(self) -> bool:
+    def _pop_due_waits(self) -> bool:
         # A call can take longer than the time between two waits.
         count = len(self.waits)
         while self.waits and self.waits[0] <= self._elapsed():
@@ -658,44 +639,44 @@ class _Watch:
         try:
             answer = self.on_hang(reason)
         except BaseException as error:  # the next call may succeed
-            if is_the_end(error):
+            if is_exit_request(error):
                 raise
             text = "what is called at a hang failed"
-            say(logging.WARNING, text, error=error)
+            log_message(logging.WARNING, text, error=error)
         else:
-            if isinstance(answer, NotYet):
+            if isinstance(answer, RetryLater):
                 self.alarm.withdraw(
                     self.clock() + answer.seconds, is_free=answer.is_free
                 )
-        # It has looked into the processes, and that can make them move.
-        self.alarm.excuse(self._values() or {})
+        # A capture can make the processes move.
+        self.alarm.ignore_change(self._values() or {})
 
     def _stalled(self) -> tuple[tuple[str, float], ...]:
         now, values = self.clock(), self._values()
         if values is None:
             return ()
 
-        self.alarm.saw(now, values)
-        return self.alarm.news(now)
+        self.alarm.update(now, values)
+        return self.alarm.new_stalls(now)
 
     def _values(self) -> Mapping[str, object] | None:
         try:
-            seen = self.sense(self.pids)
+            values = self.sense(self.pids)
         except BaseException as error:  # it may be the user's own
-            if is_the_end(error):
+            if is_exit_request(error):
                 raise
             self._warn("cannot tell what moves", error)
             return None
 
-        return seen if isinstance(seen, Mapping) else {"the job": seen}
+        return values if isinstance(values, Mapping) else {"the job": values}
 
     def _warn(self, text: str, error: BaseException) -> None:
-        # Once: what fails at every look would fill the log.
+        # Once: a failure in each round would fill the log.
         if text not in self.warned:
             self.warned.add(text)
-            say(logging.WARNING, text, error=error)
+            log_message(logging.WARNING, text, error=error)
 
-    def _rest(self) -> bool:
+    def _sleep_until_next(self) -> bool:
         next_wait = self.waits[0] - self._elapsed() if self.waits else None
         if next_wait is None or next_wait > self.poll_s:
             return self.sleep(self.poll_s) is True
@@ -706,8 +687,8 @@ class _Watch:
         return self.clock() - self.start
 
 
-def _per_process(root: str) -> Callable[[tuple[int, ...]], object]:
+def _switches_by_process(root: str) -> Callable[[tuple[int, ...]], object]:
     def sense(pids: tuple[int, ...]) -> dict[str, int | None]:
-        return {f"process {x}": switches([x], root=root) for x in pids}
+        return {f"process {x}": context_switches([x], root=root) for x in pids}
 
     return sense

@@ -1,10 +1,10 @@
 """
-What is done on this node when a job makes no progress?
+Respond to a hang on this node: sample, take a snapshot, and diagnose it.
 
-First it is looked at, because a job that writes a checkpoint or compiles only
-seems to hang.  Then everything is taken into one folder, which all nodes of the
-job share if they can.  Whoever made that folder waits for the others, and
-explains it.
+First sample the stacks, because a job that writes a checkpoint or compiles
+only seems to hang.  Then all nodes of the job write into one bundle, if they
+share a folder.  The node that made the bundle waits for the others, and
+diagnoses it.
 """
 
 from __future__ import annotations
@@ -23,305 +23,302 @@ import attrs
 from ..capture import capture_node, node_lock
 from ..errors import CaptureError, NodeBusyError
 from ..findings import Cause, Diagnosis, Finding, Missing
-from ..processes import Worker, find_workers, read_environ, workers_of
-from ..report import leave_report
+from ..processes import Worker, find_workers, find_workers_by_pid, read_environ
+from ..report import try_write_report
 from ..snapshots import (
-    UNKNOWN,
-    Collected,
+    UNKNOWN_VERDICT,
+    CollectedNode,
     Manifest,
     Part,
     Snapshot,
-    age_s,
+    bundle_age_s,
     collect_node,
     count_parts,
-    explain_bundle,
+    diagnose_bundle,
+    distdebug_version,
+    failure_reason,
+    find_taken_part,
     is_done,
-    is_taken,
     join_bundle,
     merge_manifests,
     node_name,
     read_parts,
-    reason_of,
     take_over,
-    version,
 )
-from .hang import Hang, HangReason, Order, Outcome, Response, say
+from .hang import (
+    CaptureRequest,
+    Hang,
+    HangReason,
+    Outcome,
+    Response,
+    log_message,
+)
 
 
-_LOOK_S = 30.0
-# Who does this does not hang, unless for very long.
+_CAPTURE_S = 30.0
+# A rank that does this does not hang, unless for very long.
 _SLOW = frozenset({Cause.COMPILING, Cause.CHECKPOINTING})
-# So does a long evaluation, and a loop that never ends.
-_RUNNING = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
-# A launcher that starts a job again counts how often.
-_ATTEMPT = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+# A long evaluation looks the same as an endless loop.
+_COMPUTING = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
+# A launcher counts the restarts of a job there.
+_ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
-def find_crew(
+def find_job_processes(
     pids: Iterable[int] | None,
     patterns: Iterable[str],
     inside: int | None,
 ) -> tuple[Worker, ...]:
     """
-    Find those to look at.
+    Return the processes to capture.
 
     Args:
         pids: Exactly these, if there are any.
 
         patterns: Regular expressions for the command lines of workers.
 
-        inside: The rank that asks: then those of its job, and of no other.
-
-    Returns:
-        The processes.
+        inside: The PID of the rank that asks; then only processes of its job.
     """
     if pids:
-        return tuple(workers_of(pids))
+        return tuple(find_workers_by_pid(pids))
     if inside is None:
         return tuple(find_workers(patterns))
 
     found = find_workers(patterns, include_ancestors=True)
-    mine = [worker for worker in found if worker.pid == inside]
-    if not mine:
-        return tuple(workers_of([inside]))
-    return tuple(x for x in found if _is_together(x, mine[0]))
+    own = [worker for worker in found if worker.pid == inside]
+    if not own:
+        return tuple(find_workers_by_pid([inside]))
+    return tuple(x for x in found if _is_same_job(x, own[0]))
 
 
-def _is_together(worker: Worker, mine: Worker) -> bool:
-    if worker.job or mine.job:
-        return worker.job == mine.job
+def _is_same_job(worker: Worker, own: Worker) -> bool:
+    if worker.job or own.job:
+        return worker.job == own.job
 
-    # Nothing names their jobs; those who started them tell them apart.
-    return mine.pid in {worker.pid, worker.parent_pid} or (
-        worker.parent_pid == mine.parent_pid
-        and worker.world_size == mine.world_size
+    # Without job names, the parent process tells jobs apart.
+    return own.pid in {worker.pid, worker.parent_pid} or (
+        worker.parent_pid == own.parent_pid
+        and worker.world_size == own.world_size
     )
 
 
-def run_of(crew: Iterable[Worker], host: str) -> str:
+def run_id(workers: Iterable[Worker], host: str) -> str:
     """
-    Tell this run of a job from other jobs, and from other runs of it.
+    Return an identifier of this run of a job.
 
     Args:
-        crew: Its processes on this node.
+        workers: Its processes on this node.
 
         host: The name of this node.
 
     Returns:
         A text that is the same on all nodes if the job has a name.
     """
-    ranks = [worker for worker in crew if worker.role == "rank"]
+    ranks = [worker for worker in workers if worker.role == "rank"]
     jobs = sorted({worker.job for worker in ranks if worker.job})
     if not jobs:
-        return f"{host}: {sorted(worker.pid for worker in crew)}"
+        return f"{host}: {sorted(worker.pid for worker in workers)}"
 
     environ, _ = read_environ(ranks[0].pid)
-    attempt = [environ.get(name, "") for name in _ATTEMPT]
+    attempt = [environ.get(name, "") for name in _ATTEMPT_VARIABLES]
     return " ".join(filter(None, [*jobs, *attempt]))
 
 
-def look_at(crew: Iterable[Worker]) -> tuple[Finding, ...]:
+def capture_stacks(workers: Iterable[Worker]) -> tuple[Finding, ...]:
     """
-    Look at the stacks, which takes seconds and stops nobody.
-
-    Args:
-        crew: The processes.
+    Sample the stacks, which takes seconds and stops no process.
 
     Returns:
-        What they tell, the verdict first.
+        The findings, the verdict first.
     """
-    pids = [worker.pid for worker in crew]
-    return capture_node(pids=pids, timeout_s=_LOOK_S).findings
+    pids = [worker.pid for worker in workers]
+    return capture_node(pids=pids, timeout_s=_CAPTURE_S).findings
 
 
 def is_fine(
-    seen: Finding, stalled_s: float, *, patience_s: float, running_s: float
+    verdict: Finding, stalled_s: float, *, patience_s: float, running_s: float
 ) -> bool:
     """
-    Tell whether nothing hangs, or somebody does what just takes long.
+    Return whether nothing hangs, or only a slow operation runs.
 
     Args:
-        seen: The verdict.
+        stalled_s: How long nothing moved, in seconds.
 
-        stalled_s: For how many seconds nothing moved.
+        patience_s: How long a checkpoint or a compilation may take, in
+            seconds.
 
-        patience_s: How long a checkpoint or a compilation may take.
-
-        running_s: How long a rank may compute while others wait for it.
-
-    Returns:
-        Whether there is nothing to tell.
+        running_s: How long a rank may compute while others wait for it, in
+            seconds.
     """
-    if seen.cause.is_fine:
+    if verdict.cause.is_fine:
         return True
 
-    causes = {seen.cause, seen.detail_cause}
+    causes = {verdict.cause, verdict.detail_cause}
     if causes & _SLOW:
         return stalled_s < patience_s
-    return bool(causes & _RUNNING) and stalled_s < running_s
+    return bool(causes & _COMPUTING) and stalled_s < running_s
 
 
-def has_others(crew: Iterable[Worker]) -> bool:
+def has_other_nodes(workers: Iterable[Worker]) -> bool:
     """
-    Tell whether the job may have ranks on other nodes.
+    Return whether the job may have ranks on other nodes.
 
     Args:
-        crew: Its processes on this one.
-
-    Returns:
-        Whether its world is larger, as far as is known.
+        workers: Its processes on this node.
     """
-    known = list(crew)
-    here = {x.rank for x in known if x.rank is not None}
-    sizes = [x.world_size for x in known if x.world_size is not None]
-    return len(here) < max(sizes, default=len(here))
+    workers = list(workers)
+    local_ranks = {x.rank for x in workers if x.rank is not None}
+    sizes = [x.world_size for x in workers if x.world_size is not None]
+    return len(local_ranks) < max(sizes, default=len(local_ranks))
 
 
-# Others of the job who begin so much later see the same hang.
+# In seconds; a node of the job that begins within this time has the same hang.
 _WINDOW_S = 400.0
-# For how long nobody may have joined before all are taken to be there, and how
-# long to wait for those that did.
+# All nodes count as joined after this time without a new one, in seconds; and
+# the longest wait for them.
 _SETTLE_S = 30.0
-_MOST_S = 180.0
-# Whoever made the folder has explained it by then, or is dead.
-_DEAD_S = 280.0
-_BEAT_S = 1.0
+_MAX_WAIT_S = 180.0
+# In seconds; the node that made the bundle has diagnosed it by then, or is
+# dead.
+_TAKE_OVER_S = 280.0
+_POLL_S = 1.0
 
 Sleep = Callable[[float], object]
 
 
 def respond(
-    reason: HangReason, order: Order, *, sleep: Sleep = time.sleep
+    reason: HangReason, request: CaptureRequest, *, sleep: Sleep = time.sleep
 ) -> Response:
     """
-    Look at a job that makes no progress, and take what it has to tell.
+    Sample a job that makes no progress, and take a snapshot if it hangs.
 
     Only one watcher of a node does so at a time.
 
     Args:
-        reason: Why to look.
-
-        order: What to take.
-
         sleep: Waits for some seconds.
-
-    Returns:
-        What was done.
 
     Raises:
         OSError: The folder cannot be made.
     """
-    # Nodes may share even the folder for temporary files.
-    who = f"{node_name()}:{order.output_dir.absolute()}"
-    turn = zlib.crc32(os.fsencode(who))
+    # Nodes may share even the temporary folder.
+    lock_key = f"{node_name()}:{request.output_dir.absolute()}"
+    lock_number = zlib.crc32(os.fsencode(lock_key))
     with ExitStack() as stack:
         try:
-            stack.enter_context(node_lock(name=f"distdebug-{turn:08x}"))
+            stack.enter_context(node_lock(name=f"distdebug-{lock_number:08x}"))
         except NodeBusyError:
             return Response("busy", "another watcher of this node looks at it")
         except CaptureError as exc:
-            # Twice is better than never.
-            say(logging.WARNING, "%s", exc)
-        return _respond(reason, order, sleep)
+            # Without a lock, two snapshots are better than none.
+            log_message(logging.WARNING, "%s", exc)
+        return _respond(reason, request, sleep)
 
 
-def _respond(reason: HangReason, order: Order, sleep: Sleep) -> Response:
-    wanted, host = order.wanted, node_name()
-    crew = find_crew(wanted.pids, wanted.patterns, order.inside)
-    site = _Site(order, host, run_of(crew, host), crew)
-    done = site.taken()
-    if done is not None and not _is_left(done, host):
+def _respond(
+    reason: HangReason, request: CaptureRequest, sleep: Sleep
+) -> Response:
+    options, host = request.wanted, node_name()
+    workers = find_job_processes(
+        options.pids, options.patterns, request.inside
+    )
+    node = _NodeCapture(request, host, run_id(workers, host), workers)
+    done = node.find_taken()
+    if done is not None and not _can_take_over(done, host):
         return Response("elsewhere", "this node has taken it already", done)
 
-    seen = look_at(crew) if reason.kind == "no progress" else ()
-    if seen and _is_fine(seen[0], reason, order):
-        return Response("fine", seen[0].summary)
+    findings = capture_stacks(workers) if reason.kind == "no progress" else ()
+    if findings and _is_fine(findings[0], reason, request):
+        return Response("fine", findings[0].summary)
 
     try:
         if done is not None:
-            return _told(_explain(done, time.time()), reason, order)
-        return _take(site, reason, sleep)
+            return _response(_explain(done, time.time()), reason, request)
+        return _capture(node, reason, sleep)
     except OSError as exc:
-        # Nothing can be kept, but somebody can be told.
-        unkept = _unkept(order, seen or look_at(crew), exc)
-        return _told(unkept, reason, order)._replace(bundle=None)
+        # Without a folder, the hooks can still get the findings.
+        snapshot = _unsaved_snapshot(
+            request, findings or capture_stacks(workers), exc
+        )
+        return _response(snapshot, reason, request)._replace(bundle=None)
 
 
 @attrs.frozen
-class _Site:
+class _NodeCapture:
     """
-    Where a watcher of this node stands.
+    The part of this node in a snapshot.
     """
 
-    order: Order
+    request: CaptureRequest
     host: str
     run: str
-    crew: tuple[Worker, ...]
+    workers: tuple[Worker, ...]
 
-    def taken(self) -> Path | None:
+    def find_taken(self) -> Path | None:
         """
-        The snapshot in which this node has its part already.
+        Return the snapshot in which this node has taken part already.
         """
-        return is_taken(
-            self.order.output_dir,
+        return find_taken_part(
+            self.request.output_dir,
             self.host,
             run=self.run,
             window_s=_WINDOW_S,
-            but=self.order.but,
+            excluded=self.request.but,
         )
 
     def join(self) -> Part:
         """
-        Take part in the snapshot of the others.
+        Join the snapshot of the other nodes, or begin one.
         """
         return join_bundle(
-            self.order.output_dir,
+            self.request.output_dir,
             self.host,
             run=self.run,
             window_s=_WINDOW_S,
-            but=self.order.but,
+            excluded=self.request.but,
         )
 
-    def collect(self, folder: Path) -> Collected:
+    def collect(self, folder: Path) -> CollectedNode:
         """
-        Take the part of this node.
+        Collect the part of this node.
         """
-        pids = tuple(worker.pid for worker in self.crew)
-        wanted = self.order.wanted
-        wanted = attrs.evolve(wanted, pids=wanted.pids or pids or None)
+        pids = tuple(worker.pid for worker in self.workers)
+        options = self.request.wanted
+        options = attrs.evolve(options, pids=options.pids or pids or None)
         return collect_node(
-            folder, wanted, host=self.host, is_one_of_many=True
+            folder, options, host=self.host, is_one_of_many=True
         )
 
 
-def _is_left(bundle: Path, host: str) -> bool:
+def _can_take_over(bundle: Path, host: str) -> bool:
     """
-    Whether nobody else explains it, and it is on us.
+    Return whether the diagnosis is missing, and this node has taken it over.
     """
-    if is_done(bundle) or age_s(bundle) < _DEAD_S:
+    if is_done(bundle) or bundle_age_s(bundle) < _TAKE_OVER_S:
         return False
 
     return take_over(bundle, host)
 
 
-def _take(site: _Site, reason: HangReason, sleep: Sleep) -> Response:
-    part, created = site.join(), time.time()
+def _capture(node: _NodeCapture, reason: HangReason, sleep: Sleep) -> Response:
+    part, created = node.join(), time.time()
     if part.folder is None and not part.is_first:
         summary = "another watcher of this node takes it"
         return Response("elsewhere", summary, part.bundle)
 
-    taken = None if part.folder is None else site.collect(part.folder)
-    if part.is_first and has_others(site.crew):
-        _await_others(part.bundle, sleep)
+    collected = None if part.folder is None else node.collect(part.folder)
+    if part.is_first and has_other_nodes(node.workers):
+        _wait_for_nodes(part.bundle, sleep)
     elif not part.is_first and not is_done(part.bundle):
-        # Whoever made the folder explains it, when all are there.
+        # The node that made the bundle diagnoses it.
         return Response("taken", "another node explains it", part.bundle)
 
-    snapshot = _explain(part.bundle, created, part.folder, taken)
-    return _told(snapshot, reason, site.order)
+    snapshot = _explain(part.bundle, created, part.folder, collected)
+    return _response(snapshot, reason, node.request)
 
 
-def _told(snapshot: Snapshot, reason: HangReason, order: Order) -> Response:
+def _response(
+    snapshot: Snapshot, reason: HangReason, request: CaptureRequest
+) -> Response:
     verdict = snapshot.diagnosis.verdict
     hang = Hang(
         reason=reason,
@@ -329,63 +326,71 @@ def _told(snapshot: Snapshot, reason: HangReason, order: Order) -> Response:
         data=snapshot.to_dict(),
         report=str(snapshot),
     )
-    fine = _is_fine(verdict, reason, order)
+    fine = _is_fine(verdict, reason, request)
     outcome: Outcome = "fine" if fine else "explained"
     return Response(outcome, verdict.summary, snapshot.folder, hang)
 
 
-def _is_fine(seen: Finding, reason: HangReason, order: Order) -> bool:
+def _is_fine(
+    verdict: Finding, reason: HangReason, request: CaptureRequest
+) -> bool:
     return is_fine(
-        seen,
+        verdict,
         reason.stalled_s,
-        patience_s=order.patience_s,
-        running_s=order.running_s,
+        patience_s=request.patience_s,
+        running_s=request.running_s,
     )
 
 
-def _await_others(bundle: Path, sleep: Sleep) -> None:
-    end = time.monotonic() + _MOST_S
+def _wait_for_nodes(bundle: Path, sleep: Sleep) -> None:
+    end = time.monotonic() + _MAX_WAIT_S
     parts, quiet_s = 0, 0.0
     while time.monotonic() < end:
         done, undone = count_parts(bundle)
-        quiet_s = quiet_s + _BEAT_S if done + undone == parts else 0.0
+        quiet_s = quiet_s + _POLL_S if done + undone == parts else 0.0
         parts = done + undone
         if not undone and quiet_s >= _SETTLE_S:
             return
-        sleep(_BEAT_S)
+        sleep(_POLL_S)
 
 
 def _explain(
     bundle: Path,
     created: float,
     folder: Path | None = None,
-    own: Collected | None = None,
+    own: CollectedNode | None = None,
 ) -> Snapshot:
     """
-    Explain what all nodes took; of our part we know what cannot be read.
+    Diagnose the parts of all nodes.
+
+    The own manifest replaces one that cannot be read.
     """
-    known = {folder.name: own.manifest} if folder and own else {}
+    manifests = {folder.name: own.manifest} if folder and own else {}
     manifest = merge_manifests(
-        read_parts(bundle, known=known), version=version(), created=created
+        read_parts(bundle, known=manifests),
+        version=distdebug_version(),
+        created=created,
     )
     findings = own.findings if own else ()
-    snapshot = explain_bundle(bundle, manifest, findings=findings)
-    leave_report(snapshot.diagnosis, bundle)
+    snapshot = diagnose_bundle(bundle, manifest, findings=findings)
+    try_write_report(snapshot.diagnosis, bundle)
     return snapshot
 
 
-def _unkept(
-    order: Order, findings: tuple[Finding, ...], exc: OSError
+def _unsaved_snapshot(
+    request: CaptureRequest, findings: tuple[Finding, ...], exc: OSError
 ) -> Snapshot:
     """
-    What is known although the folder cannot be made, or is gone.
+    Return what is known although the folder cannot be made, or is gone.
     """
     lost = Missing(
-        what="snapshot", reason=reason_of(exc), source=str(order.output_dir)
+        what="snapshot",
+        reason=failure_reason(exc),
+        source=str(request.output_dir),
     )
     manifest = Manifest(
-        version=version(), created=time.time(), skipped=(lost,)
+        version=distdebug_version(), created=time.time(), skipped=(lost,)
     )
-    verdict = next(iter(findings), UNKNOWN)
+    verdict = next(iter(findings), UNKNOWN_VERDICT)
     diagnosis = Diagnosis(verdict=verdict, findings=findings, missing=(lost,))
-    return Snapshot(order.output_dir, diagnosis, manifest)
+    return Snapshot(request.output_dir, diagnosis, manifest)

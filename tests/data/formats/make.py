@@ -30,19 +30,19 @@ def main(target: Path) -> None:
     Let a rank stop, and ask it all that can be asked.
     """
     from distdebug.debugger import connect
-    from distdebug.debugger.client.calls import Line
+    from distdebug.debugger.client.calls import Connection
 
     asked: dict[int, dict[str, Any]] = {}
     told: dict[str, dict[str, Any]] = {}
-    ask, hear = Line.ask, Line.hear
+    ask, receive = Connection.ask, Connection.receive
 
-    def note_question(line: Line, request: dict[str, Any]) -> int:
+    def note_question(line: Connection, request: dict[str, Any]) -> int:
         number = ask(line, request)
         asked[number] = dict(request)
         return number
 
-    def note_answers(line: Line) -> list[dict[str, Any]] | None:
-        messages = hear(line)
+    def note_answers(line: Connection) -> list[dict[str, Any]] | None:
+        messages = receive(line)
         for message in messages or ():
             answer = {k: v for k, v in message.items() if k != "id"}
             request = asked[message["id"]]
@@ -51,8 +51,8 @@ def main(target: Path) -> None:
         return messages
 
     with (
-        mock.patch.object(Line, "ask", note_question),
-        mock.patch.object(Line, "hear", note_answers),
+        mock.patch.object(Connection, "ask", note_question),
+        mock.patch.object(Connection, "receive", note_answers),
         tempfile.TemporaryDirectory(prefix="dd") as folder,
     ):
         os.environ["DISTDEBUG_DIR"] = folder

@@ -12,8 +12,8 @@ import json
 import sys
 
 from distdebug.capture import find_tool, run_tool
-from distdebug.capture.attach import capture_native
-from distdebug.capture.blockers import attach_hindrance, explain_failure
+from distdebug.capture.attach import read_native_stacks
+from distdebug.capture.blockers import attach_blocker, explain_failure
 from distdebug.processes import read_state
 
 
@@ -22,11 +22,11 @@ def main() -> None:
     Ask.
     """
     pid = int(sys.argv[1])
-    _, attempts = capture_native(pid, tools=("gdb",), timeout_s=60)
+    _, attempts = read_native_stacks(pid, tools=("gdb",), timeout_s=60)
     print(
         json.dumps(
             {
-                "hindrance": attach_hindrance(pid) or ["none", ""],
+                "hindrance": attach_blocker(pid) or ["none", ""],
                 "native": [(a.status, a.remedy) for a in attempts],
                 "python": read_python(pid),
             }

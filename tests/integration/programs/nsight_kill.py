@@ -18,7 +18,7 @@ import psutil
 from distdebug.nsight import patch
 
 
-PURE = {"judge_source", "mend_source", "unmend_source"}
+PURE = {"classify_source", "patch_source", "revert_source"}
 
 
 def is_pure(frame):

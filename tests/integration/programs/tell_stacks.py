@@ -14,7 +14,7 @@ import threading
 
 from distdebug.flight_recorder import enable_flight_recorder
 from distdebug.flight_recorder.enable import disable_flight_recorder
-from distdebug.flight_recorder.recording.extras import _offers
+from distdebug.flight_recorder.recording.extras import _handlers
 
 
 # Interrupted by a signal, it waits on.
@@ -95,12 +95,12 @@ BEFORE = {
     "own faulthandler": lambda: faulthandler.enable(file=sys.stderr),
 }
 AFTER = {
-    "replaced": lambda: signal.signal(_offers[0].signal, lambda *_: None),
+    "replaced": lambda: signal.signal(_handlers[0].signal, lambda *_: None),
     "disabled": disable_flight_recorder,
     "full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
     "private": lambda: ctypes.CDLL(None).prctl(4, 0),  # PR_SET_DUMPABLE
-    "closed": lambda: os.close(_offers[0].fd),
-    "gone": lambda: os.unlink(_offers[0].path),  # noqa: PTH108 not yet there
+    "closed": lambda: os.close(_handlers[0].fd),
+    "gone": lambda: os.unlink(_handlers[0].path),  # noqa: PTH108 not yet there
     "became another": become_another,
     "blocked": lambda: signal.pthread_sigmask(
         signal.SIG_BLOCK, spare_signals()
@@ -118,7 +118,7 @@ def main(behavior, folder):
         enable_flight_recorder(dump_dir=folder)
     AFTER.get(behavior, int)()
     threading.Thread(target=wait_in_thread, name="second", daemon=True).start()
-    file = _offers[0].path if _offers else ""
+    file = _handlers[0].path if _handlers else ""
     ready(fork() if behavior == "forked" else file)
     THEN.get(behavior, wait_for_data)()
 

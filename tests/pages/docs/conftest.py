@@ -41,7 +41,7 @@ STACKS = ("traces", "stacks")
 WRITTEN = {
     "job.yaml": ("catch-the-next-hang.md", "debug:"),
     "ourtrainer.toml": ("which-phase.md", "[framework]"),
-    "our-rules.toml": ("logscan.md", "[[rule]]"),
+    "our-rules.toml": ("logs.md", "[[rule]]"),
 }
 
 _LINE = (

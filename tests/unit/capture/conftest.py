@@ -166,10 +166,10 @@ def kernel(fake_proc, tmp_path, monkeypatch):
         monkeypatch.setattr(os, name, wrapped(getattr(os, name)))
     monkeypatch.setattr(builtins, "open", wrapped(open))
     # It is kept for as long as the process lives, and so for all tests.
-    blockers.ptrace_is_filtered.cache_clear()
+    blockers.is_ptrace_filtered.cache_clear()
     yield kernel
     monkeypatch.undo()
-    blockers.ptrace_is_filtered.cache_clear()
+    blockers.is_ptrace_filtered.cache_clear()
     kernel.end()
 
 

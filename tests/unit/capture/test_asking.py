@@ -21,8 +21,8 @@ import pytest
 from distdebug.capture import CaptureStatus, capture_process
 from distdebug.capture.self_report import ask_process, own_stacks
 from distdebug.processes import (
-    folder_name,
     list_numbers,
+    offer_folder_name,
     own_offer,
     read_state,
 )
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.process
 SIGNAL = 46
 OFFER = """
 import sys, threading
-from distdebug.flight_recorder.recording.extras import offer_stacks
-offer_stacks()
+from distdebug.flight_recorder.recording.extras import enable_stack_signal
+enable_stack_signal()
 def rest():
     threading.Event().wait()
 threading.Thread(target=rest, daemon=True, name="rest").start()
@@ -333,7 +333,7 @@ class TestOffer:
         """
         The folder of this user, as a process that sleeps sees it.
         """
-        folder = tmp_path / "root/tmp" / folder_name(os.geteuid())
+        folder = tmp_path / "root/tmp" / offer_folder_name(os.geteuid())
         folder.mkdir(parents=True)
         folder.chmod(0o700)
         kernel.link(f"/proc/{sleeper.pid}/root", tmp_path / "root")

@@ -116,7 +116,7 @@ class TestDebugger:
         tools.say("cuda-gdb", f"{KERNELS}\x1b[31m{STACK}")
         pid = process(flags="")
 
-        got = capture_node(tmp_path / "new", pids=[pid], cuda=True, looks=1)
+        got = capture_node(tmp_path / "new", pids=[pid], cuda=True, samples=1)
 
         path = tmp_path / "new" / got.host / f"cudagdb_{got.host}_{pid}.txt"
         text = path.read_text()
@@ -181,7 +181,7 @@ class TestDebugger:
         (got,) = capture_node(
             pids=[pid],
             cuda=True,
-            looks=1,
+            samples=1,
             tell=lambda *_: kernel.answers.clear(),
         ).processes
 

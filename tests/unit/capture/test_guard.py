@@ -400,9 +400,9 @@ class TestTrouble:
         """
         A tool that cannot be ended is reported.
         """
-        before = guard_program.sight_of(sleeper.pid)
+        before = guard_program.read_target_state(sleeper.pid)
 
-        text = tool._trouble(sleeper.pid, before, is_left=True)
+        text = tool._find_problem(sleeper.pid, before, is_left=True)
 
         assert "inside the kernel" in text
 
@@ -410,11 +410,11 @@ class TestTrouble:
         """
         A process that could not be resumed is reported, and how to do it.
         """
-        before = guard_program.sight_of(sleeper.pid)
+        before = guard_program.read_target_state(sleeper.pid)
         sleeper.send_signal(signal.SIGSTOP)
         assert wait_for(lambda: read_state(sleeper.pid).letter == "T")
 
-        text = tool._trouble(sleeper.pid, before, is_left=False)
+        text = tool._find_problem(sleeper.pid, before, is_left=False)
 
         assert f"kill -CONT {sleeper.pid}" in text
 
@@ -424,7 +424,7 @@ class TestResume:
         """
         A stop that arrives late is undone.
         """
-        before = guard_program.sight_of(sleeper.pid)
+        before = guard_program.read_target_state(sleeper.pid)
         late = threading.Timer(0.2, sleeper.send_signal, [signal.SIGSTOP])
         late.start()
 
@@ -449,7 +449,7 @@ class TestResume:
         ) as process:
             process.stdout.readline()
             assert wait_for(lambda: read_state(process.pid).letter == "D")
-            before = guard_program.sight_of(process.pid)
+            before = guard_program.read_target_state(process.pid)
             process.send_signal(signal.SIGSTOP)
             assert guard_program._is_stopping(process.pid)
 
@@ -463,13 +463,13 @@ class TestResume:
         """
         There is nothing to do about a process that has ended.
         """
-        before = guard_program.sight_of(sleeper.pid)
+        before = guard_program.read_target_state(sleeper.pid)
         sleeper.kill()
         sleeper.wait()
 
         assert not guard_program.resume(sleeper.pid, before, watch_s=60)
         assert not guard_program._is_stopping(sleeper.pid)
-        assert guard_program.sight_of(sleeper.pid) is None
+        assert guard_program.read_target_state(sleeper.pid) is None
 
     def test_not_permitted(self, sleeper, monkeypatch):
         """
@@ -479,7 +479,7 @@ class TestResume:
         def refuse(*_):
             raise PermissionError
 
-        before = guard_program.sight_of(sleeper.pid)
+        before = guard_program.read_target_state(sleeper.pid)
         sleeper.send_signal(signal.SIGSTOP)
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", refuse)
@@ -506,7 +506,9 @@ class TestProgram:
             out = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
             err = os.open(tmp_path / "err", os.O_RDWR | os.O_CREAT)
             ticks = (
-                guard_program.sight_of(pid).ticks if ticks is None else ticks
+                guard_program.read_target_state(pid).ticks
+                if ticks is None
+                else ticks
             )
             wish, control = os.pipe()
             answer, line = os.pipe()
@@ -604,15 +606,17 @@ class TestProgram:
         As long as a dying tool is attached, its process is watched.
         """
         sights = [
-            guard_program.Sight(1, "t", 7),
-            guard_program.Sight(1, "t", 7),
-            guard_program.Sight(1, "S", 0),
+            guard_program.TargetState(1, "t", 7),
+            guard_program.TargetState(1, "t", 7),
+            guard_program.TargetState(1, "S", 0),
         ]
         monkeypatch.setattr(guard_program, "_LATE_S", 0.0)
-        monkeypatch.setattr(guard_program, "sight_of", lambda _: sights.pop(0))
+        monkeypatch.setattr(
+            guard_program, "read_target_state", lambda _: sights.pop(0)
+        )
 
         assert not guard_program.resume(
-            999999999, guard_program.Sight(1, "S", 0), watch_s=0.02
+            999999999, guard_program.TargetState(1, "S", 0), watch_s=0.02
         )
 
 

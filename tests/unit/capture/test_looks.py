@@ -34,7 +34,7 @@ def look(pid, py_spy):
 
     def give(*answers):
         py_spy.sees(pid, *answers)
-        return capture_process(pid, looks=len(answers), interval_s=0).stacks
+        return capture_process(pid, samples=len(answers), interval_s=0).stacks
 
     return give
 
@@ -176,7 +176,7 @@ class TestNoLook:
         new = "sed -i 's/ 0 5 1000/ 0 6 1000/'" if is_used_again else "rm"
         py_spy.does(pid, 0, f"{new} {stat}")
 
-        got = capture_process(pid, looks=2, interval_s=0)
+        got = capture_process(pid, samples=2, interval_s=0)
 
         assert CaptureStatus.EXITED is got.status
         assert "X" == got.stacks.state
@@ -227,7 +227,7 @@ class TestActivity:
             f"cp -r {task} {kernel.path(pid, 'task')}/8",
         )
 
-        got = capture_process(pid, looks=3, interval_s=0).stacks
+        got = capture_process(pid, samples=3, interval_s=0).stacks
 
         main, new = got.threads
         assert new.activity is None
@@ -259,7 +259,7 @@ class TestActivity:
         """
         py_spy.sees(pid, "oops", "oops", "oops", STEP)
 
-        got = capture_process(pid, looks=2, interval_s=0)
+        got = capture_process(pid, samples=2, interval_s=0)
 
         assert got.stacks.main_thread.activity.has_moved is None
 

@@ -122,7 +122,7 @@ class TestTools:
         (got,) = capture_node(
             pids=[sleeper.pid],
             native="all",
-            looks=1,
+            samples=1,
             tell=lambda *_: kernel.answers.clear(),
         ).processes
 
@@ -237,7 +237,7 @@ class TestWhich:
         """
         What was looked into, and all that was seen.
         """
-        got = capture_node(pids=pids, looks=1, **options)
+        got = capture_node(pids=pids, samples=1, **options)
         tools = {
             process.worker.pid: process.attempts[-1].tool
             for process in got.processes

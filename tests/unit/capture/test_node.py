@@ -57,7 +57,7 @@ def capture(*args, **kwargs):
     """
     Capture without waiting.
     """
-    return capture_node(*args, **{"interval_s": 0.0, "looks": 2, **kwargs})
+    return capture_node(*args, **{"interval_s": 0.0, "samples": 2, **kwargs})
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ class TestCaptureNode:
         """
         The one that stands apart is named, with the line.
         """
-        got = capture(looks=3)
+        got = capture(samples=3)
 
         verdict = got.findings[0]
         assert (Cause.IO_WAIT, (2,)) == (verdict.cause, verdict.ranks)
@@ -91,7 +91,7 @@ class TestCaptureNode:
         """
         node.kernel.rank(9, parent=node.pids[0], name="pt_data_worker")
 
-        got = capture(looks=1)
+        got = capture(samples=1)
 
         ranks = [p.worker.rank for p in got.processes]
         assert [0, 1, 2, 3, None] == ranks
@@ -103,8 +103,8 @@ class TestCaptureNode:
         """
         node.kernel.path(node.pids[1], "stat").unlink()
 
-        got = capture(looks=1)
-        named = capture(pids=[node.pids[2]] * 2, looks=1)
+        got = capture(samples=1)
+        named = capture(pids=[node.pids[2]] * 2, samples=1)
 
         assert [("worker", 1)] == [(m.what, m.rank) for m in got.missing]
         assert [2] == [p.worker.rank for p in named.processes]
@@ -114,7 +114,7 @@ class TestCaptureNode:
         """
         A number that no process has is reported, and loses nothing.
         """
-        got = capture(pids=[999_999_999, node.pids[0]], looks=1)
+        got = capture(pids=[999_999_999, node.pids[0]], samples=1)
 
         assert [CaptureStatus.OK, CaptureStatus.EXITED] == [
             p.status for p in got.processes
@@ -167,7 +167,7 @@ class TestCaptureNode:
         """
         One look takes no time, and says nothing about who moves.
         """
-        got = capture(looks=1, interval_s=3600.0)
+        got = capture(samples=1, interval_s=3600.0)
 
         assert 4 == len(node.py_spy.calls)
         assert all(p.threads[0].activity is None for p in got.stacks)
@@ -178,7 +178,7 @@ class TestCaptureNode:
         """
         monkeypatch.setattr(time, "sleep", None)
 
-        got = capture_node(pids=[], looks=3, interval_s=600.0)
+        got = capture_node(pids=[], samples=3, interval_s=600.0)
 
         assert ((), ()) == (got.processes, got.missing)
 
@@ -186,7 +186,7 @@ class TestCaptureNode:
         """
         The limit for all comes before the number of looks.
         """
-        got = capture(looks=100, interval_s=10.0, timeout_s=5.0)
+        got = capture(samples=100, interval_s=10.0, timeout_s=5.0)
 
         assert 4 == len(node.py_spy.calls)
         assert got.seconds < 5
@@ -218,7 +218,7 @@ class TestCaptureNode:
         node.kernel.hang(node.kernel.path(pid, f"task/{pid}/syscall"))
         start = time.monotonic()
 
-        got = capture(looks=1, timeout_s=0.5)
+        got = capture(samples=1, timeout_s=0.5)
 
         assert [1] == [
             p.worker.rank for p in got.processes if not p.stacks.threads
@@ -231,7 +231,7 @@ class TestCaptureNode:
         """
         told = []
 
-        capture(looks=2, tell=lambda *what: told.append(what))
+        capture(samples=2, tell=lambda *what: told.append(what))
 
         assert ("look 1 of 2", 1, 4) == told[0]
         assert ("look 2 of 2", 4, 4) == told[-1]
@@ -275,7 +275,7 @@ class TestCaptureNode:
 
         monkeypatch.setattr(threading.Thread, "start", full)
 
-        got = capture(pids=node.pids, looks=1)
+        got = capture(pids=node.pids, samples=1)
 
         assert [0, 1, 2, 3] == [
             p.worker.rank for p in got.processes if p.stacks.threads
@@ -409,7 +409,7 @@ class TestText:
         for rank in range(4, 40):
             node.py_spy.sees(node.kernel.rank(rank), WAITING)
 
-        assert "… and 8 more processes" in str(capture(looks=1))
+        assert "… and 8 more processes" in str(capture(samples=1))
 
     def test_many_findings(self, node):
         """
@@ -448,7 +448,7 @@ class TestText:
         """
         What was stopped by our tools is reported, and what had to be resumed.
         """
-        got = capture(looks=1)
+        got = capture(samples=1)
         first, *others = got.processes
         ok, late = CaptureStatus.OK, CaptureStatus.TIMED_OUT
         tried = (
@@ -479,7 +479,7 @@ class TestText:
         """
         shown = []
         printer = SimpleNamespace(text=shown.append)
-        got = capture(looks=1)
+        got = capture(samples=1)
 
         got._repr_pretty_(printer, cycle=False)
         got._repr_pretty_(printer, cycle=True)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from distdebug.capture.node import each
+from distdebug.capture.node import parallel_map
 
 
 def test_order():
@@ -24,8 +24,8 @@ def test_order():
             late.set()
         return 2 * number
 
-    assert [2, 4] == each(double, [1, 2], timeout_s=60, at_once=2)
-    assert [] == each(abs, [], timeout_s=1)
+    assert [2, 4] == parallel_map(double, [1, 2], timeout_s=60, max_threads=2)
+    assert [] == parallel_map(abs, [], timeout_s=1)
 
 
 def test_rest_is_given_up():
@@ -38,7 +38,7 @@ def test_rest_is_given_up():
         begun.append(number)
         go_on.wait()
 
-    got = each(wait, [1, 2], timeout_s=0.2, at_once=1)
+    got = parallel_map(wait, [1, 2], timeout_s=0.2, max_threads=1)
     go_on.set()
 
     assert [None, None] == got
@@ -54,4 +54,4 @@ def test_problem():
         raise LookupError(number)
 
     with pytest.raises(LookupError, match="7"):
-        each(fail, [7], timeout_s=60)
+        parallel_map(fail, [7], timeout_s=60)

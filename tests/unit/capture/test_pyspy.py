@@ -205,7 +205,7 @@ class TestValues:
                 f"    sys.exit('panic: {SECRET}')\n"
                 f"import json; print(json.dumps({[only]}))",
             )
-            return capture_process(pid, looks=2, interval_s=0)
+            return capture_process(pid, samples=2, interval_s=0)
 
         return give
 

@@ -172,7 +172,7 @@ class TestLogs:
             asked.append(address)
             return LiveCluster(actors=(ENGINE,))
 
-        monkeypatch.setattr("distdebug.ray.ask_live_actors", ask)
+        monkeypatch.setattr("distdebug.ray.query_live_cluster", ask)
 
         main(["logs", str(session), "--address", "10.0.0.1:6379"])
         table = capsys.readouterr().out

@@ -99,7 +99,7 @@ class TestStacks:
         assert (None, (), "none", False, 3, 1.0) == tuple(
             options[name]
             for name in (
-                *("pids", "patterns", "native", "cuda", "looks"),
+                *("pids", "patterns", "native", "cuda", "samples"),
                 "interval_s",
             )
         )

@@ -34,9 +34,9 @@ def folder(socket_folder, monkeypatch):
     Where this process listens, if it does; it knows nothing of itself.
     """
     # Labels and hooks are for the life of a program; a test must not leave any.
-    monkeypatch.setattr(settings, "_own", {})
+    monkeypatch.setattr(settings, "_own_labels", {})
     monkeypatch.setattr(settings, "_mesh", {})
-    monkeypatch.setattr(settings, "_launcher", [])
+    monkeypatch.setattr(settings, "_label_sources", [])
     monkeypatch.setattr(arming, "_hooks", [sys.excepthook])
     yield socket_folder
     disarm()

@@ -21,7 +21,13 @@ import pytest
 
 from distdebug import debugger
 from distdebug.__main__ import main
-from distdebug.debugger import Silent, connect, job_text, obey, parse_command
+from distdebug.debugger import (
+    SilentProcess,
+    connect,
+    job_text,
+    parse_command,
+    run_command,
+)
 from distdebug.debugger.client import calls
 from distdebug.errors import CaptureError, DebuggerError
 from distdebug.stacks import ProcessStacks, StackFrame, ThreadStack
@@ -65,7 +71,7 @@ def nobody(pid):
     """
     A process of this node that does not answer.
     """
-    return Silent(host="", pid=pid)
+    return SilentProcess(host="", pid=pid)
 
 
 class TestClient:
@@ -182,7 +188,7 @@ class TestClient:
 
         with connect() as client:
             everybody = client.stack()
-            alone = obey(client, parse_command("stack 4"))
+            alone = run_command(client, parse_command("stack 4"))
             another = client.stack("ranks(0)")
             grouped = client.stack(group="job")
             with pytest.raises(DebuggerError, match="no group other"):
@@ -394,8 +400,8 @@ class TestClient:
             again.set()
             said.wait(30)
             # What the kernel keeps of it would not be too much.
-            monkeypatch.setattr(calls, "_MOST_BLOCKS", 3)
-            monkeypatch.setattr(calls, "_BLOCK", 16)
+            monkeypatch.setattr(calls, "_MAX_RECV_BLOCKS", 3)
+            monkeypatch.setattr(calls, "_RECV_BYTES", 16)
             client.list()
 
         assert 2 == len(met)

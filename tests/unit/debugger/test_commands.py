@@ -40,33 +40,33 @@ def said(text):
 @pytest.mark.parametrize(
     ("text", "command"),
     cases(
-        ("list", Command(word="list")),
-        ("l", Command(word="list")),
-        ("  l \t\n", Command(word="list")),
-        ("list\r\n", Command(word="list")),
+        ("list", Command(name="list")),
+        ("l", Command(name="list")),
+        ("  l \t\n", Command(name="list")),
+        ("list\r\n", Command(name="list")),
         (
             "list g ranks(0)",
-            Command(word="list", group="g", ranks=parse_ranks("ranks(0)")),
+            Command(name="list", group="g", ranks=parse_ranks("ranks(0)")),
         ),
-        ("h", Command(word="help")),
-        ("help c", Command(word="help", line="continue")),
-        ("help ranks", Command(word="help", line="ranks")),
-        ("q", Command(word="quit")),
-        ("quit", Command(word="quit")),
-        ("detach", Command(word="detach")),
-        ("c", Command(word="continue")),
-        ("stack", Command(word="stack")),
-        ("cast #2 p n", Command(word="cast", number=2, line="p n")),
-        ("eval #12 n + 1", Command(word="eval", number=12, line="n + 1")),
-        ("continue #1", Command(word="continue", number=1)),
-        ("stack #1", Command(word="stack", number=1)),
-        ("abort #1", Command(word="abort", number=1)),
-        ("extend #1 30", Command(word="extend", number=1, minutes=30.0)),
-        ("extend 30", Command(word="extend", minutes=30.0)),
+        ("h", Command(name="help")),
+        ("help c", Command(name="help", line="continue")),
+        ("help ranks", Command(name="help", line="ranks")),
+        ("q", Command(name="quit")),
+        ("quit", Command(name="quit")),
+        ("detach", Command(name="detach")),
+        ("c", Command(name="continue")),
+        ("stack", Command(name="stack")),
+        ("cast #2 p n", Command(name="cast", number=2, line="p n")),
+        ("eval #12 n + 1", Command(name="eval", number=12, line="n + 1")),
+        ("continue #1", Command(name="continue", number=1)),
+        ("stack #1", Command(name="stack", number=1)),
+        ("abort #1", Command(name="abort", number=1)),
+        ("extend #1 30", Command(name="extend", number=1, minutes=30.0)),
+        ("extend 30", Command(name="extend", minutes=30.0)),
         (
             "extend g ranks(0) 1.5",
             Command(
-                word="extend",
+                name="extend",
                 group="g",
                 ranks=parse_ranks("ranks(0)"),
                 minutes=1.5,
@@ -103,7 +103,7 @@ def test_attach(text, group, rank, number):
     """
     found = parse_command(text)
 
-    assert ("attach", group) == (found.word, found.group)
+    assert ("attach", group) == (found.name, found.group)
     assert (rank, number) == (found.rank, found.number)
 
 
@@ -185,7 +185,7 @@ def test_one_rank(word, who, group):
     """
     Where nothing follows, one rank is named as for attach.
     """
-    expected = Command(word=word, group=group, ranks=parse_ranks("ranks(2)"))
+    expected = Command(name=word, group=group, ranks=parse_ranks("ranks(2)"))
 
     assert expected == parse_command(f"{word} {who}")
 
@@ -217,7 +217,7 @@ def test_others(word, who, group, ranks):
     command = parse_command(f"{word} {who}")
 
     found = command.ranks and command.ranks.resolve(MESH, 12)
-    assert (word, group, ranks) == (command.word, command.group, found)
+    assert (word, group, ranks) == (command.name, command.group, found)
 
 
 NO_COMMANDS = (
@@ -383,7 +383,7 @@ def test_words():
     All words of Monarch are there, with their short forms.
     """
     words = {line.split()[0] for line in help_text().splitlines() if line}
-    short = {parse_command(line).word for line in ("a 1", "l", "h", "c", "q")}
+    short = {parse_command(line).name for line in ("a 1", "l", "h", "c", "q")}
 
     assert {"attach", "list", "help", "continue", "quit"} == short
     assert {*short, "cast", "detach"} <= words

@@ -1283,7 +1283,7 @@ class TestValues:
         with connect(folder) as client:
             (output,) = client.eval(None, "value", copy=True).outputs
 
-        assert output.shown.startswith(shown)
+        assert output.display_text.startswith(shown)
         assert len(output.text) < 60_000
 
 
@@ -1367,7 +1367,7 @@ class TestStop:
         stop = stops.open_stop("breakpoint", 0.01, "header")
 
         before = stops.open_stops()
-        stop.arrive(sys._getframe())
+        stop.set_place(sys._getframe())
         after = stops.open_stops()
         line = stop.read()
         stop.write("x" * 70_000)
@@ -1383,7 +1383,7 @@ class TestStop:
         A stop takes one line at a time, until it is released.
         """
         stop = stops.open_stop("breakpoint", 1e300)
-        stop.arrive(sys._getframe())
+        stop.set_place(sys._getframe())
         lines = []
         reader = threading.Thread(
             target=lambda: lines.extend(iter(stop.read, ""))

@@ -19,7 +19,7 @@ import pytest
 from distdebug.debugger import (
     arm,
     arm_process,
-    how_to_arm,
+    arming_hints,
     monarch_setup,
     ray_debugger_env,
     ray_debugger_setup,
@@ -39,7 +39,7 @@ def folder(folder, monkeypatch):
     """
     monkeypatch.setattr(sys, "breakpointhook", sys.breakpointhook)
     # It is at a fixed place, where jobs of the user may listen.
-    for module in (launchers, launchers, local):
+    for module in (launchers, local):
         monkeypatch.setattr(module, "base_folder", lambda: folder)
     return folder
 
@@ -312,7 +312,7 @@ def monarch(monkeypatch):
     monkeypatch.setitem(sys.modules, mesh.__name__, mesh)
     sys.modules["monarch._src.actor"].actor_mesh = mesh
     # What it knows of Monarch is for the life of a program.
-    for name in ("_handled", "_latest", "_replaced", "_wanted"):
+    for name in ("_open_messages", "_latest_message", "_replaced", "_options"):
         kind = type(getattr(launchers, name))
         monkeypatch.setattr(launchers, name, kind())
     return SimpleNamespace(Actor=Actor, current=current, notes=notes)
@@ -520,8 +520,8 @@ class TestUnprepared:
         found += [worker(new, rank=0, job="b")]
         many = [worker(old) for _ in range(10)]
 
-        can, cannot, other = how_to_arm(found)
-        (several,) = how_to_arm(many)
+        can, cannot, other = arming_hints(found)
+        (several,) = arming_hints(many)
 
         assert can.endswith(
             "ranks 1-2 of job a:1; to arm it as it runs: "
@@ -532,13 +532,13 @@ class TestUnprepared:
         assert "rank 0 of job b;" in other
         assert "workers, and" in several
         assert several.endswith(f"stacks{f' --pid {old}' * 8} …")
-        assert () == how_to_arm([])
+        assert () == arming_hints([])
 
     def test_this_python(self):
         """
         This Python is known by its files.
         """
-        (line,) = how_to_arm([worker(os.getpid())])
+        (line,) = arming_hints([worker(os.getpid())])
 
         is_new = sys.version_info >= (3, 14)
         assert is_new == ("to arm it as it runs" in line)

@@ -16,9 +16,9 @@ from distdebug.debugger import (
     Output,
     Process,
     Session,
-    Silent,
-    choose,
+    SilentProcess,
     connect,
+    select_processes,
 )
 from distdebug.errors import DebuggerError
 
@@ -106,7 +106,7 @@ def test_shown_in_full():
             said(1, "no such name", is_error=True, state="ended"),
         ),
         not_stopped=tuple(process(rank) for rank in range(5, 15)),
-        silent=(Silent(host="", pid=77),),
+        silent=(SilentProcess(host="", pid=77),),
         notes=("note",),
     )
 
@@ -138,7 +138,7 @@ def test_listed():
             process(0, coords={"data": 1}, threads=["MainThread", "loader"]),
             process(1),
         ),
-        silent=(Silent(host="", pid=77),),
+        silent=(SilentProcess(host="", pid=77),),
     )
 
     lines = str(listing).split("\n")
@@ -171,7 +171,7 @@ def test_cleaned(answers):
 
     (found,) = listing.processes
     assert "red\n\tend" == output.text
-    shown = str(listing) + output.shown
+    shown = str(listing) + output.display_text
     assert not {"\x1b", "\x07", "\x9b", "\r", "\u202e"} & set(shown)
     assert 0 == found.line
     assert "f" == found.function
@@ -297,7 +297,7 @@ def test_chosen(ranks, found):
     """
     A selection means those ranks that are there, each once.
     """
-    assert found == [p.rank for p in choose(MESH, ranks, None)]
+    assert found == [p.rank for p in select_processes(MESH, ranks, None)]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_nobody_chosen(ranks, message, remedy):
     A selection without any rank is refused, with the ranks that there are.
     """
     with pytest.raises(DebuggerError) as caught:
-        choose(MESH, ranks, None)
+        select_processes(MESH, ranks, None)
 
     assert message in str(caught.value)
     assert remedy in caught.value.remedy
@@ -334,20 +334,20 @@ def test_groups():
     all_idle = Listing(processes=some_idle.processes[1:])
 
     def groups(*asked):
-        return [p.group for p in choose(*asked)]
+        return [p.group for p in select_processes(*asked)]
 
-    assert 2 == len(choose(both, None, None))
+    assert 2 == len(select_processes(both, None, None))
     assert ["critic"] == groups(both, "ranks(0)", "critic")
     assert ["actor"] == groups(some_idle, "ranks(:)", None)
     assert ["idle"] == groups(some_idle, "ranks(:)", "idle")
     assert ["actor", "idle"] == groups(some_idle, None, None)
     assert ["idle"] == groups(all_idle, "ranks(:)", None)
     with pytest.raises(DebuggerError, match="several groups"):
-        choose(both, "ranks(0)", None)
+        select_processes(both, "ranks(0)", None)
     with pytest.raises(DebuggerError, match="no group judge"):
-        choose(both, None, "judge")
+        select_processes(both, None, "judge")
     with pytest.raises(DebuggerError, match="no rank listens"):
-        choose(Listing(), None, None)
+        select_processes(Listing(), None, None)
 
 
 def test_attached():
@@ -408,7 +408,7 @@ def test_several_labels():
     ]
     assert ["critic-1"] == [
         s.thread
-        for p in choose(listing, "ranks(dp=1)", "critic")
+        for p in select_processes(listing, "ranks(dp=1)", "critic")
         for s in p.sessions
     ]
     assert "trainer-0" == attach(listing, 0).session.thread
@@ -426,6 +426,6 @@ def test_slices():
         )
     )
 
-    assert 2 == len(choose(listing, "ranks(view=0)", None))
+    assert 2 == len(select_processes(listing, "ranks(view=0)", None))
     with pytest.raises(DebuggerError, match=r"more than once: #1 .*, #2 "):
         attach(listing, rank=0)

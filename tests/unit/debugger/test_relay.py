@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.__main__ import main
-from distdebug.debugger import Listing, LostNode, Silent, connect
+from distdebug.debugger import Listing, LostNode, SilentProcess, connect
 from distdebug.debugger.client import relay, remote
 from distdebug.errors import DebuggerError, NodesError
 from distdebug.nodes import Channel
@@ -339,7 +339,7 @@ class Nodes:
         self.links, self.threads = {}, []
 
     @contextmanager
-    def doors(self, argv):
+    def connectors(self, argv):
         """
         What starts the relay of each node.
         """
@@ -369,7 +369,7 @@ class Nodes:
         self.threads.append(thread)
         return Channel(
             socket=ours,
-            why=lambda: SimpleNamespace(
+            failure=lambda: SimpleNamespace(
                 reason=f"{host} is down", remedy="wait"
             ),
             wait=lambda _: None,
@@ -523,7 +523,7 @@ class TestNodes:
         nodes.folders["slow"] = nodes.folders["a"]
         nodes.says["slow"] = b""
         monkeypatch.setattr(
-            remote.reach_nodes,
+            remote.connect_nodes,
             "__kwdefaults__",
             {"timeout_s": 2.0, "open_s": 0.2},
         )
@@ -681,7 +681,7 @@ class TestNodes:
             nodes.ranks[1].mute = ()
             again = client.eval("ranks(1)", "x")
 
-        assert (Silent(host="b", pid=os.getpid()),) == listing.silent
+        assert (SilentProcess(host="b", pid=os.getpid()),) == listing.silent
         assert f"process {os.getpid()} on b does not answer" in str(listing)
         (note,) = stacks.notes
         assert note.startswith(f"b: process {os.getpid()} does not answer")
@@ -703,7 +703,9 @@ class TestNodes:
             first.connect(str(path))
 
             with connect(nodes=nodes) as client:
-                assert (Silent(host="b", pid=1),) == client.list().silent
+                assert (
+                    SilentProcess(host="b", pid=1),
+                ) == client.list().silent
 
     def test_same_twice(self, nodes):
         """
@@ -797,7 +799,9 @@ class TestNodes:
             stacks = client.stack()
 
         assert () == listing.processes
-        assert {Silent(host=h, pid=7) for h in "ab"} == set(listing.silent)
+        assert {SilentProcess(host=h, pid=7) for h in "ab"} == set(
+            listing.silent
+        )
         assert ("a: ", "a: 3", "b: ", "b: 3") == stacks.notes
         assert str(stacks).isascii()
 

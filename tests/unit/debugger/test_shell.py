@@ -21,13 +21,13 @@ from distdebug.debugger import (
     Output,
     Process,
     Session,
-    choose,
     help_text,
     line_editing,
     listing_text,
-    obey,
     parse_command,
+    run_command,
     run_shell,
+    select_processes,
 )
 from distdebug.debugger.client import shell
 from distdebug.errors import DebuggerError
@@ -68,7 +68,7 @@ def process(rank, *held, **changes):
     return Process(**{**usual, **changes}, sessions=held)
 
 
-WORDS = [
+COMMANDS = [
     "abort",
     "attach",
     "cast",
@@ -96,7 +96,9 @@ class Job:
         self.given = []
         self.says = {}
         self.last = {}
-        self.reach = SimpleNamespace(unarmed=tuple, outside=lambda _: ())
+        self.transport = SimpleNamespace(
+            unarmed=tuple, external_stacks=lambda _: ()
+        )
         self.client = DebugClient(self)
 
     def listing(self):
@@ -116,7 +118,7 @@ class Job:
         Let several obey.
         """
         text = f"did {request.get('line')}\n"
-        chosen = choose(self.listing(), ranks, group)
+        chosen = select_processes(self.listing(), ranks, group)
         return Answers(
             outputs=tuple(
                 Output(group="job", rank=p.rank, text=text) for p in chosen
@@ -348,7 +350,7 @@ class TestOuterPrompt:
         asked = []
         job.ask_sessions = lambda held, request: asked.append((held, request))
 
-        obey(job.client, parse_command("extend #2 1"))
+        run_command(job.client, parse_command("extend #2 1"))
 
         ((held,), request) = asked[0]
         assert "k1" == held[1].key
@@ -584,7 +586,7 @@ class TestObeying:
         for word in ("resume", "extend", "abort"):
             getattr(client, word).return_value = Answers()
 
-        obey(client, parse_command(line), wait_s=3.0)
+        run_command(client, parse_command(line), wait_s=3.0)
 
         ((word, given, options),) = client.method_calls
         given = map(str, given)
@@ -600,9 +602,9 @@ class TestObeying:
         """
         job.ask_processes = lambda *_, **__: Answers(silent=(1007,))
 
-        some = obey(job.client, parse_command("list ranks(dp=1)"))
-        everybody = obey(job.client, parse_command("list"))
-        answers = obey(job.client, parse_command("stack ranks(1,7)"))
+        some = run_command(job.client, parse_command("list ranks(dp=1)"))
+        everybody = run_command(job.client, parse_command("list"))
+        answers = run_command(job.client, parse_command("stack ranks(1,7)"))
 
         assert [2, 3] == [p.rank for p in some.processes]
         assert 4 == len(everybody.processes)
@@ -809,7 +811,7 @@ class TestNews:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("word", [*WORDS, "ranks"])
+    @pytest.mark.parametrize("word", [*COMMANDS, "ranks"])
     def test_topic(self, word):
         """
         There is something to say on each command, in lines that are not long.
@@ -827,7 +829,7 @@ class TestHelp:
         lines = help_text().splitlines()
 
         words = {line.split()[0] for line in lines if line}
-        assert {*WORDS, "ranks(3)"} == words
+        assert {*COMMANDS, "ranks(3)"} == words
         assert 80 >= max(map(len, lines))
 
 
@@ -858,7 +860,7 @@ class TestEditing:
     @pytest.mark.parametrize(
         ("line", "text", "choices"),
         [
-            pytest.param("", "", [f"{w} " for w in WORDS], id="all words"),
+            pytest.param("", "", [f"{w} " for w in COMMANDS], id="all words"),
             pytest.param("ca", "ca", ["cast "], id="word"),
             pytest.param("fly ", "", [], id="no command"),
             pytest.param("help ca", "ca", ["cast"], id="help"),

@@ -17,7 +17,7 @@ from distdebug.debugger import arm, connect
 from distdebug.errors import DebuggerError
 
 
-LIMIT_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 20
 
 
 class TestMessages:
@@ -68,7 +68,9 @@ class TestMessages:
         A line that is too long is refused, whether it ends or not.
         """
         with raw.connected(armed) as client:
-            answer = raw.said(client, b'"' + b"x" * LIMIT_BYTES + b'"' + end)
+            answer = raw.said(
+                client, b'"' + b"x" * MAX_MESSAGE_BYTES + b'"' + end
+            )
 
         assert answer is None or "longer" in answer["error"]
         assert 7 == raw.asked(armed, op="list", id=7)["id"]
@@ -77,13 +79,13 @@ class TestMessages:
         """
         What the other end would refuse is not sent.
         """
-        number = "x" * (LIMIT_BYTES - 150)
+        number = "x" * (MAX_MESSAGE_BYTES - 150)
 
         answer = raw.asked(armed, op="list", id=number)
 
         assert "longer than 1,048,576 bytes" in answer["error"]
         with connect() as client, pytest.raises(ValueError, match="longer"):
-            client.eval(None, "x" * LIMIT_BYTES)
+            client.eval(None, "x" * MAX_MESSAGE_BYTES)
 
 
 class TestFolder:

@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from distdebug import diagnose
-from distdebug.diagnosis import LogEvidence, seen_by
+from distdebug.diagnosis import LogEvidence, inputs_of
 from distdebug.diagnosis import log_evidence as read_module
 from distdebug.diagnosis.log_join import join_logs, log_findings
 from distdebug.errors import NoDumpsError
@@ -112,7 +112,7 @@ def read_logs(*paths):
     The evidence of logs; empty where there is nothing to diagnose.
     """
     try:
-        return seen_by(diagnose(*paths)).logs
+        return inputs_of(diagnose(*paths)).logs
     except NoDumpsError:
         return LogEvidence()
 
@@ -729,7 +729,9 @@ class TestJoin:
         """
         told, fatal = finding(Cause.HEALTHY), finding(Cause.KILLED, 1, line=2)
 
-        got = join_logs(by_dumps(told), scanned(fatal), has_ended_well=True)
+        got = join_logs(
+            by_dumps(told), scanned(fatal), has_exited_cleanly=True
+        )
 
         assert told == got.verdict
 

@@ -117,7 +117,7 @@ def no_complaints(monkeypatch):
     Nothing has gone wrong yet: what is known to go wrong in this process is
     said once, and tests share a process.
     """
-    monkeypatch.setattr(dump, "_known", set())
+    monkeypatch.setattr(dump, "_logged", set())
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def decoded_here(monkeypatch, request):
 
     def ask(path, **request):
         name = os.fsencode(path).decode("latin-1")
-        return path, decode.answer({"path": name, **request})
+        return path, decode.answer_request({"path": name, **request})
 
     monkeypatch.setattr(pytest.importorskip("resource"), "setrlimit", limit)
     monkeypatch.setattr(
@@ -247,5 +247,5 @@ def small_batches(monkeypatch):
     A timeline holds as much in memory at once as a few calls are; what it
     really may hold no test reaches in reasonable time.
     """
-    monkeypatch.setattr(clocks, "_BATCH", 3)
-    monkeypatch.setattr(slices, "_MOST_KEPT", 2)
+    monkeypatch.setattr(clocks, "_MERGE_SIZE", 3)
+    monkeypatch.setattr(slices, "_MAX_CACHED", 2)

@@ -13,11 +13,11 @@ from distdebug.flight_recorder import (
     SidecarFrame,
     SidecarGroup,
     analyze_dumps,
-    ended_s,
-    failed_in_call,
-    last_words,
-    lost_peer,
-    was_interrupted,
+    exit_sidecars,
+    is_collective_error,
+    is_keyboard_interrupt,
+    is_peer_lost_error,
+    sigterm_time_s,
 )
 from distdebug.testing import SimulatedJob
 
@@ -48,7 +48,7 @@ def test_failed_in_call(error, expected):
     Torch's own errors, and what it raises as RuntimeError, come out of calls;
     the time-out of another socket does not.
     """
-    assert expected == failed_in_call(error)
+    assert expected == is_collective_error(error)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_lost_peer(error, expected):
     A collective that lost its peer fails because of an end, a time-out does
     not, and other connections are none of ours.
     """
-    assert expected == lost_peer(error)
+    assert expected == is_peer_lost_error(error)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_was_interrupted():
     """
     Ctrl-C is how a person ends a job that hangs.
     """
-    assert was_interrupted("KeyboardInterrupt: ")
-    assert not was_interrupted("ValueError: KeyboardInterrupt")
+    assert is_keyboard_interrupt("KeyboardInterrupt: ")
+    assert not is_keyboard_interrupt("ValueError: KeyboardInterrupt")
 
 
 def noted(*words):
@@ -185,7 +185,7 @@ def test_ended(expected, words):
     """
     A job was ended from outside if the first sign of its end is a signal.
     """
-    assert expected == ended_s(noted(*words))
+    assert expected == sigterm_time_s(noted(*words))
 
 
 def test_last_words():
@@ -195,5 +195,5 @@ def test_last_words():
     error = ("request", 3.0, "ValueError: x")
     dumps = noted([("start", 0.0, ""), ("request", 1.0, ""), error, TOLD])
 
-    assert [3.0, 5.0] == [s.written for s in last_words(dumps, 0)]
-    assert () == last_words(dumps, 1)
+    assert [3.0, 5.0] == [s.written for s in exit_sidecars(dumps, 0)]
+    assert () == exit_sidecars(dumps, 1)

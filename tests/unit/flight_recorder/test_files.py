@@ -15,10 +15,10 @@ import pytest
 
 from distdebug.flight_recorder import (
     SIDECAR_SUFFIX,
-    Search,
+    SearchLimits,
     Sidecar,
     find_files,
-    parse_name,
+    parse_dump_name,
 )
 
 
@@ -102,7 +102,7 @@ class TestParseName:
         The number after the last "rank" counts, or else that at the end; what
         is left of a name may be the host.
         """
-        found = parse_name(f"/a/rank_99/{name}")
+        found = parse_dump_name(f"/a/rank_99/{name}")
 
         assert rank == found.rank
         assert host in {None, found.host}
@@ -123,14 +123,14 @@ class TestParseName:
         """
         Logs and the like are never taken for broken dumps.
         """
-        assert is_dump_like == parse_name(name).is_dump_like
+        assert is_dump_like == parse_dump_name(name).is_dump_like
 
     def test_family(self):
         """
         The dumps of a job differ by numbers and suffixes only.
         """
         families = {
-            parse_name(name).family
+            parse_dump_name(name).family
             for name in ("_dump_3", "_dump_14.json", "_dump_5.pkl.gz")
         }
 
@@ -245,7 +245,7 @@ class TestSearch:
         """
         touch(tmp_path / "rank_0")
 
-        files, _, (problem,) = find_files([str(tmp_path)], Search(0.0))
+        files, _, (problem,) = find_files([str(tmp_path)], SearchLimits(0.0))
 
         assert [] == files
         assert "the time was over" == problem.reason
@@ -258,7 +258,9 @@ class TestSearch:
         for number in range(3):
             touch(tmp_path / f"rank_{number}")
 
-        files, _, problems = find_files([str(tmp_path)], Search(most=most))
+        files, _, problems = find_files(
+            [str(tmp_path)], SearchLimits(max_files=most)
+        )
 
         assert count == len(files)
         assert (count < 3) == bool(problems)
@@ -273,7 +275,9 @@ class TestSearch:
         note(tmp_path, 1, dump="e_rank_1")
 
         def names(*starts):
-            found = find_files([str(tmp_path)], Search(starts=starts)).files
+            found = find_files(
+                [str(tmp_path)], SearchLimits(prefixes=starts)
+            ).files
             return {Path(file.path).name for file in found}
 
         assert {"d_0", "e_rank_1"} == names("d_")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.flight_recorder import Sidecar, analyze_dumps, silent_s
+from distdebug.flight_recorder import Sidecar, analyze_dumps, measure_silence_s
 from distdebug.testing import SimulatedJob
 
 
@@ -346,7 +346,7 @@ def test_silent(dumps_of, age_s, pause_s, known, expected):
         r: Sidecar("", r, 2, "n", 1, 0.0, written, "request") for r in known
     }
 
-    seconds = silent_s(dumps_of(job, sidecars=sidecars))
+    seconds = measure_silence_s(dumps_of(job, sidecars=sidecars))
 
     assert expected == pytest.approx(seconds, abs=1e-3)
 

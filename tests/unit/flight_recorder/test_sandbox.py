@@ -180,8 +180,8 @@ def test_dies(folder, program):
     """
     program(
         "import os, sandboxed.decode as d\n"
-        "good = d.answer\n"
-        "d.answer = lambda r: good(r) if '_1' not in r['path'][-3:]"
+        "good = d.answer_request\n"
+        "d.answer_request = lambda r: good(r) if '_1' not in r['path'][-3:]"
         " else os.kill(os.getpid(), 9)\n"
         "main()"
     )
@@ -258,7 +258,7 @@ def test_lies(folder, program):
     program(
         f"""
 import json, sandboxed.decode as d
-good, changes = d.answer, json.loads({json.dumps(changes)!r})
+good, changes = d.answer_request, json.loads({json.dumps(changes)!r})
 def lie(request):
     message = good(request)
     rank = int(request["path"].rpartition("_")[2])
@@ -266,8 +266,8 @@ def lie(request):
         return message
     end = d.LENGTHS.size + d.LENGTHS.unpack_from(message)[0]
     header = json.loads(message[d.LENGTHS.size:end])
-    return d.pack({{**header, **changes[rank]}}, [message[end:]])
-d.answer = lie
+    return d.pack_message({{**header, **changes[rank]}}, [message[end:]])
+d.answer_request = lie
 main()
 """
     )
@@ -294,7 +294,7 @@ def test_lies_about_stacks(folder, program):
     dumps = read_dumps(folder, ranks=[0, 1])
     program(
         "import sandboxed.decode as d\n"
-        "d.answer = lambda r: d.pack({'frames': [['x']]})\n"
+        "d.answer_request = lambda r: d.pack_message({'frames': [['x']]})\n"
         "main()"
     )
 
@@ -385,7 +385,7 @@ class TestLimits:
         program(
             f"""
 import resource as r, sandboxed.decode as d
-good = d.answer
+good = d.answer_request
 hard = r.getrlimit(r.RLIMIT_CORE)[1]
 r.setrlimit(r.RLIMIT_CORE, (hard, hard))
 def noted(request):
@@ -394,7 +394,7 @@ def noted(request):
     with open({str(out)!r}, "a") as file:
         print(*(r.getrlimit(getattr(r, n))[0] for n in names), file=file)
     return message
-d.answer = noted
+d.answer_request = noted
 main()
 """
         )
@@ -422,8 +422,8 @@ main()
             "atexit.register(lambda: open("
             f"{str(out)!r}, 'w').write(str(r.getrlimit(r.RLIMIT_CPU))))\n"
             "import sandboxed.decode as d\n"
-            "good = d.answer\n"
-            "d.answer = lambda q: (good(q), atexit._run_exitfuncs())[0]\n"
+            "good = d.answer_request\n"
+            "d.answer_request = lambda q: (good(q), atexit._run_exitfuncs())[0]\n"
             "main()"
         )
 

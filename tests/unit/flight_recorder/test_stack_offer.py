@@ -15,10 +15,10 @@ import pytest
 
 # Only here can the folder be chosen; who enables recording offers in /tmp.
 from distdebug.flight_recorder.recording.extras import (
-    offer_stacks,
-    withdraw_stacks,
+    disable_stack_signal,
+    enable_stack_signal,
 )
-from distdebug.processes import folder_name, own_offer
+from distdebug.processes import offer_folder_name, own_offer
 
 
 pytestmark = pytest.mark.skipif(
@@ -37,7 +37,7 @@ def undisturbed():
         signal.signal(number, signal.SIG_DFL)
     yield
     for _ in range(3):
-        withdraw_stacks()
+        disable_stack_signal()
     for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)
 
@@ -53,14 +53,14 @@ def files_in(folder):
     """
     Names of the files of this user.
     """
-    return names_in(folder / folder_name(os.geteuid()))
+    return names_in(folder / offer_folder_name(os.geteuid()))
 
 
 def test_offered(tmp_path):
     """
     A file is there for who asks, for its owner alone, and empty before.
     """
-    offer = offer_stacks(tmp_path)
+    offer = enable_stack_signal(tmp_path)
 
     status = offer.path.stat()
     assert [own_offer(offer.signal).name] == files_in(tmp_path)
@@ -73,7 +73,7 @@ def test_asked(tmp_path):
     """
     The signal has the thread write where it is.
     """
-    offer = offer_stacks(tmp_path)
+    offer = enable_stack_signal(tmp_path)
 
     os.kill(os.getpid(), offer.signal)
 
@@ -86,12 +86,15 @@ def test_several_want_it(tmp_path, signal_state):
     """
     There is one offer, until it is not wanted any more.
     """
-    first, second = offer_stacks(tmp_path), offer_stacks(tmp_path)
-    withdraw_stacks()
+    first, second = (
+        enable_stack_signal(tmp_path),
+        enable_stack_signal(tmp_path),
+    )
+    disable_stack_signal()
     found = [signal_state(first.signal), first.path.exists()]
-    withdraw_stacks()
+    disable_stack_signal()
     found += [signal_state(first.signal), first.path.exists()]
-    withdraw_stacks()
+    disable_stack_signal()
 
     assert first is second
     assert ["caught", True, "ignored", False] == found
@@ -104,10 +107,10 @@ def test_again(tmp_path):
     A signal that was ours is ignored since, which ends no process, and ours
     again.
     """
-    first = offer_stacks(tmp_path)
-    withdraw_stacks()
+    first = enable_stack_signal(tmp_path)
+    disable_stack_signal()
     os.kill(os.getpid(), first.signal)
-    second = offer_stacks(tmp_path)
+    second = enable_stack_signal(tmp_path)
 
     assert first.signal == second.signal
 
@@ -144,7 +147,7 @@ def test_all_in_use(tmp_path):
         signal.signal(number, lambda *_: None)
 
     with pytest.raises(OSError, match="no signal"):
-        offer_stacks(tmp_path)
+        enable_stack_signal(tmp_path)
 
     assert [] == names_in(tmp_path)
 
@@ -153,10 +156,10 @@ def test_late_handler(tmp_path):
     """
     A handler that came after ours stays.
     """
-    offer = offer_stacks(tmp_path)
+    offer = enable_stack_signal(tmp_path)
     calls = []
     signal.signal(offer.signal, lambda *_: calls.append(1))
-    withdraw_stacks()
+    disable_stack_signal()
     os.kill(os.getpid(), offer.signal)
 
     assert [1] == calls
@@ -166,10 +169,10 @@ def test_late_faulthandler(tmp_path):
     """
     So does another file of faulthandler.
     """
-    offer = offer_stacks(tmp_path)
+    offer = enable_stack_signal(tmp_path)
     with (tmp_path / "theirs").open("w") as file:
         faulthandler.register(offer.signal, file=file, all_threads=False)
-        withdraw_stacks()
+        disable_stack_signal()
         os.kill(os.getpid(), offer.signal)
         faulthandler.unregister(offer.signal)
 
@@ -181,13 +184,13 @@ def test_closed(tmp_path, reopened):
     """
     A descriptor that the program has closed is not closed again.
     """
-    offer = offer_stacks(tmp_path)
+    offer = enable_stack_signal(tmp_path)
     number = offer.fd
     os.close(number)
     with (tmp_path / "theirs").open("w") as theirs:
         if reopened:
             os.dup2(theirs.fileno(), number)
-        withdraw_stacks()
+        disable_stack_signal()
         if reopened:
             os.fstat(number)
             os.close(number)
@@ -199,12 +202,12 @@ def test_somebody_elses_folder(tmp_path):
     """
     Where another user could put files nothing is offered.
     """
-    folder = tmp_path / folder_name(os.geteuid())
+    folder = tmp_path / offer_folder_name(os.geteuid())
     folder.mkdir()
     folder.chmod(0o777)
 
     with pytest.raises(PermissionError):
-        offer_stacks(tmp_path)
+        enable_stack_signal(tmp_path)
 
     assert [] == names_in(folder)
 
@@ -214,10 +217,10 @@ def test_linked_folder(tmp_path):
     No link is followed.
     """
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / folder_name(os.geteuid())).symlink_to("elsewhere")
+    (tmp_path / offer_folder_name(os.geteuid())).symlink_to("elsewhere")
 
     with pytest.raises(OSError, match="Not a directory"):
-        offer_stacks(tmp_path)
+        enable_stack_signal(tmp_path)
 
     assert [] == names_in(tmp_path / "elsewhere")
 
@@ -228,16 +231,16 @@ def test_swept(tmp_path):
     What dead processes have left is removed; other files stay, and so does
     the offer of a process that lives.
     """
-    folder = tmp_path / folder_name(os.geteuid())
+    folder = tmp_path / offer_folder_name(os.geteuid())
     folder.mkdir(mode=0o700)
-    offer = offer_stacks(tmp_path)
+    offer = enable_stack_signal(tmp_path)
     (folder / "2-3-46.stacks").touch()
     (folder / "2-4-46.stacks").mkdir()
     (folder / "other").touch()
 
     code = (
         "from distdebug.flight_recorder.recording.extras import *; "
-        f"offer_stacks({str(tmp_path)!r}); withdraw_stacks()"
+        f"enable_stack_signal({str(tmp_path)!r}); disable_stack_signal()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -256,7 +259,7 @@ def test_no_name(tmp_path, monkeypatch, signal_state):
     monkeypatch.setattr(Path, "replace", refuse)
 
     with pytest.raises(OSError, match="No space"):
-        offer_stacks(tmp_path)
+        enable_stack_signal(tmp_path)
 
     assert {"default", "ignored"} >= set(map(signal_state, NUMBERS))
     assert [] == files_in(tmp_path)

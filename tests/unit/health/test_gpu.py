@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import attrs
 import pytest
 
-from distdebug.health import Gpu, judge_node_facts, node_facts, read_gpus
+from distdebug.health import Gpu, check_node_json, parse_node_json, read_gpus
 
 
 GIB = 1 << 30
@@ -450,7 +450,7 @@ class TestJudge:
         What is wrong is said once; a GPU at work, at the limit of its power,
         is well, and one without work has low clocks.
         """
-        found = judge_node_facts({"gpus": [WELL | change]}, host="n1")
+        found = check_node_json({"gpus": [WELL | change]}, host="n1")
 
         cause, _, says = expected.partition(": ")
         assert cause == " ".join(
@@ -528,7 +528,7 @@ def test_row_of_anything():
         REASONS: "0x10101",
     }
 
-    (gpu,) = node_facts({"gpus": [row]}, host="n1").gpus
+    (gpu,) = parse_node_json({"gpus": [row]}, host="n1").gpus
 
     slowed_by = ("idle", "clocks of a display")
     assert Gpu(index=0, name="H100", slowed_by=slowed_by) == gpu

@@ -11,9 +11,9 @@ import pytest
 
 from distdebug.findings import Cause
 from distdebug.health import (
+    check_node_json,
     is_suspicious,
-    judge_node_facts,
-    node_facts,
+    parse_node_json,
     read_kernel_log,
 )
 
@@ -117,7 +117,7 @@ def events(*lines, taken=NOW, booted=1000.0):
     """
     kernel = list(lines)
     node = {"taken": taken, "machine": {"booted": booted}, "kernel": kernel}
-    return node_facts(node, host="n1").kernel
+    return parse_node_json(node, host="n1").kernel
 
 
 def judge(*texts, at=NOW - 60, **about):
@@ -126,7 +126,7 @@ def judge(*texts, at=NOW - 60, **about):
     """
     when = "" if at is None else f"{at:.6f} n1 kernel: "
     node = {"taken": NOW, "kernel": [f"{when}{text}" for text in texts]}
-    return judge_node_facts(node, host="n1", **about)
+    return check_node_json(node, host="n1", **about)
 
 
 class TestLines:

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from distdebug.findings import Cause, Missing
-from distdebug.health import judge_node_facts
+from distdebug.health import check_node_json
 
 
 GIB = 1 << 30
@@ -247,7 +247,7 @@ class TestMemory:
         total = 100 * GIB
         memory = {"total": total, "available": int(left * total)}
 
-        found = judge_node_facts({"machine": {"memory": memory}}, host="n1")
+        found = check_node_json({"machine": {"memory": memory}}, host="n1")
 
         assert confidence == [x.confidence for x in found]
         assert all(x.summary.startswith("n1: only ") for x in found)

@@ -16,9 +16,9 @@ import pytest
 from distdebug.findings import Cause
 from distdebug.health import (
     check_environment,
-    environs_of,
-    judge_node_facts,
-    node_facts,
+    check_node_json,
+    parse_node_json,
+    worker_environs,
 )
 
 
@@ -197,9 +197,9 @@ class TestStored:
         A node that was well gives no finding, and the environments of its
         workers without what may be a secret.
         """
-        assert () == judge_node_facts(stored(), host="n1")
-        assert 0 == node_facts(stored(), host="n1").gpus[0].index
-        assert ({"NCCL_DEBUG": "INFO"},) * 2 == environs_of(stored())
+        assert () == check_node_json(stored(), host="n1")
+        assert 0 == parse_node_json(stored(), host="n1").gpus[0].index
+        assert ({"NCCL_DEBUG": "INFO"},) * 2 == worker_environs(stored())
 
     def test_unwell(self):
         """
@@ -219,7 +219,7 @@ class TestStored:
             },
         )
 
-        found = judge_node_facts(
+        found = check_node_json(
             facts, host="n1", ranks={7: 3, 8: 4}, since=NOW - 500
         )
 
@@ -258,17 +258,17 @@ class TestStored:
         """
         Whatever stands there, nothing is raised.
         """
-        found = judge_node_facts(broken, host="n1", ranks={1: 1})
+        found = check_node_json(broken, host="n1", ranks={1: 1})
 
         assert all(x.confidence != "certain" for x in found)
-        assert all(x == {} for x in environs_of(broken))
+        assert all(x == {} for x in worker_environs(broken))
 
     def test_interfaces(self):
         """
         Interfaces, where they are kept, are compared with the variables.
         """
         one = {"name": "eth0", "is_up": True, "addresses": ["10.0.0.1/24", 5]}
-        facts = node_facts(stored(interfaces=[one]), host="n1")
+        facts = parse_node_json(stored(interfaces=[one]), host="n1")
 
         health = check_environment(
             {"n1": [{"NCCL_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}]},

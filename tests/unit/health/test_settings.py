@@ -15,7 +15,7 @@ from distdebug.findings import Cause
 from distdebug.health import (
     NodeHealth,
     check_environment,
-    node_facts,
+    parse_node_json,
     public_variables,
     read_settings,
 )
@@ -40,7 +40,7 @@ def facts(host, addresses, **more):
         {"name": name, "is_up": bool(text), "addresses": text.split()}
         for name, text in addresses.items()
     ]
-    known = node_facts({"interfaces": told}, host=host)
+    known = parse_node_json({"interfaces": told}, host=host)
     return attrs.evolve(known, **{"gpus": None, "ib_ports": ()} | more)
 
 

@@ -9,8 +9,12 @@ import re
 import pytest
 
 from distdebug.errors import LogError, RulesError
-from distdebug.logs import detect_phase, load_book, read_books
-from distdebug.logs.phases.framework_rules import literals_of
+from distdebug.logs import (
+    detect_phase,
+    load_framework_rules,
+    read_framework_rules,
+)
+from distdebug.logs.phases.framework_rules import required_literals
 
 
 MINE = r"""
@@ -65,7 +69,7 @@ def test_own():
     """
     Our own books name every framework, and say what to do about each phase.
     """
-    books = {book.name: book for book in read_books()}
+    books = {book.name: book for book in read_framework_rules()}
 
     assert {
         *("torchspec", "nemo_rl", "verl", "slime", "openrlhf", "skyrl"),
@@ -86,11 +90,11 @@ def test_own_are_fast():
     """
     Each pattern of ours can be looked for by a plain text.
     """
-    for book in read_books():
+    for book in read_framework_rules():
         for phase in book.phases:
             for kind in ("begin", "progress", "end", "end_part", "fail"):
                 for pattern in getattr(phase, kind):
-                    assert literals_of(pattern), pattern.pattern
+                    assert required_literals(pattern), pattern.pattern
 
 
 def test_mine(write):
@@ -127,7 +131,7 @@ def test_mine_takes_the_place_of_ours(write):
     """
     mine = write(MINE.replace("ourtrainer", "verl"))
 
-    books = {book.name: book for book in read_books([mine])}
+    books = {book.name: book for book in read_framework_rules([mine])}
 
     assert "Our trainer" == books["verl"].title
 
@@ -172,7 +176,7 @@ def test_bad(write, old, new, said):
     file = write(MINE.replace(old, new, 1))
 
     with pytest.raises(RulesError, match=re.escape(said)) as caught:
-        load_book(file)
+        load_framework_rules(file)
 
     assert str(file) == caught.value.path
 
@@ -187,7 +191,7 @@ def test_odd(write, text):
     So is TOML of another form.
     """
     with pytest.raises(RulesError):
-        load_book(write(text))
+        load_framework_rules(write(text))
 
 
 def test_none(tmp_path):
@@ -195,7 +199,7 @@ def test_none(tmp_path):
     So is a file that is not there.
     """
     with pytest.raises(RulesError, match="No such file"):
-        read_books([tmp_path / "none.toml"])
+        read_framework_rules([tmp_path / "none.toml"])
 
 
 def test_unknown_framework():

@@ -529,7 +529,7 @@ def test_too_many_lines_are_counted(monkeypatch):
     What is not kept is reported.
     """
     # Really, 200,000 lines of a kind are kept, which takes a minute to read.
-    monkeypatch.setattr("distdebug.logs.collectives.collect._MOST", 2)
+    monkeypatch.setattr("distdebug.logs.collectives.collect._MAX_RECORDS", 2)
     line = GENERATIONS["F6"][0]
     lines = [line.replace("SeqNum=78", f"SeqNum={i}") for i in range(5)]
 

@@ -407,8 +407,8 @@ class TestRead:
         Of a large file less is unpacked for each of its bytes.
         """
         # With the real limit, 300 MB would be unpacked.
-        monkeypatch.setattr(files_module, "_LEAST_MOST", 1)
-        monkeypatch.setattr(files_module, "_SMALL", 1 << 20)
+        monkeypatch.setattr(files_module, "_LEAST_UNPACKED_LIMIT", 1)
+        monkeypatch.setattr(files_module, "_SMALL_RATIO_SIZE", 1 << 20)
         data = gzip.compress(b"x\n" * (1 << 20))
         log = tmp_path / "a.log.gz"
         log.write_bytes(data)

@@ -267,7 +267,7 @@ def test_parts_of_a_file(scan, monkeypatch, shift):
     number, and none of a traceback that begins in another part.
     """
     # Really, files are divided beyond 128 MiB.
-    monkeypatch.setattr("distdebug.logs.scan._PART", 5_000)
+    monkeypatch.setattr("distdebug.logs.scan._PART_BYTES", 5_000)
     trace = TRACE.replace("X: y\n", FULL)
     text = "x" * shift + "".join(
         f"step {n}\n" + (FULL if n % 7 == 0 else trace if n % 5 == 0 else "")
@@ -310,8 +310,8 @@ def test_flood(scan, monkeypatch):
     Of very many lines of a kind only some are looked at; others are found.
     """
     # Really, 2,000, and as many tracebacks take seconds to read.
-    monkeypatch.setattr(rules, "MOST_ALIKE", 50)
-    monkeypatch.setattr(part, "MOST_ALIKE", 50)
+    monkeypatch.setattr(rules, "MOST_PER_RULE", 50)
+    monkeypatch.setattr(part, "MOST_PER_RULE", 50)
     text = FULL * 100 + TRACE * 100 + FULL * 100 + OOM
 
     report = scan(text)

@@ -85,7 +85,7 @@ def impatient(monkeypatch):
     them.
     """
     monkeypatch.setattr("distdebug.nodes.ray._CONNECT_S", 1.0)
-    monkeypatch.setattr("distdebug.nodes.process._LEAVE_S", 0.2)
+    monkeypatch.setattr("distdebug.nodes.process._CLOSE_GRACE_S", 0.2)
 
 
 class NodeDiedError(Exception):
@@ -143,18 +143,18 @@ class Actor:
         self.made = made
         self.calls = []
         self.pools = [ThreadPoolExecutor(1), ThreadPoolExecutor(1)]
-        self.tell = SimpleNamespace(remote=self._tell)
-        self.hear = SimpleNamespace(options=self._options)
+        self.write = SimpleNamespace(remote=self._tell)
+        self.read = SimpleNamespace(options=self._options)
 
     def _tell(self, data):
-        self.calls.append(self.pools[0].submit(self.made.tell, data))
+        self.calls.append(self.pools[0].submit(self.made.write, data))
 
     def _options(self, *, concurrency_group):
         assert "hear" == concurrency_group
         return SimpleNamespace(remote=self._hear)
 
     def _hear(self):
-        future = self.pools[1].submit(self.made.hear)
+        future = self.pools[1].submit(self.made.read)
         return SimpleNamespace(future=lambda: future)
 
     def end(self):

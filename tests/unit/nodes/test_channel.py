@@ -40,8 +40,8 @@ class TestChannel:
         """
 
         def make(code):
-            with Ssh("a").doors(["sh", "-c", code]) as doors:
-                return doors["a"]()
+            with Ssh("a").connectors(["sh", "-c", code]) as connectors:
+                return connectors["a"]()
 
         return make
 
@@ -72,11 +72,11 @@ class TestChannel:
         """
         # On a machine that is busy, the end is seen after the last word.
         reap_s = 0.2 if "sleep" in code else 9
-        monkeypatch.setattr("distdebug.nodes.process._REAP_S", reap_s)
+        monkeypatch.setattr("distdebug.nodes.process._EXIT_WAIT_S", reap_s)
         found = start(code)
         heard(found)
 
-        assert reason == found.why().reason
+        assert reason == found.failure().reason
         close_channels([found], 0.0)
 
     def test_closed(self, start):
@@ -90,23 +90,23 @@ class TestChannel:
         close_channels([polite, rude], 0.2)
 
         assert time.monotonic() - begin < 20
-        assert "signal 9" in rude.why().reason
-        assert "the connection broke" == polite.why().reason
+        assert "signal 9" in rude.failure().reason
+        assert "the connection broke" == polite.failure().reason
 
     def test_no_command(self, ssh):
         """
         A command that does not exist cannot be started.
         """
-        with Ssh("a").doors(["x"]) as doors:
+        with Ssh("a").connectors(["x"]) as connectors:
             ssh.unlink()
 
             with pytest.raises(OSError, match="ssh"):
-                doors["a"]()
+                connectors["a"]()
 
 
 @pytest.mark.process
 class TestSlurm:
-    def test_doors(self, stand_in):
+    def test_connectors(self, stand_in):
         """
         On each node of the job a step is talked to.
         """
@@ -119,36 +119,38 @@ class TestSlurm:
             ' exit 1; }\nread line; echo "$node $line"',
         )
 
-        with Slurm(job=7).doors(["x"]) as doors:
-            first, second = doors["n1"](), doors["n2"]()
+        with Slurm(job=7).connectors(["x"]) as connectors:
+            first, second = connectors["n1"](), connectors["n2"]()
             first.socket.sendall(b"hello\n")
 
             assert b"n1 hello\n" == heard(first)
             assert b"" == heard(second)
-            assert NodeStatus.DEAD is second.why().status
+            assert NodeStatus.DEAD is second.failure().status
             close_channels([first, second])
 
 
 class TestSsh:
     @pytest.mark.process
-    def test_doors(self, ssh):
+    def test_connectors(self, ssh):
         """
         On each host a program is talked to; its words arrive as they are.
         """
         engine = Ssh(("a", "gone", "a"))
 
-        with engine.doors(["printf", "%s|", "a b", "$HOME;'"]) as doors:
-            assert ["a", "gone"] == list(doors)
-            there, gone = doors["a"](), doors["gone"]()
+        with engine.connectors(
+            ["printf", "%s|", "a b", "$HOME;'"]
+        ) as connectors:
+            assert ["a", "gone"] == list(connectors)
+            there, gone = connectors["a"](), connectors["gone"]()
 
             assert b"a b|$HOME;'|" == heard(there)
             assert b"" == heard(gone)
-            trouble = gone.why()
+            failure = gone.failure()
             close_channels([there, gone])
 
-        assert NodeStatus.DEAD is trouble.status
-        assert "No route to host" in trouble.reason
-        assert "BatchMode" in trouble.remedy
+        assert NodeStatus.DEAD is failure.status
+        assert "No route to host" in failure.reason
+        assert "BatchMode" in failure.remedy
 
     @pytest.mark.process
     def test_run(self, ssh):
@@ -188,6 +190,6 @@ class TestSsh:
 
         with (
             pytest.raises(NodesError, match="no ssh on PATH"),
-            Ssh(("a",)).doors(["x"]),
+            Ssh(("a",)).connectors(["x"]),
         ):
             pass

@@ -19,8 +19,8 @@ import distdebug
 
 from distdebug.errors import NodesError
 from distdebug.nodes import (
-    Arrival,
-    Ended,
+    CompletedCommand,
+    NodeReply,
     child,
     run_on_nodes,
     unpack_answer,
@@ -56,7 +56,7 @@ class Child:
         data = self.data if self.other is None else self.other
         status = child.main(arguments, io.BytesIO(data), out)
         said = f"before{out.getvalue()}after".encode()
-        yield Arrival("node", Ended(status, said), 1, 0.5)
+        yield NodeReply("node", CompletedCommand(status, said), 1, 0.5)
 
 
 def result_of(function, **options):

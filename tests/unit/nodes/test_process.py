@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from distdebug.nodes import Bound, run_process
+from distdebug.nodes import CommandLimits, run_process
 
 
 pytestmark = pytest.mark.process
@@ -23,10 +23,12 @@ def run(code, *, timeout_s=60.0, grace_s=0.0, stop=None):
     """
     Run a small program of the shell.
     """
-    bound = Bound(
+    limits = CommandLimits(
         timeout_s=timeout_s, grace_s=grace_s, stop=stop or threading.Event()
     )
-    return run_process(["sh", "-c", code], environment=os.environ, bound=bound)
+    return run_process(
+        ["sh", "-c", code], environment=os.environ, limits=limits
+    )
 
 
 def is_alive(pid):

@@ -228,7 +228,7 @@ def test_no_answer(driver, monkeypatch, code):
     A connection that goes silent, or says a line without end, is given up.
     """
     # In earnest it may take 256 MiB of this machine.
-    monkeypatch.setattr("distdebug.nodes.process._MOST_LINE", 1 << 16)
+    monkeypatch.setattr("distdebug.nodes.process._MAX_LINE", 1 << 16)
     driver(says(HOSTS) + code)
 
     got = run(Ray(grace_s=0.1), timeout_s=0.1)

@@ -25,7 +25,7 @@ class Driver:
     """
 
     def __init__(self, env=None):
-        self.doors, theirs = socket.socketpair(
+        self.control, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
         )
         task = {
@@ -64,7 +64,7 @@ class Driver:
         ours, theirs = socket.socketpair()
         ours.settimeout(30)
         question = json.dumps({"host": host, "argv": argv}).encode()
-        socket.send_fds(self.doors, [question], [theirs.fileno()])
+        socket.send_fds(self.control, [question], [theirs.fileno()])
         theirs.close()
         return ours
 
@@ -72,7 +72,7 @@ class Driver:
         """
         Hand out no more.
         """
-        self.doors.close()
+        self.control.close()
         self.thread.join(30)
         assert not self.thread.is_alive()
 
@@ -117,7 +117,7 @@ def await_killed(ray, count):
     assert count == len(ray.killed)
 
 
-class TestTalks:
+class TestStreamRelay:
     def test_talk(self, driver, ray):
         """
         What is said goes to the node, and what is answered comes back; the
@@ -198,7 +198,7 @@ class TestTalks:
             def __init__(self, argv):
                 self.argv = argv
 
-            def hear(self):
+            def read(self):
                 msg = "worker died"
                 raise RuntimeError(msg)
 
@@ -218,11 +218,11 @@ class TestTalks:
             def __init__(self, argv):
                 self.argv = argv
 
-            def hear(self):
+            def read(self):
                 free.wait(30)
                 return b"late", None, ""
 
-            def tell(self, data):
+            def write(self, data):
                 pass
 
         ray.program = Slow
@@ -249,8 +249,8 @@ class TestTalks:
 
             assert b"" == ours.recv(100)
         assert "status 5" in one.told()[0]["trouble"][1]
-        (tell,) = ray.killed[0].calls
-        assert tell.exception(30) is None
+        (write,) = ray.killed[0].calls
+        assert write.exception(30) is None
 
 
 HEAD = """
@@ -264,7 +264,7 @@ say(hosts=["a", "b"], address="h:1")
 
 
 class TestDoors:
-    def test_doors(self, connection):
+    def test_connectors(self, connection):
         """
         Each node is a socket; why it was closed is known for each.
         """
@@ -279,14 +279,14 @@ class TestDoors:
             "doors.recv(1)\n"
         )
 
-        with Ray("h:1").doors(["say", "x"]) as doors:
-            found = {host: door() for host, door in doors.items()}
+        with Ray("h:1").connectors(["say", "x"]) as connectors:
+            found = {host: door() for host, door in connectors.items()}
             said = {host: heard(c) for host, c in found.items()}
-            why = {h: found[h].why().reason for h in ("b", "a")}
+            failure = {h: found[h].failure().reason for h in ("b", "a")}
             close_channels(found.values())
 
         assert {"a": b"say x", "b": b"say x"} == said
-        assert {"a": "off a", "b": "off b"} == why
+        assert {"a": "off a", "b": "off b"} == failure
 
     def test_driver_dies(self, connection):
         """
@@ -294,13 +294,13 @@ class TestDoors:
         """
         connection(HEAD + "socket.recv_fds(doors, 1000, 1)\n")
 
-        with Ray("h:1").doors(["x"]) as doors:
-            first = doors["a"]()
+        with Ray("h:1").connectors(["x"]) as connectors:
+            first = connectors["a"]()
             assert b"" == heard(first)
-            assert "connection to Ray broke" in first.why().reason
+            assert "connection to Ray broke" in first.failure().reason
             close_channels([first])
             with pytest.raises(OSError, match=r"[Pp]ipe|reset|refused"):
-                doors["b"]()
+                connectors["b"]()
 
 
 def heard(channel):

@@ -51,7 +51,7 @@ class TestPlaces:
         """
         Slurm itself names the nodes.
         """
-        got = Slurm(job=7).places()
+        got = Slurm(job=7).srun_prefixes()
 
         assert ["n1", "n2", "n3", "x-1"] == list(got)
 
@@ -61,7 +61,7 @@ class TestPlaces:
         """
         engine = Slurm(job=7, container_name="train")
 
-        prefix = engine.places()["n1"]
+        prefix = engine.srun_prefixes()["n1"]
 
         assert "--container-name=train" == prefix[-1]
         assert "python3" == engine.python
@@ -74,7 +74,7 @@ class TestPlaces:
         stand_in("squeue", "echo '8|RUNNING|n1'; echo '9|RUNNING|n1'")
         stand_in("scontrol", "echo n1")
 
-        got = Slurm(job="7").places()
+        got = Slurm(job="7").srun_prefixes()
 
         assert "--jobid=8" in got["n1"]
 
@@ -84,7 +84,7 @@ class TestPlaces:
         What is no number of a job is not given to Slurm.
         """
         with pytest.raises(NodesError, match="is no number"):
-            Slurm(job=number).places()
+            Slurm(job=number).srun_prefixes()
 
     @pytest.mark.parametrize(
         ("code", "message"),
@@ -108,7 +108,7 @@ class TestPlaces:
         stand_in("squeue", code)
 
         with pytest.raises(NodesError, match=message) as caught:
-            Slurm(job=7).places()
+            Slurm(job=7).srun_prefixes()
 
         assert caught.value.remedy
 
@@ -119,7 +119,7 @@ class TestPlaces:
         monkeypatch.setenv("PATH", str(tmp_path))
 
         with pytest.raises(NodesError, match="no squeue on PATH"):
-            Slurm(job=7).places()
+            Slurm(job=7).srun_prefixes()
 
 
 class TestRun:

@@ -56,10 +56,10 @@ def quiet_node(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.partition(".")[0] in {"ray", "torch"}:
             monkeypatch.delitem(sys.modules, name)
     # What a process finds out once holds for its life, and no door forgets it.
-    for function in (ranges._marker_of_torch, ranges._of_package):
+    for function in (ranges._torch_range_api, ranges._nvtx_range_api):
         function.cache_clear()
-    ranges._library.cache_clear()
-    monkeypatch.setattr(patch, "_done", [])
+    ranges._load_cudart.cache_clear()
+    monkeypatch.setattr(patch, "_result", [])
 
 
 @pytest.fixture

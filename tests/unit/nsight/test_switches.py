@@ -10,7 +10,7 @@ import pytest
 
 from distdebug.errors import NsightError
 from distdebug.nsight import check_nsys, nsight_runtime_env
-from distdebug.nsight.doctor import known_switches
+from distdebug.nsight.doctor import supported_options
 
 
 HELP = """
@@ -103,7 +103,7 @@ class TestInstalled:
         nsys = program("exec sleep 60")
         began = time.monotonic()
 
-        assert {} == known_switches(nsys, timeout_s=0.2)
+        assert {} == supported_options(nsys, timeout_s=0.2)
         assert time.monotonic() - began < 30
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from distdebug.errors import PatternError
-from distdebug.processes import find_workers, workers_of
+from distdebug.processes import find_workers, find_workers_by_pid
 
 
 PY = "/venv/bin/python"
@@ -870,7 +870,9 @@ class TestHostile:
             12 12 python t.py | start:5
             """
         )
-        assert [10] == [w.pid for w in workers_of([10], fake_proc.root)]
+        assert [10] == [
+            w.pid for w in find_workers_by_pid([10], fake_proc.root)
+        ]
 
     def test_reused_parent(self, found):
         """
@@ -998,7 +1000,7 @@ class TestWorkersOf:
         """
         add(fake_proc, scene)
 
-        workers = workers_of([30, 20, 10], fake_proc.root)
+        workers = find_workers_by_pid([30, 20, 10], fake_proc.root)
 
         assert expected == [text_of(worker) for worker in workers]
 
@@ -1010,4 +1012,6 @@ class TestWorkersOf:
         scene = f"10 1 python t.py | rank:0/1 torch\n20 10 {line} | hidden"
 
         assert 20 not in pids(found(scene))
-        assert [20] == [w.pid for w in workers_of([20], fake_proc.root)]
+        assert [20] == [
+            w.pid for w in find_workers_by_pid([20], fake_proc.root)
+        ]

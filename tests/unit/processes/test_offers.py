@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from distdebug.processes import (
-    folder_name,
-    is_kept,
+    is_offer_locked,
     is_private,
+    offer_folder_name,
     own_offer,
-    parse_name,
+    parse_offer_name,
     read_state,
 )
 
@@ -27,11 +27,11 @@ def test_names():
     """
     A name says all about an offer.
     """
-    offer = parse_name("12-345-46.stacks")
+    offer = parse_offer_name("12-345-46.stacks")
 
     assert (12, 345, 46) == (offer.pid, offer.start_ticks, offer.signal)
     assert "12-345-46.stacks" == offer.name
-    assert folder_name(0) != folder_name(1)
+    assert offer_folder_name(0) != offer_folder_name(1)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_other_names(name):
     """
     Other files offer nothing.
     """
-    assert parse_name(name) is None
+    assert parse_offer_name(name) is None
 
 
 def test_own():
@@ -101,10 +101,13 @@ def test_kept(tmp_path):
     file = tmp_path / "file"
     file.touch()
     with file.open() as ours, file.open() as theirs:
-        found = [is_kept(ours.fileno())]
+        found = [is_offer_locked(ours.fileno())]
         fcntl.flock(theirs, fcntl.LOCK_SH)
-        found += [is_kept(ours.fileno()), is_kept(ours.fileno())]
+        found += [
+            is_offer_locked(ours.fileno()),
+            is_offer_locked(ours.fileno()),
+        ]
         fcntl.flock(theirs, fcntl.LOCK_UN)
-        found += [is_kept(ours.fileno())]
+        found += [is_offer_locked(ours.fileno())]
 
     assert [False, True, True, False] == found

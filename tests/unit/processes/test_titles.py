@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.processes import find_workers, workers_of
+from distdebug.processes import find_workers, find_workers_by_pid
 
 
 def worker(fake_proc, *arguments, **options):
@@ -14,7 +14,7 @@ def worker(fake_proc, *arguments, **options):
     What the process of this command line is.
     """
     fake_proc.add(7, *arguments, **options)
-    (found,) = workers_of([7], fake_proc.root)
+    (found,) = find_workers_by_pid([7], fake_proc.root)
     return found
 
 

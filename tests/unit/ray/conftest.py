@@ -53,7 +53,7 @@ def cluster(monkeypatch):
         said = found.answer(json.loads(data))
         if "output" not in said:
             said = {"output": json.dumps(said).encode()}
-        return SimpleNamespace(**{"status": 0, "complaint": b"", **said})
+        return SimpleNamespace(**{"status": 0, "stderr": b"", **said})
 
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(debugger_sessions, "run_process", run)

@@ -14,9 +14,9 @@ import pytest
 from distdebug.findings import Cause
 from distdebug.ray import (
     death_findings,
-    death_of,
     find_deaths,
     find_ray_sessions,
+    find_worker_death,
 )
 
 
@@ -234,11 +234,11 @@ def test_a_death_is_found_by_rank_and_by_place():
     crash = deaths.first
 
     found = [
-        death_of(deaths, rank=0),
-        death_of(deaths, pid=crash.pid, place="10.0.0.2"),
-        death_of(deaths.deaths, pid=crash.pid),
-        death_of(deaths, ray_id=crash.worker_id),
-        death_of(deaths, ray_id=crash.actor_id),
+        find_worker_death(deaths, rank=0),
+        find_worker_death(deaths, pid=crash.pid, place="10.0.0.2"),
+        find_worker_death(deaths.deaths, pid=crash.pid),
+        find_worker_death(deaths, ray_id=crash.worker_id),
+        find_worker_death(deaths, ray_id=crash.actor_id),
     ]
 
     assert [crash] * 5 == found
@@ -251,9 +251,9 @@ def test_no_death_is_found_where_none_is():
     deaths = deaths_in(DATA / "2.60.0" / "deaths")
 
     found = [
-        death_of(deaths),
-        death_of(deaths, rank=17),
-        death_of(deaths, rank=0, place="10.0.0.3"),
+        find_worker_death(deaths),
+        find_worker_death(deaths, rank=17),
+        find_worker_death(deaths, rank=0, place="10.0.0.3"),
     ]
 
     assert [None, None, None] == found

@@ -14,8 +14,8 @@ from distdebug.ray import (
     Deaths,
     RaySession,
     death_findings,
-    death_of,
     find_deaths,
+    find_worker_death,
 )
 
 
@@ -779,7 +779,10 @@ def test_a_number_that_two_nodes_use_is_not_guessed():
         for n, node in ((1, NODE), (2, OTHER))
     ]
 
-    found = [death_of(twins, pid=5), death_of(twins, pid=5, place=OTHER)]
+    found = [
+        find_worker_death(twins, pid=5),
+        find_worker_death(twins, pid=5, place=OTHER),
+    ]
 
     assert [None, twins[1]] == found
 
@@ -794,7 +797,7 @@ def test_the_latest_that_nobody_wanted_is_taken():
         for n, kind in enumerate(kinds)
     ]
 
-    found = death_of(deaths, rank=1)
+    found = find_worker_death(deaths, rank=1)
 
     assert deaths[1] is found
 

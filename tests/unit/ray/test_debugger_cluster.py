@@ -488,7 +488,7 @@ def test_hostile_tables(cluster, tables):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"output": b"", "complaint": b"no\x1b[2J way"}, "no way"),
+        ({"output": b"", "stderr": b"no\x1b[2J way"}, "no way"),
         ({"reason": "too\x1b[2J old"}, "too old"),
         ({"output": b"x" * 100000}, "no answer"),
         ({"output": b"[" * 100000}, "no answer"),

@@ -14,7 +14,12 @@ import attrs
 import pytest
 
 from distdebug.errors import MissingDependencyError, NodesError
-from distdebug.ray import RaySession, WorkerLog, ask_live_actors, with_live
+from distdebug.ray import (
+    RaySession,
+    WorkerLog,
+    add_live_actors,
+    query_live_cluster,
+)
 
 
 pytestmark = pytest.mark.process
@@ -154,7 +159,7 @@ def test_ask(asked, monkeypatch, manner, text):
     """
     monkeypatch.setenv("MANNER", manner)
 
-    found = ask_live_actors("10.0.0.1:6379")
+    found = query_live_cluster("10.0.0.1:6379")
 
     first, second = found.actors
     (node,) = found.dead_nodes
@@ -182,7 +187,7 @@ def test_no_answer(asked, monkeypatch, manner, reason):
     monkeypatch.setenv("MANNER", manner)
 
     with pytest.raises(NodesError, match=reason) as caught:
-        ask_live_actors(timeout_s=0.3 if manner == "late" else 20)
+        query_live_cluster(timeout_s=0.3 if manner == "late" else 20)
 
     assert "files" in caught.value.remedy
 
@@ -208,7 +213,7 @@ def test_address(network, session, ip, refusing, expected):
     silent += refusing
     here = attrs.evolve(session, ip=ip)
 
-    found = ask_live_actors(here)
+    found = query_live_cluster(here)
 
     assert expected == asked.read_text()
     assert "trainer_0" == found.actors[1].actor_name
@@ -224,7 +229,7 @@ def test_no_address(asked, tmp_path, told):
     session = RaySession(root=tmp_path / "s", logs=tmp_path, name="s")
 
     with pytest.raises(NodesError, match="does not tell where") as caught:
-        ask_live_actors(session)
+        query_live_cluster(session)
 
     assert not asked.exists()
     assert "host:port" in caught.value.remedy
@@ -237,7 +242,7 @@ def test_another_cluster(network, session):
     old = attrs.evolve(session, name="old", node_id="b" * 56)
 
     with pytest.raises(NodesError, match=r"another cluster than that of old"):
-        ask_live_actors(old)
+        query_live_cluster(old)
 
 
 def test_without_ray(monkeypatch):
@@ -247,7 +252,7 @@ def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(MissingDependencyError, match="needs Ray"):
-        ask_live_actors()
+        query_live_cluster()
 
 
 def test_join(asked, session):
@@ -260,7 +265,7 @@ def test_join(asked, session):
         WorkerLog(session=session, worker_id="3", pid=9, actor_class="C"),
     ]
 
-    found = with_live(logs, ask_live_actors())
+    found = add_live_actors(logs, query_live_cluster())
 
     assert ["A", "B", "C"] == [log.actor_class for log in found]
     assert [OTHER, ACTOR, None] == [log.actor_id for log in found]

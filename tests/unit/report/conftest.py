@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import attrs
 import pytest
 
-from distdebug.diagnosis import Seen
+from distdebug.diagnosis import DiagnosisInputs
 from distdebug.flight_recorder import analyze_dumps
 from distdebug.report import report_html
 from distdebug.testing import make_dumps
@@ -205,6 +205,8 @@ def seen_in(tmp_path):
     def make(job, folder=tmp_path, **options):
         make_dumps(folder, job, **options)
         flight = analyze_dumps(folder)
-        return attrs.evolve(flight.to_diagnosis(), seen=Seen(flight=flight))
+        return attrs.evolve(
+            flight.to_diagnosis(), seen=DiagnosisInputs(flight=flight)
+        )
 
     return make

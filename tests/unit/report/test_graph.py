@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 import attrs
 import pytest
 
-from distdebug.diagnosis import Seen
+from distdebug.diagnosis import DiagnosisInputs
 from distdebug.findings import (
     Cause,
     CollectiveRef,
@@ -44,7 +44,7 @@ def stuck(*waits, cause=Cause.RANK_NOT_ARRIVED, ranks=(), findings=()):
     return Diagnosis(
         verdict=verdict,
         findings=(verdict, *findings),
-        seen=Seen(flight=flight),
+        seen=DiagnosisInputs(flight=flight),
     )
 
 
@@ -425,7 +425,7 @@ def test_other_job(graph):
         verdict=verdict,
         findings=(verdict, other),
         victims=(0, 2),
-        seen=Seen(stacks=stacks),
+        seen=DiagnosisInputs(stacks=stacks),
     )
 
     found = graph(diagnosis).wide.kinds()
@@ -564,7 +564,9 @@ def test_rank_in_two_calls_that_no_record_orders(graph, tmp_path, has_dump):
         make_dumps(tmp_path, SimulatedJob(1))
         dumps = analyze_dumps(tmp_path).dumps
         flight = attrs.evolve(diagnosis.seen.flight, dumps=dumps)
-        diagnosis = attrs.evolve(diagnosis, seen=Seen(flight=flight))
+        diagnosis = attrs.evolve(
+            diagnosis, seen=DiagnosisInputs(flight=flight)
+        )
 
     assert [
         "Rank 0 waits in all_reduce #9 (group b) for rank 2.",

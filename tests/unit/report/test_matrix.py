@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from distdebug.findings import Cause, CollectiveRef, Finding, GroupRef
-from distdebug.report.matrix import lateness_of
-from distdebug.report.matrix_cells import look_at, views_of
+from distdebug.report.matrix import compute_lateness
+from distdebug.report.matrix_cells import build_views, read_recorded_calls
 from distdebug.testing import SimulatedJob
 
 
@@ -537,14 +537,14 @@ def test_only_the_newest_times_are_kept(seen_in):
     diagnosis = seen_in(late_job())
     flight = diagnosis.seen.flight
 
-    some = look_at(flight.dumps, most_times=40)
-    none = look_at(flight.dumps, most_times=0)
+    some = read_recorded_calls(flight.dumps, max_times=40)
+    none = read_recorded_calls(flight.dumps, max_times=0)
 
     assert {10} == {len(a.seq) for a in some.arrivals.values()}
     assert {31} == {int(a.seq[0]) for a in some.arrivals.values()}
-    [view] = views_of(none, diagnosis, flight)
-    assert lateness_of(view, none) is None
-    assert (1, 4) == (len(some.records), len(some.of))
+    [view] = build_views(none, diagnosis, flight)
+    assert compute_lateness(view, none) is None
+    assert (1, 4) == (len(some.records), len(some.record_of))
 
 
 def test_times_of_groups_with_gaps(matrix, seen_in):
@@ -599,7 +599,7 @@ def test_many_columns(matrix, seen_in, monkeypatch):
     whose calls are all older has neither a call nor a time in it.
     """
     # Dumps of tens of thousands of calls take seconds to make.
-    monkeypatch.setattr("distdebug.report.matrix_cells._MOST_COLUMNS", 2)
+    monkeypatch.setattr("distdebug.report.matrix_cells._MAX_COLUMNS", 2)
     job = SimulatedJob(2)
     for ranks in ([0, 1], [0, 1], [0], [0]):
         job.collective("all_reduce", ranks=ranks)
@@ -615,7 +615,7 @@ def test_calls_beyond_the_limit(matrix, seen_in, monkeypatch):
     """
     Of very many different calls, some are not named.
     """
-    monkeypatch.setattr("distdebug.report.matrix._MOST_CALLS", 0)
+    monkeypatch.setattr("distdebug.report.matrix._MAX_CALLS", 0)
 
     found = matrix(seen_in(away_job()))
 

@@ -17,7 +17,7 @@ import pytest
 
 from distdebug import report_html, write_report
 from distdebug.__main__ import main
-from distdebug.diagnosis import Seen
+from distdebug.diagnosis import DiagnosisInputs
 from distdebug.errors import (
     DistdebugError,
     MissingDependencyError,
@@ -34,8 +34,8 @@ from distdebug.findings import (
     Location,
     Missing,
 )
-from distdebug.report import leave_report
 from distdebug.report import page as module
+from distdebug.report import try_write_report
 from distdebug.report.format import Section
 from distdebug.testing import SimulatedJob, make_dumps
 
@@ -89,7 +89,7 @@ def hostile_diagnosis():
                 absent=(1,),
             ),
         ),
-        seen=Seen(paths=(HOSTILE,)),
+        seen=DiagnosisInputs(paths=(HOSTILE,)),
     )
 
 
@@ -427,14 +427,14 @@ class TestWriteReport:
             write_report(PLAIN, tmp_path / "report.html")
 
         assert 'pip install "distdebug[report]"' == caught.value.remedy
-        assert leave_report(PLAIN, tmp_path) is None
+        assert try_write_report(PLAIN, tmp_path) is None
         assert [] == list(tmp_path.iterdir())
 
     def test_left_in_snapshot(self, tmp_path):
         """
         A snapshot gets a page beside what it took.
         """
-        assert tmp_path / "report.html" == leave_report(PLAIN, tmp_path)
+        assert tmp_path / "report.html" == try_write_report(PLAIN, tmp_path)
         assert (tmp_path / "report.html").is_file()
 
 

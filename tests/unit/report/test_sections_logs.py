@@ -13,9 +13,9 @@ import attrs
 import pytest
 
 from distdebug import diagnose
-from distdebug.diagnosis import LogEvidence, Seen
+from distdebug.diagnosis import DiagnosisInputs, LogEvidence
 from distdebug.findings import Cause, Diagnosis, Finding
-from distdebug.health import NodeFacts, node_facts
+from distdebug.health import NodeFacts, parse_node_json
 from distdebug.logs import (
     Harmless,
     Hit,
@@ -44,7 +44,9 @@ def seen_in(**kwargs):
     A diagnosis that was made from logs.
     """
     logs = LogEvidence(**kwargs)
-    return Diagnosis(verdict=VERDICT, seen=Seen(paths=("/job",), logs=logs))
+    return Diagnosis(
+        verdict=VERDICT, seen=DiagnosisInputs(paths=("/job",), logs=logs)
+    )
 
 
 def watchdog(rank, seq=5, op="ALLREDUCE", group="dp"):
@@ -450,7 +452,10 @@ class TestNodes:
                 {"name": "eth1", "is_up": False},
             ],
         }
-        nodes = (node_facts(told, host="n1"), node_facts({}, host="n2"))
+        nodes = (
+            parse_node_json(told, host="n1"),
+            parse_node_json({}, host="n2"),
+        )
 
         shown = part("nodes", seen_in(facts=nodes))
 

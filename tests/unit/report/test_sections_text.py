@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from distdebug import diagnose
-from distdebug.diagnosis import LogEvidence, Seen
+from distdebug.diagnosis import DiagnosisInputs, LogEvidence
 from distdebug.findings import (
     Cause,
     CollectiveRef,
@@ -101,7 +101,7 @@ class TestFindings:
             quote="all_reduce\x1b[31m #5",
         )
         verdict = attrs.evolve(VERDICT, evidence=(evidence,))
-        seen = Seen(paths=("/home/alice/run",))
+        seen = DiagnosisInputs(paths=("/home/alice/run",))
 
         shown = part("findings", Diagnosis(verdict=verdict, seen=seen))
 
@@ -244,7 +244,9 @@ class TestMissing:
 
         shown = part(
             "missing",
-            diagnosis(missing=(*lost, alone), seen=Seen(paths=("/x",))),
+            diagnosis(
+                missing=(*lost, alone), seen=DiagnosisInputs(paths=("/x",))
+            ),
         )
 
         first, second = shown.rows("table")
@@ -283,7 +285,7 @@ class TestFiles:
         stacks = ProcessStacks(
             pid=1, source=str(tmp_path / "gone"), threads=()
         )
-        seen = Seen(
+        seen = DiagnosisInputs(
             paths=(str(tmp_path),),
             stacks=(stacks, stacks),
             logs=LogEvidence(
@@ -329,7 +331,9 @@ class TestFiles:
         However many there are, a part of them is named and all are counted.
         """
         files = tuple(f"/nowhere/{n}.log" for n in range(count))
-        seen = Seen(paths=("/nowhere",), logs=LogEvidence(files=files))
+        seen = DiagnosisInputs(
+            paths=("/nowhere",), logs=LogEvidence(files=files)
+        )
 
         shown = part("files", diagnosis(seen=seen))
 

@@ -9,7 +9,7 @@ import json
 import attrs
 import pytest
 
-from distdebug.diagnosis import Seen
+from distdebug.diagnosis import DiagnosisInputs
 from distdebug.findings import Cause, Diagnosis, Evidence, Finding
 from distdebug.flight_recorder import Sidecar, analyze_dumps
 from distdebug.stacks import (
@@ -53,7 +53,7 @@ def diagnosis(*stacks, ranks=(), evidence=(), cause=Cause.RANK_NOT_ARRIVED):
     A diagnosis of these stacks that blames these ranks.
     """
     verdict = Finding(cause=cause, ranks=ranks, summary="", evidence=evidence)
-    return Diagnosis(verdict=verdict, seen=Seen(stacks=stacks))
+    return Diagnosis(verdict=verdict, seen=DiagnosisInputs(stacks=stacks))
 
 
 class Branch:
@@ -188,7 +188,9 @@ class TestSection:
             ),
         )
         flight = analyze_dumps(dumps_of(job, sidecars={1: own}))
-        seen = Seen(flight=flight, stacks=(process(0, MODULE, REDUCE),))
+        seen = DiagnosisInputs(
+            flight=flight, stacks=(process(0, MODULE, REDUCE),)
+        )
 
         found = part("stacks", attrs.evolve(diagnosis(), seen=seen))
 
@@ -569,7 +571,7 @@ class TestThreads:
         If there is not room for all, those of the blamed are kept.
         """
         # A limit of so many frames takes seconds to reach.
-        monkeypatch.setattr("distdebug.report.stacks._THREADS_MOST_FRAMES", 1)
+        monkeypatch.setattr("distdebug.report.stacks._MAX_STORED_FRAMES", 1)
         apart = [
             process(r, StackFrame(f"f{r}", "/app/a.py", r)) for r in range(3)
         ]

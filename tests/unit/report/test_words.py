@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from distdebug import diagnose
-from distdebug.diagnosis import LogEvidence, Seen
+from distdebug.diagnosis import DiagnosisInputs, LogEvidence
 from distdebug.findings import Cause, Diagnosis, Evidence, Finding
 from distdebug.flight_recorder import Sidecar
 from distdebug.health import NodeFacts
@@ -36,7 +36,7 @@ def seeing(**seen):
     """
     A diagnosis that was made from this.
     """
-    return Diagnosis(verdict=VERDICT, seen=Seen(**seen))
+    return Diagnosis(verdict=VERDICT, seen=DiagnosisInputs(**seen))
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ class TestPaths:
         evidence = Evidence(kind="log", source=path, quote="x")
         diagnosis = attrs.evolve(
             saying(evidence=(evidence,)),
-            seen=Seen(paths=("/home/al/run", "logs", "../else")),
+            seen=DiagnosisInputs(paths=("/home/al/run", "logs", "../else")),
         )
 
         shown = part("findings", diagnosis)
@@ -353,7 +353,7 @@ class TestAbout:
             torch="2.9.1",
         )
         dumps = attrs.evolve(flight.dumps, sidecars={0: sidecar})
-        seen = Seen(flight=attrs.evolve(flight, dumps=dumps))
+        seen = DiagnosisInputs(flight=attrs.evolve(flight, dumps=dumps))
 
         told = about(attrs.evolve(diagnosis, seen=seen))
 

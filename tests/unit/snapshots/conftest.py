@@ -73,7 +73,7 @@ def node(monkeypatch):
     log.shows, log.seen = shows, seen
     shows(seen(0), seen(1))
     monkeypatch.setattr(collect, "capture_node", capture)
-    monkeypatch.setattr(collect, "keep_facts", facts)
+    monkeypatch.setattr(collect, "save_node_facts", facts)
     return log
 
 

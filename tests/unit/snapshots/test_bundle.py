@@ -15,16 +15,16 @@ import pytest
 
 from distdebug.errors import BundleError
 from distdebug.findings import Missing
-from distdebug.health import judge_node_facts
+from distdebug.health import check_node_json
 from distdebug.snapshots import (
     Manifest,
     NodeEntry,
-    keep_facts,
-    keep_tails,
+    find_worker_logs,
     new_bundle,
-    own_logs,
     parse_manifest,
     read_manifest,
+    save_log_tails,
+    save_node_facts,
     write_manifest,
 )
 
@@ -170,7 +170,7 @@ class TestLogs:
             log.parent.mkdir(exist_ok=True)
             log.write_text("step 7".ljust(1 << 20) + log.parent.name[0])
 
-        files, missing = keep_tails(logs, tmp_path / "logs")
+        files, missing = save_log_tails(logs, tmp_path / "logs")
 
         assert [] == missing
         assert ["x.log", "x.2.log", "rank_0.log"] == [f.name for f in files]
@@ -187,7 +187,7 @@ class TestLogs:
         (tmp_path / "good.out").write_text("fine")
         names = ["pipe", "gone.log", "a\0b", *["gone"] * 252, "good.out"]
 
-        files, missing = keep_tails(
+        files, missing = save_log_tails(
             [tmp_path / name for name in [*names, "good.out"]],
             tmp_path / "logs",
         )
@@ -213,7 +213,7 @@ class TestLogs:
             one = process(stdout=out, stderr=out)
             other = process(stdout=gone, stderr=subprocess.DEVNULL)
 
-            found = own_logs([one, other, 1 << 22])
+            found = find_worker_logs([one, other, 1 << 22])
 
         assert [log] == found
 
@@ -261,7 +261,7 @@ def _facts(tmp_path):
     """
 
     def facts(pids=(), seconds=5.0):
-        files, missing = keep_facts(pids, tmp_path / "node.json", seconds)
+        files, missing = save_node_facts(pids, tmp_path / "node.json", seconds)
         (path,) = files
         return json.loads(path.read_text()), [
             (m.what, m.reason) for m in missing
@@ -340,7 +340,7 @@ class TestNode:
         tools("nvidia-smi", lost, status=255)
 
         got, missing = facts()
-        found = judge_node_facts(got, host="n1", ranks={7: 3})
+        found = check_node_json(got, host="n1", ranks={7: 3})
 
         assert [] == missing
         assert [(3,)] == [f.ranks for f in found if f.ranks]
@@ -453,7 +453,7 @@ class TestNode:
         """
         A folder that vanished costs the file, and nothing else.
         """
-        files, (lost, *_) = keep_facts((), tmp_path / "gone" / "x", 5.0)
+        files, (lost, *_) = save_node_facts((), tmp_path / "gone" / "x", 5.0)
 
         assert [] == files
         assert lost.reason

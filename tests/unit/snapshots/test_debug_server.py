@@ -23,7 +23,7 @@ from distdebug import diagnose
 from distdebug._in_time import answers_in_time
 from distdebug.findings import Cause
 from distdebug.flight_recorder import read_dumps
-from distdebug.snapshots import debug_server, keep_debug_server
+from distdebug.snapshots import collect_debug_server, debug_server
 from distdebug.stacks import read_stacks
 
 
@@ -293,7 +293,7 @@ def keep(tmp_path):
 
     def keep_all(server, seconds=20.0):
         place = server if isinstance(server, str) else address(server)
-        return keep_debug_server(place, tmp_path / "n1", soon(seconds))
+        return collect_debug_server(place, tmp_path / "n1", soon(seconds))
 
     return keep_all
 
@@ -355,7 +355,7 @@ def test_ranks_are_asked_themselves(job, tmp_path):
     server, _ = job(*(worker(rank) for rank in range(4)))
     folder = tmp_path / "n1"
 
-    files, missing = keep_debug_server(address(server), folder, soon())
+    files, missing = collect_debug_server(address(server), folder, soon())
 
     assert not missing
     assert sorted(files) == sorted(f for f in folder.rglob("*") if f.is_file())
@@ -578,7 +578,7 @@ def test_what_was_captured_stays(job, tmp_path):
     (tmp_path / "pyspy_node7_25534.json").write_text("more")
     server, _ = job(worker(0))
 
-    files, missing = keep_debug_server(address(server), tmp_path, soon())
+    files, missing = collect_debug_server(address(server), tmp_path, soon())
 
     assert not missing
     assert "more" == (tmp_path / "pyspy_node7_25534.json").read_text()
@@ -598,7 +598,7 @@ def test_new_dumps_stay(age_s, kept, job, tmp_path):
     os.utime(own, (then, then))
     server, _ = job(worker(0), worker(1))
 
-    _, missing = keep_debug_server(address(server), tmp_path, soon())
+    _, missing = collect_debug_server(address(server), tmp_path, soon())
 
     assert not missing
     assert kept == (folder / "rank_0.json").exists()
@@ -694,7 +694,7 @@ def test_a_folder_that_vanished_is_told(tmp_path):
     """
     If there is no place to write to, no server is asked.
     """
-    files, (missing,) = keep_debug_server(
+    files, (missing,) = collect_debug_server(
         "node7:1", tmp_path / "gone" / "n1", soon()
     )
 
@@ -816,7 +816,7 @@ def test_an_endless_answer_costs_only_itself(monkeypatch, job, tmp_path, keep):
     One that never ends is cut off, and what it took is there for others.
     """
     # As it is, it would be 64 MiB for each question.
-    monkeypatch.setattr(debug_server, "_MOST_OF_RANK", 1 << 20)
+    monkeypatch.setattr(debug_server, "_MAX_RANK_BYTES", 1 << 20)
     leave_space(monkeypatch, 3 << 20)
     server, _ = job(worker(0), dict.fromkeys(worker(1), endless))
 

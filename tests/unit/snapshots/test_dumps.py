@@ -17,7 +17,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.snapshots import ask_ranks, find_dump_dirs, keep_dumps
+from distdebug.snapshots import (
+    collect_dumps,
+    find_dump_dirs,
+    request_rank_dumps,
+)
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -72,7 +76,7 @@ class TestDumps:
         (source / "notes.txt").write_text("hello")
         (source / "config.json").write_text("{}")
 
-        files, missing = keep_dumps(source, tmp_path / "kept", soon())
+        files, missing = collect_dumps(source, tmp_path / "kept", soon())
 
         names = {f.name for f in files}
         assert 2 == len(first) == len(files)
@@ -100,7 +104,7 @@ class TestDumps:
             path = source / f"{name}_rank_1.sidecar.json"
             path.write_text(json.dumps({**data, "written": number}))
 
-        files, _ = keep_dumps(source, tmp_path / "kept", soon())
+        files, _ = collect_dumps(source, tmp_path / "kept", soon())
 
         assert ["2-2-1_rank_1.sidecar.json"] == [f.name for f in files]
 
@@ -118,7 +122,7 @@ class TestDumps:
         }
         side.write_text(json.dumps(data))
 
-        files, missing = keep_dumps(
+        files, missing = collect_dumps(
             tmp_path / "dumps", tmp_path / "kept", soon()
         )
 
@@ -133,7 +137,7 @@ class TestDumps:
         for those that are not kept.
         """
         self.job(folder / "dumps")
-        files, missing = keep_dumps(
+        files, missing = collect_dumps(
             folder / "dumps", folder / "kept", ends or soon(), **options
         )
         return files, [m.reason for m in missing]
@@ -160,9 +164,9 @@ class TestDumps:
         if limit == "disk":
             disk = SimpleNamespace(f_bavail=100, f_frsize=1)
             monkeypatch.setattr(os, "statvfs", lambda _: disk)
-        options = {"most_bytes": 1} if limit == "all" else {}
+        options = {"max_bytes": 1} if limit == "all" else {}
 
-        files, missing = keep_dumps(
+        files, missing = collect_dumps(
             tmp_path / "dumps", tmp_path / "kept", soon(), **options
         )
 
@@ -264,7 +268,7 @@ class TestDumps:
         os.utime(dump, (1000, 1000))
         (tmp_path / "dumps" / "optim_rank_0.bin").write_bytes(b"weights")
 
-        files, _ = keep_dumps(tmp_path / "dumps", tmp_path / "kept", soon())
+        files, _ = collect_dumps(tmp_path / "dumps", tmp_path / "kept", soon())
 
         assert [dump.name, "nccl_trace_rank_1"] == [f.name for f in files]
 
@@ -280,8 +284,8 @@ class TestDumps:
             (source / name / "nccl_trace_rank_0").write_bytes(b"later")
         (source / "other_trace_rank_0").write_bytes(b"later")
 
-        files, missing = keep_dumps(
-            source, tmp_path / "kept", soon(), starts=("nccl_trace_rank_",)
+        files, missing = collect_dumps(
+            source, tmp_path / "kept", soon(), prefixes=("nccl_trace_rank_",)
         )
 
         assert [] == missing
@@ -340,7 +344,7 @@ class TestAsk:
         listen("1-5_request_0.pipe", answer)
         listen("1-6_request_1.pipe")
 
-        (lost,) = ask_ranks(tmp_path, 2.0)
+        (lost,) = request_rank_dumps(tmp_path, 2.0)
 
         assert (1, "no answer in time") == (lost.rank, lost.reason)
 
@@ -352,7 +356,7 @@ class TestAsk:
         listen("nccl_trace_rank_3.pipe")
         self.wrote(tmp_path / "nccl_trace_rank_2")
 
-        (lost,) = ask_ranks(tmp_path, 0.5)
+        (lost,) = request_rank_dumps(tmp_path, 0.5)
 
         assert (3, "torch was asked for it, and wrote none") == (
             lost.rank,
@@ -366,13 +370,13 @@ class TestAsk:
         path = tmp_path / "nccl_trace_rank_2"
         listen(f"{path.name}.pipe", lambda: self.wrote(path))
 
-        assert [] == ask_ranks(tmp_path, 600)
+        assert [] == request_rank_dumps(tmp_path, 600)
 
     def test_nobody(self, tmp_path):
         """
         Without any pipe there is no rank to ask.
         """
-        (missing,) = ask_ranks(tmp_path, 0.1)
+        (missing,) = request_rank_dumps(tmp_path, 0.1)
 
         assert "no pipes" in missing.reason
 
@@ -385,7 +389,7 @@ class TestAsk:
         )
         self.wrote(tmp_path / "nccl_trace_rank_2")
 
-        missing = ask_ranks(tmp_path, 600, ranks={2})
+        missing = request_rank_dumps(tmp_path, 600, ranks={2})
 
         assert [] == missing
         for pipe in (asked, other):
@@ -407,7 +411,9 @@ class TestOwn:
         }
         leave_sidecar(source, 2, "elsewhere")
 
-        files, _ = keep_dumps(source, tmp_path / "kept", soon(), own={1})
+        files, _ = collect_dumps(
+            source, tmp_path / "kept", soon(), local_ranks={1}
+        )
 
         assert mine == {f.name for f in files}
 
@@ -430,7 +436,9 @@ class TestOwn:
             side = source / f"{paths[rank].name}.sidecar.json"
             side.write_text(json.dumps(data))
 
-        files, missing = keep_dumps(source, tmp_path / "kept", soon(), own={1})
+        files, missing = collect_dumps(
+            source, tmp_path / "kept", soon(), local_ranks={1}
+        )
 
         assert [] == missing
         assert {

@@ -18,8 +18,8 @@ import pytest
 from distdebug.errors import ConfigError
 from distdebug.snapshots import (
     Manifest,
-    age_s,
-    is_taken,
+    bundle_age_s,
+    find_taken_part,
     join_bundle,
     new_bundle,
     node_name,
@@ -29,7 +29,7 @@ from distdebug.snapshots import (
 )
 
 
-MARK = ".unfinished"
+IN_PROGRESS_MARKER = ".unfinished"
 MANIFEST = Manifest(version="1.2.3", created=1.7e9)
 WINDOW_S = 300.0
 
@@ -62,7 +62,7 @@ def taken_by(folder, host, **options):
     """
     In which snapshot a node has its part already.
     """
-    return is_taken(
+    return find_taken_part(
         folder, host, **({"window_s": WINDOW_S, "run": ""} | options)
     )
 
@@ -189,7 +189,7 @@ class TestMark:
         """
         What others are just writing does not take a folder from anybody.
         """
-        (tmp_path / f"{MARK}.0123").mkdir()
+        (tmp_path / f"{IN_PROGRESS_MARKER}.0123").mkdir()
 
         assert tmp_path == new_bundle(tmp_path)
 
@@ -216,9 +216,9 @@ class TestMark:
         real = Path.rename
 
         def rename(self, target):
-            seen.append((tmp_path / MARK).exists())
+            seen.append((tmp_path / IN_PROGRESS_MARKER).exists())
             got = real(self, target)
-            seen.append((tmp_path / MARK / ".run").read_text())
+            seen.append((tmp_path / IN_PROGRESS_MARKER / ".run").read_text())
             return got
 
         monkeypatch.setattr(Path, "rename", rename)
@@ -274,7 +274,7 @@ class TestName:
             ("vm.example.org", "vm.example.org"),
             ("../../etc", "_.._etc"),
             ("..", "unknown"),
-            (MARK, "unfinished"),
+            (IN_PROGRESS_MARKER, "unfinished"),
             ("a\x1b[31mb\nc\udc80", "ab c"),
             ("é" * 300, "é" * 99),
             ("n" * 300, "n" * 99 + "…"),
@@ -384,7 +384,7 @@ class TestJoin:
         """
         first = join(tmp_path / "hang", "n1")
         write_manifest(first.folder, MANIFEST)
-        age(first.bundle / MARK, begun_s)
+        age(first.bundle / IN_PROGRESS_MARKER, begun_s)
         if ended_s is not None:
             age(write_manifest(first.bundle, MANIFEST), ended_s)
         before = names(first.bundle)
@@ -399,7 +399,9 @@ class TestJoin:
             second.is_first,
         )
         assert before == [x for x in names(first.bundle) if x != "n2"]
-        assert (ended_s == -86_400) == (age_s(first.bundle) == float("inf"))
+        assert (ended_s == -86_400) == (
+            bundle_age_s(first.bundle) == float("inf")
+        )
 
     @pytest.mark.parametrize("wanted", ["/", ".."])
     def test_no_name(self, wanted):
@@ -468,11 +470,13 @@ class TestJoin:
         """
         first = join(tmp_path / "hang", "n1")
 
-        second = join(tmp_path / "hang", "n1", but=frozenset({first.bundle}))
+        second = join(
+            tmp_path / "hang", "n1", excluded=frozenset({first.bundle})
+        )
         third = join(
             tmp_path / "hang",
             "n1",
-            but=frozenset({first.bundle, second.bundle}),
+            excluded=frozenset({first.bundle, second.bundle}),
         )
 
         assert ["hang", "hang.2", "hang.3"] == [
@@ -574,10 +578,10 @@ class TestTaken:
         first = join(tmp_path / "hang", "n1")
         but = frozenset({first.bundle})
 
-        before = taken_by(tmp_path / "hang", "n1", but=but)
-        second = join(tmp_path / "hang", "n1", but=but)
+        before = taken_by(tmp_path / "hang", "n1", excluded=but)
+        second = join(tmp_path / "hang", "n1", excluded=but)
         write_manifest(second.folder, MANIFEST)
         write_manifest(second.bundle, MANIFEST)
 
         assert before is None
-        assert second.bundle == taken_by(tmp_path / "hang", "n1", but=but)
+        assert second.bundle == taken_by(tmp_path / "hang", "n1", excluded=but)

@@ -18,7 +18,7 @@ from distdebug.snapshots import (
 )
 
 
-MARK = ".unfinished"
+IN_PROGRESS_MARKER = ".unfinished"
 
 
 def manifest_of(host, **options):
@@ -46,7 +46,7 @@ def test_count(bundle):
     """
     Nodes are counted; the mark, files, and links are none.
     """
-    assert (bundle / MARK).exists()
+    assert (bundle / IN_PROGRESS_MARKER).exists()
     assert (1, 1) == count_parts(bundle)
 
 
@@ -104,7 +104,7 @@ def test_draft(tmp_path):
     """
     A draft of a mark is no node.
     """
-    (tmp_path / f"{MARK}.0123").mkdir()
+    (tmp_path / f"{IN_PROGRESS_MARKER}.0123").mkdir()
 
     assert (0, 0) == count_parts(tmp_path)
 

@@ -23,10 +23,10 @@ from distdebug.errors import PatternError
 from distdebug.findings import Cause, Missing
 from distdebug.snapshots import (
     Manifest,
-    Wanted,
+    SnapshotOptions,
     collect,
     collect_node,
-    explain_bundle,
+    diagnose_bundle,
     new_bundle,
     read_manifest,
 )
@@ -248,13 +248,13 @@ class TestDumpDirs:
         """
         Many folders of silent ranks share the time, and the room for dumps.
         """
-        rooms, keep = [], collect.keep_dumps
+        rooms, keep = [], collect.collect_dumps
 
-        def keep_dumps(*args, most_bytes, **options):
-            rooms.append(most_bytes)
-            return keep(*args, most_bytes=most_bytes, **options)
+        def collect_dumps(*args, max_bytes, **options):
+            rooms.append(max_bytes)
+            return keep(*args, max_bytes=max_bytes, **options)
 
-        monkeypatch.setattr(collect, "keep_dumps", keep_dumps)
+        monkeypatch.setattr(collect, "collect_dumps", collect_dumps)
         names, pipes = "abc", []
         for name in names:
             write_dumps(tmp_path / name)
@@ -314,7 +314,7 @@ class TestDumpDirs:
             told = {"kind": "distdebug-sidecar", "rank": rank, "host": host}
             path = tmp_path / "a" / f"1-1-1_rank_{rank}.sidecar.json"
             path.write_text(json.dumps({**told, "world_size": 8}))
-        wanted = Wanted(dump_dir=tmp_path / "a")
+        wanted = SnapshotOptions(dump_dir=tmp_path / "a")
 
         taken = collect_node(
             tmp_path / "part", wanted, host="n1", is_one_of_many=True
@@ -332,7 +332,7 @@ class TestDumpDirs:
         """
         Alone, a node leaves the manifest to the caller.
         """
-        collect_node(tmp_path, Wanted(), host="n1")
+        collect_node(tmp_path, SnapshotOptions(), host="n1")
 
         assert not (tmp_path / "manifest.json").exists()
 
@@ -348,7 +348,7 @@ def test_debug_server(node, tmp_path, monkeypatch):
         asked.append((address, folder.name, ends - time.monotonic()))
         return [folder / "dump"], []
 
-    monkeypatch.setattr(collect, "keep_debug_server", keep)
+    monkeypatch.setattr(collect, "collect_debug_server", keep)
     node.shows()
 
     alone = snapshot(tmp_path / "hang")
@@ -391,7 +391,7 @@ class TestLogs:
 
         monkeypatch.setattr(os, "open", open_file)
         # As it is, logs may take 5 s in any case.
-        monkeypatch.setattr(collect, "_LEAST_LOGS_S", 0.05)
+        monkeypatch.setattr(collect, "_MIN_LOGS_S", 0.05)
 
         taken = snapshot(tmp_path / "x", logs=[log], timeout_s=0.1)
 
@@ -411,10 +411,12 @@ class TestExplain:
             node.shows(node.seen(number))
             part = tmp_path / "hang" / f"n{number}"
             part.mkdir()
-            collect_node(part, Wanted(), host=part.name, is_one_of_many=True)
+            collect_node(
+                part, SnapshotOptions(), host=part.name, is_one_of_many=True
+            )
         manifest = Manifest(version="1", created=5.0, job="run 7")
 
-        taken = explain_bundle(tmp_path / "hang", manifest)
+        taken = diagnose_bundle(tmp_path / "hang", manifest)
 
         assert (Cause.IO_WAIT, (0, 1)) == (
             taken.diagnosis.verdict.cause,
@@ -440,11 +442,11 @@ class TestFailures:
         [
             ("capture_node", "stacks"),
             ("find_dump_dirs", "folders of dumps"),
-            ("ask_ranks", "asking for dumps"),
-            ("keep_dumps", "dumps"),
-            ("keep_debug_server", "debug server"),
-            ("keep_facts", "node"),
-            ("keep_tails", "logs"),
+            ("request_rank_dumps", "asking for dumps"),
+            ("collect_dumps", "dumps"),
+            ("collect_debug_server", "debug server"),
+            ("save_node_facts", "node"),
+            ("save_log_tails", "logs"),
         ],
     )
     def test_part(self, node, tmp_path, monkeypatch, name, what):

@@ -15,8 +15,8 @@ from distdebug.stacks import (
     ProcessStacks,
     StackFrame,
     ThreadStack,
-    is_captured,
-    is_stack_like,
+    is_capture_file,
+    is_stack_file,
     join_threads,
     parse_stacks,
     read_stack_files,
@@ -292,5 +292,5 @@ class TestFiles:
         """
         Names that look like stacks are worth a look.
         """
-        assert expected == is_stack_like(name)
-        assert not is_captured("gdb_7.out")
+        assert expected == is_stack_file(name)
+        assert not is_capture_file("gdb_7.out")

@@ -465,7 +465,7 @@ class TestSourceLines:
             return answers.wait()
 
         monkeypatch.setattr(Path, "is_file", never)
-        lines = SourceLines(patience_s=0.01)
+        lines = SourceLines(timeout_s=0.01)
 
         got = [lines(file, 1), lines(file + "x", 1)]
         answers.set()

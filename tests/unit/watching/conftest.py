@@ -83,7 +83,7 @@ def no_rank(monkeypatch):
     """
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(loop, "_beats", [0])
+    monkeypatch.setattr(loop, "_step_counter", [0])
 
 
 class Told:

@@ -20,18 +20,18 @@ import distdebug
 
 from distdebug.errors import CaptureError
 from distdebug.findings import Cause
-from distdebug.nodes import Ended
+from distdebug.nodes import CompletedCommand
 from distdebug.snapshots import (
     Manifest,
-    Wanted,
+    SnapshotOptions,
     join_bundle,
     node_name,
     write_manifest,
 )
 from distdebug.watching import (
+    CaptureRequest,
     Hang,
     HangReason,
-    Order,
     Response,
     child,
     response,
@@ -54,8 +54,9 @@ def _order(tmp_path, monkeypatch):
     What to take, quickly, and with a lock of its own.
     """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return Order(
-        output_dir=tmp_path / "hang", wanted=Wanted(pids=[os.getpid()])
+    return CaptureRequest(
+        output_dir=tmp_path / "hang",
+        wanted=SnapshotOptions(pids=[os.getpid()]),
     )
 
 
@@ -76,7 +77,7 @@ class InProcess:
         self.answer = Response("fine", "it compiles")
         self.ended = None
         self.noise = ""
-        self.got = self.bound = self.environment = self.argv = None
+        self.got = self.limits = self.environment = self.argv = None
 
     def respond(self, reason, order):
         """
@@ -85,18 +86,18 @@ class InProcess:
         self.got = (reason, order)
         return self.answer
 
-    def run(self, argv, *, environment, bound, data):
+    def run(self, argv, *, environment, limits, data):
         """
         Run the program, or end as it was said.
         """
-        self.argv, self.environment, self.bound = argv, environment, bound
+        self.argv, self.environment, self.limits = argv, environment, limits
         if self.ended is not None:
             return self.ended(json.loads(data)["mark"])
         stdout = io.StringIO()
         stdout.write(self.noise)
         status = child.main(io.StringIO(data.decode()), stdout)
         stdout.write("and more\n")
-        return Ended(status, stdout.getvalue().encode(), b"")
+        return CompletedCommand(status, stdout.getvalue().encode(), b"")
 
 
 @pytest.fixture(name="inner")
@@ -117,11 +118,11 @@ class TestRoundTrip:
         The child is asked for exactly what the rank wants, and what that
         leaves open is open to the child too.
         """
-        order = Order(output_dir=tmp_path, wanted=Wanted())
+        order = CaptureRequest(output_dir=tmp_path, wanted=SnapshotOptions())
         if is_much:
-            order = Order(
+            order = CaptureRequest(
                 output_dir=tmp_path / "hang",
-                wanted=Wanted(
+                wanted=SnapshotOptions(
                     dump_dir=tmp_path / "dumps",
                     pids=[7, 8],
                     patterns=["train"],
@@ -176,9 +177,9 @@ class TestRoundTrip:
         assert ":".join(paths) == inner.environment["PYTHONPATH"]
         assert "INFO" == inner.environment["NCCL_DEBUG"]
         assert "-P" in inner.argv
-        assert inner.bound.stop is stop
-        assert order.wanted.timeout_s < inner.bound.timeout_s < 1000
-        assert inner.bound.grace_s > 0
+        assert inner.limits.stop is stop
+        assert order.wanted.timeout_s < inner.limits.timeout_s < 1000
+        assert inner.limits.grace_s > 0
 
 
 class TestNoAnswer:
@@ -187,8 +188,10 @@ class TestNoAnswer:
         """
         Output without the mark is no answer; the error has the reason.
         """
-        complaint = b"x" * 10_000 + b"\x1b[31mno space\nleft"
-        inner.ended = lambda _: Ended(1, output.encode("latin-1"), complaint)
+        stderr = b"x" * 10_000 + b"\x1b[31mno space\nleft"
+        inner.ended = lambda _: CompletedCommand(
+            1, output.encode("latin-1"), stderr
+        )
 
         with pytest.raises(CaptureError) as caught:
             ask(order)
@@ -202,7 +205,7 @@ class TestNoAnswer:
         """
         Half an answer is none.
         """
-        inner.ended = lambda mark: Ended(
+        inner.ended = lambda mark: CompletedCommand(
             None, f'\n{mark} {{"outcome": "fi'.encode(), b""
         )
 

@@ -14,14 +14,14 @@ import pytest
 from distdebug._in_time import in_time
 from distdebug.errors import HookError
 from distdebug.findings import Cause
-from distdebug.snapshots import Wanted
+from distdebug.snapshots import SnapshotOptions
 from distdebug.watching import (
-    Duty,
+    CaptureRequest,
     Hang,
+    HangHandler,
     HangReason,
-    NotYet,
-    Order,
     Response,
+    RetryLater,
 )
 
 
@@ -50,15 +50,15 @@ class Watcher:
     A duty, the answers that it gets, and the hooks that it calls.
     """
 
-    def __init__(self, *answers, hooks=(), patience_s=None):
+    def __init__(self, *answers, hooks=(), hook_timeout_s=None):
         self.answers = list(answers)
         self.orders, self.told, self.shown = [], [], []
-        self.duty = Duty(
-            Order(output_dir=FOLDER, wanted=Wanted()),
+        self.handler = HangHandler(
+            CaptureRequest(output_dir=FOLDER, wanted=SnapshotOptions()),
             self.look,
             hooks or (self.told.append,),
             self.shown.append,
-            patience_s,
+            hook_timeout_s,
         )
 
     def look(self, reason, order):
@@ -73,7 +73,7 @@ class Watcher:
         return answer
 
 
-class TestDuty:
+class TestHangHandler:
     def test_explained(self):
         """
         What was found goes to every hook, and is not asked for again.
@@ -81,7 +81,7 @@ class TestDuty:
         found = hang()
         watcher = Watcher(Response("explained", "x", FOLDER, found))
 
-        assert watcher.duty(REASON) is None
+        assert watcher.handler(REASON) is None
         assert [found] == watcher.told == watcher.shown
 
     def test_healthy(self):
@@ -91,7 +91,7 @@ class TestDuty:
         found = hang(Cause.PROGRESSING)
         watcher = Watcher(Response("explained", "x", FOLDER, found))
 
-        watcher.duty(REASON)
+        watcher.handler(REASON)
 
         assert [found] == watcher.shown
         assert [] == watcher.told
@@ -103,16 +103,16 @@ class TestDuty:
         found = hang(Cause.CHECKPOINTING)
         watcher = Watcher(Response("fine", "x", FOLDER, found))
 
-        assert NotYet(65.0, is_free=False) == watcher.duty(REASON)
+        assert RetryLater(65.0, is_free=False) == watcher.handler(REASON)
         assert [found] == watcher.shown
         assert [] == watcher.told
 
     @pytest.mark.parametrize(
         ("outcome", "answer"),
         [
-            ("fine", NotYet(65.0)),
-            ("busy", NotYet(30.0)),
-            ("taken", NotYet(290.0)),
+            ("fine", RetryLater(65.0)),
+            ("busy", RetryLater(30.0)),
+            ("taken", RetryLater(290.0)),
             ("elsewhere", None),
         ],
     )
@@ -123,7 +123,7 @@ class TestDuty:
         caplog.set_level(logging.INFO, "distdebug")
         watcher = Watcher(Response(outcome, "it compiles"))
 
-        assert answer == watcher.duty(REASON)
+        assert answer == watcher.handler(REASON)
         assert [] == watcher.told == watcher.shown
         assert "no progress for 65 s (rank 3 and 1 more)" in caplog.text
         assert "it compiles" in caplog.text
@@ -133,10 +133,12 @@ class TestDuty:
         A fixed wait has no stall that could last twice as long.
         """
         reason = HangReason(kind="wait", elapsed_s=1800.0, pids=(7,))
-        order = Order(output_dir=FOLDER, wanted=Wanted())
-        duty = Duty(order, lambda *_: Response("fine", "it compiles"))
+        order = CaptureRequest(output_dir=FOLDER, wanted=SnapshotOptions())
+        handler = HangHandler(
+            order, lambda *_: Response("fine", "it compiles")
+        )
 
-        assert NotYet(30.0) == duty(reason)
+        assert RetryLater(30.0) == handler(reason)
 
     def test_known(self):
         """
@@ -151,7 +153,7 @@ class TestDuty:
         )
 
         for _ in range(4):
-            watcher.duty(REASON)
+            watcher.handler(REASON)
 
         assert [set(), {FOLDER}, {FOLDER}, {FOLDER, others}] == [
             set(order.but) for order in watcher.orders
@@ -166,10 +168,10 @@ class TestDuty:
             EXPLAINED,
         )
 
-        assert NotYet(65.0) == watcher.duty(REASON)
+        assert RetryLater(65.0) == watcher.handler(REASON)
         assert "No space left on device" in caplog.text
         assert "Traceback" not in caplog.text
-        assert watcher.duty(REASON) is None
+        assert watcher.handler(REASON) is None
         assert 1 == len(watcher.told)
 
     @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ class TestDuty:
             hooks=(fail, told.append),
         )
 
-        assert watcher.duty(REASON) is None
+        assert watcher.handler(REASON) is None
         assert 1 == len(told)
         assert "a hook failed" in caplog.text
         assert str(error) in caplog.text
@@ -205,9 +207,9 @@ class TestDuty:
             EXPLAINED,
             hooks=(lambda _: calls.append("hook"),),
         )
-        watcher.duty.tell = lambda _: calls.append("tell")
+        watcher.handler.on_result = lambda _: calls.append("tell")
 
-        watcher.duty(REASON)
+        watcher.handler(REASON)
 
         assert ["hook", "tell"] == calls
 
@@ -226,7 +228,7 @@ class TestDuty:
             hooks=(leave, told.append),
         )
 
-        in_time(lambda: watcher.duty(REASON), 30)
+        in_time(lambda: watcher.handler(REASON), 30)
 
         assert 1 == len(told)
         assert "a hook failed" in caplog.text
@@ -242,7 +244,7 @@ class TestDuty:
         watcher = Watcher(EXPLAINED, hooks=(interrupt,))
 
         with pytest.raises(KeyboardInterrupt):
-            watcher.duty(REASON)
+            watcher.handler(REASON)
 
     def test_hook_hangs(self, caplog):
         """
@@ -252,10 +254,10 @@ class TestDuty:
         watcher = Watcher(
             EXPLAINED,
             hooks=(lambda _: end.wait(30), told.append),
-            patience_s=0.2,
+            hook_timeout_s=0.2,
         )
 
-        assert watcher.duty(REASON) is None
+        assert watcher.handler(REASON) is None
         end.set()
         assert 1 == len(told)
         assert "did not end in time" in caplog.text

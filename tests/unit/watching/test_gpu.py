@@ -242,7 +242,7 @@ class TestActivity:
         hung = []
         for look in range(30):
             fake.gpus = ((99, 41) if look < 20 else (100, 0),)
-            sensor.saw(look * 10.0, sense([7]))
+            sensor.update(look * 10.0, sense([7]))
             hung.append(sensor.is_hung(look * 10.0))
 
         assert [27, 28, 29] == [look for look, is_ in enumerate(hung) if is_]

@@ -277,10 +277,10 @@ class TestBlocked:
         """
         Waits that take minutes in earnest are short.
         """
-        monkeypatch.setattr(inside, "_HOOK_S", 0.2)
-        monkeypatch.setattr(hang, "_PATIENCE_S", 0.2)
-        quick = partial(inside.InTime, patience_s=0.01)
-        monkeypatch.setattr(inside, "InTime", quick)
+        monkeypatch.setattr(inside, "_HOOK_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(hang, "_LOG_TIMEOUT_S", 0.2)
+        quick = partial(inside.TimedCall, timeout_s=0.01)
+        monkeypatch.setattr(inside, "TimedCall", quick)
 
     @pytest.fixture(name="end")
     def _end(self):
@@ -376,7 +376,7 @@ def test_close_during_hook(rank, fake_child):
 
 
 @pytest.mark.process
-class TestOrder:
+class TestCaptureRequest:
     @pytest.fixture(name="order")
     def _order(self, rank, fake_child, told, tmp_path, monkeypatch):
         """

@@ -16,7 +16,7 @@ def moved(times, **kwargs):
     """
     sensor = ProgressSensor(**kwargs)
     for time in times:
-        sensor.saw(time, time)
+        sensor.update(time, time)
     return sensor
 
 
@@ -56,10 +56,10 @@ def test_nothing_seen():
     """
     sensor = ProgressSensor()
 
-    sensor.saw(0, None)
-    sensor.excuse("x")
+    sensor.update(0, None)
+    sensor.ignore_change("x")
     before = (sensor.is_hung(1e9), sensor.stalled_s(1e9))
-    sensor.saw(0, "y")
+    sensor.update(0, "y")
 
     assert (False, 0) == before
     assert 600 == sensor.limit_s
@@ -72,7 +72,7 @@ def test_unseen():
     """
     sensor = moved([0, 1])
 
-    sensor.saw(50, None)
+    sensor.update(50, None)
 
     assert 49 == sensor.stalled_s(50)
     assert 0 == sensor.stalled_s(0)
@@ -84,9 +84,9 @@ def test_excuse():
     """
     sensor = moved([0, 1])
 
-    sensor.excuse("other")
-    sensor.excuse(None)
-    sensor.saw(100, "other")
+    sensor.ignore_change("other")
+    sensor.ignore_change(None)
+    sensor.update(100, "other")
 
     assert sensor.is_hung(100)
 
@@ -97,7 +97,7 @@ def test_mended():
     """
     sensor = moved([0, 1, 2])
 
-    sensor.saw(100, "moved", learns=False)
+    sensor.update(100, "moved", learns=False)
 
     assert 60 == sensor.limit_s
     assert sensor.is_hung(161)

@@ -21,10 +21,10 @@ import pytest
 from distdebug.findings import Cause, Finding
 from distdebug.processes import Worker
 from distdebug.snapshots import (
-    Collected,
+    CollectedNode,
     Manifest,
     NodeEntry,
-    Wanted,
+    SnapshotOptions,
     join_bundle,
     read_manifest,
     write_manifest,
@@ -35,7 +35,7 @@ from distdebug.stacks import (
     ThreadStack,
     stacks_to_json,
 )
-from distdebug.watching import HangReason, Order, response
+from distdebug.watching import CaptureRequest, HangReason, response
 
 
 MARK = ".unfinished"
@@ -102,7 +102,9 @@ class Job:
 
     def __init__(self, folder):
         self.folder = folder
-        self.order = Order(output_dir=folder / "hang", wanted=Wanted())
+        self.order = CaptureRequest(
+            output_dir=folder / "hang", wanted=SnapshotOptions()
+        )
         self.workers = {"n1": (worker(0), worker(1))}
         self.seen = finding(Cause.COLLECTIVE_WAIT)
         self.looks, self.wanted, self.asked = [], [], []
@@ -160,7 +162,7 @@ class Job:
         node = NodeEntry(host=host, status="ok", files=1)
         manifest = Manifest(version="1", created=5.0, nodes=(node,))
         write_manifest(folder, manifest)
-        return Collected(manifest, ())
+        return CollectedNode(manifest, ())
 
     def sleep(self, seconds):
         """
@@ -226,7 +228,7 @@ def _job(tmp_path, monkeypatch):
     # hang for minutes: what finds them and looks at them is made up.
     monkeypatch.setattr(response, "read_environ", lambda _: (job.environ, ""))
     monkeypatch.setattr(response, "find_workers", job.find)
-    monkeypatch.setattr(response, "workers_of", job.find_by_number)
+    monkeypatch.setattr(response, "find_workers_by_pid", job.find_by_number)
     monkeypatch.setattr(response, "capture_node", job.look)
     monkeypatch.setattr(response, "collect_node", job.collect)
     monkeypatch.setattr(time, "monotonic", lambda: job.now)
@@ -484,7 +486,7 @@ def run_beside(job, **options):
         return pool.submit(job.respond, **options).result(10)
 
 
-class TestCrew:
+class TestFindJobProcesses:
     def test_own_job(self, job):
         """
         A rank has its own job looked at, with those that it descends from.
@@ -531,7 +533,7 @@ class TestCrew:
         From outside, only processes that match the user's patterns are looked
         at.
         """
-        job.respond(wanted=Wanted(patterns=["train"]))
+        job.respond(wanted=SnapshotOptions(patterns=["train"]))
 
         assert [(("train",), False)] == job.asked
 
@@ -539,7 +541,7 @@ class TestCrew:
         """
         If processes are named, exactly these are taken.
         """
-        job.respond(wanted=Wanted(pids=[101, 5]))
+        job.respond(wanted=SnapshotOptions(pids=[101, 5]))
 
         assert [] == job.asked
         assert [(101,)] == job.looks

@@ -14,14 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.watching import FilesState, last_known
+from distdebug.watching import FilesState, combine_senses
 
 
 def look_at(*paths):
     """
     What is seen of files now.
     """
-    return FilesState(paths, patience_s=30)()
+    return FilesState(paths, timeout_s=30)()
 
 
 class TestFiles:
@@ -30,7 +30,7 @@ class TestFiles:
         A log that grows is not as it was.
         """
         log = tmp_path / "job.log"
-        look = FilesState(iter([log]), patience_s=30)
+        look = FilesState(iter([log]), timeout_s=30)
         seen = [look()]
         for text in ("a", "ab"):
             log.write_text(text)
@@ -93,7 +93,7 @@ class TestFiles:
             raise NotADirectoryError
 
         monkeypatch.setattr(os, "scandir", scan)
-        files = FilesState(["/gone", __file__], patience_s=0.01)
+        files = FilesState(["/gone", __file__], timeout_s=0.01)
 
         seen, asked = [files(), files()], list(begun)
         answers.set()
@@ -109,7 +109,7 @@ class TestFiles:
         """
         Where no thread can be started, nothing has moved.
         """
-        files = FilesState([tmp_path / "log"], patience_s=30)
+        files = FilesState([tmp_path / "log"], timeout_s=30)
         (tmp_path / "log").write_text("a")
         before = files()
         (tmp_path / "log").write_text("ab")
@@ -125,11 +125,11 @@ def no_thread(_):
     raise RuntimeError
 
 
-def test_last_known():
+def test_combine_senses():
     """
     Joined senses move if one of them does, and keep what they saw.
     """
     first, second = iter([None, 1, None, 1]), iter([None, None, 2, 2])
-    sense = last_known(lambda _: next(first), lambda _: next(second))
+    sense = combine_senses(lambda _: next(first), lambda _: next(second))
 
     assert [None, (1, None), (1, 2), (1, 2)] == [sense(()) for _ in range(4)]

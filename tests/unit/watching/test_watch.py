@@ -19,8 +19,8 @@ from distdebug.processes import Worker
 from distdebug.watching import (
     HangDebugConfig,
     HangReason,
-    NotYet,
     ProgressSensor,
+    RetryLater,
     watch_processes,
 )
 
@@ -327,16 +327,16 @@ class TestProgress:
         assert 1 == caplog.text.count("cannot tell what moves")
 
 
-class TestNotYet:
+class TestRetryLater:
     @pytest.mark.parametrize(
         ("answers", "expected"),
         [
             # What is fine is asked for again when it has lasted twice as long.
-            (NotYet, [170, 240, 380, 660, 1220]),
+            (RetryLater, [170, 240, 380, 660, 1220]),
             # What is never news does not use up the number of times.
-            (lambda _: NotYet(60), [*range(170, 1500, 60)]),
+            (lambda _: RetryLater(60), [*range(170, 1500, 60)]),
             # When it is told in the end, it is told once.
-            (lambda s: NotYet(100) if s < 270 else None, [170, 270, 370]),
+            (lambda s: RetryLater(100) if s < 270 else None, [170, 270, 370]),
         ],
         ids=["twice as long", "for ever", "in the end"],
     )
@@ -354,7 +354,7 @@ class TestNotYet:
         """
         What has moved meanwhile is not asked for again.
         """
-        node.answer = lambda _: NotYet(100)
+        node.answer = lambda _: RetryLater(100)
 
         calls = node.watch(
             ends=5000,
@@ -369,7 +369,7 @@ class TestNotYet:
         Only the last report is taken back, and not an earlier one.
         """
         node.answer = lambda reason: (
-            NotYet(50) if reason.stalled[0][0] == "b" else None
+            RetryLater(50) if reason.stalled[0][0] == "b" else None
         )
 
         calls = node.watch(
@@ -388,7 +388,7 @@ class TestNotYet:
         Without a report nothing is taken back, and the number of reports
         stays; a fixed wait is over once, whatever the answer.
         """
-        answers = {5: NotYet(1000), 200: NotYet(0)}
+        answers = {5: RetryLater(1000), 200: RetryLater(0)}
         node.answer = lambda reason: answers.get(round(reason.elapsed_s))
 
         calls = node.watch(
@@ -405,7 +405,8 @@ class TestNotYet:
         ] == calls
 
     @pytest.mark.parametrize(
-        ("answer", "expected"), [(None, [10.0]), (NotYet(60), [10.0, 100.0])]
+        ("answer", "expected"),
+        [(None, [10.0]), (RetryLater(60), [10.0, 100.0])],
     )
     def test_mended(self, node, answer, expected):
         """
@@ -542,7 +543,7 @@ class TestEnding:
         assert "cannot look for processes" in caplog.text
 
 
-class TestCrew:
+class TestWatchedProcesses:
     def follow(self, node, found, waits=1e5, **options):
         """
         Which processes were watched since when, of those that are found

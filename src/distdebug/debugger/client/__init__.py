@@ -1,3 +1,3 @@
 """
-Who asks the ranks, and how are their answers shown?
+Client of the debugger: ask ranks, and show their answers.
 """

@@ -1,5 +1,7 @@
 """
-How are many ranks asked at once, and none of them waited for too long?
+Non-blocking connections to ranks, and selection of the ranks to ask.
+
+:func:`ask_all` asks many ranks at once, with one timeout for all of them.
 """
 
 from __future__ import annotations
@@ -20,74 +22,78 @@ from ..._io import read_ordinary
 from ...errors import DebuggerError
 from ...processes import Worker
 from ...ranks import RankSelection, fold_ranks, parse_ranks
-from ..protocol import Feed, WireError, is_selected, may_talk, pack, peer_uid
+from ..protocol import (
+    MessageDecoder,
+    WireError,
+    encode_message,
+    is_allowed_peer,
+    is_selected,
+    peer_uid,
+)
 from .model import (
-    IDLE,
+    IDLE_GROUP,
     Listing,
     LostNode,
     Process,
     Session,
-    Silent,
-    ranks_shown,
+    SilentProcess,
+    format_ranks,
 )
 
 
-_BLOCK = 1 << 16
-# Who says more than this unasked floods us.
-_MOST_BLOCKS = 256
+_RECV_BYTES = 1 << 16
+# A peer that sends more than this without a request floods the client.
+_MAX_RECV_BLOCKS = 256
 
 
-class Line:
+class Connection:
     """
-    A connection to one rank, or to the relay of a node.
+    A non-blocking connection to one rank, or to the relay of a node.
 
     Args:
-        connection: A socket that is connected.
+        connection: A connected socket.
 
     Attributes:
-        is_over: Whether the other end has hung up, or talks nonsense.
+        is_closed: Whether the peer has closed it, or sent an invalid message.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(0.0)
         self.socket = connection
-        self.feed = Feed()
+        self.decoder = MessageDecoder()
         self.count = 0
         self.unsent = bytearray()
-        self.is_over = False
+        self.is_closed = False
 
     @property
     def events(self) -> int:
         """
-        What to wait for, as of :mod:`selectors`.
+        Return the events to wait for, as in :mod:`selectors`.
         """
         more = selectors.EVENT_WRITE if self.unsent else 0
         return selectors.EVENT_READ | more
 
     def close(self) -> None:
         """
-        Hang up; the rank does not mind.
+        Close the connection; the rank is not affected.
         """
         self.socket.close()
 
     def ask(self, request: Mapping[str, Any]) -> int:
         """
-        Send a question, as far as it can be sent without waiting.
-
-        Args:
-            request: Plain data.
+        Queue a request, and send as much as possible without blocking.
 
         Returns:
-            The number that the answer will have.
+            The ID of the request, which the answer repeats.
         """
         self.count += 1
-        self.unsent += pack({**request, "id": self.count})
+        self.unsent += encode_message({**request, "id": self.count})
         self.flush()
         return self.count
 
     def flush(self) -> None:
         """
-        Send more of what could not be sent.
+        Send more of the queued data, without blocking.
         """
         try:
             while self.unsent:
@@ -95,67 +101,59 @@ class Line:
         except BlockingIOError:
             pass
         except OSError:
-            self.unsent.clear()  # reading tells that it is closed
+            self.unsent.clear()  # receive() reports the closed connection
 
-    def hear(self) -> list[dict[str, Any]] | None:
+    def receive(self) -> list[dict[str, Any]] | None:
         """
-        What has arrived?
+        Return the messages that have arrived.
 
         Returns:
-            Messages; ``None`` if there will be no more.
+            ``None`` if the connection is closed.
         """
         try:
-            if data := self.socket.recv(_BLOCK):
-                return self.feed.take(data)
+            if data := self.socket.recv(_RECV_BYTES):
+                return self.decoder.decode(data)
         except BlockingIOError:
             return []
         except (OSError, WireError):
             pass
-        self.is_over = True
+        self.is_closed = True
         return None
 
     def is_open(self) -> bool:
         """
-        Whether somebody is still there.  What was said too late is dropped.
+        Return whether the peer is still connected; drop late messages.
         """
-        for _ in range(_MOST_BLOCKS):
-            messages = self.hear()
+        for _ in range(_MAX_RECV_BLOCKS):
+            messages = self.receive()
             if not messages:
                 return messages is not None
 
         return False
 
 
-def open_line(path: Path, timeout_s: float) -> Line:
+def open_connection(path: Path, timeout_s: float) -> Connection:
     """
-    Connect to a rank.
-
-    Args:
-        path: Its socket.
-
-        timeout_s: How long that may take, in seconds.
-
-    Returns:
-        The connection.
+    Connect to the socket of a rank.
 
     Raises:
-        OSError: It does not answer, or belongs to somebody else.
+        OSError: The rank does not answer, or belongs to another user.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
         connection.connect(os.fspath(path))
-        # Root asks the jobs of others; nobody else may answer for them.
+        # Root may ask the jobs of all users; other users ask only their own.
         _check_peer(peer_uid(connection))
     except BaseException:
         connection.close()
         raise
 
-    return Line(connection)
+    return Connection(connection)
 
 
 def _check_peer(uid: int) -> None:
-    if os.geteuid() != 0 and not may_talk(uid):
+    if os.geteuid() != 0 and not is_allowed_peer(uid):
         msg = f"it belongs to user {uid}"
         raise PermissionError(msg)
 
@@ -163,22 +161,19 @@ def _check_peer(uid: int) -> None:
 @attrs.frozen
 class Peer:
     """
-    Who can be asked over a line.
+    A rank or relay that can be asked over a connection.
 
     Args:
-        line: The line.
+        pid: The process; 0 for a relay.
 
-        pid: The number of the process.
+        uid: The owner of the process.
 
-        uid: Its user.
+        host: The node; ``""`` for this one.
 
-        host: Its node; ``""`` if that is this one.
-
-        name: Who is meant of those behind a relay; ``""`` is whoever is at
-            the other end.
+        name: The rank behind a relay; ``""`` is the peer itself.
     """
 
-    line: Line
+    connection: Connection
     pid: int = 0
     uid: int = -1
     host: str = ""
@@ -186,20 +181,20 @@ class Peer:
 
     def ask(self, request: Mapping[str, Any]) -> int:
         """
-        Send a question; see :meth:`Line.ask`.
+        Send a request; see :meth:`Connection.ask`.
         """
         if self.name:
-            return self.line.ask({**request, "to": self.name})
-        return self.line.ask(request)
+            return self.connection.ask({**request, "to": self.name})
+        return self.connection.ask(request)
 
     def hang_up(self) -> None:
         """
-        Let whatever is still asked be, or the next question would wait for it.
+        Cancel the open requests, so that the next one does not wait for them.
         """
         if self.name:
-            self.line.ask({"op": "hang up", "rank": self.name})
+            self.connection.ask({"op": "hang up", "rank": self.name})
         else:
-            self.line.close()
+            self.connection.close()
 
 
 def ask_all(
@@ -208,176 +203,184 @@ def ask_all(
     timeout_s: float,
 ) -> dict[str, dict[str, Any] | None]:
     """
-    Ask several, each its own question, all at the same time.
+    Send a request to each of several peers, and wait for the answers together.
 
     Args:
-        peers: Who, by any name.
+        peers: The peers, by any name.
 
-        requests: The question to each, by the same name.
+        requests: The request to each peer, by the same name.
 
-        timeout_s: How long to wait for all answers, in seconds.
+        timeout_s: The limit for all answers together, in seconds.
 
     Returns:
-        The answer of each; ``None`` if it hung up, or did not answer in time.
+        The answer of each peer; ``None`` if it hung up or timed out.
     """
-    found: dict[str, dict[str, Any] | None] = dict.fromkeys(requests)
-    until = time.monotonic() + timeout_s
-    asked: dict[Line, dict[int, str]] = {}
+    answers: dict[str, dict[str, Any] | None] = dict.fromkeys(requests)
+    deadline = time.monotonic() + timeout_s
+    pending: dict[Connection, dict[int, str]] = {}
     try:
         for name, request in requests.items():
-            numbers = asked.setdefault(peers[name].line, {})
+            numbers = pending.setdefault(peers[name].connection, {})
             numbers[_ask(peers[name], request)] = name
-        _collect(asked, found, until)
+        _collect_answers(pending, answers, deadline)
     finally:
-        for numbers in asked.values():
+        for numbers in pending.values():
             for name in numbers.values():
                 peers[name].hang_up()
-    return found
+    return answers
 
 
 def _ask(peer: Peer, request: Mapping[str, Any]) -> int:
     return peer.ask(request)
 
 
-def _collect(
-    asked: Mapping[Line, dict[int, str]],
-    found: dict[str, dict[str, Any] | None],
-    until: float,
+def _collect_answers(
+    pending: Mapping[Connection, dict[int, str]],
+    answers: dict[str, dict[str, Any] | None],
+    deadline: float,
 ) -> None:
     with selectors.DefaultSelector() as selector:
-        for line in asked:
-            if line.socket.fileno() >= 0:
-                selector.register(line.socket, line.events, line)
+        for connection in pending:
+            if connection.socket.fileno() >= 0:
+                selector.register(
+                    connection.socket, connection.events, connection
+                )
         while selector.get_map():
-            left = until - time.monotonic()
-            ready = selector.select(left) if left > 0 else []
+            remaining_s = deadline - time.monotonic()
+            ready = selector.select(remaining_s) if remaining_s > 0 else []
             if not ready:
                 return
-            for line in (key.data for key, _ in ready):
-                line.flush()
-                if _take(line, asked[line], found):
-                    selector.modify(line.socket, line.events, line)
+            for connection in (key.data for key, _ in ready):
+                connection.flush()
+                if _receive_answers(connection, pending[connection], answers):
+                    selector.modify(
+                        connection.socket, connection.events, connection
+                    )
                 else:
-                    selector.unregister(line.socket)
+                    selector.unregister(connection.socket)
 
 
-def _take(
-    line: Line,
-    numbers: dict[int, str],
-    found: dict[str, dict[str, Any] | None],
+def _receive_answers(
+    connection: Connection,
+    pending: dict[int, str],
+    answers: dict[str, dict[str, Any] | None],
 ) -> bool:
     """
-    Take what was answered; whether there is more to come.
+    Store the answers that have arrived; return whether more are expected.
     """
-    messages = line.hear()
+    messages = connection.receive()
     for message in messages or ():
         number = message.get("id")
         if number is None:
-            # It did not understand us, and hangs up.
-            found.update(dict.fromkeys(numbers.values(), message))
-            numbers.clear()
-        # An earlier answer may come after it was given up.
-        elif type(number) is int and number in numbers:
-            name = numbers.pop(number)
-            found[name] = None if message.get("gone") else message
-    return messages is not None and bool(numbers)
+            # The rank rejected a request, and closes the connection.
+            answers.update(dict.fromkeys(pending.values(), message))
+            pending.clear()
+        # The answer to an earlier request may arrive after its timeout.
+        elif type(number) is int and number in pending:
+            name = pending.pop(number)
+            answers[name] = None if message.get("gone") else message
+    return messages is not None and bool(pending)
 
 
 @attrs.frozen(kw_only=True)
-class Reached:
+class DiscoveredPeers:
     """
-    Who can be asked now?
+    The peers that can be asked now.
 
     Attributes:
-        peers: The ranks, by their sockets.
+        peers: The ranks, by socket path.
 
-        silent: Those that cannot be connected to.
+        silent: The processes that accept no connection.
 
-        lost: Nodes that cannot be asked.
+        lost: The nodes that cannot be asked.
 
-        idle: Nodes on which nobody listens.
+        idle: The nodes without a listening rank.
     """
 
     peers: Mapping[str, Peer] = attrs.field(factory=dict)
-    silent: tuple[Silent, ...] = ()
+    silent: tuple[SilentProcess, ...] = ()
     lost: tuple[LostNode, ...] = ()
     idle: tuple[str, ...] = ()
 
 
-class Reach(Protocol):
+class Transport(Protocol):
     """
-    Where ranks are looked for.
+    The connections to the ranks of a job.
     """
 
     timeout_s: float
 
-    def peers(self) -> Reached:
+    def peers(self) -> DiscoveredPeers:
         """
-        Who can be asked now?
-        """
-
-    def broken(self) -> tuple[LostNode, ...]:
-        """
-        Which nodes were lost since they were asked?
+        Find the peers that can be asked now.
         """
 
-    def outside(self, silent: Iterable[Silent]) -> tuple[str, ...]:
+    def lost_nodes(self) -> tuple[LostNode, ...]:
         """
-        Where are those that do not answer, as seen from outside?
+        Return the nodes lost since the last request.
+        """
+
+    def external_stacks(
+        self, silent: Iterable[SilentProcess]
+    ) -> tuple[str, ...]:
+        """
+        Capture the stacks of silent processes with py-spy.
         """
 
     def unarmed(self) -> tuple[Worker, ...]:
         """
-        Which other ranks of the job were started without us?
+        Return the ranks of the job that are not armed.
         """
 
     def close(self) -> None:
         """
-        Hang up.
+        Close all connections.
         """
 
 
-# Who has no number is meant where all are.
-_EVERYBODY = parse_ranks("ranks(:)").by_rank[0]
+# A process without a rank is selected only together with all ranks.
+_ALL_RANKS = parse_ranks("ranks(:)").by_rank[0]
 
 
-def choose(
+def select_processes(
     listing: Listing, ranks: RankSelection | str | None, group: str | None
 ) -> tuple[Process, ...]:
     """
-    Which processes does a selection mean?
+    Return the processes that a selection of ranks matches.
 
     Args:
-        listing: All there are.
+        ranks: The selection; ``None`` selects all.
 
-        ranks: The selection; all if it is ``None``.
-
-        group: Of which group; it may be left out if there is only one.
+        group: The group; needed if there are several.
 
     Returns:
-        The processes, in the order of the listing, each once.
+        The processes in the order of the listing, each once.
 
     Raises:
-        DebuggerError: It means none, or it is not clear of which group.
+        DebuggerError: The selection is empty, or the group is ambiguous.
 
-        RankSyntaxError: The selection cannot be read.
+        RankSyntaxError: The selection is invalid.
     """
     selection = parse_ranks(ranks) if isinstance(ranks, str) else ranks
-    there = _of_group(listing, group, is_needed=selection is not None)
+    processes = _processes_of_group(
+        listing, group, is_needed=selection is not None
+    )
     if selection is None:
-        return there
+        return processes
 
-    found = tuple(p for p in there if _is_meant(p, selection))
-    if not found:
-        msg = f"{selection} selects nobody{_unknown(selection, there)}"
-        raise DebuggerError(msg, remedy=_what_exists(there))
+    selected = tuple(
+        p for p in processes if _is_process_selected(p, selection)
+    )
+    if not selected:
+        msg = f"{selection} selects nobody{_unknown_dimensions_text(selection, processes)}"
+        raise DebuggerError(msg, remedy=_available_ranks_text(processes))
 
-    return found
+    return selected
 
 
-def _is_meant(process: Process, selection: RankSelection) -> bool:
+def _is_process_selected(process: Process, selection: RankSelection) -> bool:
     if process.rank is None:
-        return _EVERYBODY in selection.by_rank
+        return _ALL_RANKS in selection.by_rank
 
     return is_selected(
         selection.by_rank,
@@ -387,27 +390,24 @@ def _is_meant(process: Process, selection: RankSelection) -> bool:
     )
 
 
-def choose_workers(
+def select_workers(
     workers: Iterable[Worker],
     ranks: RankSelection | str | None,
     group: str | None,
 ) -> tuple[Worker, ...]:
     """
-    Which ranks that are not armed does a selection mean?
+    Return the unarmed ranks that a selection matches.
 
     Args:
-        workers: Those there are.
+        ranks: The selection; ``None`` selects all.
 
-        ranks: The selection; all if it is ``None``.
-
-        group: Of which group; who is not armed belongs to none but that which
-            has no other name.
+        group: The group; unarmed ranks are in the default group, ``"job"``.
 
     Returns:
-        The workers; none is no mistake.
+        The workers; may be empty.
 
     Raises:
-        RankSyntaxError: The selection cannot be read.
+        RankSyntaxError: The selection is invalid.
     """
     selection = parse_ranks(ranks) if isinstance(ranks, str) else ranks
     if group not in {None, "job"}:
@@ -429,7 +429,7 @@ def choose_workers(
     )
 
 
-def choose_session(
+def select_session(
     listing: Listing,
     *,
     rank: int | None = None,
@@ -437,64 +437,61 @@ def choose_session(
     number: int | None = None,
 ) -> tuple[Process, Session]:
     """
-    Which session does a person want to attach to?
+    Return the stopped thread to attach to.
 
     Args:
-        listing: All there are.
-
         rank: Its rank.
 
-        group: The group of that.
+        group: The group of that rank.
 
-        number: Or its number in the listing, counted from 1.
-
-    Returns:
-        The process, and its thread.
+        number: Its number in the listing, from 1; replaces *rank*.
 
     Raises:
-        DebuggerError: There is no such session, or more than one.
+        DebuggerError: No such thread is stopped, or more than one is.
     """
-    everyone = list(enumerate(listing.sessions, start=1))
+    numbered = list(enumerate(listing.sessions, start=1))
     found = [
         (n, pair)
-        for n, pair in everyone
+        for n, pair in numbered
         if (n == number if number is not None else pair[0].rank == rank)
         and (group is None or pair[0].group == group)
     ]
-    what = f"#{number}" if number is not None else f"rank {rank}"
+    label = f"#{number}" if number is not None else f"rank {rank}"
     if not found:
-        raise _not_stopped(listing, what, rank, group)
+        raise _not_stopped_error(listing, label, rank, group)
     if len(found) > 1:
         names = ", ".join(
             f"#{n} ({p.group}, {s.thread})" for n, (p, s) in found
         )
-        msg = f"{what} is stopped more than once: {names}"
+        msg = f"{label} is stopped more than once: {names}"
         raise DebuggerError(msg, remedy=f"attach #{found[0][0]}")
 
     return found[0][1]
 
 
-def _not_stopped(
-    listing: Listing, what: str, rank: int | None, group: str | None
+def _not_stopped_error(
+    listing: Listing, label: str, rank: int | None, group: str | None
 ) -> DebuggerError:
     """
-    Why can nobody attach to that, and what helps?
+    Explain why there is no such stopped thread, and what to do.
     """
-    there = _of_group(listing, group, is_needed=False)
-    ranks = ranks_shown(p.rank for p in there if p.sessions) or "none"
+    processes = _processes_of_group(listing, group, is_needed=False)
+    ranks = format_ranks(p.rank for p in processes if p.sessions) or "none"
     stopped = f"stopped are: {ranks}; see: list"
     if rank is None:
-        return DebuggerError(f"{what} is not stopped", remedy=stopped)
-    if all(p.rank != rank for p in there):
-        remedy = f"{_what_exists(there)}; attach #N goes by the list"
-        return DebuggerError(f"there is no {what}", remedy=remedy)
+        return DebuggerError(f"{label} is not stopped", remedy=stopped)
+    if all(p.rank != rank for p in processes):
+        remedy = (
+            f"{_available_ranks_text(processes)}; attach #N goes by the list"
+        )
+        return DebuggerError(f"there is no {label}", remedy=remedy)
 
-    who = f"{group} ranks({rank})" if group else f"ranks({rank})"
-    remedy = f"to stop it: interrupt {who}; {stopped}"
-    return DebuggerError(f"{what} is not stopped", remedy=remedy)
+    selection = f"{group} ranks({rank})" if group else f"ranks({rank})"
+    remedy = f"to stop it: interrupt {selection}; {stopped}"
+    return DebuggerError(f"{label} is not stopped", remedy=remedy)
 
 
-def _of_group(
+def _processes_of_group(
     listing: Listing, group: str | None, *, is_needed: bool
 ) -> tuple[Process, ...]:
     groups = sorted({p.group for p in listing.processes})
@@ -504,8 +501,8 @@ def _of_group(
             msg, remedy="call distdebug.arm() in the job, or set DISTDEBUG=1"
         )
     if group is None and is_needed:
-        # Ray keeps workers for tasks to come.
-        groups = [name for name in groups if name != IDLE] or groups
+        # Ray keeps idle workers for later tasks.
+        groups = [name for name in groups if name != IDLE_GROUP] or groups
         group = groups[0] if len(groups) == 1 else None
     if group is None and len(groups) > 1 and is_needed:
         msg = f"there are several groups: {', '.join(groups)}"
@@ -520,23 +517,25 @@ def _of_group(
     return tuple(p for p in listing.processes if group in {None, p.group})
 
 
-def _unknown(selection: RankSelection, there: Iterable[Process]) -> str:
-    known = {name for p in there for name in p.coords}
+def _unknown_dimensions_text(
+    selection: RankSelection, processes: Iterable[Process]
+) -> str:
+    known = {name for p in processes for name in p.coords}
     names = [name for name, _ in selection.by_dimension if name not in known]
     return f": there is no dimension {', '.join(names)}" if names else ""
 
 
-def _what_exists(there: Iterable[Process]) -> str:
+def _available_ranks_text(processes: Iterable[Process]) -> str:
     by_group: dict[str, list[Process]] = {}
-    for process in there:
+    for process in processes:
         by_group.setdefault(process.group, []).append(process)
     return "there are: " + "; ".join(
-        f"{group} ranks {ranks_shown(p.rank for p in found)}{_sizes(found)}"
-        for group, found in by_group.items()
+        f"{group} ranks {format_ranks(p.rank for p in members)}{_dimensions_text(members)}"
+        for group, members in by_group.items()
     )
 
 
-def _sizes(processes: Iterable[Process]) -> str:
+def _dimensions_text(processes: Iterable[Process]) -> str:
     indexes: dict[str, set[int]] = {}
     for process in processes:
         for name, index in process.coords.items():
@@ -545,38 +544,36 @@ def _sizes(processes: Iterable[Process]) -> str:
     return f" ({text})" if text else ""
 
 
-_MOST_BYTES = 400_000  # JSON needs more than one byte for some
-_MOST_FILES = 20
+_MAX_SOURCE_BYTES = 400_000  # JSON escapes some characters
+_MAX_SOURCE_FILES = 20
 
 
-def sources_to_lend(
-    uid: int, files: object, *, is_elsewhere: bool = False
+def source_requests(
+    uid: int, files: object, *, is_remote: bool = False
 ) -> Iterator[dict[str, Any]]:
     """
-    What can be sent to a rank that misses some files?
+    Yield requests that send missing source files to a rank.
 
     Args:
-        uid: Its user.
+        uid: The owner of the rank.
 
-        files: Their names, as it says.
+        files: The file names, as received from the rank.
 
-        is_elsewhere: Whether it runs on another node.
-
-    Yields:
-        A request for each that is here.
+        is_remote: Whether the rank runs on another node; then only files
+            below the current folder are sent.
     """
-    # Root could read more than the user whose job it debugs.
+    # Root can read files that the owner of the job cannot.
     if not isinstance(files, list) or uid != os.geteuid():
         return
 
-    for file in files[:_MOST_FILES]:
+    for file in files[:_MAX_SOURCE_FILES]:
         if isinstance(file, str) and file.endswith(".py"):
             with suppress(OSError, ValueError):
-                if is_elsewhere and not _is_below(file):
+                if is_remote and not _is_below_cwd(file):
                     continue
-                text = read_ordinary(file, _MOST_BYTES).decode()
+                text = read_ordinary(file, _MAX_SOURCE_BYTES).decode()
                 yield {"op": "source", "file": file, "text": text}
 
 
-def _is_below(file: str) -> bool:
+def _is_below_cwd(file: str) -> bool:
     return Path(file).resolve().is_relative_to(Path.cwd())

@@ -1,5 +1,5 @@
 """
-What does a person at the prompt of the debugger mean?
+Parser for the commands of the dbg prompt.
 
 ::
 
@@ -7,20 +7,21 @@ What does a person at the prompt of the debugger mean?
              | continue | stack | abort | others
     help     = "help" [ WS WORD ]
     attach   = "attach" WS ( [ GROUP WS ] INT | thread )
-    cast     = "cast" WS ( who | thread ) LINE
-    eval     = "eval" WS ( who [ "up" WS INT ":" ] | thread ) LINE
-    extend   = "extend" WS [ who | thread ] MINUTES
+    cast     = "cast" WS ( select | thread ) LINE
+    eval     = "eval" WS ( select [ "up" WS INT ":" ] | thread ) LINE
+    extend   = "extend" WS [ select | thread ] MINUTES
     continue = "continue" [ WS ( one | thread ) ]
-    stack    = "stack" [ WS ( one | thread | [ who ] "all" ) ]
+    stack    = "stack" [ WS ( one | thread | [ select ] "all" ) ]
     abort    = "abort" WS ( one | thread )
     others   = ( "list" | "interrupt" | "resume" ) [ WS one ]
-    one      = who | [ GROUP WS ] INT
-    who      = [ GROUP WS ] ranks
+    one      = select | [ GROUP WS ] INT
+    select   = [ GROUP WS ] ranks
     thread   = "#" INT
     GROUP    = letters, digits, "-" and "_"
 
-The selection *ranks* is what :func:`distdebug.ranks.parse_ranks` reads.
-``a``, ``l``, ``h``, ``c``, and ``q`` are short for the words that begin so.
+:func:`distdebug.ranks.parse_ranks` parses the selection *ranks*.
+``a``, ``l``, ``h``, ``c``, and ``q`` abbreviate attach, list, help, continue,
+and quit.
 """
 
 from __future__ import annotations
@@ -37,49 +38,37 @@ from ...errors import DebuggerError
 from ...ranks import RankSelection, parse_ranks
 
 
-# The usual commands of pdb that are none of ours.
-_OF_PDB = re.compile(
+# Common commands of pdb that the dbg prompt does not have.
+_PDB_COMMANDS = re.compile(
     r"(?:args|b|break|bt|cl|clear|cont|d|display|down|interact|j|j"
     r"ump|ll|longlist|n|next|p|pp|r|return|s|source|step|tbreak|u|"
     r"unt|until|up|w|whatis|where)"
 )
-_LONGEST_WORD = 20
-_NEARLY_RANKS = re.compile(r"ranks?[ \t]*[(\[{]", re.IGNORECASE)
-_ONLY_RANKS = re.compile(r"[0-9:,]{1,40}(?=[ \t]|\Z)")
+_MAX_COMMAND_LENGTH = 20
+_RANKS_TYPO = re.compile(r"ranks?[ \t]*[(\[{]", re.IGNORECASE)
+_BARE_RANKS = re.compile(r"[0-9:,]{1,40}(?=[ \t]|\Z)")
 _GROUP = re.compile(r"([A-Za-z_][A-Za-z0-9_-]{0,99})(?:[ \t]+(.{1,200}))?")
 
 
-def shown(text: str) -> str:
+def quote(text: str) -> str:
     """
-    How is a part of what was typed quoted in an error?
-
-    Args:
-        text: The part.
-
-    Returns:
-        One line, without what a terminal would obey.
+    Quote typed text for an error: one line, without control characters.
     """
     return f"'{clean(text, limit=100)}'"
 
 
-def unknown_command(text: str, words: Iterable[str]) -> DebuggerError:
+def unknown_command_error(text: str, commands: Iterable[str]) -> DebuggerError:
     """
-    What is to be said of a line that begins with no command?
+    Return the error for a line that starts with no command.
 
-    Args:
-        text: The line.
-
-        words: All commands.
-
-    Returns:
-        The error, to be raised.
+    The remedy names the likely command.
     """
-    names = list(words)
-    first = re.split(r"\W", text, maxsplit=1)[0][: _LONGEST_WORD + 1]
+    names = list(commands)
+    first = re.split(r"\W", text, maxsplit=1)[0][: _MAX_COMMAND_LENGTH + 1]
     likely = difflib.get_close_matches(first.lower(), names, n=1, cutoff=0.6)
     if first != first.lower() and first.lower() in {*names, *"alhcq"}:
         remedy = f"commands are in lower case: {first.lower()}"
-    elif _OF_PDB.fullmatch(first) or text.startswith("!"):
+    elif _PDB_COMMANDS.fullmatch(first) or text.startswith("!"):
         line = clean(text, limit=60)
         remedy = (
             "this is a command of pdb: attach to a rank first, or "
@@ -87,75 +76,81 @@ def unknown_command(text: str, words: Iterable[str]) -> DebuggerError:
         )
     elif first == "exit":
         remedy = "to leave, say quit"
-    elif likely and len(first) <= _LONGEST_WORD:
+    elif likely and len(first) <= _MAX_COMMAND_LENGTH:
         remedy = f"did you mean {likely[0]}?  See: help {likely[0]}"
     else:
         remedy = f"one of {', '.join(names)}"
-    return DebuggerError(f"not a command: {shown(text)}", remedy=remedy)
+    return DebuggerError(f"not a command: {quote(text)}", remedy=remedy)
 
 
-def missing_ranks(word: str, rest: str) -> DebuggerError:
+def missing_ranks_error(name: str, rest: str) -> DebuggerError:
     """
-    What is to be said of a command that lacks its ranks?
+    Return the error for a command that lacks its ranks.
 
     Args:
-        word: The command.
+        name: The command.
 
-        rest: What follows it.
-
-    Returns:
-        The error, to be raised.
+        rest: The text after the command.
     """
-    line = {"cast": " p x", "eval": " x", "extend": " 30"}.get(word, "")
+    line = {"cast": " p x", "eval": " x", "extend": " 30"}.get(name, "")
     group = _GROUP.fullmatch(rest)
-    if _NEARLY_RANKS.search(rest[:200]):
+    if _RANKS_TYPO.search(rest[:200]):
         remedy = (
-            f"write {word} GROUP ranks(0){line}: a group is of letters, "
+            f"write {name} GROUP ranks(0){line}: a group is of letters, "
             "digits, - and _, and ranks( is one word in lower case"
         )
-    elif found := _ONLY_RANKS.match(rest):
-        remedy = f"write {word} ranks({found[0]}){line}"
+    elif found := _BARE_RANKS.match(rest):
+        remedy = f"write {name} ranks({found[0]}){line}"
     elif group and not line:
-        remedy = f"write {word} {group[1]} ranks(:)"
-    elif group and group[2] and not _OF_PDB.fullmatch(group[1]):
-        remedy = f"write {word} {group[1]} ranks(:) {clean(group[2])}"
+        remedy = f"write {name} {group[1]} ranks(:)"
+    elif group and group[2] and not _PDB_COMMANDS.fullmatch(group[1]):
+        remedy = f"write {name} {group[1]} ranks(:) {clean(group[2])}"
     elif line and rest:
-        remedy = f"write {word} ranks(:) {clean(rest)}"
+        remedy = f"write {name} ranks(:) {clean(rest)}"
     else:
-        remedy = f"write {word} ranks(:){line}"
+        remedy = f"write {name} ranks(:){line}"
     return DebuggerError(
-        f"{word} needs ranks(...), found {shown(rest)}", remedy=remedy
+        f"{name} needs ranks(...), found {quote(rest)}", remedy=remedy
     )
 
 
 _BLANKS = " \t\r\n"
-_ALONE = frozenset({"quit", "detach"})
+_WITHOUT_ARGUMENT = frozenset({"quit", "detach"})
 _WITH_LINE = frozenset({"cast", "eval"})
 _WITH_RANKS = frozenset(
     {"list", "continue", "stack", "interrupt", "resume", "abort"}
 )
-_OF_THREADS = frozenset(
+_WITH_THREAD = frozenset(
     {"cast", "eval", "extend", "continue", "stack", "abort"}
 )
 
-SHORT = {
+ABBREVIATIONS = {
     "a": "attach",
     "l": "list",
     "h": "help",
     "c": "continue",
     "q": "quit",
 }
-"""What the short forms mean."""
+"""The command that each letter stands for."""
 
-WORDS = tuple(
-    sorted({*_ALONE, *_WITH_LINE, *_WITH_RANKS, "attach", "extend", "help"})
+COMMANDS = tuple(
+    sorted(
+        {
+            *_WITHOUT_ARGUMENT,
+            *_WITH_LINE,
+            *_WITH_RANKS,
+            "attach",
+            "extend",
+            "help",
+        }
+    )
 )
-"""All commands, as they are completed."""
+"""All commands, sorted."""
 
-_WORD = re.compile(r"[a-z]+(?=[ \t\r\n]|\Z)")
+_COMMAND = re.compile(r"[a-z]+(?=[ \t\r\n]|\Z)")
 _ATTACH = re.compile(r"(?:([A-Za-z0-9_-]+)[ \t\r\n]+)?([0-9]+)")
 _NUMBER = re.compile(r"#([0-9]{1,9})(?=[ \t\r\n]|\Z)")
-_WHO = re.compile(r"(?:([A-Za-z0-9_-]+)[ \t\r\n]+)?(?=ranks\()")
+_GROUP_AND_RANKS = re.compile(r"(?:([A-Za-z0-9_-]+)[ \t\r\n]+)?(?=ranks\()")
 _UP = re.compile(r"up[ \t]{1,9}([0-9]{1,4})[ \t]{0,9}:(?!=)")
 _MINUTES = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?")
 
@@ -163,29 +158,29 @@ _MINUTES = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?")
 @attrs.frozen(kw_only=True)
 class Command:
     """
-    One command that was understood.
+    A parsed command.
 
     Attributes:
-        word: What to do, in full.
+        name: In full, even if it was abbreviated.
 
-        group: Whose ranks are meant; ``None`` if it was left out.
+        group: The group of the ranks; ``None`` if not typed.
 
-        ranks: Which ranks; ``None`` if it was left out.
+        ranks: The selected ranks; ``None`` if not typed.
 
         rank: The rank to attach to.
 
-        number: Or the number of a thread that is held, as it is listed.
+        number: The number of a stopped thread in the listing.
 
-        line: What to let the ranks do, to evaluate, or to explain.
+        line: The pdb command to run, the expression, or the help topic.
 
-        minutes: How long they may stay.
+        minutes: How long the ranks may stay stopped.
 
-        up: How many callers further out to evaluate.
+        up: How many frames above the user's innermost line to evaluate.
 
-        is_full: Whether to tell of all threads.
+        is_full: Whether to show the stacks of all threads.
     """
 
-    word: str
+    name: str
     group: str | None = None
     ranks: RankSelection | None = None
     rank: int | None = None
@@ -198,109 +193,103 @@ class Command:
 
 def parse_command(text: str) -> Command:
     """
-    What does a line mean?
-
-    Args:
-        text: What was typed.
-
-    Returns:
-        The command.
+    Parse a line typed at the prompt.
 
     Raises:
-        DebuggerError: It is none.
+        DebuggerError: The line is no command.
 
-        RankSyntaxError: Its selection of ranks is none.
+        RankSyntaxError: Its selection of ranks is invalid.
     """
     text = text.strip(_BLANKS)
-    match = _WORD.match(text)
-    word = SHORT.get(match[0], match[0]) if match else ""
+    match = _COMMAND.match(text)
+    name = ABBREVIATIONS.get(match[0], match[0]) if match else ""
     rest = text[match.end() :].strip(_BLANKS) if match else ""
-    if word in _ALONE:
-        return _end(Command(word=word), rest)
-    if word == "help":
-        return _help(rest)
-    if word == "attach":
-        return _attach(rest)
-    if word in _WITH_LINE:
-        return _with_line(word, rest)
-    if word in _WITH_RANKS:
-        return _with_ranks(word, rest)
-    if word == "extend":
-        return _extend(rest)
+    if name in _WITHOUT_ARGUMENT:
+        return _expect_end(Command(name=name), rest)
+    if name == "help":
+        return _parse_help(rest)
+    if name == "attach":
+        return _parse_attach(rest)
+    if name in _WITH_LINE:
+        return _parse_with_line(name, rest)
+    if name in _WITH_RANKS:
+        return _parse_with_ranks(name, rest)
+    if name == "extend":
+        return _parse_extend(rest)
 
-    raise unknown_command(text, WORDS)
+    raise unknown_command_error(text, COMMANDS)
 
 
-def _end(command: Command, rest: str) -> Command:
+def _expect_end(command: Command, rest: str) -> Command:
     if rest:
-        msg = f"nothing may follow {command.word}: {shown(rest)}"
-        raise DebuggerError(msg, remedy=f"see: help {command.word}")
+        msg = f"nothing may follow {command.name}: {quote(rest)}"
+        raise DebuggerError(msg, remedy=f"see: help {command.name}")
 
     return command
 
 
-def _help(rest: str) -> Command:
-    if rest and SHORT.get(rest, rest) not in {*WORDS, "ranks"}:
-        msg = f"there is no help on {shown(rest)}"
+def _parse_help(rest: str) -> Command:
+    if rest and ABBREVIATIONS.get(rest, rest) not in {*COMMANDS, "ranks"}:
+        msg = f"there is no help on {quote(rest)}"
         raise DebuggerError(
-            msg, remedy=f"help on one of: {', '.join(WORDS)}, ranks"
+            msg, remedy=f"help on one of: {', '.join(COMMANDS)}, ranks"
         )
 
-    return Command(word="help", line=SHORT.get(rest, rest))
+    return Command(name="help", line=ABBREVIATIONS.get(rest, rest))
 
 
-def _attach(rest: str) -> Command:
+def _parse_attach(rest: str) -> Command:
     if match := _NUMBER.fullmatch(rest):
-        return Command(word="attach", number=int(match[1]))
+        return Command(name="attach", number=int(match[1]))
     if match := _ATTACH.fullmatch(rest):
         # int() refuses thousands of digits.
         rank = int((match[2].lstrip("0") or "0")[:20])
-        return Command(word="attach", group=match[1], rank=rank)
+        return Command(name="attach", group=match[1], rank=rank)
 
-    msg = f"not a rank to attach to: {shown(rest)}"
+    msg = f"not a rank to attach to: {quote(rest)}"
     raise DebuggerError(
         msg, remedy="write attach 3, attach GROUP 3, or attach #2"
     )
 
 
-def _with_line(word: str, rest: str) -> Command:
-    command, line = _who(word, rest)
-    if not _says_who(command):
-        raise missing_ranks(word, rest)
-    if word == "eval" and (up := _UP.match(line)):
+def _parse_with_line(name: str, rest: str) -> Command:
+    command, line = _parse_selection(name, rest)
+    if not _has_selection(command):
+        raise missing_ranks_error(name, rest)
+    if name == "eval" and (up := _UP.match(line)):
         if command.number is not None:
             msg = "callers of one thread are looked at by commands of pdb"
             raise DebuggerError(msg, remedy=f"cast #{command.number} up")
         command = attrs.evolve(command, up=int(up[1]))
         line = line[up.end() :].strip(_BLANKS)
     if not line or "\n" in line or "\r" in line:
-        msg = f"{word} needs one line of what to do: {shown(line)}"
-        raise DebuggerError(msg, remedy=f"write {word} ranks(:) p x")
+        msg = f"{name} needs one line of what to do: {quote(line)}"
+        raise DebuggerError(msg, remedy=f"write {name} ranks(:) p x")
 
     return attrs.evolve(command, line=line)
 
 
-def _with_ranks(word: str, rest: str) -> Command:
-    command, end = _who(word, rest)
-    if word == "abort" and not rest:
+def _parse_with_ranks(name: str, rest: str) -> Command:
+    command, end = _parse_selection(name, rest)
+    if name == "abort" and not rest:
         msg = "abort needs ranks(...): it ends them"
         raise DebuggerError(msg, remedy="write abort ranks(:)")
-    if word == "stack" and command.number is None and end == "all":
+    if name == "stack" and command.number is None and end == "all":
         return attrs.evolve(command, is_full=True)
     if match := _ATTACH.fullmatch(rest):
-        # As of attach: nothing else can be meant by a number.
+        # A plain number is a rank, as in attach.
         ranks = parse_ranks(f"ranks({match[2][:20]})")
         return attrs.evolve(command, group=match[1], ranks=ranks)
-    if rest and not _says_who(command):
-        raise missing_ranks(word, rest)
+    if rest and not _has_selection(command):
+        raise missing_ranks_error(name, rest)
 
-    return _end(command, end)
+    return _expect_end(command, end)
 
 
-def _extend(rest: str) -> Command:
-    command, end = _who("extend", rest)
+def _parse_extend(rest: str) -> Command:
+    command, end = _parse_selection("extend", rest)
     if not _MINUTES.fullmatch(end):
-        msg = f"not a number of minutes: {shown(end)}"
+        msg = f"not a number of minutes: {quote(end)}"
         raise DebuggerError(
             msg, remedy="write extend 30, or extend ranks(0) 30"
         )
@@ -308,31 +297,33 @@ def _extend(rest: str) -> Command:
     return attrs.evolve(command, minutes=float(end))
 
 
-def _says_who(command: Command) -> bool:
+def _has_selection(command: Command) -> bool:
     return command.ranks is not None or command.number is not None
 
 
-def _who(word: str, rest: str) -> tuple[Command, str]:
+def _parse_selection(name: str, rest: str) -> tuple[Command, str]:
     """
-    The group and the ranks at the start, or one thread; and what follows.
+    Parse the group and ranks, or the thread, at the start; return the rest.
     """
-    if word in _OF_THREADS and (number := _NUMBER.match(rest)):
-        command = Command(word=word, number=int(number[1]))
+    if name in _WITH_THREAD and (number := _NUMBER.match(rest)):
+        command = Command(name=name, number=int(number[1]))
         return command, rest[number.end() :].strip(_BLANKS)
 
-    match = _WHO.match(rest)
+    match = _GROUP_AND_RANKS.match(rest)
     if match is None:
-        return Command(word=word), rest
+        return Command(name=name), rest
 
-    end = _closing(rest, match.end())
+    end = _find_closing(rest, match.end())
     ranks = parse_ranks(rest[match.end() : end])
-    command = Command(word=word, group=match[1], ranks=ranks)
+    command = Command(name=name, group=match[1], ranks=ranks)
     return command, rest[end:].strip(_BLANKS)
 
 
-def _closing(text: str, start: int) -> int:
+def _find_closing(text: str, start: int) -> int:
     """
-    Behind the parenthesis that closes the first one; the end if none does.
+    Return the index after the parenthesis that closes the first one.
+
+    Return the end of the text if none does.
     """
     depth = 0
     for position in range(start, len(text)):

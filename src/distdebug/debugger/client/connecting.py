@@ -1,5 +1,5 @@
 """
-How are the ranks of a job asked, and steered?
+Client for the ranks of a job: `connect` and `DebugClient`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ from ...ranks import RankSelection
 from ..protocol import base_folder
 from .calls import (
     Peer,
-    Reach,
+    Transport,
     ask_all,
-    choose,
-    choose_session,
-    choose_workers,
-    sources_to_lend,
+    select_processes,
+    select_session,
+    select_workers,
+    source_requests,
 )
-from .local import Here, choose_folder, stacks_of_unarmed, unreadable_told
+from .local import (
+    LocalTransport,
+    choose_folder,
+    unarmed_stacks,
+    wrap_folder_errors,
+)
 from .model import (
     Answers,
     Listing,
@@ -33,59 +38,59 @@ from .model import (
     Output,
     Process,
     Session,
-    Silent,
-    outputs_of,
+    SilentProcess,
+    format_rank_phrase,
+    parse_process,
     process_key,
-    process_of,
-    ranks_told,
     read_output,
+    thread_answer,
 )
-from .remote import reach_nodes
+from .remote import connect_nodes
 
 
 if TYPE_CHECKING:
-    from ...nodes import Talks
+    from ...nodes import StreamExecutor
 
 
-# What an answer may take longer than the rank was told to wait.
-_SLACK_S = 1.0
+# How much longer an answer may take than the wait asked of the rank.
+_ANSWER_MARGIN_S = 1.0
 
 
 @attrs.define
-class Ranks:
+class RankConnections:
     """
-    All ranks that can be reached.
-
-    Args:
-        reach: Where they are looked for.
+    The connections to all ranks of a job.
     """
 
-    reach: Reach
-    _lent: set[str] = attrs.field(factory=set, init=False)
+    transport: Transport
+    _sent_sources: set[str] = attrs.field(factory=set, init=False)
 
     def close(self) -> None:
         """
-        Hang up.
+        Close all connections.
         """
-        self.reach.close()
+        self.transport.close()
 
     def listing(self) -> Listing:
         """
-        Find out who listens, and who is stopped.
+        List the ranks that listen, and their stopped threads.
         """
-        with unreadable_told():
-            reached = self.reach.peers()
-        peers = reached.peers
+        with wrap_folder_errors():
+            discovered = self.transport.peers()
+        peers = discovered.peers
         answers = ask_all(
-            peers, {k: {"op": "list"} for k in peers}, self.reach.timeout_s
+            peers, {k: {"op": "list"} for k in peers}, self.transport.timeout_s
         )
-        self._lend(peers, answers)
-        broken = self.reach.broken()
+        self._send_sources(peers, answers)
+        lost_nodes = self.transport.lost_nodes()
         return Listing(
             processes=_processes(peers, answers),
-            silent=(*reached.silent, *_silent(peers, answers, broken)),
-            lost=_once((*reached.lost, *broken)),
-            idle=reached.idle,
+            silent=(
+                *discovered.silent,
+                *_silent_processes(peers, answers, lost_nodes),
+            ),
+            lost=_unique_nodes((*discovered.lost, *lost_nodes)),
+            idle=discovered.idle,
         )
 
     def ask_processes(
@@ -98,36 +103,29 @@ class Ranks:
         among: Iterable[Process] | None = None,
     ) -> Answers:
         """
-        Ask processes, whatever their threads are doing.
+        Send a request to processes, whether their threads are stopped or not.
 
         Args:
-            ranks: Which.
+            ranks: The selected ranks; ``None`` for all.
 
-            group: Their group.
+            wait_s: How long the request may take in the rank, in seconds.
 
-            request: What to ask.
-
-            wait_s: How long they may take, in seconds.
-
-            among: Ask only these, which have been selected already.
-
-        Returns:
-            What they answered.
+            among: Processes to ask instead of a selection.
         """
         listing = Listing()
         if among is None:
             listing = self.listing()
-            among = _chosen(listing, ranks, group)
+            among = _select(listing, ranks, group)
         chosen = {p.path: p for p in among}
-        told = self._ask(dict.fromkeys(chosen, request), wait_s)
+        raw = self._ask(dict.fromkeys(chosen, request), wait_s)
         return Answers(
             outputs=tuple(
                 read_output(chosen[path], answer)
-                for path, answer in told.answers.items()
+                for path, answer in raw.answers.items()
                 if answer is not None
             ),
-            silent=(*listing.silent, *told.silent),
-            lost=_once((*listing.lost, *told.lost)),
+            silent=(*listing.silent, *raw.silent),
+            lost=_unique_nodes((*listing.lost, *raw.lost)),
         )
 
     def ask_stopped(
@@ -137,138 +135,129 @@ class Ranks:
         request: dict[str, Any],
     ) -> Answers:
         """
-        Ask all threads that are held in some ranks.
+        Send a request to all stopped threads of the selected ranks.
 
         Args:
-            ranks: Which ranks.
+            ranks: The selected ranks; ``None`` for all.
 
-            group: Their group; it may be left out as well if only one has
-                threads that are held.
-
-            request: What to ask.
+            group: May be ``None`` if only one group has stopped threads.
 
         Returns:
-            What they answered, and which ranks are not stopped.
+            The answers, and the selected ranks that are not stopped.
         """
         listing = self.listing()
         if ranks is not None and group is None:
-            group = _only_held_group(listing)
-        chosen = _chosen(listing, ranks, group)
-        held = [(p, s) for p in chosen for s in p.sessions]
-        answers = self.ask_sessions(held, request)
+            group = _only_stopped_group(listing)
+        chosen = _select(listing, ranks, group)
+        stopped = [(p, s) for p in chosen for s in p.sessions]
+        answers = self.ask_sessions(stopped, request)
         return attrs.evolve(
             answers,
             not_stopped=tuple(p for p in chosen if not p.sessions),
             silent=(*listing.silent, *answers.silent),
-            lost=_once((*listing.lost, *answers.lost)),
+            lost=_unique_nodes((*listing.lost, *answers.lost)),
         )
 
     def ask_sessions(
         self,
-        held: Iterable[tuple[Process, Session]],
+        threads: Iterable[tuple[Process, Session]],
         request: dict[str, Any],
     ) -> Answers:
         """
-        Ask threads that are held, each once.
-
-        Args:
-            held: Which threads, of which processes.
-
-            request: What to ask.
-
-        Returns:
-            What they answered.
+        Send a request to stopped threads, to each one once.
         """
         by_path: dict[str, dict[str, tuple[Process, Session]]] = {}
-        for process, session in held:
+        for process, session in threads:
             keys = by_path.setdefault(process.path, {})
             keys[session.key] = process, session
-        told = self._ask(
+        raw = self._ask(
             {path: {**request, "keys": [*k]} for path, k in by_path.items()},
             float(request.get("wait", 0.0)),
         )
         outputs: list[Output] = []
-        for path, answer in told.answers.items():
+        for path, answer in raw.answers.items():
             if answer is not None:
                 outputs += [
-                    read_output(p, outputs_of(answer, key), session=s)
+                    read_output(p, thread_answer(answer, key), session=s)
                     for key, (p, s) in by_path[path].items()
                 ]
         return Answers(
-            outputs=tuple(outputs), silent=told.silent, lost=told.lost
+            outputs=tuple(outputs), silent=raw.silent, lost=raw.lost
         )
 
     def _ask(
         self, requests: dict[str, dict[str, Any]], wait_s: float
-    ) -> _Told:
+    ) -> _RawAnswers:
         if not requests:
-            return _Told()
+            return _RawAnswers()
 
-        with unreadable_told():
-            reached = self.reach.peers()
-        peers = reached.peers
-        there = {p: r for p, r in requests.items() if p in peers}
+        with wrap_folder_errors():
+            discovered = self.transport.peers()
+        peers = discovered.peers
+        reachable = {p: r for p, r in requests.items() if p in peers}
         answers = ask_all(
-            peers, there, wait_s + self.reach.timeout_s + _SLACK_S
+            peers,
+            reachable,
+            wait_s + self.transport.timeout_s + _ANSWER_MARGIN_S,
         )
-        broken = self.reach.broken()
-        return _Told(
+        lost_nodes = self.transport.lost_nodes()
+        return _RawAnswers(
             answers={path: answers.get(path) for path in requests},
-            silent=_silent(peers, answers, broken),
-            lost=broken,
+            silent=_silent_processes(peers, answers, lost_nodes),
+            lost=lost_nodes,
         )
 
-    def _lend(
+    def _send_sources(
         self, peers: Mapping[str, Peer], answers: Mapping[str, Any]
     ) -> None:
         """
-        Send sources to those that miss them, each once.
+        Send missing source files to the ranks, each list of files once.
         """
-        lent = {}
+        sources_by_path = {}
         for path, answer in answers.items():
             missing = (answer or {}).get("missing")
-            if missing and f"{path} {missing}" not in self._lent:
-                self._lent.add(f"{path} {missing}")
+            if missing and f"{path} {missing}" not in self._sent_sources:
+                self._sent_sources.add(f"{path} {missing}")
                 peer = peers[path]
-                lent[path] = sources_to_lend(
-                    peer.uid, missing, is_elsewhere=bool(peer.host)
+                sources_by_path[path] = source_requests(
+                    peer.uid, missing, is_remote=bool(peer.host)
                 )
         while requests := {
             path: request
-            for path, sources in lent.items()
+            for path, sources in sources_by_path.items()
             if (request := next(sources, None))
         }:
-            ask_all(peers, requests, self.reach.timeout_s)
+            ask_all(peers, requests, self.transport.timeout_s)
 
 
-class _Told(NamedTuple):
+class _RawAnswers(NamedTuple):
     """
-    What was answered, by whom not, and from where nothing can be.
+    The decoded answers, the processes without an answer, and the lost nodes.
     """
 
     answers: Mapping[str, dict[str, Any] | None] = {}
-    silent: tuple[Silent, ...] = ()
+    silent: tuple[SilentProcess, ...] = ()
     lost: tuple[LostNode, ...] = ()
 
 
-def _chosen(
+def _select(
     listing: Listing, ranks: RankSelection | str | None, group: str | None
 ) -> tuple[Process, ...]:
-    # If nobody answers at all, that is what there is to say.
+    # Without any answer, report the silent processes and lost nodes instead.
     if not listing.processes and (listing.silent or listing.lost):
         return ()
 
-    return choose(listing, ranks, group)
+    return select_processes(listing, ranks, group)
 
 
-def _only_held_group(listing: Listing) -> str | None:
+def _only_stopped_group(listing: Listing) -> str | None:
     groups = {process.group for process, _ in listing.sessions}
     return groups.pop() if len(groups) == 1 else None
 
 
-def _once(lost: Iterable[LostNode]) -> tuple[LostNode, ...]:
+def _unique_nodes(lost: Iterable[LostNode]) -> tuple[LostNode, ...]:
     """
-    Each node with what was known of it first.
+    Keep the first entry of each node.
     """
     found: dict[str, LostNode] = {}
     for node in lost:
@@ -276,14 +265,14 @@ def _once(lost: Iterable[LostNode]) -> tuple[LostNode, ...]:
     return tuple(found.values())
 
 
-def _silent(
+def _silent_processes(
     peers: Mapping[str, Peer],
     answers: Mapping[str, object],
-    broken: Iterable[LostNode],
-) -> tuple[Silent, ...]:
-    lost = {node.host for node in broken}
+    lost_nodes: Iterable[LostNode],
+) -> tuple[SilentProcess, ...]:
+    lost = {node.host for node in lost_nodes}
     return tuple(
-        Silent(host=peers[path].host, pid=peers[path].pid)
+        SilentProcess(host=peers[path].host, pid=peers[path].pid)
         for path, answer in answers.items()
         if answer is None and peers[path].host not in lost
     )
@@ -294,75 +283,73 @@ def _processes(
     answers: Mapping[str, dict[str, Any] | None],
 ) -> tuple[Process, ...]:
     """
-    Whoever answered, each once: two names of a node may lead to one.
+    Return the processes that answered, each once.
+
+    Two names of a node may lead to the same process.
     """
     found: dict[object, Process] = {}
     for path, answer in answers.items():
         if answer is not None:
-            process = process_of(path, answer)
-            # It is known by the name under which it was asked.
+            process = parse_process(path, answer)
+            # Show the host name that was used to ask it.
             host = peers[path].host or process.host
             found.setdefault(
                 process_key(process, answer), attrs.evolve(process, host=host)
             )
-    return _told_apart(sorted(found.values(), key=attrgetter("place")))
+    return _name_child_processes(
+        sorted(found.values(), key=attrgetter("place"))
+    )
 
 
-def _told_apart(processes: Iterable[Process]) -> tuple[Process, ...]:
+def _name_child_processes(processes: Iterable[Process]) -> tuple[Process, ...]:
     """
-    Name those that a rank has started: they come after it, by their numbers.
+    Name the processes that a rank has started; they follow it in order of PID.
     """
-    seen: set[tuple[str, int | None, str]] = set()
-    named = []
+    named_keys: set[tuple[str, int | None, str]] = set()
+    result = []
     for p in processes:
         key = p.group, p.rank, p.host
-        is_another = p.rank is not None and key in seen
-        seen.add(key)
+        is_another = p.rank is not None and key in named_keys
+        named_keys.add(key)
         name = "other process" if is_another else ""
-        named.append(attrs.evolve(p, name=name))
-    return tuple(named)
+        result.append(attrs.evolve(p, name=name))
+    return tuple(result)
 
 
 @attrs.frozen
-class Attached:
+class AttachedThread:
     """
-    One thread of one rank, talked to alone.
-
-    Args:
-        ranks: All that can be asked.
-
-        process: The process.
-
-        session: Its thread.
+    One stopped thread of one rank.
     """
 
-    ranks: Ranks
+    ranks: RankConnections
     process: Process
     session: Session
 
     def send(self, line: str, *, wait_s: float = 5.0) -> Output:
         """
-        Let it obey one command of pdb.
+        Run one command of pdb in the thread.
 
         Args:
             line: The command; an empty one repeats the last.
 
-            wait_s: How long to wait until it stops again, in seconds.
+            wait_s: How long to wait until the thread stops again, in seconds.
 
         Returns:
-            What it printed, and whether it is stopped, running, or goes on.
+            The output, and whether the thread is stopped, running, or
+            continues.
 
         Raises:
-            DebuggerError: It does not answer.
+            DebuggerError: The rank does not answer.
         """
         return self._ask({"op": "command", "line": line, "wait": wait_s})
 
     def last(self) -> Output:
         """
-        Ask what it printed last, which tells where it is.
+        Return the last output, which shows where the thread is.
 
         Raises:
-            DebuggerError: It does not answer.
+            DebuggerError: The rank does not answer.
         """
         return self._ask({"op": "last", "wait": 0.0})
 
@@ -373,11 +360,11 @@ class Attached:
         for output in answers.outputs:
             return output
 
-        msg = f"{ranks_told([self.process.rank])} does not answer"
+        msg = f"{format_rank_phrase([self.process.rank])} does not answer"
         raise DebuggerError(msg, remedy="see: list")
 
 
-_Ranks = RankSelection | str | None
+_RankSelector = RankSelection | str | None
 
 
 def connect(  # noqa: PLR0913 most can be left out
@@ -386,67 +373,68 @@ def connect(  # noqa: PLR0913 most can be left out
     slurm: str | int | None = None,
     ray: str | None = None,
     hosts: Iterable[str] | None = None,
-    nodes: Talks | None = None,
+    nodes: StreamExecutor | None = None,
     timeout_s: float = 2.0,
 ) -> DebugClient:
     """
-    Ask the ranks of a job, on this node or on all of its nodes.
+    Connect to the ranks of a job, on this node or on all of its nodes.
 
-    Ranks that begin to listen later are found as well.  On other nodes, each
-    of which needs *distdebug*, a relay is started, which ends with this
-    client, or when it is not used for some minutes.
+    Ranks that start to listen later are found, too.  On each other node a
+    relay is started, which needs *distdebug* there.  It ends with this client,
+    or when it is idle for some minutes.
 
     Args:
-        folder: The folder of their sockets, on every node; by default
-            ``DISTDEBUG_DIR``, or that of the only job of this user that
+        folder: The folder of the sockets, on every node; by default
+            ``DISTDEBUG_DIR``, or the folder of the only job of this user that
             listens there.
 
-        slurm: The nodes of this running Slurm job, by its number.
+        slurm: The ID of a running Slurm job.
 
-        ray: The nodes of the Ray cluster at this address; ``"auto"`` is the
-            one that this node belongs to.
+        ray: The address of a Ray cluster; ``"auto"`` is the cluster of this
+            node.
 
         hosts: Hosts that ssh reaches without a password.
 
-        nodes: Or whatever brings programs to nodes, such as
+        nodes: An object that starts programs on nodes, such as
             ``Slurm(job=1234, container_name="train")``.
 
         timeout_s: How long a rank may take to answer, in seconds.
 
     Returns:
-        The client.  It holds no rank; if it ends, all stay as they are.
+        The client.  It stops no rank; when it ends, all ranks stay as they
+        are.
 
     Raises:
-        DebuggerError: The folder cannot be read or is not ours alone, several
+        DebuggerError: The folder cannot be read or is not private, several
             jobs listen, or no node can be reached.
 
-        NodesError: The nodes are not known.
+        NodesError: The nodes are unknown.
     """
-    given = [x for x in (slurm, ray, hosts, nodes) if x is not None]
-    if len(given) > 1:
+    node_sources = [x for x in (slurm, ray, hosts, nodes) if x is not None]
+    if len(node_sources) > 1:
         msg = "either slurm, ray, hosts, or nodes can be given"
         raise DebuggerError(msg, remedy="give one of them")
-    if given:
-        talks = nodes or _talks(slurm=slurm, ray=ray, hosts=hosts)
-        reach = reach_nodes(talks, folder, timeout_s=timeout_s)
-        return DebugClient(Ranks(reach))
+    if node_sources:
+        executor = nodes or _node_executor(slurm=slurm, ray=ray, hosts=hosts)
+        transport = connect_nodes(executor, folder, timeout_s=timeout_s)
+        return DebugClient(RankConnections(transport))
 
-    with unreadable_told():
+    with wrap_folder_errors():
         path = choose_folder(folder, timeout_s)
     if path is None:
         msg = f"no job of yours listens on this node, below {base_folder()}"
         raise DebuggerError(
             msg, remedy="call distdebug.arm() in the job, or set DISTDEBUG=1"
         )
-    return DebugClient(Ranks(Here(path, timeout_s)))
+    return DebugClient(RankConnections(LocalTransport(path, timeout_s)))
 
 
-def _talks(
+def _node_executor(
     *,
     slurm: str | int | None,
     ray: str | None,
     hosts: Iterable[str] | None,
-) -> Talks:
+) -> StreamExecutor:
     if slurm is not None:
         from ...nodes import Slurm
 
@@ -464,16 +452,13 @@ def _talks(
 @attrs.frozen
 class DebugClient:
     """
-    Asks the ranks of one job: see :func:`connect`.
+    Client for the ranks of one job: see :func:`connect`.
 
-    Selections are written as ``"ranks(dp=1)"``; `None` means every rank.  The
-    group may be left out if there is only one.
-
-    Args:
-        ranks: The connections to them.
+    Selections are written as ``"ranks(dp=1)"``; `None` selects every rank.
+    The group may be left out if there is only one.
     """
 
-    ranks: Ranks
+    ranks: RankConnections
 
     def __enter__(self) -> Self:
         return self
@@ -488,28 +473,21 @@ class DebugClient:
 
     def close(self) -> None:
         """
-        Hang up.  Ranks that are stopped stay so, until their limit.
+        Disconnect.  Stopped ranks stay stopped, until their limit.
         """
         self.ranks.close()
 
-    # -- questions that stop nobody
+    # -- requests that stop no rank
 
     def list(self) -> Listing:
         """
-        Find out which ranks listen, and which of them are stopped.
-
-        Returns:
-            All of them, also those that run.
-
-        Raises:
-            DebuggerError: The folder of their sockets is gone, or cannot be
-                read.
+        List the ranks that listen, and their stopped threads.
         """
         return self.ranks.listing()
 
     def eval(  # noqa: PLR0913 most can be left out
         self,
-        ranks: _Ranks,
+        ranks: _RankSelector,
         expression: str,
         *,
         group: str | None = None,
@@ -518,30 +496,24 @@ class DebugClient:
         up: int = 0,
     ) -> Answers:
         """
-        Evaluate an expression in ranks, whatever they are doing.
+        Evaluate an expression in ranks, whether they are stopped or not.
 
-        It sees the variables of the innermost line of the user's own code, and
+        It sees the variables of the innermost line of the user's code, and
         runs beside the main thread.  So it works in a rank that is blocked.
 
         Args:
-            ranks: Which ranks.
-
-            expression: A Python expression.
-
-            group: Their group.
-
             wait_s: How long it may take, in seconds.
 
-            copy: Whether to copy tensors from a device to show them, which
-                may wait for the collective that hangs.
+            copy: Whether to copy tensors from a device, which may block behind
+                a collective that hangs.
 
-            up: How many callers further out to look.
+            up: How many frames above the user's innermost line to evaluate.
 
         Returns:
             The values as text.
 
         Raises:
-            DebuggerError: Nobody is selected.
+            DebuggerError: The selection is empty.
         """
         request = {
             "op": "eval",
@@ -554,76 +526,63 @@ class DebugClient:
 
     def stack(
         self,
-        ranks: _Ranks = None,
+        ranks: _RankSelector = None,
         *,
         group: str | None = None,
         all_threads: bool = False,
     ) -> Answers:
         """
-        Ask where ranks are, whatever they are doing.
+        Return the stacks of ranks, whether they are stopped or not.
 
-        Of a rank that does not answer, because native code holds its
-        interpreter, py-spy tells the stack, if it may; so it does of ranks of
-        the same job on this node that are not armed.
+        A rank does not answer while native code holds its interpreter; then
+        its stack comes from py-spy, if permitted.  So do the stacks of unarmed
+        ranks of the same job on this node.
 
         Args:
-            ranks: Which ranks.
-
-            group: Their group.
-
-            all_threads: Whether to tell of other threads than the one that
-                works, and those that are stopped.
-
-        Returns:
-            Their stacks.
+            all_threads: Whether to include all threads, and not only the one
+                that works and the stopped ones.
 
         Raises:
-            DebuggerError: Nobody is selected.
+            DebuggerError: The selection is empty.
         """
         request = {"op": "stack", "all": all_threads}
-        with unreadable_told():
-            others = self.ranks.reach.unarmed()
-        unarmed = choose_workers(others, ranks, group)
+        with wrap_folder_errors():
+            others = self.ranks.transport.unarmed()
+        unarmed = select_workers(others, ranks, group)
         try:
             answers = self.ranks.ask_processes(ranks, group, request)
         except DebuggerError:
             if not unarmed:
                 raise
             answers = Answers()
-        notes = self.ranks.reach.outside(answers.silent)
-        return attrs.evolve(
-            answers, notes=(*notes, *stacks_of_unarmed(unarmed))
-        )
+        notes = self.ranks.transport.external_stacks(answers.silent)
+        return attrs.evolve(answers, notes=(*notes, *unarmed_stacks(unarmed)))
 
-    # -- what stops ranks, or lets them go on
+    # -- requests that stop or continue ranks
 
     def cast(
         self,
-        ranks: _Ranks,
+        ranks: _RankSelector,
         line: str,
         *,
         group: str | None = None,
         wait_s: float = 5.0,
     ) -> Answers:
         """
-        Let all stopped threads of some ranks obey one command of pdb.
+        Run one command of pdb in all stopped threads of the selected ranks.
 
-        Each obeys once, however often the selection names it.
+        Each thread runs it once, however often the selection names its rank.
 
         Args:
-            ranks: Which ranks.
-
             line: The command, such as ``"p loss"`` or ``"next"``.
 
-            group: Their group.
-
-            wait_s: How long to wait until all stop again, in seconds.
+            wait_s: How long to wait until all threads stop again, in seconds.
 
         Returns:
-            What each printed.
+            The output of each thread.
 
         Raises:
-            DebuggerError: Nobody is selected.
+            DebuggerError: The selection is empty.
         """
         request = {"op": "command", "line": line, "wait": wait_s}
         return self.ranks.ask_stopped(ranks, group, request)
@@ -634,73 +593,60 @@ class DebugClient:
         *,
         group: str | None = None,
         number: int | None = None,
-    ) -> Attached:
+    ) -> AttachedThread:
         """
-        Talk to one stopped thread alone.
+        Return one stopped thread, to send commands to it alone.
+
+        Nothing is needed to detach from it.
 
         Args:
             rank: Its rank.
 
-            group: The group of that.
+            group: The group of that rank.
 
-            number: Or its number in the listing, counted from 1.
-
-        Returns:
-            The thread.  To let go of it, do nothing.
+            number: Its number in the listing, from 1; replaces *rank*.
 
         Raises:
-            DebuggerError: It is not stopped, or more than one of that rank is.
+            DebuggerError: No such thread is stopped, or more than one is.
         """
-        found = choose_session(
+        found = select_session(
             self.list(), rank=rank, group=group, number=number
         )
-        return Attached(self.ranks, *found)
+        return AttachedThread(self.ranks, *found)
 
     def interrupt(
         self,
-        ranks: _Ranks = None,
+        ranks: _RankSelector = None,
         *,
         group: str | None = None,
         wait_s: float = 1.0,
     ) -> Answers:
         """
-        Stop the main thread of ranks at the next line they come to.
+        Stop the main thread of ranks at the next line of the user's code.
 
         No signal is sent.  A rank that is blocked in native code stops when
-        that returns.
+        that code returns.
 
         Args:
-            ranks: Which ranks.
-
-            group: Their group.
-
-            wait_s: How long to wait for them, in seconds.
+            wait_s: How long to wait for the stops, in seconds.
 
         Returns:
-            Who stopped, and who is blocked where.
+            Which ranks stopped, and where the others are blocked.
 
         Raises:
-            DebuggerError: Nobody is selected.
+            DebuggerError: The selection is empty.
         """
         request = {"op": "interrupt", "wait": wait_s}
         return self.ranks.ask_processes(ranks, group, request, wait_s=wait_s)
 
     def resume(
-        self, ranks: _Ranks = None, *, group: str | None = None
+        self, ranks: _RankSelector = None, *, group: str | None = None
     ) -> Answers:
         """
-        Let ranks go on, without breakpoints, and stop none that was to be.
-
-        Args:
-            ranks: Which ranks.
-
-            group: Their group.
-
-        Returns:
-            Who goes on.
+        Let ranks continue without breakpoints, and cancel interrupts.
 
         Raises:
-            DebuggerError: Nobody is selected.
+            DebuggerError: The selection is empty.
         """
         request = {"op": "command", "line": "detach", "wait": 1.0}
         stopped = self.ranks.ask_stopped(ranks, group, request)
@@ -714,23 +660,20 @@ class DebugClient:
         )
 
     def extend(
-        self, seconds: float, ranks: _Ranks = None, *, group: str | None = None
+        self,
+        seconds: float,
+        ranks: _RankSelector = None,
+        *,
+        group: str | None = None,
     ) -> Answers:
         """
-        Let ranks wait longer for the next command.
+        Extend the time limit of stopped ranks.
 
         Args:
-            seconds: For how long from now on.
-
-            ranks: Which ranks.
-
-            group: Their group.
-
-        Returns:
-            Who does so.
+            seconds: The new limit, counted from now.
 
         Raises:
-            DebuggerError: Nobody is selected.
+            DebuggerError: The selection is empty.
         """
         request = {"op": "extend", "seconds": seconds}
         return self.ranks.ask_stopped(ranks, group, request)
@@ -739,18 +682,10 @@ class DebugClient:
         self, ranks: RankSelection | str, *, group: str | None = None
     ) -> Answers:
         """
-        End ranks that are stopped, by an exception at the line where they are.
-
-        Args:
-            ranks: Which ranks.
-
-            group: Their group.
-
-        Returns:
-            Who ends.
+        Abort stopped ranks: raise ``bdb.BdbQuit`` at their current line.
 
         Raises:
-            DebuggerError: Nobody is selected.
+            DebuggerError: The selection is empty.
         """
         request = {"op": "command", "line": "abort", "wait": 1.0}
         return self.ranks.ask_stopped(ranks, group, request)

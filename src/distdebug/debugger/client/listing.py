@@ -1,8 +1,8 @@
 """
-How are many ranks listed, so that a person sees what matters?
+Format ranks and stopped threads as tables for the terminal.
 
-A job has more ranks than a screen has lines, so rows that are alike become one,
-and columns that tell nothing are left out.
+A job has more ranks than a terminal has lines: equal rows are folded into one,
+and columns without information are left out.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import attrs
 
 from ..._text import clean, text_table, time_text
 from ...ranks import fold_ranks
-from .model import Listing, Process, Session, ranks_shown, ranks_told
+from .model import Listing, Process, Session, format_rank_phrase, format_ranks
 
 
-_MOST_APART = 40  # what one looks through
-_MOST_ROWS = 200
-_MOST_LINES = 200
-_SOON_S = 300
-# What can be done without first, where a terminal is narrow.
-_SPARE = ("function", "coords", "host", "thread")
+_MAX_UNFOLDED_ROWS = 40  # a person can still scan so many
+_MAX_ROWS = 200
+_MAX_LINES = 200
+_LOW_TIME_S = 300
+# The columns to drop on a narrow terminal, in this order.
+_OPTIONAL_COLUMNS = ("function", "coords", "host", "thread")
 
 
 @attrs.frozen(kw_only=True)
 class _Row:
     """
-    One thread that is held, or a process without one.
+    One stopped thread, or a process without one.
     """
 
     number: int | None
@@ -40,18 +40,18 @@ class _Row:
         return self.session or self.process
 
     @property
-    def who(self) -> str:
+    def thread_label(self) -> str:
         """
-        What tells it from the main thread of the rank.
+        Return the name that sets the thread apart in its rank.
         """
         return self.session.thread if self.session else self.process.name
 
     @property
-    def likeness(self) -> tuple[Any, ...]:
+    def fold_key(self) -> tuple[Any, ...]:
         s = self.session
-        held = (s.state, s.reason) if s else ()
+        status = (s.state, s.reason) if s else ()
         where = (self.place.function, self.place.file, self.place.line)
-        return self.process.group, self.who, *held, *where
+        return self.process.group, self.thread_label, *status, *where
 
 
 def listing_text(
@@ -61,31 +61,28 @@ def listing_text(
     width: int | None = None,
 ) -> str:
     """
-    How is a listing shown to a person?
+    Format a listing as a table.
 
     Args:
-        listing: All there are; threads that are held are numbered as in it.
+        listing: All ranks; stopped threads keep their numbers from it.
 
-        chosen: To show only these, each in a row of its own.
+        chosen: The only processes to show, each in a row of its own.
 
-        width: How many columns the terminal has; any number, if `None`.
-
-    Returns:
-        A table, without a line break at its end.
+        width: The width of the terminal in columns; `None` for no limit.
     """
     rows = _rows(listing, chosen)
     if not rows:
         return str(listing)
 
-    apart = [[row] for row in rows]
-    is_folded = chosen is None and len(rows) > _MOST_APART
-    alike = _alike(rows) if is_folded else apart
-    table = _table(alike[:_MOST_ROWS], width)
-    notes = [*_patience(rows), *listing.notes]
-    if len(alike) > _MOST_ROWS:
-        notes.append(f"… and {len(alike) - _MOST_ROWS} more rows")
+    unfolded = [[row] for row in rows]
+    is_folded = chosen is None and len(rows) > _MAX_UNFOLDED_ROWS
+    folded = _fold_rows(rows) if is_folded else unfolded
+    table = _table(folded[:_MAX_ROWS], width)
+    notes = [*_timeout_notes(rows), *listing.notes]
+    if len(folded) > _MAX_ROWS:
+        notes.append(f"… and {len(folded) - _MAX_ROWS} more rows")
     if is_folded:
-        notes.append(f"{len(rows)} in {len(alike)} rows; each: list ranks(:)")
+        notes.append(f"{len(rows)} in {len(folded)} rows; each: list ranks(:)")
     return "\n".join([table, *notes])
 
 
@@ -99,10 +96,10 @@ def _rows(listing: Listing, chosen: Iterable[Process] | None) -> list[_Row]:
     ]
 
 
-def _alike(rows: Iterable[_Row]) -> list[list[_Row]]:
+def _fold_rows(rows: Iterable[_Row]) -> list[list[_Row]]:
     found: dict[tuple[Any, ...], list[_Row]] = {}
     for row in rows:
-        found.setdefault(row.likeness, []).append(row)
+        found.setdefault(row.fold_key, []).append(row)
     return list(found.values())
 
 
@@ -111,46 +108,46 @@ def _table(rows: list[list[_Row]], width: int | None) -> str:
     columns: dict[str, Callable[[list[_Row]], str]] = {
         "#": _numbers,
         "group": lambda row: row[0].process.group,
-        "rank": lambda row: ranks_shown(r.process.rank for r in row),
+        "rank": lambda row: format_ranks(r.process.rank for r in row),
         "coords": lambda row: _coords([r.process for r in row]),
         "host": lambda row: _host({r.process.host for r in row}),
-        "thread": lambda row: row[0].who,
+        "thread": lambda row: row[0].thread_label,
         "state": _state,
         "function": lambda row: row[0].place.function,
         "line": lambda row: _line(row[0].place, names),
     }
     cells = {name: [of(row) for row in rows] for name, of in columns.items()}
-    left = {k: v for k, v in cells.items() if _tells(k, set(v))}
-    without: list[str] = []
-    for name in ("", *_SPARE):
-        if left.pop(name, None):
-            without.append(name)
-        table = text_table([*left], zip(*left.values(), strict=True))
+    shown = {k: v for k, v in cells.items() if _is_informative(k, set(v))}
+    dropped: list[str] = []
+    for name in ("", *_OPTIONAL_COLUMNS):
+        if shown.pop(name, None):
+            dropped.append(name)
+        table = text_table([*shown], zip(*shown.values(), strict=True))
         if width is None or max(map(len, table.splitlines())) <= width:
             break
-    hint = "left out, as the terminal is narrow: " + ", ".join(without)
-    return f"{table}\n{hint}" if without else table
+    hint = "left out, as the terminal is narrow: " + ", ".join(dropped)
+    return f"{table}\n{hint}" if dropped else table
 
 
-def _patience(rows: Iterable[_Row]) -> Iterable[str]:
+def _timeout_notes(rows: Iterable[_Row]) -> Iterable[str]:
     """
-    Who gives up before a person has looked?
+    Yield a note if a collective times out before the limit of the stop.
     """
-    held = [row.session for row in rows if row.session]
-    known = [
+    stopped = [row.session for row in rows if row.session]
+    timeouts = [
         s.patience_left_s
-        for s in held
+        for s in stopped
         if s.patience_left_s is not None and s.patience_left_s < s.left_s
     ]
-    if known:
-        left = time_text(min(known))
+    if timeouts:
+        left = time_text(min(timeouts))
         yield (
             f"others may give up waiting in a collective in {left}: that is "
             "the shortest time-out, counted from when the ranks stopped"
         )
 
 
-def _tells(column: str, cells: set[str]) -> bool:
+def _is_informative(column: str, cells: set[str]) -> bool:
     if column == "host":
         return len(cells) > 1
     if column in {"#", "coords"}:
@@ -176,13 +173,13 @@ def _host(hosts: set[str]) -> str:
 
 
 def _state(row: list[_Row]) -> str:
-    held = [r.session for r in row if r.session]
-    if not held:
+    stopped = [r.session for r in row if r.session]
+    if not stopped:
         return "not stopped"
 
-    left = min(s.left_s for s in held)
-    soon = f", {time_text(left)} left" if left < _SOON_S else ""
-    return f"{held[0].state} ({held[0].reason}{soon})"
+    left = min(s.left_s for s in stopped)
+    soon = f", {time_text(left)} left" if left < _LOW_TIME_S else ""
+    return f"{stopped[0].state} ({stopped[0].reason}{soon})"
 
 
 def _line(place: Process | Session, names: Mapping[str, str]) -> str:
@@ -191,7 +188,7 @@ def _line(place: Process | Session, names: Mapping[str, str]) -> str:
 
 def _short_names(files: set[str]) -> dict[str, str]:
     """
-    As much of the end of each path as tells it from the others.
+    Return the shortest ends of the paths that are all different.
     """
     depth = 1
     while True:
@@ -201,36 +198,25 @@ def _short_names(files: set[str]) -> dict[str, str]:
         depth += 1
 
 
-def place_text(place: Process | Session) -> str:
+def place_summary(place: Process | Session) -> str:
     """
-    Where is a rank, in a sentence?
-
-    Args:
-        place: A process, or a thread of it.
-
-    Returns:
-        Such as ``"train.py:14 in step"``.
+    Format the place of a process or thread, as ``"train.py:14 in step"``.
     """
     file = place.file.rpartition("/")[2]
     return f"{file}:{place.line} in {place.function}"
 
 
-def news_text(before: Listing, after: Listing) -> str:
+def changes_text(before: Listing, after: Listing) -> str:
     """
-    Who has stopped since, who goes on, and who is gone?
-
-    Args:
-        before: What was shown last.
-
-        after: What is so now.
+    Format which ranks stopped, continued, or ended between two listings.
 
     Returns:
-        A line for each that is alike; ``""`` if nothing has changed.
+        One line for each kind of change; ``""`` if nothing changed.
     """
     old = {s.key for _, s in before.sessions}
-    there = {p.path for p in after.processes}
-    again = {p.path for p, s in after.sessions if s.key not in old}
-    kept = {s.key for _, s in after.sessions}
+    present = {p.path for p in after.processes}
+    restopped = {p.path for p, s in after.sessions if s.key not in old}
+    still_stopped = {s.key for _, s in after.sessions}
     several = len({p.group for p in (*before, *after)}) > 1
     found: dict[tuple[str, str], list[int | None]] = {}
 
@@ -241,32 +227,30 @@ def news_text(before: Listing, after: Listing) -> str:
     for process, session in after.sessions:
         if session.key not in old:
             note(
-                f"stopped ({session.reason}) at {place_text(session)}", process
+                f"stopped ({session.reason}) at {place_summary(session)}",
+                process,
             )
     for process, session in before.sessions:
-        if session.key not in kept and process.path in there - again:
+        if (
+            session.key not in still_stopped
+            and process.path in present - restopped
+        ):
             note("goes on", process)
     for process in before.processes:
-        if process.path not in there:
+        if process.path not in present:
             note("has ended", process)
     return "\n".join(
-        f"[{group}{ranks_shown(ranks)}] {clean(what)}"
+        f"[{group}{format_ranks(ranks)}] {clean(what)}"
         for (what, group), ranks in found.items()
     )
 
 
-def first_lines(text: str) -> str:
+def truncate_lines(text: str) -> str:
     """
-    What of a long text is shown to a person?
-
-    Args:
-        text: Any number of lines.
-
-    Returns:
-        Those that one may scroll through, and how many there are more.
+    Truncate a long text, and note how many lines are left out.
     """
-    lines = text.split("\n", _MOST_LINES)
-    if len(lines) <= _MOST_LINES:
+    lines = text.split("\n", _MAX_LINES)
+    if len(lines) <= _MAX_LINES:
         return text
 
     more = lines.pop().count("\n") + 1
@@ -274,19 +258,16 @@ def first_lines(text: str) -> str:
     return "\n".join([*lines, note])
 
 
-def held_text(listing: Listing) -> str:
+def stopped_text(listing: Listing) -> str:
     """
-    Whom does a person leave behind who leaves now?
-
-    Args:
-        listing: Who is there.
+    Format which ranks are still stopped, and for how long at most.
 
     Returns:
-        A line; ``""`` if nobody is stopped.
+        One line; ``""`` if no rank is stopped.
     """
     if not listing.sessions:
         return ""
 
-    ranks = ranks_told(p.rank for p, _ in listing.sessions)
+    ranks = format_rank_phrase(p.rank for p, _ in listing.sessions)
     left = time_text(max(s.left_s for _, s in listing.sessions))
     return f"still stopped, for {left} at most: {ranks}"

@@ -1,5 +1,5 @@
 """
-Who listens on this node?
+Debuggable processes on this node: find their sockets, arm them, get stacks.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ..protocol import (
     peer_uid,
     socket_paths,
 )
-from .calls import Peer, Reached, open_line
-from .model import LostNode, Silent, ranks_told
+from .calls import DiscoveredPeers, Peer, open_connection
+from .model import LostNode, SilentProcess, format_rank_phrase
 
 
-_FIRST = (3, 14)
-_KILL_SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"
+_MIN_PYTHON = (3, 14)
+_DISABLE_VARIABLE = "PYTHON_DISABLE_REMOTE_DEBUG"
 _VERSION = re.compile(r"python3\.(\d{1,3})")
-_MOST_MAPS = 1 << 22
-_MOST_NAMED = 8
-# What Ray keeps on each node for itself.
-_OF_RAY_ITSELF = re.compile(r"ray::(?:IDLE|\w{0,40}Agent)\b")
-_ASK = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
-_OTHERWISE = (
+_MAX_MAPS_BYTES = 1 << 22
+_MAX_PIDS_LISTED = 8
+# Processes that Ray runs on each node for itself.
+_RAY_INTERNAL = re.compile(r"ray::(?:IDLE|\w{0,40}Agent)\b")
+_REMOTE_EXEC = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
+_REMEDY = (
     "see its stack: python -m distdebug stacks --pid {pid}; next time, start "
     "it with PYTHONBREAKPOINT=distdebug.debugger.set_trace and DISTDEBUG=1, "
     "and call distdebug.arm()"
@@ -49,13 +49,11 @@ _OTHERWISE = (
 
 
 @attrs.frozen(kw_only=True)
-class Armed:
+class ArmedProcess:
     """
     A process that can be debugged now.
 
     Attributes:
-        pid: Its number on this node.
-
         path: Its socket.
     """
 
@@ -68,155 +66,160 @@ class Armed:
 
 def unarmed_workers(armed: Iterable[int]) -> tuple[Worker, ...]:
     """
-    Which ranks run on this node, and cannot be asked?
+    Find the ranks on this node that are not armed.
 
     Args:
-        armed: The processes that can.
+        armed: The PIDs of the armed processes.
 
     Returns:
-        The others of the same job, by rank; of all jobs, if nobody can be
-        asked.  Only those that this user may debug.
+        The other ranks of the same jobs that this user may debug; of all jobs,
+        if *armed* is empty.
     """
-    known = frozenset(armed)
+    armed_pids = frozenset(armed)
     workers = find_workers(include_children=False)
-    jobs = {w.job for w in workers if w.pid in known and w.job}
+    jobs = {w.job for w in workers if w.pid in armed_pids and w.job}
     return tuple(
         worker
         for worker in workers
         if worker.role == "rank"
         and worker.uid == os.geteuid()
-        and worker.pid not in known
-        and (worker.job in jobs if known else _is_of_a_job(worker))
+        and worker.pid not in armed_pids
+        and (worker.job in jobs if armed_pids else _is_job_worker(worker))
     )
 
 
-def _is_of_a_job(worker: Worker) -> bool:
+def _is_job_worker(worker: Worker) -> bool:
     """
-    Whether it is more than a program that happens to use torch.
+    Return whether it is a worker, and not just any program with torch.
     """
     if worker.framework == "ray":
-        return not _OF_RAY_ITSELF.match(worker.title)
+        return not _RAY_INTERNAL.match(worker.title)
     return worker.rank is not None
 
 
-def how_to_arm(workers: Iterable[Worker]) -> tuple[str, ...]:
+def arming_hints(workers: Iterable[Worker]) -> tuple[str, ...]:
     """
-    What can be done about ranks that cannot be asked?
+    Return hints on how to arm ranks that are not armed.
 
     Args:
         workers: Processes of this node.
 
     Returns:
-        One line per job, for those that can be armed as they run, and for
-        the others.
+        One line per job for ranks that can be armed while they run, and one
+        for the others.
     """
     by_kind: dict[tuple[str, bool], list[Worker]] = {}
     for worker in workers:
         with suppress(OSError):
-            lets_in = (_version(worker.pid) or (0, 0)) >= _FIRST
-            by_kind.setdefault((worker.job, lets_in), []).append(worker)
+            can_arm = (_python_version(worker.pid) or (0, 0)) >= _MIN_PYTHON
+            by_kind.setdefault((worker.job, can_arm), []).append(worker)
     return tuple(
-        f"{_who(found)}; to arm it as it runs: "
-        f"python -m distdebug dbg{_pids('--arm', found)}"
-        if lets_in
-        else f"{_who(found)}, and Python lets nobody in before 3.14; to see "
-        f"where it is: python -m distdebug stacks{_pids('--pid', found)}"
-        for (_, lets_in), found in by_kind.items()
+        f"{_describe_unarmed(found)}; to arm it as it runs: "
+        f"python -m distdebug dbg{_pid_options('--arm', found)}"
+        if can_arm
+        else f"{_describe_unarmed(found)}, and Python lets nobody in before 3.14; to see "
+        f"where it is: python -m distdebug stacks{_pid_options('--pid', found)}"
+        for (_, can_arm), found in by_kind.items()
     )
 
 
-def _who(workers: list[Worker]) -> str:
-    known = [w.rank for w in workers if w.rank is not None]
+def _describe_unarmed(workers: list[Worker]) -> str:
+    numbers = [w.rank for w in workers if w.rank is not None]
     job = workers[0].job and f" of job {clean(workers[0].job)}"
-    ranks = ranks_told(known) if known else "workers"
+    ranks = format_rank_phrase(numbers) if numbers else "workers"
     return f"not armed on this node: {ranks}{job}"
 
 
-def _pids(option: str, workers: list[Worker]) -> str:
-    more = " …" if len(workers) > _MOST_NAMED else ""
-    named = (f" {option} {w.pid}" for w in workers[:_MOST_NAMED])
+def _pid_options(option: str, workers: list[Worker]) -> str:
+    more = " …" if len(workers) > _MAX_PIDS_LISTED else ""
+    named = (f" {option} {w.pid}" for w in workers[:_MAX_PIDS_LISTED])
     return "".join(named) + more
 
 
-def arm_process(pid: int, *, timeout_s: float = 5.0) -> Armed:
+def arm_process(pid: int, *, timeout_s: float = 5.0) -> ArmedProcess:
     """
-    Arm a process of this node that called nothing to be debugged.
+    Arm a running process of this node that has not called ``arm()``.
 
-    It runs :func:`distdebug.arm` between two lines of its main thread, and
-    then stops at each ``breakpoint()``.  Nothing else is changed in it.
+    :func:`distdebug.debugger.arm` runs between two lines of its main thread.
+    Then the process stops at each ``breakpoint()``.  Nothing else changes in
+    it.
 
     Args:
-        pid: The process; it has to be ours, and to run Python 3.14 or later.
+        pid: A process of this user that runs Python 3.14 or later.
 
-        timeout_s: How long to wait until it has done so, in seconds.
-
-    Returns:
-        Where it listens.
+        timeout_s: How long to wait until the process is armed, in seconds.
 
     Raises:
-        DebuggerError: It cannot be armed, or has not come to a line of Python
-            in time.  In the latter case it is armed as soon as it does.
+        DebuggerError: The process cannot be armed, or has not reached a line
+            of Python in time.  In the latter case it is armed as soon as it
+            does.
     """
-    _check(pid)
+    _check_can_arm(pid)
     folder = base_folder() / "arming"
     make_folder(folder)
-    _sweep(folder)
+    _remove_stale_scripts(folder)
     with tempfile.NamedTemporaryFile(
         "w", dir=folder, prefix=f"{pid}.", suffix=".py", delete=False
     ) as file:
         script = Path(file.name)
-        file.write(_script(script))
+        file.write(_arming_script(script))
     try:
-        _ask(pid, script, timeout_s)
+        _remote_exec(pid, script, timeout_s)
     except BaseException:
         script.unlink(missing_ok=True)
         raise
 
-    return _reply(pid, script.with_suffix(".reply"), timeout_s)
+    return _wait_for_reply(pid, script.with_suffix(".reply"), timeout_s)
 
 
-def _sweep(folder: Path) -> None:
+def _remove_stale_scripts(folder: Path) -> None:
     """
-    Remove what was left for, or by, processes that have ended.
+    Remove the files of processes that have ended.
     """
     for path in folder.iterdir():
         if not os.path.exists(f"/proc/{path.name.partition('.')[0]}"):  # noqa: PTH110
             path.unlink(missing_ok=True)
 
 
-def _check(pid: int) -> None:
+def _check_can_arm(pid: int) -> None:
     try:
         uid = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 lighter
-        version = _version(pid)
+        version = _python_version(pid)
     except FileNotFoundError:
         msg = f"there is no process {pid}"
         raise DebuggerError(msg, remedy="see: ps -e") from None
     except OSError:
         uid, version = -1, None
-    # Its own Python is run to ask it, and may not be run as somebody else.
+    # Its Python is started below, and must not run as another user.
     if uid != os.geteuid():
-        _refuse(pid, "belongs to another user", "arm it as its own user")
+        _raise_not_armed(
+            pid, "belongs to another user", "arm it as its own user"
+        )
     if version is None:
-        _refuse(pid, "does not seem to run Python", "see: ps -e")
-    if version < _FIRST:
-        told = ".".join(map(str, version))
-        _refuse(pid, f"runs Python {told}, which lets nobody in; 3.14 does")
-    if os.environ.get(_KILL_SWITCH):
-        _refuse(pid, f"must not be armed: {_KILL_SWITCH} is set here")
+        _raise_not_armed(pid, "does not seem to run Python", "see: ps -e")
+    if version < _MIN_PYTHON:
+        version_text = ".".join(map(str, version))
+        _raise_not_armed(
+            pid, f"runs Python {version_text}, which lets nobody in; 3.14 does"
+        )
+    if os.environ.get(_DISABLE_VARIABLE):
+        _raise_not_armed(
+            pid, f"must not be armed: {_DISABLE_VARIABLE} is set here"
+        )
 
 
-def _refuse(pid: int, reason: str, remedy: str = _OTHERWISE) -> NoReturn:
+def _raise_not_armed(pid: int, reason: str, remedy: str = _REMEDY) -> NoReturn:
     msg = f"process {pid} {reason}"
     raise DebuggerError(msg, remedy=remedy.format(pid=pid))
 
 
-def _version(pid: int) -> tuple[int, int] | None:
+def _python_version(pid: int) -> tuple[int, int] | None:
     """
-    Which Python does it run, as its files are called?
+    Return the Python version of a process, from the names of its files.
     """
-    names = [os.readlink(f"/proc/{pid}/exe")]  # noqa: PTH115 it may be gone
+    names = [os.readlink(f"/proc/{pid}/exe")]  # noqa: PTH115 it may have ended
     with open(f"/proc/{pid}/maps", "rb") as maps:  # noqa: PTH123 no file
-        text = maps.read(_MOST_MAPS).decode(errors="replace")
+        text = maps.read(_MAX_MAPS_BYTES).decode(errors="replace")
     names += {x for x in text.split() if "/libpython3." in x}
     for name in names:
         if found := _VERSION.search(os.path.basename(name)):  # noqa: PTH119
@@ -225,9 +228,9 @@ def _version(pid: int) -> tuple[int, int] | None:
     return None
 
 
-def _script(script: Path) -> str:
+def _arming_script(script: Path) -> str:
     """
-    What the process is to do; it needs our code, and nothing else.
+    Return the script that arms the process; it needs only our code.
     """
     home = Path(__file__).parents[3]
     return f"""\
@@ -252,88 +255,95 @@ del arm_this_process
 """
 
 
-def _ask(pid: int, script: Path, timeout_s: float) -> None:
+def _remote_exec(pid: int, script: Path, timeout_s: float) -> None:
     python = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 it may be gone
-    # It has to be the very same Python; -I lets no variable change it.
-    argv = [python, "-I", "-S", "-c", _ASK, str(pid), os.fspath(script)]
+    # Only the same Python works; -I ignores PYTHON* variables.
+    argv = [
+        python,
+        "-I",
+        "-S",
+        "-c",
+        _REMOTE_EXEC,
+        str(pid),
+        os.fspath(script),
+    ]
     try:
-        said = run_tool(argv, timeout_s=max(timeout_s, 5.0))
+        result = run_tool(argv, timeout_s=max(timeout_s, 5.0))
     except OSError as exc:
-        _refuse(pid, f"runs a Python that is not here: {exc}")
-    if said.status != 0:
-        lines = said.complaint.strip().splitlines() or ["it takes too long"]
-        _refuse(pid, f"lets nobody in: {clean(lines[-1], limit=300)}")
+        _raise_not_armed(pid, f"runs a Python that is not here: {exc}")
+    if result.status != 0:
+        lines = result.complaint.strip().splitlines() or ["it takes too long"]
+        _raise_not_armed(pid, f"lets nobody in: {clean(lines[-1], limit=300)}")
 
 
-def _reply(pid: int, reply: Path, timeout_s: float) -> Armed:
+def _wait_for_reply(pid: int, reply: Path, timeout_s: float) -> ArmedProcess:
     end = time.monotonic() + timeout_s
     while not reply.exists():
         if not os.path.exists(f"/proc/{pid}"):  # noqa: PTH110 lighter
-            _refuse(pid, "has ended")
+            _raise_not_armed(pid, "has ended")
         if time.monotonic() > end:
-            _refuse(
+            _raise_not_armed(
                 pid,
                 f"came to no line of Python for {timeout_s:g} s",
                 "it is armed as soon as the native code returns that it is in; "
-                + _OTHERWISE,
+                + _REMEDY,
             )
         time.sleep(0.02)
-    told = without_controls(reply.read_text(errors="replace"))[:1000]
+    reply_text = without_controls(reply.read_text(errors="replace"))[:1000]
     with suppress(OSError):
         reply.unlink()
-    word, _, rest = told.partition(" ")
+    word, _, rest = reply_text.partition(" ")
     if word != "at":
-        _refuse(pid, f"was not armed: {rest}")
+        _raise_not_armed(pid, f"was not armed: {rest}")
 
-    return Armed(pid=pid, path=rest)
-
-
-_TIMEOUT_S = 15.0
-# A node has seldom more ranks.
-_AT_ONCE = 8
+    return ArmedProcess(pid=pid, path=rest)
 
 
-def stacks_from_outside(pids: Iterable[int]) -> tuple[str, ...]:
+_STACK_TIMEOUT_S = 15.0
+# A node seldom has more ranks.
+_MAX_PARALLEL = 8
+
+
+def external_stacks(pids: Iterable[int]) -> tuple[str, ...]:
     """
-    What does py-spy say of some processes that do not answer?
-
-    Args:
-        pids: Processes of this node.
+    Capture the stacks of processes on this node that do not answer, by py-spy.
 
     Returns:
-        The stack of each, or why there is none.
+        The stack of each, or why it is missing.
     """
-    return _stacks((pid, f"process {pid} does not answer") for pid in pids)
+    return _external_stacks(
+        (pid, f"process {pid} does not answer") for pid in pids
+    )
 
 
-def stacks_of_unarmed(workers: Iterable[Worker]) -> tuple[str, ...]:
+def unarmed_stacks(workers: Iterable[Worker]) -> tuple[str, ...]:
     """
-    What does py-spy say of ranks that were started without us?
-
-    Args:
-        workers: Ranks of this node.
+    Capture the stacks of unarmed ranks on this node, by py-spy.
 
     Returns:
-        The stack of each, or why there is none.
+        The stack of each, or why it is missing.
     """
-    return _stacks(
-        (w.pid, f"{ranks_told([w.rank])} (process {w.pid}) is not armed")
+    return _external_stacks(
+        (
+            w.pid,
+            f"{format_rank_phrase([w.rank])} (process {w.pid}) is not armed",
+        )
         for w in workers
     )
 
 
-def _stacks(asked: Iterable[tuple[int, str]]) -> tuple[str, ...]:
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return tuple(pool.map(lambda one: _stack(*one), asked))
+def _external_stacks(reasons: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+    with ThreadPoolExecutor(_MAX_PARALLEL) as pool:
+        return tuple(pool.map(lambda one: _external_stack(*one), reasons))
 
 
-def _stack(pid: int, why: str) -> str:
+def _external_stack(pid: int, reason: str) -> str:
     from ...capture import capture_process
     from ...errors import DistdebugError
 
-    head = f"{why}; seen from outside:"
+    head = f"{reason}; seen from outside:"
     try:
-        found = capture_process(pid, timeout_s=_TIMEOUT_S)
+        found = capture_process(pid, timeout_s=_STACK_TIMEOUT_S)
     except (DistdebugError, OSError) as exc:
         return f"{head} {without_controls(str(exc))}"
 
@@ -349,18 +359,16 @@ def _stack(pid: int, why: str) -> str:
     return without_controls("\n".join([head, *lines]))
 
 
-_MOST_JOBS = 8
-_MOST_COMMAND = 4096
+_MAX_JOBS_LISTED = 8
+_MAX_CMDLINE_BYTES = 4096
 
 
 @attrs.define
-class Here:
+class LocalTransport:
     """
-    The ranks whose sockets are in one folder of this node.
+    The connections to the ranks with sockets in one folder of this node.
 
     Args:
-        folder: The folder.
-
         timeout_s: How long a rank may take to answer, in seconds.
     """
 
@@ -368,74 +376,77 @@ class Here:
     timeout_s: float = 2.0
     _peers: dict[str, Peer] = attrs.field(factory=dict, init=False)
 
-    def peers(self) -> Reached:
+    def peers(self) -> DiscoveredPeers:
         """
-        Connect to whoever is new, and forget who has gone.
+        Connect to new ranks, and drop closed connections.
         """
-        check_folder(self.folder, or_anothers=True)
+        check_folder(self.folder, allow_other_owner=True)
         paths = {str(path): pid for path, pid in socket_paths(self.folder)}
         self._hang_up(
             path
             for path, peer in self._peers.items()
-            if path not in paths or not peer.line.is_open()
+            if path not in paths or not peer.connection.is_open()
         )
-        mute = [
-            Silent(host="", pid=pid)
+        silent_processes = [
+            SilentProcess(host="", pid=pid)
             for path, pid in paths.items()
             if path not in self._peers and not self._connect(path, pid)
         ]
-        return Reached(peers=dict(self._peers), silent=tuple(mute))
+        return DiscoveredPeers(
+            peers=dict(self._peers), silent=tuple(silent_processes)
+        )
 
-    def broken(self) -> tuple[LostNode, ...]:
+    def lost_nodes(self) -> tuple[LostNode, ...]:
         """
-        We are still there.
+        Return nothing: this node is never lost.
         """
         return ()
 
-    def outside(self, silent: Iterable[Silent]) -> tuple[str, ...]:
+    def external_stacks(
+        self, silent: Iterable[SilentProcess]
+    ) -> tuple[str, ...]:
         """
-        Where are those that do not answer?
+        Capture the stacks of silent processes with py-spy.
         """
-        return stacks_from_outside(one.pid for one in silent)
+        return external_stacks(one.pid for one in silent)
 
     def unarmed(self) -> tuple[Worker, ...]:
         """
-        Which other ranks of the job run on this node?
+        Return the unarmed ranks of the job on this node.
         """
         armed = [pid for _, pid in socket_paths(self.folder)]
         return unarmed_workers(armed) if armed else ()
 
     def close(self) -> None:
         """
-        Hang up.
+        Close all connections.
         """
         self._hang_up(self._peers)
 
     def _connect(self, path: str, pid: int) -> bool:
         try:
-            line = open_line(Path(path), self.timeout_s)
+            connection = open_connection(Path(path), self.timeout_s)
         except (ConnectionRefusedError, FileNotFoundError):
-            _local_sweep(Path(path), pid)
+            _remove_stale_socket(Path(path), pid)
             return True
         except OSError:
             return False
 
-        self._peers[path] = Peer(line, pid, peer_uid(line.socket))
+        self._peers[path] = Peer(connection, pid, peer_uid(connection.socket))
         return True
 
     def _hang_up(self, paths: Iterable[str]) -> None:
         for path in list(paths):
-            self._peers.pop(path).line.close()
+            self._peers.pop(path).connection.close()
 
 
 @contextmanager
-def unreadable_told() -> Iterator[None]:
+def wrap_folder_errors() -> Iterator[None]:
     """
-    Tell by one error of ours that sockets cannot be looked for.
+    Turn an ``OSError`` of the socket folder into a ``DebuggerError``.
 
     Raises:
-        DebuggerError: Something in the block said that a folder is gone, or
-            cannot be read.
+        DebuggerError: The folder is missing or cannot be read.
     """
     try:
         yield
@@ -449,7 +460,7 @@ def unreadable_told() -> Iterator[None]:
         ) from exc
 
 
-def _local_sweep(path: Path, pid: int) -> None:
+def _remove_stale_socket(path: Path, pid: int) -> None:
     """
     Remove the socket of a process that was killed.
     """
@@ -462,38 +473,41 @@ def choose_folder(
     folder: str | os.PathLike[str] | None, timeout_s: float = 2.0
 ) -> Path | None:
     """
-    In which folder do the ranks of the job listen?
+    Choose the folder of the job to debug.
 
     Args:
-        folder: The one that was asked for, if any.
+        folder: The folder that the user named, if any.
 
         timeout_s: How long a rank may take to answer, in seconds.
 
     Returns:
-        That one, ``DISTDEBUG_DIR``, or that of the only job of this user that
-        listens here; within a Slurm job, its own.  ``None`` if none does.
+        *folder*, ``DISTDEBUG_DIR``, or the folder of the only job of this user
+        that listens here; inside a Slurm job, of that job.  ``None`` if no job
+        listens.
 
     Raises:
-        DebuggerError: It is not ours alone, or several jobs listen.
+        DebuggerError: The folder is not private, or several jobs listen.
 
-        OSError: It cannot be read.
+        OSError: The folder cannot be read.
     """
     chosen = folder or os.environ.get("DISTDEBUG_DIR")
     path = Path(chosen).absolute() if chosen else _only_job(timeout_s)
     if path:
-        check_folder(path, or_anothers=bool(chosen))
+        check_folder(path, allow_other_owner=bool(chosen))
     return path
 
 
 def _only_job(timeout_s: float) -> Path | None:
     alive = [f for f in job_folders() if _listens(f, timeout_s)]
     if number := os.environ.get("SLURM_JOB_ID"):
-        # Steps of one Slurm job have names of their own, which begin alike.
+        # The steps of a Slurm job have different names with the same start.
         own = re.escape(number) + r"(?!\d)"
         alive = [f for f in alive if re.match(own, f.name)] or alive
     if len(alive) > 1:
         msg = f"{len(alive)} jobs listen on this node"
-        names = "; ".join(f"--dir {job_text(f)}" for f in alive[:_MOST_JOBS])
+        names = "; ".join(
+            f"--dir {job_text(f)}" for f in alive[:_MAX_JOBS_LISTED]
+        )
         raise DebuggerError(msg, remedy=f"choose one by its folder: {names}")
 
     return alive[0] if alive else None
@@ -503,7 +517,7 @@ def _listens(folder: Path, timeout_s: float) -> bool:
     check_folder(folder)
     for path, _ in socket_paths(folder):
         with suppress(OSError):
-            open_line(path, timeout_s).close()
+            open_connection(path, timeout_s).close()
             return True
 
     return False
@@ -511,14 +525,7 @@ def _listens(folder: Path, timeout_s: float) -> bool:
 
 def job_text(folder: Path) -> str:
     """
-    Which job listens in a folder, in the words of a person?
-
-    Args:
-        folder: The folder of its sockets.
-
-    Returns:
-        The folder, and how many processes run which program, and since when
-        they listen.
+    Describe the job of a folder: its path, processes, program, and age.
     """
     alive = [
         (path, pid)
@@ -538,14 +545,16 @@ def job_text(folder: Path) -> str:
 
 def _program(pid: int) -> str:
     """
-    What does a process run, in one word?
+    Return the name of the script or module that a process runs.
     """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 no file
-            words = file.read(_MOST_COMMAND).decode(errors="replace")
+            command_line = file.read(_MAX_CMDLINE_BYTES).decode(
+                errors="replace"
+            )
     except OSError:
-        words = ""
-    program, *rest = words.rstrip("\0").split("\0")
+        command_line = ""
+    program, *rest = command_line.rstrip("\0").split("\0")
     script = next((word for word in rest if word.endswith(".py")), "")
     if not script and "-m" in rest[:-1]:
         script = f"-m {rest[rest.index('-m') + 1]}"

@@ -1,7 +1,7 @@
 """
-What is known of the ranks?
+Data model of the ranks: processes, stopped threads, and their answers.
 
-Whatever a rank sent is cleaned here: it is shown on terminals.
+All text received from a rank is cleaned here, because terminals show it.
 """
 
 from __future__ import annotations
@@ -19,51 +19,34 @@ from ..._text import clean, list_text, without_controls
 from ...ranks import fold_ranks
 
 
-_MOST_ROWS = 10_000
+_MAX_ROWS = 10_000
 
-IDLE = "idle"
-"""The group of workers that have nothing to do, as Ray keeps them."""
+IDLE_GROUP = "idle"
+"""The group of idle workers of Ray."""
 
 
-def ranks_shown(ranks: Iterable[int | None]) -> str:
+def format_ranks(ranks: Iterable[int | None]) -> str:
     """
-    How are these ranks shown?
-
-    Args:
-        ranks: Their numbers; None where no launcher told one.
-
-    Returns:
-        Such as ``"0-3,7"``, with ``"-"`` for those without a number.
+    Format ranks as ``"0-3,7"``, with ``"-"`` for unknown ranks.
     """
     every = set(ranks)
     known = fold_ranks(r for r in every if r is not None)
     return ",".join(filter(None, [known, "-" if None in every else ""]))
 
 
-def ranks_told(ranks: Iterable[int | None]) -> str:
+def format_rank_phrase(ranks: Iterable[int | None]) -> str:
     """
-    How are these ranks named in a sentence?
-
-    Args:
-        ranks: Their numbers; None where no launcher told one.
-
-    Returns:
-        Such as ``"rank 3"`` or ``"ranks 0-3"``.
+    Format ranks for a sentence, as ``"rank 3"`` or ``"ranks 0-3"``.
     """
     every = set(ranks)
-    return f"rank{'s' * (len(every) != 1)} {ranks_shown(every)}"
+    return f"rank{'s' * (len(every) != 1)} {format_ranks(every)}"
 
 
-def plain_text(value: object) -> str:
+def clean_text(value: object) -> str:
     """
-    What may be shown of a text that a rank sent?
+    Remove terminal control and invisible characters from a received text.
 
-    Args:
-        value: Anything.
-
-    Returns:
-        Its lines, without what a terminal would obey, and without what is
-        invisible.
+    Line breaks and tabs stay.
     """
     text = without_controls(str(value))
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
@@ -72,36 +55,29 @@ def plain_text(value: object) -> str:
 @attrs.frozen(kw_only=True)
 class Session:
     """
-    One thread of a rank that the debugger holds.
+    One stopped thread of a rank.
 
     Attributes:
-        key: What tells it from all others: host, process, start of the
-            process, thread, and number of the stop.
+        key: Unique: host, process, start of the process, thread, and number of
+            the stop.
 
         number: The number of the stop in its process.
 
-        thread: The name of the thread.
+        reason: ``"breakpoint"``, ``"post mortem"``, or ``"interrupt"``.
 
-        reason: Why it stopped: ``"breakpoint"``, ``"post mortem"``, or
-            ``"interrupt"``.
+        state: ``"stopped"``, or ``"running"`` while it runs a command.
 
-        state: ``"stopped"``, or ``"running"`` while it obeys a command.
+        line: Counted from 1.
 
-        function: Where it is.
+        left_s: Seconds until it continues by itself.
 
-        file: The file of that line.
+        patience_left_s: Seconds until the shortest timeout of a collective, if
+            the other ranks began to wait when this thread stopped; ``None`` if
+            unknown.
 
-        line: The line, counted from 1.
-
-        left_s: After how many seconds it goes on by itself.
-
-        patience_left_s: After how many seconds others may give up waiting
-            for it in a collective, if they began when it stopped; ``None`` if
-            that is not known.
-
-        labels: The *group*, *rank*, and *coords* under which it stopped, if it
-            says so.  A process of Monarch holds several actors, and the rank
-            of a slice is not that of the whole mesh.
+        labels: The *group*, *rank*, and *coords* at the time of the stop, if
+            known.  A process of Monarch holds several actors, and the rank in
+            a slice differs from the rank in the whole mesh.
     """
 
     key: str
@@ -123,29 +99,20 @@ class Process:
     One process that can be asked.
 
     Attributes:
-        path: Its socket; on another node, behind the name of that and a colon.
+        path: Its socket; on another node with the prefix ``host:``.
 
-        group: Under which group it is addressed.
+        rank: None, shown as ``-``, if no launcher sets it.
 
-        rank: Under which rank; None, shown as ``-``, where no launcher
-            tells.
+        coords: The index in each dimension of its mesh, by name.
 
-        coords: The index in each dimension of its mesh, as the job names them.
+        function: The function of the user's code that its main thread runs.
 
-        host: Its node.
+        line: Counted from 1.
 
-        pid: Its number there.
+        sessions: Its stopped threads.
 
-        function: Where its main thread is, in the user's own code.
-
-        file: The file of that line.
-
-        line: The line, counted from 1.
-
-        sessions: Its threads that are held.
-
-        name: What tells it from the rank itself, if that is another process:
-            readers of data have the number of their rank.
+        name: Set if the process is not the rank itself, but was started by it,
+            as a worker of a data loader.
     """
 
     path: str
@@ -163,31 +130,31 @@ class Process:
     @property
     def is_stopped(self) -> bool:
         """
-        Whether one of its threads waits for a command.
+        Return whether one of its threads waits for a command.
         """
         return any(s.state == "stopped" for s in self.sessions)
 
     @property
     def place(self) -> tuple[str, int, str, int]:
         """
-        Where it stands in a list.
+        Return the sort key of the process in a listing.
         """
         rank = -1 if self.rank is None else self.rank
         return self.group, rank, self.host, self.pid
 
 
-def _by_labels(processes: Iterable[Process]) -> tuple[Process, ...]:
+def _split_by_labels(processes: Iterable[Process]) -> tuple[Process, ...]:
     """
-    Address threads as they were when they stopped.
+    Split processes whose threads stopped under different labels.
     """
     before = tuple(processes)
-    found = tuple(part for p in before for part in _parts(p))
+    found = tuple(part for p in before for part in _split_process(p))
     if found == before:
         return before
     return tuple(sorted(found, key=attrgetter("place")))
 
 
-def _parts(process: Process) -> list[Process]:
+def _split_process(process: Process) -> list[Process]:
     parts: dict[str, Process] = {}
     for session in process.sessions:
         labels = session.labels or {}
@@ -201,14 +168,12 @@ def _parts(process: Process) -> list[Process]:
 
 
 @attrs.frozen(kw_only=True, order=True)
-class Silent:
+class SilentProcess:
     """
-    One process that does not answer.
+    A process that does not answer.
 
     Attributes:
-        host: Its node; ``""`` if that is this one.
-
-        pid: Its number there.
+        host: Its node; ``""`` for this one.
     """
 
     host: str
@@ -221,14 +186,12 @@ class Silent:
 @attrs.frozen(kw_only=True, order=True)
 class LostNode:
     """
-    One node that cannot be asked.
+    A node that cannot be asked.
 
     Attributes:
-        host: Its name.
-
         reason: Why not, in one line.
 
-        remedy: What to do about it, or ``""``.
+        remedy: What to do, or ``""``.
     """
 
     host: str
@@ -243,23 +206,23 @@ class LostNode:
 @attrs.frozen(kw_only=True)
 class Listing(Shown):
     """
-    Which ranks can be asked, and which are stopped?
+    The ranks of a job and their stopped threads.
 
     Attributes:
-        processes: All that answered, by group and rank.  One whose threads
-            stopped under several labels stands there once for each.
+        processes: The processes that answered, by group and rank.  A process
+            whose threads stopped under several labels appears once per label.
 
-        silent: The processes that did not.
+        silent: The processes that did not answer.
 
         lost: The nodes that cannot be asked.
 
-        idle: The nodes on which nobody listens.
+        idle: The nodes without a listening rank.
     """
 
     processes: tuple[Process, ...] = attrs.field(
-        default=(), converter=_by_labels
+        default=(), converter=_split_by_labels
     )
-    silent: tuple[Silent, ...] = ()
+    silent: tuple[SilentProcess, ...] = ()
     lost: tuple[LostNode, ...] = ()
     idle: tuple[str, ...] = ()
 
@@ -269,40 +232,40 @@ class Listing(Shown):
     @property
     def sessions(self) -> tuple[tuple[Process, Session], ...]:
         """
-        All threads that are held, in the order in which they are shown.
+        Return all stopped threads, in the order of their numbers.
         """
         return tuple((p, s) for p in self.processes for s in p.sessions)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """
-        Who could not be asked, in sentences.
+        Return sentences about what could not be asked.
         """
         return (
-            *_idleness(self.idle),
-            *silence_lines(self.silent),
-            *loss_lines(self.lost),
+            *_idle_notes(self.idle),
+            *silent_notes(self.silent),
+            *lost_notes(self.lost),
         )
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        Plain data, one row for each process.
+        Return plain data, one row per process.
         """
         return [attrs.asdict(process) for process in self.processes]
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         return attrs.asdict(self)
 
     def _blocks_(self) -> Iterable[Block]:
         if self.processes:
             rows = list(_rows(self.processes))
-            yield Table(_HEADERS, rows, most=_MOST_ROWS, more="processes")
+            yield Table(_HEADERS, rows, most=_MAX_ROWS, more="processes")
         else:
             yield "no rank listens here"
-        yield Lines(self.notes, most=_MOST_ROWS)
+        yield Lines(self.notes, most=_MAX_ROWS)
 
 
 _HEADERS = (
@@ -322,7 +285,7 @@ def _rows(processes: Iterable[Process]) -> Iterable[tuple[object, ...]]:
     number = 0
     for p in processes:
         coords = " ".join(f"{k}={v}" for k, v in p.coords.items())
-        labels = (p.group, ranks_shown([p.rank]), coords, p.host)
+        labels = (p.group, format_ranks([p.rank]), coords, p.host)
         if not p.sessions:
             where = (p.function, f"{p.file}:{p.line}")
             yield ("", *labels, p.name, "not stopped", *where)
@@ -333,12 +296,9 @@ def _rows(processes: Iterable[Process]) -> Iterable[tuple[object, ...]]:
             yield (f"#{number}", *labels, s.thread, state, *where)
 
 
-def silence_lines(silent: Iterable[Silent]) -> Iterable[str]:
+def silent_notes(silent: Iterable[SilentProcess]) -> Iterable[str]:
     """
-    Say who does not answer, and why that may be.
-
-    Args:
-        silent: Who.
+    Yield a note for each process that does not answer.
     """
     for one in sorted(set(silent)):
         yield (
@@ -347,45 +307,41 @@ def silence_lines(silent: Iterable[Silent]) -> Iterable[str]:
         )
 
 
-def loss_lines(lost: Iterable[LostNode]) -> Iterable[str]:
+def lost_notes(lost: Iterable[LostNode]) -> Iterable[str]:
     """
-    Say which nodes cannot be asked, and why.
-
-    Args:
-        lost: Which.
+    Yield a note for each node that cannot be asked.
     """
     yield from map(str, sorted(set(lost)))
 
 
-def _idleness(hosts: Sequence[str]) -> Iterable[str]:
+def _idle_notes(hosts: Sequence[str]) -> Iterable[str]:
     if hosts:
         more = f", and {len(hosts) - 8} more" if len(hosts) > 8 else ""
         yield f"nobody listens on {', '.join(hosts[:8])}{more}"
 
 
-_MOST_LINES = 10_000
+_MAX_LINES = 10_000
 
 
 @attrs.frozen(kw_only=True)
 class Output:
     """
-    What one rank answered.
+    The answer of one rank.
 
     Attributes:
-        group: Its group.
+        rank: None if no launcher sets it.
 
-        rank: Its rank; None where no launcher tells.
+        name: What sets it apart from other answers of this rank; mostly empty.
 
-        name: What else tells it from others of this rank; mostly empty.
+        text: The output, or the error.
 
-        text: What it printed, or why it could not.
+        state: ``"stopped"``, ``"running"``, ``"ended"`` if the thread
+            continues without the debugger, or ``""`` for a request that stops
+            no thread.
 
-        state: ``"stopped"``, ``"running"``, ``"ended"`` if it goes on without
-            us, or ``""`` for a question that stops nobody.
+        is_error: Whether the request failed.
 
-        is_error: Whether it could not do what was asked.
-
-        key: Which thread; ``""`` for the whole process.
+        key: The key of the thread; ``""`` for the whole process.
     """
 
     group: str
@@ -397,9 +353,9 @@ class Output:
     key: str = ""
 
     @property
-    def shown(self) -> str:
+    def display_text(self) -> str:
         """
-        The text, and what cannot be told from it.
+        Return the text, with a note on the state.
         """
         note = {"running": "(still running)", "ended": "(goes on)"}
         parts = [self.text.rstrip("\n")]
@@ -412,29 +368,29 @@ class Output:
 @attrs.frozen(kw_only=True)
 class Answers(Shown):
     """
-    What many ranks answered to one question.
+    The answers of many ranks to one request.
 
     Attributes:
-        outputs: What each said, by group and rank.
+        outputs: The answers, by group and rank.
 
-        not_stopped: Ranks that were selected, but are not stopped.
+        not_stopped: The selected ranks that are not stopped.
 
         silent: The processes that did not answer in time.
 
         lost: The nodes that could not be asked.
 
-        notes: What else there is to say.
+        notes: Further sentences for the user.
     """
 
     outputs: tuple[Output, ...] = ()
     not_stopped: tuple[Process, ...] = ()
-    silent: tuple[Silent, ...] = ()
+    silent: tuple[SilentProcess, ...] = ()
     lost: tuple[LostNode, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         return attrs.asdict(self)
 
@@ -442,24 +398,24 @@ class Answers(Shown):
         groups = {o.group for o in self.outputs}
         several = len(groups | {p.group for p in self.not_stopped}) > 1
         parts = [
-            _merged(who, text)
-            for who, text in merge_outputs(self.outputs, groups=several)
+            _format_merged(labels, text)
+            for labels, text in merge_outputs(self.outputs, groups=several)
         ]
         if self.not_stopped:
-            parts.append(_not_stopped(self.not_stopped, groups=several))
-            parts.append(_how_to_stop(self.not_stopped[0], groups=several))
+            parts.append(_format_not_stopped(self.not_stopped, groups=several))
+            parts.append(_interrupt_hint(self.not_stopped[0], groups=several))
         lines = [
             *parts,
-            *silence_lines(self.silent),
-            *loss_lines(self.lost),
+            *silent_notes(self.silent),
+            *lost_notes(self.lost),
             *self.notes,
         ]
-        yield Lines("\n".join(lines).split("\n"), most=_MOST_LINES)
+        yield Lines("\n".join(lines).split("\n"), most=_MAX_LINES)
 
 
-def _not_stopped(processes: Iterable[Process], *, groups: bool) -> str:
+def _format_not_stopped(processes: Iterable[Process], *, groups: bool) -> str:
     """
-    Most of them wait at the same line for the others.
+    Format the ranks by place: most wait at the same line.
     """
     by_place: dict[tuple[str, str], list[int | None]] = {}
     for p in processes:
@@ -467,13 +423,13 @@ def _not_stopped(processes: Iterable[Process], *, groups: bool) -> str:
         place = clean(f"at {p.file}:{p.line} in {p.function}")
         by_place.setdefault((group, place), []).append(p.rank)
     where = [
-        f"{group}{ranks_told(ranks)} ({place})"
+        f"{group}{format_rank_phrase(ranks)} ({place})"
         for (group, place), ranks in by_place.items()
     ]
     return f"selected but not stopped: {list_text(where, most=8)}"
 
 
-def _how_to_stop(process: Process, *, groups: bool) -> str:
+def _interrupt_hint(process: Process, *, groups: bool) -> str:
     group = f"{process.group} " if groups else ""
     rank = ":" if process.rank is None else process.rank
     return f"to stop one that runs: interrupt {group}ranks({rank})"
@@ -483,60 +439,58 @@ def merge_outputs(
     outputs: Iterable[Output], *, groups: bool = False
 ) -> tuple[tuple[str, str], ...]:
     """
-    Who said the same?
+    Merge equal outputs of ranks.
 
     Args:
-        outputs: What each rank said.
-
-        groups: Whether to name the group of each rank.
+        groups: Whether to show the group of each rank.
 
     Returns:
-        Who, as folded ranks, and what they said.  What few said comes first,
-        because that is the odd one.
+        The folded ranks, and their output.  The rarest output comes first: it
+        is the suspicious one.
     """
     same: dict[str, list[Output]] = {}
     for output in outputs:
-        same.setdefault(output.shown, []).append(output)
+        same.setdefault(output.display_text, []).append(output)
     return tuple(
-        (_who(group, groups=groups), text)
-        for text, group in sorted(same.items(), key=_oddness)
+        (_format_labels(group, groups=groups), text)
+        for text, group in sorted(same.items(), key=_rarity)
     )
 
 
-def _oddness(item: tuple[str, list[Output]]) -> tuple[int, int]:
+def _rarity(item: tuple[str, list[Output]]) -> tuple[int, int]:
     _, outputs = item
     rank = outputs[0].rank
     return len(outputs), -1 if rank is None else rank
 
 
-def _who(outputs: Iterable[Output], *, groups: bool) -> str:
+def _format_labels(outputs: Iterable[Output], *, groups: bool) -> str:
     plain: dict[str, list[int | None]] = {}
     for output in outputs:
         name = output.name and f" {output.name}"
         group = f"{output.group} " if groups else ""
         plain.setdefault(f"{group}%s{name}", []).append(output.rank)
     return ", ".join(
-        name % ranks_shown(ranks) for name, ranks in plain.items()
+        name % format_ranks(ranks) for name, ranks in plain.items()
     )
 
 
-def _merged(who: str, text: str) -> str:
+def _format_merged(labels: str, text: str) -> str:
     if "\n" not in text:
-        return f"[{who}] {text}".rstrip()
+        return f"[{labels}] {text}".rstrip()
 
     lines = "\n".join(f"  {line}" for line in text.split("\n"))
-    return f"[{who}]\n{lines}"
+    return f"[{labels}]\n{lines}"
 
 
-_MOST_NUMBER = 1 << 62
+_MAX_NUMBER = 1 << 62
 
-_OWN = "/distdebug/debugger/inside/"
-# Where a package is installed tells nothing; which one it is does.
-_LIBRARIES = re.compile(r".*/(?:site-packages|dist-packages)/")
+_DEBUGGER_PATH = "/distdebug/debugger/inside/"
+# Paths are shown from the package on.
+_SITE_PACKAGES = re.compile(r".*/(?:site-packages|dist-packages)/")
 
 
-# Where Python, Ray, and Monarch run the work of a process.
-_WORK = frozenset(
+# The threads in which Python, Ray, and Monarch run the work.
+_MAIN_THREADS = frozenset(
     {
         "MainThread",
         "AsyncIO Thread: default",
@@ -546,16 +500,16 @@ _WORK = frozenset(
 )
 
 
-class Known(NamedTuple):
+class RelayRanks(NamedTuple):
     """
-    Whom a relay knows on its node.
+    The ranks of a node, as reported by its relay.
 
     Attributes:
-        folder: Where their sockets are.
+        folder: The folder of their sockets.
 
-        ranks: The process and the user of each, by the name of its socket.
+        ranks: The PID and the owner of each rank, by the name of its socket.
 
-        silent: Processes that do not answer it.
+        silent: The PIDs of the processes that do not answer the relay.
     """
 
     folder: str
@@ -563,87 +517,60 @@ class Known(NamedTuple):
     silent: tuple[int, ...]
 
 
-def ranks_known(answer: Mapping[str, Any]) -> Known | None:
+def parse_relay_ranks(answer: Mapping[str, Any]) -> RelayRanks | None:
     """
-    Whom does a relay know?
-
-    Args:
-        answer: What it said to ``who``.
-
-    Returns:
-        Them; ``None`` if it is no answer to that.
+    Parse the answer of a relay to *who*; return ``None`` if it is invalid.
     """
     ranks, silent = answer.get("ranks"), answer.get("silent")
     if not isinstance(ranks, dict) or not isinstance(silent, list):
         return None
 
     known = {
-        name: (told[0], told[1])
-        for name, told in ranks.items()
+        name: (ids[0], ids[1])
+        for name, ids in ranks.items()
         if name.isprintable()
-        and isinstance(told, list)
-        and list(map(type, told)) == [int, int]
+        and isinstance(ids, list)
+        and list(map(type, ids)) == [int, int]
     }
-    return Known(
+    return RelayRanks(
         folder=_text(answer, "folder"),
         ranks=known,
         silent=tuple(pid for pid in silent if type(pid) is int),
     )
 
 
-def texts_told(answer: Mapping[str, Any] | None) -> tuple[str, ...]:
+def parse_stack_texts(answer: Mapping[str, Any] | None) -> tuple[str, ...]:
     """
-    What does a relay say of processes that do not answer?
-
-    Args:
-        answer: What it said to ``outside``, if anything.
-
-    Returns:
-        Some texts, of some lines each.
+    Parse the answer of a relay to *outside*.
     """
-    return tuple(map(plain_text, _list((answer or {}).get("told"))))
+    return tuple(map(clean_text, _list((answer or {}).get("told"))))
 
 
-def outputs_of(answer: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def thread_answer(answer: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """
-    What did a process say of one of its threads?
-
-    Args:
-        answer: What it said of several.
-
-        key: Which thread is meant.
-
-    Returns:
-        That, or all that it said, if it tells nothing of this one.
+    Return the part of an answer for one thread, or all of it if there is none.
     """
-    told = _mapping(answer.get("stops")).get(key)
-    return told if isinstance(told, dict) else answer
+    thread = _mapping(answer.get("stops")).get(key)
+    return thread if isinstance(thread, dict) else answer
 
 
 def process_key(process: Process, answer: Mapping[str, Any]) -> object:
     """
-    What tells a process from all others?
+    Return a key that is unique for each process.
 
     Args:
-        process: The process.
-
-        answer: What it said to ``list``.
+        answer: Its answer to *list*.
     """
     start = _mapping(answer.get("process")).get("start")
     return process.host, process.pid, str(start)
 
 
-def process_of(path: str, answer: Mapping[str, Any]) -> Process:
+def parse_process(path: str, answer: Mapping[str, Any]) -> Process:
     """
-    Which process answered?
+    Parse the answer of a process to *list*.
 
     Args:
-        path: Its socket.
-
-        answer: What it said to ``list``.
-
-    Returns:
-        The process, with the threads that are held.
+        path: The socket of the process.
     """
     process = _mapping(answer.get("process"))
     return Process(
@@ -666,7 +593,7 @@ def _session(stop: Mapping[str, Any]) -> Session:
         reason=_text(stop, "reason"),
         state=_text(stop, "state"),
         left_s=_number(stop, "left_s"),
-        patience_left_s=_known(stop, "patience_left_s"),
+        patience_left_s=_optional_number(stop, "patience_left_s"),
         labels=_labels(stop["labels"]) if stop.get("labels") else None,
         **_place(stop),
     )
@@ -683,10 +610,10 @@ def _labels(data: object) -> dict[str, Any]:
 
 
 def _rank(data: Mapping[str, Any]) -> int | None:
-    return _known({"rank": 0, **data}, "rank")
+    return _optional_number({"rank": 0, **data}, "rank")
 
 
-def _known(data: Mapping[str, Any], name: str) -> int | None:
+def _optional_number(data: Mapping[str, Any], name: str) -> int | None:
     return None if data.get(name) is None else _number(data, name)
 
 
@@ -705,25 +632,18 @@ def read_output(
     session: Session | None = None,
 ) -> Output:
     """
-    What did a process, or one of its threads, answer?
+    Parse the answer of a process, or of one of its threads.
 
     Args:
-        process: Who.
-
-        answer: What it said.
-
-        session: Which thread was asked, if one was.
-
-    Returns:
-        Its output.
+        session: The thread that was asked; None for the process.
     """
     error = answer.get("error")
     if "threads" in answer:
         text = stack_text(answer["threads"])
     else:
-        text = plain_text(error or answer.get("output") or "").rstrip("\n")
-    # One rank may be held in several threads.
-    is_main = session is None or session.thread in _WORK
+        text = clean_text(error or answer.get("output") or "").rstrip("\n")
+    # Several threads of a rank may be stopped.
+    is_main = session is None or session.thread in _MAIN_THREADS
     return Output(
         group=process.group,
         rank=process.rank,
@@ -737,28 +657,25 @@ def read_output(
 
 def stack_text(threads: object) -> str:
     """
-    How do the stacks of one process read?
+    Format the stacks of a process, innermost frame last.
 
     Args:
-        threads: What it said to ``stack``.
-
-    Returns:
-        The lines, as in a traceback: the innermost last.
+        threads: The answer of the process to *stack*.
     """
     parts = []
     for thread in map(_mapping, _list(threads)):
         parts.append(f"{_text(thread, 'thread')}:")
-        frames = [*_of_the_job(reversed(_list(thread.get("frames"))))]
+        frames = [*_job_frames(reversed(_list(thread.get("frames"))))]
         parts += _frame_lines(frames) or ["  in the debugger; cast it: where"]
     return "\n".join(parts)
 
 
-def _of_the_job(frames: Iterable[Any]) -> Iterable[Any]:
+def _job_frames(frames: Iterable[Any]) -> Iterable[Any]:
     """
-    The frames, outermost first, up to where the debugger holds the thread.
+    Yield the frames, outermost first, without those of the debugger.
     """
     for frame in frames:
-        if _OWN in _text(_mapping(frame), "file"):
+        if _DEBUGGER_PATH in _text(_mapping(frame), "file"):
             return
         yield frame
 
@@ -766,7 +683,7 @@ def _of_the_job(frames: Iterable[Any]) -> Iterable[Any]:
 def _frame_lines(frames: Iterable[Any]) -> list[str]:
     lines = []
     for frame in map(_mapping, frames):
-        file = _LIBRARIES.sub("", _text(frame, "file"))
+        file = _SITE_PACKAGES.sub("", _text(frame, "file"))
         place = f"{file}:{_number(frame, 'line')}"
         lines.append(f"  {place} in {_text(frame, 'function')}")
         if code := _text(frame, "code"):
@@ -791,5 +708,5 @@ def _number(data: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int | float):
         return 0
 
-    # JSON, as Python reads it, knows infinite numbers and such that are none.
-    return int(value) if abs(value) < _MOST_NUMBER else 0
+    # The json module accepts Infinity and NaN.
+    return int(value) if abs(value) < _MAX_NUMBER else 0

@@ -1,15 +1,16 @@
 """
-How does a client on another node reach the ranks of this one?
+Relay that connects a client on another node to the ranks of this one.
 
-It is started as ``python -m distdebug.debugger.client.relay SECONDS [FOLDER]`` by
-whatever brings commands to nodes, and talks over its standard input and
-output, so that no port is opened.  It hands requests on to the sockets of the
-job, and answers back.  It ends when its input does, and after some seconds
-without a question, because a connection that was cut may seem to be there for
-ever.  No rank minds.
+The launcher of the nodes starts it as
+``python -m distdebug.debugger.client.relay SECONDS [FOLDER]``.  It uses its
+standard input and output, so no port is opened.  It forwards requests to the
+sockets of the job, and sends the answers back.  It ends when its input ends,
+and after some seconds without a request, because a broken connection may look
+open for ever.  No rank is affected.
 
-A request that says *to* whom is for a rank.  Others are for the relay: *who*
-listens, where are they as seen from *outside*, and *hang up*.
+A request with the key *to* is for a rank.  Other requests are for the relay:
+*who* lists the ranks, *outside* captures stacks with py-spy, and *hang up*
+disconnects from a rank.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from typing import Any
 import attrs
 
 from ...errors import DebuggerError
-from ..protocol import Feed, WireError, pack, socket_paths
-from .calls import Peer, Reached
-from .local import Here, choose_folder, stacks_from_outside
+from ..protocol import MessageDecoder, WireError, encode_message, socket_paths
+from .calls import DiscoveredPeers, Peer
+from .local import LocalTransport, choose_folder, external_stacks
 
 
 VERSION = 1
 
-_BLOCK = 1 << 16
-# A socket answers at once, or nobody does.
+_READ_BYTES = 1 << 16
+# A socket accepts at once, or its process is stuck.
 _CONNECT_S = 2.0
-_GONE: Mapping[str, Any] = {"gone": True}
+_GONE_MESSAGE: Mapping[str, Any] = {"gone": True}
 
 
 def main(
@@ -48,17 +49,17 @@ def main(
     alarm: Callable[[int], object] = signal.alarm,
 ) -> int:
     """
-    Hand on what a client asks until it hangs up.
+    Relay requests of a client until it hangs up.
 
     Args:
-        arguments: After how many seconds without a question to end, and the
-            folder of the sockets, if it was chosen.
+        arguments: The seconds without a request after which to end, and the
+            folder of the sockets, if the user named it.
 
-        stdin: Where requests come from.
+        stdin: The file descriptor for requests.
 
-        stdout: Where answers go.
+        stdout: The file descriptor for answers.
 
-        alarm: Ends this process after so many seconds; with 0 it does not.
+        alarm: Ends this process after a number of seconds; 0 cancels that.
 
     Returns:
         The exit status.
@@ -69,11 +70,11 @@ def main(
         selector.register(stdin, selectors.EVENT_READ)
         try:
             alarm(int(seconds))
-            relay.say({"relay": VERSION, "host": socket.gethostname()})
+            relay.send({"relay": VERSION, "host": socket.gethostname()})
             for request in _requests(stdin, selector, relay):
-                # Also one who waits for a slow answer may be cut off.
-                alarm(int(seconds) + math.ceil(_wait_of(request)))
-                relay.obey(request)
+                # The connection may break while the client waits for a slow answer.
+                alarm(int(seconds) + math.ceil(_requested_wait_s(request)))
+                relay.handle(request)
         except (OSError, ValueError):
             return 1
         finally:
@@ -85,18 +86,18 @@ def main(
 def _requests(
     stdin: int, selector: selectors.BaseSelector, relay: _Relay
 ) -> Iterator[dict[str, Any]]:
-    feed = Feed()
+    decoder = MessageDecoder()
     while True:
         for key, _ in selector.select():
             if key.data is not None:
-                relay.hand_back(key.data)
-            elif data := os.read(stdin, _BLOCK):
-                yield from feed.take(data)
+                relay.forward_answers(key.data)
+            elif data := os.read(stdin, _READ_BYTES):
+                yield from decoder.decode(data)
             else:
                 return
 
 
-def _wait_of(request: dict[str, Any]) -> float:
+def _requested_wait_s(request: dict[str, Any]) -> float:
     wait = request.get("wait")
     if not isinstance(wait, int | float):
         return 0.0
@@ -106,125 +107,137 @@ def _wait_of(request: dict[str, Any]) -> float:
 @attrs.define
 class _Relay:
     """
-    The connections to the ranks, and which questions are open at each.
+    The connections to the ranks, and the open requests of each.
     """
 
     stdout: int
-    chosen: str | None
+    folder: str | None
     selector: selectors.BaseSelector
-    here: Here | None = None
+    local: LocalTransport | None = None
     peers: dict[str, Peer] = attrs.field(factory=dict)
-    asked: dict[str, dict[int, int]] = attrs.field(factory=dict)
+    pending: dict[str, dict[int, int]] = attrs.field(factory=dict)
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """
-        Tell the client something.
+        Send a message to the client.
         """
         try:
-            data = pack(message)
+            data = encode_message(message)
         except WireError as exc:
-            data = pack({"id": message.get("id"), "error": str(exc)})
+            data = encode_message({"id": message.get("id"), "error": str(exc)})
         while data:
             data = data[os.write(self.stdout, data) :]
 
-    def obey(self, request: dict[str, Any]) -> None:
+    def handle(self, request: dict[str, Any]) -> None:
         """
-        Do what a client asks for.
+        Handle a request of the client.
         """
         number, op = request.get("id"), str(request.get("op"))
         if "to" in request:
-            self._hand_on(request)
+            self._forward_request(request)
         elif op == "hang up":
-            self._drop(str(request.get("rank")))
+            self._disconnect(str(request.get("rank")))
         elif op in {"who", "outside"}:
             try:
-                answer = self._who() if op == "who" else self._outside(request)
+                answer = (
+                    self._find_ranks()
+                    if op == "who"
+                    else self._external_stacks(request)
+                )
             except (DebuggerError, OSError) as exc:
                 answer = {"error": str(exc)}
-            self.say({"id": number, **answer})
+            self.send({"id": number, **answer})
         else:
-            self.say({"id": number, "error": "a relay does not do this"})
+            self.send({"id": number, "error": "a relay does not do this"})
 
-    def hand_back(self, name: str) -> None:
+    def forward_answers(self, name: str) -> None:
         """
-        Tell the client what a rank answers.
+        Forward the answers of a rank to the client.
         """
         if name not in self.peers:
             return
-        line, asked = self.peers[name].line, self.asked[name]
-        line.flush()
-        messages = line.hear()
+        connection, pending = self.peers[name].connection, self.pending[name]
+        connection.flush()
+        messages = connection.receive()
         for message in messages or ():
-            ours = message.get("id")
-            if ours is None:
-                # It did not understand us, and hangs up.
-                self._drop(name, message)
+            relay_id = message.get("id")
+            if relay_id is None:
+                # The rank rejected a request, and closes the connection.
+                self._disconnect(name, message)
                 return
-            if type(ours) is int and ours in asked:
-                self.say({**message, "id": asked.pop(ours)})
+            if type(relay_id) is int and relay_id in pending:
+                self.send({**message, "id": pending.pop(relay_id)})
         if messages is None:
-            self._drop(name)
+            self._disconnect(name)
         else:
-            self.selector.modify(line.socket, line.events, name)
+            self.selector.modify(connection.socket, connection.events, name)
 
     def close(self) -> None:
         """
-        Hang up on all ranks.
+        Disconnect from all ranks.
         """
-        if self.here:
-            self.here.close()
+        if self.local:
+            self.local.close()
 
-    def _hand_on(self, request: dict[str, Any]) -> None:
+    def _forward_request(self, request: dict[str, Any]) -> None:
         name, number = str(request.pop("to")), request.pop("id", None)
-        # Only those that were found in the folder are known by a name.
+        # Only ranks found in the folder have a name.
         if name not in self.peers:
-            self.say({"id": number, "gone": True})
+            self.send({"id": number, "gone": True})
             return
-        line = self.peers[name].line
-        self.asked[name][line.ask(request)] = number
-        self.selector.modify(line.socket, line.events, name)
+        connection = self.peers[name].connection
+        self.pending[name][connection.ask(request)] = number
+        self.selector.modify(connection.socket, connection.events, name)
 
-    def _drop(self, name: str, message: Mapping[str, Any] = _GONE) -> None:
+    def _disconnect(
+        self, name: str, message: Mapping[str, Any] = _GONE_MESSAGE
+    ) -> None:
         if name not in self.peers:
             return
-        line = self.peers.pop(name).line
-        self.selector.unregister(line.socket)
-        line.close()
-        for number in self.asked.pop(name).values():
-            self.say({**message, "id": number})
+        connection = self.peers.pop(name).connection
+        self.selector.unregister(connection.socket)
+        connection.close()
+        for number in self.pending.pop(name).values():
+            self.send({**message, "id": number})
 
-    def _who(self) -> dict[str, Any]:
+    def _find_ranks(self) -> dict[str, Any]:
         try:
-            if self.here is None and (folder := choose_folder(self.chosen)):
-                self.here = Here(folder, _CONNECT_S)
-            reached = self.here.peers() if self.here else Reached()
-        except FileNotFoundError:  # there may be no rank on this node, yet
-            reached = Reached()
-        self._know({Path(k).name: peer for k, peer in reached.peers.items()})
+            if self.local is None and (folder := choose_folder(self.folder)):
+                self.local = LocalTransport(folder, _CONNECT_S)
+            discovered = (
+                self.local.peers() if self.local else DiscoveredPeers()
+            )
+        except FileNotFoundError:  # no rank on this node yet
+            discovered = DiscoveredPeers()
+        self._update_peers(
+            {Path(k).name: peer for k, peer in discovered.peers.items()}
+        )
         return {
-            "folder": str(self.here.folder) if self.here else "",
+            "folder": str(self.local.folder) if self.local else "",
             "ranks": {k: [p.pid, p.uid] for k, p in self.peers.items()},
-            "silent": [one.pid for one in reached.silent],
+            "silent": [one.pid for one in discovered.silent],
         }
 
-    def _know(self, peers: dict[str, Peer]) -> None:
+    def _update_peers(self, peers: dict[str, Peer]) -> None:
         for name, peer in self.peers.items():
             if peers.get(name) is not peer:
-                self.selector.unregister(peer.line.socket)
+                self.selector.unregister(peer.connection.socket)
         for name, peer in peers.items():
             if self.peers.get(name) is not peer:
-                line = peer.line
-                self.selector.register(line.socket, line.events, name)
-        self.asked = {name: self.asked.get(name, {}) for name in peers}
+                connection = peer.connection
+                self.selector.register(
+                    connection.socket, connection.events, name
+                )
+        self.pending = {name: self.pending.get(name, {}) for name in peers}
         self.peers = peers
 
-    def _outside(self, request: dict[str, Any]) -> dict[str, Any]:
-        asked = request.get("pids")
-        if not (self.here and isinstance(asked, list)):
+    def _external_stacks(self, request: dict[str, Any]) -> dict[str, Any]:
+        pids = request.get("pids")
+        if not (self.local and isinstance(pids, list)):
             return {"told": []}
-        # Nobody else is looked into.
-        ranks = {pid for _, pid in socket_paths(self.here.folder)}
-        return {"told": stacks_from_outside(p for p in ranks if p in asked)}
+        # Only ranks of this job may be captured.
+        ranks = {pid for _, pid in socket_paths(self.local.folder)}
+        return {"told": external_stacks(p for p in ranks if p in pids)}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """
-What does a person type, and what is shown?
+Interactive dbg prompt: run typed commands, and show the answers.
 
-The prompt never waits for a rank longer than a few seconds, and Ctrl-C reaches
-no rank: it only ends the waiting.
+The prompt waits for a rank for a few seconds at most.  Ctrl-C reaches no rank:
+it only ends the waiting.
 """
 
 from __future__ import annotations
@@ -22,25 +22,32 @@ import attrs
 from ..._text import clean, time_text
 from ...errors import DebuggerError, DistdebugError
 from ...ranks import RankSelection, ranks_text
-from .calls import choose, choose_session
-from .commands import SHORT, WORDS, Command, parse_command
-from .connecting import Attached, DebugClient
+from .calls import select_processes, select_session
+from .commands import ABBREVIATIONS, COMMANDS, Command, parse_command
+from .connecting import AttachedThread, DebugClient
 from .listing import (
-    first_lines,
-    held_text,
+    changes_text,
     listing_text,
-    news_text,
-    place_text,
+    place_summary,
+    stopped_text,
+    truncate_lines,
 )
-from .model import Answers, Listing, Output, Process, Session, ranks_told
+from .model import (
+    Answers,
+    Listing,
+    Output,
+    Process,
+    Session,
+    format_rank_phrase,
+)
 
 
 _POLL_S = 0.1
 _FOLLOW_S = 1.0
-_LEAVING = frozenset({"q", "quit", "exit", "EOF", "detach"})
-# These are no Python and no pdb, so nobody means the rank.
+_DETACH_COMMANDS = frozenset({"q", "quit", "exit", "EOF", "detach"})
+# These lines are neither Python nor pdb, so they are for dbg.
 _WITH_RANKS = re.compile(r"([a-z]+)[ \t]+(?:[A-Za-z0-9_-]+[ \t]+)?ranks\(")
-_OF_OURS = re.compile(
+_DBG_COMMAND = re.compile(
     r"(?:cast|attach|eval|extend)[ \t]+(?!(?:in|is|and|or|if|not)\b)(?:\w|#\d)"
     r"|(?:c|continue|stack|interrupt|resume|abort)[ \t]+#?\d"
     r"|(?:h|help)[ \t]+(?:cast|attach|detach|eval|stack|interrupt|resume"
@@ -49,100 +56,85 @@ _OF_OURS = re.compile(
 
 
 @attrs.frozen(kw_only=True)
-class Talk:
+class Conversation:
     """
-    How far a conversation with a rank has come.
+    The state of an attached thread at the prompt.
 
     Attributes:
-        attached: The thread of the rank.
+        is_fresh: Whether no command was sent yet.
 
-        is_fresh: Whether it was not told anything yet.
-
-        is_running: Whether it still obeyed a command when we looked last.
+        is_running: Whether it was still running a command at the last answer.
     """
 
-    attached: Attached
+    attached: AttachedThread
     is_fresh: bool = True
     is_running: bool = False
 
 
-def prompt_of(talk: Talk, *, with_group: bool) -> str:
+def prompt_text(conversation: Conversation, *, with_group: bool) -> str:
     """
-    What stands before the line that is typed?
+    Return the prompt for an attached thread, as ``"(rank 3) "``.
 
     Args:
-        talk: The conversation.
-
-        with_group: Whether there are several groups.
-
-    Returns:
-        Such as ``"(rank 3) "``.
+        with_group: Whether to show the group.
     """
-    process, session = talk.attached.process, talk.attached.session
+    process, session = (
+        conversation.attached.process,
+        conversation.attached.session,
+    )
     group = f"{process.group} " if with_group else ""
     thread = "" if session.thread == "MainThread" else f" {session.thread}"
-    return f"({group}{ranks_told([process.rank])}{thread}) "
+    return f"({group}{format_rank_phrase([process.rank])}{thread}) "
 
 
-def greeting(talk: Talk) -> tuple[Talk, str]:
+def describe_stop(conversation: Conversation) -> tuple[Conversation, str]:
     """
-    Where is the rank, and what did it say last?
-
-    Args:
-        talk: The conversation.
-
-    Returns:
-        The conversation, and some lines.
+    Describe where the thread is stopped, and show its last output.
 
     Raises:
-        DebuggerError: It does not answer.
+        DebuggerError: The rank does not answer.
     """
-    session = talk.attached.session
-    output = talk.attached.last()
+    session = conversation.attached.session
+    output = conversation.attached.last()
     left = time_text(session.left_s)
     head = (
-        f"{ranks_told([talk.attached.process.rank])}: {session.reason} at "
-        f"{place_text(session)}; {left} left"
+        f"{format_rank_phrase([conversation.attached.process.rank])}: {session.reason} at "
+        f"{place_summary(session)}; {left} left"
     )
-    text = _text(output)
+    text = _output_text(output)
     if text and not re.search("^> ", text, re.MULTILINE):
         text = f"last output:\n{text}"
-    now = attrs.evolve(talk, is_running=output.state == "running")
+    now = attrs.evolve(conversation, is_running=output.state == "running")
     return now, "\n".join(filter(None, [head, text]))
 
 
-def say(talk: Talk, line: str, wait_s: float) -> tuple[Talk, Output]:
+def send_line(
+    conversation: Conversation, line: str, wait_s: float
+) -> tuple[Conversation, Output]:
     """
-    Let the rank obey a line, or look at it.
+    Run a typed line in the thread; an empty one may only show its output.
 
     Args:
-        talk: The conversation.
-
-        line: What was typed.
-
-        wait_s: How long to wait until it stops again, in seconds.
-
-    Returns:
-        The conversation, and what the rank says.
+        wait_s: How long to wait until the thread stops again, in seconds.
 
     Raises:
-        DebuggerError: It does not answer.
+        DebuggerError: The rank does not answer.
     """
     is_blank = not line.strip()
-    if is_blank and (talk.is_fresh or talk.is_running):
-        output = _look(talk.attached, wait_s)
+    if is_blank and (conversation.is_fresh or conversation.is_running):
+        output = _poll_output(conversation.attached, wait_s)
         if output.state == "stopped" and not output.text:
             output = attrs.evolve(output, text="(waits for a command)")
-        is_fresh = talk.is_fresh
+        is_fresh = conversation.is_fresh
     else:
-        output = talk.attached.send(line, wait_s=wait_s)
+        output = conversation.attached.send(line, wait_s=wait_s)
         is_fresh = False
     is_running = output.state == "running"
-    now = attrs.evolve(talk, is_fresh=is_fresh, is_running=is_running)
-    return now, attrs.evolve(output, text=_text(output), is_error=False)
+    now = attrs.evolve(conversation, is_fresh=is_fresh, is_running=is_running)
+    return now, attrs.evolve(output, text=_output_text(output), is_error=False)
 
 
-def _look(attached: Attached, wait_s: float) -> Output:
+def _poll_output(attached: AttachedThread, wait_s: float) -> Output:
     end = time.monotonic() + wait_s
     output = attached.last()
     while output.state == "running" and time.monotonic() < end:
@@ -151,62 +143,65 @@ def _look(attached: Attached, wait_s: float) -> Output:
     return output
 
 
-def _text(output: Output) -> str:
+def _output_text(output: Output) -> str:
     if output.state == "running":
         return (
             f"{output.text if not output.is_error else ''}"
             "(still running; an empty line looks again, detach leaves it)"
         )
-    return output.shown.removesuffix("(goes on)").rstrip("\n")
+    return output.display_text.removesuffix("(goes on)").rstrip("\n")
 
 
-def follow(
-    client: DebugClient, talk: Talk, line: str
-) -> tuple[Talk | None, str]:
+def follow_rank(
+    client: DebugClient, conversation: Conversation, line: str
+) -> tuple[Conversation | None, str]:
     """
-    Where does a rank stop again that was told to go on?
+    Wait for the next stop of a thread that continues.
 
     Args:
-        client: Asks it.
-
-        talk: The conversation that has ended.
-
-        line: What ended it.
+        line: The command that let it continue.
 
     Returns:
-        The next conversation, if it comes to a breakpoint at once; and what
-        to say.
+        The next conversation, if the thread stops again at once; and the text
+        to show.
     """
-    process = talk.attached.process
+    process = conversation.attached.process
     if line.strip() == "abort":
-        return None, f"{ranks_told([process.rank])} is aborted"
-    if talk.attached.session.reason == "post mortem":
-        return None, f"{ranks_told([process.rank])} goes on, by its exception"
+        return None, f"{format_rank_phrase([process.rank])} is aborted"
+    if conversation.attached.session.reason == "post mortem":
+        return (
+            None,
+            f"{format_rank_phrase([process.rank])} goes on, by its exception",
+        )
 
     end = time.monotonic() + _FOLLOW_S
-    is_left = line.strip() in _LEAVING
+    is_left = line.strip() in _DETACH_COMMANDS
     while True:
         listing = client.list()
-        parts = [p for p in listing if p.path == process.path]
-        if not (parts or listing.silent or listing.lost):
-            return None, f"{ranks_told([process.rank])} has ended"
-        again = _stop_after(parts, talk.attached.session)
-        if again is not None and not is_left:
-            return greeting(
-                Talk(attached=Attached(talk.attached.ranks, *again))
+        processes = [p for p in listing if p.path == process.path]
+        if not (processes or listing.silent or listing.lost):
+            return None, f"{format_rank_phrase([process.rank])} has ended"
+        next_stop = _next_stop(processes, conversation.attached.session)
+        if next_stop is not None and not is_left:
+            return describe_stop(
+                Conversation(
+                    attached=AttachedThread(
+                        conversation.attached.ranks, *next_stop
+                    )
+                )
             )
         if is_left or time.monotonic() > end:
-            return None, f"{ranks_told([process.rank])} goes on"
+            return None, f"{format_rank_phrase([process.rank])} goes on"
         time.sleep(_POLL_S)
 
 
-def _stop_after(
-    parts: Iterable[Process], before: Session
+def _next_stop(
+    processes: Iterable[Process], before: Session
 ) -> tuple[Process, Session] | None:
     return next(
         (
             (process, session)
-            for process in parts
+            for process in processes
             for session in process.sessions
             if session.thread == before.thread and session.key != before.key
         ),
@@ -214,25 +209,22 @@ def _stop_after(
     )
 
 
-def meant_for_all(line: str) -> Command | None:
+def parse_multi_rank_command(line: str) -> Command | None:
     """
-    Is a line for other ranks than the one that is talked to?
-
-    Args:
-        line: What was typed.
+    Parse a line typed in a conversation if it is a command of the dbg prompt.
 
     Returns:
-        The command, if no debugger of one rank could mean it.
+        ``None`` if the line is for the pdb of the attached thread.
 
     Raises:
-        DebuggerError: It is meant so, but is not understood.
+        DebuggerError: The line is an invalid command.
 
-        RankSyntaxError: Its selection of ranks is none.
+        RankSyntaxError: Its selection of ranks is invalid.
     """
     line = line.strip(" \t")
     match = _WITH_RANKS.match(line)
-    is_ours = match and SHORT.get(match[1], match[1]) in WORDS
-    if is_ours or _OF_OURS.match(line):
+    is_ours = match and ABBREVIATIONS.get(match[1], match[1]) in COMMANDS
+    if is_ours or _DBG_COMMAND.match(line):
         return parse_command(line)
 
     return None
@@ -255,7 +247,7 @@ quit (q)                            leave; ranks that are stopped stay so
 
 ranks(3)  ranks(1,3,5)  ranks(1:10:2)  ranks(:)  ranks(pp=2, dp=(1,3), tp=2:8)"""
 
-_MORE = {
+_DETAILS = {
     "list": """\
 Many rows that are alike are shown as one; with ranks(...), each rank has its own.
 #1, #2, … are the threads that are held, as of the last list: attach #2.""",
@@ -312,26 +304,25 @@ out; if nobody is left, you are told who exists."""
 
 def help_text(topic: str = "") -> str:
     """
-    Explain a command.
+    Return the help text.
 
     Args:
-        topic: The command in full, or ``"ranks"``; everything, in short, if
-            it is left out.
-
-    Returns:
-        Some lines.
+        topic: The full name of a command, or ``"ranks"``; ``""`` for the
+            overview.
     """
     if topic == "ranks":
         return _RANKS
 
     lines = [line for line in HELP.splitlines() if line.startswith(topic)]
-    return "\n".join([*lines, _MORE.get(topic, "")]).strip() if topic else HELP
+    return (
+        "\n".join([*lines, _DETAILS.get(topic, "")]).strip() if topic else HELP
+    )
 
 
-_TO_HELD = frozenset({"continue", "extend"})
+_FOR_STOPPED = frozenset({"continue", "extend"})
 
-# What one thread obeys, where ranks are asked otherwise.
-_OF_THREAD = {
+# The pdb commands that replace dbg commands for one thread.
+_THREAD_LINES = {
     "cast": "{line}",
     "eval": "p {line}",
     "continue": "detach",
@@ -340,37 +331,32 @@ _OF_THREAD = {
 }
 
 
-def obey(
+def run_command(
     client: DebugClient,
     command: Command,
     *,
     wait_s: float = 5.0,
-    seen: Listing | None = None,
+    listing: Listing | None = None,
 ) -> Answers | Listing:
     """
-    Do what a command says, if it concerns ranks.
+    Run a command that concerns ranks.
 
     Args:
-        client: Who asks them.
+        wait_s: How long to wait for running ranks, in seconds.
 
-        command: What to do.
-
-        wait_s: How long to wait for ranks that run, in seconds.
-
-        seen: The listing that numbers of threads are of; a new one if it is
-            left out.
-
-    Returns:
-        What they answered.
+        listing: The listing that thread numbers refer to; by default a new
+            one.
 
     Raises:
-        DebuggerError: Nobody is selected.
+        DebuggerError: The selection is empty.
     """
     if command.number is not None:
-        return _obey_one(client, command, wait_s, seen or client.list())
+        return _run_on_thread(
+            client, command, wait_s, listing or client.list()
+        )
 
     ranks, group = command.ranks, command.group
-    does: dict[str, Callable[[], Answers | Listing]] = {
+    actions: dict[str, Callable[[], Answers | Listing]] = {
         "list": lambda: _listing(client, command),
         "cast": lambda: client.cast(
             ranks, command.line, group=group, wait_s=wait_s
@@ -389,36 +375,40 @@ def obey(
         ),
         "abort": lambda: client.abort(ranks or "ranks(:)", group=group),
     }
-    answers = does[command.word]()
+    answers = actions[command.name]()
     if isinstance(answers, Listing):
         return answers
     if ranks is None:
-        return _unasked(answers) if command.word in _TO_HELD else answers
+        return (
+            _drop_not_stopped(answers)
+            if command.name in _FOR_STOPPED
+            else answers
+        )
 
     return attrs.evolve(
-        answers, notes=(*answers.notes, *_absent(ranks, answers))
+        answers, notes=(*answers.notes, *_absent_notes(ranks, answers))
     )
 
 
-def _obey_one(
-    client: DebugClient, command: Command, wait_s: float, seen: Listing
+def _run_on_thread(
+    client: DebugClient, command: Command, wait_s: float, listing: Listing
 ) -> Answers:
     """
-    Let one thread obey.
+    Run a command on one thread.
     """
-    held = choose_session(seen, number=command.number)
-    if command.word == "extend":
+    stopped = select_session(listing, number=command.number)
+    if command.name == "extend":
         seconds = (command.minutes or 0) * 60
         request = {"op": "extend", "seconds": seconds}
     else:
-        line = _OF_THREAD[command.word].format(line=command.line)
+        line = _THREAD_LINES[command.name].format(line=command.line)
         request = {"op": "command", "line": line, "wait": wait_s}
-    return client.ranks.ask_sessions([held], request)
+    return client.ranks.ask_sessions([stopped], request)
 
 
-def _unasked(answers: Answers) -> Answers:
+def _drop_not_stopped(answers: Answers) -> Answers:
     """
-    Blame nobody for not being stopped who was not named.
+    Drop the ranks that are not stopped if no rank was named.
     """
     notes = answers.notes
     if answers.not_stopped and not answers.outputs:
@@ -426,16 +416,16 @@ def _unasked(answers: Answers) -> Answers:
     return attrs.evolve(answers, not_stopped=(), notes=notes)
 
 
-def _absent(ranks: RankSelection, answers: Answers) -> Iterable[str]:
+def _absent_notes(ranks: RankSelection, answers: Answers) -> Iterable[str]:
     """
-    Which ranks were named, but are not there?
+    Yield a note on ranks that were named but do not exist.
     """
     named = {r.start for r in ranks.by_rank if len(r) == 1}
-    there = {o.rank for o in answers.outputs}
-    there.update(p.rank for p in answers.not_stopped)
-    # Who does not answer, or is told of in a note, may be one of them.
+    present = {o.rank for o in answers.outputs}
+    present.update(p.rank for p in answers.not_stopped)
+    # A silent process, or one in a note, may be one of them.
     is_certain = not (answers.silent or answers.lost or answers.notes)
-    if (absent := named - there) and is_certain:
+    if (absent := named - present) and is_certain:
         yield clean(f"not there: {ranks_text(absent)}")
 
 
@@ -444,7 +434,7 @@ def _listing(client: DebugClient, command: Command) -> Listing:
     if command.ranks is None:
         return listing
 
-    chosen = choose(listing, command.ranks, command.group)
+    chosen = select_processes(listing, command.ranks, command.group)
     return attrs.evolve(listing, processes=chosen)
 
 
@@ -458,25 +448,25 @@ _MORE_HELP = (
 @attrs.frozen(kw_only=True)
 class _State:
     """
-    What a person knows.
+    The state of the prompt.
 
     Attributes:
-        table: What was listed last, with the numbers that may be typed.
+        table: The last listing shown, which thread numbers refer to.
 
-        told: What has been told of since, too.
+        reported: The last listing whose changes were shown.
 
-        talk: The conversation with one rank, if there is one.
+        conversation: The attached thread, if any.
     """
 
     table: Listing
-    told: Listing
-    talk: Talk | None = None
+    reported: Listing
+    conversation: Conversation | None = None
 
 
 @attrs.frozen(kw_only=True)
-class _Desk:
+class _Terminal:
     """
-    Where a person sits; see :func:`run_shell`.
+    The input and output of the prompt; see :func:`run_shell`.
     """
 
     client: DebugClient
@@ -487,7 +477,7 @@ class _Desk:
 
 class _QuitError(Exception):
     """
-    The person wants to leave.
+    Raised to leave the prompt.
     """
 
 
@@ -499,26 +489,26 @@ def run_shell(
     wait_s: float = 5.0,
 ) -> None:
     """
-    Obey lines until one says quit, or there are no more.
+    Run typed commands until ``quit`` or the end of the input.
 
     Args:
-        client: Who asks the ranks.
-
         ask: Shows a prompt and returns a line; raises `EOFError` at the end.
-            By default the terminal, or lines from a pipe.
+            By default reads from the terminal or a pipe.
 
         show: Shows some text.
 
-        wait_s: How long to wait for ranks that run, in seconds.
+        wait_s: How long to wait for running ranks, in seconds.
     """
     listing = client.list()
-    show(f"{_shown(listing)}\nfor help, type help")
-    desk = _Desk(client=client, ask=ask or _ask, show=show, wait_s=wait_s)
-    state: _State | None = _State(table=listing, told=listing)
+    show(f"{_format_listing(listing)}\nfor help, type help")
+    terminal = _Terminal(
+        client=client, ask=ask or _ask, show=show, wait_s=wait_s
+    )
+    state: _State | None = _State(table=listing, reported=listing)
     while state is not None:
-        state = _next(desk, state)
+        state = _run_next(terminal, state)
     with suppress(DistdebugError, OSError):
-        if text := held_text(client.list()):
+        if text := stopped_text(client.list()):
             show(text)
 
 
@@ -529,140 +519,163 @@ def _ask(prompt: str) -> str:
     try:
         return input(prompt)
     except EOFError:
-        sys.stdout.write("\n")  # which Ctrl-D leaves out
+        sys.stdout.write("\n")  # Ctrl-D prints no line break
         raise
 
 
-def _next(desk: _Desk, state: _State) -> _State | None:
+def _run_next(terminal: _Terminal, state: _State) -> _State | None:
     try:
-        line = desk.ask(_prompt(state))
+        line = terminal.ask(_prompt(state))
     except (KeyboardInterrupt, UnicodeDecodeError):
-        desk.show("")
+        terminal.show("")
         return state
     except EOFError:
-        return attrs.evolve(state, talk=None) if state.talk else None
+        return (
+            attrs.evolve(state, conversation=None)
+            if state.conversation
+            else None
+        )
 
     try:
-        return _obey(desk, state, line)
+        return _run_line(terminal, state, line)
     except _QuitError:
         return None
     except KeyboardInterrupt:
-        desk.show("\nnot waiting any more; no rank was interrupted")
-        talk = state.talk and attrs.evolve(state.talk, is_running=True)
-        return attrs.evolve(state, talk=talk)
+        terminal.show("\nnot waiting any more; no rank was interrupted")
+        conversation = state.conversation and attrs.evolve(
+            state.conversation, is_running=True
+        )
+        return attrs.evolve(state, conversation=conversation)
     except (DistdebugError, OSError) as exc:
         lines = [str(exc), *getattr(exc, "__notes__", ())]
-        desk.show("\n".join(clean(text, limit=1000) for text in lines))
+        terminal.show("\n".join(clean(text, limit=1000) for text in lines))
         return state
 
 
 def _prompt(state: _State) -> str:
-    if state.talk is None:
+    if state.conversation is None:
         return _PROMPT
 
-    groups = {p.group for p in state.told.processes}
-    return prompt_of(state.talk, with_group=len(groups) > 1)
+    groups = {p.group for p in state.reported.processes}
+    return prompt_text(state.conversation, with_group=len(groups) > 1)
 
 
-def _obey(desk: _Desk, state: _State, line: str) -> _State:
-    if state.talk is not None:
-        command = meant_for_all(line)
+def _run_line(terminal: _Terminal, state: _State, line: str) -> _State:
+    if state.conversation is not None:
+        command = parse_multi_rank_command(line)
         if command is None:
-            talk = _talk(desk, state.talk, line)
-            return attrs.evolve(state, talk=talk)
+            conversation = _converse(terminal, state.conversation, line)
+            return attrs.evolve(state, conversation=conversation)
     elif not line.strip():
-        return _news(desk, state)
+        return _show_changes(terminal, state)
     else:
         command = parse_command(line)
-    return _do(desk, state, command)
+    return _run_prompt_command(terminal, state, command)
 
 
-def _news(desk: _Desk, state: _State) -> _State:
-    listing = desk.client.list()
-    if text := news_text(state.told, listing):
-        desk.show(text)
-    return attrs.evolve(state, told=listing)
+def _show_changes(terminal: _Terminal, state: _State) -> _State:
+    listing = terminal.client.list()
+    if text := changes_text(state.reported, listing):
+        terminal.show(text)
+    return attrs.evolve(state, reported=listing)
 
 
-def _do(desk: _Desk, state: _State, command: Command) -> _State:
-    if command.word == "quit":
+def _run_prompt_command(
+    terminal: _Terminal, state: _State, command: Command
+) -> _State:
+    if command.name == "quit":
         raise _QuitError
-    if command.word == "list":
-        listing = desk.client.list()
-        desk.show(_shown(listing, command))
-        return attrs.evolve(state, table=listing, told=listing)
-    if command.word == "attach":
-        talk, text = greeting(_attach(desk.client, state, command))
-        desk.show(text)
-        return attrs.evolve(state, talk=talk)
-    if command.word == "help":
-        desk.show(help_text(command.line))
-    elif command.word == "detach":
-        desk.show("not attached to a rank")
+    if command.name == "list":
+        listing = terminal.client.list()
+        terminal.show(_format_listing(listing, command))
+        return attrs.evolve(state, table=listing, reported=listing)
+    if command.name == "attach":
+        conversation, text = describe_stop(
+            _attach(terminal.client, state, command)
+        )
+        terminal.show(text)
+        return attrs.evolve(state, conversation=conversation)
+    if command.name == "help":
+        terminal.show(help_text(command.line))
+    elif command.name == "detach":
+        terminal.show("not attached to a rank")
     else:
-        seen = state.table
-        text = str(obey(desk.client, command, wait_s=desk.wait_s, seen=seen))
-        desk.show(first_lines(text) if sys.stdout.isatty() else text)
+        listing = state.table
+        text = str(
+            run_command(
+                terminal.client,
+                command,
+                wait_s=terminal.wait_s,
+                listing=listing,
+            )
+        )
+        terminal.show(truncate_lines(text) if sys.stdout.isatty() else text)
     return state
 
 
-def _shown(listing: Listing, command: Command | None = None) -> str:
+def _format_listing(listing: Listing, command: Command | None = None) -> str:
     chosen = None
     if command is not None and command.ranks is not None:
-        chosen = choose(listing, command.ranks, command.group)
+        chosen = select_processes(listing, command.ranks, command.group)
     columns = shutil.get_terminal_size().columns
     width = columns if sys.stdout.isatty() else None
     return listing_text(listing, chosen=chosen, width=width)
 
 
-def _attach(client: DebugClient, state: _State, command: Command) -> Talk:
+def _attach(
+    client: DebugClient, state: _State, command: Command
+) -> Conversation:
     if command.number is None:
         attached = client.attach(command.rank, group=command.group)
     else:
-        # Numbers are those that the person saw.
-        seen = choose_session(state.table, number=command.number)
-        attached = Attached(client.ranks, *seen)
+        # Numbers refer to the listing on the screen.
+        selected = select_session(state.table, number=command.number)
+        attached = AttachedThread(client.ranks, *selected)
         if attached.last().state == "ended":
-            who = ranks_told([attached.process.rank])
-            msg = f"#{command.number} was {who}, which went on since"
+            rank_text = format_rank_phrase([attached.process.rank])
+            msg = f"#{command.number} was {rank_text}, which went on since"
             raise DebuggerError(msg, remedy="see: list")
-    return Talk(attached=attached)
+    return Conversation(attached=attached)
 
 
-def _talk(desk: _Desk, talk: Talk, line: str) -> Talk | None:
+def _converse(
+    terminal: _Terminal, conversation: Conversation, line: str
+) -> Conversation | None:
     if line.strip() == "detach":
         return None
 
     try:
-        now, output = say(talk, line, desk.wait_s)
+        now, output = send_line(conversation, line, terminal.wait_s)
     except DebuggerError:
-        again, text = follow(desk.client, talk, "detach")
+        next_conversation, text = follow_rank(
+            terminal.client, conversation, "detach"
+        )
         if text.endswith("has ended"):
-            desk.show(text)
-            return again
+            terminal.show(text)
+            return next_conversation
         raise
     if output.text:
-        desk.show(output.text)
+        terminal.show(output.text)
     if line.strip() in {"h", "help", "?"}:
-        desk.show(_MORE_HELP)
+        terminal.show(_MORE_HELP)
     if output.state != "ended":
         return now
 
-    again, text = follow(desk.client, talk, line)
-    desk.show(text)
-    return again
+    next_conversation, text = follow_rank(terminal.client, conversation, line)
+    terminal.show(text)
+    return next_conversation
 
 
-_MOST_INDEXES = 64
+_MAX_INDEXES = 64
 
 
 @contextmanager
 def line_editing(client: DebugClient) -> Iterator[None]:
     """
-    Edit, complete, and remember lines, if Python can.
+    Enable editing, completion, and history of lines, if readline exists.
 
     Args:
-        client: Knows the groups, ranks, and dimensions to complete.
+        client: Provides the groups, ranks, and dimensions to complete.
     """
     try:
         import readline
@@ -695,41 +708,41 @@ def _completer(
     client: DebugClient, line: Callable[[], str]
 ) -> Callable[[str, int], str | None]:
     def complete(text: str, state: int) -> str | None:
-        # readline swallows what is raised here, and shows nothing.
-        words = _choices(client, line()) if state == 0 else complete_from
-        complete_from[:] = words
-        fitting = [word for word in words if word.startswith(text)]
+        # readline hides exceptions raised here.
+        choices = _completions(client, line()) if state == 0 else complete_from
+        complete_from[:] = choices
+        fitting = [word for word in choices if word.startswith(text)]
         return fitting[state] if state < len(fitting) else None
 
     complete_from: list[str] = []
     return complete
 
 
-def _choices(client: DebugClient, line: str) -> list[str]:
+def _completions(client: DebugClient, line: str) -> list[str]:
     word, blank, rest = line.lstrip().partition(" ")
-    word = SHORT.get(word, word)
+    word = ABBREVIATIONS.get(word, word)
     if not blank:
-        return [f"{w} " for w in WORDS]
+        return [f"{w} " for w in COMMANDS]
     if word == "help":
-        return [*WORDS, "ranks"]
-    if word not in WORDS:
+        return [*COMMANDS, "ranks"]
+    if word not in COMMANDS:
         return []
 
     listing = client.list()
     groups = [f"{g} " for g in sorted({p.group for p in listing.processes})]
     if word == "attach":
-        ranks = _numbers(p for p, _ in listing.sessions)
+        ranks = _rank_numbers(p for p, _ in listing.sessions)
         return [*map(str, ranks), *groups]
 
     _, is_open, inner = rest.rpartition("ranks(")
     if is_open:
-        return [] if ")" in inner else _in_ranks(listing, inner)
+        return [] if ")" in inner else _complete_ranks(listing, inner)
     return ["ranks(", *groups]
 
 
-def _in_ranks(listing: Listing, inner: str) -> list[str]:
+def _complete_ranks(listing: Listing, inner: str) -> list[str]:
     """
-    What may follow within ``ranks(...)``.
+    Return the completions within ``ranks(...)``.
     """
     sizes: dict[str, set[int]] = {}
     for process in listing.processes:
@@ -738,10 +751,10 @@ def _in_ranks(listing: Listing, inner: str) -> list[str]:
     if match := re.search(r"(\w+)[ \t]*=[ \t]*[^=,]{0,9}\Z", inner):
         indexes = sorted(sizes.get(match[1], ()))
     else:
-        indexes = _numbers(listing.processes)
+        indexes = _rank_numbers(listing.processes)
     names = [] if match else [f"{n}=" for n in sizes if f"{n}=" not in inner]
-    return [*names, *map(str, indexes[:_MOST_INDEXES])]
+    return [*names, *map(str, indexes[:_MAX_INDEXES])]
 
 
-def _numbers(processes: Iterable[Process]) -> list[int]:
+def _rank_numbers(processes: Iterable[Process]) -> list[int]:
     return sorted({p.rank for p in processes if p.rank is not None})

@@ -1,6 +1,6 @@
 """
-What runs in the job, so that it can be stopped and asked?
+Debugger inside the job: stop threads, and answer requests about them.
 
-Everything here is imported inside training jobs: it needs nothing but the
-standard library, opens no TCP port, and lets no thread wait without a limit.
+Training jobs import these modules: they need only the standard library, open
+no TCP port, and let no thread wait without a limit.
 """

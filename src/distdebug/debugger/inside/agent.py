@@ -1,9 +1,9 @@
 """
-Who answers while the threads of the job are stopped, or blocked?
+Debugger agent: the threads in the job that answer requests of clients.
 
-One thread waits at a Unix socket, and one more talks to each client.  They see
-all requests of a client in their order, so a client that floods waits for
-itself.
+One thread accepts connections at a Unix socket, and one thread serves each
+client.  It handles the requests of its client in order, so a client that
+floods it only delays itself.
 """
 
 from __future__ import annotations
@@ -25,22 +25,33 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..protocol import Feed, WireError, may_talk, pack, peer_uid
+from ..protocol import (
+    MessageDecoder,
+    WireError,
+    encode_message,
+    is_allowed_peer,
+    peer_uid,
+)
 from .frames import (
     evaluate,
-    place_of,
+    frame_place,
     place_text,
     stack_of_threads,
     user_frame,
     working_place,
 )
-from .prompt import current_prompt, missing_files, prompts, take_source
-from .settings import DEFAULT_LIMIT_S, describe_process, pause_limit_s, say
+from .prompt import add_source, current_prompt, missing_files, prompts
+from .settings import (
+    DEFAULT_LIMIT_S,
+    describe_process,
+    log_warning,
+    pause_limit_s,
+)
 from .stops import (
+    count_request,
     failed_threads,
     find_stop,
     give_line,
-    note_request,
     open_stop,
     open_stops,
     thread_name,
@@ -48,73 +59,72 @@ from .stops import (
 )
 
 
-# Until when an interrupt is wanted, on the monotonic clock.
-_wanted_until = 0.0
+# When a pending interrupt expires, on the monotonic clock; 0 if none is.
+_interrupt_deadline = 0.0
 _callbacks: list[Any] = []  # C holds no reference to them
-# With a second call in its queue, Python 3.11 spins for ever in the first that is
-# traced; so this has something in it from when it is asked until it has called.
+# With a second pending call, Python 3.11 spins for ever in the first if that is
+# traced; so this is not empty while one is scheduled.
 _MAY_SPIN = sys.version_info < (3, 12)
-_asked: dict[str, object] = {}
+_pending_call: dict[str, object] = {}
 
 
 def interrupt_main(wait_s: float) -> dict[str, Any]:
     """
-    Stop the main thread at the next line it comes to.
+    Stop the main thread at the next line of the user's code.
 
-    Who asks twice stops it once.  A step that it is just making ends where it
-    is interrupted.
+    A second request before the stop has no effect.  A step that is in progress
+    ends where the interrupt stops it.
 
     Args:
-        wait_s: How long to wait for that, in seconds.
+        wait_s: How long to wait for the stop, in seconds.
 
     Returns:
-        Plain data: the state, and where the main thread is.
+        Plain data: the state, and the place of the main thread.
     """
-    global _wanted_until  # noqa: PLW0603 one thread of the process is main
+    global _interrupt_deadline  # noqa: PLW0603 there is one main thread
     if _is_main_stopped():
         return {"state": "stopped", "output": "it is stopped already"}
 
-    _wanted_until = time.monotonic() + (pause_limit_s() or DEFAULT_LIMIT_S)
-    _ask_interpreter()
+    _interrupt_deadline = time.monotonic() + (
+        pause_limit_s() or DEFAULT_LIMIT_S
+    )
+    _schedule_interrupt()
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         if _is_main_stopped():
             return {"state": "stopped", "output": "it is stopped now"}
         time.sleep(0.01)
 
-    return _why_not()
+    return _running_state()
 
 
 def cancel_interrupt() -> bool:
     """
-    Do not stop the main thread after all.
-
-    Returns:
-        Whether it was about to be stopped.
+    Cancel a pending interrupt; return whether there was one.
     """
-    global _wanted_until  # noqa: PLW0603 one thread of the process is main
-    was_wanted = time.monotonic() < _wanted_until
-    _wanted_until = 0.0
-    return was_wanted
+    global _interrupt_deadline  # noqa: PLW0603 there is one main thread
+    was_pending = time.monotonic() < _interrupt_deadline
+    _interrupt_deadline = 0.0
+    return was_pending
 
 
-def _main() -> int:
+def _main_ident() -> int:
     return threading.main_thread().ident or 0
 
 
 def _is_main_stopped() -> bool:
-    main = str(_main())
+    main = str(_main_ident())
     return any(
         stop.key.split(":")[3] == main and stop.state == "stopped"
         for stop in open_stops()
     )
 
 
-def _why_not() -> dict[str, Any]:
-    where = _place()
+def _running_state() -> dict[str, Any]:
+    where = _main_place()
     place = place_text(where)
-    prompt = prompts().get(_main())
-    if prompt and prompt.is_asking:
+    prompt = prompts().get(_main_ident())
+    if prompt and prompt.is_interacting:
         text = f"obeys a command of the debugger, at {place}"
     elif prompt and not prompt.stop:
         text = (
@@ -129,76 +139,76 @@ def _why_not() -> dict[str, Any]:
     return {"state": "running", "output": text, **where}
 
 
-def _place() -> dict[str, Any]:
-    frame = sys._current_frames().get(_main())  # noqa: SLF001 there is no other way
+def _main_place() -> dict[str, Any]:
+    frame = sys._current_frames().get(_main_ident())  # noqa: SLF001 no public way
     if frame is None:
         return {"function": "?", "file": "?", "line": 0}
-    return place_of(user_frame(frame))
+    return frame_place(user_frame(frame))
 
 
-def _ask_interpreter() -> None:
+def _schedule_interrupt() -> None:
     token = object()
-    if _MAY_SPIN and _asked.setdefault("by", token) is not token:
-        return  # it is going to call
+    if _MAY_SPIN and _pending_call.setdefault("by", token) is not token:
+        return  # one is scheduled
     if not _callbacks:
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-        _callbacks.append(kind(_on_main))
+        _callbacks.append(kind(_pending_interrupt))
     if ctypes.pythonapi.Py_AddPendingCall(_callbacks[0], None) != 0:
-        _asked.clear()
+        _pending_call.clear()
         msg = "the interpreter takes no more calls at the moment"
         raise RuntimeError(msg)
 
 
-def _on_main(_: object) -> int:
+def _pending_interrupt(_: object) -> int:
     """
-    Runs on the main thread, between two instructions of it.
+    Start tracing; runs on the main thread, between two instructions.
     """
     try:
-        _watch(sys._getframe(1))  # noqa: SLF001 whom we came between
+        _start_tracing(sys._getframe(1))  # noqa: SLF001 the interrupted frame
     finally:
-        # Last of all, and no call, after which another thread might run.
-        if "by" in _asked:
-            del _asked["by"]  # noqa: RUF051 pop() is a call
+        # This must be last, and no call: a call may switch to another thread.
+        if "by" in _pending_call:
+            del _pending_call["by"]  # noqa: RUF051 pop() is a call
     return 0
 
 
-def _watch(frame: FrameType) -> None:
+def _start_tracing(frame: FrameType) -> None:
     prompt = current_prompt()
-    if cancel_interrupt() and not prompt.is_asking:
+    if cancel_interrupt() and not prompt.is_interacting:
         prompt.watch(frame, partial(open_stop, "interrupt", None, None))
 
 
-# What only looks at the list need not be kept for ever.
-QUIET = frozenset({"list", "last"})
+# Requests that change nothing, and are not logged.
+UNAUDITED = frozenset({"list", "last"})
 
-_LONGEST_LINE = 64_000
-_LONGEST_SOURCE = 1 << 20
-_LONGEST_WAIT_S = 600.0
-# This word is obeyed by who is busy with another command, too.
-_LET_GO = "detach"
+_MAX_LINE = 64_000
+_MAX_SOURCE = 1 << 20
+_MAX_WAIT_S = 600.0
+# The command that a thread accepts while it runs another one.
+_DETACH = "detach"
 _NOT_STOPPED = {"state": "ended", "error": "it is not stopped any more"}
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def handle_request(request: dict[str, Any]) -> dict[str, Any]:
     """
-    Obey one request.
+    Handle one request.
 
     Args:
-        request: Plain data with the operation *op*, and what that takes.
+        request: Plain data with the operation *op* and its arguments.
 
     Returns:
-        Plain data.  *error* says why it was not obeyed.
+        Plain data.  *error* is the reason if the request failed.
     """
-    obey = _OPERATIONS.get(str(request.get("op")))
-    if obey is None:
+    operation = _OPERATIONS.get(str(request.get("op")))
+    if operation is None:
         return {"error": f"unknown operation: {request.get('op')!r:.100}"}
 
     try:
-        return obey(request)
+        return operation(request)
     except TimeoutError:
         return {"error": "it takes too long; it is left behind"}
-    except BaseException as exc:  # noqa: BLE001 told to who asked
-        return {"error": f"{type(exc).__name__}: {exc}"[:_LONGEST_LINE]}
+    except BaseException as exc:  # noqa: BLE001 sent to the client
+        return {"error": f"{type(exc).__name__}: {exc}"[:_MAX_LINE]}
 
 
 def _list(_: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +227,7 @@ def _command(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": "a command is one line"}
 
     keys, wait_s = _keys(request), _seconds(request, "wait", 5.0)
-    if line.strip() == _LET_GO:
+    if line.strip() == _DETACH:
         return {"stops": _release(keys, wait_s)}
 
     return {"stops": dict(give_line(keys, line, wait_s))}
@@ -236,7 +246,7 @@ def _last(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _extend(request: dict[str, Any]) -> dict[str, Any]:
-    seconds = _seconds(request, "seconds", 1800.0, most=7 * 86400.0)
+    seconds = _seconds(request, "seconds", 1800.0, maximum=7 * 86400.0)
     found: dict[str, Any] = {}
     for key in _keys(request):
         stop = find_stop(key)
@@ -276,38 +286,40 @@ def _interrupt(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source(request: dict[str, Any]) -> dict[str, Any]:
-    problem = take_source(
-        _text(request, "file"), _text(request, "text", most=_LONGEST_SOURCE)
+    problem = add_source(
+        _text(request, "file"), _text(request, "text", maximum=_MAX_SOURCE)
     )
     return {"error": problem} if problem else {"output": "thank you"}
 
 
 def _resume(request: dict[str, Any]) -> dict[str, Any]:
-    was_wanted = cancel_interrupt()
-    held = prompts().values()
-    stops = [stop for prompt in held if (stop := prompt.let_go())]
-    if held:
-        return _gone(wait_for_ends(stops, _seconds(request, "wait", 1.0)))
+    was_pending = cancel_interrupt()
+    active = prompts().values()
+    stops = [stop for prompt in active if (stop := prompt.release())]
+    if active:
+        return _release_state(
+            wait_for_ends(stops, _seconds(request, "wait", 1.0))
+        )
 
-    told = "will not be" if was_wanted else "was not about to be"
-    return {"output": f"it {told} stopped"}
+    verb = "will not be" if was_pending else "was not about to be"
+    return {"output": f"it {verb} stopped"}
 
 
 def _release(keys: list[str], wait_s: float) -> dict[str, Any]:
     """
-    Let threads go on, also those that are busy with a command.
+    Let threads continue, even while they run a command.
     """
-    held = {p.stop.key: p for p in prompts().values() if p.stop}
-    stops = {k: held[k].let_go() if k in held else None for k in keys}
+    active = {p.stop.key: p for p in prompts().values() if p.stop}
+    stops = {k: active[k].release() if k in active else None for k in keys}
     wait_for_ends(filter(None, stops.values()), wait_s)
     return {
-        key: _gone(stop.state == "ended") if stop else _NOT_STOPPED
+        key: _release_state(stop.state == "ended") if stop else _NOT_STOPPED
         for key, stop in stops.items()
     }
 
 
-def _gone(has_gone: bool) -> dict[str, Any]:  # noqa: FBT001 it is the answer
-    if has_gone:
+def _release_state(has_ended: bool) -> dict[str, Any]:  # noqa: FBT001 a result
+    if has_ended:
         return {"state": "ended", "output": ""}
 
     text = "it goes on when it has done what it was told before"
@@ -328,11 +340,11 @@ _OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def _text(
-    request: dict[str, Any], name: str, *, most: int = _LONGEST_LINE
+    request: dict[str, Any], name: str, *, maximum: int = _MAX_LINE
 ) -> str:
     value = request.get(name)
-    if not isinstance(value, str) or len(value) > most:
-        msg = f"{name} must be a text of at most {most} characters"
+    if not isinstance(value, str) or len(value) > maximum:
+        msg = f"{name} must be a text of at most {maximum} characters"
         raise TypeError(msg)
 
     return value
@@ -350,161 +362,142 @@ def _keys(request: dict[str, Any]) -> list[str]:
 def _seconds(
     request: dict[str, Any],
     name: str,
-    usual: float,
+    default: float,
     *,
-    most: float = _LONGEST_WAIT_S,
+    maximum: float = _MAX_WAIT_S,
 ) -> float:
-    value = float(request.get(name, usual))
-    if not 0 <= value <= most:
-        msg = f"{name} must be between 0 and {most:.0f} seconds"
+    value = float(request.get(name, default))
+    if not 0 <= value <= maximum:
+        msg = f"{name} must be between 0 and {maximum:.0f} seconds"
         raise ValueError(msg)
 
     return value
 
 
-_NAME = "audit.jsonl"
-_MOST_BYTES = 16 << 20
-_LONGEST = 4000
+_AUDIT_FILE = "audit.jsonl"
+_MAX_AUDIT_BYTES = 16 << 20
+_MAX_AUDIT_TEXT = 4000
 
 
-def keep_record(  # noqa: PLR0913 all of them are written
+def write_audit_record(  # noqa: PLR0913 all of them are written
     folder: Path, *, uid: int, pid: int, key: str, op: str, line: str
 ) -> None:
     """
-    Write down a command before it is obeyed.
+    Write a command to the audit log before it runs.
 
     Args:
-        folder: Where the sockets are.
+        folder: The folder of the sockets, and of the log.
 
-        uid: The user who asks.
+        uid: The user who sent it.
 
-        pid: This process.
+        key: The keys of the stops.
 
-        key: Which stops are meant.
+        op: The operation.
 
-        op: What kind of command it is.
-
-        line: What was typed.
+        line: The typed text.
 
     Raises:
-        Exception: A hook of :func:`sys.addaudithook` forbids it.
+        Exception: A hook of :func:`sys.addaudithook` rejects it.
     """
     sys.audit("distdebug.command", op, key, line)
     record = {
         "time": round(time.time(), 3),
         "uid": uid,
         "pid": pid,
-        "key": key[:_LONGEST],
+        "key": key[:_MAX_AUDIT_TEXT],
         "op": op,
-        "line": line[:_LONGEST],
+        "line": line[:_MAX_AUDIT_TEXT],
     }
-    # A full disk must not keep anybody from letting a rank go on.
+    # A full disk must not keep a client from releasing a rank.
     with suppress(OSError):
-        _append(folder / _NAME, json.dumps(record).encode() + b"\n")
+        _append_audit_line(
+            folder / _AUDIT_FILE, json.dumps(record).encode() + b"\n"
+        )
 
 
-def _append(path: Path, line: bytes) -> None:
+def _append_audit_line(path: Path, line: bytes) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, line)
-        is_full = os.fstat(fd).st_size > _MOST_BYTES
+        is_full = os.fstat(fd).st_size > _MAX_AUDIT_BYTES
     finally:
         os.close(fd)
     if is_full:
-        path.replace(path.with_name(f"{_NAME}.1"))
+        path.replace(path.with_name(f"{_AUDIT_FILE}.1"))
 
 
-# What the kernel knows a file by: its device, and its number there.
-Opened = tuple[int, int]
+# The device and the inode of an open file.
+FileId = tuple[int, int]
 
 
-def opened(one: socket.socket) -> Opened:
+def file_id(sock: socket.socket) -> FileId:
     """
-    What is open under the number of a socket?
-
-    Args:
-        one: The socket.
-
-    Returns:
-        What tells it from every other file.
+    Return the device and inode behind the file descriptor of a socket.
 
     Raises:
-        OSError: Nothing is.
+        OSError: The descriptor is closed.
     """
-    status = os.fstat(one.fileno())
+    status = os.fstat(sock.fileno())
     return status.st_dev, status.st_ino
 
 
-def is_own(one: socket.socket, was: Opened) -> bool:
+def is_same_file(sock: socket.socket, expected: FileId) -> bool:
     """
-    Is a socket what it was?
+    Return whether a socket still refers to the expected file.
 
-    Args:
-        one: The socket.
-
-        was: What was open when it was ours.
-
-    Returns:
-        Whether it may be used.
+    Code of the user may close its descriptor, and the kernel may reuse the
+    number.
     """
     try:
-        return opened(one) == was
+        return file_id(sock) == expected
     except OSError:
         return False
 
 
-def close_own(one: socket.socket, was: Opened) -> None:
+def close_if_same(sock: socket.socket, expected: FileId) -> None:
     """
-    Close a socket, unless it is somebody else's now.
-
-    Args:
-        one: The socket.
-
-        was: What was open when it was ours.
+    Close a socket, unless its descriptor refers to another file by now.
     """
-    if is_own(one, was):
-        one.close()
+    if is_same_file(sock, expected):
+        sock.close()
     else:
-        one.detach()
+        sock.detach()
 
 
-_MOST_CLIENTS = 16
-_IDLE_S = 600
-# Whoever is idle for so long makes room for somebody else.
-_GIVES_WAY_S = 10.0
-_SENDING_S = 30
-# Requests of one client; the job shall have most of its time for itself.
-_MOST_PER_SECOND = 200
-_BLOCK = 1 << 16
-_TYPED = ("line", "expression", "file")
+_MAX_CLIENTS = 16
+_CLIENT_IDLE_S = 600
+# A client that is idle for longer may be replaced by a new one.
+_MIN_IDLE_S = 10.0
+_SEND_TIMEOUT_S = 30
+# Per client; the job needs most of the time of its interpreter.
+_MAX_REQUESTS_PER_S = 200
+_RECV_BYTES = 1 << 16
+_AUDITED_FIELDS = ("line", "expression", "file")
 
-_clients: dict[socket.socket, Opened] = {}
-# When each was heard last, on the monotonic clock.
-_heard: dict[socket.socket, float] = {}
+_clients: dict[socket.socket, FileId] = {}
+# The time of the last data of each client, on the monotonic clock.
+_last_received: dict[socket.socket, float] = {}
 _answering: set[socket.socket] = set()
 
 
 def listen(path: Path) -> socket.socket:
     """
-    Open a socket that only we can use.
+    Open a listening socket of mode 0600.
 
     Args:
-        path: Where; its folder is ours alone.
-
-    Returns:
-        The socket, which listens.
+        path: A path in a private folder.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The socket cannot be opened.
     """
     with suppress(FileNotFoundError):
-        path.unlink()  # of a process with our number that has ended
+        path.unlink()  # left by an ended process with the same PID
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(os.fspath(path))
         path.chmod(0o600)
-        listener.listen(_MOST_CLIENTS)
+        listener.listen(_MAX_CLIENTS)
     except BaseException:
         listener.close()
         raise
@@ -514,19 +507,16 @@ def listen(path: Path) -> socket.socket:
 
 def serve(listener: socket.socket, folder: Path) -> threading.Thread:
     """
-    Answer whoever connects, until the socket is closed.
+    Start a daemon thread that serves clients until the socket is closed.
 
     Args:
-        listener: A socket that listens.
+        listener: A listening socket.
 
-        folder: Where to keep a record of what is asked.
-
-    Returns:
-        The thread that does so; it does not keep the process alive.
+        folder: The folder for the audit log.
     """
     thread = threading.Thread(
         target=_accept,
-        args=(listener, opened(listener), folder),
+        args=(listener, file_id(listener), folder),
         name="distdebug-agent",
         daemon=True,
     )
@@ -534,21 +524,24 @@ def serve(listener: socket.socket, folder: Path) -> threading.Thread:
     return thread
 
 
-def _accept(listener: socket.socket, own: Opened, folder: Path) -> None:
-    free = threading.BoundedSemaphore(_MOST_CLIENTS)
-    while is_own(listener, own):
+def _accept(listener: socket.socket, own: FileId, folder: Path) -> None:
+    free = threading.BoundedSemaphore(_MAX_CLIENTS)
+    while is_same_file(listener, own):
         try:
             client, _ = listener.accept()
         except OSError:
-            time.sleep(0.1)  # no more files can be opened, for now
+            time.sleep(0.1)  # too many open files, for now
             continue
-        if not free.acquire(blocking=False) and not _has_room(free):
-            _turn_away(client)
+        if not free.acquire(blocking=False) and not _evict_idle_client(free):
+            _reject_client(client)
             continue
         work = (client, folder, free)
         try:
             threading.Thread(
-                target=_talk, args=work, name="distdebug-client", daemon=True
+                target=_serve_client,
+                args=work,
+                name="distdebug-client",
+                daemon=True,
             ).start()
         except RuntimeError:  # no more threads
             client.close()
@@ -556,61 +549,63 @@ def _accept(listener: socket.socket, own: Opened, folder: Path) -> None:
     listener.detach()
 
 
-def _has_room(free: threading.BoundedSemaphore) -> bool:
+def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:
     """
-    Hang up on who has said nothing for the longest time, if it is long.
+    Disconnect the client that is idle for longest, if long enough.
     """
-    since = time.monotonic() - _GIVES_WAY_S
+    since = time.monotonic() - _MIN_IDLE_S
     idle = (c for c in _clients.copy() if c not in _answering)
     when, _, client = min(
-        ((_heard.get(c, since), n, c) for n, c in enumerate(idle)),
+        ((_last_received.get(c, since), n, c) for n, c in enumerate(idle)),
         default=(math.inf, 0, None),
     )
     if client is None or when > since:
         return False
 
     with suppress(OSError, KeyError):
-        if is_own(client, _clients[client]):
+        if is_same_file(client, _clients[client]):
             client.shutdown(socket.SHUT_RDWR)
     return free.acquire(timeout=1.0)
 
 
-def _turn_away(client: socket.socket) -> None:
-    text = f"{_MOST_CLIENTS} others talk to this rank at the moment"
+def _reject_client(client: socket.socket) -> None:
+    text = f"{_MAX_CLIENTS} others talk to this rank at the moment"
     with suppress(OSError):
-        client.sendall(pack({"id": None, "error": text}))
+        client.sendall(encode_message({"id": None, "error": text}))
     client.close()
 
 
-def _talk(
+def _serve_client(
     client: socket.socket, folder: Path, free: threading.BoundedSemaphore
 ) -> None:
-    own = _clients[client] = opened(client)
-    _heard[client] = time.monotonic()
+    own = _clients[client] = file_id(client)
+    _last_received[client] = time.monotonic()
     try:
         uid = peer_uid(client)
-        if may_talk(uid):
-            _limit(client)
-            _converse(client, folder, uid)
+        if is_allowed_peer(uid):
+            _set_timeouts(client)
+            _answer_requests(client, folder, uid)
         else:
-            _refuse(folder, uid)
+            _log_refused(folder, uid)
     except OSError:
-        pass  # it has gone
+        pass  # the client has disconnected
     finally:
         _clients.pop(client, None)
-        _heard.pop(client, None)
+        _last_received.pop(client, None)
         _answering.discard(client)
-        close_own(client, own)
+        close_if_same(client, own)
         free.release()
 
 
-def _limit(client: socket.socket) -> None:
+def _set_timeouts(client: socket.socket) -> None:
     """
-    Let the kernel wait, who does not mistake another file for this one.
+    Set the timeouts in the kernel.
+
+    Those of Python would poll the descriptor, whose number may be reused.
     """
     for option, seconds in (
-        (socket.SO_RCVTIMEO, _IDLE_S),
-        (socket.SO_SNDTIMEO, _SENDING_S),
+        (socket.SO_RCVTIMEO, _CLIENT_IDLE_S),
+        (socket.SO_SNDTIMEO, _SEND_TIMEOUT_S),
     ):
         limit = struct.pack("ll", seconds, 0)
         client.setsockopt(socket.SOL_SOCKET, option, limit)
@@ -618,77 +613,82 @@ def _limit(client: socket.socket) -> None:
 
 def forget_clients() -> None:
     """
-    Leave the conversations to the process that was forked.
+    Close the connections after a fork: they belong to the parent.
 
-    Otherwise a client would not see that it ends, as long as a child lives.
+    Otherwise a client would not notice the end of the parent while a child
+    lives.
     """
     _answering.clear()
-    _heard.clear()
+    _last_received.clear()
     while _clients:
-        close_own(*_clients.popitem())
+        close_if_same(*_clients.popitem())
 
 
 def finish_answers(seconds: float) -> None:
     """
-    Let who said "go on" hear that it did, though the program ends by that.
+    Wait until the last answers are sent, before the program ends.
 
     Args:
-        seconds: How long that may take.
+        seconds: The limit.
     """
     end = time.monotonic() + seconds
     while _answering and time.monotonic() < end:
         time.sleep(0.005)
 
 
-def _refuse(folder: Path, uid: int) -> None:
-    say("user %s must not debug this process", uid)
+def _log_refused(folder: Path, uid: int) -> None:
+    log_warning("user %s must not debug this process", uid)
     with suppress(Exception):
-        keep_record(
+        write_audit_record(
             folder, uid=uid, pid=os.getpid(), key="", op="refused", line=""
         )
 
 
-def _converse(client: socket.socket, folder: Path, uid: int) -> None:
+def _answer_requests(client: socket.socket, folder: Path, uid: int) -> None:
     own = _clients[client]
     try:
         for request in _requests(client, own):
             _answering.add(client)
-            note_request()
-            reply = _obey(request, folder, uid)
-            if not is_own(client, own):
+            count_request()
+            reply = _audit_and_handle(request, folder, uid)
+            if not is_same_file(client, own):
                 return
-            client.sendall(_packed({"id": request.get("id"), **reply}))
+            client.sendall(_encode_reply({"id": request.get("id"), **reply}))
             _answering.discard(client)
     except WireError as exc:
-        client.sendall(pack({"id": None, "error": str(exc)}))
+        client.sendall(encode_message({"id": None, "error": str(exc)}))
 
 
-def _requests(client: socket.socket, own: Opened) -> Iterator[dict[str, Any]]:
-    feed = Feed()
+def _requests(client: socket.socket, own: FileId) -> Iterator[dict[str, Any]]:
+    decoder = MessageDecoder()
     count, second = 0, time.monotonic()
-    while is_own(client, own) and (data := client.recv(_BLOCK)):
-        _heard[client] = time.monotonic()
-        for request in feed.take(data):
+    while is_same_file(client, own) and (data := client.recv(_RECV_BYTES)):
+        _last_received[client] = time.monotonic()
+        for request in decoder.decode(data):
             count += 1
-            if count > _MOST_PER_SECOND:
+            if count > _MAX_REQUESTS_PER_S:
                 time.sleep(max(second + 1.0 - time.monotonic(), 0.0))
                 count, second = 0, time.monotonic()
             yield request
 
 
-def _packed(reply: dict[str, Any]) -> bytes:
+def _encode_reply(reply: dict[str, Any]) -> bytes:
     try:
-        return pack(reply)
+        return encode_message(reply)
     except WireError as exc:
-        return pack({"id": reply["id"], "error": str(exc)})
+        return encode_message({"id": reply["id"], "error": str(exc)})
 
 
-def _obey(request: dict[str, Any], folder: Path, uid: int) -> dict[str, Any]:
+def _audit_and_handle(
+    request: dict[str, Any], folder: Path, uid: int
+) -> dict[str, Any]:
     op = str(request.get("op"))[:100]
-    if op not in QUIET:
-        line = next((request[name] for name in _TYPED if name in request), "")
+    if op not in UNAUDITED:
+        line = next(
+            (request[name] for name in _AUDITED_FIELDS if name in request), ""
+        )
         try:
-            keep_record(
+            write_audit_record(
                 folder,
                 uid=uid,
                 pid=os.getpid(),
@@ -696,7 +696,7 @@ def _obey(request: dict[str, Any], folder: Path, uid: int) -> dict[str, Any]:
                 op=op,
                 line=str(line),
             )
-        except Exception as exc:  # noqa: BLE001 a hook forbids it
+        except Exception as exc:  # noqa: BLE001 raised by a hook
             return {"error": f"an audit hook forbids it: {exc}"}
 
-    return answer(request)
+    return handle_request(request)

@@ -1,5 +1,5 @@
 """
-Can this process be debugged from outside?
+Public functions for the job: arm, disarm, set_trace, post_mortem, and scope.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from ..._rank_syntax import read_selection
+from ..._rank_syntax import parse_selection
 from ...errors import DebuggerError
 from ...identity import current_identity
 from ..protocol import is_selected, job_folder, make_folder, socket_path
 from .agent import (
-    Opened,
+    FileId,
     cancel_interrupt,
-    close_own,
+    close_if_same,
+    file_id,
     finish_answers,
     forget_clients,
-    is_own,
+    is_same_file,
     listen,
-    opened,
     serve,
 )
-from .frames import place_of, place_text
+from .frames import frame_place, place_text
 from .prompt import current_prompt, release_thread
 from .settings import (
     describe_process,
-    is_off,
-    is_post_mortem_wanted,
-    is_wanted,
+    is_disabled,
+    is_enabled,
+    is_post_mortem_enabled,
+    log_warning,
+    log_warning_once,
     pause_limit_s,
-    say,
-    say_once,
     set_labels,
 )
 from .stops import (
     after_fork,
     close_stops,
-    is_unanswered,
+    has_pause_timed_out,
     open_stop,
     raise_timeouts,
     restore_timeouts,
 )
 
 
-# Only who is just answering somebody waits so long: where many processes share a
-# core, its turn may come late.
-_FAREWELL_S = 5.0
+# The wait for answers in progress; a thread may be scheduled late where many
+# processes share a core.
+_EXIT_WAIT_S = 5.0
 
 
 class _Armed(NamedTuple):
     path: Path
     listener: socket.socket
-    opened: Opened
+    file_id: FileId
     pid: int
 
 
 _armed: list[_Armed] = []
-# In which folder this process was to be armed; it is empty if nobody asked for that.
-_wished: list[str | os.PathLike[str] | None] = []
-# A handler of signals, or of logs, may come to a breakpoint in here.
+# The folder passed to arm(); empty if arm() was not called.
+_requested_folder: list[str | os.PathLike[str] | None] = []
+# A signal or log handler may reach a breakpoint while the lock is held.
 _lock = threading.RLock()
 
 
@@ -90,68 +90,66 @@ def arm(  # noqa: PLR0913 each can be left out
     """
     Let this process be debugged from outside, by its own user.
 
-    A thread begins to listen on a Unix socket.  Nothing else changes until a
-    client asks.  It never raises for a reason that lies outside of the program:
-    the log says then why this rank cannot be debugged.
+    A thread listens on a Unix socket.  Nothing else changes until a client
+    sends a request.  Causes outside the program never raise: the log then says
+    why this rank cannot be debugged.
 
     Args:
-        dir: The folder of the sockets, on a file system of this node; by
-            default ``DISTDEBUG_DIR``, or one in ``/tmp`` that is named after
-            the user and the job.
+        dir: The folder of the sockets, on a local file system; by default
+            ``DISTDEBUG_DIR``, or one in ``/tmp`` named after the user and the
+            job.
 
-        labels: How clients address this process, other than by what its
-            launcher says: *group*, *rank*, *world_size*, and *coords*, the
+        labels: How clients address this process, instead of by the values of
+            its launcher: *group*, *rank*, *world_size*, and *coords*, the
             index in each dimension of a mesh by name.
 
-        mesh: Size of each dimension of the mesh, outermost first, if the
-            coordinates are to follow from the rank.
+        mesh: Size of each dimension of the mesh, outermost first; the
+            coordinates then follow from the rank.
 
-        collective_timeout: Let collectives wait for so many seconds from now
-            on, so that the other ranks wait for one that is held.
+        collective_timeout: The minimum timeout of collectives from now on, in
+            seconds, so that the other ranks wait for a stopped one.
 
         post_mortem: Whether to stop where an exception would end the program;
-            ``DISTDEBUG_POST_MORTEM=1`` says so, too.
+            ``DISTDEBUG_POST_MORTEM=1`` does the same.
 
-        breakpoints: Whether to take over ``breakpoint()``, also from a launcher
-            that has done so, such as Ray or Monarch.  Without it,
-            ``PYTHONBREAKPOINT`` tells who is called.
+        breakpoints: Whether to take over ``breakpoint()``, also from a
+            launcher such as Ray or Monarch.  Otherwise ``PYTHONBREAKPOINT``
+            decides.
 
     Returns:
-        The socket; ``None`` if the debugger is switched off, or cannot listen.
+        The socket; ``None`` if the debugger is disabled or cannot listen.
 
     Raises:
-        ValueError: A label is not understood.
+        ValueError: A label is invalid.
     """
-    if is_off():
+    if is_disabled():
         return None
 
-    # At a breakpoint, it may be too late to open files.
-
     set_labels(labels, mesh)
-    pause_limit_s()  # which tells of a mistake now, and not at the first stop
+    pause_limit_s()  # logs an invalid limit now, not at the first stop
     if collective_timeout is not None:
         raise_timeouts(collective_timeout)
-    if post_mortem or is_post_mortem_wanted():
+    if post_mortem or is_post_mortem_enabled():
         examine_crashes()
     if breakpoints:
         sys.breakpointhook = set_trace
     with _lock:
-        _wished[:] = [dir]
+        _requested_folder[:] = [dir]
         problem = "" if is_armed() else _arm(dir)
         path = None if problem else _armed[0].path
     if problem:
-        say_once(problem)
+        log_warning_once(problem)
     return path
 
 
 def _arm(chosen: str | os.PathLike[str] | None) -> str:
     """
-    Begin to listen; tell why that cannot be, if so.
+    Start to listen; return the problem if that fails.
     """
     try:
         folder = Path(chosen).absolute() if chosen else job_folder()
-        _listen_in(folder)
-    # A name that is none is a ValueError; no more threads, a RuntimeError.
+        _listen_in_folder(folder)
+    # An invalid path is a ValueError; too many threads are a RuntimeError.
     except (DebuggerError, OSError, ValueError, RuntimeError) as exc:
         remedy = (
             getattr(exc, "remedy", "")
@@ -162,13 +160,13 @@ def _arm(chosen: str | os.PathLike[str] | None) -> str:
     return ""
 
 
-def _listen_in(folder: Path) -> None:
+def _listen_in_folder(folder: Path) -> None:
     make_folder(folder)
     path = socket_path(folder, describe_process()["rank"])
     listener = listen(path)
-    # It is known before anybody is served, so that disarm() ends it also if
-    # Ctrl-C comes in between.
-    _armed[:] = [_Armed(path, listener, opened(listener), os.getpid())]
+    # Set before clients are served, so that disarm() closes the socket even if
+    # Ctrl-C interrupts this function.
+    _armed[:] = [_Armed(path, listener, file_id(listener), os.getpid())]
     try:
         serve(listener, folder)
     except BaseException:
@@ -178,46 +176,46 @@ def _listen_in(folder: Path) -> None:
 
 def is_armed() -> bool:
     """
-    Can this process be reached?
+    Return whether this process itself listens.
     """
     return bool(_armed) and _armed[0].pid == os.getpid()
 
 
-def ready_to_stop() -> bool:
+def prepare_to_stop() -> bool:
     """
-    May this process be held, because somebody can let it go on?
-
-    Returns:
-        Whether it is armed, or was to be armed and now is.
+    Arm this process if needed; return whether a client can reach it.
     """
     with _lock:
         was_armed = is_armed()
-        problem = _arm_again() if was_armed else ""
+        problem = _rearm() if was_armed else ""
     if problem:
-        say_once(problem)
+        log_warning_once(problem)
     if was_armed:
         return not problem
     return (
-        is_to_stop() and arm(dir=_wished[0] if _wished else None) is not None
+        is_stop_requested()
+        and arm(dir=_requested_folder[0] if _requested_folder else None)
+        is not None
     )
 
 
-def is_to_stop() -> bool:
+def is_stop_requested() -> bool:
     """
-    Is this process to be held at breakpoints, whether or not it can be?
+    Return whether this process should stop at breakpoints.
 
-    So it is if the user said so, or if it was armed, or forked by one that was.
+    True if the user enabled the debugger, or if this process, or the parent
+    that forked it, was armed.
     """
-    return is_wanted() or bool(_wished)
+    return is_enabled() or bool(_requested_folder)
 
 
-def _arm_again() -> str:
+def _rearm() -> str:
     """
-    Listen again, where somebody has removed the folder, or closed the socket.
+    Listen again if the folder was removed, or the socket closed.
     """
     armed = _armed[0]
-    is_there = os.path.exists(armed.path)  # noqa: PTH110 that of Path may raise
-    if is_there and is_own(armed.listener, armed.opened):
+    has_socket = os.path.exists(armed.path)  # noqa: PTH110 Path.exists may raise
+    if has_socket and is_same_file(armed.listener, armed.file_id):
         return ""
 
     _close(_armed.pop())
@@ -226,13 +224,11 @@ def _arm_again() -> str:
 
 def disarm() -> None:
     """
-    Take back what :func:`arm` did.
-
-    The socket is closed, and collectives wait for as long as before.
+    Undo :func:`arm`: close the socket, and restore the collective timeouts.
     """
     restore_timeouts()
     with _lock:
-        _wished.clear()
+        _requested_folder.clear()
         while _armed:
             _close(_armed.pop())
 
@@ -241,47 +237,47 @@ def _close(armed: _Armed) -> None:
     if armed.pid == os.getpid():
         with suppress(OSError):
             armed.path.unlink()
-        # A thread that waits in accept() only wakes up by this.
-        if is_own(armed.listener, armed.opened):
+        # Only this wakes up a thread that waits in accept().
+        if is_same_file(armed.listener, armed.file_id):
             with suppress(OSError):
                 armed.listener.shutdown(socket.SHUT_RDWR)
-    close_own(armed.listener, armed.opened)
+    close_if_same(armed.listener, armed.file_id)
 
 
-def _forget() -> None:
+def _after_fork_in_child() -> None:
     """
     Leave the socket to the parent: a child arms itself at its first stop.
     """
-    global _lock  # noqa: PLW0603 its owner does not exist here
+    global _lock  # noqa: PLW0603 its owner is not in the child
     _lock = threading.RLock()
     after_fork()
     forget_clients()
-    # The parent is stepped, or about to be stopped, not the child.
+    # A pending interrupt or step is for the parent.
     cancel_interrupt()
     release_thread()
     while _armed:
-        gone = _armed.pop()
-        close_own(gone.listener, gone.opened)
-        _wished[:] = [gone.path.parent]
+        inherited = _armed.pop()
+        close_if_same(inherited.listener, inherited.file_id)
+        _requested_folder[:] = [inherited.path.parent]
 
 
-def _end() -> None:
+def _at_exit() -> None:
     close_stops()
-    finish_answers(_FAREWELL_S)
+    finish_answers(_EXIT_WAIT_S)
     disarm()
 
 
-os.register_at_fork(after_in_child=_forget)
-atexit.register(_end)
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)
 
 
-_SEEN = "_distdebug_examined"
+_EXAMINED = "_distdebug_examined"
 _hooks: list[Any] = []
 
 
 class PostMortem:
     """
-    What stops where an exception was raised: see :func:`post_mortem`.
+    Context manager, decorator, and excepthook: see :func:`post_mortem`.
 
     Args:
         limit: How long to wait for a client, in seconds.
@@ -292,7 +288,7 @@ class PostMortem:
         self._next_hook = sys.excepthook
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A function that is pickled by value takes it along to another process.
+        # A function that is pickled by value includes this object.
         return PostMortem, (self._limit,)
 
     def __enter__(self) -> Self:
@@ -309,7 +305,7 @@ class PostMortem:
 
     def __call__(self, *args: Any) -> Any:
         """
-        Decorate a function; or, with three arguments, be an excepthook.
+        Decorate a function; or, with three arguments, act as an excepthook.
         """
         if len(args) == 3:
             _examine(args[1], self._limit)
@@ -340,44 +336,41 @@ def post_mortem(limit: float | None = None) -> PostMortem:
     """
     Stop where an exception is raised, before it ends the rank.
 
-    ``with post_mortem():`` looks at what leaves the block, ``@post_mortem()``
-    at what leaves a function, coroutine functions included, and
-    ``sys.excepthook = post_mortem()`` at what ends the program.  The exception
-    goes on afterwards.  Exceptions that are a wish to exit stop nothing.
+    ``with post_mortem():`` examines exceptions that leave the block,
+    ``@post_mortem()`` those that leave a function or coroutine function, and
+    ``sys.excepthook = post_mortem()`` those that end the program.  The
+    exception continues afterwards.  ``SystemExit`` and ``KeyboardInterrupt``
+    stop nothing.
 
     Args:
         limit: How long to wait for a client, in seconds; by default
             ``DISTDEBUG_LIMIT``, or 30 minutes.
-
-    Returns:
-        What can be used in all three ways.
     """
     return PostMortem(limit)
 
 
 def examine_crashes() -> None:
     """
-    Stop from now on wherever an exception would end the program or a thread.
+    Stop from now on where an exception would end the program or a thread.
 
-    A program that has come to a breakpoint is being debugged; so this is called
-    there.
+    A breakpoint calls this, too: a program that reaches one is being debugged.
     """
     if _hooks:
         return
 
     _hooks[:] = sys.excepthook, threading.excepthook
-    sys.excepthook = _of_program
-    threading.excepthook = _of_thread
+    sys.excepthook = _program_hook
+    threading.excepthook = _thread_hook
 
 
 def are_crashes_examined() -> bool:
     """
-    Has this process been told to stop where it fails, or come to a breakpoint?
+    Return whether this process stops at crashes: on request, or after a stop.
     """
     return bool(_hooks)
 
 
-def _of_program(
+def _program_hook(
     kind: type[BaseException],
     error: BaseException,
     trace: TracebackType | None,
@@ -386,26 +379,26 @@ def _of_program(
     _hooks[0](kind, error, trace)
 
 
-def _of_thread(args: threading.ExceptHookArgs) -> None:
+def _thread_hook(args: threading.ExceptHookArgs) -> None:
     if args.exc_value is not None:
         _examine(args.exc_value, None)
     _hooks[1](args)
 
 
 def _examine(error: BaseException, limit: float | None) -> None:
-    if is_off() or not isinstance(error, Exception):
+    if is_disabled() or not isinstance(error, Exception):
         return
-    # The client said abort; or it was looked at further in.
-    if isinstance(error, bdb.BdbQuit) or getattr(error, _SEEN, False):
+    # Skip aborts, and exceptions examined in an inner frame.
+    if isinstance(error, bdb.BdbQuit) or getattr(error, _EXAMINED, False):
         return
 
     with suppress(Exception):
-        setattr(error, _SEEN, True)
+        setattr(error, _EXAMINED, True)
     text = "".join(traceback.format_exception_only(error)).strip()
     if pause_limit_s(limit) == 0:
         return
-    if not ready_to_stop():
-        say("not examined: %s; DISTDEBUG=1 stops there", text)
+    if not prepare_to_stop():
+        log_warning("not examined: %s; DISTDEBUG=1 stops there", text)
         return
 
     current_prompt().examine(
@@ -413,7 +406,7 @@ def _examine(error: BaseException, limit: float | None) -> None:
     )
 
 
-_passed: dict[tuple[str, int, str], Iterator[int]] = {}
+_pass_counts: dict[tuple[str, int, str], Iterator[int]] = {}
 
 
 def set_trace(  # noqa: PLR0913 each can be left out
@@ -430,111 +423,115 @@ def set_trace(  # noqa: PLR0913 each can be left out
     Stop this rank at this line, and wait for a client.
 
     ``PYTHONBREAKPOINT=distdebug.debugger.set_trace`` makes every
-    ``breakpoint()`` do so.  Where the debugger is not armed and there is no terminal, or this rank
-    cannot be stopped, it says in the log where it was, and goes on.  If a client
-    says ``abort``, ``bdb.BdbQuit`` is raised at the line.
+    ``breakpoint()`` do so.  If the debugger is not armed and there is no
+    terminal, or this rank cannot be stopped, it logs the line and continues.
+    After the command ``abort`` it raises ``bdb.BdbQuit`` at the line.
 
     Args:
-        frame: Where to stop; by default the line that calls this.
+        frame: Where to stop; by default at the line of the caller.
 
-        ranks: Which ranks are to stop, as ``"ranks(dp=0, tp=1:)"``, a rank, or
-            several; by default all that come here.
+        ranks: The ranks to stop, as ``"ranks(dp=0, tp=1:)"``, a rank, or
+            several; by default every rank that reaches the line.
 
-        cond: Stop only if this is true; or a function that tells.
+        cond: Stop only if this is true; may be a function.
 
-        skip: How often to pass this line before it stops.
+        skip: How often to pass this line before the first stop.
 
-        once: Whether to stop at this line once at most.
+        once: Whether to stop only once at this line.
 
         limit: How long to wait for a client, in seconds; by default
             ``DISTDEBUG_LIMIT``, or 30 minutes.
 
-        header: What to say to whoever attaches.
+        header: Text to show to a client that attaches.
 
     Raises:
         distdebug.errors.RankSyntaxError: *ranks* is no selection.
     """
-    if is_off():
+    if is_disabled():
         return
 
-    # An expression or a handler of logs that runs for us is not held.
+    # Do not stop evaluations and log handlers that run in our own threads.
     if threading.current_thread().name.startswith("distdebug"):
         return
     try:
-        here: FrameType = frame or sys._getframe(1)  # noqa: SLF001 as breakpoint() does
-    except ValueError:  # it was called by no code, as atexit does
-        say_once("passed a breakpoint that is in no line")
+        stop_frame: FrameType = frame or sys._getframe(1)  # noqa: SLF001 as breakpoint() does
+    except ValueError:  # no caller, as in atexit
+        log_warning_once("passed a breakpoint that is in no line")
         return
     if not (cond() if callable(cond) else cond):
         return
-    if ranks is not None and not _is_meant(ranks):
+    if ranks is not None and not _is_rank_selected(ranks):
         return
-    if not _has_its_turn(here, skip, once=once):
+    if not _is_due(stop_frame, skip, once=once):
         return
 
-    _stop(here, limit, header)
+    _stop(stop_frame, limit, header)
 
 
-def _stop(here: FrameType, limit: float | None, header: str | None) -> None:
-    place = place_of(here)
+def _stop(
+    stop_frame: FrameType, limit: float | None, header: str | None
+) -> None:
+    place = frame_place(stop_frame)
     if pause_limit_s(limit) == 0:
-        say_once(f"passed a breakpoint at {place_text(place)}; the limit is 0")
+        log_warning_once(
+            f"passed a breakpoint at {place_text(place)}; the limit is 0"
+        )
         return
-    if not ready_to_stop():
+    if not prepare_to_stop():
         if _has_terminal():
-            import pdb  # noqa: T100 somebody sits there
+            import pdb  # noqa: T100 there is a terminal
 
-            pdb.Pdb().set_trace(here)
+            pdb.Pdb().set_trace(stop_frame)
         else:
-            _pass(place)
+            _log_passed(place)
         return
-    if is_unanswered(place["file"], place["line"]):
+    if has_pause_timed_out(place["file"], place["line"]):
         return
 
     examine_crashes()
     current_prompt().halt(
-        here, partial(open_stop, "breakpoint", limit, header)
+        stop_frame, partial(open_stop, "breakpoint", limit, header)
     )
 
 
-def _pass(place: Mapping[str, Any]) -> None:
+def _log_passed(place: Mapping[str, Any]) -> None:
     text = f"passed a breakpoint at {place_text(place)}"
-    if is_to_stop():  # and said why that cannot be
-        say_once(f"{text}; this rank cannot be debugged")
+    if is_stop_requested():  # the reason is logged already
+        log_warning_once(f"{text}; this rank cannot be debugged")
     else:
-        say("%s; DISTDEBUG=1 stops there", text)
+        log_warning("%s; DISTDEBUG=1 stops there", text)
 
 
-def _is_meant(ranks: str | int | Iterable[int]) -> bool:
+def _is_rank_selected(ranks: str | int | Iterable[int]) -> bool:
     labels = describe_process()
     if isinstance(ranks, str):
-        by_rank, by_dimension = read_selection(ranks)
+        by_rank, by_dimension = parse_selection(ranks)
     else:
         several = [ranks] if isinstance(ranks, int) else ranks
         by_rank = tuple(range(rank, rank + 1) for rank in several)
         by_dimension = ()
-    # A program that nobody launched runs as its own rank 0.
+    # A program without a launcher is rank 0.
     rank = labels["rank"] or 0
     return is_selected(by_rank, by_dimension, rank, labels["coords"])
 
 
-def _has_its_turn(here: FrameType, skip: int, *, once: bool) -> bool:
+def _is_due(stop_frame: FrameType, skip: int, *, once: bool) -> bool:
     """
-    Count how often each line was passed, each line by itself.
+    Count the passes of each line, and apply *skip* and *once*.
     """
     if not (skip or once):
         return True
 
-    code = here.f_code
-    line = (code.co_filename, here.f_lineno, code.co_qualname)
-    # No lock: a process that is forked would wait for it for ever.
-    passed = next(_passed.setdefault(line, itertools.count(1)))
+    code = stop_frame.f_code
+    line = (code.co_filename, stop_frame.f_lineno, code.co_qualname)
+    # No lock: a forked process would wait for it for ever.
+    passed = next(_pass_counts.setdefault(line, itertools.count(1)))
     return passed == skip + 1 if once else passed > skip
 
 
 def _has_terminal() -> bool:
     """
-    Whether one process alone has a person in front of it.
+    Return whether this is a single process with a terminal.
     """
     try:
         is_tty = sys.stdin.isatty() and sys.stdout.isatty()
@@ -547,13 +544,13 @@ def _has_terminal() -> bool:
 @contextmanager
 def scope(name: str = "") -> Iterator[None]:
     """
-    End the debugging of this thread when a block ends.
+    Stop debugging this thread when the block ends.
 
-    It can decorate a function as well.  Breakpoints set by a client are
-    cleared, and the thread runs at its own speed again.
+    It can decorate a function, too.  Breakpoints that a client has set are
+    cleared, and the thread runs at full speed again.
 
     Args:
-        name: What the block is called, for whoever reads the code.
+        name: A name of the block, for readers of the code.
     """
     del name
     try:

@@ -1,8 +1,8 @@
 """
-Where is a thread of this process, and what do its variables hold?
+Stacks of threads, and evaluation and formatting of their variables.
 
-Both are told by another thread, so they are known of a thread that is blocked
-in a collective, too.
+Another thread of the process does the work, so it also works for a thread that
+is blocked in a collective.
 """
 
 from __future__ import annotations
@@ -25,64 +25,55 @@ from ..._in_time import in_time
 from ...usercode import is_framework
 
 
-_LONGEST = 50_000
+_MAX_TEXT = 50_000
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
-_ON_HOST = frozenset({"cpu", "meta"})
+_HOST_DEVICES = frozenset({"cpu", "meta"})
 
 
 def value_text(value: object, *, copy: bool = False) -> str:
     """
-    How does a value look?
+    Format a value with ``repr()``, truncated if very long.
 
     Args:
-        value: Anything.
-
-        copy: Whether to show what lies on a device too, which may wait.
-
-    Returns:
-        Its ``repr()``, cut if it is very long.
+        copy: Whether to copy values from a device, which may block.
     """
     if _is_large(value) or (_has_device() and not copy):
-        return _cut(_far(value))
-    return _cut(repr(value))
+        return _truncate(_device_repr(value))
+    return _truncate(repr(value))
 
 
 def pretty_text(value: object) -> str:
     """
-    How does a value look on several lines?
-
-    Args:
-        value: Anything.
-
-    Returns:
-        What :func:`pprint.pformat` says, if there is no device.
+    Format a value with :func:`pprint.pformat`, if no device is in use.
     """
-    is_far = _has_device() or _is_large(value)
-    return _cut(_far(value) if is_far else pprint.pformat(value))
+    has_summary = _has_device() or _is_large(value)
+    return _truncate(
+        _device_repr(value) if has_summary else pprint.pformat(value)
+    )
 
 
 def _is_large(value: object) -> bool:
     """
-    Whether the text of a value would take much more memory than is shown.
+    Return whether the ``repr()`` would take far more memory than is shown.
     """
-    rest, count = [value], 0
-    while rest and count <= _LONGEST:
-        one = rest.pop()
-        if type(one) in _CONTAINERS:
-            count += 1 + len(one)  # type: ignore[arg-type]
-            if count <= _LONGEST:
-                parts = one.items() if isinstance(one, dict) else [one]
-                rest += itertools.chain.from_iterable(parts)  # type: ignore[arg-type]
-    return count > _LONGEST
+    pending, count = [value], 0
+    while pending and count <= _MAX_TEXT:
+        item = pending.pop()
+        if type(item) in _CONTAINERS:
+            count += 1 + len(item)  # type: ignore[arg-type]
+            if count <= _MAX_TEXT:
+                parts = item.items() if isinstance(item, dict) else [item]
+                pending += itertools.chain.from_iterable(parts)  # type: ignore[arg-type]
+    return count > _MAX_TEXT
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+def _truncate(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
 
 
 def _has_device() -> bool:
     """
-    Whether this process has ever used an accelerator; asking must not do so.
+    Return whether an accelerator is in use, without initializing it.
     """
     torch: Any = sys.modules.get("torch")
     for name in ("cuda", "xpu"):
@@ -93,9 +84,9 @@ def _has_device() -> bool:
     return False
 
 
-class _Far(reprlib.Repr):
+class _DeviceRepr(reprlib.Repr):
     """
-    Shows containers itself, so that it sees each tensor in them.
+    Format containers, with a summary for each tensor on a device.
     """
 
     def __init__(self) -> None:
@@ -103,21 +94,21 @@ class _Far(reprlib.Repr):
         self.maxlevel = 20
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = 1000
         self.maxfrozenset = self.maxdeque = self.maxarray = 1000
-        self.maxstring = self.maxlong = self.maxother = _LONGEST
+        self.maxstring = self.maxlong = self.maxother = _MAX_TEXT
 
     def repr1(self, x: Any, level: int) -> str:
         """
-        Show one value within another.
+        Format one value within another.
         """
         tensor: Any = getattr(sys.modules.get("torch"), "Tensor", None)
         if isinstance(tensor, type) and isinstance(x, tensor):
-            return _described(x) or repr(x)
+            return _tensor_summary(x) or repr(x)
 
         return super().repr1(x, level)
 
     def repr_instance(self, x: Any, level: int) -> str:
         """
-        Show what is no plain container; a named tuple is one in disguise.
+        Format other objects; a named tuple is a container, too.
         """
         if isinstance(x, tuple) and type(x).__repr__ is not tuple.__repr__:
             inner = super().repr1(tuple(x), level)
@@ -126,14 +117,14 @@ class _Far(reprlib.Repr):
         return super().repr_instance(x, level)
 
 
-_far: Callable[[object], str] = _Far().repr
+_device_repr: Callable[[object], str] = _DeviceRepr().repr
 
 
-def _described(tensor: Any) -> str:
+def _tensor_summary(tensor: Any) -> str:
     """
-    What is known of a tensor without reading it; ``""`` if it is here.
+    Summarize a tensor without reading it; ``""`` if it is in host memory.
     """
-    if tensor.device.type in _ON_HOST:
+    if tensor.device.type in _HOST_DEVICES:
         return ""
 
     return (
@@ -144,20 +135,17 @@ def _described(tensor: Any) -> str:
 
 class CommandEnded(SystemExit):
     """
-    A command was ended from outside.
+    Raised in a thread to end the command that it runs.
     """
 
 
 def end_thread(ident: int) -> bool:
     """
-    Raise :class:`CommandEnded` in a thread; it replaces one not seen yet.
-
-    Args:
-        ident: The number of the thread.
+    Raise :class:`CommandEnded` in a thread; it replaces a pending one.
 
     Returns:
-        Whether that could be done.  Python 3.11 cannot: threads that are traced
-        would spin until this one sees it.
+        Whether that was possible.  It is not in Python 3.11, where traced
+        threads would spin until this one handles it.
     """
     if sys.version_info < (3, 12):
         return False
@@ -169,9 +157,9 @@ def end_thread(ident: int) -> bool:
     )
 
 
-class Obeying:
+class InterruptibleCommand:
     """
-    Lets other threads end what this thread obeys, and nothing else.
+    Let other threads end the command that this thread runs.
     """
 
     def __init__(self) -> None:
@@ -180,28 +168,28 @@ class Obeying:
         self._is_ended = False
 
     @contextmanager
-    def may_end(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """
-        Let the block be ended by :class:`CommandEnded`, at most once.
+        Let :class:`CommandEnded` end the block, once at most.
         """
-        me = threading.get_ident()
+        own_ident = threading.get_ident()
         try:
-            self._thread, self._is_ended = me, False
+            self._thread, self._is_ended = own_ident, False
             yield
         finally:
-            self._close(me)
+            self._close(own_ident)
 
-    def _close(self, me: int) -> None:
+    def _close(self, own_ident: int) -> None:
         with self._lock:
             self._thread = None
-        # It must not be seen later, in code of the program.
-        while self._is_ended and end_thread(me):
+        # It must not be raised later, in code of the program.
+        while self._is_ended and end_thread(own_ident):
             time.sleep(0)
 
     @contextmanager
-    def may_not_end(self) -> Iterator[None]:
+    def protected(self) -> Iterator[None]:
         """
-        Let a part of such a block be safe from that.
+        Protect a part of an interruptible block.
         """
         with self._lock:
             before, self._thread = self._thread, None
@@ -221,20 +209,20 @@ class Obeying:
                 self._is_ended = end_thread(ident)
 
 
-_MOST_FRAMES = 200
-# Threads of evaluations that did not end.
-_MOST_LEFT_BEHIND = 4
-_OWN = "distdebug"
-# Its frames are around code of the user, and not where a thread is held.
-_AROUND = "distdebug.debugger.inside.arming"
-_running: set[int] = set()
+_MAX_FRAMES = 200
+# The limit for evaluations that do not end.
+_MAX_UNFINISHED = 4
+_OWN_PREFIX = "distdebug"
+# Its frames wrap code of the user, and are not shown.
+_WRAPPER_MODULE = "distdebug.debugger.inside.arming"
+_evaluating: set[int] = set()
 
-# Frames of a thread and their lines, innermost first.
+# The frames of a thread and their lines, innermost first.
 Stack = Iterable[tuple[FrameType, int]]
 
 
 def _frames(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES):
         if frame is None:
             return
         yield frame, frame.f_lineno
@@ -243,34 +231,34 @@ def _frames(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
 
 def user_frame(frame: FrameType) -> FrameType:
     """
-    In which of the callers is the innermost line of the user's own?
+    Return the innermost frame of the user's code.
 
     Args:
         frame: The innermost frame of a thread.
 
     Returns:
-        The frame; *frame* itself, if all of them belong to frameworks.
+        *frame* itself, if all its callers belong to frameworks.
     """
-    return next((f for f, _ in _frames(frame) if is_users(f)), frame)
+    return next((f for f, _ in _frames(frame) if is_user_frame(f)), frame)
 
 
-def is_users(frame: FrameType) -> bool:
+def is_user_frame(frame: FrameType) -> bool:
     """
-    Is this code of the user, and neither of a framework nor ours?
+    Return whether a frame runs the user's code, no framework or distdebug.
     """
     module, _, _ = str(frame.f_globals.get("__name__")).partition(".")
-    return module != _OWN and not is_framework(frame.f_code.co_filename)
+    return module != _OWN_PREFIX and not is_framework(frame.f_code.co_filename)
 
 
 def _stacks(failed: Mapping[int, Stack]) -> dict[int, Stack]:
-    current = sys._current_frames()  # noqa: SLF001 there is no other way
+    current = sys._current_frames()  # noqa: SLF001 no public way
     stacks = {ident: [*_frames(f)] for ident, f in current.items()}
     stacks.update((i, [*s]) for i, s in failed.items() if i in stacks)
     return {
         ident: [
             (f, line)
             for f, line in stack
-            if f.f_globals.get("__name__") != _AROUND
+            if f.f_globals.get("__name__") != _WRAPPER_MODULE
         ]
         for ident, stack in stacks.items()
     }
@@ -278,20 +266,17 @@ def _stacks(failed: Mapping[int, Stack]) -> dict[int, Stack]:
 
 def _working_thread(stacks: Mapping[int, Stack]) -> int:
     """
-    Which thread runs the user's own code?
+    Return the thread that runs the user's code.
 
-    Ray and Monarch run it beside a main thread that only waits.
-
-    Returns:
-        The main thread, unless it is in none of the user's code and another
-        one is.
+    Ray and Monarch run it beside a main thread that only waits.  The main
+    thread is the default.
     """
     main = threading.main_thread().ident or 0
     return next(
         (
             ident
             for ident in (main, *sorted(stacks.keys() - {main}))
-            if any(is_users(f) for f, _ in stacks.get(ident, ()))
+            if any(is_user_frame(f) for f, _ in stacks.get(ident, ()))
         ),
         main,
     )
@@ -301,39 +286,33 @@ def _working_frames(
     failed: Mapping[int, Stack],
 ) -> list[tuple[FrameType, int]]:
     """
-    The innermost line of the user's own of who works, and its callers.
+    Return the innermost frame of the user's code and its callers.
     """
     stacks = _stacks(failed)
     stack = [*stacks.get(_working_thread(stacks), ())]
-    first = next((n for n, (f, _) in enumerate(stack) if is_users(f)), 0)
+    first = next((n for n, (f, _) in enumerate(stack) if is_user_frame(f)), 0)
     return stack[first:]
 
 
 def working_place(failed: Mapping[int, Stack]) -> dict[str, Any]:
     """
-    Where is the thread that runs the user's own code?
+    Return the place of the thread that runs the user's code.
 
     Args:
-        failed: Where threads failed that are examined, by their number.
+        failed: The frames of examined exceptions, by thread ID.
 
     Returns:
         Plain data: function, file, and line; empty if there is no thread.
     """
     for frame, line in _working_frames(failed):
-        return {**place_of(frame), "line": line}
+        return {**frame_place(frame), "line": line}
 
     return {}
 
 
-def place_of(frame: FrameType) -> dict[str, Any]:
+def frame_place(frame: FrameType) -> dict[str, Any]:
     """
-    Which line is this?
-
-    Args:
-        frame: Any frame.
-
-    Returns:
-        Plain data: function, file, and line.
+    Return the function, file, and line of a frame, as plain data.
     """
     return {
         "function": frame.f_code.co_qualname,
@@ -344,13 +323,10 @@ def place_of(frame: FrameType) -> dict[str, Any]:
 
 def place_text(place: Mapping[str, Any]) -> str:
     """
-    How is a place written?
+    Format a place, as ``"/home/you/train.py:8 in step"``.
 
     Args:
-        place: What :func:`place_of` said.
-
-    Returns:
-        Such as ``"/home/you/train.py:8 in step"``.
+        place: The result of :func:`frame_place`.
     """
     return f"{place['file']}:{place['line']} in {place['function']}"
 
@@ -363,20 +339,20 @@ def stack_of_threads(
     name_of: Callable[[str], str] = str,
 ) -> list[dict[str, Any]]:
     """
-    Where are the threads of this process?
+    Return the stacks of the threads of this process.
 
     Args:
-        all_threads: Whether to look at others than the one that works, and
-            those that are stopped, too.
+        all_threads: Whether to include all threads, and not only the one that
+            works and the stopped ones.
 
-        failed: Where threads failed that are examined, by their number.
+        failed: The frames of examined exceptions, by thread ID.
 
-        stopped: Which threads are stopped.
+        stopped: The IDs of the stopped threads.
 
-        name_of: How a thread of some name is called.
+        name_of: Returns the name to show for the name of a thread.
 
     Returns:
-        For each thread its name, and its lines, innermost first.
+        The name and the frames of each thread, innermost first.
     """
     stacks = _stacks(failed)
     main = _working_thread(stacks)
@@ -386,7 +362,7 @@ def stack_of_threads(
             "thread": name_of(names.get(ident, "unknown")),
             "main": ident == main,
             "frames": [
-                {**place_of(f), "line": line, "code": _code(f, line)}
+                {**frame_place(f), "line": line, "code": _code(f, line)}
                 for f, line in stack
             ],
         }
@@ -395,7 +371,7 @@ def stack_of_threads(
         )
         if ident == main
         or ident in stopped
-        or (all_threads and not names.get(ident, "").startswith(_OWN))
+        or (all_threads and not names.get(ident, "").startswith(_OWN_PREFIX))
     ]
 
 
@@ -414,33 +390,33 @@ def evaluate(
     failed: Mapping[int, Stack] | None = None,
 ) -> str:
     """
-    What is the value of an expression, at the user's line of who works?
+    Evaluate an expression in a frame of the user's code.
 
     Args:
-        expression: A Python expression.  It runs in a thread of its own, and
-            sees the variables of the line.
+        expression: A Python expression.  It runs in its own thread, and sees
+            the variables of the frame.
 
         seconds: How long it may take.
 
-        copy: Whether to copy tensors from a device, which may wait.
+        copy: Whether to copy tensors from a device, which may block.
 
-        up: How many callers further out to look.
+        up: How many frames above the innermost one of the user's code.
 
-        failed: Where threads failed that are examined, by their number.
+        failed: The frames of examined exceptions, by thread ID.
 
     Returns:
         The value as text.
 
     Raises:
-        TimeoutError: It takes too long; it is ended, or left behind if it waits
-            outside of Python.
+        TimeoutError: It takes too long.  Its thread is ended, or left running
+            if it waits outside Python.
 
-        RuntimeError: Too many were left behind already.
+        RuntimeError: Too many evaluations are still running.
 
-        Exception: What the expression raises.
+        Exception: Raised by the expression.
     """
-    if len(_running) >= _MOST_LEFT_BEHIND:
-        msg = f"{len(_running)} evaluations have not ended yet"
+    if len(_evaluating) >= _MAX_UNFINISHED:
+        msg = f"{len(_evaluating)} evaluations have not ended yet"
         raise RuntimeError(msg)
 
     code = compile(expression.strip(), "<distdebug>", "eval")
@@ -449,19 +425,19 @@ def evaluate(
     thread = []
 
     def work() -> str:
-        me = threading.get_ident()
-        thread.append(me)
-        _running.add(me)
+        own_ident = threading.get_ident()
+        thread.append(own_ident)
+        _evaluating.add(own_ident)
         try:
-            # One mapping, so that comprehensions see the variables too.
+            # One mapping, so that comprehensions see the variables, too.
             names = {**frame.f_globals, **frame.f_locals}
             return value_text(eval(code, names), copy=copy)  # noqa: S307
         finally:
-            _running.discard(me)
+            _evaluating.discard(own_ident)
 
     try:
         return in_time(work, seconds)
     except TimeoutError:
-        for ident in _running.intersection(thread):
+        for ident in _evaluating.intersection(thread):
             end_thread(ident)
         raise

@@ -1,8 +1,8 @@
 """
-How is a process debugged that a launcher runs in its own way?
+Debugger set-up for launchers with their own loops: Ray, Monarch, and others.
 
-Ray and Monarch take ``breakpoint()`` for themselves, run many actors in their own
-loops, and catch what these raise.
+Ray and Monarch take over ``breakpoint()``, run actors in their own loops, and
+catch the exceptions of user code.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from ...identity import current_identity
 from ..protocol import base_folder
 from .arming import are_crashes_examined, arm, post_mortem
 from .prompt import release_thread
-from .settings import is_off, label_by, say
+from .settings import is_disabled, log_warning, set_label_source
 
 
-def examine_caught(*, always: bool) -> None:
+def examine_current_exception(*, always: bool) -> None:
     """
-    Stop where the exception was raised that is handled right now.
+    Stop where the exception was raised that is being handled.
 
     Args:
-        always: Whether to do so in a process that never came to a breakpoint.
+        always: Whether to stop even if this process has reached no breakpoint.
     """
     if always or are_crashes_examined():
         post_mortem().__exit__(*sys.exc_info())
 
 
-# Whether the message that is handled was stopped.
-_has_stopped: ContextVar[bool] = ContextVar("_has_stopped", default=False)
-# Which message this thread handles; all that are handled; and the latest of all.
-_handles: ContextVar[Any] = ContextVar("_handles", default=None)
-_handled: dict[int, Any] = {}
-_latest: list[Any] = []
+# Whether the current message was stopped.
+_message_stopped: ContextVar[bool] = ContextVar("_has_stopped", default=False)
+# The message of this thread; all messages being handled; the latest of all.
+_current_message: ContextVar[Any] = ContextVar("_handles", default=None)
+_open_messages: dict[int, Any] = {}
+_latest_message: list[Any] = []
 _replaced: set[str] = set()
-_wanted: set[str] = set()
+_options: set[str] = set()
 
 
 def monarch_setup(*, post_mortem: bool = False) -> None:
     """
     Let the actors of this process be debugged from outside.
 
-    To be called in each process of a mesh, which Monarch does by itself::
+    Call it in each process of a mesh; Monarch does so with::
 
         host.spawn_procs(
             per_host={"gpus": 8}, bootstrap=distdebug.monarch_setup
@@ -56,32 +56,35 @@ def monarch_setup(*, post_mortem: bool = False) -> None:
 
     or in the ``__init__`` of an actor.  From then on ``breakpoint()`` stops
     there, and ``distdebug dbg`` lists every process: its group is the name of
-    the actor; its rank and coordinates are those of the mesh or view that the
-    message was sent to.  Those of a slice are told as in the mesh of the actor,
-    so that two slices do not look the same.
+    the actor; its rank and coordinates are those of the mesh or view that
+    received the message.  For a slice they are those in the mesh of the actor,
+    so that two slices differ.
 
-    Debugging ends with the endpoint, so that it never comes into Monarch's own
-    loops.  In a process that has come to a breakpoint, an endpoint that fails
-    stops where it raised.
+    Debugging ends with the endpoint, so it never enters the loops of Monarch.
+    In a process that has reached a breakpoint, an endpoint that fails stops
+    where it raised.
 
     Args:
-        post_mortem: Whether an endpoint that fails stops there also in a
-            process that has come to no breakpoint.
+        post_mortem: Whether an endpoint that fails also stops in a process
+            that has reached no breakpoint.
     """
-    if is_off():
+    if is_disabled():
         return
 
     if post_mortem:
-        _wanted.add("post mortem")
-    label_by(_labels)
+        _options.add("post mortem")
+    set_label_source(_monarch_labels)
     job = os.environ.get("HYPERACTOR_EXECUTION_ID", "")
-    arm(dir=os.environ.get("DISTDEBUG_DIR") or _folder(job), breakpoints=True)
-    _replace("_prepare", _remembering)
-    _replace("_maybe_exit_debugger", _ending)
-    _replace("_post_mortem_debug", _examining)
+    arm(
+        dir=os.environ.get("DISTDEBUG_DIR") or _monarch_folder(job),
+        breakpoints=True,
+    )
+    _replace("_prepare", _wrap_prepare)
+    _replace("_maybe_exit_debugger", _wrap_exit_debugger)
+    _replace("_post_mortem_debug", _wrap_post_mortem)
 
 
-def _folder(job: str) -> str:
+def _monarch_folder(job: str) -> str:
     name = "".join(c if c.isalnum() else "-" for c in job)[-32:]
     return str(base_folder() / f"monarch-{name}")
 
@@ -90,7 +93,7 @@ def _replace(
     name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
     """
-    Replace a method of those who handle messages, once.
+    Replace a method of Monarch's message handler, once.
     """
     if name in _replaced:
         return
@@ -100,98 +103,104 @@ def _replace(
 
         setattr(_Actor, name, make(getattr(_Actor, name)))
     except (ImportError, AttributeError) as exc:
-        say("this Monarch is not known, and debugged in part only: %s", exc)
+        log_warning(
+            "this Monarch is not known, and debugged in part only: %s", exc
+        )
     else:
         _replaced.add(name)
 
 
-def _remembering(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
     """
-    A message comes: keep under which rank.
+    Remember the message that this thread starts to handle.
     """
 
     def _prepare(self: Any, ctx: Any, *args: Any) -> Any:
-        _has_stopped.set(False)
-        _handles.set(ctx)
-        _handled[id(ctx)] = ctx
-        _latest[:] = [ctx]
+        _message_stopped.set(False)
+        _current_message.set(ctx)
+        _open_messages[id(ctx)] = ctx
+        _latest_message[:] = [ctx]
         return prepare(self, ctx, *args)
 
     return _prepare
 
 
-def _ending(leave: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_exit_debugger(
+    exit_debugger: Callable[..., Any],
+) -> Callable[..., Any]:
     """
-    An endpoint has ended: so does its debugging.
+    End the debugging when an endpoint ends.
     """
 
     def _maybe_exit_debugger(self: Any, *args: Any, **kwargs: Any) -> None:
-        _leave_message()
-        leave(self, *args, **kwargs)
+        _finish_message()
+        exit_debugger(self, *args, **kwargs)
 
     return _maybe_exit_debugger
 
 
-def _examining(examine: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_post_mortem(examine: Callable[..., Any]) -> Callable[..., Any]:
     """
-    An endpoint has failed: stop there, instead of in Monarch's debugger.
+    Stop where an endpoint failed, instead of in Monarch's debugger.
     """
     del examine
 
     def _post_mortem_debug(self: Any, trace: Any) -> None:
         del self, trace
-        examine_caught(always="post mortem" in _wanted)
-        _leave_message()
+        examine_current_exception(always="post mortem" in _options)
+        _finish_message()
 
     return _post_mortem_debug
 
 
-def _leave_message() -> None:
+def _finish_message() -> None:
     """
-    This thread has handled its message.
+    Forget the message that this thread has handled.
     """
-    # It handles others, too, between its awaits.
-    if _has_stopped.get():
+    # The thread handles other messages between the awaits of this one.
+    if _message_stopped.get():
         release_thread()
-    _handled.pop(id(_handles.get()), None)
+    _open_messages.pop(id(_current_message.get()), None)
 
 
-def _labels() -> dict[str, Any]:
+def _monarch_labels() -> dict[str, Any]:
     """
-    Who is addressed by the message that this thread handles?
+    Return the labels that the current message addresses.
 
-    A thread that handles none, such as one that an endpoint has started, belongs
-    to the message that came last of those that are handled still; or of all, if
-    none is.  A thread asks when it is about to stop.
+    A thread without a message, such as one that an endpoint has started,
+    belongs to the latest message still handled; without one, to the latest of
+    all.  A thread calls this when it is about to stop.
     """
     from monarch._src.actor import actor_mesh
 
-    # Its context() would begin to be a client, in a thread that has none.
+    # context() would create a client in a thread without one.
     context: Any = actor_mesh._context.get()  # noqa: SLF001
     if context is None:
-        context = [*_latest, *list(_handled.values())][-1]
-    _has_stopped.set(True)
+        context = [*_latest_message, *list(_open_messages.values())][-1]
+    _message_stopped.set(True)
     instance = context.actor_instance
-    there, own = context.message_rank, instance.rank
-    # A slice begins at 0 again, and does not tell in which plane it lies.
-    place = own if set(there) < set(own) else there
+    message_rank, actor_rank = context.message_rank, instance.rank
+    # The ranks of a slice start at 0 and omit the dropped dimensions.
+    rank_place = (
+        actor_rank if set(message_rank) < set(actor_rank) else message_rank
+    )
     return {
         "group": instance.name,
-        "rank": place.rank,
-        "coords": {str(name): int(place[name]) for name in place},
+        "rank": rank_place.rank,
+        "coords": {str(name): int(rank_place[name]) for name in rank_place},
     }
 
 
-_HOOK = "worker_process_setup_hook"
+_SETUP_HOOK_KEY = "worker_process_setup_hook"
 _SETUP = "distdebug.ray_debugger_setup"
-_NUMBER = re.compile(r"[-_:.#]{0,4}([0-9]{1,9})\Z")
+_TRAILING_NUMBER = re.compile(r"[-_:.#]{0,4}([0-9]{1,9})\Z")
 
 
 def ray_debugger_setup() -> None:
     """
     Let this worker of Ray be debugged from outside.
 
-    To be given to Ray, which calls it in each worker::
+    Pass it to Ray, which calls it in each worker::
 
         ray.init(
             runtime_env={
@@ -199,22 +208,22 @@ def ray_debugger_setup() -> None:
             }
         )
 
-    From then on ``breakpoint()`` stops there, and ``distdebug dbg`` lists every
-    worker: its group is the name of its actor without the number at its end,
-    or the class if it has none, or the task; its rank is what the environment
-    or torch says, or else the attribute *rank* of the actor, or the number at
-    the end of its name.
+    From then on ``breakpoint()`` stops there, and ``distdebug dbg`` lists
+    every worker.  Its group is the name of its actor without the number at the
+    end, the class of an actor without a name, or the task.  Its rank comes
+    from the environment or torch, the attribute *rank* of the actor, or the
+    number at the end of its name.
 
-    With ``RAY_DEBUG_POST_MORTEM=1``, and in a worker that has come to a
+    With ``RAY_DEBUG_POST_MORTEM=1``, and in a worker that has reached a
     breakpoint, a task that fails stops where it raised.
     """
-    if is_off():
+    if is_disabled():
         return
 
-    label_by(ray_labels)
-    folder = os.environ.get("DISTDEBUG_DIR") or _on_ray_folder()
+    set_label_source(ray_labels)
+    folder = os.environ.get("DISTDEBUG_DIR") or _ray_folder()
     arm(dir=folder, breakpoints=True)
-    _take_crashes()
+    _replace_ray_post_mortem()
 
 
 def ray_debugger_env(
@@ -224,59 +233,62 @@ def ray_debugger_env(
     Add :func:`ray_debugger_setup` to the runtime environment of a job.
 
     Variables of this process whose names begin with ``DISTDEBUG`` are passed
-    on to the workers.  Nothing has to be changed in a program that is started
-    with ``RAY_RUNTIME_ENV_HOOK=distdebug.ray_debugger_env``.
+    on to the workers.  A program needs no change if it is started with
+    ``RAY_RUNTIME_ENV_HOOK=distdebug.ray_debugger_env``.
 
     Args:
-        runtime_env: What the job has by itself.  A set-up function of its own
-            is kept, and called by nobody else: it has to call ours.
+        runtime_env: The runtime environment of the job.  If it has a set-up
+            hook, that is kept, and must call :func:`ray_debugger_setup`
+            itself.
 
     Returns:
-        The runtime environment with which to initialize Ray.
+        The runtime environment to initialize Ray with.
     """
     found = dict(runtime_env or {})
     passed = {k: v for k, v in os.environ.items() if k.startswith("DISTDEBUG")}
     found["env_vars"] = {**passed, **(found.get("env_vars") or {})}
-    found.setdefault(_HOOK, _SETUP)
+    found.setdefault(_SETUP_HOOK_KEY, _SETUP)
     return found
 
 
-def _on_ray_folder() -> str:
+def _ray_folder() -> str:
     """
-    One for each job of each cluster on this node.
+    Return a folder for each job of each cluster on this node.
     """
     job, session = "job", ""
     with suppress(Exception):
-        context = _context()
+        context = _ray_context()
         job = context.get_job_id()
         session = context.get_session_name().rpartition("_")[2]
     return str(base_folder() / f"ray-{job}-{session}")
 
 
-def _take_crashes() -> None:
+def _replace_ray_post_mortem() -> None:
     """
-    Stop where a task raised, instead of letting Ray's debugger do so.
+    Stop where a task raised, instead of in Ray's debugger.
     """
     with suppress(Exception):
         from ray.util import rpdb
 
-        # Ray's worker asks for them by name, whenever a task has failed.
+        # Ray's worker looks them up by name when a task has failed.
         vars(rpdb).update(
             _is_ray_debugger_post_mortem_enabled=lambda: True,
-            _post_mortem=_examine,
+            _post_mortem=_ray_post_mortem,
         )
 
 
-def _examine() -> None:
-    examine_caught(always=os.environ.get("RAY_DEBUG_POST_MORTEM") == "1")
+def _ray_post_mortem() -> None:
+    examine_current_exception(
+        always=os.environ.get("RAY_DEBUG_POST_MORTEM") == "1"
+    )
 
 
 def ray_labels() -> dict[str, Any]:
     """
-    How is this worker addressed, as Ray says to any of its threads?
+    Return the labels of this worker, as known to Ray.
 
     Returns:
-        Its *group*, and its *rank* if the environment does not tell it.
+        Its *group*, and its *rank* unless the environment sets it.
     """
     ray: Any = sys.modules["ray"]
     worker = ray._private.worker.global_worker  # noqa: SLF001 of this process
@@ -285,44 +297,44 @@ def ray_labels() -> dict[str, Any]:
 
     actor = worker.actors.get(worker.actor_id)
     if actor is None:
-        task = _context().get_task_function_name() or "idle"
+        task = _ray_context().get_task_function_name() or "idle"
         return {"group": task.rpartition(".")[2]}
 
-    name = _context().get_actor_name() or ""
-    group = _NUMBER.sub("", name) or type(actor).__name__
-    return {"group": group, **_rank(actor, name)}
+    name = _ray_context().get_actor_name() or ""
+    group = _TRAILING_NUMBER.sub("", name) or type(actor).__name__
+    return {"group": group, **_ray_rank(actor, name)}
 
 
 def _has_job(worker: Any) -> bool:
     """
-    Whether Ray may be asked what this worker does: before, it would abort.
+    Return whether the worker has a job; without one, Ray calls abort.
     """
     core = getattr(worker, "core_worker", None)
     return core is not None and not core.get_current_job_id().is_nil()
 
 
-def _context() -> Any:
-    # That of the module *ray* would start a cluster of its own where this
-    # process is not connected to any.
+def _ray_context() -> Any:
+    # The function in the module *ray* would start a cluster if this process is
+    # not connected to one.
     return sys.modules["ray.runtime_context"].get_runtime_context()
 
 
-def _rank(actor: object, name: str) -> dict[str, int]:
+def _ray_rank(actor: object, name: str) -> dict[str, int]:
     if current_identity().rank is not None:
         return {}
 
-    own = getattr(actor, "__dict__", {}).get("rank")
-    if isinstance(own, int):
-        return {"rank": own}
-    number = _NUMBER.search(name)
+    attribute = getattr(actor, "__dict__", {}).get("rank")
+    if isinstance(attribute, int):
+        return {"rank": attribute}
+    number = _TRAILING_NUMBER.search(name)
     return {"rank": int(number[1])} if number else {}
 
 
-# Who was armed, for the processes that it starts.
-_MARK = "DISTDEBUG_ARMED"
+# The armed rank, for the processes that it starts.
+_ARMED_VARIABLE = "DISTDEBUG_ARMED"
 
-# With one of them per node under Slurm, it has the number of a rank, too.
-_NO_RANK = re.compile(
+# One launcher per node under Slurm has the variables of a rank, too.
+_LAUNCHER_PROGRAMS = re.compile(
     r"(?:^|/)(?:torchrun|accelerate(?:-launch)?|deepspeed|composer"
     r"|ft_launcher|dlrover-run|horovodrun|colossalai)$"
     r"|^torch\.distributed\.(?:run|launch)$"
@@ -333,40 +345,37 @@ _RAY_WORKER = "ray/_private/workers/default_worker.py"
 _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 
-def begin() -> bool:
+def arm_if_rank() -> bool:
     """
-    Let this process be debugged from now on, if it is a rank.
+    Arm this process if it is a rank; return whether it is.
 
-    Launchers are none, and neither are the processes that a rank starts: they
-    have its number, but are not who is meant by it.  Those can still be stopped
-    by a breakpoint of their own.
-
-    Returns:
-        Whether it is.
+    Launchers are no ranks, and neither are the processes that a rank starts,
+    although they inherit its variables.  Their own breakpoints can still stop
+    them.
     """
     identity = current_identity()
-    program = _program(sys.orig_argv)
-    if identity.source != "torchrun" and _NO_RANK.search(program):
+    program = _program_name(sys.orig_argv)
+    if identity.source != "torchrun" and _LAUNCHER_PROGRAMS.search(program):
         return False
 
     mark = f"{identity.source} {identity.rank} {identity.job}"
-    pid, _, known = os.environ.get(_MARK, "").partition(" ")
-    # After an exec it is still the same process.
-    if known == mark and pid != str(os.getpid()):
+    pid, _, previous_mark = os.environ.get(_ARMED_VARIABLE, "").partition(" ")
+    # After an exec the PID is the same.
+    if previous_mark == mark and pid != str(os.getpid()):
         return False
 
     if program.endswith(_RAY_WORKER):
-        label_by(ray_labels)
-    os.environ[_MARK] = f"{os.getpid()} {mark}"
-    # Ray overwrites the variable later, but not who has followed it already.
-    # Without it, pdb would read the end of its input, and end the rank.
+        set_label_source(ray_labels)
+    os.environ[_ARMED_VARIABLE] = f"{os.getpid()} {mark}"
+    # Ray overwrites the variable later, but not a hook that is already set.
+    # Without the hook, pdb would read the end of its input and end the rank.
     hook = os.environ.get("PYTHONBREAKPOINT") or "distdebug."
     return arm(breakpoints=hook.startswith("distdebug.")) is not None
 
 
-def _program(arguments: Sequence[str]) -> str:
+def _program_name(arguments: Sequence[str]) -> str:
     """
-    Which script or module does a command line of Python run?
+    Return the script or module that a Python command line runs.
     """
     rest: Iterator[str] = iter(arguments[1:])
     for word in rest:

@@ -1,9 +1,9 @@
 """
-How is a thread stopped, stepped, and let go?
+Debugger of one thread, based on pdb: stop, step, examine, and release.
 
-This is the debugger of the standard library, of every version.  It stops at the
-line that asked for it, at once, so that the stop can be seen although a tracer
-of somebody else is at work; and whatever fails in it, the program goes on.
+It uses the pdb of each Python version.  It stops at the requested line at
+once, so that a client sees the stop even with another tracer at work.  If the
+debugger fails, the program continues.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ctypes
 import io
 import linecache
 import os
-import pdb  # noqa: T100 this is what it is for
+import pdb  # noqa: T100 this is a debugger
 import re
 import sys
 import threading
@@ -26,28 +26,31 @@ from functools import partial
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from .frames import CommandEnded, Obeying, is_users, pretty_text, value_text
-from .settings import DEFAULT_LIMIT_S, say
+from .frames import (
+    CommandEnded,
+    InterruptibleCommand,
+    is_user_frame,
+    pretty_text,
+    value_text,
+)
+from .settings import DEFAULT_LIMIT_S, log_warning
 from .stops import Stop, open_stop, open_stops
 
 
-_MOST_FRAMES = 200
-# A comprehension may begin on any line.
-_ANYWHERE = frozenset(
+_MAX_FRAMES = 200
+# Code that may start on a line without a def, class, or lambda.
+_ANY_FIRST_LINE = frozenset(
     {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 )
-_START = re.compile(r"\s*(?:@|async\s|def\s|class\s)|.*\blambda\b")
+_DEFINITION = re.compile(r"\s*(?:@|async\s|def\s|class\s)|.*\blambda\b")
 
 
 def is_source_missing(filename: str) -> bool:
     """
-    Is the source of a file unknown here?
+    Return whether the source of a file is unknown here.
 
     Args:
-        filename: The file, as code names it.
-
-    Returns:
-        Whether it can be neither read nor remembered.
+        filename: The file name in the code object.
     """
     if filename.startswith("<") or linecache.cache.get(filename):
         return False
@@ -57,26 +60,21 @@ def is_source_missing(filename: str) -> bool:
 
 def missing_files() -> list[str]:
     """
-    Which files are named by the code that runs here, and are not here?
-
-    Returns:
-        Their names, each once.
+    Return the source files of running code that are missing here, sorted.
     """
     names = {code.co_filename for code in _running_code()}
     return sorted(name for name in names if is_source_missing(name))
 
 
-def take_source(filename: str, text: str) -> str:
+def add_source(filename: str, text: str) -> str:
     """
-    Remember the source of a file that is not here.
+    Store the source of a missing file, as sent by a client.
 
     Args:
-        filename: The file, as code that runs here names it.
-
-        text: Its content, as a client has it.
+        filename: The file name in the code object.
 
     Returns:
-        ``""``, or why it was not taken.
+        ``""``, or why the source was rejected.
     """
     if filename not in missing_files():
         return "no code that runs here misses this file"
@@ -84,55 +82,55 @@ def take_source(filename: str, text: str) -> str:
     lines = text.splitlines(keepends=True)
     for code in _running_code():
         first = code.co_firstlineno
-        if code.co_filename != filename or code.co_name in _ANYWHERE:
+        if code.co_filename != filename or code.co_name in _ANY_FIRST_LINE:
             continue
-        # Another version of the file would show lines that never ran.
-        if not (first <= len(lines) and _START.match(lines[first - 1])):
+        # Another version of the file would show wrong lines.
+        if not (first <= len(lines) and _DEFINITION.match(lines[first - 1])):
             return f"line {first} is not where {code.co_name} begins"
 
-    # Without a time, linecache does not look whether the file has changed.
+    # Without a modification time, linecache does not check the file.
     linecache.cache[filename] = (len(text), None, lines, filename)
     return ""
 
 
 def _running_code() -> Iterator[CodeType]:
     """
-    Look at what runs, and at what ran before it failed.
+    Yield the code objects of running frames, and of frames that have failed.
     """
     for stop in open_stops():
         yield from (frame.f_code for frame, _ in stop.failed)
-    for innermost in sys._current_frames().values():  # noqa: SLF001 there is no other way
+    for innermost in sys._current_frames().values():  # noqa: SLF001 no public way
         frame: FrameType | None = innermost
-        for _ in range(_MOST_FRAMES):
+        for _ in range(_MAX_FRAMES):
             if frame is None:
                 break
             yield frame.f_code
             frame = frame.f_back
 
 
-_STEPS = frozenset(
+_STEP_COMMANDS = frozenset(
     {"s", "step", "n", "next", "r", "return", "unt", "until", "j", "jump"}
     | {"debug", "run", "restart"}
 )
 
-_MOST = 100  # exceptions of a chain
+_MAX_CHAIN = 100  # exceptions of a chain
 
 
-class Words(pdb.Pdb):
+class PromptCommands(pdb.Pdb):
     """
-    A debugger that needs no terminal.
+    The pdb commands, adapted to work without a terminal.
     """
 
-    is_dead = False
+    is_post_mortem = False
     is_aborted = False
     examined: BaseException | None = None
 
     def onecmd(self, line: str) -> bool:
         """
-        Obey one line; but step only where something runs.
+        Run one command; reject steps in a post mortem, where nothing runs.
         """
         word = line.split(maxsplit=1)[0] if line.split() else ""
-        if self.is_dead and word in _STEPS:
+        if self.is_post_mortem and word in _STEP_COMMANDS:
             self.error(
                 f"{word}: this is post mortem, nothing runs here; "
                 "continue lets the exception go on"
@@ -141,20 +139,20 @@ class Words(pdb.Pdb):
 
         try:
             return super().onecmd(line)
-        except Exception as exc:  # noqa: BLE001 nobody shall be let go by it
+        except Exception as exc:  # noqa: BLE001 the thread must stay stopped
             self.error(f"{type(exc).__name__}: {exc}")
             return False
 
     def default(self, line: str) -> None:
         """
-        Execute a statement in the frame that is looked at.
+        Execute a statement in the current frame.
         """
         super().default(line)
-        _write_back(self.curframe)
+        _write_back_locals(self.curframe)
 
     def lookupmodule(self, filename: str) -> str | None:
         """
-        Find a file that is named in a command, also one that a client sent.
+        Find a file named in a command, including files that a client has sent.
         """
         if linecache.cache.get(filename):
             return filename
@@ -163,7 +161,7 @@ class Words(pdb.Pdb):
 
     def checkline(self, filename: str, lineno: int, *args: Any) -> Any:
         """
-        Find out whether there can be a breakpoint at a line.
+        Check that a line can have a breakpoint.
         """
         if self._is_missing(filename):
             return 0
@@ -175,7 +173,7 @@ class Words(pdb.Pdb):
 
     def _is_missing(self, filename: str) -> bool:
         """
-        Say why lines of a file are not known, if they are not.
+        Report a missing source file; return whether it is missing.
         """
         if not is_source_missing(filename):
             return False
@@ -229,7 +227,7 @@ class Words(pdb.Pdb):
         End the program with bdb.BdbQuit, raised at the line where it is.
         """
         del arg
-        say("this rank is aborted from the debugger")
+        log_warning("this rank is aborted from the debugger")
         self.is_aborted = True
         self.clear_all_breaks()
         self.set_continue()
@@ -281,8 +279,8 @@ class Words(pdb.Pdb):
         if self.curframe is None:
             return
 
-        # That of pdb steps in its own code afterwards, and handles Ctrl-C.
-        inner = Words(
+        # do_debug of pdb steps into its own code afterwards, and handles Ctrl-C.
+        inner = PromptCommands(
             stdin=self.stdin, stdout=self.stdout, nosigint=True, readrc=False
         )
         inner.prompt = ""
@@ -307,7 +305,7 @@ class Words(pdb.Pdb):
             super().do_exceptions(arg)
             return
 
-        chain = _chain_of(self.examined)
+        chain = _exception_chain(self.examined)
         if not arg:
             for number, error in enumerate(chain):
                 self.message(f"{number:3} {error!r:.200}")
@@ -337,17 +335,17 @@ class Words(pdb.Pdb):
 
     def help_pdb(self) -> None:
         """
-        Name where the commands are explained.
+        Print the address of the pdb documentation.
         """
         self.message("see https://docs.python.org/3/library/pdb.html")
 
 
-def _chain_of(error: BaseException | None) -> list[BaseException]:
+def _exception_chain(error: BaseException | None) -> list[BaseException]:
     """
-    The exceptions for which this one was raised, the first one first.
+    Return the causes and contexts of an exception, the first one first.
     """
     chain: list[BaseException] = []
-    while error is not None and error not in chain and len(chain) < _MOST:
+    while error is not None and error not in chain and len(chain) < _MAX_CHAIN:
         if error.__traceback__:
             chain.append(error)
         context = None if error.__suppress_context__ else error.__context__
@@ -355,11 +353,11 @@ def _chain_of(error: BaseException | None) -> list[BaseException]:
     return chain[::-1]
 
 
-def _write_back(frame: FrameType | None) -> None:
+def _write_back_locals(frame: FrameType | None) -> None:
     """
-    Let variables of a function that were assigned here be assigned there.
+    Write assigned local variables back to the frame.
 
-    Before Python 3.13 what is assigned goes into a copy of them.
+    Before Python 3.13, assignments go to a copy of them.
     """
     if sys.version_info < (3, 13) and frame is not None:
         ctypes.pythonapi.PyFrame_LocalsToFast(
@@ -367,8 +365,8 @@ def _write_back(frame: FrameType | None) -> None:
         )
 
 
-# Control must never climb into the loops that call the user's code.
-_SKIPPED = (
+# Stepping must never enter the loops that call the user's code.
+_SKIPPED_MODULES = (
     "distdebug",
     "distdebug.debugger",
     "distdebug.debugger.*",
@@ -385,39 +383,33 @@ _SKIPPED = (
     "torch.utils.data.*",
 )
 
-_of_thread = threading.local()
-# Those of all threads, by the thread; who is here may have left.
-_all: dict[int, weakref.ref[Prompt]] = {}
+_thread_local = threading.local()
+# The debuggers of all threads, by thread ID; some may have left.
+_prompts: dict[int, weakref.ref[Prompt]] = {}
 
 
 def current_prompt() -> Prompt:
     """
-    Which debugger holds this thread, or would?
-
-    Returns:
-        The one that still steps or has breakpoints here, or a new one.
+    Return the debugger of this thread; create one if it has left.
     """
-    prompt: Prompt | None = getattr(_of_thread, "prompt", None)
+    prompt: Prompt | None = getattr(_thread_local, "prompt", None)
     if prompt is None or prompt.has_left:
-        prompt = _of_thread.prompt = Prompt()
-        _all[threading.get_ident()] = weakref.ref(prompt)
+        prompt = _thread_local.prompt = Prompt()
+        _prompts[threading.get_ident()] = weakref.ref(prompt)
     return prompt
 
 
 def prompts() -> dict[int, Prompt]:
     """
-    Which threads are stopped, stepped, or have breakpoints?
-
-    Returns:
-        Their debuggers, by the number of the thread.
+    Return the debuggers that hold a thread, or may stop it, by thread ID.
     """
-    found = {ident: prompt() for ident, prompt in list(_all.items())}
+    found = {ident: prompt() for ident, prompt in list(_prompts.items())}
     return {i: p for i, p in found.items() if p and p.is_busy()}
 
 
-class _Lines(io.TextIOBase):
+class _StopStream(io.TextIOBase):
     """
-    The standard input and output of the debugger: the stop that is open.
+    The input and output of the debugger: the current stop.
     """
 
     def __init__(self, prompt: Prompt) -> None:
@@ -428,12 +420,12 @@ class _Lines(io.TextIOBase):
         Wait for a command.
         """
         stop = self._prompt.stop
-        # Who was let go before it came here does not wait.
-        if stop is None or self._prompt.is_let_go:
+        # A thread that was released before does not wait.
+        if stop is None or self._prompt.is_released:
             return ""
 
         try:
-            with self._prompt.obeying.may_not_end():
+            with self._prompt.command_guard.protected():
                 return stop.read()
         except BaseException as exc:
             self._prompt.interruption = exc
@@ -441,54 +433,54 @@ class _Lines(io.TextIOBase):
 
     def write(self, text: str, /) -> int:
         """
-        Keep some output.
+        Keep output for the client.
         """
         if self._prompt.stop:
             self._prompt.stop.write(text)
         return len(text)
 
 
-class Prompt(Words):
+class Prompt(PromptCommands):
     """
     The debugger of one thread.
     """
 
-    _set_stopinfo: Callable[..., None]  # of bdb, since it exists
+    _set_stopinfo: Callable[..., None]  # in every version of bdb
 
     def __init__(self) -> None:
-        lines: Any = _Lines(self)
-        # Elsewhere it might be the backend that stops all threads.
+        lines: Any = _StopStream(self)
+        # The other backend, sys.monitoring, would affect all threads.
         backend: Any = {"backend": "settrace"} if _HAS_BACKENDS else {}
         super().__init__(
             stdin=lines,
             stdout=lines,
-            skip=_SKIPPED,
+            skip=_SKIPPED_MODULES,
             nosigint=True,
             readrc=False,
             **backend,
         )
         self.prompt = ""
         self.stop: Stop | None = None
-        self.obeying = Obeying()
+        self.command_guard = InterruptibleCommand()
         self.thread = threading.current_thread()
         self.has_left = True
-        self.is_asking = False
-        self.is_let_go = False
-        # What a handler of signals raised while the thread was held.
+        self.is_interacting = False
+        self.is_released = False
+        # The exception of a signal handler, raised during a stop.
         self.interruption: BaseException | None = None
         self._own_breaks: list[bdb.Breakpoint] = []
         self._new_stop: Callable[[], Stop] | None = None
-        self._goes_on = False
-        self._is_ready = True
-        self._previous: Any = None
-        self._traces: dict[FrameType, Any] = {}
+        self._continues = False
+        self._is_set_up = True
+        self._previous_tracer: Any = None
+        self._frame_traces: dict[FrameType, Any] = {}
 
     def is_busy(self) -> bool:
         """
-        Whether the thread is there, and stops, or may stop by itself.
+        Return whether the thread lives, and is stopped or may stop.
         """
-        may_stop = not (self.has_left or self.is_let_go)
-        # Another thread may have got the number of one that has ended.
+        may_stop = not (self.has_left or self.is_released)
+        # A new thread may have the ID of one that has ended.
         return self.thread.is_alive() and (self.stop is not None or may_stop)
 
     # -- where it starts and ends
@@ -498,15 +490,15 @@ class Prompt(Words):
         Stop at a line, now.
 
         Args:
-            frame: The line.
+            frame: The frame of the line.
 
-            new_stop: Opens a stop.
+            new_stop: Creates the stop.
         """
-        if self.is_asking:
-            return  # an expression of the user came to a breakpoint
+        if self.is_interacting:
+            return  # a typed expression reached a breakpoint
 
-        self._get_ready(frame, new_stop)
-        # Since Python 3.13, bdb wants to know for whom it was called.
+        self._start_tracing(frame, new_stop)
+        # Since Python 3.13, bdb needs the frame that called it.
         self.enterframe = frame
         self.interaction(frame, None)
         self.enterframe = None  # type: ignore[assignment]
@@ -515,39 +507,41 @@ class Prompt(Words):
 
     def watch(self, frame: FrameType, new_stop: Callable[[], Stop]) -> None:
         """
-        Stop at the next line that this thread comes to.
+        Stop at the next line that this thread reaches.
 
         Args:
-            frame: Where it is.
+            frame: The current frame.
 
-            new_stop: Opens a stop.
+            new_stop: Creates the stop.
         """
-        self._get_ready(frame, new_stop)
+        self._start_tracing(frame, new_stop)
         sys.settrace(self.trace_dispatch)
 
-    def _get_ready(
+    def _start_tracing(
         self, frame: FrameType, new_stop: Callable[[], Stop]
     ) -> None:
         """
-        Leave nothing to do but to trace, which nobody does then.
+        Prepare bdb for tracing; the caller then installs the trace function.
         """
-        if self.is_let_go:
+        if self.is_released:
             self.leave()
         self._new_stop = new_stop
         tracer = sys.gettrace()
-        sys.settrace(None)  # or bdb would stop in itself
+        sys.settrace(None)  # or bdb would stop in its own code
         if self.has_left:
-            self._previous = tracer
-            self._traces = {f: f.f_trace for f in _callers(frame) if f.f_trace}
-        self.has_left = self.is_let_go = False
-        self._is_ready = False
+            self._previous_tracer = tracer
+            self._frame_traces = {
+                f: f.f_trace for f in _frame_and_callers(frame) if f.f_trace
+            }
+        self.has_left = self.is_released = False
+        self._is_set_up = False
         try:
-            # That of pdb would let pdb.set_trace() of the program come here.
+            # set_trace of pdb would redirect pdb.set_trace() of the program here.
             bdb.Bdb.set_trace(self, frame)
-        finally:  # a handler of signals may raise
+        finally:  # a signal handler may raise
             sys.settrace(None)
-            self._is_ready = True
-        # Since Python 3.13, that means the next instruction, in any module.
+            self._is_set_up = True
+        # Since Python 3.13, set_trace stops at the next instruction, in any module.
         self.enterframe = frame
         self._set_stopinfo(None, None)
         self.enterframe = None  # type: ignore[assignment]
@@ -559,50 +553,47 @@ class Prompt(Words):
         Stop where an exception was raised.
 
         Args:
-            error: The exception.
-
-            new_stop: Opens a stop.
+            new_stop: Creates the stop.
         """
-        if self.is_asking or error.__traceback__ is None:
+        if self.is_interacting or error.__traceback__ is None:
             return
 
         self.leave()
-        self._new_stop, self.is_dead = new_stop, True
-        self.is_let_go = False
+        self._new_stop, self.is_post_mortem = new_stop, True
+        self.is_released = False
         self.reset()
         self.examined = error
-        knows_chains = sys.version_info >= (3, 13)
+        has_chains = sys.version_info >= (3, 13)
         tracer = sys.gettrace()
         sys.settrace(None)
         try:
             self.interaction(
-                None, error if knows_chains else error.__traceback__
+                None, error if has_chains else error.__traceback__
             )
         finally:
-            self.is_dead, self.examined = False, None
+            self.is_post_mortem, self.examined = False, None
             sys.settrace(tracer)
 
-    def let_go(self) -> Stop | None:
+    def release(self) -> Stop | None:
         """
-        Let the thread go on, whatever it is doing.
+        Let the thread continue, whatever it does; called by other threads.
 
-        This is for other threads.  A command that is obeyed is ended, unless
-        it waits outside of Python; a step does not end before the thread comes
-        to its next line.
+        A running command is ended, unless it waits outside Python.  A step
+        ends when the thread reaches its next line.
 
         Returns:
-            The stop that ends by that.
+            The stop that ends.
         """
-        self.is_let_go = True
+        self.is_released = True
         stop = self.stop
         if stop:
             stop.release()
-        self.obeying.end()
+        self.command_guard.end()
         return stop
 
     def leave(self) -> None:
         """
-        Let the thread go, as if we had never been there.
+        Let the thread continue, and remove all traces of the debugger.
         """
         if self.stop:
             self.stop.close()
@@ -612,22 +603,22 @@ class Prompt(Words):
 
         self.has_left = True
         self.clear_all_breaks()
-        for frame in _callers(sys._getframe()):  # noqa: SLF001 bdb does so
-            # A method is equal to itself, but not the same.
+        for frame in _frame_and_callers(sys._getframe()):  # noqa: SLF001 bdb does so
+            # Bound methods are equal, but not identical.
             if frame.f_trace == self.trace_dispatch:
-                frame.f_trace = self._traces.get(frame)
+                frame.f_trace = self._frame_traces.get(frame)
         self._forget_frames()
-        sys.settrace(self._previous)
+        sys.settrace(self._previous_tracer)
 
     def _forget_frames(self) -> None:
         """
-        Keep nothing alive that the program is done with, such as tensors.
+        Drop references to frames, which keep tensors alive.
         """
         changed = getattr(self, "frame_trace_lines_opcodes", {})
         for frame, (lines, opcodes) in changed.items():
             frame.f_trace_lines, frame.f_trace_opcodes = lines, opcodes
         changed.clear()
-        self._traces = {}
+        self._frame_traces = {}
         self.forget()
         self._set_stopinfo(None, None, -1)
         self.botframe = self.enterframe = None  # type: ignore[assignment]
@@ -636,20 +627,20 @@ class Prompt(Words):
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
         """
-        Look at one event, unless we have left.
+        Handle a trace event, unless the debugger has left.
         """
-        if self.is_let_go:
+        if self.is_released:
             self.leave()
-        # What is collected while bdb turns tracing on may run code.
-        if self.has_left or not self._is_ready:
+        # Garbage collection may run code while bdb starts tracing.
+        if self.has_left or not self._is_set_up:
             return None
 
         try:
             return super().trace_dispatch(frame, event, arg)
         except Exception as exc:
             if self.has_left:
-                raise  # on purpose
-            self._fail(exc)
+                raise  # raised after leaving, on purpose
+            self._leave_after_error(exc)
             return None
 
     def user_return(self, frame: FrameType, return_value: Any) -> None:
@@ -666,87 +657,92 @@ class Prompt(Words):
         tb_or_exc: TracebackType | BaseException | None,
     ) -> None:
         """
-        Ask what to do, until that is to go on.
+        Run commands until one lets the thread continue.
         """
         if self.stop is None and self._new_stop:
             self.stop = self._new_stop()
             self._new_stop = partial(
                 open_stop, "breakpoint", self.stop.limit_s
             )
-        self._goes_on = False
-        self.is_asking = True
+        self._continues = False
+        self.is_interacting = True
         try:
-            self._ask(frame, tb_or_exc)
-        except Exception as exc:  # noqa: BLE001 told apart there
-            self._fail(exc)
+            self._run_interaction(frame, tb_or_exc)
+        except Exception as exc:  # noqa: BLE001 handled there
+            self._leave_after_error(exc)
         except BaseException:
             self.leave()
             raise
         finally:
-            self.is_asking = False
+            self.is_interacting = False
             self.interruption = None
         if self.is_aborted:
             self.is_aborted = False
             self.leave()
             msg = "aborted from the debugger"
             raise bdb.BdbQuit(msg)
-        if self._goes_on or self.is_dead:
-            self._go_on()
+        if self._continues or self.is_post_mortem:
+            self._close_stop()
 
-    def _ask(self, frame: FrameType | None, tb_or_exc: Any) -> None:
+    def _run_interaction(
+        self, frame: FrameType | None, tb_or_exc: Any
+    ) -> None:
         trace = getattr(tb_or_exc, "__traceback__", tb_or_exc)
         failed = [*traceback.walk_tb(trace)]
         if self.stop and failed:
-            self.stop.arrive(*failed[_users_index(failed)], failed)
+            self.stop.set_place(*failed[_user_frame_index(failed)], failed)
         elif self.stop and frame:
-            self.stop.arrive(frame)
+            self.stop.set_place(frame)
         super().interaction(frame, tb_or_exc)
 
     def get_stack(
         self, f: FrameType | None, t: TracebackType | None
     ) -> tuple[list[tuple[FrameType, int]], int]:
         """
-        Which frames can be looked at, and at which of them does it begin?
+        Return the frames to inspect, and the index of the first one to show.
 
-        Where an exception came out of a framework, at the line that called it.
+        After an exception inside a framework, that is the user's line that
+        called it.
         """
         stack, index = super().get_stack(f, t)
-        return stack, _users_index(stack) if self.is_dead else index
+        return stack, _user_frame_index(
+            stack
+        ) if self.is_post_mortem else index
 
     def onecmd(self, line: str) -> bool:
         """
-        Obey one line, but not for longer than the limit.
+        Run one command, within the time limit of the stop.
         """
         limit_s = self.stop.limit_s if self.stop else DEFAULT_LIMIT_S
-        watch = threading.Timer(
-            min(limit_s, threading.TIMEOUT_MAX), self.let_go
+        timer = threading.Timer(
+            min(limit_s, threading.TIMEOUT_MAX), self.release
         )
-        watch.name, watch.daemon = "distdebug-limit", True
+        timer.name, timer.daemon = "distdebug-limit", True
         try:
             with suppress(RuntimeError):  # no more threads
-                watch.start()
-            with self.obeying.may_end():
+                timer.start()
+            with self.command_guard.interruptible():
                 return super().onecmd(line)
         except CommandEnded:
             self.error("the command was ended")
             return False
         finally:
-            watch.cancel()
+            timer.cancel()
 
     def _cmdloop(self) -> None:
-        # That of pdb would not let Ctrl-C end the job.
+        # _cmdloop of pdb would keep Ctrl-C from ending the job.
         self.cmdloop()
 
-    def _fail(self, error: Exception) -> None:
+    def _leave_after_error(self, error: Exception) -> None:
         """
-        Leave; it was no mistake of the program, unless a handler meant it.
+        Leave, and log the error, or raise it if a signal handler raised it.
         """
         self.leave()
         if error is self.interruption:
             raise error
-        say("the debugger failed, and lets this rank go on: %r", error)
+        log_warning("the debugger failed, and lets this rank go on: %r", error)
 
-    def _go_on(self) -> None:
+    def _close_stop(self) -> None:
         if self.stop:
             self.stop.close()
             self.stop = None
@@ -756,20 +752,20 @@ class Prompt(Words):
     def _is_outermost(self, frame: FrameType) -> bool:
         return all(
             self.is_skipped_module(f.f_globals.get("__name__", ""))
-            for f in _callers(frame.f_back)
+            for f in _frame_and_callers(frame.f_back)
         )
 
     def set_continue(self) -> None:
         """
-        Go on to the next breakpoint.
+        Continue to the next breakpoint.
         """
-        # That of bdb would end tracers that are not ours.
-        self._goes_on = True
+        # set_continue of bdb would remove tracers of others.
+        self._continues = True
         self._set_stopinfo(self.botframe, None, -1)
 
     def bp_commands(self, frame: FrameType) -> bool:
         """
-        Obey the commands of a breakpoint when it has become a stop.
+        Run the commands of a breakpoint once the stop exists.
         """
         del frame
         number = getattr(self, "currentbp", 0)
@@ -777,16 +773,16 @@ class Prompt(Words):
         self.cmdqueue += getattr(self, "commands", {}).get(number, [])
         return True
 
-    # -- breakpoints of this thread alone, which bdb shares among all
+    # -- breakpoints of this thread; bdb shares them among all threads
 
     def _load_breaks(self) -> None:
         """
-        Leave the breakpoints of other threads to them.
+        Ignore the breakpoints of other threads.
         """
 
     def set_break(self, filename: str, lineno: int, *args: Any) -> str | None:
         """
-        Stop whenever this thread comes to a line.
+        Set a breakpoint of this thread.
         """
         problem = super().set_break(filename, lineno, *args)
         if not problem:
@@ -796,7 +792,7 @@ class Prompt(Words):
 
     def clear_all_breaks(self) -> None:
         """
-        Clear the breakpoints that were set here.
+        Clear the breakpoints of this thread.
         """
         for own in self._own_breaks:
             if own in bdb.Breakpoint.bpbynumber:
@@ -806,33 +802,33 @@ class Prompt(Words):
 
     def break_here(self, frame: FrameType) -> bool:
         """
-        Whether a breakpoint of this thread is at a line.
+        Return whether this thread has a breakpoint at a line.
         """
         try:
             return bool(super().break_here(frame))
         except KeyError:  # another thread has cleared it
-            there = bdb.Breakpoint.bplist
-            kept = {
-                file: [line for line in lines if (file, line) in there]
+            existing = bdb.Breakpoint.bplist
+            remaining = {
+                file: [line for line in lines if (file, line) in existing]
                 for file, lines in self.breaks.items()
             }
             self.breaks = {
-                file: lines for file, lines in kept.items() if lines
+                file: lines for file, lines in remaining.items() if lines
             }
             return False
 
 
-def _users_index(stack: Sequence[tuple[FrameType, int]]) -> int:
+def _user_frame_index(stack: Sequence[tuple[FrameType, int]]) -> int:
     """
-    Which is the innermost frame of the user's own, or of all?
+    Return the index of the innermost user frame; of the last one without any.
     """
     return next(
-        (n for n in reversed(range(len(stack))) if is_users(stack[n][0])),
+        (n for n in reversed(range(len(stack))) if is_user_frame(stack[n][0])),
         len(stack) - 1,
     )
 
 
-def _callers(frame: FrameType | None) -> list[FrameType]:
+def _frame_and_callers(frame: FrameType | None) -> list[FrameType]:
     found = []
     while frame is not None:
         found.append(frame)
@@ -842,11 +838,11 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
 
 def release_thread() -> None:
     """
-    End what holds this thread, or would stop it again.
+    Stop debugging this thread, and clear its breakpoints.
 
-    After a fork, the other threads do not exist.
+    After a fork, no other thread exists.
     """
-    prompt = getattr(_of_thread, "prompt", None)
+    prompt = getattr(_thread_local, "prompt", None)
     if prompt is not None:
         prompt.leave()
 

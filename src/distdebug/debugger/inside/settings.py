@@ -1,9 +1,9 @@
 """
-Is the debugger switched on here, and how long may it hold a rank?
+Settings of the debugger, its log messages, and the labels of this process.
 
-``DISTDEBUG=0`` switches everything off; any other value that is not empty arms
-a process at its first breakpoint.  ``DISTDEBUG_LIMIT`` is the limit of a pause
-in seconds; with 0, nothing is held unless a client asks for it.
+``DISTDEBUG=0`` disables the debugger; any other value that is not empty arms a
+process at its first breakpoint.  ``DISTDEBUG_LIMIT`` is the time limit of a
+stop in seconds; with 0, only requests of a client stop a rank.
 """
 
 from __future__ import annotations
@@ -23,109 +23,101 @@ from ...identity import current_identity
 
 
 DEFAULT_LIMIT_S = 30 * 60.0
-_LONGEST_LIMIT_S = 366 * 86400.0
+_MAX_LIMIT_S = 366 * 86400.0
 
-_LONGEST_SAY_S = 1.0
+_LOG_TIMEOUT_S = 1.0
 
 _logger = logging.getLogger("distdebug")
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
-def is_off() -> bool:
+def is_disabled() -> bool:
     """
-    Did the user switch the debugger off?
+    Return whether the user disabled the debugger.
     """
     return os.environ.get("DISTDEBUG") == "0"
 
 
-def is_wanted() -> bool:
+def is_enabled() -> bool:
     """
-    Did the user switch the debugger on, without a line of code?
+    Return whether the user enabled the debugger by a variable.
     """
     return os.environ.get("DISTDEBUG", "0") not in {"", "0"}
 
 
-def is_post_mortem_wanted() -> bool:
+def is_post_mortem_enabled() -> bool:
     """
-    Did the user say, without a line of code, to stop where a rank fails?
+    Return whether a variable asks to stop where a rank fails.
     """
     return os.environ.get("DISTDEBUG_POST_MORTEM", "0") not in {"", "0"}
 
 
-def pause_limit_s(wanted: float | None = None) -> float:
+def pause_limit_s(requested_s: float | None = None) -> float:
     """
-    How long may a pause last, if nobody asks for more?
+    Return the time limit of a stop, in seconds.
 
     Args:
-        wanted: What the caller asked for, in seconds.
+        requested_s: The limit of the caller, if any.
 
     Returns:
-        That, or ``DISTDEBUG_LIMIT``, or 30 minutes.  It is always finite, and
-        0 if nothing is to be held.
+        That limit, or ``DISTDEBUG_LIMIT``, or 30 minutes.  It is finite; 0
+        means that breakpoints do not stop.
     """
     variable = os.environ.get("DISTDEBUG_LIMIT") or None
-    for name, value in (("limit", wanted), ("DISTDEBUG_LIMIT", variable)):
+    for name, value in (("limit", requested_s), ("DISTDEBUG_LIMIT", variable)):
         if value is None:
             continue
         with suppress(ValueError, TypeError):
             seconds = float(value)
             if seconds >= 0 and math.isfinite(seconds):
-                return min(seconds, _LONGEST_LIMIT_S)
-        say_once(f"{name} is no number of seconds: {value!r:.100}")
+                return min(seconds, _MAX_LIMIT_S)
+        log_warning_once(f"{name} is no number of seconds: {value!r:.100}")
 
     return DEFAULT_LIMIT_S
 
 
-def say(text: str, *args: object) -> None:
+def log_warning(text: str, *args: object) -> None:
     """
-    Log something that whoever reads the log of the job should know.
-
-    Args:
-        text: What to say, with a ``%s`` for each of *args*.
-
-        args: What to fill in.
+    Log a warning, without blocking for long.
     """
 
-    # A thread that is held may hold the lock of a handler.
+    # A stopped thread may hold the lock of a log handler.
     def work() -> None:
         with suppress(Exception):
             _logger.warning(text, *args)
 
     try:
-        in_time(work, _LONGEST_SAY_S)
+        in_time(work, _LOG_TIMEOUT_S)
     except TimeoutError:
         pass
     except RuntimeError:  # no more threads
         work()
 
 
-def say_once(text: str) -> None:
+def log_warning_once(text: str) -> None:
     """
-    Log something, unless it has been logged already.
-
-    Args:
-        text: What to say.
+    Log a warning, unless it has been logged already.
     """
-    if text not in _said:
-        _said.add(text)
-        say("%s", text)
+    if text not in _logged:
+        _logged.add(text)
+        log_warning("%s", text)
 
 
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _NOT_IN_GROUP = re.compile(r"[^A-Za-z0-9_-]")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_KNOWN = frozenset({"group", "rank", "world_size", "coords"})
+_DIMENSION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_LABELS = frozenset({"group", "rank", "world_size", "coords"})
 
-_own: dict[str, Any] = {}
+_own_labels: dict[str, Any] = {}
 _mesh: dict[str, int] = {}
-_launcher: list[Callable[[], Mapping[str, Any]]] = []
+_label_sources: list[Callable[[], Mapping[str, Any]]] = []
 
 
 def set_labels(
     labels: Mapping[str, Any] | None, mesh: Mapping[str, int] | None
 ) -> None:
     """
-    Address this process by other labels than those of its launcher.
+    Set the labels of this process, instead of those of its launcher.
 
     Args:
         labels: Any of *group* (letters, digits, ``-``, and ``_``), *rank*,
@@ -135,47 +127,47 @@ def set_labels(
             from the rank, the last dimension varying fastest.
 
     Raises:
-        ValueError: A label is not known, or not of this form.
+        ValueError: A label is unknown or invalid.
     """
-    wanted = dict(labels or {})
-    if unknown := wanted.keys() - _KNOWN:
+    requested = dict(labels or {})
+    if unknown := requested.keys() - _LABELS:
         msg = f"unknown labels: {', '.join(sorted(unknown))}"
         raise ValueError(msg)
-    if not _GROUP.fullmatch(wanted.get("group", "job")):
-        msg = f"a group is written with letters, digits, - and _: {wanted}"
+    if not _GROUP.fullmatch(requested.get("group", "job")):
+        msg = f"a group is written with letters, digits, - and _: {requested}"
         raise ValueError(msg)
-    for name in {**wanted.get("coords", {}), **(mesh or {})}:
-        if not _NAME.fullmatch(name):
+    for name in {**requested.get("coords", {}), **(mesh or {})}:
+        if not _DIMENSION.fullmatch(name):
             msg = f"a dimension is written as a Python name: {name!r}"
             raise ValueError(msg)
 
-    _own.update(wanted)
+    _own_labels.update(requested)
     if mesh is not None:
         _mesh.clear()
         _mesh.update(mesh)
 
 
-def label_by(tell: Callable[[], Mapping[str, Any]]) -> None:
+def set_label_source(get_labels: Callable[[], Mapping[str, Any]]) -> None:
     """
-    Let a launcher say how this process is addressed, whenever that is asked.
+    Set the function of a launcher that returns the current labels.
 
-    One process may hold several actors, and a message may reach it under
-    another rank than the one before.
+    One process may hold several actors, and each message may address another
+    rank.
 
     Args:
-        tell: Returns what it knows of *group*, *rank*, *world_size*, and
-            *coords*, for the thread that calls it.
+        get_labels: Returns any of *group*, *rank*, *world_size*, and *coords*
+            for the calling thread.
     """
-    _launcher[:] = [tell]
+    _label_sources[:] = [get_labels]
 
 
 def describe_process() -> dict[str, Any]:
     """
-    How is this process addressed, as seen from the thread that asks?
+    Return the labels of this process, for the calling thread.
 
     Returns:
-        Plain data: group, rank (``None`` where nobody tells), world_size,
-        local_rank, coords, and what identifies the process.
+        Plain data: group, rank (``None`` if unknown), world_size, local_rank,
+        coords, host, pid, and start.
     """
     host, pid, start = process_key()
     identity = current_identity()
@@ -184,12 +176,14 @@ def describe_process() -> dict[str, Any]:
         "group": group if _GROUP.fullmatch(group) else "job",
         "rank": identity.rank,
         "world_size": identity.world_size,
-        **_told(),
-        **_own,
+        **_launcher_labels(),
+        **_own_labels,
     }
     coords = labels.pop("coords", None)
     if coords is None:
-        coords = _coordinates(labels["rank"], _mesh or _mesh_of_environment())
+        coords = _coordinates(
+            labels["rank"], _mesh or _mesh_from_environment()
+        )
     return {
         **labels,
         "local_rank": identity.local_rank,
@@ -200,27 +194,25 @@ def describe_process() -> dict[str, Any]:
     }
 
 
-def _told() -> dict[str, Any]:
+def _launcher_labels() -> dict[str, Any]:
     """
-    What the launcher says, as far as it can be written in a command.
+    Return the labels of the launcher, with a valid group name.
     """
-    told: dict[str, Any] = {}
-    with suppress(Exception):  # a debugger may not harm the job
-        for tell in _launcher:
-            told.update(tell())
-    if "group" in told:
-        group = _NOT_IN_GROUP.sub("-", str(told["group"]))[:100]
-        told["group"] = group or "job"
-    return told
+    labels: dict[str, Any] = {}
+    with suppress(Exception):  # a debugger must not harm the job
+        for get_labels in _label_sources:
+            labels.update(get_labels())
+    if "group" in labels:
+        group = _NOT_IN_GROUP.sub("-", str(labels["group"]))[:100]
+        labels["group"] = group or "job"
+    return labels
 
 
 def process_key() -> tuple[str, int, int]:
     """
-    What tells this process from all others?
+    Return what identifies this process: host, PID, and start time.
 
-    Returns:
-        The host, the number of the process, and when it started, in ticks of
-        the kernel since it booted; 0 if it does not tell.
+    The start time is in clock ticks since boot; 0 if it cannot be read.
     """
     try:
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 lighter
@@ -230,16 +222,16 @@ def process_key() -> tuple[str, int, int]:
     return socket.gethostname(), os.getpid(), ticks
 
 
-def _mesh_of_environment() -> dict[str, int]:
+def _mesh_from_environment() -> dict[str, int]:
     """
-    ``DISTDEBUG_MESH``, such as ``pp=2,dp=4``; nothing if it is malformed.
+    Parse ``DISTDEBUG_MESH``, such as ``pp=2,dp=4``; return {} if invalid.
     """
     mesh = {}
     value = os.environ.get("DISTDEBUG_MESH", "")
     for part in filter(None, value.split(",")):
         name, _, size = part.strip().partition("=")
-        if not (_NAME.fullmatch(name) and size.isdecimal() and int(size)):
-            say_once(
+        if not (_DIMENSION.fullmatch(name) and size.isdecimal() and int(size)):
+            log_warning_once(
                 "DISTDEBUG_MESH is not written as pp=2,dp=4, and left out: "
                 f"{value!r:.100}"
             )
@@ -254,11 +246,11 @@ def _coordinates(rank: int | None, mesh: Mapping[str, int]) -> dict[str, int]:
         return {}
 
     found = {}
-    rest = rank
+    quotient = rank
     for name, size in reversed([*mesh.items()]):
         if size < 1:
             return {}
-        rest, found[name] = divmod(rest, size)
+        quotient, found[name] = divmod(quotient, size)
 
-    # A rank beyond the mesh has no place in it.
-    return {} if rest else {name: found[name] for name in mesh}
+    # A rank beyond the mesh has no coordinates.
+    return {} if quotient else {name: found[name] for name in mesh}

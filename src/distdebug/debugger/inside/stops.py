@@ -1,9 +1,9 @@
 """
-Which threads of this process are stopped, and what do they wait for?
+Stopped threads of this process, and the timeouts of its process groups.
 
-A stop is identified by the host, the process, when that started, the thread,
-and a number that counts up.  A thread that is stopped waits for a line to be
-given to it, and never for longer than its limit.
+A stop is identified by the host, the process and its start time, the thread,
+and a counter.  A stopped thread waits for a line from a client, and never
+longer than its time limit.
 """
 
 from __future__ import annotations
@@ -22,93 +22,96 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from .frames import place_of, place_text
+from .frames import frame_place, place_text
 from .settings import (
     DEFAULT_LIMIT_S,
     describe_process,
+    log_warning,
     pause_limit_s,
     process_key,
-    say,
 )
 
 
-# Every way to make a group ends in this one: init_process_group, new_group,
-# split_group, and a DeviceMesh, which has bound those by name before us.
-_REGISTER = "_register_process_group"
+# All ways to create a group call this one: init_process_group, new_group,
+# split_group, and DeviceMesh, which imports the others by name early.
+_REGISTER_FUNCTION = "_register_process_group"
 
 _MODULE = "torch.distributed.distributed_c10d"
 
-_before: dict[Any, timedelta] = {}
-_register: list[Callable[..., Any]] = []
+_original_timeouts: dict[Any, timedelta] = {}
+_original_register: list[Callable[..., Any]] = []
 
 
 def raise_timeouts(seconds: float) -> None:
     """
-    Let the collectives of all groups wait for so long, at least.
+    Raise the timeouts of the collectives of all groups.
 
-    Groups that are made later are included.
+    Groups created later are included.
 
     Args:
-        seconds: How long a collective may take.
+        seconds: The minimum timeout.
     """
     try:
         c10d = import_module(_MODULE)
     except Exception as exc:  # noqa: BLE001 an installation that is broken
-        say("there is no torch whose time-outs could be raised: %s", exc)
+        log_warning(
+            "there is no torch whose time-outs could be raised: %s", exc
+        )
         return
 
     restore_timeouts()
     timeout = timedelta(seconds=seconds)
     for group in _groups():
-        _raise(group, timeout)
-    _watch(c10d, timeout)
+        _raise_timeout(group, timeout)
+    _patch_register(c10d, timeout)
 
 
-def _watch(c10d: Any, timeout: timedelta) -> None:
-    register = getattr(c10d, _REGISTER, None)
-    if register is None:  # in a torch that we do not know
-        say("time-outs of groups that are made later stay as they are")
+def _patch_register(c10d: Any, timeout: timedelta) -> None:
+    register = getattr(c10d, _REGISTER_FUNCTION, None)
+    if register is None:  # an unknown version of torch
+        log_warning("time-outs of groups that are made later stay as they are")
         return
 
     @functools.wraps(register)
-    def patient(name: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+    def register_with_timeout(
+        name: Any, group: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         made = register(name, group, *args, **kwargs)
-        _raise(group, timeout)
+        _raise_timeout(group, timeout)
         return made
 
-    _register.append(register)
-    setattr(c10d, _REGISTER, patient)
+    _original_register.append(register)
+    setattr(c10d, _REGISTER_FUNCTION, register_with_timeout)
 
 
-def _raise(group: Any, timeout: timedelta) -> None:
+def _raise_timeout(group: Any, timeout: timedelta) -> None:
     for backend in _backends(group):
         with suppress(Exception):
             current = _timeout_of(backend)
             if current < timeout:
-                backend._set_default_timeout(timeout)  # noqa: SLF001 torch has no other
-                _before.setdefault(backend, current)
+                backend._set_default_timeout(timeout)  # noqa: SLF001 no public way
+                _original_timeouts.setdefault(backend, current)
 
 
 def restore_timeouts() -> None:
     """
-    Let collectives that start from now on wait for as long as before.
+    Restore the timeouts for collectives that start from now on.
     """
     c10d: Any = sys.modules.get(_MODULE)
-    while _register:
-        setattr(c10d, _REGISTER, _register.pop())
-    for backend, timeout in _before.items():
+    while _original_register:
+        setattr(c10d, _REGISTER_FUNCTION, _original_register.pop())
+    for backend, timeout in _original_timeouts.items():
         with suppress(Exception):
-            backend._set_default_timeout(timeout)  # noqa: SLF001 torch has no other
-    _before.clear()
+            backend._set_default_timeout(timeout)  # noqa: SLF001 no public way
+    _original_timeouts.clear()
 
 
 def shortest_timeout_s() -> float | None:
     """
-    After how long does the first of the others give up waiting for this rank?
+    Return the shortest timeout of all groups of this process, in seconds.
 
     Returns:
-        The shortest time-out of all groups of this process, in seconds;
-        ``None`` if there is none.
+        ``None`` if there is no group.
     """
     found = []
     for group in _groups():
@@ -125,99 +128,93 @@ def _groups() -> list[Any]:
 
 def _backends(group: Any) -> Iterator[Any]:
     """
-    What carries out the collectives of a group, for each kind of device.
+    Yield the backend of a group for each kind of device.
     """
     with suppress(Exception):
-        for device in group._device_types:  # noqa: SLF001 torch has no other
+        for device in group._device_types:  # noqa: SLF001 no public way
             yield group._get_backend(device)  # noqa: SLF001
 
 
 def _timeout_of(backend: Any) -> timedelta:
-    timeout: timedelta = backend.options._timeout  # noqa: SLF001 torch has no other
+    timeout: timedelta = backend.options._timeout  # noqa: SLF001 no public way
     return timeout
 
 
-_count = itertools.count(1)
-_requests = [0]
-# How many requests there had been, by the file and the line.
-_unanswered: dict[tuple[str, int], int] = {}
+_request_numbers = itertools.count(1)
+_request_count = [0]
+# The request count at the start of the stop, by file and line.
+_timed_out_pauses: dict[tuple[str, int], int] = {}
 
 
-def note_request() -> None:
+def count_request() -> None:
     """
-    Somebody asks something.
+    Count a request of a client.
     """
-    # No lock: a process that is forked would wait for it for ever.
-    _requests[0] = next(_count)
+    # No lock: a forked process would wait for it for ever.
+    _request_count[0] = next(_request_numbers)
 
 
-def requests_so_far() -> int:
+def request_count() -> int:
     """
-    How much was asked since this process began?
+    Return the number of requests since the process started.
     """
-    return _requests[0]
+    return _request_count[0]
 
 
-def note_unanswered(file: str, line: int, requests: int) -> None:
+def note_pause_timeout(file: str, line: int, requests: int) -> None:
     """
-    A pause is over.
+    Note that a stop has timed out.
 
     Args:
-        file: Where it was.
+        file: The file of the stop.
 
-        line: In which line.
+        line: The line of the stop.
 
-        requests: How much had been asked before the pause.
+        requests: The request count at the start of the stop.
     """
-    _unanswered[file, line] = requests
+    _timed_out_pauses[file, line] = requests
 
 
-def is_unanswered(file: str, line: int) -> bool:
+def has_pause_timed_out(file: str, line: int) -> bool:
     """
-    Has nobody asked anything, since a thread began to wait here in vain?
+    Return whether the last stop at this line timed out without any request.
 
-    Args:
-        file: Where another one comes to.
-
-        line: In which line.
-
-    Returns:
-        Whether it need not wait.
+    Another thread need not stop there then.
     """
-    return _unanswered.get((file, line)) == _requests[0]
+    return _timed_out_pauses.get((file, line)) == _request_count[0]
 
 
-# JSON may need twelve bytes for a character.
-_MOST_TEXT = 60_000
+# JSON may need 12 bytes for a character.
+_MAX_OUTPUT = 60_000
 
-# No clock of the system waits for thousands of years.
-_LONGEST_WAIT_S = 86400.0
+# The wait functions reject huge timeouts.
+_MAX_WAIT_S = 86400.0
 
 _changed = threading.Condition()
-_open: dict[str, Stop] = {}
-_numbers = itertools.count(1)
+_stops: dict[str, Stop] = {}
+_stop_numbers = itertools.count(1)
 
 
 def after_fork() -> None:
     """
-    Forget the stops of the parent, and who held their lock.
+    Forget the stops of the parent, and its lock.
     """
-    global _changed  # noqa: PLW0603 its owner does not exist here
+    global _changed  # noqa: PLW0603 its owner is not in the child
     _changed = threading.Condition()
-    _open.clear()
+    _stops.clear()
 
 
 def open_stops() -> list[Stop]:
     """
-    Which stops are there?
+    Return the current stops.
     """
     with _changed:
-        return list(_open.values())
+        return list(_stops.values())
 
 
 def close_stops() -> None:
     """
-    Tell whoever waits for a thread that the process ends.
+    Close all stops, and wake up their waiters: the process ends.
     """
     for stop in open_stops():
         stop.close()
@@ -225,99 +222,96 @@ def close_stops() -> None:
 
 def failed_threads() -> dict[int, list[tuple[FrameType, int]]]:
     """
-    Where did the threads fail that are examined now?
+    Return the frames and lines of the exceptions that are examined now.
 
-    Their own frames are those of whoever examines them.
+    The current frames of these threads belong to the debugger.
 
     Returns:
-        Frames and lines, innermost first, by the number of the thread.
+        Innermost frame first, by thread ID.
     """
     return {s.ident: [*reversed(s.failed)] for s in open_stops() if s.failed}
 
 
 def find_stop(key: str) -> Stop | None:
     """
-    Which stop has this key?
+    Return the stop with this key.
     """
     with _changed:
-        return _open.get(key)
+        return _stops.get(key)
 
 
 class Stop:
     """
-    A thread that is held.
+    A stopped thread.
 
-    Its state is ``stopped`` as long as it waits for a line, ``running`` while
-    it obeys one, and ``ended`` when it goes on without us.  It can be found as
-    soon as it is known where the thread is.
+    Its state is ``stopped`` while it waits for a line, ``running`` while it
+    runs one, and ``ended`` when it continues without the debugger.  It can be
+    found once its place is set.
 
     Args:
         reason: ``"breakpoint"``, ``"post mortem"``, or ``"interrupt"``.
 
-        limit_s: How long it may wait, in seconds.
+        limit_s: The time limit for each wait, in seconds.
     """
 
     def __init__(self, reason: str, limit_s: float) -> None:
         self.reason = reason
-        self.number = next(_numbers)
+        self.number = next(_stop_numbers)
         self.ident = threading.get_ident()
         self.thread = thread_name(threading.current_thread().name)
-        described = describe_process()
-        self.labels = {k: described[k] for k in ("group", "rank", "coords")}
+        description = describe_process()
+        self.labels = {k: description[k] for k in ("group", "rank", "coords")}
         host, pid, start = process_key()
         self.key = f"{host}:{pid}:{start}:{self.ident}:{self.number}"
         self.limit_s = limit_s
-        self.patience_s = shortest_timeout_s()
+        self.collective_timeout_s = shortest_timeout_s()
         self.since = time.monotonic()
         self.deadline = self.since + limit_s
         self.state = "running"
         self.place: dict[str, Any] = {}
         self.failed: Sequence[tuple[FrameType, int]] = ()
         self.warning = ""
-        self._requests = requests_so_far()
+        self._request_count = request_count()
         self._line: str | None = None
-        self._is_over = False
+        self._is_released = False
         self._text: list[str] = []
         self._size = 0
 
-    def arrive(
+    def set_place(
         self,
         frame: FrameType,
         line: int | None = None,
         failed: Sequence[tuple[FrameType, int]] = (),
     ) -> None:
         """
-        Say where the thread is now.
+        Set the current place of the thread.
 
         Args:
-            frame: In which frame.
+            line: The line, if it is not the current line of *frame*.
 
-            line: In which line, if it is not there any more.
-
-            failed: Through which frames and lines an exception came,
-                outermost first.
+            failed: The frames and lines of an exception, outermost first.
         """
         is_new = not self.place
-        place = place_of(frame)
+        place = frame_place(frame)
         self.place = place if line is None else {**place, "line": line}
         self.failed = failed
         if is_new:
             with _changed:
-                _open[self.key] = self
-            self._announce()
+                _stops[self.key] = self
+            self._log_stop()
 
-    def _announce(self) -> None:
-        say(
+    def _log_stop(self) -> None:
+        log_warning(
             "%s stopped (%s) at %s, for up to %.0f s; "
             "see: python -m distdebug dbg%s",
-            self._name(),
+            self._rank_text(),
             self.reason,
             place_text(self.place),
             self.limit_s,
             f"; but {self.warning}" if self.warning else "",
         )
 
-    def _name(self) -> str:
+    def _rank_text(self) -> str:
         rank = self.labels["rank"]
         return f"process {os.getpid()}" if rank is None else f"rank {rank}"
 
@@ -326,8 +320,8 @@ class Stop:
         Wait for the next line.
 
         Returns:
-            The line; ``""``, now and from now on, when nobody gave one before
-            the limit was over, or when the thread was released.
+            The line.  ``""``, now and from now on, when the time limit is over
+            or the thread was released.
         """
         with _changed:
             self.state = "stopped"
@@ -347,46 +341,46 @@ class Stop:
 
     def _wait(self) -> bool:
         """
-        Wait for a line, or the end; tell whether the limit was over first.
+        Wait for a line or the end; return whether the time limit is over.
         """
-        while self._line is None and not self._is_over:
+        while self._line is None and not self._is_released:
             left = self.deadline - time.monotonic()
             if left <= 0:
-                self._is_over = True
+                self._is_released = True
                 return True
-            _changed.wait(min(left, _LONGEST_WAIT_S))
+            _changed.wait(min(left, _MAX_WAIT_S))
         return False
 
     def release(self) -> None:
         """
-        Let the thread go on as soon as it has obeyed what it obeys now.
+        Let the thread continue after the command that it runs.
         """
         with _changed:
-            self._is_over = True
+            self._is_released = True
             _changed.notify_all()
 
     def _expire(self) -> None:
         self.write("the time limit of this pause is over: going on\n")
-        say(
+        log_warning(
             "%s: nobody asked this rank for %.0f s: it goes on from %s%s",
-            self._name(),
+            self._rank_text(),
             self.limit_s,
             place_text(self.place),
             ", and passes this line until somebody asks it"
-            if self._requests == requests_so_far()
+            if self._request_count == request_count()
             else "",
         )
-        note_unanswered(
+        note_pause_timeout(
             str(self.place.get("file")),
             int(self.place.get("line") or 0),
-            self._requests,
+            self._request_count,
         )
 
     def write(self, text: str) -> None:
         """
-        Keep what the debugger prints for whoever asks.
+        Keep output of the debugger for the client.
         """
-        room = max(_MOST_TEXT - self._size, 0)
+        room = max(_MAX_OUTPUT - self._size, 0)
         if room and text:
             cut = text if len(text) <= room else f"{text[:room]}…\n"
             self._text.append(cut)
@@ -394,17 +388,17 @@ class Stop:
 
     def close(self) -> None:
         """
-        Say that the thread goes on without us.
+        Mark that the thread continues without the debugger.
         """
         with _changed:
             self.state = "ended"
             self.failed = ()
-            _open.pop(self.key, None)
+            _stops.pop(self.key, None)
             _changed.notify_all()
 
     def extend(self, seconds: float) -> None:
         """
-        Let the thread wait longer from now on.
+        Set a new time limit, counted from now.
         """
         with _changed:
             self.deadline = time.monotonic() + seconds
@@ -412,32 +406,36 @@ class Stop:
 
     def text(self) -> str:
         """
-        What was printed since the last line was given?
+        Return the output since the last line.
         """
         return "".join(list(self._text))
 
-    def give(self, line: str) -> bool:
+    def put_line(self, line: str) -> bool:
         """
-        Give the thread a line, if it waits for one.  The lock must be held.
+        Pass a line to the thread if it waits for one; needs the lock.
         """
-        if self.state != "stopped" or self._line is not None or self._is_over:
+        if (
+            self.state != "stopped"
+            or self._line is not None
+            or self._is_released
+        ):
             return False
 
         self._line = line
         self.state = "running"
         return True
 
-    def _patience_left_s(self, now: float) -> float | None:
+    def _collective_timeout_left_s(self, now: float) -> float | None:
         """
-        For how long the others wait in a collective, if they just began.
+        Return the seconds until the shortest timeout, counted from the stop.
         """
-        if self.patience_s is None:
+        if self.collective_timeout_s is None:
             return None
-        return round(max(self.since + self.patience_s - now, 0.0), 3)
+        return round(max(self.since + self.collective_timeout_s - now, 0.0), 3)
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data about the stop.
+        Return plain data.
         """
         now = time.monotonic()
         return {
@@ -449,20 +447,16 @@ class Stop:
             "state": self.state,
             "since_s": round(now - self.since, 3),
             "left_s": round(max(self.deadline - now, 0.0), 3),
-            "patience_left_s": self._patience_left_s(now),
+            "patience_left_s": self._collective_timeout_left_s(now),
             **self.place,
         }
 
 
 def thread_name(thread: str) -> str:
     """
-    How is a thread called, if this process is not the rank itself?
+    Return the name of a thread, with the name of a child process before it.
 
-    Args:
-        thread: Its name.
-
-    Returns:
-        It, after that of a process that :mod:`multiprocessing` started.
+    Child processes are those that :mod:`multiprocessing` has started.
     """
     multiprocessing: Any = sys.modules.get("multiprocessing.process")
     if getattr(multiprocessing, "parent_process", bool)():
@@ -474,57 +468,48 @@ def give_line(
     keys: list[str], line: str, wait_s: float
 ) -> Mapping[str, dict[str, Any]]:
     """
-    Give one line to several stops, and wait until they stop again.
+    Pass a line to several stops, and wait until they stop again.
 
     Args:
-        keys: Which stops.
-
-        line: What to do there.
-
-        wait_s: How long to wait for all of them, in seconds.
+        wait_s: The limit for all of them together, in seconds.
 
     Returns:
         The output and the state of each, by key.
     """
     end = time.monotonic() + wait_s
     with _changed:
-        stops = {key: _open.get(key) for key in dict.fromkeys(keys)}
-        given = {k: s for k, s in stops.items() if s and s.give(line)}
+        stops = {key: _stops.get(key) for key in dict.fromkeys(keys)}
+        accepted = {k: s for k, s in stops.items() if s and s.put_line(line)}
         _changed.notify_all()
-        while any(s.state == "running" for s in given.values()):
+        while any(s.state == "running" for s in accepted.values()):
             left = end - time.monotonic()
             if left <= 0:
                 break
             _changed.wait(left)
         return {
-            key: _answer(stop, was_given=key in given)
+            key: _stop_state(stop, was_accepted=key in accepted)
             for key, stop in stops.items()
         }
 
 
 def wait_for_ends(stops: Iterable[Stop], wait_s: float) -> bool:
     """
-    Wait until threads that were released go on.
+    Wait until released threads continue; return whether all do.
 
     Args:
-        stops: What held them.
-
-        wait_s: How long to wait for all of them, in seconds.
-
-    Returns:
-        Whether all do.
+        wait_s: The limit for all of them together, in seconds.
     """
-    waited_for = tuple(stops)
+    pending = tuple(stops)
     with _changed:
         return _changed.wait_for(
-            lambda: all(stop.state == "ended" for stop in waited_for), wait_s
+            lambda: all(stop.state == "ended" for stop in pending), wait_s
         )
 
 
-def _answer(stop: Stop | None, *, was_given: bool) -> dict[str, Any]:
+def _stop_state(stop: Stop | None, *, was_accepted: bool) -> dict[str, Any]:
     if stop is None:
         return {"state": "ended", "error": "it is not stopped any more"}
-    if not was_given:
+    if not was_accepted:
         return {
             "state": stop.state,
             "error": "it is busy with another command",
@@ -537,37 +522,35 @@ def open_stop(
     reason: str, limit: float | None = None, header: str | None = None
 ) -> Stop:
     """
-    Begin to hold this thread.
+    Create a stop for this thread.
 
     Args:
-        reason: Why.
+        limit: The time limit, in seconds.
 
-        limit: How long it may wait, in seconds.
-
-        header: What to say to whoever attaches.
-
-    Returns:
-        What the thread waits at.
+        header: Text to show to a client that attaches.
     """
-    # If breakpoints hold nothing, this is what somebody asked for.
+    # With a limit of 0 only a request of a client stops; use the default then.
     stop = Stop(reason, pause_limit_s(limit) or DEFAULT_LIMIT_S)
     if header:
         stop.write(f"{header}\n")
-    stop.warning = _impatience(stop)
+    stop.warning = _timeout_warning(stop)
     if stop.warning:
         stop.write(f"{stop.warning}\n")
     return stop
 
 
-def _impatience(stop: Stop) -> str:
+def _timeout_warning(stop: Stop) -> str:
     """
-    What those should know who are looking at a rank while others wait for it.
+    Return a warning if a collective times out before the stop.
     """
-    if stop.patience_s is None or stop.patience_s >= stop.limit_s:
+    if (
+        stop.collective_timeout_s is None
+        or stop.collective_timeout_s >= stop.limit_s
+    ):
         return ""
 
     return (
         "other ranks give up waiting in a collective after "
-        f"{stop.patience_s:.0f} s; arm(collective_timeout=...) raises that "
+        f"{stop.collective_timeout_s:.0f} s; arm(collective_timeout=...) raises that "
         "before they begin"
     )

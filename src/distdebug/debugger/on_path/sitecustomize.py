@@ -1,21 +1,20 @@
 """
-May this process be asked, although its program knows nothing of us?
+Arm ranks when Python starts: a sitecustomize module for ``PYTHONPATH``.
 
-Python imports a module of this name when it starts, from the first folder of
-``PYTHONPATH`` that has one.  So whatever is started in such an environment comes
-here: every version of Python 3, and every small tool.  It must not cost them
-anything, or break them: this is written in what all of them understand, and
-does nothing but for a rank of a job that shall be debugged.
+Python imports the first module of this name on its path at start.  With this
+folder in ``PYTHONPATH``, every Python 3 and every small tool of the job
+imports it.  It must not slow down or break them: it uses only syntax of all
+versions, and does nothing except in a rank to debug.
 """
 
 import os
 import sys
 
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
-# What launchers set for each rank: see distdebug.identity.
-_RANKS = (
+# The variables that launchers set for each rank: see distdebug.identity.
+_RANK_VARIABLES = (
     "RANK",
     "OMPI_COMM_WORLD_RANK",
     "PMI_RANK",
@@ -24,12 +23,12 @@ _RANKS = (
 )
 
 
-def _make_way() -> None:
+def _run_next_sitecustomize() -> None:
     """
-    Let the module of this name run that would have run without us.
+    Import the sitecustomize that this one hides, if any.
     """
     own = sys.modules.pop("sitecustomize", None)
-    sys.path[:] = [p for p in sys.path if os.path.abspath(p) != _HERE]
+    sys.path[:] = [p for p in sys.path if os.path.abspath(p) != _FOLDER]
     try:
         import sitecustomize  # type: ignore[import-not-found] # noqa: F401 another
     except ImportError as error:
@@ -40,9 +39,9 @@ def _make_way() -> None:
             sys.modules.setdefault("sitecustomize", own)
 
 
-def _is_wanted() -> bool:
+def _is_rank_to_debug() -> bool:
     """
-    Tell whether this is a rank that shall be debugged; it must be quick.
+    Return whether this is a rank to debug; must be fast.
     """
     if os.environ.get("DISTDEBUG", "0") in {"", "0"}:
         return False
@@ -50,40 +49,40 @@ def _is_wanted() -> bool:
     if sys.version_info < (3, 11):
         return False
 
-    # A worker of Ray may be told its rank later.
-    return any(os.environ.get(name) for name in _RANKS) or any(
+    # A worker of Ray may get its rank later.
+    return any(os.environ.get(name) for name in _RANK_VARIABLES) or any(
         arg.endswith("default_worker.py") for arg in sys.orig_argv[:8]
     )
 
 
-def _begin() -> None:
+def _arm() -> None:
     try:
         try:
-            from ..inside.launchers import begin
-        except ImportError:  # it is not installed for this Python
-            root = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+            from distdebug.debugger.inside.launchers import arm_if_rank
+        except ImportError:  # not installed for this Python
+            root = os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER)))
             sys.path.append(root)
             try:
-                from ..inside.launchers import begin
+                from distdebug.debugger.inside.launchers import arm_if_rank
             finally:
                 sys.path.remove(root)
-        begin()
-    # Nothing may keep a job from starting, not even another package of our name.
+        arm_if_rank()
+    # A job must always start, even with another package called distdebug.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         sys.stderr.write(f"distdebug: cannot be debugged: {error!r}\n")
-        _pass_breakpoints()
+        _ignore_breakpoints()
 
 
-def _pass_breakpoints() -> None:
+def _ignore_breakpoints() -> None:
     """
-    Let no breakpoint try again what has failed, and end the job by that.
+    Ignore breakpoints: they would retry what has failed, and end the job.
     """
     if os.environ.get("PYTHONBREAKPOINT", "").startswith("distdebug."):
         sys.breakpointhook = lambda *_, **__: None
 
 
 try:
-    _make_way()
+    _run_next_sitecustomize()
 finally:
-    if _is_wanted():
-        _begin()
+    if _is_rank_to_debug():
+        _arm()

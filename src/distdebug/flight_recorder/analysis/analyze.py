@@ -1,5 +1,5 @@
 """
-What do the dumps of a job say is wrong with it?
+Analyze Flight Recorder dumps and explain each root cause as a finding.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from ...ranks import ranks_text
 from ...waits import Wait
 from ..read import read_dumps
 from ..reading.columns import Dumps
-from .job import Job, survey
+from .job import Job, build_job
 from .mismatch import Mismatch, find_mismatches, find_pair_mismatches
-from .report import FlightReport, select
-from .roots import Root, arrived_late, find_roots, is_left_behind
+from .report import FlightReport, filter_report
+from .roots import Root, find_late_arrivals, find_roots, is_left_behind
 from .stragglers import find_stragglers
 from .stuck import (
     StuckCall,
-    are_fresh,
     awaited_text,
     call_text,
-    collective_of,
+    collective_ref,
     find_outdated,
     find_stuck_calls,
-    is_unprecedented,
+    first_entered_ns,
+    is_longest_wait,
+    is_normal_wait,
+    longest_wait_ns,
     record_evidence,
-    since_ns,
-    waited_ns,
 )
 
 
-#: What to do next, by the cause.
+#: Remedies by cause.
 REMEDIES = {
     Cause.RANK_NOT_ARRIVED: "look at the Python stack there: the rank is busy, "
     "or stuck, outside of any collective",
@@ -70,22 +70,22 @@ REMEDIES = {
     Cause.UNKNOWN: "take the dumps of all ranks again, at the same time",
 }
 
-# One rank sends to all others, or gets from them: which one, no dump tells.
-_ROOTED = {"broadcast", "gather", "reduce", "scatter"}
-_OTHER_ROOT = (
+# Operations with a root rank, which dumps do not record.
+_ROOTED_OPS = {"broadcast", "gather", "reduce", "scatter"}
+_ROOT_RANK_REMEDY = (
     "compare src or dst of this call on these ranks with that of the others: "
     "a rank that passes another one waits for data that nobody sends; if they "
     "are equal, check the network between these ranks"
 )
-_TOO_LATE = (
+_LATE_REMEDY = (
     "see what these ranks did before this call, and what held them up; if it "
     "may take so long, raise the time-out of the group"
 )
-_THREADS = (
+_THREADS_REMEDY = (
     "two threads made these calls, and nothing fixes their order: make all "
     "calls of a group in one thread, or give each thread a group of its own"
 )
-_SLIP = {
+_OFF_BY_ONE_TEXTS = {
     Cause.SKIPPED_COLLECTIVE: "skipped a call",
     Cause.EXTRA_COLLECTIVE: "made one call too many",
 }
@@ -98,105 +98,99 @@ def explain_root(
     confidence: Confidence,
 ) -> Finding:
     """
-    Put into words where the waiting begins.
+    Return the finding for one root cause of the waits.
 
     Args:
-        job: What is known about the job.
-
-        root: Where it begins.
-
-        calls: All stuck calls.
-
-        confidence: How sure it is.
-
-    Returns:
-        The finding, with the records that show it.
+        calls: All stuck calls of the job; *root* refers to them by index.
     """
     first = calls[root.calls[0]]
-    late = _late(job, root, first)
+    late = _late_summary(job, root, first)
     return Finding(
         cause=root.cause,
         ranks=root.ranks,
-        summary=late or _summary(job, root, calls),
+        summary=late or _root_summary(job, root, calls),
         confidence=confidence,
-        remedy=_TOO_LATE if late else _remedy(job, root, first),
+        remedy=_LATE_REMEDY if late else _root_remedy(job, root, first),
         group=job.membership.groups[first.group].ref,
-        collective=collective_of(job, first),
-        evidence=tuple(_evidence(job, root, calls)),
+        collective=collective_ref(job, first),
+        evidence=tuple(_root_evidence(job, root, calls)),
     )
 
 
-def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
-    who = ranks_text(root.ranks)
+def _root_summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
+    ranks = ranks_text(root.ranks)
     first = calls[root.calls[0]]
-    what = call_text(job, first)
+    call = call_text(job, first)
     waiting = len({r for i in root.calls for r in calls[i].waiting})
     wait = f"{waiting} rank{'s wait' if waiting != 1 else ' waits'}"
-    wait += _since(job, [calls[i] for i in root.calls])
-    lost = sorted({*first.missing}.difference(root.ranks))
-    also = f"; {ranks_text(lost)} left no dump" if lost else ""
-    circle = _circle(job, root, calls)
+    wait += _waited_text(job, [calls[i] for i in root.calls])
+    also_missing = sorted({*first.missing}.difference(root.ranks))
+    also_text = (
+        f"; {ranks_text(also_missing)} left no dump" if also_missing else ""
+    )
+    cycle = _cycle_text(job, root, calls)
     verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
     in_flight = (
-        f"{who} entered {what}, which completed for its other members, and "
+        f"{ranks} entered {call}, which completed for its other members, and "
         f"{verb} stuck in it"
         if is_left_behind(first, job.states)
-        else f"all {len(first.waiting)} members entered {what}, and it does "
+        else f"all {len(first.waiting)} members entered {call}, and it does "
         "not complete"
     )
     texts = {
-        Cause.RANK_NOT_ARRIVED: f"{who} never entered "
-        f"{awaited_text(job, first)} ({wait}{also})",
-        Cause.RANK_CRASHED: f"{who} left no dump; {wait} for {them} in {what}",
-        Cause.SKIPPED_COLLECTIVE: f"{who} skipped {what} ({wait}): {circle}",
-        Cause.GROUP_ORDER_DEADLOCK: f"{who} left the order of the others: "
-        f"{circle}"
+        Cause.RANK_NOT_ARRIVED: f"{ranks} never entered "
+        f"{awaited_text(job, first)} ({wait}{also_text})",
+        Cause.RANK_CRASHED: f"{ranks} left no dump; {wait} for {them} in "
+        f"{call}",
+        Cause.SKIPPED_COLLECTIVE: f"{ranks} skipped {call} ({wait}): {cycle}",
+        Cause.GROUP_ORDER_DEADLOCK: f"{ranks} left the order of the others: "
+        f"{cycle}"
         if root.is_guess or len(root.ranks) == 1
-        else f"{who} wait for each other: {circle}",
-        Cause.P2P_DEADLOCK: f"{who} wait for each other: {circle}",
-        Cause.RANK_NOT_STARTED: f"{who} enqueued {what}, but the GPU never "
+        else f"{ranks} wait for each other: {cycle}",
+        Cause.P2P_DEADLOCK: f"{ranks} wait for each other: {cycle}",
+        Cause.RANK_NOT_STARTED: f"{ranks} enqueued {call}, but the GPU never "
         f"started it ({wait} in it)",
-        Cause.RANK_BLOCKED_IN_LAUNCH: f"{who} {verb} stuck inside the launch "
-        f"of {what}",
+        Cause.RANK_BLOCKED_IN_LAUNCH: f"{ranks} {verb} stuck inside the "
+        f"launch of {call}",
         Cause.COLLECTIVE_STUCK_IN_FLIGHT: in_flight,
-        Cause.UNKNOWN: f"it cannot be told who holds up {what}: the dumps of "
-        f"{who} do not show how far they got",
+        Cause.UNKNOWN: f"it cannot be told who holds up {call}: the dumps of "
+        f"{ranks} do not show how far they got",
     }
     return texts[root.cause]
 
 
-def _late(job: Job, root: Root, first: StuckCall) -> str:
+def _late_summary(job: Job, root: Root, first: StuckCall) -> str:
     """
-    Say that ranks came after the time-out, if that is it.
+    Return the summary for ranks that arrived too late; ``""`` if none.
     """
     is_inside = first.waiting.keys() >= {*root.ranks}
     if root.cause is not Cause.RANK_NOT_ARRIVED or not is_inside:
         return ""
 
-    seconds = min(arrived_late(first, job.dumps).values(), default=0.0)
-    early = sorted(first.waiting.keys() - {*root.ranks})
+    seconds = min(find_late_arrivals(first, job.dumps).values(), default=0.0)
+    on_time = sorted(first.waiting.keys() - {*root.ranks})
     return (
         f"{ranks_text(root.ranks)} entered {call_text(job, first)} "
-        f"{seconds:.0f} s after {ranks_text(early)}, when the time-out was "
+        f"{seconds:.0f} s after {ranks_text(on_time)}, when the time-out was "
         "over"
     )
 
 
-def _remedy(job: Job, root: Root, first: StuckCall) -> str | None:
+def _root_remedy(job: Job, root: Root, first: StuckCall) -> str | None:
     is_left = (
         root.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
         and is_left_behind(first, job.states)
     )
-    if is_left and collective_of(job, first).op in _ROOTED:
-        return _OTHER_ROOT
+    if is_left and collective_ref(job, first).op in _ROOTED_OPS:
+        return _ROOT_RANK_REMEDY
     return REMEDIES.get(root.cause)
 
 
-def _since(job: Job, calls: Sequence[StuckCall]) -> str:
+def _waited_text(job: Job, calls: Sequence[StuckCall]) -> str:
     """
-    For how long they have waited, if that is known and worth telling.
+    Return how long the ranks have waited; ``""`` if unknown or below 1 s.
     """
-    waited = (waited_ns(calls, job.dumps) or 0) / 1e9
+    waited = (longest_wait_ns(calls, job.dumps) or 0) / 1e9
     if waited < 1:
         return ""
 
@@ -207,14 +201,14 @@ def _since(job: Job, calls: Sequence[StuckCall]) -> str:
     )
 
 
-def _circle(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
+def _cycle_text(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     return ", ".join(
         f"{ranks_text(sorted(calls[i].waiting))} in {call_text(job, calls[i])}"
         for i in root.calls[:4]
     )
 
 
-def _evidence(
+def _root_evidence(
     job: Job, root: Root, calls: Sequence[StuckCall]
 ) -> Iterable[Evidence]:
     waiting = [next(iter(calls[i].waiting.items())) for i in root.calls[:4]]
@@ -234,15 +228,7 @@ def _evidence(
 
 def explain_mismatch(job: Job, found: Mismatch) -> Finding:
     """
-    Put into words who called something else.
-
-    Args:
-        job: What is known about the job.
-
-        found: The first call that differs.
-
-    Returns:
-        The finding, with one record of each kind.
+    Return the finding for the first call in which the ranks of a group differ.
     """
     group = job.membership.groups[found.group].ref
     return Finding(
@@ -250,7 +236,9 @@ def explain_mismatch(job: Job, found: Mismatch) -> Finding:
         ranks=found.culprits,
         summary=_mismatch_summary(found, group),
         confidence=found.confidence,
-        remedy=_THREADS if found.in_threads else REMEDIES.get(found.cause),
+        remedy=_THREADS_REMEDY
+        if found.in_threads
+        else REMEDIES.get(found.cause),
         group=group,
         collective=CollectiveRef(op=found.expected.op, seq=found.seq),
         location=found.location,
@@ -261,11 +249,11 @@ def explain_mismatch(job: Job, found: Mismatch) -> Finding:
 
 
 def _mismatch_summary(found: Mismatch, group: GroupRef) -> str:
-    who = ranks_text(found.culprits)
+    ranks = ranks_text(found.culprits)
     where = f"call #{found.seq} of group {str(group)!r}"
     if found.confidence == "possible":
         return (
-            f"{who} do not agree on {where}: {found.theirs} against "
+            f"{ranks} do not agree on {where}: {found.theirs} against "
             f"{found.expected}; it cannot be told who is wrong"
         )
 
@@ -274,22 +262,23 @@ def _mismatch_summary(found: Mismatch, group: GroupRef) -> str:
         theirs += f" at {found.location.brief}"
     if found.elsewhere:
         expected += f" at {found.elsewhere.brief}"
-    slip = _SLIP.get(found.cause)
+    slip = _OFF_BY_ONE_TEXTS.get(found.cause)
     if slip is not None:
         verb = "is" if len(found.culprits) == 1 else "are"
         if found.cause is Cause.SKIPPED_COLLECTIVE and found.skipped > 1:
             slip = f"skipped {found.skipped} calls"
         return (
-            f"{who} {slip}, and from {where} on {verb} out of step: {theirs} "
-            f"meets {expected} of the others"
+            f"{ranks} {slip}, and from {where} on {verb} out of step: "
+            f"{theirs} meets {expected} of the others"
         )
     return (
-        f"{who} called {theirs} as {where}, where the others called {expected}"
+        f"{ranks} called {theirs} as {where}, where the others called "
+        f"{expected}"
     )
 
 
-# Of the causes that follow from waits, the most telling one first.
-_IMPORTANCE = [
+# Causes that follow from waits, the most specific one first.
+_CAUSE_PRIORITY = [
     Cause.P2P_DEADLOCK,
     Cause.SKIPPED_COLLECTIVE,
     Cause.GROUP_ORDER_DEADLOCK,
@@ -309,19 +298,19 @@ def analyze_dumps(
     groups: Iterable[str] | None = None,
 ) -> FlightReport:
     """
-    Find out which rank is stuck, in which collective, and whose fault it is.
+    Analyze Flight Recorder dumps: root cause, stuck collective, and culprits.
 
-    All dumps are always analyzed: an answer drawn from some of the ranks would
-    blame those left out.  The filters choose what the report is about; what
-    holds up the chosen ranks and groups is part of it, wherever it is.
+    All dumps are always analyzed: with only some of the ranks, the analysis
+    would blame the others.  The filters only select what the report contains;
+    the root cause for the selection is part of it, on whatever rank it is.
 
     Args:
-        dumps_or_path: What :func:`read_dumps` returned, or what to give to it.
+        dumps_or_path: The result of :func:`read_dumps`, or its argument.
 
-        ranks: Report only what concerns one of these ranks.
+        ranks: Report only findings that concern one of these global ranks.
 
-        groups: Report only what concerns one of these process groups, by name
-            or description.
+        groups: Report only findings that concern one of these process groups,
+            by name or description.
 
     Returns:
         The report; it prints itself.
@@ -334,65 +323,65 @@ def analyze_dumps(
         if isinstance(dumps_or_path, Dumps)
         else read_dumps(dumps_or_path)
     )
-    return select(_analyze(survey(dumps)), ranks, groups)
+    return filter_report(_analyze(build_job(dumps)), ranks, groups)
 
 
 def _analyze(job: Job) -> FlightReport:
     outdated = find_outdated(job.states, job.channels, job.dumps)
     calls = find_stuck_calls(job.states, job.channels, job.dumps, outdated)
-    if are_fresh(calls, job.dumps):
+    if is_normal_wait(calls, job.dumps):
         calls = []
-    findings = _find(job, calls) or find_stragglers(job)
+    findings = _collect_findings(job, calls) or find_stragglers(job)
     blamed = set(findings[0].ranks) if findings else set()
     return FlightReport(
         findings=tuple(findings),
-        groups=tuple(_progress(job, calls)),
-        waits=tuple(_waits(job, calls)),
+        groups=tuple(_group_progress(job, calls)),
+        waits=tuple(_collect_waits(job, calls)),
         victims=tuple(sorted({r for c in calls for r in c.waiting} - blamed)),
-        missing=tuple(_missing(job)),
+        missing=tuple(_collect_missing(job)),
         outdated=tuple(sorted(outdated)),
         dumps=job.dumps,
     )
 
 
-def _find(job: Job, calls: Sequence[StuckCall]) -> list[Finding]:
+def _collect_findings(job: Job, calls: Sequence[StuckCall]) -> list[Finding]:
     """
-    Order all findings: what went wrong first explains what came after.
+    Return all findings, the root cause first.
     """
-    differing, outlived = _mismatches(job, {c.group for c in calls})
-    differing += find_pair_mismatches(job, calls)
-    # Once out of step, a group is stuck for no other reason.
-    explained = {f.group for f in differing}
+    blocking, survived = _mismatch_findings(job, {c.group for c in calls})
+    blocking += find_pair_mismatches(job, calls)
+    # A mismatch explains why its group is stuck.
+    explained = {f.group for f in blocking}
     waits = [
-        explain_root(job, r, calls, _confidence(r, calls, job))
+        explain_root(job, r, calls, _root_confidence(r, calls, job))
         for r in find_roots(calls, job)
     ]
     waits = [f for f in waits if f.group not in explained]
-    waits.sort(key=lambda f: _IMPORTANCE.index(f.cause))
-    return [*differing, *waits, *outlived]
+    waits.sort(key=lambda f: _CAUSE_PRIORITY.index(f.cause))
+    return [*blocking, *waits, *survived]
 
 
-def _mismatches(
+def _mismatch_findings(
     job: Job, stuck: set[int]
 ) -> tuple[list[Finding], list[Finding]]:
     """
     Find the calls in which ranks differ, oldest first.
 
     Returns:
-        Those that explain why the job is stuck, and those that it outlived.
+        Findings of groups that are stuck, and of groups that continued.
     """
     found = find_mismatches(job)
-    found.sort(key=lambda m: _created(job, m.rows[0]))
-    differing: list[Finding] = []
-    outlived: list[Finding] = []
+    found.sort(key=lambda m: _created_ns(job, m.rows[0]))
+    blocking: list[Finding] = []
+    survived: list[Finding] = []
     for m in found:
-        side = differing if not stuck or m.group in stuck else outlived
-        side.append(explain_mismatch(job, m))
+        target = blocking if not stuck or m.group in stuck else survived
+        target.append(explain_mismatch(job, m))
 
-    return differing, outlived
+    return blocking, survived
 
 
-def _confidence(
+def _root_confidence(
     root: Root, calls: Sequence[StuckCall], job: Job
 ) -> Confidence:
     if root.cause in {Cause.COLLECTIVE_STUCK_IN_FLIGHT, Cause.UNKNOWN}:
@@ -405,22 +394,26 @@ def _confidence(
     if root.cause is Cause.RANK_CRASHED or root.is_guess or not is_known:
         return "likely"
 
-    shown = [calls[i] for i in root.calls]
-    if not is_unprecedented(shown, job.dumps):
+    root_calls = [calls[i] for i in root.calls]
+    if not is_longest_wait(root_calls, job.dumps):
         return "possible"
 
     explains_all = len(root.victims) + len(root.ranks) >= len(job.dumps)
-    # Who left no dump may be missing as well.
-    lost = {r for call in shown for r in call.missing}.difference(root.ranks)
-    return "certain" if explains_all and not lost else "likely"
+    # Other ranks without a dump may be culprits as well.
+    also_missing = {r for call in root_calls for r in call.missing}.difference(
+        root.ranks
+    )
+    return "certain" if explains_all and not also_missing else "likely"
 
 
-def _created(job: Job, place: tuple[int, int]) -> int:
-    rank, row = place
+def _created_ns(job: Job, record: tuple[int, int]) -> int:
+    rank, row = record
     return int(job.dumps[rank].entries.created_ns[row])
 
 
-def _progress(job: Job, calls: Sequence[StuckCall]) -> Iterable[GroupProgress]:
+def _group_progress(
+    job: Job, calls: Sequence[StuckCall]
+) -> Iterable[GroupProgress]:
     stuck = {c.group: c for c in calls if not c.p2p}
     for i, state in enumerate(job.states):
         positions = state.positions.values()
@@ -438,24 +431,24 @@ def _progress(job: Job, calls: Sequence[StuckCall]) -> Iterable[GroupProgress]:
         )
 
 
-def _waits(job: Job, calls: Sequence[StuckCall]) -> Iterable[Wait]:
+def _collect_waits(job: Job, calls: Sequence[StuckCall]) -> Iterable[Wait]:
     for call in calls:
         yield Wait(
             group=job.membership.groups[call.group].name,
-            op=collective_of(job, call).op,
+            op=collective_ref(job, call).op,
             seq=call.seq,
             p2p=call.p2p,
             waiting=tuple(sorted(call.waiting)),
             awaited=call.awaited,
-            since_ns=since_ns(call, job.dumps),
+            since_ns=first_entered_ns(call, job.dumps),
             desc=job.membership.groups[call.group].desc,
         )
 
 
-def _missing(job: Job) -> Iterable[Missing]:
+def _collect_missing(job: Job) -> Iterable[Missing]:
     yield from job.dumps.problems
-    told = {p.rank for p in job.dumps.problems if p.what == "dump"}
-    # Only who may be a member: one damaged number is no million of ranks.
+    reported = {p.rank for p in job.dumps.problems if p.what == "dump"}
+    # One damaged rank number must not add a million missing ranks.
     for rank in job.membership.world:
-        if rank not in job.dumps.by_rank and rank not in told:
+        if rank not in job.dumps.by_rank and rank not in reported:
             yield Missing(what="dump", rank=rank, reason="there is no dump")

@@ -1,5 +1,5 @@
 """
-What is known about the job, computed once for all questions?
+Compute groups, progress, and point-to-point channels of a job once.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from .progress import (
     GroupState,
     Stream,
     collective_streams,
+    correct_failed_ranks,
     is_done,
     is_p2p,
     measure_progress,
-    take_back,
 )
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Side:
     """
-    One end of a channel, as its rank recorded it.
+    One end of a point-to-point channel, as its rank recorded it.
 
     Attributes:
         rank: Global rank.
 
-        rows: Positions of its records, in order.
+        rows: Record indices of its calls, in order.
 
-        pending: How many of the last ones are not complete.
+        pending: Number of incomplete calls at the end of *rows*.
 
-        is_whole: Whether the first one is on record.
+        is_whole: Whether the first call is still in the ring buffer.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class Side:
     @property
     def oldest_pending(self) -> int:
         """
-        Position of the record of the oldest pending call.
+        Record index of the oldest pending call.
         """
         return int(self.rows[-self.pending])
 
@@ -66,15 +66,15 @@ class Channel:
     All sends from one rank to another in one group, and their receives.
 
     Attributes:
-        group: The group, as index.
+        group: Index of the group in :class:`Membership`.
 
         source: Global rank that sends.
 
         target: Global rank that receives.
 
-        send: What *source* recorded; ``None`` if it recorded nothing.
+        send: Records of *source*; ``None`` if it recorded nothing.
 
-        recv: What *target* recorded, likewise.
+        recv: Records of *target*; ``None`` if it recorded nothing.
     """
 
     group: int
@@ -88,21 +88,11 @@ def find_channels(
     dumps: Dumps, membership: Membership, signatures: Signatures
 ) -> list[Channel]:
     """
-    Find every pair of ranks that exchanged something, in each direction.
-
-    Args:
-        dumps: What the ranks recorded.
-
-        membership: The groups of the job.
-
-        signatures: Of the whole job.
-
-    Returns:
-        One channel per group, source, and target.
+    Return one channel per group, source rank, and target rank.
     """
     sides: dict[tuple[int, int, int], dict[bool, Side]] = defaultdict(dict)
     for dump in dumps:
-        for key, is_send, side in _sides(dump, membership, signatures):
+        for key, is_send, side in _channel_sides(dump, membership, signatures):
             sides[key][is_send] = side
 
     return [
@@ -117,23 +107,20 @@ def find_channels(
     ]
 
 
-def _sides(
+def _channel_sides(
     dump: RankDump, membership: Membership, signatures: Signatures
 ) -> Iterator[tuple[tuple[int, int, int], bool, Side]]:
     """
-    Sort the sends and receives of one rank by channel.
-
-    Yields:
-        Channel, whether it is the sending side, and the side.
+    Yield channel key, whether it is the sending side, and the side of a rank.
     """
     e = dump.entries
     p2p = is_p2p(e, signatures)
     if not p2p.any():
         return
 
-    done = _batched_done(dump, p2p, signatures)
+    done = _is_done_in_batch(dump, p2p, signatures)
     if dump.is_filtered:
-        done |= _at_rest(dump, membership)
+        done |= _in_idle_groups(dump, membership)
     rows_of: dict[tuple[int, int], list[int]] = defaultdict(list)
     rows = np.flatnonzero(p2p & signatures.column("is_p2p")[e.op])
     for row, op, code in zip(
@@ -143,17 +130,17 @@ def _sides(
     for (code, op), found in rows_of.items():
         operation = signatures.operations[op]
         index = membership.by_code[dump.rank][code]
-        ends = _ends(dump.rank, operation, membership.groups[index])
+        ends = _endpoints(dump.rank, operation, membership.groups[index])
         if ends is not None:
-            side = _side(dump, np.array(found), done)
+            side = _make_side(dump, np.array(found), done)
             yield (index, *ends), operation.is_send, side
 
 
-def _ends(
+def _endpoints(
     rank: int, operation: Operation, group: Group
 ) -> tuple[int, int] | None:
     """
-    Source and target as global ranks; ``None`` if they cannot be told.
+    Return source and target as global ranks; ``None`` if unknown.
     """
     last = max(operation.source, operation.target)
     if not group.is_known or last >= len(group.order):
@@ -167,7 +154,7 @@ def _ends(
     return (source, target) if rank == mine else None
 
 
-def _side(
+def _make_side(
     dump: RankDump, rows: NDArray[np.int64], done: NDArray[np.bool_]
 ) -> Side:
     completed = np.flatnonzero(done[rows])
@@ -180,30 +167,32 @@ def _side(
     )
 
 
-def _at_rest(dump: RankDump, membership: Membership) -> NDArray[np.bool_]:
+def _in_idle_groups(
+    dump: RankDump, membership: Membership
+) -> NDArray[np.bool_]:
     """
-    Which records belong to groups in which nothing is pending?
+    Return a mask of the records in groups without pending calls.
 
     A dump of active calls only keeps the parts of batches for ever, but not
-    the ends that would say that they are done.
+    the end records that complete them.
     """
     codes = membership.by_code[dump.rank]
-    resting = {
+    idle = {
         group
         for group, status in group_status(dump, membership).items()
         if status.enqueued == status.completed
     }
     return np.isin(
         dump.entries.group,
-        [code for code, group in codes.items() if group in resting],
+        [code for code, group in codes.items() if group in idle],
     )
 
 
-def _batched_done(
+def _is_done_in_batch(
     dump: RankDump, p2p: NDArray[np.bool_], signatures: Signatures
 ) -> NDArray[np.bool_]:
     """
-    Which calls are done, where the end of a batch speaks for its parts?
+    Return a mask of completed calls; the end of a batch completes its parts.
     """
     e = dump.entries
     done = is_done(dump, signatures)
@@ -219,7 +208,7 @@ def _batched_done(
         batches[code, seq].append(row)
     for batch in batches.values():
         if len(batch) > 1:
-            # An end that is not on record was left out, because it is done.
+            # Without an end record, it is complete: the dump has active calls.
             done[batch] = all(done[row] for row in batch if is_end[row])
 
     return done
@@ -231,18 +220,12 @@ Stack = tuple[Frame, ...]
 @attrs.define(kw_only=True, eq=False)
 class Job:
     """
-    The dumps of a job and what follows directly from them.
+    The dumps of a job and what is computed from them once.
 
     Attributes:
-        dumps: What the ranks recorded.
+        states: Progress of every rank, one state per group.
 
-        membership: The groups of the job.
-
-        signatures: What makes calls comparable.
-
-        states: Where every rank stands in every group.
-
-        channels: The point-to-point traffic.
+        channels: Point-to-point traffic.
     """
 
     dumps: Dumps
@@ -255,7 +238,7 @@ class Job:
 
     def stream(self, rank: int, group: int) -> Stream | None:
         """
-        The collectives of one rank in one group; ``None`` if it has none.
+        Return the collectives of a rank in a group; ``None`` if it has none.
         """
         if rank not in self.dumps.by_rank:
             return None
@@ -269,48 +252,42 @@ class Job:
 
     def operation(self, rank: int, row: int) -> Operation:
         """
-        What one record of one rank called.
+        Return the operation of one record of a rank.
         """
         op = int(self.dumps[rank].entries.op[row])
         return self.signatures.operations[op]
 
     def stack(self, rank: int, row: int) -> Stack:
         """
-        Where one record of one rank was made, innermost line first.
+        Return the stack of one record of a rank, innermost frame first.
         """
         self.read_stacks([(rank, row)])
         return self._stacks[rank, row]
 
-    def read_stacks(self, places: Iterable[tuple[int, int]]) -> None:
+    def read_stacks(self, records: Iterable[tuple[int, int]]) -> None:
         """
-        Read at once, which is much faster, what is asked for one by one later.
+        Read many stacks at once, which is much faster than one by one.
 
         Args:
-            places: Ranks and the positions of their records.
+            records: Pairs of global rank and record index.
         """
-        wanted: dict[int, list[int]] = defaultdict(list)
-        for rank, row in dict.fromkeys(places):
+        unread: dict[int, list[int]] = defaultdict(list)
+        for rank, row in dict.fromkeys(records):
             if (rank, row) not in self._stacks:
-                wanted[rank].append(row)
-        for rank, stacks in self.dumps.frames_of(wanted).items():
-            keys = ((rank, row) for row in wanted[rank])
+                unread[rank].append(row)
+        for rank, stacks in self.dumps.frames_of(unread).items():
+            keys = ((rank, row) for row in unread[rank])
             self._stacks.update(zip(keys, stacks, strict=True))
 
 
-def survey(dumps: Dumps) -> Job:
+def build_job(dumps: Dumps) -> Job:
     """
-    Find the groups, the progress, and the traffic of a job.
-
-    Args:
-        dumps: What the ranks recorded.
-
-    Returns:
-        What all questions need.
+    Return the groups, progress, and channels of a job.
     """
     membership = find_groups(dumps)
     signatures = Signatures(dumps.ops, dumps.shapes)
     states = measure_progress(dumps, membership, signatures)
-    take_back(states, dumps, membership, signatures)
+    correct_failed_ranks(states, dumps, membership, signatures)
     return Job(
         dumps=dumps,
         membership=membership,

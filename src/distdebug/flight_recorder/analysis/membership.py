@@ -1,9 +1,9 @@
 """
-Who is in which process group?
+Find process groups and their members, and parse operations and signatures.
 
 The same name can mean different members on different ranks, and Gloo does not
-record members at all.  Groups are therefore told apart by name *and* members,
-taken from side-cars, then from the dumps, and only then guessed from who used
+record members at all.  So a group is identified by its name *and* its members.
+These come from sidecars, else from the dumps, else from the ranks that used
 the name.
 """
 
@@ -31,13 +31,13 @@ class Group:
     One process group of the job.
 
     Attributes:
-        name: The name torch gave it.
+        name: The name that torch gave it.
 
         desc: Its description.
 
-        order: Global ranks by their rank in the group.
+        order: Global ranks, ordered by their rank in the group.
 
-        is_known: Whether the members were recorded, or only guessed.
+        is_known: Whether the members were recorded; else they are inferred.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Group:
     @property
     def ref(self) -> GroupRef:
         """
-        The group as findings name it.
+        Reference to this group for findings.
         """
         return GroupRef(
             name=self.name, desc=self.desc, ranks=tuple(sorted(self.order))
@@ -58,20 +58,20 @@ class Group:
 @attrs.frozen(kw_only=True, eq=False)
 class Membership:
     """
-    The process groups of a job, and how each rank refers to them.
+    The process groups of a job, and the names that each rank has for them.
+
+    Groups are referred to by their index in *groups*.
 
     Attributes:
         groups: All groups.
 
-        by_code: Per rank, the group (as index) behind each code in
-            :attr:`Entries.group`.
+        by_code: Per rank, the group of each code in :attr:`Entries.group`.
 
-        by_name: Per rank, the group (as index) behind each name it knows.
+        by_name: Per rank, the group of each name that it uses.
 
-        world_size: How many ranks the job has.
+        world_size: Number of ranks of the job.
 
-        world: These ranks; if they are more than any job has, those that left
-            something.
+        world: All ranks; only those with files if *world_size* is implausible.
     """
 
     groups: tuple[Group, ...]
@@ -84,17 +84,11 @@ class Membership:
 def find_groups(dumps: Dumps) -> Membership:
     """
     Find the process groups of a job and their members.
-
-    Args:
-        dumps: What the ranks recorded.
-
-    Returns:
-        The groups, and who calls them what.
     """
-    world_size = _world_size(dumps)
-    finder = _Finder(dumps, world_size)
+    world_size = _find_world_size(dumps)
+    finder = _GroupFinder(dumps, world_size)
     for dump in dumps:
-        finder.add_known(dump)
+        finder.add_recorded(dump)
     for dump in dumps:
         finder.add_used(dump)
 
@@ -107,35 +101,37 @@ def find_groups(dumps: Dumps) -> Membership:
     )
 
 
-# No job has so many ranks: what tells of more is damaged.
-_MOST_RANKS = 1 << 17
-_Members = tuple[tuple[int, ...], frozenset[int]]
+# A larger world size comes from a damaged file.
+_MAX_RANKS = 1 << 17
+_MemberSet = tuple[tuple[int, ...], frozenset[int]]
 
 
-class _Finder:
+class _GroupFinder:
     def __init__(self, dumps: Dumps, world_size: int) -> None:
         self.dumps = dumps
-        self._left_any = {*dumps.ranks, *dumps.sidecars}
-        self.world = self._plausible(range(world_size))
+        self._ranks_with_files = {*dumps.ranks, *dumps.sidecars}
+        self.world = self._drop_implausible(range(world_size))
         self.groups: list[Group] = []
         self.by_code: dict[int, dict[int, int]] = {}
         self.by_name: dict[int, dict[str, int]] = {}
         self._index: dict[tuple[str, int], int] = {}
-        self._same: dict[tuple[int, ...], _Members] = {}
-        self._seen: dict[int, _Members] = {}
-        self._users = _fill_meshes(_users(dumps), dumps, range(world_size))
+        self._canonical: dict[tuple[int, ...], _MemberSet] = {}
+        self._by_id: dict[int, _MemberSet] = {}
+        self._ranks_by_code = _complete_mesh_groups(
+            _ranks_by_code(dumps), dumps, range(world_size)
+        )
 
-    def add_known(self, dump: RankDump) -> None:
+    def add_recorded(self, dump: RankDump) -> None:
         """
-        Note the groups whose members this rank recorded.
+        Add the groups whose members this rank recorded.
         """
         names = self.by_name.setdefault(dump.rank, {})
-        for name, desc, ranks in self._recorded(dump):
-            names[name] = self._group(name, desc, ranks, is_known=True)
+        for name, desc, ranks in self._recorded_groups(dump):
+            names[name] = self._add_group(name, desc, ranks, is_known=True)
 
     def add_used(self, dump: RankDump) -> None:
         """
-        Tie the codes in the records of this rank to groups.
+        Map the group codes in the records of this rank to groups.
         """
         names = self.by_name[dump.rank]
         codes = self.by_code.setdefault(dump.rank, {})
@@ -143,14 +139,16 @@ class _Finder:
             name, desc = self.dumps.groups[code]
             if name not in names:
                 is_world = desc == "default_pg"
-                members = self.world if is_world else self._users[code]
-                names[name] = self._group(name, desc, members, is_known=False)
+                members = self.world if is_world else self._ranks_by_code[code]
+                names[name] = self._add_group(
+                    name, desc, members, is_known=False
+                )
             codes[code] = names[name]
 
-    def _group(
+    def _add_group(
         self, name: str, desc: str, ranks: tuple[int, ...], *, is_known: bool
     ) -> int:
-        ranks, _ = self._members(ranks)
+        ranks, _ = self._canonical_members(ranks)
         key = name, id(ranks)
         if key not in self._index:
             self._index[key] = len(self.groups)
@@ -163,40 +161,42 @@ class _Finder:
                 names.setdefault(name, self._index[key])
         return self._index[key]
 
-    def _plausible(self, ranks: Sequence[int]) -> tuple[int, ...]:
+    def _drop_implausible(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """
-        The ranks; of more than any job has, only those that left something.
+        Return *ranks*; if they are too many, only those with files.
         """
-        if len(ranks) <= _MOST_RANKS:
+        if len(ranks) <= _MAX_RANKS:
             return tuple(ranks)
 
-        return tuple(r for r in ranks if r in self._left_any)
+        return tuple(r for r in ranks if r in self._ranks_with_files)
 
-    def _recorded(
+    def _recorded_groups(
         self, dump: RankDump
     ) -> Iterable[tuple[str, str, tuple[int, ...]]]:
         seen = set()
         for g in dump.sidecar.groups if dump.sidecar else ():
-            if dump.rank in self._members(g.ranks)[1]:
+            if dump.rank in self._canonical_members(g.ranks)[1]:
                 seen.add(g.name)
                 yield g.name, g.desc, g.ranks
         for c in dump.configs:
-            # On Gloo the name is empty and the members are those of any group.
-            is_told = c.name and c.name not in seen
-            if is_told and dump.rank in self._members(c.ranks)[1]:
+            # On Gloo the name is empty, so the members may be of any group.
+            is_new = c.name and c.name not in seen
+            if is_new and dump.rank in self._canonical_members(c.ranks)[1]:
                 yield c.name, c.desc, c.ranks
 
-    def _members(self, ranks: tuple[int, ...]) -> _Members:
+    def _canonical_members(self, ranks: tuple[int, ...]) -> _MemberSet:
         """
-        The first list that is equal to this one, and who is in it.
+        Return the first tuple equal to *ranks*, and its members as a set.
         """
-        # All ranks repeat the same long lists, and share most of them: each
-        # is looked at once.  They live as long as the dumps.
-        found = self._seen.get(id(ranks))
+        # All ranks share the same long tuples, so each is processed once.
+        # The ids stay valid because the tuples live as long as the dumps.
+        found = self._by_id.get(id(ranks))
         if found is None:
-            known = self._plausible(ranks)
-            found = self._same.setdefault(known, (known, frozenset(known)))
-            self._seen[id(ranks)] = found
+            known = self._drop_implausible(ranks)
+            found = self._canonical.setdefault(
+                known, (known, frozenset(known))
+            )
+            self._by_id[id(ranks)] = found
         return found
 
 
@@ -204,18 +204,13 @@ def group_status(
     dump: RankDump, membership: Membership
 ) -> dict[int, GroupStatus]:
     """
-    Find the counters of each group, which torch files under process-local ids.
+    Return the counters of each group, which have process-local ids in dumps.
 
-    Records tie ids to groups.  An idle rank has no records; then ids and
+    Records map ids to groups.  An idle rank has no records; then ids and
     numeric names are paired by their order, because both count creations.
 
-    Args:
-        dump: What the rank recorded.
-
-        membership: The groups of the job.
-
     Returns:
-        The counters by group (as index).
+        Counters by group index.
     """
     codes = membership.by_code[dump.rank]
     e = dump.entries
@@ -241,9 +236,9 @@ def group_status(
     }
 
 
-def _users(dumps: Dumps) -> dict[int, set[int]]:
+def _ranks_by_code(dumps: Dumps) -> dict[int, set[int]]:
     """
-    Find who used each group, by its code.
+    Return the ranks that used each group code.
     """
     users: dict[int, set[int]] = defaultdict(set)
     for dump in dumps:
@@ -253,20 +248,20 @@ def _users(dumps: Dumps) -> dict[int, set[int]]:
     return users
 
 
-def _fill_meshes(
+def _complete_mesh_groups(
     users: dict[int, set[int]], dumps: Dumps, world: range
 ) -> dict[int, tuple[int, ...]]:
     """
-    Add the members that did not get to use their group.
+    Add members that did not use their mesh group yet.
 
-    The groups of one mesh dimension are equally large, and every rank is in
-    exactly one of them.  So where just enough ranks are left over, they are
-    the missing members.
+    The groups of one mesh dimension have equal size, and every rank is in
+    exactly one of them.  So if exactly as many ranks are left over as one
+    group lacks, they are its missing members.
     """
     for codes in _mesh_dimensions(users, dumps):
         size = max(len(users[code]) for code in codes)
         left = sorted(set(world).difference(*(users[code] for code in codes)))
-        # Too few for a group of their own: they belong to the only one.
+        # Too few for another group: they belong to the only one.
         if len(codes) == 1 and len(left) < max(size, 2):
             size += len(left)
         short = [code for code in codes if len(users[code]) < size]
@@ -280,7 +275,7 @@ def _mesh_dimensions(
     users: Mapping[int, set[int]], dumps: Dumps
 ) -> list[list[int]]:
     """
-    Sort the codes of mesh groups by their dimension.
+    Return the codes of mesh groups, one list per dimension.
     """
     dimensions: dict[str, list[int]] = defaultdict(list)
     for code in users:
@@ -291,22 +286,22 @@ def _mesh_dimensions(
     return list(dimensions.values())
 
 
-def _world_size(dumps: Dumps) -> int:
+def _find_world_size(dumps: Dumps) -> int:
     if dumps.world_size is not None:
         return dumps.world_size
 
     seen = max([*dumps.ranks, *dumps.sidecars], default=-1) + 1
-    users = _users(dumps)
+    users = _ranks_by_code(dumps)
     meshes = [
         len(codes) * max(len(users[code]) for code in codes)
         for codes in _mesh_dimensions(users, dumps)
     ]
-    return max([seen, *meshes, *_gathered(dumps)])
+    return max([seen, *meshes, *_all_gather_world_sizes(dumps)])
 
 
-def _gathered(dumps: Dumps) -> Iterable[int]:
+def _all_gather_world_sizes(dumps: Dumps) -> Iterable[int]:
     """
-    The world sizes that the outputs of all-gathers of the world betray.
+    Yield world sizes: output by input size of all-gathers in the world group.
     """
     for dump in dumps:
         e = dump.entries
@@ -319,62 +314,61 @@ def _gathered(dumps: Dumps) -> Iterable[int]:
                 dumps.groups[code][1] == "default_pg"
                 and "all_gather" in dumps.ops[op]
             ):
-                yield _ratio(dumps.shapes[shape])
-        return  # Every rank of the world says the same.
+                yield _all_gather_ratio(dumps.shapes[shape])
+        return  # Every rank of the world records the same sizes.
 
 
-def _ratio(shape: Shape) -> int:
+def _all_gather_ratio(shape: Shape) -> int:
     if len(shape.input_sizes) != 1 or len(shape.output_sizes) != 1:
         return 0
 
-    given = count_elements(shape.input_sizes)
-    got = count_elements(shape.output_sizes)
-    return got // given if given and got % given == 0 else 0
+    sent = count_elements(shape.input_sizes)
+    received = count_elements(shape.output_sizes)
+    return received // sent if sent and received % sent == 0 else 0
 
 
-_PEER = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)", re.ASCII)
+_P2P_OP = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)", re.ASCII)
 
 # The call completes on no rank before every rank has entered it.
-_SYNCHRONIZING = re.compile(
+_SYNCHRONIZING_OP = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier",
     re.IGNORECASE,
 )
 
 # Ranks may rightly pass different sizes, or (as the root) empty ones.
-_UNEVEN = re.compile(
+_UNEVEN_OP = re.compile(
     r"all_?to_?all|^gather|^scatter|_oop|gatherv|send|recv",
     re.IGNORECASE,
 )
 
 
-_SPREAD, _MASK = np.uint64(0x9E3779B97F4A7C15), np.uint64((1 << 62) - 1)
+_HASH_MULTIPLIER, _SIGNATURE_MASK = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64((1 << 62) - 1),
+)
 
 
 @attrs.frozen(kw_only=True)
 class Operation:
     """
-    What the name of a record says.
+    An operation, parsed from the name of a record.
 
     Attributes:
         name: The operation without its backend, such as ``"all_reduce"``.
 
         backend: Such as ``"nccl"``; ``""`` if the name has none.
 
-        is_send: Whether it sends to another rank.
+        source: Sending rank *within the group*; -1 for collectives.
 
-        is_recv: Whether it receives from another rank.
-
-        source: For these two, the sending rank *within the group*.
-
-        target: For these two, the receiving rank *within the group*.
+        target: Receiving rank *within the group*; -1 for collectives.
 
         ends_batch: Whether it closes a batch of coalesced calls.
 
-        synchronizes: Whether completing it proves that every rank entered it.
+        synchronizes: Whether its completion proves that every rank entered it.
 
         is_even: Whether every rank must pass the same sizes.
 
-        has_events: Whether its state follows the device; Gloo has none.
+        has_events: Whether its state follows device events; Gloo has none.
     """
 
     name: str
@@ -391,14 +385,14 @@ class Operation:
     @property
     def is_p2p(self) -> bool:
         """
-        Whether it is between two ranks.
+        Whether it is a send or receive.
         """
         return self.is_send or self.is_recv
 
 
 def parse_operation(text: str) -> Operation:
     """
-    Read the name of a record.
+    Parse the name of a record.
 
     Args:
         text: Such as ``"nccl:recv 1<-0"``.
@@ -413,7 +407,7 @@ def parse_operation(text: str) -> Operation:
     backend, colon, name = text.partition(":")
     if not colon:
         backend, name = "", text
-    if peer := _PEER.fullmatch(name):
+    if peer := _P2P_OP.fullmatch(name):
         kind, a, arrow, b = peer.groups()
         source, target = (a, b) if arrow == "->" else (b, a)
         return Operation(
@@ -429,14 +423,14 @@ def parse_operation(text: str) -> Operation:
     return Operation(
         name=name,
         backend=backend,
-        ends_batch=name.lower().endswith("coalesced") and _is_batch(name),
-        synchronizes=_SYNCHRONIZING.search(name) is not None,
-        is_even=_UNEVEN.search(name) is None,
+        ends_batch=name.lower().endswith("coalesced") and _is_batch_end(name),
+        synchronizes=_SYNCHRONIZING_OP.search(name) is not None,
+        is_even=_UNEVEN_OP.search(name) is None,
         has_events=backend != "gloo",
     )
 
 
-def _is_batch(name: str) -> bool:
+def _is_batch_end(name: str) -> bool:
     # "allreduce_coalesced" is one call over many tensors, but torch closes a
     # batch with "coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced".
     return name == "coalesced" or name.split("_", maxsplit=1)[0].isupper()
@@ -444,15 +438,15 @@ def _is_batch(name: str) -> bool:
 
 class Signatures:
     """
-    Which calls could be the same call, seen from different ranks?
+    Signatures of calls, to match a call between ranks.
 
-    Ranks agree in a call if their signatures are equal: same operation and,
-    where the operation demands it, same number of elements and same types.
+    Signatures are equal if the operations are equal and, where the operation
+    requires it, the numbers of elements and the dtypes.
 
     Args:
-        ops: The names that records refer to.
+        ops: Names that records refer to by code.
 
-        shapes: The sizes and types that records refer to.
+        shapes: Sizes and dtypes that records refer to by code.
     """
 
     def __init__(self, ops: Sequence[str], shapes: Sequence[Shape]) -> None:
@@ -463,19 +457,19 @@ class Signatures:
             [names.setdefault(op.name, len(names)) for op in self.operations],
             np.uint64,
         )
-        # What has to be equal: a communication library sees counts, not
-        # shapes.  Hashed, because there may be millions.
+        # Communication libraries compare counts, not shapes.  Hashes keep
+        # millions of shapes fast.
         known = as_shapes(shapes)
-        self._amount = _mixed(*known.elements.T, known.types)
+        self._amount = _hash_rows(*known.elements.T, known.types)
 
     def column(self, attribute: str) -> NDArray[np.bool_]:
         """
-        One truth per operation code.
+        Return one attribute of :class:`Operation` for every operation code.
 
         Args:
-            attribute: Of :class:`Operation`, such as ``"is_send"``.
+            attribute: A boolean one, such as ``"is_send"``.
         """
-        # Every rank asks, and a large job has an operation per pair of ranks.
+        # Cached, because large jobs have one operation per pair of ranks.
         if attribute not in self._columns:
             self._columns[attribute] = np.array(
                 [getattr(op, attribute) for op in self.operations], np.bool_
@@ -486,21 +480,23 @@ class Signatures:
         self, op: NDArray[np.int32], shape: NDArray[np.int32]
     ) -> NDArray[np.int64]:
         """
-        The signatures of records, as integers without further meaning.
+        Return the signatures of records, as opaque integers.
         """
         is_even = self.column("is_even")[op]
         amount = np.where(is_even, self._amount[shape], np.uint64(0))
-        # Spread, so that the sum over a batch tells sets of calls apart.
-        return (_mixed(self._name[op], amount) & _MASK).astype(np.int64)
+        # Hashed, so that sums over batches differ for different sets of calls.
+        return (_hash_rows(self._name[op], amount) & _SIGNATURE_MASK).astype(
+            np.int64
+        )
 
 
-def _mixed(*numbers: NDArray[Any]) -> NDArray[np.uint64]:
+def _hash_rows(*numbers: NDArray[Any]) -> NDArray[np.uint64]:
     """
-    One number for each row that is equal where all of them are.
+    Return one hash per row over all columns.
     """
-    mixed = np.zeros(len(numbers[0]), np.uint64)
+    hashes = np.zeros(len(numbers[0]), np.uint64)
     for column in numbers:
-        mixed = (mixed ^ column.astype(np.uint64)) * _SPREAD
-        # The upper bits depend on all below them.
-        mixed ^= mixed >> np.uint64(32)
-    return mixed
+        hashes = (hashes ^ column.astype(np.uint64)) * _HASH_MULTIPLIER
+        # Fold the upper bits, which depend on all lower ones, into these.
+        hashes ^= hashes >> np.uint64(32)
+    return hashes

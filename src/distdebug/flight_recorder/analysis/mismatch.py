@@ -1,10 +1,9 @@
 """
-Who called something else than everybody else?
+Find mismatched collectives and transfers; predict the next call of a rank.
 
 The first call at which the members of a group differ names the cause; the
-majority names the culprit.  One rank that runs one call behind or ahead of all
-others from there on did not call something wrong: it skipped a call, or made
-one too many.
+minority are the culprits.  A rank that stays some calls ahead of all others or
+behind them from there on has skipped calls, or made extra ones.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from .stuck import StuckCall, record_evidence
 @attrs.frozen
 class Call:
     """
-    What one rank called, as far as all members have to agree.
+    One call of a rank, reduced to what all members have to agree on.
 
-    ``None`` stands for "nothing was passed", which agrees with anything: only
-    the root of a scatter has an input.
+    ``None`` means that nothing was passed, which is compatible with anything:
+    only the root of a scatter has an input.
     """
 
     op: str
@@ -45,9 +44,9 @@ class Call:
     received: int | None
     received_dtypes: frozenset[str] | None
 
-    def agrees(self, other: Call) -> bool:
+    def is_compatible(self, other: Call) -> bool:
         """
-        Whether both could be the same call.
+        Return whether both can be the same collective.
         """
         return self.op == other.op and all(
             mine is None or theirs is None or mine == theirs
@@ -72,46 +71,38 @@ class Call:
 
 def describe_call(operation: Operation, shape: Shape) -> Call:
     """
-    Reduce one record to what all members have to agree on.
+    Return the call of one record.
 
-    Args:
-        operation: What it called.
-
-        shape: What went in and out.
-
-    Returns:
-        The call; without sizes where ranks may rightly pass different ones.
+    It has no sizes where ranks may legally pass different ones.
     """
     if not operation.is_even:
         return Call(operation.name, None, None, None, None)
 
     return Call(
         operation.name,
-        *_amount(shape.input_sizes, shape.input_dtypes),
-        *_amount(shape.output_sizes, shape.output_dtypes),
+        *_count_and_dtypes(shape.input_sizes, shape.input_dtypes),
+        *_count_and_dtypes(shape.output_sizes, shape.output_dtypes),
     )
 
 
-def _amount(
+def _count_and_dtypes(
     sizes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
 ) -> tuple[int | None, frozenset[str] | None]:
     count = count_elements(sizes)
     return (count, frozenset(dtypes)) if count else (None, None)
 
 
-# How far a shifted stream is followed, and by how many calls it may be off.
-_HORIZON = 256
-_LARGEST_SHIFT = 3
+# Maximum calls compared of a shifted stream, and its maximum shift in calls.
+_MAX_COMPARED_CALLS = 256
+_MAX_SHIFT = 3
 
 
-def times_called_before(stream: Stream, seq: int) -> int:
+def count_earlier_calls(stream: Stream, seq: int) -> int:
     """
-    How often was the same called before?
+    Return how often a rank made the same call before call number *seq*.
 
     Args:
-        stream: What one rank did.
-
-        seq: The call; it has to be on record.
+        seq: Sequence number; it has to be on record.
     """
     at = int(np.searchsorted(stream.seq, seq))
     return int((stream.signature[:at] == stream.signature[at]).sum())
@@ -119,69 +110,67 @@ def times_called_before(stream: Stream, seq: int) -> int:
 
 def is_repeated(stream: Stream, seq: int) -> bool:
     """
-    Whether a call is the same as the one before it.
+    Return whether a call is the same as the one before it.
 
     Args:
-        stream: What one rank did.
-
-        seq: The call; it has to be on record.
+        seq: Sequence number; it has to be on record.
     """
     at = int(np.searchsorted(stream.seq, seq))
     return bool(at and stream.signature[at - 1] == stream.signature[at])
 
 
-def skipped_by_habit(bad: Stream, good: Stream, seq: int) -> int:
+def count_skipped_in_call_sequence(bad: Stream, good: Stream, seq: int) -> int:
     """
-    Count the calls that always come before the one that *bad* made instead.
+    Count the calls that always precede the one that *bad* made instead.
 
     Args:
-        bad: What the odd rank did.
+        bad: Stream of a culprit.
 
-        good: What another rank did.
+        good: Stream of another rank.
 
-        seq: The first call that differs; it has to be on record in both.
+        seq: First call that differs; it has to be on record in both.
 
     Returns:
-        How many they are, beginning with the one that is due; 0 if they were
-        not the same in each round of the loop, or there was none.
+        The number of skipped calls, beginning with the one that is due; 0 if
+        they differ between iterations of the loop, or if there are none.
     """
     at = int(np.searchsorted(good.seq, seq))
     calls, due = good.signature[:at], good.signature[at]
-    here = bad.signature[int(np.searchsorted(bad.seq, seq))]
-    # Only where the call before it was the same, too: loops have phases.
-    alike = (calls[:-1] == calls[-1:]) & (calls[1:] == due)
-    rounds = np.split(calls, np.flatnonzero(alike) + 1)[1:]
-    ways = {tuple(x[: (x == here).argmax()].tolist()) for x in rounds}
-    if len(ways) != 1 or any(here not in x for x in rounds):
+    made = bad.signature[int(np.searchsorted(bad.seq, seq))]
+    # The call before has to be the same, too, because loops have phases.
+    ends_iteration = (calls[:-1] == calls[-1:]) & (calls[1:] == due)
+    iterations = np.split(calls, np.flatnonzero(ends_iteration) + 1)[1:]
+    prefixes = {tuple(x[: (x == made).argmax()].tolist()) for x in iterations}
+    if len(prefixes) != 1 or any(made not in x for x in iterations):
         return 0
 
-    # What leads past the call before is another round, or another branch.
-    (way,) = ways
-    return 0 if calls[-1] in way[1:] else len(way)
+    # A prefix past the previous call is another iteration or another branch.
+    (prefix,) = prefixes
+    return 0 if calls[-1] in prefix[1:] else len(prefix)
 
 
 def find_shift(bad: Stream, good: Stream, seq: int) -> Cause | None:
     """
-    Whether *bad* does what *good* does, some calls earlier or later.
+    Return whether *bad* makes the calls of *good* some calls earlier or later.
 
     Args:
-        bad: What the odd rank did.
+        bad: Stream of a culprit.
 
-        good: What another rank did.
+        good: Stream of another rank.
 
-        seq: The first call that differs; it has to be on record in both.
+        seq: First call that differs; it has to be on record in both.
 
     Returns:
-        ``SKIPPED_COLLECTIVE`` if it is ahead, ``EXTRA_COLLECTIVE`` if it is
-        behind, ``None`` if it is neither.
+        ``SKIPPED_COLLECTIVE`` if *bad* is ahead, ``EXTRA_COLLECTIVE`` if it is
+        behind, ``None`` if neither.
     """
-    a = _tail(bad, seq)
-    b = _tail(good, seq)
+    a = _signatures_from(bad, seq)
+    b = _signatures_from(good, seq)
     surplus = len(a) - len(b)
-    in_step = _follows(a, b, 0, skip_first=True)
-    for by in range(1, _LARGEST_SHIFT + 1):
-        skipped = _follows(a, b, by)
-        extra = _follows(b, a, by)
+    in_step = _is_shifted_by(a, b, 0, skip_first=True)
+    for by in range(1, _MAX_SHIFT + 1):
+        skipped = _is_shifted_by(a, b, by)
+        extra = _is_shifted_by(b, a, by)
         if in_step and surplus not in {by, -by}:
             continue  # One wrong call explains it; no shift is needed.
         if extra and (surplus == by or not skipped):
@@ -192,13 +181,13 @@ def find_shift(bad: Stream, good: Stream, seq: int) -> Cause | None:
     return None
 
 
-def _tail(stream: Stream, seq: int) -> list[int]:
+def _signatures_from(stream: Stream, seq: int) -> list[int]:
     at = int(np.searchsorted(stream.seq, seq))
-    tail: list[int] = stream.signature[at : at + _HORIZON].tolist()
+    tail: list[int] = stream.signature[at : at + _MAX_COMPARED_CALLS].tolist()
     return tail
 
 
-def _follows(
+def _is_shifted_by(
     late: Sequence[int],
     early: Sequence[int],
     by: int,
@@ -206,68 +195,70 @@ def _follows(
     skip_first: bool = False,
 ) -> bool:
     """
-    Whether *late* goes on as *early* does from *by* calls later on.
+    Return whether *late* equals *early* from *by* calls later on.
     """
     pairs = list(zip(late, early[by:], strict=False))[int(skip_first) :]
     return bool(pairs) and all(x == y for x, y in pairs)
 
 
-def order_in_program(mine: Sequence[Frame], others: Sequence[Frame]) -> int:
+def compare_program_order(
+    mine: Sequence[Frame], others: Sequence[Frame]
+) -> int:
     """
-    Which of two calls stands earlier in the program?
+    Compare the order of two calls in the program by their stacks.
 
     Args:
-        mine: A stack, innermost line first.
+        mine: Stack, innermost frame first.
 
-        others: Another one.
+        others: Another stack.
 
     Returns:
         -1 if *mine* is at an earlier line of the function in which the stacks
-        part, 1 if at a later one, 0 if that cannot be told.
+        diverge, 1 if it is at a later one, 0 if unknown.
     """
-    lines = _parting_lines(mine, others)
+    lines = _diverging_lines(mine, others)
     if lines is None:
         return 0
 
     return -1 if lines[0] < lines[1] else 1
 
 
-def order_in_round(
+def compare_loop_order(
     before: Sequence[Frame], mine: Sequence[Frame], others: Sequence[Frame]
 ) -> int:
     """
-    Which of two calls comes earlier after a call that all made before?
+    Compare the order of two calls after a call that all ranks made before.
 
     Args:
-        before: The stack of that call, innermost line first.
+        before: Stack of that call, innermost frame first.
 
-        mine: The stack of one call.
+        mine: Stack of one call.
 
-        others: That of the other one.
+        others: Stack of the other call.
 
     Returns:
-        The same as :func:`order_in_program`; but 0 if only one of the two is
-        at an earlier line than the call before: in a loop it may have come
-        round, or the other one may have left the loop.
+        The result of :func:`compare_program_order`; but 0 if only one of the
+        two is at an earlier line than *before*: its rank may be in the next
+        iteration, or the other one may have left the loop.
     """
-    order = order_in_program(mine, others)
-    to_mine = _parting_lines(before, mine)
-    to_others = _parting_lines(before, others)
+    order = compare_program_order(mine, others)
+    to_mine = _diverging_lines(before, mine)
+    to_others = _diverging_lines(before, others)
     if not order or to_mine is None or to_others is None:
         return order
 
-    # Lines of the same function only: those of two are in no order.
+    # Only lines of the same function are in order.
     if to_mine[0] != to_others[0]:
         return order
-    last, (here, there) = to_mine[0], (to_mine[1], to_others[1])
-    return order if (here < last) == (there < last) else 0
+    last_line, (my_line, their_line) = to_mine[0], (to_mine[1], to_others[1])
+    return order if (my_line < last_line) == (their_line < last_line) else 0
 
 
-def _parting_lines(
+def _diverging_lines(
     a: Sequence[Frame], b: Sequence[Frame]
 ) -> tuple[int, int] | None:
     """
-    The lines of the function in which two stacks part, if they do in one.
+    Return the lines of the function in which two stacks diverge, if any.
     """
     for x, y in zip(reversed(a), reversed(b), strict=False):
         if (x.name, x.filename) != (y.name, y.filename):
@@ -278,7 +269,7 @@ def _parting_lines(
     return None
 
 
-_INFERRED = {Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE}
+_INFERRED_CAUSES = {Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE}
 
 
 @attrs.frozen(kw_only=True)
@@ -287,32 +278,30 @@ class Mismatch:
     The first call of a group in which its members differ.
 
     Attributes:
-        group: The group, as index.
+        group: Index of the group.
 
-        cause: What kind of difference it is.
-
-        seq: Sequence number of the first call that differs.
+        seq: Sequence number of that call.
 
         culprits: The ranks that differ from the majority, ascending.
 
-        confidence: ``"certain"`` if there is a majority, ``"likely"`` if habit
-            tells who is wrong, otherwise ``"possible"``: then *culprits* holds
-            both sides.
+        confidence: ``"certain"`` if there is a majority; ``"likely"`` if only
+            earlier calls show who is wrong; ``"possible"`` if neither: then
+            *culprits* holds both sides.
 
-        theirs: What the culprits called.
+        theirs: The call of the culprits.
 
-        expected: What the others called.
+        expected: The call of the others.
 
-        rows: Rank and position of the record, of one rank of each kind.
+        rows: Rank and record index of one rank of each side.
 
-        location: Where the first culprit made it.
+        location: Where the first culprit made its call.
 
         elsewhere: Where the others made theirs, if that is another line.
 
-        skipped: How many calls the culprits left out, if they did.
+        skipped: Number of calls that the culprits skipped, if they did.
 
-        in_threads: Whether different threads made the two calls, whose order
-            nothing fixes.
+        in_threads: Whether different threads made the two calls, so that their
+            order is not fixed.
     """
 
     group: int
@@ -330,9 +319,14 @@ class Mismatch:
 
 
 @attrs.frozen
-class _Meeting:
+class _GroupCall:
     """
-    One call number of a group, and what everyone has on record there.
+    One sequence number of a group, with the records of its members.
+
+    Attributes:
+        rows: Record index by rank.
+
+        streams: Collectives of the group by rank.
     """
 
     group: int
@@ -343,20 +337,20 @@ class _Meeting:
 
     def stack(self, rank: int) -> tuple[Frame, ...]:
         """
-        The stack with which a rank made its call, innermost line first.
+        Return the stack of a rank in this call, innermost frame first.
         """
         return self.job.stack(rank, self.rows[rank])
 
     def row_before(self, rank: int) -> int | None:
         """
-        The record of the call that a rank made in the group before this one.
+        Return the record index of the previous call of a rank in the group.
         """
         at = self.streams[rank].find(self.seq)
         return int(self.streams[rank].row[at - 1]) if at else None
 
     def stack_before(self, rank: int) -> tuple[Frame, ...]:
         """
-        The stack with which it made that one.
+        Return the stack of the previous call; empty if not on record.
         """
         row = self.row_before(rank)
         return () if row is None else self.job.stack(rank, row)
@@ -366,14 +360,13 @@ def find_mismatches(job: Job) -> list[Mismatch]:
     """
     Find the first call in which the members of a group differ.
 
-    Args:
-        job: What is known about the job.
-
     Returns:
-        One difference for each group that has any.
+        One mismatch for each group that has any.
     """
     groups = range(len(job.states))
-    found = [x for g in groups if (x := _first_difference(job, g)) is not None]
+    found = [
+        x for g in groups if (x := _first_mismatched_call(job, g)) is not None
+    ]
     job.read_stacks(
         (ranks[0], row)
         for at, kinds in found
@@ -381,12 +374,12 @@ def find_mismatches(job: Job) -> list[Mismatch]:
         for row in (at.rows[ranks[0]], at.row_before(ranks[0]))
         if row is not None
     )
-    return [_judge(at, kinds) for at, kinds in found]
+    return [_classify_mismatch(at, kinds) for at, kinds in found]
 
 
-def _first_difference(
+def _first_mismatched_call(
     job: Job, group: int
-) -> tuple[_Meeting, list[tuple[Call, list[int]]]] | None:
+) -> tuple[_GroupCall, list[tuple[Call, list[int]]]] | None:
     state = job.states[group]
     if not len(state.suspects):
         return None
@@ -397,15 +390,17 @@ def _first_difference(
         if (s := job.stream(rank, group)) is not None
     }
     for seq in state.suspects.tolist():
-        rows = _rows_at(streams, seq)
-        kinds = _kinds(rows, job)
+        rows = _rows_of_streams(streams, seq)
+        kinds = _group_ranks_by_call(rows, job)
         if len(kinds) > 1:
-            return _Meeting(group, seq, rows, streams, job), kinds
+            return _GroupCall(group, seq, rows, streams, job), kinds
 
     return None
 
 
-def _rows_at(streams: Mapping[int, Stream], seq: int) -> dict[int, int]:
+def _rows_of_streams(
+    streams: Mapping[int, Stream], seq: int
+) -> dict[int, int]:
     return {
         rank: int(stream.row[at])
         for rank, stream in streams.items()
@@ -413,9 +408,11 @@ def _rows_at(streams: Mapping[int, Stream], seq: int) -> dict[int, int]:
     }
 
 
-def _kinds(rows: Mapping[int, int], job: Job) -> list[tuple[Call, list[int]]]:
+def _group_ranks_by_call(
+    rows: Mapping[int, int], job: Job
+) -> list[tuple[Call, list[int]]]:
     """
-    Sort the ranks by what they called, the largest party first.
+    Group the ranks by their call, the majority first.
     """
     by_call: dict[Call, list[int]] = defaultdict(list)
     for rank, row in rows.items():
@@ -426,7 +423,7 @@ def _kinds(rows: Mapping[int, int], job: Job) -> list[tuple[Call, list[int]]]:
     kinds: list[tuple[Call, list[int]]] = []
     for call, ranks in sorted(by_call.items(), key=lambda x: -len(x[1])):
         for known, members in kinds:
-            if known.agrees(call):
+            if known.is_compatible(call):
                 members.extend(ranks)
                 break
         else:
@@ -435,16 +432,20 @@ def _kinds(rows: Mapping[int, int], job: Job) -> list[tuple[Call, list[int]]]:
     return sorted(kinds, key=lambda x: -len(x[1]))
 
 
-def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
-    kinds, confidence = _order_by_trust(at, kinds)
+def _classify_mismatch(
+    at: _GroupCall, kinds: Sequence[tuple[Call, list[int]]]
+) -> Mismatch:
+    kinds, confidence = _put_expected_first(at, kinds)
     (expected, right), (theirs, wrong) = kinds[0], kinds[1]
     good, bad = right[0], wrong[0]
     mine, others = (user_location(at.stack(rank)) for rank in (bad, good))
-    in_threads = _in_thread(at.stack(bad)) != _in_thread(at.stack(good))
+    in_threads = _is_from_thread(at.stack(bad)) != _is_from_thread(
+        at.stack(good)
+    )
     cause, skipped = (
-        (_kind_of(theirs, expected, 0), 0)
+        (_classify_difference(theirs, expected, 0), 0)
         if in_threads
-        else _infer(at, (bad, theirs), (good, expected))
+        else _infer_cause(at, (bad, theirs), (good, expected))
     )
     culprits = {r for _, ranks in kinds[1:] for r in ranks}
     return Mismatch(
@@ -454,9 +455,9 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
         culprits=tuple(
             sorted(at.rows if confidence == "possible" else culprits)
         ),
-        # Who differs is one thing; what led there is an inference.
+        # The ranks that differ are certain; an inferred cause is not.
         confidence="likely"
-        if confidence == "certain" and cause in _INFERRED
+        if confidence == "certain" and cause in _INFERRED_CAUSES
         else confidence,
         theirs=theirs,
         expected=expected,
@@ -468,78 +469,78 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
     )
 
 
-def _in_thread(stack: Sequence[Frame]) -> bool:
+def _is_from_thread(stack: Sequence[Frame]) -> bool:
     """
-    Whether another thread than the main one made a call.
+    Return whether a stack begins in another thread than the main one.
     """
     return bool(stack) and stack[-1].name == "_bootstrap"
 
 
-def _infer(
-    at: _Meeting, odd: tuple[int, Call], other: tuple[int, Call]
+def _infer_cause(
+    at: _GroupCall, odd: tuple[int, Call], other: tuple[int, Call]
 ) -> tuple[Cause, int]:
     """
-    What led there, and how many calls were left out.
+    Return the cause of a mismatch, and the number of skipped calls.
     """
     (bad, theirs), (good, expected) = odd, other
     streams = at.streams[bad], at.streams[good]
-    skipped = skipped_by_habit(*streams, at.seq)
+    skipped = count_skipped_in_call_sequence(*streams, at.seq)
     if (cause := find_shift(*streams, at.seq)) is not None:
         return cause, skipped
 
-    order = _order(at, bad, good)
-    # Of several calls, the program has to tell, too.
+    order = _call_order(at, bad, good)
+    # For several calls, the program order has to agree.
     if skipped == 1 or (skipped and order > 0):
         return Cause.SKIPPED_COLLECTIVE, skipped
-    return _kind_of(theirs, expected, order), skipped
+    return _classify_difference(theirs, expected, order), skipped
 
 
-def _order(at: _Meeting, bad: int, good: int) -> int:
+def _call_order(at: _GroupCall, bad: int, good: int) -> int:
     """
-    Which of the two comes first in the program; 0 if that cannot be told.
+    Compare two calls by program order; 0 if unknown.
     """
     stacks = at.stack(bad), at.stack(good)
     if user_location(stacks[0]) == user_location(stacks[1]):
         return 0
 
-    is_new = not times_called_before(at.streams[bad], at.seq)
-    came_round = stacks[1] == at.stack_before(good) and is_repeated(
+    is_new = not count_earlier_calls(at.streams[bad], at.seq)
+    is_repeating = stacks[1] == at.stack_before(good) and is_repeated(
         at.streams[good], at.seq
     )
-    # They may be in their next round, or this one may have left the loop.
-    if is_new and came_round:
+    # They may be in the next iteration, or this one may have left the loop.
+    if is_new and is_repeating:
         return 0
-    return order_in_round(at.stack_before(bad), *stacks)
+    return compare_loop_order(at.stack_before(bad), *stacks)
 
 
-def _order_by_trust(
-    at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]
+def _put_expected_first(
+    at: _GroupCall, kinds: Sequence[tuple[Call, list[int]]]
 ) -> tuple[list[tuple[Call, list[int]]], Confidence]:
     """
-    Put the party that is right first; say how sure that is.
+    Put the expected call first; return the confidence in that.
     """
     ordered = list(kinds)
     if len(kinds[0][1]) > len(kinds[1][1]):
         return ordered, "certain"
 
-    # As many against as many: what was never called before is the odd one.
-    habits = [
-        times_called_before(at.streams[ranks[0]], at.seq)
+    # No majority: the call that was made less often before is wrong.
+    earlier = [
+        count_earlier_calls(at.streams[ranks[0]], at.seq)
         for _, ranks in kinds[:2]
     ]
-    if habits[0] == habits[1]:
+    if earlier[0] == earlier[1]:
         return ordered, "possible"
-    if habits[0] < habits[1]:
+    if earlier[0] < earlier[1]:
         ordered[:2] = ordered[1::-1]
 
     return ordered, "likely" if len(kinds) == 2 else "possible"
 
 
-def _kind_of(theirs: Call, expected: Call, order: int) -> Cause:
+def _classify_difference(theirs: Call, expected: Call, order: int) -> Cause:
     if theirs.op != expected.op:
         return Cause.TYPE_MISMATCH
     if order < 0:
-        # The others are past this line, and did not make the call there.
+        # The others have passed this line without this call.
         return Cause.EXTRA_COLLECTIVE
     if order > 0:
         return Cause.SKIPPED_COLLECTIVE
@@ -549,128 +550,110 @@ def _kind_of(theirs: Call, expected: Call, order: int) -> Cause:
     return Cause.SIZE_MISMATCH
 
 
-# So many calls tell well enough where in its loop a rank is.
-_LONGEST = 256
-# So many earlier places that look like this one are told.
-_MOST_ALIKE = 16
+# This many calls are enough to find the position of a rank in its loop.
+_MAX_SEQUENCE = 256
+# Maximum number of alternatives that are returned.
+_MAX_ALTERNATIVES = 16
 
 
-def next_rows(job: Job, ranks: Iterable[int]) -> dict[int, int]:
+def predict_next_rows(job: Job, ranks: Iterable[int]) -> dict[int, int]:
     """
-    Find what each rank recorded the last time it was where it is now.
-
-    Args:
-        job: What is known about the job.
-
-        ranks: Global ranks.
+    Predict the next call of each rank from its call sequence.
 
     Returns:
-        By rank, the position of the record that followed the newest of the
-        longest repetitions of its last records; not of ranks whose last call
+        By rank, the index of the record that followed the newest of the
+        longest repetitions of its last calls; not for ranks whose last call
         was their first of this kind.
     """
     return {
         rank: row
         for rank in ranks
         if rank in job.dumps.by_rank
-        and (row := _next_row(job, rank)) is not None
+        and (row := _predict_next_row(job, rank)) is not None
     }
 
 
-def _next_row(job: Job, rank: int) -> int | None:
-    longest, _ = _repetitions(_habit_kinds(job, rank), _LONGEST)
+def _predict_next_row(job: Job, rank: int) -> int | None:
+    longest, _ = _find_repetitions(_call_sequence(job, rank), _MAX_SEQUENCE)
     return int(longest[-1]) + 1 if len(longest) else None
 
 
-def _habit_kinds(job: Job, rank: int) -> NDArray[np.int64]:
+def _call_sequence(job: Job, rank: int) -> NDArray[np.int64]:
     """
-    Group and operation of each record of a rank, as one number.
+    Return group and operation of each record of a rank, as one number.
     """
     e = job.dumps[rank].entries
     return (e.group.astype(np.int64) << 32) | e.op
 
 
-def _repetitions(
-    calls: NDArray[np.int64], most: int
+def _find_repetitions(
+    calls: NDArray[np.int64], max_length: int
 ) -> tuple[NDArray[np.int64], int]:
     """
-    Find where the last calls were made in the same order before.
+    Find the longest earlier repetitions of the last calls.
 
     Returns:
-        Positions before the last at which the longest repetitions end, and
-        how many calls were compared.
+        The positions at which they end, and their length in calls.
     """
-    alike = np.flatnonzero(calls[:-1] == calls[-1:])
+    matches = np.flatnonzero(calls[:-1] == calls[-1:])
     length = 1
-    for back in range(1, min(most, len(calls))):
-        before = alike[alike >= back]
+    for back in range(1, min(max_length, len(calls))):
+        before = matches[matches >= back]
         longer = before[calls[before - back] == calls[-1 - back]]
         if not len(longer):
             break
-        alike, length = longer, back + 1
-    return alike, length
+        matches, length = longer, back + 1
+    return matches, length
 
 
-def usual_instead(job: Job, rank: int, row: int) -> list[int]:
+def find_usual_calls(job: Job, rank: int, row: int) -> list[int]:
     """
-    Find what a rank used to do where it made this call for the first time.
+    Find the calls that usually follow where a rank made another one.
 
     Args:
-        job: What is known about the job.
-
-        rank: Global rank.
-
-        row: Position of the record of the call.
+        row: Record index of the call that may be unusual.
 
     Returns:
-        The positions of what it did otherwise, the likeliest first; none if
-        the call has followed on the same ones before, or if those were new.
+        Record indices of the usual calls, the likeliest first; empty if *row*
+        is usual, or if the calls before it were new themselves.
     """
-    kinds = _habit_kinds(job, rank)
+    kinds = _call_sequence(job, rank)
     calls = kinds[:row]
-    longest, length = _repetitions(calls, _LONGEST)
-    # One call again and again is no loop: what follows it is open.
+    longest, length = _find_repetitions(calls, _MAX_SEQUENCE)
+    # After a single repeated call, the next one is not predictable.
     if not len(longest) or (calls == calls[-1]).all():
         return []
 
-    # Loops have phases: half of the history has to be the same.
-    similar, _ = _repetitions(calls, max(length // 2, 1))
-    if (kinds[similar + 1] == kinds[row]).any():
+    # Half of the history is enough, because loops have phases.
+    shorter, _ = _find_repetitions(calls, max(length // 2, 1))
+    if (kinds[shorter + 1] == kinds[row]).any():
         return []
 
-    found = np.r_[longest[::-1], similar[::-1]][:_MOST_ALIKE] + 1
+    found = np.r_[longest[::-1], shorter[::-1]][:_MAX_ALTERNATIVES] + 1
     return [int(at) for at in found]
 
 
-def make_the_same(job: Job, rank: int, row: int, other: int) -> bool:
+def is_same_call(job: Job, rank: int, row: int, other: int) -> bool:
     """
-    Whether two records of a rank are of the same operation in the same group.
+    Return whether two records have the same operation and group.
 
     Args:
-        job: What is known about the job.
+        row: Record index.
 
-        rank: Global rank.
-
-        row: Position of one record.
-
-        other: Position of another one.
+        other: Record index.
     """
     e = job.dumps[rank].entries
     return bool(e.group[row] == e.group[other] and e.op[row] == e.op[other])
 
 
-def is_next_of(job: Job, rank: int, row: int, call: StuckCall) -> bool:
+def is_entry_into(job: Job, rank: int, row: int, call: StuckCall) -> bool:
     """
-    Whether a rank would enter a call if it repeated one of its records.
+    Return whether a rank would enter *call* if it repeated one of its records.
 
     Args:
-        job: What is known about the job.
+        rank: Global rank; *call* waits for it.
 
-        rank: Global rank, awaited in the call.
-
-        row: Position of the record.
-
-        call: A stuck call.
+        row: Record index.
     """
     code = int(job.dumps[rank].entries.group[row])
     if job.membership.by_code[rank][code] != call.group:
@@ -688,28 +671,27 @@ def is_next_of(job: Job, rank: int, row: int, call: StuckCall) -> bool:
     )
 
 
-def kinds_passed(calls: Sequence[StuckCall], job: Job) -> list[int]:
+def count_passed_kinds(calls: Sequence[StuckCall], job: Job) -> list[int]:
     """
-    Behind how many of these calls does each of them stand in the loop?
+    Count, for each stuck call, the other calls that its ranks have passed.
 
-    Ranks in the same position make the same calls.  Who waits in one of them,
-    and went through as many of the kind of another, shows which comes first.
+    Ranks in the same position make the same calls.  If the ranks in one call
+    have completed as many calls of the kind of another one, the other one
+    comes first in the loop.
 
     Args:
         calls: Stuck calls that wait for the same ranks.
 
-        job: What is known about the job.
-
     Returns:
-        For each call, how many kinds of the others its ranks are through with;
-        0 for transfers, because their other end is in another position.
+        For each call, the number of kinds of the others that its ranks have
+        passed; 0 for transfers, because their peer is in another position.
     """
     due: dict[str, int] = {}
     for call in calls:
-        kind = _kind(job, call.group, *next(iter(call.waiting.items())))
+        kind = _call_kind(job, call.group, *next(iter(call.waiting.items())))
         due[kind] = min(due.get(kind, call.seq), call.seq)
     through: dict[int, set[str]] = defaultdict(set)
-    for rank, kind, seq in _done(job):
+    for rank, kind, seq in _finished_kinds(job):
         if seq >= due.get(kind, seq + 1):
             through[rank].add(kind)
 
@@ -719,9 +701,9 @@ def kinds_passed(calls: Sequence[StuckCall], job: Job) -> list[int]:
     ]
 
 
-def _kind(job: Job, group: int, rank: int, row: int) -> str:
+def _call_kind(job: Job, group: int, rank: int, row: int) -> str:
     """
-    What a call and its like in the groups of other ranks have in common.
+    Return a key that a call shares with those in groups of other ranks.
     """
     ref = job.membership.groups[group].ref
     operation = job.operation(rank, row)
@@ -731,38 +713,36 @@ def _kind(job: Job, group: int, rank: int, row: int) -> str:
     return f"{ref} {operation.name} {operation.source}->{operation.target}"
 
 
-def _done(job: Job) -> Iterator[tuple[int, str, int]]:
+def _finished_kinds(job: Job) -> Iterator[tuple[int, str, int]]:
     """
-    What every rank is through with: kinds of calls, and how many.
+    Yield rank, kind of call, and the newest completed sequence number.
     """
     for state in job.states:
         kind = str(state.group.ref)
         for rank, position in state.positions.items():
             yield rank, kind, position.done
     for c in job.channels:
-        # Counted by the other end, as the stuck calls are.
+        # The peer counts, as in stuck calls.
         for side, peer in ((c.recv, c.source), (c.send, c.target)):
             if side is not None and side.pending < len(side.rows):
                 row = int(side.rows[-1 - side.pending])
                 seq = int(job.dumps[side.rank].entries.p2p_seq[row])
-                yield peer, _kind(job, c.group, side.rank, row), seq
+                yield peer, _call_kind(job, c.group, side.rank, row), seq
 
 
-# How many calls before the stuck one are looked at, too.
-_LOOK_BACK = 16
-_REMEDY = "compare how both sides compute the size of this transfer"
+# Number of calls compared before the stuck one.
+_MAX_LOOK_BACK = 16
+_SIZE_REMEDY = "compare how both sides compute the size of this transfer"
 
 
 def find_pair_mismatches(
     job: Job, calls: Sequence[StuckCall]
 ) -> list[Finding]:
     """
-    Find transfers whose two ends disagree.
+    Find transfers whose two ends disagree on the size.
 
     Args:
-        job: What is known about the job.
-
-        calls: All stuck calls; all-to-alls are looked at where they are stuck.
+        calls: All stuck calls; all-to-alls are compared near these only.
 
     Returns:
         One finding for each pair of ranks, or all-to-all, that disagrees.
@@ -770,7 +750,7 @@ def find_pair_mismatches(
     numel = job.dumps.shapes.elements
     found = [_compare_channel(job, c, numel) for c in job.channels]
     transfers = [t for t in found if t is not None]
-    job.read_stacks(place for t in transfers for place in t.places)
+    job.read_stacks(record for t in transfers for record in t.records)
     uneven = [_compare_all_to_all(job, c) for c in calls if not c.p2p]
     return [
         *(_channel_finding(job, t) for t in transfers),
@@ -778,24 +758,22 @@ def find_pair_mismatches(
     ]
 
 
-class _Transfer(NamedTuple):
+class _TransferMismatch(NamedTuple):
     """
     The first transfer of a channel whose ends disagree.
 
     Attributes:
-        channel: Between whom.
+        records: Rank and record index of the sender, and of the receiver.
 
-        places: Ranks and positions of their records, the sender's first.
+        sent: Number of elements that are sent.
 
-        sent: How many elements are sent.
+        got: Number of elements that are expected.
 
-        got: How many are expected.
-
-        culprits: Who departs from its habit, or both.
+        culprits: The rank whose size is unusual; both if that is unknown.
     """
 
     channel: Channel
-    places: tuple[tuple[int, int], tuple[int, int]]
+    records: tuple[tuple[int, int], tuple[int, int]]
     sent: int
     got: int
     culprits: tuple[int, ...]
@@ -803,51 +781,51 @@ class _Transfer(NamedTuple):
 
 def _compare_channel(
     job: Job, c: Channel, numel: NDArray[np.int64]
-) -> _Transfer | None:
+) -> _TransferMismatch | None:
     if c.send is None or c.recv is None:
         return None
 
-    a, b = _aligned(c.send, c.recv)
-    sent = _amounts(job, c.source, a, numel, 0)
-    got = _amounts(job, c.target, b, numel, 1)
+    a, b = _align_transfers(c.send, c.recv)
+    sent = _element_counts(job, c.source, a, numel, 0)
+    got = _element_counts(job, c.target, b, numel, 1)
     differs = np.flatnonzero(sent != got)
     if not len(differs):
         return None
 
     k = int(differs[0])
-    return _Transfer(
+    return _TransferMismatch(
         channel=c,
-        places=((c.source, int(a[k])), (c.target, int(b[k]))),
+        records=((c.source, int(a[k])), (c.target, int(b[k]))),
         sent=int(sent[k]),
         got=int(got[k]),
-        culprits=_odd_ones(c, sent, got, k),
+        culprits=_unusual_ends(c, sent, got, k),
     )
 
 
-def _channel_finding(job: Job, t: _Transfer) -> Finding:
-    c, (_, row) = t.channel, t.places[0]
+def _channel_finding(job: Job, t: _TransferMismatch) -> Finding:
+    c, (_, row) = t.channel, t.records[0]
     return Finding(
         cause=Cause.SIZE_MISMATCH,
         ranks=t.culprits,
         summary=f"rank {c.source} sends {t.sent:,} elements to rank "
         f"{c.target}, which expects {t.got:,}",
         confidence="certain" if len(t.culprits) == 1 else "possible",
-        remedy=_REMEDY,
+        remedy=_SIZE_REMEDY,
         group=job.membership.groups[c.group].ref,
         collective=CollectiveRef(
             op="send",
             seq=int(job.dumps[c.source].entries.p2p_seq[row]),
             p2p=True,
         ),
-        evidence=tuple(record_evidence(job, *place) for place in t.places),
+        evidence=tuple(record_evidence(job, *record) for record in t.records),
     )
 
 
-def _aligned(
+def _align_transfers(
     send: Side, recv: Side
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """
-    The sends and receives that belong together, as far as that is sure.
+    Return the records of sends and receives that certainly match.
     """
     if send.is_whole and recv.is_whole:
         n = min(len(send.rows), len(recv.rows))
@@ -858,7 +836,7 @@ def _aligned(
     return send.rows[first : first + n], recv.rows[last : last + n]
 
 
-def _amounts(
+def _element_counts(
     job: Job,
     rank: int,
     rows: NDArray[np.int64],
@@ -866,15 +844,18 @@ def _amounts(
     side: int,
 ) -> NDArray[np.int64]:
     both = numel[job.dumps[rank].entries.shape[rows]]
-    # Some versions log the tensor of a receive as its input, too.
+    # Some torch versions record the tensor of a receive as its input.
     return np.where(both[:, side] > 0, both[:, side], both[:, 1 - side])
 
 
-def _odd_ones(
+def _unusual_ends(
     c: Channel, sent: NDArray[np.int64], got: NDArray[np.int64], k: int
 ) -> tuple[int, ...]:
-    habit = Counter(np.concatenate([sent[:k], got[:k]]).tolist())
-    usual_send, usual_recv = habit[int(sent[k])], habit[int(got[k])]
+    """
+    Return the rank whose size was rarer before; both if equally rare.
+    """
+    frequency = Counter(np.concatenate([sent[:k], got[:k]]).tolist())
+    usual_send, usual_recv = frequency[int(sent[k])], frequency[int(got[k])]
     if usual_send == usual_recv:
         return tuple(sorted({c.source, c.target}))
 
@@ -883,28 +864,28 @@ def _odd_ones(
 
 def _compare_all_to_all(job: Job, call: StuckCall) -> Finding | None:
     group = job.membership.groups[call.group]
-    for seq in range(max(call.seq - _LOOK_BACK, 1), call.seq + 1):
-        # Most calls are something else, as any one of those inside can tell.
-        witness = next(iter(call.waiting))
-        if not _all_to_all(
-            job, _transfers_rows_at(job, call.group, [witness], seq)
+    for seq in range(max(call.seq - _MAX_LOOK_BACK, 1), call.seq + 1):
+        # One member is enough to skip calls that are no all-to-all.
+        member = next(iter(call.waiting))
+        if not _is_all_to_all(
+            job, _rows_of_ranks(job, call.group, [member], seq)
         ):
             continue
-        rows = _transfers_rows_at(job, call.group, group.order, seq)
-        if len(rows) < len(group.order) or not _all_to_all(job, rows):
+        rows = _rows_of_ranks(job, call.group, group.order, seq)
+        if len(rows) < len(group.order) or not _is_all_to_all(job, rows):
             continue
         shapes = [
             job.dumps.shapes[job.dumps[r].entries.shape[rows[r]]]
             for r in group.order
         ]
-        bad = _bad_pairs(shapes)
+        bad = _mismatched_pairs(shapes)
         if bad:
-            return _pair_finding(job, call, seq, rows, bad)
+            return _all_to_all_finding(job, call, seq, rows, bad)
 
     return None
 
 
-def _transfers_rows_at(
+def _rows_of_ranks(
     job: Job, group: int, ranks: Iterable[int], seq: int
 ) -> dict[int, int]:
     streams = {rank: job.stream(rank, group) for rank in ranks}
@@ -915,16 +896,16 @@ def _transfers_rows_at(
     }
 
 
-def _all_to_all(job: Job, rows: dict[int, int]) -> bool:
+def _is_all_to_all(job: Job, rows: dict[int, int]) -> bool:
     return bool(rows) and all(
         "to_all" in job.operation(rank, row).name.replace("alltoall", "to_all")
         for rank, row in rows.items()
     )
 
 
-def _bad_pairs(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
+def _mismatched_pairs(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
     """
-    The (sender, receiver) pairs, by rank in the group, that disagree.
+    Return pairs (sender, receiver) that disagree, by rank in the group.
     """
     n = len(shapes)
     if not all(len(s.input_sizes) == len(s.output_sizes) == n for s in shapes):
@@ -938,7 +919,7 @@ def _bad_pairs(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
     ]
 
 
-def _pair_finding(
+def _all_to_all_finding(
     job: Job,
     call: StuckCall,
     seq: int,
@@ -962,7 +943,7 @@ def _pair_finding(
         ranks=culprits,
         summary=summary,
         confidence="likely" if len(culprits) == 1 else "possible",
-        remedy=_REMEDY,
+        remedy=_SIZE_REMEDY,
         group=job.membership.groups[call.group].ref,
         collective=CollectiveRef(op="all_to_all", seq=seq),
         evidence=tuple(record_evidence(job, r, rows[r]) for r in (a, b)),

@@ -1,9 +1,9 @@
 """
-How far did each rank get in each group?
+Measure the progress of each rank in each process group; parse exit errors.
 
-One pass over the ranks, a constant number of array operations each, reduces
-millions of records to one :class:`Position` per member of a group, and notes
-on the way which calls do not look the same on all ranks.
+One pass over the ranks, with a constant number of array operations for each,
+reduces millions of records to one :class:`Position` per member of a group.  It
+also collects the sequence numbers at which the signatures of ranks differ.
 """
 
 from __future__ import annotations
@@ -24,49 +24,46 @@ from ..sidecar import Sidecar
 from .membership import Group, Membership, Signatures, group_status
 
 
-# Torch raises its own kinds of errors; and RuntimeError, which anybody raises.
-_OF_TORCH = re.compile(r"(?:\w+\.)*Dist\w*Error\b")
-_OF_ANYBODY = re.compile(
+# Torch raises its own error types, and RuntimeError, as other code does.
+_TORCH_DIST_ERROR = re.compile(r"(?:\w+\.)*Dist\w*Error\b")
+_BACKEND_ERROR = re.compile(
     r"RuntimeError\b(?!.*dataloader).*?(?:gloo|nccl|timed out|pair closure"
     r"|connection (?:closed by peer|reset|refused))",
     re.IGNORECASE | re.DOTALL,
 )
-_PEER_IS_GONE = re.compile(
+_PEER_LOST = re.compile(
     r"connection (?:closed by peer|reset|refused)|broken pipe"
     r"|remote process exit|pair closure",
     re.IGNORECASE,
 )
-_CHILD_IS_GONE = re.compile(
+_CHILD_LOST = re.compile(
     r"RuntimeError: DataLoader worker .{0,80}(?:killed by signal"
     r"|exited unexpectedly)|(?:\w+\.){0,9}BrokenProcessPool\b",
 )
-# Reasons of those who go on afterwards.
-_GOES_ON = {"start", "request", "call"}
-# A rank may notice the signal later than its child does.
-_CHILD_FIRST_S = 0.1
-# What Gloo does not record (torch 2.13).
-_OFF_RECORD = {"irecv", "isend", "monitored_barrier", "recv", "send"}
+# Sidecar reasons after which the rank continues.
+_RUNNING_REASONS = {"start", "request", "call"}
+# A child may receive the signal this much earlier than its rank.
+_CHILD_SIGNAL_LEAD_S = 0.1
+# Calls that Gloo does not record (torch 2.13).
+_UNRECORDED_CALLS = {"irecv", "isend", "monitored_barrier", "recv", "send"}
 
 
-def failed_in_call(error: str) -> bool:
+def is_collective_error(error: str) -> bool:
     """
-    Whether an exception came out of a collective, not out of other code.
+    Return whether an exception came out of a collective, not other code.
 
     Args:
-        error: Type and text, such as ``"RuntimeError: Connection closed by
+        error: Type and message, such as ``"RuntimeError: Connection closed by
             peer"``.
     """
-    return bool(_OF_TORCH.match(error) or _OF_ANYBODY.match(error))
+    return bool(_TORCH_DIST_ERROR.match(error) or _BACKEND_ERROR.match(error))
 
 
-def failed_off_record(sidecar: Sidecar) -> bool:
+def failed_in_unrecorded_call(sidecar: Sidecar) -> bool:
     """
-    Whether a rank died of a call that Gloo does not record.
-
-    Args:
-        sidecar: Of that rank.
+    Return whether a rank failed in a call that Gloo does not record.
     """
-    if not failed_in_call(sidecar.error):
+    if not is_collective_error(sidecar.error):
         return False
 
     stack = dict(sidecar.threads).get("MainThread", ())
@@ -75,72 +72,64 @@ def failed_off_record(sidecar: Sidecar) -> bool:
         for frame in stack
         if frame.filename.endswith("distributed_c10d.py")
     )
-    return next(in_torch, "") in _OFF_RECORD
+    return next(in_torch, "") in _UNRECORDED_CALLS
 
 
-def failed_on_record(sidecar: Sidecar) -> bool:
+def failed_in_recorded_call(sidecar: Sidecar) -> bool:
     """
-    Whether a rank died of the last call that it recorded.
+    Return whether a rank failed in the last call that it recorded.
+    """
+    return is_collective_error(
+        sidecar.error
+    ) and not failed_in_unrecorded_call(sidecar)
+
+
+def is_peer_lost_error(error: str) -> bool:
+    """
+    Return whether a collective failed because another rank was gone.
 
     Args:
-        sidecar: Of that rank.
+        error: Type and message of the exception.
     """
-    return failed_in_call(sidecar.error) and not failed_off_record(sidecar)
+    return is_collective_error(error) and bool(_PEER_LOST.search(error))
 
 
-def lost_peer(error: str) -> bool:
+def is_child_lost_error(error: str) -> bool:
     """
-    Whether a collective failed because another rank had gone.
+    Return whether a rank failed because its child process was gone.
 
     Args:
-        error: Type and text of the exception.
+        error: Type and message of the exception.
     """
-    return failed_in_call(error) and bool(_PEER_IS_GONE.search(error))
+    return bool(_CHILD_LOST.match(error))
 
 
-def lost_child(error: str) -> bool:
+def exit_sidecars(dumps: Dumps, rank: int) -> tuple[Sidecar, ...]:
     """
-    Whether a rank failed because a process of its own had gone.
+    Return the sidecars that a rank wrote at its exit, oldest first.
 
-    Args:
-        error: Type and text of the exception.
-    """
-    return bool(_CHILD_IS_GONE.match(error))
-
-
-def last_words(dumps: Dumps, rank: int) -> tuple[Sidecar, ...]:
-    """
-    What a rank noted when it ended, oldest first.
-
-    Args:
-        dumps: Its side-cars tell.
-
-        rank: Global rank.
-
-    Returns:
-        Side-cars; none of a rank that goes on, or ended without a word.
+    They are empty for a rank that still runs, and for one that left none.
     """
     newest = dumps.sidecars.get(rank)
     if newest is None:
         return ()
 
-    notes = (*dumps.earlier.get(rank, ()), newest)
-    return tuple(s for s in notes if s.error or s.reason not in _GOES_ON)
+    sidecars = (*dumps.earlier.get(rank, ()), newest)
+    return tuple(
+        s for s in sidecars if s.error or s.reason not in _RUNNING_REASONS
+    )
 
 
-def ended_s(dumps: Dumps) -> float | None:
+def sigterm_time_s(dumps: Dumps) -> float | None:
     """
-    When was this job ended from outside, by a signal?
+    Return when SIGTERM ended the job from outside.
 
-    Whoever dies by itself leaves its last words before the others are told to
-    end, or none.
-
-    Args:
-        dumps: Its side-cars tell.
+    A rank that fails by itself writes its exit sidecar before the others
+    receive SIGTERM, or writes none.
 
     Returns:
-        When the first rank was told to end, in seconds since the epoch;
-        ``None`` if some rank may have died by itself.
+        Time of the first SIGTERM in seconds since the epoch; ``None`` if some
+        rank may have failed by itself.
     """
     sizes = (s.world_size for s in dumps.sidecars.values())
     if len(dumps.sidecars) < max([1, len(dumps), *sizes]):
@@ -148,35 +137,38 @@ def ended_s(dumps: Dumps) -> float | None:
 
     first: list[Sidecar] = []
     for rank in dumps.sidecars:
-        words = last_words(dumps, rank)
-        if not words:
+        sidecars = exit_sidecars(dumps, rank)
+        if not sidecars:
             return None
-        first.append(words[0])
-    begin = min(first, key=died_s)
-    return begin.written if begin.reason == "SIGTERM" else None
+        first.append(sidecars[0])
+    earliest = min(first, key=exit_time_s)
+    return earliest.written if earliest.reason == "SIGTERM" else None
 
 
-def died_s(sidecar: Sidecar) -> float:
+def exit_time_s(sidecar: Sidecar) -> float:
     """
-    When did what ended a rank happen, at the latest?
+    Return the latest possible time of the event that ended a rank.
+
+    A rank may lose its children before it receives the signal that ended all.
 
     Args:
-        sidecar: Its last words.
+        sidecar: One that it wrote at its exit.
 
     Returns:
-        Seconds since the epoch; a rank may lose its children before it hears
-        of the signal that ended them all.
+        Seconds since the epoch.
     """
-    late_s = _CHILD_FIRST_S if lost_child(sidecar.error) else 0.0
-    return sidecar.written + late_s
+    lead_s = (
+        _CHILD_SIGNAL_LEAD_S if is_child_lost_error(sidecar.error) else 0.0
+    )
+    return sidecar.written + lead_s
 
 
-def was_interrupted(error: str) -> bool:
+def is_keyboard_interrupt(error: str) -> bool:
     """
-    Whether a person ended the rank, perhaps because it was stuck.
+    Return whether a user interrupted the rank, perhaps because it was stuck.
 
     Args:
-        error: Type and text of the exception.
+        error: Type and message of the exception.
     """
     return error.startswith("KeyboardInterrupt")
 
@@ -184,18 +176,18 @@ def was_interrupted(error: str) -> bool:
 @attrs.frozen(kw_only=True, eq=False)
 class Stream:
     """
-    The collectives of one rank in one group, by ascending number.
+    The collectives of one rank in one group, by ascending sequence number.
 
     Attributes:
-        seq: The sequence numbers, each once.
+        seq: Sequence numbers, each once.
 
-        signature: What was called, comparable between ranks.
+        signature: Comparable between ranks, see :class:`Signatures`.
 
         done: Whether the call completed.
 
-        synchronizes: Whether completing it needs every member.
+        synchronizes: Whether its completion needs every member.
 
-        row: Position of its first record in the records of the rank.
+        row: Index of its first record among the records of the rank.
     """
 
     seq: NDArray[np.int64]
@@ -206,7 +198,7 @@ class Stream:
 
     def find(self, seq: int) -> int | None:
         """
-        The position of call number *seq*; ``None`` if it is not on record.
+        Return the position of call number *seq*; ``None`` if not on record.
         """
         at = int(np.searchsorted(self.seq, seq))
         return at if at < len(self.seq) and self.seq[at] == seq else None
@@ -216,17 +208,13 @@ def collective_streams(
     dump: RankDump, codes: Mapping[int, int], signatures: Signatures
 ) -> dict[int, Stream]:
     """
-    Sort the collectives of one rank by group.
+    Split the collectives of one rank by group.
 
     Args:
-        dump: What the rank recorded.
-
-        codes: The group (as index) behind each code in its records.
-
-        signatures: Of the whole job.
+        codes: Group index by group code of the records.
 
     Returns:
-        One stream per group (by index) in which it recorded a collective.
+        One stream per group index in which the rank recorded a collective.
     """
     e = dump.entries
     rows = np.flatnonzero(~is_p2p(e, signatures))
@@ -240,11 +228,11 @@ def collective_streams(
     order = np.lexsort((e.seq[rows], group))
     rows, group = rows[order], group[order]
     seq = e.seq[rows]
-    # A batch of coalesced calls shares one number: it is one call.
+    # A batch of coalesced calls shares one sequence number.
     first = np.flatnonzero(
         np.r_[True, (group[1:] != group[:-1]) | (seq[1:] != seq[:-1])]
     )
-    calls = _calls(dump, rows, first, signatures)
+    calls = _merge_batches(dump, rows, first, signatures)
     edges = np.flatnonzero(np.r_[True, np.diff(group[first]) != 0, True])
     return {
         int(group[first[a]]): Stream(
@@ -255,7 +243,7 @@ def collective_streams(
     }
 
 
-def _calls(
+def _merge_batches(
     dump: RankDump,
     rows: NDArray[np.int64],
     first: NDArray[np.int64],
@@ -266,7 +254,7 @@ def _calls(
     ends = signatures.column("ends_batch")[op]
     done = is_done(dump, signatures)[rows]
     signature = np.where(ends, 0, signatures.of(op, e.shape[rows]))
-    # The parts of a batch never change their state; its end record does.
+    # Only the end record of a batch changes its state, the parts never do.
     part = ends | done
     has_end = np.logical_or.reduceat(ends, first)
     end_done = np.logical_and.reduceat(~ends | done, first)
@@ -284,36 +272,20 @@ def _calls(
 
 def is_p2p(e: Entries, signatures: Signatures) -> NDArray[np.bool_]:
     """
-    Which records are point-to-point, whatever their version flags?
-
-    Args:
-        e: The records of one rank.
-
-        signatures: Of the whole job.
-
-    Returns:
-        One truth per record.
+    Return a mask of point-to-point records, for all dump versions.
     """
     return e.is_p2p | signatures.column("is_p2p")[e.op]
 
 
 def is_done(dump: RankDump, signatures: Signatures) -> NDArray[np.bool_]:
     """
-    Which calls of a rank completed, as opposed to failed or pending?
+    Return a mask of completed calls; failed and pending ones are not.
 
-    Backends without device events (Gloo) never say "completed"; there, a call
-    that torch stopped watching is done, unless it is the one that failed.
-
-    Args:
-        dump: What the rank recorded.
-
-        signatures: Of the whole job.
-
-    Returns:
-        One truth per record.
+    Backends without device events (Gloo) never record "completed".  There, a
+    call that torch has retired is done, unless it is the one that failed.
     """
     e = dump.entries
-    # A call that a watchdog aborted is marked as completed, too.
+    # A call that the watchdog aborted is marked as completed, too.
     took_ns = e.completed_ns - e.created_ns
     is_aborted = (
         (e.timeout_ms > 0)
@@ -323,7 +295,7 @@ def is_done(dump: RankDump, signatures: Signatures) -> NDArray[np.bool_]:
     completed = ((e.state == COMPLETED) | (e.completed_ns > 0)) & ~is_aborted
     has_events = signatures.column("has_events")[e.op]
     done = np.where(has_events, completed, e.retired)
-    if len(done) and dump.sidecar and failed_on_record(dump.sidecar):
+    if len(done) and dump.sidecar and failed_in_recorded_call(dump.sidecar):
         last = np.argmax(e.record_id)
         done[last] &= has_events[last]
 
@@ -333,27 +305,26 @@ def is_done(dump: RankDump, signatures: Signatures) -> NDArray[np.bool_]:
 @attrs.frozen(kw_only=True)
 class Position:
     """
-    Where one rank stands in one group; sequence numbers, 0 for none.
+    Progress of one rank in one group; sequence numbers, 0 for none.
 
     Attributes:
         rank: Global rank.
 
-        last: The newest call that it entered.
+        last: Newest call that it entered.
 
-        done: The newest call that completed.
+        done: Newest call that completed.
 
-        sync_done: The newest completed call that proves that every member
-            entered it.
+        sync_done: Newest completed call that proves that every member entered.
 
-        pending: The oldest call after *done*; 0 if there is none.
+        pending: Oldest call after *done*; 0 if there is none.
 
-        row: Position of its record; -1 if there is none.
+        row: Record index of *pending*; -1 if there is none.
 
-        last_row: Position of the record of *last*; -1 if there is none.
+        last_row: Record index of *last*; -1 if there is none.
 
-        is_final: Whether *last* is the last thing that the rank recorded.
+        is_final: Whether *last* is the newest record of the rank in any group.
 
-        status: The counters that torch keeps, if they tell of collectives.
+        status: Counters of torch, if they count collectives.
     """
 
     rank: int
@@ -370,20 +341,18 @@ class Position:
 @attrs.define(kw_only=True, eq=False)
 class GroupState:
     """
-    What all members together say about one group.
+    Progress of all members in one group.
 
     Attributes:
-        group: The group.
+        positions: By global rank, for members whose position is known.
 
-        positions: Of the members whose position is known, by rank.
-
-        unknown: Members that left a dump, but lost all records of the group.
+        unknown: Members with a dump, but without records of the group.
 
         missing: Members without a dump.
 
-        suspects: Sequence numbers at which members did not do the same.
+        suspects: Sequence numbers at which the signatures of members differ.
 
-        has_events: Whether "completed" means that, and not "returned".
+        has_events: Whether "completed" is recorded; Gloo only has "returned".
     """
 
     group: Group
@@ -398,23 +367,23 @@ class GroupState:
     @property
     def sync_done(self) -> int:
         """
-        Every member entered this call, whatever its own dump says.
+        Sequence number that every member entered, even if its dump is older.
         """
-        everyone = self.positions.values()
-        done = max((p.sync_done for p in everyone), default=0)
+        positions = self.positions.values()
+        done = max((p.sync_done for p in positions), default=0)
         # On Gloo, a call that fails because a peer died looks completed.
         failed = (
             self.missing
             and not self.has_events
-            and any(p.pending == done for p in everyone)
-            and all(p.is_final for p in everyone if p.last == done)
+            and any(p.pending == done for p in positions)
+            and all(p.is_final for p in positions if p.last == done)
         )
         return done - 1 if failed else done
 
 
-class _Agreement:
+class _SignatureComparison:
     """
-    Do all members do the same, call by call?
+    Comparison of the signatures of all members, call by call.
     """
 
     def __init__(self) -> None:
@@ -429,10 +398,10 @@ class _Agreement:
                 self.suspects.append(stream.seq[differs])
             return
 
-        common, here, there = np.intersect1d(
+        common, own, known = np.intersect1d(
             stream.seq, self.seq, assume_unique=True, return_indices=True
         )
-        differs = stream.signature[here] != self.signature[there]
+        differs = stream.signature[own] != self.signature[known]
         if differs.any():
             self.suspects.append(common[differs])
         if len(common) < len(stream.seq):
@@ -449,30 +418,20 @@ def measure_progress(
     dumps: Dumps, membership: Membership, signatures: Signatures
 ) -> list[GroupState]:
     """
-    Find where every rank stands in every group.
-
-    Args:
-        dumps: What the ranks recorded.
-
-        membership: The groups of the job.
-
-        signatures: Of the whole job.
-
-    Returns:
-        One state per group, in the order of *membership*.
+    Return the progress of every rank, one state per group of *membership*.
     """
     eventless = _groups_without_events(dumps, membership, signatures)
     states = [
         GroupState(group=g, has_events=i not in eventless)
         for i, g in enumerate(membership.groups)
     ]
-    agreements = [_Agreement() for _ in states]
-    mixed = _mixed_groups(dumps, membership, signatures)
+    agreements = [_SignatureComparison() for _ in states]
+    mixed = _p2p_groups(dumps, membership, signatures)
     for dump in dumps:
         streams = collective_streams(
             dump, membership.by_code[dump.rank], signatures
         )
-        for index, position in _positions(
+        for index, position in _rank_positions(
             dump, streams, membership, mixed, eventless
         ):
             states[index].positions[dump.rank] = position
@@ -480,12 +439,14 @@ def measure_progress(
             agreements[index].add(stream)
 
     for state, agreement in zip(states, agreements, strict=True):
-        _complete(state, agreement, dumps)
+        _complete_state(state, agreement, dumps)
 
     return states
 
 
-def _complete(state: GroupState, agreement: _Agreement, dumps: Dumps) -> None:
+def _complete_state(
+    state: GroupState, agreement: _SignatureComparison, dumps: Dumps
+) -> None:
     without = [r for r in state.group.order if r not in state.positions]
     state.unknown = tuple(sorted(r for r in without if r in dumps.by_rank))
     state.missing = tuple(sorted(r for r in without if r not in dumps.by_rank))
@@ -493,7 +454,7 @@ def _complete(state: GroupState, agreement: _Agreement, dumps: Dumps) -> None:
         state.suspects = np.unique(np.concatenate(agreement.suspects))
 
 
-def _positions(
+def _rank_positions(
     dump: RankDump,
     streams: dict[int, Stream],
     membership: Membership,
@@ -503,14 +464,17 @@ def _positions(
     counters = group_status(dump, membership)
     e = dump.entries
     newest = int(np.argmax(e.record_id)) if len(e) else -1
-    # Torch counts from the first call on: a group without counters has none.
+    # Counters begin at the first call, so a group without them had none.
     has_all = bool(dump.status) and len(counters) == len(dump.status)
     never_used = has_all or not dump.wrapped
     for index in set(membership.by_name[dump.rank].values()):
         status = counters.get(index)
         if index in streams:
             exact = None if index in mixed else status
-            yield index, position_of(dump.rank, streams[index], exact, newest)
+            yield (
+                index,
+                find_position(dump.rank, streams[index], exact, newest),
+            )
         elif status.enqueued <= 0 if status else never_used:
             yield index, Position(rank=dump.rank)
         elif (
@@ -527,7 +491,7 @@ def _counts_collectives(
     status: GroupStatus, newest: tuple[int, int] | None
 ) -> bool:
     """
-    Whether the counters, which also count transfers, mean a collective here.
+    Return whether the counters, which also count transfers, mean a collective.
     """
     if newest is None:
         return True
@@ -536,15 +500,15 @@ def _counts_collectives(
     return abs(status.enqueued - collective) < abs(status.enqueued - transfer)
 
 
-def _mixed_groups(
+def _p2p_groups(
     dumps: Dumps, membership: Membership, signatures: Signatures
 ) -> dict[int, tuple[int, int]]:
     """
     Find the groups with point-to-point traffic.
 
     Returns:
-        Per group (as index), the newest collective and the newest transfer
-        that any member has on record.
+        By group index, the newest sequence numbers of collectives and of
+        transfers that any member recorded.
     """
     mixed: dict[int, tuple[int, int]] = {}
     for dump in dumps:
@@ -552,11 +516,11 @@ def _mixed_groups(
         p2p = is_p2p(e, signatures)
         codes = membership.by_code[dump.rank]
         for code in np.unique(e.group[p2p]).tolist():
-            here = e.group == code
+            in_group = e.group == code
             old = mixed.get(codes[code], (0, 0))
             mixed[codes[code]] = (
-                max(int(e.seq[here].max()), old[0]),
-                max(int(e.p2p_seq[here & p2p].max()), old[1]),
+                max(int(e.seq[in_group].max()), old[0]),
+                max(int(e.p2p_seq[in_group & p2p].max()), old[1]),
             )
 
     return mixed
@@ -566,7 +530,7 @@ def _groups_without_events(
     dumps: Dumps, membership: Membership, signatures: Signatures
 ) -> set[int]:
     """
-    Find the groups whose counters count calls of any kind, recorded or not.
+    Return groups whose counters include calls that are not recorded.
     """
     silent = ~signatures.column("has_events")
     return {
@@ -578,20 +542,18 @@ def _groups_without_events(
     }
 
 
-def position_of(
+def find_position(
     rank: int, s: Stream, status: GroupStatus | None, newest: int
 ) -> Position:
     """
-    Where does a rank stand in a group?
+    Return the progress of a rank in a group.
 
     Args:
-        rank: Global rank.
+        s: Its collectives in the group.
 
-        s: What it did in the group.
+        status: Counters of torch, if they count collectives.
 
-        status: The counters that torch keeps, if they tell of collectives.
-
-        newest: Position of its last record in any group.
+        newest: Index of its newest record in any group.
     """
     done = s.seq[s.done]
     sync = s.seq[s.done & s.synchronizes]
@@ -611,36 +573,30 @@ def position_of(
     )
 
 
-def take_back(
+def correct_failed_ranks(
     states: Sequence[GroupState],
     dumps: Dumps,
     membership: Membership,
     signatures: Signatures,
 ) -> None:
     """
-    Correct where ranks stand that failed in several calls at once.
+    Correct the progress of ranks that failed in several calls at once.
 
     Args:
-        states: Where every rank stands in every group; changed.
-
-        dumps: What the ranks recorded.
-
-        membership: The groups of the job.
-
-        signatures: Of the whole job.
+        states: Result of :func:`measure_progress`; changed in place.
     """
-    later: dict[int, _Later] = {}
+    entered_by_all: dict[int, _EnteredByAll] = {}
     for dump in dumps:
-        if dump.sidecar is None or not failed_on_record(dump.sidecar):
+        if dump.sidecar is None or not failed_in_recorded_call(dump.sidecar):
             continue
         limits: dict[int, int] = {}
         for index in set(membership.by_name[dump.rank].values()):
             state = states[index]
             if state.has_events or dump.rank not in state.positions:
                 continue
-            if index not in later:
-                later[index] = _Later.of(state, dumps)
-            limit = later[index].least(dump.written_ns)
+            if index not in entered_by_all:
+                entered_by_all[index] = _EnteredByAll.of(state, dumps)
+            limit = entered_by_all[index].at_time(dump.written_ns)
             if 0 < limit < state.positions[dump.rank].sync_done:
                 limits[index] = limit
         if limits:
@@ -648,36 +604,35 @@ def take_back(
 
 
 @attrs.frozen(eq=False)
-class _Later:
+class _EnteredByAll:
     """
-    What members of a group had entered that tell it late.
+    The newest call that all members had entered, by time of their dumps.
 
     Attributes:
-        written_ns: When their dumps were taken, ascending.
+        written_ns: Times of the dumps, ascending.
 
-        last: The least that any member had entered which told it then, or
-            later.
+        last: Minimum of the newest calls in this dump and all later ones.
     """
 
     written_ns: NDArray[np.int64]
     last: NDArray[np.int64]
 
     @classmethod
-    def of(cls, state: GroupState, dumps: Dumps) -> _Later:
+    def of(cls, state: GroupState, dumps: Dumps) -> _EnteredByAll:
         """
-        Sort the members of a group by when they tell.
+        Sort the members of a group by the time of their dump.
         """
-        told = sorted(
+        members = sorted(
             (dumps[p.rank].written_ns, p.last)
             for p in state.positions.values()
             if not dumps[p.rank].truncated
         )
-        written, last = np.array(told, np.int64).reshape(-1, 2).T
+        written, last = np.array(members, np.int64).reshape(-1, 2).T
         return cls(written, np.minimum.accumulate(last[::-1])[::-1])
 
-    def least(self, written_ns: int) -> int:
+    def at_time(self, written_ns: int) -> int:
         """
-        The last call that all entered whose dumps are as new; 0 if unknown.
+        Return the newest call in all dumps since then; 0 if unknown.
         """
         at = int(np.searchsorted(self.written_ns, written_ns))
         return int(self.last[at]) if written_ns and at < len(self.last) else 0
@@ -698,7 +653,7 @@ def _limit_positions(
         is_failed = stream.synchronizes & (stream.seq > limit)
         before = states[index].positions[dump.rank]
         newest = before.last_row if before.is_final else -1
-        states[index].positions[dump.rank] = position_of(
+        states[index].positions[dump.rank] = find_position(
             dump.rank,
             attrs.evolve(stream, done=stream.done & ~is_failed),
             before.status,

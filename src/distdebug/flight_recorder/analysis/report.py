@@ -1,5 +1,5 @@
 """
-What is the answer about the dumps of a job, as a whole?
+Report of a Flight Recorder analysis, and its filter by rank and group.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from ...findings import (
 from ...ranks import ranks_text
 from ...waits import Wait
 from ..reading.columns import Dumps
-from .progress import ended_s, last_words
+from .progress import exit_sidecars, sigterm_time_s
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class FlightReport(Shown):
     """
-    What the dumps of a job say.
+    The result of :func:`analyze_dumps`.
 
     Attributes:
-        findings: What is wrong, the root cause first; empty if nothing is.
+        findings: All problems, the root cause first; empty if there are none.
 
-        groups: The progress of every process group.
+        groups: Progress of every process group.
 
-        waits: Every stuck call, with who waits in it and for whom.
+        waits: Every stuck call, with the ranks that wait and those awaited.
 
-        victims: Ranks that merely wait, ascending.
+        victims: Ranks that only wait for others, ascending.
 
-        missing: Ranks and files that could not be looked at, and why.
+        missing: Ranks and files that could not be analyzed, with the reason.
 
-        outdated: Ranks whose dump is older than what others saw them do.
+        outdated: Ranks whose dump is older than their progress seen by others.
 
-        dumps: What was analyzed.
+        dumps: The analyzed dumps.
 
-        about: What the report is restricted to; ``""`` if to nothing.
+        about: Text of the filter, such as ``" of rank 3"``; ``""`` without
+            one.
     """
 
     findings: tuple[Finding, ...]
@@ -59,20 +60,20 @@ class FlightReport(Shown):
     @property
     def verdict(self) -> Finding:
         """
-        The root cause, or ``healthy``; ``unknown`` if there is no dump.
+        The root cause, or ``healthy``; ``unknown`` without usable dumps.
         """
         if self.findings:
             return self.findings[0]
 
         return (
-            _healthy(self)
-            if _shows_anything(self.dumps)
-            else _blind(self.dumps)
+            _healthy_finding(self)
+            if _has_records(self.dumps)
+            else _no_records_finding(self.dumps)
         )
 
     def to_diagnosis(self) -> Diagnosis:
         """
-        The same, in the shape that all kinds of evidence share.
+        Return the report in the form that all kinds of evidence share.
         """
         return Diagnosis(
             verdict=self.verdict,
@@ -84,13 +85,13 @@ class FlightReport(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of the command line's ``--json``.
+        Return plain data in the layout of the command line's ``--json``.
         """
         return self.to_diagnosis().to_dict()
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per finding, for a data frame.
+        Return one plain dictionary per finding, for a data frame.
         """
         return self.to_diagnosis().to_records()
 
@@ -98,9 +99,9 @@ class FlightReport(Shown):
         return diagnosis_blocks(self.to_diagnosis())
 
 
-def _shows_anything(dumps: Dumps) -> bool:
+def _has_records(dumps: Dumps) -> bool:
     """
-    Whether there is a record, or at least counters that say "all is done".
+    Return whether there are records, or counters that say "all complete".
     """
     if any(len(dump.entries) for dump in dumps):
         return True
@@ -113,36 +114,36 @@ def _shows_anything(dumps: Dumps) -> bool:
     )
 
 
-def _healthy(report: FlightReport) -> Finding:
-    lost = {m.rank for m in report.missing if m.rank is not None}
-    without = sorted(lost.difference(report.dumps.ranks))
+def _healthy_finding(report: FlightReport) -> Finding:
+    missing = {m.rank for m in report.missing if m.rank is not None}
+    without = sorted(missing.difference(report.dumps.ranks))
     return Finding(
         cause=Cause.HEALTHY,
         ranks=(),
         summary=f"nothing{report.about} is stuck in the dumps of "
         f"{ranks_text(report.dumps.ranks)}"
         + (f"; {ranks_text(without)} left none" if without else "")
-        + _ending(report.dumps),
+        + _sigterm_text(report.dumps),
         confidence="likely",
     )
 
 
-def _ending(dumps: Dumps) -> str:
+def _sigterm_text(dumps: Dumps) -> str:
     """
-    Say by which signal the job was ended, if it was.
+    Return the summary part for ranks ended by SIGTERM; ``""`` if none.
     """
-    if ended_s(dumps) is None:
+    if sigterm_time_s(dumps) is None:
         return ""
 
-    told = [
+    terminated = [
         rank
         for rank in dumps.sidecars
-        if any(s.reason == "SIGTERM" for s in last_words(dumps, rank))
+        if any(s.reason == "SIGTERM" for s in exit_sidecars(dumps, rank))
     ]
-    return f"; SIGTERM ended {ranks_text(told)}"
+    return f"; SIGTERM ended {ranks_text(terminated)}"
 
 
-def _blind(dumps: Dumps) -> Finding:
+def _no_records_finding(dumps: Dumps) -> Finding:
     remedy = "enable the Flight Recorder and take the dumps of all ranks"
     if dumps.sidecars:  # it was enabled
         remedy = (
@@ -158,37 +159,30 @@ def _blind(dumps: Dumps) -> Finding:
     )
 
 
-def select(
+def filter_report(
     report: FlightReport,
     ranks: Iterable[int] | None = None,
     groups: Iterable[str] | None = None,
 ) -> FlightReport:
     """
-    Restrict a report to what concerns some ranks or groups.
-
-    What holds them up concerns them, wherever it is.
+    Restrict a report to some ranks or groups, and to what blocks them.
 
     Args:
-        report: The whole report.
+        ranks: Global ranks; ``None`` for all.
 
-        ranks: Global ranks; by default all.
-
-        groups: Names or descriptions of process groups; by default all.
-
-    Returns:
-        The restricted report.
+        groups: Names or descriptions of process groups; ``None`` for all.
     """
     if ranks is None and groups is None:
         return report
 
-    chosen = _Selection(
+    selection = _ReportFilter(
         None if ranks is None else frozenset(ranks),
         None if groups is None else frozenset(groups),
     )
     waits = [
         w
         for w in report.waits
-        if chosen.has({*w.waiting, *w.awaited}, w.group, w.desc)
+        if selection.matches({*w.waiting, *w.awaited}, w.group, w.desc)
     ]
     waiting = {r for w in waits for r in w.waiting}
     return attrs.evolve(
@@ -196,31 +190,35 @@ def select(
         findings=tuple(
             f
             for i, f in enumerate(report.findings)
-            if (waits and not i) or chosen.has_finding(f)
+            if (waits and not i) or selection.matches_finding(f)
         ),
         groups=tuple(
-            g for g in report.groups if chosen.has(g.ranks, g.name, g.desc)
+            g
+            for g in report.groups
+            if selection.matches(g.ranks, g.name, g.desc)
         ),
         waits=tuple(waits),
         victims=tuple(
-            r for r in report.victims if r in waiting and chosen.has([r])
+            r
+            for r in report.victims
+            if r in waiting and selection.matches([r])
         ),
-        about=str(chosen),
+        about=str(selection),
     )
 
 
 @attrs.frozen
-class _Selection:
+class _ReportFilter:
     """
-    What somebody wants to know about; ``None`` stands for everything.
+    Selected ranks and groups; ``None`` for all.
     """
 
     ranks: frozenset[int] | None
     groups: frozenset[str] | None
 
-    def has(self, ranks: Iterable[int], *names: str) -> bool:
+    def matches(self, ranks: Iterable[int], *names: str) -> bool:
         """
-        Whether any of *ranks* and any of *names* is meant; no name fits all.
+        Return whether any of *ranks*, and of *names* if any, is selected.
         """
         return (self.ranks is None or not self.ranks.isdisjoint(ranks)) and (
             self.groups is None
@@ -228,14 +226,16 @@ class _Selection:
             or not self.groups.isdisjoint(names)
         )
 
-    def has_finding(self, f: Finding) -> bool:
+    def matches_finding(self, f: Finding) -> bool:
         """
-        Whether one of its ranks, or one that shares its group, is meant.
+        Return whether a rank of a finding, or of its group, is selected.
         """
         if f.group is None:
-            return self.has(f.ranks)
+            return self.matches(f.ranks)
 
-        return self.has({*f.ranks, *f.group.ranks}, f.group.name, f.group.desc)
+        return self.matches(
+            {*f.ranks, *f.group.ranks}, f.group.name, f.group.desc
+        )
 
     def __str__(self) -> str:
         parts = []

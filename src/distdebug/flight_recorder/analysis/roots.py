@@ -1,9 +1,9 @@
 """
-Where does the waiting begin?
+Find the root causes of stuck calls in the graph of waits.
 
-Everybody waits for somebody; what matters are the ends of these chains: ranks
-that wait for nobody, ranks that left no dump, circles, and calls that everyone
-entered and that do not complete all the same.
+A wait starts at a rank that waits for no other one, at a rank without a dump,
+in a cycle of waits, or in a call that all members entered and that does not
+complete.
 """
 
 from __future__ import annotations
@@ -16,43 +16,47 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import attrs
 
 from ...findings import Cause
-from ...waits import components, reachable, sinks
+from ...waits import find_reachable, find_sinks, strongly_connected_components
 from ..reading.columns import SCHEDULED, STARTED, Dumps
 from .job import Job
 from .mismatch import (
-    is_next_of,
-    kinds_passed,
-    make_the_same,
-    next_rows,
-    order_in_program,
-    usual_instead,
+    compare_program_order,
+    count_passed_kinds,
+    find_usual_calls,
+    is_entry_into,
+    is_same_call,
+    predict_next_rows,
 )
 from .progress import GroupState
-from .stuck import StuckCall, is_unprecedented, link, links, since_ns
+from .stuck import (
+    StuckCall,
+    build_wait_graph,
+    find_waits,
+    first_entered_ns,
+    is_longest_wait,
+)
 
 
-# What one rank would have done next takes a millisecond to find.
-_MOST_HABITS = 256
-# So many calls may be between leaving the order and waiting for others.
-_LOOK_BACK = 8
-# So many ranks tell whether those in one call left the order together.
-_WITNESSES = 16
-# So many times that a call was made before are looked at.
-_MOST_LINES = 8
+# Comparing the call sequence of one rank takes a millisecond.
+_MAX_CALL_SEQUENCES = 256
+# Maximum calls between leaving the usual order and waiting for others.
+_MAX_LOOK_BACK = 8
+# Number of ranks of a call that are sampled for unusual calls.
+_MAX_SAMPLED_RANKS = 16
+# Number of earlier stacks of a call that are compared.
+_MAX_EARLIER_CALLS = 8
 
 
 @attrs.frozen(kw_only=True)
-class Departure:
+class OrderViolation:
     """
-    Some ranks of a circle that did something else than they used to.
+    Ranks of a cycle that left their usual order of calls.
 
     Attributes:
-        ranks: Who they are.
+        cause: ``SKIPPED_COLLECTIVE`` if they skipped a call,
+            ``GROUP_ORDER_DEADLOCK`` if that is unknown.
 
-        cause: ``SKIPPED_COLLECTIVE`` if a call was left out,
-            ``GROUP_ORDER_DEADLOCK`` if that cannot be told.
-
-        due: Which of the calls was due (as index), if any of them was.
+        due: Index of the stuck call that was due; ``None`` if none of them.
     """
 
     ranks: frozenset[int]
@@ -60,202 +64,208 @@ class Departure:
     due: int | None = None
 
 
-def find_departure(
+def find_order_violation(
     calls: Sequence[StuckCall], ranks: Iterable[int], job: Job
-) -> Departure | None:
+) -> OrderViolation | None:
     """
-    Find who left the usual order of calls, if that explains a circle.
+    Find the ranks that left their usual order of calls in a cycle of waits.
 
     Args:
         calls: Stuck calls that wait for each other.
 
-        ranks: The ranks because of which they do.
-
-        job: What is known about the job.
+        ranks: Ranks that connect these calls.
 
     Returns:
-        The departure; ``None`` if all did as usual, or all something else, or
-        if nothing was usual yet.
+        The violation; ``None`` if all ranks did as usual, if all did something
+        else, or if no order is known yet.
     """
-    some = sorted(ranks)[:_MOST_HABITS]
-    left = {r: at for r in some if (at := _left_at(job, r, calls)) is not None}
-    together = {
+    sampled = sorted(ranks)[:_MAX_CALL_SEQUENCES]
+    unusual = {
+        r: at
+        for r in sampled
+        if (at := _last_unusual_call(job, r, calls)) is not None
+    }
+    common = {
         r
         for c in calls
-        if _has_most(c, job) and _left_together(c, job)
+        if _has_most_members(c, job) and _is_unusual_for_most(c, job)
         for r in c.waiting
     }
-    if not left or len(left) == len(some):
+    if not unusual or len(unusual) == len(sampled):
         return None
-    if alone := left.keys() - together:
-        return _departure(calls, alone, left[min(alone)], job)
+    if violators := unusual.keys() - common:
+        return _make_order_violation(
+            calls, violators, unusual[min(violators)], job
+        )
 
-    # Most went on to something new, but for these.
-    return Departure(
-        ranks=frozenset(some).difference(left),
+    # Most ranks continued to a new phase, except these.
+    return OrderViolation(
+        ranks=frozenset(sampled).difference(unusual),
         cause=Cause.GROUP_ORDER_DEADLOCK,
     )
 
 
-def _left_at(
+def _last_unusual_call(
     job: Job, rank: int, calls: Sequence[StuckCall]
 ) -> tuple[int, list[int]] | None:
     """
-    Where a rank left its habit, of late, and has not made up for it since.
+    Find the last unusual call of a rank for which it has not made up since.
 
     Returns:
-        The position of what it did, and of what it used to do.
+        Record index of this call, and those of the usual calls.
     """
     newest = min(c.waiting[rank] for c in calls if rank in c.waiting)
-    for row in range(newest, max(newest - _LOOK_BACK, 0), -1):
+    for row in range(newest, max(newest - _MAX_LOOK_BACK, 0), -1):
         since = range(row + 1, newest + 1)
         usual = [
             due
-            for due in usual_instead(job, rank, row)
-            if not any(make_the_same(job, rank, due, k) for k in since)
+            for due in find_usual_calls(job, rank, row)
+            if not any(is_same_call(job, rank, due, k) for k in since)
         ]
         if usual:
             return row, usual
     return None
 
 
-def _has_most(call: StuckCall, job: Job) -> bool:
+def _has_most_members(call: StuckCall, job: Job) -> bool:
     """
-    Whether most of the members of a call have entered it.
+    Return whether most members of a call have entered it.
     """
     return 2 * len(call.waiting) > len(job.membership.groups[call.group].order)
 
 
-def _left_together(call: StuckCall, job: Job) -> bool:
+def _is_unusual_for_most(call: StuckCall, job: Job) -> bool:
     """
-    Whether most of the ranks in a call never made it at this place.
+    Return whether the call is unusual for most of the ranks in it.
     """
-    some = sorted(call.waiting.items())[:_WITNESSES]
-    new = [r for r, row in some if usual_instead(job, r, row)]
-    return 2 * len(new) > len(some)
+    sampled = sorted(call.waiting.items())[:_MAX_SAMPLED_RANKS]
+    unusual = [r for r, row in sampled if find_usual_calls(job, r, row)]
+    return 2 * len(unusual) > len(sampled)
 
 
-def _departure(
+def _make_order_violation(
     calls: Sequence[StuckCall],
-    left: Collection[int],
-    place: tuple[int, list[int]],
+    violators: Collection[int],
+    unusual: tuple[int, list[int]],
     job: Job,
-) -> Departure:
-    rank, (made, usual) = min(left), place
-    owed = [
+) -> OrderViolation:
+    rank, (made, usual) = min(violators), unusual
+    due_calls = [
         (i, row)
         for row in usual
         for i, c in enumerate(calls)
-        if rank in c.absent and is_next_of(job, rank, row, c)
+        if rank in c.absent and is_entry_into(job, rank, row, c)
     ][:1]
-    is_skipped = any(_went_past(job, rank, row, made) for _, row in owed)
-    return Departure(
-        ranks=frozenset(left),
+    is_skipped = any(
+        _is_past_due_call(job, rank, row, made) for _, row in due_calls
+    )
+    return OrderViolation(
+        ranks=frozenset(violators),
         cause=Cause.SKIPPED_COLLECTIVE
         if is_skipped
         else Cause.GROUP_ORDER_DEADLOCK,
-        due=owed[0][0] if owed else None,
+        due=due_calls[0][0] if due_calls else None,
     )
 
 
-def _went_past(job: Job, rank: int, due: int, made: int) -> bool:
+def _is_past_due_call(job: Job, rank: int, due: int, made: int) -> bool:
     """
-    Whether a rank went past the line of the call that was due.
+    Return whether a rank is past the line of the call that was due.
 
-    At the usual line of what it made instead, or at a later one, it has come
-    past the other one.  Where one line makes both calls, or where it never was
-    before, it may have changed their order.
+    It is past it if the call that it made is at its usual line, or at a later
+    line than the due one.  If one line makes both calls, or if the line is
+    new, the rank may have swapped them.
     """
     before = [
         row
         for row in range(made - 1, -1, -1)
-        if make_the_same(job, rank, row, made)
-    ][:_MOST_LINES]
+        if is_same_call(job, rank, row, made)
+    ][:_MAX_EARLIER_CALLS]
     job.read_stacks((rank, row) for row in [due, made, *before])
-    here, there = job.stack(rank, made), job.stack(rank, due)
-    if here == there:
+    made_stack, due_stack = job.stack(rank, made), job.stack(rank, due)
+    if made_stack == due_stack:
         return False
 
     usual = {job.stack(rank, row) for row in before}
-    return here in usual or order_in_program(here, there) > 0
+    return (
+        made_stack in usual or compare_program_order(made_stack, due_stack) > 0
+    )
 
 
-# As many ranks in a row without a dump are taken for a lost node.
-_SMALLEST_NODE = 3
-# Every two ranks of a circle are compared.
-_LARGEST_CIRCLE = 64
+# This many consecutive ranks without a dump count as a lost node.
+_MIN_NODE_RANKS = 3
+# All pairs of ranks of a cycle are compared, so their number is limited.
+_MAX_CYCLE_RANKS = 64
 
 
-def likeliest_lost(
+def find_likeliest_crashed(
     missing: set[int],
     calls: Sequence[StuckCall],
     states: Sequence[GroupState],
 ) -> set[int]:
     """
-    Of the ranks without a dump, those whose groups all wait for them.
+    Find the ranks without a dump for which all their groups wait.
 
-    A rank whose dump was merely lost still takes part in its own small groups.
+    A rank whose dump was only lost still takes part in its own small groups.
 
     Args:
-        missing: The ranks without a dump that are waited for.
+        missing: Ranks without a dump that others wait for.
 
         calls: All stuck calls.
-
-        states: Where every rank stands in every group.
     """
     stuck = Counter(
         r for _, r in {(c.group, r) for c in calls for r in c.missing}
     )
     used = Counter(
-        r for s in states if s.positions for r in s.missing if _was_used(s)
+        r for s in states if s.positions for r in s.missing if _is_used(s)
     )
     share = {r: stuck[r] / max(used[r], 1) for r in missing}
     likeliest = {r for r in missing if share[r] >= max(share.values())}
-    return _with_their_nodes(likeliest, {r for s in states for r in s.missing})
+    return _add_node_neighbors(
+        likeliest, {r for s in states for r in s.missing}
+    )
 
 
-def _with_their_nodes(likeliest: set[int], missing: set[int]) -> set[int]:
+def _add_node_neighbors(likeliest: set[int], missing: set[int]) -> set[int]:
     """
-    Add the neighbours: ranks are numbered node by node, and nodes die whole.
+    Add adjacent missing ranks of the same node, because nodes fail whole.
     """
     found = set(likeliest)
-    walked: set[int] = set()
+    visited: set[int] = set()
     for rank in sorted(likeliest):
-        if rank in walked:
+        if rank in visited:
             continue
         run = {rank}
         for step in (-1, 1):
-            neighbour = rank + step
-            while neighbour in missing:
-                run.add(neighbour)
-                neighbour += step
-        walked |= run
-        if len(run) >= _SMALLEST_NODE:
+            neighbor = rank + step
+            while neighbor in missing:
+                run.add(neighbor)
+                neighbor += step
+        visited |= run
+        if len(run) >= _MIN_NODE_RANKS:
             found |= run
 
     return found
 
 
-def _was_used(state: GroupState) -> bool:
+def _is_used(state: GroupState) -> bool:
     return any(p.last for p in state.positions.values())
 
 
-def odd_one_out(
+def find_odd_rank(
     ranks: Iterable[int], states: Sequence[GroupState]
 ) -> set[int]:
     """
-    The one rank of a circle that contradicts several others, if there is one.
+    Return the one rank of a cycle that contradicts several others, if any.
 
-    Two ranks contradict each other if each is ahead of the other, in groups of
-    the same kind: they went through their calls in different orders.
+    Two ranks contradict each other if each is ahead of the other in groups of
+    the same kind: they made their calls in different orders.
 
     Args:
-        ranks: Those that wait for each other.
-
-        states: Where every rank stands in every group.
+        ranks: Ranks that wait for each other.
     """
     reached: dict[int, dict[str, int]] = {r: {} for r in ranks}
-    if len(reached) > _LARGEST_CIRCLE:
+    if len(reached) > _MAX_CYCLE_RANKS:
         return set()
 
     for state in states:
@@ -263,30 +273,28 @@ def odd_one_out(
         for rank in reached.keys() & state.positions.keys():
             newest = reached[rank].get(kind, 0)
             reached[rank][kind] = max(newest, state.positions[rank].last)
-    against = {
-        r: {s for s in reached if _contradict(reached[r], reached[s])}
+    contradicted = {
+        r: {s for s in reached if _is_contradiction(reached[r], reached[s])}
         for r in reached
     }
-    odd = max(against, key=lambda r: len(against[r]))
-    is_alone = all(against[r] <= {odd} for r in against if r != odd)
-    return {odd} if is_alone and len(against[odd]) > 1 else set()
+    odd = max(contradicted, key=lambda r: len(contradicted[r]))
+    is_alone = all(contradicted[r] <= {odd} for r in contradicted if r != odd)
+    return {odd} if is_alone and len(contradicted[odd]) > 1 else set()
 
 
-def _contradict(a: Mapping[str, int], b: Mapping[str, int]) -> bool:
+def _is_contradiction(a: Mapping[str, int], b: Mapping[str, int]) -> bool:
     both = a.keys() & b.keys()
     return any(a[k] > b[k] for k in both) and any(a[k] < b[k] for k in both)
 
 
-def blocked_in_launch(
+def find_blocked_in_launch(
     call: StuckCall, states: Sequence[GroupState]
 ) -> set[int]:
     """
-    Ranks that recorded the call, but whose launch did not return.
+    Return the ranks that recorded the call but whose launch did not return.
 
     Args:
-        call: A call that everyone has entered.
-
-        states: Where every rank stands in every group.
+        call: A call that all members have entered.
     """
     if call.p2p:
         return set()
@@ -305,18 +313,16 @@ def blocked_in_launch(
     return blocked if len(blocked) < len(counted) else set()
 
 
-def arrived_late(call: StuckCall, dumps: Dumps) -> dict[int, float]:
+def find_late_arrivals(call: StuckCall, dumps: Dumps) -> dict[int, float]:
     """
-    Ranks that entered a call when the time-out of the first was over.
+    Return the ranks that entered a call after the timeout of the first one.
 
     Args:
-        call: A call that everyone has entered.
-
-        dumps: What the ranks recorded.
+        call: A call that all members have entered.
 
     Returns:
-        By how many seconds each came after the first; by the clocks of their
-        nodes, which are taken to differ by less than a time-out.
+        Delay of each after the first rank, in seconds.  The clocks of nodes
+        are assumed to differ by less than a timeout.
     """
     entered = {
         rank: int(dumps[rank].entries.created_ns[row])
@@ -332,16 +338,14 @@ def arrived_late(call: StuckCall, dumps: Dumps) -> dict[int, float]:
     return {r: s for r, s in after.items() if s >= timeout_s}
 
 
-def not_started(call: StuckCall, dumps: Dumps) -> set[int]:
+def find_not_started(call: StuckCall, dumps: Dumps) -> set[int]:
     """
-    Ranks whose device did not start the call, while others' did.
+    Return the ranks whose device did not start the call, unlike others.
 
-    Starts are only on record where torch was told to measure times.
+    Starts are only on record with ``TORCH_NCCL_ENABLE_TIMING=1``.
 
     Args:
-        call: A call that everyone has entered.
-
-        dumps: What the ranks recorded.
+        call: A call that all members have entered.
     """
     state = {
         rank: int(dumps[rank].entries.state[row])
@@ -353,33 +357,31 @@ def not_started(call: StuckCall, dumps: Dumps) -> set[int]:
     return {rank for rank, s in state.items() if s == SCHEDULED}
 
 
-# What is concluded from something that is not there, and may be elsewhere.
-_GUESSED = {
+# Causes inferred from missing data, which may only be lost.
+_UNPROVEN_CAUSES = {
     Cause.RANK_CRASHED,
     Cause.UNKNOWN,
     Cause.COLLECTIVE_STUCK_IN_FLIGHT,
 }
-# Of so many ranks that did not arrive, it is looked what they used to do; one
-# takes a millisecond.
-_ROOTS_MOST_HABITS = 1024
+# Predicting the next call of one absent rank takes a millisecond.
+_MAX_ABSENT_RANKS = 1024
 
 
 @attrs.frozen(kw_only=True)
 class Root:
     """
-    One place where the waiting begins.
+    One root cause of the waits.
 
     Attributes:
-        cause: Why it does.
+        ranks: Culprits or suspects, ascending.
 
-        ranks: The ranks at fault, or suspected, ascending.
+        calls: Indices of the stuck calls that show it; the first one is named
+            in the finding.
 
-        calls: The stuck calls (as index) in which it shows, oldest first.
+        victims: Ranks that wait because of it, directly or through others,
+            ascending.
 
-        victims: The ranks that wait because of it, directly or through
-            others, ascending.
-
-        is_guess: Whether the ranks were told from the rest by their habits.
+        is_guess: Whether only call sequences single out *ranks*.
     """
 
     cause: Cause
@@ -391,53 +393,57 @@ class Root:
 
 def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
     """
-    Follow the stuck calls to where the waiting begins.
+    Follow the waits between stuck calls to their root causes.
 
     Args:
         calls: All stuck calls.
 
-        job: What is known about the job.
-
     Returns:
-        The roots, the most telling one first.
+        The root causes, the most specific one first.
     """
-    edges = link(calls)
+    edges = build_wait_graph(calls)
     states, dumps = job.states, job.dumps
-    age = {i: since_ns(c, dumps) for i, c in enumerate(calls)}
-    roots = list(_not_arrived(calls, age, job))
-    ends = sinks(components(edges), edges)
+    age = {i: first_entered_ns(c, dumps) for i, c in enumerate(calls)}
+    roots = list(_find_not_arrived(calls, age, job))
+    ends = find_sinks(strongly_connected_components(edges), edges)
     by_age = [sorted(part, key=age.__getitem__) for part in ends]
-    away = {r for root in roots for r in root.ranks}
+    absent = {r for root in roots for r in root.ranks}
     for part in by_age:
-        if any(away.intersection(calls[i].absent) for i in part):
+        if any(absent.intersection(calls[i].absent) for i in part):
             continue
-        roots.append(_end(part, calls, job))
+        roots.append(_classify_end(part, calls, job))
 
-    roots = _one_crash(_one_hang(roots, calls, states), calls, age, job)
-    roots = _without_innocents(roots, calls, states)
-    return _with_victims(roots, calls, edges)
+    roots = _merge_crashes(
+        _merge_left_behind(roots, calls, states), calls, age, job
+    )
+    roots = _drop_explained(roots, calls, states)
+    return _add_victims(roots, calls, edges)
 
 
-def _not_arrived(
+def _find_not_arrived(
     calls: Sequence[StuckCall], age: dict[int, int], job: Job
 ) -> Iterable[Root]:
     """
-    Ranks that should be in a call and are in none.
+    Yield the root for absent ranks that are in no stuck call.
     """
     inside = {rank for c in calls for rank in c.waiting}
     found = {
-        i: away
+        i: absent
         for i, c in enumerate(calls)
-        if (away := [r for r in c.absent if r not in inside])
+        if (absent := [r for r in c.absent if r not in inside])
     }
     if found:
-        ranks = sorted({r for away in found.values() for r in away})
-        # What only one call waits for needs no choice.
+        ranks = sorted({r for absent in found.values() for r in absent})
+        # With only one waiting call there is nothing to choose.
         has_choice = len(found) > 1
-        rows = next_rows(job, ranks[:_ROOTS_MOST_HABITS]) if has_choice else {}
-        # Another thread may go on with calls of its own for a while.
-        fresh = {
-            i: has_choice and not is_unprecedented([calls[i]], job.dumps)
+        rows = (
+            predict_next_rows(job, ranks[:_MAX_ABSENT_RANKS])
+            if has_choice
+            else {}
+        )
+        # Another thread may continue with its own calls for a while.
+        is_normal = {
+            i: has_choice and not is_longest_wait([calls[i]], job.dumps)
             for i in found
         }
         yield Root(
@@ -447,8 +453,8 @@ def _not_arrived(
                 sorted(
                     found,
                     key=lambda i: (
-                        fresh[i],
-                        *_turn(calls[i], rows, job),
+                        is_normal[i],
+                        *_turn_key(calls[i], rows, job),
                         age[i],
                     ),
                 )
@@ -456,18 +462,18 @@ def _not_arrived(
         )
 
 
-def _turn(
+def _turn_key(
     call: StuckCall, rows: Mapping[int, int], job: Job
 ) -> tuple[bool, float]:
     """
-    Whether and when it was the turn of a call, by what its absent ranks did.
+    Return a sort key that puts the call first that is due next.
 
-    Loops repeat their calls.  Where none was repeated yet, they at least visit
-    their groups in turn: a late rank would have entered next where it was least
+    Loops repeat their calls.  If none was repeated yet, they at least use
+    their groups in turn: a late rank would next enter the one it used least
     recently.
     """
     is_later = not any(
-        is_next_of(job, rank, rows[rank], call)
+        is_entry_into(job, rank, rows[rank], call)
         for rank in call.absent
         if rank in rows
     )
@@ -479,20 +485,22 @@ def _turn(
     return is_later, min((row for row in last if row >= 0), default=math.inf)
 
 
-def _end(part: Sequence[int], calls: Sequence[StuckCall], job: Job) -> Root:
-    here = [calls[i] for i in part]
-    first = here[0]
-    if missing := {r for c in here for r in c.missing}:
+def _classify_end(
+    part: Sequence[int], calls: Sequence[StuckCall], job: Job
+) -> Root:
+    end_calls = [calls[i] for i in part]
+    first = end_calls[0]
+    if missing := {r for c in end_calls for r in c.missing}:
         cause, ranks = Cause.RANK_CRASHED, missing
     elif len(part) > 1:
-        return _circle(part, calls, job)
+        return _classify_cycle(part, calls, job)
     elif first.unknown:
         cause, ranks = Cause.UNKNOWN, set(first.unknown)
-    elif ranks := blocked_in_launch(first, job.states):
+    elif ranks := find_blocked_in_launch(first, job.states):
         cause = Cause.RANK_BLOCKED_IN_LAUNCH
-    elif ranks := not_started(first, job.dumps):
+    elif ranks := find_not_started(first, job.dumps):
         cause = Cause.RANK_NOT_STARTED
-    elif late := arrived_late(first, job.dumps):
+    elif late := find_late_arrivals(first, job.dumps):
         cause, ranks = Cause.RANK_NOT_ARRIVED, set(late)
     else:
         cause, ranks = Cause.COLLECTIVE_STUCK_IN_FLIGHT, set(first.waiting)
@@ -500,57 +508,61 @@ def _end(part: Sequence[int], calls: Sequence[StuckCall], job: Job) -> Root:
     return Root(cause=cause, ranks=tuple(sorted(ranks)), calls=tuple(part))
 
 
-def _circle(part: Sequence[int], calls: Sequence[StuckCall], job: Job) -> Root:
+def _classify_cycle(
+    part: Sequence[int], calls: Sequence[StuckCall], job: Job
+) -> Root:
     """
-    Calls that wait for each other, and who is to blame for it.
+    Return the root for calls that wait for each other.
     """
-    here = [calls[i] for i in part]
-    everyone = {r for _, _, r in links(here)}
-    circle = Root(
+    cycle_calls = [calls[i] for i in part]
+    cycle_ranks = {r for _, _, r in find_waits(cycle_calls)}
+    cycle = Root(
         cause=Cause.GROUP_ORDER_DEADLOCK,
-        ranks=tuple(sorted(everyone)),
+        ranks=tuple(sorted(cycle_ranks)),
         calls=tuple(part),
     )
-    if all(c.p2p for c in here):
-        return attrs.evolve(circle, cause=Cause.P2P_DEADLOCK)
+    if all(c.p2p for c in cycle_calls):
+        return attrs.evolve(cycle, cause=Cause.P2P_DEADLOCK)
 
-    odd = odd_one_out(everyone, job.states)
-    left = find_departure(here, everyone, job)
-    if left is None or not left.ranks >= odd:
-        ranks = tuple(sorted(odd or everyone))
-        return attrs.evolve(circle, ranks=ranks)
+    odd = find_odd_rank(cycle_ranks, job.states)
+    violation = find_order_violation(cycle_calls, cycle_ranks, job)
+    if violation is None or not violation.ranks >= odd:
+        ranks = tuple(sorted(odd or cycle_ranks))
+        return attrs.evolve(cycle, ranks=ranks)
 
-    due = [] if left.due is None else [part[left.due]]
+    due = [] if violation.due is None else [part[violation.due]]
     return Root(
-        cause=left.cause,
-        ranks=tuple(sorted(odd or left.ranks)),
+        cause=violation.cause,
+        ranks=tuple(sorted(odd or violation.ranks)),
         calls=(*due, *(i for i in part if i not in due)),
-        is_guess=left.cause is Cause.SKIPPED_COLLECTIVE or not odd,
+        is_guess=violation.cause is Cause.SKIPPED_COLLECTIVE or not odd,
     )
 
 
-def _one_hang(
+def _merge_left_behind(
     roots: Sequence[Root],
     calls: Sequence[StuckCall],
     states: Sequence[GroupState],
 ) -> list[Root]:
     """
-    Tell of all ranks at once that are stuck in calls which others completed.
+    Merge the roots of ranks stuck in calls that completed for other members.
     """
-    alone = [
+    left_behind = [
         r
         for r in roots
         if r.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
         and is_left_behind(calls[r.calls[0]], states)
     ]
-    return _as_one(roots, alone, {rank for r in alone for rank in r.ranks})
+    return _merge_roots(
+        roots, left_behind, {rank for r in left_behind for rank in r.ranks}
+    )
 
 
-def _as_one(
+def _merge_roots(
     roots: Sequence[Root], alike: Sequence[Root], ranks: set[int]
 ) -> list[Root]:
     """
-    Tell of several roots of one cause as of one.
+    Merge several roots of one cause.
     """
     if not alike:
         return list(roots)
@@ -565,76 +577,74 @@ def _as_one(
 
 def is_left_behind(call: StuckCall, states: Sequence[GroupState]) -> bool:
     """
-    Whether a call completed for some members, but not for those inside.
+    Return whether a call completed for some members, but not for those inside.
 
     Args:
         call: A stuck call.
-
-        states: Where every rank stands in every group.
     """
     return not call.p2p and len(call.waiting) + len(call.awaited) < len(
         states[call.group].group.order
     )
 
 
-def _one_crash(
+def _merge_crashes(
     roots: Sequence[Root],
     calls: Sequence[StuckCall],
     age: Mapping[int, int],
     job: Job,
 ) -> list[Root]:
     """
-    Tell of all ranks that crashed at once: they may have shared a node.
+    Merge all crashes, because the ranks may have shared a node.
     """
     crashed = [r for r in roots if r.cause is Cause.RANK_CRASHED]
-    lost = {rank for r in crashed for rank in r.ranks}
-    likeliest = likeliest_lost(lost, calls, job.states)
+    missing = {rank for r in crashed for rank in r.ranks}
+    likeliest = find_likeliest_crashed(missing, calls, job.states)
     return [
-        attrs.evolve(r, calls=_as_owed(r.calls, calls, age, job))
+        attrs.evolve(r, calls=_sort_by_likelihood(r.calls, calls, age, job))
         if r.cause is Cause.RANK_CRASHED
         else r
-        for r in _as_one(roots, crashed, likeliest)
+        for r in _merge_roots(roots, crashed, likeliest)
     ]
 
 
-def _as_owed(
-    waits: Sequence[int],
+def _sort_by_likelihood(
+    indices: Sequence[int],
     calls: Sequence[StuckCall],
     age: Mapping[int, int],
     job: Job,
 ) -> tuple[int, ...]:
     """
-    Put that call first which the lost rank would most likely have entered.
+    Put the call first that the missing rank would most likely have entered.
 
-    It left no habit.  But others went by there; and what is called most often
-    is the likeliest to be due.
+    Its own call sequence is lost.  Ranks that passed there show the order;
+    else the call that is made most often is the likeliest.
     """
-    passed = kinds_passed([calls[i] for i in waits], job)
-    turn = dict(zip(waits, passed, strict=True))
+    passed = count_passed_kinds([calls[i] for i in indices], job)
+    turn = dict(zip(indices, passed, strict=True))
     return tuple(
         sorted(
-            waits,
+            indices,
             key=lambda i: (turn[i], calls[i].p2p, -calls[i].seq, age[i]),
         )
     )
 
 
-def _without_innocents(
+def _drop_explained(
     roots: Sequence[Root],
     calls: Sequence[StuckCall],
     states: Sequence[GroupState],
 ) -> list[Root]:
     """
-    Drop ranks whose lost dump explains nothing that is not explained already.
+    Drop unproven roots if proven ones explain them already.
 
-    A rank without a dump is taken to wait, too, if it is a member of a group
-    in which the waiting begins for a proven reason.
+    A rank without a dump probably waits, too, if it is a member of a group
+    with a proven root cause.
     """
-    proven = [r for r in roots if r.cause not in _GUESSED]
+    proven = [r for r in roots if r.cause not in _UNPROVEN_CAUSES]
     if not proven:
         return list(roots)
 
-    touched = {
+    explained = {
         rank
         for root in proven
         for i in root.calls
@@ -645,7 +655,8 @@ def _without_innocents(
         *(
             r
             for r in roots
-            if r.cause in _GUESSED and not touched.issuperset(r.ranks)
+            if r.cause in _UNPROVEN_CAUSES
+            and not explained.issuperset(r.ranks)
         ),
     ]
 
@@ -654,7 +665,7 @@ def _members(call: StuckCall, states: Sequence[GroupState]) -> Iterable[int]:
     return states[call.group].group.order
 
 
-def _with_victims(
+def _add_victims(
     roots: Iterable[Root],
     calls: Sequence[StuckCall],
     edges: Sequence[Iterable[int]],
@@ -668,7 +679,7 @@ def _with_victims(
     for root in roots:
         waiting = {
             rank
-            for i in reachable(root.calls, back)
+            for i in find_reachable(root.calls, back)
             for rank in calls[i].waiting
         }
         victims = tuple(sorted(waiting.difference(root.ranks)))

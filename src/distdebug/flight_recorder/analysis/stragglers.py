@@ -1,9 +1,8 @@
 """
-Which rank makes all others wait, again and again?
+Find stragglers: ranks that are the last to arrive again and again.
 
-The job runs, but one rank is always the last to arrive.  Clocks of hosts
-differ, so arrival times are first corrected by what the collectives themselves
-tell: everyone notices the end of a collective at the same time.
+Clocks of hosts differ.  All ranks notice the end of a collective at the same
+time, so arrival times are first corrected by these ends.
 """
 
 from __future__ import annotations
@@ -21,44 +20,40 @@ from .job import Job
 from .progress import Stream
 
 
-# Fewer calls than this prove no habit.
-_FEWEST_CALLS = 8
-_FEWEST_WAITS = 4
-# It causes this share of all waiting, in number and in time, …
-_HOW_OFTEN = 0.6
-# … which costs this share of the time.
-_HOW_MUCH = 0.1
+# Fewer calls are not significant.
+_MIN_CALLS = 8
+_MIN_WAITS = 4
+# A straggler causes this share of all waits, by number and by time …
+_MIN_SHARE_OF_WAITS = 0.6
+# … and they cost this share of the time.
+_MIN_SHARE_OF_TIME = 0.1
 # Hosts jitter by some milliseconds; devices do not.
-_SHORTEST_HOST_NS = 5_000_000
-_SHORTEST_DEVICE_NS = 100_000
-# It is the last one too often for chance, by this many standard deviations.
-_SIGMAS = 3
-# Nobody is late nearly all of the time: then it is its clock that is off.
-_MOST = 0.95
-# A watchdog notices the end of a call up to 100 ms late, and may do so in step
-# with the job: then no mean takes it away.
-_POLL_NS = 12_000_000
-# A delay has to exceed the doubt about the clocks by this factor.
-_SURE = 4
+_MIN_HOST_DELAY_NS = 5_000_000
+_MIN_DEVICE_DELAY_NS = 100_000
+# Minimum significance of coming last, in standard deviations.
+_MIN_SIGMAS = 3
+# A larger share is a clock offset, not a delay.
+_MAX_SHARE_OF_TIME = 0.95
+# A watchdog notices the end of a call up to 100 ms late.  If it polls in step
+# with the job, averaging does not remove this.
+_WATCHDOG_POLL_NS = 12_000_000
+# A delay has to exceed the uncertainty of the clocks by this factor.
+_MIN_DOUBT_FACTOR = 4
 
 
 @attrs.frozen(kw_only=True)
 class _Delay:
     """
-    How much one rank holds up one group.
+    Delay that one rank causes in one group.
 
     Attributes:
-        share: The share of the time that is lost by it.
+        share: Share of the time that is lost.
 
-        ns: How much is lost at a time, as a rule.
+        ns: Typical delay per call.
 
         kind: ``"host"`` or ``"device"``.
 
-        group: The group.
-
-        is_undecided: Whether nobody in the group is later than all others.
-
-        evidence: The times that say so.
+        is_undecided: Whether no rank of the group is later than all others.
     """
 
     share: float
@@ -70,10 +65,11 @@ class _Delay:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Table:
+class _CallTimes:
     """
-    The calls that all members of a group have on record: one row per rank,
-    one column per call.
+    Times of the calls that all members of a group have on record.
+
+    Arrays have one row per rank and one column per call.
     """
 
     group: GroupRef
@@ -86,62 +82,69 @@ class _Table:
 
 def find_stragglers(job: Job) -> list[Finding]:
     """
-    Find ranks that are always late, and say whether host or device is slow.
-
-    Args:
-        job: What is known about the job.
+    Find ranks that are always late, and whether their host or device is slow.
 
     Returns:
         One finding per rank, the worst first.
     """
-    tables = [t for i in range(len(job.states)) if (t := _table(job, i))]
-    late: dict[int, list[_Delay]] = defaultdict(list)
+    tables = [
+        t for i in range(len(job.states)) if (t := _collect_call_times(job, i))
+    ]
+    delays_by_rank: dict[int, list[_Delay]] = defaultdict(list)
     for table in tables:
-        for rank, delay in _delays(table, job).items():
-            late[rank].append(delay)
+        for rank, delay in _measure_delays(table, job).items():
+            delays_by_rank[rank].append(delay)
 
     culprits = {
-        rank: max(seen, key=lambda delay: delay.share)
-        for rank, seen in late.items()
-        if _is_late_everywhere(seen)
+        rank: max(delays, key=lambda delay: delay.share)
+        for rank, delays in delays_by_rank.items()
+        if _is_late_everywhere(delays)
     }
     ordered = sorted(culprits.items(), key=lambda item: -item[1].share)
-    return [_finding(rank, worst) for rank, worst in ordered]
+    return [_straggler_finding(rank, worst) for rank, worst in ordered]
 
 
-def _is_late_everywhere(seen: Sequence[_Delay]) -> bool:
+def _is_late_everywhere(delays: Sequence[_Delay]) -> bool:
     """
-    Peers of a late rank are late elsewhere; the culprit is late everywhere.
+    Return whether a rank is late in all of its groups.
 
-    Except that in a larger group, whoever waited for it is as late as it is.
+    Peers of a straggler are late in other groups only; the straggler is late
+    in all.  Larger groups are an exception: the peers that waited for it
+    arrive as late as it does.
     """
-    late_in = [set(d.group.ranks) for d in seen if d.share >= _HOW_MUCH]
+    late_in = [
+        set(d.group.ranks) for d in delays if d.share >= _MIN_SHARE_OF_TIME
+    ]
     return bool(late_in) and all(
-        d.share >= _HOW_MUCH
+        d.share >= _MIN_SHARE_OF_TIME
         or (d.is_undecided and any(g < set(d.group.ranks) for g in late_in))
-        for d in seen
+        for d in delays
     )
 
 
-def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
+def _measure_delays(table: _CallTimes, job: Job) -> dict[int, _Delay]:
     hosts = [job.dumps[r].host or f"rank {r}" for r in table.ranks]
     offsets, doubt = clock_offsets_ns(table.completed, hosts)
     arrived = table.created - offsets[:, None]
-    on_host = _lost_on_host(arrived)
-    # Whoever comes last waits least: its collectives are the shortest.
-    # Durations need no clock, so they outweigh the times of arrival.
-    tried = len(job.dumps)
+    on_host = _host_delays(arrived)
+    # The last rank waits least, so its collectives are the shortest.
+    # Durations do not depend on clocks, so they outweigh arrival times.
+    compared_ranks = len(job.dumps)
     measured = bool(np.isfinite(table.duration_ms).all())
     if measured:
-        on_device = _lead(-table.duration_ms * 1e6)
-        shares = _shares(on_device, arrived, _SHORTEST_DEVICE_NS, tried)
+        on_device = _lead_over_others(-table.duration_ms * 1e6)
+        shares = _delay_shares(
+            on_device, arrived, _MIN_DEVICE_DELAY_NS, compared_ranks
+        )
         is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
     else:
-        surely = max(_SURE * doubt, _SHORTEST_HOST_NS)
-        varying = _lost_on_host(_varying(arrived))
+        min_delay_ns = max(_MIN_DOUBT_FACTOR * doubt, _MIN_HOST_DELAY_NS)
+        varying = _host_delays(_remove_constant_delay(arrived))
         shares = np.maximum(
-            _shares(on_host, arrived, surely, tried),
-            _shares(varying, arrived, _SHORTEST_HOST_NS, tried),
+            _delay_shares(on_host, arrived, min_delay_ns, compared_ranks),
+            _delay_shares(
+                varying, arrived, _MIN_HOST_DELAY_NS, compared_ranks
+            ),
         )
         is_host = np.ones(len(table.ranks), bool)
 
@@ -152,7 +155,9 @@ def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
             kind="host" if host else "device",
             group=table.group,
             is_undecided=not shares[:, 0].any(),
-            evidence=_evidence(job.dumps[rank].path, rank, int(often), table),
+            evidence=_straggler_evidence(
+                job.dumps[rank].path, rank, int(often), table
+            ),
         )
         for rank, (share, ns, often), host in zip(
             table.ranks, shares.tolist(), is_host.tolist(), strict=True
@@ -160,7 +165,9 @@ def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
     }
 
 
-def _evidence(path: str, rank: int, often: int, table: _Table) -> Evidence:
+def _straggler_evidence(
+    path: str, rank: int, often: int, table: _CallTimes
+) -> Evidence:
     calls = f"#{table.seq[0]} to #{table.seq[-1]}"
     return Evidence(
         kind="dump",
@@ -171,40 +178,46 @@ def _evidence(path: str, rank: int, often: int, table: _Table) -> Evidence:
     )
 
 
-def _varying(arrived: NDArray[np.float64]) -> NDArray[np.float64]:
+def _remove_constant_delay(
+    arrived: NDArray[np.float64],
+) -> NDArray[np.float64]:
     """
-    Arrivals as if nobody were always late: that is no matter of clocks.
+    Remove constant delays of ranks, which may be clock offsets.
     """
-    apart = arrived - np.median(arrived, axis=0)
-    always = np.quantile(apart, 0.1, axis=1, keepdims=True)
-    varying: NDArray[np.float64] = arrived - always
+    deviations = arrived - np.median(arrived, axis=0)
+    constant = np.quantile(deviations, 0.1, axis=1, keepdims=True)
+    varying: NDArray[np.float64] = arrived - constant
     return varying
 
 
-def _shares(
-    lost: NDArray[np.float64],
+def _delay_shares(
+    delays: NDArray[np.float64],
     arrived: NDArray[np.float64],
-    least_ns: float,
-    tried: int,
+    min_delay_ns: float,
+    compared_ranks: int,
 ) -> NDArray[np.float64]:
     """
-    Which share of the time is lost by each rank, how much, and how often?
+    Return which share of the time each rank costs, how much, and how often.
 
     Returns:
-        One row (share, ns, calls) per rank; zeros for ranks that are not to blame.
+        One row (share, ns, calls) per rank; zeros for ranks that are no
+        stragglers.
     """
     span = float(np.median(arrived[:, -1] - arrived[:, 0]))
-    typical = np.array([_typical(row) for row in lost])
-    total = lost.sum(axis=1)
+    typical = np.array([_typical_delay(row) for row in delays])
+    total = delays.sum(axis=1)
     share = total / max(span, 1.0)
-    waits = lost > 0.1 * lost.max(initial=0)
+    waits = delays > 0.1 * delays.max(initial=0)
     often = waits.sum(axis=1)
     to_blame = (
-        (total >= _HOW_OFTEN * total.sum())
-        & (often >= max(_HOW_OFTEN * waits.sum(), _FEWEST_WAITS))
-        & (often >= _by_chance(int(waits.sum()), len(lost), tried))
-        & (typical >= least_ns)
-        & (share < _MOST)
+        (total >= _MIN_SHARE_OF_WAITS * total.sum())
+        & (often >= max(_MIN_SHARE_OF_WAITS * waits.sum(), _MIN_WAITS))
+        & (
+            often
+            >= _chance_limit(int(waits.sum()), len(delays), compared_ranks)
+        )
+        & (typical >= min_delay_ns)
+        & (share < _MAX_SHARE_OF_TIME)
     )
     shares: NDArray[np.float64] = np.where(
         to_blame, [share, typical, often], 0.0
@@ -212,34 +225,33 @@ def _shares(
     return shares
 
 
-def _by_chance(calls: int, ranks: int, tried: int) -> float:
+def _chance_limit(calls: int, ranks: int, compared_ranks: int) -> float:
     """
-    How often one of *ranks* equal ranks may come last in so many calls.
+    Return how often one of *ranks* equal ranks may come last by chance.
 
-    Of many ranks in a job, one is unluckier than the rest: *tried* is how many
-    are looked at.
+    The more ranks are compared, the more often the unluckiest one comes last.
     """
     mean = calls / ranks
     deviation = np.sqrt(mean * (1 - 1 / ranks))
-    sigmas = np.sqrt(_SIGMAS**2 + 2 * np.log(tried))
+    sigmas = np.sqrt(_MIN_SIGMAS**2 + 2 * np.log(compared_ranks))
     return float(mean + sigmas * deviation)
 
 
-def _lost_on_host(arrived: NDArray[np.float64]) -> NDArray[np.float64]:
+def _host_delays(arrived: NDArray[np.float64]) -> NDArray[np.float64]:
     """
-    How long all others waited for each rank (row) in each call (column).
+    Return the wait of all others for each rank (row) in each call (column).
     """
-    # Calls come in bursts: a delay counts once, not for each call of a burst.
+    # A delay before a burst of calls counts once, not for each call.
     since_last = np.diff(arrived, axis=1, prepend=arrived[:, :1])
-    lost: NDArray[np.float64] = np.minimum(
-        _lead(arrived), np.maximum(since_last, 0)
+    delays: NDArray[np.float64] = np.minimum(
+        _lead_over_others(arrived), np.maximum(since_last, 0)
     )
-    return lost
+    return delays
 
 
-def _lead(order: NDArray[np.float64]) -> NDArray[np.float64]:
+def _lead_over_others(order: NDArray[np.float64]) -> NDArray[np.float64]:
     """
-    By how much each rank (row) exceeds all others, call by call; 0 if not.
+    Return how far each rank (row) exceeds all others, per call; 0 if not.
     """
     top = np.sort(order, axis=0)[-2:]
     lead: NDArray[np.float64] = np.maximum(order - top[0], 0) * (
@@ -248,12 +260,12 @@ def _lead(order: NDArray[np.float64]) -> NDArray[np.float64]:
     return lead
 
 
-def _typical(lost: NDArray[np.float64]) -> float:
-    counts = lost[lost > 0.1 * lost.max(initial=0)]
+def _typical_delay(delays: NDArray[np.float64]) -> float:
+    counts = delays[delays > 0.1 * delays.max(initial=0)]
     return float(np.median(counts)) if len(counts) else 0.0
 
 
-def _finding(rank: int, delay: _Delay) -> Finding:
+def _straggler_finding(rank: int, delay: _Delay) -> Finding:
     advice = {
         "host": "data loading, CPU limits, other processes",
         "device": "clocks, temperature, ECC errors, other processes",
@@ -272,7 +284,7 @@ def _finding(rank: int, delay: _Delay) -> Finding:
     )
 
 
-def _table(job: Job, index: int) -> _Table | None:
+def _collect_call_times(job: Job, index: int) -> _CallTimes | None:
     ranks = [
         r for r in job.states[index].group.order if r in job.dumps.by_rank
     ]
@@ -285,14 +297,14 @@ def _table(job: Job, index: int) -> _Table | None:
     for s in known[1:]:
         if not np.array_equal(common, s.seq):
             common = np.intersect1d(common, s.seq, assume_unique=True)
-    if len(common) < _FEWEST_CALLS:
+    if len(common) < _MIN_CALLS:
         return None
 
     rows = [s.row[np.searchsorted(s.seq, common)] for s in known]
     cells = [
         (job.dumps[r].entries, at) for r, at in zip(ranks, rows, strict=True)
     ]
-    return _Table(
+    return _CallTimes(
         group=job.states[index].group.ref,
         ranks=tuple(ranks),
         seq=common,
@@ -306,17 +318,17 @@ def clock_offsets_ns(
     completed: NDArray[np.float64], hosts: Sequence[object]
 ) -> tuple[NDArray[np.float64], float]:
     """
-    Estimate by how much the clock of each rank is ahead of the median clock.
+    Estimate how far the clock of each rank is ahead of the median clock.
 
     Args:
-        completed: When each rank (row) noticed the end of each collective
-            (column), in nanoseconds; 0 where it did not.
+        completed: Time at which each rank (row) noticed the end of each
+            collective (column), in nanoseconds; 0 where it did not.
 
-        hosts: The host of each rank; ranks of a host share a clock.
+        hosts: Host of each rank; ranks of a host share a clock.
 
     Returns:
-        One offset per rank, and how far off they may be (one standard error),
-        in nanoseconds.
+        One offset per rank, and their uncertainty (one standard error), in
+        nanoseconds.
     """
     if len(set(hosts)) == 1:
         return np.zeros(len(completed)), 0.0
@@ -326,12 +338,12 @@ def clock_offsets_ns(
         return np.zeros(len(completed)), np.inf
 
     ends = completed[:, known]
-    apart = ends - np.median(ends, axis=0)
-    own = np.median(apart, axis=1)
-    noise = np.median(np.abs(apart - own[:, None])) * 1.5
-    doubt = float(max(1.5 * noise / np.sqrt(ends.shape[1]), _POLL_NS))
+    deviations = ends - np.median(ends, axis=0)
+    offsets = np.median(deviations, axis=1)
+    noise = np.median(np.abs(deviations - offsets[:, None])) * 1.5
+    doubt = float(max(1.5 * noise / np.sqrt(ends.shape[1]), _WATCHDOG_POLL_NS))
     by_host: dict[object, list[float]] = defaultdict(list)
-    for host, offset in zip(hosts, own.tolist(), strict=True):
+    for host, offset in zip(hosts, offsets.tolist(), strict=True):
         by_host[host].append(offset)
 
     return np.array([np.median(by_host[h]) for h in hosts]), doubt

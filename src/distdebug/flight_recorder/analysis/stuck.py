@@ -1,10 +1,9 @@
 """
-Which calls are stuck, who waits in them, and for whom?
+Find stuck calls, the ranks that wait in them, and the ranks they wait for.
 
 A member is *absent* from a call if its dump shows that it did not enter it.
-A dump proves nothing about what came after it: if another member completed a
-later call that needs everyone, the dump is merely older, and its rank is
-*outdated*, not absent.
+A dump proves nothing about the time after it was taken: if another member
+completed a later call that needs all members, the rank is *outdated* instead.
 """
 
 from __future__ import annotations
@@ -19,13 +18,18 @@ from ...findings import CollectiveRef, Evidence
 from ...usercode import user_location
 from ..reading.columns import Dumps, RankDump
 from .job import Channel, Job, Side
-from .progress import GroupState, Position, ended_s, failed_off_record
+from .progress import (
+    GroupState,
+    Position,
+    failed_in_unrecorded_call,
+    sigterm_time_s,
+)
 
 
-# A rank waits in a handful of groups; whoever claims more is not believed.
-_MOST_CALLS = 64
-# Dumps of one hang are not taken further apart; an older one was left over.
-_LONGEST_BETWEEN_DUMPS_NS = 60 * 10**9
+# A rank waits in a few groups; more are implausible.
+_MAX_CALLS_PER_RANK = 64
+# Dumps of one hang are not taken further apart; older ones are leftovers.
+_MAX_DUMP_GAP_NS = 60 * 10**9
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -34,19 +38,17 @@ class StuckCall:
     A call that some ranks entered and that did not complete.
 
     Attributes:
-        group: The group, as index.
+        group: Index of the group.
 
-        seq: The sequence number; of a receive or send, its own.
+        seq: Sequence number; sends and receives have their own.
 
-        waiting: The ranks inside, and the position of their record.
+        waiting: Record index of each rank that is inside.
 
         absent: Ranks whose dump shows that they did not enter.
 
         missing: Ranks without a dump.
 
-        unknown: Ranks whose dump does not tell.
-
-        p2p: Whether it is point-to-point.
+        unknown: Ranks whose dump does not show it.
     """
 
     group: int
@@ -60,7 +62,7 @@ class StuckCall:
     @property
     def awaited(self) -> tuple[int, ...]:
         """
-        Everyone who is not known to have entered.
+        All ranks that are not known to have entered.
         """
         return tuple(sorted({*self.absent, *self.missing, *self.unknown}))
 
@@ -69,20 +71,10 @@ def find_outdated(
     states: Sequence[GroupState], channels: Iterable[Channel], dumps: Dumps
 ) -> frozenset[int]:
     """
-    Find ranks whose dump shows less than what they have done.
+    Find ranks whose dump shows less than their real progress.
 
-    Others saw them do more, or the end of the file, which holds the newest
+    Other ranks saw more of it, or the end of the file, which holds the newest
     records, is lost.
-
-    Args:
-        states: Where every rank stands in every group.
-
-        channels: The point-to-point traffic.
-
-        dumps: What the ranks recorded.
-
-    Returns:
-        The ranks.
     """
     outdated = {d.rank for d in dumps if d.truncated}
     outdated |= {
@@ -90,11 +82,11 @@ def find_outdated(
         for state in states
         for done in [state.sync_done]
         for p in state.positions.values()
-        # It did more; or it was inside a call that then completed.
+        # It entered more, or the call that it was in completed.
         if p.last < done or 0 < p.pending <= done
     }
     for c in channels:
-        # Received more than sent: the dump of the sender is older.
+        # More received than sent: the dump of the sender is older.
         if c.recv and c.recv.is_whole and (c.send is None or c.send.is_whole):
             received = len(c.recv.rows) - c.recv.pending
             if c.send and received > len(c.send.rows):
@@ -110,61 +102,59 @@ def find_stuck_calls(
     outdated: frozenset[int],
 ) -> list[StuckCall]:
     """
-    Find the oldest call that is stuck in each group, and between ranks.
+    Find the oldest stuck call of each group, and of each channel.
 
     Args:
-        states: Where every rank stands in every group.
-
-        channels: The point-to-point traffic.
-
-        dumps: What the ranks recorded.
-
-        outdated: What :func:`find_outdated` returned.
+        outdated: Result of :func:`find_outdated`.
 
     Returns:
-        The calls; of a group, at most one collective.
+        The calls; at most one collective per group.
     """
     calls = [
-        _without_left_overs(call, outdated, dumps)
+        _count_old_dumps_as_missing(call, outdated, dumps)
         for i, s in enumerate(states)
         if (call := _stuck_collective(i, s, outdated)) is not None
     ]
     off_record = {
-        d.rank for d in dumps if d.sidecar and failed_off_record(d.sidecar)
+        d.rank
+        for d in dumps
+        if d.sidecar and failed_in_unrecorded_call(d.sidecar)
     }
     return [
-        *(_without_elsewhere(call, off_record) for call in calls),
+        *(_count_off_record_as_unknown(call, off_record) for call in calls),
         *_stuck_p2p(channels, dumps, outdated),
     ]
 
 
-def _without_elsewhere(call: StuckCall, off_record: set[int]) -> StuckCall:
+def _count_off_record_as_unknown(
+    call: StuckCall, off_record: set[int]
+) -> StuckCall:
     """
-    Ranks that failed in a call that is not on record waited there themselves.
+    Move ranks that failed in an unrecorded call from absent to unknown.
     """
-    here = off_record.intersection(call.absent)
+    off_record_ranks = off_record.intersection(call.absent)
     return attrs.evolve(
         call,
-        absent=tuple(r for r in call.absent if r not in here),
-        unknown=tuple(sorted(here.union(call.unknown))),
+        absent=tuple(r for r in call.absent if r not in off_record_ranks),
+        unknown=tuple(sorted(off_record_ranks.union(call.unknown))),
     )
 
 
 def _stuck_collective(
     index: int, state: GroupState, outdated: frozenset[int]
 ) -> StuckCall | None:
-    everyone = state.positions.values()
+    positions = state.positions.values()
     done = state.sync_done
-    waits_in = {p.rank: _waits_in(p, done) for p in everyone}
-    seq = min(filter(None, waits_in.values()), default=0)
+    pending = {p.rank: _pending_seq(p, done) for p in positions}
+    seq = min(filter(None, pending.values()), default=0)
     if not seq:
         return None
 
-    inside = {p.rank: p.row for p in everyone if waits_in[p.rank] == seq}
-    behind = [p.rank for p in everyone if p.last < seq]
-    old = [r for r in behind if r in outdated]
-    # As many were seen to move between the dumps as wait: the group runs.
-    if len(old) >= len(inside):
+    inside = {p.rank: p.row for p in positions if pending[p.rank] == seq}
+    behind = [p.rank for p in positions if p.last < seq]
+    behind_outdated = [r for r in behind if r in outdated]
+    # As many ranks moved between the dumps as wait: the group is running.
+    if len(behind_outdated) >= len(inside):
         return None
 
     return StuckCall(
@@ -173,49 +163,50 @@ def _stuck_collective(
         waiting=inside,
         absent=tuple(sorted(r for r in behind if r not in outdated)),
         missing=state.missing,
-        unknown=tuple(sorted([*state.unknown, *old])),
+        unknown=tuple(sorted([*state.unknown, *behind_outdated])),
     )
 
 
-def _without_left_overs(
+def _count_old_dumps_as_missing(
     call: StuckCall, outdated: frozenset[int], dumps: Dumps
 ) -> StuckCall:
     """
-    Count ranks as missing whose dump ends long before the call began.
+    Move ranks whose dump ends long before the call from unknown to missing.
     """
-    limit = since_ns(call, dumps) - _LONGEST_BETWEEN_DUMPS_NS
-    gone = {
+    limit = first_entered_ns(call, dumps) - _MAX_DUMP_GAP_NS
+    missing = {
         r
         for r in outdated.intersection(call.unknown)
-        if dumps[r].sidecar is None and last_sign_ns(dumps[r]) < limit
+        if dumps[r].sidecar is None and last_activity_ns(dumps[r]) < limit
     }
-    if not gone:
+    if not missing:
         return call
 
     return attrs.evolve(
         call,
-        missing=tuple(sorted(gone.union(call.missing))),
-        unknown=tuple(r for r in call.unknown if r not in gone),
+        missing=tuple(sorted(missing.union(call.missing))),
+        unknown=tuple(r for r in call.unknown if r not in missing),
     )
 
 
-def last_sign_ns(dump: RankDump) -> int:
+def last_activity_ns(dump: RankDump) -> int:
     """
-    When did anything on record of this rank happen last?
-
-    Args:
-        dump: What it recorded.
+    Return the time of the newest event on record of a rank.
 
     Returns:
-        Nanoseconds since the epoch, by its clock; 0 if nothing is on record.
+        Nanoseconds since the epoch, by the clock of its host; 0 if there is
+        none.
     """
     e = dump.entries
     return int(max(e.created_ns.max(initial=0), e.completed_ns.max(initial=0)))
 
 
-def _waits_in(p: Position, done: int) -> int:
+def _pending_seq(p: Position, done: int) -> int:
     """
-    The oldest call that *p* waits in, if everyone entered up to *done*.
+    Return the oldest call that *p* waits in; 0 if none.
+
+    Args:
+        done: Newest call that all members entered.
     """
     if p.pending > done:
         return p.pending
@@ -233,18 +224,20 @@ def _stuck_p2p(
         ):
             if mine is None or not mine.pending:
                 continue
-            met = _is_met(mine, theirs)
-            if met and mine is c.send:
-                continue  # Told once, from the side of the receiver.
-            call = _p2p_call(c, mine, theirs if met else None, peer, dumps)
+            has_counterpart = _has_counterpart(mine, theirs)
+            if has_counterpart and mine is c.send:
+                continue  # The receiving side reports it.
+            call = _p2p_call(
+                c, mine, theirs if has_counterpart else None, peer, dumps
+            )
             if peer in outdated:
                 call = attrs.evolve(call, absent=(), unknown=call.absent)
             yield call
 
 
-def _is_met(mine: Side, theirs: Side | None) -> bool:
+def _has_counterpart(mine: Side, theirs: Side | None) -> bool:
     """
-    Whether the other side entered the call that I wait in.
+    Return whether the peer entered the pending call.
     """
     if theirs is None:
         return False
@@ -261,26 +254,21 @@ def _p2p_call(
     waiting = {mine.rank: row}
     if theirs is not None and theirs.pending:
         waiting[theirs.rank] = theirs.oldest_pending
-    away = () if theirs is not None else (peer,)
+    awaited = () if theirs is not None else (peer,)
     has_dump = peer in dumps.by_rank
     return StuckCall(
         group=c.group,
         seq=int(dumps[mine.rank].entries.p2p_seq[row]),
         waiting=waiting,
-        absent=away if has_dump else (),
-        missing=() if has_dump else away,
+        absent=awaited if has_dump else (),
+        missing=() if has_dump else awaited,
         p2p=True,
     )
 
 
-def since_ns(call: StuckCall, dumps: Dumps) -> int:
+def first_entered_ns(call: StuckCall, dumps: Dumps) -> int:
     """
-    When did the first rank enter a stuck call?
-
-    Args:
-        call: One of those that are stuck.
-
-        dumps: What the ranks recorded.
+    Return when the first rank entered a stuck call.
 
     Returns:
         Nanoseconds since the epoch, by the clock of that rank's host.
@@ -291,21 +279,21 @@ def since_ns(call: StuckCall, dumps: Dumps) -> int:
     )
 
 
-def links(
+def find_waits(
     calls: Sequence[StuckCall],
 ) -> Iterator[tuple[int, int, int]]:
     """
-    Find which stuck calls wait for which others, and because of which rank.
+    Find which stuck calls wait for which others, and through which rank.
 
     A call waits for another one if a rank that should enter it is inside the
-    other one, or if a rank entered both and the other one came first: a device
-    runs them in that order.
+    other one, or if a rank entered both and the other one came first, because
+    devices run calls in that order.
 
     Args:
-        calls: What :func:`find_stuck_calls` returned.
+        calls: Result of :func:`find_stuck_calls`.
 
-    Returns:
-        Triples (call, call it waits for, rank), calls as index.
+    Yields:
+        Triples (index of the call, index of the call it waits for, rank).
     """
     inside = _oldest_calls(calls)
     for i, call in enumerate(calls):
@@ -321,7 +309,7 @@ def links(
 
 def _oldest_calls(calls: Sequence[StuckCall]) -> dict[int, list[int]]:
     """
-    The calls that each rank is inside, oldest first; of very many, some.
+    Return the oldest calls that each rank is inside, up to a limit.
     """
     inside: dict[int, list[int]] = defaultdict(list)
     for i, call in enumerate(calls):
@@ -332,53 +320,48 @@ def _oldest_calls(calls: Sequence[StuckCall]) -> dict[int, list[int]]:
         list,
         {
             rank: sorted(found, key=lambda i: calls[i].waiting[rank])[
-                :_MOST_CALLS
+                :_MAX_CALLS_PER_RANK
             ]
             for rank, found in inside.items()
         },
     )
 
 
-def link(calls: Sequence[StuckCall]) -> list[set[int]]:
+def build_wait_graph(calls: Sequence[StuckCall]) -> list[set[int]]:
     """
-    Find which stuck calls wait for which others.
+    Return, for each stuck call, the indices of the calls it waits for.
 
     Args:
-        calls: What :func:`find_stuck_calls` returned.
-
-    Returns:
-        For each call, the calls (as index) that it waits for.
+        calls: Result of :func:`find_stuck_calls`.
     """
     edges: list[set[int]] = [set() for _ in calls]
-    for i, j, _ in links(calls):
+    for i, j, _ in find_waits(calls):
         edges[i].add(j)
 
     return edges
 
 
-_LONGEST_NS = 30 * 10**9
-# Asking a rank for its dump takes a moment, in which its peers wait.
-_LONGEST_ASKED_NS = 10**9
-_ASKED = {"request", "call"}
-# Nor are all ranks told at once that the job is to end.
-_LONGEST_ENDING_NS = 10 * 10**9
-_LONGEST_DUMP_NS = 5 * 10**9
-# Shorter silences are of every job, longer ones than this many pauses of few.
-_SHORTEST_SILENCE_S = 5.0
-_PAUSES = 2
+_MAX_NORMAL_WAIT_NS = 30 * 10**9
+# While a rank writes a requested dump, its peers wait.
+_MIN_REQUEST_WAIT_NS = 10**9
+_REQUEST_REASONS = {"request", "call"}
+# Ranks do not receive the signal to end at the same time.
+_MAX_SHUTDOWN_NS = 10 * 10**9
+_MAX_DUMP_DURATION_NS = 5 * 10**9
+# A silence is unusual if it is longer, and this many times the longest pause.
+_MIN_SILENCE_S = 5.0
+_MIN_PAUSE_FACTOR = 2
 
 
-def are_fresh(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
+def is_normal_wait(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
     """
-    Whether no call waits for longer than is normal in this job.
+    Return whether no call has waited longer than is normal in this job.
 
     Args:
         calls: All stuck calls.
 
-        dumps: What the ranks recorded, and when each dump was taken.
-
     Returns:
-        ``False`` also where it is not known when the dumps were taken.
+        ``False`` also if it is unknown when the dumps were taken.
     """
     oldest: dict[int, int] = {}
     for call in calls:
@@ -386,38 +369,38 @@ def are_fresh(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
             created = int(dumps[rank].entries.created_ns[row])
             oldest[rank] = min(oldest.get(rank, created), created)
 
-    end_s = ended_s(dumps)
+    end_s = sigterm_time_s(dumps)
     return all(
-        _earliest_ns(dumps[rank])
-        <= _until_ns(dumps[rank], end_s) - created
-        <= _normal_ns(dumps[rank], is_ended=end_s is not None)
+        _min_age_ns(dumps[rank])
+        <= _wait_end_ns(dumps[rank], end_s) - created
+        <= _normal_wait_ns(dumps[rank], is_ended=end_s is not None)
         for rank, created in oldest.items()
     )
 
 
-def _until_ns(dump: RankDump, end_s: float | None) -> int:
+def _wait_end_ns(dump: RankDump, end_s: float | None) -> int:
     """
-    Until when may a rank have waited for others that went on?
+    Return until when a rank may have waited for others that continued.
     """
     if end_s is None:
         return dump.written_ns
 
     end_ns = int(1e9 * end_s)
-    is_one_end = dump.written_ns - end_ns <= _LONGEST_ENDING_NS
-    return min(dump.written_ns, end_ns) if is_one_end else dump.written_ns
+    is_same_shutdown = dump.written_ns - end_ns <= _MAX_SHUTDOWN_NS
+    return (
+        min(dump.written_ns, end_ns) if is_same_shutdown else dump.written_ns
+    )
 
 
-def is_unprecedented(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
+def is_longest_wait(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
     """
-    Whether one of these calls waits for longer than its ranks ever paused.
+    Return whether a rank has waited longer than any pause in its records.
 
     Args:
         calls: Some stuck calls.
 
-        dumps: What the ranks recorded, and when each dump was taken.
-
     Returns:
-        ``True`` also where it is not known when the dumps were taken.
+        ``True`` also if it is unknown when the dumps were taken.
     """
     return any(
         age is None or age > _longest_pause_ns(dumps[rank])
@@ -427,17 +410,15 @@ def is_unprecedented(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
     )
 
 
-def waited_ns(calls: Iterable[StuckCall], dumps: Dumps) -> int | None:
+def longest_wait_ns(calls: Iterable[StuckCall], dumps: Dumps) -> int | None:
     """
-    For how long has somebody waited in these calls?
+    Return the longest wait of any rank in some stuck calls.
 
     Args:
         calls: Some stuck calls.
 
-        dumps: What the ranks recorded, and when each dump was taken.
-
     Returns:
-        Nanoseconds; ``None`` where no side-car tells when a dump was taken.
+        Nanoseconds; ``None`` if no sidecar shows when a dump was taken.
     """
     ages = [
         age
@@ -448,27 +429,24 @@ def waited_ns(calls: Iterable[StuckCall], dumps: Dumps) -> int | None:
     return max(ages, default=None)
 
 
-def silent_s(dumps: Dumps) -> float:
+def measure_silence_s(dumps: Dumps) -> float:
     """
-    For how long did no rank record anything, if that never was so before?
-
-    Args:
-        dumps: What the ranks recorded, and when each dump was taken.
+    Return how long no rank has recorded anything, if that is unusual.
 
     Returns:
-        Seconds; 0 if such silences are normal in this job, or if it is not
-        known of each rank when its dump was taken.
+        Seconds; 0 if silences of this length are normal in this job, or if it
+        is unknown for some rank when its dump was taken.
     """
     if any(d.sidecar is None or not len(d.entries) for d in dumps):
         return 0.0
 
-    ages = [d.written_ns - last_sign_ns(d) for d in dumps]
+    ages = [d.written_ns - last_activity_ns(d) for d in dumps]
     is_new = all(
-        age > _PAUSES * _longest_pause_ns(dump)
+        age > _MIN_PAUSE_FACTOR * _longest_pause_ns(dump)
         for age, dump in zip(ages, dumps, strict=True)
     )
     seconds = min(ages, default=0) / 1e9
-    return seconds if is_new and seconds >= _SHORTEST_SILENCE_S else 0.0
+    return seconds if is_new and seconds >= _MIN_SILENCE_S else 0.0
 
 
 def _age_ns(call: StuckCall, rank: int, dumps: Dumps) -> int | None:
@@ -484,43 +462,40 @@ def _longest_pause_ns(dump: RankDump) -> int:
     return int(gaps.max(initial=0))
 
 
-def _earliest_ns(dump: RankDump) -> int:
+def _min_age_ns(dump: RankDump) -> int:
     """
-    How old a wait must be at least for the times to make sense.
+    Return the minimum age of a wait with plausible times.
     """
-    # A side-car is written first; calls may come while the dump is taken.
-    return -_LONGEST_DUMP_NS if dump.sidecar else 0
+    # The sidecar is written first; calls may follow until the dump is taken.
+    return -_MAX_DUMP_DURATION_NS if dump.sidecar else 0
 
 
-def _normal_ns(dump: RankDump, *, is_ended: bool) -> float:
+def _normal_wait_ns(dump: RankDump, *, is_ended: bool) -> float:
     """
-    How long the rank has been seen to go without a new call, or to wait.
+    Return the longest normal time of a rank between or within calls.
     """
     e = dump.entries
-    asked = dump.sidecar is not None and dump.sidecar.reason in _ASKED
-    least = _LONGEST_ASKED_NS if asked or is_ended else 0
+    is_requested = (
+        dump.sidecar is not None and dump.sidecar.reason in _REQUEST_REASONS
+    )
+    min_wait = _MIN_REQUEST_WAIT_NS if is_requested or is_ended else 0
     if len(e) < 8:
-        return least
+        return min_wait
 
     gaps = np.diff(np.sort(e.created_ns))
     took = (e.completed_ns - e.created_ns)[e.completed_ns > 0]
     longest = max(
         float(np.quantile(part, 0.95)) for part in (gaps, took) if len(part)
     )
-    return max(min(longest, _LONGEST_NS), least)
+    return max(min(longest, _MAX_NORMAL_WAIT_NS), min_wait)
 
 
-_STATES = ("scheduled", "started", "completed")
+_STATE_NAMES = ("scheduled", "started", "completed")
 
 
-def collective_of(job: Job, call: StuckCall) -> CollectiveRef:
+def collective_ref(job: Job, call: StuckCall) -> CollectiveRef:
     """
-    What is a stuck call, by the record of a rank that waits in it?
-
-    Args:
-        job: What is known about the job.
-
-        call: One of those that are stuck.
+    Return the reference to a stuck call, by the record of a waiting rank.
     """
     for rank, row in call.waiting.items():
         entries = job.dumps[rank].entries
@@ -534,14 +509,9 @@ def collective_of(job: Job, call: StuckCall) -> CollectiveRef:
 
 def call_text(job: Job, call: StuckCall) -> str:
     """
-    Name a stuck call: ``all_reduce #9 of group 'dp'``.
-
-    Args:
-        job: What is known about the job.
-
-        call: One of those that are stuck.
+    Return the name of a stuck call: ``all_reduce #9 of group 'dp'``.
     """
-    what = str(collective_of(job, call))
+    what = str(collective_ref(job, call))
     rank, row = next(iter(call.waiting.items()))
     operation = job.operation(rank, row)
     if operation.is_p2p:
@@ -555,12 +525,7 @@ def call_text(job: Job, call: StuckCall) -> str:
 
 def awaited_text(job: Job, call: StuckCall) -> str:
     """
-    Name what is missing from a stuck call: itself, or the other end of it.
-
-    Args:
-        job: What is known about the job.
-
-        call: One of those that are stuck.
+    Return the name of the awaited call: the same one, or its other end.
     """
     rank, row = next(iter(call.waiting.items()))
     operation = job.operation(rank, row)
@@ -576,21 +541,19 @@ def record_evidence(
     job: Job, rank: int, row: int, *, what: str = ""
 ) -> Evidence:
     """
-    Quote one record of one rank.
+    Return one record of one rank as evidence.
 
     Args:
-        job: What is known about the job.
-
         rank: Global rank.
 
-        row: Position of the record in its dump.
+        row: Record index.
 
-        what: What it shows, to begin with.
+        what: Prefix of the quote.
     """
     dump = job.dumps[rank]
     e = dump.entries
     operation = job.operation(rank, row)
-    state = _STATES[int(e.state[row])]
+    state = _STATE_NAMES[int(e.state[row])]
     if not operation.has_events:
         state = "returned" if e.retired[row] else "in flight"
     group = job.membership.groups[

@@ -1,7 +1,7 @@
 """
-How do files from anywhere become columns, safely?
+Find, decode, and assemble Flight Recorder dump files.
 
-Which files there are (`files`), what is in them (`sandbox`, `decode`,
-`extract`), which of them count (`stale`, `choose`), and how they are put
-together (`assemble`).
+`files` finds the files, `sandbox` decodes them in child processes (`decode`,
+`extract`), and `assemble` chooses one dump per rank and joins them into shared
+tables (`columns`).
 """

@@ -1,5 +1,5 @@
 """
-How do the columns of one file join those of the others?
+Assemble decoded files into dumps: choose one per rank, reject stale ones.
 
 Each file numbers its operations, groups, and shapes on its own.  Here they get
 numbers that all ranks share, so that ranks are compared by comparing integers.
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ..._text import clean
 from ...errors import DumpFormatError
 from ...findings import Missing
-from ..sidecar import MOST_RANKS, Sidecar
+from ..sidecar import MAX_RANKS, Sidecar
 from .columns import (
     COMPLETED,
     Entries,
@@ -37,74 +37,74 @@ from .columns import (
     Shapes,
 )
 from .decode import LENGTHS, Message
-from .extract import COLUMNS, SHAPE_TEXT
-from .files import DumpFile, Found
+from .extract import COLUMNS, SHAPE_JSON
+from .files import DumpFile, FoundFiles
 
 
-# Of the sandbox, which answers with what a hostile file made of it.
-_WRONG = (
+# Raised by answers of the sandbox that a malicious file has forged.
+_INVALID_ERRORS = (
     *(IndexError, KeyError, OverflowError),
     *(RecursionError, TypeError, ValueError, struct.error),
 )
 
-_LONGEST_REASON = 1000
+_REASON_LIMIT = 1000
 
-_CODES = {"i": "i4", "q": "i8", "d": "f8"}
+_DTYPES = {"i": "i4", "q": "i8", "d": "f8"}
 
-_RANKS = re.compile(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
+_RANKS_TEXT = re.compile(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
 
 
 class UnusableError(DumpFormatError):
     """
-    A file is no readable dump.
+    A file is not a readable dump.
 
     Args:
-        message: Why not.
+        message: The reason.
 
-        is_alien: Whether it does not even look like one.
+        is_foreign: Whether it does not even look like a dump.
     """
 
-    is_alien: bool
+    is_foreign: bool
 
-    def __init__(self, message: str, *, is_alien: bool) -> None:
+    def __init__(self, message: str, *, is_foreign: bool) -> None:
         super().__init__(message)
-        self.is_alien = is_alien
+        self.is_foreign = is_foreign
 
 
 class Tables:
     """
-    The tables that all ranks share, growing file by file.
+    Tables of groups, operations, and shapes that all ranks share.
     """
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str], int] = {}
         self._ops: dict[str, int] = {}
         self._shapes: dict[str, int] = {}
-        # Of each shape: elements that go in and come out, and types.
-        self._numbers = array("q")
+        # Per shape: input elements, output elements, and code of the types.
+        self._elements_and_types = array("q")
         self._types: dict[object, int] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
 
     @property
     def groups(self) -> tuple[tuple[str, str], ...]:
         """
-        Name and description of each group.
+        Return name and description of each group.
         """
         return tuple(self._groups)
 
     @property
     def ops(self) -> tuple[str, ...]:
         """
-        The operations.
+        Return the operations.
         """
         return tuple(self._ops)
 
     @property
     def shapes(self) -> Shapes:
         """
-        The shapes.
+        Return the shapes.
         """
-        numbers = np.array(self._numbers, np.int64).reshape(-1, 3)
+        numbers = np.array(self._elements_and_types, np.int64).reshape(-1, 3)
         return Shapes(
             texts=tuple(self._shapes),
             elements=numbers[:, :2],
@@ -115,10 +115,10 @@ class Tables:
         self, file: DumpFile, message: Message
     ) -> tuple[RankDump, dict[str, Any]]:
         """
-        Make a dump of what the sandbox answered.
+        Parse the answer of a decoder into a dump.
 
         Args:
-            file: Where it comes from.  Without a rank, the dump has rank -1.
+            file: The decoded file.  Without a rank, the dump has rank -1.
 
             message: The answer.
 
@@ -129,15 +129,15 @@ class Tables:
             UnusableError: The file cannot be used.
         """
         try:
-            header, start = _header(message)
+            header, start = _parse_header(message)
             dump = self._dump(file, header, message, start)
-        except _WRONG as exc:
+        except _INVALID_ERRORS as exc:
             if isinstance(exc, UnusableError):
                 raise
 
-            why = clean(str(exc), limit=_LONGEST_REASON)
+            why = clean(str(exc), limit=_REASON_LIMIT)
             msg = f"it was decoded to nonsense: {why}"
-            raise UnusableError(msg, is_alien=False) from None
+            raise UnusableError(msg, is_foreign=False) from None
 
         return dump, header
 
@@ -159,7 +159,7 @@ class Tables:
             version=str(header["version"]),
             entries=entries,
             configs=tuple(
-                self._config(*config) for config in header["configs"]
+                self._group_config(*config) for config in header["configs"]
             ),
             status=status,
             comm_lib_version=str(header["comm_lib_version"]),
@@ -177,26 +177,26 @@ class Tables:
     def _entries(
         self, header: dict[str, Any], message: Message, start: int
     ) -> Entries:
-        raw = _raw_columns(header["count"], message, start)
+        raw = _parse_columns(header["count"], message, start)
         kind = raw.pop("kind")
         shapes = self._shape_codes(header)
         kinds = np.array(
-            [self._kind(*kind) for kind in header["kinds"]], np.int64
+            [self._encode_kind(*kind) for kind in header["kinds"]], np.int64
         ).reshape(-1, 7)
         group, pg_id, op, state, retired, is_p2p, timeout_ms = kinds.T
         return Entries(
-            shape=_spread(shapes, raw.pop("shape")),
-            group=_spread(group.astype(np.int32), kind),
-            pg_id=_spread(pg_id.astype(np.int32), kind),
-            op=_spread(op.astype(np.int32), kind),
-            state=_spread(state.astype(np.int8), kind),
-            retired=_spread(retired.astype(np.bool_), kind),
-            is_p2p=_spread(is_p2p.astype(np.bool_), kind),
-            timeout_ms=_spread(timeout_ms, kind),
-            **{name: _kept(column) for name, column in raw.items()},
+            shape=_expand(shapes, raw.pop("shape")),
+            group=_expand(group.astype(np.int32), kind),
+            pg_id=_expand(pg_id.astype(np.int32), kind),
+            op=_expand(op.astype(np.int32), kind),
+            state=_expand(state.astype(np.int8), kind),
+            retired=_expand(retired.astype(np.bool_), kind),
+            is_p2p=_expand(is_p2p.astype(np.bool_), kind),
+            timeout_ms=_expand(timeout_ms, kind),
+            **{name: _compact_column(column) for name, column in raw.items()},
         )
 
-    def _kind(  # noqa: PLR0913, PLR0917
+    def _encode_kind(  # noqa: PLR0913, PLR0917
         self,
         name: str,
         desc: str,
@@ -212,30 +212,32 @@ class Tables:
         return group, pg_id, code, state, retired, is_p2p, timeout_ms
 
     def _shape_codes(self, header: dict[str, Any]) -> NDArray[np.int32]:
-        types = [self._type(*pair) for pair in header["dtypes"]]
+        types = [self._type_code(*pair) for pair in header["dtypes"]]
         found = zip(
             header["shapes"], *header["elements"], header["types"], strict=True
         )
         codes = []
-        for text, given, got, kind in found:
+        for text, inputs, outputs, kind in found:
             code = self._shapes.get(text)
             if code is None:
-                if not SHAPE_TEXT.fullmatch(text):
+                if not SHAPE_JSON.fullmatch(text):
                     msg = "no shape"
                     raise ValueError(msg)
 
-                # What does not fit fails before anything is kept of it.
-                self._numbers += array("q", (given, got, types[kind]))
+                # A number out of range fails before anything is stored.
+                self._elements_and_types += array(
+                    "q", (inputs, outputs, types[kind])
+                )
                 code = self._shapes[text] = len(self._shapes)
             codes.append(code)
         return np.array(codes, np.int32)
 
-    def _type(self, given: list[str], got: list[str]) -> int:
-        key = frozenset(given), frozenset(got)
+    def _type_code(self, inputs: list[str], outputs: list[str]) -> int:
+        key = frozenset(inputs), frozenset(outputs)
         return self._types.setdefault(key, len(self._types))
 
-    def _config(self, name: str, desc: str, ranks: str) -> GroupConfig:
-        # A large job says the same thousands of times.
+    def _group_config(self, name: str, desc: str, ranks: str) -> GroupConfig:
+        # A large job repeats the same text thousands of times.
         members = self._ranks.get(ranks)
         if members is None:
             members = self._ranks[ranks] = _parse_ranks(ranks)
@@ -245,7 +247,7 @@ class Tables:
 
 def infer_rank(dump: RankDump) -> int | None:
     """
-    Whose dump is it, if only one rank is in all of its process groups?
+    Return the rank of a dump if only one is in all its process groups.
     """
     members = [set(c.ranks) for c in dump.configs if c.ranks]
     common = set.intersection(*members) if members else set()
@@ -254,47 +256,47 @@ def infer_rank(dump: RankDump) -> int | None:
 
 def parse_frames(message: Message, count: int) -> list[tuple[Frame, ...]]:
     """
-    Make stacks of what the sandbox answered, empty ones if it could not.
+    Parse the stacks of a decoder's answer; return empty ones if it failed.
     """
     try:
-        header, _ = _header(message)
+        header, _ = _parse_header(message)
         stacks = [
             tuple(Frame(str(n), str(f), int(line)) for n, f, line in stack)
             for stack in header["frames"]
         ]
-    except _WRONG:
+    except _INVALID_ERRORS:
         stacks = []
     return stacks if len(stacks) == count else [()] * count
 
 
-def _header(message: Message) -> tuple[dict[str, Any], int]:
+def _parse_header(message: Message) -> tuple[dict[str, Any], int]:
     size, _ = LENGTHS.unpack_from(message)
     start = LENGTHS.size + size
     header: dict[str, Any] = json.loads(message[LENGTHS.size : start])
     if "failure" in header:
-        is_alien = header["failure"] == "alien"
-        # A hostile file may have taken the child over.
-        reason = clean(str(header["reason"]), limit=_LONGEST_REASON)
-        raise UnusableError(reason, is_alien=is_alien)
+        is_foreign = header["failure"] == "alien"
+        # A malicious file may have taken over the child.
+        reason = clean(str(header["reason"]), limit=_REASON_LIMIT)
+        raise UnusableError(reason, is_foreign=is_foreign)
 
     return header, start
 
 
-def _raw_columns(
+def _parse_columns(
     count: int, message: Message, start: int
 ) -> dict[str, NDArray[Any]]:
     columns = {}
     for name, code in COLUMNS.items():
-        dtype = np.dtype(f"<{_CODES[code]}")
+        dtype = np.dtype(f"<{_DTYPES[code]}")
         columns[name] = np.frombuffer(message, dtype, count, start)
         start += count * dtype.itemsize
 
     return columns
 
 
-def _spread(values: NDArray[Any], codes: NDArray[np.int32]) -> NDArray[Any]:
+def _expand(values: NDArray[Any], codes: NDArray[np.int32]) -> NDArray[Any]:
     """
-    The value of each record; one that all share takes no memory.
+    Return the value of each record; one that all share takes no memory.
     """
     if len(codes) and (values == values[0]).all():
         return np.broadcast_to(values[0], codes.shape)
@@ -302,11 +304,11 @@ def _spread(values: NDArray[Any], codes: NDArray[np.int32]) -> NDArray[Any]:
     return values[codes]
 
 
-def _kept(column: NDArray[Any]) -> NDArray[Any]:
+def _compact_column(column: NDArray[Any]) -> NDArray[Any]:
     """
-    A column as it is kept: without memory, if all records have the same.
+    Return a copy of a column; one with a single value takes no memory.
     """
-    # By their bits, as nothing equals what was not measured.
+    # Compare bits, as NaN (not measured) equals nothing.
     bits = column.view(f"i{column.itemsize}")
     is_one = len(column) and (bits == bits[0]).all()
     # A copy, because a view would keep the whole message alive.
@@ -317,18 +319,18 @@ def _kept(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def _parse_ranks(text: str) -> tuple[int, ...]:
-    if not _RANKS.fullmatch(text):
+    if not _RANKS_TEXT.fullmatch(text):
         return ()
 
     ranks = tuple(int(rank) for rank in re.findall("[0-9]+", text))
-    return ranks if max(ranks, default=0) < MOST_RANKS else ()
+    return ranks if max(ranks, default=0) < MAX_RANKS else ()
 
 
 def _is_wrapped(
     entries: Entries, status: dict[int, GroupStatus], *, is_numbered: bool
 ) -> bool:
     if not len(entries):
-        # Idle ranks that dump only what is active write no records at all.
+        # Idle ranks that dump only active calls write no records at all.
         return any(s.enqueued > 0 for s in status.values())
 
     if not is_numbered:
@@ -338,30 +340,24 @@ def _is_wrapped(
     return int(entries.record_id[-1]) >= len(entries)
 
 
-_SECOND = 1_000_000_000
+_NS_PER_S = 1_000_000_000
 
-# Clocks differ by seconds, and what is written last may be a minute old.
-_MARGIN_NS = 60 * _SECOND
+# Clocks differ by seconds, and the last record may be a minute old.
+_STALE_MARGIN_NS = 60 * _NS_PER_S
 
-# Where the ring lost the beginning, less is certain.
-_WRAPPED_MARGIN_NS = 600 * _SECOND
+# A larger margin where the ring lost the oldest records.
+_WRAPPED_STALE_MARGIN_NS = 600 * _NS_PER_S
 
-# How long calls may wait for others if the dump does not say.
-_PATIENCE_NS = 1800 * _SECOND
+# Timeout of calls where the dump has none.
+_DEFAULT_TIMEOUT_NS = 1800 * _NS_PER_S
 
-# A stale dump is compared with that many others.
-_WITNESSES = 16
+# A suspect is compared with at most this many other dumps.
+_MAX_REFERENCES = 16
 
 
 def current_job(sidecars: Iterable[Sidecar]) -> str:
     """
-    Which run is the newest?
-
-    Args:
-        sidecars: Of any runs.
-
-    Returns:
-        Its identifier, or ``""`` if there is none.
+    Return the identifier of the newest run, or ``""`` if there is none.
     """
     started = defaultdict(list)
     for sidecar in sidecars:
@@ -374,7 +370,7 @@ def current_job(sidecars: Iterable[Sidecar]) -> str:
 
 def find_stale(dumps: Sequence[RankDump]) -> dict[int, float]:
     """
-    Find dumps of an earlier run by the times in them.
+    Find dumps of an earlier run by their timestamps.
 
     The majority decides which run is the current one.
 
@@ -384,26 +380,28 @@ def find_stale(dumps: Sequence[RankDump]) -> dict[int, float]:
     Returns:
         By rank, how many seconds the dump is older than the others.
     """
-    ends = {d.rank: last_activity(d) for d in dumps if len(d.entries)}
+    ends = {d.rank: last_activity_ns(d) for d in dumps if len(d.entries)}
     if len(ends) < 3:
         return {}
 
     newest = median(ends.values())
     suspects = [
-        d for d in dumps if 0 < ends.get(d.rank, 0) < newest - _MARGIN_NS
+        d for d in dumps if 0 < ends.get(d.rank, 0) < newest - _STALE_MARGIN_NS
     ]
-    others = [d for d in dumps if ends.get(d.rank, 0) >= newest - _MARGIN_NS]
-    witnesses = others[:: len(others) // _WITNESSES + 1]
+    others = [
+        d for d in dumps if ends.get(d.rank, 0) >= newest - _STALE_MARGIN_NS
+    ]
+    references = others[:: len(others) // _MAX_REFERENCES + 1]
     return {
-        d.rank: (newest - ends[d.rank]) / _SECOND
+        d.rank: (newest - ends[d.rank]) / _NS_PER_S
         for d in suspects
-        if d.sidecar is None and _is_stale(d, ends[d.rank], witnesses)
+        if d.sidecar is None and _is_stale(d, ends[d.rank], references)
     }
 
 
-def last_activity(dump: RankDump) -> int:
+def last_activity_ns(dump: RankDump) -> int:
     """
-    When was the last thing recorded, in nanoseconds since the epoch?
+    Return the time of a dump's last event, in nanoseconds since the epoch.
     """
     e = dump.entries
     if not len(e):
@@ -414,32 +412,36 @@ def last_activity(dump: RankDump) -> int:
     )
 
 
-def _is_stale(dump: RankDump, end: int, witnesses: Sequence[RankDump]) -> bool:
-    whole = [w for w in witnesses if not w.wrapped]
+def _is_stale(
+    dump: RankDump, end: int, references: Sequence[RankDump]
+) -> bool:
+    whole = [w for w in references if not w.wrapped]
     margin = (
-        _MARGIN_NS if len(whole) * 2 > len(witnesses) else _WRAPPED_MARGIN_NS
+        _STALE_MARGIN_NS
+        if len(whole) * 2 > len(references)
+        else _WRAPPED_STALE_MARGIN_NS
     )
-    gaps = [_gap(dump.entries, w.entries) for w in witnesses]
-    told = [gap for gap in gaps if gap is not None]
-    if told:
-        return bool(median(told) > margin)
+    gaps = [_entry_gap_ns(dump.entries, w.entries) for w in references]
+    known_gaps = [gap for gap in gaps if gap is not None]
+    if known_gaps:
+        return bool(median(known_gaps) > margin)
 
-    # They have no calls in common, so only the distance in time is left.
+    # Without common calls, only the distance in time is left.
     firsts = [int(w.entries.created_ns[0]) for w in whole]
-    return len(whole) * 2 > len(witnesses) and end + margin + _patience(
+    return len(whole) * 2 > len(references) and end + margin + _timeout_ns(
         dump.entries
     ) < median(firsts)
 
 
-def _gap(one: Entries, other: Entries) -> int | None:
+def _entry_gap_ns(one: Entries, other: Entries) -> int | None:
     """
-    By how many nanoseconds did *one* enter the same calls earlier?
+    Return by how many nanoseconds *one* entered the same calls earlier.
 
-    A rank can enter one call long before the others, and wait there; so what
-    counts is the call that they entered most closely together.  If that is
-    the only one that was left, it may have waited as long as it had patience.
+    A rank can enter one call long before the others, and wait there; so the
+    call that they entered most closely together counts.  If the rank left only
+    that one, it may have waited there until the timeout.
     """
-    rows, other_rows = _common(one, other)
+    rows, other_rows = _common_collectives(one, other)
     if not len(rows):
         return None
 
@@ -449,48 +451,54 @@ def _gap(one: Entries, other: Entries) -> int | None:
     if np.count_nonzero(left) > 1:
         return int(gaps[left].min())
 
-    return int(gaps.min()) - _patience(one)
+    return int(gaps.min()) - _timeout_ns(one)
 
 
-def _common(one: Entries, other: Entries) -> tuple[NDArray[np.int64], ...]:
+def _common_collectives(
+    one: Entries, other: Entries
+) -> tuple[NDArray[np.int64], ...]:
     """
-    The rows at which two ranks recorded the same collectives.
+    Return the rows at which two ranks recorded the same collectives.
     """
     _, rows, other_rows = np.intersect1d(
-        _keys(one), _keys(other), return_indices=True
+        _collective_keys(one), _collective_keys(other), return_indices=True
     )
-    # What has no collective number was replaced by -1.
-    is_call = (_keys(one)[rows] >= 0) if len(rows) else rows.astype(np.bool_)
+    # Point-to-point calls have the key -1.
+    is_call = (
+        (_collective_keys(one)[rows] >= 0)
+        if len(rows)
+        else rows.astype(np.bool_)
+    )
     return rows[is_call], other_rows[is_call]
 
 
-def _keys(entries: Entries) -> NDArray[np.int64]:
+def _collective_keys(entries: Entries) -> NDArray[np.int64]:
     keys = entries.group.astype(np.int64) << 40 | entries.seq & (1 << 40) - 1
     return np.where(entries.is_p2p, -1, keys)
 
 
-def _patience(entries: Entries) -> int:
+def _timeout_ns(entries: Entries) -> int:
     """
-    How long would its calls have waited for others, in nanoseconds?
+    Return how long the calls wait for other ranks, in nanoseconds.
     """
     limit = int(entries.timeout_ms.max(initial=0)) * 1_000_000
-    return limit if limit > 0 else _PATIENCE_NS
+    return limit if limit > 0 else _DEFAULT_TIMEOUT_NS
 
 
-class Plan(NamedTuple):
+class ReadPlan(NamedTuple):
     """
-    What should be read?
+    The files to read.
 
     Attributes:
-        chains: Files of which the first readable one is wanted.
+        chains: Lists of files; the first readable one of each is used.
 
-        sidecars: The newest side-car of each rank.
+        sidecars: The newest sidecar of each rank.
 
-        earlier: Those that the same process wrote before, oldest first.
+        earlier: Earlier sidecars of the same process, oldest first.
 
         problems: Why other files are not read.
 
-        skipped: How many dumps belong to ranks that are not wanted.
+        skipped: How many dumps belong to ranks that are not selected.
     """
 
     chains: list[list[DumpFile]]
@@ -500,18 +508,18 @@ class Plan(NamedTuple):
     skipped: int
 
 
-class Decoded(NamedTuple):
+class DecodedFile(NamedTuple):
     """
     A file that was read.
 
     Attributes:
-        file: Where it lies.
+        file: Its path and name.
 
-        dump: What it holds.
+        dump: Its content.
 
-        unreadable: How many of its records are not.
+        unreadable: How many of its records could not be read.
 
-        damage: Why there are not more.
+        damage: Why decoding stopped early, or ``""``.
     """
 
     file: DumpFile
@@ -520,21 +528,19 @@ class Decoded(NamedTuple):
     damage: str
 
 
-def plan_reading(found: Found, wanted: Collection[int] | None) -> Plan:
+def plan_reading(found: FoundFiles, ranks: Collection[int] | None) -> ReadPlan:
     """
-    Decide which files to read, by their names and side-cars.
+    Choose the files to read, by their names and sidecars.
 
     Args:
-        found: What there is.
-
-        wanted: The ranks to read; `None` for all.
+        ranks: The ranks to read; `None` for all.
     """
     job = current_job(found.sidecars)
     chains: dict[int | str, list[DumpFile]] = defaultdict(list)
     problems = []
     skipped = 0
     for file in found.files:
-        if not _is_wanted(file.rank, wanted):
+        if not _is_selected(file.rank, ranks):
             skipped += file.is_expected
         elif file.sidecar is None:
             chains[file.path].append(file)
@@ -542,27 +548,31 @@ def plan_reading(found: Found, wanted: Collection[int] | None) -> Plan:
             chains[file.sidecar.rank].append(file)
         else:
             problems.append(
-                _problem(file, "stale: an earlier run of the job left it")
+                _missing_dump(file, "stale: an earlier run of the job left it")
             )
 
     for chain in chains.values():
-        chain.sort(key=lambda file: _age(file.sidecar), reverse=True)
+        chain.sort(key=lambda file: _recency(file.sidecar), reverse=True)
         problems += [
-            _problem(file, f"stale: {_name(chain[0])} is of a later process")
+            _missing_dump(
+                file, f"stale: {_file_name(chain[0])} is of a later process"
+            )
             for file in chain[1:]
-            if _process(file) != _process(chain[0])
+            if _process_key(file) != _process_key(chain[0])
         ]
 
-    notes: dict[int, list[Sidecar]] = defaultdict(list)
-    for s in sorted(found.sidecars, key=lambda s: (s.rank, *_age(s))):
-        if s.job in {"", job} and _is_wanted(s.rank, wanted):
-            notes[s.rank].append(s)
-    return Plan(
+    sidecars: dict[int, list[Sidecar]] = defaultdict(list)
+    for s in sorted(found.sidecars, key=lambda s: (s.rank, *_recency(s))):
+        if s.job in {"", job} and _is_selected(s.rank, ranks):
+            sidecars[s.rank].append(s)
+    return ReadPlan(
         chains=list(chains.values()),
-        sidecars={rank: of_rank[-1] for rank, of_rank in notes.items()},
+        sidecars={rank: of_rank[-1] for rank, of_rank in sidecars.items()},
         earlier={
-            rank: tuple(s for s in of_rank[:-1] if _is_same(s, of_rank[-1]))
-            for rank, of_rank in notes.items()
+            rank: tuple(
+                s for s in of_rank[:-1] if _is_same_process(s, of_rank[-1])
+            )
+            for rank, of_rank in sidecars.items()
         },
         problems=problems,
         skipped=skipped,
@@ -570,35 +580,34 @@ def plan_reading(found: Found, wanted: Collection[int] | None) -> Plan:
 
 
 def choose_dumps(
-    decoded: Iterable[Decoded],
+    decoded: Iterable[DecodedFile],
 ) -> tuple[dict[int, RankDump], list[Missing]]:
     """
     Choose one dump per rank, and none of an earlier run.
-
-    Args:
-        decoded: What was read.
 
     Returns:
         The dumps by ascending rank, and why others were not chosen.
     """
     problems = []
-    claims = defaultdict(list)
+    candidates = defaultdict(list)
     for one in decoded:
         rank = one.file.rank
         if rank is None:
             rank = infer_rank(one.dump)
         if rank is None:
-            problems.append(_problem(one.file, _NO_RANK))
+            problems.append(_missing_dump(one.file, _NO_RANK))
         else:
             dump = attrs.evolve(one.dump, rank=rank)
-            claims[rank].append(one._replace(dump=dump))
+            candidates[rank].append(one._replace(dump=dump))
 
     by_rank = {}
-    for rank, rivals in sorted(claims.items()):
+    for rank, rivals in sorted(candidates.items()):
         best = max(rivals, key=_preference)
         by_rank[rank] = best.dump
         problems += [
-            _problem(r.file, f"not used: {_name(best.file)} is newer", rank)
+            _missing_dump(
+                r.file, f"not used: {_file_name(best.file)} is newer", rank
+            )
             for r in rivals
             if r is not best and not _is_same_dump(r, best)
         ]
@@ -618,45 +627,45 @@ def choose_dumps(
     return by_rank, problems
 
 
-def announce_failures(
+def report_failures(
     failed: Sequence[tuple[DumpFile, UnusableError]],
-    decoded: Sequence[Decoded],
+    decoded: Sequence[DecodedFile],
 ) -> list[Missing]:
     """
-    Say which files are broken, but not which are no dumps and need not be.
+    List files that are broken, but not foreign files, which need not be dumps.
 
     Args:
-        failed: What could not be read.
+        failed: Files that could not be read.
 
-        decoded: What could; it tells how the dumps of this job are called.
+        decoded: Files that could; they show the naming pattern of the job.
     """
     families = {one.file.name.family for one in decoded}
     return [
-        _problem(file, str(failure))
+        _missing_dump(file, str(failure))
         for file, failure in failed
-        if not failure.is_alien
+        if not failure.is_foreign
         or file.sidecar is not None
         or file.name.family in families
         or (file.name.is_dump_like and not families)
     ]
 
 
-def announce_losses(decoded: Iterable[Decoded]) -> list[Missing]:
+def report_damage(decoded: Iterable[DecodedFile]) -> list[Missing]:
     """
-    Say which files were read, but not as a whole.
+    List files of which only a part could be read.
     """
     problems = []
     for one in decoded:
         count = len(one.dump.entries)
         if one.damage:
             reason = f"damaged: only {count:,} records could be read: "
-            problems.append(_problem(one.file, reason + one.damage))
+            problems.append(_missing_dump(one.file, reason + one.damage))
         if one.unreadable:
             reason = (
                 f"{one.unreadable:,} of {count + one.unreadable:,} records "
                 "cannot be read"
             )
-            problems.append(_problem(one.file, reason))
+            problems.append(_missing_dump(one.file, reason))
 
     return problems
 
@@ -666,22 +675,22 @@ _NO_RANK = (
 )
 
 
-def _is_wanted(rank: int | None, wanted: Collection[int] | None) -> bool:
-    return wanted is None or rank is None or rank in wanted
+def _is_selected(rank: int | None, ranks: Collection[int] | None) -> bool:
+    return ranks is None or rank is None or rank in ranks
 
 
-def _age(sidecar: Sidecar | None) -> tuple[float, float]:
+def _recency(sidecar: Sidecar | None) -> tuple[float, float]:
     return (sidecar.started, sidecar.written) if sidecar else (0.0, 0.0)
 
 
-def _process(file: DumpFile) -> tuple[object, ...] | None:
+def _process_key(file: DumpFile) -> tuple[object, ...] | None:
     s = file.sidecar
     return None if s is None else (s.host, s.pid, s.started)
 
 
-def _is_same(one: Sidecar, other: Sidecar) -> bool:
+def _is_same_process(one: Sidecar, other: Sidecar) -> bool:
     """
-    Whether one process wrote both.
+    Return whether one process wrote both sidecars.
     """
     return (one.host, one.pid, one.started) == (
         other.host,
@@ -690,29 +699,31 @@ def _is_same(one: Sidecar, other: Sidecar) -> bool:
     )
 
 
-def _preference(one: Decoded) -> tuple[object, ...]:
+def _preference(one: DecodedFile) -> tuple[object, ...]:
     return (
-        *_age(one.file.sidecar),
-        last_activity(one.dump),
+        *_recency(one.file.sidecar),
+        last_activity_ns(one.dump),
         len(one.dump.entries),
-        # The same dump as JSON has no stacks.
+        # A copy of the dump in JSON has no stacks.
         ".json" not in one.file.path.lower(),
         one.file.modified,
         one.file.path,
     )
 
 
-def _is_same_dump(one: Decoded, other: Decoded) -> bool:
+def _is_same_dump(one: DecodedFile, other: DecodedFile) -> bool:
     """
-    Whether one file merely repeats the other in another form.
+    Return whether one file only repeats the other in another format.
     """
-    return _process(one.file) == _process(other.file) and (
-        last_activity(one.dump),
+    return _process_key(one.file) == _process_key(other.file) and (
+        last_activity_ns(one.dump),
         len(one.dump.entries),
-    ) == (last_activity(other.dump), len(other.dump.entries))
+    ) == (last_activity_ns(other.dump), len(other.dump.entries))
 
 
-def _problem(file: DumpFile, reason: str, rank: int | None = None) -> Missing:
+def _missing_dump(
+    file: DumpFile, reason: str, rank: int | None = None
+) -> Missing:
     return Missing(
         what="dump",
         reason=clean(reason),
@@ -721,5 +732,5 @@ def _problem(file: DumpFile, reason: str, rank: int | None = None) -> Missing:
     )
 
 
-def _name(file: DumpFile) -> str:
+def _file_name(file: DumpFile) -> str:
     return PurePath(file.path).name

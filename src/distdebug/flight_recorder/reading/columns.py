@@ -1,5 +1,5 @@
 """
-What do the dumps of all ranks say, in columns?
+Flight Recorder dumps of all ranks as NumPy columns, and rows made from them.
 
 Eight million records do not fit into objects.  Each rank keeps one NumPy array
 per field; operations, shapes, and groups are codes into tables that all ranks
@@ -31,13 +31,13 @@ from ..._render import Block, Shown, Table
 from ..._text import clean
 from ...findings import Missing, missing_block
 from ..sidecar import Sidecar
-from .extract import count_elements, write_shape
+from .extract import count_elements, shape_to_json
 
 
 @attrs.frozen
 class Shape:
     """
-    What went in and out of a call: sizes and types of its tensors.
+    Sizes and types of the input and output tensors of a call.
     """
 
     input_sizes: tuple[tuple[int, ...], ...]
@@ -49,17 +49,16 @@ class Shape:
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class Shapes(Sequence[Shape]):
     """
-    Many shapes, each of which becomes an object when somebody looks at it.
+    A sequence of shapes that are parsed only on access.
 
     Attributes:
         texts: Each as JSON: input sizes, input types, output sizes, and
             output types.
 
-        elements: How many elements go in, and how many come out; one row for
-            each.
+        elements: Number of input and output elements; one row per shape.
 
-        types: A number for each that is equal where the same types go in and
-            out, in whatever order.
+        types: A code per shape; equal codes mean equal sets of input and
+            output types.
     """
 
     texts: tuple[str, ...]
@@ -70,16 +69,16 @@ class Shapes(Sequence[Shape]):
         return len(self.texts)
 
     @overload
-    def __getitem__(self, at: int) -> Shape: ...
+    def __getitem__(self, index: int) -> Shape: ...
 
     @overload
-    def __getitem__(self, at: slice) -> tuple[Shape, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[Shape, ...]: ...
 
-    def __getitem__(self, at: int | slice) -> Shape | tuple[Shape, ...]:
-        if isinstance(at, slice):
-            return tuple(map(_shape, self.texts[at]))
+    def __getitem__(self, index: int | slice) -> Shape | tuple[Shape, ...]:
+        if isinstance(index, slice):
+            return tuple(map(_parse_shape, self.texts[index]))
 
-        return _shape(self.texts[at])
+        return _parse_shape(self.texts[index])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Shapes):
@@ -95,10 +94,7 @@ class Shapes(Sequence[Shape]):
 
 def as_shapes(shapes: Iterable[Shape]) -> Shapes:
     """
-    Keep shapes in little memory.
-
-    Args:
-        shapes: Any; those that are kept so already stay as they are.
+    Convert shapes to the compact `Shapes`; return one as it is.
     """
     if isinstance(shapes, Shapes):
         return shapes
@@ -106,7 +102,7 @@ def as_shapes(shapes: Iterable[Shape]) -> Shapes:
     types: dict[object, int] = {}
     found = list(shapes)
     return Shapes(
-        texts=tuple(write_shape(attrs.astuple(s)) for s in found),
+        texts=tuple(shape_to_json(attrs.astuple(s)) for s in found),
         elements=np.array(
             [
                 [count_elements(s.input_sizes), count_elements(s.output_sizes)]
@@ -115,16 +111,17 @@ def as_shapes(shapes: Iterable[Shape]) -> Shapes:
             np.int64,
         ).reshape(-1, 2),
         types=np.array(
-            [types.setdefault(_types(s), len(types)) for s in found], np.int64
+            [types.setdefault(_type_sets(s), len(types)) for s in found],
+            np.int64,
         ),
     )
 
 
-def _types(shape: Shape) -> tuple[frozenset[str], frozenset[str]]:
+def _type_sets(shape: Shape) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(shape.input_dtypes), frozenset(shape.output_dtypes)
 
 
-def _shape(text: str) -> Shape:
+def _parse_shape(text: str) -> Shape:
     sizes_in, dtypes_in, sizes_out, dtypes_out = json.loads(text)
     return Shape(
         _sizes(sizes_in),
@@ -158,7 +155,7 @@ class GroupConfig:
     One process group as a rank sees it.
 
     Attributes:
-        name: The name torch gave it.
+        name: Torch's name of the group.
 
         desc: Its description; ``""`` if unknown.
 
@@ -173,7 +170,7 @@ class GroupConfig:
 @attrs.frozen
 class GroupStatus:
     """
-    The counters that torch keeps beside the ring; -1 means none yet.
+    Torch's sequence counters of a group; -1 means none yet.
     """
 
     enqueued: int
@@ -187,7 +184,7 @@ class Entries:
     The records of one rank, oldest first: one array per field, equally long.
 
     Attributes:
-        record_id: Counts all records of the process.
+        record_id: Number of the record in its process.
 
         pg_id: Number of the process group in this process.
 
@@ -215,7 +212,7 @@ class Entries:
 
         retired: Whether torch stopped watching it.
 
-        timeout_ms: Its time-out; 0 if not recorded.
+        timeout_ms: Its timeout; 0 if not recorded.
 
         is_p2p: Whether it is point-to-point.
     """
@@ -245,7 +242,7 @@ class Entries:
 
     def take(self, rows: NDArray[Any]) -> Entries:
         """
-        The records at *rows*: positions, or one boolean per record.
+        Return the records at *rows*: positions, or one boolean per record.
         """
         return Entries(
             **{
@@ -258,7 +255,7 @@ class Entries:
 @attrs.frozen(kw_only=True, eq=False)
 class RankDump:
     """
-    What one rank recorded.
+    The dump of one rank.
 
     Attributes:
         rank: Global rank.
@@ -273,14 +270,14 @@ class RankDump:
 
         status: The counters of each group, by its number in this process.
 
-        comm_lib_version: Version of NCCL or its like; ``""`` on Gloo.
+        comm_lib_version: Version of NCCL or a similar library; ``""`` on Gloo.
 
         host: Name of the node, if known.
 
-        sidecar: What *distdebug* noted beside the dump, if it did.
+        sidecar: The sidecar beside the dump, if there is one.
 
         written_ns: When the dump was taken, in nanoseconds since the epoch, by
-            its side-car, or by the time of the file; 0 if unknown.
+            its sidecar, or by the time of the file; 0 if unknown.
 
         wrapped: Whether older records are not in the file: the ring lost
             them, or only active ones were written.
@@ -304,7 +301,7 @@ class RankDump:
     @property
     def is_filtered(self) -> bool:
         """
-        Whether only active calls were dumped, so that the numbers have gaps.
+        Return whether only active calls were dumped: their numbers have gaps.
         """
         ids = self.entries.record_id
         return bool(len(ids)) and int(ids[-1]) - int(ids[0]) >= len(ids)
@@ -316,7 +313,7 @@ class Dumps(Shown):
     The dumps of one job.
 
     Attributes:
-        by_rank: What each rank recorded, by ascending rank.
+        by_rank: The dump of each rank, by ascending rank.
 
         groups: The (name, description) pairs that records refer to.
 
@@ -325,14 +322,14 @@ class Dumps(Shown):
 
         shapes: The sizes and types that records refer to.
 
-        sidecars: The newest side-car of each rank, also of ranks that left no
+        sidecars: The newest sidecar of each rank, also of ranks without a
             dump.
 
-        earlier: What the same processes had noted before, oldest first.
+        earlier: Earlier sidecars of the same processes, oldest first.
 
         problems: Files and ranks that could not be read, and why.
 
-        world_size: How many ranks the job has, if that is known.
+        world_size: Number of ranks of the job, if known.
     """
 
     by_rank: Mapping[int, RankDump]
@@ -354,7 +351,7 @@ class Dumps(Shown):
     @property
     def ranks(self) -> tuple[int, ...]:
         """
-        The ranks that left a readable dump, ascending.
+        Return the ranks with a readable dump, ascending.
         """
         return tuple(self.by_rank)
 
@@ -372,7 +369,7 @@ class Dumps(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data about each dump, without its records.
+        Return plain data about each dump, without its records.
         """
         return {
             "world_size": self.world_size,
@@ -382,8 +379,7 @@ class Dumps(Shown):
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per rank; ``tables.entry_rows`` makes rows of
-        the records.
+        Return one plain dictionary per rank; see `entry_rows` for the records.
         """
         return [
             {
@@ -391,16 +387,16 @@ class Dumps(Shown):
                 "host": dump.host,
                 "records": len(dump.entries),
                 "groups": len(np.unique(dump.entries.group)),
-                "newest": self._newest(dump.entries),
+                "newest": self._newest_call(dump.entries),
                 "wrapped": dump.wrapped,
                 "file": dump.path,
             }
             for dump in self
         ]
 
-    def _newest(self, entries: Entries) -> str:
+    def _newest_call(self, entries: Entries) -> str:
         """
-        The call that a rank made last; ``""`` if it made none.
+        Return the last call of a rank; ``""`` if there is none.
         """
         if not len(entries):
             return ""
@@ -431,18 +427,16 @@ class Dumps(Shown):
         self, rank: int, rows: Sequence[int]
     ) -> list[tuple[Frame, ...]]:
         """
-        Read the Python stacks of some records, innermost line first.
+        Read the Python stacks of some records from the file.
 
-        They are not kept in memory; the file is read once more.
+        Stacks are not held in memory.
 
         Args:
-            rank: Whose records.
-
             rows: Positions in ``RankDump.entries``.
 
         Returns:
-            One stack per row; empty where none was recorded, or where the
-            file can no longer be read.
+            One stack per row, innermost line first; empty where none was
+            recorded, or if the file can no longer be read.
         """
         return self.frames_of({rank: rows})[rank]
 
@@ -452,8 +446,8 @@ class Dumps(Shown):
         """
         Read the Python stacks of some records of several ranks at once.
 
-        It takes little longer than to read those of one rank, as starting
-        what reads them takes longest.
+        This takes little longer than one rank, as most of the time is spent on
+        starting child processes.
 
         Args:
             wanted: Positions in ``RankDump.entries``, by rank.
@@ -473,15 +467,15 @@ class Dumps(Shown):
         }
 
 
-_MOST_FRAMES = 64
+_MAX_FRAMES = 64
 
-_MOST_KEPT = 10_000
+_SHAPE_CACHE_SIZE = 10_000
 
 
 @attrs.frozen(kw_only=True)
 class EntryRow:
     """
-    One record, in words; they are cleaned and fit for a terminal.
+    One record with text fields that are safe to print.
 
     Attributes:
         rank: Global rank.
@@ -499,9 +493,9 @@ class EntryRow:
 
         p2p: Whether it is point-to-point.
 
-        inputs: Sizes and types of what went in, such as ``"[3, 4] Float"``.
+        inputs: Sizes and types of the inputs, such as ``"[3, 4] Float"``.
 
-        outputs: Sizes and types of what came out.
+        outputs: Sizes and types of the outputs.
 
         state: ``"completed"``, ``"returned"`` (completed or failed),
             ``"started"``, or ``"scheduled"``.
@@ -509,11 +503,11 @@ class EntryRow:
         created_ns: When it was enqueued, in nanoseconds since the epoch by
             the clock of its host.
 
-        took_ms: Until torch noticed that it completed; ``None`` if it did
-            not.
+        took_ms: Time until torch noticed that it completed; ``None`` if it
+            did not.
 
         frames: The Python stack, innermost line first; empty if it was not
-            asked for.
+            requested.
     """
 
     rank: int
@@ -532,7 +526,7 @@ class EntryRow:
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, for JSON.
+        Return plain data, for JSON.
         """
         return attrs.asdict(self)
 
@@ -545,47 +539,46 @@ def entry_rows(
     stack_traces: bool = False,
 ) -> Iterator[EntryRow]:
     """
-    Which calls did each rank make?
+    Return the calls of each rank, one row per record.
 
     Args:
-        dumps: What the ranks recorded.
+        ranks: The ranks; by default all.
 
-        ranks: Whose calls; by default everybody's.
-
-        groups: In which process groups, by name or description; by default
-            in all.
+        groups: Names or descriptions of the process groups; by default all.
 
         stack_traces: Whether to read the Python stacks, which takes longer.
 
     Returns:
-        One row per record, by rank, oldest first.  They are made one at a
-        time, because there may be millions.
+        The rows by rank, oldest first.  They are made one at a time, because
+        there may be millions.
     """
     names = dumps.groups
     wanted = np.array(
         [groups is None or bool({*pair} & set(groups)) for pair in names],
         np.bool_,
     )
-    words = _Words(
+    labels = _Labels(
         groups=[(clean(name), clean(desc)) for name, desc in names],
         ops=[clean(op) for op in dumps.ops],
-        shape=shape_words(dumps.shapes),
+        shape=shape_formatter(dumps.shapes),
     )
     for dump in dumps:
         if ranks is not None and dump.rank not in ranks:
             continue
-        at = np.flatnonzero(wanted[dump.entries.group]) if len(wanted) else ()
-        rows: list[int] = [int(row) for row in at]
+        index = (
+            np.flatnonzero(wanted[dump.entries.group]) if len(wanted) else ()
+        )
+        rows: list[int] = [int(row) for row in index]
         stacks: Iterable[tuple[Frame, ...]] = (
             dumps.frames(dump.rank, rows) if stack_traces else [()] * len(rows)
         )
         for row, frames in zip(rows, stacks, strict=True):
-            yield _row(dump, row, frames, words)
+            yield _make_row(dump, row, frames, labels)
 
 
-class _Words(NamedTuple):
+class _Labels(NamedTuple):
     """
-    What the codes stand for, in words that are made once for all rows.
+    Texts of the codes, made once for all rows.
     """
 
     groups: Sequence[tuple[str, str]]
@@ -593,12 +586,12 @@ class _Words(NamedTuple):
     shape: Callable[[int], tuple[str, str]]
 
 
-def _row(
-    dump: RankDump, row: int, frames: Sequence[Frame], words: _Words
+def _make_row(
+    dump: RankDump, row: int, frames: Sequence[Frame], labels: _Labels
 ) -> EntryRow:
     e = dump.entries
-    group, desc = words.groups[e.group[row]]
-    inputs, outputs = words.shape(int(e.shape[row]))
+    group, desc = labels.groups[e.group[row]]
+    inputs, outputs = labels.shape(int(e.shape[row]))
     is_p2p = bool(e.is_p2p[row])
     created, completed = int(e.created_ns[row]), int(e.completed_ns[row])
     return EntryRow(
@@ -606,7 +599,7 @@ def _row(
         record=int(e.record_id[row]),
         group=group,
         desc=desc,
-        op=words.ops[e.op[row]],
+        op=labels.ops[e.op[row]],
         seq=int((e.p2p_seq if is_p2p else e.seq)[row]),
         p2p=is_p2p,
         inputs=inputs,
@@ -616,14 +609,14 @@ def _row(
         took_ms=(completed - created) / 1e6 if completed else None,
         frames=tuple(
             clean(f"{f.name} ({f.filename}:{f.line})")
-            for f in frames[:_MOST_FRAMES]
+            for f in frames[:_MAX_FRAMES]
         ),
     )
 
 
 def state_text(state: int, *, retired: bool) -> str:
     """
-    How is the state of a record called?
+    Return the name of the state of a record.
 
     Args:
         state: Its code.
@@ -638,40 +631,36 @@ def state_text(state: int, *, retired: bool) -> str:
     return "started" if state == STARTED else "scheduled"
 
 
-def shape_words(
+def shape_formatter(
     shapes: Sequence[Shape],
 ) -> Callable[[int], tuple[str, str]]:
     """
-    Put shapes into words, one at a time, as there may be millions.
-
-    Args:
-        shapes: What records refer to.
+    Return a cached function that formats the shape of a code.
 
     Returns:
-        What `shape_texts` returns for a code.
+        A function from a code to the result of `shape_texts`.
     """
-    return lru_cache(_MOST_KEPT)(lambda code: shape_texts(shapes[code]))
+    return lru_cache(_SHAPE_CACHE_SIZE)(lambda code: shape_texts(shapes[code]))
 
 
 def shape_texts(shape: Shape) -> tuple[str, str]:
     """
-    What went in and out of a call, in words?
-
-    Args:
-        shape: Sizes and types.
+    Format the inputs and outputs of a call.
 
     Returns:
-        Two texts such as ``"2x[3, 4] Float"``, cleaned.
+        Two texts such as ``"2x[3, 4] Float"``, safe to print.
     """
     return (
-        _tensors(shape.input_sizes, shape.input_dtypes),
-        _tensors(shape.output_sizes, shape.output_dtypes),
+        _format_tensors(shape.input_sizes, shape.input_dtypes),
+        _format_tensors(shape.output_sizes, shape.output_dtypes),
     )
 
 
-def _tensors(sizes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> str:
+def _format_tensors(
+    sizes: Sequence[tuple[int, ...]], dtypes: Sequence[str]
+) -> str:
     """
-    Write tensors as ``2x[3, 4] Float, [5] Int``: runs of equal ones folded.
+    Format tensors as ``2x[3, 4] Float, [5] Int``: runs of equal ones folded.
     """
     parts: list[list[Any]] = []
     for i, size in enumerate(sizes):

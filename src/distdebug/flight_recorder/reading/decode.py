@@ -1,5 +1,5 @@
 """
-What does one dump file hold?
+Decode one dump file (pickle or JSON) in a sandboxed child process.
 
 A pickle is a program, and a few bytes of it can take all memory of a machine.
 So this module runs in child processes (see `sandbox`) that have a limit on
@@ -23,7 +23,13 @@ import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple
 
-from .extract import KEYS, NotADumpError, describe, frames_of, tabulate
+from .extract import (
+    KEYS,
+    NotADumpError,
+    build_columns,
+    entry_frames,
+    read_header,
+)
 
 
 # Deeper than any dump, and far from the limits of the interpreter.
@@ -32,17 +38,17 @@ _DEPTH_LIMIT = 200
 
 class DamagedError(Exception):
     """
-    The bytes are not a whole pickle of plain data.
+    The bytes are not a complete pickle of plain data.
     """
 
 
-class Outcome(NamedTuple):
+class LoadResult(NamedTuple):
     """
-    What was read.
+    Result of reading a pickle.
 
     Attributes:
-        value: The whole value; or, of a damaged dump, as much of it as could
-            be read; or `None`.
+        value: The whole value; of a damaged dump, the part that could be read;
+            or `None`.
 
         damage: Why reading stopped early; ``""`` if it did not.
     """
@@ -51,34 +57,34 @@ class Outcome(NamedTuple):
     damage: str
 
 
-def load_plain(data: bytes) -> Outcome:
+def load_plain_pickle(data: bytes) -> LoadResult:
     """
-    Read a pickle of plain data, as far as it is whole.
+    Read a pickle of plain data, as far as it is intact.
 
     Args:
         data: A pickle of protocol 2 or later, made of nothing but `dict`,
             `list`, `tuple`, `str`, `int`, `float`, `bool`, and `None`.
 
     Returns:
-        The value; or what could be salvaged, and why it is not more.
+        The value; or the part that could be read, and why reading stopped.
     """
-    machine = _Machine(data)
+    machine = _PickleMachine(data)
     try:
-        return Outcome(machine.run(), "")
+        return LoadResult(machine.run(), "")
     except DamagedError as exc:
-        return Outcome(_salvage(machine), f"{exc} at byte {machine.pos}")
+        return LoadResult(_salvage(machine), f"{exc} at byte {machine.pos}")
 
 
-class _Machine:
+class _PickleMachine:
     """
-    The stack machine that pickles are programs for.
+    The stack machine that executes pickles, without opcodes that run code.
     """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.pos = 0
         self.stack: list[Any] = []
-        self.outer: list[list[Any]] = []
+        self.outer_stacks: list[list[Any]] = []
         # A dictionary, because a list would have to be as long as its
         # highest index, which may be any number.
         self.memo: dict[int, Any] = {}
@@ -107,7 +113,7 @@ class _Machine:
         self.pos = end
         return chunk
 
-    def number(self, layout: str) -> Any:
+    def read_number(self, layout: str) -> Any:
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
     def pop(self) -> Any:
@@ -117,38 +123,38 @@ class _Machine:
 
         return self.stack.pop()
 
-    def mark(self) -> None:
-        if len(self.outer) >= _DEPTH_LIMIT:
+    def push_mark(self) -> None:
+        if len(self.outer_stacks) >= _DEPTH_LIMIT:
             msg = "nested too deeply"
             raise DamagedError(msg)
 
-        self.outer.append(self.stack)
+        self.outer_stacks.append(self.stack)
         self.stack = []
 
-    def since_mark(self) -> list[Any]:
-        if not self.outer:
+    def pop_to_mark(self) -> list[Any]:
+        if not self.outer_stacks:
             msg = "no mark to go back to"
             raise DamagedError(msg)
 
         items = self.stack
-        self.stack = self.outer.pop()
+        self.stack = self.outer_stacks.pop()
         return items
 
-    def top(self, kind: type) -> Any:
+    def top_of_type(self, kind: type) -> Any:
         if not self.stack or type(self.stack[-1]) is not kind:
             msg = f"no {kind.__name__} to fill"
             raise DamagedError(msg)
 
         return self.stack[-1]
 
-    def remember(self, index: int) -> None:
+    def memoize(self, index: int) -> None:
         if not self.stack:
             msg = "nothing to remember"
             raise DamagedError(msg)
 
         self.memo[index] = self.stack[-1]
 
-    def recall(self, index: int) -> None:
+    def push_memo(self, index: int) -> None:
         if index not in self.memo:
             msg = f"nothing is remembered as {index}"
             raise DamagedError(msg)
@@ -156,17 +162,17 @@ class _Machine:
         self.stack.append(self.memo[index])
 
 
-def _push(value: Any) -> Callable[[_Machine], None]:
+def _push(value: Any) -> Callable[[_PickleMachine], None]:
     return lambda m: m.stack.append(value)
 
 
-def _push_number(layout: str) -> Callable[[_Machine], None]:
-    return lambda m: m.stack.append(m.number(layout))
+def _push_number(layout: str) -> Callable[[_PickleMachine], None]:
+    return lambda m: m.stack.append(m.read_number(layout))
 
 
-def _push_text(layout: str) -> Callable[[_Machine], None]:
-    def action(m: _Machine) -> None:
-        raw = m.take(m.number(layout))
+def _push_text(layout: str) -> Callable[[_PickleMachine], None]:
+    def action(m: _PickleMachine) -> None:
+        raw = m.take(m.read_number(layout))
         try:
             m.stack.append(raw.decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError:
@@ -176,49 +182,48 @@ def _push_text(layout: str) -> Callable[[_Machine], None]:
     return action
 
 
-def _push_long(layout: str) -> Callable[[_Machine], None]:
+def _push_long(layout: str) -> Callable[[_PickleMachine], None]:
     return lambda m: m.stack.append(
-        int.from_bytes(m.take(m.number(layout)), "little", signed=True)
+        int.from_bytes(m.take(m.read_number(layout)), "little", signed=True)
     )
 
 
-def _push_tuple(size: int) -> Callable[[_Machine], None]:
-    def action(m: _Machine) -> None:
+def _push_tuple(size: int) -> Callable[[_PickleMachine], None]:
+    def action(m: _PickleMachine) -> None:
         items = [m.pop() for _ in range(size)]
         m.stack.append(tuple(reversed(items)))
 
     return action
 
 
-def _tuple(m: _Machine) -> None:
-    items = m.since_mark()
+def _tuple(m: _PickleMachine) -> None:
+    items = m.pop_to_mark()
     m.stack.append(tuple(items))
 
 
-def _append(m: _Machine) -> None:
+def _append(m: _PickleMachine) -> None:
     item = m.pop()
-    m.top(list).append(item)
+    m.top_of_type(list).append(item)
 
 
-def _appends(m: _Machine) -> None:
-    items = m.since_mark()
-    m.top(list).extend(items)
+def _appends(m: _PickleMachine) -> None:
+    items = m.pop_to_mark()
+    m.top_of_type(list).extend(items)
 
 
-def _set_item(m: _Machine) -> None:
+def _set_item(m: _PickleMachine) -> None:
     value, key = m.pop(), m.pop()
-    _fill(m.top(dict), [key, value])
+    _fill_dict(m.top_of_type(dict), [key, value])
 
 
-def _set_items(m: _Machine) -> None:
-    items = m.since_mark()
-    _fill(m.top(dict), items)
+def _set_items(m: _PickleMachine) -> None:
+    items = m.pop_to_mark()
+    _fill_dict(m.top_of_type(dict), items)
 
 
-def _fill(target: dict[Any, Any], items: list[Any]) -> None:
+def _fill_dict(target: dict[Any, Any], items: list[Any]) -> None:
     keys = items[::2]
-    # Nothing else is a key in plain data, and hashing a nested tuple can take
-    # for ever.
+    # Plain data has no other keys; hashing a nested tuple can take forever.
     if len(items) % 2 or not all(_is_key(key) for key in keys):
         msg = "a dictionary with broken keys"
         raise DamagedError(msg)
@@ -230,22 +235,22 @@ def _is_key(key: Any) -> bool:
     return key is None or isinstance(key, str | int | float)
 
 
-def _forget(_: object) -> None:
+def _discard(_: object) -> None:
     """
-    Recursive tuples are taken off the stack and recalled.
+    Ignore a value that was popped; recursive tuples are popped and recalled.
     """
 
 
-def _ignore_protocol(m: _Machine) -> None:
+def _ignore_protocol(m: _PickleMachine) -> None:
     if m.take(1)[0] > 5:
         msg = "a protocol that is not known"
         raise DamagedError(msg)
 
 
-_ACTIONS: dict[bytes, Callable[[_Machine], None]] = {
+_ACTIONS: dict[bytes, Callable[[_PickleMachine], None]] = {
     b"\x80": _ignore_protocol,
-    b"\x95": lambda m: m.number("<Q"),
-    b"(": _Machine.mark,
+    b"\x95": lambda m: m.read_number("<Q"),
+    b"(": _PickleMachine.push_mark,
     b"}": lambda m: m.stack.append({}),
     b"]": lambda m: m.stack.append([]),
     b")": _push(()),
@@ -269,30 +274,30 @@ _ACTIONS: dict[bytes, Callable[[_Machine], None]] = {
     b"N": _push(None),
     b"\x88": lambda m: m.stack.append(True),
     b"\x89": lambda m: m.stack.append(False),
-    b"q": lambda m: m.remember(m.number("<B")),
-    b"r": lambda m: m.remember(m.number("<I")),
-    b"\x94": lambda m: m.remember(len(m.memo)),
-    b"h": lambda m: m.recall(m.number("<B")),
-    b"j": lambda m: m.recall(m.number("<I")),
-    b"0": lambda m: _forget(m.pop()),
-    b"1": lambda m: _forget(m.since_mark()),
+    b"q": lambda m: m.memoize(m.read_number("<B")),
+    b"r": lambda m: m.memoize(m.read_number("<I")),
+    b"\x94": lambda m: m.memoize(len(m.memo)),
+    b"h": lambda m: m.push_memo(m.read_number("<B")),
+    b"j": lambda m: m.push_memo(m.read_number("<I")),
+    b"0": lambda m: _discard(m.pop()),
+    b"1": lambda m: _discard(m.pop_to_mark()),
 }
 
 
-def _salvage(machine: _Machine) -> Any:
+def _salvage(machine: _PickleMachine) -> Any:
     """
-    Close the dump around its last whole record.
+    Build a dump from the records before the damage.
 
     Dictionaries and lists are filled from the stack only when they end, so an
-    unfinished dump lies there as: the outer container; its keys and values;
-    the records so far; the parts of an unfinished record.
+    unfinished dump is on the stacks as: the outer container; its keys and
+    values; the records so far; the parts of an unfinished record.
     """
-    levels = [*machine.outer, machine.stack]
-    outer = levels[0][0] if levels[0] else None
-    if isinstance(outer, list):
-        return outer + _whole_records(levels[1:])
+    levels = [*machine.outer_stacks, machine.stack]
+    container = levels[0][0] if levels[0] else None
+    if isinstance(container, list):
+        return container + _whole_records(levels[1:])
 
-    if not isinstance(outer, dict):
+    if not isinstance(container, dict):
         return None
 
     items = levels[1] if len(levels) > 1 else []
@@ -301,7 +306,7 @@ def _salvage(machine: _Machine) -> Any:
         # Its value is unfinished.
         keys.pop()
 
-    pairs = dict(outer)
+    pairs = dict(container)
     for key, value in zip(keys, values, strict=False):
         if key == "entries" and isinstance(value, list):
             pairs[key] = value + _whole_records(levels[2:])
@@ -328,20 +333,20 @@ SIZE_LIMIT = 128 * _MIB
 # Genuine dumps take 10 to 15 times their size, and 10 ms per MB.
 _MEMORY_BASE = 512 * _MIB
 _MEMORY_PER_BYTE = 40
-_MEMORY_MOST = 2048 * _MIB
+_MEMORY_MAX = 2048 * _MIB
 _SECONDS_BASE = 5
 _SECONDS_PER_MIB = 0.5
 
 
 def limit_process(size: int) -> bool:
     """
-    Limit what this process may take, for a file of *size* bytes.
+    Limit memory and processor time of this process, for *size* bytes of file.
 
     A process that takes more memory gets a :exc:`MemoryError`; one that takes
     more processor time is ended by the system, without a core file.
 
     Returns:
-        Whether memory is limited; on some systems that is not possible.
+        Whether memory is limited; some systems cannot do that.
     """
     try:
         import resource
@@ -351,22 +356,22 @@ def limit_process(size: int) -> bool:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds = usage.ru_utime + usage.ru_stime + _SECONDS_BASE
     seconds += _SECONDS_PER_MIB * size / _MIB
-    memory = min(_MEMORY_BASE + _MEMORY_PER_BYTE * size, _MEMORY_MOST)
-    _lower(resource.RLIMIT_CPU, int(seconds) + 1)
-    _lower(resource.RLIMIT_CORE, 0)
-    # Elsewhere the limit can be set, but nobody minds it.
-    is_limited = _lower(resource.RLIMIT_AS, memory)
+    memory = min(_MEMORY_BASE + _MEMORY_PER_BYTE * size, _MEMORY_MAX)
+    _lower_limit(resource.RLIMIT_CPU, int(seconds) + 1)
+    _lower_limit(resource.RLIMIT_CORE, 0)
+    # Other systems accept the limit, but do not enforce it.
+    is_limited = _lower_limit(resource.RLIMIT_AS, memory)
     return is_limited and sys.platform.startswith("linux")
 
 
-def _lower(which: int, limit: int) -> bool:
+def _lower_limit(which: int, limit: int) -> bool:
     import resource
 
     try:
-        _, most = resource.getrlimit(which)
-        if most != resource.RLIM_INFINITY:
-            limit = min(limit, most)
-        resource.setrlimit(which, (limit, most))
+        _, hard_limit = resource.getrlimit(which)
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(limit, hard_limit)
+        resource.setrlimit(which, (limit, hard_limit))
     except (OSError, ValueError):
         return False
 
@@ -381,24 +386,24 @@ LENGTHS = struct.Struct("<II")
 _NOT_A_DUMP = "it is not a Flight Recorder dump"
 _TOO_LARGE = "it is larger than any dump"
 
-_HEAD = 4096
+_HEAD_BYTES = 4096
 
 
 class UnreadableError(Exception):
     """
-    The file looks like a dump, but nothing can be made of it.
+    The file looks like a dump, but cannot be read.
     """
 
 
 class _RefusedError(Exception):
     """
-    A pickle asks for something that is not data.
+    A pickle asks for code.
     """
 
 
 class _PlainUnpickler(pickle.Unpickler):
     """
-    Plain data does not import anything, so nothing is ever imported.
+    An unpickler that refuses every import.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -413,7 +418,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def main() -> None:
     """
-    Answer requests until there are no more.
+    Answer requests until the input ends.
     """
     import gc
 
@@ -421,17 +426,17 @@ def main() -> None:
     # decoding.
     gc.disable()
     for line in sys.stdin.buffer:
-        sys.stdout.buffer.write(answer(json.loads(line)))
+        sys.stdout.buffer.write(answer_request(json.loads(line)))
         sys.stdout.buffer.flush()
 
 
-def answer(request: dict[str, Any]) -> bytes:
+def answer_request(request: dict[str, Any]) -> bytes:
     """
     Decode one file.
 
     Args:
-        request: *path*, in which each character stands for a byte; and, if
-            stacks are wanted instead of columns, *rows*.
+        request: *path*, in which each character stands for a byte; and *rows*
+            to read stacks instead of columns.
 
     Returns:
         A message; a failure is a message, too.
@@ -439,24 +444,30 @@ def answer(request: dict[str, Any]) -> bytes:
     try:
         header, columns = _decode(**request)
     except NotADumpError as exc:
-        return pack({"failure": "alien", "reason": str(exc)})
+        return pack_message({"failure": "alien", "reason": str(exc)})
     except UnreadableError as exc:
-        return pack({"failure": "broken", "reason": str(exc)})
+        return pack_message({"failure": "broken", "reason": str(exc)})
     except MemoryError:
         reason = "it takes more memory to decode than a dump of its size may"
-        return pack({"failure": "broken", "reason": reason})
+        return pack_message({"failure": "broken", "reason": reason})
     except OSError as exc:
-        return pack({"failure": "broken", "reason": exc.strerror or str(exc)})
+        return pack_message(
+            {"failure": "broken", "reason": exc.strerror or str(exc)}
+        )
     except Exception as exc:  # noqa: BLE001
-        # Whatever a hostile file does, it must cost no other file.
+        # A malicious file must not affect others.
         reason = f"it cannot be decoded: {type(exc).__name__}: {exc}"
-        return pack({"failure": "broken", "reason": reason[:_HEAD]})
-    return pack(header, columns)
+        return pack_message(
+            {"failure": "broken", "reason": reason[:_HEAD_BYTES]}
+        )
+    return pack_message(header, columns)
 
 
-def pack(header: dict[str, Any], columns: list[bytes] | None = None) -> bytes:
+def pack_message(
+    header: dict[str, Any], columns: list[bytes] | None = None
+) -> bytes:
     """
-    Make a message of a header and columns.
+    Pack a header and columns into a message.
     """
     head = json.dumps(header).encode()
     # NumPy reads aligned numbers faster.
@@ -470,7 +481,7 @@ def _decode(
 ) -> tuple[dict[str, Any], list[bytes]]:
     value, damage, is_limited = _load(os.fsdecode(path.encode("latin-1")))
     try:
-        header, entries = describe(value)
+        header, entries = read_header(value)
     except NotADumpError:
         if damage:
             raise UnreadableError(damage) from None
@@ -480,17 +491,17 @@ def _decode(
     if damage and not entries:
         raise UnreadableError(damage)
 
-    tables, columns, kept = tabulate(entries, strict=not is_limited)
+    tables, columns, records = build_columns(entries, strict=not is_limited)
     if rows is not None:
         stacks = [
-            frames_of(kept[row]) if 0 <= row < len(kept) else []
+            entry_frames(records[row]) if 0 <= row < len(records) else []
             for row in rows
         ]
         return {"frames": stacks}, []
 
     counts = {
-        "count": len(kept),
-        "unreadable": len(entries) - len(kept),
+        "count": len(records),
+        "unreadable": len(entries) - len(records),
         "damage": damage,
     }
     return {**header, **tables, **counts}, columns
@@ -498,18 +509,18 @@ def _decode(
 
 def _load(path: str) -> tuple[Any, str, bool]:
     with _open_regular(path) as file:
-        head = file.peek(_HEAD)[:_HEAD]
+        head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
         size = os.fstat(file.fileno()).st_size
         if head.startswith(b"\x1f\x8b"):
             limit_process(SIZE_LIMIT)
-            data = _inflate(file)
-            return _load_from(_buffered(data), data[:_HEAD], len(data))
+            data = _decompress(file)
+            return _parse_content(_buffer(data), data[:_HEAD_BYTES], len(data))
 
-        return _load_from(file, head, size)
+        return _parse_content(file, head, size)
 
 
 def _open_regular(path: str) -> io.BufferedReader:
-    # A pipe or device of that name would block, or worse.
+    # Opening a pipe or a device may block, or have side effects.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     raw: Any = io.FileIO(os.open(path, flags))
     file = io.BufferedReader(raw, _MIB)
@@ -521,14 +532,14 @@ def _open_regular(path: str) -> io.BufferedReader:
     return file
 
 
-def _buffered(data: bytes) -> io.BufferedReader:
+def _buffer(data: bytes) -> io.BufferedReader:
     # The unpickler is four times slower without a `peek`.
     return io.BufferedReader(io.BytesIO(data), _MIB)
 
 
-def _inflate(file: BinaryIO) -> bytes:
+def _decompress(file: BinaryIO) -> bytes:
     """
-    Decompress, as far as the file is whole and of a sane size.
+    Decompress gzip until its end, an error, or the size limit.
     """
     stream = zlib.decompressobj(wbits=31)
     chunks: list[bytes] = []
@@ -545,11 +556,11 @@ def _inflate(file: BinaryIO) -> bytes:
     return b"".join(chunks)
 
 
-def _load_from(
+def _parse_content(
     file: io.BufferedReader, head: bytes, size: int
 ) -> tuple[Any, str, bool]:
     """
-    Return the value, why it is not whole, and whether memory was limited.
+    Return the value, the damage, and whether memory was limited.
     """
     if not head:
         msg = "the file is empty"
@@ -561,8 +572,8 @@ def _load_from(
     is_limited = limit_process(size)
     if head[0] == 0x80:
         if not _has_keys(head):
-            # Asking for code is worth mentioning, but it takes an unpickler.
-            refusal = _refusal(head) if is_limited else ""
+            # Only an unpickler finds out whether the file asks for code.
+            refusal = _refusal_reason(head) if is_limited else ""
             raise NotADumpError(refusal or _NOT_A_DUMP)
 
         return *_load_pickle(file, is_limited=is_limited), is_limited
@@ -581,12 +592,12 @@ def _has_keys(head: bytes) -> bool:
     return any(key.encode() in head for key in KEYS)
 
 
-def _refusal(head: bytes) -> str:
+def _refusal_reason(head: bytes) -> str:
     """
-    Why is that not a pickle of plain data, judging by its beginning?
+    Return why a pickle was refused, by its beginning; ``""`` if it was not.
     """
     try:
-        _PlainUnpickler(_buffered(head)).load()
+        _PlainUnpickler(_buffer(head)).load()
     except _RefusedError as exc:
         return str(exc)
     except Exception:  # noqa: BLE001
@@ -606,11 +617,11 @@ def _load_pickle(
         except _RefusedError as exc:
             damage = str(exc)
         except Exception:  # noqa: BLE001, S110
-            # Unpicklers raise anything; the other one says what is wrong.
+            # An unpickler may raise anything; the reason is found below.
             pass
         file.seek(0)
 
-    value, found = load_plain(file.read())
+    value, found = load_plain_pickle(file.read())
     if value is None:
         raise UnreadableError(damage or found)
 

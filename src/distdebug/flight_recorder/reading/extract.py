@@ -1,13 +1,13 @@
 """
-How do the records of one dump become columns?
+Convert the records of one dump to columns, and check every value.
 
 This module runs in the child processes that decode dumps: it needs nothing
-but the standard library, and takes nothing for granted about its input.  It
-goes by the keys that are there, never by the version of the format.
+but the standard library, and trusts no input.  It relies on the keys that are
+present, never on the version of the format.
 
-Good files are turned over by C code, column by column.  What few different
-values there are (operations, groups, shapes) is checked once per value.  Only
-if something does not fit, each record is tried on its own.
+Good files are converted by C code, column by column.  Fields with few distinct
+values (operations, groups, shapes) are checked once per value.  Records are
+checked one by one only if a column does not fit.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from operator import itemgetter
 from typing import Any
 
 
-# What a value of the wrong kind raises, sooner or later.
-WRONG = (
+# Raised by values of the wrong type or range.
+INVALID_ERRORS = (
     *(AttributeError, KeyError, OverflowError, TypeError, ValueError),
     struct.error,
 )
 
-# Longer names say nothing more.
+# Longer names are cut.
 TEXT_LIMIT = 1000
 
 
-def text(value: Any) -> str:
+def check_text(value: Any) -> str:
     """
-    A string, shortened if it is very long.
+    Return a string, shortened if it is very long.
     """
     if not isinstance(value, str):
         msg = "not a string"
@@ -46,9 +46,9 @@ def text(value: Any) -> str:
     return value[:TEXT_LIMIT]
 
 
-def number(value: Any, *, bits: int = 63) -> int:
+def check_number(value: Any, *, bits: int = 63) -> int:
     """
-    A whole number that fits into so many bits and a sign.
+    Return an integer that fits into *bits* bits and a sign.
     """
     if not isinstance(value, int) or not -(1 << bits) <= value < 1 << bits:
         msg = "not a number of this size"
@@ -57,9 +57,9 @@ def number(value: Any, *, bits: int = 63) -> int:
     return value
 
 
-def sequence(value: Any) -> list[Any] | tuple[Any, ...]:
+def check_sequence(value: Any) -> list[Any] | tuple[Any, ...]:
     """
-    A list or tuple, whatever is in it.
+    Return a list or tuple, with any items.
     """
     if not isinstance(value, list | tuple):
         msg = "not a list"
@@ -68,47 +68,51 @@ def sequence(value: Any) -> list[Any] | tuple[Any, ...]:
     return value
 
 
-# More do not fit into 64 bits; who says so is hostile.
-_MOST_ELEMENTS = 1 << 62
+# More do not fit into 64 bits; only a malicious file has them.
+_MAX_ELEMENTS = 1 << 62
 
-_NUMBERS = r"\[(?:-?\d{1,19}(?:,-?\d{1,19})*)?\]"
-_STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-f]{4}))*"'
-_SIZES = rf"\[(?:{_NUMBERS}(?:,{_NUMBERS})*)?\]"
-_DTYPES = rf"\[(?:{_STRING}(?:,{_STRING})*)?\]"
+_NUMBERS_JSON = r"\[(?:-?\d{1,19}(?:,-?\d{1,19})*)?\]"
+_STRING_JSON = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-f]{4}))*"'
+_SIZES_JSON = rf"\[(?:{_NUMBERS_JSON}(?:,{_NUMBERS_JSON})*)?\]"
+_DTYPES_JSON = rf"\[(?:{_STRING_JSON}(?:,{_STRING_JSON})*)?\]"
 
 # Input sizes, input types, output sizes, and output types.
-SHAPE_TEXT = re.compile(rf"\[{_SIZES},{_DTYPES},{_SIZES},{_DTYPES}\]")
-# In what is longer, the name of a type may have to be cut.
-_LONGEST = 1000
+SHAPE_JSON = re.compile(
+    rf"\[{_SIZES_JSON},{_DTYPES_JSON},{_SIZES_JSON},{_DTYPES_JSON}\]"
+)
+# A longer text may hold a type name that has to be cut.
+_SHAPE_LIMIT = 1000
 
-write_shape = json.JSONEncoder(separators=(",", ":")).encode
+shape_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def describe_shapes(raws: Iterable[bytes]) -> dict[str, list[Any]]:
+def encode_shapes(raws: Iterable[bytes]) -> dict[str, list[Any]]:
     """
-    Write down some shapes.
+    Encode shapes as JSON, and count their elements.
 
     Args:
-        raws: Each as a dump has it, by `marshal`.
+        raws: Each as in the dump, packed by `marshal`.
 
     Returns:
-        What is fit for JSON: *shapes*, the texts; *elements*, how many go in
-        and how many come out of each; *types*, which of *dtypes* each has;
-        and *dtypes*, the different types that go in and come out.
+        Plain data: *shapes*, the texts; *elements*, the number of input and
+        of output elements of each; *types*, an index into *dtypes* for each;
+        and *dtypes*, the distinct pairs of input and output types.
     """
     shapes, texts = [], []
     for raw in raws:
         shape = marshal.loads(raw)  # noqa: S302
-        written = _written(shape)
-        if len(written) > _LONGEST or not SHAPE_TEXT.fullmatch(written):
+        shape_json = _try_json(shape)
+        if len(shape_json) > _SHAPE_LIMIT or not SHAPE_JSON.fullmatch(
+            shape_json
+        ):
             shape = check_shape(shape)
-            written = write_shape(shape)
+            shape_json = shape_to_json(shape)
         shapes.append(shape)
-        texts.append(written)
+        texts.append(shape_json)
     dtypes: dict[Any, int] = {}
     types = [
-        dtypes.setdefault((tuple(given), tuple(got)), len(dtypes))
-        for _, given, _, got in shapes
+        dtypes.setdefault((tuple(inputs), tuple(outputs)), len(dtypes))
+        for _, inputs, _, outputs in shapes
     ]
     return {
         "shapes": texts,
@@ -123,43 +127,43 @@ def describe_shapes(raws: Iterable[bytes]) -> dict[str, list[Any]]:
 
 def count_elements(sizes: Iterable[Sequence[int]]) -> int:
     """
-    How many elements do these tensors have together, if that can be?
+    Return the number of elements of all tensors, limited to 64 bits.
     """
     count = sum(map(prod, sizes))
-    return max(min(count, _MOST_ELEMENTS), -_MOST_ELEMENTS)
+    return max(min(count, _MAX_ELEMENTS), -_MAX_ELEMENTS)
 
 
-def _written(raw: Any) -> str:
+def _try_json(raw: Any) -> str:
     try:
-        return write_shape(raw)
+        return shape_to_json(raw)
     except RecursionError:
         return ""
 
 
 def check_shape(raw: Any) -> tuple[Any, ...]:
     """
-    Look at every value of a shape, and cut long names.
-
-    Args:
-        raw: What a dump has.
+    Check every value of a shape, and cut long type names.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: A part has the wrong type.
 
         ValueError: It has more or fewer parts.
     """
     sizes_in, dtypes_in, sizes_out, dtypes_out = raw
     return (
-        _sizes(sizes_in),
-        [text(dtype) for dtype in sequence(dtypes_in)],
-        _sizes(sizes_out),
-        [text(dtype) for dtype in sequence(dtypes_out)],
+        _check_sizes(sizes_in),
+        [check_text(dtype) for dtype in check_sequence(dtypes_in)],
+        _check_sizes(sizes_out),
+        [check_text(dtype) for dtype in check_sequence(dtypes_out)],
     )
 
 
-def _sizes(raw: Any) -> list[list[int]]:
-    # Truths are numbers, too, but not in JSON.
-    return [[int(number(n)) for n in sequence(size)] for size in sequence(raw)]
+def _check_sizes(raw: Any) -> list[list[int]]:
+    # int() also converts bool, which JSON writes as true.
+    return [
+        [int(check_number(n)) for n in check_sequence(size)]
+        for size in check_sequence(raw)
+    ]
 
 
 Entry = dict[str, Any]
@@ -180,7 +184,7 @@ COLUMNS = {
     "duration_ms": "d",
 }
 
-# Stands in for a key that a version of the format does not have.
+# Values of keys that a version of the format lacks.
 _DEFAULTS: Mapping[str, Any] = {
     "record_id": None,
     "pg_id": 0,
@@ -200,16 +204,16 @@ _DEFAULTS: Mapping[str, Any] = {
     "is_p2p": None,
 }
 
-# What few values there are of, so that each is checked once; the arguments of
-# `_kind`.
-_KIND = (
+# Keys with few distinct values, each checked once: the arguments of
+# `_check_kind`.
+_KIND_KEYS = (
     *("process_group", "pg_id", "profiling_name", "state"),
     *("retired", "is_p2p", "timeout_ms"),
 )
-_SHAPE = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
-# What differs from record to record, beside its own number and that of the
-# collective, which is called differently in early formats.
-_EXTRACT_NUMBERS = (
+_SHAPE_KEYS = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
+# Keys that differ from record to record, besides the numbers of the record and
+# of the collective; the latter has another key in early formats.
+_NUMBER_KEYS = (
     *("p2p_seq_id", "op_id", "time_created_ns"),
     *("time_discovered_started_ns", "time_discovered_completed_ns"),
 )
@@ -219,42 +223,41 @@ _P2P = re.compile(r"(?:^|:)(?:send|recv)\b")
 _NO_TABLES: Mapping[str, Any] = {
     "is_numbered": True,
     "kinds": [],
-    **describe_shapes([]),
+    **encode_shapes([]),
 }
 
 
-def tabulate(
+def build_columns(
     entries: list[Any], *, strict: bool = False
 ) -> tuple[dict[str, Any], list[bytes], list[Entry]]:
     """
-    Turn records into columns.
+    Convert records to columns.
 
     Args:
-        entries: What should be records.
+        entries: Items that should be records.
 
-        strict: Look into every value before it is copied, because no limit
-            guards the memory of this process.
+        strict: Check every value before it is copied, because this process has
+            no memory limit.
 
     Returns:
         The tables that *kind* and *shape* refer to, fit for JSON; the columns
-        named in `COLUMNS`, little-endian; and the records that were kept,
-        oldest first.
+        named in `COLUMNS`, little-endian; and the valid records, oldest first.
     """
     if not entries:
         return dict(_NO_TABLES), [b""] * len(COLUMNS), []
 
     try:
-        return _in_order(entries, strict=strict)
-    except WRONG:
-        filled = [_filled(e) for e in entries if isinstance(e, dict)]
-        kept = [entry for entry in filled if _is_sound(entry, strict=strict)]
+        return _build_sorted(entries, strict=strict)
+    except INVALID_ERRORS:
+        filled = [_with_defaults(e) for e in entries if isinstance(e, dict)]
+        valid = [entry for entry in filled if _is_valid(entry, strict=strict)]
 
-    return _in_order(kept, strict=strict) if kept else tabulate([])
+    return _build_sorted(valid, strict=strict) if valid else build_columns([])
 
 
-def frames_of(entry: Entry) -> list[tuple[str, str, int]]:
+def entry_frames(entry: Entry) -> list[tuple[str, str, int]]:
     """
-    Which lines of code did a record come from, innermost first?
+    Return the Python stack of a record, innermost line first.
     """
     frames = entry.get("frames")
     return [
@@ -267,9 +270,9 @@ def frames_of(entry: Entry) -> list[tuple[str, str, int]]:
     ]
 
 
-def _filled(entry: Entry) -> Entry:
+def _with_defaults(entry: Entry) -> Entry:
     """
-    A record with all keys, so that it can be read together with any other.
+    Return a record with all keys, so that all records can be read together.
     """
     filled = {**_DEFAULTS, **entry}
     if isinstance(filled["process_group"], list):
@@ -279,65 +282,68 @@ def _filled(entry: Entry) -> Entry:
     return filled
 
 
-def _is_sound(entry: Entry, *, strict: bool) -> bool:
+def _is_valid(entry: Entry, *, strict: bool) -> bool:
     try:
-        _columns([entry], strict=strict)
-    except WRONG:
+        _build_columns([entry], strict=strict)
+    except INVALID_ERRORS:
         return False
 
     return True
 
 
-def _in_order(
+def _build_sorted(
     entries: list[Entry], *, strict: bool
 ) -> tuple[dict[str, Any], list[bytes], list[Entry]]:
-    tables, columns, ids = _columns(entries, strict=strict)
+    tables, columns, ids = _build_columns(entries, strict=strict)
     if ids == sorted(ids):
         return tables, columns, entries
 
     entries = sorted(entries, key=itemgetter("record_id"))
-    return *_columns(entries, strict=strict)[:2], entries
+    return *_build_columns(entries, strict=strict)[:2], entries
 
 
-def _columns(
+def _build_columns(
     entries: list[Entry], *, strict: bool
 ) -> tuple[dict[str, Any], list[bytes], list[int]]:
     """
-    The fast path; raises one of `WRONG` if any record does not fit.
+    Convert records fast; raise one of `INVALID_ERRORS` if any is invalid.
     """
     seq = "collective_seq_id"
     if seq not in entries[0]:
         seq = "seq_id"
-    kinds, kind = _interned(_raw_kinds(entries))
-    shapes, shape = _interned(_raw_shapes(entries, strict=strict))
-    numbers = _fields(entries, "record_id", seq, *_EXTRACT_NUMBERS)
+    kinds, kind = _intern(_raw_kinds(entries))
+    shapes, shape = _intern(_raw_shapes(entries, strict=strict))
+    numbers = _read_fields(entries, "record_id", seq, *_NUMBER_KEYS)
     ids, seqs, p2p_seqs, op_ids, *times = zip(*numbers, strict=True)
     tables: dict[str, Any] = {
         "is_numbered": None not in ids,
-        "kinds": [_kind(*raw) for raw in kinds],
-        **describe_shapes(shapes),
+        "kinds": [_check_kind(*raw) for raw in kinds],
+        **encode_shapes(shapes),
     }
     found = list(ids if tables["is_numbered"] else range(len(kind)))
     columns = [
         *(kind, shape, found, seqs),
-        _p2p_seqs(p2p_seqs, seqs, kind, tables["kinds"]),
+        _fill_p2p_seqs(p2p_seqs, seqs, kind, tables["kinds"]),
         op_ids,
-        *map(_or_zero, times),
-        _durations(entries),
+        *map(_none_to_zero, times),
+        _read_durations(entries),
     ]
     codes = COLUMNS.values()
-    packed = [_packed(*pair) for pair in zip(codes, columns, strict=True)]
+    packed = [_pack_column(*pair) for pair in zip(codes, columns, strict=True)]
     return tables, packed, found
 
 
-def _fields(entries: list[Entry], *keys: str) -> Iterator[tuple[Any, ...]]:
+def _read_fields(
+    entries: list[Entry], *keys: str
+) -> Iterator[tuple[Any, ...]]:
     """
-    Some fields of each record, with what stands in for those that a version
-    of the format does not have.
+    Return some fields of each record.
+
+    Fields that this version of the format lacks get their defaults.
     """
     first = entries[0]
     if all(key in first for key in keys):
-        # By far the fastest way through some megabytes.
+        # By far the fastest way.
         return map(itemgetter(*keys), entries)
 
     return zip(
@@ -351,16 +357,16 @@ def _fields(entries: list[Entry], *keys: str) -> Iterator[tuple[Any, ...]]:
     )
 
 
-def _interned(values: Iterable[Any]) -> tuple[dict[Any, int], list[int]]:
+def _intern(values: Iterable[Any]) -> tuple[dict[Any, int], list[int]]:
     """
-    Number the different values by their first appearance.
+    Number the distinct values by their first appearance.
     """
     codes: dict[Any, int] = defaultdict(count().__next__)
     return codes, list(map(codes.__getitem__, values))
 
 
 def _raw_kinds(entries: list[Entry]) -> Iterator[Any]:
-    kinds = _fields(entries, *_KIND)
+    kinds = _read_fields(entries, *_KIND_KEYS)
     if isinstance(entries[0].get("process_group"), list):
         # JSON has no tuples, and lists cannot be keys.
         return ((tuple(group), *rest) for group, *rest in kinds)
@@ -368,7 +374,7 @@ def _raw_kinds(entries: list[Entry]) -> Iterator[Any]:
     return kinds
 
 
-def _kind(  # noqa: PLR0913, PLR0917
+def _check_kind(  # noqa: PLR0913, PLR0917
     group: Any,
     pg_id: Any,
     op: Any,
@@ -385,38 +391,38 @@ def _kind(  # noqa: PLR0913, PLR0917
         is_p2p = _P2P.search(op) is not None
 
     return (
-        text(name),
-        text(desc),
-        number(pg_id, bits=31),
-        text(op),
+        check_text(name),
+        check_text(desc),
+        check_number(pg_id, bits=31),
+        check_text(op),
         STATES.index(state) if state in STATES else 0,
         bool(retired),
         bool(is_p2p),
-        number(timeout_ms or 0),
+        check_number(timeout_ms or 0),
     )
 
 
 def _raw_shapes(entries: list[Entry], *, strict: bool) -> Iterator[bytes]:
     """
-    Make shapes, which are lists of lists, fit to be keys.
+    Return shapes, which are lists of lists, as hashable bytes.
 
     The version of `marshal` matters: later ones refer to objects seen before,
     so that equal shapes differ.
     """
-    shapes: Iterator[Any] = _fields(entries, *_SHAPE)
+    shapes: Iterator[Any] = _read_fields(entries, *_SHAPE_KEYS)
     if strict:
         shapes = map(check_shape, shapes)
     return map(marshal.dumps, shapes, repeat(2))
 
 
-def _p2p_seqs(
+def _fill_p2p_seqs(
     found: Sequence[Any],
     seqs: Sequence[int],
     kind: list[int],
     kinds: list[Any],
 ) -> Sequence[int]:
     """
-    Early formats have one counter for both sorts of operations.
+    Fill missing point-to-point numbers: early formats have only one counter.
     """
     if None not in found:
         return found
@@ -427,9 +433,9 @@ def _p2p_seqs(
     ]
 
 
-def _durations(entries: list[Entry]) -> Sequence[float]:
+def _read_durations(entries: list[Entry]) -> Sequence[float]:
     """
-    Only what was timed and completed has a duration.
+    Return the durations; NaN for a call that was not timed or not completed.
     """
     if not any(map(dict.__contains__, entries, repeat("duration_ms"))):
         return [nan] * len(entries)
@@ -438,7 +444,7 @@ def _durations(entries: list[Entry]) -> Sequence[float]:
     return [nan if duration is None else duration for duration in found]
 
 
-def _or_zero(column: Sequence[Any]) -> Sequence[int]:
+def _none_to_zero(column: Sequence[Any]) -> Sequence[int]:
     if all(column):
         return column
 
@@ -448,11 +454,11 @@ def _or_zero(column: Sequence[Any]) -> Sequence[int]:
     )
 
 
-def _packed(code: str, column: Sequence[Any]) -> bytes:
+def _pack_column(code: str, column: Sequence[Any]) -> bytes:
     return struct.pack(f"<{len(column)}{code}", *column)
 
 
-# What stands in a dump of some version, and in hardly any other file.
+# Keys of dumps of any version that hardly any other file has.
 KEYS = (
     "comm_lib_version",
     "entries",
@@ -468,21 +474,21 @@ KEYS = (
 
 class NotADumpError(Exception):
     """
-    The file holds something else.
+    The file is not a Flight Recorder dump.
     """
 
 
-def describe(value: Any) -> tuple[dict[str, Any], list[Any]]:
+def read_header(value: Any) -> tuple[dict[str, Any], list[Any]]:
     """
-    What does a dump say about itself, and which records does it hold?
+    Read the header of a dump, and return its records unchecked.
 
     Args:
-        value: What the file holds: a dictionary, or (up to torch 2.2) the
+        value: Content of the file: a dictionary, or (up to torch 2.2) the
             bare list of records.
 
     Returns:
         Version, configurations and counters of the process groups, fit for
-        JSON; and the records, unchecked.
+        JSON; and the records.
 
     Raises:
         NotADumpError: *value* is something else.
@@ -509,15 +515,15 @@ def describe(value: Any) -> tuple[dict[str, Any], list[Any]]:
     header = {
         "version": version[:20] if isinstance(version, str) else "",
         "comm_lib_version": library[:20] if isinstance(library, str) else "",
-        "configs": list(_configs(value.get("pg_config"))),
-        "status": dict(_status(value.get("pg_status"))),
+        "configs": list(_group_configs(value.get("pg_config"))),
+        "status": dict(_group_status(value.get("pg_status"))),
     }
     return header, entries
 
 
-def _configs(data: Any) -> Iterator[tuple[str, str, str]]:
+def _group_configs(data: Any) -> Iterator[tuple[str, str, str]]:
     """
-    Name, description, and ranks of each group, as ``"[0, 1]"``.
+    Yield name, description, and ranks (as ``"[0, 1]"``) of each group.
     """
     for key, config in data.items() if isinstance(data, dict) else ():
         if not isinstance(config, dict):
@@ -526,29 +532,29 @@ def _configs(data: Any) -> Iterator[tuple[str, str, str]]:
         ranks = config.get("ranks", "")
         try:
             if not isinstance(ranks, str):
-                ranks = str([number(rank, bits=31) for rank in ranks])
+                ranks = str([check_number(rank, bits=31) for rank in ranks])
             yield (
-                text(config.get("name", key)),
-                text(config.get("desc", "")),
+                check_text(config.get("name", key)),
+                check_text(config.get("desc", "")),
                 ranks,
             )
-        except WRONG:
+        except INVALID_ERRORS:
             continue
 
 
-def _status(data: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _group_status(data: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
     """
-    The counters of each group, by its number in the process.
+    Yield the counters of each group, by its number in the process.
     """
     for key, status in data.items() if isinstance(data, dict) else ():
         try:
             yield (
-                number(int(key), bits=31),
+                check_number(int(key), bits=31),
                 tuple(
                     # JSON has them as strings.
-                    number(int(status[f"last_{what}_collective"]))
+                    check_number(int(status[f"last_{what}_collective"]))
                     for what in ("enqueued", "started", "completed")
                 ),
             )
-        except WRONG:
+        except INVALID_ERRORS:
             continue

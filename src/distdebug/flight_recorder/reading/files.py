@@ -1,8 +1,8 @@
 """
-Which file is the dump of which rank?
+Find dump files and sidecars, and map dump files to ranks and hosts.
 
-A dump does not say so itself.  A side-car does; otherwise the name of the file
-has to.  Folders hold other files, too: those are left alone.
+A dump does not name its rank.  Its sidecar does; otherwise the file name has
+to.  Files that are clearly something else are skipped.
 """
 
 from __future__ import annotations
@@ -20,74 +20,71 @@ from typing import NamedTuple
 from ..._io import open_ordinary
 from ..._text import reason_of
 from ...findings import Missing
-from ..sidecar import MOST_RANKS, SIDECAR_SUFFIX, Sidecar, read_sidecar
+from ..sidecar import MAX_RANKS, SIDECAR_SUFFIX, Sidecar, read_sidecar
 
 
 _DEPTH_LIMIT = 32
-_KERNEL = ("/proc/", "/sys/", "/dev/")
+_KERNEL_FOLDERS = ("/proc/", "/sys/", "/dev/")
 
 _UNFINISHED = re.compile(
     r"^\.|\.(?:tmp|temp|part|partial|swp)\b|~$", re.IGNORECASE
 )
 
 
-class Search(NamedTuple):
+class SearchLimits(NamedTuple):
     """
-    How far to look.
+    Limits of a search for dumps.
 
     Attributes:
         deadline: When to stop, on the monotonic clock.
 
-        most: How many files and folders to look at, in each place.
+        max_files: How many files and folders to list, per path.
 
-        starts: What the names of dumps start with, if that is known: then
-            only the place itself is looked at, and of it only those, and what
-            side-cars are about.  An empty one is that of names that are
-            numbers.
+        prefixes: Prefixes of the names of dumps, if known: then subfolders are
+            skipped, and only matching files and files with sidecars count.  An
+            empty prefix matches names that are numbers.
     """
 
     deadline: float = float("inf")
-    most: int = 10_000_000
-    starts: tuple[str, ...] | None = None
+    max_files: int = 10_000_000
+    prefixes: tuple[str, ...] | None = None
 
-    def wants(self, name: str, names: Iterable[str]) -> bool:
+    def is_candidate(self, name: str, names: Iterable[str]) -> bool:
         """
-        Whether this file may be a dump, or tell of one.
+        Return whether this file may be a dump or a sidecar.
         """
-        if self.starts is None:
+        if self.prefixes is None:
             return True
 
-        starts = tuple(filter(None, self.starts))
+        prefixes = tuple(filter(None, self.prefixes))
         return (
             name.endswith(SIDECAR_SUFFIX)
             or name + SIDECAR_SUFFIX in names
-            or (bool(starts) and name.startswith(starts))
-            or ("" in self.starts and name.isdigit())
+            or (bool(prefixes) and name.startswith(prefixes))
+            or ("" in self.prefixes and name.isdigit())
         )
 
 
-def walk(
+def walk_files(
     path: str,
     seen: set[tuple[int, int]],
     problems: list[Missing],
-    search: Search,
+    search: SearchLimits,
 ) -> Iterator[tuple[str, float]]:
     """
     List regular files, each once.
 
     Args:
-        path: A folder, which is searched with all that is in it, or a file.
+        path: A file, or a folder that is searched recursively.
 
         seen: Files and folders that were listed before; it grows.
 
-        problems: What cannot be read; it grows.
-
-        search: How far to look.
+        problems: Paths that cannot be read; it grows.
 
     Yields:
         Each with the time of its last change.
     """
-    # Links come last, so that they are what is left out.
+    # Links come last, so that a file's own path is preferred.
     links: list[tuple[str, int]] = []
     todo = [(path, 0)]
     while todo or links:
@@ -104,7 +101,7 @@ def walk(
                 problems.append(_unreadable(place, exc))
             continue
 
-        search = search._replace(most=search.most - 1)
+        search = search._replace(max_files=search.max_files - 1)
         key = (status.st_dev, status.st_ino)
         if key in seen:
             continue
@@ -112,40 +109,40 @@ def walk(
         seen.add(key)
         if stat.S_ISREG(status.st_mode):
             yield place, status.st_mtime
-        elif stat.S_ISDIR(status.st_mode) and depth < _depth(search):
-            inner, found = _inside(place, path, problems, search)
+        elif stat.S_ISDIR(status.st_mode) and depth < _depth_limit(search):
+            inner, found = _list_folder(place, path, problems, search)
             todo += ((child, depth + 1) for child in inner)
             links += ((child, depth + 1) for child in found)
 
 
-def _reason_to_stop(search: Search, waiting: int) -> str:
+def _reason_to_stop(search: SearchLimits, waiting: int) -> str:
     if time.monotonic() > search.deadline:
         return "the time was over"
-    if search.most <= 0 < waiting:
+    if search.max_files <= 0 < waiting:
         return "there are too many files to look at all of them"
     return ""
 
 
-def _depth(search: Search) -> int:
-    return _DEPTH_LIMIT if search.starts is None else 1
+def _depth_limit(search: SearchLimits) -> int:
+    return _DEPTH_LIMIT if search.prefixes is None else 1
 
 
-def _inside(
-    folder: str, root: str, problems: list[Missing], search: Search
+def _list_folder(
+    folder: str, root: str, problems: list[Missing], search: SearchLimits
 ) -> tuple[list[str], list[str]]:
     """
-    What is in a folder, and which links.
+    Return the candidates of a folder: files and folders, and links.
     """
-    entries = _listed(folder, problems, search.most)
+    entries = _scan_folder(folder, problems, search.max_files)
     names = {entry.name for entry in entries}
     inner: list[str] = []
     links: list[str] = []
     for entry in entries:
-        if not search.wants(entry.name, names):
+        if not search.is_candidate(entry.name, names):
             continue
         if not _is_link(entry):
             inner.append(entry.path)
-        elif not _leads_out(entry.path, root):
+        elif not _leaves_root(entry.path, root):
             links.append(entry.path)
     return inner, links
 
@@ -157,26 +154,29 @@ def _is_link(entry: os.DirEntry[str]) -> bool:
         return True
 
 
-def _leads_out(link: str, root: str) -> bool:
+def _leaves_root(link: str, root: str) -> bool:
     """
-    Whether a link leads to a folder around *root*, perhaps to all there is, or
-    to what the kernel makes up, which may have no end.
+    Return whether a link leads to a parent of *root* or to a kernel folder.
+
+    Such a folder may hold the whole system, or have no end.
     """
     try:
         target = os.path.realpath(link)
-        around = os.path.commonpath([target, os.path.realpath(root)]) == target
-        return around or f"{target}/".startswith(_KERNEL)
-    except OSError:  # it may not be read, or is gone
+        is_ancestor = (
+            os.path.commonpath([target, os.path.realpath(root)]) == target
+        )
+        return is_ancestor or f"{target}/".startswith(_KERNEL_FOLDERS)
+    except OSError:  # not readable, or removed meanwhile
         return True
 
 
-def _listed(
-    folder: str, problems: list[Missing], most: int
+def _scan_folder(
+    folder: str, problems: list[Missing], max_files: int
 ) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            # One more, so that it is seen that there are too many.
-            some = itertools.islice(entries, most + 1)
+            # One more, to notice that there are too many.
+            some = itertools.islice(entries, max_files + 1)
             return [e for e in some if not _UNFINISHED.search(e.name)]
     except OSError as exc:
         problems.append(_unreadable(folder, exc))
@@ -190,13 +190,13 @@ def _unreadable(path: str, exc: Exception) -> Missing:
     )
 
 
-_SUFFIXES = {
+_DUMP_SUFFIXES = {
     *(".bin", ".dat", ".dump", ".fr", ".gz"),
     *(".json", ".pickle", ".pkl", ".trace"),
 }
 
-# These are never announced as broken dumps, whatever else is in their names.
-_FOREIGN = {
+# Files with these suffixes are never reported as broken dumps.
+_FOREIGN_SUFFIXES = {
     *(".bz2", ".cfg", ".core", ".csv", ".db", ".err", ".folded", ".html"),
     *(".ini", ".jsonl", ".lock", ".log", ".md", ".npy", ".npz", ".nsys-rep"),
     *(".out", ".parquet", ".pid", ".pipe", ".png", ".prof", ".pt", ".pth"),
@@ -205,21 +205,21 @@ _FOREIGN = {
     *(".yaml", ".yml", ".zip", ".zst"),
 }
 
-# What a capture of stacks leaves beside the dumps; a child process for each of
-# thousands would take minutes.
-_STACKS = re.compile(
+# Files of captured stacks beside the dumps: trying to decode thousands of them
+# takes minutes.
+_STACK_FILES = re.compile(
     r"(?:pyspy|cudagdb)_.+_[0-9]+\.(?:json|txt)|workers\.json"
 )
 
-_RANK = re.compile(
+_RANK_NUMBER = re.compile(
     r"(?<!local)(?<!local[_-])(?<!node)(?<!node[_-])(?<!group)(?<!group[_-])"
     r"rank[_-]?([0-9]{1,9})(?![0-9])",
     re.IGNORECASE,
 )
-_TRAILING = re.compile(r"(?<![0-9])([0-9]{1,9})$")
+_LAST_NUMBER = re.compile(r"(?<![0-9])([0-9]{1,9})$")
 
-# What dumps are called; whatever else a name says may be the host.
-_WORDS = re.compile(
+# Usual words in names of dumps; other words may be the host.
+_DUMP_WORDS = re.compile(
     r"(?<![a-z0-9])(?:comm|debug|dump|dumps|flight|fr|gloo|global|info|lib"
     r"|nccl|rank|rccl|record|recorder|trace|xccl)(?![a-z0-9])",
     re.IGNORECASE,
@@ -228,17 +228,17 @@ _WORDS = re.compile(
 
 class FileName(NamedTuple):
     """
-    What a file name says.
+    Fields of a file name.
 
     Attributes:
         rank: Global rank, if there is a number for it.
 
-        host: What may be the name of the host, or ``""``.
+        host: Possible name of the host, or ``""``.
 
         family: The name without its numbers and known suffixes; the dumps of
             a job have it in common.
 
-        is_dump_like: Whether a dump is to be expected.
+        is_dump_like: Whether the name is typical of a dump.
     """
 
     rank: int | None
@@ -252,15 +252,15 @@ class DumpFile(NamedTuple):
     A file that may be a dump.
 
     Attributes:
-        path: Where it is.
+        path: Its path.
 
-        name: What its name says.
+        name: The fields of its name.
 
-        host: Name of the node, if it can be told.
+        host: Name of the node, if known.
 
-        modified: When it was changed last, in seconds since the epoch.
+        modified: When it was last changed, in seconds since the epoch.
 
-        sidecar: What *distdebug* noted beside it.
+        sidecar: The sidecar beside it.
     """
 
     path: str
@@ -272,21 +272,21 @@ class DumpFile(NamedTuple):
     @property
     def rank(self) -> int | None:
         """
-        Whose dump it is.
+        Return its rank, by its sidecar or else by its name.
         """
         return self.sidecar.rank if self.sidecar else self.name.rank
 
     @property
     def is_expected(self) -> bool:
         """
-        Whether it ought to be a dump: by its name, or as a side-car says.
+        Return whether its name or sidecar says that it is a dump.
         """
         return self.name.is_dump_like or self.sidecar is not None
 
 
-class Found(NamedTuple):
+class FoundFiles(NamedTuple):
     """
-    What lies in the places that were looked at.
+    Files that may be dumps, sidecars, and paths that cannot be read.
     """
 
     files: list[DumpFile]
@@ -294,31 +294,33 @@ class Found(NamedTuple):
     problems: list[Missing]
 
 
-_EVERYTHING = Search()
-# Of JSON and of gzip; nothing at all may follow a long indentation.
-_BEGINNINGS = {b"{", b"[", b"\x1f", b""}
+_NO_LIMITS = SearchLimits()
+# First bytes of JSON and gzip; b"" if the indentation is longer than the head.
+_FIRST_BYTES = {b"{", b"[", b"\x1f", b""}
 
 
-def find_files(paths: Iterable[str], search: Search = _EVERYTHING) -> Found:
+def find_files(
+    paths: Iterable[str], search: SearchLimits = _NO_LIMITS
+) -> FoundFiles:
     """
-    Find what may be dumps, and the side-cars.
+    Find files that may be dumps, and sidecars.
 
     Args:
-        paths: Folders, which are searched with all that is in them, and
-            files.
+        paths: Files, and folders that are searched recursively.
 
-        search: How far to look; what is left out is told as a problem.
+        search: Limits; a search that reaches one adds a problem.
 
     Returns:
-        The files by their paths.  Links to a file that is listed already are
-        left out, as is everything that is not a regular file.
+        The files by their paths.  Links to listed files, and everything that
+        is not a regular file, are left out.
     """
     problems: list[Missing] = []
     seen: set[tuple[int, int]] = set()
     listed: list[tuple[str, str, float]] = []
     for path in paths:
         listed += [
-            (path, *place) for place in walk(path, seen, problems, search)
+            (path, *place)
+            for place in walk_files(path, seen, problems, search)
         ]
 
     sidecars: dict[str, Sidecar] = {}
@@ -326,14 +328,14 @@ def find_files(paths: Iterable[str], search: Search = _EVERYTHING) -> Found:
     for root, path, modified in listed:
         if path.endswith(SIDECAR_SUFFIX):
             _read_sidecar(path, sidecars, problems)
-        elif _STACKS.fullmatch(PurePath(path).name) is None:
+        elif _STACK_FILES.fullmatch(PurePath(path).name) is None:
             rest.append((root, path, modified))
 
-    by_dump = _by_dump(sidecars.values())
+    by_dump = _sidecars_by_dump(sidecars.values())
     files = [
         DumpFile(
             path,
-            parse_name(path),
+            parse_dump_name(path),
             None,
             modified,
             by_dump.get(PurePath(path)),
@@ -342,8 +344,8 @@ def find_files(paths: Iterable[str], search: Search = _EVERYTHING) -> Found:
     ]
     files = [f for f in files if _may_be_dump(f)]
     roots = {path: root for root, path, _ in rest}
-    hosts = _hosts(files, [roots[f.path] for f in files])
-    return Found(
+    hosts = _infer_hosts(files, [roots[f.path] for f in files])
+    return FoundFiles(
         sorted(f._replace(host=h) for f, h in zip(files, hosts, strict=True)),
         list(sidecars.values()),
         problems,
@@ -354,8 +356,8 @@ def _may_be_dump(file: DumpFile) -> bool:
     """
     Return whether a file is worth a process that decodes it.
 
-    A folder of a job holds logs, too: what is called like a dump is tried in
-    any case, and anything else if it begins as a pickle, JSON, or gzip does.
+    A folder of a job also holds logs: a file with the name of a dump is always
+    tried, and any other if it begins like a pickle, JSON, or gzip.
     """
     if file.is_expected:
         return True
@@ -367,40 +369,38 @@ def _may_be_dump(file: DumpFile) -> bool:
         return True
 
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return head[:1] == b"\x80" or text[:1] in _BEGINNINGS
+    return head[:1] == b"\x80" or text[:1] in _FIRST_BYTES
 
 
-def parse_name(path: str) -> FileName:
+def parse_dump_name(path: str) -> FileName:
     """
-    What does the name of a file say?
+    Parse rank, host, and family from the name of a dump.
 
-    The rank is the number after the last ``rank``; or else the number that
-    the name ends in.
-
-    Args:
-        path: The file.
+    The rank is the number after the last ``rank``, or else the number at the
+    end of the name.
     """
     name = PurePath(path)
-    while name.suffix.lower() in _SUFFIXES:
+    while name.suffix.lower() in _DUMP_SUFFIXES:
         name = name.with_suffix("")
 
-    is_foreign = name.suffix.lower() in _FOREIGN
+    is_foreign = name.suffix.lower() in _FOREIGN_SUFFIXES
     stem = name.stem if is_foreign else name.name
 
-    named = list(_RANK.finditer(stem))
-    matches = named or list(_TRAILING.finditer(stem))
+    ranks = list(_RANK_NUMBER.finditer(stem))
+    matches = ranks or list(_LAST_NUMBER.finditer(stem))
     if not matches:
         return FileName(None, "", stem, is_dump_like=False)
 
     found, number = matches[-1], int(matches[-1][1])
     rest = f"{stem[: found.start()]}_{stem[found.end() :]}"
-    host = _WORDS.sub("", rest).strip("_-.")
+    host = _DUMP_WORDS.sub("", rest).strip("_-.")
     return FileName(
-        rank=number if number < MOST_RANKS else None,
-        # A number alone is a time or a process.
+        rank=number if number < MAX_RANKS else None,
+        # A number alone is a time or a process id.
         host=host if re.search(r"[a-z]", host, re.IGNORECASE) else "",
         family=re.sub(r"[0-9]+", "#", stem),
-        is_dump_like=not is_foreign and bool(named or _WORDS.search(stem)),
+        is_dump_like=not is_foreign
+        and bool(ranks or _DUMP_WORDS.search(stem)),
     )
 
 
@@ -414,19 +414,19 @@ def _read_sidecar(
             Missing(
                 what="sidecar",
                 reason=str(exc),
-                rank=parse_name(path.removesuffix(SIDECAR_SUFFIX)).rank,
+                rank=parse_dump_name(path.removesuffix(SIDECAR_SUFFIX)).rank,
                 source=path,
             )
         )
 
 
-def _by_dump(sidecars: Iterable[Sidecar]) -> dict[PurePath, Sidecar]:
+def _sidecars_by_dump(sidecars: Iterable[Sidecar]) -> dict[PurePath, Sidecar]:
     """
-    The newest side-car that names each dump beside it.
+    Return the newest sidecar that names each dump beside it.
     """
     by_dump: dict[PurePath, Sidecar] = {}
     for sidecar in sorted(sidecars, key=lambda s: s.written):
-        # A side-car has no say about files elsewhere.
+        # A sidecar only describes files in its own folder.
         if sidecar.dump and PurePath(sidecar.dump).name == sidecar.dump:
             path = PurePath(sidecar.path).with_name(sidecar.dump)
             by_dump[path] = sidecar
@@ -434,21 +434,24 @@ def _by_dump(sidecars: Iterable[Sidecar]) -> dict[PurePath, Sidecar]:
     return by_dump
 
 
-def _hosts(files: list[DumpFile], roots: list[str]) -> list[str | None]:
+def _infer_hosts(files: list[DumpFile], roots: list[str]) -> list[str | None]:
     """
-    The host of each file: from its side-car, its name, or its folder.
+    Return the host of each file: from its sidecar, its name, or its folder.
     """
     names = {f.name.host for f in files if f.name.host}
-    level = _first_difference(
-        [_folders(f, root) for f, root in zip(files, roots, strict=True)]
+    level = _first_differing_level(
+        [
+            _parent_folders(f, root)
+            for f, root in zip(files, roots, strict=True)
+        ]
     )
     hosts: list[str | None] = []
     for file, root in zip(files, roots, strict=True):
-        folders = _folders(file, root)
+        folders = _parent_folders(file, root)
         if file.sidecar is not None:
             hosts.append(file.sidecar.host or None)
         elif file.name.host and len(names) > 1:
-            # What all names have in common tells nothing.
+            # A word that all names have in common is not the host.
             hosts.append(file.name.host)
         elif level is not None and level < len(folders):
             hosts.append(folders[level])
@@ -458,14 +461,14 @@ def _hosts(files: list[DumpFile], roots: list[str]) -> list[str | None]:
     return hosts
 
 
-def _folders(file: DumpFile, root: str) -> list[str]:
+def _parent_folders(file: DumpFile, root: str) -> list[str]:
     path = PurePath(file.path)
     return list(path.relative_to(root).parts[:-1])
 
 
-def _first_difference(folders: list[list[str]]) -> int | None:
+def _first_differing_level(folders: list[list[str]]) -> int | None:
     """
-    At which level do the files lie in different folders?
+    Return the first level at which the files are in different folders.
     """
     for level in range(max(map(len, folders), default=0)):
         if len({f[level] for f in folders if level < len(f)}) > 1:

@@ -1,12 +1,11 @@
 """
-How are files decoded that may be damaged, or made to do harm?
+Run decoders in child processes with limits on memory and time.
 
-Each file is decoded by a child process that has a limit on its memory and on
-its time.  Whatever happens to the child costs one file; a new child goes on
-with the next.  What children send is never unpickled, only looked at.
+Dump files may be damaged or malicious.  A child that fails costs one file; a
+new child continues with the next one.  Answers of children are parsed as JSON
+and columns, never unpickled.
 
-There are as many children as cores, which is also how large jobs are read
-fast.
+One child per core runs at a time, so large jobs are read in parallel.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, cast
 
-from .decode import LENGTHS, Message, pack
+from .decode import LENGTHS, Message, pack_message
 
 
-# Positions of records by file, whose stacks are wanted instead of columns.
-Rows = Mapping[str, Sequence[int]]
+# Positions of records by file; their stacks are read instead of columns.
+RowsByFile = Mapping[str, Sequence[int]]
 
 # A file of 20,000 records takes 50 milliseconds.
 TIME_LIMIT_S = 60.0
 
-# Enough for a child to have work while we look at its answer; few enough for
-# the requests to fit into a pipe.
-_AHEAD = 2
+# Requests per child: enough to keep it busy while we process its answer; few
+# enough to fit into a pipe.
+_REQUESTS_AHEAD = 2
 
-_BATCH = 32
+_BATCH_SIZE = 32
 _MESSAGE_LIMIT = 1 << 30
 _PIPE_SIZE = 1 << 20
 
-# Between the end of its output and the end of a process.
-_PATIENCE_S = 2.0
+# Time from the end of the output to the end of the process.
+_EXIT_WAIT_S = 2.0
 
-# Our own modules, without the package around them and what it imports.
+# Import the decoder without the rest of the package.
 _PROGRAM = """
 import sys, types
 package = types.ModuleType("sandboxed")
@@ -68,21 +67,19 @@ def decode_files(
     Decode files in child processes.
 
     Args:
-        paths: The files.
-
         executor: Where to start the child processes, in batches of files; by
             default one child per core runs here.
 
-        time_limit_s: How long one file may take, in seconds.
+        time_limit_s: Limit of one file, in seconds.
 
     Yields:
-        Each file with its message (see `decode`), as they come.  A failure is
+        Each file with its message (see `decode`), in any order.  A failure is
         a message, too.
     """
     if executor is not None:
-        return _decode_elsewhere(paths, executor, time_limit_s)
+        return _decode_in_executor(paths, executor, time_limit_s)
 
-    return _decode(paths, {}, _children(paths), time_limit_s)
+    return _decode(paths, {}, _count_children(paths), time_limit_s)
 
 
 def decode_batch(
@@ -97,39 +94,41 @@ def decode_batch(
 
 
 def decode_frames(
-    wanted: Rows, time_limit_s: float = TIME_LIMIT_S
+    rows_by_file: RowsByFile, time_limit_s: float = TIME_LIMIT_S
 ) -> Iterator[tuple[str, Message]]:
     """
     Read the stacks of some records of some files.
 
     Args:
-        wanted: Positions of records, by file.
+        rows_by_file: Positions of records, by file.
 
-        time_limit_s: How long one file may take, in seconds.
+        time_limit_s: Limit of one file, in seconds.
 
     Yields:
         Each file with a message with *frames*, or a failure.
     """
-    paths = list(wanted)
-    return _decode(paths, wanted, _children(paths), time_limit_s)
+    paths = list(rows_by_file)
+    return _decode(paths, rows_by_file, _count_children(paths), time_limit_s)
 
 
-def _children(paths: Sequence[str]) -> int:
+def _count_children(paths: Sequence[str]) -> int:
     # A child takes as long to start as it takes to decode a few files.
-    return min(_cores(), -(-len(paths) // 4))
+    return min(_usable_cores(), -(-len(paths) // 4))
 
 
-def _cores() -> int:
+def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
 
     return os.cpu_count() or 1
 
 
-def _decode_elsewhere(
+def _decode_in_executor(
     paths: Sequence[str], executor: Executor, time_limit_s: float
 ) -> Iterator[tuple[str, Message]]:
-    batches = [paths[i : i + _BATCH] for i in range(0, len(paths), _BATCH)]
+    batches = [
+        paths[i : i + _BATCH_SIZE] for i in range(0, len(paths), _BATCH_SIZE)
+    ]
     futures = {
         executor.submit(decode_batch, batch, time_limit_s): batch
         for batch in batches
@@ -141,7 +140,9 @@ def _decode_elsewhere(
             except Exception as exc:  # noqa: BLE001
                 # A lost worker must not cost the other batches.
                 reason = f"the executor failed: {type(exc).__name__}: {exc}"
-                answers = [(p, _failure(reason)) for p in futures[future]]
+                answers = [
+                    (p, _failure_message(reason)) for p in futures[future]
+                ]
             yield from answers
     finally:
         for future in futures:
@@ -150,57 +151,61 @@ def _decode_elsewhere(
 
 def _decode(
     paths: Sequence[str],
-    wanted: Rows,
-    children: int,
+    rows_by_file: RowsByFile,
+    max_children: int,
     time_limit_s: float,
 ) -> Iterator[tuple[str, Message]]:
     """
     Keep some children busy until every file has an answer.
     """
     todo = deque(paths)
-    crew: list[_Child] = []
+    children: list[_Child] = []
     with selectors.DefaultSelector() as selector:
         try:
-            while todo or crew:
-                while todo and len(crew) < children:
+            while todo or children:
+                while todo and len(children) < max_children:
                     try:
-                        crew.append(_Child(wanted, time_limit_s))
+                        children.append(_Child(rows_by_file, time_limit_s))
                     except OSError as exc:
-                        if crew:  # it takes longer, and loses nothing
-                            children = len(crew)
+                        if children:  # fewer children only take longer
+                            max_children = len(children)
                             break
                         reason = f"no process could be started for it: {exc}"
-                        yield todo.popleft(), _failure(reason)
+                        yield todo.popleft(), _failure_message(reason)
                         continue
 
-                    selector.register(crew[-1], selectors.EVENT_READ)
-                for child in crew:
-                    child.feed(todo)
-                _listen(crew, selector)
-                for child in list(crew):
-                    yield from child.answers()
-                    # If we are slow, it may have answered all it was asked.
-                    if child.failure is not None or not (child.asked or todo):
+                    selector.register(children[-1], selectors.EVENT_READ)
+                for child in children:
+                    child.send_requests(todo)
+                _wait_for_answers(children, selector)
+                for child in list(children):
+                    yield from child.take_answers()
+                    # A child without work is closed.
+                    if child.failure is not None or not (
+                        child.pending or todo
+                    ):
                         selector.unregister(child)
-                        crew.remove(child)
+                        children.remove(child)
                         child.close()
-                        # What it had not begun with is for another one.
-                        todo.extendleft(reversed(child.asked))
+                        # Files it has not begun go to another child.
+                        todo.extendleft(reversed(child.pending))
         finally:
-            # Also if the caller was interrupted: no child outlives this call.
-            for child in crew:
+            # No child outlives this call, even after an interrupt.
+            for child in children:
                 child.close()
 
 
-def _listen(crew: list[_Child], selector: selectors.BaseSelector) -> None:
+def _wait_for_answers(
+    children: list[_Child], selector: selectors.BaseSelector
+) -> None:
     """
-    Wait until a child has something to say, or takes too long.
+    Wait until a child answers or exceeds its time limit.
     """
-    deadline = min((child.deadline for child in crew), default=0.0)
+    deadline = min((child.deadline for child in children), default=0.0)
     timeout = max(deadline - time.monotonic(), 0)
     ready = {key.fileobj for key, _ in selector.select(timeout)}
     now = time.monotonic()
-    for child in crew:
+    for child in children:
         if child in ready:
             child.receive()
         elif child.deadline <= now:
@@ -212,21 +217,21 @@ class _Child:
     One process that decodes.
 
     Attributes:
-        asked: What it was asked for and did not answer yet, oldest first.
+        pending: Requested files without an answer yet, oldest first.
 
         deadline: When its next answer is overdue.
 
-        failure: Why it answers no more.
+        failure: Why it stopped answering.
     """
 
-    def __init__(self, wanted: Rows, limit_s: float) -> None:
-        self.asked: deque[str] = deque()
+    def __init__(self, rows_by_file: RowsByFile, limit_s: float) -> None:
+        self.pending: deque[str] = deque()
         self.limit_s = limit_s
         self.deadline = time.monotonic() + limit_s
         self.failure: str | None = None
-        self._wanted = wanted
-        self._inbox = _Inbox()
-        self._answered: list[Message] = []
+        self._rows_by_file = rows_by_file
+        self._buffer = _MessageBuffer()
+        self._messages: list[Message] = []
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -240,76 +245,78 @@ class _Child:
             bufsize=0,
         )
         os.set_blocking(self.fileno(), False)
-        _widen(self.fileno())
+        _enlarge_pipe(self.fileno())
 
     def fileno(self) -> int:
         """
-        Where its answers come from.
+        Return the file descriptor of its answers.
         """
         assert self._process.stdout  # noqa: S101
 
         return self._process.stdout.fileno()
 
-    def feed(self, todo: deque[str]) -> None:
+    def send_requests(self, todo: deque[str]) -> None:
         """
-        Ask for the next files, or say that there are no more.
+        Request the next files.
         """
         assert self._process.stdin  # noqa: S101
 
-        while todo and len(self.asked) < _AHEAD:
+        while todo and len(self.pending) < _REQUESTS_AHEAD:
             path = todo.popleft()
-            self.asked.append(path)
-            # One character per byte: the child may see names differently.
+            self.pending.append(path)
+            # One character per byte: the child may use another encoding.
             request: dict[str, Any] = {
                 "path": os.fsencode(path).decode("latin-1")
             }
-            if path in self._wanted:
-                request["rows"] = [int(row) for row in self._wanted[path]]
-            # If it is dead, that shows when its answer is awaited.
+            if path in self._rows_by_file:
+                request["rows"] = [
+                    int(row) for row in self._rows_by_file[path]
+                ]
+            # A dead child is noticed when its answer is read.
             with suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def receive(self) -> None:
         """
-        Take what it has sent.
+        Read the available bytes.
         """
         # Without a buffer it is a raw file.
         pipe = cast("FileIO", self._process.stdout)
         try:
-            while size := pipe.readinto(self._inbox.space):
-                self._answered += self._inbox.filled(size)
+            while size := pipe.readinto(self._buffer.space):
+                self._messages += self._buffer.add(size)
         except ValueError as exc:
             self.failure = str(exc)
             return
 
         if size == 0:
-            self.failure = self._obituary()
+            self.failure = self._exit_reason()
 
-    def answers(self) -> Iterator[tuple[str, Message]]:
+    def take_answers(self) -> Iterator[tuple[str, Message]]:
         """
-        What it has answered by now, as far as it is complete.
+        Yield the complete answers.
         """
-        while self.asked and self._answered:
+        while self.pending and self._messages:
             self.deadline = time.monotonic() + self.limit_s
-            yield self.asked.popleft(), self._answered.pop(0)
+            yield self.pending.popleft(), self._messages.pop(0)
 
-        if self.failure is not None and self.asked:
-            yield self.asked.popleft(), _failure(self.failure)
+        if self.failure is not None and self.pending:
+            yield self.pending.popleft(), _failure_message(self.failure)
 
-    def _obituary(self) -> str:
+    def _exit_reason(self) -> str:
         try:
-            status = self._process.wait(_PATIENCE_S)
+            status = self._process.wait(_EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
             return "the process that decoded it went silent"
 
         if status >= 0:
             return f"the process that decoded it ended with status {status}"
 
-        return f"the process that decoded it was killed by {_signal(-status)}"
+        return f"the process that decoded it was killed by {_signame(-status)}"
 
     def close(self) -> None:
         """
-        End the process, whatever it is doing.
+        End the process.
         """
         self._process.kill()
         # Leaving its context closes the pipes and reaps it.
@@ -317,9 +324,9 @@ class _Child:
             pass
 
 
-class _Inbox:
+class _MessageBuffer:
     """
-    Messages that arrive in pieces, each put straight to its place.
+    Messages that arrive in pieces, each read directly into its place.
 
     Attributes:
         space: Where the next piece goes.
@@ -331,9 +338,9 @@ class _Inbox:
         self._message = bytearray(LENGTHS.size)
         self.space = memoryview(self._message)
 
-    def filled(self, size: int) -> list[Message]:
+    def add(self, size: int) -> list[Message]:
         """
-        Count a piece of *size* bytes, and return what is whole by now.
+        Count a piece of *size* bytes, and return messages that are complete.
         """
         self.space = self.space[size:]
         if self.space:
@@ -359,9 +366,9 @@ class _Inbox:
         return [message]
 
 
-def _widen(fd: int) -> None:
+def _enlarge_pipe(fd: int) -> None:
     """
-    Let a child go on while we are busy, if the system has room for that.
+    Enlarge a pipe, if possible, so that the child continues while we are busy.
     """
     import fcntl
 
@@ -370,12 +377,12 @@ def _widen(fd: int) -> None:
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
 
 
-def _signal(number: int) -> str:
+def _signame(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _failure(reason: str) -> bytes:
-    return pack({"failure": "broken", "reason": reason})
+def _failure_message(reason: str) -> bytes:
+    return pack_message({"failure": "broken", "reason": reason})

@@ -1,8 +1,7 @@
 """
-How is recording switched on, and what does a rank leave behind?
+Record inside training jobs, and write dumps and sidecars when a rank ends.
 
-Everything here runs inside training jobs and needs nothing but the standard
-library: the plan of what to set (`variables`, `plan`, `settings`), what is
-known about the process (`describe`, `trace`), and what writes it in time
-(`extras`, `listener`, `last_words`, `crash_signals`).
+Everything here needs nothing but the standard library: which variables to set
+(`plan`), how to write a dump (`dump`), and what triggers one (`extras`,
+`crash_signals`).
 """

@@ -1,20 +1,20 @@
 """
-How does a process that is being killed still say where it was?
+Catch SIGTERM and SIGABRT: save all stacks while the main thread is stuck.
 
-When a rank hangs, its main thread sits inside C++: Python's own signal
-handlers would never run, and one written in Python may wait for the
-interpreter for ever.  What works is a chain of functions that do not need it,
-each of them in :mod:`faulthandler` or the C library:
+When a rank hangs, its main thread is inside C++: Python's own signal handlers
+never run, and a handler written in Python may wait forever for the
+interpreter.  What works is a chain of functions that do not need it, each of
+them in :mod:`faulthandler` or the C library:
 
 * *faulthandler*'s handler writes the stacks into a pipe, which wakes our
   listener;
 * the handler behind it only limits the time.  The kernel calls handlers with
   the number of the signal, so ``alarm`` as the handler of SIGTERM (15) ends
   the process 15 s later if nothing else did, and ``sleep`` as that of SIGABRT
-  (6) holds the thread that aborts for 6 s.
+  (6) holds the aborting thread for 6 s.
 
-The listener dumps, puts the default back, and sends the signal again, so that
-the process ends as it would have.
+The listener dumps, restores the default, and sends the signal again, so that
+the process ends as usual.
 
 This module is imported inside training jobs: it needs nothing but the standard
 library.
@@ -47,12 +47,9 @@ def _libc() -> Any:
     return ctypes.CDLL(None)
 
 
-def disposition(number: int) -> Literal["default", "ignored", "caught"]:
+def get_disposition(number: int) -> Literal["default", "ignored", "caught"]:
     """
-    What does this process do about a signal, whoever arranged for it?
-
-    Args:
-        number: Number of the signal.
+    Return what this process does on a signal, whichever code set it up.
 
     Raises:
         OSError: This is not Linux.
@@ -68,9 +65,9 @@ def disposition(number: int) -> Literal["default", "ignored", "caught"]:
     return "default"
 
 
-def address_of(function: str) -> int:
+def get_address(function: str) -> int:
     """
-    Where is a function of the C library?
+    Return the address of a function of the C library.
     """
     address = ctypes.cast(getattr(_libc(), function), ctypes.c_void_p).value
     return address or 0
@@ -78,10 +75,7 @@ def address_of(function: str) -> int:
 
 def get_handler(number: int) -> int:
     """
-    Which function handles a signal?
-
-    Returns:
-        Its address; 0 is the default action.
+    Return the address of the handler of a signal; 0 is the default action.
     """
     (handler,) = struct.unpack_from("P", save_action(number))
     return int(handler)
@@ -89,15 +83,13 @@ def get_handler(number: int) -> int:
 
 def set_handler(number: int, address: int, *, once: bool = False) -> None:
     """
-    Have a C function handle a signal; 0 stands for the default action.
+    Install a C function as the handler of a signal.
 
     Args:
-        number: Number of the signal.
+        address: From :func:`get_address`; 0 stands for the default action.
 
-        address: From :func:`address_of`.
-
-        once: Whether the default action returns with the first signal, where
-            the C library can do that.
+        once: Whether the first signal restores the default action, where the
+            C library supports that.
     """
     libc = _libc()
     install = (
@@ -108,7 +100,7 @@ def set_handler(number: int, address: int, *, once: bool = False) -> None:
 
 def save_action(number: int) -> bytes:
     """
-    All that the C library knows about the handling of a signal.
+    Return the ``struct sigaction`` of a signal.
     """
     action = ctypes.create_string_buffer(_ACTION_BYTES)
     _libc().sigaction(number, None, action)
@@ -117,7 +109,7 @@ def save_action(number: int) -> bytes:
 
 def restore_action(number: int, action: bytes) -> None:
     """
-    Handle a signal as at the time of :func:`save_action`.
+    Restore what :func:`save_action` returned.
     """
     _libc().sigaction(number, action, None)
 
@@ -131,10 +123,7 @@ def clear_alarm() -> None:
 
 class FaultFile:
     """
-    As much of a file as *faulthandler* needs.
-
-    Args:
-        fd: Where to write.  It is not closed with this.
+    Minimal file object for *faulthandler*; it does not close *fd*.
     """
 
     def __init__(self, fd: int) -> None:
@@ -142,35 +131,34 @@ class FaultFile:
 
     def fileno(self) -> int:
         """
-        Where to write.
+        Return the file descriptor to write to.
         """
         return self._fd
 
     def flush(self) -> None:
         """
-        Nothing is kept back.
+        Do nothing: there is no buffer.
         """
 
 
-IsHeld = weakref.ref[FaultFile]
-"""Returns ``None`` once *faulthandler* has let go."""
+FaultFileRef = weakref.ref[FaultFile]
 
 
-# Linux has no other use for this signal: the kernel sends it to the listener
-# when something is written to SIGABRT's pipe.
-_ALARMING = int(getattr(signal, "SIGSTKFLT", 16))
+# The kernel sends this signal, which Linux does not use otherwise, to the
+# listener when something is written to SIGABRT's pipe.
+_PIPE_SIGNAL = int(getattr(signal, "SIGSTKFLT", 16))
 
 # <fcntl.h>, where Python does not name them.
 _F_SETSIG = 10
 _F_SETOWN_EX = 15
 _F_OWNER_TID = 0
 
-# How long a handler may take to go from writing to what follows, and how long
-# a pipe is silent when all is written, in seconds.
-_SETTLE_S = 0.5
-_QUIET_S = 0.02
+# How long a handler may take from writing to its next step, and how long a
+# pipe is silent when all is written, in seconds.
+_HANDLER_WAIT_S = 0.5
+_PIPE_QUIET_S = 0.02
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 class CaughtSignal(NamedTuple):
@@ -180,51 +168,51 @@ class CaughtSignal(NamedTuple):
     Attributes:
         number: Such as ``signal.SIGTERM``.
 
-        reader: Where the listener reads the stacks.
+        reader: The end of the pipe that the listener reads the stacks from.
 
-        writer: Where *faulthandler* writes them.
+        writer: The end of the pipe that *faulthandler* writes them to.
 
-        held: Whether it still does.
+        file_ref: Returns ``None`` once *faulthandler* no longer writes there.
 
         handler: Address of *faulthandler*'s handler.
 
-        is_final: Whether the process ends by it; otherwise somebody else has
-            a handler.
+        is_final: Whether the process ends by it; otherwise other code has a
+            handler.
     """
 
     number: signal.Signals
     reader: int
     writer: BinaryIO
-    held: IsHeld
+    file_ref: FaultFileRef
     handler: int
     is_final: bool
 
 
 def catch_sigterm() -> CaughtSignal | None:
     """
-    Have SIGTERM write where every thread is.
+    Have SIGTERM write the stacks of all threads to a pipe.
 
-    A handler that is there already stays, and is called afterwards.
+    An existing handler stays, and is called afterwards.
 
     Returns:
-        The signal, or ``None`` if this process ignores it, or could not be
-        ended in time should its interpreter be stuck.
+        The signal; ``None`` if this process ignores it, or if SIGALRM is not
+        free to limit the time.
     """
     number = signal.SIGTERM
-    state = disposition(number)
-    if state == "ignored" or disposition(signal.SIGALRM) != "default":
+    state = get_disposition(number)
+    if state == "ignored" or get_disposition(signal.SIGALRM) != "default":
         return None
 
     reader, writer = _open_pipe()
     if state == "default":
-        set_handler(number, address_of("alarm"))
+        set_handler(number, get_address("alarm"))
     file = FaultFile(writer.fileno())
     faulthandler.register(number, file=file, all_threads=True, chain=True)
     return CaughtSignal(
         number=number,
         reader=reader,
         writer=writer,
-        held=IsHeld(file),
+        file_ref=FaultFileRef(file),
         handler=get_handler(number),
         is_final=state == "default",
     )
@@ -232,26 +220,26 @@ def catch_sigterm() -> CaughtSignal | None:
 
 def catch_sigabrt() -> CaughtSignal | None:
     """
-    Have SIGABRT, as from ``std::terminate``, write where every thread is.
+    Have SIGABRT, as from ``std::terminate``, write all stacks to a pipe.
 
     Returns:
-        The signal, or ``None`` if it is handled already.  So it is where
-        :mod:`faulthandler` is enabled: its words go where they went.
+        The signal; ``None`` if it is handled already, as where
+        :mod:`faulthandler` is enabled: its output stays where it is.
     """
     number = signal.SIGABRT
-    needed = (number, signal.SIGALRM, _ALARMING)
-    if any(disposition(n) != "default" for n in needed):
+    needed = (number, signal.SIGALRM, _PIPE_SIGNAL)
+    if any(get_disposition(n) != "default" for n in needed):
         return None
 
     reader, writer = _open_pipe()
-    set_handler(number, address_of("sleep"), once=True)
+    set_handler(number, get_address("sleep"), once=True)
     file = FaultFile(writer.fileno())
     faulthandler.enable(file=file, all_threads=True)
     return CaughtSignal(
         number=number,
         reader=reader,
         writer=writer,
-        held=IsHeld(file),
+        file_ref=FaultFileRef(file),
         handler=get_handler(number),
         is_final=True,
     )
@@ -264,60 +252,60 @@ def _open_pipe() -> tuple[int, BinaryIO]:
     return reader, os.fdopen(writer, "wb", buffering=0)
 
 
-def limit_abort(caught: CaughtSignal) -> None:
+def limit_abort_time(caught: CaughtSignal) -> None:
     """
-    Set a limit for a process that gets SIGABRT while its interpreter is stuck.
+    Limit the time of a SIGABRT that arrives while the interpreter is stuck.
 
-    ``abort`` ends it anyhow; a SIGABRT from outside would not.  To be called
-    by the thread that listens: it can take a signal at any time.
+    ``abort`` ends it anyhow; a SIGABRT from outside does not.  The listener
+    thread must call this: it can take a signal at any time.
     """
     if caught.number != signal.SIGABRT:
         return
 
-    set_handler(_ALARMING, address_of("alarm"))
+    set_handler(_PIPE_SIGNAL, get_address("alarm"))
     owner = struct.pack("ii", _F_OWNER_TID, threading.get_native_id())
     fcntl.fcntl(caught.reader, _F_SETOWN_EX, owner)
-    fcntl.fcntl(caught.reader, _F_SETSIG, _ALARMING)
+    fcntl.fcntl(caught.reader, _F_SETSIG, _PIPE_SIGNAL)
     flags = fcntl.fcntl(caught.reader, fcntl.F_GETFL)
     fcntl.fcntl(caught.reader, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
-def read_words(caught: CaughtSignal) -> bytes:
+def read_traceback(caught: CaughtSignal) -> bytes:
     """
-    What did the handler write?
+    Read the stacks that the handler wrote.
 
     Returns:
-        All of it, or ``b""`` if it was not this process that got the signal:
-        a child that was forked just now writes to the pipe of its parent.
+        The text; ``b""`` if another process got the signal: a child that was
+        just forked writes to the pipe of its parent.
     """
-    words = b""
+    data = b""
     with selectors.DefaultSelector() as selector:
         selector.register(caught.reader, selectors.EVENT_READ)
-        while selector.select(_QUIET_S) and len(words) < _MOST_BYTES:
-            words += os.read(caught.reader, _MOST_BYTES)
+        while selector.select(_PIPE_QUIET_S) and len(data) < _MAX_BYTES:
+            data += os.read(caught.reader, _MAX_BYTES)
 
-    deadline = time.monotonic() + _SETTLE_S
-    while not _is_for_us(caught):
+    deadline = time.monotonic() + _HANDLER_WAIT_S
+    while not _is_own_signal(caught):
         if time.monotonic() > deadline:
             if caught.number == signal.SIGABRT:
                 clear_alarm()
             return b""
-        time.sleep(_QUIET_S)
-    return words
+        time.sleep(_PIPE_QUIET_S)
+    return data
 
 
-def _is_for_us(caught: CaughtSignal) -> bool:
+def _is_own_signal(caught: CaughtSignal) -> bool:
     if not caught.is_final:
         return True
     if caught.number == signal.SIGTERM:
         return signal.getitimer(signal.ITIMER_REAL)[0] > 0
-    # faulthandler steps back before it writes.
+    # faulthandler restores the previous handler before it writes.
     return get_handler(caught.number) != caught.handler
 
 
-def die_of(caught: CaughtSignal) -> None:
+def end_process(caught: CaughtSignal) -> None:
     """
-    End this process as the signal would have, unless others handle it.
+    End this process as the signal does by default, if it is final.
     """
     if caught.is_final:
         set_handler(caught.number, 0)
@@ -326,56 +314,54 @@ def die_of(caught: CaughtSignal) -> None:
 
 def release(caught: CaughtSignal, *, in_child: bool = False) -> None:
     """
-    Put everything back; a handler that came after ours stays.
+    Restore the handlers; one that was installed after ours stays.
 
     Args:
-        caught: The signal.
-
         in_child: Whether this is a forked child.  It shares the pipe with its
-            parent, which goes on listening.
+            parent, which still listens.
     """
-    later = save_action(caught.number)
+    current = save_action(caught.number)
     is_ours = get_handler(caught.number) == caught.handler
     if caught.number == signal.SIGTERM:
         faulthandler.unregister(caught.number)
-    elif caught.held() is not None:
+    elif caught.file_ref() is not None:
         faulthandler.disable()
-    else:  # enabled again by somebody who wants it
+    else:  # other code has enabled it again
         is_ours = False
 
     if not is_ours:
-        restore_action(caught.number, later)
+        restore_action(caught.number, current)
     elif caught.is_final:
         set_handler(caught.number, 0)
     if not in_child:
-        _lift_limit(caught)
+        _remove_abort_limit(caught)
     elif caught.number == signal.SIGTERM and caught.is_final:
-        _catch_up()
+        _resend_sigterm()
 
 
-def close(caught: CaughtSignal) -> None:
+def close_pipe(caught: CaughtSignal) -> None:
     """
-    Close the pipe, once nobody writes or listens any more.
+    Close the pipe, once no code uses it.
     """
     os.close(caught.reader)
     caught.writer.close()
 
 
-def _lift_limit(caught: CaughtSignal) -> None:
+def _remove_abort_limit(caught: CaughtSignal) -> None:
     """
-    The kernel also tells of the end of a pipe, by a signal that would kill.
+    Remove the time limit; else closing the pipe sends a signal that kills.
     """
     flags = fcntl.fcntl(caught.reader, fcntl.F_GETFL)
     if flags & os.O_ASYNC:
         fcntl.fcntl(caught.reader, fcntl.F_SETFL, flags & ~os.O_ASYNC)
-        set_handler(_ALARMING, 0)
+        set_handler(_PIPE_SIGNAL, 0)
 
 
-def _catch_up() -> None:
+def _resend_sigterm() -> None:
     """
-    End a forked child that got SIGTERM before it could put things back.
+    End a forked child that got SIGTERM before it restored the handlers.
 
-    Children inherit no alarm, so one that is set is due to our handler.
+    Children inherit no alarm, so a pending one comes from our handler.
     """
     if signal.getitimer(signal.ITIMER_REAL)[0] > 0:
         clear_alarm()

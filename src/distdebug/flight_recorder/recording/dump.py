@@ -1,5 +1,5 @@
 """
-How is a dump of this process written, now?
+Write a Flight Recorder dump and a sidecar of this process.
 
 This module is imported inside training jobs: it needs nothing but the standard
 library.
@@ -46,9 +46,9 @@ from .plan import (
 )
 
 
-class _Absent(ModuleType):
+class _HiddenInductor(ModuleType):
     """
-    ``torch._inductor`` for the thread that dumps; the real one for others.
+    Hide ``torch._inductor`` from the thread that dumps; import it for others.
     """
 
     def __init__(self, torch: ModuleType) -> None:
@@ -68,19 +68,19 @@ def without_inductor(torch: ModuleType) -> Iterator[None]:
     """
     Keep torch from importing its compiler within this block and thread.
 
-    Other threads that need the compiler meanwhile get it.  Nothing happens
-    where it is already loaded.
+    Other threads that need the compiler still get it.  A compiler that is
+    loaded already stays.
 
     Args:
         torch: The loaded torch.
     """
-    absent = _Absent(torch)
-    vars(torch).setdefault("_inductor", absent)
+    hidden = _HiddenInductor(torch)
+    vars(torch).setdefault("_inductor", hidden)
     try:
         yield
     finally:
-        # Else the real one was there, or another thread has imported it.
-        if vars(torch).get("_inductor") is absent:
+        # Otherwise the compiler was loaded before, or by another thread.
+        if vars(torch).get("_inductor") is hidden:
             vars(torch).pop("_inductor", None)
 
 
@@ -88,12 +88,12 @@ Progress = tuple[tuple[str, object, object, object], ...]
 
 _BUFFER_SIZE = next(v for v in VARIABLES if v.key == "buffer_size")
 
-# First torch that records where nobody asked for it.
+# First torch that records by default.
 _ON_BY_DEFAULT = (2, 11)
 
-_PAUSE_S = 0.01
+_POLL_S = 0.01
 
-# Neither calls nor only those in flight.
+# Arguments of torch's functions: no calls, and not only active ones.
 _STATUS_ONLY = (False, False)
 _BEGUN, _DONE = "last_enqueued_collective", "last_completed_collective"
 _STARTED = "last_started_collective"
@@ -103,13 +103,13 @@ _REMEDY = "call enable_flight_recorder() before init_process_group()"
 
 def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
     """
-    Dump the recorder that has seen calls: NCCL's, or everybody else's.
+    Return a dump of the recorder that has calls: NCCL's, or the generic one.
 
     Args:
-        stacks: Whether to name the line of every call.  That needs the
-            interpreter; without, it is quick and safe.
+        stacks: Whether to include the Python stack of every call.  That needs
+            the interpreter; without stacks, it is quick and safe.
 
-        only_active: Whether to leave out calls that are finished.
+        only_active: Whether to leave out completed calls.
 
     Returns:
         A dump, as torch writes it to files.
@@ -118,8 +118,8 @@ def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
         NotRecordingError: There is no recorder, or it is off.
     """
     torch = sys.modules.get("torch")
-    dumpers = _dumpers(torch)
-    if torch is None or not dumpers:
+    functions = _dump_functions(torch)
+    if torch is None or not functions:
         msg = "this process has no Flight Recorder"
         raise NotRecordingError(
             msg,
@@ -128,64 +128,65 @@ def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
         )
 
     with without_inductor(torch):
-        for dump in dumpers:
+        for dump in functions:
             data = dump(*(True, stacks, only_active))
             if b"record_id" in data:
                 return data
 
-    if _is_off(torch):
+    if _is_recorder_off(torch):
         msg = "the Flight Recorder of this process is off"
         raise NotRecordingError(msg, remedy=_REMEDY)
     return data
 
 
-def is_in_flight(patience_s: float = 0.5) -> bool:
+def has_call_in_flight(grace_s: float = 0.5) -> bool:
     """
-    Is this process in the middle of a collective call?
+    Return whether a collective call of this process is unfinished.
 
     Args:
-        patience_s: For how long a call must be unfinished, in seconds: torch
-            notes the end of one some time after it.
+        grace_s: How long a call must stay unfinished, in seconds: torch
+            notices the end of a call some time after it.
 
     Returns:
-        Whether some process group has begun what it has not completed.
-        ``False`` where that cannot be told.
+        Whether some process group has begun a call that is not completed;
+        ``False`` if torch does not report it.
     """
-    deadline = time.monotonic() + patience_s
-    while _has_unfinished():
+    deadline = time.monotonic() + grace_s
+    while _has_unfinished_call():
         if time.monotonic() >= deadline:
             return True
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
     return False
 
 
 def read_progress() -> Progress | None:
     """
-    How far has this process got with its collective calls?
+    Return the progress of this process in its collective calls.
 
-    It costs some microseconds, and neither reads calls nor waits for any.
+    It takes some microseconds, and neither reads calls nor waits for any.
 
     Returns:
-        For each process group its name, and the numbers of the last call that
-        was begun, started, and completed; ``None`` if nothing was recorded.
+        For each process group its name, and the sequence numbers of the last
+        call that was enqueued, started, and completed; ``None`` if nothing was
+        recorded.
     """
     found = tuple(
         (name, group.get(_BEGUN), group.get(_STARTED), group.get(_DONE))
-        for status in _statuses()
+        for status in _read_statuses()
         for name, group in status.items()
     )
     return found or None
 
 
-def _has_unfinished() -> bool:
-    for status in _statuses():
+def _has_unfinished_call() -> bool:
+    for status in _read_statuses():
         with suppress(KeyError, TypeError, ValueError):
             if any(int(g[_BEGUN]) > int(g[_DONE]) for g in status.values()):
                 return True
     return False
 
 
-def _statuses() -> Iterator[dict[str, Any]]:
+def _read_statuses() -> Iterator[dict[str, Any]]:
     c10d = _c10d(sys.modules.get("torch"))
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         try:
@@ -197,12 +198,12 @@ def _statuses() -> Iterator[dict[str, Any]]:
 
 def _c10d(torch: Any) -> Any:
     try:
-        return torch._C._distributed_c10d  # noqa: SLF001 no public door
+        return torch._C._distributed_c10d  # noqa: SLF001 no public API
     except AttributeError:
         return None
 
 
-def _dumpers(torch: Any) -> list[Callable[[bool, bool, bool], bytes]]:
+def _dump_functions(torch: Any) -> list[Callable[[bool, bool, bool], bytes]]:
     found = (
         getattr(_c10d(torch), name, None)
         for name in ("_dump_nccl_trace", "_dump_fr_trace")
@@ -210,7 +211,7 @@ def _dumpers(torch: Any) -> list[Callable[[bool, bool, bool], bytes]]:
     return [dump for dump in found if dump is not None]
 
 
-def _is_off(torch: Any) -> bool:
+def _is_recorder_off(torch: Any) -> bool:
     found = lookup(_BUFFER_SIZE, os.environ)
     if found is not None:
         return not found[1].strip().lstrip("+0")
@@ -223,8 +224,8 @@ TRACEBACK_SUFFIX = ".traceback.txt"
 
 # A loop of requests must not fill the disk, and the first dumps are those
 # that are closest to the cause.
-_FIRST_KEPT = 2
-_LAST_KEPT = 8
+_KEEP_FIRST = 2
+_KEEP_LAST = 8
 
 
 @dataclasses.dataclass
@@ -233,15 +234,15 @@ class Recording:
     The recording of this process.
 
     Attributes:
-        settings: How it was set up.
+        settings: The planned variables and paths.
 
-        started: When, in seconds since the epoch.
+        started: When it began, in seconds since the epoch.
 
-        pid: The process that it belongs to; a forked child has none.
+        pid: The process it belongs to; a forked child has none.
 
-        error: The exception that was seen, in one line, or ``""``.
+        error: The exception that ended the process, in one line, or ``""``.
 
-        died_at: The stack of that exception, innermost line first.
+        error_stack: The stack of that exception, innermost line first.
 
         dumps: The dumps that are still on disk, oldest first.
     """
@@ -250,7 +251,7 @@ class Recording:
     started: float = dataclasses.field(default_factory=time.time)
     pid: int = dataclasses.field(default_factory=os.getpid)
     error: str = ""
-    died_at: tuple[SidecarFrame, ...] = ()
+    error_stack: tuple[SidecarFrame, ...] = ()
     dumps: list[Path] = dataclasses.field(default_factory=list)
     _numbers: Iterator[int] = dataclasses.field(
         default_factory=lambda: itertools.count(1)
@@ -260,7 +261,7 @@ class Recording:
     @property
     def identity(self) -> Identity:
         """
-        Who this process is, also after its process groups are gone.
+        Return rank and job, also after the process groups are destroyed.
         """
         identity = current_identity()
         if identity.rank is not None or self._identity is None:
@@ -269,40 +270,40 @@ class Recording:
 
     def torch_path(self) -> Path:
         """
-        Where torch itself writes its dump.
+        Return the path of the dump that torch itself writes.
         """
         rank = self.identity.rank
-        who = "unknown" if rank is None else rank
-        return Path(f"{self.settings.dump_prefix}{who}")
+        label = "unknown" if rank is None else rank
+        return Path(f"{self.settings.dump_prefix}{label}")
 
     def next_path(self) -> Path:
         """
-        Where the next dump goes: a name that was never used before.
+        Return an unused path for the next dump.
         """
         while True:
             number = next(self._numbers)
-            name = f"{self.settings.token}-{number}_{self._who()}"
+            name = f"{self.settings.token}-{number}_{self._rank_label()}"
             path = self.settings.dump_dir / name
             if not is_there(path):
                 return path
 
     def latest_path(self) -> Path:
         """
-        The link to the latest dump.
+        Return the path of the link to the latest dump.
         """
-        return self.settings.dump_dir / f"latest_{self._who()}"
+        return self.settings.dump_dir / f"latest_{self._rank_label()}"
 
-    def keep(self, path: Path) -> None:
+    def add_dump(self, path: Path) -> None:
         """
-        Remember a dump, and delete those that are neither early nor late.
+        Add a dump, and delete those between the first and the latest ones.
         """
         self.dumps.append(path)
-        while len(self.dumps) > _FIRST_KEPT + _LAST_KEPT:
-            old = self.dumps.pop(_FIRST_KEPT)
+        while len(self.dumps) > _KEEP_FIRST + _KEEP_LAST:
+            old = self.dumps.pop(_KEEP_FIRST)
             for suffix in ("", SIDECAR_SUFFIX, TRACEBACK_SUFFIX):
                 old.with_name(old.name + suffix).unlink(missing_ok=True)
 
-    def _who(self) -> str:
+    def _rank_label(self) -> str:
         rank = self.identity.rank
         return "rank_unknown" if rank is None else f"rank_{rank}"
 
@@ -312,7 +313,7 @@ _current: list[Recording] = []
 
 def current_recording() -> Recording | None:
     """
-    What does this process record, if it was asked to?
+    Return the recording of this process.
 
     Returns:
         The recording; ``None`` before :func:`begin_recording`, and in a child
@@ -325,7 +326,7 @@ def current_recording() -> Recording | None:
 
 def begin_recording(recording: Recording) -> Recording:
     """
-    From now on this is what the process records.
+    Set the recording of this process, and return it.
     """
     _current[:] = [recording]
     return recording
@@ -333,47 +334,44 @@ def begin_recording(recording: Recording) -> Recording:
 
 def end_recording() -> None:
     """
-    Forget the recording of this process.
+    Remove the recording of this process.
     """
     _current.clear()
 
 
 T = TypeVar("T")
 
-# Threads of ours are called so, and not shown.
+# Name prefix of our threads, which are left out of sidecars.
 THREAD_PREFIX = "distdebug"
 
-# Nobody wants to know that it is us who look.
-_OURS = str(Path(__file__).parents[1]) + os.sep
+# Our own frames are left out of stacks.
+_OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
 
-_MOST_THREADS = 100
-_MOST_FRAMES = 100
+_MAX_THREADS = 100
+_MAX_FRAMES = 100
 
 
 def describe_process(
     recording: Recording, reason: str, *, dump: str = "", stacks: bool = True
 ) -> Sidecar | None:
     """
-    What belongs into the side-car of this process, right now?
+    Return a sidecar with the current state of this process.
 
     Args:
-        recording: The recording of this process.
-
         reason: Why it is written.
 
-        dump: File name of the dump beside the side-car.
+        dump: File name of the dump beside the sidecar.
 
-        stacks: Whether to note where every thread is.
+        stacks: Whether to include the stacks of all threads.
 
     Returns:
-        The side-car, or ``None`` as long as nobody told this process which
-        rank it is.
+        The sidecar; ``None`` as long as the rank is unknown.
     """
     identity = recording.identity
     if identity.rank is None:
         return None
 
-    groups: tuple[SidecarGroup, ...] = _or_default(_groups, ())
+    groups: tuple[SidecarGroup, ...] = _or_default(_read_groups, ())
     return Sidecar(
         path="",
         rank=identity.rank,
@@ -386,11 +384,11 @@ def describe_process(
         error=recording.error,
         dump=dump,
         job=identity.job,
-        torch=_or_default(_torch_version, ""),
+        torch=_or_default(_read_torch_version, ""),
         groups=groups,
-        mesh=_mesh(groups),
+        mesh=_infer_mesh(groups),
         threads=(
-            _or_default(lambda: _threads(recording.died_at), ())
+            _or_default(lambda: _read_threads(recording.error_stack), ())
             if stacks
             else ()
         ),
@@ -404,11 +402,11 @@ def _or_default(read: Callable[[], T], default: T) -> T:
         return default
 
 
-def _torch_version() -> str:
+def _read_torch_version() -> str:
     return str(sys.modules["torch"].__version__)
 
 
-def _groups() -> tuple[SidecarGroup, ...]:
+def _read_groups() -> tuple[SidecarGroup, ...]:
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     world = c10d._world  # noqa: SLF001 torch keeps memberships only there
     groups = []
@@ -422,26 +420,28 @@ def _groups() -> tuple[SidecarGroup, ...]:
                 name=str(world.pg_names[pg]),
                 desc=str(getattr(pg, "group_desc", "")),
                 ranks=tuple(sorted(members, key=members.__getitem__)),
-                backend=_short_backend(backend),
+                backend=_backend_name(backend),
             )
         )
     return tuple(groups)
 
 
-def _short_backend(config: str) -> str:
+def _backend_name(config: str) -> str:
     """
-    ``"cpu:gloo,cuda:gloo"`` is ``"gloo"`` on whatever device.
+    Return ``"gloo"`` for ``"cpu:gloo,cuda:gloo"``: the backend of all devices.
     """
     names = {part.rpartition(":")[2] for part in config.split(",")}
     return names.pop() if len(names) == 1 else config
 
 
-def _mesh(groups: Collection[SidecarGroup]) -> tuple[tuple[str, int], ...]:
+def _infer_mesh(
+    groups: Collection[SidecarGroup],
+) -> tuple[tuple[str, int], ...]:
     """
-    The dimensions of the device mesh, which names its groups after them.
+    Infer the dimensions of the device mesh from the names of its groups.
 
-    A rank is in one group per dimension, and the further apart the members
-    of a group are, the further out its dimension is.
+    A rank is in one group per dimension, and the further apart the members of
+    a group are, the further out its dimension is.
     """
     found: dict[str, tuple[int, int]] = {}
     for group in groups:
@@ -456,43 +456,42 @@ def _mesh(groups: Collection[SidecarGroup]) -> tuple[tuple[str, int], ...]:
 
 def traceback_frames(trace: TracebackType) -> tuple[SidecarFrame, ...]:
     """
-    Where was an exception raised?  Innermost line first.
-
-    Args:
-        trace: Its traceback.
+    Return the frames of a traceback, innermost line first.
     """
-    lines = list(traceback.walk_tb(trace))[-_MOST_FRAMES:]
+    lines = list(traceback.walk_tb(trace))[-_MAX_FRAMES:]
     return tuple(
         SidecarFrame(frame.f_code.co_name, frame.f_code.co_filename, line or 0)
         for frame, line in reversed(lines)
     )
 
 
-def _threads(
-    died_at: tuple[SidecarFrame, ...],
+def _read_threads(
+    error_stack: tuple[SidecarFrame, ...],
 ) -> tuple[tuple[str, tuple[SidecarFrame, ...]], ...]:
     main = threading.main_thread().ident
     names = {t.ident: t.name for t in threading.enumerate()}
     names[main] = "MainThread"
     threads: dict[str, tuple[SidecarFrame, ...]] = {}
     frames = sys._current_frames()  # noqa: SLF001 there is no other way
-    for ident in sorted(frames, key=lambda i: i != main)[:_MOST_THREADS]:
+    for ident in sorted(frames, key=lambda i: i != main)[:_MAX_THREADS]:
         name = names.get(ident, f"thread {ident}")
         if name.startswith(THREAD_PREFIX):
             continue
         if name in threads:
             name = f"{name} ({ident})"
-        # After an exception the main thread is only in our hook any more.
-        is_dead = ident == main and died_at
-        threads[name] = died_at if is_dead else _stack(frames[ident])
+        # After an exception, the main thread is already in our hook.
+        is_dead = ident == main and error_stack
+        threads[name] = error_stack if is_dead else _read_stack(frames[ident])
     return tuple(threads.items())
 
 
-def _stack(frame: FrameType | None) -> tuple[SidecarFrame, ...]:
+def _read_stack(frame: FrameType | None) -> tuple[SidecarFrame, ...]:
     stack: list[SidecarFrame] = []
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and frame.f_code.co_filename.startswith(
+        _OWN_FOLDER
+    ):
         frame = frame.f_back
-    while frame is not None and len(stack) < _MOST_FRAMES:
+    while frame is not None and len(stack) < _MAX_FRAMES:
         code = frame.f_code
         line = frame.f_lineno or 0
         stack.append(SidecarFrame(code.co_name, code.co_filename, line))
@@ -501,26 +500,23 @@ def _stack(frame: FrameType | None) -> tuple[SidecarFrame, ...]:
 
 
 _logger = logging.getLogger("distdebug")
-_known: set[str] = set()
+_logged: set[str] = set()
 
-# A message that differs each time must not fill the log.
-_MOST = 20
+# At most this many messages are logged: each may differ from the last.
+_MAX_LOGGED = 20
 
 
-def quietly(action: Callable[[], object]) -> None:
+def log_exceptions(action: Callable[[], object]) -> None:
     """
-    Do something; if it fails, say so once, and go on.
-
-    Args:
-        action: What to do.
+    Call *action*; log an exception once as a warning, and continue.
     """
     try:
         action()
     except Exception as exc:  # noqa: BLE001 the job comes first
-        complaint = f"{type(exc).__name__}: {exc}"
-        if complaint not in _known and len(_known) < _MOST:
-            _known.add(complaint)
-            _logger.warning("recording goes on without: %s", complaint)
+        message = f"{type(exc).__name__}: {exc}"
+        if message not in _logged and len(_logged) < _MAX_LOGGED:
+            _logged.add(message)
+            _logger.warning("recording goes on without: %s", message)
 
 
 def dump_flight_recorder(
@@ -532,23 +528,23 @@ def dump_flight_recorder(
     stacks_timeout_s: float = 30.0,
 ) -> Path:
     """
-    What has this rank done so far?  Write it to a file.
+    Write a Flight Recorder dump of this rank to a file.
 
-    The dump is written without stacks first, which cannot hang, and replaced
-    by one with stacks.  Training goes on.
+    The dump is first written without stacks, which cannot hang, and then
+    replaced by one with stacks.  Training continues.
 
     Args:
         path: The file; by default a new one in the folder that was given to
             :func:`enable_flight_recorder`.
 
-        stacks: Whether to note the line of every call.
+        stacks: Whether to include the Python stack of every call.
 
-        only_active: Whether to leave out calls that are finished.
+        only_active: Whether to leave out completed calls.
 
-        reason: Noted in the side-car.
+        reason: Written to the sidecar.
 
         stacks_timeout_s: How long to wait for the stacks, in seconds.  They
-            still replace the dump when they come later.
+            replace the dump even if they come later.
 
     Returns:
         The file.
@@ -577,7 +573,7 @@ def dump_flight_recorder(
         raise RecorderError(msg, remedy="choose another path=") from exc
 
 
-def write_dump(  # noqa: PLR0913 as its public face
+def write_dump(  # noqa: PLR0913 as dump_flight_recorder
     recording: Recording,
     reason: str,
     *,
@@ -587,11 +583,9 @@ def write_dump(  # noqa: PLR0913 as its public face
     stacks_timeout_s: float = 30.0,
 ) -> Path:
     """
-    Write a dump and its side-car.
+    Write a dump and its sidecar.
 
     Args:
-        recording: The recording of this process.
-
         reason, path, stacks, only_active, stacks_timeout_s: As for
             :func:`dump_flight_recorder`.
 
@@ -606,21 +600,21 @@ def write_dump(  # noqa: PLR0913 as its public face
     data = read_trace(stacks=False, only_active=only_active)
     file = recording.next_path() if path is None else path
     write_whole(file, data)
-    write_words(recording, reason, file, dump=file.name)
+    write_process_sidecar(recording, reason, file, dump=file.name)
 
     def add_stacks() -> None:
         write_whole(file, read_trace(stacks=True, only_active=only_active))
 
     if stacks:
-        _run_within(stacks_timeout_s, add_stacks)
+        _run_with_timeout(stacks_timeout_s, add_stacks)
     if path is None:
-        recording.keep(file)
+        recording.add_dump(file)
         with contextlib.suppress(OSError):  # a file system without links
             replace_link(recording.latest_path(), file.name)
     return file
 
 
-def write_words(
+def write_process_sidecar(
     recording: Recording,
     reason: str,
     file: Path,
@@ -628,16 +622,12 @@ def write_words(
     dump: str = "",
 ) -> None:
     """
-    Write the side-car of a dump, or of one that could not be.
+    Write the sidecar of a dump, also if the dump itself is missing.
 
     Args:
-        recording: The recording of this process.
+        file: Path of the dump; the sidecar is written beside it.
 
-        reason: Why.
-
-        file: The dump, whether or not there is one.
-
-        dump: Its name, if there is one.
+        dump: File name of the dump, or ``""`` if there is none.
 
     Raises:
         OSError: The file cannot be written.
@@ -652,11 +642,11 @@ def _default_settings() -> RecorderSettings:
     return plan_flight_recorder(os.environ, version)
 
 
-def _run_within(seconds: float, job: Callable[[], None]) -> None:
+def _run_with_timeout(seconds: float, job: Callable[[], None]) -> None:
     """
-    Do a job that may hang; after *seconds* it goes on by itself.
+    Run a job that may hang; after *seconds* it continues in the background.
 
-    Its errors are dropped: what it would improve is there already.
+    Its errors are dropped: the file it improves exists already.
     """
 
     def run() -> None:

@@ -1,8 +1,9 @@
 """
-What does *distdebug* do inside a job beyond setting variables?
+In-job extras: request pipe, exit dumps, crash signals, and stack signal.
 
-It listens for requests, notes who this rank is, dumps when the rank dies, and
-lets its threads tell where they are.
+* A listener thread dumps on request, and on SIGTERM and SIGABRT.
+* Exit hooks dump when the program ends by an exception.
+* A real-time signal makes a thread write its stack to a file.
 
 This module is imported inside training jobs: it needs nothing but the standard
 library.
@@ -33,20 +34,20 @@ from ..._io import is_there, write_whole
 from ..._text import clean
 from ...errors import NotRecordingError
 from ...processes import (
-    ROOT,
-    folder_name,
-    is_kept,
+    OFFERS_ROOT,
+    is_offer_locked,
     is_private,
+    offer_folder_name,
     own_offer,
-    parse_name,
+    parse_offer_name,
 )
 from ..sidecar import write_sidecar
 from . import crash_signals
 from .crash_signals import (
     CaughtSignal,
     FaultFile,
-    IsHeld,
-    disposition,
+    FaultFileRef,
+    get_disposition,
     get_handler,
     restore_action,
     save_action,
@@ -58,20 +59,20 @@ from .dump import (
     Recording,
     current_recording,
     describe_process,
-    is_in_flight,
-    quietly,
+    has_call_in_flight,
+    log_exceptions,
     traceback_frames,
     write_dump,
-    write_words,
+    write_process_sidecar,
 )
 
 
-# The stacks of all calls are worth waiting for, but not long: whoever ends a
-# process may lose patience.
-_STACKS_S = 4.0
+# How long to wait for the stacks of all calls: the launcher may kill a process
+# that takes too long to end.
+_STACKS_TIMEOUT_S = 4.0
 
 
-def leave_words(
+def write_exit_dump(
     recording: Recording,
     reason: str,
     *,
@@ -80,73 +81,73 @@ def leave_words(
     traceback: bytes = b"",
 ) -> None:
     """
-    Write a dump, or at least a side-car.  Never raises.
+    Write a dump, or at least a sidecar, and never raise.
 
     Args:
-        recording: The recording of this process.
-
-        reason: Why; see :class:`~distdebug.flight_recorder.sidecar.Sidecar`.
+        reason: See :class:`~distdebug.flight_recorder.sidecar.Sidecar`.
 
         error: The exception that ends the process, in one line.
 
-        trace: Where that exception was raised.
+        trace: The traceback of that exception.
 
-        traceback: What *faulthandler* said.
+        traceback: The text that *faulthandler* wrote.
     """
     recording.error = error or recording.error
     if trace is not None:
-        recording.died_at = traceback_frames(trace)
+        recording.error_stack = traceback_frames(trace)
 
     def write() -> None:
         try:
-            file = write_dump(recording, reason, stacks_timeout_s=_STACKS_S)
+            file = write_dump(
+                recording, reason, stacks_timeout_s=_STACKS_TIMEOUT_S
+            )
         except NotRecordingError:
             file = recording.next_path()
-            write_words(recording, reason, file)
-            recording.keep(file)
+            write_process_sidecar(recording, reason, file)
+            recording.add_dump(file)
         if traceback:
             text = file.with_name(file.name + TRACEBACK_SUFFIX)
             write_whole(text, traceback)
 
-    quietly(write)
+    log_exceptions(write)
 
 
-def note_start(recording: Recording) -> None:
+def write_start_sidecar(recording: Recording) -> None:
     """
-    Write the first side-car: this rank exists, and here.  Never raises.
+    Write the first sidecar, which announces this rank, and never raise.
     """
-    quietly(lambda: _note(recording, "start"))
+    log_exceptions(lambda: _write_sidecar(recording, "start"))
 
 
-def note_end(recording: Recording) -> None:
+def write_end_files(recording: Recording) -> None:
     """
-    Write what is to be said when the program is over.  Never raises.
+    Write the last sidecar of a program that ends, and never raise.
 
-    That is a dump if a call was in flight, unless an exception has caused one
-    already, and the last side-car.
+    A dump comes first if a call is in flight, unless an exception has already
+    caused one.
     """
     exc = _pending_exception()
     if exc is not None:
-        leave_words(
+        write_exit_dump(
             recording,
             "exit-after-error",
-            error=_in_one_line(exc),
+            error=_format_exception(exc),
             trace=exc.__traceback__,
         )
-    elif is_in_flight() and not recording.error:
-        leave_words(recording, "exit-after-error")
-    quietly(lambda: _note(recording, "exit"))
+    elif has_call_in_flight() and not recording.error:
+        write_exit_dump(recording, "exit-after-error")
+    log_exceptions(lambda: _write_sidecar(recording, "exit"))
 
 
-def _note(recording: Recording, reason: str) -> None:
+def _write_sidecar(recording: Recording, reason: str) -> None:
     file = recording.torch_path()
     dump = file.name if is_there(file) else ""
     sidecar = describe_process(
         recording,
         reason,
         dump=dump,
-        # The last side-car counts, so it has to tell where the rank died.
-        stacks=bool(recording.died_at),
+        # Readers use the last sidecar, so it needs the stack of the exception.
+        stacks=bool(recording.error_stack),
     )
     if sidecar is not None:
         write_sidecar(sidecar, file)
@@ -154,7 +155,7 @@ def _note(recording: Recording, reason: str) -> None:
 
 def _pending_exception() -> BaseException | None:
     """
-    The exception that ends a child of :mod:`multiprocessing`.
+    Return the exception that ends a child of :mod:`multiprocessing`.
 
     There no hook is called, but the child ends while it handles the exception.
     """
@@ -166,25 +167,25 @@ def _pending_exception() -> BaseException | None:
     return exc
 
 
-def _in_one_line(exc: BaseException) -> str:
+def _format_exception(exc: BaseException) -> str:
     try:
         text = str(exc)
-    except Exception:  # noqa: BLE001 it is somebody else's exception
+    except Exception:  # noqa: BLE001 its class may raise anything
         text = ""
     return clean(f"{type(exc).__name__}: {text}", limit=1000)
 
 
-def hook_ends(on_end: Callable[[], None]) -> Callable[[], None]:
+def hook_exit(on_end: Callable[[], None]) -> Callable[[], None]:
     """
-    Be told when the program ends, and dump if it does so by an exception.
+    Call *on_end* when the program ends, and dump if an exception ends it.
 
-    Hooks that were there before are called as ever.
+    Existing hooks are still called.
 
     Args:
         on_end: Called at the end.
 
     Returns:
-        What takes the hooks away again; a hook that came later stays.
+        A function that removes the hooks; a hook that was set later stays.
     """
     previous = sys.excepthook
 
@@ -195,14 +196,17 @@ def hook_ends(on_end: Callable[[], None]) -> Callable[[], None]:
     ) -> None:
         recording = current_recording()
         if recording is not None:
-            leave_words(
-                recording, "exception", error=_in_one_line(exc), trace=trace
+            write_exit_dump(
+                recording,
+                "exception",
+                error=_format_exception(exc),
+                trace=trace,
             )
         previous(kind, exc, trace)
 
     sys.excepthook = excepthook
     atexit.register(on_end)
-    finalizer = _before_child_ends(on_end)
+    finalizer = _hook_child_exit(on_end)
 
     def remove() -> None:
         if sys.excepthook is excepthook:
@@ -213,9 +217,9 @@ def hook_ends(on_end: Callable[[], None]) -> Callable[[], None]:
     return remove
 
 
-def _before_child_ends(on_end: Callable[[], None]) -> Callable[[], None]:
+def _hook_child_exit(on_end: Callable[[], None]) -> Callable[[], None]:
     """
-    Children of :mod:`multiprocessing` skip what :mod:`atexit` knows.
+    Call *on_end* also in :mod:`multiprocessing` children, which skip `atexit`.
     """
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None or multiprocessing.parent_process() is None:
@@ -230,19 +234,19 @@ def _before_child_ends(on_end: Callable[[], None]) -> Callable[[], None]:
     return cancel
 
 
-_PATIENCE_S = 1.0
-_CHUNK = 1 << 16
+_THREAD_WAIT_S = 1.0
+_READ_BYTES = 1 << 16
 
 
 class Listener:
     """
-    A thread that calls what belongs to a pipe when the pipe is written to.
+    A thread that calls the action of each pipe that is written to.
 
     Args:
-        actions: What to call, by file descriptor.  Each must empty its pipe;
-            its errors are logged once and otherwise ignored.
+        actions: The function to call, by file descriptor.  Each must empty its
+            pipe; its errors are logged once and otherwise ignored.
 
-        prepare: Called first of all, in the thread.
+        prepare: Called first, in the thread.
     """
 
     def __init__(
@@ -260,23 +264,23 @@ class Listener:
 
     def start(self) -> None:
         """
-        Listen from now on.
+        Start the thread.
 
         Raises:
-            RuntimeError: There can be no more threads.
+            RuntimeError: The system allows no more threads.
         """
         self._thread.start()
-        self._prepared.wait(_PATIENCE_S)
+        self._prepared.wait(_THREAD_WAIT_S)
 
     def stop(self) -> bool:
         """
-        Stop listening, and wait a moment for what is going on.
+        Stop the thread, and wait a moment for the current action.
 
         Returns:
-            Whether the thread is gone.  If not, its pipes must stay open.
+            Whether the thread has ended.  If not, its pipes must stay open.
         """
         os.write(self._stop_writer, b"x")
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(_THREAD_WAIT_S)
         if self._thread.is_alive():
             return False
 
@@ -285,14 +289,14 @@ class Listener:
 
     def close(self) -> None:
         """
-        Let go of the pipes, as in a forked child: it has no such thread.
+        Close the pipes, as in a forked child, which lacks the thread.
         """
         for fd in (self._stop_reader, self._stop_writer):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
     def _run(self) -> None:
-        quietly(self._prepare)
+        log_exceptions(self._prepare)
         self._prepared.set()
         poll = select.poll()
         for fd in (self._stop_reader, *self._actions):
@@ -302,22 +306,22 @@ class Listener:
             if self._stop_reader in ready:
                 return
             for fd in ready:
-                quietly(self._actions[fd])
+                log_exceptions(self._actions[fd])
 
 
 def open_request_pipe(path: Path) -> int:
     """
-    Make a named pipe that only its owner can write to.
+    Create a named pipe that only its owner can write to.
 
     Args:
-        path: Its name; what a dead process left there is replaced.
+        path: Its name; the pipe of a dead process there is replaced.
 
     Returns:
-        A file descriptor to read from.  It never ends: it is also open for
-        writing.
+        A file descriptor to read from.  It never reaches its end, because it
+        is also open for writing.
 
     Raises:
-        OSError: The pipe cannot be made.
+        OSError: The pipe cannot be created.
     """
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISFIFO(path.lstat().st_mode):
@@ -326,126 +330,129 @@ def open_request_pipe(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def drain(fd: int) -> None:
+def drain_pipe(fd: int) -> None:
     """
-    Read all that is in a pipe: many requests at once are one.
+    Read everything in a pipe: many requests at once count as one.
     """
     with contextlib.suppress(BlockingIOError):
-        while len(os.read(fd, _CHUNK)) == _CHUNK:
+        while len(os.read(fd, _READ_BYTES)) == _READ_BYTES:
             pass
 
 
-# Who needs real-time signals counts from either end.
-_FIRST, _MANY = 12, 8
+# Other users of real-time signals take them from either end of the range.
+_FIRST_OFFSET, _SIGNAL_COUNT = 12, 8
 
 _IGNORE = 1  # SIG_IGN
 
-# Each process that begins removes what so many dead ones have left.
-_MOST_SWEPT = 64
+# How many files of dead processes each new process removes at most.
+_MAX_REMOVED = 64
 
 
-class StackOffer(NamedTuple):
+class StackSignalHandler(NamedTuple):
     """
-    What this process answers.
+    The signal that makes a thread write its stack, and the file it writes to.
 
     Attributes:
-        path: The file it writes to.
+        path: The file with the stacks.
 
         signal: Number of the signal.
 
-        fd: The open file.  A program may have closed it, and used the number
-            again.
+        fd: The open file.  The program may have closed it, and reused the
+            number.
 
-        held: Whether *faulthandler* still writes there.
+        file_ref: Returns ``None`` once *faulthandler* no longer writes there.
 
-        inode: Device and number of the file.
+        file_id: Device and inode of the file.
 
-        handler: Address of *faulthandler*'s handler.
+        fault_handler: Address of *faulthandler*'s handler.
     """
 
     path: Path
     signal: int
     fd: int
-    held: IsHeld
-    inode: tuple[int, int] | None
-    handler: int
+    file_ref: FaultFileRef
+    file_id: tuple[int, int] | None
+    fault_handler: int
 
 
-# The same offer, once for everybody who wants it.
-_offers: list[StackOffer] = []
+# The same handler, once per caller of `enable_stack_signal`.
+_handlers: list[StackSignalHandler] = []
 
-# They stay ignored once they were ours: a late signal must not kill.
-_ignored: set[int] = set()
+# Our signals stay ignored afterwards: a late one must not kill.
+_ignored_signals: set[int] = set()
 
 
-def offer_stacks(folder: str | os.PathLike[str] = ROOT) -> StackOffer:
+def enable_stack_signal(
+    folder: str | os.PathLike[str] = OFFERS_ROOT,
+) -> StackSignalHandler:
     """
-    Let the threads of this process write where they are when asked.
+    Let the threads of this process write their stacks on a signal.
 
-    The signal is one that nobody has a use for.  Forked children do not
-    answer.
+    It is a real-time signal that no other code uses.  Forked children do not
+    react to it.
 
     Args:
-        folder: In which folder the one with the file goes; who asks looks in
-            ``/tmp``.
+        folder: Parent of the folder with the file; readers search ``/tmp``.
 
     Returns:
-        The signal and the file, the same however often this is called.
+        The signal and the file, the same for every call.
 
     Raises:
-        OSError: All signals have a use, or the file cannot be made.
+        OSError: All signals are in use, or the file cannot be created.
     """
-    offer = _offers[0] if _offers else _make(Path(folder))
-    _offers.append(offer)
-    _forget_in_children()
-    return offer
+    handler = _handlers[0] if _handlers else _install_handler(Path(folder))
+    _handlers.append(handler)
+    _hook_fork()
+    return handler
 
 
-def withdraw_stacks() -> None:
+def disable_stack_signal() -> None:
     """
-    Take back one :func:`offer_stacks`; with the last one the file goes.
+    Undo one :func:`enable_stack_signal`; the last one removes the file.
     """
-    if not _offers:
+    if not _handlers:
         return
 
-    offer = _offers.pop()
-    if not _offers:
+    handler = _handlers.pop()
+    if not _handlers:
         try:
-            offer.path.unlink(missing_ok=True)
+            handler.path.unlink(missing_ok=True)
         finally:
-            _end(offer)
+            _unregister_handler(handler)
 
 
-def _make(root: Path) -> StackOffer:
+def _install_handler(root: Path) -> StackSignalHandler:
     number = _choose_signal()
-    parent = root / folder_name(os.geteuid())
-    folder = _open_private(parent)
+    parent = root / offer_folder_name(os.geteuid())
+    folder = _open_private_folder(parent)
     try:
-        _sweep(folder)
+        _remove_stale_files(folder)
         name = own_offer(number).name
-        offer = _begin(number, parent / f".{name}")
+        handler = _register_handler(number, parent / f".{name}")
         try:
-            # Who sees the name may ask.
-            return offer._replace(path=offer.path.replace(parent / name))
-        except BaseException:  # also Ctrl-C: nobody would take it back
-            _end(offer)
-            offer.path.unlink(missing_ok=True)
+            # Readers may send the signal once they see the name.
+            return handler._replace(path=handler.path.replace(parent / name))
+        except BaseException:  # also Ctrl-C: else the handler stays
+            _unregister_handler(handler)
+            handler.path.unlink(missing_ok=True)
             raise
     finally:
         os.close(folder)
 
 
 def _choose_signal() -> int:
-    first = signal.SIGRTMIN + _FIRST
-    for number in range(first, min(first + _MANY, signal.SIGRTMAX)):
-        state = disposition(number)
-        if state == "default" or (state == "ignored" and number in _ignored):
+    first = signal.SIGRTMIN + _FIRST_OFFSET
+    for number in range(first, min(first + _SIGNAL_COUNT, signal.SIGRTMAX)):
+        state = get_disposition(number)
+        if state == "default" or (
+            state == "ignored" and number in _ignored_signals
+        ):
             return number
 
     raise OSError(errno.EBUSY, "no signal is left to ask for stacks")
 
 
-def _open_private(folder: Path) -> int:
+def _open_private_folder(folder: Path) -> int:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     fd = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -456,52 +463,54 @@ def _open_private(folder: Path) -> int:
     raise PermissionError(errno.EPERM, "somebody else made it", str(folder))
 
 
-def _sweep(folder: int) -> None:
+def _remove_stale_files(folder: int) -> None:
     """
     Remove the files of processes that were killed.
     """
-    names = (name for name in os.listdir(folder) if parse_name(name))
-    for name in itertools.islice(names, _MOST_SWEPT):
+    names = (name for name in os.listdir(folder) if parse_offer_name(name))
+    for name in itertools.islice(names, _MAX_REMOVED):
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)
             try:
-                if not is_kept(fd):
+                if not is_offer_locked(fd):
                     os.unlink(name, dir_fd=folder)
             finally:
                 os.close(fd)
 
 
-def _begin(number: int, path: Path) -> StackOffer:
+def _register_handler(number: int, path: Path) -> StackSignalHandler:
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     file = FaultFile(fd)
-    # Whatever takes faulthandler's handler away puts this back.
+    # This is restored when faulthandler's handler is removed.
     set_handler(number, _IGNORE)
-    _ignored.add(number)
+    _ignored_signals.add(number)
     # Without a chain, system calls go on after the signal where they can.
     faulthandler.register(number, file=file, all_threads=False, chain=False)
-    handler = get_handler(number)
-    return StackOffer(path, number, fd, IsHeld(file), _inode(fd), handler)
+    fault_handler = get_handler(number)
+    return StackSignalHandler(
+        path, number, fd, FaultFileRef(file), _file_id(fd), fault_handler
+    )
 
 
-def _end(offer: StackOffer) -> None:
+def _unregister_handler(handler: StackSignalHandler) -> None:
     """
-    Answer no more; what the program has put in the place of ours stays.
+    Stop reacting to the signal; a handler that was set later stays.
     """
-    later = save_action(offer.signal)
-    is_ours = get_handler(offer.signal) == offer.handler
-    if offer.held() is not None:
-        faulthandler.unregister(offer.signal)
+    current = save_action(handler.signal)
+    is_ours = get_handler(handler.signal) == handler.fault_handler
+    if handler.file_ref() is not None:
+        faulthandler.unregister(handler.signal)
         if not is_ours:
-            restore_action(offer.signal, later)
-    # The lock goes with it.
-    if _inode(offer.fd) == offer.inode:
-        os.close(offer.fd)
+            restore_action(handler.signal, current)
+    # Closing the file also releases its lock.
+    if _file_id(handler.fd) == handler.file_id:
+        os.close(handler.fd)
 
 
-def _inode(fd: int) -> tuple[int, int] | None:
+def _file_id(fd: int) -> tuple[int, int] | None:
     try:
         status = os.fstat(fd)
     except OSError:
@@ -510,17 +519,19 @@ def _inode(fd: int) -> tuple[int, int] | None:
 
 
 @functools.cache
-def _forget_in_children() -> None:
+def _hook_fork() -> None:
     """
-    Have forked children give their parent's offer back; once is enough.
+    Have forked children unregister the handler of their parent.
     """
-    os.register_at_fork(after_in_child=lambda: quietly(_forget))
+    os.register_at_fork(
+        after_in_child=lambda: log_exceptions(_unregister_in_child)
+    )
 
 
-def _forget() -> None:
-    if _offers:
-        _end(_offers[0])
-        _offers.clear()
+def _unregister_in_child() -> None:
+    if _handlers:
+        _unregister_handler(_handlers[0])
+        _handlers.clear()
 
 
 _STDERR = 2
@@ -528,7 +539,7 @@ _STDERR = 2
 
 class Extras:
     """
-    Everything that goes on inside a job.
+    Everything that *distdebug* runs inside a job.
 
     Args:
         recording: The recording of this process.
@@ -540,37 +551,36 @@ class Extras:
         self._listener: Listener | None = None
         self._pipe: Path | None = None
         self._pipe_fd: int | None = None
-        self._has_offer = False
+        self._has_stack_signal = False
         self._unhook: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """
-        Begin.  What does not work here is left out.
+        Start every part that works here.
         """
-        quietly(self._open_pipe)
-        quietly(self._catch_signals)
-        quietly(self._listen)
+        log_exceptions(self._open_pipe)
+        log_exceptions(self._catch_signals)
+        log_exceptions(self._listen)
         if self._listener is None:
-            self._release_signals(in_child=False)  # nobody would react
-        quietly(self._offer_stacks)
-        self._unhook = hook_ends(self._on_end)
-        note_start(self._recording)
+            self._release_signals(in_child=False)  # without a listener
+        log_exceptions(self._enable_stack_signal)
+        self._unhook = hook_exit(self._on_end)
+        write_start_sidecar(self._recording)
 
     def stop(self) -> None:
         """
-        Put everything back.
+        Stop, and restore hooks and signals.
         """
         self._unhook()
         self._release_signals(in_child=False)
-        quietly(self._withdraw_stacks)
-        quietly(self._remove_pipe)
+        log_exceptions(self._disable_stack_signal)
+        log_exceptions(self._remove_pipe)
         if self._listener is None or self._listener.stop():
             self._close_pipes()
 
-    def forget(self) -> None:
+    def reset_in_child(self) -> None:
         """
-        Put back what a forked child has inherited, and leave the rest to its
-        parent.
+        Release everything that a forked child has inherited from its parent.
         """
         self._unhook()
         self._release_signals(in_child=True)
@@ -578,14 +588,14 @@ class Extras:
             self._listener.close()
         self._close_pipes()
 
-    def _offer_stacks(self) -> None:
-        offer_stacks()
-        self._has_offer = True
+    def _enable_stack_signal(self) -> None:
+        enable_stack_signal()
+        self._has_stack_signal = True
 
-    def _withdraw_stacks(self) -> None:
-        if self._has_offer:
-            self._has_offer = False
-            withdraw_stacks()
+    def _disable_stack_signal(self) -> None:
+        if self._has_stack_signal:
+            self._has_stack_signal = False
+            disable_stack_signal()
 
     def _open_pipe(self) -> None:
         rank = self._recording.identity.rank
@@ -603,7 +613,7 @@ class Extras:
             os.close(self._pipe_fd)
             self._pipe_fd = None
         while self._caught:
-            crash_signals.close(self._caught.pop())
+            crash_signals.close_pipe(self._caught.pop())
 
     def _catch_signals(self) -> None:
         for catch in (
@@ -617,7 +627,7 @@ class Extras:
     def _release_signals(self, *, in_child: bool) -> None:
         release = functools.partial(crash_signals.release, in_child=in_child)
         for caught in self._caught:
-            quietly(functools.partial(release, caught))
+            log_exceptions(functools.partial(release, caught))
 
     def _listen(self) -> None:
         actions: dict[int, Callable[[], object]] = {
@@ -638,27 +648,27 @@ class Extras:
     def _limit_aborts(self) -> None:
         for caught in self._caught:
             try:
-                crash_signals.limit_abort(caught)
+                crash_signals.limit_abort_time(caught)
             except OSError:  # a signal without a limit is worse than none
                 crash_signals.release(caught)
                 raise
 
     def _on_request(self, fd: int) -> None:
-        drain(fd)
-        leave_words(self._recording, "request")
+        drain_pipe(fd)
+        write_exit_dump(self._recording, "request")
 
     def _on_signal(self, caught: CaughtSignal) -> None:
-        words = crash_signals.read_words(caught)
-        if not words:
+        stacks = crash_signals.read_traceback(caught)
+        if not stacks:
             return
 
-        leave_words(self._recording, caught.number.name, traceback=words)
+        write_exit_dump(self._recording, caught.number.name, traceback=stacks)
         if caught.is_final:
-            quietly(self._remove_pipe)
+            log_exceptions(self._remove_pipe)
             if caught.number.name == "SIGABRT":  # as faulthandler would
-                os.write(_STDERR, words)
-            crash_signals.die_of(caught)
+                os.write(_STDERR, stacks)
+            crash_signals.end_process(caught)
 
     def _on_end(self) -> None:
-        note_end(self._recording)
+        write_end_files(self._recording)
         self.stop()

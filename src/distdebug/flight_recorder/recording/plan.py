@@ -1,8 +1,8 @@
 """
-What has to be set so that this torch records, and dumps when it hangs?
+Plan the environment variables that make torch record and dump on a hang.
 
-The answer is worked out from an environment and a version without touching
-either.
+The plan depends only on an environment and a version of torch, and changes
+neither.
 
 This module is imported inside training jobs: it needs nothing but the standard
 library.
@@ -34,19 +34,19 @@ _HEADERS = ("variable", "value", "action", "reason")
 
 class Setting(NamedTuple):
     """
-    What becomes of one environment variable.
+    Planned value of one environment variable.
 
     Attributes:
         name: Name of the variable.
 
-        value: Its value afterwards; ``None`` if it is not there.
+        value: Its value afterwards; ``None`` if it is not set.
 
         action: ``"set"`` by us, ``"kept"`` as it was, ``"unset"``, or
             ``"ignored"`` because this torch does not know it.
 
         reason: Why, in a few words.
 
-        is_harmful: Whether recording suffers from it.
+        is_harmful: Whether it impairs recording.
     """
 
     name: str
@@ -58,19 +58,19 @@ class Setting(NamedTuple):
 
 class RecorderSettings(NamedTuple):
     """
-    How recording is set up.
+    Variables, folder, and file names of a recording.
 
     Attributes:
         variables: Every variable that was considered.
 
         dump_dir: Folder of the dumps.
 
-        dump_prefix: torch's own dumps are called this plus the rank.
+        dump_prefix: Prefix of torch's own dumps; the rank follows.
 
         pipe_prefix: A byte written to this plus ``RANK.pipe`` asks torch's
             NCCL backend for a dump; ``""`` if there is no such pipe.
 
-        token: Starts every file name of this process; unique to it.
+        token: Prefix of every file name of this process; unique to it.
     """
 
     variables: tuple[Setting, ...]
@@ -82,6 +82,8 @@ class RecorderSettings(NamedTuple):
     @property
     def request_prefix(self) -> str:
         """
+        Return the prefix of our request pipe.
+
         A byte written to this plus ``RANK.pipe`` asks *distdebug* for a dump.
         """
         return str(self.dump_dir / f"{self.token}_request_")
@@ -89,7 +91,7 @@ class RecorderSettings(NamedTuple):
     @property
     def warnings(self) -> tuple[str, ...]:
         """
-        What keeps recording from working as it should, one line each.
+        Return one line for each variable that impairs recording.
         """
         return tuple(
             f"{s.name}={s.value}: {s.reason}"
@@ -99,11 +101,10 @@ class RecorderSettings(NamedTuple):
 
     def to_exports(self) -> str:
         """
-        The same settings as lines for a POSIX shell.
+        Return the settings as lines for a POSIX shell.
 
         Returns:
-            ``export NAME=value`` and ``unset NAME`` lines, quoted so that
-            ``eval`` takes them as they are.
+            ``export`` and ``unset`` lines, quoted for ``eval``.
         """
         lines = []
         for s in self.variables:
@@ -115,20 +116,20 @@ class RecorderSettings(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data in the layout of ``distdebug env --json``.
+        Return plain data in the layout of ``distdebug env --json``.
         """
         records = self.to_records()
         return {"dump_dir": str(self.dump_dir), "variables": records}
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per variable.
+        Return one plain dictionary per variable.
         """
         return [s._asdict() for s in self.variables]
 
     def to_frame(self) -> pd.DataFrame:
         """
-        The records as a data frame of *pandas*.
+        Return the records as a *pandas* data frame.
 
         Raises:
             MissingDependencyError: *pandas* is not installed.
@@ -165,10 +166,10 @@ class RecorderSettings(NamedTuple):
 
 class Spelling(NamedTuple):
     """
-    One name of a variable.
+    One environment variable of a setting.
 
     Attributes:
-        name: The name.
+        name: Its name.
 
         since: First torch that reads it.
 
@@ -182,12 +183,12 @@ class Spelling(NamedTuple):
 
 class Variable(NamedTuple):
     """
-    One thing that can be set, under all its names.
+    One setting of torch, with all its environment variables.
 
     Attributes:
-        key: What *distdebug* calls it.
+        key: *distdebug*'s name of it.
 
-        spellings: Its names, the preferred one first.
+        spellings: Its environment variables, the preferred one first.
 
         meaning: What it does, in one line.
     """
@@ -197,34 +198,42 @@ class Variable(NamedTuple):
     meaning: str
 
 
-_NEW = (2, 8)
+_FIRST_WITH_FR_NAMES = (2, 8)
 
-# torch warns about the old names from 2.8 on, and does not need them from 2.11 on.
-_OLD = (2, 11)
+# torch warns about the old names from 2.8 on; from 2.11 on, it does not need
+# them.
+_FIRST_WITHOUT_OLD_NAMES = (2, 11)
 
 
 VARIABLES = (
     Variable(
         "buffer_size",
         (
-            Spelling("TORCH_FR_BUFFER_SIZE", since=_NEW),
-            Spelling("TORCH_NCCL_TRACE_BUFFER_SIZE", until=_OLD),
+            Spelling("TORCH_FR_BUFFER_SIZE", since=_FIRST_WITH_FR_NAMES),
+            Spelling(
+                "TORCH_NCCL_TRACE_BUFFER_SIZE", until=_FIRST_WITHOUT_OLD_NAMES
+            ),
         ),
         "how many calls each rank remembers",
     ),
     Variable(
         "dump_prefix",
         (
-            Spelling("TORCH_FR_DUMP_TEMP_FILE", since=_NEW),
-            Spelling("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", until=_OLD),
+            Spelling("TORCH_FR_DUMP_TEMP_FILE", since=_FIRST_WITH_FR_NAMES),
+            Spelling(
+                "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+                until=_FIRST_WITHOUT_OLD_NAMES,
+            ),
         ),
         "where torch writes its own dumps; it appends the rank",
     ),
     Variable(
         "cpp_stacks",
         (
-            Spelling("TORCH_FR_CPP_STACK", since=_NEW),
-            Spelling("TORCH_NCCL_TRACE_CPP_STACK", until=_OLD),
+            Spelling("TORCH_FR_CPP_STACK", since=_FIRST_WITH_FR_NAMES),
+            Spelling(
+                "TORCH_NCCL_TRACE_CPP_STACK", until=_FIRST_WITHOUT_OLD_NAMES
+            ),
         ),
         "C++ frames in the stacks",
     ),
@@ -247,7 +256,9 @@ VARIABLES = (
         "pipe_prefix",
         (
             Spelling("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
-            Spelling("TORCH_FR_DEBUG_INFO_PIPE_FILE", since=_NEW),
+            Spelling(
+                "TORCH_FR_DEBUG_INFO_PIPE_FILE", since=_FIRST_WITH_FR_NAMES
+            ),
         ),
         "NCCL, XCCL: a pipe that asks for a dump; torch appends RANK.pipe",
     ),
@@ -279,13 +290,13 @@ VARIABLES = (
 
 def parse_version(version: str | None) -> tuple[int, int] | None:
     """
-    Which release of torch is that?
+    Return major and minor number of a version of torch.
 
     Args:
         version: Such as ``"2.13.0+cpu"``.
 
     Returns:
-        Major and minor number, or ``None`` if it is not a version.
+        The numbers, or ``None`` if it is not a version.
     """
     match = re.match(r"(\d{1,4})\.(\d{1,4})", version or "")
     return (int(match[1]), int(match[2])) if match else None
@@ -295,11 +306,9 @@ def spellings(
     variable: Variable, version: tuple[int, int] | None
 ) -> tuple[str, ...]:
     """
-    Under which names does that torch read a variable?
+    Return the names under which a torch reads a variable.
 
     Args:
-        variable: One of :data:`VARIABLES`.
-
         version: Release of torch; ``None`` stands for all of them.
 
     Returns:
@@ -316,12 +325,7 @@ def lookup(
     variable: Variable, environ: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """
-    What is a variable set to, and under which name?
-
-    Args:
-        variable: One of :data:`VARIABLES`.
-
-        environ: Environment variables.
+    Look up a variable in an environment under all its names.
 
     Returns:
         Name and value of the first spelling that is set, or ``None``.
@@ -337,20 +341,16 @@ _REMEDY = "name a folder of your own with dump_dir= or DISTDEBUG_DUMP_DIR"
 
 def default_root() -> Path:
     """
-    Below which folder do dumps go when nobody says where?
-
-    Returns:
-        A folder of this user in the system's temporary folder.
+    Return the default parent of dump folders: a temporary folder per user.
     """
     return Path(tempfile.gettempdir(), f"distdebug-{os.getuid()}").absolute()
 
 
-def unguessable_root() -> Path:
+def random_root() -> Path:
     """
-    Where can dumps go if they cannot go where they should?
+    Return a fallback for :func:`default_root` with a random name.
 
-    Returns:
-        A folder that nobody knows, and that is not there yet.
+    It does not exist yet, and no other user can guess it.
     """
     root = default_root()
     return root.with_name(f"{root.name}-{os.urandom(8).hex()}")
@@ -360,11 +360,8 @@ def make_folder(folder: Path) -> None:
     """
     Make the folder of the dumps, for its owner alone.
 
-    Anybody can guess :func:`default_root`, and make it first to read our
-    stacks or to have us write elsewhere.  There, every part must be ours.
-
-    Args:
-        folder: The folder.
+    Other users can guess :func:`default_root`, and make it first to read our
+    stacks or to redirect our files.  So every part below it must be ours.
 
     Raises:
         RecorderError: It cannot be made, or is not safe to use.
@@ -397,18 +394,18 @@ def _make_private(folder: Path) -> None:
         raise RecorderError(msg, remedy=_REMEDY) from None
 
 
-DUMP_DIR = "DISTDEBUG_DUMP_DIR"
+DUMP_DIR_VARIABLE = "DISTDEBUG_DUMP_DIR"
 
-# A prefix that another process of the job got from us and handed down.  Names
-# are per process, so that no restart writes over an earlier dump.
-_OURS = re.compile(r"\d{9,11}-\d{1,10}_(?:rank|nccl)_")
+# A prefix of ours that this process has inherited.  Names are per process, so
+# that no restart overwrites an earlier dump.
+_OWN_PREFIX = re.compile(r"\d{9,11}-\d{1,10}_(?:rank|nccl)_")
 
-_FALSE = {"", "0", "n", "no", "off", "f", "false"}
+_FALSE_VALUES = {"", "0", "n", "no", "off", "f", "false"}
 
 
 class Options(NamedTuple):
     """
-    What the user asked for; see :func:`enable_flight_recorder`.
+    Arguments of :func:`enable_flight_recorder`.
     """
 
     dump_dir: str | None = None
@@ -424,10 +421,10 @@ class Options(NamedTuple):
 
 def new_token() -> str:
     """
-    What do the file names of this process start with?
+    Return the prefix of the file names of this process.
 
     Returns:
-        Second of now and process id: unique on this node, and sorted by time.
+        Current second and process id: unique on this node, and sorted by time.
     """
     return f"{int(time.time())}-{os.getpid()}"
 
@@ -448,9 +445,9 @@ def plan_flight_recorder(  # noqa: PLR0913 each may be asked for
     token: str | None = None,
 ) -> RecorderSettings:
     """
-    What would :func:`enable_flight_recorder` set?
+    Return the settings that :func:`enable_flight_recorder` would apply.
 
-    Nothing is touched: neither the environment nor the disk.
+    It changes neither the environment nor the disk.
 
     Args:
         environ: Environment variables of the job.
@@ -462,13 +459,10 @@ def plan_flight_recorder(  # noqa: PLR0913 each may be asked for
             fast_symbolize, pipe, override, keep: As for
             :func:`enable_flight_recorder`.
 
-        token: Starts the file names; :func:`new_token` by default.
-
-    Returns:
-        The settings.
+        token: Prefix of the file names; :func:`new_token` by default.
 
     Raises:
-        ValueError: An argument makes no sense.
+        ValueError: An argument is invalid.
     """
     options = Options(
         dump_dir=None if dump_dir is None else os.fspath(dump_dir),
@@ -491,37 +485,37 @@ def make_plan(
     token: str,
 ) -> RecorderSettings:
     """
-    :func:`plan_flight_recorder` for options that are already packed.
+    Return the settings for *options*; see :func:`plan_flight_recorder`.
     """
-    _check(options)
+    _check_options(options)
     folder = _choose_dir(environ, options).absolute()
-    job = _Job(
+    inputs = _Inputs(
         environ,
         parse_version(torch_version),
         options,
-        _wishes(options, str(folder / token)),
+        _requested_values(options, str(folder / token)),
     )
     rows: list[Setting] = []
     for variable in VARIABLES:
-        rows += _SPECIAL.get(variable.key, _plan_wish)(variable, job)
+        rows += _SPECIAL_PLANS.get(variable.key, _plan_value)(variable, inputs)
 
     return RecorderSettings(
         variables=tuple(rows),
         dump_dir=folder,
-        dump_prefix=_outcome("dump_prefix", rows),
-        pipe_prefix=_outcome("pipe_prefix", rows),
+        dump_prefix=_planned_value("dump_prefix", rows),
+        pipe_prefix=_planned_value("pipe_prefix", rows),
         token=token,
     )
 
 
-class _Job(NamedTuple):
+class _Inputs(NamedTuple):
     environ: Mapping[str, str]
     version: tuple[int, int] | None
     options: Options
-    wishes: Mapping[str, str]
+    requested: Mapping[str, str]
 
 
-def _check(options: Options) -> None:
+def _check_options(options: Options) -> None:
     size, folder = options.buffer_size, options.dump_dir
     if isinstance(size, bool) or not isinstance(size, int):
         msg = f"buffer_size must be an integer, not {size!r}"
@@ -537,10 +531,10 @@ def _check(options: Options) -> None:
 def _choose_dir(environ: Mapping[str, str], options: Options) -> Path:
     if options.dump_dir is not None:
         return Path(options.dump_dir)
-    if environ.get(DUMP_DIR):
-        return Path(environ[DUMP_DIR])
+    if environ.get(DUMP_DIR_VARIABLE):
+        return Path(environ[DUMP_DIR_VARIABLE])
 
-    found = lookup(_VARIABLE["dump_prefix"], environ)
+    found = lookup(_VARIABLE_BY_KEY["dump_prefix"], environ)
     if found is not None and found[1]:
         return Path(found[1]).parent
 
@@ -548,86 +542,85 @@ def _choose_dir(environ: Mapping[str, str], options: Options) -> Path:
     return default_root() / (job or "job")
 
 
-def _wishes(options: Options, stem: str) -> dict[str, str]:
+def _requested_values(options: Options, stem: str) -> dict[str, str]:
     flag = str(int(options.dump_on_timeout))
-    wishes = {
+    requested = {
         "buffer_size": str(options.buffer_size),
         "dump_prefix": f"{stem}_rank_",
         "dump_on_timeout": flag,
         "extra_dump": flag,
     }
     if options.cpp_stacks:
-        wishes["cpp_stacks"] = "1"
+        requested["cpp_stacks"] = "1"
         if options.fast_symbolize:
-            wishes["symbolize"] = "fast"
+            requested["symbolize"] = "fast"
     if options.timing:
-        wishes["timing"] = "1"
+        requested["timing"] = "1"
     if options.pipe:
-        wishes["pipe_prefix"] = f"{stem}_nccl_"
-    return wishes
+        requested["pipe_prefix"] = f"{stem}_nccl_"
+    return requested
 
 
-def _plan_wish(variable: Variable, job: _Job) -> list[Setting]:
-    wish = job.wishes.get(variable.key)
-    names = spellings(variable, job.version)
-    found = lookup(variable, job.environ)
-    if found is not None and _is_users(*found, job.options):
-        return _follow(variable, names, found, job)
-    if wish is None:
+def _plan_value(variable: Variable, inputs: _Inputs) -> list[Setting]:
+    value = inputs.requested.get(variable.key)
+    names = spellings(variable, inputs.version)
+    found = lookup(variable, inputs.environ)
+    if found is not None and _is_set_by_user(*found, inputs.options):
+        return _keep_user_value(variable, names, found, inputs)
+    if value is None:
         return []
     if not names:
         name = variable.spellings[0].name
         reason = "this torch does not know it"
         return [Setting(name, None, "ignored", reason)]
 
-    # An old name that this torch does not need is still read where it is.
-    there = [s.name for s in variable.spellings if s.name in job.environ]
+    # torch still reads an old name if it is set.
+    present = [s.name for s in variable.spellings if s.name in inputs.environ]
     return [
-        Setting(name, wish, "set", variable.meaning)
-        for name in dict.fromkeys([*names, *there])
+        Setting(name, value, "set", variable.meaning)
+        for name in dict.fromkeys([*names, *present])
     ]
 
 
-def _is_users(name: str, value: str, options: Options) -> bool:
+def _is_set_by_user(name: str, value: str, options: Options) -> bool:
     if name in options.keep:
         return True
-    return not (options.override or _OURS.fullmatch(Path(value).name))
+    return not (options.override or _OWN_PREFIX.fullmatch(Path(value).name))
 
 
-def _follow(
+def _keep_user_value(
     variable: Variable,
     names: Iterable[str],
     found: tuple[str, str],
-    job: _Job,
+    inputs: _Inputs,
 ) -> list[Setting]:
-    harm = "" if _is_on(found[1]) else _HARM.get(variable.key, "")
+    harm = "" if _is_on(found[1]) else _HARM_WHEN_OFF.get(variable.key, "")
     reason = harm or "was set before"
     rows = [
-        Setting(s.name, job.environ[s.name], "kept", reason, bool(harm))
+        Setting(s.name, inputs.environ[s.name], "kept", reason, bool(harm))
         for s in variable.spellings
-        if s.name in job.environ
+        if s.name in inputs.environ
     ]
     rows += [
         Setting(name, found[1], "set", f"follows {found[0]}")
         for name in names
-        if name not in job.environ
+        if name not in inputs.environ
     ]
     return rows
 
 
-def _plan_error_handling(variable: Variable, job: _Job) -> list[Setting]:
+def _plan_error_handling(variable: Variable, inputs: _Inputs) -> list[Setting]:
     name = variable.spellings[0].name
-    value = job.environ.get(name)
+    value = inputs.environ.get(name)
     if value is None or value == _SKIP_CLEANUP:
         return []
 
-    if job.options.override and name not in job.options.keep:
+    if inputs.options.override and name not in inputs.options.keep:
         return [Setting(name, _SKIP_CLEANUP, "set", "override was asked for")]
 
-    # torchrun exports 1 where the user exported nothing.  Whoever did export
-    # 1 can say so with keep=.
-    inherited = value == "1" and "TORCHELASTIC_RUN_ID" in job.environ
-    if inherited and name not in job.options.keep:
+    # torchrun exports 1 by default.  keep= marks a 1 that the user has set.
+    inherited = value == "1" and "TORCHELASTIC_RUN_ID" in inputs.environ
+    if inherited and name not in inputs.options.keep:
         reason = "torchrun's 1 aborts before the dump is written"
         return [Setting(name, _SKIP_CLEANUP, "set", reason)]
 
@@ -635,43 +628,45 @@ def _plan_error_handling(variable: Variable, job: _Job) -> list[Setting]:
     return [Setting(name, value, "kept", reason, is_harmful=True)]
 
 
-def _plan_monitoring(variable: Variable, job: _Job) -> list[Setting]:
-    found = lookup(variable, job.environ)
+def _plan_monitoring(variable: Variable, inputs: _Inputs) -> list[Setting]:
+    found = lookup(variable, inputs.environ)
     if found is None or _is_on(found[1]):
         return []
 
-    return _object(found, "without it NCCL never dumps", job)
+    return _plan_harmful(found, "without it NCCL never dumps", inputs)
 
 
-def _plan_blocking_wait(variable: Variable, job: _Job) -> list[Setting]:
-    found = lookup(variable, job.environ)
+def _plan_blocking_wait(variable: Variable, inputs: _Inputs) -> list[Setting]:
+    found = lookup(variable, inputs.environ)
     if found is None or not _is_on(found[1]):
         return []
 
-    return _object(found, "there is no watchdog, and so no dump", job)
+    return _plan_harmful(found, "there is no watchdog, and so no dump", inputs)
 
 
-def _object(found: tuple[str, str], reason: str, job: _Job) -> list[Setting]:
+def _plan_harmful(
+    found: tuple[str, str], reason: str, inputs: _Inputs
+) -> list[Setting]:
     name, value = found
-    if job.options.override and name not in job.options.keep:
+    if inputs.options.override and name not in inputs.options.keep:
         return [Setting(name, None, "unset", reason)]
 
     return [Setting(name, value, "kept", reason, is_harmful=True)]
 
 
 def _is_on(value: str) -> bool:
-    return value.strip().lower() not in _FALSE
+    return value.strip().lower() not in _FALSE_VALUES
 
 
-def _outcome(key: str, rows: Iterable[Setting]) -> str:
-    names = {s.name for s in _VARIABLE[key].spellings}
+def _planned_value(key: str, rows: Iterable[Setting]) -> str:
+    names = {s.name for s in _VARIABLE_BY_KEY[key].spellings}
     return next((s.value for s in rows if s.name in names and s.value), "")
 
 
-_VARIABLE = {v.key: v for v in VARIABLES}
+_VARIABLE_BY_KEY = {v.key: v for v in VARIABLES}
 
-# What it means when one of these is off.
-_HARM = {
+# Consequence when one of these is off.
+_HARM_WHEN_OFF = {
     "buffer_size": "nothing is recorded",
     "dump_on_timeout": "NCCL does not dump by itself",
 }
@@ -679,7 +674,7 @@ _HARM = {
 # The value of TORCH_NCCL_ASYNC_ERROR_HANDLING that lets dumps be written.
 _SKIP_CLEANUP = "3"
 
-_SPECIAL: dict[str, Callable[[Variable, _Job], list[Setting]]] = {
+_SPECIAL_PLANS: dict[str, Callable[[Variable, _Inputs], list[Setting]]] = {
     "error_handling": _plan_error_handling,
     "monitoring": _plan_monitoring,
     "blocking_wait": _plan_blocking_wait,

@@ -1,8 +1,7 @@
 """
-How do the calls of all ranks look side by side in time?
+Write a timeline of all ranks from Flight Recorder dumps, for Perfetto.
 
-From clocks of hosts to one clock (`clocks`), from records to who arrived when
-(`arrivals`), to slices with an honest end (`ends`) on tracks where they do not
-overlap (`tracks`), and from there to the formats that Perfetto opens
-(`chrome`, `native`).
+`clocks` compares the clocks of hosts and collects arrivals, `slices` lays out
+the calls of one rank on tracks, `formats` encodes them as Trace Event Format
+or as Perfetto packets, and `write` writes the file.
 """

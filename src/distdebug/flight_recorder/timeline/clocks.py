@@ -1,9 +1,9 @@
 """
-By how much does the clock of each host differ?
+Estimate clock offsets between hosts, and collect arrivals at collectives.
 
-Everybody notices the end of a collective at the same time, so the ends that
-the members of a group noticed tell how their clocks are set.  Groups that
-share a host pass that on to each other.
+All ranks notice the end of a collective at the same time, so these ends show
+how far the clocks of the members differ.  Offsets are chained through groups
+that share a host.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from ..analysis.stragglers import clock_offsets_ns
 from ..reading.columns import Dumps
 
 
-# So many characters of a sentence may name ranks.
-_MOST_RANKS = 60
+# Maximum characters for the ranks in a sentence.
+_MAX_RANKS_TEXT = 60
 
 
 @attrs.frozen(kw_only=True)
 class HostClock:
     """
-    How is the clock of a host set, compared with that of the first rank?
+    Offset of the clock of a host, compared with that of the first rank.
 
     Attributes:
-        host: The host; ``"rank 3"`` where a dump does not tell its host.
+        host: Host name; ``"rank 3"`` if the dump of rank 3 does not name it.
 
-        ahead_ns: By how much it is ahead; ``None`` if no call tells.
+        ahead_ns: How far it is ahead; ``None`` if no common call shows it.
 
-        doubt_ns: How far off that may be; ``None`` likewise.
+        doubt_ns: Uncertainty of *ahead_ns*; ``None`` likewise.
 
-        corrected: Whether its times were shifted: only where it is ahead or
-            behind by more than the doubt.
+        corrected: Whether its times were shifted: only if the offset is larger
+            than the uncertainty.
     """
 
     host: str
@@ -57,41 +57,42 @@ class HostClock:
 @attrs.frozen(kw_only=True)
 class Timeline(Shown):
     """
-    What is in a timeline that was written.
+    Content of a timeline that was written.
 
     Attributes:
         path: The file.
 
         size: Its size in bytes.
 
-        ranks: The ranks that are in it, ascending.
+        ranks: The ranks in it, ascending.
 
-        start_ns: The time that it calls zero, in nanoseconds since the epoch
-            by the clock of the first rank.
+        start_ns: Time zero of the file, in nanoseconds since the epoch by the
+            clock of the first rank.
 
-        span_ns: From there to its end.
+        span_ns: Time from there to its end.
 
-        slices: How many calls are in it, one slice each.
+        slices: Number of calls, one slice each.
 
-        tracks: How many tracks they lie on.
+        tracks: Number of tracks.
 
-        open: How many of the calls were not complete when their dump was taken;
-            a job that goes on has such calls, too.
+        open: Number of calls that were incomplete when their dump was taken; a
+            running job has such calls, too.
 
-        unended: How many ended when nobody recorded.
+        unended: Number of completed calls without an end on record.
 
-        late: How many times a last one to arrive is marked.
+        late: Number of marked late arrivals.
 
-        arrows: How many arrows join slices of the same call.
+        arrows: Number of arrows between slices of the same call.
 
-        arrows_left_out: How many more there could be.
+        arrows_left_out: Number of possible arrows that were left out.
 
-        records_left_out: How many records of these ranks were not asked for.
+        records_left_out: Number of records of these ranks that were not
+            selected.
 
-        clocks: How the clocks of the hosts are set, by their lowest rank.
+        clocks: Clock offsets of the hosts, in the order of their lowest rank.
 
-        undated: Ranks of which it is not known when their dump was taken, so
-            that their open calls reach to the newest record of the job.
+        undated: Ranks whose dump has no known time; their open calls extend to
+            the newest record of the job.
     """
 
     path: str
@@ -112,7 +113,7 @@ class Timeline(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, for JSON.
+        Return plain data, for JSON.
         """
         return as_plain(self)
 
@@ -121,9 +122,9 @@ class Timeline(Shown):
         span = f"{self.span_ns / 1e9:,.3f} s"
         counts = (
             f"{self.open:,} not complete when dumped",
-            _count(self.late, "late arrival"),
-            _count(self.arrows, "arrow"),
-            _count(self.tracks, "track"),
+            _count_text(self.late, "late arrival"),
+            _count_text(self.arrows, "arrow"),
+            _count_text(self.tracks, "track"),
         )
         path, size = clean(self.path, limit=1000), size_text(self.size)
         lines = [
@@ -152,10 +153,10 @@ class Timeline(Shown):
 
 def _ranks_text(ranks: tuple[int, ...]) -> str:
     text = ranks_text(ranks)
-    return text if len(text) <= _MOST_RANKS else f"{len(ranks):,} ranks"
+    return text if len(text) <= _MAX_RANKS_TEXT else f"{len(ranks):,} ranks"
 
 
-def _count(number: int, noun: str) -> str:
+def _count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -174,29 +175,21 @@ def _clocks_text(clocks: tuple[HostClock, ...]) -> str:
     if unknown:
         parts.append(f"not compared: {list_text(unknown)}")
     agree = len(clocks) - len(shifted) - len(unknown)
-    # At least the one that the others are compared with.
+    # This is at least 1, because it includes the reference clock.
     parts.append(f"{agree} taken as they are")
     return "; ".join(parts)
 
 
-# The newest calls that all members have on record are plenty.
-_MOST_CALLS = 200
-# Ranks that wait for others are some calls ahead of these.
-_MOST_KEPT = 1000
-_FEWEST_CALLS = 4
+# The newest calls that all members have on record are enough.
+_MAX_COMMON_CALLS = 200
+# Some ranks are ahead of others, so more calls are compared for common ones.
+_MAX_CALLS_PER_RANK = 1000
+_MIN_COMMON_CALLS = 4
 
 
 def host_of(dumps: Dumps, rank: int) -> str:
     """
-    Whose clock does this rank use?
-
-    Args:
-        dumps: What the ranks recorded.
-
-        rank: Global rank.
-
-    Returns:
-        Its host; a name of its own if that is not known.
+    Return the host of a rank, or a unique name if it is unknown.
     """
     return dumps[rank].host or f"rank {rank}"
 
@@ -205,55 +198,44 @@ def compare_clocks(
     dumps: Dumps, membership: Membership, signatures: Signatures
 ) -> tuple[HostClock, ...]:
     """
-    Estimate how the clocks of all hosts are set, from what they completed.
-
-    Args:
-        dumps: What the ranks recorded.
-
-        membership: The groups of the job.
-
-        signatures: What makes calls comparable.
+    Estimate the clock offsets of all hosts from common collectives.
 
     Returns:
-        One clock per host, by lowest rank; the first is what the others are
-        compared with.
+        One clock per host, by lowest rank; the first one is the reference.
     """
     hosts = list(dict.fromkeys(host_of(dumps, rank) for rank in dumps.ranks))
     if len(hosts) < 2:
-        return tuple(_clock(host, (0.0, 0.0)) for host in hosts)
+        return tuple(_make_clock(host, (0.0, 0.0)) for host in hosts)
 
     known = {hosts[0]: (0.0, 0.0)}
-    at = _groups_at(dumps, membership)
+    groups_by_host = _groups_by_host(dumps, membership)
     untried = set(range(len(membership.groups)))
     reached = deque(hosts[:1])
     while reached and len(known) < len(hosts):
-        for index in at[reached.popleft()]:
+        for index in groups_by_host[reached.popleft()]:
             if index not in untried:
                 continue
             untried.discard(index)
-            new = _learn(dumps, membership, signatures, index, known)
+            new = _estimate_offsets(
+                dumps, membership, signatures, index, known
+            )
             known.update(new)
             reached.extend(new)
 
-    return tuple(_clock(host, known.get(host)) for host in hosts)
+    return tuple(_make_clock(host, known.get(host)) for host in hosts)
 
 
 def rank_offsets(
     dumps: Dumps, clocks: Sequence[HostClock]
 ) -> Mapping[int, int]:
     """
-    By how many nanoseconds are the times of each rank to be set back?
-
-    Args:
-        dumps: What the ranks recorded.
-
-        clocks: How their clocks are set.
+    Return the nanoseconds to subtract from the times of each rank.
     """
     ahead = {c.host: c.ahead_ns or 0 for c in clocks if c.corrected}
     return {rank: ahead.get(host_of(dumps, rank), 0) for rank in dumps.ranks}
 
 
-def _clock(host: str, offset: tuple[float, float] | None) -> HostClock:
+def _make_clock(host: str, offset: tuple[float, float] | None) -> HostClock:
     if offset is None:
         return HostClock(
             host=host, ahead_ns=None, doubt_ns=None, corrected=False
@@ -265,11 +247,11 @@ def _clock(host: str, offset: tuple[float, float] | None) -> HostClock:
     )
 
 
-def _groups_at(
+def _groups_by_host(
     dumps: Dumps, membership: Membership
 ) -> Mapping[str, Sequence[int]]:
     """
-    The groups with members on each host, those of many ranks first.
+    Return the groups with members on each host, the largest first.
     """
     at: dict[str, dict[int, None]] = defaultdict(dict)
     order = sorted(
@@ -277,16 +259,16 @@ def _groups_at(
         key=lambda index: -len(membership.groups[index].order),
     )
     for index in order:
-        for rank in _members(dumps, membership.groups[index]):
+        for rank in _members_with_dump(dumps, membership.groups[index]):
             at[host_of(dumps, rank)][index] = None
     return {host: tuple(found) for host, found in at.items()}
 
 
-def _members(dumps: Dumps, group: Group) -> list[int]:
+def _members_with_dump(dumps: Dumps, group: Group) -> list[int]:
     return [rank for rank in group.order if rank in dumps.by_rank]
 
 
-def _learn(
+def _estimate_offsets(
     dumps: Dumps,
     membership: Membership,
     signatures: Signatures,
@@ -294,9 +276,9 @@ def _learn(
     known: Mapping[str, tuple[float, float]],
 ) -> dict[str, tuple[float, float]]:
     """
-    What does one group tell of the clocks of hosts that are not known yet?
+    Return offset and uncertainty of new hosts in a group with a known one.
     """
-    members = _members(dumps, membership.groups[index])
+    members = _members_with_dump(dumps, membership.groups[index])
     hosts = [host_of(dumps, rank) for rank in members]
     if known.keys() >= set(hosts):
         return {}
@@ -306,12 +288,12 @@ def _learn(
         return {}
 
     offsets, doubt = clock_offsets_ns(ends, hosts)
-    here = dict(zip(hosts, offsets.tolist(), strict=True))
-    shared = next(host for host in here if host in known)
-    base, more = known[shared]
+    offset_by_host = dict(zip(hosts, offsets.tolist(), strict=True))
+    shared = next(host for host in offset_by_host if host in known)
+    base, base_doubt = known[shared]
     return {
-        host: (base + offset - here[shared], doubt + more)
-        for host, offset in here.items()
+        host: (base + offset - offset_by_host[shared], doubt + base_doubt)
+        for host, offset in offset_by_host.items()
         if host not in known
     }
 
@@ -324,8 +306,9 @@ def _common_ends(
     members: Sequence[int],
 ) -> NDArray[np.float64] | None:
     """
-    When each member (row) noticed the end of each call (column) of a group
-    that all of them noticed; ``None`` if there are too few.
+    Return the ends that all members noticed; ``None`` if there are too few.
+
+    One row per member, one column per call, in nanoseconds.
     """
     ends: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     for rank in members:
@@ -338,10 +321,15 @@ def _common_ends(
 
         end = dump.entries.completed_ns[stream.row]
         seen = stream.synchronizes & stream.done & (end > 0)
-        ends.append((stream.seq[seen][-_MOST_KEPT:], end[seen][-_MOST_KEPT:]))
+        ends.append(
+            (
+                stream.seq[seen][-_MAX_CALLS_PER_RANK:],
+                end[seen][-_MAX_CALLS_PER_RANK:],
+            )
+        )
 
-    common = reduce(_intersect, (seq for seq, _ in ends))[-_MOST_CALLS:]
-    if len(common) < _FEWEST_CALLS:
+    common = reduce(_intersect, (seq for seq, _ in ends))[-_MAX_COMMON_CALLS:]
+    if len(common) < _MIN_COMMON_CALLS:
         return None
 
     table: NDArray[np.float64] = np.array(
@@ -360,8 +348,8 @@ def _intersect(
     return both
 
 
-# So many arrivals are gathered before those in the same call are merged.
-_BATCH = 1 << 20
+# Arrivals collected before those of the same call are merged.
+_MERGE_SIZE = 1 << 20
 _NEVER = 1 << 62
 
 Columns = dict[str, NDArray[np.int64]]
@@ -370,22 +358,25 @@ Columns = dict[str, NDArray[np.int64]]
 @attrs.frozen(kw_only=True, eq=False)
 class Arrivals:
     """
-    Every collective of the job, by group and number: one array per field.
+    All collectives of the job, by group and sequence number.
+
+    One array per attribute; times by the common clock, in nanoseconds.
 
     Attributes:
-        group: The group, as index.
+        group: Index of the group.
 
-        seq: Its number in the group.
+        seq: Sequence number in the group.
 
-        first_ns: When the first rank arrived, by the common clock.
+        first_ns: When the first rank arrived.
 
-        last_ns: When the last one did.
+        last_ns: When the last rank arrived.
 
-        last_rank: Who that was.
+        last_rank: The last rank to arrive.
 
-        end_ns: When the first rank noted its end; far away if none did.
+        end_ns: When the first rank noticed the end; a far future time if none
+            did.
 
-        count: How many ranks have it on record.
+        count: Number of ranks that have it on record.
     """
 
     group: NDArray[np.int64]
@@ -403,12 +394,12 @@ class Arrivals:
         self, streams: Mapping[int, Stream], size: int
     ) -> NDArray[np.int64]:
         """
-        Which collective does each record of a rank stand for?
+        Return the position of the collective of each record of a rank.
 
         Args:
-            streams: The collectives of the rank, by group.
+            streams: Collectives of the rank, by group.
 
-            size: How many records it has.
+            size: Number of its records.
 
         Returns:
             One position per record; -1 if it begins no collective.
@@ -422,34 +413,25 @@ class Arrivals:
         return call
 
 
-def gather_arrivals(
+def collect_arrivals(
     dumps: Dumps,
     membership: Membership,
     signatures: Signatures,
     offsets: Mapping[int, int],
-    tick: Callable[[], object] = lambda: None,
+    on_rank_done: Callable[[], object] = lambda: None,
 ) -> Arrivals:
     """
-    Go through all ranks and note who entered which collective when.
+    Collect the arrivals of all ranks at all collectives.
 
     Memory grows with the number of collectives, not of records.
 
     Args:
-        dumps: What the ranks recorded.
+        offsets: Nanoseconds to subtract from the times of each rank.
 
-        membership: The groups of the job.
-
-        signatures: What makes calls comparable.
-
-        offsets: By how much the times of each rank are to be set back.
-
-        tick: Called after each rank.
-
-    Returns:
-        When the ranks arrived, by the common clock.
+        on_rank_done: Called after each rank.
     """
-    found: list[Columns] = [_no_arrivals()]
-    waiting = 0
+    parts: list[Columns] = [_empty_arrivals()]
+    unmerged = 0
     for dump in dumps:
         streams = collective_streams(
             dump, membership.by_code[dump.rank], signatures
@@ -459,20 +441,22 @@ def gather_arrivals(
         for group, stream in streams.items():
             created = entries.created_ns[stream.row] - ahead
             ended = ends[stream.row] - ahead
-            found.append(_arrivals(group, stream, dump.rank, created, ended))
-            waiting += len(stream.seq)
-        if waiting >= _BATCH:
-            found, waiting = [_merged(found)], 0
-        tick()
+            parts.append(
+                _rank_arrivals(group, stream, dump.rank, created, ended)
+            )
+            unmerged += len(stream.seq)
+        if unmerged >= _MERGE_SIZE:
+            parts, unmerged = [_merge_arrivals(parts)], 0
+        on_rank_done()
 
-    return Arrivals(**_merged(found))
+    return Arrivals(**_merge_arrivals(parts))
 
 
-def _no_arrivals() -> Columns:
+def _empty_arrivals() -> Columns:
     return {f.name: np.empty(0, np.int64) for f in attrs.fields(Arrivals)}
 
 
-def _arrivals(
+def _rank_arrivals(
     group: int,
     stream: Stream,
     rank: int,
@@ -491,13 +475,13 @@ def _arrivals(
     }
 
 
-def _merged(found: list[Columns]) -> Columns:
+def _merge_arrivals(parts: list[Columns]) -> Columns:
     """
-    Put what was seen of the same collective into one row.
+    Merge the rows of the same collective into one.
     """
     rows = {
-        name: np.concatenate([part[name] for part in found])
-        for name in found[0]
+        name: np.concatenate([part[name] for part in parts])
+        for name in parts[0]
     }
     if not len(rows["seq"]):
         return rows

@@ -1,7 +1,8 @@
 """
-How is a timeline written as JSON, which every viewer of traces opens?
+Encode a timeline as Trace Event Format (JSON) or as Perfetto packets.
 
-The Trace Event Format of Chrome: one event per line, times in microseconds.
+Trace Event Format (Chrome): one event per line, times in microseconds.
+Perfetto: serialised ``perfetto.protos.Trace`` messages, times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -15,99 +16,110 @@ import numpy as np
 
 from ...errors import MissingDependencyError
 from .slices import (
-    Absence,
+    AbsentRank,
     Arrow,
-    Drawing,
-    End,
-    Kind,
-    Notes,
-    Place,
-    Words,
-    say,
+    RankAnnotations,
+    RankSlices,
+    RecordTexts,
+    SliceEnd,
+    SliceKind,
+    SlicePoint,
+    describe_slices,
 )
 
 
-# Names of colours that viewers know.
-_COLOURS = {End.OPEN: "terrible", End.ABORTED: "terrible"}
-_LATE_COLOUR = "bad"
+# Reserved color names of the trace viewer.
+_COLORS = {SliceEnd.OPEN: "terrible", SliceEnd.ABORTED: "terrible"}
+_LATE_COLOR = "bad"
 
 
-class ChromeFormat:
+class TraceEventFormat:
     """
-    Writes what is drawn as JSON, rank by rank.
+    Encoder of Trace Event Format (JSON), rank by rank.
 
     Args:
-        words: What the codes in records stand for.
+        record_texts: Texts for the codes in records.
 
-        notes: What is known of ranks as a whole.
+        rank_annotations: Labels of ranks and marks of late arrivals.
 
-        start_ns: The time that is called zero.
+        start_ns: Time zero of the file.
     """
 
-    def __init__(self, words: Words, notes: Notes, start_ns: int) -> None:
-        self._words = words
-        self._notes = notes
+    def __init__(
+        self,
+        record_texts: RecordTexts,
+        rank_annotations: RankAnnotations,
+        start_ns: int,
+    ) -> None:
+        self._record_texts = record_texts
+        self._rank_annotations = rank_annotations
         self._start_ns = start_ns
-        self._kept: dict[Kind, tuple[str, str]] = {}
+        self._cache: dict[SliceKind, tuple[str, str]] = {}
 
     def head(self) -> bytes:
         """
-        What the file begins with.
+        Return the beginning of the file.
         """
         title = _event("M", 0, name="trace_name", args={"name": "distdebug"})
         return f'{{"displayTimeUnit":"ms","traceEvents":[\n{title}'.encode()
 
-    def rank(self, drawing: Drawing, lines: Sequence[str]) -> bytes:
+    def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
         """
-        All events of one rank.
+        Return all events of one rank.
 
         Args:
-            drawing: Its slices.
+            rank_slices: Its slices.
 
-            lines: The line of code of each; empty if they were not read.
+            lines: Line of code of each slice; empty if they were not read.
         """
-        events = [*self._names(drawing), *self._slices(drawing, lines)]
-        events += self._marks(drawing)
+        events = [
+            *self._metadata_events(rank_slices),
+            *self._slice_events(rank_slices, lines),
+        ]
+        events += self._late_events(rank_slices)
         return "".join(f",\n{event}" for event in events).encode()
 
     def tail(
         self,
         arrows: Iterable[Arrow],
-        absences: Iterable[Absence],
+        absent_ranks: Iterable[AbsentRank],
         about: Mapping[str, Any],
     ) -> bytes:
         """
-        What joins ranks, and what the file is about.
+        Return the events between ranks, and the metadata of the file.
 
         Args:
-            arrows: Which slices are the same call.
+            arrows: Arrows between slices of the same call.
 
-            absences: Which ranks are waited for in vain.
+            absent_ranks: Ranks that others wait for.
 
-            about: Plain data.
+            about: Plain data about the file.
         """
-        events = [*self._arrows(arrows), *map(self._absence, absences)]
+        events = [
+            *self._arrow_events(arrows),
+            *map(self._absent_event, absent_ranks),
+        ]
         body = "".join(f",\n{event}" for event in events)
         other = json.dumps(about)
         return f'{body}\n],"otherData":{other}}}\n'.encode()
 
-    def _time(self, ns: int) -> str:
+    def _timestamp_us(self, ns: int) -> str:
         whole, part = divmod(ns - self._start_ns, 1000)
         return f"{whole}.{part:03d}"
 
-    def _names(self, drawing: Drawing) -> Iterator[str]:
-        rank = drawing.rank
+    def _metadata_events(self, rank_slices: RankSlices) -> Iterator[str]:
+        rank = rank_slices.rank
         yield _event(
-            "M", rank, name="process_name", args={"name": drawing.label}
+            "M", rank, name="process_name", args={"name": rank_slices.label}
         )
         yield _event(
             "M", rank, name="process_sort_index", args={"sort_index": rank}
         )
-        if label := self._notes.labels.get(rank):
+        if label := self._rank_annotations.labels.get(rank):
             yield _event(
                 "M", rank, name="process_labels", args={"labels": label}
             )
-        for track, name in enumerate(drawing.tracks):
+        for track, name in enumerate(rank_slices.tracks):
             tid = track + 1
             yield _event(
                 "M", rank, tid=tid, name="thread_name", args={"name": name}
@@ -120,85 +132,95 @@ class ChromeFormat:
                 args={"sort_index": tid},
             )
 
-    def _slices(self, drawing: Drawing, lines: Sequence[str]) -> Iterator[str]:
-        e, pid = drawing.entries, drawing.rank
-        said = say(drawing, self._words, _encoded, self._kept)
+    def _slice_events(
+        self, rank_slices: RankSlices, lines: Sequence[str]
+    ) -> Iterator[str]:
+        e, pid = rank_slices.entries, rank_slices.rank
+        texts = describe_slices(
+            rank_slices, self._record_texts, _encode_json, self._cache
+        )
         numbers = np.where(e.is_p2p, e.p2p_seq, e.seq)
-        extras = _extras(drawing, lines)
+        extras = _extra_args(rank_slices, lines)
         for i, (begin, end, kind, track, late, seq, record) in enumerate(
             zip(
-                drawing.start_ns.tolist(),
-                drawing.end_ns.tolist(),
-                drawing.end.tolist(),
-                drawing.track.tolist(),
-                drawing.is_late.tolist(),
+                rank_slices.start_ns.tolist(),
+                rank_slices.end_ns.tolist(),
+                rank_slices.end.tolist(),
+                rank_slices.track.tolist(),
+                rank_slices.is_late.tolist(),
                 numbers.tolist(),
                 e.record_id.tolist(),
                 strict=True,
             )
         ):
-            name, args = said[i]
+            name, args = texts[i]
             whole, part = divmod(end - begin, 1000)
-            colour = _LATE_COLOUR if late else _COLOURS.get(kind)
-            shade = f',"cname":"{colour}"' if colour else ""
+            color = _LATE_COLOR if late else _COLORS.get(kind)
+            color_field = f',"cname":"{color}"' if color else ""
             yield (
                 f'{{"ph":"X","pid":{pid},"tid":{track + 1},'
-                f'"ts":{self._time(begin)},"dur":{whole}.{part:03d},'
-                f'"name":{name}{shade},"args":{{{args},'
+                f'"ts":{self._timestamp_us(begin)},"dur":{whole}.{part:03d},'
+                f'"name":{name}{color_field},"args":{{{args},'
                 f'"seq":{seq},"record":{record}{extras.get(i, "")}}}}}'
             )
 
-    def _marks(self, drawing: Drawing) -> Iterator[str]:
-        for i in np.flatnonzero(drawing.is_late).tolist():
-            name, args = self._notes.lateness(drawing, i)
+    def _late_events(self, rank_slices: RankSlices) -> Iterator[str]:
+        for i in np.flatnonzero(rank_slices.is_late).tolist():
+            name, args = self._rank_annotations.describe_lateness(
+                rank_slices, i
+            )
             yield _event(
                 "i",
-                drawing.rank,
-                tid=int(drawing.track[i]) + 1,
-                ts=self._time(int(drawing.start_ns[i])),
+                rank_slices.rank,
+                tid=int(rank_slices.track[i]) + 1,
+                ts=self._timestamp_us(int(rank_slices.start_ns[i])),
                 name=name,
                 args=args,
                 s="t",
             )
 
-    def _arrows(self, arrows: Iterable[Arrow]) -> Iterator[str]:
+    def _arrow_events(self, arrows: Iterable[Arrow]) -> Iterator[str]:
         for number, arrow in enumerate(arrows, 1):
-            yield self._end(number, "s", arrow.source)
-            yield self._end(number, "f", arrow.target, bp="e")
+            yield self._arrow_event(number, "s", arrow.source)
+            yield self._arrow_event(number, "f", arrow.target, bp="e")
 
-    def _end(self, number: int, ph: str, place: Place, **more: str) -> str:
+    def _arrow_event(
+        self, number: int, ph: str, point: SlicePoint, **more: str
+    ) -> str:
         return _event(
             ph,
-            place.rank,
-            tid=place.track + 1,
-            ts=self._time(place.ns),
+            point.rank,
+            tid=point.track + 1,
+            ts=self._timestamp_us(point.ns),
             name="same call",
             cat="call",
             id=number,
             **more,
         )
 
-    def _absence(self, absence: Absence) -> str:
+    def _absent_event(self, absent: AbsentRank) -> str:
         return _event(
             "i",
-            absence.rank,
+            absent.rank,
             tid=0,
-            ts=self._time(absence.ns),
+            ts=self._timestamp_us(absent.ns),
             name="did not arrive",
-            args=dict(absence.args),
+            args=dict(absent.args),
             s="p",
         )
 
 
-def _encoded(name: str, args: Mapping[str, Any]) -> tuple[str, str]:
+def _encode_json(name: str, args: Mapping[str, Any]) -> tuple[str, str]:
     return json.dumps(name), json.dumps(args, separators=(",", ":"))[1:-1]
 
 
-def _extras(drawing: Drawing, lines: Sequence[str]) -> dict[int, str]:
+def _extra_args(
+    rank_slices: RankSlices, lines: Sequence[str]
+) -> dict[int, str]:
     """
-    What only some slices have: starts, durations, lines of code.
+    Return the arguments that only some slices have, as JSON by index.
     """
-    e = drawing.entries
+    e = rank_slices.entries
     extras: dict[int, str] = {}
     for i in np.flatnonzero(e.started_ns > 0).tolist():
         after = int(e.started_ns[i] - e.created_ns[i]) / 1e6
@@ -218,146 +240,161 @@ def _event(ph: str, pid: int, *, ts: str | None = None, **more: Any) -> str:
     return text if ts is None else f'{text[:-1]},"ts":{ts}}}'
 
 
-# One writer wrote all of it, so a text needs to be told once.
-_SEQUENCE = 1
-_STARTS_AFRESH, _NEEDS_TEXTS = 1, 2
-_ROOT = 1
-# Each rank has one track, and below it room for so many.
+# All packets are of one sequence, so each text is interned once.
+_SEQUENCE_ID = 1
+_INCREMENTAL_STATE_CLEARED, _NEEDS_INCREMENTAL_STATE = 1, 2
+_ROOT_UUID = 1
+# Track uuids are numbered by rank, with room for this many below each.
 _TRACKS_PER_RANK = 1 << 24
 
 
-class NativeFormat:
+class PerfettoFormat:
     """
-    Writes what is drawn as packets, rank by rank.
+    Encoder of Perfetto packets, rank by rank.
 
-    Slices of the same call are joined in the order in which they begin.
+    Slices of the same call are one flow, in the order in which they begin.
 
     Args:
-        words: What the codes in records stand for.
+        record_texts: Texts for the codes in records.
 
-        notes: What is known of ranks as a whole.
+        rank_annotations: Labels of ranks and marks of late arrivals.
 
-        start_ns: The time that is called zero.
+        start_ns: Time zero of the file.
 
     Raises:
         MissingDependencyError: The package *perfetto* is not installed.
     """
 
-    def __init__(self, words: Words, notes: Notes, start_ns: int) -> None:
-        self._proto: Any = _messages()
-        self._words = words
-        self._notes = notes
+    def __init__(
+        self,
+        record_texts: RecordTexts,
+        rank_annotations: RankAnnotations,
+        start_ns: int,
+    ) -> None:
+        self._proto: Any = _import_protos()
+        self._record_texts = record_texts
+        self._rank_annotations = rank_annotations
         self._start_ns = start_ns
-        self._kept: dict[Kind, tuple[str, Mapping[str, Any]]] = {}
-        self._texts: dict[tuple[str, str], int] = {}
+        self._cache: dict[SliceKind, tuple[str, Mapping[str, Any]]] = {}
+        self._interned: dict[tuple[str, str], int] = {}
 
     def head(self) -> bytes:
         """
-        What the file begins with.
+        Return the beginning of the file.
         """
         trace = self._proto.Trace()
-        self._track(trace, _ROOT, "ranks")
-        trace.packet[0].sequence_flags = _STARTS_AFRESH
-        return _bytes(trace)
+        self._add_track(trace, _ROOT_UUID, "ranks")
+        trace.packet[0].sequence_flags = _INCREMENTAL_STATE_CLEARED
+        return _serialize(trace)
 
-    def rank(self, drawing: Drawing, lines: Sequence[str]) -> bytes:
+    def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
         """
-        All packets of one rank.
+        Return all packets of one rank.
 
         Args:
-            drawing: Its slices.
+            rank_slices: Its slices.
 
-            lines: The line of code of each; empty if they were not read.
+            lines: Line of code of each slice; empty if they were not read.
         """
         trace = self._proto.Trace()
-        self._tracks(trace, drawing)
-        said = say(drawing, self._words, _unchanged, self._kept)
-        columns = (drawing.start_ns, drawing.end_ns, drawing.track)
+        self._add_tracks(trace, rank_slices)
+        texts = describe_slices(
+            rank_slices, self._record_texts, _as_tuple, self._cache
+        )
+        columns = (rank_slices.start_ns, rank_slices.end_ns, rank_slices.track)
         for i, (begin, end, track) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
-            name, args = said[i]
-            uuid = _uuid(drawing.rank, track + 1)
-            more = _more_args(drawing, i, lines)
-            event = self._event(trace, begin, uuid, "TYPE_SLICE_BEGIN")
-            self._tell(trace, event, name, {**args, **more})
-            if drawing.is_joined[i]:
-                event.flow_ids.append(int(drawing.call[i]) + 1)
-            if drawing.is_late[i]:
-                mark = self._event(trace, begin, uuid, "TYPE_INSTANT")
-                self._tell(trace, mark, *self._notes.lateness(drawing, i))
-            self._event(trace, end, uuid, "TYPE_SLICE_END")
-        return _bytes(trace)
+            name, args = texts[i]
+            uuid = _uuid(rank_slices.rank, track + 1)
+            more = _slice_args(rank_slices, i, lines)
+            event = self._add_event(trace, begin, uuid, "TYPE_SLICE_BEGIN")
+            self._annotate(trace, event, name, {**args, **more})
+            if rank_slices.is_joined[i]:
+                event.flow_ids.append(int(rank_slices.call[i]) + 1)
+            if rank_slices.is_late[i]:
+                instant = self._add_event(trace, begin, uuid, "TYPE_INSTANT")
+                self._annotate(
+                    trace,
+                    instant,
+                    *self._rank_annotations.describe_lateness(rank_slices, i),
+                )
+            self._add_event(trace, end, uuid, "TYPE_SLICE_END")
+        return _serialize(trace)
 
     def tail(
         self,
         arrows: Iterable[Arrow],  # noqa: ARG002 slices carry their flows
-        absences: Iterable[Absence],
+        absent_ranks: Iterable[AbsentRank],
         about: Mapping[str, Any],
     ) -> bytes:
         """
-        What is not about one rank, and what the file is about.
+        Return the packets beside those of ranks, and the metadata of the file.
 
         Args:
-            arrows: Which slices are the same call.
+            arrows: Ignored; slices carry their flow ids.
 
-            absences: Which ranks are waited for in vain.
+            absent_ranks: Ranks that others wait for.
 
-            about: Plain data.
+            about: Plain data about the file.
         """
         trace = self._proto.Trace()
-        for absence in absences:
-            uuid = _uuid(absence.rank, 0)
-            event = self._event(trace, absence.ns, uuid, "TYPE_INSTANT")
-            self._tell(trace, event, "did not arrive", absence.args)
-        event = self._event(trace, self._start_ns, _ROOT, "TYPE_INSTANT")
+        for absent in absent_ranks:
+            uuid = _uuid(absent.rank, 0)
+            event = self._add_event(trace, absent.ns, uuid, "TYPE_INSTANT")
+            self._annotate(trace, event, "did not arrive", absent.args)
+        event = self._add_event(
+            trace, self._start_ns, _ROOT_UUID, "TYPE_INSTANT"
+        )
         plain = {key: json.dumps(value) for key, value in about.items()}
-        self._tell(trace, event, "about this timeline", plain)
-        return _bytes(trace)
+        self._annotate(trace, event, "about this timeline", plain)
+        return _serialize(trace)
 
-    def _packet(self, trace: Any) -> Any:
+    def _add_packet(self, trace: Any) -> Any:
         packet = trace.packet.add()
-        packet.trusted_packet_sequence_id = _SEQUENCE
-        packet.sequence_flags = _NEEDS_TEXTS
+        packet.trusted_packet_sequence_id = _SEQUENCE_ID
+        packet.sequence_flags = _NEEDS_INCREMENTAL_STATE
         return packet
 
-    def _tracks(self, trace: Any, drawing: Drawing) -> None:
-        rank = drawing.rank
-        whole = self._track(trace, _uuid(rank, 0), drawing.label)
-        whole.parent_uuid, whole.sibling_order_rank = _ROOT, rank
-        if label := self._notes.labels.get(rank):
+    def _add_tracks(self, trace: Any, rank_slices: RankSlices) -> None:
+        rank = rank_slices.rank
+        whole = self._add_track(trace, _uuid(rank, 0), rank_slices.label)
+        whole.parent_uuid, whole.sibling_order_rank = _ROOT_UUID, rank
+        if label := self._rank_annotations.labels.get(rank):
             whole.description = label
-        for i, name in enumerate(drawing.tracks):
-            part = self._track(trace, _uuid(rank, i + 1), name)
+        for i, name in enumerate(rank_slices.tracks):
+            part = self._add_track(trace, _uuid(rank, i + 1), name)
             part.parent_uuid, part.sibling_order_rank = _uuid(rank, 0), i
-            # Lanes of one name are tracks of their own.
+            # Do not merge lanes of the same name into one track.
             part.sibling_merge_behavior = part.SIBLING_MERGE_BEHAVIOR_NONE
 
-    def _track(self, trace: Any, uuid: int, name: str) -> Any:
-        track = self._packet(trace).track_descriptor
+    def _add_track(self, trace: Any, uuid: int, name: str) -> Any:
+        track = self._add_packet(trace).track_descriptor
         track.uuid, track.name = uuid, name
         track.child_ordering = track.EXPLICIT
         return track
 
-    def _event(self, trace: Any, ns: int, uuid: int, kind: str) -> Any:
-        packet = self._packet(trace)
+    def _add_event(self, trace: Any, ns: int, uuid: int, kind: str) -> Any:
+        packet = self._add_packet(trace)
         packet.timestamp = max(ns - self._start_ns, 0)
         event = packet.track_event
         event.track_uuid = uuid
         event.type = getattr(event, kind)
         return event
 
-    def _tell(
+    def _annotate(
         self, trace: Any, event: Any, name: str, args: Mapping[str, Any]
     ) -> None:
         """
-        Give an event a name and arguments; each text is written only once.
+        Set name and arguments of an event; write each text only once.
         """
         new = trace.packet[-1].interned_data
-        event.name_iid = self._known(new.event_names, "name", name)
+        event.name_iid = self._intern(new.event_names, "name", name)
         for key, value in args.items():
             note = event.debug_annotations.add()
-            note.name_iid = self._known(new.debug_annotation_names, "key", key)
+            note.name_iid = self._intern(
+                new.debug_annotation_names, "key", key
+            )
             if isinstance(value, bool):
                 note.bool_value = value
             elif isinstance(value, int):
@@ -365,16 +402,16 @@ class NativeFormat:
             elif isinstance(value, float):
                 note.double_value = value
             else:
-                note.string_value_iid = self._known(
+                note.string_value_iid = self._intern(
                     new.debug_annotation_string_values, "value", str(value)
                 )
 
-    def _known(self, new: Any, kind: str, text: str) -> int:
-        number = self._texts.get((kind, text))
+    def _intern(self, new: Any, kind: str, text: str) -> int:
+        number = self._interned.get((kind, text))
         if number is not None:
             return number
 
-        number = self._texts[kind, text] = len(self._texts) + 1
+        number = self._interned[kind, text] = len(self._interned) + 1
         entry = new.add()
         entry.iid = number
         if kind == "value":
@@ -384,7 +421,7 @@ class NativeFormat:
         return number
 
 
-def _messages() -> Any:
+def _import_protos() -> Any:
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
     except ImportError as exc:
@@ -398,7 +435,7 @@ def _messages() -> Any:
     return perfetto_trace_pb2
 
 
-def _bytes(trace: Any) -> bytes:
+def _serialize(trace: Any) -> bytes:
     data: bytes = trace.SerializeToString()
     return data
 
@@ -407,19 +444,19 @@ def _uuid(rank: int, track: int) -> int:
     return (rank + 1) * _TRACKS_PER_RANK + track
 
 
-def _unchanged(
+def _as_tuple(
     name: str, args: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any]]:
     return name, args
 
 
-def _more_args(
-    drawing: Drawing, i: int, lines: Sequence[str]
+def _slice_args(
+    rank_slices: RankSlices, i: int, lines: Sequence[str]
 ) -> dict[str, Any]:
     """
-    What differs between slices of the same kind.
+    Return the arguments that differ between slices of the same kind.
     """
-    e = drawing.entries
+    e = rank_slices.entries
     args: dict[str, Any] = {
         "seq": int((e.p2p_seq if e.is_p2p[i] else e.seq)[i]),
         "record": int(e.record_id[i]),

@@ -1,5 +1,5 @@
 """
-What is drawn of one rank?
+Lay out the calls of a rank as timeline slices, tracks, and arrows.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ..reading.columns import (
     Dumps,
     Entries,
     RankDump,
-    shape_words,
+    shape_formatter,
     state_text,
 )
 from .clocks import Arrivals
 
 
-# An end that is not on record: as short as can be seen and pointed at.
-_SHORTEST_NS = 1_000
-# A watchdog writes its dump within the time-out and a few minutes; a file that
-# is newer was copied, and its time says nothing.
-_SLACK_NS = 300 * 10**9
+# Slices without a recorded end: as short as viewers can show and select.
+_MIN_SLICE_NS = 1_000
+# A watchdog writes its dump within the timeout and a few minutes.  A newer
+# file was copied, so its time is not that of the dump.
+_MAX_DUMP_DELAY_NS = 300 * 10**9
 
 
-class End(IntEnum):
+class SliceEnd(IntEnum):
     """
-    What the end of a slice is.
+    Kind of the end of a slice.
     """
 
     NOTICED = 0
@@ -52,50 +52,46 @@ class End(IntEnum):
     ABORTED = 5
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """
-        The same for people.
+        Text for users.
         """
-        return _WORDS[self]
+        return _END_TEXTS[self]
 
 
-_WORDS = {
-    End.NOTICED: "when torch noticed the completion",
-    End.CLOSED: "when the next part of its batch was enqueued",
-    End.ARRIVED: "not recorded; drawn until the last rank arrived",
-    End.UNKNOWN: "not recorded",
-    End.OPEN: "not complete when the dump was taken",
-    End.ABORTED: "timed out",
+_END_TEXTS = {
+    SliceEnd.NOTICED: "when torch noticed the completion",
+    SliceEnd.CLOSED: "when the next part of its batch was enqueued",
+    SliceEnd.ARRIVED: "not recorded; drawn until the last rank arrived",
+    SliceEnd.UNKNOWN: "not recorded",
+    SliceEnd.OPEN: "not complete when the dump was taken",
+    SliceEnd.ABORTED: "timed out",
 }
 
 
-def newest_ns(dump: RankDump) -> int:
+def newest_record_ns(dump: RankDump) -> int:
     """
-    The latest time in the records of a rank, by its own clock; 0 if none.
-
-    Args:
-        dump: What the rank recorded.
+    Return the newest time in the records of a rank, by its clock; 0 if none.
     """
     e = dump.entries
     times = (e.created_ns, e.started_ns, e.completed_ns)
     return max(int(column.max(initial=0)) for column in times)
 
 
-def known_until(dump: RankDump) -> int | None:
+def dump_time_ns(dump: RankDump) -> int | None:
     """
-    When was this dump taken, by the clock of its rank?
-
-    Args:
-        dump: What the rank recorded.
+    Return when a dump was taken, by the clock of its rank.
 
     Returns:
         Nanoseconds since the epoch; ``None`` if the file was copied since.
     """
-    newest = newest_ns(dump)
+    newest = newest_record_ns(dump)
     longest = int(dump.entries.timeout_ms.max(initial=0)) * 10**6
     age = dump.written_ns - newest
-    if dump.sidecar or (dump.written_ns and age <= longest + _SLACK_NS):
-        # Calls may come while the dump is taken.
+    if dump.sidecar or (
+        dump.written_ns and age <= longest + _MAX_DUMP_DELAY_NS
+    ):
+        # Calls may follow while the dump is taken.
         return max(dump.written_ns, newest)
 
     return None
@@ -111,56 +107,51 @@ def slice_ends(  # noqa: PLR0913
     until_ns: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
     """
-    Find the end of every call of a rank.
+    Return the end of every call of a rank.
 
     Args:
-        dump: What the rank recorded.
+        call: Position of the collective of each record in *arrivals*.
 
-        signatures: What makes calls comparable.
+        offset_ns: Nanoseconds to subtract from the times of the rank.
 
-        call: Which collective each record stands for.
-
-        arrivals: When all ranks arrived in them.
-
-        offset_ns: By how much the times of the rank are to be set back.
-
-        until_ns: Until when the dump knows, by the common clock.
+        until_ns: Time of the dump, by the common clock.
 
     Returns:
-        One time per record, by the common clock, and what it is (:class:`End`).
+        Time of the end per record, by the common clock, and its
+        :class:`SliceEnd`.
     """
     e = dump.entries
     start = e.created_ns - offset_ns
     done = is_done(dump, signatures)
     end = np.full(len(e), until_ns, np.int64)
-    kind = np.full(len(e), End.OPEN, np.int8)
+    kind = np.full(len(e), SliceEnd.OPEN, np.int8)
 
     unknown = done & (e.completed_ns == 0)
-    end[unknown] = start[unknown] + _SHORTEST_NS
-    kind[unknown] = End.UNKNOWN
+    end[unknown] = start[unknown] + _MIN_SLICE_NS
+    kind[unknown] = SliceEnd.UNKNOWN
 
-    met = unknown & (call >= 0) & signatures.column("synchronizes")[e.op]
-    end[met] = arrivals.last_ns[call[met]] + _SHORTEST_NS
-    kind[met] = End.ARRIVED
+    arrived = unknown & (call >= 0) & signatures.column("synchronizes")[e.op]
+    end[arrived] = arrivals.last_ns[call[arrived]] + _MIN_SLICE_NS
+    kind[arrived] = SliceEnd.ARRIVED
 
     noticed = e.completed_ns > 0
     end[noticed] = e.completed_ns[noticed] - offset_ns
-    kind[noticed] = np.where(done[noticed], End.NOTICED, End.ABORTED)
+    kind[noticed] = np.where(done[noticed], SliceEnd.NOTICED, SliceEnd.ABORTED)
 
-    part, following = _parts(dump, signatures)
+    part, following = _batch_parts(dump, signatures)
     end[part] = start[following]
-    kind[part] = End.CLOSED
+    kind[part] = SliceEnd.CLOSED
     return np.maximum(end, start), kind
 
 
-def _parts(
+def _batch_parts(
     dump: RankDump, signatures: Signatures
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """
-    The parts of coalesced batches, whose own end torch never notes.
+    Return the parts of coalesced batches, whose own end torch never records.
 
     Returns:
-        Their positions, and those of the records that follow in their batch.
+        Their positions, and those of the next records in the same batch.
     """
     e = dump.entries
     ends = signatures.column("ends_batch")[e.op]
@@ -180,30 +171,33 @@ def _parts(
     return order[:-1][is_part], order[1:][is_part]
 
 
-_COLLECTIVES, _BATCHES = -2, -1
+_COLLECTIVE_CODE, _BATCH_CODE = -2, -1
 
 
-class Channels(NamedTuple):
+class PeerPairs(NamedTuple):
     """
-    Between which two members of a group do operations pass something?
+    Pairs of members between which operations send, numbered.
 
     Attributes:
-        code: One number per operation; negative if it is between all.
+        code: Number of the pair by operation code; negative for operations
+            that are no transfers between two members.
 
-        pairs: The members (as ranks in the group) behind each number.
+        pairs: The two members (ranks in the group) by this number.
     """
 
     code: NDArray[np.int64]
     pairs: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, signatures: Signatures) -> Channels:
+    def of(cls, signatures: Signatures) -> PeerPairs:
         """
         Number the pairs of a job.
         """
         pairs: dict[tuple[int, int], int] = {}
         codes = [
-            pairs.setdefault(_pair(op), len(pairs)) if op.is_p2p else _BATCHES
+            pairs.setdefault(_pair(op), len(pairs))
+            if op.is_p2p
+            else _BATCH_CODE
             for op in signatures.operations
         ]
         return cls(np.array(codes, np.int64), tuple(pairs))
@@ -215,13 +209,7 @@ def _pair(op: Operation) -> tuple[int, int]:
 
 def group_label(group: Group) -> str:
     """
-    How is a group called in a timeline?
-
-    Args:
-        group: The group.
-
-    Returns:
-        What it is for, and its name; one line.
+    Return description and name of a group, in one line.
     """
     if group.desc in {"", "undefined"}:
         return clean(f"group {group.name}")
@@ -234,34 +222,32 @@ def assign_tracks(
     rows: NDArray[np.int64],
     group: NDArray[np.int64],
     signatures: Signatures,
-    channels: Channels,
+    peer_pairs: PeerPairs,
 ) -> tuple[NDArray[np.int64], list[tuple[int, tuple[int, int] | None, bool]]]:
     """
-    Tell the streams of a rank apart.
+    Assign records to tracks: collectives by group, transfers also by peer.
 
     Args:
-        dump: What the rank recorded.
-
-        rows: The records that are drawn.
+        rows: Selected records.
 
         group: Their groups, as index.
 
-        signatures: What makes calls comparable.
-
-        channels: The pairs of the job.
-
     Returns:
-        One track per record; and of each track its group, the pair of members
-        if it is between two, and whether it is point-to-point.
+        One track per record; for each track its group, the pair of members if
+        it is between two, and whether it is point-to-point.
     """
     e = dump.entries
     p2p = is_p2p(e, signatures)[rows]
-    channel = np.where(p2p, channels.code[e.op[rows]], _COLLECTIVES)
+    channel = np.where(p2p, peer_pairs.code[e.op[rows]], _COLLECTIVE_CODE)
     keys, track = np.unique(
         np.stack([group, channel]), axis=1, return_inverse=True
     )
     streams = [
-        (index, channels.pairs[code] if code >= 0 else None, code >= _BATCHES)
+        (
+            index,
+            peer_pairs.pairs[code] if code >= 0 else None,
+            code >= _BATCH_CODE,
+        )
         for index, code in keys.T.tolist()
     ]
     return track.reshape(-1), streams
@@ -271,7 +257,7 @@ def assign_lanes(
     start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """
-    Spread slices over lanes such that those of a lane do not overlap.
+    Assign slices to lanes such that those of a lane do not overlap.
 
     Args:
         start: When each slice begins, ascending.
@@ -299,75 +285,64 @@ def assign_lanes(
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Scene:
+class TimelineContext:
     """
-    What the drawings of all ranks have in common.
+    Data that the layout of all ranks shares.
 
     Attributes:
-        dumps: What the ranks recorded.
+        offsets: Nanoseconds to subtract from the times of each rank.
 
-        membership: The groups of the job.
+        dump_times_ns: Time of the dump of each rank, by the common clock.
 
-        signatures: What makes calls comparable.
+        late_ns: Minimum delay of a late arrival.
 
-        channels: The pairs of ranks that exchange messages.
+        groups: Names and descriptions of the selected groups; ``None`` for
+            all.
 
-        arrivals: Who arrived when.
-
-        offsets: By how much the times of each rank are to be set back.
-
-        until: Until when each rank knows, by the common clock.
-
-        late_ns: From which delay on an arrival is late.
-
-        groups: Names and descriptions of the groups that are drawn; ``None``
-            for all.
-
-        last: How many of its newest records are drawn of each rank; ``None``
-            for all.
+        last: Maximum number of newest records per rank; ``None`` for all.
     """
 
     dumps: Dumps
     membership: Membership
     signatures: Signatures
-    channels: Channels
+    peer_pairs: PeerPairs
     arrivals: Arrivals
     offsets: Mapping[int, int]
-    until: Mapping[int, int]
+    dump_times_ns: Mapping[int, int]
     late_ns: int
     groups: Collection[str] | None = None
     last: int | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Drawing:
+class RankSlices:
     """
-    The slices of one rank, by track and lane and beginning.
+    The slices of one rank, by track, lane, and start.
 
     Attributes:
         rank: Global rank.
 
-        host: Its node; ``None`` if that is not known.
+        host: Its node; ``None`` if unknown.
 
-        entries: The records, in the same order as the slices.
+        entries: The records, in the order of the slices.
 
-        rows: Where they are in the dump.
+        rows: Their indices in the dump.
 
-        start_ns: When each slice begins, by the common clock.
+        start_ns: Start of each slice, by the common clock.
 
-        end_ns: When it ends.
+        end_ns: Its end.
 
-        end: What the end is (:class:`End`).
+        end: Kind of the end (:class:`SliceEnd`).
 
-        track: The track of each slice.
+        track: Track of each slice.
 
-        tracks: What the tracks are called.
+        tracks: Names of the tracks.
 
-        call: Which collective each slice stands for; -1 for none.
+        call: Position of its collective in :class:`Arrivals`; -1 for none.
 
         is_late: Whether all others waited for it.
 
-        is_joined: Whether it is joined with the same call of other ranks.
+        is_joined: Whether an arrow or flow joins it with other ranks.
     """
 
     rank: int
@@ -386,63 +361,50 @@ class Drawing:
     @property
     def label(self) -> str:
         """
-        What its process is called.
+        Name of the process in the viewer.
         """
         host = clean(self.host or "")
         return f"rank {self.rank}" + (f" ({host})" if host else "")
 
 
-def chosen_rows(scene: Scene, dump: RankDump) -> NDArray[np.int64]:
+def select_rows(context: TimelineContext, dump: RankDump) -> NDArray[np.int64]:
     """
-    Which records of a rank are drawn?
-
-    Args:
-        scene: What is drawn.
-
-        dump: What the rank recorded.
-
-    Returns:
-        Their positions, ascending.
+    Return the indices of the selected records of a rank, ascending.
     """
     e = dump.entries
     rows = np.arange(len(e), dtype=np.int64)
-    if scene.groups is not None and len(e):
-        wanted = np.array(
-            [bool({*pair} & {*scene.groups}) for pair in scene.dumps.groups]
+    if context.groups is not None and len(e):
+        is_selected = np.array(
+            [
+                bool({*pair} & {*context.groups})
+                for pair in context.dumps.groups
+            ]
         )
-        rows = rows[wanted[e.group]]
-    return rows if scene.last is None else rows[-scene.last :]
+        rows = rows[is_selected[e.group]]
+    return rows if context.last is None else rows[-context.last :]
 
 
-def draw_rank(scene: Scene, rank: int) -> Drawing:
+def lay_out_rank(context: TimelineContext, rank: int) -> RankSlices:
     """
-    Lay out the slices of one rank.
-
-    Args:
-        scene: What all ranks have in common.
-
-        rank: Global rank.
-
-    Returns:
-        Its slices; those of a lane never overlap.
+    Lay out the slices of one rank; those of a lane never overlap.
     """
-    dump = scene.dumps[rank]
-    codes = scene.membership.by_code[rank]
-    call = scene.arrivals.find(
-        collective_streams(dump, codes, scene.signatures), len(dump.entries)
+    dump = context.dumps[rank]
+    codes = context.membership.by_code[rank]
+    call = context.arrivals.find(
+        collective_streams(dump, codes, context.signatures), len(dump.entries)
     )
     end, kind = slice_ends(
         dump,
-        scene.signatures,
+        context.signatures,
         call=call,
-        arrivals=scene.arrivals,
-        offset_ns=scene.offsets[rank],
-        until_ns=scene.until[rank],
+        arrivals=context.arrivals,
+        offset_ns=context.offsets[rank],
+        until_ns=context.dump_times_ns[rank],
     )
-    rows = chosen_rows(scene, dump)
-    start = dump.entries.created_ns - scene.offsets[rank]
-    rows, track, names = _laid_out(scene, dump, rows, start, end)
-    return Drawing(
+    rows = select_rows(context, dump)
+    start = dump.entries.created_ns - context.offsets[rank]
+    rows, track, names = _lay_out(context, dump, rows, start, end)
+    return RankSlices(
         rank=rank,
         host=dump.host,
         entries=dump.entries.take(rows),
@@ -453,20 +415,20 @@ def draw_rank(scene: Scene, rank: int) -> Drawing:
         track=track,
         tracks=names,
         call=call[rows],
-        is_late=_is_late(scene, rank, call[rows]),
+        is_late=_is_last_and_late(context, rank, call[rows]),
         is_joined=np.zeros(len(rows), np.bool_),
     )
 
 
-def _laid_out(
-    scene: Scene,
+def _lay_out(
+    context: TimelineContext,
     dump: RankDump,
     rows: NDArray[np.int64],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
     """
-    Give every record a track and a lane, and order them by these.
+    Assign track and lane to every record, and sort by these.
 
     Returns:
         The records, their tracks, and the names of the tracks.
@@ -474,16 +436,16 @@ def _laid_out(
     if not len(rows):
         return rows, rows, ()
 
-    groups = scene.membership.groups
-    codes = scene.membership.by_code[dump.rank]
+    groups = context.membership.groups
+    codes = context.membership.by_code[dump.rank]
     index = np.zeros(max(codes) + 1, np.int64)
     index[list(codes)] = list(codes.values())
     stream, kinds = assign_tracks(
         dump,
         rows,
         index[dump.entries.group[rows]],
-        scene.signatures,
-        scene.channels,
+        context.signatures,
+        context.peer_pairs,
     )
     order = np.lexsort((end[rows], start[rows], stream))
     rows, stream = rows[order], stream[order]
@@ -516,13 +478,13 @@ def _track_name(
     return f"{label} with rank {high if low == rank else low}"
 
 
-def _is_late(
-    scene: Scene, rank: int, call: NDArray[np.int64]
+def _is_last_and_late(
+    context: TimelineContext, rank: int, call: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """
-    For which collectives did all other members wait for this rank?
+    Return a mask of collectives in which all others waited for this rank.
     """
-    a, groups = scene.arrivals, scene.membership.groups
+    a, groups = context.arrivals, context.membership.groups
     if not len(a) or not len(call):
         return np.zeros(len(call), np.bool_)
 
@@ -531,27 +493,27 @@ def _is_late(
     late: NDArray[np.bool_] = (
         (call >= 0)
         & (a.last_rank[at] == rank)
-        & (a.last_ns[at] - a.first_ns[at] >= scene.late_ns)
+        & (a.last_ns[at] - a.first_ns[at] >= context.late_ns)
         & (a.count[at] > 1)
         & (a.count[at] == sizes[a.group[at]])
     )
     return late
 
 
-# So many different ones are kept: in a job that is repeated, nearly all.
-_MOST_KEPT = 1 << 16
+# Cached kinds of slices; jobs repeat their calls, so nearly all fit.
+_MAX_CACHED = 1 << 16
 
 
-class Words(NamedTuple):
+class RecordTexts(NamedTuple):
     """
-    What can be said once for all slices of the same kind.
+    Texts for the codes in records, computed once for all slices.
 
     Attributes:
-        groups: Name and description behind each code, cleaned.
+        groups: Name and description by group code, cleaned.
 
-        ops: The operation behind each code, cleaned.
+        ops: Operation by code, cleaned.
 
-        shape: Tells what goes in and out behind a code.
+        shape: Returns inputs and outputs for a shape code.
     """
 
     groups: Sequence[tuple[str, str]]
@@ -559,95 +521,88 @@ class Words(NamedTuple):
     shape: Callable[[int], tuple[str, str]]
 
     @classmethod
-    def of(cls, dumps: Dumps) -> Words:
+    def of(cls, dumps: Dumps) -> RecordTexts:
         """
-        Clean all that comes from the job, once.
+        Clean all texts that come from the job.
         """
         return cls(
             groups=[(clean(name), clean(desc)) for name, desc in dumps.groups],
             ops=[clean(op) for op in dumps.ops],
-            shape=shape_words(dumps.shapes),
+            shape=shape_formatter(dumps.shapes),
         )
 
 
-Kind = tuple[int, int, int, int, bool, int, int, bool]
+SliceKind = tuple[int, int, int, int, bool, int, int, bool]
 T = TypeVar("T")
 
 
-def say(
-    drawing: Drawing,
-    words: Words,
-    write: Callable[[str, Mapping[str, Any]], T],
-    kept: dict[Kind, T],
+def describe_slices(
+    rank_slices: RankSlices,
+    record_texts: RecordTexts,
+    encode: Callable[[str, Mapping[str, Any]], T],
+    cache: dict[SliceKind, T],
 ) -> list[T]:
     """
-    Say of each slice what it has in common with others of its kind.
+    Encode name and arguments that slices of the same kind share.
 
     Args:
-        drawing: The slices.
+        encode: Converts a name and its arguments into the output format.
 
-        words: What the codes stand for.
-
-        write: Turns a name and its arguments into what a format wants.
-
-        kept: What was written already.
+        cache: Results by kind; reused between ranks.
 
     Returns:
-        One of what *write* returns per slice.
+        One result of *encode* per slice.
     """
-    e = drawing.entries
+    e = rank_slices.entries
     columns = (
         *(e.op, e.shape, e.group, e.state, e.retired),
-        *(drawing.end, e.timeout_ms, e.is_p2p),
+        *(rank_slices.end, e.timeout_ms, e.is_p2p),
     )
-    said: list[T] = []
+    texts: list[T] = []
     for kind in zip(*(c.tolist() for c in columns), strict=True):
-        if kind not in kept:
-            if len(kept) >= _MOST_KEPT:
-                kept.clear()
-            kept[kind] = write(*_name_and_args(kind, words))
-        said.append(kept[kind])
-    return said
+        if kind not in cache:
+            if len(cache) >= _MAX_CACHED:
+                cache.clear()
+            cache[kind] = encode(*_name_and_args(kind, record_texts))
+        texts.append(cache[kind])
+    return texts
 
 
-def _name_and_args(kind: Kind, words: Words) -> tuple[str, dict[str, Any]]:
+def _name_and_args(
+    kind: SliceKind, record_texts: RecordTexts
+) -> tuple[str, dict[str, Any]]:
     op, shape, group, state, retired, ended, timeout_ms, p2p = kind
-    end = End(ended)
-    name, desc = words.groups[group]
-    inputs, outputs = words.shape(shape)
-    short = words.ops[op].partition(":")[2] or words.ops[op]
-    mark = {End.OPEN: ": not complete", End.ABORTED: ": timed out"}
+    end = SliceEnd(ended)
+    name, desc = record_texts.groups[group]
+    inputs, outputs = record_texts.shape(shape)
+    operation = record_texts.ops[op].partition(":")[2] or record_texts.ops[op]
+    suffix = {SliceEnd.OPEN: ": not complete", SliceEnd.ABORTED: ": timed out"}
     args = {
-        "op": words.ops[op],
+        "op": record_texts.ops[op],
         "group": name,
         "desc": desc,
         "p2p": p2p or None,
         "in": inputs,
         "out": outputs,
         "state": state_text(state, retired=retired),
-        "end": end.words,
+        "end": end.text,
         "timeout_ms": timeout_ms,
     }
     return (
-        short + mark.get(end, ""),
+        operation + suffix.get(end, ""),
         {key: value for key, value in args.items() if value},
     )
 
 
-def lines_of_code(dumps: Dumps, drawing: Drawing) -> list[str]:
+def read_code_lines(dumps: Dumps, rank_slices: RankSlices) -> list[str]:
     """
-    Read where each call of a rank was made, which takes its file once more.
-
-    Args:
-        dumps: What the ranks recorded.
-
-        drawing: The slices of the rank.
+    Read the line of code of each call, which reads the dump file once more.
 
     Returns:
-        One text per slice; empty where that is not on record.
+        One text per slice; empty if it is not on record.
     """
-    order = np.argsort(drawing.rows)
-    stacks = dumps.frames(drawing.rank, drawing.rows[order].tolist())
+    order = np.argsort(rank_slices.rows)
+    stacks = dumps.frames(rank_slices.rank, rank_slices.rows[order].tolist())
     lines = [""] * len(order)
     for at, stack in zip(order.tolist(), stacks, strict=True):
         where = user_location(stack)
@@ -655,14 +610,14 @@ def lines_of_code(dumps: Dumps, drawing: Drawing) -> list[str]:
     return lines
 
 
-# Of a call of thousands, so many ranks show it well enough.
-_MOST_PER_CALL = 32
+# Joined members per call; more are not readable.
+_MAX_JOINED_PER_CALL = 32
 
 
 @attrs.frozen
-class Place:
+class SlicePoint:
     """
-    A moment within a slice.
+    A point in time within a slice.
     """
 
     rank: int
@@ -673,159 +628,152 @@ class Place:
 @attrs.frozen
 class Arrow:
     """
-    From the last one to arrive to one that waited.
+    An arrow from the last rank to arrive to one that waited.
     """
 
     call: int
-    source: Place
-    target: Place
+    source: SlicePoint
+    target: SlicePoint
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Joints:
+class ArrowPlan:
     """
-    What is known of the calls whose slices are joined, as ranks are drawn.
+    The calls whose slices are joined by arrows, and their points so far.
 
     Attributes:
-        stride: Of each call, every how many-th member is joined; 0 for none.
+        stride: By call, every how many-th member is joined; 0 for none.
 
-        positions: Which member of a group a rank is, by group.
+        positions: Rank in the group by global rank, for each group.
 
-        possible: How many arrows there could be in all.
+        possible: Number of all possible arrows.
 
-        sources: Where the last one to arrive is, by call.
+        sources: Point of the last rank to arrive, by call.
 
-        targets: Where those are that waited.
+        targets: Points of the ranks that waited, with their call.
     """
 
     stride: NDArray[np.int64]
     positions: Mapping[int, Mapping[int, int]]
     possible: int
-    sources: dict[int, Place] = attrs.field(factory=dict)
-    targets: list[tuple[int, Place]] = attrs.field(factory=list)
+    sources: dict[int, SlicePoint] = attrs.field(factory=dict)
+    targets: list[tuple[int, SlicePoint]] = attrs.field(factory=list)
 
 
-def choose_calls(
-    arrivals: Arrivals, groups: Sequence[Group], most: int
-) -> Joints:
+def choose_arrow_calls(
+    arrivals: Arrivals, groups: Sequence[Group], max_arrows: int
+) -> ArrowPlan:
     """
-    Choose the calls whose slices are joined: those with the longest waits that
-    can be.
+    Choose the calls for arrows: those with the longest plausible waits.
 
     Args:
-        arrivals: All calls.
-
-        groups: Who is in which group.
-
-        most: How many arrows may be drawn.
-
-    Returns:
-        Which they are, and of none of them where they are.
+        max_arrows: Maximum number of joined slices.
     """
     sizes = np.array([len(group.order) for group in groups], np.int64)
     members = np.maximum(sizes[arrivals.group], arrivals.count)
-    stride = -(-members // _MOST_PER_CALL)
-    drawn = -(-members // stride)
-    drawn[arrivals.count < 2] = stride[arrivals.count < 2] = 0
+    stride = -(-members // _MAX_JOINED_PER_CALL)
+    joined = -(-members // stride)
+    joined[arrivals.count < 2] = stride[arrivals.count < 2] = 0
     waits = arrivals.last_ns - arrivals.first_ns
-    # Where clocks are wrong by more than a call takes, it seems to end before
-    # all are there, and the longest waits are those of the worst clocks.
+    # With clock errors longer than a call, it seems to end before all have
+    # arrived, and the longest waits are those of the worst clocks.
     is_odd = arrivals.end_ns <= arrivals.last_ns
     order = np.lexsort((-waits, is_odd))
-    stride[order[np.cumsum(drawn[order]) > most]] = 0
-    used = np.unique(arrivals.group[stride > 1]).tolist()
-    return Joints(
+    stride[order[np.cumsum(joined[order]) > max_arrows]] = 0
+    sampled_groups = np.unique(arrivals.group[stride > 1]).tolist()
+    return ArrowPlan(
         stride=stride,
         positions={
             group: {rank: i for i, rank in enumerate(groups[group].order)}
-            for group in used
+            for group in sampled_groups
         },
         possible=int((arrivals.count - 1).sum()),
     )
 
 
-def join_slices(
-    joints: Joints, arrivals: Arrivals, drawing: Drawing
-) -> Drawing:
+def mark_joined_slices(
+    arrow_plan: ArrowPlan, arrivals: Arrivals, rank_slices: RankSlices
+) -> RankSlices:
     """
-    Note where the calls are that are joined.
+    Add the joined slices of another rank to the plan of arrows.
 
     Args:
-        joints: What is known so far; it is added to.
-
-        arrivals: All calls.
-
-        drawing: The slices of another rank.
+        arrow_plan: Changed in place.
 
     Returns:
-        The same, which says what is joined.
+        The slices, with :attr:`RankSlices.is_joined` set.
     """
-    at = np.maximum(drawing.call, 0)
+    at = np.maximum(rank_slices.call, 0)
     if not len(arrivals) or not len(at):
-        return drawing
+        return rank_slices
 
-    stride = np.where(drawing.call >= 0, joints.stride[at], 0)
+    stride = np.where(rank_slices.call >= 0, arrow_plan.stride[at], 0)
     is_chosen = stride > 0
-    is_last = is_chosen & (arrivals.last_rank[at] == drawing.rank)
-    # A slice without an extent cannot be pointed at.
-    source = is_last & (drawing.end_ns > drawing.start_ns)
+    is_last = is_chosen & (arrivals.last_rank[at] == rank_slices.rank)
+    # An arrow cannot start at an empty slice.
+    source = is_last & (rank_slices.end_ns > rank_slices.start_ns)
     for i in np.flatnonzero(source).tolist():
-        joints.sources[int(at[i])] = _place(drawing, i, drawing.start_ns[i])
+        arrow_plan.sources[int(at[i])] = _slice_point(
+            rank_slices, i, rank_slices.start_ns[i]
+        )
 
     target = is_chosen & ~is_last
-    target &= _position(joints, arrivals, drawing) % np.maximum(stride, 1) == 0
-    moment = np.maximum(arrivals.last_ns[at], drawing.start_ns)
-    # The clocks are not that exact: no arrow leads backwards, or past the end.
-    target &= moment < drawing.end_ns
+    target &= (
+        _member_positions(arrow_plan, arrivals, rank_slices)
+        % np.maximum(stride, 1)
+        == 0
+    )
+    moment = np.maximum(arrivals.last_ns[at], rank_slices.start_ns)
+    # Clocks are inexact: skip arrows that would point past the end.
+    target &= moment < rank_slices.end_ns
     for i in np.flatnonzero(target).tolist():
-        joints.targets.append((int(at[i]), _place(drawing, i, moment[i])))
-    return attrs.evolve(drawing, is_joined=source | target)
+        arrow_plan.targets.append(
+            (int(at[i]), _slice_point(rank_slices, i, moment[i]))
+        )
+    return attrs.evolve(rank_slices, is_joined=source | target)
 
 
-def _position(
-    joints: Joints, arrivals: Arrivals, drawing: Drawing
+def _member_positions(
+    arrow_plan: ArrowPlan, arrivals: Arrivals, rank_slices: RankSlices
 ) -> NDArray[np.int64]:
     """
-    Which member of the group of each slice is its rank?
+    Return the rank within the group of each slice.
     """
-    group = arrivals.group[np.maximum(drawing.call, 0)]
+    group = arrivals.group[np.maximum(rank_slices.call, 0)]
     known, at = np.unique(group, return_inverse=True)
     positions = [
-        joints.positions.get(index, {}).get(drawing.rank, 0)
+        arrow_plan.positions.get(index, {}).get(rank_slices.rank, 0)
         for index in known.tolist()
     ]
     return np.array(positions, np.int64)[at]
 
 
-def _place(drawing: Drawing, i: int, ns: np.int64) -> Place:
-    return Place(drawing.rank, int(drawing.track[i]), int(ns))
+def _slice_point(rank_slices: RankSlices, i: int, ns: np.int64) -> SlicePoint:
+    return SlicePoint(rank_slices.rank, int(rank_slices.track[i]), int(ns))
 
 
-def make_arrows(joints: Joints) -> list[Arrow]:
+def make_arrows(arrow_plan: ArrowPlan) -> list[Arrow]:
     """
-    Make the arrows of which both ends are drawn.
-
-    Args:
-        joints: Where the calls are.
+    Return the arrows of which both ends are in the timeline.
     """
     return [
-        Arrow(call, joints.sources[call], target)
-        for call, target in joints.targets
-        if call in joints.sources
+        Arrow(call, arrow_plan.sources[call], target)
+        for call, target in arrow_plan.targets
+        if call in arrow_plan.sources
     ]
 
 
 @attrs.frozen(kw_only=True)
-class Absence:
+class AbsentRank:
     """
-    A rank that others wait for in vain.
+    A rank that others wait for.
 
     Attributes:
         rank: Global rank.
 
-        ns: Until when it is known to be absent, by the common clock.
+        ns: Time of its dump, by the common clock.
 
-        args: In which call, and who waits.
+        args: The call, and the number of ranks that wait.
     """
 
     rank: int
@@ -834,32 +782,29 @@ class Absence:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Notes:
+class RankAnnotations:
     """
-    What is known beside the slices.
+    Labels of ranks, and marks of late arrivals.
 
     Attributes:
-        labels: What is said beside the names of ranks.
+        labels: Label of the process, by rank.
 
-        arrivals: When the ranks arrived in collectives.
+        arrivals: Arrivals at all collectives.
     """
 
     labels: Mapping[int, str]
     arrivals: Arrivals
 
-    def lateness(self, drawing: Drawing, i: int) -> tuple[str, dict[str, Any]]:
+    def describe_lateness(
+        self, rank_slices: RankSlices, i: int
+    ) -> tuple[str, dict[str, Any]]:
         """
-        What is said of a slice for which all others waited.
+        Return name and arguments of the mark of a late arrival.
 
         Args:
-            drawing: The slices of one rank.
-
-            i: Which of them.
-
-        Returns:
-            The name of a mark, and its arguments.
+            i: Position of the slice.
         """
-        a, call = self.arrivals, drawing.call[i]
+        a, call = self.arrivals, rank_slices.call[i]
         waited_ns = int(a.last_ns[call] - a.first_ns[call])
         args = {
             "ms after the first": waited_ns / 1e6,
@@ -868,32 +813,27 @@ class Notes:
         return "arrived last", args
 
 
-def take_notes(report: FlightReport, arrivals: Arrivals) -> Notes:
+def make_annotations(
+    report: FlightReport, arrivals: Arrivals
+) -> RankAnnotations:
     """
-    Note who is at fault, and who merely waits.
-
-    Args:
-        report: What is wrong with the job.
-
-        arrivals: When the ranks arrived in collectives.
+    Label the culprits and the victims of a report.
     """
     labels = dict.fromkeys(report.victims, "waits for others")
     verdict = report.verdict
     if not verdict.cause.is_fine:
         labels |= dict.fromkeys(verdict.ranks, str(verdict.cause))
-    return Notes(labels=labels, arrivals=arrivals)
+    return RankAnnotations(labels=labels, arrivals=arrivals)
 
 
-def absences(
-    report: FlightReport, until: Mapping[int, int]
-) -> Iterator[Absence]:
+def find_absent_ranks(
+    report: FlightReport, dump_times_ns: Mapping[int, int]
+) -> Iterator[AbsentRank]:
     """
-    Who is waited for in vain, and in which call?
+    Yield the ranks that others wait for, with their call.
 
     Args:
-        report: What is wrong with the job.
-
-        until: Until when each rank that is drawn knows, by the common clock.
+        dump_times_ns: Time of the dump of each selected rank, by the common clock.
     """
     for wait in report.waits:
         args = {
@@ -902,5 +842,5 @@ def absences(
             "ranks that wait": len(wait.waiting),
         }
         for rank in wait.awaited:
-            if rank in until:
-                yield Absence(rank=rank, ns=until[rank], args=args)
+            if rank in dump_times_ns:
+                yield AbsentRank(rank=rank, ns=dump_times_ns[rank], args=args)

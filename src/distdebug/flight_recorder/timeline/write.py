@@ -1,5 +1,5 @@
 """
-How is a timeline made of dumps, and written to a file?
+Write a timeline of dumps to a JSON or Perfetto file.
 """
 
 from __future__ import annotations
@@ -27,103 +27,99 @@ from ..reading.columns import Dumps, RankDump
 from .clocks import (
     HostClock,
     Timeline,
+    collect_arrivals,
     compare_clocks,
-    gather_arrivals,
     rank_offsets,
 )
-from .formats import ChromeFormat
+from .formats import TraceEventFormat
 from .slices import (
-    Absence,
+    AbsentRank,
     Arrow,
-    Channels,
-    Drawing,
-    End,
-    Scene,
-    Words,
-    absences,
-    choose_calls,
-    chosen_rows,
-    draw_rank,
-    join_slices,
-    known_until,
-    lines_of_code,
+    PeerPairs,
+    RankSlices,
+    RecordTexts,
+    SliceEnd,
+    TimelineContext,
+    choose_arrow_calls,
+    dump_time_ns,
+    find_absent_ranks,
+    lay_out_rank,
+    make_annotations,
     make_arrows,
-    newest_ns,
-    take_notes,
+    mark_joined_slices,
+    newest_record_ns,
+    read_code_lines,
+    select_rows,
 )
 
 
-_LEAST_LATE_NS = 5_000_000
-# More than this many times the doubt about clocks is no matter of clocks.
-_SURE = 4
+_MIN_LATE_NS = 5_000_000
+# A larger multiple of the clock uncertainty is a real delay.
+_MIN_DOUBT_FACTOR = 4
 _NEVER = 1 << 62
 
-Source = Dumps | FlightReport | Diagnosis | str | os.PathLike[str]
-Tell = Callable[[str, int, int], object]
+TimelineSource = Dumps | FlightReport | Diagnosis | str | os.PathLike[str]
+ProgressCallback = Callable[[str, int, int], object]
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class TimelinePlan:
     """
-    What a timeline is made of.
+    Everything that a timeline is made of.
 
     Attributes:
-        report: What the dumps say.
+        report: Analysis of the dumps.
 
-        scene: What all ranks have in common.
+        shown: Selected ranks, ascending.
 
-        clocks: How the clocks of the hosts are set.
-
-        shown: The ranks that are drawn, ascending.
-
-        start_ns: The time that is called zero, by the common clock.
+        start_ns: Time zero of the file, by the common clock.
     """
 
     report: FlightReport
-    scene: Scene
+    context: TimelineContext
     clocks: tuple[HostClock, ...]
     shown: tuple[int, ...]
     start_ns: int
 
 
-def make_plan(
-    source: Source,
+def plan_timeline(
+    source: TimelineSource,
     *,
     ranks: Iterable[int] | None,
     groups: Iterable[str] | None,
     last: int | None,
-    tell: Tell,
-) -> Plan:
+    on_progress: ProgressCallback,
+) -> TimelinePlan:
     """
-    What is drawn, of whom, and by which clock?
+    Select ranks and calls, and compare clocks.
 
     Args:
-        source: Dumps, or what was made of them.
+        ranks: Global ranks; ``None`` for all.
 
-        ranks: Draw these; None for all.
+        groups: Names or descriptions of process groups; ``None`` for all.
 
-        groups: Draw only calls in these process groups; None for all.
+        last: Number of newest calls of each rank; ``None`` for all.
 
-        last: Draw so many of the newest calls of each rank; None for all.
-
-        tell: Called with what is being done, and how many of how many are.
+        on_progress: Called with the stage, the number done, and their total.
 
     Raises:
-        NoDumpsError: Nothing of that is in the dumps.
+        NoDumpsError: The selection is empty.
     """
-    report = _report_of(source, tell)
-    scene, clocks = _survey(report.dumps, groups, last, tell)
-    shown = _shown(scene, ranks)
-    return Plan(
+    report = _load_report(source, on_progress)
+    context, clocks = _make_context(report.dumps, groups, last, on_progress)
+    shown = _select_ranks(context, ranks)
+    return TimelinePlan(
         report=report,
-        scene=scene,
+        context=context,
         clocks=clocks,
         shown=shown,
-        start_ns=min(_first_ns(scene, rank) for rank in shown),
+        start_ns=min(_first_ns(context, rank) for rank in shown),
     )
 
 
-def _report_of(source: Source, tell: Tell) -> FlightReport:
+def _load_report(
+    source: TimelineSource, on_progress: ProgressCallback
+) -> FlightReport:
     if isinstance(source, Diagnosis):
         flight = getattr(source.seen, "flight", None)
         if not isinstance(flight, FlightReport):
@@ -135,74 +131,88 @@ def _report_of(source: Source, tell: Tell) -> FlightReport:
     if not isinstance(source, Dumps):
         source = read_dumps(
             source,
-            progress=lambda done, all_: tell("reading dumps", done, all_),
+            progress=lambda done, all_: on_progress(
+                "reading dumps", done, all_
+            ),
         )
     return analyze_dumps(source)
 
 
-def _survey(
-    dumps: Dumps, groups: Iterable[str] | None, last: int | None, tell: Tell
-) -> tuple[Scene, tuple[HostClock, ...]]:
+def _make_context(
+    dumps: Dumps,
+    groups: Iterable[str] | None,
+    last: int | None,
+    on_progress: ProgressCallback,
+) -> tuple[TimelineContext, tuple[HostClock, ...]]:
     """
-    Find out what all ranks have in common.
+    Compute what all ranks share.
     """
     membership = find_groups(dumps)
     signatures = Signatures(dumps.ops, dumps.shapes)
     clocks = compare_clocks(dumps, membership, signatures)
     offsets = rank_offsets(dumps, clocks)
     done = itertools.count(1)
-    arrivals = gather_arrivals(
+    arrivals = collect_arrivals(
         dumps,
         membership,
         signatures,
         offsets,
-        tick=lambda: tell("comparing ranks", next(done), len(dumps)),
+        on_rank_done=lambda: on_progress(
+            "comparing ranks", next(done), len(dumps)
+        ),
     )
     doubt = max((clock.doubt_ns or 0 for clock in clocks), default=0)
-    scene = Scene(
+    context = TimelineContext(
         dumps=dumps,
         membership=membership,
         signatures=signatures,
-        channels=Channels.of(signatures),
+        peer_pairs=PeerPairs.of(signatures),
         arrivals=arrivals,
         offsets=offsets,
-        until=_until(dumps, offsets),
-        late_ns=max(_LEAST_LATE_NS, _SURE * doubt),
+        dump_times_ns=_dump_times_ns(dumps, offsets),
+        late_ns=max(_MIN_LATE_NS, _MIN_DOUBT_FACTOR * doubt),
         groups=None if groups is None else frozenset(groups),
         last=last,
     )
-    return scene, clocks
+    return context, clocks
 
 
-def _until(dumps: Dumps, offsets: Mapping[int, int]) -> dict[int, int]:
+def _dump_times_ns(dumps: Dumps, offsets: Mapping[int, int]) -> dict[int, int]:
     """
-    Until when does each rank know, by the common clock?
+    Return the time of each dump by the common clock; if unknown, the newest.
     """
     newest = max(
-        (newest_ns(dump) - offsets[dump.rank] for dump in dumps), default=0
+        (newest_record_ns(dump) - offsets[dump.rank] for dump in dumps),
+        default=0,
     )
-    until = {dump.rank: known_until(dump) for dump in dumps}
+    dump_times_ns = {dump.rank: dump_time_ns(dump) for dump in dumps}
     return {
         rank: newest if ns is None else ns - offsets[rank]
-        for rank, ns in until.items()
+        for rank, ns in dump_times_ns.items()
     }
 
 
-def _shown(scene: Scene, ranks: Iterable[int] | None) -> tuple[int, ...]:
+def _select_ranks(
+    context: TimelineContext, ranks: Iterable[int] | None
+) -> tuple[int, ...]:
     """
-    The ranks that are drawn: all that were asked for and left a dump.
+    Return the selected ranks with a dump.
     """
-    wanted = None if ranks is None else set(ranks)
+    selected = None if ranks is None else set(ranks)
     shown = tuple(
-        rank for rank in scene.dumps.ranks if wanted is None or rank in wanted
+        rank
+        for rank in context.dumps.ranks
+        if selected is None or rank in selected
     )
-    if not any(len(chosen_rows(scene, scene.dumps[rank])) for rank in shown):
-        raise _nothing_to_draw(scene.dumps)
+    if not any(
+        len(select_rows(context, context.dumps[rank])) for rank in shown
+    ):
+        raise _no_calls_error(context.dumps)
 
     return shown
 
 
-def _nothing_to_draw(dumps: Dumps) -> NoDumpsError:
+def _no_calls_error(dumps: Dumps) -> NoDumpsError:
     unread = [missing for missing in dumps.problems if missing.what == "dump"]
     if unread and not any(len(dump.entries) for dump in dumps):
         msg = f"no dump could be read: {unread[0].reason}"
@@ -213,45 +223,45 @@ def _nothing_to_draw(dumps: Dumps) -> NoDumpsError:
     return NoDumpsError(msg, remedy="ask for other ranks or groups")
 
 
-def _first_ns(scene: Scene, rank: int) -> int:
-    dump = scene.dumps[rank]
-    created = dump.entries.created_ns[chosen_rows(scene, dump)]
-    return int(created.min(initial=_NEVER)) - scene.offsets[rank]
+def _first_ns(context: TimelineContext, rank: int) -> int:
+    dump = context.dumps[rank]
+    created = dump.entries.created_ns[select_rows(context, dump)]
+    return int(created.min(initial=_NEVER)) - context.offsets[rank]
 
 
 _SUFFIXES = (".json.gz", ".json", ".pftrace")
-# Twice as fast as the usual level, for a tenth more bytes.
-_LEVEL = 3
+# Twice as fast as the default level, for 10 % more bytes.
+_GZIP_LEVEL = 3
 
 
-class _Format(Protocol):
+class _TimelineFormat(Protocol):
     """
-    How a timeline becomes bytes.
+    An encoder of timelines.
     """
 
     def head(self) -> bytes:
         """
-        What the file begins with.
+        Return the beginning of the file.
         """
 
-    def rank(self, drawing: Drawing, lines: Sequence[str]) -> bytes:
+    def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
         """
-        All events of one rank.
+        Return all events of one rank.
         """
 
     def tail(
         self,
         arrows: Iterable[Arrow],
-        absences: Iterable[Absence],
+        absent_ranks: Iterable[AbsentRank],
         about: Mapping[str, Any],
     ) -> bytes:
         """
-        What joins ranks, and what the file is about.
+        Return the events between ranks, and the metadata of the file.
         """
 
 
 def write_timeline(  # noqa: PLR0913
-    dumps_or_path: Source,
+    dumps_or_path: TimelineSource,
     path: str | os.PathLike[str],
     *,
     ranks: Iterable[int] | None = None,
@@ -259,79 +269,94 @@ def write_timeline(  # noqa: PLR0913
     last: int | None = None,
     stack_traces: bool = False,
     most_arrows: int = 10_000,
-    tell: Tell | None = None,
+    tell: ProgressCallback | None = None,
 ) -> Timeline:
     """
-    How do the calls of all ranks look side by side in time?
+    Write a timeline of the calls of all ranks, for Perfetto or Chrome.
 
-    Each rank is a process, each group (and each peer that it exchanges messages
-    with) a track, each call a slice from when it was enqueued until torch
-    noticed its end.  What an end really is, is said in every slice.  Arrows
-    lead from the last rank that arrived in a call to those that waited.
+    Each rank is a process, each group (and each peer that it exchanges
+    messages with) a track, each call a slice from when it was enqueued until
+    torch noticed its end.  Every slice says what its end is.  Arrows lead from
+    the last rank that arrived in a call to those that waited.
 
     Open the file at https://ui.perfetto.dev, or in ``chrome://tracing``.
 
     Args:
-        dumps_or_path: What :func:`read_dumps`, :func:`analyze_dumps`, or
-            :func:`diagnose` returned, or a folder of dumps.
+        dumps_or_path: The result of :func:`read_dumps`, :func:`analyze_dumps`,
+            or :func:`diagnose`, or a folder of dumps.
 
-        path: The file.  It ends in ``.json.gz`` or ``.json`` (the Trace
-            Event Format), or in ``.pftrace`` (Perfetto's own, which needs the
-            package *perfetto*).
+        path: The file.  Its suffix selects the format: ``.json.gz`` or
+            ``.json`` (Trace Event Format), or ``.pftrace`` (Perfetto, which
+            needs the package *perfetto*).
 
-        ranks: Draw these; by default all.
+        ranks: Global ranks; by default all.
 
-        groups: Draw only calls in these process groups, by name or
-            description; by default in all.
+        groups: Only calls in these process groups, by name or description; by
+            default in all.
 
-        last: Draw so many of the newest calls of each rank; by default all.
+        last: Number of newest calls of each rank; by default all.
 
-        stack_traces: Whether to read the line of code of every call, for which
+        stack_traces: Whether to add the line of code of every call, for which
             all dumps are read once more.
 
-        most_arrows: How many arrows to draw; those of the longest waits are.
+        most_arrows: Maximum number of arrows; the longest waits come first.
 
-        tell: Called with what is being done, and how many ranks of how many
-            are.
+        tell: Called with the stage, the number of ranks done, and their total.
 
     Returns:
-        What is in the file, and what was left out.
+        The content of the file, and what was left out.
 
     Raises:
-        NoDumpsError: There are no dumps, or none of what was chosen is in
-            them.
+        NoDumpsError: There are no dumps, or the selection is empty.
 
-        DistdebugError: The name of the file says no format that we know.
+        DistdebugError: The suffix of the file is unknown, or *last* is below
+            1.
 
-        MissingDependencyError: A package is not installed that writes it.
+        MissingDependencyError: The package for this format is not installed.
 
-        OutputError: It cannot be written.
+        OutputError: The file cannot be written.
     """
-    file = _checked(Path(path), last)
-    tell = tell or _tell_nobody
-    plan = make_plan(
-        dumps_or_path, ranks=ranks, groups=groups, last=last, tell=tell
+    file = _check_arguments(Path(path), last)
+    on_progress = tell or _ignore_progress
+    plan = plan_timeline(
+        dumps_or_path,
+        ranks=ranks,
+        groups=groups,
+        last=last,
+        on_progress=on_progress,
     )
-    scene = plan.scene
-    joints = choose_calls(scene.arrivals, scene.membership.groups, most_arrows)
-    form = _format_of(file, plan)
-    drawn = _Drawn()
-    with output_to(file), _opened(file) as put:
-        put(form.head())
+    context = plan.context
+    arrow_plan = choose_arrow_calls(
+        context.arrivals, context.membership.groups, most_arrows
+    )
+    encoder = _make_format(file, plan)
+    totals = _SliceTotals()
+    with output_to(file), _open_output(file) as write:
+        write(encoder.head())
         for done, rank in enumerate(plan.shown, 1):
-            drawing = draw_rank(scene, rank)
-            drawing = join_slices(joints, scene.arrivals, drawing)
-            lines = lines_of_code(scene.dumps, drawing) if stack_traces else []
-            put(form.rank(drawing, lines))
-            drawn = drawn.and_also(drawing, scene.dumps[rank])
-            tell("drawing ranks", done, len(plan.shown))
-        arrows = make_arrows(joints)
-        put(form.tail(arrows, _absences(plan), _about(plan)))
+            rank_slices = lay_out_rank(context, rank)
+            rank_slices = mark_joined_slices(
+                arrow_plan, context.arrivals, rank_slices
+            )
+            lines = (
+                read_code_lines(context.dumps, rank_slices)
+                if stack_traces
+                else []
+            )
+            write(encoder.rank(rank_slices, lines))
+            totals = totals.add(rank_slices, context.dumps[rank])
+            on_progress("drawing ranks", done, len(plan.shown))
+        arrows = make_arrows(arrow_plan)
+        write(
+            encoder.tail(
+                arrows, _find_absent_ranks(plan), _file_metadata(plan)
+            )
+        )
 
-    return _result(file, plan, drawn, (len(arrows), joints.possible))
+    return _summarize(file, plan, totals, (len(arrows), arrow_plan.possible))
 
 
-def _checked(file: Path, last: int | None) -> Path:
+def _check_arguments(file: Path, last: int | None) -> Path:
     if not file.name.endswith(_SUFFIXES):
         msg = f"no format of timelines is called {file.name}"
         raise DistdebugError(msg, remedy=f"end it in {', '.join(_SUFFIXES)}")
@@ -342,15 +367,20 @@ def _checked(file: Path, last: int | None) -> Path:
     return file
 
 
-def _absences(plan: Plan) -> Iterable[Absence]:
-    until = plan.scene.until
-    return absences(plan.report, {rank: until[rank] for rank in plan.shown})
+def _find_absent_ranks(plan: TimelinePlan) -> Iterable[AbsentRank]:
+    dump_times_ns = plan.context.dump_times_ns
+    return find_absent_ranks(
+        plan.report, {rank: dump_times_ns[rank] for rank in plan.shown}
+    )
 
 
-def _result(
-    file: Path, plan: Plan, drawn: _Drawn, arrows: tuple[int, int]
+def _summarize(
+    file: Path,
+    plan: TimelinePlan,
+    totals: _SliceTotals,
+    arrows: tuple[int, int],
 ) -> Timeline:
-    made, possible = arrows
+    drawn_arrows, possible = arrows
     with output_to(file):
         size = file.stat().st_size
     return Timeline(
@@ -358,45 +388,45 @@ def _result(
         size=size,
         ranks=plan.shown,
         start_ns=plan.start_ns,
-        span_ns=max(drawn.end_ns - plan.start_ns, 0),
-        slices=drawn.slices,
-        tracks=drawn.tracks,
-        open=drawn.open,
-        unended=drawn.unended,
-        late=drawn.late,
-        arrows=made,
-        arrows_left_out=possible - made,
-        records_left_out=drawn.left_out,
+        span_ns=max(totals.end_ns - plan.start_ns, 0),
+        slices=totals.slices,
+        tracks=totals.tracks,
+        open=totals.open,
+        unended=totals.unended,
+        late=totals.late,
+        arrows=drawn_arrows,
+        arrows_left_out=possible - drawn_arrows,
+        records_left_out=totals.left_out,
         clocks=plan.clocks,
         undated=tuple(
             rank
             for rank in plan.shown
-            if known_until(plan.scene.dumps[rank]) is None
+            if dump_time_ns(plan.context.dumps[rank]) is None
         ),
     )
 
 
-def _tell_nobody(stage: str, done: int, total: int) -> None:
+def _ignore_progress(stage: str, done: int, total: int) -> None:
     """
-    Nobody wants to know how far it is.
+    Ignore progress.
     """
 
 
-def _format_of(file: Path, plan: Plan) -> _Format:
-    words = Words.of(plan.scene.dumps)
-    notes = take_notes(plan.report, plan.scene.arrivals)
+def _make_format(file: Path, plan: TimelinePlan) -> _TimelineFormat:
+    record_texts = RecordTexts.of(plan.context.dumps)
+    rank_annotations = make_annotations(plan.report, plan.context.arrivals)
     if file.name.endswith(".pftrace"):
-        from .formats import NativeFormat
+        from .formats import PerfettoFormat
 
-        return NativeFormat(words, notes, plan.start_ns)
+        return PerfettoFormat(record_texts, rank_annotations, plan.start_ns)
 
-    return ChromeFormat(words, notes, plan.start_ns)
+    return TraceEventFormat(record_texts, rank_annotations, plan.start_ns)
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Callable[[bytes], object]]:
+def _open_output(file: Path) -> Iterator[Callable[[bytes], object]]:
     """
-    Open a file such that what is written is compressed, if its name says so.
+    Open a file for writing, compressed if its suffix is ``.gz``.
     """
     with open_whole(file) as raw:
         if not file.name.endswith(".gz"):
@@ -404,15 +434,15 @@ def _opened(file: Path) -> Iterator[Callable[[bytes], object]]:
             return
 
         with gzip.GzipFile(
-            "", "wb", compresslevel=_LEVEL, fileobj=raw, mtime=0
+            "", "wb", compresslevel=_GZIP_LEVEL, fileobj=raw, mtime=0
         ) as packed:
             yield packed.write
 
 
 @attrs.frozen
-class _Drawn:
+class _SliceTotals:
     """
-    How much was drawn so far.
+    Totals of the slices written so far.
     """
 
     slices: int = 0
@@ -423,26 +453,26 @@ class _Drawn:
     left_out: int = 0
     end_ns: int = 0
 
-    def and_also(self, drawing: Drawing, dump: RankDump) -> _Drawn:
+    def add(self, rank_slices: RankSlices, dump: RankDump) -> _SliceTotals:
         """
-        The same with one more rank.
+        Return the totals with one more rank.
         """
-        end, size = drawing.end, len(drawing.rows)
-        unended = (end == End.ARRIVED) | (end == End.UNKNOWN)
-        return _Drawn(
+        end, size = rank_slices.end, len(rank_slices.rows)
+        unended = (end == SliceEnd.ARRIVED) | (end == SliceEnd.UNKNOWN)
+        return _SliceTotals(
             slices=self.slices + size,
-            tracks=self.tracks + len(drawing.tracks),
-            open=self.open + int((end == End.OPEN).sum()),
+            tracks=self.tracks + len(rank_slices.tracks),
+            open=self.open + int((end == SliceEnd.OPEN).sum()),
             unended=self.unended + int(unended.sum()),
-            late=self.late + int(drawing.is_late.sum()),
+            late=self.late + int(rank_slices.is_late.sum()),
             left_out=self.left_out + len(dump.entries) - size,
-            end_ns=max(self.end_ns, int(drawing.end_ns.max(initial=0))),
+            end_ns=max(self.end_ns, int(rank_slices.end_ns.max(initial=0))),
         )
 
 
-def _about(plan: Plan) -> dict[str, Any]:
+def _file_metadata(plan: TimelinePlan) -> dict[str, Any]:
     """
-    What the file says of itself.
+    Return the metadata of the file.
     """
     return {
         "tool": "distdebug",

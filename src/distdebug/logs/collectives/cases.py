@@ -1,10 +1,10 @@
 """
-Which lines are about the same group in the same run?
+Group records of collectives by run and process group.
 
-Ranks count within their group, so calls of different groups must never be
-compared.  Before 2.4 a time-out does not name its group; the line after it
-does.  Before 2.5 a number of a group may mean different groups on different
-ranks.
+Sequence numbers count within a group, so calls of different groups must never
+be compared.  Before torch 2.4, a timeout does not name its group; the line
+after it does.  Before torch 2.5, the same group name may mean different groups
+on different ranks.
 """
 
 from __future__ import annotations
@@ -28,55 +28,54 @@ from .model import (
 )
 
 
-# The number of the restart, and of the part in time.
-Run = tuple[int, int]
+# Number of the restart, and of the part in time.
+RunKey = tuple[int, int]
 
 
 @attrs.frozen(kw_only=True)
-class Case:
+class GroupState:
     """
-    What is known of one group in one run of the job.
+    State of one process group in one run of the job.
 
     Attributes:
-        run: Which run, as number of the restart and of the part in time.
+        run: Number of the restart, and of the part in time.
 
-        group: The group; ``None`` if it is not told.
+        group: The process group; ``None`` if unknown.
 
-        size: How many members it has, if known.
+        size: Number of members; ``None`` if unknown.
 
-        timeouts: By rank within the group, the first call that did not end.
+        timeouts: By group rank, the first call that timed out.
 
-        statuses: By rank within the group, how far it came.
+        statuses: By group rank, how far it got.
 
-        desyncs: What torch itself says.
+        desyncs: Desync reports of torch.
 
-        ranks: Global ranks by rank within the group, as far as known or as
-            follows from those of the neighbors.
+        ranks: Global ranks by group rank, as far as known or interpolated.
 
-        heard: Global ranks that say something here; ``None`` stands for those
-            that are not known.
+        reporting_ranks: Global ranks that print something about this group;
+            ``None`` stands for unknown ones.
 
-        is_mixed: Whether these lines are of several groups, which cannot be
-            told apart.
+        is_mixed: Whether the lines belong to several groups that cannot be
+            separated.
 
-        folded: How many further lines Ray did not show.
+        folded_lines: Number of further lines that Ray did not show.
     """
 
-    run: Run
+    run: RunKey
     group: LogGroup | None
     size: int | None
     timeouts: dict[int, WorkTimeout]
     statuses: dict[int, WorkStatus]
     desyncs: tuple[DesyncReport, ...] = ()
     ranks: dict[int, int]
-    heard: frozenset[int | None] = frozenset()
+    reporting_ranks: frozenset[int | None] = frozenset()
     is_mixed: bool = False
-    folded: int = 0
+    folded_lines: int = 0
 
     @property
     def begin(self) -> float | None:
         """
-        When the first of its calls was made, by what the time-outs tell.
+        Return when the first timed-out call began, in seconds since the epoch.
         """
         return min(
             (
@@ -88,48 +87,46 @@ class Case:
         )
 
 
-def make_case(
-    run: Run,
+def make_group_state(
+    run: RunKey,
     group: LogGroup | None,
     records: Sequence[LogRecord],
     world_size: int | None,
-) -> Case:
+) -> GroupState:
     """
-    Put together what lines tell about one group.
+    Combine the records of one group in one run.
 
     Args:
-        run: Which run of the job it is.
+        run: Number of the restart, and of the part in time.
 
-        group: The group; ``None`` if it is not told.
+        group: The process group; ``None`` if unknown.
 
-        records: What stands in the lines.
-
-        world_size: How many ranks the job has, if known.
+        world_size: Number of ranks of the job; ``None`` if unknown.
     """
-    ranks, agree = _global_ranks(records)
-    timeouts, same = _first_timeouts(records)
+    ranks, is_consistent = _global_ranks(records)
+    timeouts, is_same_call = _first_timeouts(records)
     statuses = _best_statuses(records)
     if timeouts:
-        timeouts |= _implied(statuses, timeouts)
-    told = {x.size for x in records if isinstance(x, GroupMember)}
-    size = told.pop() if len(told) == 1 else None
-    if _is_world(group, ranks, timeouts, world_size):
+        timeouts |= _timeouts_from_statuses(statuses, timeouts)
+    sizes = {x.size for x in records if isinstance(x, GroupMember)}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if _is_world_group(group, ranks, timeouts, world_size):
         size = world_size
-    return Case(
+    return GroupState(
         run=run,
         group=group,
-        size=size if size is not None else _size(timeouts),
+        size=size if size is not None else _infer_size(timeouts),
         timeouts=timeouts,
         statuses=statuses,
         desyncs=tuple(x for x in records if isinstance(x, DesyncReport)),
-        ranks=_between(ranks) if agree else ranks,
-        heard=frozenset(_heard(records, ranks)),
-        is_mixed=not (agree and (same or group is not None)),
-        folded=sum(x.count - 1 for x in records),
+        ranks=_interpolate_ranks(ranks) if is_consistent else ranks,
+        reporting_ranks=frozenset(_reporting_ranks(records, ranks)),
+        is_mixed=not (is_consistent and (is_same_call or group is not None)),
+        folded_lines=sum(x.count - 1 for x in records),
     )
 
 
-def _heard(
+def _reporting_ranks(
     records: Iterable[LogRecord], ranks: Mapping[int, int]
 ) -> Iterator[int | None]:
     for record in records:
@@ -140,94 +137,100 @@ def _heard(
             yield known if record.rank is None else record.rank
 
 
-def _member(record: LogRecord) -> int | None:
+def _group_rank(record: LogRecord) -> int | None:
     return record.rank if record.group_rank is None else record.group_rank
 
 
 def _global_ranks(records: Iterable[LogRecord]) -> tuple[dict[int, int], bool]:
     """
-    Global ranks by rank within the group, and whether all lines agree.
+    Return global ranks by group rank, and whether all records agree.
     """
     ranks: dict[int, int] = {}
-    agree = True
+    is_consistent = True
     for record in records:
-        member = _member(record)
+        member = _group_rank(record)
         is_own = not isinstance(record, DesyncReport)
         if is_own and member is not None and record.rank is not None:
-            agree &= ranks.setdefault(member, record.rank) == record.rank
-    # No rank is twice in a group.
-    return ranks, agree and len(set(ranks.values())) == len(ranks)
+            is_consistent &= (
+                ranks.setdefault(member, record.rank) == record.rank
+            )
+    # A rank is in a group only once.
+    return ranks, is_consistent and len(set(ranks.values())) == len(ranks)
 
 
 def _first_timeouts(
     records: Iterable[LogRecord],
 ) -> tuple[dict[int, WorkTimeout], bool]:
     """
-    The first call of each member that did not end, and whether it is the same
-    in all lines.
+    Return the first timed-out call of each member, and whether all records
+    of a member are about the same call.
     """
     first: dict[int, WorkTimeout] = {}
-    same = True
+    is_same_call = True
     for record in records:
-        member = _member(record)
+        member = _group_rank(record)
         if member is None or not isinstance(record, WorkTimeout):
             continue
-        before = first.get(member)
-        same &= not _differ(before, record)
-        if before is None or (record.seq or 0) < (before.seq or 0):
+        previous = first.get(member)
+        is_same_call &= not _is_different_call(previous, record)
+        if previous is None or (record.seq or 0) < (previous.seq or 0):
             first[member] = record
-    return first, same
+    return first, is_same_call
 
 
 def _best_statuses(records: Iterable[LogRecord]) -> dict[int, WorkStatus]:
     statuses: dict[int, WorkStatus] = {}
     for record in records:
-        member = _member(record)
+        member = _group_rank(record)
         if member is not None and isinstance(record, WorkStatus):
-            statuses[member] = _better(statuses.get(member), record)
+            statuses[member] = _pick_status(statuses.get(member), record)
     return statuses
 
 
-def _is_world(
+def _is_world_group(
     group: LogGroup | None,
     ranks: Mapping[int, int],
     timeouts: Mapping[int, WorkTimeout],
     world_size: int | None,
 ) -> bool:
     """
-    Whether all ranks of the job are members.
+    Return whether all ranks of the job are members of the group.
     """
     if world_size is None:
         return False
     if group is not None and group.is_default:
         return True
 
-    # No other group holds most of the ranks, and counts them as the job does.
-    is_most = 2 * len(timeouts) > world_size
-    is_same = bool(ranks) and all(m == rank for m, rank in ranks.items())
-    is_told = group is not None and bool(group.desc)
-    return is_most and (group is None or (is_same and not is_told))
+    # Only the default group holds most ranks and numbers them as the job does.
+    has_most_ranks = 2 * len(timeouts) > world_size
+    has_equal_ranks = bool(ranks) and all(
+        m == rank for m, rank in ranks.items()
+    )
+    has_desc = group is not None and bool(group.desc)
+    return has_most_ranks and (
+        group is None or (has_equal_ranks and not has_desc)
+    )
 
 
-def _between(ranks: dict[int, int]) -> dict[int, int]:
+def _interpolate_ranks(ranks: dict[int, int]) -> dict[int, int]:
     """
-    Add members that stand between two others whose ranks are as far apart.
+    Add members between two others whose ranks are as far apart.
 
-    Torch sorts the ranks of a group, so there is only one rank for each.
+    torch sorts the ranks of a group, so only one rank fits each member.
     """
     known = sorted(ranks.items())
-    found = dict(ranks)
+    interpolated = dict(ranks)
     for (left, low), (right, high) in pairwise(known):
         if 1 < right - left == high - low:
-            found |= {left + i: low + i for i in range(1, right - left)}
-    return found
+            interpolated |= {left + i: low + i for i in range(1, right - left)}
+    return interpolated
 
 
-def _implied(
+def _timeouts_from_statuses(
     statuses: Mapping[int, WorkStatus], timeouts: Mapping[int, WorkTimeout]
 ) -> dict[int, WorkTimeout]:
     """
-    Time-outs of which only the status is there.
+    Create timeouts for members that only printed a status.
     """
     return {
         member: WorkTimeout(
@@ -245,7 +248,7 @@ def _implied(
     }
 
 
-def _differ(a: WorkTimeout | None, b: WorkTimeout) -> bool:
+def _is_different_call(a: WorkTimeout | None, b: WorkTimeout) -> bool:
     return a is not None and (a.seq, a.op, a.numel_in) != (
         b.seq,
         b.op,
@@ -253,48 +256,48 @@ def _differ(a: WorkTimeout | None, b: WorkTimeout) -> bool:
     )
 
 
-def _better(a: WorkStatus | None, b: WorkStatus) -> WorkStatus:
+def _pick_status(a: WorkStatus | None, b: WorkStatus) -> WorkStatus:
     """
-    The one that tells more, or else the later one.
+    Return the status with more detail, or else the first.
     """
-    return b if a is None or _worth(b) > _worth(a) else a
+    return b if a is None or _status_detail(b) > _status_detail(a) else a
 
 
-def _worth(status: WorkStatus) -> tuple[bool, bool, int]:
+def _status_detail(status: WorkStatus) -> tuple[bool, bool, int]:
     reach = status.enqueued
     return status.failed is not None, reach is not None, reach or 0
 
 
-def _size(timeouts: dict[int, WorkTimeout]) -> int | None:
+def _infer_size(timeouts: dict[int, WorkTimeout]) -> int | None:
     """
-    How many members share a result of which each has an equal part?
+    Return the group size from the numbers of elements of a gather or scatter.
     """
     for timeout in timeouts.values():
-        few, many = timeout.numel_in, timeout.numel_out
+        part, whole = timeout.numel_in, timeout.numel_out
         if "scatter" in timeout.op:
-            few, many = many, few
+            part, whole = whole, part
         elif "gather" not in timeout.op or timeout.op == "gather":
             continue
-        if few and many and many % few == 0:
-            size = many // few
+        if part and whole and whole % part == 0:
+            size = whole // part
             if max(timeouts) < size:
                 return size
     return None
 
 
-# Seconds that it takes to end a job of which one rank gave up.
-_SLACK = 120
+# Seconds until a job has ended after one of its ranks gave up.
+_SHUTDOWN_SECONDS = 120
 
 
-def find_cuts(timeouts: Iterable[WorkTimeout]) -> dict[int, list[float]]:
+def find_run_boundaries(
+    timeouts: Iterable[WorkTimeout],
+) -> dict[int, list[float]]:
     """
-    When did a new run begin, though no line says so?
+    Find the moments when a new run began, though no line says so.
 
-    Once one rank has given up, the others do not wait for longer than it did.
-    And no rank gives up again in the same group without waiting as long again.
-
-    Args:
-        timeouts: All of them.
+    Once one rank has given up, the others do not wait longer than it did.
+    A rank gives up again in the same group only after it has waited as long
+    again.
 
     Returns:
         Moments between two runs, in seconds since the epoch, by the number of
@@ -304,115 +307,126 @@ def find_cuts(timeouts: Iterable[WorkTimeout]) -> dict[int, list[float]]:
     for timeout in timeouts:
         if timeout.time is not None and not timeout.is_p2p:
             by_attempt[timeout.attempt].append(timeout)
-    cuts = {}
-    for attempt, found in by_attempt.items():
-        found.sort(key=lambda x: x.time or 0)
-        cuts[attempt] = _gaps(found)
-    return cuts
+    boundaries = {}
+    for attempt, attempt_timeouts in by_attempt.items():
+        attempt_timeouts.sort(key=lambda x: x.time or 0)
+        boundaries[attempt] = _find_boundaries(attempt_timeouts)
+    return boundaries
 
 
-def _gaps(found: Sequence[WorkTimeout]) -> list[float]:
-    cuts: list[float] = []
+def _find_boundaries(timeouts: Sequence[WorkTimeout]) -> list[float]:
+    boundaries: list[float] = []
     last: dict[Hashable, int] = {}
-    for i, timeout in enumerate(found):
-        allowed = timeout.timeout or 600
+    for i, timeout in enumerate(timeouts):
+        limit = timeout.timeout or 600
         key = (timeout.group, timeout.group_rank, timeout.rank)
-        begin = i
-        if i and _gap(found, i) > allowed + _SLACK:
-            begin = i - 1
+        first = i
+        if (
+            i
+            and _seconds_since_previous(timeouts, i)
+            > limit + _SHUTDOWN_SECONDS
+        ):
+            first = i - 1
         elif timeout.group is not None:
-            begin = last.get(key, i)
-        at = max(range(begin + 1, i + 1), key=partial(_gap, found), default=0)
-        if at and _gap(found, at) >= allowed / 2:
-            before, after = found[at - 1].time or 0, found[at].time or 0
-            cuts.append((before + after) / 2)
+            first = last.get(key, i)
+        index = max(
+            range(first + 1, i + 1),
+            key=partial(_seconds_since_previous, timeouts),
+            default=0,
+        )
+        if index and _seconds_since_previous(timeouts, index) >= limit / 2:
+            before, after = (
+                timeouts[index - 1].time or 0,
+                timeouts[index].time or 0,
+            )
+            boundaries.append((before + after) / 2)
             last.clear()
         last[key] = i
-    return cuts
+    return boundaries
 
 
-def _gap(found: Sequence[WorkTimeout], i: int) -> float:
+def _seconds_since_previous(timeouts: Sequence[WorkTimeout], i: int) -> float:
     """
-    Seconds since the time-out before.
+    Return the seconds between a timeout and the previous one.
     """
-    return (found[i].time or 0) - (found[i - 1].time or 0)
+    return (timeouts[i].time or 0) - (timeouts[i - 1].time or 0)
 
 
-def part_of(record: LogRecord, cuts: Sequence[float]) -> int:
+def run_part(record: LogRecord, boundaries: Sequence[float]) -> int:
     """
-    Count the moments before a line was printed.
+    Return in which part of the run a record was printed, from 0.
 
     Args:
-        record: What stands in the line.
-
-        cuts: Moments between two runs, ascending.
+        boundaries: Moments between two runs, in seconds since the epoch,
+            ascending.
     """
-    return 0 if record.time is None else bisect_right(cuts, record.time)
+    return 0 if record.time is None else bisect_right(boundaries, record.time)
 
 
-_DEFAULT = LogGroup("0", "default_pg")
+_DEFAULT_GROUP = LogGroup("0", "default_pg")
 
 
-def find_cases(logs: CollectiveLogs) -> list[Case]:
+def find_group_states(logs: CollectiveLogs) -> list[GroupState]:
     """
-    Sort what watchdogs say by run and group.
-
-    Args:
-        logs: What was read.
+    Group watchdog records by run and process group.
 
     Returns:
-        The groups in which something is known, in the order of their runs.
+        One state per run and group, in the order of the runs.
     """
-    timeouts = _with_groups(logs)
-    cuts = find_cuts(timeouts)
-    told: Sequence[LogRecord] = (
+    timeouts = _add_groups(logs)
+    boundaries = find_run_boundaries(timeouts)
+    records: Sequence[LogRecord] = (
         *timeouts,
         *logs.statuses,
         *logs.dump_signals,
         *logs.desyncs,
         *logs.members,
     )
-    names = _names(told)
-    runs: dict[Run, dict[LogGroup | None, list[LogRecord]]] = defaultdict(
+    described = _described_groups(records)
+    runs: dict[RunKey, dict[LogGroup | None, list[LogRecord]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for record in told:
-        run = (record.attempt, part_of(record, cuts.get(record.attempt, [])))
+    for record in records:
+        run = (
+            record.attempt,
+            run_part(record, boundaries.get(record.attempt, [])),
+        )
         group = record.group
         if group is not None:
-            group = names.get((group.name, record.attempt), group)
+            group = described.get((group.name, record.attempt), group)
         runs[run][group].append(record)
     return [
-        make_case(run, group, records, logs.world_size)
+        make_group_state(run, group, group_records, logs.world_size)
         for run, groups in sorted(runs.items())
-        for group, records in _placed(groups).items()
+        for group, group_records in _assign_ungrouped(groups).items()
     ]
 
 
-def _placed(
+def _assign_ungrouped(
     groups: dict[LogGroup | None, list[LogRecord]],
 ) -> Mapping[LogGroup | None, list[LogRecord]]:
     """
-    Find a place for lines that do not tell their group, if there is one.
+    Assign records without a group to the only group, or the default group.
     """
-    rest = groups.get(None, [])
-    if not rest or len(groups) > 2:
+    ungrouped = groups.get(None, [])
+    if not ungrouped or len(groups) > 2:
         return groups
     if len(groups) == 2:
         (only,) = set(groups) - {None}
-        return {only: [*groups[only], *rest]}
-    # Where the ranks agree, it is as good as the default group.
+        return {only: [*groups[only], *ungrouped]}
+    # Where group ranks equal global ranks, the default group fits.
     is_default = all(
-        x.rank is not None and x.group_rank in {None, x.rank} for x in rest
+        x.rank is not None and x.group_rank in {None, x.rank}
+        for x in ungrouped
     )
-    return {_DEFAULT if is_default else None: rest}
+    return {_DEFAULT_GROUP if is_default else None: ungrouped}
 
 
-def _names(
+def _described_groups(
     records: Iterable[LogRecord],
 ) -> dict[tuple[str, int], LogGroup]:
     """
-    Groups by name, where only some lines tell the description.
+    Return groups by name and attempt where some lines have the description.
     """
     found: dict[tuple[str, int], set[LogGroup]] = defaultdict(set)
     for record in records:
@@ -423,31 +437,31 @@ def _names(
     }
 
 
-def _with_groups(logs: CollectiveLogs) -> list[WorkTimeout]:
+def _add_groups(logs: CollectiveLogs) -> list[WorkTimeout]:
     """
-    Learn the groups of time-outs from other lines about the same call.
+    Add groups to timeouts from other records about the same call.
     """
     known: dict[Hashable, set[LogGroup]] = defaultdict(set)
-    told: list[tuple[LogRecord, int | None]] = [
+    numbered: list[tuple[LogRecord, int | None]] = [
         *((x, x.failed) for x in logs.statuses),
         *((x, x.seq) for x in logs.timeouts),
     ]
-    for record, seq in told:
+    for record, seq in numbered:
         if record.group is not None and seq is not None:
             call = (record.attempt, record.group_rank, seq)
             known[(*call, record.source)].add(record.group)
             known[(*call, record.rank)].add(record.group)
-    return [_with_group(timeout, known) for timeout in logs.timeouts]
+    return [_add_group(timeout, known) for timeout in logs.timeouts]
 
 
-def _with_group(
+def _add_group(
     timeout: WorkTimeout, known: Mapping[Hashable, set[LogGroup]]
 ) -> WorkTimeout:
     if timeout.group is not None:
         return timeout
 
-    who = timeout.source if timeout.rank is None else timeout.rank
-    key = (timeout.attempt, timeout.group_rank, timeout.seq, who)
+    reporter = timeout.source if timeout.rank is None else timeout.rank
+    key = (timeout.attempt, timeout.group_rank, timeout.seq, reporter)
     groups = known.get(key, set())
     if len(groups) != 1:
         return timeout

@@ -1,5 +1,5 @@
 """
-What do these logs say about collectives?
+Collect records about collectives from log files, and map files to ranks.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from .model import (
     StoreTimeout,
     WorkStatus,
     WorkTimeout,
-    spaced,
-    speakers,
+    loosen_spaces,
+    split_by_rank,
 )
 from .parse import (
-    read_checks,
+    read_debug_checks,
     read_gloo,
     read_nccl,
-    read_stores,
+    read_store_timeouts,
     read_watchdog,
 )
 
 
-# A message that a terminal broke goes on in the lines after it.
-AFTER = 8
+# A message that a terminal broke continues in at most this many lines.
+_CONTINUATION_LINES = 8
 
-_BLOCK = 1 << 22
-_LONGEST = 1 << 16
-_BEFORE = 200
+_BLOCK_BYTES = 1 << 22
+_MAX_LINE = 1 << 16
+_PREVIOUS_TAIL = 200
 _PADDING = bytes(PADDING)
 
-_WORDS = (
+_KEYWORDS = (
     *("atchdog", "SeqNum=", "NCCL work", "ast enqueued", "dump signal"),
     *("ProcessGroup", "in blocking wait", "FingerPrint", "onitoredBarrier"),
     *("clients joined", "waiting for clients", "client socket has "),
@@ -72,137 +72,140 @@ _WORDS = (
     *("TCP client failed", "connect() timed out", "RendezvousTimeoutError"),
     *("server socket has failed", "remote process exited"),
 )
-_INDEX = build_index(word.encode() for word in _WORDS)
-# They are looked for in whatever case, but stand in these lines as here.
-_EXACT = {word.lower().encode(): word.encode() for word in _WORDS}
+_KEYWORD_INDEX = build_index(word.encode() for word in _KEYWORDS)
+# The index ignores case; a hit must have exactly this case.
+_KEYWORD_BYTES = {word.lower().encode(): word.encode() for word in _KEYWORDS}
 
 
 @attrs.frozen
-class Row:
+class RawLine:
     """
-    One line as it stands in a file.
+    A line of a file.
 
     Attributes:
-        number: From 1.
+        number: Line number, from 1.
 
-        text: What stands there.
+        is_hit: Whether it contains a keyword.  Other lines only matter because
+            a message may continue in them.
 
-        is_hit: Whether it holds one of the words; other lines only matter
-            because a message may go on in them.
-
-        before: The end of the line before, of a hit: a message may have begun
+        previous_end: The end of the line before a hit: a message may begin
             there.
     """
 
     number: int
     text: str
     is_hit: bool
-    before: str = ""
+    previous_end: str = ""
 
 
-def rows_of_file(path: str | os.PathLike[str]) -> Iterator[Row]:
+def scan_file(path: str | os.PathLike[str]) -> Iterator[RawLine]:
     """
     Find the lines of a file that could be about a collective.
 
     Args:
-        path: The file, packed or not.
+        path: The file, compressed or not.
 
     Yields:
-        Hits, each with the lines in which it may go on, in their order.
+        Hits, each with the lines in which it may continue, in file order.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
 
-        ValueError: It is no ordinary file.
+        ValueError: It is not a regular file.
     """
-    number, owed, rest, last = 1, 0, b"", b""
+    number, pending, unread, last_line = 1, 0, b"", b""
     with open_log(path) as file:
-        while block := file.read(_BLOCK):
-            text = b"".join((rest, block, _PADDING))
+        while block := file.read(_BLOCK_BYTES):
+            text = b"".join((unread, block, _PADDING))
             end = text.rfind(b"\n") + 1
             if end:
-                number, owed = yield from _near(text, end, number, owed, last)
-                last = _line_before(text, end)
-            # What is thrown away is behind the longest line that is kept.
-            rest = text[end:-PADDING][:_LONGEST]
-    if rest:
-        text = rest + b"\n" + _PADDING
-        yield from _near(text, len(rest) + 1, number, owed, last)
+                number, pending = yield from _scan_block(
+                    text, end, number, pending, last_line
+                )
+                last_line = _previous_line(text, end)
+            # Drop the rest of a line longer than the limit.
+            unread = text[end:-PADDING][:_MAX_LINE]
+    if unread:
+        text = unread + b"\n" + _PADDING
+        yield from _scan_block(
+            text, len(unread) + 1, number, pending, last_line
+        )
 
 
-def rows_of_lines(lines: Iterable[str]) -> Iterator[Row]:
+def scan_lines(lines: Iterable[str]) -> Iterator[RawLine]:
     """
-    Mark the lines that could be about a collective.
-
-    Args:
-        lines: Lines of a log, in their order.
-
-    Yields:
-        All of them.
+    Mark the lines that could be about a collective, and yield all lines.
     """
-    before = ""
+    previous_end = ""
     for number, line in enumerate(lines, 1):
-        text = line[:_LONGEST].rstrip("\n")
-        is_hit = any(word in line for word in _WORDS)
-        yield Row(number, text, is_hit, before if is_hit else "")
-        before = text[-_BEFORE:]
+        text = line[:_MAX_LINE].rstrip("\n")
+        is_hit = any(word in line for word in _KEYWORDS)
+        yield RawLine(number, text, is_hit, previous_end if is_hit else "")
+        previous_end = text[-_PREVIOUS_TAIL:]
 
 
-def _near(
-    text: bytes, end: int, number: int, owed: int, last: bytes
-) -> Generator[Row, None, tuple[int, int]]:
+def _scan_block(
+    text: bytes, end: int, number: int, pending: int, last_line: bytes
+) -> Generator[RawLine, None, tuple[int, int]]:
     """
-    The lines of a block that may matter, without looking at the others.
+    Yield the hits of a block and their continuation lines; skip the others.
     """
-    at = 0
-    for hit in [*_hits(text, end), end]:
-        while owed and at < hit:
-            row, at = _row(text, at, number)
-            yield row
-            number, owed = number + 1, owed - 1
-        if at < hit:
-            number += text.count(b"\n", at, hit)
+    position = 0
+    for hit in [*_hit_starts(text, end), end]:
+        while pending and position < hit:
+            raw, position = _read_raw_line(text, position, number)
+            yield raw
+            number, pending = number + 1, pending - 1
+        if position < hit:
+            number += text.count(b"\n", position, hit)
         if hit < end:
-            row, at = _row(text, hit, number)
-            before = _line_before(text, hit) if hit else last
+            raw, position = _read_raw_line(text, hit, number)
+            previous_end = _previous_line(text, hit) if hit else last_line
             yield attrs.evolve(
-                row, is_hit=True, before=_decoded(before[-_BEFORE:])
+                raw,
+                is_hit=True,
+                previous_end=_decode(previous_end[-_PREVIOUS_TAIL:]),
             )
-            number, owed = number + 1, AFTER
-    return number, owed
+            number, pending = number + 1, _CONTINUATION_LINES
+    return number, pending
 
 
-def _hits(text: bytes, end: int) -> list[int]:
+def _hit_starts(text: bytes, end: int) -> list[int]:
     """
-    Where the lines begin that hold one of the words.
+    Return the start offsets of lines that contain a keyword.
     """
-    found = find_words(_INDEX, np.frombuffer(text, np.uint8, end + PADDING))
+    matches = find_words(
+        _KEYWORD_INDEX, np.frombuffer(text, np.uint8, end + PADDING)
+    )
     starts = {
-        text.rfind(b"\n", 0, at) + 1
-        for at, word in found
-        if at < end and text.startswith(_EXACT[word], at)
+        text.rfind(b"\n", 0, position) + 1
+        for position, keyword in matches
+        if position < end
+        and text.startswith(_KEYWORD_BYTES[keyword], position)
     }
     return sorted(starts)
 
 
-def _row(text: bytes, start: int, number: int) -> tuple[Row, int]:
+def _read_raw_line(
+    text: bytes, start: int, number: int
+) -> tuple[RawLine, int]:
     end = text.find(b"\n", start)
-    line = text[start : min(end, start + _LONGEST)]
-    return Row(number, _decoded(line), is_hit=False), end + 1
+    line = text[start : min(end, start + _MAX_LINE)]
+    return RawLine(number, _decode(line), is_hit=False), end + 1
 
 
-def _line_before(text: bytes, start: int) -> bytes:
+def _previous_line(text: bytes, start: int) -> bytes:
     return text[text.rfind(b"\n", 0, start - 1) + 1 : start - 1]
 
 
-def _decoded(line: bytes) -> str:
+def _decode(line: bytes) -> str:
     return line.decode("utf-8", "replace")
 
 
-_NUMBER = r"-?\d{1,20}"
-# A line with the first is only whole if it has the second, too.
-_STAGES: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
-    (re.compile(spaced(begin)), re.compile(spaced(end)))
+_INTEGER = r"-?\d{1,20}"
+# A line that matches the first is complete if it matches the second, too.
+_MESSAGE_ENDS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
+    (re.compile(loosen_spaces(begin)), re.compile(loosen_spaces(end)))
     for begin, end in (
         (
             r"SeqNum=|Watchdog caught|timed out in bl",
@@ -213,7 +216,7 @@ _STAGES: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
                 r"detected by watchdog|Timeout at \w{1,8} work|signal due to"
                 r"|ast enqueued|PG status"
             ),
-            rf"last completed (?:\w{{1,8}} )?work: {_NUMBER}",
+            rf"last completed (?:\w{{1,8}} )?work: {_INTEGER}",
         ),
         (
             r"mismatch between coll|is running collective",
@@ -231,99 +234,108 @@ _STAGES: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
         (r"watchdog got stuck", r"stuck for \d{1,9} seconds"),
     )
 )
-_SOURCE = re.compile(r"ProcessGroup[A-Z]\w{1,20}\.c|ProcessGroup\w{0,20}$")
-_ONLY_SOURCE = re.compile(r"ProcessGroup\w{2,20}\.cpp:\d{1,6}\]\s*$")
-# Who begins like this does not go on with something.
-_ANEW = re.compile(
+_SOURCE_FILE = re.compile(
+    r"ProcessGroup[A-Z]\w{1,20}\.c|ProcessGroup\w{0,20}$"
+)
+_ENDS_WITH_SOURCE_FILE = re.compile(r"ProcessGroup\w{2,20}\.cpp:\d{1,6}\]\s*$")
+# A line that begins like this does not continue another one.
+_NEW_MESSAGE = re.compile(
     r"\[[DIWEFCV]\d{3,4} \d\d:|\[[DIWEFCV] ProcessGroup|Traceback |frame #"
     r"|Exception raised|terminate called|\s*what\(\)|\[?20\d\d[-/]\d\d"
     r"|File \"|[\w.-]{1,80}:\d{1,9}:\d{1,9} \[\d"
 )
-_NAMED = re.compile(r"\[(?:Rank|PG) ")
-# A logger may put all that torch prints before a message on a line of its own,
-# or break within it.
-_HEAD = re.compile(
+_GROUP_PREFIX_START = re.compile(r"\[(?:Rank|PG) ")
+# A logger may put the prefix that torch prints before a message on its own
+# line, or break within it.
+_TRAILING_PREFIX = re.compile(
     r"\[rank\d{1,7}\]:?\s{0,4}"
     r"(?:\[[DIWEFCV]\d{0,4}(?:\s{1,4}[\w:.]{0,60}\]?)?)?\s*$"
 )
-_HEADLESS = re.compile(
+_WITHOUT_PREFIX = re.compile(
     r"\s{0,40}(?:\[[DIWEFCV]\d{0,4} |\d\d:\d\d:[\d.]{2,16} |\[(?:Rank|PG) "
     r"|ProcessGroup\w{2,20}\.cpp|Watchdog|WorkNCCL|Received a dump| failure det"
     r"|Exception \(|Timeout at)"
 )
-_END_NUMBER = re.compile(r"\d$")
-_MORE_DIGITS = re.compile(r"\s{0,4}(\d{1,19}\.?)\s*$")
+_ENDS_WITH_DIGIT = re.compile(r"\d$")
+_ONLY_DIGITS = re.compile(r"\s{0,4}(\d{1,19}\.?)\s*$")
 
 
-def whole_lines(rows: Iterator[Row], source: str) -> Iterator[LogLine]:
+def join_broken_lines(
+    raw_lines: Iterator[RawLine], source: str
+) -> Iterator[LogLine]:
     """
-    Put together what was broken.
+    Join messages that were broken into several lines.
 
     Args:
-        rows: Lines of one file, in their order.
-
-        source: The file.
+        raw_lines: Lines of one file, in file order.
 
     Yields:
-        The lines that could be about a collective; a broken one bears the
+        The lines that could be about a collective; a joined line has the
         number of its first part.
     """
-    ahead: deque[Row] = deque()
+    ahead: deque[RawLine] = deque()
     while True:
-        row = ahead.popleft() if ahead else next(rows, None)
-        if row is None:
+        raw = ahead.popleft() if ahead else next(raw_lines, None)
+        if raw is None:
             return
-        if not row.is_hit:
+        if not raw.is_hit:
             continue
-        *bars, last = _pieces(_with_head(row), source)
-        yield from bars
-        if _is_open(last.text):
-            while len(ahead) < AFTER and (more := next(rows, None)):
-                ahead.append(more)
-            last = _joined(last, ahead)
+        *overwritten, last = _split_progress_bar(_restore_prefix(raw), source)
+        yield from overwritten
+        if _is_incomplete(last.text):
+            while len(ahead) < _CONTINUATION_LINES and (
+                continuation := next(raw_lines, None)
+            ):
+                ahead.append(continuation)
+            last = _join_continuation(last, ahead)
         yield last
 
 
-def _with_head(row: Row) -> Row:
+def _restore_prefix(raw: RawLine) -> RawLine:
     """
-    Add the name of a rank that was left behind on the line before.
+    Add the rank prefix that was left on the previous line.
     """
-    head = _HEAD.search(row.before)
-    if head is None or not _HEADLESS.match(row.text):
-        return row
-    return attrs.evolve(row, text=f"{head[0].rstrip()} {row.text.lstrip()}")
+    prefix = _TRAILING_PREFIX.search(raw.previous_end)
+    if prefix is None or not _WITHOUT_PREFIX.match(raw.text):
+        return raw
+    return attrs.evolve(raw, text=f"{prefix[0].rstrip()} {raw.text.lstrip()}")
 
 
-def _pieces(row: Row, source: str) -> list[LogLine]:
-    # A progress bar writes over itself, and others write behind it.
-    pieces = [x for x in row.text.split("\r") if x and not x.isspace()]
+def _split_progress_bar(raw: RawLine, source: str) -> list[LogLine]:
+    # A progress bar overwrites its line, and messages may follow it there.
+    pieces = [x for x in raw.text.split("\r") if x and not x.isspace()]
     return [
-        parse_line(piece, number=row.number, source=source)
+        parse_line(piece, number=raw.number, source=source)
         for piece in pieces or [""]
     ]
 
 
-def _joined(line: LogLine, ahead: deque[Row]) -> LogLine:
+def _join_continuation(line: LogLine, ahead: deque[RawLine]) -> LogLine:
     """
-    Add the lines that complete this one, and take them away; or neither.
+    Add the lines that complete this one and consume them, or do neither.
     """
     text, width = line.text, 0
-    may_be_named = _ONLY_SOURCE.search(text) is not None
-    for used, row in enumerate(ahead, 1):
-        if row.number != line.number + used:
+    may_have_group = _ENDS_WITH_SOURCE_FILE.search(text) is not None
+    for used, raw in enumerate(ahead, 1):
+        if raw.number != line.number + used:
             break
-        more = parse_line(row.text)
-        if _is_anew(more, line) or (
-            _NAMED.match(more.text) and not (may_be_named and used == 1)
+        continuation = parse_line(raw.text)
+        if _is_new_message(continuation, line) or (
+            _GROUP_PREFIX_START.match(continuation.text)
+            and not (may_have_group and used == 1)
         ):
             break
-        text += more.text.lstrip()
-        width = max(width, len(more.text))
-        if _is_open(text):
+        text += continuation.text.lstrip()
+        width = max(width, len(continuation.text))
+        if _is_incomplete(text):
             continue
-        tail = ahead[used] if used < len(ahead) else None
-        if tail and len(more.text) == width > 40 and _END_NUMBER.search(text):
-            digits = _MORE_DIGITS.match(tail.text)
+        next_line = ahead[used] if used < len(ahead) else None
+        if (
+            next_line
+            and len(continuation.text) == width > 40
+            and _ENDS_WITH_DIGIT.search(text)
+        ):
+            digits = _ONLY_DIGITS.match(next_line.text)
             text += digits[1] if digits else ""
         for _ in range(used):
             ahead.popleft()
@@ -331,25 +343,28 @@ def _joined(line: LogLine, ahead: deque[Row]) -> LogLine:
     return line
 
 
-def _is_anew(more: LogLine, line: LogLine) -> bool:
-    if more.origin is not None and more.origin != line.origin:
+def _is_new_message(continuation: LogLine, line: LogLine) -> bool:
+    if continuation.origin is not None and continuation.origin != line.origin:
         return True
-    if more.origin is not None and more.origin.rank is not None:
+    if (
+        continuation.origin is not None
+        and continuation.origin.rank is not None
+    ):
         return True
-    return _ANEW.match(more.text) is not None
+    return _NEW_MESSAGE.match(continuation.text) is not None
 
 
-def _is_open(text: str) -> bool:
+def _is_incomplete(text: str) -> bool:
     """
-    Whether a message begins here whose end is not here.
+    Return whether a message begins here and does not end here.
     """
-    begun = [end for begin, end in _STAGES if begin.search(text)]
-    if begun:
-        return not all(end.search(text) for end in begun)
-    return _SOURCE.search(text) is not None
+    ends = [end for begin, end in _MESSAGE_ENDS if begin.search(text)]
+    if ends:
+        return not all(end.search(text) for end in ends)
+    return _SOURCE_FILE.search(text) is not None
 
 
-_FIELDS: dict[type[LogRecord], str] = {
+_FIELD_BY_TYPE: dict[type[LogRecord], str] = {
     WorkTimeout: "timeouts",
     WorkStatus: "statuses",
     DumpSignal: "dump_signals",
@@ -364,84 +379,102 @@ _FIELDS: dict[type[LogRecord], str] = {
     NcclNote: "notes",
     NcclCall: "calls",
 }
-_READERS = (read_watchdog, read_checks, read_stores, read_gloo, read_nccl)
-# Where a line stands does not make it another one.
-_PLACE = frozenset({"line", "time", "quote", "count", "source", "origin"})
-# Every run prints these.
-_HEALTHY = (NcclNote, NcclInit, GroupMember)
-_MOST = 200_000
-_MOST_CALLS = 32
-_MOST_STREAMS = 1 << 16
-_RESTART = "will restart worker group"
+_LINE_READERS = (
+    read_watchdog,
+    read_debug_checks,
+    read_store_timeouts,
+    read_gloo,
+    read_nccl,
+)
+# Records that differ only in these are equal.
+_LOCATION_FIELDS = frozenset(
+    {"line", "time", "quote", "count", "source", "origin"}
+)
+# Runs without a failure print these, too.
+_ROUTINE_RECORDS = (NcclNote, NcclInit, GroupMember)
+_MAX_RECORDS = 200_000
+_MAX_CALLS = 32
+_MAX_COMMUNICATORS = 1 << 16
+_RESTART_TEXT = "will restart worker group"
 
 
-class Kept:
+class RecordCollector:
     """
-    Collects what is found, each thing once, and not without bound.
+    Collect records about collectives, each once, with bounded memory.
     """
 
     def __init__(self) -> None:
         self._records: dict[str, dict[object, LogRecord]] = {
-            name: {} for name in _FIELDS.values()
+            name: {} for name in _FIELD_BY_TYPE.values()
         }
-        self._calls: dict[tuple[str, str], deque[tuple[Row, str]]] = {}
+        self._calls: dict[tuple[str, str], deque[tuple[RawLine, str]]] = {}
         self._restarts = 0
-        self._lost: dict[str, int] = defaultdict(int)
+        self._dropped: dict[str, int] = defaultdict(int)
 
     def read(
         self,
-        rows: Iterator[Row],
+        raw_lines: Iterator[RawLine],
         source: str,
         rank: int | None,
         attempt: int,
     ) -> None:
         """
-        Take what one file says.
+        Add the records of one file.
+
+        Args:
+            rank: The rank of the file; ``None`` if unknown.
+
+            attempt: How many times the job was restarted before this file.
         """
         is_new = False
-        for line in whole_lines(self._without_calls(rows, source), source):
-            if _RESTART in line.text:
+        for line in join_broken_lines(
+            self._set_aside_calls(raw_lines, source), source
+        ):
+            if _RESTART_TEXT in line.text:
                 attempt += is_new
                 is_new = False
-            elif self._take(line, rank, attempt):
+            elif self._add_line(line, rank, attempt):
                 is_new = True
         self._restarts = max(self._restarts, attempt)
 
-    def _without_calls(
-        self, rows: Iterator[Row], source: str
-    ) -> Iterator[Row]:
+    def _set_aside_calls(
+        self, raw_lines: Iterator[RawLine], source: str
+    ) -> Iterator[RawLine]:
         """
-        Keep the last calls of each communicator; there are millions of them.
+        Keep the last calls of each communicator only; there are millions.
         """
-        for row in rows:
-            if " opCount " not in row.text or "SeqNum=" in row.text:
-                yield row
+        for raw in raw_lines:
+            if " opCount " not in raw.text or "SeqNum=" in raw.text:
+                yield raw
                 continue
-            who = row.text[: row.text.find("] NCCL INFO")]
-            _, _, comm = row.text.rpartition(" comm ")
-            key = (who[-80:], comm[:18])
-            if key not in self._calls and len(self._calls) < _MOST_STREAMS:
-                self._calls[key] = deque(maxlen=_MOST_CALLS)
+            prefix = raw.text[: raw.text.find("] NCCL INFO")]
+            _, _, comm = raw.text.rpartition(" comm ")
+            key = (prefix[-80:], comm[:18])
+            if (
+                key not in self._calls
+                and len(self._calls) < _MAX_COMMUNICATORS
+            ):
+                self._calls[key] = deque(maxlen=_MAX_CALLS)
             if key in self._calls:
-                self._calls[key].append((row, source))
+                self._calls[key].append((raw, source))
 
-    def _take(self, line: LogLine, rank: int | None, attempt: int) -> bool:
-        is_any = False
-        for speaker in speakers(line, rank=rank, attempt=attempt):
-            for read in _READERS:
-                for record in read(speaker, speaker.text):
-                    self._keep(record)
-                    is_any |= not isinstance(record, _HEALTHY)
-        return is_any
+    def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
+        has_failure = False
+        for context in split_by_rank(line, rank=rank, attempt=attempt):
+            for read in _LINE_READERS:
+                for record in read(context, context.text):
+                    self._add_record(record)
+                    has_failure |= not isinstance(record, _ROUTINE_RECORDS)
+        return has_failure
 
-    def _keep(self, record: LogRecord) -> None:
-        kind = _FIELDS[type(record)]
-        known = self._records[kind]
-        key = _key(record)
-        if key not in known and len(known) < _MOST:
-            known[key] = record
-        elif key not in known:
-            self._lost[kind] += 1
+    def _add_record(self, record: LogRecord) -> None:
+        field = _FIELD_BY_TYPE[type(record)]
+        records = self._records[field]
+        key = _record_key(record)
+        if key not in records and len(records) < _MAX_RECORDS:
+            records[key] = record
+        elif key not in records:
+            self._dropped[field] += 1
 
     def result(
         self,
@@ -450,45 +483,53 @@ class Kept:
         files: int | None = None,
     ) -> CollectiveLogs:
         """
-        All of it; of *files* ranks there are files.
+        Return all records.
+
+        Args:
+            missing: What could not be read; dropped records are added to it.
+
+            files: Number of ranks that have a file; ``None`` if unknown.
         """
-        for rows in self._calls.values():
-            for row, source in rows:
-                lines = whole_lines(iter([row]), source)
+        for raw_lines in self._calls.values():
+            for raw, source in raw_lines:
+                lines = join_broken_lines(iter([raw]), source)
                 for line in lines:
-                    self._take(line, None, 0)
-        for kind, count in self._lost.items():
+                    self._add_line(line, None, 0)
+        for kind, count in self._dropped.items():
             reason = f"{count} lines of this kind are more than are kept"
             missing.append(Missing(what=f"log: {kind}", reason=reason))
         records = {
-            kind: tuple(found.values())
-            for kind, found in self._records.items()
+            kind: tuple(by_key.values())
+            for kind, by_key in self._records.items()
         }
         logs = CollectiveLogs(
             **records,  # type: ignore[arg-type]
             attempts=self._restarts + 1,
             missing=tuple(missing),
         )
-        size = _size_of(logs, files) if world_size is None else world_size
-        return attrs.evolve(logs, world_size=size)
+        inferred = (
+            _infer_world_size(logs, files)
+            if world_size is None
+            else world_size
+        )
+        return attrs.evolve(logs, world_size=inferred)
 
 
-def _key(record: LogRecord) -> tuple[object, ...]:
-    told = tuple(
+def _record_key(record: LogRecord) -> tuple[object, ...]:
+    values = tuple(
         getattr(record, field.name)
         for field in attrs.fields(type(record))
-        if field.name not in _PLACE
+        if field.name not in _LOCATION_FIELDS
     )
-    # Without a rank, only the place tells speakers apart.
+    # Without a rank, source and origin keep ranks apart.
     if record.rank is None:
-        told += (record.source, record.origin)
-    return (type(record), *told)
+        values += (record.source, record.origin)
+    return (type(record), *values)
 
 
-def _size_of(logs: CollectiveLogs, files: int | None) -> int | None:
+def _infer_world_size(logs: CollectiveLogs, files: int | None) -> int | None:
     """
-    How many ranks there are, by the largest communicator or group; else by
-    how many have a file.
+    Infer the world size from the largest communicator or group, or *files*.
     """
     sizes = [x.size for x in logs.inits] + [x.size for x in logs.members]
     size = max(sizes, default=files)
@@ -505,31 +546,28 @@ PathsOrLines = (
     | Iterable[os.PathLike[str]]
     | Iterable[str | os.PathLike[str]]
 )
-_LONGEST_PATH = 256
+_MAX_PATH = 256
 
 
-def told_apart(
-    given: PathsOrLines,
+def split_inputs(
+    inputs: PathsOrLines,
 ) -> tuple[list[str | os.PathLike[str]] | None, Iterable[str]]:
     """
-    Tell paths from lines.
-
-    Args:
-        given: Either of them.
+    Split the input into paths and lines.
 
     Returns:
         The paths, or ``None`` and the lines.
     """
-    if isinstance(given, str) and "\n" in given:
-        return None, given.split("\n")
-    if isinstance(given, (str, os.PathLike)):
-        return [given], ()
-    if isinstance(given, (list, tuple, set, frozenset)):
-        items = list(given)
+    if isinstance(inputs, str) and "\n" in inputs:
+        return None, inputs.split("\n")
+    if isinstance(inputs, (str, os.PathLike)):
+        return [inputs], ()
+    if isinstance(inputs, (list, tuple, set, frozenset)):
+        items = list(inputs)
         if items and all(map(_is_path, items)):
             return items, ()
         return None, items
-    return None, given  # type: ignore[return-value]
+    return None, inputs  # type: ignore[return-value]
 
 
 def _is_path(item: object) -> bool:
@@ -538,39 +576,43 @@ def _is_path(item: object) -> bool:
 
     text = str(item)
     if " " not in text and "/" in text:
-        return len(text) < _LONGEST_PATH
-    # A line is no path that is too long, or has other faults.
-    return os.path.exists(text)  # noqa: PTH110 that of a path raises
+        return len(text) < _MAX_PATH
+    # os.path.exists returns False for an invalid path, such as a long line.
+    return os.path.exists(text)  # noqa: PTH110 Path.exists raises
 
 
-def attempt_of(path: str) -> int:
+def parse_attempt(path: str) -> int:
     """
-    How often had torchrun restarted the job, by the name of a log?
+    Parse the restart count of torchrun from a path.
 
     Args:
         path: Such as ``attempt_1/3/stderr.log``.
     """
-    _, found, rest = path.rpartition("attempt_")
+    _, separator, rest = path.rpartition("attempt_")
     digits = re.split(r"[/\\]", rest)[0]
     return (
-        int(digits) if found and digits.isdecimal() and len(digits) < 5 else 0
+        int(digits)
+        if separator and digits.isdecimal() and len(digits) < 5
+        else 0
     )
 
 
-_FILE = re.compile(
+_RANK_FILE_NAME = re.compile(
     r"(?:^|[^a-z])(?:global_?)?rank[_\-.]?(\d{1,7})(?!\d)", re.IGNORECASE
 )
-_TORCHRUN = re.compile(r"attempt_\d{1,4}[/\\](\d{1,6})[/\\][^/\\]{1,40}$")
-# One process each, unless a further one leads them.
-_WORKER = re.compile(
+_TORCHRUN_PATH = re.compile(r"attempt_\d{1,4}[/\\](\d{1,6})[/\\][^/\\]{1,40}$")
+# Names with a worker number, used only if no file is that of a leader.
+_WORKER_FILE_NAME = re.compile(
     r"^(.{0,200}?(?:worker|proc(?:ess)?|trainer|task)[_\-.]?)(\d{1,7})(\.\D.*|)$",
     re.IGNORECASE,
 )
-_LEADER = re.compile(r"master|chief|launcher|coordinator", re.IGNORECASE)
-_WHOSE_HEAD = 1 << 14
-_MOST_HEADS = 4096
-# Who a process says it is, by torch, Lightning, Accelerate, and many scripts.
-_SELF = (
+_LEADER_FILE_NAME = re.compile(
+    r"master|chief|launcher|coordinator", re.IGNORECASE
+)
+_HEADER_BYTES = 1 << 14
+_MAX_HEADER_FILES = 4096
+# Header lines with the rank, by torch, Lightning, Accelerate, and scripts.
+_RANK_HEADERS = (
     re.compile(
         r"store_based_barrier_key:\d{1,9} to store for rank: (\d{1,7})"
     ),
@@ -584,104 +626,108 @@ _SELF = (
 )
 
 
-def ranks_of_files(paths: Sequence[str]) -> dict[str, int]:
+def find_file_ranks(paths: Sequence[str]) -> dict[str, int]:
     """
-    Whose logs are these?
+    Map log files to ranks by name, launcher layout, or header lines.
 
     Args:
         paths: Such as ``rank3.log``; or ``attempt_0/3/stderr.log`` of
-            torchrun, which counts the ranks of its node, so that it only tells
-            if there is one node.
+            torchrun, whose local rank is only used if there is one node.
 
     Returns:
-        The ranks of those files that tell.
+        The ranks of the files whose rank is known.
     """
-    ranks, local = {}, {}
+    ranks, local_ranks = {}, {}
     for path in paths:
-        found = _FILE.search(_name(path))
-        if found:
-            ranks[path] = int(found[1])
-        elif found := _TORCHRUN.search(path):
-            local[path] = (path[: found.start()], int(found[1]))
-    if len({folder for folder, _ in local.values()}) == 1:
-        ranks |= {path: rank for path, (_, rank) in local.items()}
-    if not ranks and 1 < len(paths) <= _MOST_HEADS:
-        return _introduced(paths) or _numbered(paths)
+        match = _RANK_FILE_NAME.search(_basename(path))
+        if match:
+            ranks[path] = int(match[1])
+        elif match := _TORCHRUN_PATH.search(path):
+            local_ranks[path] = (path[: match.start()], int(match[1]))
+    if len({folder for folder, _ in local_ranks.values()}) == 1:
+        ranks |= {path: rank for path, (_, rank) in local_ranks.items()}
+    if not ranks and 1 < len(paths) <= _MAX_HEADER_FILES:
+        return _ranks_from_headers(paths) or _ranks_from_worker_names(paths)
     return ranks
 
 
-def size_by_files(paths: Iterable[str]) -> int | None:
+def world_size_from_files(paths: Iterable[str]) -> int | None:
     """
-    How many ranks have a file, an empty one too?
+    Infer the world size from the names of log files, also of empty ones.
 
     Args:
         paths: Such as ``attempt_0/3/stderr.log`` of torchrun, or
             ``rank3.log``.
 
     Returns:
-        How many there are, if the files of one launch are those of ranks 0 to
-        N - 1 without a gap; otherwise ``None``.
+        The world size if the files of one launch are those of ranks 0 to N - 1
+        without a gap; otherwise ``None``.
     """
-    starts: dict[tuple[str, int], set[int]] = defaultdict(set)
+    ranks_by_start: dict[tuple[str, int], set[int]] = defaultdict(set)
     for path in paths:
-        name = _name(path)
-        if found := _FILE.search(name):
+        name = _basename(path)
+        if match := _RANK_FILE_NAME.search(name):
             folder = path[: len(path) - len(name)]
-        elif found := _TORCHRUN.search(path):
-            folder = path[: found.start()]
+        elif match := _TORCHRUN_PATH.search(path):
+            folder = path[: match.start()]
         else:
             continue
-        # Workers that are started again have a folder for each start.
-        starts[folder, attempt_of(path)].add(int(found[1]))
-    if len({folder for folder, _ in starts}) != 1:
+        # Restarted workers have one folder per start.
+        ranks_by_start[folder, parse_attempt(path)].add(int(match[1]))
+    if len({folder for folder, _ in ranks_by_start}) != 1:
         return None
 
-    ranks, *others = starts.values()
-    is_whole = ranks == set(range(len(ranks))) and len(ranks) > 1
-    return len(ranks) if is_whole and all(x == ranks for x in others) else None
+    ranks, *others = ranks_by_start.values()
+    has_no_gap = ranks == set(range(len(ranks))) and len(ranks) > 1
+    return (
+        len(ranks) if has_no_gap and all(x == ranks for x in others) else None
+    )
 
 
-def _introduced(paths: Iterable[str]) -> dict[str, int]:
+def _ranks_from_headers(paths: Iterable[str]) -> dict[str, int]:
     """
-    Ranks of files in which just one rank says who it is, and nobody else does.
+    Return ranks of files if each header names at most one rank, each once.
     """
-    found = {}
+    ranks = {}
     for path in paths:
-        said = _said(path)
-        if len(said) > 1:
+        header_ranks = _header_ranks(path)
+        if len(header_ranks) > 1:
             return {}
-        if said:
-            (found[path],) = said
-    return found if _is_each_once(found) else {}
+        if header_ranks:
+            (ranks[path],) = header_ranks
+    return ranks if _has_unique_ranks(ranks) else {}
 
 
-def _said(path: str) -> set[int]:
+def _header_ranks(path: str) -> set[int]:
+    """
+    Return the ranks that the header lines of a file name.
+    """
     try:
         with open_log(path) as file:
-            head = file.read(_WHOSE_HEAD).decode("utf-8", "replace")
+            head = file.read(_HEADER_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError, EOFError):
-        # Whoever reads all of it tells that it cannot be read.
+        # The full read reports that the file cannot be read.
         return set()
-    return {int(x) for words in _SELF for x in words.findall(head)}
+    return {int(x) for pattern in _RANK_HEADERS for x in pattern.findall(head)}
 
 
-def _numbered(paths: Iterable[str]) -> dict[str, int]:
+def _ranks_from_worker_names(paths: Iterable[str]) -> dict[str, int]:
     """
-    Ranks of files of one folder whose names differ in the number of a worker.
+    Return ranks of files in one folder whose names differ in a worker number.
     """
     series: dict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
     for path in paths:
-        name = _name(path)
-        if _LEADER.search(name):
+        name = _basename(path)
+        if _LEADER_FILE_NAME.search(name):
             return {}
-        if found := _WORKER.match(name):
+        if match := _WORKER_FILE_NAME.match(name):
             folder = path[: len(path) - len(name)]
-            series[folder, found[1], found[3]][path] = int(found[2])
+            series[folder, match[1], match[3]][path] = int(match[2])
     found_ranks: dict[str, int] = {}
     for (folder, stem, _), ranks in series.items():
-        is_alone = all(x[:2] == (folder, stem) for x in series)
+        is_only_series = all(x[:2] == (folder, stem) for x in series)
         if (
-            is_alone
+            is_only_series
             and len(ranks) > 1
             and sorted(ranks.values()) == list(range(len(ranks)))
         ):
@@ -689,66 +735,66 @@ def _numbered(paths: Iterable[str]) -> dict[str, int]:
     return found_ranks
 
 
-def _is_each_once(ranks: Mapping[str, int]) -> bool:
+def _has_unique_ranks(ranks: Mapping[str, int]) -> bool:
     return len(ranks) > 1 and max(Counter(ranks.values()).values()) == 1
 
 
-def _name(path: str) -> str:
+def _basename(path: str) -> str:
     return re.split(r"[/\\]", path)[-1]
 
 
-_MOST_RANKS = 1 << 24
+_MAX_RANKS = 1 << 24
 
 
 def read_collective_logs(
     paths_or_lines: PathsOrLines, *, world_size: int | None = None
 ) -> CollectiveLogs:
     """
-    Find what watchdogs, NCCL, Gloo, and the store wrote.
+    Collect what watchdogs, NCCL, Gloo, and the store wrote.
 
     Args:
-        paths_or_lines: A file, a folder, several of them; or lines, as a text
-            or one by one.
+        paths_or_lines: A file, a folder, or several of them; or lines, as one
+            text or as an iterable.
 
-        world_size: How many ranks the job has.  Without it, a rank that wrote
-            nothing is only missed if NCCL's own lines tell how many there are,
-            or the files of one launch, an empty one too, are those of ranks 0
-            to N - 1.
+        world_size: Number of ranks of the job.  Without it, a rank without any
+            line is only reported as missing if lines of NCCL have the number
+            of ranks, or if the files of one launch, also empty ones, are those
+            of ranks 0 to N - 1.
 
     Returns:
-        What was found, without repetitions.
+        The records, without repetitions.
 
     Raises:
         NoLogsError: There is no log.
 
-        LogError: *world_size* is no number of ranks.
+        LogError: *world_size* is not a valid number of ranks.
     """
-    if world_size is not None and not 1 <= world_size <= _MOST_RANKS:
-        is_short = abs(world_size) < _MOST_RANKS
-        told = world_size if is_short else "so many"
-        msg = f"a job has 1 to {_MOST_RANKS:,} ranks, not {told}"
+    if world_size is not None and not 1 <= world_size <= _MAX_RANKS:
+        is_short = abs(world_size) < _MAX_RANKS
+        shown = world_size if is_short else "so many"
+        msg = f"a job has 1 to {_MAX_RANKS:,} ranks, not {shown}"
         raise LogError(msg)
 
-    paths, lines = told_apart(paths_or_lines)
-    found = Kept()
+    paths, lines = split_inputs(paths_or_lines)
+    collector = RecordCollector()
     if paths is None:
-        found.read(rows_of_lines(lines), "", None, 0)
-        return found.result(world_size, [])
+        collector.read(scan_lines(lines), "", None, 0)
+        return collector.result(world_size, [])
 
-    files, missing = _files(paths)
-    ranks = ranks_of_files(files)
+    files, missing = _find_files(paths)
+    ranks = find_file_ranks(files)
     for file in files:
         try:
-            found.read(
-                rows_of_file(file), file, ranks.get(file), attempt_of(file)
+            collector.read(
+                scan_file(file), file, ranks.get(file), parse_attempt(file)
             )
         except (OSError, ValueError, EOFError) as exc:
             missing.append(Missing.log(file, exc))
-    logs = found.result(world_size, missing, size_by_files(files))
-    return attrs.evolve(logs, quiet=_quiet(files))
+    logs = collector.result(world_size, missing, world_size_from_files(files))
+    return attrs.evolve(logs, quiet=_seconds_since_write(files))
 
 
-def _files(
+def _find_files(
     paths: list[str | os.PathLike[str]],
 ) -> tuple[list[str], list[Missing]]:
     walk = walk_logs(paths)
@@ -762,15 +808,17 @@ def _files(
     return files, list(walk.missing)
 
 
-def _quiet(files: Iterable[str]) -> float | None:
+def _seconds_since_write(files: Iterable[str]) -> float | None:
     """
-    For how long nobody has written to them.
+    Return the seconds since the last write to any of the files.
     """
-    last = None
+    last_write = None
     for file in files:
         try:
-            written = os.stat(file).st_mtime  # noqa: PTH116 a path is no gain
+            written = os.stat(file).st_mtime  # noqa: PTH116
         except OSError:  # gone meanwhile
             continue
-        last = written if last is None else max(last, written)
-    return None if last is None else max(time.time() - last, 0.0)
+        last_write = (
+            written if last_write is None else max(last_write, written)
+        )
+    return None if last_write is None else max(time.time() - last_write, 0.0)

@@ -1,5 +1,5 @@
 """
-So who was missing, and what is wrong?
+Diagnose hung collectives from log lines: which ranks did not arrive.
 """
 
 from __future__ import annotations
@@ -11,300 +11,300 @@ import attrs
 
 from ...findings import Cause, Finding
 from ...ranks import ranks_text
-from .cases import Case, find_cases
-from .model import CollectiveLogs, DesyncReport, DumpSignal, evidence_of
+from .cases import GroupState, find_group_states
+from .model import CollectiveLogs, DesyncReport, DumpSignal, make_evidence
 from .nccl_errors import explain_communicators, explain_network
 from .rendezvous import (
-    explain_checks,
+    explain_debug_checks,
     explain_gloo,
     explain_heartbeats,
-    explain_lost,
-    explain_stores,
+    explain_lost_connections,
+    explain_store_timeouts,
 )
 from .verdict import (
     REMEDIES,
     Verdict,
+    detect_lagging_ranks,
+    detect_mismatched_calls,
+    detect_missing_members,
+    detect_not_enqueued,
+    detect_not_started,
+    detect_silent_ranks,
+    detect_stuck_in_flight,
     explain_verdict,
-    global_ranks,
-    judge_calls,
-    judge_complete,
-    judge_enqueued,
-    judge_gap,
-    judge_lag,
-    judge_silence,
-    judge_start,
-    name_silent,
-    verdict_of,
+    make_verdict,
+    name_silent_ranks,
+    to_global_ranks,
 )
 
 
-def judge(case: Case) -> Verdict | None:
+def diagnose_group(state: GroupState) -> Verdict | None:
     """
-    Find who holds up a group.
-
-    Args:
-        case: What is known of it.
+    Find which ranks hold up a process group.
 
     Returns:
-        The verdict; ``None`` if nobody waits in it.
+        The verdict; ``None`` if no rank waits in the group.
     """
-    if not case.timeouts and not case.desyncs:
-        return _by_signals(case)
-    if case.is_mixed:
-        return _unknown(case, "its lines are of several groups")
+    if not state.timeouts and not state.desyncs:
+        return _verdict_from_dump_signals(state)
+    if state.is_mixed:
+        return _unknown_verdict(state, "its lines are of several groups")
 
-    found = (judge_one(case) for judge_one in _JUDGES)
-    return next(filter(None, found), None) or _unknown(case, "")
+    verdicts = (detect(state) for detect in _DETECTORS)
+    return next(filter(None, verdicts), None) or _unknown_verdict(state, "")
 
 
-def _by_desync(case: Case) -> Verdict | None:
+def _verdict_from_desync(state: GroupState) -> Verdict | None:
     """
-    Torch itself compared them.
+    Derive the verdict from the desync report of torch.
     """
-    absent = [x for x in case.desyncs if x.kind == "absent"]
-    ahead = [x for x in case.desyncs if x.kind == "finished"]
-    found = (absent or ahead)[:1]
-    if found:
-        report = found[0]
-        told = (
+    absent = [x for x in state.desyncs if x.kind == "absent"]
+    finished = [x for x in state.desyncs if x.kind == "finished"]
+    reports = (absent or finished)[:1]
+    if reports:
+        report = reports[0]
+        reason = (
             "never joined any call"
             if absent
             else f"finished #{report.seq} and did not join the next"
         )
-        return verdict_of(
-            case,
+        return make_verdict(
+            state,
             Cause.RANK_NOT_ARRIVED,
             report.members,
             "certain",
-            told,
-            evidence=found,
+            reason,
+            evidence=reports,
         )
-    joined = [x for x in case.desyncs if x.kind == "joined"]
-    return _joined(case, joined) if joined else None
+    joined = [x for x in state.desyncs if x.kind == "joined"]
+    return _verdict_from_joined(state, joined) if joined else None
 
 
-def _joined(case: Case, joined: Sequence[DesyncReport]) -> Verdict:
+def _verdict_from_joined(
+    state: GroupState, joined: Sequence[DesyncReport]
+) -> Verdict:
     """
-    They came, and it did not end; or they came no further.
+    Blame the ranks that joined last, or none if all members joined.
     """
-    everyone = set(joined[0].members) >= set(case.timeouts) and (
-        case.size is None or len(joined[0].members) >= case.size
+    is_everyone = set(joined[0].members) >= set(state.timeouts) and (
+        state.size is None or len(joined[0].members) >= state.size
     )
-    return verdict_of(
-        case,
+    return make_verdict(
+        state,
         Cause.COLLECTIVE_STUCK_IN_FLIGHT
-        if everyone
+        if is_everyone
         else Cause.RANK_NOT_ARRIVED,
-        () if everyone else joined[0].members,
-        "certain" if everyone else "likely",
+        () if is_everyone else joined[0].members,
+        "certain" if is_everyone else "likely",
         "all of them joined it"
-        if everyone
+        if is_everyone
         else f"joined #{joined[0].seq} last and did not finish it",
         evidence=joined[:1],
     )
 
 
-def _by_signals(case: Case) -> Verdict | None:
+def _verdict_from_dump_signals(state: GroupState) -> Verdict | None:
     """
-    Nobody's time-out is there, but some say how far they came.
+    Compare statuses of ranks where no timeout was printed.
     """
-    known = {m: x for m, x in case.statuses.items() if x.enqueued is not None}
+    enqueued = {
+        m: x for m, x in state.statuses.items() if x.enqueued is not None
+    }
     pending = {
         m: x
-        for m, x in known.items()
+        for m, x in enqueued.items()
         if x.completed is not None and (x.enqueued or 0) > x.completed
     }
-    # Without the word of a time-out, a call may have failed for any reason.
-    is_late = any(isinstance(x, DumpSignal) for x in known.values())
-    if not pending or not is_late or case.is_mixed:
+    # Without a timeout, a call may have failed for any reason.
+    has_dump_signal = any(isinstance(x, DumpSignal) for x in enqueued.values())
+    if not pending or not has_dump_signal or state.is_mixed:
         return None
     first = min(x.completed or 0 for x in pending.values()) + 1
-    behind = {m: x for m, x in known.items() if (x.enqueued or 0) < first}
+    behind = {m: x for m, x in enqueued.items() if (x.enqueued or 0) < first}
     return Verdict(
-        case=case,
+        state=state,
         cause=Cause.RANK_NOT_ARRIVED if behind else Cause.COLLECTIVE_TIMEOUT,
         members=tuple(sorted(behind)),
         waiting=tuple(sorted(pending)),
         seq=first,
         confidence="possible",
-        told="others enqueued it" if behind else "",
+        reason="others enqueued it" if behind else "",
         evidence=(*list(behind.values())[:3], *list(pending.values())[:3]),
     )
 
 
-def _unknown(case: Case, told: str) -> Verdict:
-    return verdict_of(
-        case,
+def _unknown_verdict(state: GroupState, reason: str) -> Verdict:
+    return make_verdict(
+        state,
         Cause.COLLECTIVE_TIMEOUT,
         (),
         "likely",
-        told,
-        evidence=(*case.timeouts.values(), *case.statuses.values()),
+        reason,
+        evidence=(*state.timeouts.values(), *state.statuses.values()),
     )
 
 
-_JUDGES: tuple[Callable[[Case], Verdict | None], ...] = (
-    _by_desync,
-    judge_calls,
-    judge_enqueued,
-    judge_lag,
-    judge_start,
-    judge_silence,
-    judge_gap,
-    judge_complete,
+_DETECTORS: tuple[Callable[[GroupState], Verdict | None], ...] = (
+    _verdict_from_desync,
+    detect_mismatched_calls,
+    detect_not_enqueued,
+    detect_lagging_ranks,
+    detect_not_started,
+    detect_silent_ranks,
+    detect_missing_members,
+    detect_stuck_in_flight,
 )
 
 
-_Run = tuple[int, int]
-_MOST_ROOTS = 16
+_RunKey = tuple[int, int]
+_MAX_ROOTS = 16
 
 
 def explain_cascade(logs: CollectiveLogs) -> list[Finding]:
     """
-    Who holds up whom, as watchdogs tell?
-
-    Args:
-        logs: What was read.
+    Find the root cause of a cascade of timeouts in several process groups.
 
     Returns:
         Where it began, for each run of the job, the last run first.
     """
-    runs: dict[_Run, list[Verdict]] = defaultdict(list)
-    for case in find_cases(logs):
-        verdict = judge(case)
+    runs: dict[_RunKey, list[Verdict]] = defaultdict(list)
+    for state in find_group_states(logs):
+        verdict = diagnose_group(state)
         if verdict is not None:
-            runs[case.run].append(verdict)
+            runs[state.run].append(verdict)
     findings: list[Finding] = []
-    for number, run in sorted(enumerate(sorted(runs), 1), reverse=True):
-        which = f" (run {number} of {len(runs)})" if len(runs) > 1 else ""
-        findings += _of_run(runs[run], which, logs.world_size)
+    for run_number, run in sorted(enumerate(sorted(runs), 1), reverse=True):
+        run_text = (
+            f" (run {run_number} of {len(runs)})" if len(runs) > 1 else ""
+        )
+        findings += _run_findings(runs[run], run_text, logs.world_size)
     return findings
 
 
-def _of_run(
-    verdicts: Sequence[Verdict], which: str, world_size: int | None
+def _run_findings(
+    verdicts: Sequence[Verdict], run_text: str, world_size: int | None
 ) -> list[Finding]:
-    timed = [v for v in verdicts if v.case.timeouts or v.case.desyncs]
-    # Unless nobody timed out, who is a little behind elsewhere is no news.
-    verdicts = name_silent(sorted(timed or verdicts, key=_begin), world_size)
-    waits: dict[int, set[int]] = defaultdict(set)
+    with_timeout = [v for v in verdicts if v.state.timeouts or v.state.desyncs]
+    # Where groups timed out, the small lag of other groups is no cause.
+    verdicts = name_silent_ranks(
+        sorted(with_timeout or verdicts, key=_blame_order), world_size
+    )
+    waiting_in: dict[int, set[int]] = defaultdict(set)
     for i, verdict in enumerate(verdicts):
-        for rank in global_ranks(verdict.case, verdict.waiting):
-            waits[rank].add(i)
+        for rank in to_global_ranks(verdict.state, verdict.waiting):
+            waiting_in[rank].add(i)
     caused = []
     for i, verdict in enumerate(verdicts):
-        verdicts[i], causes = _narrowed(verdict, waits)
+        verdicts[i], causes = _narrow_blame(verdict, waiting_in)
         caused.append(causes)
-    roots = [i for i, by in enumerate(caused) if not by]
+    roots = [i for i, causing in enumerate(caused) if not causing]
     if not roots:
-        return [_circle(verdicts, which)]
-    return _told(verdicts, roots, caused, which)
+        return [_deadlock_finding(verdicts, run_text)]
+    return _root_findings(verdicts, roots, caused, run_text)
 
 
-def _told(
+def _root_findings(
     verdicts: Sequence[Verdict],
     roots: Sequence[int],
     caused: Sequence[set[int]],
-    which: str,
+    run_text: str,
 ) -> list[Finding]:
     blaming = [i for i in roots if verdicts[i].members or verdicts[i].ranks]
-    # Where nobody can be blamed, the first group that waited stands for all.
-    shown = blaming[:_MOST_ROOTS] or roots[:1]
-    # Who says nothing at all holds up all who do not know for whom they wait.
+    # Without a rank at fault, report only the first group that waited.
+    reported = blaming[:_MAX_ROOTS] or roots[:1]
+    # Ranks without any line hold up every group with no rank at fault.
     is_silent = not any(verdicts[i].members for i in blaming)
-    alike = len(roots) - len(shown) if is_silent else 0
+    also_waiting = len(roots) - len(reported) if is_silent else 0
     return [
         explain_verdict(
             verdicts[i],
-            following=alike + sum(i in by for by in caused),
-            run=which,
+            following=also_waiting + sum(i in causing for causing in caused),
+            run=run_text,
         )
-        for i in shown
+        for i in reported
     ]
 
 
-def _begin(verdict: Verdict) -> tuple[bool, bool, float]:
-    begin = verdict.case.begin
+def _blame_order(verdict: Verdict) -> tuple[bool, bool, float]:
+    begin = verdict.state.begin
     return not verdict.members, begin is None, begin or 0.0
 
 
-def _narrowed(
-    verdict: Verdict, waits: Mapping[int, set[int]]
+def _narrow_blame(
+    verdict: Verdict, waiting_in: Mapping[int, set[int]]
 ) -> tuple[Verdict, set[int]]:
     """
-    Who of those to blame does not wait elsewhere; and if nobody is left, the
-    groups in which they wait.
+    Drop ranks at fault that wait in other groups.
+
+    Returns:
+        The verdict, and the groups in which they wait if no rank is left.
     """
-    case = verdict.case
-    free, causes = [], set()
+    state = verdict.state
+    not_waiting, causes = [], set()
     for member in verdict.members:
-        ranks = global_ranks(case, [member])
-        elsewhere = set().union(*(waits.get(r, set()) for r in ranks))
+        ranks = to_global_ranks(state, [member])
+        elsewhere = set().union(*(waiting_in.get(r, set()) for r in ranks))
         causes |= elsewhere
         if not elsewhere:
-            free.append(member)
+            not_waiting.append(member)
     if verdict.cause != Cause.RANK_NOT_ARRIVED or not causes:
         return verdict, set()
-    if free:
-        return attrs.evolve(verdict, members=tuple(free)), set()
+    if not_waiting:
+        return attrs.evolve(verdict, members=tuple(not_waiting)), set()
     return verdict, causes
 
 
-def _circle(verdicts: Sequence[Verdict], which: str) -> Finding:
+def _deadlock_finding(verdicts: Sequence[Verdict], run_text: str) -> Finding:
     """
-    Everyone who is missing in a group waits in another one.
+    Report a deadlock: the ranks missing in each group wait in another one.
     """
-    blamed = [global_ranks(v.case, v.members) for v in verdicts]
+    blamed = [to_global_ranks(v.state, v.members) for v in verdicts]
     parts = ", ".join(
         f"{ranks_text(ranks)} did not come to {v.op or 'call'} #{v.seq} of "
-        f"group {str(v.case.group)!r}"
+        f"group {str(v.state.group)!r}"
         for v, ranks in list(zip(verdicts, blamed, strict=True))[:4]
     )
     return Finding(
         cause=Cause.GROUP_ORDER_DEADLOCK,
         ranks=tuple(sorted({rank for ranks in blamed for rank in ranks})),
-        summary=f"ranks wait for each other in several groups: {parts}{which}",
+        summary=f"ranks wait for each other in several groups: {parts}{run_text}",
         confidence="likely",
         remedy=REMEDIES[Cause.GROUP_ORDER_DEADLOCK],
-        evidence=evidence_of(
+        evidence=make_evidence(
             record for verdict in verdicts for record in verdict.evidence[:2]
         ),
     )
 
 
-# What closes a connection after something else went wrong is no news.
-_GENERAL = frozenset({Cause.COLLECTIVE_TIMEOUT})
+# Findings with these causes come last.
+_UNSPECIFIC_CAUSES = frozenset({Cause.COLLECTIVE_TIMEOUT})
 
 
 def collective_findings(logs: CollectiveLogs) -> tuple[Finding, ...]:
     """
-    Who was missing in a collective, as the lines of watchdogs and NCCL tell?
-
-    Args:
-        logs: What
-            :func:`~distdebug.logs.collectives.collect.read_collective_logs`
-            found.
+    Diagnose hung collectives from lines of watchdogs, Gloo, NCCL, and the
+    store.
 
     Returns:
-        The findings, those that name somebody first; none if nothing is
+        The findings, those with a specific cause first; none if nothing is
         wrong.
     """
-    checks = explain_checks(logs)
+    checks = explain_debug_checks(logs)
     watchdogs = explain_cascade(logs)
-    beats = explain_heartbeats(logs)
-    stores = explain_stores(logs)
-    # A barrier that fails, fails over Gloo; its own words tell more.
+    heartbeats = explain_heartbeats(logs)
+    stores = explain_store_timeouts(logs)
+    # A monitored barrier fails over Gloo; its own message has more detail.
     gloo = [] if checks else explain_gloo(logs)
-    has_failed = bool(checks or watchdogs or beats or stores or gloo)
+    has_failed = bool(checks or watchdogs or heartbeats or stores or gloo)
     network = explain_network(logs, has_failed=has_failed)
     nccl = [
         *network,
         *explain_communicators(logs, has_failed=has_failed),
-        # What was wrong before, is why it was lost.
-        *([] if has_failed or network else explain_lost(logs)),
+        # An earlier failure explains a lost connection.
+        *([] if has_failed or network else explain_lost_connections(logs)),
     ]
     if any(x.kind != "keys" for x in logs.stores) or not watchdogs:
         watchdogs = [*watchdogs, *stores]
-    found = [*checks, *watchdogs, *beats, *gloo, *nccl]
-    naming = [x for x in found if x.cause not in _GENERAL]
-    return (*naming, *(x for x in found if x.cause in _GENERAL))
+    findings = [*checks, *watchdogs, *heartbeats, *gloo, *nccl]
+    specific = [x for x in findings if x.cause not in _UNSPECIFIC_CAUSES]
+    return (*specific, *(x for x in findings if x.cause in _UNSPECIFIC_CAUSES))

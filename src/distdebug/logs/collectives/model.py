@@ -1,5 +1,5 @@
 """
-What do the lines about collectives say, one by one?
+Define records of watchdog, store, Gloo, and NCCL lines; quote their lines.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ..lines import LogLine, Origin, parse_time
 @attrs.frozen
 class LogGroup:
     """
-    Which process group does a line name?
+    Identify the process group that a line names.
 
     Attributes:
-        name: The name torch gave it, such as ``"0"``; before 2.5 a number
-            that each process counts for itself.
+        name: The name torch gave it, such as ``"0"``.  Before torch 2.5, each
+            process numbers its groups on its own.
 
-        desc: Its description, such as ``"default_pg"``; ``""`` if untold.
+        desc: Its description, such as ``"default_pg"``; ``""`` if unknown.
     """
 
     name: str
@@ -44,7 +44,8 @@ class LogGroup:
     @property
     def is_default(self) -> bool:
         """
-        Whether it is the group of all ranks, where both ways to count agree.
+        Return whether this is the group of all ranks, where global rank and
+        group rank are equal.
         """
         return self.desc == "default_pg" or (
             self.name == "0" and not self.desc
@@ -57,29 +58,27 @@ class LogGroup:
 @attrs.frozen(kw_only=True)
 class LogRecord:
     """
-    What is known of every line.
+    Hold what every record has.
 
     Attributes:
-        rank: The global rank that printed it; ``None`` if that is not told.
+        rank: The global rank that printed the line; ``None`` if unknown.
 
-        group_rank: Its rank *within the group*, which is what torch prints in
+        group_rank: Its rank *within the group*, which torch prints in
             ``[Rank 3]`` and in ``[PG … Rank 3]``.
 
-        group: The group, if it is told.
+        group: The process group; ``None`` if the line names none.
 
-        origin: Process and node, as the prefix of a launcher tells.
+        origin: Process and node from the launcher's log prefix.
 
-        source: The file.
+        line: Line number, from 1.
 
-        line: Number of the line, from 1.
+        time: Seconds since the epoch; ``None`` if the line has no time.
 
-        time: Seconds since the epoch, if the line tells.
+        quote: The text of the line, shortened.
 
-        quote: What stands there.
+        count: How many lines it stands for: Ray folds equal lines.
 
-        count: How many lines it stands for: Ray folds equal ones.
-
-        attempt: How often the job had been restarted before.
+        attempt: How many times the job was restarted before.
     """
 
     rank: int | None = None
@@ -97,22 +96,23 @@ class LogRecord:
 @attrs.frozen(kw_only=True)
 class WorkTimeout(LogRecord):
     """
-    A call that did not end in time.
+    A collective or point-to-point call that timed out.
 
     Attributes:
-        seq: Its number within the group; ``None`` if torch set none.
+        seq: Its sequence number within the group; ``None`` if torch set none.
 
-        op: The operation as in dumps, such as ``"all_reduce"``.
+        op: The operation as in Flight Recorder dumps, such as
+            ``"all_reduce"``.
 
-        numel_in: How many elements went in.
+        numel_in: Number of input elements.
 
-        numel_out: How many come out.
+        numel_out: Number of output elements.
 
-        timeout: Seconds that were allowed.
+        timeout: Allowed seconds.
 
-        ran: Seconds after which it was given up.
+        ran: Seconds until the watchdog gave up.
 
-        blocking: Whether the rank's own thread waited for it.
+        blocking: Whether the rank's own thread waited (blocking wait).
     """
 
     seq: int | None
@@ -126,8 +126,8 @@ class WorkTimeout(LogRecord):
     @property
     def is_p2p(self) -> bool:
         """
-        Whether only two ranks take part, so that numbers mean nothing to
-        others.
+        Return whether only two ranks take part, so that its sequence number
+        cannot be compared with other ranks.
         """
         return self.op in {"send", "recv", "recvanysource"}
 
@@ -135,17 +135,17 @@ class WorkTimeout(LogRecord):
 @attrs.frozen(kw_only=True)
 class WorkStatus(LogRecord):
     """
-    How far a rank had come in a group.
+    How far a rank got in a process group.
 
     Attributes:
-        failed: The call that failed there, if one did.
+        failed: Sequence number of the call that failed, if one did.
 
-        enqueued: The last call that its host passed to the GPU.
+        enqueued: Last call that the host enqueued on the GPU.
 
-        started: The last call that its GPU began; only torch 2.13 and later
-            tell, and only if they time calls.
+        started: Last call that the GPU started.  Only torch 2.13 and later
+            print it, and only with timing enabled.
 
-        completed: The last call that ended.
+        completed: Last call that completed.
     """
 
     failed: int | None = None
@@ -157,10 +157,10 @@ class WorkStatus(LogRecord):
 @attrs.frozen(kw_only=True)
 class DumpSignal(WorkStatus):
     """
-    A rank was told by another one to leave a dump.
+    A rank got the signal to write a Flight Recorder dump.
 
     Attributes:
-        sender: The global rank whose call timed out; ``None`` if its own.
+        sender: Global rank whose call timed out; ``None`` if it is this rank.
     """
 
     sender: int | None = None
@@ -169,7 +169,7 @@ class DumpSignal(WorkStatus):
 @attrs.frozen(kw_only=True)
 class Heartbeat(LogRecord):
     """
-    The watchdog of a rank did not move.
+    The watchdog of a rank was stuck.
 
     Attributes:
         seconds: For how long.
@@ -181,15 +181,15 @@ class Heartbeat(LogRecord):
 @attrs.frozen(kw_only=True)
 class DesyncReport(LogRecord):
     """
-    What torch itself says of who lags behind (``TORCH_NCCL_DESYNC_DEBUG=1``).
+    The desync report of torch (``TORCH_NCCL_DESYNC_DEBUG=1``).
 
     Attributes:
-        kind: ``"joined"`` without finishing, ``"finished"`` without joining
-            the next call, or ``"absent"`` from the beginning.
+        kind: ``"joined"`` a call and did not finish it, ``"finished"`` a call
+            and did not join the next, or ``"absent"`` from the start.
 
-        members: The ranks within the group.
+        members: Ranks within the group.
 
-        seq: The call that they joined or finished.
+        seq: Sequence number of the call that they joined or finished.
     """
 
     kind: Literal["joined", "finished", "absent"]
@@ -200,22 +200,22 @@ class DesyncReport(LogRecord):
 @attrs.frozen(kw_only=True)
 class FingerPrint:
     """
-    What one rank was about to call.
+    The call that one rank was about to make.
 
     Attributes:
         rank: Rank within the group.
 
-        op: The operation as in dumps.
+        op: The operation as in Flight Recorder dumps.
 
-        seq: Its number within the group.
+        seq: Sequence number within the group.
 
         shape: Sizes of the first tensor, as printed.
 
         dtype: Types of the tensors, as printed.
 
-        is_own: Whether the rank told it itself.  What one rank tells of
-            another may be wrong: torch reads sizes as if they were names of
-            operations where the lengths differ.
+        is_own: Whether the rank printed its own call.  What one rank prints
+            about another may be wrong: torch reads sizes as operation names
+            where the lengths differ.
     """
 
     rank: int
@@ -233,7 +233,7 @@ class FingerPrintMismatch(LogRecord):
     (``TORCH_DISTRIBUTED_DEBUG=DETAIL``).
 
     Attributes:
-        own: The call of the rank that complains.
+        own: The call of the rank that reports it.
 
         other: The call of the first rank that differs.
     """
@@ -248,10 +248,10 @@ class BarrierFailure(LogRecord):
     A monitored barrier failed.
 
     Attributes:
-        absent: The ranks within the group that did not come; empty where a
-            rank only says that it came itself.
+        absent: Ranks within the group that did not arrive; empty where a rank
+            only reports that it arrived itself.
 
-        timeout: Seconds that were allowed.
+        timeout: Allowed seconds.
     """
 
     absent: tuple[int, ...] = ()
@@ -261,26 +261,26 @@ class BarrierFailure(LogRecord):
 @attrs.frozen(kw_only=True)
 class StoreTimeout(LogRecord):
     """
-    Processes did not find each other, or a key that others should set.
+    A timeout or an error of the store, or of a rendezvous that uses it.
 
     Attributes:
-        kind: ``"clients"`` (the store waited for them), ``"connect"`` (the
-            store was not reached), ``"barrier"`` (members were missing while a
-            group was made), ``"unique_id"`` (the first rank of a group did not
-            tell how to reach it), ``"listen"`` (its port was taken),
+        kind: ``"clients"`` (the store waited for clients), ``"connect"`` (the
+            store was unreachable), ``"barrier"`` (members were missing while a
+            group was created), ``"unique_id"`` (the first rank of a group did
+            not publish its address), ``"listen"`` (the port was taken),
             ``"rendezvous"`` (nodes did not find each other), or ``"keys"``.
 
-        joined: How many came.
+        joined: Number of processes that joined.
 
-        expected: How many should have come.
+        expected: Number of processes that should have joined.
 
-        timeout: Seconds that were allowed.
+        timeout: Allowed seconds.
 
-        address: Where the store was looked for.
+        address: Host and port of the store.
 
-        keys: What was waited for.
+        keys: The keys that were waited for.
 
-        reason: Why, as far as is told.
+        reason: The printed reason; ``""`` if there is none.
     """
 
     kind: Literal[
@@ -306,12 +306,12 @@ class GlooError(LogRecord):
     A call over Gloo failed.
 
     Attributes:
-        kind: ``"timeout"``, ``"closed"`` (the other side is gone),
-            ``"connect"`` (it was never reached), or ``"other"``.
+        kind: ``"timeout"``, ``"closed"`` (the peer closed the connection),
+            ``"connect"`` (the peer was never reached), or ``"other"``.
 
-        timeout: Seconds that were allowed.
+        timeout: Allowed seconds.
 
-        peer: Address of the other side.
+        peer: Address of the peer.
     """
 
     kind: Literal["timeout", "closed", "connect", "other"]
@@ -322,22 +322,23 @@ class GlooError(LogRecord):
 @attrs.frozen(kw_only=True)
 class NcclInit(LogRecord):
     """
-    A rank began to set up a communicator, or was done with it.
+    A rank started or completed the set-up of an NCCL communicator.
 
     Attributes:
-        host: Name of its node.
+        host: Host name.
 
-        pid: Its process there.
+        pid: Process ID on that host.
 
-        comm: The communicator, within the process.
+        comm: Address of the communicator within the process.
 
-        comm_id: The communicator, for all of its ranks; ``""`` if untold.
+        comm_id: ID of the communicator, equal on all its ranks; ``""`` if
+            unknown.
 
-        member: The rank within the communicator.
+        member: Rank within the communicator.
 
-        size: How many ranks it has.
+        size: Number of ranks in the communicator.
 
-        is_complete: Whether it was done.
+        is_complete: Whether the set-up is complete.
     """
 
     host: str
@@ -352,10 +353,10 @@ class NcclInit(LogRecord):
 @attrs.frozen(kw_only=True)
 class GroupMember(LogRecord):
     """
-    A rank made a group of which it is a member (``TORCH_CPP_LOG_LEVEL=INFO``).
+    A rank created a group that it belongs to (``TORCH_CPP_LOG_LEVEL=INFO``).
 
     Attributes:
-        size: How many members the group has.
+        size: Number of members of the group.
     """
 
     size: int
@@ -364,15 +365,15 @@ class GroupMember(LogRecord):
 @attrs.frozen(kw_only=True)
 class NcclNote(LogRecord):
     """
-    What NCCL says of a process: its network, its version, a warning.
+    A line of NCCL about a process: its network, version, or a warning.
 
     Attributes:
-        host: Name of its node; ``""`` if untold.
+        host: Host name; ``""`` if unknown.
 
-        pid: Its process there.
+        pid: Process ID on that host.
 
         kind: ``"interface"``, ``"network"``, ``"version"``, ``"warning"``, or
-            ``"lost"`` (torch tells that another rank was gone).
+            ``"lost"`` (torch reports that a remote process exited).
 
         text: Interfaces with addresses, the network, the version, or the
             warning.
@@ -387,24 +388,24 @@ class NcclNote(LogRecord):
 @attrs.frozen(kw_only=True)
 class NcclCall(LogRecord):
     """
-    A call as NCCL prints it (``NCCL_DEBUG_SUBSYS=COLL``).
+    A call that NCCL printed (``NCCL_DEBUG_SUBSYS=COLL``).
 
     Attributes:
-        host: Name of its node.
+        host: Host name.
 
-        pid: Its process there.
+        pid: Process ID on that host.
 
-        comm: The communicator, within the process.
+        comm: Address of the communicator within the process.
 
-        op: The operation as in dumps.
+        op: The operation as in Flight Recorder dumps.
 
-        number: How many calls the communicator had made.
+        number: The ``opCount``: calls made on the communicator before.
 
-        elements: How many elements.
+        elements: Number of elements.
 
-        dtype: The type, as the number that NCCL gives it.
+        dtype: The type, as NCCL's number.
 
-        size: How many ranks the communicator has, if told.
+        size: Number of ranks in the communicator, if printed.
     """
 
     host: str
@@ -417,49 +418,49 @@ class NcclCall(LogRecord):
     size: int | None = None
 
 
-_NO_RECORDS = frozenset({"world_size", "attempts", "quiet", "missing"})
+_NON_RECORD_FIELDS = frozenset({"world_size", "attempts", "quiet", "missing"})
 
 
 @attrs.frozen(kw_only=True)
 class CollectiveLogs(Shown):
     """
-    All that logs say about collectives.
+    All records about collectives in a set of logs.
 
     Attributes:
-        timeouts: Calls that did not end in time; one per rank and call,
-            however often it was printed.
+        timeouts: Calls that timed out; one per rank and call, however often
+            it was printed.
 
-        statuses: How far ranks had come.
+        statuses: How far ranks got.
 
-        dump_signals: Who was told to leave a dump, and how far it had come.
+        dump_signals: Ranks that got the signal to dump, and how far they got.
 
-        heartbeats: Ranks whose watchdog did not move.
+        heartbeats: Ranks whose watchdog was stuck.
 
-        desyncs: What torch itself says of who lags behind.
+        desyncs: Desync reports of torch.
 
         mismatches: Ranks that were about to make different calls.
 
         barriers: Monitored barriers that failed.
 
-        stores: Processes that did not find each other.
+        stores: Timeouts and errors of the store and of rendezvous.
 
         gloo: Calls over Gloo that failed.
 
-        members: Groups that were made, as their members tell.
+        members: Groups that were created, from the lines of their members.
 
-        inits: Communicators that were set up.
+        inits: NCCL communicators that were set up.
 
-        notes: Networks, versions, warnings of NCCL.
+        notes: Networks, versions, and warnings of NCCL.
 
-        calls: The last calls that NCCL printed, of each communicator of each
+        calls: The last calls that NCCL printed for each communicator of each
             process.
 
-        world_size: How many ranks the job has, if known.
+        world_size: Number of ranks of the job; ``None`` if unknown.
 
-        attempts: How many runs of the job the logs hold.
+        attempts: Number of runs of the job in these logs.
 
-        quiet: For how many seconds nobody had written to any of the files
-            when they were read; ``None`` if they were no files.
+        quiet: Seconds between the last write to any of the files and reading
+            them; ``None`` if the input was not files.
 
         missing: What could not be read, and why.
     """
@@ -485,27 +486,27 @@ class CollectiveLogs(Shown):
     @property
     def records(self) -> tuple[LogRecord, ...]:
         """
-        Everything that was said, in the order of the attributes.
+        Return all records, in the order of the attributes.
         """
         return tuple(
             record
             for field in attrs.fields(CollectiveLogs)
             for record in (
                 getattr(self, field.name)
-                if field.name not in _NO_RECORDS
+                if field.name not in _NON_RECORD_FIELDS
                 else ()
             )
         )
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data.
+        Return plain data.
         """
         return as_plain(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per line, for a data frame.
+        Return one plain dictionary per record, for a data frame.
         """
         return [
             {"kind": type(record).__name__} | as_plain(record)
@@ -514,50 +515,50 @@ class CollectiveLogs(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
 
-        return logs_blocks(self)
+        return render_logs(self)
 
 
-# Unsigned numbers that were never set are printed as the largest there is.
-_MOST = 1 << 62
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_GLUED = re.compile(r"all(?=reduce|gather|to_?all)")
+# torch prints an unset unsigned number as the largest one.
+_MIN_UNSET = 1 << 62
+_CAMEL_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_ALL_PREFIX = re.compile(r"all(?=reduce|gather|to_?all)")
 
-Number = r"-?\d{1,20}"
+INTEGER = r"-?\d{1,20}"
 
 
-def spaced(pattern: str) -> str:
+def loosen_spaces(pattern: str) -> str:
     """
-    Let a pattern match however many blanks stand where it has one, or none.
+    Let each blank of a pattern match any number of blanks, or none.
 
-    >>> from distdebug.logs.collectives.model import spaced
-    >>> spaced("ran for")
+    >>> from distdebug.logs.collectives.model import loosen_spaces
+    >>> loosen_spaces("ran for")
     'ran\\\\s{0,9}for'
     """
     return pattern.replace(" ", r"\s{0,9}")
 
 
-def to_number(text: str | None) -> int | None:
+def parse_integer(text: str | None) -> int | None:
     """
-    Read a number; ``None`` if there is none, or if it never was set.
+    Parse an integer; return ``None`` if there is none or it was never set.
     """
     if text is None:
         return None
 
     number = int(text)
-    return number if -1 <= number < _MOST else None
+    return number if -1 <= number < _MIN_UNSET else None
 
 
-def op_name(text: str) -> str:
+def normalize_op(text: str) -> str:
     """
-    What is an operation of torch or NCCL called in dumps?
+    Return the name in Flight Recorder dumps of an operation of torch or NCCL.
 
-    >>> from distdebug.logs.collectives.model import op_name
-    >>> op_name("_ALLGATHER_BASE"), op_name("ReduceScatter")
+    >>> from distdebug.logs.collectives.model import normalize_op
+    >>> normalize_op("_ALLGATHER_BASE"), normalize_op("ReduceScatter")
     ('_all_gather_base', 'reduce_scatter')
     """
     if not text.isupper():
-        text = _CAMEL.sub("_", text)
-    name = _GLUED.sub("all_", text.lower())
+        text = _CAMEL_BOUNDARY.sub("_", text)
+    name = _ALL_PREFIX.sub("all_", text.lower())
     return {
         "all_toall": "all_to_all",
         "all_toall_base": "all_to_all",
@@ -566,34 +567,32 @@ def op_name(text: str) -> str:
     }.get(name, name)
 
 
-_PREFIX = re.compile(r"\[rank(\d{1,7})\]:?")
-_GROUP = re.compile(
-    spaced(
+_RANK_PREFIX = re.compile(r"\[rank(\d{1,7})\]:?")
+_GROUP_PREFIX = re.compile(
+    loosen_spaces(
         r"\[PG ID (?P<id>\d{1,9}) PG GUID (?P<uid>[^\s(\]]{1,80}?)"
         r"(?: \((?P<desc>[^)\]]{0,200})\))? Rank (?P<rank>\d{1,7})\]"
         r"|\[PG (?P<old>[^\s(\]]{1,80}?)(?: \((?P<old_desc>[^)\]]{0,200})\))?"
         r" Rank (?P<old_rank>\d{1,7})\]"
     )
 )
-_RANK = re.compile(spaced(r"\[Rank (\d{1,7})\]"))
-_QUOTE = 400
-# So near before what they say, ranks are named.
-_NEAR = 2000
+_GROUP_RANK_PREFIX = re.compile(loosen_spaces(r"\[Rank (\d{1,7})\]"))
+_MAX_QUOTE = 400
+# A rank prefix at most this far before a message belongs to it.
+_PREFIX_REACH = 2000
 
 
 @attrs.frozen
-class Speaker:
+class LineContext:
     """
-    Who prints a line, as far as it is the same for all of it.
+    The part of a line that one rank printed, and what is known about it.
 
     Attributes:
-        line: The line.
+        rank: The global rank; ``None`` if unknown.
 
-        rank: The global rank, if it is told.
+        text: The text of this rank.
 
-        text: The part of the line that is this rank's.
-
-        attempt: How often the job had been restarted.
+        attempt: How many times the job was restarted before.
     """
 
     line: LogLine
@@ -601,11 +600,13 @@ class Speaker:
     text: str
     attempt: int = 0
 
-    def at(self, text: str, position: int) -> dict[str, Any]:
+    def fields_at(self, text: str, position: int) -> dict[str, Any]:
         """
-        What a record has to know that is told at this position of the text.
+        Return the fields of a :class:`LogRecord` at *position* of *text*.
         """
-        group, member = _named(text[max(0, position - _NEAR) : position])
+        group, member = _last_group_and_rank(
+            text[max(0, position - _PREFIX_REACH) : position]
+        )
         rank = self.rank
         if rank is None and group is not None and group.is_default:
             rank = member
@@ -617,65 +618,57 @@ class Speaker:
             "source": self.line.source,
             "line": self.line.number,
             "time": parse_time(text),
-            "quote": clean(text[: 2 * _QUOTE], limit=_QUOTE),
+            "quote": clean(text[: 2 * _MAX_QUOTE], limit=_MAX_QUOTE),
             "count": self.line.count,
             "attempt": self.attempt,
         }
 
 
-def speakers(
+def split_by_rank(
     line: LogLine, *, rank: int | None, attempt: int
-) -> Iterator[Speaker]:
+) -> Iterator[LineContext]:
     """
-    Who speaks in this line?
+    Split a line into the parts that different ranks printed.
 
-    Several ranks do where lines were written at once, or behind a progress
+    A line holds several ranks where they wrote at once, or behind a progress
     bar.
 
     Args:
-        line: The line.
+        rank: The rank of the file; ``None`` if unknown.
 
-        rank: Whose file it is, if its name tells.
-
-        attempt: How often the job had been restarted.
-
-    Yields:
-        Each of them, with what it says.
+        attempt: How many times the job was restarted before.
     """
     origin: Origin | None = line.origin
-    first = rank if origin is None or origin.rank is None else origin.rank
-    head, *others = _PREFIX.split(line.text)
-    if head.strip():
-        yield Speaker(line, first, head, attempt)
-    for number, text in zip(others[::2], others[1::2], strict=True):
-        yield Speaker(line, int(number), text, attempt)
+    line_rank = rank if origin is None or origin.rank is None else origin.rank
+    before_prefix, *parts = _RANK_PREFIX.split(line.text)
+    if before_prefix.strip():
+        yield LineContext(line, line_rank, before_prefix, attempt)
+    for number, text in zip(parts[::2], parts[1::2], strict=True):
+        yield LineContext(line, int(number), text, attempt)
 
 
-def _named(before: str) -> tuple[LogGroup | None, int | None]:
+def _last_group_and_rank(before: str) -> tuple[LogGroup | None, int | None]:
     """
-    The group and the rank in it that were named last.
+    Return the last group and the last group rank named in *before*.
     """
     group = member = None
-    for found in _GROUP.finditer(before):
+    for found in _GROUP_PREFIX.finditer(before):
         uid = found["uid"] or found["old"]
         group = LogGroup(uid, found["desc"] or found["old_desc"] or "")
         member = int(found["rank"] or found["old_rank"])
-    for found in _RANK.finditer(before):
+    for found in _GROUP_RANK_PREFIX.finditer(before):
         member = int(found[1])
     return group, member
 
 
-_MOST_EVIDENCE = 6
+_MAX_EVIDENCE = 6
 
 
-def evidence_of(records: Iterable[LogRecord]) -> tuple[Evidence, ...]:
+def make_evidence(records: Iterable[LogRecord]) -> tuple[Evidence, ...]:
     """
-    Quote lines.
-
-    Args:
-        records: What stands in them.
+    Quote the lines of *records*, each once, up to a limit.
     """
-    found = dict.fromkeys(
+    evidence = dict.fromkeys(
         Evidence(
             kind="log",
             source=record.source,
@@ -684,10 +677,10 @@ def evidence_of(records: Iterable[LogRecord]) -> tuple[Evidence, ...]:
         )
         for record in records
     )
-    return tuple(found)[:_MOST_EVIDENCE]
+    return tuple(evidence)[:_MAX_EVIDENCE]
 
 
-def nccl_finding(  # noqa: PLR0913 all of a finding
+def make_nccl_finding(  # noqa: PLR0913 all of a finding
     cause: Cause,
     summary: str,
     evidence: Iterable[LogRecord],
@@ -698,22 +691,14 @@ def nccl_finding(  # noqa: PLR0913 all of a finding
     collective: CollectiveRef | None = None,
 ) -> Finding:
     """
-    Put what NCCL says into a finding.
+    Create a finding from lines of NCCL.
 
     Args:
-        cause: What is wrong.
+        evidence: The records whose lines are quoted.
 
-        summary: The same as a sentence.
+        ranks: Global ranks at fault.
 
-        evidence: The lines that show it.
-
-        remedy: What to do about it.
-
-        ranks: Those at fault.
-
-        confidence: How sure that is.
-
-        collective: The call for which others wait.
+        collective: The call that the other ranks wait in.
     """
     return Finding(
         cause=cause,
@@ -722,63 +707,52 @@ def nccl_finding(  # noqa: PLR0913 all of a finding
         confidence=confidence,
         remedy=remedy,
         collective=collective,
-        evidence=evidence_of(evidence),
+        evidence=make_evidence(evidence),
     )
 
 
-def ranks_of(records: Iterable[LogRecord]) -> tuple[int, ...]:
+def reporting_ranks(records: Iterable[LogRecord]) -> tuple[int, ...]:
     """
-    Which global ranks say this?
-
-    Args:
-        records: What they say.
+    Return the global ranks that printed *records*, ascending.
     """
     return tuple(sorted({x.rank for x in records if x.rank is not None}))
 
 
-def who_waited(records: Iterable[LogRecord]) -> str:
+def ranks_label(records: Iterable[LogRecord]) -> str:
     """
-    Name those who say this.
-
-    Args:
-        records: What they say.
+    Return a text that names the ranks that printed *records*.
     """
-    ranks = ranks_of(records)
+    ranks = reporting_ranks(records)
     return ranks_text(ranks) if ranks else "a process"
 
 
-def within(records: Iterable[StoreTimeout | GlooError]) -> str:
+def timeout_text(records: Iterable[StoreTimeout | GlooError]) -> str:
     """
-    Tell for how long they waited, such as ``" within 30 s"``.
-
-    Args:
-        records: What they say.
-
-    Returns:
-        The text; empty if no line tells.
+    Return the timeout as text, such as ``" within 30 s"``; empty if no
+    record has one.
     """
-    spent = next((x.timeout for x in records if x.timeout), None)
-    return f" within {spent:.0f} s" if spent else ""
+    timeout = next((x.timeout for x in records if x.timeout), None)
+    return f" within {timeout:.0f} s" if timeout else ""
 
 
-_MOST_ROWS = 200
+_MAX_ROWS = 200
 
 
 @attrs.frozen(kw_only=True)
 class RankOrigin:
     """
-    Where does a rank run?
+    Where a rank runs.
 
     Attributes:
         rank: Global rank.
 
-        pid: Its process, if a line tells.
+        pid: Process ID; ``None`` if unknown.
 
-        ip: Address of its node, if a line tells.
+        ip: Address of the node; ``None`` if unknown.
 
-        host: Name of its node, if NCCL tells.
+        host: Host name as NCCL prints it; ``None`` if unknown.
 
-        source: The file that it writes to.
+        source: The log file of the rank.
     """
 
     rank: int
@@ -790,51 +764,44 @@ class RankOrigin:
 
 def rank_origins(logs: CollectiveLogs) -> dict[int, RankOrigin]:
     """
-    Where do the ranks run that wrote something?
-
-    Args:
-        logs: What was read.
+    Return process, node, and file of each rank that wrote something.
 
     Returns:
-        By global rank, as much as prefixes of Ray and lines of NCCL tell.
+        By global rank, from log prefixes of Ray and from lines of NCCL.
     """
-    found: dict[int, RankOrigin] = {}
+    origins: dict[int, RankOrigin] = {}
     for record in logs.records:
         rank = record.rank
         if rank is None:
             continue
-        known = found.get(rank, RankOrigin(rank=rank, source=record.source))
+        rank_origin = origins.get(
+            rank, RankOrigin(rank=rank, source=record.source)
+        )
         origin = record.origin
         if origin is not None:
-            known = attrs.evolve(
-                known,
-                pid=origin.pid if known.pid is None else known.pid,
-                ip=known.ip or origin.ip,
+            rank_origin = attrs.evolve(
+                rank_origin,
+                pid=origin.pid if rank_origin.pid is None else rank_origin.pid,
+                ip=rank_origin.ip or origin.ip,
             )
-        found[rank] = known
+        origins[rank] = rank_origin
     for init in logs.inits:
         if init.size == logs.world_size:
-            known = found.get(
+            rank_origin = origins.get(
                 init.member,
                 RankOrigin(rank=init.member, source=init.source),
             )
-            found[init.member] = attrs.evolve(
-                known,
+            origins[init.member] = attrs.evolve(
+                rank_origin,
                 host=init.host,
-                pid=init.pid if known.pid is None else known.pid,
+                pid=init.pid if rank_origin.pid is None else rank_origin.pid,
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(origins.items()))
 
 
-def logs_blocks(logs: CollectiveLogs) -> Iterator[Block]:
+def render_logs(logs: CollectiveLogs) -> Iterator[Block]:
     """
-    What is there to show of what was read?
-
-    Args:
-        logs: What was read.
-
-    Returns:
-        A table.
+    Render the records as a table, or a sentence if there are none.
     """
     rows = [
         (
@@ -848,6 +815,6 @@ def logs_blocks(logs: CollectiveLogs) -> Iterator[Block]:
     ]
     if rows:
         headers = ("what", "rank", "group", "where", "line")
-        yield Table(headers, rows, _MOST_ROWS, more="")
+        yield Table(headers, rows, _MAX_ROWS, more="")
     else:
         yield "no line about a collective"

@@ -1,5 +1,5 @@
 """
-Who did not come to a call over Gloo?
+Explain failures of Gloo, store, rendezvous, monitored barrier, heartbeat.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .model import (
     LogRecord,
     NcclNote,
     StoreTimeout,
-    evidence_of,
-    nccl_finding,
-    ranks_of,
-    who_waited,
-    within,
+    make_evidence,
+    make_nccl_finding,
+    ranks_label,
+    reporting_ranks,
+    timeout_text,
 )
 from .verdict import REMEDIES
 
 
-_ASK_FOR_DETAIL = (
+_DETAIL_REMEDY = (
     "collect the logs of all ranks, and run again with "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL, which names who is missing"
 )
@@ -36,61 +36,60 @@ _ASK_FOR_DETAIL = (
 
 def explain_gloo(logs: CollectiveLogs) -> list[Finding]:
     """
-    Who did not come to a call over Gloo?
-
-    Args:
-        logs: What was read.
-
-    Returns:
-        A finding, or nothing.
+    Explain timeouts, lost connections, and failed connects of Gloo.
     """
-    waited = [x for x in logs.gloo if x.kind == "timeout"]
-    lost = [x for x in logs.gloo if x.kind == "connect"]
-    if lost and not waited:
-        return [_unconnected(lost)]
-    if not waited:
-        return _left(logs)
+    gloo_timeouts = [x for x in logs.gloo if x.kind == "timeout"]
+    unreached = [x for x in logs.gloo if x.kind == "connect"]
+    if unreached and not gloo_timeouts:
+        return [_unreachable_finding(unreached)]
+    if not gloo_timeouts:
+        return _explain_closed_connections(logs)
 
-    absent, is_silent = _others(logs, set(ranks_of(waited)))
-    spent, who = within(waited), who_waited(waited)
-    text = f"{who} waited in a call over Gloo{spent}, and these logs do not "
+    absent, is_silent = _absent_ranks(
+        logs, set(reporting_ranks(gloo_timeouts))
+    )
+    duration, waiting = timeout_text(gloo_timeouts), ranks_label(gloo_timeouts)
+    text = f"{waiting} waited in a call over Gloo{duration}, and these logs do not "
     text += "tell for whom"
     if absent:
-        text = f"{ranks_text(absent)} did not come to a call over Gloo{spent}"
+        text = (
+            f"{ranks_text(absent)} did not come to a call over Gloo{duration}"
+        )
         if not is_silent:
             text = f"{ranks_text(absent)} came late to a call over Gloo, or "
             text += "would have waited a little longer: their connections "
-            text += f"were closed by those who gave up{spent}"
-        text += f"; {who} waited"
+            text += f"were closed by those who gave up{duration}"
+        text += f"; {waiting} waited"
     cause = Cause.RANK_NOT_ARRIVED if absent else Cause.COLLECTIVE_TIMEOUT
-    late = [x for x in logs.gloo if x.rank in absent]
+    closed = [x for x in logs.gloo if x.rank in absent]
     return [
         Finding(
             cause=cause,
             ranks=absent,
             summary=text,
-            # Who lost a connection may have waited as long as the others.
+            # A rank that lost a connection may have waited as long.
             confidence="likely"
-            if len(absent) < len(waited) and (is_silent or not absent)
+            if len(absent) < len(gloo_timeouts) and (is_silent or not absent)
             else "possible",
-            remedy=REMEDIES[cause] if absent else _ASK_FOR_DETAIL,
-            evidence=evidence_of((*waited[:3], *late[:3])),
+            remedy=REMEDIES[cause] if absent else _DETAIL_REMEDY,
+            evidence=make_evidence((*gloo_timeouts[:3], *closed[:3])),
         )
     ]
 
 
-def _others(
+def _absent_ranks(
     logs: CollectiveLogs, waiting: set[int]
 ) -> tuple[tuple[int, ...], bool]:
     """
-    Ranks that did not wait, as long as there are but few of them.
+    Return ranks that did not wait, if they are few.
 
-    Who comes late finds the connection closed by those who gave up.  So does
-    one that would have waited a little longer; so many of them blame nobody,
-    and nor does a single one if others say nothing at all.
+    A rank that arrives late finds its connection closed by those that gave up.
+    So does a rank that would have waited a little longer; if there are many of
+    these, none is to blame, and neither is a single one if other ranks have no
+    line at all.
 
     Returns:
-        The ranks, and whether none of them says anything.
+        The ranks, and whether none of them has any line.
     """
     if not waiting:
         return (), False
@@ -106,76 +105,76 @@ def _others(
     if missing & closed and len(missing) > len(waiting):
         missing = closed
     missing = missing - closed or missing
-    few = len(missing) <= max(len(waiting), 1)
-    return tuple(sorted(missing)) if few else (), not missing & closed
+    is_few = len(missing) <= max(len(waiting), 1)
+    return tuple(sorted(missing)) if is_few else (), not missing & closed
 
 
-def _left(logs: CollectiveLogs) -> list[Finding]:
+def _explain_closed_connections(logs: CollectiveLogs) -> list[Finding]:
     """
-    Who is gone, if all but a few found their connections closed?
+    Report ranks that left, if all but a few found a connection closed.
 
-    Only its neighbors lose the connection to one that leaves, and those who
-    are told to end then do not complain either.
+    Only neighbors of a rank that leaves lose the connection to it, and ranks
+    that are then told to end do not complain either.
     """
     closed = [x for x in logs.gloo if x.kind == "closed"]
-    named = set(ranks_of(closed))
-    gone = set(range(logs.world_size or 0)) - named
-    if not named or not 0 < len(gone) <= len(named):
+    reporting = set(reporting_ranks(closed))
+    gone = set(range(logs.world_size or 0)) - reporting
+    if not reporting or not 0 < len(gone) <= len(reporting):
         return []
 
     is_one = len(gone) == 1
-    who = ranks_text(gone) if is_one else f"one or more of {ranks_text(gone)}"
+    label = (
+        ranks_text(gone) if is_one else f"one or more of {ranks_text(gone)}"
+    )
     return [
         Finding(
             cause=Cause.RANK_CRASHED,
             ranks=tuple(sorted(gone)),
-            summary=f"{who} left: {ranks_text(named)} found a connection of "
+            summary=f"{label} left: {ranks_text(reporting)} found a connection of "
             f"Gloo closed, and only {'it does' if is_one else 'these do'} "
             "not complain",
-            confidence="likely" if is_one and len(named) > 1 else "possible",
+            confidence="likely"
+            if is_one and len(reporting) > 1
+            else "possible",
             remedy="look for how the processes of those ended that do not "
             "complain: the end of their logs, exit codes, the kernel log",
-            evidence=evidence_of(closed),
+            evidence=make_evidence(closed),
         )
     ]
 
 
-def _unconnected(lost: Sequence[GlooError]) -> Finding:
-    who = who_waited(lost)
-    peers = ", ".join(dict.fromkeys(x.peer for x in lost if x.peer))
+def _unreachable_finding(unreached: Sequence[GlooError]) -> Finding:
+    label = ranks_label(unreached)
+    peers = ", ".join(dict.fromkeys(x.peer for x in unreached if x.peer))
     return Finding(
         cause=Cause.NETWORK_FAILURE,
         ranks=(),
-        summary=f"{who} did not reach the others over Gloo"
+        summary=f"{label} did not reach the others over Gloo"
         + (f" ({peers[:200]})" if peers else ""),
         confidence="likely",
         remedy="check GLOO_SOCKET_IFNAME on every node: each must name an "
         "interface through which the others are reached",
-        evidence=evidence_of(lost),
+        evidence=make_evidence(unreached),
     )
 
 
-def explain_lost(logs: CollectiveLogs) -> list[Finding]:
+def explain_lost_connections(logs: CollectiveLogs) -> list[Finding]:
     """
-    Who was gone when others lost a connection of NCCL?
+    Explain NCCL errors about a remote process that exited.
 
-    Args:
-        logs: What was read.
-
-    Returns:
-        A finding, or nothing.  Whoever is gone does not complain itself, so
-        those who do not are suspects if they are few.
+    A rank that left does not complain itself, so ranks without a complaint are
+    suspects if they are few.
     """
     lost = [x for x in logs.notes if x.kind == "lost"]
     if not lost:
         return []
 
-    named = {x.rank for x in lost if x.rank is not None}
-    gone = set(range(logs.world_size or 0)) - named
-    if 0 < 2 * len(gone) <= len(named):
-        return [_lost_left(lost, gone, len(named))]
+    reporting = {x.rank for x in lost if x.rank is not None}
+    gone = set(range(logs.world_size or 0)) - reporting
+    if 0 < 2 * len(gone) <= len(reporting):
+        return [_departed_finding(lost, gone, len(reporting))]
     return [
-        nccl_finding(
+        make_nccl_finding(
             Cause.NETWORK_FAILURE,
             "ranks lost a connection of NCCL: another rank left, or the "
             "network failed",
@@ -187,14 +186,14 @@ def explain_lost(logs: CollectiveLogs) -> list[Finding]:
     ]
 
 
-def _lost_left(
+def _departed_finding(
     lost: Sequence[NcclNote], gone: set[int], others: int
 ) -> Finding:
     is_one = len(gone) == 1
-    who = ranks_text(gone) if is_one else f"some of {ranks_text(gone)}"
-    return nccl_finding(
+    label = ranks_text(gone) if is_one else f"some of {ranks_text(gone)}"
+    return make_nccl_finding(
         Cause.RANK_CRASHED,
-        f"{who} left: {others} ranks lost a connection of NCCL, and only "
+        f"{label} left: {others} ranks lost a connection of NCCL, and only "
         f"{'it does' if is_one else 'these do'} not complain",
         lost,
         "look for the first error in the logs of those that do not complain",
@@ -203,35 +202,38 @@ def _lost_left(
     )
 
 
-_GONE = ("reset", "closed", "got 0 bytes", "broken pipe", "likely dead")
-_MOST_RANKS = 1 << 20
-_LOOK = (
+_CONNECTION_LOST_TEXTS = (
+    "reset",
+    "closed",
+    "got 0 bytes",
+    "broken pipe",
+    "likely dead",
+)
+_MAX_RANKS = 1 << 20
+_MISSING_RANKS_REMEDY = (
     "look at the logs of those that are missing: they did not start, died, or "
     "cannot reach the address of the first rank"
 )
 
 
-def explain_stores(logs: CollectiveLogs) -> list[Finding]:
+def explain_store_timeouts(logs: CollectiveLogs) -> list[Finding]:
     """
-    Who did not come to the rendezvous?
-
-    Args:
-        logs: What was read.
+    Explain timeouts and errors of the store and of rendezvous.
 
     Returns:
-        One finding per kind of failure, the most telling first.
+        One finding per kind of failure, the most specific first.
     """
     findings: list[Finding] = []
-    for kind, explain in _EXPLAIN.items():
-        found = [x for x in logs.stores if x.kind == kind]
-        # That nobody set a key may follow from anything.
-        if found and not (kind == "keys" and findings):
-            findings.append(explain(found))
+    for kind, make_finding in _STORE_FINDINGS.items():
+        timeouts = [x for x in logs.stores if x.kind == kind]
+        # A missing key may follow from any other failure.
+        if timeouts and not (kind == "keys" and findings):
+            findings.append(make_finding(timeouts))
     return findings
 
 
-def _missed(
-    found: Sequence[StoreTimeout],
+def _store_finding(
+    timeouts: Sequence[StoreTimeout],
     summary: str,
     remedy: str,
     *,
@@ -244,115 +246,123 @@ def _missed(
         summary=summary,
         confidence="likely",
         remedy=remedy,
-        evidence=evidence_of(found),
+        evidence=make_evidence(timeouts),
     )
 
 
-def _clients(found: Sequence[StoreTimeout]) -> Finding:
-    most = max(found, key=lambda x: x.joined or 0)
-    return _missed(
-        found,
-        f"{most.joined} of {most.expected} processes came to the store"
-        f"{within(found)}",
-        _LOOK,
+def _clients_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
+    latest = max(timeouts, key=lambda x: x.joined or 0)
+    return _store_finding(
+        timeouts,
+        f"{latest.joined} of {latest.expected} processes came to the store"
+        f"{timeout_text(timeouts)}",
+        _MISSING_RANKS_REMEDY,
     )
 
 
-def _members(found: Sequence[StoreTimeout]) -> Finding:
+def _group_creation_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
     """
-    A group that was made; if all who came complain, the others are missing.
+    Report members missing while a group was created.
+
+    They are known if all members that arrived complain.
     """
-    most = max(found, key=lambda x: x.joined or 0)
-    ranks = {x.group_rank for x in found if x.group_rank is not None}
-    joined, expected = most.joined or 0, most.expected or 0
+    latest = max(timeouts, key=lambda x: x.joined or 0)
+    ranks = {x.group_rank for x in timeouts if x.group_rank is not None}
+    joined, expected = latest.joined or 0, latest.expected or 0
     absent: set[int] = set()
     if 0 < joined <= len(ranks):
-        absent = set(range(min(expected, _MOST_RANKS))) - ranks
-    return _missed(
-        found,
+        absent = set(range(min(expected, _MAX_RANKS))) - ranks
+    return _store_finding(
+        timeouts,
         f"{joined} of {expected} ranks came while a group was made; "
-        f"{who_waited(found)} waited",
-        _LOOK,
+        f"{ranks_label(timeouts)} waited",
+        _MISSING_RANKS_REMEDY,
         ranks=tuple(sorted(absent)),
     )
 
 
-def _unique_id(found: Sequence[StoreTimeout]) -> Finding:
+def _unique_id_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
     """
-    A communicator that its first rank should have opened.
+    Report a communicator whose first rank did not publish its ID.
     """
-    reasons = {x.reason.lower() for x in found}
-    is_gone = any(word in reason for word in _GONE for reason in reasons)
-    how = "was gone" if is_gone else "did not come"
-    first = "rank 0" if _is_default(found) else "the first rank of the group"
-    return _missed(
-        found,
-        f"{first} {how} when {who_waited(found)} set up the communicator with it",
+    reasons = {x.reason.lower() for x in timeouts}
+    is_gone = any(
+        word in reason for word in _CONNECTION_LOST_TEXTS for reason in reasons
+    )
+    problem = "was gone" if is_gone else "did not come"
+    first = (
+        "rank 0"
+        if _is_default_group(timeouts)
+        else "the first rank of the group"
+    )
+    return _store_finding(
+        timeouts,
+        f"{first} {problem} when {ranks_label(timeouts)} set up the communicator with it",
         f"look at the log of {first}: it never made this call",
-        ranks=(0,) if _is_default(found) else (),
+        ranks=(0,) if _is_default_group(timeouts) else (),
         cause=Cause.RANK_CRASHED if is_gone else Cause.RENDEZVOUS_TIMEOUT,
     )
 
 
-def _connect(found: Sequence[StoreTimeout]) -> Finding:
-    return _missed(
-        found,
-        f"{who_waited(found)} did not reach the store at {found[0].address}"
-        f"{within(found)}",
+def _connect_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
+    return _store_finding(
+        timeouts,
+        f"{ranks_label(timeouts)} did not reach the store at {timeouts[0].address}"
+        f"{timeout_text(timeouts)}",
         "check that the first rank runs, that MASTER_ADDR and MASTER_PORT are "
         "its, and that no firewall is between",
     )
 
 
-def _listen(found: Sequence[StoreTimeout]) -> Finding:
-    return _missed(
-        found,
-        f"the port of the store was taken when {who_waited(found)} opened it",
+def _listen_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
+    return _store_finding(
+        timeouts,
+        f"the port of the store was taken when {ranks_label(timeouts)} opened it",
         "end what is left of an earlier job there, or choose another "
         "MASTER_PORT; each job of a node needs its own",
         cause=Cause.NODE_MISCONFIGURED,
     )
 
 
-def _rendezvous(found: Sequence[StoreTimeout]) -> Finding:
-    return _missed(
-        found,
+def _rendezvous_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
+    return _store_finding(
+        timeouts,
         "torchrun waited in vain for other nodes in its rendezvous",
-        _LOOK,
+        _MISSING_RANKS_REMEDY,
     )
 
 
-def _keys(found: Sequence[StoreTimeout]) -> Finding:
-    key = f" for {found[0].keys}" if found[0].keys else ""
-    return _missed(
-        found,
-        f"{who_waited(found)} waited{key} in the store{within(found)}, and nobody "
+def _keys_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
+    key = f" for {timeouts[0].keys}" if timeouts[0].keys else ""
+    return _store_finding(
+        timeouts,
+        f"{ranks_label(timeouts)} waited{key} in the store{timeout_text(timeouts)}, and nobody "
         "set it",
-        _LOOK,
+        _MISSING_RANKS_REMEDY,
     )
 
 
-_EXPLAIN: dict[str, Callable[[Sequence[StoreTimeout]], Finding]] = {
-    "clients": _clients,
-    "barrier": _members,
-    "unique_id": _unique_id,
-    "listen": _listen,
-    "connect": _connect,
-    "rendezvous": _rendezvous,
-    "keys": _keys,
+_STORE_FINDINGS: dict[str, Callable[[Sequence[StoreTimeout]], Finding]] = {
+    "clients": _clients_finding,
+    "barrier": _group_creation_finding,
+    "unique_id": _unique_id_finding,
+    "listen": _listen_finding,
+    "connect": _connect_finding,
+    "rendezvous": _rendezvous_finding,
+    "keys": _keys_finding,
 }
 
 
-def _is_default(found: Sequence[StoreTimeout]) -> bool:
+def _is_default_group(timeouts: Sequence[StoreTimeout]) -> bool:
     """
-    Whether ranks within the group are global ranks, as far as lines tell.
+    Return whether group ranks are known to be global ranks.
     """
-    told = [x for x in found if x.rank is not None]
-    return bool(told) and all(x.rank == x.group_rank for x in told)
+    with_rank = [x for x in timeouts if x.rank is not None]
+    return bool(with_rank) and all(x.rank == x.group_rank for x in with_rank)
 
 
-# What may differ, the most telling first.
-_ASPECTS: tuple[tuple[Cause, Callable[[FingerPrint], str]], ...] = (
+# Aspects in which calls may differ, the most specific first.
+_CALL_ASPECTS: tuple[tuple[Cause, Callable[[FingerPrint], str]], ...] = (
     (Cause.TYPE_MISMATCH, lambda x: x.op),
     (Cause.SKIPPED_COLLECTIVE, lambda x: f"{x.op} #{x.seq}"),
     (Cause.SIZE_MISMATCH, lambda x: f"{x.op} of {x.shape}"),
@@ -360,136 +370,141 @@ _ASPECTS: tuple[tuple[Cause, Callable[[FingerPrint], str]], ...] = (
 )
 
 
-def explain_checks(logs: CollectiveLogs) -> list[Finding]:
+def explain_debug_checks(logs: CollectiveLogs) -> list[Finding]:
     """
-    Who called something else, and who did not come, as torch found itself?
-
-    Args:
-        logs: What was read.
+    Explain calls that differ and monitored barriers that failed.
 
     Returns:
-        One finding per call that differs, and per barrier that failed.
+        One finding for the first call that differs, and one per run with a
+        failed barrier.
     """
     mismatches: dict[tuple[int, int], list[FingerPrintMismatch]] = defaultdict(
         list
     )
     for record in logs.mismatches:
         mismatches[record.attempt, record.own.seq].append(record)
-    findings = [_mismatch(found) for found in mismatches.values()][:1]
+    findings = [_mismatch_finding(records) for records in mismatches.values()][
+        :1
+    ]
     barriers: dict[int, list[BarrierFailure]] = defaultdict(list)
     for barrier in logs.barriers:
         barriers[barrier.attempt].append(barrier)
     findings += [
-        _barrier(failures)
+        _barrier_finding(failures)
         for failures in barriers.values()
         if any(x.absent for x in failures)
     ]
     return findings
 
 
-def _mismatch(found: Sequence[FingerPrintMismatch]) -> Finding:
-    prints = _prints(found)
-    cause, kinds = _kinds(prints)
-    right, wrong = kinds[0][1], [r for _, ranks in kinds[1:] for r in ranks]
-    # With one complaint, only two of perhaps many ranks are known.
-    is_tie = len(kinds) > 1 and len(right) == len(kinds[1][1])
+def _mismatch_finding(records: Sequence[FingerPrintMismatch]) -> Finding:
+    fingerprints = _fingerprints_by_rank(records)
+    cause, kinds = _first_difference(fingerprints)
+    expected, differing = (
+        kinds[0][1],
+        [r for _, ranks in kinds[1:] for r in ranks],
+    )
+    # One report names only two of possibly many ranks.
+    is_tie = len(kinds) > 1 and len(expected) == len(kinds[1][1])
     confidence: Confidence = "possible" if is_tie else "certain"
-    ranks = tuple(sorted(prints if is_tie else wrong))
-    own = prints[right[0]]
-    theirs = " and ".join(dict.fromkeys(kind for kind, _ in kinds[1:]))
-    who = ranks_text(ranks) + _inside(found)
+    ranks = tuple(sorted(fingerprints if is_tie else differing))
+    own = fingerprints[expected[0]]
+    other_calls = " and ".join(dict.fromkeys(kind for kind, _ in kinds[1:]))
+    label = ranks_text(ranks) + _group_suffix(records)
     return Finding(
         cause=cause,
-        ranks=ranks if _is_world(found) else (),
-        summary=f"{who} called {theirs} where the others called "
+        ranks=ranks if _has_global_ranks(records) else (),
+        summary=f"{label} called {other_calls} where the others called "
         f"{kinds[0][0]} (call #{own.seq})"
         if not is_tie
         else f"ranks do not agree on call #{own.seq}: "
-        f"{_parties(kinds)}; it cannot be told who is wrong",
+        f"{_calls_text(kinds)}; it cannot be told who is wrong",
         confidence=confidence,
         remedy=REMEDIES[cause],
         collective=CollectiveRef(op=own.op, seq=own.seq),
-        evidence=evidence_of(found),
+        evidence=make_evidence(records),
     )
 
 
-def _parties(kinds: Iterable[tuple[str, Sequence[int]]]) -> str:
+def _calls_text(kinds: Iterable[tuple[str, Sequence[int]]]) -> str:
     return ", ".join(f"{ranks_text(ranks)} {kind}" for kind, ranks in kinds)
 
 
-def _prints(
-    found: Iterable[FingerPrintMismatch],
+def _fingerprints_by_rank(
+    records: Iterable[FingerPrintMismatch],
 ) -> dict[int, FingerPrint]:
     """
-    What each rank called; its own word goes before that of another.
+    Return the call of each rank; its own report goes before that of another.
     """
-    prints: dict[int, FingerPrint] = {}
-    for record in found:
-        prints[record.own.rank] = record.own
-    for record in found:
-        prints.setdefault(record.other.rank, record.other)
-    return prints
+    fingerprints: dict[int, FingerPrint] = {}
+    for record in records:
+        fingerprints[record.own.rank] = record.own
+    for record in records:
+        fingerprints.setdefault(record.other.rank, record.other)
+    return fingerprints
 
 
-def _kinds(
-    prints: Mapping[int, FingerPrint],
+def _first_difference(
+    fingerprints: Mapping[int, FingerPrint],
 ) -> tuple[Cause, list[tuple[str, list[int]]]]:
     """
-    The first thing in which they differ, and the ranks by it, most first.
+    Return the first aspect in which calls differ, and ranks by it, most first.
     """
-    # What another rank tells is wrong if the lengths of the calls differ.
-    is_sure = all(x.is_own or x.seq or x.shape for x in prints.values())
-    own = {x.op for x in prints.values() if x.is_own}
-    if not is_sure and len(own) < 2:
+    # A report about another rank is wrong if shapes differ in length.
+    is_reliable = all(
+        x.is_own or x.seq or x.shape for x in fingerprints.values()
+    )
+    own = {x.op for x in fingerprints.values() if x.is_own}
+    if not is_reliable and len(own) < 2:
         shapes = {
             r: f"{x.op} of {x.shape}" if x.is_own else "something else"
-            for r, x in prints.items()
+            for r, x in fingerprints.items()
         }
-        return Cause.TYPE_MISMATCH, _by_value(shapes)
+        return Cause.TYPE_MISMATCH, _group_by_value(shapes)
 
-    for cause, show in _ASPECTS:
-        kinds = _by_value({r: show(x) for r, x in prints.items()})
+    for cause, show in _CALL_ASPECTS:
+        kinds = _group_by_value({r: show(x) for r, x in fingerprints.items()})
         if len(kinds) > 1:
             return cause, kinds
-    same = _by_value({r: x.op for r, x in prints.items()})
+    same = _group_by_value({r: x.op for r, x in fingerprints.items()})
     return Cause.TYPE_MISMATCH, [*same, ("something else", [])]
 
 
-def _by_value(values: Mapping[int, str]) -> list[tuple[str, list[int]]]:
-    found: dict[str, list[int]] = defaultdict(list)
+def _group_by_value(values: Mapping[int, str]) -> list[tuple[str, list[int]]]:
+    ranks_by_value: dict[str, list[int]] = defaultdict(list)
     for rank, value in sorted(values.items()):
-        found[value].append(rank)
-    return sorted(found.items(), key=lambda kind: -len(kind[1]))
+        ranks_by_value[value].append(rank)
+    return sorted(ranks_by_value.items(), key=lambda kind: -len(kind[1]))
 
 
-def _barrier(failures: Sequence[BarrierFailure]) -> Finding:
+def _barrier_finding(failures: Sequence[BarrierFailure]) -> Finding:
     absent = {rank for x in failures for rank in x.absent}
-    came = {
+    arrived = {
         x.group_rank
         for x in failures
         if not x.absent and x.group_rank is not None
     }
-    absent -= came
+    absent -= arrived
     timeout = next((x.timeout for x in failures if x.timeout), None)
-    spent = f" within {timeout:.0f} s" if timeout else ""
+    duration = f" within {timeout:.0f} s" if timeout else ""
     ranks = tuple(sorted(absent))
-    who = ranks_text(ranks) + _inside(failures) if ranks else "a rank"
+    label = ranks_text(ranks) + _group_suffix(failures) if ranks else "a rank"
     return Finding(
         cause=Cause.RANK_NOT_ARRIVED,
-        ranks=ranks if _is_world(failures) else (),
-        summary=f"{who} did not come to a monitored barrier{spent}",
+        ranks=ranks if _has_global_ranks(failures) else (),
+        summary=f"{label} did not come to a monitored barrier{duration}",
         confidence="certain" if ranks else "possible",
         remedy=REMEDIES[Cause.RANK_NOT_ARRIVED],
-        evidence=evidence_of(
+        evidence=make_evidence(
             [x for x in failures if x.absent]
             + [x for x in failures if not x.absent]
         ),
     )
 
 
-def _is_world(records: Sequence[LogRecord]) -> bool:
+def _has_global_ranks(records: Sequence[LogRecord]) -> bool:
     """
-    Whether ranks within the group are the global ones, as far as lines tell.
+    Return whether no line contradicts that group ranks are global ranks.
     """
     return all(
         x.rank == x.group_rank
@@ -498,65 +513,64 @@ def _is_world(records: Sequence[LogRecord]) -> bool:
     )
 
 
-def _inside(records: Sequence[LogRecord]) -> str:
-    return "" if _is_world(records) else " of the group"
+def _group_suffix(records: Sequence[LogRecord]) -> str:
+    return "" if _has_global_ranks(records) else " of the group"
 
 
 def explain_heartbeats(logs: CollectiveLogs) -> list[Finding]:
     """
-    Whose watchdog hangs, other than after a time-out?
-
-    Args:
-        logs: What was read.
-
-    Returns:
-        A finding, or nothing.
+    Explain watchdogs that were stuck, other than after a timeout.
     """
     findings = []
     by_attempt: dict[int, dict[object, Heartbeat]] = defaultdict(dict)
-    for beat in logs.heartbeats:
-        by_attempt[beat.attempt].setdefault(_who(beat), beat)
-    for attempt, beats in by_attempt.items():
-        # After its own time-out, a watchdog hangs while it cleans up.
-        late = {_who(x) for x in logs.timeouts if x.attempt == attempt} | {
-            x.rank for x in logs.timeouts if x.attempt == attempt
-        }
+    for heartbeat in logs.heartbeats:
+        by_attempt[heartbeat.attempt].setdefault(
+            _reporter_key(heartbeat), heartbeat
+        )
+    for attempt, heartbeats in by_attempt.items():
+        # After its own timeout, a watchdog is stuck while it cleans up.
+        timed_out = {
+            _reporter_key(x) for x in logs.timeouts if x.attempt == attempt
+        } | {x.rank for x in logs.timeouts if x.attempt == attempt}
         stuck = {
-            who: beat
-            for who, beat in beats.items()
-            if who not in late and (beat.rank is None or beat.rank not in late)
+            reporter: heartbeat
+            for reporter, heartbeat in heartbeats.items()
+            if reporter not in timed_out
+            and (heartbeat.rank is None or heartbeat.rank not in timed_out)
         }
         if stuck:
-            findings.append(_heartbeat(stuck, is_all=not late))
+            findings.append(_heartbeat_finding(stuck, is_all=not timed_out))
     return findings
 
 
-def _who(record: LogRecord) -> object:
+def _reporter_key(record: LogRecord) -> object:
     if record.rank is not None:
         return record.rank
     return (record.source, record.origin, record.group_rank)
 
 
-def _heartbeat(stuck: Mapping[object, Heartbeat], *, is_all: bool) -> Finding:
+def _heartbeat_finding(
+    stuck: Mapping[object, Heartbeat], *, is_all: bool
+) -> Finding:
     ranks = tuple(sorted(x.rank for x in stuck.values() if x.rank is not None))
     members = [
         x.group_rank for x in stuck.values() if x.group_rank is not None
     ]
     seconds = next((x.seconds for x in stuck.values() if x.seconds), None)
-    who = (
+    label = (
         ranks_text(ranks)
         if ranks
         else f"rank {fold_ranks(members)} of its group"
         if members
         else "a rank"
     )
-    spent = f" for {seconds:.0f} s" if seconds else ""
+    duration = f" for {seconds:.0f} s" if seconds else ""
     return Finding(
         cause=Cause.RANK_BLOCKED_IN_LAUNCH,
         ranks=ranks,
-        summary=f"the watchdog of {who} did not move{spent}: a call of CUDA "
+        summary=f"the watchdog of {label} did not move{duration}: a call of CUDA "
         "or NCCL does not return there, or a thread keeps the GIL",
         confidence="possible" if is_all and len(stuck) > 1 else "likely",
         remedy=REMEDIES[Cause.RANK_BLOCKED_IN_LAUNCH],
-        evidence=evidence_of(stuck.values()),
+        evidence=make_evidence(stuck.values()),
     )

@@ -1,5 +1,5 @@
 """
-What is wrong in one group?
+Detect what is wrong in one process group, and render it as a finding.
 """
 
 from __future__ import annotations
@@ -12,44 +12,38 @@ import attrs
 
 from ...findings import Cause, CollectiveRef, Confidence, Finding, GroupRef
 from ...ranks import fold_ranks, ranks_text
-from .cases import Case
-from .model import LogRecord, WorkTimeout, evidence_of
+from .cases import GroupState
+from .model import LogRecord, WorkTimeout, make_evidence
 
 
-_MOST_EVIDENCE = 6
+_MAX_EVIDENCE = 6
 
 
 @attrs.frozen(kw_only=True)
 class Verdict:
     """
-    What is wrong in one group of one run.
+    What is wrong in one process group of one run.
 
     Attributes:
-        case: The group.
+        members: Ranks at fault, as ranks within the group.
 
-        cause: What is wrong.
+        ranks: Ranks at fault, as global ranks, where *members* cannot name
+            them.
 
-        members: Those at fault, as ranks within the group.
+        waiting: Ranks that wait, as ranks within the group.
 
-        ranks: Those at fault, as global ranks, where these are not those of
-            *members*.
+        op: The operation that they wait in; ``""`` if unknown.
 
-        waiting: Those that wait, as ranks within the group.
+        seq: Its sequence number; ``None`` if unknown.
 
-        op: The operation they wait in; ``""`` if unknown.
+        is_p2p: Whether it is a point-to-point call.
 
-        seq: Its number; ``None`` if unknown.
+        reason: Why the ranks are at fault, as a clause; ``""`` for none.
 
-        is_p2p: Whether it is between two ranks.
-
-        confidence: How sure that is.
-
-        told: What it is seen by, as a clause.
-
-        evidence: The lines that show it.
+        evidence: The records that show it.
     """
 
-    case: Case
+    state: GroupState
     cause: Cause
     members: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
@@ -58,32 +52,29 @@ class Verdict:
     seq: int | None = None
     is_p2p: bool = False
     confidence: Confidence = "likely"
-    told: str = ""
+    reason: str = ""
     evidence: tuple[LogRecord, ...] = ()
 
 
-def collectives_of(case: Case) -> dict[int, WorkTimeout]:
+def comparable_calls(state: GroupState) -> dict[int, WorkTimeout]:
     """
-    Who waits in calls of the whole group, whose numbers can be compared?
+    Return timed-out calls of the whole group, by rank within the group.
 
-    Args:
-        case: The group.
-
-    Returns:
-        Calls by rank within the group.
+    Point-to-point calls and calls without a sequence number are left out, as
+    their numbers cannot be compared.
     """
     return {
         member: timeout
-        for member, timeout in case.timeouts.items()
+        for member, timeout in state.timeouts.items()
         if timeout.seq is not None and not timeout.is_p2p
     }
 
 
-def _first(case: Case) -> WorkTimeout | None:
+def _most_common_call(state: GroupState) -> WorkTimeout | None:
     """
-    The call that most wait in.
+    Return the call that most members wait in.
     """
-    calls = collectives_of(case) or case.timeouts
+    calls = comparable_calls(state) or state.timeouts
     counts = Counter((x.seq, x.op) for x in calls.values() if x.op)
     if not counts:
         return None
@@ -91,55 +82,52 @@ def _first(case: Case) -> WorkTimeout | None:
     return next(x for x in calls.values() if (x.seq, x.op) == common)
 
 
-def verdict_of(  # noqa: PLR0913 all of a verdict
-    case: Case,
+def make_verdict(  # noqa: PLR0913 all of a verdict
+    state: GroupState,
     cause: Cause,
     members: Iterable[int],
     confidence: Confidence,
-    told: str,
+    reason: str,
     *,
     call: WorkTimeout | None = None,
     evidence: Iterable[LogRecord] = (),
 ) -> Verdict:
     """
-    Make a verdict, with what follows from the group.
+    Create a verdict, and fill in call and waiting ranks from the group.
 
     Args:
-        case: The group.
+        members: Ranks at fault, as ranks within the group.
 
-        cause: What is wrong.
+        confidence: The confidence if the group is known; else it is
+            ``"possible"``.
 
-        members: Those at fault.
-
-        confidence: How sure that is, if the group is told.
-
-        told: What it is seen by.
+        reason: Why the ranks are at fault, as a clause.
 
         call: What the others wait in; by default what most wait in.
 
-        evidence: Lines to show besides that of the call.
+        evidence: Records to quote besides that of the call.
     """
-    blamed = tuple(sorted(members))
-    call = call or _first(case)
-    waiting = tuple(sorted(set(case.timeouts) - set(blamed)))
-    shown: list[LogRecord] = [call] if call else []
-    shown += islice((x for x in evidence if x is not call), _MOST_EVIDENCE)
+    at_fault = tuple(sorted(members))
+    call = call or _most_common_call(state)
+    waiting = tuple(sorted(set(state.timeouts) - set(at_fault)))
+    quoted: list[LogRecord] = [call] if call else []
+    quoted += islice((x for x in evidence if x is not call), _MAX_EVIDENCE)
     return Verdict(
-        case=case,
+        state=state,
         cause=cause,
-        members=blamed,
+        members=at_fault,
         waiting=waiting,
         op=call.op if call else "",
         seq=call.seq if call else None,
         is_p2p=call.is_p2p if call else False,
-        # Who is compared to whom is a guess without a group.
-        confidence="possible" if case.group is None else confidence,
-        told=told,
-        evidence=tuple(shown[:_MOST_EVIDENCE]),
+        # Without a group, calls of different groups may be compared.
+        confidence="possible" if state.group is None else confidence,
+        reason=reason,
+        evidence=tuple(quoted[:_MAX_EVIDENCE]),
     )
 
 
-COLLECT = (
+COLLECT_LOGS_REMEDY = (
     "collect the logs of all ranks, with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1 so that each leaves a Flight Recorder dump"
 )
@@ -153,7 +141,7 @@ REMEDIES = {
     "thread keeps the GIL",
     Cause.COLLECTIVE_STUCK_IN_FLIGHT: "everyone arrived: check the network "
     "between these ranks, and on GPUs their health (Xid) and the NCCL logs",
-    Cause.COLLECTIVE_TIMEOUT: COLLECT,
+    Cause.COLLECTIVE_TIMEOUT: COLLECT_LOGS_REMEDY,
     Cause.TYPE_MISMATCH: "make all ranks of the group call the same operation; "
     "or find the call that was left out or made once too often before",
     Cause.SIZE_MISMATCH: "make all ranks of the group pass the same sizes; or "
@@ -164,7 +152,7 @@ REMEDIES = {
     Cause.GROUP_ORDER_DEADLOCK: "call the collectives of these groups in the "
     "same order on all ranks",
 }
-OTHER_INTERFACE = (
+SOCKET_INTERFACE_REMEDY = (
     "set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) on every node to the "
     "interface through which the nodes reach each other"
 )
@@ -174,95 +162,88 @@ def explain_verdict(
     verdict: Verdict, *, following: int = 0, run: str = ""
 ) -> Finding:
     """
-    Put into words who holds up a group.
+    Render a verdict as a finding.
 
     Args:
-        verdict: Who does.
-
         following: How many other groups wait because of it.
 
-        run: Which run of the job it was, if there were several.
-
-    Returns:
-        The finding, with the lines that show it.
+        run: Text that names the run of the job; ``""`` if there is only one.
     """
-    case = verdict.case
-    ranks = verdict.ranks or global_ranks(case, verdict.members)
+    state = verdict.state
+    ranks = verdict.ranks or to_global_ranks(state, verdict.members)
     summary = _summary(verdict, ranks)
     if following:
-        others = "s" if following > 1 else ""
-        because = " because of it" if verdict.members or ranks else ", too"
-        summary += f"; {following} other group{others} waited{because}"
+        plural = "s" if following > 1 else ""
+        relation = " because of it" if verdict.members or ranks else ", too"
+        summary += f"; {following} other group{plural} waited{relation}"
     remedy = REMEDIES.get(verdict.cause)
-    if case.folded and not ranks:
-        remedy = f"{COLLECT}; with RAY_DEDUP_LOGS=0, Ray shows every line"
+    if state.folded_lines and not ranks:
+        remedy = f"{COLLECT_LOGS_REMEDY}; with RAY_DEDUP_LOGS=0, Ray shows every line"
     return Finding(
         cause=verdict.cause,
         ranks=ranks,
         summary=summary + run,
         confidence=verdict.confidence,
         remedy=remedy,
-        group=_group(case, verdict),
+        group=_group_ref(state, verdict),
         collective=None
         if verdict.seq is None
         else CollectiveRef(
             op=verdict.op or "unknown", seq=verdict.seq, p2p=verdict.is_p2p
         ),
-        evidence=evidence_of(verdict.evidence),
+        evidence=make_evidence(verdict.evidence),
     )
 
 
-def global_ranks(case: Case, members: Iterable[int]) -> tuple[int, ...]:
+def to_global_ranks(
+    state: GroupState, members: Iterable[int]
+) -> tuple[int, ...]:
     """
-    Which global ranks are these?
-
-    Args:
-        case: The group.
-
-        members: Ranks within it.
-
-    Returns:
-        As many as are known, ascending.
+    Return the global ranks of *members*, ascending; unknown ones are left out.
     """
-    is_default = case.group is None or case.group.is_default
+    is_default = state.group is None or state.group.is_default
     found = (
-        case.ranks.get(m, m if is_default else None) for m in set(members)
+        state.ranks.get(m, m if is_default else None) for m in set(members)
     )
     return tuple(sorted(rank for rank in found if rank is not None))
 
 
 def _summary(verdict: Verdict, ranks: Sequence[int]) -> str:
-    case = verdict.case
-    who = _who(verdict, ranks)
-    what = _call(verdict)
+    state = verdict.state
+    blamed = _blamed_text(verdict, ranks)
+    call = _call_text(verdict)
     waiting = len(verdict.waiting)
-    wait = f"{waiting} rank{'s wait' if waiting != 1 else ' waits'} in it"
-    told = f" ({verdict.told})" if verdict.told else ""
-    seen = f"{wait}; {verdict.told}" if verdict.told else wait
-    spent = _spent(verdict)
-    within = f" within{spent}" if spent else ""
+    waiters = f"{waiting} rank{'s wait' if waiting != 1 else ' waits'} in it"
+    reason_text = f" ({verdict.reason})" if verdict.reason else ""
+    waiting_text = (
+        f"{waiters}; {verdict.reason}" if verdict.reason else waiters
+    )
+    elapsed = _elapsed_text(verdict)
+    within_text = f" within{elapsed}" if elapsed else ""
     texts = {
-        Cause.RANK_NOT_ARRIVED: f"{who} did not come to {what} ({seen})",
-        Cause.RANK_NOT_STARTED: f"the GPU of {who} did not begin {what} "
-        f"({seen})",
-        Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{what} did not complete{within}, "
-        f"although {verdict.told}",
-        Cause.TYPE_MISMATCH: f"{who} called another operation as {what}: "
-        f"{verdict.told}",
-        Cause.SIZE_MISMATCH: f"{who} passed another size to {what}: "
-        f"{verdict.told}",
-        Cause.COLLECTIVE_TIMEOUT: f"{_speakers(case)} waited{spent} in "
-        f"{what}, and these logs do not tell for whom{told}",
+        Cause.RANK_NOT_ARRIVED: f"{blamed} did not come to {call} ({waiting_text})",
+        Cause.RANK_NOT_STARTED: f"the GPU of {blamed} did not begin {call} "
+        f"({waiting_text})",
+        Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{call} did not complete{within_text}, "
+        f"although {verdict.reason}",
+        Cause.TYPE_MISMATCH: f"{blamed} called another operation as {call}: "
+        f"{verdict.reason}",
+        Cause.SIZE_MISMATCH: f"{blamed} passed another size to {call}: "
+        f"{verdict.reason}",
+        Cause.COLLECTIVE_TIMEOUT: f"{_reporters_text(state)} waited{elapsed} in "
+        f"{call}, and these logs do not tell for whom{reason_text}",
     }
     text = texts[verdict.cause]
-    silent = _unheard(verdict)
-    return text + (f"; nothing is heard of {silent}" if silent else "")
+    silent_text = _silent_text(verdict)
+    return text + (
+        f"; nothing is heard of {silent_text}" if silent_text else ""
+    )
 
 
-def _who(verdict: Verdict, ranks: Sequence[int]) -> str:
+def _blamed_text(verdict: Verdict, ranks: Sequence[int]) -> str:
     if verdict.members and len(ranks) < len(verdict.members):
-        inside = "s" if len(verdict.members) > 1 else ""
-        return f"rank{inside} {fold_ranks(verdict.members)} of the group"
+        plural = "s" if len(verdict.members) > 1 else ""
+        return f"rank{plural} {fold_ranks(verdict.members)} of the group"
     if verdict.confidence == "possible" and verdict.cause in {
         Cause.TYPE_MISMATCH,
         Cause.SIZE_MISMATCH,
@@ -271,28 +252,28 @@ def _who(verdict: Verdict, ranks: Sequence[int]) -> str:
     return ranks_text(ranks)
 
 
-def _call(verdict: Verdict) -> str:
-    what = verdict.op or "call"
+def _call_text(verdict: Verdict) -> str:
+    text = verdict.op or "call"
     if verdict.seq is not None:
-        what += f" #{verdict.seq}"
-    group = verdict.case.group
-    return what + (f" of group {str(group)!r}" if group is not None else "")
+        text += f" #{verdict.seq}"
+    group = verdict.state.group
+    return text + (f" of group {str(group)!r}" if group is not None else "")
 
 
-def _spent(verdict: Verdict) -> str:
+def _elapsed_text(verdict: Verdict) -> str:
     """
-    How long they waited, such as ``" 10 min"``, if it is told.
+    Return the elapsed time, such as ``" 10 min"``; ``""`` if unknown.
     """
-    calls = verdict.case.timeouts.values()
+    calls = verdict.state.timeouts.values()
     ran = next((x.ran for x in calls if x.ran is not None), None)
     if ran is None:
         return ""
     return f" {ran:.0f} s" if ran < 120 else f" {ran / 60:.0f} min"
 
 
-def _speakers(case: Case) -> str:
-    members = case.timeouts or case.statuses
-    ranks = global_ranks(case, members)
+def _reporters_text(state: GroupState) -> str:
+    members = state.timeouts or state.statuses
+    ranks = to_global_ranks(state, members)
     if not members:
         return "ranks"
     if len(ranks) < len(members):
@@ -300,14 +281,14 @@ def _speakers(case: Case) -> str:
     return ranks_text(ranks)
 
 
-def _unheard(verdict: Verdict) -> str:
+def _silent_text(verdict: Verdict) -> str:
     """
-    Members that say nothing, where others are to blame for sure.
+    Name the members without any line, where other ranks are at fault.
     """
-    case = verdict.case
+    state = verdict.state
     if (
-        case.size is None
-        or case.folded
+        state.size is None
+        or state.folded_lines
         or verdict.cause
         not in {
             Cause.RANK_NOT_ARRIVED,
@@ -316,63 +297,60 @@ def _unheard(verdict: Verdict) -> str:
     ):
         return ""
     silent = (
-        set(range(case.size))
-        - set(case.timeouts)
-        - set(case.statuses)
+        set(range(state.size))
+        - set(state.timeouts)
+        - set(state.statuses)
         - set(verdict.members)
     )
     return ranks_text(silent) if silent else ""
 
 
-def _group(case: Case, verdict: Verdict) -> GroupRef | None:
+def _group_ref(state: GroupState, verdict: Verdict) -> GroupRef | None:
     """
-    The group with its members, as far as these are known as global ranks.
+    Return the group and its members, as far as their global ranks are known.
     """
-    if case.group is None:
+    if state.group is None:
         return None
 
-    members = {*case.timeouts, *case.statuses, *verdict.members}
-    if case.group.is_default and case.size is not None:
-        members |= set(range(case.size))
+    members = {*state.timeouts, *state.statuses, *verdict.members}
+    if state.group.is_default and state.size is not None:
+        members |= set(range(state.size))
     return GroupRef(
-        name=case.group.name,
-        desc=case.group.desc,
-        ranks=global_ranks(case, members),
+        name=state.group.name,
+        desc=state.group.desc,
+        ranks=to_global_ranks(state, members),
     )
 
 
-def _silent(case: Case) -> set[int] | None:
+def _silent_members(state: GroupState) -> set[int] | None:
     """
-    Members that say nothing; ``None`` if it is unknown how many there are.
+    Return members without any line; ``None`` if the group size is unknown.
     """
-    if case.size is None:
+    if state.size is None:
         return None
-    return set(range(case.size)) - set(case.timeouts) - set(case.statuses)
+    return set(range(state.size)) - set(state.timeouts) - set(state.statuses)
 
 
-def judge_silence(case: Case) -> Verdict | None:
+def detect_silent_ranks(state: GroupState) -> Verdict | None:
     """
-    Ranks that must exist and say nothing.
-
-    Args:
-        case: What is known of the group.
+    Blame members without any line, where the group size is known.
 
     Returns:
-        The verdict; ``None`` if that is not what happened.
+        The verdict; ``None`` if this is not what happened.
     """
-    silent = _silent(case)
-    calls = collectives_of(case)
-    if case.size == 2:
-        # Whoever waits for the other one, waits for it in every kind of call.
-        calls = case.timeouts
-    if not silent or not calls or case.folded:
+    silent = _silent_members(state)
+    calls = comparable_calls(state)
+    if state.size == 2:
+        # In a group of two, each waits for the other one in any call.
+        calls = state.timeouts
+    if not silent or not calls or state.folded_lines:
         return None
-    # One rank that speaks among many that do not is one log among many.
-    few = len(silent) <= len(calls)
-    if not few:
+    # If most members are silent, most logs are probably missing.
+    is_few = len(silent) <= len(calls)
+    if not is_few:
         return None
-    return verdict_of(
-        case,
+    return make_verdict(
+        state,
         Cause.RANK_NOT_ARRIVED,
         silent,
         "likely" if len(silent) * 2 <= len(calls) else "possible",
@@ -380,25 +358,28 @@ def judge_silence(case: Case) -> Verdict | None:
     )
 
 
-def judge_gap(case: Case) -> Verdict | None:
+def detect_missing_members(state: GroupState) -> Verdict | None:
     """
-    Ranks that must exist, since there are higher ones, and say nothing.
-
-    Args:
-        case: What is known of the group.
+    Blame members without any line below the highest group rank, where the
+    group size is unknown.
 
     Returns:
-        The verdict; ``None`` if that is not what happened.
+        The verdict; ``None`` if this is not what happened.
     """
-    calls = collectives_of(case)
-    if case.size is not None or case.group is None or not calls or case.folded:
+    calls = comparable_calls(state)
+    if (
+        state.size is not None
+        or state.group is None
+        or not calls
+        or state.folded_lines
+    ):
         return None
 
-    silent = set(range(max(calls))) - set(case.timeouts) - set(case.statuses)
+    silent = set(range(max(calls))) - set(state.timeouts) - set(state.statuses)
     if not 0 < 2 * len(silent) <= len(calls):
         return None
-    return verdict_of(
-        case,
+    return make_verdict(
+        state,
         Cause.RANK_NOT_ARRIVED,
         silent,
         "possible",
@@ -406,66 +387,60 @@ def judge_gap(case: Case) -> Verdict | None:
     )
 
 
-def judge_complete(case: Case) -> Verdict | None:
+def detect_stuck_in_flight(state: GroupState) -> Verdict | None:
     """
-    Everyone is there.
-
-    Args:
-        case: What is known of the group.
+    Detect a collective that is stuck although all members entered it.
 
     Returns:
-        The verdict; ``None`` if that is not what happened.
+        The verdict; ``None`` if this is not what happened.
     """
-    silent = _silent(case)
-    calls = collectives_of(case)
+    silent = _silent_members(state)
+    calls = comparable_calls(state)
     if silent is None or silent or not calls:
         return None
-    return verdict_of(
-        case,
+    return make_verdict(
+        state,
         Cause.COLLECTIVE_STUCK_IN_FLIGHT,
         (),
         "likely",
         "all of its members report it",
-        evidence=case.statuses.values(),
+        evidence=state.statuses.values(),
     )
 
 
-_UNTIMED = -1
+_UNKNOWN_SEQ = -1
 
 
-def judge_enqueued(case: Case) -> Verdict | None:
+def detect_not_enqueued(state: GroupState) -> Verdict | None:
     """
-    Ranks that say themselves that they did not come that far.
-
-    Args:
-        case: What is known of the group.
+    Blame members whose own status shows that they did not enqueue the call.
 
     Returns:
-        The verdict; ``None`` if that is not what happened.
+        The verdict; ``None`` if this is not what happened.
     """
     waited = [
-        x.seq for x in collectives_of(case).values() if x.seq is not None
+        x.seq for x in comparable_calls(state).values() if x.seq is not None
     ]
     if not waited:
         return None
     first = min(waited)
     behind = {
         member: status
-        for member, status in case.statuses.items()
-        if member not in case.timeouts
+        for member, status in state.statuses.items()
+        if member not in state.timeouts
         and status.enqueued is not None
         and status.enqueued < first
     }
     if not behind:
         return None
     last = max(x.enqueued or 0 for x in behind.values())
-    call = next(x for x in collectives_of(case).values() if x.seq == first)
-    return verdict_of(
-        case,
+    call = next(x for x in comparable_calls(state).values() if x.seq == first)
+    return make_verdict(
+        state,
         Cause.RANK_NOT_ARRIVED,
         behind,
-        # If hardly anybody came, those who did may be the ones at fault.
-        "likely" if len(behind) <= len(case.timeouts) else "possible",
+        # If few members arrived, those few may be at fault.
+        "likely" if len(behind) <= len(state.timeouts) else "possible",
         f"#{last} was the last it enqueued"
         if len(behind) == 1
         else f"none of them enqueued more than #{last}",
@@ -474,17 +449,14 @@ def judge_enqueued(case: Case) -> Verdict | None:
     )
 
 
-def judge_lag(case: Case) -> Verdict | None:
+def detect_lagging_ranks(state: GroupState) -> Verdict | None:
     """
-    Ranks that wait in an earlier call than the others.
-
-    Args:
-        case: What is known of the group.
+    Blame members that time out in an earlier call than the others.
 
     Returns:
-        The verdict; ``None`` if that is not what happened.
+        The verdict; ``None`` if this is not what happened.
     """
-    calls = collectives_of(case)
+    calls = comparable_calls(state)
     seqs = sorted({x.seq or 0 for x in calls.values()})
     if len(seqs) < 2:
         return None
@@ -492,11 +464,11 @@ def judge_lag(case: Case) -> Verdict | None:
     ahead = {m: x for m, x in calls.items() if x.seq == seqs[-1]}
     call = next(iter(ahead.values()))
     is_queued = all(
-        _reached(case, member, "enqueued") >= (call.seq or 0)
+        _status_seq(state, member, "enqueued") >= (call.seq or 0)
         for member in behind
     )
-    return verdict_of(
-        case,
+    return make_verdict(
+        state,
         Cause.RANK_NOT_STARTED if is_queued else Cause.RANK_NOT_ARRIVED,
         behind,
         "likely" if len(behind) <= len(calls) / 2 else "possible",
@@ -507,110 +479,107 @@ def judge_lag(case: Case) -> Verdict | None:
     )
 
 
-def _reached(case: Case, member: int, what: str) -> int:
-    status = case.statuses.get(member)
-    number = getattr(status, what, None)
-    return _UNTIMED if number is None else number
+def _status_seq(state: GroupState, member: int, field: str) -> int:
+    status = state.statuses.get(member)
+    number = getattr(status, field, None)
+    return _UNKNOWN_SEQ if number is None else number
 
 
-def judge_start(case: Case) -> Verdict | None:
+def detect_not_started(state: GroupState) -> Verdict | None:
     """
-    Ranks whose GPU never came to the call that others began.
-
-    Args:
-        case: What is known of the group.
+    Blame members whose GPU did not start the call that other GPUs started.
 
     Returns:
-        The verdict; ``None`` if that is not what happened.
+        The verdict; ``None`` if this is not what happened.
     """
-    calls = collectives_of(case)
-    begun = {
-        member: _reached(case, member, "started")
+    calls = comparable_calls(state)
+    started = {
+        member: _status_seq(state, member, "started")
         for member in calls
-        if _reached(case, member, "started") >= 0
+        if _status_seq(state, member, "started") >= 0
     }
-    late = {m for m, n in begun.items() if n < (calls[m].seq or 0)}
-    if not late or len(late) == len(begun):
+    not_started = {m for m, n in started.items() if n < (calls[m].seq or 0)}
+    if not not_started or len(not_started) == len(started):
         return None
-    return verdict_of(
-        case,
+    return make_verdict(
+        state,
         Cause.RANK_NOT_STARTED,
-        late,
+        not_started,
         "likely",
         "the others' GPUs began it",
-        evidence=[case.statuses[m] for m in sorted(late)],
+        evidence=[state.statuses[m] for m in sorted(not_started)],
     )
 
 
-def name_silent(
+def name_silent_ranks(
     verdicts: Sequence[Verdict], world_size: int | None
 ) -> list[Verdict]:
     """
-    Name those who say nothing, where verdicts leave open who it is.
+    Blame ranks without any line where verdicts name no rank.
 
     Args:
-        verdicts: What is wrong in each group of one run, the first to begin
-            first.
+        verdicts: Verdicts of one run, the group that waited first in front.
 
-        world_size: How many ranks the job has, if known.
+        world_size: Number of ranks of the job; ``None`` if unknown.
 
     Returns:
-        The same; in some of them ranks are named.
+        The same verdicts; some of them with ranks.
     """
-    silent, speaking = _silent_ranks(verdicts, world_size)
+    silent, reporting = _silent_ranks(verdicts, world_size)
     if not silent:
         return list(verdicts)
 
-    named = [_with_ranks(verdict, silent) for verdict in verdicts]
-    if any(x.members or x.cause != Cause.COLLECTIVE_TIMEOUT for x in named):
-        return named
-    is_sure = len(silent) == 1 < speaking // 3
+    updated = [_add_silent_ranks(verdict, silent) for verdict in verdicts]
+    if any(x.members or x.cause != Cause.COLLECTIVE_TIMEOUT for x in updated):
+        return updated
+    is_sure = len(silent) == 1 < reporting // 3
     first = attrs.evolve(
-        named[0],
+        updated[0],
         cause=Cause.RANK_NOT_ARRIVED,
         ranks=tuple(sorted(silent)),
         confidence="likely" if is_sure else "possible",
-        told="of all ranks only "
+        reason="of all ranks only "
         + ("this one says" if len(silent) == 1 else "these say")
         + " nothing",
     )
-    return [first, *named[1:]]
+    return [first, *updated[1:]]
 
 
 def _silent_ranks(
     verdicts: Iterable[Verdict], world_size: int | None
 ) -> tuple[set[int], int]:
     """
-    Ranks that say nothing, if these are but few, and how many others there
-    are.
+    Return global ranks without any line if they are few, and how many ranks
+    have lines.
     """
-    cases = [verdict.case for verdict in verdicts]
-    speaking = frozenset[int | None]().union(*(x.heard for x in cases))
-    is_folded = any(x.folded for x in cases)
-    if world_size is None or None in speaking or is_folded:
-        return set(), len(speaking)
+    states = [verdict.state for verdict in verdicts]
+    reporting = frozenset[int | None]().union(
+        *(x.reporting_ranks for x in states)
+    )
+    is_folded = any(x.folded_lines for x in states)
+    if world_size is None or None in reporting or is_folded:
+        return set(), len(reporting)
 
-    silent = set(range(world_size)) - speaking
-    few = 2 * len(silent) <= len(speaking)
-    return silent if few else set(), len(speaking)
+    silent = set(range(world_size)) - reporting
+    is_few = 2 * len(silent) <= len(reporting)
+    return silent if is_few else set(), len(reporting)
 
 
-def _with_ranks(verdict: Verdict, silent: set[int]) -> Verdict:
+def _add_silent_ranks(verdict: Verdict, silent: set[int]) -> Verdict:
     """
-    Members whose global ranks no line tells are the silent ones, if these are
-    as many.
+    Add the silent ranks if they are as many as the members with unknown rank.
     """
-    case = verdict.case
-    is_default = case.group is None or case.group.is_default
-    unnamed = [x for x in verdict.members if x not in case.ranks]
+    state = verdict.state
+    is_default = state.group is None or state.group.is_default
+    unnamed = [x for x in verdict.members if x not in state.ranks]
     if is_default or not unnamed or len(unnamed) != len(silent):
         return verdict
-    named = {case.ranks[x] for x in verdict.members if x in case.ranks}
+    named = {state.ranks[x] for x in verdict.members if x in state.ranks}
     return attrs.evolve(verdict, ranks=tuple(sorted(named | silent)))
 
 
-# All members pass as many elements.
-_EVEN = frozenset(
+# All members pass the same number of elements to these.
+_EQUAL_SIZE_OPS = frozenset(
     {
         *("all_reduce", "broadcast", "reduce", "_all_gather_base"),
         *("_reduce_scatter_base", "barrier"),
@@ -618,61 +587,62 @@ _EVEN = frozenset(
 )
 
 
-def judge_calls(case: Case) -> Verdict | None:
+def detect_mismatched_calls(state: GroupState) -> Verdict | None:
     """
-    Ranks that wait in the same place, in different calls.
-
-    Args:
-        case: What is known of the group.
+    Blame members that made a different call with the same sequence number.
 
     Returns:
-        The verdict; ``None`` if that is not what happened.
+        The verdict; ``None`` if this is not what happened.
     """
     by_seq: dict[int, dict[int, WorkTimeout]] = defaultdict(dict)
-    for member, timeout in collectives_of(case).items():
+    for member, timeout in comparable_calls(state).items():
         by_seq[timeout.seq or 0][member] = timeout
     for seq in sorted(by_seq):
         calls = by_seq[seq]
-        kinds = _kinds(calls)
+        kinds = _group_by_call(calls)
         if len(kinds) > 1:
-            return _mismatch(case, calls, kinds)
+            return _mismatch_verdict(state, calls, kinds)
     return None
 
 
-def _kinds(
+def _group_by_call(
     calls: Mapping[int, WorkTimeout],
 ) -> list[tuple[tuple[str, int | None], list[int]]]:
     """
-    Ranks by what they called, most first.
+    Return members by operation and number of elements, most first.
     """
-    found: dict[tuple[str, int | None], list[int]] = defaultdict(list)
-    is_told = all(
+    members_by_call: dict[tuple[str, int | None], list[int]] = defaultdict(
+        list
+    )
+    has_sizes = all(
         call.numel_in is not None for call in calls.values() if call.op
     )
     for member, call in calls.items():
-        is_even = is_told and call.op in _EVEN
+        is_equal_size = has_sizes and call.op in _EQUAL_SIZE_OPS
         if call.op:
-            found[call.op, call.numel_in if is_even else None].append(member)
-    return sorted(found.items(), key=lambda kind: -len(kind[1]))
+            members_by_call[
+                call.op, call.numel_in if is_equal_size else None
+            ].append(member)
+    return sorted(members_by_call.items(), key=lambda kind: -len(kind[1]))
 
 
-def _mismatch(
-    case: Case,
+def _mismatch_verdict(
+    state: GroupState,
     calls: Mapping[int, WorkTimeout],
     kinds: list[tuple[tuple[str, int | None], list[int]]],
 ) -> Verdict:
-    (expected, right), (theirs, wrong) = kinds[:2]
+    (expected, right), (other, wrong) = kinds[:2]
     is_tie = len(right) == len(wrong)
-    is_type = expected[0] != theirs[0]
+    is_other_op = expected[0] != other[0]
     members = calls if is_tie else {m for _, kind in kinds[1:] for m in kind}
     texts = (
-        (theirs[0], expected[0])
-        if is_type
-        else (f"{theirs[1]} elements", f"{expected[1]} elements")
+        (other[0], expected[0])
+        if is_other_op
+        else (f"{other[1]} elements", f"{expected[1]} elements")
     )
-    return verdict_of(
-        case,
-        Cause.TYPE_MISMATCH if is_type else Cause.SIZE_MISMATCH,
+    return make_verdict(
+        state,
+        Cause.TYPE_MISMATCH if is_other_op else Cause.SIZE_MISMATCH,
         members,
         "possible" if is_tie else "likely",
         " against ".join(texts),

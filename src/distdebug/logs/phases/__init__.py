@@ -1,3 +1,3 @@
 """
-Name the start-up phase of a job, and whether it takes too long.
+Detect the start-up phase of a job, and whether it takes too long.
 """

@@ -1,5 +1,8 @@
 """
-In which phase of its start-up is this job, and is that too long?
+Detect the phase of a job from its logs, and judge whether it is stuck.
+
+:func:`detect_phase` reads the logs, merges their timelines, chooses the
+framework, and writes the verdict: phase, progress, silence, failures, ending.
 """
 
 from __future__ import annotations
@@ -17,61 +20,50 @@ from ..._text import clean, time_text
 from ...errors import LogError, NoLogsError
 from ...findings import Cause, Confidence, Evidence, Finding, Missing
 from ..lines import LogLine, walk_logs
-from .framework_rules import Book, Phase, make_rules, read_books
+from .framework_rules import (
+    FrameworkRules,
+    Phase,
+    make_rule_index,
+    read_framework_rules,
+)
 from .model import Harmless, PhaseReport, PhaseState
-from .reader import follow_log, is_consequence
+from .reader import is_consequence, read_timeline
 from .timeline import (
-    Seen,
-    Story,
-    choose_book,
+    FailureRecord,
+    Timeline,
+    choose_framework,
     current_phase,
-    merge,
+    merge_timelines,
     phase_states,
 )
 
 
-def is_between(state: PhaseState, phase: Phase) -> bool:
+def is_in_silent_part(state: PhaseState, phase: Phase) -> bool:
     """
-    Is its bar full, so that it is busy with what follows in silence?
-
-    Args:
-        state: The phase.
-
-        phase: Its rules.
-
-    Returns:
-        Whether it is.
+    Return whether the bar is full, and silent work of the phase follows.
     """
     full = state.progress is not None and state.progress.is_full
     return bool(phase.then) and full and state.state == "begun"
 
 
-def place_text(state: PhaseState, phase: Phase) -> str:
+def phase_text(state: PhaseState, phase: Phase) -> str:
     """
-    Tell where a phase is.
-
-    Args:
-        state: The phase.
-
-        phase: Its rules.
-
-    Returns:
-        Such as "loading the model's weights, shards 40 % (2/5)".
+    Describe a phase: "loading the model's weights, shards 40 % (2/5)".
     """
     parts = [phase.title]
     progress = state.progress
     if progress and state.state != "done":
         name = clean(progress.name, limit=60)
-        thing = "shards" if "shard" in name else name
+        unit = "shards" if "shard" in name else name
         if phase.trains:
-            thing = "step"
-        parts.append(f"{thing} {progress}".strip())
+            unit = "step"
+        parts.append(f"{unit} {progress}".strip())
     elif state.of:
         parts.append(f"{state.parts} of {state.of}")
-    have, want = state.facts.get("have"), state.facts.get("want")
-    if have and want:
-        parts.append(f"{clean(have)} of {clean(want)} GPUs")
-    if is_between(state, phase):
+    available, needed = state.facts.get("have"), state.facts.get("want")
+    if available and needed:
+        parts.append(f"{clean(available)} of {clean(needed)} GPUs")
+    if is_in_silent_part(state, phase):
         parts.append(f"now {phase.then}")
     if state.state == "done":
         parts.append("done, and nothing is known of what follows")
@@ -80,17 +72,12 @@ def place_text(state: PhaseState, phase: Phase) -> str:
 
 def state_text(report: PhaseReport, text: str, limit: float) -> str:
     """
-    Tell how it stands where nothing is wrong.
+    Describe a job without problems in one sentence.
 
     Args:
-        report: Everything that is known.
+        text: The phase and its progress, as :func:`phase_text` returns it.
 
-        text: Where the job is.
-
-        limit: For how many seconds it may be silent there.
-
-    Returns:
-        One sentence.
+        limit: For how many seconds the job may be silent in it.
     """
     state, focus = report.current, report.inner
     if state and focus and not focus.part_of:
@@ -108,18 +95,10 @@ def state_text(report: PhaseReport, text: str, limit: float) -> str:
 
 def ready_text(report: PhaseReport, state: PhaseState) -> str:
     """
-    Tell that a server is ready.
-
-    Args:
-        report: Everything that is known.
-
-        state: Its last phase.
-
-    Returns:
-        One sentence.
+    Return the sentence that a server is ready.
     """
-    who = report.title if report.framework == state.framework else ""
-    text = f"{who or 'The server'} is ready, serving"
+    subject = report.title if report.framework == state.framework else ""
+    text = f"{subject or 'The server'} is ready, serving"
     if report.silent_s is not None:
         silent = time_text(report.silent_s)
         text += f": silent for {silent} is normal, as long as nobody asks it"
@@ -128,15 +107,10 @@ def ready_text(report: PhaseReport, state: PhaseState) -> str:
 
 def ending_text(report: PhaseReport, reason: LogLine | None = None) -> str:
     """
-    Tell how a job ended, or that nothing is known.
+    Describe how a job ended, in one sentence; without an end, say so.
 
     Args:
-        report: Everything that is known.
-
-        reason: The line that tells why.
-
-    Returns:
-        One sentence.
+        reason: The line with the cause.
     """
     state = report.current
     if report.ended is None:
@@ -161,25 +135,24 @@ def ending_text(report: PhaseReport, reason: LogLine | None = None) -> str:
     return f"{how} {when} {where}{why}."
 
 
-def ending_reason(stories: Iterable[Story]) -> LogLine | None:
+def ending_reason(timelines: Iterable[Timeline]) -> LogLine | None:
     """
-    Which line tells why a job ended?
+    Return the line that shows why a job ended, if there is one.
 
-    Args:
-        stories: What its logs tell.
-
-    Returns:
-        The exception of the log that ended first, rather one that follows from
-        no other; or else the line that tells the end; ``None`` if there is
-        neither.
+    It is the exception of the log that ended first, preferably one that is no
+    consequence of another; else the line that ends the job.
     """
     ended = sorted(
-        (story for story in stories if story.ending or story.reason),
+        (
+            timeline
+            for timeline in timelines
+            if timeline.ending or timeline.reason
+        ),
         key=lambda s: float("inf") if s.ended_at is None else s.ended_at,
     )
     lines = [
-        *(story.reason for story in ended if story.reason),
-        *(story.ending[1] for story in ended if story.ending),
+        *(timeline.reason for timeline in ended if timeline.reason),
+        *(timeline.ending[1] for timeline in ended if timeline.ending),
     ]
     return min(lines, key=lambda one: is_consequence(one.text), default=None)
 
@@ -188,15 +161,10 @@ def ending_finding(
     report: PhaseReport, reason: LogLine | None
 ) -> Finding | None:
     """
-    What is wrong if a job failed or was killed?
-
-    Args:
-        report: Everything that is known.
-
-        reason: The line that tells why.
+    Return the finding of a job that failed or was killed.
 
     Returns:
-        The finding, or ``None`` if it did not, or if another one tells it.
+        ``None`` if it did not fail, or if another finding names the cause.
     """
     if report.ended not in {"failed", "killed"}:
         return None
@@ -206,7 +174,7 @@ def ending_finding(
     evidence: tuple[Evidence, ...] = ()
     rank = None
     if reason is not None:
-        # Whose peer is gone has not crashed by itself.
+        # A rank that lost its peer did not crash by itself.
         if reason.origin and not is_consequence(reason.text):
             rank = reason.origin.rank
         evidence = (
@@ -231,32 +199,30 @@ def ending_finding(
     )
 
 
-_SLOW_STEPS = 10.0
-# What is said of a phase that ended when nothing followed.
-_AFTER = 600.0
+_SILENT_STEPS = 10.0
+# Seconds of silence that are normal after the last phase ended.
+_SILENT_AFTER_END = 600.0
 
 
-def judge(
+def add_verdict(
     report: PhaseReport,
     phases: dict[tuple[str, str], Phase],
     reason: LogLine | None = None,
 ) -> PhaseReport:
     """
-    Say in one sentence how it stands, and what is wrong.
+    Add the verdict, and findings of phases that failed or take too long.
 
     Args:
-        report: Everything that is known.
+        phases: The rules of all phases, by framework and name.
 
-        phases: The rules of its phases, by framework and name.
-
-        reason: The line that tells why the job ended.
+        reason: The line that shows why the job ended.
 
     Returns:
-        The same with a verdict, which begins with the worst that was found.
+        The report with a verdict that begins with the worst finding.
     """
     state = report.current
     if report.ended or state is None:
-        return _judge_end(report, reason)
+        return _add_end_verdict(report, reason)
     if state.state == "done" and phases[state.framework, state.name].serves:
         return attrs.evolve(
             report,
@@ -266,9 +232,10 @@ def judge(
 
     focus = _focus(report, state, phases)
     finding = (
-        _failed(state, phases[state.framework, state.name])
+        _failed_finding(state, phases[state.framework, state.name])
         if state.state == "failed"
-        else _stall(report, focus) or _too_long(report, state, phases)
+        else _stall_finding(report, focus)
+        or _too_long_finding(report, state, phases)
     )
     findings = (*report.findings, *([finding] if finding else []))
     known = report.silent_s is not None
@@ -285,7 +252,9 @@ def judge(
     )
 
 
-def _judge_end(report: PhaseReport, reason: LogLine | None) -> PhaseReport:
+def _add_end_verdict(
+    report: PhaseReport, reason: LogLine | None
+) -> PhaseReport:
     finding = ending_finding(report, reason)
     findings = (*report.findings, *([finding] if finding else []))
     verdict = ending_text(report, reason)
@@ -301,7 +270,7 @@ def _judge_end(report: PhaseReport, reason: LogLine | None) -> PhaseReport:
 
 def _worst_first(report: PhaseReport, text: str) -> str:
     """
-    Begin with what the log complains of, and then tell where the job is.
+    Prefix a verdict with the most certain finding.
     """
     order = get_args(Confidence)
     worst = min(
@@ -313,7 +282,7 @@ def _worst_first(report: PhaseReport, text: str) -> str:
 @attrs.frozen
 class _Focus:
     """
-    What the job is busy with, where that is, and how long it may be silent.
+    The active phase, its text, and how many seconds it may be silent.
     """
 
     state: PhaseState
@@ -327,47 +296,50 @@ def _focus(
     state: PhaseState,
     phases: dict[tuple[str, str], Phase],
 ) -> _Focus:
-    whole = phases[state.framework, state.name]
+    whole_phase = phases[state.framework, state.name]
     inner = report.inner
     if inner is None:
         return _Focus(
-            state, whole, place_text(state, whole), _limit(state, whole)
+            state,
+            whole_phase,
+            phase_text(state, whole_phase),
+            _silence_limit(state, whole_phase),
         )
 
     phase = phases[inner.framework, inner.name]
-    text, limit = place_text(inner, phase), _limit(inner, phase)
+    text, limit = phase_text(inner, phase), _silence_limit(inner, phase)
     if inner.part_of:
-        text = f"{place_text(state, whole)}; now {text}"
-        # Slow steps have slow parts.
-        limit = max(limit, _limit(state, whole))
+        text = f"{phase_text(state, whole_phase)}; now {text}"
+        # A slow step may have slow parts.
+        limit = max(limit, _silence_limit(state, whole_phase))
     return _Focus(inner, phase, text, limit)
 
 
-def _limit(state: PhaseState, phase: Phase) -> float:
+def _silence_limit(state: PhaseState, phase: Phase) -> float:
     """
-    For how many seconds it may be silent.
+    Return for how many seconds a phase may be silent.
     """
     progress = state.progress
     if state.state == "done":
-        return max(phase.then_silent_s, _AFTER)
+        return max(phase.then_silent_s, _SILENT_AFTER_END)
     if phase.then and progress and progress.is_full:
         return phase.then_silent_s
     if phase.trains and progress and progress.rate:
-        return max(phase.silent_s, _SLOW_STEPS / progress.rate)
+        return max(phase.silent_s, _SILENT_STEPS / progress.rate)
     return phase.silent_s
 
 
-def _stall(report: PhaseReport, focus: _Focus) -> Finding | None:
+def _stall_finding(report: PhaseReport, focus: _Focus) -> Finding | None:
     silent = report.silent_s
     if silent is None or silent < focus.limit:
         return None
 
     phase = focus.phase
     reason, remedy = phase.reason, phase.remedy
-    if is_between(focus.state, phase):
+    if is_in_silent_part(focus.state, phase):
         reason = phase.then_reason or reason
         remedy = phase.then_remedy or remedy
-    return _finding(
+    return _make_finding(
         f"{focus.text}: nothing was printed for {time_text(silent)}",
         reason,
         remedy,
@@ -376,7 +348,7 @@ def _stall(report: PhaseReport, focus: _Focus) -> Finding | None:
     )
 
 
-def _too_long(
+def _too_long_finding(
     report: PhaseReport,
     state: PhaseState,
     phases: dict[tuple[str, str], Phase],
@@ -385,12 +357,12 @@ def _too_long(
     if phase.trains or state.state == "done":
         return None
 
-    seconds = _took(report, state)
+    seconds = _elapsed_seconds(report, state)
     if seconds is None or seconds < phase.alarming_s:
         return None
     usual = time_text(phase.typical_s)
-    return _finding(
-        f"{place_text(state, phase)}: it takes {time_text(seconds)} already, "
+    return _make_finding(
+        f"{phase_text(state, phase)}: it takes {time_text(seconds)} already, "
         f"and usually {usual}",
         phase.reason,
         phase.remedy,
@@ -399,22 +371,22 @@ def _too_long(
     )
 
 
-def _took(report: PhaseReport, state: PhaseState) -> float | None:
+def _elapsed_seconds(report: PhaseReport, state: PhaseState) -> float | None:
     """
-    For how long it goes on, by the clock of the log.
+    Return the duration of a phase by the clock of the log.
     """
-    told = [
+    durations = [
         float(x) for x in [state.facts.get("elapsed", "")] if x.isdecimal()
     ]
     last = report.last_time
     if state.begun_at is not None and last is not None:
-        told.append(last - state.begun_at + (report.silent_s or 0.0))
-    return max(told, default=None)
+        durations.append(last - state.begun_at + (report.silent_s or 0.0))
+    return max(durations, default=None)
 
 
-def _failed(state: PhaseState, phase: Phase) -> Finding:
-    return _finding(
-        f"{place_text(state, phase)}: it failed",
+def _failed_finding(state: PhaseState, phase: Phase) -> Finding:
+    return _make_finding(
+        f"{phase_text(state, phase)}: it failed",
         phase.reason,
         phase.remedy,
         state,
@@ -422,7 +394,7 @@ def _failed(state: PhaseState, phase: Phase) -> Finding:
     )
 
 
-def _finding(
+def _make_finding(
     summary: str,
     reason: str,
     remedy: str,
@@ -452,73 +424,65 @@ def _finding(
     )
 
 
-_OPTIONAL = re.compile(r"\[([^\[\]]{0,200})\]")
-_PLACE = re.compile(r"\{(\w{1,40})\}")
+_OPTIONAL_PART = re.compile(r"\[([^\[\]]{0,200})\]")
+_PLACEHOLDER = re.compile(r"\{(\w{1,40})\}")
 
 
-def failure_findings(stories: Iterable[Story]) -> tuple[Finding, ...]:
+def failure_findings(timelines: Iterable[Timeline]) -> tuple[Finding, ...]:
     """
-    What went wrong, as lines of the logs say?
-
-    Args:
-        stories: What the logs tell.
-
-    Returns:
-        One finding per failure, in the order in which they were printed.
+    Return one finding per failure in the logs, in the order of the lines.
     """
-    known: dict[tuple[str, str], Seen] = {}
-    for story in stories:
-        for seen in story.failures:
-            who = (seen.failure.name, seen.facts.get("pid", ""))
-            known.setdefault(who, seen)
-    told = {seen.failure.name for seen in known.values() if seen.is_told}
+    known: dict[tuple[str, str], FailureRecord] = {}
+    for timeline in timelines:
+        for record in timeline.failures:
+            key = (record.failure.name, record.facts.get("pid", ""))
+            known.setdefault(key, record)
+    attributed = {
+        record.failure.name
+        for record in known.values()
+        if record.is_attributed
+    }
     return tuple(
-        _failures_finding(seen)
-        for seen in known.values()
-        if seen.is_told or seen.failure.name not in told
+        _failure_finding(record)
+        for record in known.values()
+        if record.is_attributed or record.failure.name not in attributed
     )
 
 
-def harmless_lines(stories: Iterable[Story]) -> tuple[Harmless, ...]:
+def harmless_lines(timelines: Iterable[Timeline]) -> tuple[Harmless, ...]:
     """
-    What only looks bad?
-
-    Args:
-        stories: What the logs tell.
-
-    Returns:
-        One per rule.
+    Return the lines that only look bad, one entry per rule.
     """
-    known: dict[str, Seen] = {}
-    for story in stories:
-        for seen in story.harmless:
-            name = seen.failure.name
+    known: dict[str, FailureRecord] = {}
+    for timeline in timelines:
+        for record in timeline.harmless:
+            name = record.failure.name
             if name in known:
-                known[name].count += seen.count
+                known[name].count += record.count
             else:
-                known[name] = seen
+                known[name] = record
     return tuple(
         Harmless(
             name=name,
-            summary=seen.failure.summary,
-            why=seen.failure.reason,
-            count=seen.count,
-            line=seen.line,
+            summary=record.failure.summary,
+            why=record.failure.reason,
+            count=record.count,
+            line=record.line,
         )
-        for name, seen in known.items()
+        for name, record in known.items()
     )
 
 
-def _failures_finding(seen: Seen) -> Finding:
-    failure = seen.failure
-    summary = _filled(failure.summary, seen.facts)
+def _failure_finding(record: FailureRecord) -> Finding:
+    failure = record.failure
+    summary = _fill_in(failure.summary, record.facts)
     reason = f"; likely {failure.reason}" if failure.reason else ""
-    line = seen.line
+    line = record.line
     return Finding(
         cause=failure.cause,
-        ranks=_ranks(seen),
+        ranks=_record_ranks(record),
         summary=f"{summary}{reason}",
-        remedy=_filled(failure.remedy, seen.facts) or None,
+        remedy=_fill_in(failure.remedy, record.facts) or None,
         confidence=failure.confidence,
         evidence=(
             Evidence(
@@ -531,87 +495,87 @@ def _failures_finding(seen: Seen) -> Finding:
     )
 
 
-def _ranks(seen: Seen) -> tuple[int, ...]:
-    origin = seen.line.origin
+def _record_ranks(record: FailureRecord) -> tuple[int, ...]:
+    origin = record.line.origin
     return () if origin is None or origin.rank is None else (origin.rank,)
 
 
-def _filled(text: str, facts: dict[str, str]) -> str:
+def _fill_in(text: str, facts: dict[str, str]) -> str:
     """
-    Put in what is known, and leave out what needs more.
+    Replace ``{name}`` by facts; drop ``[…]`` parts whose facts are missing.
     """
 
     def optional(found: re.Match[str]) -> str:
-        names = _PLACE.findall(found[1])
+        names = _PLACEHOLDER.findall(found[1])
         return found[1] if all(name in facts for name in names) else ""
 
-    return _PLACE.sub(
+    return _PLACEHOLDER.sub(
         lambda found: clean(facts.get(found[1], "?")),
-        _OPTIONAL.sub(optional, text),
+        _OPTIONAL_PART.sub(optional, text),
     )
 
 
-# Clocks differ, and writers keep some lines back.
-_JITTER = 120.0
-_ZONE_STEP = 900.0
-_FARTHEST_ZONE = 14 * 3600.0
+# Clocks differ, and writers buffer lines.
+_CLOCK_TOLERANCE = 120.0
+_ZONE_STEP_SECONDS = 900.0
+_LARGEST_ZONE_OFFSET = 14 * 3600.0
 
 
-def silence_of(stories: Iterable[Story], now: float | None) -> float | None:
+def silent_seconds(
+    timelines: Iterable[Timeline], now: float | None
+) -> float | None:
     """
-    For how many seconds did none of these logs say anything?
+    Return for how many seconds none of the logs has grown.
 
-    The times in the text are believed, but for those that cannot be: of a
-    clock in another zone, or of lines that tell none while the file was
-    written further.
+    The times in the text count, unless they cannot be right: those of a clock
+    in another time zone, or of a log whose file was written later by lines
+    without a time.
 
     Args:
-        stories: What the logs tell.
-
-        now: The time, in seconds since the epoch.
+        now: The current time, in seconds since the epoch.
 
     Returns:
-        The seconds, or ``None`` if that cannot be known.
+        The seconds, or ``None`` if unknown.
     """
     if now is None:
         return None
 
-    last = [_last_written(story, now) for story in stories]
+    last = [_last_written(timeline, now) for timeline in timelines]
     known = [time for time in last if time is not None]
     return max(now - max(known), 0.0) if known else None
 
 
-def _last_written(story: Story, now: float) -> float | None:
-    written = story.mtime
-    if written is not None and written > now + _JITTER:
-        written = None  # a copy that is younger than the moment in question
-    told = story.time
-    if told is None:
+def _last_written(timeline: Timeline, now: float) -> float | None:
+    written = timeline.mtime
+    if written is not None and written > now + _CLOCK_TOLERANCE:
+        written = None  # a copy that was made after *now*
+    logged = timeline.time
+    if logged is None:
         return written
     if written is None:
-        return told if told <= now + _JITTER else None
-    if told > now + _JITTER or told > written + _JITTER:
+        return logged if logged <= now + _CLOCK_TOLERANCE else None
+    if logged > now + _CLOCK_TOLERANCE or logged > written + _CLOCK_TOLERANCE:
         return written
-    if _is_zone(written - told):
+    if _is_zone_offset(written - logged):
         return written
-    # A bar moves and tells no time; a whole line would have told its own.
-    return told if story.last_is_timed else max(written, told)
+    # A bar may have moved since, without a time; a line would have one.
+    return logged if timeline.last_is_timed else max(written, logged)
 
 
-def _is_zone(seconds: float) -> bool:
+def _is_zone_offset(seconds: float) -> bool:
     """
-    Do two clocks show the same moment in different zones?
+    Return whether a difference of two clocks is that of two time zones.
     """
-    steps = round(seconds / _ZONE_STEP)
+    steps = round(seconds / _ZONE_STEP_SECONDS)
     return (
         steps >= 1
-        and abs(seconds - steps * _ZONE_STEP) <= _JITTER / 2
-        and seconds <= _FARTHEST_ZONE
+        and abs(seconds - steps * _ZONE_STEP_SECONDS) <= _CLOCK_TOLERANCE / 2
+        and seconds <= _LARGEST_ZONE_OFFSET
     )
 
 
-# What has no blanks, and either a folder or what names of logs end with.
-_PATH = re.compile(
+# Text without blanks that has a slash or a suffix of logs.
+_PATH_LIKE = re.compile(
     r"(?:[^\s\x00/]{0,255}/){1,64}[^\s\x00/]{0,255}"
     r"|[^\s\x00/]{1,255}\.(?:log|out|err|txt|gz|xz|bz2|zst)(?:\.\d{1,3})?"
 )
@@ -625,21 +589,23 @@ def detect_phase(
     rules: Iterable[str | os.PathLike[str]] = (),
 ) -> PhaseReport:
     """
-    Tell in which phase a job is, and whether that takes too long.
+    Detect in which phase a job is, and whether it takes too long.
 
     Args:
-        path_or_lines: A log, a folder of logs, or several of them, such as
-            the driver's and those of the workers; or the lines of one log.  A
-            list of texts is taken for files if all name such, or look as if
-            they did.
+        path_or_lines: A log, a folder of logs, or several of them, such as the
+            driver's and those of the workers; or the lines of one log.  A list
+            of strings is a list of files if each names an existing file or
+            looks like a path.
 
-        now: The time in seconds since the epoch, as of ``time.time()``.
-            Without it, nothing is said about silence.
+        now: The current time in seconds since the epoch, as of
+            ``time.time()``.  Without it, silence is not judged.
 
-        framework: Whose logs they are; by default what the logs show.
+        framework: The name of the framework; by default the one that the logs
+            show.
 
-        rules: Books of the user, as
-            :func:`~distdebug.logs.phases.framework_rules.load_book` reads them.
+        rules: Files of framework rules of your own, as
+            :func:`~distdebug.logs.phases.framework_rules.load_framework_rules`
+            reads them.
 
     Returns:
         The phases, how far each is, and a verdict.
@@ -649,86 +615,92 @@ def detect_phase(
 
         LogError: The framework is not known.
 
-        RulesError: A book cannot be used.
+        RulesError: A file of rules cannot be used.
     """
-    books = read_books(rules)
-    _check_framework(framework, books)
-    stories, missing = _stories(path_or_lines, books, now)
-    merged = merge(stories)
-    book = choose_book(merged, books, framework)
-    states = phase_states(merged, book, books)
-    current, inner = current_phase(states, book)
+    frameworks = read_framework_rules(rules)
+    _check_framework(framework, frameworks)
+    timelines, missing = _read_timelines(path_or_lines, frameworks, now)
+    merged = merge_timelines(timelines)
+    log_framework = choose_framework(merged, frameworks, framework)
+    states = phase_states(merged, log_framework, frameworks)
+    current, inner = current_phase(states, log_framework)
     report = PhaseReport(
-        framework=book.name if book else None,
-        title=book.title if book else "",
+        framework=log_framework.name if log_framework else None,
+        title=log_framework.title if log_framework else "",
         phases=states,
         current=current,
         inner=inner,
         missing=missing,
     )
-    report = _with_logs(report, stories, now)
-    by_name = {(b.name, p.name): p for b in books for p in b.phases}
-    return judge(report, by_name, ending_reason(stories))
+    report = _with_log_facts(report, timelines, now)
+    by_name = {(b.name, p.name): p for b in frameworks for p in b.phases}
+    return add_verdict(report, by_name, ending_reason(timelines))
 
 
-def _with_logs(
-    report: PhaseReport, stories: Sequence[Story], now: float | None
+def _with_log_facts(
+    report: PhaseReport, timelines: Sequence[Timeline], now: float | None
 ) -> PhaseReport:
     """
-    The same, with what the logs tell whatever the phases are.
+    Add what the logs show independently of phases.
     """
-    latest = max(stories, key=lambda s: (s.mtime or 0.0, s.time or 0.0))
-    timed = [story.time for story in stories if story.time is not None]
-    ended = _ending(stories)
+    latest = max(timelines, key=lambda s: (s.mtime or 0.0, s.time or 0.0))
+    timed = [
+        timeline.time for timeline in timelines if timeline.time is not None
+    ]
+    ended = _find_ending(timelines)
     return attrs.evolve(
         report,
         last_line=latest.last_line,
         last_time=max(timed, default=None),
-        silent_s=silence_of(stories, now),
+        silent_s=silent_seconds(timelines, now),
         ended=ended.ending[0] if ended and ended.ending else None,
-        findings=failure_findings(stories),
-        harmless=harmless_lines(stories),
-        timings={k: v for s in stories for k, v in s.timings.items()},
-        attempt=max(story.attempt for story in stories),
+        findings=failure_findings(timelines),
+        harmless=harmless_lines(timelines),
+        timings={k: v for s in timelines for k, v in s.timings.items()},
+        attempt=max(timeline.attempt for timeline in timelines),
     )
 
 
-def _check_framework(framework: str | None, books: Sequence[Book]) -> None:
-    names = [book.name for book in books if book.phases]
+def _check_framework(
+    framework: str | None, frameworks: Sequence[FrameworkRules]
+) -> None:
+    names = [one.name for one in frameworks if one.phases]
     if framework is not None and framework not in names:
         msg = f"no such framework: {framework!r:.60}"
         raise LogError(msg, remedy=f"one of {', '.join(sorted(names))}")
 
 
-def _stories(
-    source: Any, books: tuple[Book, ...], now: float | None
-) -> tuple[list[Story], tuple[Missing, ...]]:
-    rules = make_rules(books)
+def _read_timelines(
+    source: Any, frameworks: tuple[FrameworkRules, ...], now: float | None
+) -> tuple[list[Timeline], tuple[Missing, ...]]:
+    rules = make_rule_index(frameworks)
     paths = _paths(source)
     if paths is None:
-        return [follow_log(source, rules, now=now)], ()
+        return [read_timeline(source, rules, now=now)], ()
 
     walk = walk_logs(paths)
-    stories, missing = [], []
+    timelines, missing = [], []
     for path in walk:
         try:
-            stories.append(follow_log(path, rules, now=now))
+            timelines.append(read_timeline(path, rules, now=now))
         except (OSError, ValueError) as exc:
             missing.append(Missing.log(path, exc))
         else:
-            missing += (Missing.log(path, exc) for exc in stories[-1].lost)
+            missing += (
+                Missing.log(path, exc) for exc in timelines[-1].read_errors
+            )
     missing = [*walk.missing, *missing]
-    if not stories:
+    if not timelines:
         named = ", ".join(map(str, paths[:3])) or "nothing"
         reasons = "; ".join(one.reason for one in missing[:3])
         msg = f"no log in {named}" + (f": {reasons}" if reasons else "")
         raise NoLogsError(msg, remedy="name a log, or a folder of logs")
-    return stories, tuple(missing)
+    return timelines, tuple(missing)
 
 
 def _paths(source: Any) -> list[str | os.PathLike[str]] | None:
     """
-    The paths that are meant, or ``None`` if these are lines.
+    Return the paths that *source* names, or ``None`` if it is lines.
     """
     if isinstance(source, str):
         return None if "\n" in source else [source]
@@ -741,29 +713,29 @@ def _paths(source: Any) -> list[str | os.PathLike[str]] | None:
 
 def _is_path(one: Any) -> bool:
     """
-    Does this name a file, be it one that is not there?
+    Return whether a string or path names a file, existing or not.
     """
     if isinstance(one, os.PathLike):
         return True
     try:
-        return _PATH.fullmatch(one) is not None or Path(one).exists()
+        return _PATH_LIKE.fullmatch(one) is not None or Path(one).exists()
     except (OSError, TypeError, ValueError):
         return False
 
 
-def _ending(stories: Sequence[Story]) -> Story | None:
+def _find_ending(timelines: Sequence[Timeline]) -> Timeline | None:
     """
-    The log that tells the end, unless another one goes on after it.
+    Return the log that ended last, unless another one trains after it.
     """
-    ended = [story for story in stories if story.ending]
+    ended = [timeline for timeline in timelines if timeline.ending]
     if not ended:
         return None
 
     last = max(ended, key=lambda s: s.ended_at or 0.0)
     newer = [
         track.last_at
-        for story in stories
-        for track in story.tracks.values()
+        for timeline in timelines
+        for track in timeline.tracks.values()
         if track.phase.trains and track.last_at is not None
     ]
     if (

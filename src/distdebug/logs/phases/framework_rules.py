@@ -1,5 +1,8 @@
 """
-What is known about a framework: its phases, failures, and ends?
+Load framework rules: patterns of phases, failures, and endings in logs.
+
+The rules are data, one file in TOML per framework in ``frameworks`` beside
+this file; users can add files of their own.
 """
 
 from __future__ import annotations
@@ -18,72 +21,72 @@ import numpy as np
 from ..._rules import check_pattern, read_toml
 from ...errors import RulesError
 from ...findings import Cause, Confidence
-from ..lines import PADDING, SHORTEST, Index, build_index, find_words
+from ..lines import PADDING, SHORTEST_WORD, WordIndex, build_index, find_words
 from .progress_bars import BAR_LITERALS
 
 
-Kind = Literal["orchestrator", "trainer", "engine", "common"]
-How = Literal["completed", "failed", "killed"]
+FrameworkKind = Literal["orchestrator", "trainer", "engine", "common"]
+Outcome = Literal["completed", "failed", "killed"]
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_VALID_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
-def _patterns(texts: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+def _compile_all(texts: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(text) for text in texts)
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
-    return None if text is None else _patterns([text])[0]
+def _compile(text: str | None) -> re.Pattern[str] | None:
+    return None if text is None else _compile_all([text])[0]
 
 
-def _name(text: object) -> str:
-    if not isinstance(text, str) or not _NAME.fullmatch(text):
+def _check_name(text: object) -> str:
+    if not isinstance(text, str) or not _VALID_NAME.fullmatch(text):
         msg = f"a name is small letters, digits, and _: {text!r:.60}"
         raise ValueError(msg)
 
     return text
 
 
-def _patterns_field() -> Any:
-    return attrs.field(converter=_patterns, default=())
+def _pattern_field() -> Any:
+    return attrs.field(converter=_compile_all, default=())
 
 
 @attrs.frozen(kw_only=True)
 class Phase:
     """
-    One step of a start-up, and how it shows in a log.
+    One phase of a start-up, and the patterns that show it in a log.
 
     A pattern is a regular expression that has to fit at the beginning of what
     was printed, after times, levels, and names of files; begin it with
     ``.{0,80}`` to find it further inside.  Named groups are kept as facts.
-    These mean more: *done* and *total*, how far it is; *next*, which step comes
-    next; *part*, which of several equal parts it is about, such as a rank; and
-    *of*, how many parts there are.
+    These are special: *done* and *total*, the progress; *next*, which step
+    comes next; *part*, which of several equal parts the line is about, such as
+    a rank; and *of*, how many parts there are.
 
     Attributes:
-        name: What it is called in results.
+        name: The name in results.
 
-        title: What it is called in sentences, as in "loading the dataset".
+        title: The name in sentences, as in "loading the dataset".
 
         what: What happens in it.
 
-        begin: Texts that only appear once it has begun.
+        begin: Patterns that only match once it has begun.
 
-        progress: Texts that appear while it goes on.
+        progress: Patterns that match while it goes on.
 
-        bars: What progress bars of it are called: searched for in what stands
-            before the percentage.  An empty name is ``"^$"``.
+        bars: Patterns for the names of its progress bars: searched for in what
+            stands before the percentage.  An empty name is ``"^$"``.
 
-        side_bars: The same for bars that tell that it goes on, but not how
-            far it is.
+        side_bars: The same for bars that show that it goes on, but not how far
+            it is.
 
-        end: Texts that end it.
+        end: Patterns that end it.
 
-        end_part: Texts that end one part of it.
+        end_part: Patterns that end one part of it.
 
-        fail: Texts that tell that it failed.
+        fail: Patterns that show that it failed.
 
-        facts: Texts that tell something about it at any time.
+        facts: Patterns that show facts about it at any time.
 
         until: Which later phases end it, if it goes on beside others; by
             default every later one.
@@ -107,30 +110,30 @@ class Phase:
 
         then_remedy: What to do about that.
 
-        trains: Whether the job has started, and trains.
+        trains: Whether it is training itself, so that the start-up is over.
 
-        serves: Whether a server is ready once this has ended, and may then
-            be silent for ever.
+        serves: Whether a server is ready once this has ended, and may then be
+            silent for ever.
 
         part_of: The phase inside which it comes again and again, as the
             generation of samples does in every step of training.  It is only
             looked for once that has begun.
 
-        weight: How much its texts tell about the framework: 0 if all jobs
-            print them.
+        weight: How much its patterns show the framework: 0 if all jobs print
+            them.
     """
 
-    name: str = attrs.field(converter=_name)
+    name: str = attrs.field(converter=_check_name)
     title: str
     what: str = ""
-    begin: tuple[re.Pattern[str], ...] = _patterns_field()
-    progress: tuple[re.Pattern[str], ...] = _patterns_field()
-    bars: tuple[re.Pattern[str], ...] = _patterns_field()
-    side_bars: tuple[re.Pattern[str], ...] = _patterns_field()
-    end: tuple[re.Pattern[str], ...] = _patterns_field()
-    end_part: tuple[re.Pattern[str], ...] = _patterns_field()
-    fail: tuple[re.Pattern[str], ...] = _patterns_field()
-    facts: tuple[re.Pattern[str], ...] = _patterns_field()
+    begin: tuple[re.Pattern[str], ...] = _pattern_field()
+    progress: tuple[re.Pattern[str], ...] = _pattern_field()
+    bars: tuple[re.Pattern[str], ...] = _pattern_field()
+    side_bars: tuple[re.Pattern[str], ...] = _pattern_field()
+    end: tuple[re.Pattern[str], ...] = _pattern_field()
+    end_part: tuple[re.Pattern[str], ...] = _pattern_field()
+    fail: tuple[re.Pattern[str], ...] = _pattern_field()
+    facts: tuple[re.Pattern[str], ...] = _pattern_field()
     until: tuple[str, ...] = attrs.field(converter=tuple, default=())
     typical_s: float = 60.0
     alarming_s: float = 1800.0
@@ -155,37 +158,37 @@ class Phase:
 @attrs.frozen(kw_only=True)
 class Failure:
     """
-    What goes wrong in any phase, or only looks so.
+    A failure in any phase, or harmless lines that look like one.
 
     Attributes:
-        name: What it is called in results.
+        name: The name in results.
 
-        patterns: Texts that tell it.
+        patterns: Patterns that show it.
 
-        more: Texts that tell more, searched for in that line and, unless it
-            tells some itself, in the 20 after it by the same process.  Then
+        more: Patterns that add facts, searched for in that line and, unless it
+            has facts itself, in the 20 after it by the same process.  Then
             each is about one actor, and what comes after that about another,
             but for patterns with a group *again*.
 
-        cause: What is wrong.
+        cause: The cause of the finding.
 
-        summary: One sentence; ``{pid}`` stands for the group of that name,
-            and what is in square brackets is left out if a group is missing.
+        summary: One sentence; ``{pid}`` stands for the group of that name, and
+            what is in square brackets is left out if a group is missing.
 
         reason: Why it usually happens.
 
         remedy: What to do about it.
 
-        confidence: How sure this is.
+        confidence: How sure the finding is.
 
         harmless: Whether it means nothing.
 
         fatal: Whether the job ends by it, unless it goes on to train.
     """
 
-    name: str = attrs.field(converter=_name)
-    patterns: tuple[re.Pattern[str], ...] = attrs.field(converter=_patterns)
-    more: tuple[re.Pattern[str], ...] = _patterns_field()
+    name: str = attrs.field(converter=_check_name)
+    patterns: tuple[re.Pattern[str], ...] = attrs.field(converter=_compile_all)
+    more: tuple[re.Pattern[str], ...] = _pattern_field()
     cause: Cause = attrs.field(converter=Cause, default=Cause.UNKNOWN)
     summary: str
     reason: str = ""
@@ -203,77 +206,78 @@ class Failure:
 @attrs.frozen(kw_only=True)
 class Ending:
     """
-    How a log tells that its job is over.
+    How a job ended, and the patterns that show it.
 
     Attributes:
         how: ``"completed"``, ``"failed"``, or ``"killed"``.
 
-        patterns: Texts that tell it.
+        patterns: Patterns that show it.
     """
 
-    how: How
-    patterns: tuple[re.Pattern[str], ...] = attrs.field(converter=_patterns)
+    how: Outcome
+    patterns: tuple[re.Pattern[str], ...] = attrs.field(converter=_compile_all)
 
     def __attrs_post_init__(self) -> None:
-        if self.how not in get_args(How):
-            msg = f"how is {' or '.join(get_args(How))}"
+        if self.how not in get_args(Outcome):
+            msg = f"how is {' or '.join(get_args(Outcome))}"
             raise ValueError(msg)
 
 
 @attrs.frozen(kw_only=True)
-class Book:
+class FrameworkRules:
     """
-    All that is known about one framework.
+    The rules of one framework.
 
     Attributes:
-        name: What it is called in results and by those who ask.
+        name: The name in results and for the argument *framework*.
 
-        title: Its own name.
+        title: The framework's own name.
 
         kind: ``"orchestrator"``, which may run trainers and engines;
             ``"trainer"``; ``"engine"``; or ``"common"``, which fits any job.
-            Who runs others is the framework of a log.
+            A log belongs to the outermost framework in it.
 
-        start: The first texts of a job.  If one of them comes again, the job
-            was started again.
+        start: Patterns of the first lines of a job.  If one of them comes
+            again, the job was started again.
 
-        decisive: Texts that only this framework prints.
+        decisive: Patterns that only this framework prints.
 
         actors: Names of Ray actors and tasks that only this framework has, as
             Ray writes them before what they print.
 
-        shared_actors: Names of such that others may have, too: they tell the
-            framework only together with something else.
+        shared_actors: Names of actors that other frameworks may have, too:
+            they show the framework only together with something else.
 
-        covers: Which phases of the common book it tells better.
+        covers: Which phases of the common rules this framework describes
+            better.
 
-        table: The text after which a table of seconds follows.
+        table: The pattern after which a table of seconds follows.
 
-        phases: In their order.
+        phases: The phases, in their order.
 
-        failures: What goes wrong.
+        failures: The failures.
 
-        endings: How jobs end.
+        endings: The endings.
     """
 
-    name: str = attrs.field(converter=_name)
+    name: str = attrs.field(converter=_check_name)
     title: str
-    kind: Kind = "orchestrator"
-    start: tuple[re.Pattern[str], ...] = _patterns_field()
-    decisive: tuple[re.Pattern[str], ...] = _patterns_field()
-    actors: tuple[re.Pattern[str], ...] = _patterns_field()
-    shared_actors: tuple[re.Pattern[str], ...] = _patterns_field()
+    kind: FrameworkKind = "orchestrator"
+    start: tuple[re.Pattern[str], ...] = _pattern_field()
+    decisive: tuple[re.Pattern[str], ...] = _pattern_field()
+    actors: tuple[re.Pattern[str], ...] = _pattern_field()
+    shared_actors: tuple[re.Pattern[str], ...] = _pattern_field()
     covers: tuple[str, ...] = attrs.field(converter=tuple, default=())
     table: re.Pattern[str] | None = attrs.field(
-        converter=_pattern, default=None
+        converter=_compile, default=None
     )
     phases: tuple[Phase, ...] = ()
     failures: tuple[Failure, ...] = ()
     endings: tuple[Ending, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            msg = f"kind is {' or '.join(get_args(Kind))}"
+        if self.kind not in get_args(FrameworkKind):
+            msg = f"kind is {' or '.join(get_args(FrameworkKind))}"
             raise ValueError(msg)
         names = [phase.name for phase in self.phases]
         if len(names) != len(set(names)):
@@ -287,31 +291,28 @@ class Book:
 
 
 _MOST_SECONDS = 1e9
-_BOOKS = Path(__file__).with_name("frameworks")
+_FRAMEWORKS_FOLDER = Path(__file__).with_name("frameworks")
 
 
-def load_book(path: str | os.PathLike[str]) -> Book:
+def load_framework_rules(path: str | os.PathLike[str]) -> FrameworkRules:
     """
-    Read what is known about one framework.
+    Load the rules of one framework.
 
     Args:
         path: A file in TOML, with a table ``[framework]`` and tables
             ``[[phase]]``, ``[[failure]]``, and ``[[ending]]``, whose keys are
-            the attributes of :class:`~distdebug.logs.phases.framework_rules.Book`,
-            :class:`~distdebug.logs.phases.framework_rules.Phase`,
-            :class:`~distdebug.logs.phases.framework_rules.Failure`, and
-            :class:`~distdebug.logs.phases.framework_rules.Ending`.
-
-    Returns:
-        The book.
+            the attributes of :class:`FrameworkRules`, :class:`Phase`,
+            :class:`Failure`, and :class:`Ending`.
 
     Raises:
-        RulesError: It cannot be read, or is not such a book.
+        RulesError: It cannot be read, or is not made of such rules.
     """
-    return _load(path, is_ours=False)
+    return _load(path, is_built_in=False)
 
 
-def _load(path: str | os.PathLike[str], *, is_ours: bool) -> Book:
+def _load(
+    path: str | os.PathLike[str], *, is_built_in: bool
+) -> FrameworkRules:
     name = os.fspath(path)
     try:
         table = read_toml(path)
@@ -322,7 +323,7 @@ def _load(path: str | os.PathLike[str], *, is_ours: bool) -> Book:
     if unknown := set(table) - parts:
         msg = f"no such table: {min(unknown)!r:.60}"
         raise RulesError(msg, name)
-    items = partial(_items, path=name, is_ours=is_ours)
+    items = partial(_parse_tables, path=name, is_built_in=is_built_in)
     made: dict[str, Any] = {
         "phases": tuple(items(Phase, table, "phase")),
         "failures": tuple(items(Failure, table, "failure")),
@@ -330,62 +331,73 @@ def _load(path: str | os.PathLike[str], *, is_ours: bool) -> Book:
     }
     framework = table.get("framework", {})
     try:
-        checked = _checked(Book, framework, is_ours=is_ours, leave=set(made))
-        return Book(**checked, **made)
+        checked = _check_table(
+            FrameworkRules, framework, is_built_in=is_built_in, leave=set(made)
+        )
+        return FrameworkRules(**checked, **made)
     except (TypeError, ValueError, RecursionError) as exc:
         msg = f"[framework]: {exc}"
         raise RulesError(msg, name) from None
 
 
-def read_books(
+def read_framework_rules(
     paths: Iterable[str | os.PathLike[str]] = (),
-) -> tuple[Book, ...]:
+) -> tuple[FrameworkRules, ...]:
     """
-    Gather the books of these files and our own.
+    Load the framework rules of users and the built-in ones.
 
     Args:
-        paths: Files of the user.  One whose framework has the name of one of
-            ours takes its place.
+        paths: Files of the user.  One whose framework has the name of a
+            built-in one takes its place.
 
     Returns:
-        All books, those of the user first.
+        All framework rules, those of the user first.
 
     Raises:
         RulesError: One of the files cannot be used.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
-    books = {book.name: book for book in map(load_book, paths)}
-    for book in _own_books():
-        books.setdefault(book.name, book)
-    return tuple(books.values())
+    frameworks = {
+        framework.name: framework
+        for framework in map(load_framework_rules, paths)
+    }
+    for framework in _built_in_frameworks():
+        frameworks.setdefault(framework.name, framework)
+    return tuple(frameworks.values())
 
 
 @cache
-def _own_books() -> tuple[Book, ...]:
+def _built_in_frameworks() -> tuple[FrameworkRules, ...]:
     return tuple(
-        _load(path, is_ours=True) for path in sorted(_BOOKS.glob("*.toml"))
+        _load(path, is_built_in=True)
+        for path in sorted(_FRAMEWORKS_FOLDER.glob("*.toml"))
     )
 
 
-def _items(
-    kind: Any, book: Mapping[str, Any], word: str, *, path: str, is_ours: bool
+def _parse_tables(
+    kind: Any,
+    document: Mapping[str, Any],
+    table_name: str,
+    *,
+    path: str,
+    is_built_in: bool,
 ) -> Iterable[Any]:
-    tables = book.get(word, [])
+    tables = document.get(table_name, [])
     if not isinstance(tables, list):
-        msg = f"write [[{word}]], not [{word}]"
+        msg = f"write [[{table_name}]], not [{table_name}]"
         raise RulesError(msg, path)
 
     for number, table in enumerate(tables, start=1):
         try:
-            yield kind(**_checked(kind, table, is_ours=is_ours))
+            yield kind(**_check_table(kind, table, is_built_in=is_built_in))
         except (TypeError, ValueError, RecursionError) as exc:
-            msg = f"{word} {number}: {exc}"
+            msg = f"{table_name} {number}: {exc}"
             raise RulesError(msg, path) from None
 
 
-def _checked(
-    kind: Any, table: Any, *, is_ours: bool, leave: Iterable[str] = ()
+def _check_table(
+    kind: Any, table: Any, *, is_built_in: bool, leave: Iterable[str] = ()
 ) -> Mapping[str, Any]:
     if not isinstance(table, Mapping):
         msg = f"not a table: {table!r:.60}"
@@ -397,8 +409,8 @@ def _checked(
             msg = f"no such key: {key!r:.60}"
             raise ValueError(msg)
         _check_value(key, fields[key], value)
-        # Ours were measured, and have more choices than can be counted.
-        if not is_ours and "Pattern" in str(fields[key].type):
+        # Built-in patterns were measured, and are too large for the check.
+        if not is_built_in and "Pattern" in str(fields[key].type):
             for text in [value] if isinstance(value, str) else value:
                 check_pattern(text)
     return table
@@ -406,7 +418,7 @@ def _checked(
 
 def _check_value(key: str, field: Any, value: Any) -> None:
     """
-    Values of the wrong type, and numbers that no clock shows, are refused.
+    Refuse values of the wrong type, and seconds that are out of range.
     """
     if str(field.type) == "float":
         is_right = (
@@ -427,113 +439,108 @@ def _check_value(key: str, field: Any, value: Any) -> None:
         raise TypeError(msg)
 
 
-_ONE = frozenset({"LITERAL"})
-_GROUPS = frozenset({"SUBPATTERN", "ATOMIC_GROUP"})
-_REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
-_SHORTEST = 3
+_LITERAL_OPS = frozenset({"LITERAL"})
+_GROUP_OPS = frozenset({"SUBPATTERN", "ATOMIC_GROUP"})
+_REPEAT_OPS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
+_SHORTEST_LITERAL = 3
 
 
 @cache
-def literals_of(pattern: re.Pattern[str]) -> frozenset[str]:
+def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
     """
-    Tell texts of which one stands wherever a pattern fits.
+    Return literal texts of which one stands wherever a pattern matches.
 
-    Args:
-        pattern: The pattern.
-
-    Returns:
-        The texts; none if nothing is known.
+    The set is empty if none are known.  The parse tree of :mod:`re` gives
+    them, since nothing public does.
     """
     if pattern.flags & re.IGNORECASE:
         return frozenset()
 
     tree = re._parser.parse(pattern.pattern)  # type: ignore[attr-defined]  # noqa: SLF001 nothing else tells
-    found = _of_sequence(tree)
-    return frozenset(found) if _worth(found) >= _SHORTEST else frozenset()
+    found = _literals_of_sequence(tree)
+    return (
+        frozenset(found)
+        if _shortest_length(found) >= _SHORTEST_LITERAL
+        else frozenset()
+    )
 
 
-def _worth(texts: Iterable[str]) -> int:
+def _shortest_length(texts: Iterable[str]) -> int:
     return min(map(len, texts), default=0)
 
 
-def _of_sequence(parts: Iterable[Any]) -> set[str]:
+def _literals_of_sequence(parts: Iterable[Any]) -> set[str]:
     """
-    The best choice of those that the parts give, one after the other.
+    Return the set of literals whose shortest is the longest.
     """
     best: set[str] = set()
     run = ""
     for kind, body in [*parts, ("END", None)]:
-        if str(kind) in _ONE:
+        if str(kind) in _LITERAL_OPS:
             run += chr(body)
             continue
-        choices = [{run}, _of_part(str(kind), body)]
-        best = max([best, *choices], key=_worth)
+        choices = [{run}, _literals_of_part(str(kind), body)]
+        best = max([best, *choices], key=_shortest_length)
         run = ""
     return best
 
 
-def _of_part(kind: str, body: Any) -> set[str]:
-    if kind in _GROUPS:
-        return _of_sequence(body if kind == "ATOMIC_GROUP" else body[-1])
+def _literals_of_part(kind: str, body: Any) -> set[str]:
+    if kind in _GROUP_OPS:
+        return _literals_of_sequence(
+            body if kind == "ATOMIC_GROUP" else body[-1]
+        )
     if kind == "BRANCH":
-        choices = [_of_sequence(branch) for branch in body[1]]
-        return set().union(*choices) if all(map(_worth, choices)) else set()
-    if kind in _REPEATS and int(body[0]) > 0:
-        return _of_sequence(body[2])
+        choices = [_literals_of_sequence(branch) for branch in body[1]]
+        return (
+            set().union(*choices)
+            if all(map(_shortest_length, choices))
+            else set()
+        )
+    if kind in _REPEAT_OPS and int(body[0]) > 0:
+        return _literals_of_sequence(body[2])
     return set()
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Words:
+class TextIndex:
     """
-    Texts to look for.
+    Literal texts, prepared for searching in blocks of bytes.
 
     Attributes:
-        index: Those that can be indexed.
+        index: The index of texts that are long enough.
 
-        short: The others.
+        short: The other texts.
 
-        by_word: The former by what they are in small letters.
+        by_word: The indexed texts, by the same in small letters.
     """
 
-    index: Index
+    index: WordIndex
     short: tuple[bytes, ...]
     by_word: dict[bytes, list[bytes]]
 
-    def inside(self, data: bytes) -> list[bytes]:
+    def find_texts(self, data: bytes) -> list[bytes]:
         """
-        Which of them stand there, in this case?
-
-        Args:
-            data: The block.
-
-        Returns:
-            The texts.
+        Return the texts that occur in *data*, in the same case.
         """
         padded = np.frombuffer(data + bytes(PADDING), np.uint8)
-        maybe = {word for _, word in find_words(self.index, padded)}
-        texts = [text for word in maybe for text in self.by_word[word]]
+        candidates = {word for _, word in find_words(self.index, padded)}
+        texts = [text for word in candidates for text in self.by_word[word]]
         return [text for text in (*self.short, *texts) if text in data]
 
 
-def make_words(texts: Iterable[bytes]) -> Words:
+def make_text_index(texts: Iterable[bytes]) -> TextIndex:
     """
-    Prepare texts to be found.
-
-    Args:
-        texts: The texts, in UTF-8.
-
-    Returns:
-        What finds them.
+    Prepare texts in UTF-8 for searching.
     """
     short: list[bytes] = []
     by_word: dict[bytes, list[bytes]] = {}
     for text in texts:
-        if len(text) < SHORTEST:
+        if len(text) < SHORTEST_WORD:
             short.append(text)
         else:
             by_word.setdefault(text.lower(), []).append(text)
-    return Words(
+    return TextIndex(
         index=build_index(by_word), short=tuple(short), by_word=by_word
     )
 
@@ -554,11 +561,11 @@ RuleKind = Literal[
     "more",
     "ending",
 ]
-# Where an index is worth its making.
-_LARGE = 1 << 17
-TRACEBACK = "Traceback (most recent call last)"
+# Bytes of a block from which on an index is faster.
+_LARGE_BLOCK = 1 << 17
+TRACEBACK_HEADER = "Traceback (most recent call last)"
 
-_OF_PHASES: tuple[RuleKind, ...] = (
+_PHASE_KINDS: tuple[RuleKind, ...] = (
     *("end", "end_part", "begin", "progress", "fail", "facts"),
 )
 _WEIGHTS: dict[str, float] = {
@@ -573,10 +580,10 @@ _WEIGHTS: dict[str, float] = {
 @attrs.frozen(kw_only=True, eq=False)
 class Rule:
     """
-    One pattern, and what it means.
+    One pattern and its meaning.
     """
 
-    book: Book
+    framework: FrameworkRules
     kind: RuleKind
     pattern: re.Pattern[str]
     phase: Phase | None = None
@@ -585,23 +592,23 @@ class Rule:
 
     def find(self, text: str) -> re.Match[str] | None:
         """
-        Where does it fit?  What may stand anywhere is not tried everywhere.
+        Match the pattern; one with a bounded prefix only at the beginning.
         """
         if self.pattern.pattern.startswith(".{0,"):
             return self.pattern.match(text)
         return self.pattern.search(text)
 
     @property
-    def told(self) -> str:
+    def hit_key(self) -> str:
         """
-        What it tells about the framework, in words that only it has.
+        Return the key of the rule in the hits of its framework.
         """
         return f"{self.kind} {self.pattern.pattern}"
 
     @property
     def weight(self) -> float:
         """
-        How much it tells about the framework.
+        Return how much a match shows the framework.
         """
         if self.phase is not None and self.kind != "facts":
             return self.phase.weight
@@ -609,95 +616,107 @@ class Rule:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class RuleBook:
+class RuleIndex:
     """
-    All rules, by the plain texts that have to stand in a line.
+    The rules of all frameworks, by literal texts that a line must contain.
 
     Attributes:
-        books: Those they come from.
+        frameworks: The frameworks that they come from.
 
-        by_text: The rules of which one may fit where that text stands.
+        by_text: The rules that may match where that text stands.
 
-        always: Those that have no such text.
+        always: The rules without a literal text, tried on every line.
     """
 
-    books: tuple[Book, ...]
+    frameworks: tuple[FrameworkRules, ...]
     by_text: dict[str, list[Rule]]
     always: tuple[Rule, ...]
 
     @cached_property
-    def words(self) -> Words:
+    def text_index(self) -> TextIndex:
         """
-        The plain texts, prepared to be found in large blocks.
+        Return the index of the literal texts, for large blocks.
         """
-        return make_words(text.encode() for text in self.by_text)
+        return make_text_index(text.encode() for text in self.by_text)
 
     def texts_in(self, block: bytes) -> list[str]:
         """
-        Which of the plain texts stand in this block of lines?
+        Return the literal texts that occur in a block of lines.
         """
-        if len(block) < _LARGE:
+        if len(block) < _LARGE_BLOCK:
             text = block.decode("utf-8", "replace")
             return [one for one in self.by_text if one in text]
-        return [one.decode() for one in self.words.inside(block)]
+        return [one.decode() for one in self.text_index.find_texts(block)]
 
 
-def make_rules(books: tuple[Book, ...]) -> RuleBook:
+def make_rule_index(frameworks: tuple[FrameworkRules, ...]) -> RuleIndex:
     """
-    Put the rules of some books in order.
-
-    Args:
-        books: The books.
-
-    Returns:
-        Their rules.
+    Index the rules of frameworks by literal texts.
     """
     by_text: dict[str, list[Rule]] = {
-        text: [] for text in (*BAR_LITERALS, TRACEBACK)
+        text: [] for text in (*BAR_LITERALS, TRACEBACK_HEADER)
     }
     always = []
-    for rule in _rules(books):
-        texts = literals_of(rule.pattern)
+    for rule in _iterate_rules(frameworks):
+        texts = required_literals(rule.pattern)
         for text in texts:
             by_text.setdefault(text, []).append(rule)
         if not texts:
             always.append(rule)
-    return RuleBook(books=books, by_text=by_text, always=tuple(always))
+    return RuleIndex(
+        frameworks=frameworks, by_text=by_text, always=tuple(always)
+    )
 
 
-def _rules(books: Iterable[Book]) -> Iterator[Rule]:
-    for book in books:
-        for pattern in book.start:
-            yield Rule(book=book, kind="start", pattern=pattern)
-        for pattern in book.decisive:
-            yield Rule(book=book, kind="decisive", pattern=pattern)
-        for pattern in book.actors:
-            yield Rule(book=book, kind="actor", pattern=pattern)
-        for pattern in book.shared_actors:
-            yield Rule(book=book, kind="shared_actor", pattern=pattern)
-        if book.table:
-            yield Rule(book=book, kind="table", pattern=book.table)
-        for phase in book.phases:
-            for kind in _OF_PHASES:
+def _iterate_rules(frameworks: Iterable[FrameworkRules]) -> Iterator[Rule]:
+    for framework in frameworks:
+        for pattern in framework.start:
+            yield Rule(framework=framework, kind="start", pattern=pattern)
+        for pattern in framework.decisive:
+            yield Rule(framework=framework, kind="decisive", pattern=pattern)
+        for pattern in framework.actors:
+            yield Rule(framework=framework, kind="actor", pattern=pattern)
+        for pattern in framework.shared_actors:
+            yield Rule(
+                framework=framework, kind="shared_actor", pattern=pattern
+            )
+        if framework.table:
+            yield Rule(
+                framework=framework, kind="table", pattern=framework.table
+            )
+        for phase in framework.phases:
+            for kind in _PHASE_KINDS:
                 for pattern in getattr(phase, kind):
                     yield Rule(
-                        book=book, kind=kind, pattern=pattern, phase=phase
+                        framework=framework,
+                        kind=kind,
+                        pattern=pattern,
+                        phase=phase,
                     )
-        yield from _of_failures(book)
+        yield from _failure_rules(framework)
 
 
-def _of_failures(book: Book) -> Iterator[Rule]:
-    for failure in book.failures:
+def _failure_rules(framework: FrameworkRules) -> Iterator[Rule]:
+    for failure in framework.failures:
         for pattern in failure.patterns:
             yield Rule(
-                book=book, kind="failure", pattern=pattern, failure=failure
+                framework=framework,
+                kind="failure",
+                pattern=pattern,
+                failure=failure,
             )
         for pattern in failure.more:
             yield Rule(
-                book=book, kind="more", pattern=pattern, failure=failure
+                framework=framework,
+                kind="more",
+                pattern=pattern,
+                failure=failure,
             )
-    for ending in book.endings:
+    for ending in framework.endings:
         for pattern in ending.patterns:
             yield Rule(
-                book=book, kind="ending", pattern=pattern, ending=ending
+                framework=framework,
+                kind="ending",
+                pattern=pattern,
+                ending=ending,
             )

@@ -1,5 +1,5 @@
 """
-How far is a job with its start-up, and is that normal?
+Data model and display of detected phases: PhaseReport and PhaseState.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from ..._render import Block, Entries, Entry, Lines, Shown, Table
 from ..._text import clean, time_text
 from ...findings import Finding, Missing
 from ..lines import LogLine
-from .framework_rules import How
+from .framework_rules import Outcome
 from .progress_bars import Progress
 
 
-State = Literal["not begun", "begun", "done", "failed"]
+PhaseStatus = Literal["not begun", "begun", "done", "failed"]
 
 
 @attrs.frozen(kw_only=True)
 class PhaseState:
     """
-    One phase of a job.
+    The state of one phase of a job.
 
     Times are seconds since the epoch, of the clock that the log shows;
-    ``None`` where it tells none.
+    ``None`` where it shows none.
 
     Attributes:
-        name: What it is called in the book of its framework.
+        name: The name in the rules of its framework.
 
-        title: What it is called in sentences.
+        title: The name in sentences.
 
-        framework: Whose phase it is; that of an engine inside a trainer has
-            the name of the engine.
+        framework: The framework of the phase; for an engine inside a trainer,
+            the engine.
 
         state: ``"not begun"``, ``"begun"``, ``"done"``, or ``"failed"``, as
-            far as the log tells.
+            far as the log shows.
 
         begun_at: When it began.
 
         ended_at: When it ended.
 
-        last_at: When it was last heard of.
+        last_at: The time of its last line.
 
-        progress: How far it is: that of the slowest of those at work.
+        progress: The progress of the slowest process at work.
 
         parts: How many of its parts are done, such as ranks or engines.
 
-        of: How many parts it has, if the log tells.
+        of: How many parts it has, if the log shows it.
 
-        facts: What else the log tells about it, such as ``{"have": "8",
-            "want": "16"}`` for GPUs.
+        facts: Facts from the log, such as ``{"have": "8", "want": "16"}`` for
+            GPUs.
 
         line: The last line that is about it.
 
@@ -60,7 +60,7 @@ class PhaseState:
 
         typical_s: How many seconds it usually takes.
 
-        trains: Whether the job has started, and trains.
+        trains: Whether it is training itself, so that the start-up is over.
 
         part_of: The phase inside which it comes again and again, or ``""``.
     """
@@ -68,7 +68,7 @@ class PhaseState:
     name: str
     title: str
     framework: str
-    state: State = "not begun"
+    state: PhaseStatus = "not begun"
     begun_at: float | None = None
     ended_at: float | None = None
     last_at: float | None = None
@@ -85,7 +85,7 @@ class PhaseState:
     @property
     def percent(self) -> float | None:
         """
-        How much of it is done, of 100, if that is known.
+        Return the progress in percent, if known.
         """
         return self.progress.percent if self.progress else None
 
@@ -93,16 +93,16 @@ class PhaseState:
 @attrs.frozen(kw_only=True)
 class Harmless:
     """
-    Lines that look bad, and mean nothing.
+    Lines that look bad and mean nothing.
 
     Attributes:
-        name: What the rule is called.
+        name: The name of the rule.
 
-        summary: What they tell.
+        summary: What the lines say.
 
         why: Why it does not matter.
 
-        count: How many there are, at least.
+        count: The number of lines, at least.
 
         line: The first of them.
     """
@@ -117,10 +117,10 @@ class Harmless:
 @attrs.frozen(kw_only=True)
 class PhaseReport(Shown):
     """
-    In which phase of its start-up a job is, and whether that takes too long.
+    The current phase of a job, and whether it takes too long.
 
     Attributes:
-        framework: Whose log it is, or ``None`` if that cannot be told.
+        framework: The framework of the log, or ``None`` if unknown.
 
         title: The framework's own name.
 
@@ -130,32 +130,32 @@ class PhaseReport(Shown):
         current: The deepest phase that is not done; if all that began are
             done, the last of them; ``None`` if none began.
 
-        inner: What an engine, a trainer inside, or torch is busy with in the
-            current phase; while the job trains, the part of a step that it is
-            busy with, such as the generation of samples.
+        inner: The phase of an engine, a trainer, or torch inside the current
+            phase; while the job trains, the part of a step, such as the
+            generation of samples.
 
         last_line: The last line of all.
 
-        last_time: When something was last printed, as the text tells.
+        last_time: The time of the last line, as the text shows.
 
-        silent_s: For how many seconds nothing was printed; ``None`` if that
-            cannot be known.
+        silent_s: For how many seconds nothing was printed; ``None`` if
+            unknown.
 
-        ended: How the job ended, or ``None`` as long as nothing tells that it
-            has.
+        ended: How the job ended, or ``None`` while nothing shows that it has.
 
-        is_normal: Whether all of it is as it should be; ``None`` if that
-            cannot be told, as without a time.
+        is_normal: Whether nothing is wrong; ``None`` if unknown, as without a
+            time.
 
         verdict: One sentence.
 
         findings: What is wrong.
 
-        harmless: What only looks so.
+        harmless: What only looks wrong.
 
         timings: Seconds by name, where the job prints a table of them.
 
-        attempt: 1, or how often the job was started in this log.
+        attempt: The number of the attempt: 1, or how often the job was started
+            in this log.
 
         missing: What could not be read, and why.
     """
@@ -168,7 +168,7 @@ class PhaseReport(Shown):
     last_line: LogLine | None = None
     last_time: float | None = None
     silent_s: float | None = None
-    ended: How | None = None
+    ended: Outcome | None = None
     is_normal: bool | None = None
     verdict: str = ""
     findings: tuple[Finding, ...] = ()
@@ -180,49 +180,51 @@ class PhaseReport(Shown):
     @property
     def progress(self) -> Progress | None:
         """
-        How far the current phase is, or what goes on inside it.
+        Return the progress of the current phase, or of what runs inside it.
         """
         known = [
             phase.progress
             for phase in (self.current, self.inner)
             if phase is not None and phase.progress is not None
         ]
-        # What is full, or has no end, tells less than what goes on.
-        going = [p for p in known if p.total is not None and not p.is_full]
-        ends = [p for p in known if p.total is not None]
-        return next(iter([*going, *ends, *known]), None)
+        # Prefer what goes on to what is full or has no total.
+        unfinished = [
+            p for p in known if p.total is not None and not p.is_full
+        ]
+        bounded = [p for p in known if p.total is not None]
+        return next(iter([*unfinished, *bounded, *known]), None)
 
     @property
     def percent(self) -> float | None:
         """
-        How much of that is done, of 100, if that is known.
+        Return that progress in percent, if known.
         """
         return self.progress.percent if self.progress else None
 
     @property
     def rate(self) -> float | None:
         """
-        How much is done per second, in what the progress counts.
+        Return how much is done per second, in the unit of the progress.
         """
         return self.progress.rate if self.progress else None
 
     @property
     def left_s(self) -> float | None:
         """
-        How many seconds of the current phase remain, if that is known.
+        Return how many seconds of the current phase remain, if known.
         """
         return self.progress.left_s if self.progress else None
 
     def phase(self, name: str) -> PhaseState | None:
         """
-        Find a phase.
+        Find a phase by name.
 
         Args:
-            name: Its name; with its framework, as in ``"vllm/kv_cache"``, if
+            name: The name; with its framework, as in ``"vllm/kv_cache"``, if
                 several have one of that name.
 
         Returns:
-            The first that is called so, or ``None``.
+            The first phase of that name, or ``None``.
         """
         return next(
             (
@@ -235,7 +237,7 @@ class PhaseReport(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """
-        Plain data, as for JSON.
+        Return the report as plain data, as for JSON.
         """
         return {
             "framework": self.framework,
@@ -263,7 +265,7 @@ class PhaseReport(Shown):
 
     def to_records(self) -> list[dict[str, Any]]:
         """
-        One plain dictionary per phase, for a data frame.
+        Return one plain dictionary per phase, for a data frame.
         """
         return [
             {
@@ -288,20 +290,14 @@ class PhaseReport(Shown):
 
 def report_blocks(report: PhaseReport) -> Iterator[Block]:
     """
-    What is there to show of phases?
-
-    Args:
-        report: The report.
-
-    Returns:
-        The verdict, the phases, and what is wrong.
+    Yield what to show of a report: the verdict, phases, and findings.
     """
     yield Entries([Entry(report.verdict)])
     rows = [_row(phase) for phase in report.phases]
     if rows:
         yield Table(("phase", "state", "progress", "took"), rows, len(rows))
-    told = [_entry(finding) for finding in report.findings]
-    yield Entries(told, len(told))
+    entries = [_entry(finding) for finding in report.findings]
+    yield Entries(entries, len(entries))
     harmless = [f"harmless: {clean(x.summary)}" for x in report.harmless]
     yield Lines(harmless, len(harmless))
     if report.last_line:

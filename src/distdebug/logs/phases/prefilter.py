@@ -1,9 +1,9 @@
 """
-Which parts of a log are worth reading line by line?
+Prefilter blocks of a large log before they are read line by line.
 
-A start-up stands at the beginning of a log, and how it goes at its end; what is
-between may be gigabytes.  Of that, only blocks are read that hold a text which
-matters.
+A start-up stands at the beginning of a log, and the current state at its end;
+between them may be gigabytes.  Of these, only blocks with a text of a relevant
+rule are read.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from collections.abc import Callable, Iterable, Iterator
 import attrs
 import numpy as np
 
-from ..lines import BROKEN, open_log
-from .framework_rules import Rule, RuleBook, Words, make_words
-from .timeline import Story
+from ..lines import READ_ERRORS, open_log
+from .framework_rules import Rule, RuleIndex, TextIndex, make_text_index
+from .timeline import Timeline
 
 
-_BLOCK = 1 << 18
-# A line longer than this is cut.
-_LONGEST = 1 << 16
-# How much is read whole at the end.
-_TAIL = 4 << 20
-_END = ord("\n")
+_BLOCK_BYTES = 1 << 18
+# Longer lines are cut.
+_LONGEST_LINE = 1 << 16
+# Bytes at the end of a log that are read whole.
+_TAIL_BYTES = 4 << 20
+_NEWLINE = ord("\n")
 
 
 @attrs.frozen
 class Block:
     """
-    Some lines of a log.
+    A block of lines of a log.
 
     Attributes:
         data: The lines, in UTF-8; the last may have no end.
 
-        number: The number of the first of them, from 1.
+        number: The line number of the first of them, from 1.
     """
 
     data: bytes
@@ -46,7 +46,7 @@ class Block:
     @property
     def text(self) -> str:
         """
-        The lines; most blocks are never asked for them.
+        Return the lines as text; most blocks never need it.
         """
         return self.data.decode("utf-8", "replace")
 
@@ -54,22 +54,19 @@ class Block:
 def read_blocks(
     source: str | os.PathLike[str] | Iterable[str],
     *,
-    lose: Callable[[Exception], None] | None = None,
+    on_error: Callable[[Exception], None] | None = None,
 ) -> Iterator[Block]:
     """
-    Cut a log into blocks of lines.
+    Read a log as blocks of whole lines.
 
-    A progress bar writes over itself for hours without the end of a line, so
+    A progress bar may overwrite itself for hours without the end of a line, so
     blocks also end at carriage returns.
 
     Args:
         source: A path; or lines, such as a list of them or a text of several.
 
-        lose: Called with the reason if the rest of a packed file cannot be
+        on_error: Called with the error if the rest of a packed file cannot be
             read.
-
-    Yields:
-        The blocks.
 
     Raises:
         OSError: The file cannot be read.
@@ -77,174 +74,170 @@ def read_blocks(
         ValueError: It is no ordinary file, or is not packed as its name says.
     """
     if isinstance(source, str) and "\n" in source:
-        yield from _numbered([source.encode("utf-8", "replace")])
+        yield from _number_blocks([source.encode("utf-8", "replace")])
     elif isinstance(source, str | os.PathLike):
-        yield from _numbered(_of_file(source, lose))
+        yield from _number_blocks(_blocks_of_file(source, on_error))
     else:
-        yield from _numbered(_of_lines(source))
+        yield from _number_blocks(_blocks_of_lines(source))
 
 
-def _numbered(blocks: Iterable[bytes]) -> Iterator[Block]:
+def _number_blocks(blocks: Iterable[bytes]) -> Iterator[Block]:
     number = 1
     for data in blocks:
         yield Block(data, number)
-        # Many times faster than to count in bytes.
-        ends = np.frombuffer(data, np.uint8) == _END
+        # numpy is many times faster than bytes.count.
+        ends = np.frombuffer(data, np.uint8) == _NEWLINE
         number += int(np.count_nonzero(ends))
 
 
-def _of_lines(lines: Iterable[str]) -> Iterator[bytes]:
+def _blocks_of_lines(lines: Iterable[str]) -> Iterator[bytes]:
     some: list[str] = []
     size = 0
     for line in lines:
-        some.append(line.rstrip("\n")[-_LONGEST:])
+        some.append(line.rstrip("\n")[-_LONGEST_LINE:])
         size += len(some[-1]) + 1
-        if size >= _BLOCK:
-            yield _joined(some) + b"\n"
+        if size >= _BLOCK_BYTES:
+            yield _encode(some) + b"\n"
             some, size = [], 0
     if some:
-        yield _joined(some)
+        yield _encode(some)
 
 
-def _joined(lines: list[str]) -> bytes:
+def _encode(lines: list[str]) -> bytes:
     return "\n".join(lines).encode("utf-8", "replace")
 
 
-def _of_file(
-    path: str | os.PathLike[str], lose: Callable[[Exception], None] | None
+def _blocks_of_file(
+    path: str | os.PathLike[str], on_error: Callable[[Exception], None] | None
 ) -> Iterator[bytes]:
     rest = b""
     with open_log(path) as file:
         try:
-            while block := file.read(_BLOCK):
+            while block := file.read(_BLOCK_BYTES):
                 cut = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
                 if cut:
                     yield rest + block[:cut]
                     rest = block[cut:]
                 else:
-                    rest = (rest + block)[:_LONGEST]
-        except BROKEN as exc:
-            # Not finished, or it holds too much: its beginning is good.
+                    rest = (rest + block)[:_LONGEST_LINE]
+        except READ_ERRORS as exc:
+            # Truncated or too large: the beginning is still good.
             if isinstance(exc, OSError) and exc.errno is not None:
                 raise
-            if lose is not None:
-                lose(exc)
+            if on_error is not None:
+                on_error(exc)
     if rest:
-        yield rest[:_LONGEST]
+        yield rest[:_LONGEST_LINE]
 
 
-def passages(
-    blocks: Iterable[Block], ask: Callable[[bytes], bool]
+def select_blocks(
+    blocks: Iterable[Block], is_relevant: Callable[[bytes], bool]
 ) -> Iterator[Block]:
     """
-    Choose what is to be read line by line.
+    Select the blocks to be read line by line, in their order.
 
     Args:
-        blocks: The log.
-
-        ask: Is asked about what is not at its end: is that to be read?
-
-    Yields:
-        What is to be read, in its order.
+        is_relevant: Called for each block before the last 4 MiB, which are
+            read whole.
     """
-    held: deque[Block] = deque()
+    pending: deque[Block] = deque()
     size = 0
     for block in blocks:
-        held.append(block)
+        pending.append(block)
         size += len(block.data)
-        while size > _TAIL:
-            first = held.popleft()
+        while size > _TAIL_BYTES:
+            first = pending.popleft()
             size -= len(first.data)
-            if ask(first.data):
+            if is_relevant(first.data):
                 yield first
-    yield from held
+    yield from pending
 
 
-# A text that stands in so many blocks does not begin anything.
-_TOO_COMMON = 8
-# How much is read whole at the beginning, and once training has begun.
-_HEAD = 16 << 20
-_TRAINS = 1 << 20
-_ALWAYS = frozenset({"start", "ending"})
-_OF_PHASES = frozenset({"begin", "end", "end_part", "fail"})
+# A text in more blocks than this does not mark a change.
+_MOST_BLOCKS_WITH_TEXT = 8
+# Bytes at the beginning that are read whole, and after training has begun.
+_HEAD_BYTES = 16 << 20
+_HEAD_BYTES_IN_TRAINING = 1 << 20
+_ALWAYS_RELEVANT = frozenset({"start", "ending"})
+_STARTUP_KINDS = frozenset({"begin", "end", "end_part", "fail"})
 
 
 @attrs.define(kw_only=True)
-class Sieve:
+class Prefilter:
     """
-    Chooses blocks, in their order.
+    Select relevant blocks of a log, which must come in their order.
 
     Attributes:
-        rules: All rules.
+        rules: The rules of all frameworks.
 
-        story: What is known; it grows by what is let through.
+        timeline: What was read so far; it grows while selected blocks are
+            read.
 
-        head: How many bytes more are let through unseen.
+        unfiltered_bytes: How many more bytes are selected without a search.
     """
 
-    rules: RuleBook
-    story: Story
-    head: int = attrs.field(factory=lambda: _HEAD)
+    rules: RuleIndex
+    timeline: Timeline
+    unfiltered_bytes: int = attrs.field(factory=lambda: _HEAD_BYTES)
     _blocks: Counter[bytes] = attrs.field(factory=Counter)
     _by_text: dict[bytes, list[Rule]] = attrs.field(factory=dict)
-    _words: Words | None = None
-    _came: tuple[int, bool] | None = None
+    _text_index: TextIndex | None = None
+    _stage: tuple[int, bool] | None = None
 
-    def lets_through(self, data: bytes) -> bool:
+    def is_relevant(self, data: bytes) -> bool:
         """
-        Does this block matter?
-
-        Args:
-            data: The block.
-
-        Returns:
-            Whether it is to be read line by line.
+        Return whether a block is to be read line by line.
         """
-        if self.head > 0:
-            self.head -= len(data)
-            if self.story.trains:
-                self.head = min(self.head, _TRAINS)
+        if self.unfiltered_bytes > 0:
+            self.unfiltered_bytes -= len(data)
+            if self.timeline.trains:
+                self.unfiltered_bytes = min(
+                    self.unfiltered_bytes, _HEAD_BYTES_IN_TRAINING
+                )
             return True
 
-        there = self._telling().inside(data)
-        self._blocks.update(there)
-        if any(self._blocks[text] > _TOO_COMMON for text in there):
-            self._words = None
-        rules = (rule for text in there for rule in self._by_text[text])
+        texts = self._relevant_texts().find_texts(data)
+        self._blocks.update(texts)
+        if any(self._blocks[text] > _MOST_BLOCKS_WITH_TEXT for text in texts):
+            self._text_index = None
+        rules = (rule for text in texts for rule in self._by_text[text])
         if any(rule.kind == "start" for rule in rules):
-            self.head = _HEAD
-        return bool(there)
+            self.unfiltered_bytes = _HEAD_BYTES
+        return bool(texts)
 
-    def _telling(self) -> Words:
+    def _relevant_texts(self) -> TextIndex:
         """
-        The texts that tell of a change, as far as the job has come.
+        Return the texts of rules that can still change the timeline.
         """
-        goes_on = self.story.trains and self.story.ending is None
-        came = (len(self.story.hits), goes_on)
-        if self._words is None or came != self._came:
-            self._came = came
+        is_training = self.timeline.trains and self.timeline.ending is None
+        stage = (len(self.timeline.hits), is_training)
+        if self._text_index is None or stage != self._stage:
+            self._stage = stage
             self._by_text = {
                 text.encode(): rules
                 for text, rules in self.rules.by_text.items()
-                if any(self._matters(rule, goes_on=goes_on) for rule in rules)
+                if any(
+                    self._is_relevant_rule(rule, is_training=is_training)
+                    for rule in rules
+                )
             }
-            self._words = make_words(
+            self._text_index = make_text_index(
                 text
                 for text in self._by_text
-                if self._blocks[text] <= _TOO_COMMON
+                if self._blocks[text] <= _MOST_BLOCKS_WITH_TEXT
             )
-        return self._words
+        return self._text_index
 
-    def _matters(self, rule: Rule, *, goes_on: bool) -> bool:
+    def _is_relevant_rule(self, rule: Rule, *, is_training: bool) -> bool:
         if (
-            rule.book.kind != "common"
-            and rule.book.name not in self.story.hits
+            rule.framework.kind != "common"
+            and rule.framework.name not in self.timeline.hits
         ):
             return False
         if rule.kind == "failure":
             return rule.failure is not None and not rule.failure.harmless
         if rule.phase is not None and rule.phase.part_of:
             return False
-        return rule.kind in _ALWAYS or (
-            rule.kind in _OF_PHASES and not goes_on
+        return rule.kind in _ALWAYS_RELEVANT or (
+            rule.kind in _STARTUP_KINDS and not is_training
         )

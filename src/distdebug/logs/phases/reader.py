@@ -1,5 +1,8 @@
 """
-What does each line of a log tell?
+Read a log line by line and record its phases, failures, and ending.
+
+Handled here: which rules match, prefixes that log collectors and loggers add,
+progress bars, and the exception that ended the job.
 """
 
 from __future__ import annotations
@@ -14,27 +17,27 @@ import attrs
 
 from ..lines import LogLine, Origin, parse_line
 from .framework_rules import (
-    TRACEBACK,
-    Book,
+    TRACEBACK_HEADER,
+    FrameworkRules,
     Phase,
     Rule,
-    RuleBook,
-    literals_of,
+    RuleIndex,
+    required_literals,
 )
-from .prefilter import Block, Sieve, passages, read_blocks
+from .prefilter import Block, Prefilter, read_blocks, select_blocks
 from .progress_bars import (
     BAR_LITERALS,
-    Clock,
+    LogClock,
     Progress,
+    bar_name,
+    bar_series,
     parse_bars,
     parse_number,
-    plain_name,
-    series_of,
 )
 from .timeline import (
-    Seen,
-    Story,
-    Track,
+    FailureRecord,
+    PhaseTrack,
+    Timeline,
     note_ending,
     note_restart,
     note_start,
@@ -42,83 +45,66 @@ from .timeline import (
 )
 
 
-def track_of(story: Story, book: Book, phase: Phase) -> Track:
+def get_track(
+    timeline: Timeline, framework: FrameworkRules, phase: Phase
+) -> PhaseTrack:
     """
-    What was seen of a phase so far?
-
-    Args:
-        story: What is known.
-
-        book: Whose phase it is.
-
-        phase: The phase.
-
-    Returns:
-        Its track, begun or not.
+    Return the track of a phase; create it if nothing was seen of the phase.
     """
-    key = (book.name, phase.name)
-    if key not in story.tracks:
-        story.tracks[key] = Track(phase)
-    return story.tracks[key]
+    key = (framework.name, phase.name)
+    if key not in timeline.tracks:
+        timeline.tracks[key] = PhaseTrack(phase)
+    return timeline.tracks[key]
 
 
-def is_inside(story: Story, book: Book, part: Phase) -> bool:
+def can_be_active(
+    timeline: Timeline, framework: FrameworkRules, part: Phase
+) -> bool:
     """
-    Can this phase be now?  A part can once the whole has begun.
-
-    Args:
-        story: What is known.
-
-        book: Whose phases they are.
-
-        part: The phase, which may be a part of another.
-
-    Returns:
-        Whether it can.
+    Return whether a phase can be active: a part only once its whole has begun.
     """
     if not part.part_of:
         return True
-    whole = story.tracks.get((book.name, part.part_of))
-    return whole is not None and whole.begun is not None
+    whole = timeline.tracks.get((framework.name, part.part_of))
+    return whole is not None and whole.first_order is not None
 
 
-def go_on(
-    story: Story, book: Book, track: Track, line: LogLine, time: float | None
+def resume_phase(
+    timeline: Timeline,
+    framework: FrameworkRules,
+    track: PhaseTrack,
+    line: LogLine,
+    time: float | None,
 ) -> None:
     """
-    A phase goes on: it was not over, if nothing later has begun.
-
-    Args:
-        story: What is known.
-
-        book: Whose phase it is.
-
-        track: What was seen of it.
-
-        line: The line that tells.
-
-        time: When it was printed.
+    Mark a phase as going on, and reopen it unless a later phase has begun.
     """
     if track.phase.part_of:
-        _enter_part(story, book, track, line, time)
+        _enter_part(timeline, framework, track, line, time)
     elif track.is_ended:
-        names = [p.name for p in book.phases if not p.part_of]
+        names = [p.name for p in framework.phases if not p.part_of]
         later = names[names.index(track.phase.name) + 1 :]
-        tracks = [story.tracks.get((book.name, name)) for name in later]
-        if all(other is None or other.begun is None for other in tracks):
+        tracks = [
+            timeline.tracks.get((framework.name, name)) for name in later
+        ]
+        if all(other is None or other.first_order is None for other in tracks):
             track.reopen()
 
 
 def _enter_part(
-    story: Story, book: Book, track: Track, line: LogLine, time: float | None
+    timeline: Timeline,
+    framework: FrameworkRules,
+    track: PhaseTrack,
+    line: LogLine,
+    time: float | None,
 ) -> None:
     """
-    A part goes on, so the others are over, and the whole goes on.
+    Mark a part and its whole as going on, which ends the other parts.
     """
     whole = track.phase.part_of
-    story.tracks[book.name, whole].touch(story.order, time, line)
-    for other in book.phases:
-        known = story.tracks.get((book.name, other.name))
+    timeline.tracks[framework.name, whole].touch(timeline.order, time, line)
+    for other in framework.phases:
+        known = timeline.tracks.get((framework.name, other.name))
         if known is None or known is track or other.part_of != whole:
             continue
         known.end(time)
@@ -126,20 +112,21 @@ def _enter_part(
         track.repeat(time)
 
 
-_COUNTED = frozenset({"done", "total", "next", "part", "of"})
-_HARDLY_BEGUN = 10.0
+_COUNT_GROUPS = frozenset({"done", "total", "next", "part", "of"})
+_RESTART_PERCENT = 10.0
 
 
 class BarPhase(NamedTuple):
     """
-    A phase that a bar belongs to.
+    A phase that a progress bar belongs to.
 
     Attributes:
         phase: The phase.
 
-        main: The pattern that says so, if it tells how far the phase is.
+        main: The pattern that matches, if the bar shows the progress of the
+            phase.
 
-        side: The pattern that says so, if it only tells that it goes on.
+        side: The pattern that matches, if the bar only shows that it goes on.
     """
 
     phase: Phase
@@ -148,44 +135,38 @@ class BarPhase(NamedTuple):
 
 
 def note_phase(
-    story: Story,
+    timeline: Timeline,
     rule: Rule,
     found: re.Match[str],
     line: LogLine,
     time: float | None,
 ) -> None:
     """
-    A text of a phase was printed.
+    Record a match of a pattern of a phase.
 
     Args:
-        story: What is known.
-
-        rule: Whose text it is.
-
-        found: Where it fits.
-
-        line: The line.
-
-        time: When it was printed.
+        time: The time of the line, in seconds since the epoch.
     """
     phase = rule.phase
-    if phase is None or not is_inside(story, rule.book, phase):
+    if phase is None or not can_be_active(timeline, rule.framework, phase):
         return
     if rule.kind == "begin" and not (phase.trains or phase.part_of):
-        note_restart(story, time)
-    track = track_of(story, rule.book, phase)
+        note_restart(timeline, time)
+    track = get_track(timeline, rule.framework, phase)
     groups = {k: v for k, v in found.groupdict().items() if v is not None}
-    track.add_facts({k: v for k, v in groups.items() if k not in _COUNTED})
+    track.add_facts(
+        {k: v for k, v in groups.items() if k not in _COUNT_GROUPS}
+    )
     if "of" in groups:
         track.of = parse_number(groups["of"])
     if rule.kind == "facts":
         return
 
     if rule.kind in {"begin", "progress"}:
-        go_on(story, rule.book, track, line, time)
+        resume_phase(timeline, rule.framework, track, line, time)
     track.is_deduplicated |= line.count > 1
-    track.touch(story.order, time, line)
-    _count(story, track, groups, line, time)
+    track.touch(timeline.order, time, line)
+    _update_counts(timeline, track, groups, line, time)
     is_last = track.of is None or track.done_parts >= track.of
     if rule.kind == "end" or (rule.kind == "end_part" and is_last):
         track.end(time)
@@ -193,9 +174,9 @@ def note_phase(
         track.has_failed = True
 
 
-def _count(
-    story: Story,
-    track: Track,
+def _update_counts(
+    timeline: Timeline,
+    track: PhaseTrack,
     groups: Mapping[str, str],
     line: LogLine,
     time: float | None,
@@ -211,35 +192,35 @@ def _count(
             total=parse_number(total) if total else None,
         )
         if track.phase.trains:
-            note_step(story, step.done)
-        # Before the first step, much else is done.
+            note_step(timeline, step.done)
+        # Without the time of the announced step: much else happens before it.
         track.add_step(step, time if "done" in groups else None)
 
 
-def phases_of_bar(book: Book, name: str) -> tuple[BarPhase, ...]:
+def phases_of_bar(
+    framework: FrameworkRules, name: str
+) -> tuple[BarPhase, ...]:
     """
-    Which phases of this book does a bar of this name belong to?
+    Return the phases of a framework that a progress bar belongs to.
 
     Args:
-        book: The book.
-
-        name: The name of the bar, without what a logger wrote before it.
-
-    Returns:
-        Each with the pattern of a main bar, and of a side bar, that fits.
+        name: The name of the bar, as :func:`~.progress_bars.bar_name` returns
+            it.
     """
     found = (
         BarPhase(
-            phase, _first(phase.bars, name), _first(phase.side_bars, name)
+            phase,
+            _first_match(phase.bars, name),
+            _first_match(phase.side_bars, name),
         )
-        for phase in book.phases
+        for phase in framework.phases
     )
     return tuple(x for x in found if x.main or x.side)
 
 
 def note_bar(  # noqa: PLR0913, PLR0917 all that is known of a bar
-    story: Story,
-    book: Book,
+    timeline: Timeline,
+    framework: FrameworkRules,
     phases: Iterable[BarPhase],
     name: str,
     bar: Progress,
@@ -247,152 +228,141 @@ def note_bar(  # noqa: PLR0913, PLR0917 all that is known of a bar
     time: float | None,
 ) -> None:
     """
-    A bar moved: tell the phase of this book that it belongs to.
+    Record a state of a progress bar for the phases that it belongs to.
 
     Args:
-        story: What is known.
+        phases: The result of :func:`phases_of_bar`.
 
-        book: The book.
+        name: The name of the bar, as :func:`~.progress_bars.bar_name` returns
+            it.
 
-        phases: What :func:`phases_of_bar` says of it.
-
-        name: The name of the bar, without what a logger wrote before it.
-
-        bar: How far it is.
-
-        line: The line.
-
-        time: When it was printed.
+        time: The time of the line, in seconds since the epoch.
     """
     for phase, main, side in phases:
-        if not is_inside(story, book, phase):
+        if not can_be_active(timeline, framework, phase):
             continue
         is_early = not (phase.trains or phase.part_of)
-        if is_early and (bar.percent or 0.0) <= _HARDLY_BEGUN:
-            note_restart(story, time)
-        track = track_of(story, book, phase)
-        if not name and not track.counts(bar):
+        if is_early and (bar.percent or 0.0) <= _RESTART_PERCENT:
+            note_restart(timeline, time)
+        track = get_track(timeline, framework, phase)
+        if not name and not track.is_same_loop(bar):
             continue
         if name:
-            # Who runs others shows their bars.
-            weight = 0.0 if book.kind == "orchestrator" else phase.weight
-            story.hit(book, f"bar {main or side}", weight)
+            # An orchestrator shows the bars of what it runs.
+            weight = 0.0 if framework.kind == "orchestrator" else phase.weight
+            timeline.add_hit(framework, f"bar {main or side}", weight)
         if not bar.is_full:
-            go_on(story, book, track, line, time)
+            resume_phase(timeline, framework, track, line, time)
         track.is_deduplicated |= line.count > 1
-        track.touch(story.order, time, line)
+        track.touch(timeline.order, time, line)
         if main:
-            _move(story, track, bar, line, time)
+            _update_bar(timeline, track, bar, line, time)
 
 
-def _move(
-    story: Story,
-    track: Track,
+def _update_bar(
+    timeline: Timeline,
+    track: PhaseTrack,
     bar: Progress,
     line: LogLine,
     time: float | None,
 ) -> None:
     phase = track.phase
     if phase.trains:
-        note_step(story, bar.done)
-    track.add_bar(line.origin, bar, series_of(bar.name))
+        note_step(timeline, bar.done)
+    track.add_bar(line.origin, bar, bar_series(bar.name))
     everything = all(one.is_full for one in track.bars.values())
     if everything and not phase.then and not phase.trains:
         track.end(time)
 
 
-def _first(patterns: tuple[re.Pattern[str], ...], name: str) -> str | None:
+def _first_match(
+    patterns: tuple[re.Pattern[str], ...], name: str
+) -> str | None:
     return next((p.pattern for p in patterns if p.search(name)), None)
 
 
-_MORE_LINES = 20
-_MOST = 64
+_LINES_WITH_FACTS = 20
+_MOST_FAILURES = 64
 
 
 def note_failure(
-    story: Story, rule: Rule, found: re.Match[str], line: LogLine, lines: int
+    timeline: Timeline,
+    rule: Rule,
+    found: re.Match[str],
+    line: LogLine,
+    lines: int,
 ) -> None:
     """
-    A text was printed that tells of a failure, or only looks so.
+    Record a match of a pattern of a failure, or of harmless lines.
 
     Args:
-        story: What is known.
-
-        rule: Whose text it is.
-
-        found: Where it fits.
-
-        line: The line.
-
-        lines: How many lines were read.
+        lines: How many lines of the log were read.
     """
     failure = rule.failure
     if failure is None:
         return
 
-    known = story.harmless if failure.harmless else story.failures
-    same = [seen for seen in known if seen.failure is failure]
-    for seen in reversed(same):
-        if _is_same(seen, found, line, lines):
-            if seen.last != lines:  # two patterns may fit one line
-                seen.count += line.count
-            seen.last = lines
+    known = timeline.harmless if failure.harmless else timeline.failures
+    same = [record for record in known if record.failure is failure]
+    for record in reversed(same):
+        if _is_same_failure(record, found, line, lines):
+            if record.last != lines:  # two patterns may match one line
+                record.count += line.count
+            record.last = lines
             return
-    if len(known) < _MOST:
+    if len(known) < _MOST_FAILURES:
         known.append(
-            Seen(failure, line, line.count, lines + _MORE_LINES, lines)
+            FailureRecord(
+                failure, line, line.count, lines + _LINES_WITH_FACTS, lines
+            )
         )
-        known[-1].learn(found)
+        known[-1].add_facts(found)
 
 
-def note_more(
-    story: Story, rule: Rule, found: re.Match[str], line: LogLine, lines: int
+def note_failure_facts(
+    timeline: Timeline,
+    rule: Rule,
+    found: re.Match[str],
+    line: LogLine,
+    lines: int,
 ) -> None:
     """
-    A text was printed that may tell more about a failure just before it.
+    Record facts about a failure in the lines just before.
 
     Args:
-        story: What is known.
-
-        rule: Whose text it is.
-
-        found: Where it fits.
-
-        line: The line.
-
-        lines: How many lines were read.
+        lines: How many lines of the log were read.
     """
-    for seen in reversed(story.failures):
-        if seen.failure is not rule.failure:
+    for record in reversed(timeline.failures):
+        if record.failure is not rule.failure:
             continue
-        if seen.line.origin != line.origin or lines > seen.open_until:
+        if record.line.origin != line.origin or lines > record.open_until:
             continue
-        if seen.line.number == line.number and seen.last == lines:
-            seen.open_until = lines  # it told all in one line
-        elif seen.differs(found):
-            seen.open_until = 0  # that is about another one
+        if record.line.number == line.number and record.last == lines:
+            record.open_until = lines  # all facts are in one line
+        elif record.contradicts(found):
+            record.open_until = 0  # the facts are about another failure
             return
-        seen.learn(found)
+        record.add_facts(found)
         return
 
 
-def _is_same(
-    seen: Seen, found: re.Match[str], line: LogLine, lines: int
+def _is_same_failure(
+    record: FailureRecord, found: re.Match[str], line: LogLine, lines: int
 ) -> bool:
     """
-    Does a line go on with what an earlier one complained of?
+    Return whether a line belongs to a failure that is recorded already.
 
-    Where more is told, as of an actor that died, what comes after that is
-    about another one.
+    A failure with facts, such as an actor that died, ends with them: what
+    comes after that is about another one.
     """
-    if not seen.failure.more or seen.last == lines:
+    if not record.failure.more or record.last == lines:
         return True
-    if seen.line.origin != line.origin or lines > seen.open_until:
+    if record.line.origin != line.origin or lines > record.open_until:
         return False
-    return not seen.is_told or bool(found.groupdict().get("again"))
+    return not record.is_attributed or bool(found.groupdict().get("again"))
 
 
-_CARRIER = re.compile(
+_LOG_PREFIX = re.compile(
     # 2025-11-22T03:52:01.123456789Z stderr F text
     r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) "
     r"(?:std(?:out|err) [FP] )?"
@@ -410,28 +380,25 @@ _CARRIER = re.compile(
 )
 
 
-def without_carrier(line: str) -> str:
+def strip_log_prefix(line: str) -> str:
     """
-    Take off what the carriers of a line wrote before it.
+    Remove the prefixes of log collectors, such as kubectl, docker, or srun.
 
     Args:
         line: The line as it stands in a file.
-
-    Returns:
-        The line as a job printed it.
     """
-    found = _CARRIER.match(line)
+    found = _LOG_PREFIX.match(line)
     return line[found.end() :] if found else line
 
 
-_LONGEST = 240
+_LONGEST_PREFIX = 240
 _LEVELS = frozenset(
     {
         *("info", "debug", "warn", "warning", "error", "critical", "fatal"),
         *("trace", "success", "notice"),
     }
 )
-_WORDS = _LEVELS | frozenset(
+_LOGGER_WORDS = _LEVELS | frozenset(
     {
         *("stdout", "stderr", "f", "p", "i"),
         *("w", "e", "am", "pm", "utc", "gmt", "rank", "worker", "node"),
@@ -440,7 +407,7 @@ _WORDS = _LEVELS | frozenset(
         *("oct", "nov", "dec"),
     }
 )
-_SAID = re.compile(
+_ROLE_WORD = re.compile(
     r"\W*(?:user|assistant|human|system|prompt|response|answer|question|text"
     r"|sample|output|input|content|messages?|completion|generated?|label"
     r"|target|reward|tool|role|value|description)\W*",
@@ -454,43 +421,42 @@ _SEPARATORS = frozenset({"-", "|", ">>", "::", "\u2014", "\u2013"})
 
 def begins_message(text: str, start: int) -> bool:
     """
-    Does a message begin here?
+    Return whether only the prefix of a logger stands before a text.
 
     Args:
         text: The line, without the prefix of a launcher.
 
-        start: Where the text in question begins.
-
-    Returns:
-        Whether only what loggers write stands before it.
+        start: Where the text begins.
     """
     before = text[:start].strip()
     if not before:
         return True
-    if len(before) > _LONGEST or before.endswith(_QUOTES):
+    if len(before) > _LONGEST_PREFIX or before.endswith(_QUOTES):
         return False
 
     tokens = before.split()
     return all(
-        _is_of_logger(token, tokens[i - 1 : i] + tokens[i + 1 : i + 2])
+        _is_logger_token(token, tokens[i - 1 : i] + tokens[i + 1 : i + 2])
         for i, token in enumerate(tokens)
     )
 
 
-def _is_of_logger(token: str, around: list[str]) -> bool:
+def _is_logger_token(token: str, around: list[str]) -> bool:
     if _DIGIT.search(token):
         return True
-    if _SAID.fullmatch(token):
+    if _ROLE_WORD.fullmatch(token):
         return False
     if token.endswith((":", "]", ")", "|", ">")) or token[0] in "[(<":
         return True
     if not any(char.isalnum() for char in token):
         return True
-    if token.strip("-:|,").lower() in _WORDS:
+    if token.strip("-:|,").lower() in _LOGGER_WORDS:
         return True
-    near = {one.strip("-:|,[]").lower() for one in around}
-    is_near = not _SEPARATORS.isdisjoint(around) or bool(near & _LEVELS)
-    return is_near and bool(_WORD.fullmatch(token))
+    neighbours = {one.strip("-:|,[]").lower() for one in around}
+    is_beside_logger_token = not _SEPARATORS.isdisjoint(around) or bool(
+        neighbours & _LEVELS
+    )
+    return is_beside_logger_token and bool(_WORD.fullmatch(token))
 
 
 _EXCEPTION = re.compile(
@@ -498,7 +464,7 @@ _EXCEPTION = re.compile(
     r"\w{0,60}(?:Error|Exception|Interrupt|Exit|Failure|Expired|Iteration)"
     r"(?::|$)"
 )
-# What only tells that something went wrong elsewhere.
+# Messages that follow from an error elsewhere.
 _CONSEQUENCE = re.compile(
     r"ChildFailedError|[Ss]ee (?:the )?(?:root cause|stack trace|logs?) above"
     r"|[Cc]onnection (?:was )?(?:closed|reset) by (?:remote )?peer"
@@ -506,228 +472,230 @@ _CONSEQUENCE = re.compile(
     r"|Engine core initialization failed|EngineCore failed to start"
     r"|NCCL communicator was aborted"
 )
-_MOST_LINES = 400
-# A traceback ends its log if hardly anything follows.
-_LAST_WORDS = 60
-_TRACEBACKS_LONGEST = 1000
+_MOST_TRACEBACK_LINES = 400
+# A traceback ends its log if at most this many lines follow.
+_MOST_LINES_AFTER_END = 60
+_LONGEST_EXCEPTION = 1000
 _MOST_OPEN = 1024
-_MOST_KEPT = 4096
+_MOST_EXCEPTIONS = 4096
 
 
 def is_consequence(text: str) -> bool:
     """
-    Does an exception follow from what went wrong elsewhere?
-
-    Args:
-        text: What it says.
-
-    Returns:
-        Whether it does.
+    Return whether an exception is only a consequence of another process's.
     """
-    return _CONSEQUENCE.search(text[:_TRACEBACKS_LONGEST]) is not None
+    return _CONSEQUENCE.search(text[:_LONGEST_EXCEPTION]) is not None
 
 
 @attrs.define
-class Tracebacks:
+class TracebackTracker:
     """
-    The tracebacks of a log, as far as it was read.
+    Track tracebacks in a log, and find the exception that ended the job.
     """
 
-    # By who printed them: since which line those go on ...
+    # The line at which an open traceback began, by origin.
     _open: dict[Origin | None, int] = attrs.field(factory=dict)
-    # ... and their last exceptions, with the numbers of line and order.
-    _said: dict[Origin | None, tuple[int, int, LogLine]] = attrs.field(
+    # The last exception with its line number and order, by origin.
+    _exceptions: dict[Origin | None, tuple[int, int, LogLine]] = attrs.field(
         factory=dict
     )
 
     @property
     def is_open(self) -> bool:
         """
-        Whether one began, and its exception is still to come.
+        Return whether a traceback has begun without its exception yet.
         """
         return bool(self._open)
 
     def begin(self, line: LogLine, lines: int) -> None:
         """
-        One begins in this line, which is that of this number.
+        Begin a traceback at a line.
         """
-        self._open.pop(line.origin, None)  # the oldest stays the first
+        self._open.pop(line.origin, None)  # keep the oldest first
         if len(self._open) < _MOST_OPEN:
             self._open[line.origin] = lines
 
     def read(self, line: LogLine, lines: int, order: int) -> None:
         """
-        Is this the exception of one that is open?
+        Read a line, which may be the exception of an open traceback.
         """
         since = self._open.get(line.origin)
         if since is None:
-            self._forget(lines)
+            self._drop_stale(lines)
             return
 
-        text = line.text[:_TRACEBACKS_LONGEST]
+        text = line.text[:_LONGEST_EXCEPTION]
         found = _EXCEPTION.search(text)
-        if lines - since > _MOST_LINES:
+        if lines - since > _MOST_TRACEBACK_LINES:
             del self._open[line.origin]
         elif found and begins_message(text, found.start()):
             del self._open[line.origin]
-            said = line._replace(text=line.text[found.start() :])
-            self._keep(said, lines, order)
+            exception = line._replace(text=line.text[found.start() :])
+            self._add_exception(exception, lines, order)
 
-    def _forget(self, lines: int) -> None:
+    def _drop_stale(self, lines: int) -> None:
         if self._open:
             oldest = next(iter(self._open))
-            if lines - self._open[oldest] > _MOST_LINES:
+            if lines - self._open[oldest] > _MOST_TRACEBACK_LINES:
                 del self._open[oldest]
 
-    def _keep(self, line: LogLine, lines: int, order: int) -> None:
+    def _add_exception(self, line: LogLine, lines: int, order: int) -> None:
         """
-        The last of each process counts, unless it only follows from one.
+        Record the last exception of a process, unless it is a consequence.
         """
-        known = self._said.get(line.origin)
+        known = self._exceptions.get(line.origin)
         if known and is_consequence(line.text):
             if not is_consequence(known[2].text):
                 line = known[2]
-        elif known is None and len(self._said) >= _MOST_KEPT:
+        elif known is None and len(self._exceptions) >= _MOST_EXCEPTIONS:
             return
-        self._said.pop(line.origin, None)
-        self._said[line.origin] = (lines, order, line)
+        self._exceptions.pop(line.origin, None)
+        self._exceptions[line.origin] = (lines, order, line)
 
-    def conclude(self, story: Story, lines: int) -> None:
+    def set_ending(self, timeline: Timeline, lines: int) -> None:
         """
-        The log is read: was the last of them the end of all, and why?
+        Set the ending and its reason, once the log is read.
         """
-        if story.ending is None:
-            last = self._last_of_driver(story, lines)
+        if timeline.ending is None:
+            last = self._find_final_exception(timeline, lines)
             if last is None:
                 return
-            story.ending = ("failed", last)
-        elif story.ending[0] != "failed":
+            timeline.ending = ("failed", last)
+        elif timeline.ending[0] != "failed":
             return
-        since = _last_step(story)
-        late = [one for _, at, one in self._said.values() if at >= since]
-        story.reason = min(
-            late, key=lambda one: is_consequence(one.text), default=None
+        since = _last_training_order(timeline)
+        candidates = [
+            one for _, at, one in self._exceptions.values() if at >= since
+        ]
+        timeline.reason = min(
+            candidates, key=lambda one: is_consequence(one.text), default=None
         )
 
-    def _last_of_driver(self, story: Story, lines: int) -> LogLine | None:
+    def _find_final_exception(
+        self, timeline: Timeline, lines: int
+    ) -> LogLine | None:
         """
-        The exception of the driver, or of a rank, that ends this log.
+        Return the exception of the driver, or of a rank, that ends this log.
         """
-        mine = [
+        driver_exceptions = [
             (number, order, line)
-            for who, (number, order, line) in self._said.items()
-            if who is None or who.pid is None
+            for origin, (number, order, line) in self._exceptions.items()
+            if origin is None or origin.pid is None
         ]
-        if not mine:
+        if not driver_exceptions:
             return None
 
-        number, order, line = max(mine, key=lambda one: one[0])
-        touched = [
-            track.touched
-            for track in story.tracks.values()
-            if not _is_late(track)
+        number, order, line = max(driver_exceptions, key=lambda one: one[0])
+        orders = [
+            track.last_order
+            for track in timeline.tracks.values()
+            if not _is_reported_late(track)
         ]
-        is_last = lines - number <= _LAST_WORDS
-        return line if is_last and max(touched, default=0) <= order else None
+        is_last = lines - number <= _MOST_LINES_AFTER_END
+        return line if is_last and max(orders, default=0) <= order else None
 
 
-def _is_late(track: Track) -> bool:
+def _is_reported_late(track: PhaseTrack) -> bool:
     """
-    Might an actor tell what is done while its driver is dead already?
+    Return whether an actor may report this end after its driver has died.
     """
     origin = track.line.origin if track.line else None
     is_actor = origin is not None and origin.pid is not None
     return is_actor and track.is_ended and not track.phase.trains
 
 
-def _last_step(story: Story) -> int:
+def _last_training_order(timeline: Timeline) -> int:
     """
-    When the job last trained: what was complained of before, it survived.
+    Return when the job last trained; it survived all exceptions before.
     """
-    touched = [
-        track.touched for track in story.tracks.values() if track.phase.trains
+    orders = [
+        track.last_order
+        for track in timeline.tracks.values()
+        if track.phase.trains
     ]
-    return max(touched, default=0)
+    return max(orders, default=0)
 
 
 _TABLE_ROW = re.compile(
     r" {1,8}(?P<name>\S.{0,80}?)[ .:]{2,80}(?P<seconds>\d{1,9}\.\d{1,3}) ?s\b"
 )
-# How the logs of Ray's actors and tasks begin.
-_MAGIC = (":actor_name:", ":task_name:")
-_ACTORS = frozenset({"actor", "shared_actor"})
-_READER_LONGEST = 1 << 16
+# First lines of the logs of Ray actors and tasks.
+_NAME_LINES = (":actor_name:", ":task_name:")
+_ACTOR_KINDS = frozenset({"actor", "shared_actor"})
+_LONGEST_LINE = 1 << 16
 _TABLE_LINES = 40
 _MOST_BARS = 1000
 
 
-class Reader:
+class LogReader:
     """
-    Reads the blocks of one log, in their order.
+    Read the blocks of one log, in their order, into a timeline.
     """
 
-    def __init__(self, rules: RuleBook, clock: Clock) -> None:
+    def __init__(self, rules: RuleIndex, clock: LogClock) -> None:
         self.rules = rules
         self.clock = clock
-        self.story = Story()
+        self.timeline = Timeline()
         self.lines = 0
         self.last = ("", 0)
-        # Of the line in the file, of which a bar may write many states.
-        self.whole: tuple[int, str] = (0, "")
-        self.seen: set[str] = set()
-        # Phases by the name of a bar.
-        self.bars: dict[str, list[tuple[Book, tuple[BarPhase, ...]]]] = {}
+        # Number and start of the whole line, which may hold many bar states.
+        self.file_line: tuple[int, str] = (0, "")
+        self.known_texts: set[str] = set()
+        # Phases by framework, for each name of a bar.
+        self.bars: dict[
+            str, list[tuple[FrameworkRules, tuple[BarPhase, ...]]]
+        ] = {}
         self.table_until = 0
-        self.traceback = Tracebacks()
+        self.traceback = TracebackTracker()
 
     def read(self, block: Block) -> None:
         """
         Read a block line by line.
         """
-        # An actor that is known has told all that its name tells.
+        # Skip texts of actors that have matched already.
         texts = [
             text
             for text in self.rules.texts_in(block.data)
-            if text not in self.seen
+            if text not in self.known_texts
         ]
         number = block.number
         for raw in block.text.split("\n"):
             for piece in raw.split("\r"):
                 if piece and not piece.isspace():
-                    self._piece(piece, number, texts)
+                    self._read_line(piece, number, texts)
             number += 1
 
-    def _piece(self, raw: str, number: int, texts: list[str]) -> None:
+    def _read_line(self, raw: str, number: int, texts: list[str]) -> None:
         self.lines += 1
         self.clock.add(raw)
         self.last = (raw, number)
-        if self.whole[0] != number:
-            self.whole = (number, raw[:1000])
-        there = [text for text in texts if text in raw]
+        if self.file_line[0] != number:
+            self.file_line = (number, raw[:1000])
+        present = [text for text in texts if text in raw]
         is_open = self.lines <= self.table_until or self.traceback.is_open
-        if not (there or is_open or self.rules.always):
+        if not (present or is_open or self.rules.always):
             return
 
-        line = self._line(raw, number)
-        self.story.order += 1
+        line = self._parse(raw, number)
+        self.timeline.order += 1
         if self.lines <= self.table_until:
-            self._table_row(line)
-        self.traceback.read(line, self.lines, self.story.order)
-        if TRACEBACK in there:
+            self._read_table_row(line)
+        self.traceback.read(line, self.lines, self.timeline.order)
+        if TRACEBACK_HEADER in present:
             self.traceback.begin(line, self.lines)
-        if any(text in there for text in BAR_LITERALS):
-            self._bars(line)
-        self._rules(line, there)
+        if any(text in present for text in BAR_LITERALS):
+            self._read_bars(line)
+        self._match_rules(line, present)
 
-    def _line(self, raw: str, number: int) -> LogLine:
+    def _parse(self, raw: str, number: int) -> LogLine:
         """
-        The line; the states of a bar have the prefix of the first of them.
+        Parse a line; all states of a bar have the origin of the first of them.
         """
-        source = self.story.source
-        plain = without_carrier(raw[:_READER_LONGEST])
+        source = self.timeline.source
+        plain = strip_log_prefix(raw[:_LONGEST_LINE])
         line = parse_line(plain, number=number, source=source)
-        if line.origin is None and self.whole[1] != raw[:1000]:
-            first = parse_line(without_carrier(self.whole[1]))
+        if line.origin is None and self.file_line[1] != raw[:1000]:
+            first = parse_line(strip_log_prefix(self.file_line[1]))
             if first.origin is not None:
                 return LogLine(
                     text=line.text,
@@ -738,29 +706,35 @@ class Reader:
                 )
         return line
 
-    def _bars(self, line: LogLine) -> None:
+    def _read_bars(self, line: LogLine) -> None:
         for bar in parse_bars(line.text):
-            name = plain_name(bar.name)
-            time = self.clock.of_bar(line, name, bar)
-            for book, phases in self._phases_of(name):
-                note_bar(self.story, book, phases, name, bar, line, time)
+            name = bar_name(bar.name)
+            time = self.clock.bar_time(line, name, bar)
+            for framework, phases in self._phases_of(name):
+                note_bar(
+                    self.timeline, framework, phases, name, bar, line, time
+                )
 
-    def _phases_of(self, name: str) -> list[tuple[Book, tuple[BarPhase, ...]]]:
+    def _phases_of(
+        self, name: str
+    ) -> list[tuple[FrameworkRules, tuple[BarPhase, ...]]]:
         """
-        The phases of each book that a bar belongs to, which writes many states.
+        Return the phases of a bar by framework, cached by name.
         """
         if name not in self.bars:
             if len(self.bars) >= _MOST_BARS:
                 self.bars.clear()
-            found = [(x, phases_of_bar(x, name)) for x in self.rules.books]
+            found = [
+                (x, phases_of_bar(x, name)) for x in self.rules.frameworks
+            ]
             self.bars[name] = [(x, phases) for x, phases in found if phases]
         return self.bars[name]
 
-    def _rules(self, line: LogLine, there: list[str]) -> None:
+    def _match_rules(self, line: LogLine, present: list[str]) -> None:
         tried: set[int] = set()
         begins: dict[int, bool] = {}
-        rules = [r for text in there for r in self.rules.by_text[text]]
-        # More is told of what is known.
+        rules = [r for text in present for r in self.rules.by_text[text]]
+        # Rules that add facts come last: they need a recorded failure.
         rules.sort(key=lambda rule: rule.kind == "more")
         for rule in (*rules, *self.rules.always):
             if id(rule) in tried:
@@ -768,8 +742,8 @@ class Reader:
             tried.add(id(rule))
             if rule.kind == "decisive" and self._is_known(rule):
                 continue
-            if rule.kind in _ACTORS:
-                self._actor(rule, line)
+            if rule.kind in _ACTOR_KINDS:
+                self._match_actor(rule, line)
                 continue
             found = rule.find(line.text)
             if found is None:
@@ -778,96 +752,95 @@ class Reader:
             if start not in begins:
                 begins[start] = begins_message(line.text, start)
             if begins[start]:
-                self._found(rule, found, line)
+                self._apply(rule, found, line)
 
     def _is_known(self, rule: Rule) -> bool:
-        return rule.told in self.story.hits.get(rule.book.name, ())
+        return rule.hit_key in self.timeline.hits.get(rule.framework.name, ())
 
-    def _actor(self, rule: Rule, line: LogLine) -> None:
+    def _match_actor(self, rule: Rule, line: LogLine) -> None:
         """
-        Who prints this, or opens its own log with its name?
+        Match the name of an actor that prints a line, or begins its own log.
         """
         name = line.origin.name if line.origin else ""
-        if not name and line.text.startswith(_MAGIC):
+        if not name and line.text.startswith(_NAME_LINES):
             name = line.text.rpartition(":")[2]
         if rule.pattern.match(name):
-            self.story.hit(rule.book, rule.told, rule.weight)
-            self.seen.update(literals_of(rule.pattern))
+            self.timeline.add_hit(rule.framework, rule.hit_key, rule.weight)
+            self.known_texts.update(required_literals(rule.pattern))
 
-    def _found(self, rule: Rule, found: re.Match[str], line: LogLine) -> None:
-        story = self.story
+    def _apply(self, rule: Rule, found: re.Match[str], line: LogLine) -> None:
+        timeline = self.timeline
         if rule.kind == "more":
-            note_more(story, rule, found, line, self.lines)
+            note_failure_facts(timeline, rule, found, line, self.lines)
             return
 
-        story.hit(rule.book, rule.told, rule.weight)
-        time = self.clock.of_line(line)
+        timeline.add_hit(rule.framework, rule.hit_key, rule.weight)
+        time = self.clock.line_time(line)
         if rule.kind == "start":
-            note_start(story, self.rules, rule, line, time)
+            note_start(timeline, self.rules, rule, line, time)
         elif rule.kind == "table":
             self.table_until = self.lines + _TABLE_LINES
         elif rule.kind == "failure":
-            note_failure(story, rule, found, line, self.lines)
+            note_failure(timeline, rule, found, line, self.lines)
         elif rule.kind == "ending":
-            note_ending(story, rule, line, time)
+            note_ending(timeline, rule, line, time)
         else:
-            note_phase(story, rule, found, line, time)
+            note_phase(timeline, rule, found, line, time)
 
-    def _table_row(self, line: LogLine) -> None:
+    def _read_table_row(self, line: LogLine) -> None:
         found = _TABLE_ROW.match(line.text)
         if found:
             name = found["name"].rstrip(" .:")
-            self.story.timings[name] = float(found["seconds"])
+            self.timeline.timings[name] = float(found["seconds"])
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """
-        The log is read.
+        Set the last line, its time, and the ending, once the log is read.
         """
         if not self.lines:
             return
 
-        story = self.story
-        story.last_line = self._line(*self.last)
+        timeline = self.timeline
+        timeline.last_line = self._parse(*self.last)
         self.clock.add(self.last[0])
-        story.time = self.clock.of_line(story.last_line)
-        story.last_is_timed = self.clock.is_told
-        self.traceback.conclude(story, self.lines)
+        timeline.time = self.clock.line_time(timeline.last_line)
+        timeline.last_is_timed = self.clock.is_exact
+        self.traceback.set_ending(timeline, self.lines)
 
 
-def follow_log(
+def read_timeline(
     source: str | os.PathLike[str] | Iterable[str],
-    rules: RuleBook,
+    rules: RuleIndex,
     *,
     now: float | None = None,
-) -> Story:
+) -> Timeline:
     """
-    Read a log, and note what it tells of each phase.
+    Read a log, and record its phases, failures, and ending.
 
     Args:
         source: A path; or lines, or a text of several.
 
-        rules: What to look for.
-
-        now: The time by which years are chosen where none are told.
+        now: The latest possible time, which decides the year of times without
+            one.
 
     Returns:
-        What its last attempt tells.
+        The timeline of its last attempt.
 
     Raises:
         OSError: It cannot be read.
 
         ValueError: It is no ordinary file.
     """
-    reader = Reader(rules, Clock(now=now))
-    story = reader.story
+    reader = LogReader(rules, LogClock(now=now))
+    timeline = reader.timeline
     if isinstance(source, os.PathLike) or (
         isinstance(source, str) and "\n" not in source
     ):
-        story.source = os.fspath(source)
-        story.mtime = os.stat(source).st_mtime  # noqa: PTH116 may be a text
-    sieve = Sieve(rules=rules, story=story)
-    blocks = read_blocks(source, lose=story.lost.append)
-    for block in passages(blocks, sieve.lets_through):
+        timeline.source = os.fspath(source)
+        timeline.mtime = os.stat(source).st_mtime  # noqa: PTH116 may be a text
+    prefilter = Prefilter(rules=rules, timeline=timeline)
+    blocks = read_blocks(source, on_error=timeline.read_errors.append)
+    for block in select_blocks(blocks, prefilter.is_relevant):
         reader.read(block)
-    reader.close()
-    return story
+    reader.finish()
+    return timeline

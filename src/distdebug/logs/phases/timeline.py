@@ -1,5 +1,7 @@
 """
-What does one log tell of its job?
+Build the timeline of a job: phases by log, merged over logs, with states.
+
+It also chooses the framework that the logs belong to, and the current phase.
 """
 
 from __future__ import annotations
@@ -14,30 +16,37 @@ from typing import Any
 import attrs
 
 from ..lines import LogLine
-from .framework_rules import Book, Failure, How, Phase, Rule, RuleBook
-from .model import PhaseState, State
+from .framework_rules import (
+    Failure,
+    FrameworkRules,
+    Outcome,
+    Phase,
+    Rule,
+    RuleIndex,
+)
+from .model import PhaseState, PhaseStatus
 from .progress_bars import Progress
 
 
 _MOST_BARS = 4096
 _MOST_FACTS = 32
 _MOST_PARTS = 1 << 16
-# Of so many bars, one may go on without a name before it.
-_FEW = 64
+# At most this many bars are searched for the one that continues.
+_MOST_UNSIGNED = 64
 
 
 @attrs.define
-class Track:
+class PhaseTrack:
     """
-    One phase, as far as a log was read.
+    The record of one phase in a log.
 
-    Times are seconds since the epoch; *begun* and *touched* count what was
-    seen, so they tell the order also where no times are.
+    Times are seconds since the epoch; *first_order* and *last_order* number
+    what was seen, so they show the order also without times.
     """
 
     phase: Phase
-    begun: int | None = None
-    touched: int = 0
+    first_order: int | None = None
+    last_order: int = 0
     begun_at: float | None = None
     last_at: float | None = None
     ended_at: float | None = None
@@ -56,55 +65,59 @@ class Track:
 
     def touch(self, order: int, time: float | None, line: LogLine) -> None:
         """
-        It goes on.
+        Record that the phase goes on.
         """
-        if self.begun is None:
-            self.begun, self.begun_at = order, time
-        self.touched, self.line = order, line
+        if self.first_order is None:
+            self.first_order, self.begun_at = order, time
+        self.last_order, self.line = order, line
         self.last_at = self.last_at if time is None else time
 
     def end(self, time: float | None) -> None:
         """
-        It is over.
+        End the phase.
         """
         self.is_ended, self.ended_at = True, time
 
     def reopen(self) -> None:
         """
-        It was not over.
+        Take back the end of the phase.
         """
         self.is_ended, self.ended_at = False, None
 
     def repeat(self, time: float | None) -> None:
         """
-        It comes again, and counts from the beginning.
+        Begin the phase again, and reset its progress.
         """
         self.reopen()
         self.bars.clear()
         self.step, self.begun_at = None, time
 
     def add_bar(
-        self, who: object, bar: Progress, series: tuple[str, str]
+        self, origin: object, bar: Progress, series: tuple[str, str]
     ) -> None:
         """
-        One of its bars moved; the newest comes last.
+        Record a state of a progress bar; the newest bar is the last.
         """
-        key = (who, *series) if who else self._goes_on(bar, series)
+        key = (
+            (origin, *series)
+            if origin
+            else self._find_unsigned_bar(bar, series)
+        )
         self.bars.pop(key, None)
         if len(self.bars) < _MOST_BARS:
             self.bars[key] = bar
 
-    def _goes_on(
+    def _find_unsigned_bar(
         self, bar: Progress, series: tuple[str, str]
     ) -> tuple[object, str, str]:
         """
-        Which bar continues one that nobody signed?
+        Return the key of the bar that a bar without an origin continues.
 
-        Ray signs what an actor prints, but only where a line begins.
+        Ray prefixes what an actor prints only at the beginning of a line.
         """
         same = [
             (key, self.bars[key])
-            for key in islice(reversed(self.bars), _FEW)
+            for key in islice(reversed(self.bars), _MOST_UNSIGNED)
             if key[1:] == series
         ]
         before = [
@@ -118,15 +131,15 @@ class Track:
 
     def add_part(self, part: str, count: int) -> None:
         """
-        One of its parts is done, of how many processes ever.
+        Record that a part is done, by *count* processes.
         """
         if len(self.parts) < _MOST_PARTS:
             self.parts.add(part[:80])
         self.more_parts += count - 1
 
-    def counts(self, bar: Progress) -> bool:
+    def is_same_loop(self, bar: Progress) -> bool:
         """
-        Does a bar without a name count what the others counted?
+        Return whether a bar without a name belongs to the loop of the others.
 
         Loops over other things, such as evaluation, have another total.
         """
@@ -136,16 +149,16 @@ class Track:
         known = [one for one in self.bars.values() if not one.name]
         if not known or known[-1].total == bar.total:
             return True
-        # Something else was counted before.
-        told = self.line is not None and "loss" in self.line.text
-        if known[-1].is_full and not told:
+        # A full bar before may have counted something else.
+        has_loss = self.line is not None and "loss" in self.line.text
+        if known[-1].is_full and not has_loss:
             self.bars.clear()
             return True
         return False
 
     def add_step(self, step: Progress, time: float | None) -> None:
         """
-        A line tells how far it is.
+        Record a step that a line shows.
         """
         self.step = step
         if time is None:
@@ -158,7 +171,7 @@ class Track:
 
     def add_facts(self, groups: dict[str, str | None]) -> None:
         """
-        What a pattern found.
+        Record the named groups of a pattern.
         """
         for name, value in groups.items():
             if value is None:
@@ -169,36 +182,36 @@ class Track:
     @property
     def done_parts(self) -> int:
         """
-        How many of its parts are done.
+        Return how many parts are done.
         """
         return len(self.parts) + self.more_parts
 
     def progress(self) -> Progress | None:
         """
-        How far it is: that of the slowest bar which goes on.
+        Return the progress of the slowest active bar, or of steps or parts.
         """
         if self.bars:
             bars = list(self.bars.values())
-            # Who began another bar is done with the one before.
+            # A process that began another bar is done with the one before.
             newest = {
                 key[:-1]: bar
                 for key, bar in self.bars.items()
                 if not bar.is_full
             }
-            going = list(newest.values())
-            # Ray leaves out what other processes printed alike.
-            lost = self.is_deduplicated and len(going) < len(bars)
-            if going and not lost:
-                return min(going, key=lambda bar: bar.percent or 0.0)
+            active = list(newest.values())
+            # Ray leaves out lines that other processes printed, too.
+            lost = self.is_deduplicated and len(active) < len(bars)
+            if active and not lost:
+                return min(active, key=lambda bar: bar.percent or 0.0)
             return bars[-1]
         if self.step:
-            return self._stepwise(self.step)
+            return self._step_progress(self.step)
         if self.of and (self.done_parts or self.phase.trains):
             done = min(float(self.done_parts), self.of)
             return Progress(done=done, total=self.of)
         return None
 
-    def _stepwise(self, step: Progress) -> Progress:
+    def _step_progress(self, step: Progress) -> Progress:
         total = step.total or self.of
         rate = step.rate
         if self.first_step and self.last_step:
@@ -211,34 +224,34 @@ class Track:
         return attrs.evolve(step, total=total, rate=rate, left_s=left)
 
 
-_MOST_MORE = 20
+_MOST_FAILURE_FACTS = 20
 
 
 @attrs.define
-class Seen:
+class FailureRecord:
     """
-    One failure, and what was learned about it.
+    A failure in a log, and the facts about it.
     """
 
     failure: Failure
     line: LogLine
     count: int
-    # Up to which line more is told about it.
+    # Facts are read up to this line.
     open_until: int
     last: int
     facts: dict[str, str] = attrs.field(factory=dict)
 
-    def learn(self, found: re.Match[str]) -> None:
+    def add_facts(self, found: re.Match[str]) -> None:
         """
-        A pattern tells more about it.
+        Record the named groups of a pattern.
         """
         for name, value in found.groupdict().items():
-            if value and len(self.facts) < _MOST_MORE:
+            if value and len(self.facts) < _MOST_FAILURE_FACTS:
                 self.facts.setdefault(name, value[:200])
 
-    def differs(self, found: re.Match[str]) -> bool:
+    def contradicts(self, found: re.Match[str]) -> bool:
         """
-        Does a pattern tell something else than is known already?
+        Return whether the groups of a pattern differ from known facts.
         """
         return any(
             value and self.facts.get(name, value[:200]) != value[:200]
@@ -246,26 +259,26 @@ class Seen:
         )
 
     @property
-    def is_told(self) -> bool:
+    def is_attributed(self) -> bool:
         """
-        Whether it is known whom it is about.
+        Return whether the actor, process, or node is known.
         """
         return not self.facts.keys().isdisjoint({"actor", "pid", "ip"})
 
 
 @attrs.define
-class Story:
+class Timeline:
     """
-    What one log tells of the last attempt to run the job.
+    What one log shows of the last attempt to run the job.
     """
 
     source: str = ""
-    tracks: dict[tuple[str, str], Track] = attrs.field(factory=dict)
+    tracks: dict[tuple[str, str], PhaseTrack] = attrs.field(factory=dict)
     hits: dict[str, dict[str, float]] = attrs.field(factory=dict)
-    failures: list[Seen] = attrs.field(factory=list)
-    harmless: list[Seen] = attrs.field(factory=list)
+    failures: list[FailureRecord] = attrs.field(factory=list)
+    harmless: list[FailureRecord] = attrs.field(factory=list)
     timings: dict[str, float] = attrs.field(factory=dict)
-    ending: tuple[How, LogLine] | None = None
+    ending: tuple[Outcome, LogLine] | None = None
     ended_at: float | None = None
     reason: LogLine | None = None
     attempt: int = 1
@@ -277,29 +290,31 @@ class Story:
     order: int = 0
     starts: set[tuple[object, str]] = attrs.field(factory=set)
     done_at_end: float = 0.0
-    # Why the rest of the log could not be read.
-    lost: list[Exception] = attrs.field(factory=list)
+    # The errors that kept the rest of the log from being read.
+    read_errors: list[Exception] = attrs.field(factory=list)
 
-    def hit(self, book: Book, what: str, weight: float) -> None:
+    def add_hit(
+        self, framework: FrameworkRules, hit_key: str, weight: float
+    ) -> None:
         """
-        Something was printed that tells the framework.
+        Record a match of a pattern that shows the framework.
         """
-        if book.kind != "common":
-            self.hits.setdefault(book.name, {})[what] = weight
+        if framework.kind != "common":
+            self.hits.setdefault(framework.name, {})[hit_key] = weight
 
     @property
     def trains(self) -> bool:
         """
-        Whether the job has come as far as its training.
+        Return whether training has begun.
         """
         return any(
-            track.phase.trains and track.begun is not None
+            track.phase.trains and track.first_order is not None
             for track in self.tracks.values()
         )
 
-    def begin_again(self, time: float | None) -> None:
+    def restart(self, time: float | None) -> None:
         """
-        The job was started again: what was seen belongs to the past.
+        Begin another attempt: drop what was recorded before.
         """
         self.tracks.clear()
         self.failures.clear()
@@ -310,118 +325,114 @@ class Story:
         self.attempt_at = time
 
 
-_CLOCKS_DIFFER = 60.0
-_DECISIVE = ("decisive ", "actor ", "shared_actor ")
+_CLOCK_TOLERANCE = 60.0
+_DECISIVE_HITS = ("decisive ", "actor ", "shared_actor ")
 
 
 @attrs.frozen(kw_only=True)
-class Merged:
+class MergedTimelines:
     """
-    What all logs of a job tell.
+    The timelines of all logs of a job, merged.
     """
 
-    stories: tuple[Story, ...]
-    tracks: Mapping[tuple[str, str], Track]
+    timelines: tuple[Timeline, ...]
+    tracks: Mapping[tuple[str, str], PhaseTrack]
     scores: Mapping[str, float]
     decided: frozenset[str]
-    # Those of which more is known than a name that others use, too.
-    told: frozenset[str]
+    # Frameworks with a hit other than an actor name that others use, too.
+    identified: frozenset[str]
 
 
-def merge(stories: Sequence[Story]) -> Merged:
+def merge_timelines(timelines: Sequence[Timeline]) -> MergedTimelines:
     """
-    Put together what several logs of one job tell.
+    Merge the timelines of several logs of one job.
 
-    Args:
-        stories: What each tells; of those that were begun again, only what
-            came since is kept, also in the others.
-
-    Returns:
-        All of it.
+    If one of them shows a restart, phases that were last seen before it are
+    dropped from all.
     """
-    begun = [
-        story.attempt_at
-        for story in stories
-        if story.attempt > 1 and story.attempt_at is not None
+    restarts = [
+        timeline.attempt_at
+        for timeline in timelines
+        if timeline.attempt > 1 and timeline.attempt_at is not None
     ]
-    since = max(begun, default=None)
-    tracks: dict[tuple[str, str], list[Track]] = {}
+    since = max(restarts, default=None)
+    tracks: dict[tuple[str, str], list[PhaseTrack]] = {}
     hits: dict[str, dict[str, float]] = {}
-    for story in stories:
-        for book, found in story.hits.items():
-            hits.setdefault(book, {}).update(found)
-        for key, track in story.tracks.items():
-            if not _is_old(track, since):
+    for timeline in timelines:
+        for name, found in timeline.hits.items():
+            hits.setdefault(name, {}).update(found)
+        for key, track in timeline.tracks.items():
+            if not _is_of_earlier_attempt(track, since):
                 tracks.setdefault(key, []).append(track)
-    return Merged(
-        stories=tuple(stories),
-        tracks={key: _joined(some) for key, some in tracks.items()},
-        scores={book: sum(found.values()) for book, found in hits.items()},
+    return MergedTimelines(
+        timelines=tuple(timelines),
+        tracks={key: _merge_tracks(some) for key, some in tracks.items()},
+        scores={name: sum(found.values()) for name, found in hits.items()},
         decided=frozenset(
-            book
-            for book, found in hits.items()
-            if any(what.startswith(_DECISIVE) for what in found)
+            name
+            for name, found in hits.items()
+            if any(hit_key.startswith(_DECISIVE_HITS) for hit_key in found)
         ),
-        told=frozenset(
-            book
-            for book, found in hits.items()
+        identified=frozenset(
+            name
+            for name, found in hits.items()
             if any(
-                weight > 0 and not what.startswith("shared_actor ")
-                for what, weight in found.items()
+                weight > 0 and not hit_key.startswith("shared_actor ")
+                for hit_key, weight in found.items()
             )
         ),
     )
 
 
-def _is_old(track: Track, since: float | None) -> bool:
+def _is_of_earlier_attempt(track: PhaseTrack, since: float | None) -> bool:
     if since is None or track.last_at is None:
         return False
 
-    return track.last_at < since - _CLOCKS_DIFFER
+    return track.last_at < since - _CLOCK_TOLERANCE
 
 
-def _joined(tracks: Sequence[Track]) -> Track:
+def _merge_tracks(tracks: Sequence[PhaseTrack]) -> PhaseTrack:
     """
-    One phase, as several logs tell of it.
+    Merge the tracks of one phase from several logs.
     """
-    newest = max(tracks, key=lambda t: (t.last_at or 0.0, t.touched))
+    newest = max(tracks, key=lambda t: (t.last_at or 0.0, t.last_order))
     if len(tracks) == 1:
         return newest
 
-    stepper = next((t for t in (newest, *tracks) if t.step), newest)
+    track_with_step = next((t for t in (newest, *tracks) if t.step), newest)
     ended = [t for t in tracks if t.is_ended]
     joined = attrs.evolve(
         newest,
-        begun_at=_least(t.begun_at for t in tracks),
-        begun=_least(t.begun for t in tracks),
+        begun_at=_minimum(t.begun_at for t in tracks),
+        first_order=_minimum(t.first_order for t in tracks),
         is_ended=bool(ended),
         ended_at=ended[0].ended_at if ended else None,
         has_failed=any(t.has_failed for t in tracks),
         is_deduplicated=any(t.is_deduplicated for t in tracks),
         bars={
-            ((number, who), ranks, name): bar
+            ((number, origin), ranks, name): bar
             for number, track in enumerate(tracks)
-            for (who, ranks, name), bar in track.bars.items()
+            for (origin, ranks, name), bar in track.bars.items()
         },
         parts=set().union(*(t.parts for t in tracks)),
         more_parts=sum(t.more_parts for t in tracks),
         of=max((t.of for t in tracks if t.of is not None), default=None),
-        step=stepper.step,
-        first_step=stepper.first_step,
-        last_step=stepper.last_step,
+        step=track_with_step.step,
+        first_step=track_with_step.first_step,
+        last_step=track_with_step.last_step,
         facts={k: v for t in (*tracks, newest) for k, v in t.facts.items()},
     )
     _correct_end(joined, newest)
     return joined
 
 
-def _least(values: Iterable[Any]) -> Any:
+def _minimum(values: Iterable[Any]) -> Any:
     return min((one for one in values if one is not None), default=None)
 
 
-def _correct_end(joined: Track, newest: Track) -> None:
+def _correct_end(joined: PhaseTrack, newest: PhaseTrack) -> None:
     """
-    A phase ends with its last part, and goes on while a bar does.
+    End a merged phase with its last part; reopen it while a bar goes on.
     """
     if joined.of and joined.done_parts >= joined.of and joined.phase.end_part:
         joined.is_ended = True
@@ -429,141 +440,153 @@ def _correct_end(joined: Track, newest: Track) -> None:
         joined.is_ended = newest.is_ended
 
 
-_KINDS = ("orchestrator", "trainer", "engine")
-# Something that only this framework prints, or two things that it prints.
-_ENOUGH = 2.0
+_KINDS_OUTER_FIRST = ("orchestrator", "trainer", "engine")
+# One decisive hit, or two ordinary ones.
+_DECIDING_SCORE = 2.0
 
 
-def choose_book(
-    merged: Merged, books: Iterable[Book], wanted: str | None = None
-) -> Book | None:
+def choose_framework(
+    merged: MergedTimelines,
+    frameworks: Iterable[FrameworkRules],
+    requested: str | None = None,
+) -> FrameworkRules | None:
     """
-    Whose log is it?
+    Choose the framework that the logs belong to: the outermost one.
 
     Args:
-        merged: What it tells.
-
-        books: The choice.
-
-        wanted: What the caller says.
+        requested: The name that the caller asks for; by default hits decide.
 
     Returns:
-        The book of what runs the others, or ``None`` if nothing tells.
+        Its rules, or ``None`` if nothing shows it.
     """
-    books = list(books)
-    if wanted is not None:
-        return next((book for book in books if book.name == wanted), None)
+    frameworks = list(frameworks)
+    if requested is not None:
+        return next(
+            (
+                framework
+                for framework in frameworks
+                if framework.name == requested
+            ),
+            None,
+        )
 
     scores = merged.scores
-    for kind in _KINDS:
+    for kind in _KINDS_OUTER_FIRST:
         some = [
-            book
-            for book in books
-            # Their texts are also those of what they run.
-            if book.kind == kind
-            and (book.name in merged.decided or not book.decisive)
+            framework
+            for framework in frameworks
+            # Without a decisive hit, the texts may be those of what it runs.
+            if framework.kind == kind
+            and (framework.name in merged.decided or not framework.decisive)
         ]
         best = max(some, key=lambda b: scores.get(b.name, 0.0), default=None)
-        if best and scores.get(best.name, 0.0) >= _ENOUGH:
+        if best and scores.get(best.name, 0.0) >= _DECIDING_SCORE:
             return best
-    # Anybody may call an actor an engine.
-    every = [book for book in books if book.name in merged.told]
-    every.sort(key=lambda book: scores[book.name], reverse=True)
-    ranked = [scores[book.name] for book in every]
-    # What two print alike does not tell which it is.
-    return every[0] if every and ranked[0] not in ranked[1:] else None
+    # Other frameworks may use the same actor names.
+    identified = [
+        framework
+        for framework in frameworks
+        if framework.name in merged.identified
+    ]
+    identified.sort(key=lambda framework: scores[framework.name], reverse=True)
+    ranked_scores = [scores[framework.name] for framework in identified]
+    # A tie shows no framework.
+    return (
+        identified[0]
+        if identified and ranked_scores[0] not in ranked_scores[1:]
+        else None
+    )
 
 
-def inner_books(
-    merged: Merged, book: Book | None, books: Iterable[Book]
-) -> list[Book]:
+def inner_frameworks(
+    merged: MergedTimelines,
+    framework: FrameworkRules | None,
+    frameworks: Iterable[FrameworkRules],
+) -> list[FrameworkRules]:
     """
-    Which books tell of this job: its own, and those of what runs inside it?
+    Return the rules that apply to a job: its framework's, and those inside it.
 
     Args:
-        merged: What the logs tell.
-
-        book: Whose they are.
-
-        books: All books.
-
-    Returns:
-        Its own first; only what is common where nobody knows whose it is.
+        framework: The framework of the job, or ``None`` if unknown; then only
+            the common rules apply.
     """
-    if book is None:
-        return [one for one in books if one.kind == "common"]
+    if framework is None:
+        return [one for one in frameworks if one.kind == "common"]
 
-    order = (*_KINDS, "common")
-    rank = order.index(book.kind)
+    order = (*_KINDS_OUTER_FIRST, "common")
+    rank = order.index(framework.kind)
     inside = [
         one
-        for one in books
-        if one is not book
+        for one in frameworks
+        if one is not framework
         and order.index(one.kind) > rank
         and (
-            one.kind == "common" or merged.scores.get(one.name, 0.0) >= _ENOUGH
+            one.kind == "common"
+            or merged.scores.get(one.name, 0.0) >= _DECIDING_SCORE
         )
     ]
     inside.sort(key=lambda one: order.index(one.kind))
-    return [book, *inside]
+    return [framework, *inside]
 
 
 def phase_states(
-    merged: Merged, book: Book | None, books: Iterable[Book]
+    merged: MergedTimelines,
+    framework: FrameworkRules | None,
+    frameworks: Iterable[FrameworkRules],
 ) -> tuple[PhaseState, ...]:
     """
-    What is the state of each phase?
-
-    Args:
-        merged: What the logs tell.
-
-        book: Whose they are.
-
-        books: All books.
+    Return the state of each phase.
 
     Returns:
-        The phases of that book, then those that were seen of others inside.
+        The phases of the framework, then those that were seen of others
+        inside.
     """
-    found: list[PhaseState] = []
-    trains = book is not None and any(
-        (track := merged.tracks.get((book.name, phase.name)))
-        and track.begun is not None
-        for phase in book.phases
+    states: list[PhaseState] = []
+    trains = framework is not None and any(
+        (track := merged.tracks.get((framework.name, phase.name)))
+        and track.first_order is not None
+        for phase in framework.phases
         if phase.trains
     )
-    for one in inner_books(merged, book, books):
-        covered = book.covers if book and one.kind == "common" else ()
+    for one in inner_frameworks(merged, framework, frameworks):
+        covered = (
+            framework.covers if framework and one.kind == "common" else ()
+        )
         for index, phase in enumerate(one.phases):
             track = merged.tracks.get((one.name, phase.name))
-            is_begun = track is not None and track.begun is not None
-            is_ours = one is book and not phase.part_of
-            if not is_ours and (phase.name in covered or not is_begun):
+            is_begun = track is not None and track.first_order is not None
+            is_own_phase = one is framework and not phase.part_of
+            if not is_own_phase and (phase.name in covered or not is_begun):
                 continue
-            if one is not book and phase.trains and book is not None:
+            if one is not framework and phase.trains and framework is not None:
                 continue
-            over = trains and one is not book
-            found.append(_state(merged, one, index, is_over=over))
-    return tuple(found)
+            over = trains and one is not framework
+            states.append(_state(merged, one, index, is_over=over))
+    return tuple(states)
 
 
 def _state(
-    merged: Merged, book: Book, index: int, *, is_over: bool
+    merged: MergedTimelines,
+    framework: FrameworkRules,
+    index: int,
+    *,
+    is_over: bool,
 ) -> PhaseState:
-    phase = book.phases[index]
+    phase = framework.phases[index]
     state = PhaseState(
         name=phase.name,
         title=phase.title,
-        framework=book.name,
+        framework=framework.name,
         what=phase.what,
         typical_s=phase.typical_s,
         trains=phase.trains,
         part_of=phase.part_of,
     )
-    track = merged.tracks.get((book.name, phase.name))
+    track = merged.tracks.get((framework.name, phase.name))
     if track is None:
         return state
 
-    how, ended_at = _how(merged, book, index, track)
+    how, ended_at = _status_and_end(merged, framework, index, track)
     return attrs.evolve(
         state,
         state="done" if is_over and how == "begun" else how,
@@ -578,22 +601,27 @@ def _state(
     )
 
 
-def _how(
-    merged: Merged, book: Book, index: int, track: Track
-) -> tuple[State, float | None]:
-    if track.begun is None:
+def _status_and_end(
+    merged: MergedTimelines,
+    framework: FrameworkRules,
+    index: int,
+    track: PhaseTrack,
+) -> tuple[PhaseStatus, float | None]:
+    if track.first_order is None:
         return "not begun", None
     if track.is_ended:
         return "done", track.ended_at
     later = [
         other
-        for phase in book.phases[index + 1 :]
-        if _ends(phase, track.phase)
-        and (other := merged.tracks.get((book.name, phase.name)))
-        and other.begun is not None
+        for phase in framework.phases[index + 1 :]
+        if _can_end(phase, track.phase)
+        and (other := merged.tracks.get((framework.name, phase.name)))
+        and other.first_order is not None
     ]
-    # What is common comes in any order.
-    if later and (book.kind != "common" or _is_up(later[-1], track)):
+    # Common phases come in any order.
+    if later and (
+        framework.kind != "common" or _shows_completion(later[-1], track)
+    ):
         times = [t.begun_at for t in later if t.begun_at is not None]
         return "done", min(times, default=None)
     if track.has_failed:
@@ -601,45 +629,43 @@ def _how(
     return "begun", None
 
 
-def _is_up(later: Track, track: Track) -> bool:
+def _shows_completion(later: PhaseTrack, track: PhaseTrack) -> bool:
     """
-    Has the job started, or is its server ready, so that all else is done?
+    Return whether training, or a ready server, shows that all else is done.
     """
     ready = later.phase.serves and later.is_ended
-    return later.phase.trains or (ready and later.touched > track.touched)
+    return later.phase.trains or (
+        ready and later.last_order > track.last_order
+    )
 
 
-def _ends(later: Phase, phase: Phase) -> bool:
+def _can_end(later: Phase, phase: Phase) -> bool:
     if later.part_of or phase.part_of:
         return False
     return later.trains or not phase.until or later.name in phase.until
 
 
 def current_phase(
-    states: Sequence[PhaseState], book: Book | None
+    states: Sequence[PhaseState], framework: FrameworkRules | None
 ) -> tuple[PhaseState | None, PhaseState | None]:
     """
-    What is the job busy with?
-
-    Args:
-        states: Its phases.
-
-        book: Whose they are.
+    Return the phase that the job is in, and the active one inside it.
 
     Returns:
-        The deepest phase of the book that is not done, and what goes on
+        The deepest phase of the framework that is not done, and what goes on
         inside it; or else the last that is done.
     """
     own = [
         s
         for s in states
-        if (book is None or s.framework == book.name) and not s.part_of
+        if (framework is None or s.framework == framework.name)
+        and not s.part_of
     ]
     begun = [s for s in own if s.state != "not begun"]
     unfinished = [s for s in begun if s.state != "done"]
     inside = [s for s in states if s not in own and s.state == "begun"]
     inner = _newest(s for s in inside if not s.part_of)
-    if book is None and unfinished:
+    if framework is None and unfinished:
         trains = [s for s in unfinished if s.trains]
         return trains[-1] if trains else _newest(unfinished), None
     if unfinished:
@@ -648,7 +674,7 @@ def current_phase(
         return last, _newest(parts) if last.trains else inner
     if any(s.trains for s in begun):
         return begun[-1], None
-    if inner is not None and not (begun and _is_past(inner)):
+    if inner is not None and not (begun and _is_leftover_bar(inner)):
         return inner, None
     return (begun[-1] if begun else None), None
 
@@ -657,108 +683,87 @@ def _newest(states: Iterable[PhaseState]) -> PhaseState | None:
     return max(states, key=lambda s: s.last_at or 0.0, default=None)
 
 
-def _is_past(inner: PhaseState) -> bool:
+def _is_leftover_bar(inner: PhaseState) -> bool:
     """
-    Was that of a phase which is done: a full bar that nothing ends?
+    Return whether this is a full bar of a finished phase, which nothing ended.
     """
     full = inner.progress is not None and inner.progress.is_full
     return full and inner.framework == "common"
 
 
 def note_start(
-    story: Story,
-    rules: RuleBook,
+    timeline: Timeline,
+    rules: RuleIndex,
     rule: Rule,
     line: LogLine,
     time: float | None,
 ) -> None:
     """
-    A text was printed that begins a job.
+    Record a first line of a job, which may begin another attempt.
 
-    Each rank may print it; so it only begins again if the same process
+    Each rank may print it; so the job only starts again if the same process
     printed it before, or if the job had come further.
 
     Args:
-        story: What is known.
-
-        rules: All rules.
-
-        rule: Whose text it is.
-
-        line: The line.
-
-        time: When it was printed.
+        time: The time of the line, in seconds since the epoch.
     """
-    kinds = {book.name: book.kind for book in rules.books}
-    if rule.book.kind == "engine" and any(
-        kinds[name] in {"orchestrator", "trainer"} for name in story.hits
+    kinds = {framework.name: framework.kind for framework in rules.frameworks}
+    if rule.framework.kind == "engine" and any(
+        kinds[name] in {"orchestrator", "trainer"} for name in timeline.hits
     ):
-        return  # an engine inside it is started again
+        return  # only an engine inside the job restarts
 
-    who = (line.origin, rule.pattern.pattern)
-    is_same = line.origin is not None and who in story.starts
-    if story.starts and (
-        is_same or story.ending is not None or _came_further(story, rule)
+    key = (line.origin, rule.pattern.pattern)
+    is_same = line.origin is not None and key in timeline.starts
+    if timeline.starts and (
+        is_same or timeline.ending is not None or _has_advanced(timeline, rule)
     ):
-        story.begin_again(time)
-    story.starts.add(who)
-    if story.attempt_at is None:
-        story.attempt_at = time
+        timeline.restart(time)
+    timeline.starts.add(key)
+    if timeline.attempt_at is None:
+        timeline.attempt_at = time
 
 
-def note_restart(story: Story, time: float | None) -> None:
+def note_restart(timeline: Timeline, time: float | None) -> None:
     """
-    An early phase begins: after the end of a job, it is another attempt.
+    Begin another attempt if an early phase begins after the end of a job.
+    """
+    if timeline.ending is not None:
+        timeline.restart(time)
+
+
+def note_step(timeline: Timeline, done: float) -> None:
+    """
+    Record a step of training; it takes back an ending other than completion.
 
     Args:
-        story: What is known.
-
-        time: When it begins.
-    """
-    if story.ending is not None:
-        story.begin_again(time)
-
-
-def note_step(story: Story, done: float) -> None:
-    """
-    The job trains: it was not over.
-
-    Args:
-        story: What is known.
-
         done: How many steps are done.
     """
-    ending = story.ending
-    if ending and ending[0] != "completed" and done > story.done_at_end:
-        story.ending = None
-    if story.ending is None:
-        story.done_at_end = done
+    ending = timeline.ending
+    if ending and ending[0] != "completed" and done > timeline.done_at_end:
+        timeline.ending = None
+    if timeline.ending is None:
+        timeline.done_at_end = done
 
 
 def note_ending(
-    story: Story, rule: Rule, line: LogLine, time: float | None
+    timeline: Timeline, rule: Rule, line: LogLine, time: float | None
 ) -> None:
     """
-    A text was printed that ends a job.
-
-    Args:
-        story: What is known.
-
-        rule: Whose text it is.
-
-        line: The line.
-
-        time: When it was printed.
+    Record the end of a job, unless it has ended already.
     """
-    if rule.ending is not None and story.ending is None:
-        story.ending = (rule.ending.how, line)
-        story.ended_at = time
+    if rule.ending is not None and timeline.ending is None:
+        timeline.ending = (rule.ending.how, line)
+        timeline.ended_at = time
 
 
-def _came_further(story: Story, rule: Rule) -> bool:
-    names = {phase.name for phase in rule.book.phases}
+def _has_advanced(timeline: Timeline, rule: Rule) -> bool:
+    names = {phase.name for phase in rule.framework.phases}
     return any(
-        track.begun is not None and (track.phase.trains or track.is_ended)
-        for (book, _), track in story.tracks.items()
-        if book == rule.book.name or not names or rule.book.kind == "common"
+        track.first_order is not None
+        and (track.phase.trains or track.is_ended)
+        for (name, _), track in timeline.tracks.items()
+        if name == rule.framework.name
+        or not names
+        or rule.framework.kind == "common"
     )

@@ -1,6 +1,6 @@
 """
-How does each tool write a stack?
+Parse the stack formats of each tool.
 
-One module per tool; every one returns the types of
+There is one module per tool; each returns the types of
 :mod:`distdebug.stacks.model`.
 """

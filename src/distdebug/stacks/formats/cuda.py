@@ -1,8 +1,8 @@
 """
-What were the GPUs running, as cuda-gdb says?
+Parse the running GPU kernels that cuda-gdb lists, and add them to views.
 
-It lists kernels (``info cuda kernels``), and names the one that it looks at,
-also in core dumps of a GPU.
+cuda-gdb lists kernels (``info cuda kernels``), and names the kernel in focus,
+also in GPU core dumps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROW = re.compile(
     r"\S{1,20}\s+0x[0-9a-fA-F]{1,64}\s+(?P<rest>\(.*)"
 )
 _SIZE = re.compile(r"\((\d{1,10}),\s?(\d{1,10}),\s?(\d{1,10})\)\s*")
-# As the documentation of others abbreviates it.
+# The short form of a kernel in documentation.
 _PROSE = re.compile(
     r"\s*\*?\s*Kernel \d{1,9}: (?P<name>\S.*?)"
     r"(?: on device (?P<device>\d{1,4}))?\s*"
@@ -43,25 +43,27 @@ _FRAME = re.compile(r"#0\s{1,4}(?:0x[0-9a-f]{1,16} in )?(?P<call>\S.*)")
 
 def parse_kernels(text: str) -> tuple[GpuKernel, ...]:
     """
-    Which kernels were on the GPUs?
+    Parse the running GPU kernels.
 
     Args:
-        text: What cuda-gdb printed, of a process or a core dump.
+        text: The output of cuda-gdb, for a process or a core dump.
 
     Returns:
-        The kernels, in the order of the tool; none if there was none.
+        The kernels, in the order of the tool.
     """
     lines = [shorten(line).rstrip() for line in text.splitlines()]
-    return tuple(_listed(lines)) or tuple(dict.fromkeys(_focused(lines)))
+    return tuple(_parse_kernel_list(lines)) or tuple(
+        dict.fromkeys(_parse_focus(lines))
+    )
 
 
-def _listed(lines: list[str]) -> Iterator[GpuKernel]:
+def _parse_kernel_list(lines: list[str]) -> Iterator[GpuKernel]:
     title: list[str] | None = None
     for line in lines:
         if _TITLE.match(line):
             title = line.split()
         elif title is not None and (match := _ROW.fullmatch(line)):
-            yield _kernel(match["rest"], int(match["device"]), title)
+            yield _parse_kernel(match["rest"], int(match["device"]), title)
         elif (match := _PROSE.fullmatch(line)) and "CUDA" not in line:
             device = match["device"]
             yield GpuKernel(
@@ -72,7 +74,7 @@ def _listed(lines: list[str]) -> Iterator[GpuKernel]:
             title = None
 
 
-def _kernel(rest: str, device: int, title: list[str]) -> GpuKernel:
+def _parse_kernel(rest: str, device: int, title: list[str]) -> GpuKernel:
     sizes: dict[str, tuple[int, ...]] = {}
     for column in title or ["GridDim", "BlockDim"]:
         if column.endswith("Dim") and (match := _SIZE.match(rest)):
@@ -89,9 +91,9 @@ def _kernel(rest: str, device: int, title: list[str]) -> GpuKernel:
     )
 
 
-def _focused(lines: list[str]) -> Iterator[GpuKernel]:
+def _parse_focus(lines: list[str]) -> Iterator[GpuKernel]:
     """
-    The kernels in whose code the debugger stood, if it told no list.
+    Parse the kernels in focus, if the tool printed no list.
     """
     device = None
     for line in lines:
@@ -101,15 +103,15 @@ def _focused(lines: list[str]) -> Iterator[GpuKernel]:
             name, _, launch = frame["call"].partition("<<<")
             sizes = _LAUNCH.match(launch)
             yield GpuKernel(
-                name=_name(name.strip())[:MOST_NAME],
+                name=_kernel_name(name.strip())[:MOST_NAME],
                 device=device,
-                grid=_sizes(sizes["grid"]) if sizes else (),
-                block=_sizes(sizes["block"]) if sizes else (),
+                grid=_parse_sizes(sizes["grid"]) if sizes else (),
+                block=_parse_sizes(sizes["block"]) if sizes else (),
             )
             device = None
 
 
-def _name(call: str) -> str:
+def _kernel_name(call: str) -> str:
     call = call.partition(" at ")[0].removeprefix("void ")
     if call.endswith(" ()"):
         call = call.removesuffix(" ()")
@@ -117,14 +119,14 @@ def _name(call: str) -> str:
     return found[0] if found and found[0] else call
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def _parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(
         int(part) for part in text.replace(" ", "").split(",") if part
     )
 
 
-# Communication waits for other ranks, and is no kernel of its own.
-_OF_RANKS = re.compile(
+# A communication kernel waits for other ranks, and is not the cause.
+_COLLECTIVE_KERNEL = re.compile(
     r"nccl|rccl|nvshmem|all_?reduce|allgather|hccl", re.IGNORECASE
 )
 _WAITS_FOR_GPU = frozenset(
@@ -141,26 +143,28 @@ _WAITS_FOR_GPU = frozenset(
 _MOST_NAME = 80
 
 
-def with_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
+def add_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
     """
-    Let the kernels on its GPU tell what a process waits for.
+    Explain a wait for the GPU by the kernel that runs on it.
 
     Args:
-        view: What the host does.
+        view: The explanation of the host process.
 
-        book: Says what to do about it.
+        book: Provides the remedies of causes.
 
     Returns:
-        The view; of a host that waits for its GPU, with the kernel's name.
+        The view; if the host waits for its GPU, with the name of the kernel.
     """
     kernels = view.process.kernels
     if not kernels or view.cause not in _WAITS_FOR_GPU:
         return view
 
-    own = [k for k in kernels if not _OF_RANKS.search(k.name[:200])]
-    kernel = (own or list(kernels))[0]
-    cause = Cause.GPU_KERNEL if own else Cause.COLLECTIVE_WAIT
-    name = short_name(kernel)
+    compute_kernels = [
+        k for k in kernels if not _COLLECTIVE_KERNEL.search(k.name[:200])
+    ]
+    kernel = (compute_kernels or list(kernels))[0]
+    cause = Cause.GPU_KERNEL if compute_kernels else Cause.COLLECTIVE_WAIT
+    name = short_kernel_name(kernel)
     device = "" if kernel.device is None else f" of device {kernel.device}"
     return attrs.evolve(
         view,
@@ -180,12 +184,9 @@ def with_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
     )
 
 
-def short_name(kernel: GpuKernel) -> str:
+def short_kernel_name(kernel: GpuKernel) -> str:
     """
-    Name a kernel without its arguments.
-
-    Args:
-        kernel: The kernel.
+    Return the name of a kernel without its arguments.
     """
     name = kernel.name.partition("<<<")[0].partition("(")[0].strip()
     name = (name or kernel.name).removeprefix("void ")

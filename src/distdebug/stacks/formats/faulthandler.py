@@ -1,8 +1,8 @@
 """
-What did Python's own ``faulthandler`` write?
+Parse dumps of Python's ``faulthandler``, and tracebacks of interrupted waits.
 
-On a signal, after a time-out, or when the process crashed.  Its threads have
-no number that another tool knows, and, before Python 3.14, no name.
+faulthandler writes on a signal, after a timeout, or in a crash.  Its thread
+ids are known to no other tool, and threads have no names before Python 3.14.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import attrs
 
 from ..model import StackFrame, ThreadStack
-from .gdb import make_frame, shorten, with_code
-from .trace import frame_of
+from .gdb import attach_code, make_frame, shorten
+from .trace import parse_frame
 
 
 _HEADER = re.compile(
@@ -32,7 +32,7 @@ _C_FRAME = re.compile(
     r" \[0x[0-9a-f]{1,16}\]"
 )
 _C_STACK = re.compile(r"Current thread's C stack trace \(most recent .*")
-_BEGINS = re.compile(
+_DUMP_START = re.compile(
     r"Timeout \(\d{1,9}(?: days?, )?[\d:.]{1,30}\)!"
     r"|(?:Fatal Python error|Windows fatal exception): .*"
 )
@@ -41,37 +41,35 @@ _MOST_HEADER = 400
 
 def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
     """
-    Which threads are in this output of faulthandler?
+    Parse the threads in the output of faulthandler.
 
     Args:
-        text: What it wrote; if it wrote several times, the last time counts.
+        text: What it wrote; of several dumps, the last one counts.
 
     Returns:
-        The threads, in the order of the tool; *thread_id* is the one that
-        Python uses.
+        The threads, in the order of the tool; *thread_id* is that of Python.
     """
     found: list[tuple[re.Match[str], list[str]]] = []
     for line in text.splitlines():
-        if match := header_of(line):
+        if match := match_header(line):
             if match["id"] in {known["id"] for known, _ in found}:
                 found = []
             found.append((match, []))
-        elif begins_dump(line):
+        elif is_dump_start(line):
             found = []
         elif found:
             found[-1][1].append(line)
-    return mark_main([read_thread(match, lines) for match, lines in found])
+    return mark_main_thread(
+        [parse_thread(match, lines) for match, lines in found]
+    )
 
 
-def header_of(line: str) -> re.Match[str] | None:
+def match_header(line: str) -> re.Match[str] | None:
     """
-    Does this line begin the stack of a thread?
-
-    Args:
-        line: One line of the output.
+    Match the header line of a thread.
 
     Returns:
-        What to give to :func:`read_thread`, or ``None``.
+        The argument for :func:`parse_thread`, or ``None``.
     """
     text = line.strip()
     if len(text) > _MOST_HEADER or not text.endswith("first):"):
@@ -79,33 +77,29 @@ def header_of(line: str) -> re.Match[str] | None:
     return _HEADER.fullmatch(text)
 
 
-def begins_dump(line: str) -> bool:
+def is_dump_start(line: str) -> bool:
     """
-    Does this line begin the dump of a process?
+    Return whether a line begins the dump of a process.
 
-    Args:
-        line: One line of the output.
-
-    Returns:
-        Whether the threads that follow belong to another dump than those
-        before.
+    The threads after it belong to another dump than those before.
     """
     text = line.strip()
-    return len(text) <= _MOST_HEADER and _BEGINS.fullmatch(text) is not None
+    return (
+        len(text) <= _MOST_HEADER and _DUMP_START.fullmatch(text) is not None
+    )
 
 
-def read_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
+def parse_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     """
-    What is this thread doing?
+    Parse the stack of one thread.
 
     Args:
-        match: What *header_of* returned.
+        match: From :func:`match_header`.
 
-        lines: The lines that follow.
+        lines: The lines after the header.
 
     Returns:
-        The thread.  Frames of machine code that belong to it come as a second
-        stack.
+        The thread, with its native frames as a second stack.
     """
     python: list[StackFrame] = []
     native: list[StackFrame] = []
@@ -134,29 +128,32 @@ def read_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     )
 
 
-def mark_main(threads: Sequence[ThreadStack]) -> tuple[ThreadStack, ...]:
+def mark_main_thread(
+    threads: Sequence[ThreadStack],
+) -> tuple[ThreadStack, ...]:
     """
-    Which of these threads is the main one?
+    Mark the main thread.
 
     Threads are written youngest first, so it is the last one that the
-    threading module did not begin.
+    threading module did not start.
 
     Args:
-        threads: All threads of a process, as they were written.
+        threads: All threads of a process, in the order of the dump.
 
     Returns:
-        The same threads, one of them marked; none, if the main thread is not
-        among them.
+        The same threads; none is marked if the main thread is missing.
     """
-    own = [n for n, t in enumerate(threads) if not _is_begun(t)]
-    main = max(own, default=-1)
+    candidates = [
+        n for n, t in enumerate(threads) if not _is_threading_thread(t)
+    ]
+    main = max(candidates, default=-1)
     return tuple(
         attrs.evolve(thread, is_main=number == main)
         for number, thread in enumerate(threads)
     )
 
 
-def _is_begun(thread: ThreadStack) -> bool:
+def _is_threading_thread(thread: ThreadStack) -> bool:
     if not thread.frames:
         return True
     outermost = thread.frames[-1]
@@ -165,46 +162,46 @@ def _is_begun(thread: ThreadStack) -> bool:
     )
 
 
-_INTERRUPT_BEGINS = "Traceback (most recent call last):"
-_ENDS = re.compile(
+_TRACEBACK_START = "Traceback (most recent call last):"
+_INTERRUPT_END = re.compile(
     r"KeyboardInterrupt\b|[\w.]{1,200}: .{0,400}?"
     r"(?:Timed out waiting \d{1,12}ms|[Ww]ait timeout after \d{1,12}ms"
     r"|Timeout waiting for key|Watchdog caught collective operation timeout)"
 )
-# What follows these came of the interruption.
-_LATER = ("During handling of the above", "Exception ignored")
+# The traceback after these lines is a consequence of the interrupt.
+_CHAINED_STARTS = ("During handling of the above", "Exception ignored")
 _MOST_LINES = 10_000
 
 
-def interrupted_threads(lines: Iterable[str]) -> Iterator[ThreadStack]:
+def find_interrupted_threads(lines: Iterable[str]) -> Iterator[ThreadStack]:
     """
-    Which main threads were broken off while they waited?
+    Find the main threads that were interrupted while they waited.
 
     Args:
         lines: A log.
 
     Returns:
-        One thread for each traceback that says so.
+        One thread for each traceback of an interrupt or a collective timeout.
     """
     found: list[str] | None = None
-    is_later = False
+    is_chained = False
     for line in lines:
         text = line.strip()
-        if text == _INTERRUPT_BEGINS:
-            found, is_later = (None if is_later else []), False
-        elif text.startswith(_LATER):
-            found, is_later = None, True
+        if text == _TRACEBACK_START:
+            found, is_chained = (None if is_chained else []), False
+        elif text.startswith(_CHAINED_STARTS):
+            found, is_chained = None, True
         elif found is not None and line[:1].isspace():
             if len(found) < _MOST_LINES:
                 found.append(line)
         elif found is not None and text:
-            if _ENDS.match(text):
-                yield from _thread(found)
+            if _INTERRUPT_END.match(text):
+                yield from _parse_interrupted_thread(found)
             found = None
 
 
-def _thread(lines: Iterable[str]) -> Iterator[ThreadStack]:
-    frames = list(with_code((line, frame_of(line)) for line in lines))
+def _parse_interrupted_thread(lines: Iterable[str]) -> Iterator[ThreadStack]:
+    frames = list(attach_code((line, parse_frame(line)) for line in lines))
     if frames:
         yield ThreadStack(
             name="MainThread", frames=tuple(frames[::-1]), is_main=True

@@ -1,9 +1,8 @@
 """
-What do ``thread apply all bt`` and its relatives say?
+Parse backtraces of gdb, cuda-gdb, pstack, eu-stack, and coredumpctl.
 
-That is gdb of every generation, cuda-gdb, pstack, eu-stack, and coredumpctl.
-Frames may be spread over lines, and carry Python's own frames where gdb knows
-how to print those.
+This is the output of ``thread apply all bt`` in all versions of gdb.  A frame
+may span several lines, and have Python frames where gdb can print these.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from itertools import takewhile
 
 import attrs
 
-from ..model import StackFrame, ThreadStack, wants_gil
+from ..model import StackFrame, ThreadStack, is_gil_wait
 
 
 _ROW = re.compile(
@@ -27,77 +26,78 @@ _ROW = re.compile(
 _MOST_ROW = 4096
 
 
-def row_of(line: str) -> re.Match[str] | None:
+def match_thread_row(line: str) -> re.Match[str] | None:
     """
-    Is this line a row of the table of threads?
-
-    Args:
-        line: One line of the output.
+    Match a row of ``info threads``.
 
     Returns:
-        Its number (*row*), its number in the system (*row_lwp*), its *name*,
-        its *frame*, and whether it is the *current* one; or ``None``.
+        A match with the thread number (*row*), its id in the system
+        (*row_lwp*), its *name*, its *frame*, and the mark of the *current*
+        thread; or ``None``.
     """
     text = line.strip()
     return _ROW.fullmatch(text) if len(text) <= _MOST_ROW else None
 
 
-def is_row(match: re.Match[str] | None) -> bool:
+def is_thread_row(match: re.Match[str] | None) -> bool:
     """
-    Whether a header of a thread is a row of the table.
+    Return whether a header of a thread is a row of ``info threads``.
 
     Args:
-        match: What tells whose stack follows.
+        match: From :func:`match_header`.
     """
     return match is not None and "row" in match.re.groupindex
 
 
-def is_current(match: re.Match[str] | None) -> bool:
+def is_current_row(match: re.Match[str] | None) -> bool:
     """
-    Whether a row is of the thread that gdb looks at.
+    Return whether a row is that of the current thread of gdb.
 
     Args:
-        match: What tells whose stack follows.
+        match: From :func:`match_header`.
     """
-    return is_row(match) and match is not None and bool(match["current"])
+    return (
+        is_thread_row(match) and match is not None and bool(match["current"])
+    )
 
 
-def unite(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
+def merge_duplicates(
+    threads: Iterable[ThreadStack],
+) -> tuple[ThreadStack, ...]:
     """
-    Which threads are these, each once?
-
-    Args:
-        threads: Threads, of which some were told more than once.
+    Merge threads that were printed more than once.
 
     Returns:
-        Each with the most that was told of it, in the order in which they
-        came first.
+        Each thread once with its longest stack, in the order of first
+        appearance.
     """
     found: dict[object, ThreadStack] = {}
     for number, thread in enumerate(threads):
         key = number if thread.thread_id is None else (thread.thread_id,)
         known = found.get(key)
-        found[key] = thread if known is None else _both(known, thread)
+        found[key] = thread if known is None else _merge_threads(known, thread)
     return tuple(found.values())
 
 
-def _both(one: ThreadStack, other: ThreadStack) -> ThreadStack:
-    base, more = sorted((one, other), key=lambda t: -_told(t))
+def _merge_threads(one: ThreadStack, other: ThreadStack) -> ThreadStack:
+    base, more = sorted((one, other), key=lambda t: -_frame_count(t))
     return attrs.evolve(
         base,
         name=base.name or more.name,
         is_main=base.is_main or more.is_main,
-        native=base.native or _natives(base, more),
+        native=base.native or _extra_native(base, more),
     )
 
 
-def _told(thread: ThreadStack) -> int:
+def _frame_count(thread: ThreadStack) -> int:
     return len(thread.frames) + len(thread.native)
 
 
-def _natives(base: ThreadStack, more: ThreadStack) -> tuple[StackFrame, ...]:
+def _extra_native(
+    base: ThreadStack, more: ThreadStack
+) -> tuple[StackFrame, ...]:
     """
-    What only the other one tells of machine code.
+    Return the native frames that only the other dump has.
     """
     is_python = not any(frame.is_native for frame in base.frames)
     return more.frames if is_python and more.frames != base.frames else ()
@@ -105,7 +105,7 @@ def _natives(base: ThreadStack, more: ThreadStack) -> tuple[StackFrame, ...]:
 
 MOST_CODE = 500
 MOST_NAME = 4096
-# Of one thread.
+# Limit for one thread.
 MOST_FRAMES = 4096
 MOST_LINE = 1 << 14
 
@@ -116,15 +116,12 @@ _CODE_OF_C = re.compile(
 
 def shorten(line: str) -> str:
     """
-    How does an endless line look, cut to what can be searched in?
+    Cut a long line to a length that patterns can search.
 
     The middle is left out: names begin a line, and files end it.
 
-    Args:
-        line: Any line.
-
     Returns:
-        At most :data:`MOST_LINE` characters of it.
+        At most :data:`MOST_LINE` characters.
     """
     if len(line) <= MOST_LINE:
         return line
@@ -133,27 +130,27 @@ def shorten(line: str) -> str:
 
 def split_brackets(text: str) -> tuple[str, str] | None:
     """
-    What is in the round brackets that end a text, and what is before them?
+    Split a text at the round brackets that end it.
 
     Args:
         text: Such as ``"f(int) (lib.so)"``.
 
     Returns:
-        Such as ``("f(int)", "lib.so")``; ``None`` if the text does not end in
-        a pair of brackets.
+        Such as ``("f(int)", "lib.so")``; ``None`` if the text does not end
+        with a pair of brackets.
     """
     if not text.endswith(")"):
         return None
 
     start = text.rfind("(")
     if ")" in text[start:-1]:
-        start = _partner(text)
+        start = _opening_bracket(text)
     return (
         (text[:start].rstrip(), text[start + 1 : -1]) if start >= 0 else None
     )
 
 
-def _partner(text: str) -> int:
+def _opening_bracket(text: str) -> int:
     depth = 0
     for index in range(len(text) - 1, -1, -1):
         if text[index] == ")":
@@ -166,83 +163,72 @@ def _partner(text: str) -> int:
     return -1
 
 
-# Most ranks are at the same lines, so that most frames are told once.
+# Most ranks are at the same lines, so that most frames are made once.
 @lru_cache(maxsize=1 << 14)
 def make_frame(
     name: str, filename: str, line: int = 0, *, is_native: bool | None = None
 ) -> StackFrame:
     """
-    Which frame do these words mean?
+    Make a frame, with long names cut for the patterns that search them.
 
     Args:
-        name: The function; endless names are cut, because patterns are
-            searched for in them.
+        line: 0 if unknown.
 
-        filename: The file or library.
-
-        line: The line; 0 if unknown.
-
-        is_native: Whether it is machine code; ``None`` if the tool does not
-            say, so that the kind of file has to tell.
-
-    Returns:
-        The frame.
+        is_native: ``None`` if the tool does not report it; then the file name
+            decides.
     """
     if is_native is None:
-        is_native = looks_native(filename, line)
+        is_native = is_native_location(filename, line)
     return StackFrame(
         name[:MOST_NAME], filename[:MOST_NAME], line, is_native=is_native
     )
 
 
-def looks_native(filename: str, line: int) -> bool:
+def is_native_location(filename: str, line: int) -> bool:
     """
-    Is this a place in machine code, if the tool does not say?
+    Return whether a location looks like native code.
 
     Args:
         filename: The file or library.
 
-        line: The line; 0 if unknown.
-
-    Returns:
-        Whether it looks like that.
+        line: 0 if unknown.
     """
     if line:
         return bool(_CODE_OF_C.search(filename[-8:]))
     return bool(filename) and not filename.endswith((".py", ".pyc", ">"))
 
 
-def with_code(
+def attach_code(
     lines: Iterable[tuple[str, StackFrame | None]],
 ) -> Iterator[StackFrame]:
     """
-    Which frames are these, each with the code that stands below it?
+    Attach to each frame the source code below it.
 
     Args:
-        lines: The lines of a stack, each with the frame that it means, if it
-            means one.
+        lines: The lines of a stack, each with its frame, or ``None`` if it is
+            no frame.
 
     Returns:
-        The frames.  Of the lines that mean none, the one right below a frame
-        of Python, and deeper than that, is its code.
+        The frames.  The line right below a Python frame is its source code if
+        it is no frame and has a deeper indent.
     """
     frame: StackFrame | None = None
     depth = 0
-    for line, meant in lines:
-        own = len(line) - len(line.lstrip())
+    for line, parsed in lines:
+        indent = len(line) - len(line.lstrip())
         if frame is not None:
-            is_code = meant is None and own > depth and not frame.is_native
+            is_code = parsed is None and indent > depth and not frame.is_native
             code = line.strip()[:MOST_CODE] if is_code else ""
             yield attrs.evolve(frame, code=code) if code else frame
-        frame, depth = meant, own
+        frame, depth = parsed, indent
     if frame is not None:
         yield frame
 
 
 Frames = tuple[StackFrame, ...]
 
-# What gdb writes of Python, if it can.
-PY_BT = "Traceback (most recent call first):"
+# What gdb prints before Python frames, with the script of CPython.
+PYTHON_BACKTRACE = "Traceback (most recent call first):"
 
 _HEADERS = (
     re.compile(
@@ -261,22 +247,24 @@ _HEADERS = (
 )
 _BEGINNINGS = ("Thread ", "[Switching to ", "TID ", "Stack trace of ")
 _MOST_HEADER = 400
-FRAME = re.compile(r"#(?P<depth>\d{1,6})\s{1,4}(?=\S)")
+FRAME_START = re.compile(r"#(?P<depth>\d{1,6})\s{1,4}(?=\S)")
 
-_GPU = re.compile(r"\[(?:Switching|Current) focus (?:set )?to CUDA kernel ")
-_PROCESS = re.compile(
+_GPU_FOCUS = re.compile(
+    r"\[(?:Switching|Current) focus (?:set )?to CUDA kernel "
+)
+_PROCESS_LINE = re.compile(
     r"\[Inferior \d{1,4} \(process (\d{1,10})\) detached\]"
     r"|Attaching to process (\d{1,10})\b"
     r"|Detaching from program: .{0,400}, process (\d{1,10})\b"
     r"|(?:Attaching to program: .{0,400}, process (\d{1,10}))\b"
 )
-# Several frames on what was several lines before somebody pasted them.
-_GLUED = re.compile(r"\s(?=#\d{1,6}\s{1,2}\S)")
+# Several frames on one line, after pasting has lost the line breaks.
+_GLUED_FRAME = re.compile(r"\s(?=#\d{1,6}\s{1,2}\S)")
 _BEFORE_CALL = re.compile(r"#\d{1,6} (?:0x[0-9a-f.]{1,20}(?: in)? ?)?")
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\[^\']{1,3})\'')
 _INLINED = re.compile(r" in \S+ inlined from .*$")
 _LIBRARY = re.compile(r"(?P<lib>\S+)(?: \+ 0x[0-9a-f]+)?$")
-# How gdb prints a Python frame, if it has the script that came with Python.
+# How gdb prints a Python frame, with the script of CPython.
 _PYTHON = re.compile(
     r"Frame 0x[0-9a-f]{1,16}, for file (?P<file>[^,]{1,999}),"
     r" line (?P<line>\d{1,9}), in (?P<name>[^\s(]{1,999})"
@@ -290,134 +278,115 @@ _MOST_LINES = 64
 
 def parse_gdb(text: str) -> tuple[ThreadStack, ...]:
     """
-    Which threads are in this output of gdb?
-
-    Args:
-        text: What gdb or cuda-gdb printed.
+    Parse the threads in the output of gdb or cuda-gdb.
 
     Returns:
-        Its threads, in the order of the tool; *thread_id* is that of the
-        operating system, and the name is the one that the kernel knows.
+        The threads, in the order of the tool; *thread_id* is that of the
+        operating system, and the name is that of the kernel.
     """
     found: list[tuple[re.Match[str] | None, list[str]]] = []
     for line in text.splitlines():
-        if match := header_of(line):
+        if match := match_header(line):
             found.append((match, []))
         elif found:
             found[-1][1].append(line)
-        elif looks_at_gpu(line) or FRAME.match(line):
+        elif is_gpu_focus(line) or FRAME_START.match(line):
             found.append((None, [line]))
-    return read_threads(found)
+    return parse_threads(found)
 
 
-def read_threads(
+def parse_threads(
     found: Iterable[tuple[re.Match[str] | None, list[str]]],
 ) -> tuple[ThreadStack, ...]:
     """
-    What are the threads of a process doing?
+    Parse the stacks of all threads of a process.
 
     Args:
-        found: What to give to :func:`read_thread`, for each thread.
+        found: The arguments for :func:`parse_thread`, for each thread.
 
     Returns:
-        Those that have a stack.
+        The threads that have a stack.
     """
     blocks = [(match, list(lines)) for match, lines in found]
-    # The stack without a name is of the thread that gdb looks at.
-    current = next((m for m, _ in blocks if is_current(m)), None)
-    seen = [
-        (match or current, read_thread(match or current, lines))
+    # A stack without a header is that of the current thread.
+    current = next((m for m, _ in blocks if is_current_row(m)), None)
+    parsed = [
+        (match or current, parse_thread(match or current, lines))
         for match, lines in blocks
     ]
-    filled = [(match, thread) for match, thread in seen if thread.frames]
+    filled = [(match, thread) for match, thread in parsed if thread.frames]
     if any(match for match, _ in filled):
-        # Before the threads comes the frame at which gdb stands.
-        return unite(
+        # gdb prints the current frame before the list of threads.
+        return merge_duplicates(
             thread
             for match, thread in filled
             if match or len(thread.frames) > 1
         )
     if len(filled) == 1:
-        # If it was not told otherwise, that is the main thread.
+        # By default gdb attaches to the main thread.
         return (attrs.evolve(filled[0][1], is_main=True),)
     return tuple(thread for _, thread in filled)
 
 
-def header_of(line: str) -> re.Match[str] | None:
+def match_header(line: str) -> re.Match[str] | None:
     """
-    Does this line begin the stack of a thread?
-
-    Args:
-        line: One line of the output.
+    Match the header line of a thread.
 
     Returns:
-        What to give to :func:`read_thread`, or ``None``.
+        The argument for :func:`parse_thread`, or ``None``.
     """
     text = line.strip()
     if text[:1] == "*" or text[:1].isdigit():
-        return row_of(text)
+        return match_thread_row(text)
     if len(text) > _MOST_HEADER or not text.startswith(_BEGINNINGS):
         return None
     return next((m for h in _HEADERS if (m := h.fullmatch(text))), None)
 
 
-def looks_at_gpu(line: str) -> bool:
+def is_gpu_focus(line: str) -> bool:
     """
-    Does cuda-gdb turn from the process to its GPU?
+    Return whether cuda-gdb switches from the process to its GPU.
 
-    Args:
-        line: One line of its output.
-
-    Returns:
-        Whether the frames that follow are of a kernel.
+    The frames after such a line are those of a kernel.
     """
-    return "CUDA kernel" in line and _GPU.search(line[:400]) is not None
+    return "CUDA kernel" in line and _GPU_FOCUS.search(line[:400]) is not None
 
 
-def process_id(line: str) -> int | None:
+def parse_process_id(line: str) -> int | None:
     """
-    Which process does gdb speak of in this line?
-
-    Args:
-        line: One line of its output.
-
-    Returns:
-        The number, or ``None``.
+    Return the pid that a line of gdb names, or ``None``.
     """
-    match = _PROCESS.search(line)
+    match = _PROCESS_LINE.search(line)
     number = next((g for g in match.groups() if g), "") if match else ""
     return int(number) if number else None
 
 
-def read_thread(
+def parse_thread(
     match: re.Match[str] | None, lines: Iterable[str]
 ) -> ThreadStack:
     """
-    What is this thread doing?
+    Parse the stack of one thread.
 
     Args:
-        match: What *header_of* returned; ``None`` if there was no header.
+        match: From :func:`match_header`; ``None`` if there was no header.
 
-        lines: The lines that follow.
-
-    Returns:
-        The thread.
+        lines: The lines after the header.
     """
-    number, lwp, name = _who(match)
-    if match is not None and is_row(match):
+    number, lwp, name = _header_fields(match)
+    if match is not None and is_thread_row(match):
         lines = (f"#0  {match['frame']}", *lines)
-    frames, native = _stacks(lines)
+    frames, native = _parse_stacks(lines)
     return ThreadStack(
         name=name,
         thread_id=lwp,
         frames=frames,
         is_main=number == "1",
-        waits_for_gil=wants_gil(native or frames),
+        waits_for_gil=is_gil_wait(native or frames),
         native=native,
     )
 
 
-def _who(match: re.Match[str] | None) -> tuple[str, int | None, str]:
+def _header_fields(match: re.Match[str] | None) -> tuple[str, int | None, str]:
     if match is None:
         return "", None, ""
 
@@ -430,18 +399,24 @@ def _who(match: re.Match[str] | None) -> tuple[str, int | None, str]:
     )
 
 
-def _stacks(lines: Iterable[str]) -> tuple[Frames, Frames]:
+def _parse_stacks(lines: Iterable[str]) -> tuple[Frames, Frames]:
     """
-    The longest stack among these lines, and the native one beside it.
+    Return the longest stack in these lines, and the native one beside it.
     """
     stacks: list[list[StackFrame]] = [[]]
-    host = takewhile(lambda line: not looks_at_gpu(line), lines)
-    for parts in _statements(host):
-        match = FRAME.match(parts[0])
-        if parts[0].strip() == PY_BT or (match and not int(match["depth"])):
+    host = takewhile(lambda line: not is_gpu_focus(line), lines)
+    for parts in _group_lines(host):
+        match = FRAME_START.match(parts[0])
+        if parts[0].strip() == PYTHON_BACKTRACE or (
+            match and not int(match["depth"])
+        ):
             stacks.append([])
-        stacks[-1] += _frame(_joined(parts)) if match else _python(parts)
-    # Of a thread that was shown twice, as Python and as machine code.
+        stacks[-1] += (
+            _parse_frame(_join_lines(parts))
+            if match
+            else _parse_python_frame(parts)
+        )
+    # A thread may have been printed twice, as Python and as native code.
     python = max(filter(_is_python, stacks), key=len, default=())
     native = max((s for s in stacks if not _is_python(s)), key=len, default=())
     found = (python, native) if python else (native, ())
@@ -452,21 +427,30 @@ def _is_python(frames: Sequence[StackFrame]) -> bool:
     return bool(frames) and not any(frame.is_native for frame in frames)
 
 
-def _statements(lines: Iterable[str]) -> Iterator[Sequence[str]]:
+def _group_lines(lines: Iterable[str]) -> Iterator[Sequence[str]]:
     """
-    Put the lines together that belong to one frame.
+    Group the lines that belong to one frame.
     """
     parts: list[str] = []
-    unclosed = 0
-    for line in _unglued(lines):
-        is_frame = FRAME.match(line) is not None
-        if is_frame or _PYTHON_LINE.match(line) or line.strip() == PY_BT:
+    open_brackets = 0
+    for line in _split_glued_frames(lines):
+        is_frame = FRAME_START.match(line) is not None
+        if (
+            is_frame
+            or _PYTHON_LINE.match(line)
+            or line.strip() == PYTHON_BACKTRACE
+        ):
             if parts:
                 yield parts
-            parts, unclosed = [line], _unclosed(line) if is_frame else 0
-        elif 0 < len(parts) < _MOST_LINES and _belongs(line, parts, unclosed):
+            parts, open_brackets = (
+                [line],
+                _open_brackets(line) if is_frame else 0,
+            )
+        elif 0 < len(parts) < _MOST_LINES and _is_continuation(
+            line, parts, open_brackets
+        ):
             parts.append(line)
-            unclosed += _unclosed(line)
+            open_brackets += _open_brackets(line)
         else:
             if parts:
                 yield parts
@@ -475,43 +459,47 @@ def _statements(lines: Iterable[str]) -> Iterator[Sequence[str]]:
         yield parts
 
 
-def _belongs(line: str, parts: Sequence[str], unclosed: int) -> bool:
-    if FRAME.match(parts[0]):
-        return _continues(line, unclosed)
-    # The code of a line of Python stands deeper than the line.
-    return len(parts) == 1 and _depth(line) > _depth(parts[0])
+def _is_continuation(
+    line: str, parts: Sequence[str], open_brackets: int
+) -> bool:
+    if FRAME_START.match(parts[0]):
+        return _continues_frame(line, open_brackets)
+    # The source code below a Python frame has a deeper indent.
+    return len(parts) == 1 and _indent(line) > _indent(parts[0])
 
 
-def _depth(line: str) -> int:
+def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _unclosed(line: str) -> int:
+def _open_brackets(line: str) -> int:
     plain = _STRINGS.sub("", line)
     return plain.count("(") - plain.count(")")
 
 
-def _continues(line: str, unclosed: int) -> bool:
+def _continues_frame(line: str, open_brackets: int) -> bool:
     body = line.strip()
     if body.startswith(("at ", "from ", "(")):
         return True
-    return bool(body) and line[:1].isspace() and unclosed > 0
+    return bool(body) and line[:1].isspace() and open_brackets > 0
 
 
-def _unglued(lines: Iterable[str]) -> Iterator[str]:
+def _split_glued_frames(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         short = shorten(line).rstrip()
-        if short.count("#") < 2 or not _GLUED.search(short):
-            yield short.lstrip() if FRAME.match(short.lstrip()) else short
+        if short.count("#") < 2 or not _GLUED_FRAME.search(short):
+            yield (
+                short.lstrip() if FRAME_START.match(short.lstrip()) else short
+            )
         else:
-            yield from map(str.strip, _GLUED.split(short))
+            yield from map(str.strip, _GLUED_FRAME.split(short))
 
 
-def _joined(parts: Sequence[str]) -> str:
+def _join_lines(parts: Sequence[str]) -> str:
     return shorten(" ".join(" ".join(parts).split()))
 
 
-def _python(parts: Sequence[str]) -> Iterator[StackFrame]:
+def _parse_python_frame(parts: Sequence[str]) -> Iterator[StackFrame]:
     if match := _PYTHON_LINE.match(parts[0]):
         frame = make_frame(
             match["name"], match["file"], int(match["line"]), is_native=False
@@ -520,7 +508,7 @@ def _python(parts: Sequence[str]) -> Iterator[StackFrame]:
         yield attrs.evolve(frame, code=code) if code else frame
 
 
-def _frame(text: str) -> Iterator[StackFrame]:
+def _parse_frame(text: str) -> Iterator[StackFrame]:
     if match := _PYTHON.search(text):
         yield make_frame(
             match["name"], match["file"], int(match["line"]), is_native=False
@@ -528,15 +516,15 @@ def _frame(text: str) -> Iterator[StackFrame]:
         return
 
     body = _BEFORE_CALL.sub("", text, count=1)
-    call, filename, line = _place(_STRINGS.sub('""', body).strip())
-    name = _function(call)
+    call, filename, line = _split_location(_STRINGS.sub('""', body).strip())
+    name = _function_name(call)
     if name:
         yield make_frame(name, filename, line, is_native=True)
 
 
-def _place(text: str) -> tuple[str, str, int]:
+def _split_location(text: str) -> tuple[str, str, int]:
     """
-    The call, and the file and line, or library, that follow it.
+    Split a frame into the call, and its file and line or library.
     """
     text = _INLINED.sub("", text)
     at = text.rfind(") at ")
@@ -553,7 +541,7 @@ def _place(text: str) -> tuple[str, str, int]:
     return text[: at + 1], filename, int(line)
 
 
-def _function(call: str) -> str:
+def _function_name(call: str) -> str:
     if call.startswith("<") and call.endswith(">"):
         return call
     found = split_brackets(call)

@@ -1,9 +1,9 @@
 """
-Whose stack follows, as a heading or the name of a file says?
+Parse rank, pid, host, and mesh coordinates from headings and file names.
 
 People and scripts write "=== rank 3 ===" or "Pyspy dump for PID 309:" before a
-stack, or put the same into the name of its file.  A line counts as a heading
-only if nothing else is in it: a log speaks of ranks all the time.
+stack, or put the same into the name of its file.  A line is a heading only if
+nothing else is in it, because logs mention ranks all the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Coordinates = tuple[tuple[str, int], ...]
 @attrs.frozen(kw_only=True)
 class Heading:
     """
-    What a heading tells; ``None`` is what it does not.
+    The process that a heading names; ``None`` if it does not.
     """
 
     rank: int | None = None
@@ -59,10 +59,12 @@ _CORE = re.compile(
     r"_(?P<pid>\d{1,10})\."
 )
 _TITLE = re.compile(r"\w{1,40}::")
-_PLACES = re.compile(r"(?<![A-Za-z])(TP|PP|DP|EP|CP|SP|CFG)_?(\d{1,5})(?!\d)")
+_MESH_COORDINATES = re.compile(
+    r"(?<![A-Za-z])(TP|PP|DP|EP|CP|SP|CFG)_?(\d{1,5})(?!\d)"
+)
 
-# The names that programs give to the files of stacks, and what is in them.
-_NAMES = (
+# The names that programs give to stack files.
+_FILE_NAMES = (
     re.compile(
         r"(?:pyspy|cuda-?gdb|gdb|pystack|faulthandler|stacks?)_"
         r"(?P<host>.{1,250})_(?P<pid>\d{1,10})\.\w{1,10}"
@@ -84,21 +86,15 @@ _NAMES = (
 )
 
 
-def heading_of(line: str) -> Heading | None:
+def parse_heading(line: str) -> Heading | None:
     """
-    Does this line say whose stack follows?
-
-    Args:
-        line: One line of a text.
-
-    Returns:
-        What it tells, or ``None`` if it is no heading.
+    Parse a heading before a stack; ``None`` if the line is none.
     """
     text = line.strip()
     if not 3 <= len(text) <= _MOST_HEADING:
         return None
-    told = (p.match(text) for p in (_COMMAND, _CORE, _RAY))
-    if match := next(filter(None, told), None):
+    matches = (p.match(text) for p in (_COMMAND, _CORE, _RAY))
+    if match := next(filter(None, matches), None):
         known = match.groupdict()
         return Heading(pid=int(known["pid"]), host=known.get("host"))
 
@@ -114,38 +110,38 @@ def heading_of(line: str) -> Heading | None:
             places = known.setdefault("places", "")
             known["places"] = f"{places} {match['dimension']}{match['place']}"
 
-    return _heading(known)
+    return _make_heading(known)
 
 
-def _heading(known: dict[str, str]) -> Heading | None:
+def _make_heading(known: dict[str, str]) -> Heading | None:
     if not known.keys() & {"rank", "pid", "pid2", "places", "file"}:
         return None
 
-    named = name_heading(known.get("file", ""))
+    from_name = parse_file_name(known.get("file", ""))
     rank, size = known.get("rank"), known.get("size")
     pid = known.get("pid") or known.get("pid2")
     return Heading(
-        rank=int(rank) if rank else named.rank,
+        rank=int(rank) if rank else from_name.rank,
         world_size=int(size) if size else None,
-        pid=int(pid) if pid else named.pid,
-        host=known.get("host") or named.host,
-        coordinates=_coordinates(known.get("places", "")),
+        pid=int(pid) if pid else from_name.pid,
+        host=known.get("host") or from_name.host,
+        coordinates=_find_coordinates(known.get("places", "")),
     )
 
 
-def name_heading(filename: str) -> Heading:
+def parse_file_name(filename: str) -> Heading:
     """
-    What does the name of a file tell about the stacks in it?
+    Parse rank, pid, and host from the name of a stack file.
 
     Args:
         filename: The name, with or without folders.
 
     Returns:
-        What is known; often nothing.
+        An empty heading if the name holds none of them.
     """
     name = filename.replace("\\", "/").rpartition("/")[2]
     if len(name) <= _MOST_HEADING:
-        for pattern in _NAMES:
+        for pattern in _FILE_NAMES:
             if match := pattern.fullmatch(name):
                 known = match.groupdict()
                 rank, pid = known.get("rank"), known.get("pid")
@@ -153,24 +149,26 @@ def name_heading(filename: str) -> Heading:
                     rank=int(rank) if rank else None,
                     pid=int(pid) if pid else None,
                     host=known.get("host"),
-                    coordinates=_coordinates(known.get("name") or ""),
+                    coordinates=_find_coordinates(known.get("name") or ""),
                 )
     return Heading()
 
 
-def coordinates_of(command: str) -> Coordinates:
+def parse_coordinates(command: str) -> Coordinates:
     """
-    Where in the mesh is a process with this title?
+    Parse the mesh coordinates from the title of a process.
 
     Args:
-        command: Its command line, or what it wrote in its place, such as
+        command: Its command line or title, such as
             ``"sglang::scheduler_PP0_TP1"``.
 
     Returns:
-        Names of dimensions in small letters, and the place along each.
+        Names of dimensions in lower case, and the index along each.
     """
-    return _coordinates(command[:400]) if _TITLE.match(command) else ()
+    return _find_coordinates(command[:400]) if _TITLE.match(command) else ()
 
 
-def _coordinates(text: str) -> Coordinates:
-    return tuple((n.lower(), int(p)) for n, p in _PLACES.findall(text))
+def _find_coordinates(text: str) -> Coordinates:
+    return tuple(
+        (n.lower(), int(p)) for n, p in _MESH_COORDINATES.findall(text)
+    )

@@ -1,5 +1,5 @@
 """
-What did ``py-spy dump`` write as text?
+Parse the text and JSON output of ``py-spy dump``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..model import (
     SystemCall,
     ThreadActivity,
     ThreadStack,
-    wants_gil,
+    is_gil_wait,
 )
 from .gdb import (
     MOST_CODE,
@@ -30,36 +30,33 @@ from .gdb import (
     shorten,
     split_brackets,
 )
-from .headings import coordinates_of
+from .headings import parse_coordinates
 
 
-PROCESS = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
+PROCESS_LINE = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
 
-# People leave out numbers, and write beside a line what they make of it.
+# People omit thread ids, and add remarks to lines.
 _REMARK = r"\s{1,400}(?:<-|\u2190|\u27f5|#|//|--)(?:\s.*|-.*)?"
 _HEADER = re.compile(
     r"Thread (?:(?P<id>0x[0-9A-Fa-f]{1,16}|\d{1,19}) )?"
     r"\((?P<state>active|idle)(?P<gil>\+gil)?\)"
     rf'(?:: "(?P<name>.*?)")?(?:{_REMARK})?'
 )
-_REMARKED = re.compile(rf"(?<=\)){_REMARK}$")
-_PLACE = re.compile(r"(?P<file>.*?)(?::(?P<line>\d{1,9}))?")
-# As the documentation of others abbreviates it.
+_REMARK_END = re.compile(rf"(?<=\)){_REMARK}$")
+_LOCATION = re.compile(r"(?P<file>.*?)(?::(?P<line>\d{1,9}))?")
+# The short form of a frame in documentation.
 _SHORT_FRAME = re.compile(
     r"(?P<file>\S+\.py):(?P<line>\d{1,9}) (?P<name>\S.*)"
 )
 _MOST_HEADER = 4096
 
 
-def header_of(line: str) -> re.Match[str] | None:
+def match_header(line: str) -> re.Match[str] | None:
     """
-    Does this line begin the stack of a thread?
-
-    Args:
-        line: One line of the output.
+    Match the header line of a thread.
 
     Returns:
-        What to give to :func:`read_thread`, or ``None``.
+        The argument for :func:`parse_thread`, or ``None``.
     """
     text = line.strip()
     if len(text) > _MOST_HEADER or not text.startswith("Thread "):
@@ -67,25 +64,22 @@ def header_of(line: str) -> re.Match[str] | None:
     return _HEADER.fullmatch(text)
 
 
-def read_thread(
+def parse_thread(
     match: re.Match[str], lines: Iterable[str], pid: int | None = None
 ) -> ThreadStack:
     """
-    What is this thread doing?
+    Parse the stack of one thread.
 
     Args:
-        match: What *header_of* returned.
+        match: From :func:`match_header`.
 
-        lines: The lines that follow.
+        lines: The lines after the header.
 
-        pid: Its process, if known.
-
-    Returns:
-        The thread.
+        pid: The pid of its process, if known; it marks the main thread.
     """
     name = match["name"] or ""
     number = int(match["id"], 0) if match["id"] else None
-    frames = tuple(_text_frames(lines))
+    frames = tuple(_parse_text_frames(lines))
     active = match["state"] == "active"
     return ThreadStack(
         name=name,
@@ -93,28 +87,28 @@ def read_thread(
         frames=frames,
         is_main=name == "MainThread" or (number is not None and number == pid),
         active=active,
-        # It is not shown for a thread that is idle.
+        # py-spy does not print the owner of the GIL for an idle thread.
         owns_gil=bool(match["gil"]) or (False if active else None),
-        waits_for_gil=wants_gil(frames),
+        waits_for_gil=is_gil_wait(frames),
     )
 
 
-def _text_frames(lines: Iterable[str]) -> Iterator[StackFrame]:
+def _parse_text_frames(lines: Iterable[str]) -> Iterator[StackFrame]:
     indent = None
     for line in lines:
         text = shorten(line).strip()
         depth = len(line) - len(line.lstrip())
-        # Variables stand deeper than the frame that they belong to, and what
-        # others wrote in between stands at the left.
+        # Variables have a deeper indent than their frame; log lines in between
+        # have none.
         if not text or (indent is not None and depth != indent):
             continue
-        if frame := _text_frame(text):
+        if frame := _parse_text_frame(text):
             indent = depth
             yield frame
 
 
-def _text_frame(text: str) -> StackFrame | None:
-    text = _REMARKED.sub("", text, count=1)
+def _parse_text_frame(text: str) -> StackFrame | None:
+    text = _REMARK_END.sub("", text, count=1)
     found = split_brackets(text)
     if found is None:
         if match := _SHORT_FRAME.fullmatch(text):
@@ -122,19 +116,19 @@ def _text_frame(text: str) -> StackFrame | None:
         return None
 
     name, place = found
-    match = _PLACE.fullmatch(place)
+    match = _LOCATION.fullmatch(place)
     if not name or not place or match is None:
         return None
     return make_frame(name, match["file"], int(match["line"] or 0))
 
 
 # A line on which a list of threads begins.
-_BEGIN = re.compile(r"^\[\s*\{", re.MULTILINE)
+_LIST_START = re.compile(r"^\[\s*\{", re.MULTILINE)
 _DECODER = json.JSONDecoder()
 _MOST_RANKS = 1 << 31  # more than any job will have
 _MOST_NUMBER = 1 << 64  # thread ids are unsigned
 
-# What comes of taking a document for something that it is not.
+# Errors of reading a document of another format.
 _MALFORMED = (
     AttributeError,
     KeyError,
@@ -146,47 +140,46 @@ _MALFORMED = (
 
 def parse_json(text: str) -> tuple[ProcessStacks, ...]:
     """
-    Which processes are in this JSON?
+    Parse the processes in JSON.
 
     Args:
-        text: What py-spy or :func:`~distdebug.stacks.export.stacks_to_json`
-            wrote; several documents may follow each other.
-
-    Returns:
-        Every process.
+        text: The output of py-spy or of
+            :func:`~distdebug.stacks.export.stacks_to_json`; several documents
+            may follow each other.
 
     Raises:
         ValueError: It is something else.
     """
     try:
         by_pid: dict[object, list[Any]] = {}
-        for document in _documents(text):
-            for key, data in _by_process(document):
+        for document in _read_documents(text):
+            for key, data in _label_by_process(document):
                 by_pid.setdefault(key, []).append(data)
-        return tuple(map(_process, by_pid.values()))
+        return tuple(map(_parse_process, by_pid.values()))
     except _MALFORMED as exc:
         msg = f"not what py-spy writes: {type(exc).__name__}: {exc}"
         raise ValueError(msg) from None
 
 
-def _documents(text: str) -> Iterator[Any]:
-    start = _BEGIN.search(text)
+def _read_documents(text: str) -> Iterator[Any]:
+    start = _LIST_START.search(text)
     if start is None:
         yield json.loads(text)
     while start is not None:
         data, end = _DECODER.raw_decode(text, start.start())
         yield data
-        start = _BEGIN.search(text, end)
+        start = _LIST_START.search(text, end)
 
 
-def _by_process(
+def _label_by_process(
     document: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[object, Mapping[str, Any]]]:
     """
-    The threads of a document, with what tells their processes apart.
+    Yield the threads of a document with a key of their process.
 
-    Numbers occur again in other containers; what was written of a process
-    may stand at one thread only, and then holds for all with its number.
+    Containers reuse pids, so that the command line is part of the key.
+    ``process_info`` may be at one thread only; it then holds for all threads
+    with its pid.
     """
     commands: dict[int, str] = {}
     for data in document:
@@ -200,83 +193,85 @@ def _by_process(
         yield (pid, commands.get(pid, "None")), data
 
 
-def _process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
-    told = (i for t in threads if (i := t.get("process_info")))
-    info: Mapping[str, Any] = next(told, {})
+def _parse_process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
+    infos = (i for t in threads if (i := t.get("process_info")))
+    info: Mapping[str, Any] = next(infos, {})
     parent = info.get("parent") or {}
     command = str(info.get("command_line") or "")
-    places = info.get("coordinates")
+    coordinates = info.get("coordinates")
     return ProcessStacks(
         pid=_number(threads[0]["pid"]),
         source="",
         threads=()
         if info.get("threads") == 0
-        else tuple(map(_thread, threads)),
+        else tuple(map(_parse_json_thread, threads)),
         rank=_rank(info.get("rank")),
         world_size=_rank(info.get("world_size")),
-        coordinates=coordinates_of(command)
-        if places is None
-        else tuple((_word(name), _number(at)) for name, at in places),
-        role=_word(info.get("role")),
-        job=_word(info.get("job")),
-        host=_word(info.get("host")) or None,
+        coordinates=parse_coordinates(command)
+        if coordinates is None
+        else tuple((_text(name), _number(at)) for name, at in coordinates),
+        role=_text(info.get("role")),
+        job=_text(info.get("job")),
+        host=_text(info.get("host")) or None,
         command=command,
         parent_pid=_number(parent["pid"]) if "pid" in parent else None,
-        state=_word(info.get("state")),
-        tracer_pid=_optional(info.get("tracer_pid")),
-        kernels=tuple(map(_kernel, info.get("kernels") or ())),
+        state=_text(info.get("state")),
+        tracer_pid=_optional_number(info.get("tracer_pid")),
+        kernels=tuple(map(_parse_kernel, info.get("kernels") or ())),
         taken=_seconds(info.get("taken")),
     )
 
 
-def _thread(data: Mapping[str, Any]) -> ThreadStack:
-    name = _word(data.get("thread_name"))
+def _parse_json_thread(data: Mapping[str, Any]) -> ThreadStack:
+    name = _text(data.get("thread_name"))
     system_id = data.get("os_thread_id")
     number = data["thread_id"] if system_id is None else system_id
-    frames = _frames(data["frames"])
-    is_main = _truth(data.get("is_main"))
-    waits = _truth(data.get("waits_for_gil"))
+    frames = _parse_json_frames(data["frames"])
+    is_main = _boolean(data.get("is_main"))
+    waits = _boolean(data.get("waits_for_gil"))
     if is_main is None:
         is_main = name == "MainThread" or system_id == data["pid"]
     return ThreadStack(
         name=name,
-        # None has that number.
+        # 0 is no thread id.
         thread_id=_number(number) or None,
         frames=frames,
         is_main=is_main,
-        active=_truth(data.get("active")),
-        owns_gil=_truth(data.get("owns_gil")),
-        waits_for_gil=wants_gil(frames) if waits is None else waits,
-        native=_frames(data.get("native") or ()),
-        state=_word(data.get("state")),
-        system_call=_system_call(data.get("system_call")),
-        activity=_activity(data.get("activity")),
+        active=_boolean(data.get("active")),
+        owns_gil=_boolean(data.get("owns_gil")),
+        waits_for_gil=is_gil_wait(frames) if waits is None else waits,
+        native=_parse_json_frames(data.get("native") or ()),
+        state=_text(data.get("state")),
+        system_call=_parse_system_call(data.get("system_call")),
+        activity=_parse_activity(data.get("activity")),
         idle_s=_seconds(data.get("idle_s")),
     )
 
 
-def _frames(data: Sequence[Mapping[str, Any]]) -> tuple[StackFrame, ...]:
-    return tuple(map(_frame, data[:MOST_FRAMES]))
+def _parse_json_frames(
+    data: Sequence[Mapping[str, Any]],
+) -> tuple[StackFrame, ...]:
+    return tuple(map(_parse_json_frame, data[:MOST_FRAMES]))
 
 
-def _frame(data: Mapping[str, Any]) -> StackFrame:
+def _parse_json_frame(data: Mapping[str, Any]) -> StackFrame:
     frame = make_frame(
         str(data["name"]),
         str(data["filename"]),
         _number(data.get("line") or 0),
-        is_native=_truth(data.get("is_native")),
+        is_native=_boolean(data.get("is_native")),
     )
-    code = _word(data.get("code"))[:MOST_CODE]
+    code = _text(data.get("code"))[:MOST_CODE]
     return attrs.evolve(frame, code=code) if code else frame
 
 
-def _system_call(data: Mapping[str, Any] | None) -> SystemCall | None:
+def _parse_system_call(data: Mapping[str, Any] | None) -> SystemCall | None:
     if data is None:
         return None
-    return SystemCall(name=_word(data["name"]), target=_word(data["target"]))
+    return SystemCall(name=_text(data["name"]), target=_text(data["target"]))
 
 
-def _activity(data: Mapping[str, Any] | None) -> ThreadActivity | None:
+def _parse_activity(data: Mapping[str, Any] | None) -> ThreadActivity | None:
     if data is None:
         return None
     return ThreadActivity(
@@ -284,35 +279,35 @@ def _activity(data: Mapping[str, Any] | None) -> ThreadActivity | None:
         voluntary=_number(data["voluntary"]),
         involuntary=_number(data["involuntary"]),
         cpu_s=_seconds(data["cpu_s"]) or 0.0,
-        has_moved=_truth(data.get("has_moved")),
-        has_left=_truth(data.get("has_left")),
-        has_new_values=_truth(data.get("has_new_values")),
-        has_returned=_truth(data.get("has_returned")),
-        has_let_go=_truth(data.get("has_let_go")),
+        has_moved=_boolean(data.get("has_moved")),
+        has_left=_boolean(data.get("has_left")),
+        has_new_values=_boolean(data.get("has_new_values")),
+        has_returned=_boolean(data.get("has_returned")),
+        has_let_go=_boolean(data.get("has_let_go")),
     )
 
 
-def _kernel(data: Mapping[str, Any]) -> GpuKernel:
+def _parse_kernel(data: Mapping[str, Any]) -> GpuKernel:
     return GpuKernel(
-        name=_word(data["name"]),
-        device=_optional(data.get("device")),
+        name=_text(data["name"]),
+        device=_optional_number(data.get("device")),
         grid=tuple(map(_number, data.get("grid") or ())),
         block=tuple(map(_number, data.get("block") or ())),
     )
 
 
-def _word(value: Any) -> str:
-    # JSON may hold halves of characters, which nobody can write again.
+def _text(value: Any) -> str:
+    # JSON may hold lone surrogates, which cannot be encoded.
     text = str(value or "")[:MOST_NAME]
     return text.encode(errors="replace").decode()
 
 
-def _optional(value: Any) -> int | None:
+def _optional_number(value: Any) -> int | None:
     return None if value is None else _number(value)
 
 
 def _rank(value: Any) -> int | None:
-    number = _optional(value)
+    number = _optional_number(value)
     return None if number is None or number > _MOST_RANKS else number
 
 
@@ -334,5 +329,5 @@ def _seconds(value: Any) -> float | None:
     return float(value)
 
 
-def _truth(value: Any) -> bool | None:
+def _boolean(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None

@@ -1,8 +1,8 @@
 """
-What does pystack say, of a process or of its core?
+Parse the output of pystack, of a process or a core dump.
 
-It writes the outermost frame first, and mixes frames of Python with those of
-machine code if asked to.
+pystack prints the outermost frame first, and mixes Python and native frames on
+request.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 
 from collections.abc import Iterable
 
-from ..model import StackFrame, ThreadStack, wants_gil
-from .gdb import make_frame, shorten, split_brackets, with_code
+from ..model import StackFrame, ThreadStack, is_gil_wait
+from .gdb import attach_code, make_frame, shorten, split_brackets
 
 
 _HEADER = re.compile(
@@ -25,42 +25,36 @@ _FRAME = re.compile(
     r" in (?P<name>.*)"
 )
 _MOST_HEADER = 400
-# Other threads than the main one begin here.
-_BEGINS_THREAD = re.compile(
+# Threads other than the main one begin here.
+_THREAD_START = re.compile(
     r"thread_run|pythread_wrapper|start_thread|(__)?clone3?"
 )
 
 
 def parse_pystack(text: str) -> tuple[ThreadStack, ...]:
     """
-    Which threads are in this output of pystack?
-
-    Args:
-        text: What ``pystack remote`` or ``pystack core`` printed.
+    Parse the threads in the output of ``pystack remote`` or ``pystack core``.
 
     Returns:
-        Its threads, in the order of the tool, with the innermost frame first;
-        *thread_id* is that of the operating system, and the name is the one
-        that the kernel knows.
+        The threads, in the order of the tool, with the innermost frame first;
+        *thread_id* is that of the operating system, and the name is that of
+        the kernel.
     """
     found: list[tuple[re.Match[str], list[str]]] = []
     for line in text.splitlines():
-        if match := header_of(line):
+        if match := match_header(line):
             found.append((match, []))
         elif found:
             found[-1][1].append(line)
-    return tuple(read_thread(match, lines) for match, lines in found)
+    return tuple(parse_thread(match, lines) for match, lines in found)
 
 
-def header_of(line: str) -> re.Match[str] | None:
+def match_header(line: str) -> re.Match[str] | None:
     """
-    Does this line begin the stack of a thread?
-
-    Args:
-        line: One line of the output.
+    Match the header line of a thread.
 
     Returns:
-        What to give to :func:`read_thread`, or ``None``.
+        The argument for :func:`parse_thread`, or ``None``.
     """
     text = line.strip()
     if len(text) > _MOST_HEADER or not text.startswith("T"):
@@ -68,44 +62,44 @@ def header_of(line: str) -> re.Match[str] | None:
     return _HEADER.fullmatch(text)
 
 
-def read_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
+def parse_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     """
-    What is this thread doing?
+    Parse the stack of one thread.
 
     Args:
-        match: What *header_of* returned.
+        match: From :func:`match_header`.
 
-        lines: The lines that follow.
+        lines: The lines after the header.
 
     Returns:
-        The thread.  Whether it is the main one is guessed: others begin where
-        the threading module begins them.
+        The thread.  It is taken for the main one unless it begins where the
+        threading module starts threads.
     """
-    outermost_first = tuple(with_code((x, _frame(x)) for x in lines))
+    outermost_first = tuple(attach_code((x, _parse_frame(x)) for x in lines))
     frames = outermost_first[::-1]
     status = match["status"]
-    is_begun = any(map(_begins_thread, outermost_first[:4]))
+    is_threading_thread = any(map(_is_thread_start, outermost_first[:4]))
     has_native = any(frame.is_native for frame in frames)
     return ThreadStack(
         name=match["name"] or "",
         thread_id=int(match["id"] or match["empty"]),
         frames=frames,
-        is_main=bool(frames) and not is_begun,
+        is_main=bool(frames) and not is_threading_thread,
         owns_gil=None if status is None else "Has the GIL" in status,
-        waits_for_gil=wants_gil(frames)
+        waits_for_gil=is_gil_wait(frames)
         or ("Waiting for the GIL" in (status or "") if has_native else None),
     )
 
 
-def _begins_thread(frame: StackFrame) -> bool:
+def _is_thread_start(frame: StackFrame) -> bool:
     if frame.is_native:
-        return _BEGINS_THREAD.fullmatch(frame.name) is not None
+        return _THREAD_START.fullmatch(frame.name) is not None
     return frame.name.endswith("_bootstrap") and frame.filename.endswith(
         "threading.py"
     )
 
 
-def _frame(line: str) -> StackFrame | None:
+def _parse_frame(line: str) -> StackFrame | None:
     match = _FRAME.fullmatch(shorten(line).strip())
     if match is None:
         return None

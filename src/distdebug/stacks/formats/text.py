@@ -1,8 +1,8 @@
 """
-Which processes are in a text, whatever tools wrote it?
+Parse the stacks of all processes from text of any tool, also within logs.
 
-The text may be a log with other things in it, hold several processes, and the
-output of several tools.
+The text may contain other lines, several processes, and the output of several
+tools, with the prefixes of log collectors.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..jobs import join_processes
 from ..model import ProcessStacks, ThreadStack
 from . import faulthandler, gdb, pyspy, pystack, trace
 from .cuda import parse_kernels
-from .faulthandler import interrupted_threads
-from .gdb import is_row, row_of, shorten
-from .headings import Heading, coordinates_of, heading_of
+from .faulthandler import find_interrupted_threads
+from .gdb import is_thread_row, match_thread_row, shorten
+from .headings import Heading, parse_coordinates, parse_heading
 
 
 _MOST_PREFIXES = 8
@@ -35,13 +35,13 @@ _MARKUP = re.compile(r"&(?:lt|gt|amp|quot|#\d{1,6}|#x[0-9a-fA-F]{1,6});")
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 _REPEATED = re.compile(r" \[repeated \d{1,9}x across cluster\].{0,200}$")
 
-# What a collector writes before a line, and what that tells.  Each takes one
-# blank after it, since those that follow are of the line itself.
+# Prefixes of log collectors.  Each matches at most one blank after it, because
+# further blanks belong to the line itself.
 _PREFIXES = (
     re.compile(r"> ?"),
-    # what was typed to get the first frame
+    # a command at the prompt of gdb
     re.compile(r"\((?:cuda-)?gdb\) .{0,80}?(?=#0 )"),
-    # torch, and whoever follows it
+    # torch, and tools with the same format
     re.compile(r"\[[Rr]ank[ :]?(?P<rank>\d{1,7})\]:? ?"),
     re.compile(r"[Rr]ank[ _]?(?P<rank>\d{1,7})(?:: | \| )(?=.*\S)"),
     # Ray, and vLLM
@@ -64,7 +64,7 @@ _PREFIXES = (
         r"(?P<host>[A-Za-z][\w.-]{0,99}): "
         r"(?=Process \d|Thread |Traceback for | {4}\S|#\d|  File )"
     ),
-    # the time, with what SGLang and vLLM put there
+    # timestamps, with the additions of SGLang and vLLM
     re.compile(
         r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
         r"(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2,3}\d{1,5}){0,6}\]? ?"
@@ -83,18 +83,18 @@ class Stream:
     The lines of one source.
 
     Attributes:
-        lines: Its lines, without what the collector put before them.
+        lines: Its lines, without the prefixes of the collector.
 
-        rank: The rank that the collector named, if it did.
+        rank: The rank in the prefix, if any.
 
-        pid: The process that it named, if it did.
+        pid: The pid in the prefix, if any.
 
-        host: The node that it named, if it did.
+        host: The node in the prefix, if any.
 
-        name: What else it named, such as ``"Worker_TP0"``.
+        name: Another name in the prefix, such as ``"Worker_TP0"``.
 
-        task: The number of the task in Slurm, which is a rank if there is one
-            task per rank.
+        task: The Slurm task number, which is the rank if there is one task per
+            rank.
     """
 
     lines: tuple[str, ...]
@@ -110,17 +110,17 @@ Label = tuple[int | None, int | None, str | None, str, int | None]
 
 def split_streams(text: str) -> tuple[Stream, ...]:
     """
-    Which sources wrote this text, and what did each write?
+    Split a text by the sources that wrote it, and remove log prefixes.
 
     Args:
-        text: Any text: what a tool printed, a log, or a page.
+        text: The output of a tool, a log, or a web page.
 
     Returns:
-        The sources, in the order of their first lines; those without a name
-        are one.
+        The sources, in the order of their first lines; lines without a prefix
+        are one source.
     """
     found: dict[Label, list[str]] = {}
-    for label, line in _labelled(text):
+    for label, line in _label_lines(text):
         found.setdefault(label, []).append(line)
 
     return tuple(
@@ -131,32 +131,32 @@ def split_streams(text: str) -> tuple[Stream, ...]:
     )
 
 
-def _labelled(text: str) -> Iterator[tuple[Label, str]]:
+def _label_lines(text: str) -> Iterator[tuple[Label, str]]:
     if _MARKUP.search(text):
         text = html.unescape(text)
     lines = [
         _REPEATED.sub("", shorten(line))
         for line in _LINE_ENDS.split(without_controls(text))
     ]
-    tasks = _tasks(lines)
+    tasks = _task_numbers(lines)
     for line in lines:
         if line and not line.startswith("```"):
-            yield _peel(line, tasks)
+            yield _strip_prefixes(line, tasks)
 
 
-def _tasks(lines: list[str]) -> frozenset[str]:
+def _task_numbers(lines: list[str]) -> frozenset[str]:
     """
-    The numbers before lines that are those of tasks, and not of lines.
+    Return the numbers before lines that are Slurm tasks, and not line numbers.
     """
     slurm = next(p for p in _PREFIXES if "task" in p.groupindex)
     seen = Counter(m["task"] for x in lines if (m := slurm.match(x)))
     return frozenset(task for task, count in seen.items() if count > 1)
 
 
-def _peel(line: str, tasks: frozenset[str]) -> tuple[Label, str]:
+def _strip_prefixes(line: str, tasks: frozenset[str]) -> tuple[Label, str]:
     known: dict[str, str] = {}
     for _ in range(_MOST_PREFIXES):
-        match = _prefix(line, tasks)
+        match = _match_prefix(line, tasks)
         if match is None:
             break
         known |= {k: v for k, v in match.groupdict().items() if v}
@@ -170,7 +170,7 @@ def _peel(line: str, tasks: frozenset[str]) -> tuple[Label, str]:
     return (rank, pid, known.get("host"), name, task), line
 
 
-def _prefix(line: str, tasks: frozenset[str]) -> re.Match[str] | None:
+def _match_prefix(line: str, tasks: frozenset[str]) -> re.Match[str] | None:
     # Almost all lines are frames, and begin with blanks.
     if line.startswith("    ") and not line[:12].lstrip()[:1].isdigit():
         return None
@@ -185,8 +185,8 @@ def _prefix(line: str, tasks: frozenset[str]) -> re.Match[str] | None:
     return None
 
 
-# The number of a process that no line tells.
-UNKNOWN = -1
+# The pid of a process that no line names.
+UNKNOWN_PID = -1
 
 _FORMATS: dict[str, Any] = {
     "py-spy": pyspy,
@@ -205,47 +205,48 @@ _HEADER_STARTS = (
     "The ",
     "~~",
 )
-_GPU = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(|\s0x[0-9a-f]+ +\(\d+,")
+_GPU_LINE = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(|\s0x[0-9a-f]+ +\(\d+,")
 
-# How many lines may stand between what may be a heading, and its stack.
-_PATIENCE = 3
+# How many lines may separate a possible heading from its stack.
+_MOST_GAP = 3
 
 Block = tuple[Any, list[str]]  # a header, and the lines below
 
 
 @attrs.define
-class _Draft:
+class _ProcessDraft:
     """
     A process that is being read.
     """
 
     tool: str = ""
-    pid: int = UNKNOWN
+    pid: int = UNKNOWN_PID
     command: str = ""
     heading: Heading = attrs.field(factory=Heading)
     blocks: list[Block] = attrs.field(factory=list)
-    gpu: list[str] = attrs.field(factory=list)
+    gpu_lines: list[str] = attrs.field(factory=list)
     on_gpu: bool = False
-    patience: int = sys.maxsize
-    seen: set[tuple[str, str]] = attrs.field(factory=set)
+    gap_left: int = sys.maxsize
+    seen_marks: set[tuple[str, str]] = attrs.field(factory=set)
 
 
 def parse_text(text: str) -> tuple[ProcessStacks, ...]:
     """
-    Which processes are in this text?
+    Parse the stacks of all processes in a text.
 
     Args:
-        text: What py-spy, gdb, cuda-gdb, pystack, or faulthandler wrote, alone
-            or among other things.
+        text: The output of py-spy, gdb, cuda-gdb, pystack, or faulthandler,
+            alone or among other lines.
 
     Returns:
-        Every process once.  Its number is :data:`UNKNOWN` if nothing tells it.
+        Every process once.  Its pid is :data:`UNKNOWN_PID` if nothing names
+        it.
     """
-    # Two containers may have a process of the same number.
+    # Two containers may have a process with the same pid.
     found = [
         process
         for stream in split_streams(text)
-        for process in join_processes(_processes(stream))
+        for process in join_processes(_build_processes(stream))
     ]
     filled = [p for p in found if p.threads or p.kernels]
     return tuple(filled or found)
@@ -253,21 +254,21 @@ def parse_text(text: str) -> tuple[ProcessStacks, ...]:
 
 def parse_interrupted(text: str) -> tuple[ProcessStacks, ...]:
     """
-    Which processes in this text were interrupted while they waited?
+    Parse the tracebacks of processes that were interrupted while they waited.
 
     Args:
         text: A log.
 
     Returns:
-        A process for each traceback that says so; of a rank, the first.
+        A process for each traceback; for a known rank or pid, only the first.
     """
     found: list[ProcessStacks] = []
     for stream in split_streams(text):
         is_one = stream.rank is not None or stream.pid is not None
-        threads = interrupted_threads(stream.lines)
+        threads = find_interrupted_threads(stream.lines)
         found += (
             ProcessStacks(
-                pid=UNKNOWN if stream.pid is None else stream.pid,
+                pid=UNKNOWN_PID if stream.pid is None else stream.pid,
                 source="",
                 threads=(thread,),
                 rank=stream.rank,
@@ -278,11 +279,11 @@ def parse_interrupted(text: str) -> tuple[ProcessStacks, ...]:
     return tuple(found)
 
 
-def _processes(stream: Stream) -> Iterator[ProcessStacks]:
-    drafts = _drafts(stream.lines)
-    built = [p for d in drafts if _is_worth(d, p := _build(d))]
+def _build_processes(stream: Stream) -> Iterator[ProcessStacks]:
+    drafts = _split_drafts(stream.lines)
+    built = [p for d in drafts if _is_process(d, p := _build_process(d))]
     pids = {process.pid for process in built}
-    # A task of Slurm is a rank if it is one process.
+    # A Slurm task is a rank if it has one process.
     rank = stream.rank
     if rank is None and len(pids) == 1:
         rank = stream.task
@@ -292,172 +293,174 @@ def _processes(stream: Stream) -> Iterator[ProcessStacks]:
             process,
             pid=(
                 stream.pid
-                if process.pid == UNKNOWN and stream.pid is not None
+                if process.pid == UNKNOWN_PID and stream.pid is not None
                 else process.pid
             ),
             rank=(rank if process.rank is None and is_first else process.rank),
             host=process.host or stream.host,
             coordinates=process.coordinates
-            or coordinates_of(f"x::{stream.name}"),
+            or parse_coordinates(f"x::{stream.name}"),
         )
 
 
-def _is_worth(draft: _Draft, process: ProcessStacks) -> bool:
-    # What py-spy calls a process is one, also without threads.
+def _is_process(draft: _ProcessDraft, process: ProcessStacks) -> bool:
+    # py-spy prints the line of a process, even without threads.
     is_named = draft.tool == "py-spy"
     return bool(process.threads or process.kernels or is_named)
 
 
-def _drafts(lines: Iterable[str]) -> list[_Draft]:
+def _split_drafts(lines: Iterable[str]) -> list[_ProcessDraft]:
     """
-    Cut the lines into processes, and those into threads.
+    Split the lines into processes, and these into threads.
     """
-    drafts = [_Draft()]
+    drafts = [_ProcessDraft()]
     for line in lines:
-        tool, match = _header(line)
+        tool, match = _match_header(line)
         if tool:
-            if not _continues(drafts[-1], tool, match):
-                drafts.append(_successor(drafts[-1], tool))
+            if not _is_same_process(drafts[-1], tool, match):
+                drafts.append(_next_draft(drafts[-1], tool))
             drafts[-1].tool = tool
-            drafts[-1].seen |= _marks(tool, match)
+            drafts[-1].seen_marks |= _thread_marks(tool, match)
             drafts[-1].on_gpu = False
             drafts[-1].blocks.append((match, []))
         elif drafts[-1].on_gpu and _is_frame(line):
-            drafts[-1].gpu.append(line)
-        elif _is_bare(line, drafts[-1]):
+            drafts[-1].gpu_lines.append(line)
+        elif _is_headless_stack(line, drafts[-1]):
             if drafts[-1].tool not in {"", "gdb"}:
-                drafts.append(_successor(drafts[-1], "gdb"))
+                drafts.append(_next_draft(drafts[-1], "gdb"))
             drafts[-1].tool = "gdb"
             drafts[-1].blocks.append((None, [line]))
-        elif not _is_statement(line, drafts):
-            _add(line, drafts[-1])
-        if _GPU.search(line):
-            drafts[-1].gpu.append(line)
-            drafts[-1].on_gpu |= gdb.looks_at_gpu(line)
+        elif not _read_process_line(line, drafts):
+            _add_line(line, drafts[-1])
+        if _GPU_LINE.search(line):
+            drafts[-1].gpu_lines.append(line)
+            drafts[-1].on_gpu |= gdb.is_gpu_focus(line)
     return drafts
 
 
-def _add(line: str, draft: _Draft) -> None:
+def _add_line(line: str, draft: _ProcessDraft) -> None:
     if draft.blocks:
         draft.blocks[-1][1].append(line)
-    elif draft.patience:
-        draft.patience -= bool(line.strip())
+    elif draft.gap_left:
+        draft.gap_left -= bool(line.strip())
     else:
         known = draft.heading
         draft.heading = Heading(pid=known.pid, host=known.host)
 
 
-def _header(line: str) -> tuple[str, Any]:
+def _match_header(line: str) -> tuple[str, Any]:
     text = line.lstrip()
-    if text.startswith(_HEADER_STARTS) or row_of(text):
+    if text.startswith(_HEADER_STARTS) or match_thread_row(text):
         for tool, module in _FORMATS.items():
-            if (match := module.header_of(line)) is not None:
+            if (match := module.match_header(line)) is not None:
                 return tool, match
     return "", None
 
 
-def _is_bare(line: str, draft: _Draft) -> bool:
+def _is_headless_stack(line: str, draft: _ProcessDraft) -> bool:
     """
-    Whether a stack of gdb begins without saying whose it is.
+    Return whether a stack of gdb begins without a thread header.
     """
-    if not line.lstrip().startswith(("#0 ", gdb.PY_BT)):
+    if not line.lstrip().startswith(("#0 ", gdb.PYTHON_BACKTRACE)):
         return False
     if draft.tool != "gdb" or not draft.blocks:
         return True
     header, lines = draft.blocks[-1]
-    if is_row(header):
+    if is_thread_row(header):
         return True
-    if line.strip() == gdb.PY_BT:
-        return header is None and any(x.strip() == gdb.PY_BT for x in lines)
+    if line.strip() == gdb.PYTHON_BACKTRACE:
+        return header is None and any(
+            x.strip() == gdb.PYTHON_BACKTRACE for x in lines
+        )
     return header is None and sum(map(_is_frame, lines)) > 1
 
 
 def _is_frame(line: str) -> bool:
-    return gdb.FRAME.match(line.lstrip()) is not None
+    return gdb.FRAME_START.match(line.lstrip()) is not None
 
 
-def _is_statement(line: str, drafts: list[_Draft]) -> bool:
+def _read_process_line(line: str, drafts: list[_ProcessDraft]) -> bool:
     """
-    Whether a line tells of a process; what it tells is kept.
+    Read a line that describes a process; return whether it does.
     """
     draft = drafts[-1]
-    if match := pyspy.PROCESS.match(line):
+    if match := pyspy.PROCESS_LINE.match(line):
         drafts.append(
-            _Draft(
+            _ProcessDraft(
                 tool="py-spy",
                 pid=int(match["pid"]),
                 command=match["command"],
                 heading=Heading() if draft.blocks else draft.heading,
             )
         )
-    elif (pid := gdb.process_id(line)) is not None:
-        if draft.tool in {"", "gdb"} and draft.pid in {UNKNOWN, pid}:
+    elif (pid := gdb.parse_process_id(line)) is not None:
+        if draft.tool in {"", "gdb"} and draft.pid in {UNKNOWN_PID, pid}:
             draft.pid = pid
         else:
-            drafts.append(_Draft(tool="gdb", pid=pid))
-    elif faulthandler.begins_dump(line):
+            drafts.append(_ProcessDraft(tool="gdb", pid=pid))
+    elif faulthandler.is_dump_start(line):
         if draft.blocks:
-            drafts.append(_Draft(tool="faulthandler"))
+            drafts.append(_ProcessDraft(tool="faulthandler"))
     elif (
-        # What stands deeper is a frame, or belongs to one.
+        # An indented line is a frame, or belongs to one.
         not line.startswith("    ")
-        and (heading := heading_of(line)) is not None
+        and (heading := parse_heading(line)) is not None
     ):
         if draft.blocks:
-            drafts.append(_Draft(heading=heading))
+            drafts.append(_ProcessDraft(heading=heading))
         else:
-            draft.heading = _both(draft.heading, heading)
+            draft.heading = _merge_headings(draft.heading, heading)
         text = line.strip()
         if text[0].isalnum() and text[-1] != ":" and not drafts[-1].tool:
-            drafts[-1].patience = _PATIENCE
+            drafts[-1].gap_left = _MOST_GAP
     else:
         return False
     return True
 
 
-def _both(older: Heading, newer: Heading) -> Heading:
+def _merge_headings(older: Heading, newer: Heading) -> Heading:
     known = attrs.asdict(newer)
     return attrs.evolve(
         older, **{k: v for k, v in known.items() if v is not None and v != ()}
     )
 
 
-def _successor(draft: _Draft, tool: str) -> _Draft:
-    # Two tools may have looked at what one heading announced.
+def _next_draft(draft: _ProcessDraft, tool: str) -> _ProcessDraft:
+    # Two tools may have dumped the process of one heading.
     if draft.tool != tool and draft.heading != Heading():
-        return _Draft(pid=draft.pid, heading=draft.heading)
-    return _Draft()
+        return _ProcessDraft(pid=draft.pid, heading=draft.heading)
+    return _ProcessDraft()
 
 
-def _continues(draft: _Draft, tool: str, match: Any) -> bool:
+def _is_same_process(draft: _ProcessDraft, tool: str, match: Any) -> bool:
     """
-    Whether a thread with this header belongs to the process before it.
+    Return whether a thread with this header belongs to the last process.
     """
     if not draft.blocks:
         return draft.tool in {"", tool}
-    if draft.tool != tool or draft.seen & _marks(tool, match):
+    if draft.tool != tool or draft.seen_marks & _thread_marks(tool, match):
         return False
-    if is_row(match) and ("lwp", match["row_lwp"]) in draft.seen:
+    if is_thread_row(match) and ("lwp", match["row_lwp"]) in draft.seen_marks:
         return True
 
     if tool == "gdb":
-        # It counts down to 1.
+        # gdb numbers threads down to 1.
         last = draft.blocks[-1][0]
-        return len(draft.seen) < 4 or (
+        return len(draft.seen_marks) < 4 or (
             last is None or last.groupdict().get("number") != "1"
         )
     if tool in {"py-spy", "traceback"}:
         return True
 
-    # Both write the main thread last, the one in which the program begins.
+    # Both tools write the main thread last; it begins in <module>.
     lines = [x for x in draft.blocks[-1][1] if "File " in x]
     outermost = lines[0 if tool == "pystack" else -1] if lines else ""
     return not outermost.rstrip().endswith("in <module>")
 
 
-def _marks(tool: str, match: Any) -> set[tuple[str, str]]:
+def _thread_marks(tool: str, match: Any) -> set[tuple[str, str]]:
     """
-    What only one thread of a process has.
+    Return the marks that only one thread of a process has.
     """
     groups = match.groupdict()
     marks = {
@@ -470,14 +473,14 @@ def _marks(tool: str, match: Any) -> set[tuple[str, str]]:
     return marks
 
 
-def _build(draft: _Draft) -> ProcessStacks:
+def _build_process(draft: _ProcessDraft) -> ProcessStacks:
     heading = draft.heading
     pid = draft.pid
-    if pid == UNKNOWN and heading.pid is not None:
+    if pid == UNKNOWN_PID and heading.pid is not None:
         pid = heading.pid
-    threads = tuple(_threads(draft, pid))
-    if pid == UNKNOWN and draft.tool in {"gdb", "pystack", "py-spy"}:
-        pid = _pid_of_main(threads)
+    threads = tuple(_parse_threads(draft, pid))
+    if pid == UNKNOWN_PID and draft.tool in {"gdb", "pystack", "py-spy"}:
+        pid = _main_thread_pid(threads)
     if pid in {thread.thread_id for thread in threads}:
         threads = tuple(
             attrs.evolve(t, is_main=t.thread_id == pid) for t in threads
@@ -490,28 +493,30 @@ def _build(draft: _Draft) -> ProcessStacks:
         rank=heading.rank,
         world_size=heading.world_size,
         host=heading.host,
-        coordinates=heading.coordinates or coordinates_of(draft.command),
-        kernels=parse_kernels("\n".join(draft.gpu)) if draft.gpu else (),
+        coordinates=heading.coordinates or parse_coordinates(draft.command),
+        kernels=parse_kernels("\n".join(draft.gpu_lines))
+        if draft.gpu_lines
+        else (),
     )
 
 
-def _threads(draft: _Draft, pid: int) -> Iterable[ThreadStack]:
+def _parse_threads(draft: _ProcessDraft, pid: int) -> Iterable[ThreadStack]:
     if draft.tool == "py-spy":
-        return [pyspy.read_thread(h, lines, pid) for h, lines in draft.blocks]
+        return [pyspy.parse_thread(h, lines, pid) for h, lines in draft.blocks]
     if draft.tool == "gdb":
-        return gdb.read_threads(draft.blocks)
+        return gdb.parse_threads(draft.blocks)
     if draft.tool in {"pystack", "traceback"}:
-        read = _FORMATS[draft.tool].read_thread
+        read = _FORMATS[draft.tool].parse_thread
         return [read(header, lines) for header, lines in draft.blocks]
-    return faulthandler.mark_main(
-        [faulthandler.read_thread(h, lines) for h, lines in draft.blocks]
+    return faulthandler.mark_main_thread(
+        [faulthandler.parse_thread(h, lines) for h, lines in draft.blocks]
     )
 
 
-def _pid_of_main(threads: Iterable[ThreadStack]) -> int:
+def _main_thread_pid(threads: Iterable[ThreadStack]) -> int:
     """
-    The main thread has the number of its process, if it is one of the kernel.
+    Return the id of the main thread, which is the pid, unless it is a pointer.
     """
     known = (t.thread_id for t in threads if t.is_main)
     number = next(known, None)
-    return UNKNOWN if number is None or number >= 1 << 31 else number
+    return UNKNOWN_PID if number is None or number >= 1 << 31 else number

@@ -1,8 +1,8 @@
 """
-What do Python programs print that dump their own threads?
+Parse thread dumps that Python programs print with ``traceback``.
 
-pytest-timeout and its imitators write a heading per thread, and below it what
-the :mod:`traceback` module makes of it: outermost frame first.
+pytest-timeout and similar tools write a header per thread, and below it the
+output of the :mod:`traceback` module: outermost frame first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 from ..model import StackFrame, ThreadStack
-from .gdb import make_frame, shorten, with_code
+from .gdb import attach_code, make_frame, shorten
 
 
 _HEADER = re.compile(
@@ -24,15 +24,12 @@ _FRAME = re.compile(
 _MOST_HEADER = 700
 
 
-def header_of(line: str) -> re.Match[str] | None:
+def match_header(line: str) -> re.Match[str] | None:
     """
-    Does this line begin the stack of a thread?
-
-    Args:
-        line: One line of the output.
+    Match the header line of a thread.
 
     Returns:
-        What to give to :func:`read_thread`, or ``None``.
+        The argument for :func:`parse_thread`, or ``None``.
     """
     text = line.strip()
     if len(text) > _MOST_HEADER or not text.startswith("~~"):
@@ -40,19 +37,16 @@ def header_of(line: str) -> re.Match[str] | None:
     return _HEADER.fullmatch(text)
 
 
-def read_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
+def parse_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     """
-    What is this thread doing?
+    Parse the stack of one thread.
 
     Args:
-        match: What *header_of* returned.
+        match: From :func:`match_header`.
 
-        lines: The lines that follow.
-
-    Returns:
-        The thread.
+        lines: The lines after the header.
     """
-    frames = list(with_code((line, frame_of(line)) for line in lines))
+    frames = list(attach_code((line, parse_frame(line)) for line in lines))
     return ThreadStack(
         name=match["name"],
         thread_id=int(match["id"]),
@@ -61,15 +55,9 @@ def read_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     )
 
 
-def frame_of(line: str) -> StackFrame | None:
+def parse_frame(line: str) -> StackFrame | None:
     """
-    Is this line of a traceback a frame?
-
-    Args:
-        line: One line of the output.
-
-    Returns:
-        The frame, or ``None``.
+    Parse one line of a traceback; ``None`` if it is no frame.
     """
     match = _FRAME.fullmatch(shorten(line).strip())
     if match is None:

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import json
 
-from distdebug.diagnosis.log_evidence import find_places, read_nodes
+from distdebug.diagnosis.log_evidence import (
+    find_log_sources,
+    read_node_evidence,
+)
 from distdebug.errors import BundleError
 from distdebug.findings import Missing
-from distdebug.health import environs_of, judge_node_facts, node_facts
+from distdebug.health import check_node_json, parse_node_json, worker_environs
 from distdebug.nsight.reports import join_workers
 from distdebug.snapshots import (
     Manifest,
@@ -18,12 +21,12 @@ from distdebug.snapshots import (
     read_parts,
     write_manifest,
 )
-from distdebug.snapshots.bundle import read_manifest, run_in_mark
+from distdebug.snapshots.bundle import read_manifest, read_marker_run
 from distdebug.snapshots.debug_server import (
-    Told,
-    keep_told,
+    RankAnswers,
     read_addresses,
     read_page,
+    save_rank_answers,
 )
 
 from ..places import file_of, folder_of
@@ -56,10 +59,10 @@ def parts(data: bytes) -> object:
     A snapshot in parts.
     """
     folder = folder_of(data, "parts")
-    run_in_mark(folder)
+    read_marker_run(folder)
     merge_manifests(read_parts(folder), version="1", created=0.0)
-    found = find_places([folder])
-    return read_nodes(found.nodes, {}) and None
+    found = find_log_sources([folder])
+    return read_node_evidence(found.nodes, {}) and None
 
 
 def _nodes() -> list[bytes]:
@@ -73,9 +76,9 @@ def node_json(data: bytes) -> object:
     Facts about a node.
     """
     told = json.loads(data)
-    environs_of(told)
-    facts = node_facts(told, host="node0")
-    return facts.host, judge_node_facts(told, host="node0", ranks={7: 3})
+    worker_environs(told)
+    facts = parse_node_json(told, host="node0")
+    return facts.host, check_node_json(told, host="node0", ranks={7: 3})
 
 
 @target(ValueError, RecursionError)
@@ -96,10 +99,10 @@ def debug_server_page(data: bytes) -> object:
     read_addresses(page)
     shown = []
     for rank, section in list(read_page(page).items())[:50]:
-        told = Told(place=section.place, asked=1.7e9)
-        told.hear("stack", section.text)
-        told.hear("dump", section.text)
-        for file in keep_told(told, rank, 8, folder_of(b"", "told")):
+        told = RankAnswers(endpoint=section.endpoint, asked_at=1.7e9)
+        told.add_answer("stack", section.text)
+        told.add_answer("dump", section.text)
+        for file in save_rank_answers(told, rank, 8, folder_of(b"", "told")):
             file.read_bytes()
         shown += told.missing.values()
     return shown

@@ -9,17 +9,21 @@ import json
 from distdebug.debugger import Listing, parse_command
 from distdebug.debugger.client.model import (
     Process,
-    Silent,
-    outputs_of,
+    SilentProcess,
+    parse_process,
+    parse_relay_ranks,
+    parse_stack_texts,
     process_key,
-    process_of,
-    ranks_known,
     read_output,
     stack_text,
-    texts_told,
+    thread_answer,
 )
-from distdebug.debugger.inside.agent import answer as answer_to
-from distdebug.debugger.protocol import Feed, WireError, pack
+from distdebug.debugger.inside.agent import handle_request
+from distdebug.debugger.protocol import (
+    MessageDecoder,
+    WireError,
+    encode_message,
+)
 
 from ..target import target
 
@@ -52,12 +56,12 @@ def debugger_frames(data: bytes) -> object:
     """
     Answers of ranks, in pieces.
     """
-    feed, shown = Feed(), []
+    decoder, shown = MessageDecoder(), []
     for start in range(0, len(data), 4096):
-        for answer in feed.take(data[start : start + 4096]):
-            process = process_of("socket", answer)
+        for answer in decoder.decode(data[start : start + 4096]):
+            process = parse_process("socket", answer)
             process_key(process, answer)
-            output = read_output(process, outputs_of(answer, "1"))
+            output = read_output(process, thread_answer(answer, "1"))
             stack_text(answer.get("threads"))
             shown += [_line(process), output.text, output.state]
     return shown
@@ -86,10 +90,10 @@ def debugger_requests(data: bytes) -> object:
     """
     What somebody asks a rank that holds no thread.
     """
-    for request in Feed().take(data):
+    for request in MessageDecoder().decode(data):
         # These run code of the owner, or stop this very thread.
         if str(request.get("op")) not in {"eval", "interrupt"}:
-            pack(answer_to(request))
+            encode_message(handle_request(request))
 
 
 def _relays() -> list[bytes]:
@@ -104,10 +108,10 @@ def debugger_relay(data: bytes) -> object:
     What the relay of another node answers.
     """
     shown = []
-    for answer in Feed().take(data):
-        shown += texts_told(answer)
-        if known := ranks_known(answer):
-            silent = [Silent(host="a", pid=pid) for pid in known.silent]
+    for answer in MessageDecoder().decode(data):
+        shown += parse_stack_texts(answer)
+        if known := parse_relay_ranks(answer):
+            silent = [SilentProcess(host="a", pid=pid) for pid in known.silent]
             shown += [known.folder, *known.ranks]
             shown.append(Listing(silent=silent))
     return shown

@@ -25,7 +25,7 @@ from distdebug.flight_recorder import (
 )
 from distdebug.flight_recorder.reading import decode
 from distdebug.flight_recorder.reading.assemble import Tables, parse_frames
-from distdebug.flight_recorder.reading.decode import load_plain
+from distdebug.flight_recorder.reading.decode import load_plain_pickle
 from distdebug.flight_recorder.reading.files import FileName
 from distdebug.testing import SimulatedJob, plain_dump
 from distdebug.testing.dumps import torch_pickle
@@ -86,8 +86,10 @@ def _decoded(data: bytes, *, is_limited: bool) -> object:
     """
     path = str(file_of(data, "dump_rank_0"))
     with patch.object(decode, "limit_process", lambda _: is_limited):
-        message = decode.answer({"path": path})
-        frames = decode.answer({"path": path, "rows": [0, 1, -1, 1 << 40]})
+        message = decode.answer_request({"path": path})
+        frames = decode.answer_request(
+            {"path": path, "rows": [0, 1, -1, 1 << 40]}
+        )
     name = FileName(0, "", "dump_rank_", is_dump_like=True)
     file = DumpFile(path, name, "host", 1.7e9)
     tables = Tables()
@@ -111,7 +113,9 @@ def dump_careful(data: bytes) -> object:
     """
     A pickle, by the reader that forgives.
     """
-    return repr(load_plain(data).damage), _decoded(data, is_limited=False)
+    return repr(load_plain_pickle(data).damage), _decoded(
+        data, is_limited=False
+    )
 
 
 # Python's reader may ask for much at once; a limit of its process holds it.

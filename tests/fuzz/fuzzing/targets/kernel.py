@@ -10,17 +10,17 @@ from unittest.mock import patch
 
 from distdebug.capture.blockers import explain_failure
 from distdebug.health import gpu
-from distdebug.health.gpu import gpu_of_row, judge_gpus
-from distdebug.health.host import judge_limits, read_limits
+from distdebug.health.gpu import check_gpus, parse_gpu_row
+from distdebug.health.host import check_limits, read_limits
 from distdebug.health.kernel import (
-    Circumstances,
+    JobContext,
+    check_kernel_events,
     find_events,
-    judge_events,
     parse_kernel_lines,
 )
 from distdebug.health.memory import (
-    judge_memory,
-    judge_pressure,
+    check_memory,
+    check_pressure,
     read_memory,
     read_pressure,
 )
@@ -35,7 +35,7 @@ from distdebug.processes import (
     read_threads,
 )
 from distdebug.processes.environ import read_maps
-from distdebug.processes.threads import target_of
+from distdebug.processes.threads import describe_target
 
 from ..places import folder_of
 from ..target import target
@@ -49,8 +49,8 @@ def kernel_log(data: bytes) -> object:
     lines = data.decode("utf-8", "replace").split("\n")
     told = parse_kernel_lines(lines, booted=1.7e9, now=1.8e9)
     events = find_events(told)
-    return [x.text for x in told[:50]], judge_events(
-        events, Circumstances(host="node0", now=1.8e9)
+    return [x.text for x in told[:50]], check_kernel_events(
+        events, JobContext(host="node0", now=1.8e9)
     )
 
 
@@ -64,8 +64,8 @@ def _ask_tool(data: bytes) -> object:
     def run(*_: object) -> tuple[int, str]:
         return status, parts.pop(0) if len(parts) > 1 else parts[0]
 
-    with patch.object(gpu, "_run", run):
-        return gpu.gpus_by_tool("nvidia-smi", timeout_s=1.0, brief=False)
+    with patch.object(gpu, "_run_nvidia_smi", run):
+        return gpu.query_nvidia_smi("nvidia-smi", timeout_s=1.0, brief=False)
 
 
 @target(OSError)
@@ -74,7 +74,7 @@ def nvidia_smi(data: bytes) -> object:
     What ``nvidia-smi`` answers, question by question.
     """
     gpus = _ask_tool(data)
-    return judge_gpus(gpus, host="node0")
+    return check_gpus(gpus, host="node0")
 
 
 @target(ValueError, RecursionError)
@@ -85,8 +85,8 @@ def gpu_row(data: bytes) -> object:
     row = json.loads(data)
     texts = row if isinstance(row, dict) else {}
     known = {k: v for k, v in texts.items() if isinstance(v, str)}
-    gpu = gpu_of_row(known, remapped=("Yes", "No"))
-    return gpu.name, judge_gpus([gpu], host="node0")
+    gpu = parse_gpu_row(known, remapped=("Yes", "No"))
+    return gpu.name, check_gpus([gpu], host="node0")
 
 
 @target()
@@ -110,14 +110,14 @@ def proc(data: bytes) -> object:
     calls = [read_system_call(7, number, root) for number in threads]
     read_maps(7, root)
     read_environ(7, root)
-    target_of(7, "poll", [1 << 63, 9], root)
+    describe_target(7, "poll", [1 << 63, 9], root)
     workers = find_workers(root=root)
     limits = read_limits([7], proc=root)
     return (
         [x.name for x in threads.values()],
         [call for call in calls if call],
         [(w.title if hasattr(w, "title") else "") for w in workers],
-        judge_limits(limits),
+        check_limits(limits),
     )
 
 
@@ -129,7 +129,7 @@ def memory(data: bytes) -> object:
     root = str(folder_of(data, "proc"))
     pressure = read_pressure(proc=root, cgroup=f"{root}/cgroup")
     found = read_memory([7], proc=root)
-    return judge_pressure(pressure), judge_memory(found)
+    return check_pressure(pressure), check_memory(found)
 
 
 @target()

@@ -9,7 +9,7 @@ from distdebug.identity import identify
 from distdebug.nsight import match_worker
 from distdebug.nsight.runtime_env import parse_step_range
 from distdebug.processes import compile_patterns
-from distdebug.processes.roles import parse_title, rank_of_title
+from distdebug.processes.roles import parse_coordinates, rank_from_coordinates
 from distdebug.ranks import (
     Mesh,
     fold_ranks,
@@ -106,4 +106,4 @@ def titles(data: bytes) -> object:
     text = _text(data)
     pairs = [x.partition("=") for x in text.split("\n")]
     identify({name: value for name, _, value in pairs})
-    return rank_of_title(parse_title(text))
+    return rank_from_coordinates(parse_coordinates(text))

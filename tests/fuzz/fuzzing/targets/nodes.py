@@ -10,24 +10,24 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 from distdebug.errors import NodesError
-from distdebug.nodes import Ended, shared_env, slurm, unpack_answer
+from distdebug.nodes import CompletedCommand, shared_env, slurm, unpack_answer
 from distdebug.nodes.results import (
+    NodeFailure,
     NodeStatus,
-    Trouble,
-    ended_from_line,
-    ended_to_line,
+    completed_from_line,
+    completed_to_line,
 )
 from distdebug.ray import debugger_checks, debugger_child
 
 from ..target import target
 
 
-def _slurm(answer: Callable[[list[str]], Ended]) -> object:
+def _slurm(answer: Callable[[list[str]], CompletedCommand]) -> object:
     with (
         patch.object(slurm, "run_process", lambda argv, **_: answer(argv)),
         patch.object(slurm, "_tool", lambda name: name),
     ):
-        return slurm.Slurm(job="7").places()
+        return slurm.Slurm(job="7").srun_prefixes()
 
 
 @target(NodesError)
@@ -37,8 +37,8 @@ def squeue(data: bytes) -> object:
     """
     first, _, second = data.partition(b"\n@@@\n")
 
-    def answer(argv: list[str]) -> Ended:
-        return Ended(0, first if argv[0] == "squeue" else second)
+    def answer(argv: list[str]) -> CompletedCommand:
+        return CompletedCommand(0, first if argv[0] == "squeue" else second)
 
     return _slurm(answer)
 
@@ -48,18 +48,21 @@ def slurm_complaint(data: bytes) -> object:
     """
     What Slurm's tools complain of.
     """
-    trouble = slurm._trouble(Ended(1, b"", data))
-    shown = trouble.reason if trouble else ""
+    failure = slurm._slurm_failure(CompletedCommand(1, b"", data))
+    shown = failure.reason if failure else ""
     try:
-        return shown, _slurm(lambda _: Ended(1, b"", data))
+        return shown, _slurm(lambda _: CompletedCommand(1, b"", data))
     except NodesError as exc:
         return shown, str(exc)
 
 
 def _lines() -> list[bytes]:
-    trouble = Trouble(NodeStatus.DEAD, "gone", "wait")
-    found = (Ended(0, b"out", b"err"), Ended(None, trouble=trouble))
-    return [ended_to_line(x).encode() for x in found]
+    failure = NodeFailure(NodeStatus.DEAD, "gone", "wait")
+    found = (
+        CompletedCommand(0, b"out", b"err"),
+        CompletedCommand(None, failure=failure),
+    )
+    return [completed_to_line(x).encode() for x in found]
 
 
 @target(seeds=_lines)
@@ -69,9 +72,9 @@ def node_wire(data: bytes) -> object:
     """
     text = data.decode("utf-8", "replace")
     unpack_answer("mark", text)
-    ended = ended_from_line(text)
-    ended_to_line(ended)
-    return ended.status
+    completed = completed_from_line(text)
+    completed_to_line(completed)
+    return completed.status
 
 
 def _seeds() -> list[bytes]:
@@ -86,4 +89,6 @@ def ray_tables(data: bytes) -> object:
     text = data.decode("utf-8", "replace")
     debugger_checks.split_address(text[:200])
     shared_env(debugger_child._loads(text))
-    return debugger_checks._judged("dashboard", "host:1", data, "2.50.1")
+    return debugger_checks._parse_dashboard_reply(
+        "dashboard", "host:1", data, "2.50.1"
+    )

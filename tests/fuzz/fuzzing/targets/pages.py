@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from itertools import cycle, islice
 from unittest.mock import patch
 
-from distdebug.diagnosis import Seen
+from distdebug.diagnosis import DiagnosisInputs
 from distdebug.diagnosis.log_evidence import read_logs
 from distdebug.diagnosis.log_join import diagnose_logs
 from distdebug.findings import (
@@ -67,7 +67,7 @@ class _Tags(HTMLParser):
         }
 
 
-def _diagnosis(texts: list[str], seen: Seen) -> Diagnosis:
+def _diagnosis(texts: list[str], seen: DiagnosisInputs) -> Diagnosis:
     """
     One in which every text is somebody else's.
     """
@@ -101,9 +101,9 @@ def _diagnosis(texts: list[str], seen: Seen) -> Diagnosis:
     )
 
 
-_TEMPLATES = pages._templates()
+_TEMPLATES = pages._load_templates()
 _PLAIN = _Tags()
-_PLAIN.feed(report_html(_diagnosis(["a"], Seen())))
+_PLAIN.feed(report_html(_diagnosis(["a"], DiagnosisInputs())))
 # What else the parts about stacks and logs are made of.
 _KINDS = _PLAIN.kinds | {
     *("a", "blockquote", "button", "dl", "dd", "dt", "form", "input"),
@@ -118,7 +118,7 @@ def page(data: bytes) -> object:
     """
     texts = data.decode("utf-8", "replace").split("\n@@@\n")
     file = file_of(data, "page/rank0.log")
-    seen = Seen(
+    seen = DiagnosisInputs(
         paths=(texts[0][:200],),
         stacks=read_stack_files(file).stacks,
         logs=read_logs([file]),

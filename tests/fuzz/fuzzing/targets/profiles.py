@@ -5,10 +5,10 @@ What nsys prints and writes.
 from __future__ import annotations
 
 from distdebug.nsight import find_nsys_reports, reports
-from distdebug.nsight.doctor import read_switches
-from distdebug.nsight.patch import judge_source, mend_source
+from distdebug.nsight.doctor import parse_help_options
+from distdebug.nsight.patch import classify_source, patch_source
 from distdebug.nsight.reports import (
-    WorkerLogs,
+    RayWorkerLogs,
     join_workers,
     parse_report_name,
 )
@@ -22,7 +22,7 @@ def nsys_csv(data: bytes) -> object:
     """
     A table of ``nsys stats``.
     """
-    rows = reports._rows([file_of(data, "out_nvtx_sum.csv")])
+    rows = reports._read_rows([file_of(data, "out_nvtx_sum.csv")])
     return reports.ReportSummary(path="report", ranges=rows)
 
 
@@ -32,8 +32,8 @@ def nsys_help(data: bytes) -> object:
     What nsys tells of its own options and tables.
     """
     text = data.decode("utf-8", "replace")
-    read_switches(text)
-    return len(reports._chosen(reports._known(text)))
+    parse_help_options(text)
+    return len(reports._select_tables(reports._parse_table_names(text)))
 
 
 @target()
@@ -44,7 +44,7 @@ def nsys_reports(data: bytes) -> object:
     folder = folder_of(data, "nsys")
     for name in data.decode("utf-8", "replace").split("\n")[:50]:
         parse_report_name(name[:1000])
-    WorkerLogs().of(folder, 4711)
+    RayWorkerLogs().of(folder, 4711)
     found = find_nsys_reports(folder)
     workers = [{"host": "h", "pid": 4711, "rank": 3, "logs": ["x"]}]
     return found, join_workers(found.reports, workers)
@@ -60,6 +60,6 @@ def nsight_plugin(data: bytes) -> object:
     """
     The source of Ray's plugin, as some version has it.
     """
-    state = judge_source(data)
-    mend_source(data)
+    state = classify_source(data)
+    patch_source(data)
     return str(state)

@@ -24,7 +24,7 @@ from distdebug.ray import (
     system_logs,
     worker_logs,
 )
-from distdebug.ray.log_tail import hear
+from distdebug.ray.log_tail import parse_log_tail
 
 from ..places import file_of, folder_of, parcel_of
 from ..target import HERE, target
@@ -138,7 +138,7 @@ def ray_worker(data: bytes) -> object:
     """
     What a worker printed last.
     """
-    hear(data.decode("utf-8", "replace"))
+    parse_log_tail(data.decode("utf-8", "replace"))
     return _one(data, f"worker-{'ab' * 28}-01000000-28115.err")
 
 

@@ -8,7 +8,7 @@ import json
 import os
 
 from distdebug.errors import ConfigError, RulesError
-from distdebug.logs import detect_phase, load_book, scan_logs
+from distdebug.logs import detect_phase, load_framework_rules, scan_logs
 from distdebug.logs import load_rules as load_log_rules
 from distdebug.stacks.rules import load_rules as load_stack_rules
 from distdebug.watching import HangDebugConfig
@@ -81,6 +81,6 @@ def book(data: bytes) -> object:
     What a framework prints as it starts.
     """
     path = file_of(data, "book.toml")
-    found = load_book(path)
+    found = load_framework_rules(path)
     lines = ["a" * 300, found.name, found.title, "loading 3/7"]
     return detect_phase("\n".join([*lines, ""]), rules=[path])

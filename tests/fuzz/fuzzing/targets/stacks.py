@@ -4,8 +4,8 @@ Stacks of all tools, and what is concluded from them.
 
 from __future__ import annotations
 
-from distdebug.capture.sample import digests_of
-from distdebug.snapshots.debug_server import is_dump, process_in
+from distdebug.capture.sample import parse_digests
+from distdebug.snapshots.debug_server import is_dump_json, parse_process
 from distdebug.stacks import (
     StackFiles,
     explain_ranks,
@@ -64,7 +64,7 @@ def pyspy_json(data: bytes) -> object:
     """
     ``py-spy dump --json``.
     """
-    digests_of(data.decode("utf-8", "replace"))
+    parse_digests(data.decode("utf-8", "replace"))
     return _read(data, "pyspy_host_7.json")
 
 
@@ -131,6 +131,6 @@ def debug_server_stack(data: bytes) -> object:
     What a rank answers that is asked for its stacks, or for its dump.
     """
     text = data.decode("utf-8", "replace")
-    is_dump(text)
-    process = process_in(text)
+    is_dump_json(text)
+    process = parse_process(text)
     return process and explain_stacks([process])

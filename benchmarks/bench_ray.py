@@ -1,7 +1,7 @@
 """
 How long does it take to find the logs of an actor among thousands?
 
-Run it as ``python benchmarks/bench_raylogs.py``.  Every number is the best of
+Run it as ``python benchmarks/bench_ray.py``.  Every number is the best of
 several runs in fresh processes, in seconds; ``grep -l`` is given the same
 files, and the beginning of one stream of each worker only.  The slope is how
 the time grows: 1 is in proportion to the number of workers.
@@ -23,14 +23,14 @@ from measured import slope
 
 PROGRAMS = {
     "find class": """
-from distdebug.ray.worker_logs import find_actor_logs
+from distdebug.ray.actor_logs import find_actor_logs
 start = time.perf_counter()
 found = find_actor_logs("Trainer*", sys.argv[1])
 seconds = time.perf_counter() - start
 assert [log.actor_repr for log in found] == ["TrainerActor(rank=0)"], found
 """,
     "find line": """
-from distdebug.ray.worker_logs import find_actor_logs
+from distdebug.ray.actor_logs import find_actor_logs
 start = time.perf_counter()
 found = find_actor_logs("(TrainerActor pid=1001, ip=10.0.0.7)", sys.argv[1])
 seconds = time.perf_counter() - start

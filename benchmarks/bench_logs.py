@@ -1,7 +1,7 @@
 """
 How long does it take to find what went wrong in logs, and how much memory?
 
-Run it as ``python benchmarks/bench_logscan.py --mb 16 128 1024``.  Each number
+Run it as ``python benchmarks/bench_logs.py --mb 16 128 1024``.  Each number
 is the best of several fresh processes, on the same files, which are in the
 cache of the system.  What matters are
 
