@@ -19,7 +19,7 @@ import pytest
 import distdebug
 
 from distdebug.debugger import connect, job_environment
-from distdebug.debugger.client import calls
+from distdebug.debugger.client import connections
 from distdebug.errors import DebuggerError
 
 
@@ -358,7 +358,7 @@ def test_a_function_that_came_by_value(start, tmp_path, monkeypatch):
     assert f"{driver} is not on this node" in refused
 
     monkeypatch.setattr(
-        calls,
+        connections,
         "read_ordinary",
         lambda file, most: BY_VALUE.encode() if str(driver) == file else b"",
     )

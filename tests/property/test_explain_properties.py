@@ -21,7 +21,7 @@ from distdebug.stacks import (
     ThreadStack,
     explain_stacks,
 )
-from distdebug.stacks.threads import explain_process
+from distdebug.stacks.explain_process import explain_process
 
 
 C10D = "torch/distributed/distributed_c10d.py"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .attach import node_lock as node_lock
     from .blockers import Check as Check
     from .blockers import check_blocks as check_blocks
+    from .capture_checks import check_capture as check_capture
     from .model import Attempt as Attempt
     from .model import Capture as Capture
     from .model import CaptureStatus as CaptureStatus
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from .model import write_capture as write_capture
     from .node import capture_node as capture_node
     from .node import capture_process as capture_process
-    from .rights import check_capture as check_capture
     from .tool import ToolOutput as ToolOutput
     from .tool import find_tool as find_tool
     from .tool import run_tool as run_tool

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .client.calls import select_processes as select_processes
+    from .client.client import DebugClient as DebugClient
+    from .client.client import connect as connect
     from .client.commands import Command as Command
     from .client.commands import parse_command as parse_command
-    from .client.connecting import DebugClient as DebugClient
-    from .client.connecting import connect as connect
+    from .client.connections import select_processes as select_processes
     from .client.listing import listing_text as listing_text
     from .client.local import arm_process as arm_process
     from .client.local import arming_hints as arming_hints

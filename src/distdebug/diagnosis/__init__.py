@@ -9,10 +9,10 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .hosts import DiagnosisInputs as DiagnosisInputs
-    from .hosts import combine_stacks as combine_stacks
-    from .hosts import inputs_of as inputs_of
     from .log_evidence import LogEvidence as LogEvidence
+    from .rank_state import DiagnosisInputs as DiagnosisInputs
+    from .rank_state import combine_stacks as combine_stacks
+    from .rank_state import inputs_of as inputs_of
     from .root_cause import diagnose as diagnose
 else:
     from .._lazy import lazy_names

@@ -33,7 +33,7 @@ from ..flight_recorder import (
 from ..ranks import ranks_text
 from ..stacks import ProcessStacks, conjugate
 from ..waits import Wait
-from .hosts import (
+from .rank_state import (
     ALIVE_STATES,
     WAIT_CAUSES,
     HostView,

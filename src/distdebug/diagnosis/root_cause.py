@@ -29,15 +29,15 @@ from ..stacks import (
     is_stack_file,
     read_stack_files,
 )
-from .hosts import (
+from .log_evidence import LogEvidence, read_logs
+from .order import diagnose_logs, join_logs
+from .rank_state import (
     DiagnosisInputs,
     all_exited_cleanly,
     build_host_views,
     combine_stacks,
     diagnose_stacks,
 )
-from .log_evidence import LogEvidence, read_logs
-from .log_join import diagnose_logs, join_logs
 from .refine import recheck_running_job, refine
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..errors import RecorderError, TooLateError
 from .recording.dump import Recording, begin_recording, end_recording
-from .recording.extras import Extras
+from .recording.job_hooks import Extras
 from .recording.plan import (
     Options,
     RecorderSettings,

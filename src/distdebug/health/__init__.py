@@ -3,7 +3,7 @@ Check nodes and the environment variables of workers.
 
 :func:`~distdebug.health.node.check_node` checks this node,
 :func:`~distdebug.health.node.check_node_json` checks a node in a snapshot,
-and :func:`~distdebug.health.environment.check_environment` compares the
+and :func:`~distdebug.health.environment_checks.check_environment` compares the
 variables of all workers.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .environment import check_environment as check_environment
+    from .environment_checks import check_environment as check_environment
     from .gpu import Gpu as Gpu
     from .gpu import read_gpu_rows as read_gpu_rows
     from .gpu import read_gpus as read_gpus

@@ -657,7 +657,7 @@ def worker_environs(
 
     Returns:
         One environment per worker, as
-        :func:`~distdebug.health.environment.check_environment` takes them.
+        :func:`~distdebug.health.environment_checks.check_environment` takes them.
     """
     environs = []
     for entry in _as_list(_as_dict(node_json).get("variables")):

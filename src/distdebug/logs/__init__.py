@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from .collectives.collect import (
         read_collective_logs as read_collective_logs,
     )
-    from .collectives.conclude import (
-        collective_findings as collective_findings,
-    )
     from .collectives.model import CollectiveLogs as CollectiveLogs
     from .collectives.model import LogRecord as LogRecord
     from .collectives.model import rank_origins as rank_origins
+    from .collectives.root_causes import (
+        collective_findings as collective_findings,
+    )
     from .lines import PACKED_SUFFIXES as PACKED_SUFFIXES
     from .lines import READ_ERRORS as READ_ERRORS
     from .lines import LogLine as LogLine

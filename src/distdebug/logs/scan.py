@@ -17,7 +17,7 @@ import attrs
 from .._text import list_text
 from ..errors import LogError, NoLogsError
 from ..findings import Missing
-from .groups import (
+from .event_groups import (
     EventGroup,
     GroupKey,
     build_groups,
@@ -26,9 +26,9 @@ from .groups import (
     make_finding,
     merge_event_groups,
 )
+from .file_search import Event, FilePart, is_packed, read_part
 from .lines import READ_ERRORS, walk_logs
 from .model import LogGroup, ScanReport, TraceGroup
-from .part import Event, FilePart, is_packed, read_part
 from .rules import RuleSet, make_rule_set, read_rules
 
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from .debugger_sessions import RayDebuggerCheck as RayDebuggerCheck
     from .debugger_sessions import RayDebugSession as RayDebugSession
     from .debugger_sessions import ray_debug_sessions as ray_debug_sessions
-    from .driver import DriverLog as DriverLog
-    from .driver import DriverSource as DriverSource
-    from .driver import Failure as Failure
-    from .driver import OriginMatch as OriginMatch
-    from .driver import driver_findings as driver_findings
-    from .driver import find_driver_logs as find_driver_logs
-    from .driver import map_origins as map_origins
+    from .driver_model import DriverLog as DriverLog
+    from .driver_model import DriverSource as DriverSource
+    from .driver_model import Failure as Failure
+    from .driver_model import OriginMatch as OriginMatch
+    from .driver_model import driver_findings as driver_findings
+    from .driver_model import find_driver_logs as find_driver_logs
+    from .driver_model import map_origins as map_origins
     from .driver_output import driver_lines as driver_lines
     from .driver_output import read_driver_log as read_driver_log
     from .sessions import LogPart as LogPart

@@ -16,7 +16,7 @@ from ..errors import DistdebugError, LogError, NoLogsError
 from ..findings import Location, Missing
 from ..logs import READ_ERRORS, LogLine, Origin, read_lines
 from .death_model import parse_memory_notes, parse_rank
-from .driver import DriverLog, DriverSource, Failure, FailureKind
+from .driver_model import DriverLog, DriverSource, Failure, FailureKind
 
 
 _MOST_LINES = 200

@@ -2,7 +2,7 @@
 Build the section with the call matrix: every call of every rank.
 
 Adds lateness, code lines, and transfers to the views of
-:mod:`~distdebug.report.matrix_cells`, and packs them for the script that draws
+:mod:`~distdebug.report.call_matrix`, and packs them for the script that draws
 them.
 """
 
@@ -35,9 +35,7 @@ from ..flight_recorder import (
     find_channels,
     shape_texts,
 )
-from .format import Section
-from .graph import summarize_ranks
-from .matrix_cells import (
+from .call_matrix import (
     Arrivals,
     RecordedCalls,
     View,
@@ -46,6 +44,8 @@ from .matrix_cells import (
     fold_tables,
     read_recorded_calls,
 )
+from .format import Section
+from .graph import summarize_ranks
 
 
 # Steps of the scale per factor of ten; it begins at 1 µs.

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from .collect import snapshot as snapshot
     from .collect import snapshot_everywhere as snapshot_everywhere
     from .debug_server import collect_debug_server as collect_debug_server
-    from .node import MAX_DUMP_BYTES as MAX_DUMP_BYTES
-    from .node import collect_dumps as collect_dumps
-    from .node import find_dump_dirs as find_dump_dirs
-    from .node import find_worker_logs as find_worker_logs
-    from .node import request_rank_dumps as request_rank_dumps
-    from .node import save_log_tails as save_log_tails
-    from .node import save_node_facts as save_node_facts
+    from .node_files import MAX_DUMP_BYTES as MAX_DUMP_BYTES
+    from .node_files import collect_dumps as collect_dumps
+    from .node_files import find_dump_dirs as find_dump_dirs
+    from .node_files import find_worker_logs as find_worker_logs
+    from .node_files import request_rank_dumps as request_rank_dumps
+    from .node_files import save_log_tails as save_log_tails
+    from .node_files import save_node_facts as save_node_facts
     from .options import SnapshotOptions as SnapshotOptions
 else:
     from .._lazy import lazy_names

@@ -55,7 +55,7 @@ from .bundle import (
     write_manifest,
 )
 from .debug_server import collect_debug_server
-from .node import (
+from .node_files import (
     MAX_DUMP_BYTES,
     collect_dumps,
     find_dump_dirs,

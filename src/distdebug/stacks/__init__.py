@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .formats.faulthandler import parse_faulthandler as parse_faulthandler
     from .formats.gdb import parse_gdb as parse_gdb
     from .formats.pystack import parse_pystack as parse_pystack
+    from .frame_origin import is_native as is_native
     from .jobs import is_same_job as is_same_job
     from .jobs import join_threads as join_threads
     from .jobs import members_of_job as members_of_job
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
     from .parse import parse_stacks as parse_stacks
     from .parse import read_stack_files as read_stack_files
     from .parse import read_stacks as read_stacks
-    from .places import is_native as is_native
-    from .view import ProcessView as ProcessView
-    from .view import conjugate as conjugate
+    from .process_view import ProcessView as ProcessView
+    from .process_view import conjugate as conjugate
 else:
     from .._lazy import lazy_names
 

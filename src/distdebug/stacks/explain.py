@@ -15,7 +15,14 @@ import attrs
 
 from ..findings import Cause, Confidence, Finding
 from ..ranks import fold_ranks
+from .explain_process import (
+    ProcessExplainer,
+    find_operation,
+    is_p2p_operation,
+    is_receiving,
+)
 from .formats.cuda import add_kernels
+from .frame_origin import SourceLines, find_user_frame, to_location
 from .jobs import (
     ProcessTree,
     build_process_tree,
@@ -25,15 +32,7 @@ from .jobs import (
 from .merge import group_by_key
 from .model import ProcessStacks, ThreadActivity, ThreadStack
 from .motion import Motion
-from .places import SourceLines, find_user_frame, to_location
-from .rules import RuleBook, read_rules
-from .threads import (
-    ProcessExplainer,
-    find_operation,
-    is_p2p_operation,
-    is_receiving,
-)
-from .view import (
+from .process_view import (
     ProcessView,
     conjugate,
     describe_views,
@@ -42,6 +41,7 @@ from .view import (
     make_finding,
     name_processes,
 )
+from .rules import RuleBook, read_rules
 
 
 _MOST_PLACES = 4

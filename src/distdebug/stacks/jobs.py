@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from ..findings import Finding
+from .frame_origin import function_name
 from .model import ProcessStacks, StackFrame, ThreadStack
-from .places import function_name
 
 
 _MOST_ANCESTORS = 16

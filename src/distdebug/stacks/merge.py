@@ -21,9 +21,9 @@ from .._render import Block, Branch, Shown, Tree
 from .._text import clean
 from ..ranks import fold_ranks
 from ..usercode import is_framework
+from .frame_origin import innermost_native_name
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import is_background
-from .places import innermost_native_name
 
 
 _INSTALL_PREFIX = re.compile(

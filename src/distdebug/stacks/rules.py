@@ -21,15 +21,15 @@ import attrs
 from .._rules import check_pattern, read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence
-from .model import ProcessStacks, StackFrame, ThreadStack
-from .motion import is_running
-from .places import (
+from .frame_origin import (
     ReadLine,
     function_name,
     is_native,
     is_user_frame,
     native_callees,
 )
+from .model import ProcessStacks, StackFrame, ThreadStack
+from .motion import is_running
 
 
 _ALL_FRAMES = 1_000_000

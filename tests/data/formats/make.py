@@ -30,7 +30,7 @@ def main(target: Path) -> None:
     Let a rank stop, and ask it all that can be asked.
     """
     from distdebug.debugger import connect
-    from distdebug.debugger.client.calls import Connection
+    from distdebug.debugger.client.connections import Connection
 
     asked: dict[int, dict[str, Any]] = {}
     told: dict[str, dict[str, Any]] = {}

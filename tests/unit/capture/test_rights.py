@@ -81,7 +81,7 @@ class TestCheckCapture:
         A check that does not end is not waited for.
         """
         # No user can set how long that is.
-        rights = "distdebug.capture.rights"
+        rights = "distdebug.capture.capture_checks"
         monkeypatch.setattr(f"{rights}._TIMEOUT_S", 0.5)
         kernel.hang(tmp_path / "pipe")
         kernel.link("/proc/sys/kernel/core_pattern", tmp_path / "pipe")

@@ -28,7 +28,7 @@ from distdebug.debugger import (
     parse_command,
     run_command,
 )
-from distdebug.debugger.client import calls
+from distdebug.debugger.client import connections
 from distdebug.errors import CaptureError, DebuggerError
 from distdebug.stacks import ProcessStacks, StackFrame, ThreadStack
 
@@ -400,8 +400,8 @@ class TestClient:
             again.set()
             said.wait(30)
             # What the kernel keeps of it would not be too much.
-            monkeypatch.setattr(calls, "_MAX_RECV_BLOCKS", 3)
-            monkeypatch.setattr(calls, "_RECV_BYTES", 16)
+            monkeypatch.setattr(connections, "_MAX_RECV_BLOCKS", 3)
+            monkeypatch.setattr(connections, "_RECV_BYTES", 16)
             client.list()
 
         assert 2 == len(met)

@@ -17,7 +17,7 @@ import pytest
 from distdebug import diagnose
 from distdebug.diagnosis import LogEvidence, inputs_of
 from distdebug.diagnosis import log_evidence as read_module
-from distdebug.diagnosis.log_join import join_logs, log_findings
+from distdebug.diagnosis.order import join_logs, log_findings
 from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause, Diagnosis, Evidence, Finding, Missing
 from distdebug.logs import Hit, LogGroup, PhaseReport, ScanReport

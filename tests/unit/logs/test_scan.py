@@ -19,7 +19,7 @@ import pytest
 
 from distdebug.errors import LogError, NoLogsError
 from distdebug.findings import Cause
-from distdebug.logs import part, rules, scan_logs
+from distdebug.logs import file_search, rules, scan_logs
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
@@ -311,7 +311,7 @@ def test_flood(scan, monkeypatch):
     """
     # Really, 2,000, and as many tracebacks take seconds to read.
     monkeypatch.setattr(rules, "MOST_PER_RULE", 50)
-    monkeypatch.setattr(part, "MOST_PER_RULE", 50)
+    monkeypatch.setattr(file_search, "MOST_PER_RULE", 50)
     text = FULL * 100 + TRACE * 100 + FULL * 100 + OOM
 
     report = scan(text)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from distdebug.findings import Cause, CollectiveRef, Finding, GroupRef
+from distdebug.report.call_matrix import build_views, read_recorded_calls
 from distdebug.report.matrix import compute_lateness
-from distdebug.report.matrix_cells import build_views, read_recorded_calls
 from distdebug.testing import SimulatedJob
 
 
@@ -599,7 +599,7 @@ def test_many_columns(matrix, seen_in, monkeypatch):
     whose calls are all older has neither a call nor a time in it.
     """
     # Dumps of tens of thousands of calls take seconds to make.
-    monkeypatch.setattr("distdebug.report.matrix_cells._MAX_COLUMNS", 2)
+    monkeypatch.setattr("distdebug.report.call_matrix._MAX_COLUMNS", 2)
     job = SimulatedJob(2)
     for ranks in ([0, 1], [0, 1], [0], [0]):
         job.collective("all_reduce", ranks=ranks)

@@ -29,7 +29,7 @@ from ..protocol import (
     peer_uid,
     socket_paths,
 )
-from .calls import DiscoveredPeers, Peer, open_connection
+from .connections import DiscoveredPeers, Peer, open_connection
 from .model import LostNode, SilentProcess, format_rank_phrase
 
 

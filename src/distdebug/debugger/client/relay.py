@@ -30,7 +30,7 @@ import attrs
 
 from ...errors import DebuggerError
 from ..protocol import MessageDecoder, WireError, encode_message, socket_paths
-from .calls import DiscoveredPeers, Peer
+from .connections import DiscoveredPeers, Peer
 from .local import LocalTransport, choose_folder, external_stacks
 
 

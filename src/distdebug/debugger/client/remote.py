@@ -23,7 +23,7 @@ from ..._text import clean
 from ...errors import DebuggerError
 from ...nodes import Channel, Connector, StreamExecutor, close_channels
 from ...processes import Worker
-from .calls import Connection, DiscoveredPeers, Peer, ask_all
+from .connections import Connection, DiscoveredPeers, Peer, ask_all
 from .model import (
     LostNode,
     RelayRanks,

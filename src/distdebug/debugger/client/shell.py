@@ -22,9 +22,9 @@ import attrs
 from ..._text import clean, time_text
 from ...errors import DebuggerError, DistdebugError
 from ...ranks import RankSelection, ranks_text
-from .calls import select_processes, select_session
+from .client import AttachedThread, DebugClient
 from .commands import ABBREVIATIONS, COMMANDS, Command, parse_command
-from .connecting import AttachedThread, DebugClient
+from .connections import select_processes, select_session
 from .listing import (
     changes_text,
     listing_text,

@@ -25,7 +25,7 @@ from ..reading.columns import Dumps
 from .job import Job, build_job
 from .mismatch import Mismatch, find_mismatches, find_pair_mismatches
 from .report import FlightReport, filter_report
-from .roots import Root, find_late_arrivals, find_roots, is_left_behind
+from .root_causes import Root, find_late_arrivals, find_roots, is_left_behind
 from .stragglers import find_stragglers
 from .stuck import (
     StuckCall,

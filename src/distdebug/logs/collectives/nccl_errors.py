@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ...findings import Cause, CollectiveRef, Finding
 from ...ranks import fold_ranks
+from .detectors import SOCKET_INTERFACE_REMEDY
 from .model import (
     CollectiveLogs,
     NcclCall,
@@ -18,7 +19,6 @@ from .model import (
     NcclNote,
     make_nccl_finding,
 )
-from .verdict import SOCKET_INTERFACE_REMEDY
 
 
 _LINKS_REMEDY = (

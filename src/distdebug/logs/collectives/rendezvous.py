@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...findings import Cause, CollectiveRef, Confidence, Finding
 from ...ranks import fold_ranks, ranks_text
+from .detectors import REMEDIES
 from .model import (
     BarrierFailure,
     CollectiveLogs,
@@ -25,7 +26,6 @@ from .model import (
     reporting_ranks,
     timeout_text,
 )
-from .verdict import REMEDIES
 
 
 _DETAIL_REMEDY = (

@@ -15,8 +15,8 @@ import attrs
 
 from ...findings import Cause, Evidence
 from ..model import GpuKernel
+from ..process_view import ProcessView
 from ..rules import RuleBook
-from ..view import ProcessView
 from .gdb import MOST_NAME, shorten, split_brackets
 
 

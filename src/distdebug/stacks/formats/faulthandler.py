@@ -15,7 +15,7 @@ import attrs
 
 from ..model import StackFrame, ThreadStack
 from .gdb import attach_code, make_frame, shorten
-from .trace import parse_frame
+from .traceback_dump import parse_frame
 
 
 _HEADER = re.compile(

@@ -21,7 +21,7 @@ import attrs
 from ..._text import without_controls
 from ..jobs import join_processes
 from ..model import ProcessStacks, ThreadStack
-from . import faulthandler, gdb, pyspy, pystack, trace
+from . import faulthandler, gdb, pyspy, pystack, traceback_dump
 from .cuda import parse_kernels
 from .faulthandler import find_interrupted_threads
 from .gdb import is_thread_row, match_thread_row, shorten
@@ -193,7 +193,7 @@ _FORMATS: dict[str, Any] = {
     "gdb": gdb,
     "pystack": pystack,
     "faulthandler": faulthandler,
-    "traceback": trace,
+    "traceback": traceback_dump,
 }
 _HEADER_STARTS = (
     "Thread",

@@ -5,7 +5,7 @@ Logs of jobs.
 from __future__ import annotations
 
 from distdebug.diagnosis.log_evidence import read_logs
-from distdebug.diagnosis.log_join import diagnose_logs
+from distdebug.diagnosis.order import diagnose_logs
 from distdebug.logs import (
     collective_findings,
     detect_phase,

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from distdebug.diagnosis import DiagnosisInputs
 from distdebug.diagnosis.log_evidence import read_logs
-from distdebug.diagnosis.log_join import diagnose_logs
+from distdebug.diagnosis.order import diagnose_logs
 from distdebug.findings import (
     Cause,
     CollectiveRef,

@@ -18,9 +18,9 @@ import attrs
 from .._text import clean
 from ..findings import Cause, Evidence, Finding, Location
 from ..ranks import ranks_text
+from .file_search import Event, is_packed
 from .lines import Origin, open_log
 from .model import Hit, LogGroup, TraceGroup
-from .part import Event, is_packed
 from .rules import EXCEPTION, LEAST_PRIORITY, LogRule
 from .tracebacks import PyError
 

@@ -16,8 +16,8 @@ from ..findings import Cause, Diagnosis, Finding, Missing
 from ..logs import LogGroup, PhaseReport, collective_findings
 from ..ranks import ranks_text
 from ..ray import Deaths, DriverLog, death_findings, driver_findings
-from .hosts import WAIT_CAUSES
 from .log_evidence import LogEvidence
+from .rank_state import WAIT_CAUSES
 
 
 # Failures that follow from the failure of another rank.

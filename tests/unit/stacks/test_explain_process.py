@@ -26,7 +26,7 @@ from distdebug.stacks import (
     explain_stacks,
     is_native,
 )
-from distdebug.stacks.places import SourceLines
+from distdebug.stacks.frame_origin import SourceLines
 
 
 USER = "train /home/me/train.py:3"

@@ -11,17 +11,7 @@ import attrs
 
 from ...findings import Cause, Finding
 from ...ranks import ranks_text
-from .cases import GroupState, find_group_states
-from .model import CollectiveLogs, DesyncReport, DumpSignal, make_evidence
-from .nccl_errors import explain_communicators, explain_network
-from .rendezvous import (
-    explain_debug_checks,
-    explain_gloo,
-    explain_heartbeats,
-    explain_lost_connections,
-    explain_store_timeouts,
-)
-from .verdict import (
+from .detectors import (
     REMEDIES,
     Verdict,
     detect_lagging_ranks,
@@ -35,6 +25,16 @@ from .verdict import (
     make_verdict,
     name_silent_ranks,
     to_global_ranks,
+)
+from .group_states import GroupState, find_group_states
+from .model import CollectiveLogs, DesyncReport, DumpSignal, make_evidence
+from .nccl_errors import explain_communicators, explain_network
+from .rendezvous import (
+    explain_debug_checks,
+    explain_gloo,
+    explain_heartbeats,
+    explain_lost_connections,
+    explain_store_timeouts,
 )
 
 

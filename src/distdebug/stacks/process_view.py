@@ -11,9 +11,9 @@ import attrs
 
 from ..findings import Cause, Confidence, Evidence, Finding, Location
 from ..ranks import fold_ranks
+from .frame_origin import native_callees
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import Motion
-from .places import native_callees
 
 
 _MOST_QUOTED = 3

@@ -15,16 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 
 from ..findings import Cause, Confidence, Location
-from .model import ProcessStacks, StackFrame, ThreadStack
-from .motion import (
-    Motion,
-    classify_motion,
-    find_gil_holder,
-    is_busy,
-    is_waiting_for_gil,
-    wakes_per_s,
-)
-from .places import (
+from .frame_origin import (
     ReadLine,
     SourceLines,
     find_user_frame,
@@ -35,6 +26,16 @@ from .places import (
     is_user_frame,
     to_location,
 )
+from .model import ProcessStacks, StackFrame, ThreadStack
+from .motion import (
+    Motion,
+    classify_motion,
+    find_gil_holder,
+    is_busy,
+    is_waiting_for_gil,
+    wakes_per_s,
+)
+from .process_view import ProcessView, make_evidence
 from .rules import (
     DEFAULT_DOING,
     MatchContext,
@@ -49,7 +50,6 @@ from .rules import (
     task_frames,
     uses_gpu,
 )
-from .view import ProcessView, make_evidence
 
 
 # The rule for a thread that waits until another thread wakes it.

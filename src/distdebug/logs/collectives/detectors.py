@@ -12,7 +12,7 @@ import attrs
 
 from ...findings import Cause, CollectiveRef, Confidence, Finding, GroupRef
 from ...ranks import fold_ranks, ranks_text
-from .cases import GroupState
+from .group_states import GroupState
 from .model import LogRecord, WorkTimeout, make_evidence
 
 

@@ -16,7 +16,7 @@ import attrs
 from ...errors import DebuggerError
 from ...ranks import RankSelection
 from ..protocol import base_folder
-from .calls import (
+from .connections import (
     Peer,
     Transport,
     ask_all,
