@@ -1,10 +1,12 @@
 """
-How is the documentation built?
+Configuration of the documentation's build.
 """
 
 from __future__ import annotations
 
 import builtins
+
+from importlib import import_module
 
 from docutils.nodes import Element, reference
 from sphinx.addnodes import pending_xref
@@ -53,7 +55,7 @@ nitpick_ignore = [
 nitpick_ignore_regex = [
     ("py:.*", rf"({package})(\..*)?")
     for package in (
-        r"distdebug\._showing",  # how results show themselves is our own affair
+        r"distdebug\._render",  # how results show themselves is our own affair
         "argparse",
         "attrs",
         "collections",
@@ -77,6 +79,19 @@ nitpick_ignore_regex = [
 ]
 
 
+def offered(name: str) -> object | None:
+    """
+    Return what *distdebug*, or the door of a room, offers under a full name.
+    """
+    place, _, last = f"distdebug.{name.removeprefix('distdebug.')}".rpartition(
+        "."
+    )
+    try:
+        return getattr(import_module(place), last, None)
+    except ImportError:
+        return None
+
+
 def public_name(
     app: Sphinx,
     env: BuildEnvironment,
@@ -84,10 +99,11 @@ def public_name(
     contnode: Element,
 ) -> reference | None:
     """
-    What does a public name refer to?  To that name in its module.
+    Resolve a public name, or one of a door, to the module that defines it.
     """
-    package, _, name = node.get("reftarget", "").rpartition(".")
-    if package not in {"", "distdebug"} or name not in distdebug.__all__:
+    found = offered(node.get("reftarget", ""))
+    home = getattr(found, "__module__", None)
+    if home is None:
         return None
 
     return env.domains.python_domain.resolve_xref(
@@ -95,14 +111,41 @@ def public_name(
         node.get("refdoc", ""),
         app.builder,
         node["reftype"],
-        f"distdebug.{distdebug._HOME[name]}.{name}",
+        f"{home}.{getattr(found, '__qualname__', '')}",
         node,
         contnode,
     )
 
 
+def is_inner(  # noqa: PLR0913, PLR0917 Sphinx calls it so
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: object,
+    skip: bool,  # noqa: FBT001
+    options: object,
+) -> bool | None:
+    """
+    Leave out functions that a module defines for its own room only.
+
+    Classes stay: they are what attributes of results refer to.
+    """
+    del app, skip, options
+    rest = str(getattr(obj, "__module__", "")).removeprefix("distdebug.")
+    room, _, module = rest.partition(".")
+    if (
+        what != "module"
+        or not module
+        or "." in getattr(obj, "__qualname__", "")
+    ):
+        return None
+
+    return None if offered(f"{room}.{name}") is obj else True
+
+
 def setup(app: Sphinx) -> None:
     """
-    Teach Sphinx about our public names.
+    Connect the hooks.
     """
     app.connect("missing-reference", public_name)
+    app.connect("autodoc-skip-member", is_inner)
