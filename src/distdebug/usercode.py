@@ -7,9 +7,11 @@ from __future__ import annotations
 import re
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from .findings import Location
+
+if TYPE_CHECKING:
+    from .findings import Location
 
 
 # Code that cloudpickle sends by value (<dynamic-code>) is the user's; since
@@ -64,6 +66,9 @@ def user_location(frames: Iterable[FrameLike]) -> Location | None:
         The line, or the innermost one if all are framework code; ``None`` for
         an empty stack.
     """
+    # Jobs load this module for is_framework, and need no attrs for it.
+    from .findings import Location
+
     innermost = None
     for frame in frames:
         location = Location(
