@@ -124,7 +124,7 @@ def page(data: bytes) -> object:
         logs=read_logs([file]),
     )
     # To compile templates takes longer than all else.
-    with patch.object(pages, "_templates", lambda: _TEMPLATES):
+    with patch.object(pages, "_load_templates", lambda: _TEMPLATES):
         html = report_html(_diagnosis(texts, seen))
     found = _Tags()
     found.feed(html)
