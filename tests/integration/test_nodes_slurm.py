@@ -117,7 +117,7 @@ def test_snapshot_hangs(lab, job, rank, tmp_path, monkeypatch):
     """
     A node that hangs while it collects costs its own part only, in bound.
     """
-    monkeypatch.setattr(collect, "_MORE_S", 1.0)
+    monkeypatch.setattr(collect, "_START_UP_S", 1.0)
     begin = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(
