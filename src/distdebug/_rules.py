@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 import os
 import re
-import tomllib
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, TypeVar
 
 from ._io import read_ordinary
+from .errors import RulesError
+
+
+Rule = TypeVar("Rule")
 
 
 _MOST_PATTERN = 2000
@@ -128,8 +131,86 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         msg = f"a line is longer than {_MOST_LINE:,} characters"
         raise ValueError(msg)
 
+    # A watch in a job checks patterns, and reads no TOML.
+    import tomllib
+
     try:
         return tomllib.loads(text)
     except RecursionError:
         msg = "nested too deeply"
         raise ValueError(msg) from None
+
+
+def compile_pattern(text: str | None) -> re.Pattern[str] | None:
+    """
+    Compile the pattern of a rule, if it has one.
+
+    Raises:
+        ValueError: It is not a regular expression.
+    """
+    if text is None:
+        return None
+
+    try:
+        return re.compile(text)
+    except re.error as exc:
+        msg = f"pattern {text!r:.60}: {exc}"
+        raise ValueError(msg) from None
+
+
+def read_rules_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """
+    Read the tables of a file of rules.
+
+    Raises:
+        RulesError: It cannot be read, or is not TOML.
+    """
+    try:
+        return read_toml(path)
+    except (OSError, ValueError) as exc:
+        raise RulesError(str(exc), os.fspath(path)) from None
+
+
+def refuse_unknown_tables(
+    tables: Iterable[str], known: Collection[str], path: str
+) -> None:
+    """
+    Refuse a table of a file of rules that no rule could have.
+
+    Raises:
+        RulesError: One of *tables* is not *known*.
+    """
+    if unknown := set(tables) - set(known):
+        msg = f"no such table: {min(unknown)!r:.60}"
+        raise RulesError(msg, path)
+
+
+def parse_tables(
+    tables: object, name: str, path: str, parse: Callable[[Any], Rule]
+) -> Iterator[Rule]:
+    """
+    Parse each table of an array of tables ``[[name]]``.
+
+    Args:
+        tables: What the file has under *name*.
+
+        name: The name of the array.
+
+        path: The file.
+
+        parse: Makes a rule of a table; raises if the table is wrong.
+
+    Raises:
+        RulesError: It is not an array, or one of its tables is wrong; the
+            error names its position.
+    """
+    if not isinstance(tables, list):
+        msg = f"write [[{name}]], not [{name}]"
+        raise RulesError(msg, path)
+
+    for number, table in enumerate(tables, start=1):
+        try:
+            yield parse(table)
+        except (TypeError, ValueError, RecursionError) as exc:
+            msg = f"{name} {number}: {exc}"
+            raise RulesError(msg, path) from None

@@ -11,15 +11,20 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
 import attrs
 
-from .._rules import check_pattern, read_toml
-from ..errors import RulesError
+from .._rules import (
+    check_pattern,
+    compile_pattern,
+    parse_tables,
+    read_rules_file,
+    refuse_unknown_tables,
+)
 from ..findings import Cause, Confidence
 from .lines import SHORTEST_WORD, WordIndex, build_index
 from .tracebacks import TRACEBACK_HEADER, Trace
@@ -119,17 +124,6 @@ _TEXT_KEYS = ("name", "cause", "says", "remedy", "confidence")
 _PATTERN_KEYS = ("pattern", "unless", "before")
 
 
-def _compile(text: str | None) -> re.Pattern[str] | None:
-    if text is None:
-        return None
-
-    try:
-        return re.compile(text)
-    except re.error as exc:
-        msg = f"pattern {text!r:.60}: {exc}"
-        raise ValueError(msg) from None
-
-
 def _lower_words(texts: Iterable[str]) -> tuple[str, ...]:
     if isinstance(texts, str):
         msg = "words is a list"
@@ -184,13 +178,13 @@ class LogRule:
     name: str
     words: tuple[str, ...] = attrs.field(converter=_lower_words)
     pattern: re.Pattern[str] | None = attrs.field(
-        converter=_compile, default=None
+        converter=compile_pattern, default=None
     )
     unless: re.Pattern[str] | None = attrs.field(
-        converter=_compile, default=None
+        converter=compile_pattern, default=None
     )
     before: re.Pattern[str] | None = attrs.field(
-        converter=_compile, default=None
+        converter=compile_pattern, default=None
     )
     cause: Cause = attrs.field(converter=Cause, default=Cause.UNKNOWN)
     says: str = ""
@@ -302,34 +296,14 @@ def _built_in_rules() -> tuple[LogRule, ...]:
 def _load(
     path: str | os.PathLike[str], *, is_built_in: bool
 ) -> tuple[LogRule, ...]:
-    name = os.fspath(path)
-    try:
-        table = read_toml(path)
-    except (OSError, ValueError) as exc:
-        raise RulesError(str(exc), name) from None
+    table, name = read_rules_file(path), os.fspath(path)
+    refuse_unknown_tables(table, {"rule"}, name)
 
-    if unknown := set(table) - {"rule"}:
-        msg = f"no such table: {min(unknown)!r:.60}"
-        raise RulesError(msg, name)
-    return tuple(
-        _parse_rules(table.get("rule", []), name, is_built_in=is_built_in)
-    )
+    def parse(row: Any) -> LogRule:
+        checked = _check_table(row, is_built_in=is_built_in)
+        return LogRule(**checked, is_built_in=is_built_in)
 
-
-def _parse_rules(
-    tables: Any, name: str, *, is_built_in: bool
-) -> Iterator[LogRule]:
-    if not isinstance(tables, list):
-        msg = "write [[rule]], not [rule]"
-        raise RulesError(msg, name)
-
-    for number, table in enumerate(tables, start=1):
-        try:
-            rule = _check_table(table, is_built_in=is_built_in)
-            yield LogRule(**rule, is_built_in=is_built_in)
-        except (TypeError, ValueError, RecursionError) as exc:
-            msg = f"rule {number}: {exc}"
-            raise RulesError(msg, name) from None
+    return tuple(parse_tables(table.get("rule", []), "rule", name, parse))
 
 
 def _check_table(table: Any, *, is_built_in: bool) -> Mapping[str, Any]:
@@ -337,7 +311,7 @@ def _check_table(table: Any, *, is_built_in: bool) -> Mapping[str, Any]:
         msg = f"not a table: {table!r:.60}"
         raise TypeError(msg)
 
-    known = {field.name for field in attrs.fields(LogRule)} - {"is_ours"}
+    known = {field.name for field in attrs.fields(LogRule)} - {"is_built_in"}
     for key, value in table.items():
         if key not in known:
             msg = f"no such key: {key!r:.60}"

@@ -12,13 +12,19 @@ import os
 import re
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, get_args
 
 import attrs
 
-from .._rules import check_pattern, read_toml
+from .._rules import (
+    check_pattern,
+    compile_pattern,
+    parse_tables,
+    read_rules_file,
+    refuse_unknown_tables,
+)
 from ..errors import RulesError
 from ..findings import Cause, Confidence
 from .frame_origin import (
@@ -45,17 +51,6 @@ _KEY_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "unless_own": bool,
 }
 _TEXT_KEYS = frozenset({"cause", "name", "doing", "remedy", "confidence"})
-
-
-def _compile_pattern(text: str | None) -> re.Pattern[str] | None:
-    if text is None:
-        return None
-
-    try:
-        return re.compile(text)
-    except re.error as exc:
-        msg = f"pattern {text!r:.60}: {exc}"
-        raise ValueError(msg) from None
 
 
 @attrs.frozen(kw_only=True)
@@ -116,33 +111,33 @@ class Rule:
     cause: Cause = attrs.field(converter=Cause)
     name: str = ""
     file: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     function: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     within: int = _ALL_FRAMES
     native: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     native_within: int = 40
     library: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     call: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     target: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     code: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     under: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     unless: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     waits: bool = False
     gpu: bool = False
@@ -183,14 +178,14 @@ class Helper:
     """
 
     thread: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     place: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     within: int = _ALL_FRAMES
     native: re.Pattern[str] | None = attrs.field(
-        converter=_compile_pattern, default=None
+        converter=compile_pattern, default=None
     )
     unless_own: bool = False
 
@@ -231,13 +226,8 @@ def load_rules(path: str | os.PathLike[str]) -> RuleBook:
 
 
 def _load_book(path: str | os.PathLike[str], *, is_builtin: bool) -> RuleBook:
-    name = os.fspath(path)
-    try:
-        table = read_toml(path)
-    except (OSError, ValueError) as exc:
-        raise RulesError(str(exc), name) from None
-
-    return _parse_book(table, name, is_builtin=is_builtin)
+    tables, name = read_rules_file(path), os.fspath(path)
+    return _parse_book(tables, name, is_builtin=is_builtin)
 
 
 def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
@@ -285,10 +275,7 @@ DEFAULT_DOING: Mapping[Cause, str] = _DefaultDoing()
 def _parse_book(
     table: Mapping[str, Any], name: str, *, is_builtin: bool
 ) -> RuleBook:
-    if unknown := set(table) - {"rule", "helper", "cause"}:
-        msg = f"no such table: {min(unknown)!r:.60}"
-        raise RulesError(msg, name)
-
+    refuse_unknown_tables(table, {"rule", "helper", "cause"}, name)
     causes = table.get("cause", {})
     try:
         texts = {
@@ -299,10 +286,15 @@ def _parse_book(
         msg = f"[cause]: {exc}"
         raise RulesError(msg, name) from None
 
-    items = partial(_parse_items, name=name, is_builtin=is_builtin)
+    def items(kind: Any, key: str) -> Iterator[Any]:
+        def parse(row: Any) -> Any:
+            return kind(**_check_table(kind, row, is_builtin=is_builtin))
+
+        return parse_tables(table.get(key, []), key, name, parse)
+
     return RuleBook(
-        rules=tuple(items(Rule, table.get("rule", []), "rule")),
-        helpers=tuple(items(Helper, table.get("helper", []), "helper")),
+        rules=tuple(items(Rule, "rule")),
+        helpers=tuple(items(Helper, "helper")),
         doing={c: t["doing"] for c, t in texts.items() if "doing" in t},
         remedy={c: t["remedy"] for c, t in texts.items() if "remedy" in t},
     )
@@ -317,21 +309,6 @@ def _check_cause_texts(value: Mapping[str, Any]) -> Mapping[str, str]:
             msg = f"{key} is not a text"
             raise TypeError(msg)
     return value
-
-
-def _parse_items(
-    kind: Any, tables: Any, what: str, *, name: str, is_builtin: bool
-) -> Iterable[Any]:
-    if not isinstance(tables, list):
-        msg = f"write [[{what}]], not [{what}]"
-        raise RulesError(msg, name)
-
-    for number, table in enumerate(tables, start=1):
-        try:
-            yield kind(**_check_table(kind, table, is_builtin=is_builtin))
-        except (TypeError, ValueError, RecursionError) as exc:
-            msg = f"{what} {number}: {exc}"
-            raise RulesError(msg, name) from None
 
 
 def _check_table(

@@ -123,6 +123,10 @@ GOOD = "[[rule]]\nname='a'\nwords=['hello']\nsays='x'\n"
         ("[[rule", "Expected"),
         ("[[rule]]\nname = 'a'", "words"),
         ("[[rule]]\nname='a'\nx=1", "no such key: 'x'"),
+        (
+            "[[rule]]\nname='a'\nis_built_in=true",
+            "no such key: 'is_built_in'",
+        ),
         ("[[rule]]\nname = 1\nwords = ['hello']", "name has the wrong type"),
         ("[[rule]]\nname = 'a'\nwords = ['hello']", "neither says nor"),
         (GOOD.replace("['hello']", "[]"), "1 to 40 words"),

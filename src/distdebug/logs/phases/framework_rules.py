@@ -11,14 +11,19 @@ import os
 import re
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import attrs
 import numpy as np
 
-from ..._rules import check_pattern, read_toml
+from ..._rules import (
+    check_pattern,
+    parse_tables,
+    read_rules_file,
+    refuse_unknown_tables,
+)
 from ...errors import RulesError
 from ...findings import Cause, Confidence
 from ..lines import PADDING, SHORTEST_WORD, WordIndex, build_index, find_words
@@ -313,21 +318,20 @@ def load_framework_rules(path: str | os.PathLike[str]) -> FrameworkRules:
 def _load(
     path: str | os.PathLike[str], *, is_built_in: bool
 ) -> FrameworkRules:
-    name = os.fspath(path)
-    try:
-        table = read_toml(path)
-    except (OSError, ValueError) as exc:
-        raise RulesError(str(exc), name) from None
+    table, name = read_rules_file(path), os.fspath(path)
+    known = {"framework", "phase", "failure", "ending"}
+    refuse_unknown_tables(table, known, name)
 
-    parts = {"framework", "phase", "failure", "ending"}
-    if unknown := set(table) - parts:
-        msg = f"no such table: {min(unknown)!r:.60}"
-        raise RulesError(msg, name)
-    items = partial(_parse_tables, path=name, is_built_in=is_built_in)
+    def items(kind: Any, key: str) -> Iterator[Any]:
+        def parse(row: Any) -> Any:
+            return kind(**_check_table(kind, row, is_built_in=is_built_in))
+
+        return parse_tables(table.get(key, []), key, name, parse)
+
     made: dict[str, Any] = {
-        "phases": tuple(items(Phase, table, "phase")),
-        "failures": tuple(items(Failure, table, "failure")),
-        "endings": tuple(items(Ending, table, "ending")),
+        "phases": tuple(items(Phase, "phase")),
+        "failures": tuple(items(Failure, "failure")),
+        "endings": tuple(items(Ending, "ending")),
     }
     framework = table.get("framework", {})
     try:
@@ -373,27 +377,6 @@ def _built_in_frameworks() -> tuple[FrameworkRules, ...]:
         _load(path, is_built_in=True)
         for path in sorted(_FRAMEWORKS_FOLDER.glob("*.toml"))
     )
-
-
-def _parse_tables(
-    kind: Any,
-    document: Mapping[str, Any],
-    table_name: str,
-    *,
-    path: str,
-    is_built_in: bool,
-) -> Iterable[Any]:
-    tables = document.get(table_name, [])
-    if not isinstance(tables, list):
-        msg = f"write [[{table_name}]], not [{table_name}]"
-        raise RulesError(msg, path)
-
-    for number, table in enumerate(tables, start=1):
-        try:
-            yield kind(**_check_table(kind, table, is_built_in=is_built_in))
-        except (TypeError, ValueError, RecursionError) as exc:
-            msg = f"{table_name} {number}: {exc}"
-            raise RulesError(msg, path) from None
 
 
 def _check_table(
