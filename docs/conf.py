@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import builtins
 
+from contextlib import suppress
 from importlib import import_module
+from inspect import isroutine
 
-from docutils.nodes import Element, reference
+from docutils.nodes import Element
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -72,7 +74,9 @@ nitpick_ignore_regex = [
         "re",
         "selectors",
         "socket",
+        "subprocess",
         "threading",
+        "time",
         "torch",
         "typing",
     )
@@ -81,15 +85,18 @@ nitpick_ignore_regex = [
 
 def offered(name: str) -> object | None:
     """
-    Return what *distdebug*, or the door of a room, offers under a full name.
+    Return what a module, the door of a room, or *distdebug* has under a name.
     """
     place, _, last = f"distdebug.{name.removeprefix('distdebug.')}".rpartition(
         "."
     )
-    try:
-        return getattr(import_module(place), last, None)
-    except ImportError:
-        return None
+    with suppress(ImportError):
+        if (found := getattr(import_module(place), last, None)) is not None:
+            return found
+    with suppress(ImportError):
+        return import_module(f"{place}.{last}")
+
+    return None
 
 
 def public_name(
@@ -97,23 +104,30 @@ def public_name(
     env: BuildEnvironment,
     node: pending_xref,
     contnode: Element,
-) -> reference | None:
+) -> Element | None:
     """
-    Resolve a public name, or one of a door, to the module that defines it.
+    Resolve a name to the module that defines it.
+
+    What the reference leaves out stands as plain text; a name that does not
+    exist is an error.
     """
-    found = offered(node.get("reftarget", ""))
-    home = getattr(found, "__module__", None)
-    if home is None:
+    target = node.get("reftarget", "")
+    found = offered(target) or offered(f"{node.get('py:module')}.{target}")
+    if found is None:
         return None
 
-    return env.domains.python_domain.resolve_xref(
-        env,
-        node.get("refdoc", ""),
-        app.builder,
-        node["reftype"],
-        f"{home}.{getattr(found, '__qualname__', '')}",
-        node,
-        contnode,
+    home = getattr(found, "__module__", "")
+    return (
+        env.domains.python_domain.resolve_xref(
+            env,
+            node.get("refdoc", ""),
+            app.builder,
+            node["reftype"],
+            f"{home}.{getattr(found, '__qualname__', '')}",
+            node,
+            contnode,
+        )
+        or contnode
     )
 
 
@@ -133,11 +147,7 @@ def is_inner(  # noqa: PLR0913, PLR0917 Sphinx calls it so
     del app, skip, options
     rest = str(getattr(obj, "__module__", "")).removeprefix("distdebug.")
     room, _, module = rest.partition(".")
-    if (
-        what != "module"
-        or not module
-        or "." in getattr(obj, "__qualname__", "")
-    ):
+    if what != "module" or not module or not isroutine(obj):
         return None
 
     return None if offered(f"{room}.{name}") is obj else True
