@@ -38,103 +38,10 @@ from .rank_state import (
     WAIT_CAUSES,
     HostView,
     all_exited_cleanly,
-    diagnose_stacks,
+    explain_silence,
     find_first_crash,
     quote_error,
 )
-
-
-# What healthy jobs do between two calls, sometimes for long.
-_PAUSE_CAUSES = frozenset(
-    {
-        Cause.CHECKPOINTING,
-        Cause.COMPILING,
-        Cause.GPU_SYNC_WAIT,
-        Cause.NATIVE_SPIN,
-        Cause.PYTHON_LOOP,
-        Cause.SLEEPING,
-    }
-)
-
-
-def explain_silence(
-    diagnosis: Diagnosis,
-    dumps: Dumps,
-    stacks: Sequence[ProcessStacks],
-    *,
-    seconds: float,
-    is_waiting: bool,
-) -> Diagnosis:
-    """
-    Diagnose by stacks a job that has recorded no call for a long time.
-
-    Args:
-        diagnosis: By the dumps: healthy, or slow.
-
-        dumps: All dumps of the job.
-
-        stacks: All captured processes.
-
-        seconds: Time since the last recorded call.
-
-        is_waiting: Whether any rank waits for others.
-
-    Returns:
-        The diagnosis by stacks, unless it shows only a pause that healthy jobs
-        make too; then *diagnosis*, as only possible.
-    """
-    note = f"no call is on record for {seconds:.0f} s, longer than ever before"
-    by_stacks = diagnose_stacks(_rank_processes(dumps, stacks))
-    verdict = by_stacks.verdict
-    is_hung = (
-        verdict.confidence != "possible" and verdict.cause not in _PAUSE_CAUSES
-    )
-    if verdict.cause.is_fine or not by_stacks.findings:
-        return _weaken_healthy_verdict(diagnosis, note)
-    if not (is_hung or is_waiting):
-        return _weaken_healthy_verdict(diagnosis, f"{note}: {verdict.summary}")
-
-    verdict = attrs.evolve(
-        verdict,
-        summary=f"{verdict.summary}; {note}",
-        # Without a waiting rank, this may be a long pause.
-        confidence=verdict.confidence if is_waiting else "possible",
-    )
-    return attrs.evolve(
-        diagnosis,
-        verdict=verdict,
-        findings=(verdict, *by_stacks.findings[1:]),
-        victims=by_stacks.victims,
-    )
-
-
-def _weaken_healthy_verdict(diagnosis: Diagnosis, note: str) -> Diagnosis:
-    """
-    Lower a healthy verdict to possible, and say why.
-    """
-    healthy = attrs.evolve(
-        diagnosis.verdict,
-        summary=f"{diagnosis.verdict.summary}; but {note}",
-        confidence="possible",
-        remedy="if it hangs, look at its stacks (distdebug stacks): not "
-        "all calls are recorded on Gloo",
-    )
-    return attrs.evolve(diagnosis, verdict=healthy)
-
-
-def _rank_processes(
-    dumps: Dumps, stacks: Sequence[ProcessStacks]
-) -> Sequence[ProcessStacks]:
-    """
-    Return the ranks and their children, if sidecars name any; else all.
-    """
-    pids = {(s.host, s.pid) for s in dumps.sidecars.values()}
-    own = [
-        p
-        for p in stacks
-        if not pids.isdisjoint({(p.host, p.pid), (p.host, p.parent_pid)})
-    ]
-    return own or stacks
 
 
 _TIMEOUT_TEXT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)

@@ -734,7 +734,6 @@ def _make_group(
 
 
 _LONGEST_SUMMARY = 160
-_MOST_ERRORS = 4
 
 
 def make_finding(rule: LogRule, found: LogGroup | TraceGroup) -> Finding:

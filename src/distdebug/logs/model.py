@@ -21,7 +21,7 @@ from ..findings import (
 )
 from ..ranks import fold_ranks
 from .lines import Origin
-from .tracebacks import PyError
+from .tracebacks import PyError, find_root_error
 
 
 @attrs.frozen(kw_only=True)
@@ -150,8 +150,7 @@ class TraceGroup:
         """
         Return the first exception that is no wrapper of another one.
         """
-        own = (error for error in self.errors if not error.is_wrapper)
-        return next(own, self.errors[-1] if self.errors else None)
+        return find_root_error(self.errors)
 
 
 @attrs.frozen(kw_only=True)

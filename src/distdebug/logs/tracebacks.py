@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import attrs
@@ -260,6 +260,14 @@ _LOW_LEVEL = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b")
 _IGNORED_BY_PYTHON = re.compile(r"Exception ignored (?:in|on|while)\b")
 
 
+def find_root_error(errors: Sequence[PyError]) -> PyError | None:
+    """
+    Return the first exception that is no wrapper of another one.
+    """
+    own = (error for error in errors if not error.is_wrapper)
+    return next(own, errors[-1] if errors else None)
+
+
 @attrs.frozen(kw_only=True)
 class Trace:
     """
@@ -292,8 +300,7 @@ class Trace:
         """
         Return the first exception that is no wrapper of another one.
         """
-        own = (error for error in self.errors if not error.is_wrapper)
-        return next(own, self.errors[-1] if self.errors else None)
+        return find_root_error(self.errors)
 
 
 def read_trace(lines: Iterable[LogLine], before: str = "") -> Trace | None:

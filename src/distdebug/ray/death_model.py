@@ -478,8 +478,8 @@ def find_worker_death(
         ray_id: Ray's id of the worker or the actor.
 
     Returns:
-        The death that matches all given arguments: an unintended one before an
-        intended one, and the latest of several; or ``None``.
+        The death that matches all given arguments, or ``None``.  An unintended
+        one comes before an intended one, then the latest.
     """
     if rank is None and pid is None and ray_id is None:
         return None

@@ -12,7 +12,6 @@ import shlex
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ..diagnosis import DiagnosisInputs, inputs_of
 from ..errors import DistdebugError, MissingDependencyError
 from ..findings import Cause, Diagnosis, Finding, explain_cause
 from ..ranks import fold_ranks
+from ..snapshots import distdebug_version
 from .findings import files_section, findings_section, missing_section
 from .format import (
     RankLinks,
@@ -299,7 +299,7 @@ def build_top(diagnosis: Diagnosis) -> PageTop:
         remedy=split_commands(as_sentence(verdict.remedy or "")),
         victims=rank_links(diagnosis.victims),
         about=input_summary,
-        version=_version(),
+        version=distdebug_version(),
     )
 
 
@@ -318,12 +318,6 @@ def _confidence_text(verdict: Finding) -> str:
         return ""
 
     return f"{verdict.confidence}: {_CONFIDENCE_MEANINGS[verdict.confidence]}"
-
-
-def _version() -> str:
-    # The import linter takes a plain import for one of all rooms.
-    package = import_module(__name__.partition(".")[0])
-    return str(package.__version__)
 
 
 TYPE_CHECKING = False

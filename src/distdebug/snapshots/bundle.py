@@ -28,6 +28,7 @@ from .._io import (
     UPGRADE,
     LaterLayoutError,
     check_layout,
+    is_folder,
     numbered,
     open_ordinary,
     read_ordinary,
@@ -438,7 +439,7 @@ def _check_output_dir(output_dir: str) -> None:
         msg = f"{output_dir!r} cannot be the folder of a snapshot: it has no name"
         raise ConfigError(msg, remedy=remedy)
     if "\0" in output_dir or (
-        os.path.lexists(output_dir) and not _is_dir(output_dir)
+        os.path.lexists(output_dir) and not is_folder(output_dir)
     ):
         msg = f"{output_dir!r} cannot be the folder of a snapshot: it is no folder"
         raise ConfigError(msg, remedy=remedy)
@@ -591,10 +592,6 @@ def _is_unfinished_by(bundle: Path, host: str) -> bool:
     Return whether a node has to finish a bundle.
     """
     return is_owned_by(bundle, host) and not is_done(bundle)
-
-
-def _is_dir(path: str) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112 never raises
 
 
 def _claim_folder(folder: Path, host: str, run: str | None) -> bool:

@@ -197,7 +197,7 @@ def save_log_tails(
     for number, log in enumerate(map(Path, logs)):
         try:
             if number >= _MAX_LOGS:
-                _raise_log_error(f"only {_MAX_LOGS} logs are kept")
+                _raise_reason(f"only {_MAX_LOGS} logs are kept")
             data = _read_tail(log)
             folder.mkdir(mode=0o700, exist_ok=True)
             path = _unused_path(folder, log)
@@ -237,7 +237,7 @@ def _read_tail(log: Path) -> bytes:
         return file.read(_MAX_LOG_BYTES)
 
 
-def _raise_log_error(reason: str) -> None:
+def _raise_reason(reason: str) -> None:
     raise OSError(0, reason)
 
 
@@ -387,7 +387,7 @@ def collect_dumps(  # noqa: PLR0913 each can be left out
     for rank, source in _newest_by_rank(found):
         try:
             if time.monotonic() > deadline:
-                _raise_dump_error("the time was over")
+                _raise_reason("the time was over")
             path = folder / source.relative_to(root)
             path.parent.mkdir(parents=True, exist_ok=True)
             max_file_bytes = min(left, _MAX_DUMP_FILE_BYTES)
@@ -464,9 +464,9 @@ def _copy(
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            _raise_dump_error("it is not a file")
+            _raise_reason("it is not a file")
         if status.st_size > max_file_bytes:
-            _raise_dump_error("it is too large for the space that is left")
+            _raise_reason("it is too large for the space that is left")
         with open_whole(path) as copy:
             _copy_blocks(file, copy, status.st_size, deadline)
             copy.flush()  # a later flush would change the time
@@ -485,7 +485,7 @@ def _copy_blocks(
     left = size
     while left > 0 and (block := file.read(min(left, _BLOCK))):
         if time.monotonic() > deadline:
-            _raise_dump_error("the time was over")
+            _raise_reason("the time was over")
         copy.write(block)
         left -= len(block)
 
@@ -493,10 +493,6 @@ def _copy_blocks(
 def _free_bytes(folder: Path) -> int:
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
-
-
-def _raise_dump_error(reason: str) -> None:
-    raise OSError(0, reason)
 
 
 _MAX_RANKS = 256

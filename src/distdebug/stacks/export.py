@@ -33,7 +33,7 @@ def to_collapsed(tree: StackTree, *, who: bool = False) -> str:
             ``"ranks 0-2,4"``, so that they stay apart in the graph.
 
     Returns:
-        One line per stack: its frames, outermost first and separated by
+        One line per stack, with its frames, outermost first and separated by
         semicolons, and the number of processes.
     """
     lines = []

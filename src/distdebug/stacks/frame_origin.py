@@ -276,16 +276,6 @@ class SourceLines:
         return found[0] if found else []
 
 
-def source_line(filename: str, line: int) -> str:
-    """
-    Return one line of source code; ``""`` if it is not on this machine.
-
-    Args:
-        line: Counted from 1.
-    """
-    return SourceLines()(filename, line)
-
-
 def _indent(code: str) -> int:
     return len(code) - len(code.lstrip())
 

@@ -22,7 +22,7 @@ from .model import ProcessStacks, StackFrame, ThreadStack
 _MOST_ANCESTORS = 16
 _DEAD_STATES = frozenset({"Z", "X", "x"})
 
-_ProcessKey = tuple[str | None, int]
+ProcessKey = tuple[str | None, int]
 
 
 def split_jobs(
@@ -83,7 +83,7 @@ def drop_foreign_processes(
         All other processes, and every process on nodes without ranks.
     """
     known = tuple(processes)
-    related: dict[_ProcessKey, str] = {}
+    related: dict[ProcessKey, str] = {}
     for rank in known:
         if rank.rank is not None and rank.parent_pid is not None:
             related[rank.host, rank.pid] = related[
@@ -178,7 +178,7 @@ def _split_by_parent(
     """
     Group ranks by parent process, and the others by their relatives.
     """
-    names: dict[_ProcessKey, str] = {}
+    names: dict[ProcessKey, str] = {}
     has_hosts = len({p.host for p in processes}) > 1
     for rank in _rank_processes(processes):
         if rank.parent_pid is not None:
@@ -200,8 +200,8 @@ def _split_by_parent(
 
 def _inherited_job_name(
     process: ProcessStacks,
-    parents: Mapping[_ProcessKey, int | None],
-    names: Mapping[_ProcessKey, str],
+    parents: Mapping[ProcessKey, int | None],
+    names: Mapping[ProcessKey, str],
 ) -> str:
     """
     Return the job name of a process or of its nearest ancestor with one.
@@ -258,8 +258,6 @@ _ROLES_BY_TITLE = (
 _MESH_COORDINATES = re.compile(
     r"(?<![A-Za-z])(TP|PP|DP|EP|CP)(\d{1,6})(?![0-9])"
 )
-
-ProcessKey = tuple[str | None, int]
 
 
 @attrs.frozen

@@ -301,7 +301,9 @@ class RankDump:
     @property
     def is_filtered(self) -> bool:
         """
-        Return whether only active calls were dumped: their numbers have gaps.
+        Return whether only active calls were dumped.
+
+        Their numbers have gaps then.
         """
         ids = self.entries.record_id
         return bool(len(ids)) and int(ids[-1]) - int(ids[0]) >= len(ids)

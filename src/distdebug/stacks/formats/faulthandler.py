@@ -31,7 +31,8 @@ _C_FRAME = re.compile(
     r'Binary file "(?P<file>.{0,4096}?)", at (?P<name>\S{0,4096})'
     r" \[0x[0-9a-f]{1,16}\]"
 )
-_C_STACK = re.compile(r"Current thread's C stack trace \(most recent .*")
+
+
 _DUMP_START = re.compile(
     r"Timeout \(\d{1,9}(?: days?, )?[\d:.]{1,30}\)!"
     r"|(?:Fatal Python error|Windows fatal exception): .*"

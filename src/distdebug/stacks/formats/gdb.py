@@ -263,7 +263,8 @@ _GLUED_FRAME = re.compile(r"\s(?=#\d{1,6}\s{1,2}\S)")
 _BEFORE_CALL = re.compile(r"#\d{1,6} (?:0x[0-9a-f.]{1,20}(?: in)? ?)?")
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\[^\']{1,3})\'')
 _INLINED = re.compile(r" in \S+ inlined from .*$")
-_LIBRARY = re.compile(r"(?P<lib>\S+)(?: \+ 0x[0-9a-f]+)?$")
+
+
 # How gdb prints a Python frame, with the script of CPython.
 _PYTHON = re.compile(
     r"Frame 0x[0-9a-f]{1,16}, for file (?P<file>[^,]{1,999}),"
