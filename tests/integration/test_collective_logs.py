@@ -60,6 +60,15 @@ def run_job(folder, kind, **environment):
             process.communicate()
 
 
+def lost_neighbour(log):
+    """
+    Whether a rank that is not to blame saw a closed connection.
+    """
+    return log.name != f"rank{CULPRIT}.log" and (
+        b"Connection closed by peer" in log.read_bytes()
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "environment", "cause"),
     [
@@ -85,10 +94,21 @@ def test_the_logs_of_a_real_job_name_the_rank(
 ):
     """
     Whatever it does, the rank to blame is found, and nobody else.
-    """
-    run_job(tmp_path, kind, **environment)
 
-    logs = read_collective_logs(sorted(tmp_path.glob("*.log")))
+    A rank whose neighbour times out a moment before it sees a closed
+    connection, just as the late one does: then no log tells the two apart, and
+    the job runs again.
+    """
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        run_job(folder, kind, **environment)
+        if kind != "late" or not any(
+            map(lost_neighbour, folder.glob("*.log"))
+        ):
+            break
+
+    logs = read_collective_logs(sorted(folder.glob("*.log")))
     findings = collective_findings(logs)
 
     assert [(cause, (CULPRIT,))] == [(x.cause, x.ranks) for x in findings]
