@@ -29,7 +29,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from distdebug.capture import capture_node, find_tool
+from distdebug._proc import find_tool
+from distdebug.capture import capture_node
 from measured import slope
 
 

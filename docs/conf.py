@@ -4,18 +4,25 @@ Configuration of the documentation's build.
 
 from __future__ import annotations
 
+import argparse
 import builtins
+import os
 
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from inspect import isroutine
 
+from docutils import nodes
 from docutils.nodes import Element
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
 
 import distdebug
+
+from distdebug.cli import build_parser
 
 
 project = "distdebug"
@@ -66,10 +73,12 @@ nitpick_ignore_regex = [
         "datetime",
         "enum",
         "faulthandler",
+        "ipaddress",
         "json",
         "numpy",
         "os",
         "pathlib",
+        "posix",  # os.DirEntry
         "psutil",
         "re",
         "selectors",
@@ -153,9 +162,44 @@ def is_inner(  # noqa: PLR0913, PLR0917 Sphinx calls it so
     return None if offered(f"{room}.{name}") is obj else True
 
 
+def command_parsers(
+    parser: argparse.ArgumentParser,
+) -> Iterator[argparse.ArgumentParser]:
+    """
+    Yield the parser of each command, those below it after it.
+    """
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield command
+                yield from command_parsers(command)
+
+
+class CommandHelp(SphinxDirective):
+    """
+    Show the help of every command, each below a title of its own.
+    """
+
+    def run(self) -> list[nodes.Node]:
+        """
+        Return one section per command.
+        """
+        os.environ |= {"COLUMNS": "80", "NO_COLOR": "1"}
+        sections: list[nodes.Node] = []
+        for parser in command_parsers(build_parser("distdebug")):
+            name = parser.prog.partition(" ")[2]
+            section = nodes.section(ids=[nodes.make_id(name)], names=[name])
+            section += nodes.title("", "", nodes.literal("", name))
+            text = parser.format_help()
+            section += nodes.literal_block(text, text, language="text")
+            sections.append(section)
+        return sections
+
+
 def setup(app: Sphinx) -> None:
     """
     Connect the hooks.
     """
+    app.add_directive("command-help", CommandHelp)
     app.connect("missing-reference", public_name)
     app.connect("autodoc-skip-member", is_inner)

@@ -8,333 +8,122 @@ first used.
 
 from __future__ import annotations
 
-import sys
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .capture import Capture, capture_node, capture_process
-    from .debugger import (
-        DebugClient,
-        arm,
-        connect,
-        monarch_setup,
-        post_mortem,
-        ray_debugger_env,
-        ray_debugger_setup,
-        scope,
-        set_trace,
-    )
-    from .diagnosis import diagnose
-    from .errors import (
-        BundleError,
-        CaptureError,
-        ConfigError,
-        DebuggerError,
-        DistdebugError,
-        DumpError,
-        DumpFormatError,
-        HookError,
-        LaunchFileError,
-        LogError,
-        MeshError,
-        MissingDependencyError,
-        NodeBusyError,
-        NodesError,
-        NoDumpsError,
-        NoLogsError,
-        NotRecordingError,
-        NsightError,
-        OutputError,
-        PatternError,
-        RankSyntaxError,
-        RecorderError,
-        RulesError,
-        TooLateError,
-    )
-    from .findings import Cause, Diagnosis, Evidence, Finding
-    from .flight_recorder import (
-        FlightReport,
-        RecorderSettings,
-        Timeline,
-        analyze_dumps,
-        dump_flight_recorder,
-        enable_flight_recorder,
-        read_dumps,
-        request_dumps,
-        write_timeline,
-    )
-    from .health import check_environment, check_node
-    from .logs import (
-        collective_findings,
-        detect_phase,
-        read_collective_logs,
-        scan_logs,
-    )
-    from .nodes import NodeResult, run_on_nodes
-    from .nsight import (
-        NsysHealth,
-        NsysReports,
-        PatchStatus,
-        StepProfiler,
-        apply_ray_nsight_patch,
-        check_nsys,
-        collect_nsys_reports,
-        find_nsys_reports,
-        match_worker,
-        merge_runtime_env,
-        nsight_runtime_env,
-        nvtx,
-        patch_ray_nsight,
-        ray_nsight_status,
-        revert_ray_nsight,
-    )
-    from .processes import Worker, find_workers
-    from .ranks import Mesh, RankSelection, fold_ranks, parse_ranks
-    from .ray import (
-        check_ray_debugger,
-        find_actor_logs,
-        find_deaths,
-        find_ray_sessions,
-        launch_json,
-        ray_debug_sessions,
-        write_launch_json,
-    )
-    from .report import report_html, write_report
-    from .snapshots import Snapshot, preflight, snapshot
-    from .stacks import explain_stacks, merge_stacks, read_stacks
-    from .watching import Hang, HangDebugConfig, Watch, watch
-
-
-__all__ = [
-    "BundleError",
-    "Capture",
-    "CaptureError",
-    "Cause",
-    "ConfigError",
-    "DebugClient",
-    "DebuggerError",
-    "Diagnosis",
-    "DistdebugError",
-    "DumpError",
-    "DumpFormatError",
-    "Evidence",
-    "Finding",
-    "FlightReport",
-    "Hang",
-    "HangDebugConfig",
-    "HookError",
-    "LaunchFileError",
-    "LogError",
-    "Mesh",
-    "MeshError",
-    "MissingDependencyError",
-    "NoDumpsError",
-    "NoLogsError",
-    "NodeBusyError",
-    "NodeResult",
-    "NodesError",
-    "NotRecordingError",
-    "NsightError",
-    "NsysHealth",
-    "NsysReports",
-    "OutputError",
-    "PatchStatus",
-    "PatternError",
-    "RankSelection",
-    "RankSyntaxError",
-    "RecorderError",
-    "RecorderSettings",
-    "RulesError",
-    "Snapshot",
-    "StepProfiler",
-    "Timeline",
-    "TooLateError",
-    "Watch",
-    "Worker",
-    "analyze_dumps",
-    "apply_ray_nsight_patch",
-    "arm",
-    "capture_node",
-    "capture_process",
-    "check_environment",
-    "check_node",
-    "check_nsys",
-    "check_ray_debugger",
-    "collect_nsys_reports",
-    "collective_findings",
-    "connect",
-    "detect_phase",
-    "diagnose",
-    "dump_flight_recorder",
-    "enable_flight_recorder",
-    "explain_stacks",
-    "find_actor_logs",
-    "find_deaths",
-    "find_nsys_reports",
-    "find_ray_sessions",
-    "find_workers",
-    "fold_ranks",
-    "launch_json",
-    "match_worker",
-    "merge_runtime_env",
-    "merge_stacks",
-    "monarch_setup",
-    "nsight_runtime_env",
-    "nvtx",
-    "parse_ranks",
-    "patch_ray_nsight",
-    "post_mortem",
-    "preflight",
-    "ray_debug_sessions",
-    "ray_debugger_env",
-    "ray_debugger_setup",
-    "ray_nsight_status",
-    "read_collective_logs",
-    "read_dumps",
-    "read_stacks",
-    "report_html",
-    "request_dumps",
-    "revert_ray_nsight",
-    "run_on_nodes",
-    "scan_logs",
-    "scope",
-    "set_trace",
-    "snapshot",
-    "watch",
-    "write_launch_json",
-    "write_report",
-    "write_timeline",
-]
 
 # No module may bear a public name: importing it would bind the module, and
 # not what the name stands for, as an attribute of this package.
-_HOME = {
-    "BundleError": "errors",
-    "Capture": "capture",
-    "CaptureError": "errors",
-    "Cause": "findings",
-    "ConfigError": "errors",
-    "DebugClient": "debugger",
-    "DebuggerError": "errors",
-    "Diagnosis": "findings",
-    "DistdebugError": "errors",
-    "DumpError": "errors",
-    "DumpFormatError": "errors",
-    "Evidence": "findings",
-    "Finding": "findings",
-    "FlightReport": "flight_recorder",
-    "Hang": "watching",
-    "HangDebugConfig": "watching",
-    "HookError": "errors",
-    "LaunchFileError": "errors",
-    "LogError": "errors",
-    "Mesh": "ranks",
-    "MeshError": "errors",
-    "MissingDependencyError": "errors",
-    "NoDumpsError": "errors",
-    "NoLogsError": "errors",
-    "NodeBusyError": "errors",
-    "NodeResult": "nodes",
-    "NodesError": "errors",
-    "NotRecordingError": "errors",
-    "NsightError": "errors",
-    "NsysHealth": "nsight",
-    "NsysReports": "nsight",
-    "OutputError": "errors",
-    "PatchStatus": "nsight",
-    "PatternError": "errors",
-    "RankSelection": "ranks",
-    "RankSyntaxError": "errors",
-    "RecorderError": "errors",
-    "RecorderSettings": "flight_recorder",
-    "RulesError": "errors",
-    "Snapshot": "snapshots",
-    "StepProfiler": "nsight",
-    "Timeline": "flight_recorder",
-    "TooLateError": "errors",
-    "Watch": "watching",
-    "Worker": "processes",
-    "analyze_dumps": "flight_recorder",
-    "apply_ray_nsight_patch": "nsight",
-    "arm": "debugger",
-    "capture_node": "capture",
-    "capture_process": "capture",
-    "check_environment": "health",
-    "check_node": "health",
-    "check_nsys": "nsight",
-    "check_ray_debugger": "ray",
-    "collect_nsys_reports": "nsight",
-    "collective_findings": "logs",
-    "connect": "debugger",
-    "detect_phase": "logs",
-    "diagnose": "diagnosis",
-    "dump_flight_recorder": "flight_recorder",
-    "enable_flight_recorder": "flight_recorder",
-    "explain_stacks": "stacks",
-    "find_actor_logs": "ray",
-    "find_deaths": "ray",
-    "find_nsys_reports": "nsight",
-    "find_ray_sessions": "ray",
-    "find_workers": "processes",
-    "fold_ranks": "ranks",
-    "launch_json": "ray",
-    "match_worker": "nsight",
-    "merge_runtime_env": "nsight",
-    "merge_stacks": "stacks",
-    "monarch_setup": "debugger",
-    "nsight_runtime_env": "nsight",
-    "nvtx": "nsight",
-    "parse_ranks": "ranks",
-    "patch_ray_nsight": "nsight",
-    "post_mortem": "debugger",
-    "preflight": "snapshots",
-    "ray_debug_sessions": "ray",
-    "ray_debugger_env": "debugger",
-    "ray_debugger_setup": "debugger",
-    "ray_nsight_status": "nsight",
-    "read_collective_logs": "logs",
-    "read_dumps": "flight_recorder",
-    "read_stacks": "stacks",
-    "report_html": "report",
-    "request_dumps": "flight_recorder",
-    "revert_ray_nsight": "nsight",
-    "run_on_nodes": "nodes",
-    "scan_logs": "logs",
-    "scope": "debugger",
-    "set_trace": "debugger",
-    "snapshot": "snapshots",
-    "watch": "watching",
-    "write_launch_json": "ray",
-    "write_report": "report",
-    "write_timeline": "flight_recorder",
-}
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .capture import Capture as Capture
+    from .capture import capture_node as capture_node
+    from .capture import capture_process as capture_process
+    from .debugger import DebugClient as DebugClient
+    from .debugger import arm as arm
+    from .debugger import connect as connect
+    from .debugger import monarch_setup as monarch_setup
+    from .debugger import post_mortem as post_mortem
+    from .debugger import ray_debugger_env as ray_debugger_env
+    from .debugger import ray_debugger_setup as ray_debugger_setup
+    from .debugger import scope as scope
+    from .debugger import set_trace as set_trace
+    from .diagnosis import diagnose as diagnose
+    from .errors import BundleError as BundleError
+    from .errors import CaptureError as CaptureError
+    from .errors import ConfigError as ConfigError
+    from .errors import DebuggerError as DebuggerError
+    from .errors import DistdebugError as DistdebugError
+    from .errors import DumpError as DumpError
+    from .errors import DumpFormatError as DumpFormatError
+    from .errors import HookError as HookError
+    from .errors import LaunchFileError as LaunchFileError
+    from .errors import LogError as LogError
+    from .errors import MeshError as MeshError
+    from .errors import MissingDependencyError as MissingDependencyError
+    from .errors import NodeBusyError as NodeBusyError
+    from .errors import NodesError as NodesError
+    from .errors import NoDumpsError as NoDumpsError
+    from .errors import NoLogsError as NoLogsError
+    from .errors import NotRecordingError as NotRecordingError
+    from .errors import NsightError as NsightError
+    from .errors import OutputError as OutputError
+    from .errors import PatternError as PatternError
+    from .errors import RankSyntaxError as RankSyntaxError
+    from .errors import RecorderError as RecorderError
+    from .errors import RulesError as RulesError
+    from .errors import TooLateError as TooLateError
+    from .findings import Cause as Cause
+    from .findings import Diagnosis as Diagnosis
+    from .findings import Evidence as Evidence
+    from .findings import Finding as Finding
+    from .flight_recorder import FlightReport as FlightReport
+    from .flight_recorder import RecorderSettings as RecorderSettings
+    from .flight_recorder import Timeline as Timeline
+    from .flight_recorder import analyze_dumps as analyze_dumps
+    from .flight_recorder import dump_flight_recorder as dump_flight_recorder
+    from .flight_recorder import (
+        enable_flight_recorder as enable_flight_recorder,
+    )
+    from .flight_recorder import read_dumps as read_dumps
+    from .flight_recorder import request_dumps as request_dumps
+    from .flight_recorder import write_timeline as write_timeline
+    from .health import check_environment as check_environment
+    from .health import check_node as check_node
+    from .logs import collective_findings as collective_findings
+    from .logs import detect_phase as detect_phase
+    from .logs import read_collective_logs as read_collective_logs
+    from .logs import scan_logs as scan_logs
+    from .nodes import NodeResult as NodeResult
+    from .nodes import run_on_nodes as run_on_nodes
+    from .nsight import NsysHealth as NsysHealth
+    from .nsight import NsysReports as NsysReports
+    from .nsight import PatchStatus as PatchStatus
+    from .nsight import StepProfiler as StepProfiler
+    from .nsight import apply_ray_nsight_patch as apply_ray_nsight_patch
+    from .nsight import check_nsys as check_nsys
+    from .nsight import collect_nsys_reports as collect_nsys_reports
+    from .nsight import find_nsys_reports as find_nsys_reports
+    from .nsight import match_worker as match_worker
+    from .nsight import merge_runtime_env as merge_runtime_env
+    from .nsight import nsight_runtime_env as nsight_runtime_env
+    from .nsight import nvtx as nvtx
+    from .nsight import patch_ray_nsight as patch_ray_nsight
+    from .nsight import ray_nsight_status as ray_nsight_status
+    from .nsight import revert_ray_nsight as revert_ray_nsight
+    from .processes import Worker as Worker
+    from .processes import find_workers as find_workers
+    from .ranks import Mesh as Mesh
+    from .ranks import RankSelection as RankSelection
+    from .ranks import fold_ranks as fold_ranks
+    from .ranks import parse_ranks as parse_ranks
+    from .ray import check_ray_debugger as check_ray_debugger
+    from .ray import find_actor_logs as find_actor_logs
+    from .ray import find_deaths as find_deaths
+    from .ray import find_ray_sessions as find_ray_sessions
+    from .ray import launch_json as launch_json
+    from .ray import ray_debug_sessions as ray_debug_sessions
+    from .ray import write_launch_json as write_launch_json
+    from .report import report_html as report_html
+    from .report import write_report as write_report
+    from .snapshots import Snapshot as Snapshot
+    from .snapshots import preflight as preflight
+    from .snapshots import snapshot as snapshot
+    from .stacks import explain_stacks as explain_stacks
+    from .stacks import merge_stacks as merge_stacks
+    from .stacks import read_stacks as read_stacks
+    from .watching import Hang as Hang
+    from .watching import HangDebugConfig as HangDebugConfig
+    from .watching import Watch as Watch
+    from .watching import watch as watch
 
+    __version__: str
+else:
+    from . import _lazy
 
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        from importlib import import_module
+    def _version():
+        from importlib.metadata import PackageNotFoundError, version
 
-        module = import_module(f"{__name__}.{_HOME[name]}")
-        value: object = getattr(module, name)
-    elif name == "__version__":
-        value = _version()
-    else:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        try:
+            return version(__name__)
+        except PackageNotFoundError:  # run from a checkout
+            return "unknown"
 
-    setattr(sys.modules[__name__], name, value)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(__name__)
-    except PackageNotFoundError:  # run from a checkout
-        return "unknown"
+    __getattr__, __dir__ = _lazy.lazy_names(__name__, __version__=_version)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import itertools
 import os
 import stat
+import time
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from .errors import OutputError
 
 
 _BLOCK = 1 << 12
+_KERNEL_FOLDERS = ("/proc/", "/sys/", "/dev/")
 
 
 def open_ordinary(path: str | os.PathLike[str], complaint: str) -> IO[bytes]:
@@ -125,8 +128,211 @@ def stays_in(
     Return whether *path* lies in *folder* after all links are followed.
     """
     # Path.resolve() raises where links form a loop.
-    target, top = os.path.realpath(path), os.path.realpath(folder)
-    return f"{target}/".startswith(f"{top.rstrip('/')}/")
+    return is_within(os.path.realpath(path), os.path.realpath(folder))
+
+
+class WalkedFile(NamedTuple):
+    """
+    An ordinary file that a walk has found.
+
+    Attributes:
+        root: The given path, which may be the file itself.
+
+        path: Its path.
+
+        modified: When it was last changed, in seconds since the epoch.
+
+        size: In bytes.
+    """
+
+    root: str
+    path: str
+    modified: float
+    size: int
+
+
+class FileWalk:
+    """
+    Iterate over the ordinary files below some paths, sorted, each once.
+
+    Links in a folder come after all else, so that a file's own path is
+    preferred.  Those to a parent of the folder, or to a file system of the
+    kernel, are never followed: they have no end.
+
+    Args:
+        paths: Files and folders.
+
+        is_wanted: Whether to look at an entry of a folder, given the names of
+            all of its entries; by default all.
+
+        follows_out: Whether links are followed that lead out of the given
+            folder, and that others may have laid there.
+
+        max_depth: Levels of folders; by default all.
+
+        max_files: Files and folders to look at, for each path.
+
+        deadline: When to stop, on the monotonic clock.
+
+    Attributes:
+        problems: Paths that cannot be read, and why, as far as was walked.
+    """
+
+    def __init__(  # noqa: PLR0913 most can be left out
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        *,
+        is_wanted: Callable[[os.DirEntry[str], Collection[str]], bool]
+        | None = None,
+        follows_out: bool = False,
+        max_depth: float = float("inf"),
+        max_files: int = 10_000_000,
+        deadline: float = float("inf"),
+    ) -> None:
+        self.problems: list[tuple[str, str | Exception]] = []
+        self._paths = [os.fspath(path) for path in paths]
+        self._is_wanted = is_wanted
+        self._follows_out = follows_out
+        self._max_depth = max_depth
+        self._max_files = max_files
+        self._deadline = deadline
+        self._seen: set[tuple[int, int]] = set()
+
+    def __iter__(self) -> Iterator[WalkedFile]:
+        for root in self._paths:
+            yield from self._walk(root)
+
+    def _walk(self, root: str) -> Iterator[WalkedFile]:
+        todo: list[tuple[str, int]] = [(root, 0)]
+        links: list[tuple[str, int]] = []
+        links_out: list[str] = []
+        for left in itertools.count(self._max_files, -1):
+            if not (todo or links):
+                break
+            if reason := self._reason_to_stop(left):
+                self.problems.append((root, reason))
+                break
+            place, depth = todo.pop() if todo else links.pop()
+            status = self._look_at(root, place)
+            mode = status.st_mode if status else 0
+            if status and stat.S_ISREG(mode):
+                yield WalkedFile(root, place, status.st_mtime, status.st_size)
+            elif stat.S_ISDIR(mode) and depth < self._max_depth:
+                inner, found = self._list_folder(place, left)
+                todo += ((child, depth + 1) for child in inner)
+                inside, outside = self._sort_links(root, found)
+                links += ((child, depth + 1) for child in inside)
+                links_out += outside
+            elif mode and place == root and not stat.S_ISDIR(mode):
+                self.problems.append((root, "not an ordinary file"))
+        if links_out:
+            self.problems.append((root, _links_out_text(root, links_out)))
+
+    def _reason_to_stop(self, left: int) -> str:
+        if time.monotonic() > self._deadline:
+            return "the time was over"
+        if left <= 0:
+            return "there are too many files to look at all of them"
+        return ""
+
+    def _look_at(self, root: str, place: str) -> os.stat_result | None:
+        """
+        Return the status of a path; ``None`` if it was seen, or is not there.
+        """
+        try:
+            status = os.stat(place)  # noqa: PTH116 of millions
+        except (OSError, ValueError) as exc:
+            if place == root:
+                self.problems.append((root, exc))
+            return None
+
+        key = status.st_dev, status.st_ino
+        if key in self._seen:
+            return None
+        self._seen.add(key)
+        return status
+
+    def _list_folder(
+        self, folder: str, most: int
+    ) -> tuple[list[str], list[str]]:
+        """
+        Return the wanted entries of a folder, and its links; the last name first.
+        """
+        try:
+            with os.scandir(folder) as listed:
+                # One more, to notice that there are too many.
+                entries = list(itertools.islice(listed, most + 1))
+        except OSError as exc:
+            self.problems.append((folder, exc))
+            return [], []
+
+        names = {entry.name for entry in entries}
+        found: tuple[list[str], list[str]] = [], []
+        for entry in sorted(entries, key=lambda e: e.name, reverse=True):
+            with contextlib.suppress(OSError):  # it is not there any more
+                if self._is_wanted is None or self._is_wanted(entry, names):
+                    found[_is_link(entry)].append(entry.path)
+        return found
+
+    def _sort_links(
+        self, root: str, links: list[str]
+    ) -> tuple[list[str], list[str]]:
+        """
+        Return the links to follow, and those that lead out and are not.
+        """
+        inside: list[str] = []
+        outside: list[str] = []
+        try:
+            top = os.path.realpath(root) if links else ""
+        except OSError:  # removed meanwhile
+            return inside, outside
+
+        for link in links:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                target = os.path.realpath(link)
+                is_endless = is_within(top, target) or is_within(
+                    target, *_KERNEL_FOLDERS
+                )
+                if is_within(target, top) and target != top:
+                    inside.append(link)
+                elif is_there(target) and not is_endless:
+                    (inside if self._follows_out else outside).append(link)
+        return inside, outside
+
+
+def _is_link(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_symlink()
+    except OSError:
+        return True
+
+
+def _links_out_text(root: str, links: Collection[str]) -> str:
+    names = sorted(os.path.relpath(link, root) for link in links)
+    more = f", and {len(names) - 8} more" if len(names) > 8 else ""
+    return (
+        "links that lead out of it are not followed: "
+        f"{', '.join(names[:8])}{more}; name them, too, if you trust them"
+    )
+
+
+def is_within(path: str, *folders: str) -> bool:
+    """
+    Return whether a path without links is one of some folders, or in it.
+    """
+    return any(
+        f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in folders
+    )
+
+
+def names_in(folder: str | os.PathLike[str]) -> list[str]:
+    """
+    Return the names in *folder*, in no order; none if it cannot be listed.
+    """
+    try:
+        return os.listdir(folder)  # noqa: PTH208 names alone
+    except OSError:
+        return []
 
 
 def matching(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
@@ -237,11 +443,16 @@ def replace_link(path: Path, target: str) -> None:
         temporary.symlink_to(target)
 
 
+# Of a name of at most 255 bytes, so that a suffix has room.
+_MOST_STEM = 50
+
+
 @contextlib.contextmanager
 def _renamed(path: Path) -> Iterator[Path]:
     _refuse_special(path)
     # Processes of several containers may have the same number.
-    temporary = path.parent / f".{os.urandom(6).hex()}.tmp"
+    name = f".{path.name[:_MOST_STEM]}.{os.urandom(6).hex()}.tmp"
+    temporary = path.with_name(name)
     try:
         yield temporary
         temporary.replace(path)
@@ -263,6 +474,87 @@ def _refuse_special(path: Path) -> None:
         if not stat.S_ISREG(mode):
             reason = "it is no ordinary file, and stays as it is"
             raise FileExistsError(errno.EEXIST, reason, str(path))
+
+
+_LOCK_POLL_S = 0.05
+# Some file systems do not support locks.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+# Some report different inodes for the same file.
+_MOST_REPLACED = 1000
+
+Opener = Callable[[str, int], int]
+
+
+def open_lock(path: str, flags: int, mode: int = 0o644) -> int:
+    """
+    Open or make the file of a lock; neither a link nor a pipe leads elsewhere.
+    """
+    return os.open(
+        path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, mode
+    )
+
+
+@contextlib.contextmanager
+def file_lock(
+    path: Path, wait_s: float, opener: Opener = open_lock
+) -> Iterator[tuple[IO[bytes], bool]]:
+    """
+    Hold an exclusive lock between processes; its file is removed afterwards.
+
+    Args:
+        wait_s: How long to wait for another process, in seconds.
+
+        opener: Opens the file, as that of :func:`open`.
+
+    Yields:
+        The file, and whether the lock is exclusive: not on a file system
+        without locks.
+
+    Raises:
+        BlockingIOError: Another process still holds the lock.
+
+        OSError: The file cannot be opened or locked.
+    """
+    deadline, replaced = time.monotonic() + wait_s, 0
+    while True:
+        is_last = time.monotonic() >= deadline
+        with open(path, "r+b", buffering=0, opener=opener) as file:
+            try:
+                is_exclusive = _try_lock(file)
+            except BlockingIOError:
+                if is_last:
+                    raise
+                time.sleep(_LOCK_POLL_S)
+                continue
+            # The holder before may have removed the file since.
+            if not _is_at(path, file) and replaced < _MOST_REPLACED:
+                replaced += 1
+                continue
+            try:
+                yield file, is_exclusive
+            finally:
+                # Remove it before its release: the next holder notices.
+                with contextlib.suppress(OSError):
+                    if _is_at(path, file):
+                        path.unlink()
+            return
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        if exc.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 UPGRADE = "pip install --upgrade distdebug"

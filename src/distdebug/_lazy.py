@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import sys
 
-from collections.abc import Callable
-from typing import Any
 
-
-__all__ = ["lazy_names"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 def lazy_names(
-    package: str,
+    package: str, **computed: Callable[[], object]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """
     Return ``__getattr__`` and ``__dir__`` for *package*.
@@ -26,6 +26,8 @@ def lazy_names(
     Args:
         package: Its full name.  Its source has one import per name, as isort
             writes it: ``from .module import name as name``.
+
+        computed: Further names, with functions that return their values.
     """
     known: dict[str, str] = {}
 
@@ -37,13 +39,16 @@ def lazy_names(
     def get(name: str) -> object:
         if name == "__all__":
             return sorted(homes())
-        if name.startswith("__") or name not in homes():
+        value: object
+        if name in computed:
+            value = computed[name]()
+        elif name.startswith("__") or name not in homes():
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg)
+        else:
+            from importlib import import_module
 
-        from importlib import import_module
-
-        value: object = getattr(import_module(homes()[name], package), name)
+            value = getattr(import_module(homes()[name], package), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import os
 import re
+import reprlib
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_args
 
 from ._io import read_ordinary
 from .errors import RulesError
@@ -214,3 +215,85 @@ def parse_tables(
         except (TypeError, ValueError, RecursionError) as exc:
             msg = f"{name} {number}: {exc}"
             raise RulesError(msg, path) from None
+
+
+_MOST_NUMBER = 1e9
+
+
+def one_of(choices: Any) -> Callable[[Any, Any, Any], None]:
+    """
+    Return a validator of attrs that accepts the texts of a ``Literal``.
+    """
+    known = get_args(choices)
+
+    def validate(_: Any, attribute: Any, value: Any) -> None:
+        """
+        Refuse a value that is none of them.
+        """
+        if value not in known:
+            msg = f"{attribute.name} is {' or '.join(known)}"
+            raise ValueError(msg)
+
+    return validate
+
+
+def check_table(
+    kind: Any,
+    table: object,
+    *,
+    is_built_in: bool,
+    without: Collection[str] = (),
+) -> Mapping[str, Any]:
+    """
+    Check that the keys and values of a table fit the attributes of a class.
+
+    Args:
+        kind: A class of attrs.  The annotations of its attributes are texts;
+            what is neither a number, a truth value, nor a tuple is a text in
+            the file.
+
+        table: The table.
+
+        is_built_in: Whether the file is shipped: its patterns were measured,
+            and are too large for :func:`check_pattern`.
+
+        without: Attributes that no file may give.
+
+    Raises:
+        TypeError: It is no table, or a value has the wrong type or range.
+
+        ValueError: A key is unknown, or a pattern may take too long.
+    """
+    if not isinstance(table, Mapping):
+        msg = f"not a table: {table!r:.60}"
+        raise TypeError(msg)
+
+    import attrs
+
+    types = {x.name: str(x.type) for x in attrs.fields(kind)}
+    for key, value in table.items():
+        if key not in types or key in without:
+            msg = f"no such key: {key!r:.60}"
+            raise ValueError(msg)
+        if not _fits(types[key], value):
+            # Plain repr() fails for a value that is nested deeply.
+            shown = reprlib.repr(value)
+            msg = f"{key} has the wrong type or value: {shown:.60}"
+            raise TypeError(msg)
+        if not is_built_in and "Pattern" in types[key]:
+            for text in [value] if isinstance(value, str) else value:
+                check_pattern(text)
+    return table
+
+
+def _fits(annotation: str, value: Any) -> bool:
+    if annotation in {"bool", "int"}:
+        return type(value).__name__ == annotation
+    if annotation in {"float", "float | None"}:
+        # A comparison with NaN is false, so it is refused here, too.
+        return type(value) in {int, float} and 0 <= value <= _MOST_NUMBER
+    if annotation.startswith(("tuple[str", "tuple[re.Pattern")):
+        return isinstance(value, list) and all(
+            isinstance(item, str) for item in value
+        )
+    return isinstance(value, str)

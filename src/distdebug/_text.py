@@ -119,3 +119,15 @@ def without_controls(text: str) -> str:
     """
     text = _ESCAPES.sub("", text)
     return text if text.isprintable() else _CONTROLS.sub("", text)
+
+
+def count_text(count: int, noun: str) -> str:
+    """
+    Format a number of things: ``"1 node"``, ``"3 processes with stacks"``.
+    """
+    head, blank, rest = noun.partition(" ")
+    if rest and not rest.startswith(("of ", "with ")):
+        head, blank, rest = noun, "", ""
+    end = "es" if head.endswith(("s", "ch")) else "s"
+    many = f"{head}{end}{blank}{rest}"
+    return f"{count:,} {noun if count == 1 else many}"

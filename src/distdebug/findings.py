@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum, StrEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum, Flag, StrEnum, auto
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import attrs
 
@@ -42,87 +42,432 @@ def _serialize_value(_: object, __: object, value: object) -> object:
 
 
 Confidence = Literal["certain", "likely", "possible"]
+#: All values, most certain first.
+CONFIDENCES: tuple[Confidence, ...] = get_args(Confidence)
+
+
+class Trait(Flag):
+    """
+    What a cause implies; :class:`Cause` has a property for each.
+    """
+
+    FINE = auto()
+    IDLE = auto()
+    COMPUTING = auto()
+    SLOW = auto()
+    PEER_WAIT = auto()
+    ABSENCE = auto()
+    MISMATCH = auto()
+    MISCOUNT = auto()
+    CONSEQUENCE = auto()
+    NETWORK = auto()
+    DEATH = auto()
+    KILL = auto()
+    ENDS_PROCESS = auto()
+    ENDS_JOB = auto()
+    BLAMELESS = auto()
+
+
+class _Row(NamedTuple):
+    value: str
+    meaning: str
+    traits: Trait = Trait(0)
+    remedy: str | None = None
 
 
 class Cause(StrEnum):
     """
     Causes of a stuck or failed job.  Each has a page in the documentation.
+
+    Attributes:
+        meaning: One sentence that explains it; the reference has more.
+
+        traits: What it implies.
+
+        remedy: What to do, where nothing more particular is known.
     """
 
-    UNKNOWN = "unknown"
-    HEALTHY = "healthy"
+    _value_: str
+    meaning: str
+    traits: Trait
+    remedy: str | None
+
+    def __new__(cls, value: str, *implied: Any) -> Self:
+        cause = str.__new__(cls, value)
+        cause._value_ = value
+        cause.meaning, cause.traits, cause.remedy = implied
+        return cause
+
+    UNKNOWN = _Row(
+        "unknown",
+        "Something may be wrong, and what was looked at does not tell what.",
+        Trait.BLAMELESS,
+    )
+    HEALTHY = _Row(
+        "healthy", "Nothing was found, not even a suspect.", Trait.FINE
+    )
 
     # From Flight Recorder dumps.
-    RANK_NOT_ARRIVED = "rank_not_arrived"
-    RANK_CRASHED = "rank_crashed"
-    RANK_NOT_STARTED = "rank_not_started"
-    RANK_BLOCKED_IN_LAUNCH = "rank_blocked_in_launch"
-    COLLECTIVE_STUCK_IN_FLIGHT = "collective_stuck_in_flight"
-    TYPE_MISMATCH = "type_mismatch"
-    SIZE_MISMATCH = "size_mismatch"
-    DTYPE_MISMATCH = "dtype_mismatch"
-    SKIPPED_COLLECTIVE = "skipped_collective"
-    EXTRA_COLLECTIVE = "extra_collective"
-    GROUP_ORDER_DEADLOCK = "group_order_deadlock"
-    P2P_DEADLOCK = "p2p_deadlock"
-    STRAGGLER = "straggler"
+    RANK_NOT_ARRIVED = _Row(
+        "rank_not_arrived",
+        "The others wait in a call that not every rank entered; the reason is "
+        "on the host of who is missing, not on its GPU.",
+        Trait.ABSENCE,
+        "look at the Python stack there, and at the log of these ranks: they "
+        "are busy, stuck, or dead outside of this call",
+    )
+    RANK_CRASHED = _Row(
+        "rank_crashed",
+        "Whoever is at fault is gone; the others only lost a peer.",
+        Trait.ABSENCE | Trait.DEATH | Trait.ENDS_PROCESS | Trait.ENDS_JOB,
+        "look for the exit of these ranks in the logs of their nodes (out of "
+        "memory, signal, node lost)",
+    )
+    RANK_NOT_STARTED = _Row(
+        "rank_not_started",
+        "The call was asked for, but never began on the GPU: something before "
+        "it does not end.",
+        remedy="look at what runs on the GPUs of these ranks: an earlier kernel does "
+        "not finish",
+    )
+    RANK_BLOCKED_IN_LAUNCH = _Row(
+        "rank_blocked_in_launch",
+        "The host is stuck while it launches a call.",
+        remedy="take native stacks of these ranks (py-spy dump --native): a call of "
+        "CUDA or NCCL does not return, or a thread keeps the GIL",
+    )
+    COLLECTIVE_STUCK_IN_FLIGHT = _Row(
+        "collective_stuck_in_flight",
+        "All ranks are in the call, with equal arguments, and it does not "
+        "end: look at network and GPUs, not at the code.",
+        Trait.BLAMELESS,
+        "everyone arrived: check the network between these ranks, and on GPUs "
+        "their health (Xid) and the NCCL logs",
+    )
+    TYPE_MISMATCH = _Row(
+        "type_mismatch",
+        "In the same place, another call was made than on the other ranks.",
+        Trait.MISMATCH,
+        "make all ranks of the group call the same operation; or find the "
+        "call that was left out or made once too often before",
+    )
+    SIZE_MISMATCH = _Row(
+        "size_mismatch",
+        "The same call was made with tensors of other sizes than on the other "
+        "ranks.",
+        Trait.MISMATCH,
+        "make all ranks of the group pass the same sizes; or find the call "
+        "that was left out or made once too often before",
+    )
+    DTYPE_MISMATCH = _Row(
+        "dtype_mismatch",
+        "The same call was made with tensors of another data type than on the "
+        "other ranks.",
+        Trait.MISMATCH,
+        "make all ranks of the group pass the same dtype",
+    )
+    SKIPPED_COLLECTIVE = _Row(
+        "skipped_collective",
+        "A call was left out that the others made, so all later calls are one "
+        "off.",
+        Trait.MISCOUNT,
+        "look for a branch that leaves the call out, or a loop that ends "
+        "earlier, on these ranks only",
+    )
+    EXTRA_COLLECTIVE = _Row(
+        "extra_collective",
+        "A call was made that the others did not make.",
+        Trait.MISCOUNT,
+        "look for a branch that makes the call on these ranks only",
+    )
+    GROUP_ORDER_DEADLOCK = _Row(
+        "group_order_deadlock",
+        "Ranks wait for each other in a circle: they use several groups in "
+        "different orders.",
+        remedy="call the collectives of these groups in the same order on all ranks",
+    )
+    P2P_DEADLOCK = _Row(
+        "p2p_deadlock",
+        "Ranks wait for each other in a circle of sends and receives.",
+        remedy="let one side of each pair send first, or use batch_isend_irecv",
+    )
+    STRAGGLER = _Row(
+        "straggler",
+        "Nothing is stuck, but the others wait for the same ranks again and "
+        "again.",
+    )
 
     # From stacks and the state of processes.
-    COLLECTIVE_WAIT = "collective_wait"
-    RENDEZVOUS_WAIT = "rendezvous_wait"
-    GIL_CONTENTION = "gil_contention"
-    DATALOADER_WAIT = "dataloader_wait"
-    LOCK_DEADLOCK = "lock_deadlock"
-    IO_WAIT = "io_wait"
-    SLEEPING = "sleeping"
-    IMPORT_LOCK = "import_lock"
-    SUBPROCESS_WAIT = "subprocess_wait"
-    QUEUE_WAIT = "queue_wait"
-    FUTURE_WAIT = "future_wait"
-    PYTHON_LOOP = "python_loop"
-    NATIVE_SPIN = "native_spin"
-    EVENT_LOOP_STALL = "event_loop_stall"
-    EVENT_LOOP_IDLE = "event_loop_idle"
-    GPU_KERNEL = "gpu_kernel"
-    GPU_SYNC_WAIT = "gpu_sync_wait"
-    LAUNCH_BLOCKED = "launch_blocked"
-    IDLE = "idle"
-    COMPILING = "compiling"
-    CHECKPOINTING = "checkpointing"
-    STOPPED = "stopped"
-    DEAD = "dead"
-    UNINTERRUPTIBLE = "uninterruptible"
-    PROGRESSING = "progressing"
+    COLLECTIVE_WAIT = _Row(
+        "collective_wait",
+        "Waits for other ranks in a collective.",
+        Trait.PEER_WAIT,
+    )
+    RENDEZVOUS_WAIT = _Row(
+        "rendezvous_wait",
+        "Waits for other ranks while the job, or a group, is set up.",
+        Trait.PEER_WAIT,
+    )
+    GIL_CONTENTION = _Row(
+        "gil_contention",
+        "One thread holds the lock of the Python interpreter, and the others "
+        "cannot run.",
+    )
+    DATALOADER_WAIT = _Row("dataloader_wait", "Waits for data.")
+    LOCK_DEADLOCK = _Row(
+        "lock_deadlock", "Waits for a lock that nobody gives up."
+    )
+    IO_WAIT = _Row(
+        "io_wait", "Waits for a file, a pipe, or a socket.", Trait.ENDS_PROCESS
+    )
+    SLEEPING = _Row(
+        "sleeping", "Sleeps, as it was told to, or waits for a signal."
+    )
+    IMPORT_LOCK = _Row(
+        "import_lock", "Imports a module, or waits for a thread that does."
+    )
+    SUBPROCESS_WAIT = _Row(
+        "subprocess_wait", "Waits for a process that it started."
+    )
+    QUEUE_WAIT = _Row(
+        "queue_wait", "Waits for a queue that is empty, or full."
+    )
+    FUTURE_WAIT = _Row(
+        "future_wait", "Waits for the result of another thread or process."
+    )
+    PYTHON_LOOP = _Row(
+        "python_loop",
+        "Runs Python code and does not leave its function.",
+        Trait.COMPUTING,
+    )
+    NATIVE_SPIN = _Row(
+        "native_spin",
+        "Runs native code that does not return.",
+        Trait.COMPUTING,
+    )
+    EVENT_LOOP_STALL = _Row(
+        "event_loop_stall",
+        "Something blocks an event loop, so that nothing else of it runs.",
+    )
+    EVENT_LOOP_IDLE = _Row(
+        "event_loop_idle",
+        "An event loop waits for something to do.",
+        Trait.FINE | Trait.IDLE,
+    )
+    GPU_KERNEL = _Row("gpu_kernel", "Waits for a kernel that runs on its GPU.")
+    GPU_SYNC_WAIT = _Row(
+        "gpu_sync_wait", "Waits for its GPU to finish what it was given."
+    )
+    LAUNCH_BLOCKED = _Row(
+        "launch_blocked", "Is stuck while it gives work to its GPU."
+    )
+    IDLE = _Row(
+        "idle", "Waits for requests, as it should.", Trait.FINE | Trait.IDLE
+    )
+    COMPILING = _Row(
+        "compiling", "Compiles code, or tries out kernels.", Trait.SLOW
+    )
+    CHECKPOINTING = _Row(
+        "checkpointing", "Reads or writes a checkpoint.", Trait.SLOW
+    )
+    STOPPED = _Row("stopped", "Was stopped by a signal or a debugger.")
+    DEAD = _Row("dead", "Has ended.")
+    UNINTERRUPTIBLE = _Row(
+        "uninterruptible",
+        "Waits in the kernel for a device or a file system, where no signal "
+        "reaches it.",
+    )
+    PROGRESSING = _Row(
+        "progressing",
+        "Is not stuck: it moved while it was watched.",
+        Trait.FINE,
+    )
 
     # From logs and nodes.
-    HOST_OUT_OF_MEMORY = "host_out_of_memory"
-    GPU_OUT_OF_MEMORY = "gpu_out_of_memory"
-    GPU_FAULT = "gpu_fault"
-    ACTOR_DIED = "actor_died"
-    NATIVE_CRASH = "native_crash"
-    KILLED = "killed"
-    COLLECTIVE_TIMEOUT = "collective_timeout"
-    RENDEZVOUS_TIMEOUT = "rendezvous_timeout"
-    NETWORK_MISCONFIGURED = "network_misconfigured"
-    NETWORK_FAILURE = "network_failure"
-    NODE_MISCONFIGURED = "node_misconfigured"
-    START_UP_STALLED = "start_up_stalled"
-    LOSS_NOT_FINITE = "loss_not_finite"
-    DISK_FULL = "disk_full"
-    RAY_WORKER_START_TIMEOUT = "ray_worker_start_timeout"
-    NSIGHT_WRONG_PYTHON = "nsight_wrong_python"
+    HOST_OUT_OF_MEMORY = _Row(
+        "host_out_of_memory",
+        "A node had no memory left, and a process was killed for it.",
+        Trait.ENDS_PROCESS | Trait.ENDS_JOB,
+    )
+    GPU_OUT_OF_MEMORY = _Row(
+        "gpu_out_of_memory",
+        "A GPU had no memory left for what was asked.",
+        Trait.ENDS_PROCESS | Trait.ENDS_JOB,
+    )
+    GPU_FAULT = _Row(
+        "gpu_fault",
+        "A GPU or its driver reported a fault.",
+        Trait.ENDS_PROCESS,
+    )
+    ACTOR_DIED = _Row(
+        "actor_died",
+        "A Ray actor died.",
+        Trait.DEATH | Trait.KILL | Trait.ENDS_PROCESS | Trait.ENDS_JOB,
+    )
+    NATIVE_CRASH = _Row(
+        "native_crash",
+        "A process died of a fault in native code.",
+        Trait.DEATH | Trait.ENDS_PROCESS | Trait.ENDS_JOB,
+    )
+    KILLED = _Row(
+        "killed",
+        "A process was killed from outside.",
+        Trait.DEATH | Trait.KILL | Trait.ENDS_PROCESS | Trait.ENDS_JOB,
+    )
+    COLLECTIVE_TIMEOUT = _Row(
+        "collective_timeout",
+        "A collective took longer than its time-out, and torch gave it up.",
+        Trait.CONSEQUENCE | Trait.ENDS_JOB | Trait.BLAMELESS,
+        "collect the logs of all ranks, with "
+        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
+        "so that each leaves a Flight Recorder dump",
+    )
+    RENDEZVOUS_TIMEOUT = _Row(
+        "rendezvous_timeout",
+        "Not all ranks came together in time.",
+        Trait.CONSEQUENCE | Trait.ENDS_JOB,
+    )
+    NETWORK_MISCONFIGURED = _Row(
+        "network_misconfigured",
+        "Addresses, interfaces, or transports do not fit together.",
+        Trait.NETWORK,
+    )
+    NETWORK_FAILURE = _Row(
+        "network_failure",
+        "A connection or a link broke while the job ran.",
+        Trait.CONSEQUENCE | Trait.NETWORK | Trait.ENDS_JOB,
+    )
+    NODE_MISCONFIGURED = _Row(
+        "node_misconfigured",
+        "A node, a limit, or a variable is set so that the job cannot work "
+        "well.",
+        Trait.ENDS_PROCESS | Trait.ENDS_JOB,
+    )
+    START_UP_STALLED = _Row(
+        "start_up_stalled",
+        "A phase of the start-up takes too long.",
+        Trait.ENDS_JOB,
+    )
+    LOSS_NOT_FINITE = _Row(
+        "loss_not_finite", "The loss became infinite, or not a number."
+    )
+    DISK_FULL = _Row(
+        "disk_full", "A disk had no space left.", Trait.ENDS_PROCESS
+    )
+    RAY_WORKER_START_TIMEOUT = _Row(
+        "ray_worker_start_timeout",
+        "A Ray worker did not start in time.",
+        Trait.ENDS_JOB,
+    )
+    NSIGHT_WRONG_PYTHON = _Row(
+        "nsight_wrong_python",
+        "A profiler started another Python than the job needs.",
+    )
 
     @property
     def is_fine(self) -> bool:
         """
         Return whether the cause needs no action.
         """
-        return self in {
-            Cause.HEALTHY,
-            Cause.PROGRESSING,
-            Cause.IDLE,
-            Cause.EVENT_LOOP_IDLE,
-        }
+        return Trait.FINE in self.traits
+
+    @property
+    def is_idle(self) -> bool:
+        """
+        Return whether a process waits for work that may come.
+        """
+        return Trait.IDLE in self.traits
+
+    @property
+    def is_computing(self) -> bool:
+        """
+        Return whether a process computes, which is seen as work or as a spin.
+        """
+        return Trait.COMPUTING in self.traits
+
+    @property
+    def is_slow(self) -> bool:
+        """
+        Return whether a process does what may take minutes.
+        """
+        return Trait.SLOW in self.traits
+
+    @property
+    def is_peer_wait(self) -> bool:
+        """
+        Return whether a process waits for other ranks, and is not the cause.
+        """
+        return Trait.PEER_WAIT in self.traits
+
+    @property
+    def is_absence(self) -> bool:
+        """
+        Return whether ranks are missing in a call; why is a further question.
+        """
+        return Trait.ABSENCE in self.traits
+
+    @property
+    def is_mismatch(self) -> bool:
+        """
+        Return whether ranks passed different arguments to one call.
+        """
+        return Trait.MISMATCH in self.traits
+
+    @property
+    def is_miscount(self) -> bool:
+        """
+        Return whether ranks made a call too few or too many.
+        """
+        return Trait.MISCOUNT in self.traits
+
+    @property
+    def is_consequence(self) -> bool:
+        """
+        Return whether a process only reports that another one failed it.
+        """
+        return Trait.CONSEQUENCE in self.traits
+
+    @property
+    def is_network(self) -> bool:
+        """
+        Return whether the network is at fault.
+        """
+        return Trait.NETWORK in self.traits
+
+    @property
+    def is_death(self) -> bool:
+        """
+        Return whether a process died, whatever it died of.
+        """
+        return Trait.DEATH in self.traits
+
+    @property
+    def is_kill(self) -> bool:
+        """
+        Return whether a process was ended from outside.
+        """
+        return Trait.KILL in self.traits
+
+    @property
+    def ends_process(self) -> bool:
+        """
+        Return whether the cause ends or blocks the process that meets it.
+        """
+        return Trait.ENDS_PROCESS in self.traits
+
+    @property
+    def ends_job(self) -> bool:
+        """
+        Return whether the cause ends a job, so that later steps show recovery.
+        """
+        return Trait.ENDS_JOB in self.traits
+
+    @property
+    def is_blameless(self) -> bool:
+        """
+        Return whether its ranks share or report a problem, and did not cause it.
+        """
+        return Trait.BLAMELESS in self.traits
 
 
 @attrs.frozen(kw_only=True)
@@ -261,6 +606,17 @@ class Finding(Shown):
         yield Entries([finding_entry(self)])
 
 
+def blames_ranks(finding: Finding) -> bool:
+    """
+    Return whether the ranks are at fault, not only reporting or affected.
+    """
+    members = finding.group.ranks if finding.group else ()
+    return not finding.cause.is_blameless or (
+        finding.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
+        and not set(members) <= set(finding.ranks)
+    )
+
+
 @attrs.frozen(kw_only=True)
 class Missing:
     """
@@ -390,99 +746,6 @@ class Diagnosis(Shown):
         return [f.to_dict() for f in self.findings]
 
 
-_MEANINGS = {
-    Cause.UNKNOWN: "Something may be wrong, and what was looked at does not "
-    "tell what.",
-    Cause.HEALTHY: "Nothing was found, not even a suspect.",
-    # From Flight Recorder dumps.
-    Cause.RANK_NOT_ARRIVED: "The others wait in a call that not every rank "
-    "entered; the reason is on the host of who is missing, not on its GPU.",
-    Cause.RANK_CRASHED: "Whoever is at fault is gone; the others only lost a "
-    "peer.",
-    Cause.RANK_NOT_STARTED: "The call was asked for, but never began on the "
-    "GPU: something before it does not end.",
-    Cause.RANK_BLOCKED_IN_LAUNCH: "The host is stuck while it launches a "
-    "call.",
-    Cause.COLLECTIVE_STUCK_IN_FLIGHT: "All ranks are in the call, with equal "
-    "arguments, and it does not end: look at network and GPUs, not at the "
-    "code.",
-    Cause.TYPE_MISMATCH: "In the same place, another call was made than on "
-    "the other ranks.",
-    Cause.SIZE_MISMATCH: "The same call was made with tensors of other sizes "
-    "than on the other ranks.",
-    Cause.DTYPE_MISMATCH: "The same call was made with tensors of another "
-    "data type than on the other ranks.",
-    Cause.SKIPPED_COLLECTIVE: "A call was left out that the others made, so "
-    "all later calls are one off.",
-    Cause.EXTRA_COLLECTIVE: "A call was made that the others did not make.",
-    Cause.GROUP_ORDER_DEADLOCK: "Ranks wait for each other in a circle: they "
-    "use several groups in different orders.",
-    Cause.P2P_DEADLOCK: "Ranks wait for each other in a circle of sends and "
-    "receives.",
-    Cause.STRAGGLER: "Nothing is stuck, but the others wait for the same "
-    "ranks again and again.",
-    # From stacks and the state of processes.
-    Cause.COLLECTIVE_WAIT: "Waits for other ranks in a collective.",
-    Cause.RENDEZVOUS_WAIT: "Waits for other ranks while the job, or a group, "
-    "is set up.",
-    Cause.GIL_CONTENTION: "One thread holds the lock of the Python "
-    "interpreter, and the others cannot run.",
-    Cause.DATALOADER_WAIT: "Waits for data.",
-    Cause.LOCK_DEADLOCK: "Waits for a lock that nobody gives up.",
-    Cause.IO_WAIT: "Waits for a file, a pipe, or a socket.",
-    Cause.SLEEPING: "Sleeps, as it was told to, or waits for a signal.",
-    Cause.IMPORT_LOCK: "Imports a module, or waits for a thread that does.",
-    Cause.SUBPROCESS_WAIT: "Waits for a process that it started.",
-    Cause.QUEUE_WAIT: "Waits for a queue that is empty, or full.",
-    Cause.FUTURE_WAIT: "Waits for the result of another thread or process.",
-    Cause.PYTHON_LOOP: "Runs Python code and does not leave its function.",
-    Cause.NATIVE_SPIN: "Runs native code that does not return.",
-    Cause.EVENT_LOOP_STALL: "Something blocks an event loop, so that nothing "
-    "else of it runs.",
-    Cause.EVENT_LOOP_IDLE: "An event loop waits for something to do.",
-    Cause.GPU_KERNEL: "Waits for a kernel that runs on its GPU.",
-    Cause.GPU_SYNC_WAIT: "Waits for its GPU to finish what it was given.",
-    Cause.LAUNCH_BLOCKED: "Is stuck while it gives work to its GPU.",
-    Cause.IDLE: "Waits for requests, as it should.",
-    Cause.COMPILING: "Compiles code, or tries out kernels.",
-    Cause.CHECKPOINTING: "Reads or writes a checkpoint.",
-    Cause.STOPPED: "Was stopped by a signal or a debugger.",
-    Cause.DEAD: "Has ended.",
-    Cause.UNINTERRUPTIBLE: "Waits in the kernel for a device or a file "
-    "system, where no signal reaches it.",
-    Cause.PROGRESSING: "Is not stuck: it moved while it was watched.",
-    # From logs and nodes.
-    Cause.HOST_OUT_OF_MEMORY: "A node had no memory left, and a process was "
-    "killed for it.",
-    Cause.GPU_OUT_OF_MEMORY: "A GPU had no memory left for what was asked.",
-    Cause.GPU_FAULT: "A GPU or its driver reported a fault.",
-    Cause.ACTOR_DIED: "A Ray actor died.",
-    Cause.NATIVE_CRASH: "A process died of a fault in native code.",
-    Cause.KILLED: "A process was killed from outside.",
-    Cause.COLLECTIVE_TIMEOUT: "A collective took longer than its time-out, "
-    "and torch gave it up.",
-    Cause.RENDEZVOUS_TIMEOUT: "Not all ranks came together in time.",
-    Cause.NETWORK_MISCONFIGURED: "Addresses, interfaces, or transports do not "
-    "fit together.",
-    Cause.NETWORK_FAILURE: "A connection or a link broke while the job ran.",
-    Cause.NODE_MISCONFIGURED: "A node, a limit, or a variable is set so that "
-    "the job cannot work well.",
-    Cause.START_UP_STALLED: "A phase of the start-up takes too long.",
-    Cause.LOSS_NOT_FINITE: "The loss became infinite, or not a number.",
-    Cause.DISK_FULL: "A disk had no space left.",
-    Cause.RAY_WORKER_START_TIMEOUT: "A Ray worker did not start in time.",
-    Cause.NSIGHT_WRONG_PYTHON: "A profiler started another Python than the "
-    "job needs.",
-}
-
-
-def explain_cause(cause: Cause) -> str:
-    """
-    Return one sentence that explains a cause; the reference has more.
-    """
-    return _MEANINGS[cause]
-
-
 # Long enough to show the user's lines after those of libraries.
 _MAX_QUOTE = 400
 _MAX_EVIDENCE = 6
@@ -608,54 +871,3 @@ def _missing_line(what: str, reason: str, rows: Sequence[Missing]) -> str:
     is_one = len(rows) == 1 and rows[0].source
     source = f" [{rows[0].source}]" if is_one else ""
     return clean(f"missing: {what}{of_ranks}: {reason}{source}", limit=300)
-
-
-class NodeFinding(NamedTuple):
-    """
-    A finding of a health check, without the node and the evidence.
-
-    Attributes:
-        cause: The cause.
-
-        confidence: ``"certain"``, ``"likely"``, or ``"possible"``.
-
-        says: One clause about it.
-
-        remedy: What to do about it.
-
-        ranks: The ranks concerned.
-    """
-
-    cause: Cause
-    confidence: Confidence
-    says: str
-    remedy: str
-    ranks: tuple[int, ...] = ()
-
-
-def as_finding(
-    finding: NodeFinding, *, host: str, evidence: Evidence
-) -> Finding:
-    """
-    Convert a finding of a health check to a `Finding`.
-
-    Args:
-        host: The node; ``""`` if there is only one.
-    """
-    return Finding(
-        cause=finding.cause,
-        ranks=finding.ranks,
-        summary=f"{host}: {finding.says}" if host else finding.says,
-        confidence=finding.confidence,
-        remedy=finding.remedy,
-        evidence=(evidence,),
-    )
-
-
-def ranks_of_pids(
-    pids: Iterable[int], ranks: Mapping[int, int]
-) -> tuple[int, ...]:
-    """
-    Return the ranks of some processes, ascending; others are left out.
-    """
-    return tuple(sorted({ranks[pid] for pid in pids if pid in ranks}))

@@ -1,34 +1,115 @@
 """
-Separate user code from framework code in stacks, by file name.
+Tell the user's code from that of frameworks and libraries, by file name.
+
+Tools shorten file names, so that ``threading.py`` may be all that is left of a
+path.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from enum import IntEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 
 if TYPE_CHECKING:
     from .findings import Location
 
 
+_MOST_NAME = 300
+
+# Packages by name, because tools may cut the path before it.
+_FRAMEWORKS = (
+    "accelerate|apex|axolotl|colossalai|composer|datasets|deepspeed|diffusers"
+    "|fairscale|fairseq2?|hydra|lightning|lightning_fabric|litgpt|lmdeploy"
+    "|megatron|nemo|nemo_rl|peft|pytorch_lightning|ray|sentence_transformers"
+    "|sglang|tensorrt_llm|text_generation_server|torchrl|torchtitan|torchtune"
+    "|transformer_engine|transformers|trl|unsloth|verl|vllm|xformers"
+)
+_LIBRARIES = (
+    "aiohttp|anyio|boto3|botocore|click|cupy|debugpy|distdebug|fastapi|filelock"
+    "|flash_attn|flashinfer|fsspec|functorch|gevent|grpc|h5py|httpcore|httpx"
+    "|huggingface_hub|ipykernel|joblib|mpi4py|numba|numpy|omegaconf|pandas"
+    "|pyarrow|pydantic|redis|requests|s3fs|safetensors|scipy|sklearn|starlette"
+    "|tensorboard|tensorflow|tokenizers|torch|torch_npu|torch_xla|torchaudio"
+    "|torchdata|torchmetrics|torchvision|tornado|tqdm|triton|typer|urllib3"
+    "|uvicorn|uvloop|wandb|webdataset|zmq"
+)
+
+# A checkout of the source holds the package in a folder of about its name,
+# such as Megatron-LM/megatron, ray/python/ray, and transformers/src/….
+_FRAMEWORK_FILE = re.compile(
+    rf"(^|/)(site|dist)-packages/({_FRAMEWORKS})(/|\.py$)|^({_FRAMEWORKS})/"
+    rf"|(?i:/(?P<name>{_FRAMEWORKS})(-[\w.-]+)?/((src|python)/)?(?P=name)/)"
+    r"|(^|/)(megatron/(core|training|legacy)|deepspeed/(runtime|comm|pipe)"
+    r"|vllm/(v1|engine|worker|executor|distributed|entrypoints|model_executor)"
+    r"|sglang/(srt|launch_server)|ray/(_private|train|util|data|air|tune)"
+    r"|tensorrt_llm/(_torch|executor|llmapi))\b"
+)
 # Code that cloudpickle sends by value (<dynamic-code>) is the user's; since
-# 3.1.3, cloudpickle does not name its file.
-_FRAMEWORK_PATH = re.compile(
-    r"^<(?!dynamic-code>)|(^|[/\\])(site-packages|dist-packages)[/\\]"
-    r"|[/\\]lib[/\\]python3?\.?\d*[/\\]"
-    r"|(^|[/\\])(torch|distdebug)[/\\](distributed|utils|nn|autograd|_\w+"
-    r"|flight_recorder)[/\\]"
+# 3.1.3, cloudpickle does not name its file.  So are cells of a notebook.
+_LIBRARY_FILE = re.compile(
+    r"^<(?!dynamic-code>|i?python-input-)|(^|/)(site-packages|dist-packages)/"
+    r"|(^|/)lib/(python|pypy)\d[\d.]*t?/|(^|/)s?bin/[^/.]+$|\.(so|pyx|pxi)\b"
+    r"|(^|/)torch/(_\w+|autograd|cuda|distributed|jit|multiprocessing|nn|optim"
+    r"|utils)/|(^|/)torch/\w+\.py$"
+    r"|(^|/)distdebug/(capture|debugger|flight_recorder|stacks|watching)/"
+    rf"|^({_LIBRARIES})/"
+)
+_NATIVE_FILE = re.compile(
+    r"\.so\b|\.(cc|cpp|cxx|cu|cuh|c|h|hpp|inl|S|rs)$|^lib[\w.+-]*$|^\[vdso\]"
+    r"|(^|/)(python|pypy)\d[\d.]*$|^$"
+)
+_INSTALL_PREFIX = re.compile(
+    r"\A.*[/\\](?:site-packages|dist-packages|lib/python\d[\d.]*t?)[/\\]"
 )
 
 
-def is_framework(filename: str) -> bool:
+class Layer(IntEnum):
     """
-    Return whether a file belongs to a framework rather than to the user.
+    How far code is from the user, who can change the first most easily.
     """
-    return _FRAMEWORK_PATH.search(filename) is not None
+
+    USER = 0
+    FRAMEWORK = 1
+    LIBRARY = 2
+    NATIVE = 3
+
+
+@lru_cache(maxsize=1 << 14)
+def code_layer(filename: str) -> Layer:
+    """
+    Return the layer of a file: a checkout of a framework is a framework.
+    """
+    path = filename[-_MOST_NAME:].replace("\\", "/")
+    is_python = path.endswith(".py") or path.startswith("<")
+    if not is_python and _NATIVE_FILE.search(path):
+        return Layer.NATIVE
+    if _FRAMEWORK_FILE.search(path):
+        return Layer.FRAMEWORK
+    package = path.partition("/")[0].removesuffix(".py")
+    is_library = package in sys.stdlib_module_names
+    if is_library or _LIBRARY_FILE.search(path):
+        return Layer.LIBRARY
+    return Layer.USER
+
+
+def is_user_code(filename: str) -> bool:
+    """
+    Return whether a file belongs to the user, and to no framework or library.
+    """
+    return code_layer(filename) is Layer.USER
+
+
+def strip_install_prefix(filename: str) -> str:
+    """
+    Return the path of a file from the folder on that packages are in.
+    """
+    return _INSTALL_PREFIX.sub("", filename)
 
 
 class FrameLike(Protocol):
@@ -55,27 +136,52 @@ class FrameLike(Protocol):
         """
 
 
-def user_location(frames: Iterable[FrameLike]) -> Location | None:
+FrameT = TypeVar("FrameT", bound=FrameLike)
+
+
+def frame_layer(frame: FrameLike) -> Layer:
     """
-    Find the innermost line that is not part of a framework.
+    Return the layer of a frame; not every tool marks native ones.
+    """
+    is_native = getattr(frame, "is_native", False)
+    return Layer.NATIVE if is_native else code_layer(frame.filename)
+
+
+def is_user_frame(frame: FrameLike) -> bool:
+    """
+    Return whether a frame is user code.
+    """
+    return frame_layer(frame) is Layer.USER
+
+
+def find_user_frame(frames: Iterable[FrameT]) -> FrameT | None:
+    """
+    Find the frame that the user can change.
 
     Args:
         frames: Innermost first.
 
     Returns:
-        The line, or the innermost one if all are framework code; ``None`` for
-        an empty stack.
+        The innermost frame of the user; else of a framework; else of Python;
+        else of all.
     """
-    # Jobs load this module for is_framework, and need no attrs for it.
+    return min(frames, key=frame_layer, default=None)
+
+
+def to_location(frame: FrameLike | None) -> Location | None:
+    """
+    Convert a frame to a location.
+    """
+    # Jobs load this module, and need no attrs for it.
     from .findings import Location
 
-    innermost = None
-    for frame in frames:
-        location = Location(
-            function=frame.name, file=frame.filename, line=frame.line
-        )
-        if not is_framework(frame.filename):
-            return location
-        innermost = innermost or location
+    if frame is None:
+        return None
+    return Location(function=frame.name, file=frame.filename, line=frame.line)
 
-    return innermost
+
+def user_location(frames: Iterable[FrameLike]) -> Location | None:
+    """
+    Find the line that the user can change, as :func:`find_user_frame` does.
+    """
+    return to_location(find_user_frame(frames))

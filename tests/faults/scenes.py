@@ -67,7 +67,7 @@ REACH: dict[str, tuple[str, ...]] = {
     "check_node": ("files", "processes", "network"),
     "check_nsys": ("files", "processes"),
     "check_ray_debugger": ("files", "processes", "network"),
-    "cli.watch.run": ("files", "writes", "processes"),
+    "cli.watch.watch": ("files", "writes", "processes"),
     "collect_nsys_reports": ("files", "writes"),
     "collective_findings": (),
     "connect": ("files", "network"),
@@ -543,7 +543,7 @@ SCENES: dict[str, Scene] = {
         session, lambda x: distdebug.check_nsys(raylet_logs=[x])
     ),
     "collect_nsys_reports": _collect,
-    "cli.watch.run": _command,
+    "cli.watch.watch": _command,
     "connect": _connect,
     "DebugClient.eval": _asking(lambda x: x.eval(None, "1 + 1", wait_s=0.5)),
     "DebugClient.interrupt": _asking(

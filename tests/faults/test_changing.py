@@ -47,7 +47,7 @@ LOOKING = {
     "capture_process": "read",
     "check_environment": "open",
     "check_node": "open",
-    "cli.watch.run": "open",
+    "cli.watch.watch": "open",
     "DebugClient.eval": "socket",
     "DebugClient.interrupt": "socket",
     "DebugClient.list": "socket",

@@ -44,7 +44,7 @@ ALL = sorted(SCENES)
 FORKING = sorted({*IN_JOB} - {"Watch.hangs"})  # that takes long
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 ENDED = (
-    *("snapshot", "capture_node", "cli.watch.run", "diagnose", "check_node"),
+    *("snapshot", "capture_node", "cli.watch.watch", "diagnose", "check_node"),
     *("preflight", "run_on_nodes", "check_nsys", "DebugClient.list"),
     *("patch_ray_nsight", "write_report", "write_timeline", "find_deaths"),
     *("dump_flight_recorder", "enable_flight_recorder", "Watch.hangs"),
@@ -71,7 +71,7 @@ signal.pause()
 """
 LOOKING_AROUND = (
     *("capture_node", "check_environment", "check_node", "check_nsys"),
-    *("cli.watch.run", "DebugClient.stack", "find_nsys_reports"),
+    *("cli.watch.watch", "DebugClient.stack", "find_nsys_reports"),
     *("find_workers", "patch_ray_nsight", "preflight", "snapshot", "watch"),
 )
 

@@ -41,13 +41,13 @@ FIRST, LATER = (2, 1)
 FIRST_OF_SLOW, LATER_OF_SLOW = 1, 0
 MOST_OF_SLOW = 200
 SLOW = (
-    *("analyze_dumps", "cli.watch.run", "DebugClient.stack", "diagnose"),
+    *("analyze_dumps", "cli.watch.watch", "DebugClient.stack", "diagnose"),
     *("find_workers", "preflight", "report_html", "snapshot", "Watch.hangs"),
     *("write_report", "write_timeline"),
 )
 # The rest is done by a child process, or by what other scenes call.
 ONLY = {
-    "cli.watch.run": {"mkdir", "rename", "start", "thread", "write"},
+    "cli.watch.watch": {"mkdir", "rename", "start", "thread", "write"},
     "Watch.hangs": {"thread"},
     "write_report": {"open", "rename", "stat", "write"},
 }

@@ -32,7 +32,7 @@ MANNERS = {
     "leaves a child": "sleep 600 & exit 0",
 }
 TOOLS = (
-    *("py-spy", "gdb", "cuda-gdb", "pystack", "nvidia-smi", "nsys"),
+    *("py-spy", "gdb", "cuda-gdb", "pystack", "nsys"),
     *("squeue", "scontrol", "srun", "dmesg", "journalctl", "ibstat"),
 )
 # The sum of all that they may take, in their turn.

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from distdebug.capture import find_tool
+from distdebug._proc import find_tool
 from distdebug.processes import read_state
 
 from .living import wait_until

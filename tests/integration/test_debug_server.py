@@ -81,7 +81,6 @@ def hanging_job(folder, path):
     Four ranks, the third of which never arrives: the port, and the processes.
     """
     pytest.importorskip("torch.distributed.debug")
-    pytest.importorskip("jinja2")
     port, store = free_ports(2)
     with contextlib.ExitStack() as stack:
         ranks = []

@@ -12,8 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.processes import find_workers, missing_ranks
-from distdebug.processes.find import find_worker
+from distdebug.processes import (
+    find_workers,
+    find_workers_by_pid,
+    missing_ranks,
+)
 
 from .living import free_ports, wait_for
 
@@ -72,7 +75,7 @@ class TestTorchrun:
             matching = find_workers([r"find_rank\.py"])
 
             victim = next(w for w in workers if w.rank == 2)
-            one = find_worker(victim.pid)
+            (one,) = find_workers_by_pid([victim.pid])
             rest = [w for w in workers if w.rank != 2]
 
         roles = [(w.role, w.rank, w.local_rank) for w in workers]

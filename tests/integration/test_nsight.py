@@ -30,12 +30,11 @@ from distdebug.nsight import (
     find_nsys_reports,
     patch_ray_nsight,
     ray_nsight_status,
+    raylet_findings,
     summarize_report,
 )
 from distdebug.nsight.doctor import (
-    find_nsys,
     find_orphaned_agents,
-    nsight_log_findings,
     nsys_version,
     supported_options,
 )
@@ -56,7 +55,7 @@ FOLDER = "/tmp"
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is missing"),
-    pytest.mark.skipif(find_nsys() is None, reason="nsys is missing"),
+    pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is missing"),
     pytest.mark.timeout(400),
 ]
 
@@ -157,13 +156,13 @@ class TestInstalled:
         """
         The options that we give are known to the nsys that is installed.
         """
-        known = supported_options(find_nsys())
+        known = supported_options(shutil.which("nsys"))
 
         assert {"t", "trace", "s", "sample", "o", "capture-range"} <= set(
             known
         )
         check_options(default_options(StepRange(start=1, stop=2)))
-        assert nsys_version(find_nsys())
+        assert nsys_version(shutil.which("nsys"))
 
     def test_doctor(self):
         """
@@ -265,7 +264,7 @@ def test_wrong_python(node):
     assert "needs_patch" == ray_nsight_status(node.installed).state
 
     logs = Path(seen["session"], "logs")
-    (finding,) = nsight_log_findings(logs / "raylet.err", logs / "raylet.out")
+    (finding,), _ = raylet_findings(logs)
     assert Cause.NSIGHT_WRONG_PYTHON == finding.cause
     assert "certain" == finding.confidence
     assert "no 'python' on the PATH" in finding.summary
@@ -287,6 +286,6 @@ def test_patched(node):
     assert (seen["pid"], "") == (report.pid, report.node)
     assert socket.gethostname() not in report.path
     logs = Path(seen["session"], "logs")
-    assert () == nsight_log_findings(logs / "raylet.err", logs / "raylet.out")
+    assert () == raylet_findings(logs)[0]
     assert wait_until(lambda: not nsys_of(node)), nsys_of(node)
     assert "needs_patch" == ray_nsight_status(node.installed).state

@@ -19,9 +19,9 @@ from distdebug.stacks import (
     SystemCall,
     ThreadActivity,
     ThreadStack,
+    explain_ranks,
     explain_stacks,
 )
-from distdebug.stacks.explain_process import explain_process
 
 
 C10D = "torch/distributed/distributed_c10d.py"
@@ -121,7 +121,7 @@ def test_threads(some):
     """
     The same of the threads of one process.
     """
-    explain_process(ProcessStacks(pid=1, source="", threads=tuple(some)))
+    explain_ranks([ProcessStacks(pid=1, source="", threads=tuple(some))])
 
 
 @given(st.lists(processes, max_size=6), st.randoms())

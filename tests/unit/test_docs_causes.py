@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distdebug import diagnose
-from distdebug.findings import Cause, explain_cause
+from distdebug.findings import Cause
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -74,7 +74,7 @@ def test_reference():
     )
 
     assert [
-        (cause, SECTIONS[cause][0], cause, explain_cause(cause))
+        (cause, SECTIONS[cause][0], cause, cause.meaning)
         for cause in (Cause(row[0]) for row in rows)
     ] == rows
     assert sorted(Cause) == sorted(row[0] for row in rows)

@@ -7,11 +7,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 
 import pytest
 
-from distdebug._in_time import answers_in_time, in_time
 from distdebug._io import (
     is_file,
     is_folder,
@@ -122,26 +120,3 @@ def test_open_fails_later(tmp_path, monkeypatch):
 
     with pytest.raises(OSError, match="Input"):
         open_ordinary(tmp_path / "file", "no file")
-
-
-@pytest.fixture
-def no_threads(monkeypatch):
-    """
-    A node that has no more threads.
-    """
-
-    def start(self):
-        msg = "can't start new thread"
-        raise RuntimeError(msg)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-
-
-def test_no_threads(no_threads):
-    """
-    Without a thread there is no answer in time.
-    """
-    with pytest.raises(TimeoutError, match="no thread"):
-        in_time(lambda: 1, 1.0)
-
-    assert [] == list(answers_in_time(str, [1, 2], 1e9))

@@ -26,7 +26,7 @@ from distdebug.logs.lines import open_log
 from distdebug.nodes import NodeStatus
 from distdebug.nodes.results import completed_from_line
 from distdebug.nsight import match_worker
-from distdebug.processes import compile_patterns, read_environ, whole_number
+from distdebug.processes import as_patterns, read_environ, whole_number
 from distdebug.ranks import Mesh, parse_ranks
 from distdebug.ray import find_deaths, open_ray_session
 from distdebug.snapshots import parse_manifest
@@ -170,7 +170,7 @@ class TestPatterns:
         refused, without its controls.
         """
         with pytest.raises(PatternError) as caught:
-            compile_patterns([pattern])
+            as_patterns([pattern])
 
         text = f"{caught.value} {caught.value.remedy}"
         assert said in text

@@ -8,7 +8,7 @@ import pytest
 
 from distdebug.findings import Location
 from distdebug.flight_recorder import Frame
-from distdebug.usercode import user_location
+from distdebug.usercode import Layer, code_layer, user_location
 
 
 MINE = Frame("step", "/home/me/train.py", 41)
@@ -26,6 +26,13 @@ MINE = Frame("step", "/home/me/train.py", 41)
         "/src/distdebug/flight_recorder/dump.py",
         "C:\\venv\\Lib\\site-packages\\torch\\x.py",
         "<frozen importlib._bootstrap>",
+        "<string>",
+        "threading.py",
+        "multiprocessing\\spawn.py",
+        "torch/_tensor.py",
+        "requests/adapters.py",
+        "/opt/venv/bin/torchrun",
+        "/usr/lib/libtorch_cpu.so",
     ],
 )
 def test_framework(file):
@@ -44,6 +51,13 @@ def test_framework(file):
         "/home/lib/train.py",
         "/me/torchrun/nn/train.py",
         "<dynamic-code>",
+        "<ipython-input-3-0f1e2d>",
+        "/home/me/bin/train.py",
+        "src/me/train.py",
+        "requests.py",
+        "vllm.py",
+        "/home/me/vllm/train.py",
+        "/home/me/data/datasets/loader.py",
     ],
 )
 def test_users(file):
@@ -53,6 +67,31 @@ def test_users(file):
     where = user_location([Frame("f", file, 3), MINE])
 
     assert (file, 3) == (where.file, where.line)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/opt/venv/lib/python3.11/site-packages/deepspeed/runtime/engine.py",
+        "transformers/trainer.py",
+        "/workspace/Megatron-LM/megatron/core/pipeline_parallel/schedules.py",
+        "/workspace/Megatron-LM/megatron/inference/api.py",
+        "/src/DeepSpeed/deepspeed/utils/timer.py",
+        "/src/vllm-0.6.3/vllm/config.py",
+        "/me/ray/python/ray/actor.py",
+        "/me/transformers/src/transformers/trainer.py",
+        "C:\\src\\verl\\verl\\trainer\\main_ppo.py",
+    ],
+)
+def test_checkout(file):
+    """
+    A framework is one wherever it lies, and comes before libraries.
+    """
+    library = Frame("wait", "/usr/lib/python3.12/threading.py", 5)
+
+    assert Layer.FRAMEWORK is code_layer(file)
+    assert MINE.filename == user_location([Frame("f", file, 3), MINE]).file
+    assert file == user_location([library, Frame("f", file, 3)]).file
 
 
 def test_no_user():

@@ -547,26 +547,6 @@ class TestBlocks:
         assert "" == blocks_text(blocks)
         assert [] == _Page(blocks_html(blocks)).words
 
-    def test_paint(self):
-        """
-        A terminal may show what is more important as such.
-        """
-        entries = Entries([Entry("stuck", [("cause", "x")])], 0, "findings")
-        blocks = [
-            Entries([Entry("stuck", [("cause", "x")], "also:")]),
-            entries,
-        ]
-
-        text = blocks_text(blocks, paint=lambda kind, text: f"<{kind} {text}>")
-
-        assert (
-            "also:\n<head stuck>\n  <label cause:> <cause x>\n\n"
-            "<note … and 1 more findings>"
-        ) == text
-        assert "<head rank 3" in _finding().to_text(
-            paint=lambda kind, text: f"<{kind} {text}>"
-        )
-
     def test_tree(self):
         """
         What parts from a branch is shown below it; one that is long goes on in

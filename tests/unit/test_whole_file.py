@@ -60,7 +60,7 @@ class TestScratch:
         """
         monkeypatch.setattr(os, "urandom", bytes)
         (tmp_path / "precious").write_text("keep")
-        (tmp_path / f".{'00' * 6}.tmp").symlink_to(tmp_path / "precious")
+        (tmp_path / f".f.{'00' * 6}.tmp").symlink_to(tmp_path / "precious")
 
         with pytest.raises(FileExistsError):
             write_whole(tmp_path / "f", b"x")

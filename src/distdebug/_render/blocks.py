@@ -4,11 +4,11 @@ Describe results as blocks, and render blocks as text and as HTML.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, singledispatch
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -32,13 +32,6 @@ class Lines:
     lines: Sequence[str]
     most: int = 24
     more: str = ""
-
-    @property
-    def rest(self) -> str:
-        """
-        Say how many are not shown at first; empty if all are.
-        """
-        return _rest(self.lines, self.most, self.more)
 
 
 @attrs.frozen
@@ -76,13 +69,6 @@ class Entries:
     most: int = 5
     more: str = "findings"
 
-    @property
-    def rest(self) -> str:
-        """
-        Say how many are not shown at first; empty if all are.
-        """
-        return _rest(self.entries, self.most, self.more)
-
 
 @attrs.frozen
 class Table:
@@ -104,12 +90,8 @@ class Table:
     most: int = 24
     more: str = "rows"
 
-    @property
-    def rest(self) -> str:
-        """
-        Say how many are not shown at first; empty if all are.
-        """
-        return _rest(self.rows, self.most, self.more)
+    def __str__(self) -> str:
+        return text_table(self.headers, self.rows)
 
 
 @attrs.frozen
@@ -142,26 +124,44 @@ class Tree:
 Block = str | Lines | Entries | Table | Tree
 
 
-def _rest(items: Sized, most: int, more: str) -> str:
-    hidden = len(items) - most
-    return f"… and {hidden} more {more}".rstrip() if hidden > 0 else ""
+def _folded(
+    items: Sequence[Any], block: Lines | Entries | Table, *, full: bool = False
+) -> tuple[Sequence[Any], Sequence[Any], str]:
+    """
+    Return what is shown at first, the rest, and how many that are.
+    """
+    hidden = 0 if full else len(items) - block.most
+    if hidden <= 0:
+        return items, (), ""
 
+    rest = f"… and {hidden} more {block.more}".rstrip()
+    return items[: block.most], items[block.most :], rest
 
-# Takes the kind of a text ("head", "label", "note", or the name of a fact, such as
-# "cause") and the text, and returns the text with the codes of a terminal.
-Paint = Callable[[str, str], str]
 
 _WIDTH = 96
 # Longer texts are cut here and stay whole in the data.
 _LONGEST_HEAD, _LONGEST_FACT = 400, 2000
 
 
-def blocks_text(
-    blocks: Iterable[Block],
-    *,
-    full: bool = False,
-    paint: Paint = lambda _kind, text: text,
-) -> str:
+class Line(NamedTuple):
+    """
+    One line of a block.
+
+    Attributes:
+        parts: Its texts, each with its kind: ``""``, ``"head"``, ``"label"``,
+            ``"note"``, or the name of a fact, such as ``"cause"``.
+
+        indent: Of what goes on in the next line, where it may be wrapped.
+    """
+
+    parts: tuple[tuple[str, str], ...]
+    indent: int = 0
+
+    def __str__(self) -> str:
+        return "".join(text for _, text in self.parts)
+
+
+def blocks_text(blocks: Iterable[Block], *, full: bool = False) -> str:
     """
     Render blocks as text, without a line break at the end.
 
@@ -169,52 +169,72 @@ def blocks_text(
         blocks: What to render.
 
         full: Whether to show also what is cut at first.
-
-        paint: Adds the terminal's codes to a text of some kind; they take no
-            room in the layout.
     """
-    texts = (_text(block, full, paint) for block in blocks)
-    return "\n\n".join(text for text in texts if text)
+    texts = (
+        "\n".join(map(str, block_lines(block, full=full))) for block in blocks
+    )
+    return "\n\n".join(filter(None, texts))
 
 
 @singledispatch
-def _text(block: Block, full: bool, paint: Paint) -> str:  # noqa: FBT001
-    del full, paint
-    return "\n".join(map(plain_line, str(block).splitlines()))
+def block_lines(block: Block, *, full: bool) -> Iterator[Line | Table]:
+    """
+    Yield the lines of a block, and a table as it is to be shown.
 
+    Args:
+        block: What to render.
 
-@_text.register
-def _(block: Lines, full: bool, paint: Paint) -> str:  # noqa: FBT001
-    shown, rest = block.lines, ""
-    if not full:
-        shown, rest = block.lines[: block.most], block.rest
-    return "\n".join([*map(plain_line, shown), *_note(rest, paint)])
-
-
-@_text.register
-def _(block: Entries, full: bool, paint: Paint) -> str:  # noqa: FBT001
-    shown, rest = block.entries, ""
-    if not full:
-        shown, rest = block.entries[: block.most], block.rest
-    texts = ("\n".join(_entry(entry, paint)) for entry in shown)
-    return "\n\n".join([*texts, *_note(rest, paint)])
-
-
-@_text.register
-def _(block: Table, full: bool, paint: Paint) -> str:  # noqa: FBT001
-    shown, rest = block.rows, ""
-    if not full:
-        shown, rest = block.rows[: block.most], block.rest
-    table = text_table(block.headers, shown)
-    return "\n".join([table, *_note(rest, paint)])
-
-
-@_text.register
-def _(block: Tree, full: bool, paint: Paint) -> str:  # noqa: FBT001
+        full: Whether to show also what is cut at first.
+    """
     del full
-    return "\n".join(
-        line for branch in block.branches for line in _branch(branch, paint)
-    )
+    for line in str(block).splitlines():
+        yield _line("", plain_line(line))
+
+
+@block_lines.register
+def _(block: Lines, *, full: bool) -> Iterator[Line]:
+    shown, _, rest = _folded(block.lines, block, full=full)
+    for line in shown:
+        yield _line("", plain_line(line))
+    if rest:
+        yield _line("note", rest)
+
+
+@block_lines.register
+def _(block: Entries, *, full: bool) -> Iterator[Line]:
+    shown, _, rest = _folded(block.entries, block, full=full)
+    for i, entry in enumerate(shown):
+        if i:
+            yield Line(())
+        yield from _entry(entry)
+    if rest:
+        if shown:
+            yield Line(())
+        yield _line("note", rest)
+
+
+@block_lines.register
+def _(block: Table, *, full: bool) -> Iterator[Line | Table]:
+    shown, _, rest = _folded(block.rows, block, full=full)
+    yield attrs.evolve(block, rows=shown)
+    if rest:
+        yield _line("note", rest)
+
+
+@block_lines.register
+def _(block: Tree, *, full: bool) -> Iterator[Line]:
+    del full
+    for branch in block.branches:
+        indent = "  " + "    " * (branch.depth - 1) if branch.depth else ""
+        mark = "▸ " if branch.depth else ""
+        yield Line((("", f"{indent}{mark}"), ("label", branch.head)))
+        inner = indent + ("    " if branch.depth else "  ")
+        if branch.parts:
+            yield from _wrapped(inner, branch.parts)
+
+
+def _line(kind: str, text: str) -> Line:
+    return Line(((kind, text),))
 
 
 def plain_line(line: str) -> str:
@@ -225,40 +245,26 @@ def plain_line(line: str) -> str:
     return " " * min(indent, _WIDTH) + clean(line, limit=_LONGEST_FACT)
 
 
-def _note(text: str, paint: Paint) -> Iterator[str]:
-    if text:
-        yield paint("note", text)
-
-
-def _entry(entry: Entry, paint: Paint) -> Iterator[str]:
+def _entry(entry: Entry) -> Iterator[Line]:
     if entry.before:
-        yield entry.before
-    yield paint("head", clean(entry.head, limit=_LONGEST_HEAD))
+        yield _line("", entry.before)
+    yield _line("head", clean(entry.head, limit=_LONGEST_HEAD))
     for name, value in entry.facts:
-        label = paint("label", f"{name}:")
         fact = clean(value, limit=_LONGEST_FACT)
-        yield f"  {label} {paint(name, fact)}"
+        parts = (("", "  "), ("label", f"{name}:"), ("", " "), (name, fact))
+        yield Line(parts, indent=4)
 
 
-def _branch(branch: Branch, paint: Paint) -> Iterator[str]:
-    indent = "  " + "    " * (branch.depth - 1) if branch.depth else ""
-    mark = "▸ " if branch.depth else ""
-    yield f"{indent}{mark}{paint('label', branch.head)}"
-    inner = indent + ("    " if branch.depth else "  ")
-    if branch.parts:
-        yield from _wrapped(inner, branch.parts)
-
-
-def _wrapped(indent: str, parts: Sequence[str]) -> Iterator[str]:
+def _wrapped(indent: str, parts: Sequence[str]) -> Iterator[Line]:
     line = ""
     for part in parts:
         longer = f"{line} → {part}" if line else part
         if line and len(indent) + len(longer) > _WIDTH:
-            yield f"{indent}{line} →"
+            yield _line("", f"{indent}{line} →")
             line = part
         else:
             line = longer
-    yield f"{indent}{line}"
+    yield _line("", f"{indent}{line}")
 
 
 # A notebook shows no more than this; the data has all.
@@ -296,23 +302,23 @@ def _(block: Lines) -> str:
     if not block.lines:
         return ""
 
-    first, others = block.lines[: block.most], block.lines[block.most :]
+    first, others, title = _folded(block.lines, block)
     rest = f"<pre>{_lines(others[:_MOST_ITEMS])}</pre>"
-    return f"<pre>{_lines(first)}</pre>{_folded(block.rest, rest)}"
+    return f"<pre>{_lines(first)}</pre>{_details(title, rest)}"
 
 
 @_html.register
 def _(block: Entries) -> str:
-    first, others = block.entries[: block.most], block.entries[block.most :]
+    first, others, title = _folded(block.entries, block)
     rest = "".join(map(_as_html_entry, others[:_MOST_ITEMS]))
-    return "".join(map(_as_html_entry, first)) + _folded(block.rest, rest)
+    return "".join(map(_as_html_entry, first)) + _details(title, rest)
 
 
 @_html.register
 def _(block: Table) -> str:
-    first, others = block.rows[: block.most], block.rows[block.most :]
+    first, others, title = _folded(block.rows, block)
     rest = _table(block.headers, others[:_MOST_ITEMS])
-    return _table(block.headers, first) + _folded(block.rest, rest)
+    return _table(block.headers, first) + _details(title, rest)
 
 
 @_html.register
@@ -353,18 +359,16 @@ def _as_html_entry(entry: Entry) -> str:
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    head = "".join(f"<th>{_cell(title)}</th>" for title in headers)
-    body = "".join(_row(row) for row in rows)
-    return (
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+    head = f"<thead><tr>{_cells('th', headers)}</tr></thead>"
+    return f"<table>{head}<tbody>{body}</tbody></table>"
 
 
-def _row(cells: Sequence[object]) -> str:
-    return f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
+def _cells(tag: str, cells: Iterable[object]) -> str:
+    return "".join(f"<{tag}>{_cell(cell)}</{tag}>" for cell in cells)
 
 
-def _folded(title: str, inner: str) -> str:
+def _details(title: str, inner: str) -> str:
     if not title:
         return ""
 
@@ -424,22 +428,14 @@ class Shown:
         """
         raise NotImplementedError
 
-    def to_text(
-        self, *, full: bool = False, paint: Paint | None = None
-    ) -> str:
+    def to_text(self, *, full: bool = False) -> str:
         """
         Return text for a terminal or a ticket; ``str()`` is the same.
 
         Args:
             full: Whether to show also what is cut at first.
-
-            paint: Adds the terminal's codes to a text of some kind (``"head"``,
-                ``"label"``, or ``"note"``), such as a color.
         """
-        if paint is None:
-            return blocks_text(self._blocks_(), full=full)
-
-        return blocks_text(self._blocks_(), full=full, paint=paint)
+        return blocks_text(self._blocks_(), full=full)
 
     def to_records(self) -> list[dict[str, Any]]:
         """

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from .model import write_capture as write_capture
     from .node import capture_node as capture_node
     from .node import capture_process as capture_process
-    from .tool import ToolOutput as ToolOutput
-    from .tool import find_tool as find_tool
-    from .tool import run_tool as run_tool
-    from .tool import stoppable as stoppable
 else:
     from .._lazy import lazy_names
 

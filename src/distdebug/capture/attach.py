@@ -4,17 +4,17 @@ Attach pystack, py-spy, or gdb to a process; lock the node meanwhile.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import tempfile
 import time
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from .._io import file_lock, open_lock, read_ordinary
 from .._text import without_controls
 from ..errors import CaptureError, NodeBusyError
 from ..processes import ProcessState, parse_stat, read_proc, read_state
@@ -45,14 +45,14 @@ class Tool(NamedTuple):
 
         program: The program to run.
 
-        arguments: Return the arguments for a PID.
+        arguments: Its arguments; the PID follows.
 
         parse: Parse the output.
     """
 
     name: str
     program: str
-    arguments: Callable[[int], list[str]]
+    arguments: Sequence[str]
     parse: Callable[[str], Threads]
 
 
@@ -109,16 +109,14 @@ def _run(
     prefix, number = command
     try:
         result = run_attached(
-            [*prefix, *tool.arguments(number)],
+            [*prefix, *tool.arguments, str(number)],
             pid,
             timeout_s=timeout_s,
             start_ticks=state.start_ticks,
         )
     except (CaptureError, OSError) as exc:
-        explanation = explain_failure(tool.program, pid, 1, str(exc), state)
-        return ToolResult(
-            (), "", Attempt(tool=tool.name, **explanation._asdict())
-        )
+        why = explain_failure(tool.program, pid, 1, str(exc), state)
+        return _not_attached(tool, why.status, why.remedy, why.detail)
 
     threads = map_thread_ids(_parse_threads(tool, result.output), pid, number)
     attempt = _make_attempt(tool, pid, result, threads, state)
@@ -127,9 +125,11 @@ def _run(
 
 
 def _not_attached(
-    tool: Tool, status: CaptureStatus, remedy: str
+    tool: Tool, status: CaptureStatus, remedy: str, detail: str = ""
 ) -> ToolResult:
-    attempt = Attempt(tool=tool.name, status=status, remedy=remedy)
+    attempt = Attempt(
+        tool=tool.name, status=status, detail=detail, remedy=remedy
+    )
     return ToolResult((), "", attempt)
 
 
@@ -183,20 +183,15 @@ _GDB_OPTIONS = (
     "set backtrace limit 500",
 )
 
-# Properties of the process: another tool would fail, too.
-_PROCESS_BLOCKERS = {
-    CaptureStatus.EXITED,
-    CaptureStatus.ZOMBIE,
-    CaptureStatus.STOPPED,
-    CaptureStatus.TRACED_BY_OTHER,
-    CaptureStatus.UNINTERRUPTIBLE,
-    CaptureStatus.OTHER_USER,
-    CaptureStatus.YAMA,
-    CaptureStatus.NO_CAPABILITY,
-    CaptureStatus.SECCOMP,
-    CaptureStatus.NOT_DUMPABLE,
-    CaptureStatus.NOT_PERMITTED,
-    CaptureStatus.SKIPPED,
+# All but these are properties of the process: another tool would fail, too.
+_PROCESS_BLOCKERS = {*CaptureStatus} - {
+    CaptureStatus.OK,
+    CaptureStatus.OTHER_NAMESPACE,
+    CaptureStatus.NOT_PYTHON,
+    CaptureStatus.UNSUPPORTED_PYTHON,
+    CaptureStatus.TOOL_MISSING,
+    CaptureStatus.TOOL_FAILED,
+    CaptureStatus.TIMED_OUT,
 }
 
 
@@ -251,45 +246,31 @@ def gdb_arguments(*commands: str, more: Sequence[str] = ()) -> list[str]:
     return ["-nx", "-batch", *before, *after]
 
 
-def _pystack_arguments(pid: int) -> list[str]:
-    return ["remote", "--native-all", "--no-color", str(pid)]
-
-
-def _py_spy_arguments(pid: int) -> list[str]:
-    options = ("--json", "--native", "--full-filenames")
-    return ["dump", *options, "--pid", str(pid)]
-
-
 def _parse_py_spy(text: str) -> Threads:
     return next((p.threads for p in parse_stacks(text, "py-spy")), ())
 
 
-def _gdb_arguments(pid: int) -> list[str]:
-    return [*gdb_arguments("thread apply all bt"), "-p", str(pid)]
-
-
-GDB = Tool("gdb", "gdb", _gdb_arguments, parse_gdb)
-
+GDB = Tool(
+    *("gdb", "gdb"), [*gdb_arguments("thread apply all bt"), "-p"], parse_gdb
+)
 _TOOLS = {
-    "pystack": Tool("pystack", "pystack", _pystack_arguments, parse_pystack),
+    "pystack": Tool(
+        *("pystack", "pystack"),
+        ("remote", "--native-all", "--no-color"),
+        parse_pystack,
+    ),
     "py-spy": Tool(
-        "py-spy --native", "py-spy", _py_spy_arguments, _parse_py_spy
+        *("py-spy --native", "py-spy"),
+        ("dump", "--json", "--native", "--full-filenames", "--pid"),
+        _parse_py_spy,
     ),
     "gdb": GDB,
 }
 
 
-_POLL_S = 0.05
-# Some file systems report different inodes for the same file.
-_MAX_REMOVED = 1000
-
-
 @contextmanager
 def node_lock(
-    wait_s: float = 0.0,
-    folder: str | None = None,
-    *,
-    name: str = "distdebug",
+    wait_s: float = 0.0, folder: str | None = None, *, name: str = "distdebug"
 ) -> Iterator[Path]:
     """
     Let only one collector of this user attach on this node at a time.
@@ -308,23 +289,36 @@ def node_lock(
     Raises:
         NodeBusyError: Another collector holds the lock.
 
-        CaptureError: The lock file cannot be opened, or belongs to another
-            user.
+        CaptureError: The lock file cannot be opened or locked, or belongs to
+            another user.
     """
     path = Path(folder or _lock_folder()) / f"{name}-{os.getuid()}.lock"
-    fd = _acquire_lock(path, wait_s)
-    try:
+    with ExitStack() as stack:
+        try:
+            lock = file_lock(path, wait_s, _open_lock_file)
+            file, is_exclusive = stack.enter_context(lock)
+        except BlockingIOError as exc:
+            holder = _describe_holder(path)
+            msg = f"{holder} is attaching to processes of this node"
+            raise NodeBusyError(
+                msg, remedy=f"wait for {holder} to end, or end it ({path})"
+            ) from exc
+        except OSError as exc:
+            msg = f"the lock {path} cannot be used: {exc.strerror}"
+            raise CaptureError(msg, remedy=_lock_remedy(path)) from exc
+        if not is_exclusive:
+            msg = f"the lock {path} is on a file system without locks"
+            raise CaptureError(msg, remedy=_lock_remedy(path))
+
         # On a full disk the lock works, but does not name its holder.
         with suppress(OSError):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            file.truncate(0)
+            os.pwrite(file.fileno(), f"{os.getpid()}\n".encode(), 0)
         yield path
-    finally:
-        # Unlink before release: the next holder then detects it.
-        with suppress(OSError):
-            if _is_same_file(fd, path):
-                path.unlink()
-        os.close(fd)
+
+
+def _lock_remedy(path: object) -> str:
+    return f"remove {path}, or set TMPDIR to a folder of your own"
 
 
 def _lock_folder() -> str:
@@ -341,14 +335,8 @@ def _lock_folder() -> str:
         ) from exc
 
 
-def _open_lock_file(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags | os.O_NONBLOCK, 0o600)
-    except OSError as exc:
-        msg = f"the lock {path} cannot be opened: {exc.strerror}"
-        raise CaptureError(msg, remedy=_lock_remedy(path)) from exc
-
+def _open_lock_file(path: str, flags: int) -> int:
+    fd = open_lock(path, flags, 0o600)
     # In a shared folder another user may have created the file first.
     file = os.fstat(fd)
     if not stat.S_ISREG(file.st_mode) or file.st_uid != os.geteuid():
@@ -358,54 +346,10 @@ def _open_lock_file(path: Path) -> int:
     return fd
 
 
-def _lock_remedy(path: Path) -> str:
-    return f"remove {path}, or set TMPDIR to a folder of your own"
-
-
-def _acquire_lock(path: Path, wait_s: float) -> int:
-    """
-    Return a descriptor of the lock file; the lock lasts until it is closed.
-    """
-    end, removed = time.monotonic() + wait_s, 0
-    while True:
-        fd = _open_lock_file(path)
-        try:
-            if _try_lock(fd, path, is_last=time.monotonic() >= end):
-                # The previous holder may have removed the file since.
-                if _is_same_file(fd, path) or removed >= _MAX_REMOVED:
-                    return fd
-                removed += 1
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-def _try_lock(fd: int, path: Path, *, is_last: bool) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        if is_last:
-            holder = _describe_holder(fd)
-            msg = f"{holder} is attaching to processes of this node"
-            raise NodeBusyError(
-                msg, remedy=f"wait for {holder} to end, or end it ({path})"
-            ) from exc
-        time.sleep(_POLL_S)
-        return False
-    return True
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _describe_holder(fd: int) -> str:
-    text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-    found = (
-        parse_stat(read_proc(f"/proc/{text}/stat")) if text.isdigit() else None
-    )
+def _describe_holder(path: Path) -> str:
+    found, text = None, ""
+    with suppress(OSError, ValueError):
+        text = read_ordinary(path, 32).decode("ascii").strip()
+        if text.isdigit():
+            found = parse_stat(read_proc(f"/proc/{text}/stat"))
     return f"process {text}" if found is not None else "another process"

@@ -12,7 +12,6 @@ import errno
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 import attrs
 
+from .._proc import find_tool, run_tool
 from .._render import Block, Lines, Table
 from .._text import clean
 from ..processes import (
@@ -35,7 +35,7 @@ from ..processes import (
 )
 from ..stacks import ThreadStack
 from .model import CaptureStatus
-from .tool import exclusion_reason, find_tool
+from .tool import ancestors, exclusion_reason
 
 
 _SYS_PTRACE = 1 << 19
@@ -44,6 +44,11 @@ _IN_CONTAINER = (
     "start the container with --cap-add SYS_PTRACE (Kubernetes: "
     "securityContext.capabilities.add: [SYS_PTRACE], or kubectl debug "
     "--profile=sysadmin)"
+)
+
+SECCOMP_REMEDY = (
+    "start the container with --cap-add SYS_PTRACE, or with --security-opt "
+    "seccomp=unconfined"
 )
 
 # ptrace on PID -1: only a filter can refuse it.  It runs in a process of its
@@ -69,22 +74,20 @@ def explain_denial(pid: int) -> tuple[CaptureStatus, str] | None:
         Status and remedy; ``None`` if ptrace is allowed.
     """
     if is_ptrace_filtered():
-        remedy = (
-            "start the container with --cap-add SYS_PTRACE, or with "
-            "--security-opt seccomp=unconfined"
-        )
-        return CaptureStatus.SECCOMP, remedy
+        return CaptureStatus.SECCOMP, SECCOMP_REMEDY
 
     refused, scope = _memory_errno(pid), read_yama_scope()
     if refused == errno.ENOENT:
         return CaptureStatus.EXITED, "look at its exit status and its log"
 
-    own_status = parse_status(read_proc("/proc/self/status"))
-    target_status = parse_status(read_proc(f"/proc/{pid}/status"))
+    if refused is not None and scope >= 3:
+        return CaptureStatus.YAMA, yama_remedy(scope)
+    own = parse_status(read_proc("/proc/self/status"))
     if refused is not None:
-        return _explain_refusal(pid, own_status, target_status, scope)
+        target = parse_status(read_proc(f"/proc/{pid}/status"))
+        return _explain_refusal(pid, own, target, scope)
     # Yama lets us trace our descendants, but not the tools that we start.
-    if scope and not has_ptrace_capability(own_status) and _is_descendant(pid):
+    if scope and not has_ptrace_capability(own) and _is_descendant(pid):
         return CaptureStatus.YAMA, yama_remedy(scope)
     return None
 
@@ -120,7 +123,7 @@ def has_ptrace_capability(status: dict[str, str]) -> bool:
     Args:
         status: Fields of ``/proc/PID/status``.
     """
-    return bool(_capability_mask(status, "CapEff") & _SYS_PTRACE)
+    return bool(_capabilities(status, "CapEff") & _SYS_PTRACE)
 
 
 def read_yama_scope() -> int:
@@ -164,12 +167,9 @@ def is_ptrace_filtered() -> bool:
 
     argv = [sys.executable, "-I", "-S", "-c", _PTRACE_PROBE]
     try:
-        exit_code = subprocess.run(
-            argv, capture_output=True, timeout=10, check=False
-        ).returncode
-    except (OSError, subprocess.TimeoutExpired):
+        return run_tool(argv, timeout_s=10).status in _PROBE_REFUSED
+    except OSError:
         return False
-    return exit_code in _PROBE_REFUSED
 
 
 def _memory_errno(pid: int) -> int | None:
@@ -181,41 +181,24 @@ def _memory_errno(pid: int) -> int | None:
 
 
 def _explain_refusal(
-    pid: int,
-    own_status: dict[str, str],
-    target_status: dict[str, str],
-    scope: int,
+    pid: int, own: dict[str, str], target: dict[str, str], scope: int
 ) -> tuple[CaptureStatus, str]:
-    if scope >= 3:
-        return CaptureStatus.YAMA, yama_remedy(scope)
-    if has_ptrace_capability(own_status):
+    if has_ptrace_capability(own):
         return CaptureStatus.NOT_PERMITTED, (
             "run in the user namespace of the process, such as by "
             f"nsenter -t {pid} -U -p -m, and look for AppArmor or SELinux in "
             f"/proc/{pid}/attr/current"
         )
-    return _explain_without_capability(pid, own_status, target_status, scope)
-
-
-def _explain_without_capability(
-    pid: int,
-    own_status: dict[str, str],
-    target_status: dict[str, str],
-    scope: int,
-) -> tuple[CaptureStatus, str]:
-    is_root = _user_ids(own_status)[1:2] == ["0"]
-    is_same_user = set(_user_ids(target_status)[:3]) <= {
-        *_user_ids(own_status)[1:2]
-    }
+    own_user, users = _user_ids(own)[1:2], _user_ids(target)
+    is_root, is_same_user = own_user == ["0"], {*users[:3]} <= {*own_user}
     if not is_same_user and not is_root:
-        user = (_user_ids(target_status) or ["?"])[0]
+        user = (users or ["?"])[0]
         return CaptureStatus.OTHER_USER, (
             f"run as its user or as root: sudo -u '#{user}' python -m "
             "distdebug stacks …"
         )
-    if not is_same_user or _capability_mask(
-        target_status, "CapPrm"
-    ) & ~_capability_mask(own_status, "CapPrm"):
+    lacking = _capabilities(target, "CapPrm") & ~_capabilities(own, "CapPrm")
+    if not is_same_user or lacking:
         return CaptureStatus.NO_CAPABILITY, _IN_CONTAINER
     if not is_root and _is_not_dumpable(pid):
         return CaptureStatus.NOT_DUMPABLE, (
@@ -231,21 +214,14 @@ def _explain_without_capability(
 
 
 def _is_descendant(pid: int) -> bool:
-    visited: set[int] = set()
-    while pid > 1 and pid not in visited:
-        visited.add(pid)
-        stat = parse_stat(read_proc(f"/proc/{pid}/stat"))
-        pid = stat.parent_pid if stat is not None else 0
-        if pid == os.getpid():
-            return True
-    return False
+    return pid != os.getpid() and os.getpid() in ancestors(pid)
 
 
 def _user_ids(status: dict[str, str]) -> list[str]:
     return status.get("Uid", "").split()
 
 
-def _capability_mask(status: dict[str, str], name: str) -> int:
+def _capabilities(status: dict[str, str], name: str) -> int:
     try:
         return int(status.get(name, "0"), 16)
     except ValueError:
@@ -264,11 +240,8 @@ def _is_not_dumpable(pid: int) -> bool:
 
 # Searched below the root folder of the process.
 _TOOL_FOLDERS = (
-    "usr/local/bin",
-    "usr/bin",
-    "bin",
-    "opt/conda/bin",
-    "opt/venv/bin",
+    *("usr/local/bin", "usr/bin", "bin"),
+    *("opt/conda/bin", "opt/venv/bin"),
 )
 
 
@@ -346,14 +319,10 @@ def map_thread_ids(
     )
 
 
-def _find_in_container(
-    tool: str, pid: int, folders: Sequence[str] = _TOOL_FOLDERS
-) -> str | None:
-    for folder in folders:
-        path = f"/{folder}/{tool}"
-        if os.access(f"/proc/{pid}/root{path}", os.X_OK):
-            return path
-    return None
+def _find_in_container(tool: str, pid: int) -> str | None:
+    paths = (f"/{folder}/{tool}" for folder in _TOOL_FOLDERS)
+    root = f"/proc/{pid}/root"
+    return next((x for x in paths if os.access(root + x, os.X_OK)), None)
 
 
 # The error message is at the beginning or at the end of the output.
@@ -389,7 +358,7 @@ _DENIED = re.compile(
 )
 _GONE = re.compile(
     r"No such process|os error [23]\)|No such file or directory|"
-    r"process is running|/task\b|ESRCH",
+    r"process is running|/task\b|ESRCH"
 )
 _TRACED = re.compile(r"already traced by process (\d+)")
 # Lines that tools also print on success.
@@ -472,10 +441,13 @@ def explain_failure(
 
         state_before: State of the process before the tool ran.
     """
-    text = _cut_middle(text)
+    if len(text) > 2 * _MAX_OUTPUT:
+        text = f"{text[:_MAX_OUTPUT]}\n{text[-_MAX_OUTPUT:]}"
     detail = _summarize(text)
+    is_missing = exit_status in {126, 127} or _TOOL_MISSING.search(text)
+    missing = CaptureStatus.TOOL_MISSING, remedy_for_missing(tool)
     status, remedy = (
-        _explain_missing_tool(tool, exit_status, text)
+        (missing if is_missing else None)
         or _explain_exit(pid, state_before)
         or _explain_by_state(pid, exit_status, state_before, text)
         or _explain_by_output(tool, pid, state_before, text)
@@ -488,14 +460,6 @@ def remedy_for_missing(tool: str) -> str:
     Return how to install a tool.
     """
     return _INSTALL_COMMANDS.get(tool, f"install {tool}, or put it on PATH")
-
-
-def _explain_missing_tool(
-    tool: str, exit_status: int | None, text: str
-) -> tuple[CaptureStatus, str] | None:
-    if exit_status in {126, 127} or _TOOL_MISSING.search(text):
-        return CaptureStatus.TOOL_MISSING, remedy_for_missing(tool)
-    return None
 
 
 def _explain_exit(
@@ -591,25 +555,15 @@ def _is_python(pid: int) -> bool:
     return b"/libpython" in maps
 
 
-def _cut_middle(text: str) -> str:
-    """
-    Return the beginning and the end of a long output.
-    """
-    if len(text) <= 2 * _MAX_OUTPUT:
-        return text
-    return f"{text[:_MAX_OUTPUT]}\n{text[-_MAX_OUTPUT:]}"
-
-
 def _summarize(text: str) -> str:
     """
     Return the error lines of an output, without known noise, in one line.
     """
-    lines = [
-        line.strip()
-        for line in text.partition("Stack backtrace:")[0].splitlines()
-        if line.strip() and not _NOISE.search(line.strip())
-    ]
-    errors = [s for s in lines if _is_error_line(s)]
+    stripped = map(
+        str.strip, text.partition("Stack backtrace:")[0].splitlines()
+    )
+    lines = [x for x in stripped if x and not _NOISE.search(x)]
+    errors = [x for x in lines if _is_error_line(x)]
     return clean(" ".join((errors or lines)[-4:]), limit=300)
 
 
@@ -648,13 +602,8 @@ def check_blocks(checks: Sequence[Check]) -> Iterator[Block]:
     """
     rows = [(_CHECK_LABELS[c.ok], c.name, c.detail) for c in checks]
     yield Table(("", "check", "found"), rows, most=len(rows))
-    yield Lines(
-        [
-            f"{c.name}: {c.remedy}"
-            for c in checks
-            if c.ok is not True and c.remedy
-        ]
-    )
+    failed = (c for c in checks if c.ok is not True and c.remedy)
+    yield Lines([f"{c.name}: {c.remedy}" for c in failed])
 
 
 # A thread that reads files is in state D again and again, each time briefly.
@@ -696,19 +645,15 @@ def _recheck_state(pid: int) -> tuple[CaptureStatus, str] | None:
     """
     Sample the state again; ignore a thread that is in state D only briefly.
     """
-    state: ProcessState | None = read_state(pid)
-    stuck = _uninterruptible_threads(state)
+    state = read_state(pid)
+    stuck = set(state.uninterruptible if state else ())
     for _ in range(_STATE_SAMPLES):
         time.sleep(_SAMPLE_STEP_S)
         state = read_state(pid)
-        stuck &= _uninterruptible_threads(state)
+        stuck &= set(state.uninterruptible if state else ())
         if not stuck:
             break
     blocker = explain_state(state, pid)
     if blocker is not None and blocker[0] is CaptureStatus.UNINTERRUPTIBLE:
         return blocker if stuck else None
     return blocker
-
-
-def _uninterruptible_threads(state: ProcessState | None) -> set[int]:
-    return set(state.uninterruptible) if state is not None else set()

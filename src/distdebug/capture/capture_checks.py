@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
+from .._proc import find_tool, run_tool
 from ..processes import parse_status, read_link, read_proc, read_state
 from .blockers import (
+    SECCOMP_REMEDY,
     Check,
     explain_denial,
     explain_failure,
@@ -30,7 +32,6 @@ from .blockers import (
     yama_remedy,
 )
 from .node import parallel_map
-from .tool import find_tool, run_tool
 
 
 _TIMEOUT_S = 5.0
@@ -48,13 +49,45 @@ _SEIZE_PROGRAM = (
 )
 
 
-def check_trial_process() -> tuple[Check, ...]:
+Result = tuple[bool | None, str, str]
+"""``ok``, ``detail``, and ``remedy`` of a `Check`."""
+
+
+def check_capture() -> tuple[Check, ...]:
+    """
+    Check what this node and container allow, before a job hangs.
+
+    Nothing is changed.  A small process is started to try the tools on.
+
+    Returns:
+        All checks; those that failed have a remedy.
+    """
+    if sys.platform != "linux":
+        detail = f"this is {sys.platform}"
+        return (Check("Linux", ok=False, detail=detail, remedy="use Linux"),)
+
+    todo: list[Callable[[], tuple[Check, ...]]] = [
+        _check_trial_process,
+        *(lambda name=name: (_check_tool(name),) for name in _TOOL_USES),
+        lambda: tuple(Check(name, *call()) for name, call in _CHECKS.items()),
+    ]
+    done = parallel_map(
+        lambda check: check(), todo, timeout_s=_ALL_CHECKS_TIMEOUT_S
+    )
+    late = Check("checks", ok=False, detail="some were not done in time")
+    return tuple(check for found in done for check in (found or (late,)))
+
+
+def _check_trial_process() -> tuple[Check, ...]:
     """
     Check reading of, and attaching to, a process started for this purpose.
     """
     try:
         with _trial_process() as pid:
-            return _try_reading(pid), _try_attaching(pid)
+            return (
+                Check("Python stacks", *_try_reading(pid)),
+                Check("attaching", *_try_attaching(pid)),
+            )
     except OSError as exc:
         detail = f"no process can be started: {exc}"
         return (Check("trial", ok=False, detail=detail),)
@@ -76,77 +109,69 @@ def _trial_process() -> Iterator[int]:
             process.kill()
 
 
-def _try_reading(pid: int) -> Check:
-    name, tool = "Python stacks", find_tool("py-spy")
+def _try_reading(pid: int) -> Result:
+    tool = find_tool("py-spy")
     if tool is None:
-        detail = "cannot be tried: py-spy is not there"
-        return Check(name, ok=False, detail=detail)
+        return False, "cannot be tried: py-spy is not there", ""
 
     state = read_state(pid)
     argv = [tool, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     result = run_tool(argv, timeout_s=_TIMEOUT_S)
     if result.status == 0:
-        return Check(name, ok=True, detail="of a process of ours were read")
+        return True, "of a process of ours were read", ""
 
-    failure = explain_failure(
+    _, detail, remedy = explain_failure(
         "py-spy", pid, result.status, result.complaint, state
     )
-    return Check(name, ok=False, detail=failure.detail, remedy=failure.remedy)
+    return False, detail, remedy
 
 
-def _try_attaching(pid: int) -> Check:
-    name = "attaching"
+def _try_attaching(pid: int) -> Result:
     argv = [sys.executable, "-I", "-S", "-c", _SEIZE_PROGRAM, str(pid)]
     result = run_tool(argv, timeout_s=_TIMEOUT_S)
     if result.status == 0:
-        return Check(name, ok=True, detail="to a process of ours works")
+        return True, "to a process of ours works", ""
 
     number = (result.status or 0) - 100
     reason = os.strerror(number) if number > 0 else "it was killed"
     _, remedy = explain_denial(pid) or ("", "")
-    return Check(
-        name, ok=False, detail=f"{reason}: no native stacks", remedy=remedy
-    )
+    return False, f"{reason}: no native stacks", remedy
 
 
 _VERSION = re.compile(r"\b(\d{1,4}(?:\.\d{1,6}){1,3})\b")
 
-# The other tools are optional.
-_REQUIRED_TOOLS = {"py-spy"}
+# The tools, and what the optional ones are for.
 _TOOL_USES = {
+    "py-spy": "",
     "pystack": "native stacks with the least pause",
     "gdb": "native stacks of programs that are not Python",
     "cuda-gdb": "kernels on GPUs",
 }
 
 
-def check_tool(name: str) -> Check:
+def _check_tool(name: str) -> Check:
     """
     Check that a tool is installed and starts.
     """
-    ok = False if name in _REQUIRED_TOOLS else None
+    ok, reinstall = None if _TOOL_USES[name] else False, f"reinstall {name}"
     path = find_tool(name)
     if path is None:
-        use = f", for {_TOOL_USES[name]}" if name in _TOOL_USES else ""
+        use = f", for {_TOOL_USES[name]}" if _TOOL_USES[name] else ""
         return Check(name, ok, f"not there{use}", remedy_for_missing(name))
 
     try:
         result = run_tool([path, "--version"], timeout_s=_TIMEOUT_S)
     except OSError as exc:
-        return Check(name, ok, f"cannot be run: {exc}", f"reinstall {name}")
+        return Check(name, ok, f"cannot be run: {exc}", reinstall)
 
     found = _VERSION.search(result.output)
     if result.status != 0 or found is None:
         detail = f"{path} does not tell its version"
-        return Check(name, ok, detail, f"reinstall {name}")
+        return Check(name, ok, detail, reinstall)
 
     version = found[1]
     if name == "cuda-gdb" and version.startswith("11."):
-        return Check(
-            name,
-            ok=True,
-            detail=f"{version}, whose unwinder is broken; it is replaced",
-        )
+        version += ", whose unwinder is broken; it is replaced"
     return Check(name, ok=True, detail=version)
 
 
@@ -162,104 +187,58 @@ _ADD_CAPABILITY = (
 )
 
 
-def check_capture() -> tuple[Check, ...]:
-    """
-    Check what this node and container allow, before a job hangs.
-
-    Nothing is changed.  A small process is started to try the tools on.
-
-    Returns:
-        All checks; those that failed have a remedy.
-    """
-    if sys.platform != "linux":
-        detail = f"this is {sys.platform}"
-        return (Check("Linux", ok=False, detail=detail, remedy="use Linux"),)
-
-    todo: list[Callable[[], tuple[Check, ...]]] = [
-        check_trial_process,
-        *(lambda name=name: (check_tool(name),) for name in _TOOLS),
-        lambda: tuple(check() for check in _CHECKS),
-    ]
-    done = parallel_map(
-        lambda check: check(), todo, timeout_s=_ALL_CHECKS_TIMEOUT_S
-    )
-    late = Check("checks", ok=False, detail="some were not done in time")
-    checks = [c for found in done for c in (found or (late,))]
-    return tuple(checks)
+def _own_status() -> dict[str, str]:
+    return parse_status(read_proc("/proc/self/status"))
 
 
-def _check_capability() -> Check:
-    if has_ptrace_capability(parse_status(read_proc("/proc/self/status"))):
-        return Check("CAP_SYS_PTRACE", ok=True, detail="in effect")
+def _check_capability() -> Result:
+    if has_ptrace_capability(_own_status()):
+        return True, "in effect", ""
     # Processes of root have capabilities that this one lacks.
-    is_root = os.geteuid() == 0
-    detail = (
-        "not in effect, although this is root: processes with more rights "
-        "cannot be seen"
-        if is_root
-        else "not in effect: only processes of this user can be seen"
-    )
-    return Check(
-        "CAP_SYS_PTRACE",
-        ok=False if is_root else None,
-        detail=detail,
-        remedy=_ADD_CAPABILITY,
-    )
+    if os.geteuid() == 0:
+        detail = (
+            "not in effect, although this is root: processes with more "
+            "rights cannot be seen"
+        )
+        return False, detail, _ADD_CAPABILITY
+    detail = "not in effect: only processes of this user can be seen"
+    return None, detail, _ADD_CAPABILITY
 
 
-def _check_yama() -> Check:
+def _check_yama() -> Result:
     scope = read_yama_scope()
-    is_allowed = has_ptrace_capability(
-        parse_status(read_proc("/proc/self/status"))
-    )
-    if not scope or (is_allowed and scope < 3):
-        return Check("Yama", ok=True, detail=f"ptrace_scope is {scope}")
-    return Check(
-        "Yama",
-        ok=False,
-        detail=f"ptrace_scope is {scope}",
-        remedy=yama_remedy(scope),
-    )
+    is_allowed = scope < 3 and has_ptrace_capability(_own_status())
+    ok = not scope or is_allowed
+    return ok, f"ptrace_scope is {scope}", "" if ok else yama_remedy(scope)
 
 
-def _check_seccomp() -> Check:
-    status = parse_status(read_proc("/proc/self/status"))
+def _check_seccomp() -> Result:
+    status = _own_status()
     if status.get("Seccomp", "0") == "0":
         detail = "no filter"
     elif not is_ptrace_filtered():
         detail = "a filter, which lets ptrace pass"
     else:
-        return Check(
-            "seccomp",
-            ok=False,
-            detail="a filter refuses ptrace: no native stacks",
-            remedy="start the container with --cap-add SYS_PTRACE, or "
-            "with --security-opt seccomp=unconfined",
-        )
+        detail = "a filter refuses ptrace: no native stacks"
+        return False, detail, SECCOMP_REMEDY
     if status.get("NoNewPrivs") == "1":
         detail += "; no_new_privs is set: sudo does not work here"
-    return Check("seccomp", ok=True, detail=detail)
+    return True, detail, ""
 
 
-def _check_namespace() -> Check:
+def _check_namespace() -> Result:
     if is_proc_foreign():
-        return Check(
-            "PID namespace",
-            ok=False,
-            detail="/proc shows another one than ours",
-            remedy="enter both: nsenter -t PID -p -m, or mount -t proc proc "
-            "/proc",
+        return (
+            False,
+            "/proc shows another one than ours",
+            "enter both: nsenter -t PID -p -m, or mount -t proc proc /proc",
         )
-    if read_link("/proc/self/ns/pid") == _INITIAL_NAMESPACE:
-        return Check("PID namespace", ok=True, detail="that of the node")
-    return Check(
-        "PID namespace",
-        ok=True,
-        detail="of a container: only its own processes can be seen",
-    )
+    is_initial = read_link("/proc/self/ns/pid") == _INITIAL_NAMESPACE
+    container = "of a container: only its own processes can be seen"
+    return True, "that of the node" if is_initial else container, ""
 
 
-def _check_proc() -> Check:
+def _check_proc() -> Result:
     mounts = (read_proc("/proc/self/mounts") or b"").decode(errors="replace")
     lines = (line.split() for line in mounts.splitlines())
     options = next(
@@ -267,65 +246,56 @@ def _check_proc() -> Check:
     )
     hidden = [o for o in options.split(",") if o.startswith("hidepid=")]
     if hidden and hidden[0][8:] not in {"0", "off"} and os.geteuid():
-        return Check(
-            "/proc",
-            ok=None,
-            detail=f"{hidden[0]}: processes of other users are hidden",
-            remedy="run as the user of the job, or as root",
-        )
-    return Check("/proc", ok=True, detail="shows every process")
+        detail = f"{hidden[0]}: processes of other users are hidden"
+        return None, detail, "run as the user of the job, or as root"
+    return True, "shows every process", ""
 
 
-def _check_space() -> Check:
+def _check_space() -> Result:
     try:
         folder = tempfile.gettempdir()
         free = shutil.disk_usage(folder).free
     except OSError as exc:
         detail = f"no temporary folder can be used: {exc.strerror or exc}"
         remedy = "set TMPDIR to a folder that can be written, and has space"
-        return Check("space", ok=False, detail=detail, remedy=remedy)
+        return False, detail, remedy
 
-    memory = _available_memory()
-    detail = f"{free >> 20} MiB free in {folder}, {memory >> 20} MiB of memory"
-    ok = free >= _MIN_FREE_SPACE and memory >= _MIN_FREE_MEMORY
-    remedy = "set TMPDIR to a folder with more space, or use fewer tools"
-    return Check("space", ok or None, detail, "" if ok else remedy)
-
-
-def _available_memory() -> int:
     found = parse_status(read_proc("/proc/meminfo")).get("MemAvailable", "")
-    return int((found.split() or ["0"])[0]) << 10
+    memory = int((found.split() or ["0"])[0]) << 10
+    detail = f"{free >> 20} MiB free in {folder}, {memory >> 20} MiB of memory"
+    if free >= _MIN_FREE_SPACE and memory >= _MIN_FREE_MEMORY:
+        return True, detail, ""
+    remedy = "set TMPDIR to a folder with more space, or use fewer tools"
+    return None, detail, remedy
 
 
-def _check_core_dumps() -> Check:
+def _check_core_dumps() -> Result:
     pattern = read_proc("/proc/sys/kernel/core_pattern") or b""
     name = pattern.decode(errors="replace").strip()
     soft, _ = resource.getrlimit(resource.RLIMIT_CORE)
     if name.startswith("|"):
-        detail = f"go to {name[1:].split()[0]}"
-        return Check("core dumps", ok=True, detail=detail)
+        return True, f"go to {name[1:].split()[0]}", ""
     if soft == 0:
-        return Check(
-            "core dumps",
-            ok=None,
-            detail="are off: a crash leaves no stack of machine code",
-            remedy="ulimit -c unlimited, before the job starts",
-        )
-    return Check("core dumps", ok=True, detail=f"are written to {name!r}")
+        detail = "are off: a crash leaves no stack of machine code"
+        return None, detail, "ulimit -c unlimited, before the job starts"
+    return True, f"are written to {name!r}", ""
 
 
-def _check_faulthandler() -> Check:
-    can = hasattr(faulthandler, "register")
+def _check_faulthandler() -> Result:
     detail = (
         "a job that called enable_flight_recorder() shows its Python stacks "
         "also where nothing may attach"
     )
-    return Check("faulthandler", can or None, detail)
+    return hasattr(faulthandler, "register") or None, detail, ""
 
 
-_TOOLS = ("py-spy", "pystack", "gdb", "cuda-gdb")
-_CHECKS = (
-    *(_check_capability, _check_yama, _check_seccomp),
-    *(_check_namespace, _check_proc, _check_space),
-    *(_check_core_dumps, _check_faulthandler),
-)
+_CHECKS = {
+    "CAP_SYS_PTRACE": _check_capability,
+    "Yama": _check_yama,
+    "seccomp": _check_seccomp,
+    "PID namespace": _check_namespace,
+    "/proc": _check_proc,
+    "space": _check_space,
+    "core dumps": _check_core_dumps,
+    "faulthandler": _check_faulthandler,
+}

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import attrs
 
+from .._proc import find_tool, run_tool
 from .._text import without_controls
 from ..processes import list_numbers, read_environ, read_link, read_state
 from ..stacks import GpuKernel, parse_gdb, parse_kernels
 from .attach import GDB, Threads, Tool, ToolResult, attach, gdb_arguments
 from .model import Attempt, CaptureStatus
-from .tool import find_tool, run_tool
 
 
 # Without these flags the dump ends the process, or holds all GPU memory.
@@ -43,7 +43,7 @@ class DumpPipe(NamedTuple):
     Pipe that requests a GPU core dump.
 
     Attributes:
-        pid: The process.
+        pid: The process that reads it.
 
         path: The pipe.
 
@@ -55,22 +55,19 @@ class DumpPipe(NamedTuple):
     files: str
 
 
-def find_dump_pipe(pid: int, *, may_abort: bool = False) -> DumpPipe | None:
+def find_dump_pipe(pid: int) -> DumpPipe | None:
     """
     Find the pipe by which a process accepts requests for GPU core dumps.
 
     Args:
         pid: A process of this node.
 
-        may_abort: Also use a pipe whose dump may end the process or fill a
-            disk.
-
     Returns:
         The pipe; ``None`` if there is none, or a dump would do harm.
     """
     environ, _ = read_environ(pid)
     flags = environ.get("CUDA_COREDUMP_GENERATION_FLAGS", "")
-    if not may_abort and not set(re.split(r"[\s,]+", flags)) >= _SAFE_FLAGS:
+    if not set(re.split(r"[\s,]+", flags)) >= _SAFE_FLAGS:
         return None
 
     template = environ.get("CUDA_COREDUMP_PIPE") or _DEFAULT_PIPE
@@ -201,20 +198,13 @@ class CudaOutcome:
 
 
 def capture_cuda(
-    pid: int,
-    *,
-    timeout_s: float = 60.0,
-    may_abort: bool = False,
-    start_ticks: int | None = None,
+    pid: int, *, timeout_s: float, start_ticks: int | None = None
 ) -> CudaOutcome:
     """
     Return the GPU kernels of a process, and its host threads.
 
     Args:
         timeout_s: Time limit for all tools together, in seconds.
-
-        may_abort: Also request a core dump that may end the process, or may be
-            as large as the memory of its GPUs.
 
         start_ticks: Expected start time, in clock ticks since boot; None
             accepts any process with this PID.
@@ -223,7 +213,7 @@ def capture_cuda(
     state = read_state(pid)
     before: tuple[Attempt, ...] = ()
     if state is not None and start_ticks in {None, state.start_ticks}:
-        outcome = _capture_from_dump(pid, timeout_s / 2, may_abort=may_abort)
+        outcome = _capture_from_dump(pid, timeout_s / 2)
         if outcome.text:
             return outcome
         before = outcome.attempts
@@ -232,16 +222,11 @@ def capture_cuda(
     return attrs.evolve(outcome, attempts=(*before, *outcome.attempts))
 
 
-def _capture_from_dump(
-    pid: int, timeout_s: float, *, may_abort: bool
-) -> CudaOutcome:
+def _capture_from_dump(pid: int, timeout_s: float) -> CudaOutcome:
     """
     Capture from a GPU core dump; without text if there is none to read.
     """
-    tool, pipe = (
-        find_tool("cuda-gdb"),
-        find_dump_pipe(pid, may_abort=may_abort),
-    )
+    tool, pipe = find_tool("cuda-gdb"), find_dump_pipe(pid)
     if tool is None or pipe is None:
         return CudaOutcome()
 
@@ -255,20 +240,15 @@ def _capture_from_dump(
         detail = str(path or "the process wrote no dump in time")
     except OSError as exc:
         detail = str(exc)
-    is_read = result is not None and bool(parse_kernels(result.output))
+    kernels = parse_kernels(result.output) if result else ()
     attempt = Attempt(
         tool="GPU core dump",
-        status=CaptureStatus.OK if is_read else CaptureStatus.TOOL_FAILED,
+        status=CaptureStatus.OK if kernels else CaptureStatus.TOOL_FAILED,
         detail=detail,
         seconds=time.monotonic() - begin,
     )
-    if result is None or not is_read:
-        return CudaOutcome(attempts=(attempt,))
-    return CudaOutcome(
-        kernels=parse_kernels(result.output),
-        text=without_controls(result.output),
-        attempts=(attempt,),
-    )
+    text = without_controls(result.output) if result and kernels else ""
+    return CudaOutcome(kernels=kernels, text=text, attempts=(attempt,))
 
 
 def _capture_with_debugger(
@@ -281,20 +261,20 @@ def _capture_with_debugger(
         timeout_s=timeout_s * _CUDA_GDB_SHARE,
         start_ticks=start_ticks,
     )
-    kernels = parse_kernels(result.text)
+    outcome = CudaOutcome(
+        threads=result.threads,
+        kernels=parse_kernels(result.text),
+        text=result.text,
+        attempts=(result.attempt,),
+    )
     if result.attempt.status is CaptureStatus.OK:
-        return CudaOutcome(
-            threads=result.threads,
-            kernels=kernels,
-            text=result.text,
-            attempts=(result.attempt,),
-        )
+        return outcome
 
     left_s = max(deadline - time.monotonic(), 0.1)
     fallback = attach(GDB, pid, timeout_s=left_s, start_ticks=start_ticks)
-    return CudaOutcome(
+    return attrs.evolve(
+        outcome,
         threads=fallback.threads or result.threads,
-        kernels=kernels,
         text=_failed_text(result, fallback),
         attempts=(result.attempt, fallback.attempt),
     )
@@ -311,14 +291,14 @@ def _failed_text(result: ToolResult, fallback: ToolResult) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _cuda_gdb_arguments(pid: int) -> list[str]:
-    commands = (
-        r"echo # CUDA Kernel Information\n",
-        "info cuda kernels",
-        r"echo # Thread Backtraces\n",
-        "thread apply all bt",
-    )
-    return [*gdb_arguments(*commands, more=_UNWINDER_FIX), "-p", str(pid)]
-
-
-_CUDA_GDB = Tool("cuda-gdb", "cuda-gdb", _cuda_gdb_arguments, parse_gdb)
+_CUDA_GDB_COMMANDS = (
+    r"echo # CUDA Kernel Information\n",
+    "info cuda kernels",
+    r"echo # Thread Backtraces\n",
+    "thread apply all bt",
+)
+_CUDA_GDB = Tool(
+    *("cuda-gdb", "cuda-gdb"),
+    [*gdb_arguments(*_CUDA_GDB_COMMANDS, more=_UNWINDER_FIX), "-p"],
+    parse_gdb,
+)

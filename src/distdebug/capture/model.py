@@ -8,6 +8,7 @@ import json
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
@@ -19,7 +20,13 @@ import attrs
 from .._io import numbered, write_whole
 from .._render import Block, Lines, Shown, Table, Tree
 from .._text import clean
-from ..findings import Finding, Missing, finding_entries, missing_block
+from ..findings import (
+    Finding,
+    Missing,
+    as_plain,
+    finding_entries,
+    missing_block,
+)
 from ..processes import Worker
 from ..ranks import fold_ranks
 from ..stacks import (
@@ -137,14 +144,18 @@ class ProcessCapture(Shown):
         """
         Return the process and its attempts as plain data, without stacks.
         """
-        return _process_record(self)
+        return {
+            **self.worker.to_dict(),
+            "state": self.stacks.state,
+            "status": self.status.value,
+            "remedy": self.remedy or None,
+            "attempts": [as_plain(attempt) for attempt in self.attempts],
+        }
 
     def _blocks_(self) -> Iterable[Block]:
         yield from self.stacks._blocks_()
-        summary = (
-            f"{self.status}: {self.remedy}" if self.remedy else self.status
-        )
-        yield f"looked at: {summary}"
+        remedy = f": {self.remedy}" if self.remedy else ""
+        yield f"looked at: {self.status}{remedy}"
 
 
 @attrs.frozen(kw_only=True)
@@ -220,24 +231,18 @@ class Capture(Shown):
         """
         Return one plain dictionary per process, for a data frame.
         """
-        return [_process_record(process) for process in self.processes]
+        return [process.to_dict() for process in self.processes]
 
     def _blocks_(self) -> Iterable[Block]:
-
-        return capture_blocks(self)
-
-
-def _process_record(process: ProcessCapture) -> dict[str, Any]:
-    return {
-        **process.worker.to_dict(),
-        "state": process.stacks.state,
-        "status": process.status.value,
-        "remedy": process.remedy or None,
-        "attempts": [
-            {**attrs.asdict(a), "status": a.status.value}
-            for a in process.attempts
-        ],
-    }
+        if self.is_blind:
+            number = len(self.processes)
+            yield f"no stack could be read of {_process_count(number)}: see below"
+        yield finding_entries(self.findings)
+        yield _headline(self)
+        yield Tree(to_branches(merge_stacks(self.stacks)))
+        yield _table(self)
+        yield Lines(list(_attempt_notes(self)))
+        yield missing_block(self.missing)
 
 
 _MAX_ROWS = 32
@@ -245,27 +250,9 @@ _MAX_FAILURES = 8
 _MAX_JOB_CHARS = 24
 # Other tools are tried after these, or "missing" reports the failure.
 _UNREPORTED_TOOLS = {
-    "faulthandler",
-    "proc",
-    "py-spy",
-    "py-spy --native",
-    "pystack",
+    *("faulthandler", "proc", "pystack"),
+    *("py-spy", "py-spy --native"),
 }
-
-
-def capture_blocks(capture: Capture) -> Iterator[Block]:
-    """
-    Yield verdict, merged stacks, processes, and missing parts of a capture.
-    """
-    if capture.is_blind:
-        number = len(capture.processes)
-        yield f"no stack could be read of {_process_count(number)}: see below"
-    yield finding_entries(capture.findings)
-    yield _headline(capture)
-    yield Tree(to_branches(merge_stacks(capture.stacks)))
-    yield _table(capture)
-    yield Lines(list(_attempt_notes(capture)))
-    yield missing_block(capture.missing)
 
 
 def _process_count(number: int) -> str:
@@ -278,17 +265,15 @@ def _headline(capture: Capture) -> str:
     }
     kinds = Counter(p.worker.framework or "?" for p in capture.processes)
     names = ", ".join(f"{n} of {name}" for name, n in kinds.most_common())
-    folded = f"; ranks {fold_ranks(ranks)}" if ranks else ""
+    if ranks:
+        names += f"; ranks {fold_ranks(ranks)}"
     when = datetime.fromtimestamp(capture.taken).astimezone()
-    watched = (
-        f", watched for {capture.seconds:.1f} s"
-        if capture.seconds > 0.5
-        else ""
-    )
-    return (
+    text = (
         f"{clean(capture.host)}, {when:%Y-%m-%d %H:%M:%S %Z}: "
-        f"{_process_count(len(capture.processes))} ({names}{folded}){watched}"
+        f"{_process_count(len(capture.processes))} ({names})"
     )
+    is_short = capture.seconds <= 0.5
+    return text if is_short else f"{text}, watched for {capture.seconds:.1f} s"
 
 
 def _table(capture: Capture) -> Table:
@@ -298,18 +283,12 @@ def _table(capture: Capture) -> Table:
     rows = [_table_row(process, ranks) for process in capture.processes]
     if len(jobs) > 1:
         head.append("job")
-        rows = [
-            (*row, _shorten_job(process.worker.job))
-            for row, process in zip(rows, capture.processes, strict=True)
-        ]
+        names = [p.worker.job for p in capture.processes]
+        # Names of two runs differ at the end.
+        most = _MAX_JOB_CHARS
+        short = [x if len(x) <= most else f"…{x[1 - most :]}" for x in names]
+        rows = [(*row, job) for row, job in zip(rows, short, strict=True)]
     return Table(head, rows, _MAX_ROWS, "processes")
-
-
-def _shorten_job(job: str) -> str:
-    # Names of two runs differ at the end.
-    return (
-        job if len(job) <= _MAX_JOB_CHARS else f"…{job[1 - _MAX_JOB_CHARS :]}"
-    )
 
 
 def _table_row(
@@ -341,10 +320,8 @@ def _attempt_notes(capture: Capture) -> Iterable[str]:
         yield f"stopped for a moment: {times}, {max(paused):.1f} s at most"
     for process, attempt in tried:
         if attempt.resumed:
-            yield (
-                f"{attempt.tool} left pid {process.worker.pid} stopped; "
-                "it was told to go on (SIGCONT)"
-            )
+            stopped = f"{attempt.tool} left pid {process.worker.pid} stopped"
+            yield f"{stopped}; it was told to go on (SIGCONT)"
     failed = Counter(
         (a.tool, a.detail or a.status, a.remedy)
         for _, a in tried
@@ -374,11 +351,9 @@ def make_folder(output_dir: Path, host: str) -> Path:
     """
     output_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in numbered(output_dir / host):
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        return folder
+            return folder
 
     raise AssertionError  # the numbers never end
 
@@ -410,8 +385,7 @@ def write_capture(capture: Capture, folder: Path) -> Capture:
         files.append(_write_text(folder / "workers.json", table))
     except OSError as exc:
         reason = f"not written: {exc.strerror}"
-        lost = Missing(what="list of workers", reason=reason)
-        missing.append(lost)
+        missing.append(Missing(what="list of workers", reason=reason))
     return attrs.evolve(capture, files=tuple(files), missing=tuple(missing))
 
 

@@ -9,31 +9,25 @@ request, by one collector per node at a time.
 from __future__ import annotations
 
 import os
-import queue
 import socket
-import threading
 import time
 
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
 from .._io import output_to
+from .._proc import map_with_timeout, stop_children
 from ..errors import CaptureError
 from ..findings import Missing
 from ..processes import (
     ProcessState,
     Worker,
+    as_patterns,
     find_workers,
     find_workers_by_pid,
     missing_ranks,
@@ -53,38 +47,10 @@ from .model import (
 )
 from .sample import Sample, describe_process, take_sample, timed_out_sample
 from .self_report import ask_process
-from .tool import stop_tools
-
-
-def summarize_attempts(
-    process: ProcessCapture, state: ProcessState | None
-) -> ProcessCapture:
-    """
-    Set the status of a process: its state first, then results of the tools.
-
-    Args:
-        state: Last state of the process; None if it could not be read or the
-            process has ended, as its last attempt says.
-    """
-    last = process.attempts[-1]
-    blocker = explain_state(state, process.worker.pid) if state else None
-    if state is None and last.status is CaptureStatus.EXITED:
-        blocker = last.status, last.remedy
-    if blocker is not None:
-        status, remedy = blocker
-        return attrs.evolve(process, status=status, remedy=remedy)
-
-    if any(t.frames or t.native for t in process.stacks.threads):
-        return attrs.evolve(process, status=CaptureStatus.OK)
-
-    return attrs.evolve(process, status=last.status, remedy=last.remedy)
 
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_ResultQueue: TypeAlias = (
-    "queue.SimpleQueue[tuple[int, _Result | BaseException]]"
-)
 
 # The threads only wait for tools.  With more tools than processors, processes
 # stay stopped for longer.
@@ -118,77 +84,57 @@ def parallel_map(
     Raises:
         Exception: The first that *function* raised.
     """
-    todo: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
-    for pair in enumerate(items):
-        todo.put(pair)
-    results: list[_Result | None] = [None] * todo.qsize()
-    done: _ResultQueue[_Result] = queue.SimpleQueue()
-    has_threads = _start_threads(
-        partial(_work, function, todo, done), min(max_threads, len(results))
+    todo = list(items)
+    results: list[_Result | None] = [None] * len(todo)
+    answers = map_with_timeout(
+        lambda number: function(todo[number]),
+        range(len(todo)),
+        deadline=time.monotonic() + timeout_s,
+        threads=max_threads,
+        may_block=True,
     )
-    try:
-        if not has_threads:
-            _work(function, todo, done)
-        _collect_results(done, results, time.monotonic() + timeout_s, tell)
-    except BaseException:
-        _drain(todo)
-        stop_tools()
-        raise
-
-    _drain(todo)
+    with closing(answers):
+        try:
+            for done, (number, future) in enumerate(answers, 1):
+                results[number] = future.result()
+                tell(done, len(todo))
+        except BaseException:
+            stop_children()
+            raise
     return results
 
 
-def _start_threads(work: Callable[[], object], number: int) -> bool:
+def _map_processes(  # noqa: PLR0913 some can be left out
+    function: Callable[[ProcessCapture], ProcessCapture | None],
+    processes: Sequence[ProcessCapture],
+    chosen: Collection[int],
+    *,
+    timeout_s: float,
+    tell: Callable[[int, int], object] = lambda _done, _total: None,
+    late: Attempt | None = None,
+) -> list[ProcessCapture]:
     """
-    Start threads; return whether at least one runs, as a full node has none.
+    Replace some processes by what a function returns for them.
+
+    Args:
+        chosen: PIDs of the processes to call it for.
+
+        late: Attempt to add to those that were not done in time.
     """
-    for count in range(number):
-        try:
-            threading.Thread(
-                target=work, name="distdebug capture", daemon=True
-            ).start()
-        except RuntimeError:
-            return count > 0
-    return True
+    todo = [p for p in processes if p.worker.pid in chosen]
+    done = parallel_map(function, todo, timeout_s=timeout_s, tell=tell)
+    by_pid = {
+        before.worker.pid: after or _add_attempts(before, late)
+        for before, after in zip(todo, done, strict=True)
+    }
+    return [by_pid.get(p.worker.pid, p) for p in processes]
 
 
-def _work(
-    function: Callable[[_Item], _Result],
-    todo: queue.SimpleQueue[tuple[int, _Item]],
-    done: _ResultQueue[_Result],
-) -> None:
-    with suppress(queue.Empty):
-        while True:
-            number, item = todo.get_nowait()
-            try:
-                done.put((number, function(item)))
-            except BaseException as exc:  # noqa: BLE001 _collect_results raises it
-                done.put((number, exc))
-
-
-def _collect_results(
-    done: _ResultQueue[_Result],
-    results: list[_Result | None],
-    deadline: float,
-    tell: Callable[[int, int], object],
-) -> None:
-    for count in range(1, len(results) + 1):
-        try:
-            left_s = max(deadline - time.monotonic(), 0)
-            number, result = done.get(timeout=left_s)
-        except queue.Empty:
-            return
-        if isinstance(result, BaseException):
-            raise result
-        results[number] = result
-        tell(count, len(results))
-
-
-def _drain(todo: queue.SimpleQueue[tuple[int, _Item]]) -> None:
-    with suppress(queue.Empty):
-        while True:
-            todo.get_nowait()
+def _add_attempts(
+    process: ProcessCapture, *attempts: Attempt | None, **changes: Any
+) -> ProcessCapture:
+    new = filter(None, attempts)
+    return attrs.evolve(process, attempts=(*process.attempts, *new), **changes)
 
 
 _SELF_REPORT_S = 5.0
@@ -201,33 +147,26 @@ _CANNOT_REPORT = {
 }
 
 
-def request_missing_stacks(
+def _request_missing_stacks(
     processes: Sequence[ProcessCapture], deadline: float
 ) -> list[ProcessCapture]:
     """
     Request a self-report from processes whose stacks could not be read.
-
-    Args:
-        deadline: Time limit, by the monotonic clock.
-
-    Returns:
-        All processes.
     """
-    candidates = [p for p in processes if _needs_self_report(p)]
-    left_s = max(deadline - time.monotonic(), 0.1)
-    answers = parallel_map(
-        _add_self_report, candidates, timeout_s=min(left_s, 4 * _SELF_REPORT_S)
-    )
-    by_pid = {
-        before.worker.pid: after or before
-        for before, after in zip(candidates, answers, strict=True)
+    chosen = {
+        p.worker.pid
+        for p in processes
+        if p.status not in _CANNOT_REPORT
+        and not any(t.frames for t in p.stacks.threads)
     }
-    return [by_pid.get(p.worker.pid, p) for p in processes]
+    timeout_s = min(_seconds_left(deadline), 4 * _SELF_REPORT_S)
+    return _map_processes(
+        _add_self_report, processes, chosen, timeout_s=timeout_s
+    )
 
 
-def _needs_self_report(process: ProcessCapture) -> bool:
-    has_frames = any(t.frames for t in process.stacks.threads)
-    return not has_frames and process.status not in _CANNOT_REPORT
+def _seconds_left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.1)
 
 
 def _add_self_report(process: ProcessCapture) -> ProcessCapture:
@@ -235,26 +174,23 @@ def _add_self_report(process: ProcessCapture) -> ProcessCapture:
     threads, attempt = ask_process(
         worker.pid, timeout_s=_SELF_REPORT_S, start_ticks=worker.start_ticks
     )
+    if not threads:
+        return _add_attempts(process, attempt)
+
     answered = {t.thread_id: t for t in threads}
-    threads_before = [
+    merged = [
         _merge_frames(thread, answered.pop(thread.thread_id, None))
         for thread in process.stacks.threads
     ]
-    all_attempts = (*process.attempts, attempt)
-    if not threads:
-        return attrs.evolve(process, attempts=all_attempts)
-
     stacks = attrs.evolve(
         process.stacks,
         source=attempt.tool,
-        threads=(*threads_before, *answered.values()),
+        threads=(*merged, *answered.values()),
     )
     status = process.status
     if status is not CaptureStatus.UNINTERRUPTIBLE:
         status = CaptureStatus.OK
-    return attrs.evolve(
-        process, status=status, stacks=stacks, attempts=all_attempts
-    )
+    return _add_attempts(process, attempt, status=status, stacks=stacks)
 
 
 def _merge_frames(
@@ -281,38 +217,25 @@ _LOCK_S = 5.0
 _GRACE_S = 3.0
 
 
-def capture_native(
+def _attach_tools(
     processes: Sequence[ProcessCapture],
-    *,
-    native: str,
-    cuda: bool,
+    native: Native,
+    cuda: bool,  # noqa: FBT001 as the caller has it
     deadline: float,
     tell: ProgressCallback,
 ) -> Sequence[ProcessCapture]:
     """
     Add native stacks and GPU kernels, as far as requested.
 
-    Args:
-        processes: Processes with their Python stacks.
-
-        native: ``"none"``, ``"classes"``, or ``"all"``.
-
-        cuda: Whether to run cuda-gdb on every process.
-
-        deadline: Time limit, by the monotonic clock.
-
-        tell: Called with the stage, and the number of processes done, and of
-            all.
-
-    Returns:
-        All processes.  If another collector is at work, only an attempt that
-        says so is added.
+    If another collector is at work, only an attempt that says so is added.
     """
     chosen = _select_processes(processes, native)
-    stages = [_Stage("native stacks", _add_native, chosen)] if chosen else []
-    if cuda:
-        all_pids = {p.worker.pid for p in processes}
-        stages.append(_Stage("cuda-gdb", _add_cuda, all_pids))
+    every = {p.worker.pid for p in processes} if cuda else set()
+    stages: tuple[_Stage, ...] = (
+        ("native stacks", _add_native, chosen),
+        ("cuda-gdb", _add_cuda, every),
+    )
+    stages = tuple(stage for stage in stages if stage[2])
     if not stages:
         return processes
 
@@ -322,15 +245,19 @@ def capture_native(
                 processes = _run_stage(stage, processes, deadline, tell)
     except CaptureError as exc:
         # The samples taken before are still useful.
-        processes = [_mark_locked(p, exc) for p in processes]
+        attempt = Attempt(
+            tool="lock",
+            status=CaptureStatus.SKIPPED,
+            detail=str(exc),
+            remedy=exc.remedy or "",
+        )
+        processes = [_add_attempts(p, attempt) for p in processes]
     return processes
 
 
-@attrs.frozen
-class _Stage:
-    name: str
-    sample: Callable[[ProcessCapture, float], ProcessCapture]
-    pids: set[int]
+_Stage = tuple[
+    str, Callable[[ProcessCapture, float], ProcessCapture], set[int]
+]
 
 
 def _run_stage(
@@ -339,42 +266,26 @@ def _run_stage(
     deadline: float,
     tell: ProgressCallback,
 ) -> Sequence[ProcessCapture]:
+    name, add, chosen = stage
+
     def one(process: ProcessCapture) -> ProcessCapture | None:
         left_s = min(deadline - time.monotonic(), _TOOL_TIMEOUT_S)
-        return stage.sample(process, left_s) if left_s > 0 else None
+        return add(process, left_s) if left_s > 0 else None
 
-    todo = [p for p in processes if p.worker.pid in stage.pids]
-    done = parallel_map(
-        one,
-        todo,
-        timeout_s=max(deadline - time.monotonic(), 0) + _GRACE_S,
-        tell=lambda n, total: tell(stage.name, n, total),
-    )
-    by_pid = {
-        process.worker.pid: new or _mark_timed_out(process, stage.name)
-        for process, new in zip(todo, done, strict=True)
-    }
-    return [by_pid.get(p.worker.pid, p) for p in processes]
-
-
-def _mark_timed_out(process: ProcessCapture, stage: str) -> ProcessCapture:
-    attempt = Attempt(
-        tool=stage,
+    late = Attempt(
+        tool=name,
         status=CaptureStatus.TIMED_OUT,
         detail="the time for all processes of this node was over",
         remedy="allow more time, or name fewer processes",
     )
-    return attrs.evolve(process, attempts=(*process.attempts, attempt))
-
-
-def _mark_locked(process: ProcessCapture, exc: CaptureError) -> ProcessCapture:
-    attempt = Attempt(
-        tool="lock",
-        status=CaptureStatus.SKIPPED,
-        detail=str(exc),
-        remedy=exc.remedy or "",
+    return _map_processes(
+        one,
+        processes,
+        chosen,
+        timeout_s=max(deadline - time.monotonic(), 0) + _GRACE_S,
+        tell=partial(tell, name),
+        late=late,
     )
-    return attrs.evolve(process, attempts=(*process.attempts, attempt))
 
 
 def _add_native(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
@@ -383,11 +294,8 @@ def _add_native(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
         timeout_s=timeout_s,
         start_ticks=process.worker.start_ticks,
     )
-    return attrs.evolve(
-        process,
-        stacks=_join_native(process.stacks, threads),
-        attempts=(*process.attempts, *attempts),
-    )
+    stacks = _join_native(process.stacks, threads)
+    return _add_attempts(process, *attempts, stacks=stacks)
 
 
 def _add_cuda(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
@@ -397,10 +305,10 @@ def _add_cuda(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
         start_ticks=process.worker.start_ticks,
     )
     stacks = _join_native(process.stacks, found.threads)
-    return attrs.evolve(
+    return _add_attempts(
         process,
+        *found.attempts,
         stacks=attrs.evolve(stacks, kernels=found.kernels),
-        attempts=(*process.attempts, *found.attempts),
         cuda_text=found.text,
     )
 
@@ -412,7 +320,7 @@ def _join_native(
 
 
 def _select_processes(
-    processes: Sequence[ProcessCapture], native: str
+    processes: Sequence[ProcessCapture], native: Native
 ) -> set[int]:
     """
     Return the PIDs of one process of each class, and of all outliers.
@@ -423,12 +331,13 @@ def _select_processes(
         return {p.worker.pid for p in processes}
 
     tree = merge_stacks(p.stacks for p in processes)
-    outlier_members = [member for c in tree.outliers() for member in c.members]
-    representatives = [c.members[0] for c in reversed(tree.classes)]
-    chosen = [*dict.fromkeys([*representatives, *outlier_members])][
-        :_MAX_NATIVE
-    ]
-    return {tree.processes[member].pid for member in chosen}
+    chosen = dict.fromkeys(
+        [
+            *(c.members[0] for c in reversed(tree.classes)),
+            *(member for c in tree.outliers() for member in c.members),
+        ]
+    )
+    return {tree.processes[member].pid for member in [*chosen][:_MAX_NATIVE]}
 
 
 # A hundred times as long as py-spy usually takes.
@@ -490,26 +399,23 @@ def capture_node(  # noqa: PLR0913 each can be left out
     if output_dir is not None:
         with output_to(output_dir):
             folder = make_folder(Path(output_dir), host)
-    patterns = tuple(patterns)
+    patterns = as_patterns(patterns)
     workers = _list_workers(pids, patterns)
     start = time.monotonic()
-    samples_by_pid = _take_samples(
-        workers, samples, interval_s, deadline, tell
-    )
+    rounds = _take_samples(workers, samples, interval_s, deadline, tell)
     watched_s = time.monotonic() - start
 
-    processes = _describe_all(workers, samples_by_pid, host, deadline)
-    processes = request_missing_stacks(processes, deadline)
-    processes = capture_native(
-        processes, native=native, cuda=cuda, deadline=deadline, tell=tell
-    )
+    described = _describe_all(workers, rounds, host, deadline)
+    reported = _request_missing_stacks(described, deadline)
+    processes = _attach_tools(reported, native, cuda, deadline, tell)
     capture = Capture(
         host=host,
         processes=tuple(sorted(processes, key=_sort_key)),
         missing=(
             *_missing_stacks(processes),
-            *_missing_workers(workers, pids, patterns),
-            *_missing_samples(samples_by_pid.values(), samples),
+            # With PIDs or patterns, other ranks were not requested.
+            *(() if patterns or pids is not None else _missing_ranks(workers)),
+            *_missing_samples(len(rounds) if workers else samples, samples),
         ),
         seconds=watched_s,
         taken=time.time(),
@@ -562,15 +468,14 @@ def _list_workers(
     if pids is None:
         return find_workers(patterns)
 
-    requested = tuple(dict.fromkeys(pids))
-    known = {worker.pid: worker for worker in find_workers_by_pid(requested)}
-    return [known.get(pid) or _unknown_worker(pid) for pid in requested]
-
-
-def _unknown_worker(pid: int) -> Worker:
-    return Worker(
-        pid=pid, start_ticks=0, parent_pid=0, uid=0, title="", framework=""
-    )
+    unknown = {
+        pid: Worker(
+            pid=pid, start_ticks=0, parent_pid=0, uid=0, title="", framework=""
+        )
+        for pid in pids
+    }
+    known = {worker.pid: worker for worker in find_workers_by_pid(unknown)}
+    return tuple((unknown | known).values())
 
 
 def _take_samples(
@@ -579,8 +484,11 @@ def _take_samples(
     interval_s: float,
     deadline: float,
     tell: ProgressCallback,
-) -> dict[int, list[Sample]]:
-    by_pid: dict[int, list[Sample]] = {w.pid: [] for w in workers}
+) -> list[list[Sample]]:
+    """
+    Sample all workers again and again; return the samples of each round.
+    """
+    rounds: list[list[Sample]] = []
     # Without workers, do not wait between samples.
     for number in range(max(samples, 1) if workers else 0):
         if number and deadline - time.monotonic() < interval_s:
@@ -588,22 +496,16 @@ def _take_samples(
         if number:
             time.sleep(interval_s)
         stage = f"look {number + 1} of {samples}"
-        for worker, sample in zip(
-            workers,
-            _sample_all(workers, deadline, partial(tell, stage)),
-            strict=True,
-        ):
-            by_pid[worker.pid].append(sample)
-
-    return by_pid
+        rounds.append(_sample_all(workers, deadline, partial(tell, stage)))
+    return rounds
 
 
 def _sample_all(
     workers: Sequence[Worker],
     deadline: float,
     tell: Callable[[int, int], object],
-) -> Iterable[Sample]:
-    limit_s = max(min(_SAMPLE_TIMEOUT_S, deadline - time.monotonic()), 0.1)
+) -> list[Sample]:
+    limit_s = min(_SAMPLE_TIMEOUT_S, _seconds_left(deadline))
     taken = parallel_map(
         partial(take_sample, timeout_s=limit_s),
         workers,
@@ -615,19 +517,15 @@ def _sample_all(
 
 def _describe_all(
     workers: Sequence[Worker],
-    samples_by_pid: Mapping[int, list[Sample]],
+    rounds: Iterable[Iterable[Sample]],
     host: str,
     deadline: float,
 ) -> Sequence[ProcessCapture]:
     # This reads /proc again, which may block this time.
-    limit_s = (
-        max(min(_SAMPLE_TIMEOUT_S, deadline - time.monotonic()), 0.1)
-        + _GRACE_S
-    )
     described = parallel_map(
-        lambda w: _describe_one(w, samples_by_pid[w.pid], host),
-        workers,
-        timeout_s=limit_s,
+        lambda item: _describe_one(*item, host),
+        zip(workers, zip(*rounds, strict=True), strict=True),
+        timeout_s=min(_SAMPLE_TIMEOUT_S, _seconds_left(deadline)) + _GRACE_S,
     )
     return [
         process or _describe_one(worker, [timed_out_sample()], host)
@@ -640,15 +538,35 @@ def _describe_one(
 ) -> ProcessCapture:
     stacks = describe_process(worker, samples, host=host)
     attempts = tuple(sample.attempt for sample in samples)
-    return summarize_attempts(
-        ProcessCapture(
-            worker=worker,
-            status=CaptureStatus.OK,
-            stacks=stacks,
-            attempts=attempts,
-        ),
-        samples[-1].state,
+    status, remedy = _summarize(stacks, attempts[-1], samples[-1].state)
+    return ProcessCapture(
+        worker=worker,
+        status=status,
+        stacks=stacks,
+        remedy=remedy,
+        attempts=attempts,
     )
+
+
+def _summarize(
+    stacks: ProcessStacks, last: Attempt, state: ProcessState | None
+) -> tuple[CaptureStatus, str]:
+    """
+    Return status and remedy of a process: its state first, then the tools.
+
+    Args:
+        last: Its last attempt.
+
+        state: Its last state; None if it could not be read or the process has
+            ended, as *last* says.
+    """
+    blocker = explain_state(state, stacks.pid) if state else None
+    if blocker is not None:
+        return blocker
+    has_ended = state is None and last.status is CaptureStatus.EXITED
+    if not has_ended and any(t.frames or t.native for t in stacks.threads):
+        return CaptureStatus.OK, ""
+    return last.status, last.remedy
 
 
 def _sort_key(process: ProcessCapture) -> tuple[bool, int, int]:
@@ -670,10 +588,7 @@ def _failure_reason(process: ProcessCapture) -> str:
     return f"{reason} (try: {process.remedy})" if process.remedy else reason
 
 
-def _missing_samples(
-    taken: Collection[Sequence[Sample]], samples: int
-) -> Iterable[Missing]:
-    done = max(map(len, taken), default=samples)
+def _missing_samples(done: int, samples: int) -> Iterable[Missing]:
     if done < samples:
         yield Missing(
             what="look",
@@ -682,15 +597,7 @@ def _missing_samples(
         )
 
 
-def _missing_workers(
-    workers: Sequence[Worker],
-    pids: Iterable[int] | None,
-    patterns: Sequence[str],
-) -> Iterable[Missing]:
-    # With PIDs or patterns, other ranks were not requested.
-    if pids is not None or patterns:
-        return
-
+def _missing_ranks(workers: Sequence[Worker]) -> Iterable[Missing]:
     for rank in missing_ranks(workers):
         yield Missing(
             what="worker",

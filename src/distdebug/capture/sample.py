@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from .._proc import find_tool, run_tool
 from ..processes import (
     ProcessState,
     ThreadFacts,
@@ -37,9 +38,13 @@ from ..stacks import (
     ThreadStack,
     parse_stacks,
 )
-from .blockers import ENDED_REMEDY, explain_failure, explain_state
+from .blockers import (
+    ENDED_REMEDY,
+    explain_failure,
+    explain_state,
+    remedy_for_missing,
+)
 from .model import Attempt, CaptureStatus
-from .tool import ToolOutput, find_tool, run_tool
 
 
 _MAX_DIGEST_FRAMES = 8
@@ -47,13 +52,7 @@ _MAX_VARIABLES = 64
 _MAX_TEXT = 64
 # Immutable values.  The text of others can change through another thread.
 _NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?|True|False|None")
-_MALFORMED = (
-    AttributeError,
-    KeyError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_MALFORMED = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
 class Digest(NamedTuple):
@@ -87,16 +86,14 @@ def parse_digests(output: str) -> tuple[Digest, ...]:
     """
     try:
         threads = json.loads(output)
-        return tuple(_make_digest(t["frames"]) for t in threads)
+        stacks = [thread["frames"] for thread in threads]
+        return tuple(Digest(_hash(x), _hash(x[1:])) for x in stacks)
     except _MALFORMED:
         return ()
 
 
-def _make_digest(frames: list[Mapping[str, Any]]) -> Digest:
-    return Digest(
-        whole=hash(tuple(_variables(frames))),
-        callers=hash(tuple(_variables(frames[1:]))),
-    )
+def _hash(frames: list[Mapping[str, Any]]) -> int:
+    return hash(tuple(_variables(frames)))
 
 
 def _variables(frames: list[Mapping[str, Any]]) -> Iterator[object]:
@@ -205,21 +202,12 @@ def _dump_with_retries(
             left_s / 2 if reads_digests else left_s,
             with_digests=reads_digests,
         )
-        if dump.threads or number >= _max_tries(dump.attempt):
-            break
-        if _is_final(dump.attempt) and not reads_digests:
+        is_torn = _EFAULT_TEXT in dump.attempt.detail
+        is_final = dump.attempt.status not in _RETRYABLE and not reads_digests
+        most = _MAX_TRIES_AT_EFAULT if is_torn else _MAX_TRIES
+        if dump.threads or number >= most or is_final:
             break
     return dump
-
-
-def _max_tries(attempt: Attempt) -> int:
-    return (
-        _MAX_TRIES_AT_EFAULT if _EFAULT_TEXT in attempt.detail else _MAX_TRIES
-    )
-
-
-def _is_final(attempt: Attempt) -> bool:
-    return attempt.status not in _RETRYABLE
 
 
 def _dump_once(
@@ -231,61 +219,47 @@ def _dump_once(
 ) -> PythonDump:
     tool = find_tool("py-spy")
     if tool is None:
-        missing = CaptureStatus.TOOL_MISSING
-        remedy = "pip install py-spy"
-        return PythonDump(
-            (), Attempt(tool="py-spy", status=missing, remedy=remedy)
-        )
+        status = CaptureStatus.TOOL_MISSING
+        return _failed_dump(status, "", remedy_for_missing("py-spy"))
 
     argv = [tool, "dump", "--json", "--nonblocking", "--full-filenames"]
     if with_digests:
         argv.append("--locals")
     try:
-        result = run_tool(
-            [*argv, "--pid", str(pid)],
-            timeout_s=timeout_s,
-            is_secret=with_digests,
-        )
+        result = run_tool([*argv, "--pid", str(pid)], timeout_s=timeout_s)
     except OSError as exc:
-        failed = CaptureStatus.TOOL_FAILED
         detail = f"py-spy cannot be run: {exc}"
-        return PythonDump(
-            (), Attempt(tool="py-spy", status=failed, detail=detail)
-        )
+        return _failed_dump(CaptureStatus.TOOL_FAILED, detail)
 
-    dump = _parse_dump(pid, state, result)
-    digests = (
-        parse_digests(result.output) if with_digests and dump.threads else ()
-    )
-    is_whole = len(digests) == len(dump.threads)
-    return dump._replace(digests=digests) if is_whole else dump
-
-
-def _parse_dump(
-    pid: int, state: ProcessState | None, result: ToolOutput
-) -> PythonDump:
     problem = result.complaint
     if result.status == 0:
         try:
-            (process,) = parse_stacks(result.output, "py-spy")
+            return _parse_dump(result.output, with_digests=with_digests)
         except ValueError as exc:
             problem = f"py-spy wrote something unexpected: {exc}"
-        else:
-            ok = CaptureStatus.OK
-            return PythonDump(
-                process.threads, Attempt(tool="py-spy", status=ok)
-            )
-
-    status, detail, remedy = explain_failure(
-        "py-spy", pid, result.status, problem, state
-    )
-    return PythonDump(
-        (),
-        Attempt(tool="py-spy", status=status, detail=detail, remedy=remedy),
+    return _failed_dump(
+        *explain_failure("py-spy", pid, result.status, problem, state)
     )
 
 
-@attrs.frozen(kw_only=True)
+def _parse_dump(output: str, *, with_digests: bool) -> PythonDump:
+    (process,) = parse_stacks(output, "py-spy")
+    digests = parse_digests(output) if with_digests else ()
+    is_whole = len(digests) == len(process.threads)
+    attempt = Attempt(tool="py-spy", status=CaptureStatus.OK)
+    return PythonDump(process.threads, attempt, digests if is_whole else ())
+
+
+def _failed_dump(
+    status: CaptureStatus, detail: str, remedy: str = ""
+) -> PythonDump:
+    attempt = Attempt(
+        tool="py-spy", status=status, detail=detail, remedy=remedy
+    )
+    return PythonDump((), attempt)
+
+
+@attrs.frozen
 class Sample:
     """
     State and stacks of one process at one moment.
@@ -337,9 +311,7 @@ def take_sample(worker: Worker, *, timeout_s: float) -> Sample:
         )
         # The main thread may have ended, and others go on.
         facts = read_threads(worker.pid) if state else {}
-        return Sample(
-            when=when, state=state, facts=facts, threads=(), attempt=nothing
-        )
+        return Sample(when, state, facts, (), nothing)
 
     # Before py-spy, so that counters of two samples cover the same interval.
     facts = read_threads(worker.pid)
@@ -348,14 +320,7 @@ def take_sample(worker: Worker, *, timeout_s: float) -> Sample:
     threads, attempt, digests = dump_python(
         worker.pid, state, timeout_s=timeout_s, with_digests=is_busy
     )
-    return Sample(
-        when=when,
-        state=state,
-        facts=facts,
-        threads=threads,
-        attempt=attempt,
-        digests=digests,
-    )
+    return Sample(when, state, facts, threads, attempt, digests)
 
 
 def _ignore_own_tracer(state: ProcessState | None) -> ProcessState | None:
@@ -378,19 +343,14 @@ def timed_out_sample() -> Sample:
     """
     Return a sample that says that the kernel did not answer in time.
     """
-    return Sample(
-        when=time.monotonic(),
-        state=None,
-        facts={},
-        threads=(),
-        attempt=Attempt(
-            tool="proc",
-            status=CaptureStatus.TIMED_OUT,
-            detail="the kernel did not answer about this process",
-            remedy="look at it with: ps -o pid,stat,wchan:32,cmd -p PID; a "
-            "file system or a driver does not answer",
-        ),
+    attempt = Attempt(
+        tool="proc",
+        status=CaptureStatus.TIMED_OUT,
+        detail="the kernel did not answer about this process",
+        remedy="look at it with: ps -o pid,stat,wchan:32,cmd -p PID; a "
+        "file system or a driver does not answer",
     )
+    return Sample(time.monotonic(), None, {}, (), attempt)
 
 
 def describe_process(
@@ -450,10 +410,7 @@ def _describe_threads(
         not any(t.owns_gil for t in sample.threads) for sample in samples
     ]
     # Threads without Python stack have counters, too.
-    for number in (
-        *threads_by_sample[-1],
-        *(t for t in last.facts if t not in threads_by_sample[-1]),
-    ):
+    for number in dict.fromkeys((*threads_by_sample[-1], *last.facts)):
         facts = last.facts.get(number)
         thread = threads_by_sample[-1].get(number) or ThreadStack(
             name=facts.name if facts else "", frames=()
@@ -477,10 +434,7 @@ def _describe_threads(
 
 def _thread_id(pid: int, thread: ThreadStack) -> int:
     # Before Python 3.11 py-spy may not know the thread ID of the system.
-    if thread.is_main or thread.thread_id is None:
-        return pid
-
-    return thread.thread_id
+    return pid if thread.is_main else thread.thread_id or pid
 
 
 def _system_call(pid: int, tid: int) -> SystemCall | None:

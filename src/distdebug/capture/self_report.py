@@ -1,5 +1,5 @@
 """
-Read Python stacks of another process by signal, or those of this process.
+Read Python stacks of another process by signal.
 
 The file and the signal are described in
 :mod:`distdebug.processes.stack_signal`.  The process is not trusted, as this
@@ -13,19 +13,14 @@ import ctypes
 import fcntl
 import os
 import signal
-import socket
 import stat
-import sys
-import threading
 import time
 
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import attrs
 
-from ..identity import current_identity
 from ..processes import (
     OFFERS_ROOT,
     ProcessState,
@@ -39,7 +34,7 @@ from ..processes import (
     read_proc,
     read_state,
 )
-from ..stacks import ProcessStacks, StackFrame, ThreadStack, parse_faulthandler
+from ..stacks import ThreadStack, parse_faulthandler
 from .blockers import explain_state, is_proc_foreign, namespace_remedy
 from .model import Attempt, CaptureStatus
 
@@ -56,20 +51,8 @@ class SelfReportError(Exception):
     The process cannot report its stacks.
 
     Args:
-        status: The reason.
-
-        detail: The same as text.
-
-        remedy: What to do about it.
+        args: Status, detail, and remedy, as of an `Attempt`.
     """
-
-    def __init__(
-        self, status: CaptureStatus, detail: str, remedy: str
-    ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.remedy = remedy
 
 
 class ReportFile(NamedTuple):
@@ -84,6 +67,13 @@ class ReportFile(NamedTuple):
 
     fd: int
     signal: int
+
+    @property
+    def bit(self) -> int:
+        """
+        The signal as a bit of the masks in ``/proc``.
+        """
+        return 1 << (self.signal - 1)
 
     @property
     def size(self) -> int:
@@ -219,7 +209,7 @@ _POLL_S = 0.0005
 _IDLE_SAMPLES = 4
 
 
-class ThreadSignals(NamedTuple):
+class _ThreadSignals(NamedTuple):
     """
     Pending and blocked signals of a thread.
 
@@ -240,88 +230,17 @@ class ThreadSignals(NamedTuple):
     blocked: int
 
 
-def read_signals(pid: int, thread_id: int) -> ThreadSignals | None:
+def _read_signals(pid: int, thread_id: int) -> _ThreadSignals | None:
     """
     Return pending and blocked signals of a thread; ``None`` if it has ended.
     """
     path = f"/proc/{pid}/task/{thread_id}/status"
     status = parse_status(read_proc(path))
     try:
-        return ThreadSignals(
-            status["Name"],
-            status["State"][0],
-            int(status["SigPnd"], 16),
-            int(status["SigBlk"], 16),
-        )
+        masks = (int(status[name], 16) for name in ("SigPnd", "SigBlk"))
+        return _ThreadSignals(status["Name"], status["State"][0], *masks)
     except (KeyError, IndexError, ValueError):
         return None
-
-
-def signal_thread(
-    pid: int, thread_id: int, number: int, check: Callable[[], object]
-) -> None:
-    """
-    Send a signal to one thread.
-
-    Args:
-        number: The signal.
-
-        check: Called just before; nothing is sent if it raises.
-
-    Raises:
-        OSError: It may not be sent, or the thread has ended.
-    """
-    # The pidfd keeps the thread ID from being reused.
-    pidfd = _open_pidfd(thread_id)
-    try:
-        check()
-        if pidfd is None:
-            _tgkill(pid, thread_id, number)
-        else:
-            signal.pidfd_send_signal(pidfd, number)
-    finally:
-        if pidfd is not None:
-            os.close(pidfd)
-
-
-def wait_until_handled(
-    pid: int,
-    thread_id: int,
-    number: int,
-    has_written: Callable[[], bool],
-    deadline: float,
-) -> bool:
-    """
-    Wait until a thread has handled a signal.
-
-    The kernel blocks the signal while its handler runs.  Between pending and
-    blocked there is a moment in which it is neither.  A handler that writes
-    nothing looks the same, but for longer.
-
-    Args:
-        number: The signal.
-
-        has_written: Return whether the handler has begun to write.
-
-        deadline: Time limit, by ``time.monotonic()``.
-
-    Returns:
-        Whether the signal was handled in time.
-    """
-    bit, samples = 1 << (number - 1), 0
-    while time.monotonic() < deadline:
-        has_begun = has_written()
-        thread = read_signals(pid, thread_id)
-        if thread is None:
-            return True
-
-        if (thread.pending | thread.blocked) & bit:
-            samples = 0
-        elif has_begun or (samples >= _IDLE_SAMPLES and thread.letter != "R"):
-            return True
-        samples += 1
-        time.sleep(_POLL_S)
-    return False
 
 
 def _open_pidfd(thread_id: int) -> int | None:
@@ -338,75 +257,6 @@ def _tgkill(pid: int, thread_id: int, number: int) -> None:
 
 
 _MAX_THREADS = 512
-_MAX_FRAMES = 200
-
-
-def own_stacks() -> ProcessStacks:
-    """
-    Return the Python stacks of this process.
-
-    The calling thread is left out unless it is the main thread.  Nothing is
-    stopped, and no permission is needed; but the caller waits while native
-    code holds the GIL.
-
-    Returns:
-        At most 512 threads, the main thread first, with the innermost 200
-        frames of each.
-    """
-    identity = current_identity()
-    return ProcessStacks(
-        pid=os.getpid(),
-        source="python",
-        threads=_own_threads(),
-        rank=identity.rank,
-        world_size=identity.world_size,
-        host=socket.gethostname(),
-        command=" ".join(sys.orig_argv),
-        parent_pid=os.getppid(),
-        taken=time.time(),
-    )
-
-
-def _own_threads() -> tuple[ThreadStack, ...]:
-    main, own = threading.main_thread().ident, threading.get_ident()
-    frames = sys._current_frames()  # noqa: SLF001 there is no other way
-    if own != main:
-        del frames[own]
-    known = {t.ident: t for t in threading.enumerate()}
-    chosen = sorted(frames, key=lambda ident: ident != main)[:_MAX_THREADS]
-    return tuple(
-        _describe_thread(
-            known.get(ident), frames[ident], is_main=ident == main
-        )
-        for ident in chosen
-    )
-
-
-def _describe_thread(
-    thread: threading.Thread | None, frame: FrameType, *, is_main: bool
-) -> ThreadStack:
-    name = thread.name if thread is not None else ""
-    return ThreadStack(
-        name="MainThread" if is_main else name,
-        frames=_own_frames(frame),
-        thread_id=thread.native_id if thread is not None else None,
-        is_main=is_main,
-    )
-
-
-def _own_frames(frame: FrameType | None) -> tuple[StackFrame, ...]:
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    found: list[StackFrame] = []
-    while frame is not None and len(found) < _MAX_FRAMES:
-        code = frame.f_code
-        found.append(
-            StackFrame(code.co_qualname, code.co_filename, frame.f_lineno or 0)
-        )
-        frame = frame.f_back
-    return tuple(found)
-
-
 # Time limits for a thread to leave state R, and to answer, in seconds.
 _SETTLE_S, _ANSWER_S = 0.05, 1.0
 _SETTLE_POLL_S = 0.002
@@ -459,28 +309,16 @@ def ask_process(
         state = _check_target(pid, start_ticks)
         with open_report_file(pid, state) as report:
             request = _Request(pid, state, report, start + timeout_s, threads)
-            _ask_threads(request, also_running=also_running)
-        attempt = _summarize(request)
+            request.ask(also_running=also_running)
+        attempt = request.summarize()
     except SelfReportError as exc:
-        attempt = _make_attempt(exc.status, exc.detail, exc.remedy)
+        attempt = _make_attempt(*exc.args)
     except OSError as exc:
         attempt = _make_attempt(
             CaptureStatus.TOOL_FAILED, f"it could not be asked: {exc}"
         )
     seconds = time.monotonic() - start
     return tuple(threads), attrs.evolve(attempt, seconds=seconds)
-
-
-@attrs.define
-class _Request:
-    pid: int
-    state: ProcessState
-    report: ReportFile
-    deadline: float
-    threads: list[ThreadStack]
-    running: int = 0
-    is_late: bool = False
-    paused_s: float = 0.0
 
 
 def _check_target(pid: int, start_ticks: int | None) -> ProcessState:
@@ -492,7 +330,9 @@ def _check_target(pid: int, start_ticks: int | None) -> ProcessState:
         )
     if pid == os.getpid():
         raise SelfReportError(
-            CaptureStatus.SKIPPED, "it is ourselves", "call own_stacks()"
+            CaptureStatus.SKIPPED,
+            "it is ourselves",
+            "call faulthandler.dump_traceback()",
         )
 
     state = read_state(pid)
@@ -512,143 +352,200 @@ def _check_target(pid: int, start_ticks: int | None) -> ProcessState:
     return state
 
 
-def _ask_threads(request: _Request, *, also_running: bool) -> None:
+@attrs.define
+class _Request:
     """
-    Request the main thread's stack, then others, until one does not answer.
+    A request for the stacks of a process, one thread after the other.
+
+    Attributes:
+        deadline: Time limit, by ``time.monotonic()``.
+
+        threads: The stacks so far.
+
+        running: Number of threads that run and were not asked.
+
+        is_late: Whether the time is over, or a thread did not answer.
+
+        paused_s: How long a thread was kept from its work, at most.
     """
-    for thread_id in _thread_ids(request.pid):
-        request.is_late |= time.monotonic() >= request.deadline
-        if request.is_late:
-            break
-        thread = _wait_until_idle(request, thread_id)
-        if thread is None or not _can_answer(thread, request.report.signal):
-            continue
-        if thread.letter == "R" and not also_running:
-            request.running += 1
-            continue
-        _ask_thread(request, thread_id, thread.letter)
 
+    pid: int
+    state: ProcessState
+    report: ReportFile
+    deadline: float
+    threads: list[ThreadStack]
+    running: int = 0
+    is_late: bool = False
+    paused_s: float = 0.0
 
-def _thread_ids(pid: int) -> Iterator[int]:
-    others = list_numbers(f"/proc/{pid}/task")[:_MAX_THREADS]
-    yield pid
-    yield from (x for x in others if x != pid)
+    def ask(self, *, also_running: bool) -> None:
+        """
+        Ask the main thread, then others, until one does not answer.
+        """
+        others = list_numbers(f"/proc/{self.pid}/task")[:_MAX_THREADS]
+        for thread_id in dict.fromkeys((self.pid, *others)):
+            self.is_late |= time.monotonic() >= self.deadline
+            if self.is_late:
+                break
+            thread = self._wait_until_idle(thread_id)
+            if thread is None or not self._can_answer(thread):
+                continue
+            if thread.letter == "R" and not also_running:
+                self.running += 1
+                continue
+            self._ask_thread(thread_id, thread.letter)
 
+    def _wait_until_idle(self, thread_id: int) -> _ThreadSignals | None:
+        """
+        Wait briefly until a thread is no longer running.
+        """
+        until = min(time.monotonic() + _SETTLE_S, self.deadline)
+        while True:
+            thread = _read_signals(self.pid, thread_id)
+            is_idle = thread is None or thread.letter != "R"
+            if is_idle or time.monotonic() >= until:
+                return thread
+            time.sleep(_SETTLE_POLL_S)
 
-def _wait_until_idle(
-    request: _Request, thread_id: int
-) -> ThreadSignals | None:
-    """
-    Wait briefly until a thread is no longer running.
-    """
-    until = min(time.monotonic() + _SETTLE_S, request.deadline)
-    while True:
-        thread = read_signals(request.pid, thread_id)
-        if thread is None or thread.letter != "R":
-            return thread
-        if time.monotonic() >= until:
-            return thread
-        time.sleep(_SETTLE_POLL_S)
-
-
-def _can_answer(thread: ThreadSignals, signal: int) -> bool:
-    bit = 1 << (signal - 1)
-    return (
-        thread.letter in "SR"
-        and not (thread.pending | thread.blocked) & bit
-        and not thread.name.casefold().startswith(_NATIVE_THREADS)
-    )
-
-
-def _ask_thread(request: _Request, thread_id: int, letter: str) -> None:
-    number, before = request.report.signal, request.report.size
-    start = time.monotonic()
-    try:
-        signal_thread(
-            request.pid, thread_id, number, lambda: _check_unchanged(request)
-        )
-    except ProcessLookupError:
-        return
-
-    request.is_late = not wait_until_handled(
-        request.pid,
-        thread_id,
-        number,
-        lambda: request.report.size > before,
-        min(start + _ANSWER_S, request.deadline),
-    )
-    request.paused_s = max(request.paused_s, time.monotonic() - start)
-    is_main = thread_id == request.pid
-    request.threads += (
-        attrs.evolve(
-            thread,
-            thread_id=thread_id,
-            is_main=is_main,
-            name=thread.name or ("MainThread" if is_main else ""),
-            state=letter,
-        )
-        for thread in parse_faulthandler(request.report.read(before))
-        if thread.frames
-    )
-
-
-def _check_unchanged(request: _Request) -> None:
-    """
-    Check that the same process still handles the signal, without a debugger.
-    """
-    stat = parse_stat(read_proc(f"/proc/{request.pid}/stat"))
-    status = parse_status(read_proc(f"/proc/{request.pid}/status"))
-    if stat is None or stat.start_ticks != request.state.start_ticks:
-        raise SelfReportError(
-            CaptureStatus.EXITED,
-            "it has ended meanwhile",
-            "look at its exit status and its log",
-        )
-    if status.get("TracerPid") != "0":
-        raise SelfReportError(
-            CaptureStatus.TRACED_BY_OTHER,
-            "a debugger would get the signal",
-            "detach the debugger",
-        )
-    if (
-        not int(status.get("SigCgt", "0"), 16) >> (request.report.signal - 1)
-        & 1
-    ):
-        raise SelfReportError(
-            CaptureStatus.TOOL_MISSING,
-            f"it no longer handles signal {request.report.signal}",
-            "call distdebug.enable_flight_recorder() again",
+    def _can_answer(self, thread: _ThreadSignals) -> bool:
+        return (
+            thread.letter in "SR"
+            and not (thread.pending | thread.blocked) & self.report.bit
+            and not thread.name.casefold().startswith(_NATIVE_THREADS)
         )
 
+    def _ask_thread(self, thread_id: int, letter: str) -> None:
+        before, start = self.report.size, time.monotonic()
+        try:
+            self._signal(thread_id)
+        except ProcessLookupError:
+            return
 
-def _summarize(request: _Request) -> Attempt:
-    running = f"{request.running} of its threads run and were not asked"
-    if request.threads:
-        notes = [running] if request.running else []
-        if not any(thread.is_main for thread in request.threads):
-            notes.append("its main thread did not answer")
-        if request.is_late:
-            notes.append("not all of its threads answered in time")
-        attempt = _make_attempt(CaptureStatus.OK, "; ".join(notes))
-    elif request.is_late:
-        attempt = _make_attempt(
-            CaptureStatus.TIMED_OUT,
-            "it did not answer in time",
-            "try again with a longer timeout_s",
+        until = min(start + _ANSWER_S, self.deadline)
+        self.is_late = not self._wait_until_handled(thread_id, before, until)
+        self.paused_s = max(self.paused_s, time.monotonic() - start)
+        is_main = thread_id == self.pid
+        self.threads += (
+            attrs.evolve(
+                thread,
+                thread_id=thread_id,
+                is_main=is_main,
+                name=thread.name or ("MainThread" if is_main else ""),
+                state=letter,
+            )
+            for thread in parse_faulthandler(self.report.read(before))
+            if thread.frames
         )
-    elif request.running:
-        attempt = _make_attempt(
-            CaptureStatus.SKIPPED,
-            running,
-            "ask_process(…, also_running=True), or py-spy",
-        )
-    else:
-        attempt = _make_attempt(
-            CaptureStatus.TOOL_FAILED,
-            "it had nothing to say, or could not write it",
-            "see whether /tmp is full (df /tmp)",
-        )
-    return attrs.evolve(attempt, paused_s=request.paused_s)
+
+    def _signal(self, thread_id: int) -> None:
+        """
+        Send the signal to one thread, if the process is still the same.
+
+        Raises:
+            OSError: It may not be sent, or the thread has ended.
+        """
+        # The pidfd keeps the thread ID from being reused.
+        pidfd = _open_pidfd(thread_id)
+        try:
+            self._check_unchanged()
+            if pidfd is None:
+                _tgkill(self.pid, thread_id, self.report.signal)
+            else:
+                signal.pidfd_send_signal(pidfd, self.report.signal)
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+
+    def _check_unchanged(self) -> None:
+        """
+        Check that the same process still handles the signal, without a
+        debugger.
+        """
+        stat = parse_stat(read_proc(f"/proc/{self.pid}/stat"))
+        status = parse_status(read_proc(f"/proc/{self.pid}/status"))
+        if stat is None or stat.start_ticks != self.state.start_ticks:
+            raise SelfReportError(
+                CaptureStatus.EXITED,
+                "it has ended meanwhile",
+                "look at its exit status and its log",
+            )
+        if status.get("TracerPid") != "0":
+            raise SelfReportError(
+                CaptureStatus.TRACED_BY_OTHER,
+                "a debugger would get the signal",
+                "detach the debugger",
+            )
+        if not int(status.get("SigCgt", "0"), 16) & self.report.bit:
+            raise SelfReportError(
+                CaptureStatus.TOOL_MISSING,
+                f"it no longer handles signal {self.report.signal}",
+                "call distdebug.enable_flight_recorder() again",
+            )
+
+    def _wait_until_handled(
+        self, thread_id: int, before: int, until: float
+    ) -> bool:
+        """
+        Wait until a thread has handled the signal; return whether it has.
+
+        The kernel blocks the signal while its handler runs.  Between pending
+        and blocked there is a moment in which it is neither.  A handler that
+        writes nothing looks the same, but for longer.
+
+        Args:
+            before: Size of the report before the handler wrote to it.
+
+            until: Time limit, by ``time.monotonic()``.
+        """
+        samples = 0
+        while time.monotonic() < until:
+            has_begun = self.report.size > before
+            thread = _read_signals(self.pid, thread_id)
+            if thread is None:
+                return True
+
+            is_quiet = samples >= _IDLE_SAMPLES and thread.letter != "R"
+            if (thread.pending | thread.blocked) & self.report.bit:
+                samples = 0
+            elif has_begun or is_quiet:
+                return True
+            samples += 1
+            time.sleep(_POLL_S)
+        return False
+
+    def summarize(self) -> Attempt:
+        """
+        Say how it went.
+        """
+        running = f"{self.running} of its threads run and were not asked"
+        if self.threads:
+            is_main_there = any(thread.is_main for thread in self.threads)
+            notes = {
+                running: self.running,
+                "its main thread did not answer": not is_main_there,
+                "not all of its threads answered in time": self.is_late,
+            }
+            detail = "; ".join(text for text, holds in notes.items() if holds)
+            attempt = _make_attempt(CaptureStatus.OK, detail)
+        elif self.is_late:
+            attempt = _make_attempt(
+                CaptureStatus.TIMED_OUT,
+                "it did not answer in time",
+                "try again with a longer timeout_s",
+            )
+        elif self.running:
+            attempt = _make_attempt(
+                CaptureStatus.SKIPPED,
+                running,
+                "ask_process(…, also_running=True), or py-spy",
+            )
+        else:
+            attempt = _make_attempt(
+                CaptureStatus.TOOL_FAILED,
+                "it had nothing to say, or could not write it",
+                "see whether /tmp is full (df /tmp)",
+            )
+        return attrs.evolve(attempt, paused_s=self.paused_s)
 
 
 def _make_attempt(

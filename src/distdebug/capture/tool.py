@@ -1,180 +1,31 @@
 """
-Run external tools (py-spy, gdb, …) with a time limit, and clean up after them.
+Run tools that attach to a process (pystack, gdb, …), and clean up after them.
 
-A tool that attaches to a process runs under a guard process
-(:mod:`distdebug.capture.guard_program`), which outlives its caller.
+They run under a guard process (:mod:`distdebug.capture.guard_program`), which
+outlives its caller.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, NamedTuple, cast
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, cast
 
 import attrs
 
 from .._io import scratch_file
+from .._proc import stoppable
 from ..errors import CaptureError
 from ..processes import ENDED_STATES, list_numbers, parse_stat, read_proc
 from . import guard_program
 from .guard_program import MAX_BYTES, TargetState, read_target_state, resume
-
-
-# More than the JSON of 10,000 threads.
-_MAX_BYTES = 1 << 26
-_MAX_COMPLAINT_BYTES = 1 << 16
-_MAX_SECRET_BYTES = 1 << 25
-# A process in state D dies only when the kernel releases it.
-_REAP_S = 5.0
-
-# Callbacks that stop running tools.  Threads that wait for a tool cannot be
-# interrupted, so the interrupted main thread stops the tools instead.
-_stop_callbacks: set[Callable[[], object]] = set()
-
-
-class ToolOutput(NamedTuple):
-    """
-    Output of a tool.
-
-    Attributes:
-        status: Its exit status; ``None`` if it timed out.
-
-        output: Standard output, at most 64 MiB.
-
-        complaint: Standard error, at most 64 KiB.
-    """
-
-    status: int | None
-    output: str
-    complaint: str
-
-
-def find_tool(name: str) -> str | None:
-    """
-    Return the path of a tool: beside this Python, or else on ``PATH``.
-    """
-    beside = str(Path(sys.executable).parent)
-    return shutil.which(name, path=beside) or shutil.which(name)
-
-
-def run_tool(
-    argv: Sequence[str], *, timeout_s: float, is_secret: bool = False
-) -> ToolOutput:
-    """
-    Run a tool that does not stop other processes, and return its output.
-
-    It runs in a process group of its own, which is killed when the time is
-    over or the caller is interrupted.
-
-    Args:
-        argv: The tool and its arguments.
-
-        timeout_s: Time limit, in seconds.
-
-        is_secret: Keep the output in memory, never on disk; at most 32 MiB.
-
-    Raises:
-        OSError: The tool cannot be started.
-    """
-    # Files, because a pipe stays open until every process that inherited it
-    # has ended.
-    with _output_file(in_memory=is_secret) as out, _output_file() as err:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-        status: int | None = None
-        try:
-            with stoppable(lambda: _kill_group(process)):
-                limit_bytes = _MAX_SECRET_BYTES if is_secret else _MAX_BYTES
-                _set_limits(process.pid, timeout_s, limit_bytes)
-                status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            _kill_and_wait(process)
-        output = _read_text(out.fileno(), _MAX_BYTES)
-        complaint = _read_text(err.fileno(), _MAX_COMPLAINT_BYTES)
-
-    return ToolOutput(status, output, complaint)
-
-
-def stop_tools() -> None:
-    """
-    Stop every tool that this process is running.
-
-    Callers that wait for one get the output so far.
-    """
-    for stop in tuple(_stop_callbacks):
-        stop()
-
-
-@contextmanager
-def stoppable(stop: Callable[[], object]) -> Iterator[None]:
-    """
-    Register a callback for `stop_tools` while the block runs.
-
-    Args:
-        stop: May be called from any thread, and more than once.
-    """
-    _stop_callbacks.add(stop)
-    try:
-        yield
-    finally:
-        _stop_callbacks.discard(stop)
-
-
-def _output_file(*, in_memory: bool = False) -> IO[bytes]:
-    if in_memory:
-        return os.fdopen(os.memfd_create("distdebug"), "w+b")
-    return scratch_file()
-
-
-def _set_limits(pid: int, timeout_s: float, most_bytes: int) -> None:
-    """
-    Limit CPU time, file size, and core dumps, in case we are killed meanwhile.
-    """
-    seconds = int(timeout_s) + 2
-    for limit, limit_bytes in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, most_bytes),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        with suppress(OSError, ValueError):
-            resource.prlimit(pid, limit, (limit_bytes, limit_bytes))
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    # Until it is reaped, its PID is not reused.
-    if process.poll() is None:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _kill_and_wait(process: subprocess.Popen[bytes]) -> None:
-    _kill_group(process)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_REAP_S)
-
-
-def _read_text(fd: int, limit_bytes: int) -> str:
-    os.lseek(fd, 0, os.SEEK_SET)
-    with os.fdopen(os.dup(fd), "rb") as file:
-        return file.read(limit_bytes).decode("utf-8", "replace")
 
 
 # Time for the guard to end a tool and to watch for late stops.
@@ -274,7 +125,7 @@ def exclusion_reason(pid: int) -> str:
     Excluded are this process and its ancestors, which wait for it and would
     stop with it, and debuggers with their targets.
     """
-    if pid in _own_ancestors():
+    if pid in ancestors(os.getpid()):
         return f"process {pid} is ourselves, or waits for us"
 
     state = read_target_state(pid)
@@ -299,11 +150,11 @@ def _check_target(pid: int, start_ticks: int | None) -> TargetState:
     return before
 
 
-def _own_ancestors() -> set[int]:
+def ancestors(pid: int) -> set[int]:
     """
-    Return the PIDs of this process and its ancestors.
+    Return the PIDs of a process and its ancestors.
     """
-    found, pid = set(), os.getpid()
+    found: set[int] = set()
     while pid > 0 and pid not in found:
         found.add(pid)
         stat = parse_stat(read_proc(f"/proc/{pid}/stat"))
@@ -345,7 +196,7 @@ def _run_guard(
         if not line:
             resumed = _clean_up(guard, pid, before)
         stdout.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             # The guard stays while a tool in state D cannot be killed.
             guard.wait(1)
     return line, resumed
@@ -412,7 +263,7 @@ def _kill_session(session: int) -> bool:
     for pid in list_numbers("/proc"):
         stat = parse_stat(read_proc(f"/proc/{pid}/stat"))
         if stat is not None and not stat.has_ended:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 if os.getsid(pid) == session:
                     os.kill(pid, signal.SIGKILL)
                     found = True

@@ -1,108 +1,183 @@
 """
-``diagnose``: find the root cause in what was collected.
+``diagnose`` and ``demo``: find the root cause, in what was collected or planted.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
-from typing import TYPE_CHECKING
+from argparse import Namespace
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from .._text import clean
-from .options import Commands, add_command, add_full_option, output_file
-from .output import counting, print_json, print_result
+from .command import EVIDENCE, FULL, JSON, command, flag, output_file, value
+from .output import counting, print_json, report, waiting
 
 
 if TYPE_CHECKING:
-    from ..findings import Diagnosis
+    from ..demo import Demo
 
 
-_TEXT = """
-Find the root cause of a job that is stuck, slow, or dead, in whatever was
-collected: Flight Recorder dumps, side-cars, stacks, logs of any launcher,
-session folders of Ray, snapshots.  It needs neither the job nor PyTorch.
-
-Example:
-  {prog} diagnose dumps/
-  {prog} diagnose train.log ray-of-node-1/ ray-of-node-2/
-  {prog} diagnose dumps/ stacks/ --html report.html
-  {prog} diagnose --json dumps/ stacks/ | jq -r .verdict.summary
-
-Exit status: 0 looked and found nothing wrong; 1 found something, or cannot
-tell; 2 could not look.
-"""
-
-
-def add_diagnose_parser(commands: Commands) -> None:
-    """
-    Add the command ``diagnose``.
-    """
-    parser = add_command(
-        commands,
-        "diagnose",
-        run,
-        help="find the root cause in what was collected",
-        text=_TEXT,
-    )
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="a file, or a folder that is searched with all that is in it",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the diagnosis as JSON"
-    )
-    parser.add_argument(
+@command(
+    "diagnose",
+    "find the root cause in what was collected",
+    EVIDENCE,
+    JSON,
+    value(
         "--html",
+        "FILE",
+        "also write a page that shows all of it, for any browser",
         type=output_file,
-        metavar="FILE",
-        help="also write a page that shows all of it, for any browser",
-    )
-    add_full_option(parser)
-
-
-def run(args: argparse.Namespace) -> int:
+    ),
+    FULL,
+)
+def diagnose(args: Namespace) -> int:
     """
-    Print the diagnosis; return 1 if anything was found.
+    Find the root cause of a job that is stuck, slow, or dead, in whatever was
+    collected: Flight Recorder dumps, side-cars, stacks, logs of any launcher,
+    session folders of Ray, snapshots.  It needs neither the job nor PyTorch.
+
+    Example:
+      {prog} diagnose dumps/
+      {prog} diagnose train.log ray-of-node-1/ ray-of-node-2/
+      {prog} diagnose dumps/ stacks/ --html report.html
+      {prog} diagnose --json dumps/ stacks/ | jq -r .verdict.summary
+
+    Exit status: 0 looked and found nothing wrong; 1 found something, or cannot
+    tell; 2 could not look.
     """
     from distdebug import diagnose
 
-    if args.html is not None:
-        _check_page()
     with counting("reading dumps") as progress:
         diagnosis = diagnose(*args.paths, progress=progress)
     try:
         # Written before printing: the reader may close the pipe early.
         if args.html is not None:
-            _write_page(diagnosis, args.html)
+            from ..report import write_report
+
+            # Standard output is for the diagnosis alone; a script may read it.
+            path = write_report(diagnosis, args.html)
+            print(f"report: {clean(str(path), limit=1000)}", file=sys.stderr)
     finally:
-        if args.json:
-            print_json("diagnose", diagnosis.to_dict())
-        else:
-            is_fine = diagnosis.is_healthy
-            print_result(diagnosis, is_fine=is_fine, full=args.full)
-    return int(not diagnosis.is_healthy)
+        status = report(args, diagnosis, is_fine=diagnosis.is_healthy)
+    return status
 
 
-def _check_page() -> None:
+def _even(text: str) -> int:
+    number = int(text)
+    if not 4 <= number <= 64 or number % 2:
+        msg = f"{text} is not an even number from 4 to 64"
+        raise argparse.ArgumentTypeError(msg)
+
+    return number
+
+
+@command(
+    "demo",
+    "watch a real job hang and be diagnosed",
+    value(
+        "--scenario",
+        "NAME",
+        "what is wrong with the job (default: %(default)s)",
+        default="dataloader",
+    ),
+    flag("--list", "list the scenarios and exit"),
+    value(
+        "--keep",
+        "DIR",
+        "where to keep program, log, dumps, and stacks; an empty folder "
+        "(default: a new one in the temporary folder)",
+    ),
+    value(
+        "--ranks",
+        "N",
+        "how many processes, an even number (default: %(default)s)",
+        type=_even,
+        default=4,
+    ),
+    flag("--json", "print the diagnosis as JSON"),
+)
+def demo(args: Namespace) -> int:
     """
-    Fail before a long analysis, not after it, if no page can be written.
+    Start a real training job of several processes on this machine (torchrun,
+    Gloo, CPU) in which something is wrong; wait until it hangs; collect dumps
+    and stacks; end it; and print the diagnosis.  It takes less than a minute.
+
+    Example:
+      {prog} demo
+      {prog} demo --list
+      {prog} demo --scenario order --keep order-demo
+
+    Exit status: 0 the diagnosis names what was planted; 1 it does not;
+    2 the job could not be run.
     """
-    from importlib.util import find_spec
+    from .._text import text_table
+    from ..demo import SCENARIOS
+    from ..errors import DistdebugError
 
-    from ..errors import MissingDependencyError
+    if args.list:
+        rows = [(s.name, s.planted) for s in SCENARIOS.values()]
+        print(text_table(("scenario", "what is planted"), rows))
+        return 0
 
-    if find_spec("jinja2") is None:
-        msg = "a report needs jinja2, which is not installed"
-        remedy = 'pip install "distdebug[report]"'
-        raise MissingDependencyError(msg, remedy=remedy)
+    if args.scenario not in SCENARIOS:
+        msg = f"there is no scenario {args.scenario!r}"
+        raise DistdebugError(msg, remedy=f"one of {', '.join(SCENARIOS)}")
+
+    played = _play(args)
+    (_print_json if args.json else _print_text)(args, played)
+    return int(not played.is_found)
 
 
-def _write_page(diagnosis: Diagnosis, file: str) -> None:
-    from ..report import write_report
+def _play(args: Namespace) -> Demo:
+    from pathlib import Path
 
-    # Standard output is for the diagnosis alone; a script may read it.
-    path = write_report(diagnosis, file)
-    print(f"report: {clean(str(path), limit=1000)}", file=sys.stderr)
+    from ..demo import SCENARIOS, play_demo
+
+    # By default these signals kill Python at once, and leave the job running.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores it
+            signal.signal(number, _interrupt)
+    with waiting("demo") as show:
+
+        def tell(text: str) -> None:
+            if text.startswith("step "):
+                show(f"demo: {text}")
+            else:
+                print(f"demo: {text}", file=sys.stderr, flush=True)
+
+        return play_demo(
+            SCENARIOS[args.scenario],
+            folder=Path(args.keep) if args.keep else None,
+            ranks=args.ranks,
+            tell=tell,
+        )
+
+
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _print_text(_: Namespace, played: Demo) -> None:
+    verdict = "as planted" if played.is_found else "NOT what was planted"
+    print(
+        played.diagnosis,
+        "",
+        f"planted: {played.scenario.planted}",
+        f"verdict: {played.diagnosis.verdict.cause}, {verdict}",
+        f"program, log, dumps, and stacks: {played.folder}",
+        sep="\n",
+    )
+
+
+def _print_json(args: Namespace, played: Demo) -> None:
+    about = {
+        "scenario": played.scenario.name,
+        "planted": played.scenario.planted,
+        "is_found": played.is_found,
+        "folder": str(played.folder),
+    }
+    print_json(args, {**played.diagnosis.to_dict(), "demo": about})

@@ -4,45 +4,37 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
 
-from collections.abc import Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import (
-    RANKS_HELP,
-    Commands,
-    add_command,
-    add_full_option,
-    chosen_groups,
-    chosen_ranks,
-    job_mesh,
+from .command import (
+    EVIDENCE,
+    FULL,
+    GROUPS,
+    JSON,
+    RANKS,
+    command,
+    flag,
+    group,
+    one_of,
     output_file,
     positive_count,
-    positive_seconds,
-    warn,
+    seconds,
+    value,
 )
-from .output import counting, print_json, print_result, telling
+from .output import counting, print_json, report, telling, warn
 
 
 if TYPE_CHECKING:
-    from ..flight_recorder import DumpRequest, EntryRow
+    from ..flight_recorder import DumpRequest, Dumps, EntryRow
 
-
-_ANALYZE_TEXT = """
-Analyze Flight Recorder dumps alone, or list every call that they hold.
-All dumps are always read; --ranks and --groups choose what is told.
-
-Example:
-  {prog} analyze dumps/
-  {prog} analyze dumps/ --ranks 'ranks(tp=0)' --groups mesh_dp
-  {prog} analyze dumps/ --entries --stack-traces --ranks 3
-"""
 
 _HEADERS = (
     *("record", "group", "call", "state", "in", "out"),
@@ -50,101 +42,67 @@ _HEADERS = (
 )
 
 
-def add_analyze_parser(commands: Commands) -> None:
+@command(
+    "analyze",
+    "analyze Flight Recorder dumps, or list their calls",
+    EVIDENCE,
+    RANKS,
+    GROUPS,
+    flag("--entries", "list every call of every rank instead of a report"),
+    flag("--stack-traces", "with --entries: the Python stack of each call"),
+    flag("--json", "print JSON; with --entries, one line per call"),
+    FULL,
+)
+def analyze(args: Namespace) -> int:
     """
-    Add the command ``analyze``.
-    """
-    parser = add_command(
-        commands,
-        "analyze",
-        run_analyze,
-        help="analyze Flight Recorder dumps, or list their calls",
-        text=_ANALYZE_TEXT,
-    )
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="a dump, or a folder that is searched with all that is in it",
-    )
-    parser.add_argument("--ranks", metavar="RANKS", help=RANKS_HELP)
-    parser.add_argument(
-        "--groups",
-        action="append",
-        metavar="GROUPS",
-        help="process groups by name or description, with commas",
-    )
-    parser.add_argument(
-        "--entries",
-        action="store_true",
-        help="list every call of every rank instead of a report",
-    )
-    parser.add_argument(
-        "--stack-traces",
-        action="store_true",
-        help="with --entries: the Python stack of each call",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print JSON; with --entries, one line per call",
-    )
-    add_full_option(parser)
+    Analyze Flight Recorder dumps alone, or list every call that they hold.
+    All dumps are always read; --ranks and --groups choose what is told.
 
-
-def run_analyze(args: argparse.Namespace) -> int:
+    Example:
+      {prog} analyze dumps/
+      {prog} analyze dumps/ --ranks 'ranks(tp=0)' --groups mesh_dp
+      {prog} analyze dumps/ --entries --stack-traces --ranks 3
     """
-    Print the report and return 1 if anything was found; or print the entries.
-    """
-    from pathlib import Path
-
     from .. import analyze_dumps, read_dumps
 
     with counting("reading dumps") as progress:
         dumps = read_dumps(map(Path, args.paths), progress=progress)
-    known = max(dumps.ranks, default=-1) + 1
-    ranks = chosen_ranks(
-        args.ranks, job_mesh(dumps), dumps.world_size or known
-    )
-    groups = chosen_groups(args.groups, dumps)
+    ranks, groups = _ranks_of(args, dumps), _groups_of(args, dumps)
     if args.entries or args.stack_traces:
         from ..flight_recorder import entry_rows
 
         rows = entry_rows(
             dumps, ranks=ranks, groups=groups, stack_traces=args.stack_traces
         )
-        (_print_json_lines if args.json else _print_tables)(rows)
+        for line in (_json_lines if args.json else _tables)(rows):
+            print(line)
         return 0
 
     diagnosis = analyze_dumps(dumps, ranks=ranks, groups=groups).to_diagnosis()
-    if args.json:
-        print_json("analyze", diagnosis.to_dict())
-    else:
-        print_result(diagnosis, is_fine=diagnosis.is_healthy, full=args.full)
-    return int(not diagnosis.is_healthy)
+    return report(args, diagnosis, is_fine=diagnosis.is_healthy)
 
 
-def _print_json_lines(rows: Iterable[EntryRow]) -> None:
+def _json_lines(rows: Iterable[EntryRow]) -> Iterator[str]:
     for row in rows:
-        print(json.dumps(row.to_dict()))
+        yield json.dumps(row.to_dict())
 
 
-def _print_tables(rows: Iterable[EntryRow]) -> None:
+def _tables(rows: Iterable[EntryRow]) -> Iterator[str]:
     for i, (rank, members) in enumerate(groupby(rows, lambda r: r.rank)):
         if i:
-            print()
-        print(f"rank {rank}")
-        _print_table(list(members))
+            yield ""
+        yield f"rank {rank}"
+        yield from _table(list(members))
 
 
-def _print_table(rows: Sequence[EntryRow]) -> None:
+def _table(rows: Sequence[EntryRow]) -> Iterator[str]:
     start = min(row.created_ns for row in rows)
     table = [_HEADERS, *(_cells(row, start) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells, row in zip(table, [None, *rows], strict=True):
-        print("  ".join(map(str.ljust, cells, widths)).rstrip())
+        yield "  ".join(map(str.ljust, cells, widths)).rstrip()
         for frame in row.frames if row else ():
-            print(f"    {frame}")
+            yield f"    {frame}"
 
 
 def _cells(row: EntryRow, start_ns: int) -> tuple[str, ...]:
@@ -160,60 +118,106 @@ def _cells(row: EntryRow, start_ns: int) -> tuple[str, ...]:
     )
 
 
-_DUMP_TEXT = """
-Ask the ranks of a running job on this node for their dumps; training goes on.
-They have to record: see distdebug.enable_flight_recorder(), or the command env.
+def _ranks_of(args: Namespace, dumps: Dumps) -> tuple[int, ...] | None:
+    """
+    Return the ranks that the options select; ``None`` if they select none.
+    """
+    meshes = (sidecar.mesh for sidecar in dumps.sidecars.values())
+    mesh = dict(next(filter(None, meshes), ()))
+    known = max(dumps.ranks, default=-1) + 1
+    return _selected(args.ranks, mesh, dumps.world_size or known)
 
-Example:
-  {prog} dump dumps/
-  {prog} dump --pipe /tmp/my_nccl_pipe_ --ranks 0-7
 
-Exit status: 0 all ranks were reached; 1 some were not; 2 none was.
-"""
+def _selected(
+    text: str | None, mesh: Mapping[str, int], world_size: int
+) -> tuple[int, ...] | None:
+    """
+    Return the ranks that an option selects; ``None`` if it was not given.
+
+    Raises:
+        DistdebugError: It is malformed, or selects nothing: a report about no
+            rank would say that all is well.
+    """
+    if text is None:
+        return None
+
+    from ..errors import DistdebugError
+    from ..ranks import parse_rank_option
+
+    ranks = parse_rank_option(text).resolve(mesh, world_size)
+    if not ranks:
+        sizes = ", ".join(f"{name}={n}" for name, n in mesh.items())
+        msg = f"{text} selects no rank of this job"
+        raise DistdebugError(
+            msg,
+            remedy=f"there are {world_size} ranks, "
+            + (f"in a mesh of {sizes}" if sizes else "in no mesh we know of"),
+        )
+
+    return ranks
+
+
+def _groups_of(args: Namespace, dumps: Dumps) -> tuple[str, ...] | None:
+    """
+    Return the process groups that the options select; ``None`` without one.
+
+    Raises:
+        DistdebugError: There is no such group.
+    """
+    if args.groups is None:
+        return None
+
+    from ..errors import DistdebugError
+
+    names = tuple(
+        name.strip()
+        for text in args.groups
+        for name in text.split(",")
+        if name
+    )
+    known = {part for group in dumps.groups for part in group if part}
+    if unknown := [name for name in names if name not in known]:
+        msg = f"there is no process group {', '.join(map(repr, unknown))}"
+        there = ", ".join(sorted(known)) or "none"
+        raise DistdebugError(msg, remedy=f"there are: {there}")
+
+    return names
+
 
 # No node has more ranks; a larger number is a typing error.
 _MOST_RANKS = 1 << 16
 
 
-def add_dump_parser(commands: Commands) -> None:
+@command(
+    "dump",
+    "have a running job write its dumps",
+    one_of(
+        value("path", "PATH", "folder of the dumps", nargs="?"),
+        value(
+            "--pipe",
+            "PREFIX",
+            "what TORCH_NCCL_DEBUG_INFO_PIPE_FILE is in the job",
+        ),
+        required=True,
+    ),
+    RANKS,
+    seconds("--timeout", "seconds to wait for the answers", 10.0),
+    JSON,
+)
+def dump(args: Namespace) -> int:
     """
-    Add the command ``dump``.
-    """
-    parser = add_command(
-        commands,
-        "dump",
-        run_dump,
-        help="have a running job write its dumps",
-        text=_DUMP_TEXT,
-    )
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "path", nargs="?", metavar="PATH", help="folder of the dumps"
-    )
-    where.add_argument(
-        "--pipe",
-        metavar="PREFIX",
-        help="what TORCH_NCCL_DEBUG_INFO_PIPE_FILE is in the job",
-    )
-    parser.add_argument("--ranks", metavar="RANKS", help=RANKS_HELP)
-    parser.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=10.0,
-        metavar="S",
-        help="seconds to wait for the answers (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the answers as JSON"
-    )
+    Ask the ranks of a running job on this node for their dumps; training goes
+    on.  They have to record: see distdebug.enable_flight_recorder(), or the
+    command env.
 
+    Example:
+      {prog} dump dumps/
+      {prog} dump --pipe /tmp/my_nccl_pipe_ --ranks 0-7
 
-def run_dump(args: argparse.Namespace) -> int:
-    """
-    Ask the ranks for their dumps, and print which were written.
+    Exit status: 0 all ranks were reached; 1 some were not; 2 none was.
     """
     from .. import request_dumps
-    from .._text import text_table
+    from .._render import Table
     from ..errors import DistdebugError
 
     where = args.pipe or args.path
@@ -222,7 +226,9 @@ def run_dump(args: argparse.Namespace) -> int:
         raise DistdebugError(msg, remedy="name the dump_dir of the job")
 
     rows = request_dumps(
-        where, ranks=_ranks(args.ranks, Path(where)), timeout_s=args.timeout
+        where,
+        ranks=_ranks_there(args.ranks, Path(where)),
+        timeout_s=args.timeout,
     )
     if not rows:
         msg = f"no rank listens at {where}"
@@ -232,35 +238,32 @@ def run_dump(args: argparse.Namespace) -> int:
             "the job has to call distdebug.enable_flight_recorder()",
         )
 
-    if args.json:
-        print_json("dump", {"ranks": [row.to_dict() for row in rows]})
-    else:
-        print(
-            text_table(
-                ("rank", "answer", "file", "why"), map(_dump_cells, rows)
-            )
-        )
-    return _status(rows)
+    reached = sum(row.status in {"dumped", "asked"} for row in rows)
+    headers = ("rank", "answer", "file", "why")
+    table = Table(headers, list(map(_dump_cells, rows)), len(rows))
+    status = report(
+        args,
+        [table],
+        is_fine=reached == len(rows),
+        data={"ranks": [row.to_dict() for row in rows]},
+    )
+    return status if reached else 2
 
 
-def _ranks(text: str | None, where: Path) -> tuple[int, ...] | None:
+def _dump_cells(row: DumpRequest) -> tuple[object, ...]:
+    rank = "?" if row.rank is None else row.rank
+    return rank, row.status, row.path, row.reason
+
+
+def _ranks_there(text: str | None, folder: Path) -> tuple[int, ...] | None:
+    """
+    Return the ranks that an option selects, of the job whose sidecars are there.
+    """
     if text is None:
         return None
 
-    from ..ranks import parse_rank_option
-
-    mesh, world_size = _shape(where)
-    if parse_rank_option(text).by_rank:
-        # Ranks without a process are named as well, and reported as absent.
-        world_size = _MOST_RANKS
-    return chosen_ranks(text, mesh, world_size)
-
-
-def _shape(folder: Path) -> tuple[dict[str, int], int]:
-    """
-    Return mesh and size of the job, as far as its sidecars have them.
-    """
     from ..flight_recorder import SIDECAR_SUFFIX, read_sidecar
+    from ..ranks import parse_rank_option
 
     mesh: dict[str, int] = {}
     world_size = 0
@@ -270,104 +273,63 @@ def _shape(folder: Path) -> tuple[dict[str, int], int]:
         except (OSError, ValueError):
             continue
         mesh, world_size = dict(sidecar.mesh) or mesh, sidecar.world_size
-    return mesh, world_size
+    if parse_rank_option(text).by_rank:
+        # Ranks without a process are named as well, and reported as absent.
+        world_size = _MOST_RANKS
+    return _selected(text, mesh, world_size)
 
 
-def _dump_cells(row: DumpRequest) -> tuple[object, ...]:
-    rank = "?" if row.rank is None else row.rank
-    return rank, row.status, row.path, row.reason
-
-
-def _status(rows: Sequence[DumpRequest]) -> int:
-    reached = sum(row.status in {"dumped", "asked"} for row in rows)
-    if reached == len(rows):
-        return 0
-
-    return 1 if reached else 2
-
-
-_ENV_TEXT = """
-Print shell commands that switch on PyTorch's Flight Recorder, for jobs whose
-code cannot call distdebug.enable_flight_recorder().  What is set already stays
-as it is.  The folder for the dumps is made.
-
-Example:
-  eval "$({prog} env --dump-dir dumps)" && torchrun train.py
-"""
-
-
-def add_env_parser(commands: Commands) -> None:
-    """
-    Add the command ``env``.
-    """
-    parser = add_command(
-        commands,
-        "env",
-        run_env,
-        help="print what to export so that a job records",
-        text=_ENV_TEXT,
-    )
-    _add_recording_options(parser)
-    debugger = parser.add_argument_group("to debug instead of to record")
-    debugger.add_argument(
-        "--debugger",
-        action="store_true",
-        help="print what lets the ranks be debugged, and nothing else",
-    )
-    debugger.add_argument(
-        "--post-mortem",
-        action="store_true",
-        help="with --debugger: a rank that fails waits to be looked at",
-    )
-    parser.add_argument(
+@command(
+    "env",
+    "print what to export so that a job records",
+    group(
+        "what to record",
+        value("--dump-dir", "DIR", "folder of the dumps"),
+        value(
+            "--buffer-size",
+            "N",
+            "how many calls to remember (default: %(default)s)",
+            type=int,
+            default=2000,
+        ),
+        flag("--no-dump-on-timeout", "do not dump when a call times out"),
+        flag("--cpp-stacks", "note C++ stacks as well"),
+        flag("--timing", "note when calls start"),
+        flag("--override", "change also what is set already"),
+        value(
+            "--torch",
+            "VERSION",
+            "version of torch in the job (default: the one installed here, or "
+            "else all)",
+        ),
+    ),
+    group(
+        "to debug instead of to record",
+        flag(
+            "--debugger",
+            "print what lets the ranks be debugged, and nothing else",
+        ),
+        flag(
+            "--post-mortem",
+            "with --debugger: a rank that fails waits to be looked at",
+        ),
+    ),
+    flag(
         "--json",
-        action="store_true",
-        help="print every variable, what becomes of it, and why, as JSON",
-    )
-
-
-def _add_recording_options(parser: argparse.ArgumentParser) -> None:
-    recording = parser.add_argument_group("what to record")
-    recording.add_argument(
-        "--dump-dir", metavar="DIR", help="folder of the dumps"
-    )
-    recording.add_argument(
-        "--buffer-size",
-        type=int,
-        default=2000,
-        metavar="N",
-        help="how many calls to remember (default: %(default)s)",
-    )
-    recording.add_argument(
-        "--no-dump-on-timeout",
-        action="store_true",
-        help="do not dump when a call times out",
-    )
-    recording.add_argument(
-        "--cpp-stacks", action="store_true", help="note C++ stacks as well"
-    )
-    recording.add_argument(
-        "--timing", action="store_true", help="note when calls start"
-    )
-    recording.add_argument(
-        "--override",
-        action="store_true",
-        help="change also what is set already",
-    )
-    recording.add_argument(
-        "--torch",
-        metavar="VERSION",
-        help="version of torch in the job (default: the one installed here, "
-        "or else all)",
-    )
-
-
-def run_env(args: argparse.Namespace) -> int:
+        "print every variable, what becomes of it, and why, as JSON",
+    ),
+)
+def env(args: Namespace) -> int:
     """
-    Print the exports.
+    Print shell commands that switch on PyTorch's Flight Recorder, for jobs
+    whose code cannot call distdebug.enable_flight_recorder().  What is set
+    already stays as it is.  The folder for the dumps is made.
+
+    Example:
+      eval "$({prog} env --dump-dir dumps)" && torchrun train.py
     """
     if args.debugger:
-        return _of_debugger(args)
+        return _debugger_env(args)
 
     from ..errors import DistdebugError
 
@@ -395,21 +357,21 @@ def run_env(args: argparse.Namespace) -> int:
     for warning in settings.warnings:
         warn(warning)
     if args.json:
-        print_json("env", settings.to_dict())
+        print_json(args, settings.to_dict())
     else:
         print(settings.to_exports(), end="")
     return 0
 
 
-def _of_debugger(args: argparse.Namespace) -> int:
+def _debugger_env(args: Namespace) -> int:
     from ..debugger import job_environment
 
     variables = job_environment(post_mortem=args.post_mortem)
     if args.json:
-        print_json("env", {"variables": variables})
+        print_json(args, {"variables": variables})
     else:
-        for name, value in variables.items():
-            print(f"export {name}={shlex.quote(value)}")
+        for name, text in variables.items():
+            print(f"export {name}={shlex.quote(text)}")
     return 0
 
 
@@ -422,81 +384,50 @@ def _installed_torch() -> str | None:
         return None
 
 
-_TIMELINE_TEXT = """
-Draw every call of every rank from Flight Recorder dumps into one file, which
-https://ui.perfetto.dev opens (it stays on your machine), and chrome://tracing.
-Each rank is a process, each group a track, each call a slice; arrows lead from
-the last rank to arrive to those that waited.
-
-Example:
-  {prog} timeline dumps/
-  {prog} timeline dumps/ -o step.json.gz --last 200
-  {prog} timeline dumps/ --ranks 'ranks(pp=0)' --groups mesh_dp
-
-Exit status: 0 the file is written; 2 it could not be.
-"""
-
-
-def add_timeline_parser(commands: Commands) -> None:
-    """
-    Add the command ``timeline``.
-    """
-    parser = add_command(
-        commands,
-        "timeline",
-        run_timeline,
-        help="draw the calls of all ranks in time, for Perfetto",
-        text=_TIMELINE_TEXT,
-    )
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="a dump, or a folder that is searched with all that is in it",
-    )
-    parser.add_argument(
-        "-o",
+@command(
+    "timeline",
+    "draw the calls of all ranks in time, for Perfetto",
+    EVIDENCE,
+    value(
         "--output",
+        "FILE",
+        "where to write it: *.json.gz, *.json, or *.pftrace, which needs the "
+        "package perfetto (default: %(default)s)",
+        short="-o",
         type=output_file,
         default="timeline.json.gz",
-        metavar="FILE",
-        help="where to write it: *.json.gz, *.json, or *.pftrace, which needs "
-        "the package perfetto (default: %(default)s)",
-    )
-    _add_choices(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print what was drawn as JSON"
-    )
-
-
-def _add_choices(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what to draw")
-    what.add_argument("--ranks", metavar="RANKS", help=RANKS_HELP)
-    what.add_argument(
-        "--groups",
-        action="append",
-        metavar="GROUPS",
-        help="process groups by name or description, with commas",
-    )
-    what.add_argument(
-        "--last",
-        type=positive_count,
-        metavar="N",
-        help="only the newest N calls of each rank",
-    )
-    what.add_argument(
-        "--stack-traces",
-        action="store_true",
-        help="the line of code of each call, too; dumps are read twice",
-    )
-
-
-def run_timeline(args: argparse.Namespace) -> int:
+    ),
+    group(
+        "what to draw",
+        RANKS,
+        GROUPS,
+        value(
+            "--last",
+            "N",
+            "only the newest N calls of each rank",
+            type=positive_count,
+        ),
+        flag(
+            "--stack-traces",
+            "the line of code of each call, too; dumps are read twice",
+        ),
+    ),
+    flag("--json", "print what was drawn as JSON"),
+)
+def timeline(args: Namespace) -> int:
     """
-    Write the timeline, and print a summary.
-    """
-    from pathlib import Path
+    Draw every call of every rank from Flight Recorder dumps into one file,
+    which https://ui.perfetto.dev opens (it stays on your machine), and
+    chrome://tracing.  Each rank is a process, each group a track, each call a
+    slice; arrows lead from the last rank to arrive to those that waited.
 
+    Example:
+      {prog} timeline dumps/
+      {prog} timeline dumps/ -o step.json.gz --last 200
+      {prog} timeline dumps/ --ranks 'ranks(pp=0)' --groups mesh_dp
+
+    Exit status: 0 the file is written; 2 it could not be.
+    """
     from .. import read_dumps, write_timeline
 
     with telling() as tell:
@@ -504,20 +435,13 @@ def run_timeline(args: argparse.Namespace) -> int:
             map(Path, args.paths),
             progress=lambda done, total: tell("reading dumps", done, total),
         )
-        known = max(dumps.ranks, default=-1) + 1
-        timeline = write_timeline(
+        drawn = write_timeline(
             dumps,
             args.output,
-            ranks=chosen_ranks(
-                args.ranks, job_mesh(dumps), dumps.world_size or known
-            ),
-            groups=chosen_groups(args.groups, dumps),
+            ranks=_ranks_of(args, dumps),
+            groups=_groups_of(args, dumps),
             last=args.last,
             stack_traces=args.stack_traces,
             tell=tell,
         )
-    if args.json:
-        print_json("timeline", timeline.to_dict())
-    else:
-        print_result(timeline, is_fine=True)
-    return 0
+    return report(args, drawn, is_fine=True)

@@ -4,121 +4,98 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import Commands, add_command, add_full_option
-from .output import print_json, print_result, telling, waiting
+from .._text import clean
+from .command import FULL, JSON, command, flag, group, many, value
+from .output import print_json, report, telling, waiting
 
 
 if TYPE_CHECKING:
-    from ..logs import ScanReport
-    from ..ray import RaySession, WorkerLog
+    from .._render import Block
+    from ..findings import Finding
+    from ..ray import Activity, Deaths, LogPart, RaySession, WorkerLog
 
 
-_LOGS_TEXT = """
-Find the logs of a Ray cluster, of this machine or copied from any number of
-nodes, alive or stopped, and say which log belongs to which actor, and who died
-first.  With --errors, say what went wrong in logs of any kind.
-
-Example:
-  {prog} logs                                    the newest session here
-  {prog} logs --actor 'TrainerActor*' --follow
-  {prog} logs --actor '(SglEngine pid=514428, ip=10.0.0.2)'
-  {prog} logs --deaths copied-from-all-nodes/
-  {prog} logs --errors train.log slurm-*.out
-
-Exit status: 0 nothing is wrong; 1 somebody died, or an error was found;
-2 could not look.
-"""
-
-_LINES = 20
+_MOST_WORKERS = 40
+_MOST_TAILS = 50
+_MOST_FINDINGS = 8
 
 
-def add_logs_parser(commands: Commands) -> None:
-    """
-    Add the command ``logs``.
-    """
-    parser = add_command(
-        commands,
-        "logs",
-        run,
-        help="which log belongs to that actor, who died first, what went wrong?",
-        text=_LOGS_TEXT,
-    )
-    parser.add_argument(
+@command(
+    "logs",
+    "which log belongs to that actor, who died first, what went wrong?",
+    value(
         "places",
-        nargs="*",
-        metavar="SESSION",
-        help="a session folder of Ray, its temporary folder, or a folder with "
+        "SESSION",
+        "a session folder of Ray, its temporary folder, or a folder with "
         "copies of several; for --errors also any log; by default the newest "
         "session of this machine",
-    )
-    what = parser.add_argument_group("what to tell")
-    what.add_argument(
-        "--actor",
-        metavar="WHO",
-        help="print the logs of an actor: its class, name, or repr (* and ? "
-        "match), number of process, id, or what stands before a line of the "
-        "driver",
-    )
-    what.add_argument(
-        "--deaths", action="store_true", help="who died, and who was first"
-    )
-    what.add_argument(
-        "--errors", action="store_true", help="what went wrong, line by line"
-    )
-    what.add_argument(
-        "--follow",
-        action="store_true",
-        help="go on printing what is appended, until Ctrl-C",
-    )
-    _add_details(parser)
-
-
-def _add_details(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_argument_group("how")
-    how.add_argument(
-        "-n",
-        "--lines",
-        type=int,
-        default=_LINES,
-        metavar="N",
-        help="how many of the last lines of each log (default: %(default)d)",
-    )
-    how.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="also ask the cluster at this address, which knows names that "
-        "files leave out",
-    )
-    how.add_argument(
-        "--rules",
-        action="append",
-        metavar="FILE",
-        help="rules of your own for --errors; may be given several times",
-    )
-    how.add_argument(
-        "--json", action="store_true", help="print everything as JSON"
-    )
-    add_full_option(how)
-
-
-def run(args: argparse.Namespace) -> int:
+        nargs="*",
+    ),
+    group(
+        "what to tell",
+        value(
+            "--actor",
+            "WHO",
+            "print the logs of an actor: its class, name, or repr (* and ? "
+            "match), number of process, id, or what stands before a line of "
+            "the driver",
+        ),
+        flag("--deaths", "who died, and who was first"),
+        flag("--errors", "what went wrong, line by line"),
+        flag("--follow", "go on printing what is appended, until Ctrl-C"),
+    ),
+    group(
+        "how",
+        value(
+            "--lines",
+            "N",
+            "how many of the last lines of each log (default: %(default)d)",
+            short="-n",
+            type=int,
+            default=20,
+        ),
+        value(
+            "--address",
+            "HOST:PORT",
+            "also ask the cluster at this address, which knows names that "
+            "files leave out",
+        ),
+        many("--rules", "FILE", "rules of your own for --errors"),
+        JSON,
+        FULL,
+    ),
+)
+def logs(args: Namespace) -> int:
     """
-    Print the logs, deaths, or errors; return 1 if anything went wrong.
-    """
-    if args.errors and not args.actor:
-        return _errors(args, _sessions_or_files(args.places))
+    Find the logs of a Ray cluster, of this machine or copied from any number
+    of nodes, alive or stopped, and say which log belongs to which actor, and
+    who died first.  With --errors, say what went wrong in logs of any kind.
 
+    Example:
+      {prog} logs                                    the newest session here
+      {prog} logs --actor 'TrainerActor*' --follow
+      {prog} logs --actor '(SglEngine pid=514428, ip=10.0.0.2)'
+      {prog} logs --deaths copied-from-all-nodes/
+      {prog} logs --errors train.log slurm-*.out
+
+    Exit status: 0 nothing is wrong; 1 somebody died, or an error was found;
+    2 could not look.
+    """
     from ..ray import find_ray_sessions
+
+    if args.errors and not args.actor:
+        paths = args.places or [str(x.logs) for x in find_ray_sessions()]
+        return _errors(args, paths)
 
     sessions = find_ray_sessions(*args.places)
     if args.deaths:
@@ -126,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
 
     workers = _workers(args, sessions)
     if args.errors:
-        return _errors(args, [path for log in workers for path in _files(log)])
+        parts = (part for log in workers for part in (*log.out, *log.err))
+        return _errors(args, [str(part.path) for part in parts])
     if args.follow:
         return _follow(args, workers)
     if args.actor:
@@ -135,23 +113,32 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _workers(
-    args: argparse.Namespace, sessions: tuple[RaySession, ...]
+    args: Namespace, sessions: tuple[RaySession, ...]
 ) -> tuple[WorkerLog, ...]:
     from ..errors import NoLogsError
-    from ..ray import find_actor_logs, worker_logs
+    from ..ray import (
+        add_live_actors,
+        find_actor_logs,
+        query_live_cluster,
+        worker_logs,
+    )
 
-    name = _names(args.address)
+    def named(workers: tuple[WorkerLog, ...]) -> tuple[WorkerLog, ...]:
+        return workers if live is None else add_live_actors(workers, live)
+
+    # A live cluster alone knows some names of actors.
+    live = query_live_cluster(args.address) if args.address else None
     if not args.actor:
-        return name(worker_logs(sessions))
-
-    found = name(find_actor_logs(args.actor, sessions))
-    if found:
+        return named(worker_logs(sessions))
+    if found := named(find_actor_logs(args.actor, sessions)):
         return found
 
-    everybody = name(worker_logs(sessions))
-    found = tuple(x for x in everybody if fnmatchcase(_name(x), args.actor))
+    everybody = named(worker_logs(sessions))
+    found = tuple(
+        x for x in everybody if fnmatchcase(x.actor_name or "", args.actor)
+    )
     if not found:
-        known = sorted({_name(x) or x.label for x in everybody})
+        known = sorted({x.actor_name or x.label for x in everybody})
         remedy = f"there are: {', '.join(known[:20]) or 'no workers'}"
         msg = f"nobody is called {args.actor!r} in {len(sessions)} sessions"
         raise NoLogsError(msg, remedy=remedy)
@@ -159,205 +146,240 @@ def _workers(
     return found
 
 
-def _names(
-    address: str | None,
-) -> Callable[[tuple[WorkerLog, ...]], tuple[WorkerLog, ...]]:
-    """
-    Return a function that adds the actor names that only a live cluster knows.
-    """
-    if address is None:
-        return lambda workers: workers
-
-    from ..ray import add_live_actors, query_live_cluster
-
-    live = query_live_cluster(address)
-    return lambda workers: add_live_actors(workers, live)
-
-
-def _name(log: WorkerLog) -> str:
-    return log.actor_name or ""
-
-
-def _files(log: WorkerLog) -> list[str]:
-    return [str(part.path) for part in (*log.out, *log.err)]
-
-
-def _sessions_or_files(places: list[str]) -> list[str]:
-    """
-    Return the paths to scan; by default the newest session of this machine.
-    """
-    if places:
-        return places
-
-    from ..ray import find_ray_sessions
-
-    return [str(session.logs) for session in find_ray_sessions()]
-
-
-def _errors(args: argparse.Namespace, paths: list[str]) -> int:
+def _errors(args: Namespace, paths: list[str]) -> int:
     from ..logs import scan_logs
 
-    with telling(unit="MB", scale=1e6) as tell:
-        report: ScanReport = scan_logs(
+    with telling(is_bytes=True) as tell:
+        scanned = scan_logs(
             paths, rules=args.rules or (), tell=partial(tell, "reading")
         )
-    status = int(any(not f.cause.is_fine for f in report.findings))
-    if args.json:
-        print_json("logs", report.to_dict())
-    else:
-        print_result(report, is_fine=not status, full=args.full)
-    return 2 if not report.bytes_read and report.missing else status
+    is_fine = all(f.cause.is_fine for f in scanned.findings)
+    status = report(args, scanned, is_fine=is_fine)
+    return 2 if not scanned.bytes_read and scanned.missing else status
 
 
-def _deaths(args: argparse.Namespace, sessions: tuple[RaySession, ...]) -> int:
+def _deaths(args: Namespace, sessions: tuple[RaySession, ...]) -> int:
     from ..findings import finding_entries, missing_block
     from ..ray import death_findings, find_deaths
 
     deaths = find_deaths(sessions)
     findings = death_findings(deaths)
-    if args.json:
-        told = [finding.to_dict() for finding in findings]
-        print_json("logs", {**deaths.to_dict(), "findings": told})
-    else:
-        told_first = finding_entries(findings, len(findings))
-        blocks = (told_first, str(deaths), missing_block(deaths.missing))
-        print_result(blocks, is_fine=not findings, full=args.full)
-    return int(bool(findings))
-
-
-def _tails(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
-    from .logs_text import tail_records, tail_text
-
-    if args.json:
-        print_json("logs", {"workers": tail_records(workers, args.lines)})
-    else:
-        print(tail_text(workers, args.lines, full=args.full))
-    return 0
-
-
-def _follow(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
-    from ..ray import follow_lines
-    from .logs_text import tail_text, who_prints
-
-    who = who_prints(workers)
-    if not args.json:
-        text = tail_text(workers, args.lines, full=args.full)
-        print(text, flush=True)
-    # Following ends with Ctrl-C.
-    with suppress(KeyboardInterrupt):
-        for line in follow_lines(workers):
-            label = who(line.source)
-            if args.json:
-                record = {
-                    "who": label,
-                    "source": line.source,
-                    "text": line.text,
-                }
-                print_json("logs", record, in_one_line=True)
-            else:
-                print(f"{label} | {line.text}", flush=True)
-    return 0
+    return report(
+        args,
+        (
+            finding_entries(findings, len(findings)),
+            str(deaths),
+            missing_block(deaths.missing),
+        ),
+        is_fine=not findings,
+        data={
+            **deaths.to_dict(),
+            "findings": [finding.to_dict() for finding in findings],
+        },
+    )
 
 
 def _overview(
-    args: argparse.Namespace,
+    args: Namespace,
     sessions: tuple[RaySession, ...],
     workers: tuple[WorkerLog, ...],
 ) -> int:
     from ..ray import death_findings, find_deaths, last_activity
-    from .logs_text import overview_blocks
 
     deaths = find_deaths(sessions)
     findings = death_findings(deaths)
     activity = last_activity(sessions)
-    if args.json:
-        data: dict[str, Any] = {
+    return report(
+        args,
+        _overview_blocks(sessions, workers, deaths, findings, activity),
+        is_fine=not findings,
+        data={
             "sessions": [x.to_dict() for x in sessions],
             "workers": [x.to_dict() for x in workers],
             "activity": [x.to_dict() for x in activity],
             "deaths": deaths.to_records(),
             "findings": [x.to_dict() for x in findings],
-        }
-        print_json("logs", data)
+        },
+    )
+
+
+def _overview_blocks(
+    sessions: Sequence[RaySession],
+    workers: Sequence[WorkerLog],
+    deaths: Deaths,
+    findings: Sequence[Finding],
+    activity: Iterable[Activity],
+) -> Iterator[Block]:
+    """
+    Yield blocks with the workers, deaths, and last activity of a Ray cluster.
+    """
+    from .._render import Entries, Lines
+    from ..findings import finding_entry
+
+    yield Lines([clean(str(session), limit=400) for session in sessions])
+    yield Entries([finding_entry(f) for f in findings[:1]])
+    others = [clean(f.summary, limit=400) for f in findings[1:]]
+    yield Lines(others, _MOST_FINDINGS - 1, "findings")
+    yield _worker_table(workers, deaths)
+    alarms = [str(x) for x in activity if x.is_alarming]
+    if alarms:
+        yield Lines(["silent for long, or stopped:", *alarms])
+
+
+def _worker_table(workers: Sequence[WorkerLog], deaths: Deaths) -> Block:
+    from .._render import Table
+
+    if not workers:
+        return "no worker has printed anything"
+
+    ends = {d.worker_id: str(d).rpartition(": ")[2] for d in deaths.deaths}
+    now = time.time()
+    # Dead workers first: they matter more than busy ones.
+    latest = sorted(workers, key=lambda x: (x.worker_id not in ends, -x.mtime))
+    rows = [
+        (
+            _label(log),
+            log.pid,
+            log.session.host or "-",
+            ends.get(log.worker_id, ""),
+            f"{max(now - log.mtime, 0):,.0f} s ago" if log.mtime else "-",
+            _newest(log.err) or _newest(log.out),
+        )
+        for log in latest
+    ]
+    headers = ("who", "pid", "node", "end", "printed", "log")
+    return Table(headers, rows, _MOST_WORKERS, "workers")
+
+
+def _label(log: WorkerLog) -> str:
+    if log.actor_name in {None, log.label}:
+        return log.label
+
+    return f"{log.label} {log.actor_name!r}"
+
+
+def _newest(parts: Sequence[LogPart]) -> str:
+    return parts[-1].path.name if parts else ""
+
+
+def _tails(args: Namespace, workers: tuple[WorkerLog, ...]) -> int:
+    if args.json:
+        records = [
+            {
+                **log.to_dict(),
+                "tail": {
+                    stream: [line.text for line in lines]
+                    for stream, lines in _streams(log, args.lines)
+                },
+            }
+            for log in workers
+        ]
+        print_json(args, {"workers": records})
     else:
-        blocks = overview_blocks(sessions, workers, deaths, findings, activity)
-        print_result(blocks, is_fine=not findings, full=args.full)
-    return int(bool(findings))
+        print(_tail_text(args, workers), flush=True)
+    return 0
 
 
-_PHASE_TEXT = """
-Read the log of a job (of its driver, and those of its workers, if you like)
-and say which phase of its start-up it is in, how far that is, for how long
-nothing was printed, and whether that is normal there.  TorchSpec, NeMo RL,
-verl, slime, OpenRLHF, SkyRL, vLLM, SGLang, torchtitan, Megatron-LM, and
-Hugging Face's trainers are known; --rules adds others.
-
-Example:
-  {prog} phase train.log
-  {prog} phase --ended train.log    of a job that is over
-  {prog} phase --rules my.toml train.log workers/
-
-Exit status: 0 all is as it should be; 1 something is wrong, or takes too long;
-2 could not look.
-"""
+def _tail_text(args: Namespace, workers: Sequence[WorkerLog]) -> str:
+    most = len(workers) if args.full else _MOST_TAILS
+    parts = []
+    for log in workers[:most]:
+        for stream, lines in _streams(log, args.lines):
+            path = clean(str(lines[-1].source), limit=400)
+            head = f"==> {clean(str(log))}, {stream}: {path} <=="
+            shown = [clean(line.text, limit=2000) for line in lines]
+            parts.append("\n".join([head, *shown]))
+    hidden = len(workers) - most
+    if hidden > 0:
+        parts.append(f"… and {hidden} more workers")
+    return "\n\n".join(parts) or "they have printed nothing"
 
 
-def add_phase_parser(commands: Commands) -> None:
+def _streams(log: WorkerLog, count: int) -> Iterator[tuple[str, Any]]:
+    from ..ray import read_tail
+
+    for stream in ("out", "err"):
+        if lines := read_tail(log, lines=count, stream=stream):
+            yield stream, lines
+
+
+def _follow(args: Namespace, workers: tuple[WorkerLog, ...]) -> int:
+    from ..ray import follow_lines
+
+    label_of = _labels(workers)
+    if not args.json:
+        _tails(args, workers)
+    # Following ends with Ctrl-C.
+    with suppress(KeyboardInterrupt):
+        for line in follow_lines(workers):
+            label, text = label_of(line.source), line.text
+            if args.json:
+                record = {"who": label, "source": line.source, "text": text}
+                print_json(args, record, in_one_line=True)
+            else:
+                print(f"{label} | {text}", flush=True)
+    return 0
+
+
+def _labels(workers: Iterable[WorkerLog]) -> Callable[[str], str]:
     """
-    Add the command ``phase``.
+    Return a function that names the worker of a log file, also after rotation.
     """
-    parser = add_command(
-        commands,
-        "phase",
-        run_phase,
-        help="in which phase is a job, and does that take too long?",
-        text=_PHASE_TEXT,
-    )
-    parser.add_argument(
-        "logs",
-        nargs="+",
-        metavar="LOG",
-        help="a log, or a folder of logs, of one job",
-    )
-    parser.add_argument(
+    from ..ray import split_log_name
+
+    names = {
+        (split_log_name(part.path.name)[0], str(part.path.parent)): log
+        for log in workers
+        for part in (*log.out, *log.err)
+    }
+
+    def label_of(source: str) -> str:
+        folder, _, name = source.rpartition("/")
+        log = names.get((split_log_name(name)[0], folder.removesuffix("/old")))
+        return clean(str(log)) if log else name
+
+    return label_of
+
+
+@command(
+    "phase",
+    "in which phase is a job, and does that take too long?",
+    value("logs", "LOG", "a log, or a folder of logs, of one job", nargs="+"),
+    value(
         "--framework",
-        metavar="NAME",
-        help="whose logs they are; by default what they show",
-    )
-    parser.add_argument(
-        "--rules",
-        action="append",
-        metavar="FILE",
-        help="a book of phases of your own; may be given several times",
-    )
-    parser.add_argument(
-        "--ended",
-        action="store_true",
-        help="the job does not run any more: do not judge its silence",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the report as JSON"
-    )
-    add_full_option(parser)
-
-
-def run_phase(args: argparse.Namespace) -> int:
+        "NAME",
+        "whose logs they are; by default what they show",
+    ),
+    many("--rules", "FILE", "a book of phases of your own"),
+    flag("--ended", "the job does not run any more: do not judge its silence"),
+    JSON,
+    FULL,
+)
+def phase(args: Namespace) -> int:
     """
-    Print the phase; return 1 if anything is wrong.
+    Read the log of a job (of its driver, and those of its workers, if you
+    like) and say which phase of its start-up it is in, how far that is, for how
+    long nothing was printed, and whether that is normal there.  TorchSpec, NeMo
+    RL, verl, slime, OpenRLHF, SkyRL, vLLM, SGLang, torchtitan, Megatron-LM, and
+    Hugging Face's trainers are known; --rules adds others.
+
+    Example:
+      {prog} phase train.log
+      {prog} phase --ended train.log    of a job that is over
+      {prog} phase --rules my.toml train.log workers/
+
+    Exit status: 0 all is as it should be; 1 something is wrong, or takes too
+    long; 2 could not look.
     """
     from ..logs import detect_phase
 
     with waiting("reading logs"):
-        report = detect_phase(
+        detected = detect_phase(
             # detect_phase also takes lines; a path that does not exist is none.
             [Path(log) for log in args.logs],
             now=None if args.ended else time.time(),
             framework=args.framework,
             rules=args.rules or (),
         )
-    status = int(any(not f.cause.is_fine for f in report.findings))
-    if args.json:
-        print_json("phase", report.to_dict())
-    else:
-        print_result(report, is_fine=not status, full=args.full)
-    return status
+    is_fine = all(f.cause.is_fine for f in detected.findings)
+    return report(args, detected, is_fine=is_fine)

@@ -4,265 +4,170 @@
 
 from __future__ import annotations
 
-import argparse
-
-from collections.abc import Callable, Iterable, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import Commands, add_command, positive_seconds
-from .output import counting, print_json
+from .command import (
+    CONTAINER,
+    JSON,
+    Command,
+    command,
+    flag,
+    nodes_engine,
+    one_of,
+    seconds,
+    value,
+)
+from .output import counting, print_json, report
 
 
 if TYPE_CHECKING:
-    from ..nodes import Engine, NodeResult
-    from ..nsight import NsysReports, PatchStatus
+    from ..nodes import NodeResult
+    from ..nsight import NsysReports
 
 
-def add_nodes_options(parser: argparse.ArgumentParser) -> None:
+_REVERTED = frozenset({"needs_patch", "fixed_upstream"})
+
+
+def _plugin_command(name: str, summary: str) -> Command:
     """
-    Add the options that name nodes.
+    Return the command that patches, reverts, or checks Ray's plugin.
     """
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--slurm", metavar="JOB", help="on every node of this Slurm job"
+
+    @command(
+        name,
+        summary,
+        JSON,
+        value(
+            "--path",
+            "PATH",
+            "nsight.py, the package ray, or an environment that has it; by "
+            "default what 'import ray' loads",
+        ),
+        one_of(
+            value("--slurm", "JOB", "on every node of this Slurm job"),
+            value(
+                "--ray",
+                "ADDRESS",
+                "on every node of this Ray cluster, HOST:PORT or 'auto'; it "
+                "has to be restarted then",
+            ),
+        ),
+        CONTAINER,
     )
-    where.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="on every node of this Ray cluster, HOST:PORT or 'auto'; it has "
-        "to be restarted then",
-    )
-    parser.add_argument(
-        "--container-name",
-        metavar="NAME",
-        help="with --slurm: enter this pyxis container on each node",
-    )
+    def run(args: Namespace) -> int:
+        return _plugin(name, args)
+
+    return run
 
 
-def patch_everywhere(args: argparse.Namespace) -> int:
-    """
-    Patch Ray's plugin on each node and print the results; return 1 if one failed.
-    """
-    from ..nodes import run_on_nodes
+def _plugin(what: str, args: Namespace) -> int:
+    if (engine := nodes_engine(args)) is not None:
+        return _plugin_everywhere(what, args, engine)
 
-    work = partial(_on_this_node, args.what, args.path)
-    with counting("nodes") as tell:
-        results = sorted(
-            run_on_nodes(work, engine=_engine(args), tell=tell),
-            key=lambda result: result.host,
-        )
-    if args.json:
-        plain = [_plain(result) for result in results]
-        print_json(f"nsight {args.what}", {"nodes": plain})
-    else:
-        print("\n".join(map(_line, results)))
-    return int(not all(_is_done(args.what, r.value) for r in results))
+    status = _plugin_call(what)(args.path)
+    is_fine = _is_done(what, status.state, is_fine=status.is_fine)
+    code = report(args, status, is_fine=is_fine)
+    return 2 if status.state == "absent" else code
 
 
-def _on_this_node(what: str, path: str | None) -> dict[str, Any]:
+def _plugin_call(what: str) -> Callable[[str | None], Any]:
     from ..nsight import (
         patch_ray_nsight,
         ray_nsight_status,
         revert_ray_nsight,
     )
 
-    calls: dict[str, Callable[[str | None], Any]] = {
+    return {
         "patch": patch_ray_nsight,
         "status": ray_nsight_status,
         "revert": revert_ray_nsight,
-    }
-    plain: dict[str, Any] = calls[what](path).to_dict()
+    }[what]
+
+
+def _is_done(what: str, state: str, *, is_fine: bool) -> bool:
+    return state in _REVERTED if what == "revert" else is_fine
+
+
+def _plugin_everywhere(what: str, args: Namespace, engine: Any) -> int:
+    from ..nodes import run_on_nodes
+
+    work = partial(_on_this_node, what, args.path)
+    with counting("nodes") as tell:
+        results = sorted(
+            run_on_nodes(work, engine=engine, tell=tell),
+            key=lambda result: result.host,
+        )
+    if args.json:
+        plain = [
+            {
+                "host": result.host,
+                "status": result.status.value,
+                "reason": result.reason,
+                "plugin": result.value,
+            }
+            for result in results
+        ]
+        print_json(args, {"nodes": plain})
+    else:
+        print("\n".join(map(_line, results)))
+    plugins: list[Mapping[str, Any] | None] = [r.value for r in results]
+    return int(
+        not all(
+            plugin and _is_done(what, plugin["state"], is_fine=plugin["fine"])
+            for plugin in plugins
+        )
+    )
+
+
+def _on_this_node(what: str, path: str | None) -> dict[str, Any]:
+    plain: dict[str, Any] = _plugin_call(what)(path).to_dict()
     return plain
 
 
-def _engine(args: argparse.Namespace) -> Engine:
-    if args.ray is not None:
-        from ..nodes import Ray
-
-        return Ray(args.ray)
-
-    from ..nodes import Slurm
-
-    return Slurm(job=args.slurm, container_name=args.container_name)
-
-
-def _is_done(what: str, value: Mapping[str, Any] | None) -> bool:
-    if value is None:
-        return False
-    if what == "revert":
-        return value["state"] in {"needs_patch", "fixed_upstream"}
-    return bool(value["fine"])
-
-
-def _plain(result: NodeResult) -> dict[str, Any]:
-    return {
-        "host": result.host,
-        "status": result.status.value,
-        "reason": result.reason,
-        "plugin": result.value,
-    }
-
-
 def _line(result: NodeResult) -> str:
-    value = result.value
-    if value is None:
+    plugin = result.value
+    if plugin is None:
         return f"{result.host}: {result.status.value}: {result.reason}"
-    old = ", agents that do not know it" if value["stale_agents"] else ""
-    changed = ", changed just now" if value["changed"] else ""
-    return f"{result.host}: {value['state']}{changed}{old}"
+    old = ", agents that do not know it" if plugin["stale_agents"] else ""
+    changed = ", changed just now" if plugin["changed"] else ""
+    return f"{result.host}: {plugin['state']}{changed}{old}"
 
 
-_TEXT = """
-Profile some workers of a Ray job with Nsight Systems.  Say which ones match
-patterns; let Ray's own nsight plugin start the right Python, on every node
-before 'ray start'; find the reports, copy them to where they last, and
-summarize them; and check what is in the way.
-
-Example:
-  {prog} nsight match dtensor_policy_worker --patterns '*policy*,*vllm*'
-  {prog} nsight status
-  {prog} nsight patch
-  {prog} nsight patch --slurm 1234
-  {prog} nsight revert
-  {prog} nsight reports /tmp/ray/session_latest
-  {prog} nsight collect --output-dir /shared/profiles
-  {prog} nsight doctor /tmp/ray/session_latest
-
-Exit status: 0 all is well, or it matches; 1 something was found, or it does
-not match; 2 could not look.
-"""
+_PLACES = value(
+    "places",
+    "FOLDER",
+    "where to look; by default the sessions of Ray on this node",
+    nargs="*",
+)
 
 
-def add_nsight_parser(commands: Commands) -> None:
-    """
-    Add the command ``nsight``.
-    """
-    parser = add_command(
-        commands,
-        "nsight",
-        run,
-        help="profile some workers of a Ray job with Nsight Systems",
-        text=_TEXT,
-    )
-    what = parser.add_subparsers(
-        title="what to do", metavar="WHAT", dest="what", required=True
-    )
-    for name, about in _PATCHING.items():
-        one = _add(what, name, about)
-        one.add_argument(
-            "--path",
-            metavar="PATH",
-            help="nsight.py, the package ray, or an environment that has it; "
-            "by default what 'import ray' loads",
-        )
-        add_nodes_options(one)
-    _add_reports(what)
-    _add_rest(what)
-
-
-def _add(what: Commands, name: str, about: str) -> argparse.ArgumentParser:
-    one: argparse.ArgumentParser = what.add_parser(
-        name, help=about, description=f"{about[0].upper()}{about[1:]}."
-    )
-    one.add_argument(
-        "--json", action="store_true", help="print the result as JSON"
-    )
-    return one
-
-
-def _add_reports(what: Commands) -> None:
-    reports = _add(what, "reports", "which worker left which report?")
-    collect = _add(what, "collect", "copy reports to where they last")
-    for one in (reports, collect):
-        one.add_argument(
-            "places",
-            nargs="*",
-            metavar="FOLDER",
-            help="where to look; by default the sessions of Ray on this node",
-        )
-    reports.add_argument(
+@command(
+    "reports",
+    "which worker left which report?",
+    JSON,
+    _PLACES,
+    flag(
         "--summary",
-        action="store_true",
-        help="say what took most of the time in each, by 'nsys stats'",
-    )
-    reports.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=300.0,
-        metavar="S",
-        help="spend so many seconds on each summary (default: %(default)g)",
-    )
-    collect.add_argument(
-        "--output-dir",
-        required=True,
-        metavar="DIR",
-        help="write DIR/NODE/SESSION/REPORT; what is there is kept",
-    )
-
-
-def _add_rest(what: Commands) -> None:
-    doctor = _add(what, "doctor", "what is in the way of a profile here?")
-    doctor.add_argument(
-        "places",
-        nargs="*",
-        metavar="FOLDER",
-        help="look into the logs of raylets here, too, for workers that did "
-        "not start; such as /tmp/ray/session_latest",
-    )
-    match = _add(what, "match", "which pattern matches this worker?")
-    match.add_argument("worker", metavar="WORKER", help="its name")
-    match.add_argument(
-        "--patterns",
-        metavar="LIST",
-        help="wildcards, separated by commas; by default those in "
-        "DISTDEBUG_NSYS_WORKER_PATTERNS or NRL_NSYS_WORKER_PATTERNS",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """
-    Run one action of ``nsight``; return 1 if anything is not as it should be.
-    """
-    return _RUNS[args.what](args)
-
-
-def _patch(args: argparse.Namespace) -> int:
-    if args.slurm is not None or args.ray is not None:
-        return patch_everywhere(args)
-
-    from ..nsight import patch_ray_nsight, ray_nsight_status, revert_ray_nsight
-
-    calls = {
-        "patch": patch_ray_nsight,
-        "status": ray_nsight_status,
-        "revert": revert_ray_nsight,
-    }
-    status: PatchStatus = calls[args.what](args.path)
-    if args.json:
-        print_json(f"nsight {args.what}", status.to_dict())
-    else:
-        print(status)
-    if status.state == "absent":
-        return 2
-    if args.what == "revert":
-        return int(status.state not in {"needs_patch", "fixed_upstream"})
-    return int(not status.is_fine)
-
-
-def _reports(args: argparse.Namespace) -> int:
+        "say what took most of the time in each, by 'nsys stats'",
+    ),
+    seconds("--timeout", "spend so many seconds on each summary", 300.0),
+)
+def _reports(args: Namespace) -> int:
     from ..nsight import summarize_report
 
     found = _found(args)
     summaries = [
-        summarize_report(report.path, timeout_s=args.timeout)
-        for report in (found if args.summary else ())
-        if not report.is_raw
+        summarize_report(x.path, timeout_s=args.timeout)
+        for x in (found if args.summary else ())
+        if not x.is_raw
     ]
     if args.json:
         data = {"summaries": [s.to_dict() for s in summaries]}
-        print_json("nsight reports", {**found.to_dict(), **data})
+        print_json(args, {**found.to_dict(), **data})
     else:
         print(found)
         for summary in summaries:
@@ -271,18 +176,26 @@ def _reports(args: argparse.Namespace) -> int:
     return int(not is_good)
 
 
-def _collect(args: argparse.Namespace) -> int:
+@command(
+    "collect",
+    "copy reports to where they last",
+    JSON,
+    _PLACES,
+    value(
+        "--output-dir",
+        "DIR",
+        "write DIR/NODE/SESSION/REPORT; what is there is kept",
+        required=True,
+    ),
+)
+def _collect(args: Namespace) -> int:
     from ..nsight import collect_nsys_reports
 
     done = collect_nsys_reports(_found(args), args.output_dir)
-    if args.json:
-        print_json("nsight collect", done.to_dict())
-    else:
-        print(done)
-    return int(bool(done.left or done.missing))
+    return report(args, done, is_fine=not (done.left or done.missing))
 
 
-def _found(args: argparse.Namespace) -> NsysReports:
+def _found(args: Namespace) -> NsysReports:
     from ..errors import NsightError
     from ..nsight import find_nsys_reports
 
@@ -297,35 +210,50 @@ def _found(args: argparse.Namespace) -> NsysReports:
     return found
 
 
-def _doctor(args: argparse.Namespace) -> int:
+@command(
+    "doctor",
+    "what is in the way of a profile here?",
+    JSON,
+    value(
+        "places",
+        "FOLDER",
+        "look into the logs of raylets here, too, for workers that did not "
+        "start; such as /tmp/ray/session_latest",
+        nargs="*",
+    ),
+)
+def _doctor(args: Namespace) -> int:
+    from ..errors import NsightError
     from ..nsight import check_nsys
 
-    _check_places(args.places)
-    health = check_nsys(raylet_logs=args.places)
-    if args.json:
-        print_json("nsight doctor", health.to_dict())
-    else:
-        print(health)
-    return int(not health.is_ready)
-
-
-def _check_places(places: Iterable[str]) -> None:
-    from ..errors import NsightError
-
-    for place in places:
+    for place in args.places:
         if not Path(place).exists():
             msg = f"there is no {place}"
             raise NsightError(msg, remedy="name a session of Ray")
 
+    health = check_nsys(raylet_logs=args.places)
+    return report(args, health, is_fine=health.is_ready)
 
-def _match(args: argparse.Namespace) -> int:
+
+@command(
+    "match",
+    "which pattern matches this worker?",
+    JSON,
+    value("worker", "WORKER", "its name"),
+    value(
+        "--patterns",
+        "LIST",
+        "wildcards, separated by commas; by default those in "
+        "DISTDEBUG_NSYS_WORKER_PATTERNS or NRL_NSYS_WORKER_PATTERNS",
+    ),
+)
+def _match(args: Namespace) -> int:
     from .._text import clean
     from ..nsight import match_worker
 
     pattern = match_worker(args.worker, args.patterns)
     if args.json:
-        data = {"worker": args.worker, "pattern": pattern}
-        print_json("nsight match", data)
+        print_json(args, {"worker": args.worker, "pattern": pattern})
     elif pattern is None:
         print(f"no pattern matches {clean(args.worker)!r}")
     else:
@@ -333,15 +261,43 @@ def _match(args: argparse.Namespace) -> int:
     return int(pattern is None)
 
 
-_PATCHING = {
-    "patch": "let Ray's nsight plugin start the right Python",
-    "status": "does Ray's nsight plugin start the right Python?",
-    "revert": "give Ray's nsight plugin its own text back",
-}
-_RUNS: dict[str, Callable[[argparse.Namespace], int]] = {
-    **dict.fromkeys(_PATCHING, _patch),
-    "reports": _reports,
-    "collect": _collect,
-    "doctor": _doctor,
-    "match": _match,
-}
+@command(
+    "nsight",
+    "profile some workers of a Ray job with Nsight Systems",
+    commands=(
+        _plugin_command(
+            "patch", "let Ray's nsight plugin start the right Python"
+        ),
+        _plugin_command(
+            "status", "does Ray's nsight plugin start the right Python?"
+        ),
+        _plugin_command(
+            "revert", "give Ray's nsight plugin its own text back"
+        ),
+        _reports,
+        _collect,
+        _doctor,
+        _match,
+    ),
+)
+def nsight(_: Namespace) -> int:
+    """
+    Profile some workers of a Ray job with Nsight Systems.  Say which ones
+    match patterns; let Ray's own nsight plugin start the right Python, on every
+    node before 'ray start'; find the reports, copy them to where they last, and
+    summarize them; and check what is in the way.
+
+    Example:
+      {prog} nsight match dtensor_policy_worker --patterns '*policy*,*vllm*'
+      {prog} nsight status
+      {prog} nsight patch
+      {prog} nsight patch --slurm 1234
+      {prog} nsight revert
+      {prog} nsight reports /tmp/ray/session_latest
+      {prog} nsight collect --output-dir /shared/profiles
+      {prog} nsight doctor /tmp/ray/session_latest
+
+    Exit status: 0 all is well, or it matches; 1 something was found, or it does
+    not match; 2 could not look.
+    """
+    raise NotImplementedError  # argparse asks for one of its commands

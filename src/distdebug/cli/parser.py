@@ -1,5 +1,5 @@
 """
-Build the argument parser from all commands.
+Build the argument parser from all commands, and its completion for shells.
 """
 
 from __future__ import annotations
@@ -7,45 +7,21 @@ from __future__ import annotations
 import argparse
 import sys
 
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from .._text import clean
-from .debug import add_dbg_parser, add_ray_debug_parser
-from .demo import add_demo_parser
-from .diagnose import add_diagnose_parser
-from .flight_recorder import (
-    add_analyze_parser,
-    add_dump_parser,
-    add_env_parser,
-    add_timeline_parser,
-)
-from .logs import add_logs_parser, add_phase_parser
-from .node import add_health_parser, add_preflight_parser
-from .nsight import add_nsight_parser
-from .snapshot import add_snapshot_parser
-from .stacks import add_stacks_parser
-from .watch import add_watch_parser
+from .command import Command, Option, add_command, command
+from .debug import dbg, ray_debugger
+from .diagnose import demo, diagnose
+from .flight_recorder import analyze, dump, env, timeline
+from .logs import logs, phase
+from .node import health, preflight
+from .nsight import nsight
+from .snapshot import snapshot
+from .stacks import stacks
+from .watch import watch
 
-
-# In the order in which ``--help`` lists them.
-_COMMANDS = (
-    add_demo_parser,
-    add_diagnose_parser,
-    add_analyze_parser,
-    add_timeline_parser,
-    add_stacks_parser,
-    add_logs_parser,
-    add_phase_parser,
-    add_health_parser,
-    add_snapshot_parser,
-    add_watch_parser,
-    add_dbg_parser,
-    add_dump_parser,
-    add_env_parser,
-    add_preflight_parser,
-    add_nsight_parser,
-    add_ray_debug_parser,
-)
 
 _DESCRIPTION = """\
 Which rank of a distributed PyTorch job is stuck, in which collective, at
@@ -120,8 +96,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=lambda _: _show_help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add_parser in _COMMANDS:
-        add_parser(commands)
+    for about in _COMMANDS:
+        add_command(commands, about, prog)
 
     return parser
 
@@ -129,3 +105,50 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 def _show_help(parser: argparse.ArgumentParser) -> int:
     parser.print_help(sys.stderr)
     return 2
+
+
+@command(
+    "completion",
+    "print what makes a shell complete commands and options",
+    Option(["shell"], {"choices": ("bash", "zsh", "tcsh"), "help": "which"}),
+)
+def completion(args: argparse.Namespace) -> int:
+    """
+    Print a script that makes a shell complete commands, options, and files.
+
+    Example:
+      eval "$({prog} completion bash)"                 in ~/.bashrc
+      {prog} completion zsh > ~/.zfunc/_distdebug      a folder of $fpath
+      {prog} completion tcsh > ~/.distdebug.tcsh       sourced by ~/.tcshrc
+    """
+    import shtab
+
+    files = ("FILE", "FOLDER", "LOG", "PATH", "SESSION")
+    kinds = dict.fromkeys(files, shtab.FILE)
+    kinds |= dict.fromkeys(("D", "DIR", "OUTPUT_DIR"), shtab.DIRECTORY)
+    parser = build_parser("distdebug")
+    _complete_paths(parser, kinds)
+    print(shtab.complete(parser, args.shell))
+    return 0
+
+
+def _complete_paths(
+    parser: argparse.ArgumentParser, kinds: Mapping[str, Any]
+) -> None:
+    """
+    Have paths completed, which are known by the placeholders of their options.
+    """
+    for action in parser._actions:  # noqa: SLF001 argparse has no other way
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for below in action.choices.values():
+                _complete_paths(below, kinds)
+        elif kind := kinds.get(str(action.metavar)):
+            action.complete = kind  # type: ignore[attr-defined]
+
+
+# In the order in which ``--help`` lists them.
+_COMMANDS: tuple[Command, ...] = (
+    *(demo, diagnose, analyze, timeline, stacks, logs, phase, health),
+    *(snapshot, watch, dbg, dump, env, preflight, nsight, ray_debugger),
+    completion,
+)

@@ -4,20 +4,23 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
+from argparse import Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .options import (
-    Commands,
-    add_command,
-    add_process_options,
+from .command import (
+    PROCESSES,
+    command,
+    flag,
+    group,
+    many,
     positive_seconds,
-    warn,
+    seconds,
+    value,
 )
-from .output import print_json
+from .output import print_json, warn
 
 
 if TYPE_CHECKING:
@@ -30,167 +33,108 @@ if TYPE_CHECKING:
         HangDebugConfig,
         HangHandler,
         HangReason,
-        Hook,
         Response,
     )
 
 
-def add_when(parser: argparse.ArgumentParser) -> None:
+@command(
+    "watch",
+    "take a snapshot when a job makes no progress",
+    group(
+        "when to look",
+        many(
+            "--wait-seconds",
+            "S",
+            "look after so many seconds in any case",
+            type=positive_seconds,
+        ),
+        seconds(
+            "--floor",
+            "a job that moved within so many seconds is not stuck",
+            60.0,
+        ),
+        seconds(
+            "--start",
+            "the first sign of progress may take so many seconds",
+            600.0,
+        ),
+        flag(
+            "--until-exit",
+            "go on after the last wait until the processes are gone",
+        ),
+        value(
+            "--config",
+            "FILE",
+            "take wait_seconds and output_dir from the debug: section of this "
+            "job file (YAML)",
+        ),
+    ),
+    group(
+        "what progress is",
+        many(
+            "--progress",
+            "FILE",
+            "the job makes progress as long as this file, or a file in this "
+            "folder, changes",
+        ),
+        flag(
+            "--gpu",
+            "the job makes progress as long as its GPUs do something",
+        ),
+    ),
+    group(
+        "what to watch, and where to write",
+        value(
+            "--output-dir",
+            "DIR",
+            "where to put snapshots (default: LOG_DIR/backtraces)",
+        ),
+        value(
+            "--log-dir",
+            "DIR",
+            "folder of the job's logs (default: here)",
+            default=".",
+        ),
+        value(
+            "--dump-dir",
+            "D",
+            "where the ranks put their Flight Recorder dumps",
+        ),
+        many("--log", "FILE", "keep the end of it"),
+        *PROCESSES,
+    ),
+    group(
+        "whom to tell if something is wrong",
+        many(
+            "--on-hang",
+            "COMMAND",
+            "run this command; it reads JSON, and DISTDEBUG_SUMMARY and "
+            "DISTDEBUG_FOLDER are set; it is not run by a shell: for pipes "
+            "and variables, use sh -c '…'",
+        ),
+        many("--webhook", "FILE", "send JSON to the address in this file"),
+    ),
+    flag("--json", "print each snapshot as a line of JSON"),
+)
+def watch(args: Namespace) -> int:
     """
-    Add the options about when to check.
-    """
-    when = parser.add_argument_group("when to look")
-    when.add_argument(
-        "--wait-seconds",
-        action="append",
-        type=positive_seconds,
-        metavar="S",
-        help="look after so many seconds in any case; may be given several "
-        "times",
-    )
-    when.add_argument(
-        "--floor",
-        type=positive_seconds,
-        default=60.0,
-        metavar="S",
-        help="a job that moved within so many seconds is not stuck "
-        "(default: %(default)g)",
-    )
-    when.add_argument(
-        "--start",
-        type=positive_seconds,
-        default=600.0,
-        metavar="S",
-        help="the first sign of progress may take so many seconds "
-        "(default: %(default)g)",
-    )
-    when.add_argument(
-        "--until-exit",
-        action="store_true",
-        help="go on after the last wait until the processes are gone",
-    )
-    when.add_argument(
-        "--config",
-        metavar="FILE",
-        help="take wait_seconds and output_dir from the debug: section of "
-        "this job file (YAML)",
-    )
+    Stand beside a job, with no code in it.  When its processes make no
+    progress, or when a fixed wait is over, take a snapshot of this node and
+    diagnose it.  It may be started before the job, and ends with it.  What
+    counts as no progress follows the job's own steps, and the job is looked at
+    first, so that a long checkpoint is not called a hang.  Side-cars on several
+    nodes that share DIR take one snapshot together.
 
+    Example:
+      {prog} watch --output-dir hangs/
+      {prog} watch --wait-seconds 1800 --output-dir /logs/backtraces
+      {prog} watch --config job.yaml --log-dir /logs
+      {prog} watch --progress train.log --on-hang 'scancel 1234' --webhook ~/hook
 
-def add_progress(parser: argparse.ArgumentParser) -> None:
-    """
-    Add the options about what counts as progress.
-    """
-    when = parser.add_argument_group("what progress is")
-    when.add_argument(
-        "--progress",
-        action="append",
-        metavar="FILE",
-        help="the job makes progress as long as this file, or a file in this "
-        "folder, changes; may be given several times",
-    )
-    when.add_argument(
-        "--gpu",
-        action="store_true",
-        help="the job makes progress as long as its GPUs do something",
-    )
-
-
-def add_what(parser: argparse.ArgumentParser) -> None:
-    """
-    Add the options about what to watch, and where to write.
-    """
-    what = parser.add_argument_group("what to watch, and where to write")
-    what.add_argument(
-        "--output-dir",
-        metavar="DIR",
-        help="where to put snapshots (default: LOG_DIR/backtraces)",
-    )
-    what.add_argument(
-        "--log-dir",
-        default=".",
-        metavar="DIR",
-        help="folder of the job's logs (default: here)",
-    )
-    what.add_argument(
-        "--dump-dir",
-        metavar="D",
-        help="where the ranks put their Flight Recorder dumps",
-    )
-    what.add_argument(
-        "--log", action="append", metavar="FILE", help="keep the end of it"
-    )
-    add_process_options(what)
-
-
-def add_whom(parser: argparse.ArgumentParser) -> None:
-    """
-    Add the options about whom to notify.
-    """
-    tell = parser.add_argument_group("whom to tell if something is wrong")
-    tell.add_argument(
-        "--on-hang",
-        action="append",
-        metavar="COMMAND",
-        help="run this command; it reads JSON, and DISTDEBUG_SUMMARY and "
-        "DISTDEBUG_FOLDER are set; it is not run by a shell: for pipes and "
-        "variables, use sh -c '…'",
-    )
-    tell.add_argument(
-        "--webhook",
-        action="append",
-        metavar="FILE",
-        help="send JSON to the address in this file",
-    )
-
-
-_TEXT = """
-Stand beside a job, with no code in it.  When its processes make no progress, or
-when a fixed wait is over, take a snapshot of this node and diagnose it.  It may
-be started before the job, and ends with it.  What counts as no progress follows
-the job's own steps, and the job is looked at first, so that a long checkpoint
-is not called a hang.  Side-cars on several nodes that share DIR take one
-snapshot together.
-
-Example:
-  {prog} watch --output-dir hangs/
-  {prog} watch --wait-seconds 1800 --output-dir /logs/backtraces
-  {prog} watch --config job.yaml --log-dir /logs
-  {prog} watch --progress train.log --on-hang 'scancel 1234' --webhook ~/hook
-
-Exit status: 0 nothing was wrong; 1 something was; 2 nobody could be watched, or
-looked at.
-"""
-
-
-def add_watch_parser(commands: Commands) -> None:
-    """
-    Add the command ``watch``.
-    """
-    parser = add_command(
-        commands,
-        "watch",
-        run,
-        help="take a snapshot when a job makes no progress",
-        text=_TEXT,
-    )
-    add_when(parser)
-    add_progress(parser)
-    add_what(parser)
-    add_whom(parser)
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print each snapshot as a line of JSON",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """
-    Watch until the job is over; return 1 if a snapshot found anything.
+    Exit status: 0 nothing was wrong; 1 something was; 2 nobody could be
+    watched, or looked at.
     """
     from ..watching import (
-        HangHandler,
         ProgressSensor,
         check_number,
         default_poll_s,
@@ -199,12 +143,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_number(args.floor, "--floor", least=0.1)
     config = _config(args)
-    handler = HangHandler(
-        _order(args, config),
-        _look,
-        _hooks(args),
-        partial(_show, as_json=args.json),
-    )
+    handler = _handler(args, config)
     _warn_of_missing(args.pid or ())
     ending = watch_processes(
         config,
@@ -219,22 +158,33 @@ def run(args: argparse.Namespace) -> int:
         until_exit=args.until_exit or not args.wait_seconds,
         poll_s=default_poll_s(args.floor),
     )
+    return _status(args, ending, handler)
+
+
+def _status(args: Namespace, ending: str, handler: HangHandler) -> int:
+    """
+    Say what became of the watch, and return the exit status.
+    """
     if ending in {"off", "nobody"}:
         nobody = "no such process" if args.pid else "nobody"
         why = "the job file does not enable it" if ending == "off" else nobody
         warn(f"nothing was watched: {why}")
         return 2
 
+    hangs = handler.hang_count
+    is_blind = handler.failure_count and not hangs
     if ending == "ended":
-        warn(f"the processes have ended: {_outcome(handler)}")
-    return (
-        2
-        if handler.failure_count and not handler.hang_count
-        else int(handler.hang_count > 0)
-    )
+        times = "once" if hangs == 1 else f"{hangs} times"
+        outcome = f"something was wrong {times}"
+        if not hangs:
+            outcome = "nothing was wrong"
+        if is_blind:
+            outcome = "nobody could look at them"
+        warn(f"the processes have ended: {outcome}")
+    return 2 if is_blind else int(hangs > 0)
 
 
-def _config(args: argparse.Namespace) -> HangDebugConfig:
+def _config(args: Namespace) -> HangDebugConfig:
     import attrs
 
     from ..watching import ONLY_PROGRESS, HangDebugConfig
@@ -251,32 +201,33 @@ def _config(args: argparse.Namespace) -> HangDebugConfig:
     return attrs.evolve(config, output_dir=args.output_dir)
 
 
-def _order(
-    args: argparse.Namespace, config: HangDebugConfig
-) -> CaptureRequest:
+def _handler(args: Namespace, config: HangDebugConfig) -> HangHandler:
     from ..snapshots import SnapshotOptions
-    from ..watching import CaptureRequest
+    from ..watching import (
+        CaptureRequest,
+        HangHandler,
+        command_hook,
+        webhook_hook,
+    )
 
-    return CaptureRequest(
+    request = CaptureRequest(
         output_dir=config.resolve(args.log_dir),
         wanted=SnapshotOptions(dump_dir=args.dump_dir, logs=args.log or ()),
     )
+    hooks = (
+        *map(command_hook, args.on_hang or ()),
+        *map(webhook_hook, args.webhook or ()),
+    )
+    return HangHandler(request, _look, hooks, partial(_show, args))
 
 
-def _hooks(args: argparse.Namespace) -> tuple[Hook, ...]:
-    from ..watching import command_hook, webhook_hook
-
-    commands = [command_hook(command) for command in args.on_hang or ()]
-    return (*commands, *map(webhook_hook, args.webhook or ()))
-
-
-def _sense(args: argparse.Namespace) -> Callable[..., object] | None:
+def _sense(args: Namespace) -> Callable[..., object] | None:
     if not (args.progress or args.gpu):
         return None
 
-    from ..watching import FilesState, GpuActivity, combine_senses
+    from ..watching import GpuActivity, combine_senses, watch_files
 
-    files = FilesState(args.progress or ())
+    files = watch_files(args.progress or ())
     gpu = GpuActivity() if args.gpu else lambda _: None
     return combine_senses(lambda _: files(), gpu)
 
@@ -335,22 +286,7 @@ def _names(pids: tuple[int, ...], workers: Iterable[Worker]) -> str:
     return ranks_text(ranks) + by
 
 
-def _outcome(handler: HangHandler) -> str:
-    if handler.hang_count:
-        times = (
-            "once"
-            if handler.hang_count == 1
-            else f"{handler.hang_count} times"
-        )
-        return f"something was wrong {times}"
-    return (
-        "nobody could look at them"
-        if handler.failure_count
-        else "nothing was wrong"
-    )
-
-
-def _look(reason: HangReason, order: CaptureRequest) -> Response:
+def _look(reason: HangReason, request: CaptureRequest) -> Response:
     """
     Take a snapshot of exactly the processes that exist now.
     """
@@ -359,16 +295,16 @@ def _look(reason: HangReason, order: CaptureRequest) -> Response:
     from ..watching import respond
 
     warn(f"{reason}: looking at it")
-    wanted = attrs.evolve(order.wanted, pids=reason.pids)
-    got = respond(reason, attrs.evolve(order, wanted=wanted))
+    wanted = attrs.evolve(request.wanted, pids=reason.pids)
+    got = respond(reason, attrs.evolve(request, wanted=wanted))
     if got.hang is None:
         warn(got.summary)
     return got
 
 
-def _show(hang: Hang, *, as_json: bool) -> None:
-    if as_json:
-        print_json("watch", dict(hang.data), in_one_line=True)
+def _show(args: Namespace, hang: Hang) -> None:
+    if args.json:
+        print_json(args, dict(hang.data), in_one_line=True)
     else:
         print(hang.report)
     sys.stdout.flush()

@@ -238,7 +238,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-class WireError(ValueError):
+class WireError(DebuggerError, ValueError):
     """
     Raised for data that is no valid message.
     """

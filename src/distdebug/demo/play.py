@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,19 +45,19 @@ if os.getppid() == int(sys.argv[1]):
 _STEP = re.compile(rb"^step (\d{1,9})$", re.MULTILINE)
 
 
+@attrs.frozen
 class TrainingJob:
     """
     A job that runs under torchrun.
 
-    Args:
+    Attributes:
         torchrun: The launcher; its children are the ranks.
 
         log: What the job prints.
     """
 
-    def __init__(self, torchrun: subprocess.Popen[bytes], log: Path) -> None:
-        self.torchrun = torchrun
-        self.log = log
+    torchrun: subprocess.Popen[bytes]
+    log: Path
 
     @property
     def has_ended(self) -> bool:
@@ -70,15 +70,12 @@ class TrainingJob:
         """
         Return the ranks and their children.
         """
-        if self.has_ended:
-            return []  # its number may be that of another process
-
-        try:
-            launcher = psutil.Process(self.torchrun.pid)
-            found: list[psutil.Process] = launcher.children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
+        found: list[psutil.Process] = []
+        # Once it has ended, its number may be that of another process.
+        if not self.has_ended:
+            with suppress(psutil.NoSuchProcess):
+                launcher = psutil.Process(self.torchrun.pid)
+                found = launcher.children(recursive=True)
         return found
 
     def printed(self) -> bytes:
@@ -107,10 +104,8 @@ class TrainingJob:
         """
         known = self.processes()
         try:
-            for process in known:
-                _stop(process)
-            for process in known:
-                _kill(process)
+            _signal_all(known, signal.SIGSTOP)
+            _signal_all(known, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 self.torchrun.wait(grace_s)
         finally:
@@ -118,33 +113,28 @@ class TrainingJob:
             known += self.processes()
             self.torchrun.kill()
             self.torchrun.wait()
-            for process in known:
-                _kill(process)
+            _signal_all(known, signal.SIGKILL)
 
 
-# psutil compares the time of birth, so a number that was given to another
-# process meanwhile does no harm.
-
-
-def _stop(process: psutil.Process) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.suspend()
-
-
-def _kill(process: psutil.Process) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.kill()
+def _signal_all(processes: Iterable[psutil.Process], number: int) -> None:
+    # psutil compares the time of birth, so a number that was given to another
+    # process meanwhile does no harm.
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 @contextmanager
-def start_job(program: Path, dumps: Path, ranks: int) -> Iterator[TrainingJob]:
+def start_job(
+    program: Path, arguments: Iterable[str], ranks: int
+) -> Iterator[TrainingJob]:
     """
     Run a program under torchrun, and end it in any case.
 
     Args:
         program: The script; its output goes beside it, to ``job.log``.
 
-        dumps: Its only argument.
+        arguments: Its arguments.
 
         ranks: The number of processes.
     """
@@ -154,7 +144,7 @@ def start_job(program: Path, dumps: Path, ranks: int) -> Iterator[TrainingJob]:
         *("-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(ranks)),
         *("--log-dir", str(program.with_name("torchrun"))),
-        *(str(program), str(dumps)),
+        *(str(program), *arguments),
     ]
     with log.open("wb") as output:
         torchrun = subprocess.Popen(
@@ -250,10 +240,10 @@ def watch_job(
 @attrs.frozen
 class Scenario:
     """
-    A program of :mod:`distdebug.demo.programs`, and the fault that is planted in it.
+    A fault of the program, and what a diagnosis must name.
 
     Attributes:
-        name: Its name, and that of the program.
+        name: Its name, and that of the function of the program.
 
         planted: The fault, as one sentence.
 
@@ -270,12 +260,6 @@ class Scenario:
     ranks: tuple[int, ...] = ()
     detail: Cause | None = None
 
-    def culprits(self, world_size: int) -> tuple[int, ...]:
-        """
-        Return the ranks at fault in a job of this size.
-        """
-        return tuple(sorted(rank % world_size for rank in self.ranks))
-
     def is_found_by(self, diagnosis: Diagnosis, world_size: int) -> bool:
         """
         Return whether a diagnosis names what was planted.
@@ -283,70 +267,62 @@ class Scenario:
         verdict = diagnosis.verdict
         return (
             verdict.cause is self.cause
-            and verdict.ranks == self.culprits(world_size)
+            and verdict.ranks
+            == tuple(sorted(x % world_size for x in self.ranks))
             and self.detail in {None, verdict.detail_cause}
         )
 
 
+_LAST = (-1,)
 SCENARIOS = {
-    scenario.name: scenario
-    for scenario in (
-        Scenario(
+    name: Scenario(name, planted, *expected)
+    for name, planted, *expected in (
+        (
             "dataloader",
             "the data loader of the last rank never gets its fifth shard",
-            Cause.RANK_NOT_ARRIVED,
-            (-1,),
-            Cause.DATALOADER_WAIT,
+            *(Cause.RANK_NOT_ARRIVED, _LAST, Cause.DATALOADER_WAIT),
         ),
-        Scenario(
+        (
             "cascade",
             "rank 1 waits for a lock; most others wait for ranks that wait",
-            Cause.RANK_NOT_ARRIVED,
-            (1,),
-            Cause.LOCK_DEADLOCK,
+            *(Cause.RANK_NOT_ARRIVED, (1,), Cause.LOCK_DEADLOCK),
         ),
-        Scenario(
+        (
             "mismatch",
             "rank 2 reduces a tensor that is larger than the others'",
-            Cause.SIZE_MISMATCH,
-            (2,),
+            *(Cause.SIZE_MISMATCH, (2,)),
         ),
-        Scenario(
+        (
             "skip",
             "rank 2 leaves out one all_reduce",
-            Cause.SKIPPED_COLLECTIVE,
-            (2,),
+            *(Cause.SKIPPED_COLLECTIVE, (2,)),
         ),
-        Scenario(
+        (
             "extra",
             "rank 0 does one all_reduce that the others do not",
-            Cause.EXTRA_COLLECTIVE,
-            (0,),
+            *(Cause.EXTRA_COLLECTIVE, (0,)),
         ),
-        Scenario(
+        (
             "order",
             "the last rank enters its two groups in another order",
-            Cause.GROUP_ORDER_DEADLOCK,
-            (-1,),
+            *(Cause.GROUP_ORDER_DEADLOCK, _LAST),
         ),
-        Scenario(
+        (
             "crash",
             "rank 2 is killed and leaves no dump",
-            Cause.RANK_CRASHED,
-            (2,),
+            *(Cause.RANK_CRASHED, (2,)),
         ),
-        Scenario(
+        (
             "straggler",
             "rank 1 is slower than the others in every step",
-            Cause.STRAGGLER,
-            (1,),
+            *(Cause.STRAGGLER, (1,)),
         ),
-        Scenario("healthy", "nothing is wrong", Cause.HEALTHY),
+        ("healthy", "nothing is wrong", Cause.HEALTHY),
     )
 }
 
 
-PROGRAMS = Path(__file__).parent / "programs"
+_PROGRAM = Path(__file__).with_name("program") / "train.py"
 
 
 @attrs.frozen(kw_only=True)
@@ -405,13 +381,14 @@ def play_demo(
         )
 
     root = _make_folder(folder)
-    program, dumps = root / f"{scenario.name}.py", root / "dumps"
+    program, dumps = root / _PROGRAM.name, root / "dumps"
     # Copied, because users want to read what runs, and because a line in
     # an installed package does not look like one of theirs.
-    shutil.copyfile(PROGRAMS / program.name, program)
-    tell(f"starting {ranks} processes of {program.name} with torchrun")
-    printed = None
-    with start_job(program, dumps, ranks) as job:
+    shutil.copyfile(_PROGRAM, program)
+    name = f"{program.name} {scenario.name}"
+    tell(f"starting {ranks} processes of {name} with torchrun")
+    log, printed = root / "job.log", None
+    with start_job(program, (str(dumps), scenario.name), ranks) as job:
         outcome = watch_job(job, tell=tell)
         if outcome == "ended":
             tell("the job has ended by itself")
@@ -419,12 +396,15 @@ def play_demo(
             how = "is stuck" if outcome == "stuck" else "is running"
             tell(f"the job {how}: asking every rank for its dump")
             _collect(job, dumps, root / "stacks", tell)
-            printed = _size(root / "job.log")
+            if log.exists():
+                printed = log.stat().st_size
 
     # Lines that it printed when it was killed would mislead.
     if printed is not None:
-        os.truncate(root / "job.log", printed)
-    _remove_pipes(root)
+        os.truncate(log, printed)
+    # A pipe without a writer; ``grep -r`` would block on it.
+    for path in filter(Path.is_fifo, root.rglob("*")):
+        path.unlink()
     diagnosis = diagnose(root)
     return Demo(
         scenario=scenario,
@@ -449,17 +429,6 @@ def _make_folder(folder: Path | None) -> Path:
         raise DistdebugError(msg, remedy="choose a folder that is not there")
 
     return folder.resolve()
-
-
-def _size(log: Path) -> int | None:
-    return log.stat().st_size if log.exists() else None
-
-
-def _remove_pipes(folder: Path) -> None:
-    # A pipe without a writer; ``grep -r`` would block on it.
-    for path in folder.rglob("*"):
-        if path.is_fifo():
-            path.unlink()
 
 
 def _collect(

@@ -20,10 +20,11 @@ from collections.abc import (
 )
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from .. import health, logs, nsight, ray
 from .._io import (
     check_layout,
     is_file,
@@ -37,39 +38,13 @@ from .._text import reason_of
 from ..errors import NoLogsError
 from ..findings import Finding, Missing
 from ..flight_recorder import parse_dump_name
-from ..health import (
-    FACTS_LAYOUT,
-    NodeFacts,
-    check_environment,
-    check_node_json,
-    job_start_time,
-    parse_node_json,
-    worker_environs,
-)
-from ..logs import (
-    CollectiveLogs,
-    LogGroup,
-    PhaseReport,
-    ScanReport,
-    detect_phase,
-    open_log,
-    rank_origins,
-    read_collective_logs,
-    scan_logs,
-    walk_logs,
-)
-from ..nsight import raylet_findings
-from ..ray import (
-    Death,
-    Deaths,
-    DriverLog,
-    RaySession,
-    find_deaths,
-    find_ray_sessions,
-    read_driver_log,
-    worker_files,
-)
 from ..stacks import is_capture_file
+
+
+if TYPE_CHECKING:
+    from ..health import NodeFacts
+    from ..logs import CollectiveLogs, LogGroup, PhaseReport, ScanReport
+    from ..ray import Death, Deaths, DriverLog, RaySession
 
 
 # In a folder, only files with such a name are read as logs.
@@ -123,8 +98,8 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     folders = [path for path in roots if is_folder(path)]
     sessions = _find_sessions(folders)
     session_folders = [session.logs.resolve() for session in sessions]
-    walk = walk_logs(roots)
-    logs = tuple(
+    walk = logs.LogWalk(roots)
+    log_files = tuple(
         path
         for path in walk
         if (_is_log(path) if path in roots else _is_log_name(path.name))
@@ -136,7 +111,7 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     )
     return LogSources(
         sessions=sessions,
-        logs=logs,
+        logs=log_files,
         nodes=tuple(_node_fact_files(folders)),
         missing=missing,
     )
@@ -147,7 +122,7 @@ def _find_sessions(folders: list[Path]) -> tuple[RaySession, ...]:
     if not folders:
         return ()
     try:
-        return find_ray_sessions(*folders)
+        return ray.find_ray_sessions(*folders)
     except NoLogsError:
         return ()
 
@@ -247,17 +222,17 @@ def read_node_evidence(
         if isinstance(data, Missing):
             missing.append(data)
             continue
-        facts[host] = parse_node_json(data, host=host)
-        found += check_node_json(
+        facts[host] = health.parse_node_json(data, host=host)
+        found += health.check_node_json(
             data,
             host=host,
             ranks=by_host[host],
             since=_job_start(path, facts[host].booted) or since,
         )
-        environs[host] = worker_environs(data)
+        environs[host] = health.worker_environs(data)
 
     if facts:
-        found += check_environment(environs, nodes=facts).findings
+        found += health.check_environment(environs, nodes=facts).findings
     return NodeEvidence(
         findings=tuple(found),
         oom_kills=frozenset(_oom_kills(facts)),
@@ -271,7 +246,9 @@ def _read_facts(path: Path) -> Mapping[str, Any] | Missing:
     try:
         facts = json.loads(read_ordinary(path, _MAX_FACT_BYTES))
         if isinstance(facts, dict):
-            check_layout(facts.get("schema", FACTS_LAYOUT), FACTS_LAYOUT)
+            check_layout(
+                facts.get("schema", health.FACTS_LAYOUT), health.FACTS_LAYOUT
+            )
             return facts
         reason = "it is no object of JSON"
     except (OSError, ValueError, RecursionError) as exc:
@@ -290,7 +267,7 @@ def _job_start(path: Path, booted: float | None) -> float | None:
     except (OSError, ValueError, RecursionError):
         return None
 
-    return job_start_time(workers, booted=booted)
+    return health.job_start_time(workers, booted=booted)
 
 
 def _oom_kills(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, int]]:
@@ -334,11 +311,11 @@ class LogEvidence:
     """
 
     is_any: bool = False
-    deaths: Deaths = attrs.field(factory=Deaths)
+    deaths: Deaths = attrs.field()
     raylets: tuple[Finding, ...] = ()
     drivers: tuple[DriverLog, ...] = ()
-    scan: ScanReport = attrs.field(factory=ScanReport)
-    collectives: CollectiveLogs = attrs.field(factory=CollectiveLogs)
+    scan: ScanReport = attrs.field()
+    collectives: CollectiveLogs = attrs.field()
     phase: PhaseReport | None = None
     nodes: tuple[Finding, ...] = ()
     groups: Mapping[tuple[str, str], LogGroup] = attrs.field(factory=dict)
@@ -348,6 +325,19 @@ class LogEvidence:
     environs: Mapping[str, tuple[dict[str, str], ...]] = attrs.field(
         factory=dict
     )
+
+    # Their rooms are loaded only where something needs them.
+    @deaths.default
+    def _no_deaths(self) -> Deaths:
+        return ray.Deaths()
+
+    @scan.default
+    def _no_scan(self) -> ScanReport:
+        return logs.ScanReport()
+
+    @collectives.default
+    def _no_collectives(self) -> CollectiveLogs:
+        return logs.CollectiveLogs()
 
 
 _BLOCK = 1 << 22
@@ -380,9 +370,9 @@ def read_logs(
     sources = find_log_sources(paths)
     files = [*sources.logs, *_worker_log_files(sources)]
     scan = _scan_files(files, tell)
-    collectives = read_collective_logs(files)
+    collectives = logs.read_collective_logs(files)
     known_ranks = {**_ranks_from_collectives(collectives), **(ranks or {})}
-    raylets, raylet_missing = raylet_findings(
+    raylets, raylet_missing = nsight.raylet_findings(
         *(s.logs for s in sources.sessions)
     )
     nodes = read_node_evidence(sources.nodes, known_ranks, since)
@@ -416,7 +406,7 @@ def _ranks_from_collectives(
     """
     Map processes to ranks, by host and PID, from watchdog and NCCL lines.
     """
-    origins = rank_origins(collectives).values()
+    origins = logs.rank_origins(collectives).values()
     return {
         (place, x.pid): x.rank
         for x in origins
@@ -435,9 +425,9 @@ def _find_ranked_deaths(
     Find deaths in a Ray cluster, with ranks from dumps or stacks.
     """
     if not places.sessions:
-        return Deaths()
+        return ray.Deaths()
 
-    deaths = find_deaths(places.sessions, oom_kills=oom_kills)
+    deaths = ray.find_deaths(places.sessions, oom_kills=oom_kills)
     by_pid: dict[int, dict[str, int]] = defaultdict(dict)
     for (host, pid), rank in ranks.items():
         by_pid[pid][host] = rank
@@ -467,7 +457,7 @@ def _rank_of(
 def _worker_log_files(places: LogSources) -> list[Path]:
     return [
         part.path
-        for log in worker_files(places.sessions)
+        for log in ray.worker_files(places.sessions)
         for part in (*log.out, *log.err)
     ]
 
@@ -477,14 +467,14 @@ def _scan_files(
 ) -> ScanReport:
     try:
         # Loading the rules is slow; skip it if there are no files.
-        return scan_logs(files, tell=tell) if files else ScanReport()
+        return logs.scan_logs(files, tell=tell) if files else logs.ScanReport()
     except NoLogsError:
-        return ScanReport()
+        return logs.ScanReport()
 
 
-def _detect_phase(logs: Sequence[Path]) -> PhaseReport | None:
+def _detect_phase(log_files: Sequence[Path]) -> PhaseReport | None:
     try:
-        return detect_phase(logs) if logs else None
+        return logs.detect_phase(log_files) if log_files else None
     except NoLogsError:  # no file can be read; the scan reports it
         return None
 
@@ -494,13 +484,13 @@ def _groups_by_place(scan: ScanReport) -> dict[tuple[str, str], LogGroup]:
     return {(g.first.source, g.first.location): g for g in groups}
 
 
-def _failed_drivers(logs: Iterable[Path]) -> Iterator[DriverLog]:
+def _failed_drivers(log_files: Iterable[Path]) -> Iterator[DriverLog]:
     """
     Yield the outputs of Ray drivers that hold failures.
     """
-    candidates = (path for path in logs if _mentions_ray(path))
+    candidates = (path for path in log_files if _mentions_ray(path))
     for path in itertools.islice(candidates, _MAX_DRIVERS):
-        driver = read_driver_log(path)
+        driver = ray.read_driver_log(path)
         if driver.failures:
             yield driver
 
@@ -512,7 +502,7 @@ def _mentions_ray(path: Path) -> bool:
     Searches block by block: line by line takes a minute per gigabyte.
     """
     tail = b""
-    with suppress(OSError, ValueError), open_log(path) as file:
+    with suppress(OSError, ValueError), logs.open_log(path) as file:
         while block := file.read(_BLOCK):
             if any(marker in tail + block for marker in _RAY_MARKERS):
                 return True

@@ -1,5 +1,5 @@
 """
-Join findings from logs with the diagnosis from dumps and stacks.
+Order findings from logs, and join them to those from dumps and stacks.
 
 Dumps name the rank the others wait for; logs say why it is missing.
 """
@@ -9,25 +9,22 @@ from __future__ import annotations
 import os
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
+from .. import logs, ray
 from ..findings import Cause, Diagnosis, Finding, Missing
-from ..logs import LogGroup, PhaseReport, collective_findings
 from ..ranks import ranks_text
-from ..ray import Deaths, DriverLog, death_findings, driver_findings
 from .log_evidence import LogEvidence
-from .rank_state import WAIT_CAUSES
 
 
-# Failures that follow from the failure of another rank.
-_CONSEQUENCE_CAUSES = frozenset(
-    {Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS_TIMEOUT, Cause.NETWORK_FAILURE}
-)
+if TYPE_CHECKING:
+    from ..logs import LogGroup, PhaseReport
+    from ..ray import Deaths, DriverLog
+
+
 _MIN_CONSEQUENCE_PRIORITY = 3
-_DEATH_CAUSES = frozenset(
-    {Cause.NATIVE_CRASH, Cause.RANK_CRASHED, Cause.KILLED, Cause.ACTOR_DIED}
-)
 
 
 def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
@@ -38,28 +35,24 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         The findings, root causes first.
     """
     deaths = [
-        *death_findings(evidence.deaths),
+        *ray.death_findings(evidence.deaths),
         *_find_driver_failures(evidence),
     ]
+    sure = [f for f in deaths if _is_sure(f) and not f.cause.is_consequence]
     scanned = [
         f
         for f in evidence.scan.findings
         if not _repeats_known_death(f, evidence)
     ]
-    collectives = collective_findings(evidence.collectives)
+    collectives = logs.collective_findings(evidence.collectives)
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
-    # What an actor printed says more than that it died.
-    vague = {*_CONSEQUENCE_CAUSES, Cause.ACTOR_DIED}
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
-        *(f for f in deaths if _is_sure(f) and f.cause not in vague),
+        *(f for f in sure if f.cause is not Cause.ACTOR_DIED),
+        # What an actor printed says more than that it died.
         *(f for f in scanned if is_first_cause(f, evidence)),
-        *(
-            f
-            for f in deaths
-            if _is_sure(f) and f.cause not in _CONSEQUENCE_CAUSES
-        ),
-        *(f for f in collectives if f.cause not in _CONSEQUENCE_CAUSES),
+        *sure,
+        *(f for f in collectives if not f.cause.is_consequence),
         *(f for f in nodes if _is_sure(f)),
     ]
     then = [
@@ -88,11 +81,7 @@ def is_own_end(finding: Finding, evidence: LogEvidence) -> bool:
     """
     group = _group_of(finding, evidence)
     is_own = group is None or group.priority <= _MIN_CONSEQUENCE_PRIORITY
-    return (
-        _is_sure(finding)
-        and is_own
-        and finding.cause not in _CONSEQUENCE_CAUSES
-    )
+    return _is_sure(finding) and is_own and not finding.cause.is_consequence
 
 
 def _is_sure(finding: Finding) -> bool:
@@ -101,7 +90,9 @@ def _is_sure(finding: Finding) -> bool:
 
 def _find_driver_failures(evidence: LogEvidence) -> Iterable[Finding]:
     for driver in evidence.drivers:
-        yield from driver_findings(_drop_known_deaths(driver, evidence.deaths))
+        yield from ray.driver_findings(
+            _drop_known_deaths(driver, evidence.deaths)
+        )
 
 
 def _start_up_stalls(evidence: LogEvidence) -> Iterable[Finding]:
@@ -150,13 +141,13 @@ def _repeats_known_death(finding: Finding, evidence: LogEvidence) -> bool:
     Return whether all lines come from processes with a reported death.
     """
     dead = evidence.deaths.unintended
-    logs = {os.fspath(death.log) for death in dead if death.log}
+    death_logs = {os.fspath(death.log) for death in dead if death.log}
     pids = {death.pid for death in dead}
     group = _group_of(finding, evidence)
-    if finding.cause not in _DEATH_CAUSES or group is None:
+    if not finding.cause.is_death or group is None:
         return False
 
-    is_own = bool(group.files) and logs.issuperset(group.files)
+    is_own = bool(group.files) and death_logs.issuperset(group.files)
     group_pids = {origin.pid for origin in group.origins}
     return is_own or (bool(group_pids) and pids.issuperset(group_pids))
 
@@ -164,13 +155,13 @@ def _repeats_known_death(finding: Finding, evidence: LogEvidence) -> bool:
 def _is_consequence(finding: Finding, evidence: LogEvidence) -> bool:
     group = _group_of(finding, evidence)
     if group is None:
-        return finding.cause in _CONSEQUENCE_CAUSES
+        return finding.cause.is_consequence
     # A broken link is a cause; a closed connection is a consequence.
     if finding.cause is Cause.NETWORK_FAILURE:
         return group.priority > 1
     return (
         group.priority >= _MIN_CONSEQUENCE_PRIORITY
-        or finding.cause in _CONSEQUENCE_CAUSES
+        or finding.cause.is_consequence
     )
 
 
@@ -193,34 +184,8 @@ def _deduplicate(findings: Iterable[Finding]) -> Iterable[Finding]:
         lines.update(own)
 
 
-_ABSENT_CAUSES = frozenset({Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED})
-# Causes that end or block a process.
-_FATAL_CAUSES = frozenset(
-    {
-        *(Cause.HOST_OUT_OF_MEMORY, Cause.GPU_OUT_OF_MEMORY, Cause.GPU_FAULT),
-        *(Cause.ACTOR_DIED, Cause.NATIVE_CRASH, Cause.KILLED),
-        *(Cause.RANK_CRASHED, Cause.DISK_FULL, Cause.NODE_MISCONFIGURED),
-        *(Cause.NETWORK_FAILURE, Cause.NETWORK_MISCONFIGURED, Cause.IO_WAIT),
-        *(Cause.SIZE_MISMATCH, Cause.TYPE_MISMATCH),
-    }
-)
-_KILL_CAUSES = frozenset({Cause.KILLED, Cause.ACTOR_DIED})
 # Verdicts that do not say why a job failed.
 _OPEN_CAUSES = frozenset({Cause.UNKNOWN, Cause.STRAGGLER})
-# Verdicts by stacks that a timeout in the logs replaces.
-_UNEXPLAINED_CAUSES = WAIT_CAUSES | _OPEN_CAUSES
-# Causes that ranks suffer because of another rank.
-_VICTIM_CAUSES = WAIT_CAUSES | {
-    Cause.COLLECTIVE_TIMEOUT,
-    Cause.NETWORK_FAILURE,
-}
-# Causes of ranks that made different calls.
-_MISMATCH_CAUSES = frozenset(
-    {
-        *(Cause.TYPE_MISMATCH, Cause.SIZE_MISMATCH, Cause.DTYPE_MISMATCH),
-        *(Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE),
-    }
-)
 _TIMEOUT_CAUSES = frozenset(
     {
         *(Cause.RANK_NOT_ARRIVED, Cause.COLLECTIVE_TIMEOUT),
@@ -239,13 +204,13 @@ _NOTHING_SUSPICIOUS = Finding(
 )
 
 
-def diagnose_logs(logs: LogEvidence) -> Diagnosis:
+def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
     """
     Diagnose a job by logs alone.
     """
-    findings = log_findings(logs)
+    findings = log_findings(evidence)
     verdict = (
-        findings[0] if findings else _verdict_without_findings(logs.phase)
+        findings[0] if findings else _verdict_without_findings(evidence.phase)
     )
     no_dumps = Missing(
         what="dump",
@@ -254,8 +219,8 @@ def diagnose_logs(logs: LogEvidence) -> Diagnosis:
     return Diagnosis(
         verdict=verdict,
         findings=findings,
-        victims=waiting_ranks(logs, verdict),
-        missing=(no_dumps, *logs.missing),
+        victims=waiting_ranks(evidence, verdict),
+        missing=(no_dumps, *evidence.missing),
     )
 
 
@@ -278,7 +243,7 @@ def _verdict_without_findings(phase: PhaseReport | None) -> Finding:
 
 def join_logs(
     diagnosis: Diagnosis,
-    logs: LogEvidence,
+    evidence: LogEvidence,
     *,
     alive: Collection[int] = (),
     has_exited_cleanly: bool = False,
@@ -289,7 +254,7 @@ def join_logs(
     Args:
         diagnosis: Diagnosis by dumps and stacks.
 
-        logs: Results from logs.
+        evidence: Results from logs.
 
         alive: Ranks that were alive after the logs were written.
 
@@ -299,28 +264,23 @@ def join_logs(
         The joined diagnosis.  If ranks are absent, it adds why.  If dumps and
         stacks do not explain the failure, the logs do.
     """
-    base = diagnosis.verdict
-    missing = (*diagnosis.missing, *logs.missing)
+    missing = (*diagnosis.missing, *evidence.missing)
     diagnosis = attrs.evolve(diagnosis, missing=missing)
-    findings = log_findings(logs)
+    findings = log_findings(evidence)
     if not findings:
         return diagnosis
 
-    first = tuple(f for f in findings if is_first_cause(f, logs))
+    base = diagnosis.verdict
+    first = tuple(f for f in findings if is_first_cause(f, evidence))
     fatal = [
-        f
-        for f in first
-        if f.cause in _FATAL_CAUSES and not _is_alive(f, alive)
+        f for f in first if _is_fatal(f.cause) and not _is_alive(f, alive)
     ]
     kills = [
-        f for f in findings if f.cause in _KILL_CAUSES and is_own_end(f, logs)
+        f for f in findings if f.cause.is_kill and is_own_end(f, evidence)
     ]
-    if base.cause in _ABSENT_CAUSES and base.detail_cause is None:
-        known = [*fatal, *kills, *_exit_reports(base, findings)]
-        cause, is_sure = _find_end(base, known)
-        if cause is not None:
-            verdict = _explain_absence(base, cause, is_sure=is_sure)
-            return _replace_verdict(diagnosis, verdict, first, cause)
+    known = [*fatal, *kills, *_exit_reports(base, findings)]
+    if explained := _explain_absence(base, known):
+        return _replace_verdict(diagnosis, explained[0], first, explained[1])
 
     if has_exited_cleanly:
         fatal = []
@@ -329,15 +289,14 @@ def join_logs(
         verdict = _add_wait_location(reason, base)
         return _replace_verdict(diagnosis, verdict, findings, reason)
 
+    news = findings
     if base.cause not in _OPEN_CAUSES and not base.cause.is_fine:
         # The reason is known, so skip consequences.
-        news = (f for f in first if not _is_covered(f, base))
-        return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *news))
-
-    if fatal:
+        news = tuple(f for f in first if not _is_covered(f, base))
+    elif fatal:
         return _replace_verdict(diagnosis, fatal[0], findings, fatal[0])
 
-    return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *findings))
+    return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *news))
 
 
 def _find_reason(
@@ -350,28 +309,34 @@ def _find_reason(
     Return the finding that explains why ranks waited or failed, if any.
     """
     # A fatal cause explains a wait, not the other way round.
-    if base.cause in _VICTIM_CAUSES and fatal:
+    is_wait = base.cause.is_peer_wait
+    if fatal and (is_wait or base.cause.is_consequence):
         return fatal[0]
     if base.cause is Cause.NETWORK_FAILURE:
         return next((f for f in kills if f.ranks), None)
+    first = findings[0]
     if base.cause is Cause.COLLECTIVE_TIMEOUT:
-        is_new = findings[0].cause is Cause.RANK_NOT_ARRIVED
+        is_new = first.cause is Cause.RANK_NOT_ARRIVED
     else:
-        is_new = (
-            base.cause in _UNEXPLAINED_CAUSES
-            and findings[0].cause in _TIMEOUT_CAUSES
-        )
-    return findings[0] if is_new else None
+        is_open = is_wait or base.cause in _OPEN_CAUSES
+        is_new = is_open and first.cause in _TIMEOUT_CAUSES
+    return first if is_new else None
 
 
 def _is_covered(finding: Finding, base: Finding) -> bool:
     """
     Return whether the dumps name ranks for a mismatch and the log does not.
     """
-    return {
-        finding.cause,
-        base.cause,
-    } <= _MISMATCH_CAUSES and not finding.ranks
+    return not finding.ranks and all(
+        f.cause.is_mismatch or f.cause.is_miscount for f in (finding, base)
+    )
+
+
+def _is_fatal(cause: Cause) -> bool:
+    """
+    Return whether a cause explains why ranks are gone or wait.
+    """
+    return cause.ends_process or cause.is_network or cause.is_mismatch
 
 
 def _is_alive(finding: Finding, alive: Collection[int]) -> bool:
@@ -397,7 +362,7 @@ def _find_end(
     gave_dump = base.cause is Cause.RANK_NOT_ARRIVED
     for finding in fatal:
         # A rank that wrote a dump was killed after the hang.
-        is_late = gave_dump and finding.cause in _KILL_CAUSES
+        is_late = gave_dump and finding.cause.is_kill
         if set(finding.ranks) & set(base.ranks) and not is_late:
             return finding, True
     nameless = (f for f in fatal if not f.ranks and not gave_dump)
@@ -405,11 +370,23 @@ def _find_end(
 
 
 def _explain_absence(
-    base: Finding, cause: Finding, *, is_sure: bool
-) -> Finding:
+    base: Finding, known: Iterable[Finding]
+) -> tuple[Finding, Finding] | None:
     """
     Add to a verdict why the absent ranks are absent.
+
+    Args:
+        known: What ended processes.
+
+    Returns:
+        The verdict, and the finding that explains it; ``None`` if none does.
     """
+    if not base.cause.is_absence or base.detail_cause is not None:
+        return None
+    cause, is_sure = _find_end(base, known)
+    if cause is None:
+        return None
+
     hedge = "" if is_sure else "perhaps "
     where = (
         f"{ranks_text(cause.ranks)}: "
@@ -419,7 +396,7 @@ def _explain_absence(
     detail = cause.summary.rstrip(".")
     if detail.startswith(_CAPITALS):
         detail = detail[0].lower() + detail[1:]
-    return attrs.evolve(
+    verdict = attrs.evolve(
         base,
         summary=f"{base.summary}; {hedge}because {where}{detail}",
         detail_cause=cause.cause,
@@ -427,6 +404,7 @@ def _explain_absence(
         remedy=cause.remedy or base.remedy,
         evidence=(*cause.evidence, *base.evidence),
     )
+    return verdict, cause
 
 
 def _add_wait_location(reason: Finding, base: Finding) -> Finding:
@@ -434,7 +412,7 @@ def _add_wait_location(reason: Finding, base: Finding) -> Finding:
     Add to a reason where in their code ranks waited.
     """
     where = base.summary
-    if base.cause not in WAIT_CAUSES:
+    if not base.cause.is_peer_wait:
         if base.location is None or not base.ranks:
             return reason
         where = f"{ranks_text(base.ranks)} in {base.location.brief}"

@@ -26,6 +26,7 @@ from ..flight_recorder import (
     is_keyboard_interrupt,
     is_peer_lost_error,
 )
+from ..identity import same_host
 from ..stacks import (
     ProcessStacks,
     ProcessView,
@@ -86,6 +87,13 @@ class HostView:
     has_exited_cleanly: bool = False
     state: str = ""
     lock_holder: int | None = None
+
+    @property
+    def is_peer_wait(self) -> bool:
+        """
+        Return whether the rank waits for other ranks.
+        """
+        return self.cause is not None and self.cause.is_peer_wait
 
 
 def build_host_views(
@@ -212,9 +220,11 @@ def _assign_rank(
         return process
 
     same_pid = [s for s in sidecars.values() if s.pid == process.pid]
-    same_host = [s for s in same_pid if s.host == process.host]
+    on_host = [
+        s for s in same_pid if same_host(s.host or "", process.host or "")
+    ]
     # A PID alone is enough if no other process has it.
-    found = same_host or (same_pid if len(same_pid) == 1 else [])
+    found = on_host or (same_pid if len(same_pid) == 1 else [])
     return attrs.evolve(process, rank=found[0].rank) if found else process
 
 
@@ -287,8 +297,6 @@ def _sidecar_stacks(sidecar: Sidecar) -> ProcessStacks:
     )
 
 
-# Causes of ranks that wait for other ranks.
-WAIT_CAUSES = frozenset({Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT})
 _UNKNOWN_VERDICT = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
@@ -330,7 +338,7 @@ def _find_victims(
     waiting = {
         view.process.rank
         for view in explain_ranks(stacks)
-        if view.process.rank is not None and view.cause in WAIT_CAUSES
+        if view.process.rank is not None and view.cause.is_peer_wait
     }
     return tuple(sorted(waiting.difference(verdict.ranks)))
 
@@ -462,19 +470,6 @@ def inputs_of(diagnosis: Diagnosis) -> DiagnosisInputs:
     return inputs if isinstance(inputs, DiagnosisInputs) else DiagnosisInputs()
 
 
-# What healthy jobs do between two calls, sometimes for long.
-_PAUSE_CAUSES = frozenset(
-    {
-        Cause.CHECKPOINTING,
-        Cause.COMPILING,
-        Cause.GPU_SYNC_WAIT,
-        Cause.NATIVE_SPIN,
-        Cause.PYTHON_LOOP,
-        Cause.SLEEPING,
-    }
-)
-
-
 def explain_silence(
     diagnosis: Diagnosis,
     dumps: Dumps,
@@ -504,9 +499,13 @@ def explain_silence(
     note = f"no call is on record for {seconds:.0f} s, longer than ever before"
     by_stacks = diagnose_stacks(_rank_processes(dumps, stacks))
     verdict = by_stacks.verdict
-    is_hung = (
-        verdict.confidence != "possible" and verdict.cause not in _PAUSE_CAUSES
+    # What healthy jobs do between two calls, sometimes for long.
+    is_pause = (
+        verdict.cause.is_slow
+        or verdict.cause.is_computing
+        or verdict.cause in {Cause.GPU_SYNC_WAIT, Cause.SLEEPING}
     )
+    is_hung = verdict.confidence != "possible" and not is_pause
     if verdict.cause.is_fine or not by_stacks.findings:
         return _weaken_healthy_verdict(diagnosis, note)
     if not (is_hung or is_waiting):

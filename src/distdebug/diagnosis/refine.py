@@ -22,7 +22,6 @@ from ..findings import (
     Missing,
 )
 from ..flight_recorder import (
-    REMEDIES,
     Dumps,
     Sidecar,
     is_collective_error,
@@ -35,7 +34,6 @@ from ..stacks import ProcessStacks, conjugate
 from ..waits import Wait
 from .rank_state import (
     ALIVE_STATES,
-    WAIT_CAUSES,
     HostView,
     all_exited_cleanly,
     explain_silence,
@@ -83,7 +81,7 @@ def recheck_running_job(
     if not seconds:
         return diagnosis
 
-    is_waiting = any(v.cause in WAIT_CAUSES for v in views.values())
+    is_waiting = any(v.is_peer_wait for v in views.values())
     return explain_silence(
         diagnosis, dumps, stacks, seconds=seconds, is_waiting=is_waiting
     )
@@ -176,7 +174,7 @@ def _blame_lost_ranks(
         f"{verb}: {finding.summary}",
         confidence="likely",
         location=None,
-        remedy=REMEDIES[Cause.RANK_CRASHED],
+        remedy=Cause.RANK_CRASHED.remedy,
     )
 
 
@@ -346,32 +344,24 @@ def find_cross_wait(
     if wait is None or wait.p2p or call not in _COLLECTIVE_CALLS:
         return None
 
-    inside = [r for r in wait.waiting if r not in finding.ranks]
-    parties = sorted(
-        [
-            (inside, f"{finding.collective} of group {str(finding.group)!r}"),
-            (list(finding.ranks), call),
-        ],
-        key=lambda party: len(party[0]),
-    )
-    (few, _), (many, _) = parties
+    parties = [
+        (
+            [r for r in wait.waiting if r not in finding.ranks],
+            f"{finding.collective} of group {str(finding.group)!r}",
+        ),
+        (list(finding.ranks), call),
+    ]
+    few, many = sorted((members for members, _ in parties), key=len)
     is_open = len(few) == len(many)
     ranks = tuple(sorted([*few, *many] if is_open else few))
-    verb_text = (
-        "wait for each other" if is_open else "left the order of the others"
-    )
+    verb = "wait for each other" if is_open else "left the order of the others"
     rank_views = [views[r] for r in (few[0], many[0]) if r in views]
     return attrs.evolve(
         finding,
         cause=Cause.GROUP_ORDER_DEADLOCK,
         ranks=ranks,
         confidence="possible" if is_open else "likely",
-        summary=f"{ranks_text(ranks)} {verb_text}: "
-        + ", ".join(
-            f"{ranks_text(members)} in {what}"
-            + _at_location(views[r] for r in members if r in views)
-            for members, what in parties
-        ),
+        summary=f"{ranks_text(ranks)} {verb}: {_parties_text(parties, views)}",
         location=rank_views[0].location,
         evidence=(
             *(e for v in rank_views for e in v.evidence),
@@ -382,13 +372,26 @@ def find_cross_wait(
     )
 
 
+def _parties_text(
+    parties: Iterable[tuple[Sequence[int], str]], views: Mapping[int, HostView]
+) -> str:
+    """
+    Return where each party waits, the smaller one first.
+    """
+    return ", ".join(
+        f"{ranks_text(ranks)} in {call}"
+        + _at_location(views[r] for r in ranks if r in views)
+        for ranks, call in sorted(parties, key=lambda party: len(party[0]))
+    )
+
+
 def _common_call(finding: Finding, views: Mapping[int, HostView]) -> str:
     """
     Return the one call in which all absent ranks wait; empty if there is none.
     """
     rank_views = [views.get(rank) for rank in finding.ranks]
     calls = {
-        _torch_call(v) if v is not None and v.cause in WAIT_CAUSES else ""
+        _torch_call(v) if v is not None and v.is_peer_wait else ""
         for v in rank_views
     }
     return calls.pop() if len(calls) == 1 else ""
@@ -410,11 +413,10 @@ def note_waits_elsewhere(
         location does not wait.
     """
     first = next((v for v in rank_views if v.location), None)
-    causes = _wait_causes(finding)
-    if first is None or first.cause not in causes:
+    views = [v for v in rank_views if _is_contradicted(finding, v)]
+    if first not in views:
         return None
 
-    views = [v for v in rank_views if v.cause in causes]
     by_call: dict[tuple[str, str], list[HostView]] = {}
     for view in views:
         call = _torch_call(view)
@@ -438,11 +440,12 @@ def note_waits_elsewhere(
     )
 
 
-def _wait_causes(finding: Finding) -> frozenset[Cause]:
+def _is_contradicted(finding: Finding, view: HostView) -> bool:
     # A single absent rank in a store wait is still absent; several absent
     # ranks in it wait for another one.
-    is_alone = len(finding.ranks) == 1
-    return frozenset({Cause.COLLECTIVE_WAIT}) if is_alone else WAIT_CAUSES
+    if len(finding.ranks) == 1:
+        return view.cause is Cause.COLLECTIVE_WAIT
+    return view.is_peer_wait
 
 
 def _describe_wait(call: str, doing: str, views: Sequence[HostView]) -> str:
@@ -537,14 +540,6 @@ _ENDED_EARLY_REMEDY = (
     "exception that was caught; or why those that wait made one too many"
 )
 _LATE_THEN_WAITING = (Cause.STRAGGLER, Cause.COLLECTIVE_WAIT)
-_ABSENT_CAUSES = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
-# Problems that count even if the job ended without an error.
-_LASTING_CAUSES = {
-    Cause.STRAGGLER,
-    Cause.TYPE_MISMATCH,
-    Cause.SIZE_MISMATCH,
-    Cause.DTYPE_MISMATCH,
-}
 
 
 def refine(
@@ -629,7 +624,10 @@ def _drop_finished_waits(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
     Drop the waits of a job that exited cleanly since.
     """
     findings = tuple(
-        f for f in diagnosis.findings if f.cause in _LASTING_CAUSES
+        f
+        for f in diagnosis.findings
+        # These count even if the job ended without an error.
+        if f.cause.is_mismatch or f.cause is Cause.STRAGGLER
     )
     healthy = Finding(
         cause=Cause.HEALTHY,
@@ -658,7 +656,7 @@ def _put_crash_first(crash: Finding, findings: list[Finding]) -> list[Finding]:
     explained = [
         f
         for f in findings
-        if f.cause in _ABSENT_CAUSES and set(crash.ranks) <= set(f.ranks)
+        if f.cause.is_absence and set(crash.ranks) <= set(f.ranks)
     ]
     if not explained:
         return [crash, *findings]
@@ -679,7 +677,7 @@ def _add_host_reason(
     finding: Finding, views: Mapping[int, HostView]
 ) -> Finding:
     rank_views = [views[r] for r in finding.ranks if r in views]
-    if finding.cause not in _ABSENT_CAUSES or not rank_views:
+    if not finding.cause.is_absence or not rank_views:
         return _add_location(finding, rank_views)
 
     exited = [v.rank for v in rank_views if v.has_exited_cleanly]

@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 
 from .._io import is_folder
+from .._text import clean
 from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Missing
 from ..flight_recorder import (
@@ -101,7 +102,15 @@ def diagnose(
         since=min((s.started for s in sidecars), default=None),
     )
     if dumps is None and not found.stacks and not logs.is_any:
-        raise _no_evidence_error(paths, no_dumps)
+        raise _no_evidence_error(paths, no_dumps, logs.missing)
+    # Each kind of evidence is looked for in the same folders.
+    known = {(m.source, m.reason) for m in logs.missing}
+    found = attrs.evolve(
+        found,
+        missing=tuple(
+            m for m in found.missing if (m.source, m.reason) not in known
+        ),
+    )
 
     flight = None if dumps is None else analyze_dumps(dumps)
     inputs = DiagnosisInputs(
@@ -114,7 +123,9 @@ def diagnose(
 
 
 def _no_evidence_error(
-    paths: Sequence[str | os.PathLike[str]], no_dumps: NoDumpsError
+    paths: Sequence[str | os.PathLike[str]],
+    no_dumps: NoDumpsError,
+    missing: Iterable[Missing],
 ) -> NoDumpsError:
     """
     Return the error that lists which kinds of evidence were searched.
@@ -122,7 +133,10 @@ def _no_evidence_error(
     if not any(map(os.path.lexists, paths)):
         return no_dumps
 
+    reasons = "; ".join(f"{m.source}: {m.reason}" for m in missing)
     msg = f"{no_dumps}; nor are there stacks, logs, or sessions of Ray"
+    if reasons:
+        msg += f" ({clean(reasons, limit=400)})"
     return NoDumpsError(msg, remedy=_REMEDY)
 
 

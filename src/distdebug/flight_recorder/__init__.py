@@ -10,26 +10,24 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .analysis.analyze import REMEDIES as REMEDIES
     from .analysis.analyze import analyze_dumps as analyze_dumps
+    from .analysis.endings import exit_sidecars as exit_sidecars
+    from .analysis.endings import exit_time_s as exit_time_s
+    from .analysis.endings import is_collective_error as is_collective_error
+    from .analysis.endings import (
+        is_keyboard_interrupt as is_keyboard_interrupt,
+    )
+    from .analysis.endings import is_peer_lost_error as is_peer_lost_error
+    from .analysis.endings import sigterm_time_s as sigterm_time_s
     from .analysis.job import Channel as Channel
+    from .analysis.job import Job as Job
     from .analysis.job import Side as Side
-    from .analysis.job import find_channels as find_channels
+    from .analysis.job import Stream as Stream
     from .analysis.membership import Group as Group
     from .analysis.membership import Membership as Membership
     from .analysis.membership import Signatures as Signatures
     from .analysis.membership import find_groups as find_groups
     from .analysis.membership import group_status as group_status
-    from .analysis.progress import Stream as Stream
-    from .analysis.progress import collective_streams as collective_streams
-    from .analysis.progress import exit_sidecars as exit_sidecars
-    from .analysis.progress import exit_time_s as exit_time_s
-    from .analysis.progress import is_collective_error as is_collective_error
-    from .analysis.progress import (
-        is_keyboard_interrupt as is_keyboard_interrupt,
-    )
-    from .analysis.progress import is_peer_lost_error as is_peer_lost_error
-    from .analysis.progress import sigterm_time_s as sigterm_time_s
     from .analysis.report import FlightReport as FlightReport
     from .analysis.stragglers import clock_offsets_ns as clock_offsets_ns
     from .analysis.stuck import measure_silence_s as measure_silence_s

@@ -23,8 +23,8 @@ from .recording.plan import (
     Options,
     RecorderSettings,
     make_folder,
-    make_plan,
     new_token,
+    plan_flight_recorder,
     random_root,
 )
 
@@ -159,14 +159,15 @@ def _plan_with_folder(
     A full or missing disk must not end a job at its start, nor a folder that
     another user made first: then dumps go to a folder with a random name.
     """
-    token = new_token()
-    settings = make_plan(environ, version, options, token)
+    plan = functools.partial(
+        plan_flight_recorder, environ, version, token=new_token()
+    )
+    settings = plan(**options._asdict())
     try:
         make_folder(settings.dump_dir)
     except RecorderError as error:
         fallback = str(random_root())
-        options = options._replace(dump_dir=fallback)
-        settings = make_plan(environ, version, options, token)
+        settings = plan(**{**options._asdict(), "dump_dir": fallback})
         with contextlib.suppress(RecorderError):
             make_folder(settings.dump_dir)
         _logger.warning(

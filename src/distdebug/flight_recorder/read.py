@@ -156,11 +156,8 @@ def _decode(
                 failed.append((file, exc))
                 chains += [others] if others else []
             else:
-                decoded.append(
-                    DecodedFile(
-                        file, dump, header["unreadable"], header["damage"]
-                    )
-                )
+                found = header["unreadable"], header["damage"]
+                decoded.append(DecodedFile(file, dump, *found))
             done += 1
             if progress is not None:
                 progress(done, total + len(chains))

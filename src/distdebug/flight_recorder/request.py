@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import attrs
 
-from .._io import is_folder
+from .._io import is_folder, names_in
 from .._render import Block, Entries, Entry, Shown
 from .._text import clean
 from .sidecar import SIDECAR_SUFFIX, read_sidecar
@@ -98,7 +98,7 @@ def request_dumps(
     folder, start = (
         (place, "") if is_folder(place) else (place.parent, place.name)
     )
-    before = _file_names(folder)
+    before = set(names_in(folder))
     rows = [
         _request_dump(rank, [folder / name for name in names])
         for rank, names in _group_by_rank(
@@ -106,13 +106,6 @@ def request_dumps(
         )
     ]
     return tuple(_await_answers(rows, folder, before, timeout_s))
-
-
-def _file_names(folder: Path) -> set[str]:
-    try:
-        return {entry.name for entry in os.scandir(folder)}
-    except OSError:
-        return set()
 
 
 def _group_by_rank(
@@ -204,7 +197,7 @@ def _new_sidecars(folder: Path, before: set[str]) -> dict[str, Path]:
     """
     return {
         match[1]: folder / name
-        for name in sorted(_file_names(folder) - before)
+        for name in sorted(set(names_in(folder)) - before)
         if (match := _SIDECAR_NAME.fullmatch(name))
     }
 

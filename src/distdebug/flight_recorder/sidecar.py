@@ -114,23 +114,28 @@ class Sidecar(NamedTuple):
     mesh: tuple[tuple[str, int], ...] = ()
     threads: tuple[tuple[str, tuple[SidecarFrame, ...]], ...] = ()
 
+    @property
+    def process(self) -> tuple[str, int, float]:
+        """
+        Return host, process id, and start, equal for sidecars of one process.
+        """
+        return self.host, self.pid, self.started
+
     def to_json(self) -> dict[str, Any]:
         """
         Return plain data, in the layout of the file.
         """
-        data: dict[str, Any] = {
-            "schema": _SCHEMA,
-            "kind": "distdebug-sidecar",
-        }
-        data.update(self._asdict())
+        data = {"schema": _SCHEMA, "kind": "distdebug-sidecar"}
+        data |= self._asdict()
         del data["path"]
-        data["groups"] = [g._asdict() for g in self.groups]
-        data["mesh"] = dict(self.mesh)
-        data["threads"] = {
-            name: [f._asdict() for f in frames]
-            for name, frames in self.threads
+        return data | {
+            "groups": [g._asdict() for g in self.groups],
+            "mesh": dict(self.mesh),
+            "threads": {
+                name: [f._asdict() for f in frames]
+                for name, frames in self.threads
+            },
         }
-        return data
 
 
 def write_sidecar(sidecar: Sidecar, dump: Path) -> Path:

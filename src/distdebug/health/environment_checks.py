@@ -8,14 +8,18 @@ import socket
 import time
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from itertools import chain
+from typing import Any
 
 from .._text import list_text
-from ..findings import Cause, Confidence, Evidence, Finding, Missing
+from ..findings import Evidence, Finding, Missing
+from ..identity import TORCH_VARIABLES
 from ..processes import Worker
+from .judgements import judge, load_judgements
 from .network import (
+    Interface,
     check_rdma_devices,
     check_socket_interfaces,
     read_ib_ports,
@@ -23,8 +27,6 @@ from .network import (
 )
 from .node import EnvironmentHealth, NodeFacts, NodeHealth, sort_by_confidence
 from .worker_environment import (
-    ADDRESS,
-    PORT,
     Rendezvous,
     Settings,
     group_by_job,
@@ -88,21 +90,14 @@ def _difference_finding(
     name: str, values: dict[str | None, list[Settings]]
 ) -> Finding:
     by_count = sorted(values.items(), key=lambda item: len(item[1]))
-    minority = by_count[0][1]
-    parts_text = [
+    texts = (
         f"{'unset' if value is None else value} "
         f"({list_text((x.name for x in users), most=3)})"
         for value, users in by_count
-    ]
-    ranks = sorted({x.rank for x in minority if x.rank is not None})
-    return Finding(
-        cause=Cause.NETWORK_MISCONFIGURED,
-        ranks=tuple(ranks),
-        summary=f"{name} differs between ranks: {list_text(parts_text)}",
-        confidence="likely" if name in _MUST_MATCH else "possible",
-        remedy="give all ranks of a job the same settings of NCCL, also by "
-        "/etc/nccl.conf and ~/.nccl.conf",
-        evidence=tuple(
+    )
+    return judge(
+        "settings_differ",
+        *(
             Evidence(
                 kind="environment",
                 source=users[0].host,
@@ -111,112 +106,11 @@ def _difference_finding(
             )
             for value, users in by_count[:4]
         ),
+        ranks=(x.rank for x in by_count[0][1]),
+        confidence="likely" if name in _MUST_MATCH else "possible",
+        variable=name,
+        values=list_text(texts),
     )
-
-
-_ValueTest = Callable[[str | None], bool]
-
-
-class _NotableSetting(NamedTuple):
-    """
-    A setting that is worth a note if *test* holds for its value.
-    """
-
-    name: str
-    matches: _ValueTest
-    effect: str
-    advice: str
-
-
-def _is_on(value: str | None) -> bool:
-    return (value or "").strip().lower() in {"1", "true", "y", "yes", "on"}
-
-
-def _is_set(value: str | None) -> bool:
-    return value is not None
-
-
-def _is_one_of(*values: str) -> _ValueTest:
-    return lambda value: (value or "").strip().upper() in values
-
-
-_NOTABLE_SETTINGS = (
-    _NotableSetting(
-        "CUDA_LAUNCH_BLOCKING",
-        _is_on,
-        "waits for every kernel, which is slow, and can hang jobs that "
-        "overlap collectives",
-        "unset it when the error is found",
-    ),
-    _NotableSetting(
-        "TORCH_DISTRIBUTED_DEBUG",
-        _is_one_of("DETAIL"),
-        "compares every collective before it starts, which is slow",
-        "unset it, or set it to INFO, when the error is found",
-    ),
-    _NotableSetting(
-        "NCCL_DEBUG",
-        _is_one_of("TRACE"),
-        "writes a line for every call, which is slow and fills disks",
-        "set it to INFO or WARN",
-    ),
-    _NotableSetting(
-        "TORCHSPEC_LOG_LEVEL",
-        _is_one_of("DEBUG", "TRACE"),
-        "writes details of every step",
-        "set it to INFO when the error is found",
-    ),
-    _NotableSetting(
-        "TORCH_NCCL_BLOCKING_WAIT",
-        _is_on,
-        "makes the program wait for each collective, and turns off the "
-        "handling of errors in the background",
-        "unset it",
-    ),
-    _NotableSetting(
-        "NCCL_BLOCKING_WAIT",
-        _is_set,
-        "is an old name, which newer torch reads no more",
-        "use TORCH_NCCL_BLOCKING_WAIT, if it is meant",
-    ),
-    _NotableSetting(
-        "NCCL_ASYNC_ERROR_HANDLING",
-        _is_set,
-        "is an old name, which newer torch reads no more",
-        "use TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    ),
-    _NotableSetting(
-        "NCCL_DESYNC_DEBUG",
-        _is_set,
-        "is an old name, which newer torch reads no more",
-        "use TORCH_NCCL_DESYNC_DEBUG",
-    ),
-    _NotableSetting(
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        _is_one_of("0"),
-        "lets ranks hang for ever when a collective fails or times out",
-        "unset it",
-    ),
-    _NotableSetting(
-        "TORCH_NCCL_ENABLE_MONITORING",
-        _is_one_of("0", "FALSE"),
-        "turns off the watch that ends a job whose watchdog hangs",
-        "unset it",
-    ),
-    _NotableSetting(
-        "NCCL_P2P_DISABLE",
-        _is_on,
-        "lets GPUs of a node talk by way of the memory of the host, which is "
-        "slow",
-        "unset it, unless it is meant to work around a fault",
-    ),
-    _NotableSetting(
-        "NCCL_SHM_DISABLE",
-        _is_on,
-        "lets ranks of a node talk by sockets, which is slow",
-        "unset it, and give the container enough shared memory",
-    ),
-)
 
 
 def check_notable_settings(
@@ -233,30 +127,27 @@ def check_notable_settings(
     """
     entries = tuple(settings)
     findings = []
-    for note in _NOTABLE_SETTINGS:
+    for name, judgement in load_judgements().items():
+        variable, notable = judgement.variable, judgement.values
+        if not variable:
+            continue
         users: dict[str, list[Settings]] = defaultdict(list)
         for x in entries:
-            value = x.variables.get(note.name)
-            if note.matches(value):
-                users[value or ""].append(x)
-        for value, matching in users.items():
-            message = f"{note.name}={value} {note.effect}"
-            findings.append(_note_finding(message, note.advice, matching))
+            value = x.variables.get(variable)
+            if value is not None and (
+                not notable or value.strip().lower() in notable
+            ):
+                users[value].append(x)
+        findings += [
+            _note(name, matching, setting=f"{variable}={value}")
+            for value, matching in users.items()
+        ]
     without_recorder = [x for x in entries if _is_recorder_off(x.variables)]
     if without_recorder:
-        message = "the Flight Recorder of torch is off (its buffer has size 0)"
-        advice = "set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_TRACE_BUFFER_SIZE"
-        findings.append(
-            _note_finding(
-                message, f"{advice} to 2000 or more", without_recorder
-            )
-        )
-    has_nccl_debug = any(_has_nccl_debug(x.variables) for x in entries)
+        findings.append(_note("recorder_off", without_recorder))
+    has_nccl_debug = any(x.variables.get("NCCL_DEBUG") for x in entries)
     if entries and may_use_nccl and not has_nccl_debug:
-        message = "NCCL_DEBUG is not set, so NCCL says little of its errors"
-        findings.append(
-            _note_finding(message, "set NCCL_DEBUG=WARN, or INFO", entries)
-        )
+        findings.append(_note("nccl_silent", entries))
     return tuple(findings)
 
 
@@ -266,28 +157,14 @@ def _is_recorder_off(variables: Mapping[str, str]) -> bool:
     return next((variables[x] for x in names if x in variables), "") == "0"
 
 
-def _has_nccl_debug(variables: Mapping[str, str]) -> bool:
-    return bool(variables.get("NCCL_DEBUG"))
-
-
-def _note_finding(
-    message: str, advice: str, processes: Iterable[Settings]
-) -> Finding:
-    users = tuple(processes)
-    return Finding(
-        cause=Cause.HEALTHY,
-        ranks=tuple(sorted({x.rank for x in users if x.rank is not None})),
-        summary=f"note: {message}",
-        confidence="possible",
-        remedy=advice,
-        evidence=(
-            Evidence(
-                kind="environment",
-                source=list_text(sorted({x.host for x in users})),
-                location=list_text(x.name for x in users),
-            ),
-        ),
+def _note(name: str, users: Iterable[Settings], /, **values: Any) -> Finding:
+    users = tuple(users)
+    evidence = Evidence(
+        kind="environment",
+        source=list_text(sorted({x.host for x in users})),
+        location=list_text(x.name for x in users),
     )
+    return judge(name, evidence, ranks=(x.rank for x in users), **values)
 
 
 _VISIBLE_DEVICES = (
@@ -305,48 +182,38 @@ def check_rank_settings(settings: Iterable[Settings]) -> tuple[Finding, ...]:
     addresses.
     """
     groups = group_by_rendezvous(x for x in settings if x.rank is not None)
-    findings: list[Finding] = []
-    for members in groups.values():
-        findings += _check_rank_numbers(members)
-        findings += _check_shared_gpus(members)
-    findings += _check_world_sizes(groups)
-    findings += _check_addresses(groups)
-    return tuple(findings)
+    return tuple(
+        chain(
+            *(
+                check(members)
+                for members in groups.values()
+                for check in (_check_rank_numbers, _check_shared_gpus)
+            ),
+            _check_world_sizes(groups),
+            _check_addresses(groups),
+        )
+    )
 
 
 def _check_rank_numbers(members: list[Settings]) -> Iterator[Finding]:
     size = members[0].world_size
-    out_of_range = [
-        x
-        for x in members
-        if size is not None and _rank_or_minus_one(x) >= size
-    ]
-    if out_of_range:
-        yield _rank_finding(
-            Cause.NODE_MISCONFIGURED,
-            "certain",
-            out_of_range,
-            f"{out_of_range[0].name} does not exist in a job of {size} ranks",
-            "set RANK from 0 to WORLD_SIZE - 1",
-        )
-    if not members[0].variables.get(ADDRESS):
+    too_large = [x for x in members if size is not None and _rank(x) >= size]
+    if too_large:
+        name = too_large[0].name
+        yield _finding("rank_too_large", too_large, name=name, size=size)
+    if not members[0].variables.get("MASTER_ADDR"):
         return  # these may be several jobs
     by_rank: dict[int, list[Settings]] = defaultdict(list)
     for x in members:
-        by_rank[_rank_or_minus_one(x)].append(x)
-    duplicates = [x for x in by_rank.values() if len(x) > 1]
+        by_rank[_rank(x)].append(x)
+    duplicates = [users for users in by_rank.values() if len(users) > 1]
     if duplicates:
-        ranks = list_text(
-            f"rank {_rank_or_minus_one(x[0])}" for x in duplicates
-        )
-        yield _rank_finding(
-            Cause.NODE_MISCONFIGURED,
-            "likely",
-            [y for x in duplicates for y in x],
-            f"several processes of the same job call themselves {ranks}, on "
-            f"{list_text(sorted({y.host for x in duplicates for y in x}))}",
-            "give every process a RANK of its own; on several nodes mostly "
-            "the number of the node (--node-rank) is wrong",
+        users = list(chain(*duplicates))
+        yield _finding(
+            "rank_taken",
+            users,
+            names=list_text(x[0].name for x in duplicates),
+            hosts=list_text(sorted({x.host for x in users})),
         )
 
 
@@ -359,54 +226,40 @@ def _check_shared_gpus(members: list[Settings]) -> Iterator[Finding]:
         if value and "," not in value and value not in {"-1", "all"}:
             by_gpu[x.host, value].append(x)
     for (host, value), users in by_gpu.items():
-        if len({_rank_or_minus_one(x) for x in users}) < 2:
+        if len({_rank(x) for x in users}) < 2:
             continue
-        ranks = list_text(x.name for x in users)
-        yield _rank_finding(
-            Cause.NODE_MISCONFIGURED,
-            "likely" if _has_comparable_gpu_indices(users) else "possible",
+        # A GPU index may mean another GPU to each of several jobs, and to
+        # tasks of Slurm, which can each get their own GPUs, counted from 0.
+        first = users[0].variables
+        is_same = first.get("MASTER_ADDR") and "SLURM_PROCID" not in first
+        yield _finding(
+            "gpu_shared",
             users,
-            f"{ranks} share GPU {value} of {host}",
-            "give every rank a GPU of its own: NCCL refuses two ranks on one",
+            confidence="likely" if is_same else "possible",
+            names=list_text(x.name for x in users),
+            gpu=value,
+            hosts=host,
         )
-
-
-def _has_comparable_gpu_indices(users: list[Settings]) -> bool:
-    """
-    Return whether a GPU index means the same GPU to all of them.
-
-    It may not for several jobs, and not under Slurm, which can give each task
-    its own GPUs, all counted from 0.
-    """
-    first = users[0].variables
-    return bool(first.get(ADDRESS)) and "SLURM_PROCID" not in first
 
 
 def _check_world_sizes(
     groups: dict[Rendezvous, list[Settings]],
 ) -> Iterator[Finding]:
     sizes: dict[tuple[str, str, str], dict[int, list[Settings]]] = defaultdict(
-        dict
+        lambda: defaultdict(list)
     )
-    for rendezvous, members in groups.items():
-        if (
-            rendezvous.address
-            and rendezvous.port
-            and rendezvous.size is not None
-        ):
-            key = (rendezvous.address, rendezvous.port, rendezvous.host)
-            sizes[key][rendezvous.size] = members
+    for place, members in groups.items():
+        if place.address and place.port and place.size is not None:
+            key = (place.address, place.port, place.host)
+            # Parts with the same size may have different run IDs.
+            sizes[key][place.size] += members
     for (address, port, _), by_size in sizes.items():
         if len(by_size) > 1:
-            minority = min(by_size.values(), key=len)
-            yield _rank_finding(
-                Cause.NODE_MISCONFIGURED,
-                "likely",
-                minority,
-                f"ranks that meet at {address}:{port} do not agree on "
-                f"WORLD_SIZE: {list_text(sorted(by_size))}",
-                "start all nodes with the same number of nodes and of ranks "
-                "per node",
+            yield _finding(
+                "world_sizes",
+                min(by_size.values(), key=len),
+                address=f"{address}:{port}",
+                sizes=list_text(sorted(by_size)),
             )
 
 
@@ -421,55 +274,32 @@ def _check_addresses(
         if rendezvous.size is not None and rendezvous.address:
             by_size[rendezvous.size, rendezvous.run].append(rendezvous)
     for (size, _), parts in by_size.items():
-        members = [x for rendezvous in parts for x in groups[rendezvous]]
-        ranks = sorted(_rank_or_minus_one(x) for x in members)
-        is_one_job = ranks == list(range(size))
-        if len(parts) > 1 and is_one_job:
-            addresses = sorted(
-                {
-                    f"{rendezvous.address}:{rendezvous.port}".rstrip(":")
-                    for rendezvous in parts
-                }
-            )
-            is_loopback = any(rendezvous.host for rendezvous in parts)
-            yield _rank_finding(
-                Cause.NETWORK_MISCONFIGURED,
-                "likely",
-                members,
-                f"the {size} ranks of a job wait for each other at different "
-                f"places: {list_text(addresses)}"
-                + (", each host at itself" if is_loopback else ""),
-                "set MASTER_ADDR and MASTER_PORT to the same address of the "
-                "node of rank 0 everywhere",
-            )
+        members = [x for place in parts for x in groups[place]]
+        is_one_job = sorted(map(_rank, members)) == list(range(size))
+        if len(parts) < 2 or not is_one_job:
+            continue
+        addresses = {f"{x.address}:{x.port}".rstrip(":") for x in parts}
+        is_loopback = any(x.host for x in parts)
+        yield _finding(
+            "different_places",
+            members,
+            size=size,
+            addresses=list_text(sorted(addresses)),
+            each=", each host at itself" if is_loopback else "",
+        )
 
 
-def _rank_or_minus_one(x: Settings) -> int:
+def _rank(x: Settings) -> int:
     return -1 if x.rank is None else x.rank
 
 
-def _rank_finding(
-    cause: Cause,
-    confidence: Confidence,
-    processes: list[Settings],
-    message: str,
-    remedy: str,
+def _finding(
+    name: str, processes: list[Settings], /, **values: Any
 ) -> Finding:
-    names = (
-        ADDRESS,
-        PORT,
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        *_VISIBLE_DEVICES,
-    )
-    return Finding(
-        cause=cause,
-        ranks=tuple(sorted({_rank_or_minus_one(x) for x in processes})),
-        summary=message,
-        confidence=confidence,
-        remedy=remedy,
-        evidence=tuple(
+    names = (*TORCH_VARIABLES, *_VISIBLE_DEVICES)
+    return judge(
+        name,
+        *(
             Evidence(
                 kind="environment",
                 source=x.host,
@@ -480,6 +310,8 @@ def _rank_finding(
             )
             for x in processes[:4]
         ),
+        ranks=(x.rank for x in processes),
+        **values,
     )
 
 
@@ -506,40 +338,38 @@ def check_environment(
         Findings, notes, and what could not be compared.
     """
     settings, unreadable = read_settings(processes)
-    ranks = select_ranks(settings)
-    facts = _collect_facts(settings, nodes)
-    interfaces = {
-        host: x.interfaces for host, x in facts.items() if x.interfaces
-    }
-    ports = {
-        host: x.ib_ports for host, x in facts.items() if x.ib_ports is not None
-    }
+    ranks, facts = select_ranks(settings), _collect_facts(settings, nodes)
+    interfaces = {k: x.interfaces for k, x in facts.items() if x.interfaces}
     hosts = tuple(sorted({x.host for x in settings}))
-    findings = (
-        *(
-            f
-            for job in group_by_job(ranks)
-            for f in check_socket_interfaces(job, interfaces)
-        ),
-        *check_rdma_devices(ranks, interfaces, ports),
-        *check_rank_settings(ranks),
-        *(f for job in group_by_job(ranks) for f in check_same_settings(job)),
-        *_check_name_address(ranks, facts),
-        *check_notable_settings(
-            ranks,
-            may_use_nccl=not facts
-            or any(x.gpus != () for x in facts.values()),
-        ),
-    )
     return EnvironmentHealth(
         hosts=hosts,
         processes=len(settings),
-        findings=sort_by_confidence(findings),
+        findings=sort_by_confidence(_check_settings(ranks, facts, interfaces)),
         missing=(
             *unreadable,
             *_missing_interfaces(settings, hosts, interfaces),
         ),
     )
+
+
+def _check_settings(
+    ranks: tuple[Settings, ...],
+    facts: Mapping[str, NodeFacts],
+    interfaces: Mapping[str, tuple[Interface, ...]],
+) -> Iterator[Finding]:
+    ports = {
+        host: x.ib_ports for host, x in facts.items() if x.ib_ports is not None
+    }
+    jobs = group_by_job(ranks)
+    for job in jobs:
+        yield from check_socket_interfaces(job, interfaces)
+    yield from check_rdma_devices(ranks, interfaces, ports)
+    yield from check_rank_settings(ranks)
+    for job in jobs:
+        yield from check_same_settings(job)
+    yield from _check_name_address(ranks, facts)
+    has_gpus = not facts or any(x.gpus != () for x in facts.values())
+    yield from check_notable_settings(ranks, may_use_nccl=has_gpus)
 
 
 def _collect_facts(
@@ -575,30 +405,25 @@ def _check_name_address(
     configured = {
         x.host for x in settings if x.variables.get("GLOO_SOCKET_IFNAME")
     }
-    wrong = sorted(
-        host
-        for host in hosts - configured
-        if host in facts
-        and (facts[host].name_address or "").startswith("127.")
-    )
-    if wrong and len(hosts) > 1:
-        address = facts[wrong[0]].name_address or ""
-        yield Finding(
-            cause=Cause.NETWORK_MISCONFIGURED,
-            ranks=(),
-            summary=f"the names of {list_text(wrong)} stand for {address} "
-            "there, and GLOO_SOCKET_IFNAME is not set: Gloo may listen where "
-            "no other node reaches it",
-            confidence="possible",
-            remedy="set GLOO_SOCKET_IFNAME, or mend /etc/hosts",
-            evidence=(
-                Evidence(
-                    kind="environment",
-                    source=wrong[0],
-                    location="name of the node",
-                    quote=address,
-                ),
-            ),
+    addresses = {
+        host: x.name_address
+        for host, x in sorted(facts.items())
+        if host in hosts - configured
+        and (x.name_address or "").startswith("127.")
+    }
+    if addresses and len(hosts) > 1:
+        first, address = next(iter(addresses.items()))
+        evidence = Evidence(
+            kind="environment",
+            source=first,
+            location="name of the node",
+            quote=address or "",
+        )
+        yield judge(
+            "name_is_loopback",
+            evidence,
+            hosts=list_text(addresses),
+            address=address,
         )
 
 

@@ -1,30 +1,23 @@
 """
-Read the state of NVIDIA GPUs by NVML or ``nvidia-smi``, and check it.
+Read the state of NVIDIA GPUs by NVML, and check it.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-import time
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import attrs
 
-from .._in_time import in_time
+from .._proc import in_time
 from .._text import clean, list_text, size_text
-from ..capture import find_tool, run_tool
-from ..findings import (
-    Cause,
-    Evidence,
-    Finding,
-    NodeFinding,
-    as_finding,
-    ranks_of_pids,
-)
+from ..findings import Evidence, Finding
+from .judgements import judge, ranks_of
 
 
 # Idle GPUs without persistence mode take some seconds to wake up.
@@ -46,28 +39,22 @@ def check_gpu_driver(
     Returns:
         Nothing for other errors, such as a node without a driver.
     """
-    finding = None
+    evidence = Evidence(kind="gpu", source=host, quote=problem)
     if "version mismatch" in problem.lower():
-        finding = NodeFinding(
-            Cause.NODE_MISCONFIGURED,
-            "certain",
-            "the driver of the GPUs and its libraries have different versions",
-            "load the new driver (reboot the node), or use the libraries of "
-            "the driver that is loaded",
-        )
-    elif waited_s > 0:
-        finding = NodeFinding(
-            Cause.GPU_FAULT,
-            "likely" if waited_s >= _LONG_WAIT_S else "possible",
-            f"the driver of the GPUs does not answer within {waited_s:.0f} s",
-            "look for Xid messages in the kernel log; a driver that hangs "
-            "needs a reset of the GPU, or a reboot",
-        )
-    if finding is None:
+        return (judge("driver_mismatch", evidence, host=host),)
+    if waited_s <= 0:
         return ()
 
-    evidence = Evidence(kind="gpu", source=host, quote=problem)
-    return (as_finding(finding, host=host, evidence=evidence),)
+    is_long = waited_s >= _LONG_WAIT_S
+    return (
+        judge(
+            "driver_silent",
+            evidence,
+            host=host,
+            confidence="likely" if is_long else "possible",
+            seconds=waited_s,
+        ),
+    )
 
 
 _BUS_ID = re.compile(
@@ -196,7 +183,7 @@ def parse_bus_id(bus_id: str) -> tuple[int, int, int] | None:
 
 
 IDLE_REASON = "idle"
-_THROTTLE_REASONS = {
+_REASON_BITS = {
     0x1: IDLE_REASON,
     0x2: "clocks set by an application",
     0x4: "power cap",
@@ -207,6 +194,8 @@ _THROTTLE_REASONS = {
     0x80: "hardware power brake",
     0x100: "clocks of a display",
 }
+#: All throttle reasons.
+THROTTLE_REASONS = tuple(_REASON_BITS.values())
 #: Reasons that a healthy node never shows for long.  A power cap is normal
 #: under load.
 SEVERE_REASONS = frozenset(
@@ -226,15 +215,13 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
     Args:
         bits: The bit mask of the driver (``nvmlClocksEventReasons``).
     """
-    return tuple(name for bit, name in _THROTTLE_REASONS.items() if bits & bit)
+    return tuple(name for bit, name in _REASON_BITS.items() if bits & bit)
 
 
 # A CUDA context and the kernels of a program need more.
 _MIN_FREE_BYTES = 256 << 20
 _SLOW_CLOCK_RATIO = 0.6
 _BUSY_PERCENT = 50
-
-_Check = Callable[[Gpu], NodeFinding | None]
 
 
 def check_gpus(
@@ -251,153 +238,78 @@ def check_gpus(
 
         ranks: Ranks by process ID.
     """
-    findings = []
-    for gpu in gpus:
+    return tuple(
+        _gpu_finding(gpu, name, values, host, ranks or {})
+        for gpu in gpus
         # The first problem explains the others.
-        finding = next(filter(None, (check(gpu) for check in _CHECKS)), None)
-        if finding is not None:
-            findings.append(_gpu_finding(gpu, finding, host, ranks or {}))
-    return tuple(findings)
+        for name, values in list(_gpu_problems(gpu))[:1]
+    )
 
 
 def _gpu_finding(
-    gpu: Gpu, finding: NodeFinding, host: str, ranks: Mapping[int, int]
+    gpu: Gpu,
+    name: str,
+    values: dict[str, Any],
+    host: str,
+    ranks: Mapping[int, int],
 ) -> Finding:
-    name = f"GPU {gpu.index}" if gpu.index >= 0 else f"GPU at {gpu.bus_id}"
-    names = [x for x in (gpu.name, gpu.bus_id, gpu.uuid) if x]
-    return as_finding(
-        finding._replace(
-            says=f"{name} {finding.says}",
-            ranks=ranks_of_pids((x.pid for x in gpu.processes), ranks),
+    label = f"GPU {gpu.index}" if gpu.index >= 0 else f"GPU at {gpu.bus_id}"
+    names = filter(None, (gpu.name, gpu.bus_id, gpu.uuid))
+    return judge(
+        name,
+        Evidence(
+            kind="gpu", source=host, location=label, quote=", ".join(names)
         ),
         host=host,
-        evidence=Evidence(
-            kind="gpu",
-            source=host,
-            location=name,
-            quote=", ".join(names),
-        ),
+        ranks=ranks_of((x.pid for x in gpu.processes), ranks),
+        gpu=label,
+        **values,
     )
 
 
-def _check_lost(gpu: Gpu) -> NodeFinding | None:
-    if not gpu.problem:
-        return None
-    return NodeFinding(
-        Cause.GPU_FAULT,
-        "certain",
-        f"does not answer: {gpu.problem}",
-        (
-            "take the node out, reset the GPU or reboot, and look for Xid "
-            "messages in the kernel log"
-        ),
-    )
+def _gpu_problems(gpu: Gpu) -> Iterator[tuple[str, dict[str, Any]]]:
+    """
+    Yield what is wrong, the most important first.
+    """
+    if gpu.problem:
+        yield "gpu_lost", {"problem": gpu.problem}
+    if gpu.recovery:
+        yield "gpu_recovery", {"recovery": gpu.recovery}
+    if gpu.is_worn_out:
+        yield "gpu_worn_out", {}
+    if gpu.uncorrected_errors:
+        confidence = "likely" if gpu.needs_reset else "possible"
+        values = {"errors": gpu.uncorrected_errors, "confidence": confidence}
+        yield "gpu_memory_errors", values
+    if gpu.needs_reset:
+        yield "gpu_needs_reset", {}
+    if gpu.fabric in {"Not Started", "In Progress"}:
+        yield "gpu_fabric", {"fabric": gpu.fabric}
+    if values := _slowdown(gpu):
+        yield "gpu_slow", values
+    used, total = gpu.memory_used, gpu.memory_total
+    if used and total and total - used < min(_MIN_FREE_BYTES, total // 50):
+        free = size_text(total - used)
+        yield "gpu_full", {"free": free, "total": size_text(total)}
 
 
-def _check_recovery_action(gpu: Gpu) -> NodeFinding | None:
-    if not gpu.recovery:
-        return None
-    return NodeFinding(
-        Cause.GPU_FAULT,
-        "likely",
-        f"is not fit for work: its driver asks for {gpu.recovery!r}",
-        "end the job on this node, and do what the driver asks for",
-    )
-
-
-def _check_bad_memory(gpu: Gpu) -> NodeFinding | None:
-    if not gpu.is_worn_out:
-        return None
-    return NodeFinding(
-        Cause.GPU_FAULT,
-        "likely",
-        "has bad memory that could not be replaced",
-        "take the node out, and have the GPU exchanged",
-    )
-
-
-def _check_memory_errors(gpu: Gpu) -> NodeFinding | None:
-    if not gpu.uncorrected_errors:
-        return None
-    return NodeFinding(
-        Cause.GPU_FAULT,
-        "likely" if gpu.needs_reset else "possible",
-        (
-            f"had {gpu.uncorrected_errors} memory errors that could not be "
-            "corrected since its driver was loaded"
-        ),
-        "reset the GPU or reboot the node before the next job",
-    )
-
-
-def _check_reset(gpu: Gpu) -> NodeFinding | None:
-    if not gpu.needs_reset:
-        return None
-    return NodeFinding(
-        Cause.GPU_FAULT,
-        "possible",
-        "has bad memory that is replaced at the next reset",
-        "reset the GPU when the job is over",
-    )
-
-
-def _check_fabric(gpu: Gpu) -> NodeFinding | None:
-    if gpu.fabric not in {"Not Started", "In Progress"}:
-        return None
-    return NodeFinding(
-        Cause.NODE_MISCONFIGURED,
-        "likely",
-        (
-            "did not join the NVSwitch fabric, so CUDA does not start "
-            f"(state: {gpu.fabric})"
-        ),
-        "start nvidia-fabricmanager, of the same version as the driver",
-    )
-
-
-def _check_throttling(gpu: Gpu) -> NodeFinding | None:
+def _slowdown(gpu: Gpu) -> dict[str, Any]:
     severe = [x for x in gpu.slowed_by if x in SEVERE_REASONS]
     if not severe or IDLE_REASON in gpu.slowed_by:
-        return None
-    clock, max_clock = gpu.clock_mhz, gpu.most_clock_mhz
-    speed = f" to {clock} of {max_clock} MHz" if clock and max_clock else ""
-    is_slow = bool(
-        clock and max_clock and clock < _SLOW_CLOCK_RATIO * max_clock
-    )
+        return {}
+
+    clock, most = gpu.clock_mhz, gpu.most_clock_mhz
+    speed, is_slow = "", False
+    if clock and most:
+        speed = f" to {clock} of {most} MHz"
+        is_slow = clock < _SLOW_CLOCK_RATIO * most
     is_busy = (gpu.utilization or 0) >= _BUSY_PERCENT
-    return NodeFinding(
-        Cause.STRAGGLER,
-        "likely" if is_slow and is_busy else "possible",
-        f"is slowed down{speed}: {list_text(severe)}",
-        "check the cooling and the power supply of the node",
-    )
-
-
-def _check_free_memory(gpu: Gpu) -> NodeFinding | None:
-    used, total = gpu.memory_used, gpu.memory_total
-    if (
-        not used
-        or not total
-        or total - used >= min(_MIN_FREE_BYTES, total // 50)
-    ):
-        return None
-    return NodeFinding(
-        Cause.GPU_OUT_OF_MEMORY,
-        "possible",
-        f"has only {size_text(total - used)} of {size_text(total)} left",
-        "see who holds its memory; frameworks that reserve it all are fine",
-    )
-
-
-_CHECKS: tuple[_Check, ...] = (
-    *(
-        _check_lost,
-        _check_recovery_action,
-        _check_bad_memory,
-        _check_memory_errors,
-    ),
-    *(_check_reset, _check_fabric, _check_throttling, _check_free_memory),
-)
+    confidence = "likely" if is_slow and is_busy else "possible"
+    return {
+        "speed": speed,
+        "reasons": list_text(severe),
+        "confidence": confidence,
+    }
 
 
 _FABRIC_STATES = {0: "", 1: "Not Started", 2: "In Progress", 3: "Completed"}
@@ -412,441 +324,46 @@ _FATAL_ERRORS = (
     "NVML_ERROR_INSUFFICIENT_POWER",
 )
 
-NvmlQuery = Callable[..., Any]
+
+def _decode(value: bytes | str) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    return clean(value)
 
 
-def query_nvml(nvml: Any, *, brief: bool) -> tuple[Gpu, ...] | None:
-    """
-    Read the GPUs by NVML.
-
-    Args:
-        nvml: The module ``pynvml`` of nvidia-ml-py.
-
-        brief: Whether to read utilization and processes only.
-
-    Returns:
-        The GPUs; ``None`` without a driver that NVML supports.
-    """
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-
-    try:
-        count = nvml.nvmlDeviceGetCount()
-        return tuple(_query_gpu(nvml, i, brief=brief) for i in range(count))
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _query_gpu(nvml: Any, index: int, *, brief: bool) -> Gpu:
-    # A GPU that fell off the bus must not hide the others.
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError as exc:
-        return Gpu(index=index, problem=_fatal_error_text(nvml, exc))
-
-    query = partial(_call_nvml, nvml, handle)
-    rates = query("nvmlDeviceGetUtilizationRates")
-    fields: dict[str, Any] = {
-        "utilization": getattr(rates, "gpu", None),
-        "memory_utilization": getattr(rates, "memory", None),
-        "processes": _query_processes(query),
-        "uuid": _decode(query("nvmlDeviceGetUUID")),
-    }
-    if not brief:
-        fields |= (
-            _query_identity(query)
-            | _query_clocks(nvml, query)
-            | _query_health(nvml, query)
-        )
-    return Gpu(index=index, problem=_nvml_problem(nvml, handle), **fields)
-
-
-def _nvml_problem(nvml: Any, handle: Any) -> str:
-    try:
-        nvml.nvmlDeviceGetMemoryInfo(handle)
-    except nvml.NVMLError as exc:
-        return _fatal_error_text(nvml, exc)
-
-    return ""
-
-
-def _fatal_error_text(nvml: Any, exc: Exception) -> str:
-    broken = {getattr(nvml, name, None) for name in _FATAL_ERRORS} - {None}
-    return clean(str(exc)) if getattr(exc, "value", None) in broken else ""
-
-
-def _call_nvml(nvml: Any, handle: Any, name: str, *args: object) -> Any:
-    function = getattr(nvml, name, None)
-    if function is None:
-        return None
-    try:
-        return function(handle, *args)
-    except (nvml.NVMLError, TypeError, AttributeError):
-        return None
-
-
-def _query_processes(query: NvmlQuery) -> tuple[GpuProcess, ...]:
-    values = query("nvmlDeviceGetComputeRunningProcesses") or ()
+def _processes(values: Iterable[Any]) -> tuple[GpuProcess, ...]:
     return tuple(
         GpuProcess(pid=x.pid, memory=getattr(x, "usedGpuMemory", None))
         for x in values
     )
 
 
-def _query_identity(query: NvmlQuery) -> dict[str, Any]:
-    memory = query("nvmlDeviceGetMemoryInfo")
-    pci = query("nvmlDeviceGetPciInfo")
-    mode = query("nvmlDeviceGetMigMode")
-    return {
-        "name": _decode(query("nvmlDeviceGetName")),
-        "bus_id": _decode(getattr(pci, "busId", "")),
-        "memory_used": getattr(memory, "used", None),
-        "memory_total": getattr(memory, "total", None),
-        "mig": bool(mode[0]) if mode else None,
-    }
-
-
-def _query_clocks(nvml: Any, query: NvmlQuery) -> dict[str, Any]:
-    clock = getattr(nvml, "NVML_CLOCK_SM", 1)
-    state = query("nvmlDeviceGetPerformanceState")
-    bits = query("nvmlDeviceGetCurrentClocksEventReasons")
-    if bits is None:
-        bits = query("nvmlDeviceGetCurrentClocksThrottleReasons")
-    return {
-        "temperature": query("nvmlDeviceGetTemperature", 0),
-        "pstate": "" if state is None else f"P{state}",
-        "clock_mhz": query("nvmlDeviceGetClockInfo", clock),
-        "most_clock_mhz": query("nvmlDeviceGetMaxClockInfo", clock),
-        "power_w": _watts(query("nvmlDeviceGetPowerUsage")),
-        "power_limit_w": _watts(query("nvmlDeviceGetEnforcedPowerLimit")),
-        "slowed_by": throttle_reasons(bits or 0),
-    }
-
-
-def _query_health(nvml: Any, query: NvmlQuery) -> dict[str, Any]:
-    # (uncorrected, since the driver was loaded)
-    errors = query("nvmlDeviceGetTotalEccErrors", 1, 0)
-    rows = query("nvmlDeviceGetRemappedRows")
-    retiring = query("nvmlDeviceGetRetiredPagesPendingStatus")
-    known = [x for x in (rows and bool(rows[2]), retiring) if x is not None]
-    return {
-        "uncorrected_errors": errors,
-        "needs_reset": any(known) if known else None,
-        "is_worn_out": bool(rows[3]) if rows else None,
-        "fabric": _query_fabric(nvml, query),
-        "recovery": _query_recovery_action(nvml, query),
-    }
-
-
-def _query_fabric(nvml: Any, query: NvmlQuery) -> str:
-    info_type = getattr(nvml, "c_nvmlGpuFabricInfo_t", None)
-    if info_type is None:
-        return ""
-
-    info = info_type()
-    try:
-        query("nvmlDeviceGetGpuFabricInfo", _reference(info))
-    except (TypeError, ValueError):
-        return ""
-    return _FABRIC_STATES.get(getattr(info, "state", 0), "")
-
-
-def _reference(info: Any) -> Any:
-    import ctypes
-
-    return ctypes.byref(info)
-
-
-def _query_recovery_action(nvml: Any, query: NvmlQuery) -> str:
-    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-    values = query("nvmlDeviceGetFieldValues", [field]) if field else None
-    if not values or values[0].nvmlReturn != 0:
-        return ""
-
-    action = int(values[0].value.uiVal)
-    return (
-        _RECOVERY_ACTIONS[action]
-        if action < len(_RECOVERY_ACTIONS)
-        else f"action {action}"
-    )
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
-
-
-def _decode(value: Any) -> str:
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    return clean(str(value)) if value else ""
-
-
-#: The field of throttle reasons, and its name in older versions.
-THROTTLE_FIELDS = (
-    "clocks_event_reasons.active",
-    "clocks_throttle_reasons.active",
-)
-_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,6})?")
-_LOST_TEXT = re.compile(
-    r"GPU is lost|GPU requires reset|Unknown Error", re.IGNORECASE
-)
-_MIB = 1 << 20
-
-
-def parse_gpu_row(
-    row: Mapping[str, str],
-    *,
-    index: int = 0,
-    processes: Iterable[GpuProcess] = (),
-    remapped: Sequence[str] = (),
-) -> Gpu:
-    """
-    Parse one row of ``nvidia-smi --query-gpu``.
-
-    Args:
-        row: The cells by field name.
-
-        index: The GPU index, if the row has none.
-
-        remapped: The cells ``remapped_rows.pending`` and
-            ``remapped_rows.failure``: ``"Yes"``, ``"No"``, or anything else.
-    """
-    number = {name: _parse_number(cell) for name, cell in row.items()}
-    pending = [row.get("retired_pages.pending", ""), *remapped[:1]]
-    return Gpu(
-        index=_to_int(number.get("index"), index),
-        uuid=_cell_text(row, "uuid"),
-        name=_cell_text(row, "name"),
-        bus_id=_cell_text(row, "pci.bus_id"),
-        utilization=_to_int(number.get("utilization.gpu")),
-        memory_utilization=_to_int(number.get("utilization.memory")),
-        memory_used=parse_mebibytes(row.get("memory.used", "")),
-        memory_total=parse_mebibytes(row.get("memory.total", "")),
-        temperature=_to_int(number.get("temperature.gpu")),
-        pstate=_cell_text(row, "pstate"),
-        clock_mhz=_to_int(number.get("clocks.sm")),
-        most_clock_mhz=_to_int(number.get("clocks.max.sm")),
-        power_w=number.get("power.draw"),
-        power_limit_w=number.get("enforced.power.limit"),
-        slowed_by=throttle_reasons(_throttle_bits(row)),
-        uncorrected_errors=_to_int(
-            number.get("ecc.errors.uncorrected.volatile.total")
-        ),
-        needs_reset=_is_any_yes(pending),
-        is_worn_out=_is_any_yes(remapped[1:2]),
-        recovery=_cell_text(row, "gpu_recovery_action"),
-        fabric=_cell_text(row, "fabric.state"),
-        mig=_is_any_yes([row.get("mig.mode.current", "")]),
-        processes=tuple(processes),
-        problem=_row_problem(row),
-    )
-
-
-def parse_mebibytes(cell: Any) -> int | None:
-    """
-    Convert a cell in MiB to bytes; ``None`` if it is not a number.
-    """
-    number = _parse_number(cell)
-    return None if number is None else int(number * _MIB)
-
-
-def _parse_number(cell: Any) -> float | None:
-    # `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU requires reset]`
-    if not isinstance(cell, str) or not _NUMBER.fullmatch(cell.strip()):
-        return None
-    return float(cell)
-
-
-def _to_int(number: float | None, default: int | None = None) -> Any:
-    return default if number is None else int(number)
-
-
-def _throttle_bits(row: Mapping[str, str]) -> int:
-    for name in THROTTLE_FIELDS:
-        cell = row.get(name, "")
-        if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", cell):
-            return int(cell, 16)
-    return 0
-
-
-def _cell_text(row: Mapping[str, str], name: str) -> str:
-    cell = clean(row.get(name, ""))
-    return "" if cell in {"N/A", "None"} or cell.startswith("[") else cell
-
-
-def _is_any_yes(cells: Iterable[str]) -> bool | None:
-    answers = {
-        cell.strip().lower() in {"yes", "enabled"}
-        for cell in cells
-        if cell.strip().lower() in {"yes", "no", "enabled", "disabled"}
-    }
-    return any(answers) if answers else None
-
-
-def _row_problem(row: Mapping[str, str]) -> str:
-    cells = (row.get(x, "") for x in ("memory.used", "utilization.gpu"))
-    lost = next((x for x in cells if _LOST_TEXT.search(x)), "")
-    return clean(lost.strip("[]"))
-
-
-_BRIEF_FIELDS = (
-    "index",
-    "uuid",
-    "utilization.gpu",
-    "utilization.memory",
-    "mig.mode.current",
-)
-_ALL_FIELDS = (
-    *_BRIEF_FIELDS,
-    *("name", "pci.bus_id", "memory.used", "memory.total"),
-    *("temperature.gpu", "pstate", "clocks.sm", "clocks.max.sm"),
-    *("power.draw", "enforced.power.limit", THROTTLE_FIELDS[0]),
-    *("ecc.errors.uncorrected.volatile.total", "retired_pages.pending"),
-    *("fabric.state", "gpu_recovery_action"),
-)
-_PROCESS_FIELDS = "gpu_uuid,pid,used_memory"
-_REMAPPED_FIELDS = "gpu_uuid,remapped_rows.pending,remapped_rows.failure"
-_FORMAT = "--format=csv,noheader,nounits"
-_UNKNOWN_FIELD = re.compile(r"Field \"([\w.]{1,80})\" is not a valid field")
-_LOST_GPU = re.compile(
-    r"Unable to determine the device handle for GPU ?([0-9A-Fa-f:.]{5,20}): "
-    r"([^\n]{1,200})"
-)
-
-
-def query_nvidia_smi(
-    tool: str, *, timeout_s: float, brief: bool
-) -> tuple[Gpu, ...]:
-    """
-    Read the GPUs by ``nvidia-smi``.
-
-    Args:
-        tool: The path of ``nvidia-smi``.
-
-        brief: Whether to read utilization only and, if there are several GPUs,
-            their processes.
-
-    Raises:
-        TimeoutError: ``nvidia-smi`` did not end in time.
-
-        OSError: ``nvidia-smi`` failed; the message has its output.
-    """
-    deadline = time.monotonic() + timeout_s
-    fields = list(_BRIEF_FIELDS if brief else _ALL_FIELDS)
-    rows, lost = _query_rows(tool, fields, deadline)
-    # A call can take seconds, and with a single GPU its users are clear.
-    is_single_gpu = brief and len(rows) < 2
-    users = (
-        []
-        if is_single_gpu
-        else _query_table(tool, "compute-apps", _PROCESS_FIELDS, deadline)
-    )
-    remapped = (
-        []
-        if brief
-        else _query_table(tool, "remapped-rows", _REMAPPED_FIELDS, deadline)
-    )
-    processes: dict[str, list[GpuProcess]] = defaultdict(list)
-    for uuid, pid, memory in (row for row in users if len(row) == 3):
-        if pid.isascii() and pid.isdigit():
-            used = parse_mebibytes(memory)
-            processes[uuid].append(GpuProcess(pid=int(pid), memory=used))
-    remapped_by_uuid = {row[0]: row[1:] for row in remapped if len(row) == 3}
-    gpus = (
-        parse_gpu_row(
-            row,
-            index=index,
-            processes=processes[row.get("uuid", "")],
-            remapped=remapped_by_uuid.get(row.get("uuid", ""), ()),
-        )
-        for index, row in enumerate(rows)
-    )
-    return (*gpus, *lost)
-
-
-def read_gpu_rows(tool: str, *, timeout_s: float) -> list[dict[str, str]]:
-    """
-    Return the raw cells of ``nvidia-smi --query-gpu``.
-
-    Args:
-        tool: The path of ``nvidia-smi``.
-
-    Returns:
-        The cells by field name, for each GPU, in the form that
-        :func:`~distdebug.health.gpu.parse_gpu_row` takes.  Fields that this
-        version does not support are left out.
-
-    Raises:
-        TimeoutError: ``nvidia-smi`` did not end in time.
-
-        OSError: ``nvidia-smi`` failed; the message has its output.
-    """
-    deadline = time.monotonic() + timeout_s
-    rows, lost = _query_rows(tool, list(_ALL_FIELDS), deadline)
-    lost_rows = [
-        {"pci.bus_id": x.bus_id, "utilization.gpu": f"[{x.problem}]"}
-        for x in lost
-    ]
-    return [
-        {k: clean(v) for k, v in row.items()} for row in [*rows, *lost_rows]
-    ]
-
-
-def _query_rows(
-    tool: str, fields: list[str], deadline: float
-) -> tuple[list[dict[str, str]], list[Gpu]]:
-    """
-    Return the rows, and the GPUs that are reported as lost.
-    """
-    for _ in range(len(fields)):
-        status, text = _run_nvidia_smi(
-            tool, f"--query-gpu={','.join(fields)}", deadline
-        )
-        lost = [
-            Gpu(index=-1, bus_id=clean(match[1]), problem=clean(match[2]))
-            for match in _LOST_GPU.finditer(text)
-        ]
-        if status == 0 or lost or "No devices were found" in text:
-            rows = (_split_row(line) for line in text.splitlines())
-            complete = [row for row in rows if len(row) == len(fields)]
-            return [dict(zip(fields, x, strict=True)) for x in complete], lost
-        unknown_field = _UNKNOWN_FIELD.search(text)
-        if unknown_field is None or unknown_field[1] not in fields:
-            break
-        # Older versions have another name for the throttle reasons.
-        index = fields.index(unknown_field[1])
-        fields[index : index + 1] = (
-            THROTTLE_FIELDS[1:]
-            if unknown_field[1] == THROTTLE_FIELDS[0]
-            else ()
-        )
-    msg = f"nvidia-smi: {clean(text) or f'exit status {status}'}"
-    raise OSError(msg)
-
-
-def _query_table(
-    tool: str, what: str, fields: str, deadline: float
-) -> list[list[str]]:
-    status, text = _run_nvidia_smi(tool, f"--query-{what}={fields}", deadline)
-    return [_split_row(x) for x in text.splitlines()] if status == 0 else []
-
-
-def _run_nvidia_smi(tool: str, query: str, deadline: float) -> tuple[int, str]:
-    left = max(deadline - time.monotonic(), 0.1)
-    result = run_tool([tool, query, _FORMAT], timeout_s=left)
-    if result.status is None:
-        msg = f"nvidia-smi did not end within {left:.1f} s"
-        raise TimeoutError(msg)
-
-    return result.status, result.output or result.complaint
-
-
-def _split_row(line: str) -> list[str]:
-    return [cell.strip() for cell in line.split(",")]
+_SM_CLOCK = 1
+# For each field: the function of NVML, its arguments, and what to keep of the
+# answer.
+_Query = tuple[str, tuple[int, ...], Callable[[Any], Any]]
+_BRIEF_QUERIES: dict[str, _Query] = {
+    "utilization": ("UtilizationRates", (), attrgetter("gpu")),
+    "memory_utilization": ("UtilizationRates", (), attrgetter("memory")),
+    "processes": ("ComputeRunningProcesses", (), _processes),
+    "uuid": ("UUID", (), _decode),
+}
+_OTHER_QUERIES: dict[str, _Query] = {
+    "name": ("Name", (), _decode),
+    "bus_id": ("PciInfo", (), lambda pci: _decode(pci.busId)),
+    "memory_used": ("MemoryInfo", (), attrgetter("used")),
+    "memory_total": ("MemoryInfo", (), attrgetter("total")),
+    "mig": ("MigMode", (), lambda modes: bool(modes[0])),
+    "temperature": ("Temperature", (0,), int),
+    "pstate": ("PerformanceState", (), "P{}".format),
+    "clock_mhz": ("ClockInfo", (_SM_CLOCK,), int),
+    "most_clock_mhz": ("MaxClockInfo", (_SM_CLOCK,), int),
+    "power_w": ("PowerUsage", (), lambda milliwatts: milliwatts / 1000),
+    "power_limit_w": ("EnforcedPowerLimit", (), lambda limit: limit / 1000),
+    # Uncorrected ones, since the driver was loaded.
+    "uncorrected_errors": ("TotalEccErrors", (1, 0), int),
+    "is_worn_out": ("RemappedRows", (), lambda rows: bool(rows[3])),
+}
 
 
 def read_gpus(
@@ -858,8 +375,8 @@ def read_gpus(
     Args:
         timeout_s: Limit in seconds.
 
-        brief: Whether to read utilization only and, if there are several GPUs,
-            their processes; cheap enough for frequent calls.
+        brief: Whether to read utilization and processes only; cheap enough for
+            frequent calls.
 
     Returns:
         All GPUs by index, including those that do not answer; ``None``
@@ -868,27 +385,112 @@ def read_gpus(
     Raises:
         TimeoutError: The driver did not answer in time.
 
-        OSError: ``nvidia-smi`` failed; the message has its output.
+        OSError: The driver cannot be asked; the message says why.
     """
-    deadline = time.monotonic() + timeout_s
-    library = _import_pynvml()
-    if library is not None:
-        gpus = in_time(lambda: query_nvml(library, brief=brief), timeout_s)
-        if gpus is not None:
-            return gpus
-
-    tool = find_tool("nvidia-smi")
-    if tool is None:
-        return None
-
-    left = max(deadline - time.monotonic(), 0.1)
-    return query_nvidia_smi(tool, timeout_s=left, brief=brief)
-
-
-def _import_pynvml() -> Any:
     try:
         import pynvml
-    except Exception:  # noqa: BLE001 nvidia-smi is left
+    except ImportError as exc:
+        msg = "nvidia-ml-py is not installed: pip install nvidia-ml-py"
+        raise OSError(msg) from exc
+
+    return in_time(lambda: _query_nvml(pynvml, brief=brief), timeout_s)
+
+
+def _query_nvml(nvml: Any, *, brief: bool) -> tuple[Gpu, ...] | None:
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as exc:
+        # Only a driver brings the library along.
+        if exc.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return None
+        raise _nvml_error(exc) from exc
+
+    try:
+        count = nvml.nvmlDeviceGetCount()
+        return tuple(_query_gpu(nvml, i, brief=brief) for i in range(count))
+    except nvml.NVMLError as exc:
+        raise _nvml_error(exc) from exc
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _nvml_error(exc: Exception) -> OSError:
+    return OSError(f"NVML: {clean(str(exc))}")
+
+
+def _query_gpu(nvml: Any, index: int, *, brief: bool) -> Gpu:
+    # A GPU that fell off the bus must not hide the others.
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as exc:
+        return Gpu(index=index, problem=_fatal_error_text(nvml, exc))
+
+    # Some answers have several fields.
+    query = functools.cache(functools.partial(_call_nvml, nvml, handle))
+    fields = {}
+    for field, (name, args, convert) in (
+        _BRIEF_QUERIES if brief else _BRIEF_QUERIES | _OTHER_QUERIES
+    ).items():
+        if (answer := query(f"nvmlDeviceGet{name}", *args)) is not None:
+            with suppress(AttributeError, IndexError, TypeError, ValueError):
+                fields[field] = convert(answer)
+    if not brief:
+        fields |= _query_health(nvml, query)
+    try:
+        nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError as exc:
+        fields["problem"] = _fatal_error_text(nvml, exc)
+    return Gpu(index=index, **fields)
+
+
+def _fatal_error_text(nvml: Any, exc: Any) -> str:
+    # Its text says "restart"; the documentation and nvidia-smi say "reset".
+    if exc.value == getattr(nvml, "NVML_ERROR_RESET_REQUIRED", None):
+        return "GPU requires reset"
+    broken = {getattr(nvml, name, None) for name in _FATAL_ERRORS}
+    return clean(str(exc)) if exc.value in broken else ""
+
+
+def _call_nvml(nvml: Any, handle: Any, name: str, *args: object) -> Any:
+    try:
+        return getattr(nvml, name)(handle, *args)
+    except (nvml.NVMLError, AttributeError, TypeError, ValueError):
         return None
 
-    return pynvml
+
+def _query_health(nvml: Any, query: Callable[..., Any]) -> dict[str, Any]:
+    bits = query("nvmlDeviceGetCurrentClocksEventReasons")
+    if bits is None:  # its name in older versions
+        bits = query("nvmlDeviceGetCurrentClocksThrottleReasons")
+    rows = query("nvmlDeviceGetRemappedRows")
+    retiring = query("nvmlDeviceGetRetiredPagesPendingStatus")
+    known = [x for x in (rows and bool(rows[2]), retiring) if x is not None]
+    return {
+        "slowed_by": throttle_reasons(bits or 0),
+        "needs_reset": any(known) if known else None,
+        "fabric": _query_fabric(nvml, query),
+        "recovery": _query_recovery_action(nvml, query),
+    }
+
+
+def _query_fabric(nvml: Any, query: Callable[..., Any]) -> str:
+    import ctypes
+
+    info_type = getattr(nvml, "c_nvmlGpuFabricInfo_t", None)
+    if info_type is None:
+        return ""
+
+    info = info_type()
+    query("nvmlDeviceGetGpuFabricInfo", ctypes.byref(info))
+    return _FABRIC_STATES.get(getattr(info, "state", 0), "")
+
+
+def _query_recovery_action(nvml: Any, query: Callable[..., Any]) -> str:
+    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    values = query("nvmlDeviceGetFieldValues", (field,)) if field else None
+    if not values or values[0].nvmlReturn != 0:
+        return ""
+
+    action = int(values[0].value.uiVal)
+    return dict(enumerate(_RECOVERY_ACTIONS)).get(action, f"action {action}")

@@ -4,25 +4,20 @@ Read and check process limits, blocked processes, and disks of a node.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import attrs
 
-from .._in_time import answers_in_time
+from .._proc import answers_in_time
 from .._text import clean, list_text, reason_of, size_text
-from ..findings import (
-    Cause,
-    Confidence,
-    Evidence,
-    Finding,
-    NodeFinding,
-    as_finding,
-    ranks_of_pids,
-)
+from ..findings import Confidence, Evidence, Finding
 from ..processes import (
     list_numbers,
     parse_stat,
@@ -30,6 +25,7 @@ from ..processes import (
     read_proc,
     whole_number,
 )
+from .judgements import judge, ranks_of
 
 
 _LIMIT_LINE = re.compile(
@@ -88,23 +84,15 @@ def _read_process_limits(pid: int, proc: str) -> Limits | None:
 
     limits = dict(_LIMIT_LINE.findall(data.decode(errors="replace")))
     status = parse_status(read_proc(f"{proc}/{pid}/status"))
-    capabilities = status.get("CapEff", "0")
-    capability_bits = (
-        int(capabilities, 16)
-        if re.fullmatch(r"[0-9a-f]{1,32}", capabilities)
-        else 0
-    )
+    capabilities = re.fullmatch(r"[0-9a-f]{1,32}", status.get("CapEff", ""))
+    capability_bits = int(capabilities[0], 16) if capabilities else 0
     return Limits(
         pid=pid,
-        files=_parse_limit(limits.get("Max open files")),
+        files=whole_number(limits.get("Max open files")),
         open_files=len(list_numbers(f"{proc}/{pid}/fd")) or None,
-        locked=_parse_limit(limits.get("Max locked memory")),
+        locked=whole_number(limits.get("Max locked memory")),
         may_lock=bool(capability_bits >> _CAP_IPC_LOCK & 1),
     )
-
-
-def _parse_limit(text: str | None) -> int | None:
-    return whole_number(text)
 
 
 def check_limits(
@@ -124,76 +112,41 @@ def check_limits(
 
         has_rdma: Whether the node has RDMA adapters, which need locked memory.
     """
+    processes = tuple(limits)
+    affected = {
+        "files_limit": list(filter(_is_near_limit, processes)),
+        "locked_limit": list(filter(_has_low_memlock, processes))
+        if has_rdma
+        else [],
+    }
     return tuple(
-        as_finding(
-            problem,
-            host=host,
-            evidence=Evidence(
+        judge(
+            name,
+            Evidence(
                 kind="process",
-                source=f"/proc/{process.pid}/limits",
-                quote=str(process),
+                source=f"/proc/{found[0].pid}/limits",
+                quote=str(found[0]),
             ),
+            host=host,
+            ranks=ranks_of((x.pid for x in found), ranks or {}),
+            open_files=found[0].open_files,
+            files=found[0].files,
+            locked=size_text(found[0].locked or 0),
+            processes=list_text(f"process {x.pid}" for x in found),
         )
-        for process, problem in _limit_problems(
-            tuple(limits), ranks or {}, has_rdma=has_rdma
-        )
+        for name, found in affected.items()
+        if found
     )
 
 
-def _limit_problems(
-    limits: tuple[Limits, ...], ranks: Mapping[int, int], *, has_rdma: bool
-) -> Iterator[tuple[Limits, NodeFinding]]:
-    near = [
-        x
-        for x in limits
-        if x.files
-        and x.open_files
-        and x.open_files > _NEAR_LIMIT_RATIO * x.files
-    ]
-    if near:
-        message = (
-            f"{near[0].open_files} of {near[0].files} files that may be open "
-            f"are open ({_process_names(near)})"
-        )
-        remedy = (
-            "raise the limit (ulimit -n), or look for a leak of files; torch "
-            "shares tensors by files, one each"
-        )
-        yield near[0], _limit_problem(near, message, remedy, ranks)
-    low_memlock = [x for x in limits if _has_low_memlock(x)]
-    if low_memlock and has_rdma:
-        message = (
-            f"only {size_text(low_memlock[0].locked or 0)} of memory may be "
-            f"locked, too little for InfiniBand ({_process_names(low_memlock)})"
-        )
-        remedy = (
-            "raise the limit (ulimit -l unlimited, or memlock in "
-            "limits.conf, or --ulimit memlock=-1)"
-        )
-        yield (
-            low_memlock[0],
-            _limit_problem(low_memlock, message, remedy, ranks),
-        )
+def _is_near_limit(x: Limits) -> bool:
+    limit = x.files or math.inf
+    return (x.open_files or 0) > _NEAR_LIMIT_RATIO * limit
 
 
 def _has_low_memlock(x: Limits) -> bool:
     is_low = x.locked is not None and x.locked < _MIN_LOCKED_BYTES
     return is_low and not x.may_lock
-
-
-def _process_names(processes: Iterable[Limits]) -> str:
-    return list_text(f"process {x.pid}" for x in processes)
-
-
-def _limit_problem(
-    processes: Iterable[Limits],
-    message: str,
-    remedy: str,
-    ranks: Mapping[int, int],
-) -> NodeFinding:
-    affected_ranks = ranks_of_pids((x.pid for x in processes), ranks)
-    cause = Cause.NODE_MISCONFIGURED
-    return NodeFinding(cause, "likely", message, remedy, affected_ranks)
 
 
 _SAMPLES = 4
@@ -299,65 +252,39 @@ def check_blocked_processes(
         pids: The processes of the job; a finding about other processes is
             only ``"possible"``.
     """
-    by_wait_channel: dict[str, list[Blocked]] = {}
+    by_wait_channel: dict[str, list[Blocked]] = defaultdict(list)
     for process in blocked:
-        by_wait_channel.setdefault(process.where, []).append(process)
-    return tuple(
-        as_finding(
-            _blocked_problem(wait_channel, processes, ranks or {}, pids),
-            host=host,
-            evidence=Evidence(
-                kind="process",
-                source=f"/proc/{processes[0].pid}/wchan",
-                quote=wait_channel,
-            ),
+        by_wait_channel[process.where].append(process)
+    known_ranks, job = ranks or {}, {*pids, *(ranks or ())}
+    findings = []
+    for where, processes in by_wait_channel.items():
+        ours = [x for x in processes if x.pid in job]
+        shown = ours or processes
+        names = list_text(f"{x.pid} ({x.name})" for x in shown)
+        findings.append(
+            judge(
+                _blocked_name(where),
+                Evidence(
+                    kind="process",
+                    source=f"/proc/{processes[0].pid}/wchan",
+                    quote=where,
+                ),
+                host=host,
+                ranks=ranks_of((x.pid for x in ours), known_ranks),
+                confidence="likely" if ours else "possible",
+                processes=f"{'processes' if len(shown) > 1 else 'process'} "
+                f"{names}",
+                where=f", in {where}" if where else "",
+            )
         )
-        for wait_channel, processes in by_wait_channel.items()
-    )
+    return tuple(findings)
 
 
-def _blocked_problem(
-    wait_channel: str,
-    processes: list[Blocked],
-    ranks: Mapping[int, int],
-    pids: Collection[int],
-) -> NodeFinding:
-    job_processes = [x for x in processes if x.pid in pids or x.pid in ranks]
-    shown = job_processes or processes
-    names = list_text(f"{x.pid} ({x.name})" for x in shown)
-    plural = "processes" if len(shown) > 1 else "process"
-    cause, where, remedy = _explain_wait_channel(wait_channel)
-    return NodeFinding(
-        cause,
-        "likely" if job_processes else "possible",
-        f"{plural} {names} cannot be interrupted: stuck in the kernel{where}",
-        remedy,
-        ranks_of_pids((x.pid for x in job_processes), ranks),
-    )
-
-
-def _explain_wait_channel(wait_channel: str) -> tuple[Cause, str, str]:
-    where = f", in {wait_channel}" if wait_channel else ""
+def _blocked_name(wait_channel: str) -> str:
     if _GPU_DRIVER.search(wait_channel):
-        return (
-            Cause.GPU_FAULT,
-            f"{where} of the driver of the GPU",
-            (
-                "look for Xid messages; a driver that hangs needs a reset of the "
-                "GPU, or a reboot"
-            ),
-        )
-    if _FILE_SYSTEM.search(wait_channel):
-        return (
-            Cause.IO_WAIT,
-            f"{where}, for a file system",
-            "see that the file system and its server answer",
-        )
-    return (
-        Cause.UNINTERRUPTIBLE,
-        where,
-        "see /proc/PID/stack, as root, for what it waits for",
-    )
+        return "blocked_in_driver"
+    in_file_system = _FILE_SYSTEM.search(wait_channel)
+    return "blocked_in_file_system" if in_file_system else "blocked"
 
 
 #: Folders that every job writes to.
@@ -427,19 +354,18 @@ def read_disks(
     Returns:
         One entry per existing folder, including those that do not answer.
     """
-    paths = dict(places)
-    paths.update({os.fspath(folder): os.fspath(folder) for folder in folders})
+    paths = {**places, **{os.fspath(x): os.fspath(x) for x in folders}}
     deadline = time.monotonic() + timeout_s
     answers = dict(
         answers_in_time(_read_disk, list(paths.items()), deadline, threads=64)
     )
-    disks = []
-    for item in paths.items():
-        unresponsive = Disk(name=clean(item[0]), path=item[1], answers=False)
-        disk = answers.get(item, unresponsive)
-        if not disk.problem or item[0] not in places:
-            disks.append(disk)
-    return tuple(disks)
+    disks = (
+        answers.get(
+            (name, path), Disk(name=clean(name), path=path, answers=False)
+        )
+        for name, path in paths.items()
+    )
+    return tuple(x for x in disks if not x.problem or x.name not in places)
 
 
 def _read_disk(item: tuple[str, str]) -> Disk:
@@ -467,49 +393,38 @@ def check_disks(
     """
     Return findings about full, read-only, small, or hanging file systems.
     """
-    checked = ((disk, _disk_problem(disk)) for disk in disks)
     return tuple(
-        as_finding(problem, host=host, evidence=_disk_evidence(disk))
-        for disk, problem in checked
-        if problem is not None
+        judge(
+            name,
+            Evidence(
+                kind="disk",
+                source=clean(disk.path),
+                quote=f"{disk.free} of {disk.total} bytes free"
+                if disk.total is not None
+                else "",
+            ),
+            host=host,
+            path=clean(disk.path),
+            total=size_text(disk.total or 0),
+            **values,
+        )
+        for disk in disks
+        for name, values in list(_disk_problems(disk))[:1]
     )
 
 
-def _disk_problem(disk: Disk) -> NodeFinding | None:
-    subject = f"the file system of {clean(disk.path)}"
+def _disk_problems(disk: Disk) -> Iterator[tuple[str, dict[str, Any]]]:
+    """
+    Yield what is wrong, the most important first.
+    """
     if not disk.answers:
-        return NodeFinding(
-            Cause.IO_WAIT,
-            "likely",
-            f"{subject} does not answer",
-            "see that its server and the way to it work; whoever uses it "
-            "waits in the kernel",
-        )
+        yield "disk_silent", {}
     if disk.is_read_only:
-        return NodeFinding(
-            Cause.NODE_MISCONFIGURED,
-            "likely",
-            f"{subject} is mounted read-only",
-            "write elsewhere; if it became so by itself, look at the kernel "
-            "log for errors of the disk",
-        )
+        yield "disk_read_only", {}
     if space := _space_problem(disk):
-        return NodeFinding(
-            Cause.DISK_FULL,
-            space[0],
-            f"{subject} {space[1]}",
-            "delete what nobody needs, or let the job write elsewhere",
-        )
+        yield "disk_full", {"confidence": space[0], "space": space[1]}
     if disk.name == "shm" and 0 < (disk.total or 0) < _MIN_SHM_BYTES:
-        return NodeFinding(
-            Cause.NODE_MISCONFIGURED,
-            "possible",
-            f"shared memory ({clean(disk.path)}) has only "
-            f"{size_text(disk.total or 0)}",
-            "give the container more (--shm-size, --ipc=host, or an emptyDir "
-            "of medium Memory): DataLoader workers and NCCL need it",
-        )
-    return None
+        yield "shared_memory_small", {}
 
 
 def _space_problem(disk: Disk) -> tuple[Confidence, str] | None:
@@ -517,22 +432,14 @@ def _space_problem(disk: Disk) -> tuple[Confidence, str] | None:
         return None
 
     left = f"{size_text(disk.free)} of {size_text(disk.total)} left"
+    # Some file systems count no files.
+    free_files = disk.free_files if disk.files else None
     if disk.free < min(_FULL_BYTES, disk.total // 20):
         return "certain", f"is full: {left}"
-    if disk.files and disk.free_files == 0:
+    if free_files == 0:
         return "certain", "is full: it can hold no more files"
     if disk.free < min(_NEARLY_FULL_BYTES, disk.total // 50):
         return "possible", f"is nearly full: {left}"
-    free_files = disk.free_files
-    if disk.files and free_files is not None and free_files < _MIN_FREE_FILES:
+    if free_files is not None and free_files < _MIN_FREE_FILES:
         return "possible", f"can hold only {free_files} more files"
     return None
-
-
-def _disk_evidence(disk: Disk) -> Evidence:
-    is_known = disk.total is not None
-    return Evidence(
-        kind="disk",
-        source=clean(disk.path),
-        quote=f"{disk.free} of {disk.total} bytes free" if is_known else "",
-    )

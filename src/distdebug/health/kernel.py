@@ -16,12 +16,13 @@ from typing import Literal
 
 import attrs
 
+from .._proc import find_tool, run_tool
 from .._text import clean, reason_of, time_text
-from ..capture import find_tool, run_tool
 from ..findings import Cause, Confidence, Evidence, Finding
 from ..logs import parse_time, read_tail
 from ..processes import whole_number
 from .gpu import Gpu, parse_bus_id
+from .judgements import ranks_of
 
 
 _MAX_RECORD_BYTES = 1 << 13
@@ -101,25 +102,11 @@ def read_kernel_log(
     """
     deadline = time.monotonic() + timeout_s
     errors = []
-    sources: tuple[tuple[str, Callable[[], list[str]]], ...] = (
-        (device, lambda: _read_device(device, deadline)),
-        ("dmesg", lambda: _run_log_tool(deadline, "dmesg")),
-        (
-            "journalctl",
-            lambda: _run_log_tool(
-                deadline,
-                *("journalctl", "-k", "-b", "-q", "--no-pager"),
-                *("-o", "short-unix"),
-            ),
-        ),
-        (folder, lambda: _read_syslog(folder)),
-    )
-    for name, read in sources:
+    for name, read in _sources(device, folder, deadline).items():
         try:
             lines = read()
         except (OSError, ValueError) as exc:
-            reason = reason_of(exc)
-            errors.append(f"{name}: {clean(reason, limit=80)}")
+            errors.append(f"{name}: {clean(reason_of(exc), limit=80)}")
         else:
             first = parse_kernel_lines(lines[:1])
             return KernelLog(
@@ -128,6 +115,18 @@ def read_kernel_log(
                 begins=first[0].time if first else None,
             )
     raise OSError("; ".join(errors))
+
+
+def _sources(
+    device: str, folder: str, deadline: float
+) -> dict[str, Callable[[], list[str]]]:
+    journal = ("journalctl", "-k", "-b", "-q", "--no-pager", "-o")
+    return {
+        device: lambda: _read_device(device, deadline),
+        "dmesg": lambda: _run_log_tool(deadline, "dmesg"),
+        "journalctl": lambda: _run_log_tool(deadline, *journal, "short-unix"),
+        folder: lambda: _read_syslog(folder),
+    }
 
 
 def parse_kernel_lines(
@@ -148,9 +147,9 @@ def parse_kernel_lines(
 
         keep: Selects lines; all by default.
     """
-    boot_time = _boot_time() if booted is None else booted
+    start = boot_time() if booted is None else booted
     selected = (x for x in lines if x.strip() and (keep is None or keep(x)))
-    return tuple(_parse_line(line, boot_time, now) for line in selected)
+    return tuple(_parse_line(line, start, now) for line in selected)
 
 
 def _parse_line(line: str, booted: float, now: float | None) -> KernelLine:
@@ -170,7 +169,10 @@ def _parse_line(line: str, booted: float, now: float | None) -> KernelLine:
     return KernelLine(text=clean(text, limit=_MAX_TEXT), time=timestamp)
 
 
-def _boot_time() -> float:
+def boot_time() -> float:
+    """
+    Return when this machine booted, in seconds since the epoch.
+    """
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -429,24 +431,21 @@ XidKind = Literal["program", "hardware", "driver", "result", "note", "unknown"]
 @attrs.frozen(kw_only=True)
 class Xid:
     """
-    The meaning of an Xid number.
+    The meaning of an Xid number: an entry of ``xids.toml``.
 
     Attributes:
-        number: The number.
-
         kind: The origin: ``"program"`` (the GPU is healthy), ``"hardware"``,
             ``"driver"``, ``"result"`` (of another error), ``"note"`` (no
             action), or ``"unknown"``.
 
-        meaning: What happened, as a clause.
+        means: What happened, as a clause.
 
         action: What to do.
     """
 
-    number: int
-    kind: XidKind
-    meaning: str
-    action: str
+    kind: XidKind = "unknown"
+    means: str = "an error without a public meaning"
+    action: str = "look the number up in NVIDIA's catalog of Xid errors"
 
 
 def explain_xid(number: int) -> Xid:
@@ -459,13 +458,7 @@ def explain_xid(number: int) -> Xid:
     Returns:
         An entry of ``xids.toml``; of kind ``"unknown"`` if it has none.
     """
-    entry_or_none = _load_xids().get(number)
-    return entry_or_none or Xid(
-        number=number,
-        kind="unknown",
-        meaning="an error without a public meaning",
-        action="look the number up in NVIDIA's catalog of Xid errors",
-    )
+    return _load_xids().get(number, Xid())
 
 
 @cache
@@ -473,12 +466,7 @@ def _load_xids() -> dict[int, Xid]:
     text = Path(__file__).with_name("xids.toml").read_text("utf-8")
     data = tomllib.loads(text)
     return {
-        int(number): Xid(
-            number=int(number),
-            kind=entry["kind"],
-            meaning=entry["means"],
-            action=entry.get("action", data["action"][entry["kind"]]),
-        )
+        int(number): Xid(**{"action": data["action"][entry["kind"]]} | entry)
         for number, entry in data["xid"].items()
     }
 
@@ -489,13 +477,7 @@ _BEFORE_JOB_S = 60.0
 _RECENT_S = 600.0
 _WINDOW_S = 86_400.0
 _JOB_NAMES = (
-    "python",
-    "pt_",
-    "ray::",
-    "torchrun",
-    "vllm",
-    "sglang",
-    "uvicorn",
+    *("python", "pt_", "ray::", "torchrun", "vllm", "sglang", "uvicorn"),
 )
 _GPU_RULES = frozenset({"xid", "gpu lost", "gpu start", "sxid", "pci express"})
 
@@ -555,10 +537,14 @@ def _event_finding(event: KernelEvent, context: JobContext) -> Finding | None:
         return None
 
     gpu = _find_gpu(event, context)
-    ranks = _event_ranks(event, gpu, context)
+    # A PCI error at the bus ID of a GPU is a GPU fault.
+    is_fault = gpu is not None and event.rule in _GPU_RULES
+    pids = [event.pid] if event.pid is not None else []
+    if gpu is not None and not pids:
+        pids = [x.pid for x in gpu.processes]
     return Finding(
-        cause=_event_cause(rule, event, gpu),
-        ranks=ranks,
+        cause=Cause.GPU_FAULT if is_fault else rule.cause,
+        ranks=tuple(sorted(ranks_of(pids, context.ranks))),
         summary=_summary(rule, event, xid, gpu, context),
         confidence=confidence,
         remedy=xid.action if xid else rule.remedy,
@@ -582,16 +568,23 @@ def _rate_event(
     """
     Return the confidence of an event, or None if it does not matter.
     """
-    is_rank = event.pid is not None and event.pid in context.ranks
-    is_of_job = is_rank or _is_job_event(event, context)
+    is_rank = event.pid in context.ranks
+    # A dead process is not in the list of running ones.
+    is_of_job = (
+        is_rank
+        or event.pid in context.pids
+        or event.rule == "xid"
+        or event.name.lower().startswith(_JOB_NAMES)
+    )
     if rule.ours and not is_of_job:
         return None
 
-    is_lasting = rule.lasting and (xid is None or xid.kind in _LASTING_XIDS)
+    kind = xid.kind if xid else ""
+    is_lasting = rule.lasting and kind not in {"program", "result", "note"}
     is_old = event.time is not None and event.time < context.begin
     if is_old and not is_lasting:
         return None
-    if event.time is None or is_old or _is_minor(xid):
+    if event.time is None or is_old or kind in {"note", "result"}:
         return "possible"
     if is_rank:
         return "certain"
@@ -603,48 +596,10 @@ def _rate_event(
     return rule.confidence if is_sure else "possible"
 
 
-def _is_minor(xid: Xid | None) -> bool:
-    return xid is not None and xid.kind in {"note", "result"}
-
-
-_LASTING_XIDS = frozenset({"hardware", "driver", "unknown"})
-
-
-def _is_job_event(event: KernelEvent, context: JobContext) -> bool:
-    if event.pid in context.pids:
-        return True
-    # A dead process is not in the list of running ones.
-    return event.rule == "xid" or event.name.lower().startswith(_JOB_NAMES)
-
-
 def _find_gpu(event: KernelEvent, context: JobContext) -> Gpu | None:
-    bus_id = parse_bus_id(event.bus_id) if event.bus_id else None
-    gpus = (
-        x for x in context.gpus if bus_id and parse_bus_id(x.bus_id) == bus_id
-    )
-    return next(gpus, None)
-
-
-def _event_cause(
-    rule: EventRule, event: KernelEvent, gpu: Gpu | None
-) -> Cause:
-    # A PCI error at the bus ID of a GPU is a GPU fault.
-    if gpu is not None and event.rule in _GPU_RULES:
-        return Cause.GPU_FAULT
-    return rule.cause
-
-
-def _event_ranks(
-    event: KernelEvent, gpu: Gpu | None, context: JobContext
-) -> tuple[int, ...]:
-    if event.pid is not None:
-        return (
-            (context.ranks[event.pid],) if event.pid in context.ranks else ()
-        )
-    pids = [] if gpu is None else [x.pid for x in gpu.processes]
-    return tuple(
-        sorted({context.ranks[x] for x in pids if x in context.ranks})
-    )
+    bus_id = parse_bus_id(event.bus_id)
+    gpus = (x for x in context.gpus if parse_bus_id(x.bus_id) == bus_id)
+    return next(gpus, None) if bus_id else None
 
 
 def _summary(
@@ -654,30 +609,26 @@ def _summary(
     gpu: Gpu | None,
     context: JobContext,
 ) -> str:
-    message = rule.says.format(
-        pid=event.pid,
-        name=event.name or "unknown",
-        device=event.device or "unknown",
-        seconds=event.seconds,
-        xid=event.xid,
-    )
-    if xid is not None:
-        message = f"{message}: {xid.meaning}"
-    gpu_text = f" on GPU {gpu.index}" if gpu else ""
-    if event.bus_id and not gpu:
-        gpu_text = f" on {event.bus_id}"
-    host_text = f"{context.host}: " if context.host else ""
-    count_text = f", {event.count} times" if event.count > 1 else ""
-    return f"{host_text}{message}{gpu_text}{count_text}{_age_text(event, context)}"
-
-
-def _age_text(event: KernelEvent, context: JobContext) -> str:
-    if event.time is None:
-        return ""
-    if context.since is not None and event.time < context.begin:
-        return (
-            f", {time_text(context.since - event.time)} before the job began"
+    parts = [
+        f"{context.host}: " if context.host else "",
+        rule.says.format(
+            pid=event.pid,
+            name=event.name or "unknown",
+            device=event.device or "unknown",
+            seconds=event.seconds,
+            xid=event.xid,
+        ),
+        f": {xid.means}" if xid else "",
+    ]
+    if event.bus_id:
+        parts.append(f" on {f'GPU {gpu.index}' if gpu else event.bus_id}")
+    if event.count > 1:
+        parts.append(f", {event.count} times")
+    if event.time is not None:
+        since, is_before = context.since, event.time < context.begin
+        parts.append(
+            f", {time_text(since - event.time)} before the job began"
+            if since is not None and is_before
+            else f", {time_text(max(context.now - event.time, 0.0))} ago"
         )
-
-    ago = max(context.now - event.time, 0.0)
-    return f", {time_text(ago)} ago"
+    return "".join(parts)

@@ -6,24 +6,45 @@ from __future__ import annotations
 
 import os
 import re
+import time
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 
 from .._text import clean, size_text
-from ..findings import (
-    Cause,
-    Confidence,
-    Evidence,
-    Finding,
-    NodeFinding,
-    as_finding,
-)
+from ..findings import Evidence, Finding
 from ..processes import parse_stat, read_proc, whole_number
+from .judgements import judge
 
 
+class _Files(NamedTuple):
+    """
+    The files of a control group, and the counter of inactive page cache.
+    """
+
+    limit: str
+    used: str
+    events: str
+    inactive: str
+
+
+# By the version of control groups.
+_FILES = {
+    1: _Files(
+        limit="memory.limit_in_bytes",
+        used="memory.usage_in_bytes",
+        events="memory.oom_control",
+        inactive="total_inactive_file",
+    ),
+    2: _Files(
+        limit="memory.max",
+        used="memory.current",
+        events="memory.events",
+        inactive="inactive_file",
+    ),
+}
 # In cgroup v1, a group without a limit has a huge limit.
 _NO_LIMIT = 1 << 60
 _MAX_LEVELS = 32
@@ -150,49 +171,28 @@ def _ancestors(folder: str, top: str) -> Iterator[str]:
 def _read_group(
     folder: str, version: int, proc: str, *, is_own: bool
 ) -> MemoryGroup | None:
-    read = _read_v2 if version == 2 else _read_v1
-    values = read(folder)
-    if all(value is None for value in values.values()):
+    files = _FILES[version]
+    limit = _read_number(f"{folder}/{files.limit}")
+    current = _read_number(f"{folder}/{files.used}")
+    events = _read_counters(f"{folder}/{files.events}")
+    stat = _read_counters(f"{folder}/memory.stat")
+    kills = events.get("oom_kill")
+    waits = bool(events.get("under_oom") and events.get("oom_kill_disable"))
+    if limit is not None and limit >= _NO_LIMIT:
+        limit = None
+    if (limit, current, kills, waits) == (None, None, None, False):
         return None
-    started = _start_time(folder, proc) if is_own else None
     return MemoryGroup(
         path=clean(folder),
         is_own=is_own,
-        started=started,
-        limit=values["limit"],
-        used=values["used"],
-        kills=values["kills"],
-        waits=bool(values.get("waits")),
+        started=_start_time(folder, proc) if is_own else None,
+        limit=limit,
+        used=None
+        if current is None
+        else max(current - stat.get(files.inactive, 0), 0),
+        kills=kills,
+        waits=waits,
     )
-
-
-def _read_v2(folder: str) -> dict[str, int | None]:
-    current = _read_number(f"{folder}/memory.current")
-    events = _read_counters(f"{folder}/memory.events")
-    reclaimable = _read_counters(f"{folder}/memory.stat").get(
-        "inactive_file", 0
-    )
-    return {
-        "limit": _read_number(f"{folder}/memory.max"),
-        "used": None if current is None else max(current - reclaimable, 0),
-        "kills": events.get("oom_kill"),
-    }
-
-
-def _read_v1(folder: str) -> dict[str, int | None]:
-    current = _read_number(f"{folder}/memory.usage_in_bytes")
-    limit = _read_number(f"{folder}/memory.limit_in_bytes")
-    events = _read_counters(f"{folder}/memory.oom_control")
-    reclaimable = _read_counters(f"{folder}/memory.stat").get(
-        "total_inactive_file", 0
-    )
-    is_stuck = events.get("under_oom") and events.get("oom_kill_disable")
-    return {
-        "limit": limit if limit is not None and limit < _NO_LIMIT else None,
-        "used": None if current is None else max(current - reclaimable, 0),
-        "kills": events.get("oom_kill"),
-        "waits": is_stuck or None,
-    }
 
 
 def _read_number(path: str) -> int | None:
@@ -277,10 +277,6 @@ _LOW_RATIO = 0.02
 _LOW_BYTES = 4 << 30
 _EXHAUSTED_RATIO = 0.005
 _NEAR_LIMIT_RATIO = 0.97
-_REMEDY = (
-    "give the job more memory, or let it use less: fewer DataLoader workers, "
-    "smaller prefetch and shuffle buffers, no second copy of the weights"
-)
 # Containers start shortly before their jobs.
 _MAX_AGE_S = 900.0
 
@@ -302,90 +298,74 @@ def check_memory(
             job.  It has the OOM kills with their times, so the counters are
             ignored.
     """
-    problems = list(_check_node_memory(memory))
+    problems = [*_memory_problems(memory)]
     for group in memory.groups:
         age = None
         if group.started is not None and begins is not None:
             age = begins - group.started
-        problems += _check_group(group, age, is_log_whole=is_log_whole)
+        problems += _group_problems(group, age, is_log_whole=is_log_whole)
     return tuple(
-        as_finding(problem, host=host, evidence=evidence)
-        for problem, evidence in problems
+        judge(
+            name,
+            Evidence(kind="memory", source=source, quote=quote),
+            host=host,
+            **values,
+        )
+        for name, source, quote, values in problems
     )
 
 
-def _check_node_memory(
-    memory: Memory,
-) -> Iterator[tuple[NodeFinding, Evidence]]:
+# Entry of the judgements, source, quote, and values of the text.
+_Problem = tuple[str, str, str, dict[str, Any]]
+
+
+def _memory_problems(memory: Memory) -> Iterator[_Problem]:
     total, available = memory.total, memory.available
     if not total or available is None:
         return
-    if available >= min(_LOW_RATIO * total, _LOW_BYTES):
-        return
-    yield _memory_problem(
-        "likely" if available < _EXHAUSTED_RATIO * total else "possible",
-        f"only {size_text(available)} of {size_text(total)} memory are left",
-        "/proc/meminfo",
-        f"MemAvailable: {available >> 10} kB",
-    )
+    if available < min(_LOW_RATIO * total, _LOW_BYTES):
+        values = {"available": size_text(available), "total": size_text(total)}
+        if available < _EXHAUSTED_RATIO * total:
+            values["confidence"] = "likely"
+        quote = f"MemAvailable: {available >> 10} kB"
+        yield "memory_low", "/proc/meminfo", quote, values
 
 
-def _check_group(
+def _group_problems(
     group: MemoryGroup, age: float | None, *, is_log_whole: bool
-) -> Iterator[tuple[NodeFinding, Evidence]]:
+) -> Iterator[_Problem]:
     if group.waits:
-        yield _memory_problem(
-            "certain",
-            "processes of the control group of the job wait for memory, and "
-            "none is killed for it",
-            group.path,
-            "under_oom 1, oom_kill_disable 1",
-        )
+        quote = "under_oom 1, oom_kill_disable 1"
+        yield "group_waits", group.path, quote, {}
     is_relevant = group.is_own or group.limit is not None
     if group.kills and is_relevant and not is_log_whole:
         # An old container may have run many jobs.
         is_new = age is not None and age < _MAX_AGE_S
-        yield _memory_problem(
-            "likely" if is_new else "possible",
-            f"the kernel killed {_count_text(group.kills)} of the control "
-            "group of the job because memory ran out; it does not tell when",
-            group.path,
-            f"oom_kill {group.kills}",
-        )
-    used = group.used or 0
-    if group.limit and used > _NEAR_LIMIT_RATIO * group.limit:
-        yield _memory_problem(
-            "possible",
-            f"the job uses {size_text(used)} of the "
-            f"{size_text(group.limit)} memory that its control group may use",
-            group.path,
-            f"limit {group.limit}, used {used}",
-        )
-
-
-def _count_text(count: int) -> str:
-    return "a process" if count == 1 else f"{count} processes"
-
-
-def _memory_problem(
-    confidence: Confidence, message: str, source: str, quote: str
-) -> tuple[NodeFinding, Evidence]:
-    problem = NodeFinding(
-        Cause.HOST_OUT_OF_MEMORY, confidence, message, _REMEDY
-    )
-    return problem, Evidence(kind="memory", source=source, quote=quote)
+        count = group.kills
+        values = {
+            "processes": "a process" if count == 1 else f"{count} processes",
+            "confidence": "likely" if is_new else "possible",
+        }
+        yield "group_kills", group.path, f"oom_kill {count}", values
+    used, limit = group.used or 0, group.limit
+    if limit and used > _NEAR_LIMIT_RATIO * limit:
+        values = {"used": size_text(used), "limit": size_text(limit)}
+        quote = f"limit {limit}, used {used}"
+        yield "group_full", group.path, quote, values
 
 
 _PRESSURE_LINE = re.compile(
-    rb"(some|full) avg10=(\d{1,3}(?:\.\d{1,2})?) avg60=(\d{1,3}(?:\.\d{1,2})?)"
+    rb"(some|full) avg10=(\d{1,3}(?:\.\d{1,2})?) avg60="
 )
 _LOAD = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _MAX_CPU_SOME = 75.0
 _MAX_LOAD_PER_CPU = 3.0
-_MAX_THROTTLED = 0.25
+_MAX_THROTTLED = 25.0
 _MAX_MEMORY_SOME = 40.0
 _MAX_MEMORY_FULL = 20.0
 _MAX_IO_FULL = 60.0
+# The kernel counts the processor time of a container in periods of 0.1 s.
+_THROTTLE_S = 0.5
 
 
 @attrs.frozen(kw_only=True)
@@ -410,6 +390,9 @@ class Pressure:
 
         throttled: Ratio of periods, from 0 to 1, in which the control group
             of this process was throttled; ``None`` without a CPU limit.
+
+        is_throttled_now: Whether *throttled* is of the last half second;
+            otherwise it is since the start of the control group.
     """
 
     cpu_some: float | None = None
@@ -420,6 +403,7 @@ class Pressure:
     load: float | None = None
     cpus: int | None = None
     throttled: float | None = None
+    is_throttled_now: bool = False
 
 
 def read_pressure(
@@ -438,29 +422,46 @@ def read_pressure(
     numbers: dict[str, float] = {}
     for resource in ("cpu", "memory", "io"):
         data = read_proc(f"{proc}/pressure/{resource}") or b""
-        for scope, avg10, _ in _PRESSURE_LINE.findall(data):
+        for scope, avg10 in _PRESSURE_LINE.findall(data):
             numbers[f"{resource}_{scope.decode()}"] = float(avg10)
+    numbers.pop("cpu_full", None)
     load = _LOAD.match(read_proc(f"{proc}/loadavg") or b"")
+    throttled, is_now = _read_throttled(cgroup)
     return Pressure(
-        cpu_some=numbers.get("cpu_some"),
-        memory_some=numbers.get("memory_some"),
-        memory_full=numbers.get("memory_full"),
-        io_some=numbers.get("io_some"),
-        io_full=numbers.get("io_full"),
+        **numbers,
         load=float(load[0]) if load else None,
         cpus=os.cpu_count(),
-        throttled=_read_throttled(cgroup),
+        throttled=throttled,
+        is_throttled_now=is_now,
     )
 
 
-def _read_throttled(cgroup: str) -> float | None:
+def _read_throttled(cgroup: str) -> tuple[float | None, bool]:
+    """
+    Return the ratio of throttled periods, and whether it is a recent one.
+    """
+    before = _read_periods(cgroup)
+    if before is None:
+        return None, False
+    if before[1]:
+        time.sleep(_THROTTLE_S)
+        after = _read_periods(cgroup) or before
+        periods = after[0] - before[0]
+        if periods > 0:
+            return max(after[1] - before[1], 0) / periods, True
+    return before[1] / before[0], False
+
+
+def _read_periods(cgroup: str) -> tuple[int, int] | None:
+    """
+    Return the number of periods since the start, and of throttled ones.
+    """
     for name in ("cpu.stat", "cpu/cpu.stat", "cpu,cpuacct/cpu.stat"):
-        data = (read_proc(f"{cgroup}/{name}") or b"").split()
-        pairs = dict(zip(data[::2], data[1::2], strict=False))
-        periods, lost = pairs.get(b"nr_periods"), pairs.get(b"nr_throttled")
-        total, throttled = whole_number(periods), whole_number(lost)
-        if total and throttled is not None:
-            return throttled / total
+        counters = _read_counters(f"{cgroup}/{name}")
+        periods = counters.get("nr_periods")
+        throttled = counters.get("nr_throttled")
+        if periods and throttled is not None:
+            return periods, throttled
     return None
 
 
@@ -474,62 +475,28 @@ def check_pressure(
     busy, too.
     """
     return tuple(
-        as_finding(
-            problem,
+        judge(
+            name,
+            Evidence(kind="pressure", source=source, quote=f"{percent:.1f} %"),
             host=host,
-            evidence=Evidence(
-                kind="pressure", source="/proc/pressure", quote=problem.says
-            ),
+            percent=percent,
+            load=pressure.load,
+            cpus=pressure.cpus,
         )
-        for problem in _pressure_problems(pressure)
+        for name, source, percent in _pressure_problems(pressure)
     )
 
 
-def _pressure_problems(p: Pressure) -> Iterator[NodeFinding]:
-    yield from _check_memory_and_io(p)
-    yield from _check_cpus(p)
-
-
-def _check_memory_and_io(p: Pressure) -> Iterator[NodeFinding]:
-    full, some = p.memory_full or 0.0, p.memory_some or 0.0
-    if full > _MAX_MEMORY_FULL or some > _MAX_MEMORY_SOME:
-        message = (
-            f"processes wait for memory {max(full, some):.0f} % of the time"
-        )
-        remedy = (
-            "the node has too little memory, and moves it around: let the "
-            "job use less, or move it to a larger node"
-        )
-        yield NodeFinding(Cause.HOST_OUT_OF_MEMORY, "likely", message, remedy)
-    if (p.io_full or 0.0) > _MAX_IO_FULL:
-        message = f"everybody waits for disks {p.io_full:.0f} % of the time"
-        remedy = (
-            "see with iostat which disk is busy, and with the stacks who "
-            "reads or writes"
-        )
-        yield NodeFinding(Cause.IO_WAIT, "possible", message, remedy)
-
-
-def _is_overloaded(p: Pressure) -> bool:
-    return (p.load or 0.0) > _MAX_LOAD_PER_CPU * (p.cpus or 1)
-
-
-def _check_cpus(p: Pressure) -> Iterator[NodeFinding]:
-    cause = Cause.NODE_MISCONFIGURED
-    if (p.cpu_some or 0.0) > _MAX_CPU_SOME and _is_overloaded(p):
-        message = (
-            f"processes wait for a processor {p.cpu_some:.0f} % of the time, "
-            f"with a load of {p.load:.0f} on {p.cpus} processors"
-        )
-        remedy = (
-            "start fewer threads (OMP_NUM_THREADS, DataLoader workers), or "
-            "keep other jobs off the node"
-        )
-        yield NodeFinding(cause, "possible", message, remedy)
-    if (p.throttled or 0.0) > _MAX_THROTTLED:
-        message = (
-            "the container used up its processor time in "
-            f"{100 * (p.throttled or 0):.0f} % of the periods"
-        )
-        remedy = "raise the limit of processors of the container (cpu.max)"
-        yield NodeFinding(cause, "possible", message, remedy)
+def _pressure_problems(p: Pressure) -> Iterator[tuple[str, str, float]]:
+    source, full, some = "/proc/pressure", p.memory_full, p.memory_some
+    if (full or 0.0) > _MAX_MEMORY_FULL or (some or 0.0) > _MAX_MEMORY_SOME:
+        yield "memory_pressure", source, max(full or 0.0, some or 0.0)
+    if p.io_full is not None and p.io_full > _MAX_IO_FULL:
+        yield "io_pressure", source, p.io_full
+    is_overloaded = (p.load or 0.0) > _MAX_LOAD_PER_CPU * (p.cpus or 1)
+    if p.cpu_some is not None and p.cpu_some > _MAX_CPU_SOME and is_overloaded:
+        yield "cpu_pressure", source, p.cpu_some
+    throttled = 100 * (p.throttled or 0.0)
+    if throttled > _MAX_THROTTLED:
+        name = "throttled" if p.is_throttled_now else "throttled_before"
+        yield name, "cpu.stat", throttled

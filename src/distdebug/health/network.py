@@ -8,22 +8,17 @@ import ipaddress
 import os
 import re
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Literal
 
 import attrs
 
 from .._text import clean, list_text
-from ..findings import (
-    Cause,
-    Confidence,
-    Evidence,
-    Finding,
-    NodeFinding,
-    as_finding,
-)
+from ..findings import Confidence, Evidence, Finding
 from ..processes import read_proc, whole_number
+from .judgements import judge
 from .worker_environment import Settings
 
 
@@ -71,14 +66,12 @@ def read_ib_ports(
     """
     Return the ports of RDMA adapters by name; none without adapters.
     """
-    return tuple(_read_ports(folder))
-
-
-def _read_ports(folder: str) -> Iterator[IbPort]:
-    for device in _list_folder(folder):
-        for number in _list_folder(f"{folder}/{device}/ports"):
-            if (port := whole_number(number)) is not None:
-                yield _read_port(folder, device, port)
+    return tuple(
+        _read_port(folder, device, port)
+        for device in _list_folder(folder)
+        for number in _list_folder(f"{folder}/{device}/ports")
+        if (port := whole_number(number)) is not None
+    )
 
 
 def _list_folder(folder: str) -> list[str]:
@@ -91,7 +84,7 @@ def _list_folder(folder: str) -> list[str]:
 def _read_port(folder: str, device: str, number: int) -> IbPort:
     port_folder = f"{folder}/{device}/ports/{number}"
     counts = [
-        _read_count(f"{port_folder}/counters/{name}")
+        whole_number(_read_text(f"{port_folder}/counters/{name}")) or 0
         for name in _COUNTER_NAMES
     ]
     return IbPort(
@@ -115,10 +108,6 @@ def _read_state(path: str) -> str:
     return match[1] if match else ""
 
 
-def _read_count(path: str) -> int:
-    return whole_number(_read_text(path)) or 0
-
-
 InterfaceKind = Literal["loopback", "container", "virtual", "ordinary"]
 
 # Created by container engines and hypervisors: their addresses are the same
@@ -126,6 +115,10 @@ InterfaceKind = Literal["loopback", "container", "virtual", "ordinary"]
 _CONTAINER_NAME = re.compile(
     r"(?:docker|br-[0-9a-f]{12}|veth|virbr|vnet|cni|flannel|cali|cilium|lxc"
     r"|lxdbr|podman|kube-|nodelocaldns|weave|vxlan|tunl|nerdctl|buildkit)"
+)
+_COUNTER_FIELDS = (
+    *(("packets_recv", "packets_sent"), ("errin", "errout")),
+    ("dropin", "dropout"),
 )
 _VIRTUAL_NAME = re.compile(
     r"(?:dummy|tun|tap|ifb|sit|gre|ip6tnl|teql|bonding_)"
@@ -182,11 +175,13 @@ def read_interfaces() -> tuple[Interface, ...]:
 
     addresses = psutil.net_if_addrs()
     states: Mapping[str, Any] = psutil.net_if_stats()
-    counts = _read_counters(psutil)
+    counters: Mapping[str, Any] = {}
+    with suppress(OSError, RuntimeError):  # some containers have none
+        counters = psutil.net_io_counters(pernic=True)
     names = [*states, *(x for x in addresses if x not in states)]
     return tuple(
         _make_interface(
-            name, addresses.get(name, ()), states.get(name), counts.get(name)
+            name, addresses.get(name, ()), states.get(name), counters.get(name)
         )
         for name in names
     )
@@ -203,33 +198,24 @@ def interface_kind(name: str) -> InterfaceKind:
     return "virtual" if _VIRTUAL_NAME.match(name) else "ordinary"
 
 
-def _read_counters(psutil: Any) -> dict[str, Any]:
-    try:
-        return dict(psutil.net_io_counters(pernic=True))
-    except (OSError, RuntimeError):  # some containers have none
-        return {}
-
-
 def _make_interface(
     name: str, addresses: Any, state: Any, counters: Any
 ) -> Interface:
-    texts = [_format_address(x.address, x.netmask) for x in addresses]
-    totals = {
-        kind: getattr(counters, f"{kind}in", 0)
-        + getattr(counters, f"{kind}out", 0)
-        for kind in ("err", "drop")
-    }
+    texts = (_format_address(x.address, x.netmask) for x in addresses)
+    packets, errors, drops = (
+        sum(getattr(counters, field, 0) for field in fields)
+        for fields in _COUNTER_FIELDS
+    )
     return Interface(
         name=clean(name),
         is_up=bool(state.isup) if state else True,
-        addresses=tuple(x for x in texts if x),
+        addresses=tuple(filter(None, texts)),
         kind=interface_kind(name),
         mtu=state.mtu if state else 0,
         speed_mbps=state.speed if state else 0,
-        packets=getattr(counters, "packets_recv", 0)
-        + getattr(counters, "packets_sent", 0),
-        errors=totals["err"],
-        drops=totals["drop"],
+        packets=packets,
+        errors=errors,
+        drops=drops,
     )
 
 
@@ -245,17 +231,13 @@ def _format_address(address: str, netmask: str | None) -> str:
         return ""
 
     length: int = ip.max_prefixlen
-    if netmask:
-        try:
-            length = int(ipaddress.ip_address(netmask)).bit_count()
-        except ValueError:
-            length = ip.max_prefixlen
+    with suppress(ValueError):
+        length = int(ipaddress.ip_address(netmask or "")).bit_count()
     return f"{ip}/{length}"
 
 
 _MAX_ERROR_RATIO = 0.01
 _MIN_ERRORS = 1000
-_CABLE_REMEDY = "check the cable, the port of the switch, and the adapter"
 
 
 def check_network(
@@ -269,75 +251,53 @@ def check_network(
 
     Interfaces that are off, and ports without a cable, are normal.
     """
-    problems = [*_check_ports(tuple(ports)), *_check_interfaces(interfaces)]
-    return tuple(
-        as_finding(
-            problem,
-            host=host,
-            evidence=Evidence(kind="interface", source=host, quote=names),
+    problems = [*_port_problems(tuple(ports))]
+    problems += [
+        (
+            *("damaged_packets", x.name),
+            {"errors": x.errors, "packets": x.packets, "interface": x.name},
         )
-        for problem, names in problems
+        for x in interfaces
+        if x.is_up
+        and x.kind != "loopback"
+        and x.errors > max(_MIN_ERRORS, _MAX_ERROR_RATIO * x.packets)
+    ]
+    return tuple(
+        judge(
+            name,
+            Evidence(kind="interface", source=host, quote=quote),
+            host=host,
+            **values,
+        )
+        for name, quote, values in problems
     )
 
 
-def _check_interfaces(
-    interfaces: Iterable[Interface],
-) -> Iterator[tuple[NodeFinding, str]]:
-    for x in interfaces:
-        is_used = x.is_up and x.kind != "loopback"
-        if is_used and x.errors > max(
-            _MIN_ERRORS, _MAX_ERROR_RATIO * x.packets
-        ):
-            yield (
-                NodeFinding(
-                    Cause.NETWORK_FAILURE,
-                    "possible",
-                    f"{x.errors} packets of {x.name} were damaged, and "
-                    f"{x.packets} were not",
-                    _CABLE_REMEDY,
-                ),
-                x.name,
-            )
-
-
-def _check_ports(
+def _port_problems(
     ports: tuple[IbPort, ...],
-) -> Iterator[tuple[NodeFinding, str]]:
-    rejected = [
-        x
-        for x in ports
-        if x.state in {"INIT", "ARMED"} and x.physical == "LinkUp"
-    ]
-    if rejected:
-        yield (
-            NodeFinding(
-                Cause.NETWORK_FAILURE,
-                "likely",
-                f"the InfiniBand network did not accept {_port_names(rejected)}",
-                "see that a subnet manager (opensm) runs in this network",
-            ),
-            _port_names(rejected),
-        )
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     # Ports that never had a cable are normal.
     has_active = any(x.state == "ACTIVE" for x in ports)
-    broken = [x for x in ports if x.state == "DOWN" and x.link_downed]
-    if broken and has_active:
-        yield (
-            NodeFinding(
-                Cause.NETWORK_FAILURE,
-                "possible",
-                f"the link of {_port_names(broken)} is down, and was up before",
-                _CABLE_REMEDY,
-            ),
-            _port_names(broken),
-        )
+    affected = {
+        "port_rejected": [
+            x
+            for x in ports
+            if x.state in {"INIT", "ARMED"} and x.physical == "LinkUp"
+        ],
+        "port_down": [
+            x
+            for x in ports
+            if has_active and x.state == "DOWN" and x.link_downed
+        ],
+    }
+    for name, found in affected.items():
+        if found:
+            names = list_text(f"{x.device}:{x.port}" for x in found)
+            yield name, names, {"ports": names}
 
 
-def _port_names(ports: Iterable[IbPort]) -> str:
-    return list_text(f"{x.device}:{x.port}" for x in ports)
-
-
-class InterfaceUse(NamedTuple):
+@attrs.frozen(kw_only=True)
+class InterfaceUse:
     """
     Processes of a host that select interfaces by the same setting.
 
@@ -348,66 +308,80 @@ class InterfaceUse(NamedTuple):
 
         host: The node.
 
-        chosen: The interfaces that it selects and that are usable.
-
         users: The processes.
+
+        selected: The interfaces that it selects.
+
+        absent: The names without an interface.
     """
 
     variable: str
     value: str
     host: str
-    chosen: tuple[Interface, ...]
     users: tuple[Settings, ...]
+    selected: tuple[Interface, ...]
+    absent: tuple[str, ...]
 
     @property
-    def ranks(self) -> set[int]:
+    def chosen(self) -> tuple[Interface, ...]:
         """
-        Return the ranks of the processes.
+        Return the selected interfaces that are usable.
         """
-        return {x.rank for x in self.users if x.rank is not None}
+        return usable_interfaces(self.selected)
+
+    @property
+    def addresses(self) -> Iterator[ipaddress.IPv4Interface]:
+        """
+        Yield the IPv4 addresses of the usable interfaces.
+        """
+        for text in (text for x in self.chosen for text in x.addresses):
+            with suppress(ValueError):
+                address = ipaddress.IPv4Interface(text)
+                # All hosts share loopback addresses.
+                if not address.is_loopback:
+                    yield address
+
+    @property
+    def evidence(self) -> Evidence:
+        """
+        Return the variable and the interfaces as evidence.
+        """
+        shown = (f"{x.name} {' '.join(x.addresses)}" for x in self.chosen[:4])
+        return Evidence(
+            kind="environment",
+            source=self.host,
+            location=self.users[0].name,
+            quote=f"{self.variable}={self.value}; {', '.join(shown)}",
+        )
 
 
-def check_across_hosts(
+def _check_across_hosts(
     variable: str, uses: list[InterfaceUse]
 ) -> Iterator[Finding]:
     """
     Yield findings about interfaces that do not connect the hosts.
-
-    Args:
-        variable: Such as ``"NCCL_SOCKET_IFNAME"``.
-
-        uses: Its use on each host.
     """
     owners: dict[str, set[str]] = defaultdict(set)
     networks: dict[str, set[object]] = defaultdict(set)
     for use in uses:
-        for address in _ipv4_addresses(use):
+        for address in use.addresses:
             owners[str(address.ip)].add(use.host)
             networks[use.host].add(address.network)
-    shared = {ip: x for ip, x in owners.items() if len(x) > 1}
+    evidence = (use.evidence for use in uses[:8])
+    shared = sorted(ip for ip, hosts in owners.items() if len(hosts) > 1)
     if shared:
-        ip, hosts = next(iter(sorted(shared.items())))
-        yield Finding(
-            cause=Cause.NETWORK_MISCONFIGURED,
-            ranks=tuple(sorted({rank for use in uses for rank in use.ranks})),
-            summary=f"{list_text(sorted(hosts))} have the same address {ip} "
-            f"on the interface that {variable} leads to, so that each "
-            "reaches itself only",
-            confidence="likely",
-            remedy=f"set {variable} to an interface that has an address of "
-            "its own on each node",
-            evidence=interface_evidence(uses),
+        yield judge(
+            "same_address",
+            *evidence,
+            ranks=(x.rank for use in uses for x in use.users),
+            hosts=list_text(sorted(owners[shared[0]])),
+            address=shared[0],
+            variable=variable,
         )
-    elif len(networks) > 1 and _has_isolated_host(networks):
-        yield Finding(
-            cause=Cause.NETWORK_MISCONFIGURED,
-            ranks=(),
-            summary=f"the interfaces that {variable} leads to are in "
-            f"different networks on {list_text(sorted(networks))}",
-            confidence="possible",
-            remedy="see whether the nodes reach each other by these "
-            f"addresses; else set {variable} to interfaces of one network",
-            evidence=interface_evidence(uses),
+    elif _has_isolated_host(networks):
+        hosts = list_text(sorted(networks))
+        yield judge(
+            "different_networks", *evidence, variable=variable, hosts=hosts
         )
 
 
@@ -418,87 +392,47 @@ def _has_isolated_host(networks: Mapping[str, set[object]]) -> bool:
     In large clusters every host has its own network, with routes between
     them, which is no problem.
     """
-    counts: dict[object, int] = defaultdict(int)
-    for host_networks in networks.values():
-        for network in host_networks:
-            counts[network] += 1
+    counts = Counter(x for shared in networks.values() for x in shared)
     isolated = [
-        host
-        for host, host_networks in networks.items()
-        if all(counts[network] == 1 for network in host_networks)
+        all(counts[network] == 1 for network in host_networks)
+        for host_networks in networks.values()
     ]
-    return bool(isolated) and len(isolated) < len(networks)
+    return any(isolated) and not all(isolated)
 
 
-def _ipv4_addresses(
-    use: InterfaceUse,
-) -> Iterator[ipaddress.IPv4Interface | ipaddress.IPv6Interface]:
-    for interface in use.chosen:
-        for text in interface.addresses:
-            try:
-                address = ipaddress.ip_interface(text)
-            except ValueError:
-                continue
-            # All hosts share loopback addresses.
-            if not address.is_loopback and address.version == 4:
-                yield address
-
-
-def check_set_everywhere(
+def _check_set_everywhere(
     variable: str, settings: tuple[Settings, ...]
 ) -> Iterator[Finding]:
     """
     Yield a finding if only some nodes, or some ranks, set a variable.
-
-    Args:
-        variable: Such as ``"NCCL_SOCKET_IFNAME"``.
     """
     is_set: dict[str, set[bool]] = defaultdict(set)
     for x in settings:
         is_set[x.host].add(bool(x.variables.get(variable)))
-    on = sorted(h for h, states in is_set.items() if states == {True})
-    off = sorted(h for h, states in is_set.items() if states == {False})
-    mixed = sorted(h for h, states in is_set.items() if len(states) > 1)
+    on, off, mixed = (
+        sorted(host for host, found in is_set.items() if found == states)
+        for states in ({True}, {False}, {True, False})
+    )
     if not mixed and not (on and off):
         return
+
     users = [x for x in settings if x.variables.get(variable)]
     where = (
         f"on {list_text(on)}, and not on {list_text(off)}"
         if on and off
         else f"by {list_text(dict.fromkeys(x.name for x in users))} only"
     )
-    yield Finding(
-        cause=Cause.NETWORK_MISCONFIGURED,
-        ranks=tuple(sorted({x.rank for x in users if x.rank is not None})),
-        summary=f"{variable} is set {where}",
-        confidence="possible",
-        remedy="set it for all ranks, or for none",
-        evidence=(
-            Evidence(
-                kind="environment",
-                source=list_text(on or mixed),
-                location=variable,
-                quote=users[0].variables[variable],
-            ),
-        ),
-    )
-
-
-def interface_evidence(uses: Iterable[InterfaceUse]) -> tuple[Evidence, ...]:
-    """
-    Return evidence of the interfaces that hosts use.
-    """
-    return tuple(
+    yield judge(
+        "set_by_some",
         Evidence(
             kind="environment",
-            source=use.host,
-            location=use.users[0].name,
-            quote=f"{use.variable}={use.value}; "
-            + ", ".join(
-                f"{x.name} {' '.join(x.addresses)}" for x in use.chosen[:4]
-            ),
-        )
-        for use in list(uses)[:8]
+            source=list_text(on or mixed),
+            location=variable,
+            quote=users[0].variables[variable],
+        ),
+        ranks=(x.rank for x in users),
+        variable=variable,
+        where=where,
     )
 
 
@@ -511,23 +445,17 @@ def match_names_like_nccl(spec: str, names: Iterable[str]) -> tuple[str, ...]:
             ``"^=eth1"``; ports after a colon are ignored.
     """
     text = spec.strip()
-    is_negated = text.startswith("^")
-    text = text.removeprefix("^")
-    is_exact = text.startswith("=")
-    patterns = [
-        pattern.partition(":")[0].strip()
-        for pattern in text.removeprefix("=").split(",")
-    ]
-    patterns = [pattern for pattern in patterns if pattern]
-    if not patterns:
-        return tuple(names)
-
-    is_match: Callable[[str], bool] = (
-        (lambda name: name in patterns)
-        if is_exact
-        else (lambda name: name.startswith(tuple(patterns)))
+    is_negated, text = text.startswith("^"), text.removeprefix("^")
+    is_exact, text = text.startswith("="), text.removeprefix("=")
+    parts = (part.partition(":")[0].strip() for part in text.split(","))
+    patterns = tuple(filter(None, parts))
+    return tuple(
+        name
+        for name in names
+        if not patterns
+        or is_negated
+        != (name in patterns if is_exact else name.startswith(patterns))
     )
-    return tuple(name for name in names if is_match(name) != is_negated)
 
 
 def select_like_nccl(
@@ -556,18 +484,6 @@ def select_like_nccl(
     return ()
 
 
-def select_by_name(
-    names: Iterable[str], interfaces: Iterable[Interface]
-) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
-    """
-    Return the interfaces with these names, and the names without one.
-    """
-    known = {x.name: x for x in interfaces}
-    requested = [name for name in names if name]
-    found = tuple(known[name] for name in requested if name in known)
-    return found, tuple(name for name in requested if name not in known)
-
-
 def usable_interfaces(
     interfaces: Iterable[Interface],
 ) -> tuple[Interface, ...]:
@@ -581,15 +497,6 @@ _NCCL = "NCCL_SOCKET_IFNAME"
 _GLOO = "GLOO_SOCKET_IFNAME"
 _TENSORPIPE = "TP_SOCKET_IFNAME"
 _EXACT_NAME_HINT = " by its whole name (signs such as ^ are for NCCL only)"
-
-
-class _Mismatch(NamedTuple):
-    """
-    Why a value does not fit a host; braces stand for the hosts.
-    """
-
-    confidence: Confidence
-    message: str
 
 
 def check_socket_interfaces(
@@ -609,32 +516,46 @@ def check_socket_interfaces(
     """
     entries = tuple(settings)
     is_multi_node = _has_several_nodes(entries)
-    findings: list[Finding] = []
-    for variable in (_NCCL, _GLOO, _TENSORPIPE):
-        uses: list[InterfaceUse] = []
-        mismatches: dict[tuple[str, _Mismatch], list[InterfaceUse]] = (
-            defaultdict(list)
+    return tuple(
+        finding
+        for variable in (_NCCL, _GLOO, _TENSORPIPE)
+        for finding in _check_variable(
+            variable, entries, interfaces, is_multi_node=is_multi_node
         )
-        for value, host, users in _group_values(entries, variable):
-            if host not in interfaces or not users[0].shares_network:
-                continue
-            chosen, absent = _select_interfaces(
-                variable, value, interfaces[host]
-            )
-            use = InterfaceUse(
-                variable, value, host, usable_interfaces(chosen), users
-            )
-            uses.append(use)
-            mismatch = _find_mismatch(
-                use, chosen, absent, is_multi_node=is_multi_node
-            )
-            if mismatch is not None:
-                mismatches[value, mismatch].append(use)
-        findings += _mismatch_findings(mismatches, interfaces)
-        if is_multi_node:
-            findings += check_across_hosts(variable, uses)
-        findings += check_set_everywhere(variable, entries)
-    return tuple(findings)
+    )
+
+
+def _check_variable(
+    variable: str,
+    settings: tuple[Settings, ...],
+    interfaces: Mapping[str, tuple[Interface, ...]],
+    *,
+    is_multi_node: bool,
+) -> Iterator[Finding]:
+    uses = list(_interface_uses(variable, settings, interfaces))
+    mismatches: dict[tuple[str, str, str], list[InterfaceUse]] = defaultdict(
+        list
+    )
+    for use in uses:
+        mismatch = _find_mismatch(use, is_multi_node=is_multi_node)
+        if mismatch is not None:
+            mismatches[use.value, *mismatch].append(use)
+    for (value, name, names), found in mismatches.items():
+        host = found[0].host
+        yield judge(
+            name,
+            *(use.evidence for use in found[:8]),
+            ranks=(x.rank for use in found for x in use.users),
+            setting=f"{variable}={value}" if value else variable,
+            hosts=list_text(sorted({use.host for use in found})),
+            names=names,
+            hint="" if variable == _NCCL else _EXACT_NAME_HINT,
+            host_name=host,
+            known=list_text((x.name for x in interfaces[host]), most=8),
+        )
+    if is_multi_node:
+        yield from _check_across_hosts(variable, uses)
+    yield from _check_set_everywhere(variable, settings)
 
 
 def _has_several_nodes(settings: tuple[Settings, ...]) -> bool:
@@ -653,116 +574,74 @@ def _has_several_nodes(settings: tuple[Settings, ...]) -> bool:
     )
 
 
-def _group_values(
-    settings: tuple[Settings, ...], variable: str
-) -> Iterator[tuple[str, str, tuple[Settings, ...]]]:
+def _interface_uses(
+    variable: str,
+    settings: tuple[Settings, ...],
+    interfaces: Mapping[str, tuple[Interface, ...]],
+) -> Iterator[InterfaceUse]:
     groups: dict[tuple[str, str], list[Settings]] = defaultdict(list)
     for x in settings:
         value = x.variables.get(variable, "").strip()
         if value or variable == _NCCL:
             groups[value, x.host].append(x)
     for (value, host), users in groups.items():
-        yield value, host, tuple(users)
+        if host in interfaces and users[0].shares_network:
+            selected, absent = _select(variable, value, interfaces[host])
+            yield InterfaceUse(
+                variable=variable,
+                value=value,
+                host=host,
+                users=tuple(users),
+                selected=selected,
+                absent=absent,
+            )
 
 
-def _select_interfaces(
+def _select(
     variable: str, value: str, interfaces: tuple[Interface, ...]
 ) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
     """
     Return the selected interfaces, and the names without one.
     """
     if variable == _NCCL:
-        chosen = select_like_nccl(value, interfaces)
-        return chosen, () if chosen else (value,)
+        selected = select_like_nccl(value, interfaces)
+        return selected, () if selected else (value,)
+
     # TensorPipe takes the whole value as one name.
     names = value.split(",") if variable == _GLOO else [value]
-    return select_by_name(names, interfaces)
-
-
-def _find_mismatch(
-    use: InterfaceUse,
-    chosen: tuple[Interface, ...],
-    absent: tuple[str, ...],
-    *,
-    is_multi_node: bool,
-) -> _Mismatch | None:
-    if not use.value:
-        return _find_default_mismatch(use) if is_multi_node else None
-    if absent:
-        return _Mismatch(
-            "certain", f"names no interface of {{}}: {list_text(absent)}"
-        )
-    names = list_text(x.name for x in use.chosen or chosen)
-    if not use.chosen:
-        return _Mismatch(
-            "likely", f"names {names} of {{}}, which is down or has no address"
-        )
-    kinds = {x.kind for x in use.chosen}
-    if is_multi_node and kinds == {"loopback"}:
-        return _Mismatch(
-            "likely",
-            f"names {names} of {{}}, by which no other node is reached",
-        )
-    if is_multi_node and kinds <= {"container", "loopback"}:
-        return _Mismatch(
-            "likely",
-            f"names {names} of {{}}, which mostly leads to containers of the "
-            "same host only",
-        )
-    return None
-
-
-def _find_default_mismatch(use: InterfaceUse) -> _Mismatch | None:
-    """
-    Return a mismatch if NCCL selects a container bridge by default.
-    """
-    first = use.chosen[0] if use.chosen else None
-    if first is None or first.kind != "container":
-        return None
-
-    return _Mismatch(
-        "possible",
-        f"is not set on {{}}, where NCCL may take {first.name}, which mostly "
-        "leads to containers of the same host only",
+    known = {x.name: x for x in interfaces}
+    return (
+        tuple(known[name] for name in names if name in known),
+        tuple(name for name in names if name and name not in known),
     )
 
 
-def _mismatch_findings(
-    mismatches: Mapping[tuple[str, _Mismatch], list[InterfaceUse]],
-    interfaces: Mapping[str, tuple[Interface, ...]],
-) -> Iterator[Finding]:
-    for (value, mismatch), uses in mismatches.items():
-        first = uses[0]
-        hosts = list_text(sorted({use.host for use in uses}))
-        interface_names = list_text(
-            (x.name for x in interfaces[first.host]), most=8
-        )
-        confidence, message = mismatch
-        setting = f"{first.variable}={value}" if value else first.variable
-        hint = "" if first.variable == _NCCL else _EXACT_NAME_HINT
-        yield Finding(
-            cause=Cause.NETWORK_MISCONFIGURED,
-            ranks=tuple(sorted({rank for use in uses for rank in use.ranks})),
-            summary=f"{setting} {message.replace('{}', hosts)}",
-            confidence=confidence,
-            remedy="name one that works and leads to the other nodes"
-            f"{hint}; {first.host} has {interface_names}",
-            evidence=interface_evidence(uses),
-        )
+def _find_mismatch(
+    use: InterfaceUse, *, is_multi_node: bool
+) -> tuple[str, str] | None:
+    """
+    Return the entry of the judgements, and the names of interfaces.
+    """
+    kinds = {x.kind for x in use.chosen}
+    names = list_text(x.name for x in use.chosen or use.selected)
+    if not use.value:
+        first = use.chosen[0] if use.chosen else None
+        is_bridge = first is not None and first.kind == "container"
+        if is_multi_node and first is not None and is_bridge:
+            return "interface_default", first.name
+    elif use.absent:
+        return "interface_absent", list_text(use.absent)
+    elif not use.chosen:
+        return "interface_down", names
+    elif is_multi_node and kinds == {"loopback"}:
+        return "interface_loopback", names
+    elif is_multi_node and kinds <= {"container", "loopback"}:
+        return "interface_container", names
+    return None
 
 
 _NCCL_HCA, _UCX_DEVICES = "NCCL_IB_HCA", "UCX_NET_DEVICES"
 _NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
-
-
-class _DeviceMismatch(NamedTuple):
-    """
-    Why a value does not fit a host.
-    """
-
-    confidence: Confidence
-    message: str
-    remedy: str
 
 
 def check_rdma_devices(
@@ -780,87 +659,69 @@ def check_rdma_devices(
 
         ports: RDMA ports by host, as far as known.
     """
-    users: dict[tuple[str, str, str], list[Settings]] = defaultdict(list)
+    groups: dict[_DeviceMismatch, list[Settings]] = defaultdict(list)
     for x in settings:
         for variable in (_NCCL_HCA, _UCX_DEVICES, _NCCL_IB_DISABLE):
             value = x.variables.get(variable, "").strip()
-            if value and x.host in ports:
-                users[variable, value, x.host].append(x)
-    mismatches: dict[tuple[str, str, _DeviceMismatch], list[Settings]] = (
-        defaultdict(list)
-    )
-    for (variable, value, host), group in users.items():
-        mismatch = _find_device_mismatch(
-            variable, value, interfaces.get(host, ()), ports[host]
-        )
-        if mismatch is not None:
-            mismatches[variable, value, mismatch] += group
+            mismatch = _find_device_mismatch(
+                variable, value, interfaces.get(x.host, ()), ports.get(x.host)
+            )
+            if mismatch is not None:
+                groups[mismatch].append(x)
     return tuple(
-        _device_finding(f"{variable}={value}", mismatch, group)
-        for (variable, value, mismatch), group in mismatches.items()
+        _device_finding(mismatch, users) for mismatch, users in groups.items()
+    )
+
+
+# The entry of the judgements, how sure it is if surer or less sure than that,
+# the setting, and the adapters of the node.
+_DeviceMismatch = tuple[str, Confidence | None, str, str]
+
+
+def _device_finding(
+    mismatch: _DeviceMismatch, users: list[Settings]
+) -> Finding:
+    name, confidence, setting, known = mismatch
+    hosts = list_text(sorted({x.host for x in users}))
+    evidence = Evidence(
+        kind="environment",
+        source=hosts,
+        location=users[0].name,
+        quote=setting,
+    )
+    return judge(
+        name,
+        evidence,
+        ranks=(x.rank for x in users),
+        confidence=confidence,
+        setting=setting,
+        hosts=hosts,
+        known=known,
     )
 
 
 def _find_device_mismatch(
     variable: str,
     value: str,
-    interfaces: tuple[Interface, ...],
-    ports: tuple[IbPort, ...],
+    interfaces: Iterable[Interface],
+    ports: tuple[IbPort, ...] | None,
 ) -> _DeviceMismatch | None:
-    devices = sorted({x.device for x in ports})
-    if variable == _NCCL_HCA and not match_names_like_nccl(value, devices):
-        return _DeviceMismatch(
-            # Without adapters, NCCL uses sockets anyway.
-            "likely" if devices else "possible",
-            "names no adapter, so that NCCL uses sockets, which is slow, or "
-            "fails",
-            f"name one that is there: {list_text(devices, most=8) or 'none'}",
-        )
-    if variable == _UCX_DEVICES and _matches_nothing(
-        value, devices, interfaces
-    ):
-        return _DeviceMismatch(
-            "likely",
-            "names neither an adapter nor an interface",
-            f"name one that is there: {list_text(devices, most=8)}",
-        )
-    if variable == _NCCL_IB_DISABLE and value == "1":
-        active_layers = {x.link_layer for x in ports if x.state == "ACTIVE"}
-        if "InfiniBand" in active_layers:
-            return _DeviceMismatch(
-                "possible",
-                "though there is InfiniBand: NCCL uses sockets, which is slow",
-                "unset it, unless InfiniBand is broken",
-            )
+    if not value or ports is None:
+        return None
+
+    adapters = sorted({x.device for x in ports})
+    setting = f"{variable}={value}"
+    known = list_text(adapters, most=8) or "none"
+    if variable == _NCCL_HCA and not match_names_like_nccl(value, adapters):
+        # Without adapters, NCCL uses sockets anyway.
+        confidence: Confidence | None = None if adapters else "possible"
+        return "adapter_absent", confidence, setting, known
+    if variable == _UCX_DEVICES and not value.startswith("^"):
+        names = {x.partition(":")[0] for x in value.split(",")}
+        if not names & {*adapters, *(x.name for x in interfaces), "all"}:
+            return "device_absent", None, setting, known
+    layers = {x.link_layer for x in ports if x.state == "ACTIVE"}
+    is_off = variable == _NCCL_IB_DISABLE and value == "1"
+    if is_off and "InfiniBand" in layers:
+        return "adapter_unused", None, setting, known
     return None
-
-
-def _matches_nothing(
-    value: str, devices: Iterable[str], interfaces: Iterable[Interface]
-) -> bool:
-    if value.startswith("^"):
-        return False
-
-    known = {*devices, *(x.name for x in interfaces), "all"}
-    return all(x.partition(":")[0] not in known for x in value.split(","))
-
-
-def _device_finding(
-    setting: str, mismatch: _DeviceMismatch, processes: list[Settings]
-) -> Finding:
-    hosts = list_text(sorted({x.host for x in processes}))
-    return Finding(
-        cause=Cause.NETWORK_MISCONFIGURED,
-        ranks=tuple(sorted({x.rank for x in processes if x.rank is not None})),
-        summary=f"{setting} on {hosts} {mismatch.message}",
-        confidence=mismatch.confidence,
-        remedy=mismatch.remedy,
-        evidence=(
-            Evidence(
-                kind="environment",
-                source=hosts,
-                location=processes[0].name,
-                quote=setting,
-            ),
-        ),
-    )

@@ -8,7 +8,8 @@ import os
 import re
 import time
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,21 @@ import attrs
 from .._io import is_folder, matching, resolved
 from .._text import clean, time_text
 from ..errors import NoLogsError
-from ..findings import Cause, Evidence, Finding, NodeFinding, as_finding
+from ..findings import Evidence, Finding
 from ..logs import open_log
 from ..nodes import last_address, probe_port
+from .judgements import judge
 
 
 _HEARTBEAT_FILES = (
-    *("debug_state.txt", "debug_state_gcs.txt", "monitor.log"),
-    *(
-        "raylet.out",
-        "gcs_server.out",
-        "log_monitor.log",
-        "dashboard_agent.log",
-    ),
+    *("debug_state.txt", "debug_state_gcs.txt", "monitor.log", "raylet.out"),
+    *("gcs_server.out", "log_monitor.log", "dashboard_agent.log"),
 )
 _SESSION_NAME = re.compile(r"session_\d{4}-[\w-]{1,80}")
 _VERSION_TEXT = re.compile(r"ray_version=(\d[\w.+-]{0,40})")
 _DIST_INFO = re.compile(r"ray-(\d[\w.+]{0,40})\.dist-info")
 _HEAD_BYTES = 1 << 16
+_PROCESS_FIELDS = ("pid", "status", "cmdline")
 
 
 @attrs.frozen(kw_only=True)
@@ -98,21 +96,19 @@ def read_ray_node(
         NoLogsError: There is no session.
     """
     folder = _find_session(Path(session))
-    timestamp = time.time() if now is None else now
-    ages = dict(_file_ages(folder / "logs", timestamp))
+    logs, address = folder / "logs", last_address(folder)
     raylets, is_known = _find_raylets(folder.name)
-    address = last_address(folder)
     return RayNode(
         session=str(folder),
         name=clean(folder.name),
-        ages=ages,
-        raylets=tuple(x["pid"] for x in raylets),
-        states=tuple(x["state"] for x in raylets),
+        ages=dict(_file_ages(logs, time.time() if now is None else now)),
+        raylets=tuple(pid for pid, _, _ in raylets),
+        states=tuple(state for _, state, _ in raylets),
         processes_known=is_known,
         address=address,
         gcs=probe_port(address, timeout_s) if address else "",
-        cluster_version=_cluster_version(folder / "logs"),
-        node_version=next((x["version"] for x in raylets), ""),
+        cluster_version=_cluster_version(logs),
+        node_version=next((version for _, _, version in raylets), ""),
     )
 
 
@@ -132,43 +128,29 @@ def _find_session(path: Path) -> Path:
 
 def _file_ages(logs: Path, now: float) -> Iterator[tuple[str, float]]:
     for name in _HEARTBEAT_FILES:
-        try:
+        with suppress(OSError):
             yield name, now - (logs / name).stat().st_mtime
-        except OSError:
-            continue
 
 
-def _find_raylets(name: str) -> tuple[list[dict[str, Any]], bool]:
+def _find_raylets(name: str) -> tuple[list[tuple[int, str, str]], bool]:
     """
-    Return the raylets of this session, and whether processes are listed.
+    Return process ID, status, and version of the raylets of this session, and
+    whether processes are listed.
     """
     import psutil
 
     raylets = []
     try:
-        for process in psutil.process_iter(
-            ["pid", "name", "status", "cmdline"]
-        ):
-            argv = process.info["cmdline"] or []
-            program = os.path.basename(argv[0]) if argv else ""  # noqa: PTH119 text is enough
-            if program == "raylet" and _is_of_session(argv, name):
-                raylets.append(
-                    {
-                        "pid": process.info["pid"],
-                        "state": process.info["status"],
-                        "version": _installed_version(argv[0]),
-                    }
-                )
+        for process in psutil.process_iter(_PROCESS_FIELDS):
+            pid, state, argv = map(process.info.get, _PROCESS_FIELDS)
+            if not argv or not f"/{argv[0]}".endswith("/raylet"):
+                continue
+            sessions = set(_SESSION_NAME.findall(" ".join(argv)))
+            if not sessions or name in sessions:
+                raylets.append((pid, state, _installed_version(argv[0])))
     except (psutil.Error, OSError):
         return raylets, False
     return raylets, True
-
-
-def _is_of_session(argv: Iterable[str], name: str) -> bool:
-    sessions = {
-        x for argument in argv for x in _SESSION_NAME.findall(argument)
-    }
-    return not sessions or name in sessions
 
 
 def _installed_version(program: str) -> str:
@@ -176,15 +158,11 @@ def _installed_version(program: str) -> str:
     Return the version of the package that a raylet belongs to.
     """
     # site-packages/ray/core/src/ray/raylet/raylet
-    parents = Path(program).parents
-    if len(parents) < 6:
-        return ""
-    try:
-        names = os.listdir(parents[5])  # noqa: PTH208 names are enough
-    except OSError:
-        return ""
-    matches = (_DIST_INFO.fullmatch(name) for name in names)
-    return next((x[1] for x in matches if x), "")
+    with suppress(OSError, IndexError):
+        names = os.listdir(Path(program).parents[5])  # noqa: PTH208 names are enough
+        matches = filter(None, map(_DIST_INFO.fullmatch, names))
+        return next((match[1] for match in matches), "")
+    return ""
 
 
 def _cluster_version(logs: Path) -> str:
@@ -210,51 +188,26 @@ def check_ray_node(node: RayNode, *, host: str = "") -> tuple[Finding, ...]:
     quote = f"written ago: {ages}" if ages else "none of its files is there"
     evidence = Evidence(kind="ray", source=node.session, quote=quote)
     return tuple(
-        as_finding(problem, host=host, evidence=evidence)
-        for problem in (
-            *_check_raylet(node),
-            *_check_gcs(node),
-            *_check_versions(node),
-        )
+        judge(name, evidence, host=host, **values)
+        for name, values in _ray_problems(node)
     )
 
 
-def _check_raylet(node: RayNode) -> Iterator[NodeFinding]:
-    silent_time = _silent_time(node)
-    if node.raylets:
-        if "stopped" in node.states:
-            yield NodeFinding(
-                Cause.STOPPED,
-                "certain",
-                "Ray's raylet is stopped",
-                "let it go on: kill -CONT its process",
-            )
-        elif silent_time is not None:
-            yield NodeFinding(
-                Cause.EVENT_LOOP_STALL,
-                "likely",
-                f"Ray's raylet runs, but wrote nothing for {silent_time}",
-                (
-                    "see its stack (py-spy dump --native, gdb), and whether the "
-                    "disk of its session is full"
-                ),
-            )
-    elif node.processes_known and (silent_time is not None or not node.ages):
-        silent_text = (
-            f" and wrote nothing for {silent_time}" if silent_time else ""
-        )
-        yield NodeFinding(
-            Cause.DEAD,
-            "likely",
-            (
-                f"Ray does not run on this node: the raylet of {node.name} is "
-                f"gone{silent_text}"
-            ),
-            (
-                "see the end of raylet.out and raylet.err for why; start the "
-                "node again (ray start)"
-            ),
-        )
+def _ray_problems(node: RayNode) -> Iterator[tuple[str, dict[str, Any]]]:
+    silent = _silent_time(node)
+    is_known = node.processes_known and (silent is not None or not node.ages)
+    if "stopped" in node.states:
+        yield "raylet_stopped", {}
+    elif node.raylets and silent is not None:
+        yield "raylet_silent", {"silent": silent}
+    elif not node.raylets and is_known:
+        text = f" and wrote nothing for {silent}" if silent else ""
+        yield "raylet_gone", {"session": node.name, "silent": text}
+    if node.gcs in {"refused", "silent"}:
+        yield f"gcs_{node.gcs}", {"address": node.address}
+    versions = {"node": node.node_version, "cluster": node.cluster_version}
+    if all(versions.values()) and len(set(versions.values())) > 1:
+        yield "ray_versions", versions
 
 
 def _silent_time(node: RayNode) -> str | None:
@@ -269,43 +222,3 @@ def _silent_time(node: RayNode) -> str | None:
             return time_text(age) if age > limit else None
     ages = node.ages.values()
     return time_text(min(ages)) if ages and min(ages) > _MAX_AGE_S else None
-
-
-def _check_gcs(node: RayNode) -> Iterator[NodeFinding]:
-    if node.gcs == "refused":
-        yield NodeFinding(
-            Cause.DEAD,
-            "likely",
-            (
-                f"nobody listens at {node.address}: the head of the Ray cluster "
-                "(GCS) is gone"
-            ),
-            (
-                "see gcs_server.out and gcs_server.err on the head node, and "
-                "whether its memory ran out"
-            ),
-        )
-    elif node.gcs == "silent":
-        yield NodeFinding(
-            Cause.NETWORK_FAILURE,
-            "likely",
-            (
-                f"the head of the Ray cluster (GCS) at {node.address} cannot be "
-                "reached"
-            ),
-            (
-                "see whether the head node is up, and whether this node may "
-                "connect to it"
-            ),
-        )
-
-
-def _check_versions(node: RayNode) -> Iterator[NodeFinding]:
-    node_version, cluster_version = node.node_version, node.cluster_version
-    if node_version and cluster_version and node_version != cluster_version:
-        yield NodeFinding(
-            Cause.NODE_MISCONFIGURED,
-            "likely",
-            f"this node runs Ray {node_version}, the cluster {cluster_version}",
-            "install the same Ray on all nodes",
-        )

@@ -16,7 +16,12 @@ import attrs
 
 from .._text import clean
 from ..findings import Missing
-from ..identity import identify
+from ..identity import (
+    LAUNCHER_RULES,
+    PLACE_VARIABLES,
+    TORCH_VARIABLES,
+    identify,
+)
 from ..processes import Worker, read_environ, read_link
 
 
@@ -28,14 +33,15 @@ _PUBLIC_PREFIXES = (
     *("RAY_", "VLLM_", "SGLANG_", "MEGATRON_", "HF_HOME", "HF_HUB_"),
     *("HF_DATASETS_", "HF_XET_", "MASTER_ADDR", "MASTER_PORT"),
 )
-_PUBLIC_NAMES = frozenset(
-    {
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "NODE_RANK"),
-        *("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-        *("SLURM_NODEID", "SLURM_NNODES", "OMPI_COMM_WORLD_RANK"),
-        *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-        *("PMI_RANK", "PMI_SIZE", "PMIX_RANK"),
+_PUBLIC_NAMES = (
+    PLACE_VARIABLES
+    | {rule.size for rule in LAUNCHER_RULES}
+    | {
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_NNODES",
     }
 )
 _SECRET_NAME = re.compile(
@@ -81,8 +87,9 @@ def _is_public(name: str, value: str) -> bool:
     return not (_URL_CREDENTIALS.search(value) or _SECRET_VALUE.search(value))
 
 
-_JOB_VARIABLES = (
-    *("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+# Child processes have the same values as the rank that started them.
+_INHERITED = (
+    *(name for name in TORCH_VARIABLES if name != "RANK"),
     *("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"),
 )
 
@@ -177,11 +184,8 @@ def select_ranks(settings: Iterable[Settings]) -> tuple[Settings, ...]:
     for x in entries:
         is_own = "RANK" in x.variables or x.host not in hosts_with_rank
         if x.rank is not None and (is_own or x.pid is not None):
-            # Child processes inherit the environment and look the same.
-            job_values = tuple(
-                x.variables.get(name) for name in _JOB_VARIABLES
-            )
-            ranks.setdefault((x.host, x.job, x.rank, *job_values), x)
+            values = map(x.variables.get, _INHERITED)
+            ranks.setdefault((x.host, x.job, x.rank, *values), x)
     return tuple(ranks.values()) or entries
 
 
@@ -245,10 +249,6 @@ def _make_settings(
     )
 
 
-#: The variables of the rendezvous address.
-ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
-
-
 class Rendezvous(NamedTuple):
     """
     The address at which the ranks of one job meet.
@@ -288,11 +288,11 @@ def group_by_rendezvous(
 
 
 def _rendezvous(x: Settings) -> Rendezvous:
-    address = x.variables.get(ADDRESS, "")
+    address = x.variables.get("MASTER_ADDR", "")
     return Rendezvous(
         size=x.world_size,
         address=address,
-        port=x.variables.get(PORT, ""),
+        port=x.variables.get("MASTER_PORT", ""),
         run=x.variables.get("TORCHELASTIC_RUN_ID", "")
         or x.variables.get("SLURM_JOB_ID", ""),
         # A loopback address means another machine on each host.

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from .lines import PACKED_SUFFIXES as PACKED_SUFFIXES
     from .lines import READ_ERRORS as READ_ERRORS
     from .lines import LogLine as LogLine
+    from .lines import LogWalk as LogWalk
     from .lines import Origin as Origin
     from .lines import open_log as open_log
     from .lines import parse_line as parse_line
     from .lines import parse_time as parse_time
+    from .lines import read_blocks as read_blocks
     from .lines import read_lines as read_lines
     from .lines import read_tail as read_tail
-    from .lines import split_block as split_block
-    from .lines import walk_logs as walk_logs
     from .model import Hit as Hit
     from .model import LogGroup as LogGroup
     from .model import ScanReport as ScanReport

@@ -12,58 +12,29 @@ import re
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import NamedTuple
 
 import attrs
 
 from .._text import clean
-from ..findings import Cause, Evidence, Finding, Location
+from ..findings import Evidence, Finding, Location
+from ..identity import ranks_in_text
 from ..ranks import ranks_text
 from .file_search import Event, is_packed
-from .lines import Origin, open_log
+from .lines import Origin, open_log, rank_from_path
 from .model import Hit, LogGroup, TraceGroup
 from .rules import EXCEPTION, LEAST_PRIORITY, LogRule
 from .tracebacks import PyError
 
 
-_RANK_IN_NAME = re.compile(
-    r"(?:^|[^a-z])(?:global[._-]?)?rank[._=-]{0,2}(?P<rank>\d{1,7})(?!\d)",
-    re.IGNORECASE,
-)
-# torchrun --log-dir: <run>_<random>/attempt_0/3/stderr.log
-_TORCHRUN_PATH = re.compile(
-    r"(?:^|/)attempt_\d{1,4}/(?P<local_rank>\d{1,5})/(?:std(?:out|err)\.log|error\.json)"
-)
-_RANK_IN_TEXT = re.compile(
-    r"\[PG [^\]]{0,100}Rank \d{1,7}\]"  # the rank within a process group
-    r"|\[(?:global[ _])?rank[ =:_]{0,2}(?P<rank>\d{1,7})\]"
-    r"|(?<![A-Za-z_])(?<!local )(?:global[ _])?rank[ =:]{1,2}(?P<text>\d{1,7})\b",
-    re.IGNORECASE,
-)
 _RANK_WITHIN = 200
 # The task number of a Slurm step is the global rank.
 _SRUN_TASKS = re.compile(
     r"\bsrun: error: [\w.-]{1,200}: tasks? (?P<tasks>[\d,-]{1,200}): "
 )
 _MOST_TASKS = 20_000
-
-
-def rank_from_path(path: str) -> Mapping[str, int]:
-    """
-    Return the rank that a file name or torchrun's ``--log-dir`` layout shows.
-
-    Returns:
-        ``{"rank": N}``, ``{"local_rank": N}``, or an empty mapping.
-    """
-    found = _TORCHRUN_PATH.search(path)
-    if found:
-        return {"local_rank": int(found["local_rank"])}
-
-    name = path.rpartition("/")
-    for part in (name[2], name[0].rpartition("/")[2]):
-        ranks = {int(x["rank"]) for x in _RANK_IN_NAME.finditer(part)}
-        if len(ranks) == 1:
-            return {"rank": ranks.pop()}
-    return {}
 
 
 def rank_from_line(
@@ -80,43 +51,21 @@ def rank_from_line(
 
         groups: The named groups that the pattern of a rule matched.
 
-        path_rank: The result of :func:`rank_from_path` for the file.
+        path_rank: The rank of the whole file, as ``{"rank": N}``.
 
     Returns:
         ``{"rank": N}``, ``{"local_rank": N}``, or an empty mapping.
     """
     for name in ("rank", "local_rank"):
-        if name in groups:
-            return {name: int(groups[name])}
-    if origin is not None:
-        for name in ("rank", "local_rank"):
-            number = getattr(origin, name)
-            if number is not None:
-                return {name: number}
-        path_rank = _rank_from_match(_RANK_IN_TEXT.search(origin.name))
-        if path_rank:
-            return path_rank
+        number = groups.get(name, getattr(origin, name, None))
+        if number is not None:
+            return {name: int(number)}
 
     if "rank" in path_rank:  # the text may name another rank
         return path_rank
-    return (
-        _rank_from_match(_RANK_IN_TEXT.search(text[:_RANK_WITHIN]))
-        or path_rank
-    )
-
-
-def slurm_tasks(text: str) -> str:
-    """
-    Return the task numbers that a line of ``srun`` names.
-
-    Args:
-        text: The line, such as ``srun: error: gpu-17: tasks 0-3,6: Killed``.
-
-    Returns:
-        The numbers as written, such as ``"0-3,6"``, or ``""``.
-    """
-    found = _SRUN_TASKS.search(text)
-    return found["tasks"] if found else ""
+    named = ranks_in_text(text[:_RANK_WITHIN])
+    number = next((x.number for x in named if x.is_global), None)
+    return path_rank if number is None else {"rank": number}
 
 
 def parse_task_numbers(text: str) -> tuple[int, ...]:
@@ -136,27 +85,18 @@ def parse_task_numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _rank_from_match(found: re.Match[str] | None) -> Mapping[str, int]:
-    number = found and (found["rank"] or found["text"])
-    return {"rank": int(number)} if number else {}
-
-
 _MOST_ORIGINS = 100
 _MOST_GROUPS = 2_000
 # Only the first groups list the tasks that Slurm names; they may be many.
 _MOST_GROUPS_WITH_TASKS = 200
 _LONGEST_TEXT = 500
-# Causes that all ranks report, each with another traceback.
-_CAUSES_OF_ALL_RANKS = frozenset(
-    {Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE}
-)
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]{1,16}|\d{1,20}")
 _QUOTED = re.compile(r"'[^']{0,200}'|\"[^\"]{0,200}\"")
 
 GroupKey = tuple[str, str]
 
 
-@attrs.define(kw_only=True)
+@attrs.define(kw_only=True, eq=False)
 class EventGroup:
     """
     Events of one kind, while they are counted.
@@ -184,8 +124,8 @@ class EventGroup:
     rule: LogRule
     key: str
     shape: str
-    first: Hit
-    last: Hit
+    first: Hit = attrs.field(init=False)
+    last: Hit = attrs.field(init=False)
     errors: tuple[PyError, ...] = ()
     count: int = 0
     is_more: bool = False
@@ -194,47 +134,108 @@ class EventGroup:
     local_ranks: set[tuple[str, int]] = attrs.field(factory=set)
     origins: dict[Origin, None] = attrs.field(factory=dict)
 
+    @property
+    def has_ranks(self) -> bool:
+        """
+        Return whether it shows which ranks it is about.
+        """
+        return bool(self.ranks or self.local_ranks)
+
+    def add(self, event: Event, hit: Hit, node: str) -> None:
+        """
+        Count an event.
+
+        Args:
+            node: What the path of the file shows of the node.
+        """
+        if not self.count:
+            self.first = hit
+        self.last = hit
+        self.files[hit.source] = hit.offset
+        self.count += event.line.count
+        self.is_more |= event.is_last
+        if hit.rank is not None:
+            self.ranks.add(hit.rank)
+        elif hit.local_rank is not None:
+            self.local_ranks.add((node, hit.local_rank))
+        if hit.origin and len(self.origins) < _MOST_ORIGINS:
+            self.origins[hit.origin] = None
+
+    def merge(self, new: EventGroup) -> None:
+        """
+        Add the events of a later part, or of another file.
+        """
+        if _is_before(new.first, self.first):
+            self.first, self.errors = new.first, new.errors
+        if not _is_before(new.last, self.last):
+            self.last = new.last
+        self.count += new.count
+        self.is_more |= new.is_more
+        self.files |= new.files
+        self.ranks |= new.ranks
+        self.local_ranks |= new.local_ranks
+        self.origins |= new.origins
+
+    def shares_file(self, other: EventGroup) -> bool:
+        """
+        Return whether both are in one file.
+        """
+        return not self.files.keys().isdisjoint(other.files)
+
+
+def _is_before(one: Hit, other: Hit) -> bool:
+    if one.time is None or other.time is None:
+        return False
+    return one.time < other.time
+
 
 def group_events(
-    events: Iterable[Event], path: str
+    events: Iterable[Event], path: str, file_rank: int | None = None
 ) -> dict[GroupKey, EventGroup]:
     """
     Group and count the events of one part of a file.
+
+    Args:
+        file_rank: The rank of the file, where its path does not show it.
     """
     event_groups: dict[GroupKey, EventGroup] = {}
-    path_rank = rank_from_path(path)
-    node = (
-        path.partition("/attempt_")[0] if "local_rank" in path_rank else path
-    )
+    place = rank_from_path(path)
+    path_rank: dict[str, int] = {}
+    if place is not None:
+        path_rank = {place.kind: place.number}
+    elif file_rank is not None:
+        path_rank = {"rank": file_rank}
+    node = place.launch if place and place.kind == "local_rank" else path
     for event in events:
-        shape = traceback_shape(event.trace.errors) if event.trace else ""
-        key_text = clean(event.groups.get("key", ""), limit=100)
-        hit = _make_hit(event, path, path_rank)
-        tasks = slurm_tasks(event.line.text)
-        # Tasks that failed first are kept apart from those that ended later.
-        is_shared = event.rule.cause in _CAUSES_OF_ALL_RANKS
-        key = event.rule.name, key_text or (not is_shared and shape) or tasks
-        event_group = event_groups.get(key)
-        if event_group is None:
-            if len(event_groups) >= _MOST_GROUPS:
-                continue
-            event_group = event_groups[key] = EventGroup(
-                rule=event.rule, key=key_text, shape=shape, first=hit, last=hit
-            )
-            event_group.errors = event.trace.errors if event.trace else ()
-            if len(event_groups) <= _MOST_GROUPS_WITH_TASKS:
-                event_group.ranks.update(parse_task_numbers(tasks))
-        event_group.last = hit
-        event_group.files[path] = hit.offset
-        event_group.count += event.line.count
-        event_group.is_more |= event.is_last
-        if hit.rank is not None:
-            event_group.ranks.add(hit.rank)
-        elif hit.local_rank is not None:
-            event_group.local_ranks.add((node, hit.local_rank))
-        if hit.origin and len(event_group.origins) < _MOST_ORIGINS:
-            event_group.origins[hit.origin] = None
+        event_group = _group_of(event, event_groups)
+        if event_group is not None:
+            hit = _make_hit(event, path, path_rank)
+            event_group.add(event, hit, node)
     return event_groups
+
+
+def _group_of(
+    event: Event, event_groups: dict[GroupKey, EventGroup]
+) -> EventGroup | None:
+    """
+    Return the group of an event; ``None`` if there are too many.
+    """
+    errors = event.trace.errors if event.trace else ()
+    shape = traceback_shape(errors)
+    key_text = clean(event.groups.get("key", ""), limit=100)
+    srun = _SRUN_TASKS.search(event.line.text)
+    tasks = srun["tasks"] if srun else ""
+    # Tasks that failed first are kept apart from those that ended later.
+    # All ranks report a consequence, each with another traceback.
+    is_shared = event.rule.cause.is_consequence
+    key = event.rule.name, key_text or (not is_shared and shape) or tasks
+    if key not in event_groups and len(event_groups) < _MOST_GROUPS:
+        made = event_groups[key] = EventGroup(
+            rule=event.rule, key=key_text, shape=shape, errors=errors
+        )
+        if len(event_groups) <= _MOST_GROUPS_WITH_TASKS:
+            made.ranks.update(parse_task_numbers(tasks))
+    return event_groups.get(key)
 
 
 def traceback_shape(errors: Iterable[PyError]) -> str:
@@ -282,7 +283,7 @@ def merge_event_groups(
             event_group.last = _shift_line(event_group.last, lines)
             known = joined.setdefault(key, event_group)
             if known is not event_group:
-                _merge_into(known, event_group)
+                known.merge(event_group)
     return joined
 
 
@@ -315,32 +316,12 @@ def _make_hit(event: Event, path: str, path_rank: Mapping[str, int]) -> Hit:
         offset=event.offset,
         time=event.time,
         origin=line.origin,
-        rank=attribution.get("rank"),
-        local_rank=attribution.get("local_rank"),
+        **attribution,
     )
 
 
 def _shift_line(hit: Hit, lines: int | None) -> Hit:
     return attrs.evolve(hit, line=0 if lines is None else hit.line + lines)
-
-
-def _merge_into(known: EventGroup, new: EventGroup) -> None:
-    if _is_before(new.first, known.first):
-        known.first, known.errors = new.first, new.errors
-    if not _is_before(new.last, known.last):
-        known.last = new.last
-    known.count += new.count
-    known.is_more |= new.is_more
-    known.files |= new.files
-    known.ranks |= new.ranks
-    known.local_ranks |= new.local_ranks
-    known.origins |= new.origins
-
-
-def _is_before(one: Hit, other: Hit) -> bool:
-    if one.time is None or other.time is None:
-        return False
-    return one.time < other.time
 
 
 # Rules of launchers, which report who ended first, not why.
@@ -352,23 +333,12 @@ _LAUNCHER_RULES = frozenset(
         "torchrun reports a failed worker",
     }
 )
-_PROCESS_DEATHS = frozenset(
-    {
-        Cause.DISK_FULL,
-        Cause.GPU_FAULT,
-        Cause.GPU_OUT_OF_MEMORY,
-        Cause.HOST_OUT_OF_MEMORY,
-        Cause.IO_WAIT,
-        Cause.KILLED,
-        Cause.NATIVE_CRASH,
-        Cause.NODE_MISCONFIGURED,
-        Cause.RANK_CRASHED,
-    }
-)
 _NOT_SEVERE = 3
 
 
-def propagate_ranks(event_groups: Sequence[EventGroup]) -> dict[int, set[int]]:
+def propagate_ranks(
+    event_groups: Sequence[EventGroup],
+) -> dict[EventGroup, set[int]]:
     """
     Propagate ranks to event groups that show none.
 
@@ -379,57 +349,48 @@ def propagate_ranks(event_groups: Sequence[EventGroup]) -> dict[int, set[int]]:
         event_groups: The groups, the most severe first.
 
     Returns:
-        Global ranks, by the ``id`` of the event group.
+        Global ranks by event group.
     """
-    propagated: dict[int, set[int]] = {}
-    for event_group in event_groups:
-        if event_group.shape or _has_ranks(event_group):
-            continue
-        for other in event_groups:
-            is_same = other.rule is event_group.rule
-            if is_same and other.ranks and _share_file(event_group, other):
-                propagated[id(event_group)] = set(other.ranks)
-                break
-    first = _blamed_by_launcher(event_groups)
-    if first is not None and id(event_groups[0]) not in propagated:
-        propagated[id(event_groups[0])] = set(first.ranks)
+    propagated: dict[EventGroup, set[int]] = {}
+    for group in event_groups:
+        same = (
+            x.ranks
+            for x in event_groups
+            if x.rule is group.rule and x.ranks and group.shares_file(x)
+        )
+        if not (group.shape or group.has_ranks) and (ranks := next(same, ())):
+            propagated[group] = set(ranks)
+    if ranks := _ranks_of_launcher(event_groups):
+        propagated.setdefault(event_groups[0], ranks)
     return propagated
 
 
-def _blamed_by_launcher(
-    event_groups: Sequence[EventGroup],
-) -> EventGroup | None:
+def _ranks_of_launcher(event_groups: Sequence[EventGroup]) -> set[int]:
     """
-    Return the launcher's event if it names the only rank that can have failed.
+    Return the rank that the launcher names, if only that one can have failed.
     """
-    if not event_groups:
-        return None
-
-    top = event_groups[0]
-    other_severe = [
-        t for t in event_groups[1:] if t.rule.priority < _NOT_SEVERE
+    severe = [
+        x
+        for x in event_groups
+        if x is event_groups[0] or x.rule.priority < _NOT_SEVERE
     ]
-    is_only_suspect = top.count == 1 and not any(
-        map(_has_ranks, (top, *other_severe))
-    )
-    if not is_only_suspect or top.rule.cause not in _PROCESS_DEATHS:
-        return None
+    if (
+        not severe
+        or severe[0].count != 1
+        or not severe[0].rule.cause.ends_process
+        or any(x.has_ranks for x in severe)
+    ):
+        return set()
 
     launchers = [
-        t
-        for t in event_groups
-        if t.rule.name in _LAUNCHER_RULES and t.ranks and _share_file(t, top)
+        x
+        for x in event_groups
+        if x.rule.name in _LAUNCHER_RULES
+        and x.ranks
+        and x.shares_file(severe[0])
     ]
-    first = min(launchers, key=lambda t: t.first.offset, default=None)
-    return first if first is not None and len(first.ranks) == 1 else None
-
-
-def _has_ranks(event_group: EventGroup) -> bool:
-    return bool(event_group.ranks or event_group.local_ranks)
-
-
-def _share_file(one: EventGroup, other: EventGroup) -> bool:
-    return not one.files.keys().isdisjoint(other.files)
+    first = min(launchers, key=lambda x: x.first.offset, default=None)
+    return set(first.ranks) if first and len(first.ranks) == 1 else set()
 
 
 _PIECE_BYTES = 1 << 16
@@ -438,23 +399,6 @@ _MOST_FILES = 20
 _MANY_STEPS, _SOME_STEPS = 20, 3
 # Buffered output of a process may follow its fatal error.
 _STDOUT_BUFFER = 1 << 13
-
-_FATAL = frozenset(
-    {
-        Cause.ACTOR_DIED,
-        Cause.COLLECTIVE_TIMEOUT,
-        Cause.GPU_OUT_OF_MEMORY,
-        Cause.HOST_OUT_OF_MEMORY,
-        Cause.KILLED,
-        Cause.NATIVE_CRASH,
-        Cause.NETWORK_FAILURE,
-        Cause.NODE_MISCONFIGURED,
-        Cause.RANK_CRASHED,
-        Cause.RAY_WORKER_START_TIMEOUT,
-        Cause.RENDEZVOUS_TIMEOUT,
-        Cause.START_UP_STALLED,
-    }
-)
 # The text is in small letters, which is faster than to ignore case.
 _STEP_NUMBER = re.compile(
     rb"(?:step|iteration|iter|epoch|batch)[\"']?[ :=\[(]{1,12}"
@@ -486,8 +430,7 @@ _RESTARTED = (
 )
 
 
-@attrs.frozen(kw_only=True)
-class Recovery:
+class Recovery(NamedTuple):
     """
     Whether a job recovered from an error, as the log shows.
 
@@ -502,16 +445,7 @@ class Recovery:
     is_progressing: bool = False
 
 
-def is_fatal(cause: Cause) -> bool:
-    """
-    Return whether *cause* ends a job, so that later steps show recovery.
-
-    A loss that is not finite stays so, whatever the job does afterwards.
-    """
-    return cause in _FATAL
-
-
-def read_recoveries(places: Sequence[Mapping[str, int]]) -> list[Recovery]:
+def read_recoveries(places: Iterable[Mapping[str, int]]) -> list[Recovery]:
     """
     Check what logs show after the last occurrence of each error.
 
@@ -521,41 +455,29 @@ def read_recoveries(places: Sequence[Mapping[str, int]]) -> list[Recovery]:
     Returns:
         For each error, what holds for all of its files.
     """
-    file_ends: dict[str, _FileEnd] = {}
-    return [_recovery_in_files(files, file_ends) for files in places]
-
-
-@attrs.frozen(kw_only=True)
-class _FileEnd:
-    """
-    The end of a file in small letters, with the offsets of what it shows.
-    """
-
-    start: int = 0
-    size: int = 0
-    steps: tuple[tuple[int, bytes], ...] = ()
-    completed: int = -1
-    surely_completed: int = -1
-
-
-def _recovery_in_files(
-    files: Mapping[str, int], file_ends: dict[str, _FileEnd]
-) -> Recovery:
-    if not files or len(files) > _MOST_FILES or any(map(is_packed, files)):
-        return Recovery()
-
+    read_end = cache(_read_file_end)
     recoveries = []
-    for path, offset in files.items():
-        try:
-            if path not in file_ends:
-                file_ends[path] = _read_file_end(path)
-            recoveries.append(_recovery_after(path, offset, file_ends[path]))
-        except (OSError, ValueError):  # rotated away meanwhile
-            return Recovery()
-    return Recovery(
-        is_certain=all(x.is_certain for x in recoveries),
-        is_progressing=all(x.is_progressing for x in recoveries),
-    )
+    for files in places:
+        found = [Recovery()]
+        if 0 < len(files) <= _MOST_FILES and not any(map(is_packed, files)):
+            with suppress(OSError, ValueError):  # rotated away meanwhile
+                found = [
+                    _recovery_after(path, offset, read_end(path))
+                    for path, offset in files.items()
+                ]
+        recoveries.append(Recovery(*map(all, zip(*found, strict=True))))
+    return recoveries
+
+
+class _FileEnd(NamedTuple):
+    """
+    The offsets of what the end of a file shows; -1 for nothing.
+    """
+
+    size: int
+    steps: list[tuple[int, bytes]]
+    completed: int
+    surely_completed: int
 
 
 def _read_file_end(path: str) -> _FileEnd:
@@ -564,21 +486,14 @@ def _read_file_end(path: str) -> _FileEnd:
         start = max(size - _PIECE_BYTES, 0)
         file.seek(start)
         text = file.read(_PIECE_BYTES).lower()
-    return _FileEnd(
-        start=start,
-        size=size,
-        steps=tuple(
-            (start + x.start(), x[1] or x[2])
-            for x in _STEP_NUMBER.finditer(text)
-        ),
-        completed=max(
-            (start + x.start() for x in _COMPLETED.finditer(text)), default=-1
-        ),
-        surely_completed=max(
-            (start + x.start() for x in _SURELY_COMPLETED.finditer(text)),
-            default=-1,
-        ),
+    steps = [
+        (start + x.start(), x[1] or x[2]) for x in _STEP_NUMBER.finditer(text)
+    ]
+    completed, surely_completed = (
+        max((start + x.start() for x in pattern.finditer(text)), default=-1)
+        for pattern in (_COMPLETED, _SURELY_COMPLETED)
     )
+    return _FileEnd(size, steps, completed, surely_completed)
 
 
 def _recovery_after(path: str, offset: int, end: _FileEnd) -> Recovery:
@@ -618,82 +533,65 @@ def build_groups(
     """
     harmful = [t for t in event_groups.values() if not t.rule.is_harmless]
     times = _begin_times(harmful)
-    files = {
-        path: n
-        for n, path in enumerate(
-            dict.fromkeys(path for t in harmful for path in t.files)
-        )
-    }
+    paths = dict.fromkeys(path for t in harmful for path in t.files)
+    files = {path: n for n, path in enumerate(paths)}
 
     def order(event_group: EventGroup) -> tuple[int, bool, float, int, int]:
-        hit, time = event_group.first, times[id(event_group)]
+        hit, time = event_group.first, times[event_group]
         place = files[hit.source], hit.offset
         return event_group.rule.priority, time is None, time or 0.0, *place
 
     harmful.sort(key=order)
     survived = _find_survived(harmful)
-    harmful.sort(key=lambda event_group: id(event_group) in survived)
-    propagated = propagate_ranks([t for t in harmful if id(t) not in survived])
-    nodes = {
-        node for event_group in harmful for node, _ in event_group.local_ranks
-    }
+    harmful.sort(key=survived.__contains__)
+    propagated = propagate_ranks([t for t in harmful if t not in survived])
+    nodes = {node for t in harmful for node, _ in t.local_ranks}
     groups = []
     for event_group in harmful:
-        ranks = event_group.ranks | propagated.get(id(event_group), set())
+        ranks = event_group.ranks | propagated.get(event_group, set())
         if len(nodes) == 1:
             ranks |= {rank for _, rank in event_group.local_ranks}
-        is_survived = id(event_group) in survived
-        groups.append(
-            (
-                event_group.rule,
-                _make_group(event_group, ranks, is_survived=is_survived),
-            )
+        group = _make_group(
+            event_group, ranks, is_survived=event_group in survived
         )
+        groups.append((event_group.rule, group))
     return groups
 
 
 def _begin_times(
     event_groups: Iterable[EventGroup],
-) -> dict[int, float | None]:
+) -> dict[EventGroup, float | None]:
     """
-    Return when each group began, by ``id``; without a time, the next one's.
+    Return when each group began; without a time, when the next one did.
     """
     by_file: dict[str, list[EventGroup]] = {}
     for event_group in event_groups:
         by_file.setdefault(event_group.first.source, []).append(event_group)
-    times: dict[int, float | None] = {}
+    times: dict[EventGroup, float | None] = {}
     for in_file in by_file.values():
         in_file.sort(key=lambda event_group: event_group.first.offset)
-        time = max(
-            (t.first.time for t in in_file if t.first.time), default=None
-        )
+        known = [t.first.time for t in in_file if t.first.time]
+        time = max(known, default=None)
         for event_group in reversed(in_file):
             time = event_group.first.time or time
-            times[id(event_group)] = time
+            times[event_group] = time
     return times
 
 
-def _find_survived(harmful: list[EventGroup]) -> set[int]:
+def _find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
     """
-    Return the ids of the groups that the job survived.
+    Return the groups that the job survived.
     """
-    fatal = [
-        event_group
-        for event_group in harmful
-        if is_fatal(event_group.rule.cause)
-    ]
-    checked = fatal[:_MOST_RECOVERIES]
-    recoveries = read_recoveries(
-        [event_group.files for event_group in checked]
-    )
-    by_id = {id(t): x for t, x in zip(checked, recoveries, strict=True)}
-    unknown = Recovery()
-    after = [by_id.get(id(event_group), unknown) for event_group in harmful]
+    # A loss that is not finite stays so, whatever the job does afterwards.
+    fatal = [t for t in harmful if t.rule.cause.ends_job][:_MOST_RECOVERIES]
+    recoveries = read_recoveries(event_group.files for event_group in fatal)
+    known = dict(zip(fatal, recoveries, strict=True))
+    after = {t: known.get(t, Recovery()) for t in harmful}
     # Other ranks may go on for a while after one has died.
-    all_recover = all(x.is_certain or x.is_progressing for x in after)
+    all_recover = all(any(recovery) for recovery in after.values())
     return {
-        id(event_group)
-        for event_group, x in zip(harmful, after, strict=True)
+        event_group
+        for event_group, x in after.items()
         if x.is_certain
         or (all_recover and x.is_progressing)
         or _is_handled(event_group)
@@ -758,23 +656,22 @@ def make_finding(rule: LogRule, found: LogGroup | TraceGroup) -> Finding:
 def _summary(
     rule: LogRule, found: LogGroup | TraceGroup, group: LogGroup
 ) -> str:
-    says = rule.says
+    says, is_trace = rule.says, isinstance(found, TraceGroup)
+    subject = _ranks_or_origin(group)
+    is_exception = rule.name == EXCEPTION.name
     if isinstance(found, TraceGroup) and found.root:
         exception = clean(str(found.root), limit=_LONGEST_SUMMARY)
         says = (
-            f"raised {exception}"
-            if rule.name == EXCEPTION.name
-            else f"{says}: {exception}"
+            f"raised {exception}" if is_exception else f"{says}: {exception}"
         )
     elif group.key:
         says = f"{says} ({group.key})"
-    subject = _ranks_or_origin(group)
-    if rule.name == EXCEPTION.name and isinstance(found, TraceGroup):
+    if is_exception and is_trace:
         says = f"{subject or 'a process'} {says}"
     elif subject:
         says = f"{subject}: {says}"
     more = "at least " if group.is_more else ""
-    unit = "times" if isinstance(found, TraceGroup) else "lines"
+    unit = "times" if is_trace else "lines"
     times = f" ({more}{group.count:,} {unit})" if group.count > 1 else ""
     recovery_text = "; the job went on afterwards" if group.is_survived else ""
     return says[:1].upper() + says[1:] + times + recovery_text
@@ -784,21 +681,18 @@ def _ranks_or_origin(group: LogGroup) -> str:
     if group.ranks:
         return ranks_text(group.ranks)
 
-    names = dict.fromkeys(
+    names = {
         f"{clean(x.name, limit=60)}{f' (pid {x.pid})' if x.pid else ''}"
         for x in group.origins
         if x.name
-    )
-    return next(iter(names)) if len(names) == 1 else ""
+    }
+    return names.pop() if len(names) == 1 else ""
 
 
 def _location(found: LogGroup | TraceGroup) -> Location | None:
     root = found.root if isinstance(found, TraceGroup) else None
     place = root.place if root else None
-    if place is None:
-        return None
-
-    return Location(function=place.function, file=place.file, line=place.line)
+    return Location(**attrs.asdict(place)) if place else None
 
 
 def _evidence(hit: Hit) -> Evidence:

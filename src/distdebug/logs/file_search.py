@@ -12,7 +12,7 @@ import os
 import re
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import IO
@@ -24,13 +24,10 @@ from numpy.typing import NDArray
 
 from .lines import (
     PACKED_SUFFIXES,
-    PADDING,
     LogLine,
     Origin,
-    find_words,
     open_log,
     parse_line,
-    parse_time,
 )
 from .rules import (
     MOST_PER_RULE,
@@ -41,15 +38,13 @@ from .rules import (
     index_without,
     match_traceback,
 )
-from .tracebacks import TRACEBACK_HEADER, Trace, read_trace
+from .tracebacks import TASK_LABEL, TRACEBACK_HEADER, Trace, read_trace
+from .word_index import PADDING, find_words
 
 
 _RANK_GROUP = r"(?P<rank>\d{1,7})"
 _MPI_TAG = re.compile(rf"\[\d{{1,9}},{_RANK_GROUP}\]<std(?:out|err|diag)>: ?")
-_SHORT_LABELS = (
-    re.compile(rf" {{0,6}}{_RANK_GROUP}: "),
-    re.compile(rf"\[{_RANK_GROUP}\] "),
-)
+_SHORT_LABELS = (TASK_LABEL, re.compile(rf"\[{_RANK_GROUP}\] "))
 _SAMPLE_BYTES = 1 << 16
 _LEAST_MPI_TAGS, _LEAST_SHORT_LABELS = 3, 8
 _LEAST_SHARE = 0.5
@@ -298,10 +293,7 @@ class LinePosition:
         """
         Return whether the line has one of *words*, which are in small letters.
         """
-        if not words:
-            return False
-
-        raw = self.block.data[self.start : self.end].lower()
+        raw = self.block.data[self.start : self.end].lower() if words else b""
         return any(word in raw for word in words)
 
     def lines_before(self) -> list[LogLine]:
@@ -311,9 +303,10 @@ class LinePosition:
         low = max(self.start - _BYTES_LOOKED_BACK, 0)
         raw = bytes(self.block.data[low : max(self.start - 1, 0)])
         rows = re.split(r"[\r\n]", raw.decode("utf-8", "replace"))
-        label = self.block.label
         return [
-            parse_labelled(row, label) for row in rows[::-1] if row.strip()
+            parse_labelled(row, self.block.label)
+            for row in rows[::-1]
+            if row.strip()
         ]
 
     def following_lines(self) -> Iterator[tuple[int, LogLine]]:
@@ -341,11 +334,8 @@ class LinePosition:
             is_detailed: Whether to search the lines before, too, if it has no
                 time.
         """
-        own_time = line.time
-        if own_time is not None or not is_detailed:
-            return own_time
-
-        times = (parse_time(x.text) for x in self.lines_before())
+        lines = [line, *self.lines_before()] if is_detailed else [line]
+        times = (x.time for x in lines)
         return next((time for time in times if time is not None), None)
 
 
@@ -358,32 +348,26 @@ def count_lines(block: Block, start: int, end: int) -> int:
 
 
 def lines_with_words(
-    block: Block, found: list[tuple[int, bytes]]
-) -> Iterator[tuple[LinePosition, frozenset[bytes]]]:
+    block: Block, found: Iterable[tuple[int, bytes]]
+) -> list[tuple[LinePosition, set[bytes]]]:
     """
     Find the lines that hold words.
 
     Args:
         found: The place and the word of each hit, by place.
 
-    Yields:
+    Returns:
         Each line once, with its words.
     """
-    words: set[bytes] = set()
-    start = end = first = -1
+    lines: list[tuple[LinePosition, set[bytes]]] = []
+    end = -1
     for at, word in found:
         if at >= end:
-            if words:
-                position = LinePosition(
-                    block=block, start=start, end=end, at=first
-                )
-                yield position, frozenset(words)
             start, end = _line_bounds(block.data, at, block.size)
-            words, first = set(), at
-        words.add(word)
-    if words:
-        position = LinePosition(block=block, start=start, end=end, at=first)
-        yield position, frozenset(words)
+            position = LinePosition(block=block, start=start, end=end, at=at)
+            lines.append((position, set()))
+        lines[-1][1].add(word)
+    return lines
 
 
 def _line_bounds(data: bytearray, at: int, size: int) -> tuple[int, int]:
@@ -591,28 +575,23 @@ class _PartState:
 
 def _candidate_lines(
     block: Block, rule_set: RuleSet, state: _PartState
-) -> Iterator[tuple[LinePosition, frozenset[bytes]]]:
+) -> Iterator[tuple[LinePosition, set[bytes]]]:
     """
     Yield the lines of a block with words that are not skipped.
     """
     for begin, end in _pieces(block):
-        skipped_words = state.skipped_words(block.offset + begin)
-        index = (
-            index_without(rule_set, skipped_words)
-            if skipped_words
-            else rule_set.index
-        )
+        skipped = state.skipped_words(block.offset + begin)
+        index = index_without(rule_set, skipped) if skipped else rule_set.index
         found = find_words(index, block.array[begin : end + PADDING])
         # Hits in the padding belong to the next piece.
         hits = [(at + begin, w) for at, w in found if at + begin < end]
         for position, words in lines_with_words(block, hits):
-            is_own = block.own <= position.start < block.end
+            offset = block.offset + position.start
             if (
-                not is_own
-                or block.offset + position.start in state.traceback_offsets
+                not block.own <= position.start < block.end
+                or offset in state.traceback_offsets
+                or words <= state.paused.keys()
             ):
-                continue
-            if words <= state.paused.keys():
                 continue
             if position.has_any(state.dropped):
                 state.count_idle(words - state.dropped, position)
@@ -640,13 +619,10 @@ def _tracebacks_begun_before(block: Block, rule_set: RuleSet) -> Iterator[int]:
     stop = min(block.own + BYTES_BEFORE, block.size) + PADDING
     found = find_words(rule_set.index, block.array[:stop])
     for position, words in lines_with_words(block, found):
-        event = None
         if TRACEBACK_WORD in words and position.start < block.own:
-            event = _match_traceback_line(
-                position, position.parse(), rule_set, Counter()
-            )
-        if event is not None:
-            yield from event.traceback_offsets
+            line = position.parse()
+            event = _match_traceback_line(position, line, rule_set, Counter())
+            yield from event.traceback_offsets if event else ()
 
 
 def _match_line(

@@ -2,8 +2,7 @@
 Read log files line by line: launcher prefixes, times, packed files.
 
 All readers of logs start here, so that colors, prefixes of launchers, progress
-bars, binary junk, and special files are handled once.  :func:`find_words`
-finds many words at once in gigabytes of bytes.
+bars, binary junk, and special files are handled once.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ import io
 import lzma
 import os
 import re
-import stat
 import time
 import zlib
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from functools import lru_cache
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from pathlib import Path, PurePath
+from typing import IO, Any, Literal, NamedTuple
 
 import attrs
 import numpy as np
 
-from numpy.typing import NDArray
-
-from .._io import open_ordinary, stays_in
-from .._text import size_text, without_controls
+from .._io import FileWalk, open_ordinary
+from .._text import list_text, size_text, without_controls
+from ..errors import NoLogsError
 from ..findings import Missing
+from ..identity import rank_in_name, ranks_in_text
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +47,7 @@ class Origin:
 
         ip: The address of its node; Ray leaves out that of the driver.
 
-        rank: The global rank, of ``[rank3]:``.
+        rank: The global rank, of ``[rank3]:`` or in the name.
 
         local_rank: The rank on its node, of torchrun's ``[default3]:``.
     """
@@ -107,10 +106,15 @@ _COMPONENT_PREFIX = (
     r"(?P<component>raylet|gcs_server|autoscaler|scheduler|dashboard)"
     r"(?: \+[\dhms]{1,20})?(?:, ip=(?P<its_ip>[^)\s]{1,60}))?\) ?"
 )
-_RANK_PREFIX = r"\[rank(?P<rank>\d{1,7})\]: ?"
-_LOCAL_RANK_PREFIX = r"\[[A-Za-z_]{1,40}(?P<local_rank>\d{1,5})\]:"
+#: The rank that torch prints before messages.
+RANK_TAG = r"\[rank(?P<rank>\d{1,7})\]"
+# The role may have any name, but ranks of other kinds are not local ranks.
+_LOCAL_RANK_TAG = (
+    r"\[(?:(?![A-Za-z_]*rank\d)[A-Za-z_]{1,40}|local_rank)"
+    r"(?P<local_rank>\d{1,5})\]"
+)
 _PREFIX = re.compile(
-    f"{_RAY_PREFIX}|{_COMPONENT_PREFIX}|{_RANK_PREFIX}|{_LOCAL_RANK_PREFIX}"
+    f"{_RAY_PREFIX}|{_COMPONENT_PREFIX}|{RANK_TAG}: ?|{_LOCAL_RANK_TAG}:"
 )
 # Most names hold no "=", so the first one is that of "pid="; this is matched
 # in half the time.
@@ -165,10 +169,109 @@ def _parse_origin(prefixes: str) -> Origin:
     for found in _PREFIX.finditer(prefixes):
         name = found["name"] or found["component"] or name
         ip = found["ip"] or found["its_ip"] or ip
+        if (rank := rank_in_name(found["name"] or "")) is not None:
+            numbers["rank"] = rank
         for key in ("pid", "rank", "local_rank"):
             if found[key]:
                 numbers[key] = int(found[key])
     return Origin(name=name.strip(), ip=ip, **numbers)
+
+
+_LOG_PREFIX = re.compile(
+    # 2025-11-22T03:52:01.123456789Z stderr F text
+    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) "
+    r"(?:std(?:out|err) [FP] )?"
+    # [pod/trainer-0/main] text
+    r"|\[pod/[^\]\s]{1,200}\] "
+    # trainer-1  | text
+    r"|[\w.-]{0,60}[-_.]\d{1,4} {1,20}\| "
+    # 12: text
+    r"|\d{1,5}: "
+    # [1,0]<stdout>:text
+    r"|\[\d{1,6},\d{1,6}\]<std(?:out|err|diag)>: ?"
+    # Nov 22 03:52:01 host python[123]: text
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}"
+    r"(?:\[\d{1,9}\])?: ){1,2}"
+)
+
+
+def strip_log_prefix(line: str) -> str:
+    """
+    Remove the prefixes of log collectors, such as kubectl, docker, or srun.
+
+    Args:
+        line: The line as it stands in a file.
+    """
+    found = _LOG_PREFIX.match(line)
+    return line[found.end() :] if found else line
+
+
+_LONGEST_PREFIX = 240
+_LEVELS = frozenset(
+    {
+        *("info", "debug", "warn", "warning", "error", "critical", "fatal"),
+        *("trace", "success", "notice"),
+    }
+)
+_LOGGER_WORDS = _LEVELS | frozenset(
+    {
+        *("stdout", "stderr", "f", "p", "i"),
+        *("w", "e", "am", "pm", "utc", "gmt", "rank", "worker", "node"),
+        *("mon", "tue", "wed", "thu", "fri", "sat", "sun", "root"),
+        *("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep"),
+        *("oct", "nov", "dec"),
+    }
+)
+_ROLE_WORD = re.compile(
+    r"\W*(?:user|assistant|human|system|prompt|response|answer|question|text"
+    r"|sample|output|input|content|messages?|completion|generated?|label"
+    r"|target|reward|tool|role|value|description)\W*",
+    re.IGNORECASE,
+)
+_QUOTES = tuple("\"'`{\u201c\u201d\u2018\u2019\xab\xbb")
+_DIGIT = re.compile(r"\d")
+_WORD = re.compile(r"[A-Za-z_][\w.]{0,80}")
+_SEPARATORS = frozenset({"-", "|", ">>", "::", "\u2014", "\u2013"})
+
+
+def begins_message(text: str, start: int) -> bool:
+    """
+    Return whether only the prefix of a logger stands before a text.
+
+    Args:
+        text: The line, without the prefix of a launcher.
+
+        start: Where the text begins.
+    """
+    before = text[:start].strip()
+    if not before:
+        return True
+    if len(before) > _LONGEST_PREFIX or before.endswith(_QUOTES):
+        return False
+
+    tokens = before.split()
+    return all(
+        _is_logger_token(token, tokens[i - 1 : i] + tokens[i + 1 : i + 2])
+        for i, token in enumerate(tokens)
+    )
+
+
+def _is_logger_token(token: str, around: list[str]) -> bool:
+    if _DIGIT.search(token):
+        return True
+    if _ROLE_WORD.fullmatch(token):
+        return False
+    if token.endswith((":", "]", ")", "|", ">")) or token[0] in "[(<":
+        return True
+    if not any(char.isalnum() for char in token):
+        return True
+    if token.strip("-:|,").lower() in _LOGGER_WORDS:
+        return True
+    neighbours = {one.strip("-:|,[]").lower() for one in around}
+    is_beside_logger_token = not _SEPARATORS.isdisjoint(around) or bool(
+        neighbours & _LEVELS
+    )
+    return is_beside_logger_token and bool(_WORD.fullmatch(token))
 
 
 _TIME_OF_DAY = (
@@ -410,9 +513,6 @@ class LogWalk:
     Args:
         paths: Files and folders.  A file that is named is read whatever its
             suffix; links inside a folder are followed only if they stay in it.
-
-    Attributes:
-        missing: What cannot be read, and why, as far as was walked.
     """
 
     def __init__(
@@ -420,83 +520,191 @@ class LogWalk:
     ) -> None:
         if isinstance(paths, (str, os.PathLike)):
             paths = [paths]
-        self.missing: list[Missing] = []
-        self._paths = [Path(path) for path in paths]
-        self._seen: set[tuple[int, int]] = set()
+        self._walk = FileWalk(paths, is_wanted=_may_be_log)
 
     def __iter__(self) -> Iterator[Path]:
-        for path in self._paths:
-            try:
-                status = path.stat()
-            except (OSError, ValueError) as exc:
-                self.missing.append(Missing.log(path, exc))
-                continue
-            if stat.S_ISDIR(status.st_mode):
-                yield from self._walk_folder(path, path.resolve(), 0)
-            elif not stat.S_ISREG(status.st_mode):
-                self.missing.append(Missing.log(path, "not an ordinary file"))
-            elif self._is_new(status):
-                yield path
+        for file in self._walk:
+            yield Path(file.path)
 
-    def _walk_folder(
-        self, folder: Path, root: Path, depth: int
-    ) -> Iterator[Path]:
+    @property
+    def missing(self) -> list[Missing]:
+        """
+        Return what cannot be read, and why, as far as was walked.
+        """
+        return [Missing.log(path, why) for path, why in self._walk.problems]
+
+
+def _may_be_log(entry: os.DirEntry[str], _: object) -> bool:
+    suffix = PurePath(entry.name).suffix.lower()
+    return suffix not in _OTHER_SUFFIXES or entry.is_dir()
+
+
+# Text without blanks that has a slash or a suffix of logs.
+_PATH_LIKE = re.compile(
+    r"(?:[^\s\x00/]{0,255}/){1,64}[^\s\x00/]{0,255}"
+    r"|[^\s\x00/]{1,255}\.(?:log|out|err|txt|gz|xz|bz2|zst)(?:\.\d{1,3})?"
+)
+
+
+def paths_of(source: Any) -> list[str | os.PathLike[str]] | None:
+    """
+    Return the paths that *source* names, or ``None`` if it is lines.
+
+    Args:
+        source: A path, or a text of several lines; or a collection: of paths
+            if each names an existing file or looks like a path.
+    """
+    if isinstance(source, str):
+        return None if "\n" in source else [source]
+    if isinstance(source, os.PathLike):
+        return [source]
+    if not isinstance(source, list | tuple | set | frozenset) or not source:
+        return None
+    return list(source) if all(map(_is_path, source)) else None
+
+
+def _is_path(one: Any) -> bool:
+    if isinstance(one, os.PathLike):
+        return True
+    try:
+        return _PATH_LIKE.fullmatch(one) is not None or Path(one).exists()
+    except (OSError, TypeError, ValueError):
+        return False
+
+
+def no_logs_error(
+    paths: Iterable[str | os.PathLike[str]], missing: Iterable[Missing]
+) -> NoLogsError:
+    """
+    Return the error that says why there is no log in *paths*.
+    """
+    names = list_text(map(str, paths), most=3) or "nothing"
+    reasons = list_text((x.reason for x in missing), most=3)
+    return NoLogsError(
+        f"no log in {names}{': ' if reasons else ''}{reasons}",
+        remedy="name a log, or a folder of logs, as torchrun and Ray write",
+    )
+
+
+#: Longer lines are cut.
+LONGEST_LINE = 1 << 16
+# Only from the beginning of a line: it would be quadratic else.
+_LONG_LINE = re.compile(rb"(?<![^\r\n])([^\r\n]{%d})[^\r\n]+" % LONGEST_LINE)
+_NEWLINE = ord("\n")
+
+
+class Block(NamedTuple):
+    """
+    A block of lines of a log.
+
+    Attributes:
+        data: The lines, in UTF-8, each cut at 64 KiB, and so each state of a
+            progress bar; the last may have no end.
+
+        number: The line number of the first of them, from 1.
+    """
+
+    data: bytes
+    number: int
+
+    @property
+    def text(self) -> str:
+        """
+        Return the lines as text; most blocks never need it.
+        """
+        return self.data.decode("utf-8", "replace")
+
+
+def read_blocks(
+    source: str | os.PathLike[str] | Iterable[str],
+    *,
+    size: int = 1 << 18,
+    on_error: Callable[[Exception], None] | None = None,
+) -> Iterator[Block]:
+    """
+    Read a log as blocks of whole lines.
+
+    A progress bar may overwrite itself for hours without the end of a line, so
+    blocks also end at carriage returns.
+
+    Args:
+        source: A path; or lines, such as a list of them or a text of several.
+
+        size: How many bytes a block has, but for the line that it begins with.
+
+        on_error: Called with the error if the rest of a packed file cannot be
+            read; by default it is raised.
+
+    Raises:
+        OSError: The file cannot be read.
+
+        ValueError: It is no ordinary file, or is not packed as its name says.
+    """
+    if isinstance(source, str) and "\n" in source:
+        blocks = iter([source.encode("utf-8", "replace")])
+    elif isinstance(source, str | os.PathLike):
+        blocks = _blocks_of_file(source, size, on_error)
+    else:
+        blocks = _blocks_of_lines(source, size)
+    number = 1
+    for data in blocks:
+        # numpy is many times faster than bytes.count.
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
+        widths = np.diff(ends, prepend=-1, append=len(data))
+        is_long = int(widths.max()) > LONGEST_LINE
+        yield Block(_LONG_LINE.sub(rb"\1", data) if is_long else data, number)
+        number += ends.size
+
+
+def _blocks_of_lines(lines: Iterable[str], most: int) -> Iterator[bytes]:
+    some: list[str] = []
+    size = 0
+    for line in lines:
+        some.append(line.rstrip("\n")[-LONGEST_LINE:])
+        size += len(some[-1]) + 1
+        if size >= most:
+            yield _encode(some) + b"\n"
+            some, size = [], 0
+    if some:
+        yield _encode(some)
+
+
+def _encode(lines: list[str]) -> bytes:
+    return "\n".join(lines).encode("utf-8", "replace")
+
+
+def _blocks_of_file(
+    path: str | os.PathLike[str],
+    size: int,
+    on_error: Callable[[Exception], None] | None,
+) -> Iterator[bytes]:
+    rest = b""
+    with open_log(path) as file:
         try:
-            with os.scandir(folder) as listed:
-                entries = sorted(listed, key=lambda entry: entry.name)
-        except OSError as exc:
-            self.missing.append(Missing.log(folder, exc))
-            return
-        for entry in entries:
-            path = folder / entry.name
-            try:
-                if entry.is_symlink() and not stays_in(path, root):
-                    continue
-                status = entry.stat()
-            except (
-                OSError,
-                RuntimeError,
-            ):  # deleted, or a broken link
-                continue
-            is_dir = stat.S_ISDIR(status.st_mode)
-            if is_dir and depth < _MOST_DEPTH and self._is_new(status):
-                yield from self._walk_folder(path, root, depth + 1)
-            elif (
-                stat.S_ISREG(status.st_mode)
-                and path.suffix.lower() not in _OTHER_SUFFIXES
-                and self._is_new(status)
-            ):
-                yield path
-
-    def _is_new(self, status: os.stat_result) -> bool:
-        key = (status.st_dev, status.st_ino)
-        is_new = key not in self._seen
-        self._seen.add(key)
-        return is_new
+            while block := file.read(size):
+                cut = (block.rfind(b"\n") + 1) or (block.rfind(b"\r") + 1)
+                if cut:
+                    yield rest + block[:cut]
+                    rest = block[cut:]
+                else:
+                    rest = (rest + block)[:LONGEST_LINE]
+        except READ_ERRORS as exc:
+            # Truncated or too large: the beginning is still good.
+            if isinstance(exc, OSError) and exc.errno is not None:
+                raise
+            if on_error is None:
+                raise
+            on_error(exc)
+    if rest:
+        yield rest[:LONGEST_LINE]
 
 
-def walk_logs(
-    paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
-) -> LogWalk:
-    """
-    Find the logs below some paths, files or folders.
-
-    Returns:
-        An iterator over the logs, which also holds what is missing.
-    """
-    return LogWalk(paths)
-
-
-_LONGEST_LINE = 1 << 16
 _COLOR_CODES = re.compile(rb"\x1b\[[0-9;]*m")
 # Lines and states of a bar that hold nothing but colors.
 _ONLY_COLOR_CODES = re.compile(
     rb"\x1b(?<![!-~]\x1b)\[[0-9;]*m(?:[\t ]|\x1b\[[0-9;]*m)*(?:[\r\n]|$)"
 )
 _PLAIN_BYTES = b"\t\n\r" + bytes(range(0x20, 0x7F))
-
-# Lines, and the function that parses them.
-_ParsedBlock = tuple[Iterable[str], Callable[[str, int, str], LogLine]]
 
 
 def read_lines(
@@ -521,259 +729,215 @@ def read_lines(
     """
     if isinstance(source, str) and "\n" in source:
         source = source.split("\n")
-    if isinstance(source, (str, os.PathLike)):
-        name = os.fspath(source)
-        blocks = _read_blocks(name)
-    else:
-        name, blocks = "", iter([(source, parse_line)])
-    number = 0
-    for lines, parse in blocks:
-        for line in lines:
-            number += 1
-            for piece in line.split("\r") if "\r" in line else (line,):
-                if piece and not piece.isspace():
-                    yield parse(piece, number, name)
+    if not isinstance(source, (str, os.PathLike)):
+        # They may come from what still runs: none waits for others.
+        lines = (line[:LONGEST_LINE] for line in source)
+        yield from _parse_lines(lines, 1, "", parse_line)
+        return
+    for block in read_blocks(source):
+        text, parse = _decode_block(block.data)
+        yield from _parse_lines(
+            text.split("\n"), block.number, os.fspath(source), parse
+        )
 
 
-def split_block(rest: bytes, block: bytes) -> tuple[list[bytes], bytes]:
-    """
-    Split a block of bytes into lines.
-
-    Args:
-        rest: The incomplete last line of the blocks before.
-
-        block: The next block.
-
-    Returns:
-        The complete lines without their ends, each cut at 64 KiB; and the
-        incomplete last line.
-    """
-    *lines, last = block.split(b"\n")
-    if lines:
-        lines[0] = rest + lines[0]
-        rest = b""
-    return [x[:_LONGEST_LINE] for x in lines], (rest + last)[:_LONGEST_LINE]
+def _parse_lines(
+    lines: Iterable[str],
+    first: int,
+    source: str,
+    parse: Callable[[str, int, str], LogLine],
+) -> Iterator[LogLine]:
+    for number, line in enumerate(lines, first):
+        for piece in line.split("\r") if "\r" in line else (line,):
+            if piece and not piece.isspace():
+                yield parse(piece, number, source)
 
 
-def _read_blocks(path: str) -> Iterator[_ParsedBlock]:
-    rest = b""
-    with open_log(path) as file:
-        while block := file.read(_BLOCK):
-            lines, rest = split_block(rest, block)
-            if lines:
-                yield _decode_block(lines)
-    if rest:
-        yield _decode_block([rest])
-
-
-def _decode_block(lines: list[bytes]) -> _ParsedBlock:
+def _decode_block(
+    data: bytes,
+) -> tuple[str, Callable[[str, int, str], LogLine]]:
     # Most blocks are ASCII and have no controls but colors.  One check of all
     # lines together takes a fraction of the time.
-    data = b"\n".join(lines)
     without_colors = _COLOR_CODES.sub(b"", data)
     is_plain = not without_colors.translate(None, _PLAIN_BYTES)
     if is_plain and (
         without_colors == data or not _ONLY_COLOR_CODES.search(data)
     ):
-        return without_colors.decode("ascii").split("\n"), parse_clean_line
-    return [x.decode("utf-8", "replace") for x in lines], parse_line
+        return without_colors.decode("ascii"), parse_clean_line
+    return data.decode("utf-8", "replace"), parse_line
 
 
-SHORTEST_WORD = 5
-# This many bytes must follow the bytes that are searched.
-PADDING = 16
-
-_CHUNK = 1 << 19  # fits into the caches of a core
-_UINT32 = np.dtype("<u4")
-_LOWER_CASE_BITS = np.uint32(0x20202020)  # one bit makes a letter small
-_MULTIPLIER = np.uint32(0x9E3779B1)
-_SECOND_MULTIPLIER = np.uint32(0x85EBCA6B)
-_HASH_BITS = 18
-_HASH_SHIFT = np.uint32(32 - _HASH_BITS)
-# The bytes of the second half of a window that count, by its width.
-_WINDOW_MASKS = {
-    width: np.uint32((1 << 8 * (width - 4)) - 1) for width in range(4, 9)
-}
-# Frequent text of healthy logs, and its characters, most frequent first.
-_COMMON_TEXT = (
-    b"info: warning: debug: train.py step: epoch iteration loss: loss= norm: "
-    b"grad_norm: grad norm: learning rate: time: elapsed memory allocated "
-    b"global batch size: samples tokens throughput seconds error: errors "
-    b"process rank connection timeout server client worker actor model "
-    b"request response file file: failed running reqs, waiting used nan "
-    b"number of nan iterations: 0 out of the not to in on at for is an in no "
-    b"nccl info opcount sendbuff recvbuff count comm received "
+# torchrun --log-dir: <run>_<random>/attempt_0/3/stderr.log
+_TORCHRUN_PATH = re.compile(
+    r"(?:^|[/\\])attempt_\d{1,4}[/\\](?P<local_rank>\d{1,6})[/\\][^/\\]{1,40}$"
 )
-_COMMON_BYTES = b" e0t1ao2nis3r4l5d6c7m8u9p.:g,h_/f-=by[]'(w)kvx"
+_ATTEMPT = re.compile(r"attempt_(\d{1,4})(?=[/\\]|$)")
+# Names with a worker number, used only if no file is that of a leader.
+_WORKER_FILE_NAME = re.compile(
+    r"^(.{0,200}?(?:worker|proc(?:ess)?|trainer|task)[_\-.]?)(\d{1,7})(\.\D.*|)$",
+    re.IGNORECASE,
+)
+_LEADER_FILE_NAME = re.compile(
+    r"master|chief|launcher|coordinator", re.IGNORECASE
+)
+_HEADER_BYTES = 1 << 14
+_MAX_HEADER_FILES = 4096
+# Header lines with the rank, by torch, Lightning, Accelerate, and shells; and
+# what follows the rank in those of scripts, such as "rank 3/8".
+_RANK_HEADERS = (
+    re.compile(
+        r"store_based_barrier_key:\d{1,9} to store for rank: (\d{1,7})"
+    ),
+    re.compile(r"GLOBAL_RANK: (\d{1,7}), MEMBER: \d{1,7}/\d"),
+    re.compile(r"^Process index: (\d{1,7})\s*$", re.MULTILINE),
+    re.compile(r"^RANK=(\d{1,7})\s*$", re.MULTILINE),
+)
+_OF_WORLD_SIZE = re.compile(r" ?(?:/|of) ?\d")
 
-_BoolArray = NDArray[np.bool_]
-_UInt32Array = NDArray[np.uint32]
 
-
-@attrs.frozen(kw_only=True, eq=False)
-class WordIndex:
+class PathRank(NamedTuple):
     """
-    A hash index of words, for :func:`find_words`.
-
-    It hashes windows of five to eight bytes, read as two 32-bit numbers, so
-    that numpy can compare whole blocks.
+    The rank that the path of a log file shows.
 
     Attributes:
-        words: The words, in small letters.
+        kind: ``"rank"``, or ``"local_rank"`` in the folders of torchrun.
 
-        first: By hash: whether a window may begin with these four bytes.
+        number: The rank.
 
-        masks: By the same hash: which of the next four bytes count.
-
-        whole: By the hash of all bytes that count: whether a window may match.
-
-        grams: By the first four bytes of a window: the words with it, and its
-            place in each.
+        launch: The folder that the files of all ranks of the launch share.
     """
 
-    words: frozenset[bytes]
-    first: _BoolArray
-    masks: _UInt32Array
-    whole: _BoolArray
-    grams: Mapping[int, tuple[tuple[bytes, int], ...]]
+    kind: Literal["rank", "local_rank"]
+    number: int
+    launch: str
 
 
-def build_index(words: Iterable[bytes]) -> WordIndex:
+def rank_from_path(path: str) -> PathRank | None:
     """
-    Build an index of words.
+    Return the rank in the name of a file, of torchrun's folders, or its folder.
+    """
+    *folders, name = re.split(r"[/\\]", path)
+    number = rank_in_name(name)
+    if number is not None:
+        return PathRank("rank", number, path[: len(path) - len(name)])
+    if found := _TORCHRUN_PATH.search(path):
+        launch = path[: found.start()]
+        return PathRank("local_rank", int(found["local_rank"]), launch)
+
+    number = rank_in_name(folders[-1]) if folders else None
+    if number is not None:
+        launch = path[: len(path) - len(folders[-1]) - len(name) - 1]
+        return PathRank("rank", number, launch)
+    return None
+
+
+def find_file_ranks(paths: Sequence[str]) -> dict[str, int]:
+    """
+    Map log files to ranks by name, launcher layout, or header lines.
 
     Args:
-        words: At least :data:`SHORTEST_WORD` bytes each; the case of ASCII
-            letters does not matter.
-    """
-    known = frozenset(word.lower() for word in words)
-    places: list[tuple[bytes, int]] = []
-    windows: list[bytes] = []
-    for word in sorted(known):
-        width = min(len(word) - 1, 8)
-        start = _rarest_window(word, width)
-        for place in (start, start + 1):
-            places.append((word, place))
-            windows.append(word[place : place + width])
-
-    packed = b"".join(window.ljust(8, b"\0") for window in windows)
-    first_halves, second_halves = (
-        (np.frombuffer(packed, _UINT32) | _LOWER_CASE_BITS).reshape(-1, 2).T
-    )
-    hashed = _hash(first_halves)
-    first, whole = (np.zeros(1 << _HASH_BITS, bool) for _ in range(2))
-    masks = np.full(1 << _HASH_BITS, _WINDOW_MASKS[8])
-    # Windows with the same hash are compared by the bytes that all have.
-    widths = np.array([_WINDOW_MASKS[len(window)] for window in windows])
-    np.bitwise_and.at(masks, hashed, widths)
-    first[hashed] = True
-    whole[_hash_pair(first_halves, second_halves & masks[hashed])] = True
-    grams: dict[int, list[tuple[bytes, int]]] = {}
-    for first_half, entry in zip(first_halves.tolist(), places, strict=True):
-        grams.setdefault(first_half, []).append(entry)
-    return WordIndex(
-        words=known,
-        first=first,
-        masks=masks,
-        whole=whole,
-        grams={key: tuple(value) for key, value in grams.items()},
-    )
-
-
-def find_words(
-    index: WordIndex, data: NDArray[np.uint8]
-) -> list[tuple[int, bytes]]:
-    """
-    Find all words of an index in a block of bytes.
-
-    Args:
-        data: The block; nothing is found in its last :data:`PADDING` bytes.
+        paths: Such as ``rank3.log``; or ``attempt_0/3/stderr.log`` of
+            torchrun, whose local rank is only used if there is one node.
 
     Returns:
-        The offset and the word of each hit, by offset.
+        The ranks of the files whose rank is known.
     """
-    found: list[tuple[int, bytes]] = []
-    for begin in range(0, data.size - PADDING, _CHUNK):
-        for start in (begin, begin + 2):
-            piece = data[start : min(start + _CHUNK + 4, data.size)]
-            words = (
-                piece[: piece.size // 4 * 4].view(_UINT32) | _LOWER_CASE_BITS
-            )
-            for rows, word, place in _candidates(index, words):
-                places = _verify(data, start - place + 4 * rows, word)
-                found += [(at, word) for at in places]
-    found.sort()
-    return found
+    found = {path: rank_from_path(path) for path in paths}
+    places = {path: place for path, place in found.items() if place}
+    nodes = {x.launch for x in places.values() if x.kind == "local_rank"}
+    ranks = {
+        path: place.number
+        for path, place in places.items()
+        if place.kind == "rank" or len(nodes) == 1
+    }
+    if not ranks and 1 < len(paths) <= _MAX_HEADER_FILES:
+        return _ranks_from_headers(paths) or _ranks_from_worker_names(paths)
+    return ranks
 
 
-def _candidates(
-    index: WordIndex, words: _UInt32Array
-) -> Iterator[tuple[NDArray[np.intp], bytes, int]]:
+def world_size_from_files(paths: Iterable[str]) -> int | None:
     """
-    Yield possible hits: rows of *words*, the word, and its bytes before them.
+    Infer the world size from the names of log files, also of empty ones.
+
+    Args:
+        paths: Such as ``attempt_0/3/stderr.log`` of torchrun, or
+            ``rank3.log``.
+
+    Returns:
+        The world size if the files of one launch are those of ranks 0 to N - 1
+        without a gap; otherwise ``None``.
     """
-    hashed = _hash(words[:-1])
-    rows = np.flatnonzero(index.first.take(hashed, mode="wrap"))
-    if not rows.size:
-        return
-    first_halves = words[rows]
-    second_halves = words[rows + 1] & index.masks[hashed[rows]]
-    keep = index.whole[_hash_pair(first_halves, second_halves)]
-    rows, first_halves = rows[keep], first_halves[keep]
-    # Hits that begin with the same four bytes are handled together.
-    for first_half in dict.fromkeys(first_halves.tolist()):
-        for word, place in index.grams.get(first_half, ()):
-            yield rows[first_halves == first_half], word, place
+    # Restarted workers have one folder per start.
+    ranks: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for path in paths:
+        if place := rank_from_path(path):
+            ranks[place.launch, parse_attempt(path)].add(place.number)
+    size = max(map(len, ranks.values()), default=0)
+    has_no_gap = all(x == set(range(size)) for x in ranks.values())
+    is_one_launch = len({launch for launch, _ in ranks}) == 1
+    return size if size > 1 and has_no_gap and is_one_launch else None
 
 
-def _verify(
-    data: NDArray[np.uint8], starts: NDArray[np.intp], word: bytes
-) -> list[int]:
+def _ranks_from_headers(paths: Iterable[str]) -> dict[str, int]:
     """
-    Return the offsets in *starts* at which the word really stands.
+    Return ranks of files if each header names at most one rank, each once.
     """
-    starts = starts[(starts >= 0) & (starts + len(word) <= data.size)]
-    # The last byte first: the first ones may be the window that matched.
-    for place in (-1, 0, *range(len(word) - 2, 0, -1)):
-        letter = word[place]
-        there = data[starts + place % len(word)]
-        small = there == letter
-        if 97 <= letter <= 122:
-            small |= there == letter - 32
-        starts = starts[small]
-        if not starts.size:
-            break
-    found: list[int] = starts.tolist()
-    return found
+    ranks = {}
+    for path in paths:
+        header_ranks = _header_ranks(path)
+        if len(header_ranks) > 1:
+            return {}
+        if header_ranks:
+            (ranks[path],) = header_ranks
+    is_unique = len(set(ranks.values())) == len(ranks) > 1
+    return ranks if is_unique else {}
 
 
-def _hash(words: _UInt32Array) -> NDArray[np.intp]:
-    hashed = words * _MULTIPLIER
-    hashed >>= _HASH_SHIFT
-    # As indices: numpy would convert them at each look-up, more slowly.
-    return hashed.astype(np.intp)
-
-
-def _hash_pair(
-    first_halves: _UInt32Array, second_halves: _UInt32Array
-) -> NDArray[np.intp]:
-    return _hash(first_halves ^ second_halves * _SECOND_MULTIPLIER)
-
-
-def _rarest_window(word: bytes, width: int) -> int:
+def _header_ranks(path: str) -> set[int]:
     """
-    Return where in a word its window is rarest in healthy logs.
+    Return the ranks that the header lines of a file name.
     """
+    try:
+        with open_log(path) as file:
+            head = file.read(_HEADER_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError, EOFError):
+        # The full read reports that the file cannot be read.
+        return set()
+    return {int(x) for rule in _RANK_HEADERS for x in rule.findall(head)} | {
+        x.number
+        for line in head.split("\n")
+        for x in ranks_in_text(line)
+        if x.is_global and _OF_WORLD_SIZE.match(line, x.stop)
+    }
 
-    def rareness(start: int) -> tuple[bool, int]:
-        ranks = (
-            _COMMON_BYTES.find(x) for x in word[start : start + width + 1]
-        )
-        return (
-            all(
-                word[x : x + 4] not in _COMMON_TEXT for x in (start, start + 1)
-            ),
-            sum(len(_COMMON_BYTES) if rank < 0 else rank for rank in ranks),
-        )
 
-    return max(range(len(word) - width), key=rareness)
+def _ranks_from_worker_names(paths: Iterable[str]) -> dict[str, int]:
+    """
+    Return ranks of files in one folder whose names differ in a worker number.
+    """
+    series: dict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
+    for path in paths:
+        name = re.split(r"[/\\]", path)[-1]
+        if _LEADER_FILE_NAME.search(name):
+            return {}
+        if match := _WORKER_FILE_NAME.match(name):
+            folder = path[: len(path) - len(name)]
+            series[folder, match[1], match[3]][path] = int(match[2])
+    found_ranks: dict[str, int] = {}
+    for (folder, stem, _), ranks in series.items():
+        is_only_series = all(x[:2] == (folder, stem) for x in series)
+        numbers = sorted(ranks.values())
+        if is_only_series and numbers == [*range(max(len(ranks), 2))]:
+            found_ranks |= ranks
+    return found_ranks
+
+
+def parse_attempt(path: str) -> int:
+    """
+    Parse the restart count of torchrun from a path.
+
+    Args:
+        path: Such as ``attempt_1/3/stderr.log``.
+    """
+    attempts = _ATTEMPT.findall(path)
+    return int(attempts[-1]) if attempts else 0

@@ -188,15 +188,7 @@ class ScanReport(Shown):
         """
         Return the report as plain data.
         """
-        return {
-            "findings": [finding.to_dict() for finding in self.findings],
-            "groups": [as_plain(group) for group in self.groups],
-            "tracebacks": [as_plain(group) for group in self.tracebacks],
-            "harmless": dict(self.harmless),
-            "missing": [as_plain(missing) for missing in self.missing],
-            "files": self.files,
-            "bytes_read": self.bytes_read,
-        }
+        return as_plain(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """

@@ -14,21 +14,30 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import attrs
 
 from .._rules import (
-    check_pattern,
+    check_table,
     compile_pattern,
+    one_of,
     parse_tables,
     read_rules_file,
     refuse_unknown_tables,
 )
 from ..findings import Cause, Confidence
-from .lines import SHORTEST_WORD, WordIndex, build_index
 from .tracebacks import TRACEBACK_HEADER, Trace
+from .word_index import SHORTEST_WORD, WordIndex, build_index
 
+
+#: What a process prints whose peer is gone; a pattern without groups.
+LOST_PEER_PATTERN = (
+    r"(?i:connection (?:was )?(?:likely )?(?:closed|reset)"
+    r"|(?:closed|reset) by (?:remote )?peer|socket closed|broken pipe"
+    r"|got 0 bytes|likely dead|remote process exited)"
+)
+LOST_PEER = re.compile(LOST_PEER_PATTERN)
 
 _CHARS_BEFORE, _CHARS_AFTER = 400, 120
 
@@ -120,8 +129,6 @@ _MOST_WORDS = 40
 _LONGEST_WORD = 100
 # Rules of users search this many characters around a word.
 _USER_RULE_REACH = 150
-_TEXT_KEYS = ("name", "cause", "says", "remedy", "confidence")
-_PATTERN_KEYS = ("pattern", "unless", "before")
 
 
 def _lower_words(texts: Iterable[str]) -> tuple[str, ...]:
@@ -189,7 +196,9 @@ class LogRule:
     cause: Cause = attrs.field(converter=Cause, default=Cause.UNKNOWN)
     says: str = ""
     priority: int = 2
-    confidence: Confidence = "likely"
+    confidence: Confidence = attrs.field(
+        default="likely", validator=one_of(Confidence)
+    )
     remedy: str = ""
     is_harmless: bool = False
     is_built_in: bool = False
@@ -221,7 +230,10 @@ class LogRule:
         Returns:
             The named groups of the pattern that matched, or ``None``.
         """
-        area = (0, len(text)) if self.is_built_in else self._search_area(text)
+        start, end = self._word_span(text)
+        area = (0, len(text))
+        if not self.is_built_in:
+            area = (max(start - _USER_RULE_REACH, 0), start + _USER_RULE_REACH)
         if self.unless and self.unless.search(text, *area):
             return None
 
@@ -230,20 +242,11 @@ class LogRule:
             return None
 
         may_quote = self.is_built_in and not self.is_harmless
-        if may_quote and is_quoted(text, *self._word_span(text)):
+        if may_quote and is_quoted(text, start, end):
             return None
 
         groups = found.groupdict() if found else {}
         return {name: value for name, value in groups.items() if value}
-
-    def _search_area(self, text: str) -> tuple[int, int]:
-        """
-        Return the span that a pattern of a user may search.
-        """
-        start, _ = self._word_span(text)
-        return max(start - _USER_RULE_REACH, 0), min(
-            start + _USER_RULE_REACH, len(text)
-        )
 
     def _word_span(self, text: str) -> tuple[int, int]:
         """
@@ -296,47 +299,16 @@ def _built_in_rules() -> tuple[LogRule, ...]:
 def _load(
     path: str | os.PathLike[str], *, is_built_in: bool
 ) -> tuple[LogRule, ...]:
-    table, name = read_rules_file(path), os.fspath(path)
-    refuse_unknown_tables(table, {"rule"}, name)
+    tables, name = read_rules_file(path), os.fspath(path)
+    refuse_unknown_tables(tables, {"rule"}, name)
 
     def parse(row: Any) -> LogRule:
-        checked = _check_table(row, is_built_in=is_built_in)
-        return LogRule(**checked, is_built_in=is_built_in)
-
-    return tuple(parse_tables(table.get("rule", []), "rule", name, parse))
-
-
-def _check_table(table: Any, *, is_built_in: bool) -> Mapping[str, Any]:
-    if not isinstance(table, Mapping):
-        msg = f"not a table: {table!r:.60}"
-        raise TypeError(msg)
-
-    known = {field.name for field in attrs.fields(LogRule)} - {"is_built_in"}
-    for key, value in table.items():
-        if key not in known:
-            msg = f"no such key: {key!r:.60}"
-            raise ValueError(msg)
-        if not _has_type(key, value):
-            msg = f"{key} has the wrong type: {value!r:.60}"
-            raise TypeError(msg)
-        # Built-in patterns were measured, and are too large for the check.
-        if key in _PATTERN_KEYS and not is_built_in:
-            check_pattern(value)
-    if table.get("confidence", "likely") not in get_args(Confidence):
-        msg = f"confidence is {' or '.join(get_args(Confidence))}"
-        raise ValueError(msg)
-
-    return table
-
-
-def _has_type(key: str, value: Any) -> bool:
-    if key == "words":
-        return isinstance(value, list) and all(
-            isinstance(word, str) for word in value
+        table = check_table(
+            LogRule, row, is_built_in=is_built_in, without={"is_built_in"}
         )
-    if key in {*_TEXT_KEYS, *_PATTERN_KEYS}:
-        return isinstance(value, str)
-    return type(value) is (bool if key == "is_harmless" else int)
+        return LogRule(**table, is_built_in=is_built_in)
+
+    return tuple(parse_tables(tables.get("rule", []), "rule", name, parse))
 
 
 # At most this many lines of a rule are reported per part of a file.
@@ -406,17 +378,15 @@ def exhausted_words(
     Args:
         seen: The number of matches by rule; tracebacks by their header.
     """
-    exhausted = {
-        name for name, count in seen.items() if count >= MOST_PER_RULE
-    }
+    exhausted = {x for x, count in seen.items() if count >= MOST_PER_RULE}
     words = {
         word
         for word, numbers in rule_set.by_word.items()
         if all(rule_set.rules[number].name in exhausted for number in numbers)
     }
-    return frozenset(
-        words | {TRACEBACK_WORD} if TRACEBACK_HEADER in exhausted else words
-    )
+    if TRACEBACK_HEADER in exhausted:
+        words.add(TRACEBACK_WORD)
+    return frozenset(words)
 
 
 @lru_cache(maxsize=32)

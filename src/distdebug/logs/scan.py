@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import attrs
 
 from .._text import list_text
-from ..errors import LogError, NoLogsError
+from ..errors import LogError
 from ..findings import Missing
 from .event_groups import (
     EventGroup,
@@ -27,7 +27,7 @@ from .event_groups import (
     merge_event_groups,
 )
 from .file_search import Event, FilePart, is_packed, read_part
-from .lines import READ_ERRORS, walk_logs
+from .lines import READ_ERRORS, LogWalk, find_file_ranks, no_logs_error
 from .model import LogGroup, ScanReport, TraceGroup
 from .rules import RuleSet, make_rule_set, read_rules
 
@@ -37,44 +37,15 @@ _PART_BYTES = 1 << 27
 _MOST_UNPACKED = 1 << 34
 
 
-@attrs.frozen(kw_only=True)
-class LogFiles:
-    """
-    Log files to be read.
-
-    Attributes:
-        sizes: The size of each in bytes, by path.
-
-        missing: What cannot be read, and why.
-    """
-
-    sizes: dict[str, int]
-    missing: tuple[Missing, ...] = ()
-
-
-def find_log_files(
-    paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
-) -> LogFiles:
-    """
-    Find the logs below *paths*, with their sizes.
-    """
-    walk = walk_logs(paths)
-    sizes, missing = {}, []
-    for path in walk:
-        try:
-            sizes[str(path)] = Path(path).stat().st_size
-        except OSError as exc:  # rotated away meanwhile
-            missing.append(Missing.log(path, exc))
-    return LogFiles(sizes=sizes, missing=(*walk.missing, *missing))
-
-
 def split_files(
-    found: LogFiles, most_bytes: int | None
+    sizes: Mapping[str, int], most_bytes: int | None
 ) -> tuple[list[FilePart], list[Missing]]:
     """
     Split files into parts for threads.
 
     Args:
+        sizes: The size of each file in bytes.
+
         most_bytes: How many bytes to read in all.  Where that is too little,
             small files are read whole, and of large ones the end.
 
@@ -82,8 +53,8 @@ def split_files(
         The parts, in the order of the files, and what is left out.
     """
     parts, missing = [], []
-    shares = _shares(list(found.sizes.values()), most_bytes)
-    for (path, size), share in zip(found.sizes.items(), shares, strict=True):
+    shares = _shares(list(sizes.values()), most_bytes)
+    for (path, size), share in zip(sizes.items(), shares, strict=True):
         if is_packed(path):
             most = _MOST_UNPACKED if most_bytes is None else share
             parts.append(FilePart(path=path, start=0, stop=most, size=most))
@@ -92,12 +63,11 @@ def split_files(
         if begin:
             reason = f"its first {begin:,} bytes were not read"
             missing.append(Missing.log(path, reason))
-        parts += [
-            FilePart(
-                path=path, start=x, stop=min(x + _PART_BYTES, size), size=size
+        for start in range(begin, size, _PART_BYTES):
+            stop = min(start + _PART_BYTES, size)
+            parts.append(
+                FilePart(path=path, start=start, stop=stop, size=size)
             )
-            for x in range(begin, size, _PART_BYTES)
-        ]
     return parts, missing
 
 
@@ -162,15 +132,14 @@ def scan_logs(
     """
     _check_positive(most_bytes=most_bytes, threads=threads)
     rule_set = make_rule_set(read_rules(rules))
-    found = _find_logs(paths)
-    parts, skipped = split_files(found, most_bytes)
+    sizes, missing = _find_logs(paths)
+    parts, skipped = split_files(sizes, most_bytes)
     total = sum(
-        found.sizes[x.path] if is_packed(x.path) else x.stop - x.start
-        for x in parts
+        sizes[x.path] if is_packed(x.path) else x.stop - x.start for x in parts
     )
     results = _read_parts(
         parts,
-        rule_set,
+        partial(_read_one_part, find_file_ranks([*sizes]), rule_set),
         threads or _default_threads(),
         partial(_report_progress, tell, total),
     )
@@ -182,7 +151,7 @@ def scan_logs(
         groups=tuple(g for _, g in groups if isinstance(g, LogGroup)),
         tracebacks=tuple(g for _, g in groups if isinstance(g, TraceGroup)),
         harmless=count_harmless(event_groups),
-        missing=(*found.missing, *skipped, *unreadable),
+        missing=(*missing, *skipped, *unreadable),
         files=len({part.path for part in parts}),
         bytes_read=sum(result.size for result in results),
     )
@@ -207,17 +176,22 @@ def _check_positive(**numbers: int | None) -> None:
             raise LogError(msg)
 
 
-def _find_logs(
-    paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
-) -> LogFiles:
-    found = find_log_files(paths)
-    if not found.sizes:
-        reasons = [f"{m.source}: {m.reason}" for m in found.missing]
-        raise NoLogsError(
-            "; ".join(reasons[:3]) or "no logs there",
-            remedy="name files, or folders that hold logs",
-        )
-    return found
+def _find_logs(paths: Any) -> tuple[dict[str, int], tuple[Missing, ...]]:
+    """
+    Return the size of each log below *paths*, and what cannot be read.
+    """
+    paths = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
+    walk = LogWalk(paths)
+    sizes, gone = {}, []
+    for path in walk:
+        try:
+            sizes[str(path)] = path.stat().st_size
+        except OSError as exc:  # rotated away meanwhile
+            gone.append(Missing.log(path, exc))
+    missing = (*walk.missing, *gone)
+    if not sizes:
+        raise no_logs_error(paths, missing)
+    return sizes, missing
 
 
 def _default_threads() -> int:
@@ -237,7 +211,7 @@ def _report_progress(
 
 def _read_parts(
     parts: list[FilePart],
-    rule_set: RuleSet,
+    read: Callable[[FilePart, _PartResult, threading.Event], None],
     threads: int,
     on_progress: Callable[[int], None],
 ) -> list[_PartResult]:
@@ -246,14 +220,16 @@ def _read_parts(
     with ThreadPoolExecutor(threads, "distdebug-logs") as pool:
         try:
             waiting = {
-                pool.submit(_read_one_part, part, rule_set, result, stop)
+                pool.submit(read, part, result, stop)
                 for part, result in zip(parts, results, strict=True)
             }
         except RuntimeError:  # the limit of threads is reached
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
-            return [_read_in_this_thread(part, rule_set) for part in parts]
-
+            results = [_PartResult() for _ in parts]
+            for part, result in zip(parts, results, strict=True):
+                read(part, result, threading.Event())
+            return results
         try:
             while waiting:
                 ended, waiting = wait(
@@ -269,15 +245,10 @@ def _read_parts(
     return results
 
 
-def _read_in_this_thread(part: FilePart, rule_set: RuleSet) -> _PartResult:
-    result = _PartResult()
-    _read_one_part(part, rule_set, result, threading.Event())
-    return result
-
-
 def _read_one_part(
-    part: FilePart,
+    ranks: Mapping[str, int],
     rule_set: RuleSet,
+    part: FilePart,
     result: _PartResult,
     stop: threading.Event,
 ) -> None:
@@ -290,7 +261,7 @@ def _read_one_part(
     paused_words: set[bytes] = set()
     events = read_part(part, rule_set, count_read, paused_words)
     events = _until_unreadable(events, part, result)
-    result.event_groups = group_events(events, part.path)
+    result.event_groups = group_events(events, part.path, ranks.get(part.path))
     if paused_words:
         words = list_text(sorted(repr(x.decode()) for x in paused_words))
         reason = f"there are too many lines with {words} to look at each"

@@ -16,6 +16,7 @@ from itertools import islice
 import attrs
 
 from .._text import clean
+from ..usercode import code_layer
 from .lines import LogLine, Origin
 
 
@@ -23,9 +24,6 @@ from .lines import LogLine, Origin
 _WRAPPER_TYPES = re.compile(
     r"RayTaskError|RemoteTraceback|_?RemoteError|ChildFailedError"
     r"|ProcessRaisedException|WorkerCrashedError|_?ExceptionWithTraceback"
-)
-_LIBRARY_PATH = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages|lib/python3[.\d]{0,4})/|^<"
 )
 
 
@@ -67,12 +65,11 @@ class PyError:
     @property
     def place(self) -> PyFrame | None:
         """
-        Return the innermost frame outside of libraries, else the innermost.
+        Return the innermost frame of the user, else of a framework, else any.
         """
-        own = (
-            x for x in self.frames[::-1] if not _LIBRARY_PATH.search(x.file)
+        return min(
+            self.frames[::-1], key=lambda x: code_layer(x.file), default=None
         )
-        return next(own, self.frames[-1] if self.frames else None)
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
@@ -99,7 +96,7 @@ _RICH_FRAME = re.compile(
 )
 _ERROR_LINE = re.compile(
     r"(?P<type>(?:(?:[A-Za-z_]\w{0,80}|<locals>)\.){0,12}[A-Za-z_]\w{0,80}"
-    r"(?:\([A-Za-z_][\w.]{0,80}\))?)(?::(?:\s(?P<message>.{0,2000}))?)?$"
+    r"(?:\([A-Za-z_][\w.]{0,80}\))?)(?::(?:\s(?P<message>.{0,2000}).*)?)?$"
 )
 _CHAIN_MARKERS = (
     "During handling of the above exception, another exception occurred:",
@@ -118,46 +115,45 @@ _LEVELS = frozenset(
 
 class TracebackReader:
     """
-    Collect the lines of one traceback among those of all processes.
+    Read one traceback, line by line, from among the lines of its process.
+
+    Args:
+        head: What stands before the header of the traceback in its line.
+
+    Attributes:
+        errors: The exceptions so far, in the order in which they were raised.
+
+        is_over: Whether no more lines can belong to it.
     """
 
-    def __init__(
-        self, *, head: str, origin: Origin | None, used: list[int]
-    ) -> None:
-        self._origin = origin
-        self._used = used
+    def __init__(self, head: str) -> None:
+        self.errors: list[PyError] = []
+        self.is_over = False
         self._head = _prefix_pattern(head)
-        self._errors: list[PyError] = []
         self._frames: list[PyFrame] = []
         self._foreign = 0
         self._headers = 0
         self._is_marked = False
         self._step = self._read_frame_line
 
-    def read(
-        self, numbered: Iterable[tuple[int, LogLine]]
-    ) -> tuple[PyError, ...]:
+    def read(self, text: str) -> bool:
         """
-        Return the exceptions, in the order in which they were raised.
+        Read the next line; return whether it belongs to the traceback.
         """
-        for number, line in islice(numbered, 4 * _MOST_FOREIGN):
-            if line.origin != self._origin:
-                continue
-            found = self._head and self._head.match(line.text)
-            text = line.text[found.end() :] if found else line.text
-            body = text.removeprefix("  | ").rstrip()
-            if self._step(body):
-                self._used.append(number)
-                self._foreign = 0
-            else:
-                self._foreign += 1
-            self._headers += TRACEBACK_HEADER in body
-            is_new = TRACEBACK_HEADER in body and bool(self._frames)
-            most = _MOST_BETWEEN if self._errors else _MOST_FOREIGN
-            is_flood = self._headers > _MOST_HEADERS
-            if is_new or is_flood or self._foreign > most:
-                break
-        return tuple(self._errors)
+        found = self._head and self._head.match(text)
+        body = (text[found.end() :] if found else text).removeprefix("  | ")
+        body = body.rstrip()
+        is_part = self._step(body)
+        self._foreign = 0 if is_part else self._foreign + 1
+        is_header = TRACEBACK_HEADER in body
+        self._headers += is_header
+        most = _MOST_BETWEEN if self.errors else _MOST_FOREIGN
+        self.is_over = (
+            (is_header and bool(self._frames))
+            or self._headers > _MOST_HEADERS
+            or self._foreign > most
+        )
+        return is_part
 
     def _read_frame_line(self, body: str) -> bool:
         """
@@ -177,7 +173,7 @@ class TracebackReader:
         if not (found and self._is_exception_name(found["type"])):
             return False
 
-        self._errors.append(
+        self.errors.append(
             PyError(
                 type=found["type"],
                 message=clean(found["message"] or "", limit=_LONGEST_TEXT),
@@ -192,17 +188,17 @@ class TracebackReader:
         """
         Read a line after an exception, up to the next chained one.
         """
-        if len(self._errors) >= _MOST_ERRORS:
+        if len(self.errors) >= _MOST_ERRORS:
             return False
 
-        last = self._errors[-1]
+        last = self.errors[-1]
         found = _FRAME.match(body)
         if found and last.is_wrapper:
             self._add_frame(found)
         elif f"Original {TRACEBACK_HEADER}" in body:
             # "Caught X in worker process 0" repeats the error that follows.
             wrapped = f"RemoteError({last.type})"
-            self._errors[-1] = attrs.evolve(last, type=wrapped)
+            self.errors[-1] = attrs.evolve(last, type=wrapped)
         elif body in _CHAIN_MARKERS:
             self._is_marked = True
             return True
@@ -328,12 +324,18 @@ def read_trace(lines: Iterable[LogLine], before: str = "") -> Trace | None:
 
     used = [0]
     label = TASK_LABEL.fullmatch(head)
-    reader = TracebackReader(head=head, origin=first[1].origin, used=used)
-    errors = reader.read(numbered)
+    reader = TracebackReader(head)
+    for number, line in islice(numbered, 4 * _MOST_FOREIGN):
+        if line.origin != first[1].origin:
+            continue
+        if reader.read(line.text):
+            used.append(number)
+        if reader.is_over:
+            break
     return Trace(
-        errors=errors,
+        errors=tuple(reader.errors),
         origin=first[1].origin,
-        rank=int(label["rank"]) if label and errors else None,
+        rank=int(label["rank"]) if label and reader.errors else None,
         lines=tuple(used),
         is_warning=bool(_LOW_LEVEL.search(head)),
         is_ignored=bool(_IGNORED_BY_PYTHON.search(before)),
@@ -348,10 +350,13 @@ def _read_json_traceback(line: LogLine, head: str, rest: str) -> Trace | None:
         return None
 
     text = rest.replace('\\"', '"').replace("\\t", " ")
-    lines = [LogLine(text=x) for x in text.partition('\\n"')[0].split("\\n")]
-    reader = TracebackReader(head="", origin=None, used=[])
-    errors = reader.read(enumerate(lines[1:]))
-    cut = [
-        attrs.evolve(e, message=e.message.partition('"')[0]) for e in errors
-    ]
-    return Trace(errors=tuple(cut), origin=line.origin, lines=(0,))
+    reader = TracebackReader("")
+    for row in text.partition('\\n"')[0].split("\\n")[1:]:
+        if reader.is_over:
+            break
+        reader.read(row)
+    errors = tuple(
+        attrs.evolve(x, message=x.message.partition('"')[0])
+        for x in reader.errors
+    )
+    return Trace(errors=errors, origin=line.origin, lines=(0,))

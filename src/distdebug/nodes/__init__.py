@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .process import Connector as Connector
     from .process import StreamExecutor as StreamExecutor
     from .process import close_channels as close_channels
-    from .process import run_process as run_process
     from .ray import Ray as Ray
     from .ray import RayExecutor as RayExecutor
     from .ray import as_address as as_address
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from .ray import probe_port as probe_port
     from .ray import read_ray_file as read_ray_file
     from .ray import shared_env as shared_env
-    from .results import CommandLimits as CommandLimits
     from .results import CompletedCommand as CompletedCommand
     from .results import Engine as Engine
     from .results import NodeFailure as NodeFailure

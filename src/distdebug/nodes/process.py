@@ -1,9 +1,9 @@
 """
-Run child processes with bounded time and output, and stream to others.
+Run commands to their end, and talk to programs while they run.
 
-There are three ways: run a command to its end (:func:`run_process`), stream
-bytes to and from a program on a node (:class:`Channel`), and exchange lines
-with a child process (:func:`child_session`).
+There are two ways to talk: stream bytes to and from a program on a node
+(:class:`Channel`), and exchange lines with a child process
+(:func:`child_session`).
 """
 
 from __future__ import annotations
@@ -25,91 +25,27 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import IO, Protocol, cast
+from functools import partial
+from typing import IO, Any, Protocol, cast
 
 import attrs
 
+from .._proc import map_with_timeout, run_child, write_in_time
 from .results import (
-    CommandLimits,
     CompletedCommand,
     NodeFailure,
+    NodeReply,
     NodeStatus,
-    exit_failure,
+    closed_failure,
 )
 
 
-# Per stream, in bytes; the oldest output is dropped.
-MAX_BYTES = 1 << 25
-# How often to check for the end of the process and for `stop`.
-_POLL_S = 0.1
-# A process that is blocked in the kernel ends only after that call.
-_REAP_S = 5.0
-
-
-def run_process(
-    argv: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    limits: CommandLimits,
-    data: bytes | None = None,
-) -> CompletedCommand:
+def run_command(argv: Sequence[str], **limits: Any) -> CompletedCommand:
     """
-    Run a command and collect its output.
-
-    It runs in its own process group, which is killed at the timeout or when
-    ``limits.stop`` is set.
-
-    Args:
-        data: Its standard input; ``None`` for an empty one.
-
-    Raises:
-        OSError: It cannot be started.
-    """
-    with _stdin_file(data) as stdin:
-        process = subprocess.Popen(
-            argv,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-    with selectors.DefaultSelector() as selector:
-        reader = _OutputReader(process, selector)
-        in_time = False
-        try:
-            reader.read(time.monotonic() + limits.timeout_s, limits.stop)
-            in_time = process.poll() is not None
-            if not in_time and limits.grace_s:
-                _signal(process, signal.SIGTERM)
-                end = time.monotonic() + limits.grace_s
-                reader.read(end, threading.Event())
-        finally:
-            _kill(process)
-            reader.close()
-
-    output, stderr = map(bytes, reader.buffers.values())
-    status = process.returncode if in_time else None
-    return CompletedCommand(status, output, stderr)
-
-
-def try_run_process(
-    argv: Sequence[str],
-    *,
-    data: bytes | None,
-    environment: Mapping[str, str],
-    limits: CommandLimits,
-) -> CompletedCommand:
-    """
-    Run a command as :func:`run_process` does; a failed start is a result.
-
-    Args:
-        data: Its standard input; ``None`` for an empty one.
+    Run a command as `run_child` does; a failed start is a result.
     """
     try:
-        return run_process(
-            argv, environment=environment, limits=limits, data=data
-        )
+        return CompletedCommand(*run_child(argv, **limits))
     except (OSError, ValueError) as exc:
         return CompletedCommand(
             failure=NodeFailure(
@@ -120,94 +56,57 @@ def try_run_process(
         )
 
 
-@contextmanager
-def _stdin_file(data: bytes | None) -> Iterator[IO[bytes] | int]:
+Explain = Callable[[CompletedCommand], NodeFailure | None]
+"""Returns the failure that the output shows; ``None`` if it shows none."""
+
+
+def run_commands(
+    commands: Mapping[str, Sequence[str]],
+    *,
+    explain: Explain = lambda _: None,
+    at_once: int = 1,
+    **limits: Any,
+) -> Iterator[NodeReply]:
     """
-    Yield the standard input of a command.
+    Run a command for each host, and yield the replies as they arrive.
 
-    A pipe would block if the command does not read, and a disk may be full.
+    Closing the iterator ends the commands that still run.
+
+    Args:
+        commands: The command for each host name.
+
+        at_once: How many run at the same time.
+
+        limits: As of `run_child`.
     """
-    if data is None:
-        yield subprocess.DEVNULL
-        return
+    stop = threading.Event()
 
-    with os.fdopen(os.memfd_create("distdebug"), "w+b") as file:
-        file.write(data)
-        file.seek(0)
-        yield file
+    def reply(host: str) -> NodeReply:
+        begin = time.monotonic()
+        with running:
+            completed = run_command(commands[host], stop=stop, **limits)
+        failure = completed.failure or explain(completed)
+        seconds = time.monotonic() - begin
+        completed = completed._replace(failure=failure)
+        return NodeReply(host, completed, len(commands), seconds)
 
-
-class _OutputReader:
-    """
-    Reads the output of a process into bounded buffers.
-    """
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        selector: selectors.BaseSelector,
-    ) -> None:
-        self._process, self._selector = process, selector
-        self._streams = [x for x in (process.stdout, process.stderr) if x]
-        self.buffers = {x.fileno(): bytearray() for x in self._streams}
-        for stream in self._streams:
-            selector.register(stream, selectors.EVENT_READ)
-
-    def close(self) -> None:
-        """
-        Close both streams.
-        """
-        for stream in self._streams:
-            stream.close()
-
-    def read(self, deadline: float, stop: threading.Event) -> None:
-        """
-        Read until the process has ended, the time is over, or *stop* is set.
-
-        Do not wait for the end of a pipe: a child of the process may keep it
-        open for ever.
-        """
-        while time.monotonic() < deadline and not stop.is_set():
-            has_ended = self._process.poll() is not None
-            while self._read_once(0.0 if has_ended else _POLL_S):
-                if time.monotonic() >= deadline or stop.is_set():
-                    return
-            if has_ended:
-                return
-            if not self._selector.get_map():
-                # The process has closed its output, but still runs.
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_POLL_S)
-
-    def _read_once(self, wait_s: float) -> bool:
-        if not self._selector.get_map():
-            return False
-
-        ready = self._selector.select(wait_s)
-        for key, _ in ready:
-            data = os.read(key.fd, 1 << 16)
-            buffer = self.buffers[key.fd]
-            buffer += data
-            if len(buffer) > 2 * MAX_BYTES:
-                del buffer[:-MAX_BYTES]
-            if not data:
-                self._selector.unregister(key.fileobj)
-        return bool(ready)
+    at_once = max(1, min(at_once, len(commands)))
+    running = threading.Semaphore(at_once)
+    replies = map_with_timeout(
+        reply, commands, threads=at_once, may_block=True
+    )
+    try:
+        for _, future in replies:
+            yield future.result()
+    finally:
+        stop.set()
+        replies.close()
+        for _ in range(at_once):
+            running.acquire(timeout=_END_WAIT_S)
 
 
-def _signal(process: subprocess.Popen[bytes], signum: int) -> None:
-    # After a wait, the PID may belong to another process.
-    if process.poll() is None:
-        with suppress(OSError):
-            os.killpg(process.pid, signum)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    _signal(process, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_REAP_S)
-
-
+# How long a stopped command may take to end, in seconds.
+_END_WAIT_S = 5.0
 # In bytes; a pipe holds no more.
 _MAX_STDERR = 1 << 16
 # How long a child may take to end after it has closed its output.
@@ -261,22 +160,24 @@ class StreamExecutor(Protocol):
         """
 
 
-def open_channel(
-    argv: Sequence[str],
+def command_connectors(
+    commands: Mapping[str, Sequence[str]],
     *,
+    explain: Explain,
     environment: Mapping[str, str],
-    explain: Callable[[CompletedCommand], NodeFailure | None],
+) -> dict[str, Connector]:
+    """
+    Return a connector for each host that starts a command, such as ``ssh``.
+    """
+    return {
+        host: partial(_open_channel, command, environment, explain)
+        for host, command in commands.items()
+    }
+
+
+def _open_channel(
+    argv: Sequence[str], environment: Mapping[str, str], explain: Explain
 ) -> Channel:
-    """
-    Start a command that runs a program on a node, such as ``ssh``.
-
-    Args:
-        explain: Returns the failure that the command's standard error shows;
-            ``None`` if it shows none.
-
-    Raises:
-        OSError: It cannot be started.
-    """
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -295,8 +196,8 @@ def open_channel(
 
     return Channel(
         socket=ours,
-        failure=lambda: _explain_exit(process, explain),
-        wait=lambda seconds: _terminate(process, seconds),
+        failure=partial(_explain_exit, process, explain),
+        wait=partial(_terminate, process),
     )
 
 
@@ -316,17 +217,14 @@ def close_channels(channels: Iterable[Channel], grace_s: float = 3.0) -> None:
 
 
 def _explain_exit(
-    process: subprocess.Popen[bytes],
-    explain: Callable[[CompletedCommand], NodeFailure | None],
+    process: subprocess.Popen[bytes], explain: Explain
 ) -> NodeFailure:
     with suppress(subprocess.TimeoutExpired):
         process.wait(_EXIT_WAIT_S)
     status, stderr = process.poll(), _read_stderr(process.stderr)
     if failure := explain(CompletedCommand(status, stderr=stderr)):
         return failure
-    if status in {None, 0}:
-        return NodeFailure(NodeStatus.FAILED, "the connection broke")
-    return exit_failure(status, stderr.decode("utf-8", "replace"), 0.0)
+    return closed_failure(status, stderr.decode("utf-8", "replace"))
 
 
 def _read_stderr(stderr: IO[bytes] | None) -> bytes:
@@ -357,6 +255,8 @@ def _terminate(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 # In bytes; an answer with two full streams takes 90 MiB.
 _MAX_LINE = 1 << 28
+# How long the child may take to read its request.
+_REQUEST_S = 30.0
 # How long the child may take to end its work on other nodes.
 _CLOSE_GRACE_S = 5.0
 
@@ -460,9 +360,11 @@ def child_session(
     ):
         session = ChildSession(process, select)
         try:
-            with suppress(BrokenPipeError):
-                session.stdin.write(request + b"\n")
-                session.stdin.flush()
+            # What it does not read, it does not answer either.
+            with suppress(BrokenPipeError, TimeoutError):
+                write_in_time(
+                    session.stdin.fileno(), request + b"\n", _REQUEST_S
+                )
             yield session
         finally:
             _close_session(process, session)

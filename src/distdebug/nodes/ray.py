@@ -20,7 +20,6 @@ import time
 from collections.abc import (
     Callable,
     Collection,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -53,42 +52,6 @@ from .results import (
 _REASON_WAIT_S = 0.5
 
 
-@contextmanager
-def control_sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """
-    Yield two connected sockets that pass file descriptors.
-
-    Yields:
-        The local end, and the end of the child process; the caller closes the
-        second one here.
-    """
-    kind = socket.SOCK_SEQPACKET
-    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-    with ours, theirs:
-        yield ours, theirs
-
-
-def stream_connectors(
-    session: ChildSession,
-    hosts: Iterable[str],
-    argv: Sequence[str],
-    control: socket.socket,
-) -> Mapping[str, Connector]:
-    """
-    Return a connector for each node, by host name.
-
-    Args:
-        session: The session with the child process that is connected to Ray.
-
-        control: The socket over which it receives the sockets of the streams.
-    """
-    failures: dict[str, NodeFailure] = {}
-    return {
-        host: partial(_open_channel, session, host, argv, control, failures)
-        for host in hosts
-    }
-
-
 def _open_channel(
     session: ChildSession,
     host: str,
@@ -107,7 +70,7 @@ def _open_channel(
 
     return Channel(
         socket=ours,
-        failure=lambda: _read_failure(session, host, failures),
+        failure=partial(_read_failure, session, host, failures),
         wait=lambda _: None,
     )
 
@@ -215,15 +178,21 @@ class Ray:
             NodesError: There is no such cluster, its Ray or Python differs
                 from the local one, or the job is unknown or ambiguous.
         """
-        with control_sockets() as (ours, theirs):
-            task = {"argv": [], "doors": theirs.fileno()}
-            with self._start_driver(
-                task, pass_fds=[theirs.fileno()]
-            ) as session:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        failures: dict[str, NodeFailure] = {}
+        with ours, theirs:
+            fd = theirs.fileno()
+            task = {"argv": [], "doors": fd}
+            with self._start_driver(task, pass_fds=[fd]) as session:
                 theirs.close()
                 hosts = _read_hosts(session, self.address)["hosts"]
                 try:
-                    yield stream_connectors(session, hosts, argv, ours)
+                    yield {
+                        host: partial(
+                            _open_channel, session, host, argv, ours, failures
+                        )
+                        for host in hosts
+                    }
                 finally:
                     ours.close()
 
@@ -338,16 +307,8 @@ def _connection_error(session: ChildSession) -> str:
 
 # The other keys are for the job's own workers only, such as a profiler.
 _SHARED = (
-    "working_dir",
-    "py_modules",
-    "py_executable",
-    "pip",
-    "uv",
-    "conda",
-    "env_vars",
-    "container",
-    "image_uri",
-    "config",
+    *("working_dir", "py_modules", "py_executable", "pip", "uv", "conda"),
+    *("env_vars", "container", "image_uri", "config"),
 )
 _HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 
@@ -386,7 +347,10 @@ def runtime_env_of(
             msg = f"Ray runs no job {clean(job)!r}"
             raise NodesError(msg, remedy="`ray job list` tells their names")
     if any(x.env != running[0].env for x in running[1:]):
-        names = ", ".join(_job_text(x) for x in running)
+        names = ", ".join(
+            f"{x.submission or x.number} ({clean(x.entrypoint)[:60]})"
+            for x in running
+        )
         msg = f"jobs with different runtime environments run: {names}"
         raise NodesError(msg, remedy="say which one by job=...")
     return running[0].env if running else None
@@ -404,10 +368,6 @@ def shared_env(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(variables, dict):
         env["env_vars"] = {k: v for k, v in variables.items() if k != _HOOK}
     return env
-
-
-def _job_text(job: _Job) -> str:
-    return f"{job.submission or job.number} ({clean(job.entrypoint)[:60]})"
 
 
 def _running_jobs() -> list[_Job]:
@@ -517,21 +477,15 @@ class NodeTasks:
             self._cancel(list(self._sent))
 
     def _send(self, host: str, node: Mapping[str, Any]) -> None:
-        from ray.util.scheduling_strategies import (
-            NodeAffinitySchedulingStrategy,
-        )
-
         sent = _Sent(node, host, time.monotonic())
         if not node["Alive"]:
-            self._report(
-                sent,
-                completed_to_line(CompletedCommand(failure=dead_node(node))),
-            )
+            self._report(sent, _failure_line(dead_node(node)))
             return
         # Without resources, the task never waits for a free one.
-        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         task = self._remote.options(
-            name="distdebug", scheduling_strategy=place, **self._options
+            name="distdebug",
+            scheduling_strategy=node_affinity(node["NodeID"]),
+            **self._options,
         )
         ref = task.remote(self._payload, self._task["timeout_s"], host)
         self._sent[ref] = sent
@@ -543,9 +497,7 @@ class NodeTasks:
         try:
             line = ray.get(ref)
         except Exception as exc:  # noqa: BLE001 -- Ray may raise anything
-            line = completed_to_line(
-                CompletedCommand(failure=ray_failure(exc, sent.node))
-            )
+            line = _failure_line(ray_failure(exc, sent.node))
         self._report(sent, line)
 
     def _report(self, sent: _Sent, line: object) -> None:
@@ -569,9 +521,7 @@ class NodeTasks:
             sent = self._sent.pop(ref)
             node = _current_node(sent.node)
             failure = None if node["Alive"] else dead_node(node)
-            self._report(
-                sent, completed_to_line(CompletedCommand(failure=failure))
-            )
+            self._report(sent, _failure_line(failure))
         self._cancel(late)
 
     @staticmethod
@@ -585,6 +535,19 @@ class NodeTasks:
             with suppress(Exception):
                 ray.cancel(ref, force=False)
         ray.wait(refs, num_returns=len(refs), timeout=_CANCEL_S)
+
+
+def _failure_line(failure: NodeFailure | None) -> str:
+    return completed_to_line(CompletedCommand(failure=failure))
+
+
+def node_affinity(node_id: str) -> Any:
+    """
+    Return the strategy that runs a task or actor on one node.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 def _current_node(node: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -846,20 +809,18 @@ def _options(
     if runtime_env is not None or job is not None:
         options["runtime_env"] = runtime_env_of(runtime_env, job)
     if node is not None:
-        options["scheduling_strategy"] = _node_affinity(node)
+        options["scheduling_strategy"] = node_affinity(_find_node(node))
     return options
 
 
-def _node_affinity(node: str) -> Any:
+def _find_node(node: str) -> str:
     import ray
-
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     names = ("NodeManagerHostname", "NodeManagerAddress", "NodeName", "NodeID")
     alive = [x for x in ray.nodes() if x["Alive"]]
     for found in alive:
         if node in {found.get(name) for name in names}:
-            return NodeAffinitySchedulingStrategy(found["NodeID"], soft=False)
+            return str(found["NodeID"])
     hosts = ", ".join(sorted({x["NodeManagerHostname"] for x in alive}))
     msg = f"the Ray cluster has no live node {node!r}; it has {hosts}"
     raise NodesError(msg, remedy="name one of them")

@@ -36,10 +36,11 @@ from .ray import (
     NodeTasks,
     WriteMessage,
     dead_node,
+    node_affinity,
     ray_failure,
     runtime_env_of,
 )
-from .results import NodeFailure, exit_failure
+from .results import NodeFailure, NodeStatus, closed_failure
 
 
 _BLOCK = 1 << 20
@@ -51,6 +52,7 @@ class _Stream:
     node: Mapping[str, Any]
     socket: socket.socket
     actor: Any = None
+    unsent: bytearray = attrs.field(factory=bytearray)
 
 
 @attrs.define
@@ -78,6 +80,7 @@ class StreamRelay:
     _outputs: deque[tuple[_Stream, Future[Any]]] = attrs.field(
         factory=deque, init=False
     )
+    _wake: socket.socket = attrs.field(init=False)
 
     def serve(self, control: socket.socket) -> None:
         """
@@ -86,32 +89,33 @@ class StreamRelay:
         Args:
             control: Receives sockets, each with a host name and a command.
         """
-        wake_reader, wake_writer = socket.socketpair()
-        wake_writer.settimeout(0.0)
-        with wake_reader, wake_writer, control, self._select:
+        wake_reader, self._wake = socket.socketpair()
+        self._wake.settimeout(0.0)
+        with wake_reader, self._wake, control, self._select:
             self._select.register(wake_reader, selectors.EVENT_READ)
             self._select.register(control, selectors.EVENT_READ)
-            while self._dispatch(wake_reader, wake_writer, control):
+            while self._dispatch(wake_reader, control):
                 pass
             self._close_all()
 
     def _dispatch(
-        self,
-        wake_reader: socket.socket,
-        wake_writer: socket.socket,
-        control: socket.socket,
+        self, wake_reader: socket.socket, control: socket.socket
     ) -> bool:
         """
         Handle the sockets that are ready; return whether *control* is open.
         """
-        for key, _ in self._select.select():
+        for key, events in self._select.select():
             if key.fileobj is wake_reader:
                 wake_reader.recv(_BLOCK)
-                self._forward_outputs(wake_writer)
-            elif key.fileobj is not control:
-                self._forward_input(key.data)
-            elif not self._open(control, wake_writer):
-                return False
+                self._forward_outputs()
+            elif key.fileobj is control:
+                if not self._open(control):
+                    return False
+            else:
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if events & selectors.EVENT_READ:
+                    self._forward_input(key.data)
         return True
 
     def _close_all(self) -> None:
@@ -119,9 +123,7 @@ class StreamRelay:
             if key.data is not None:
                 self._close(key.data, None)
 
-    def _open(
-        self, control: socket.socket, wake_writer: socket.socket
-    ) -> bool:
+    def _open(self, control: socket.socket) -> bool:
         data, handles, _, _ = socket.recv_fds(control, 1 << 16, 1)
         if not data:
             return False
@@ -134,73 +136,91 @@ class StreamRelay:
         if not stream.node["Alive"]:
             self._close(stream, dead_node(stream.node))
             return True
+        stream.socket.settimeout(0.0)
         stream.actor = self._start(stream.node, request["argv"])
         self._select.register(stream.socket, selectors.EVENT_READ, stream)
-        self._request_output(stream, wake_writer)
+        self._request_output(stream)
         return True
 
     def _start(self, node: Mapping[str, Any], argv: list[str]) -> Any:
         import ray
 
-        from ray.util.scheduling_strategies import (
-            NodeAffinitySchedulingStrategy,
-        )
-
         # Without resources, the actor never waits for a free one.
-        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        return (
-            ray.remote(
-                num_cpus=0, max_restarts=0, concurrency_groups={"hear": 1}
-            )(self.program)
-            .options(
-                name=None,
-                scheduling_strategy=place,
-                **({"runtime_env": dict(self.env)} if self.env else {}),
-            )
-            .remote(argv)
-        )
+        actor = ray.remote(
+            num_cpus=0, max_restarts=0, concurrency_groups={"hear": 1}
+        )(self.program)
+        return actor.options(
+            name=None,
+            scheduling_strategy=node_affinity(node["NodeID"]),
+            **({"runtime_env": dict(self.env)} if self.env else {}),
+        ).remote(argv)
 
-    def _request_output(
-        self, stream: _Stream, wake_writer: socket.socket
-    ) -> None:
+    def _request_output(self, stream: _Stream) -> None:
         def wake(future: Future[Any]) -> None:
             self._outputs.append((stream, future))
             # The socket is full, so the relay wakes up anyway.
             with suppress(OSError):
-                wake_writer.send(b"!")
+                self._wake.send(b"!")
 
         ref = stream.actor.read.options(concurrency_group="hear").remote()
         ref.future().add_done_callback(wake)
 
-    def _forward_outputs(self, wake_writer: socket.socket) -> None:
+    def _forward_outputs(self) -> None:
         while self._outputs:
             stream, future = self._outputs.popleft()
             if stream.socket.fileno() < 0:
                 continue
             try:
                 data, status, stderr = future.result()
-                stream.socket.sendall(data)
-            except OSError:
-                self._close(stream, None)
             except Exception as exc:  # noqa: BLE001 -- Ray may raise anything
                 self._close(stream, ray_failure(exc, stream.node))
+                continue
+            if data:
+                stream.unsent += data
+                self._flush(stream)
             else:
-                if data:
-                    self._request_output(stream, wake_writer)
-                else:
-                    self._close(stream, exit_failure(status, stderr, 0.0))
+                self._close(stream, closed_failure(status, stderr))
+
+    def _flush(self, stream: _Stream) -> None:
+        """
+        Send what the parent takes now; ask for more when it has taken all.
+        """
+        try:
+            with suppress(BlockingIOError):
+                del stream.unsent[: stream.socket.send(stream.unsent)]
+        except OSError as exc:
+            self._hang_up(stream, exc)
+            return
+        events = selectors.EVENT_READ
+        if stream.unsent:
+            events |= selectors.EVENT_WRITE
+        else:
+            self._request_output(stream)
+        self._select.modify(stream.socket, events, stream)
 
     def _forward_input(self, stream: _Stream) -> None:
         if stream.socket.fileno() < 0:
             return  # an output in the same round has closed it
         try:
             data = stream.socket.recv(_BLOCK)
-        except OSError:
-            data = b""
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            self._hang_up(stream, exc)
+            return
         if data:
             stream.actor.write.remote(data)
         else:
             self._close(stream, None)
+
+    def _hang_up(self, stream: _Stream, exc: OSError) -> None:
+        # If the parent has closed its end, it wants no reason.
+        is_parent = isinstance(exc, ConnectionError)
+        reason = f"the connection broke: {exc.strerror or exc}"
+        self._close(
+            stream,
+            None if is_parent else NodeFailure(NodeStatus.FAILED, reason),
+        )
 
     def _close(self, stream: _Stream, failure: NodeFailure | None) -> None:
         if failure:
@@ -330,9 +350,8 @@ def run_in_worker(command: bytes, timeout_s: float, host: str) -> bytes:
     so that no exception has to be pickled.
     """
     try:
-        from distdebug.nodes.process import try_run_process
+        from distdebug.nodes.process import run_command
 
-        from .results import CommandLimits
         from .results import completed_to_line as to_line
     except ImportError as exc:
         reason = f"in the Ray worker of {host}: {exc}"
@@ -340,21 +359,16 @@ def run_in_worker(command: bytes, timeout_s: float, host: str) -> bytes:
             "install distdebug on the nodes, or let the job bring it: "
             'runtime_env={"pip": ["distdebug"]}'
         )
-        return json.dumps(
-            {
-                "status": 1,
-                "output": "",
-                "complaint": "",
-                "trouble": ["failed", reason, remedy],
-            }
-        ).encode()
+        failure = ["failed", reason, remedy]
+        line = {"status": 1, "output": "", "complaint": "", "trouble": failure}
+        return json.dumps(line).encode()
 
     argv, data = json.loads(bytes(command))
-    completed = try_run_process(
+    completed = run_command(
         [argv[0] or sys.executable, *argv[1:]],
         data=None if data is None else base64.b64decode(data),
         environment={**os.environ, "DISTDEBUG_NODE": host},
-        limits=CommandLimits(timeout_s=timeout_s),
+        timeout_s=timeout_s,
     )
     return to_line(completed).encode()
 
@@ -394,12 +408,15 @@ class Program:
         out, err = (stream.fileno() for stream in streams if stream)
         if data := os.read(out, 1 << 20):
             return data, None, ""
+        # It may have closed its output, and run on: nobody hears it then.
+        status = None
+        with suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(0.5)
         os.set_blocking(err, False)
-        try:
+        with suppress(BlockingIOError):
             stderr = os.read(err, 1 << 16).decode("utf-8", "replace")
-        except BlockingIOError:
-            stderr = ""
-        return b"", self._process.wait(5), stderr
+            return b"", status, stderr
+        return b"", status, ""
 
 
 def _main() -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -125,25 +124,6 @@ class NodeReply(NamedTuple):
     seconds: float = 0.0
 
 
-@attrs.frozen(kw_only=True)
-class CommandLimits:
-    """
-    When a command is ended.
-
-    Attributes:
-        timeout_s: How long it may run, in seconds.
-
-        grace_s: The time between SIGTERM and SIGKILL, in seconds; 0 kills at
-            once.
-
-        stop: Ends the command when it is set.
-    """
-
-    timeout_s: float
-    grace_s: float = 0.0
-    stop: threading.Event = attrs.field(factory=threading.Event)
-
-
 class Engine(Protocol):
     """
     Runs commands on the nodes of a job.
@@ -193,12 +173,16 @@ def completed_from_line(line: object) -> CompletedCommand:
     """
     try:
         data = json.loads(_check_text(line))
-        status = data["status"]
+        status, trouble = data["status"], data["trouble"]
+        failure = None
+        if trouble is not None:
+            kind, reason, remedy = map(_check_text, trouble)
+            failure = NodeFailure(NodeStatus(kind), reason, remedy)
         return CompletedCommand(
             None if status is None else int(status),
-            base64.b64decode(_check_text(data["output"])),
-            base64.b64decode(_check_text(data["complaint"])),
-            _parse_failure(data["trouble"]),
+            base64.b64decode(data["output"]),
+            base64.b64decode(data["complaint"]),
+            failure,
         )
     except (
         *(LookupError, OverflowError, RecursionError),
@@ -213,19 +197,22 @@ def completed_from_line(line: object) -> CompletedCommand:
         )
 
 
-def _parse_failure(data: object) -> NodeFailure | None:
-    if data is None:
-        return None
-    if not isinstance(data, list):
-        raise TypeError
-    status, reason, remedy = map(_check_text, data)
-    return NodeFailure(NodeStatus(status), reason, remedy)
-
-
 def _check_text(data: object) -> str:
     if not isinstance(data, str):
         raise TypeError
     return data
+
+
+def closed_failure(status: int | None, stderr: str) -> NodeFailure:
+    """
+    Return the failure of a program that has closed its output.
+
+    Args:
+        status: Its exit status; ``None`` if it still runs.
+    """
+    if status in {None, 0}:
+        return NodeFailure(NodeStatus.FAILED, "the connection broke")
+    return exit_failure(status, stderr, 0.0)
 
 
 def exit_failure(

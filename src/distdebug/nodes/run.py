@@ -11,26 +11,20 @@ import base64
 import functools
 import hashlib
 import json
-import os
 import secrets
 import socket
 import sys
-import threading
-import time
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import attrs
 
 from .._text import clean, without_controls
 from ..errors import NodesError
-from .process import try_run_process
+from .process import run_commands
 from .results import (
-    CommandLimits,
-    CompletedCommand,
     Engine,
     NodeReply,
     NodeResult,
@@ -182,15 +176,9 @@ class LocalNode:
 
             timeout_s: How long it may take, in seconds.
         """
-        begin = time.monotonic()
-        completed = try_run_process(
-            argv,
-            environment=os.environ,
-            limits=CommandLimits(timeout_s=timeout_s),
-            data=data,
+        return run_commands(
+            {socket.gethostname(): argv}, data=data, timeout_s=timeout_s
         )
-        seconds = time.monotonic() - begin
-        yield NodeReply(socket.gethostname(), completed, seconds=seconds)
 
 
 _MAX_OUTPUT = 8000
@@ -305,41 +293,3 @@ def _with_answer(result: NodeResult, answer: dict[str, object]) -> NodeResult:
         reason=clean(str(answer.get("reason"))),
         remedy=clean(str(answer.get("remedy") or "")),
     )
-
-
-Target = TypeVar("Target")
-
-
-def parallel_map(
-    run_one: Callable[[Target], CompletedCommand],
-    targets: Mapping[str, Target],
-    *,
-    at_once: int,
-    stop: threading.Event,
-) -> Iterator[NodeReply]:
-    """
-    Call *run_one* for each target and yield the replies as they arrive.
-
-    Args:
-        targets: The argument of *run_one* for each host name.
-
-        at_once: How many calls run at the same time.
-
-        stop: Set at the end; it has to end the calls that still run.
-    """
-
-    def reply(host: str) -> NodeReply:
-        begin = time.monotonic()
-        completed = run_one(targets[host])
-        return NodeReply(
-            host, completed, len(targets), time.monotonic() - begin
-        )
-
-    with ThreadPoolExecutor(max(1, min(at_once, len(targets)))) as pool:
-        try:
-            futures = [pool.submit(reply, host) for host in targets]
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)

@@ -11,22 +11,20 @@ import sys
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import attrs
 
+from .._proc import run_child
 from .._text import clean
 from ..errors import NodesError
-from .process import Connector, open_channel, run_process, try_run_process
+from .process import Connector, command_connectors, run_commands
 from .results import (
-    CommandLimits,
     CompletedCommand,
     NodeFailure,
     NodeReply,
     NodeStatus,
 )
-from .run import parallel_map
 
 
 # A busy controller answers slowly.
@@ -41,47 +39,39 @@ _STEP_VARIABLES = re.compile(
 _GONE_REMEDY = (
     "take the job's end from its logs; the other nodes' results are whole"
 )
-_FAILURES = tuple(
-    (re.compile(pattern), NodeFailure(status, reason, remedy))
-    for pattern, status, reason, remedy in (
-        (
-            r"[Ii]nvalid job id|already completed|Expired or invalid job",
-            NodeStatus.FAILED,
-            "the job is not running any more",
-            _GONE_REMEDY,
-        ),
-        (
-            r"connection failure|Node failure|Required node not available",
-            NodeStatus.DEAD,
-            "Slurm does not reach the node",
-            "`scontrol show node` tells its state and why; " + _GONE_REMEDY,
-        ),
-        (
-            r"Requested node configuration is not available",
-            NodeStatus.FAILED,
-            "the node does not belong to the job any more",
-            _GONE_REMEDY,
-        ),
-        (
-            r"unrecognized option .*container",
-            NodeStatus.FAILED,
-            "this Slurm does not know --container-name",
-            "leave container_name away, or ask for the pyxis plugin",
-        ),
-        (
-            r"pyxis: .*",
-            NodeStatus.FAILED,
-            "the container cannot be entered",
-            "name one that runs, as it was named by srun --container-name",
-        ),
-        (
-            r"Access/permission denied|Invalid user|Invalid account",
-            NodeStatus.FAILED,
-            "Slurm does not let this user into the job",
-            "run it as the user whose job it is",
-        ),
-    )
-)
+# By the text of Slurm: what it means, and what to do about it.
+_FAILURES = {
+    r"[Ii]nvalid job id|already completed|Expired or invalid job": NodeFailure(
+        NodeStatus.FAILED,
+        "the job is not running any more",
+        _GONE_REMEDY,
+    ),
+    r"connection failure|Node failure|Required node not available": NodeFailure(
+        NodeStatus.DEAD,
+        "Slurm does not reach the node",
+        f"`scontrol show node` tells its state and why; {_GONE_REMEDY}",
+    ),
+    r"Requested node configuration is not available": NodeFailure(
+        NodeStatus.FAILED,
+        "the node does not belong to the job any more",
+        _GONE_REMEDY,
+    ),
+    r"unrecognized option .*container": NodeFailure(
+        NodeStatus.FAILED,
+        "this Slurm does not know --container-name",
+        "leave container_name away, or ask for the pyxis plugin",
+    ),
+    r"pyxis: .*": NodeFailure(
+        NodeStatus.FAILED,
+        "the container cannot be entered",
+        "name one that runs, as it was named by srun --container-name",
+    ),
+    r"Access/permission denied|Invalid user|Invalid account": NodeFailure(
+        NodeStatus.FAILED,
+        "Slurm does not let this user into the job",
+        "run it as the user whose job it is",
+    ),
+}
 
 
 class _Allocation(NamedTuple):
@@ -137,24 +127,14 @@ class Slurm:
         Raises:
             NodesError: There is no Slurm, no such job, or it does not run.
         """
-        limits = CommandLimits(timeout_s=timeout_s, grace_s=self.grace_s)
-
-        def run_one(prefix: Sequence[str]) -> CompletedCommand:
-            completed = try_run_process(
-                [*prefix, *argv],
-                environment=_environment(),
-                limits=limits,
-                data=data,
-            )
-            return completed._replace(
-                failure=completed.failure or _slurm_failure(completed)
-            )
-
-        yield from parallel_map(
-            run_one,
-            self.srun_prefixes(),
+        yield from run_commands(
+            self._commands(argv),
+            explain=_slurm_failure,
             at_once=self.at_once,
-            stop=limits.stop,
+            environment=_environment(),
+            grace_s=self.grace_s,
+            data=data,
+            timeout_s=timeout_s,
         )
 
     @contextmanager
@@ -167,15 +147,15 @@ class Slurm:
         Raises:
             NodesError: There is no Slurm, no such job, or it does not run.
         """
-        yield {
-            host: partial(
-                open_channel,
-                [*prefix, *argv],
-                environment=_environment(),
-                explain=_slurm_failure,
-            )
-            for host, prefix in self.srun_prefixes().items()
-        }
+        yield command_connectors(
+            self._commands(argv),
+            explain=_slurm_failure,
+            environment=_environment(),
+        )
+
+    def _commands(self, argv: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        prefixes = self.srun_prefixes()
+        return {host: (*prefix, *argv) for host, prefix in prefixes.items()}
 
     def srun_prefixes(self) -> dict[str, tuple[str, ...]]:
         """
@@ -200,7 +180,8 @@ class Slurm:
 
     def _allocations(self) -> list[_Allocation]:
         output = self._query("squeue", "-h", "-j", self.job, "-o", "%A|%T|%N")
-        rows = [_Allocation(*x.split("|", 2)) for x in _lines(output, "|", 2)]
+        fields = (line.split("|", 2) for line in output.splitlines())
+        rows = [_Allocation(*x) for x in fields if len(x) == 3]
         running = [row for row in rows if row.nodes]
         if not running:
             state = rows[0].state.lower() if rows else "over"
@@ -214,30 +195,19 @@ class Slurm:
         return [line for line in output.split() if not line.startswith("-")]
 
     def _srun_prefix(self, job: str, host: str) -> tuple[str, ...]:
-        container = (
-            (f"--container-name={self.container_name}",)
-            if self.container_name
-            else ()
-        )
+        container = self.container_name
         return (
-            _tool("srun"),
-            "--overlap",
-            f"--jobid={job}",
-            "--nodes=1",
-            "--ntasks=1",
-            "-w",
-            host,
-            "--gres=none",
-            "--mpi=none",
-            *container,
+            *(_tool("srun"), "--overlap", f"--jobid={job}", "--nodes=1"),
+            *("--ntasks=1", "-w", host, "--gres=none", "--mpi=none"),
+            *([f"--container-name={container}"] if container else ()),
         )
 
     def _query(self, *argv: str) -> str:
         command = " ".join(argv)
-        completed = run_process(
+        completed = run_child(
             [_tool(argv[0]), *argv[1:]],
             environment=_environment(),
-            limits=CommandLimits(timeout_s=_QUERY_S),
+            timeout_s=_QUERY_S,
         )
         # The end of a long error output is enough.
         error_text = clean(
@@ -271,9 +241,9 @@ def _slurm_failure(completed: CompletedCommand) -> NodeFailure | None:
         for line in map(clean, stderr.splitlines())
         if re.match(r"srun: |slurmstepd: |pyxis: ", line)
     ]
-    for pattern, failure in _FAILURES:
+    for pattern, failure in _FAILURES.items():
         for line in error_text:
-            if pattern.search(line):
+            if re.search(pattern, line):
                 return failure._replace(reason=f"{failure.reason} ({line})")
     return None
 
@@ -287,7 +257,3 @@ def _tool(name: str) -> str:
             remedy="run it where Slurm's commands are, such as a login node",
         )
     return path
-
-
-def _lines(text: str, separator: str, count: int) -> list[str]:
-    return [x for x in text.splitlines() if x.count(separator) >= count]

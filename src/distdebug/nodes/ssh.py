@@ -12,21 +12,18 @@ import sys
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import attrs
 
 from .._text import clean
 from ..errors import NodesError
-from .process import Connector, open_channel, try_run_process
+from .process import Connector, command_connectors, run_commands
 from .results import (
-    CommandLimits,
     CompletedCommand,
     NodeFailure,
     NodeReply,
     NodeStatus,
 )
-from .run import parallel_map
 
 
 # Neither an option nor shell syntax.
@@ -38,8 +35,17 @@ _OPTIONS = (
     *("-o", "ServerAliveInterval=15"),
     *("-o", "ServerAliveCountMax=2"),
 )
-# The exit status of ssh itself; commands seldom use it.
+# The exit status of ssh itself, and of commands that end with -1.
 _SSH_FAILED = 255
+# What ssh says of itself, and commands do not.
+_SSH_ERROR = re.compile(
+    r"ssh: |ssh_|kex_exchange|banner exchange|client_loop: |packet_write_wait"
+    r"|Connection (to|closed|reset|timed out)|Shared connection to|Timeout, "
+    r"|Host key|.*Permission denied \(|Received disconnect|Disconnected from"
+    r"|Too many authentication|Unable to negotiate|No .* host key is known"
+    r"|Bad (owner|configuration)|.*: Bad configuration|Could not|mux_client"
+    r"|channel \d+: |stdio forwarding"
+)
 
 
 def _check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
@@ -85,19 +91,12 @@ class Ssh:
         Raises:
             NodesError: There is no ssh.
         """
-        limits = CommandLimits(timeout_s=timeout_s)
-
-        def run_one(command: Sequence[str]) -> CompletedCommand:
-            completed = try_run_process(
-                command, environment=os.environ, limits=limits, data=data
-            )
-            return completed._replace(
-                failure=completed.failure or _ssh_failure(completed)
-            )
-
-        commands = {host: self._ssh_command(host, argv) for host in self.hosts}
-        yield from parallel_map(
-            run_one, commands, at_once=self.at_once, stop=limits.stop
+        yield from run_commands(
+            self._commands(argv),
+            explain=_ssh_failure,
+            at_once=self.at_once,
+            data=data,
+            timeout_s=timeout_s,
         )
 
     @contextmanager
@@ -110,34 +109,27 @@ class Ssh:
         Raises:
             NodesError: There is no ssh.
         """
-        yield {
-            host: partial(
-                open_channel,
-                self._ssh_command(host, argv),
-                environment=os.environ,
-                explain=_ssh_failure,
-            )
-            for host in self.hosts
-        }
+        yield command_connectors(
+            self._commands(argv), explain=_ssh_failure, environment=os.environ
+        )
 
-    def _ssh_command(self, host: str, argv: Sequence[str]) -> tuple[str, ...]:
+    def _commands(self, argv: Sequence[str]) -> dict[str, tuple[str, ...]]:
         path = shutil.which("ssh")
         if path is None:
             msg = "there is no ssh on PATH"
             raise NodesError(msg, remedy="install an OpenSSH client")
         # The remote shell splits the command.
-        return (path, *_OPTIONS, "--", host, shlex.join(argv))
+        command = shlex.join(argv)
+        return {x: (path, *_OPTIONS, "--", x, command) for x in self.hosts}
 
 
 def _ssh_failure(completed: CompletedCommand) -> NodeFailure | None:
-    if completed.status != _SSH_FAILED:
+    lines = completed.stderr.decode("utf-8", "replace").splitlines()
+    last = next(filter(None, map(clean, reversed(lines))), "")
+    if completed.status != _SSH_FAILED or not _SSH_ERROR.match(last):
         return None
-    lines = map(
-        clean, completed.stderr.decode("utf-8", "replace").splitlines()
-    )
-    last = [line for line in lines if line][-1:]
     return NodeFailure(
         NodeStatus.DEAD,
-        ": ".join(["ssh does not reach the host", *last]),
+        f"ssh does not reach the host: {last}",
         "see whether `ssh -o BatchMode=yes HOST true` works",
     )

@@ -13,7 +13,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,12 @@ import attrs
 import psutil
 
 from .._io import is_file, matching, resolved
+from .._proc import run_tool
 from .._render import Block, Shown
 from .._text import clean
-from ..capture import Check, check_blocks, run_tool
+from ..capture import Check, check_blocks
 from ..findings import Cause, Evidence, Finding, Missing, finding_entries
-from ..logs import LogLine, read_lines, walk_logs
+from ..logs import LogLine, LogWalk, read_lines
 from .patch import list_node_processes, ray_nsight_status
 
 
@@ -36,13 +36,6 @@ _OPTION_LINE = re.compile(
     r"\s{0,16}(?:-(?P<short>\w), )?--(?P<long>[a-z][a-z0-9-]{0,60})"
     r"(?P<either>\[\w{1,20}\|\w{1,20}\])?(?:[=\[ <].{0,200})?"
 )
-
-
-def find_nsys(nsys: str = "nsys") -> str | None:
-    """
-    Return the path of nsys; ``None`` if it is not installed.
-    """
-    return shutil.which(nsys)
 
 
 def nsys_version(path: str, *, timeout_s: float = _TIMEOUT_S) -> str | None:
@@ -70,12 +63,10 @@ def supported_options(
     Returns:
         As `parse_help_options`; empty if nsys does not answer.
     """
-    try:
-        mtime_ns = Path(path).stat().st_mtime_ns
-    except OSError:
-        return {}
-
-    return _read_options(path, mtime_ns, timeout_s)
+    # What did not answer is asked again: exceptions are not kept.
+    with suppress(OSError):
+        return _read_options(path, Path(path).stat().st_mtime_ns, timeout_s)
+    return {}
 
 
 @functools.lru_cache(8)
@@ -83,7 +74,10 @@ def _read_options(
     path: str, _mtime_ns: int, timeout_s: float
 ) -> Mapping[str, str]:
     text = _run_nsys(path, "profile", "--help", timeout_s=timeout_s)
-    return parse_help_options(text)
+    if options := parse_help_options(text):
+        return options
+    msg = "it does not print its options"
+    raise OSError(msg)
 
 
 def parse_help_options(text: str) -> dict[str, str]:
@@ -114,9 +108,14 @@ def _option_names(match: re.Match[str]) -> list[str]:
 
 
 def _run_nsys(*argv: str, timeout_s: float) -> str:
+    """
+    Return what nsys prints; nothing if it does not end in time.
+    """
     try:
         result = run_tool(argv, timeout_s=timeout_s)
     except OSError:
+        return ""
+    if result.status is None:
         return ""
     # Some versions print the help to standard error.
     return result.output or result.complaint
@@ -132,33 +131,34 @@ def find_orphaned_agents() -> tuple[int, ...]:
     """
     Return the process IDs of nsys agents whose nsys command has ended.
     """
-    agents: dict[int, list[str]] = {}
-    commands = set()
+    nsys: dict[int, list[str]] = {}
     for process in list_node_processes():
         with suppress(psutil.Error, OSError):
             argv = process.cmdline()
-            if not argv or argv[0].rpartition("/")[2] != "nsys":
-                continue
-            if _AGENT_FLAG in argv:
-                agents[process.pid] = argv
-            else:
-                commands.add(process.pid)
+            if argv and argv[0].rpartition("/")[2] == "nsys":
+                nsys[process.pid] = argv
+    agents = {pid: argv for pid, argv in nsys.items() if _AGENT_FLAG in argv}
+    commands = nsys.keys() - agents
     return tuple(
         sorted(
-            p for p, argv in agents.items() if not _has_command(argv, commands)
+            pid
+            for pid, argv in agents.items()
+            if not _session_pids(argv) & commands
+            and (_session_pids(argv) or not commands)
         )
     )
 
 
-def _has_command(argv: list[str], commands: set[int]) -> bool:
+def _session_pids(argv: list[str]) -> set[int]:
     matches = filter(None, map(_SESSION_FLAG.fullmatch, argv))
-    command_pids = {int(match[1]) for match in matches}
-    return bool(command_pids & commands) if command_pids else bool(commands)
+    return {int(match[1]) for match in matches}
 
 
-_NO_PYTHON = re.compile(r"Program not found: python[0-9.]{0,5}\s*$")
-_NO_RAY = re.compile(r"ModuleNotFoundError: No module named '?ray\b")
-_REGISTER_TIMEOUT = re.compile(r"have not registered within the timeout")
+_LOG_LINES = {
+    "lost": re.compile(r"Program not found: python[0-9.]{0,5}\s*$"),
+    "no ray": re.compile(r"ModuleNotFoundError: No module named '?ray\b"),
+    "late": re.compile(r"have not registered within the timeout"),
+}
 _RAYLET_LOG = re.compile(
     r"raylet\.(?:err|out)(?:\.[0-9]{1,4})?(?:\.(?:gz|bz2|xz))?"
 )
@@ -167,28 +167,6 @@ _REMEDY = (
     "run 'distdebug nsight patch' on every node before 'ray start', or let "
     'the worker start by nsight_runtime_env(mode="py_executable")'
 )
-
-
-def nsight_log_findings(
-    *sources: str | os.PathLike[str] | Iterable[str],
-) -> tuple[Finding, ...]:
-    """
-    Return a finding if nsys started the wrong Python, by logs of raylets.
-
-    Args:
-        sources: Files, or lines, of ``raylet.err`` and ``raylet.out`` of one
-            node.
-
-    Returns:
-        At most one finding, with the cause ``nsight_wrong_python``.  A worker
-        without Ray counts only if nsys started it.
-
-    Raises:
-        OSError: A file cannot be read.
-
-        ValueError: A file is not a regular file, or is damaged.
-    """
-    return _find_wrong_python(chain.from_iterable(map(read_lines, sources)))
 
 
 def raylet_findings(
@@ -206,7 +184,7 @@ def raylet_findings(
         be read completely.
     """
     logs: dict[Path, list[Path]] = defaultdict(list)
-    walk = walk_logs([Path(place).absolute() for place in places])
+    walk = LogWalk([Path(place).absolute() for place in places])
     for path in walk:
         if _RAYLET_LOG.fullmatch(path.name):
             logs[path.parent].append(path)
@@ -233,16 +211,11 @@ def _read_files(
 
 
 def _find_wrong_python(lines: Iterable[LogLine]) -> tuple[Finding, ...]:
-    patterns = {
-        "lost": _NO_PYTHON,
-        "no ray": _NO_RAY,
-        "late": _REGISTER_TIMEOUT,
-    }
     first: dict[str, LogLine] = {}
     is_nsys = False
     for line in lines:
         is_nsys = is_nsys or bool(_NSYS_TEXT.search(line.text))
-        for name, pattern in patterns.items():
+        for name, pattern in _LOG_LINES.items():
             if name not in first and pattern.search(line.text):
                 first[name] = line
     if "lost" in first:
@@ -259,7 +232,7 @@ def _find_wrong_python(lines: Iterable[LogLine]) -> tuple[Finding, ...]:
         "plugin takes it in place of the worker's own",
         confidence="certain" if "late" in first else "likely",
         remedy=_REMEDY,
-        evidence=tuple(_line_evidence(line) for line in first.values()),
+        evidence=tuple(map(_line_evidence, first.values())),
     )
     return (finding,)
 
@@ -351,30 +324,24 @@ def check_nsys(
         All checks and findings; an unreadable log is a check without a
         result.
     """
-    path = find_nsys(nsys)
+    path = shutil.which(nsys)
     log_findings, unreadable = raylet_findings(*raylet_logs)
-    checks = (
-        _check_nsys(path),
-        *([_check_importer(path)] if path else []),
-        _check_sampling(),
-        _check_temporary_files(),
-        _check_orphaned_agents(),
-        _check_plugin(ray),
-        *map(_unreadable_log_check, unreadable),
-    )
-    check_findings = (
-        _check_finding(check) for check in checks if check.ok is False
-    )
-    return NsysHealth(checks=checks, findings=(*log_findings, *check_findings))
-
-
-def _unreadable_log_check(log: Missing) -> Check:
-    return Check(
-        f"logs in {clean(log.source or '', limit=200)}",
-        ok=None,
-        detail=f"cannot be read: {log.reason}",
-        remedy="read them as their owner, or copy them",
-    )
+    results: list[tuple[str, _Result]] = [("nsys", _check_nsys(path))]
+    if path is not None:
+        results.append(("importer", _check_importer(path)))
+    results += [
+        ("CPU sampling", _check_sampling()),
+        ("temporary files", _check_temporary_files()),
+        ("orphaned agents", _check_orphaned_agents()),
+        ("Ray's nsight plugin", _check_plugin(ray)),
+    ]
+    for log in unreadable:
+        name = f"logs in {clean(log.source or '', limit=200)}"
+        remedy = "read them as their owner, or copy them"
+        results.append((name, (None, f"cannot be read: {log.reason}", remedy)))
+    checks = tuple(Check(name, *result) for name, result in results)
+    failed = (_check_finding(check) for check in checks if check.ok is False)
+    return NsysHealth(checks=checks, findings=(*log_findings, *failed))
 
 
 def _check_finding(check: Check) -> Finding:
@@ -391,90 +358,75 @@ def _check_finding(check: Check) -> Finding:
     )
 
 
-def _check_nsys(path: str | None) -> Check:
+# ``ok``, ``detail``, and ``remedy`` of a check.
+_Result = tuple[bool | None, str, str]
+
+
+def _check_nsys(path: str | None) -> _Result:
     if path is None:
         remedy = "install Nsight Systems, and put it on the PATH of the raylet"
-        return Check("nsys", ok=False, detail="is not on PATH", remedy=remedy)
+        return False, "is not on PATH", remedy
 
     version = nsys_version(path)
     detail = f"{version or 'does not tell its version'}, {path}"
-    return Check("nsys", ok=True if version else None, detail=detail)
+    return True if version else None, detail, ""
 
 
-def _check_importer(path: str) -> Check:
+def _check_importer(path: str) -> _Result:
     target = resolved(Path(path)).parent
     host = target.with_name(target.name.replace("target", "host"))
     if is_file(host / _IMPORTER) or is_file(target / _IMPORTER):
-        return Check("importer", ok=True, detail=str(host / _IMPORTER))
+        return True, str(host / _IMPORTER), ""
 
     debian = _DEBIAN_FOLDER / host.name
     remedy = "install the package of Nsight Systems for hosts as well"
     if is_file(debian / _IMPORTER):
         remedy = f"ln -s {debian} {host}"
-    detail = f"is not at {host}: reports stay raw (.qdstrm)"
-    return Check("importer", ok=False, detail=detail, remedy=remedy)
+    return False, f"is not at {host}: reports stay raw (.qdstrm)", remedy
 
 
-def _check_sampling() -> Check:
+def _check_sampling() -> _Result:
     try:
         level = int(_PERF_EVENT_PARANOID.read_text("ascii"))
     except (OSError, ValueError):
-        detail = "the kernel does not tell"
-        return Check("CPU sampling", ok=None, detail=detail)
+        return None, "the kernel does not tell", ""
 
+    detail = f"allowed (perf_event_paranoid is {level})"
     if level <= 2:
-        detail = f"allowed (perf_event_paranoid is {level})"
-        return Check("CPU sampling", ok=True, detail=detail)
-    return Check(
-        "CPU sampling",
-        ok=None,
-        detail=f"not allowed (perf_event_paranoid is {level})",
-        remedy="keep sample=none, as is the default here; nsys may hang "
-        "otherwise",
+        return True, detail, ""
+    remedy = (
+        "keep sample=none, as is the default here; nsys may hang otherwise"
     )
+    return None, f"not {detail}", remedy
 
 
-def _check_temporary_files() -> Check:
-    count = size = 0
-    folder = Path(tempfile.gettempdir())
-    for pattern in ("nsys-report-*.nsys-rep", "nsys-report-*.qdstrm"):
-        for file in matching(folder, pattern):
+def _check_temporary_files() -> _Result:
+    folder, sizes = Path(tempfile.gettempdir()), []
+    for suffix in ("nsys-rep", "qdstrm"):
+        for file in matching(folder, f"nsys-report-*.{suffix}"):
             with suppress(OSError):
-                size += file.lstat().st_size
-                count += 1
-    if not count:
-        return Check("temporary files", ok=True, detail=f"none in {folder}")
+                sizes.append(file.lstat().st_size)
+    if not sizes:
+        return True, f"none in {folder}", ""
 
-    return Check(
-        "temporary files",
-        ok=None,
-        detail=f"{count} of {size / _MIB:.1f} MiB in {folder}",
-        remedy=f"once no profile is running: rm {folder}/nsys-report-*",
-    )
+    detail = f"{len(sizes)} of {sum(sizes) / _MIB:.1f} MiB in {folder}"
+    remedy = f"once no profile is running: rm {folder}/nsys-report-*"
+    return None, detail, remedy
 
 
-def _check_orphaned_agents() -> Check:
-    pids = find_orphaned_agents()
-    if not pids:
-        return Check("orphaned agents", ok=True, detail="none")
-
-    numbers = " ".join(map(str, pids))
-    return Check(
-        "orphaned agents",
-        ok=False,
-        detail=f"of nsys run without what they served: {numbers}",
-        remedy=f"kill {numbers}",
-    )
+def _check_orphaned_agents() -> _Result:
+    numbers = " ".join(map(str, find_orphaned_agents()))
+    if not numbers:
+        return True, "none", ""
+    detail = f"of nsys run without what they served: {numbers}"
+    return False, detail, f"kill {numbers}"
 
 
-def _check_plugin(ray: str | os.PathLike[str] | None) -> Check:
+def _check_plugin(ray: str | os.PathLike[str] | None) -> _Result:
     status = ray_nsight_status(ray)
     detail = str(status).splitlines()[0].partition("plugin ")[2]
-    needs_nothing = status.is_fine or status.state == "absent"
-    return Check(
-        "Ray's nsight plugin",
-        # The plugin is optional: mode="py_executable" works without it.
-        ok=True if needs_nothing else None,
-        detail=f"{detail} ({status.path})" if status.path else detail,
-        remedy="" if needs_nothing else status.remedy or "",
-    )
+    detail += f" ({status.path})" if status.path else ""
+    # The plugin is optional: mode="py_executable" works without it.
+    if status.is_fine or status.state == "absent":
+        return True, detail, ""
+    return None, detail, status.remedy or ""

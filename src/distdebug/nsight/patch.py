@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import errno
-import fcntl
 import importlib.util
 import logging
 import os
@@ -18,15 +17,25 @@ import stat
 import threading
 import time
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
-from .._io import is_folder, is_there, matching, open_ordinary, read_ordinary
+from .._io import (
+    file_lock,
+    is_file,
+    is_folder,
+    is_there,
+    matching,
+    open_ordinary,
+    open_whole,
+    read_ordinary,
+)
 from .._render import Block, Lines, Shown
+from ..findings import as_plain
 from ..processes import read_proc
 
 
@@ -47,20 +56,16 @@ def find_stale_agents(plugin: Path) -> tuple[int, ...]:
     """
     import psutil
 
-    try:
+    pids = []
+    with suppress(OSError, IndexError):
         written = plugin.stat().st_mtime
         package = plugin.resolve().parents[2]
-    except (OSError, IndexError):
-        return ()
-
-    pids = []
-    for process in list_node_processes():
-        with suppress(psutil.Error, OSError):
-            argv = process.cmdline()
-            if _is_agent(process.pid, argv, package) and (
-                process.create_time() < written
-            ):
-                pids.append(process.pid)
+        for process in list_node_processes():
+            with suppress(psutil.Error, OSError):
+                if process.create_time() < written and _is_agent(
+                    process.pid, process.cmdline(), package
+                ):
+                    pids.append(process.pid)
     return tuple(sorted(pids))
 
 
@@ -82,33 +87,19 @@ _HEADER_BYTES = 16
 _HAS_HASH, _CHECKS_SOURCE = 1, 2
 
 
-def find_stale_bytecode(source: Path) -> tuple[str, ...]:
+def _stale_bytecode(plugin: Path, source: bytes) -> tuple[str, ...]:
     """
     Return compiled files that Python would load despite another source.
 
     These are files with an unchecked hash, of every version of Python and
     every optimization level.
     """
-    try:
-        with open_ordinary(source, "not an ordinary file") as file:
-            source_hash = importlib.util.source_hash(file.read())
-    except (OSError, ValueError):
-        return ()
-
+    source_hash = importlib.util.source_hash(source)
     return tuple(
         str(file)
-        for file in _compiled_files(source)
+        for file in _compiled_files(plugin)
         if _is_stale(file, source_hash)
     )
-
-
-def remove_bytecode(source: Path) -> None:
-    """
-    Remove all compiled files of a source, as far as permitted.
-    """
-    for file in _compiled_files(source):
-        with suppress(OSError):
-            file.unlink()
 
 
 def _compiled_files(source: Path) -> list[Path]:
@@ -118,11 +109,12 @@ def _compiled_files(source: Path) -> list[Path]:
     with suppress(NotImplementedError):
         cached = importlib.util.cache_from_source(str(source))
         folders.add(Path(cached).parent)
-    files = []
-    for folder in sorted(folders):
-        with suppress(OSError):
-            files += [x for x in folder.iterdir() if pattern.fullmatch(x.name)]
-    return sorted(files)
+    return [
+        file
+        for folder in sorted(folders)
+        for file in matching(folder, "*.pyc")
+        if pattern.fullmatch(file.name)
+    ]
 
 
 def _is_stale(file: Path, source_hash: bytes) -> bool:
@@ -140,11 +132,12 @@ def _is_stale(file: Path, source_hash: bytes) -> bool:
 _PLUGIN_FOLDER = Path("_private", "runtime_env")
 _PLUGIN_NAME = "nsight.py"
 _MAX_VERSION_BYTES = 1 << 16
+_VERSION_LINE = re.compile(
+    r"""^\s{0,9}version\s{0,9}=\s{0,9}["']([^"'\n]{1,100})["']""", re.MULTILINE
+)
 
 
-def find_plugin(
-    path: str | os.PathLike[str] | None = None,
-) -> Path | None:
+def find_plugin(path: str | os.PathLike[str] | None = None) -> Path | None:
     """
     Return the file of Ray's nsight plugin; ``None`` if there is none.
 
@@ -155,21 +148,15 @@ def find_plugin(
     """
     if path is None:
         package = _find_ray_package()
-        return package and _existing_file(
-            package / _PLUGIN_FOLDER / _PLUGIN_NAME
-        )
-
-    absolute = Path(os.path.abspath(path))  # noqa: PTH100 links stay as they are
-    if absolute.name == _PLUGIN_NAME:
-        return _existing_file(absolute)
-
-    folders = [absolute, absolute / "ray"]
-    folders += matching(absolute, "lib*/python3*/site-packages/ray")
-    files = (
-        _existing_file(folder / _PLUGIN_FOLDER / _PLUGIN_NAME)
-        for folder in folders
-    )
-    return next(filter(None, files), None)
+        folders = [package] if package else []
+    else:
+        absolute = Path(os.path.abspath(path))  # noqa: PTH100 links stay as they are
+        if absolute.name == _PLUGIN_NAME:
+            return absolute if is_file(absolute) else None
+        folders = [absolute, absolute / "ray"]
+        folders += matching(absolute, "lib*/python3*/site-packages/ray")
+    files = (folder / _PLUGIN_FOLDER / _PLUGIN_NAME for folder in folders)
+    return next(filter(is_file, files), None)
 
 
 def ray_version(plugin: Path) -> str | None:
@@ -186,11 +173,8 @@ def ray_version(plugin: Path) -> str | None:
     except (OSError, ValueError, IndexError):
         return None
 
-    for line in text.decode("utf-8", "replace").splitlines():
-        name, equals, value = line.partition("=")
-        if equals and name.strip() == "version":
-            return value.strip().strip("\"'") or None
-    return None
+    match = _VERSION_LINE.search(text.decode("utf-8", "replace"))
+    return match[1] if match else None
 
 
 def has_py_executable() -> bool | None:
@@ -218,87 +202,6 @@ def _find_ray_package() -> Path | None:
     # In an archive, the folder does not exist.
     folder = Path(spec.origin).parent
     return folder if is_folder(folder) else None
-
-
-def _existing_file(path: Path) -> Path | None:
-    try:
-        return path if path.is_file() else None
-    except OSError:
-        return None
-
-
-_POLL_S = 0.02
-# Some file systems do not support locks.  The replacement is atomic, so a
-# lock only avoids double work.
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-
-
-@contextmanager
-def file_lock(path: Path, wait_s: float) -> Iterator[None]:
-    """
-    Hold an exclusive lock between processes.
-
-    Args:
-        path: The lock file; it is removed afterwards.
-
-        wait_s: How long to wait for another process, in seconds.
-
-    Raises:
-        TimeoutError: Another process still holds the lock.
-
-        OSError: The lock file cannot be created.
-    """
-    deadline = time.monotonic() + wait_s
-    while True:
-        fd = _open_lock(path)
-        if _acquire(fd, path, deadline):
-            break
-        os.close(fd)
-    try:
-        yield
-    finally:
-        # Remove it while the lock is held, so that waiting processes notice.
-        with suppress(OSError):
-            path.unlink()
-        os.close(fd)
-
-
-def _open_lock(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags | os.O_NONBLOCK, 0o644)
-
-
-def _acquire(fd: int, path: Path, deadline: float) -> bool:
-    """
-    Wait for the lock, and return whether its file still has that path.
-    """
-    try:
-        _wait_for_lock(fd, path, deadline)
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def _wait_for_lock(fd: int, path: Path, deadline: float) -> None:
-    while not _try_lock(fd):
-        if time.monotonic() >= deadline:
-            msg = "somebody else is changing it"
-            raise TimeoutError(errno.ETIMEDOUT, msg, str(path))
-        time.sleep(_POLL_S)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as exc:
-        if exc.errno not in _NO_LOCKS:
-            raise
-    return True
 
 
 PatchState = Literal[
@@ -395,13 +298,7 @@ class PatchStatus(Shown):
         """
         Return plain data in the layout of the command line's ``--json``.
         """
-        return {
-            **attrs.asdict(self),
-            "stale_bytecode": list(self.stale_bytecode),
-            "stale_agents": list(self.stale_agents),
-            "fine": self.is_fine,
-            "remedy": self.remedy,
-        }
+        return {**as_plain(self), "fine": self.is_fine, "remedy": self.remedy}
 
     def _blocks_(self) -> Iterable[Block]:
         version = f" {self.ray_version}" if self.ray_version else ""
@@ -421,60 +318,45 @@ class PatchStatus(Shown):
         yield Lines(lines)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def _replace_plugin(plugin: Path, data: bytes) -> None:
     """
-    Replace a file atomically, and keep its mode and owner.
-
-    Args:
-        data: The whole content.
+    Replace the file atomically, and keep its mode and owner.
 
     Raises:
         OSError: It cannot be replaced; the old file is unchanged.
     """
-    status = path.stat()
-    temporary = _temporary_path(path)
-    try:
-        _write_file(temporary, data, status)
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_folder(path.parent)
-
-
-def lock_path(path: Path) -> Path:
-    """
-    Return the path of the lock file of a file that is replaced.
-    """
-    return path.with_name(f".{path.name}.lock")
-
-
-def find_leftovers(path: Path) -> list[Path]:
-    """
-    Return temporary files of processes that died while they replaced a file.
-    """
-    return matching(path.parent, f".{path.name}.*.distdebug")
-
-
-def _temporary_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.distdebug")
-
-
-def _write_file(path: Path, data: bytes, original: os.stat_result) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "wb") as file:  # noqa: PTH123 it has no path
+    status = plugin.stat()
+    owner = status.st_uid, status.st_gid
+    with open_whole(plugin) as file:
         fd = file.fileno()
         created = os.fstat(fd)
-        if (created.st_uid, created.st_gid) != (
-            original.st_uid,
-            original.st_gid,
-        ):
-            os.fchown(fd, original.st_uid, original.st_gid)
-        os.fchmod(fd, stat.S_IMODE(original.st_mode))
+        if (created.st_uid, created.st_gid) != owner:
+            os.fchown(fd, *owner)
+        os.fchmod(fd, stat.S_IMODE(status.st_mode))
         file.write(data)
         file.flush()
         os.fsync(fd)
+    _sync_folder(plugin.parent)
+
+
+def _leftovers(plugin: Path) -> list[Path]:
+    """
+    Return temporary files of processes that died while they replaced it.
+    """
+    return matching(plugin.parent, f".{plugin.name}.*.tmp")
+
+
+# Writing the small file takes no longer, also on a slow file server.
+_MAX_WRITE_S = 600.0
+
+
+def _remove_leftovers(plugin: Path, *, is_exclusive: bool) -> None:
+    old = time.time() - _MAX_WRITE_S
+    for file in _leftovers(plugin):
+        with suppress(OSError):
+            # Without a lock, another process may be writing it.
+            if is_exclusive or file.lstat().st_mtime < old:
+                file.unlink()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -539,31 +421,24 @@ def classify_source(source: bytes) -> PatchState:
     return "fixed_upstream" if _uses_interpreter(function, line) else "unknown"
 
 
-def patch_source(source: bytes) -> bytes:
+def patch_source(source: bytes, *, undo: bool = False) -> bytes:
     """
-    Return the source with the patch; nothing else is changed.
+    Return the source with the patch, or without it; nothing else is changed.
+
+    Args:
+        source: The content of ``nsight.py``.
+
+        undo: Take the patch out, so that all bytes are as before.
 
     Raises:
-        ValueError: The source is not one that needs the patch.
+        ValueError: The source is not one that needs, or has, the patch.
     """
-    return _replace_line(source, _ORIGINAL_LINE, _PATCHED_LINE, "patched")
-
-
-def revert_source(source: bytes) -> bytes:
-    """
-    Return the source without the patch, byte for byte as before.
-
-    Raises:
-        ValueError: The source is not a patched one.
-    """
-    return _replace_line(source, _PATCHED_LINE, _ORIGINAL_LINE, "needs_patch")
-
-
-def _replace_line(
-    source: bytes, old: bytes, new: bytes, new_state: PatchState
-) -> bytes:
+    old, new = _ORIGINAL_LINE, _PATCHED_LINE
+    if undo:
+        old, new = new, old
     replaced = source.replace(old, new)
-    if source.count(old) != 1 or classify_source(replaced) != new_state:
+    state = "needs_patch" if undo else "patched"
+    if source.count(old) != 1 or classify_source(replaced) != state:
         msg = "the text is not one that is known"
         raise ValueError(msg)
 
@@ -624,14 +499,15 @@ def ray_nsight_status(
         state="unknown", path=str(plugin), ray_version=ray_version(plugin)
     )
     try:
-        state = classify_source(read_ordinary(plugin, _MAX_PLUGIN_BYTES))
+        source = read_ordinary(plugin, _MAX_PLUGIN_BYTES)
     except (OSError, ValueError) as exc:
         return _failed_status(status, exc)
 
+    state = classify_source(source)
     return attrs.evolve(
         status,
         state=state,
-        stale_bytecode=find_stale_bytecode(plugin),
+        stale_bytecode=_stale_bytecode(plugin, source),
         stale_agents=find_stale_agents(plugin) if state == "patched" else (),
     )
 
@@ -655,7 +531,7 @@ def patch_ray_nsight(
     Returns:
         The new state.  Failures are states, too; nothing is raised.
     """
-    return _change_plugin(path, "needs_patch", patch_source, wait_s)
+    return _change_plugin(path, wait_s)
 
 
 def revert_ray_nsight(
@@ -673,29 +549,29 @@ def revert_ray_nsight(
     Returns:
         The new state.
     """
-    return _change_plugin(path, "patched", revert_source, wait_s)
+    return _change_plugin(path, wait_s, undo=True)
 
 
 def _change_plugin(
-    path: str | os.PathLike[str] | None,
-    expected: PatchState,
-    rewrite: Callable[[bytes], bytes],
-    wait_s: float,
+    path: str | os.PathLike[str] | None, wait_s: float, *, undo: bool = False
 ) -> PatchStatus:
     before = ray_nsight_status(path)
     if before.path is None or before.state == "absent":
         return before
 
-    plugin, is_expected = Path(before.path), before.state == expected
-    lock = lock_path(plugin)
+    plugin = Path(before.path)
+    is_expected = before.state == _state_before(undo=undo)
+    lock = plugin.with_name(f".{plugin.name}.lock")
     # A process that was killed may have left an unfinished change.
-    is_clean = not (before.stale_bytecode or find_leftovers(plugin))
+    is_clean = not (before.stale_bytecode or _leftovers(plugin))
     if not is_expected and is_clean and not os.path.lexists(lock):
         return before
 
     try:
-        with file_lock(lock, wait_s):
-            changed = _rewrite_plugin(plugin, expected, rewrite)
+        # The replacement is atomic: a lock only avoids double work.
+        with file_lock(lock, wait_s) as (_, is_exclusive):
+            _remove_leftovers(plugin, is_exclusive=is_exclusive)
+            changed = _rewrite_plugin(plugin, undo=undo)
     except (OSError, ValueError) as exc:
         return _failed_status(before, exc) if is_expected else before
 
@@ -704,35 +580,39 @@ def _change_plugin(
     return attrs.evolve(after, changed=changed, stale_agents=agents)
 
 
-def _rewrite_plugin(
-    plugin: Path, expected: PatchState, rewrite: Callable[[bytes], bytes]
-) -> bool:
-    for file in find_leftovers(plugin):
-        with suppress(OSError):
-            file.unlink()
+def _state_before(*, undo: bool) -> PatchState:
+    return "patched" if undo else "needs_patch"
+
+
+def _rewrite_plugin(plugin: Path, *, undo: bool) -> bool:
     source = read_ordinary(plugin, _MAX_PLUGIN_BYTES)
     # Another process may have changed it before this one had the lock.
-    is_expected = classify_source(source) == expected
+    is_expected = classify_source(source) == _state_before(undo=undo)
     if is_expected:
-        replace_file(plugin, rewrite(source))
-    remove_bytecode(plugin)
+        _replace_plugin(plugin, patch_source(source, undo=undo))
+    for file in _compiled_files(plugin):
+        with suppress(OSError):
+            file.unlink()
     return is_expected
 
 
 def _failed_status(status: PatchStatus, exc: Exception) -> PatchStatus:
+    states: tuple[tuple[type[Exception], PatchState], ...] = (
+        (PermissionError, "not_permitted"),
+        (ValueError, "unknown"),
+        (FileNotFoundError, "absent"),
+    )
     detail = getattr(exc, "strerror", None) or str(exc)
-    return attrs.evolve(status, state=_error_state(exc), detail=detail)
-
-
-def _error_state(exc: Exception) -> PatchState:
-    if isinstance(exc, PermissionError):
-        return "not_permitted"
-    if isinstance(exc, ValueError):
-        return "unknown"
-    if isinstance(exc, FileNotFoundError):
-        return "absent"
-    is_read_only = getattr(exc, "errno", None) == errno.EROFS
-    return "read_only" if is_read_only else "busy"
+    if isinstance(exc, BlockingIOError):
+        detail = "somebody else is changing it"
+    other: PatchState = (
+        "read_only" if getattr(exc, "errno", 0) == errno.EROFS else "busy"
+    )
+    return attrs.evolve(
+        status,
+        state=next((x for kind, x in states if isinstance(exc, kind)), other),
+        detail=detail,
+    )
 
 
 _logger = logging.getLogger("distdebug.nsight")

@@ -13,13 +13,12 @@ import re
 import sys
 import threading
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, overload
 
-from .runtime_env import StepRange, parse_step_range, read_step_range
+from .runtime_env import StepRange, resolve_step_range
 
 
 _LOADED_LIBRARY = re.compile(
@@ -107,6 +106,13 @@ class RangeApi(NamedTuple):
     end: Callable[[Any], object]
 
 
+# The modules that write ranges, with the names of these functions there.
+_RANGE_MODULES = {
+    "torch.cuda.nvtx": ("range_push", "range_pop", "range_start", "range_end"),
+    "nvtx": ("push_range", "pop_range", "start_range", "end_range"),
+}
+
+
 def find_range_api() -> RangeApi | None:
     """
     Return the NVTX functions of torch or of the package ``nvtx``.
@@ -116,31 +122,21 @@ def find_range_api() -> RangeApi | None:
     Returns:
         ``None`` if there is neither.
     """
-    return _torch_range_api("torch" in sys.modules) or _nvtx_range_api()
+    is_loaded = "torch" in sys.modules
+    from_torch = _load_range_api("torch.cuda.nvtx") if is_loaded else None
+    return from_torch or _load_range_api("nvtx")
 
 
 @functools.cache
-def _torch_range_api(is_loaded: bool) -> RangeApi | None:  # noqa: FBT001 the key of the cache
-    if not is_loaded:
-        return None
+def _load_range_api(module: str) -> RangeApi | None:
     with suppress(Exception):
-        nvtx = importlib.import_module("torch.cuda.nvtx")
-        # Without CUDA, the module exists, but its functions raise.
-        nvtx.range_push("distdebug")
-        nvtx.range_pop()
-        return RangeApi(
-            nvtx.range_push, nvtx.range_pop, nvtx.range_start, nvtx.range_end
-        )
-    return None
-
-
-@functools.cache
-def _nvtx_range_api() -> RangeApi | None:
-    with suppress(Exception):
-        nvtx = importlib.import_module("nvtx")
-        return RangeApi(
-            nvtx.push_range, nvtx.pop_range, nvtx.start_range, nvtx.end_range
-        )
+        found, names = importlib.import_module(module), _RANGE_MODULES[module]
+        api = RangeApi(*(getattr(found, name) for name in names))
+        if module != "nvtx":
+            # Without CUDA, torch has the functions, but they raise.
+            api.push("distdebug")
+            api.pop()
+        return api
     return None
 
 
@@ -150,25 +146,29 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class _Range:
     """
     An NVTX range as a context manager and a decorator.
+
+    A movable one may end in another thread, or between others.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._pops: list[Callable[[], object] | None] = []
+    def __init__(self, name: str, *, is_movable: bool = False) -> None:
+        self._name, self._is_movable = name, is_movable
+        self._ends: list[Callable[[], object]] = []
 
     def __enter__(self) -> None:
-        api, pop = find_range_api(), None
+        api = find_range_api()
+        end: Callable[[], object] = bool  # nothing to end
         with suppress(Exception):
-            if api is not None:
+            if api is not None and self._is_movable:
+                end = functools.partial(api.end, api.begin(self._name))
+            elif api is not None:
                 api.push(self._name)
-                pop = api.pop
-        self._pops.append(pop)
+                end = api.pop
+        self._ends.append(end)
 
     def __exit__(self, *_: object) -> None:
-        pop = self._pops.pop()
+        end = self._ends.pop()
         with suppress(Exception):
-            if pop is not None:
-                pop()
+            end()
 
     def __call__(self, function: Function) -> Function:
         named: Function = _wrap_function(function, self._name)
@@ -227,26 +227,9 @@ def _wrap_function(function: Any, name: str) -> Any:
     return call
 
 
-@contextmanager
-def _movable_range(name: str) -> Iterator[None]:
-    """
-    Write a range that may end in another thread, or between others.
-    """
-    api, handle = find_range_api(), None
-    with suppress(Exception):
-        if api is not None:
-            handle = (api.begin(name),)
-    try:
-        yield
-    finally:
-        with suppress(Exception):
-            if api is not None and handle is not None:
-                api.end(*handle)
-
-
 def _wrap_coroutine(function: Any, name: str) -> Any:
     async def call(*args: Any, **kwargs: Any) -> Any:
-        with _movable_range(name):
+        with _Range(name, is_movable=True):
             return await function(*args, **kwargs)
 
     return call
@@ -254,7 +237,7 @@ def _wrap_coroutine(function: Any, name: str) -> Any:
 
 def _wrap_generator(function: Any, name: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _movable_range(name):
+        with _Range(name, is_movable=True):
             return (yield from function(*args, **kwargs))
 
     return call
@@ -264,7 +247,7 @@ def _wrap_async_generator(function: Any, name: str) -> Any:
     async def call(*args: Any, **kwargs: Any) -> Any:
         stream = function(*args, **kwargs)
         resume, sent = stream.asend, None
-        with _movable_range(name):
+        with _Range(name, is_movable=True):
             try:
                 while True:
                     try:
@@ -321,9 +304,7 @@ class StepProfiler:
         start: Callable[[], object] = start_capture,
         stop: Callable[[], object] = stop_capture,
     ) -> None:
-        if isinstance(step_range, str):
-            step_range = parse_step_range(step_range)
-        self.step_range = step_range or read_step_range()
+        self.step_range = resolve_step_range(step_range)
         self._start, self._stop = start, stop
         self._began = self._ended = False
         self._lock = threading.Lock()
@@ -378,10 +359,5 @@ class StepProfiler:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -11,10 +11,7 @@ import math
 import os
 import re
 import shutil
-import signal
 import socket
-import stat
-import subprocess
 import tempfile
 import time
 
@@ -23,25 +20,28 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 
 from .._io import (
+    FileWalk,
+    WalkedFile,
     is_file,
     is_there,
     matching,
+    names_in,
     open_ordinary,
     output_to,
     resolved,
 )
+from .._proc import run_child
 from .._render import Block, Lines, Shown, Table
-from .._text import clean
-from ..capture import stoppable
+from .._text import clean, reason_of
 from ..errors import NsightError
-from ..findings import Missing
+from ..findings import Missing, as_plain
+from ..identity import same_host
 from ..processes import list_numbers, read_link, read_proc
-from .doctor import find_nsys
 from .runtime_env import StepRange, parse_step_range
 
 
@@ -102,8 +102,7 @@ class NsysReport:
         Return plain data in the layout of the command line's ``--json``.
         """
         steps = None if self.step_range is None else str(self.step_range)
-        plain = attrs.asdict(self, recurse=False)
-        return {**plain, "step_range": steps, "logs": list(self.logs)}
+        return {**as_plain(self), "step_range": steps}
 
 
 @attrs.frozen(kw_only=True)
@@ -190,12 +189,7 @@ class CollectedReports(Shown):
         """
         Return plain data in the layout of the command line's ``--json``.
         """
-        return {
-            "copied": list(self.copied),
-            "present": list(self.present),
-            "left": list(self.left),
-            "missing": [attrs.asdict(m) for m in self.missing],
-        }
+        return as_plain(self)
 
     def _blocks_(self) -> Iterable[Block]:
         lines = [
@@ -216,14 +210,12 @@ def open_report_files(proc: str = "/proc") -> frozenset[str]:
     Args:
         proc: The path of procfs.
     """
-    paths = set()
-    for pid in list_numbers(proc):
-        name = read_proc(f"{proc}/{pid}/comm") or b""
-        if name.startswith(_WRITER_NAMES):
-            folder = f"{proc}/{pid}/fd"
-            for number in list_numbers(folder):
-                paths.add(read_link(f"{folder}/{number}"))
-    return frozenset(paths)
+    return frozenset(
+        read_link(f"{proc}/{pid}/fd/{number}")
+        for pid in list_numbers(proc)
+        if (read_proc(f"{proc}/{pid}/comm") or b"").startswith(_WRITER_NAMES)
+        for number in list_numbers(f"{proc}/{pid}/fd")
+    )
 
 
 _UNCHANGED_S = 3.0
@@ -257,8 +249,7 @@ def collect_nsys_reports(
     root = Path(folder)
     with output_to(root):
         root.mkdir(parents=True, exist_ok=True)
-    paths_by_state: dict[str, list[str]] = defaultdict(list)
-    missing: list[Missing] = []
+    done: dict[str, list[Any]] = defaultdict(list)
     open_files, targets = open_report_files(), set()
     for report in reports:
         target = _copy_path(root, report)
@@ -271,21 +262,16 @@ def collect_nsys_reports(
                 Path(report.path), target, open_files, settle_s
             )
         except (OSError, ValueError) as exc:
-            missing.append(_missing_report(report, exc))
+            done["missing"].append(_missing_report(report.path, exc))
         else:
-            is_incomplete = state == "left"
-            paths_by_state[state].append(
-                report.path if is_incomplete else str(target)
-            )
-    return CollectedReports(
-        missing=tuple(missing),
-        **{state: tuple(paths) for state, paths in paths_by_state.items()},
-    )
+            path = report.path if state == "left" else str(target)
+            done[state].append(path)
+    return CollectedReports(**{name: tuple(x) for name, x in done.items()})
 
 
-def _missing_report(report: NsysReport, exc: Exception) -> Missing:
-    reason = getattr(exc, "strerror", None) or str(exc)
-    return Missing(what="report", reason=reason, source=report.path)
+def _missing_report(path: str, why: str | Exception) -> Missing:
+    reason = why if isinstance(why, str) else reason_of(why)
+    return Missing(what="report", reason=reason, source=path)
 
 
 def _copy_path(root: Path, report: NsysReport) -> Path:
@@ -309,7 +295,10 @@ def _copy_if_complete(
     try:
         _copy_file(source, temporary)
         after = source.stat()
-        if _size_and_mtime(after) != _size_and_mtime(before):
+        if (after.st_size, after.st_mtime_ns) != (
+            before.st_size,
+            before.st_mtime_ns,
+        ):
             return "left"
         os.utime(temporary, ns=(after.st_atime_ns, after.st_mtime_ns))
         temporary.replace(target)
@@ -330,21 +319,15 @@ def _copy_file(source: Path, target: Path) -> None:
         os.fsync(target_file.fileno())
 
 
-def _size_and_mtime(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
-
-
 def _is_same_file(target: Path, source: os.stat_result) -> bool:
     try:
-        target_status = target.stat()
+        copy = target.stat()
     except FileNotFoundError:
         return False
 
     # Some file systems round times to up to two seconds.
-    is_same_time = (
-        abs(target_status.st_mtime_ns - source.st_mtime_ns) < 2_000_000_000
-    )
-    return is_same_time and target_status.st_size == source.st_size
+    is_same_time = abs(copy.st_mtime_ns - source.st_mtime_ns) < 2_000_000_000
+    return is_same_time and copy.st_size == source.st_size
 
 
 # Attribute names of this library's workers, of Ray's state API, and of tables
@@ -383,7 +366,7 @@ def _add_worker(
     matches = [
         w
         for w in candidates
-        if _is_same_host(report.node, _first_value(w, _HOST_KEYS))
+        if _may_be_on(report.node, _first_value(w, _HOST_KEYS))
     ]
     if len(matches) != 1:
         return report
@@ -394,9 +377,9 @@ def _add_worker(
         _first_value(worker, _ACTOR_KEYS),
     )
     logs = [
-        p
+        path
         for name in _LOG_KEYS
-        for p in _to_paths(_first_value(worker, (name,)))
+        for path in _to_paths(_first_value(worker, (name,)))
     ]
     return attrs.evolve(
         report,
@@ -407,12 +390,8 @@ def _add_worker(
     )
 
 
-def _is_same_host(node: str, host: Any) -> bool:
-    if not node or not host:
-        return True
-    # One may be the full domain name of the other.
-    short, long = sorted((node, str(host)), key=len)
-    return short == long or long.startswith(f"{short}.")
+def _may_be_on(node: str, host: Any) -> bool:
+    return not node or not host or same_host(node, str(host))
 
 
 def _to_paths(logs: Any) -> list[str]:
@@ -426,14 +405,13 @@ def _to_paths(logs: Any) -> list[str]:
 
 
 def _first_value(worker: object, names: Iterable[str]) -> Any:
-    for name in names:
-        if isinstance(worker, Mapping):
-            value = worker.get(name)
-        else:
-            value = getattr(worker, name, None)
-        if value is not None:
-            return value
-    return None
+    values = (
+        worker.get(name)
+        if isinstance(worker, Mapping)
+        else getattr(worker, name, None)
+        for name in names
+    )
+    return next((x for x in values if x is not None), None)
 
 
 # nsys leaves .qdstrm files if it finds no importer.
@@ -450,44 +428,17 @@ _REPORT_NAME = re.compile(
 )
 
 
-class ReportName(NamedTuple):
+def _parse_report_name(name: str) -> dict[str, Any]:
     """
-    The parts of the file name of a report.
-
-    Attributes:
-        worker: The worker, or ``""`` for other names.
-
-        pid: The process ID on its node.
-
-        step_range: The captured steps.
-
-        part: The number of the capture, if the process has several.
-    """
-
-    worker: str
-    pid: int | None = None
-    step_range: StepRange | None = None
-    part: int | None = None
-
-
-def parse_report_name(name: str) -> ReportName | None:
-    """
-    Parse the file name of a report.
-
-    Args:
-        name: Such as ``"dtensor_policy_worker_3-6_4711.nsys-rep"``.
+    Parse a file name such as ``dtensor_policy_worker_3-6_4711.nsys-rep``.
 
     Returns:
-        ``None`` if it is not a report, or is the test report of Ray
-        (``empty``).
+        Attributes of a `NsysReport`.
     """
     stem = next((name[: -len(x)] for x in SUFFIXES if name.endswith(x)), "")
-    if stem in {"", "empty"} or stem.startswith("."):
-        return None
-
     match = _REPORT_NAME.fullmatch(stem)
-    if match is None:
-        return ReportName("")
+    if match is None or stem.startswith("."):
+        return {"worker": "", "pid": None}
 
     worker, steps = match["worker"], None
     if match["start"]:
@@ -495,8 +446,12 @@ def parse_report_name(name: str) -> ReportName | None:
             steps = parse_step_range(f"{match['start']}:{match['stop']}")
         except NsightError:  # the numbers are part of the name
             worker = stem[: match.start("pid") - 1]
-    part = int(match["part"]) if match["part"] else None
-    return ReportName(worker, int(match["pid"]), steps, part)
+    return {
+        "worker": worker,
+        "pid": int(match["pid"]),
+        "step_range": steps,
+        "part": int(match["part"]) if match["part"] else None,
+    }
 
 
 _SESSION_NAME = re.compile(r"session_[\w.-]{1,100}")
@@ -526,14 +481,6 @@ def session_report_folders(
     return tuple(sorted(folders))
 
 
-def session_name(path: Path) -> str:
-    """
-    Return the name of the Ray session in a path, or ``""``.
-    """
-    names = (part for part in path.parts if _SESSION_NAME.fullmatch(part))
-    return next(names, "")
-
-
 def infer_node(
     path: Path, root: Path, local_folders: Collection[Path] = ()
 ) -> str:
@@ -543,10 +490,11 @@ def infer_node(
     Args:
         root: The folder that was searched.
 
-        own: The folders ``logs/nsight`` of Ray sessions on this node.
+        local_folders: The folders ``logs/nsight`` of Ray sessions on this
+            node.
 
     Returns:
-        This node for files in *own*; else the innermost folder below *root*
+        This node for files in *local_folders*; else the innermost folder below *root*
         that is not a session or a common name; else ``""``.
     """
     if path.parent in local_folders:
@@ -567,47 +515,30 @@ _ACTOR_LINE = re.compile(rb"^:actor_name:(.{1,200})$", re.MULTILINE)
 _MAX_HEAD_BYTES = 1 << 16
 
 
-class RayWorkerLogs:
+def _worker_logs(
+    folder: Path, pid: int | None, listed: dict[Path, dict[int, list[Path]]]
+) -> tuple[str | None, tuple[str, ...]]:
     """
-    Log files of Ray workers; each folder is listed once.
+    Return the actor and the log files of a Ray worker, if they are known.
+
+    Args:
+        folder: The folder ``logs`` of a session.
+
+        listed: The logs of each folder by process ID, so that each is listed
+            once.
     """
-
-    def __init__(self) -> None:
-        self._folders: dict[Path, dict[int, list[str]]] = {}
-
-    def of(
-        self, folder: Path, pid: int | None
-    ) -> tuple[str | None, tuple[str, ...]]:
-        """
-        Return the actor and the log files of a process.
-
-        Args:
-            folder: The folder ``logs`` of a session.
-
-            pid: The process ID.
-
-        Returns:
-            The class of the actor, if its logs name it, and the log files.
-        """
-        if pid is None:
-            return None, ()
-        if folder not in self._folders:
-            self._folders[folder] = _list_logs(folder)
-
-        files = [folder / name for name in self._folders[folder].get(pid, ())]
-        actors = filter(None, map(_read_actor, files))
-        return next(actors, None), tuple(str(file) for file in files)
+    if folder not in listed:
+        listed[folder] = _list_logs(folder)
+    files = listed[folder].get(pid or 0, ())
+    actors = filter(None, map(_read_actor, files))
+    return next(actors, None), tuple(map(str, files))
 
 
-def _list_logs(folder: Path) -> dict[int, list[str]]:
-    logs: dict[int, list[str]] = defaultdict(list)
-    try:
-        names = sorted(os.listdir(folder))  # noqa: PTH208 there may be 200,000
-    except OSError:
-        return logs
-    for name in names:
+def _list_logs(folder: Path) -> dict[int, list[Path]]:
+    logs: dict[int, list[Path]] = defaultdict(list)
+    for name in sorted(names_in(folder)):  # there may be 200,000
         if match := _LOG_NAME.fullmatch(name):
-            logs[int(match["pid"])].append(name)
+            logs[int(match["pid"])].append(folder / name)
     return logs
 
 
@@ -622,7 +553,7 @@ def _read_actor(file: Path) -> str | None:
     return clean(match[1].decode("utf-8", "replace")) if match else None
 
 
-_MAX_DEPTH = 16
+_MAX_DEPTH = 17  # levels of folders
 
 
 def find_nsys_reports(
@@ -646,21 +577,28 @@ def find_nsys_reports(
     Raises:
         NsightError: One of *places* does not exist.
     """
-    missing: list[Missing] = []
-    seen: set[tuple[int, int]] = set()
-    logs, local_folders = RayWorkerLogs(), frozenset(session_report_folders())
+    walk = FileWalk(
+        _search_roots(places),
+        is_wanted=lambda entry, _: (
+            entry.name.endswith(SUFFIXES) or entry.is_dir()
+        ),
+        max_depth=_MAX_DEPTH,
+    )
+    logs: dict[Path, dict[int, list[Path]]] = {}
+    local_folders = frozenset(session_report_folders())
     reports = [
         attrs.evolve(
-            _make_report(path, status, logs),
-            node=infer_node(path, root, local_folders),
+            _make_report(file, logs),
+            node=infer_node(Path(file.path), Path(file.root), local_folders),
         )
-        for root in _search_roots(places)
-        for path, status in _walk_reports(root, missing)
-        if _is_new(status, seen)
+        for file in walk
     ]
     reports = join_workers(reports, workers)
     reports.sort(key=_sort_key)
-    return NsysReports(reports=tuple(reports), missing=tuple(missing))
+    return NsysReports(
+        reports=tuple(reports),
+        missing=tuple(_missing_report(*problem) for problem in walk.problems),
+    )
 
 
 def _search_roots(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
@@ -674,58 +612,21 @@ def _search_roots(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return [resolved(p) for p in paths or session_report_folders()]
 
 
-def _walk_reports(
-    root: Path, missing: list[Missing], depth: int = 0
-) -> Iterator[tuple[Path, os.stat_result]]:
-    try:
-        if root.is_file():
-            yield root, root.stat()
-            return
-        with os.scandir(root) as entries_iterator:
-            entries = sorted(entries_iterator, key=lambda entry: entry.name)
-    except OSError as exc:
-        reason = exc.strerror or str(exc)
-        missing.append(Missing(what="report", reason=reason, source=str(root)))
-        return
-
-    # Symbolic links are not followed, to find each report once.
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
-            yield from _walk_reports(root / entry.name, missing, depth + 1)
-        elif entry.name.endswith(SUFFIXES):
-            try:
-                status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # removed meanwhile
-                continue
-            if stat.S_ISREG(status.st_mode):
-                yield root / entry.name, status
-
-
-def _is_new(status: os.stat_result, seen: set[tuple[int, int]]) -> bool:
-    key = (status.st_dev, status.st_ino)
-    is_new = key not in seen
-    seen.add(key)
-    return is_new
-
-
 def _make_report(
-    path: Path, status: os.stat_result, logs: RayWorkerLogs
+    file: WalkedFile, listed_logs: dict[Path, dict[int, list[Path]]]
 ) -> NsysReport:
-    name = parse_report_name(path.name)
-    worker = name.worker if name else ""
-    pid = name.pid if name else None
-    actor, files = logs.of(path.parent.parent, pid)
+    path = Path(file.path)
+    name = _parse_report_name(path.name)
+    actor, logs = _worker_logs(path.parent.parent, name["pid"], listed_logs)
+    sessions = filter(_SESSION_NAME.fullmatch, path.parts)
     return NsysReport(
+        **name,
         path=str(path),
-        worker=worker,
-        pid=pid,
-        session=session_name(path),
-        step_range=name.step_range if name else None,
-        part=name.part if name else None,
-        size=status.st_size,
-        modified=status.st_mtime,
+        session=next(sessions, ""),
+        size=file.size,
+        modified=file.modified,
         actor=actor,
-        logs=files,
+        logs=logs,
         is_raw=path.suffix == ".qdstrm",
     )
 
@@ -735,80 +636,37 @@ def _sort_key(report: NsysReport) -> tuple[str, str, int, int, str]:
     return report.node, report.worker, pid, part, report.path
 
 
-_MAX_OUTPUT_BYTES = 1 << 20
-_KILL_WAIT_S = 5.0
-
-
-class CommandResult(NamedTuple):
-    """
-    The result of a command.
-
-    Attributes:
-        status: Its exit status; ``None`` after the timeout.
-
-        output: Its output, at most 1 MiB.
-    """
-
-    status: int | None
-    output: str
-
-    @property
-    def why(self) -> str:
-        """
-        Return one line that explains the failure.
-        """
-        if self.status is None:
-            return "nsys was not done in time"
-        lines = [x for x in self.output.splitlines() if x.strip()]
-        last = clean(lines[-1]) if lines else "it said nothing"
-        return f"nsys ended with status {self.status}: {last}"
-
-
-def run_in_process_group(
+def _run_nsys(
     argv: Sequence[str], folder: Path, timeout_s: float
-) -> CommandResult:
+) -> tuple[str, str]:
     """
-    Run a command in its own process group, and kill the group afterwards.
+    Run nsys; nothing of it runs on afterwards.
 
     Args:
         folder: The working folder, also for temporary files.
 
-        timeout_s: Limit in seconds.
+    Returns:
+        What it printed, and why it failed, or ``""``.
 
     Raises:
-        OSError: The command cannot be started.
+        OSError: It cannot be started.
     """
-    output_file = folder / "printed"
-    with output_file.open("wb") as stream:
-        process = subprocess.Popen(
-            argv,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(folder)},
-            start_new_session=True,
-        )
-        status: int | None = None
-        try:
-            with (
-                stoppable(lambda: _kill_group(process)),
-                suppress(subprocess.TimeoutExpired),
-            ):
-                status = process.wait(timeout_s)
-        finally:
-            _kill_group(process)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_KILL_WAIT_S)
-    with output_file.open("rb") as printed:
-        output = printed.read(_MAX_OUTPUT_BYTES).decode("utf-8", "replace")
-    return CommandResult(status, output)
+    status, *printed = run_child(
+        argv,
+        timeout_s=timeout_s,
+        environment={**os.environ, "TMPDIR": str(folder)},
+        folder=folder,
+        kill_rest=True,
+    )
+    output = b"\n".join(printed).decode("utf-8", "replace")
+    if status is None:
+        return output, "nsys was not done in time"
 
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    # Child processes in the group may outlive the command.
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
+    lines = [x for x in output.splitlines() if x.strip()] or [
+        "it said nothing"
+    ]
+    problem = f"nsys ended with status {status}: {clean(lines[-1])}"
+    return output, problem if status else ""
 
 
 # Table names of nsys since 2023, and before.
@@ -867,14 +725,7 @@ class ReportSummary(Shown):
         """
         Return plain data in the layout of the command line's ``--json``.
         """
-        return {
-            "path": self.path,
-            **{
-                t: [attrs.asdict(r) for r in getattr(self, t)]
-                for t in _NSYS_TABLES
-            },
-            "problem": self.problem,
-        }
+        return as_plain(self)
 
     def _blocks_(self) -> Iterable[Block]:
         yield self.path
@@ -908,7 +759,7 @@ def summarize_report(
         The summary; if it failed, *problem* says why.
     """
     name = os.fspath(path)
-    tool = find_nsys(nsys)
+    tool = shutil.which(nsys)
     if tool is None:
         return ReportSummary(path=name, problem="nsys is not installed here")
     if not is_file(name):
@@ -918,7 +769,7 @@ def summarize_report(
     try:
         return _summarize(name, tool, Path(folder), timeout_s)
     except OSError as exc:
-        return ReportSummary(path=name, problem=exc.strerror or str(exc))
+        return ReportSummary(path=name, problem=reason_of(exc))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -929,30 +780,27 @@ def _summarize(
     # nsys writes its export next to the report.
     report = folder / "report.nsys-rep"
     report.symlink_to(os.path.abspath(path_text))  # noqa: PTH100 a link stays one
-    listing = [tool, "stats", "--help-reports"]
-    known_tables = _parse_table_names(
-        run_in_process_group(listing, folder, _LIST_TIMEOUT_S).output
+    listing, _ = _run_nsys(
+        [tool, "stats", "--help-reports"], folder, _LIST_TIMEOUT_S
     )
-    tables = _select_tables(known_tables)
+    tables = _select_tables(listing)
     argv = [tool, "stats", "--force-export", "true", "--format", "csv"]
     argv += ["--output", str(folder / "out"), "--report", ",".join(tables)]
-    result = run_in_process_group([*argv, str(report)], folder, timeout_s)
+    _, problem = _run_nsys([*argv, str(report)], folder, timeout_s)
     rows = {
         title: _read_rows(folder.glob(f"out_{table}*.csv"))
         for table, title in tables.items()
     }
-    problem = "" if result.status == 0 or any(rows.values()) else result.why
+    if any(rows.values()):
+        problem = ""
     return ReportSummary(path=path_text, problem=problem, **rows)
 
 
-def _parse_table_names(text: str) -> set[str]:
-    return set(_TABLE_NAME.findall(text))
-
-
-def _select_tables(known: set[str]) -> dict[str, str]:
+def _select_tables(listing: str) -> dict[str, str]:
     """
     Return the name of each table in this version of nsys.
     """
+    known = set(_TABLE_NAME.findall(listing))
     return {
         next((n for n in names if n in known), names[0]): title
         for title, names in _NSYS_TABLES.items()

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import sys
 import threading
 
@@ -21,7 +22,7 @@ import attrs
 
 from .._text import clean
 from ..errors import NsightError
-from .doctor import find_nsys, supported_options
+from .doctor import supported_options
 from .patch import has_py_executable
 
 
@@ -66,18 +67,14 @@ class StepRange:
         stop: The step after the last one.
     """
 
-    start: int = attrs.field()
-    stop: int = attrs.field()
+    start: int
+    stop: int
 
-    @start.validator
-    def _check_start(self, _: object, start: int) -> None:
-        if start < 1:
+    def __attrs_post_init__(self) -> None:
+        if self.start < 1:
             msg = f"step range {self}: steps are counted from 1"
             raise NsightError(msg, remedy="write 1:4 for the first three")
-
-    @stop.validator
-    def _check_stop(self, _: object, stop: int) -> None:
-        if stop <= self.start:
+        if self.stop <= self.start:
             msg = f"step range {self} holds no step: its end is left out"
             remedy = f"write {self.start}:{self.start + 1} for one step"
             raise NsightError(msg, remedy=remedy)
@@ -141,6 +138,18 @@ def read_step_range(
     except NsightError as exc:
         msg = f"{name}: {exc}"
         raise NsightError(msg, remedy=exc.remedy) from None
+
+
+def resolve_step_range(step_range: StepRange | str | None) -> StepRange | None:
+    """
+    Return the range of steps of an argument, or else of the environment.
+
+    Raises:
+        NsightError: It is not a range of steps.
+    """
+    if isinstance(step_range, str):
+        return parse_step_range(step_range)
+    return step_range or read_step_range()
 
 
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9._+=@-]")
@@ -393,7 +402,7 @@ def check_options(options: Mapping[str, str], nsys: str = "nsys") -> None:
     Raises:
         NsightError: nsys does not support an option or its value.
     """
-    path = find_nsys(nsys)
+    path = shutil.which(nsys)
     known = supported_options(path) if path else {}
     if not known:
         return
@@ -475,14 +484,9 @@ def _parse_choices(help_text: str) -> list[str]:
 
 def _is_one_of(value: str, choices: list[str]) -> bool:
     # A placeholder such as 'repeat[:N]' is matched by its prefix.
-    prefixes = [re.match(r"[\w-]*", c) for c in choices]
+    prefixes = [re.split(r"[^\w-]", c, maxsplit=1)[0] for c in choices]
     return any(
-        value == choice
-        or (
-            prefix is not None
-            and prefix[0] != choice
-            and value.startswith(prefix[0])
-        )
+        value == choice or (prefix != choice and value.startswith(prefix))
         for choice, prefix in zip(choices, prefixes, strict=True)
     )
 
@@ -559,10 +563,8 @@ def nsight_runtime_env(  # noqa: PLR0913
     if mode not in _MODES:
         msg = f"there is no mode {mode!r}"
         raise NsightError(msg, remedy=f"write {' or '.join(_MODES)}")
-    steps, extra = (
-        _resolve_step_range(step_range),
-        read_extra_options(extra_options),
-    )
+    steps = resolve_step_range(step_range)
+    extra = read_extra_options(extra_options)
     check_options(extra, nsys)
     options = {**default_options(steps), **extra}
     name = report_name(worker_name, steps)
@@ -612,14 +614,6 @@ def _normalize(env: Mapping[str, Any] | None) -> dict[str, Any]:
         plain.setdefault("nsight", plain["_nsight"])
         del plain["_nsight"]
     return plain
-
-
-def _resolve_step_range(
-    step_range: StepRange | str | None,
-) -> StepRange | None:
-    if isinstance(step_range, str):
-        return parse_step_range(step_range)
-    return step_range or read_step_range()
 
 
 def _plugin_options(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .environ import read_environ as read_environ
     from .find import find_workers as find_workers
     from .find import find_workers_by_pid as find_workers_by_pid
     from .find import missing_ranks as missing_ranks
     from .model import ProcessState as ProcessState
     from .model import Worker as Worker
+    from .process_memory import read_environ as read_environ
     from .procfs import ENDED_STATES as ENDED_STATES
     from .procfs import list_numbers as list_numbers
     from .procfs import parse_stat as parse_stat
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .procfs import read_link as read_link
     from .procfs import read_proc as read_proc
     from .procfs import whole_number as whole_number
-    from .scan import compile_patterns as compile_patterns
+    from .scan import as_patterns as as_patterns
     from .stack_signal import OFFERS_ROOT as OFFERS_ROOT
     from .stack_signal import is_offer_locked as is_offer_locked
     from .stack_signal import is_private as is_private

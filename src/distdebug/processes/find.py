@@ -12,14 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..identity import current_identity
 from .model import Worker
-from .roles import (
-    ProcessKind,
-    ProcessTree,
-    build_process_tree,
-    classify_processes,
-    describe_workers,
-)
-from .scan import Process, compile_patterns, is_match, list_processes
+from .roles import ProcessKind, ProcessTree, Survey
+from .scan import Process, as_patterns, is_match, list_processes
 
 
 _COLLECTOR = re.compile(
@@ -66,8 +60,8 @@ def find_workers(
     Raises:
         PatternError: A pattern is no regular expression.
     """
-    compiled = compile_patterns(patterns)
-    tree = build_process_tree(list_processes(root))
+    compiled = tuple(map(re.compile, as_patterns(patterns)))
+    tree = ProcessTree(list_processes(root))
     own = tree.processes.get(_own_pid(root))
     excluded = _other_collectors(tree)
     if own is not None:
@@ -78,8 +72,8 @@ def find_workers(
     def is_selected(process: Process) -> bool:
         return process.pid not in excluded and is_match(process, compiled)
 
-    survey, kinds = classify_processes(tree, is_selected, root)
-    chosen = kinds.keys() - excluded
+    survey = Survey(tree, is_selected, root)
+    chosen = survey.kinds.keys() - excluded
     if compiled:
         matching = {p for p in chosen if is_selected(tree.processes[p])}
         descendants = {
@@ -87,8 +81,10 @@ def find_workers(
         }
         chosen &= matching | descendants
     if not include_children:
-        chosen = {p for p in chosen if kinds[p].role not in _CHILD_ROLES}
-    return describe_workers(survey, kinds, chosen)
+        chosen = {
+            p for p in chosen if survey.kinds[p].role not in _CHILD_ROLES
+        }
+    return survey.describe_workers(chosen)
 
 
 def _own_pid(root: str) -> int:
@@ -113,19 +109,6 @@ def _other_collectors(tree: ProcessTree) -> set[int]:
     return found | {p.pid for pid in found for p in tree.descendants(pid)}
 
 
-def find_worker(pid: int, root: str = "/proc") -> Worker | None:
-    """
-    Return the worker with a PID; ``None`` if there is no such process.
-
-    Args:
-        pid: Any process; its framework is ``"pattern"`` if no known one
-            started it.
-
-        root: Mount point of procfs.
-    """
-    return next(iter(find_workers_by_pid([pid], root)), None)
-
-
 def find_workers_by_pid(
     pids: Iterable[int], root: str = "/proc"
 ) -> tuple[Worker, ...]:
@@ -133,24 +116,25 @@ def find_workers_by_pid(
     Return the workers with some PIDs, as far as they exist.
 
     Args:
-        pids: Any processes; see :func:`find_worker`.
+        pids: Any processes; the framework of one is ``"pattern"`` if no known
+            one started it.
 
         root: Mount point of procfs.
     """
     named = frozenset(pids)
-    tree = build_process_tree(list_processes(root, named=named))
+    tree = ProcessTree(list_processes(root, named=named))
     existing = tree.processes.keys() & named
     related: dict[int, Process] = {}
     for pid in existing:
         if pid not in related:
             related.update(_related_processes(tree, tree.processes[pid]))
-    survey, kinds = classify_processes(
-        build_process_tree(related), lambda other: other.pid in existing, root
+    survey = Survey(
+        ProcessTree(related), lambda other: other.pid in existing, root
     )
     # Also those that a search drops, such as a process with an inherited rank.
-    for pid in existing - kinds.keys():
-        kinds[pid] = ProcessKind("pattern", "rank")
-    return describe_workers(survey, kinds, existing)
+    for pid in existing - survey.kinds.keys():
+        survey.kinds[pid] = ProcessKind("pattern", "rank")
+    return survey.describe_workers(existing)
 
 
 def _related_processes(

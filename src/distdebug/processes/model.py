@@ -120,10 +120,6 @@ class ProcessState:
         uninterruptible: IDs of its threads in state ``"D"``.
 
         pid_inside: Its PID in its own PID namespace; *pid* if that is ours.
-
-        caught_signals: Bit *n - 1* is set if it handles signal *n*.
-
-        has_seccomp: Whether a seccomp filter restricts it.
     """
 
     letter: str
@@ -132,8 +128,6 @@ class ProcessState:
     uid: int = 0
     uninterruptible: tuple[int, ...] = ()
     pid_inside: int = 0
-    caught_signals: int = 0
-    has_seccomp: bool = False
 
     @property
     def has_ended(self) -> bool:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
-from typing import NamedTuple, TypeVar
+from struct import Struct
+from typing import Any, NamedTuple
 
 
 _CHUNK = 1 << 16
@@ -193,6 +192,16 @@ def open_memory(pid: int, root: str = "/proc") -> Iterator[MemoryReader]:
         os.close(fd)
 
 
+def read_items(
+    memory: MemoryReader, item: Struct, address: int, count: int
+) -> list[tuple[Any, ...]]:
+    """
+    Read at most *count* items of a table; fewer where it ends.
+    """
+    data = memory(address, item.size * count)
+    return list(item.iter_unpack(data[: len(data) // item.size * item.size]))
+
+
 def read_c_string(memory: MemoryReader, address: int, *, limit: int) -> str:
     """
     Read a string that ends in a zero byte.
@@ -249,75 +258,3 @@ def find_lock_holder(pid: int, root: str = "/proc") -> int | None:
             return holders.get(number) or None
 
     return None
-
-
-Result = TypeVar("Result")
-
-# After this many blocked calls the remaining processes are skipped.
-_MAX_STUCK = 16
-
-
-def map_with_timeout(
-    pids: Iterable[int],
-    function: Callable[[int], Result],
-    *,
-    timeout_s: float = 1.0,
-) -> dict[int, Result]:
-    """
-    Call a function for each process, and skip those for which it blocks.
-
-    Args:
-        function: It must not raise.
-
-        timeout_s: How long to wait for one result, in seconds.
-
-    Returns:
-        Results by PID.  For each call that blocks, a thread remains; it ends
-        when the kernel releases it, or with this process.  After 16 of them,
-        the remaining processes are skipped.
-    """
-    queue: SimpleQueue[int] = SimpleQueue()
-    for pid in pids:
-        queue.put(pid)
-
-    results: dict[int, Result] = {}
-    for _ in range(_MAX_STUCK):
-        if _run_queue(queue, function, results, timeout_s):
-            break
-    return dict(results)
-
-
-def _run_queue(
-    queue: SimpleQueue[int],
-    function: Callable[[int], Result],
-    results: dict[int, Result],
-    timeout_s: float,
-) -> bool:
-    """
-    Work off the queue; return False if blocked, with the rest in the queue.
-    """
-    abandoned = threading.Event()
-
-    def work() -> None:
-        while not abandoned.is_set():
-            try:
-                pid = queue.get_nowait()
-            except Empty:
-                return
-            results[pid] = function(pid)
-
-    thread = threading.Thread(target=work, daemon=True, name="distdebug-ask")
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads: risk blocking for a result
-        work()
-        return True
-
-    while True:
-        before = len(results)
-        thread.join(timeout_s)
-        if not thread.is_alive():
-            return True
-        if len(results) == before:
-            abandoned.set()
-            return False

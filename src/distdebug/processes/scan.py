@@ -7,23 +7,17 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import attrs
 
+from .._proc import map_with_timeout
 from .._rules import check_pattern
 from .._text import clean
 from ..errors import PatternError
 from .model import Role
-from .procfs import (
-    Stat,
-    list_numbers,
-    map_with_timeout,
-    parse_stat,
-    read_link,
-    read_proc,
-)
+from .procfs import Stat, list_numbers, parse_stat, read_link, read_proc
 
 
 _INTERPRETER = re.compile(r"(?:^|/)-?(?:python|pypy)[\d.]*[a-z]?(?:-dbg)?$")
@@ -205,6 +199,41 @@ WRAPPERS = frozenset(
 )
 
 
+Result = TypeVar("Result")
+
+# After this many blocked calls the remaining processes are skipped.
+_MAX_STUCK = 16
+# How long to wait for the next result.
+_QUIET_S = 1.0
+
+
+def skip_blocked(
+    pids: Iterable[int], function: Callable[[int], Result]
+) -> dict[int, Result]:
+    """
+    Call a function for each process, and skip those for which it blocks.
+
+    Args:
+        function: It must not raise.
+
+    Returns:
+        Results by PID.  For each call that blocks, a thread remains; it ends
+        when the kernel releases it, or with this process.  After 16 of them,
+        the remaining processes are skipped.
+    """
+    left, results = list(pids), dict[int, Result]()
+    for _ in range(_MAX_STUCK):
+        done = map_with_timeout(
+            function, left, quiet_s=_QUIET_S, threads=1, may_block=True
+        )
+        results |= {pid: future.result() for pid, future in done}
+        # The first one without a result blocks.
+        left = [pid for pid in left if pid not in results][1:]
+        if not left:
+            break
+    return results
+
+
 # Command lines can have 2 MiB; the beginning is enough to classify them.
 _MAX_COMMAND_BYTES = 1 << 16
 
@@ -221,8 +250,6 @@ class Process:
 
         start_ticks: Start time, in clock ticks since boot.
 
-        letter: Its state, such as ``"S"``.
-
         name: Its name of at most 15 characters.
 
         arguments: Its command line; empty for a zombie, and for a process
@@ -234,7 +261,6 @@ class Process:
     pid: int
     parent_pid: int
     start_ticks: int
-    letter: str
     name: str
     arguments: tuple[str, ...] = ()
     is_python: bool = False
@@ -245,11 +271,6 @@ class Process:
         Its command line; the short name if there is none.
         """
         return " ".join(self.arguments) or self.name
-
-
-class _CommandLine(NamedTuple):
-    arguments: tuple[str, ...]
-    is_python: bool
 
 
 def list_processes(
@@ -270,26 +291,30 @@ def list_processes(
         for pid in list_numbers(root)
         if (stat := parse_stat(read_proc(f"{root}/{pid}/stat", limit=4096)))
     }
-    lines = map_with_timeout(stats, lambda pid: _read_command_line(pid, root))
-    no_command = _CommandLine((), is_python=False)
+    lines = skip_blocked(stats, lambda pid: _read_command_line(pid, root))
     return {
-        pid: _make_process(pid, stat, lines.get(pid, no_command))
+        pid: _make_process(pid, stat, lines.get(pid, _NO_COMMAND))
         for pid, stat in stats.items()
         # Kernel threads have no command line, but neither have zombies and
         # processes that hang.
-        if lines.get(pid) != no_command or stat.has_ended or pid in named
+        if lines.get(pid) != _NO_COMMAND or stat.has_ended or pid in named
     }
 
 
+# Arguments, and whether the program is a Python interpreter.
+_CommandLine = tuple[tuple[str, ...], bool]
+_NO_COMMAND: _CommandLine = ((), False)
+
+
 def _make_process(pid: int, stat: Stat, line: _CommandLine) -> Process:
+    arguments, is_python = line
     return Process(
         pid=pid,
         parent_pid=stat.parent_pid,
         start_ticks=stat.start_ticks,
-        letter=stat.letter,
         name=stat.name,
-        arguments=line.arguments,
-        is_python=line.is_python if line.arguments else _is_python(stat.name),
+        arguments=arguments,
+        is_python=is_python if arguments else _is_python(stat.name),
     )
 
 
@@ -298,14 +323,11 @@ def _read_command_line(pid: int, root: str) -> _CommandLine:
     # Titles set by a process are padded with zeros or blanks.
     data = data.rstrip(b"\0 ")
     if not data:
-        return _CommandLine((), is_python=False)
+        return _NO_COMMAND
 
     arguments = tuple(os.fsdecode(x) for x in data.split(b"\0"))
     program = read_link(f"{root}/{pid}/exe").removesuffix(" (deleted)")
-    return _CommandLine(
-        arguments,
-        is_python=_is_python(arguments[0]) or is_python_name(program),
-    )
+    return arguments, _is_python(arguments[0]) or is_python_name(program)
 
 
 def _is_python(name: str) -> bool:
@@ -323,9 +345,9 @@ def _is_python(name: str) -> bool:
 _MAX_TEXT = 4096
 
 
-def compile_patterns(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+def as_patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
     """
-    Compile the user's regular expressions.
+    Check the user's regular expressions.
 
     Args:
         patterns: Regular expressions; a single string counts as one.
@@ -334,9 +356,10 @@ def compile_patterns(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
         PatternError: One of them is no regular expression, or may take
             exponential time to match.
     """
-    if isinstance(patterns, str):
-        patterns = (patterns,)
-    return tuple(map(_compile_pattern, patterns))
+    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for pattern in patterns:
+        _check_pattern(pattern)
+    return patterns
 
 
 def is_match(process: Process, patterns: Sequence[re.Pattern[str]]) -> bool:
@@ -356,11 +379,11 @@ def is_match(process: Process, patterns: Sequence[re.Pattern[str]]) -> bool:
     return any(pattern.search(text, 0, _MAX_TEXT) for pattern in patterns)
 
 
-def _compile_pattern(pattern: str) -> re.Pattern[str]:
+def _check_pattern(pattern: str) -> None:
     try:
         # First, because it rejects patterns that take long to compile.
         check_pattern(pattern)
-        return re.compile(pattern)
+        re.compile(pattern)
     except (ValueError, re.error, RecursionError, OverflowError) as exc:
         # The message of Python quotes the pattern.
         reason = clean(str(exc), limit=300)

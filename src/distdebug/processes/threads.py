@@ -13,7 +13,6 @@ import socket
 import struct
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import attrs
 
@@ -26,6 +25,7 @@ from .procfs import (
     parse_stat,
     parse_status,
     read_c_string,
+    read_items,
     read_link,
     read_proc,
     whole_number,
@@ -34,19 +34,14 @@ from .procfs import (
 
 # A node with many clients has long tables; 16 MiB are 100,000 lines.
 _MAX_TABLE_BYTES = 1 << 24
-# As in the kernel's ``tcp_states.h``.
+# As in the kernel's ``tcp_states.h``, from 2; 1 is ESTABLISHED, not shown.
+_TCP_STATE_NAMES = """
+SYN_SENT SYN_RECV FIN_WAIT1 FIN_WAIT2 TIME_WAIT CLOSE CLOSE_WAIT LAST_ACK
+LISTEN CLOSING
+"""
 _TCP_STATES = {
-    "01": "",  # ESTABLISHED: not shown
-    "02": "SYN_SENT",
-    "03": "SYN_RECV",
-    "04": "FIN_WAIT1",
-    "05": "FIN_WAIT2",
-    "06": "TIME_WAIT",
-    "07": "CLOSE",
-    "08": "CLOSE_WAIT",
-    "09": "LAST_ACK",
-    "0A": "LISTEN",
-    "0B": "CLOSING",
+    f"{number:02X}": name
+    for number, name in enumerate(_TCP_STATE_NAMES.split(), 2)
 }
 
 
@@ -135,24 +130,17 @@ writev
 _FD_CALLS = frozenset(_FD_CALL_NAMES.split())
 _LOCK_CALLS = frozenset({"flock", "fcntl"})
 # Index of the argument that is the address of the path.
+_PATH_CALLS = (
+    """
+    lstat mkdir open rename rmdir stat truncate unlink
+    """,
+    """
+    faccessat2 mkdirat newfstatat openat openat2 renameat renameat2 statx
+    unlinkat
+    """,
+)
 _PATH_ARGUMENT = {
-    "faccessat2": 1,
-    "lstat": 0,
-    "mkdir": 0,
-    "mkdirat": 1,
-    "newfstatat": 1,
-    "open": 0,
-    "openat": 1,
-    "openat2": 1,
-    "rename": 0,
-    "renameat": 1,
-    "renameat2": 1,
-    "rmdir": 0,
-    "stat": 0,
-    "statx": 1,
-    "truncate": 0,
-    "unlink": 0,
-    "unlinkat": 1,
+    name: index for index, x in enumerate(_PATH_CALLS) for name in x.split()
 }
 _POLLFD = struct.Struct("=ihh")
 _MAX_POLLED = 4
@@ -180,9 +168,8 @@ def describe_target(
     first, second = (*arguments, 0, 0)[:2]
     if name in _FD_CALLS:
         file = describe_descriptor(pid, _to_int32(first), root)
-        return (
-            _add_lock_holder(pid, file, root) if name in _LOCK_CALLS else file
-        )
+        is_lock = name in _LOCK_CALLS
+        return _add_lock_holder(pid, file, root) if is_lock else file
     if name in _PATH_ARGUMENT:
         return _read_path(pid, (first, second)[_PATH_ARGUMENT[name]], root)
     if name in {"poll", "ppoll"}:
@@ -227,10 +214,8 @@ def _read_path(pid: int, address: int, root: str) -> str:
 
 def _describe_polled(pid: int, address: int, count: int, root: str) -> str:
     with open_memory(pid, root) as memory:
-        data = memory(address, _POLLFD.size * min(count, _MAX_POLLED))
-
-    whole = len(data) // _POLLFD.size * _POLLFD.size
-    numbers = [fd for fd, _, _ in _POLLFD.iter_unpack(data[:whole]) if fd >= 0]
+        found = read_items(memory, _POLLFD, address, min(count, _MAX_POLLED))
+    numbers = [fd for fd, _, _ in found if fd >= 0]
     shown = [describe_descriptor(pid, fd, root) for fd in numbers]
     more = [f"{count - _MAX_POLLED} more"] if count > _MAX_POLLED else []
     return ", ".join([x for x in shown if x] + more)
@@ -442,12 +427,7 @@ def idle_seconds(pid: int, tid: int, *, root: str = "/proc") -> float | None:
 
 
 def _read_exec_start(path: str) -> float | None:
-    try:
-        with Path(path).open("rb") as file:
-            match = _EXEC_START.search(file.read(_MAX_BYTES))
-    except OSError:
-        return None
-
+    match = _EXEC_START.search(read_proc(path, limit=_MAX_BYTES) or b"")
     return float(match[1]) if match else None
 
 
@@ -470,14 +450,12 @@ def read_state(pid: int, root: str = "/proc") -> ProcessState | None:
         uid=_parse_column(status.get("Uid"), 1),
         uninterruptible=_list_uninterruptible(pid, root),
         pid_inside=_parse_column(status.get("NSpid"), -1) or pid,
-        caught_signals=_parse_column(status.get("SigCgt"), 0, base=16),
-        has_seccomp=_parse_column(status.get("Seccomp"), 0) > 0,
     )
 
 
-def _parse_column(text: str | None, column: int, base: int = 10) -> int:
+def _parse_column(text: str | None, column: int) -> int:
     try:
-        return int((text or "").split()[column], base)
+        return int((text or "").split()[column])
     except (ValueError, IndexError):
         return 0
 

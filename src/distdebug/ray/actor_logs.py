@@ -10,7 +10,6 @@ import re
 import threading
 import time
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -25,18 +24,19 @@ from ..logs import (
     PACKED_SUFFIXES,
     READ_ERRORS,
     LogLine,
+    LogWalk,
     Origin,
     parse_line,
     read_lines,
-    split_block,
-    walk_logs,
 )
+from ..logs import read_tail as read_end
 from .sessions import (
     LogPart,
     RaySession,
     WorkerLog,
     find_ray_sessions,
-    split_log_name,
+    is_rotated,
+    rotated_parts,
 )
 from .workers import (
     MARKER_PREFIXES,
@@ -88,12 +88,12 @@ def find_actor_logs(
 
     found = resolve_sessions(sessions)
     logs = worker_files(found)
-    origin = _parse_origin(actor)
-    if origin:
-        heads = read_heads(_filter_by_pid(logs, origin))
-        return _filter_by_origin(add_cluster_facts(heads, found), origin)
-
     text = str(actor).strip()
+    # The beginning of a driver line.
+    origin = parse_line(text).origin
+    if origin is not None and origin.pid is not None:
+        return _filter_by_origin(logs, found, origin)
+
     by_file = [log for log in logs if _has_pid_or_id(log, text)]
     if by_file:
         return add_cluster_facts(read_heads(by_file), found)
@@ -130,43 +130,30 @@ def resolve_sessions(sessions: SessionSources) -> tuple[RaySession, ...]:
     return tuple(known)
 
 
-def _parse_origin(actor: str | int) -> Origin | None:
+def _filter_by_origin(
+    logs: Iterable[WorkerLog], sessions: Iterable[RaySession], origin: Origin
+) -> tuple[WorkerLog, ...]:
     """
-    Parse the prefix of a driver line; ``None`` if *actor* is no such line.
+    Filter workers by process id, name, and node.
+
+    Process ids repeat across nodes, and Ray omits the address of the driver's
+    own node.
     """
-    if isinstance(actor, str):
-        line = parse_line(actor.strip())
-        if line.origin and line.origin.pid is not None:
-            return line.origin
-    return None
-
-
-def _filter_by_pid(
-    logs: Iterable[WorkerLog], origin: Origin
-) -> list[WorkerLog]:
-    return [
+    heads = read_heads(
         log
         for log in logs
         if log.pid == origin.pid
         and (origin.ip is None or log.session.ip in {None, origin.ip})
-    ]
-
-
-def _filter_by_origin(
-    logs: tuple[WorkerLog, ...], origin: Origin
-) -> tuple[WorkerLog, ...]:
-    """
-    Filter workers by name and node; process ids repeat across nodes.
-    """
+    )
+    found = add_cluster_facts(heads, sessions)
     criteria: tuple[Callable[[WorkerLog], bool], ...] = (
         lambda log: origin.ip is not None and log.session.ip == origin.ip,
         lambda log: _has_name(log, origin.name),
-        # Ray omits the address of the driver's own node.
         lambda log: origin.ip is None and log.session.is_head,
     )
     for has_property in criteria:
-        logs = tuple(filter(has_property, logs)) or logs
-    return logs
+        found = tuple(filter(has_property, found)) or found
+    return found
 
 
 def _has_name(log: WorkerLog, name: str) -> bool:
@@ -204,7 +191,6 @@ LogSources = LogSource | Iterable[LogSource]
 _BLOCK = 1 << 16
 _MOST_LINE = 1 << 16
 _MOST_BYTES = 1 << 26
-_MOST_PACKED_LINES = 10_000
 
 
 def read_parts(
@@ -259,20 +245,39 @@ def read_tail(
     Raises:
         LogError: There is no such stream.
     """
-    found: deque[LogLine] = deque()
+    found: list[LogLine] = []
     budget = _MOST_BYTES
     for path in reversed(find_log_paths(log, stream)):
         try:
-            for line in _read_backwards(path, budget):
-                if len(found) >= lines:
-                    return tuple(found)
-                found.appendleft(line)
-            budget -= path.stat().st_size
+            last, size = _read_last(path, lines - len(found), budget)
         except READ_ERRORS:
             continue
-        if budget <= 0:
+        found = last + found
+        budget -= size
+        if len(found) >= lines or budget <= 0:
             break
     return tuple(found)
+
+
+def _read_last(path: Path, count: int, most: int) -> tuple[list[LogLine], int]:
+    """
+    Read the last lines of a file.
+
+    Returns:
+        At most *count* lines, and how many bytes were read, at most *most*.
+    """
+    size = _BLOCK
+    while True:
+        size = min(size, most)
+        data = read_end(path, size)
+        is_whole = len(data) < size
+        pieces = data.replace(b"\r", b"\n").split(b"\n")
+        # The first line may begin before.
+        whole = (x[:_MOST_LINE] for x in pieces[not is_whole :])
+        found = list(_parse_lines(whole, path))
+        if len(found) >= count or is_whole or size == most:
+            return found[max(len(found) - count, 0) :], len(data)
+        size *= 8
 
 
 def find_log_paths(log: LogSources, stream: str = "err") -> list[Path]:
@@ -295,75 +300,13 @@ def find_log_paths(log: LogSources, stream: str = "err") -> list[Path]:
     return [path for one in log for path in find_log_paths(one, stream)]
 
 
-def _read_backwards(path: Path, most: int) -> Iterator[LogLine]:
-    """
-    Yield the lines of a file, the last one first.
-    """
-    source = str(path)
-    pieces = (
-        # A compressed file can only be read from its beginning.
-        _read_packed_backwards(source)
-        if path.suffix in PACKED_SUFFIXES
-        else _split_backwards(path, most)
-    )
-    for piece in pieces:
-        text = piece.decode("utf-8", "replace")
-        if not text.strip():
-            continue
-        line = parse_line(text, source=source)
-        if not line.text.startswith(MARKER_PREFIXES):
-            yield line
-
-
-def _split_backwards(path: Path, most: int) -> Iterator[bytes]:
-    with open_ordinary(path, "not an ordinary file") as file:
-        end = size = file.seek(0, os.SEEK_END)
-        rest = b""
-        while end > max(0, size - most):
-            begin = max(0, end - _BLOCK)
-            file.seek(begin)
-            block = file.read(end - begin) + rest
-            # The first line may begin in the previous block.
-            rest, *whole = block.replace(b"\r", b"\n").split(b"\n")
-            yield from (x[:_MOST_LINE] for x in reversed(whole))
-            rest, end = rest[:_MOST_LINE], begin
-        yield rest
-
-
-def _read_packed_backwards(source: str) -> Iterator[bytes]:
-    last = deque(read_lines(source), maxlen=_MOST_PACKED_LINES)
-    yield from (line.text.encode() for line in reversed(last))
-
-
 FollowSource = str | os.PathLike[str] | LogPart | WorkerLog
 
 _POLL_S = 0.2
 _SEARCH_S = 2.0
 _FOLLOW_BLOCK = 1 << 18
-# Blocks that are read of one file before the next file is read.
-_BLOCKS_PER_TURN = 4
-_MOST_PARTS = 20
-
-
-@attrs.frozen(kw_only=True)
-class _Position:
-    """
-    The read position in a followed file.
-
-    Attributes:
-        inode: Device and inode, which survive a rename.
-
-        offset: The offset of the next block, in bytes.
-
-        rest: The beginning of a line that is not complete yet.
-
-        has_more: Whether more can be read at once.
-    """
-
-    inode: tuple[int, int] | None = None
-    offset: int = 0
-    rest: bytes = b""
-    has_more: bool = False
+# What is read of one file before the next file is read, in bytes.
+_BYTES_PER_TURN = 4 * _FOLLOW_BLOCK
 
 
 def follow_lines(
@@ -408,8 +351,8 @@ def follow_lines(
         msg = "timeout_s is no number of seconds"
         raise LogError(msg)
     end = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    positions = {
-        x: _Position() if from_start else _end_position(x)
+    files = {
+        x: _FollowedFile(x) if from_start else _FollowedFile.at_end(x)
         for x in _expand_folders(targets)
     }
     last_search = time.monotonic()
@@ -419,16 +362,14 @@ def follow_lines(
         is_over = stop.is_set() or now >= end
         if is_over or now - last_search > _SEARCH_S:
             last_search = now
-            positions = {
-                x: _Position() for x in _expand_folders(targets)
-            } | positions
-        for path, position in positions.items():
-            positions[path], lines = _read_new(path, position)
-            yield from _parse_lines(lines, path)
-        if not is_over and not any(x.has_more for x in positions.values()):
+            for path in _expand_folders(targets):
+                files.setdefault(path, _FollowedFile(path))
+        for file in files.values():
+            yield from _parse_lines(file.read(), file.path)
+        if not is_over and not any(x.has_more for x in files.values()):
             stop.wait(min(_POLL_S, end - now))
-    for path, position in positions.items():
-        yield from _parse_lines([position.rest], path)
+    for file in files.values():
+        yield from _parse_lines([file.rest], file.path)
 
 
 def _find_targets(paths: FollowSource | Iterable[FollowSource]) -> list[Path]:
@@ -444,77 +385,92 @@ def _expand_folders(targets: Iterable[Path]) -> Iterator[Path]:
         if not is_folder(path):
             yield path
             continue
-        for found in walk_logs(path):
-            # Rotated files hold lines that were read under their old name.
-            _, stream, index = split_log_name(found.name)
-            is_old = found.parent.name == "old" or (stream and index)
-            if not is_old and found.suffix not in PACKED_SUFFIXES:
+        # Rotated files hold lines that were read under their old name.
+        for found in LogWalk(path):
+            if found.suffix not in PACKED_SUFFIXES and not is_rotated(found):
                 yield found
 
 
-def _end_position(path: Path) -> _Position:
-    status = _stat(path)
-    if status is None:
-        return _Position()
-    return _Position(inode=_file_id(status), offset=status.st_size)
-
-
-def _read_new(
-    path: Path, position: _Position
-) -> tuple[_Position, list[bytes]]:
-    status = _stat(path)
-    lines: list[bytes] = []
-    if position.inode and (
-        status is None or _file_id(status) != position.inode
-    ):
-        lines = _read_rotated(path, position)
-        position = _Position()
-    if status is None:
-        return position, lines
-
-    if status.st_size < position.offset:  # truncated
-        position = _Position()
-    position = attrs.evolve(position, inode=_file_id(status))
-    position, more = _read_blocks(path, position)
-    return position, lines + more
-
-
-def _read_rotated(path: Path, position: _Position) -> list[bytes]:
+@attrs.define
+class _FollowedFile:
     """
-    Read the rest of a file that was renamed.
+    A followed file, and how far it was read.
+
+    Attributes:
+        path: The file.
+
+        inode: Device and inode, which survive a rename.
+
+        offset: The offset of the next block, in bytes.
+
+        rest: The beginning of a line that is not complete yet.
+
+        has_more: Whether more can be read at once.
     """
-    names = [f"{path.name}.{n}" for n in range(1, _MOST_PARTS + 1)]
-    moved = [path.parent / "old" / path.name, *map(path.with_name, names)]
-    for other in moved:
-        status = _stat(other)
-        if status and _file_id(status) == position.inode:
-            position, lines = _read_blocks(other, position)
-            return [*lines, position.rest]
-    return [position.rest]
 
+    path: Path
+    inode: tuple[int, int] | None = None
+    offset: int = 0
+    rest: bytes = b""
+    has_more: bool = False
 
-def _read_blocks(
-    path: Path, position: _Position
-) -> tuple[_Position, list[bytes]]:
-    lines: list[bytes] = []
-    offset, rest, block = position.offset, position.rest, b""
-    with (
-        suppress(OSError, ValueError),
-        open_ordinary(path, "not an ordinary file") as file,
-    ):
-        file.seek(offset)
-        for _ in range(_BLOCKS_PER_TURN):
-            block = file.read(_FOLLOW_BLOCK)
-            offset += len(block)
-            whole, rest = split_block(rest, block.replace(b"\r", b"\n"))
-            lines += whole
-            if len(block) < _FOLLOW_BLOCK:
+    @classmethod
+    def at_end(cls, path: Path) -> _FollowedFile:
+        """
+        Skip what the file contains now.
+        """
+        status = _stat(path)
+        if status is None:
+            return cls(path)
+        return cls(path, inode=_file_id(status), offset=status.st_size)
+
+    def read(self) -> Iterator[bytes]:
+        """
+        Yield the complete lines that were added, of a large file some.
+        """
+        self.has_more = False
+        status = _stat(self.path)
+        if self.inode and (status is None or _file_id(status) != self.inode):
+            yield from self._read_rotated()
+            self.inode, self.offset = None, 0
+        if status is None:
+            return
+
+        if status.st_size < self.offset:  # truncated
+            self.offset, self.rest = 0, b""
+        self.inode = _file_id(status)
+        yield from self._read_blocks(self.path, self.offset + _BYTES_PER_TURN)
+        self.has_more = self.offset < status.st_size
+
+    def _read_rotated(self) -> Iterator[bytes]:
+        """
+        Yield the rest of the file that had this name before.
+        """
+        for other in rotated_parts(self.path):
+            status = _stat(other)
+            if status and _file_id(status) == self.inode:
+                yield from self._read_blocks(other, status.st_size)
                 break
-    has_more = len(block) == _FOLLOW_BLOCK
-    return (
-        attrs.evolve(position, offset=offset, rest=rest, has_more=has_more),
-        lines,
-    )
+        yield self.rest
+        self.rest = b""
+
+    def _read_blocks(self, path: Path, end: int) -> Iterator[bytes]:
+        with (
+            suppress(OSError, ValueError),
+            open_ordinary(path, "not an ordinary file") as file,
+        ):
+            file.seek(self.offset)
+            while self.offset < end and (block := file.read(_FOLLOW_BLOCK)):
+                self.offset += len(block)
+                *lines, rest = (
+                    (self.rest + block).replace(b"\r", b"\n").split(b"\n")
+                )
+                self.rest = rest[:_LONGEST_LINE]
+                yield from (line[:_LONGEST_LINE] for line in lines)
+
+
+# Longer lines are cut.
+_LONGEST_LINE = 1 << 16
 
 
 def _parse_lines(lines: Iterable[bytes], path: Path) -> Iterator[LogLine]:

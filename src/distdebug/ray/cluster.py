@@ -1,40 +1,146 @@
 """
-Query a live Ray cluster for actors and nodes.
+Query a live Ray cluster: actors, nodes, and tasks on its workers.
 
-Only `query_live_cluster` needs Ray to be installed.
+Ray changes the process that connects, and may wait for ever or end it, so a
+child process connects.  Only querying needs Ray to be installed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import attrs
 
+from .._proc import run_child
 from .._text import clean
-from ..capture import run_tool
 from ..errors import MissingDependencyError, NodesError
 from ..findings import as_plain
 from ..nodes import as_address, last_address, probe_port, read_ray_file
 from .sessions import RaySession, WorkerLog
-from .workers import KnownActor, add_actor_facts
+from .workers import KnownActor, join_actors
 
 
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from distdebug.ray.cluster_child import main; main(*sys.argv[2:])"
-)
-_ANSWER_MARKER = "distdebug:"
+_CHILD_MODULE = f"{__package__}.cluster_child"
+# Time for Ray to end cleanly after the timeout, in seconds.
+_GRACE_S = 3.0
+# Share of the timeout for the work; the rest is for starting and connecting.
+_CHILD_SHARE = 0.8
 _REMEDY = (
+    "run it on a node of the cluster, where `ray status` answers, with the "
+    "Ray and the Python of the cluster; with RAY_AUTH_MODE=token if it wants one"
+)
+
+
+def query_cluster(
+    address: str | None,
+    ask: str,
+    *,
+    timeout_s: float,
+    tasks: Sequence[Mapping[str, Any]] = (),
+) -> Any:
+    """
+    Let a child process that connects to a cluster answer a query.
+
+    Args:
+        address: The cluster, as ``HOST:PORT``; by default the one that this
+            process, or this node, belongs to.
+
+        ask: The name of a function of `cluster_child`.
+
+        timeout_s: The timeout, in seconds.
+
+        tasks: See `cluster_child.run_tasks`.
+
+    Returns:
+        What the function returned; its form is not checked.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+
+        NodesError: No such cluster answers in time.
+    """
+    cluster = _resolve_address(address)
+    if find_spec("ray") is None:
+        msg = "Ray is not installed here"
+        remedy = (
+            "install the version of the cluster: ray==...; reading files "
+            "needs none"
+        )
+        raise MissingDependencyError(msg, remedy=remedy)
+
+    query = {
+        "address": cluster,
+        "ask": ask,
+        "tasks": list(tasks),
+        "timeout_s": timeout_s * _CHILD_SHARE,
+    }
+    child = run_child(
+        [sys.executable, "-P", "-m", _CHILD_MODULE],
+        # Keep Ray from applying this process's `uv run` to the workers.
+        environment={**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
+        timeout_s=timeout_s,
+        grace_s=_GRACE_S,
+        data=json.dumps(query).encode() + b"\n",
+    )
+    if child.status is None:
+        msg = f"no Ray cluster answers at {cluster} within {timeout_s:g} s"
+        raise NodesError(msg, remedy=_REMEDY)
+    reply = loads_object(child.output)
+    if "answer" in reply:
+        return reply["answer"]
+    error_text = clean(child.stderr.decode("utf-8", "replace")[-300:])
+    reason = plain_text(reply.get("reason")) or error_text or "no answer"
+    msg = f"there is no way to a Ray cluster at {cluster}: {reason}"
+    raise NodesError(msg, remedy=_REMEDY)
+
+
+def make_answer_error(answer: object) -> NodesError:
+    """
+    Return the error for an answer of another form than expected.
+    """
+    msg = f"the Ray cluster answered what nobody understands: {answer!r:.80}"
+    return NodesError(msg, remedy="use the Ray of the cluster here")
+
+
+def plain_text(value: object, *, limit: int = 500) -> str:
+    """
+    Return a clean copy of *value* if it is a text, or else ``""``.
+    """
+    return clean(value, limit=limit) if isinstance(value, str) else ""
+
+
+def loads_object(data: str | bytes) -> dict[str, Any]:
+    """
+    Parse a JSON object that another process sent; ``{}`` if it is none.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _resolve_address(address: str | None) -> str:
+    if address in {"", "local"} or "://" in (address or ""):
+        msg = f"{address!r} is no address of a running Ray cluster"
+        raise NodesError(msg, remedy="say 'auto' or 'HOST:6379'")
+    ray = sys.modules.get("ray")
+    if address in {None, "auto"} and ray and ray.is_initialized():
+        return str(ray.get_runtime_context().gcs_address)
+    return address or "auto"
+
+
+_PROBE_S = 2.0
+_FILES_REMEDY = (
     "it may be over, and its files are still readable; or name its address, "
     "host:port"
 )
-_PROBE_S = 2.0
 
 
 @attrs.frozen(kw_only=True)
@@ -108,13 +214,8 @@ def query_live_cluster(
         NodesError: No cluster answers, or a different one than that of the
             session, or the session does not contain an address.
     """
-    if find_spec("ray") is None:
-        msg = "asking a cluster needs Ray"
-        remedy = "pip install 'distdebug[ray]'; files alone need nothing"
-        raise MissingDependencyError(msg, remedy=remedy)
-
     if not isinstance(address, RaySession):
-        return _query_cluster(address or "", timeout_s)
+        return _query_actors(address, timeout_s)
 
     gcs_address = _find_address(address)
     if not gcs_address and not address.node_id:
@@ -122,35 +223,30 @@ def query_live_cluster(
         remedy = "name its address, host:port; files alone need none"
         raise NodesError(msg, remedy=remedy)
 
-    live = _query_cluster(gcs_address, timeout_s)
+    live = _query_actors(gcs_address, timeout_s)
     # A newer cluster may have the address of the session's cluster.
     node_ids = {node.node_id for node in live.nodes}
     if address.node_id and address.node_id not in node_ids:
         msg = f"another cluster than that of {address.name} answers"
-        raise NodesError(msg, remedy=_REMEDY)
+        raise NodesError(msg, remedy=_FILES_REMEDY)
 
     return live
 
 
-def _query_cluster(address: str, timeout_s: float) -> LiveCluster:
-    root = str(Path(__file__).parents[2])
-    result = run_tool(
-        [*(sys.executable, "-c", _PROGRAM), *(root, address, str(timeout_s))],
-        timeout_s=timeout_s,
-    )
-    answer = (
-        result.output.rpartition(_ANSWER_MARKER)[2]
-        if result.status == 0
-        else ""
-    )
+def _query_actors(address: str | None, timeout_s: float) -> LiveCluster:
     try:
-        return _parse_cluster(json.loads(answer))
-    except (ValueError, LookupError, TypeError) as exc:
-        reason = result.complaint.strip().splitlines()[-1:] or [
-            f"nothing within {timeout_s:g} s"
-        ]
-        msg = f"no Ray cluster answers: {clean(reason[0])}"
-        raise NodesError(msg, remedy=_REMEDY) from exc
+        answer = query_cluster(
+            address or None, "list_actors", timeout_s=timeout_s
+        )
+    except NodesError as exc:
+        raise NodesError(str(exc), remedy=_FILES_REMEDY) from exc
+    try:
+        return LiveCluster(
+            actors=tuple(KnownActor(**x) for x in answer["actors"]),
+            nodes=tuple(LiveNode(**x) for x in answer["nodes"]),
+        )
+    except (LookupError, TypeError) as exc:
+        raise make_answer_error(answer) from exc
 
 
 def add_live_actors(
@@ -162,14 +258,7 @@ def add_live_actors(
     Args:
         live: The result of `query_live_cluster`.
     """
-    by_id = {actor.actor_id: actor for actor in live.actors}
-    by_process = {(x.node_id, x.pid): x for x in live.actors if x.pid}
-    found = []
-    for log in logs:
-        key = log.session.node_id or "", log.pid
-        actor = by_id.get(log.actor_id or "") or by_process.get(key)
-        found.append(add_actor_facts(log, actor) if actor else log)
-    return tuple(found)
+    return tuple(join_actors(logs, live.actors))
 
 
 def _find_address(session: RaySession) -> str:
@@ -186,11 +275,4 @@ def _find_address(session: RaySession) -> str:
     return next(
         (x for x in addresses if x and probe_port(x, _PROBE_S) == "answers"),
         "",
-    )
-
-
-def _parse_cluster(data: dict[str, Any]) -> LiveCluster:
-    return LiveCluster(
-        actors=tuple(KnownActor(**x) for x in data["actors"]),
-        nodes=tuple(LiveNode(**x) for x in data["nodes"]),
     )

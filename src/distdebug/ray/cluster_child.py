@@ -1,8 +1,10 @@
 """
-Query the GCS for actors and nodes without joining the cluster (child process).
+Answer one query about a Ray cluster (child process).
 
-The GCS always has the tables of actors and nodes; only the state API, which
-needs the dashboard, has the representations of actors.
+`cluster` starts it as ``python -m distdebug.ray.cluster_child`` and ends it at
+the timeout.  It reads one line of JSON and writes one: ``{"answer": …}`` or
+``{"reason": …}``.  Only `run_tasks` joins the cluster; the others read the
+tables of the GCS, as `ray status` does.
 """
 
 from __future__ import annotations
@@ -10,43 +12,116 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import IO, Any
+
+from ..nodes import shared_env
+from . import debugger_worker
 
 
-_ANSWER_MARKER = "distdebug:"
-_MOST_ACTORS = 10_000
-
-
-def main(address: str, timeout_s: str) -> None:
+def main(stdin: IO[str], stdout: IO[str]) -> int:
     """
-    Print the actors and nodes of a cluster, as JSON.
+    Answer the query on the first line of *stdin*, and return the exit status.
+    """
+    query = json.loads(stdin.readline())
+    try:
+        reply: dict[str, Any] = {"answer": _run_query(query)}
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 -- Ray may exit
+        text = str(exc).strip().partition("\n")[0]
+        reply = {"reason": f"{type(exc).__name__}: {text[:1000]}"}
+    stdout.write(f"{json.dumps(reply)}\n")
+    stdout.flush()
+    return 0
+
+
+def _run_query(query: Mapping[str, Any]) -> Any:
+    from ray._private import services
+
+    address, timeout_s = query["address"], query["timeout_s"]
+    if address == "auto" and "RAY_ADDRESS" not in os.environ:
+        _enable_token()
+    address = str(services.canonicalize_bootstrap_address_or_die(address))
+    if query["ask"] == "run_tasks":
+        return run_tasks(address, query["tasks"], timeout_s)
+    if query["ask"] == "list_actors":
+        return list_actors(address, timeout_s)
+    return read_cluster_state(address)
+
+
+def _enable_token() -> None:
+    """
+    Let Ray use the token of the user.
+
+    Like Ray, only for the cluster of this node: another server should not get
+    the token unasked.
+    """
+    # Older versions of Ray have no tokens.
+    with suppress(ImportError, AttributeError):
+        setup: Any = import_module(
+            "ray._private.authentication.authentication_token_setup"
+        )
+        setup.maybe_enable_token_auth_if_token_available(
+            warn_if_disabled=False
+        )
+
+
+def _main() -> int:
+    # Only the reply goes to stdout; Ray's output goes to stderr.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with answers:
+        return main(sys.stdin, answers)
+
+
+_KV_TIMEOUT_S = 10
+_HEAD_RESOURCE = "node:__internal_head__"
+_ACTOR_ALIVE = 2
+_DRIVER_TYPE = 1
+_MOST_ENVIRONMENTS = 32
+_MOST_RECORDS = 1000
+# Namespaces of Ray's own jobs, and of ours.
+_INTERNAL_NAMESPACES = ("_ray_", "_distdebug")
+
+
+def read_cluster_state(address: str) -> dict[str, Any]:
+    """
+    Read the debugger state of a cluster from its head.
 
     Args:
-        address: The address of the GCS, or ``""`` for the default.
+        address: The head, as ``HOST:PORT``.
 
-        timeout_s: The timeout, in seconds.
+    Returns:
+        ``nodes``, paused ``workers``, ``legacy`` records of the older
+        debugger, runtime ``environments`` in use, ``dashboard``, and
+        ``ray_version``.
+
+    Raises:
+        Exception: Any error of Ray.
     """
-    from ray._private.services import canonicalize_bootstrap_address_or_die
+    accessor = _connect_state(address)._connect_and_get_accessor()  # noqa: SLF001
+    raylet: Any = import_module("ray._raylet")
+    store = raylet.GcsClient(address=address)
 
-    found = canonicalize_bootstrap_address_or_die(address or None)
-    state = _connect_state(found)
-    actors = {
-        x["ActorID"]: _actor(x) for x in state.actor_table(None).values()
+    nodes = list(_parse_nodes(accessor.get_node_table()))
+    actors = list(_list_actors(accessor))
+    legacy = list(_list_legacy_records(store))
+    metadata = _loads(_read_key(store, b"CLUSTER_METADATA", b"cluster"))
+    return {
+        "address": address,
+        "nodes": nodes,
+        "workers": list(_list_paused_workers(accessor, actors, legacy)),
+        "legacy": legacy,
+        "environments": _list_environments(accessor, actors, nodes),
+        "dashboard": _read_key(store, b"webui:url", b"dashboard"),
+        "ray_version": metadata.get("ray_version", ""),
     }
-    for actor_id, text in _query_actor_reprs(found, float(timeout_s) / 2):
-        # The dashboard may belong to another cluster.
-        if actor_id in actors:
-            actors[actor_id]["actor_repr"] = text
-    nodes = [*map(_node, state.node_table())]
-    answer = {"actors": [*actors.values()], "nodes": nodes}
-    sys.stdout.write(f"\n{_ANSWER_MARKER}{json.dumps(answer)}\n")
-    sys.stdout.flush()
 
 
 def _connect_state(address: str) -> Any:
-    from importlib import import_module
-
     from ray._private.state import GlobalState
 
     raylet: Any = import_module("ray._raylet")
@@ -54,8 +129,250 @@ def _connect_state(address: str) -> Any:
         address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
     state = GlobalState()
-    state._initialize_global_state(options)  # noqa: SLF001 there is no other way
+    state._initialize_global_state(options)  # noqa: SLF001 -- as `ray status`
     return state
+
+
+def _parse_nodes(
+    rows: Iterable[Mapping[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        if row["Alive"]:
+            yield {
+                "id": row["NodeID"],
+                "name": row["NodeManagerHostname"],
+                "ip": row["NodeManagerAddress"],
+                "is_head": _HEAD_RESOURCE in (row.get("Resources") or {}),
+            }
+
+
+def _list_actors(accessor: Any) -> Iterator[Any]:
+    from ray.core.generated.gcs_pb2 import ActorTableData
+
+    for data in accessor.get_actor_table(None, None):
+        actor = ActorTableData.FromString(data)
+        if actor.state == _ACTOR_ALIVE:
+            yield actor
+
+
+def _list_paused_workers(
+    accessor: Any, actors: Iterable[Any], legacy: Iterable[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    from ray.core.generated.gcs_pb2 import WorkerTableData
+
+    legacy_ids = {record.get("worker_id") for record in legacy}
+    by_worker = {actor.address.worker_id: actor for actor in actors}
+    for data in accessor.get_worker_table():
+        worker = WorkerTableData.FromString(data)
+        place = worker.worker_address
+        is_waiting = (
+            worker.num_paused_threads > 0
+            or place.worker_id.hex() in legacy_ids
+        )
+        # A dead worker's row keeps its port.
+        if not (worker.is_alive and is_waiting):
+            continue
+        actor = by_worker.get(place.worker_id)
+        yield {
+            "worker_id": place.worker_id.hex(),
+            "node_id": place.node_id.hex(),
+            "ip": place.ip_address,
+            "pid": worker.pid,
+            "port": worker.debugger_port,
+            "paused": worker.num_paused_threads,
+            "is_driver": worker.worker_type == _DRIVER_TYPE,
+            "actor_id": actor.actor_id.hex() if actor else "",
+            "actor": (actor.name or actor.repr_name) if actor else "",
+            "task": actor.class_name if actor else "",
+            "job_id": actor.job_id.hex() if actor else "",
+        }
+
+
+def _list_legacy_records(store: Any) -> Iterator[dict[str, Any]]:
+    # The same keys as `ray debug` reads.
+    keys = store.internal_kv_keys(b"RAY_PDB_", b"ray_pdb", _KV_TIMEOUT_S)
+    for key in keys[:_MOST_RECORDS]:
+        if not key.startswith(b"RAY_PDB_CONTINUE"):
+            record = _loads(_read_key(store, key, b"ray_pdb"))
+            # Drop the traceback: it is not shown.
+            yield {k: v for k, v in record.items() if k != "traceback"}
+
+
+def _list_environments(
+    accessor: Any, actors: Iterable[Any], nodes: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    from ray.core.generated.gcs_pb2 import JobTableData
+
+    found: dict[str, dict[str, Any]] = {}
+    node_ids = [node["id"] for node in nodes]
+    for data in accessor.get_job_table():
+        job = JobTableData.FromString(data)
+        if job.is_dead or job.config.ray_namespace.startswith(
+            _INTERNAL_NAMESPACES
+        ):
+            continue
+        text = job.config.runtime_env_info.serialized_runtime_env
+        _add_environment(found, text, f"job {job.job_id.hex()}", node_ids)
+    for actor in actors:
+        if actor.ray_namespace.startswith(_INTERNAL_NAMESPACES):
+            continue
+        node = [actor.address.node_id.hex()]
+        _add_environment(
+            found, actor.serialized_runtime_env, actor.class_name, node
+        )
+    return [
+        {**entry, "nodes": list(entry["nodes"])} for entry in found.values()
+    ]
+
+
+def _add_environment(
+    found: dict[str, dict[str, Any]], text: str, user: str, nodes: list[str]
+) -> None:
+    env = shared_env(_loads(text))
+    key = json.dumps(env, sort_keys=True)
+    if key not in found and len(found) >= _MOST_ENVIRONMENTS:
+        return
+    entry = found.setdefault(key, {"env": env, "who": [], "nodes": {}})
+    if user not in entry["who"]:
+        entry["who"].append(user)
+    entry["nodes"] |= dict.fromkeys(nodes)
+
+
+def _read_key(store: Any, key: bytes, namespace: bytes) -> str:
+    value = store.internal_kv_get(key, namespace, _KV_TIMEOUT_S)
+    return value.decode("utf-8", "replace") if value else ""
+
+
+def _loads(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+_MOST_ANSWER = 16 << 20
+
+
+def run_tasks(
+    address: str, tasks: Iterable[Mapping[str, Any]], timeout_s: float
+) -> list[dict[str, Any]]:
+    """
+    Run functions of `debugger_worker` as Ray tasks that need no CPU.
+
+    Args:
+        address: The head, as ``HOST:PORT``.
+
+        tasks: Each with the function's name as ``ask``, its arguments as
+            ``with``, a ``node``, and the runtime environment as ``env``.
+
+        timeout_s: The timeout for all tasks, in seconds.
+
+    Returns:
+        For each task, in the same order, ``answer``, or ``reason`` if it
+        failed.
+
+    Raises:
+        Exception: Any error of Ray when it connects.
+    """
+    import ray
+
+    # The workers must not get this process's environment.
+    ray.init(address, log_to_driver=False, namespace="_distdebug")
+    ray.cloudpickle.register_pickle_by_value(debugger_worker)
+    deadline = time.monotonic() + timeout_s
+    try:
+        refs = [_submit_task(task) for task in tasks]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        return [_get_answer(ref, deadline) for ref in refs]
+    finally:
+        ray.shutdown()
+
+
+def _submit_task(task: Mapping[str, Any]) -> Any:
+    import ray
+
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    function = getattr(debugger_worker, task["ask"])
+    place = NodeAffinitySchedulingStrategy(task["node"], soft=False)
+    # No CPU, so it runs beside a job that uses all of them.
+    remote_function = ray.remote(num_cpus=0, max_retries=0)(function).options(
+        name="distdebug",
+        scheduling_strategy=place,
+        runtime_env=dict(task["env"]),
+    )
+    return remote_function.remote(*task["with"])
+
+
+def _get_answer(ref: Any, deadline: float) -> dict[str, Any]:
+    import ray
+
+    from ray.exceptions import GetTimeoutError
+
+    timeout_left = max(deadline - time.monotonic(), 0.01)
+    try:
+        answer = ray.get(ref, timeout=timeout_left)
+    except GetTimeoutError:
+        with suppress(Exception):
+            ray.cancel(ref, force=True)
+        return {"reason": "no worker answered in time"}
+    except Exception as exc:  # noqa: BLE001 -- any error of the task
+        return {"reason": f"{type(exc).__name__}: {str(exc).strip()[:500]}"}
+    if type(answer) is not str or len(answer) > _MOST_ANSWER:
+        return {"reason": "a worker answered what nobody understands"}
+    return {"answer": answer}
+
+
+_MOST_ACTORS = 10_000
+
+
+def list_actors(address: str, timeout_s: float) -> dict[str, Any]:
+    """
+    List the actors and nodes of a cluster, including dead ones.
+
+    The GCS always has these tables; only the state API, which needs the
+    dashboard, has the representations of actors.
+
+    Args:
+        address: The head, as ``HOST:PORT``.
+
+        timeout_s: The timeout, in seconds.
+
+    Returns:
+        ``actors`` and ``nodes``, with the fields of `KnownActor` and
+        `LiveNode`.
+
+    Raises:
+        Exception: Any error of Ray.
+    """
+    state = _connect_state(address)
+    actors = {
+        x["ActorID"]: {
+            "actor_id": x["ActorID"],
+            "actor_class": x.get("ActorClassName", ""),
+            "actor_name": x.get("Name", ""),
+            "pid": x.get("Pid", 0),
+            "node_id": x.get("Address", {}).get("NodeID", ""),
+            "state": x.get("State", ""),
+        }
+        for x in state.actor_table(None).values()
+    }
+    for actor_id, text in _query_actor_reprs(address, timeout_s / 2):
+        # The dashboard may belong to another cluster.
+        if actor_id in actors:
+            actors[actor_id]["actor_repr"] = text
+    nodes = [
+        {
+            "node_id": x["NodeID"],
+            "ip": x.get("NodeManagerAddress", ""),
+            "host": x.get("NodeManagerHostname", ""),
+            "is_alive": bool(x.get("Alive", x.get("alive", True))),
+        }
+        for x in state.node_table()
+    ]
+    return {"actors": [*actors.values()], "nodes": nodes}
 
 
 def _query_actor_reprs(address: str, seconds: float) -> list[tuple[str, str]]:
@@ -63,11 +380,11 @@ def _query_actor_reprs(address: str, seconds: float) -> list[tuple[str, str]]:
     Query the dashboard, if there is one, for the reprs of actors.
     """
     try:
-        from ray.util.state import list_actors
+        from ray.util.state import list_actors as list_from_dashboard
 
         # This variable overrides the address argument.
         os.environ["RAY_ADDRESS"] = address
-        actors = list_actors(
+        actors = list_from_dashboard(
             address=address,
             detail=True,
             limit=_MOST_ACTORS,
@@ -79,21 +396,5 @@ def _query_actor_reprs(address: str, seconds: float) -> list[tuple[str, str]]:
         return []
 
 
-def _actor(actor: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "actor_id": actor["ActorID"],
-        "actor_class": actor.get("ActorClassName", ""),
-        "actor_name": actor.get("Name", ""),
-        "pid": actor.get("Pid", 0),
-        "node_id": actor.get("Address", {}).get("NodeID", ""),
-        "state": actor.get("State", ""),
-    }
-
-
-def _node(node: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "node_id": node["NodeID"],
-        "ip": node.get("NodeManagerAddress", ""),
-        "host": node.get("NodeManagerHostname", ""),
-        "is_alive": bool(node.get("Alive", node.get("alive", True))),
-    }
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,64 +1,25 @@
 """
-Define deaths of Ray workers, classify them, and turn them into findings.
+Define deaths of Ray workers, and turn them into findings.
 """
 
 from __future__ import annotations
 
-import re
-
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
 from .._render import Block, Shown, Table
 from .._text import clean, size_text
-from ..findings import (
-    Cause,
-    Confidence,
-    Evidence,
-    Finding,
-    Location,
-    Missing,
-    as_plain,
-)
-from .log_tail import LogTail, MemoryUse, Orphan, WorkerExit
+from ..findings import Cause, Evidence, Finding, Location, Missing, as_plain
+from .log_tail import parse_memory_notes
+from .meanings import DEATHS, DeathKind, find_error_cause
 
-
-DeathKind = Literal[
-    "native_crash",
-    "collective_timeout",
-    "killed_or_exited",
-    "exit_code",
-    "terminated",
-    "init_error",
-    "ray_oom",
-    "host_oom",
-    "node_died",
-    "owner_died",
-    "job_ended",
-    "intended",
-]
 
 _MOST_ROWS = 100
-# Labels in tables.
-_KIND_LABELS: Mapping[DeathKind, str] = {
-    "native_crash": "native crash",
-    "collective_timeout": "aborted by watchdog",
-    "killed_or_exited": "SIGKILL or os._exit",
-    "exit_code": "exit code",
-    "terminated": "SIGTERM",
-    "init_error": "error in __init__",
-    "ray_oom": "killed by Ray for memory",
-    "host_oom": "killed by the kernel for memory",
-    "node_died": "node died",
-    "owner_died": "owner died",
-    "job_ended": "job ended",
-    "intended": "intended",
-}
 
 
 @attrs.frozen(kw_only=True)
@@ -192,7 +153,7 @@ class Death:
         return as_plain(self)
 
     def __str__(self) -> str:
-        return f"{self.label}: {_KIND_LABELS[self.kind]}"
+        return f"{self.label}: {DEATHS[self.kind].label}"
 
 
 @attrs.frozen(kw_only=True)
@@ -249,211 +210,21 @@ class Deaths(Shown):
 
 
 def _row(death: Death) -> list[object]:
-
-    role = "first" if death.is_first else ""
-    ending = _KIND_LABELS[death.kind]
+    ending = DEATHS[death.kind].label
     if death.kind == "exit_code" and death.exit_code is not None:
         ending = f"exit code {death.exit_code}"
+    if death.kind == "native_crash":
+        ending = death.signal or ending
+    role = "first" if death.is_first else ""
     return [
         "follows" if death.is_collateral else role,
         format_time(death.time),
         "" if death.rank is None else death.rank,
-        death.actor or ("node" if not death.worker_id else "worker"),
+        death.actor or ("worker" if death.worker_id else "node"),
         "" if death.pid is None else death.pid,
         death.host or death.ip or (death.node_id or "")[:8],
-        death.signal
-        if death.kind == "native_crash" and death.signal
-        else ending,
+        ending,
     ]
-
-
-_EXIT_CODE = re.compile(r"[Ee]xit code:? (?P<code>-?\d{1,5})")
-_OWNER_DIED = re.compile(
-    r"owner has died.{0,40}?Owner Id: (?P<id>[0-9a-f]{56})", re.DOTALL
-)
-_TERMINATED = re.compile(r"receives? a SIGTERM|SIGTERM signal")
-_RAY_OOM = re.compile(
-    r"running low on memory|^Memory on the node", re.MULTILINE
-)
-_NODE_LOST = re.compile(
-    r"local raylet|[Nn]ode (?:was |is |has )?(?:died|dead|terminated|failed)"
-    r"|preempted"
-)
-_JOB_ENDED = re.compile(
-    r"job has finished|job finished|Shutdown by ray\.shutdown"
-)
-
-
-def is_driver(worker_id: str) -> bool:
-    """
-    Return whether a worker id is that of a driver.
-
-    A driver's id is its job id, padded with ``f``.
-    """
-    return worker_id.endswith("f" * 48)
-
-
-def find_exit_code(exits: Sequence[WorkerExit]) -> int | None:
-    """
-    Find the exit code in the exit notes of one worker.
-    """
-    codes = (_EXIT_CODE.search(x.detail) for x in exits)
-    return next((int(x["code"]) for x in codes if x), None)
-
-
-def classify_death(
-    exits: Sequence[WorkerExit], orphan: Orphan | None, tail: LogTail
-) -> tuple[DeathKind, str | None]:
-    """
-    Classify the end of a worker.
-
-    Args:
-        exits: Its exit notes, the most trusted first.
-
-        orphan: The note that it was killed because its owner had died, if any.
-
-        tail: The details of its error log.
-
-    Returns:
-        The kind, and the owner if the owner's end is the reason.
-    """
-    types = {x.exit_type for x in exits if x.exit_type}
-    detail = "\n".join(x.detail for x in exits)
-    if "NODE_OUT_OF_MEMORY" in types or _RAY_OOM.search(detail):
-        return "ray_oom", None
-
-    owner = _find_owner(detail, orphan)
-    # A worker that the raylet ends may report the signal first.
-    is_orphan = orphan is not None and _TERMINATED.search(detail) is not None
-    has_owner = is_orphan or "owner has died" in detail
-    if "SYSTEM_ERROR" not in types or has_owner:
-        if owner is not None:
-            return "job_ended" if is_driver(owner) else "owner_died", owner
-        if "USER_ERROR" in types:
-            return "init_error", None
-        if types and "SYSTEM_ERROR" not in types:
-            return "job_ended" if _JOB_ENDED.search(
-                detail
-            ) else "intended", None
-    return _classify_system_error(exits, detail, tail), None
-
-
-def _find_owner(detail: str, orphan: Orphan | None) -> str | None:
-    found = _OWNER_DIED.search(detail)
-    if found:
-        return found["id"]
-    return orphan.owner if orphan else None
-
-
-def _classify_system_error(
-    exits: Sequence[WorkerExit], detail: str, tail: LogTail
-) -> DeathKind:
-    if _TERMINATED.search(detail) or tail.signal == "SIGTERM":
-        return "terminated"
-    if tail.signal is not None:
-        is_watchdog = tail.is_watchdog and tail.signal == "SIGABRT"
-        return "collective_timeout" if is_watchdog else "native_crash"
-    if find_exit_code(exits) is not None:
-        return "exit_code"
-    if _NODE_LOST.search(detail):
-        return "node_died"
-    return "collective_timeout" if tail.is_watchdog else "killed_or_exited"
-
-
-_GB = 1 << 30
-_MEMORY_NODE = re.compile(
-    r"on the node \(IP: [^,]{1,60}, ID: (?P<id>[0-9a-f]{56})\)"
-)
-# Ray >= 2.56: "pid=1, actual memory used=1.29GB, worker ID=…", one per line;
-# older: "pid=1, memory used=1.29GB) … Ray killed this worker (ID: …)".
-_MEMORY_PROCESS = re.compile(
-    r"\bpid=(?P<pid>\d{1,10}), (?:actual )?memory used="
-    r"(?P<size>[\d.]{1,12})GB"
-)
-_MEMORY_WORKER = re.compile(
-    r"(?:worker ID=|killed this worker \(ID: )(?P<id>[0-9a-f]{56})"
-)
-_MOST_DISTANCE = 400
-_TOP_USER = re.compile(
-    r"^(?:Top \d{1,3} memory users: )?(?P<pid>\d{1,10})[\t ]{1,9}"
-    r"(?P<size>\d{1,6}\.\d{1,3})[\t ]{1,9}(?P<command>\S[^\n]{0,200})$",
-    re.MULTILINE,
-)
-
-
-def parse_memory_notes(text: str) -> Iterator[MemoryUse]:
-    """
-    Parse the process memory sizes in Ray's out-of-memory message.
-
-    Args:
-        text: The record, of several lines.
-
-    Yields:
-        The listed processes; those that Ray killed have a worker id.
-    """
-    node = _MEMORY_NODE.search(text)
-    node_id = node["id"] if node else None
-    for found in _MEMORY_PROCESS.finditer(text):
-        worker = _MEMORY_WORKER.search(
-            text, found.end(), found.end() + _MOST_DISTANCE
-        )
-        yield MemoryUse(
-            pid=int(found["pid"]),
-            size=_parse_size(found["size"]),
-            node_id=node_id,
-            worker_id=worker["id"] if worker else None,
-        )
-    if "memory users" in text:
-        for found in _TOP_USER.finditer(text):
-            yield MemoryUse(
-                pid=int(found["pid"]),
-                size=_parse_size(found["size"]),
-                node_id=node_id,
-                command=found["command"],
-            )
-
-
-def _parse_size(text: str) -> int:
-    try:
-        return int(float(text) * _GB)
-    except ValueError:  # such as 1.2.3
-        return 0
-
-
-# A rank in an actor's name, such as NamedRepr(rank=0) or trainer_rank3.
-_RANK_IN_NAME = re.compile(
-    r"(?:(?<![A-Za-z])|(?<=global_)|(?<=world_))rank[=:_ ]{0,2}(?P<rank>\d{1,6})",
-    re.IGNORECASE,
-)
-_OTHER_RANK_PREFIX = re.compile(
-    r"(?:local|node|group|dp|tp|pp|cp|ep)_?$", re.IGNORECASE
-)
-_RANK_IN_LOG = re.compile(
-    r"(?:^\[rank|(?<![A-Za-z_])RANK[=:] ?|(?<![A-Za-z_])global_rank[=:] ?)"
-    r"(?P<rank>\d{1,6})",
-    re.MULTILINE,
-)
-
-
-def parse_rank(names: Sequence[str | None], text: str) -> int | None:
-    """
-    Parse the global rank of a worker from its names or its log.
-
-    Args:
-        names: Its names; the first one that contains a rank counts.
-
-        text: Its log.
-
-    Returns:
-        The rank; ``None`` if there is none, or log lines contradict each
-        other.
-    """
-    for name in filter(None, names):
-        for found in _RANK_IN_NAME.finditer(name):
-            if not _OTHER_RANK_PREFIX.search(name[: found.start()]):
-                return int(found["rank"])
-    printed = {int(x["rank"]) for x in _RANK_IN_LOG.finditer(text)}
-    return printed.pop() if len(printed) == 1 else None
 
 
 def find_worker_death(
@@ -518,146 +289,6 @@ def format_time(seconds: float | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
-_CAUSES: Mapping[DeathKind, Cause] = {
-    "native_crash": Cause.NATIVE_CRASH,
-    "collective_timeout": Cause.COLLECTIVE_TIMEOUT,
-    "killed_or_exited": Cause.KILLED,
-    "terminated": Cause.KILLED,
-    "ray_oom": Cause.HOST_OUT_OF_MEMORY,
-    "host_oom": Cause.HOST_OUT_OF_MEMORY,
-}
-# The message of an exception may name a more exact cause.
-_ERROR_CAUSES = (
-    (
-        re.compile(
-            r"CUDA out of memory|OutOfMemoryError: CUDA|HIP out of mem"
-        ),
-        Cause.GPU_OUT_OF_MEMORY,
-    ),
-    (re.compile(r"No space left on device"), Cause.DISK_FULL),
-    (
-        re.compile(
-            r"DistStoreError|waiting for clients|client socket has tim"
-        ),
-        Cause.RENDEZVOUS_TIMEOUT,
-    ),
-)
-_CONFIDENCE: Mapping[DeathKind, Confidence] = {
-    "native_crash": "certain",
-    "init_error": "certain",
-    "ray_oom": "certain",
-    "host_oom": "certain",
-}
-_REMEDIES: Mapping[DeathKind, str] = {
-    "native_crash": "look at the innermost lines of its stack and at what its "
-    "error log says before; CUDA_LAUNCH_BLOCKING=1 makes errors of kernels "
-    "appear where they are made",
-    "collective_timeout": "find the rank that did not join the collective: "
-    "read the Flight Recorder dumps, or the watchdog's lines of all ranks",
-    "killed_or_exited": "look for this process in the kernel's log (dmesg, "
-    "memory.events of its cgroup), since want of memory is the most common "
-    "reason; else search its code and libraries for os._exit",
-    "exit_code": "look who calls sys.exit at the end of its error log",
-    "terminated": "find out who sent it: the scheduler at a limit of time or "
-    "for a preemption, a script, or somebody by hand",
-    "init_error": "mend what the traceback in its error log shows",
-    "ray_oom": "let it need less memory (smaller batches, fewer workers of "
-    "data loaders, no copies on the host), or give the node more",
-    "host_oom": "let the node need less memory, or give it more; Ray's own "
-    "monitor did not act in time",
-    "node_died": "look at the node itself: its kernel's log, its hardware, "
-    "the scheduler; raylet.out there ends where it happened",
-}
-_KIND_PHRASES: Mapping[DeathKind, str] = {
-    "native_crash": "crashed",
-    "collective_timeout": "was aborted by torch's watchdog: a collective took "
-    "too long",
-    "killed_or_exited": "vanished without a trace, by SIGKILL or os._exit",
-    "exit_code": "left by sys.exit",
-    "terminated": "was ended by SIGTERM",
-    "init_error": "died of an exception in its __init__",
-    "ray_oom": "was killed by Ray since its node ran out of memory",
-    "host_oom": "was killed by the kernel since its node ran out of memory",
-    "node_died": "was lost",
-}
-_FOLLOWER_PHRASES: Mapping[DeathKind, str] = {
-    "owner_died": "by the loss of the owner",
-    "ray_oom": "killed by Ray to regain memory that another one held",
-    "node_died": "on a node that was lost",
-    "terminated": "ended with the node or the job",
-}
-
-
-def find_death_cause(death: Death) -> Cause:
-    """
-    Return the cause that a finding reports for an unintended death.
-    """
-    if death.kind == "init_error":
-        error = f"{death.error or ''}\n{death.detail}"
-        for pattern, cause in _ERROR_CAUSES:
-            if pattern.search(error):
-                return cause
-    return _CAUSES.get(death.kind, Cause.ACTOR_DIED)
-
-
-def rate_confidence(death: Death) -> Confidence:
-    """
-    Return how certain the kind of an unintended death is.
-    """
-    return _CONFIDENCE.get(death.kind, "likely")
-
-
-def describe_death(death: Death) -> str:
-    """
-    Describe an unintended death in one sentence, without its full stop.
-    """
-    description = (
-        f"{clean(_capitalize(death.label))} {_KIND_PHRASES[death.kind]}"
-    )
-    if death.kind == "native_crash" and death.signal:
-        description += f" with {death.signal}"
-        if death.python_frames:
-            description += f" in {clean(death.python_frames[0].brief)}"
-    if death.kind == "exit_code":
-        description += f" with code {death.exit_code}"
-    if death.kind == "node_died" and death.detail and not death.worker_id:
-        description += f" ({clean(death.detail, limit=100)})"
-    if death.memory:
-        description += f", of which it held {size_text(death.memory)}"
-        description += _describe_largest(death)
-    if death.error and death.kind in {"init_error", "native_crash"}:
-        description += f": {clean(death.error, limit=160).rstrip('.')}"
-    return description
-
-
-def find_remedy(death: Death) -> str:
-    """
-    Return what to do about an unintended death, and which log to read.
-    """
-    remedy = _REMEDIES[death.kind]
-    return f"{remedy} ({death.log})" if death.log else remedy
-
-
-def _describe_largest(death: Death) -> str:
-    """
-    Describe the process that held the most memory.
-
-    Ray kills only workers, but any process may hold the memory.
-    """
-    notes = parse_memory_notes(death.detail)
-    most = max(notes, key=lambda note: note.size, default=None)
-    if most is None or most.size <= (death.memory or 0):
-        return ""
-    process = f"process {most.pid} ({clean(most.command, limit=60)})"
-    return f", while {process} held {size_text(most.size)}"
-
-
-def _capitalize(text: str) -> str:
-    # Names that the user chose keep their case.
-    nouns = ("node ", "worker ", "driver ")
-    return text[0].upper() + text[1:] if text.startswith(nouns) else text
-
-
 _MOST_OTHERS = 20
 _MOST_QUOTES = 4
 
@@ -696,38 +327,89 @@ def _first_finding(first: Death, deaths: Deaths) -> Finding:
     others = sum(not x.is_intended for x in deaths.deaths) - 1
     before = f", before {others} others died" if others > 0 else ""
     partial = any("gcs_server" in x.reason for x in deaths.missing)
-    first_confidence = rate_confidence(first)
+    finding = _finding([first], f"{_describe(first)}{when}{before}.")
+    is_vague = partial and others > 0
+    return attrs.evolve(finding, confidence="likely") if is_vague else finding
+
+
+def _finding(alike: Sequence[Death], summary: str) -> Finding:
+    """
+    Return a finding about the first of several deaths of one kind.
+    """
+    death, meaning = alike[0], DEATHS[alike[0].kind]
+    cause = meaning.cause
+    if death.kind == "init_error":
+        error = f"{death.error or ''}\n{death.detail}"
+        cause = find_error_cause(error, cause)
+    where = f" ({death.log})" if death.log else ""
     return Finding(
-        cause=find_death_cause(first),
-        ranks=() if first.rank is None else (first.rank,),
-        summary=f"{describe_death(first)}{when}{before}.",
-        confidence="likely" if partial and others > 0 else first_confidence,
-        remedy=find_remedy(first),
-        location=first.python_frames[0] if first.python_frames else None,
-        evidence=_evidence(first),
+        cause=cause,
+        ranks=tuple(sorted({x.rank for x in alike if x.rank is not None})),
+        summary=summary,
+        confidence=meaning.confidence,
+        remedy=f"{meaning.remedy}{where}",
+        location=death.python_frames[0] if death.python_frames else None,
+        evidence=_evidence(death),
     )
 
 
+def _describe(death: Death) -> str:
+    """
+    Describe an unintended death in one sentence, without its full stop.
+    """
+    label = clean(death.label)
+    # Names that the user chose keep their case.
+    if label.startswith(("node ", "worker ", "driver ")):
+        label = label[0].upper() + label[1:]
+    description = f"{label} {DEATHS[death.kind].says}"
+    if death.kind == "native_crash" and death.signal:
+        description += f" with {death.signal}"
+        if death.python_frames:
+            description += f" in {clean(death.python_frames[0].brief)}"
+    if death.kind == "exit_code":
+        description += f" with code {death.exit_code}"
+    if death.kind == "node_died" and death.detail and not death.worker_id:
+        description += f" ({clean(death.detail, limit=100)})"
+    if death.memory:
+        description += f", of which it held {size_text(death.memory)}"
+        description += _describe_largest(death)
+    if death.error and death.kind in {"init_error", "native_crash"}:
+        description += f": {clean(death.error, limit=160).rstrip('.')}"
+    return description
+
+
+def _describe_largest(death: Death) -> str:
+    """
+    Describe the process that held the most memory.
+
+    Ray kills only workers, but any process may hold the memory.
+    """
+    notes = parse_memory_notes(death.detail)
+    most = max(notes, key=lambda note: note.size, default=None)
+    if most is None or most.size <= (death.memory or 0):
+        return ""
+    process = f"process {most.pid} ({clean(most.command, limit=60)})"
+    return f", while {process} held {size_text(most.size)}"
+
+
 def _evidence(death: Death) -> tuple[Evidence, ...]:
-    quotes = [
-        Evidence(
-            kind=x.kind,
-            source=x.source,
-            location=x.location,
-            quote=clean(x.quote, limit=400),
-        )
-        for x in death.evidence[:_MOST_QUOTES]
-    ]
-    if death.last_lines and death.log is not None:
-        quotes.append(
-            Evidence(
-                kind="log",
-                source=str(death.log),
-                location="last lines",
-                quote=" | ".join(death.last_lines[-3:]),
-            )
-        )
-    return tuple(quotes)
+    quotes = _clean_quotes(death.evidence)
+    if not death.last_lines or death.log is None:
+        return quotes
+    last = Evidence(
+        kind="log",
+        source=str(death.log),
+        location="last lines",
+        quote=" | ".join(death.last_lines[-3:]),
+    )
+    return (*quotes, last)
+
+
+def _clean_quotes(quotes: Sequence[Evidence]) -> tuple[Evidence, ...]:
+    return tuple(
+        attrs.evolve(x, quote=clean(x.quote, limit=400))
+        for x in quotes[:_MOST_QUOTES]
+    )
 
 
 def _other_findings(deaths: Deaths) -> Iterator[Finding]:
@@ -736,32 +418,20 @@ def _other_findings(deaths: Deaths) -> Iterator[Finding]:
     """
     groups: dict[tuple[DeathKind, str], list[Death]] = {}
     for death in deaths.unintended:
-        if death.is_first or death.is_collateral or death.is_intended:
-            continue
-        key = death.kind, death.actor_class or death.actor
-        groups.setdefault(key, []).append(death)
+        if not (death.is_first or death.is_collateral):
+            key = death.kind, death.actor_class or death.actor
+            groups.setdefault(key, []).append(death)
     for group in list(groups.values())[:_MOST_OTHERS]:
-        death = group[0]
         more = f", and {len(group) - 1} more alike" if len(group) > 1 else ""
-        yield Finding(
-            cause=find_death_cause(death),
-            ranks=_ranks(group),
-            summary=f"Later, {describe_death(death)}{more}; "
-            "whether it follows from the first death is not told.",
-            confidence="possible",
-            remedy=find_remedy(death),
-            location=death.python_frames[0] if death.python_frames else None,
-            evidence=_evidence(death),
+        summary = (
+            f"Later, {_describe(group[0])}{more}; "
+            "whether it follows from the first death is not told."
         )
+        yield attrs.evolve(_finding(group, summary), confidence="possible")
 
 
 def _follower_finding(follows: list[Death], first: Death) -> Finding:
-    counts = Counter(
-        _FOLLOWER_PHRASES.get(
-            x.kind, "after another one, or complaining of it"
-        )
-        for x in follows
-    )
+    counts = Counter(DEATHS[x.kind].follows for x in follows)
     reasons = "; ".join(f"{n} {what}" for what, n in counts.most_common())
     names = ", ".join(clean(x.label) for x in follows[:3])
     more = ", …" if len(follows) > 3 else ""
@@ -777,10 +447,8 @@ def _follower_finding(follows: list[Death], first: Death) -> Finding:
     )
 
 
-def _not_started_finding(start_failures: tuple[Evidence, ...]) -> Finding:
-    times = (
-        "once" if len(start_failures) == 1 else f"{len(start_failures)} times"
-    )
+def _not_started_finding(reports: Sequence[Evidence]) -> Finding:
+    times = "once" if len(reports) == 1 else f"{len(reports)} times"
     return Finding(
         cause=Cause.RAY_WORKER_START_TIMEOUT,
         ranks=(),
@@ -792,17 +460,5 @@ def _not_started_finding(start_failures: tuple[Evidence, ...]) -> Finding:
         "environment, imports from a slow file system, too few processors, or "
         "a profiler in front of the interpreter; "
         "RAY_worker_register_timeout_seconds is how long Ray waits",
-        evidence=tuple(
-            Evidence(
-                kind=x.kind,
-                source=x.source,
-                location=x.location,
-                quote=clean(x.quote, limit=400),
-            )
-            for x in start_failures[:_MOST_QUOTES]
-        ),
+        evidence=_clean_quotes(reports),
     )
-
-
-def _ranks(deaths: Iterable[Death]) -> tuple[int, ...]:
-    return tuple(sorted({x.rank for x in deaths if x.rank is not None}))

@@ -8,7 +8,8 @@ import json
 import re
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,14 @@ import attrs
 
 from .._text import without_controls
 from ..findings import Evidence, Missing
-from ..logs import open_log, parse_time, read_tail
-from .death_model import parse_memory_notes
+from ..logs import READ_ERRORS, open_log, parse_time, read_tail
 from .log_tail import (
-    JobEnd,
-    MemoryKill,
     MemoryUse,
-    NodeEnd,
-    Note,
-    NotStarted,
-    Orphan,
-    Placement,
     Record,
-    WorkerExit,
     decode_log,
+    parse_memory_notes,
     read_records,
+    search_fields,
 )
 from .sessions import RaySession, find_parts, list_parts
 
@@ -40,16 +34,75 @@ _SHUTDOWN_S = 5.0
 
 
 @attrs.frozen(kw_only=True)
-class DeathFacts:
+class WorkerExit:
     """
-    Notes of all logs, grouped by subject.
+    The end of a worker, as one log line reports it.
 
     Attributes:
-        exits: All exit notes of each worker, the most trusted first.
+        worker_id: Ray's id of the worker.
 
-        orphans: Workers that died with their owner, by worker.
+        time: In seconds since the epoch.
 
-        memory: The memory of processes on nodes that ran out of memory.
+        exit_type: Ray's exit type; ``""`` if the line has none.
+
+        detail: Ray's explanation.
+
+        node_id: Ray's id of the node.
+
+        ip: The address of the node.
+
+        pid: The process id on that node.
+
+        evidence: The log line.
+    """
+
+    worker_id: str
+    time: float | None = None
+    exit_type: str = ""
+    detail: str = ""
+    node_id: str | None = None
+    ip: str | None = None
+    pid: int | None = None
+    evidence: Evidence
+
+
+@attrs.frozen(kw_only=True)
+class NodeEnd:
+    """
+    A node that left the cluster.
+    """
+
+    node_id: str | None
+    time: float | None
+    reason: str
+    is_expected: bool
+    ip: str | None = None
+    evidence: Evidence
+
+
+@attrs.frozen
+class Placement:
+    """
+    The actor, node, and process of a worker.
+    """
+
+    actor_id: str | None = None
+    node_id: str | None = None
+    pid: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class DeathFacts:
+    """
+    What all logs report, by subject.
+
+    Attributes:
+        exits: All exits of each worker, the most trusted first.
+
+        owners: The owner that died before each worker that died with it.
+
+        memory: The memory of processes on nodes that ran out of memory, by
+            node and process id.
 
         nodes: The ends of nodes, by time.
 
@@ -57,117 +110,57 @@ class DeathFacts:
 
         placements: The process, actor, and node of each worker.
 
-        not_started: Workers that did not register with Ray in time.
+        not_started: Log lines about workers that did not register in time.
 
         missing: What could not be read.
     """
 
-    exits: Mapping[str, tuple[WorkerExit, ...]]
-    orphans: Mapping[str, Orphan]
-    memory: tuple[MemoryUse, ...]
-    nodes: tuple[NodeEnd, ...]
-    jobs: Mapping[str, float]
-    placements: Mapping[str, Placement]
-    not_started: tuple[NotStarted, ...]
-    missing: tuple[Missing, ...]
-
-
-def group_notes(
-    notes: Iterable[Note], missing: Iterable[Missing]
-) -> DeathFacts:
-    """
-    Group notes by worker, job, and node.
-
-    Args:
-        notes: The notes of all nodes; the first about a worker is trusted
-            most.
-    """
-    by_type: dict[type, list[Any]] = defaultdict(list)
-    for note in notes:
-        by_type[type(note)].append(note)
-    exits: dict[str, list[WorkerExit]] = defaultdict(list)
-    for end in (*by_type[WorkerExit], *map(_to_exit, by_type[MemoryKill])):
-        exits[end.worker_id].append(end)
-    memory: dict[tuple[str | None, int], MemoryUse] = {}
-    for size in by_type[MemoryUse]:
-        _merge_memory(memory, size)
-    jobs: dict[str, float] = {}
-    for job in by_type[JobEnd]:
-        if job.time is not None:
-            jobs[job.job_id] = min(job.time, jobs.get(job.job_id, job.time))
-    placements: dict[str, Placement] = {}
-    for placement in by_type[Placement]:
-        before = placements.get(placement.worker_id)
-        placements[placement.worker_id] = _merge_placements(before, placement)
-    job_ids = defaultdict(set)
-    for placement in placements.values():
-        job_ids[placement.node_id].add((placement.actor_id or "")[24:])
-    nodes = [
-        _mark_unexpected(x, job_ids[x.node_id], jobs) for x in by_type[NodeEnd]
-    ]
-    nodes.sort(key=lambda node: node.time or 0)
-    return DeathFacts(
-        exits={worker: tuple(ends) for worker, ends in exits.items()},
-        # The first of several is the most trusted.
-        orphans={x.worker_id: x for x in reversed(by_type[Orphan])},
-        memory=tuple(memory.values()),
-        nodes=tuple(nodes),
-        jobs=jobs,
-        placements=placements,
-        not_started=tuple(by_type[NotStarted]),
-        missing=tuple(missing),
+    exits: defaultdict[str, list[WorkerExit]] = attrs.field(
+        factory=lambda: defaultdict(list)
     )
+    owners: dict[str, str] = attrs.field(factory=dict)
+    memory: dict[tuple[str | None, int], MemoryUse] = attrs.field(factory=dict)
+    nodes: list[NodeEnd] = attrs.field(factory=list)
+    jobs: dict[str, float] = attrs.field(factory=dict)
+    placements: dict[str, Placement] = attrs.field(factory=dict)
+    not_started: list[Evidence] = attrs.field(factory=list)
+    missing: list[Missing] = attrs.field(factory=list)
 
+    def add_exit(self, note: WorkerExit) -> None:
+        """
+        Add the end of a worker; the first is trusted most.
+        """
+        self.exits[note.worker_id].append(note)
 
-def _mark_unexpected(
-    node: NodeEnd, job_ids: Collection[str], jobs: Mapping[str, float]
-) -> NodeEnd:
-    """
-    Mark a node as lost if it stopped while its job went on.
-    """
-    ends = [jobs[job] for job in job_ids if job in jobs]
-    if not node.is_expected or node.time is None or not ends:
-        return node
-    if max(ends) - node.time < _SHUTDOWN_S:
-        return node
-    reason = f"{node.reason} while its job went on"
-    return attrs.evolve(node, is_expected=False, reason=reason)
+    def add_memory(self, text: str) -> list[MemoryUse]:
+        """
+        Add, and return, the memory sizes in Ray's out-of-memory message.
+        """
+        notes = list(parse_memory_notes(text))
+        for note in notes:
+            known = self.memory.get((note.node_id, note.pid), note)
+            self.memory[note.node_id, note.pid] = attrs.evolve(
+                note,
+                size=max(known.size, note.size),
+                worker_id=known.worker_id or note.worker_id,
+                command=known.command or note.command,
+            )
+        return notes
 
+    def add_job_end(self, job_id: str, time: float | None) -> None:
+        """
+        Add the end of a driver; the earliest time counts.
+        """
+        if time is not None:
+            self.jobs[job_id] = min(time, self.jobs.get(job_id, time))
 
-def _to_exit(note: MemoryKill) -> WorkerExit:
-    return WorkerExit(
-        worker_id=note.worker_id,
-        time=note.time,
-        exit_type="NODE_OUT_OF_MEMORY",
-        detail=note.detail,
-        node_id=note.node_id,
-        pid=note.pid,
-        evidence=note.evidence,
-    )
-
-
-def _merge_memory(
-    memory: dict[tuple[str | None, int], MemoryUse], note: MemoryUse
-) -> None:
-    known = memory.get((note.node_id, note.pid), note)
-    memory[note.node_id, note.pid] = attrs.evolve(
-        note,
-        size=max(known.size, note.size),
-        worker_id=known.worker_id or note.worker_id,
-        command=known.command or note.command,
-    )
-
-
-def _merge_placements(known: Placement | None, note: Placement) -> Placement:
-    if known is None:
-        return note
-
-    return attrs.evolve(
-        known,
-        actor_id=note.actor_id or known.actor_id,
-        node_id=note.node_id or known.node_id,
-        pid=note.pid or known.pid,
-    )
+    def add_placement(self, worker_id: str, **fields: Any) -> None:
+        """
+        Add what is known of the place of a worker; later notes count.
+        """
+        known = self.placements.get(worker_id, Placement())
+        given = {name: value for name, value in fields.items() if value}
+        self.placements[worker_id] = attrs.evolve(known, **given)
 
 
 _CORE_LOG_NAME = re.compile(
@@ -176,113 +169,93 @@ _CORE_LOG_NAME = re.compile(
 )
 _TAIL_BYTES = 1 << 17
 _MOST_QUOTE = 600
-_DISCONNECT = re.compile(
-    r"Disconnect, exit_type=(?P<type>\w{1,40}), exit_detail=(?P<detail>.*?)"
-    r"(?:, has creation_task_exception_pb_bytes=\d{1,9}|(?=\n\[20\d\d-)|\Z)",
-    re.DOTALL,
-)
-_EXIT_SIGNAL = re.compile(
-    r"exit_type=(?P<type>\w{1,40}), detail=(?P<detail>.*?)(?=\n\[20\d\d-|\Z)",
-    re.DOTALL,
-)
-_RAYLET_FAILED = re.compile(
-    r"(?P<detail>Shutting down the core worker because the local raylet "
-    r"failed[^\n]{0,200})"
+_CORE_EXITS = (
+    re.compile(
+        r"Disconnect, exit_type=(?P<type>\w{1,40}), exit_detail=(?P<detail>.*?)"
+        r"(?:, has creation_task_exception_pb_bytes=\d{1,9}"
+        r"|(?=\n\[20\d\d-)|\Z)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"exit_type=(?P<type>\w{1,40}), detail=(?P<detail>.*?)"
+        r"(?=\n\[20\d\d-|\Z)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"(?P<detail>Shutting down the core worker because the local raylet "
+        r"failed[^\n]{0,200})"
+    ),
 )
 _MOST_DETAIL = 8000
 _CORE_WORDS = (b"exit_type=", b"local raylet failed")
 
 
-def list_newest_core_logs(session: RaySession) -> dict[str, tuple[Path, int]]:
+def _list_core_logs(session: RaySession) -> list[Path]:
     """
-    List the newest core log of each worker and driver, with its process id.
-
-    Returns:
-        Path and process id, by worker id.
+    List the newest core log of each worker and driver.
     """
     listed, _ = list_parts(session, "python-core-")
-    found = (
-        (_CORE_LOG_NAME.fullmatch(stem), x) for (stem, _), x in listed.items()
-    )
-    return {
-        name["worker"]: (parts[-1].path, int(name["pid"]))
-        for name, parts in found
-        if name
-    }
+    return [
+        parts[-1].path
+        for (stem, _), parts in listed.items()
+        if _CORE_LOG_NAME.fullmatch(stem)
+    ]
 
 
-def read_core_log(path: Path, worker_id: str, pid: int) -> Iterator[Note]:
+def _read_core_log(facts: DeathFacts, session: RaySession, path: Path) -> None:
     """
-    Read the exit that a worker wrote into its own core log.
-
-    Args:
-        path: The log; only the last 128 KiB are read.
-
-        worker_id: Ray's id of the worker.
-
-        pid: Its process id.
-
-    Yields:
-        At most one exit.
-
-    Raises:
-        OSError: The log cannot be read.
-
-        ValueError: It is not an ordinary file.
+    Read the exit at the end of the core log of a worker or driver.
     """
+    name = _CORE_LOG_NAME.match(path.name)
+    if name is None:  # a link with another target
+        return
+    worker_id, pid = name["worker"], int(name["pid"])
+    facts.add_placement(worker_id, pid=pid)
     data = read_tail(path, _TAIL_BYTES)
     if not any(word in data for word in _CORE_WORDS):
         return
 
     text = decode_log(data)
-    patterns = (_DISCONNECT, _EXIT_SIGNAL, _RAYLET_FAILED)
-    found = next(filter(None, (x.search(text) for x in patterns)), None)
+    found = next(filter(None, (x.search(text) for x in _CORE_EXITS)), None)
     if found is None:
         return
 
     begin = text.rfind("\n", 0, found.start()) + 1
-    groups = found.groupdict()
-    yield WorkerExit(
-        worker_id=worker_id,
-        time=parse_time(text[begin : found.end()]),
-        exit_type=groups.get("type") or "SYSTEM_ERROR",
-        detail=groups["detail"][:_MOST_DETAIL].strip(),
-        pid=pid,
-        evidence=Evidence(
-            kind="log",
-            source=str(path),
-            # The line number is unknown if only the tail was read.
-            location=""
-            if len(data) == _TAIL_BYTES
-            else f"line {text.count(chr(10), 0, begin) + 1}",
-            quote=text[begin : found.end()][:_MOST_QUOTE],
-        ),
+    line = text.count("\n", 0, begin) + 1
+    # The line number is unknown if only the tail was read.
+    location = "" if len(data) == _TAIL_BYTES else f"line {line}"
+    record = text[begin : found.end()]
+    facts.add_exit(
+        WorkerExit(
+            worker_id=worker_id,
+            time=parse_time(record),
+            exit_type=found.groupdict().get("type") or "SYSTEM_ERROR",
+            detail=found["detail"][:_MOST_DETAIL].strip(),
+            node_id=session.node_id,
+            ip=session.ip,
+            pid=pid,
+            evidence=_quote(path, location, record),
+        )
+    )
+
+
+def _quote(path: Path, location: str, text: str) -> Evidence:
+    return Evidence(
+        kind="log",
+        source=str(path),
+        location=location,
+        quote=text[:_MOST_QUOTE],
     )
 
 
 _MOST_EVENT = 1 << 18
-_EVENT_FIELDS = {
-    "node_id": re.compile(r"Node ID: ([0-9a-f]{56})"),
-    "ip": re.compile(r"Worker IP address: (\S{1,60})"),
-    "pid": re.compile(r"Worker PID: (\d{1,10})"),
-    "exit_type": re.compile(r"Worker exit type: (\w{1,40})"),
-    "detail": re.compile(r"Worker exit detail: (.*)", re.DOTALL),
-}
 _MOST_SECONDS = 1 << 33
 _WORKER_ID = re.compile(r"[0-9a-f]{56}")
 
 
-def read_event_log(path: Path) -> Iterator[Note]:
+def _read_event_log(facts: DeathFacts, _: RaySession, path: Path) -> None:
     """
     Read the worker failures that a node reported as events.
-
-    Args:
-        path: ``events/event_RAYLET.log``; lines that are not JSON are skipped.
-
-    Raises:
-        OSError: The log cannot be read.
-
-        ValueError: It is not an ordinary file.
     """
     for number, event in _json_objects(path):
         message = event.get("message")
@@ -291,29 +264,21 @@ def read_event_log(path: Path) -> Iterator[Note]:
             continue
         text = without_controls(message.replace("\\n", "\n"))
         text = text.replace("\\t", "\t")
-        yield from parse_memory_notes(text)
-        worker, time = fields.get("worker_id"), event.get("timestamp")
-        if event.get("label") != "RAY_WORKER_FAILURE" or not _is_worker_id(
-            worker
-        ):
+        facts.add_memory(text)
+        worker = fields.get("worker_id")
+        is_worker = isinstance(worker, str) and _WORKER_ID.fullmatch(worker)
+        if event.get("label") != "RAY_WORKER_FAILURE" or not is_worker:
             continue
-        known = {
-            name: found[1].strip()
-            for name, pattern in _EVENT_FIELDS.items()
-            if (found := pattern.search(text))
-        }
-        pid = known.pop("pid", None)
-        yield WorkerExit(
-            worker_id=str(worker),
-            time=_parse_timestamp(time),
-            pid=int(pid) if pid else None,
-            evidence=Evidence(
-                kind="log",
-                source=str(path),
-                location=f"line {number}",
-                quote=text[:_MOST_QUOTE],
-            ),
-            **known,
+        known: dict[str, Any] = {**search_fields(text)}
+        known["worker_id"] = worker
+        if "pid" in known:
+            known["pid"] = int(known["pid"])
+        facts.add_exit(
+            WorkerExit(
+                time=_parse_timestamp(event.get("timestamp")),
+                evidence=_quote(path, f"line {number}", text),
+                **known,
+            )
         )
 
 
@@ -339,10 +304,6 @@ def _parse_timestamp(value: object) -> float | None:
     return float(value) if is_time else None  # type: ignore[arg-type]
 
 
-def _is_worker_id(value: object) -> bool:
-    return isinstance(value, str) and _WORKER_ID.fullmatch(value) is not None
-
-
 _GCS_WORDS = (
     b"Reporting worker exit",
     b"actor creation task",
@@ -353,21 +314,22 @@ _GCS_WORDS = (
     b"Finished marking job state",
 )
 _GCS_EXIT = re.compile(
-    r"Reporting worker exit, worker id = (?P<worker>[0-9a-f]{56}), "
-    r"node id = (?P<node>[0-9a-f]{56}|NIL_ID)?, address = (?P<ip>[^,]{0,60}), "
-    r"exit_type = (?P<type>\w{0,40}), exit_detail = (?P<detail>.*)",
+    r"Reporting worker exit, worker id = (?P<worker_id>[0-9a-f]{56}), node id "
+    r"= (?P<node_id>[0-9a-f]{56}|NIL_ID)?, address = (?P<ip>[^,]{0,60}), "
+    r"exit_type = (?P<exit_type>\w{0,40}), exit_detail = (?P<detail>.*)",
     re.DOTALL,
 )
 _DETAIL_SUFFIX = ". Unintentional worker failures have been reported."
-_GCS_ACTOR = re.compile(
-    r"\bactor(?:_id=| id = | )(?P<id>[0-9a-f]{32})\b", re.IGNORECASE
-)
-_GCS_WORKER = re.compile(
-    r"\bworker(?:_id=| id = | )(?P<id>[0-9a-f]{56})\b", re.IGNORECASE
-)
-_GCS_NODE = re.compile(
-    r"\bnode(?:_id=| id[=:] ?| )(?P<id>[0-9a-f]{56})\b", re.IGNORECASE
-)
+_GCS_FIELDS = {
+    name: re.compile(pattern, re.IGNORECASE)
+    for name, pattern in {
+        "actor_id": r"\bactor(?:_id=| id = | )([0-9a-f]{32})\b",
+        "worker_id": r"\bworker(?:_id=| id = | )([0-9a-f]{56})\b",
+        "node_id": r"\bnode(?:_id=| id[=:] ?| )([0-9a-f]{56})\b",
+        "job_id": r"\bjob(?:_id=| id = )([0-9a-f]{8})\b",
+        "ip": r"and address: ([^\s,]{1,60})",
+    }.items()
+}
 _NODE_DEATH_REASON = re.compile(
     r"death reason = (?P<reason>\w{1,40})(?:, death message = "
     r"(?P<message>.{0,300}?))?(?: node_id=|, node name|$)",
@@ -375,83 +337,63 @@ _NODE_DEATH_REASON = re.compile(
 )
 # NodeDeathInfo of Ray's gcs.proto; all other reasons are intended.
 _UNEXPECTED = re.compile(r"^UNEXPECTED|PREEMPTED")
-_GCS_ADDRESS = re.compile(r"and address: (?P<ip>[^\s,]{1,60})")
-_GCS_JOB = re.compile(
-    r"\bjob(?:_id=| id = )(?P<id>[0-9a-f]{8})\b", re.IGNORECASE
-)
 
 
-def read_gcs_log(path: Path) -> Iterator[Note]:
+def _read_gcs_log(facts: DeathFacts, _: RaySession, path: Path) -> None:
     """
     Read exits, node losses, and placements from the log of the GCS.
-
-    Args:
-        path: ``gcs_server.out``, or a part of it.
-
-    Raises:
-        OSError: The log cannot be read.
-
-        ValueError: It is not an ordinary file.
     """
     for record in read_records(path, _GCS_WORDS):
-        if "Reporting worker exit" in record.text:
-            yield from _parse_exit(record)
-        elif "marked dead" in record.text or "death reason" in record.text:
-            yield from _parse_node_end(record)
-        elif "job" in record.text and "arking job" in record.text:
-            if found := _GCS_JOB.search(record.text):
-                yield JobEnd(job_id=found["id"], time=record.time)
-        else:
-            yield from _parse_placement(record)
+        text = record.text
+        known = search_fields(text, _GCS_FIELDS)
+        if "Reporting worker exit" in text:
+            _add_gcs_exit(facts, record)
+        elif "marked dead" in text or "death reason" in text:
+            if "node_id" in known:
+                facts.nodes.append(_parse_node_end(record, known))
+        elif "arking job" in text:
+            if "job_id" in known:
+                facts.add_job_end(known["job_id"], record.time)
+        elif "worker_id" in known:
+            facts.add_placement(
+                known["worker_id"],
+                actor_id=known.get("actor_id"),
+                node_id=known.get("node_id"),
+            )
 
 
-def _parse_exit(record: Record) -> Iterator[Note]:
+def _add_gcs_exit(facts: DeathFacts, record: Record) -> None:
     found = _GCS_EXIT.search(record.text)
     if found is None:
         return
 
-    yield WorkerExit(
-        worker_id=found["worker"],
-        time=record.time,
-        exit_type=found["type"],
-        detail=found["detail"].partition(_DETAIL_SUFFIX)[0].strip(),
-        node_id=found["node"],
-        ip=found["ip"] or None,
-        evidence=record.evidence,
+    fields: dict[str, Any] = found.groupdict()
+    detail = fields.pop("detail").partition(_DETAIL_SUFFIX)[0].strip()
+    fields["ip"] = fields["ip"] or None
+    facts.add_exit(
+        WorkerExit(
+            time=record.time,
+            detail=detail,
+            evidence=record.evidence,
+            **fields,
+        )
     )
-    yield from parse_memory_notes(record.text)
+    facts.add_memory(record.text)
 
 
-def _parse_node_end(record: Record) -> Iterator[Note]:
-    node = _GCS_NODE.search(record.text)
-    if node is None:
-        return
-
+def _parse_node_end(record: Record, known: Mapping[str, str]) -> NodeEnd:
     reason = _NODE_DEATH_REASON.search(record.text)
-    address = _GCS_ADDRESS.search(record.text)
-    yield NodeEnd(
-        node_id=node["id"],
-        time=record.time,
-        reason=(reason["message"] or reason["reason"])
-        if reason
-        else "it did not answer health checks",
-        is_expected=reason is not None
-        and not _UNEXPECTED.search(reason["reason"]),
-        ip=address["ip"] if address else None,
-        evidence=record.evidence,
+    told = reason["message"] or reason["reason"] if reason else ""
+    is_expected = reason is not None and not _UNEXPECTED.search(
+        reason["reason"]
     )
-
-
-def _parse_placement(record: Record) -> Iterator[Note]:
-    worker = _GCS_WORKER.search(record.text)
-    if worker is None:
-        return
-
-    actor, node = _GCS_ACTOR.search(record.text), _GCS_NODE.search(record.text)
-    yield Placement(
-        worker_id=worker["id"],
-        actor_id=actor["id"] if actor else None,
-        node_id=node["id"] if node else None,
+    return NodeEnd(
+        node_id=known["node_id"],
+        time=record.time,
+        reason=told or "it did not answer health checks",
+        is_expected=is_expected,
+        ip=known.get("ip"),
+        evidence=record.evidence,
     )
 
 
@@ -462,7 +404,7 @@ _RAYLET_WORDS = (
     b"emory on the node",
     b"kill details",
     b"Killing worker with task",
-    b"have not registered within the timeout",
+    b"not registered within the timeout",
     b"received SIGTERM",
     b"is disconnected",
 )
@@ -475,17 +417,16 @@ _EXIT_TYPES = {
     "4": "NODE_OUT_OF_MEMORY",
 }
 _RAYLET_DISCONNECT = re.compile(
-    r"Disconnecting (?:worker|client|driver), graceful=(?P<graceful>\w{1,5}), "
+    r"Disconnecting (?:worker|client|driver), graceful=\w{1,5}, "
     r"disconnect_type=(?P<type>\d), .{0,200}?"
     r"worker_id=(?P<worker>[0-9a-f]{56})"
 )
 _ORPHAN = re.compile(
-    r"leased worker (?P<worker>[0-9a-f]{56}) is killed because the owner "
-    r"process (?P<owner>[0-9a-f]{56}) died"
+    r"leased worker ([0-9a-f]{56}) is killed because the owner process "
+    r"([0-9a-f]{56}) died"
 )
 _ORPHAN_NEW = re.compile(
-    r"its owner died\. worker_id=(?P<worker>[0-9a-f]{56}) "
-    r"owner_worker_id=(?P<owner>[0-9a-f]{56})"
+    r"its owner died\. worker_id=([0-9a-f]{56}) owner_worker_id=([0-9a-f]{56})"
 )
 _DRIVER_EXIT = re.compile(
     r"Driver \(pid=\d{1,10}\) is disconnected\."
@@ -494,67 +435,77 @@ _DRIVER_EXIT = re.compile(
 _RAYLET_STOP = re.compile(r"main\.cc:\d{1,6}: (?:Raylet )?received SIGTERM")
 
 
-def read_raylet_log(path: Path, node_id: str | None = None) -> Iterator[Note]:
+def _read_raylet_log(
+    facts: DeathFacts, session: RaySession, path: Path
+) -> None:
     """
     Read exits, orphans, and memory kills from the log of a raylet.
-
-    Args:
-        path: ``raylet.out``, or a part of it.
-
-        node_id: Ray's id of the node.
-
-    Raises:
-        OSError: The log cannot be read.
-
-        ValueError: It is not an ordinary file.
     """
     for record in read_records(path, _RAYLET_WORDS):
         text = record.text
         if found := _RAYLET_DISCONNECT.search(text):
-            yield WorkerExit(
-                worker_id=found["worker"],
-                time=record.time,
-                exit_type=_EXIT_TYPES.get(found["type"], ""),
-                node_id=node_id,
-                evidence=record.evidence,
+            facts.add_exit(
+                WorkerExit(
+                    worker_id=found["worker"],
+                    time=record.time,
+                    exit_type=_EXIT_TYPES.get(found["type"], ""),
+                    node_id=session.node_id,
+                    evidence=record.evidence,
+                )
             )
         elif found := _ORPHAN.search(text) or _ORPHAN_NEW.search(text):
-            yield Orphan(
-                worker_id=found["worker"],
-                owner=found["owner"],
-                time=record.time,
-                evidence=record.evidence,
-            )
+            # The first of several is the most trusted.
+            facts.owners.setdefault(found[1], found[2])
         elif found := _DRIVER_EXIT.search(text):
-            yield JobEnd(job_id=found["job"], time=record.time)
+            facts.add_job_end(found["job"], record.time)
         elif "not registered within the timeout" in text:
-            yield NotStarted(time=record.time, evidence=record.evidence)
+            facts.not_started.append(record.evidence)
         elif _RAYLET_STOP.search(text):
-            yield NodeEnd(
-                node_id=node_id,
-                time=record.time,
-                reason="received SIGTERM",
-                is_expected=True,
-                evidence=record.evidence,
+            facts.nodes.append(
+                NodeEnd(
+                    node_id=session.node_id,
+                    time=record.time,
+                    reason="received SIGTERM",
+                    is_expected=True,
+                    evidence=record.evidence,
+                )
             )
         elif "emory on the node" in text:
-            yield from _parse_memory_kills(record, node_id)
+            _add_memory_kills(facts, session, record)
 
 
-def _parse_memory_kills(record: Record, node_id: str | None) -> Iterator[Note]:
+def _add_memory_kills(
+    facts: DeathFacts, session: RaySession, record: Record
+) -> None:
     # The details begin with the memory message.
     detail = record.text[record.text.find("emory on the node") - 1 :]
-    for note in parse_memory_notes(record.text):
-        yield note
+    for note in facts.add_memory(record.text):
         if note.worker_id is not None:
-            yield MemoryKill(
-                worker_id=note.worker_id,
-                time=record.time,
-                detail=detail,
-                pid=note.pid,
-                node_id=note.node_id or node_id,
-                evidence=record.evidence,
+            facts.add_exit(
+                WorkerExit(
+                    worker_id=note.worker_id,
+                    time=record.time,
+                    exit_type="NODE_OUT_OF_MEMORY",
+                    detail=detail,
+                    pid=note.pid,
+                    node_id=note.node_id or session.node_id,
+                    evidence=record.evidence,
+                )
             )
+
+
+# The head's log comes first: its clock is the same for all nodes.
+_READERS = (
+    (partial(find_parts, stem="gcs_server", stream="out"), _read_gcs_log),
+    (_list_core_logs, _read_core_log),
+    (
+        partial(
+            find_parts, stem="event_RAYLET", stream="log", folder="events"
+        ),
+        _read_event_log,
+    ),
+    (partial(find_parts, stem="raylet", stream="out"), _read_raylet_log),
+)
 
 
 def collect_facts(sessions: Iterable[RaySession]) -> DeathFacts:
@@ -564,70 +515,40 @@ def collect_facts(sessions: Iterable[RaySession]) -> DeathFacts:
     Args:
         sessions: One session for each node.
     """
-    missing: list[Missing] = []
     sessions = tuple(sessions)
-    notes: list[Note] = []
-    # The head's log comes first: its clock is the same for all nodes.
-    for read in (
-        _read_gcs_logs,
-        _read_core_logs,
-        _read_event_logs,
-        _read_raylet_logs,
-    ):
+    facts = DeathFacts()
+    for find, read in _READERS:
         for session in sessions:
-            notes += read(session, missing)
+            for path in find(session):
+                try:
+                    read(facts, session, path)
+                except READ_ERRORS as exc:
+                    facts.missing.append(Missing.log(path, exc))
     if not any(find_parts(x, "gcs_server", "out") for x in sessions):
-        missing.append(_head_missing(sessions))
-    return group_notes(notes, missing)
+        facts.missing.append(_head_missing(sessions))
+    _mark_unexpected(facts)
+    return facts
 
 
-def _read_gcs_logs(
-    session: RaySession, missing: list[Missing]
-) -> Iterator[Note]:
-    for path in find_parts(session, "gcs_server", "out"):
-        yield from _read_safely(read_gcs_log, path, missing)
-
-
-def _read_raylet_logs(
-    session: RaySession, missing: list[Missing]
-) -> Iterator[Note]:
-    for path in find_parts(session, "raylet", "out"):
-        yield from _read_safely(
-            lambda path: read_raylet_log(path, session.node_id), path, missing
-        )
-
-
-def _read_event_logs(
-    session: RaySession, missing: list[Missing]
-) -> Iterator[Note]:
-    folder = attrs.evolve(session, logs=session.logs / "events")
-    for path in find_parts(folder, "event_RAYLET", "log"):
-        yield from _read_safely(read_event_log, path, missing)
-
-
-def _read_core_logs(
-    session: RaySession, missing: list[Missing]
-) -> Iterator[Note]:
-    for worker, (path, pid) in list_newest_core_logs(session).items():
-        yield Placement(worker_id=worker, pid=pid)
-        for note in _read_safely(
-            lambda path, w=worker, p=pid: read_core_log(path, w, p),  # type: ignore[misc]
-            path,
-            missing,
-        ):
-            if isinstance(note, WorkerExit):
-                yield attrs.evolve(
-                    note, node_id=session.node_id, ip=session.ip
-                )
-
-
-def _read_safely(
-    read: Callable[[Path], Iterator[Note]], path: Path, missing: list[Missing]
-) -> Iterator[Note]:
-    try:
-        yield from read(path)
-    except (OSError, ValueError, EOFError) as exc:
-        missing.append(Missing.log(path, exc))
+def _mark_unexpected(facts: DeathFacts) -> None:
+    """
+    Mark nodes as lost that stopped while their job went on, and sort all.
+    """
+    ends = defaultdict(list)
+    for place in facts.placements.values():
+        job_id = (place.actor_id or "")[24:]
+        if job_id in facts.jobs:
+            ends[place.node_id].append(facts.jobs[job_id])
+    for i, node in enumerate(facts.nodes):
+        last = max(ends[node.node_id], default=None)
+        if not node.is_expected or node.time is None or last is None:
+            continue
+        if last - node.time >= _SHUTDOWN_S:
+            reason = f"{node.reason} while its job went on"
+            facts.nodes[i] = attrs.evolve(
+                node, is_expected=False, reason=reason
+            )
+    facts.nodes.sort(key=lambda node: node.time or 0)
 
 
 def _head_missing(sessions: tuple[RaySession, ...]) -> Missing:

@@ -4,7 +4,9 @@ Find the deaths of Ray workers and nodes, and mark the first one.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -14,25 +16,85 @@ from typing import TypeVar
 import attrs
 
 from ..findings import Evidence
-from .death_model import (
-    Death,
-    Deaths,
-    classify_death,
-    find_exit_code,
-    is_driver,
-    parse_rank,
-)
-from .death_sources import DeathFacts, collect_facts
-from .log_tail import (
-    LogTail,
-    MemoryUse,
-    Placement,
-    WorkerExit,
-    parse_log_tail,
-    read_log_tail,
-)
-from .sessions import RaySession, WorkerLog
+from ..identity import own_rank_in_text, rank_in_names, same_host
+from .death_model import Death, Deaths
+from .death_sources import DeathFacts, Placement, WorkerExit, collect_facts
+from .log_tail import LogTail, MemoryUse, parse_log_tail, read_log_tail
+from .meanings import PATTERNS, DeathKind
+from .sessions import RaySession, WorkerLog, as_sessions
 from .workers import KnownActor, read_exported_actors, worker_logs
+
+
+_EXIT_CODE = re.compile(r"[Ee]xit code:? (?P<code>-?\d{1,5})")
+
+
+def _is_driver(worker_id: str) -> bool:
+    """
+    Return whether a worker id is that of a driver.
+
+    A driver's id is its job id, padded with ``f``.
+    """
+    return worker_id.endswith("f" * 48)
+
+
+def _find_exit_code(exits: Iterable[WorkerExit]) -> int | None:
+    codes = (_EXIT_CODE.search(x.detail) for x in exits)
+    return next((int(x["code"]) for x in codes if x), None)
+
+
+def _classify_death(
+    exits: Sequence[WorkerExit], owner: str | None, tail: LogTail
+) -> tuple[DeathKind, str | None]:
+    """
+    Classify the end of a worker.
+
+    Args:
+        exits: Its exits, the most trusted first.
+
+        owner: The dead owner for which the raylet killed it, if any.
+
+        tail: The details of its error log.
+
+    Returns:
+        The kind, and the owner if the owner's end is the reason.
+    """
+    types = {x.exit_type for x in exits if x.exit_type}
+    detail = "\n".join(x.detail for x in exits)
+    if "NODE_OUT_OF_MEMORY" in types or PATTERNS["ray_oom"].search(detail):
+        return "ray_oom", None
+
+    # A worker that the raylet ends may report the signal first.
+    is_orphan = owner is not None and _is_terminated(detail)
+    owners = [x["id"] for x in PATTERNS["owner_died"].finditer(detail)]
+    if "SYSTEM_ERROR" not in types or is_orphan or owners:
+        owner = next(filter(None, owners), owner)
+        if owner is not None:
+            return "job_ended" if _is_driver(owner) else "owner_died", owner
+        if "USER_ERROR" in types:
+            return "init_error", None
+        if types and "SYSTEM_ERROR" not in types:
+            has_ended = PATTERNS["job_ended"].search(detail)
+            return "job_ended" if has_ended else "intended", None
+    return _classify_system_error(exits, detail, tail), None
+
+
+def _is_terminated(detail: str) -> bool:
+    return PATTERNS["terminated"].search(detail) is not None
+
+
+def _classify_system_error(
+    exits: Sequence[WorkerExit], detail: str, tail: LogTail
+) -> DeathKind:
+    if _is_terminated(detail) or tail.signal == "SIGTERM":
+        return "terminated"
+    if tail.signal is not None:
+        is_watchdog = tail.is_watchdog and tail.signal == "SIGABRT"
+        return "collective_timeout" if is_watchdog else "native_crash"
+    if _find_exit_code(exits) is not None:
+        return "exit_code"
+    if PATTERNS["node_lost"].search(detail):
+        return "node_died"
+    return "collective_timeout" if tail.is_watchdog else "killed_or_exited"
 
 
 _NEVER_FIRST = frozenset({"intended", "job_ended", "owner_died"})
@@ -48,7 +110,7 @@ _OWN_CLOCK_S = 1.0
 _SAME_TIME_S = 0.25
 
 
-def mark_first_death(
+def _mark_first_death(
     deaths: Iterable[Death], facts: DeathFacts
 ) -> tuple[Death, ...]:
     """
@@ -60,8 +122,11 @@ def mark_first_death(
     Returns:
         The deaths, by time.
     """
-    ordered = sorted(deaths, key=_sort_key)
-    ordered = [_add_memory(death, facts.memory) for death in ordered]
+    # A node sorts before its workers.
+    ordered = sorted(
+        deaths, key=lambda x: (x.time is None, x.time or 0.0, x.worker_id > "")
+    )
+    ordered = [_add_memory(death, facts.memory.values()) for death in ordered]
     lost = {x.node_id: x.time for x in ordered if not x.worker_id}
     ordered = [_mark_intended(death, lost, facts) for death in ordered]
     follows = _find_smaller_victims(ordered)
@@ -72,13 +137,13 @@ def mark_first_death(
     }
     first = _find_first_death(ordered, follows)
     if first is not None:
-        moment = ordered[first].time
+        begin = (ordered[first].time or -math.inf) - _NODE_LOSS_DELAY_S
         follows |= {
             i
             for i, death in enumerate(ordered)
             if i != first
             and _blames_peer(death)
-            and _is_not_long_before(death.time, moment)
+            and (death.time is None or death.time >= begin)
         }
     return tuple(
         attrs.evolve(death, is_first=i == first, is_collateral=i in follows)
@@ -98,11 +163,6 @@ def _mark_intended(
     return attrs.evolve(death, kind="intended") if is_stopped else death
 
 
-def _sort_key(death: Death) -> tuple[bool, float, bool]:
-    # A node sorts before its workers.
-    return death.time is None, death.time or 0.0, bool(death.worker_id)
-
-
 def _find_first_death(
     ordered: Sequence[Death], follows: set[int]
 ) -> int | None:
@@ -111,29 +171,20 @@ def _find_first_death(
         for i, death in enumerate(ordered)
         if death.kind not in _NEVER_FIRST and i not in follows
     ]
-    if not causes or not _blames_peer(ordered[causes[0]]):
-        return causes[0] if causes else None
+    if not causes:
+        return None
 
-    begin = ordered[causes[0]].time
+    earliest = ordered[causes[0]]
+    if not _blames_peer(earliest):
+        return causes[0]
     others = (
         i
         for i in causes
         if not _blames_peer(ordered[i])
-        and _is_soon_after(ordered[i].time, begin)
+        and earliest.time is not None
+        and (ordered[i].time or math.inf) - earliest.time <= _NODE_LOSS_DELAY_S
     )
     return next(others, causes[0])
-
-
-def _is_soon_after(time: float | None, begin: float | None) -> bool:
-    if time is None or begin is None:
-        return False
-    return time - begin <= _NODE_LOSS_DELAY_S
-
-
-def _is_not_long_before(time: float | None, first: float | None) -> bool:
-    if time is None or first is None:
-        return True
-    return time >= first - _NODE_LOSS_DELAY_S
 
 
 def _blames_peer(death: Death) -> bool:
@@ -141,37 +192,32 @@ def _blames_peer(death: Death) -> bool:
         return True
     if death.kind not in {"native_crash", "init_error", "exit_code"}:
         return False
-    return parse_log_tail(
-        "\n".join((*death.last_lines, death.error or ""))
-    ).has_lost_peer
+    lines = (*death.last_lines, death.error or "")
+    return any(map(PATTERNS["blames_peer"].search, lines))
 
 
 def _is_follower(
     death: Death, lost: Mapping[str | None, float | None], facts: DeathFacts
 ) -> bool:
-    if is_driver(death.worker_id) or not death.worker_id:
+    if not death.worker_id or _is_driver(death.worker_id):
         return False
-    if death.kind in {"owner_died", "job_ended"}:
-        return True
-    if death.kind == "intended":
-        return False
+    if death.kind in _NEVER_FIRST:
+        return death.kind != "intended"
     if death.kind == "node_died" and death.node_id in lost:
         return True
     return (
         _is_after_job(death, facts)
         or _is_node_stopping(death, facts)
-        or _is_lost_with_node(death, lost)
+        or _is_lost_with_node(death, lost.get(death.node_id))
     )
 
 
-def _is_lost_with_node(
-    death: Death, lost: Mapping[str | None, float | None]
-) -> bool:
-    moment = lost.get(death.node_id)
-    if moment is None or death.time is None:
-        return False
-    return death.time >= moment - (
-        _RAY_STOP_S if death.kind == "terminated" else 0.0
+def _is_lost_with_node(death: Death, lost: float | None) -> bool:
+    early = _RAY_STOP_S if death.kind == "terminated" else 0.0
+    return (
+        lost is not None
+        and death.time is not None
+        and death.time >= lost - early
     )
 
 
@@ -179,8 +225,8 @@ def _is_after_job(death: Death, facts: DeathFacts) -> bool:
     if death.time is None or not facts.jobs:
         return False
     end = facts.jobs.get(death.job_id or "")
-    if end is None:
-        end = max(facts.jobs.values()) if death.job_id is None else None
+    if death.job_id is None:
+        end = max(facts.jobs.values())
     # A process that dies with its driver dies after it, never before.
     return end is not None and death.time >= end
 
@@ -242,34 +288,25 @@ def _find_smaller_victims(ordered: Sequence[Death]) -> set[int]:
     """
     Return the workers that Ray killed although another one held more memory.
     """
-    killed = [
-        (i, death)
-        for i, death in enumerate(ordered)
-        if death.kind == "ray_oom"
-    ]
-    killed.sort(key=lambda pair: pair[1].node_id or "")
+    killed = [i for i, x in enumerate(ordered) if x.kind == "ray_oom"]
+    killed.sort(key=lambda i: ordered[i].node_id or "")
     smaller: set[int] = set()
-    for _, on_node in groupby(killed, lambda pair: pair[1].node_id):
-        for burst in _bursts(list(on_node)):
-            most = max(burst, key=lambda pair: pair[1].memory or 0)
-            smaller |= {i for i, _ in burst} - {most[0]}
+    for _, on_node in groupby(killed, lambda i: ordered[i].node_id):
+        burst: list[int] = []
+        last: float | None = None
+        for i in on_node:
+            time = ordered[i].time or last or 0.0
+            if last is not None and time - last > _SAME_SHORTAGE_S:
+                burst = []
+            # Of those that were killed together, the largest one stays.
+            burst.append(i)
+            burst.sort(key=lambda k: -(ordered[k].memory or 0))
+            smaller |= set(burst[1:])
+            last = time
     return smaller
 
 
-def _bursts(
-    killed: Sequence[tuple[int, Death]],
-) -> list[list[tuple[int, Death]]]:
-    bursts: list[list[tuple[int, Death]]] = []
-    last: float | None = None
-    for index, death in killed:
-        if last is None or (death.time or last) - last > _SAME_SHORTAGE_S:
-            bursts.append([])
-        bursts[-1].append((index, death))
-        last = death.time or last or 0.0
-    return bursts
-
-
-def identify_worker(
+def _identify_worker(
     death: Death, log: WorkerLog | None, exported: KnownActor | None
 ) -> Death:
     """
@@ -280,9 +317,12 @@ def identify_worker(
 
         exported: The actor in Ray's exported events, if any.
     """
-    if is_driver(death.worker_id):
+    if _is_driver(death.worker_id):
         return attrs.evolve(death, actor="driver", job_id=death.worker_id[:8])
+    # An actor's id ends in that of its job.
+    job_id = (death.actor_id or "")[24:] or None
     if log is not None:
+        is_here = death.node_id in {None, log.session.node_id}
         return attrs.evolve(
             death,
             actor=log.label,
@@ -290,15 +330,13 @@ def identify_worker(
             actor_class=log.actor_class,
             actor_name=log.actor_name,
             actor_id=log.actor_id or death.actor_id,
-            job_id=log.job_id,
+            job_id=log.job_id or job_id,
             node_id=death.node_id or log.session.node_id,
             ip=death.ip or log.session.ip,
-            host=log.session.host
-            if death.node_id in {None, log.session.node_id}
-            else "",
+            host=log.session.host if is_here else "",
         )
     if exported is None:
-        return attrs.evolve(death, job_id=(death.actor_id or "")[24:] or None)
+        return attrs.evolve(death, job_id=job_id)
 
     return attrs.evolve(
         death,
@@ -306,11 +344,19 @@ def identify_worker(
         actor_class=exported.actor_class or None,
         actor_name=exported.actor_name or None,
         pid=death.pid or exported.pid or None,
-        job_id=exported.actor_id[24:],
+        job_id=job_id,
     )
 
 
-def add_log_tail(
+_CRASHES = frozenset(
+    {
+        *("native_crash", "collective_timeout", "init_error"),
+        *("exit_code", "killed_or_exited"),
+    }
+)
+
+
+def _add_log_tail(
     death: Death, log: WorkerLog | None, text: str, tail: LogTail
 ) -> Death:
     """
@@ -323,63 +369,62 @@ def add_log_tail(
 
         tail: The details parsed from *text*.
     """
-    names = (death.actor, death.actor_name)
-    death = attrs.evolve(death, rank=parse_rank(names, text))
+    rank = rank_in_names((death.actor, death.actor_name))
+    if rank is None:
+        rank = own_rank_in_text(text)
+    death = attrs.evolve(death, rank=rank)
     if log is None or not (log.err or log.out):
         return death
 
     newest = (log.err or log.out)[-1].path
-    is_crash = death.kind in {
-        *("native_crash", "collective_timeout", "init_error"),
-        *("exit_code", "killed_or_exited"),
-    }
-    crashed = tail.signal is not None or death.kind == "init_error"
-    frames = tail.python_frames if is_crash else ()
-    return attrs.evolve(
+    death = attrs.evolve(death, log=newest, last_lines=tail.lines)
+    if death.kind not in _CRASHES:
+        return death if tail.signal is None else _add_quote(death, tail)
+
+    death = attrs.evolve(
         death,
-        log=newest,
-        last_lines=tail.lines,
-        signal=tail.signal if is_crash else None,
-        error=tail.error if is_crash else None,
-        python_frames=frames,
-        native_frames=tail.native_frames if is_crash else (),
-        evidence=(*death.evidence, *_make_evidence(tail, newest))
-        if crashed
-        else death.evidence,
+        signal=tail.signal,
+        error=tail.error,
+        python_frames=tail.python_frames,
+        native_frames=tail.native_frames,
     )
+    is_quoted = tail.signal is not None or death.kind == "init_error"
+    return _add_quote(death, tail) if is_quoted else death
 
 
-def _make_evidence(tail: LogTail, path: Path) -> Iterator[Evidence]:
-    crash_lines = [x for x in tail.lines if "***" in x or "Fatal" in x]
-    quote = tail.error or next(iter(crash_lines), None)
-    if tail.signal and quote is None:
-        quote = f"{tail.signal} received"
-    if quote:
-        yield Evidence(
-            kind="log",
-            source=os.fspath(path),
-            location="near the end",
-            quote=quote,
-        )
+def _add_quote(death: Death, tail: LogTail) -> Death:
+    """
+    Add the line that reports a crash as evidence.
+    """
+    crash_lines = (x for x in tail.lines if "***" in x or "Fatal" in x)
+    received = f"{tail.signal} received" if tail.signal else None
+    quote = tail.error or next(crash_lines, received)
+    if quote is None:
+        return death
+    evidence = Evidence(
+        kind="log",
+        source=os.fspath(death.log or ""),
+        location="near the end",
+        quote=quote,
+    )
+    return attrs.evolve(death, evidence=(*death.evidence, evidence))
 
 
-def add_host(death: Death, places: Mapping[str, RaySession]) -> Death:
+def _add_host(death: Death, places: Mapping[str, RaySession]) -> Death:
     """
     Add the host and address of the node to a death.
 
     Args:
         places: The sessions, by node id.
     """
-    if death.host or death.node_id is None:
-        return death
-    session = places.get(death.node_id)
-    if session is None:
+    session = places.get(death.node_id or "")
+    if death.host or session is None:
         return death
     return attrs.evolve(death, host=session.host, ip=death.ip or session.ip)
 
 
-def mark_kernel_kill(
-    death: Death, oom_kills: Collection[tuple[str, int]]
+def _mark_kernel_kill(
+    death: Death, oom_kills: Iterable[tuple[str, int]]
 ) -> Death:
     """
     Mark a death as an out-of-memory kill if the kernel reported it.
@@ -388,10 +433,12 @@ def mark_kernel_kill(
         oom_kills: Host or address (``""`` for any) and process id of each
             kill.
     """
-    places = ("", death.host, death.ip)
-    if death.kind != "killed_or_exited" or death.pid is None:
-        return death
-    if not any((place, death.pid) in oom_kills for place in places):
+    is_killed = death.kind == "killed_or_exited" and any(
+        pid == death.pid
+        and (place in {"", death.ip} or same_host(place, death.host))
+        for place, pid in oom_kills
+    )
+    if not is_killed:
         return death
     return attrs.evolve(death, kind="host_oom", signal="SIGKILL")
 
@@ -400,38 +447,35 @@ def mark_kernel_kill(
 _SAME_LOSS_S = 120.0
 
 
-def find_lost_nodes(
-    facts: DeathFacts, sessions: Iterable[RaySession]
+def _find_lost_nodes(
+    facts: DeathFacts, places: Mapping[str, RaySession]
 ) -> tuple[Death, ...]:
     """
     Return a death for each node that was lost and not stopped.
 
     Args:
-        sessions: The sessions of the nodes that were searched.
+        places: The sessions, by node id.
     """
-    by_node = {x.node_id: x for x in sessions if x.node_id}
     lost: dict[str, Death] = {}
     stopped = {x.node_id for x in facts.nodes if x.is_expected}
     for node in facts.nodes:
-        if node.is_expected or not node.node_id or node.node_id in stopped:
+        if not node.node_id or node.node_id in stopped:
             continue
-        session = by_node.get(node.node_id)
-        death = lost.get(node.node_id)
-        lost[node.node_id] = Death(
-            kind="node_died",
-            time=death.time
-            if death
-            else _find_first_notice(facts, node.node_id, node.time),
-            node_id=node.node_id,
-            ip=node.ip
-            or (death.ip if death else None)
-            or (session.ip if session else None),
-            host=session.host if session else "",
-            detail=node.reason if death is None else death.detail,
+        known = lost.get(node.node_id)
+        if known is None:
+            known = Death(
+                kind="node_died",
+                time=_find_first_notice(facts, node.node_id, node.time),
+                node_id=node.node_id,
+                detail=node.reason,
+            )
+        lost[node.node_id] = attrs.evolve(
+            known,
+            ip=node.ip or known.ip,
             log=Path(node.evidence.source),
-            evidence=(*(death.evidence if death else ()), node.evidence),
+            evidence=(*known.evidence, node.evidence),
         )
-    return tuple(lost.values())
+    return tuple(_add_host(x, places) for x in lost.values())
 
 
 def _find_first_notice(
@@ -453,9 +497,9 @@ def _find_first_notice(
     return min([reported, *(x for x in times if x >= reported - _SAME_LOSS_S)])
 
 
-def find_deaths_with_node(
+def _find_deaths_with_node(
     facts: DeathFacts,
-    nodes: Sequence[Death],
+    nodes: Iterable[Death],
     reported: Collection[str],
     logs: Mapping[str, WorkerLog],
 ) -> Iterator[Death]:
@@ -475,24 +519,16 @@ def find_deaths_with_node(
         if node is None or worker_id in reported:
             continue
         log = logs.get(worker_id)
-        yield Death(
-            kind="node_died",
-            time=node.time,
+        death = attrs.evolve(
+            node,
             worker_id=worker_id,
-            pid=log.pid if log else None,
-            node_id=node.node_id,
-            ip=node.ip,
-            host=node.host,
             actor_id=placement.actor_id,
-            actor=log.label if log else "",
-            actor_class=log.actor_class if log else None,
-            actor_name=log.actor_name if log else None,
-            rank=parse_rank((log.label, log.actor_name), "") if log else None,
-            job_id=(placement.actor_id or "")[24:] or None,
-            detail=node.detail,
             log=log.err[-1].path if log and log.err else node.log,
             evidence=node.evidence[:1],
         )
+        death = _identify_worker(death, log, None)
+        rank = rank_in_names((death.actor, death.actor_name))
+        yield attrs.evolve(death, rank=rank)
 
 
 _T = TypeVar("_T")
@@ -521,9 +557,7 @@ def find_deaths(
     Returns:
         All ends, by time, including those that were intended.
     """
-    if isinstance(sessions, RaySession):
-        sessions = (sessions,)
-    sessions = tuple(sessions)
+    sessions = as_sessions(sessions)
     facts = collect_facts(sessions)
     logs = {log.worker_id: log for log in worker_logs(sessions)}
     actors: dict[str, KnownActor] = {}
@@ -534,15 +568,16 @@ def find_deaths(
         *_find_unreported_crashes(facts, logs),
     ]
     places = {x.node_id: x for x in sessions if x.node_id}
-    nodes = find_lost_nodes(facts, sessions)
-    found += find_deaths_with_node(
-        facts, nodes, {x.worker_id for x in found}, logs
-    )
-    deaths = [mark_kernel_kill(add_host(x, places), oom_kills) for x in found]
+    nodes = _find_lost_nodes(facts, places)
+    reported = {x.worker_id for x in found}
+    found += _find_deaths_with_node(facts, nodes, reported, logs)
+    deaths = [
+        _mark_kernel_kill(_add_host(x, places), oom_kills) for x in found
+    ]
     return Deaths(
-        deaths=mark_first_death([*deaths, *nodes], facts),
-        missing=facts.missing,
-        not_started=tuple(note.evidence for note in facts.not_started),
+        deaths=_mark_first_death([*deaths, *nodes], facts),
+        missing=tuple(facts.missing),
+        not_started=tuple(facts.not_started),
     )
 
 
@@ -557,42 +592,38 @@ def _find_reported_deaths(
         is_intended = all(x.exit_type.startswith("INTENDED") for x in exits)
         text = read_log_tail(log.err) if log and not is_intended else ""
         tail = parse_log_tail(text)
-        kind, owner = classify_death(exits, facts.orphans.get(worker_id), tail)
-        place = facts.placements.get(worker_id)
-        actor_id = (log.actor_id if log else None) or (
-            place.actor_id if place else None
-        )
+        kind, owner = _classify_death(exits, facts.owners.get(worker_id), tail)
+        place = facts.placements.get(worker_id, Placement())
+        actor_id = (log.actor_id if log else None) or place.actor_id
         death = attrs.evolve(
             _merge_exits(exits, place),
             kind=kind,
             owner=owner,
             actor_id=actor_id,
         )
-        death = identify_worker(death, log, actors.get(actor_id or ""))
-        yield add_log_tail(death, log, text, tail)
+        death = _identify_worker(death, log, actors.get(actor_id or ""))
+        yield _add_log_tail(death, log, text, tail)
 
 
-def _merge_exits(
-    exits: Sequence[WorkerExit], place: Placement | None
-) -> Death:
+def _merge_exits(exits: Sequence[WorkerExit], place: Placement) -> Death:
     """
     Merge the exit notes of one worker, the most trusted first.
     """
-    details = (x.detail for x in exits if x.detail)
-    pids = [*(x.pid for x in exits), place.pid if place else None]
-    # Nodes on one machine may share a folder, so trust the head first.
-    nodes = [place.node_id if place else None, *(x.node_id for x in exits)]
+    one_per_source: dict[str, Evidence] = {}
+    for x in exits:
+        one_per_source.setdefault(x.evidence.source, x.evidence)
     return Death(
         kind="intended",
         worker_id=exits[0].worker_id,
         time=_first_known(x.time for x in exits),
-        pid=_first_known(pids),
-        node_id=_first_known(nodes),
+        pid=_first_known([*(x.pid for x in exits), place.pid]),
+        # Nodes on one machine may share a folder, so trust the head first.
+        node_id=_first_known([place.node_id, *(x.node_id for x in exits)]),
         ip=_first_known(x.ip for x in exits),
         exit_type=_first_known(x.exit_type or None for x in exits),
-        detail=next(details, "")[:_MOST_DETAIL],
-        exit_code=find_exit_code(exits),
-        evidence=tuple(_one_per_source(x.evidence for x in exits)),
+        detail=next((x.detail for x in exits if x.detail), "")[:_MOST_DETAIL],
+        exit_code=_find_exit_code(exits),
+        evidence=tuple(one_per_source.values()),
         log=Path(exits[0].evidence.source),
     )
 
@@ -607,30 +638,20 @@ def _find_unreported_crashes(
         if worker_id in facts.exits:
             continue
         text = read_log_tail(log.err)
-        tail = (
-            parse_log_tail(text)
-            if "SIG" in text or "Fatal" in text
-            else LogTail()
-        )
+        if "SIG" not in text and "Fatal" not in text:
+            continue
+        tail = parse_log_tail(text)
         if tail.signal is None:
             continue
-        kind, _ = classify_death((), None, tail)
         death = Death(
-            kind=kind,
+            kind=_classify_system_error((), "", tail),
             worker_id=worker_id,
             time=tail.time or log.mtime or None,
             pid=log.pid,
         )
-        yield add_log_tail(identify_worker(death, log, None), log, text, tail)
+        death = _identify_worker(death, log, None)
+        yield _add_log_tail(death, log, text, tail)
 
 
 def _first_known(values: Iterable[_T | None]) -> _T | None:
     return next((x for x in values if x is not None), None)
-
-
-def _one_per_source(quotes: Iterable[Evidence]) -> Iterator[Evidence]:
-    sources = set()
-    for evidence in quotes:
-        if evidence.source not in sources:
-            sources.add(evidence.source)
-            yield evidence

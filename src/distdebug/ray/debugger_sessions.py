@@ -4,14 +4,11 @@ List the processes of a Ray cluster that wait for a debugger.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
 import time
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from itertools import chain, zip_longest
 from typing import Any, Literal, NamedTuple
 
 import attrs
@@ -19,209 +16,14 @@ import attrs
 from .._render import Block, Shown
 from .._text import clean
 from ..capture import Check, check_blocks
-from ..errors import MissingDependencyError, NodesError
+from ..errors import NodesError
 from ..findings import Cause, Evidence, Finding, Location
-from ..nodes import CommandLimits, run_process
-
-
-_CHILD_MODULE = f"{__package__}.debugger_child"
-# Time for Ray to end cleanly after the timeout, in seconds.
-_GRACE_S = 3.0
-# Share of the timeout for the tasks; the rest is for starting and connecting.
-_CHILD_SHARE = 0.8
-
-
-def query_cluster_state(
-    address: str | None, *, timeout_s: float
-) -> dict[str, Any]:
-    """
-    Query the head of a cluster for its debugger state.
-
-    Args:
-        address: The cluster, as ``HOST:PORT``; by default the one that this
-            process, or this node, belongs to.
-
-        timeout_s: The timeout, in seconds.
-
-    Returns:
-        See `debugger_child.read_cluster_state`.
-
-    Raises:
-        MissingDependencyError: Ray is not installed.
-
-        NodesError: No such cluster answers in time.
-    """
-    answer = _query_cluster(address, None, timeout_s)
-    if not isinstance(answer, dict):
-        raise _make_answer_error(answer)
-    return answer
-
-
-def query_workers(
-    address: str | None,
-    tasks: Sequence[Mapping[str, Any]],
-    *,
-    timeout_s: float,
-) -> list[Mapping[str, Any]]:
-    """
-    Run tasks on workers of the cluster and return their answers.
-
-    Args:
-        address: As for `query_cluster_state`.
-
-        tasks: See `debugger_child.run_tasks`.
-
-        timeout_s: The timeout for all tasks, in seconds.
-
-    Returns:
-        One answer for each task, in the same order; a failed one has
-        ``reason``.
-
-    Raises:
-        MissingDependencyError: Ray is not installed.
-
-        NodesError: No such cluster answers in time.
-    """
-    if not tasks:
-        return []
-    answer = _query_cluster(address, tasks, timeout_s)
-    if not isinstance(answer, list) or len(answer) != len(tasks):
-        raise _make_answer_error(answer)
-    return [_parse_answer(row) for row in parse_rows(answer, keep_others=True)]
-
-
-def parse_rows(
-    value: object, *, keep_others: bool = False
-) -> list[Mapping[str, Any]]:
-    """
-    Return the rows of a list that another process sent.
-
-    Args:
-        keep_others: Whether to return an empty row for an entry that is no
-            row.
-    """
-    rows: Iterable[object] = value if isinstance(value, list) else ()
-    return [
-        row if isinstance(row, dict) else {}
-        for row in rows
-        if keep_others or isinstance(row, dict)
-    ]
-
-
-def plain_text(value: object, *, limit: int = 500) -> str:
-    """
-    Return a clean copy of *value* if it is a text, or else ``""``.
-    """
-    return clean(value, limit=limit) if isinstance(value, str) else ""
-
-
-def _query_cluster(
-    address: str | None,
-    tasks: Sequence[Mapping[str, Any]] | None,
-    timeout_s: float,
-) -> Any:
-    cluster = _resolve_address(address)
-    if find_spec("ray") is None:
-        msg = "Ray is not installed here"
-        raise MissingDependencyError(
-            msg, remedy="install the version of the cluster: ray==..."
-        )
-    query = {
-        "address": cluster,
-        "errands": tasks,
-        "timeout_s": timeout_s * _CHILD_SHARE,
-    }
-    child = run_process(
-        [sys.executable, "-P", "-m", _CHILD_MODULE],
-        # Keep Ray from applying this process's `uv run` to the workers.
-        environment={**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
-        limits=CommandLimits(timeout_s=timeout_s, grace_s=_GRACE_S),
-        data=json.dumps(query).encode() + b"\n",
-    )
-    if child.status is None:
-        msg = f"no Ray cluster answers at {cluster} within {timeout_s:g} s"
-        raise NodesError(msg, remedy=_REMEDY)
-    reply = _loads(child.output)
-    if "answer" in reply:
-        return reply["answer"]
-    error_text = clean(child.stderr.decode("utf-8", "replace")[-300:])
-    reason = plain_text(reply.get("reason")) or error_text or "no answer"
-    msg = f"there is no way to a Ray cluster at {cluster}: {reason}"
-    raise NodesError(msg, remedy=_REMEDY)
-
-
-_REMEDY = (
-    "run it on a node of the cluster, where `ray status` answers, with the "
-    "Ray and the Python of the cluster; with RAY_AUTH_MODE=token if it wants one"
+from .cluster import (
+    loads_object,
+    make_answer_error,
+    plain_text,
+    query_cluster,
 )
-
-
-def _resolve_address(address: str | None) -> str:
-    if address in {"", "local"} or "://" in (address or ""):
-        msg = f"{address!r} is no address of a running Ray cluster"
-        raise NodesError(msg, remedy="say 'auto' or 'HOST:6379'")
-    ray = sys.modules.get("ray")
-    if address in {None, "auto"} and ray and ray.is_initialized():
-        return str(ray.get_runtime_context().gcs_address)
-    return address or "auto"
-
-
-def _parse_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(row.get("answer"), str):
-        return {"reason": plain_text(row.get("reason")) or "no answer"}
-    facts = _loads(row["answer"])
-    return facts or {"reason": "a worker answered what nobody understands"}
-
-
-def _loads(data: str | bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _make_answer_error(answer: object) -> NodesError:
-    msg = f"the Ray cluster answered what nobody understands: {answer!r:.80}"
-    return NodesError(msg, remedy="use the Ray of the cluster here")
-
-
-NO_FRAMES = (
-    "an error ended what ran: its frames are seen once one has attached"
-)
-# More threads of one process are not shown.
-_MOST_LOCATIONS = 100
-
-
-def find_waiting_locations(
-    process: Mapping[str, Any],
-) -> tuple[tuple[Location, ...], str]:
-    """
-    Return the lines where threads of a process wait in the debugger.
-
-    Args:
-        process: One process in the answer of `debugger_worker.see_processes`.
-
-    Returns:
-        The line of each thread, and the reason if there is none, or ``""``.
-    """
-    rows = process.get("places")
-    if not isinstance(rows, list):
-        return (), plain_text(process.get("reason")) or "py-spy saw nothing"
-    found = [_parse_location(row) for row in rows[:_MOST_LOCATIONS]]
-    places = tuple(place for place in found if place is not None)
-    if places:
-        return places, ""
-    return (), NO_FRAMES if found else "no thread of it waits any more"
-
-
-def _parse_location(row: object) -> Location | None:
-    match row:
-        case [str(function), str(file), int(line)]:
-            return Location(
-                function=plain_text(function), file=plain_text(file), line=line
-            )
-    return None
 
 
 # As in the marketplaces of VS Code and Cursor.
@@ -407,11 +209,121 @@ class RayDebuggerCheck(Shown):
         return check_blocks(self.checks)
 
 
+class ClusterNode(NamedTuple):
+    """
+    A node of a cluster that is alive.
+    """
+
+    node_id: str
+    name: str
+    is_head: bool
+
+
+class UsedEnvironment(NamedTuple):
+    """
+    A runtime environment in use.
+    """
+
+    used_by: str
+    node_ids: Sequence[str]
+    runtime_env: Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class ClusterState:
+    """
+    What the head of a cluster knows of its debugger.
+
+    Attributes:
+        address: The address of the head.
+
+        dashboard: The address of the dashboard.
+
+        ray_version: The version that the cluster was started with.
+
+        nodes: The nodes that are alive.
+
+        sessions: The waiting processes, without their lines.
+
+        environments: The runtime environments in use.
+    """
+
+    address: str = ""
+    dashboard: str = ""
+    ray_version: str = ""
+    nodes: tuple[ClusterNode, ...] = ()
+    sessions: tuple[RayDebugSession, ...] = ()
+    environments: tuple[UsedEnvironment, ...] = ()
+
+
+def query_cluster_state(
+    address: str | None, *, timeout_s: float
+) -> ClusterState:
+    """
+    Query the head of a cluster for its debugger state.
+
+    Args:
+        address: The cluster, as ``HOST:PORT``; by default the one that this
+            process, or this node, belongs to.
+
+        timeout_s: The timeout, in seconds.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+
+        NodesError: No such cluster answers in time.
+    """
+    answer = query_cluster(address, "read_cluster_state", timeout_s=timeout_s)
+    if not isinstance(answer, dict):
+        raise make_answer_error(answer)
+
+    nodes = tuple(
+        ClusterNode(
+            plain_text(row.get("id")),
+            plain_text(row.get("name")),
+            bool(row.get("is_head")),
+        )
+        for row in _rows(answer.get("nodes"))
+    )
+    return ClusterState(
+        address=plain_text(answer.get("address")),
+        dashboard=plain_text(answer.get("dashboard")),
+        ray_version=plain_text(answer.get("ray_version"), limit=40),
+        nodes=nodes,
+        sessions=_parse_sessions(answer, nodes),
+        environments=tuple(_parse_environments(answer)),
+    )
+
+
+def _rows(value: object) -> list[Mapping[str, Any]]:
+    rows: Iterable[object] = value if isinstance(value, list) else ()
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _parse_environments(
+    answer: Mapping[str, Any],
+) -> Iterator[UsedEnvironment]:
+    for row in _rows(answer.get("environments")):
+        env, nodes, users = row.get("env"), row.get("nodes"), row.get("who")
+        if isinstance(env, dict) and isinstance(nodes, list):
+            names = [
+                plain_text(x)
+                for x in (users if isinstance(users, list) else ())
+            ]
+            used_by = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            yield UsedEnvironment(used_by, [*map(plain_text, nodes)], env)
+
+
 # Timeout for py-spy on each process, in seconds.
 _PYSPY_TIMEOUT_S = 10.0
 # Ray puts the running task into the process title.
 _PROCESS_TITLE = re.compile(r"ray::(.{1,300})")
 _PDB_ADDRESS = re.compile(r"(?:tcp://)?\[?([^\s\]]{1,255})\]?:(\d{1,5})")
+_NO_FRAMES = (
+    "an error ended what ran: its frames are seen once one has attached"
+)
+# More threads of one process are not shown.
+_MOST_LOCATIONS = 100
 
 
 def ray_debug_sessions(
@@ -441,31 +353,120 @@ def ray_debug_sessions(
         NodesError: No such cluster answers in time.
     """
     deadline = time.monotonic() + timeout_s
-    cluster_state = query_cluster_state(address, timeout_s=timeout_s)
-    sessions = parse_sessions(cluster_state)
-    return _sort_sessions(
-        _add_locations(sessions, address, deadline - time.monotonic())
+    sessions = query_cluster_state(address, timeout_s=timeout_s).sessions
+    by_node: dict[str, list[int]] = {}
+    for session in sessions:
+        by_node.setdefault(session.node_id, []).append(session.pid)
+    remaining_s = max(deadline - time.monotonic(), 1.0)
+    pyspy_timeout_s = max(min(_PYSPY_TIMEOUT_S, remaining_s / 2), 1.0)
+    tasks = [
+        {
+            "ask": "see_processes",
+            "with": [pids, pyspy_timeout_s],
+            "node": node,
+            "env": {},
+        }
+        for node, pids in by_node.items()
+    ]
+    answers = query_workers(address, tasks, timeout_s=remaining_s)
+    by_id = dict(zip(by_node, answers, strict=True))
+    return _sort_sessions(_add_location(x, by_id[x.node_id]) for x in sessions)
+
+
+def _add_location(
+    session: RayDebugSession, answer: Mapping[str, Any]
+) -> RayDebugSession:
+    """
+    Add task, folder, and lines of a process.
+
+    Args:
+        answer: The processes of its node, see `debugger_worker.see_processes`.
+    """
+    process = answer.get(str(session.pid))
+    if not isinstance(process, dict):
+        reason = plain_text(answer.get("reason")) or "its node said nothing"
+        return attrs.evolve(session, note=reason)
+
+    rows = process.get("places")
+    note = plain_text(process.get("reason")) or "py-spy saw nothing"
+    places: tuple[Location, ...] = ()
+    if isinstance(rows, list):
+        places = tuple(_parse_locations(rows[:_MOST_LOCATIONS]))
+        note = _NO_FRAMES if rows else "no thread of it waits any more"
+    return attrs.evolve(
+        _set_task(session, process.get("title")),
+        cwd=plain_text(process.get("cwd")),
+        locations=places or session.locations,
+        note="" if places else note,
     )
 
 
-def parse_sessions(
-    cluster_state: Mapping[str, Any],
+def _parse_locations(rows: Iterable[object]) -> Iterator[Location]:
+    for row in rows:
+        match row:
+            case [str(function), str(file), int(line)]:
+                yield Location(
+                    function=plain_text(function),
+                    file=plain_text(file),
+                    line=line,
+                )
+
+
+def _parse_sessions(
+    answer: Mapping[str, Any], nodes: Iterable[ClusterNode]
 ) -> tuple[RayDebugSession, ...]:
     """
     Return the waiting processes in the cluster state, without their lines.
-
-    Args:
-        cluster_state: See `debugger_child.read_cluster_state`.
     """
-    names = {
-        plain_text(row.get("id")): plain_text(row.get("name"))
-        for row in parse_rows(cluster_state.get("nodes"))
-    }
-    workers = parse_rows(cluster_state.get("workers"))
-    legacy = _list_legacy_sessions(
-        parse_rows(cluster_state.get("legacy")), workers, names
+    names = {node.node_id: node.name for node in nodes}
+    workers = _rows(answer.get("workers"))
+    fields = [_parse_fields(row, names) for row in workers]
+    debugpy = (
+        RayDebugSession(kind="debugpy", **known)
+        for known in fields
+        if known["paused"] and known["host"] and 0 < known["port"] < 1 << 16
     )
-    return _sort_sessions([*_list_debugpy_sessions(workers, names), *legacy])
+    by_worker = {x["worker_id"]: x for x in fields if x["worker_id"]}
+    legacy = _parse_legacy(_rows(answer.get("legacy")), by_worker)
+    return _sort_sessions([*debugpy, *legacy])
+
+
+def _parse_legacy(
+    records: Iterable[Mapping[str, Any]], workers: Mapping[str, dict[str, Any]]
+) -> Iterator[RayDebugSession]:
+    for record in records:
+        # The record of a killed process is not deleted.
+        worker = workers.get(plain_text(record.get("worker_id")))
+        match = _PDB_ADDRESS.fullmatch(plain_text(record.get("pdb_address")))
+        if not (worker and match):
+            continue
+        place = Location(
+            function="",
+            file=plain_text(record.get("filename")),
+            line=_parse_number(record.get("lineno")),
+        )
+        where = {"host": match[1], "port": int(match[2]), "paused": 1}
+        session = RayDebugSession(
+            kind="legacy",
+            locations=(place,) if place.file else (),
+            **worker | where,
+        )
+        yield _set_task(session, record.get("proctitle"))
+
+
+def _parse_fields(
+    row: Mapping[str, Any], names: Mapping[str, str]
+) -> dict[str, Any]:
+    texts = ("node_id", "worker_id", "job_id", "actor_id", "actor", "task")
+    fields = {key: plain_text(row.get(key)) for key in texts}
+    host = plain_text(row.get("ip"))
+    return {
+        **fields,
+        **{x: _parse_number(row.get(x)) for x in ("pid", "port", "paused")},
+        "host": host,
+        "node": names.get(fields["node_id"]) or host,
+        "is_driver": row.get("is_driver") is True,
+    }
 
 
 def _sort_sessions(
@@ -479,116 +480,13 @@ def _sort_sessions(
     )
 
 
-def _list_debugpy_sessions(
-    workers: Iterable[Mapping[str, Any]], names: Mapping[str, str]
-) -> Iterator[RayDebugSession]:
-    for row in workers:
-        port, host = _parse_number(row.get("port")), plain_text(row.get("ip"))
-        paused = _parse_number(row.get("paused"))
-        if paused and host and 0 < port < 1 << 16:
-            yield RayDebugSession(
-                kind="debugpy",
-                host=host,
-                port=port,
-                paused=paused,
-                **_parse_fields(row, names),
-            )
-
-
-def _list_legacy_sessions(
-    records: Iterable[Mapping[str, Any]],
-    workers: Iterable[Mapping[str, Any]],
-    names: Mapping[str, str],
-) -> Iterator[RayDebugSession]:
-    alive = {row.get("worker_id"): row for row in workers}
-    for record in records:
-        row = alive.get(_text_or_empty(record.get("worker_id")))
-        text = plain_text(record.get("pdb_address"))
-        match = _PDB_ADDRESS.fullmatch(text)
-        # The record of a killed process is not deleted.
-        if not (row and match):
-            continue
-        place = Location(
-            function="",
-            file=plain_text(record.get("filename")),
-            line=_parse_number(record.get("lineno")),
-        )
-        session = RayDebugSession(
-            kind="legacy",
-            host=match[1],
-            port=int(match[2]),
-            locations=(place,) if place.file else (),
-            **_parse_fields(row, names),
-        )
-        title = plain_text(record.get("proctitle"))
-        yield _set_task(session, title)
-
-
-def _parse_fields(
-    row: Mapping[str, Any], names: Mapping[str, str]
-) -> dict[str, Any]:
-    texts = ("node_id", "worker_id", "job_id", "actor_id", "actor", "task")
-    fields: dict[str, Any] = {key: plain_text(row.get(key)) for key in texts}
-    return {
-        **fields,
-        "node": names.get(fields["node_id"]) or plain_text(row.get("ip")),
-        "pid": _parse_number(row.get("pid")),
-        "is_driver": row.get("is_driver") is True,
-    }
-
-
-def _add_locations(
-    sessions: Sequence[RayDebugSession], address: str | None, timeout_s: float
-) -> tuple[RayDebugSession, ...]:
-    by_node: dict[str, list[int]] = {}
-    for session in sessions:
-        by_node.setdefault(session.node_id, []).append(session.pid)
-    pyspy_timeout_s = max(min(_PYSPY_TIMEOUT_S, timeout_s / 2), 1.0)
-    tasks = [
-        {
-            "ask": "see_processes",
-            "with": [pids, pyspy_timeout_s],
-            "node": node,
-            "env": {},
-        }
-        for node, pids in by_node.items()
-    ]
-    try:
-        answers = query_workers(address, tasks, timeout_s=max(timeout_s, 1.0))
-    except NodesError as exc:
-        answers = [{"reason": str(exc)}] * len(tasks)
-    by_id = dict(zip(by_node, answers, strict=True))
-    return tuple(
-        _add_location(session, by_id[session.node_id]) for session in sessions
-    )
-
-
-def _add_location(
-    session: RayDebugSession, answer: Mapping[str, Any]
-) -> RayDebugSession:
-    process = answer.get(str(session.pid))
-    if not isinstance(process, dict):
-        reason = plain_text(answer.get("reason")) or "its node said nothing"
-        return attrs.evolve(session, note=reason)
-    session = _set_task(session, plain_text(process.get("title")))
-    session = attrs.evolve(session, cwd=plain_text(process.get("cwd")))
-    places, note = find_waiting_locations(process)
-    return attrs.evolve(
-        session, locations=places or session.locations, note=note
-    )
-
-
-def _set_task(session: RayDebugSession, title: str) -> RayDebugSession:
-    match = _PROCESS_TITLE.match(title)
+def _set_task(session: RayDebugSession, title: object) -> RayDebugSession:
+    match = _PROCESS_TITLE.match(plain_text(title))
     return attrs.evolve(session, task=match[1].strip()) if match else session
 
 
 def _parse_number(value: object) -> int:
     return value if type(value) is int and 0 <= value < 1 << 40 else 0
-
-
-def _text_or_empty(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 # A check must not start workers all over a large cluster.
@@ -614,7 +512,7 @@ class WorkerEnvironment(NamedTuple):
 
 
 def query_environments(
-    address: str | None, cluster_state: Mapping[str, Any], *, timeout_s: float
+    address: str | None, state: ClusterState, *, timeout_s: float
 ) -> tuple[WorkerEnvironment, ...]:
     """
     Query the debugger settings of every runtime environment in use.
@@ -622,53 +520,68 @@ def query_environments(
     Args:
         address: As for `query_cluster_state`.
 
-        cluster_state: See `debugger_child.read_cluster_state`.
+        state: The state of the cluster.
 
         timeout_s: The timeout for all workers, in seconds.
     """
-    requests = _list_requests(cluster_state)
-    tasks = [
-        {"ask": "tell_environment", "with": [], "node": node, "env": env}
-        for _, node, env in requests
-    ]
-    try:
-        answers = query_workers(address, tasks, timeout_s=timeout_s)
-    except NodesError as exc:
-        answers = [{"reason": str(exc)}] * len(tasks)
-    names = {
-        row.get("id"): plain_text(row.get("name"))
-        for row in parse_rows(cluster_state.get("nodes"))
-    }
-    return tuple(
-        WorkerEnvironment(used_by, names.get(node) or node, facts)
-        for (used_by, node, _), facts in zip(requests, answers, strict=True)
-    )
-
-
-def _list_requests(
-    cluster_state: Mapping[str, Any],
-) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """
-    List users, node, and runtime environment of each query.
-    """
-    found: list[list[tuple[str, str, Mapping[str, Any]]]] = []
-    for row in parse_rows(cluster_state.get("environments")):
-        env, nodes = row.get("env"), row.get("nodes")
-        users = row.get("who")
-        if not (isinstance(env, dict) and isinstance(nodes, list)):
-            continue
-        names = (
-            [plain_text(x) for x in users] if isinstance(users, list) else []
-        )
-        text = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        found.append([(text, plain_text(node), env) for node in nodes])
-    if not found:
-        rows = parse_rows(cluster_state.get("nodes"))
-        ids = [plain_text(row.get("id")) for row in rows]
-        found = [[("no job", node, {}) for node in ids]]
+    names = {node.node_id: node.name for node in state.nodes}
+    used = state.environments or [UsedEnvironment("no job", [*names], {})]
     # One node of each environment first, then the next nodes.
-    longest = max(map(len, found))
-    by_turns = (
-        row[i] for i in range(longest) for row in found if i < len(row)
+    by_turns = chain(
+        *zip_longest(*([(x, n) for n in x.node_ids] for x in used))
     )
-    return list(by_turns)[:_MOST_TASKS]
+    places = list(filter(None, by_turns))[:_MOST_TASKS]
+    tasks = [
+        {
+            "ask": "tell_environment",
+            "with": [],
+            "node": node,
+            "env": env.runtime_env,
+        }
+        for env, node in places
+    ]
+    answers = query_workers(address, tasks, timeout_s=timeout_s)
+    return tuple(
+        WorkerEnvironment(env.used_by, names.get(node) or node, facts)
+        for (env, node), facts in zip(places, answers, strict=True)
+    )
+
+
+def query_workers(
+    address: str | None,
+    tasks: Sequence[Mapping[str, Any]],
+    *,
+    timeout_s: float,
+) -> list[Mapping[str, Any]]:
+    """
+    Run tasks on workers of the cluster and return their answers.
+
+    Args:
+        address: As for `query_cluster_state`.
+
+        tasks: See `cluster_child.run_tasks`.
+
+        timeout_s: The timeout for all tasks, in seconds.
+
+    Returns:
+        One answer for each task, in the same order; a failed one has
+        ``reason``.
+    """
+    if not tasks:
+        return []
+    try:
+        answer = query_cluster(
+            address, "run_tasks", timeout_s=timeout_s, tasks=tasks
+        )
+        if not isinstance(answer, list) or len(answer) != len(tasks):
+            raise make_answer_error(answer)
+    except NodesError as exc:
+        return [{"reason": str(exc)}] * len(tasks)
+    return [_parse_answer(x if isinstance(x, dict) else {}) for x in answer]
+
+
+def _parse_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(row.get("answer"), str):
+        return {"reason": plain_text(row.get("reason")) or "no answer"}
+    facts = loads_object(row["answer"])
+    return facts or {"reason": "a worker answered what nobody understands"}

@@ -10,39 +10,27 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
+from .._io import names_in
 from .._render import Block, Shown, Table
 from .._text import clean, size_text
 from ..findings import Cause, Evidence, Finding, Location, Missing, as_plain
 from ..logs import Origin
-from .sessions import RaySession, WorkerLog
+from .meanings import (
+    FAILURES,
+    PATTERNS,
+    WAITED_IN_VAIN,
+    FailureKind,
+    find_error_cause,
+)
+from .sessions import RaySession, WorkerLog, as_sessions
 from .workers import worker_logs
 
 
-FailureKind = Literal[
-    "task_error",
-    "init_error",
-    "actor_died",
-    "actor_unavailable",
-    "owner_died",
-    "worker_crashed",
-    "out_of_memory",
-    "node_died",
-    "start_timeout",
-    "not_started",
-]
-
-
 _MOST_ROWS = 100
-# Intended ends that have no exit type of their own.
-_INTENDED_DETAILS = (
-    "killed by `ray.kill`",
-    "all references to the actor were removed",
-    "job has finished",
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -163,7 +151,7 @@ class Failure:
         """
         Return whether the program intended that end.
         """
-        has_reason = any(text in self.detail for text in _INTENDED_DETAILS)
+        has_reason = PATTERNS["intended"].search(self.detail) is not None
         return has_reason or (self.exit_type or "").startswith("INTENDED")
 
     @property
@@ -172,13 +160,12 @@ class Failure:
         Return a label such as ``"Trainer (rank 3, pid 4711, 10.0.0.2)"``.
         """
         function_name = self.function.split(".")[0]
-        name = (
-            self.actor_repr or self.actor_class or function_name or "a worker"
-        )
+        name = self.actor_repr or self.actor_class or function_name
+        name = name or "a worker"
         if self.actor_name and not self.actor_repr:
             name = f"{name} {self.actor_name!r}"
-        rank = None if self.rank is None else f"rank {self.rank}"
-        rank = None if self.actor_repr and self.rank is not None else rank
+        has_rank = self.rank is None or self.actor_repr
+        rank = None if has_rank else f"rank {self.rank}"
         pid = None if self.pid is None else f"pid {self.pid}"
         known = [x for x in (rank, pid, self.ip) if x]
         return f"{name} ({', '.join(known)})" if known else name
@@ -293,9 +280,7 @@ def map_origins(
     Returns:
         One match for each source of *log*, in its order.
     """
-    if isinstance(sessions, RaySession):
-        sessions = (sessions,)
-    sessions = tuple(sessions)
+    sessions = as_sessions(sessions)
     by_pid: dict[int, list[WorkerLog]] = defaultdict(list)
     for worker in worker_logs(sessions):
         by_pid[worker.pid].append(worker)
@@ -306,13 +291,8 @@ def map_origins(
 
 
 def _has_driver(session: RaySession) -> bool:
-    try:
-        with os.scandir(session.logs) as listed:
-            return any(
-                x.name.startswith("python-core-driver-") for x in listed
-            )
-    except OSError:
-        return False
+    names = names_in(session.logs)
+    return any(name.startswith("python-core-driver-") for name in names)
 
 
 def _match_source(
@@ -374,10 +354,8 @@ def find_driver_logs(
     Returns:
         The files, by node and name.
     """
-    if isinstance(sessions, RaySession):
-        sessions = (sessions,)
     found: list[Path] = []
-    for session in sessions:
+    for session in as_sessions(sessions):
         try:
             with os.scandir(session.logs) as listed:
                 names = [
@@ -392,44 +370,39 @@ def find_driver_logs(
     return tuple(found)
 
 
-_CAUSES: Mapping[FailureKind, Cause] = {
-    "task_error": Cause.RANK_CRASHED,
-    "out_of_memory": Cause.HOST_OUT_OF_MEMORY,
-    "start_timeout": Cause.RAY_WORKER_START_TIMEOUT,
-    "not_started": Cause.NODE_MISCONFIGURED,
-}
-# Errors of Gloo, NCCL, and torch.distributed.  General words count only beside
-# the name of such a library.
-_TIMED_OUT = re.compile(
-    r"Watchdog caught collective|NCCL communicator was aborted"
-    r"|Timed out waiting \d{1,12} ?ms for (?:recv|send)"
-    r"|Application timeout caused pair closure"
-    r"|watchdog thread terminated with exception"
-    r"|(?:collective|NCCL) (?:operation )?time(?:d )?[ -]?out"
-    r"|(?:gloo|NCCL|monitoredBarrier|Dist(?:Backend)?Error)[^\n]{0,200}"
-    r"(?i:\btimed out|\btimeout)"
-)
-_LOST_PEER = re.compile(
-    r"Connection closed by peer \[|remote process exited|ncclRemoteError"
-    r"|(?:gloo|NCCL|ProcessGroup|TCPStore|Dist(?:Backend|Network)?Error)"
-    r"[^\n]{0,200}(?:Connection (?:closed|reset) by peer|Broken pipe"
-    r"|Socket closed|[Ff]ailed to recv)"
-)
-_ERROR_CAUSES = (
-    (
-        re.compile(r"CUDA out of memory|HIP out of memory"),
-        Cause.GPU_OUT_OF_MEMORY,
-    ),
-    (re.compile(r"No space left on device"), Cause.DISK_FULL),
-    (
-        re.compile(r"waiting for clients|client socket has timed out"),
-        Cause.RENDEZVOUS_TIMEOUT,
-    ),
-    (_TIMED_OUT, Cause.COLLECTIVE_TIMEOUT),
-    (_LOST_PEER, Cause.NETWORK_FAILURE),
-)
-#: Causes of a failure that only waited for another process.
-WAITING_CAUSES = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE})
+Sources = Mapping[tuple[int | None, str | None], DriverSource | None]
+
+
+def index_sources(sources: Iterable[DriverSource]) -> Sources:
+    """
+    Index the processes that printed by process id and node address.
+
+    Returns:
+        The processes; with the address ``""`` the only one of its id, if any.
+    """
+    found: dict[tuple[int | None, str | None], DriverSource | None] = {}
+    for x in sources:
+        pid = x.origin.pid
+        found[pid, ""] = None if (pid, "") in found else x
+        found[pid, x.origin.ip] = x
+    return found
+
+
+def find_source(failure: Failure, sources: Sources) -> DriverSource | None:
+    """
+    Return the lines of the process that failed.
+
+    Process ids repeat across nodes, and Ray omits the address of the driver's
+    own node.
+
+    Args:
+        sources: The result of `index_sources`.
+    """
+    if failure.pid is None:
+        return None
+    places = (failure.ip, None) if failure.ip else (None, "")
+    found = (sources.get((failure.pid, place)) for place in places)
+    return next(filter(None, found), None)
 
 
 def find_failure_cause(failure: Failure, signal: str | None = None) -> Cause:
@@ -439,53 +412,24 @@ def find_failure_cause(failure: Failure, signal: str | None = None) -> Cause:
     Args:
         signal: The crash signal in the log of its process, if any.
     """
-    cause = _CAUSES.get(failure.kind, Cause.ACTOR_DIED)
+    cause = FAILURES[failure.kind].cause
     if signal is not None and failure.kind in {"actor_died", "worker_crashed"}:
         return Cause.NATIVE_CRASH
     if failure.kind in {"task_error", "init_error"}:
-        text = f"{failure.error}: {failure.message}"
-        causes = (cause for x, cause in _ERROR_CAUSES if x.search(text))
-        return next(causes, cause)
+        return find_error_cause(f"{failure.error}: {failure.message}", cause)
     return cause
 
 
-def is_waiting(failure: Failure) -> bool:
+def _is_waiting(failure: Failure) -> bool:
     """
     Return whether a failure only reports that another process did not answer.
     """
     return (
         failure.kind == "actor_unavailable"
-        or find_failure_cause(failure) in WAITING_CAUSES
+        or find_failure_cause(failure).is_consequence
     )
 
 
-# Errors that report the death of another process.
-_SECONDARY_ERRORS = frozenset(
-    {
-        *("RayActorError", "ActorDiedError", "ActorUnavailableError"),
-        *("NodeDiedError", "OwnerDiedError", "WorkerCrashedError"),
-        *("ObjectLostError", "RayTaskError", "TaskCancelledError"),
-    }
-)
-_REMEDIES: Mapping[FailureKind, str] = {
-    "task_error": "mend what raised; its own log does not show the traceback, "
-    "the output of the driver does",
-    "init_error": "mend what raised",
-    "actor_died": "look at the end of worker-*-{pid}.err on its node; "
-    "distdebug logs --deaths SESSION, with the session folder of Ray, tells "
-    "who died first and how",
-    "out_of_memory": "let it need less memory, or give the node more",
-    "node_died": "look at the kernel's log and at raylet.out of that node",
-    "not_started": "mend the runtime environment, or ask for what the nodes "
-    "have: runtime_env_setup-*.log and ray status tell more",
-    "start_timeout": "see what the new processes print: raylet.err and "
-    "runtime_env_setup-*.log of that node",
-}
-_WAITING_REMEDY = (
-    "find whom it waited for: distdebug logs --deaths SESSION, with the "
-    "session folder of Ray, tells who died before; if nobody did, take the "
-    "stacks of the others, and look at the network between their nodes"
-)
 # The beginning of Ray's sentence is useless without its end.
 _CUT_DETAIL = "Worker unexpectedly exits"
 # A driver that goes on for so many lines survived the failure.
@@ -509,25 +453,30 @@ def driver_findings(log: DriverLog) -> tuple[Finding, ...]:
         it survived for long, and those that only waited for another process
         last.  Nothing if nothing failed, or all ends were intended.
     """
-    signals = {
-        (x.origin.pid, x.origin.ip): x.signal for x in log.sources if x.signal
-    }
+    sources = index_sources(log.sources)
     # Other failures of the same process say more than a crash.
-    reported = {x.pid for x in log.failures if x.kind != "worker_crashed"}
+    reported: dict[int | None, set[str | None]] = defaultdict(set)
+    for x in log.failures:
+        if x.kind != "worker_crashed":
+            reported[x.pid].add(x.ip)
     failures = [
         x
         for x in _drop_smaller_oom(log)
         if not x.is_intended
-        and not (x.kind == "task_error" and x.error in _SECONDARY_ERRORS)
+        and not (x.kind == "task_error" and _is_secondary(x.error))
         and not (x.kind == "worker_crashed" and _is_reported(x, reported))
         and x.kind != "owner_died"
     ]
-    failures.sort(key=lambda x: (is_waiting(x), x.line))
+    failures.sort(key=lambda x: (_is_waiting(x), x.line))
     failures = _sort_ending_first(failures)
     return tuple(
-        _finding(log, x, _order_word(x, failures[0]), _find_signal(x, signals))
+        _finding(log, x, _order_word(x, failures[0]), find_source(x, sources))
         for x in failures[:_MOST_FINDINGS]
     )
+
+
+def _is_secondary(error: str) -> bool:
+    return PATTERNS["secondary_error"].fullmatch(error) is not None
 
 
 def _sort_ending_first(failures: list[Failure]) -> list[Failure]:
@@ -535,20 +484,29 @@ def _sort_ending_first(failures: list[Failure]) -> list[Failure]:
     Move failures that the driver survived behind the one that ended it.
     """
     ending = next((x for x in failures if x.ended_driver), None)
-    if ending is None or is_waiting(ending):
+    if ending is None or _is_waiting(ending):
         return failures
 
     outlived = {
         x.line
         for x in failures
-        if x.pid != ending.pid and ending.line - x.line > _OUTLIVED_LINES
+        if (x.pid, x.ip) != (ending.pid, ending.ip)
+        and ending.line - x.line > _OUTLIVED_LINES
     }
-    return sorted(failures, key=lambda x: (is_waiting(x), x.line in outlived))
+    return sorted(failures, key=lambda x: (_is_waiting(x), x.line in outlived))
 
 
-def _is_reported(failure: Failure, reported: set[int | None]) -> bool:
-    return failure.pid in reported or (
-        failure.pid is None and len(reported) > 0
+def _is_reported(
+    crash: Failure, reported: Mapping[int | None, set[str | None]]
+) -> bool:
+    """
+    Return whether another failure of the same process, on its node, is known.
+    """
+    if crash.pid is None:
+        return len(reported) > 0
+    places = reported.get(crash.pid, set())
+    return bool(places & {crash.ip, None}) or (
+        crash.ip is None and len(places) > 0
     )
 
 
@@ -556,24 +514,18 @@ def _drop_smaller_oom(log: DriverLog) -> list[Failure]:
     """
     Drop memory kills except the largest one on each node.
     """
-    oom_failures = [x for x in log.failures if x.kind == "out_of_memory"]
     most: dict[str | None, Failure] = {}
-    for failure in oom_failures:
-        known = most.get(failure.node_id)
-        if known is None or (failure.memory or 0) > (known.memory or 0):
-            most[failure.node_id] = failure
+    for x in log.failures:
+        known = most.get(x.node_id)
+        if x.kind == "out_of_memory" and (
+            known is None or (x.memory or 0) > (known.memory or 0)
+        ):
+            most[x.node_id] = x
     return [
         x
         for x in log.failures
         if x.kind != "out_of_memory" or most.get(x.node_id) is x
     ]
-
-
-def _find_signal(
-    failure: Failure, signals: Mapping[tuple[int | None, str | None], str]
-) -> str | None:
-    places = ((failure.pid, failure.ip), (failure.pid, None))
-    return next((signals[x] for x in places if x in signals), None)
 
 
 def _order_word(failure: Failure, first: Failure) -> str:
@@ -583,69 +535,49 @@ def _order_word(failure: Failure, first: Failure) -> str:
 
 
 def _finding(
-    log: DriverLog, failure: Failure, when: str, signal: str | None
+    log: DriverLog, failure: Failure, when: str, source: DriverSource | None
 ) -> Finding:
+    signal = source.signal if source else None
     cause = find_failure_cause(failure, signal)
-    remedy = _REMEDIES.get(failure.kind, _REMEDIES["actor_died"])
-    description = _describe_failure(failure, signal)
-    if cause in WAITING_CAUSES:
-        # The log does not name the peer, so blame no rank.
-        remedy, failure = _WAITING_REMEDY, attrs.evolve(failure, rank=None)
+    # The log does not name the peer, so blame no rank.
+    has_waited = cause.is_consequence
+    is_blamed = failure.rank is not None and not has_waited
+    meaning = WAITED_IN_VAIN if has_waited else FAILURES[failure.kind]
+    description = meaning.says.format_map(_describe(failure, signal))
+    evidence = Evidence(
+        kind="log",
+        source=log.path,
+        location=f"line {failure.line}",
+        quote=failure.quote,
+    )
     return Finding(
         cause=cause,
-        ranks=() if failure.rank is None else (failure.rank,),
+        ranks=(failure.rank,) if is_blamed else (),  # type: ignore[arg-type]
         summary=f"{when}{description}.",
         confidence="possible" if when else "likely",
-        remedy=remedy.replace("{pid}", str(failure.pid or "*")),
+        remedy=meaning.remedy.replace("{pid}", str(failure.pid or "*")),
         location=failure.frames[0] if failure.frames else None,
-        evidence=(
-            Evidence(
-                kind="log",
-                source=log.path,
-                location=f"line {failure.line}",
-                quote=failure.quote,
-            ),
-        ),
+        evidence=(evidence,),
     )
 
 
-def _describe_failure(failure: Failure, signal: str | None) -> str:
-    label = clean(failure.label)
+def _describe(failure: Failure, signal: str | None) -> dict[str, str]:
+    """
+    Return the words that the sentence of a meaning may need.
+    """
     raised = ": ".join(filter(None, (failure.error, failure.message)))
-    raised = clean(raised, limit=200).rstrip(".") or "an exception"
-    held = failure.memory and size_text(failure.memory)
     # Ray adds the same generic causes to every message.
-    detail = _GENERIC_CAUSES.split(clean(failure.detail, limit=400))[0].rstrip(
-        ". "
-    )
-    detail = "" if _CUT_DETAIL.startswith(detail) else detail
-    match failure.kind:
-        case "task_error" | "init_error" if (
-            find_failure_cause(failure) in WAITING_CAUSES
-        ):
-            summary = f"{label} waited in vain for another rank in "
-            summary += f"{clean(failure.function)}(): {raised}"
-        case "task_error":
-            summary = f"{clean(failure.function)}() on {label} raised {raised}"
-        case "init_error":
-            summary = f"{label} died of an exception in its __init__, {raised}"
-        case "out_of_memory":
-            summary = (
-                f"{label} was killed by Ray since its node ran out of memory"
-            )
-            summary += f", of which it held {held}" if held else ""
-        case "node_died":
-            place = failure.ip or failure.node_id or "of unknown name"
-            summary = f"the node {place} was lost"
-        case "start_timeout":
-            summary = "worker processes did not register with Ray in time"
-        case "not_started":
-            summary = f"Ray could not start a task or actor: {raised}"
-        case "actor_unavailable":
-            summary = f"actor {failure.actor_id or ''} did not answer any more"
-        case _:
-            summary = (
-                f"{label} crashed with {signal}" if signal else f"{label} died"
-            )
-            summary += f": {detail}" if detail and not signal else ""
-    return summary
+    detail = _GENERIC_CAUSES.split(clean(failure.detail, limit=400))[0]
+    detail = detail.rstrip(". ")
+    has_detail = detail and not _CUT_DETAIL.startswith(detail)
+    ending = f"died: {detail}" if has_detail else "died"
+    held = failure.memory and size_text(failure.memory)
+    return {
+        "label": clean(failure.label),
+        "function": clean(failure.function),
+        "raised": clean(raised, limit=200).rstrip(".") or "an exception",
+        "held": f", of which it held {held}" if held else "",
+        "place": failure.ip or failure.node_id or "of unknown name",
+        "actor_id": failure.actor_id or "",
+        "ending": f"crashed with {signal}" if signal else ending,
+    }

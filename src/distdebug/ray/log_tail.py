@@ -1,5 +1,5 @@
 """
-Read matching records and crash details from large Ray logs.
+Read matching records, memory notes, and crash details from large Ray logs.
 
 A record begins with the time in brackets and may span many lines.  Only blocks
 that contain a search word are split into lines, so most of a log passes at the
@@ -11,18 +11,18 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
 from .._text import clean, without_controls
 from ..findings import Evidence, Location
-from ..logs import open_log, parse_time, read_tail, split_block
+from ..logs import parse_time, read_blocks, read_tail
+from .meanings import PATTERNS
 from .sessions import LogPart
 
 
-_BLOCK = 1 << 20
 _MOST_LINES = 120
 _RECORD_START = re.compile(rb"\[(?:20\d\d-|state-dump)")
 _MOST_QUOTE = 600
@@ -107,75 +107,37 @@ def decode_log(data: bytes) -> str:
     return without_controls(text) if _CONTROLS.search(data) else text
 
 
+def find_lines(path: Path, word: bytes) -> Iterator[bytes]:
+    """
+    Yield the lines of a log that contain a word.
+
+    Raises:
+        OSError: The log cannot be read.
+
+        ValueError: It is not an ordinary file.
+    """
+    for _, line in _scan_lines(path, [word]):
+        if line is not None and word in line:
+            yield line
+
+
 def _scan_lines(
     path: Path, words: Sequence[bytes]
 ) -> Iterator[tuple[int, bytes | None]]:
-    number, rest = 0, b""
     is_open = False  # the record may continue in the next block
-    with open_log(path) as file:
-        while block := file.read(_BLOCK):
-            lines, rest = split_block(rest, block)
-            has_word = any(word in block for word in words) or any(
-                word in line for line in lines[:1] for word in words
-            )
-            if has_word or is_open:
-                yield from enumerate(lines, number + 1)
-            else:
-                yield number, None  # no search word in this block
-            number += len(lines)
-            is_open = has_word
-    if rest:
-        yield number + 1, rest
+    for block in read_blocks(path):
+        has_word = any(word in block.data for word in words)
+        if has_word or is_open:
+            lines = block.data.removesuffix(b"\n").split(b"\n")
+            yield from enumerate(lines, block.number)
+        else:
+            yield block.number, None  # no search word in this block
+        is_open = has_word
 
 
 def _make_record(lines: list[bytes], number: int, source: str) -> Record:
     text = decode_log(b"\n".join(lines)[:_MOST_RECORD]).rstrip()
     return Record(text=text, number=number, source=source)
-
-
-@attrs.frozen(kw_only=True)
-class WorkerExit:
-    """
-    The end of a worker, as one log line reports it.
-
-    Attributes:
-        worker_id: Ray's id of the worker.
-
-        time: In seconds since the epoch.
-
-        exit_type: Ray's exit type; ``""`` if the line has none.
-
-        detail: Ray's explanation.
-
-        node_id: Ray's id of the node.
-
-        ip: The address of the node.
-
-        pid: The process id on that node.
-
-        evidence: The log line.
-    """
-
-    worker_id: str
-    time: float | None = None
-    exit_type: str = ""
-    detail: str = ""
-    node_id: str | None = None
-    ip: str | None = None
-    pid: int | None = None
-    evidence: Evidence
-
-
-@attrs.frozen(kw_only=True)
-class Orphan:
-    """
-    A worker that was killed because its owner had died.
-    """
-
-    worker_id: str
-    owner: str
-    time: float | None
-    evidence: Evidence
 
 
 @attrs.frozen(kw_only=True)
@@ -191,76 +153,92 @@ class MemoryUse:
     command: str = ""
 
 
-@attrs.frozen(kw_only=True)
-class MemoryKill:
+# How Ray describes a worker in events, and in the output of a driver.
+_WORKER_FIELDS = {
+    "worker_id": re.compile(r"Worker ID: ([0-9a-f]{56})"),
+    "node_id": re.compile(
+        r"(?:[Nn]ode (?:ID|id)|\(IP: [^,\s]{1,60}, ID): ([0-9a-f]{56})"
+    ),
+    "ip": re.compile(
+        r"(?:Worker IP address: |and address: |\(IP: )([^,\s]{1,60})"
+    ),
+    "pid": re.compile(r"Worker PID: (\d{1,10})"),
+    "exit_type": re.compile(r"[Ww]orker exit type: (\w{1,40})"),
+    "detail": re.compile(r"[Ww]orker exit detail: (.*)", re.DOTALL),
+}
+
+
+def search_fields(
+    text: str, patterns: Mapping[str, re.Pattern[str]] = _WORKER_FIELDS
+) -> dict[str, str]:
     """
-    A worker that Ray killed to free memory.
+    Search a text for several patterns.
+
+    Args:
+        patterns: The patterns by name; by default those of the fields in which
+            Ray describes a worker.
+
+    Returns:
+        The first group of each match, by name.
     """
-
-    worker_id: str
-    time: float | None
-    detail: str
-    pid: int | None = None
-    node_id: str | None = None
-    evidence: Evidence
+    found = ((name, x.search(text)) for name, x in patterns.items())
+    return {name: x[1].strip() for name, x in found if x}
 
 
-@attrs.frozen(kw_only=True)
-class NodeEnd:
-    """
-    A node that left the cluster.
-    """
-
-    node_id: str | None
-    time: float | None
-    reason: str
-    is_expected: bool
-    ip: str | None = None
-    evidence: Evidence
-
-
-@attrs.frozen(kw_only=True)
-class JobEnd:
-    """
-    The end of a job's driver.
-    """
-
-    job_id: str
-    time: float | None
-
-
-@attrs.frozen(kw_only=True)
-class Placement:
-    """
-    The process, actor, and node of a worker.
-    """
-
-    worker_id: str
-    actor_id: str | None = None
-    node_id: str | None = None
-    pid: int | None = None
-
-
-@attrs.frozen(kw_only=True)
-class NotStarted:
-    """
-    Worker processes that did not register with Ray in time.
-    """
-
-    time: float | None
-    evidence: Evidence
-
-
-Note = (
-    WorkerExit
-    | Orphan
-    | MemoryUse
-    | MemoryKill
-    | NodeEnd
-    | JobEnd
-    | Placement
-    | NotStarted
+_GB = 1 << 30
+# Ray >= 2.56: "pid=1, actual memory used=1.29GB, worker ID=…", one per line;
+# older: "pid=1, memory used=1.29GB) … Ray killed this worker (ID: …)".
+_MEMORY_PROCESS = re.compile(
+    r"\bpid=(?P<pid>\d{1,10}), (?:actual )?memory used="
+    r"(?P<size>[\d.]{1,12})GB"
 )
+_MEMORY_WORKER = re.compile(
+    r"(?:worker ID=|killed this worker \(ID: )(?P<id>[0-9a-f]{56})"
+)
+_MOST_DISTANCE = 400
+_TOP_USER = re.compile(
+    r"^(?:Top \d{1,3} memory users: )?(?P<pid>\d{1,10})[\t ]{1,9}"
+    r"(?P<size>\d{1,6}\.\d{1,3})[\t ]{1,9}(?P<command>\S[^\n]{0,200})$",
+    re.MULTILINE,
+)
+
+
+def parse_memory_notes(text: str) -> Iterator[MemoryUse]:
+    """
+    Parse the process memory sizes in Ray's out-of-memory message.
+
+    Args:
+        text: The record, of several lines.
+
+    Yields:
+        The listed processes; those that Ray killed have a worker id.
+    """
+    node_id = search_fields(text).get("node_id")
+    for found in _MEMORY_PROCESS.finditer(text):
+        worker = _MEMORY_WORKER.search(
+            text, found.end(), found.end() + _MOST_DISTANCE
+        )
+        yield MemoryUse(
+            pid=int(found["pid"]),
+            size=_parse_size(found["size"]),
+            node_id=node_id,
+            worker_id=worker["id"] if worker else None,
+        )
+    if "memory users" in text:
+        for found in _TOP_USER.finditer(text):
+            yield MemoryUse(
+                pid=int(found["pid"]),
+                size=_parse_size(found["size"]),
+                node_id=node_id,
+                command=found["command"],
+            )
+
+
+def _parse_size(text: str) -> int:
+    try:
+        return int(float(text) * _GB)
+    except ValueError:  # such as 1.2.3
+        return 0
 
 
 _TAIL_BYTES = 1 << 16
@@ -283,8 +261,8 @@ _FATAL_SIGNALS = {
     "Bus error": "SIGBUS",
     "Illegal instruction": "SIGILL",
 }
-_FAULTHANDLER_FRAME = re.compile(
-    r'^ {2}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}) in '
+_FRAME = re.compile(
+    r'^[ \t]{1,40}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}),? in '
     r"(?P<function>[^\n]{1,200})$",
     re.MULTILINE,
 )
@@ -297,28 +275,9 @@ _NATIVE_ERRORS = (
     *("terminate called after throwing", "what(): ", "CUDA error: "),
     *("Assertion ", "corrupted ", "double free", "free(): ", "Check failed: "),
 )
-_WATCHDOG = re.compile(
-    r"Watchdog caught collective operation timeout|failure detected by "
-    r"watchdog|Exception \(either an error or timeout\) detected by watchdog"
-    r"|ProcessGroupNCCL's watchdog got stuck|To avoid data inconsistency, we "
-    r"are taking the entire process down"
-)
-# Errors of a worker that lost its peer.
-_LOST_PEER = re.compile(
-    r"Connection (?:closed|reset) by peer|NCCL communicator was aborted|"
-    r"ncclRemoteError|RayActorError|ActorDiedError|ActorUnavailableError|"
-    r"NodeDiedError|OwnerDiedError|WorkerCrashedError|remote process exited|"
-    r"Broken pipe|recvValue failed|Failed to recv, got 0 bytes|"
-    r"socket timeout|DistStoreError"
-)
 _ERROR_LINE = re.compile(
     r"^(?P<error>(?:[A-Za-z_][\w]{0,60}\.){0,8}[A-Za-z_]\w{0,80}"
     r"(?:Error|Exception|Exit|Interrupt|Warning)\b(?::[^\n]{0,400})?)$",
-    re.MULTILINE,
-)
-_TRACEBACK_FRAME = re.compile(
-    r'^ {2}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}), in '
-    r"(?P<function>[^\n]{1,200})$",
     re.MULTILINE,
 )
 
@@ -341,8 +300,6 @@ class LogTail:
 
         is_watchdog: Whether torch's watchdog reports a timeout.
 
-        has_lost_peer: Whether an error reports a lost peer.
-
         lines: The last lines.
     """
 
@@ -352,7 +309,6 @@ class LogTail:
     python_frames: tuple[Location, ...] = ()
     native_frames: tuple[str, ...] = ()
     is_watchdog: bool = False
-    has_lost_peer: bool = False
     lines: tuple[str, ...] = ()
 
 
@@ -386,14 +342,16 @@ def parse_log_tail(text: str) -> LogTail:
         text: The end of the log.
     """
     lines = [x for x in text.splitlines() if x.strip() and x[0] != ":"]
-    received, fatal = (
-        _find_signal(_RAY_SIGNAL, text),
-        _find_last(_PYTHON_FATAL, text),
-    )
-    signal = received["name"] if received else None
-    if signal is None and fatal is not None:
-        signal = _FATAL_SIGNALS.get(fatal["what"], "SIGFPE")
-    begins = [x.start() for x in (received, fatal) if x]
+    received = [*_RAY_SIGNAL.finditer(text)]
+    fatal = [*_PYTHON_FATAL.finditer(text)][-1:]
+    # Ray reports each signal twice.
+    received = [x for x in received if x[0] == received[-1][0]][:1]
+    signal = None
+    if received:
+        signal = received[0]["name"]
+    elif fatal:
+        signal = _FATAL_SIGNALS.get(fatal[0]["what"], "SIGFPE")
+    begins = [x.start() for x in (*received, *fatal)]
     crash = text[min(begins) :] if begins else ""
     errors = (
         [x for x in lines if any(word in x for word in _NATIVE_ERRORS)]
@@ -402,7 +360,7 @@ def parse_log_tail(text: str) -> LogTail:
     )
     return LogTail(
         signal=signal,
-        time=float(received["time"]) if received else None,
+        time=float(received[0]["time"]) if received else None,
         error=clean(errors[-1], limit=400) if errors else None,
         python_frames=_faulthandler_frames(crash)
         if signal
@@ -410,51 +368,36 @@ def parse_log_tail(text: str) -> LogTail:
         native_frames=tuple(
             clean(x["frame"]) for x in _NATIVE_FRAME.finditer(crash)
         )[:_MOST_FRAMES],
-        is_watchdog=_WATCHDOG.search(text) is not None,
-        has_lost_peer=_LOST_PEER.search(text) is not None,
+        is_watchdog=PATTERNS["watchdog"].search(text) is not None,
         lines=tuple(clean(x, limit=400) for x in lines[-_LAST_LINES:]),
     )
 
 
-def _find_signal(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+def parse_frames(text: str) -> list[Location]:
     """
-    Return the first report of the last signal.
-
-    Ray reports each signal twice.
+    Parse the lines of a Python stack, in their order.
     """
-    found = list(pattern.finditer(text))
-    return next((x for x in found if x[0] == found[-1][0]), None)
-
-
-def _find_last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    found = list(pattern.finditer(text))
-    return found[-1] if found else None
+    return [
+        Location(
+            function=clean(x["function"]),
+            file=clean(x["file"], limit=500),
+            line=int(x["line"]),
+        )
+        for x in _FRAME.finditer(text)
+    ]
 
 
 def _faulthandler_frames(text: str) -> tuple[Location, ...]:
     # An empty line ends the stack of the current thread.
-    begin = text.find("most recent call first")
-    if begin < 0:
-        return ()
-
-    stack = text[begin:].split("\n\n", 1)[0].split("\nThread 0x", 1)[0]
-    found = list(_FAULTHANDLER_FRAME.finditer(stack))[:_MOST_FRAMES]
-    return tuple(map(_make_location, found))
+    _, _, stack = text.partition("most recent call first")
+    stack = stack.split("\n\n", 1)[0].split("\nThread 0x", 1)[0]
+    return tuple(parse_frames(stack)[:_MOST_FRAMES])
 
 
 def _traceback_frames(text: str) -> tuple[Location, ...]:
-    begin = text.rfind("Traceback (most recent call last)")
-    begin = max(begin, text.rfind("Exception raised in creation task"))
-    if begin < 0:
-        return ()
-
-    found = list(_TRACEBACK_FRAME.finditer(text, begin))[-_MOST_FRAMES:]
-    return tuple(map(_make_location, reversed(found)))
-
-
-def _make_location(found: re.Match[str]) -> Location:
-    return Location(
-        function=clean(found["function"]),
-        file=clean(found["file"], limit=500),
-        line=int(found["line"]),
+    begin = max(
+        text.rfind("Traceback (most recent call last)"),
+        text.rfind("Exception raised in creation task"),
     )
+    frames = parse_frames(text[begin:]) if begin >= 0 else []
+    return tuple(reversed(frames[-_MOST_FRAMES:]))

@@ -17,16 +17,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 import attrs
 
 from .._io import (
-    is_file,
     is_folder,
     is_link,
-    is_there,
-    open_ordinary,
+    matching,
+    names_in,
     resolved,
     stays_in,
 )
@@ -34,7 +34,7 @@ from .._render import Block, Shown
 from .._text import clean
 from ..errors import NoLogsError
 from ..findings import Missing, as_plain
-from ..logs import PACKED_SUFFIXES
+from ..logs import PACKED_SUFFIXES, READ_ERRORS, open_log
 
 
 @attrs.frozen(kw_only=True)
@@ -186,12 +186,22 @@ class WorkerLog(Shown):
         yield clean(f"{self.label} (pid={self.pid}{where})", limit=1000)
 
 
+def as_sessions(
+    sessions: RaySession | Iterable[RaySession],
+) -> tuple[RaySession, ...]:
+    """
+    Return one session, or those of several nodes, as a tuple.
+    """
+    if isinstance(sessions, RaySession):
+        return (sessions,)
+    return tuple(sessions)
+
+
 SESSION_NAME = re.compile(r"session_2\d{3}-\d\d-\d\d_[\w.-]{1,80}", re.ASCII)
 _SESSION_IN_LOG = re.compile(
     rb"\b(session_2\d{3}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{1,9}_\d{1,9})\b"
 )
 _HEAD_BYTES = 1 << 16
-_MOST_PARTS = 9
 _STATE_ID = re.compile(rb"^Node ID: ([0-9a-f]{56})$", re.MULTILINE)
 _STATE_NAME = re.compile(rb"^Node name: (\S{1,100})$", re.MULTILINE)
 _LOG_ID = re.compile(
@@ -205,11 +215,12 @@ _VERSION = re.compile(
     rb"(?:ray_version=|Ray version: )(\d{1,4}\.[\w.+-]{1,40})"
 )
 _PORT = re.compile(r"[a-z_]{1,60}_port_([0-9a-f]{56})", re.ASCII)
-_HEAD_NODE_FILES = (
-    "gcs_server.out",
-    "gcs_server.err",
-    "monitor.log",
-    "monitor.out",
+_COMPONENTS = ("debug_state.", "raylet.", "gcs_server.", "monitor.")
+_STATE = ("debug_state", "txt")
+_HEADS_WITH_VERSION = (("gcs_server", "out"), ("monitor", "log"))
+_HEADS = (_STATE, ("raylet", "out"), *_HEADS_WITH_VERSION)
+_HEAD_NODE_FILES = frozenset(
+    {*_HEADS_WITH_VERSION, ("gcs_server", "err"), ("monitor", "out")}
 )
 # Folder names that are the same on every node.
 _COMMON_FOLDER_NAME = re.compile(
@@ -217,7 +228,7 @@ _COMMON_FOLDER_NAME = re.compile(
 )
 
 
-def read_session_facts(session: RaySession) -> dict[str, Any]:
+def _read_session_facts(session: RaySession) -> dict[str, Any]:
     """
     Read name, node, address, and version from the files of a session.
 
@@ -227,9 +238,14 @@ def read_session_facts(session: RaySession) -> dict[str, Any]:
     Returns:
         The attributes of `RaySession`.
     """
-    logs = session.logs
-    state = _read_head(logs / "debug_state.txt")
-    raylet = _read_head(logs / "raylet.out")
+    listed, _ = list_parts(session, *_COMPONENTS)
+    # The beginning of a log is in its oldest part.
+    heads = {
+        name: _read_head(listed[name][0].path)
+        for name in _HEADS
+        if name in listed
+    }
+    raylet, state = heads.get(("raylet", "out"), b""), heads.get(_STATE, b"")
     node_id = (
         _search(_STATE_ID, state)
         or _find_node_id(session.root)
@@ -240,12 +256,16 @@ def read_session_facts(session: RaySession) -> dict[str, Any]:
     name = None
     if not SESSION_NAME.fullmatch(session.name):
         name = _search(_SESSION_IN_LOG, raylet)
+    # Old versions of the GCS do not log the version.
+    versions = (
+        _search(_VERSION, heads.get(x, b"")) for x in _HEADS_WITH_VERSION
+    )
     return {
         "name": name or session.name,
         "node_id": node_id,
         "ip": ip,
-        "ray_version": _read_version(logs),
-        "is_head": any(is_there(logs / name) for name in _HEAD_NODE_FILES),
+        "ray_version": next(filter(None, versions), None),
+        "is_head": not _HEAD_NODE_FILES.isdisjoint(listed),
         "host": ip or (node_id or "")[:8],
     }
 
@@ -282,16 +302,6 @@ def name_hosts(
     return found
 
 
-def _read_version(logs: Path) -> str | None:
-    """
-    Read the Ray version in the head's logs; old GCS versions do not log it.
-    """
-    heads = (
-        _read_head(logs / name) for name in ("gcs_server.out", "monitor.log")
-    )
-    return next(filter(None, (_search(_VERSION, x) for x in heads)), None)
-
-
 def _find_common_folder(roots: Sequence[Path], places: Sequence[Path]) -> Path:
     if len(roots) > 1:
         return Path(os.path.commonpath(roots))
@@ -309,18 +319,7 @@ def _find_host_folder(root: Path, base: Path) -> str:
 
 
 def _read_head(path: Path) -> bytes:
-    """
-    Read the beginning of a file, or of its oldest part after rotation.
-    """
-    for number in range(_MOST_PARTS, 0, -1):
-        part = path.with_name(f"{path.name}.{number}")
-        if is_file(part):
-            path = part
-            break
-    with (
-        suppress(OSError, ValueError),
-        open_ordinary(path, "no file") as file,
-    ):
+    with suppress(*READ_ERRORS), open_log(path) as file:
         return file.read(_HEAD_BYTES)
     return b""
 
@@ -331,12 +330,8 @@ def _search(pattern: re.Pattern[bytes], data: bytes) -> str | None:
 
 
 def _find_node_id(root: Path) -> str | None:
-    with suppress(OSError), os.scandir(root) as entries:
-        for entry in entries:
-            match = _PORT.fullmatch(entry.name)
-            if match:
-                return match[1]
-    return None
+    matches = filter(None, map(_PORT.fullmatch, names_in(root)))
+    return next((match[1] for match in matches), None)
 
 
 def _find_ip(session: RaySession) -> str | None:
@@ -344,12 +339,10 @@ def _find_ip(session: RaySession) -> str | None:
     found = _parse_ip(_search(_JSON_ADDRESS, data))
     if found:
         return found
-    with suppress(OSError), os.scandir(session.logs) as entries:
-        for entry in entries:
-            if entry.name.startswith("python-core-"):
-                return _parse_ip(
-                    _search(_ADDRESS, _read_head(Path(entry.path)))
-                )
+    for name in names_in(session.logs):
+        if name.startswith("python-core-"):
+            head = _read_head(session.logs / name)
+            return _parse_ip(_search(_ADDRESS, head))
     return None
 
 
@@ -421,7 +414,12 @@ def find_ray_sessions(
     if not found:
         tried = ", ".join(map(str, folders)) or "the usual places"
         msg = f"no Ray session in {tried}"
-        raise NoLogsError(msg, remedy=_REMEDY)
+        others = (
+            f"; logs of other launchers: distdebug diagnose {join(named)}"
+            if (named := [str(place) for place in places])
+            else ""
+        )
+        raise NoLogsError(msg, remedy=f"{_REMEDY}{others}")
 
     found.sort(key=lambda x: (not x.is_head, x.host, str(x.root)))
     return tuple(sorted(found, key=lambda x: x.name, reverse=True))
@@ -459,7 +457,7 @@ def _load_session(root: Path) -> RaySession:
         # The user may have chosen the name.
         name=clean(root.parent.name if root.name == "logs" else root.name),
     )
-    return attrs.evolve(session, **read_session_facts(session))
+    return attrs.evolve(session, **_read_session_facts(session))
 
 
 def _is_session(folder: Path) -> bool:
@@ -475,9 +473,7 @@ def _find_logs(root: Path) -> Path:
 
 
 def _has_logs(folder: Path) -> bool:
-    with suppress(OSError), os.scandir(folder) as entries:
-        return any(_LOG_NAME.fullmatch(entry.name) for entry in entries)
-    return False
+    return any(map(_LOG_NAME.fullmatch, names_in(folder)))
 
 
 def _find_sessions_below(
@@ -552,7 +548,8 @@ def _list_default_folders() -> Iterator[Path]:
 
 
 # Folders with parts of a log, relative to the log folder.
-_LOG_FOLDERS = ("old", "")
+_OLD = "old"
+_LOG_FOLDERS = (_OLD, "")
 _STREAMS = frozenset({"out", "err", "log", "txt"})
 _MOST_DIGITS = 4
 
@@ -592,7 +589,9 @@ def list_parts(
     }, missing
 
 
-def find_parts(session: RaySession, stem: str, stream: str) -> list[Path]:
+def find_parts(
+    session: RaySession, stem: str, stream: str, folder: str = ""
+) -> list[Path]:
     """
     Return the files of one of Ray's own logs, oldest first.
 
@@ -600,8 +599,11 @@ def find_parts(session: RaySession, stem: str, stream: str) -> list[Path]:
         stem: Such as ``"gcs_server"``.
 
         stream: Such as ``"out"``.
+
+        folder: Its folder below the log folder.
     """
-    listed, _ = list_parts(session, f"{stem}.")
+    place = attrs.evolve(session, logs=session.logs / folder)
+    listed, _ = list_parts(place, f"{stem}.")
     return [part.path for part in listed.get((stem, stream), ())]
 
 
@@ -628,6 +630,33 @@ def split_log_name(name: str) -> tuple[str, str, int]:
     return ".".join(name_parts), stream, index
 
 
+def is_rotated(path: Path) -> bool:
+    """
+    Return whether a file is an older part of a log.
+    """
+    return path.parent.name == _OLD or split_log_name(path.name)[2] > 0
+
+
+def rotated_parts(path: Path) -> Iterator[Path]:
+    """
+    Yield the older parts of a log.
+
+    Args:
+        path: The newest part, of Ray or of any other program.
+    """
+    log = split_log_name(path.name)[:2]
+    for folder in (path.parent / _OLD, path.parent):
+        for found in matching(folder, "*"):
+            name = found.name
+            # Logs of other programs may have any name.
+            number = name.removeprefix(f"{path.name}.")
+            is_numbered = number != name and _is_index(number)
+            if found != path and (
+                is_numbered or (log[1] and split_log_name(name)[:2] == log)
+            ):
+                yield found
+
+
 def _list_parts_in(
     folder: Path, root: Path, prefixes: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, str], LogPart]]:
@@ -643,9 +672,11 @@ def _list_parts_in(
 
 def _pop_index(name_parts: list[str]) -> int:
     last = name_parts[-1] if len(name_parts) > 1 else ""
-    if last.isascii() and last.isdigit() and len(last) <= _MOST_DIGITS:
-        return int(name_parts.pop())
-    return 0
+    return int(name_parts.pop()) if _is_index(last) else 0
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _make_part(

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def launch_json(
     if isinstance(waiting, RayDebuggerCheck):
         waiting = waiting.sessions
     sessions = [s for s in waiting if s.kind == "debugpy"]
-    names = _make_names(sessions)
+    names = [*map(_make_name, sessions)]
     configurations = [
         {
             "name": name,
@@ -107,9 +107,11 @@ def write_launch_json(
     for key in ("version", "configurations", "compounds"):
         merged.setdefault(key, launch[key])
     for key in ("configurations", "compounds"):
-        merged[key] = _merge_entries(
-            existing.get(key, []), launch[key], key, file
-        )
+        entries = existing.get(key, [])
+        if not isinstance(entries, list):
+            raise _make_error(file, f"{key!r} is no list in it")
+        others = [x for x in entries if not _is_own_entry(x)]
+        merged[key] = [*others, *launch[key]]
     text = json.dumps(merged, indent=4, ensure_ascii=False) + "\n"
     try:
         mode = stat.S_IMODE(file.stat().st_mode) if existing else None
@@ -131,48 +133,32 @@ def _find_target(path: Path) -> Path:
         raise _make_error(file, f"it cannot be found: {exc}") from exc
 
 
-def _make_names(sessions: Sequence[RayDebugSession]) -> list[str]:
+def _make_name(session: RayDebugSession) -> str:
     """
-    Return a name for each session; the address makes it unique.
+    Return a name for a session; the address makes it unique.
     """
-    return [
-        _NAME_PREFIX
-        + clean(
-            f"{session.title}{_format_location(session)}", limit=_MOST_NAME
-        )
-        + f", {clean(session.node, limit=_MOST_NAME)} "
-        + f"{clean(session.host)}:{session.port}"
-        for session in sessions
-    ]
-
-
-def _format_location(session: RayDebugSession) -> str:
-    place = session.location
-    if place is None:
-        return ""
-    return f" {place.brief.rpartition('(')[2].rstrip(')')}"
+    line = ""
+    if session.location is not None:
+        line = f" {session.location.brief.rpartition('(')[2].rstrip(')')}"
+    title = clean(f"{session.title}{line}", limit=_MOST_NAME)
+    node = clean(session.node, limit=_MOST_NAME)
+    address = f"{clean(session.host)}:{session.port}"
+    return f"{_NAME_PREFIX}{title}, {node} {address}"
 
 
 def _make_mappings(
     session: RayDebugSession, mappings: Mapping[str, str] | None
 ) -> dict[str, Any]:
     if mappings is None:
-        files = [place.file for place in session.locations]
-        roots = [
-            _UNPACKED_FOLDER.match(x) for x in [*files, f"{session.cwd}/"]
-        ]
-        found = dict.fromkeys(match["root"] for match in roots if match)
-        pairs = [("${workspaceFolder}", root) for root in found]
+        paths = [*(x.file for x in session.locations), f"{session.cwd}/"]
+        roots = filter(None, map(_UNPACKED_FOLDER.match, paths))
+        pairs = {("${workspaceFolder}", x["root"]): None for x in roots}
     else:
-        pairs = list(mappings.items())
-    if not pairs:
-        return {}
-    return {
-        "pathMappings": [
-            {"localRoot": local, "remoteRoot": remote}
-            for local, remote in pairs
-        ]
-    }
+        pairs = dict.fromkeys(mappings.items())
+    found = [
+        {"localRoot": local, "remoteRoot": remote} for local, remote in pairs
+    ]
+    return {"pathMappings": found} if found else {}
 
 
 def _read_existing(file: Path) -> dict[str, Any]:
@@ -190,14 +176,6 @@ def _read_existing(file: Path) -> dict[str, Any]:
     if not isinstance(existing, dict):
         raise _make_error(file, "it is no launch.json")
     return existing
-
-
-def _merge_entries(
-    old: object, new: Sequence[Any], key: str, file: Path
-) -> list[Any]:
-    if not isinstance(old, list):
-        raise _make_error(file, f"{key!r} is no list in it")
-    return [*(entry for entry in old if not _is_own_entry(entry)), *new]
 
 
 def _is_own_entry(entry: object) -> bool:

@@ -5,31 +5,33 @@ List Ray's worker logs and system logs, and identify the actors.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import re
 import time
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 
 from .._io import matching
+from .._proc import map_with_timeout
 from .._text import clean
 from ..findings import Missing
-from ..logs import PACKED_SUFFIXES, READ_ERRORS, open_log, split_block
+from ..logs import PACKED_SUFFIXES, READ_ERRORS, open_log
+from .log_tail import find_lines
 from .sessions import (
     LogPart,
     PartsByLog,
     RaySession,
     WorkerLog,
+    as_sessions,
     find_parts,
     list_parts,
 )
@@ -37,7 +39,6 @@ from .sessions import (
 
 _EXPORT_FOLDER, _EXPORT_STEM = "export_events", "event_EXPORT_ACTOR"
 _BLOCK = 1 << 18
-_MOST_LINE = 1 << 16
 # Part of a core log before the actor runs; the rest is statistics.
 _MOST_OF_CORE = 1 << 22
 _CREATING = re.compile(rb"Creating actor:? (?:actor_id=)?([0-9a-f]{32})\b")
@@ -83,13 +84,15 @@ class KnownActor:
     state: str = ""
 
 
-def add_core_facts(log: WorkerLog, core: PartsByLog) -> WorkerLog:
+def _add_core_facts(log: WorkerLog, core: PartsByLog) -> WorkerLog:
     """
     Add the actor's id and repr from the core log (C++) of a worker.
 
     Args:
         core: The core logs of the session, by name and stream.
     """
+    if not _needs_core_log(log):
+        return log
     stem = f"python-core-worker-{log.worker_id}_{log.pid}"
     actor, text = log.actor_id, log.actor_repr
     for part in core.get((stem, "log"), ()):
@@ -101,22 +104,16 @@ def add_core_facts(log: WorkerLog, core: PartsByLog) -> WorkerLog:
     return attrs.evolve(log, actor_id=actor, actor_repr=text or None)
 
 
-def read_actor_assignments(session: RaySession) -> dict[str, str]:
+def _read_actor_assignments(session: RaySession) -> dict[str, str]:
     """
-    Read the actor of each worker from the log of the GCS.
-
-    Args:
-        session: A session; only the head has that log.
-
-    Returns:
-        The actor id, by worker id.
+    Read the actor of each worker, by id, from the log of the GCS.
     """
     found = {}
     for path in find_parts(session, "gcs_server", "out"):
-        for line in _find_lines(path, b"actor creation task"):
-            match = _ASSIGNED.search(line)
-            if match:
-                found[match[2].decode()] = match[1].decode()
+        with suppress(*READ_ERRORS):
+            for line in find_lines(path, b"actor creation task"):
+                if match := _ASSIGNED.search(line):
+                    found[match[2].decode()] = match[1].decode()
     return found
 
 
@@ -130,15 +127,15 @@ def read_exported_actors(session: RaySession) -> dict[str, KnownActor]:
     Returns:
         The latest state of each actor, by its id.
     """
-    folder = attrs.evolve(session, logs=session.logs / _EXPORT_FOLDER)
     found: dict[str, KnownActor] = {}
-    for path in find_parts(folder, _EXPORT_STEM, "log"):
-        for line in _find_lines(path, b'"actor_id"'):
-            actor = _parse_exported(line)
-            if actor:
-                found[actor.actor_id] = _merge_actors(
-                    found.get(actor.actor_id), actor
-                )
+    for path in find_parts(session, _EXPORT_STEM, "log", _EXPORT_FOLDER):
+        with suppress(*READ_ERRORS):
+            for line in find_lines(path, b'"actor_id"'):
+                if actor := _parse_exported(line):
+                    known = found.get(actor.actor_id, actor)
+                    # The later state may omit fields.
+                    later = attrs.asdict(actor, filter=lambda _, x: bool(x))
+                    found[actor.actor_id] = attrs.evolve(known, **later)
     return found
 
 
@@ -149,13 +146,6 @@ def has_exports(session: RaySession) -> bool:
     return bool(matching(session.logs / _EXPORT_FOLDER, f"{_EXPORT_STEM}*"))
 
 
-def list_core_logs(session: RaySession) -> PartsByLog:
-    """
-    List the core logs (C++) of workers, by name and stream.
-    """
-    return list_parts(session, "python-core-worker-")[0]
-
-
 def _read_core_facts(path: Path) -> tuple[str | None, str | None]:
     actor, data = None, b""
     with open_log(path) as file:
@@ -163,32 +153,13 @@ def _read_core_facts(path: Path) -> tuple[str | None, str | None]:
             block = file.read(_BLOCK)
             # Keep the end of the last block, in case a match spans both.
             data = data[-2000:] + block
-            found = _CREATING.search(data)
-            actor = actor or (found[1].decode() if found else None)
-            text = _ACTOR_REPR.search(data)
-            if text:
+            if actor is None and (found := _CREATING.search(data)):
+                actor = found[1].decode()
+            if text := _ACTOR_REPR.search(data):
                 return actor, text[1].decode("utf-8", "replace").strip()
             if not block:
                 break
     return actor, None
-
-
-def _find_lines(path: Path, text: bytes) -> Iterator[bytes]:
-    """
-    Yield the lines that contain a text.
-
-    Most blocks do not contain it and are not split.
-    """
-    rest = b""
-    with suppress(*READ_ERRORS), open_log(path) as file:
-        while block := file.read(_BLOCK):
-            if text not in rest + block:
-                rest = (rest + block)[-_MOST_LINE:].rpartition(b"\n")[2]
-                continue
-            lines, rest = split_block(rest, block)
-            yield from (line for line in lines if text in line)
-        if text in rest:
-            yield rest
 
 
 def _parse_exported(line: bytes) -> KnownActor | None:
@@ -203,29 +174,13 @@ def _parse_exported(line: bytes) -> KnownActor | None:
             node_id=_decode_id(data.get("node_id") or ""),
             state=_get_text(data, "state"),
         )
-    except (
-        *(LookupError, OverflowError, RecursionError),
-        *(TypeError, ValueError),
-    ):
+    except (LookupError, OverflowError, RecursionError, TypeError, ValueError):
         return None
 
 
-def _merge_actors(old: KnownActor | None, new: KnownActor) -> KnownActor:
-    """
-    Merge two states of an actor; the later state may omit fields.
-    """
-    if old is None:
-        return new
-    fields = attrs.asdict(old)
-    fields.update({k: v for k, v in attrs.asdict(new).items() if v})
-    return KnownActor(**fields)
-
-
 def _decode_id(text: str) -> str:
-    try:
-        return base64.b64decode(text, validate=True).hex()
-    except binascii.Error as exc:
-        raise ValueError(text) from exc
+    # binascii.Error is a ValueError.
+    return base64.b64decode(text, validate=True).hex()
 
 
 def _get_text(data: dict[str, Any], key: str) -> str:
@@ -243,12 +198,12 @@ _MARKER = re.compile(rb"\n:(job_id|actor_name|task_name):([^\r\n]{1,400})")
 _JOB_ID = re.compile(r"[0-9a-f]{8,32}")
 _CLASS_NAME = re.compile(r"[\w.<>]+")
 _JSON_RECORD = re.compile(rb'^\{"asctime": [^\n]{0,4000}', re.MULTILINE)
-_JSON_ACTOR_NAME = re.compile(rb'"actor_name": "((?:[^"\\\n]|\\.){1,200})"')
+_JSON_ACTOR_NAME = re.compile(rb'"actor_name": ("(?:[^"\\\n]|\\.){1,200}")')
 _JSON_ACTOR_ID = re.compile(rb'"actor_id": "([0-9a-f]{32})"')
 _MOST_TASKS = 100
 
 
-def read_markers(log: WorkerLog) -> WorkerLog:
+def _read_markers(log: WorkerLog) -> WorkerLog:
     """
     Add job, class, and tasks from the first lines of a worker's logs.
 
@@ -267,7 +222,7 @@ def read_markers(log: WorkerLog) -> WorkerLog:
         # The class comes before the repr, and has no brackets.
         names = markers["actor_name"]
         name_of_class = next(filter(_CLASS_NAME.fullmatch, names), None)
-        if markers["job_id"] and name_of_class and is_complete_head(parts):
+        if markers["job_id"] and name_of_class and _is_complete_head(parts):
             break
     texts = [x for x in names if x != name_of_class]
     return attrs.evolve(
@@ -282,7 +237,7 @@ def read_markers(log: WorkerLog) -> WorkerLog:
     )
 
 
-def is_complete_head(parts: Sequence[LogPart]) -> bool:
+def _is_complete_head(parts: Sequence[LogPart]) -> bool:
     """
     Return whether the head of a stream is the whole stream.
 
@@ -296,45 +251,31 @@ def is_complete_head(parts: Sequence[LogPart]) -> bool:
     )
 
 
-def read_head(path: str, most: int = _HEAD_BYTES) -> bytes:
-    """
-    Read the beginning of a file, which may be compressed.
-
-    Args:
-        path: The file, which must not be a link.
-
-        most: The maximum number of bytes.
-
-    Raises:
-        OSError: It cannot be read.
-
-        ValueError: It is not an ordinary file, or it is damaged.
-    """
-    if path.endswith(tuple(PACKED_SUFFIXES)):
-        with open_log(path) as file:
-            return file.read(most)
-
-    # Tens of thousands of files: a descriptor costs half of a file object.
-    descriptor = os.open(path, _FLAGS)
-    try:
-        return os.read(descriptor, most)
-    finally:
-        os.close(descriptor)
-
-
 def _read_part_heads(
     parts: Sequence[LogPart], missing: list[Missing]
 ) -> Iterator[bytes]:
     for part in parts:
         if not part.size:
             continue
-        path = str(part.path)
         try:
-            yield read_head(path)
+            yield _read_head(part.path)
         except FileNotFoundError:  # rotated or deleted meanwhile
             continue
         except READ_ERRORS as exc:
-            missing.append(Missing.log(path, exc))
+            missing.append(Missing.log(part.path, exc))
+
+
+def _read_head(path: Path) -> bytes:
+    if path.suffix in PACKED_SUFFIXES:
+        with open_log(path) as file:
+            return file.read(_HEAD_BYTES)
+
+    # Tens of thousands of files: a descriptor costs half of a file object.
+    descriptor = os.open(path, _FLAGS)
+    try:
+        return os.read(descriptor, _HEAD_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def _add_markers(head: bytes, markers: dict[str, dict[str, None]]) -> None:
@@ -350,21 +291,15 @@ def _find_recorded_actor(head: bytes) -> tuple[str | None, str | None]:
     """
     Find the name and id of the actor in JSON log records.
     """
-    if b'"actor_name": "' in head:
-        for record in _JSON_RECORD.finditer(head):
-            name, actor = (
-                _JSON_ACTOR_NAME.search(record[0]),
-                _JSON_ACTOR_ID.search(record[0]),
-            )
-            if name:
-                return _unquote(name[1]), actor and actor[1].decode()
+    records = _JSON_RECORD.findall(head) if b'"actor_name": "' in head else ()
+    for record in records:
+        if name := _JSON_ACTOR_NAME.search(record):
+            actor = _JSON_ACTOR_ID.search(record)
+            text = None
+            with suppress(ValueError):
+                text = str(json.loads(name[1]))
+            return text, actor and actor[1].decode()
     return None, None
-
-
-def _unquote(text: bytes) -> str | None:
-    with suppress(ValueError):
-        return str(json.loads(b'"' + text + b'"'))
-    return None
 
 
 _PREFIXES = ("worker-", "io_worker-")
@@ -392,9 +327,7 @@ def worker_logs(
     Returns:
         The workers, by node and process id.
     """
-    if isinstance(sessions, RaySession):
-        sessions = (sessions,)
-    sessions = tuple(sessions)
+    sessions = as_sessions(sessions)
     return add_cluster_facts(read_heads(worker_files(sessions)), sessions)
 
 
@@ -412,7 +345,7 @@ def read_heads(logs: Iterable[WorkerLog]) -> list[WorkerLog]:
     """
     Add job, class, and tasks from the beginnings of the logs.
     """
-    return _map_logs(read_markers, logs)
+    return _map_logs(_read_markers, logs)
 
 
 def add_cluster_facts(
@@ -431,13 +364,22 @@ def add_cluster_facts(
     for session in sessions:
         clusters[session.name].append(session)
     for name, members in clusters.items():
-        found = _add_actors_of_cluster(found, name, members)
+        assigned: dict[str, str] = {}
+        exported: dict[str, KnownActor] = {}
+        for session in members:
+            assigned |= _read_actor_assignments(session)
+            exported |= read_exported_actors(session)
+        own = [log for log in found if log.session.name == name]
+        joined = join_actors(own, exported.values(), assigned)
+        found = [
+            next(joined) if log.session.name == name else log for log in found
+        ]
     incomplete = {
         log.session.root: log.session for log in found if _needs_core_log(log)
     }
     for session in incomplete.values():
-        core = list_core_logs(session)
-        found = _map_logs(partial(_add_missing_core_facts, core=core), found)
+        core, _ = list_parts(session, "python-core-worker-")
+        found = _map_logs(partial(_add_core_facts, core=core), found)
     return tuple(found)
 
 
@@ -445,45 +387,32 @@ def has_all_names(log: WorkerLog) -> bool:
     """
     Return whether no other file can add a class or repr to a worker.
     """
-    if log.task_names and not log.actor_class:
-        return True
-    return log.actor_class is not None and (
-        log.actor_repr is not None
-        or is_complete_head(log.out)
-        or is_complete_head(log.err)
-    )
+    if log.actor_class is None:
+        return bool(log.task_names)
+    streams = (log.out, log.err)
+    return log.actor_repr is not None or any(map(_is_complete_head, streams))
 
 
 def _list_workers(session: RaySession) -> list[WorkerLog]:
     listed, missing = list_parts(session, *_PREFIXES)
-    streams: dict[str, dict[str, tuple[LogPart, ...]]] = defaultdict(dict)
-    for (stem, stream), parts in listed.items():
-        if stream in {"out", "err"}:
-            streams[stem][stream] = parts
     found = []
-    for stem, parts_by_stream in streams.items():
+    for stem in {stem for stem, _ in listed}:
+        out, err = listed.get((stem, "out"), ()), listed.get((stem, "err"), ())
         match = _WORKER_STEM.fullmatch(stem)
-        if match:
-            found.append(_make_log(session, match, parts_by_stream, missing))
+        if match and (out or err):
+            found.append(
+                WorkerLog(
+                    session=session,
+                    worker_id=match["worker"],
+                    pid=int(match["pid"]),
+                    name_job_id=match["job"],
+                    kind=match["kind"],
+                    out=out,
+                    err=err,
+                    missing=tuple(missing),
+                )
+            )
     return sorted(found, key=lambda x: (x.pid, x.worker_id))
-
-
-def _make_log(
-    session: RaySession,
-    match: re.Match[str],
-    parts: dict[str, tuple[LogPart, ...]],
-    missing: list[Missing],
-) -> WorkerLog:
-    return WorkerLog(
-        session=session,
-        worker_id=match["worker"],
-        pid=int(match["pid"]),
-        name_job_id=match["job"],
-        kind=match["kind"],
-        out=parts.get("out", ()),
-        err=parts.get("err", ()),
-        missing=tuple(missing),
-    )
 
 
 def _needs_core_log(log: WorkerLog) -> bool:
@@ -496,44 +425,35 @@ def _needs_core_log(log: WorkerLog) -> bool:
     return has_any and not (has_id and has_all_names(log))
 
 
-def _add_missing_core_facts(log: WorkerLog, core: PartsByLog) -> WorkerLog:
-    return add_core_facts(log, core) if _needs_core_log(log) else log
+def join_actors(
+    logs: Iterable[WorkerLog],
+    actors: Iterable[KnownActor],
+    assigned: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[WorkerLog]:
+    """
+    Add what is known of actors to their workers; known fields stay.
 
+    Args:
+        actors: Actors of the cluster, matched by id, or else by node and
+            process id.
 
-def _add_actors_of_cluster(
-    logs: list[WorkerLog], name: str, members: list[RaySession]
-) -> list[WorkerLog]:
-    by_worker: dict[str, str] = {}
-    exported: dict[str, KnownActor] = {}
-    for session in members:
-        by_worker |= read_actor_assignments(session)
-        exported |= read_exported_actors(session)
-    by_process = {(x.node_id, x.pid): x for x in exported.values() if x.pid}
-
-    def add_actor(log: WorkerLog) -> WorkerLog:
-        if log.session.name != name:
-            return log
-        actor_id = log.actor_id or by_worker.get(log.worker_id)
+        assigned: Actor ids by worker id.
+    """
+    actors = tuple(actors)
+    by_id = {x.actor_id: x for x in actors}
+    by_process = {(x.node_id, x.pid): x for x in actors if x.pid}
+    for log in logs:
+        actor_id = log.actor_id or assigned.get(log.worker_id) or ""
         process = log.session.node_id or "", log.pid
-        actor = exported.get(actor_id or "") or by_process.get(process)
-        if actor is None:
-            return attrs.evolve(log, actor_id=actor_id)
-        return add_actor_facts(log, actor)
-
-    return [add_actor(log) for log in logs]
-
-
-def add_actor_facts(log: WorkerLog, actor: KnownActor) -> WorkerLog:
-    """
-    Add what is known of its actor to a worker; known fields stay.
-    """
-    return attrs.evolve(
-        log,
-        actor_id=log.actor_id or actor.actor_id,
-        actor_class=log.actor_class or actor.actor_class or None,
-        actor_repr=log.actor_repr or actor.actor_repr or None,
-        actor_name=log.actor_name or actor.actor_name or None,
-    )
+        actor = by_id.get(actor_id) or by_process.get(process)
+        actor = actor or KnownActor(actor_id=actor_id)
+        yield attrs.evolve(
+            log,
+            actor_id=log.actor_id or actor.actor_id or None,
+            actor_class=log.actor_class or actor.actor_class or None,
+            actor_repr=log.actor_repr or actor.actor_repr or None,
+            actor_name=log.actor_name or actor.actor_name or None,
+        )
 
 
 def _map_logs(
@@ -551,8 +471,12 @@ def _map_logs(
     if time.monotonic() - begin < _CHUNK * _SLOW_S:
         return done + [work(log) for log in pending[_CHUNK:]]
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return done + list(pool.map(work, pending[_CHUNK:]))
+    rest = dict(enumerate(pending[_CHUNK:]))
+    replies = map_with_timeout(
+        lambda key: work(rest[key]), rest, threads=_THREADS, may_block=True
+    )
+    rest |= {key: future.result() for key, future in replies}
+    return done + list(rest.values())
 
 
 _WORKER_PREFIXES = ("worker-", "io_worker-", "python-core-")
@@ -629,12 +553,10 @@ class Activity:
 
     def __str__(self) -> str:
         where = f" of {self.session.host}" if self.session.host else ""
-        alarm = (
-            f", alarming after {self.limit_s:.0f} s"
-            if self.is_alarming
-            else ""
-        )
-        return f"{self.component}{where}: {self.age_s:.0f} s ago{alarm}"
+        told = f"{self.component}{where}: {self.age_s:.0f} s ago"
+        if not self.is_alarming:
+            return told
+        return f"{told}, alarming after {self.limit_s:.0f} s"
 
 
 def system_logs(
@@ -649,11 +571,9 @@ def system_logs(
     Returns:
         The logs, by node, component, and stream.
     """
-    if isinstance(sessions, RaySession):
-        sessions = (sessions,)
     return tuple(
         SystemLog(session=session, component=stem, stream=stream, parts=parts)
-        for session in sessions
+        for session in as_sessions(sessions)
         for (stem, stream), parts in sorted(list_parts(session)[0].items())
         if not stem.startswith(_WORKER_PREFIXES)
     )
@@ -675,11 +595,11 @@ def last_activity(
     Returns:
         One activity for each component and node, by node.
     """
-    if isinstance(sessions, RaySession):
-        sessions = (sessions,)
     now = time.time() if now is None else now
     return tuple(
-        activity for one in sessions for activity in _list_activities(one, now)
+        activity
+        for session in as_sessions(sessions)
+        for activity in _list_activities(session, now)
     )
 
 
@@ -696,13 +616,16 @@ def _list_activities(session: RaySession, now: float) -> list[Activity]:
     ]
     if workers:
         found.append(_make_activity(session, "workers", workers, now, None))
+    # The raylet writes the state, too.
     is_alive = any(
         x.component == "debug_state" and not x.is_alarming for x in found
     )
     return [
-        attrs.evolve(x, is_alarming=False)
-        if is_alive and x.component == "raylet"
-        else x
+        attrs.evolve(
+            x,
+            is_alarming=x.is_alarming
+            and not (is_alive and x.component == "raylet"),
+        )
         for x in found
     ]
 

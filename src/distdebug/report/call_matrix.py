@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import cached_property
 
 import attrs
 import numpy as np
@@ -23,16 +23,14 @@ from ..flight_recorder import (
     Dumps,
     FlightReport,
     Group,
-    Membership,
+    Job,
     RankDump,
-    Signatures,
     Stream,
-    collective_streams,
-    find_groups,
     group_status,
     shape_texts,
 )
 from ..ranks import ranks_text
+from .format import shorten_ranks
 
 
 # Limit of arrival times, the newest of each rank.
@@ -101,9 +99,11 @@ class RecordedCalls:
     Calls that all ranks recorded.
 
     Attributes:
-        dumps: The dumps.
+        diagnosis: The diagnosis to show.
 
-        membership: The groups of the job.
+        flight: Its analysis of dumps.
+
+        job: Its groups and streams of calls.
 
         records: All distinct records.
 
@@ -115,16 +115,79 @@ class RecordedCalls:
         arrivals: Arrival times by rank and group.
     """
 
-    dumps: Dumps
-    membership: Membership
-    records: tuple[Record, ...]
-    record_of: Mapping[tuple[int, int], int]
-    enqueued: Mapping[tuple[int, int], int]
-    arrivals: Mapping[tuple[int, int], Arrivals]
+    diagnosis: Diagnosis
+    flight: FlightReport
+    job: Job
+    records: list[Record] = attrs.field(factory=list)
+    record_of: dict[tuple[int, int], int] = attrs.field(factory=dict)
+    enqueued: dict[tuple[int, int], int] = attrs.field(factory=dict)
+    arrivals: dict[tuple[int, int], Arrivals] = attrs.field(factory=dict)
+    _numbers: dict[tuple[bytes, ...], int] = attrs.field(factory=dict)
+
+    @property
+    def dumps(self) -> Dumps:
+        """
+        Return the dumps of all ranks.
+        """
+        return self.flight.dumps
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """
+        Return the groups of the job.
+        """
+        return self.job.groups
+
+    @property
+    def culprits(self) -> frozenset[int]:
+        """
+        Return the ranks of the verdict.
+        """
+        return frozenset(self.diagnosis.verdict.ranks)
+
+    @cached_property
+    def _busy(self) -> Mapping[int, set[int]]:
+        """
+        The groups that each rank waits in; -1 for a transfer.
+        """
+        group_of = {
+            (group.name, rank): i
+            for i, group in enumerate(self.groups)
+            for rank in group.order
+        }
+        busy: dict[int, set[int]] = defaultdict(set)
+        for wait in self.flight.waits:
+            for rank in wait.waiting:
+                # A transfer has no column: it blocks the rank in all groups.
+                known = group_of.get((wait.group, rank), -1)
+                busy[rank].add(-1 if wait.p2p else known)
+        return busy
+
+    def absence(self, rank: int, group: int) -> int:
+        """
+        Return the state of a call that a rank has no record of.
+        """
+        if rank not in self.dumps.by_rank:
+            return State.NO_DUMP
+        if rank in self.flight.outdated:
+            return State.NOT_RECORDED
+        is_elsewhere = self._busy.get(rank, set()) - {group}
+        return State.ELSEWHERE if is_elsewhere else State.NOT_ENTERED
+
+    def add(self, rank: int, group: int, record: Record) -> None:
+        """
+        Add the calls of a rank in a group.
+        """
+        parts = record.seq, record.signature, record.state
+        key = tuple(part.tobytes() for part in parts)
+        number = self._numbers.setdefault(key, len(self.records))
+        if number == len(self.records):
+            self.records.append(record)
+        self.record_of[rank, group] = number
 
 
 def read_recorded_calls(
-    dumps: Dumps, *, max_times: int = _MAX_TIMES
+    diagnosis: Diagnosis, flight: FlightReport, *, max_times: int = _MAX_TIMES
 ) -> RecordedCalls:
     """
     Read the recorded calls of each rank in each group.
@@ -132,77 +195,38 @@ def read_recorded_calls(
     Takes time linear in the number of calls.
 
     Args:
-        dumps: The dumps of all ranks.
-
         max_times: Limit of arrival times, for all ranks.
     """
-    membership = find_groups(dumps)
-    signatures = Signatures(dumps.ops, dumps.shapes)
+    dumps, job = flight.dumps, Job(flight.dumps)
+    recorded = RecordedCalls(diagnosis=diagnosis, flight=flight, job=job)
     total = sum(len(dump.entries) for dump in dumps)
     share = min(1.0, max_times / max(total, 1))
-    known: dict[tuple[bytes, ...], int] = {}
-    records: list[Record] = []
-    record_of: dict[tuple[int, int], int] = {}
-    enqueued: dict[tuple[int, int], int] = {}
-    arrivals: dict[tuple[int, int], Arrivals] = {}
     for dump in dumps:
-        codes = membership.by_code[dump.rank]
-        for group, stream in collective_streams(
-            dump, codes, signatures
-        ).items():
-            state = _call_states(dump, stream)
-            parts = stream.seq, stream.signature, state
-            key = tuple(part.tobytes() for part in parts)
-            if key not in known:
-                known[key] = len(records)
-                records.append(
-                    _build_record(dump, stream, state, len(dumps.shapes))
-                )
-            record_of[dump.rank, group] = known[key]
-            arrivals[dump.rank, group] = _build_arrivals(dump, stream, share)
-        if any(
-            (dump.rank, g) not in record_of
-            for g in _member_groups(dump, membership)
-        ):
-            for group, status in group_status(dump, membership).items():
-                enqueued[dump.rank, group] = max(status.enqueued, 0)
-
-    return RecordedCalls(
-        dumps=dumps,
-        membership=membership,
-        records=tuple(records),
-        record_of=record_of,
-        enqueued=enqueued,
-        arrivals=arrivals,
-    )
+        rank = dump.rank
+        streams = job.streams(rank)
+        for group, stream in streams.items():
+            record = _build_record(dump, stream, len(dumps.shapes))
+            recorded.add(rank, group, record)
+            arrivals = _build_arrivals(dump, stream, share)
+            recorded.arrivals[rank, group] = arrivals
+        if not streams.keys() >= set(job.membership.by_name[rank].values()):
+            for group, status in group_status(dump, job.membership).items():
+                recorded.enqueued[rank, group] = max(status.enqueued, 0)
+    return recorded
 
 
-def _member_groups(dump: RankDump, membership: Membership) -> set[int]:
-    return set(membership.by_name[dump.rank].values())
-
-
-def _call_states(dump: RankDump, stream: Stream) -> NDArray[np.uint8]:
+def _build_record(dump: RankDump, stream: Stream, shapes: int) -> Record:
     e, rows = dump.entries, stream.row
     recorded = e.state[rows]
     over = e.retired[rows] | (recorded == COMPLETED)
     pending = np.where(recorded == STARTED, State.STARTED, State.SCHEDULED)
     state = np.where(over, State.FAILED, pending)
-    found: NDArray[np.uint8] = np.where(
-        stream.done, State.COMPLETED, state
-    ).astype(np.uint8)
-    return found
-
-
-def _build_record(
-    dump: RankDump, stream: Stream, state: NDArray[Any], shapes: int
-) -> Record:
-    e = dump.entries
-    op = e.op[stream.row].astype(np.int64)
+    op = e.op[rows].astype(np.int64)
     return Record(
         seq=stream.seq,
         signature=stream.signature,
-        call=op * max(shapes, 1) + e.shape[stream.row],
-        state=state,
+        call=op * max(shapes, 1) + e.shape[rows],
+        state=np.where(stream.done, State.COMPLETED, state).astype(np.uint8),
     )
 
 
@@ -300,65 +324,6 @@ def majority_program(
     return Program(signature=signature, call=call)
 
 
-@attrs.frozen(kw_only=True)
-class Absences:
-    """
-    Facts that explain missing records.
-
-    Attributes:
-        blamed: Ranks at fault.
-
-        dumped: Ranks with a dump.
-
-        busy: Groups (as index) that each rank waits in; -1 for a transfer.
-
-        outdated: Ranks with a dump older than the others.
-    """
-
-    blamed: frozenset[int]
-    dumped: frozenset[int]
-    busy: Mapping[int, frozenset[int]]
-    outdated: frozenset[int]
-
-    def state(self, rank: int, group: int) -> int:
-        """
-        Return the state of a call that a rank has no record of.
-        """
-        if rank not in self.dumped:
-            return State.NO_DUMP
-        if rank in self.outdated:
-            return State.NOT_RECORDED
-        if self.busy.get(rank, frozenset()) - {group}:
-            return State.ELSEWHERE
-
-        return State.NOT_ENTERED
-
-
-def collect_absences(
-    recorded: RecordedCalls, diagnosis: Diagnosis, flight: FlightReport
-) -> Absences:
-    """
-    Collect the facts that explain missing records.
-    """
-    names: dict[tuple[str, tuple[int, ...]], int] = {}
-    for i, group in enumerate(recorded.membership.groups):
-        for rank in group.order:
-            names[group.name, (rank,)] = i
-    busy: dict[int, set[int]] = defaultdict(set)
-    for wait in flight.waits:
-        for rank in wait.waiting:
-            # A transfer has no column: it blocks the rank in all groups.
-            at = -1 if wait.p2p else names.get((wait.group, (rank,)), -1)
-            busy[rank].add(at)
-
-    return Absences(
-        blamed=frozenset(diagnosis.verdict.ranks),
-        dumped=frozenset(recorded.dumps.by_rank),
-        busy={rank: frozenset(groups) for rank, groups in busy.items()},
-        outdated=frozenset(flight.outdated),
-    )
-
-
 _MAX_CELLS = 1 << 25
 _MAX_COLUMNS = 16_384
 # Limit per kind of rank; a rank out of step differs to the end.
@@ -437,15 +402,11 @@ def build_states(
     others: dict[tuple[int, int], int] = {}
     for row, row_key in enumerate(row_keys):
         record = records.get(row_key.record)
-        cells = _row_cells(record, row_key, columns)
+        rows.append(cells := _row_cells(record, row_key, columns))
         if record is not None:
-            others |= {
-                (row, column): call
-                for column, call in _differences(
-                    cells, record, columns, programs[row_key.program]
-                )
-            }
-        rows.append(cells)
+            program = programs[row_key.program]
+            found = _differences(cells, record, columns, program)
+            others |= {(row, column): call for column, call in found}
 
     return np.array(rows, np.uint8), others
 
@@ -528,24 +489,21 @@ class View:
     other_calls: Mapping[tuple[int, int], int]
 
 
-def build_views(
-    recorded: RecordedCalls, diagnosis: Diagnosis, flight: FlightReport
-) -> list[View]:
+def build_views(recorded: RecordedCalls) -> list[View]:
     """
     Build the views, the one of the verdict first.
     """
-    absences = collect_absences(recorded, diagnosis, flight)
     found = [
         view
-        for name, groups in _group_views(recorded.membership.groups)
-        if (view := _build_view(name, groups, recorded, absences)) is not None
+        for name, groups in _group_views(recorded.groups)
+        if (view := _build_view(name, groups, recorded)) is not None
     ]
-    stuck = {(w.group, w.desc) for w in flight.waits}
-    group = diagnosis.verdict.group
-    named = recorded.membership.groups
+    stuck = {(w.group, w.desc) for w in recorded.flight.waits}
+    group = recorded.diagnosis.verdict.group
 
     def importance(view: View) -> tuple[bool, bool, int]:
-        names = {(named[g].name, named[g].desc) for g in view.groups}
+        of_view = [recorded.groups[g] for g in view.groups]
+        names = {(g.name, g.desc) for g in of_view}
         of_verdict = group is not None and (group.name, group.desc) in names
         return not of_verdict, names.isdisjoint(stuck), -len(view.ranks)
 
@@ -575,101 +533,78 @@ def _group_views(groups: Sequence[Group]) -> Iterable[tuple[str, list[int]]]:
 
 
 def _build_view(
-    name: str,
-    groups: Sequence[int],
-    recorded: RecordedCalls,
-    absences: Absences,
+    name: str, groups: Sequence[int], recorded: RecordedCalls
 ) -> View | None:
-    rank_groups = _rank_groups(groups, recorded)
-    records = {
-        n: recorded.records[n]
-        for pair in rank_groups
-        if (n := recorded.record_of.get(pair)) is not None
-    }
+    rank_groups = sorted(
+        (rank, g) for g in groups for rank in recorded.groups[g].order
+    )
+    numbers = map(recorded.record_of.get, rank_groups)
+    records = {n: recorded.records[n] for n in numbers if n is not None}
     columns, cut = select_columns(list(records.values()), len(rank_groups))
     if not len(columns):
         return None
 
-    programs = _ProgramTable()
-    of_group = {
-        g: programs.add(_group_program(g, recorded, columns, absences.blamed))
-        for g in groups
-    }
-    row_keys = [
-        _row_key(rank, group, of_group[group], recorded, absences)
-        for rank, group in rank_groups
-    ]
-    kinds = {
-        row_key: kind for kind, row_key in enumerate(dict.fromkeys(row_keys))
-    }
-    states, others = build_states(kinds, records, programs.all, columns)
+    programs, of_group = _distinct_programs(groups, recorded, columns)
+    row_keys = [_row_key(*pair, of_group, recorded) for pair in rank_groups]
+    kinds = {key: kind for kind, key in enumerate(dict.fromkeys(row_keys))}
+    ranks, group_of = map(np.array, zip(*rank_groups, strict=True))
+    states, others = build_states(kinds, records, programs, columns)
     return View(
         name=name,
         groups=tuple(groups),
         columns=columns,
         cut=cut,
-        ranks=np.array([rank for rank, _ in rank_groups]),
-        group=np.array([group for _, group in rank_groups]),
-        kind=np.array([kinds[row_key] for row_key in row_keys]),
+        ranks=ranks,
+        group=group_of,
+        kind=np.array([kinds[key] for key in row_keys]),
         states=states,
-        program=tuple(row_key.program for row_key in kinds),
-        programs=np.array([program.call for program in programs.all]),
+        program=tuple(key.program for key in kinds),
+        programs=np.array([program.call for program in programs]),
         other_calls=others,
     )
 
 
-def _rank_groups(
-    groups: Iterable[int], recorded: RecordedCalls
-) -> list[tuple[int, int]]:
+def _distinct_programs(
+    groups: Iterable[int], recorded: RecordedCalls, columns: NDArray[np.int64]
+) -> tuple[list[Program], dict[int, int]]:
     """
-    Return all pairs of rank and group, sorted by rank.
+    Return all programs, and the program (as index) of each group.
     """
-    order = recorded.membership.groups
-    return sorted((rank, g) for g in groups for rank in order[g].order)
+    numbers: dict[tuple[bytes, bytes], int] = {}
+    programs: list[Program] = []
+    of_group = {}
+    for group in groups:
+        program = _group_program(group, recorded, columns)
+        key = program.signature.tobytes(), program.call.tobytes()
+        of_group[group] = numbers.setdefault(key, len(programs))
+        programs += [program] * (len(numbers) - len(programs))
+    return programs, of_group
 
 
 def _row_key(
     rank: int,
     group: int,
-    program: int,
+    program_of: Mapping[int, int],
     recorded: RecordedCalls,
-    absences: Absences,
 ) -> RowKey:
     record = recorded.record_of.get((rank, group), -1)
     counted = recorded.enqueued.get((rank, group), 0) if record < 0 else 0
-    return RowKey(record, counted, absences.state(rank, group), program)
+    absence = recorded.absence(rank, group)
+    return RowKey(record, counted, absence, program_of[group])
 
 
 def _group_program(
     group: int,
     recorded: RecordedCalls,
     columns: NDArray[np.int64],
-    blamed: frozenset[int],
 ) -> Program:
     ranks: dict[int, list[int]] = defaultdict(list)
-    for rank in recorded.membership.groups[group].order:
+    for rank in recorded.groups[group].order:
         number = recorded.record_of.get((rank, group))
         if number is not None:
             ranks[number].append(rank)
     records = {number: recorded.records[number] for number in ranks}
-    return majority_program(records, ranks, columns, blamed)
-
-
-class _ProgramTable:
-    """
-    Distinct programs.
-    """
-
-    def __init__(self) -> None:
-        self.all: list[Program] = []
-        self._known: dict[tuple[bytes, bytes], int] = {}
-
-    def add(self, program: Program) -> int:
-        key = program.signature.tobytes(), program.call.tobytes()
-        if key not in self._known:
-            self._known[key] = len(self.all)
-            self.all.append(program)
-        return self._known[key]
+    return majority_program(records, ranks, columns, recorded.culprits)
 
 
 def call_title(call: int, recorded: RecordedCalls) -> str:
@@ -711,8 +646,6 @@ def differing_call(
 def select_groups(
     views: Sequence[View],
     recorded: RecordedCalls,
-    diagnosis: Diagnosis,
-    flight: FlightReport,
 ) -> list[tuple[View, int]]:
     """
     Select the groups that matter most, with their views.
@@ -722,50 +655,43 @@ def select_groups(
         one.
     """
     view_of = {group: view for view in views for group in view.groups}
-    found = dict.fromkeys(
-        _relevant_groups(view_of, recorded, diagnosis, flight)
-    )
+    found = dict.fromkeys(_relevant_groups(view_of, recorded))
     if not found and views:
-        order = recorded.membership.groups
+        order = recorded.groups
         largest = max(views[0].groups, key=lambda i: len(order[i].order))
         found[largest] = None
     # Show one group of each view before a second of the same view.
-    view_counts: dict[int, int] = defaultdict(int)
-    order_keys: list[tuple[bool, int, int]] = []
+    seen: set[int] = set()
+    firsts: list[tuple[View, int]] = []
+    others: list[tuple[View, int]] = []
     for i in found:
-        view_counts[id(view_of[i])] += 1
-        order_keys.append(
-            (view_counts[id(view_of[i])] > 1, len(order_keys), i)
-        )
-    return [(view_of[i], i) for _, _, i in sorted(order_keys)]
+        view = view_of[i]
+        (others if id(view) in seen else firsts).append((view, i))
+        seen.add(id(view))
+    return firsts + others
 
 
 def _relevant_groups(
     groups: Iterable[int],
     recorded: RecordedCalls,
-    diagnosis: Diagnosis,
-    flight: FlightReport,
 ) -> Iterable[int]:
-    order = recorded.membership.groups
-    verdict = diagnosis.verdict.group
+    order = recorded.groups
+    verdict = recorded.diagnosis.verdict.group
     stuck = {
         (w.group, rank)
-        for w in flight.waits
+        for w in recorded.flight.waits
         if not w.p2p
         for rank in w.waiting
     }
     groups = list(groups)
-    for i in groups:
-        if verdict is not None and order[i].ref == verdict:
-            yield i
-    blamed = frozenset(diagnosis.verdict.ranks)
+    yield from (i for i in groups if verdict and order[i].ref == verdict)
+    waiting = [
+        i
+        for i in groups
+        if any((order[i].name, rank) in stuck for rank in order[i].order)
+    ]
     yield from sorted(
-        (
-            i
-            for i in groups
-            if any((order[i].name, rank) in stuck for rank in order[i].order)
-        ),
-        key=lambda i: blamed.isdisjoint(order[i].order),
+        waiting, key=lambda i: recorded.culprits.isdisjoint(order[i].order)
     )
 
 
@@ -773,8 +699,6 @@ def find_focus_column(
     view: View,
     group: int,
     recorded: RecordedCalls,
-    diagnosis: Diagnosis,
-    flight: FlightReport,
 ) -> int:
     """
     Find the column of a group that matters most.
@@ -783,7 +707,8 @@ def find_focus_column(
         The column (as index) of a call that findings name, that is stuck, or
         that differs; else the newest.
     """
-    known = recorded.membership.groups[group]
+    known = recorded.groups[group]
+    diagnosis = recorded.diagnosis
     named = [
         f.collective.seq
         for f in (diagnosis.verdict, *diagnosis.findings)
@@ -792,7 +717,7 @@ def find_focus_column(
     members = set(known.order)
     named += [
         w.seq
-        for w in flight.waits
+        for w in recorded.flight.waits
         if w.group == known.name and not w.p2p and members & set(w.waiting)
     ]
     for seq in named:
@@ -875,8 +800,6 @@ class Table:
 def fold_tables(
     views: Sequence[View],
     recorded: RecordedCalls,
-    diagnosis: Diagnosis,
-    flight: FlightReport,
 ) -> tuple[list[Table], int]:
     """
     Fold the groups that matter most into small tables.
@@ -884,75 +807,66 @@ def fold_tables(
     Returns:
         The tables, and the number of further stuck groups.
     """
-    chosen = select_groups(views, recorded, diagnosis, flight)
+    chosen = select_groups(views, recorded)
     tables = [
-        _fold_table(view, group, recorded, diagnosis, flight)
+        _fold_table(view, group, recorded)
         for view, group in chosen[:_MAX_TABLES]
     ]
     return tables, len(chosen) - len(tables)
 
 
-def _fold_table(
-    view: View,
-    group: int,
-    recorded: RecordedCalls,
-    diagnosis: Diagnosis,
-    flight: FlightReport,
-) -> Table:
-    focus = find_focus_column(view, group, recorded, diagnosis, flight)
-    known = recorded.membership.groups[group]
+def _fold_table(view: View, group: int, recorded: RecordedCalls) -> Table:
+    focus = find_focus_column(view, group, recorded)
+    known = recorded.groups[group]
     at = int(view.kind[int((view.group == group).argmax())])
     program = view.programs[view.program[at]]
     # Other groups of the view may have other columns.
     own = np.union1d(np.flatnonzero(program >= 0), [focus])
     place = int(np.searchsorted(own, focus))
-    window = own[max(place - _COLUMNS_BEFORE, 0) : place + _COLUMNS_AFTER + 1]
-    culprits = frozenset(diagnosis.verdict.ranks)
-    rows = _fold_rows(view, group, window, recorded, culprits)
+    first, last = max(place - _COLUMNS_BEFORE, 0), place + _COLUMNS_AFTER
+    window = own[first : last + 1].tolist()
+    columns = (
+        Column(
+            seq=int(view.columns[c]),
+            op=call_title(int(program[c]), recorded),
+            is_focus=c == focus,
+        )
+        for c in window
+    )
+    rows = _fold_rows(view, group, window, recorded)
     return Table(
         name=clean(str(known.ref)),
         group=clean(known.name),
         size=len(known.order),
-        columns=tuple(
-            Column(
-                seq=int(view.columns[c]),
-                op=call_title(int(program[c]), recorded),
-                is_focus=c == focus,
-            )
-            for c in window.tolist()
-        ),
+        columns=tuple(columns),
         rows=tuple(rows[:_MAX_ROWS]),
         more=max(len(rows) - _MAX_ROWS, 0),
     )
 
 
 def _fold_rows(
-    view: View,
-    group: int,
-    window: np.ndarray[tuple[int], np.dtype[np.int64]],
-    recorded: RecordedCalls,
-    culprits: frozenset[int],
+    view: View, group: int, window: Sequence[int], recorded: RecordedCalls
 ) -> list[Row]:
-    alike: dict[object, list[int]] = defaultdict(list)
-    cells_of: dict[object, tuple[Cell, ...]] = {}
+    members = np.flatnonzero(view.group == group).tolist()
     cells = {
-        kind: _fold_cells(view, kind, window.tolist(), recorded)
-        for kind in np.unique(view.kind[view.group == group]).tolist()
+        kind: _fold_cells(view, kind, window, recorded)
+        for kind in np.unique(view.kind[members]).tolist()
     }
-    for at in np.flatnonzero(view.group == group).tolist():
+    alike: dict[tuple[tuple[Cell, ...], bool], list[int]] = defaultdict(list)
+    for at in members:
         rank = int(view.ranks[at])
-        key = cells[int(view.kind[at])], rank in culprits
-        alike[key].append(rank)
-        cells_of[key] = key[0]
+        alike[cells[int(view.kind[at])], rank in recorded.culprits].append(
+            rank
+        )
     found = [
         Row(
             count=len(ranks),
-            ranks=_shorten_ranks(ranks_text(ranks)),
+            ranks=shorten_ranks(ranks_text(ranks), _MAX_RANKS_TEXT),
             first=ranks[0],
-            is_culprit=ranks[0] in culprits,
-            cells=cells_of[key],
+            is_culprit=is_culprit,
+            cells=row_cells,
         )
-        for key, ranks in alike.items()
+        for (row_cells, is_culprit), ranks in alike.items()
     ]
     return sorted(found, key=lambda row: (not row.is_culprit, row.first))
 
@@ -969,10 +883,3 @@ def _fold_cells(
         )
         for column in window
     )
-
-
-def _shorten_ranks(text: str) -> str:
-    if len(text) <= _MAX_RANKS_TEXT:
-        return text
-
-    return f"{text[:_MAX_RANKS_TEXT].rpartition(',')[0]},…"

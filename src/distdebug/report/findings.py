@@ -8,15 +8,13 @@ import os
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any
 
-from .._text import clean, size_text
+from .._text import clean, count_text, size_text
 from ..diagnosis import DiagnosisInputs, inputs_of
-from ..findings import Diagnosis, Evidence, Finding, Missing, explain_cause
+from ..findings import Diagnosis, Evidence, Finding, Missing
 from .format import (
-    RankLinks,
     Section,
-    TextPiece,
     as_sentence,
     cause_title,
     cause_tone,
@@ -29,34 +27,6 @@ from .format import (
 _MAX_FINDINGS = 40
 _MAX_EVIDENCE = 16
 _MAX_QUOTE = 1200
-
-
-class _Quote(NamedTuple):
-    """
-    A quoted piece of evidence, and where it is.
-    """
-
-    kind: str
-    where: str
-    text: str
-
-
-class _FindingEntry(NamedTuple):
-    """
-    Template variables of one finding.
-    """
-
-    tone: str
-    words: str
-    cause: str
-    meaning: str
-    sentence: str
-    confidence: str
-    ranks: RankLinks
-    facts: tuple[tuple[str, str], ...]
-    remedy: tuple[TextPiece, ...]
-    evidence: tuple[_Quote, ...]
-    more: int
 
 
 def findings_section(diagnosis: Diagnosis) -> Section | None:
@@ -91,22 +61,22 @@ def _summary(others: int) -> str:
 
 def _finding_entry(
     finding: Finding, input_paths: Sequence[str]
-) -> _FindingEntry:
-    return _FindingEntry(
-        tone=cause_tone(finding.cause),
-        words=cause_title(finding.cause),
-        cause=finding.cause.value,
-        meaning=explain_cause(finding.cause),
-        sentence=as_sentence(finding.summary),
-        confidence=finding.confidence,
-        ranks=rank_links(finding.ranks),
-        facts=tuple(_finding_facts(finding)),
-        remedy=split_commands(as_sentence(finding.remedy or "")),
-        evidence=tuple(
+) -> dict[str, Any]:
+    return {
+        "tone": cause_tone(finding.cause),
+        "words": cause_title(finding.cause),
+        "cause": finding.cause.value,
+        "meaning": finding.cause.meaning,
+        "sentence": as_sentence(finding.summary),
+        "confidence": finding.confidence,
+        "ranks": rank_links(finding.ranks),
+        "facts": tuple(_finding_facts(finding)),
+        "remedy": split_commands(as_sentence(finding.remedy or "")),
+        "evidence": tuple(
             _quote(e, input_paths) for e in finding.evidence[:_MAX_EVIDENCE]
         ),
-        more=max(len(finding.evidence) - _MAX_EVIDENCE, 0),
-    )
+        "more": max(len(finding.evidence) - _MAX_EVIDENCE, 0),
+    }
 
 
 def _finding_facts(finding: Finding) -> list[tuple[str, str]]:
@@ -119,33 +89,20 @@ def _finding_facts(finding: Finding) -> list[tuple[str, str]]:
     return [(k, clean(str(v))) for k, v in facts.items() if v is not None]
 
 
-def _quote(evidence: Evidence, input_paths: Sequence[str]) -> _Quote:
+def _quote(evidence: Evidence, input_paths: Sequence[str]) -> dict[str, Any]:
     source = (
         short_path(evidence.source, input_paths) if evidence.source else ""
     )
     parts = (source, clean(evidence.location))
-    return _Quote(
-        kind=clean(evidence.kind),
-        where=", ".join(filter(None, parts)),
-        text=clean(evidence.quote, limit=_MAX_QUOTE),
-    )
+    return {
+        "kind": clean(evidence.kind),
+        "where": ", ".join(filter(None, parts)),
+        "text": clean(evidence.quote, limit=_MAX_QUOTE),
+    }
 
 
 _MAX_REASONS = 200
 _MAX_SOURCES = 20
-
-
-class _MissingRow(NamedTuple):
-    """
-    Missing evidence with one reason.
-    """
-
-    what: str
-    reason: str
-    number: int
-    ranks: RankLinks
-    sources: tuple[str, ...]
-    more: int
 
 
 def missing_section(diagnosis: Diagnosis) -> Section | None:
@@ -167,8 +124,7 @@ def missing_section(diagnosis: Diagnosis) -> Section | None:
     return Section(
         name="missing",
         title="What is missing",
-        summary=f"{count:,} {'thing' if count == 1 else 'things'} could not "
-        "be looked at",
+        summary=f"{count_text(count, 'thing')} could not be looked at",
         values={"rows": rows, "more": len(by_reason) - len(rows)},
         is_open=False,
     )
@@ -176,41 +132,21 @@ def missing_section(diagnosis: Diagnosis) -> Section | None:
 
 def _missing_row(
     alike: list[Missing], input_paths: tuple[str, ...]
-) -> _MissingRow:
+) -> dict[str, Any]:
     sources = dict.fromkeys(m.source for m in alike if m.source)
     shown = list(sources)[:_MAX_SOURCES]
-    return _MissingRow(
-        what=clean(alike[0].what, limit=60),
-        reason=as_sentence(alike[0].reason),
-        number=len(alike),
-        ranks=rank_links(m.rank for m in alike if m.rank is not None),
-        sources=tuple(short_path(source, input_paths) for source in shown),
-        more=len(sources) - len(shown),
-    )
+    return {
+        "what": clean(alike[0].what, limit=60),
+        "reason": as_sentence(alike[0].reason),
+        "number": len(alike),
+        "ranks": rank_links(m.rank for m in alike if m.rank is not None),
+        "sources": tuple(short_path(source, input_paths) for source in shown),
+        "more": len(sources) - len(shown),
+    }
 
 
 # Limit per kind.
 _MAX_FILES = 400
-
-
-class _File(NamedTuple):
-    """
-    One file.
-    """
-
-    path: str
-    size: str
-
-
-class _FileKind(NamedTuple):
-    """
-    All files of one kind.
-    """
-
-    name: str
-    number: int
-    size: str
-    files: tuple[_File, ...]
 
 
 def files_section(diagnosis: Diagnosis) -> Section | None:
@@ -228,7 +164,7 @@ def files_section(diagnosis: Diagnosis) -> Section | None:
     return Section(
         name="files",
         title="Files",
-        summary=f"{count:,} {'file' if count == 1 else 'files'}",
+        summary=count_text(count, "file"),
         values={
             "kinds": [
                 _file_kind(name, list(paths), inputs.paths)
@@ -256,17 +192,22 @@ def _list_files(inputs: DiagnosisInputs) -> Iterator[tuple[str, str]]:
 
 def _file_kind(
     name: str, paths: list[str], input_paths: tuple[str, ...]
-) -> _FileKind:
+) -> dict[str, Any]:
     sizes = [_size(path) for path in paths]
     known = [size for size in sizes if size is not None]
     files = tuple(
-        _File(
-            short_path(path, input_paths),
-            "" if size is None else size_text(size),
-        )
+        {
+            "path": short_path(path, input_paths),
+            "size": "" if size is None else size_text(size),
+        }
         for path, size in zip(paths[:_MAX_FILES], sizes, strict=False)
     )
-    return _FileKind(name, len(paths), size_text(sum(known)), files)
+    return {
+        "name": name,
+        "number": len(paths),
+        "size": size_text(sum(known)),
+        "files": files,
+    }
 
 
 def _size(path: str) -> int | None:

@@ -186,16 +186,19 @@ def rank_links(ranks: Iterable[int], *, max_listed: int = 8) -> RankLinks:
     known = sorted({rank for rank in ranks if rank >= 0})
     return RankLinks(
         count=len(known),
-        folded=_shorten_ranks(fold_ranks(known)),
+        folded=shorten_ranks(fold_ranks(known)),
         first=tuple(known) if len(known) <= max_listed else (),
     )
 
 
-def _shorten_ranks(folded: str) -> str:
-    if len(folded) <= _MAX_FOLDED:
+def shorten_ranks(folded: str, most: int = _MAX_FOLDED) -> str:
+    """
+    Cut folded ranks at a comma if they are longer than *most* characters.
+    """
+    if len(folded) <= most:
         return folded
 
-    return f"{folded[:_MAX_FOLDED].rpartition(',')[0]},…"
+    return f"{folded[:most].rpartition(',')[0]},…"
 
 
 # Later times come from damaged files.

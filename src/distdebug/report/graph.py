@@ -14,23 +14,15 @@ from typing import Any
 import attrs
 import numpy as np
 
-from .._text import clean
+from .._text import clean, count_text
 from ..diagnosis import inputs_of
-from ..findings import Cause, Diagnosis, Finding, GroupRef
+from ..findings import Cause, Diagnosis, Finding, GroupRef, blames_ranks
 from ..flight_recorder import Dumps, FlightReport
 from ..ranks import ranks_text
 from ..stacks import is_same_job
 from ..waits import Wait, strongly_connected_components
 from .format import Section
 from .graph_layout import HEIGHT, WIDTH, Layout, layout_graph
-
-
-# Causes that all ranks share, or whose ranks only noticed the problem.
-_BLAMELESS_CAUSES = {
-    Cause.COLLECTIVE_STUCK_IN_FLIGHT,
-    Cause.COLLECTIVE_TIMEOUT,
-    Cause.UNKNOWN,
-}
 
 
 # Key of a box: the call its ranks wait in, calls they block, and their role.
@@ -129,12 +121,12 @@ class _Roles:
         blamed = [
             f
             for f in others
-            if _is_at_fault(f) and is_same_job(f, verdict, stacks)
+            if blames_ranks(f) and is_same_job(f, verdict, stacks)
         ]
         without_dump = {m.rank for m in diagnosis.missing if m.what == "dump"}
         dumped = set(flight.dumps.ranks) if flight else set()
         return cls(
-            frozenset(verdict.ranks if _is_at_fault(verdict) else ()),
+            frozenset(verdict.ranks if blames_ranks(verdict) else ()),
             # The first finding with a rank counts.
             {r: i for i, f in reversed([*enumerate(blamed)]) for r in f.ranks},
             frozenset(r for r in without_dump - dumped if r is not None),
@@ -165,17 +157,6 @@ class _Roles:
             self.suspects.get(rank),
             rank in self.lost,
         )
-
-
-def _is_at_fault(finding: Finding) -> bool:
-    """
-    Return whether the ranks of a finding are at fault.
-    """
-    members = finding.group.ranks if finding.group else ()
-    return finding.cause not in _BLAMELESS_CAUSES or (
-        finding.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
-        and not set(members) <= set(finding.ranks)
-    )
 
 
 def _map_ranks_to_calls(
@@ -261,7 +242,7 @@ def _is_about(finding: Finding, wait: Wait) -> bool:
     return (
         finding.group is not None
         and finding.group.name == wait.group
-        and finding.cause not in _BLAMELESS_CAUSES
+        and not finding.cause.is_blameless
         and finding.cause
         not in {Cause.GROUP_ORDER_DEADLOCK, Cause.P2P_DEADLOCK}
     )
@@ -306,7 +287,7 @@ def _graph_from_findings(diagnosis: Diagnosis) -> Graph | None:
     group = verdict.group
     others = diagnosis.victims or (group.ranks if group else ())
     victims = tuple(sorted(set(others) - culprits))
-    if not culprits or not victims or not _is_at_fault(verdict):
+    if not culprits or not victims or not blames_ranks(verdict):
         return None
 
     call = verdict.collective
@@ -511,15 +492,10 @@ def _circle_sentences(
     graph: Graph, rings: Sequence[Sequence[int]]
 ) -> Iterable[str]:
     for ring in rings:
-        ranks = sorted(
-            {
-                r
-                for i in ring
-                if not graph.boxes[i].waits
-                for r in graph.boxes[i].ranks
-            }
+        boxes = (graph.boxes[i] for i in ring)
+        text = summarize_ranks(
+            _ranks_of_boxes(b for b in boxes if not b.waits)
         )
-        text = summarize_ranks(ranks)
         yield f"{text[0].upper()}{text[1:]} wait for each other: a deadlock."
 
 
@@ -656,7 +632,7 @@ def _merge_boxes(graph: Graph, colors: Sequence[int]) -> Graph:
         alike[color].append(box)
     boxes = [
         Box(
-            ranks=tuple(sorted({r for b in members for r in b.ranks})),
+            ranks=tuple(_ranks_of_boxes(members)),
             role=members[0].role,
             is_lost=members[0].is_lost,
             waits=tuple(w for b in members for w in b.waits),
@@ -691,23 +667,27 @@ def _keep_important(graph: Graph, max_boxes: int) -> Graph:
     )
 
 
+# The most important ones first, with their marks.
+_ROLE_MARKS = {
+    "culprit": "✕",
+    "suspect": "!",
+    "lost": "?",
+    "call": "",
+    "victim": "",
+}
+_ROLES = [*_ROLE_MARKS]
+
+
 def _by_importance(graph: Graph) -> list[int]:
     around: list[list[int]] = [[] for _ in graph.boxes]
     for a, b in sorted(graph.arrows):
         around[b].append(a)
         around[a].append(b)
     in_circle = {i for ring in find_circles(graph) for i in ring}
-    role_order = {
-        "culprit": 0,
-        "suspect": 1,
-        "lost": 2,
-        "call": 3,
-        "victim": 4,
-    }
     order = sorted(
         range(len(graph.boxes)),
         key=lambda i: (
-            role_order[graph.boxes[i].role],
+            _ROLES.index(graph.boxes[i].role),
             i not in in_circle,
             -len(graph.boxes[i].ranks),
             i,
@@ -722,15 +702,6 @@ def _by_importance(graph: Graph) -> list[int]:
                 queue += around[node]
 
     return list(found)
-
-
-_ROLE_MARKS = {
-    "culprit": "✕",
-    "suspect": "!",
-    "lost": "?",
-    "victim": "",
-    "call": "",
-}
 
 
 def graph_section(diagnosis: Diagnosis) -> Section | None:
@@ -826,8 +797,7 @@ def _arrow_values(
 
 
 def _summary(graph: Graph, rings: list[list[int]]) -> str:
-    culprits = [b for b in graph.boxes if b.role == "culprit"]
-    at_fault = sorted({r for b in culprits for r in b.ranks})
+    at_fault = _ranks_of_boxes(b for b in graph.boxes if b.role == "culprit")
     boxes = [graph.boxes[i] for i in sorted({a for a, _ in graph.arrows})]
     waiting = {r for b in boxes if not b.waits for r in b.ranks}
     waiting.difference_update(at_fault)
@@ -841,8 +811,7 @@ def _summary(graph: Graph, rings: list[list[int]]) -> str:
         return f"it begins at {text}"
 
     verb = "waits" if len(waiting) == 1 else "wait"
-    noun = "rank" if len(waiting) == 1 else "ranks"
-    return f"{len(waiting):,} {noun} {verb} for {text}"
+    return f"{count_text(len(waiting), 'rank')} {verb} for {text}"
 
 
 def _rank_ranges(box: Box) -> list[list[int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import attrs
@@ -286,29 +286,32 @@ def layout_graph(
     extents = [to_page(_part_extent(part)) for part in parts]
     spots, size = _place_parts(layers.layers, extents)
     # Positions for layers from left to right; the page may swap the axes.
-    flat = {
-        box: (spots[i].x + to_page(offset)[0], spots[i].y + to_page(offset)[1])
-        for i, part in enumerate(parts)
-        for box, offset in zip(part, _circle_offsets(len(part)), strict=True)
-    }
-    bends = {
-        link: [spots[bend].sides for bend in passed]
-        for link, passed in layers.bends.items()
-    }
-    places = {box: to_page(place) for box, place in flat.items()}
+    flat = dict(_flat_places(parts, spots, to_page))
+    bends = {k: [spots[i].sides for i in v] for k, v in layers.bends.items()}
+    places = [to_page(flat[i]) for i in range(count)]
+    paths = [
+        circle_path(places[a], places[b])
+        if (link := (part_of[a], part_of[b])) not in bends
+        else layer_path(flat[a], bends[link], flat[b], to_page)
+        for a, b in arrows
+    ]
     return Layout(
         size=(round(to_page(size)[0]), round(to_page(size)[1])),
-        places=tuple(places[i] for i in range(count)),
-        paths=tuple(
-            circle_path(places[a], places[b])
-            if part_of[a] == part_of[b]
-            else layer_path(
-                flat[a], bends[part_of[a], part_of[b]], flat[b], to_page
-            )
-            for a, b in arrows
-        ),
+        places=tuple(places),
+        paths=tuple(paths),
         rings=tuple(tuple(part) for part in parts if len(part) > 1),
     )
+
+
+def _flat_places(
+    parts: Sequence[Sequence[int]],
+    spots: Mapping[int, _LayerSpot],
+    to_page: Callable[[Point], Point],
+) -> Iterator[tuple[int, Point]]:
+    for i, part in enumerate(parts):
+        offsets = map(to_page, _circle_offsets(len(part)))
+        for box, (x, y) in zip(part, offsets, strict=True):
+            yield box, (spots[i].x + x, spots[i].y + y)
 
 
 def _keep_axes(point: Point) -> Point:

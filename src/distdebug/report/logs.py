@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from .._text import clean, size_text
+from .._text import clean, count_text, size_text
 from ..diagnosis import LogEvidence, inputs_of
 from ..findings import Diagnosis
 from ..logs import (
@@ -22,7 +22,6 @@ from ..logs import (
 )
 from ..ray import Death, Deaths, DriverLog
 from .format import (
-    RankLinks,
     Section,
     cause_title,
     moment_text,
@@ -35,38 +34,9 @@ _MAX_DEATHS = 100
 _MAX_LAST_LINES = 12
 
 
-class EndEntry(NamedTuple):
-    """
-    End of a worker, or a failed call.
-
-    Attributes:
-        mark: ``"first"``, ``"follows"``, or ``""``.
-
-        when: The time, or ``""``.
-
-        who: The worker or the call.
-
-        ranks: Its rank.
-
-        how: How it ended.
-
-        where: The log with the message.
-
-        lines: Its last lines of output.
-    """
-
-    mark: str
-    when: str
-    who: str
-    ranks: RankLinks
-    how: str
-    where: str
-    lines: tuple[str, ...]
-
-
 def collect_deaths(
     deaths: Deaths, input_paths: Sequence[str]
-) -> tuple[list[EndEntry], int]:
+) -> tuple[list[dict[str, Any]], int]:
     """
     Return the unintended deaths in a Ray cluster.
 
@@ -76,14 +46,13 @@ def collect_deaths(
     # Always show the first death, even if it is beyond the limit.
     ordered = sorted(deaths.unintended, key=lambda death: not death.is_first)
     shown = sorted(ordered[:_MAX_DEATHS], key=lambda death: death.time or 0.0)
-    return [_death_entry(death, input_paths) for death in shown], len(
-        ordered
-    ) - len(shown)
+    entries = [_death_entry(death, input_paths) for death in shown]
+    return entries, len(ordered) - len(shown)
 
 
 def collect_failures(
     drivers: Iterable[DriverLog], input_paths: Sequence[str]
-) -> tuple[list[EndEntry], int]:
+) -> tuple[list[dict[str, Any]], int]:
     """
     Return the failed calls that drivers report.
 
@@ -91,17 +60,21 @@ def collect_failures(
         The entries in the order of lines, and the number left out.
     """
     found = [
-        EndEntry(
-            mark="ended the driver" if failure.ended_driver else "",
-            when="",
-            who=clean(failure.label, limit=100),
-            ranks=rank_links(() if failure.rank is None else [failure.rank]),
-            how=clean(
+        {
+            "mark": "ended the driver" if failure.ended_driver else "",
+            "when": "",
+            "who": clean(failure.label, limit=100),
+            "ranks": rank_links(
+                () if failure.rank is None else [failure.rank]
+            ),
+            "how": clean(
                 f"{failure.error} {failure.message}".strip() or failure.kind
             ),
-            where=f"{short_path(driver.path, input_paths)}, line {failure.line}",
-            lines=(clean(failure.quote, limit=400),) if failure.quote else (),
-        )
+            "where": f"{short_path(driver.path, input_paths)}, line {failure.line}",
+            "lines": (clean(failure.quote, limit=400),)
+            if failure.quote
+            else (),
+        }
         for driver in drivers
         for failure in driver.failures
         if not failure.is_intended
@@ -109,20 +82,20 @@ def collect_failures(
     return found[:_MAX_DEATHS], max(len(found) - _MAX_DEATHS, 0)
 
 
-def _death_entry(death: Death, input_paths: Sequence[str]) -> EndEntry:
+def _death_entry(death: Death, input_paths: Sequence[str]) -> dict[str, Any]:
     mark = "first" if death.is_first else ""
-    return EndEntry(
-        mark="follows" if death.is_collateral else mark,
-        when=moment_text(death.time),
-        who=clean(death.label, limit=100),
-        ranks=rank_links(() if death.rank is None else [death.rank]),
-        how=_death_text(death),
-        where=short_path(str(death.log), input_paths) if death.log else "",
-        lines=tuple(
+    return {
+        "mark": "follows" if death.is_collateral else mark,
+        "when": moment_text(death.time),
+        "who": clean(death.label, limit=100),
+        "ranks": rank_links(() if death.rank is None else [death.rank]),
+        "how": _death_text(death),
+        "where": short_path(str(death.log), input_paths) if death.log else "",
+        "lines": tuple(
             clean(line, limit=400)
             for line in death.last_lines[-_MAX_LAST_LINES:]
         ),
-    )
+    }
 
 
 def _death_text(death: Death) -> str:
@@ -137,47 +110,9 @@ _MAX_FRAMES = 12
 _MAX_ERRORS = 4
 
 
-class LogExcerpt(NamedTuple):
-    """
-    Group of log lines with the same error.
-
-    Attributes:
-        words: The cause as a heading.
-
-        priority: From 1 (fatal) to 5.
-
-        number: Number of lines, such as ``"12"`` or ``"1,000+"``.
-
-        where: Location of the first line.
-
-        when: Its time, or ``""``.
-
-        who: The process that printed it, or ``""``.
-
-        ranks: The ranks it is about.
-
-        text: The first line.
-
-        trace: The traceback that ends in it, if any.
-
-        is_survived: Whether the job went on afterwards.
-    """
-
-    words: str
-    priority: int
-    number: str
-    where: str
-    when: str
-    who: str
-    ranks: RankLinks
-    text: str
-    trace: tuple[str, ...]
-    is_survived: bool
-
-
 def collect_excerpts(
     scan: ScanReport, input_paths: Sequence[str]
-) -> tuple[list[LogExcerpt], int]:
+) -> tuple[list[dict[str, Any]], int]:
     """
     Return the error lines of a log scan.
 
@@ -197,21 +132,21 @@ def collect_excerpts(
 
 def _build_excerpt(
     group: LogGroup, trace: TraceGroup | None, input_paths: Sequence[str]
-) -> LogExcerpt:
+) -> dict[str, Any]:
     first = group.first
     source = short_path(first.source, input_paths) if first.source else ""
-    return LogExcerpt(
-        words=cause_title(group.cause),
-        priority=group.priority,
-        number=f"{group.count:,}{'+' if group.is_more else ''}",
-        where=f"{source}, {first.location}" if source else "",
-        when=moment_text(first.time),
-        who=clean(first.origin.name, limit=60) if first.origin else "",
-        ranks=rank_links(group.ranks),
-        text=clean(first.text, limit=_MAX_LINE),
-        trace=tuple(_trace_lines(trace.errors)) if trace else (),
-        is_survived=group.is_survived,
-    )
+    return {
+        "words": cause_title(group.cause),
+        "priority": group.priority,
+        "number": f"{group.count:,}{'+' if group.is_more else ''}",
+        "where": f"{source}, {first.location}" if source else "",
+        "when": moment_text(first.time),
+        "who": clean(first.origin.name, limit=60) if first.origin else "",
+        "ranks": rank_links(group.ranks),
+        "text": clean(first.text, limit=_MAX_LINE),
+        "trace": tuple(_trace_lines(trace.errors)) if trace else (),
+        "is_survived": group.is_survived,
+    }
 
 
 def _trace_lines(errors: Iterable[PyError]) -> Iterable[str]:
@@ -245,35 +180,9 @@ _RECORD_KINDS = (
 )
 
 
-class CollectiveStatement(NamedTuple):
-    """
-    Message of watchdogs or NCCL, from several ranks.
-
-    Attributes:
-        kind: Kind of the message.
-
-        group: The process group.
-
-        ranks: Ranks that printed it.
-
-        number: Number of lines.
-
-        where: Location of the first line.
-
-        text: That line.
-    """
-
-    kind: str
-    group: str
-    ranks: RankLinks
-    number: int
-    where: str
-    text: str
-
-
 def collect_statements(
     logs: CollectiveLogs, input_paths: Sequence[str]
-) -> tuple[list[CollectiveStatement], int]:
+) -> tuple[list[dict[str, Any]], int]:
     """
     Return what watchdogs and NCCL printed about collectives.
 
@@ -284,9 +193,8 @@ def collect_statements(
     alike: dict[tuple[str, str, str], list[LogRecord]] = defaultdict(list)
     for name, kind in _RECORD_KINDS:
         for record in getattr(logs, name):
-            alike[kind, str(record.group or ""), _record_call(record)].append(
-                record
-            )
+            group = str(record.group or "")
+            alike[kind, group, _record_call(record)].append(record)
     shown = [
         _build_statement(kind, group, records, input_paths)
         for (kind, group, _), records in list(alike.items())[:_MAX_STATEMENTS]
@@ -307,17 +215,17 @@ def _build_statement(
     group: str,
     records: Sequence[LogRecord],
     input_paths: Sequence[str],
-) -> CollectiveStatement:
+) -> dict[str, Any]:
     first = records[0]
     source = short_path(first.source, input_paths) if first.source else ""
-    return CollectiveStatement(
-        kind=kind,
-        group=clean(group, limit=60),
-        ranks=rank_links(r.rank for r in records if r.rank is not None),
-        number=sum(record.count for record in records),
-        where=f"{source}, line {first.line}" if source else "",
-        text=clean(first.quote, limit=_MAX_QUOTE),
-    )
+    return {
+        "kind": kind,
+        "group": clean(group, limit=60),
+        "ranks": rank_links(r.rank for r in records if r.rank is not None),
+        "number": sum(record.count for record in records),
+        "where": f"{source}, line {first.line}" if source else "",
+        "text": clean(first.quote, limit=_MAX_QUOTE),
+    }
 
 
 def logs_section(diagnosis: Diagnosis) -> Section | None:
@@ -349,8 +257,7 @@ def _scanned_text(logs: LogEvidence) -> str:
     if not files:
         return ""
 
-    noun = "file" if files == 1 else "files"
-    return f"{files:,} {noun}, {size_text(logs.scan.bytes_read)}"
+    return f"{count_text(files, 'file')}, {size_text(logs.scan.bytes_read)}"
 
 
 def _summary(values: dict[str, Any]) -> str:
@@ -361,14 +268,4 @@ def _summary(values: dict[str, Any]) -> str:
         "statement of watchdogs": len(values["statements"])
         + values["more_statements"],
     }
-    parts = [
-        f"{n:,} {noun if n == 1 else _plural(noun)}"
-        for noun, n in counts.items()
-        if n
-    ]
-    return ", ".join(parts)
-
-
-def _plural(noun: str) -> str:
-    first, of, rest = noun.partition(" of ")
-    return f"{first}s{of}{rest}"
+    return ", ".join(count_text(n, noun) for noun, n in counts.items() if n)

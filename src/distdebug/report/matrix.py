@@ -26,13 +26,9 @@ from ..diagnosis import inputs_of
 from ..findings import Cause, Diagnosis, Location
 from ..flight_recorder import (
     Channel,
-    FlightReport,
     Frame,
     Side,
-    Signatures,
     clock_offsets_ns,
-    collective_streams,
-    find_channels,
     shape_texts,
 )
 from .call_matrix import (
@@ -98,10 +94,7 @@ def encode_durations(ns: NDArray[np.float64]) -> NDArray[np.uint8]:
             np.log10(np.maximum(ns, _FIRST_NS) / _FIRST_NS) * STEPS
         )
     known = np.where(np.isnan(ns), 0, np.clip(steps, 0, 254) + 1)
-    found: NDArray[np.uint8] = np.where(known > 255, 255, known).astype(
-        np.uint8
-    )
-    return found
+    return np.minimum(known, 255).astype(np.uint8)
 
 
 def decode_durations_ns(steps: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -127,43 +120,35 @@ def compute_lateness(view: View, recorded: RecordedCalls) -> Lateness | None:
     Returns:
         Times of the newest columns; None if there are none.
     """
-    known = [
-        a
-        for pair in zip(view.ranks.tolist(), view.group.tolist(), strict=True)
-        if (a := recorded.arrivals.get(pair)) is not None and len(a.seq)
-    ]
-    if not known:
+    pairs = zip(view.ranks.tolist(), view.group.tolist(), strict=True)
+    found = filter(None, map(recorded.arrivals.get, pairs))
+    first = min((x.seq[0] for x in found if len(x.seq)), default=None)
+    if first is None:
         return None
 
-    first = min(int(a.seq[0]) for a in known)
     start = int(np.searchsorted(view.columns, first))
     columns = view.columns[start:]
+    clocks = [_clock_host(rank, recorded) for rank in view.ranks.tolist()]
     late = np.zeros((len(view.ranks), len(columns)), np.uint8)
-    by_group = []
-    doubts = [0.0]
-    hosts: set[object] = set()
+    typical, pauses, doubts = [], [], [0.0]
     for group in view.groups:
         at = np.flatnonzero(view.group == group)
-        group_arrivals = [
-            recorded.arrivals.get((rank, group))
-            for rank in view.ranks[at].tolist()
-        ]
-        names = [
-            _clock_host(rank, recorded) for rank in view.ranks[at].tolist()
-        ]
-        arrived, doubt = _arrival_matrix(group_arrivals, columns, names)
-        hosts.update(names)
+        ranks = view.ranks[at].tolist()
+        arrivals = [recorded.arrivals.get((rank, group)) for rank in ranks]
+        hosts = [clocks[row] for row in at.tolist()]
+        arrived, doubt = _arrival_matrix(arrivals, columns, hosts)
         doubts.append(doubt)
-        after, typical, pause = _compare_arrivals(arrived)
+        after, middle, pause = _compare_arrivals(arrived)
         late[at] = encode_durations(after)
-        by_group.append((encode_durations(typical), encode_durations(pause)))
+        typical.append(encode_durations(middle))
+        pauses.append(encode_durations(pause))
 
     return Lateness(
         start=start,
         late=late,
-        typical=np.array([typical for typical, _ in by_group]),
-        pause=np.array([pause for _, pause in by_group]),
-        clocks=len(hosts),
+        typical=np.array(typical),
+        pause=np.array(pauses),
+        clocks=len(set(clocks)),
         doubt_ns=max(doubts),
     )
 
@@ -228,7 +213,6 @@ def summarize_lateness(
     views: Sequence[View],
     late: Sequence[Lateness | None],
     recorded: RecordedCalls,
-    diagnosis: Diagnosis,
 ) -> dict[str, Any] | None:
     """
     Summarize the lateness in the group of the verdict.
@@ -240,18 +224,16 @@ def summarize_lateness(
 
         recorded: Calls of all ranks.
 
-        diagnosis: The diagnosis.
-
     Returns:
         Template variables; None if the verdict is no straggler.
     """
-    verdict = diagnosis.verdict
+    verdict = recorded.diagnosis.verdict
     if verdict.cause is not Cause.STRAGGLER or verdict.group is None:
         return None
 
     for view, times in zip(views, late, strict=True):
         for group in view.groups:
-            known = recorded.membership.groups[group]
+            known = recorded.groups[group]
             if times is not None and known.ref == verdict.group:
                 rows = np.flatnonzero(view.group == group)
                 return {
@@ -379,7 +361,6 @@ def _select_records(
     """
     Select per view and kind one rank, and its records to read.
     """
-    signatures = Signatures(recorded.dumps.ops, recorded.dumps.shapes)
     left = _MAX_LINE_KINDS
     records_by_view = []
     for view in views:
@@ -387,13 +368,13 @@ def _select_records(
         kinds = np.argsort(-members, kind="stable")[:left].tolist()
         left -= len(kinds)
         records_by_view.append(
-            {k: _rank_records(view, k, recorded, signatures) for k in kinds}
+            {k: _rank_records(view, k, recorded) for k in kinds}
         )
     return records_by_view
 
 
 def _rank_records(
-    view: View, kind: int, recorded: RecordedCalls, signatures: Signatures
+    view: View, kind: int, recorded: RecordedCalls
 ) -> tuple[int, list[int]]:
     """
     Return a rank of a kind, and its record per column; -1 for none.
@@ -403,12 +384,10 @@ def _rank_records(
     if rank not in recorded.dumps.by_rank:
         return rank, []
 
-    codes = recorded.membership.by_code[rank]
-    streams = collective_streams(recorded.dumps[rank], codes, signatures)
-    if group not in streams:
+    stream = recorded.job.streams(rank).get(group)
+    if stream is None:
         return rank, []
 
-    stream = streams[group]
     row_of = dict(zip(stream.seq.tolist(), stream.row.tolist(), strict=True))
     return rank, [row_of.get(seq, -1) for seq in view.columns.tolist()]
 
@@ -503,35 +482,25 @@ class Transfers:
         return self.stuck + self.fine - len(self.shown)
 
 
-def collect_transfers(
-    recorded: RecordedCalls, culprits: Sequence[int]
-) -> Transfers | None:
+def collect_transfers(recorded: RecordedCalls) -> Transfers | None:
     """
-    Collect the transfers between ranks.
-
-    Args:
-        recorded: Calls of all ranks.
-
-        culprits: Ranks at fault; their transfers come first.
+    Collect the transfers between ranks, those of ranks at fault first.
 
     Returns:
         The transfers; None if there are none.
     """
-    dumps, membership = recorded.dumps, recorded.membership
-    signatures = Signatures(dumps.ops, dumps.shapes)
-    names = [clean(str(group.ref)) for group in membership.groups]
+    names = [clean(str(group.ref)) for group in recorded.groups]
     transfers = [
         _build_transfer(channel, names[channel.group])
-        for channel in find_channels(dumps, membership, signatures)
+        for channel in recorded.job.channels
     ]
     if not transfers:
         return None
 
-    blamed = set(culprits)
     transfers.sort(
         key=lambda p: (
             not p.is_stuck,
-            blamed.isdisjoint((p.source, p.target)),
+            recorded.culprits.isdisjoint((p.source, p.target)),
             p.source,
             p.target,
         )
@@ -657,8 +626,6 @@ def pack_view(  # noqa: PLR0913
         JSON data.
     """
     blob = _ArrayBlob()
-    place_of = {group: i for i, group in enumerate(view.groups)}
-    groups = np.vectorize(place_of.__getitem__, [np.int64])(view.group)
     return {
         "name": clean(view.name),
         "cut": view.cut,
@@ -667,17 +634,12 @@ def pack_view(  # noqa: PLR0913
         "focus": list(focus),
         "columns": blob.add(view.columns, "u32"),
         "ranks": blob.add(view.ranks, "u32"),
-        "group": blob.add(groups, "u32"),
+        "group": blob.add(_group_places(view), "u32"),
         "kind": blob.add(view.kind, "u32"),
         "states": blob.add(view.states, "u8"),
         "program": list(view.program),
         "programs": blob.add(_call_positions(view.programs, codes), "u32"),
-        "others": [
-            [kind, column, int(_call_positions(np.array([call]), codes)[0])]
-            for (kind, column), call in [*view.other_calls.items()][
-                :_MAX_OTHERS
-            ]
-        ],
+        "others": _pack_others(view, codes),
         "groups": _group_rows(view, recorded),
         "traced": list(lines.kinds),
         "stacks": blob.add(np.array(lines.stacks, np.int64), "u32"),
@@ -686,8 +648,21 @@ def pack_view(  # noqa: PLR0913
     }
 
 
+def _group_places(view: View) -> NDArray[np.int64]:
+    place_of = {group: i for i, group in enumerate(view.groups)}
+    return np.array([place_of[group] for group in view.group.tolist()])
+
+
+def _pack_others(view: View, codes: NDArray[np.int64]) -> list[list[int]]:
+    others = [*view.other_calls.items()][:_MAX_OTHERS]
+    calls = np.array([call for _, call in others], np.int64)
+    positions = _call_positions(calls, codes).tolist()
+    places = [place for place, _ in others]
+    return [[*xy, at] for xy, at in zip(places, positions, strict=True)]
+
+
 def _group_rows(view: View, recorded: RecordedCalls) -> list[list[Any]]:
-    known = recorded.membership.groups
+    known = recorded.groups
     return [
         [
             clean(known[g].name),
@@ -746,15 +721,15 @@ def matrix_section(diagnosis: Diagnosis) -> Section | None:
     if flight is None or not len(flight.dumps):
         return None
 
-    recorded = read_recorded_calls(flight.dumps)
-    views = build_views(recorded, diagnosis, flight)
-    transfers = collect_transfers(recorded, diagnosis.verdict.ranks)
+    recorded = read_recorded_calls(diagnosis, flight)
+    views = build_views(recorded)
+    transfers = collect_transfers(recorded)
     if not views and transfers is None:
         return None
 
     late = [compute_lateness(view, recorded) for view in views]
-    latest = summarize_lateness(views, late, recorded, diagnosis)
-    tables, more = fold_tables(views, recorded, diagnosis, flight)
+    latest = summarize_lateness(views, late, recorded)
+    tables, more = fold_tables(views, recorded)
     # These tables show neither lateness nor transfers.
     call = diagnosis.verdict.collective
     is_in_tables = latest is None and not (call is not None and call.p2p)
@@ -770,9 +745,7 @@ def matrix_section(diagnosis: Diagnosis) -> Section | None:
             "states": _STATE_LABELS,
             "has_views": bool(views),
         },
-        data=_script_data(views, late, recorded, diagnosis, flight)
-        if views
-        else None,
+        data=_script_data(views, late, recorded) if views else None,
     )
 
 
@@ -780,17 +753,14 @@ def _script_data(
     views: Sequence[View],
     late: Sequence[Lateness | None],
     recorded: RecordedCalls,
-    diagnosis: Diagnosis,
-    flight: FlightReport,
 ) -> dict[str, Any]:
+    verdict = recorded.diagnosis.verdict
     calls, codes = pack_calls(views, recorded)
     stacks, lines = read_call_lines(views, recorded)
     return {
         "states": [list(state) for state in _STATE_LABELS],
-        "color": "late"
-        if diagnosis.verdict.cause is Cause.STRAGGLER
-        else "state",
-        "blamed": list(diagnosis.verdict.ranks),
+        "color": "late" if verdict.cause is Cause.STRAGGLER else "state",
+        "blamed": list(verdict.ranks),
         "calls": calls,
         "stacks": stacks,
         "views": [
@@ -799,7 +769,7 @@ def _script_data(
                 recorded,
                 codes,
                 lateness=times,
-                focus=_focus_cell(view, recorded, diagnosis, flight),
+                focus=_focus_cell(view, recorded),
                 lines=view_lines,
             )
             for view, times, view_lines in zip(views, late, lines, strict=True)
@@ -807,19 +777,14 @@ def _script_data(
     }
 
 
-def _focus_cell(
-    view: View,
-    recorded: RecordedCalls,
-    diagnosis: Diagnosis,
-    flight: FlightReport,
-) -> tuple[int, int]:
+def _focus_cell(view: View, recorded: RecordedCalls) -> tuple[int, int]:
     """
     Return the cell to show first: of a culprit, in the call of the verdict.
     """
-    blamed = np.flatnonzero(np.isin(view.ranks, diagnosis.verdict.ranks))
+    blamed = np.flatnonzero(np.isin(view.ranks, [*recorded.culprits]))
     row = int(blamed[0]) if len(blamed) else 0
     group = int(view.group[row])
-    return row, find_focus_column(view, group, recorded, diagnosis, flight)
+    return row, find_focus_column(view, group, recorded)
 
 
 def _summary(views: Sequence[View]) -> str:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .._text import clean, list_text, size_text, time_text
+from .._text import clean, count_text, list_text, size_text, time_text
 from ..diagnosis import inputs_of
 from ..findings import Diagnosis, Finding
+from ..flight_recorder import VARIABLES
 from ..health import (
     Gpu,
     NodeFacts,
@@ -19,9 +20,9 @@ from ..health import (
     read_settings,
     select_ranks,
 )
+from ..identity import PLACE_VARIABLES
 from .format import (
     Section,
-    TextPiece,
     as_sentence,
     cause_title,
     cause_tone,
@@ -35,40 +36,15 @@ _MAX_SENTENCES = 6
 _MAX_VARIABLES = 200
 _MAX_VALUES = 6
 # Variables that differ by rank or node on purpose.
-_RANK_VARIABLES = {
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK"),
-    *("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    *("TORCHELASTIC_ERROR_FILE", "TORCH_FR_DUMP_TEMP_FILE"),
-    *("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
-    *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE",),
+_OWN_VARIABLES = PLACE_VARIABLES | {
+    "TORCHELASTIC_ERROR_FILE",
+    *(
+        spelling.name
+        for variable in VARIABLES
+        if variable.key in {"dump_prefix", "pipe_prefix"}
+        for spelling in variable.spellings
+    ),
 }
-
-
-class _NodeRow(NamedTuple):
-    """
-    Template variables of one node.
-    """
-
-    host: str
-    up: str
-    cpus: str
-    memory: str
-    gpus: str
-    disks: str
-    network: str
-
-
-class _NodeProblem(NamedTuple):
-    """
-    Findings about nodes with the same cause and remedy.
-    """
-
-    tone: str
-    words: str
-    sentences: tuple[str, ...]
-    more: int
-    remedy: tuple[TextPiece, ...]
 
 
 class _VariableRow(NamedTuple):
@@ -98,11 +74,13 @@ def nodes_section(diagnosis: Diagnosis) -> Section | None:
     wrong = [f for f in logs.nodes if not f.cause.is_fine]
     variables = list(_variable_rows(logs.environs))
     count = len(logs.facts)
+    remarks = (
+        count_text(len(wrong), "remark") if wrong else "nothing wrong seen"
+    )
     return Section(
         name="nodes",
         title="Nodes",
-        summary=f"{count:,} {'node' if count == 1 else 'nodes'}, "
-        + _remark_text(len(wrong)),
+        summary=f"{count_text(count, 'node')}, {remarks}",
         values={
             "nodes": [_node_row(facts) for facts in logs.facts[:_MAX_NODES]],
             "more_nodes": max(count - _MAX_NODES, 0),
@@ -115,41 +93,34 @@ def nodes_section(diagnosis: Diagnosis) -> Section | None:
     )
 
 
-def _remark_text(count: int) -> str:
-    if not count:
-        return "nothing wrong seen"
-
-    return f"{count:,} {'remark' if count == 1 else 'remarks'}"
-
-
-def _node_problem(alike: Sequence[Finding]) -> _NodeProblem:
+def _node_problem(alike: Sequence[Finding]) -> dict[str, Any]:
     first = alike[0]
     shown = alike[:_MAX_SENTENCES]
     is_note = first.cause.is_fine
-    return _NodeProblem(
-        tone="unknown" if is_note else cause_tone(first.cause),
-        words="Note" if is_note else cause_title(first.cause),
-        sentences=tuple(
+    return {
+        "tone": "unknown" if is_note else cause_tone(first.cause),
+        "words": "Note" if is_note else cause_title(first.cause),
+        "sentences": tuple(
             as_sentence(finding.summary.removeprefix("note: "))
             for finding in shown
         ),
-        more=len(alike) - len(shown),
-        remedy=split_commands(as_sentence(first.remedy or "")),
-    )
+        "more": len(alike) - len(shown),
+        "remedy": split_commands(as_sentence(first.remedy or "")),
+    }
 
 
-def _node_row(facts: NodeFacts) -> _NodeRow:
-    return _NodeRow(
-        host=clean(facts.host, limit=64),
-        up=""
+def _node_row(facts: NodeFacts) -> dict[str, Any]:
+    return {
+        "host": clean(facts.host, limit=64),
+        "up": ""
         if facts.booted is None or not facts.taken
         else time_text(facts.taken - facts.booted),
-        cpus=str((facts.pressure and facts.pressure.cpus) or ""),
-        memory=_memory_text(facts),
-        gpus=_gpu_text(facts.gpus or ()),
-        disks=_disk_text(facts),
-        network=_network_text(facts),
-    )
+        "cpus": str((facts.pressure and facts.pressure.cpus) or ""),
+        "memory": _memory_text(facts),
+        "gpus": _gpu_text(facts.gpus or ()),
+        "disks": _disk_text(facts),
+        "network": _network_text(facts),
+    }
 
 
 def _memory_text(facts: NodeFacts) -> str:
@@ -212,7 +183,7 @@ def _variable_row(
         if name in x.variables:
             values[x.variables[name]].add(x.host)
     shown_name = clean(name, limit=80)
-    if name in _RANK_VARIABLES and len(values) > 1:
+    if name in _OWN_VARIABLES and len(values) > 1:
         text = f"{len(values)} values, one for each rank or node"
         return _VariableRow(shown_name, ((text, ""),), differs=False)
 

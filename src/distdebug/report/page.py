@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from .._io import output_to, write_whole
-from .._text import clean, list_text
+from .._text import clean, count_text, list_text
 from ..diagnosis import DiagnosisInputs, inputs_of
-from ..errors import DistdebugError, MissingDependencyError
-from ..findings import Cause, Diagnosis, Finding, explain_cause
+from ..errors import DistdebugError
+from ..findings import Cause, Diagnosis, Finding, blames_ranks
 from ..ranks import fold_ranks
 from ..snapshots import distdebug_version
 from .findings import files_section, findings_section, missing_section
 from .format import (
     RankLinks,
     Section,
-    TextPiece,
     as_sentence,
     cause_title,
     cause_tone,
@@ -124,8 +124,8 @@ def _seen_ranks(inputs: DiagnosisInputs) -> set[int]:
 def _input_facts(inputs: DiagnosisInputs) -> Iterator[tuple[str, str]]:
     yield "Job", clean(next(_job_names(inputs), ""), limit=80)
     hosts = sorted(set(_host_names(inputs)), key=_natural_sort_key)
-    noun = "host" if len(hosts) == 1 else "hosts"
-    yield "Nodes", f"{len(hosts)} {noun}: {list_text(hosts)}" if hosts else ""
+    number = count_text(len(hosts), "host")
+    yield "Nodes", f"{number}: {list_text(hosts)}" if hosts else ""
     times = sorted(_evidence_times(inputs))
     yield "Taken", span_text(times[0], times[-1]) if times else ""
     yield "Versions", ", ".join(_versions(inputs))
@@ -189,11 +189,7 @@ def _evidence_counts(inputs: DiagnosisInputs) -> Iterator[str]:
         "log": len(inputs.logs.files) - len(inputs.logs.facts),
         "node": len(inputs.logs.facts),
     }
-    for noun, count in counts.items():
-        many = noun.replace("process", "processes", 1)
-        many = many if many != noun else f"{noun}s"
-        if count > 0:
-            yield f"{count:,} {noun if count == 1 else many}"
+    yield from (count_text(n, noun) for noun, n in counts.items() if n > 0)
 
 
 def _commands(inputs: DiagnosisInputs, diagnosis: Diagnosis) -> Iterator[str]:
@@ -214,8 +210,6 @@ def _command(name: str, paths: Iterable[str], *options: str) -> str:
     return shlex.join(["python", "-m", "distdebug", name, *paths, *options])
 
 
-# Causes whose ranks report or suffer the problem, and are not at fault.
-_BLAMELESS_CAUSES = {Cause.COLLECTIVE_TIMEOUT, Cause.UNKNOWN}
 _CONFIDENCE_MEANINGS = {
     "certain": "the evidence leaves no other explanation",
     "likely": "the evidence fits, and nothing speaks against it",
@@ -223,84 +217,30 @@ _CONFIDENCE_MEANINGS = {
 }
 
 
-@attrs.frozen(kw_only=True)
-class PageTop:
-    """
-    Variables of the top of the page.
-
-    Attributes:
-        title: The title of the window.
-
-        tone: ``"culprit"``, ``"fine"``, or ``"unknown"``.
-
-        badge: The cause as a heading.
-
-        sentence: The verdict.
-
-        heading: The verdict in parts; each second one must not be wrapped.
-
-        cause: The cause as in JSON.
-
-        meaning: Explanation of the cause.
-
-        culprits: Ranks of the verdict.
-
-        are_to_blame: Whether these ranks are at fault, not only reporting.
-
-        sure: Confidence and its meaning.
-
-        facts: Call, group, and code line, as labels and texts.
-
-        remedy: What to do.
-
-        victims: Ranks that only wait.
-
-        about: Summary of the inputs.
-
-        version: Version of *distdebug*.
-    """
-
-    title: str
-    tone: str
-    badge: str
-    sentence: str
-    heading: tuple[str, ...]
-    cause: str
-    meaning: str
-    culprits: RankLinks
-    are_to_blame: bool
-    sure: str
-    facts: tuple[tuple[str, str], ...]
-    remedy: tuple[TextPiece, ...]
-    victims: RankLinks
-    about: InputSummary
-    version: str
-
-
-def build_top(diagnosis: Diagnosis) -> PageTop:
+def build_top(diagnosis: Diagnosis) -> dict[str, Any]:
     """
     Return the variables of the top of the page.
     """
     verdict = diagnosis.verdict
     sentence = as_sentence(verdict.summary)
     input_summary = summarize_inputs(diagnosis)
-    return PageTop(
-        title=f"{clean(verdict.summary, limit=100)} · distdebug",
-        tone=cause_tone(verdict.cause),
-        badge=cause_title(verdict.cause),
-        sentence=sentence,
-        heading=split_unbreakable(sentence),
-        cause=verdict.cause.value,
-        meaning=explain_cause(verdict.cause),
-        culprits=rank_links(verdict.ranks),
-        are_to_blame=verdict.cause not in _BLAMELESS_CAUSES,
-        sure=_confidence_text(verdict),
-        facts=tuple(_top_facts(verdict)),
-        remedy=split_commands(as_sentence(verdict.remedy or "")),
-        victims=rank_links(diagnosis.victims),
-        about=input_summary,
-        version=distdebug_version(),
-    )
+    return {
+        "title": f"{clean(verdict.summary, limit=100)} · distdebug",
+        "tone": cause_tone(verdict.cause),
+        "badge": cause_title(verdict.cause),
+        "sentence": sentence,
+        "heading": split_unbreakable(sentence),
+        "cause": verdict.cause.value,
+        "meaning": verdict.cause.meaning,
+        "culprits": rank_links(verdict.ranks),
+        "are_to_blame": blames_ranks(verdict),
+        "sure": _confidence_text(verdict),
+        "facts": tuple(_top_facts(verdict)),
+        "remedy": split_commands(as_sentence(verdict.remedy or "")),
+        "victims": rank_links(diagnosis.victims),
+        "about": input_summary,
+        "version": distdebug_version(),
+    }
 
 
 def _top_facts(verdict: Finding) -> Iterable[tuple[str, str]]:
@@ -356,8 +296,6 @@ def write_report(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> Path:
         The output file.
 
     Raises:
-        MissingDependencyError: *jinja2* is not installed.
-
         OutputError: The file cannot be written.
     """
     path = Path(path)
@@ -377,8 +315,6 @@ def report_html(diagnosis: Diagnosis) -> str:
         gives the same page.
 
     Raises:
-        MissingDependencyError: *jinja2* is not installed.
-
         DistdebugError: The templates of this package cannot be read.
     """
     with _template_errors():
@@ -415,12 +351,7 @@ def _render_page(templates: Environment, diagnosis: Diagnosis) -> str:
 
 
 def _load_templates() -> Environment:
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as exc:
-        msg = "a report needs jinja2, which is not installed"
-        remedy = 'pip install "distdebug[report]"'
-        raise MissingDependencyError(msg, remedy=remedy) from exc
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     try:
         loader = PackageLoader(__name__.rpartition(".")[0])
@@ -520,7 +451,7 @@ def try_write_report(diagnosis: Diagnosis, folder: Path) -> Path | None:
         folder: The folder of the snapshot.
 
     Returns:
-        The file; ``None`` if *jinja2* is not installed, or writing failed.
+        The file; ``None`` if it cannot be written.
     """
     try:
         return write_report(diagnosis, folder / PAGE_NAME)

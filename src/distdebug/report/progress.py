@@ -6,35 +6,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .._text import clean, time_text
+from .._text import clean, count_text, time_text
 from ..diagnosis import inputs_of
 from ..findings import Diagnosis, GroupProgress, group_sort_key
 from ..logs import PhaseReport, PhaseState
-from .format import RankLinks, Section, as_sentence, moment_text, rank_links
+from .format import (
+    Section,
+    as_sentence,
+    moment_text,
+    rank_links,
+)
 
 
 _MAX_SHOWN = 24
 _MAX_ROWS = 600
-
-
-class _GroupRow(NamedTuple):
-    """
-    Groups with equal progress; a stuck group has its own row.
-    """
-
-    name: str
-    desc: str
-    number: int
-    size: int
-    ranks: str
-    completed: int
-    furthest: int
-    waiting: RankLinks
-    absent: RankLinks
-    # Shares of the members, in percent.
-    shares: tuple[tuple[str, float], ...]
 
 
 def progress_section(diagnosis: Diagnosis) -> Section | None:
@@ -48,13 +35,13 @@ def progress_section(diagnosis: Diagnosis) -> Section | None:
     ordered = sorted(groups, key=group_sort_key(diagnosis))
     rows = [_group_row(alike) for alike in _fold_alike(ordered)]
     stuck = sum(bool(g.waiting or g.absent) for g in groups)
-    many = "group" if len(groups) == 1 else "groups"
+    known = count_text(len(groups), "group")
     return Section(
         name="progress",
         title="Progress of process groups",
-        summary=f"{stuck:,} of {len(groups):,} {many} stuck"
+        summary=f"{stuck:,} of {known} stuck"
         if stuck
-        else f"{len(groups):,} {many}, none stuck",
+        else f"{known}, none stuck",
         values={
             "rows": rows[:_MAX_SHOWN],
             "others": rows[_MAX_SHOWN:_MAX_ROWS],
@@ -78,23 +65,23 @@ def _fold_alike(
     return list(alike.values())
 
 
-def _group_row(alike: Sequence[GroupProgress]) -> _GroupRow:
+def _group_row(alike: Sequence[GroupProgress]) -> dict[str, Any]:
     first = alike[0]
     folded = rank_links(
         {r for g in alike for r in g.ranks}, max_listed=0
     ).folded
-    return _GroupRow(
-        name=clean(first.name, limit=60),
-        desc=clean(first.desc, limit=60),
-        number=len(alike),
-        size=len(first.ranks),
-        ranks=folded,
-        completed=first.last_completed,
-        furthest=first.furthest,
-        waiting=rank_links(first.waiting, max_listed=4),
-        absent=rank_links(first.absent, max_listed=4),
-        shares=_member_shares(first),
-    )
+    return {
+        "name": clean(first.name, limit=60),
+        "desc": clean(first.desc, limit=60),
+        "number": len(alike),
+        "size": len(first.ranks),
+        "ranks": folded,
+        "completed": first.last_completed,
+        "furthest": first.furthest,
+        "waiting": rank_links(first.waiting, max_listed=4),
+        "absent": rank_links(first.absent, max_listed=4),
+        "shares": _member_shares(first),
+    }
 
 
 def _member_shares(group: GroupProgress) -> tuple[tuple[str, float], ...]:
@@ -119,24 +106,6 @@ class _PhaseBar(NamedTuple):
 
     start: float
     width: float
-
-
-class _PhaseRow(NamedTuple):
-    """
-    Template variables of one phase.
-    """
-
-    title: str
-    what: str
-    framework: str
-    state: str
-    is_current: bool
-    is_part: bool
-    begun: str
-    took: str
-    typical: str
-    progress: str
-    bar: _PhaseBar | None
 
 
 def phase_section(diagnosis: Diagnosis) -> Section | None:
@@ -179,7 +148,7 @@ def _last_line(report: PhaseReport) -> tuple[str, str]:
 
 def _phase_rows(
     report: PhaseReport, phases: Iterable[PhaseState]
-) -> Iterable[_PhaseRow]:
+) -> Iterable[dict[str, Any]]:
     phases = list(phases)
     begin, end = _time_span(report, phases)
     for phase in phases:
@@ -190,21 +159,21 @@ def _phase_rows(
             if phase.begun_at is None or over is None
             else max(over - phase.begun_at, 0.0)
         )
-        yield _PhaseRow(
-            title=clean(phase.title or phase.name, limit=80),
-            what=as_sentence(phase.what),
-            framework=clean(phase.framework, limit=40),
-            state=phase.state,
-            is_current=is_current,
-            is_part=bool(phase.part_of),
-            begun=moment_text(phase.begun_at),
-            took="" if took is None else time_text(took),
-            typical=""
+        yield {
+            "title": clean(phase.title or phase.name, limit=80),
+            "what": as_sentence(phase.what),
+            "framework": clean(phase.framework, limit=40),
+            "state": phase.state,
+            "is_current": is_current,
+            "is_part": bool(phase.part_of),
+            "begun": moment_text(phase.begun_at),
+            "took": "" if took is None else time_text(took),
+            "typical": ""
             if phase.typical_s is None
             else time_text(phase.typical_s),
-            progress=_phase_progress(phase),
-            bar=_phase_bar(phase.begun_at, took, begin, end),
-        )
+            "progress": _phase_progress(phase),
+            "bar": _phase_bar(phase.begun_at, took, begin, end),
+        }
 
 
 def _time_span(

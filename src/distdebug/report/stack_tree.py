@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from .._text import clean, list_text
+from .._text import clean, count_text, list_text
 from ..findings import Cause
 from ..stacks import (
     ProcessStacks,
@@ -75,16 +75,13 @@ def choose_cuts(
         The branches, parents first; positions of the top branches; first nodes
         of top branches that are not shown.
     """
-    forks: list[list[int]] = [[] for _ in tree.frames]
-    top_heads: list[int] = []
-    for node, parent in enumerate(tree.parents):
-        (forks[parent] if parent >= 0 else top_heads).append(node)
-
     cuts: list[BranchCut] = []
     roots: list[int] = []
     hidden: list[int] = []
     lines = 0
-    queue = [_branch_priority(tree, culprits, node, -1) for node in top_heads]
+    queue = [
+        _branch_priority(tree, culprits, n, -1) for n in tree.children[-1]
+    ]
     heapq.heapify(queue)
     while queue:
         _, _, head, above = heapq.heappop(queue)
@@ -94,10 +91,10 @@ def choose_cuts(
             (cuts[above].rest if above >= 0 else hidden).append(head)
             continue
 
-        chain = _follow_chain(tree, forks, head)
+        chain = tree.chain(head)
         lines += min(len(chain), _MAX_LINES // 20)
         (cuts[above].below if above >= 0 else roots).append(len(cuts))
-        for child in forks[chain[-1]]:
+        for child in tree.children[chain[-1]]:
             heapq.heappush(
                 queue, _branch_priority(tree, culprits, child, len(cuts))
             )
@@ -111,15 +108,6 @@ def _branch_priority(
 ) -> tuple[bool, int, int, int]:
     members = tree.members[node]
     return culprits.isdisjoint(members), -len(members), node, above
-
-
-def _follow_chain(
-    tree: StackTree, forks: Sequence[Sequence[int]], head: int
-) -> Sequence[int]:
-    chain = [head]
-    while len(forks[chain[-1]]) == 1 and not tree.ends[chain[-1]]:
-        chain.append(forks[chain[-1]][0])
-    return chain
 
 
 _MAX_NAME = 160
@@ -274,7 +262,7 @@ def _frame_lines(
 def _run_label(tree: StackTree, nodes: Sequence[int]) -> str:
     packages = dict.fromkeys(_package(tree.frames[node]) for node in nodes)
     known = list_text((clean(p, limit=40) for p in packages if p), most=3)
-    count = f"{len(nodes):,} frame{'' if len(nodes) == 1 else 's'}"
+    count = count_text(len(nodes), "frame")
     return f"{count} of {known}" if known else count
 
 
@@ -367,16 +355,18 @@ def describe_ends(
     views = {
         _process_key(view.process): view for view in explain_ranks(processes)
     }
-    return {node: _end_notes(tree, views, node) for node in known}
+    return {node: tuple(_end_notes(tree, views, node)) for node in known}
 
 
 def _end_notes(
     tree: StackTree, views: Mapping[_ProcessKey, ProcessView], node: int
-) -> tuple[str, ...]:
+) -> Iterator[str]:
     ends = tree.ends[node]
     doing = tuple(_activity_notes(tree, views, ends))
-    kernels = tuple(_kernel_notes(tree, ends, " ".join(doing)))
-    return (*doing, *kernels, *_native_note(tree, node))
+    yield from doing
+    yield from _kernel_notes(tree, ends, " ".join(doing))
+    if name := native_function(tree, node):
+        yield f"{clean(name, limit=_MAX_NOTE)} (native)"
 
 
 def _select_processes(
@@ -405,11 +395,6 @@ def _select_processes(
 
 def _process_key(process: ProcessStacks) -> _ProcessKey:
     return process.job, process.host, process.pid
-
-
-def _native_note(tree: StackTree, node: int) -> Iterator[str]:
-    if name := native_function(tree, node):
-        yield f"{clean(name, limit=_MAX_NOTE)} (native)"
 
 
 def _activity_notes(
@@ -651,7 +636,7 @@ def _leads_text(tree: StackTree, cut: BranchCut) -> str:
     )
     places = len(cut.below) + len(cut.rest)
     if places:
-        text += f" → {_count_text(places, 'branch')}"
+        text += f" → {count_text(places, 'branch')}"
     return clean(text)
 
 
@@ -675,9 +660,5 @@ def _rest_text(tree: StackTree, heads: Sequence[int]) -> str:
         return ""
 
     members = sorted({m for head in heads for m in tree.members[head]})
-    number = _count_text(len(heads), "more branch")
+    number = count_text(len(heads), "branch").replace(" ", " more ")
     return f"{number}: {members_text(tree, members)}"
-
-
-def _count_text(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 'es'}"

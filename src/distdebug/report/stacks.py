@@ -20,12 +20,12 @@ from ..stacks import (
     ThreadStack,
     is_background,
     is_native,
-    is_own,
     merge_stacks,
     short_kernel_name,
     to_collapsed,
     to_speedscope,
 )
+from ..usercode import is_user_frame
 from .format import Section
 from .stack_tree import build_picture, describe_absent, frame_line
 
@@ -281,7 +281,7 @@ class _ThreadTables:
             return known
 
         line = frame_line(frame)
-        flags = _OWN * is_own(frame) | _NATIVE * is_native(frame)
+        flags = _OWN * is_user_frame(frame) | _NATIVE * is_native(frame)
         place = f"{line.folder}{line.place}"
         numbers = self.texts.number(line.name), self.texts.number(place)
         number = self._count_frames.number((*numbers, flags))

@@ -70,7 +70,10 @@ def set_in_progress_marker(bundle: Path, host: str, run: str | None) -> bool:
     draft = bundle / f"{IN_PROGRESS_MARKER}.{secrets.token_hex(8)}"
     try:
         draft.mkdir(mode=0o700)
-        _write_marker_files(draft, host, run)
+        (draft / host).touch(mode=0o600)
+        if run is not None:
+            name = run.encode("utf-8", "surrogatepass")
+            (draft / _RUN_FILE).write_bytes(name)
         # Renaming over another marker fails, because it is not empty.
         draft.rename(marker)
     except OSError as exc:
@@ -129,12 +132,6 @@ def read_marker_run(bundle: Path) -> str | None:
         return data.decode("utf-8", "surrogatepass")
     except (OSError, ValueError):
         return None
-
-
-def _write_marker_files(marker: Path, host: str, run: str | None) -> None:
-    (marker / host).touch(mode=0o600)
-    if run is not None:
-        (marker / _RUN_FILE).write_bytes(run.encode("utf-8", "surrogatepass"))
 
 
 NodeStatus = Literal["ok", "partial", "failed"]
@@ -242,7 +239,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """
     path = folder / MANIFEST
     if not manifest.run:
-        manifest = attrs.evolve(manifest, run=_find_run(folder))
+        # The marker of a part is that of the bundle around it.
+        run = read_marker_run(folder) or read_marker_run(folder.parent)
+        manifest = attrs.evolve(manifest, run=run or "")
     text = json.dumps(manifest.to_dict(), indent=1)
     write_whole(path, text.encode())
     remove_in_progress_marker(folder)
@@ -270,13 +269,6 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         reason = _damage_text(exc)
     msg = f"no manifest in {folder}: {reason}"
     raise BundleError(msg, remedy="distdebug diagnose needs no manifest")
-
-
-def _find_run(folder: Path) -> str:
-    """
-    Return the run in the marker of a bundle, or of the bundle around a part.
-    """
-    return read_marker_run(folder) or read_marker_run(folder.parent) or ""
 
 
 def parse_manifest(data: object) -> Manifest:
@@ -434,14 +426,16 @@ def new_bundle(output_dir: str | os.PathLike[str]) -> Path:
 
 
 def _check_output_dir(output_dir: str) -> None:
-    remedy = "name a folder that is not there yet, such as ./hang"
+    why = ""
     if not output_dir or not _has_name(Path(output_dir).absolute()):
-        msg = f"{output_dir!r} cannot be the folder of a snapshot: it has no name"
-        raise ConfigError(msg, remedy=remedy)
-    if "\0" in output_dir or (
+        why = "it has no name"
+    elif "\0" in output_dir or (
         os.path.lexists(output_dir) and not is_folder(output_dir)
     ):
-        msg = f"{output_dir!r} cannot be the folder of a snapshot: it is no folder"
+        why = "it is no folder"
+    if why:
+        msg = f"{output_dir!r} cannot be the folder of a snapshot: {why}"
+        remedy = "name a folder that is not there yet, such as ./hang"
         raise ConfigError(msg, remedy=remedy)
 
 
@@ -478,10 +472,9 @@ def join_bundle(
             continue
         is_first = _claim_folder(bundle, host, run)
         if is_first or _is_active_for_run(bundle, run, window_s):
-            folder = _claim_part(bundle, host)
             return Part(
                 bundle=bundle,
-                folder=folder,
+                folder=_claim_part(bundle, host),
                 # An earlier process of this node began it and was killed.
                 is_first=is_first or _is_unfinished_by(bundle, host),
             )
@@ -515,13 +508,13 @@ def find_taken_part(
         The folder of all nodes; ``None`` if there is none, or if this node
         still has to finish it.
     """
-    for bundle in itertools.takewhile(
-        os.path.lexists, _candidate_folders(output_dir)
-    ):
+    folders = _candidate_folders(output_dir)
+    for bundle in itertools.takewhile(os.path.lexists, folders):
         if bundle in excluded or not _is_active_for_run(bundle, run, window_s):
             continue
         # The process that began it may have been killed while it waited.
-        has_part = any(map(is_done, _part_folders(bundle, host)))
+        parts = itertools.takewhile(os.path.lexists, numbered(bundle / host))
+        has_part = any(map(is_done, parts))
         if has_part and not _is_unfinished_by(bundle, host):
             return bundle
     return None
@@ -580,13 +573,6 @@ def _claim_part(bundle: Path, host: str) -> Path | None:
     raise AssertionError  # the names never end
 
 
-def _part_folders(bundle: Path, host: str) -> Iterator[Path]:
-    """
-    Yield the folders of a node.
-    """
-    return itertools.takewhile(os.path.lexists, numbered(bundle / host))
-
-
 def _is_unfinished_by(bundle: Path, host: str) -> bool:
     """
     Return whether a node has to finish a bundle.
@@ -597,11 +583,9 @@ def _is_unfinished_by(bundle: Path, host: str) -> bool:
 def _claim_folder(folder: Path, host: str, run: str | None) -> bool:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_empty(folder) or not set_in_progress_marker(
-            folder, host, run
-        ):
-            return False
     except FileExistsError:  # the path is a file
+        return False
+    if not _is_empty(folder) or not set_in_progress_marker(folder, host, run):
         return False
 
     # Another process may have finished a snapshot since the folder was empty;
@@ -727,8 +711,5 @@ def _read_part(folder: Path, known: Mapping[str, Manifest]) -> Manifest:
         return read_manifest(folder)
     except BundleError as exc:
         reason = str(exc) if is_done(folder) else _UNFINISHED
-        return known.get(folder.name) or _missing_manifest(folder.name, reason)
-
-
-def _missing_manifest(host: str, reason: str) -> Manifest:
-    return missing_part(NodeEntry(host=host, status="partial", reason=reason))
+        lost = NodeEntry(host=folder.name, status="partial", reason=reason)
+        return known.get(folder.name) or missing_part(lost)

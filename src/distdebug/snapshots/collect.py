@@ -11,16 +11,16 @@ import os
 import time
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
-from .._in_time import in_time
 from .._io import output_to, write_whole
+from .._proc import in_time
 from .._render import Block, Shown
 from .._text import clean
 from ..capture import (
@@ -67,6 +67,7 @@ from .node_files import (
 from .options import SnapshotOptions
 
 
+_Answer = TypeVar("_Answer")
 ProgressCallback = Callable[[str, int, int], object]
 EvidenceSource = Callable[[], tuple[Iterable[Path], Iterable[Missing]]]
 
@@ -126,24 +127,32 @@ class _Collector:
         """
         return tuple(worker.pid for worker in self.workers)
 
-    def collect(self, what: str, source: EvidenceSource) -> int:
+    def attempt(
+        self, what: str, call: Callable[[], _Answer], default: _Answer
+    ) -> _Answer:
         """
-        Collect from one source, and return the number of its files.
-
-        If the source fails, the others go on.
+        Return what a source gives; if it fails, the others go on.
         """
         self.tell(what, 0, 1)
         try:
-            files, missing = source()
+            answer = call()
         except Exception as exc:  # noqa: BLE001 other sources may still work
             self.missing.append(Missing(what=what, reason=failure_reason(exc)))
-            return 0
+            return default
 
-        files_before = len(self.files)
-        self.files += files
-        self.missing += missing
         self.tell(what, 1, 1)
-        return len(self.files) - files_before
+        return answer
+
+    def collect(self, what: str, source: EvidenceSource) -> list[Path]:
+        """
+        Collect from one source, and return its files.
+        """
+        nothing: tuple[Iterable[Path], Iterable[Missing]] = ((), ())
+        files, missing = self.attempt(what, source, nothing)
+        added = list(files)
+        self.files += added
+        self.missing += missing
+        return added
 
 
 def collect_node(
@@ -174,20 +183,20 @@ def collect_node(
     """
     start, created = time.monotonic(), time.time()
     collector = _Collector(folder, start + options.timeout_s, tell)
-    collector.collect("stacks", lambda: _collect_stacks(collector, options))
+    collector.collect("stacks", partial(_collect_stacks, collector, options))
     _collect_dumps(collector, options, is_one_of_many=is_one_of_many)
     if options.debug_server:
         _collect_debug_server(collector, options.debug_server)
-    facts_s = min(_FACTS_S, collector.left_s)
-    facts = folder / "node.json"
-    collector.collect(
-        "node", lambda: save_node_facts(collector.pids, facts, facts_s)
+    save_facts = partial(
+        save_node_facts,
+        collector.pids,
+        folder / "node.json",
+        min(_FACTS_S, collector.left_s),
     )
-    collector.collect("logs", lambda: _collect_logs(collector, options))
-
-    manifest = _build_manifest(
-        collector, host, created, time.monotonic() - start
-    )
+    collector.collect("node", save_facts)
+    collector.collect("logs", partial(_collect_logs, collector, options))
+    seconds = time.monotonic() - start
+    manifest = _build_manifest(collector, host, created, seconds)
     if is_one_of_many:
         manifest = save_manifest(folder, manifest)
     return CollectedNode(manifest, collector.findings)
@@ -225,9 +234,9 @@ def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
     try:
         write_manifest(folder, manifest)
     except OSError as exc:
-        reason = f"not written: {exc.strerror}"
-        lost = Missing(what="manifest", reason=reason)
-        return attrs.evolve(manifest, skipped=(*manifest.skipped, lost))
+        return _add_missing(
+            manifest, "manifest", f"not written: {exc.strerror}"
+        )
 
     return manifest
 
@@ -279,83 +288,45 @@ def _collect_dumps(
 
     After the stacks: a rank that has waited through both is stuck, not early.
     """
-    dump_dirs: dict[Path, tuple[str, ...] | None] = {}
-    if options.dump_dir is None:
-        collector.collect(
-            "folders of dumps",
-            lambda: _find_dump_sources(collector, dump_dirs),
-        )
+    named: Mapping[Path, tuple[str, ...] | None] = {}
+    if options.dump_dir is not None:
+        named = {options.dump_dir: None}
     else:
-        dump_dirs[options.dump_dir] = None
+        search = partial(find_dump_dirs, collector.pids)
+        named = collector.attempt("folders of dumps", search, {})
     ranks = {x.rank for x in collector.workers if x.rank is not None}
     local_ranks = ranks if is_one_of_many else None
-    for number, (dump_dir, prefixes) in enumerate(dump_dirs.items(), 1):
-        if not collector.left_s:
-            reason = "the time was over"
-            collector.missing.append(
-                Missing(what="dump", reason=reason, source=str(dump_dir))
-            )
-            continue
-        name = (
-            "flight_recorder" if number == 1 else f"flight_recorder.{number}"
-        )
+    for number, (dump_dir, prefixes) in enumerate(named.items(), 1):
         # Each folder may not answer, and copying dumps takes time too.
-        seconds = collector.left_s / (len(dump_dirs) - number + 2)
-        source = _DumpSource(
-            dump_dir, prefixes, collector.folder / name, local_ranks
+        seconds = collector.left_s / (len(named) - number + 2)
+        if not seconds:
+            lost = Missing(
+                what="dump", reason="the time was over", source=str(dump_dir)
+            )
+            collector.missing.append(lost)
+            continue
+
+        ask = partial(
+            request_rank_dumps,
+            dump_dir,
+            min(_DUMP_ANSWER_S, seconds),
+            ranks=local_ranks,
+            prefixes=prefixes,
         )
-        _collect_dump_dir(collector, source, min(_DUMP_ANSWER_S, seconds))
-
-
-@attrs.frozen
-class _DumpSource:
-    """
-    A folder of dumps, their name prefixes, and the output folder.
-    """
-
-    dump_dir: Path
-    prefixes: tuple[str, ...] | None
-    folder: Path
-    local_ranks: set[int] | None
-
-
-def _find_dump_sources(
-    collector: _Collector, dump_dirs: dict[Path, tuple[str, ...] | None]
-) -> tuple[Iterable[Path], Iterable[Missing]]:
-    dump_dirs.update(find_dump_dirs(collector.pids))
-    return (), ()
-
-
-def _collect_dump_dir(
-    collector: _Collector, source: _DumpSource, seconds: float
-) -> None:
-    collector.collect(
-        "asking for dumps",
-        lambda: (
-            (),
-            request_rank_dumps(
-                source.dump_dir,
-                seconds,
-                ranks=source.local_ranks,
-                prefixes=source.prefixes,
-            ),
-        ),
-    )
-    count = collector.collect(
-        "dumps",
-        lambda: collect_dumps(
-            source.dump_dir,
-            source.folder,
+        collector.missing += collector.attempt("asking for dumps", ask, [])
+        name = "flight_recorder" + f".{number}" * (number > 1)
+        copy = partial(
+            collect_dumps,
+            dump_dir,
+            collector.folder / name,
             collector.deadline,
-            local_ranks=source.local_ranks,
-            prefixes=source.prefixes,
+            local_ranks=local_ranks,
+            prefixes=prefixes,
             max_bytes=collector.dump_bytes_left,
-        ),
-    )
-    collector.dump_bytes_left -= sum(
-        map(_size, collector.files[len(collector.files) - count :])
-    )
-    collector.has_evidence = collector.has_evidence or count > 0
+        )
+        files = collector.collect("dumps", copy)
+        collector.dump_bytes_left -= sum(map(_size, files))
+        collector.has_evidence |= bool(files)
 
 
 def _size(path: Path) -> int:
@@ -367,11 +338,8 @@ def _size(path: Path) -> int:
 
 def _collect_debug_server(collector: _Collector, address: str) -> None:
     deadline = time.monotonic() + collector.left_s * _SERVER_SHARE
-    count = collector.collect(
-        "debug server",
-        lambda: collect_debug_server(address, collector.folder, deadline),
-    )
-    collector.has_evidence = collector.has_evidence or count > 0
+    ask = partial(collect_debug_server, address, collector.folder, deadline)
+    collector.has_evidence |= bool(collector.collect("debug server", ask))
 
 
 def _build_manifest(
@@ -379,14 +347,13 @@ def _build_manifest(
 ) -> Manifest:
     jobs = Counter(worker.job for worker in collector.workers if worker.job)
     status: NodeStatus = "partial" if collector.missing else "ok"
+    is_blind = not collector.has_evidence
     node = NodeEntry(
         host=host,
-        status=status if collector.has_evidence else "failed",
+        status="failed" if is_blind else status,
         seconds=round(seconds, 3),
         files=len(collector.files),
-        reason=""
-        if collector.has_evidence
-        else "no worker of a job could be seen",
+        reason="no worker of a job could be seen" if is_blind else "",
     )
     return Manifest(
         version=distdebug_version(),
@@ -533,28 +500,20 @@ def diagnose_bundle(
     try:
         diagnosis = diagnose(folder)
     except Exception as exc:  # noqa: BLE001 the evidence is still there
-        manifest = _add_missing(manifest, "diagnosis", exc)
+        manifest = _add_missing(manifest, "diagnosis", failure_reason(exc))
         verdict = next(iter(findings), UNKNOWN_VERDICT)
         diagnosis = Diagnosis(verdict=verdict, findings=findings)
     else:
-        manifest = _save_report(folder, diagnosis, manifest)
+        text = f"{diagnosis}\n".encode("utf-8", "replace")
+        try:
+            write_whole(folder / "REPORT.txt", text)
+        except OSError as exc:
+            manifest = _add_missing(manifest, "report", failure_reason(exc))
     return Snapshot(folder, diagnosis, save_manifest(folder, manifest))
 
 
-def _save_report(
-    folder: Path, diagnosis: Diagnosis, manifest: Manifest
-) -> Manifest:
-    text = f"{diagnosis}\n".encode("utf-8", "replace")
-    try:
-        write_whole(folder / "REPORT.txt", text)
-    except OSError as exc:
-        return _add_missing(manifest, "report", exc)
-
-    return manifest
-
-
-def _add_missing(manifest: Manifest, what: str, exc: Exception) -> Manifest:
-    lost = Missing(what=what, reason=failure_reason(exc))
+def _add_missing(manifest: Manifest, what: str, reason: str) -> Manifest:
+    lost = Missing(what=what, reason=reason)
     return attrs.evolve(manifest, skipped=(*manifest.skipped, lost))
 
 
@@ -611,9 +570,10 @@ def snapshot_everywhere(
         timeout_s=snapshot_options.timeout_s + _START_UP_S,
         tell=partial(tell, "nodes"),
     )
-    parts = [_parse_part(result) for result in _by_host(results)]
     manifest = merge_manifests(
-        parts, version=distdebug_version(), created=created
+        map(_parse_part, sorted(results, key=lambda result: result.host)),
+        version=distdebug_version(),
+        created=created,
     )
     tell("diagnosis", 0, 1)
     return diagnose_bundle(folder, manifest)
@@ -628,10 +588,6 @@ def _collect_part(folder: str, options: SnapshotOptions) -> dict[str, Any]:
         node_folder, options, host=node_folder.name, is_one_of_many=True
     )
     return collected.manifest.to_dict()
-
-
-def _by_host(results: Iterable[NodeResult]) -> list[NodeResult]:
-    return sorted(results, key=lambda result: result.host)
 
 
 def _parse_part(result: NodeResult) -> Manifest:

@@ -25,8 +25,8 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from .._in_time import answers_in_time
 from .._io import is_there, write_whole
+from .._proc import answers_in_time
 from .._text import clean, reason_of, without_controls
 from ..findings import Missing
 from ..flight_recorder import MAX_RANKS, Sidecar, find_files, write_sidecar
@@ -166,9 +166,14 @@ def fetch(  # noqa: PLR0913 three of them are limits
         raise NoAnswerError(reason, "unseen") from None
 
     source = _LimitedStream(connection, deadline, byte_budget, max_bytes)
+    request = (
+        f"{method} {target} HTTP/1.0\r\nHost: {endpoint}\r\n"
+        "Content-Length: 0\r\nConnection: close\r\n\r\n"
+    )
     with connection:
         try:
-            _send_request(connection, f"{method} {target}", endpoint, deadline)
+            connection.settimeout(_left_s(deadline))
+            connection.sendall(request.encode("ascii"))
             return _read_response(source, method)
         except TimeoutError:
             source.give_back()
@@ -212,22 +217,6 @@ def _connect(endpoint: Endpoint, deadline: float) -> socket.socket:
             return connection
 
     raise error
-
-
-def _send_request(
-    connection: socket.socket,
-    request: str,
-    endpoint: Endpoint,
-    deadline: float,
-) -> None:
-    connection.settimeout(_left_s(deadline))
-    lines = [
-        f"{request} HTTP/1.0",
-        f"Host: {endpoint}",
-        "Content-Length: 0",
-        "Connection: close",
-    ]
-    connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("ascii"))
 
 
 class _LimitedStream(io.RawIOBase):
@@ -284,23 +273,17 @@ def _read_response(source: _LimitedStream, method: str) -> str:
     with closing(http.client.HTTPResponse(as_socket, method=method)) as answer:
         answer.begin()
         text = answer.read().decode("utf-8", "replace")
-    return _response_text(answer, text)
-
-
-def _response_text(response: http.client.HTTPResponse, text: str) -> str:
-    if response.status == 200:
+    if answer.status == 200:
         return text
 
-    if 300 <= response.status < 400:
-        msg = f"status {response.status}: redirections are not followed"
-        raise ValueError(msg)
-
+    detail = ""
     # Error pages in HTML do not fit into a line.
-    is_plain = response.headers.get_content_type() == "text/plain"
-    detail = (
-        f": {text}" if is_plain and "Content-Type" in response.headers else ""
-    )
-    msg = f"status {response.status}{detail}"
+    kind = answer.headers.get("Content-Type", "").lower()
+    if kind.startswith("text/plain"):
+        detail = f": {text}"
+    if 300 <= answer.status < 400:
+        detail = ": redirections are not followed"
+    msg = f"status {answer.status}{detail}"
     raise ValueError(msg)
 
 
@@ -628,11 +611,7 @@ def read_addresses(page: str) -> dict[int, Endpoint]:
         (int(match["rank"]), _try_parse_endpoint(match["place"]))
         for match in _STORE_ENTRY.finditer(page)
     )
-    return {
-        rank: endpoint_of_rank
-        for rank, endpoint_of_rank in places
-        if endpoint_of_rank and rank < _MAX_RANKS
-    }
+    return {r: place for r, place in places if place and r < _MAX_RANKS}
 
 
 def _parse_section(url: str, body: str) -> RankSection:
@@ -640,9 +619,8 @@ def _parse_section(url: str, body: str) -> RankSection:
     endpoint = _try_parse_endpoint(match["place"]) if match else None
     begin, end = body.find(_BEGIN), body.rfind(_END)
     if not 0 <= begin < end:
-        return RankSection(
-            endpoint=endpoint, reason="the page ends before its answer"
-        )
+        reason = "the page ends before its answer"
+        return RankSection(endpoint=endpoint, reason=reason)
 
     text = body[begin + len(_BEGIN) : end]
     if "&" in text and not ("<" in text or '"' in text):
@@ -803,9 +781,8 @@ class DebugServer:
                 answers.note_missing(what, exc.reason)
                 if exc.kind == "unseen":
                     answers.note_missing("dump", exc.reason)
-                    answers.is_reachable = bool(
-                        answers.process or answers.timed_out
-                    )
+                    has_begun = answers.process or answers.timed_out
+                    answers.is_reachable = bool(has_begun)
                     break
                 if exc.kind == "late":
                     answers.timed_out.add(what)
@@ -943,12 +920,11 @@ class _Collector:
         Collect all stacks and dumps.
         """
         deadline = self.server.share_deadline(0.25, _STORE_S)
-        workers = self.server.fetch_pages([_STORE], read_addresses, deadline)[
-            _STORE
-        ]
+        pages = self.server.fetch_pages([_STORE], read_addresses, deadline)
+        workers = pages[_STORE]
         if isinstance(workers, NoAnswerError):
             if workers.kind == "unseen":
-                self._note_server_missing(workers.reason)
+                self._note_missing(workers.reason)
                 return
             workers = {}
 
@@ -983,9 +959,7 @@ class _Collector:
         for rank in sorted(dead_ranks):
             self._save(rank, pending.pop(rank), size)
         if unlisted := set(range(size)).difference(workers):
-            self._note_server_missing(
-                f"it has no address of {ranks_text(unlisted)}"
-            )
+            self._note_missing(f"it has no address of {ranks_text(unlisted)}")
         return pending
 
     def _query_pages(self, unreachable: Mapping[int, RankAnswers]) -> None:
@@ -1000,9 +974,9 @@ class _Collector:
         for path, reason in problems.items():
             # Torch without NCCL has no such page.
             if not by_rank or not reason.startswith("status 404"):
-                self._note_server_missing(f"{path}: {reason}")
+                self._note_missing(f"{path}: {reason}")
         if not (by_rank or unreachable or problems):
-            self._note_server_missing(_NO_DEBUG_SERVER)
+            self._note_missing(_NO_DEBUG_SERVER)
 
     def _save(self, rank: int, answers: RankAnswers, size: int) -> None:
         if rank in self.dumped:
@@ -1012,21 +986,17 @@ class _Collector:
             for file in save_rank_answers(answers, rank, size, self.folder):
                 self.files.append(file)
         except OSError as exc:
-            reason = f"not written: {exc.strerror}"
-            self._note_rank_missing(
-                "stacks and dump", rank, reason, answers.endpoint
-            )
+            reason, what = f"not written: {exc.strerror}", "stacks and dump"
+            self._note_missing(reason, what, rank, answers.endpoint)
         for what, reason in answers.missing.items():
-            self._note_rank_missing(what, rank, reason, answers.endpoint)
+            self._note_missing(reason, what, rank, answers.endpoint)
 
-    def _note_server_missing(self, reason: str) -> None:
-        source = f"http://{self.server.endpoint}"
-        self.missing.append(
-            Missing(what="debug server", reason=reason, source=source)
-        )
-
-    def _note_rank_missing(
-        self, what: str, rank: int, reason: str, endpoint: Endpoint | None
+    def _note_missing(
+        self,
+        reason: str,
+        what: str = "debug server",
+        rank: int | None = None,
+        endpoint: Endpoint | None = None,
     ) -> None:
         source = f"http://{endpoint or self.server.endpoint}"
         self.missing.append(

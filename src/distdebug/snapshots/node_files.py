@@ -24,7 +24,6 @@ import attrs
 
 from .._io import is_there, open_ordinary, open_whole, write_whole
 from .._text import clean, reason_of
-from ..capture import find_tool
 from ..findings import Missing
 from ..flight_recorder import (
     SIDECAR_SUFFIX,
@@ -39,9 +38,10 @@ from ..flight_recorder import (
 )
 from ..health import (
     FACTS_LAYOUT,
+    boot_time,
     is_suspicious,
     public_variables,
-    read_gpu_rows,
+    read_gpus,
     read_interfaces,
     read_kernel_log,
 )
@@ -51,6 +51,8 @@ from ..processes import read_environ
 _MAX_KERNEL_LINES = 50
 _MAX_WORKERS = 4096
 _TOOL_S = 10.0
+
+_FOLDERS = {"tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 only their sizes
 
 FactReader = Callable[[float], Any]
 
@@ -81,7 +83,7 @@ def save_node_facts(
     sources: Mapping[str, FactReader] = {
         "machine": lambda _: _machine_facts(path.parent),
         "variables": lambda _: _worker_variables(pids),
-        "interfaces": lambda _: _interface_facts(),
+        "interfaces": lambda _: [attrs.asdict(x) for x in read_interfaces()],
         "gpus": _gpu_facts,
         "kernel": _kernel_messages,
     }
@@ -108,15 +110,12 @@ def _machine_facts(folder: Path) -> dict[str, Any]:
     return {
         "cpus": os.cpu_count(),
         "load": os.getloadavg(),
-        "booted": psutil.boot_time(),
+        "booted": boot_time(),
         "memory": {"total": memory.total, "available": memory.available},
         "swap": {"total": swap.total, "used": swap.used},
         "disks": {
             name: _disk_facts(where)
-            for name, where in (
-                *(("bundle", str(folder)), ("tmp", "/tmp")),  # noqa: S108
-                ("shm", "/dev/shm"),  # noqa: S108 only its size
-            )
+            for name, where in {"bundle": str(folder), **_FOLDERS}.items()
             if is_there(where)
         },
     }
@@ -147,12 +146,12 @@ def _worker_variables(pids: Iterable[int]) -> list[dict[str, Any]]:
     ]
 
 
-def _gpu_facts(timeout_s: float) -> list[dict[str, str]] | None:
+def _gpu_facts(timeout_s: float) -> list[dict[str, Any]] | None:
     """
-    Return the rows of ``nvidia-smi``; None if it is not installed.
+    Return the state of the GPUs; None without a driver.
     """
-    tool = find_tool("nvidia-smi")
-    return None if tool is None else read_gpu_rows(tool, timeout_s=timeout_s)
+    gpus = read_gpus(timeout_s=timeout_s)
+    return None if gpus is None else [attrs.asdict(gpu) for gpu in gpus]
 
 
 def _kernel_messages(timeout_s: float) -> list[str]:
@@ -166,10 +165,6 @@ def _kernel_messages(timeout_s: float) -> list[str]:
         else f"{line.time:.6f} localhost kernel: {line.text}"
         for line in log.lines[-_MAX_KERNEL_LINES:]
     ]
-
-
-def _interface_facts() -> list[dict[str, Any]]:
-    return [attrs.asdict(interface) for interface in read_interfaces()]
 
 
 _MAX_LOG_BYTES = 1 << 20
@@ -320,13 +315,9 @@ def _wait_for_dumps(
     """
     late = {row for row in rows if row.status == "asked"}
     while late:
-        begun = time.monotonic()
+        begun, since = time.monotonic(), requested_at - _MTIME_SLACK_S
         files = find_files([os.fspath(dump_dir)], search).files
-        fresh = {
-            f.rank
-            for f in files
-            if f.modified >= requested_at - _MTIME_SLACK_S
-        }
+        fresh = {file.rank for file in files if file.modified >= since}
         late = {row for row in late if row.rank not in fresh}
         now = time.monotonic()
         if now >= search.deadline:
@@ -392,12 +383,10 @@ def collect_dumps(  # noqa: PLR0913 each can be left out
             path.parent.mkdir(parents=True, exist_ok=True)
             max_file_bytes = min(left, _MAX_DUMP_FILE_BYTES)
             left -= _copy(source, path, max_file_bytes, deadline)
-        except OSError as exc:
-            reason = reason_of(exc)
+        except (OSError, ValueError) as exc:
+            why, where = reason_of(exc), str(source)
             missing.append(
-                Missing(
-                    what="dump", reason=reason, rank=rank, source=str(source)
-                )
+                Missing(what="dump", reason=why, rank=rank, source=where)
             )
         else:
             files.append(path)
@@ -409,12 +398,8 @@ def _select_local_files(
 ) -> FoundFiles:
     host = socket.gethostname()
 
-    def is_local(sidecar: Sidecar | None) -> bool:
-        return (
-            sidecar is None
-            or sidecar.host == host
-            or sidecar.rank in local_ranks
-        )
+    def is_local(side: Sidecar | None) -> bool:
+        return side is None or side.host == host or side.rank in local_ranks
 
     return found._replace(
         files=[file for file in found.files if is_local(file.sidecar)],
@@ -431,9 +416,8 @@ def _newest_by_rank(found: FoundFiles) -> Iterator[tuple[int, Path]]:
             yield rank, Path(file.sidecar.path)
 
     # A rank that died may have left only a sidecar.
-    last_sidecar: dict[int, Sidecar] = {}
-    for sidecar in sorted(found.sidecars, key=lambda s: s.written):
-        last_sidecar[sidecar.rank] = sidecar
+    written = sorted(found.sidecars, key=lambda sidecar: sidecar.written)
+    last_sidecar = {sidecar.rank: sidecar for sidecar in written}
     for rank, sidecar in sorted(last_sidecar.items()):
         if sidecar.path not in used_sidecars:
             yield rank, Path(sidecar.path)
@@ -442,9 +426,8 @@ def _newest_by_rank(found: FoundFiles) -> Iterator[tuple[int, Path]]:
 def _last_by_rank(files: Iterable[DumpFile]) -> dict[int, DumpFile]:
     last: dict[int, DumpFile] = {}
     for file in sorted(files, key=lambda f: (_has_dump_name(f), f.modified)):
-        # Skip files that are not dumps, such as configurations.
-        is_dump = file.is_expected
-        if is_dump and file.rank is not None:
+        # Other files are no dumps, such as configurations.
+        if file.is_expected and file.rank is not None:
             last[file.rank] = file
     return dict(sorted(last.items()))
 
@@ -460,11 +443,8 @@ def _copy(
     """
     Copy a file, and return its size.
     """
-    fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            _raise_reason("it is not a file")
+    with open_ordinary(source, "it is not a file") as file:
+        status = os.fstat(file.fileno())
         if status.st_size > max_file_bytes:
             _raise_reason("it is too large for the space that is left")
         with open_whole(path) as copy:

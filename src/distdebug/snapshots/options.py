@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from ..capture import Native
-from ..processes import compile_patterns
+from ..processes import as_patterns
 
 
 def _as_paths(
@@ -26,12 +26,6 @@ def _as_paths(
 
 def _as_pids(pids: Iterable[int] | None) -> tuple[int, ...] | None:
     return None if pids is None else tuple(pids)
-
-
-def _as_patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
-    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    compile_patterns(patterns)
-    return patterns
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +62,7 @@ class SnapshotOptions:
     pids: tuple[int, ...] | None = attrs.field(
         default=None, converter=_as_pids
     )
-    patterns: tuple[str, ...] = attrs.field(default=(), converter=_as_patterns)
+    patterns: tuple[str, ...] = attrs.field(default=(), converter=as_patterns)
     logs: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
     native: Native = "none"
     cuda: bool = False

@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from .export import to_speedscope as to_speedscope
     from .formats.cuda import parse_kernels as parse_kernels
     from .formats.cuda import short_kernel_name as short_kernel_name
-    from .formats.faulthandler import parse_faulthandler as parse_faulthandler
     from .formats.gdb import parse_gdb as parse_gdb
-    from .formats.pystack import parse_pystack as parse_pystack
-    from .frame_origin import is_native as is_native
+    from .formats.tracebacks import parse_faulthandler as parse_faulthandler
+    from .formats.tracebacks import parse_pystack as parse_pystack
     from .jobs import is_same_job as is_same_job
     from .jobs import join_threads as join_threads
     from .jobs import members_of_job as members_of_job
     from .merge import StackTree as StackTree
-    from .merge import is_own as is_own
     from .merge import merge_stacks as merge_stacks
     from .merge import native_function as native_function
     from .merge import to_branches as to_branches
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from .model import SystemCall as SystemCall
     from .model import ThreadActivity as ThreadActivity
     from .model import ThreadStack as ThreadStack
-    from .motion import is_background as is_background
+    from .model import is_native as is_native
     from .parse import StackFiles as StackFiles
     from .parse import is_capture_file as is_capture_file
     from .parse import is_stack_file as is_stack_file
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from .parse import read_stacks as read_stacks
     from .process_view import ProcessView as ProcessView
     from .process_view import conjugate as conjugate
+    from .rules import is_background as is_background
 else:
     from .._lazy import lazy_names
 

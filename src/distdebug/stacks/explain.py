@@ -14,7 +14,9 @@ from collections.abc import Hashable, Iterable, Sequence
 import attrs
 
 from ..findings import Cause, Confidence, Finding
-from ..ranks import fold_ranks
+from ..processes import ENDED_STATES
+from ..ranks import ranks_text
+from ..usercode import user_location
 from .explain_process import (
     ProcessExplainer,
     find_operation,
@@ -22,7 +24,6 @@ from .explain_process import (
     is_receiving,
 )
 from .formats.cuda import add_kernels
-from .frame_origin import SourceLines, find_user_frame, to_location
 from .jobs import (
     ProcessTree,
     build_process_tree,
@@ -39,9 +40,11 @@ from .process_view import (
     describe_waiting,
     make_evidence,
     make_finding,
+    make_view,
     name_processes,
 )
 from .rules import RuleBook, read_rules
+from .source_lines import SourceLines
 
 
 _MOST_PLACES = 4
@@ -56,17 +59,15 @@ def explain_common_wait(waiting: Views) -> Iterable[Finding]:
     """
     absent = _absent_ranks_text([v.process for v in waiting])
     if all(map(is_receiving, waiting)) and len(waiting) > 1:
-        summary = (
-            f"{describe_views(waiting)}: all wait to receive, and nobody sends"
+        text = "all wait to receive, and nobody sends"
+        yield make_finding(
+            waiting,
+            cause=Cause.P2P_DEADLOCK,
+            summary=f"{describe_views(waiting)}: {text}",
+            confidence="possible",
+            remedy="compare the order of sends and receives on these ranks; "
+            "with NCCL, dumps show which were not matched",
         )
-        changes = {
-            "cause": Cause.P2P_DEADLOCK,
-            "summary": summary,
-            "confidence": "possible",
-            "remedy": "compare the order of sends and receives on these "
-            "ranks; with NCCL, dumps show which were not matched",
-        }
-        yield make_finding(waiting, changes=changes)
         return
 
     # A rank that receives may wait for a pipeline stage that is itself stuck.
@@ -81,28 +82,26 @@ def explain_common_wait(waiting: Views) -> Iterable[Finding]:
         return
 
     for group in groups:
-        tail = f"; {absent}" if absent else _completeness_note(group, waiting)
-        yield make_finding(
-            group, tail=tail, changes=_wait_summary(group, tail)
-        )
+        yield _wait_finding(group, waiting, absent)
 
 
-def _wait_summary(group: Views, tail: str) -> dict[str, object]:
-    op = find_operation(group[0])
-    if group[0].cause is not Cause.COLLECTIVE_WAIT or not op:
-        return {}
+def _wait_finding(group: Views, waiting: Views, absent: str) -> Finding:
+    tail, op = f"; {absent}" if absent else "", find_operation(group[0])
+    sizes = {v.process.world_size for v in waiting}
+    if not absent and sizes == {len(group)} and len(group) > 1:
+        tail = "; nobody is missing"
+    changes = {}
+    if group[0].cause is Cause.COLLECTIVE_WAIT and op:
+        changes["summary"] = f"{_wait_text(group, op)}{tail}"
+    return make_finding(group, tail=tail, **changes)
+
+
+def _wait_text(group: Views, operation: str) -> str:
     processes = [v.process for v in group]
     location = group[0].location
     place = f" in {location.brief}" if location else ""
-    doing = conjugate(processes, f"is waiting in {op}{place}")
-    return {"summary": f"{name_processes(processes)} {doing}{tail}"}
-
-
-def _completeness_note(group: Views, waiting: Views) -> str:
-    sizes = {v.process.world_size for v in waiting}
-    if sizes == {len(group)} and len(group) > 1:
-        return "; nobody is missing"
-    return ""
+    doing = conjugate(processes, f"is waiting in {operation}{place}")
+    return f"{name_processes(processes)} {doing}"
 
 
 def _mismatch_finding(groups: Sequence[Views]) -> Finding:
@@ -110,46 +109,40 @@ def _mismatch_finding(groups: Sequence[Views]) -> Finding:
     Report that peers are in different calls, which may or may not be wrong.
     """
     ordered = sorted(groups, key=len)
-    total = sum(map(len, ordered))
-    has_minority = 2 * len(ordered[0]) < total
-    outliers = (
-        ordered[0] if has_minority else [v for group in ordered for v in group]
-    )
-    parts = []
-    for group in ordered[::-1][:_MOST_PLACES]:
-        processes = [v.process for v in group]
-        location = group[0].location
-        op = find_operation(group[0]) or "another collective"
-        place = f" in {location.brief}" if location else ""
-        doing = conjugate(processes, f"is waiting in {op}")
-        parts.append(f"{name_processes(processes)} {doing}{place}")
+    everyone = [v for group in ordered for v in group]
+    has_minority = 2 * len(ordered[0]) < len(everyone)
+    outliers = ordered[0] if has_minority else everyone
+    parts = [
+        _wait_text(g, find_operation(g[0]) or "another collective")
+        for g in ordered[::-1][:_MOST_PLACES]
+    ]
     ops = [find_operation(group[0]) for group in ordered]
     what = "calls" if any(map(is_p2p_operation, ops)) else "collectives"
-    changes = {
-        "summary": f"ranks are in different {what}: {'; '.join(parts)}",
-        "confidence": "possible",
-        "location": ordered[0][0].location,
-    }
-    return make_finding(outliers, changes=changes)
+    return make_finding(
+        outliers,
+        summary=f"ranks are in different {what}: {'; '.join(parts)}",
+        confidence="possible",
+        location=ordered[0][0].location,
+    )
 
 
 def _group_by_location(views: Views) -> Sequence[Views]:
     return group_by_key(views, lambda v: (find_operation(v), v.location))
 
 
+_WITHIN_STAGE = frozenset({"tp", "sp", "ep"})
+
+
 def _group_peers(views: Views) -> Sequence[Views]:
     """
     Group ranks that should be in the same call: one group per pipeline stage.
     """
-
-    def stage(view: ProcessView) -> Hashable:
-        return tuple(
-            (name, place)
-            for name, place in view.process.coordinates
-            if name not in {"tp", "sp", "ep"}
-        )
-
-    return group_by_key(views, stage)
+    return group_by_key(
+        views,
+        lambda v: tuple(
+            x for x in v.process.coordinates if x[0] not in _WITHIN_STAGE
+        ),
+    )
 
 
 def _absent_ranks_text(processes: Sequence[ProcessStacks]) -> str:
@@ -162,9 +155,8 @@ def _absent_ranks_text(processes: Sequence[ProcessStacks]) -> str:
         return ""
 
     absent = [rank for rank in range(size) if rank not in ranks]
-    word = "rank" if len(absent) == 1 else "ranks"
     verb = "was" if len(absent) == 1 else "were"
-    return f"{word} {fold_ranks(absent)} of {size} {verb} not seen"
+    return f"{ranks_text(absent)} of {size} {verb} not seen"
 
 
 _WAITS_FOR_PEERS = frozenset(
@@ -187,38 +179,35 @@ def explain_progress(views: Views) -> tuple[Finding, ...]:
     if not waiting and len(moves) < len(busy):
         return ()
 
-    slow = [v for v in busy if v not in waiting and _stays_in_function(v)]
-    slow = slow if waiting else []
-    slow = slow if 2 * len(slow) < len(busy) else []
+    slow = [v for v in busy if v not in waiting and _has_stayed(v.thread)]
+    if not waiting or 2 * len(slow) >= len(busy):
+        slow = []
     processes = [v.process for v in views]
-    text = (
-        f"{name_processes(processes)} "
-        f"{conjugate(processes, 'is moving')}: slow at "
-    )
-    text += "most, not stuck"
+    doing = conjugate(processes, "is moving")
+    text = f"{name_processes(processes)} {doing}: slow at most, not stuck"
     if slow:
         text += (
-            "; the others wait for "
-            f"{name_processes([v.process for v in slow])}"
+            f"; the others wait for {name_processes(v.process for v in slow)}"
         )
         place = slow[0].location
         text += f" in {place.brief}" if place else ""
-    ranks = tuple(v.process.rank for v in slow if v.process.rank is not None)
-    changes = {
-        "cause": Cause.PROGRESSING,
-        "ranks": ranks,
-        "summary": text,
-        "confidence": "likely",
-        "remedy": "if it is too slow, look at who the others wait for",
-    }
-    return (make_finding(slow or moves, changes=changes),)
+    ranks = [v.process.rank for v in slow if v.process.rank is not None]
+    finding = make_finding(
+        slow or moves,
+        cause=Cause.PROGRESSING,
+        ranks=tuple(ranks),
+        summary=text,
+        confidence="likely",
+        remedy="if it is too slow, look at who the others wait for",
+    )
+    return (finding,)
 
 
-def _stays_in_function(view: ProcessView) -> bool:
+def _has_stayed(thread: ThreadStack | None) -> bool:
     """
-    Return whether a rank was in the same function in every sample.
+    Return whether a thread was in the same function in every sample.
     """
-    activity = view.thread.activity if view.thread else None
+    activity = thread.activity if thread else None
     return activity is not None and activity.has_left is False
 
 
@@ -245,17 +234,14 @@ def explain_state(
 
     cause, doing, confidence = found
     thread = process.main_thread
-    return ProcessView(
-        process=process,
-        cause=cause,
-        doing=doing or book.doing.get(cause, ""),
+    return make_view(
+        book,
+        process,
+        cause,
+        doing,
         thread=thread,
-        frame=thread.frames[0] if thread and thread.frames else None,
-        location=to_location(find_user_frame(thread.frames))
-        if thread
-        else None,
+        location=user_location(thread.frames if thread else ()),
         confidence=confidence,
-        remedy=book.remedy.get(cause, ""),
     )
 
 
@@ -274,12 +260,8 @@ def note_ended_main_thread(
         return view
 
     if view is None:
-        return ProcessView(
-            process=process,
-            cause=Cause.UNKNOWN,
-            doing="has ended its main thread, but not all others",
-            remedy=book.remedy.get(Cause.UNKNOWN, ""),
-        )
+        doing = "has ended its main thread, but not all others"
+        return make_view(book, process, Cause.UNKNOWN, doing)
     note = f"{view.note} (its main thread has ended)".strip()
     return attrs.evolve(view, note=note)
 
@@ -291,7 +273,7 @@ def _state_cause(
     if process.state == "Z" and not _has_live_thread(process.threads):
         doing = "has ended, and nobody asked for its exit status (a zombie)"
         return Cause.DEAD, doing, "certain"
-    if process.state in {"X", "x"}:
+    if process.state in ENDED_STATES - {"Z"}:
         return Cause.DEAD, "is gone", "certain"
     if process.state == "t" or (process.state == "T" and tracer):
         who = f"process {tracer}, a debugger" if tracer else "a debugger"
@@ -306,7 +288,7 @@ def _state_cause(
 
 def _has_live_thread(threads: Iterable[ThreadStack]) -> bool:
     # The main thread may end before the others.
-    return any(t.state and t.state not in "ZX" for t in threads)
+    return any(t.state and t.state not in ENDED_STATES for t in threads)
 
 
 def _has_run(activity: ThreadActivity) -> bool:
@@ -326,20 +308,20 @@ def _uninterruptible_cause(
     """
     Return the cause if a process is in the kernel longer than a disk needs.
     """
+    if main is None:
+        return Cause.UNINTERRUPTIBLE, "", "likely"
+
+    call, activity, idle_s = main.system_call, main.activity, main.idle_s
+    is_short = activity is None or activity.seconds < _SHORT_WAIT_S
+    was_awake = idle_s is not None and idle_s < _SHORT_WAIT_S
+    has_run = activity is not None and _has_run(activity)
+    if has_run or (is_short and was_awake):
+        return None
     doing = ""
-    call = main.system_call if main is not None else None
     if call is not None and call.name != "running":
         doing = f"cannot be interrupted while it waits in the kernel: {call}"
-    activity = main.activity if main is not None else None
-    idle_s = main.idle_s if main is not None else None
-    if activity is not None and _has_run(activity):
-        return None
-    is_short = activity is None or activity.seconds < _SHORT_WAIT_S
-    if idle_s is not None and idle_s < _SHORT_WAIT_S and is_short:
-        return None
-    if activity is not None or (idle_s is not None and idle_s > _LONG_WAIT_S):
-        return Cause.UNINTERRUPTIBLE, doing, "certain"
-    return Cause.UNINTERRUPTIBLE, doing, "likely"
+    is_certain = activity is not None or (idle_s or 0) > _LONG_WAIT_S
+    return Cause.UNINTERRUPTIBLE, doing, "certain" if is_certain else "likely"
 
 
 _MOST_WORKERS = 64
@@ -377,32 +359,20 @@ def add_worker_activity(
         return view
 
     is_loader = view.cause is Cause.DATALOADER_WAIT
-    children = [
-        child
+    children = (
+        explain_state(child, explainer.book) or explainer.explain(child)
         for child in tree.children_of(view.process)[:_MOST_WORKERS]
         if child.role != "compile"
         and (child.role != "child" or not is_loader or child.threads)
-    ]
-    child_views = [
-        found
-        for child in children
-        if (
-            found := explain_state(child, explainer.book)
-            or explainer.explain(child)
-        )
-    ]
-    busy = [v for v in child_views if v.cause not in _IDLE_OR_UNKNOWN]
+    )
+    known = [child for child in children if child is not None]
+    busy = [v for v in known if v.cause not in _IDLE_OR_UNKNOWN]
     if busy:
         return _add_worker(view, busy)
-    if is_loader and child_views:
-        many = (
-            "worker is"
-            if len(child_views) == 1
-            else f"{len(child_views)} workers are"
-        )
-        return attrs.evolve(view, note=f"although its {many} idle")
-
-    return view
+    if not is_loader or not known:
+        return view
+    many = "worker is" if len(known) == 1 else f"{len(known)} workers are"
+    return attrs.evolve(view, note=f"although its {many} idle")
 
 
 def _add_worker(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
@@ -429,17 +399,11 @@ def _add_worker(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
 
 
 def _worker_priority(view: ProcessView) -> tuple[bool, bool, int]:
-    cannot_run = view.cause in {
-        Cause.DEAD,
-        Cause.STOPPED,
-        Cause.UNINTERRUPTIBLE,
-    }
-    is_vague = view.cause in {Cause.PYTHON_LOOP, Cause.NATIVE_SPIN}
-    return not cannot_run, is_vague, view.process.pid
+    causes = {Cause.DEAD, Cause.STOPPED, Cause.UNINTERRUPTIBLE}
+    is_vague = view.cause.is_computing
+    return view.cause not in causes, is_vague, view.process.pid
 
 
-_COLLECTIVE_WAITS = frozenset({Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT})
-_IDLE_CAUSES = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
 # These causes are less specific than any wait.
 _VAGUE_CAUSES = frozenset(
     {Cause.PYTHON_LOOP, Cause.NATIVE_SPIN, Cause.UNKNOWN}
@@ -469,8 +433,10 @@ def explain_job(
     ]
     running = _running_findings(views, tree, explainer)
     # Ranks in a collective wait for the ranks that cannot run.
-    victims = {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT} if blocked else ()
-    return (*first, *(f for f in running if f.cause not in victims))
+    return (
+        *first,
+        *(f for f in running if not (blocked and f.cause.is_peer_wait)),
+    )
 
 
 def view_ranks(
@@ -491,7 +457,7 @@ def view_ranks(
     blocked: list[ProcessView] = []
     views: list[ProcessView] = []
     for process in tree.ranks:
-        if (state := explain_state(process, explainer.book)) is not None:
+        if state := explain_state(process, explainer.book):
             blocked.append(state)
             continue
         view = explainer.explain(process)
@@ -505,9 +471,9 @@ def view_ranks(
 def _running_findings(
     views: Views, tree: ProcessTree, explainer: ProcessExplainer
 ) -> Iterable[Finding]:
-    waiting = [v for v in views if v.cause in _COLLECTIVE_WAITS]
+    waiting = [v for v in views if v.cause.is_peer_wait]
     at_gpu = [v for v in views if v.cause is Cause.GPU_SYNC_WAIT]
-    idle = [v for v in views if v.cause in _IDLE_CAUSES]
+    idle = [v for v in views if v.cause.is_idle]
     known = {*map(id, (*waiting, *at_gpu, *idle))}
     others = [v for v in views if id(v) not in known]
     # A wait for the GPU may be an NCCL collective, or any other kernel.
@@ -535,7 +501,7 @@ def _outlier_findings(outliers: Views, waiting: Views) -> Iterable[Finding]:
             bool(stuck) and group[0].cause in _VAGUE_CAUSES
         )
         changes = {"confidence": "possible"} if is_uncertain else {}
-        yield make_finding(group, tail=tail, changes=changes)
+        yield make_finding(group, tail=tail, **changes)
 
 
 def _independent_findings(views: Views) -> Iterable[Finding]:
@@ -546,16 +512,10 @@ def _independent_findings(views: Views) -> Iterable[Finding]:
     still = [v for v in known if v.motion is not Motion.MOVING]
     for group in _sort_by_importance(still or known):
         # A rank that computes and blocks no other may finish soon.
-        changes = (
-            {"confidence": "possible"} if _may_be_computing(group) else {}
-        )
-        yield make_finding(group, changes=changes)
-
-
-def _may_be_computing(group: Views) -> bool:
-    return (
-        group[0].cause in _VAGUE_CAUSES and group[0].motion is not Motion.STILL
-    )
+        is_vague = group[0].cause in _VAGUE_CAUSES
+        may_end = is_vague and group[0].motion is not Motion.STILL
+        changes = {"confidence": "possible"} if may_end else {}
+        yield make_finding(group, **changes)
 
 
 def _idle_findings(
@@ -569,9 +529,7 @@ def _idle_findings(
     ]
     if asking and idle:
         tail = f"; {describe_views(idle)}: a message between them may be lost"
-        yield make_finding(
-            asking, tail=tail, changes={"confidence": "possible"}
-        )
+        yield make_finding(asking, tail=tail, confidence="possible")
         return
     yield from (make_finding(g) for g in group_by_key(idle, _group_key))
 
@@ -580,10 +538,9 @@ def _common_operation(views: Views) -> tuple[Views, str]:
     waiting = [
         v
         for v in views
-        if v.cause in {*_COLLECTIVE_WAITS, Cause.GPU_SYNC_WAIT}
+        if v.cause.is_peer_wait or v.cause is Cause.GPU_SYNC_WAIT
     ]
-    groups = sorted(group_by_key(waiting, find_operation), key=len)
-    ops = {find_operation(g[0]) for g in groups}
+    ops = set(map(find_operation, waiting))
     return waiting, ops.pop() if len(ops) == 1 else ""
 
 
@@ -595,19 +552,13 @@ def _sort_by_importance(views: Views) -> list[Views]:
 def _importance(view: ProcessView) -> int:
     if view.cause is Cause.GIL_CONTENTION:
         return 0
-    if view.cause in _IDLE_CAUSES:
+    if view.cause.is_idle:
         return 3
     return 2 if view.cause in _VAGUE_CAUSES else 1
 
 
 def _group_key(view: ProcessView) -> Hashable:
     return view.cause, view.doing_of_many or view.doing, view.location
-
-
-# A job with one of these causes is reported after a stuck job.
-_HARMLESS_CAUSES = frozenset(
-    {Cause.PROGRESSING, Cause.IDLE, Cause.EVENT_LOOP_IDLE}
-)
 
 
 def explain_stacks(
@@ -641,10 +592,13 @@ def explain_stacks(
         return explain_job(known, explainer)
 
     found = [
-        [_prefix_job(f, job) for f in explain_job(members, explainer)]
+        [
+            attrs.evolve(f, summary=f"job {job}: {f.summary}") if job else f
+            for f in explain_job(members, explainer)
+        ]
         for job, members in jobs.items()
     ]
-    found.sort(key=lambda fs: not fs or fs[0].cause in _HARMLESS_CAUSES)
+    found.sort(key=lambda fs: not fs or fs[0].cause.is_fine)
     return tuple(f for findings in found for f in findings)
 
 
@@ -675,10 +629,3 @@ def explain_ranks(
     explainer = ProcessExplainer(read_rules(rules), SourceLines())
     blocked, running = view_ranks(build_process_tree(known), explainer)
     return (*blocked, *running)
-
-
-def _prefix_job(found: Finding, job: str) -> Finding:
-    if not job:
-        return found
-
-    return attrs.evolve(found, summary=f"job {job}: {found.summary}")

@@ -11,22 +11,29 @@ from __future__ import annotations
 import re
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import attrs
 
 from ..findings import Cause, Confidence, Location
-from .frame_origin import (
-    ReadLine,
-    SourceLines,
+from ..usercode import (
+    Layer,
     find_user_frame,
-    function_name,
-    innermost_native_name,
-    is_library_frame,
-    is_native,
+    frame_layer,
+    is_user_code,
     is_user_frame,
     to_location,
+    user_location,
 )
-from .model import ProcessStacks, StackFrame, ThreadStack
+from .model import (
+    ProcessStacks,
+    StackFrame,
+    ThreadStack,
+    callsite,
+    innermost_native_name,
+    is_native,
+    python_frames,
+)
 from .motion import (
     Motion,
     classify_motion,
@@ -35,28 +42,25 @@ from .motion import (
     is_waiting_for_gil,
     wakes_per_s,
 )
-from .process_view import ProcessView, make_evidence
+from .process_view import ProcessView, make_evidence, make_view
 from .rules import (
-    DEFAULT_DOING,
+    Awaited,
     MatchContext,
     Matcher,
     Rule,
     RuleBook,
+    builtin_rules,
     count_task_frames,
     is_in_event_loop,
     is_program_thread,
     is_threading_thread,
-    read_rules,
     task_frames,
     uses_gpu,
 )
+from .source_lines import ReadLine
 
 
-# The rule for a thread that waits until another thread wakes it.
-EVENT_RULE = "event"
-
-# Ray actors train in a separate thread; their rules begin with this.
-_ACTOR_RULE_PREFIX = "Ray worker"
+_MOST_NAME = 80
 
 # This thread waits for another one; report that one instead.
 DEFERRING_CAUSES = frozenset(
@@ -84,38 +88,12 @@ _INFORMATIVE_CAUSES = frozenset(
     }
 )
 
-# Rules for a lock, and not for an event or a file.
-_LOCK_RULES = frozenset(
-    {
-        "lock",
-        "lock, in the kernel",
-        "lock, in native code",
-        "line that locks",
-        "line that locks, and waits",
-    }
-)
-
-# Rules for a wait for the end of a thread.
-_JOIN_RULES = frozenset(
-    {"end of a thread", "end of the program", "line that waits for a thread"}
-)
 # Causes that explain no more than the wait itself.
 _UNINFORMATIVE_CAUSES = frozenset({None, Cause.FUTURE_WAIT, Cause.UNKNOWN})
-_POOL_RULES = frozenset(
-    {"future inside a pool", "answer of a pool of vLLM, Ray, or the like"}
-)
-
 # Waits of a thread that has no work.
 _WORK_WAITS = frozenset(
-    {
-        Cause.IDLE,
-        Cause.EVENT_LOOP_IDLE,
-        Cause.QUEUE_WAIT,
-        Cause.SLEEPING,
-    }
+    {Cause.IDLE, Cause.EVENT_LOOP_IDLE, Cause.QUEUE_WAIT, Cause.SLEEPING}
 )
-
-IDLE_CAUSES = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
 
 
 @attrs.frozen
@@ -139,14 +117,69 @@ class ThreadState:
     frame: StackFrame | None
     motion: Motion
 
+    @property
+    def awaits(self) -> Awaited:
+        """
+        What it waits for, according to its rule.
+        """
+        return self.rule.awaits if self.rule else ""
 
-def is_informative(state: ThreadState) -> bool:
-    """
-    Return whether a thread runs user code or has a cause worth reporting.
-    """
-    return state.cause in _INFORMATIVE_CAUSES or any(
-        map(is_user_frame, state.thread.frames)
-    )
+    @property
+    def is_idle(self) -> bool:
+        """
+        Whether it has nothing to do.
+        """
+        return self.cause is not None and self.cause.is_idle
+
+    @property
+    def is_computing(self) -> bool:
+        """
+        Whether it computes and no rule matches.
+        """
+        return self.rule is None and bool(
+            self.cause and self.cause.is_computing
+        )
+
+    @property
+    def native_function(self) -> str:
+        """
+        The innermost native function below Python; ``""`` if unknown.
+        """
+        frames = self.thread.native or self.thread.frames
+        return innermost_native_name(frames)[:_MOST_NAME]
+
+    @property
+    def may_defer(self) -> bool:
+        """
+        Whether another thread may show what this one waits for.
+        """
+        is_vague = self.cause in {None, *DEFERRING_CAUSES}
+        return is_vague or self.awaits == "backward"
+
+    @property
+    def waits_for_lock(self) -> bool:
+        """
+        Whether it waits for a lock that another thread holds.
+        """
+        return (
+            self.cause is Cause.LOCK_DEADLOCK
+            and self.awaits == "lock"
+            and self.motion is not Motion.MOVING
+        )
+
+    @property
+    def runs_user_code(self) -> bool:
+        """
+        Whether any of its frames is the user's.
+        """
+        return any(map(is_user_frame, self.thread.frames))
+
+    @property
+    def is_informative(self) -> bool:
+        """
+        Whether it runs user code or has a cause worth reporting.
+        """
+        return self.cause in _INFORMATIVE_CAUSES or self.runs_user_code
 
 
 def waits_for_work(state: ThreadState) -> bool:
@@ -155,11 +188,11 @@ def waits_for_work(state: ThreadState) -> bool:
 
     Servers and pools wait like this in every healthy job.
     """
-    python = [f for f in state.thread.frames if not is_native(f)]
-    task_code = [f for f in python if not is_library_frame(f)]
+    python = python_frames(state.thread.frames)
+    task_code = [f for f in python if frame_layer(f) < Layer.LIBRARY]
     if not task_code:
         return bool(python) and state.cause not in _INFORMATIVE_CAUSES
-    is_event = state.rule is not None and state.rule.name == EVENT_RULE
+    is_event = state.awaits == "event"
     selects = python[0].filename.endswith("selectors.py")
     is_wait = state.cause in _WORK_WAITS or is_event or selects
     return is_wait and len(task_code) == 1
@@ -180,19 +213,17 @@ def find_joined_thread(
         ``None`` if the main thread waits for no thread, or the thread is
         ambiguous.
     """
-    name = main.rule.name if main.rule is not None else ""
-    if name not in _JOIN_RULES | _POOL_RULES:
+    if main.awaits not in {"thread", "pool"}:
         return None
 
     known = [o for o in others if o.cause not in _UNINFORMATIVE_CAUSES]
-    if name in _POOL_RULES:
+    if main.awaits == "pool":
         # The result cannot come from a thread that has no work.
         known = [o for o in known if not waits_for_work(o)]
     busy = [o for o in known if o.cause not in DEFERRING_CAUSES]
-    causes = {o.cause for o in known}
-    if busy:
-        return busy[0]
-    return known[0] if len(causes) == 1 else None
+    if not busy and len({o.cause for o in known}) > 1:
+        return None
+    return next(iter(busy or known), None)
 
 
 def find_user_worker(
@@ -210,16 +241,12 @@ def find_user_worker(
         ``None`` if the main thread waits for something else, or no thread is
         busy.
     """
-    if main.rule is None or main.rule.name != EVENT_RULE:
-        return None
-
-    return next((o for o in others if _is_working(o)), None)
+    is_event = main.awaits == "event"
+    return next(filter(_is_working, others), None) if is_event else None
 
 
 def _is_working(state: ThreadState) -> bool:
-    if waits_for_work(state) or not any(
-        map(is_user_frame, state.thread.frames)
-    ):
+    if waits_for_work(state) or not state.runs_user_code:
         return False
     return state.motion in {Motion.MOVING, Motion.SPINNING} or (
         state.rule is None and state.cause is not None
@@ -227,7 +254,7 @@ def _is_working(state: ThreadState) -> bool:
 
 
 def choose_thread(
-    main: ThreadState, others: Iterable[ThreadState]
+    main: ThreadState, others: Sequence[ThreadState]
 ) -> ThreadState:
     """
     Choose the thread to report: the main thread, or one that it waits for.
@@ -237,63 +264,16 @@ def choose_thread(
 
         others: States of all other threads that are not helpers.
     """
-    is_backward = main.rule is not None and "backward" in main.rule.name
-    if main.cause in DEFERRING_CAUSES or main.cause is None or is_backward:
-        for other in others:
-            if other.cause in _INFORMATIVE_CAUSES:
-                return other
-    is_actor = main.rule is not None and main.rule.name.startswith(
-        _ACTOR_RULE_PREFIX
-    )
-    if main.cause in IDLE_CAUSES:
-        for other in others:
-            if other.cause not in IDLE_CAUSES and (other.cause or is_actor):
-                return other
-    return main
+    better = [o for o in others if o.cause in _INFORMATIVE_CAUSES]
+    if main.may_defer and better:
+        return better[0]
+    if not main.is_idle:
+        return main
+    is_actor = main.awaits == "task"
+    busy = (o for o in others if not o.is_idle and (o.cause or is_actor))
+    return next(busy, main)
 
 
-def has_specific_wait(main: ThreadState, owner: ThreadStack) -> bool:
-    """
-    Return whether the main thread holds the GIL in a wait with its own rule.
-
-    Args:
-        main: State of the main thread.
-
-        owner: The thread that holds the GIL.
-    """
-    return (
-        owner is main.thread
-        and not is_waiting_for_gil(owner)
-        and main.rule is not None
-        and main.rule.file is not None
-    )
-
-
-def find_lock_waits(states: Iterable[ThreadState]) -> Sequence[ThreadState]:
-    """
-    Return the threads that wait for a lock that another thread holds.
-    """
-    return [
-        state
-        for state in states
-        if state.cause is Cause.LOCK_DEADLOCK
-        and state.rule is not None
-        and state.rule.name in _LOCK_RULES
-        and state.motion is not Motion.MOVING
-    ]
-
-
-def combine_confidence(states: Iterable[ThreadState]) -> Confidence:
-    """
-    Return the confidence of a verdict that rests on several threads.
-    """
-    is_likely = all(
-        s.rule is not None and s.rule.confidence == "likely" for s in states
-    )
-    return "likely" if is_likely else "possible"
-
-
-_MOST_NAME = 80
 # Waits whose target the kernel reports.
 _KERNEL_WAITS = frozenset({Cause.IO_WAIT, Cause.LOCK_DEADLOCK})
 
@@ -316,17 +296,6 @@ def choose_location(
         if outer is not None and (best is None or is_user_frame(outer)):
             best = outer
     return to_location(best)
-
-
-def is_user_location(location: Location | None) -> bool:
-    """
-    Return whether a location is in user code.
-    """
-    if location is None:
-        return False
-    return is_user_frame(
-        StackFrame(location.function, location.file, location.line)
-    )
 
 
 def find_python_frame(frames: Iterable[StackFrame]) -> StackFrame | None:
@@ -415,18 +384,10 @@ def _runs_native_code(
     return is_native(innermost)
 
 
-_COMPUTING_CAUSES = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
 _NATIVE_STACKS_HINT = re.compile(r"take native stacks \(--native\)[^,;]*, or ")
 _NOT_RETURNING_REMEDY = (
     "see why this function does not come to its end: what it is given"
 )
-
-
-def is_computing(state: ThreadState) -> bool:
-    """
-    Return whether a thread computes and no rule matches.
-    """
-    return state.rule is None and state.cause in _COMPUTING_CAUSES
 
 
 def describe_computing(state: ThreadState, *, with_name: bool = True) -> str:
@@ -436,7 +397,7 @@ def describe_computing(state: ThreadState, *, with_name: bool = True) -> str:
     Args:
         with_name: Whether to name the native function, if it is known.
     """
-    name = _native_function(state.thread)
+    name = state.native_function
     named = f" ({name})" if name and with_name else ""
     if state.cause is Cause.PYTHON_LOOP:
         return f"is running Python code{named}"
@@ -451,30 +412,14 @@ def describe_samples(state: ThreadState) -> str:
     """
     Say that unnamed native code was seen in every sample, if so.
     """
-    is_nameless = state.cause is Cause.NATIVE_SPIN and not _native_function(
-        state.thread
+    is_nameless = (
+        state.cause is Cause.NATIVE_SPIN and not state.native_function
     )
     is_same = state.motion is Motion.SPINNING
     return "at every look" if is_nameless and is_same else ""
 
 
-def trim_remedy(state: ThreadState, remedy: str) -> str:
-    """
-    Remove steps from a remedy that are already done.
-    """
-    if not state.thread.native and not _native_function(state.thread):
-        return remedy
-    if state.cause is Cause.NATIVE_SPIN and "--native" in remedy:
-        return _NOT_RETURNING_REMEDY
-    return _NATIVE_STACKS_HINT.sub("", remedy)
-
-
-def _native_function(thread: ThreadStack) -> str:
-    return innermost_native_name(thread.native or thread.frames)[:_MOST_NAME]
-
-
 _MOST_THREADS = 256
-_QUIET_CAUSES = frozenset({None, *IDLE_CAUSES})
 # Causes that block an event loop, if one of its callbacks has them.
 _LOOP_BLOCKERS = frozenset(
     {
@@ -489,10 +434,6 @@ _LOOP_BLOCKERS = frozenset(
         Cause.NATIVE_SPIN,
     }
 )
-
-
-# Those that a healthy event loop shows for short times, too.
-_MAYBE_SHORT_CAUSES = frozenset({None, Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
 
 
 class ProcessExplainer:
@@ -521,33 +462,45 @@ class ProcessExplainer:
         main = next((t for t in threads if t.is_main), None)
         main = main or next(filter(is_program_thread, threads), None)
         main = main or self._choose_main(threads, process)
-        if main is None:
-            return _gpu_only_view(process) if process.kernels else None
+        if main is not None:
+            return self._explain_threads(process, main, threads)
+        if not process.kernels:
+            return None
+        doing = "runs a kernel on its GPU"
+        return ProcessView(process=process, cause=Cause.UNKNOWN, doing=doing)
 
+    def _explain_threads(
+        self,
+        process: ProcessStacks,
+        main: ThreadStack,
+        threads: Sequence[ThreadStack],
+    ) -> ProcessView:
         state = self._thread_state(main, process)
         others = self._other_states(process, main, state)
         gil = find_gil_holder(threads, main)
-        if gil is not None and not has_specific_wait(state, gil[0]):
+        has_own_rule = state.rule is not None and state.rule.file is not None
+        # A main thread with the GIL, in a wait that has its own rule.
+        if gil is not None and not (
+            gil[0] is main and has_own_rule and not is_waiting_for_gil(main)
+        ):
             return self._gil_view(process, gil)
-        if len(locks := find_lock_waits([state, *others])) > 1:
+        locks = [s for s in (state, *others) if s.waits_for_lock]
+        if len(locks) > 1:
             return self._lock_view(process, locks)
 
         joined = None
         if not is_in_event_loop(main):
-            joined = find_joined_thread(state, others) or find_user_worker(
-                state, others
-            )
-        better = joined or choose_thread(state, others)
-        view = self._make_view(process, better, state)
+            joined = find_joined_thread(state, others)
+            joined = joined or find_user_worker(state, others)
         if joined is not None:
-            view = _joined_view(view, joined.thread)
-            if state.rule is not None and state.rule.name == EVENT_RULE:
-                # Another thread may set the event.
-                view = attrs.evolve(view, confidence="possible")
-            return view
-        if better is state and state.cause in DEFERRING_CAUSES:
-            return self._add_other_thread(view, others)
-        return view
+            view = self._make_view(process, joined, state)
+            # Another thread may set the event.
+            is_sure = state.awaits != "event"
+            return _joined_view(view, joined.thread, is_sure=is_sure)
+        better = choose_thread(state, others)
+        view = self._make_view(process, better, state)
+        is_vague = better is state and state.cause in DEFERRING_CAUSES
+        return self._add_other_thread(view, others) if is_vague else view
 
     def _choose_main(
         self, threads: Sequence[ThreadStack], process: ProcessStacks
@@ -558,10 +511,15 @@ class ProcessExplainer:
         if len(threads) == 1 and not is_threading_thread(threads[0]):
             # The dump was shortened to the thread that matters.
             return threads[0]
-        for thread in filter(self._is_not_helper, threads[:_MOST_THREADS]):
-            if not waits_for_work(self._thread_state(thread, process)):
-                return thread
-        return None
+        return next(
+            (
+                thread
+                for thread in threads[:_MOST_THREADS]
+                if not self.matcher.is_helper(thread)
+                and not waits_for_work(self._thread_state(thread, process))
+            ),
+            None,
+        )
 
     def _add_other_thread(
         self, view: ProcessView, others: Sequence[ThreadState]
@@ -569,8 +527,8 @@ class ProcessExplainer:
         """
         Add the activity of another thread that this one may wait for.
         """
-        other = next((s for s in others if s.cause not in _QUIET_CAUSES), None)
-        if other is None or view.cause in IDLE_CAUSES:
+        other = next((s for s in others if s.cause and not s.is_idle), None)
+        if other is None or view.cause.is_idle:
             return view
 
         place = to_location(find_python_frame(other.thread.frames))
@@ -578,9 +536,10 @@ class ProcessExplainer:
             f"thread {other.thread.name or 'another'} "
             f"{self._doing_text(other)}"
         )
-        if is_user_location(view.location) and place is not None:
+        known = view.location
+        if known and is_user_code(known.file) and place is not None:
             text += f" in {place.brief}"
-            place = view.location
+            place = known
         return attrs.evolve(
             view,
             note=f"{view.note} ({text})".strip(),
@@ -591,35 +550,26 @@ class ProcessExplainer:
             ),
         )
 
-    def _is_not_helper(self, thread: ThreadStack) -> bool:
-        return not self.matcher.is_helper(thread)
-
     def _other_states(
         self, process: ProcessStacks, main: ThreadStack, state: ThreadState
     ) -> Sequence[ThreadState]:
-        is_backward = state.rule is not None and "backward" in state.rule.name
-        if (
-            state.cause is not None
-            and state.cause not in DEFERRING_CAUSES
-            and not is_backward
-        ):
+        if not state.may_defer:
             return ()
 
         threads = (
             t
             for t in process.threads
-            if t is not main and self._is_not_helper(t) and t.frames
+            if t is not main and t.frames and not self.matcher.is_helper(t)
         )
         found = [
             self._thread_state(t, process)
-            for _, t in zip(range(_MOST_THREADS), threads, strict=False)
+            for t in islice(threads, _MOST_THREADS)
         ]
-        is_locked = bool(find_lock_waits([state]))
         return [
             s
             for s in found
-            if is_informative(s)
-            and not self._is_monitor(s, is_locked=is_locked)
+            if s.is_informative
+            and not self._is_monitor(s, is_locked=state.waits_for_lock)
         ]
 
     def _is_monitor(self, state: ThreadState, *, is_locked: bool) -> bool:
@@ -634,7 +584,7 @@ class ProcessExplainer:
         ):
             return False
 
-        place = to_location(find_user_frame(state.thread.frames))
+        place = user_location(state.thread.frames)
         return (
             not is_locked
             or place is None
@@ -662,42 +612,59 @@ class ProcessExplainer:
     def _make_view(
         self, process: ProcessStacks, state: ThreadState, main: ThreadState
     ) -> ProcessView:
-        cause = state.cause
-        doing, of_many = self._doing_text(state), ""
-        note = describe_wait(state)
+        note, of_many = describe_wait(state), ""
         if self._is_computing(state):
             # Ranks at the same line may be in different native functions.
             of_many = describe_computing(state, with_name=False)
             note = describe_samples(state)
-        confidence: Confidence = (
-            state.rule.confidence if state.rule else "likely"
-        )
-        remedy = state.rule.remedy if state.rule else ""
-        if cause in _LOOP_BLOCKERS and is_in_event_loop(state.thread):
-            doing = f"is blocking its event loop: it {doing}"
-            of_many = ""
-            if state.motion is Motion.UNKNOWN and cause in _MAYBE_SHORT_CAUSES:
-                confidence = "possible"
-            cause, remedy = Cause.EVENT_LOOP_STALL, ""
-        cause = cause or Cause.UNKNOWN
-        return ProcessView(
+        cause, rule = state.cause or Cause.UNKNOWN, state.rule
+        view = ProcessView(
             process=process,
             cause=cause,
-            doing=doing,
+            doing=self._doing_text(state),
             doing_of_many=of_many,
             thread=state.thread,
             frame=state.frame,
             location=choose_location(process, state, main),
             motion=state.motion,
-            confidence=confidence,
-            remedy=remedy
-            or trim_remedy(state, self.book.remedy.get(cause, "")),
-            rule=state.rule.name if state.rule else "",
+            confidence=rule.confidence if rule else "likely",
+            remedy=(rule.remedy if rule else "") or self._remedy(state, cause),
+            rule=rule.name if rule else "",
             note=note,
-            evidence=(make_evidence(process, main.thread, main.frame),)
-            if main is not state
-            else (),
         )
+        if main is not state:
+            evidence = make_evidence(process, main.thread, main.frame)
+            view = attrs.evolve(view, evidence=(evidence,))
+        is_blocker = state.cause in _LOOP_BLOCKERS
+        if is_blocker and is_in_event_loop(state.thread):
+            return self._as_loop_stall(view, state)
+        return view
+
+    def _as_loop_stall(
+        self, view: ProcessView, state: ThreadState
+    ) -> ProcessView:
+        # A healthy event loop computes for short times, too.
+        is_short = state.cause is None or state.cause.is_computing
+        is_unsure = is_short and state.motion is Motion.UNKNOWN
+        return attrs.evolve(
+            view,
+            cause=Cause.EVENT_LOOP_STALL,
+            doing=f"is blocking its event loop: it {view.doing}",
+            doing_of_many="",
+            confidence="possible" if is_unsure else view.confidence,
+            remedy=self._remedy(state, Cause.EVENT_LOOP_STALL),
+        )
+
+    def _remedy(self, state: ThreadState, cause: Cause) -> str:
+        """
+        Return what to do about a cause, without steps that are already done.
+        """
+        remedy = self.book.remedy.get(cause, "")
+        if not state.thread.native and not state.native_function:
+            return remedy
+        if state.cause is Cause.NATIVE_SPIN and "--native" in remedy:
+            return _NOT_RETURNING_REMEDY
+        return _NATIVE_STACKS_HINT.sub("", remedy)
 
     def _doing_text(self, state: ThreadState) -> str:
         if state.rule is not None and state.rule.doing:
@@ -710,43 +677,44 @@ class ProcessExplainer:
     def _is_computing(self, state: ThreadState) -> bool:
         # Texts of user rules come before the built-in ones.
         cause = state.cause or Cause.UNKNOWN
-        is_ours = self.book.doing.get(cause) == DEFAULT_DOING.get(cause)
-        return is_ours and is_computing(state)
+        own_text = builtin_rules().doing.get(cause)
+        return state.is_computing and self.book.doing.get(cause) == own_text
 
     def _gil_view(
         self, process: ProcessStacks, gil: tuple[ThreadStack, str, Confidence]
     ) -> ProcessView:
         thread, doing, confidence = gil
-        cause = Cause.GIL_CONTENTION
         frames = thread.frames or thread.native
-        return ProcessView(
-            process=process,
-            cause=cause,
-            doing=doing,
+        return make_view(
+            self.book,
+            process,
+            Cause.GIL_CONTENTION,
+            doing,
             thread=thread,
-            frame=next(iter(frames), None),
             location=to_location(find_python_frame(frames)),
             motion=Motion.STILL,
             confidence=confidence,
-            remedy=self.book.remedy.get(cause, ""),
         )
 
     def _lock_view(
         self, process: ProcessStacks, locks: Sequence[ThreadState]
     ) -> ProcessView:
         first, *others = locks
-        places = [to_location(find_user_frame(s.thread.frames)) for s in locks]
+        places = [user_location(s.thread.frames) for s in locks]
         also = ", ".join(p.brief for p in places[1:4] if p is not None)
-        return ProcessView(
-            process=process,
-            cause=Cause.LOCK_DEADLOCK,
-            doing="has threads that wait for each other's locks",
+        is_likely = all(
+            s.rule and s.rule.confidence == "likely" for s in locks
+        )
+        return make_view(
+            self.book,
+            process,
+            Cause.LOCK_DEADLOCK,
+            "has threads that wait for each other's locks",
             thread=first.thread,
             frame=first.frame,
             location=places[0],
             motion=first.motion,
-            confidence=combine_confidence(locks),
-            remedy=self.book.remedy.get(Cause.LOCK_DEADLOCK, ""),
+            confidence="likely" if is_likely else "possible",
             note=f"and in {also}" if also else "",
             rule="cycle of locks",
             evidence=tuple(
@@ -766,18 +734,9 @@ def _has_returned(thread: ThreadStack) -> bool:
     return has_new or wakes_per_s(thread) > 0
 
 
-def _gpu_only_view(process: ProcessStacks) -> ProcessView:
-    """
-    Make the view of a process of which only GPU kernels are known.
-    """
-    return ProcessView(
-        process=process,
-        cause=Cause.UNKNOWN,
-        doing="runs a kernel on its GPU",
-    )
-
-
-def _joined_view(view: ProcessView, thread: ThreadStack) -> ProcessView:
+def _joined_view(
+    view: ProcessView, thread: ThreadStack, *, is_sure: bool
+) -> ProcessView:
     """
     Say that the main thread waits for this thread.
     """
@@ -786,29 +745,8 @@ def _joined_view(view: ProcessView, thread: ThreadStack) -> ProcessView:
         view,
         doing=f"is waiting for {name}, which {view.doing}",
         doing_of_many=f"is waiting for a thread each, which {view.doing}",
+        confidence=view.confidence if is_sure else "possible",
     )
-
-
-def explain_process(
-    process: ProcessStacks,
-    *,
-    book: RuleBook | None = None,
-    read_line: ReadLine | None = None,
-) -> ProcessView | None:
-    """
-    Explain what a process is doing.
-
-    Args:
-        book: The rules; the built-in ones by default.
-
-        read_line: Returns the source code of a line of a file, or ``""``; by
-            default it reads the file on this machine.
-
-    Returns:
-        ``None`` if the process has no stack.
-    """
-    book = read_rules() if book is None else book
-    return ProcessExplainer(book, read_line or SourceLines()).explain(process)
 
 
 _COMMUNICATION_FILES = re.compile(
@@ -818,21 +756,9 @@ _COMMUNICATION_FILES = re.compile(
     r"|horovod/.*|(vllm|sglang)/(srt/)?distributed/.*)\.py$"
 )
 # Wrappers around a call; their names are not the operation.
-_WRAPPERS = frozenset(
-    {
-        "wrapper",
-        "_fn",
-        "inner",
-        "log_wrapper",
-        "decorate_context",
-        "wrapped_fn",
-        "__call__",
-        "wait_tensor",
-        "wait",
-        "_wait",
-        "__torch_dispatch__",
-        "__torch_function__",
-    }
+_WRAPPER = re.compile(
+    r"(?:log_)?wrapper|_fn|inner|wrapped_fn|decorate_context|__call__"
+    r"|_?wait|wait_tensor|__torch_(?:dispatch|function)__"
 )
 _P2P_WAIT = re.compile(r"\b(i(?:send|recv))\(.{0,400}\)\.wait\(")
 _P2P_NAME = re.compile(r"(^|_)i?(send|recv)(_|$)|^(receive|batch_isend_irecv)")
@@ -850,15 +776,11 @@ def find_operation(view: ProcessView) -> str:
     """
     frames = view.thread.frames if view.thread else ()
     found = innermost = ""
-    for frame in frames:
-        if is_native(frame):
-            continue
-        path = frame.filename.replace("\\", "/")
-        if not _COMMUNICATION_FILES.search(path[-300:]):
+    for path, name in map(callsite, python_frames(frames)):
+        if not _COMMUNICATION_FILES.search(path):
             break
-        name = function_name(frame.name)
         innermost = innermost or name
-        if name not in _WRAPPERS:
+        if not _WRAPPER.fullmatch(name):
             found = name
     return found or innermost or _p2p_operation(frames)
 
@@ -867,7 +789,7 @@ def _p2p_operation(frames: Sequence[StackFrame]) -> str:
     """
     Return the send or receive that a line of source code waits for.
     """
-    line = next((f.code for f in frames if not is_native(f)), "")
+    line = next((f.code for f in python_frames(frames)), "")
     match = _P2P_WAIT.search(line)
     return match[1] if match else ""
 

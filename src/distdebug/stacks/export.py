@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from .._text import clean
-from .formats.gdb import is_native_location
+from .formats.frames import is_native_location
 from .merge import StackTree
 from .model import ProcessStacks, StackFrame, ThreadActivity, ThreadStack
 
@@ -37,14 +37,11 @@ def to_collapsed(tree: StackTree, *, who: bool = False) -> str:
         semicolons, and the number of processes.
     """
     lines = []
-    for node, ends in enumerate(tree.ends):
-        if ends:
-            names = [
-                _escape_collapsed(str(f)) for f in reversed(tree.stack(node))
-            ]
-            if who:
-                names.insert(0, _escape_collapsed(tree.who(ends)))
-            lines.append(f"{';'.join(names)} {len(set(ends))}\n")
+    for stack, ends in tree.stacks():
+        names = [tree.who(ends)] if who else []
+        names += map(str, reversed(stack))
+        text = ";".join(map(_escape_collapsed, names))
+        lines.append(f"{text} {len(set(ends))}\n")
     return "".join(sorted(lines))
 
 
@@ -65,21 +62,15 @@ def to_speedscope(tree: StackTree, *, name: str = "stacks") -> str:
         ends, named after its processes.  A weight is a number of processes.
     """
     shared: dict[StackFrame, int] = {}
-    stacks = []
-    for node, ends in enumerate(tree.ends):
-        if ends:
-            frames = reversed(tree.stack(node))
-            sample = [shared.setdefault(f, len(shared)) for f in frames]
-            stacks.append((tree.who(ends), sample, len(set(ends))))
-    stacks.sort(key=lambda stack: -stack[2])
-
+    found = []
+    for stack, ends in tree.stacks():
+        sample = [shared.setdefault(f, len(shared)) for f in reversed(stack)]
+        found.append((len(set(ends)), sample, tree.who(ends)))
+    found.sort(key=lambda part: -part[0])
     whole = _speedscope_profile(
-        "all", [s for _, s, _ in stacks], [count for _, _, count in stacks]
+        "all", [sample for _, sample, _ in found], [n for n, *_ in found]
     )
-    parts = [
-        _speedscope_profile(who, [stack], [count])
-        for who, stack, count in stacks
-    ]
+    parts = [_speedscope_profile(who, [s], [n]) for n, s, who in found]
     return json.dumps(
         {
             "$schema": _SCHEMA,
@@ -117,6 +108,16 @@ def _speedscope_frame(frame: StackFrame) -> dict[str, Any]:
     return shown
 
 
+# Attributes that py-spy does not know, in the order of the file.
+_EXTRA_OF_PROCESS = (
+    *("rank", "world_size", "job", "coordinates", "role", "host", "state"),
+    *("tracer_pid", "kernels", "taken"),
+)
+_EXTRA_OF_THREAD = (
+    *("waits_for_gil", "native", "state", "system_call", "activity", "idle_s"),
+)
+
+
 def stacks_to_json(process: ProcessStacks) -> str:
     """
     Convert a process to the JSON of ``py-spy dump --json``, with more fields.
@@ -125,46 +126,31 @@ def stacks_to_json(process: ProcessStacks) -> str:
     """
     # A process without threads still has a state, which needs an entry.
     threads = process.threads or (ThreadStack(name="", frames=()),)
-    data = [_thread_to_json(process.pid, thread) for thread in threads]
     parent = process.parent_pid
     info = {
         "pid": process.pid,
         "command_line": process.command,
         "parent": None if parent is None else {"pid": parent},
     }
-    for thread in data:
-        thread["process_info"] = info
+    data = [
+        {**_thread_to_json(process.pid, thread), "process_info": info}
+        for thread in threads
+    ]
     data[0]["process_info"] = {**info, **_extra_process_fields(process)}
-    return json.dumps(data, indent=1)
+    return json.dumps(data, indent=1, default=_plain)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    is_frame = isinstance(value, StackFrame)
+    return _frame_to_json(value) if is_frame else attrs.asdict(value)
 
 
 def _extra_process_fields(process: ProcessStacks) -> dict[str, Any]:
-    extra = {
-        "rank": process.rank,
-        "world_size": process.world_size,
-        "job": process.job,
-        "coordinates": process.coordinates,
-        "role": process.role,
-        "host": process.host,
-        "state": process.state,
-        "tracer_pid": process.tracer_pid,
-        "kernels": [attrs.asdict(kernel) for kernel in process.kernels],
-        "taken": process.taken,
-    }
-    known = {key: value for key, value in extra.items() if _is_known(value)}
+    known = _known(process, _EXTRA_OF_PROCESS)
     return known if process.threads else {**known, "threads": 0}
 
 
 def _thread_to_json(pid: int, thread: ThreadStack) -> dict[str, Any]:
-    call, activity = thread.system_call, thread.activity
-    extra = {
-        "waits_for_gil": thread.waits_for_gil,
-        "native": _frames_to_json(thread.native),
-        "state": thread.state,
-        "system_call": None if call is None else attrs.asdict(call),
-        "activity": None if activity is None else attrs.asdict(activity),
-        "idle_s": thread.idle_s,
-    }
     return {
         "pid": pid,
         "thread_id": thread.thread_id or 0,
@@ -172,18 +158,17 @@ def _thread_to_json(pid: int, thread: ThreadStack) -> dict[str, Any]:
         "os_thread_id": thread.thread_id,
         "active": thread.active,
         "owns_gil": thread.owns_gil,
-        "frames": _frames_to_json(thread.frames),
+        "frames": thread.frames,
         "is_main": thread.is_main,
-        **{key: value for key, value in extra.items() if _is_known(value)},
+        **_known(thread, _EXTRA_OF_THREAD),
     }
 
 
-def _is_known(value: Any) -> bool:
-    return value is not None and value not in ("", (), [])
-
-
-def _frames_to_json(frames: Iterable[StackFrame]) -> list[dict[str, Any]]:
-    return [_frame_to_json(frame) for frame in frames]
+def _known(item: object, names: Iterable[str]) -> dict[str, Any]:
+    values = {name: getattr(item, name) for name in names}
+    return {
+        k: v for k, v in values.items() if v is not None and v not in ("", ())
+    }
 
 
 def _frame_to_json(frame: StackFrame) -> dict[str, Any]:
@@ -263,11 +248,8 @@ def _detail_lines(thread: ThreadStack) -> Iterator[str]:
 
 
 def _activity_text(activity: ThreadActivity) -> str:
-    moved = (
-        ""
-        if activity.has_moved is None
-        else (", another line" if activity.has_moved else ", same lines")
-    )
+    moves = {None: "", True: ", another line", False: ", same lines"}
+    moved = moves[activity.has_moved]
     values = ", new values" if activity.has_new_values else ""
     return (
         f"in {activity.seconds:.1f} s waited {activity.voluntary} times, "

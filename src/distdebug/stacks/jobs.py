@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import re
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from ..findings import Finding
-from .frame_origin import function_name
-from .model import ProcessStacks, StackFrame, ThreadStack
+from ..processes import ENDED_STATES
+from .headings import parse_coordinates
+from .model import ProcessStacks, StackFrame, ThreadStack, callsite
 
 
 _MOST_ANCESTORS = 16
-_DEAD_STATES = frozenset({"Z", "X", "x"})
 
 ProcessKey = tuple[str | None, int]
 
@@ -40,13 +41,9 @@ def split_jobs(
         ``""`` if nothing names it.  The order is that of *processes*.
     """
     known = tuple(processes)
-    names = {(p.host, p.pid): p.job for p in known if p.job}
-    for process in known:
-        if process.job and process.parent_pid is not None:
-            # Its launcher and its siblings are in the same job.
-            names.setdefault((process.host, process.parent_pid), process.job)
-    all_names = set(names.values())
-    only_job = all_names.pop() if len(all_names) == 1 else ""
+    names = _known_jobs(known)
+    found = set(names.values())
+    only_job = found.pop() if len(found) == 1 else ""
     taken_ranks = {
         p.rank
         for p in _rank_processes(known)
@@ -57,17 +54,28 @@ def split_jobs(
     for process in known:
         name = _job_name(process, names)
         if not name and process.rank is not None:
-            name = (
-                only_job
-                if process.rank not in taken_ranks
-                else _parent_job_name(process)
-            )
+            name = only_job
+            # Pasted stacks have no pid, and may show the same rank twice.
+            if process.rank in taken_ranks:
+                parent = process.parent_pid if process.pid else None
+                name = "" if parent is None else f"of parent {parent}"
         jobs.setdefault(name, []).append(process)
     split = {name: tuple(members) for name, members in jobs.items()}
-    if _has_duplicate_ranks(unnamed := split.get("", ())):
+    unnamed = split.get("", ())
+    ranks = [p.rank for p in _rank_processes(unnamed)]
+    if len(ranks) > len(set(ranks)):
         del split[""]
         split.update(_split_by_parent(unnamed))
     return split
+
+
+def _known_jobs(processes: Sequence[ProcessStacks]) -> dict[ProcessKey, str]:
+    names = {(p.host, p.pid): p.job for p in processes if p.job}
+    for process in processes:
+        if process.job and process.parent_pid is not None:
+            # Its launcher and its siblings are in the same job.
+            names.setdefault((process.host, process.parent_pid), process.job)
+    return names
 
 
 def drop_foreign_processes(
@@ -86,9 +94,8 @@ def drop_foreign_processes(
     related: dict[ProcessKey, str] = {}
     for rank in known:
         if rank.rank is not None and rank.parent_pid is not None:
-            related[rank.host, rank.pid] = related[
-                rank.host, rank.parent_pid
-            ] = "kin"
+            related[rank.host, rank.pid] = "kin"
+            related[rank.host, rank.parent_pid] = "kin"
     hosts = {host for host, _ in related}
     parents = {(p.host, p.pid): p.parent_pid for p in known}
     return tuple(
@@ -104,11 +111,11 @@ def _is_unattributed(process: ProcessStacks) -> bool:
     """
     Return whether a process has ended and nothing names its job.
     """
-    if process.job or process.state not in _DEAD_STATES:
+    if process.job or process.state not in ENDED_STATES:
         return False
     # The main thread may end before the others.
     lives = any(
-        t.frames or t.state not in {"", *_DEAD_STATES} for t in process.threads
+        t.frames or t.state not in {"", *ENDED_STATES} for t in process.threads
     )
     return process.rank is None and not lives
 
@@ -150,17 +157,6 @@ def is_same_job(
     own = {p.source for p in members_of_job(one, known)}
     others = {p.source for p in members_of_job(other, known)}
     return not known or not own.isdisjoint(others)
-
-
-def _parent_job_name(process: ProcessStacks) -> str:
-    # Pasted stacks have no pid, and may show the same rank twice.
-    is_known = process.pid and process.parent_pid is not None
-    return f"of parent {process.parent_pid}" if is_known else ""
-
-
-def _has_duplicate_ranks(processes: Iterable[ProcessStacks]) -> bool:
-    ranks = [p.rank for p in _rank_processes(processes)]
-    return len(ranks) > len(set(ranks))
 
 
 def _rank_processes(processes: Iterable[ProcessStacks]) -> list[ProcessStacks]:
@@ -220,43 +216,46 @@ def _inherited_job_name(
 def _job_name(
     process: ProcessStacks, names: Mapping[tuple[str | None, int], str]
 ) -> str:
-    own = names.get((process.host, process.pid), "")
-    if own or process.parent_pid is None:
-        return own
-
-    return names.get((process.host, process.parent_pid), "")
+    pids = [
+        pid for pid in (process.pid, process.parent_pid) if pid is not None
+    ]
+    found = (names.get((process.host, pid), "") for pid in pids)
+    return next(filter(None, found), "")
 
 
 _CHILD_ROLES = frozenset({"dataloader", "compile", "child"})
 
 # Functions that run only in worker processes, or only in launchers.
-_WORKER_FUNCTIONS = (
-    ("utils/data/_utils/worker.py", {"_worker_loop"}),
-    ("stateful_dataloader/worker.py", {"_worker_loop"}),
-    ("concurrent/futures/process.py", {"_process_worker"}),
-    ("multiprocessing/pool.py", {"worker"}),
-    ("multiprocessing/resource_tracker.py", {"main"}),
-    ("multiprocessing/forkserver.py", {"main"}),
-    ("torch/_inductor/compile_worker/__main__.py", {"main", "<module>"}),
-)
-_LAUNCHER_FUNCTIONS = (
-    ("torch/distributed/elastic/agent/server/api.py", {"_invoke_run"}),
-    ("torch/multiprocessing/spawn.py", {"join"}),
-    ("torch/distributed/run.py", {"main"}),
-    ("deepspeed/launcher/launch.py", {"main"}),
-    ("deepspeed/launcher/runner.py", {"main"}),
-    ("accelerate/commands/launch.py", {"launch_command"}),
+_ROLE_LINES = (
+    (
+        "child",
+        (
+            "utils/data/_utils/worker.py:_worker_loop",
+            "stateful_dataloader/worker.py:_worker_loop",
+            "concurrent/futures/process.py:_process_worker",
+            "multiprocessing/pool.py:worker",
+            "multiprocessing/resource_tracker.py:main",
+            "multiprocessing/forkserver.py:main",
+            "torch/_inductor/compile_worker/__main__.py:main",
+            "torch/_inductor/compile_worker/__main__.py:<module>",
+        ),
+    ),
+    (
+        "launcher",
+        (
+            "torch/distributed/elastic/agent/server/api.py:_invoke_run",
+            "torch/multiprocessing/spawn.py:join",
+            "torch/distributed/run.py:main",
+            "deepspeed/launcher/launch.py:main",
+            "deepspeed/launcher/runner.py:main",
+            "accelerate/commands/launch.py:launch_command",
+        ),
+    ),
 )
 
 # Inference servers set the titles of their processes.
-_ROLES_BY_TITLE = (
-    (re.compile(r"^sglang::(gpu_worker|\w*scheduler)"), "rank"),
-    (re.compile(r"^sglang::"), "server"),
-    (re.compile(r"^VLLM::Worker"), "rank"),
-    (re.compile(r"^VLLM::"), "server"),
-)
-_MESH_COORDINATES = re.compile(
-    r"(?<![A-Za-z])(TP|PP|DP|EP|CP)(\d{1,6})(?![0-9])"
+_TITLE = re.compile(
+    r"(?P<rank>sglang::(gpu_worker|\w*scheduler)|VLLM::Worker)|sglang::|VLLM::"
 )
 
 
@@ -324,41 +323,30 @@ def _process_role(process: ProcessStacks) -> str:
     if process.role:
         return process.role
 
-    for title, role in _ROLES_BY_TITLE:
-        if title.match(process.command):
-            return role
+    if role := _title_role(process):
+        return role
 
     main = process.main_thread
-    lines = [
-        (function_name(f.name), f.filename.replace("\\", "/"))
-        for f in (main.frames if main else ())
-    ]
-    for role, places in (
-        ("child", _WORKER_FUNCTIONS),
-        ("launcher", _LAUNCHER_FUNCTIONS),
-    ):
-        for end, names in places:
-            if any(n in names and path.endswith(end) for n, path in lines):
-                return role
-    return ""
+    lines = [":".join(callsite(f)) for f in (main.frames if main else ())]
+    return next(
+        (r for r, ends in _ROLE_LINES if any(x.endswith(ends) for x in lines)),
+        "",
+    )
+
+
+def _title_role(process: ProcessStacks) -> str:
+    match = _TITLE.match(process.command)
+    return "" if match is None else "rank" if match["rank"] else "server"
 
 
 def _with_coordinates(process: ProcessStacks) -> ProcessStacks:
     """
     Read the mesh coordinates of a rank from its title, if not yet known.
     """
-    is_rank = any(
-        title.match(process.command)
-        for title, role in _ROLES_BY_TITLE
-        if role == "rank"
-    )
-    if process.coordinates or not is_rank:
+    if process.coordinates or _title_role(process) != "rank":
         return process
-
-    found = _MESH_COORDINATES.findall(process.command[:200].replace("_", " "))
-    return attrs.evolve(
-        process, coordinates=tuple((k.lower(), int(n)) for k, n in found)
-    )
+    found = parse_coordinates(process.command)
+    return attrs.evolve(process, coordinates=found)
 
 
 # Containers reuse pids, but at most this many share one.
@@ -385,12 +373,9 @@ def join_threads(
     if not others.keys() & {_thread_key(t, -1) for t in known}:
         others = _match_main_threads(known, others)
 
-    joined = []
-    for thread in known:
-        other = others.pop(_thread_key(thread, -1), None)
-        joined.append(
-            thread if other is None else _merge_threads(thread, other)
-        )
+    joined = [
+        _merge_threads(t, others.pop(_thread_key(t, -1), None)) for t in known
+    ]
     # These have no Python frame, or the first tool would have seen them.
     joined += (
         attrs.evolve(t, frames=(), native=t.native or t.frames, is_main=False)
@@ -422,13 +407,17 @@ def _match_main_threads(
     }
 
 
-def _merge_threads(thread: ThreadStack, other: ThreadStack) -> ThreadStack:
-    owns, waits = thread.owns_gil, thread.waits_for_gil
+def _merge_threads(
+    thread: ThreadStack, other: ThreadStack | None
+) -> ThreadStack:
+    if other is None:
+        return thread
+    owns = thread.owns_gil
     return attrs.evolve(
         thread,
         native=other.native or other.frames,
         owns_gil=other.owns_gil if owns is None else owns,
-        waits_for_gil=waits or other.waits_for_gil,
+        waits_for_gil=thread.waits_for_gil or other.waits_for_gil,
     )
 
 
@@ -449,13 +438,13 @@ def join_processes(
         Each process once, in the order of its first dump.
     """
     found: list[ProcessStacks] = []
-    indices: dict[object, list[int]] = {}
+    indices: dict[object, deque[int]] = {}
     for process in processes:
         keys = _identity_keys(process)
         candidates = (
             index
             for key in keys
-            for index in indices.get(key, [])[-_MOST_CANDIDATES:]
+            for index in indices.get(key, ())
             if _is_same_process(found[index], process)
         )
         index = next(candidates, len(found))
@@ -464,7 +453,7 @@ def join_processes(
         else:
             found.append(process)
         for key in keys:
-            known = indices.setdefault(key, [])
+            known = indices.setdefault(key, deque(maxlen=_MOST_CANDIDATES))
             if index not in known:
                 known.append(index)
     return tuple(found)
@@ -493,34 +482,35 @@ def _is_same_process(one: ProcessStacks, other: ProcessStacks) -> bool:
     )
 
 
+_FILLED = (
+    "world_size",
+    "job",
+    "host",
+    "role",
+    "command",
+    "coordinates",
+    "kernels",
+)
+
+
 def _merge_processes(
     one: ProcessStacks, other: ProcessStacks
 ) -> ProcessStacks:
     """
     Merge two dumps of one process, the older one first.
     """
-    base, more = one, other
-    if _has_python(one) == _has_python(other):
-        base, more = other, one
-        threads = base.threads or more.threads
-        if _has_native(more) and not _has_native(base):
-            threads = join_threads(base.threads, more.threads)
-    else:
-        if not _has_python(one):
-            base, more = other, one
+    are_alike = _has_python(one) == _has_python(other)
+    # The later one counts, or the one with Python frames.
+    keeps_one = not are_alike and _has_python(one)
+    base, more = (one, other) if keeps_one else (other, one)
+    threads = base.threads or more.threads
+    if not are_alike or (_has_native(more) and not _has_native(base)):
         threads = join_threads(base.threads, more.threads)
-    return attrs.evolve(
-        base,
-        threads=threads,
-        rank=more.rank if base.rank is None else base.rank,
-        world_size=base.world_size or more.world_size,
-        job=base.job or more.job,
-        host=base.host or more.host,
-        role=base.role or more.role,
-        command=base.command or more.command,
-        coordinates=base.coordinates or more.coordinates,
-        kernels=base.kernels or more.kernels,
-    )
+    filled = {
+        name: getattr(base, name) or getattr(more, name) for name in _FILLED
+    }
+    rank = more.rank if base.rank is None else base.rank
+    return attrs.evolve(base, threads=threads, rank=rank, **filled)
 
 
 def _all_frames(process: ProcessStacks) -> Iterable[StackFrame]:

@@ -8,11 +8,17 @@ do different things.
 from __future__ import annotations
 
 import re
-import sys
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 import attrs
@@ -20,44 +26,42 @@ import attrs
 from .._render import Block, Branch, Shown, Tree
 from .._text import clean
 from ..ranks import fold_ranks
-from ..usercode import is_framework
-from .frame_origin import innermost_native_name
-from .model import ProcessStacks, StackFrame, ThreadStack
-from .motion import is_background
-
-
-_INSTALL_PREFIX = re.compile(
-    r"\A.*[/\\](?:site-packages|dist-packages|lib/python3(?:\.\d+)?t?)[/\\]"
+from ..usercode import is_user_frame, strip_install_prefix
+from .model import (
+    ProcessStacks,
+    StackFrame,
+    ThreadStack,
+    innermost_native_name,
 )
+from .rules import is_background
+
+
 _LIBRARY_VERSION = re.compile(r"(?:-[\d.]+)?\.so(?:\.[\d.]+)?$")
 _SYMBOL_SUFFIX = re.compile(
     r"@.*$|\[abi:\w*\]| ?\[clone [^\]]*\]|\.(?:constprop|isra)\..*"
 )
 
 # Functions that only wrap a call.
-_WRAPPERS = {
-    "_call_impl": "torch/nn/modules/module.py",
-    "_wrapped_call_impl": "torch/nn/modules/module.py",
-    "wrapper": "torch/distributed/c10d_logger.py",
-    "decorate_context": "torch/utils/_contextlib.py",
-    "_fn": "torch/_dynamo/eval_frame.py",
-    "wrapped_fn": "deepspeed/utils/nvtx.py",
-    "log_wrapper": "deepspeed/comm/comm.py",
-    "_resume_span": "ray/util/tracing/tracing_helper.py",
-    "auto_init_wrapper": "ray/_private/auto_init_hook.py",
-    "inner": "contextlib.py",
-    "_run_code": "<frozen runpy>",
-    "_run_module_as_main": "<frozen runpy>",
-}
-_OTHER_WRAPPERS = {
-    ("wrapper", "ray/_private/client_mode_hook.py"),
-    (
-        "wrapper",
-        "torch/distributed/elastic/multiprocessing/errors/__init__.py",
-    ),
-    ("_run_code", "runpy.py"),
-    ("_run_module_as_main", "runpy.py"),
-}
+_WRAPPERS = frozenset(
+    {
+        "torch/nn/modules/module.py:_call_impl",
+        "torch/nn/modules/module.py:_wrapped_call_impl",
+        "torch/distributed/c10d_logger.py:wrapper",
+        "torch/utils/_contextlib.py:decorate_context",
+        "torch/_dynamo/eval_frame.py:_fn",
+        "deepspeed/utils/nvtx.py:wrapped_fn",
+        "deepspeed/comm/comm.py:log_wrapper",
+        "ray/util/tracing/tracing_helper.py:_resume_span",
+        "ray/_private/auto_init_hook.py:auto_init_wrapper",
+        "contextlib.py:inner",
+        "<frozen runpy>:_run_code",
+        "<frozen runpy>:_run_module_as_main",
+        "ray/_private/client_mode_hook.py:wrapper",
+        "torch/distributed/elastic/multiprocessing/errors/__init__.py:wrapper",
+        "runpy.py:_run_code",
+        "runpy.py:_run_module_as_main",
+    }
+)
 
 # The innermost frame to keep: what happens inside the communication library
 # differs from rank to rank and from moment to moment.
@@ -87,25 +91,6 @@ _LIBC_SUFFIX = re.compile(r"(?:64|_nocancel|_time64|_cancel)$")
 _WAIT_NAME = re.compile(
     r"futex|pthread_(?:cond|mutex)|lll_|do_futex|(?:new_)?sem_|\w*sleep"
 )
-# Packages that users do not edit, as py-spy abbreviates their paths.
-_LIBRARY_PACKAGES = frozenset(sys.stdlib_module_names) | {
-    "accelerate",
-    "deepspeed",
-    "filelock",
-    "grpc",
-    "lightning",
-    "numpy",
-    "pytorch_lightning",
-    "ray",
-    "requests",
-    "torch",
-    "torchdata",
-    "tqdm",
-    "transformers",
-    "triton",
-    "urllib3",
-    "zmq",
-}
 
 
 @lru_cache(maxsize=1 << 14)
@@ -126,8 +111,8 @@ def normalize_frame(frame: StackFrame) -> StackFrame | None:
         )
 
     name = frame.name.rpartition(".")[2]
-    filename = _INSTALL_PREFIX.sub("", frame.filename)
-    if filename == _WRAPPERS.get(name) or (name, filename) in _OTHER_WRAPPERS:
+    filename = strip_install_prefix(frame.filename)
+    if f"{filename}:{name}" in _WRAPPERS:
         return None
     return StackFrame(name, filename, frame.line)
 
@@ -187,17 +172,6 @@ def _plain_native_name(name: str) -> str:
     plain = "".join(result).removesuffix(" const").strip()
     # A name such as "(anonymous namespace)" is only brackets.
     return plain.removeprefix("::") or name
-
-
-@lru_cache(maxsize=1 << 14)
-def is_own(frame: StackFrame) -> bool:
-    """
-    Return whether a frame is user code, not native, stdlib, or framework code.
-    """
-    if frame.is_native or is_framework(frame.filename):
-        return False
-    package = frame.filename.replace("\\", "/").partition("/")[0]
-    return package.removesuffix(".py") not in _LIBRARY_PACKAGES
 
 
 # Pipeline stages run other layers, and replicas of a server other requests:
@@ -288,17 +262,40 @@ class StackTree(Shown):
             Ranks such as ``"0-2,4-7"``, and the pids of processes without a
             rank; with the name of their job if there are several jobs.
         """
-        jobs: dict[str, list[ProcessStacks]] = {}
-        for member in members:
-            process = self.processes[member]
-            job = process.job if self.has_jobs else ""
-            jobs.setdefault(job, []).append(process)
-        return "; ".join(
-            f"{_process_names(known)} of {job}"
-            if job
-            else _process_names(known)
-            for job, known in jobs.items()
-        )
+        parts = []
+        for known in group_by_key(members, self._job):
+            names = _process_names(self.processes[m] for m in known)
+            job = self._job(known[0])
+            parts.append(f"{names} of {job}" if job else names)
+        return "; ".join(parts)
+
+    def _job(self, member: int) -> str:
+        return self.processes[member].job if self.has_jobs else ""
+
+    @cached_property
+    def children(self) -> Mapping[int, Sequence[int]]:
+        """
+        The nodes below each node, and without a parent below -1.
+        """
+        found: dict[int, list[int]] = {
+            n: [] for n in range(-1, len(self.frames))
+        }
+        for node, parent in enumerate(self.parents):
+            found[parent].append(node)
+        return found
+
+    def chain(self, node: int) -> Sequence[int]:
+        """
+        Return a node and those below it, up to the first fork or end.
+
+        Args:
+            node: Its index.
+        """
+        found = [node]
+        while len(self.children[node]) == 1 and not self.ends[node]:
+            (node,) = self.children[node]
+            found.append(node)
+        return found
 
     def stack(self, node: int) -> Frames:
         """
@@ -313,6 +310,14 @@ class StackTree(Shown):
             node = self.parents[node]
         return tuple(frames)
 
+    def stacks(self) -> Iterator[tuple[Frames, tuple[int, ...]]]:
+        """
+        Yield each stack, innermost first, with the processes it is of.
+        """
+        for node, ends in enumerate(self.ends):
+            if ends:
+                yield self.stack(node), ends
+
     @property
     def classes(self) -> tuple[StackClass, ...]:
         """
@@ -321,18 +326,16 @@ class StackTree(Shown):
         A class holds the processes of one job and role whose main threads are
         at the same place.
         """
-        found: dict[tuple[str, str, int], list[int]] = {}
-        for member, node in enumerate(self.mains):
-            if node >= 0:
-                process = self.processes[member]
-                job = process.job if self.has_jobs else ""
-                key = job, process.role, node
-                found.setdefault(key, []).append(member)
-        ordered = sorted(found.items(), key=lambda item: -len(item[1]))
-        return tuple(
-            self._make_class(role, node, members)
-            for (_, role, node), members in ordered
+        groups = group_by_key(
+            self._with_main,
+            lambda m: (self._job(m), self.processes[m].role, self.mains[m]),
         )
+        groups.sort(key=len, reverse=True)
+        return tuple(map(self._make_class, groups))
+
+    @property
+    def _with_main(self) -> list[int]:
+        return [m for m, node in enumerate(self.mains) if node >= 0]
 
     def outliers(self, *, share: float = 0.2) -> tuple[StackClass, ...]:
         """
@@ -349,35 +352,24 @@ class StackTree(Shown):
         Returns:
             The small classes, the smallest first.
         """
-        peers: dict[object, dict[int, list[int]]] = {}
-        for member, node in enumerate(self.mains):
-            if node >= 0:
-                process = self.processes[member]
-                key = process.job if self.has_jobs else "", *_peer_key(process)
-                peers.setdefault(key, {}).setdefault(node, []).append(member)
-
-        found = []
-        for classes in peers.values():
-            sizes = Counter({n: len(m) for n, m in classes.items()})
-            total = sizes.total()
-            (_, largest), *_ = sizes.most_common(1)
+        found: list[list[int]] = []
+        for peers in group_by_key(
+            self._with_main,
+            lambda m: (self._job(m), _peer_key(self.processes[m])),
+        ):
+            classes = group_by_key(peers, self.mains.__getitem__)
+            largest, total = max(map(len, classes)), len(peers)
             small = max(1, share * total) if largest > total / 2 else 0
-            found += [
-                self._make_class(
-                    self.processes[members[0]].role, node, members
-                )
-                for node, members in classes.items()
-                if len(members) <= small and len(members) < largest
-            ]
-        return tuple(sorted(found, key=lambda c: len(c.members)))
+            found += (
+                c for c in classes if len(c) <= small and len(c) < largest
+            )
+        return tuple(map(self._make_class, sorted(found, key=len)))
 
-    def _make_class(
-        self, role: str, node: int, members: list[int]
-    ) -> StackClass:
+    def _make_class(self, members: list[int]) -> StackClass:
         ranks = {self.processes[member].rank for member in members}
         return StackClass(
-            role=role,
-            frames=self.stack(node),
+            role=self.processes[members[0]].role,
+            frames=self.stack(self.mains[members[0]]),
             members=tuple(members),
             ranks=tuple(sorted(r for r in ranks if r is not None)),
             who=self.who(members),
@@ -392,10 +384,9 @@ class StackTree(Shown):
                 "who": self.who(ends),
                 "processes": len(set(ends)),
                 "threads": len(ends),
-                "stack": [str(frame) for frame in self.stack(node)],
+                "stack": [*map(str, stack)],
             }
-            for node, ends in enumerate(self.ends)
-            if ends
+            for stack, ends in self.stacks()
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -427,17 +418,13 @@ class StackTree(Shown):
         }
 
     def _blocks_(self) -> Iterable[Block]:
-
         yield Tree(to_branches(self))
 
 
 def _process_names(known: Iterable[ProcessStacks]) -> str:
-    ranks, others = [], []
-    for process in known:
-        if process.rank is None:
-            others.append(process.pid)
-        else:
-            ranks.append(process.rank)
+    processes = list(known)
+    ranks = [p.rank for p in processes if p.rank is not None]
+    others = [p.pid for p in processes if p.rank is None]
     parts = [fold_ranks(ranks), f"pid {fold_ranks(others)}" if others else ""]
     return ", ".join(filter(None, parts))
 
@@ -521,7 +508,7 @@ class _TreeBuilder:
         if (known := self._nodes_by_stack.get(frames)) is not None:
             return known
 
-        own = {normalize_stack((f,))[0]: is_own(f) for f in frames}
+        own = {normalize_stack((f,))[0]: is_user_frame(f) for f in frames}
         node = -1
         for frame in reversed(normalize_stack(frames)):
             below = self._children.get((node, frame))
@@ -563,9 +550,7 @@ class _TreeBuilder:
             if len(parts) == 1 and not self.ends[node]:
                 found[node] = parts[0]
             else:
-                found[node] = tuple(
-                    sorted({m for part in parts for m in part})
-                )
+                found[node] = tuple(sorted(set().union(*parts)))
             if self.parents[node] >= 0:
                 above[self.parents[node]].append(found[node])
         yield from found
@@ -600,25 +585,17 @@ def to_branches(tree: StackTree) -> list[Branch]:
         Each branch with its processes; ``*`` marks user code; the innermost
         frame comes last.
     """
-    below: list[list[int]] = [[] for _ in tree.frames]
-    roots: list[int] = []
-    for node, parent in enumerate(tree.parents):
-        (below[parent] if parent >= 0 else roots).append(node)
-    return [*_tree_branches(tree, below, roots), *_stackless_branches(tree)]
+    return [*_tree_branches(tree), *_stackless_branches(tree)]
 
 
-def _tree_branches(
-    tree: StackTree, below: Sequence[Sequence[int]], roots: Sequence[int]
-) -> Iterator[Branch]:
+def _tree_branches(tree: StackTree) -> Iterator[Branch]:
+    below = tree.children
     # Stacks may be deeper than the recursion limit.
-    todo = [(0, node) for node in _largest_last(tree, roots)]
+    todo = [(0, node) for node in _largest_last(tree, below[-1])]
     while todo:
         depth, node = todo.pop()
-        chain = [node]
-        while len(below[node]) == 1 and not tree.ends[node]:
-            (node,) = below[node]
-            chain.append(node)
-
+        chain = tree.chain(node)
+        node = chain[-1]
         who = clean(tree.who(tree.members[node]), limit=_NAMES_WIDTH)
         parts = [*_chain_lines(tree, chain)]
         if name := native_function(tree, node):
@@ -641,24 +618,14 @@ def _chain_lines(tree: StackTree, chain: Sequence[int]) -> Iterator[str]:
     """
     Yield the frames of a chain; long runs of foreign frames are folded.
     """
-    foreign: list[int] = []
-    for node in chain:
-        if tree.own[node]:
-            yield from _fold_frames(tree, foreign)
-            foreign = []
-            yield f"* {_frame_text(tree.frames[node])}"
+    for is_own, nodes in groupby(chain, tree.own.__getitem__):
+        texts = [_frame_text(tree.frames[node]) for node in nodes]
+        if is_own:
+            yield from (f"* {text}" for text in texts)
+        elif len(texts) > _MOST_FOLDED:
+            yield from (texts[0], f"… {len(texts) - 2} more", texts[-1])
         else:
-            foreign.append(node)
-    yield from _fold_frames(tree, foreign)
-
-
-def _fold_frames(tree: StackTree, nodes: Sequence[int]) -> Iterator[str]:
-    if len(nodes) <= _MOST_FOLDED:
-        yield from (_frame_text(tree.frames[node]) for node in nodes)
-    else:
-        yield _frame_text(tree.frames[nodes[0]])
-        yield f"… {len(nodes) - 2} more"
-        yield _frame_text(tree.frames[nodes[-1]])
+            yield from texts
 
 
 def native_function(tree: StackTree, node: int) -> str:
@@ -691,12 +658,11 @@ def _stackless_branches(tree: StackTree) -> Iterator[Branch]:
     """
     Yield the processes without a stack, by state.
     """
+    processes = tree.processes
     seen = {member for ends in tree.ends for member in ends}
-    states: dict[str, list[int]] = {}
-    for member, process in enumerate(tree.processes):
-        if member not in seen:
-            states.setdefault(process.state, []).append(member)
-    for state, members in states.items():
+    unseen = (m for m in range(len(processes)) if m not in seen)
+    for members in group_by_key(unseen, lambda m: processes[m].state):
+        state = processes[members[0]].state
         why = f" (state {clean(state)})" if state else ""
         who = clean(tree.who(members), limit=_NAMES_WIDTH)
         yield Branch(0, who, [f"no stack{why}"])

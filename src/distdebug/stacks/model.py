@@ -15,6 +15,7 @@ import attrs
 from .._render import Block, Branch, Shown, Tree
 from .._text import clean
 from ..findings import as_plain
+from ..usercode import Layer, frame_layer
 
 
 # Width of a frame in the text output, in characters.
@@ -331,3 +332,65 @@ def is_gil_wait(frames: Iterable[StackFrame]) -> bool | None:
         waits = name
 
     return None
+
+
+_MOST_FUNCTION = 300
+_INTERPRETER = re.compile(
+    r"^(_?PyEval_(EvalFrame\w*|EvalCode\w*|Vector)|_PyFunction_Vectorcall"
+    r"|PyEval_EvalCode|py_trampoline_evaluator|_PyEval_EvalFrame\w*)"
+)
+# What tools print for a function without a symbol.
+_NO_SYMBOL = re.compile(r"\?*|0x[0-9a-f]+|_start|clone3?", re.IGNORECASE)
+
+
+def is_native(frame: StackFrame) -> bool:
+    """
+    Return whether a frame is native code; not every tool marks it.
+    """
+    return frame_layer(frame) is Layer.NATIVE
+
+
+def function_name(name: str) -> str:
+    """
+    Return a function name without its class and symbol version.
+    """
+    return name[:_MOST_FUNCTION].partition("@")[0].rpartition(".")[2]
+
+
+def callsite(frame: StackFrame) -> tuple[str, str]:
+    """
+    Return the end of the path with slashes, and the function of a frame.
+    """
+    path = frame.filename[-_MOST_FUNCTION:].replace("\\", "/")
+    return path, function_name(frame.name)
+
+
+def python_frames(frames: Iterable[StackFrame]) -> tuple[StackFrame, ...]:
+    """
+    Return the frames that are not native.
+    """
+    return tuple(f for f in frames if not is_native(f))
+
+
+def native_callees(frames: Iterable[StackFrame]) -> Iterator[StackFrame]:
+    """
+    Yield the native frames that the innermost Python function called.
+
+    Args:
+        frames: Innermost first.
+    """
+    for frame in frames:
+        if not is_native(frame) or _INTERPRETER.match(frame.name):
+            return
+        yield frame
+
+
+def innermost_native_name(frames: Iterable[StackFrame]) -> str:
+    """
+    Return the innermost native function below Python; ``""`` if unknown.
+
+    Args:
+        frames: Innermost first.
+    """
+    names = (f.name for f in native_callees(frames))
+    return next((n for n in names if not _NO_SYMBOL.fullmatch(n)), "")

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-
-import attrs
 
 from ..findings import Confidence
 from .model import ThreadActivity, ThreadStack, is_gil_wait
@@ -67,13 +65,16 @@ def classify_motion(thread: ThreadStack, wakes: float | None = None) -> Motion:
             return Motion.UNKNOWN
         # The same functions, but called again: a recursion, for example.
         return Motion.MOVING if activity.has_returned else Motion.SPINNING
-    call = thread.system_call.name if thread.system_call else ""
-    if call in _BLOCKING_CALLS:
+    if _call_name(thread) in _BLOCKING_CALLS:
         wakes = 0.0
     is_eager = _is_runnable(thread, activity)
     if _does_work(activity, wakes) or (is_eager and activity.has_returned):
         return Motion.MOVING
     return Motion.UNKNOWN if is_eager else Motion.STILL
+
+
+def _call_name(thread: ThreadStack) -> str:
+    return thread.system_call.name if thread.system_call else ""
 
 
 def _does_work(activity: ThreadActivity, wakes: float | None) -> bool:
@@ -114,22 +115,18 @@ def wakes_per_s(thread: ThreadStack) -> float:
     Return how often a thread blocked, per second; 0 without samples.
     """
     activity = thread.activity
-    return (
-        activity.voluntary / activity.seconds
-        if activity and activity.seconds > 0
-        else 0.0
-    )
+    if activity is None or activity.seconds <= 0:
+        return 0.0
+    return activity.voluntary / activity.seconds
 
 
 def cpu_share(activity: ThreadActivity | None) -> float:
     """
     Return the share of a CPU that a thread used; 0 without samples.
     """
-    return (
-        activity.cpu_s / activity.seconds
-        if activity and activity.seconds > 0
-        else 0.0
-    )
+    if activity is None or activity.seconds <= 0:
+        return 0.0
+    return activity.cpu_s / activity.seconds
 
 
 def is_running(thread: ThreadStack) -> bool | None:
@@ -144,7 +141,7 @@ def is_running(thread: ThreadStack) -> bool | None:
             # A thread that was never preempted may have just woken up.
             is_starved = activity.involuntary > activity.voluntary or None
             return is_starved if _is_runnable(thread, activity) else False
-    if thread.system_call is not None and thread.system_call.name != "running":
+    if _call_name(thread) not in {"", "running"}:
         return False
     if thread.state:
         return thread.state == "R"
@@ -175,8 +172,7 @@ GilHolder = tuple[ThreadStack, str, Confidence]
 
 
 def find_gil_holder(
-    threads: Sequence[ThreadStack],
-    main: ThreadStack,
+    threads: Sequence[ThreadStack], main: ThreadStack
 ) -> GilHolder | None:
     """
     Find the thread that blocks the main thread by holding the GIL.
@@ -188,7 +184,7 @@ def find_gil_holder(
         The thread that holds the GIL (or waits for it, if the holder is
         unknown), what it is doing as a predicate, and the confidence.
     """
-    owner = _gil_owner(threads)
+    owner = next((t for t in threads if t.owns_gil), None)
     waiting = [t for t in threads if t is not owner and is_waiting_for_gil(t)]
     holder = next((t for t in threads if _hogs_gil(t, main)), None)
     if holder is not None and (
@@ -199,15 +195,13 @@ def find_gil_holder(
     if owner is None:
         return _guess_holder(threads, waiting, main)
 
-    is_blocked = _is_blocked(owner)
+    # The owner of the GIL waits for something else.
+    is_blocked = is_running(owner) is False and not is_waiting_for_gil(owner)
     if is_blocked and (waiting or _is_still(owner)):
         doing = "holds the lock of the interpreter while it waits"
-        is_certain = _is_still(owner) and bool(waiting)
-        return (
-            owner,
-            _describe_holder(owner, doing, waiting),
-            _confidence(is_certain=is_certain),
-        )
+        is_certain = _is_still(owner) and waiting
+        text = _describe_holder(owner, doing, waiting)
+        return owner, text, "certain" if is_certain else "likely"
     if waiting and is_running(owner) is None:
         doing = "holds the lock of the interpreter"
         return owner, _describe_holder(owner, doing, waiting), "possible"
@@ -221,9 +215,9 @@ def is_waiting_for_gil(thread: ThreadStack) -> bool:
     if thread.waits_for_gil is not None:
         return thread.waits_for_gil
 
-    call = thread.system_call.name if thread.system_call else ""
     return _stack_shows_gil_wait(thread) or (
-        _wakes_like_gil_waiter(thread) and call in _GIL_WAIT_CALLS
+        _wakes_like_gil_waiter(thread)
+        and _call_name(thread) in _GIL_WAIT_CALLS
     )
 
 
@@ -243,17 +237,6 @@ def _wakes_like_gil_waiter(
         low <= wakes_per_s(thread) <= high
         and cpu_share(thread.activity) <= most_cpu
     )
-
-
-def _gil_owner(threads: Iterable[ThreadStack]) -> ThreadStack | None:
-    return next((t for t in threads if t.owns_gil), None)
-
-
-def _is_blocked(owner: ThreadStack) -> bool:
-    """
-    Return whether the owner of the GIL waits for something else.
-    """
-    return is_running(owner) is False and not is_waiting_for_gil(owner)
 
 
 def _is_still(owner: ThreadStack) -> bool:
@@ -327,136 +310,12 @@ def _describe_holder(
     owner: ThreadStack, doing: str, waiting: Sequence[ThreadStack]
 ) -> str:
     name = owner.name or owner.thread_id
-    text = (
-        f"has a thread ({name}) that {doing}"
-        if name
-        else f"has a thread that {doing}"
-    )
-    if owner.is_main:
-        text = doing
+    named = f" ({name})" if name else ""
+    text = doing if owner.is_main else f"has a thread{named} that {doing}"
     if not waiting:
         return text
-    waiters = (
-        "another thread waits"
-        if len(waiting) == 1
-        else (f"{len(waiting)} other threads wait")
+    count = len(waiting)
+    others = (
+        "another thread waits" if count == 1 else f"{count} other threads wait"
     )
-    return f"{text} ({waiters} for it)"
-
-
-def _confidence(*, is_certain: bool) -> Confidence:
-    return "certain" if is_certain else "likely"
-
-
-def _compile(text: str) -> re.Pattern[str]:
-    return re.compile(text)
-
-
-@attrs.frozen(kw_only=True)
-class BackgroundRule:
-    """
-    A pattern for threads that only wait for work.
-
-    Attributes:
-        file: Searched for in the file of a frame.
-
-        function: Has to match the function of that frame, without its class.
-
-        within: How many of the innermost frames to search.
-
-        unless: If this matches one of the frames, the thread is at work.
-    """
-
-    file: re.Pattern[str] = attrs.field(converter=_compile, default="")
-    function: re.Pattern[str] = attrs.field(converter=_compile, default=".*")
-    within: int = 1_000_000
-    unless: re.Pattern[str] | None = None
-
-
-_WORK_FUNCTIONS = re.compile(
-    r".*(runExecute|AsyncWork|evaluate_function|execute).*"
-)
-
-BACKGROUND_RULES = (
-    BackgroundRule(
-        file=r"concurrent/futures/thread\.py$", function="_worker", within=1
-    ),
-    BackgroundRule(file=r"concurrent/futures/process\.py$", function="run"),
-    BackgroundRule(file=r"tqdm/_monitor\.py$"),
-    BackgroundRule(file=r"torch/utils/data/_utils/pin_memory\.py$"),
-    BackgroundRule(file=r"torch/_inductor/compile_worker/"),
-    BackgroundRule(file=r"torch/distributed/elastic/timer/"),
-    BackgroundRule(file=r"multiprocessing/queues\.py$", function="_feed"),
-    BackgroundRule(
-        file=r"multiprocessing/pool\.py$",
-        function="_?(handle_(workers|tasks|results)|worker|wait_for_updates)",
-    ),
-    BackgroundRule(file=r"multiprocessing/resource_sharer\.py$"),
-    BackgroundRule(file=r"logging/handlers\.py$", function="_monitor"),
-    BackgroundRule(file=r"tensorboard/summary/writer/event_file_writer\.py$"),
-    BackgroundRule(file=r"(^|/)wandb/sdk/"),
-    BackgroundRule(file=r"prometheus_client/"),
-    BackgroundRule(file=r"zmq/utils/garbage\.py$"),
-    BackgroundRule(file=r"distdebug/"),
-    BackgroundRule(
-        function=r".*watchdog.*|_?heartbeat\w*|.*[Hh]eartbeatMonitor.*"
-    ),
-    BackgroundRule(function=r".*ncclCommWatchdog.*|.*workCleanupLoop.*"),
-    BackgroundRule(
-        function=r".*StoreDaemon.*|.*StoreMasterDaemon.*|.*BackgroundThread.*"
-    ),
-    BackgroundRule(
-        function=r"(torch::autograd::)?(ReadyQueue::pop|Engine::thread_main).*",
-        unless=_WORK_FUNCTIONS,
-    ),
-    BackgroundRule(
-        function=r"c10d::ProcessGroupGloo::runLoop.*", unless=_WORK_FUNCTIONS
-    ),
-    BackgroundRule(
-        function=r"gloo::transport::\w+::Loop::run.*", unless=_WORK_FUNCTIONS
-    ),
-    BackgroundRule(
-        function=r"gomp_thread_start|__kmp_\w+|blas_thread_server|"
-        r"ncclProxy(Service|Progress)\w*|ncclAsyncThread\w*"
-    ),
-)
-
-# Names that only background threads have.
-_BACKGROUND_NAMES = re.compile(
-    r"cuda-?\w*|ZMQbg/.*|jemalloc_bg\w*|grpc\w*|event_engine|tqdm.*"
-    r"|QueueFeederThread|wandb.*|asyncio_\d+|gloo_tcp_loop|pt_tcpstore\w*"
-)
-# Names of threads that also work; one without a stack waits.
-_NAMES_WITHOUT_STACK = re.compile(r"pt_(nccl_|autograd|gloo|elastic)\w*")
-
-
-def is_background(thread: ThreadStack) -> bool:
-    """
-    Return whether a thread only waits for work.
-
-    Such a thread can be left out of a list of many; a main thread never is
-    one.
-    """
-    if thread.is_main:
-        return False
-    if not thread.frames and _BACKGROUND_NAMES.fullmatch(thread.name):
-        return True
-    if not thread.frames and not thread.native:
-        return _NAMES_WITHOUT_STACK.fullmatch(thread.name) is not None
-
-    # Python frames show what a thread is for, native frames how it waits.
-    python = [f for f in thread.frames if not f.is_native]
-    frames = [
-        (f.filename.replace("\\", "/"), f.name.rpartition(".")[2])
-        for f in python or thread.frames or thread.native
-    ]
-    return any(_matches(rule, frames) for rule in BACKGROUND_RULES)
-
-
-def _matches(rule: BackgroundRule, frames: list[tuple[str, str]]) -> bool:
-    if rule.unless and any(rule.unless.fullmatch(name) for _, name in frames):
-        return False
-    return any(
-        rule.file.search(file) and rule.function.fullmatch(name)
-        for file, name in frames[: rule.within]
-    )
+    return f"{text} ({others} for it)"

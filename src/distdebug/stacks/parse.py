@@ -16,12 +16,13 @@ from pathlib import Path
 
 import attrs
 
-from .._io import is_folder, is_link, read_ordinary, stays_in
+from .._io import FileWalk, is_folder, read_ordinary
 from ..findings import Missing
-from .formats.gdb import MOST_FRAMES
-from .formats.headings import parse_file_name
+from ..identity import ranks_in_name
+from .formats.frames import MOST_FRAMES
 from .formats.pyspy import parse_json
 from .formats.text import UNKNOWN_PID, parse_interrupted, parse_text
+from .headings import parse_file_name
 from .jobs import join_processes
 from .model import ProcessStacks, ThreadStack
 
@@ -33,7 +34,7 @@ _CAPTURE_FILE = re.compile(r"(?:pyspy|cudagdb)_.+_\d{1,10}\.(?:json|txt)")
 _STACK_FILE = re.compile(
     r"py-?spy|cuda-?gdb|pystack|faulthandler|back-?trace|(?:^|[_.-])gdb[_.-]"
     r"|\.stacks?\b|stack.*\.(?:txt|json|log|out)$|\.bt$"
-    r"|^rank[ _-]?\d+[^/]*\.(?:txt|out)$|^trace-.*\.out$|^VLLM_STACK_DUMP_",
+    r"|^trace-.*\.out$|^VLLM_STACK_DUMP_",
     re.IGNORECASE,
 )
 
@@ -57,40 +58,32 @@ def is_stack_file(name: str) -> bool:
     Args:
         name: The name without folders.
     """
-    return _STACK_FILE.search(name) is not None
+    if _STACK_FILE.search(name):
+        return True
+    # The output of one rank, such as rank3.txt.
+    is_output = name.lower().endswith((".txt", ".out"))
+    return is_output and any(x.start == 0 for x in ranks_in_name(name))
 
 
-def find_stack_files(folder: Path) -> list[Path]:
+def find_stack_files(folder: Path) -> tuple[list[Path], list[Missing]]:
     """
-    Return the files below a folder that may hold stacks.
+    Find the files below a folder that may hold stacks.
 
     Args:
         folder: Searched recursively.  Symbolic links are followed only if they
             stay inside it, because others may have created them.
 
     Returns:
-        The files in sorted order, JSON before a text of the same name.
+        The files in sorted order, JSON before a text of the same name; and
+        what could not be read.
     """
-    return sorted(
-        file
-        for file in _walk(folder)
-        if is_stack_file(file.name)
-        and not (is_link(file) and not stays_in(file, folder))
-    )
+    walk = FileWalk([folder], is_wanted=_may_hold_stacks)
+    files = sorted(Path(file.path) for file in walk)
+    return files, [_missing_stack(*problem) for problem in walk.problems]
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    # os.walk and Path.rglob recurse per level, and folders may be deeper than
-    # the recursion limit.
-    pending = [str(folder)]
-    while pending:
-        try:
-            entries = list(os.scandir(pending.pop()))
-        except OSError:
-            continue
-
-        yield from map(Path, entries)
-        pending += (e.path for e in entries if e.is_dir(follow_symlinks=False))
+def _may_hold_stacks(entry: os.DirEntry[str], _: object) -> bool:
+    return is_stack_file(entry.name) or entry.is_dir()
 
 
 def read_text(file: Path) -> str:
@@ -149,9 +142,7 @@ def read_stacks(
     return read_stack_files(paths_or_text).stacks
 
 
-def read_stack_files(
-    paths_or_text: Source | Iterable[Source],
-) -> StackFiles:
+def read_stack_files(paths_or_text: Source | Iterable[Source]) -> StackFiles:
     """
     Read the stacks of all processes and list the files that could not be read.
 
@@ -169,13 +160,19 @@ def read_stack_files(
     found: list[_FoundProcess] = []
     missing: list[Missing] = []
     for source in sources:
-        text = os.fspath(source)
-        if isinstance(source, str) and _is_text(text):
-            _read_source("", text, found, missing)
-        elif is_folder(path := Path(text)):
-            _read_folder(path, found, missing)
-        else:
-            _read_file(path, found, missing)
+        text, name = os.fspath(source), ""
+        try:
+            if isinstance(source, str) and _is_text(text):
+                found += _read_source("", text)
+                continue
+            path = Path(text)
+            name = str(path)
+            if is_folder(path):
+                found += _read_folder(path, missing)
+            else:
+                found += _read_file(path)
+        except (OSError, ValueError) as exc:
+            missing.append(_missing_stack(name, exc))
     # An interrupted call need not be the one that hung, so dumps win.
     dumps = [f for f in found if not f.is_interrupted]
     return StackFiles(
@@ -216,55 +213,41 @@ def _is_text(text: str) -> bool:
 
 
 def _read_folder(
-    folder: Path, found: list[_FoundProcess], missing: list[Missing]
-) -> None:
+    folder: Path, missing: list[Missing]
+) -> Iterator[_FoundProcess]:
     read = set()
-    for file in find_stack_files(folder):
+    files, unread = find_stack_files(folder)
+    missing += unread
+    for file in files:
         # The JSON has more details than the text beside it.
         if file.suffix == ".txt" and file.with_suffix(".json") in read:
             continue
-        problems: list[Missing] = []
-        if _read_file(file, found, problems):
+        try:
+            yield from _read_file(file)
             read.add(file)
-        elif is_capture_file(file.name):
-            missing += problems
+        except (OSError, ValueError) as exc:
+            if is_capture_file(file.name):
+                missing.append(_missing_stack(str(file), exc))
 
 
-def _read_file(
-    file: Path, found: list[_FoundProcess], missing: list[Missing]
-) -> bool:
-    try:
-        text, time = read_text(file), file.stat().st_mtime
-    except (OSError, ValueError) as exc:
-        missing.append(_missing_stack(str(file), exc))
-        return False
-    return _read_source(str(file), text, found, missing, time)
+def _read_file(file: Path) -> list[_FoundProcess]:
+    return _read_source(str(file), read_text(file), file.stat().st_mtime)
 
 
 def _read_source(
-    name: str,
-    text: str,
-    found: list[_FoundProcess],
-    missing: list[Missing],
-    time: float = 0.0,
-) -> bool:
-    try:
-        processes, is_interrupted = _parse_processes(text, name)
-    except ValueError as exc:
-        missing.append(_missing_stack(name, exc))
-        return False
-
+    name: str, text: str, time: float = 0.0
+) -> list[_FoundProcess]:
+    processes, is_interrupted = _parse_processes(text, name)
     folder = os.path.dirname(name)  # noqa: PTH120 of thousands of files
-    found += (
+    return [
         _FoundProcess(
             p, folder, time if p.taken is None else p.taken, is_interrupted
         )
         for p in processes
-    )
-    return True
+    ]
 
 
-def _missing_stack(source: str, exc: Exception) -> Missing:
+def _missing_stack(source: str, exc: str | Exception) -> Missing:
     return Missing(what="stack", reason=str(exc), source=source)
 
 

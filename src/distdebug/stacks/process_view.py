@@ -4,16 +4,17 @@ Describe explained processes in sentences, and make findings of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from operator import attrgetter
+from typing import Any
 
 import attrs
 
 from ..findings import Cause, Confidence, Evidence, Finding, Location
 from ..ranks import fold_ranks
-from .frame_origin import native_callees
-from .model import ProcessStacks, StackFrame, ThreadStack
+from .model import ProcessStacks, StackFrame, ThreadStack, native_callees
 from .motion import Motion
+from .rules import RuleBook
 
 
 _MOST_QUOTED = 3
@@ -71,6 +72,36 @@ class ProcessView:
         The innermost frames of the thread, and the frame the rule matches.
         """
         return quote_stack(self.thread, self.frame)
+
+
+def make_view(
+    book: RuleBook,
+    process: ProcessStacks,
+    cause: Cause,
+    doing: str = "",
+    *,
+    thread: ThreadStack | None = None,
+    **more: Any,
+) -> ProcessView:
+    """
+    Make a view with the texts of a cause, and the innermost frame.
+
+    Args:
+        book: Provides the texts and remedies of causes.
+
+        doing: By default that of the cause.
+
+        more: Other attributes of the view.
+    """
+    frames = (thread.frames or thread.native) if thread else ()
+    known = {
+        "doing": doing or book.doing.get(cause, ""),
+        "frame": next(iter(frames), None),
+        "remedy": book.remedy.get(cause, ""),
+    }
+    return ProcessView(
+        process=process, cause=cause, thread=thread, **{**known, **more}
+    )
 
 
 def quote_stack(thread: ThreadStack | None, frame: StackFrame | None) -> str:
@@ -239,10 +270,7 @@ def _wait_duration(views: Sequence[ProcessView]) -> str:
 
 
 def make_finding(
-    views: Sequence[ProcessView],
-    *,
-    tail: str = "",
-    changes: Mapping[str, object] | None = None,
+    views: Sequence[ProcessView], *, tail: str = "", **changes: object
 ) -> Finding:
     """
     Make one finding about processes with the same cause.
@@ -257,20 +285,17 @@ def make_finding(
     first = views[0]
     own = [make_evidence(v.process, v.thread, v.frame) for v in views]
     more = [e for v in views[:2] for e in v.evidence]
+    ranks = {v.process.rank for v in views if v.process.rank is not None}
     values: dict[str, object] = {
         "cause": first.cause,
-        "ranks": tuple(
-            sorted(
-                {v.process.rank for v in views if v.process.rank is not None}
-            )
-        ),
+        "ranks": tuple(sorted(ranks)),
         "summary": describe_views(views) + tail,
         "confidence": first.confidence,
         "remedy": first.remedy or None,
         "location": first.location,
         "evidence": (*own[: _MOST_EVIDENCE - len(more[:3])], *more[:3]),
     }
-    values.update(changes or {})
+    values.update(changes)
     if values["cause"] is Cause.UNKNOWN:
         values["confidence"] = "possible"
     return Finding(**values)  # type: ignore[arg-type]

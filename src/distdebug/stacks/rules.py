@@ -14,46 +14,49 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal
 
 import attrs
 
 from .._rules import (
-    check_pattern,
+    check_table,
     compile_pattern,
+    one_of,
     parse_tables,
     read_rules_file,
     refuse_unknown_tables,
 )
 from ..errors import RulesError
 from ..findings import Cause, Confidence
-from .frame_origin import (
-    ReadLine,
+from ..usercode import is_user_frame
+from .model import (
+    ProcessStacks,
+    StackFrame,
+    ThreadStack,
+    callsite,
     function_name,
-    is_native,
-    is_user_frame,
     native_callees,
+    python_frames,
 )
-from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import is_running
+from .source_lines import ReadLine
 
 
 _ALL_FRAMES = 1_000_000
-_MOST_WAKES = 1e9
+_at_least_one = attrs.validators.ge(1)
 
-# All other keys are strings.
-_KEY_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "waits": bool,
-    "gpu": bool,
-    "wakes": (int, float),
-    "within": int,
-    "native_within": int,
-    "unless_own": bool,
-}
-_TEXT_KEYS = frozenset({"cause", "name", "doing", "remedy", "confidence"})
+Pattern = re.Pattern[str] | None
+Awaited = Literal["", "lock", "event", "thread", "pool", "task", "backward"]
 
 
-@attrs.frozen(kw_only=True)
+def _compile_patterns(_: Any, fields: list[Any]) -> list[Any]:
+    return [
+        x.evolve(converter=compile_pattern) if x.type == "Pattern" else x
+        for x in fields
+    ]
+
+
+@attrs.frozen(kw_only=True, field_transformer=_compile_patterns)
 class Rule:
     """
     A pattern for the stack of a thread, and its cause.
@@ -95,6 +98,11 @@ class Rule:
 
         waits: Whether it only matches a thread that does not run.
 
+        awaits: What a thread that matches waits for, if another thread of the
+            process may explain it: a ``"lock"``, an ``"event"``, the end of a
+            ``"thread"``, a result of a ``"pool"``, a ``"task"`` for a Ray
+            actor, or the end of a ``"backward"`` pass.
+
         gpu: Whether it only matches a process that may use a GPU.
 
         wakes: How often a thread that makes no progress wakes up at most, per
@@ -110,56 +118,35 @@ class Rule:
 
     cause: Cause = attrs.field(converter=Cause)
     name: str = ""
-    file: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    function: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    within: int = _ALL_FRAMES
-    native: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    native_within: int = 40
-    library: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    call: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    target: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    code: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    under: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    unless: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
+    file: Pattern = None
+    function: Pattern = None
+    within: int = attrs.field(default=_ALL_FRAMES, validator=_at_least_one)
+    native: Pattern = None
+    native_within: int = attrs.field(default=40, validator=_at_least_one)
+    library: Pattern = None
+    call: Pattern = None
+    target: Pattern = None
+    code: Pattern = None
+    under: Pattern = None
+    unless: Pattern = None
     waits: bool = False
+    awaits: Awaited = attrs.field(default="", validator=one_of(Awaited))
     gpu: bool = False
     wakes: float | None = None
     doing: str = ""
     remedy: str = ""
-    confidence: Confidence = "likely"
+    confidence: Confidence = attrs.field(
+        default="likely", validator=one_of(Confidence)
+    )
 
     def __attrs_post_init__(self) -> None:
-        conditions = (
-            self.file,
-            self.function,
-            self.native,
-            self.call,
-            self.code,
-        )
-        if not any(conditions):
+        is_on_line = self.file or self.function
+        if not (is_on_line or self.native or self.call or self.code):
             msg = "neither file, function, native, call, nor code is given"
             raise ValueError(msg)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_compile_patterns)
 class Helper:
     """
     A pattern for background threads that never explain a hang.
@@ -177,17 +164,21 @@ class Helper:
         native: Searched for in the names of its native functions.
     """
 
-    thread: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    place: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    within: int = _ALL_FRAMES
-    native: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
+    thread: Pattern = None
+    place: Pattern = None
+    within: int = attrs.field(default=_ALL_FRAMES, validator=_at_least_one)
+    native: Pattern = None
     unless_own: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class _CauseTexts:
+    """
+    Texts of a file that replace the built-in ones of a cause.
+    """
+
+    doing: str = ""
+    remedy: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -222,12 +213,7 @@ def load_rules(path: str | os.PathLike[str]) -> RuleBook:
     Raises:
         RulesError: The file cannot be read, or a rule is invalid.
     """
-    return _load_book(path, is_builtin=False)
-
-
-def _load_book(path: str | os.PathLike[str], *, is_builtin: bool) -> RuleBook:
-    tables, name = read_rules_file(path), os.fspath(path)
-    return _parse_book(tables, name, is_builtin=is_builtin)
+    return _load_book(path, is_built_in=False)
 
 
 def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
@@ -240,7 +226,7 @@ def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
     Raises:
         RulesError: One of the files cannot be used.
     """
-    books = [*map(load_rules, paths), _builtin_rules()]
+    books = [*map(load_rules, paths), builtin_rules()]
     return RuleBook(
         rules=tuple(rule for book in books for rule in book.rules),
         helpers=tuple(helper for book in books for helper in book.helpers),
@@ -250,45 +236,29 @@ def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
 
 
 @cache
-def _builtin_rules() -> RuleBook:
-    return _load_book(Path(__file__).with_name("rules.toml"), is_builtin=True)
-
-
-class _DefaultDoing(Mapping[Cause, str]):
+def builtin_rules() -> RuleBook:
     """
-    The built-in predicate of each cause, read on first use.
+    Read the built-in rules once.
     """
-
-    def __getitem__(self, cause: Cause) -> str:
-        return _builtin_rules().doing[cause]
-
-    def __iter__(self) -> Iterator[Cause]:
-        return iter(_builtin_rules().doing)
-
-    def __len__(self) -> int:
-        return len(_builtin_rules().doing)
+    return _load_book(Path(__file__).with_name("rules.toml"), is_built_in=True)
 
 
-DEFAULT_DOING: Mapping[Cause, str] = _DefaultDoing()
-
-
-def _parse_book(
-    table: Mapping[str, Any], name: str, *, is_builtin: bool
-) -> RuleBook:
+def _load_book(path: str | os.PathLike[str], *, is_built_in: bool) -> RuleBook:
+    table, name = read_rules_file(path), os.fspath(path)
     refuse_unknown_tables(table, {"rule", "helper", "cause"}, name)
     causes = table.get("cause", {})
     try:
         texts = {
-            Cause(key): _check_cause_texts(value)
-            for key, value in causes.items()
+            Cause(key): check_table(_CauseTexts, row, is_built_in=True)
+            for key, row in causes.items()
         }
-    except (*(AttributeError, RecursionError, TypeError, ValueError),) as exc:
+    except (AttributeError, RecursionError, TypeError, ValueError) as exc:
         msg = f"[cause]: {exc}"
         raise RulesError(msg, name) from None
 
     def items(kind: Any, key: str) -> Iterator[Any]:
         def parse(row: Any) -> Any:
-            return kind(**_check_table(kind, row, is_builtin=is_builtin))
+            return kind(**check_table(kind, row, is_built_in=is_built_in))
 
         return parse_tables(table.get(key, []), key, name, parse)
 
@@ -298,57 +268,6 @@ def _parse_book(
         doing={c: t["doing"] for c, t in texts.items() if "doing" in t},
         remedy={c: t["remedy"] for c, t in texts.items() if "remedy" in t},
     )
-
-
-def _check_cause_texts(value: Mapping[str, Any]) -> Mapping[str, str]:
-    if unknown := set(value) - {"doing", "remedy"}:
-        msg = f"no such key: {min(unknown)!r:.60}"
-        raise ValueError(msg)
-    for key, text in value.items():
-        if not isinstance(text, str):
-            msg = f"{key} is not a text"
-            raise TypeError(msg)
-    return value
-
-
-def _check_table(
-    kind: Any, table: Any, *, is_builtin: bool
-) -> Mapping[str, Any]:
-    if not isinstance(table, Mapping):
-        msg = f"not a table: {table!r:.60}"
-        raise TypeError(msg)
-
-    known = {field.name for field in attrs.fields(kind)}
-    for key, value in table.items():
-        if key not in known:
-            msg = f"no such key: {key!r:.60}"
-            raise ValueError(msg)
-        _check_value(key, value)
-        # The built-in patterns are measured, and too complex for this check.
-        if isinstance(value, str) and key not in _TEXT_KEYS and not is_builtin:
-            check_pattern(value)
-    confidence = table.get("confidence", "likely")
-    if confidence not in get_args(Confidence):
-        msg = f"confidence is {' or '.join(get_args(Confidence))}"
-        raise ValueError(msg)
-
-    return table
-
-
-def _check_value(key: str, value: Any) -> None:
-    kind = _KEY_TYPES.get(key, str)
-    is_truth = isinstance(value, bool)
-    if not isinstance(value, kind) or is_truth != (kind is bool):
-        msg = f"{key} has the wrong type: {value!r:.60}"
-        raise TypeError(msg)
-    if is_truth or not isinstance(value, int | float):
-        return
-
-    # A comparison with NaN is false, so it is refused here, too.
-    least = 0 if key == "wakes" else 1
-    if not least <= value <= _MOST_WAKES:
-        msg = f"{key} is at least {least}, and finite: {value!r:.60}"
-        raise ValueError(msg)
 
 
 _MOST_PATH = 300
@@ -381,9 +300,7 @@ class MatchContext:
         self.gpu = gpu
         self._read_line = read_line
         frames = thread.frames[:_MOST_FRAMES]
-        self.python = tuple(f for f in frames if not is_native(f))[
-            :frame_limit
-        ]
+        self.python = python_frames(frames)[:frame_limit]
         self.natives = tuple(native_callees(thread.native or frames))
 
     @cached_property
@@ -391,10 +308,7 @@ class MatchContext:
         """
         File and function of the Python frames, innermost first.
         """
-        return [
-            (_normalize_path(f.filename), function_name(f.name))
-            for f in self.python
-        ]
+        return [*map(callsite, self.python)]
 
     @cached_property
     def code(self) -> str:
@@ -443,10 +357,11 @@ class Matcher:
         """
         lines = self._frames_by_rule(context)
         for number, rule in enumerate(self.book.rules):
-            needs_line = rule.file is not None or rule.function is not None
-            if needs_line and number not in lines:
-                continue
-            frame = context.python[lines[number]] if needs_line else None
+            frame = None
+            if rule.file or rule.function:
+                if number not in lines:
+                    continue
+                frame = context.python[lines[number]]
             if (found := _match_rule(rule, context, frame)) is not None:
                 return rule, found
 
@@ -462,15 +377,9 @@ class Matcher:
         if not frames and not thread.native:
             return True
 
-        places = [
-            f"{_normalize_path(f.filename)}:{function_name(f.name)}"
-            for f in frames
-            if not is_native(f)
-        ]
-        natives = [
-            f.name[:_MOST_PATH]
-            for f in native_callees(thread.native or frames)
-        ]
+        places = [":".join(callsite(f)) for f in python_frames(frames)]
+        callees = native_callees(thread.native or frames)
+        natives = [f.name[:_MOST_PATH] for f in callees]
         for helper in self.book.helpers:
             if _matches_helper_name(helper, thread):
                 return True
@@ -493,22 +402,21 @@ class Matcher:
 
     def _frames_by_rule(self, context: MatchContext) -> dict[int, int]:
         found: dict[int, int] = {}
-        for index, callsite in enumerate(context.callsites):
-            for number in self._rules_for_callsite(callsite):
+        for index, site in enumerate(context.callsites):
+            for number in self._rules_for_callsite(*site):
                 if index < self.book.rules[number].within:
                     found.setdefault(number, index)
         return found
 
-    def _rules_for_callsite(self, callsite: tuple[str, str]) -> frozenset[int]:
-        known = self._rules_by_callsite.get(callsite)
+    def _rules_for_callsite(self, path: str, function: str) -> frozenset[int]:
+        known = self._rules_by_callsite.get((path, function))
         if known is None:
-            path, function = callsite
-            known = self._rules_by_callsite[callsite] = frozenset(
+            known = self._rules_by_callsite[path, function] = frozenset(
                 number
                 for number, rule in self._frame_rules
-                if (rule.file is None or rule.file.search(path))
-                and (
-                    rule.function is None or rule.function.fullmatch(function)
+                if not (rule.file and not rule.file.search(path))
+                and not (
+                    rule.function and not rule.function.fullmatch(function)
                 )
             )
         return known
@@ -534,54 +442,43 @@ def _match_rule(
         rule.gpu and context.gpu is False
     ):
         return None
-    if rule.native is not None:
+    if rule.native:
         inner = context.natives[: rule.native_within]
-        names = ((rule.native.search(f.name[:_MOST_PATH]), f) for f in inner)
-        native = next((f for match, f in names if match), None)
-        if native is None or not _matches_library(rule, inner):
+        search = rule.native.search
+        native = next((f for f in inner if search(f.name[:_MOST_PATH])), None)
+        paths = (path for path, _ in map(callsite, inner))
+        if native is None or (
+            rule.library and not any(map(rule.library.search, paths))
+        ):
             return None
         frame = frame or native
-    if rule.call is not None and not _matches_system_call(
-        rule, context.thread
+    if not _matches_system_call(rule, context.thread) or (
+        rule.code and not rule.code.search(context.code)
     ):
         return None
-    if rule.code is not None and not rule.code.search(context.code):
-        return None
-    if not _matches_callsites(rule, context):
-        return None
-
-    return frame or context.innermost
-
-
-def _matches_library(rule: Rule, inner: Iterable[StackFrame]) -> bool:
-    library = rule.library
-    return library is None or any(
-        library.search(_normalize_path(f.filename)) for f in inner
+    return (
+        (frame or context.innermost)
+        if _matches_callsites(rule, context)
+        else None
     )
 
 
 def _matches_system_call(rule: Rule, thread: ThreadStack) -> bool:
     call = thread.system_call
     if call is None or rule.call is None:
-        return False
-    target = rule.target is None or rule.target.search(
-        call.target[:_MOST_PATH]
-    )
-    return bool(target and rule.call.fullmatch(call.name[:_MOST_PATH]))
+        return rule.call is None
+    is_target = not rule.target or rule.target.search(call.target[:_MOST_PATH])
+    return bool(is_target and rule.call.fullmatch(call.name[:_MOST_PATH]))
 
 
 def _matches_callsites(rule: Rule, context: MatchContext) -> bool:
     if rule.under is None and rule.unless is None:
         return True
 
-    places = [f"{path}:{function}" for path, function in context.callsites]
-    return (rule.under is None or any(map(rule.under.search, places))) and (
-        rule.unless is None or not any(map(rule.unless.search, places))
-    )
-
-
-def _normalize_path(filename: str) -> str:
-    return filename[-_MOST_PATH:].replace("\\", "/")
+    places = [*map(":".join, context.callsites)]
+    if rule.unless and any(map(rule.unless.search, places)):
+        return False
+    return rule.under is None or any(map(rule.under.search, places))
 
 
 # Names of the threads of the CUDA driver, and of torch for NCCL.
@@ -600,7 +497,7 @@ def task_frames(
     Return the frames of the code that a worker runs; all if there are none.
     """
     frame_limit = count_task_frames(thread, process)
-    python = [f for f in thread.frames if not is_native(f)]
+    python = python_frames(thread.frames)
     return python[:frame_limit] or thread.frames or thread.native
 
 
@@ -611,15 +508,12 @@ def count_task_frames(thread: ThreadStack, process: ProcessStacks) -> int:
     The frames outside them are the worker itself and, with ``fork``, its
     parent.
     """
-    python = (f for f in thread.frames if not is_native(f))
-    for index, frame in enumerate(python):
-        name = function_name(frame.name)
-        path = frame.filename.replace("\\", "/")
-        if name == "_bootstrap" and path.endswith(
+    for index, frame in enumerate(python_frames(thread.frames)):
+        path, name = callsite(frame)
+        is_start = name == "_bootstrap" and path.endswith(
             "multiprocessing/process.py"
-        ):
-            return index + 1
-        if name == "_worker_loop" and "utils/data" in path:
+        )
+        if is_start or (name == "_worker_loop" and "utils/data" in path):
             return index + 1
         if path.endswith("torch/utils/data/_utils/fetch.py") and (
             process.role == "dataloader"
@@ -669,15 +563,42 @@ def is_in_event_loop(thread: ThreadStack) -> bool:
     """
     Return whether a thread runs a callback of an event loop.
     """
-    for index, frame in enumerate(thread.frames):
-        path = frame.filename.replace("\\", "/")
-        name = function_name(frame.name)
-        if name == "_run" and path.endswith("asyncio/events.py"):
-            return True
-        if (
-            index
-            and name in {"run", "wrapper"}
-            and path.endswith(("asyncio/runners.py", "uvloop/__init__.py"))
-        ):
-            return True
-    return False
+    sites = [*map(callsite, thread.frames)]
+    return any(
+        name == "_run" and path.endswith("asyncio/events.py")
+        for path, name in sites
+    ) or any(
+        name in {"run", "wrapper"}
+        and path.endswith(("asyncio/runners.py", "uvloop/__init__.py"))
+        for path, name in sites[1:]
+    )
+
+
+# One without a stack waits.
+_IDLE_NAME = re.compile(r"pt_autograd\w*")
+_AT_WORK = re.compile(r"runExecute|AsyncWork|evaluate_function|execute")
+
+
+@cache
+def _builtin_matcher() -> Matcher:
+    return Matcher(builtin_rules())
+
+
+def is_background(thread: ThreadStack) -> bool:
+    """
+    Return whether a thread only waits for work, by the built-in rules.
+
+    Such a thread can be left out of a list of many; a main thread never is
+    one.
+    """
+    if thread.is_main:
+        return False
+    matcher, stack = _builtin_matcher(), thread.native or thread.frames
+    if stack:
+        is_at_work = any(
+            f.is_native and _AT_WORK.search(f.name) for f in stack
+        )
+        return not is_at_work and matcher.is_helper(thread)
+    return matcher.has_helper_name(thread) or bool(
+        _IDLE_NAME.fullmatch(thread.name)
+    )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .jobs import Record, SimulatedGroup, SimulatedJob, Stack
+from .jobs import Record, SimulatedGroup, SimulatedJob
 
 
 def torch_pickle(value: Any) -> bytes:
@@ -217,7 +217,7 @@ def plain_dump(  # noqa: PLR0913
     ended = [_Ended(record, moment) for record in seen]
     _note_starts(ended, timed=timed and job.backend != "gloo")
     form = _Format.of(version)
-    writing = _Writing(job, form, pg_ids, clock_offset_s, _Frames())
+    writing = _Writing(job, form, pg_ids, clock_offset_s, {})
     entries = [
         writing.entry(number, end)
         for number, end in enumerate(ended)
@@ -271,26 +271,6 @@ def _note_starts(ended: Iterable[_Ended], *, timed: bool) -> None:
             busy.add(stream)
 
 
-class _Frames:
-    """
-    Make equal frames the same object.
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[str, str, int], dict[str, Any]] = {}
-
-    def of(self, stack: Stack) -> list[dict[str, Any]]:
-        made = self._made
-        frames = []
-        for line in stack:
-            if line not in made:
-                names = ("name", "filename", "line")
-                made[line] = dict(zip(names, line, strict=True))
-            frames.append(made[line])
-
-        return frames
-
-
 class _Format(NamedTuple):
     """
     The keys that a version of the format has.
@@ -319,14 +299,15 @@ class _Writing(NamedTuple):
     format: _Format
     pg_ids: Mapping[str, int]
     clock_offset_s: float
-    frames: _Frames
+    frames: dict[tuple[str, str, int], dict[str, Any]]
 
     def entry(self, number: int, end: _Ended) -> dict[str, Any]:
         """
         Return one record, its keys in the order of genuine dumps.
         """
         record = end.record
-        stack = self.frames.of(record.stack)
+        # Equal frames are the same object.
+        stack = [self.frames.get(x) or self._frame(x) for x in record.stack]
         return {
             **({"frames": stack} if stack else {}),
             **({"record_id": number} if self.format.has_record_id else {}),
@@ -338,6 +319,11 @@ class _Writing(NamedTuple):
             **self._shape(record),
             **self._outcome(end),
         }
+
+    def _frame(self, line: tuple[str, str, int]) -> dict[str, Any]:
+        names = ("name", "filename", "line")
+        frame = self.frames[line] = dict(zip(names, line, strict=True))
+        return frame
 
     def _nanoseconds(self, moment: float) -> int:
         return int((moment + self.clock_offset_s) * 1e6) * 1000
@@ -380,17 +366,16 @@ class _Writing(NamedTuple):
             None if moment is None else self._nanoseconds(moment)
             for moment in times
         )
-        outcome: dict[str, Any] = {
+        timeout = {"timeout_ms": int(self.job.timeout_s * 1000)}
+        is_p2p = {"is_p2p": end.record.is_p2p}
+        return {
             "state": state,
             "time_discovered_started_ns": started,
             "time_discovered_completed_ns": completed,
             "retired": retired,
+            **(timeout if self.format.has_types else {}),
+            **(is_p2p if self.format.has_groups else {}),
         }
-        if self.format.has_types:
-            outcome["timeout_ms"] = int(self.job.timeout_s * 1000)
-        if self.format.has_groups:
-            outcome["is_p2p"] = end.record.is_p2p
-        return outcome
 
 
 def _duration(end: _Ended) -> dict[str, float]:

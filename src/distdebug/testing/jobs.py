@@ -7,12 +7,17 @@ entered it, as in torch; so leaving out a rank makes a hang.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import attrs
+
 
 Sizes = Sequence[Sequence[int]]
+
+# Input sizes, input types, output sizes, output types.
+Shape = tuple[Sizes, Sequence[str], Sizes, Sequence[str]]
 
 # Function, file, and line; innermost first.
 Stack = Sequence[tuple[str, str, int]]
@@ -39,6 +44,7 @@ class SimulatedGroup(NamedTuple):
     ranks: tuple[int, ...]
 
 
+@attrs.define(eq=False)
 class Call:
     """
     One collective, or a message from one rank to another.
@@ -53,11 +59,10 @@ class Call:
         duration_s: How long it takes once all are there.
     """
 
-    def __init__(self, members: Iterable[int], duration_s: float) -> None:
-        self.members = frozenset(members)
-        self.entered: dict[int, float] = {}
-        self.ops: set[str] = set()
-        self.duration_s = duration_s
+    members: frozenset[int]
+    duration_s: float
+    entered: dict[int, float] = attrs.field(factory=dict)
+    ops: set[str] = attrs.field(factory=set)
 
     @property
     def completed(self) -> float | None:
@@ -106,13 +111,13 @@ class Record(NamedTuple):
     seq: int
     p2p_seq: int
     op_id: int
-    is_p2p: bool
     created: float
     call: Call | None
-    shape: tuple[Sizes, Sequence[str], Sizes, Sequence[str]]
+    shape: Shape
     stack: Stack
-    state: State | None
-    in_launch: bool
+    is_p2p: bool = False
+    state: State | None = None
+    in_launch: bool = False
 
 
 class SimulatedJob:
@@ -254,9 +259,8 @@ class SimulatedJob:
             counter = self._counters[group.name, rank]
             counter.seq += 1
             counter.op_id += 1
-            call = self._call(
-                (group.name, counter.seq), group.ranks, duration_s
-            )
+            key = group.name, counter.seq
+            call = self._call(key, group.ranks, duration_s)
             created = self.clock + (late or {}).get(rank, 0.0)
             call.entered[rank] = created
             call.ops.add(op)
@@ -335,7 +339,7 @@ class SimulatedJob:
         group = group or self.world
         counter = self._counters[group.name, rank]
         counter.p2p_seq += 1
-        whole = _Batch()
+        whole = _Batch(frozenset(), 0.0)
         for kind, peer in calls:
             counter.op_id += 1
             whole.parts.append(self._message(rank, kind, peer, group))
@@ -370,7 +374,7 @@ class SimulatedJob:
         kind: str,
         peer: int,
         group: SimulatedGroup | None,
-        shape: tuple[Sizes, Sequence[str], Sizes, Sequence[str]],
+        shape: Shape,
         stack: Stack | None,
     ) -> None:
         group = group or self.world
@@ -414,22 +418,21 @@ class SimulatedJob:
         self, key: tuple[Any, ...], members: Iterable[int], duration_s: float
     ) -> Call:
         if key not in self._calls:
-            self._calls[key] = Call(members, duration_s)
+            self._calls[key] = Call(frozenset(members), duration_s)
         return self._calls[key]
 
-    def _record(  # noqa: PLR0913
+    def _record(
         self,
         rank: int,
         group: SimulatedGroup,
         op: str,
         *,
         stack: Stack | None,
-        is_p2p: bool = False,
-        state: State | None = None,
-        in_launch: bool = False,
         **rest: Any,
     ) -> None:
         counter = self._counters[group.name, rank]
+        if stack is None:
+            stack = _stack(op, group, self._stack_depth)
         self.records[rank].append(
             Record(
                 group=group,
@@ -437,12 +440,7 @@ class SimulatedJob:
                 seq=counter.seq,
                 p2p_seq=counter.p2p_seq,
                 op_id=counter.op_id,
-                is_p2p=is_p2p,
-                state=state,
-                in_launch=in_launch,
-                stack=_stack(op, group, self._stack_depth)
-                if stack is None
-                else stack,
+                stack=stack,
                 **rest,
             )
         )
@@ -454,22 +452,21 @@ class SimulatedJob:
         self.clock += _STEP_S
 
 
+@attrs.define
 class _Counter:
-    def __init__(self) -> None:
-        self.seq = 0
-        self.p2p_seq = 0
-        self.op_id = 0
-        self.messages: dict[tuple[str, int], int] = defaultdict(int)
+    seq: int = 0
+    p2p_seq: int = 0
+    op_id: int = 0
+    messages: Counter[tuple[str, int]] = attrs.field(factory=Counter)
 
 
+@attrs.define(eq=False)
 class _Batch(Call):
     """
     A batch that completes when all its parts do.
     """
 
-    def __init__(self) -> None:
-        super().__init__((), 0.0)
-        self.parts: list[Call] = []
+    parts: list[Call] = attrs.field(factory=list)
 
     @property
     def completed(self) -> float | None:
@@ -477,9 +474,7 @@ class _Batch(Call):
         return None if None in ends else max(filter(None, ends), default=None)
 
 
-def _shape(
-    sizes: Sizes, output_sizes: Sizes | None, dtype: str
-) -> tuple[Sizes, Sequence[str], Sizes, Sequence[str]]:
+def _shape(sizes: Sizes, output_sizes: Sizes | None, dtype: str) -> Shape:
     outputs = sizes if output_sizes is None else output_sizes
     return sizes, [dtype] * len(sizes), outputs, [dtype] * len(outputs)
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from .hooks import webhook_hook as webhook_hook
     from .inside import Watch as Watch
     from .inside import watch as watch
-    from .loop import FilesState as FilesState
     from .loop import ProgressSensor as ProgressSensor
     from .loop import combine_senses as combine_senses
     from .loop import default_poll_s as default_poll_s
+    from .loop import watch_files as watch_files
     from .loop import watch_processes as watch_processes
     from .response import respond as respond
 else:

@@ -67,16 +67,10 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
         document = _construct(yaml.SafeLoader(data))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror}"
-        raise ConfigError(
-            msg, remedy="see that it is there, and that you may read it"
-        ) from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        msg = f"{name}: cannot be understood: {clean(str(error), limit=300)}"
+        remedy = "see that it is there, and that you may read it"
+        raise ConfigError(msg, remedy=remedy) from None
+    except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as x:
+        msg = f"{name}: cannot be understood: {clean(str(x), limit=300)}"
         raise ConfigError(msg, remedy=_REMEDY) from None
 
     if document is None:
@@ -148,25 +142,34 @@ def _parse_waits(value: float | Iterable[float]) -> tuple[float, ...]:
 
 
 def _parse_seconds(value: object) -> float:
-    # `true` is a number in Python, but a mistake here.
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            seconds = float(value)
-        except OverflowError:
-            seconds = math.inf
-        if 0 < seconds < math.inf:
-            return seconds
+    if 0 < (seconds := _as_float(value)) < math.inf:
+        return seconds
 
     raise invalid_value(value, "wait_seconds", "seconds, more than 0")
 
 
-def _parse_folder(value: str | os.PathLike[str]) -> str:
-    folder: object = value
-    if isinstance(value, os.PathLike):
-        folder = os.fspath(value)
-    if not isinstance(folder, str) or not folder or "\0" in folder:
-        raise invalid_value(value, "output_dir", "the path of a folder")
+def _as_float(value: object) -> float:
+    """
+    Return a number; NaN if it is none, infinity if it is too large.
+    """
+    # `true` is a number in Python, but a mistake here.
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    with suppress(OverflowError):
+        return float(value)
+    return math.inf
 
+
+def _path_text(value: object, name: str, expected: str) -> str:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise invalid_value(value, name, expected)
+
+    return text
+
+
+def _parse_folder(value: str | os.PathLike[str]) -> str:
+    folder = _path_text(value, "output_dir", "the path of a folder")
     for name in _PLACEHOLDER.findall(folder):
         if name != "log_dir":
             msg = f"output_dir has {{{name}}}, which is not known"
@@ -266,10 +269,9 @@ ONLY_PROGRESS = HangDebugConfig(enabled=True, wait_seconds=1e9)
 
 def _unknown_key(key: object, known: list[str]) -> ConfigError:
     lowered = key.lower() if isinstance(key, str) else ""
-    matches = get_close_matches(lowered, known, n=1, cutoff=0.5)
-    remedy = (
-        f"{matches[0]}, perhaps" if matches else f"one of {', '.join(known)}"
-    )
+    remedy = f"one of {', '.join(known)}"
+    for match in get_close_matches(lowered, known, n=1, cutoff=0.5):
+        remedy = f"{match}, perhaps"
     return ConfigError(f"unknown key {_format_value(key)}", remedy=remedy)
 
 
@@ -321,12 +323,8 @@ def check_number(
     Raises:
         ConfigError: It is no number, or out of range.
     """
-    if isinstance(value, Real) and not isinstance(value, bool):
-        number = math.inf
-        with suppress(OverflowError):
-            number = float(value)
-        if least <= number <= most:
-            return number
+    if least <= (number := _as_float(value)) <= most:
+        return number
 
     raise invalid_value(
         value, name, f"a number from {least:g}{unit} to {most:,.0f}{unit}"
@@ -340,10 +338,7 @@ def check_path(value: object, name: str) -> Path:
     Raises:
         ConfigError: It is no path.
     """
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise invalid_value(value, name, "a path")
-
+    text = _path_text(value, name, "a path")
     try:
         return Path(text).absolute()
     except OSError as error:  # the working folder was deleted
@@ -395,10 +390,9 @@ def check_callables(value: object, name: str) -> tuple[Any, ...]:
     if value is None:
         return ()
 
-    is_single = callable(value) or isinstance(value, str)
-    values = (
-        (value,) if is_single or not isinstance(value, Iterable) else value
-    )
+    if callable(value) or not isinstance(value, Iterable):
+        value = (value,)
+    values = (value,) if isinstance(value, str) else value
     return tuple(check_callable(one, name) for one in values)
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import time
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from ..health import Gpu, read_gpus
@@ -42,23 +42,13 @@ class GpuLoad(NamedTuple):
     Attributes:
         name: Its UUID, bus ID, or index.
 
-        computing: Percent of the time in which a kernel ran, even a waiting
-            one; ``None`` if unknown.
-
-        memory: Percent of the time in which its memory was read or written;
-            ``None`` if unknown.
+        figures: Percent of the time in which a kernel ran, even a waiting one
+            (``computing``), and in which its memory was read or written
+            (``memory``), as far as they are known.
     """
 
     name: str
-    computing: int | None
-    memory: int | None
-
-    def figures(self) -> dict[str, int]:
-        """
-        Return the known figures by name.
-        """
-        both = {"computing": self.computing, "memory": self.memory}
-        return {name: x for name, x in both.items() if x is not None}
+    figures: Mapping[str, int]
 
 
 def gpu_loads(
@@ -96,8 +86,9 @@ def gpu_loads(
 
 
 def _load(gpu: Gpu) -> GpuLoad:
+    both = {"computing": gpu.utilization, "memory": gpu.memory_utilization}
     name = gpu.uuid or gpu.bus_id or str(gpu.index)
-    return GpuLoad(name, gpu.utilization, gpu.memory_utilization)
+    return GpuLoad(name, {k: x for k, x in both.items() if x is not None})
 
 
 _BUSY_PERCENT = 10
@@ -169,15 +160,12 @@ class GpuActivity:
         return {
             (load.name, kind): figure
             for load in loads
-            for kind, figure in load.figures().items()
+            for kind, figure in load.figures.items()
         }
 
     def _shows_work(self, key: tuple[str, str], figure: int) -> bool:
-        _, kind = key
-        is_new = (
-            abs(figure - self._baselines.setdefault(key, figure))
-            > _NOISE_POINTS
-        )
-        if is_new:
+        baseline = self._baselines.setdefault(key, figure)
+        if abs(figure - baseline) > _NOISE_POINTS:
             self._baselines[key] = figure
-        return is_new or (kind == "memory" and figure >= _BUSY_PERCENT)
+            return True
+        return key[1] == "memory" and figure >= _BUSY_PERCENT

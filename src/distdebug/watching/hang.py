@@ -16,14 +16,37 @@ from typing import Any, Literal, NamedTuple
 
 import attrs
 
-from .._in_time import in_time
 from .._io import is_folder
+from .._proc import in_time
 from .._render import Block, Lines, Shown
 from .._text import clean
 from ..errors import DistdebugError
 from ..findings import Cause
 from ..processes import Worker, read_state
 from ..snapshots import SnapshotOptions
+
+
+# What was sent as JSON has lists, texts, and dictionaries.
+def _as_pids(pids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(pids)
+
+
+def _as_stalls(
+    stalls: Iterable[Iterable[Any]],
+) -> tuple[tuple[str, float], ...]:
+    return tuple((name, seconds) for name, seconds in stalls)
+
+
+def _as_folders(paths: Iterable[str | Path]) -> frozenset[Path]:
+    return frozenset(map(Path, paths))
+
+
+def _as_options(
+    options: SnapshotOptions | Mapping[str, Any],
+) -> SnapshotOptions:
+    return (
+        SnapshotOptions(**options) if isinstance(options, Mapping) else options
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -45,8 +68,10 @@ class HangReason:
 
     kind: Literal["wait", "no progress"]
     elapsed_s: float
-    pids: tuple[int, ...]
-    stalled: tuple[tuple[str, float], ...] = ()
+    pids: tuple[int, ...] = attrs.field(converter=_as_pids)
+    stalled: tuple[tuple[str, float], ...] = attrs.field(
+        default=(), converter=_as_stalls
+    )
 
     @property
     def stalled_s(self) -> float:
@@ -96,7 +121,7 @@ class Hang(Shown):
     """
 
     reason: HangReason
-    folder: Path
+    folder: Path = attrs.field(converter=Path)
     data: Mapping[str, Any]
     report: str = ""
 
@@ -177,10 +202,10 @@ class CaptureRequest:
             seconds.
     """
 
-    output_dir: Path
-    wanted: SnapshotOptions
+    output_dir: Path = attrs.field(converter=Path)
+    wanted: SnapshotOptions = attrs.field(converter=_as_options)
     inside: int | None = None
-    but: frozenset[Path] = frozenset()
+    but: frozenset[Path] = attrs.field(default=(), converter=_as_folders)
     patience_s: float = 1800.0
     running_s: float = 300.0
 
@@ -351,18 +376,6 @@ _MAX_PAUSE_S = 60.0
 _MIN_PAUSE_S = 2.0
 
 
-class FoundProcesses(NamedTuple):
-    """
-    The processes of a search.
-
-    Attributes:
-        are_ranks: Whether they are ranks, and not only their launchers.
-    """
-
-    pids: tuple[int, ...]
-    are_ranks: bool
-
-
 class WatchedProcesses:
     """
     The processes that are watched, without those that have ended.
@@ -370,7 +383,7 @@ class WatchedProcesses:
     Args:
         pids: The first processes.
 
-        find: Searches for the current ones; ``None`` if no others can join.
+        find: Finds the current workers; ``None`` if no others can join.
 
         root: The folder to read as ``/proc``.
     """
@@ -378,7 +391,7 @@ class WatchedProcesses:
     def __init__(
         self,
         pids: Iterable[int],
-        find: Callable[[], FoundProcesses] | None = None,
+        find: Callable[[], Iterable[Worker]] | None = None,
         *,
         root: str = "/proc",
     ) -> None:
@@ -420,14 +433,17 @@ class WatchedProcesses:
             self._next_search = now + self._pause_s
         return tuple(sorted(self._processes))
 
-    def _merge(self, found: FoundProcesses) -> None:
-        before = self._processes
+    def _merge(self, found: Iterable[Worker]) -> None:
+        before, workers = self._processes, tuple(found)
+        ranks = [x.pid for x in workers if x.role == "rank"]
         # Once there are ranks, drop the launcher: it idles while they work.
-        if found.are_ranks and not self._has_ranks:
+        if ranks and not self._has_ranks:
             self._processes = {}
-        if found.are_ranks or not self._has_ranks or not self._processes:
-            self._processes = self._processes | self._identify(found.pids)
-            self._has_ranks = found.are_ranks
+        if ranks or not self._has_ranks or not self._processes:
+            # A launcher without ranks starts them, or restarts them.
+            pids = ranks or [x.pid for x in workers]
+            self._processes = self._processes | self._identify(pids)
+            self._has_ranks = bool(ranks)
         pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         self._pause_s = pause_s if self._processes == before else _MIN_PAUSE_S
 
@@ -446,41 +462,3 @@ class WatchedProcesses:
     def _start_ticks(self, pid: int) -> int | None:
         state = read_state(pid, self._root)
         return state.start_ticks if state and not state.has_ended else None
-
-
-def select_processes(
-    pids: Iterable[int],
-    patterns: Iterable[str],
-    *,
-    find: Callable[..., Iterable[Worker]],
-    root: str = "/proc",
-) -> WatchedProcesses:
-    """
-    Return the processes to watch.
-
-    Args:
-        pids: Exactly these processes, if there are any.
-
-        patterns: Otherwise the workers whose command lines match; without a
-            pattern, the workers of all known frameworks.
-
-        find: Finds workers, as
-            :func:`~distdebug.processes.find.find_workers` does.
-
-        root: The folder to read as ``/proc``.
-    """
-    fixed = tuple(pids)
-    if fixed:
-        return WatchedProcesses(fixed, root=root)
-
-    expressions = tuple(patterns)
-
-    def find_current() -> FoundProcesses:
-        workers = tuple(find(expressions, include_children=False, root=root))
-        ranks = tuple(x.pid for x in workers if x.role == "rank")
-        # A launcher without ranks starts them, or restarts them.
-        return FoundProcesses(
-            ranks or tuple(x.pid for x in workers), bool(ranks)
-        )
-
-    return WatchedProcesses((), find_current, root=root)

@@ -25,19 +25,23 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from html import escape
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPSConnection,
+    responses,
+)
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import attrs
 
-from .._in_time import in_time
 from .._io import read_ordinary
+from .._proc import Completed, in_time, run_child
 from .._text import clean, reason_of
 from ..errors import ConfigError, HookError
-from ..nodes import CommandLimits, CompletedCommand, run_process
 from .config import check_number
 from .hang import Hang, log_message
 
@@ -110,33 +114,35 @@ def read_address(path: str | os.PathLike[str]) -> Address:
 
 
 def _parse(data: bytes) -> Address:
-    lines = _lines(data)
-    if not lines:
-        msg = "there is no address in it"
-        raise ValueError(msg)
-
-    (number, url), *rest = lines
-    _check_url(number, url)
-    return Address(url, dict(_header(*line) for line in rest))
-
-
-def _lines(data: bytes) -> list[tuple[int, str]]:
     lines = map(str.strip, data.decode("utf-8-sig").splitlines())
-    return [
+    numbered = [
         (number, line)
         for number, line in enumerate(lines, 1)
         if line and not line.startswith("#")
     ]
+    if not numbered:
+        msg = "there is no address in it"
+        raise ValueError(msg)
+
+    (number, url), *rest = numbered
+    _check_url(number, url)
+    return Address(url, dict(_header(*line) for line in rest))
 
 
 def _check_url(number: int, url: str) -> None:
     # An error message of Python may quote the address.
     try:
         parts = urlsplit(url)
-        is_valid = _is_valid(url, parts)
+        is_web = parts.scheme in {"http", "https"} and bool(parts.hostname)
+        is_valid = is_web and parts.port != 0
     except ValueError:
         is_valid = False
-    if not is_valid:
+    if (
+        not is_valid
+        or not url.isascii()
+        or not url.isprintable()
+        or " " in url
+    ):
         msg = f"line {number} is no address of the form https://host/path"
         raise ValueError(msg)
 
@@ -146,12 +152,6 @@ def _check_url(number: int, url: str) -> None:
             "belongs in a header"
         )
         raise ValueError(msg)
-
-
-def _is_valid(url: str, parts: SplitResult) -> bool:
-    is_plain = url.isascii() and url.isprintable() and " " not in url
-    is_web = parts.scheme in {"http", "https"} and bool(parts.hostname)
-    return is_plain and is_web and parts.port != 0
 
 
 def _header(number: int, line: str) -> tuple[str, str]:
@@ -211,14 +211,8 @@ def _json(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode()
 
 
-def _text(text: str) -> dict[str, Any]:
-    return {"text": text}
-
-
 def _slack(text: str) -> dict[str, Any]:
-    for char, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(char, entity)
-    return {"text": text}
+    return {"text": escape(text, quote=False)}
 
 
 def _discord(text: str) -> dict[str, Any]:
@@ -238,10 +232,10 @@ def _teams(text: str) -> dict[str, Any]:
 _FORMATTERS: Mapping[str, Callable[[str], dict[str, Any]]] = {
     "slack.com": _slack,
     "slack-gov.com": _slack,
-    "chat.googleapis.com": _text,
+    "chat.googleapis.com": lambda text: {"text": text},
     "discord.com": _discord,
     "discordapp.com": _discord,
-    "webhook.office.com": _text,
+    "webhook.office.com": lambda text: {"text": text},
     # Workflows, which have replaced the connectors of Teams.
     "logic.azure.com": _teams,
     "powerautomate.com": _teams,
@@ -250,13 +244,12 @@ _FORMATTERS: Mapping[str, Callable[[str], dict[str, Any]]] = {
 
 
 def _formatter(address: Address) -> Callable[[str], dict[str, Any]] | None:
+    # Discord accepts Slack's format at an address of its own.
+    is_slack = address.path.endswith("/slack")
     for name, format_text in _FORMATTERS.items():
         if f".{address.host}".endswith(f".{name}"):
-            # Discord accepts Slack's format at an address of its own.
-            is_slack = format_text is _discord and address.path.endswith(
-                "/slack"
-            )
-            return _slack if is_slack else format_text
+            is_discord = format_text is _discord
+            return _slack if is_discord and is_slack else format_text
     return None
 
 
@@ -395,17 +388,15 @@ def _close_connections(opened: list[HTTPConnection]) -> None:
     # Otherwise a slow server could keep the thread alive for ever.
     for connection in opened:
         used: socket.socket | None = connection.sock
-        if used is not None:
-            with suppress(OSError):
+        with suppress(OSError):
+            if used is not None:
                 used.shutdown(socket.SHUT_RDWR)
 
 
 def _status(code: int) -> str:
     # Not the phrase of the service, which may be any text.
-    try:
-        return f"{code} ({HTTPStatus(code).phrase})"
-    except ValueError:
-        return str(code)
+    phrase = responses.get(code)
+    return f"{code} ({phrase})" if phrase else str(code)
 
 
 def _error_text(error: Exception) -> str:
@@ -415,8 +406,7 @@ def _error_text(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"has no valid certificate: {clean(error.verify_message)}"
     if isinstance(error, OSError):
-        text = reason_of(error)
-        return f"cannot be reached: {clean(text)}"
+        return f"cannot be reached: {clean(reason_of(error))}"
     # The message of another error may quote the address.
     return f"cannot be reached: {type(error).__name__}"
 
@@ -566,23 +556,22 @@ def _shell_syntax(text: str) -> str:
     return found[0] if found else ""
 
 
-def _run(
-    words: Sequence[str], hang: Hang, timeout_s: float
-) -> CompletedCommand:
+def _run(words: Sequence[str], hang: Hang, timeout_s: float) -> Completed:
     environment: Mapping[str, str] = {
         **os.environ,
         "DISTDEBUG_FOLDER": os.fspath(hang.folder),
         "DISTDEBUG_SUMMARY": clean(hang.summary, limit=_MAX_SUMMARY),
     }
-    return run_process(
+    return run_child(
         words,
         environment=environment,
-        limits=CommandLimits(timeout_s=timeout_s, grace_s=_GRACE_S),
+        timeout_s=timeout_s,
+        grace_s=_GRACE_S,
         data=json.dumps(hang.to_dict()).encode(),
     )
 
 
-def _exit_text(completed: CompletedCommand, timeout_s: float) -> str:
+def _exit_text(completed: Completed, timeout_s: float) -> str:
     if completed.status is None:
         text = f"did not end within {timeout_s:g} s"
     elif completed.status < 0:

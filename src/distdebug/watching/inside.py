@@ -14,7 +14,6 @@ import threading
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -43,7 +42,6 @@ from .hang import (
 )
 from .loop import (
     MIN_POLL_S,
-    FilesState,
     ProgressSensor,
     TimedCall,
     combine_senses,
@@ -51,6 +49,7 @@ from .loop import (
     default_poll_s,
     step,
     step_count,
+    watch_files,
     watch_processes,
 )
 
@@ -140,19 +139,7 @@ def watch(  # noqa: PLR0913 each can be left out
         ConfigError: A number, a path, or a function is invalid.
     """
     config = check_config(config)
-    log_dir = check_path(log_dir, "log_dir")
-    if output_dir is None:
-        output_dir = config.resolve(log_dir)
-    options = SnapshotOptions(
-        dump_dir=_dump_dir(dump_dir),
-        logs=check_paths(logs, "logs"),
-        timeout_s=check_number(timeout_s, "timeout_s", least=0.1),
-    )
-    request = CaptureRequest(
-        output_dir=check_path(output_dir, "output_dir"),
-        wanted=options,
-        inside=os.getpid(),
-    )
+    request = _request(config, output_dir, log_dir, dump_dir, logs, timeout_s)
     # Before the watch exists: a wrong argument is an error of this call.
     loop = _make_loop(config, floor_s, factor, start_s, poll_s)
     started = Watch(
@@ -161,27 +148,45 @@ def watch(  # noqa: PLR0913 each can be left out
         check_paths(progress_files, "progress_files"),
         None if sense is None else check_callable(sense, "sense"),
     )
-    if config.enabled:
-        _start(started, loop)
-    else:
+    if not config.enabled:
         text = "the configuration of the watch does not enable it"
         log_message(logging.INFO, text)
+        return started
+
+    try:
+        started.start(loop)
+    except BaseException:  # Ctrl-C: the caller could not close it
+        started.close()
+        raise
     return started
 
 
-def _start(watch: Watch, loop: Callable[..., object]) -> None:
-    try:
-        watch.start(loop)
-    except BaseException:  # Ctrl-C: the caller could not close it
-        watch.close()
-        raise
-
-
-def _dump_dir(dump_dir: str | os.PathLike[str] | None) -> Path | None:
+def _request(  # noqa: PLR0913, PLR0917 as watch() has them
+    config: HangDebugConfig,
+    output_dir: object,
+    log_dir: object,
+    dump_dir: object,
+    logs: object,
+    timeout_s: object,
+) -> CaptureRequest:
+    folder = check_path(log_dir, "log_dir")
     recording = current_recording()
-    if dump_dir is None and recording is not None:
-        return recording.settings.dump_dir
-    return None if dump_dir is None else check_path(dump_dir, "dump_dir")
+    if dump_dir is not None:
+        dump_dir = check_path(dump_dir, "dump_dir")
+    elif recording is not None:
+        dump_dir = recording.settings.dump_dir
+    options = SnapshotOptions(
+        dump_dir=dump_dir,
+        logs=check_paths(logs, "logs"),
+        timeout_s=check_number(timeout_s, "timeout_s", least=0.1),
+    )
+    if output_dir is None:
+        output_dir = config.resolve(folder)
+    return CaptureRequest(
+        output_dir=check_path(output_dir, "output_dir"),
+        wanted=options,
+        inside=os.getpid(),
+    )
 
 
 class Watch:
@@ -198,10 +203,8 @@ class Watch:
     ) -> None:
         self._pid = os.getpid()
         self._user_sense = sense
-        files, own = (
-            FilesState(progress_files),
-            TimedCall(self._call_user_sense),
-        )
+        files = watch_files(progress_files)
+        own = TimedCall(self._call_user_sense)
         self._progress = combine_senses(
             lambda _: read_progress(),
             lambda _: step_count(),
@@ -242,9 +245,8 @@ class Watch:
         try:
             self._thread.start()
         except RuntimeError as error:  # the limit of threads is reached
-            log_message(
-                logging.WARNING, "nobody watches this rank", error=error
-            )
+            text = "nobody watches this rank"
+            log_message(logging.WARNING, text, error=error)
             self._thread = None
         else:
             atexit.register(self.close)
@@ -302,19 +304,15 @@ class Watch:
         name = "this process" if rank is None else f"rank {rank}"
         progress = self._progress((self._pid,))
         if progress is None:
-            return {name: context_switches([self._pid])}
+            progress = context_switches([self._pid])
         return {name: progress}
 
     def _call_user_sense(self) -> object:
-        if self._user_sense is None:
-            return None
-
         try:
-            return self._user_sense()
+            return self._user_sense() if self._user_sense else None
         except BaseException as error:  # noqa: BLE001 other senses remain
-            log_message(
-                logging.WARNING, "sense= is not called again", error=error
-            )
+            text = "sense= is not called again"
+            log_message(logging.WARNING, text, error=error)
             self._user_sense = None
             return None
 
@@ -353,9 +351,11 @@ def _make_loop(
     new_sensor()
     if poll_s is None:
         poll_s = default_poll_s(floor_s)
-    poll_s = check_number(poll_s, "poll_s", least=MIN_POLL_S)
     return partial(
-        watch_processes, config, new_sensor=new_sensor, poll_s=poll_s
+        watch_processes,
+        config,
+        new_sensor=new_sensor,
+        poll_s=check_number(poll_s, "poll_s", least=MIN_POLL_S),
     )
 
 

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -23,9 +24,8 @@ import attrs
 
 from ..processes import (
     Worker,
-    compile_patterns,
+    as_patterns,
     find_workers,
-    parse_stat,
     parse_status,
     read_proc,
 )
@@ -36,7 +36,6 @@ from .hang import (
     WatchedProcesses,
     is_exit_request,
     log_message,
-    select_processes,
 )
 
 
@@ -83,6 +82,17 @@ def files_state(
     return tuple(sorted(found)) or None
 
 
+def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
+    for path in paths:
+        try:
+            with os.scandir(path) as entries:
+                yield from (x.path for x in entries if x.is_file())
+        except NotADirectoryError:
+            yield os.fspath(path)
+        except (OSError, ValueError):
+            continue
+
+
 class TimedCall:
     """
     Calls a function that may block, and waits a limited time for its result.
@@ -124,29 +134,22 @@ class TimedCall:
         self._answer = self._ask()
 
 
-class FilesState(TimedCall):
+def watch_files(
+    paths: Iterable[str | os.PathLike[str]], timeout_s: float = 2.0
+) -> Callable[[], object]:
     """
-    Returns the sizes and times of files, in limited time.
+    Return a function that returns :func:`files_state` in limited time.
 
     Args:
         paths: Logs and progress files, or folders of them.
 
         timeout_s: How long to wait for the file system, in seconds.
     """
+    known = tuple(paths)
+    if not known:
+        return lambda: None
 
-    def __init__(
-        self,
-        paths: Iterable[str | os.PathLike[str]],
-        timeout_s: float = 2.0,
-    ) -> None:
-        self._paths = tuple(paths)
-        super().__init__(lambda: files_state(self._paths), timeout_s)
-
-    def __call__(self) -> object:
-        """
-        Return :func:`files_state`, or the last one if there is none in time.
-        """
-        return super().__call__() if self._paths else None
+    return TimedCall(lambda: files_state(known), timeout_s)
 
 
 def combine_senses(
@@ -173,29 +176,6 @@ def combine_senses(
     return sense
 
 
-def newest_file(
-    folder: str | os.PathLike[str],
-) -> tuple[int, int] | None:
-    """
-    Return how many files a folder has, and when one was last written.
-
-    It is for dumps, sidecars, and checkpoints, where each file is written
-    once.
-
-    Args:
-        folder: The folder, without its subfolders.
-
-    Returns:
-        The number of files and nanoseconds since 1970; ``None`` if there is
-        none.
-    """
-    state = files_state([folder])
-    if state is None:
-        return None
-
-    return len(state), max(written for _, _, written in state)
-
-
 def context_switches(
     pids: Iterable[int], *, root: str = "/proc"
 ) -> int | None:
@@ -204,7 +184,7 @@ def context_switches(
 
     Other threads do not count: the watchdog threads of a job wake up for ever,
     even if it is stuck.  A main thread that computes for minutes without
-    waiting looks stuck; see :func:`cpu_time`.
+    waiting looks stuck.
 
     Args:
         root: The folder to read as ``/proc``.
@@ -212,45 +192,10 @@ def context_switches(
     Returns:
         The sum; ``None`` if all processes have ended.
     """
-    texts = (
-        parse_status(read_proc(f"{root}/{pid}/task/{pid}/status")).get(
-            "voluntary_ctxt_switches", ""
-        )
-        for pid in pids
-    )
+    files = (read_proc(f"{root}/{pid}/task/{pid}/status") for pid in pids)
+    texts = (parse_status(x).get("voluntary_ctxt_switches", "") for x in files)
     counts = [int(x) for x in texts if x.isascii() and x.isdigit()]
     return sum(counts) if counts else None
-
-
-def cpu_time(pids: Iterable[int], *, root: str = "/proc") -> int | None:
-    """
-    Return the CPU time of main threads.
-
-    It also grows while a thread spins and waits for others, for example for a
-    GPU. So by this alone a job on GPUs never looks stuck.
-
-    Args:
-        root: The folder to read as ``/proc``.
-
-    Returns:
-        The sum in clock ticks; ``None`` if all processes have ended.
-    """
-    stats = (
-        parse_stat(read_proc(f"{root}/{pid}/task/{pid}/stat")) for pid in pids
-    )
-    ticks = [stat.cpu_ticks for stat in stats if stat is not None]
-    return sum(ticks) if ticks else None
-
-
-def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
-    for path in paths:
-        try:
-            with os.scandir(path) as entries:
-                yield from (x.path for x in entries if x.is_file())
-        except NotADirectoryError:
-            yield os.fspath(path)
-        except (OSError, ValueError):
-            continue
 
 
 _MAX_GAPS = 1000
@@ -439,9 +384,8 @@ class ProgressAlarm:
         self._last_reported = frozenset(fresh)
         self._quiet_until = now + self.pause_s
         self.most -= 1
-        return tuple(
-            sorted(((x, stuck[x]) for x in fresh), key=lambda x: (-x[1], x[0]))
-        )
+        ordered = sorted(fresh, key=lambda name: (-stuck[name], name))
+        return tuple((name, stuck[name]) for name in ordered)
 
     def withdraw(self, until: float, *, is_free: bool = True) -> None:
         """
@@ -552,25 +496,40 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
     if not config.enabled:
         return "off"
     poll_s = check_number(poll_s, "poll_s", least=MIN_POLL_S)
-    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    compile_patterns(patterns)  # an error is raised now, not in the loop
     watch = _Watch(
         waits=deque(config.wait_seconds),
         on_hang=on_hang,
         tell=tell,
-        sense=sense or _switches_by_process(root),
+        sense=sense or partial(_switches_by_process, root),
         alarm=ProgressAlarm(new_sensor=new_sensor),
-        processes=select_processes(pids, patterns, find=find, root=root),
+        processes=_watched(tuple(pids), patterns, find, root),
         until_exit=until_exit,
         poll_s=poll_s,
         sleep=sleep,
         clock=clock,
-        start=clock(),
     )
     try:
         return watch.run()
     except KeyboardInterrupt:
         return "interrupted"
+
+
+def _watched(
+    pids: tuple[int, ...],
+    patterns: Iterable[str],
+    find: Callable[..., Iterable[Worker]],
+    root: str,
+) -> WatchedProcesses:
+    """
+    Return the processes that are named, or else those that are found.
+    """
+    # An error is raised now, not in the loop.
+    expressions = as_patterns(patterns)
+    if pids:
+        return WatchedProcesses(pids, root=root)
+
+    search = partial(find, expressions, include_children=False, root=root)
+    return WatchedProcesses((), search, root=root)
 
 
 @attrs.define(kw_only=True)
@@ -585,12 +544,13 @@ class _Watch:
     poll_s: float
     sleep: Callable[[float], object]
     clock: Callable[[], float]
-    start: float
+    start: float = attrs.field(init=False)
     pids: tuple[int, ...] = ()
     reported: tuple[int, ...] | None = None
     warned: set[str] = attrs.field(factory=set)
 
     def run(self) -> Ending:
+        self.start = self.clock()
         was_running = False
         while True:
             self._refresh()
@@ -677,18 +637,14 @@ class _Watch:
             log_message(logging.WARNING, text, error=error)
 
     def _sleep_until_next(self) -> bool:
-        next_wait = self.waits[0] - self._elapsed() if self.waits else None
-        if next_wait is None or next_wait > self.poll_s:
-            return self.sleep(self.poll_s) is True
-
-        return self.sleep(max(0.0, next_wait)) is True
+        waits = [wait - self._elapsed() for wait in islice(self.waits, 1)]
+        return self.sleep(max(0.0, min([self.poll_s, *waits]))) is True
 
     def _elapsed(self) -> float:
         return self.clock() - self.start
 
 
-def _switches_by_process(root: str) -> Callable[[tuple[int, ...]], object]:
-    def sense(pids: tuple[int, ...]) -> dict[str, int | None]:
-        return {f"process {x}": context_switches([x], root=root) for x in pids}
-
-    return sense
+def _switches_by_process(
+    root: str, pids: tuple[int, ...]
+) -> dict[str, int | None]:
+    return {f"process {x}": context_switches([x], root=root) for x in pids}

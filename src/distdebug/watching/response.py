@@ -14,22 +14,22 @@ import os
 import time
 import zlib
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 
 from ..capture import capture_node, node_lock
 from ..errors import CaptureError, NodeBusyError
-from ..findings import Cause, Diagnosis, Finding, Missing
+from ..findings import Diagnosis, Finding, Missing
 from ..processes import Worker, find_workers, find_workers_by_pid, read_environ
 from ..report import try_write_report
 from ..snapshots import (
     UNKNOWN_VERDICT,
     CollectedNode,
     Manifest,
-    Part,
     Snapshot,
     bundle_age_s,
     collect_node,
@@ -56,10 +56,6 @@ from .hang import (
 
 
 _CAPTURE_S = 30.0
-# A rank that does this does not hang, unless for very long.
-_SLOW = frozenset({Cause.COMPILING, Cause.CHECKPOINTING})
-# A long evaluation looks the same as an endless loop.
-_COMPUTING = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
 # A launcher counts the restarts of a job there.
 _ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -135,38 +131,13 @@ def capture_stacks(workers: Iterable[Worker]) -> tuple[Finding, ...]:
     return capture_node(pids=pids, timeout_s=_CAPTURE_S).findings
 
 
-def is_fine(
-    verdict: Finding, stalled_s: float, *, patience_s: float, running_s: float
-) -> bool:
-    """
-    Return whether nothing hangs, or only a slow operation runs.
-
-    Args:
-        stalled_s: How long nothing moved, in seconds.
-
-        patience_s: How long a checkpoint or a compilation may take, in
-            seconds.
-
-        running_s: How long a rank may compute while others wait for it, in
-            seconds.
-    """
-    if verdict.cause.is_fine:
-        return True
-
-    causes = {verdict.cause, verdict.detail_cause}
-    if causes & _SLOW:
-        return stalled_s < patience_s
-    return bool(causes & _COMPUTING) and stalled_s < running_s
-
-
-def has_other_nodes(workers: Iterable[Worker]) -> bool:
+def has_other_nodes(workers: Collection[Worker]) -> bool:
     """
     Return whether the job may have ranks on other nodes.
 
     Args:
         workers: Its processes on this node.
     """
-    workers = list(workers)
     local_ranks = {x.rank for x in workers if x.rank is not None}
     sizes = [x.world_size for x in workers if x.world_size is not None]
     return len(local_ranks) < max(sizes, default=len(local_ranks))
@@ -184,6 +155,7 @@ _TAKE_OVER_S = 280.0
 _POLL_S = 1.0
 
 Sleep = Callable[[float], object]
+_Answer = TypeVar("_Answer")
 
 
 def respond(
@@ -222,7 +194,7 @@ def _respond(
         options.pids, options.patterns, request.inside
     )
     node = _NodeCapture(request, host, run_id(workers, host), workers)
-    done = node.find_taken()
+    done = node.ask(find_taken_part)
     if done is not None and not _can_take_over(done, host):
         return Response("elsewhere", "this node has taken it already", done)
 
@@ -253,23 +225,11 @@ class _NodeCapture:
     run: str
     workers: tuple[Worker, ...]
 
-    def find_taken(self) -> Path | None:
+    def ask(self, call: Callable[..., _Answer]) -> _Answer:
         """
-        Return the snapshot in which this node has taken part already.
+        Find or join the snapshot of this run in the folder of the request.
         """
-        return find_taken_part(
-            self.request.output_dir,
-            self.host,
-            run=self.run,
-            window_s=_WINDOW_S,
-            excluded=self.request.but,
-        )
-
-    def join(self) -> Part:
-        """
-        Join the snapshot of the other nodes, or begin one.
-        """
-        return join_bundle(
+        return call(
             self.request.output_dir,
             self.host,
             run=self.run,
@@ -300,7 +260,7 @@ def _can_take_over(bundle: Path, host: str) -> bool:
 
 
 def _capture(node: _NodeCapture, reason: HangReason, sleep: Sleep) -> Response:
-    part, created = node.join(), time.time()
+    part, created = node.ask(join_bundle), time.time()
     if part.folder is None and not part.is_first:
         summary = "another watcher of this node takes it"
         return Response("elsewhere", summary, part.bundle)
@@ -334,12 +294,18 @@ def _response(
 def _is_fine(
     verdict: Finding, reason: HangReason, request: CaptureRequest
 ) -> bool:
-    return is_fine(
-        verdict,
-        reason.stalled_s,
-        patience_s=request.patience_s,
-        running_s=request.running_s,
-    )
+    """
+    Return whether nothing hangs, or only a slow operation runs.
+    """
+    if verdict.cause.is_fine:
+        return True
+
+    causes = list(filter(None, (verdict.cause, verdict.detail_cause)))
+    if any(c.is_slow for c in causes):
+        return reason.stalled_s < request.patience_s
+    # A long evaluation looks the same as an endless loop.
+    is_computing = any(c.is_computing for c in causes)
+    return is_computing and reason.stalled_s < request.running_s
 
 
 def _wait_for_nodes(bundle: Path, sleep: Sleep) -> None:

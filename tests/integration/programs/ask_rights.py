@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 
-from distdebug.capture import find_tool, run_tool
+from distdebug._proc import find_tool, run_tool
 from distdebug.capture.attach import read_native_stacks
 from distdebug.capture.blockers import attach_blocker, explain_failure
 from distdebug.processes import read_state

@@ -18,7 +18,7 @@ import psutil
 from distdebug.nsight import patch
 
 
-PURE = {"classify_source", "patch_source", "revert_source"}
+PURE = {"classify_source", "patch_source"}
 
 
 def is_pure(frame):

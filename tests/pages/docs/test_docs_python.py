@@ -31,6 +31,8 @@ REPOSITORY = Path(__file__).parents[3]
 # What a block may hold; the last ones belong to Sphinx.
 LANGUAGES = frozenset({"python", "console", "sh", "bash", "text", "toml"})
 LANGUAGES |= {"yaml", "{doctest}", "{eval-rst}", "{toctree}", "{include}"}
+# What docs/conf.py fills in from the commands themselves.
+LANGUAGES |= {"{command-help}"}
 LANGUAGES |= {"{note}", "{image}", "{glossary}"}
 
 # Why some Python is not run: the page, and what stands in the block.

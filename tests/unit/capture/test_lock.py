@@ -4,6 +4,8 @@ One collector at a time.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import tempfile
 import threading
@@ -74,6 +76,22 @@ class TestNodeLock:
         with node_lock(folder=str(tmp_path)) as path:
             assert path.exists()
 
+    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
+    def test_no_locks(self, tmp_path, monkeypatch, number):
+        """
+        A file system that cannot lock is an error of ours, with a remedy.
+        """
+
+        def fail(*_):
+            raise OSError(number, "no")
+
+        monkeypatch.setattr(fcntl, "flock", fail)
+
+        why = refused(tmp_path)
+
+        assert "the lock" in str(why)
+        assert "TMPDIR" in why.remedy
+
     def test_many(self, tmp_path):
         """
         Of many that come and go, there is one at a time, and each gets it.
@@ -117,7 +135,7 @@ class TestNodeLock:
 
         why = refused(tmp_path)
 
-        assert "cannot be opened" in str(why)
+        assert "cannot be used" in str(why)
         assert "TMPDIR" in why.remedy
         assert "keep" == precious.read_text()
 

@@ -21,6 +21,7 @@ from distdebug.capture import (
     capture_node,
     capture_process,
 )
+from distdebug.errors import PatternError
 from distdebug.findings import Cause
 from distdebug.processes import read_state
 from distdebug.stacks import read_stacks
@@ -181,6 +182,17 @@ class TestCaptureNode:
         got = capture_node(pids=[], samples=3, interval_s=600.0)
 
         assert ((), ()) == (got.processes, got.missing)
+
+    def test_single_pattern(self):
+        """
+        A single pattern may be given as it is.
+        """
+        # Its first character alone would match this process too.
+        got = capture_node(patterns="no-such-process-[0-9]", samples=1)
+
+        assert () == got.processes
+        with pytest.raises(PatternError):
+            capture_node(patterns="(")
 
     def test_no_time_for_another_look(self, node):
         """

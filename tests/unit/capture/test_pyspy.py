@@ -153,7 +153,9 @@ class TestDump:
         with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
             pid = process.pid
             py_spy.sees(pid, "Permission denied (os error 13)")
-            py_spy.does(pid, 0, f"kill -9 {pid}")
+            # A killed process takes a moment to become a zombie.
+            ended = f"grep -q '^State:.*zombie' /proc/{pid}/status"
+            py_spy.does(pid, 0, f"kill -9 {pid}\nuntil {ended}; do :; done")
 
             got = capture_process(pid)
 
@@ -237,5 +239,4 @@ class TestValues:
 
         capture()
 
-        # That is, in each look, for what py-spy complains about.
-        assert 2 == len(calls)
+        assert [] == calls

@@ -10,7 +10,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import threading
 import time
 
 from pathlib import Path
@@ -19,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.capture import CaptureStatus, capture_process
-from distdebug.capture.self_report import ask_process, own_stacks
+from distdebug.capture.self_report import ask_process
 from distdebug.processes import (
     list_numbers,
     offer_folder_name,
@@ -159,7 +158,7 @@ class TestAskProcess:
         _, attempt = ask_process(os.getpid())
 
         assert CaptureStatus.SKIPPED is attempt.status
-        assert "own_stacks" in attempt.remedy
+        assert "faulthandler" in attempt.remedy
 
     def test_foreign_numbers(self, kernel, unasked):
         """
@@ -486,77 +485,3 @@ class TestOffer:
         status, _ = why()
 
         assert CaptureStatus.SKIPPED is status
-
-
-class TestOwnStacks:
-    def test_main(self, monkeypatch):
-        """
-        What asks from the main thread sees the line that asks.
-        """
-        monkeypatch.setenv("RANK", "3")
-        monkeypatch.setenv("WORLD_SIZE", "8")
-
-        stacks = own_stacks()
-
-        main = stacks.main_thread
-        assert (True, "MainThread") == (main.is_main, main.name)
-        assert "TestOwnStacks.test_main" == main.frames[0].name
-        assert (__file__, os.getpid()) == (
-            main.frames[0].filename,
-            main.thread_id,
-        )
-        assert (os.getpid(), 3, 8) == (
-            *(stacks.pid, stacks.rank),
-            stacks.world_size,
-        )
-
-    def test_watcher(self):
-        """
-        A thread that watches does not see itself, but all others.
-        """
-        end, begun, found = threading.Event(), threading.Event(), []
-
-        def rest():
-            begun.set()
-            end.wait()
-
-        other = threading.Thread(target=rest)
-        other.start()
-        begun.wait()
-        watcher = threading.Thread(
-            target=lambda: found.append(own_stacks()), name="watcher"
-        )
-        watcher.start()
-        watcher.join()
-        end.set()
-        other.join()
-
-        (stacks,) = found
-        threads = {t.thread_id: t for t in stacks.threads}
-        assert stacks.threads[0].is_main
-        names = {f.name for f in threads[other.native_id].frames}
-        assert any(name.endswith("rest") for name in names)
-        assert "watcher" not in {t.name for t in stacks.threads}
-
-    def test_unknown_thread(self, monkeypatch):
-        """
-        A thread that Python did not start has no name.
-        """
-        monkeypatch.setattr(threading, "enumerate", list)
-
-        (main, *_) = own_stacks().threads
-
-        assert ("MainThread", None) == (main.name, main.thread_id)
-
-    def test_bounded(self):
-        """
-        Of an endless recursion the innermost frames are kept.
-        """
-
-        def recurse(depth):
-            return own_stacks() if depth == 0 else recurse(depth - 1)
-
-        main = recurse(300).main_thread
-
-        assert 200 == len(main.frames)
-        assert main.frames[0].name.endswith("recurse")

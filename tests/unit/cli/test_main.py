@@ -103,7 +103,17 @@ class TestHelp:
         )
 
         loaded = set(got.splitlines()[-1].split())
-        assert not loaded & {"attrs", "numpy", "psutil", "tabulate", "torch"}
+        assert not loaded & {
+            *(
+                "attrs",
+                "numpy",
+                "psutil",
+                "rich",
+                "shtab",
+                "tabulate",
+                "torch",
+            ),
+        }
 
     @pytest.mark.parametrize(
         ("name", "expected"),
@@ -123,6 +133,48 @@ class TestHelp:
 
         text = capsys.readouterr().out
         assert f'eval "$({expected} env ' in text
+
+
+class TestCompletion:
+    @pytest.mark.process
+    def test_bash(self, capsys, tmp_path):
+        """
+        A shell completes commands, options, choices, and folders.
+        """
+        main(["completion", "bash"])
+        script = capsys.readouterr().out + (
+            "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
+            "$(complete -p distdebug | sed 's/.*-F \\([^ ]*\\).*/\\1/') "
+            "distdebug \"${COMP_WORDS[$COMP_CWORD]}\" ''\n"
+            'echo "${COMPREPLY[@]}"\n'
+        )
+
+        def completed(*words):
+            argv = " ".join(f"'{word}'" for word in ("distdebug", *words))
+            done = subprocess.run(
+                ["bash", "-c", f"COMP_WORDS=({argv})\n{script}"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                cwd=tmp_path,
+            )
+            assert not done.stderr
+            return done.stdout.split()
+
+        (tmp_path / "dumps").mkdir()
+        assert {"dump", "dbg", "demo", "diagnose"} == set(completed("d"))
+        assert ["--full"] == completed("diagnose", "--f")
+        assert ["launch-json"] == completed("ray-debugger", "l")
+        assert ["dumps"] == completed("diagnose", "du")
+        assert {"reports", "revert"} == set(completed("nsight", "re"))
+
+    @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+    def test_others(self, shell, capsys):
+        """
+        Other shells are served, too.
+        """
+        assert 0 == main(["completion", shell])
+        assert "diagnose" in capsys.readouterr().out
 
 
 class TestStatus:

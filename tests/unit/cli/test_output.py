@@ -8,91 +8,60 @@ import io
 import re
 import sys
 import threading
-import time
 
-import pytest
-
-from distdebug.cli.output import rest_text, waiting
+from distdebug.cli.output import telling, waiting
 
 
-@pytest.fixture
-def slow_by(monkeypatch):
-    """
-    Makes a clock that goes on by so many seconds whenever it is read.
-    """
-
-    def start(seconds):
-        times = iter(range(1 << 30))
-        monkeypatch.setattr(
-            time, "monotonic", lambda: 100.0 + seconds * next(times)
-        )
-
-    return start
-
-
-def shown_in(text):
-    """
-    What stood in a line that changes in place, one after the other.
-    """
-    return [part.strip() for part in text.split("\r") if part.strip()]
+CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+# The cursor is shown again, and the line is erased.
+GONE = "\x1b[?25h\r\x1b[1A\x1b[2K"
 
 
 class TestCount:
-    def test_shown(self, stuck, run_in_terminal, capsys, slow_by):
+    def test_shown(self, stuck, run_in_terminal, capsys):
         """
-        A count is shown in place while a command works, and taken away; after
-        a while with its speed, and how long the rest takes.
+        A count is shown in place while a command works, and taken away.
         """
-        slow_by(2)
+        run_in_terminal("analyze", stuck)
+
+        got = capsys.readouterr()
+        assert "reading dumps: " in got.err
+        assert "4 of 4" in got.err
+        assert got.err.endswith(GONE)
+        assert "reading dumps" not in got.out
+
+    def test_dumb(self, stuck, run_in_terminal, capsys, monkeypatch):
+        """
+        A terminal that cannot take a line away shows none.
+        """
+        monkeypatch.setenv("TERM", "dumb")
 
         run_in_terminal("analyze", stuck)
 
-        err = capsys.readouterr().err
-        shown = shown_in(err)
-        assert "\n" not in err
-        assert err.endswith(f"\r{' ' * len(shown[-1])}\r")
-        assert "reading dumps: 4 of 4" == shown[-1]
-        assert any(
-            re.fullmatch(r"reading dumps: 2 of 4, [0-9.]+/s, [0-9]+ s left", x)
-            for x in shown
-        )
-
-    def test_not_too_often(self, stuck, run_in_terminal, capsys, slow_by):
-        """
-        Not a thousand lines a second are shown, but the last one is.
-        """
-        slow_by(0.001)
-
-        run_in_terminal("analyze", stuck)
-
-        shown = shown_in(capsys.readouterr().err)
-        assert 2 >= len(shown)
-        assert "reading dumps: 4 of 4" == shown[-1]
+        assert "" == capsys.readouterr().err.strip()
 
     def test_narrow(self, stuck, run_in_terminal, capsys):
         """
         No line is wider than the terminal: it could not be taken away.
         """
-        run_in_terminal("analyze", stuck, columns=10)
+        run_in_terminal("analyze", stuck, columns=20)
 
-        assert {"reading d"} == set(shown_in(capsys.readouterr().err))
+        lines = CONTROLS.sub("\n", capsys.readouterr().err).split("\n")
+        assert 20 >= max(map(len, lines))
 
+    def test_stages(self, monkeypatch):
+        """
+        Of several stages, the last one is shown.
+        """
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
 
-@pytest.mark.parametrize(
-    ("done", "total", "seconds", "expected"),
-    [
-        (5, 10, 0.5, ""),
-        (0, 10, 9.0, ""),
-        (10, 10, 9.0, ""),
-        (5, 10, 10.0, ", 0.5/s, 10 s left"),
-        (5000, 10000, 5.0, ", 1,000/s, 5 s left"),
-    ],
-)
-def test_rest(done, total, seconds, expected):
-    """
-    The remaining time is shown when there is a rest and a speed.
-    """
-    assert expected == rest_text(done, total, seconds, "")
+        with telling(is_bytes=True) as tell:
+            tell("reading", 5, 10)
+            tell("sorting [red]", 10_000_000, 20_000_000)
+
+        shown = CONTROLS.sub("", terminal.getvalue())
+        assert re.search(r"sorting \[red\]:[^\n]* 10.0/20.0 MB", shown)
 
 
 class Terminal(io.StringIO):
@@ -130,8 +99,8 @@ class TestWaiting:
             assert terminal.shown.wait(30)
 
         printed = terminal.getvalue()
-        assert re.match(r"\rlooking: [0-9]+ s", printed)
-        assert printed.endswith("            \r")
+        assert re.search(r"looking .*[0-9]:[0-9]{2}", printed)
+        assert printed.endswith(GONE)
 
     def test_file(self, capsys):
         """

@@ -164,23 +164,11 @@ class TestPage:
         assert 2 == caught.value.code
         assert complaint in capsys.readouterr().err
 
-    def test_no_jinja(self, monkeypatch, capsys):
-        """
-        So is a package that is missing.
-        """
-        monkeypatch.setitem(sys.modules, "jinja2", None)
-
-        status = main(["diagnose", "no such dumps", "--html", "x.html"])
-
-        assert 2 == status
-        assert "needs jinja2" in capsys.readouterr().err
-
     @pytest.mark.process
     def test_nobody_reads(self, stuck, tmp_path):
         """
         The page is there also if the reader of the diagnosis has gone.
         """
-        pytest.importorskip("jinja2")
         page = tmp_path / "report.html"
         reading, writing = os.pipe()
         os.close(reading)
@@ -208,7 +196,6 @@ class TestPage:
         """
         The diagnosis is printed also if its page cannot be written.
         """
-        pytest.importorskip("jinja2")
 
         def fail(*_):
             raise OSError(28, "No space left on device")

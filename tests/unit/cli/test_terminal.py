@@ -5,6 +5,7 @@ What a terminal gets that a file does not.
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -22,8 +23,14 @@ from hypothesis import strategies as st
 
 from distdebug import analyze_dumps
 from distdebug.__main__ import main
-from distdebug._text import text_table
-from distdebug.cli.output import fit_facts, fit_tables, paint_fine, paint_wrong
+from distdebug._render import (
+    Entries,
+    Entry,
+    Lines,
+    Table,
+    blocks_text,
+    print_blocks,
+)
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -91,180 +98,218 @@ def test_blocks_are_painted_as_results_are(tmp_path, monkeypatch, capsys):
     assert "\x1b[33mdataloader_wait" in capsys.readouterr().out
 
 
-class TestPaint:
-    def test_wrong(self):
+class Terminal(io.StringIO):
+    """
+    A terminal that remembers what it shows.
+    """
+
+    def isatty(self):
+        """
+        It is one.
+        """
+        return True
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """
+    Prints blocks in a terminal that is so wide, and returns what that shows.
+    """
+
+    def show(*blocks, width=80, is_fine=False, **options):
+        monkeypatch.setenv("COLUMNS", str(width))
+        terminal = Terminal()
+        print_blocks(blocks, terminal, is_fine=is_fine, **options)
+        return terminal.getvalue()
+
+    return show
+
+
+def _entry(head, *facts):
+    return Entries([Entry(head, facts)])
+
+
+class TestStyles:
+    def test_wrong(self, shown):
         """
         Of what is wrong, the ranks at fault stand out.
         """
         head = "rank 3 never entered all_reduce #9 (ranks 0-2 wait)"
 
-        painted = paint_wrong("head", head)
+        text = shown(_entry(head))
 
-        assert painted.startswith("\x1b[1;31mrank 3\x1b[0m\x1b[1m never")
-        assert head == COLORS.sub("", painted)
+        assert text.startswith("\x1b[1;31mrank 3\x1b[0m\x1b[1m never")
+        assert f"{head}\n" == COLORS.sub("", text)
 
-    def test_wrong_without_ranks(self):
+    def test_wrong_without_ranks(self, shown):
         """
         If no rank is at fault, the whole sentence stands out.
         """
-        painted = paint_wrong("head", "the disk is full")
+        text = shown(_entry("the disk is full", ("cause", "disk_full")))
 
-        assert "\x1b[1;31mthe disk is full\x1b[0m" == painted
+        assert "\x1b[1;31mthe disk is full\x1b[0m\n" in text
+        assert "  \x1b[2mcause:\x1b[0m \x1b[33mdisk_full\x1b[0m\n" in text
 
-    def test_fine(self):
+    def test_fine(self, shown):
         """
         Good news is green, and nothing in it alarms.
         """
-        assert "\x1b[1;32mall is well\x1b[0m" == paint_fine(
-            "head", "all is well"
+        text = shown(_entry("all is well", ("cause", "healthy")), is_fine=True)
+
+        assert "\x1b[1;32mall is well\x1b[0m" in text
+        assert "\x1b[2mhealthy\x1b[0m" in text
+
+    def test_markup(self, shown):
+        """
+        What looks like the markup of a terminal library is only text.
+        """
+        evil = (
+            "[bold red]x[/] :warning: [link=http://x]1.5[/link] \x1b[31m\x07"
         )
-        assert "\x1b[2mhealthy\x1b[0m" == paint_fine("cause", "healthy")
+        seen = evil.partition("\x1b")[0].strip()
+
+        text = shown(
+            _entry(evil, ("log", evil)),
+            Lines([evil]),
+            Table(["[b]a[/b]"], [[evil]]),
+            evil,
+        )
+
+        assert 5 == COLORS.sub("", text).count(seen)
+        assert "\x1b[31m" not in text
+        assert "\x07" not in text
+        assert "[b]a[/b]" in text
 
     @given(
-        st.sampled_from(["head", "label", "note", "cause", "log"]), st.text()
+        st.lists(
+            st.tuples(st.sampled_from(["cause", "log"]), st.text()), max_size=3
+        ),
+        st.text(),
+        st.booleans(),
     )
-    def test_text_stays(self, kind, text):
+    def test_text_stays(self, facts, head, is_fine):
         """
         Colors add nothing to a text and take nothing away.
         """
-        text = COLORS.sub("", text)
+        block = Entries([Entry(head, facts)])
+        terminal = Terminal()
 
-        for paint in (paint_wrong, paint_fine):
-            assert text == COLORS.sub("", paint(kind, text))
+        print_blocks([block], terminal, is_fine=is_fine, full=True)
+
+        shown = COLORS.sub("", terminal.getvalue())
+        assert blocks_text([block]).split() == shown.split()
 
 
 class TestTables:
-    def test_cut(self):
+    def test_cut(self, shown):
         """
         The widest cells are cut, and a table is as wide as the terminal.
         """
-        table = text_table(
-            ("rank", "what it does"), [(3, "x" * 80), (12, "short")]
-        )
+        table = Table(("rank", "what"), [(3, "x" * 80), (12, "short")])
 
-        lines = fit_tables(f"head {'-' * 90}\n\n{table}\n", 40).split("\n")
+        head, _, *rows = shown(table, width=40, colors=False).splitlines()
 
-        assert [
-            f"head {'-' * 90}",
-            "",
-            "rank    what it does",
-            "------  --------------------------------",
-            f"3       {'x' * 31}…",
-            "12      short",
-            "",
-        ] == [line.replace("rank  ", "rank  ") for line in lines]
+        assert ["rank", "what"] == head.split()
+        assert ["3", f"{'x' * 32}…"] == rows[0].split()
+        assert ["12", "short"] == rows[1].split()
+        assert 40 == max(map(len, rows))
 
-    def test_wide_terminal(self):
+    def test_wide_terminal(self, shown):
         """
-        Where there is room, nothing changes.
+        Where there is room, or all is wanted, nothing is cut.
         """
-        table = text_table(("a", "b"), [(1, "x" * 60)])
+        table = Table(("a", "b"), [(1, "x" * 60)])
 
-        assert table == fit_tables(table, 80)
+        assert "x" * 60 in shown(table)
+        assert "x" * 60 in shown(table, width=20, full=True)
 
-    def test_very_narrow(self):
-        """
-        Cells are not cut below a few characters, which are too few to read.
-        """
-        table = text_table(("first", "second"), [("x" * 30, "y" * 30)])
-
-        assert "------  ------" == fit_tables(table, 5).split("\n")[1]
-
-    def test_titles_first(self):
-        """
-        Titles that are wider than their cells are cut before any cell.
-        """
-        table = text_table(
-            ("group", "completed", "furthest"), [("default_pg of all", 25, 26)]
-        )
-
-        lines = fit_tables(table, 37).split("\n")
-
-        assert [
-            "group              complet…  furthest",
-            "-----------------  --------  --------",
-            "default_pg of all  25        26",
-        ] == lines
-
-    def test_notes_stay(self):
+    def test_notes_stay(self, shown):
         """
         What stands below a table is no row of it.
         """
-        table = text_table(("a", "b"), [("x" * 50, "y" * 50)])
-        note = "\x1b[2m… and 1,234 more rows that are not shown here\x1b[0m"
+        rows = [("x" * 50, "y" * 50), ("z", "z")]
+        table = Table(("a", "b"), rows, most=1, more="that are not shown here")
 
-        lines = fit_tables(f"{table}\n{note}\nmore", 30).split("\n")
+        text = shown(table, "more", width=30)
 
-        assert [note, "more"] == lines[-2:]
-
-    def test_other_widths(self):
-        """
-        A table whose columns are not where they seem to be is left alone.
-        """
-        text = "a     b\n----  ------\nabcdefghijklm\n"
-
-        assert text == fit_tables(text, 8)
+        assert "\x1b[2m… and 1 more that are not shown here\x1b[0m" in text
+        assert text.endswith("\n\nmore\n")
 
     @given(
         st.lists(
             st.tuples(*3 * [st.text("abc-", min_size=1, max_size=40)]),
             max_size=6,
         ),
-        st.integers(1, 100),
+        st.integers(20, 100),
     )
     def test_never_wider(self, rows, width):
         """
-        No table is wider than its terminal, if its cells can be cut so far.
+        No table is wider than its terminal.
         """
-        table = text_table(("one", "two", "three"), rows)
+        terminal = Terminal()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", str(width))
+            print_blocks(
+                [Table(("one", "two", "three"), rows)],
+                terminal,
+                is_fine=True,
+                colors=False,
+            )
 
-        lines = fit_tables(table, width).split("\n")
-
-        assert len(table.split("\n")) == len(lines)
-        assert max(map(len, lines)) <= max(width, 3 * 6 + 4)
+        lines = terminal.getvalue().splitlines()
+        assert len(rows) + 2 == len(lines)
+        assert max(map(len, lines)) <= width
 
 
 class TestFacts:
-    def test_set_in(self):
+    def test_set_in(self, shown):
         """
         A long fact goes on below itself, at a blank, and set in.
         """
         path = f"/a/{'long/' * 8}path.py"
-        text = f"rank 3 is late: a b c d e f g\n  stack: read ← {path} ← main"
+        fact = ("stack", f"read ← {path} ← main")
 
-        lines = fit_facts(text, 24).split("\n")
+        text = shown(_entry("x" * 40, fact), width=24, colors=False)
 
         assert [
-            "rank 3 is late: a b c d e f g",
+            "x" * 40,
             "  stack: read ←",
             f"    {path}",
             "    ← main",
-        ] == lines
+        ] == text.splitlines()
 
-    def test_fits(self):
+    def test_fits(self, shown):
         """
         What fits, and what is no fact, stays as it is.
         """
-        text = "  next: wait\n\n  * train (a.py:3): → a b c\n  a\n\nx: y z w"
+        lines = Lines(
+            ["  * train (a.py:3): → a b c", "", "  x: y z w u v s t"]
+        )
 
-        assert text == fit_facts(text, 14)
+        text = shown(
+            _entry("stuck", ("next", "wait")), lines, width=14, colors=False
+        )
+
+        assert blocks_text([_entry("stuck", ("next", "wait")), lines]) == (
+            text.removesuffix("\n")
+        )
 
     @given(
-        st.lists(st.text("ab :", max_size=30), max_size=5), st.integers(1, 60)
+        st.lists(st.text("ab :", max_size=30), max_size=5), st.integers(5, 60)
     )
     def test_same_words(self, facts, width):
         """
-        No word is lost, and colors take no room.
+        No word is lost, and no line is too long unless a word is.
         """
-        text = "\n".join(f"  next: {fact}" for fact in facts)
+        block = _entry("head", *(("next", fact) for fact in facts))
+        terminal = Terminal()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", str(width))
+            print_blocks([block], terminal, is_fine=True)
 
-        fitted = fit_facts(text, width)
-        painted = fit_facts(
-            text.replace("next:", "\x1b[2mnext:\x1b[0m"), width
-        )
-
-        assert text.split() == fitted.split()
-        assert fitted == COLORS.sub("", painted)
+        lines = COLORS.sub("", terminal.getvalue()).splitlines()
+        assert blocks_text([block]).split() == " ".join(lines).split()
+        assert all(len(x) <= width or len(x.split()) == 1 for x in lines)
 
 
 def _in_terminal(*args, columns=80, **environ):
@@ -330,17 +375,17 @@ class TestInTerminal:
         """
         output = _in_terminal("analyze", dumps)
 
-        assert "reading dumps: 4 of 4" in output
+        assert re.search(r"reading dumps: .* 4 of 4", COLORS.sub("", output))
         assert "\x1b[1;31mrank 1\x1b[0m" in output
         assert "\x1b[33mrank_not_arrived (certain)\x1b[0m" in output
 
     def test_without_colors(self, dumps):
         """
-        Who wants none gets none.
+        Who wants none gets none, and no text in bold either.
         """
         output = _in_terminal("analyze", dumps, NO_COLOR="1")
 
-        assert "\x1b" not in output
+        assert not COLORS.search(output)
         assert "rank 1 never entered" in output
 
     def test_narrow_and_full(self, dumps):

@@ -268,8 +268,8 @@ def test_launchers(folder, monkeypatch, line, is_rank):
     A launcher under Slurm has the number of a rank, and is none; torchrun
     itself starts its ranks in whatever way it likes.
     """
-    for name in identity._LAUNCHERS:
-        monkeypatch.delenv(name[1], raising=False)
+    for rule in identity.LAUNCHER_RULES:
+        monkeypatch.delenv(rule.rank, raising=False)
     monkeypatch.setenv("DISTDEBUG", "1")
     monkeypatch.setenv("DISTDEBUG_ARMED", "")
     monkeypatch.setenv("SLURM_PROCID", "0")
@@ -308,8 +308,8 @@ def test_same_variables():
     """
     text = (ON_PATH / "sitecustomize.py").read_text()
 
-    for launcher in identity._LAUNCHERS:
-        assert f'"{launcher[1]}",' in text
+    for rule in identity.LAUNCHER_RULES:
+        assert f'"{rule.rank}",' in text
 
 
 def test_variables(monkeypatch):

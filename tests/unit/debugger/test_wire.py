@@ -84,8 +84,12 @@ class TestMessages:
         answer = raw.asked(armed, op="list", id=number)
 
         assert "longer than 1,048,576 bytes" in answer["error"]
-        with connect() as client, pytest.raises(ValueError, match="longer"):
-            client.eval(None, "x" * MAX_MESSAGE_BYTES)
+        with connect() as client:
+            with pytest.raises(DebuggerError, match="longer") as caught:
+                client.eval(None, "x" * MAX_MESSAGE_BYTES)
+            (answer,) = client.eval(None, "1 + 1").outputs
+        assert isinstance(caught.value, ValueError)
+        assert "2" == answer.text
 
 
 class TestFolder:

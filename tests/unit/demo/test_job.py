@@ -135,7 +135,7 @@ def play(tmp_path, monkeypatch):
     def run(launcher=LAUNCHER, do=lambda job: None):
         (package / "run.py").write_text(launcher)
         program = tmp_path / "program.py"
-        with start_job(program, tmp_path / "dumps", 4) as job:
+        with start_job(program, ("dumps",), 4) as job:
             while launcher and not job.last_step():
                 assert not job.has_ended
             started.extend(job.processes())
@@ -153,14 +153,13 @@ class TestStartJob:
     def test_nothing_is_left(self, play, tmp_path):
         """
         When the block is over, so are the launcher and its children; it got
-        the number of processes, the program, and the folder.
+        the number of processes, the program, and its arguments.
         """
         play()
 
         arguments = (tmp_path / "argv").read_text()
         assert '"--nproc-per-node", "4"' in arguments
-        names = [str(tmp_path / name) for name in ("program.py", "dumps")]
-        assert arguments.endswith('"{}", "{}"]'.format(*names))
+        assert arguments.endswith(f'"{tmp_path / "program.py"}", "dumps"]')
 
     def test_nobody_sees_it(self, play, tmp_path, monkeypatch):
         """
@@ -237,7 +236,7 @@ class TestStartJob:
             "from pathlib import Path\n"
             "from distdebug.demo import play\n"
             "path = Path(sys.argv[1])\n"
-            "with play.start_job(path, path.parent / 'dumps', 4) as it:\n"
+            "with play.start_job(path, ('dumps',), 4) as it:\n"
             "    while it.last_step() < 1:\n"
             "        time.sleep(0.05)\n"
             "    print(it.torchrun.pid, flush=True)\n"

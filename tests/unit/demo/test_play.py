@@ -4,6 +4,7 @@ Playing a scenario, with a stand-in for the job.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 
 from importlib.machinery import ModuleSpec
 from importlib.resources import files
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -23,7 +25,7 @@ from distdebug.errors import DistdebugError, MissingDependencyError
 from distdebug.findings import Cause, Diagnosis, Finding, Missing
 
 
-PROGRAMS = files("distdebug.demo") / "programs"
+PROGRAM = files("distdebug.demo") / "program" / "train.py"
 
 
 DIAGNOSIS = Diagnosis(
@@ -46,8 +48,9 @@ def stage(monkeypatch):
     )
 
     @contextlib.contextmanager
-    def start(program, dumps, ranks):
-        log.started.append((program, dumps, ranks))
+    def start(program, arguments, ranks):
+        log.started.append((program.name, arguments, ranks))
+        dumps = Path(arguments[0])
         dumps.mkdir()
         os.mkfifo(dumps / "0.pipe")
         printed = program.with_name("job.log")
@@ -98,10 +101,11 @@ class TestPlayDemo:
         root = (tmp_path / "a" / "b").resolve()
         assert got.is_found
         assert root == got.folder
-        assert [(root / "dataloader.py", root / "dumps", 4)] == stage.started
+        arguments = (str(root / "dumps"), "dataloader")
+        assert [("train.py", arguments, 4)] == stage.started
         assert [root] == stage.diagnosed
         # What is run lies beside the dumps; what nobody answers is gone.
-        assert ["dataloader.py", "dumps", "job.log"] == sorted(
+        assert ["dumps", "job.log", "train.py"] == sorted(
             path.name for path in root.rglob("*")
         )
         assert "step 1\n" == (root / "job.log").read_text()
@@ -161,26 +165,15 @@ class TestPlayDemo:
 class TestScenarios:
     def test_programs(self):
         """
-        Every scenario has its program, which first says what is planted.
+        Every scenario is a function of the program, which says what is planted.
         """
-        programs = {
-            path.name.removesuffix(".py"): path.read_text("utf-8")
-            for path in PROGRAMS.iterdir()
-            if path.name.endswith(".py")
+        steps = {
+            x.name: ast.get_docstring(x)
+            for x in ast.parse(PROGRAM.read_text("utf-8")).body
+            if isinstance(x, ast.FunctionDef)
         }
 
-        assert SCENARIOS.keys() == programs.keys()
-        for text in programs.values():
-            first = text.splitlines()[1]
-            assert first.startswith(("Planted: ", "Nothing is planted: "))
-
-    def test_culprits(self):
-        """
-        Ranks count from the end where they are negative.
-        """
-        scenario = Scenario("x", "", Cause.STRAGGLER, (-1, 0))
-
-        assert (0, 5) == scenario.culprits(6)
+        assert all(steps[name] for name in SCENARIOS)
 
     @pytest.mark.parametrize(
         ("changes", "expected"),
@@ -189,6 +182,7 @@ class TestScenarios:
             ({"detail": None}, True),
             ({"detail": Cause.SLEEPING}, False),
             ({"ranks": (2,)}, False),
+            ({"ranks": (-1, 0)}, False),
             ({"cause": Cause.RANK_CRASHED}, False),
         ],
     )
@@ -264,7 +258,7 @@ class TestCommand:
         main(["demo", "--keep", str(tmp_path)])
 
         assert [
-            "demo: starting 4 processes of dataloader.py with torchrun",
+            "demo: starting 4 processes of train.py dataloader with torchrun",
             "demo: the job has ended by itself",
         ] == capsys.readouterr().err.splitlines()
 

@@ -298,6 +298,33 @@ def test_nothing(tmp_path):
     assert "switch recording on" not in caught.value.remedy
 
 
+def test_linked_folders(tmp_path, write_stack):
+    """
+    Stacks behind a link that stays in the folder are read; links that lead out
+    are named, once, and read only if they are named.
+    """
+    for name in ("job", "elsewhere"):
+        (tmp_path / name / "node").mkdir(parents=True)
+    write_stack(tmp_path / "elsewhere" / "node", 1, READING)
+    (tmp_path / "job" / "out").symlink_to(tmp_path / "elsewhere" / "node")
+
+    with pytest.raises(NoDumpsError, match="are not followed: out;"):
+        diagnose(tmp_path / "job")
+
+    write_stack(tmp_path / "job" / "node", 0, READING)
+    (tmp_path / "job" / "node").rename(tmp_path / "job" / ".node")
+    (tmp_path / "job" / "node").symlink_to(".node")
+    some = diagnose(tmp_path / "job")
+    both = diagnose(tmp_path / "job", tmp_path / "job" / "out")
+
+    assert (0,) == some.verdict.ranks
+    (left_out,) = (m for m in some.missing if "links" in m.reason)
+    assert left_out.reason.startswith(
+        "links that lead out of it are not followed: out; name them"
+    )
+    assert (0, 1) == both.verdict.ranks
+
+
 def test_no_such_place(tmp_path):
     """
     A slip in a path is no matter of recording.

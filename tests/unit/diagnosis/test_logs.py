@@ -966,3 +966,33 @@ class TestRead:
         assert ["task_error"] == [
             failure.kind for one in logs.drivers for failure in one.failures
         ]
+
+
+def test_rank_of_header(tmp_path):
+    """
+    Where names of logs show no rank, the first lines do, for all readers.
+    """
+    memory = MEMORY.partition(": ")[2]
+    (tmp_path / "a.log").write_text("Rank 0/2\nstep 1\n")
+    (tmp_path / "b.log").write_text(f"Rank 1/2\nstep 1\n{memory}")
+
+    verdict = diagnose(tmp_path).findings[0]
+
+    assert (Cause.GPU_OUT_OF_MEMORY, (1,)) == (verdict.cause, verdict.ranks)
+
+
+def test_linked_folder(tmp_path):
+    """
+    A link out of the folder is told of, and read where it is named.
+    """
+    node = tmp_path / "elsewhere"
+    node.mkdir()
+    make_dumps(tmp_path / "hang", SimulatedJob(2))
+    (node / "rank1.log").write_text(MEMORY.replace("rank2", "rank1"))
+    link = tmp_path / "hang" / "node1"
+    link.symlink_to(node)
+
+    alone, both = diagnose(link.parent), diagnose(link.parent, link)
+
+    assert any("node1" in m.reason for m in alone.missing)
+    assert Cause.GPU_OUT_OF_MEMORY in {f.cause for f in both.findings}

@@ -482,7 +482,7 @@ class TestDescribe:
         """
         A program that comes with us is a program like any other.
         """
-        program = Path(distdebug.__file__).with_name("demo") / "programs/x.py"
+        program = Path(distdebug.__file__).with_name("demo") / "train.py"
         scope = {"describe": described}
         exec(
             compile("def step():\n  return describe()", program, "exec"), scope

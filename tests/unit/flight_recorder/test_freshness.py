@@ -4,6 +4,7 @@ A hang, or a job caught in the middle of a step?
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from distdebug.findings import Cause
@@ -349,6 +350,34 @@ def test_silent(dumps_of, age_s, pause_s, known, expected):
     seconds = measure_silence_s(dumps_of(job, sidecars=sidecars))
 
     assert expected == pytest.approx(seconds, abs=1e-3)
+
+
+def test_start_is_activity(dumps_of):
+    """
+    A call that started after the last one was enqueued ends the silence.
+    """
+    job = caught()
+    written = job.records[0][-1].created + 6
+    sidecars = {
+        r: Sidecar("", r, 2, "n", 1, 0.0, written, "request") for r in (0, 1)
+    }
+    dumps = dumps_of(job, sidecars=sidecars)
+    started = attrs.evolve(
+        dumps,
+        by_rank={
+            dump.rank: attrs.evolve(
+                dump,
+                entries=attrs.evolve(
+                    dump.entries,
+                    started_ns=dump.entries.created_ns + 4 * 10**9,
+                ),
+            )
+            for dump in dumps
+        },
+    )
+
+    assert measure_silence_s(dumps) > 0
+    assert measure_silence_s(started) == 0
 
 
 def test_thread_that_goes_on(dumps_of):

@@ -194,6 +194,23 @@ class TestGuessed:
 
         assert size == membership.world_size
 
+    @pytest.mark.parametrize("odd", [0, 1])
+    def test_gathered_elsewhere(self, dumps_of, odd):
+        """
+        All dumps count, as one may have no all-gather, or a wrong one.
+        """
+        job = SimulatedJob(4, backend="gloo")
+        job.collective("all_reduce")
+        job.collective(
+            "all_gather", ranks=[1, 2], sizes=[[3]], output_sizes=[[12]]
+        )
+        if odd:
+            job.collective(
+                "all_gather", ranks=[0], sizes=[[1]], output_sizes=[[12]]
+            )
+
+        assert 4 == find_groups(dumps_of(job, missing=[3])).world_size
+
 
 class TestStatus:
     @pytest.mark.parametrize("only_active", [False, True])

@@ -351,13 +351,17 @@ class TestTransfer:
         assert Cause.COLLECTIVE_STUCK_IN_FLIGHT is report.verdict.cause
         assert "from rank 0 to rank 1 of group" in report.verdict.summary
 
-    def test_older_sender(self, dumps_of):
+    @pytest.mark.parametrize("before", [0, 1])
+    def test_older_sender(self, dumps_of, before):
         """
-        Who sent more than its own dump knows has an outdated dump.
+        Who sent more than its own dump knows has an outdated dump, also if it
+        knows of no send at all.
         """
         job = SimulatedJob(2)
-        job.send(0, 1)
-        job.recv(1, 0)
+        job.collective("all_reduce")
+        for _ in range(before):
+            job.send(0, 1)
+            job.recv(1, 0)
         job.dump(0)
         job.wait(1)
         job.send(0, 1)

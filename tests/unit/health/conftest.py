@@ -11,7 +11,7 @@ import time
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -133,12 +133,80 @@ class FakeNode:
         ]
 
 
+class FakeNvmlError(Exception):
+    """
+    An error of NVIDIA's library.
+    """
+
+    def __init__(self, value: int, text: str = "") -> None:
+        super().__init__(text or f"error {value}")
+        self.value = value
+
+
 @pytest.fixture
-def no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """
+    NVIDIA's library on a node without a driver.
+    """
+
+    def init() -> None:
+        raise FakeNvmlError(12)
+
+    module = ModuleType("pynvml")
+    vars(module).update(
+        NVMLError=FakeNvmlError,
+        NVML_ERROR_LIBRARY_NOT_FOUND=12,
+        NVML_ERROR_GPU_IS_LOST=15,
+        NVML_ERROR_RESET_REQUIRED=16,
+        nvmlInit=init,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+@pytest.fixture(name="library")
+def _library(nvml: ModuleType) -> Callable[..., None]:
+    """
+    Let NVIDIA's library give these answers about one GPU.
+    """
+
+    def library(**answers: Any) -> None:
+        vars(nvml).update(
+            nvmlInit=lambda: None,
+            nvmlShutdown=lambda: None,
+            nvmlDeviceGetCount=lambda: 1,
+            nvmlDeviceGetHandleByIndex=lambda index: index,
+            nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(
+                used=(1 << 30), total=80 * (1 << 30)
+            ),
+        )
+        vars(nvml).update(answers)
+
+    return library
+
+
+@pytest.fixture(name="fail")
+def _fail(nvml: ModuleType) -> Callable[..., Any]:
+    """
+    A question that the library does not answer.
+    """
+
+    def fail(*error: Any) -> Callable[..., None]:
+        def ask(*args: Any) -> None:
+            raise nvml.NVMLError(*error)
+
+        return ask
+
+    return fail
+
+
+@pytest.fixture
+def no_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: ModuleType
+) -> None:
     """
     A machine without a driver of NVIDIA and without any tool.
     """
-    monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin").mkdir()
 

@@ -4,16 +4,22 @@ What the GPUs of a node report, with a driver that is made up.
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
-import time
 
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import attrs
 import pytest
 
-from distdebug.health import Gpu, check_node_json, parse_node_json, read_gpus
+from distdebug.health import (
+    Gpu,
+    GpuProcess,
+    check_node_json,
+    parse_node_json,
+    read_gpus,
+)
 
 
 GIB = 1 << 30
@@ -22,225 +28,13 @@ GIB = 1 << 30
 pytestmark = pytest.mark.usefixtures("no_gpus")
 
 
-@pytest.fixture
-def smi(program):
-    """
-    Installs a program that stands for nvidia-smi.
-    """
-    return lambda text: program("nvidia-smi", text)
-
-
-TOOL = """
-KNOWN = {
-    'index': ('0', '1'),
-    'uuid': ('GPU-a', 'GPU-b'),
-    'utilization.gpu': ('97', '[Unknown Error]'),
-    'utilization.memory': ('40', '[Unknown Error]'),
-    'mig.mode.current': ('Disabled', '[N/A]'),
-    'name': ('NVIDIA H100', 'NVIDIA H100'),
-    'pci.bus_id': ('00000000:3B:00.0', '00000000:86:00.0'),
-    'memory.used': ('1024', '[GPU is lost]'),
-    'memory.total': ('81559', '[GPU is lost]'),
-    'temperature.gpu': ('61', '[N/A]'),
-    'pstate': ('P0', '[N/A]'),
-    'clocks.sm': ('1980', '[N/A]'),
-    'clocks.max.sm': ('1980', '[N/A]'),
-    'power.draw': ('612.50', '[N/A]'),
-    'enforced.power.limit': ('700.00', '[N/A]'),
-    'clocks_throttle_reasons.active': ('0x0000000000000004', '[N/A]'),
-    'ecc.errors.uncorrected.volatile.total': ('0', '[N/A]'),
-    'retired_pages.pending': ('[N/A]', '[N/A]'),
-}
-query = sys.argv[1]
-kind, _, names = query.partition('=')
-names = names.split(',')
-if kind == '--query-gpu':
-    for name in names:
-        if name not in KNOWN:
-            print(f'Field "{name}" is not a valid field to query.')
-            sys.exit(2)
-    for gpu in (0, 1):
-        print(', '.join(KNOWN[name][gpu] for name in names))
-elif kind == '--query-compute-apps':
-    print('GPU-a, 4711, 900\\nGPU-b, [N/A], 1\\nbroken')
-elif kind == '--query-remapped-rows':
-    print('GPU-a, No, No\\nGPU-b, Yes, Yes')
-"""
-
-
-class TestTool:
-    @pytest.mark.process
-    def test_all(self, smi):
-        """
-        Fields that an older version does not know are left out, or asked for
-        by their earlier name.
-        """
-        smi(TOOL)
-
-        good, lost = read_gpus(timeout_s=20)
-
-        assert [(4711, 900 << 20)] == [*map(attrs.astuple, good.processes)]
-        assert (
-            Gpu(
-                index=0,
-                uuid="GPU-a",
-                name="NVIDIA H100",
-                bus_id="00000000:3B:00.0",
-                utilization=97,
-                memory_utilization=40,
-                memory_used=1024 << 20,
-                memory_total=81559 << 20,
-                temperature=61,
-                pstate="P0",
-                clock_mhz=1980,
-                most_clock_mhz=1980,
-                power_w=612.5,
-                power_limit_w=700.0,
-                slowed_by=("power cap",),
-                uncorrected_errors=0,
-                needs_reset=False,
-                is_worn_out=False,
-                mig=False,
-                processes=good.processes,
-            )
-            == good
-        )
-        assert (1, "GPU is lost") == (lost.index, lost.problem)
-        assert (None, None, "") == (lost.utilization, lost.mig, lost.pstate)
-        assert (True, True) == (lost.needs_reset, lost.is_worn_out)
-
-    @pytest.mark.process
-    def test_brief(self, smi):
-        """
-        What is asked often costs only what it needs.
-        """
-        smi(TOOL)
-
-        good, _ = read_gpus(timeout_s=20, brief=True)
-
-        (process,) = good.processes
-        assert (97, "", None, 4711) == (
-            *(good.utilization, good.name, good.memory_used),
-            process.pid,
-        )
-
-    @pytest.mark.process
-    def test_hangs(self, smi):
-        """
-        A driver that hangs costs no more than its time.
-        """
-        smi("time.sleep(600)")
-        begin = time.monotonic()
-
-        with pytest.raises(TimeoutError, match="did not end"):
-            read_gpus(timeout_s=0.3)
-
-        assert time.monotonic() - begin < 30
-
-    @pytest.mark.process
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "sys.exit('NVIDIA-SMI has failed because it could not')",
-            "print('Field \"uuid2\" is not a valid field'); sys.exit(2)",
-            "sys.exit(9)",
-        ],
-        ids=["no driver", "another field", "silent"],
-    )
-    def test_fails(self, smi, text):
-        """
-        A tool that fails says why; without a word it has an exit status.
-        """
-        smi(text)
-
-        with pytest.raises(
-            OSError, match=r"nvidia-smi: (NVIDIA-SMI|Field|exit status 9)"
-        ):
-            read_gpus(timeout_s=20)
-
-    @pytest.mark.process
-    def test_lost(self, smi, node):
-        """
-        It may refuse to go on for one GPU that fell off the bus.
-        """
-        smi(
-            "print('Unable to determine the device handle for "
-            "GPU0000:3B:00.0: GPU is lost.  Reboot the system'); sys.exit(15)",
-        )
-
-        health = node.check()
-
-        (gpu,), (found,) = health.facts.gpus, health.findings
-        assert (-1, "0000:3B:00.0") == (gpu.index, gpu.bus_id)
-        assert "GPU at 0000:3B:00.0 does not answer: GPU is lost." in (
-            found.summary
-        )
-
-    @pytest.mark.process
-    def test_no_gpus(self, smi):
-        """
-        A driver without GPUs is no error.
-        """
-        smi("print('No devices were found'); sys.exit(6)")
-
-        assert () == read_gpus(timeout_s=20)
-
-    def test_none(self):
-        """
-        A node without a driver has no way to ask.
-        """
-        assert read_gpus() is None
-
-
-class FakeError(Exception):
-    """
-    What NVIDIA's library raises.
-    """
-
-    def __init__(self, value):
-        super().__init__(f"error {value}")
-        self.value = value
-
-
-def fake_library(monkeypatch, **answers):
-    """
-    NVIDIA's library, with one GPU.
-    """
-    module = ModuleType("pynvml")
-    module.NVMLError = FakeError
-    module.NVML_ERROR_GPU_IS_LOST = 15
-    module.nvmlInit = lambda: None
-    module.nvmlShutdown = lambda: None
-    module.nvmlDeviceGetCount = lambda: 1
-    module.nvmlDeviceGetHandleByIndex = lambda index: index
-    module.nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(
-        used=GIB, total=80 * GIB
-    )
-    for name, answer in answers.items():
-        setattr(module, name, answer)
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    return module
-
-
-def fail(value):
-    """
-    A question that the library does not answer.
-    """
-
-    def ask(*args):
-        raise FakeError(value)
-
-    return ask
-
-
 class TestLibrary:
-    def test_all(self, monkeypatch):
+    def test_all(self, library, fail):
         """
         Everything that the library knows is read.
         """
         action = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=1))
-        fake_library(
-            monkeypatch,
+        library(
             nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(
                 gpu=90, memory=30
             ),
@@ -299,7 +93,7 @@ class TestLibrary:
             == gpu
         )
 
-    def test_fabric(self, monkeypatch):
+    def test_fabric(self, library, fail):
         """
         The state of the fabric comes from a structure that the library fills.
         """
@@ -311,8 +105,7 @@ class TestLibrary:
         def fill(gpu, reference):
             reference._obj.state = 2
 
-        fake_library(
-            monkeypatch,
+        library(
             c_nvmlGpuFabricInfo_t=Info,
             nvmlDeviceGetGpuFabricInfo=fill,
             NVML_FI_DEV_GET_GPU_RECOVERY_ACTION=230,
@@ -325,22 +118,21 @@ class TestLibrary:
 
         assert ("In Progress", "action 99") == (gpu.fabric, gpu.recovery)
 
-    def test_little(self, monkeypatch):
+    def test_little(self, library, fail):
         """
         What an old driver does not know is left open, and nothing is wrong.
         """
-        fake_library(monkeypatch, nvmlDeviceGetUUID=fail(3))
+        library(nvmlDeviceGetUUID=fail(3))
 
         (gpu,) = read_gpus(brief=True)
 
         assert Gpu(index=0) == gpu
 
-    def test_lost(self, monkeypatch):
+    def test_lost(self, library, fail):
         """
         A GPU that fell off the bus has a problem, and hides none.
         """
-        fake_library(
-            monkeypatch,
+        library(
             nvmlDeviceGetCount=lambda: 2,
             nvmlDeviceGetHandleByIndex=lambda i: i or fail(15)(),
         )
@@ -349,35 +141,60 @@ class TestLibrary:
 
         assert ("error 15", "") == (lost.problem, good.problem)
 
-    @pytest.mark.parametrize(("error", "problem"), [(4, ""), (15, "error 15")])
-    def test_no_memory(self, monkeypatch, error, problem):
+    @pytest.mark.parametrize(
+        ("error", "problem"),
+        [(4, ""), (15, "error 15"), (16, "GPU requires reset")],
+    )
+    def test_no_memory(self, library, fail, error, problem):
         """
         A GPU of another container may not be asked, which is no fault; one
         also counts as lost if only its memory cannot be asked for.
         """
-        fake_library(monkeypatch, nvmlDeviceGetMemoryInfo=fail(error))
+        library(nvmlDeviceGetMemoryInfo=fail(error))
 
         (gpu,) = read_gpus()
 
         assert problem == gpu.problem
 
-    @pytest.mark.process
     @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetCount"])
-    def test_unfit(self, monkeypatch, smi, name):
+    def test_unfit(self, library, fail, name):
         """
-        If the library does not fit the driver, the tool is asked.
+        A driver that cannot be asked says why.
         """
-        fake_library(monkeypatch, **{name: fail(18)})
-        smi(TOOL)
+        library(**{name: fail(18, "version\x1b[31m mismatch")})
 
-        assert 2 == len(read_gpus(timeout_s=20))
+        with pytest.raises(OSError, match="NVML: version mismatch"):
+            read_gpus(timeout_s=20)
 
-    def test_hangs(self, monkeypatch):
+    def test_shutdown(self, library, fail):
+        """
+        What was read is kept if the library cannot be left.
+        """
+        library(nvmlShutdown=fail(1))
+
+        assert 1 == len(read_gpus())
+
+    def test_none(self):
+        """
+        A node without a driver has no library of it.
+        """
+        assert read_gpus() is None
+
+    def test_not_installed(self, monkeypatch):
+        """
+        Without the module that asks the driver, its name is told.
+        """
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+
+        with pytest.raises(OSError, match="pip install nvidia-ml-py"):
+            read_gpus()
+
+    def test_hangs(self, library, fail):
         """
         A driver that hangs costs no more than its time.
         """
         never = threading.Event()
-        fake_library(monkeypatch, nvmlInit=never.wait)
+        library(nvmlInit=never.wait)
 
         try:
             with pytest.raises(TimeoutError):
@@ -459,41 +276,41 @@ class TestJudge:
         assert all(x.summary.startswith("n1: GPU 3 ") for x in found)
         assert all(says in x.summary for x in found)
 
-    @pytest.mark.process
-    def test_worn_out(self, node, smi):
+    def test_worn_out(self, node, library):
         """
         Bad memory that could not be replaced is a finding, with the ranks that
         use the GPU.
         """
-        smi(TOOL.replace("GPU-a, No, No", "GPU-a, Yes, Yes"))
-
-        lost, worn = node.check(ranks={4711: 12}).findings
-
-        assert ["gpu_fault certain", "gpu_fault likely 12"] == node.found(
-            ranks={4711: 12}
+        library(
+            nvmlDeviceGetRemappedRows=lambda gpu: (0, 1, 1, 1),
+            nvmlDeviceGetComputeRunningProcesses=lambda gpu: [
+                SimpleNamespace(pid=4711, usedGpuMemory=5)
+            ],
         )
-        assert "GPU 1 does not answer" in lost.summary
+
+        (worn,) = node.check(ranks={4711: 12}).findings
+
+        assert ["gpu_fault likely 12"] == node.found(ranks={4711: 12})
         assert "has bad memory that could not be replaced" in worn.summary
 
 
 class TestDriver:
-    @pytest.mark.process
     @pytest.mark.parametrize(
         ("problem", "found"),
         [
             (
-                "Failed to initialize NVML: Driver/library version mismatch",
+                "RM has detected an NVML/RM version mismatch.",
                 ["node_misconfigured certain"],
             ),
-            ("NVIDIA-SMI has failed because it could not", []),
+            ("Driver Not Loaded", []),
         ],
         ids=["mismatch", "no driver"],
     )
-    def test_fails(self, node, smi, problem, found):
+    def test_fails(self, node, library, fail, problem, found):
         """
         A driver that does not fit is found; none at all is not.
         """
-        smi(f"sys.exit({problem!r})")
+        library(nvmlInit=fail(18, problem))
 
         assert found == node.found()
         assert ["GPUs"] == [x.what for x in node.check().missing]
@@ -501,7 +318,7 @@ class TestDriver:
     @pytest.mark.parametrize(
         ("seconds", "confidence"), [(10, "likely"), (4, "possible")]
     )
-    def test_hangs(self, node, monkeypatch, seconds, confidence):
+    def test_hangs(self, node, library, seconds, confidence):
         """
         A driver that does not answer is a finding, and its GPUs are missing.
         """
@@ -509,7 +326,7 @@ class TestDriver:
         def hang():
             raise TimeoutError
 
-        fake_library(monkeypatch, nvmlInit=hang)
+        library(nvmlInit=hang)
 
         assert [f"gpu_fault {confidence}"] == node.found(timeout_s=seconds)
         assert ["GPUs"] == [x.what for x in node.check().missing]
@@ -532,3 +349,26 @@ def test_row_of_anything():
 
     slowed_by = ("idle", "clocks of a display")
     assert Gpu(index=0, name="H100", slowed_by=slowed_by) == gpu
+
+
+def test_kept():
+    """
+    What a snapshot keeps of a GPU comes back; what is no value of it is left
+    out.
+    """
+    gpu = Gpu(
+        index=3,
+        name="H100",
+        utilization=97,
+        power_w=612.5,
+        slowed_by=("power cap",),
+        needs_reset=True,
+        processes=(GpuProcess(pid=7),),
+    )
+    kept = json.loads(json.dumps(attrs.asdict(gpu)))
+    junk = {"index": "x", "uuid": 7, "power_w": 10**400, "slowed_by": {}}
+    junk |= {"processes": [7, {"pid": "7"}], "utilization": [], "other": 1}
+
+    facts = parse_node_json({"gpus": [kept, junk, "x", {}]}, host="n1")
+
+    assert (gpu, Gpu(index=1)) == facts.gpus

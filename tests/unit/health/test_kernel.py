@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import re
 
+from types import SimpleNamespace
+
 import pytest
 
 from distdebug.findings import Cause
@@ -401,20 +403,19 @@ def test_judge(texts, about, expected):
     assert all(x.evidence[0].quote[:40] in texts for x in found)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     "place", ["00000000:3B:00.0", "0000:3b:00", "3b:00.0"]
 )
-def test_gpu(node, program, place):
+def test_gpu(node, library, place):
     """
     Places on the bus, however they are written, become numbers of GPUs,
     and ranks that use them.
     """
-    program(
-        "nvidia-smi",
-        "apps = 'compute-apps' in sys.argv[1]\n"
-        f"print('a, 8, 1' if apps else '5, a, 1, 1, N, H100, {place}' "
-        "+ ', 1' * 13)",
+    library(
+        nvmlDeviceGetPciInfo=lambda gpu: SimpleNamespace(busId=place),
+        nvmlDeviceGetComputeRunningProcesses=lambda gpu: [
+            SimpleNamespace(pid=8, usedGpuMemory=1)
+        ],
     )
     node.say("NVRM: GPU 0000:3b:00.0 has fallen off the bus")
     node.say(
@@ -426,7 +427,7 @@ def test_gpu(node, program, place):
 
     lost, bus = (x for x in found if x.evidence[0].kind == "kernel")
     assert ((2,), (2,)) == (lost.ranks, bus.ranks)
-    assert "on GPU 5" in lost.summary
+    assert "on GPU 0" in lost.summary
     assert Cause.GPU_FAULT is bus.cause
 
 

@@ -380,9 +380,8 @@ class TestPressure:
 
         pressure = node.check().facts.pressure
 
-        assert (None, 1.0, None, 12.5, 10.0, 3.5, os.cpu_count(), 0.4) == (
-            attrs.astuple(pressure)
-        )
+        shares, cpus = (None, 1.0, None, 12.5, 10.0), os.cpu_count()
+        assert (*shares, 3.5, cpus, 0.4, False) == attrs.astuple(pressure)
 
     @pytest.mark.parametrize(
         ("pressure", "load", "lost", "found"),
@@ -407,6 +406,35 @@ class TestPressure:
         node.write("/sys/fs/cgroup", {"cpu.stat": stat})
 
         assert ([found] if found else []) == node.found()
+
+    @pytest.mark.parametrize(
+        ("periods", "lost", "found"),
+        [
+            (20, 14, ["likely: 90 % of the periods just now"]),
+            (20, 5, []),
+            (10, 5, ["possible: 50 % of the periods since it started"]),
+        ],
+        ids=["now", "not any more", "idle"],
+    )
+    def test_throttled(self, node, monkeypatch, periods, lost, found):
+        """
+        What a container may use is judged by the last moment, and by the time
+        since its start only if nothing ran in that moment.
+        """
+
+        def write(periods, lost):
+            stat = f"nr_periods {periods}\nnr_throttled {lost}"
+            node.write("/sys/fs/cgroup", {"cpu.stat": stat})
+
+        write(10, 5)
+        monkeypatch.setattr(time, "sleep", lambda _: write(periods, lost))
+
+        health = node.check()
+
+        assert found == [
+            f"{x.confidence}: {x.summary.partition('time in ')[2]}"
+            for x in health.findings
+        ]
 
 
 class TestBlocked:

@@ -48,13 +48,12 @@ class TestCheckNode:
         assert "interfaces ib0" in str(health)
         assert "nothing is wrong" in str(health)
 
-    @pytest.mark.process
-    def test_unwell(self, node, program):
+    def test_unwell(self, node, library, fail):
         """
         What is wrong comes with the surest first, and what is missing with
         its reason.
         """
-        program("nvidia-smi", "sys.exit('Permission denied')")
+        library(nvmlInit=fail(4, "Permission denied"))
         node.say(KILLED)
         folder = node.add_process(7, limits=f"Max open files{' ' * 12}10  10")
         for number in range(10):

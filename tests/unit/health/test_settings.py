@@ -353,6 +353,15 @@ SLURM = {
             "node_misconfigured likely 4,5: WORLD_SIZE: 6, 8",
         ),
         (
+            job(
+                "n3:WORLD_SIZE=8 n1:TORCHELASTIC_RUN_ID=a "
+                "n2:TORCHELASTIC_RUN_ID=b",
+                hosts=3,
+            ),
+            None,
+            "node_misconfigured likely 4,5: WORLD_SIZE: 6, 8",
+        ),
+        (
             *(job("NCCL_SOCKET_IFNAME=lo WORLD_SIZE=4", hosts=1), None),
             "network_misconfigured likely 0,1: no other node is reached",
         ),
@@ -369,7 +378,8 @@ SLURM = {
     ids=[
         *WRONG,
         *("same address", "other network", "name of the node"),
-        *("sizes", "part of a job", "strangers", "Slurm alone"),
+        *("sizes", "sizes of runs", "part of a job", "strangers"),
+        "Slurm alone",
     ],
 )
 def test_wrong(environs, known, expected):
@@ -652,6 +662,8 @@ class TestPublic:
             "MASTER_ADDR": "n1",
             "RANK": "3",
             "LOCAL_RANK": "3",
+            "PMIX_SIZE": "8",
+            "SLURM_STEP_ID": "0",
             "HF_HOME": "/data/hf",
             "TOKENIZERS_PARALLELISM": "false",
         }

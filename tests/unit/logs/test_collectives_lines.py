@@ -238,6 +238,19 @@ def test_several_ranks_in_one_line_are_told_apart():
     assert [1, 3] == [x.rank for x in logs.timeouts]
 
 
+def test_message_after_long_bar(tmp_path):
+    """
+    A bar that overwrote itself for hours hides no message behind it.
+    """
+    log = tmp_path / "rank1.log"
+    states = "".join(f"\rstep {n}/99999 [00:01<00:02]" for n in range(200_000))
+    log.write_text(f"{states}\r{GENERATIONS['F6'][0]}\nend\n")
+
+    logs = read_collective_logs(log)
+
+    assert [(1, 78, 1)] == [(x.rank, x.seq, x.line) for x in logs.timeouts]
+
+
 def test_ranks_within_a_group_are_no_global_ranks():
     """
     Only a prefix, or the default group, shows the global rank.

@@ -695,3 +695,47 @@ def test_verdict(truth):
     assert expected == (finding.cause, finding.ranks, finding.confidence)
     said = f"{finding.summary} {finding.remedy}"
     assert [] == [x for x in words if x not in said], said
+
+
+IN_GROUP = "[PG ID 1 PG GUID {0}({0}) Rank {1}] "
+
+
+def test_mismatches_in_two_groups():
+    """
+    The first call that differs is named for each group.
+    """
+    lines = [
+        finger(1, tensor(), 0, tensor("REDUCE")).replace(
+            "Detected", f"{IN_GROUP.format('tp', 1)}Detected"
+        ),
+        finger(3, tensor(seq=7), 2, tensor("REDUCE", seq=7)).replace(
+            "Detected", f"{IN_GROUP.format('dp', 3)}Detected"
+        ),
+    ]
+
+    found = findings(lines)
+
+    assert [Cause.TYPE_MISMATCH] * 2 == [x.cause for x in found]
+    assert ["#1", "#7"] == [f"#{finding.collective.seq}" for finding in found]
+
+
+def test_calls_of_two_runs(tmp_path):
+    """
+    Calls of NCCL have the rank and run of their file, and are compared within
+    one run.
+    """
+    for attempt, rank, op in [
+        *((0, rank, "AllReduce") for rank in range(3)),
+        (1, 3, "AllGather"),
+    ]:
+        folder = tmp_path / f"attempt_{attempt}" / str(rank)
+        folder.mkdir(parents=True)
+        lines = [*healthy(), call(rank, 5, op)]
+        (folder / "stderr.log").write_text("\n".join(lines))
+
+    logs = read_collective_logs(tmp_path)
+
+    assert {(0, 0), (1, 0), (2, 0), (3, 1)} == {
+        (x.rank, x.attempt) for x in logs.calls
+    }
+    assert () == collective_findings(logs)

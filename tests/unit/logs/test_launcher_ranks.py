@@ -9,6 +9,7 @@ import pytest
 from distdebug.findings import Cause
 
 
+TP_HEADER = "initialized, tp rank {}/2, pp rank 0/1"
 TRACE = [
     "Traceback (most recent call last):",
     '  File "/opt/app/train.py", line 312, in main',
@@ -229,3 +230,24 @@ def test_no_time_comes_before(scan_lines):
     )
 
     assert "KeyError" in report.findings[0].summary
+
+
+def test_header_of_another_kind(scan):
+    """
+    Ranks within a tensor-parallel group are not those of the files.
+    """
+    logs = {
+        f"node{x}.log": "\n".join([TP_HEADER.format(x), *TRACE, ""])
+        for x in range(2)
+    }
+
+    assert [()] == [finding.ranks for finding in scan(**logs).findings]
+
+
+def test_origin_without_rank(scan):
+    """
+    A prefix that names an actor without its rank leaves that of the file.
+    """
+    report = scan(**{"rank3.log": f"(Trainer pid=7) {FULL}\n"})
+
+    assert [(3,)] == [finding.ranks for finding in report.findings]

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from distdebug.logs import lines as files_module
 from distdebug.logs.lines import (
     LogLine,
+    LogWalk,
     Origin,
     open_log,
     parse_line,
     parse_time,
     read_lines,
     read_tail,
-    walk_logs,
 )
 
 
@@ -49,7 +49,9 @@ PACKERS = pytest.mark.parametrize(
 PREFIXES = {
     "(A pid=1) ": {"name": "A", "pid": 1},
     "(A pid=2, ip=fd00::1)": {"name": "A", "pid": 2, "ip": "fd00::1"},
-    "(N(rank=0) pid=3976) ": {"name": "N(rank=0)", "pid": 3976},
+    "(N(rank=0) pid=3976) ": {"name": "N(rank=0)", "pid": 3976, "rank": 0},
+    "(Worker_rank3 pid=4) ": {"name": "Worker_rank3", "pid": 4, "rank": 3},
+    "(dp_rank_3 pid=4) ": {"name": "dp_rank_3", "pid": 4},
     "(N(pid=x) pid=5)": {"name": "N(pid=x)", "pid": 5},
     "(pid=33) ": {"pid": 33},
     "(raylet, ip=10.0.0.3) ": {"name": "raylet", "ip": "10.0.0.3"},
@@ -57,6 +59,7 @@ PREFIXES = {
     "(pid=gcs_server) ": {"name": "gcs_server"},
     "[rank3]: ": {"rank": 3},
     "[default2]:": {"local_rank": 2},
+    "[local_rank2]:": {"local_rank": 2},
 }
 
 
@@ -295,7 +298,8 @@ class TestRead:
         blanks = blanks[size:]
         log.write_bytes(blanks + data)
         lines = [
-            x[:65_536].decode("utf-8", "replace") for x in data.split(b"\n")
+            [x[:65_536].decode("utf-8", "replace") for x in line.split(b"\r")]
+            for line in data.split(b"\n")
         ]
 
         got = list(read_lines(log))
@@ -303,7 +307,7 @@ class TestRead:
         assert [
             parse_line(piece, number=number, source=str(log))
             for number, line in enumerate(lines, 257)
-            for piece in line.split("\r")
+            for piece in line
             if piece.strip()
         ] == got
 
@@ -437,7 +441,7 @@ class TestWalk:
             (tmp_path / name).write_text("x")
         os.mkfifo(tmp_path / "pipe")
 
-        walk = walk_logs(tmp_path)
+        walk = LogWalk(tmp_path)
 
         assert ["a.out", "b.log", "sub/err"] == [
             str(path.relative_to(tmp_path)) for path in walk
@@ -453,7 +457,7 @@ class TestWalk:
         (tmp_path / "again.log").symlink_to(log)
         (tmp_path / "loop").symlink_to(tmp_path)
 
-        assert [log] == list(walk_logs([log, tmp_path, str(log)]))
+        assert [log] == list(LogWalk([log, tmp_path, str(log)]))
 
     def test_link_out(self, tmp_path):
         """
@@ -466,8 +470,19 @@ class TestWalk:
         (folder / "b").symlink_to(tmp_path)
         (folder / "c.log").symlink_to(folder / "nothing")
         (folder / "d").symlink_to("d")
+        (folder / "e").symlink_to("/")
+        (tmp_path / "node1").mkdir()
+        (folder / "node1").symlink_to(tmp_path / "node1")
+        walk = LogWalk(folder)
 
-        assert [] == list(walk_logs(folder))
+        assert [] == list(walk)
+        # Links to what the folder lies in are loops, and to nothing no loss.
+        assert [
+            (
+                "links that lead out of it are not followed: a.log, node1; "
+                "name them, too, if you trust them"
+            )
+        ] == [m.reason for m in walk.missing]
 
     def test_missing(self, tmp_path):
         """
@@ -477,7 +492,7 @@ class TestWalk:
         log.write_text("x")
         os.mkfifo(tmp_path / "pipe")
 
-        walk = walk_logs([tmp_path / "no", tmp_path / "pipe", log])
+        walk = LogWalk([tmp_path / "no", tmp_path / "pipe", log])
 
         assert [log] == list(walk)
         assert [
@@ -494,7 +509,7 @@ class TestWalk:
             raise PermissionError(13, "Permission denied", str(path))
 
         monkeypatch.setattr(os, "scandir", refuse)
-        walk = walk_logs(tmp_path)
+        walk = LogWalk(tmp_path)
 
         assert [] == list(walk)
         assert "Permission denied" == walk.missing[0].reason

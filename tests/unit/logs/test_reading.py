@@ -370,3 +370,26 @@ def test_many_lines():
 
     assert 9_001 == report.current.line.number
     assert 18_001 == report.last_line.number
+
+
+def test_many_steps():
+    """
+    Of a flood of steps, what comes between them and the last step of each
+    process are read.
+    """
+    lines = [
+        f"(RayTrainGroup pid={rank}) 2026-02-20 03:{step // 60:02}:"
+        f"{step % 60:02} step {step}/9000 loss: {0.5 if step < 2999 else 'nan'}"
+        for step in range(1, 3001)
+        for rank in range(1, 5)
+        if rank != 3 or step <= 2000
+    ]
+    lines.insert(8_000, "saving a checkpoint took 3 s")
+
+    report = detect_phase([*lines, "bye"])
+
+    assert "training" == report.current.name
+    progress = report.current.progress
+    assert (3000, 9000) == (progress.done, progress.total)
+    assert ["loss_not_finite"] == [x.cause for x in report.findings]
+    assert len(lines) + 1 == report.last_line.number

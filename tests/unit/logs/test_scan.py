@@ -378,7 +378,7 @@ def test_missing(tmp_path):
 
     assert [Cause.GPU_OUT_OF_MEMORY] == causes(report)
     assert 2 == len(report.missing)
-    with pytest.raises(NoLogsError, match="no logs there"):
+    with pytest.raises(NoLogsError, match="no log in"):
         scan_logs(tmp_path / "empty")
     with pytest.raises(NoLogsError, match="No such file"):
         scan_logs(tmp_path / "none")
@@ -476,7 +476,7 @@ def test_interrupted(tmp_path, monkeypatch):
     An interrupt does not wait until all is read, and leaves no thread.
     """
     for n in range(20):
-        with (tmp_path / f"{n:02}.log").open("wb") as file:
+        with (tmp_path / f"rank{n:02}.log").open("wb") as file:
             file.truncate(1 << 24)
     real_open, opened = os.open, []
 

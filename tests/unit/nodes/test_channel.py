@@ -5,6 +5,7 @@ Programs on nodes that are talked to, with stand-ins for what brings them there.
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import pytest
@@ -165,6 +166,18 @@ class TestSsh:
         assert {"a": ("ok", "a"), "gone": ("dead", None)} == {
             r.host: (r.status, r.value) for r in results
         }
+
+    @pytest.mark.process
+    def test_own_255(self, ssh):
+        """
+        A command may end with the status of ssh, and the host is alive.
+        """
+        code = "raise SystemExit(255)"
+
+        (result,) = run_on_nodes([sys.executable, "-c", code], engine=Ssh("a"))
+
+        assert NodeStatus.FAILED is result.status
+        assert "it ended with status 255" == result.reason
 
     def test_one(self):
         """

@@ -252,6 +252,35 @@ class TestStreamRelay:
         (write,) = ray.killed[0].calls
         assert write.exception(30) is None
 
+    def test_slow_reader(self, driver, ray):
+        """
+        Who does not read what is heard does not keep others from hearing.
+        """
+        one = driver()
+        with (
+            one.open("host-a", "head", "-c", "9000000", "/dev/zero") as slow,
+            one.open("host-a", "echo", "heard") as quick,
+        ):
+            assert b"heard\n" == quick.recv(100)
+            heard = 0
+            while data := slow.recv(1 << 20):
+                heard += len(data)
+
+        assert 9_000_000 == heard
+
+    def test_closed_output(self, driver):
+        """
+        A program that closes its output, and runs on, is not waited for.
+        """
+        one = driver()
+        begin = time.monotonic()
+
+        assert b"" == everything(one.open("host-a", "sh", "-c", CLOSES))
+        assert time.monotonic() - begin < 20
+        assert "the connection broke" == one.told()[0]["trouble"][1]
+
+
+CLOSES = "exec >&- 2>&-; sleep 60"
 
 HEAD = """
 import json, os, socket, sys

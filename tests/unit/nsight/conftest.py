@@ -56,8 +56,7 @@ def quiet_node(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.partition(".")[0] in {"ray", "torch"}:
             monkeypatch.delitem(sys.modules, name)
     # What a process finds out once holds for its life, and no door forgets it.
-    for function in (ranges._torch_range_api, ranges._nvtx_range_api):
-        function.cache_clear()
+    ranges._load_range_api.cache_clear()
     ranges._load_cudart.cache_clear()
     monkeypatch.setattr(patch, "_result", [])
 

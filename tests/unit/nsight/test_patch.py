@@ -186,7 +186,7 @@ class TestLocate:
         ("place", "error"),
         [
             ((importlib.util, "find_spec"), ValueError),
-            ((Path, "is_file"), PermissionError),
+            ((os, "stat"), PermissionError),
         ],
         ids=["broken import", "denied"],
     )
@@ -286,7 +286,7 @@ class TestChange:
         What cannot be changed is a state with its reason, and stays whole.
         """
         source = plugin.read_bytes()
-        fail_to_open(error, suffix=".distdebug")
+        fail_to_open(error, suffix=".tmp")
 
         status = patch_ray_nsight(plugin)
 
@@ -310,9 +310,7 @@ class TestChange:
         assert source == plugin.read_bytes()
         assert [plugin] == list(plugin.parent.iterdir())
 
-    @pytest.mark.parametrize(
-        "name", ["nsight.py.4711.distdebug", "nsight.py.lock"]
-    )
+    @pytest.mark.parametrize("name", ["nsight.py.4711.tmp", "nsight.py.lock"])
     @pytest.mark.parametrize("is_done", [False, True])
     def test_leftovers(self, name, is_done, plugin):
         """
@@ -426,6 +424,24 @@ class TestLock:
         second = patch_ray_nsight(plugin)
 
         assert ("busy", "patched") == (first.state, second.state)
+
+    def test_others_write(self, plugin, monkeypatch):
+        """
+        Without locks, what another process may be writing is left to it, and
+        what is old is removed.
+        """
+
+        def flock(fd, how):
+            raise OSError(errno.ENOLCK, "no")
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        new, old = (plugin.with_name(f".nsight.py.{n}.tmp") for n in (1, 2))
+        for path in (new, old):
+            path.touch()
+        os.utime(old, (1000.0, 1000.0))
+
+        assert patch_ray_nsight(plugin).changed
+        assert (True, False) == (new.exists(), old.exists())
 
     def test_link(self, plugin, tmp_path):
         """
@@ -604,8 +620,8 @@ class TestApplication:
         cases = {
             "changed": lambda: None,
             "too late": lambda: runs(7, "python", agent),
-            "read-only": lambda: fail_to_open(read_only, suffix=".distdebug"),
-            "denied": lambda: fail_to_open(denied, suffix=".distdebug"),
+            "read-only": lambda: fail_to_open(read_only, suffix=".tmp"),
+            "denied": lambda: fail_to_open(denied, suffix=".tmp"),
             "busy": lambda: plugin.with_name(".nsight.py.lock").mkdir(),
             "patched": lambda: mend(plugin),
             "fixed": lambda: plugin.write_bytes(HEAD + FIXED),

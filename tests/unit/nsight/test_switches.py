@@ -106,6 +106,28 @@ class TestInstalled:
         assert {} == supported_options(nsys, timeout_s=0.2)
         assert time.monotonic() - began < 30
 
+    def test_answers_later(self, program, tmp_path):
+        """
+        One that was too slow once is asked again, and what it said until then
+        does not count.
+        """
+        slow, help_text = tmp_path / "slow", tmp_path / "help"
+        slow.touch()
+        help_text.write_text(HELP)
+        nsys = program(
+            f"[ -e {slow} ] && echo '-o, --output=' && exec sleep 60\n"
+            f"cat {help_text}"
+        )
+
+        first = supported_options(nsys, timeout_s=0.5)
+        slow.unlink()
+        second = supported_options(nsys, timeout_s=0.5 + 20)
+        again = supported_options(nsys, timeout_s=0.5)
+
+        assert {} == first
+        assert "trace" in second
+        assert second == again
+
 
 class TestExtra:
     @pytest.mark.parametrize(

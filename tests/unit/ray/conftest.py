@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from distdebug.ray import debugger_sessions
+from distdebug.ray import cluster as ray_cluster
 
 
 class Cluster:
@@ -33,7 +33,7 @@ class Cluster:
         self.asked.append(question)
         if self.said is not None:
             return self.said
-        if question["errands"] is None:
+        if question["ask"] != "run_tasks":
             return {"answer": self.tables}
         workers = self.workers
         return {"answer": workers(question) if callable(workers) else workers}
@@ -56,5 +56,5 @@ def cluster(monkeypatch):
         return SimpleNamespace(**{"status": 0, "stderr": b"", **said})
 
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(debugger_sessions, "run_process", run)
+    monkeypatch.setattr(ray_cluster, "run_child", run)
     return found

@@ -103,7 +103,7 @@ def cluster(cluster, monkeypatch, command):
         monkeypatch.delenv(name, raising=False)
     cluster.tables = tables()
     cluster.workers = lambda question: [
-        {"answer": json.dumps(told()[1])} for _ in question["errands"]
+        {"answer": json.dumps(told()[1])} for _ in question["tasks"]
     ]
     return cluster
 
@@ -297,12 +297,12 @@ def test_environments(cluster):
     ]
     cluster.tables = tables(environments=rows)
     cluster.workers = lambda question: [
-        {"answer": json.dumps(told(None)[1])} for _ in question["errands"]
+        {"answer": json.dumps(told(None)[1])} for _ in question["tasks"]
     ]
 
     found = by_name(check_ray_debugger())["debugpy"]
 
-    errands = cluster.asked[1]["errands"]
+    errands = cluster.asked[1]["tasks"]
     assert [("aa", {"a": "1"}), ("bb", {}), ("bb", {"a": "1"})] == [
         (errand["node"], errand["env"]) for errand in errands[:3]
     ]
@@ -318,7 +318,7 @@ def test_no_environment(cluster):
 
     found = by_name(check_ray_debugger())["debugpy"]
 
-    assert ["aa", "bb"] == [e["node"] for e in cluster.asked[1]["errands"]]
+    assert ["aa", "bb"] == [e["node"] for e in cluster.asked[1]["tasks"]]
     assert f"not known of no job on {HOST}, no job on node-1:" in found.detail
     assert "nobody understands: []" in found.detail
 

@@ -20,7 +20,7 @@ import pytest
 import distdebug
 
 from distdebug.errors import MissingDependencyError, NodesError
-from distdebug.ray import debugger_child, ray_debug_sessions
+from distdebug.ray import cluster_child, ray_debug_sessions
 
 
 RAY = "/venv/lib/python3.11/site-packages/ray/util"
@@ -215,8 +215,9 @@ def ask_child(**question):
     What the process that is connected to Ray answers.
     """
     out = io.StringIO()
-    question = {"address": "h:1", "errands": None, "timeout_s": 5, **question}
-    assert 0 == debugger_child.main(
+    asks = "run_tasks" if "tasks" in question else "read_cluster_state"
+    question = {"address": "h:1", "ask": asks, "timeout_s": 5, **question}
+    assert 0 == cluster_child.main(
         io.StringIO(json.dumps(question) + "\n"), out
     )
     return json.loads(out.getvalue())
@@ -233,7 +234,7 @@ def seen(*pids, seconds=10.0):
     """
     What a worker sees of processes of its node.
     """
-    got = ask_child(errands=[errand("see_processes", pids, seconds)])
+    got = ask_child(tasks=[errand("see_processes", pids, seconds)])
     return json.loads(got["answer"][0]["answer"])
 
 
@@ -482,7 +483,7 @@ def test_hostile_tables(cluster, tables):
     cluster.tables = tables
 
     assert () == ray_debug_sessions("auto")
-    assert [None] == [question["errands"] for question in cluster.asked]
+    assert ["read_cluster_state"] == [x["ask"] for x in cluster.asked]
 
 
 @pytest.mark.parametrize(
@@ -734,7 +735,7 @@ def test_errands(ray):
     """
     ray.answers += ["{}", LateError(), ValueError("broken"), 7]
 
-    got = ask_child(errands=[errand("tell_environment")] * 4)["answer"]
+    got = ask_child(tasks=[errand("tell_environment")] * 4)["answer"]
 
     assert [
         {"answer": "{}"},
@@ -743,9 +744,9 @@ def test_errands(ray):
         {"reason": "a worker answered what nobody understands"},
     ] == got
     assert ["aa", "aa", "aa", "aa", "cancel", "shutdown"] == ray.calls
-    assert [] == ask_child(errands=[])["answer"]
+    assert [] == ask_child(tasks=[])["answer"]
     ray.shutdown = Mock(side_effect=SystemExit("no cluster\nat all"))
-    assert {"reason": "SystemExit: no cluster"} == ask_child(errands=[])
+    assert {"reason": "SystemExit: no cluster"} == ask_child(tasks=[])
 
 
 def test_tell_environment(ray, monkeypatch):
@@ -757,7 +758,7 @@ def test_tell_environment(ray, monkeypatch):
     told = []
     for debugpy in (types.SimpleNamespace(__version__="1.8.9"), None):
         monkeypatch.setitem(sys.modules, "debugpy", debugpy)
-        got = ask_child(errands=[errand("tell_environment")])
+        got = ask_child(tasks=[errand("tell_environment")])
         told.append(json.loads(got["answer"][0]["answer"]))
 
     there, missing = told

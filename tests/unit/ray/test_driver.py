@@ -200,28 +200,33 @@ FAILURES = {
         error: (
             "\n".join(raised(2, error)),
             [f"task_error {error.partition(':')[0].rpartition('.')[2]}"],
-            [f"{cause} 2"],
+            [f"{cause} {rank} "],
         )
-        for error, cause in (
+        for error, cause, rank in (
             (
                 "torch.OutOfMemoryError: CUDA out of memory.",
                 "gpu_out_of_memory",
+                "2",
             ),
-            ("OSError: [Errno 28] No space left on device", "disk_full"),
+            ("OSError: [Errno 28] No space left on device", "disk_full", "2"),
+            # Rank 2 waited, and is not at fault.
             (
                 "torch.DistStoreError: 9 s waiting for clients.",
                 "rendezvous_timeout",
+                "",
             ),
-            ("ValueError: x", "rank_crashed"),
+            ("ValueError: x", "rank_crashed", "2"),
             (
                 "ConnectionResetError: [Errno 104] Connection reset by peer",
                 "rank_crashed",
+                "2",
             ),
             (
                 "requests.exceptions.ReadTimeout: HTTP read timed out",
                 "rank_crashed",
+                "2",
             ),
-            ("TimeoutError: timed out", "rank_crashed"),
+            ("TimeoutError: timed out", "rank_crashed", "2"),
         )
     },
 }
@@ -547,6 +552,46 @@ def test_a_signal_of_the_same_process_is_joined():
 
     assert Cause.NATIVE_CRASH == finding.cause
     assert "Trainer (pid 3, 10.0.0.3) crashed with SIGBUS" in finding.summary
+
+
+CRASHED = "(Trainer(rank={rank}) pid=3, ip=10.0.0.{rank}) *** SIGBUS received at time=17 on cpu 1"
+
+
+def test_a_process_of_another_node_is_another_one():
+    """
+    Process ids repeat across nodes, so a crash is joined with its address.
+    """
+    log = read(
+        CRASHED.format(rank=1),
+        CRASHED.format(rank=2),
+        *died(3, GONE, ip="10.0.0.1"),
+    )
+
+    findings = driver_findings(log)
+
+    assert ["actor_died", "worker_crashed"] == [
+        x.kind for x in sorted(log.failures, key=lambda x: x.kind)
+    ]
+    assert [
+        (Cause.NATIVE_CRASH, (1,)),
+        (Cause.NATIVE_CRASH, (2,)),
+    ] == sorted((x.cause, x.ranks) for x in findings)
+
+
+def test_a_process_without_an_address_is_only_guessed_if_alone():
+    """
+    A failure without an address belongs to the only process of that id.
+    """
+    alone = read(CRASHED.format(rank=1), *died(3, GONE))
+    twins = read(
+        CRASHED.format(rank=1), CRASHED.format(rank=2), *died(3, GONE)
+    )
+
+    (finding,) = driver_findings(alone)
+
+    assert (Cause.NATIVE_CRASH, (1,)) == (finding.cause, finding.ranks)
+    (death,) = (x for x in twins.failures if x.kind == "actor_died")
+    assert death.rank is None
 
 
 def test_an_actor_with_a_name_is_read_in_full():

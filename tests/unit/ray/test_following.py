@@ -95,7 +95,10 @@ def test_progress_bar(path):
     assert ["1%", "2%"] == follow(path, *steps)
 
 
-@pytest.mark.parametrize("moved", ["worker.out.1", "old/worker.out"])
+@pytest.mark.parametrize(
+    "moved",
+    ["worker.out.1", "worker.1.out", "worker.out.30", "old/worker.out"],
+)
 def test_rotated(path, moved):
     """
     What was written before and after a rotation is given, each once.
@@ -115,6 +118,37 @@ def test_rotated(path, moved):
         got = follow(paths, append(path, "one\n"), rotate, append(path, "x\n"))
 
         assert ["one", "before", "last", "after", "x"] == got
+
+
+def test_much_before_a_rotation(path):
+    """
+    A rotated file is read to its end, however long that is.
+    """
+
+    def rotate():
+        append(path, ("x" * 100_000 + "\n") * 50)()
+        path.rename(path.with_name("worker.out.1"))
+        path.write_text("after\n")
+
+    got = follow(path, rotate, append(path, "x\n"))
+
+    assert [*["x" * 65_536] * 50, "after", "x"] == [x[:65_536] for x in got]
+
+
+@pytest.mark.parametrize("name", ["stdout", "train.txt.log"])
+def test_rotated_file_of_another_program(path, name):
+    """
+    Logs of any name may be rotated by numbers.
+    """
+    own = path.with_name(name)
+    own.write_text("")
+
+    def rotate():
+        append(own, "last\n")()
+        own.rename(own.with_name(f"{name}.2"))
+        own.write_text("after\n")
+
+    assert ["last", "after"] == follow(own, rotate, lambda: None)
 
 
 def test_moved_away(path):

@@ -257,7 +257,8 @@ def test_nothing(tmp_path):
     with pytest.raises(NoLogsError, match="no folder of a Ray session"):
         open_ray_session(tmp_path / "missing")
 
-    assert "--temp-dir" in str(caught.value.remedy)
+    assert "--temp-dir" in caught.value.remedy
+    assert caught.value.remedy.endswith(f"distdebug diagnose {tmp_path}")
 
 
 def test_depth(tmp_path):

@@ -537,12 +537,12 @@ def test_only_the_newest_times_are_kept(seen_in):
     diagnosis = seen_in(late_job())
     flight = diagnosis.seen.flight
 
-    some = read_recorded_calls(flight.dumps, max_times=40)
-    none = read_recorded_calls(flight.dumps, max_times=0)
+    some = read_recorded_calls(diagnosis, flight, max_times=40)
+    none = read_recorded_calls(diagnosis, flight, max_times=0)
 
     assert {10} == {len(a.seq) for a in some.arrivals.values()}
     assert {31} == {int(a.seq[0]) for a in some.arrivals.values()}
-    [view] = build_views(none, diagnosis, flight)
+    [view] = build_views(none)
     assert compute_lateness(view, none) is None
     assert (1, 4) == (len(some.records), len(some.record_of))
 

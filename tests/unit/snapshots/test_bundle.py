@@ -15,7 +15,7 @@ import pytest
 
 from distdebug.errors import BundleError
 from distdebug.findings import Missing
-from distdebug.health import check_node_json
+from distdebug.health import Gpu, check_node_json, parse_node_json
 from distdebug.snapshots import (
     Manifest,
     NodeEntry,
@@ -249,9 +249,21 @@ def tools(monkeypatch, tmp_path):
         )
         (folder / name).chmod(0o755)
 
-    install("nvidia-smi", "")
     install("dmesg", "[1.5] Linux version 6.1\n")
     return install
+
+
+@pytest.fixture(name="gpus")
+def _gpus(monkeypatch):
+    """
+    Let the driver of the node have these GPUs.
+    """
+
+    def gpus(*found):
+        path = "distdebug.snapshots.node_files.read_gpus"
+        monkeypatch.setattr(path, lambda **_: found)
+
+    return gpus
 
 
 @pytest.fixture(name="facts")
@@ -283,27 +295,19 @@ class TestNode:
         assert got["machine"]["disks"]["bundle"]["total"] > 0
         assert got["machine"]["disks"]["tmp"]["files"] >= 0
         assert {"lo"} <= {x["name"] for x in got["interfaces"]}
-        assert [] == got["gpus"]
+        assert got["gpus"] is None
 
     @pytest.mark.process
-    def test_gpus(self, tools, facts):
+    def test_gpus(self, tools, facts, gpus):
         """
-        What nvidia-smi prints becomes one row per GPU.
+        What the driver says of a GPU is kept, and can be read again.
         """
-        row = (
-            "0, GPU-7, 100, 40, Disabled, NVIDIA H200, 00000000:3B:00.0, 1024, "
-            "143771, 40, P0, 1980, 1980, 650.5, 700, 0x1, 0, No, Completed, None"
-        )
-        tools("nvidia-smi", f"{row}\nstrange\n")
+        gpu = Gpu(index=0, name="NVIDIA H200", utilization=100)
+        gpus(gpu)
 
         got, _ = facts()
 
-        (gpu,) = got["gpus"]
-        assert ("NVIDIA H200", "100", "1024") == (
-            gpu["name"],
-            gpu["utilization.gpu"],
-            gpu["memory.used"],
-        )
+        assert (gpu,) == parse_node_json(got, host="n1").gpus
 
     @pytest.mark.process
     def test_kernel(self, tools, facts):
@@ -325,7 +329,7 @@ class TestNode:
         assert "oom-kill" in got["kernel"][-1]
 
     @pytest.mark.process
-    def test_judged(self, tools, facts):
+    def test_judged(self, tools, facts, gpus):
         """
         The facts that are kept show later what was wrong with which GPU.
         """
@@ -333,11 +337,8 @@ class TestNode:
             "dmesg",
             "[7.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=7, fallen off\n",
         )
-        lost = (
-            "Unable to determine the device handle for GPU 0000:3B:00.0: "
-            "Unknown Error\n"
-        )
-        tools("nvidia-smi", lost, status=255)
+        lost = Gpu(index=0, bus_id="0000:3B:00.0", problem="GPU is lost")
+        gpus(lost)
 
         got, missing = facts()
         found = check_node_json(got, host="n1", ranks={7: 3})

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from distdebug import diagnose
-from distdebug._in_time import answers_in_time
 from distdebug.findings import Cause
 from distdebug.flight_recorder import read_dumps
 from distdebug.snapshots import collect_debug_server, debug_server
@@ -1144,20 +1143,3 @@ def test_dumps_without_any_call_count_too(dump, job, tmp_path, keep):
     assert not missing
     (kept,) = (tmp_path / "n1" / "flight_recorder").glob("rank_0.json")
     assert dump == kept.read_text()
-
-
-def test_answers_come_in_time():
-    """
-    Late and failed answers are left out; all others are there.
-    """
-    hang = threading.Event()
-
-    def ask_one(number):
-        if number == 3:
-            hang.wait(30)
-        return 6 // number
-
-    answers = dict(answers_in_time(ask_one, range(5), soon(0.4), threads=2))
-    hang.set()
-
-    assert {1: 6, 2: 3, 4: 1} == answers

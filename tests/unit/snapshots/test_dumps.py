@@ -197,13 +197,15 @@ class TestDumps:
         """
 
         def arrange(do):
-            real = os.fstat
+            real, opened = os.fstat, set()
 
             def fstat(fd):
                 status = real(fd)
                 path = Path(f"/proc/self/fd/{fd}").readlink()
-                if path.parent.name == "dumps":
+                # First its kind is looked at, then its size.
+                if path.parent.name == "dumps" and path in opened:
                     do(path)
+                opened.add(path)
                 return status
 
             monkeypatch.setattr(os, "fstat", fstat)

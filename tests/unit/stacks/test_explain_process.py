@@ -26,7 +26,7 @@ from distdebug.stacks import (
     explain_stacks,
     is_native,
 )
-from distdebug.stacks.frame_origin import SourceLines
+from distdebug.stacks.source_lines import SourceLines
 
 
 USER = "train /home/me/train.py:3"
@@ -1228,6 +1228,20 @@ def test_kernels(expected, lines, names):
     assert is_kernel == ("k" * 80 + "… of device 0" in found.summary)
     is_quoted = names[-1] in [e.quote for e in found.evidence]
     assert is_quoted == (expected is not Cause.DATALOADER_WAIT)
+
+
+@pytest.mark.parametrize(("device", "place"), [(3, "device 3"), (None, "")])
+def test_kernel_place(device, place):
+    """
+    The evidence names the device of a kernel if the tool printed it.
+    """
+    kernels = (GpuKernel(name="flash_fwd", device=device),)
+
+    found = said(main(SYNC, USER), kernels=kernels)
+
+    (quoted,) = (e for e in found.evidence if e.kind == "gpu")
+    assert place == quoted.location
+    assert "None" not in found.summary
 
 
 def test_event():

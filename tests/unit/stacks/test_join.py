@@ -216,6 +216,23 @@ class TestFiles:
         expected = "f" if taken == 2.0e9 else "g"
         assert expected == got.threads[0].frames[0].name
 
+    def test_one_pid(self):
+        """
+        Containers have the same pids on all nodes; the newest are compared.
+        """
+        title = '=== host n{}, pid 1 ===\nThread 1 (idle): "MainThread"\n'
+        stack = f"{title}    {{}} (a.py:1)\n"
+        names = [*range(50), 49, 0]
+        text = "".join(stack.format(n, f"f{k}") for k, n in enumerate(names))
+
+        got = parse_stacks(text)
+
+        functions = {
+            p.threads[0].frames[0].name for p in got if p.host == "n49"
+        }
+        assert {"f50"} == functions
+        assert {f"n{n}" for n in range(50)} == {p.host for p in got}
+
     def test_broken_json(self, tmp_path):
         """
         The text beside it is read instead of JSON that is cut off.

@@ -172,6 +172,7 @@ class TestHeadings:
         ("line", "expected"),
         [
             ("=== rank 3 ===", {"rank": 3}),
+            ("=== rank 3 (tp rank 0, local rank 1) ===", {"rank": 3}),
             ("Rank 3 of 8", {"rank": 3, "world_size": 8}),
             (
                 "## global_rank=3 (pid 42, host: n-1)",

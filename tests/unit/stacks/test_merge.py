@@ -17,7 +17,6 @@ from distdebug.stacks import (
     StackFrame,
     ThreadStack,
     is_background,
-    is_own,
     merge_stacks,
     to_collapsed,
     to_speedscope,
@@ -167,26 +166,6 @@ class TestFrames:
         unknown = (native("0x7f01"), native("0x7f02"))
 
         assert unknown[1:] == merged(*unknown)
-
-    @pytest.mark.parametrize(
-        ("frame", "expected"),
-        [
-            (MODULE, True),
-            (StackFrame("f", "train.py", 1), True),
-            (StackFrame("f", "src/me/train.py", 1), True),
-            (CALL, False),
-            (WAIT, False),
-            (StackFrame("wait", "threading.py", 1), False),
-            (StackFrame("f", "torch/_tensor.py", 1), False),
-            (StackFrame("f", "multiprocessing\\spawn.py", 1), False),
-            (StackFrame("f", "<string>", 1), False),
-        ],
-    )
-    def test_own(self, frame, expected):
-        """
-        Lines of users are neither of Python nor of frameworks.
-        """
-        assert expected is is_own(frame)
 
 
 class TestBackground:

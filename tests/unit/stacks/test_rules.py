@@ -38,6 +38,14 @@ doing = "has a nap"
 """
 
 
+LOCK = """
+[[rule]]
+cause = "lock_deadlock"
+function = "enter"
+awaits = "{}"
+"""
+
+
 def explain(*frames, rules):
     """
     What these rules make of a thread with these frames.
@@ -97,6 +105,26 @@ def test_users_first(write):
     assert "has a nap" in nap.summary
 
 
+@pytest.mark.parametrize("awaits", ["lock", "event"])
+def test_awaits(write, awaits):
+    """
+    A rule of the user says what is awaited: threads that wait for locks may
+    hold those of each other.
+    """
+    rules = [write(LOCK.format(awaits))]
+    frames = (StackFrame("enter", "/home/me/a.py", 1),)
+    threads = [
+        ThreadStack(name=name, frames=frames, is_main=not name)
+        for name in ("", "other")
+    ]
+    process = ProcessStacks(pid=1, source="", threads=tuple(threads))
+
+    (found,) = explain_stacks([process], rules=rules)
+
+    is_cycle = "each other's locks" in found.summary
+    assert (awaits == "lock") == is_cycle
+
+
 @pytest.mark.parametrize(("name", "count"), [("telemetry", 0), ("other", 1)])
 def test_users_helpers(name, count, write):
     """
@@ -131,19 +159,23 @@ BAD = [
     (f"[[rule]]\ncause = 'idle'\nfile = 'a'\nwakes = 1{'0' * 400}", "wakes"),
     ("[[rule]]\ncause = 'sleeping'\nfunction = '.*.*.*.*.*x'", "plain"),
     (f"[[rule]]\ncause = 'sleeping'\nfile = '{'a' * 3000}'", "longer than"),
-    ("[[rule]]\ncause = 'sleeping'\nfile = 3", "wrong type: 3"),
+    ("[[rule]]\ncause = 'sleeping'\nfile = 3", "wrong type or value: 3"),
     ("[[rule]]\ncause = 'sleeping'\nfil = 'a'", "no such key: 'fil'"),
     ("[[rule]]\ncause = 'sleeping'\nfile = 'a'\nwithin = 'b'", "within"),
     (
         "[[rule]]\ncause = 'sleeping'\nfile = 'a'\nconfidence = 'no'",
         "certain or likely or possible",
     ),
+    (
+        "[[rule]]\ncause = 'sleeping'\nfile = 'a'\nawaits = 'x'",
+        "awaits is ",
+    ),
     ("[[rules]]\ncause = 'sleeping'", "no such table: 'rules'"),
     ("[cause.naps]\ndoing = 'a'", "[cause]: 'naps'"),
     ("[cause]\nsleeping = 'a'", "[cause]"),
     ("cause = 3", "[cause]"),
     ("[cause.sleeping]\ndoings = 'a'", "no such key: 'doings'"),
-    ("[cause.sleeping]\nremedy = 3", "remedy is not a text"),
+    ("[cause.sleeping]\nremedy = 3", "remedy has the wrong type"),
     ("a = ", "Invalid value"),
     ("[[helper]]\nplace = '[' ", "helper 1: pattern"),
 ]

@@ -18,9 +18,9 @@ import pytest
 
 import distdebug
 
+from distdebug._proc import Completed
 from distdebug.errors import CaptureError
 from distdebug.findings import Cause
-from distdebug.nodes import CompletedCommand
 from distdebug.snapshots import (
     Manifest,
     SnapshotOptions,
@@ -86,7 +86,7 @@ class InProcess:
         self.got = (reason, order)
         return self.answer
 
-    def run(self, argv, *, environment, limits, data):
+    def run(self, argv, *, environment, data, **limits):
         """
         Run the program, or end as it was said.
         """
@@ -97,7 +97,7 @@ class InProcess:
         stdout.write(self.noise)
         status = child.main(io.StringIO(data.decode()), stdout)
         stdout.write("and more\n")
-        return CompletedCommand(status, stdout.getvalue().encode(), b"")
+        return Completed(status, stdout.getvalue().encode(), b"")
 
 
 @pytest.fixture(name="inner")
@@ -106,7 +106,7 @@ def _inner(monkeypatch):
     A child in this process.
     """
     inner = InProcess()
-    monkeypatch.setattr(child, "run_process", inner.run)
+    monkeypatch.setattr(child, "run_child", inner.run)
     monkeypatch.setattr(response, "respond", inner.respond)
     return inner
 
@@ -166,6 +166,8 @@ class TestRoundTrip:
         """
         monkeypatch.setenv("RANK", "3")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+        monkeypatch.setenv("SLURM_PROCID", "3")
+        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
         monkeypatch.setenv("PYTHONPATH", path)
         monkeypatch.setenv("NCCL_DEBUG", "INFO")
         stop = threading.Event()
@@ -173,13 +175,14 @@ class TestRoundTrip:
         ask(order, stop=stop)
 
         paths = [SOURCE, path] if path else [SOURCE]
-        assert not {"RANK", "LOCAL_WORLD_SIZE"} & inner.environment.keys()
+        mine = {"RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID"}
+        assert not {*mine, "OMPI_COMM_WORLD_SIZE"} & inner.environment.keys()
         assert ":".join(paths) == inner.environment["PYTHONPATH"]
         assert "INFO" == inner.environment["NCCL_DEBUG"]
         assert "-P" in inner.argv
-        assert inner.limits.stop is stop
-        assert order.wanted.timeout_s < inner.limits.timeout_s < 1000
-        assert inner.limits.grace_s > 0
+        assert inner.limits["stop"] is stop
+        assert order.wanted.timeout_s < inner.limits["timeout_s"] < 1000
+        assert inner.limits["grace_s"] > 0
 
 
 class TestNoAnswer:
@@ -189,9 +192,7 @@ class TestNoAnswer:
         Output without the mark is no answer; the error has the reason.
         """
         stderr = b"x" * 10_000 + b"\x1b[31mno space\nleft"
-        inner.ended = lambda _: CompletedCommand(
-            1, output.encode("latin-1"), stderr
-        )
+        inner.ended = lambda _: Completed(1, output.encode("latin-1"), stderr)
 
         with pytest.raises(CaptureError) as caught:
             ask(order)
@@ -205,7 +206,7 @@ class TestNoAnswer:
         """
         Half an answer is none.
         """
-        inner.ended = lambda mark: CompletedCommand(
+        inner.ended = lambda mark: Completed(
             None, f'\n{mark} {{"outcome": "fi'.encode(), b""
         )
 

@@ -4,11 +4,8 @@ What GPUs show, with a driver that is made up.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import threading
-import time
 
 from types import SimpleNamespace
 
@@ -17,7 +14,12 @@ import pytest
 from distdebug.watching import GpuActivity, ProgressSensor
 
 
-SHELL = shutil.which("sh")
+class FakeError(Exception):
+    """
+    An error of the library: there is no driver.
+    """
+
+    value = 12
 
 
 def fake_nvml(*gpus, is_there=True):
@@ -25,11 +27,16 @@ def fake_nvml(*gpus, is_there=True):
     As much of NVIDIA's library as is used; each GPU shows its load, that of
     its memory, and its processes.
     """
-    nvml = SimpleNamespace(gpus=gpus, opened=0, NVMLError=LookupError)
+    nvml = SimpleNamespace(
+        gpus=gpus,
+        opened=0,
+        NVMLError=FakeError,
+        NVML_ERROR_LIBRARY_NOT_FOUND=12,
+    )
 
     def check(is_fine, value=None):
         if not is_fine:
-            raise LookupError
+            raise nvml.NVMLError
         return value
 
     def init(opened=1):
@@ -39,7 +46,7 @@ def fake_nvml(*gpus, is_there=True):
     def rates(index):
         computing, memory = nvml.gpus[index][:2]
         told = SimpleNamespace(gpu=computing, memory=memory)
-        return check(computing is not None, told)
+        return check((computing, memory) != (None, None), told)
 
     nvml.nvmlInit = init
     nvml.nvmlShutdown = lambda: init(-1)
@@ -58,45 +65,12 @@ def fake_nvml(*gpus, is_there=True):
     return nvml
 
 
-class FakeTool:
-    """
-    An ``nvidia-smi`` that prints what is in files.
-    """
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.asked = folder / "asked"
-        self.shows()
-
-    def shows(self, *rows, apps=(), code="exit 0"):
-        """
-        Have these GPUs, or messages, and what uses them.
-        """
-        lines = [
-            f"{number}, {row}, Disabled" if "," in row else row
-            for number, row in enumerate(rows)
-        ]
-        users = [f"{app}, 900" if "," in app else app for app in apps]
-        loads = "\n".join(lines)
-        (self.folder / "nvidia-smi").write_text(
-            f"#!{SHELL}\n"
-            f"echo \"$@\" >> '{self.asked}'\n"
-            'case "$1" in\n'
-            "*compute-apps*) printf '%s\\n' "
-            f"'{chr(10).join(users)}'; exit ;;\n"
-            f"*) printf '%s\\n' '{loads}' ;;\n"
-            f"esac\n{code}\n"
-        )
-        (self.folder / "nvidia-smi").chmod(0o755)
-
-
 @pytest.fixture(autouse=True)
-def _no_driver(monkeypatch, tmp_path):
+def _no_driver(monkeypatch):
     """
-    Neither library nor tool of the machine the tests run on.
+    Not the driver of the machine the tests run on.
     """
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.fixture(name="use_library")
@@ -113,30 +87,16 @@ def _use_library(monkeypatch):
     return use
 
 
-@pytest.fixture(name="tool")
-def _tool(tmp_path):
-    """
-    Have an ``nvidia-smi``.
-    """
-    return FakeTool(tmp_path)
-
-
 @pytest.fixture(name="counts")
-def _counts(tool):
+def _counts(use_library):
     """
     What is sensed at each look at GPUs that show these figures.
     """
 
     def counts(*looks):
-        sense, got = GpuActivity(), []
+        fake, sense, got = use_library(), GpuActivity(), []
         for look in looks:
-            figures = [look] if isinstance(look, tuple) else look
-            tool.shows(
-                *(
-                    f"GPU-{number}, {', '.join(map(str, pair))}"
-                    for number, pair in enumerate(figures)
-                )
-            )
+            fake.gpus = [look] if isinstance(look, tuple) else look
             got.append(sense([7]))
         return got
 
@@ -144,7 +104,6 @@ def _counts(tool):
 
 
 class TestActivity:
-    @pytest.mark.process
     @pytest.mark.parametrize(
         ("looks", "expected"),
         [
@@ -183,16 +142,15 @@ class TestActivity:
         """
         assert expected == counts(*looks)
 
-    @pytest.mark.process
     @pytest.mark.parametrize(
         "hung",
         [
             [(100, 0), (100, 0), (100, 0), (100, 0)],
             [(100, 1), (99, 0), (96, 2), (98, 1)],
             [(0, 0), (0, 0), (0, 0), (0, 0)],
-            [(96, "[N/A]"), (96, "[N/A]"), (95, "[N/A]"), (96, "[N/A]")],
+            [(96, None), (96, None), (95, None), (96, None)],
             [(49, 0), (50, 0), (49, 0), (50, 0)],
-            [(100, 0), (100, "[N/A]"), (100, 0), ("[N/A]", 0)],
+            [(100, 0), (100, None), (100, 0), (None, 0)],
         ],
     )
     def test_waiting(self, counts, hung):
@@ -219,16 +177,14 @@ class TestActivity:
 
         assert [0, 1, 3, 7, 15, 31, 63, 123, 183, 243] == asked_at
 
-    @pytest.mark.process
-    def test_answers_again(self, tool):
+    def test_answers_again(self, use_library):
         """
         After an answer, the next silence is short again.
         """
-        now, got = 0.0, []
+        now, got, fake = 0.0, [], use_library()
         sense = GpuActivity(clock=lambda: now)
         for now in (0.0, 60.0, 180.0, 190.0, 200.0, 260.0):
-            works = now in {180.0, 260.0}
-            tool.shows("GPU-a, 50, 50", code="exit" if works else "exit 9")
+            fake.gpus = ((50, 50),) if now in {180.0, 260.0} else ("none",)
             got.append(sense([7]))
 
         assert [None, None, 1, None, None, 2] == got
@@ -274,22 +230,26 @@ class TestLibrary:
         assert expected == GpuActivity()([7, 8])
         assert 0 == fake.opened
 
-    @pytest.mark.process
     @pytest.mark.parametrize(
         ("gpus", "is_there"), [([(1, 1)], False), (["none"], True)]
     )
-    def test_no_driver(self, use_library, tool, gpus, is_there):
+    def test_no_driver(self, use_library, gpus, is_there):
         """
-        If the library finds no driver, the tool may.
+        Without a driver that answers, nothing is known.
         """
         use_library(*gpus, is_there=is_there)
-        tool.shows("GPU-a, 100, 50")
 
-        assert 1 == GpuActivity()([7])
+        assert GpuActivity()([7]) is None
 
-    def test_hangs(self, use_library, tool):
+    def test_not_installed(self):
         """
-        A driver that hangs is left, and not asked once more by the tool.
+        Without the library, nothing is known.
+        """
+        assert GpuActivity()([7]) is None
+
+    def test_hangs(self, use_library):
+        """
+        A driver that hangs is left, and not asked once more soon.
         """
         fake, end = use_library((1, 1)), threading.Event()
         fake.nvmlInit = end.wait
@@ -299,101 +259,3 @@ class TestLibrary:
         end.set()
 
         assert [None, None] == seen
-        assert not tool.asked.exists()
-
-
-class TestTool:
-    def test_none(self):
-        """
-        Without library and tool, nothing is known.
-        """
-        assert GpuActivity()([7]) is None
-
-    @pytest.mark.process
-    def test_one(self, tool):
-        """
-        One GPU takes one call.
-        """
-        tool.shows("GPU-1b, 98, 37")
-
-        assert 1 == GpuActivity()([7])
-        expected = (
-            "--query-gpu=index,uuid,utilization.gpu,utilization.memory,"
-            "mig.mode.current --format=csv,noheader,nounits\n"
-        )
-        assert expected == tool.asked.read_text()
-
-    @pytest.mark.process
-    @pytest.mark.parametrize(
-        ("apps", "expected"),
-        [
-            (["GPU-a, 7", "GPU-b, 70", "GPU-a, 9"], 0),
-            (["GPU-a, 70", "GPU-b, 77"], 1),
-            (["GPU-a, [N/A]", ""], 1),
-            ([], 1),
-        ],
-    )
-    def test_ours(self, tool, apps, expected):
-        """
-        Only the GPUs of the processes, if any of them is known to use one.
-        """
-        tool.shows("GPU-a, 100, 0", "GPU-b, 50, 20", apps=apps)
-
-        assert expected == GpuActivity()([7, 8, 9])
-
-    @pytest.mark.process
-    @pytest.mark.parametrize(
-        ("row", "expected"),
-        [
-            ("GPU-a, [N/A], [N/A]", None),
-            ("GPU-a, 96, [Not Supported]", 0),
-            ("GPU-a, [Unknown Error], 30", 1),
-            ("GPU-a, 1e9, -3", None),
-            ("Unable to determine the device handle", None),
-        ],
-    )
-    def test_not_told(self, tool, row, expected):
-        """
-        A figure that a GPU does not show is missing, and other lines do not
-        count.
-        """
-        tool.shows(row)
-
-        assert expected == GpuActivity()([7])
-
-    @pytest.mark.process
-    def test_no_driver(self, tool):
-        """
-        A tool that finds no driver yields nothing.
-        """
-        tool.shows("NVIDIA-SMI has failed because it cannot", code="exit 9")
-
-        assert GpuActivity()([7]) is None
-
-    @pytest.mark.process
-    def test_no_program(self, tool):
-        """
-        A tool that cannot be started yields nothing.
-        """
-        (tool.folder / "nvidia-smi").write_bytes(b"\x7fELF\0")
-
-        assert GpuActivity()([7]) is None
-
-    @pytest.mark.process
-    def test_hangs(self, tool):
-        """
-        A tool that hangs with its driver is ended in time.
-        """
-        sleep = shutil.which("sleep", path="/usr/bin:/bin")
-        tool.shows(
-            "GPU-a, 1, 50", code=f"echo $$ >> '{tool.asked}'; exec {sleep} 600"
-        )
-
-        start = time.monotonic()
-        got = GpuActivity(timeout_s=0.5)([7])
-
-        assert got is None
-        assert time.monotonic() - start < 30
-        pid = tool.asked.read_text().split()[-1]
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)

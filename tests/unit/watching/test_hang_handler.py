@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug._in_time import in_time
+from distdebug._proc import in_time
 from distdebug.errors import HookError
 from distdebug.findings import Cause
 from distdebug.snapshots import SnapshotOptions

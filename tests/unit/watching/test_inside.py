@@ -112,7 +112,7 @@ class TestWatch:
             reason["pids"],
         )
         assert [name] == [stalled for stalled, _ in reason["stalled"]]
-        assert os.getpid() == task["order"]["inside"]
+        assert os.getpid() == task["request"]["inside"]
         assert ["distdebug"] == told.threads
         assert tuple(told.hangs) == watching.hangs
         assert re.search(r"no progress for \d+ s: rank 3 sleeps", caplog.text)
@@ -183,7 +183,7 @@ class TestWatch:
 
         (task,) = fake_child.tasks
         assert "wait" == task["reason"]["kind"]
-        assert str(tmp_path / "backtraces") == task["order"]["output_dir"]
+        assert str(tmp_path / "backtraces") == task["request"]["output_dir"]
         assert 1 == len(watching.hangs)
 
     def test_disabled(self, rank):
@@ -387,7 +387,7 @@ class TestCaptureRequest:
         def order(config=None, **options):
             with watch(config, sense=rank, on_hang=told, **QUICK, **options):
                 told.wait()
-            return fake_child.tasks[0]["order"]
+            return fake_child.tasks[0]["request"]
 
         return order
 

@@ -355,7 +355,7 @@ class TestOutcome:
         got = job.respond()
 
         assert "explained" == got.outcome
-        assert "cannot be opened" in caplog.text
+        assert "cannot be used" in caplog.text
 
     def test_another_folder(self, job):
         """

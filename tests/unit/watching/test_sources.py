@@ -14,14 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.watching import FilesState, combine_senses
+from distdebug.watching import combine_senses, watch_files
 
 
 def look_at(*paths):
     """
     What is seen of files now.
     """
-    return FilesState(paths, timeout_s=30)()
+    return watch_files(paths, timeout_s=30)()
 
 
 class TestFiles:
@@ -30,7 +30,7 @@ class TestFiles:
         A log that grows is not as it was.
         """
         log = tmp_path / "job.log"
-        look = FilesState(iter([log]), timeout_s=30)
+        look = watch_files(iter([log]), timeout_s=30)
         seen = [look()]
         for text in ("a", "ab"):
             log.write_text(text)
@@ -93,7 +93,7 @@ class TestFiles:
             raise NotADirectoryError
 
         monkeypatch.setattr(os, "scandir", scan)
-        files = FilesState(["/gone", __file__], timeout_s=0.01)
+        files = watch_files(["/gone", __file__], timeout_s=0.01)
 
         seen, asked = [files(), files()], list(begun)
         answers.set()
@@ -109,7 +109,7 @@ class TestFiles:
         """
         Where no thread can be started, nothing has moved.
         """
-        files = FilesState([tmp_path / "log"], timeout_s=30)
+        files = watch_files([tmp_path / "log"], timeout_s=30)
         (tmp_path / "log").write_text("a")
         before = files()
         (tmp_path / "log").write_text("ab")

@@ -13,7 +13,7 @@ from bisect import bisect
 
 import pytest
 
-from distdebug._in_time import in_time
+from distdebug._proc import in_time
 from distdebug.errors import ConfigError, PatternError
 from distdebug.processes import Worker
 from distdebug.watching import (

@@ -17,8 +17,8 @@ from typing import NoReturn
 
 import attrs
 
+from ..._proc import run_tool
 from ..._text import clean, time_text, without_controls
-from ...capture import run_tool
 from ...errors import DebuggerError
 from ...processes import Worker, find_workers
 from ..protocol import (

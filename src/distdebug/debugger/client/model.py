@@ -6,8 +6,6 @@ All text received from a rank is cleaned here, because terminals show it.
 
 from __future__ import annotations
 
-import re
-
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ import attrs
 from ..._render import Block, Lines, Shown, Table
 from ..._text import clean, list_text, without_controls
 from ...ranks import fold_ranks
+from ...usercode import strip_install_prefix
 
 
 _MAX_ROWS = 10_000
@@ -485,8 +484,6 @@ def _format_merged(labels: str, text: str) -> str:
 _MAX_NUMBER = 1 << 62
 
 _DEBUGGER_PATH = "/distdebug/debugger/inside/"
-# Paths are shown from the package on.
-_SITE_PACKAGES = re.compile(r".*/(?:site-packages|dist-packages)/")
 
 
 # The threads in which Python, Ray, and Monarch run the work.
@@ -683,7 +680,7 @@ def _job_frames(frames: Iterable[Any]) -> Iterable[Any]:
 def _frame_lines(frames: Iterable[Any]) -> list[str]:
     lines = []
     for frame in map(_mapping, frames):
-        file = _SITE_PACKAGES.sub("", _text(frame, "file"))
+        file = strip_install_prefix(_text(frame, "file"))
         place = f"{file}:{_number(frame, 'line')}"
         lines.append(f"  {place} in {_text(frame, 'function')}")
         if code := _text(frame, "code"):

@@ -75,7 +75,7 @@ def main(
                 # The connection may break while the client waits for a slow answer.
                 alarm(int(seconds) + math.ceil(_requested_wait_s(request)))
                 relay.handle(request)
-        except (OSError, ValueError):
+        except (DebuggerError, OSError, ValueError):
             return 1
         finally:
             alarm(0)

@@ -55,160 +55,6 @@ _DBG_COMMAND = re.compile(
 )
 
 
-@attrs.frozen(kw_only=True)
-class Conversation:
-    """
-    The state of an attached thread at the prompt.
-
-    Attributes:
-        is_fresh: Whether no command was sent yet.
-
-        is_running: Whether it was still running a command at the last answer.
-    """
-
-    attached: AttachedThread
-    is_fresh: bool = True
-    is_running: bool = False
-
-
-def prompt_text(conversation: Conversation, *, with_group: bool) -> str:
-    """
-    Return the prompt for an attached thread, as ``"(rank 3) "``.
-
-    Args:
-        with_group: Whether to show the group.
-    """
-    process, session = (
-        conversation.attached.process,
-        conversation.attached.session,
-    )
-    group = f"{process.group} " if with_group else ""
-    thread = "" if session.thread == "MainThread" else f" {session.thread}"
-    return f"({group}{format_rank_phrase([process.rank])}{thread}) "
-
-
-def describe_stop(conversation: Conversation) -> tuple[Conversation, str]:
-    """
-    Describe where the thread is stopped, and show its last output.
-
-    Raises:
-        DebuggerError: The rank does not answer.
-    """
-    session = conversation.attached.session
-    output = conversation.attached.last()
-    left = time_text(session.left_s)
-    head = (
-        f"{format_rank_phrase([conversation.attached.process.rank])}: {session.reason} at "
-        f"{place_summary(session)}; {left} left"
-    )
-    text = _output_text(output)
-    if text and not re.search("^> ", text, re.MULTILINE):
-        text = f"last output:\n{text}"
-    now = attrs.evolve(conversation, is_running=output.state == "running")
-    return now, "\n".join(filter(None, [head, text]))
-
-
-def send_line(
-    conversation: Conversation, line: str, wait_s: float
-) -> tuple[Conversation, Output]:
-    """
-    Run a typed line in the thread; an empty one may only show its output.
-
-    Args:
-        wait_s: How long to wait until the thread stops again, in seconds.
-
-    Raises:
-        DebuggerError: The rank does not answer.
-    """
-    is_blank = not line.strip()
-    if is_blank and (conversation.is_fresh or conversation.is_running):
-        output = _poll_output(conversation.attached, wait_s)
-        if output.state == "stopped" and not output.text:
-            output = attrs.evolve(output, text="(waits for a command)")
-        is_fresh = conversation.is_fresh
-    else:
-        output = conversation.attached.send(line, wait_s=wait_s)
-        is_fresh = False
-    is_running = output.state == "running"
-    now = attrs.evolve(conversation, is_fresh=is_fresh, is_running=is_running)
-    return now, attrs.evolve(output, text=_output_text(output), is_error=False)
-
-
-def _poll_output(attached: AttachedThread, wait_s: float) -> Output:
-    end = time.monotonic() + wait_s
-    output = attached.last()
-    while output.state == "running" and time.monotonic() < end:
-        time.sleep(_POLL_S)
-        output = attached.last()
-    return output
-
-
-def _output_text(output: Output) -> str:
-    if output.state == "running":
-        return (
-            f"{output.text if not output.is_error else ''}"
-            "(still running; an empty line looks again, detach leaves it)"
-        )
-    return output.display_text.removesuffix("(goes on)").rstrip("\n")
-
-
-def follow_rank(
-    client: DebugClient, conversation: Conversation, line: str
-) -> tuple[Conversation | None, str]:
-    """
-    Wait for the next stop of a thread that continues.
-
-    Args:
-        line: The command that let it continue.
-
-    Returns:
-        The next conversation, if the thread stops again at once; and the text
-        to show.
-    """
-    process = conversation.attached.process
-    if line.strip() == "abort":
-        return None, f"{format_rank_phrase([process.rank])} is aborted"
-    if conversation.attached.session.reason == "post mortem":
-        return (
-            None,
-            f"{format_rank_phrase([process.rank])} goes on, by its exception",
-        )
-
-    end = time.monotonic() + _FOLLOW_S
-    is_left = line.strip() in _DETACH_COMMANDS
-    while True:
-        listing = client.list()
-        processes = [p for p in listing if p.path == process.path]
-        if not (processes or listing.silent or listing.lost):
-            return None, f"{format_rank_phrase([process.rank])} has ended"
-        next_stop = _next_stop(processes, conversation.attached.session)
-        if next_stop is not None and not is_left:
-            return describe_stop(
-                Conversation(
-                    attached=AttachedThread(
-                        conversation.attached.ranks, *next_stop
-                    )
-                )
-            )
-        if is_left or time.monotonic() > end:
-            return None, f"{format_rank_phrase([process.rank])} goes on"
-        time.sleep(_POLL_S)
-
-
-def _next_stop(
-    processes: Iterable[Process], before: Session
-) -> tuple[Process, Session] | None:
-    return next(
-        (
-            (process, session)
-            for process in processes
-            for session in process.sessions
-            if session.thread == before.thread and session.key != before.key
-        ),
-        None,
-    )
-
-
 def parse_multi_rank_command(line: str) -> Command | None:
     """
     Parse a line typed in a conversation if it is a command of the dbg prompt.
@@ -354,40 +200,44 @@ def run_command(
         return _run_on_thread(
             client, command, wait_s, listing or client.list()
         )
+    if command.name == "list":
+        return _listing(client, command)
 
-    ranks, group = command.ranks, command.group
-    actions: dict[str, Callable[[], Answers | Listing]] = {
-        "list": lambda: _listing(client, command),
-        "cast": lambda: client.cast(
-            ranks, command.line, group=group, wait_s=wait_s
-        ),
-        "continue": lambda: client.cast(ranks, "detach", group=group),
-        "eval": lambda: client.eval(
-            ranks, command.line, group=group, wait_s=wait_s, up=command.up
-        ),
-        "stack": lambda: client.stack(
-            ranks, group=group, all_threads=command.is_full
-        ),
-        "interrupt": lambda: client.interrupt(ranks, group=group),
-        "resume": lambda: client.resume(ranks, group=group),
-        "extend": lambda: client.extend(
-            (command.minutes or 0) * 60, ranks, group=group
-        ),
-        "abort": lambda: client.abort(ranks or "ranks(:)", group=group),
-    }
-    answers = actions[command.name]()
-    if isinstance(answers, Listing):
-        return answers
-    if ranks is None:
-        return (
-            _drop_not_stopped(answers)
-            if command.name in _FOR_STOPPED
-            else answers
-        )
+    answers = _ask_ranks(client, command, wait_s)
+    if command.ranks is not None:
+        notes = (*answers.notes, *_absent_notes(command.ranks, answers))
+        return attrs.evolve(answers, notes=notes)
 
-    return attrs.evolve(
-        answers, notes=(*answers.notes, *_absent_notes(ranks, answers))
-    )
+    is_for_stopped = command.name in _FOR_STOPPED
+    return _drop_not_stopped(answers) if is_for_stopped else answers
+
+
+def _ask_ranks(
+    client: DebugClient, command: Command, wait_s: float
+) -> Answers:
+    ranks, group, line = command.ranks, command.group, command.line
+    match command.name:
+        case "cast":
+            answers = client.cast(ranks, line, group=group, wait_s=wait_s)
+        case "continue":
+            answers = client.cast(ranks, "detach", group=group)
+        case "eval":
+            answers = client.eval(
+                ranks, line, group=group, wait_s=wait_s, up=command.up
+            )
+        case "stack":
+            is_full = command.is_full
+            answers = client.stack(ranks, group=group, all_threads=is_full)
+        case "interrupt":
+            answers = client.interrupt(ranks, group=group)
+        case "resume":
+            answers = client.resume(ranks, group=group)
+        case "extend":
+            seconds = (command.minutes or 0) * 60
+            answers = client.extend(seconds, ranks, group=group)
+        case _:
+            answers = client.abort(ranks or "ranks(:)", group=group)
+    return answers
 
 
 def _run_on_thread(
@@ -445,42 +295,6 @@ _MORE_HELP = (
 )
 
 
-@attrs.frozen(kw_only=True)
-class _State:
-    """
-    The state of the prompt.
-
-    Attributes:
-        table: The last listing shown, which thread numbers refer to.
-
-        reported: The last listing whose changes were shown.
-
-        conversation: The attached thread, if any.
-    """
-
-    table: Listing
-    reported: Listing
-    conversation: Conversation | None = None
-
-
-@attrs.frozen(kw_only=True)
-class _Terminal:
-    """
-    The input and output of the prompt; see :func:`run_shell`.
-    """
-
-    client: DebugClient
-    ask: Callable[[str], str]
-    show: Callable[[str], object]
-    wait_s: float
-
-
-class _QuitError(Exception):
-    """
-    Raised to leave the prompt.
-    """
-
-
 def run_shell(
     client: DebugClient,
     *,
@@ -499,17 +313,7 @@ def run_shell(
 
         wait_s: How long to wait for running ranks, in seconds.
     """
-    listing = client.list()
-    show(f"{_format_listing(listing)}\nfor help, type help")
-    terminal = _Terminal(
-        client=client, ask=ask or _ask, show=show, wait_s=wait_s
-    )
-    state: _State | None = _State(table=listing, reported=listing)
-    while state is not None:
-        state = _run_next(terminal, state)
-    with suppress(DistdebugError, OSError):
-        if text := stopped_text(client.list()):
-            show(text)
+    _Shell(client, ask or _ask, show, wait_s).run()
 
 
 def _ask(prompt: str) -> str:
@@ -523,94 +327,247 @@ def _ask(prompt: str) -> str:
         raise
 
 
-def _run_next(terminal: _Terminal, state: _State) -> _State | None:
-    try:
-        line = terminal.ask(_prompt(state))
-    except (KeyboardInterrupt, UnicodeDecodeError):
-        terminal.show("")
-        return state
-    except EOFError:
-        return (
-            attrs.evolve(state, conversation=None)
-            if state.conversation
-            else None
-        )
+class _Shell:
+    """
+    The prompt: its input and output, and its state.
 
-    try:
-        return _run_line(terminal, state, line)
-    except _QuitError:
-        return None
-    except KeyboardInterrupt:
-        terminal.show("\nnot waiting any more; no rank was interrupted")
-        conversation = state.conversation and attrs.evolve(
-            state.conversation, is_running=True
-        )
-        return attrs.evolve(state, conversation=conversation)
-    except (DistdebugError, OSError) as exc:
-        lines = [str(exc), *getattr(exc, "__notes__", ())]
-        terminal.show("\n".join(clean(text, limit=1000) for text in lines))
-        return state
+    Attributes:
+        table: The last listing shown, which thread numbers refer to.
 
+        reported: The last listing whose changes were shown.
 
-def _prompt(state: _State) -> str:
-    if state.conversation is None:
-        return _PROMPT
+        attached: The attached thread, if any.
 
-    groups = {p.group for p in state.reported.processes}
-    return prompt_text(state.conversation, with_group=len(groups) > 1)
+        is_fresh: Whether no command was sent to it yet.
 
+        is_running: Whether it was still running one at the last answer.
+    """
 
-def _run_line(terminal: _Terminal, state: _State, line: str) -> _State:
-    if state.conversation is not None:
-        command = parse_multi_rank_command(line)
-        if command is None:
-            conversation = _converse(terminal, state.conversation, line)
-            return attrs.evolve(state, conversation=conversation)
-    elif not line.strip():
-        return _show_changes(terminal, state)
-    else:
-        command = parse_command(line)
-    return _run_prompt_command(terminal, state, command)
+    def __init__(
+        self,
+        client: DebugClient,
+        ask: Callable[[str], str],
+        show: Callable[[str], object],
+        wait_s: float,
+    ) -> None:
+        self.client, self.ask, self.show = client, ask, show
+        self.wait_s = wait_s
+        self.table = self.reported = client.list()
+        self.attached: AttachedThread | None = None
+        self.is_fresh, self.is_running = True, False
 
+    def run(self) -> None:
+        """
+        Run typed lines until the user leaves.
+        """
+        self.show(f"{_format_listing(self.table)}\nfor help, type help")
+        while self._run_next():
+            pass
+        with suppress(DistdebugError, OSError):
+            if text := stopped_text(self.client.list()):
+                self.show(text)
 
-def _show_changes(terminal: _Terminal, state: _State) -> _State:
-    listing = terminal.client.list()
-    if text := changes_text(state.reported, listing):
-        terminal.show(text)
-    return attrs.evolve(state, reported=listing)
+    def _run_next(self) -> bool:
+        """
+        Run one line; return whether to go on.
+        """
+        try:
+            line = self.ask(self._prompt())
+        except (KeyboardInterrupt, UnicodeDecodeError):
+            self.show("")
+            return True
+        except EOFError:
+            was_attached, self.attached = self.attached is not None, None
+            return was_attached
 
+        try:
+            return self._run_line(line)
+        except KeyboardInterrupt:
+            self.show("\nnot waiting any more; no rank was interrupted")
+            self.is_running = True
+        except (DistdebugError, OSError) as exc:
+            lines = [str(exc), *getattr(exc, "__notes__", ())]
+            self.show("\n".join(clean(text, limit=1000) for text in lines))
+        return True
 
-def _run_prompt_command(
-    terminal: _Terminal, state: _State, command: Command
-) -> _State:
-    if command.name == "quit":
-        raise _QuitError
-    if command.name == "list":
-        listing = terminal.client.list()
-        terminal.show(_format_listing(listing, command))
-        return attrs.evolve(state, table=listing, reported=listing)
-    if command.name == "attach":
-        conversation, text = describe_stop(
-            _attach(terminal.client, state, command)
-        )
-        terminal.show(text)
-        return attrs.evolve(state, conversation=conversation)
-    if command.name == "help":
-        terminal.show(help_text(command.line))
-    elif command.name == "detach":
-        terminal.show("not attached to a rank")
-    else:
-        listing = state.table
-        text = str(
-            run_command(
-                terminal.client,
-                command,
-                wait_s=terminal.wait_s,
-                listing=listing,
+    def _prompt(self) -> str:
+        if self.attached is None:
+            return _PROMPT
+
+        process, thread = self.attached.process, self.attached.session.thread
+        has_groups = len({p.group for p in self.reported.processes}) > 1
+        group = f"{process.group} " if has_groups else ""
+        name = "" if thread == "MainThread" else f" {thread}"
+        return f"({group}{format_rank_phrase([process.rank])}{name}) "
+
+    def _run_line(self, line: str) -> bool:
+        if self.attached:
+            command = parse_multi_rank_command(line)
+            if command is None:
+                self._converse(self.attached, line)
+                return True
+        elif not line.strip():
+            listing = self.client.list()
+            if text := changes_text(self.reported, listing):
+                self.show(text)
+            self.reported = listing
+            return True
+        else:
+            command = parse_command(line)
+        if command.name == "quit":
+            return False
+
+        self._run_command(command)
+        return True
+
+    def _run_command(self, command: Command) -> None:
+        if command.name == "list":
+            listing = self.client.list()
+            self.show(_format_listing(listing, command))
+            self.table = self.reported = listing
+        elif command.name == "attach":
+            self._enter(self._attach(command))
+        elif command.name == "help":
+            self.show(help_text(command.line))
+        elif command.name == "detach":
+            self.show("not attached to a rank")
+        else:
+            answers = run_command(
+                self.client, command, wait_s=self.wait_s, listing=self.table
             )
+            text = str(answers)
+            self.show(truncate_lines(text) if sys.stdout.isatty() else text)
+
+    def _attach(self, command: Command) -> AttachedThread:
+        if command.number is None:
+            return self.client.attach(command.rank, group=command.group)
+
+        # Numbers refer to the listing on the screen.
+        selected = select_session(self.table, number=command.number)
+        attached = AttachedThread(self.client.ranks, *selected)
+        if attached.last().state == "ended":
+            rank_text = format_rank_phrase([attached.process.rank])
+            msg = f"#{command.number} was {rank_text}, which went on since"
+            raise DebuggerError(msg, remedy="see: list")
+        return attached
+
+    def _enter(self, attached: AttachedThread) -> None:
+        """
+        Attach to a thread: show where it is stopped, and its last output.
+        """
+        session = attached.session
+        output = attached.last()
+        text = _output_text(output)
+        if text and not re.search("^> ", text, re.MULTILINE):
+            text = f"last output:\n{text}"
+        rank_text = format_rank_phrase([attached.process.rank])
+        head = (
+            f"{rank_text}: {session.reason} at {place_summary(session)}; "
+            f"{time_text(session.left_s)} left"
         )
-        terminal.show(truncate_lines(text) if sys.stdout.isatty() else text)
-    return state
+        self.show("\n".join(filter(None, [head, text])))
+        self.attached = attached
+        self.is_fresh, self.is_running = True, output.state == "running"
+
+    def _converse(self, attached: AttachedThread, line: str) -> None:
+        """
+        Run a typed line in the attached thread.
+        """
+        if line.strip() == "detach":
+            self.attached = None
+            return
+
+        try:
+            output = self._send(attached, line)
+        except DebuggerError:
+            if _states_of(self.client, attached) is not None:
+                raise
+            self._leave(attached, "has ended")
+            return
+        if text := _output_text(output):
+            self.show(text)
+        if line.strip() in {"h", "help", "?"}:
+            self.show(_MORE_HELP)
+        if output.state == "ended":
+            self._follow(attached, line.strip())
+
+    def _send(self, attached: AttachedThread, line: str) -> Output:
+        """
+        Send a line to a thread; an empty one may only show its output.
+        """
+        if line.strip() or not (self.is_fresh or self.is_running):
+            output = attached.send(line, wait_s=self.wait_s)
+            self.is_fresh = False
+        else:
+            end = time.monotonic() + self.wait_s
+            output = attached.last()
+            while output.state == "running" and time.monotonic() < end:
+                time.sleep(_POLL_S)
+                output = attached.last()
+            if output.state == "stopped" and not output.text:
+                output = attrs.evolve(output, text="(waits for a command)")
+        self.is_running = output.state == "running"
+        return output
+
+    def _follow(self, attached: AttachedThread, line: str) -> None:
+        """
+        Attach to the next stop of a thread that goes on, if it comes soon.
+        """
+        if line == "abort":
+            return self._leave(attached, "is aborted")
+        if attached.session.reason == "post mortem":
+            return self._leave(attached, "goes on, by its exception")
+
+        is_left = line in _DETACH_COMMANDS
+        end = time.monotonic() + _FOLLOW_S
+        while True:
+            processes = _states_of(self.client, attached)
+            if processes is None:
+                return self._leave(attached, "has ended")
+            stop = _next_stop(processes, attached.session)
+            if stop is not None and not is_left:
+                return self._enter(AttachedThread(attached.ranks, *stop))
+            if is_left or time.monotonic() > end:
+                return self._leave(attached, "goes on")
+            time.sleep(_POLL_S)
+
+    def _leave(self, attached: AttachedThread, text: str) -> None:
+        self.show(f"{format_rank_phrase([attached.process.rank])} {text}")
+        self.attached = None
+
+
+def _states_of(
+    client: DebugClient, attached: AttachedThread
+) -> list[Process] | None:
+    """
+    Return the process of a thread as it is now; ``None`` if it has ended.
+    """
+    listing = client.list()
+    found = [p for p in listing if p.path == attached.process.path]
+    return found if found or listing.silent or listing.lost else None
+
+
+def _next_stop(
+    processes: Iterable[Process], before: Session
+) -> tuple[Process, Session] | None:
+    return next(
+        (
+            (process, session)
+            for process in processes
+            for session in process.sessions
+            if session.thread == before.thread and session.key != before.key
+        ),
+        None,
+    )
+
+
+def _output_text(output: Output) -> str:
+    if output.state == "running":
+        return (
+            f"{output.text if not output.is_error else ''}"
+            "(still running; an empty line looks again, detach leaves it)"
+        )
+    return output.display_text.removesuffix("(goes on)").rstrip("\n")
 
 
 def _format_listing(listing: Listing, command: Command | None = None) -> str:
@@ -620,50 +577,6 @@ def _format_listing(listing: Listing, command: Command | None = None) -> str:
     columns = shutil.get_terminal_size().columns
     width = columns if sys.stdout.isatty() else None
     return listing_text(listing, chosen=chosen, width=width)
-
-
-def _attach(
-    client: DebugClient, state: _State, command: Command
-) -> Conversation:
-    if command.number is None:
-        attached = client.attach(command.rank, group=command.group)
-    else:
-        # Numbers refer to the listing on the screen.
-        selected = select_session(state.table, number=command.number)
-        attached = AttachedThread(client.ranks, *selected)
-        if attached.last().state == "ended":
-            rank_text = format_rank_phrase([attached.process.rank])
-            msg = f"#{command.number} was {rank_text}, which went on since"
-            raise DebuggerError(msg, remedy="see: list")
-    return Conversation(attached=attached)
-
-
-def _converse(
-    terminal: _Terminal, conversation: Conversation, line: str
-) -> Conversation | None:
-    if line.strip() == "detach":
-        return None
-
-    try:
-        now, output = send_line(conversation, line, terminal.wait_s)
-    except DebuggerError:
-        next_conversation, text = follow_rank(
-            terminal.client, conversation, "detach"
-        )
-        if text.endswith("has ended"):
-            terminal.show(text)
-            return next_conversation
-        raise
-    if output.text:
-        terminal.show(output.text)
-    if line.strip() in {"h", "help", "?"}:
-        terminal.show(_MORE_HELP)
-    if output.state != "ended":
-        return now
-
-    next_conversation, text = follow_rank(terminal.client, conversation, line)
-    terminal.show(text)
-    return next_conversation
 
 
 _MAX_INDEXES = 64

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ..._in_time import in_time
-from ...usercode import is_framework
+from ..._proc import in_time
+from ...usercode import is_user_code
 
 
 _MAX_TEXT = 50_000
@@ -247,7 +247,7 @@ def is_user_frame(frame: FrameType) -> bool:
     Return whether a frame runs the user's code, no framework or distdebug.
     """
     module, _, _ = str(frame.f_globals.get("__name__")).partition(".")
-    return module != _OWN_PREFIX and not is_framework(frame.f_code.co_filename)
+    return module != _OWN_PREFIX and is_user_code(frame.f_code.co_filename)
 
 
 def _stacks(failed: Mapping[int, Stack]) -> dict[int, Stack]:

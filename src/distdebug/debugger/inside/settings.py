@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..._in_time import in_time
+from ..._proc import in_time
 from ...identity import current_identity
 
 

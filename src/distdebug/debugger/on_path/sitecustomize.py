@@ -13,10 +13,15 @@ import sys
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
-# The variables that launchers set for each rank: see distdebug.identity.
+# The variables that launchers set for each rank, as in distdebug.identity.
 _RANK_VARIABLES = (
     "RANK",
+    "LOCAL_RANK",
+    "FLUX_TASK_RANK",
+    "JSM_NAMESPACE_RANK",
     "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PALS_RANKID",
     "PMI_RANK",
     "PMIX_RANK",
     "SLURM_PROCID",

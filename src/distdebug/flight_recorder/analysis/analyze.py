@@ -22,7 +22,7 @@ from ...ranks import ranks_text
 from ...waits import Wait
 from ..read import read_dumps
 from ..reading.columns import Dumps
-from .job import Job, build_job
+from .job import Job
 from .mismatch import Mismatch, find_mismatches, find_pair_mismatches
 from .report import FlightReport, filter_report
 from .root_causes import Root, find_late_arrivals, find_roots, is_left_behind
@@ -42,34 +42,7 @@ from .stuck import (
 )
 
 
-#: Remedies by cause.
-REMEDIES = {
-    Cause.RANK_NOT_ARRIVED: "look at the Python stack there: the rank is busy, "
-    "or stuck, outside of any collective",
-    Cause.RANK_CRASHED: "look for the exit of these ranks in the logs of "
-    "their nodes (out of memory, signal, node lost)",
-    Cause.RANK_NOT_STARTED: "look at what runs on the GPUs of these ranks: "
-    "an earlier kernel does not finish",
-    Cause.RANK_BLOCKED_IN_LAUNCH: "take native stacks of these ranks "
-    "(py-spy dump --native): the launch does not return",
-    Cause.COLLECTIVE_STUCK_IN_FLIGHT: "everyone arrived: check the network "
-    "between these ranks, and on GPUs their health (Xid) and the NCCL logs",
-    Cause.GROUP_ORDER_DEADLOCK: "call the collectives of these groups in the "
-    "same order on all ranks",
-    Cause.P2P_DEADLOCK: "let one side of each pair send first, or use "
-    "batch_isend_irecv",
-    Cause.TYPE_MISMATCH: "make all ranks of the group call the same operation; "
-    "or find the call that was left out or made once too often before",
-    Cause.SIZE_MISMATCH: "make all ranks of the group pass the same sizes; or "
-    "find the call that was left out or made once too often before",
-    Cause.DTYPE_MISMATCH: "make all ranks of the group pass the same dtype",
-    Cause.SKIPPED_COLLECTIVE: "look for a branch that leaves the call out, or "
-    "a loop that ends earlier, on these ranks only",
-    Cause.EXTRA_COLLECTIVE: "look for a branch that makes the call on these "
-    "ranks only",
-    Cause.UNKNOWN: "take the dumps of all ranks again, at the same time",
-}
-
+_UNKNOWN_REMEDY = "take the dumps of all ranks again, at the same time"
 # Operations with a root rank, which dumps do not record.
 _ROOTED_OPS = {"broadcast", "gather", "reduce", "scatter"}
 _ROOT_RANK_REMEDY = (
@@ -111,7 +84,7 @@ def explain_root(
         summary=late or _root_summary(job, root, calls),
         confidence=confidence,
         remedy=_LATE_REMEDY if late else _root_remedy(job, root, first),
-        group=job.membership.groups[first.group].ref,
+        group=job.groups[first.group].ref,
         collective=collective_ref(job, first),
         evidence=tuple(_root_evidence(job, root, calls)),
     )
@@ -133,7 +106,7 @@ def _root_summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     in_flight = (
         f"{ranks} entered {call}, which completed for its other members, and "
         f"{verb} stuck in it"
-        if is_left_behind(first, job.states)
+        if is_left_behind(first, job)
         else f"all {len(first.waiting)} members entered {call}, and it does "
         "not complete"
     )
@@ -167,7 +140,7 @@ def _late_summary(job: Job, root: Root, first: StuckCall) -> str:
     if root.cause is not Cause.RANK_NOT_ARRIVED or not is_inside:
         return ""
 
-    seconds = min(find_late_arrivals(first, job.dumps).values(), default=0.0)
+    seconds = min(find_late_arrivals(first, job).values(), default=0.0)
     on_time = sorted(first.waiting.keys() - {*root.ranks})
     return (
         f"{ranks_text(root.ranks)} entered {call_text(job, first)} "
@@ -179,26 +152,25 @@ def _late_summary(job: Job, root: Root, first: StuckCall) -> str:
 def _root_remedy(job: Job, root: Root, first: StuckCall) -> str | None:
     is_left = (
         root.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
-        and is_left_behind(first, job.states)
+        and is_left_behind(first, job)
     )
     if is_left and collective_ref(job, first).op in _ROOTED_OPS:
         return _ROOT_RANK_REMEDY
-    return REMEDIES.get(root.cause)
+    return (
+        _UNKNOWN_REMEDY if root.cause is Cause.UNKNOWN else root.cause.remedy
+    )
 
 
 def _waited_text(job: Job, calls: Sequence[StuckCall]) -> str:
     """
     Return how long the ranks have waited; ``""`` if unknown or below 1 s.
     """
-    waited = (longest_wait_ns(calls, job.dumps) or 0) / 1e9
+    waited = longest_wait_ns(calls, job) / 1e9
     if waited < 1:
         return ""
-
-    return (
-        f" for {waited:.0f} s"
-        if waited < 120
-        else f" for {waited / 60:.0f} min"
-    )
+    if waited < 120:
+        return f" for {waited:.0f} s"
+    return f" for {waited / 60:.0f} min"
 
 
 def _cycle_text(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
@@ -211,7 +183,7 @@ def _cycle_text(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
 def _root_evidence(
     job: Job, root: Root, calls: Sequence[StuckCall]
 ) -> Iterable[Evidence]:
-    waiting = [next(iter(calls[i].waiting.items())) for i in root.calls[:4]]
+    waiting = [calls[i].first_record for i in root.calls[:4]]
     dumps = [job.dumps.by_rank.get(rank) for rank in root.ranks[:4]]
     last = [
         (dump.rank, int(dump.entries.record_id.argmax()))
@@ -230,15 +202,13 @@ def explain_mismatch(job: Job, found: Mismatch) -> Finding:
     """
     Return the finding for the first call in which the ranks of a group differ.
     """
-    group = job.membership.groups[found.group].ref
+    group = job.groups[found.group].ref
     return Finding(
         cause=found.cause,
         ranks=found.culprits,
         summary=_mismatch_summary(found, group),
         confidence=found.confidence,
-        remedy=_THREADS_REMEDY
-        if found.in_threads
-        else REMEDIES.get(found.cause),
+        remedy=_THREADS_REMEDY if found.in_threads else found.cause.remedy,
         group=group,
         collective=CollectiveRef(op=found.expected.op, seq=found.seq),
         location=found.location,
@@ -323,13 +293,13 @@ def analyze_dumps(
         if isinstance(dumps_or_path, Dumps)
         else read_dumps(dumps_or_path)
     )
-    return filter_report(_analyze(build_job(dumps)), ranks, groups)
+    return filter_report(_analyze(Job(dumps)), ranks, groups)
 
 
 def _analyze(job: Job) -> FlightReport:
-    outdated = find_outdated(job.states, job.channels, job.dumps)
-    calls = find_stuck_calls(job.states, job.channels, job.dumps, outdated)
-    if is_normal_wait(calls, job.dumps):
+    outdated = find_outdated(job)
+    calls = find_stuck_calls(job, outdated)
+    if is_normal_wait(calls, job):
         calls = []
     findings = _collect_findings(job, calls) or find_stragglers(job)
     blamed = set(findings[0].ranks) if findings else set()
@@ -370,11 +340,11 @@ def _mismatch_findings(
     Returns:
         Findings of groups that are stuck, and of groups that continued.
     """
-    found = find_mismatches(job)
-    found.sort(key=lambda m: _created_ns(job, m.rows[0]))
     blocking: list[Finding] = []
     survived: list[Finding] = []
-    for m in found:
+    for m in sorted(
+        find_mismatches(job), key=lambda m: job.created_ns(*m.rows[0])
+    ):
         target = blocking if not stuck or m.group in stuck else survived
         target.append(explain_mismatch(job, m))
 
@@ -388,14 +358,14 @@ def _root_confidence(
         return "possible"
 
     is_known = all(
-        job.membership.groups[calls[i].group].is_known and not calls[i].unknown
+        job.groups[calls[i].group].is_known and not calls[i].unknown
         for i in root.calls
     )
     if root.cause is Cause.RANK_CRASHED or root.is_guess or not is_known:
         return "likely"
 
     root_calls = [calls[i] for i in root.calls]
-    if not is_longest_wait(root_calls, job.dumps):
+    if not is_longest_wait(root_calls, job):
         return "possible"
 
     explains_all = len(root.victims) + len(root.ranks) >= len(job.dumps)
@@ -404,11 +374,6 @@ def _root_confidence(
         root.ranks
     )
     return "certain" if explains_all and not also_missing else "likely"
-
-
-def _created_ns(job: Job, record: tuple[int, int]) -> int:
-    rank, row = record
-    return int(job.dumps[rank].entries.created_ns[row])
 
 
 def _group_progress(
@@ -434,14 +399,14 @@ def _group_progress(
 def _collect_waits(job: Job, calls: Sequence[StuckCall]) -> Iterable[Wait]:
     for call in calls:
         yield Wait(
-            group=job.membership.groups[call.group].name,
+            group=job.groups[call.group].name,
             op=collective_ref(job, call).op,
             seq=call.seq,
             p2p=call.p2p,
             waiting=tuple(sorted(call.waiting)),
             awaited=call.awaited,
-            since_ns=first_entered_ns(call, job.dumps),
-            desc=job.membership.groups[call.group].desc,
+            since_ns=first_entered_ns(call, job),
+            desc=job.groups[call.group].desc,
         )
 
 

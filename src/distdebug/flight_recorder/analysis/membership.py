@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -296,26 +296,29 @@ def _find_world_size(dumps: Dumps) -> int:
         len(codes) * max(len(users[code]) for code in codes)
         for codes in _mesh_dimensions(users, dumps)
     ]
-    return max([seen, *meshes, *_all_gather_world_sizes(dumps)])
+    return max([seen, *meshes, _gathered_world_size(dumps)])
 
 
-def _all_gather_world_sizes(dumps: Dumps) -> Iterable[int]:
+def _gathered_world_size(dumps: Dumps) -> int:
     """
-    Yield world sizes: output by input size of all-gathers in the world group.
+    Return output by input size of all-gathers in the world; 0 if unknown.
     """
+    gathers = np.array(["all_gather" in op for op in dumps.ops], bool)
+    of_world = np.array([desc == "default_pg" for _, desc in dumps.groups])
+    # A rank may pass a wrong size, so the ranks vote.
+    votes: Counter[int] = Counter()
     for dump in dumps:
         e = dump.entries
-        for op, shape, code in {
-            *zip(
-                e.op.tolist(), e.shape.tolist(), e.group.tolist(), strict=True
+        if len(e):
+            shapes = e.shape[gathers[e.op] & of_world[e.group]]
+            votes.update(
+                {
+                    _all_gather_ratio(dumps.shapes[x])
+                    for x in set(shapes.tolist())
+                }
             )
-        }:
-            if (
-                dumps.groups[code][1] == "default_pg"
-                and "all_gather" in dumps.ops[op]
-            ):
-                yield _all_gather_ratio(dumps.shapes[shape])
-        return  # Every rank of the world records the same sizes.
+    del votes[0]
+    return max(votes, key=lambda size: (votes[size], size), default=0)
 
 
 def _all_gather_ratio(shape: Shape) -> int:
@@ -388,6 +391,17 @@ class Operation:
         Whether it is a send or receive.
         """
         return self.is_send or self.is_recv
+
+    def ends_in(self, group: Group) -> tuple[int, int] | None:
+        """
+        Return source and target as global ranks; ``None`` if unknown.
+        """
+        if not self.is_p2p or len(group.order) <= max(
+            self.source, self.target
+        ):
+            return None
+
+        return group.order[self.source], group.order[self.target]
 
 
 def parse_operation(text: str) -> Operation:

@@ -23,9 +23,8 @@ from ...ranks import ranks_text
 from ...usercode import user_location
 from ..reading.columns import Frame, Shape
 from ..reading.extract import count_elements
-from .job import Channel, Job, Side
+from .job import Channel, Job, Side, Stream
 from .membership import Operation
-from .progress import Stream
 from .stuck import StuckCall, record_evidence
 
 
@@ -99,10 +98,7 @@ _MAX_SHIFT = 3
 
 def count_earlier_calls(stream: Stream, seq: int) -> int:
     """
-    Return how often a rank made the same call before call number *seq*.
-
-    Args:
-        seq: Sequence number; it has to be on record.
+    Return how often a rank made the same call before number *seq*, on record.
     """
     at = int(np.searchsorted(stream.seq, seq))
     return int((stream.signature[:at] == stream.signature[at]).sum())
@@ -119,7 +115,7 @@ def is_repeated(stream: Stream, seq: int) -> bool:
     return bool(at and stream.signature[at - 1] == stream.signature[at])
 
 
-def count_skipped_in_call_sequence(bad: Stream, good: Stream, seq: int) -> int:
+def count_skipped_incall_kinds(bad: Stream, good: Stream, seq: int) -> int:
     """
     Count the calls that always precede the one that *bad* made instead.
 
@@ -269,9 +265,6 @@ def _diverging_lines(
     return None
 
 
-_INFERRED_CAUSES = {Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE}
-
-
 @attrs.frozen(kw_only=True)
 class Mismatch:
     """
@@ -384,11 +377,7 @@ def _first_mismatched_call(
     if not len(state.suspects):
         return None
 
-    streams = {
-        rank: s
-        for rank in state.positions
-        if (s := job.stream(rank, group)) is not None
-    }
+    streams = _streams_of(job, group, state.positions)
     for seq in state.suspects.tolist():
         rows = _rows_of_streams(streams, seq)
         kinds = _group_ranks_by_call(rows, job)
@@ -396,6 +385,13 @@ def _first_mismatched_call(
             return _GroupCall(group, seq, rows, streams, job), kinds
 
     return None
+
+
+def _streams_of(
+    job: Job, group: int, ranks: Iterable[int]
+) -> dict[int, Stream]:
+    found = {rank: job.stream(rank, group) for rank in ranks}
+    return {rank: s for rank, s in found.items() if s is not None}
 
 
 def _rows_of_streams(
@@ -415,10 +411,9 @@ def _group_ranks_by_call(
     Group the ranks by their call, the majority first.
     """
     by_call: dict[Call, list[int]] = defaultdict(list)
-    for rank, row in rows.items():
-        shape = job.dumps.shapes[job.dumps[rank].entries.shape[row]]
-        call = describe_call(job.operation(rank, row), shape)
-        by_call[call].append(rank)
+    for record in rows.items():
+        call = describe_call(job.operation(*record), job.shape(*record))
+        by_call[call].append(record[0])
 
     kinds: list[tuple[Call, list[int]]] = []
     for call, ranks in sorted(by_call.items(), key=lambda x: -len(x[1])):
@@ -457,7 +452,7 @@ def _classify_mismatch(
         ),
         # The ranks that differ are certain; an inferred cause is not.
         confidence="likely"
-        if confidence == "certain" and cause in _INFERRED_CAUSES
+        if confidence == "certain" and cause.is_miscount
         else confidence,
         theirs=theirs,
         expected=expected,
@@ -484,7 +479,7 @@ def _infer_cause(
     """
     (bad, theirs), (good, expected) = odd, other
     streams = at.streams[bad], at.streams[good]
-    skipped = count_skipped_in_call_sequence(*streams, at.seq)
+    skipped = count_skipped_incall_kinds(*streams, at.seq)
     if (cause := find_shift(*streams, at.seq)) is not None:
         return cause, skipped
 
@@ -565,20 +560,17 @@ def predict_next_rows(job: Job, ranks: Iterable[int]) -> dict[int, int]:
         longest repetitions of its last calls; not for ranks whose last call
         was their first of this kind.
     """
-    return {
-        rank: row
-        for rank in ranks
-        if rank in job.dumps.by_rank
-        and (row := _predict_next_row(job, rank)) is not None
-    }
+    rows = {}
+    for rank in ranks:
+        if rank in job.dumps.by_rank:
+            kinds = call_kinds(job, rank)
+            longest, _ = _find_repetitions(kinds, _MAX_SEQUENCE)
+            if len(longest):
+                rows[rank] = int(longest[-1]) + 1
+    return rows
 
 
-def _predict_next_row(job: Job, rank: int) -> int | None:
-    longest, _ = _find_repetitions(_call_sequence(job, rank), _MAX_SEQUENCE)
-    return int(longest[-1]) + 1 if len(longest) else None
-
-
-def _call_sequence(job: Job, rank: int) -> NDArray[np.int64]:
+def call_kinds(job: Job, rank: int) -> NDArray[np.int64]:
     """
     Return group and operation of each record of a rank, as one number.
     """
@@ -617,7 +609,7 @@ def find_usual_calls(job: Job, rank: int, row: int) -> list[int]:
         Record indices of the usual calls, the likeliest first; empty if *row*
         is usual, or if the calls before it were new themselves.
     """
-    kinds = _call_sequence(job, rank)
+    kinds = call_kinds(job, rank)
     calls = kinds[:row]
     longest, length = _find_repetitions(calls, _MAX_SEQUENCE)
     # After a single repeated call, the next one is not predictable.
@@ -631,19 +623,6 @@ def find_usual_calls(job: Job, rank: int, row: int) -> list[int]:
 
     found = np.r_[longest[::-1], shorter[::-1]][:_MAX_ALTERNATIVES] + 1
     return [int(at) for at in found]
-
-
-def is_same_call(job: Job, rank: int, row: int, other: int) -> bool:
-    """
-    Return whether two records have the same operation and group.
-
-    Args:
-        row: Record index.
-
-        other: Record index.
-    """
-    e = job.dumps[rank].entries
-    return bool(e.group[row] == e.group[other] and e.op[row] == e.op[other])
 
 
 def is_entry_into(job: Job, rank: int, row: int, call: StuckCall) -> bool:
@@ -663,12 +642,8 @@ def is_entry_into(job: Job, rank: int, row: int, call: StuckCall) -> bool:
     if not operation.is_p2p or not call.p2p:
         return operation.is_p2p == call.p2p
 
-    order = job.membership.groups[call.group].order
-    ends = (operation.source, operation.target)
-    last = max(ends)
-    return last < len(order) and not {order[end] for end in ends}.isdisjoint(
-        call.waiting
-    )
+    ends = operation.ends_in(job.groups[call.group]) or ()
+    return not call.waiting.keys().isdisjoint(ends)
 
 
 def count_passed_kinds(calls: Sequence[StuckCall], job: Job) -> list[int]:
@@ -688,7 +663,7 @@ def count_passed_kinds(calls: Sequence[StuckCall], job: Job) -> list[int]:
     """
     due: dict[str, int] = {}
     for call in calls:
-        kind = _call_kind(job, call.group, *next(iter(call.waiting.items())))
+        kind = _call_kind(job, call.group, *call.first_record)
         due[kind] = min(due.get(kind, call.seq), call.seq)
     through: dict[int, set[str]] = defaultdict(set)
     for rank, kind, seq in _finished_kinds(job):
@@ -705,7 +680,7 @@ def _call_kind(job: Job, group: int, rank: int, row: int) -> str:
     """
     Return a key that a call shares with those in groups of other ranks.
     """
-    ref = job.membership.groups[group].ref
+    ref = job.groups[group].ref
     operation = job.operation(rank, row)
     if not operation.is_p2p:
         return str(ref)
@@ -747,77 +722,72 @@ def find_pair_mismatches(
     Returns:
         One finding for each pair of ranks, or all-to-all, that disagrees.
     """
-    numel = job.dumps.shapes.elements
-    found = [_compare_channel(job, c, numel) for c in job.channels]
-    transfers = [t for t in found if t is not None]
-    job.read_stacks(record for t in transfers for record in t.records)
-    uneven = [_compare_all_to_all(job, c) for c in calls if not c.p2p]
+    found = [
+        *(_compare_channel(job, c) for c in job.channels),
+        *(_compare_all_to_all(job, c) for c in calls if not c.p2p),
+    ]
+    mismatches = [m for m in found if m is not None]
+    job.read_stacks(record for m in mismatches for record in m.records)
     return [
-        *(_channel_finding(job, t) for t in transfers),
-        *(f for f in uneven if f is not None),
+        Finding(
+            cause=Cause.SIZE_MISMATCH,
+            ranks=m.culprits,
+            summary=m.summary,
+            confidence=m.confidence if len(m.culprits) == 1 else "possible",
+            remedy=_SIZE_REMEDY,
+            group=job.groups[m.group].ref,
+            collective=m.collective,
+            evidence=tuple(record_evidence(job, *r) for r in m.records),
+        )
+        for m in mismatches
     ]
 
 
-class _TransferMismatch(NamedTuple):
+class _SizeMismatch(NamedTuple):
     """
-    The first transfer of a channel whose ends disagree.
+    The first transfer whose two ends disagree on the size.
 
     Attributes:
+        group: Index of the group.
+
         records: Rank and record index of the sender, and of the receiver.
 
-        sent: Number of elements that are sent.
+        culprits: The ranks whose size is unusual.
 
-        got: Number of elements that are expected.
-
-        culprits: The rank whose size is unusual; both if that is unknown.
+        confidence: If this is one rank.
     """
 
-    channel: Channel
-    records: tuple[tuple[int, int], tuple[int, int]]
-    sent: int
-    got: int
+    group: int
+    collective: CollectiveRef
+    records: tuple[tuple[int, int], ...]
     culprits: tuple[int, ...]
+    summary: str
+    confidence: Confidence
 
 
-def _compare_channel(
-    job: Job, c: Channel, numel: NDArray[np.int64]
-) -> _TransferMismatch | None:
+def _compare_channel(job: Job, c: Channel) -> _SizeMismatch | None:
     if c.send is None or c.recv is None:
         return None
 
     a, b = _align_transfers(c.send, c.recv)
-    sent = _element_counts(job, c.source, a, numel, 0)
-    got = _element_counts(job, c.target, b, numel, 1)
+    sent, got = (
+        _element_counts(job, c.source, a, 0),
+        _element_counts(job, c.target, b, 1),
+    )
     differs = np.flatnonzero(sent != got)
     if not len(differs):
         return None
 
     k = int(differs[0])
-    return _TransferMismatch(
-        channel=c,
+    seq = int(job.dumps[c.source].entries.p2p_seq[a[k]])
+    return _SizeMismatch(
+        group=c.group,
+        collective=CollectiveRef(op="send", seq=seq, p2p=True),
         records=((c.source, int(a[k])), (c.target, int(b[k]))),
-        sent=int(sent[k]),
-        got=int(got[k]),
         culprits=_unusual_ends(c, sent, got, k),
-    )
-
-
-def _channel_finding(job: Job, t: _TransferMismatch) -> Finding:
-    c, (_, row) = t.channel, t.records[0]
-    return Finding(
-        cause=Cause.SIZE_MISMATCH,
-        ranks=t.culprits,
-        summary=f"rank {c.source} sends {t.sent:,} elements to rank "
-        f"{c.target}, which expects {t.got:,}",
-        confidence="certain" if len(t.culprits) == 1 else "possible",
-        remedy=_SIZE_REMEDY,
-        group=job.membership.groups[c.group].ref,
-        collective=CollectiveRef(
-            op="send",
-            seq=int(job.dumps[c.source].entries.p2p_seq[row]),
-            p2p=True,
-        ),
-        evidence=tuple(record_evidence(job, *record) for record in t.records),
+        summary=f"rank {c.source} sends {sent[k]:,} elements to rank "
+        f"{c.target}, which expects {got[k]:,}",
+        confidence="certain",
     )
 
 
@@ -837,13 +807,9 @@ def _align_transfers(
 
 
 def _element_counts(
-    job: Job,
-    rank: int,
-    rows: NDArray[np.int64],
-    numel: NDArray[np.int64],
-    side: int,
+    job: Job, rank: int, rows: NDArray[np.int64], side: int
 ) -> NDArray[np.int64]:
-    both = numel[job.dumps[rank].entries.shape[rows]]
+    both = job.dumps.shapes.elements[job.dumps[rank].entries.shape[rows]]
     # Some torch versions record the tensor of a receive as its input.
     return np.where(both[:, side] > 0, both[:, side], both[:, 1 - side])
 
@@ -862,38 +828,22 @@ def _unusual_ends(
     return (c.source,) if usual_send < usual_recv else (c.target,)
 
 
-def _compare_all_to_all(job: Job, call: StuckCall) -> Finding | None:
-    group = job.membership.groups[call.group]
+def _compare_all_to_all(job: Job, call: StuckCall) -> _SizeMismatch | None:
+    group = job.groups[call.group]
+    # One member is enough to skip calls that are no all-to-all.
+    one = _streams_of(job, call.group, call.first_record[:1])
     for seq in range(max(call.seq - _MAX_LOOK_BACK, 1), call.seq + 1):
-        # One member is enough to skip calls that are no all-to-all.
-        member = next(iter(call.waiting))
-        if not _is_all_to_all(
-            job, _rows_of_ranks(job, call.group, [member], seq)
-        ):
+        if not _is_all_to_all(job, _rows_of_streams(one, seq)):
             continue
-        rows = _rows_of_ranks(job, call.group, group.order, seq)
+        streams = _streams_of(job, call.group, group.order)
+        rows = _rows_of_streams(streams, seq)
         if len(rows) < len(group.order) or not _is_all_to_all(job, rows):
             continue
-        shapes = [
-            job.dumps.shapes[job.dumps[r].entries.shape[rows[r]]]
-            for r in group.order
-        ]
-        bad = _mismatched_pairs(shapes)
-        if bad:
-            return _all_to_all_finding(job, call, seq, rows, bad)
+        shapes = [job.shape(rank, rows[rank]) for rank in group.order]
+        if bad := _mismatched_pairs(shapes):
+            return _all_to_all_mismatch(job, call, seq, rows, bad)
 
     return None
-
-
-def _rows_of_ranks(
-    job: Job, group: int, ranks: Iterable[int], seq: int
-) -> dict[int, int]:
-    streams = {rank: job.stream(rank, group) for rank in ranks}
-    return {
-        rank: int(s.row[at])
-        for rank, s in streams.items()
-        if s is not None and (at := s.find(seq)) is not None
-    }
 
 
 def _is_all_to_all(job: Job, rows: dict[int, int]) -> bool:
@@ -919,14 +869,14 @@ def _mismatched_pairs(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
     ]
 
 
-def _all_to_all_finding(
+def _all_to_all_mismatch(
     job: Job,
     call: StuckCall,
     seq: int,
     rows: dict[int, int],
     bad: Sequence[tuple[int, int]],
-) -> Finding:
-    order = job.membership.groups[call.group].order
+) -> _SizeMismatch:
+    order = job.groups[call.group].order
     votes = Counter(r for pair in bad for r in set(pair))
     most = max(votes.values())
     culprits = tuple(sorted(order[r] for r, n in votes.items() if n == most))
@@ -938,13 +888,11 @@ def _all_to_all_finding(
         summary += (
             f" ({len(bad)} such pairs, most with {ranks_text(culprits)})"
         )
-    return Finding(
-        cause=Cause.SIZE_MISMATCH,
-        ranks=culprits,
-        summary=summary,
-        confidence="likely" if len(culprits) == 1 else "possible",
-        remedy=_SIZE_REMEDY,
-        group=job.membership.groups[call.group].ref,
+    return _SizeMismatch(
+        group=call.group,
         collective=CollectiveRef(op="all_to_all", seq=seq),
-        evidence=tuple(record_evidence(job, r, rows[r]) for r in (a, b)),
+        records=((a, rows[a]), (b, rows[b])),
+        culprits=culprits,
+        summary=summary,
+        confidence="likely",
     )

@@ -21,7 +21,7 @@ from ...findings import (
 from ...ranks import ranks_text
 from ...waits import Wait
 from ..reading.columns import Dumps
-from .progress import exit_sidecars, sigterm_time_s
+from .endings import exit_sidecars, sigterm_time_s
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -14,20 +14,20 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
+import numpy as np
 
 from ...findings import Cause
 from ...waits import find_reachable, find_sinks, strongly_connected_components
-from ..reading.columns import SCHEDULED, STARTED, Dumps
+from ..reading.columns import SCHEDULED, STARTED
 from .job import Job
 from .mismatch import (
+    call_kinds,
     compare_program_order,
     count_passed_kinds,
     find_usual_calls,
     is_entry_into,
-    is_same_call,
     predict_next_rows,
 )
-from .progress import GroupState
 from .stuck import (
     StuckCall,
     build_wait_graph,
@@ -86,10 +86,7 @@ def find_order_violation(
         if (at := _last_unusual_call(job, r, calls)) is not None
     }
     common = {
-        r
-        for c in calls
-        if _has_most_members(c, job) and _is_unusual_for_most(c, job)
-        for r in c.waiting
+        r for c in calls if _is_unusual_for_most(c, job) for r in c.waiting
     }
     if not unusual or len(unusual) == len(sampled):
         return None
@@ -115,29 +112,25 @@ def _last_unusual_call(
         Record index of this call, and those of the usual calls.
     """
     newest = min(c.waiting[rank] for c in calls if rank in c.waiting)
+    kinds = call_kinds(job, rank)
     for row in range(newest, max(newest - _MAX_LOOK_BACK, 0), -1):
-        since = range(row + 1, newest + 1)
         usual = [
             due
             for due in find_usual_calls(job, rank, row)
-            if not any(is_same_call(job, rank, due, k) for k in since)
+            if kinds[due] not in kinds[row + 1 : newest + 1]
         ]
         if usual:
             return row, usual
     return None
 
 
-def _has_most_members(call: StuckCall, job: Job) -> bool:
-    """
-    Return whether most members of a call have entered it.
-    """
-    return 2 * len(call.waiting) > len(job.membership.groups[call.group].order)
-
-
 def _is_unusual_for_most(call: StuckCall, job: Job) -> bool:
     """
-    Return whether the call is unusual for most of the ranks in it.
+    Return whether most members entered a call that is unusual for most of them.
     """
+    if 2 * len(call.waiting) <= len(job.groups[call.group].order):
+        return False
+
     sampled = sorted(call.waiting.items())[:_MAX_SAMPLED_RANKS]
     unusual = [r for r, row in sampled if find_usual_calls(job, r, row)]
     return 2 * len(unusual) > len(sampled)
@@ -176,11 +169,9 @@ def _is_past_due_call(job: Job, rank: int, due: int, made: int) -> bool:
     line than the due one.  If one line makes both calls, or if the line is
     new, the rank may have swapped them.
     """
-    before = [
-        row
-        for row in range(made - 1, -1, -1)
-        if is_same_call(job, rank, row, made)
-    ][:_MAX_EARLIER_CALLS]
+    kinds = call_kinds(job, rank)
+    same = np.flatnonzero(kinds[:made] == kinds[made])
+    before = same[-_MAX_EARLIER_CALLS:].tolist()
     job.read_stacks((rank, row) for row in [due, made, *before])
     made_stack, due_stack = job.stack(rank, made), job.stack(rank, due)
     if made_stack == due_stack:
@@ -199,9 +190,7 @@ _MAX_CYCLE_RANKS = 64
 
 
 def find_likeliest_crashed(
-    missing: set[int],
-    calls: Sequence[StuckCall],
-    states: Sequence[GroupState],
+    missing: set[int], calls: Sequence[StuckCall], job: Job
 ) -> set[int]:
     """
     Find the ranks without a dump for which all their groups wait.
@@ -217,12 +206,16 @@ def find_likeliest_crashed(
         r for _, r in {(c.group, r) for c in calls for r in c.missing}
     )
     used = Counter(
-        r for s in states if s.positions for r in s.missing if _is_used(s)
+        r
+        for s in job.states
+        if any(p.last for p in s.positions.values())
+        for r in s.missing
     )
     share = {r: stuck[r] / max(used[r], 1) for r in missing}
-    likeliest = {r for r in missing if share[r] >= max(share.values())}
+    most = max(share.values(), default=0)
+    likeliest = {r for r in missing if share[r] == most}
     return _add_node_neighbors(
-        likeliest, {r for s in states for r in s.missing}
+        likeliest, {r for s in job.states for r in s.missing}
     )
 
 
@@ -231,30 +224,15 @@ def _add_node_neighbors(likeliest: set[int], missing: set[int]) -> set[int]:
     Add adjacent missing ranks of the same node, because nodes fail whole.
     """
     found = set(likeliest)
-    visited: set[int] = set()
-    for rank in sorted(likeliest):
-        if rank in visited:
-            continue
-        run = {rank}
-        for step in (-1, 1):
-            neighbor = rank + step
-            while neighbor in missing:
-                run.add(neighbor)
-                neighbor += step
-        visited |= run
-        if len(run) >= _MIN_NODE_RANKS:
-            found |= run
+    ordered = np.array(sorted(likeliest | missing), np.int64)
+    for run in np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1):
+        if len(run) >= _MIN_NODE_RANKS and not likeliest.isdisjoint(run):
+            found.update(run.tolist())
 
     return found
 
 
-def _is_used(state: GroupState) -> bool:
-    return any(p.last for p in state.positions.values())
-
-
-def find_odd_rank(
-    ranks: Iterable[int], states: Sequence[GroupState]
-) -> set[int]:
+def find_odd_rank(ranks: Iterable[int], job: Job) -> set[int]:
     """
     Return the one rank of a cycle that contradicts several others, if any.
 
@@ -268,7 +246,7 @@ def find_odd_rank(
     if len(reached) > _MAX_CYCLE_RANKS:
         return set()
 
-    for state in states:
+    for state in job.states:
         kind = str(state.group.ref)
         for rank in reached.keys() & state.positions.keys():
             newest = reached[rank].get(kind, 0)
@@ -287,9 +265,7 @@ def _is_contradiction(a: Mapping[str, int], b: Mapping[str, int]) -> bool:
     return any(a[k] > b[k] for k in both) and any(a[k] < b[k] for k in both)
 
 
-def find_blocked_in_launch(
-    call: StuckCall, states: Sequence[GroupState]
-) -> set[int]:
+def find_blocked_in_launch(call: StuckCall, job: Job) -> set[int]:
     """
     Return the ranks that recorded the call but whose launch did not return.
 
@@ -299,7 +275,7 @@ def find_blocked_in_launch(
     if call.p2p:
         return set()
 
-    positions = states[call.group].positions
+    positions = job.states[call.group].positions
     counted = {
         r: status.enqueued
         for r in call.waiting
@@ -313,7 +289,7 @@ def find_blocked_in_launch(
     return blocked if len(blocked) < len(counted) else set()
 
 
-def find_late_arrivals(call: StuckCall, dumps: Dumps) -> dict[int, float]:
+def find_late_arrivals(call: StuckCall, job: Job) -> dict[int, float]:
     """
     Return the ranks that entered a call after the timeout of the first one.
 
@@ -325,12 +301,11 @@ def find_late_arrivals(call: StuckCall, dumps: Dumps) -> dict[int, float]:
         are assumed to differ by less than a timeout.
     """
     entered = {
-        rank: int(dumps[rank].entries.created_ns[row])
-        for rank, row in call.waiting.items()
+        rank: job.created_ns(rank, row) for rank, row in call.waiting.items()
     }
     first = min(entered, key=entered.__getitem__)
-    row = call.waiting[first]
-    timeout_s = int(dumps[first].entries.timeout_ms[row]) / 1e3
+    timeouts_ms = job.dumps[first].entries.timeout_ms
+    timeout_s = int(timeouts_ms[call.waiting[first]]) / 1e3
     if call.p2p or not timeout_s or not entered[first]:
         return {}
 
@@ -338,7 +313,7 @@ def find_late_arrivals(call: StuckCall, dumps: Dumps) -> dict[int, float]:
     return {r: s for r, s in after.items() if s >= timeout_s}
 
 
-def find_not_started(call: StuckCall, dumps: Dumps) -> set[int]:
+def find_not_started(call: StuckCall, job: Job) -> set[int]:
     """
     Return the ranks whose device did not start the call, unlike others.
 
@@ -348,7 +323,7 @@ def find_not_started(call: StuckCall, dumps: Dumps) -> set[int]:
         call: A call that all members have entered.
     """
     state = {
-        rank: int(dumps[rank].entries.state[row])
+        rank: int(job.dumps[rank].entries.state[row])
         for rank, row in call.waiting.items()
     }
     if STARTED not in state.values():
@@ -402,8 +377,7 @@ def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
         The root causes, the most specific one first.
     """
     edges = build_wait_graph(calls)
-    states, dumps = job.states, job.dumps
-    age = {i: first_entered_ns(c, dumps) for i, c in enumerate(calls)}
+    age = {i: first_entered_ns(c, job) for i, c in enumerate(calls)}
     roots = list(_find_not_arrived(calls, age, job))
     ends = find_sinks(strongly_connected_components(edges), edges)
     by_age = [sorted(part, key=age.__getitem__) for part in ends]
@@ -413,11 +387,9 @@ def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
             continue
         roots.append(_classify_end(part, calls, job))
 
-    roots = _merge_crashes(
-        _merge_left_behind(roots, calls, states), calls, age, job
-    )
-    roots = _drop_explained(roots, calls, states)
-    return _add_victims(roots, calls, edges)
+    roots = _merge_left_behind(roots, calls, job)
+    roots = _merge_crashes(roots, calls, age, job)
+    return _add_victims(_drop_explained(roots, calls, job), calls, edges)
 
 
 def _find_not_arrived(
@@ -443,22 +415,21 @@ def _find_not_arrived(
         )
         # Another thread may continue with its own calls for a while.
         is_normal = {
-            i: has_choice and not is_longest_wait([calls[i]], job.dumps)
+            i: has_choice and not is_longest_wait([calls[i]], job)
             for i in found
         }
+        ordered = sorted(
+            found,
+            key=lambda i: (
+                is_normal[i],
+                *_turn_key(calls[i], rows, job),
+                age[i],
+            ),
+        )
         yield Root(
             cause=Cause.RANK_NOT_ARRIVED,
             ranks=tuple(ranks),
-            calls=tuple(
-                sorted(
-                    found,
-                    key=lambda i: (
-                        is_normal[i],
-                        *_turn_key(calls[i], rows, job),
-                        age[i],
-                    ),
-                )
-            ),
+            calls=tuple(ordered),
         )
 
 
@@ -496,12 +467,12 @@ def _classify_end(
         return _classify_cycle(part, calls, job)
     elif first.unknown:
         cause, ranks = Cause.UNKNOWN, set(first.unknown)
-    elif ranks := find_blocked_in_launch(first, job.states):
+    elif ranks := find_blocked_in_launch(first, job):
         cause = Cause.RANK_BLOCKED_IN_LAUNCH
-    elif ranks := find_not_started(first, job.dumps):
+    elif ranks := find_not_started(first, job):
         cause = Cause.RANK_NOT_STARTED
-    elif late := find_late_arrivals(first, job.dumps):
-        cause, ranks = Cause.RANK_NOT_ARRIVED, set(late)
+    elif ranks := set(find_late_arrivals(first, job)):
+        cause = Cause.RANK_NOT_ARRIVED
     else:
         cause, ranks = Cause.COLLECTIVE_STUCK_IN_FLIGHT, set(first.waiting)
 
@@ -524,7 +495,7 @@ def _classify_cycle(
     if all(c.p2p for c in cycle_calls):
         return attrs.evolve(cycle, cause=Cause.P2P_DEADLOCK)
 
-    odd = find_odd_rank(cycle_ranks, job.states)
+    odd = find_odd_rank(cycle_ranks, job)
     violation = find_order_violation(cycle_calls, cycle_ranks, job)
     if violation is None or not violation.ranks >= odd:
         ranks = tuple(sorted(odd or cycle_ranks))
@@ -540,9 +511,7 @@ def _classify_cycle(
 
 
 def _merge_left_behind(
-    roots: Sequence[Root],
-    calls: Sequence[StuckCall],
-    states: Sequence[GroupState],
+    roots: Sequence[Root], calls: Sequence[StuckCall], job: Job
 ) -> list[Root]:
     """
     Merge the roots of ranks stuck in calls that completed for other members.
@@ -551,7 +520,7 @@ def _merge_left_behind(
         r
         for r in roots
         if r.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
-        and is_left_behind(calls[r.calls[0]], states)
+        and is_left_behind(calls[r.calls[0]], job)
     ]
     return _merge_roots(
         roots, left_behind, {rank for r in left_behind for rank in r.ranks}
@@ -575,16 +544,15 @@ def _merge_roots(
     return [merged, *(r for r in roots if r not in alike)]
 
 
-def is_left_behind(call: StuckCall, states: Sequence[GroupState]) -> bool:
+def is_left_behind(call: StuckCall, job: Job) -> bool:
     """
     Return whether a call completed for some members, but not for those inside.
 
     Args:
         call: A stuck call.
     """
-    return not call.p2p and len(call.waiting) + len(call.awaited) < len(
-        states[call.group].group.order
-    )
+    known = len(call.waiting) + len(call.awaited)
+    return not call.p2p and known < len(job.groups[call.group].order)
 
 
 def _merge_crashes(
@@ -598,7 +566,7 @@ def _merge_crashes(
     """
     crashed = [r for r in roots if r.cause is Cause.RANK_CRASHED]
     missing = {rank for r in crashed for rank in r.ranks}
-    likeliest = find_likeliest_crashed(missing, calls, job.states)
+    likeliest = find_likeliest_crashed(missing, calls, job)
     return [
         attrs.evolve(r, calls=_sort_by_likelihood(r.calls, calls, age, job))
         if r.cause is Cause.RANK_CRASHED
@@ -630,9 +598,7 @@ def _sort_by_likelihood(
 
 
 def _drop_explained(
-    roots: Sequence[Root],
-    calls: Sequence[StuckCall],
-    states: Sequence[GroupState],
+    roots: Sequence[Root], calls: Sequence[StuckCall], job: Job
 ) -> list[Root]:
     """
     Drop unproven roots if proven ones explain them already.
@@ -641,28 +607,17 @@ def _drop_explained(
     with a proven root cause.
     """
     proven = [r for r in roots if r.cause not in _UNPROVEN_CAUSES]
-    if not proven:
-        return list(roots)
-
     explained = {
         rank
         for root in proven
         for i in root.calls
-        for rank in _members(calls[i], states)
+        for rank in job.groups[calls[i].group].order
     }
+    unproven = (r for r in roots if r.cause in _UNPROVEN_CAUSES)
     return [
         *proven,
-        *(
-            r
-            for r in roots
-            if r.cause in _UNPROVEN_CAUSES
-            and not explained.issuperset(r.ranks)
-        ),
+        *(r for r in unproven if not explained.issuperset(r.ranks)),
     ]
-
-
-def _members(call: StuckCall, states: Sequence[GroupState]) -> Iterable[int]:
-    return states[call.group].group.order
 
 
 def _add_victims(

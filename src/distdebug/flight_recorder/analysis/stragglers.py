@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...findings import Cause, Evidence, Finding, GroupRef
-from .job import Job
-from .progress import Stream
+from ..reading.columns import Dumps
+from .job import Job, common_numbers
 
 
 # Fewer calls are not significant.
@@ -123,7 +123,7 @@ def _is_late_everywhere(delays: Sequence[_Delay]) -> bool:
 
 
 def _measure_delays(table: _CallTimes, job: Job) -> dict[int, _Delay]:
-    hosts = [job.dumps[r].host or f"rank {r}" for r in table.ranks]
+    hosts = [host_of(job.dumps, rank) for rank in table.ranks]
     offsets, doubt = clock_offsets_ns(table.completed, hosts)
     arrived = table.created - offsets[:, None]
     on_host = _host_delays(arrived)
@@ -288,15 +288,11 @@ def _collect_call_times(job: Job, index: int) -> _CallTimes | None:
     ranks = [
         r for r in job.states[index].group.order if r in job.dumps.by_rank
     ]
-    streams = [job.stream(r, index) for r in ranks]
-    if len(ranks) < 2 or any(s is None for s in streams):
+    known = [s for r in ranks if (s := job.stream(r, index)) is not None]
+    if len(ranks) < 2 or len(known) < len(ranks):
         return None
 
-    known: list[Stream] = [s for s in streams if s is not None]
-    common = known[0].seq
-    for s in known[1:]:
-        if not np.array_equal(common, s.seq):
-            common = np.intersect1d(common, s.seq, assume_unique=True)
+    common = common_numbers(s.seq for s in known)
     if len(common) < _MIN_CALLS:
         return None
 
@@ -312,6 +308,13 @@ def _collect_call_times(job: Job, index: int) -> _CallTimes | None:
         completed=np.array([e.completed_ns[at] for e, at in cells], float),
         duration_ms=np.array([e.duration_ms[at] for e, at in cells]),
     )
+
+
+def host_of(dumps: Dumps, rank: int) -> str:
+    """
+    Return the host of a rank, or a unique name if it is unknown.
+    """
+    return dumps[rank].host or f"rank {rank}"
 
 
 def clock_offsets_ns(

@@ -17,13 +17,8 @@ import numpy as np
 from ...findings import CollectiveRef, Evidence
 from ...usercode import user_location
 from ..reading.columns import Dumps, RankDump
-from .job import Channel, Job, Side
-from .progress import (
-    GroupState,
-    Position,
-    failed_in_unrecorded_call,
-    sigterm_time_s,
-)
+from .endings import failed_in_unrecorded_call, sigterm_time_s
+from .job import GroupState, Job, Position, Side
 
 
 # A rank waits in a few groups; more are implausible.
@@ -66,41 +61,42 @@ class StuckCall:
         """
         return tuple(sorted({*self.absent, *self.missing, *self.unknown}))
 
+    @property
+    def first_record(self) -> tuple[int, int]:
+        """
+        The first rank that is inside, and its record index.
+        """
+        return next(iter(self.waiting.items()))
 
-def find_outdated(
-    states: Sequence[GroupState], channels: Iterable[Channel], dumps: Dumps
-) -> frozenset[int]:
+
+def find_outdated(job: Job) -> frozenset[int]:
     """
     Find ranks whose dump shows less than their real progress.
 
     Other ranks saw more of it, or the end of the file, which holds the newest
     records, is lost.
     """
-    outdated = {d.rank for d in dumps if d.truncated}
+    outdated = {d.rank for d in job.dumps if d.truncated}
     outdated |= {
         p.rank
-        for state in states
+        for state in job.states
         for done in [state.sync_done]
         for p in state.positions.values()
         # It entered more, or the call that it was in completed.
         if p.last < done or 0 < p.pending <= done
     }
-    for c in channels:
+    for c in job.channels:
         # More received than sent: the dump of the sender is older.
-        if c.recv and c.recv.is_whole and (c.send is None or c.send.is_whole):
+        source = job.dumps.by_rank.get(c.source)
+        if c.recv and c.recv.is_whole and source and source.is_whole:
             received = len(c.recv.rows) - c.recv.pending
-            if c.send and received > len(c.send.rows):
+            if received > (len(c.send.rows) if c.send else 0):
                 outdated.add(c.source)
 
     return frozenset(outdated)
 
 
-def find_stuck_calls(
-    states: Sequence[GroupState],
-    channels: Iterable[Channel],
-    dumps: Dumps,
-    outdated: frozenset[int],
-) -> list[StuckCall]:
+def find_stuck_calls(job: Job, outdated: frozenset[int]) -> list[StuckCall]:
     """
     Find the oldest stuck call of each group, and of each channel.
 
@@ -110,33 +106,43 @@ def find_stuck_calls(
     Returns:
         The calls; at most one collective per group.
     """
-    calls = [
-        _count_old_dumps_as_missing(call, outdated, dumps)
-        for i, s in enumerate(states)
-        if (call := _stuck_collective(i, s, outdated)) is not None
-    ]
     off_record = {
         d.rank
-        for d in dumps
+        for d in job.dumps
         if d.sidecar and failed_in_unrecorded_call(d.sidecar)
     }
     return [
-        *(_count_off_record_as_unknown(call, off_record) for call in calls),
-        *_stuck_p2p(channels, dumps, outdated),
+        *(
+            _reclassify_members(call, job, outdated, off_record)
+            for i, s in enumerate(job.states)
+            if (call := _stuck_collective(i, s, outdated)) is not None
+        ),
+        *_stuck_p2p(job, outdated),
     ]
 
 
-def _count_off_record_as_unknown(
-    call: StuckCall, off_record: set[int]
+def _reclassify_members(
+    call: StuckCall, job: Job, outdated: frozenset[int], off_record: set[int]
 ) -> StuckCall:
     """
-    Move ranks that failed in an unrecorded call from absent to unknown.
+    Correct who is missing and unknown.
+
+    Ranks whose dump ends long before the call are missing.  Ranks that failed
+    in an unrecorded call may have entered this one.
     """
-    off_record_ranks = off_record.intersection(call.absent)
+    limit = first_entered_ns(call, job) - _MAX_DUMP_GAP_NS
+    missing = {
+        r
+        for r in outdated.intersection(call.unknown)
+        if job.dumps[r].sidecar is None
+        and job.dumps[r].last_activity_ns < limit
+    }
+    unknown = off_record.intersection(call.absent)
     return attrs.evolve(
         call,
-        absent=tuple(r for r in call.absent if r not in off_record_ranks),
-        unknown=tuple(sorted(off_record_ranks.union(call.unknown))),
+        absent=tuple(r for r in call.absent if r not in unknown),
+        missing=tuple(sorted(missing.union(call.missing))),
+        unknown=tuple(sorted(unknown.union(call.unknown) - missing)),
     )
 
 
@@ -167,40 +173,6 @@ def _stuck_collective(
     )
 
 
-def _count_old_dumps_as_missing(
-    call: StuckCall, outdated: frozenset[int], dumps: Dumps
-) -> StuckCall:
-    """
-    Move ranks whose dump ends long before the call from unknown to missing.
-    """
-    limit = first_entered_ns(call, dumps) - _MAX_DUMP_GAP_NS
-    missing = {
-        r
-        for r in outdated.intersection(call.unknown)
-        if dumps[r].sidecar is None and last_activity_ns(dumps[r]) < limit
-    }
-    if not missing:
-        return call
-
-    return attrs.evolve(
-        call,
-        missing=tuple(sorted(missing.union(call.missing))),
-        unknown=tuple(r for r in call.unknown if r not in missing),
-    )
-
-
-def last_activity_ns(dump: RankDump) -> int:
-    """
-    Return the time of the newest event on record of a rank.
-
-    Returns:
-        Nanoseconds since the epoch, by the clock of its host; 0 if there is
-        none.
-    """
-    e = dump.entries
-    return int(max(e.created_ns.max(initial=0), e.completed_ns.max(initial=0)))
-
-
 def _pending_seq(p: Position, done: int) -> int:
     """
     Return the oldest call that *p* waits in; 0 if none.
@@ -214,69 +186,54 @@ def _pending_seq(p: Position, done: int) -> int:
     return done + 1 if p.pending and p.last > done else 0
 
 
-def _stuck_p2p(
-    channels: Iterable[Channel], dumps: Dumps, outdated: frozenset[int]
-) -> Iterator[StuckCall]:
-    for c in channels:
+def _stuck_p2p(job: Job, outdated: frozenset[int]) -> Iterator[StuckCall]:
+    for c in job.channels:
         for mine, theirs, peer in (
             (c.recv, c.send, c.source),
             (c.send, c.recv, c.target),
         ):
             if mine is None or not mine.pending:
                 continue
-            has_counterpart = _has_counterpart(mine, theirs)
-            if has_counterpart and mine is c.send:
-                continue  # The receiving side reports it.
-            call = _p2p_call(
-                c, mine, theirs if has_counterpart else None, peer, dumps
+            row = mine.oldest_pending
+            waiting = {mine.rank: row}
+            awaited: tuple[int, ...] = (peer,)
+            if theirs is not None and _has_counterpart(mine, theirs):
+                if mine is c.send:
+                    continue  # The receiving side reports it.
+                awaited = ()
+                if theirs.pending:
+                    waiting[theirs.rank] = theirs.oldest_pending
+            has_dump = peer in job.dumps.by_rank
+            is_proven = has_dump and peer not in outdated
+            yield StuckCall(
+                group=c.group,
+                seq=int(job.dumps[mine.rank].entries.p2p_seq[row]),
+                waiting=waiting,
+                absent=awaited if is_proven else (),
+                missing=() if has_dump else awaited,
+                unknown=awaited if has_dump and not is_proven else (),
+                p2p=True,
             )
-            if peer in outdated:
-                call = attrs.evolve(call, absent=(), unknown=call.absent)
-            yield call
 
 
-def _has_counterpart(mine: Side, theirs: Side | None) -> bool:
+def _has_counterpart(mine: Side, theirs: Side) -> bool:
     """
     Return whether the peer entered the pending call.
     """
-    if theirs is None:
-        return False
     if mine.is_whole and theirs.is_whole:
         return len(theirs.rows) > len(mine.rows) - mine.pending
 
     return theirs.pending > 0
 
 
-def _p2p_call(
-    c: Channel, mine: Side, theirs: Side | None, peer: int, dumps: Dumps
-) -> StuckCall:
-    row = mine.oldest_pending
-    waiting = {mine.rank: row}
-    if theirs is not None and theirs.pending:
-        waiting[theirs.rank] = theirs.oldest_pending
-    awaited = () if theirs is not None else (peer,)
-    has_dump = peer in dumps.by_rank
-    return StuckCall(
-        group=c.group,
-        seq=int(dumps[mine.rank].entries.p2p_seq[row]),
-        waiting=waiting,
-        absent=awaited if has_dump else (),
-        missing=() if has_dump else awaited,
-        p2p=True,
-    )
-
-
-def first_entered_ns(call: StuckCall, dumps: Dumps) -> int:
+def first_entered_ns(call: StuckCall, job: Job) -> int:
     """
     Return when the first rank entered a stuck call.
 
     Returns:
         Nanoseconds since the epoch, by the clock of that rank's host.
     """
-    return min(
-        int(dumps[rank].entries.created_ns[row])
-        for rank, row in call.waiting.items()
-    )
+    return min(job.created_ns(*record) for record in call.waiting.items())
 
 
 def find_waits(
@@ -353,7 +310,7 @@ _MIN_SILENCE_S = 5.0
 _MIN_PAUSE_FACTOR = 2
 
 
-def is_normal_wait(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
+def is_normal_wait(calls: Iterable[StuckCall], job: Job) -> bool:
     """
     Return whether no call has waited longer than is normal in this job.
 
@@ -366,15 +323,17 @@ def is_normal_wait(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
     oldest: dict[int, int] = {}
     for call in calls:
         for rank, row in call.waiting.items():
-            created = int(dumps[rank].entries.created_ns[row])
+            created = job.created_ns(rank, row)
             oldest[rank] = min(oldest.get(rank, created), created)
 
-    end_s = sigterm_time_s(dumps)
+    end_s = sigterm_time_s(job.dumps)
     return all(
-        _min_age_ns(dumps[rank])
-        <= _wait_end_ns(dumps[rank], end_s) - created
-        <= _normal_wait_ns(dumps[rank], is_ended=end_s is not None)
+        # The sidecar is written first; calls may follow until the dump is taken.
+        (-_MAX_DUMP_DURATION_NS if dump.sidecar else 0)
+        <= _wait_end_ns(dump, end_s) - created
+        <= _normal_wait_ns(dump, is_ended=end_s is not None)
         for rank, created in oldest.items()
+        for dump in [job.dumps[rank]]
     )
 
 
@@ -385,14 +344,13 @@ def _wait_end_ns(dump: RankDump, end_s: float | None) -> int:
     if end_s is None:
         return dump.written_ns
 
+    # A dump that is much newer is not of this shutdown.
     end_ns = int(1e9 * end_s)
-    is_same_shutdown = dump.written_ns - end_ns <= _MAX_SHUTDOWN_NS
-    return (
-        min(dump.written_ns, end_ns) if is_same_shutdown else dump.written_ns
-    )
+    after_ns = dump.written_ns - end_ns
+    return end_ns if 0 < after_ns <= _MAX_SHUTDOWN_NS else dump.written_ns
 
 
-def is_longest_wait(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
+def is_longest_wait(calls: Iterable[StuckCall], job: Job) -> bool:
     """
     Return whether a rank has waited longer than any pause in its records.
 
@@ -403,14 +361,12 @@ def is_longest_wait(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
         ``True`` also if it is unknown when the dumps were taken.
     """
     return any(
-        age is None or age > _longest_pause_ns(dumps[rank])
-        for call in calls
-        for rank in call.waiting
-        for age in [_age_ns(call, rank, dumps)]
+        not dump.sidecar or age > _longest_pause_ns(dump)
+        for dump, age in _wait_ages(calls, job)
     )
 
 
-def longest_wait_ns(calls: Iterable[StuckCall], dumps: Dumps) -> int | None:
+def longest_wait_ns(calls: Iterable[StuckCall], job: Job) -> int:
     """
     Return the longest wait of any rank in some stuck calls.
 
@@ -418,15 +374,22 @@ def longest_wait_ns(calls: Iterable[StuckCall], dumps: Dumps) -> int | None:
         calls: Some stuck calls.
 
     Returns:
-        Nanoseconds; ``None`` if no sidecar shows when a dump was taken.
+        Nanoseconds; 0 if no sidecar shows when a dump was taken.
     """
-    ages = [
-        age
-        for call in calls
-        for rank in call.waiting
-        if (age := _age_ns(call, rank, dumps)) is not None
-    ]
-    return max(ages, default=None)
+    ages = (age for dump, age in _wait_ages(calls, job) if dump.sidecar)
+    return max(ages, default=0)
+
+
+def _wait_ages(
+    calls: Iterable[StuckCall], job: Job
+) -> Iterator[tuple[RankDump, int]]:
+    """
+    Yield the dump of each waiting rank, and for how long it had waited.
+    """
+    for call in calls:
+        for rank, row in call.waiting.items():
+            dump = job.dumps[rank]
+            yield dump, dump.written_ns - job.created_ns(rank, row)
 
 
 def measure_silence_s(dumps: Dumps) -> float:
@@ -440,7 +403,7 @@ def measure_silence_s(dumps: Dumps) -> float:
     if any(d.sidecar is None or not len(d.entries) for d in dumps):
         return 0.0
 
-    ages = [d.written_ns - last_activity_ns(d) for d in dumps]
+    ages = [d.written_ns - d.last_activity_ns for d in dumps]
     is_new = all(
         age > _MIN_PAUSE_FACTOR * _longest_pause_ns(dump)
         for age, dump in zip(ages, dumps, strict=True)
@@ -449,25 +412,9 @@ def measure_silence_s(dumps: Dumps) -> float:
     return seconds if is_new and seconds >= _MIN_SILENCE_S else 0.0
 
 
-def _age_ns(call: StuckCall, rank: int, dumps: Dumps) -> int | None:
-    dump = dumps[rank]
-    if dump.sidecar is None:
-        return None
-
-    return dump.written_ns - int(dump.entries.created_ns[call.waiting[rank]])
-
-
 def _longest_pause_ns(dump: RankDump) -> int:
     gaps = np.diff(np.sort(dump.entries.created_ns))
     return int(gaps.max(initial=0))
-
-
-def _min_age_ns(dump: RankDump) -> int:
-    """
-    Return the minimum age of a wait with plausible times.
-    """
-    # The sidecar is written first; calls may follow until the dump is taken.
-    return -_MAX_DUMP_DURATION_NS if dump.sidecar else 0
 
 
 def _normal_wait_ns(dump: RankDump, *, is_ended: bool) -> float:
@@ -511,30 +458,24 @@ def call_text(job: Job, call: StuckCall) -> str:
     """
     Return the name of a stuck call: ``all_reduce #9 of group 'dp'``.
     """
-    what = str(collective_ref(job, call))
-    rank, row = next(iter(call.waiting.items()))
-    operation = job.operation(rank, row)
-    if operation.is_p2p:
-        order = job.membership.groups[call.group].order
-        what += (
-            f" from rank {order[operation.source]}"
-            f" to rank {order[operation.target]}"
-        )
-    return f"{what} of group {str(job.membership.groups[call.group].ref)!r}"
+    what, group = collective_ref(job, call), job.groups[call.group]
+    ends = job.operation(*call.first_record).ends_in(group)
+    way = f" from rank {ends[0]} to rank {ends[1]}" if ends else ""
+    return f"{what}{way} of group {str(group.ref)!r}"
 
 
 def awaited_text(job: Job, call: StuckCall) -> str:
     """
     Return the name of the awaited call: the same one, or its other end.
     """
-    rank, row = next(iter(call.waiting.items()))
+    rank, row = call.first_record
     operation = job.operation(rank, row)
     if not operation.is_p2p:
         return call_text(job, call)
 
     what = "the recv from" if operation.is_send else "the send to"
-    group = job.membership.groups[call.group].ref
-    return f"{what} rank {rank} in group {str(group)!r}"
+    group = str(job.groups[call.group].ref)
+    return f"{what} rank {rank} in group {group!r}"
 
 
 def record_evidence(
@@ -556,9 +497,7 @@ def record_evidence(
     state = _STATE_NAMES[int(e.state[row])]
     if not operation.has_events:
         state = "returned" if e.retired[row] else "in flight"
-    group = job.membership.groups[
-        job.membership.by_code[rank][int(e.group[row])]
-    ]
+    group = job.groups[job.membership.by_code[rank][int(e.group[row])]]
     seq = e.p2p_seq[row] if operation.is_p2p else e.seq[row]
     where = user_location(job.stack(rank, row))
     return Evidence(

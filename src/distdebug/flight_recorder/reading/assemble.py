@@ -49,7 +49,18 @@ _INVALID_ERRORS = (
 
 _REASON_LIMIT = 1000
 
-_DTYPES = {"i": "i4", "q": "i8", "d": "f8"}
+_DTYPES = {"i": "<i4", "q": "<i8", "d": "<f8"}
+
+# Fields of the records that few values are shared for, in their order.
+_KIND_DTYPES: dict[str, type] = {
+    "group": np.int32,
+    "pg_id": np.int32,
+    "op": np.int32,
+    "state": np.int8,
+    "retired": np.bool_,
+    "is_p2p": np.bool_,
+    "timeout_ms": np.int64,
+}
 
 _RANKS_TEXT = re.compile(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
 
@@ -130,16 +141,13 @@ class Tables:
         """
         try:
             header, start = _parse_header(message)
-            dump = self._dump(file, header, message, start)
+            return self._dump(file, header, message, start), header
+        except UnusableError:
+            raise
         except _INVALID_ERRORS as exc:
-            if isinstance(exc, UnusableError):
-                raise
-
             why = clean(str(exc), limit=_REASON_LIMIT)
             msg = f"it was decoded to nonsense: {why}"
             raise UnusableError(msg, is_foreign=False) from None
-
-        return dump, header
 
     def _dump(
         self,
@@ -181,35 +189,28 @@ class Tables:
         kind = raw.pop("kind")
         shapes = self._shape_codes(header)
         kinds = np.array(
-            [self._encode_kind(*kind) for kind in header["kinds"]], np.int64
-        ).reshape(-1, 7)
-        group, pg_id, op, state, retired, is_p2p, timeout_ms = kinds.T
+            [
+                (self._group_code(name, desc), pg_id, self._op_code(op), *rest)
+                for name, desc, pg_id, op, *rest in header["kinds"]
+            ],
+            np.int64,
+        ).reshape(-1, len(_KIND_DTYPES))
         return Entries(
             shape=_expand(shapes, raw.pop("shape")),
-            group=_expand(group.astype(np.int32), kind),
-            pg_id=_expand(pg_id.astype(np.int32), kind),
-            op=_expand(op.astype(np.int32), kind),
-            state=_expand(state.astype(np.int8), kind),
-            retired=_expand(retired.astype(np.bool_), kind),
-            is_p2p=_expand(is_p2p.astype(np.bool_), kind),
-            timeout_ms=_expand(timeout_ms, kind),
+            **{
+                name: _expand(values.astype(dtype), kind)
+                for (name, dtype), values in zip(
+                    _KIND_DTYPES.items(), kinds.T, strict=True
+                )
+            },
             **{name: _compact_column(column) for name, column in raw.items()},
         )
 
-    def _encode_kind(  # noqa: PLR0913, PLR0917
-        self,
-        name: str,
-        desc: str,
-        pg_id: int,
-        op: str,
-        state: int,
-        retired: bool,  # noqa: FBT001
-        is_p2p: bool,  # noqa: FBT001
-        timeout_ms: int,
-    ) -> tuple[int, ...]:
-        group = self._groups.setdefault((name, desc), len(self._groups))
-        code = self._ops.setdefault(op, len(self._ops))
-        return group, pg_id, code, state, retired, is_p2p, timeout_ms
+    def _group_code(self, name: str, desc: str) -> int:
+        return self._groups.setdefault((name, desc), len(self._groups))
+
+    def _op_code(self, op: str) -> int:
+        return self._ops.setdefault(op, len(self._ops))
 
     def _shape_codes(self, header: dict[str, Any]) -> NDArray[np.int32]:
         types = [self._type_code(*pair) for pair in header["dtypes"]]
@@ -218,8 +219,7 @@ class Tables:
         )
         codes = []
         for text, inputs, outputs, kind in found:
-            code = self._shapes.get(text)
-            if code is None:
+            if (code := self._shapes.get(text)) is None:
                 if not SHAPE_JSON.fullmatch(text):
                     msg = "no shape"
                     raise ValueError(msg)
@@ -238,10 +238,8 @@ class Tables:
 
     def _group_config(self, name: str, desc: str, ranks: str) -> GroupConfig:
         # A large job repeats the same text thousands of times.
-        members = self._ranks.get(ranks)
-        if members is None:
+        if (members := self._ranks.get(ranks)) is None:
             members = self._ranks[ranks] = _parse_ranks(ranks)
-
         return GroupConfig(name, desc, members)
 
 
@@ -287,10 +285,8 @@ def _parse_columns(
 ) -> dict[str, NDArray[Any]]:
     columns = {}
     for name, code in COLUMNS.items():
-        dtype = np.dtype(f"<{_DTYPES[code]}")
-        columns[name] = np.frombuffer(message, dtype, count, start)
-        start += count * dtype.itemsize
-
+        columns[name] = np.frombuffer(message, _DTYPES[code], count, start)
+        start += columns[name].nbytes
     return columns
 
 
@@ -380,7 +376,7 @@ def find_stale(dumps: Sequence[RankDump]) -> dict[int, float]:
     Returns:
         By rank, how many seconds the dump is older than the others.
     """
-    ends = {d.rank: last_activity_ns(d) for d in dumps if len(d.entries)}
+    ends = {d.rank: d.last_activity_ns for d in dumps if len(d.entries)}
     if len(ends) < 3:
         return {}
 
@@ -397,19 +393,6 @@ def find_stale(dumps: Sequence[RankDump]) -> dict[int, float]:
         for d in suspects
         if d.sidecar is None and _is_stale(d, ends[d.rank], references)
     }
-
-
-def last_activity_ns(dump: RankDump) -> int:
-    """
-    Return the time of a dump's last event, in nanoseconds since the epoch.
-    """
-    e = dump.entries
-    if not len(e):
-        return 0
-
-    return int(
-        max(e.created_ns.max(), e.started_ns.max(), e.completed_ns.max())
-    )
 
 
 def _is_stale(
@@ -441,7 +424,10 @@ def _entry_gap_ns(one: Entries, other: Entries) -> int | None:
     call that they entered most closely together counts.  If the rank left only
     that one, it may have waited there until the timeout.
     """
-    rows, other_rows = _common_collectives(one, other)
+    keys, rows, other_rows = np.intersect1d(
+        _collective_keys(one), _collective_keys(other), return_indices=True
+    )
+    rows, other_rows = rows[keys >= 0], other_rows[keys >= 0]
     if not len(rows):
         return None
 
@@ -454,25 +440,10 @@ def _entry_gap_ns(one: Entries, other: Entries) -> int | None:
     return int(gaps.min()) - _timeout_ns(one)
 
 
-def _common_collectives(
-    one: Entries, other: Entries
-) -> tuple[NDArray[np.int64], ...]:
-    """
-    Return the rows at which two ranks recorded the same collectives.
-    """
-    _, rows, other_rows = np.intersect1d(
-        _collective_keys(one), _collective_keys(other), return_indices=True
-    )
-    # Point-to-point calls have the key -1.
-    is_call = (
-        (_collective_keys(one)[rows] >= 0)
-        if len(rows)
-        else rows.astype(np.bool_)
-    )
-    return rows[is_call], other_rows[is_call]
-
-
 def _collective_keys(entries: Entries) -> NDArray[np.int64]:
+    """
+    Return a number per call that all ranks share; -1 for point-to-point calls.
+    """
     keys = entries.group.astype(np.int64) << 40 | entries.seq & (1 << 40) - 1
     return np.where(entries.is_p2p, -1, keys)
 
@@ -535,48 +506,55 @@ def plan_reading(found: FoundFiles, ranks: Collection[int] | None) -> ReadPlan:
     Args:
         ranks: The ranks to read; `None` for all.
     """
-    job = current_job(found.sidecars)
+    jobs = {"", current_job(found.sidecars)}
+    selected = [f for f in found.files if _is_selected(f.rank, ranks)]
+    sidecars: dict[int, list[Sidecar]] = defaultdict(list)
+    for s in sorted(found.sidecars, key=lambda s: (s.rank, *_recency(s))):
+        if s.job in jobs and _is_selected(s.rank, ranks):
+            sidecars[s.rank].append(s)
+    chains, problems = _chain_files(selected, jobs)
+    return ReadPlan(
+        chains=chains,
+        sidecars={rank: of_rank[-1] for rank, of_rank in sidecars.items()},
+        earlier={
+            rank: tuple(s for s in older if s.process == newest.process)
+            for rank, (*older, newest) in sidecars.items()
+        },
+        problems=problems,
+        skipped=sum(
+            f.is_expected
+            for f in found.files
+            if not _is_selected(f.rank, ranks)
+        ),
+    )
+
+
+def _chain_files(
+    files: Iterable[DumpFile], jobs: Collection[str]
+) -> tuple[list[list[DumpFile]], list[Missing]]:
+    """
+    Return the files of each rank, newest first, and why others are stale.
+    """
     chains: dict[int | str, list[DumpFile]] = defaultdict(list)
     problems = []
-    skipped = 0
-    for file in found.files:
-        if not _is_selected(file.rank, ranks):
-            skipped += file.is_expected
-        elif file.sidecar is None:
+    for file in files:
+        if file.sidecar is None:
             chains[file.path].append(file)
-        elif file.sidecar.job in {"", job}:
+        elif file.sidecar.job in jobs:
             chains[file.sidecar.rank].append(file)
         else:
-            problems.append(
-                _missing_dump(file, "stale: an earlier run of the job left it")
-            )
+            reason = "stale: an earlier run of the job left it"
+            problems.append(_missing_dump(file, reason))
 
     for chain in chains.values():
         chain.sort(key=lambda file: _recency(file.sidecar), reverse=True)
+        reason = f"stale: {_file_name(chain[0])} is of a later process"
         problems += [
-            _missing_dump(
-                file, f"stale: {_file_name(chain[0])} is of a later process"
-            )
+            _missing_dump(file, reason)
             for file in chain[1:]
-            if _process_key(file) != _process_key(chain[0])
+            if _process(file) != _process(chain[0])
         ]
-
-    sidecars: dict[int, list[Sidecar]] = defaultdict(list)
-    for s in sorted(found.sidecars, key=lambda s: (s.rank, *_recency(s))):
-        if s.job in {"", job} and _is_selected(s.rank, ranks):
-            sidecars[s.rank].append(s)
-    return ReadPlan(
-        chains=list(chains.values()),
-        sidecars={rank: of_rank[-1] for rank, of_rank in sidecars.items()},
-        earlier={
-            rank: tuple(
-                s for s in of_rank[:-1] if _is_same_process(s, of_rank[-1])
-            )
-            for rank, of_rank in sidecars.items()
-        },
-        problems=problems,
-        skipped=skipped,
-    )
+    return list(chains.values()), problems
 
 
 def choose_dumps(
@@ -591,8 +569,7 @@ def choose_dumps(
     problems = []
     candidates = defaultdict(list)
     for one in decoded:
-        rank = one.file.rank
-        if rank is None:
+        if (rank := one.file.rank) is None:
             rank = infer_rank(one.dump)
         if rank is None:
             problems.append(_missing_dump(one.file, _NO_RANK))
@@ -616,13 +593,9 @@ def choose_dumps(
         reason = (
             f"stale: its last record is {seconds:,.0f} s before the others"
         )
+        path = by_rank.pop(rank).path
         problems.append(
-            Missing(
-                what="dump",
-                reason=reason,
-                rank=rank,
-                source=by_rank.pop(rank).path,
-            )
+            Missing(what="dump", reason=reason, rank=rank, source=path)
         )
     return by_rank, problems
 
@@ -683,26 +656,14 @@ def _recency(sidecar: Sidecar | None) -> tuple[float, float]:
     return (sidecar.started, sidecar.written) if sidecar else (0.0, 0.0)
 
 
-def _process_key(file: DumpFile) -> tuple[object, ...] | None:
-    s = file.sidecar
-    return None if s is None else (s.host, s.pid, s.started)
-
-
-def _is_same_process(one: Sidecar, other: Sidecar) -> bool:
-    """
-    Return whether one process wrote both sidecars.
-    """
-    return (one.host, one.pid, one.started) == (
-        other.host,
-        other.pid,
-        other.started,
-    )
+def _process(file: DumpFile) -> tuple[object, ...] | None:
+    return file.sidecar.process if file.sidecar else None
 
 
 def _preference(one: DecodedFile) -> tuple[object, ...]:
     return (
         *_recency(one.file.sidecar),
-        last_activity_ns(one.dump),
+        one.dump.last_activity_ns,
         len(one.dump.entries),
         # A copy of the dump in JSON has no stacks.
         ".json" not in one.file.path.lower(),
@@ -715,10 +676,11 @@ def _is_same_dump(one: DecodedFile, other: DecodedFile) -> bool:
     """
     Return whether one file only repeats the other in another format.
     """
-    return _process_key(one.file) == _process_key(other.file) and (
-        last_activity_ns(one.dump),
-        len(one.dump.entries),
-    ) == (last_activity_ns(other.dump), len(other.dump.entries))
+    first, second = (
+        (_process(d.file), d.dump.last_activity_ns, len(d.dump.entries))
+        for d in (one, other)
+    )
+    return first == second
 
 
 def _missing_dump(

@@ -19,6 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import lru_cache
+from itertools import chain, groupby, repeat
 from pathlib import PurePath
 from typing import Any, NamedTuple, overload
 
@@ -100,39 +101,29 @@ def as_shapes(shapes: Iterable[Shape]) -> Shapes:
         return shapes
 
     types: dict[object, int] = {}
-    found = list(shapes)
+    texts: list[str] = []
+    elements: list[int] = []
+    codes: list[int] = []
+    for s in shapes:
+        texts.append(shape_to_json(attrs.astuple(s)))
+        elements += map(count_elements, (s.input_sizes, s.output_sizes))
+        pair = frozenset(s.input_dtypes), frozenset(s.output_dtypes)
+        codes.append(types.setdefault(pair, len(types)))
     return Shapes(
-        texts=tuple(shape_to_json(attrs.astuple(s)) for s in found),
-        elements=np.array(
-            [
-                [count_elements(s.input_sizes), count_elements(s.output_sizes)]
-                for s in found
-            ],
-            np.int64,
-        ).reshape(-1, 2),
-        types=np.array(
-            [types.setdefault(_type_sets(s), len(types)) for s in found],
-            np.int64,
-        ),
+        texts=tuple(texts),
+        elements=np.array(elements, np.int64).reshape(-1, 2),
+        types=np.array(codes, np.int64),
     )
-
-
-def _type_sets(shape: Shape) -> tuple[frozenset[str], frozenset[str]]:
-    return frozenset(shape.input_dtypes), frozenset(shape.output_dtypes)
 
 
 def _parse_shape(text: str) -> Shape:
     sizes_in, dtypes_in, sizes_out, dtypes_out = json.loads(text)
     return Shape(
-        _sizes(sizes_in),
+        tuple(map(tuple, sizes_in)),
         tuple(dtypes_in),
-        _sizes(sizes_out),
+        tuple(map(tuple, sizes_out)),
         tuple(dtypes_out),
     )
-
-
-def _sizes(raw: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, raw))
 
 
 SCHEDULED, STARTED, COMPLETED = 0, 1, 2
@@ -308,6 +299,24 @@ class RankDump:
         ids = self.entries.record_id
         return bool(len(ids)) and int(ids[-1]) - int(ids[0]) >= len(ids)
 
+    @property
+    def is_whole(self) -> bool:
+        """
+        Return whether it holds all records of its rank.
+        """
+        return not self.wrapped and not self.is_filtered
+
+    @property
+    def last_activity_ns(self) -> int:
+        """
+        Return the time of the newest event on record; 0 if there is none.
+
+        In nanoseconds since the epoch, by the clock of its host.
+        """
+        e = self.entries
+        times = e.created_ns, e.started_ns, e.completed_ns
+        return max(int(column.max(initial=0)) for column in times)
+
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class Dumps(Shown):
@@ -368,6 +377,24 @@ class Dumps(Shown):
 
     def __repr__(self) -> str:
         return f"<Dumps of {len(self):,} ranks>"
+
+    def match_groups(
+        self, selected: Iterable[str] | None
+    ) -> NDArray[np.bool_]:
+        """
+        Return which groups are selected, one value per code in the records.
+
+        Args:
+            selected: Names or descriptions of groups; `None` for all.
+        """
+        names = None if selected is None else frozenset(selected)
+        return np.array(
+            [
+                names is None or not names.isdisjoint(pair)
+                for pair in self.groups
+            ],
+            np.bool_,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """
@@ -554,23 +581,11 @@ def entry_rows(
         The rows by rank, oldest first.  They are made one at a time, because
         there may be millions.
     """
-    names = dumps.groups
-    wanted = np.array(
-        [groups is None or bool({*pair} & set(groups)) for pair in names],
-        np.bool_,
-    )
-    labels = _Labels(
-        groups=[(clean(name), clean(desc)) for name, desc in names],
-        ops=[clean(op) for op in dumps.ops],
-        shape=shape_formatter(dumps.shapes),
-    )
+    labels, is_selected = Labels.of(dumps), dumps.match_groups(groups)
     for dump in dumps:
         if ranks is not None and dump.rank not in ranks:
             continue
-        index = (
-            np.flatnonzero(wanted[dump.entries.group]) if len(wanted) else ()
-        )
-        rows: list[int] = [int(row) for row in index]
+        rows = np.flatnonzero(is_selected[dump.entries.group]).tolist()
         stacks: Iterable[tuple[Frame, ...]] = (
             dumps.frames(dump.rank, rows) if stack_traces else [()] * len(rows)
         )
@@ -578,18 +593,37 @@ def entry_rows(
             yield _make_row(dump, row, frames, labels)
 
 
-class _Labels(NamedTuple):
+class Labels(NamedTuple):
     """
-    Texts of the codes, made once for all rows.
+    Texts for the codes in records, made once for all records.
+
+    Attributes:
+        groups: Name and description by group code, safe to print.
+
+        ops: Operation by code, safe to print.
+
+        shape: Returns the result of :func:`shape_texts` for a shape code.
     """
 
     groups: Sequence[tuple[str, str]]
     ops: Sequence[str]
     shape: Callable[[int], tuple[str, str]]
 
+    @classmethod
+    def of(cls, dumps: Dumps) -> Labels:
+        """
+        Clean all texts that come from the job.
+        """
+        cached = lru_cache(_SHAPE_CACHE_SIZE)
+        return cls(
+            groups=[(clean(name), clean(desc)) for name, desc in dumps.groups],
+            ops=[clean(op) for op in dumps.ops],
+            shape=cached(lambda code: shape_texts(dumps.shapes[code])),
+        )
+
 
 def _make_row(
-    dump: RankDump, row: int, frames: Sequence[Frame], labels: _Labels
+    dump: RankDump, row: int, frames: Sequence[Frame], labels: Labels
 ) -> EntryRow:
     e = dump.entries
     group, desc = labels.groups[e.group[row]]
@@ -625,24 +659,11 @@ def state_text(state: int, *, retired: bool) -> str:
 
         retired: Whether torch stopped watching it.
     """
-    if state == COMPLETED:
-        return "completed"
-    if retired:
+    if retired and state != COMPLETED:
         return "returned"
 
-    return "started" if state == STARTED else "scheduled"
-
-
-def shape_formatter(
-    shapes: Sequence[Shape],
-) -> Callable[[int], tuple[str, str]]:
-    """
-    Return a cached function that formats the shape of a code.
-
-    Returns:
-        A function from a code to the result of `shape_texts`.
-    """
-    return lru_cache(_SHAPE_CACHE_SIZE)(lambda code: shape_texts(shapes[code]))
+    names = {STARTED: "started", COMPLETED: "completed"}
+    return names.get(state, "scheduled")
 
 
 def shape_texts(shape: Shape) -> tuple[str, str]:
@@ -664,15 +685,10 @@ def _format_tensors(
     """
     Format tensors as ``2x[3, 4] Float, [5] Int``: runs of equal ones folded.
     """
-    parts: list[list[Any]] = []
-    for i, size in enumerate(sizes):
-        dtype = dtypes[i] if i < len(dtypes) else ""
-        text = f"{list(size)} {dtype}".rstrip()
-        if parts and parts[-1][1] == text:
-            parts[-1][0] += 1
-        else:
-            parts.append([1, text])
-
-    return clean(
-        ", ".join(text if n == 1 else f"{n}x{text}" for n, text in parts)
-    )
+    padded = chain(dtypes, repeat(""))
+    texts = [
+        f"{list(size)} {dtype}".rstrip()
+        for size, dtype in zip(sizes, padded, strict=False)
+    ]
+    runs = ((text, len(list(run))) for text, run in groupby(texts))
+    return clean(", ".join(t if n == 1 else f"{n}x{t}" for t, n in runs))

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import pickle
+import re
 import stat
 import struct
 import sys
@@ -75,6 +76,11 @@ def load_plain_pickle(data: bytes) -> LoadResult:
         return LoadResult(_salvage(machine), f"{exc} at byte {machine.pos}")
 
 
+def _demand(is_sound: object, problem: str) -> None:
+    if not is_sound:
+        raise DamagedError(problem)
+
+
 class _PickleMachine:
     """
     The stack machine that executes pickles, without opcodes that run code.
@@ -95,8 +101,7 @@ class _PickleMachine:
             if opcode == b".":
                 return self.pop()
 
-            action = _ACTIONS.get(opcode)
-            if action is None:
+            if (action := _ACTIONS.get(opcode)) is None:
                 self.pos -= 1
                 msg = f"opcode {opcode!r}, which plain data does not need,"
                 raise DamagedError(msg)
@@ -117,49 +122,35 @@ class _PickleMachine:
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
     def pop(self) -> Any:
-        if not self.stack:
-            msg = "nothing to take from the stack"
-            raise DamagedError(msg)
-
+        _demand(self.stack, "nothing to take from the stack")
         return self.stack.pop()
 
     def push_mark(self) -> None:
-        if len(self.outer_stacks) >= _DEPTH_LIMIT:
-            msg = "nested too deeply"
-            raise DamagedError(msg)
-
+        is_shallow = len(self.outer_stacks) < _DEPTH_LIMIT
+        _demand(is_shallow, "nested too deeply")
         self.outer_stacks.append(self.stack)
         self.stack = []
 
     def pop_to_mark(self) -> list[Any]:
-        if not self.outer_stacks:
-            msg = "no mark to go back to"
-            raise DamagedError(msg)
-
-        items = self.stack
-        self.stack = self.outer_stacks.pop()
+        _demand(self.outer_stacks, "no mark to go back to")
+        items, self.stack = self.stack, self.outer_stacks.pop()
         return items
 
     def top_of_type(self, kind: type) -> Any:
-        if not self.stack or type(self.stack[-1]) is not kind:
-            msg = f"no {kind.__name__} to fill"
-            raise DamagedError(msg)
-
+        is_there = self.stack and type(self.stack[-1]) is kind
+        _demand(is_there, f"no {kind.__name__} to fill")
         return self.stack[-1]
 
     def memoize(self, index: int) -> None:
-        if not self.stack:
-            msg = "nothing to remember"
-            raise DamagedError(msg)
-
+        _demand(self.stack, "nothing to remember")
         self.memo[index] = self.stack[-1]
 
     def push_memo(self, index: int) -> None:
-        if index not in self.memo:
-            msg = f"nothing is remembered as {index}"
-            raise DamagedError(msg)
-
+        _demand(index in self.memo, f"nothing is remembered as {index}")
         self.stack.append(self.memo[index])
+
+
+_UNKNOWN_PROTOCOL = "a protocol that is not known"
 
 
 def _push(value: Any) -> Callable[[_PickleMachine], None]:
@@ -196,11 +187,6 @@ def _push_tuple(size: int) -> Callable[[_PickleMachine], None]:
     return action
 
 
-def _tuple(m: _PickleMachine) -> None:
-    items = m.pop_to_mark()
-    m.stack.append(tuple(items))
-
-
 def _append(m: _PickleMachine) -> None:
     item = m.pop()
     m.top_of_type(list).append(item)
@@ -224,31 +210,14 @@ def _set_items(m: _PickleMachine) -> None:
 def _fill_dict(target: dict[Any, Any], items: list[Any]) -> None:
     keys = items[::2]
     # Plain data has no other keys; hashing a nested tuple can take forever.
-    if len(items) % 2 or not all(_is_key(key) for key in keys):
-        msg = "a dictionary with broken keys"
-        raise DamagedError(msg)
-
+    is_plain = all(k is None or isinstance(k, str | int | float) for k in keys)
+    is_sound = is_plain and len(items) % 2 == 0
+    _demand(is_sound, "a dictionary with broken keys")
     target.update(zip(keys, items[1::2], strict=True))
 
 
-def _is_key(key: Any) -> bool:
-    return key is None or isinstance(key, str | int | float)
-
-
-def _discard(_: object) -> None:
-    """
-    Ignore a value that was popped; recursive tuples are popped and recalled.
-    """
-
-
-def _ignore_protocol(m: _PickleMachine) -> None:
-    if m.take(1)[0] > 5:
-        msg = "a protocol that is not known"
-        raise DamagedError(msg)
-
-
-_ACTIONS: dict[bytes, Callable[[_PickleMachine], None]] = {
-    b"\x80": _ignore_protocol,
+_ACTIONS: dict[bytes, Callable[[_PickleMachine], object]] = {
+    b"\x80": lambda m: _demand(m.take(1)[0] <= 5, _UNKNOWN_PROTOCOL),
     b"\x95": lambda m: m.read_number("<Q"),
     b"(": _PickleMachine.push_mark,
     b"}": lambda m: m.stack.append({}),
@@ -258,7 +227,7 @@ _ACTIONS: dict[bytes, Callable[[_PickleMachine], None]] = {
     b"u": _set_items,
     b"a": _append,
     b"e": _appends,
-    b"t": _tuple,
+    b"t": lambda m: _push(tuple(m.pop_to_mark()))(m),
     b"\x85": _push_tuple(1),
     b"\x86": _push_tuple(2),
     b"\x87": _push_tuple(3),
@@ -279,8 +248,9 @@ _ACTIONS: dict[bytes, Callable[[_PickleMachine], None]] = {
     b"\x94": lambda m: m.memoize(len(m.memo)),
     b"h": lambda m: m.push_memo(m.read_number("<B")),
     b"j": lambda m: m.push_memo(m.read_number("<I")),
-    b"0": lambda m: _discard(m.pop()),
-    b"1": lambda m: _discard(m.pop_to_mark()),
+    # Recursive tuples are popped, and recalled from the memo.
+    b"0": _PickleMachine.pop,
+    b"1": _PickleMachine.pop_to_mark,
 }
 
 
@@ -317,11 +287,8 @@ def _salvage(machine: _PickleMachine) -> Any:
 
 
 def _whole_records(levels: list[list[Any]]) -> list[Any]:
-    if not levels:
-        return []
-
     is_open = len(levels) > 1
-    records = levels[0][:-1] if is_open else levels[0]
+    records = levels[0][:-1] if is_open else [*levels, []][0]
     return [r for r in records if isinstance(r, dict) and r]
 
 
@@ -383,9 +350,6 @@ Message = bytes | bytearray
 # Of the header and of the columns, in bytes.
 LENGTHS = struct.Struct("<II")
 
-_NOT_A_DUMP = "it is not a Flight Recorder dump"
-_TOO_LARGE = "it is larger than any dump"
-
 _HEAD_BYTES = 4096
 
 
@@ -441,26 +405,21 @@ def answer_request(request: dict[str, Any]) -> bytes:
     Returns:
         A message; a failure is a message, too.
     """
+    failure = "broken"
     try:
-        header, columns = _decode(**request)
+        return pack_message(*_decode(**request))
     except NotADumpError as exc:
-        return pack_message({"failure": "alien", "reason": str(exc)})
+        failure, reason = "alien", str(exc)
     except UnreadableError as exc:
-        return pack_message({"failure": "broken", "reason": str(exc)})
+        reason = str(exc)
     except MemoryError:
         reason = "it takes more memory to decode than a dump of its size may"
-        return pack_message({"failure": "broken", "reason": reason})
     except OSError as exc:
-        return pack_message(
-            {"failure": "broken", "reason": exc.strerror or str(exc)}
-        )
+        reason = exc.strerror or str(exc)
     except Exception as exc:  # noqa: BLE001
         # A malicious file must not affect others.
         reason = f"it cannot be decoded: {type(exc).__name__}: {exc}"
-        return pack_message(
-            {"failure": "broken", "reason": reason[:_HEAD_BYTES]}
-        )
-    return pack_message(header, columns)
+    return pack_message({"failure": failure, "reason": reason[:_HEAD_BYTES]})
 
 
 def pack_message(
@@ -562,70 +521,51 @@ def _parse_content(
     """
     Return the value, the damage, and whether memory was limited.
     """
+    is_pickle = head[:1] == b"\x80"
+    is_limited = size <= SIZE_LIMIT and limit_process(size)
+    problem = ""
     if not head:
-        msg = "the file is empty"
-        raise NotADumpError(msg)
+        problem = "the file is empty"
+    elif size > SIZE_LIMIT:
+        problem = "it is larger than any dump"
+    elif not is_pickle and _JSON_HEAD.match(head) is None:
+        problem = "it is neither a pickle nor JSON"
+    elif not any(key.encode() in head for key in KEYS):
+        problem = "it is not a Flight Recorder dump"
+        # Only an unpickler finds out whether the file asks for code.
+        if is_pickle and is_limited:
+            problem = _unpickle(_buffer(head)).damage or problem
+    if problem:
+        raise NotADumpError(problem)
 
-    if size > SIZE_LIMIT:
-        raise NotADumpError(_TOO_LARGE)
-
-    is_limited = limit_process(size)
-    if head[0] == 0x80:
-        if not _has_keys(head):
-            # Only an unpickler finds out whether the file asks for code.
-            refusal = _refusal_reason(head) if is_limited else ""
-            raise NotADumpError(refusal or _NOT_A_DUMP)
-
-        return *_load_pickle(file, is_limited=is_limited), is_limited
-
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in {b"{", b"["}:
-        if not _has_keys(head):
-            raise NotADumpError(_NOT_A_DUMP)
-
+    if not is_pickle:
         return _load_json(file), "", is_limited
 
-    msg = "it is neither a pickle nor JSON"
-    raise NotADumpError(msg)
+    value, damage = _unpickle(file) if is_limited else LoadResult(None, "")
+    if value is None:
+        file.seek(0)
+        value, found = load_plain_pickle(file.read())
+        damage = damage or found
+        if value is None:
+            raise UnreadableError(damage)
+
+    return value, damage, is_limited
 
 
-def _has_keys(head: bytes) -> bool:
-    return any(key.encode() in head for key in KEYS)
+_JSON_HEAD = re.compile(rb"[\xef\xbb\xbf \t\r\n]*[{\[]")
 
 
-def _refusal_reason(head: bytes) -> str:
+def _unpickle(file: io.BufferedReader) -> LoadResult:
     """
-    Return why a pickle was refused, by its beginning; ``""`` if it was not.
+    Read a pickle by the fast unpickler; no value if it refuses the pickle.
     """
     try:
-        _PlainUnpickler(_buffer(head)).load()
+        return LoadResult(_PlainUnpickler(file).load(), "")
     except _RefusedError as exc:
-        return str(exc)
+        return LoadResult(None, str(exc))
     except Exception:  # noqa: BLE001
-        # It ends in the middle, and need not be a pickle at all.
-        return ""
-
-    return ""
-
-
-def _load_pickle(
-    file: io.BufferedReader, *, is_limited: bool
-) -> tuple[Any, str]:
-    damage = ""
-    if is_limited:
-        try:
-            return _PlainUnpickler(file).load(), ""
-        except _RefusedError as exc:
-            damage = str(exc)
-        except Exception:  # noqa: BLE001, S110
-            # An unpickler may raise anything; the reason is found below.
-            pass
-        file.seek(0)
-
-    value, found = load_plain_pickle(file.read())
-    if value is None:
-        raise UnreadableError(damage or found)
-
-    return value, damage or found
+        # An unpickler may raise anything, and the plain one finds the reason.
+        return LoadResult(None, "")
 
 
 def _load_json(file: io.BufferedReader) -> Any:

@@ -101,14 +101,12 @@ def encode_shapes(raws: Iterable[bytes]) -> dict[str, list[Any]]:
     shapes, texts = [], []
     for raw in raws:
         shape = marshal.loads(raw)  # noqa: S302
-        shape_json = _try_json(shape)
-        if len(shape_json) > _SHAPE_LIMIT or not SHAPE_JSON.fullmatch(
-            shape_json
-        ):
+        text = _try_json(shape)
+        if len(text) > _SHAPE_LIMIT or not SHAPE_JSON.fullmatch(text):
             shape = check_shape(shape)
-            shape_json = shape_to_json(shape)
+            text = shape_to_json(shape)
         shapes.append(shape)
-        texts.append(shape_json)
+        texts.append(text)
     dtypes: dict[Any, int] = {}
     types = [
         dtypes.setdefault((tuple(inputs), tuple(outputs)), len(dtypes))
@@ -117,8 +115,8 @@ def encode_shapes(raws: Iterable[bytes]) -> dict[str, list[Any]]:
     return {
         "shapes": texts,
         "elements": [
-            [count_elements(shape[0]) for shape in shapes],
-            [count_elements(shape[2]) for shape in shapes],
+            [count_elements(shape[part]) for shape in shapes]
+            for part in (0, 2)
         ],
         "types": types,
         "dtypes": list(dtypes),
@@ -437,9 +435,6 @@ def _read_durations(entries: list[Entry]) -> Sequence[float]:
     """
     Return the durations; NaN for a call that was not timed or not completed.
     """
-    if not any(map(dict.__contains__, entries, repeat("duration_ms"))):
-        return [nan] * len(entries)
-
     found = map(dict.get, entries, repeat("duration_ms"))
     return [nan if duration is None else duration for duration in found]
 
@@ -460,16 +455,12 @@ def _pack_column(code: str, column: Sequence[Any]) -> bytes:
 
 # Keys of dumps of any version that hardly any other file has.
 KEYS = (
-    "comm_lib_version",
-    "entries",
-    "nccl_comm_state",
-    "nccl_version",
-    "pg_config",
-    "pg_status",
-    "profiling_name",
-    "record_id",
-    "seq_id",
+    *("comm_lib_version", "entries", "nccl_comm_state", "nccl_version"),
+    *("pg_config", "pg_status", "profiling_name", "record_id", "seq_id"),
 )
+
+
+_PARTS = ("entries", "pg_config", "pg_status")
 
 
 class NotADumpError(Exception):
@@ -493,22 +484,19 @@ def read_header(value: Any) -> tuple[dict[str, Any], list[Any]]:
     Raises:
         NotADumpError: *value* is something else.
     """
+    problem = ""
     if isinstance(value, list):
+        if not any(isinstance(e, dict) for e in value):
+            problem = "it holds a list, but not of records"
         value = {"entries": value}
-        if not any(isinstance(e, dict) for e in value["entries"]):
-            msg = "it holds a list, but not of records"
-            raise NotADumpError(msg)
-
-    if not isinstance(value, dict) or not (
-        {"entries", "pg_config", "pg_status"} & value.keys()
-    ):
-        msg = "it does not hold what the Flight Recorder writes"
-        raise NotADumpError(msg)
-
+    elif not isinstance(value, dict) or value.keys().isdisjoint(_PARTS):
+        problem = "it does not hold what the Flight Recorder writes"
+        value = {}
     entries = value.get("entries") or []
     if not isinstance(entries, list):
-        msg = "its entries are not a list"
-        raise NotADumpError(msg)
+        problem = "its entries are not a list"
+    if problem:
+        raise NotADumpError(problem)
 
     version = value.get("version")
     library = value.get("comm_lib_version") or value.get("nccl_version")
@@ -526,11 +514,8 @@ def _group_configs(data: Any) -> Iterator[tuple[str, str, str]]:
     Yield name, description, and ranks (as ``"[0, 1]"``) of each group.
     """
     for key, config in data.items() if isinstance(data, dict) else ():
-        if not isinstance(config, dict):
-            continue
-
-        ranks = config.get("ranks", "")
         try:
+            ranks = config.get("ranks", "")
             if not isinstance(ranks, str):
                 ranks = str([check_number(rank, bits=31) for rank in ranks])
             yield (
@@ -546,15 +531,13 @@ def _group_status(data: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
     """
     Yield the counters of each group, by its number in the process.
     """
+    steps = [
+        f"last_{x}_collective" for x in ("enqueued", "started", "completed")
+    ]
     for key, status in data.items() if isinstance(data, dict) else ():
         try:
-            yield (
-                check_number(int(key), bits=31),
-                tuple(
-                    # JSON has them as strings.
-                    check_number(int(status[f"last_{what}_collective"]))
-                    for what in ("enqueued", "started", "completed")
-                ),
-            )
+            # JSON has them as strings.
+            counters = tuple(check_number(int(status[x])) for x in steps)
+            yield check_number(int(key), bits=31), counters
         except INVALID_ERRORS:
             continue

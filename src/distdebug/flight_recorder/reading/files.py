@@ -7,24 +7,20 @@ to.  Files that are clearly something else are skipped.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-import stat
-import time
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from ..._io import open_ordinary
+from ..._io import FileWalk, open_ordinary
 from ..._text import reason_of
 from ...findings import Missing
+from ...identity import ranks_in_name
 from ..sidecar import MAX_RANKS, SIDECAR_SUFFIX, Sidecar, read_sidecar
 
-
-_DEPTH_LIMIT = 32
-_KERNEL_FOLDERS = ("/proc/", "/sys/", "/dev/")
 
 _UNFINISHED = re.compile(
     r"^\.|\.(?:tmp|temp|part|partial|swp)\b|~$", re.IGNORECASE
@@ -49,10 +45,15 @@ class SearchLimits(NamedTuple):
     max_files: int = 10_000_000
     prefixes: tuple[str, ...] | None = None
 
-    def is_candidate(self, name: str, names: Iterable[str]) -> bool:
+    def is_candidate(
+        self, entry: os.DirEntry[str], names: Collection[str]
+    ) -> bool:
         """
-        Return whether this file may be a dump or a sidecar.
+        Return whether an entry of a folder may be, or hold, a dump or sidecar.
         """
+        name = entry.name
+        if _UNFINISHED.search(name):
+            return False
         if self.prefixes is None:
             return True
 
@@ -63,131 +64,6 @@ class SearchLimits(NamedTuple):
             or (bool(prefixes) and name.startswith(prefixes))
             or ("" in self.prefixes and name.isdigit())
         )
-
-
-def walk_files(
-    path: str,
-    seen: set[tuple[int, int]],
-    problems: list[Missing],
-    search: SearchLimits,
-) -> Iterator[tuple[str, float]]:
-    """
-    List regular files, each once.
-
-    Args:
-        path: A file, or a folder that is searched recursively.
-
-        seen: Files and folders that were listed before; it grows.
-
-        problems: Paths that cannot be read; it grows.
-
-    Yields:
-        Each with the time of its last change.
-    """
-    # Links come last, so that a file's own path is preferred.
-    links: list[tuple[str, int]] = []
-    todo = [(path, 0)]
-    while todo or links:
-        reason = _reason_to_stop(search, len(todo) + len(links))
-        if reason:
-            problems.append(Missing(what="dump", reason=reason, source=path))
-            return
-
-        place, depth = todo.pop() if todo else links.pop()
-        try:
-            status = Path(place).stat()
-        except (OSError, ValueError) as exc:
-            if place == path:
-                problems.append(_unreadable(place, exc))
-            continue
-
-        search = search._replace(max_files=search.max_files - 1)
-        key = (status.st_dev, status.st_ino)
-        if key in seen:
-            continue
-
-        seen.add(key)
-        if stat.S_ISREG(status.st_mode):
-            yield place, status.st_mtime
-        elif stat.S_ISDIR(status.st_mode) and depth < _depth_limit(search):
-            inner, found = _list_folder(place, path, problems, search)
-            todo += ((child, depth + 1) for child in inner)
-            links += ((child, depth + 1) for child in found)
-
-
-def _reason_to_stop(search: SearchLimits, waiting: int) -> str:
-    if time.monotonic() > search.deadline:
-        return "the time was over"
-    if search.max_files <= 0 < waiting:
-        return "there are too many files to look at all of them"
-    return ""
-
-
-def _depth_limit(search: SearchLimits) -> int:
-    return _DEPTH_LIMIT if search.prefixes is None else 1
-
-
-def _list_folder(
-    folder: str, root: str, problems: list[Missing], search: SearchLimits
-) -> tuple[list[str], list[str]]:
-    """
-    Return the candidates of a folder: files and folders, and links.
-    """
-    entries = _scan_folder(folder, problems, search.max_files)
-    names = {entry.name for entry in entries}
-    inner: list[str] = []
-    links: list[str] = []
-    for entry in entries:
-        if not search.is_candidate(entry.name, names):
-            continue
-        if not _is_link(entry):
-            inner.append(entry.path)
-        elif not _leaves_root(entry.path, root):
-            links.append(entry.path)
-    return inner, links
-
-
-def _is_link(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_symlink()
-    except OSError:
-        return True
-
-
-def _leaves_root(link: str, root: str) -> bool:
-    """
-    Return whether a link leads to a parent of *root* or to a kernel folder.
-
-    Such a folder may hold the whole system, or have no end.
-    """
-    try:
-        target = os.path.realpath(link)
-        is_ancestor = (
-            os.path.commonpath([target, os.path.realpath(root)]) == target
-        )
-        return is_ancestor or f"{target}/".startswith(_KERNEL_FOLDERS)
-    except OSError:  # not readable, or removed meanwhile
-        return True
-
-
-def _scan_folder(
-    folder: str, problems: list[Missing], max_files: int
-) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            # One more, to notice that there are too many.
-            some = itertools.islice(entries, max_files + 1)
-            return [e for e in some if not _UNFINISHED.search(e.name)]
-    except OSError as exc:
-        problems.append(_unreadable(folder, exc))
-        return []
-
-
-def _unreadable(path: str, exc: Exception) -> Missing:
-    reason = reason_of(exc)
-    return Missing(
-        what="dump", reason=f"cannot be read: {reason}", source=path
-    )
 
 
 _DUMP_SUFFIXES = {
@@ -211,11 +87,6 @@ _STACK_FILES = re.compile(
     r"(?:pyspy|cudagdb)_.+_[0-9]+\.(?:json|txt)|workers\.json"
 )
 
-_RANK_NUMBER = re.compile(
-    r"(?<!local)(?<!local[_-])(?<!node)(?<!node[_-])(?<!group)(?<!group[_-])"
-    r"rank[_-]?([0-9]{1,9})(?![0-9])",
-    re.IGNORECASE,
-)
 _LAST_NUMBER = re.compile(r"(?<![0-9])([0-9]{1,9})$")
 
 # Usual words in names of dumps; other words may be the host.
@@ -314,42 +185,40 @@ def find_files(
         The files by their paths.  Links to listed files, and everything that
         is not a regular file, are left out.
     """
-    problems: list[Missing] = []
-    seen: set[tuple[int, int]] = set()
-    listed: list[tuple[str, str, float]] = []
-    for path in paths:
-        listed += [
-            (path, *place)
-            for place in walk_files(path, seen, problems, search)
-        ]
-
-    sidecars: dict[str, Sidecar] = {}
-    rest = []
-    for root, path, modified in listed:
-        if path.endswith(SIDECAR_SUFFIX):
-            _read_sidecar(path, sidecars, problems)
-        elif _STACK_FILES.fullmatch(PurePath(path).name) is None:
-            rest.append((root, path, modified))
-
-    by_dump = _sidecars_by_dump(sidecars.values())
-    files = [
-        DumpFile(
-            path,
-            parse_dump_name(path),
-            None,
-            modified,
-            by_dump.get(PurePath(path)),
-        )
-        for _, path, modified in rest
-    ]
-    files = [f for f in files if _may_be_dump(f)]
-    roots = {path: root for root, path, _ in rest}
-    hosts = _infer_hosts(files, [roots[f.path] for f in files])
-    return FoundFiles(
-        sorted(f._replace(host=h) for f, h in zip(files, hosts, strict=True)),
-        list(sidecars.values()),
-        problems,
+    walk = FileWalk(
+        paths,
+        is_wanted=search.is_candidate,
+        follows_out=True,
+        max_depth=float("inf") if search.prefixes is None else 1,
+        max_files=search.max_files,
+        deadline=search.deadline,
     )
+    listed = list(walk)
+    problems = [_unreadable(path, why) for path, why in walk.problems]
+    sidecars: list[Sidecar] = []
+    for file in listed:
+        if file.path.endswith(SIDECAR_SUFFIX):
+            _read_sidecar(file.path, sidecars, problems)
+    by_dump = _sidecars_by_dump(sidecars)
+    files, folders = [], []
+    for root, path, modified, _ in listed:
+        pure = PurePath(path)
+        if path.endswith(SIDECAR_SUFFIX) or _STACK_FILES.fullmatch(pure.name):
+            continue
+        name, sidecar = parse_dump_name(path), by_dump.get(pure)
+        dump_file = DumpFile(path, name, None, modified, sidecar)
+        if _may_be_dump(dump_file):
+            files.append(dump_file)
+            folders.append(pure.relative_to(root).parts[:-1])
+    hosts = _infer_hosts(files, folders)
+    files = [f._replace(host=h) for f, h in zip(files, hosts, strict=True)]
+    return FoundFiles(sorted(files), sidecars, problems)
+
+
+def _unreadable(path: str, why: str | Exception) -> Missing:
+    if not isinstance(why, str):
+        why = f"cannot be read: {reason_of(why)}"
+    return Missing(what="dump", reason=why, source=path)
 
 
 def _may_be_dump(file: DumpFile) -> bool:
@@ -377,7 +246,7 @@ def parse_dump_name(path: str) -> FileName:
     Parse rank, host, and family from the name of a dump.
 
     The rank is the number after the last ``rank``, or else the number at the
-    end of the name.
+    end of the name, unless that is a rank of another kind.
     """
     name = PurePath(path)
     while name.suffix.lower() in _DUMP_SUFFIXES:
@@ -386,16 +255,20 @@ def parse_dump_name(path: str) -> FileName:
     is_foreign = name.suffix.lower() in _FOREIGN_SUFFIXES
     stem = name.stem if is_foreign else name.name
 
-    ranks = list(_RANK_NUMBER.finditer(stem))
-    matches = ranks or list(_LAST_NUMBER.finditer(stem))
-    if not matches:
+    ranks = list(ranks_in_name(stem))
+    named = [x for x in ranks if x.is_global]
+    # torch appends the rank to a prefix, which may hold anything.
+    number, start, stop = _last_number(stem)
+    if named:
+        number, start, stop = named[-1].number, named[-1].start, named[-1].stop
+    elif ranks and ranks[-1].stop == stop:
+        number = None  # such as dp_rank_3
+    if start is None:
         return FileName(None, "", stem, is_dump_like=False)
 
-    found, number = matches[-1], int(matches[-1][1])
-    rest = f"{stem[: found.start()]}_{stem[found.end() :]}"
-    host = _DUMP_WORDS.sub("", rest).strip("_-.")
+    host = _DUMP_WORDS.sub("", f"{stem[:start]}_{stem[stop:]}").strip("_-.")
     return FileName(
-        rank=number if number < MAX_RANKS else None,
+        rank=number if number is not None and number < MAX_RANKS else None,
         # A number alone is a time or a process id.
         host=host if re.search(r"[a-z]", host, re.IGNORECASE) else "",
         family=re.sub(r"[0-9]+", "#", stem),
@@ -404,19 +277,20 @@ def parse_dump_name(path: str) -> FileName:
     )
 
 
+def _last_number(stem: str) -> tuple[int | None, int | None, int | None]:
+    found = _LAST_NUMBER.search(stem)
+    return (int(found[1]), *found.span()) if found else (None, None, None)
+
+
 def _read_sidecar(
-    path: str, sidecars: dict[str, Sidecar], problems: list[Missing]
+    path: str, sidecars: list[Sidecar], problems: list[Missing]
 ) -> None:
     try:
-        sidecars[path] = read_sidecar(Path(path))
+        sidecars.append(read_sidecar(Path(path)))
     except (OSError, ValueError) as exc:
+        rank = parse_dump_name(path.removesuffix(SIDECAR_SUFFIX)).rank
         problems.append(
-            Missing(
-                what="sidecar",
-                reason=str(exc),
-                rank=parse_dump_name(path.removesuffix(SIDECAR_SUFFIX)).rank,
-                source=path,
-            )
+            Missing(what="sidecar", reason=str(exc), rank=rank, source=path)
         )
 
 
@@ -424,30 +298,27 @@ def _sidecars_by_dump(sidecars: Iterable[Sidecar]) -> dict[PurePath, Sidecar]:
     """
     Return the newest sidecar that names each dump beside it.
     """
-    by_dump: dict[PurePath, Sidecar] = {}
-    for sidecar in sorted(sidecars, key=lambda s: s.written):
+    return {
+        PurePath(sidecar.path).with_name(sidecar.dump): sidecar
+        for sidecar in sorted(sidecars, key=lambda s: s.written)
         # A sidecar only describes files in its own folder.
-        if sidecar.dump and PurePath(sidecar.dump).name == sidecar.dump:
-            path = PurePath(sidecar.path).with_name(sidecar.dump)
-            by_dump[path] = sidecar
-
-    return by_dump
+        if sidecar.dump and PurePath(sidecar.dump).name == sidecar.dump
+    }
 
 
-def _infer_hosts(files: list[DumpFile], roots: list[str]) -> list[str | None]:
+def _infer_hosts(
+    files: Iterable[DumpFile], folders_of_files: Sequence[Sequence[str]]
+) -> list[str | None]:
     """
     Return the host of each file: from its sidecar, its name, or its folder.
+
+    Args:
+        folders_of_files: For each file, the folders from the given path to it.
     """
     names = {f.name.host for f in files if f.name.host}
-    level = _first_differing_level(
-        [
-            _parent_folders(f, root)
-            for f, root in zip(files, roots, strict=True)
-        ]
-    )
+    level = _first_differing_level(folders_of_files)
     hosts: list[str | None] = []
-    for file, root in zip(files, roots, strict=True):
-        folders = _parent_folders(file, root)
+    for file, folders in zip(files, folders_of_files, strict=True):
         if file.sidecar is not None:
             hosts.append(file.sidecar.host or None)
         elif file.name.host and len(names) > 1:
@@ -461,17 +332,9 @@ def _infer_hosts(files: list[DumpFile], roots: list[str]) -> list[str | None]:
     return hosts
 
 
-def _parent_folders(file: DumpFile, root: str) -> list[str]:
-    path = PurePath(file.path)
-    return list(path.relative_to(root).parts[:-1])
-
-
-def _first_differing_level(folders: list[list[str]]) -> int | None:
+def _first_differing_level(folders: Sequence[Sequence[str]]) -> int | None:
     """
     Return the first level at which the files are in different folders.
     """
-    for level in range(max(map(len, folders), default=0)):
-        if len({f[level] for f in folders if level < len(f)}) > 1:
-            return level
-
-    return None
+    levels = enumerate(zip_longest(*folders))
+    return next((i for i, x in levels if len({*x} - {None}) > 1), None)

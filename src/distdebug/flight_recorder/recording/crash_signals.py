@@ -203,19 +203,13 @@ def catch_sigterm() -> CaughtSignal | None:
     if state == "ignored" or get_disposition(signal.SIGALRM) != "default":
         return None
 
-    reader, writer = _open_pipe()
+    reader, writer, file = _open_pipe()
     if state == "default":
         set_handler(number, get_address("alarm"))
-    file = FaultFile(writer.fileno())
     faulthandler.register(number, file=file, all_threads=True, chain=True)
-    return CaughtSignal(
-        number=number,
-        reader=reader,
-        writer=writer,
-        file_ref=FaultFileRef(file),
-        handler=get_handler(number),
-        is_final=state == "default",
-    )
+    is_final, ref = state == "default", FaultFileRef(file)
+    handler = get_handler(number)
+    return CaughtSignal(number, reader, writer, ref, handler, is_final)
 
 
 def catch_sigabrt() -> CaughtSignal | None:
@@ -231,25 +225,19 @@ def catch_sigabrt() -> CaughtSignal | None:
     if any(get_disposition(n) != "default" for n in needed):
         return None
 
-    reader, writer = _open_pipe()
+    reader, writer, file = _open_pipe()
     set_handler(number, get_address("sleep"), once=True)
-    file = FaultFile(writer.fileno())
     faulthandler.enable(file=file, all_threads=True)
-    return CaughtSignal(
-        number=number,
-        reader=reader,
-        writer=writer,
-        file_ref=FaultFileRef(file),
-        handler=get_handler(number),
-        is_final=True,
-    )
+    ref, handler = FaultFileRef(file), get_handler(number)
+    return CaughtSignal(number, reader, writer, ref, handler, is_final=True)
 
 
-def _open_pipe() -> tuple[int, BinaryIO]:
+def _open_pipe() -> tuple[int, BinaryIO, FaultFile]:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)  # a full pipe must not stop a handler
-    return reader, os.fdopen(writer, "wb", buffering=0)
+    file = FaultFile(writer)
+    return reader, os.fdopen(writer, "wb", buffering=0), file
 
 
 def limit_abort_time(caught: CaughtSignal) -> None:

@@ -95,8 +95,9 @@ _POLL_S = 0.01
 
 # Arguments of torch's functions: no calls, and not only active ones.
 _STATUS_ONLY = (False, False)
-_BEGUN, _DONE = "last_enqueued_collective", "last_completed_collective"
-_STARTED = "last_started_collective"
+_BEGUN, _STARTED, _DONE = (
+    f"last_{step}_collective" for step in ("enqueued", "started", "completed")
+)
 
 _REMEDY = "call enable_flight_recorder() before init_process_group()"
 
@@ -118,7 +119,9 @@ def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
         NotRecordingError: There is no recorder, or it is off.
     """
     torch = sys.modules.get("torch")
-    functions = _dump_functions(torch)
+    names = ("_dump_nccl_trace", "_dump_fr_trace")
+    found = [getattr(_c10d(torch), name, None) for name in names]
+    functions = [function for function in found if function is not None]
     if torch is None or not functions:
         msg = "this process has no Flight Recorder"
         raise NotRecordingError(
@@ -129,7 +132,7 @@ def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
 
     with without_inductor(torch):
         for dump in functions:
-            data = dump(*(True, stacks, only_active))
+            data: bytes = dump(*(True, stacks, only_active))
             if b"record_id" in data:
                 return data
 
@@ -203,14 +206,6 @@ def _c10d(torch: Any) -> Any:
         return None
 
 
-def _dump_functions(torch: Any) -> list[Callable[[bool, bool, bool], bytes]]:
-    found = (
-        getattr(_c10d(torch), name, None)
-        for name in ("_dump_nccl_trace", "_dump_fr_trace")
-    )
-    return [dump for dump in found if dump is not None]
-
-
 def _is_recorder_off(torch: Any) -> bool:
     found = lookup(_BUFFER_SIZE, os.environ)
     if found is not None:
@@ -268,13 +263,19 @@ class Recording:
             self._identity = identity
         return self._identity
 
+    @property
+    def rank_label(self) -> str:
+        """
+        Return the rank as in names of files; ``"unknown"`` if it is not known.
+        """
+        rank = self.identity.rank
+        return "unknown" if rank is None else str(rank)
+
     def torch_path(self) -> Path:
         """
         Return the path of the dump that torch itself writes.
         """
-        rank = self.identity.rank
-        label = "unknown" if rank is None else rank
-        return Path(f"{self.settings.dump_prefix}{label}")
+        return Path(f"{self.settings.dump_prefix}{self.rank_label}")
 
     def next_path(self) -> Path:
         """
@@ -282,7 +283,7 @@ class Recording:
         """
         while True:
             number = next(self._numbers)
-            name = f"{self.settings.token}-{number}_{self._rank_label()}"
+            name = f"{self.settings.token}-{number}_rank_{self.rank_label}"
             path = self.settings.dump_dir / name
             if not is_there(path):
                 return path
@@ -291,7 +292,7 @@ class Recording:
         """
         Return the path of the link to the latest dump.
         """
-        return self.settings.dump_dir / f"latest_{self._rank_label()}"
+        return self.settings.dump_dir / f"latest_rank_{self.rank_label}"
 
     def add_dump(self, path: Path) -> None:
         """
@@ -302,10 +303,6 @@ class Recording:
             old = self.dumps.pop(_KEEP_FIRST)
             for suffix in ("", SIDECAR_SUFFIX, TRACEBACK_SUFFIX):
                 old.with_name(old.name + suffix).unlink(missing_ok=True)
-
-    def _rank_label(self) -> str:
-        rank = self.identity.rank
-        return "rank_unknown" if rank is None else f"rank_{rank}"
 
 
 _current: list[Recording] = []
@@ -384,7 +381,7 @@ def describe_process(
         error=recording.error,
         dump=dump,
         job=identity.job,
-        torch=_or_default(_read_torch_version, ""),
+        torch=_or_default(lambda: str(sys.modules["torch"].__version__), ""),
         groups=groups,
         mesh=_infer_mesh(groups),
         threads=(
@@ -400,10 +397,6 @@ def _or_default(read: Callable[[], T], default: T) -> T:
         return read()
     except Exception:  # noqa: BLE001 torch's internals may change any day
         return default
-
-
-def _read_torch_version() -> str:
-    return str(sys.modules["torch"].__version__)
 
 
 def _read_groups() -> tuple[SidecarGroup, ...]:
@@ -620,6 +613,7 @@ def write_process_sidecar(
     file: Path,
     *,
     dump: str = "",
+    stacks: bool = True,
 ) -> None:
     """
     Write the sidecar of a dump, also if the dump itself is missing.
@@ -629,10 +623,12 @@ def write_process_sidecar(
 
         dump: File name of the dump, or ``""`` if there is none.
 
+        stacks: Whether to include the stacks of all threads.
+
     Raises:
         OSError: The file cannot be written.
     """
-    sidecar = describe_process(recording, reason, dump=dump)
+    sidecar = describe_process(recording, reason, dump=dump, stacks=stacks)
     if sidecar is not None:
         write_sidecar(sidecar, file)
 

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import faulthandler
 import fcntl
-import functools
 import itertools
 import os
 import select
@@ -26,6 +25,7 @@ import sys
 import threading
 
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -41,14 +41,19 @@ from ...processes import (
     own_offer,
     parse_offer_name,
 )
-from ..sidecar import write_sidecar
-from . import crash_signals
 from .crash_signals import (
     CaughtSignal,
     FaultFile,
     FaultFileRef,
+    catch_sigabrt,
+    catch_sigterm,
+    close_pipe,
+    end_process,
     get_disposition,
     get_handler,
+    limit_abort_time,
+    read_traceback,
+    release,
     restore_action,
     save_action,
     set_handler,
@@ -58,7 +63,6 @@ from .dump import (
     TRACEBACK_SUFFIX,
     Recording,
     current_recording,
-    describe_process,
     has_call_in_flight,
     log_exceptions,
     traceback_frames,
@@ -112,13 +116,6 @@ def write_exit_dump(
     log_exceptions(write)
 
 
-def write_start_sidecar(recording: Recording) -> None:
-    """
-    Write the first sidecar, which announces this rank, and never raise.
-    """
-    log_exceptions(lambda: _write_sidecar(recording, "start"))
-
-
 def write_end_files(recording: Recording) -> None:
     """
     Write the last sidecar of a program that ends, and never raise.
@@ -127,30 +124,26 @@ def write_end_files(recording: Recording) -> None:
     caused one.
     """
     exc = _pending_exception()
-    if exc is not None:
+    if exc is not None or (has_call_in_flight() and not recording.error):
         write_exit_dump(
             recording,
             "exit-after-error",
-            error=_format_exception(exc),
-            trace=exc.__traceback__,
+            error="" if exc is None else _format_exception(exc),
+            trace=None if exc is None else exc.__traceback__,
         )
-    elif has_call_in_flight() and not recording.error:
-        write_exit_dump(recording, "exit-after-error")
     log_exceptions(lambda: _write_sidecar(recording, "exit"))
 
 
 def _write_sidecar(recording: Recording, reason: str) -> None:
     file = recording.torch_path()
-    dump = file.name if is_there(file) else ""
-    sidecar = describe_process(
+    write_process_sidecar(
         recording,
         reason,
-        dump=dump,
+        file,
+        dump=file.name if is_there(file) else "",
         # Readers use the last sidecar, so it needs the stack of the exception.
         stacks=bool(recording.error_stack),
     )
-    if sidecar is not None:
-        write_sidecar(sidecar, file)
 
 
 def _pending_exception() -> BaseException | None:
@@ -194,14 +187,9 @@ def hook_exit(on_end: Callable[[], None]) -> Callable[[], None]:
         exc: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        recording = current_recording()
-        if recording is not None:
-            write_exit_dump(
-                recording,
-                "exception",
-                error=_format_exception(exc),
-                trace=trace,
-            )
+        if (recording := current_recording()) is not None:
+            error = _format_exception(exc)
+            write_exit_dump(recording, "exception", error=error, trace=trace)
         previous(kind, exc, trace)
 
     sys.excepthook = excepthook
@@ -226,11 +214,9 @@ def _hook_child_exit(on_end: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
     util = sys.modules["multiprocessing.util"]
-    finalizer = util.Finalize(None, on_end, exitpriority=0)
-
-    def cancel() -> None:
-        finalizer.cancel()
-
+    cancel: Callable[[], None] = util.Finalize(
+        None, on_end, exitpriority=0
+    ).cancel
     return cancel
 
 
@@ -518,7 +504,7 @@ def _file_id(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-@functools.cache
+@cache
 def _hook_fork() -> None:
     """
     Have forked children unregister the handler of their parent.
@@ -532,9 +518,6 @@ def _unregister_in_child() -> None:
     if _handlers:
         _unregister_handler(_handlers[0])
         _handlers.clear()
-
-
-_STDERR = 2
 
 
 class Extras:
@@ -565,7 +548,8 @@ class Extras:
             self._release_signals(in_child=False)  # without a listener
         log_exceptions(self._enable_stack_signal)
         self._unhook = hook_exit(self._on_end)
-        write_start_sidecar(self._recording)
+        # Announce this rank.
+        log_exceptions(lambda: _write_sidecar(self._recording, "start"))
 
     def stop(self) -> None:
         """
@@ -598,9 +582,8 @@ class Extras:
             disable_stack_signal()
 
     def _open_pipe(self) -> None:
-        rank = self._recording.identity.rank
         prefix = self._recording.settings.request_prefix
-        pipe = Path(f"{prefix}{'unknown' if rank is None else rank}.pipe")
+        pipe = Path(f"{prefix}{self._recording.rank_label}.pipe")
         self._pipe_fd = open_request_pipe(pipe)
         self._pipe = pipe
 
@@ -613,30 +596,24 @@ class Extras:
             os.close(self._pipe_fd)
             self._pipe_fd = None
         while self._caught:
-            crash_signals.close_pipe(self._caught.pop())
+            close_pipe(self._caught.pop())
 
     def _catch_signals(self) -> None:
-        for catch in (
-            crash_signals.catch_sigterm,
-            crash_signals.catch_sigabrt,
-        ):
-            caught = catch()
-            if caught is not None:
+        for catch in (catch_sigterm, catch_sigabrt):
+            if (caught := catch()) is not None:
                 self._caught.append(caught)
 
     def _release_signals(self, *, in_child: bool) -> None:
-        release = functools.partial(crash_signals.release, in_child=in_child)
         for caught in self._caught:
-            log_exceptions(functools.partial(release, caught))
+            log_exceptions(partial(release, caught, in_child=in_child))
 
     def _listen(self) -> None:
         actions: dict[int, Callable[[], object]] = {
-            caught.reader: functools.partial(self._on_signal, caught)
+            caught.reader: partial(self._on_signal, caught)
             for caught in self._caught
         }
         if self._pipe_fd is not None:
-            on_request = functools.partial(self._on_request, self._pipe_fd)
-            actions[self._pipe_fd] = on_request
+            actions[self._pipe_fd] = partial(self._on_request, self._pipe_fd)
         listener = Listener(actions, self._limit_aborts)
         try:
             listener.start()
@@ -648,9 +625,9 @@ class Extras:
     def _limit_aborts(self) -> None:
         for caught in self._caught:
             try:
-                crash_signals.limit_abort_time(caught)
+                limit_abort_time(caught)
             except OSError:  # a signal without a limit is worse than none
-                crash_signals.release(caught)
+                release(caught)
                 raise
 
     def _on_request(self, fd: int) -> None:
@@ -658,16 +635,15 @@ class Extras:
         write_exit_dump(self._recording, "request")
 
     def _on_signal(self, caught: CaughtSignal) -> None:
-        stacks = crash_signals.read_traceback(caught)
-        if not stacks:
+        if not (stacks := read_traceback(caught)):
             return
 
         write_exit_dump(self._recording, caught.number.name, traceback=stacks)
         if caught.is_final:
             log_exceptions(self._remove_pipe)
             if caught.number.name == "SIGABRT":  # as faulthandler would
-                os.write(_STDERR, stacks)
-            crash_signals.end_process(caught)
+                os.write(2, stacks)  # stderr, also where Python's is gone
+            end_process(caught)
 
     def _on_end(self) -> None:
         write_end_files(self._recording)

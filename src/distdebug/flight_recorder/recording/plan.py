@@ -29,8 +29,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import pandas as pd
 
-_HEADERS = ("variable", "value", "action", "reason")
-
 
 class Setting(NamedTuple):
     """
@@ -106,13 +104,13 @@ class RecorderSettings(NamedTuple):
         Returns:
             ``export`` and ``unset`` lines, quoted for ``eval``.
         """
-        lines = []
-        for s in self.variables:
-            if s.action == "set" and s.value is not None:
-                lines.append(f"export {s.name}={shlex.quote(s.value)}\n")
-            elif s.action == "unset":
-                lines.append(f"unset {s.name}\n")
-        return "".join(lines)
+        return "".join(
+            f"unset {s.name}\n"
+            if s.value is None
+            else f"export {s.name}={shlex.quote(s.value)}\n"
+            for s in self.variables
+            if s.action in {"set", "unset"}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """
@@ -144,19 +142,26 @@ class RecorderSettings(NamedTuple):
     def _repr_html_(self) -> str:
         from ..._render import Table, blocks_html
 
-        rows = [
-            (s.name, "-" if s.value is None else s.value, s.action, s.reason)
-            for s in self.variables
-        ]
-        table = Table(_HEADERS, rows, len(rows))
+        header, *rows = self._rows()
+        table = Table(header, rows, len(rows))
         return blocks_html([f"Dumps go to {self.dump_dir}", table])
 
-    def __str__(self) -> str:
-        rows = [_HEADERS]
-        rows += [
-            (s.name, "-" if s.value is None else s.value, s.action, s.reason)
-            for s in self.variables
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [
+            ("variable", "value", "action", "reason"),
+            *(
+                (
+                    s.name,
+                    "-" if s.value is None else s.value,
+                    s.action,
+                    s.reason,
+                )
+                for s in self.variables
+            ),
         ]
+
+    def __str__(self) -> str:
+        rows = self._rows()
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         table = "\n".join(
             "  ".join([*map(str.ljust, row, widths), row[3]]) for row in rows
@@ -205,36 +210,27 @@ _FIRST_WITH_FR_NAMES = (2, 8)
 _FIRST_WITHOUT_OLD_NAMES = (2, 11)
 
 
+def _renamed(new: str, old: str) -> tuple[Spelling, ...]:
+    return (
+        Spelling(new, since=_FIRST_WITH_FR_NAMES),
+        Spelling(old, until=_FIRST_WITHOUT_OLD_NAMES),
+    )
+
+
 VARIABLES = (
     Variable(
         "buffer_size",
-        (
-            Spelling("TORCH_FR_BUFFER_SIZE", since=_FIRST_WITH_FR_NAMES),
-            Spelling(
-                "TORCH_NCCL_TRACE_BUFFER_SIZE", until=_FIRST_WITHOUT_OLD_NAMES
-            ),
-        ),
+        _renamed("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
         "how many calls each rank remembers",
     ),
     Variable(
         "dump_prefix",
-        (
-            Spelling("TORCH_FR_DUMP_TEMP_FILE", since=_FIRST_WITH_FR_NAMES),
-            Spelling(
-                "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-                until=_FIRST_WITHOUT_OLD_NAMES,
-            ),
-        ),
+        _renamed("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
         "where torch writes its own dumps; it appends the rank",
     ),
     Variable(
         "cpp_stacks",
-        (
-            Spelling("TORCH_FR_CPP_STACK", since=_FIRST_WITH_FR_NAMES),
-            Spelling(
-                "TORCH_NCCL_TRACE_CPP_STACK", until=_FIRST_WITHOUT_OLD_NAMES
-            ),
-        ),
+        _renamed("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK"),
         "C++ frames in the stacks",
     ),
     Variable(
@@ -279,10 +275,7 @@ VARIABLES = (
     ),
     Variable(
         "blocking_wait",
-        (
-            Spelling("TORCH_NCCL_BLOCKING_WAIT"),
-            Spelling("NCCL_BLOCKING_WAIT"),
-        ),
+        (Spelling("TORCH_NCCL_BLOCKING_WAIT"), Spelling("NCCL_BLOCKING_WAIT")),
         "NCCL: wait on the host; no watchdog, and so no dump",
     ),
 )
@@ -330,10 +323,8 @@ def lookup(
     Returns:
         Name and value of the first spelling that is set, or ``None``.
     """
-    for spelling in variable.spellings:
-        if spelling.name in environ:
-            return spelling.name, environ[spelling.name]
-    return None
+    names = (s.name for s in variable.spellings)
+    return next(((n, environ[n]) for n in names if n in environ), None)
 
 
 _REMEDY = "name a folder of your own with dump_dir= or DISTDEBUG_DUMP_DIR"
@@ -464,6 +455,7 @@ def plan_flight_recorder(  # noqa: PLR0913 each may be asked for
     Raises:
         ValueError: An argument is invalid.
     """
+    token = token or new_token()
     options = Options(
         dump_dir=None if dump_dir is None else os.fspath(dump_dir),
         buffer_size=buffer_size,
@@ -475,18 +467,6 @@ def plan_flight_recorder(  # noqa: PLR0913 each may be asked for
         override=override,
         keep=frozenset(keep),
     )
-    return make_plan(environ, torch_version, options, token or new_token())
-
-
-def make_plan(
-    environ: Mapping[str, str],
-    torch_version: str | None,
-    options: Options,
-    token: str,
-) -> RecorderSettings:
-    """
-    Return the settings for *options*; see :func:`plan_flight_recorder`.
-    """
     _check_options(options)
     folder = _choose_dir(environ, options).absolute()
     inputs = _Inputs(
@@ -583,9 +563,8 @@ def _plan_value(variable: Variable, inputs: _Inputs) -> list[Setting]:
 
 
 def _is_set_by_user(name: str, value: str, options: Options) -> bool:
-    if name in options.keep:
-        return True
-    return not (options.override or _OWN_PREFIX.fullmatch(Path(value).name))
+    is_ours = _OWN_PREFIX.fullmatch(Path(value).name)
+    return name in options.keep or not (options.override or is_ours)
 
 
 def _keep_user_value(
@@ -628,25 +607,15 @@ def _plan_error_handling(variable: Variable, inputs: _Inputs) -> list[Setting]:
     return [Setting(name, value, "kept", reason, is_harmful=True)]
 
 
-def _plan_monitoring(variable: Variable, inputs: _Inputs) -> list[Setting]:
+def _plan_switch(variable: Variable, inputs: _Inputs) -> list[Setting]:
+    """
+    Return how to undo a switch that the user has set so that nothing is dumped.
+    """
     found = lookup(variable, inputs.environ)
-    if found is None or _is_on(found[1]):
+    is_harmful_on, reason = _HARMFUL_SWITCHES[variable.key]
+    if found is None or _is_on(found[1]) is not is_harmful_on:
         return []
 
-    return _plan_harmful(found, "without it NCCL never dumps", inputs)
-
-
-def _plan_blocking_wait(variable: Variable, inputs: _Inputs) -> list[Setting]:
-    found = lookup(variable, inputs.environ)
-    if found is None or not _is_on(found[1]):
-        return []
-
-    return _plan_harmful(found, "there is no watchdog, and so no dump", inputs)
-
-
-def _plan_harmful(
-    found: tuple[str, str], reason: str, inputs: _Inputs
-) -> list[Setting]:
     name, value = found
     if inputs.options.override and name not in inputs.options.keep:
         return [Setting(name, None, "unset", reason)]
@@ -674,8 +643,13 @@ _HARM_WHEN_OFF = {
 # The value of TORCH_NCCL_ASYNC_ERROR_HANDLING that lets dumps be written.
 _SKIP_CLEANUP = "3"
 
+# By variable: the state in which it keeps NCCL from dumping, and why.
+_HARMFUL_SWITCHES = {
+    "monitoring": (False, "without it NCCL never dumps"),
+    "blocking_wait": (True, "there is no watchdog, and so no dump"),
+}
+
 _SPECIAL_PLANS: dict[str, Callable[[Variable, _Inputs], list[Setting]]] = {
     "error_handling": _plan_error_handling,
-    "monitoring": _plan_monitoring,
-    "blocking_wait": _plan_blocking_wait,
+    **dict.fromkeys(_HARMFUL_SWITCHES, _plan_switch),
 }

@@ -9,8 +9,7 @@ that share a host.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._render import Block, Lines, Shown
-from ..._text import clean, list_text, size_text
+from ..._text import clean, count_text, list_text, size_text
 from ...findings import as_plain
 from ...ranks import ranks_text
-from ..analysis.membership import Group, Membership, Signatures
-from ..analysis.progress import Stream, collective_streams
-from ..analysis.stragglers import clock_offsets_ns
+from ..analysis.job import Job, Stream, common_numbers, run_starts
+from ..analysis.membership import Group
+from ..analysis.stragglers import clock_offsets_ns, host_of
 from ..reading.columns import Dumps
 
 
@@ -122,9 +121,9 @@ class Timeline(Shown):
         span = f"{self.span_ns / 1e9:,.3f} s"
         counts = (
             f"{self.open:,} not complete when dumped",
-            _count_text(self.late, "late arrival"),
-            _count_text(self.arrows, "arrow"),
-            _count_text(self.tracks, "track"),
+            count_text(self.late, "late arrival"),
+            count_text(self.arrows, "arrow"),
+            count_text(self.tracks, "track"),
         )
         path, size = clean(self.path, limit=1000), size_text(self.size)
         lines = [
@@ -156,10 +155,6 @@ def _ranks_text(ranks: tuple[int, ...]) -> str:
     return text if len(text) <= _MAX_RANKS_TEXT else f"{len(ranks):,} ranks"
 
 
-def _count_text(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _clocks_text(clocks: tuple[HostClock, ...]) -> str:
     if len(clocks) < 2:
         return "all ranks share one"
@@ -187,40 +182,29 @@ _MAX_CALLS_PER_RANK = 1000
 _MIN_COMMON_CALLS = 4
 
 
-def host_of(dumps: Dumps, rank: int) -> str:
-    """
-    Return the host of a rank, or a unique name if it is unknown.
-    """
-    return dumps[rank].host or f"rank {rank}"
-
-
-def compare_clocks(
-    dumps: Dumps, membership: Membership, signatures: Signatures
-) -> tuple[HostClock, ...]:
+def compare_clocks(job: Job) -> tuple[HostClock, ...]:
     """
     Estimate the clock offsets of all hosts from common collectives.
 
     Returns:
         One clock per host, by lowest rank; the first one is the reference.
     """
+    dumps = job.dumps
     hosts = list(dict.fromkeys(host_of(dumps, rank) for rank in dumps.ranks))
     if len(hosts) < 2:
         return tuple(_make_clock(host, (0.0, 0.0)) for host in hosts)
 
     known = {hosts[0]: (0.0, 0.0)}
-    groups_by_host = _groups_by_host(dumps, membership)
-    untried = set(range(len(membership.groups)))
+    groups_by_host = _groups_by_host(job)
+    untried = set(range(len(job.groups)))
     reached = deque(hosts[:1])
     while reached and len(known) < len(hosts):
         for index in groups_by_host[reached.popleft()]:
-            if index not in untried:
-                continue
-            untried.discard(index)
-            new = _estimate_offsets(
-                dumps, membership, signatures, index, known
-            )
-            known.update(new)
-            reached.extend(new)
+            if index in untried:
+                untried.discard(index)
+                new = _estimate_offsets(job, index, known)
+                known.update(new)
+                reached.extend(new)
 
     return tuple(_make_clock(host, known.get(host)) for host in hosts)
 
@@ -247,21 +231,17 @@ def _make_clock(host: str, offset: tuple[float, float] | None) -> HostClock:
     )
 
 
-def _groups_by_host(
-    dumps: Dumps, membership: Membership
-) -> Mapping[str, Sequence[int]]:
+def _groups_by_host(job: Job) -> Mapping[str, Iterable[int]]:
     """
     Return the groups with members on each host, the largest first.
     """
     at: dict[str, dict[int, None]] = defaultdict(dict)
-    order = sorted(
-        range(len(membership.groups)),
-        key=lambda index: -len(membership.groups[index].order),
-    )
-    for index in order:
-        for rank in _members_with_dump(dumps, membership.groups[index]):
-            at[host_of(dumps, rank)][index] = None
-    return {host: tuple(found) for host, found in at.items()}
+    for index, group in sorted(
+        enumerate(job.groups), key=lambda item: -len(item[1].order)
+    ):
+        for rank in _members_with_dump(job.dumps, group):
+            at[host_of(job.dumps, rank)][index] = None
+    return at
 
 
 def _members_with_dump(dumps: Dumps, group: Group) -> list[int]:
@@ -269,21 +249,17 @@ def _members_with_dump(dumps: Dumps, group: Group) -> list[int]:
 
 
 def _estimate_offsets(
-    dumps: Dumps,
-    membership: Membership,
-    signatures: Signatures,
-    index: int,
-    known: Mapping[str, tuple[float, float]],
+    job: Job, index: int, known: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
     """
     Return offset and uncertainty of new hosts in a group with a known one.
     """
-    members = _members_with_dump(dumps, membership.groups[index])
-    hosts = [host_of(dumps, rank) for rank in members]
+    members = _members_with_dump(job.dumps, job.groups[index])
+    hosts = [host_of(job.dumps, rank) for rank in members]
     if known.keys() >= set(hosts):
         return {}
 
-    ends = _common_ends(dumps, membership, signatures, index, members)
+    ends = _common_ends(job, index, members)
     if ends is None:
         return {}
 
@@ -299,11 +275,7 @@ def _estimate_offsets(
 
 
 def _common_ends(
-    dumps: Dumps,
-    membership: Membership,
-    signatures: Signatures,
-    index: int,
-    members: Sequence[int],
+    job: Job, index: int, members: Sequence[int]
 ) -> NDArray[np.float64] | None:
     """
     Return the ends that all members noticed; ``None`` if there are too few.
@@ -312,23 +284,16 @@ def _common_ends(
     """
     ends: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     for rank in members:
-        dump = dumps[rank]
-        stream = collective_streams(
-            dump, membership.by_code[rank], signatures
-        ).get(index)
+        stream = job.streams(rank).get(index)
         if stream is None:
             return None
 
-        end = dump.entries.completed_ns[stream.row]
+        end = job.dumps[rank].entries.completed_ns[stream.row]
         seen = stream.synchronizes & stream.done & (end > 0)
-        ends.append(
-            (
-                stream.seq[seen][-_MAX_CALLS_PER_RANK:],
-                end[seen][-_MAX_CALLS_PER_RANK:],
-            )
-        )
+        newest = np.flatnonzero(seen)[-_MAX_CALLS_PER_RANK:]
+        ends.append((stream.seq[newest], end[newest]))
 
-    common = reduce(_intersect, (seq for seq, _ in ends))[-_MAX_COMMON_CALLS:]
+    common = common_numbers(seq for seq, _ in ends)[-_MAX_COMMON_CALLS:]
     if len(common) < _MIN_COMMON_CALLS:
         return None
 
@@ -338,24 +303,12 @@ def _common_ends(
     return table
 
 
-def _intersect(
-    a: NDArray[np.int64], b: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    if np.array_equal(a, b):
-        return a
-
-    both: NDArray[np.int64] = np.intersect1d(a, b, assume_unique=True)
-    return both
-
-
 # Arrivals collected before those of the same call are merged.
 _MERGE_SIZE = 1 << 20
 _NEVER = 1 << 62
 
-Columns = dict[str, NDArray[np.int64]]
 
-
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(eq=False)
 class Arrivals:
     """
     All collectives of the job, by group and sequence number.
@@ -414,9 +367,7 @@ class Arrivals:
 
 
 def collect_arrivals(
-    dumps: Dumps,
-    membership: Membership,
-    signatures: Signatures,
+    job: Job,
     offsets: Mapping[int, int],
     on_rank_done: Callable[[], object] = lambda: None,
 ) -> Arrivals:
@@ -430,74 +381,53 @@ def collect_arrivals(
 
         on_rank_done: Called after each rank.
     """
-    parts: list[Columns] = [_empty_arrivals()]
+    parts = [np.empty((len(attrs.fields(Arrivals)), 0), np.int64)]
     unmerged = 0
-    for dump in dumps:
-        streams = collective_streams(
-            dump, membership.by_code[dump.rank], signatures
-        )
-        entries, ahead = dump.entries, offsets[dump.rank]
-        ends = np.where(entries.completed_ns, entries.completed_ns, _NEVER)
-        for group, stream in streams.items():
-            created = entries.created_ns[stream.row] - ahead
-            ended = ends[stream.row] - ahead
-            parts.append(
-                _rank_arrivals(group, stream, dump.rank, created, ended)
+    for dump in job.dumps:
+        e, ahead = dump.entries, offsets[dump.rank]
+        ends = np.where(e.completed_ns, e.completed_ns, _NEVER)
+        for group, stream in job.streams(dump.rank).items():
+            at, one = stream.row, np.ones_like(stream.seq)
+            arrived = e.created_ns[at] - ahead
+            part = Arrivals(
+                group=group * one,
+                seq=stream.seq,
+                first_ns=arrived,
+                last_ns=arrived,
+                last_rank=dump.rank * one,
+                end_ns=ends[at] - ahead,
+                count=one,
             )
-            unmerged += len(stream.seq)
+            parts.append(np.array(attrs.astuple(part, recurse=False)))
+            unmerged += len(one)
         if unmerged >= _MERGE_SIZE:
             parts, unmerged = [_merge_arrivals(parts)], 0
         on_rank_done()
 
-    return Arrivals(**_merge_arrivals(parts))
+    return Arrivals(*_merge_arrivals(parts))
 
 
-def _empty_arrivals() -> Columns:
-    return {f.name: np.empty(0, np.int64) for f in attrs.fields(Arrivals)}
-
-
-def _rank_arrivals(
-    group: int,
-    stream: Stream,
-    rank: int,
-    arrived: NDArray[np.int64],
-    ended: NDArray[np.int64],
-) -> Columns:
-    size = len(arrived)
-    return {
-        "group": np.full(size, group, np.int64),
-        "seq": stream.seq,
-        "first_ns": arrived,
-        "last_ns": arrived,
-        "last_rank": np.full(size, rank, np.int64),
-        "end_ns": ended,
-        "count": np.ones(size, np.int64),
-    }
-
-
-def _merge_arrivals(parts: list[Columns]) -> Columns:
+def _merge_arrivals(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """
-    Merge the rows of the same collective into one.
+    Merge the rows of the same collective, one attribute of `Arrivals` each.
     """
-    rows = {
-        name: np.concatenate([part[name] for part in parts])
-        for name in parts[0]
-    }
-    if not len(rows["seq"]):
+    rows = np.concatenate(parts, axis=1)
+    if not rows.size:
         return rows
 
-    order = np.lexsort((rows["last_ns"], rows["seq"], rows["group"]))
-    rows = {name: column[order] for name, column in rows.items()}
-    group, seq = rows["group"], rows["seq"]
-    is_new = (group[1:] != group[:-1]) | (seq[1:] != seq[:-1])
-    first = np.flatnonzero(np.r_[True, is_new])
+    group, seq, first_ns, last_ns, last_rank, end_ns, count = rows[
+        :, np.lexsort((rows[3], rows[1], rows[0]))
+    ]
+    first = run_starts(group, seq)
     last = np.r_[first[1:], len(seq)] - 1
-    return {
-        "group": group[first],
-        "seq": seq[first],
-        "first_ns": np.minimum.reduceat(rows["first_ns"], first),
-        "last_ns": rows["last_ns"][last],
-        "last_rank": rows["last_rank"][last],
-        "end_ns": np.minimum.reduceat(rows["end_ns"], first),
-        "count": np.add.reduceat(rows["count"], first),
-    }
+    return np.array(
+        [
+            group[first],
+            seq[first],
+            np.minimum.reduceat(first_ns, first),
+            last_ns[last],
+            last_rank[last],
+            np.minimum.reduceat(end_ns, first),
+            np.add.reduceat(count, first),
+        ]
+    )

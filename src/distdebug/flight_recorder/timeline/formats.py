@@ -9,59 +9,67 @@ from __future__ import annotations
 
 import json
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
+import attrs
 
 from ...errors import MissingDependencyError
+from ..reading.columns import Labels
 from .slices import (
     AbsentRank,
     Arrow,
     RankAnnotations,
     RankSlices,
-    RecordTexts,
     SliceEnd,
     SliceKind,
     SlicePoint,
-    describe_slices,
+    describe_kind,
+    iter_slices,
 )
 
 
-# Reserved color names of the trace viewer.
-_COLORS = {SliceEnd.OPEN: "terrible", SliceEnd.ABORTED: "terrible"}
-_LATE_COLOR = "bad"
+# Cached kinds of slices; jobs repeat their calls, so nearly all fit.
+_MAX_CACHED = 1 << 16
 
 
-class TraceEventFormat:
+@attrs.frozen(eq=False)
+class TimelineFormat:
     """
-    Encoder of Trace Event Format (JSON), rank by rank.
+    An encoder of timelines: a head, all events rank by rank, and a tail.
 
     Args:
-        record_texts: Texts for the codes in records.
+        labels: Texts for the codes in records.
 
         rank_annotations: Labels of ranks and marks of late arrivals.
 
         start_ns: Time zero of the file.
     """
 
-    def __init__(
-        self,
-        record_texts: RecordTexts,
-        rank_annotations: RankAnnotations,
-        start_ns: int,
-    ) -> None:
-        self._record_texts = record_texts
-        self._rank_annotations = rank_annotations
-        self._start_ns = start_ns
-        self._cache: dict[SliceKind, tuple[str, str]] = {}
+    _labels: Labels
+    _rank_annotations: RankAnnotations
+    _start_ns: int
+    _describe: Callable[[SliceKind], tuple[str, Any]] = attrs.field(init=False)
+
+    @_describe.default
+    def _cache_descriptions(self) -> Callable[[SliceKind], tuple[str, Any]]:
+        def describe(kind: SliceKind) -> tuple[str, Any]:
+            return self._encode(*describe_kind(self._labels, kind))
+
+        return lru_cache(_MAX_CACHED)(describe)
+
+    def _encode(self, name: str, args: Mapping[str, Any]) -> tuple[str, Any]:
+        """
+        Encode name and arguments that slices of one kind share.
+        """
+        return name, args
 
     def head(self) -> bytes:
         """
         Return the beginning of the file.
         """
-        title = _event("M", 0, name="trace_name", args={"name": "distdebug"})
-        return f'{{"displayTimeUnit":"ms","traceEvents":[\n{title}'.encode()
+        raise NotImplementedError
 
     def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
         """
@@ -72,12 +80,7 @@ class TraceEventFormat:
 
             lines: Line of code of each slice; empty if they were not read.
         """
-        events = [
-            *self._metadata_events(rank_slices),
-            *self._slice_events(rank_slices, lines),
-        ]
-        events += self._late_events(rank_slices)
-        return "".join(f",\n{event}" for event in events).encode()
+        raise NotImplementedError
 
     def tail(
         self,
@@ -95,13 +98,69 @@ class TraceEventFormat:
 
             about: Plain data about the file.
         """
-        events = [
-            *self._arrow_events(arrows),
-            *map(self._absent_event, absent_ranks),
-        ]
-        body = "".join(f",\n{event}" for event in events)
-        other = json.dumps(about)
-        return f'{body}\n],"otherData":{other}}}\n'.encode()
+        raise NotImplementedError
+
+
+# Reserved color names of the trace viewer.
+_COLORS: Mapping[int, str] = {
+    SliceEnd.OPEN: "terrible",
+    SliceEnd.ABORTED: "terrible",
+}
+_LATE_COLOR = "bad"
+
+
+@attrs.frozen(eq=False)
+class TraceEventFormat(TimelineFormat):
+    """
+    Encoder of Trace Event Format (JSON), rank by rank.
+    """
+
+    def head(self) -> bytes:
+        """
+        Return the beginning of the file.
+        """
+        title = _metadata(0, "trace_name", "distdebug")
+        return f'{{"displayTimeUnit":"ms","traceEvents":[\n{title}'.encode()
+
+    def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
+        """
+        Return all events of one rank.
+        """
+        return _join_events(
+            [
+                *self._metadata_events(rank_slices),
+                *self._slice_events(rank_slices, lines),
+            ]
+        ).encode()
+
+    def tail(
+        self,
+        arrows: Iterable[Arrow],
+        absent_ranks: Iterable[AbsentRank],
+        about: Mapping[str, Any],
+    ) -> bytes:
+        """
+        Return the events between ranks, and the metadata of the file.
+        """
+        body = _join_events(
+            [
+                *self._arrow_events(arrows),
+                *(
+                    # Track -1 is the rank itself.
+                    self._instant(
+                        "p",
+                        SlicePoint(x.rank, -1, x.ns),
+                        "did not arrive",
+                        x.args,
+                    )
+                    for x in absent_ranks
+                ),
+            ]
+        )
+        return f'{body}\n],"otherData":{json.dumps(about)}}}\n'.encode()
+
+    def _encode(self, name: str, args: Mapping[str, Any]) -> tuple[str, str]:
+        return json.dumps(name), _fields(args)
 
     def _timestamp_us(self, ns: int) -> str:
         whole, part = divmod(ns - self._start_ns, 1000)
@@ -109,135 +168,76 @@ class TraceEventFormat:
 
     def _metadata_events(self, rank_slices: RankSlices) -> Iterator[str]:
         rank = rank_slices.rank
-        yield _event(
-            "M", rank, name="process_name", args={"name": rank_slices.label}
-        )
-        yield _event(
-            "M", rank, name="process_sort_index", args={"sort_index": rank}
-        )
+        yield _metadata(rank, "process_name", rank_slices.label)
+        yield _metadata(rank, "process_sort_index", rank)
         if label := self._rank_annotations.labels.get(rank):
-            yield _event(
-                "M", rank, name="process_labels", args={"labels": label}
-            )
-        for track, name in enumerate(rank_slices.tracks):
-            tid = track + 1
-            yield _event(
-                "M", rank, tid=tid, name="thread_name", args={"name": name}
-            )
-            yield _event(
-                "M",
-                rank,
-                tid=tid,
-                name="thread_sort_index",
-                args={"sort_index": tid},
-            )
+            yield _metadata(rank, "process_labels", label)
+        for tid, name in enumerate(rank_slices.tracks, 1):
+            yield _metadata(rank, "thread_name", name, tid=tid)
+            yield _metadata(rank, "thread_sort_index", tid, tid=tid)
 
     def _slice_events(
         self, rank_slices: RankSlices, lines: Sequence[str]
     ) -> Iterator[str]:
-        e, pid = rank_slices.entries, rank_slices.rank
-        texts = describe_slices(
-            rank_slices, self._record_texts, _encode_json, self._cache
-        )
-        numbers = np.where(e.is_p2p, e.p2p_seq, e.seq)
-        extras = _extra_args(rank_slices, lines)
-        for i, (begin, end, kind, track, late, seq, record) in enumerate(
-            zip(
-                rank_slices.start_ns.tolist(),
-                rank_slices.end_ns.tolist(),
-                rank_slices.end.tolist(),
-                rank_slices.track.tolist(),
-                rank_slices.is_late.tolist(),
-                numbers.tolist(),
-                e.record_id.tolist(),
-                strict=True,
-            )
-        ):
-            name, args = texts[i]
-            whole, part = divmod(end - begin, 1000)
-            color = _LATE_COLOR if late else _COLORS.get(kind)
+        rank = rank_slices.rank
+        for i, x in enumerate(iter_slices(rank_slices, lines)):
+            name, args = self._describe(x.kind)
+            whole, part = divmod(x.end_ns - x.start_ns, 1000)
+            color = _LATE_COLOR if x.is_late else _COLORS.get(x.end)
             color_field = f',"cname":"{color}"' if color else ""
+            more = f",{_fields(x.more)}" if x.more else ""
             yield (
-                f'{{"ph":"X","pid":{pid},"tid":{track + 1},'
-                f'"ts":{self._timestamp_us(begin)},"dur":{whole}.{part:03d},'
-                f'"name":{name}{color_field},"args":{{{args},'
-                f'"seq":{seq},"record":{record}{extras.get(i, "")}}}}}'
+                f'{{"ph":"X","pid":{rank},"tid":{x.track + 1},'
+                f'"ts":{self._timestamp_us(x.start_ns)},'
+                f'"dur":{whole}.{part:03d},"name":{name}{color_field},'
+                f'"args":{{{args},"seq":{x.seq},"record":{x.record}{more}}}}}'
             )
+            if x.is_late:
+                mark = self._rank_annotations.describe_lateness(rank_slices, i)
+                at = SlicePoint(rank, x.track, x.start_ns)
+                yield self._instant("t", at, *mark)
 
-    def _late_events(self, rank_slices: RankSlices) -> Iterator[str]:
-        for i in np.flatnonzero(rank_slices.is_late).tolist():
-            name, args = self._rank_annotations.describe_lateness(
-                rank_slices, i
-            )
-            yield _event(
-                "i",
-                rank_slices.rank,
-                tid=int(rank_slices.track[i]) + 1,
-                ts=self._timestamp_us(int(rank_slices.start_ns[i])),
-                name=name,
-                args=args,
-                s="t",
-            )
+    def _instant(
+        self,
+        scope: str,
+        at: SlicePoint,
+        name: str,
+        args: Mapping[str, Any],
+    ) -> str:
+        ts = self._timestamp_us(at.ns)
+        more = {"name": name, "args": dict(args), "s": scope}
+        return _event("i", at.rank, ts=ts, tid=at.track + 1, **more)
 
     def _arrow_events(self, arrows: Iterable[Arrow]) -> Iterator[str]:
         for number, arrow in enumerate(arrows, 1):
-            yield self._arrow_event(number, "s", arrow.source)
-            yield self._arrow_event(number, "f", arrow.target, bp="e")
+            yield self._arrow_end("s", number, arrow.source)
+            yield self._arrow_end("f", number, arrow.target, bp="e")
 
-    def _arrow_event(
-        self, number: int, ph: str, point: SlicePoint, **more: str
+    def _arrow_end(
+        self, ph: str, number: int, at: SlicePoint, **more: str
     ) -> str:
-        return _event(
-            ph,
-            point.rank,
-            tid=point.track + 1,
-            ts=self._timestamp_us(point.ns),
-            name="same call",
-            cat="call",
-            id=number,
-            **more,
-        )
-
-    def _absent_event(self, absent: AbsentRank) -> str:
-        return _event(
-            "i",
-            absent.rank,
-            tid=0,
-            ts=self._timestamp_us(absent.ns),
-            name="did not arrive",
-            args=dict(absent.args),
-            s="p",
-        )
+        ts = self._timestamp_us(at.ns)
+        more |= {"name": "same call", "cat": "call"}
+        return _event(ph, at.rank, ts=ts, tid=at.track + 1, id=number, **more)
 
 
-def _encode_json(name: str, args: Mapping[str, Any]) -> tuple[str, str]:
-    return json.dumps(name), json.dumps(args, separators=(",", ":"))[1:-1]
+def _fields(args: Mapping[str, Any]) -> str:
+    return json.dumps(args, separators=(",", ":"))[1:-1]
 
 
-def _extra_args(
-    rank_slices: RankSlices, lines: Sequence[str]
-) -> dict[int, str]:
-    """
-    Return the arguments that only some slices have, as JSON by index.
-    """
-    e = rank_slices.entries
-    extras: dict[int, str] = {}
-    for i in np.flatnonzero(e.started_ns > 0).tolist():
-        after = int(e.started_ns[i] - e.created_ns[i]) / 1e6
-        extras[i] = f',"start noticed after ms":{after}'
-    for i in np.flatnonzero(np.isfinite(e.duration_ms)).tolist():
-        took = float(e.duration_ms[i])
-        extras[i] = f'{extras.get(i, "")},"on device ms":{took}'
-    for i, line in enumerate(lines):
-        if line:
-            extras[i] = f'{extras.get(i, "")},"line":{json.dumps(line)}'
-    return extras
+def _join_events(events: Iterable[str]) -> str:
+    return "".join(f",\n{event}" for event in events)
+
+
+def _metadata(pid: int, name: str, value: object, **more: Any) -> str:
+    # The argument of process_sort_index is called sort_index.
+    args = {name.partition("_")[2]: value}
+    return _event("M", pid, **more, name=name, args=args)
 
 
 def _event(ph: str, pid: int, *, ts: str | None = None, **more: Any) -> str:
-    event = {"ph": ph, "pid": pid, **more}
-    text = json.dumps(event, separators=(",", ":"))
-    return text if ts is None else f'{text[:-1]},"ts":{ts}}}'
+    text = _fields({"ph": ph, "pid": pid, **more})
+    return f"{{{text}}}" if ts is None else f'{{{text},"ts":{ts}}}'
 
 
 # All packets are of one sequence, so each text is interned once.
@@ -248,35 +248,35 @@ _ROOT_UUID = 1
 _TRACKS_PER_RANK = 1 << 24
 
 
-class PerfettoFormat:
+@attrs.frozen(eq=False)
+class PerfettoFormat(TimelineFormat):
     """
     Encoder of Perfetto packets, rank by rank.
 
     Slices of the same call are one flow, in the order in which they begin.
 
-    Args:
-        record_texts: Texts for the codes in records.
-
-        rank_annotations: Labels of ranks and marks of late arrivals.
-
-        start_ns: Time zero of the file.
-
     Raises:
         MissingDependencyError: The package *perfetto* is not installed.
     """
 
-    def __init__(
-        self,
-        record_texts: RecordTexts,
-        rank_annotations: RankAnnotations,
-        start_ns: int,
-    ) -> None:
-        self._proto: Any = _import_protos()
-        self._record_texts = record_texts
-        self._rank_annotations = rank_annotations
-        self._start_ns = start_ns
-        self._cache: dict[SliceKind, tuple[str, Mapping[str, Any]]] = {}
-        self._interned: dict[tuple[str, str], int] = {}
+    _proto: Any = attrs.field(init=False)
+    _interned: dict[tuple[str, str], int] = attrs.field(
+        init=False, factory=dict
+    )
+
+    @_proto.default
+    def _import_protos(self) -> Any:
+        try:
+            from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+        except ImportError as exc:
+            msg = "Perfetto's own format needs the package perfetto"
+            raise MissingDependencyError(
+                msg,
+                remedy="pip install 'distdebug[perfetto]', or write .json.gz, "
+                "which Perfetto opens, too",
+            ) from exc
+
+        return perfetto_trace_pb2
 
     def head(self) -> bytes:
         """
@@ -289,37 +289,24 @@ class PerfettoFormat:
 
     def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
         """
-        Return all packets of one rank.
-
-        Args:
-            rank_slices: Its slices.
-
-            lines: Line of code of each slice; empty if they were not read.
+        Return all events of one rank.
         """
         trace = self._proto.Trace()
         self._add_tracks(trace, rank_slices)
-        texts = describe_slices(
-            rank_slices, self._record_texts, _as_tuple, self._cache
-        )
-        columns = (rank_slices.start_ns, rank_slices.end_ns, rank_slices.track)
-        for i, (begin, end, track) in enumerate(
-            zip(*(column.tolist() for column in columns), strict=True)
-        ):
-            name, args = texts[i]
-            uuid = _uuid(rank_slices.rank, track + 1)
-            more = _slice_args(rank_slices, i, lines)
-            event = self._add_event(trace, begin, uuid, "TYPE_SLICE_BEGIN")
-            self._annotate(trace, event, name, {**args, **more})
+        for i, x in enumerate(iter_slices(rank_slices, lines)):
+            name, shared = self._describe(x.kind)
+            uuid = _uuid(rank_slices.rank, x.track + 1)
+            args = {**shared, "seq": x.seq, "record": x.record, **x.more}
+            event = self._add_event(
+                trace, x.start_ns, uuid, "TYPE_SLICE_BEGIN"
+            )
+            self._annotate(trace, event, name, args)
             if rank_slices.is_joined[i]:
                 event.flow_ids.append(int(rank_slices.call[i]) + 1)
-            if rank_slices.is_late[i]:
-                instant = self._add_event(trace, begin, uuid, "TYPE_INSTANT")
-                self._annotate(
-                    trace,
-                    instant,
-                    *self._rank_annotations.describe_lateness(rank_slices, i),
-                )
-            self._add_event(trace, end, uuid, "TYPE_SLICE_END")
+            if x.is_late:
+                mark = self._rank_annotations.describe_lateness(rank_slices, i)
+                self._add_instant(trace, x.start_ns, uuid, *mark)
+            self._add_event(trace, x.end_ns, uuid, "TYPE_SLICE_END")
         return _serialize(trace)
 
     def tail(
@@ -329,25 +316,16 @@ class PerfettoFormat:
         about: Mapping[str, Any],
     ) -> bytes:
         """
-        Return the packets beside those of ranks, and the metadata of the file.
-
-        Args:
-            arrows: Ignored; slices carry their flow ids.
-
-            absent_ranks: Ranks that others wait for.
-
-            about: Plain data about the file.
+        Return the events between ranks, and the metadata of the file.
         """
         trace = self._proto.Trace()
-        for absent in absent_ranks:
-            uuid = _uuid(absent.rank, 0)
-            event = self._add_event(trace, absent.ns, uuid, "TYPE_INSTANT")
-            self._annotate(trace, event, "did not arrive", absent.args)
-        event = self._add_event(
-            trace, self._start_ns, _ROOT_UUID, "TYPE_INSTANT"
-        )
+        for x in absent_ranks:
+            uuid = _uuid(x.rank, 0)
+            self._add_instant(trace, x.ns, uuid, "did not arrive", x.args)
         plain = {key: json.dumps(value) for key, value in about.items()}
-        self._annotate(trace, event, "about this timeline", plain)
+        self._add_instant(
+            trace, self._start_ns, _ROOT_UUID, "about this timeline", plain
+        )
         return _serialize(trace)
 
     def _add_packet(self, trace: Any) -> Any:
@@ -381,6 +359,17 @@ class PerfettoFormat:
         event.track_uuid = uuid
         event.type = getattr(event, kind)
         return event
+
+    def _add_instant(
+        self,
+        trace: Any,
+        ns: int,
+        uuid: int,
+        name: str,
+        args: Mapping[str, Any],
+    ) -> None:
+        event = self._add_event(trace, ns, uuid, "TYPE_INSTANT")
+        self._annotate(trace, event, name, args)
 
     def _annotate(
         self, trace: Any, event: Any, name: str, args: Mapping[str, Any]
@@ -421,20 +410,6 @@ class PerfettoFormat:
         return number
 
 
-def _import_protos() -> Any:
-    try:
-        from perfetto.protos.perfetto.trace import perfetto_trace_pb2
-    except ImportError as exc:
-        msg = "Perfetto's own format needs the package perfetto"
-        raise MissingDependencyError(
-            msg,
-            remedy="pip install 'distdebug[perfetto]', or write .json.gz, "
-            "which Perfetto opens, too",
-        ) from exc
-
-    return perfetto_trace_pb2
-
-
 def _serialize(trace: Any) -> bytes:
     data: bytes = trace.SerializeToString()
     return data
@@ -442,30 +417,3 @@ def _serialize(trace: Any) -> bytes:
 
 def _uuid(rank: int, track: int) -> int:
     return (rank + 1) * _TRACKS_PER_RANK + track
-
-
-def _as_tuple(
-    name: str, args: Mapping[str, Any]
-) -> tuple[str, Mapping[str, Any]]:
-    return name, args
-
-
-def _slice_args(
-    rank_slices: RankSlices, i: int, lines: Sequence[str]
-) -> dict[str, Any]:
-    """
-    Return the arguments that differ between slices of the same kind.
-    """
-    e = rank_slices.entries
-    args: dict[str, Any] = {
-        "seq": int((e.p2p_seq if e.is_p2p[i] else e.seq)[i]),
-        "record": int(e.record_id[i]),
-    }
-    if e.started_ns[i] > 0:
-        after = int(e.started_ns[i] - e.created_ns[i])
-        args["start noticed after ms"] = after / 1e6
-    if np.isfinite(e.duration_ms[i]):
-        args["on device ms"] = float(e.duration_ms[i])
-    if lines and lines[i]:
-        args["line"] = lines[i]
-    return args

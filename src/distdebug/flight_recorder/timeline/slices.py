@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import heapq
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -18,15 +19,15 @@ from numpy.typing import NDArray
 
 from ..._text import clean
 from ...usercode import user_location
-from ..analysis.membership import Group, Membership, Operation, Signatures
-from ..analysis.progress import collective_streams, is_done, is_p2p
+from ..analysis.job import Job, run_starts
+from ..analysis.membership import Group
 from ..analysis.report import FlightReport
 from ..reading.columns import (
     COMPLETED,
     Dumps,
     Entries,
+    Labels,
     RankDump,
-    shape_formatter,
     state_text,
 )
 from .clocks import Arrivals
@@ -51,13 +52,6 @@ class SliceEnd(IntEnum):
     OPEN = 4
     ABORTED = 5
 
-    @property
-    def text(self) -> str:
-        """
-        Text for users.
-        """
-        return _END_TEXTS[self]
-
 
 _END_TEXTS = {
     SliceEnd.NOTICED: "when torch noticed the completion",
@@ -69,15 +63,6 @@ _END_TEXTS = {
 }
 
 
-def newest_record_ns(dump: RankDump) -> int:
-    """
-    Return the newest time in the records of a rank, by its clock; 0 if none.
-    """
-    e = dump.entries
-    times = (e.created_ns, e.started_ns, e.completed_ns)
-    return max(int(column.max(initial=0)) for column in times)
-
-
 def dump_time_ns(dump: RankDump) -> int | None:
     """
     Return when a dump was taken, by the clock of its rank.
@@ -85,7 +70,7 @@ def dump_time_ns(dump: RankDump) -> int | None:
     Returns:
         Nanoseconds since the epoch; ``None`` if the file was copied since.
     """
-    newest = newest_record_ns(dump)
+    newest = dump.last_activity_ns
     longest = int(dump.entries.timeout_ms.max(initial=0)) * 10**6
     age = dump.written_ns - newest
     if dump.sidecar or (
@@ -97,55 +82,45 @@ def dump_time_ns(dump: RankDump) -> int | None:
     return None
 
 
-def slice_ends(  # noqa: PLR0913
-    dump: RankDump,
-    signatures: Signatures,
-    *,
-    call: NDArray[np.int64],
-    arrivals: Arrivals,
-    offset_ns: int,
-    until_ns: int,
+def slice_ends(
+    context: TimelineContext, dump: RankDump, call: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
     """
     Return the end of every call of a rank.
 
     Args:
-        call: Position of the collective of each record in *arrivals*.
-
-        offset_ns: Nanoseconds to subtract from the times of the rank.
-
-        until_ns: Time of the dump, by the common clock.
+        call: Position of the collective of each record in the arrivals.
 
     Returns:
         Time of the end per record, by the common clock, and its
         :class:`SliceEnd`.
     """
-    e = dump.entries
+    e, offset_ns = dump.entries, context.offsets[dump.rank]
     start = e.created_ns - offset_ns
-    done = is_done(dump, signatures)
-    end = np.full(len(e), until_ns, np.int64)
+    done = context.job.is_done(dump)
+    end = np.full(len(e), context.dump_times_ns[dump.rank], np.int64)
     kind = np.full(len(e), SliceEnd.OPEN, np.int8)
 
     unknown = done & (e.completed_ns == 0)
     end[unknown] = start[unknown] + _MIN_SLICE_NS
     kind[unknown] = SliceEnd.UNKNOWN
 
-    arrived = unknown & (call >= 0) & signatures.column("synchronizes")[e.op]
-    end[arrived] = arrivals.last_ns[call[arrived]] + _MIN_SLICE_NS
+    arrived = unknown & (call >= 0) & context.job.flags(dump, "synchronizes")
+    end[arrived] = context.arrivals.last_ns[call[arrived]] + _MIN_SLICE_NS
     kind[arrived] = SliceEnd.ARRIVED
 
     noticed = e.completed_ns > 0
     end[noticed] = e.completed_ns[noticed] - offset_ns
     kind[noticed] = np.where(done[noticed], SliceEnd.NOTICED, SliceEnd.ABORTED)
 
-    part, following = _batch_parts(dump, signatures)
+    part, following = _batch_parts(context.job, dump)
     end[part] = start[following]
     kind[part] = SliceEnd.CLOSED
     return np.maximum(end, start), kind
 
 
 def _batch_parts(
-    dump: RankDump, signatures: Signatures
+    job: Job, dump: RankDump
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """
     Return the parts of coalesced batches, whose own end torch never records.
@@ -153,22 +128,24 @@ def _batch_parts(
     Returns:
         Their positions, and those of the next records in the same batch.
     """
-    e = dump.entries
-    ends = signatures.column("ends_batch")[e.op]
+    e, ends, p2p = (
+        dump.entries,
+        job.flags(dump, "ends_batch"),
+        job.is_p2p(dump),
+    )
     if not ends.any():
         return np.empty(0, np.int64), np.empty(0, np.int64)
 
-    p2p = is_p2p(e, signatures)
     number = np.where(p2p, e.p2p_seq, e.seq)
     order = np.lexsort((e.record_id, number, p2p, e.group))
-    keys = np.array([e.group, p2p, number])[:, order]
-    is_same = (keys[:, 1:] == keys[:, :-1]).all(axis=0)
-    bounds = np.flatnonzero(np.r_[True, ~is_same])
-    has_end = np.logical_or.reduceat(ends[order], bounds)
-    sizes = np.diff(np.r_[bounds, len(e)])
-    is_part = np.repeat(has_end, sizes)[:-1] & is_same
-    is_part &= ~ends[order][:-1] & (e.state[order][:-1] != COMPLETED)
-    return order[:-1][is_part], order[1:][is_part]
+    ends = ends[order]
+    starts = run_starts(e.group[order], p2p[order], number[order])
+    has_end = np.logical_or.reduceat(ends, starts)
+    is_part = np.repeat(has_end, np.diff(np.r_[starts, len(e)])) & ~ends
+    is_part &= e.state[order] != COMPLETED
+    # The last record of a batch has no next one.
+    is_part[np.r_[starts[1:], len(e)] - 1] = False
+    return order[is_part], order[1:][is_part[:-1]]
 
 
 _COLLECTIVE_CODE, _BATCH_CODE = -2, -1
@@ -186,25 +163,21 @@ class PeerPairs(NamedTuple):
     """
 
     code: NDArray[np.int64]
-    pairs: tuple[tuple[int, int], ...]
+    pairs: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, signatures: Signatures) -> PeerPairs:
+    def of(cls, job: Job) -> PeerPairs:
         """
         Number the pairs of a job.
         """
-        pairs: dict[tuple[int, int], int] = {}
+        pairs: dict[tuple[int, ...], int] = {}
         codes = [
-            pairs.setdefault(_pair(op), len(pairs))
+            pairs.setdefault(tuple(sorted((op.source, op.target))), len(pairs))
             if op.is_p2p
             else _BATCH_CODE
-            for op in signatures.operations
+            for op in job.signatures.operations
         ]
         return cls(np.array(codes, np.int64), tuple(pairs))
-
-
-def _pair(op: Operation) -> tuple[int, int]:
-    return min(op.source, op.target), max(op.source, op.target)
 
 
 def group_label(group: Group) -> str:
@@ -218,39 +191,32 @@ def group_label(group: Group) -> str:
 
 
 def assign_tracks(
-    dump: RankDump,
-    rows: NDArray[np.int64],
-    group: NDArray[np.int64],
-    signatures: Signatures,
-    peer_pairs: PeerPairs,
-) -> tuple[NDArray[np.int64], list[tuple[int, tuple[int, int] | None, bool]]]:
+    context: TimelineContext, dump: RankDump, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], list[str]]:
     """
     Assign records to tracks: collectives by group, transfers also by peer.
 
     Args:
         rows: Selected records.
 
-        group: Their groups, as index.
-
     Returns:
-        One track per record; for each track its group, the pair of members if
-        it is between two, and whether it is point-to-point.
+        One track per record, and the names of the tracks.
     """
-    e = dump.entries
-    p2p = is_p2p(e, signatures)[rows]
-    channel = np.where(p2p, peer_pairs.code[e.op[rows]], _COLLECTIVE_CODE)
+    job, peer_pairs = context.job, context.peer_pairs
+    group = job.group_indices(dump)[rows]
+    channel = np.where(
+        job.is_p2p(dump)[rows],
+        peer_pairs.code[dump.entries.op[rows]],
+        _COLLECTIVE_CODE,
+    )
     keys, track = np.unique(
         np.stack([group, channel]), axis=1, return_inverse=True
     )
-    streams = [
-        (
-            index,
-            peer_pairs.pairs[code] if code >= 0 else None,
-            code >= _BATCH_CODE,
-        )
+    names = [
+        _track_name(job.groups[index], code, peer_pairs, dump.rank)
         for index, code in keys.T.tolist()
     ]
-    return track.reshape(-1), streams
+    return track.reshape(-1), names
 
 
 def assign_lanes(
@@ -296,21 +262,18 @@ class TimelineContext:
 
         late_ns: Minimum delay of a late arrival.
 
-        groups: Names and descriptions of the selected groups; ``None`` for
-            all.
+        is_group_shown: Whether a group is selected, by code of the records.
 
         last: Maximum number of newest records per rank; ``None`` for all.
     """
 
-    dumps: Dumps
-    membership: Membership
-    signatures: Signatures
+    job: Job
     peer_pairs: PeerPairs
     arrivals: Arrivals
     offsets: Mapping[int, int]
     dump_times_ns: Mapping[int, int]
     late_ns: int
-    groups: Collection[str] | None = None
+    is_group_shown: NDArray[np.bool_]
     last: int | None = None
 
 
@@ -371,16 +334,7 @@ def select_rows(context: TimelineContext, dump: RankDump) -> NDArray[np.int64]:
     """
     Return the indices of the selected records of a rank, ascending.
     """
-    e = dump.entries
-    rows = np.arange(len(e), dtype=np.int64)
-    if context.groups is not None and len(e):
-        is_selected = np.array(
-            [
-                bool({*pair} & {*context.groups})
-                for pair in context.dumps.groups
-            ]
-        )
-        rows = rows[is_selected[e.group]]
+    rows = np.flatnonzero(context.is_group_shown[dump.entries.group])
     return rows if context.last is None else rows[-context.last :]
 
 
@@ -388,19 +342,10 @@ def lay_out_rank(context: TimelineContext, rank: int) -> RankSlices:
     """
     Lay out the slices of one rank; those of a lane never overlap.
     """
-    dump = context.dumps[rank]
-    codes = context.membership.by_code[rank]
-    call = context.arrivals.find(
-        collective_streams(dump, codes, context.signatures), len(dump.entries)
-    )
-    end, kind = slice_ends(
-        dump,
-        context.signatures,
-        call=call,
-        arrivals=context.arrivals,
-        offset_ns=context.offsets[rank],
-        until_ns=context.dump_times_ns[rank],
-    )
+    dump = context.job.dumps[rank]
+    streams = context.job.streams(rank)
+    call = context.arrivals.find(streams, len(dump.entries))
+    end, kind = slice_ends(context, dump, call)
     rows = select_rows(context, dump)
     start = dump.entries.created_ns - context.offsets[rank]
     rows, track, names = _lay_out(context, dump, rows, start, end)
@@ -436,41 +381,28 @@ def _lay_out(
     if not len(rows):
         return rows, rows, ()
 
-    groups = context.membership.groups
-    codes = context.membership.by_code[dump.rank]
-    index = np.zeros(max(codes) + 1, np.int64)
-    index[list(codes)] = list(codes.values())
-    stream, kinds = assign_tracks(
-        dump,
-        rows,
-        index[dump.entries.group[rows]],
-        context.signatures,
-        context.peer_pairs,
-    )
+    stream, stream_names = assign_tracks(context, dump, rows)
     order = np.lexsort((end[rows], start[rows], stream))
     rows, stream = rows[order], stream[order]
-    bounds = np.flatnonzero(np.r_[True, np.diff(stream) != 0, True])
+    bounds = [*run_starts(stream).tolist(), len(rows)]
     track = np.zeros(len(rows), np.int64)
     names: list[str] = []
-    for (a, b), (group, pair, p2p) in zip(
-        pairwise(bounds.tolist()), kinds, strict=True
-    ):
+    for (a, b), name in zip(pairwise(bounds), stream_names, strict=True):
         lane = assign_lanes(start[rows[a:b]], end[rows[a:b]])
         track[a:b] = len(names) + lane
-        name = _track_name(groups[group], pair, dump.rank, p2p=p2p)
-        names.append(name)
-        names += [f"{name}, also" for _ in range(int(lane.max()))]
+        names += [name, *[f"{name}, also"] * int(lane.max())]
     order = np.lexsort((start[rows], track))
     return rows[order], track[order], tuple(names)
 
 
 def _track_name(
-    group: Group, pair: tuple[int, int] | None, rank: int, *, p2p: bool
+    group: Group, code: int, peer_pairs: PeerPairs, rank: int
 ) -> str:
     label = group_label(group)
-    if pair is None:
-        return f"{label} batches" if p2p else label
+    if code < 0:
+        return f"{label} batches" if code == _BATCH_CODE else label
 
+    pair = peer_pairs.pairs[code]
     if not group.is_known or pair[1] >= len(group.order):
         return f"{label} members {pair[0]} and {pair[1]}"
 
@@ -484,12 +416,11 @@ def _is_last_and_late(
     """
     Return a mask of collectives in which all others waited for this rank.
     """
-    a, groups = context.arrivals, context.membership.groups
+    a, at = context.arrivals, np.maximum(call, 0)
     if not len(a) or not len(call):
         return np.zeros(len(call), np.bool_)
 
-    at = np.maximum(call, 0)
-    sizes = np.array([len(group.order) for group in groups])
+    sizes = np.array([len(group.order) for group in context.job.groups])
     late: NDArray[np.bool_] = (
         (call >= 0)
         & (a.last_rank[at] == rank)
@@ -500,98 +431,104 @@ def _is_last_and_late(
     return late
 
 
-# Cached kinds of slices; jobs repeat their calls, so nearly all fit.
-_MAX_CACHED = 1 << 16
-
-
-class RecordTexts(NamedTuple):
-    """
-    Texts for the codes in records, computed once for all slices.
-
-    Attributes:
-        groups: Name and description by group code, cleaned.
-
-        ops: Operation by code, cleaned.
-
-        shape: Returns inputs and outputs for a shape code.
-    """
-
-    groups: Sequence[tuple[str, str]]
-    ops: Sequence[str]
-    shape: Callable[[int], tuple[str, str]]
-
-    @classmethod
-    def of(cls, dumps: Dumps) -> RecordTexts:
-        """
-        Clean all texts that come from the job.
-        """
-        return cls(
-            groups=[(clean(name), clean(desc)) for name, desc in dumps.groups],
-            ops=[clean(op) for op in dumps.ops],
-            shape=shape_formatter(dumps.shapes),
-        )
-
-
 SliceKind = tuple[int, int, int, int, bool, int, int, bool]
-T = TypeVar("T")
+_NAME_SUFFIXES = {
+    SliceEnd.OPEN: ": not complete",
+    SliceEnd.ABORTED: ": timed out",
+}
 
 
-def describe_slices(
-    rank_slices: RankSlices,
-    record_texts: RecordTexts,
-    encode: Callable[[str, Mapping[str, Any]], T],
-    cache: dict[SliceKind, T],
-) -> list[T]:
-    """
-    Encode name and arguments that slices of the same kind share.
-
-    Args:
-        encode: Converts a name and its arguments into the output format.
-
-        cache: Results by kind; reused between ranks.
-
-    Returns:
-        One result of *encode* per slice.
-    """
-    e = rank_slices.entries
-    columns = (
-        *(e.op, e.shape, e.group, e.state, e.retired),
-        *(rank_slices.end, e.timeout_ms, e.is_p2p),
-    )
-    texts: list[T] = []
-    for kind in zip(*(c.tolist() for c in columns), strict=True):
-        if kind not in cache:
-            if len(cache) >= _MAX_CACHED:
-                cache.clear()
-            cache[kind] = encode(*_name_and_args(kind, record_texts))
-        texts.append(cache[kind])
-    return texts
-
-
-def _name_and_args(
-    kind: SliceKind, record_texts: RecordTexts
+def describe_kind(
+    labels: Labels, kind: SliceKind
 ) -> tuple[str, dict[str, Any]]:
+    """
+    Return name and arguments that slices of the same kind share.
+    """
     op, shape, group, state, retired, ended, timeout_ms, p2p = kind
-    end = SliceEnd(ended)
-    name, desc = record_texts.groups[group]
-    inputs, outputs = record_texts.shape(shape)
-    operation = record_texts.ops[op].partition(":")[2] or record_texts.ops[op]
-    suffix = {SliceEnd.OPEN: ": not complete", SliceEnd.ABORTED: ": timed out"}
+    end, text = SliceEnd(ended), labels.ops[op]
+    name, desc = labels.groups[group]
+    inputs, outputs = labels.shape(shape)
     args = {
-        "op": record_texts.ops[op],
+        "op": text,
         "group": name,
         "desc": desc,
         "p2p": p2p or None,
         "in": inputs,
         "out": outputs,
         "state": state_text(state, retired=retired),
-        "end": end.text,
+        "end": _END_TEXTS[end],
         "timeout_ms": timeout_ms,
     }
     return (
-        operation + suffix.get(end, ""),
+        (text.partition(":")[2] or text) + _NAME_SUFFIXES.get(end, ""),
         {key: value for key, value in args.items() if value},
     )
+
+
+class Slice(NamedTuple):
+    """
+    One slice, with what differs between slices of the same kind.
+
+    Attributes:
+        start_ns: Its start, by the common clock.
+
+        end_ns: Its end.
+
+        end: Kind of the end (:class:`SliceEnd`).
+
+        kind: Selects what it shares with others (:func:`describe_kind`).
+
+        more: Arguments that only some slices have.
+    """
+
+    start_ns: int
+    end_ns: int
+    end: int
+    track: int
+    is_late: bool
+    seq: int
+    record: int
+    kind: SliceKind
+    more: Mapping[str, Any]
+
+
+def iter_slices(
+    rank_slices: RankSlices, lines: Sequence[str]
+) -> Iterator[Slice]:
+    """
+    Yield the slices of a rank, by track and start.
+
+    Args:
+        lines: Line of code of each slice; empty if they were not read.
+    """
+    x, e = rank_slices, rank_slices.entries
+    seq = np.where(e.is_p2p, e.p2p_seq, e.seq)
+    own = (x.start_ns, x.end_ns, x.end, x.track, x.is_late, seq, e.record_id)
+    kind = (
+        *(e.op, e.shape, e.group, e.state, e.retired),
+        *(x.end, e.timeout_ms, e.is_p2p),
+    )
+    more = _rare_args(e, lines)
+    own_rows = zip(*(column.tolist() for column in own), strict=True)
+    kinds = zip(*(column.tolist() for column in kind), strict=True)
+    for i, (row, key) in enumerate(zip(own_rows, kinds, strict=True)):
+        yield Slice._make((*row, key, more.get(i, {})))
+
+
+def _rare_args(e: Entries, lines: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """
+    Return the arguments that only some slices have, by position.
+    """
+    args: dict[int, dict[str, Any]] = defaultdict(dict)
+    for i in np.flatnonzero(e.started_ns > 0).tolist():
+        after_ns = int(e.started_ns[i] - e.created_ns[i])
+        args[i]["start noticed after ms"] = after_ns / 1e6
+    for i in np.flatnonzero(np.isfinite(e.duration_ms)).tolist():
+        args[i]["on device ms"] = float(e.duration_ms[i])
+    for i, line in enumerate(lines):
+        if line:
+            args[i]["line"] = line
+    return args
 
 
 def read_code_lines(dumps: Dumps, rank_slices: RankSlices) -> list[str]:

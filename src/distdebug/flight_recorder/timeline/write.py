@@ -8,10 +8,11 @@ import gzip
 import itertools
 import os
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -20,10 +21,10 @@ from ..._text import clean
 from ...errors import DistdebugError, NoDumpsError
 from ...findings import Diagnosis, as_plain
 from ..analysis.analyze import analyze_dumps
-from ..analysis.membership import Signatures, find_groups
+from ..analysis.job import Job
 from ..analysis.report import FlightReport
 from ..read import read_dumps
-from ..reading.columns import Dumps, RankDump
+from ..reading.columns import Dumps, Labels, RankDump
 from .clocks import (
     HostClock,
     Timeline,
@@ -31,13 +32,11 @@ from .clocks import (
     compare_clocks,
     rank_offsets,
 )
-from .formats import TraceEventFormat
+from .formats import PerfettoFormat, TimelineFormat, TraceEventFormat
 from .slices import (
-    AbsentRank,
-    Arrow,
+    ArrowPlan,
     PeerPairs,
     RankSlices,
-    RecordTexts,
     SliceEnd,
     TimelineContext,
     choose_arrow_calls,
@@ -47,7 +46,6 @@ from .slices import (
     make_annotations,
     make_arrows,
     mark_joined_slices,
-    newest_record_ns,
     read_code_lines,
     select_rows,
 )
@@ -63,7 +61,7 @@ ProgressCallback = Callable[[str, int, int], object]
 
 
 @attrs.frozen(kw_only=True)
-class TimelinePlan:
+class _TimelinePlan:
     """
     Everything that a timeline is made of.
 
@@ -80,41 +78,7 @@ class TimelinePlan:
     clocks: tuple[HostClock, ...]
     shown: tuple[int, ...]
     start_ns: int
-
-
-def plan_timeline(
-    source: TimelineSource,
-    *,
-    ranks: Iterable[int] | None,
-    groups: Iterable[str] | None,
-    last: int | None,
-    on_progress: ProgressCallback,
-) -> TimelinePlan:
-    """
-    Select ranks and calls, and compare clocks.
-
-    Args:
-        ranks: Global ranks; ``None`` for all.
-
-        groups: Names or descriptions of process groups; ``None`` for all.
-
-        last: Number of newest calls of each rank; ``None`` for all.
-
-        on_progress: Called with the stage, the number done, and their total.
-
-    Raises:
-        NoDumpsError: The selection is empty.
-    """
-    report = _load_report(source, on_progress)
-    context, clocks = _make_context(report.dumps, groups, last, on_progress)
-    shown = _select_ranks(context, ranks)
-    return TimelinePlan(
-        report=report,
-        context=context,
-        clocks=clocks,
-        shown=shown,
-        start_ns=min(_first_ns(context, rank) for rank in shown),
-    )
+    arrows: ArrowPlan
 
 
 def _load_report(
@@ -147,15 +111,12 @@ def _make_context(
     """
     Compute what all ranks share.
     """
-    membership = find_groups(dumps)
-    signatures = Signatures(dumps.ops, dumps.shapes)
-    clocks = compare_clocks(dumps, membership, signatures)
+    job = Job(dumps)
+    clocks = compare_clocks(job)
     offsets = rank_offsets(dumps, clocks)
     done = itertools.count(1)
     arrivals = collect_arrivals(
-        dumps,
-        membership,
-        signatures,
+        job,
         offsets,
         on_rank_done=lambda: on_progress(
             "comparing ranks", next(done), len(dumps)
@@ -163,15 +124,13 @@ def _make_context(
     )
     doubt = max((clock.doubt_ns or 0 for clock in clocks), default=0)
     context = TimelineContext(
-        dumps=dumps,
-        membership=membership,
-        signatures=signatures,
-        peer_pairs=PeerPairs.of(signatures),
+        job=job,
+        peer_pairs=PeerPairs.of(job),
         arrivals=arrivals,
         offsets=offsets,
         dump_times_ns=_dump_times_ns(dumps, offsets),
         late_ns=max(_MIN_LATE_NS, _MIN_DOUBT_FACTOR * doubt),
-        groups=None if groups is None else frozenset(groups),
+        is_group_shown=dumps.match_groups(groups),
         last=last,
     )
     return context, clocks
@@ -182,7 +141,7 @@ def _dump_times_ns(dumps: Dumps, offsets: Mapping[int, int]) -> dict[int, int]:
     Return the time of each dump by the common clock; if unknown, the newest.
     """
     newest = max(
-        (newest_record_ns(dump) - offsets[dump.rank] for dump in dumps),
+        (dump.last_activity_ns - offsets[dump.rank] for dump in dumps),
         default=0,
     )
     dump_times_ns = {dump.rank: dump_time_ns(dump) for dump in dumps}
@@ -201,13 +160,13 @@ def _select_ranks(
     selected = None if ranks is None else set(ranks)
     shown = tuple(
         rank
-        for rank in context.dumps.ranks
+        for rank in context.job.dumps.ranks
         if selected is None or rank in selected
     )
     if not any(
-        len(select_rows(context, context.dumps[rank])) for rank in shown
+        len(select_rows(context, context.job.dumps[rank])) for rank in shown
     ):
-        raise _no_calls_error(context.dumps)
+        raise _no_calls_error(context.job.dumps)
 
     return shown
 
@@ -224,7 +183,7 @@ def _no_calls_error(dumps: Dumps) -> NoDumpsError:
 
 
 def _first_ns(context: TimelineContext, rank: int) -> int:
-    dump = context.dumps[rank]
+    dump = context.job.dumps[rank]
     created = dump.entries.created_ns[select_rows(context, dump)]
     return int(created.min(initial=_NEVER)) - context.offsets[rank]
 
@@ -232,32 +191,6 @@ def _first_ns(context: TimelineContext, rank: int) -> int:
 _SUFFIXES = (".json.gz", ".json", ".pftrace")
 # Twice as fast as the default level, for 10 % more bytes.
 _GZIP_LEVEL = 3
-
-
-class _TimelineFormat(Protocol):
-    """
-    An encoder of timelines.
-    """
-
-    def head(self) -> bytes:
-        """
-        Return the beginning of the file.
-        """
-
-    def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
-        """
-        Return all events of one rank.
-        """
-
-    def tail(
-        self,
-        arrows: Iterable[Arrow],
-        absent_ranks: Iterable[AbsentRank],
-        about: Mapping[str, Any],
-    ) -> bytes:
-        """
-        Return the events between ranks, and the metadata of the file.
-        """
 
 
 def write_timeline(  # noqa: PLR0913
@@ -318,42 +251,81 @@ def write_timeline(  # noqa: PLR0913
     """
     file = _check_arguments(Path(path), last)
     on_progress = tell or _ignore_progress
-    plan = plan_timeline(
-        dumps_or_path,
-        ranks=ranks,
-        groups=groups,
-        last=last,
-        on_progress=on_progress,
-    )
-    context = plan.context
-    arrow_plan = choose_arrow_calls(
-        context.arrivals, context.membership.groups, most_arrows
+    report = _load_report(dumps_or_path, on_progress)
+    context, clocks = _make_context(report.dumps, groups, last, on_progress)
+    shown = _select_ranks(context, ranks)
+    plan = _TimelinePlan(
+        report=report,
+        context=context,
+        clocks=clocks,
+        shown=shown,
+        start_ns=min(_first_ns(context, rank) for rank in shown),
+        arrows=choose_arrow_calls(
+            context.arrivals, context.job.groups, most_arrows
+        ),
     )
     encoder = _make_format(file, plan)
-    totals = _SliceTotals()
     with output_to(file), _open_output(file) as write:
-        write(encoder.head())
-        for done, rank in enumerate(plan.shown, 1):
-            rank_slices = lay_out_rank(context, rank)
-            rank_slices = mark_joined_slices(
-                arrow_plan, context.arrivals, rank_slices
-            )
-            lines = (
-                read_code_lines(context.dumps, rank_slices)
-                if stack_traces
-                else []
-            )
-            write(encoder.rank(rank_slices, lines))
-            totals = totals.add(rank_slices, context.dumps[rank])
-            on_progress("drawing ranks", done, len(plan.shown))
-        arrows = make_arrows(arrow_plan)
-        write(
-            encoder.tail(
-                arrows, _find_absent_ranks(plan), _file_metadata(plan)
-            )
+        totals = _write_events(
+            plan,
+            encoder,
+            write,
+            stack_traces=stack_traces,
+            on_progress=on_progress,
         )
 
-    return _summarize(file, plan, totals, (len(arrows), arrow_plan.possible))
+    return _summarize(file, plan, totals)
+
+
+def _write_events(
+    plan: _TimelinePlan,
+    encoder: TimelineFormat,
+    write: Callable[[bytes], object],
+    *,
+    stack_traces: bool,
+    on_progress: ProgressCallback,
+) -> Counter[str]:
+    """
+    Write all events; return the totals of the timeline, by attribute.
+    """
+    dumps, totals = plan.context.job.dumps, Counter[str]()
+    write(encoder.head())
+    for done, rank in enumerate(plan.shown, 1):
+        rank_slices = mark_joined_slices(
+            plan.arrows,
+            plan.context.arrivals,
+            lay_out_rank(plan.context, rank),
+        )
+        lines = read_code_lines(dumps, rank_slices) if stack_traces else []
+        write(encoder.rank(rank_slices, lines))
+        totals.update(_count_slices(rank_slices, dumps[rank]))
+        newest_ns = int(rank_slices.end_ns.max(initial=plan.start_ns))
+        totals["span_ns"] = max(totals["span_ns"], newest_ns - plan.start_ns)
+        on_progress("drawing ranks", done, len(plan.shown))
+    arrows = make_arrows(plan.arrows)
+    totals["arrows"] = len(arrows)
+    totals["arrows_left_out"] = plan.arrows.possible - len(arrows)
+    absent_ranks = find_absent_ranks(
+        plan.report,
+        {rank: plan.context.dump_times_ns[rank] for rank in plan.shown},
+    )
+    write(encoder.tail(arrows, absent_ranks, _file_metadata(plan)))
+    return totals
+
+
+def _count_slices(
+    rank_slices: RankSlices, dump: RankDump
+) -> Mapping[str, int]:
+    end, size = rank_slices.end, len(rank_slices.rows)
+    unended = (end == SliceEnd.ARRIVED) | (end == SliceEnd.UNKNOWN)
+    return {
+        "slices": size,
+        "tracks": len(rank_slices.tracks),
+        "open": int((end == SliceEnd.OPEN).sum()),
+        "unended": int(unended.sum()),
+        "late": int(rank_slices.is_late.sum()),
+        "records_left_out": len(dump.entries) - size,
+    }
 
 
 def _check_arguments(file: Path, last: int | None) -> Path:
@@ -367,20 +339,9 @@ def _check_arguments(file: Path, last: int | None) -> Path:
     return file
 
 
-def _find_absent_ranks(plan: TimelinePlan) -> Iterable[AbsentRank]:
-    dump_times_ns = plan.context.dump_times_ns
-    return find_absent_ranks(
-        plan.report, {rank: dump_times_ns[rank] for rank in plan.shown}
-    )
-
-
 def _summarize(
-    file: Path,
-    plan: TimelinePlan,
-    totals: _SliceTotals,
-    arrows: tuple[int, int],
+    file: Path, plan: _TimelinePlan, totals: Mapping[str, int]
 ) -> Timeline:
-    drawn_arrows, possible = arrows
     with output_to(file):
         size = file.stat().st_size
     return Timeline(
@@ -388,21 +349,13 @@ def _summarize(
         size=size,
         ranks=plan.shown,
         start_ns=plan.start_ns,
-        span_ns=max(totals.end_ns - plan.start_ns, 0),
-        slices=totals.slices,
-        tracks=totals.tracks,
-        open=totals.open,
-        unended=totals.unended,
-        late=totals.late,
-        arrows=drawn_arrows,
-        arrows_left_out=possible - drawn_arrows,
-        records_left_out=totals.left_out,
         clocks=plan.clocks,
         undated=tuple(
             rank
             for rank in plan.shown
-            if dump_time_ns(plan.context.dumps[rank]) is None
+            if dump_time_ns(plan.context.job.dumps[rank]) is None
         ),
+        **totals,
     )
 
 
@@ -412,15 +365,13 @@ def _ignore_progress(stage: str, done: int, total: int) -> None:
     """
 
 
-def _make_format(file: Path, plan: TimelinePlan) -> _TimelineFormat:
-    record_texts = RecordTexts.of(plan.context.dumps)
-    rank_annotations = make_annotations(plan.report, plan.context.arrivals)
-    if file.name.endswith(".pftrace"):
-        from .formats import PerfettoFormat
-
-        return PerfettoFormat(record_texts, rank_annotations, plan.start_ns)
-
-    return TraceEventFormat(record_texts, rank_annotations, plan.start_ns)
+def _make_format(file: Path, plan: _TimelinePlan) -> TimelineFormat:
+    is_native = file.name.endswith(".pftrace")
+    return (PerfettoFormat if is_native else TraceEventFormat)(
+        Labels.of(plan.report.dumps),
+        make_annotations(plan.report, plan.context.arrivals),
+        plan.start_ns,
+    )
 
 
 @contextmanager
@@ -439,38 +390,7 @@ def _open_output(file: Path) -> Iterator[Callable[[bytes], object]]:
             yield packed.write
 
 
-@attrs.frozen
-class _SliceTotals:
-    """
-    Totals of the slices written so far.
-    """
-
-    slices: int = 0
-    tracks: int = 0
-    open: int = 0
-    unended: int = 0
-    late: int = 0
-    left_out: int = 0
-    end_ns: int = 0
-
-    def add(self, rank_slices: RankSlices, dump: RankDump) -> _SliceTotals:
-        """
-        Return the totals with one more rank.
-        """
-        end, size = rank_slices.end, len(rank_slices.rows)
-        unended = (end == SliceEnd.ARRIVED) | (end == SliceEnd.UNKNOWN)
-        return _SliceTotals(
-            slices=self.slices + size,
-            tracks=self.tracks + len(rank_slices.tracks),
-            open=self.open + int((end == SliceEnd.OPEN).sum()),
-            unended=self.unended + int(unended.sum()),
-            late=self.late + int(rank_slices.is_late.sum()),
-            left_out=self.left_out + len(dump.entries) - size,
-            end_ns=max(self.end_ns, int(rank_slices.end_ns.max(initial=0))),
-        )
-
-
-def _file_metadata(plan: TimelinePlan) -> dict[str, Any]:
+def _file_metadata(plan: _TimelinePlan) -> dict[str, Any]:
     """
     Return the metadata of the file.
     """

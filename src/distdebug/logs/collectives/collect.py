@@ -8,48 +8,39 @@ import os
 import re
 import time
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
 
 import attrs
-import numpy as np
 
-from ...errors import LogError, NoLogsError
+from ...errors import LogError
 from ...findings import Missing
 from ..lines import (
-    PADDING,
+    LONGEST_LINE,
+    RANK_TAG,
     LogLine,
-    build_index,
-    find_words,
-    open_log,
+    LogWalk,
+    find_file_ranks,
+    no_logs_error,
+    parse_attempt,
     parse_line,
-    walk_logs,
+    paths_of,
+    read_blocks,
+    world_size_from_files,
 )
+from ..word_index import make_text_index
+from .messages import read_records
 from .model import (
-    BarrierFailure,
+    RECORD_FIELDS,
     CollectiveLogs,
-    DesyncReport,
-    DumpSignal,
-    FingerPrintMismatch,
-    GlooError,
     GroupMember,
-    Heartbeat,
     LogRecord,
-    NcclCall,
     NcclInit,
     NcclNote,
-    StoreTimeout,
-    WorkStatus,
-    WorkTimeout,
     loosen_spaces,
     split_by_rank,
-)
-from .parse import (
-    read_debug_checks,
-    read_gloo,
-    read_nccl,
-    read_store_timeouts,
-    read_watchdog,
 )
 
 
@@ -57,9 +48,7 @@ from .parse import (
 _CONTINUATION_LINES = 8
 
 _BLOCK_BYTES = 1 << 22
-_MAX_LINE = 1 << 16
 _PREVIOUS_TAIL = 200
-_PADDING = bytes(PADDING)
 
 _KEYWORDS = (
     *("atchdog", "SeqNum=", "NCCL work", "ast enqueued", "dump signal"),
@@ -72,9 +61,7 @@ _KEYWORDS = (
     *("TCP client failed", "connect() timed out", "RendezvousTimeoutError"),
     *("server socket has failed", "remote process exited"),
 )
-_KEYWORD_INDEX = build_index(word.encode() for word in _KEYWORDS)
-# The index ignores case; a hit must have exactly this case.
-_KEYWORD_BYTES = {word.lower().encode(): word.encode() for word in _KEYWORDS}
+_KEYWORD_INDEX = make_text_index(word.encode() for word in _KEYWORDS)
 
 
 @attrs.frozen
@@ -98,12 +85,14 @@ class RawLine:
     previous_end: str = ""
 
 
-def scan_file(path: str | os.PathLike[str]) -> Iterator[RawLine]:
+def find_hits(
+    source: str | os.PathLike[str] | Iterable[str],
+) -> Iterator[RawLine]:
     """
-    Find the lines of a file that could be about a collective.
+    Find the lines of a log that could be about a collective.
 
     Args:
-        path: The file, compressed or not.
+        source: The file, compressed or not; or its lines.
 
     Yields:
         Hits, each with the lines in which it may continue, in file order.
@@ -113,89 +102,83 @@ def scan_file(path: str | os.PathLike[str]) -> Iterator[RawLine]:
 
         ValueError: It is not a regular file.
     """
-    number, pending, unread, last_line = 1, 0, b"", b""
-    with open_log(path) as file:
-        while block := file.read(_BLOCK_BYTES):
-            text = b"".join((unread, block, _PADDING))
-            end = text.rfind(b"\n") + 1
-            if end:
-                number, pending = yield from _scan_block(
-                    text, end, number, pending, last_line
-                )
-                last_line = _previous_line(text, end)
-            # Drop the rest of a line longer than the limit.
-            unread = text[end:-PADDING][:_MAX_LINE]
-    if unread:
-        text = unread + b"\n" + _PADDING
-        yield from _scan_block(
-            text, len(unread) + 1, number, pending, last_line
+    pending, last_line = 0, b""
+    for block in read_blocks(source, size=_BLOCK_BYTES):
+        text = block.data.removesuffix(b"\n") + b"\n"
+        pending = yield from _scan_block(
+            text, block.number, pending, last_line
         )
-
-
-def scan_lines(lines: Iterable[str]) -> Iterator[RawLine]:
-    """
-    Mark the lines that could be about a collective, and yield all lines.
-    """
-    previous_end = ""
-    for number, line in enumerate(lines, 1):
-        text = line[:_MAX_LINE].rstrip("\n")
-        is_hit = any(word in line for word in _KEYWORDS)
-        yield RawLine(number, text, is_hit, previous_end if is_hit else "")
-        previous_end = text[-_PREVIOUS_TAIL:]
+        last_line = _previous_line(text, len(text))
 
 
 def _scan_block(
-    text: bytes, end: int, number: int, pending: int, last_line: bytes
-) -> Generator[RawLine, None, tuple[int, int]]:
+    text: bytes, number: int, pending: int, last_line: bytes
+) -> Generator[RawLine, None, int]:
     """
     Yield the hits of a block and their continuation lines; skip the others.
     """
-    position = 0
-    for hit in [*_hit_starts(text, end), end]:
+    position, end = 0, len(text)
+    hits = _line_starts(text, (at for at, _ in _KEYWORD_INDEX.find(text)))
+    for hit in (*dict.fromkeys(hits), end):
         while pending and position < hit:
-            raw, position = _read_raw_line(text, position, number)
+            raw, position, number = _read_raw_line(text, position, number)
+            pending -= 1
             yield raw
-            number, pending = number + 1, pending - 1
-        if position < hit:
-            number += text.count(b"\n", position, hit)
+        if position > hit:  # another state of the same bar
+            continue
+        number += text.count(b"\n", position, hit)
+        position = hit
         if hit < end:
-            raw, position = _read_raw_line(text, hit, number)
-            previous_end = _previous_line(text, hit) if hit else last_line
-            yield attrs.evolve(
-                raw,
-                is_hit=True,
-                previous_end=_decode(previous_end[-_PREVIOUS_TAIL:]),
+            previous_end = _decode(
+                _previous_line(text, hit) if hit else last_line
             )
-            number, pending = number + 1, _CONTINUATION_LINES
-    return number, pending
+            raw, position, number = _read_raw_line(text, hit, number)
+            pending = _CONTINUATION_LINES
+            yield attrs.evolve(raw, is_hit=True, previous_end=previous_end)
+    return pending
 
 
-def _hit_starts(text: bytes, end: int) -> list[int]:
+def _line_starts(text: bytes, hits: Iterable[int]) -> Iterator[int]:
     """
-    Return the start offsets of lines that contain a keyword.
+    Yield where the lines of hits begin, which come in their order.
+
+    Each byte is looked at once: a line may have megabytes, and many hits.
     """
-    matches = find_words(
-        _KEYWORD_INDEX, np.frombuffer(text, np.uint8, end + PADDING)
-    )
-    starts = {
-        text.rfind(b"\n", 0, position) + 1
-        for position, keyword in matches
-        if position < end
-        and text.startswith(_KEYWORD_BYTES[keyword], position)
-    }
-    return sorted(starts)
+    start = previous = 0
+    for hit in hits:
+        if (end := text.rfind(b"\n", previous, hit)) >= 0:
+            start = end + 1
+        if hit - start > LONGEST_LINE:  # a bar of hours stands before it
+            start = max(text.rfind(b"\r", previous, hit) + 1, start)
+        yield start
+        previous = hit
 
 
 def _read_raw_line(
     text: bytes, start: int, number: int
-) -> tuple[RawLine, int]:
-    end = text.find(b"\n", start)
-    line = text[start : min(end, start + _MAX_LINE)]
-    return RawLine(number, _decode(line), is_hit=False), end + 1
+) -> tuple[RawLine, int, int]:
+    """
+    Return a line, where the next one begins, and the number of that.
+
+    Of a line that is too long, it is one state of a progress bar.
+    """
+    high = start + LONGEST_LINE
+    end = text.find(b"\n", start, high + 1)
+    is_whole = end >= 0
+    if not is_whole:
+        end = text.find(b"\r", start, high + 1)
+    if end < 0:
+        end = high
+    raw = RawLine(number, _decode(text[start:end]), is_hit=False)
+    return raw, end + 1, number + is_whole
 
 
 def _previous_line(text: bytes, start: int) -> bytes:
-    return text[text.rfind(b"\n", 0, start - 1) + 1 : start - 1]
+    """
+    Return the end of the line before *start*.
+    """
+    low = max(start - 1 - _PREVIOUS_TAIL, 0)
+    return text[low : max(start - 1, 0)].rpartition(b"\n")[2]
 
 
 def _decode(line: bytes) -> str:
@@ -248,7 +231,7 @@ _GROUP_PREFIX_START = re.compile(r"\[(?:Rank|PG) ")
 # A logger may put the prefix that torch prints before a message on its own
 # line, or break within it.
 _TRAILING_PREFIX = re.compile(
-    r"\[rank\d{1,7}\]:?\s{0,4}"
+    RANK_TAG + r":?\s{0,4}"
     r"(?:\[[DIWEFCV]\d{0,4}(?:\s{1,4}[\w:.]{0,60}\]?)?)?\s*$"
 )
 _WITHOUT_PREFIX = re.compile(
@@ -344,11 +327,9 @@ def _join_continuation(line: LogLine, ahead: deque[RawLine]) -> LogLine:
 
 
 def _is_new_message(continuation: LogLine, line: LogLine) -> bool:
-    if continuation.origin is not None and continuation.origin != line.origin:
-        return True
-    if (
-        continuation.origin is not None
-        and continuation.origin.rank is not None
+    origin = continuation.origin
+    if origin is not None and (
+        origin != line.origin or origin.rank is not None
     ):
         return True
     return _NEW_MESSAGE.match(continuation.text) is not None
@@ -364,28 +345,6 @@ def _is_incomplete(text: str) -> bool:
     return _SOURCE_FILE.search(text) is not None
 
 
-_FIELD_BY_TYPE: dict[type[LogRecord], str] = {
-    WorkTimeout: "timeouts",
-    WorkStatus: "statuses",
-    DumpSignal: "dump_signals",
-    Heartbeat: "heartbeats",
-    DesyncReport: "desyncs",
-    FingerPrintMismatch: "mismatches",
-    BarrierFailure: "barriers",
-    StoreTimeout: "stores",
-    GlooError: "gloo",
-    GroupMember: "members",
-    NcclInit: "inits",
-    NcclNote: "notes",
-    NcclCall: "calls",
-}
-_LINE_READERS = (
-    read_watchdog,
-    read_debug_checks,
-    read_store_timeouts,
-    read_gloo,
-    read_nccl,
-)
 # Records that differ only in these are equal.
 _LOCATION_FIELDS = frozenset(
     {"line", "time", "quote", "count", "source", "origin"}
@@ -398,6 +357,17 @@ _MAX_COMMUNICATORS = 1 << 16
 _RESTART_TEXT = "will restart worker group"
 
 
+class _SetAside(NamedTuple):
+    """
+    A line about a call of NCCL, with what is known of its file.
+    """
+
+    raw: RawLine
+    source: str
+    rank: int | None
+    attempt: int
+
+
 class RecordCollector:
     """
     Collect records about collectives, each once, with bounded memory.
@@ -405,9 +375,10 @@ class RecordCollector:
 
     def __init__(self) -> None:
         self._records: dict[str, dict[object, LogRecord]] = {
-            name: {} for name in _FIELD_BY_TYPE.values()
+            name: {} for name in RECORD_FIELDS.values()
         }
-        self._calls: dict[tuple[str, str], deque[tuple[RawLine, str]]] = {}
+        self._calls: dict[tuple[object, ...], deque[_SetAside]] = {}
+        self._attempt = 0
         self._restarts = 0
         self._dropped: dict[str, int] = defaultdict(int)
 
@@ -427,18 +398,19 @@ class RecordCollector:
             attempt: How many times the job was restarted before this file.
         """
         is_new = False
+        self._attempt = attempt
         for line in join_broken_lines(
-            self._set_aside_calls(raw_lines, source), source
+            self._set_aside_calls(raw_lines, source, rank), source
         ):
             if _RESTART_TEXT in line.text:
-                attempt += is_new
+                self._attempt += is_new
                 is_new = False
-            elif self._add_line(line, rank, attempt):
+            elif self._add_line(line, rank, self._attempt):
                 is_new = True
-        self._restarts = max(self._restarts, attempt)
+        self._restarts = max(self._restarts, self._attempt)
 
     def _set_aside_calls(
-        self, raw_lines: Iterator[RawLine], source: str
+        self, raw_lines: Iterator[RawLine], source: str, rank: int | None
     ) -> Iterator[RawLine]:
         """
         Keep the last calls of each communicator only; there are millions.
@@ -449,26 +421,21 @@ class RecordCollector:
                 continue
             prefix = raw.text[: raw.text.find("] NCCL INFO")]
             _, _, comm = raw.text.rpartition(" comm ")
-            key = (prefix[-80:], comm[:18])
-            if (
-                key not in self._calls
-                and len(self._calls) < _MAX_COMMUNICATORS
-            ):
-                self._calls[key] = deque(maxlen=_MAX_CALLS)
-            if key in self._calls:
-                self._calls[key].append((raw, source))
+            key = (self._attempt, prefix[-80:], comm[:18])
+            if key in self._calls or len(self._calls) < _MAX_COMMUNICATORS:
+                calls = self._calls.setdefault(key, deque(maxlen=_MAX_CALLS))
+                calls.append(_SetAside(raw, source, rank, self._attempt))
 
     def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
         has_failure = False
         for context in split_by_rank(line, rank=rank, attempt=attempt):
-            for read in _LINE_READERS:
-                for record in read(context, context.text):
-                    self._add_record(record)
-                    has_failure |= not isinstance(record, _ROUTINE_RECORDS)
+            for record in read_records(context):
+                self._add_record(record)
+                has_failure |= not isinstance(record, _ROUTINE_RECORDS)
         return has_failure
 
     def _add_record(self, record: LogRecord) -> None:
-        field = _FIELD_BY_TYPE[type(record)]
+        field = RECORD_FIELDS[type(record)]
         records = self._records[field]
         key = _record_key(record)
         if key not in records and len(records) < _MAX_RECORDS:
@@ -490,41 +457,35 @@ class RecordCollector:
 
             files: Number of ranks that have a file; ``None`` if unknown.
         """
-        for raw_lines in self._calls.values():
-            for raw, source in raw_lines:
-                lines = join_broken_lines(iter([raw]), source)
-                for line in lines:
-                    self._add_line(line, None, 0)
+        for calls in self._calls.values():
+            for raw, source, rank, attempt in calls:
+                for line in join_broken_lines(iter([raw]), source):
+                    self._add_line(line, rank, attempt)
         for kind, count in self._dropped.items():
             reason = f"{count} lines of this kind are more than are kept"
             missing.append(Missing(what=f"log: {kind}", reason=reason))
-        records = {
-            kind: tuple(by_key.values())
-            for kind, by_key in self._records.items()
-        }
         logs = CollectiveLogs(
-            **records,  # type: ignore[arg-type]
+            **{kind: (*x.values(),) for kind, x in self._records.items()},  # type: ignore[arg-type]
             attempts=self._restarts + 1,
             missing=tuple(missing),
         )
-        inferred = (
-            _infer_world_size(logs, files)
-            if world_size is None
-            else world_size
-        )
-        return attrs.evolve(logs, world_size=inferred)
+        if world_size is None:
+            world_size = _infer_world_size(logs, files)
+        return attrs.evolve(logs, world_size=world_size)
 
 
 def _record_key(record: LogRecord) -> tuple[object, ...]:
-    values = tuple(
-        getattr(record, field.name)
-        for field in attrs.fields(type(record))
-        if field.name not in _LOCATION_FIELDS
-    )
     # Without a rank, source and origin keep ranks apart.
-    if record.rank is None:
-        values += (record.source, record.origin)
-    return (type(record), *values)
+    where = (record.source, record.origin) if record.rank is None else ()
+    return (
+        type(record),
+        *where,
+        *(
+            getattr(record, field.name)
+            for field in attrs.fields(type(record))
+            if field.name not in _LOCATION_FIELDS
+        ),
+    )
 
 
 def _infer_world_size(logs: CollectiveLogs, files: int | None) -> int | None:
@@ -546,203 +507,6 @@ PathsOrLines = (
     | Iterable[os.PathLike[str]]
     | Iterable[str | os.PathLike[str]]
 )
-_MAX_PATH = 256
-
-
-def split_inputs(
-    inputs: PathsOrLines,
-) -> tuple[list[str | os.PathLike[str]] | None, Iterable[str]]:
-    """
-    Split the input into paths and lines.
-
-    Returns:
-        The paths, or ``None`` and the lines.
-    """
-    if isinstance(inputs, str) and "\n" in inputs:
-        return None, inputs.split("\n")
-    if isinstance(inputs, (str, os.PathLike)):
-        return [inputs], ()
-    if isinstance(inputs, (list, tuple, set, frozenset)):
-        items = list(inputs)
-        if items and all(map(_is_path, items)):
-            return items, ()
-        return None, items
-    return None, inputs  # type: ignore[return-value]
-
-
-def _is_path(item: object) -> bool:
-    if isinstance(item, os.PathLike):
-        return True
-
-    text = str(item)
-    if " " not in text and "/" in text:
-        return len(text) < _MAX_PATH
-    # os.path.exists returns False for an invalid path, such as a long line.
-    return os.path.exists(text)  # noqa: PTH110 Path.exists raises
-
-
-def parse_attempt(path: str) -> int:
-    """
-    Parse the restart count of torchrun from a path.
-
-    Args:
-        path: Such as ``attempt_1/3/stderr.log``.
-    """
-    _, separator, rest = path.rpartition("attempt_")
-    digits = re.split(r"[/\\]", rest)[0]
-    return (
-        int(digits)
-        if separator and digits.isdecimal() and len(digits) < 5
-        else 0
-    )
-
-
-_RANK_FILE_NAME = re.compile(
-    r"(?:^|[^a-z])(?:global_?)?rank[_\-.]?(\d{1,7})(?!\d)", re.IGNORECASE
-)
-_TORCHRUN_PATH = re.compile(r"attempt_\d{1,4}[/\\](\d{1,6})[/\\][^/\\]{1,40}$")
-# Names with a worker number, used only if no file is that of a leader.
-_WORKER_FILE_NAME = re.compile(
-    r"^(.{0,200}?(?:worker|proc(?:ess)?|trainer|task)[_\-.]?)(\d{1,7})(\.\D.*|)$",
-    re.IGNORECASE,
-)
-_LEADER_FILE_NAME = re.compile(
-    r"master|chief|launcher|coordinator", re.IGNORECASE
-)
-_HEADER_BYTES = 1 << 14
-_MAX_HEADER_FILES = 4096
-# Header lines with the rank, by torch, Lightning, Accelerate, and scripts.
-_RANK_HEADERS = (
-    re.compile(
-        r"store_based_barrier_key:\d{1,9} to store for rank: (\d{1,7})"
-    ),
-    re.compile(r"GLOBAL_RANK: (\d{1,7}), MEMBER: \d{1,7}/\d"),
-    re.compile(r"^Process index: (\d{1,7})\s*$", re.MULTILINE),
-    re.compile(
-        r"(?:^|[\s:(\[])(?<!node )(?<!local )(?<!machine )(?:global[ _])?rank[ :=]{0,3}(\d{1,7}) ?(?:/|of) ?\d",
-        re.IGNORECASE,
-    ),
-    re.compile(r"^RANK=(\d{1,7})\s*$", re.MULTILINE),
-)
-
-
-def find_file_ranks(paths: Sequence[str]) -> dict[str, int]:
-    """
-    Map log files to ranks by name, launcher layout, or header lines.
-
-    Args:
-        paths: Such as ``rank3.log``; or ``attempt_0/3/stderr.log`` of
-            torchrun, whose local rank is only used if there is one node.
-
-    Returns:
-        The ranks of the files whose rank is known.
-    """
-    ranks, local_ranks = {}, {}
-    for path in paths:
-        match = _RANK_FILE_NAME.search(_basename(path))
-        if match:
-            ranks[path] = int(match[1])
-        elif match := _TORCHRUN_PATH.search(path):
-            local_ranks[path] = (path[: match.start()], int(match[1]))
-    if len({folder for folder, _ in local_ranks.values()}) == 1:
-        ranks |= {path: rank for path, (_, rank) in local_ranks.items()}
-    if not ranks and 1 < len(paths) <= _MAX_HEADER_FILES:
-        return _ranks_from_headers(paths) or _ranks_from_worker_names(paths)
-    return ranks
-
-
-def world_size_from_files(paths: Iterable[str]) -> int | None:
-    """
-    Infer the world size from the names of log files, also of empty ones.
-
-    Args:
-        paths: Such as ``attempt_0/3/stderr.log`` of torchrun, or
-            ``rank3.log``.
-
-    Returns:
-        The world size if the files of one launch are those of ranks 0 to N - 1
-        without a gap; otherwise ``None``.
-    """
-    ranks_by_start: dict[tuple[str, int], set[int]] = defaultdict(set)
-    for path in paths:
-        name = _basename(path)
-        if match := _RANK_FILE_NAME.search(name):
-            folder = path[: len(path) - len(name)]
-        elif match := _TORCHRUN_PATH.search(path):
-            folder = path[: match.start()]
-        else:
-            continue
-        # Restarted workers have one folder per start.
-        ranks_by_start[folder, parse_attempt(path)].add(int(match[1]))
-    if len({folder for folder, _ in ranks_by_start}) != 1:
-        return None
-
-    ranks, *others = ranks_by_start.values()
-    has_no_gap = ranks == set(range(len(ranks))) and len(ranks) > 1
-    return (
-        len(ranks) if has_no_gap and all(x == ranks for x in others) else None
-    )
-
-
-def _ranks_from_headers(paths: Iterable[str]) -> dict[str, int]:
-    """
-    Return ranks of files if each header names at most one rank, each once.
-    """
-    ranks = {}
-    for path in paths:
-        header_ranks = _header_ranks(path)
-        if len(header_ranks) > 1:
-            return {}
-        if header_ranks:
-            (ranks[path],) = header_ranks
-    return ranks if _has_unique_ranks(ranks) else {}
-
-
-def _header_ranks(path: str) -> set[int]:
-    """
-    Return the ranks that the header lines of a file name.
-    """
-    try:
-        with open_log(path) as file:
-            head = file.read(_HEADER_BYTES).decode("utf-8", "replace")
-    except (OSError, ValueError, EOFError):
-        # The full read reports that the file cannot be read.
-        return set()
-    return {int(x) for pattern in _RANK_HEADERS for x in pattern.findall(head)}
-
-
-def _ranks_from_worker_names(paths: Iterable[str]) -> dict[str, int]:
-    """
-    Return ranks of files in one folder whose names differ in a worker number.
-    """
-    series: dict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
-    for path in paths:
-        name = _basename(path)
-        if _LEADER_FILE_NAME.search(name):
-            return {}
-        if match := _WORKER_FILE_NAME.match(name):
-            folder = path[: len(path) - len(name)]
-            series[folder, match[1], match[3]][path] = int(match[2])
-    found_ranks: dict[str, int] = {}
-    for (folder, stem, _), ranks in series.items():
-        is_only_series = all(x[:2] == (folder, stem) for x in series)
-        if (
-            is_only_series
-            and len(ranks) > 1
-            and sorted(ranks.values()) == list(range(len(ranks)))
-        ):
-            found_ranks |= ranks
-    return found_ranks
-
-
-def _has_unique_ranks(ranks: Mapping[str, int]) -> bool:
-    return len(ranks) > 1 and max(Counter(ranks.values()).values()) == 1
-
-
-def _basename(path: str) -> str:
-    return re.split(r"[/\\]", path)[-1]
-
-
 _MAX_RANKS = 1 << 24
 
 
@@ -775,18 +539,24 @@ def read_collective_logs(
         msg = f"a job has 1 to {_MAX_RANKS:,} ranks, not {shown}"
         raise LogError(msg)
 
-    paths, lines = split_inputs(paths_or_lines)
-    collector = RecordCollector()
+    paths, collector = paths_of(paths_or_lines), RecordCollector()
     if paths is None:
-        collector.read(scan_lines(lines), "", None, 0)
+        lines = paths_or_lines
+        if isinstance(lines, str):
+            lines = lines.split("\n")
+        collector.read(find_hits(lines), "", None, 0)  # type: ignore[arg-type]
         return collector.result(world_size, [])
 
-    files, missing = _find_files(paths)
+    walk = LogWalk(paths)
+    files = [str(path) for path in walk]
+    missing = list(walk.missing)
+    if not files:
+        raise no_logs_error(paths, missing)
     ranks = find_file_ranks(files)
     for file in files:
         try:
             collector.read(
-                scan_file(file), file, ranks.get(file), parse_attempt(file)
+                find_hits(file), file, ranks.get(file), parse_attempt(file)
             )
         except (OSError, ValueError, EOFError) as exc:
             missing.append(Missing.log(file, exc))
@@ -794,31 +564,12 @@ def read_collective_logs(
     return attrs.evolve(logs, quiet=_seconds_since_write(files))
 
 
-def _find_files(
-    paths: list[str | os.PathLike[str]],
-) -> tuple[list[str], list[Missing]]:
-    walk = walk_logs(paths)
-    files = [str(path) for path in walk]
-    if not files:
-        reasons = "; ".join(f"{x.source}: {x.reason}" for x in walk.missing)
-        raise NoLogsError(
-            reasons or "no log there",
-            remedy="give the files or folders that torchrun or Ray wrote to",
-        )
-    return files, list(walk.missing)
-
-
 def _seconds_since_write(files: Iterable[str]) -> float | None:
     """
     Return the seconds since the last write to any of the files.
     """
-    last_write = None
+    written = []
     for file in files:
-        try:
-            written = os.stat(file).st_mtime  # noqa: PTH116
-        except OSError:  # gone meanwhile
-            continue
-        last_write = (
-            written if last_write is None else max(last_write, written)
-        )
-    return None if last_write is None else max(time.time() - last_write, 0.0)
+        with suppress(OSError):  # gone meanwhile
+            written.append(os.stat(file).st_mtime)  # noqa: PTH116
+    return max(time.time() - max(written), 0.0) if written else None

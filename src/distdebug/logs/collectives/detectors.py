@@ -4,16 +4,15 @@ Detect what is wrong in one process group, and render it as a finding.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
 import attrs
 
 from ...findings import Cause, CollectiveRef, Confidence, Finding, GroupRef
 from ...ranks import fold_ranks, ranks_text
 from .group_states import GroupState
-from .model import LogRecord, WorkTimeout, make_evidence
+from .model import LogRecord, WorkTimeout, group_members, log_finding
 
 
 _MAX_EVIDENCE = 6
@@ -75,11 +74,8 @@ def _most_common_call(state: GroupState) -> WorkTimeout | None:
     Return the call that most members wait in.
     """
     calls = comparable_calls(state) or state.timeouts
-    counts = Counter((x.seq, x.op) for x in calls.values() if x.op)
-    if not counts:
-        return None
-    (common, _) = counts.most_common(1)[0]
-    return next(x for x in calls.values() if (x.seq, x.op) == common)
+    kinds = group_members({m: (x.seq, x.op) for m, x in calls.items() if x.op})
+    return calls[kinds[0][1][0]] if kinds else None
 
 
 def make_verdict(  # noqa: PLR0913 all of a verdict
@@ -110,8 +106,10 @@ def make_verdict(  # noqa: PLR0913 all of a verdict
     at_fault = tuple(sorted(members))
     call = call or _most_common_call(state)
     waiting = tuple(sorted(set(state.timeouts) - set(at_fault)))
-    quoted: list[LogRecord] = [call] if call else []
-    quoted += islice((x for x in evidence if x is not call), _MAX_EVIDENCE)
+    quoted = [
+        *([call] if call else []),
+        *(x for x in evidence if x is not call),
+    ]
     return Verdict(
         state=state,
         cause=cause,
@@ -127,31 +125,6 @@ def make_verdict(  # noqa: PLR0913 all of a verdict
     )
 
 
-COLLECT_LOGS_REMEDY = (
-    "collect the logs of all ranks, with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
-    "TORCH_NCCL_DUMP_ON_TIMEOUT=1 so that each leaves a Flight Recorder dump"
-)
-REMEDIES = {
-    Cause.RANK_NOT_ARRIVED: "look at the Python stack there, and at the log "
-    "of these ranks: they are busy, stuck, or dead outside of this call",
-    Cause.RANK_NOT_STARTED: "look at what runs on the GPUs of these ranks: "
-    "an earlier kernel does not finish",
-    Cause.RANK_BLOCKED_IN_LAUNCH: "take native stacks of these ranks "
-    "(py-spy dump --native): a call of CUDA or NCCL does not return, or a "
-    "thread keeps the GIL",
-    Cause.COLLECTIVE_STUCK_IN_FLIGHT: "everyone arrived: check the network "
-    "between these ranks, and on GPUs their health (Xid) and the NCCL logs",
-    Cause.COLLECTIVE_TIMEOUT: COLLECT_LOGS_REMEDY,
-    Cause.TYPE_MISMATCH: "make all ranks of the group call the same operation; "
-    "or find the call that was left out or made once too often before",
-    Cause.SIZE_MISMATCH: "make all ranks of the group pass the same sizes; or "
-    "find the call that was left out or made once too often before",
-    Cause.DTYPE_MISMATCH: "make all ranks of the group pass the same dtype",
-    Cause.SKIPPED_COLLECTIVE: "look for a branch that leaves a call out on "
-    "these ranks only",
-    Cause.GROUP_ORDER_DEADLOCK: "call the collectives of these groups in the "
-    "same order on all ranks",
-}
 SOCKET_INTERFACE_REMEDY = (
     "set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) on every node to the "
     "interface through which the nodes reach each other"
@@ -176,23 +149,23 @@ def explain_verdict(
         plural = "s" if following > 1 else ""
         relation = " because of it" if verdict.members or ranks else ", too"
         summary += f"; {following} other group{plural} waited{relation}"
-    remedy = REMEDIES.get(verdict.cause)
+    remedy = verdict.cause.remedy
     if state.folded_lines and not ranks:
-        remedy = f"{COLLECT_LOGS_REMEDY}; with RAY_DEDUP_LOGS=0, Ray shows every line"
-    return Finding(
-        cause=verdict.cause,
+        remedy = f"{Cause.COLLECTIVE_TIMEOUT.remedy}; with RAY_DEDUP_LOGS=0, Ray shows every line"
+    call = None
+    if verdict.seq is not None:
+        op = verdict.op or "unknown"
+        call = CollectiveRef(op=op, seq=verdict.seq, p2p=verdict.is_p2p)
+    finding = log_finding(
+        verdict.cause,
+        summary + run,
+        verdict.evidence,
+        remedy,
         ranks=ranks,
-        summary=summary + run,
         confidence=verdict.confidence,
-        remedy=remedy,
-        group=_group_ref(state, verdict),
-        collective=None
-        if verdict.seq is None
-        else CollectiveRef(
-            op=verdict.op or "unknown", seq=verdict.seq, p2p=verdict.is_p2p
-        ),
-        evidence=make_evidence(verdict.evidence),
+        collective=call,
     )
+    return attrs.evolve(finding, group=_group_ref(state, verdict))
 
 
 def to_global_ranks(
@@ -209,47 +182,44 @@ def to_global_ranks(
 
 
 def _summary(verdict: Verdict, ranks: Sequence[int]) -> str:
-    state = verdict.state
-    blamed = _blamed_text(verdict, ranks)
-    call = _call_text(verdict)
-    waiting = len(verdict.waiting)
-    waiters = f"{waiting} rank{'s wait' if waiting != 1 else ' waits'} in it"
-    reason_text = f" ({verdict.reason})" if verdict.reason else ""
-    waiting_text = (
-        f"{waiters}; {verdict.reason}" if verdict.reason else waiters
-    )
-    elapsed = _elapsed_text(verdict)
-    within_text = f" within{elapsed}" if elapsed else ""
-    texts = {
-        Cause.RANK_NOT_ARRIVED: f"{blamed} did not come to {call} ({waiting_text})",
+    reason, state = verdict.reason, verdict.state
+    blamed, call = _blamed_text(verdict, ranks), _call_text(verdict)
+    count = len(verdict.waiting)
+    waiting = f"{count} rank{'s wait' if count != 1 else ' waits'} in it"
+    waiting += f"; {reason}" if reason else ""
+    elapsed = _elapsed_text(state)
+    within = f" within{elapsed}" if elapsed else ""
+    text = {
+        Cause.RANK_NOT_ARRIVED: f"{blamed} did not come to {call} ({waiting})",
         Cause.RANK_NOT_STARTED: f"the GPU of {blamed} did not begin {call} "
-        f"({waiting_text})",
-        Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{call} did not complete{within_text}, "
-        f"although {verdict.reason}",
+        f"({waiting})",
+        Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{call} did not complete{within}, "
+        f"although {reason}",
         Cause.TYPE_MISMATCH: f"{blamed} called another operation as {call}: "
-        f"{verdict.reason}",
-        Cause.SIZE_MISMATCH: f"{blamed} passed another size to {call}: "
-        f"{verdict.reason}",
+        f"{reason}",
+        Cause.SIZE_MISMATCH: f"{blamed} passed another size to {call}: {reason}",
         Cause.COLLECTIVE_TIMEOUT: f"{_reporters_text(state)} waited{elapsed} in "
-        f"{call}, and these logs do not tell for whom{reason_text}",
-    }
-    text = texts[verdict.cause]
-    silent_text = _silent_text(verdict)
-    return text + (
-        f"; nothing is heard of {silent_text}" if silent_text else ""
-    )
+        f"{call}, and these logs do not tell for whom"
+        + (f" ({reason})" if reason else ""),
+    }[verdict.cause]
+    if verdict.cause not in _SILENCE_CAUSES or state.folded_lines:
+        return text
+    silent = (_silent_members(state) or set()) - set(verdict.members)
+    also = f"; nothing is heard of {ranks_text(silent)}" if silent else ""
+    return text + also
+
+
+# Causes for which members without any line matter, too.
+_SILENCE_CAUSES = (Cause.RANK_NOT_ARRIVED, Cause.RANK_NOT_STARTED)
 
 
 def _blamed_text(verdict: Verdict, ranks: Sequence[int]) -> str:
     if verdict.members and len(ranks) < len(verdict.members):
         plural = "s" if len(verdict.members) > 1 else ""
         return f"rank{plural} {fold_ranks(verdict.members)} of the group"
-    if verdict.confidence == "possible" and verdict.cause in {
-        Cause.TYPE_MISMATCH,
-        Cause.SIZE_MISMATCH,
-    }:
-        return f"one side of {ranks_text(ranks)}"
-    return ranks_text(ranks)
+    is_unsure = verdict.confidence == "possible"
+    is_one_side = is_unsure and verdict.cause.is_mismatch
+    return f"{'one side of ' if is_one_side else ''}{ranks_text(ranks)}"
 
 
 def _call_text(verdict: Verdict) -> str:
@@ -260,12 +230,11 @@ def _call_text(verdict: Verdict) -> str:
     return text + (f" of group {str(group)!r}" if group is not None else "")
 
 
-def _elapsed_text(verdict: Verdict) -> str:
+def _elapsed_text(state: GroupState) -> str:
     """
     Return the elapsed time, such as ``" 10 min"``; ``""`` if unknown.
     """
-    calls = verdict.state.timeouts.values()
-    ran = next((x.ran for x in calls if x.ran is not None), None)
+    ran = next((x.ran for x in state.timeouts.values() if x.ran), None)
     if ran is None:
         return ""
     return f" {ran:.0f} s" if ran < 120 else f" {ran / 60:.0f} min"
@@ -279,30 +248,6 @@ def _reporters_text(state: GroupState) -> str:
     if len(ranks) < len(members):
         return f"rank {fold_ranks(members)} of the group"
     return ranks_text(ranks)
-
-
-def _silent_text(verdict: Verdict) -> str:
-    """
-    Name the members without any line, where other ranks are at fault.
-    """
-    state = verdict.state
-    if (
-        state.size is None
-        or state.folded_lines
-        or verdict.cause
-        not in {
-            Cause.RANK_NOT_ARRIVED,
-            Cause.RANK_NOT_STARTED,
-        }
-    ):
-        return ""
-    silent = (
-        set(range(state.size))
-        - set(state.timeouts)
-        - set(state.statuses)
-        - set(verdict.members)
-    )
-    return ranks_text(silent) if silent else ""
 
 
 def _group_ref(state: GroupState, verdict: Verdict) -> GroupRef | None:
@@ -322,67 +267,45 @@ def _group_ref(state: GroupState, verdict: Verdict) -> GroupRef | None:
     )
 
 
-def _silent_members(state: GroupState) -> set[int] | None:
+def _silent_members(
+    state: GroupState, size: int | None = None
+) -> set[int] | None:
     """
     Return members without any line; ``None`` if the group size is unknown.
     """
-    if state.size is None:
+    size = state.size if size is None else size
+    if size is None:
         return None
-    return set(range(state.size)) - set(state.timeouts) - set(state.statuses)
+    return set(range(size)) - set(state.timeouts) - set(state.statuses)
 
 
 def detect_silent_ranks(state: GroupState) -> Verdict | None:
     """
-    Blame members without any line, where the group size is known.
+    Blame members without any line, where they are few.
 
     Returns:
         The verdict; ``None`` if this is not what happened.
     """
-    silent = _silent_members(state)
     calls = comparable_calls(state)
     if state.size == 2:
         # In a group of two, each waits for the other one in any call.
         calls = state.timeouts
-    if not silent or not calls or state.folded_lines:
+    if not calls or state.folded_lines:
         return None
+    # Without a size, only those below the highest rank are surely members.
+    is_known = state.size is not None
+    silent = _silent_members(state, None if is_known else max(calls)) or ()
+    is_few = 2 * len(silent) <= len(calls)
     # If most members are silent, most logs are probably missing.
-    is_few = len(silent) <= len(calls)
-    if not is_few:
-        return None
-    return make_verdict(
-        state,
-        Cause.RANK_NOT_ARRIVED,
-        silent,
-        "likely" if len(silent) * 2 <= len(calls) else "possible",
-        "nothing is heard of " + ("it" if len(silent) == 1 else "them"),
-    )
-
-
-def detect_missing_members(state: GroupState) -> Verdict | None:
-    """
-    Blame members without any line below the highest group rank, where the
-    group size is unknown.
-
-    Returns:
-        The verdict; ``None`` if this is not what happened.
-    """
-    calls = comparable_calls(state)
-    if (
-        state.size is not None
-        or state.group is None
-        or not calls
-        or state.folded_lines
+    if not 0 < len(silent) <= len(calls) or not (
+        is_known or (is_few and state.group is not None)
     ):
         return None
-
-    silent = set(range(max(calls))) - set(state.timeouts) - set(state.statuses)
-    if not 0 < 2 * len(silent) <= len(calls):
-        return None
     return make_verdict(
         state,
         Cause.RANK_NOT_ARRIVED,
         silent,
-        "possible",
+        "likely" if is_known and is_few else "possible",
         "nothing is heard of " + ("it" if len(silent) == 1 else "them"),
     )
 
@@ -395,8 +318,7 @@ def detect_stuck_in_flight(state: GroupState) -> Verdict | None:
         The verdict; ``None`` if this is not what happened.
     """
     silent = _silent_members(state)
-    calls = comparable_calls(state)
-    if silent is None or silent or not calls:
+    if silent is None or silent or not comparable_calls(state):
         return None
     return make_verdict(
         state,
@@ -418,23 +340,20 @@ def detect_not_enqueued(state: GroupState) -> Verdict | None:
     Returns:
         The verdict; ``None`` if this is not what happened.
     """
-    waited = [
-        x.seq for x in comparable_calls(state).values() if x.seq is not None
-    ]
-    if not waited:
+    calls = comparable_calls(state).values()
+    call = min(calls, key=lambda x: x.seq or 0, default=None)
+    if call is None:
         return None
-    first = min(waited)
     behind = {
         member: status
         for member, status in state.statuses.items()
         if member not in state.timeouts
         and status.enqueued is not None
-        and status.enqueued < first
+        and status.enqueued < (call.seq or 0)
     }
     if not behind:
         return None
     last = max(x.enqueued or 0 for x in behind.values())
-    call = next(x for x in comparable_calls(state).values() if x.seq == first)
     return make_verdict(
         state,
         Cause.RANK_NOT_ARRIVED,
@@ -457,25 +376,25 @@ def detect_lagging_ranks(state: GroupState) -> Verdict | None:
         The verdict; ``None`` if this is not what happened.
     """
     calls = comparable_calls(state)
-    seqs = sorted({x.seq or 0 for x in calls.values()})
+    seqs = {x.seq or 0 for x in calls.values()}
     if len(seqs) < 2:
         return None
-    behind = {m: x for m, x in calls.items() if x.seq == seqs[0]}
-    ahead = {m: x for m, x in calls.items() if x.seq == seqs[-1]}
-    call = next(iter(ahead.values()))
+    behind = {m: x for m, x in calls.items() if x.seq == min(seqs)}
+    call = next(x for x in calls.values() if x.seq == max(seqs))
     is_queued = all(
-        _status_seq(state, member, "enqueued") >= (call.seq or 0)
+        _status_seq(state, member, "enqueued") >= max(seqs)
         for member in behind
     )
+    first = next(iter(behind.values()))
     return make_verdict(
         state,
         Cause.RANK_NOT_STARTED if is_queued else Cause.RANK_NOT_ARRIVED,
         behind,
         "likely" if len(behind) <= len(calls) / 2 else "possible",
         f"{'they are' if len(behind) > 1 else 'it is'} still in "
-        f"{next(iter(behind.values())).op} #{seqs[0]}",
+        f"{first.op} #{min(seqs)}",
         call=call,
-        evidence=(next(iter(behind.values())),),
+        evidence=(first,),
     )
 
 
@@ -525,44 +444,28 @@ def name_silent_ranks(
     Returns:
         The same verdicts; some of them with ranks.
     """
-    silent, reporting = _silent_ranks(verdicts, world_size)
-    if not silent:
+    states = [verdict.state for verdict in verdicts]
+    reporting = {rank for state in states for rank in state.reporting_ranks}
+    is_folded = any(state.folded_lines for state in states)
+    silent = set(range(world_size or 0)) - reporting
+    is_few = 0 < 2 * len(silent) <= len(reporting)
+    if not is_few or None in reporting or is_folded:
         return list(verdicts)
 
     updated = [_add_silent_ranks(verdict, silent) for verdict in verdicts]
     if any(x.members or x.cause != Cause.COLLECTIVE_TIMEOUT for x in updated):
         return updated
-    is_sure = len(silent) == 1 < reporting // 3
+    is_one = len(silent) == 1
     first = attrs.evolve(
         updated[0],
         cause=Cause.RANK_NOT_ARRIVED,
         ranks=tuple(sorted(silent)),
-        confidence="likely" if is_sure else "possible",
+        confidence="likely" if is_one and len(reporting) > 5 else "possible",
         reason="of all ranks only "
-        + ("this one says" if len(silent) == 1 else "these say")
+        + ("this one says" if is_one else "these say")
         + " nothing",
     )
     return [first, *updated[1:]]
-
-
-def _silent_ranks(
-    verdicts: Iterable[Verdict], world_size: int | None
-) -> tuple[set[int], int]:
-    """
-    Return global ranks without any line if they are few, and how many ranks
-    have lines.
-    """
-    states = [verdict.state for verdict in verdicts]
-    reporting = frozenset[int | None]().union(
-        *(x.reporting_ranks for x in states)
-    )
-    is_folded = any(x.folded_lines for x in states)
-    if world_size is None or None in reporting or is_folded:
-        return set(), len(reporting)
-
-    silent = set(range(world_size)) - reporting
-    is_few = 2 * len(silent) <= len(reporting)
-    return silent if is_few else set(), len(reporting)
 
 
 def _add_silent_ranks(verdict: Verdict, silent: set[int]) -> Verdict:
@@ -611,19 +514,19 @@ def _group_by_call(
     """
     Return members by operation and number of elements, most first.
     """
-    members_by_call: dict[tuple[str, int | None], list[int]] = defaultdict(
-        list
+    named = {member: call for member, call in calls.items() if call.op}
+    has_sizes = all(x.numel_in is not None for x in named.values())
+    return group_members(
+        {
+            member: (
+                call.op,
+                call.numel_in
+                if has_sizes and call.op in _EQUAL_SIZE_OPS
+                else None,
+            )
+            for member, call in named.items()
+        }
     )
-    has_sizes = all(
-        call.numel_in is not None for call in calls.values() if call.op
-    )
-    for member, call in calls.items():
-        is_equal_size = has_sizes and call.op in _EQUAL_SIZE_OPS
-        if call.op:
-            members_by_call[
-                call.op, call.numel_in if is_equal_size else None
-            ].append(member)
-    return sorted(members_by_call.items(), key=lambda kind: -len(kind[1]))
 
 
 def _mismatch_verdict(

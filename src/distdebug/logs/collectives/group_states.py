@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 
 import attrs
@@ -105,17 +104,22 @@ def make_group_state(
     """
     ranks, is_consistent = _global_ranks(records)
     timeouts, is_same_call = _first_timeouts(records)
-    statuses = _best_statuses(records)
+    statuses: dict[int, WorkStatus] = {}
+    for record in records:
+        member = _group_rank(record)
+        if member is not None and isinstance(record, WorkStatus):
+            known = statuses.setdefault(member, record)
+            statuses[member] = max(known, record, key=_status_detail)
     if timeouts:
         timeouts |= _timeouts_from_statuses(statuses, timeouts)
     sizes = {x.size for x in records if isinstance(x, GroupMember)}
-    size = sizes.pop() if len(sizes) == 1 else None
+    size = sizes.pop() if len(sizes) == 1 else _infer_size(timeouts)
     if _is_world_group(group, ranks, timeouts, world_size):
         size = world_size
     return GroupState(
         run=run,
         group=group,
-        size=size if size is not None else _infer_size(timeouts),
+        size=size,
         timeouts=timeouts,
         statuses=statuses,
         desyncs=tuple(x for x in records if isinstance(x, DesyncReport)),
@@ -124,6 +128,11 @@ def make_group_state(
         is_mixed=not (is_consistent and (is_same_call or group is not None)),
         folded_lines=sum(x.count - 1 for x in records),
     )
+
+
+def _status_detail(status: WorkStatus) -> tuple[bool, bool, int]:
+    reach = status.enqueued
+    return status.failed is not None, reach is not None, reach or 0
 
 
 def _reporting_ranks(
@@ -148,12 +157,10 @@ def _global_ranks(records: Iterable[LogRecord]) -> tuple[dict[int, int], bool]:
     ranks: dict[int, int] = {}
     is_consistent = True
     for record in records:
-        member = _group_rank(record)
+        member, rank = _group_rank(record), record.rank
         is_own = not isinstance(record, DesyncReport)
-        if is_own and member is not None and record.rank is not None:
-            is_consistent &= (
-                ranks.setdefault(member, record.rank) == record.rank
-            )
+        if is_own and member is not None and rank is not None:
+            is_consistent &= ranks.setdefault(member, rank) == rank
     # A rank is in a group only once.
     return ranks, is_consistent and len(set(ranks.values())) == len(ranks)
 
@@ -171,20 +178,12 @@ def _first_timeouts(
         member = _group_rank(record)
         if member is None or not isinstance(record, WorkTimeout):
             continue
-        previous = first.get(member)
-        is_same_call &= not _is_different_call(previous, record)
-        if previous is None or (record.seq or 0) < (previous.seq or 0):
+        known = first.setdefault(member, record)
+        call = (record.seq, record.op, record.numel_in)
+        is_same_call &= call == (known.seq, known.op, known.numel_in)
+        if (record.seq or 0) < (known.seq or 0):
             first[member] = record
     return first, is_same_call
-
-
-def _best_statuses(records: Iterable[LogRecord]) -> dict[int, WorkStatus]:
-    statuses: dict[int, WorkStatus] = {}
-    for record in records:
-        member = _group_rank(record)
-        if member is not None and isinstance(record, WorkStatus):
-            statuses[member] = _pick_status(statuses.get(member), record)
-    return statuses
 
 
 def _is_world_group(
@@ -248,26 +247,6 @@ def _timeouts_from_statuses(
     }
 
 
-def _is_different_call(a: WorkTimeout | None, b: WorkTimeout) -> bool:
-    return a is not None and (a.seq, a.op, a.numel_in) != (
-        b.seq,
-        b.op,
-        b.numel_in,
-    )
-
-
-def _pick_status(a: WorkStatus | None, b: WorkStatus) -> WorkStatus:
-    """
-    Return the status with more detail, or else the first.
-    """
-    return b if a is None or _status_detail(b) > _status_detail(a) else a
-
-
-def _status_detail(status: WorkStatus) -> tuple[bool, bool, int]:
-    reach = status.enqueued
-    return status.failed is not None, reach is not None, reach or 0
-
-
 def _infer_size(timeouts: dict[int, WorkTimeout]) -> int | None:
     """
     Return the group size from the numbers of elements of a gather or scatter.
@@ -315,52 +294,24 @@ def find_run_boundaries(
 
 
 def _find_boundaries(timeouts: Sequence[WorkTimeout]) -> list[float]:
+    times = [x.time or 0.0 for x in timeouts]
+    gaps = [0.0, *(after - before for before, after in pairwise(times))]
     boundaries: list[float] = []
     last: dict[Hashable, int] = {}
     for i, timeout in enumerate(timeouts):
         limit = timeout.timeout or 600
         key = (timeout.group, timeout.group_rank, timeout.rank)
         first = i
-        if (
-            i
-            and _seconds_since_previous(timeouts, i)
-            > limit + _SHUTDOWN_SECONDS
-        ):
+        if gaps[i] > limit + _SHUTDOWN_SECONDS:
             first = i - 1
         elif timeout.group is not None:
             first = last.get(key, i)
-        index = max(
-            range(first + 1, i + 1),
-            key=partial(_seconds_since_previous, timeouts),
-            default=0,
-        )
-        if index and _seconds_since_previous(timeouts, index) >= limit / 2:
-            before, after = (
-                timeouts[index - 1].time or 0,
-                timeouts[index].time or 0,
-            )
-            boundaries.append((before + after) / 2)
+        index = max(range(first + 1, i + 1), key=gaps.__getitem__, default=0)
+        if index and gaps[index] >= limit / 2:
+            boundaries.append((times[index - 1] + times[index]) / 2)
             last.clear()
         last[key] = i
     return boundaries
-
-
-def _seconds_since_previous(timeouts: Sequence[WorkTimeout], i: int) -> float:
-    """
-    Return the seconds between a timeout and the previous one.
-    """
-    return (timeouts[i].time or 0) - (timeouts[i - 1].time or 0)
-
-
-def run_part(record: LogRecord, boundaries: Sequence[float]) -> int:
-    """
-    Return in which part of the run a record was printed, from 0.
-
-    Args:
-        boundaries: Moments between two runs, in seconds since the epoch,
-            ascending.
-    """
-    return 0 if record.time is None else bisect_right(boundaries, record.time)
 
 
 _DEFAULT_GROUP = LogGroup("0", "default_pg")
@@ -387,11 +338,10 @@ def find_group_states(logs: CollectiveLogs) -> list[GroupState]:
         lambda: defaultdict(list)
     )
     for record in records:
-        run = (
-            record.attempt,
-            run_part(record, boundaries.get(record.attempt, [])),
+        part = bisect_right(
+            boundaries.get(record.attempt, []), record.time or 0.0
         )
-        group = record.group
+        run, group = (record.attempt, part), record.group
         if group is not None:
             group = described.get((group.name, record.attempt), group)
         runs[run][group].append(record)

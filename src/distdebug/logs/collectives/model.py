@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 
@@ -23,7 +23,10 @@ from ...findings import (
     as_plain,
 )
 from ...ranks import ranks_text
-from ..lines import LogLine, Origin, parse_time
+from ..lines import RANK_TAG, LogLine, Origin, parse_time
+
+
+Value = TypeVar("Value")
 
 
 @attrs.frozen
@@ -418,9 +421,6 @@ class NcclCall(LogRecord):
     size: int | None = None
 
 
-_NON_RECORD_FIELDS = frozenset({"world_size", "attempts", "quiet", "missing"})
-
-
 @attrs.frozen(kw_only=True)
 class CollectiveLogs(Shown):
     """
@@ -490,12 +490,8 @@ class CollectiveLogs(Shown):
         """
         return tuple(
             record
-            for field in attrs.fields(CollectiveLogs)
-            for record in (
-                getattr(self, field.name)
-                if field.name not in _NON_RECORD_FIELDS
-                else ()
-            )
+            for name in RECORD_FIELDS.values()
+            for record in getattr(self, name)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -517,6 +513,13 @@ class CollectiveLogs(Shown):
 
         return render_logs(self)
 
+
+#: The attributes of CollectiveLogs that hold records, by the type of these.
+RECORD_FIELDS: dict[type[LogRecord], str] = {
+    get_args(hint)[0]: name
+    for name, hint in get_type_hints(CollectiveLogs).items()
+    if get_origin(hint) is tuple and issubclass(get_args(hint)[0], LogRecord)
+}
 
 # torch prints an unset unsigned number as the largest one.
 _MIN_UNSET = 1 << 62
@@ -567,7 +570,7 @@ def normalize_op(text: str) -> str:
     }.get(name, name)
 
 
-_RANK_PREFIX = re.compile(r"\[rank(\d{1,7})\]:?")
+_RANK_PREFIX = re.compile(f"{RANK_TAG}:?")
 _GROUP_PREFIX = re.compile(
     loosen_spaces(
         r"\[PG ID (?P<id>\d{1,9}) PG GUID (?P<uid>[^\s(\]]{1,80}?)"
@@ -600,10 +603,11 @@ class LineContext:
     text: str
     attempt: int = 0
 
-    def fields_at(self, text: str, position: int) -> dict[str, Any]:
+    def fields_at(self, position: int) -> dict[str, Any]:
         """
-        Return the fields of a :class:`LogRecord` at *position* of *text*.
+        Return the fields of a :class:`LogRecord` at *position* of the text.
         """
+        text = self.text
         group, member = _last_group_and_rank(
             text[max(0, position - _PREFIX_REACH) : position]
         )
@@ -680,21 +684,21 @@ def make_evidence(records: Iterable[LogRecord]) -> tuple[Evidence, ...]:
     return tuple(evidence)[:_MAX_EVIDENCE]
 
 
-def make_nccl_finding(  # noqa: PLR0913 all of a finding
+def log_finding(  # noqa: PLR0913 all of a finding
     cause: Cause,
     summary: str,
-    evidence: Iterable[LogRecord],
-    remedy: str,
+    records: Iterable[LogRecord],
+    remedy: str | None = None,
     *,
     ranks: Iterable[int] = (),
     confidence: Confidence = "likely",
     collective: CollectiveRef | None = None,
 ) -> Finding:
     """
-    Create a finding from lines of NCCL.
+    Create a finding that quotes the lines of *records*.
 
     Args:
-        evidence: The records whose lines are quoted.
+        remedy: By default that of the cause.
 
         ranks: Global ranks at fault.
 
@@ -705,10 +709,22 @@ def make_nccl_finding(  # noqa: PLR0913 all of a finding
         ranks=tuple(sorted(set(ranks))),
         summary=summary,
         confidence=confidence,
-        remedy=remedy,
+        remedy=cause.remedy if remedy is None else remedy,
         collective=collective,
-        evidence=make_evidence(evidence),
+        evidence=make_evidence(records),
     )
+
+
+def group_members(
+    values: Mapping[int, Value],
+) -> list[tuple[Value, list[int]]]:
+    """
+    Return each value with the members that have it, the most common first.
+    """
+    members: dict[Value, list[int]] = {}
+    for member, value in sorted(values.items()):
+        members.setdefault(value, []).append(member)
+    return sorted(members.items(), key=lambda x: -len(x[1]))
 
 
 def reporting_ranks(records: Iterable[LogRecord]) -> tuple[int, ...]:
@@ -726,7 +742,9 @@ def ranks_label(records: Iterable[LogRecord]) -> str:
     return ranks_text(ranks) if ranks else "a process"
 
 
-def timeout_text(records: Iterable[StoreTimeout | GlooError]) -> str:
+def timeout_text(
+    records: Iterable[StoreTimeout | GlooError | BarrierFailure],
+) -> str:
     """
     Return the timeout as text, such as ``" within 30 s"``; empty if no
     record has one.
@@ -770,32 +788,22 @@ def rank_origins(logs: CollectiveLogs) -> dict[int, RankOrigin]:
         By global rank, from log prefixes of Ray and from lines of NCCL.
     """
     origins: dict[int, RankOrigin] = {}
+
+    def add(rank: int, source: str, **facts: Any) -> None:
+        known = origins.get(rank, RankOrigin(rank=rank, source=source))
+        new = {k: v for k, v in facts.items() if getattr(known, k) is None}
+        origins[rank] = attrs.evolve(known, **new)
+
     for record in logs.records:
-        rank = record.rank
-        if rank is None:
-            continue
-        rank_origin = origins.get(
-            rank, RankOrigin(rank=rank, source=record.source)
-        )
-        origin = record.origin
-        if origin is not None:
-            rank_origin = attrs.evolve(
-                rank_origin,
-                pid=origin.pid if rank_origin.pid is None else rank_origin.pid,
-                ip=rank_origin.ip or origin.ip,
-            )
-        origins[rank] = rank_origin
+        if record.rank is not None:
+            origin = record.origin or Origin()
+            add(record.rank, record.source, pid=origin.pid, ip=origin.ip)
     for init in logs.inits:
         if init.size == logs.world_size:
-            rank_origin = origins.get(
-                init.member,
-                RankOrigin(rank=init.member, source=init.source),
-            )
-            origins[init.member] = attrs.evolve(
-                rank_origin,
-                host=init.host,
-                pid=init.pid if rank_origin.pid is None else rank_origin.pid,
-            )
+            add(init.member, init.source, pid=init.pid)
+            # The newest host counts.
+            known = origins[init.member]
+            origins[init.member] = attrs.evolve(known, host=init.host)
     return dict(sorted(origins.items()))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...findings import Cause, CollectiveRef, Finding
 from ...ranks import fold_ranks
@@ -17,7 +17,8 @@ from .model import (
     NcclCall,
     NcclInit,
     NcclNote,
-    make_nccl_finding,
+    group_members,
+    log_finding,
 )
 
 
@@ -25,6 +26,7 @@ _LINKS_REMEDY = (
     "check links, switches, and cards between these nodes (ibstat, "
     "ibv_devinfo, ethtool), and NCCL_IB_HCA and NCCL_IB_GID_INDEX"
 )
+_LOOK_AT_RANKS = "look at the Python stack and the log of these ranks"
 # The first pattern that matches a warning gives its cause.
 _WARNINGS: tuple[tuple[re.Pattern[str], Cause, str, str], ...] = (
     (
@@ -83,31 +85,23 @@ _WARNINGS: tuple[tuple[re.Pattern[str], Cause, str, str], ...] = (
 )
 
 
-def explain_warnings(notes: Iterable[NcclNote]) -> list[Finding]:
+def _explain_warnings(notes: Iterable[NcclNote]) -> Iterator[Finding]:
     """
     Explain warnings of NCCL: one finding for each kind with a known cause.
     """
-    notes_by_pattern: dict[int, list[NcclNote]] = defaultdict(list)
+    by_rule: dict[object, list[NcclNote]] = defaultdict(list)
     for note in notes:
         # A retry may succeed.
         if note.kind == "warning" and "retrying" not in note.text:
-            for i, (pattern, *_) in enumerate(_WARNINGS):
-                if pattern.search(note.text):
-                    notes_by_pattern[i].append(note)
-                    break
-    return [
-        _warning_finding(i, matched)
-        for i, matched in sorted(notes_by_pattern.items())
-    ]
-
-
-def _warning_finding(i: int, notes: list[NcclNote]) -> Finding:
-    _, cause, summary, remedy = _WARNINGS[i]
-    hosts = sorted({x.host for x in notes})
-    on_hosts = f" (on {', '.join(hosts[:4])}{'…' if len(hosts) > 4 else ''})"
-    return make_nccl_finding(
-        cause, f"{summary}{on_hosts}: {notes[0].text}", notes, remedy
-    )
+            fitting = (x for x in _WARNINGS if x[0].search(note.text))
+            by_rule[next(fitting, None)].append(note)
+    for rule in _WARNINGS:
+        if matched := by_rule[rule]:
+            _, cause, summary, remedy = rule
+            hosts = sorted({x.host for x in matched})
+            text = f"{summary} (on {', '.join(hosts[:4])}"
+            text += f"{'…' if len(hosts) > 4 else ''}): {matched[0].text}"
+            yield log_finding(cause, text, matched, remedy)
 
 
 _INTERFACE_ADDRESS = re.compile(
@@ -129,7 +123,7 @@ def explain_network(
             it, oddities that may be intended are left out or less sure.
     """
     return [
-        *explain_warnings(logs.notes),
+        *_explain_warnings(logs.notes),
         *_explain_interfaces(logs.notes, has_failed=has_failed),
         *_explain_socket_fallback(logs.notes, has_failed=has_failed),
         *_explain_versions(logs.notes),
@@ -140,17 +134,20 @@ def _explain_interfaces(
     notes: Iterable[NcclNote], *, has_failed: bool
 ) -> Iterator[Finding]:
     """
-    Report interfaces that other nodes cannot reach.
+    Report interfaces that other nodes cannot reach, or of several networks.
     """
-    used = [x for x in notes if x.kind == "interface"]
+    used = {
+        note: _INTERFACE_ADDRESS.findall(note.text)
+        for note in notes
+        if note.kind == "interface"
+    }
     if len({x.host for x in used}) < 2:
         return
-    virtual = [x for x in used if any(map(_is_virtual, _parse_interfaces(x)))]
+    virtual = [x for x, found in used.items() if any(map(_is_virtual, found))]
     if virtual:
-        names = sorted({x.host for x in virtual})
-        yield make_nccl_finding(
+        yield log_finding(
             Cause.NETWORK_MISCONFIGURED,
-            f"NCCL uses an interface on {', '.join(names[:4])} that other "
+            f"NCCL uses an interface on {_first_hosts(virtual)} that other "
             f"nodes cannot reach: {virtual[0].text}",
             virtual,
             SOCKET_INTERFACE_REMEDY,
@@ -159,33 +156,31 @@ def _explain_interfaces(
         yield from _explain_different_networks(used)
 
 
-def _explain_different_networks(used: Sequence[NcclNote]) -> Iterator[Finding]:
+def _explain_different_networks(
+    used: Mapping[NcclNote, list[tuple[str, str]]],
+) -> Iterator[Finding]:
     """
     Report nodes whose first interfaces differ in name and network.
     """
     first: dict[str, tuple[str, str]] = {}
-    for note in used:
-        for interface in _parse_interfaces(note)[:1]:
+    for note, found in used.items():
+        for interface in found[:1]:
             first.setdefault(note.host, interface)
     names = {name for name, _ in first.values()}
     networks = {address.rsplit(".", 2)[0] for _, address in first.values()}
     if len(names) > 1 and len(networks) > 1:
-        descriptions = sorted(f"{h}: {n} {a}" for h, (n, a) in first.items())
-        yield make_nccl_finding(
+        shown = sorted(f"{h}: {n} {a}" for h, (n, a) in first.items())[:4]
+        yield log_finding(
             Cause.NETWORK_MISCONFIGURED,
-            "nodes use interfaces of different networks: "
-            + ", ".join(descriptions[:4]),
+            f"nodes use interfaces of different networks: {', '.join(shown)}",
             used,
             SOCKET_INTERFACE_REMEDY,
             confidence="possible",
         )
 
 
-def _parse_interfaces(note: NcclNote) -> list[tuple[str, str]]:
-    """
-    Parse names and addresses of the listed interfaces.
-    """
-    return _INTERFACE_ADDRESS.findall(note.text)
+def _first_hosts(notes: Iterable[NcclNote]) -> str:
+    return ", ".join(sorted({x.host for x in notes})[:4])
 
 
 def _is_virtual(interface: tuple[str, str]) -> bool:
@@ -196,24 +191,15 @@ def _is_virtual(interface: tuple[str, str]) -> bool:
 def _explain_socket_fallback(
     notes: Iterable[NcclNote], *, has_failed: bool
 ) -> Iterator[Finding]:
-    by_network: dict[str, list[NcclNote]] = defaultdict(list)
-    for note in notes:
-        if note.kind == "network":
-            by_network[note.text].append(note)
-    socket = by_network.get("Socket", [])
+    networks = [x for x in notes if x.kind == "network"]
+    socket = [x for x in networks if x.text == "Socket"]
+    others = [x for x in networks if x.text != "Socket"]
     hosts = {x.host for x in socket}
-    other_hosts = {
-        x.host
-        for name, network_notes in by_network.items()
-        if name != "Socket"
-        for x in network_notes
-    }
-    if hosts and other_hosts and not hosts & other_hosts:
-        others = sorted(name for name in by_network if name != "Socket")
-        yield make_nccl_finding(
+    if socket and others and hosts.isdisjoint(x.host for x in others):
+        yield log_finding(
             Cause.NETWORK_MISCONFIGURED,
-            f"{', '.join(sorted(hosts)[:4])} fell back to plain sockets where "
-            f"others use {', '.join(others)}",
+            f"{_first_hosts(socket)} fell back to plain sockets where others "
+            f"use {', '.join(sorted({x.text for x in others}))}",
             socket,
             "see what these nodes lack: cards, drivers, the plug-in of the "
             "network, or NCCL_IB_DISABLE that differs",
@@ -224,91 +210,76 @@ def _explain_socket_fallback(
 def _explain_versions(notes: Iterable[NcclNote]) -> Iterator[Finding]:
     by_version: dict[str, list[NcclNote]] = defaultdict(list)
     for note in notes:
-        # Versions may differ between runs, so compare within one run.
         if note.kind == "version":
             by_version[note.text.partition("+")[0]].append(note)
-    attempts = Counter(
-        attempt
-        for version_notes in by_version.values()
-        for attempt in {x.attempt for x in version_notes}
-    )
-    hosts = [
-        {x.host for x in version_notes} - {""}
-        for version_notes in by_version.values()
-    ]
+    some = by_version.values()
+    # Versions may differ between runs, so compare within one run.
+    attempts = Counter(x for same in some for x in {y.attempt for y in same})
+    hosts = [{x.host for x in same} - {""} for same in some]
     if (
         len(by_version) > 1
         and max(attempts.values()) > 1
         and all(hosts)
         and len(set().union(*hosts)) > 1
     ):
-        yield make_nccl_finding(
+        yield log_finding(
             Cause.NODE_MISCONFIGURED,
             f"nodes use different versions of NCCL: {', '.join(sorted(by_version))}",
-            [x[0] for x in by_version.values()],
+            [same[0] for same in some],
             "install the same version on all nodes",
         )
 
 
 _P2P_OPS = frozenset({"send", "recv"})
-_CallsByMember = dict[int, NcclCall]
+# Restart and communicator.
+_Comm = tuple[int, str]
 
 
-def explain_differing_calls(logs: CollectiveLogs) -> list[Finding]:
+def _explain_differing_calls(logs: CollectiveLogs) -> list[Finding]:
     """
     Find the first call that differs between ranks of a communicator.
     """
     find_init = _make_init_lookup(logs.inits)
-    calls_by_number: dict[tuple[str, int], _CallsByMember] = defaultdict(dict)
+    numbered: dict[tuple[_Comm, int], dict[int, NcclCall]] = defaultdict(dict)
     for call in logs.calls:
         init = find_init(call)
         if init is not None and call.op not in _P2P_OPS:
-            key = (init.comm_id or init.comm, call.number)
-            calls_by_number[key].setdefault(init.member, call)
-    for (_, number), calls in sorted(
-        calls_by_number.items(), key=lambda x: x[0][1]
-    ):
+            comm = call.attempt, init.comm_id or init.comm
+            numbered[comm, call.number].setdefault(init.member, call)
+    for (_, number), calls in sorted(numbered.items(), key=lambda x: x[0][1]):
         cause, kinds = _group_by_call(calls)
         if len(kinds) > 1:
             size = max((x.size for x in logs.inits), default=0)
             is_world = size == logs.world_size
-            return [
-                _differing_calls_finding(
-                    calls, number, cause, kinds, is_world=is_world
-                )
-            ]
+            return [_differing_calls(calls, number, cause, kinds, is_world)]
     return []
 
 
-def _differing_calls_finding(
+def _differing_calls(
     calls: Mapping[int, NcclCall],
     number: int,
     cause: Cause,
     kinds: list[tuple[str, list[int]]],
-    *,
-    is_world: bool,
+    is_world: bool,  # noqa: FBT001 a private helper
 ) -> Finding:
-    expected, other = kinds[0], kinds[1]
-    is_tie = len(expected[1]) == len(other[1])
-    members = (
-        [m for _, kind_members in kinds[1:] for m in kind_members]
-        if not is_tie
-        else []
-    )
-    return make_nccl_finding(
+    (usual, expected), (other, differing), *_ = kinds
+    wrong = [member for _, some in kinds[1:] for member in some]
+    is_tie = len(expected) == len(differing)
+    usual_call = calls[expected[0]]
+    return log_finding(
         cause,
-        f"rank {fold_ranks(other[1])} called {other[0]} where rank "
-        f"{fold_ranks(expected[1])} called {expected[0]}, as call {number:#x} "
-        "of an NCCL communicator",
-        [calls[other[1][0]], calls[expected[1][0]]],
+        f"rank {fold_ranks(differing)} called {other} where rank "
+        f"{fold_ranks(expected)} called {usual}, as call {number:#x} of an NCCL "
+        "communicator",
+        [calls[differing[0]], usual_call],
         "make all ranks make the same calls; or find the call that was "
         "left out or made once too often before",
-        ranks=members if is_world else (),
-        collective=CollectiveRef(op=calls[expected[1][0]].op, seq=number),
+        ranks=wrong if is_world and not is_tie else (),
+        collective=CollectiveRef(op=usual_call.op, seq=number),
     )
 
 
-def explain_lagging_ranks(logs: CollectiveLogs) -> list[Finding]:
+def _explain_lagging_ranks(logs: CollectiveLogs) -> list[Finding]:
     """
     Find ranks with fewer calls than the others on the same communicator.
 
@@ -316,47 +287,42 @@ def explain_lagging_ranks(logs: CollectiveLogs) -> list[Finding]:
         One finding for the first communicator with lagging ranks, or none.
     """
     find_init = _make_init_lookup(logs.inits)
-    last_calls: dict[str, _CallsByMember] = defaultdict(dict)
-    inits: dict[str, NcclInit] = {}
+    last_calls: dict[_Comm, dict[int, NcclCall]] = defaultdict(dict)
+    sizes: dict[_Comm, int] = {}
+    p2p_comms = set()
     for call in logs.calls:
         init = find_init(call)
         if init is not None and init.comm_id:
-            last_calls[init.comm_id][init.member] = call
-            inits[init.comm_id] = init
-    # Point-to-point calls count on two ranks only.
-    p2p_comms = {
-        init.comm_id
-        for call in logs.calls
-        if call.op in _P2P_OPS and (init := find_init(call))
-    }
-    for comm_id, calls in last_calls.items():
-        size = inits[comm_id].size
+            comm = call.attempt, init.comm_id
+            last_calls[comm][init.member] = call
+            sizes[comm] = init.size
+            # Point-to-point calls count on two ranks only.
+            if call.op in _P2P_OPS:
+                p2p_comms.add(comm)
+    for comm, calls in last_calls.items():
         fewest = min(call.number for call in calls.values())
         behind = [m for m, x in calls.items() if x.number == fewest]
-        is_comparable = len(calls) == size and comm_id not in p2p_comms
+        is_comparable = len(calls) == sizes[comm] and comm not in p2p_comms
         is_comparable &= all(x.count == 1 for x in calls.values())
-        if is_comparable and 2 * len(behind) < size:
-            return [
-                _lagging_ranks_finding(
-                    calls, behind, is_world=size == logs.world_size
-                )
-            ]
+        if is_comparable and 2 * len(behind) < sizes[comm]:
+            is_world = sizes[comm] == logs.world_size
+            return [_lagging_finding(calls, behind, is_world=is_world)]
     return []
 
 
-def _lagging_ranks_finding(
+def _lagging_finding(
     calls: Mapping[int, NcclCall], behind: list[int], *, is_world: bool
 ) -> Finding:
-    last_call = max(calls.values(), key=lambda x: x.number)
-    return make_nccl_finding(
+    first, last = calls[behind[0]], max(calls.values(), key=lambda x: x.number)
+    return log_finding(
         Cause.RANK_NOT_ARRIVED,
-        f"rank {fold_ranks(behind)} made {calls[behind[0]].number:#x} calls on an "
-        f"NCCL communicator, others up to {last_call.number:#x}",
-        [calls[behind[0]], last_call],
-        "look at the Python stack and the log of these ranks",
+        f"rank {fold_ranks(behind)} made {first.number:#x} calls on an NCCL "
+        f"communicator, others up to {last.number:#x}",
+        [first, last],
+        _LOOK_AT_RANKS,
         ranks=behind if is_world else (),
         confidence="possible",
-        collective=CollectiveRef(op=last_call.op, seq=last_call.number),
+        collective=CollectiveRef(op=last.op, seq=last.number),
     )
 
 
@@ -369,42 +335,43 @@ def _make_init_lookup(
     It compares address and process, or else the size if the process has only
     one communicator of that size.
     """
-    by_comm: dict[tuple[str, int, str], NcclInit] = {}
-    by_size: dict[tuple[str, int, int], dict[str, NcclInit]] = defaultdict(
-        dict
-    )
+    by_comm = {_comm_key(init): init for init in inits}
+    by_size: dict[object, dict[str, NcclInit]] = defaultdict(dict)
     for init in inits:
-        by_comm[init.host, init.pid, init.comm] = init
-        by_size[init.host, init.pid, init.size][init.comm] = init
+        by_size[*_comm_key(init)[:3], init.size][init.comm] = init
 
     def find(call: NcclCall) -> NcclInit | None:
         """
         Return the set-up of the communicator of *call*.
         """
-        known = by_comm.get((call.host, call.pid, call.comm))
-        same_size = by_size.get((call.host, call.pid, call.size or 0), {})
-        if known is None and len(same_size) == 1:
-            (known,) = same_size.values()
-        return known
+        key = _comm_key(call)
+        same_size = by_size.get((*key[:3], call.size or 0), {})
+        if key not in by_comm and len(same_size) == 1:
+            return next(iter(same_size.values()))
+        return by_comm.get(key)
 
     return find
+
+
+def _comm_key(record: NcclInit | NcclCall) -> tuple[int, str, int, str]:
+    return (record.attempt, record.host, record.pid, record.comm)
+
+
+# Aspects in which calls may differ, the most specific first.
+_CALL_ASPECTS: tuple[tuple[Cause, Callable[[NcclCall], str]], ...] = (
+    (Cause.TYPE_MISMATCH, lambda x: x.op),
+    (Cause.SIZE_MISMATCH, lambda x: f"{x.op} of {x.elements} elements"),
+    (Cause.DTYPE_MISMATCH, lambda x: f"{x.op} of type {x.dtype}"),
+)
 
 
 def _group_by_call(
     calls: Mapping[int, NcclCall],
 ) -> tuple[Cause, list[tuple[str, list[int]]]]:
-    for cause, describe in (
-        (Cause.TYPE_MISMATCH, lambda x: x.op),
-        (Cause.SIZE_MISMATCH, lambda x: f"{x.op} of {x.elements} elements"),
-        (Cause.DTYPE_MISMATCH, lambda x: f"{x.op} of type {x.dtype}"),
-    ):
-        members_by_kind: dict[str, list[int]] = defaultdict(list)
-        for member, call in sorted(calls.items()):
-            members_by_kind[describe(call)].append(member)
-        if len(members_by_kind) > 1:
-            return cause, sorted(
-                members_by_kind.items(), key=lambda x: -len(x[1])
-            )
+    for cause, show in _CALL_ASPECTS:
+        kinds = group_members({m: show(x) for m, x in calls.items()})
+        if len(kinds) > 1:
+            return cause, kinds
     return Cause.TYPE_MISMATCH, []
 
 
@@ -431,14 +398,11 @@ def explain_communicators(
         set-up that did not complete.
     """
     has_stopped = has_failed or (logs.quiet or 0) > _STALE_SECONDS
-    differing = explain_differing_calls(logs)
+    differing = _explain_differing_calls(logs)
+    if has_stopped and not differing:
+        differing = _explain_lagging_ranks(logs)
     return [
         *differing,
-        *(
-            explain_lagging_ranks(logs)
-            if has_stopped and not differing
-            else ()
-        ),
         *_explain_unfinished_setup(logs, has_stopped=has_stopped),
     ]
 
@@ -453,14 +417,11 @@ def _explain_unfinished_setup(
     if any(x.count > 1 for x in logs.inits):
         return
     complete = {_comm_key(x) for x in logs.inits if x.is_complete}
-    started: dict[tuple[int, str], dict[int, NcclInit]] = defaultdict(dict)
-    finished: set[tuple[int, str]] = set()
+    finished = {(x.attempt, x.comm_id) for x in logs.inits if x.is_complete}
+    started: dict[_Comm, dict[int, NcclInit]] = defaultdict(dict)
     for init in logs.inits:
-        key = (init.attempt, init.comm_id)
         if init.comm_id and not init.is_complete:
-            started[key][init.member] = init
-        if init.is_complete:
-            finished.add(key)
+            started[init.attempt, init.comm_id][init.member] = init
     for key, members in started.items():
         waiting = {
             m: x for m, x in members.items() if _comm_key(x) not in complete
@@ -482,17 +443,17 @@ def _setup_finding(
     is_world = size == logs.world_size
     absent = set(range(min(size, _MAX_RANKS))) - set(members)
     if 0 < len(absent) <= len(members) == len(waiting):
-        return make_nccl_finding(
+        return log_finding(
             Cause.RANK_NOT_ARRIVED,
             f"rank {fold_ranks(absent)} of {size} did not begin to set up an "
             f"NCCL communicator for which {len(waiting)} others wait",
             waiting.values(),
-            "look at the Python stack and the log of these ranks",
+            _LOOK_AT_RANKS,
             ranks=absent if is_world else (),
             confidence="likely" if len(absent) * 2 <= size else "possible",
         )
     is_few = 2 * len(waiting) <= len(members)
-    return make_nccl_finding(
+    return log_finding(
         Cause.RENDEZVOUS_TIMEOUT,
         f"rank {fold_ranks(waiting)} of {size} did not complete the set-up of "
         "an NCCL communicator",
@@ -501,7 +462,3 @@ def _setup_finding(
         ranks=waiting if is_world and is_few else (),
         confidence="possible",
     )
-
-
-def _comm_key(init: NcclInit) -> tuple[int, str, int, str]:
-    return (init.attempt, init.host, init.pid, init.comm)

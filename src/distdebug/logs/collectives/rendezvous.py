@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from ...findings import Cause, CollectiveRef, Confidence, Finding
+from ...findings import Cause, CollectiveRef, Finding
 from ...ranks import fold_ranks, ranks_text
-from .detectors import REMEDIES
+from ..rules import LOST_PEER
 from .model import (
     BarrierFailure,
     CollectiveLogs,
@@ -17,11 +18,11 @@ from .model import (
     FingerPrintMismatch,
     GlooError,
     Heartbeat,
+    LogGroup,
     LogRecord,
-    NcclNote,
     StoreTimeout,
-    make_evidence,
-    make_nccl_finding,
+    group_members,
+    log_finding,
     ranks_label,
     reporting_ranks,
     timeout_text,
@@ -40,41 +41,49 @@ def explain_gloo(logs: CollectiveLogs) -> list[Finding]:
     """
     gloo_timeouts = [x for x in logs.gloo if x.kind == "timeout"]
     unreached = [x for x in logs.gloo if x.kind == "connect"]
-    if unreached and not gloo_timeouts:
-        return [_unreachable_finding(unreached)]
-    if not gloo_timeouts:
+    if gloo_timeouts:
+        return [_gloo_timeout_finding(logs, gloo_timeouts)]
+    if not unreached:
         return _explain_closed_connections(logs)
-
-    absent, is_silent = _absent_ranks(
-        logs, set(reporting_ranks(gloo_timeouts))
-    )
-    duration, waiting = timeout_text(gloo_timeouts), ranks_label(gloo_timeouts)
-    text = f"{waiting} waited in a call over Gloo{duration}, and these logs do not "
-    text += "tell for whom"
-    if absent:
-        text = (
-            f"{ranks_text(absent)} did not come to a call over Gloo{duration}"
-        )
-        if not is_silent:
-            text = f"{ranks_text(absent)} came late to a call over Gloo, or "
-            text += "would have waited a little longer: their connections "
-            text += f"were closed by those who gave up{duration}"
-        text += f"; {waiting} waited"
-    cause = Cause.RANK_NOT_ARRIVED if absent else Cause.COLLECTIVE_TIMEOUT
-    closed = [x for x in logs.gloo if x.rank in absent]
+    peers = ", ".join(dict.fromkeys(x.peer for x in unreached if x.peer))
     return [
-        Finding(
-            cause=cause,
-            ranks=absent,
-            summary=text,
-            # A rank that lost a connection may have waited as long.
-            confidence="likely"
-            if len(absent) < len(gloo_timeouts) and (is_silent or not absent)
-            else "possible",
-            remedy=REMEDIES[cause] if absent else _DETAIL_REMEDY,
-            evidence=make_evidence((*gloo_timeouts[:3], *closed[:3])),
+        log_finding(
+            Cause.NETWORK_FAILURE,
+            f"{ranks_label(unreached)} did not reach the others over Gloo"
+            + (f" ({peers[:200]})" if peers else ""),
+            unreached,
+            "check GLOO_SOCKET_IFNAME on every node: each must name an "
+            "interface through which the others are reached",
         )
     ]
+
+
+def _gloo_timeout_finding(
+    logs: CollectiveLogs, timeouts: Sequence[GlooError]
+) -> Finding:
+    absent, is_silent = _absent_ranks(logs, set(reporting_ranks(timeouts)))
+    duration, waiting = timeout_text(timeouts), ranks_label(timeouts)
+    names = ranks_text(absent)
+    if not absent:
+        text = f"{waiting} waited in a call over Gloo{duration}, and these "
+        text += "logs do not tell for whom"
+    elif is_silent:
+        text = f"{names} did not come to a call over Gloo{duration}"
+    else:
+        text = f"{names} came late to a call over Gloo, or would have waited "
+        text += "a little longer: their connections were closed by those who "
+        text += f"gave up{duration}"
+    # A rank that lost a connection may have waited as long.
+    is_likely = len(absent) < len(timeouts) and (is_silent or not absent)
+    closed = [x for x in logs.gloo if x.rank in absent]
+    return log_finding(
+        Cause.RANK_NOT_ARRIVED if absent else Cause.COLLECTIVE_TIMEOUT,
+        f"{text}; {waiting} waited" if absent else text,
+        (*timeouts[:3], *closed[:3]),
+        None if absent else _DETAIL_REMEDY,
+        ranks=absent,
+        confidence="likely" if is_likely else "possible",
+    )
 
 
 def _absent_ranks(
@@ -122,40 +131,17 @@ def _explain_closed_connections(logs: CollectiveLogs) -> list[Finding]:
     if not reporting or not 0 < len(gone) <= len(reporting):
         return []
 
-    is_one = len(gone) == 1
-    label = (
-        ranks_text(gone) if is_one else f"one or more of {ranks_text(gone)}"
-    )
     return [
-        Finding(
-            cause=Cause.RANK_CRASHED,
-            ranks=tuple(sorted(gone)),
-            summary=f"{label} left: {ranks_text(reporting)} found a connection of "
-            f"Gloo closed, and only {'it does' if is_one else 'these do'} "
-            "not complain",
-            confidence="likely"
-            if is_one and len(reporting) > 1
-            else "possible",
-            remedy="look for how the processes of those ended that do not "
-            "complain: the end of their logs, exit codes, the kernel log",
-            evidence=make_evidence(closed),
+        _departed_finding(
+            closed,
+            gone,
+            "one or more",
+            f"{ranks_text(reporting)} found a connection of Gloo closed",
+            "look for how the processes of those ended that do not complain: "
+            "the end of their logs, exit codes, the kernel log",
+            is_likely=len(gone) == 1 < len(reporting),
         )
     ]
-
-
-def _unreachable_finding(unreached: Sequence[GlooError]) -> Finding:
-    label = ranks_label(unreached)
-    peers = ", ".join(dict.fromkeys(x.peer for x in unreached if x.peer))
-    return Finding(
-        cause=Cause.NETWORK_FAILURE,
-        ranks=(),
-        summary=f"{label} did not reach the others over Gloo"
-        + (f" ({peers[:200]})" if peers else ""),
-        confidence="likely",
-        remedy="check GLOO_SOCKET_IFNAME on every node: each must name an "
-        "interface through which the others are reached",
-        evidence=make_evidence(unreached),
-    )
 
 
 def explain_lost_connections(logs: CollectiveLogs) -> list[Finding]:
@@ -169,51 +155,106 @@ def explain_lost_connections(logs: CollectiveLogs) -> list[Finding]:
     if not lost:
         return []
 
-    reporting = {x.rank for x in lost if x.rank is not None}
+    reporting = set(reporting_ranks(lost))
     gone = set(range(logs.world_size or 0)) - reporting
     if 0 < 2 * len(gone) <= len(reporting):
-        return [_departed_finding(lost, gone, len(reporting))]
+        return [
+            _departed_finding(
+                lost,
+                gone,
+                "some",
+                f"{len(reporting)} ranks lost a connection of NCCL",
+                "look for the first error in the logs of those that do not "
+                "complain",
+                is_likely=3 * len(gone) <= len(reporting),
+            )
+        ]
     return [
-        make_nccl_finding(
+        log_finding(
             Cause.NETWORK_FAILURE,
             "ranks lost a connection of NCCL: another rank left, or the "
             "network failed",
             lost,
-            "look for the first error in the logs of all ranks; without "
-            "one, check the network between their nodes",
             confidence="possible",
+            remedy="look for the first error in the logs of all ranks; without"
+            " one, check the network between their nodes",
         )
     ]
 
 
-def _departed_finding(
-    lost: Sequence[NcclNote], gone: set[int], others: int
+def _departed_finding(  # noqa: PLR0913 the parts of one sentence
+    records: Iterable[LogRecord],
+    gone: set[int],
+    share: str,
+    complaint: str,
+    remedy: str,
+    *,
+    is_likely: bool,
 ) -> Finding:
-    is_one = len(gone) == 1
-    label = ranks_text(gone) if is_one else f"some of {ranks_text(gone)}"
-    return make_nccl_finding(
+    """
+    Report ranks that left, as all others but these complain.
+    """
+    label, pronoun = ranks_text(gone), "it does"
+    if len(gone) > 1:
+        label, pronoun = f"{share} of {label}", "these do"
+    return log_finding(
         Cause.RANK_CRASHED,
-        f"{label} left: {others} ranks lost a connection of NCCL, and only "
-        f"{'it does' if is_one else 'these do'} not complain",
-        lost,
-        "look for the first error in the logs of those that do not complain",
+        f"{label} left: {complaint}, and only {pronoun} not complain",
+        records,
         ranks=gone,
-        confidence="likely" if 3 * len(gone) <= others else "possible",
+        confidence="likely" if is_likely else "possible",
+        remedy=remedy,
     )
 
 
-_CONNECTION_LOST_TEXTS = (
-    "reset",
-    "closed",
-    "got 0 bytes",
-    "broken pipe",
-    "likely dead",
-)
 _MAX_RANKS = 1 << 20
 _MISSING_RANKS_REMEDY = (
     "look at the logs of those that are missing: they did not start, died, or "
     "cannot reach the address of the first rank"
 )
+
+
+class _StoreRule(NamedTuple):
+    """
+    What a timeout or an error of the store means.
+    """
+
+    summary: str
+    remedy: str = _MISSING_RANKS_REMEDY
+    cause: Cause = Cause.RENDEZVOUS_TIMEOUT
+
+
+# By the kind of the records, the most specific first.
+_STORE_RULES = {
+    "clients": _StoreRule(
+        "{joined} of {expected} processes came to the store{within}"
+    ),
+    "barrier": _StoreRule(
+        "{joined} of {expected} ranks came while a group was made; {reporters} "
+        "waited"
+    ),
+    "unique_id": _StoreRule(
+        "{first} {problem} when {reporters} set up the communicator with it",
+        "look at the log of {first}: it never made this call",
+    ),
+    "listen": _StoreRule(
+        "the port of the store was taken when {reporters} opened it",
+        "end what is left of an earlier job there, or choose another "
+        "MASTER_PORT; each job of a node needs its own",
+        Cause.NODE_MISCONFIGURED,
+    ),
+    "connect": _StoreRule(
+        "{reporters} did not reach the store at {address}{within}",
+        "check that the first rank runs, that MASTER_ADDR and MASTER_PORT are "
+        "its, and that no firewall is between",
+    ),
+    "rendezvous": _StoreRule(
+        "torchrun waited in vain for other nodes in its rendezvous"
+    ),
+    "keys": _StoreRule(
+        "{reporters} waited{key} in the store{within}, and nobody set it"
+    ),
+}
 
 
 def explain_store_timeouts(logs: CollectiveLogs) -> list[Finding]:
@@ -224,141 +265,56 @@ def explain_store_timeouts(logs: CollectiveLogs) -> list[Finding]:
         One finding per kind of failure, the most specific first.
     """
     findings: list[Finding] = []
-    for kind, make_finding in _STORE_FINDINGS.items():
+    for kind, rule in _STORE_RULES.items():
         timeouts = [x for x in logs.stores if x.kind == kind]
         # A missing key may follow from any other failure.
         if timeouts and not (kind == "keys" and findings):
-            findings.append(make_finding(timeouts))
+            findings.append(_store_finding(kind, rule, timeouts))
     return findings
 
 
 def _store_finding(
-    timeouts: Sequence[StoreTimeout],
-    summary: str,
-    remedy: str,
-    *,
-    ranks: tuple[int, ...] = (),
-    cause: Cause = Cause.RENDEZVOUS_TIMEOUT,
+    kind: str, rule: _StoreRule, timeouts: Sequence[StoreTimeout]
 ) -> Finding:
-    return Finding(
-        cause=cause,
-        ranks=ranks,
-        summary=summary,
-        confidence="likely",
-        remedy=remedy,
-        evidence=make_evidence(timeouts),
-    )
-
-
-def _clients_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
     latest = max(timeouts, key=lambda x: x.joined or 0)
-    return _store_finding(
-        timeouts,
-        f"{latest.joined} of {latest.expected} processes came to the store"
-        f"{timeout_text(timeouts)}",
-        _MISSING_RANKS_REMEDY,
-    )
+    # Whether group ranks are known to be global ranks.
+    is_default = bool(reporting_ranks(timeouts)) and _has_same_ranks(timeouts)
+    ranks: set[int] = set()
+    cause, problem = rule.cause, "did not come"
+    if kind == "barrier":
+        ranks = _absent_members(timeouts, latest)
+    elif kind == "unique_id":
+        ranks = {0} if is_default else set()
+        if any(LOST_PEER.search(x.reason) for x in timeouts):
+            cause, problem = Cause.RANK_CRASHED, "was gone"
+    facts = {
+        "joined": latest.joined or 0,
+        "expected": latest.expected or 0,
+        "within": timeout_text(timeouts),
+        "reporters": ranks_label(timeouts),
+        "first": "rank 0" if is_default else "the first rank of the group",
+        "problem": problem,
+        "address": timeouts[0].address,
+        "key": f" for {timeouts[0].keys}" if timeouts[0].keys else "",
+    }
+    summary, remedy = (x.format_map(facts) for x in rule[:2])
+    return log_finding(cause, summary, timeouts, remedy, ranks=ranks)
 
 
-def _group_creation_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
+def _has_same_ranks(records: Iterable[LogRecord]) -> bool:
+    return all(x.rank in {None, x.group_rank} for x in records)
+
+
+def _absent_members(
+    timeouts: Iterable[StoreTimeout], latest: StoreTimeout
+) -> set[int]:
     """
-    Report members missing while a group was created.
-
-    They are known if all members that arrived complain.
+    Return who was missing while a group was made, if all others complain.
     """
-    latest = max(timeouts, key=lambda x: x.joined or 0)
-    ranks = {x.group_rank for x in timeouts if x.group_rank is not None}
-    joined, expected = latest.joined or 0, latest.expected or 0
-    absent: set[int] = set()
-    if 0 < joined <= len(ranks):
-        absent = set(range(min(expected, _MAX_RANKS))) - ranks
-    return _store_finding(
-        timeouts,
-        f"{joined} of {expected} ranks came while a group was made; "
-        f"{ranks_label(timeouts)} waited",
-        _MISSING_RANKS_REMEDY,
-        ranks=tuple(sorted(absent)),
-    )
-
-
-def _unique_id_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
-    """
-    Report a communicator whose first rank did not publish its ID.
-    """
-    reasons = {x.reason.lower() for x in timeouts}
-    is_gone = any(
-        word in reason for word in _CONNECTION_LOST_TEXTS for reason in reasons
-    )
-    problem = "was gone" if is_gone else "did not come"
-    first = (
-        "rank 0"
-        if _is_default_group(timeouts)
-        else "the first rank of the group"
-    )
-    return _store_finding(
-        timeouts,
-        f"{first} {problem} when {ranks_label(timeouts)} set up the communicator with it",
-        f"look at the log of {first}: it never made this call",
-        ranks=(0,) if _is_default_group(timeouts) else (),
-        cause=Cause.RANK_CRASHED if is_gone else Cause.RENDEZVOUS_TIMEOUT,
-    )
-
-
-def _connect_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
-    return _store_finding(
-        timeouts,
-        f"{ranks_label(timeouts)} did not reach the store at {timeouts[0].address}"
-        f"{timeout_text(timeouts)}",
-        "check that the first rank runs, that MASTER_ADDR and MASTER_PORT are "
-        "its, and that no firewall is between",
-    )
-
-
-def _listen_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
-    return _store_finding(
-        timeouts,
-        f"the port of the store was taken when {ranks_label(timeouts)} opened it",
-        "end what is left of an earlier job there, or choose another "
-        "MASTER_PORT; each job of a node needs its own",
-        cause=Cause.NODE_MISCONFIGURED,
-    )
-
-
-def _rendezvous_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
-    return _store_finding(
-        timeouts,
-        "torchrun waited in vain for other nodes in its rendezvous",
-        _MISSING_RANKS_REMEDY,
-    )
-
-
-def _keys_finding(timeouts: Sequence[StoreTimeout]) -> Finding:
-    key = f" for {timeouts[0].keys}" if timeouts[0].keys else ""
-    return _store_finding(
-        timeouts,
-        f"{ranks_label(timeouts)} waited{key} in the store{timeout_text(timeouts)}, and nobody "
-        "set it",
-        _MISSING_RANKS_REMEDY,
-    )
-
-
-_STORE_FINDINGS: dict[str, Callable[[Sequence[StoreTimeout]], Finding]] = {
-    "clients": _clients_finding,
-    "barrier": _group_creation_finding,
-    "unique_id": _unique_id_finding,
-    "listen": _listen_finding,
-    "connect": _connect_finding,
-    "rendezvous": _rendezvous_finding,
-    "keys": _keys_finding,
-}
-
-
-def _is_default_group(timeouts: Sequence[StoreTimeout]) -> bool:
-    """
-    Return whether group ranks are known to be global ranks.
-    """
-    with_rank = [x for x in timeouts if x.rank is not None]
-    return bool(with_rank) and all(x.rank == x.group_rank for x in with_rank)
+    members = {x.group_rank for x in timeouts if x.group_rank is not None}
+    if not 0 < (latest.joined or 0) <= len(members):
+        return set()
+    return set(range(min(latest.expected or 0, _MAX_RANKS))) - members
 
 
 # Aspects in which calls may differ, the most specific first.
@@ -368,6 +324,7 @@ _CALL_ASPECTS: tuple[tuple[Cause, Callable[[FingerPrint], str]], ...] = (
     (Cause.SIZE_MISMATCH, lambda x: f"{x.op} of {x.shape}"),
     (Cause.DTYPE_MISMATCH, lambda x: f"{x.op} of {x.dtype}"),
 )
+_RunGroup = tuple[int, LogGroup | None]
 
 
 def explain_debug_checks(logs: CollectiveLogs) -> list[Finding]:
@@ -375,59 +332,53 @@ def explain_debug_checks(logs: CollectiveLogs) -> list[Finding]:
     Explain calls that differ and monitored barriers that failed.
 
     Returns:
-        One finding for the first call that differs, and one per run with a
-        failed barrier.
+        For each run and group, one finding for the first call that differs,
+        and one for failed barriers.
     """
-    mismatches: dict[tuple[int, int], list[FingerPrintMismatch]] = defaultdict(
-        list
-    )
+    mismatches: dict[_RunGroup, list[FingerPrintMismatch]] = defaultdict(list)
     for record in logs.mismatches:
-        mismatches[record.attempt, record.own.seq].append(record)
-    findings = [_mismatch_finding(records) for records in mismatches.values()][
-        :1
-    ]
-    barriers: dict[int, list[BarrierFailure]] = defaultdict(list)
+        known = mismatches[record.attempt, record.group]
+        if not known or known[0].own.seq == record.own.seq:
+            known.append(record)
+    barriers: dict[_RunGroup, list[BarrierFailure]] = defaultdict(list)
     for barrier in logs.barriers:
-        barriers[barrier.attempt].append(barrier)
-    findings += [
-        _barrier_finding(failures)
-        for failures in barriers.values()
-        if any(x.absent for x in failures)
+        barriers[barrier.attempt, barrier.group].append(barrier)
+    return [
+        *map(_mismatch_finding, mismatches.values()),
+        *(
+            _barrier_finding(failures)
+            for failures in barriers.values()
+            if any(x.absent for x in failures)
+        ),
     ]
-    return findings
 
 
 def _mismatch_finding(records: Sequence[FingerPrintMismatch]) -> Finding:
     fingerprints = _fingerprints_by_rank(records)
     cause, kinds = _first_difference(fingerprints)
-    expected, differing = (
-        kinds[0][1],
-        [r for _, ranks in kinds[1:] for r in ranks],
-    )
+    (usual_call, expected), *others = kinds
     # One report names only two of possibly many ranks.
-    is_tie = len(kinds) > 1 and len(expected) == len(kinds[1][1])
-    confidence: Confidence = "possible" if is_tie else "certain"
-    ranks = tuple(sorted(fingerprints if is_tie else differing))
-    own = fingerprints[expected[0]]
-    other_calls = " and ".join(dict.fromkeys(kind for kind, _ in kinds[1:]))
-    label = ranks_text(ranks) + _group_suffix(records)
-    return Finding(
-        cause=cause,
-        ranks=ranks if _has_global_ranks(records) else (),
-        summary=f"{label} called {other_calls} where the others called "
-        f"{kinds[0][0]} (call #{own.seq})"
-        if not is_tie
-        else f"ranks do not agree on call #{own.seq}: "
-        f"{_calls_text(kinds)}; it cannot be told who is wrong",
-        confidence=confidence,
-        remedy=REMEDIES[cause],
-        collective=CollectiveRef(op=own.op, seq=own.seq),
-        evidence=make_evidence(records),
+    is_tie = bool(others) and len(expected) == len(others[0][1])
+    ranks = sorted(
+        fingerprints if is_tie else (r for _, some in others for r in some)
     )
-
-
-def _calls_text(kinds: Iterable[tuple[str, Sequence[int]]]) -> str:
-    return ", ".join(f"{ranks_text(ranks)} {kind}" for kind, ranks in kinds)
+    own = fingerprints[expected[0]]
+    if is_tie:
+        calls = ", ".join(f"{ranks_text(some)} {x}" for x, some in kinds)
+        summary = f"ranks do not agree on call #{own.seq}: {calls}; it cannot "
+        summary += "be told who is wrong"
+    else:
+        calls = " and ".join(dict.fromkeys(x for x, _ in others))
+        summary = f"{ranks_text(ranks)}{_group_suffix(records)} called {calls}"
+        summary += f" where the others called {usual_call} (call #{own.seq})"
+    return log_finding(
+        cause,
+        summary,
+        records,
+        ranks=ranks if _has_global_ranks(records) else (),
+        confidence="possible" if is_tie else "certain",
+        collective=CollectiveRef(op=own.op, seq=own.seq),
+    )
 
 
 def _fingerprints_by_rank(
@@ -460,49 +411,33 @@ def _first_difference(
             r: f"{x.op} of {x.shape}" if x.is_own else "something else"
             for r, x in fingerprints.items()
         }
-        return Cause.TYPE_MISMATCH, _group_by_value(shapes)
+        return Cause.TYPE_MISMATCH, group_members(shapes)
 
     for cause, show in _CALL_ASPECTS:
-        kinds = _group_by_value({r: show(x) for r, x in fingerprints.items()})
+        kinds = group_members({r: show(x) for r, x in fingerprints.items()})
         if len(kinds) > 1:
             return cause, kinds
-    same = _group_by_value({r: x.op for r, x in fingerprints.items()})
+    same = group_members({r: x.op for r, x in fingerprints.items()})
     return Cause.TYPE_MISMATCH, [*same, ("something else", [])]
 
 
-def _group_by_value(values: Mapping[int, str]) -> list[tuple[str, list[int]]]:
-    ranks_by_value: dict[str, list[int]] = defaultdict(list)
-    for rank, value in sorted(values.items()):
-        ranks_by_value[value].append(rank)
-    return sorted(ranks_by_value.items(), key=lambda kind: -len(kind[1]))
-
-
 def _barrier_finding(failures: Sequence[BarrierFailure]) -> Finding:
+    naming = [x for x in failures if x.absent]
     absent = {rank for x in failures for rank in x.absent}
-    arrived = {
-        x.group_rank
-        for x in failures
-        if not x.absent and x.group_rank is not None
-    }
-    absent -= arrived
-    timeout = next((x.timeout for x in failures if x.timeout), None)
-    duration = f" within {timeout:.0f} s" if timeout else ""
-    ranks = tuple(sorted(absent))
-    label = ranks_text(ranks) + _group_suffix(failures) if ranks else "a rank"
-    return Finding(
-        cause=Cause.RANK_NOT_ARRIVED,
-        ranks=ranks if _has_global_ranks(failures) else (),
-        summary=f"{label} did not come to a monitored barrier{duration}",
-        confidence="certain" if ranks else "possible",
-        remedy=REMEDIES[Cause.RANK_NOT_ARRIVED],
-        evidence=make_evidence(
-            [x for x in failures if x.absent]
-            + [x for x in failures if not x.absent]
-        ),
+    absent -= {x.group_rank for x in failures if not x.absent}
+    label = (
+        ranks_text(absent) + _group_suffix(failures) if absent else "a rank"
+    )
+    return log_finding(
+        Cause.RANK_NOT_ARRIVED,
+        f"{label} did not come to a monitored barrier{timeout_text(failures)}",
+        (*naming, *(x for x in failures if not x.absent)),
+        ranks=absent if _has_global_ranks(failures) else (),
+        confidence="certain" if absent else "possible",
     )
 
 
-def _has_global_ranks(records: Sequence[LogRecord]) -> bool:
+def _has_global_ranks(records: Iterable[LogRecord]) -> bool:
     """
     Return whether no line contradicts that group ranks are global ranks.
     """
@@ -513,7 +448,7 @@ def _has_global_ranks(records: Sequence[LogRecord]) -> bool:
     )
 
 
-def _group_suffix(records: Sequence[LogRecord]) -> str:
+def _group_suffix(records: Iterable[LogRecord]) -> str:
     return "" if _has_global_ranks(records) else " of the group"
 
 
@@ -521,23 +456,25 @@ def explain_heartbeats(logs: CollectiveLogs) -> list[Finding]:
     """
     Explain watchdogs that were stuck, other than after a timeout.
     """
-    findings = []
     by_attempt: dict[int, dict[object, Heartbeat]] = defaultdict(dict)
     for heartbeat in logs.heartbeats:
-        by_attempt[heartbeat.attempt].setdefault(
-            _reporter_key(heartbeat), heartbeat
-        )
+        key = _reporter_key(heartbeat)
+        by_attempt[heartbeat.attempt].setdefault(key, heartbeat)
+    findings = []
     for attempt, heartbeats in by_attempt.items():
         # After its own timeout, a watchdog is stuck while it cleans up.
         timed_out = {
-            _reporter_key(x) for x in logs.timeouts if x.attempt == attempt
-        } | {x.rank for x in logs.timeouts if x.attempt == attempt}
-        stuck = {
-            reporter: heartbeat
-            for reporter, heartbeat in heartbeats.items()
-            if reporter not in timed_out
-            and (heartbeat.rank is None or heartbeat.rank not in timed_out)
+            key
+            for x in logs.timeouts
+            if x.attempt == attempt
+            for key in (_reporter_key(x), x.rank)
         }
+        stuck = [
+            heartbeat
+            for key, heartbeat in heartbeats.items()
+            if key not in timed_out
+            and (heartbeat.rank is None or heartbeat.rank not in timed_out)
+        ]
         if stuck:
             findings.append(_heartbeat_finding(stuck, is_all=not timed_out))
     return findings
@@ -549,28 +486,19 @@ def _reporter_key(record: LogRecord) -> object:
     return (record.source, record.origin, record.group_rank)
 
 
-def _heartbeat_finding(
-    stuck: Mapping[object, Heartbeat], *, is_all: bool
-) -> Finding:
-    ranks = tuple(sorted(x.rank for x in stuck.values() if x.rank is not None))
-    members = [
-        x.group_rank for x in stuck.values() if x.group_rank is not None
-    ]
-    seconds = next((x.seconds for x in stuck.values() if x.seconds), None)
-    label = (
-        ranks_text(ranks)
-        if ranks
-        else f"rank {fold_ranks(members)} of its group"
-        if members
-        else "a rank"
-    )
+def _heartbeat_finding(stuck: Sequence[Heartbeat], *, is_all: bool) -> Finding:
+    ranks = reporting_ranks(stuck)
+    members = [x.group_rank for x in stuck if x.group_rank is not None]
+    label = ranks_text(ranks) if ranks else "a rank"
+    if members and not ranks:
+        label = f"rank {fold_ranks(members)} of its group"
+    seconds = next((x.seconds for x in stuck if x.seconds), None)
     duration = f" for {seconds:.0f} s" if seconds else ""
-    return Finding(
-        cause=Cause.RANK_BLOCKED_IN_LAUNCH,
+    return log_finding(
+        Cause.RANK_BLOCKED_IN_LAUNCH,
+        f"the watchdog of {label} did not move{duration}: a call of CUDA or "
+        "NCCL does not return there, or a thread keeps the GIL",
+        stuck,
         ranks=ranks,
-        summary=f"the watchdog of {label} did not move{duration}: a call of CUDA "
-        "or NCCL does not return there, or a thread keeps the GIL",
         confidence="possible" if is_all and len(stuck) > 1 else "likely",
-        remedy=REMEDIES[Cause.RANK_BLOCKED_IN_LAUNCH],
-        evidence=make_evidence(stuck.values()),
     )

@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from ...findings import Cause, Finding
+from ...findings import Cause, Confidence, Finding
 from ...ranks import ranks_text
 from .detectors import (
-    REMEDIES,
     Verdict,
     detect_lagging_ranks,
     detect_mismatched_calls,
-    detect_missing_members,
     detect_not_enqueued,
     detect_not_started,
     detect_silent_ranks,
@@ -26,8 +24,8 @@ from .detectors import (
     name_silent_ranks,
     to_global_ranks,
 )
-from .group_states import GroupState, find_group_states
-from .model import CollectiveLogs, DesyncReport, DumpSignal, make_evidence
+from .group_states import GroupState, RunKey, find_group_states
+from .model import CollectiveLogs, DumpSignal, log_finding
 from .nccl_errors import explain_communicators, explain_network
 from .rendezvous import (
     explain_debug_checks,
@@ -58,48 +56,32 @@ def _verdict_from_desync(state: GroupState) -> Verdict | None:
     """
     Derive the verdict from the desync report of torch.
     """
-    absent = [x for x in state.desyncs if x.kind == "absent"]
-    finished = [x for x in state.desyncs if x.kind == "finished"]
-    reports = (absent or finished)[:1]
-    if reports:
-        report = reports[0]
-        reason = (
-            "never joined any call"
-            if absent
-            else f"finished #{report.seq} and did not join the next"
-        )
-        return make_verdict(
-            state,
-            Cause.RANK_NOT_ARRIVED,
-            report.members,
-            "certain",
-            reason,
-            evidence=reports,
-        )
-    joined = [x for x in state.desyncs if x.kind == "joined"]
-    return _verdict_from_joined(state, joined) if joined else None
-
-
-def _verdict_from_joined(
-    state: GroupState, joined: Sequence[DesyncReport]
-) -> Verdict:
-    """
-    Blame the ranks that joined last, or none if all members joined.
-    """
-    is_everyone = set(joined[0].members) >= set(state.timeouts) and (
-        state.size is None or len(joined[0].members) >= state.size
+    by_kind = {report.kind: report for report in state.desyncs[::-1]}
+    report = (
+        by_kind.get("absent")
+        or by_kind.get("finished")
+        or by_kind.get("joined")
     )
+    if report is None:
+        return None
+
+    cause, members = Cause.RANK_NOT_ARRIVED, set(report.members)
+    confidence: Confidence = "certain"
+    reason = "never joined any call"
+    if report.kind == "finished":
+        reason = f"finished #{report.seq} and did not join the next"
+    elif (
+        report.kind == "joined"
+        and members >= set(state.timeouts)
+        and (state.size is None or len(members) >= state.size)
+    ):
+        cause, members = Cause.COLLECTIVE_STUCK_IN_FLIGHT, set()
+        reason = "all of them joined it"
+    elif report.kind == "joined":
+        confidence = "likely"
+        reason = f"joined #{report.seq} last and did not finish it"
     return make_verdict(
-        state,
-        Cause.COLLECTIVE_STUCK_IN_FLIGHT
-        if is_everyone
-        else Cause.RANK_NOT_ARRIVED,
-        () if is_everyone else joined[0].members,
-        "certain" if is_everyone else "likely",
-        "all of them joined it"
-        if is_everyone
-        else f"joined #{joined[0].seq} last and did not finish it",
-        evidence=joined[:1],
+        state, cause, members, confidence, reason, evidence=[report]
     )
 
 
@@ -151,12 +133,10 @@ _DETECTORS: tuple[Callable[[GroupState], Verdict | None], ...] = (
     detect_lagging_ranks,
     detect_not_started,
     detect_silent_ranks,
-    detect_missing_members,
     detect_stuck_in_flight,
 )
 
 
-_RunKey = tuple[int, int]
 _MAX_ROOTS = 16
 
 
@@ -167,16 +147,14 @@ def explain_cascade(logs: CollectiveLogs) -> list[Finding]:
     Returns:
         Where it began, for each run of the job, the last run first.
     """
-    runs: dict[_RunKey, list[Verdict]] = defaultdict(list)
+    runs: dict[RunKey, list[Verdict]] = defaultdict(list)
     for state in find_group_states(logs):
         verdict = diagnose_group(state)
         if verdict is not None:
             runs[state.run].append(verdict)
     findings: list[Finding] = []
-    for run_number, run in sorted(enumerate(sorted(runs), 1), reverse=True):
-        run_text = (
-            f" (run {run_number} of {len(runs)})" if len(runs) > 1 else ""
-        )
+    for number, run in sorted(enumerate(sorted(runs), 1), reverse=True):
+        run_text = f" (run {number} of {len(runs)})" if len(runs) > 1 else ""
         findings += _run_findings(runs[run], run_text, logs.world_size)
     return findings
 
@@ -193,10 +171,9 @@ def _run_findings(
     for i, verdict in enumerate(verdicts):
         for rank in to_global_ranks(verdict.state, verdict.waiting):
             waiting_in[rank].add(i)
-    caused = []
-    for i, verdict in enumerate(verdicts):
-        verdicts[i], causes = _narrow_blame(verdict, waiting_in)
-        caused.append(causes)
+    narrowed = [_narrow_blame(verdict, waiting_in) for verdict in verdicts]
+    verdicts = [verdict for verdict, _ in narrowed]
+    caused = [causes for _, causes in narrowed]
     roots = [i for i, causing in enumerate(caused) if not causing]
     if not roots:
         return [_deadlock_finding(verdicts, run_text)]
@@ -264,20 +241,12 @@ def _deadlock_finding(verdicts: Sequence[Verdict], run_text: str) -> Finding:
         f"group {str(v.state.group)!r}"
         for v, ranks in list(zip(verdicts, blamed, strict=True))[:4]
     )
-    return Finding(
-        cause=Cause.GROUP_ORDER_DEADLOCK,
-        ranks=tuple(sorted({rank for ranks in blamed for rank in ranks})),
-        summary=f"ranks wait for each other in several groups: {parts}{run_text}",
-        confidence="likely",
-        remedy=REMEDIES[Cause.GROUP_ORDER_DEADLOCK],
-        evidence=make_evidence(
-            record for verdict in verdicts for record in verdict.evidence[:2]
-        ),
+    return log_finding(
+        Cause.GROUP_ORDER_DEADLOCK,
+        f"ranks wait for each other in several groups: {parts}{run_text}",
+        [record for verdict in verdicts for record in verdict.evidence[:2]],
+        ranks=[rank for ranks in blamed for rank in ranks],
     )
-
-
-# Findings with these causes come last.
-_UNSPECIFIC_CAUSES = frozenset({Cause.COLLECTIVE_TIMEOUT})
 
 
 def collective_findings(logs: CollectiveLogs) -> tuple[Finding, ...]:
@@ -306,5 +275,7 @@ def collective_findings(logs: CollectiveLogs) -> tuple[Finding, ...]:
     if any(x.kind != "keys" for x in logs.stores) or not watchdogs:
         watchdogs = [*watchdogs, *stores]
     findings = [*checks, *watchdogs, *heartbeats, *gloo, *nccl]
-    specific = [x for x in findings if x.cause not in _UNSPECIFIC_CAUSES]
-    return (*specific, *(x for x in findings if x.cause in _UNSPECIFIC_CAUSES))
+    # What tells least comes last.
+    return tuple(
+        sorted(findings, key=lambda x: x.cause is Cause.COLLECTIVE_TIMEOUT)
+    )

@@ -10,16 +10,22 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
 from ..._text import clean, time_text
-from ...errors import LogError, NoLogsError
-from ...findings import Cause, Confidence, Evidence, Finding, Missing
-from ..lines import LogLine, walk_logs
+from ...errors import LogError
+from ...findings import (
+    CONFIDENCES,
+    Cause,
+    Confidence,
+    Evidence,
+    Finding,
+    Missing,
+)
+from ..lines import LogLine, LogWalk, no_logs_error, paths_of
 from .framework_rules import (
     FrameworkRules,
     Phase,
@@ -105,6 +111,13 @@ def ready_text(report: PhaseReport, state: PhaseState) -> str:
     return f"{text}."
 
 
+_HOW_ENDED = {
+    "completed": "The job is completed",
+    "failed": "The job failed",
+    "killed": "The job was killed",
+}
+
+
 def ending_text(report: PhaseReport, reason: LogLine | None = None) -> str:
     """
     Describe how a job ended, in one sentence; without an end, say so.
@@ -116,11 +129,7 @@ def ending_text(report: PhaseReport, reason: LogLine | None = None) -> str:
     if report.ended is None:
         return "No phase of a start-up is known in this log."
 
-    how = {
-        "completed": "The job is completed",
-        "failed": "The job failed",
-        "killed": "The job was killed",
-    }[report.ended]
+    how = _HOW_ENDED[report.ended]
     if report.ended == "completed":
         return f"{how}, after {state.title}." if state else f"{how}."
     why = f": {clean(reason.text).strip(' .:')}" if reason else ""
@@ -128,9 +137,7 @@ def ending_text(report: PhaseReport, reason: LogLine | None = None) -> str:
         why = ""  # such as "Killed"
     if state is None:
         return f"{how}{why}."
-    where = f"{state.title}"
-    if state.progress:
-        where += f", {state.progress}"
+    where = state.title + (f", {state.progress}" if state.progress else "")
     when = "after" if state.state == "done" else "while"
     return f"{how} {when} {where}{why}."
 
@@ -143,16 +150,12 @@ def ending_reason(timelines: Iterable[Timeline]) -> LogLine | None:
     consequence of another; else the line that ends the job.
     """
     ended = sorted(
-        (
-            timeline
-            for timeline in timelines
-            if timeline.ending or timeline.reason
-        ),
-        key=lambda s: float("inf") if s.ended_at is None else s.ended_at,
+        (x for x in timelines if x.ending or x.reason),
+        key=lambda x: float("inf") if x.ended_at is None else x.ended_at,
     )
     lines = [
-        *(timeline.reason for timeline in ended if timeline.reason),
-        *(timeline.ending[1] for timeline in ended if timeline.ending),
+        *(x.reason for x in ended if x.reason),
+        *(x.ending[1] for x in ended if x.ending),
     ]
     return min(lines, key=lambda one: is_consequence(one.text), default=None)
 
@@ -171,31 +174,37 @@ def ending_finding(
     if any(f.cause is not Cause.LOSS_NOT_FINITE for f in report.findings):
         return None
 
-    evidence: tuple[Evidence, ...] = ()
-    rank = None
-    if reason is not None:
-        # A rank that lost its peer did not crash by itself.
-        if reason.origin and not is_consequence(reason.text):
-            rank = reason.origin.rank
-        evidence = (
-            Evidence(
-                kind="log",
-                source=reason.source,
-                location=f"line {reason.number}",
-                quote=clean(reason.text),
-            ),
-        )
+    # A rank that lost its peer did not crash by itself.
+    is_own = reason is not None and not is_consequence(reason.text)
     is_killed = report.ended == "killed"
     return Finding(
         cause=Cause.KILLED if is_killed else Cause.RANK_CRASHED,
-        ranks=() if rank is None else (rank,),
+        ranks=_ranks_of(reason) if is_own else (),
         summary=ending_text(report, reason).rstrip("."),
         remedy="find out who ended it: the scheduler, a limit, or a person; "
         "the kernel log tells whether memory ran out"
         if is_killed
         else "mend what the exception tells, or look above it in the log",
         confidence="likely",
-        evidence=evidence,
+        evidence=_quote(reason),
+    )
+
+
+def _ranks_of(line: LogLine | None) -> tuple[int, ...]:
+    origin = line.origin if line else None
+    return () if origin is None or origin.rank is None else (origin.rank,)
+
+
+def _quote(line: LogLine | None) -> tuple[Evidence, ...]:
+    if line is None:
+        return ()
+    return (
+        Evidence(
+            kind="log",
+            source=line.source,
+            location=f"line {line.number}",
+            quote=clean(line.text),
+        ),
     )
 
 
@@ -204,9 +213,12 @@ _SILENT_STEPS = 10.0
 _SILENT_AFTER_END = 600.0
 
 
+PhaseRules = Mapping[tuple[str, str], Phase]
+
+
 def add_verdict(
     report: PhaseReport,
-    phases: dict[tuple[str, str], Phase],
+    phases: PhaseRules,
     reason: LogLine | None = None,
 ) -> PhaseReport:
     """
@@ -220,51 +232,45 @@ def add_verdict(
     Returns:
         The report with a verdict that begins with the worst finding.
     """
-    state = report.current
+    state, finding = report.current, None
+    is_known = report.silent_s is not None
     if report.ended or state is None:
-        return _add_end_verdict(report, reason)
-    if state.state == "done" and phases[state.framework, state.name].serves:
-        return attrs.evolve(
-            report,
-            is_normal=not report.findings,
-            verdict=_worst_first(report, ready_text(report, state)),
-        )
-
-    focus = _focus(report, state, phases)
-    finding = (
-        _failed_finding(state, phases[state.framework, state.name])
-        if state.state == "failed"
-        else _stall_finding(report, focus)
-        or _too_long_finding(report, state, phases)
-    )
-    findings = (*report.findings, *([finding] if finding else []))
-    known = report.silent_s is not None
-    return attrs.evolve(
-        report,
-        findings=findings,
-        is_normal=False if findings else True if known else None,
-        verdict=_worst_first(
-            report,
-            f"{finding.summary}."
-            if finding
-            else state_text(report, focus.text, focus.limit),
-        ),
-    )
-
-
-def _add_end_verdict(
-    report: PhaseReport, reason: LogLine | None
-) -> PhaseReport:
-    finding = ending_finding(report, reason)
-    findings = (*report.findings, *([finding] if finding else []))
-    verdict = ending_text(report, reason)
+        finding, is_known = ending_finding(report, reason), bool(report.ended)
+        verdict = ending_text(report, reason)
+    elif state.state == "done" and phases[state.framework, state.name].serves:
+        verdict, is_known = ready_text(report, state), True
+    else:
+        focus = _focus(report, state, phases)
+        finding = _phase_finding(report, state, focus)
+        verdict = state_text(report, focus.text, focus.limit)
+        verdict = f"{finding.summary}." if finding else verdict
     if report.ended not in {"failed", "killed"}:
         verdict = _worst_first(report, verdict)
+    findings = (*report.findings, *([finding] if finding else []))
     return attrs.evolve(
         report,
         findings=findings,
-        is_normal=False if findings else True if report.ended else None,
+        is_normal=False if findings else True if is_known else None,
         verdict=verdict,
+    )
+
+
+def _phase_finding(
+    report: PhaseReport, state: PhaseState, focus: _Focus
+) -> Finding | None:
+    """
+    Return what is wrong with the active phase, if anything is.
+    """
+    phase = focus.whole
+    if state.state != "failed":
+        stall = _stall_finding(report, focus)
+        return stall or _too_long_finding(report, state, phase)
+    return _make_finding(
+        f"{phase_text(state, phase)}: it failed",
+        phase.reason,
+        phase.remedy,
+        state,
+        "certain",
     )
 
 
@@ -272,9 +278,10 @@ def _worst_first(report: PhaseReport, text: str) -> str:
     """
     Prefix a verdict with the most certain finding.
     """
-    order = get_args(Confidence)
     worst = min(
-        report.findings, key=lambda f: order.index(f.confidence), default=None
+        report.findings,
+        key=lambda f: CONFIDENCES.index(f.confidence),
+        default=None,
     )
     return text if worst is None else f"{worst.summary}. Phase: {text}"
 
@@ -287,32 +294,23 @@ class _Focus:
 
     state: PhaseState
     phase: Phase
+    whole: Phase
     text: str
     limit: float
 
 
 def _focus(
-    report: PhaseReport,
-    state: PhaseState,
-    phases: dict[tuple[str, str], Phase],
+    report: PhaseReport, state: PhaseState, phases: PhaseRules
 ) -> _Focus:
-    whole_phase = phases[state.framework, state.name]
-    inner = report.inner
-    if inner is None:
-        return _Focus(
-            state,
-            whole_phase,
-            phase_text(state, whole_phase),
-            _silence_limit(state, whole_phase),
-        )
-
+    whole = phases[state.framework, state.name]
+    inner = report.inner or state
     phase = phases[inner.framework, inner.name]
     text, limit = phase_text(inner, phase), _silence_limit(inner, phase)
     if inner.part_of:
-        text = f"{phase_text(state, whole_phase)}; now {text}"
+        text = f"{phase_text(state, whole)}; now {text}"
         # A slow step may have slow parts.
-        limit = max(limit, _silence_limit(state, whole_phase))
-    return _Focus(inner, phase, text, limit)
+        limit = max(limit, _silence_limit(state, whole))
+    return _Focus(inner, phase, whole, text, limit)
 
 
 def _silence_limit(state: PhaseState, phase: Phase) -> float:
@@ -349,21 +347,15 @@ def _stall_finding(report: PhaseReport, focus: _Focus) -> Finding | None:
 
 
 def _too_long_finding(
-    report: PhaseReport,
-    state: PhaseState,
-    phases: dict[tuple[str, str], Phase],
+    report: PhaseReport, state: PhaseState, phase: Phase
 ) -> Finding | None:
-    phase = phases[state.framework, state.name]
-    if phase.trains or state.state == "done":
+    seconds = _elapsed_seconds(report, state)
+    if phase.trains or state.state == "done" or seconds < phase.alarming_s:
         return None
 
-    seconds = _elapsed_seconds(report, state)
-    if seconds is None or seconds < phase.alarming_s:
-        return None
-    usual = time_text(phase.typical_s)
     return _make_finding(
         f"{phase_text(state, phase)}: it takes {time_text(seconds)} already, "
-        f"and usually {usual}",
+        f"and usually {time_text(phase.typical_s)}",
         phase.reason,
         phase.remedy,
         state,
@@ -371,27 +363,16 @@ def _too_long_finding(
     )
 
 
-def _elapsed_seconds(report: PhaseReport, state: PhaseState) -> float | None:
+def _elapsed_seconds(report: PhaseReport, state: PhaseState) -> float:
     """
-    Return the duration of a phase by the clock of the log.
+    Return the duration of a phase by the clock of the log; 0 if unknown.
     """
-    durations = [
-        float(x) for x in [state.facts.get("elapsed", "")] if x.isdecimal()
-    ]
-    last = report.last_time
-    if state.begun_at is not None and last is not None:
-        durations.append(last - state.begun_at + (report.silent_s or 0.0))
-    return max(durations, default=None)
-
-
-def _failed_finding(state: PhaseState, phase: Phase) -> Finding:
-    return _make_finding(
-        f"{phase_text(state, phase)}: it failed",
-        phase.reason,
-        phase.remedy,
-        state,
-        "certain",
-    )
+    shown = state.facts.get("elapsed", "")
+    elapsed = float(shown) if shown.isdecimal() else 0.0
+    if state.begun_at is None or report.last_time is None:
+        return elapsed
+    last = report.last_time + (report.silent_s or 0.0)
+    return max(elapsed, last - state.begun_at)
 
 
 def _make_finding(
@@ -401,26 +382,13 @@ def _make_finding(
     state: PhaseState,
     confidence: Confidence,
 ) -> Finding:
-    line = state.line
-    evidence = (
-        (
-            Evidence(
-                kind="log",
-                source=line.source,
-                location=f"line {line.number}",
-                quote=clean(line.text),
-            ),
-        )
-        if line
-        else ()
-    )
     return Finding(
         cause=Cause.START_UP_STALLED,
         ranks=(),
         summary=f"{summary}; likely {reason}" if reason else summary,
         remedy=remedy or None,
         confidence=confidence,
-        evidence=evidence,
+        evidence=_quote(state.line),
     )
 
 
@@ -453,51 +421,33 @@ def harmless_lines(timelines: Iterable[Timeline]) -> tuple[Harmless, ...]:
     """
     Return the lines that only look bad, one entry per rule.
     """
-    known: dict[str, FailureRecord] = {}
+    records: dict[str, list[FailureRecord]] = {}
     for timeline in timelines:
         for record in timeline.harmless:
-            name = record.failure.name
-            if name in known:
-                known[name].count += record.count
-            else:
-                known[name] = record
+            records.setdefault(record.failure.name, []).append(record)
     return tuple(
         Harmless(
             name=name,
-            summary=record.failure.summary,
-            why=record.failure.reason,
-            count=record.count,
-            line=record.line,
+            summary=same[0].failure.summary,
+            why=same[0].failure.reason,
+            count=sum(record.count for record in same),
+            line=same[0].line,
         )
-        for name, record in known.items()
+        for name, same in records.items()
     )
 
 
 def _failure_finding(record: FailureRecord) -> Finding:
     failure = record.failure
-    summary = _fill_in(failure.summary, record.facts)
     reason = f"; likely {failure.reason}" if failure.reason else ""
-    line = record.line
     return Finding(
         cause=failure.cause,
-        ranks=_record_ranks(record),
-        summary=f"{summary}{reason}",
+        ranks=_ranks_of(record.line),
+        summary=_fill_in(failure.summary, record.facts) + reason,
         remedy=_fill_in(failure.remedy, record.facts) or None,
         confidence=failure.confidence,
-        evidence=(
-            Evidence(
-                kind="log",
-                source=line.source,
-                location=f"line {line.number}",
-                quote=clean(line.text),
-            ),
-        ),
+        evidence=_quote(record.line),
     )
-
-
-def _record_ranks(record: FailureRecord) -> tuple[int, ...]:
-    origin = record.line.origin
-    return () if origin is None or origin.rank is None else (origin.rank,)
 
 
 def _fill_in(text: str, facts: dict[str, str]) -> str:
@@ -574,13 +524,6 @@ def _is_zone_offset(seconds: float) -> bool:
     )
 
 
-# Text without blanks that has a slash or a suffix of logs.
-_PATH_LIKE = re.compile(
-    r"(?:[^\s\x00/]{0,255}/){1,64}[^\s\x00/]{0,255}"
-    r"|[^\s\x00/]{1,255}\.(?:log|out|err|txt|gz|xz|bz2|zst)(?:\.\d{1,3})?"
-)
-
-
 def detect_phase(
     path_or_lines: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -644,14 +587,12 @@ def _with_log_facts(
     Add what the logs show independently of phases.
     """
     latest = max(timelines, key=lambda s: (s.mtime or 0.0, s.time or 0.0))
-    timed = [
-        timeline.time for timeline in timelines if timeline.time is not None
-    ]
+    times = [x.time for x in timelines if x.time is not None]
     ended = _find_ending(timelines)
     return attrs.evolve(
         report,
         last_line=latest.last_line,
-        last_time=max(timed, default=None),
+        last_time=max(times, default=None),
         silent_s=silent_seconds(timelines, now),
         ended=ended.ending[0] if ended and ended.ending else None,
         findings=failure_findings(timelines),
@@ -674,53 +615,24 @@ def _read_timelines(
     source: Any, frameworks: tuple[FrameworkRules, ...], now: float | None
 ) -> tuple[list[Timeline], tuple[Missing, ...]]:
     rules = make_rule_index(frameworks)
-    paths = _paths(source)
+    paths = paths_of(source)
     if paths is None:
         return [read_timeline(source, rules, now=now)], ()
 
-    walk = walk_logs(paths)
-    timelines, missing = [], []
+    walk = LogWalk(paths)
+    timelines, unread = [], []
     for path in walk:
         try:
             timelines.append(read_timeline(path, rules, now=now))
         except (OSError, ValueError) as exc:
-            missing.append(Missing.log(path, exc))
+            unread.append(Missing.log(path, exc))
         else:
-            missing += (
-                Missing.log(path, exc) for exc in timelines[-1].read_errors
-            )
-    missing = [*walk.missing, *missing]
+            errors = timelines[-1].read_errors
+            unread += [Missing.log(path, exc) for exc in errors]
+    missing = (*walk.missing, *unread)
     if not timelines:
-        named = ", ".join(map(str, paths[:3])) or "nothing"
-        reasons = "; ".join(one.reason for one in missing[:3])
-        msg = f"no log in {named}" + (f": {reasons}" if reasons else "")
-        raise NoLogsError(msg, remedy="name a log, or a folder of logs")
-    return timelines, tuple(missing)
-
-
-def _paths(source: Any) -> list[str | os.PathLike[str]] | None:
-    """
-    Return the paths that *source* names, or ``None`` if it is lines.
-    """
-    if isinstance(source, str):
-        return None if "\n" in source else [source]
-    if isinstance(source, os.PathLike):
-        return [source]
-    if not isinstance(source, list | tuple) or not source:
-        return None
-    return list(source) if all(map(_is_path, source)) else None
-
-
-def _is_path(one: Any) -> bool:
-    """
-    Return whether a string or path names a file, existing or not.
-    """
-    if isinstance(one, os.PathLike):
-        return True
-    try:
-        return _PATH_LIKE.fullmatch(one) is not None or Path(one).exists()
-    except (OSError, TypeError, ValueError):
-        return False
+        raise no_logs_error(paths, missing)
+    return timelines, missing
 
 
 def _find_ending(timelines: Sequence[Timeline]) -> Timeline | None:
@@ -728,10 +640,10 @@ def _find_ending(timelines: Sequence[Timeline]) -> Timeline | None:
     Return the log that ended last, unless another one trains after it.
     """
     ended = [timeline for timeline in timelines if timeline.ending]
-    if not ended:
+    last = max(ended, key=lambda s: s.ended_at or 0.0, default=None)
+    if last is None:
         return None
 
-    last = max(ended, key=lambda s: s.ended_at or 0.0)
     newer = [
         track.last_at
         for timeline in timelines

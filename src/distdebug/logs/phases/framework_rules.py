@@ -13,20 +13,22 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import attrs
-import numpy as np
 
 from ..._rules import (
-    check_pattern,
+    check_table,
+    compile_pattern,
+    one_of,
     parse_tables,
     read_rules_file,
     refuse_unknown_tables,
 )
 from ...errors import RulesError
 from ...findings import Cause, Confidence
-from ..lines import PADDING, SHORTEST_WORD, WordIndex, build_index, find_words
+from ..tracebacks import TRACEBACK_HEADER
+from ..word_index import TextIndex, make_text_index
 from .progress_bars import BAR_LITERALS
 
 
@@ -38,10 +40,6 @@ _VALID_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 def _compile_all(texts: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(text) for text in texts)
-
-
-def _compile(text: str | None) -> re.Pattern[str] | None:
-    return None if text is None else _compile_all([text])[0]
 
 
 def _check_name(text: object) -> str:
@@ -198,14 +196,11 @@ class Failure:
     summary: str
     reason: str = ""
     remedy: str = ""
-    confidence: Confidence = "likely"
+    confidence: Confidence = attrs.field(
+        default="likely", validator=one_of(Confidence)
+    )
     harmless: bool = False
     fatal: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        if self.confidence not in get_args(Confidence):
-            msg = f"confidence is {' or '.join(get_args(Confidence))}"
-            raise ValueError(msg)
 
 
 @attrs.frozen(kw_only=True)
@@ -219,13 +214,8 @@ class Ending:
         patterns: Patterns that show it.
     """
 
-    how: Outcome
+    how: Outcome = attrs.field(validator=one_of(Outcome))
     patterns: tuple[re.Pattern[str], ...] = attrs.field(converter=_compile_all)
-
-    def __attrs_post_init__(self) -> None:
-        if self.how not in get_args(Outcome):
-            msg = f"how is {' or '.join(get_args(Outcome))}"
-            raise ValueError(msg)
 
 
 @attrs.frozen(kw_only=True)
@@ -267,23 +257,22 @@ class FrameworkRules:
 
     name: str = attrs.field(converter=_check_name)
     title: str
-    kind: FrameworkKind = "orchestrator"
+    kind: FrameworkKind = attrs.field(
+        default="orchestrator", validator=one_of(FrameworkKind)
+    )
     start: tuple[re.Pattern[str], ...] = _pattern_field()
     decisive: tuple[re.Pattern[str], ...] = _pattern_field()
     actors: tuple[re.Pattern[str], ...] = _pattern_field()
     shared_actors: tuple[re.Pattern[str], ...] = _pattern_field()
     covers: tuple[str, ...] = attrs.field(converter=tuple, default=())
     table: re.Pattern[str] | None = attrs.field(
-        converter=_compile, default=None
+        converter=compile_pattern, default=None
     )
     phases: tuple[Phase, ...] = ()
     failures: tuple[Failure, ...] = ()
     endings: tuple[Ending, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        if self.kind not in get_args(FrameworkKind):
-            msg = f"kind is {' or '.join(get_args(FrameworkKind))}"
-            raise ValueError(msg)
         names = [phase.name for phase in self.phases]
         if len(names) != len(set(names)):
             msg = "two phases have one name"
@@ -295,7 +284,6 @@ class FrameworkRules:
                 raise ValueError(msg)
 
 
-_MOST_SECONDS = 1e9
 _FRAMEWORKS_FOLDER = Path(__file__).with_name("frameworks")
 
 
@@ -324,7 +312,7 @@ def _load(
 
     def items(kind: Any, key: str) -> Iterator[Any]:
         def parse(row: Any) -> Any:
-            return kind(**_check_table(kind, row, is_built_in=is_built_in))
+            return kind(**check_table(kind, row, is_built_in=is_built_in))
 
         return parse_tables(table.get(key, []), key, name, parse)
 
@@ -335,8 +323,8 @@ def _load(
     }
     framework = table.get("framework", {})
     try:
-        checked = _check_table(
-            FrameworkRules, framework, is_built_in=is_built_in, leave=set(made)
+        checked = check_table(
+            FrameworkRules, framework, is_built_in=is_built_in, without=made
         )
         return FrameworkRules(**checked, **made)
     except (TypeError, ValueError, RecursionError) as exc:
@@ -362,13 +350,9 @@ def read_framework_rules(
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
-    frameworks = {
-        framework.name: framework
-        for framework in map(load_framework_rules, paths)
-    }
-    for framework in _built_in_frameworks():
-        frameworks.setdefault(framework.name, framework)
-    return tuple(frameworks.values())
+    own = {x.name: x for x in map(load_framework_rules, paths)}
+    built_in = [x for x in _built_in_frameworks() if x.name not in own]
+    return (*own.values(), *built_in)
 
 
 @cache
@@ -379,50 +363,6 @@ def _built_in_frameworks() -> tuple[FrameworkRules, ...]:
     )
 
 
-def _check_table(
-    kind: Any, table: Any, *, is_built_in: bool, leave: Iterable[str] = ()
-) -> Mapping[str, Any]:
-    if not isinstance(table, Mapping):
-        msg = f"not a table: {table!r:.60}"
-        raise TypeError(msg)
-
-    fields = {field.name: field for field in attrs.fields(kind)}
-    for key, value in table.items():
-        if key not in fields or key in leave:
-            msg = f"no such key: {key!r:.60}"
-            raise ValueError(msg)
-        _check_value(key, fields[key], value)
-        # Built-in patterns were measured, and are too large for the check.
-        if not is_built_in and "Pattern" in str(fields[key].type):
-            for text in [value] if isinstance(value, str) else value:
-                check_pattern(text)
-    return table
-
-
-def _check_value(key: str, field: Any, value: Any) -> None:
-    """
-    Refuse values of the wrong type, and seconds that are out of range.
-    """
-    if str(field.type) == "float":
-        is_right = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and 0 <= value <= _MOST_SECONDS
-        )
-    elif str(field.type) == "bool":
-        is_right = isinstance(value, bool)
-    elif str(field.type).startswith(("tuple[str", "tuple[re.Pattern")):
-        is_right = isinstance(value, list) and all(
-            isinstance(item, str) for item in value
-        )
-    else:
-        is_right = isinstance(value, str)
-    if not is_right:
-        msg = f"{key} has the wrong type or value: {value!r:.60}"
-        raise TypeError(msg)
-
-
-_LITERAL_OPS = frozenset({"LITERAL"})
 _GROUP_OPS = frozenset({"SUBPATTERN", "ATOMIC_GROUP"})
 _REPEAT_OPS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 _SHORTEST_LITERAL = 3
@@ -441,11 +381,8 @@ def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
 
     tree = re._parser.parse(pattern.pattern)  # type: ignore[attr-defined]  # noqa: SLF001 nothing else tells
     found = _literals_of_sequence(tree)
-    return (
-        frozenset(found)
-        if _shortest_length(found) >= _SHORTEST_LITERAL
-        else frozenset()
-    )
+    is_known = _shortest_length(found) >= _SHORTEST_LITERAL
+    return frozenset(found if is_known else ())
 
 
 def _shortest_length(texts: Iterable[str]) -> int:
@@ -459,7 +396,7 @@ def _literals_of_sequence(parts: Iterable[Any]) -> set[str]:
     best: set[str] = set()
     run = ""
     for kind, body in [*parts, ("END", None)]:
-        if str(kind) in _LITERAL_OPS:
+        if str(kind) == "LITERAL":
             run += chr(body)
             continue
         choices = [{run}, _literals_of_part(str(kind), body)]
@@ -475,82 +412,31 @@ def _literals_of_part(kind: str, body: Any) -> set[str]:
         )
     if kind == "BRANCH":
         choices = [_literals_of_sequence(branch) for branch in body[1]]
-        return (
-            set().union(*choices)
-            if all(map(_shortest_length, choices))
-            else set()
-        )
+        are_known = all(map(_shortest_length, choices))
+        return set().union(*choices) if are_known else set()
     if kind in _REPEAT_OPS and int(body[0]) > 0:
         return _literals_of_sequence(body[2])
     return set()
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class TextIndex:
-    """
-    Literal texts, prepared for searching in blocks of bytes.
-
-    Attributes:
-        index: The index of texts that are long enough.
-
-        short: The other texts.
-
-        by_word: The indexed texts, by the same in small letters.
-    """
-
-    index: WordIndex
-    short: tuple[bytes, ...]
-    by_word: dict[bytes, list[bytes]]
-
-    def find_texts(self, data: bytes) -> list[bytes]:
-        """
-        Return the texts that occur in *data*, in the same case.
-        """
-        padded = np.frombuffer(data + bytes(PADDING), np.uint8)
-        candidates = {word for _, word in find_words(self.index, padded)}
-        texts = [text for word in candidates for text in self.by_word[word]]
-        return [text for text in (*self.short, *texts) if text in data]
-
-
-def make_text_index(texts: Iterable[bytes]) -> TextIndex:
-    """
-    Prepare texts in UTF-8 for searching.
-    """
-    short: list[bytes] = []
-    by_word: dict[bytes, list[bytes]] = {}
-    for text in texts:
-        if len(text) < SHORTEST_WORD:
-            short.append(text)
-        else:
-            by_word.setdefault(text.lower(), []).append(text)
-    return TextIndex(
-        index=build_index(by_word), short=tuple(short), by_word=by_word
-    )
-
-
-RuleKind = Literal[
-    "start",
-    "decisive",
-    "actor",
-    "shared_actor",
-    "table",
-    "begin",
-    "progress",
-    "end",
-    "end_part",
-    "fail",
-    "facts",
-    "failure",
-    "more",
-    "ending",
-]
 # Bytes of a block from which on an index is faster.
 _LARGE_BLOCK = 1 << 17
-TRACEBACK_HEADER = "Traceback (most recent call last)"
 
-_PHASE_KINDS: tuple[RuleKind, ...] = (
-    *("end", "end_part", "begin", "progress", "fail", "facts"),
-)
+# The kinds of patterns, by the attributes that hold them.
+_KINDS: Mapping[type, Mapping[str, str]] = {
+    FrameworkRules: {
+        "start": "start",
+        "decisive": "decisive",
+        "actors": "actor",
+        "shared_actors": "shared_actor",
+        "table": "table",
+    },
+    Phase: {
+        x: x for x in ("end", "end_part", "begin", "progress", "fail", "facts")
+    },
+    Failure: {"patterns": "failure", "more": "more"},
+    Ending: {"patterns": "ending"},
+}
 _WEIGHTS: dict[str, float] = {
     "decisive": 3.0,
     "actor": 2.0,
@@ -564,14 +450,19 @@ _WEIGHTS: dict[str, float] = {
 class Rule:
     """
     One pattern and its meaning.
+
+    Attributes:
+        framework: The rules that it belongs to.
+
+        owner: What it shows: a phase, a failure, an ending, or the framework.
+
+        kind: How it shows that; the name of the attribute, without plural.
     """
 
     framework: FrameworkRules
-    kind: RuleKind
+    owner: FrameworkRules | Phase | Failure | Ending
+    kind: str
     pattern: re.Pattern[str]
-    phase: Phase | None = None
-    failure: Failure | None = None
-    ending: Ending | None = None
 
     def find(self, text: str) -> re.Match[str] | None:
         """
@@ -593,8 +484,8 @@ class Rule:
         """
         Return how much a match shows the framework.
         """
-        if self.phase is not None and self.kind != "facts":
-            return self.phase.weight
+        if isinstance(self.owner, Phase) and self.kind != "facts":
+            return self.owner.weight
         return _WEIGHTS.get(self.kind, 1.0)
 
 
@@ -629,7 +520,8 @@ class RuleIndex:
         if len(block) < _LARGE_BLOCK:
             text = block.decode("utf-8", "replace")
             return [one for one in self.by_text if one in text]
-        return [one.decode() for one in self.text_index.find_texts(block)]
+        found = {text for _, text in self.text_index.find(block)}
+        return [one for one in self.by_text if one.encode() in found]
 
 
 def make_rule_index(frameworks: tuple[FrameworkRules, ...]) -> RuleIndex:
@@ -653,53 +545,20 @@ def make_rule_index(frameworks: tuple[FrameworkRules, ...]) -> RuleIndex:
 
 def _iterate_rules(frameworks: Iterable[FrameworkRules]) -> Iterator[Rule]:
     for framework in frameworks:
-        for pattern in framework.start:
-            yield Rule(framework=framework, kind="start", pattern=pattern)
-        for pattern in framework.decisive:
-            yield Rule(framework=framework, kind="decisive", pattern=pattern)
-        for pattern in framework.actors:
-            yield Rule(framework=framework, kind="actor", pattern=pattern)
-        for pattern in framework.shared_actors:
-            yield Rule(
-                framework=framework, kind="shared_actor", pattern=pattern
-            )
-        if framework.table:
-            yield Rule(
-                framework=framework, kind="table", pattern=framework.table
-            )
-        for phase in framework.phases:
-            for kind in _PHASE_KINDS:
-                for pattern in getattr(phase, kind):
+        owners: list[Any] = [
+            framework,
+            *framework.phases,
+            *framework.failures,
+            *framework.endings,
+        ]
+        for owner in owners:
+            for name, kind in _KINDS[type(owner)].items():
+                value = getattr(owner, name)
+                patterns = value if isinstance(value, tuple) else (value,)
+                for pattern in filter(None, patterns):
                     yield Rule(
                         framework=framework,
+                        owner=owner,
                         kind=kind,
                         pattern=pattern,
-                        phase=phase,
                     )
-        yield from _failure_rules(framework)
-
-
-def _failure_rules(framework: FrameworkRules) -> Iterator[Rule]:
-    for failure in framework.failures:
-        for pattern in failure.patterns:
-            yield Rule(
-                framework=framework,
-                kind="failure",
-                pattern=pattern,
-                failure=failure,
-            )
-        for pattern in failure.more:
-            yield Rule(
-                framework=framework,
-                kind="more",
-                pattern=pattern,
-                failure=failure,
-            )
-    for ending in framework.endings:
-        for pattern in ending.patterns:
-            yield Rule(
-                framework=framework,
-                kind="ending",
-                pattern=pattern,
-                ending=ending,
-            )

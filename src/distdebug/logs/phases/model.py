@@ -182,17 +182,12 @@ class PhaseReport(Shown):
         """
         Return the progress of the current phase, or of what runs inside it.
         """
-        known = [
-            phase.progress
-            for phase in (self.current, self.inner)
-            if phase is not None and phase.progress is not None
-        ]
+        phases = [x for x in (self.current, self.inner) if x is not None]
+        known = [x.progress for x in phases if x.progress is not None]
         # Prefer what goes on to what is full or has no total.
-        unfinished = [
-            p for p in known if p.total is not None and not p.is_full
-        ]
-        bounded = [p for p in known if p.total is not None]
-        return next(iter([*unfinished, *bounded, *known]), None)
+        return min(
+            known, key=lambda x: (x.total is None, x.is_full), default=None
+        )
 
     @property
     def percent(self) -> float | None:
@@ -267,19 +262,13 @@ class PhaseReport(Shown):
         """
         Return one plain dictionary per phase, for a data frame.
         """
+        shown = [
+            *("framework", "name", "title", "state", "begun_at", "ended_at"),
+            *("percent", "parts", "of"),
+        ]
         return [
-            {
-                "framework": phase.framework,
-                "name": phase.name,
-                "title": phase.title,
-                "state": phase.state,
-                "begun_at": phase.begun_at,
-                "ended_at": phase.ended_at,
-                "percent": phase.percent,
-                "parts": phase.parts,
-                "of": phase.of,
-                "facts": dict(phase.facts),
-            }
+            {name: getattr(phase, name) for name in shown}
+            | {"facts": dict(phase.facts)}
             for phase in self.phases
         ]
 

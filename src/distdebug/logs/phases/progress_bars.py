@@ -84,11 +84,11 @@ class Progress:
 
     def __str__(self) -> str:
         if self.total is None:
-            return _number_text(self.done)
+            return f"{self.done:.0f}"
 
-        done, total = _number_text(self.done), _number_text(self.total)
         # Rounding up would show 99.6 % as complete.
-        return f"{int(self.percent or 0.0)} % ({done}/{total})"
+        percent = int(self.percent or 0.0)
+        return f"{percent} % ({self.done:.0f}/{self.total:.0f})"
 
 
 def parse_bars(text: str) -> Iterator[Progress]:
@@ -133,10 +133,6 @@ def parse_number(text: str) -> float:
     factor = _SUFFIXES.get(text[-1:], 1.0)
     plain = text.rstrip("kKMGTP").replace(",", "")
     return float(plain) * factor
-
-
-def _number_text(number: float) -> str:
-    return f"{number:.0f}"
 
 
 def _parse_duration(text: str) -> float | None:
@@ -237,6 +233,12 @@ class LogClock:
         Add a line as it stands in the file.
         """
         self._unread.append(raw)
+
+    def fork(self) -> LogClock:
+        """
+        Return a clock that goes on from here without moving this one.
+        """
+        return attrs.evolve(self, unread=self._unread.copy())
 
     def line_time(self, line: LogLine) -> float | None:
         """

@@ -10,7 +10,6 @@ import re
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import Any
 
 import attrs
@@ -63,15 +62,6 @@ class PhaseTrack:
     last_step: tuple[float, float] | None = None
     facts: dict[str, str] = attrs.field(factory=dict)
 
-    def touch(self, order: int, time: float | None, line: LogLine) -> None:
-        """
-        Record that the phase goes on.
-        """
-        if self.first_order is None:
-            self.first_order, self.begun_at = order, time
-        self.last_order, self.line = order, line
-        self.last_at = self.last_at if time is None else time
-
     def end(self, time: float | None) -> None:
         """
         End the phase.
@@ -115,19 +105,17 @@ class PhaseTrack:
 
         Ray prefixes what an actor prints only at the beginning of a line.
         """
-        same = [
-            (key, self.bars[key])
-            for key in islice(reversed(self.bars), _MOST_UNSIGNED)
-            if key[1:] == series
-        ]
+        newest = islice(reversed(self.bars), _MOST_UNSIGNED)
+        same = [key for key in newest if key[1:] == series]
         before = [
-            (known.done, key)
-            for key, known in same
-            if known.total == bar.total and known.done <= bar.done
+            key
+            for key in same
+            if self.bars[key].total == bar.total
+            and self.bars[key].done <= bar.done
         ]
         if before:
-            return min(before, key=itemgetter(0))[1]
-        return same[0][0] if same else (None, *series)
+            return min(before, key=lambda key: self.bars[key].done)
+        return same[0] if same else (None, *series)
 
     def add_part(self, part: str, count: int) -> None:
         """
@@ -193,12 +181,8 @@ class PhaseTrack:
         if self.bars:
             bars = list(self.bars.values())
             # A process that began another bar is done with the one before.
-            newest = {
-                key[:-1]: bar
-                for key, bar in self.bars.items()
-                if not bar.is_full
-            }
-            active = list(newest.values())
+            unfinished = [x for x in self.bars.items() if not x[1].is_full]
+            active = list({key[:-1]: bar for key, bar in unfinished}.values())
             # Ray leaves out lines that other processes printed, too.
             lost = self.is_deduplicated and len(active) < len(bars)
             if active and not lost:
@@ -258,6 +242,22 @@ class FailureRecord:
             for name, value in found.groupdict().items()
         )
 
+    def is_same(self, found: re.Match[str], line: LogLine, lines: int) -> bool:
+        """
+        Return whether a line belongs to this failure.
+
+        A failure with facts, such as an actor that died, ends with them: what
+        comes after that is about another one.
+
+        Args:
+            lines: How many lines of the log were read.
+        """
+        if not self.failure.more or self.last == lines:
+            return True
+        if self.line.origin != line.origin or lines > self.open_until:
+            return False
+        return not self.is_attributed or bool(found.groupdict().get("again"))
+
     @property
     def is_attributed(self) -> bool:
         """
@@ -312,6 +312,121 @@ class Timeline:
             for track in self.tracks.values()
         )
 
+    def track(self, framework: FrameworkRules, phase: Phase) -> PhaseTrack:
+        """
+        Return the track of a phase; create it if nothing was seen of it.
+        """
+        key = (framework.name, phase.name)
+        if key not in self.tracks:
+            self.tracks[key] = PhaseTrack(phase)
+        return self.tracks[key]
+
+    def has_begun(self, framework: FrameworkRules, name: str) -> bool:
+        """
+        Return whether something was seen of a phase.
+        """
+        track = self.tracks.get((framework.name, name))
+        return track is not None and track.first_order is not None
+
+    def can_be_active(self, framework: FrameworkRules, phase: Phase) -> bool:
+        """
+        Return whether a phase can be active: a part only once its whole began.
+        """
+        return not phase.part_of or self.has_begun(framework, phase.part_of)
+
+    def touch(
+        self, track: PhaseTrack, line: LogLine, time: float | None
+    ) -> None:
+        """
+        Record that a phase goes on.
+        """
+        if track.first_order is None:
+            track.first_order, track.begun_at = self.order, time
+        track.last_order, track.line = self.order, line
+        track.last_at = track.last_at if time is None else time
+
+    def resume(
+        self,
+        framework: FrameworkRules,
+        track: PhaseTrack,
+        line: LogLine,
+        time: float | None,
+    ) -> None:
+        """
+        Mark a phase as going on, and reopen it unless a later phase has begun.
+
+        A part that goes on shows that its whole does, and ends other parts.
+        """
+        if whole := track.phase.part_of:
+            self.touch(self.tracks[framework.name, whole], line, time)
+            for other in framework.phases:
+                known = self.tracks.get((framework.name, other.name))
+                is_other = known is not track and other.part_of == whole
+                if known is not None and is_other:
+                    known.end(time)
+            if track.is_ended:
+                track.repeat(time)
+        elif track.is_ended:
+            names = [p.name for p in framework.phases if not p.part_of]
+            later = names[names.index(track.phase.name) + 1 :]
+            if not any(self.has_begun(framework, name) for name in later):
+                track.reopen()
+
+    def start(
+        self, rules: RuleIndex, rule: Rule, line: LogLine, time: float | None
+    ) -> None:
+        """
+        Record a first line of a job, which may begin another attempt.
+
+        Each rank may print it; so the job only starts again if the same
+        process printed it before, or if the job had come further.
+        """
+        kinds = {x.name: x.kind for x in rules.frameworks}
+        if rule.framework.kind == "engine" and any(
+            kinds[name] in {"orchestrator", "trainer"} for name in self.hits
+        ):
+            return  # only an engine inside the job restarts
+
+        key = (line.origin, rule.pattern.pattern)
+        is_same = line.origin is not None and key in self.starts
+        if self.starts and (
+            is_same or self.ending is not None or self._has_advanced(rule)
+        ):
+            self.restart(time)
+        self.starts.add(key)
+        if self.attempt_at is None:
+            self.attempt_at = time
+
+    def _has_advanced(self, rule: Rule) -> bool:
+        framework = rule.framework
+        is_any = not framework.phases or framework.kind == "common"
+        return any(
+            track.first_order is not None
+            and (track.phase.trains or track.is_ended)
+            for (name, _), track in self.tracks.items()
+            if is_any or name == framework.name
+        )
+
+    def add_training_step(self, done: float) -> None:
+        """
+        Record a step of training; it takes back an ending but completion.
+
+        Args:
+            done: How many steps are done.
+        """
+        ending = self.ending
+        if ending and ending[0] != "completed" and done > self.done_at_end:
+            self.ending = None
+        if self.ending is None:
+            self.done_at_end = done
+
+    def restart_if_ended(self, time: float | None) -> None:
+        """
+        Begin another attempt if an early phase begins after the end of a job.
+        """
+        if self.ending is not None:
+            self.restart(time)
+
     def restart(self, time: float | None) -> None:
         """
         Begin another attempt: drop what was recorded before.
@@ -335,12 +450,40 @@ class MergedTimelines:
     The timelines of all logs of a job, merged.
     """
 
-    timelines: tuple[Timeline, ...]
     tracks: Mapping[tuple[str, str], PhaseTrack]
-    scores: Mapping[str, float]
-    decided: frozenset[str]
-    # Frameworks with a hit other than an actor name that others use, too.
-    identified: frozenset[str]
+    hits: Mapping[str, Mapping[str, float]]
+
+    def track(
+        self, framework: FrameworkRules, phase: Phase
+    ) -> PhaseTrack | None:
+        """
+        Return the track of a phase that has begun.
+        """
+        track = self.tracks.get((framework.name, phase.name))
+        has_begun = track is not None and track.first_order is not None
+        return track if has_begun else None
+
+    def score(self, framework: FrameworkRules) -> float:
+        """
+        Return how much the logs show a framework.
+        """
+        return sum(self.hits.get(framework.name, {}).values())
+
+    def is_decided(self, framework: FrameworkRules) -> bool:
+        """
+        Return whether there is a hit that only this framework prints.
+        """
+        hits = self.hits.get(framework.name, ())
+        return any(key.startswith(_DECISIVE_HITS) for key in hits)
+
+    def is_identified(self, framework: FrameworkRules) -> bool:
+        """
+        Return whether more than names of actors that others use show it.
+        """
+        return any(
+            weight > 0 and not key.startswith("shared_actor ")
+            for key, weight in self.hits.get(framework.name, {}).items()
+        )
 
 
 def merge_timelines(timelines: Sequence[Timeline]) -> MergedTimelines:
@@ -350,45 +493,22 @@ def merge_timelines(timelines: Sequence[Timeline]) -> MergedTimelines:
     If one of them shows a restart, phases that were last seen before it are
     dropped from all.
     """
-    restarts = [
-        timeline.attempt_at
-        for timeline in timelines
-        if timeline.attempt > 1 and timeline.attempt_at is not None
-    ]
-    since = max(restarts, default=None)
+    since = max(
+        (x.attempt_at or 0.0 for x in timelines if x.attempt > 1), default=0.0
+    )
     tracks: dict[tuple[str, str], list[PhaseTrack]] = {}
     hits: dict[str, dict[str, float]] = {}
     for timeline in timelines:
         for name, found in timeline.hits.items():
             hits.setdefault(name, {}).update(found)
         for key, track in timeline.tracks.items():
-            if not _is_of_earlier_attempt(track, since):
+            last = track.last_at
+            if last is None or last >= since - _CLOCK_TOLERANCE:
                 tracks.setdefault(key, []).append(track)
     return MergedTimelines(
-        timelines=tuple(timelines),
         tracks={key: _merge_tracks(some) for key, some in tracks.items()},
-        scores={name: sum(found.values()) for name, found in hits.items()},
-        decided=frozenset(
-            name
-            for name, found in hits.items()
-            if any(hit_key.startswith(_DECISIVE_HITS) for hit_key in found)
-        ),
-        identified=frozenset(
-            name
-            for name, found in hits.items()
-            if any(
-                weight > 0 and not hit_key.startswith("shared_actor ")
-                for hit_key, weight in found.items()
-            )
-        ),
+        hits=hits,
     )
-
-
-def _is_of_earlier_attempt(track: PhaseTrack, since: float | None) -> bool:
-    if since is None or track.last_at is None:
-        return False
-
-    return track.last_at < since - _CLOCK_TOLERANCE
 
 
 def _merge_tracks(tracks: Sequence[PhaseTrack]) -> PhaseTrack:
@@ -405,7 +525,6 @@ def _merge_tracks(tracks: Sequence[PhaseTrack]) -> PhaseTrack:
         newest,
         begun_at=_minimum(t.begun_at for t in tracks),
         first_order=_minimum(t.first_order for t in tracks),
-        is_ended=bool(ended),
         ended_at=ended[0].ended_at if ended else None,
         has_failed=any(t.has_failed for t in tracks),
         is_deduplicated=any(t.is_deduplicated for t in tracks),
@@ -422,22 +541,16 @@ def _merge_tracks(tracks: Sequence[PhaseTrack]) -> PhaseTrack:
         last_step=track_with_step.last_step,
         facts={k: v for t in (*tracks, newest) for k, v in t.facts.items()},
     )
-    _correct_end(joined, newest)
+    # It ends with its last part, and goes on while a bar does.
+    if joined.of and joined.done_parts >= joined.of and joined.phase.end_part:
+        joined.is_ended = True
+    elif all(bar.is_full for bar in joined.bars.values()):
+        joined.is_ended = bool(ended)
     return joined
 
 
 def _minimum(values: Iterable[Any]) -> Any:
     return min((one for one in values if one is not None), default=None)
-
-
-def _correct_end(joined: PhaseTrack, newest: PhaseTrack) -> None:
-    """
-    End a merged phase with its last part; reopen it while a bar goes on.
-    """
-    if joined.of and joined.done_parts >= joined.of and joined.phase.end_part:
-        joined.is_ended = True
-    elif any(not bar.is_full for bar in joined.bars.values()):
-        joined.is_ended = newest.is_ended
 
 
 _KINDS_OUTER_FIRST = ("orchestrator", "trainer", "engine")
@@ -461,41 +574,25 @@ def choose_framework(
     """
     frameworks = list(frameworks)
     if requested is not None:
-        return next(
-            (
-                framework
-                for framework in frameworks
-                if framework.name == requested
-            ),
-            None,
-        )
+        return next((x for x in frameworks if x.name == requested), None)
 
-    scores = merged.scores
     for kind in _KINDS_OUTER_FIRST:
         some = [
             framework
             for framework in frameworks
             # Without a decisive hit, the texts may be those of what it runs.
             if framework.kind == kind
-            and (framework.name in merged.decided or not framework.decisive)
+            and (merged.is_decided(framework) or not framework.decisive)
         ]
-        best = max(some, key=lambda b: scores.get(b.name, 0.0), default=None)
-        if best and scores.get(best.name, 0.0) >= _DECIDING_SCORE:
+        best = max(some, key=merged.score, default=None)
+        if best and merged.score(best) >= _DECIDING_SCORE:
             return best
     # Other frameworks may use the same actor names.
-    identified = [
-        framework
-        for framework in frameworks
-        if framework.name in merged.identified
-    ]
-    identified.sort(key=lambda framework: scores[framework.name], reverse=True)
-    ranked_scores = [scores[framework.name] for framework in identified]
+    identified = list(filter(merged.is_identified, frameworks))
+    scores = list(map(merged.score, identified))
     # A tie shows no framework.
-    return (
-        identified[0]
-        if identified and ranked_scores[0] not in ranked_scores[1:]
-        else None
-    )
+    is_tie = scores.count(max(scores, default=0.0)) != 1
+    return None if is_tie else max(identified, key=merged.score)
 
 
 def inner_frameworks(
@@ -514,19 +611,13 @@ def inner_frameworks(
         return [one for one in frameworks if one.kind == "common"]
 
     order = (*_KINDS_OUTER_FIRST, "common")
-    rank = order.index(framework.kind)
     inside = [
         one
         for one in frameworks
-        if one is not framework
-        and order.index(one.kind) > rank
-        and (
-            one.kind == "common"
-            or merged.scores.get(one.name, 0.0) >= _DECIDING_SCORE
-        )
+        if order.index(one.kind) > order.index(framework.kind)
+        and (one.kind == "common" or merged.score(one) >= _DECIDING_SCORE)
     ]
-    inside.sort(key=lambda one: order.index(one.kind))
-    return [framework, *inside]
+    return [framework, *sorted(inside, key=lambda x: order.index(x.kind))]
 
 
 def phase_states(
@@ -543,25 +634,22 @@ def phase_states(
     """
     states: list[PhaseState] = []
     trains = framework is not None and any(
-        (track := merged.tracks.get((framework.name, phase.name)))
-        and track.first_order is not None
+        merged.track(framework, phase)
         for phase in framework.phases
         if phase.trains
     )
     for one in inner_frameworks(merged, framework, frameworks):
+        is_inner = framework is not None and one is not framework
         covered = (
             framework.covers if framework and one.kind == "common" else ()
         )
         for index, phase in enumerate(one.phases):
-            track = merged.tracks.get((one.name, phase.name))
-            is_begun = track is not None and track.first_order is not None
             is_own_phase = one is framework and not phase.part_of
-            if not is_own_phase and (phase.name in covered or not is_begun):
-                continue
-            if one is not framework and phase.trains and framework is not None:
-                continue
-            over = trains and one is not framework
-            states.append(_state(merged, one, index, is_over=over))
+            is_hidden = phase.name in covered or (is_inner and phase.trains)
+            is_shown = not is_hidden and merged.track(one, phase) is not None
+            if is_own_phase or is_shown:
+                over = trains and one is not framework
+                states.append(_state(merged, one, index, is_over=over))
     return tuple(states)
 
 
@@ -615,8 +703,7 @@ def _status_and_end(
         other
         for phase in framework.phases[index + 1 :]
         if _can_end(phase, track.phase)
-        and (other := merged.tracks.get((framework.name, phase.name)))
-        and other.first_order is not None
+        and (other := merged.track(framework, phase))
     ]
     # Common phases come in any order.
     if later and (
@@ -689,81 +776,3 @@ def _is_leftover_bar(inner: PhaseState) -> bool:
     """
     full = inner.progress is not None and inner.progress.is_full
     return full and inner.framework == "common"
-
-
-def note_start(
-    timeline: Timeline,
-    rules: RuleIndex,
-    rule: Rule,
-    line: LogLine,
-    time: float | None,
-) -> None:
-    """
-    Record a first line of a job, which may begin another attempt.
-
-    Each rank may print it; so the job only starts again if the same process
-    printed it before, or if the job had come further.
-
-    Args:
-        time: The time of the line, in seconds since the epoch.
-    """
-    kinds = {framework.name: framework.kind for framework in rules.frameworks}
-    if rule.framework.kind == "engine" and any(
-        kinds[name] in {"orchestrator", "trainer"} for name in timeline.hits
-    ):
-        return  # only an engine inside the job restarts
-
-    key = (line.origin, rule.pattern.pattern)
-    is_same = line.origin is not None and key in timeline.starts
-    if timeline.starts and (
-        is_same or timeline.ending is not None or _has_advanced(timeline, rule)
-    ):
-        timeline.restart(time)
-    timeline.starts.add(key)
-    if timeline.attempt_at is None:
-        timeline.attempt_at = time
-
-
-def note_restart(timeline: Timeline, time: float | None) -> None:
-    """
-    Begin another attempt if an early phase begins after the end of a job.
-    """
-    if timeline.ending is not None:
-        timeline.restart(time)
-
-
-def note_step(timeline: Timeline, done: float) -> None:
-    """
-    Record a step of training; it takes back an ending other than completion.
-
-    Args:
-        done: How many steps are done.
-    """
-    ending = timeline.ending
-    if ending and ending[0] != "completed" and done > timeline.done_at_end:
-        timeline.ending = None
-    if timeline.ending is None:
-        timeline.done_at_end = done
-
-
-def note_ending(
-    timeline: Timeline, rule: Rule, line: LogLine, time: float | None
-) -> None:
-    """
-    Record the end of a job, unless it has ended already.
-    """
-    if rule.ending is not None and timeline.ending is None:
-        timeline.ending = (rule.ending.how, line)
-        timeline.ended_at = time
-
-
-def _has_advanced(timeline: Timeline, rule: Rule) -> bool:
-    names = {phase.name for phase in rule.framework.phases}
-    return any(
-        track.first_order is not None
-        and (track.phase.trains or track.is_ended)
-        for (name, _), track in timeline.tracks.items()
-        if name == rule.framework.name
-        or not names
-        or rule.framework.kind == "common"
-    )

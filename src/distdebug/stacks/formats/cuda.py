@@ -17,7 +17,7 @@ from ...findings import Cause, Evidence
 from ..model import GpuKernel
 from ..process_view import ProcessView
 from ..rules import RuleBook
-from .gdb import MOST_NAME, shorten, split_brackets
+from .frames import MOST_NAME, shorten, split_brackets
 
 
 _TITLE = re.compile(r"\s*Kernel\s+Parent\s+Dev\s+Grid\s+Status\b")
@@ -165,18 +165,19 @@ def add_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
     kernel = (compute_kernels or list(kernels))[0]
     cause = Cause.GPU_KERNEL if compute_kernels else Cause.COLLECTIVE_WAIT
     name = short_kernel_name(kernel)
-    device = "" if kernel.device is None else f" of device {kernel.device}"
+    device = "" if kernel.device is None else f"device {kernel.device}"
     return attrs.evolve(
         view,
         cause=cause,
-        doing=f"is waiting for the kernel {name}{device}",
+        doing=f"is waiting for the kernel {name}"
+        + (f" of {device}" if device else ""),
         confidence="likely",
         remedy=book.remedy.get(cause, ""),
         evidence=(
             Evidence(
                 kind="gpu",
                 source=view.process.source,
-                location=f"device {kernel.device}",
+                location=device,
                 quote=kernel.name,
             ),
             *view.evidence,

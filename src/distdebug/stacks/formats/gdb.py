@@ -10,12 +10,20 @@ from __future__ import annotations
 import re
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import takewhile
 
 import attrs
 
 from ..model import StackFrame, ThreadStack, is_gil_wait
+from .frames import (
+    MOST_CODE,
+    Block,
+    indent_of,
+    make_frame,
+    shorten,
+    split_blocks,
+    split_brackets,
+)
 
 
 _ROW = re.compile(
@@ -49,19 +57,7 @@ def is_thread_row(match: re.Match[str] | None) -> bool:
     return match is not None and "row" in match.re.groupindex
 
 
-def is_current_row(match: re.Match[str] | None) -> bool:
-    """
-    Return whether a row is that of the current thread of gdb.
-
-    Args:
-        match: From :func:`match_header`.
-    """
-    return (
-        is_thread_row(match) and match is not None and bool(match["current"])
-    )
-
-
-def merge_duplicates(
+def _merge_duplicates(
     threads: Iterable[ThreadStack],
 ) -> tuple[ThreadStack, ...]:
     """
@@ -80,149 +76,17 @@ def merge_duplicates(
 
 
 def _merge_threads(one: ThreadStack, other: ThreadStack) -> ThreadStack:
-    base, more = sorted((one, other), key=lambda t: -_frame_count(t))
+    base, more = sorted(
+        (one, other), key=lambda t: -len(t.frames) - len(t.native)
+    )
+    # Native frames that only the other dump has.
+    has_more = _is_python(base.frames) and more.frames != base.frames
     return attrs.evolve(
         base,
         name=base.name or more.name,
         is_main=base.is_main or more.is_main,
-        native=base.native or _extra_native(base, more),
+        native=base.native or (more.frames if has_more else ()),
     )
-
-
-def _frame_count(thread: ThreadStack) -> int:
-    return len(thread.frames) + len(thread.native)
-
-
-def _extra_native(
-    base: ThreadStack, more: ThreadStack
-) -> tuple[StackFrame, ...]:
-    """
-    Return the native frames that only the other dump has.
-    """
-    is_python = not any(frame.is_native for frame in base.frames)
-    return more.frames if is_python and more.frames != base.frames else ()
-
-
-MOST_CODE = 500
-MOST_NAME = 4096
-# Limit for one thread.
-MOST_FRAMES = 4096
-MOST_LINE = 1 << 14
-
-_CODE_OF_C = re.compile(
-    r"\.(?:[cC]|cc|cpp|cxx|cu|cuh|[hH]|hh|hpp|inl|rs|[sS])$"
-)
-
-
-def shorten(line: str) -> str:
-    """
-    Cut a long line to a length that patterns can search.
-
-    The middle is left out: names begin a line, and files end it.
-
-    Returns:
-        At most :data:`MOST_LINE` characters.
-    """
-    if len(line) <= MOST_LINE:
-        return line
-    return line[: MOST_LINE // 2] + line[-MOST_LINE // 2 :]
-
-
-def split_brackets(text: str) -> tuple[str, str] | None:
-    """
-    Split a text at the round brackets that end it.
-
-    Args:
-        text: Such as ``"f(int) (lib.so)"``.
-
-    Returns:
-        Such as ``("f(int)", "lib.so")``; ``None`` if the text does not end
-        with a pair of brackets.
-    """
-    if not text.endswith(")"):
-        return None
-
-    start = text.rfind("(")
-    if ")" in text[start:-1]:
-        start = _opening_bracket(text)
-    return (
-        (text[:start].rstrip(), text[start + 1 : -1]) if start >= 0 else None
-    )
-
-
-def _opening_bracket(text: str) -> int:
-    depth = 0
-    for index in range(len(text) - 1, -1, -1):
-        if text[index] == ")":
-            depth += 1
-        elif text[index] == "(":
-            depth -= 1
-            if not depth:
-                return index
-
-    return -1
-
-
-# Most ranks are at the same lines, so that most frames are made once.
-@lru_cache(maxsize=1 << 14)
-def make_frame(
-    name: str, filename: str, line: int = 0, *, is_native: bool | None = None
-) -> StackFrame:
-    """
-    Make a frame, with long names cut for the patterns that search them.
-
-    Args:
-        line: 0 if unknown.
-
-        is_native: ``None`` if the tool does not report it; then the file name
-            decides.
-    """
-    if is_native is None:
-        is_native = is_native_location(filename, line)
-    return StackFrame(
-        name[:MOST_NAME], filename[:MOST_NAME], line, is_native=is_native
-    )
-
-
-def is_native_location(filename: str, line: int) -> bool:
-    """
-    Return whether a location looks like native code.
-
-    Args:
-        filename: The file or library.
-
-        line: 0 if unknown.
-    """
-    if line:
-        return bool(_CODE_OF_C.search(filename[-8:]))
-    return bool(filename) and not filename.endswith((".py", ".pyc", ">"))
-
-
-def attach_code(
-    lines: Iterable[tuple[str, StackFrame | None]],
-) -> Iterator[StackFrame]:
-    """
-    Attach to each frame the source code below it.
-
-    Args:
-        lines: The lines of a stack, each with its frame, or ``None`` if it is
-            no frame.
-
-    Returns:
-        The frames.  The line right below a Python frame is its source code if
-        it is no frame and has a deeper indent.
-    """
-    frame: StackFrame | None = None
-    depth = 0
-    for line, parsed in lines:
-        indent = len(line) - len(line.lstrip())
-        if frame is not None:
-            is_code = parsed is None and indent > depth and not frame.is_native
-            code = line.strip()[:MOST_CODE] if is_code else ""
-            yield attrs.evolve(frame, code=code) if code else frame
-        frame, depth = parsed, indent
-    if frame is not None:
-        yield frame
 
 
 Frames = tuple[StackFrame, ...]
@@ -285,40 +149,37 @@ def parse_gdb(text: str) -> tuple[ThreadStack, ...]:
         The threads, in the order of the tool; *thread_id* is that of the
         operating system, and the name is that of the kernel.
     """
-    found: list[tuple[re.Match[str] | None, list[str]]] = []
-    for line in text.splitlines():
-        if match := match_header(line):
-            found.append((match, []))
-        elif found:
-            found[-1][1].append(line)
-        elif is_gpu_focus(line) or FRAME_START.match(line):
-            found.append((None, [line]))
-    return parse_threads(found)
+    return parse_threads(
+        split_blocks(
+            text,
+            match_header,
+            lambda line: is_gpu_focus(line) or FRAME_START.match(line),
+        )
+    )
 
 
-def parse_threads(
-    found: Iterable[tuple[re.Match[str] | None, list[str]]],
-) -> tuple[ThreadStack, ...]:
+def parse_threads(found: Iterable[Block]) -> tuple[ThreadStack, ...]:
     """
     Parse the stacks of all threads of a process.
 
     Args:
-        found: The arguments for :func:`parse_thread`, for each thread.
+        found: The header and the lines of each thread.
 
     Returns:
         The threads that have a stack.
     """
-    blocks = [(match, list(lines)) for match, lines in found]
+    blocks = list(found)
     # A stack without a header is that of the current thread.
-    current = next((m for m, _ in blocks if is_current_row(m)), None)
+    rows = (m for m, _ in blocks if m and is_thread_row(m))
+    current = next((m for m in rows if m["current"]), None)
     parsed = [
-        (match or current, parse_thread(match or current, lines))
+        (match or current, _parse_thread(match or current, lines))
         for match, lines in blocks
     ]
     filled = [(match, thread) for match, thread in parsed if thread.frames]
     if any(match for match, _ in filled):
         # gdb prints the current frame before the list of threads.
-        return merge_duplicates(
+        return _merge_duplicates(
             thread
             for match, thread in filled
             if match or len(thread.frames) > 1
@@ -334,7 +195,7 @@ def match_header(line: str) -> re.Match[str] | None:
     Match the header line of a thread.
 
     Returns:
-        The argument for :func:`parse_thread`, or ``None``.
+        A match, with the groups that the header of this kind has.
     """
     text = line.strip()
     if text[:1] == "*" or text[:1].isdigit():
@@ -362,41 +223,21 @@ def parse_process_id(line: str) -> int | None:
     return int(number) if number else None
 
 
-def parse_thread(
+def _parse_thread(
     match: re.Match[str] | None, lines: Iterable[str]
 ) -> ThreadStack:
-    """
-    Parse the stack of one thread.
-
-    Args:
-        match: From :func:`match_header`; ``None`` if there was no header.
-
-        lines: The lines after the header.
-    """
-    number, lwp, name = _header_fields(match)
-    if match is not None and is_thread_row(match):
-        lines = (f"#0  {match['frame']}", *lines)
+    known = match.groupdict() if match else {}
+    if row := known.get("row"):
+        lines = (f"#0  {known['frame']}", *lines)
     frames, native = _parse_stacks(lines)
+    lwp = known.get("lwp") or known.get("row_lwp") or ""
     return ThreadStack(
-        name=name,
-        thread_id=lwp,
+        name=known.get("name") or "",
+        thread_id=int(lwp) if lwp.isdecimal() else None,
         frames=frames,
-        is_main=number == "1",
+        is_main=(known.get("number") or row) == "1",
         waits_for_gil=is_gil_wait(native or frames),
         native=native,
-    )
-
-
-def _header_fields(match: re.Match[str] | None) -> tuple[str, int | None, str]:
-    if match is None:
-        return "", None, ""
-
-    groups = match.groupdict()
-    lwp = groups.get("lwp") or groups.get("row_lwp") or ""
-    return (
-        groups.get("number") or groups.get("row") or "",
-        int(lwp) if lwp.isdecimal() else None,
-        groups.get("name") or "",
     )
 
 
@@ -406,22 +247,20 @@ def _parse_stacks(lines: Iterable[str]) -> tuple[Frames, Frames]:
     """
     stacks: list[list[StackFrame]] = [[]]
     host = takewhile(lambda line: not is_gpu_focus(line), lines)
-    for parts in _group_lines(host):
+    for parts in filter(None, _group_lines(host)):
         match = FRAME_START.match(parts[0])
         if parts[0].strip() == PYTHON_BACKTRACE or (
             match and not int(match["depth"])
         ):
             stacks.append([])
+        text = shorten(" ".join(" ".join(parts).split()))
         stacks[-1] += (
-            _parse_frame(_join_lines(parts))
-            if match
-            else _parse_python_frame(parts)
+            _parse_frame(text) if match else _parse_python_frame(parts)
         )
     # A thread may have been printed twice, as Python and as native code.
     python = max(filter(_is_python, stacks), key=len, default=())
     native = max((s for s in stacks if not _is_python(s)), key=len, default=())
-    found = (python, native) if python else (native, ())
-    return tuple(found[0]), tuple(found[1])
+    return (tuple(python), tuple(native)) if python else (tuple(native), ())
 
 
 def _is_python(frames: Sequence[StackFrame]) -> bool:
@@ -430,59 +269,45 @@ def _is_python(frames: Sequence[StackFrame]) -> bool:
 
 def _group_lines(lines: Iterable[str]) -> Iterator[Sequence[str]]:
     """
-    Group the lines that belong to one frame.
+    Group the lines that belong to one frame; a group may be empty.
     """
     parts: list[str] = []
     open_brackets = 0
     for line in _split_glued_frames(lines):
         is_frame = FRAME_START.match(line) is not None
-        if (
-            is_frame
-            or _PYTHON_LINE.match(line)
-            or line.strip() == PYTHON_BACKTRACE
-        ):
-            if parts:
-                yield parts
-            parts, open_brackets = (
-                [line],
-                _open_brackets(line) if is_frame else 0,
-            )
+        is_python = (
+            _PYTHON_LINE.match(line) or line.strip() == PYTHON_BACKTRACE
+        )
+        if is_frame or is_python:
+            yield parts
+            parts = [line]
+            open_brackets = _open_brackets(line) if is_frame else 0
         elif 0 < len(parts) < _MOST_LINES and _is_continuation(
             line, parts, open_brackets
         ):
             parts.append(line)
             open_brackets += _open_brackets(line)
         else:
-            if parts:
-                yield parts
+            yield parts
             parts = []
-    if parts:
-        yield parts
+    yield parts
 
 
 def _is_continuation(
     line: str, parts: Sequence[str], open_brackets: int
 ) -> bool:
+    body = line.strip()
     if FRAME_START.match(parts[0]):
-        return _continues_frame(line, open_brackets)
+        return body.startswith(("at ", "from ", "(")) or (
+            bool(body) and line[:1].isspace() and open_brackets > 0
+        )
     # The source code below a Python frame has a deeper indent.
-    return len(parts) == 1 and _indent(line) > _indent(parts[0])
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    return len(parts) == 1 and indent_of(line) > indent_of(parts[0])
 
 
 def _open_brackets(line: str) -> int:
     plain = _STRINGS.sub("", line)
     return plain.count("(") - plain.count(")")
-
-
-def _continues_frame(line: str, open_brackets: int) -> bool:
-    body = line.strip()
-    if body.startswith(("at ", "from ", "(")):
-        return True
-    return bool(body) and line[:1].isspace() and open_brackets > 0
 
 
 def _split_glued_frames(lines: Iterable[str]) -> Iterator[str]:
@@ -494,10 +319,6 @@ def _split_glued_frames(lines: Iterable[str]) -> Iterator[str]:
             )
         else:
             yield from map(str.strip, _GLUED_FRAME.split(short))
-
-
-def _join_lines(parts: Sequence[str]) -> str:
-    return shorten(" ".join(" ".join(parts).split()))
 
 
 def _parse_python_frame(parts: Sequence[str]) -> Iterator[StackFrame]:

@@ -8,11 +8,13 @@ import json
 import math
 import re
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import attrs
 
+from ..headings import parse_coordinates
 from ..model import (
     GpuKernel,
     ProcessStacks,
@@ -22,25 +24,28 @@ from ..model import (
     ThreadStack,
     is_gil_wait,
 )
-from .gdb import (
+from .frames import (
     MOST_CODE,
     MOST_FRAMES,
     MOST_NAME,
+    Block,
+    header_matcher,
+    indent_of,
     make_frame,
     shorten,
     split_brackets,
 )
-from .headings import parse_coordinates
 
 
 PROCESS_LINE = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
 
 # People omit thread ids, and add remarks to lines.
 _REMARK = r"\s{1,400}(?:<-|\u2190|\u27f5|#|//|--)(?:\s.*|-.*)?"
-_HEADER = re.compile(
+match_header = header_matcher(
     r"Thread (?:(?P<id>0x[0-9A-Fa-f]{1,16}|\d{1,19}) )?"
     r"\((?P<state>active|idle)(?P<gil>\+gil)?\)"
-    rf'(?:: "(?P<name>.*?)")?(?:{_REMARK})?'
+    rf'(?:: "(?P<name>.*?)")?(?:{_REMARK})?',
+    4096,
 )
 _REMARK_END = re.compile(rf"(?<=\)){_REMARK}$")
 _LOCATION = re.compile(r"(?P<file>.*?)(?::(?P<line>\d{1,9}))?")
@@ -48,35 +53,16 @@ _LOCATION = re.compile(r"(?P<file>.*?)(?::(?P<line>\d{1,9}))?")
 _SHORT_FRAME = re.compile(
     r"(?P<file>\S+\.py):(?P<line>\d{1,9}) (?P<name>\S.*)"
 )
-_MOST_HEADER = 4096
 
 
-def match_header(line: str) -> re.Match[str] | None:
+def parse_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
     """
-    Match the header line of a thread.
-
-    Returns:
-        The argument for :func:`parse_thread`, or ``None``.
+    Parse the threads of one process.
     """
-    text = line.strip()
-    if len(text) > _MOST_HEADER or not text.startswith("Thread "):
-        return None
-    return _HEADER.fullmatch(text)
+    return tuple(_parse_thread(m, lines) for m, lines in blocks if m)
 
 
-def parse_thread(
-    match: re.Match[str], lines: Iterable[str], pid: int | None = None
-) -> ThreadStack:
-    """
-    Parse the stack of one thread.
-
-    Args:
-        match: From :func:`match_header`.
-
-        lines: The lines after the header.
-
-        pid: The pid of its process, if known; it marks the main thread.
-    """
+def _parse_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     name = match["name"] or ""
     number = int(match["id"], 0) if match["id"] else None
     frames = tuple(_parse_text_frames(lines))
@@ -85,7 +71,7 @@ def parse_thread(
         name=name,
         thread_id=number,
         frames=frames,
-        is_main=name == "MainThread" or (number is not None and number == pid),
+        is_main=name == "MainThread",
         active=active,
         # py-spy does not print the owner of the GIL for an idle thread.
         owns_gil=bool(match["gil"]) or (False if active else None),
@@ -97,7 +83,7 @@ def _parse_text_frames(lines: Iterable[str]) -> Iterator[StackFrame]:
     indent = None
     for line in lines:
         text = shorten(line).strip()
-        depth = len(line) - len(line.lstrip())
+        depth = indent_of(line)
         # Variables have a deeper indent than their frame; log lines in between
         # have none.
         if not text or (indent is not None and depth != indent):
@@ -122,6 +108,8 @@ def _parse_text_frame(text: str) -> StackFrame | None:
     return make_frame(name, match["file"], int(match["line"] or 0))
 
 
+Kind = TypeVar("Kind")
+
 # A line on which a list of threads begins.
 _LIST_START = re.compile(r"^\[\s*\{", re.MULTILINE)
 _DECODER = json.JSONDecoder()
@@ -129,13 +117,7 @@ _MOST_RANKS = 1 << 31  # more than any job will have
 _MOST_NUMBER = 1 << 64  # thread ids are unsigned
 
 # Errors of reading a document of another format.
-_MALFORMED = (
-    AttributeError,
-    KeyError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_MALFORMED = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
 def parse_json(text: str) -> tuple[ProcessStacks, ...]:
@@ -199,7 +181,9 @@ def _parse_process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
     parent = info.get("parent") or {}
     command = str(info.get("command_line") or "")
     coordinates = info.get("coordinates")
-    return ProcessStacks(
+    return _read(
+        ProcessStacks,
+        info,
         pid=_number(threads[0]["pid"]),
         source="",
         threads=()
@@ -210,15 +194,8 @@ def _parse_process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
         coordinates=parse_coordinates(command)
         if coordinates is None
         else tuple((_text(name), _number(at)) for name, at in coordinates),
-        role=_text(info.get("role")),
-        job=_text(info.get("job")),
-        host=_text(info.get("host")) or None,
         command=command,
         parent_pid=_number(parent["pid"]) if "pid" in parent else None,
-        state=_text(info.get("state")),
-        tracer_pid=_optional_number(info.get("tracer_pid")),
-        kernels=tuple(map(_parse_kernel, info.get("kernels") or ())),
-        taken=_seconds(info.get("taken")),
     )
 
 
@@ -231,27 +208,20 @@ def _parse_json_thread(data: Mapping[str, Any]) -> ThreadStack:
     waits = _boolean(data.get("waits_for_gil"))
     if is_main is None:
         is_main = name == "MainThread" or system_id == data["pid"]
-    return ThreadStack(
+    return _read(
+        ThreadStack,
+        data,
         name=name,
         # 0 is no thread id.
         thread_id=_number(number) or None,
         frames=frames,
         is_main=is_main,
-        active=_boolean(data.get("active")),
-        owns_gil=_boolean(data.get("owns_gil")),
         waits_for_gil=is_gil_wait(frames) if waits is None else waits,
-        native=_parse_json_frames(data.get("native") or ()),
-        state=_text(data.get("state")),
-        system_call=_parse_system_call(data.get("system_call")),
-        activity=_parse_activity(data.get("activity")),
-        idle_s=_seconds(data.get("idle_s")),
     )
 
 
-def _parse_json_frames(
-    data: Sequence[Mapping[str, Any]],
-) -> tuple[StackFrame, ...]:
-    return tuple(map(_parse_json_frame, data[:MOST_FRAMES]))
+def _parse_json_frames(data: Any) -> tuple[StackFrame, ...]:
+    return tuple(map(_parse_json_frame, (data or ())[:MOST_FRAMES]))
 
 
 def _parse_json_frame(data: Mapping[str, Any]) -> StackFrame:
@@ -265,35 +235,17 @@ def _parse_json_frame(data: Mapping[str, Any]) -> StackFrame:
     return attrs.evolve(frame, code=code) if code else frame
 
 
-def _parse_system_call(data: Mapping[str, Any] | None) -> SystemCall | None:
-    if data is None:
-        return None
-    return SystemCall(name=_text(data["name"]), target=_text(data["target"]))
+def _read(kind: type[Kind], data: Mapping[str, Any], **known: Any) -> Kind:
+    """
+    Make an object of plain data, with the attributes that are *known*.
+    """
+    rest = (x for x in attrs.fields(cast(Any, kind)) if x.name not in known)
+    found = {x.name: _READERS[x.type](data.get(x.name)) for x in rest}
+    return kind(**known, **found)
 
 
-def _parse_activity(data: Mapping[str, Any] | None) -> ThreadActivity | None:
-    if data is None:
-        return None
-    return ThreadActivity(
-        seconds=_seconds(data["seconds"]) or 0.0,
-        voluntary=_number(data["voluntary"]),
-        involuntary=_number(data["involuntary"]),
-        cpu_s=_seconds(data["cpu_s"]) or 0.0,
-        has_moved=_boolean(data.get("has_moved")),
-        has_left=_boolean(data.get("has_left")),
-        has_new_values=_boolean(data.get("has_new_values")),
-        has_returned=_boolean(data.get("has_returned")),
-        has_let_go=_boolean(data.get("has_let_go")),
-    )
-
-
-def _parse_kernel(data: Mapping[str, Any]) -> GpuKernel:
-    return GpuKernel(
-        name=_text(data["name"]),
-        device=_optional_number(data.get("device")),
-        grid=tuple(map(_number, data.get("grid") or ())),
-        block=tuple(map(_number, data.get("block") or ())),
-    )
+def _optional(kind: Any, data: Mapping[str, Any] | None) -> Any:
+    return None if data is None else _read(kind, data)
 
 
 def _text(value: Any) -> str:
@@ -302,13 +254,8 @@ def _text(value: Any) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _optional_number(value: Any) -> int | None:
-    return None if value is None else _number(value)
-
-
 def _rank(value: Any) -> int | None:
-    number = _optional_number(value)
-    return None if number is None or number > _MOST_RANKS else number
+    return None if value is None or _number(value) > _MOST_RANKS else value
 
 
 def _number(value: Any) -> int:
@@ -331,3 +278,22 @@ def _seconds(value: Any) -> float | None:
 
 def _boolean(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
+
+
+# By the type of an attribute.
+_READERS: Mapping[Any, Callable[[Any], Any]] = {
+    "str": _text,
+    "str | None": lambda value: _text(value) or None,
+    "int": _number,
+    "int | None": lambda value: None if value is None else _number(value),
+    "float": lambda value: _seconds(value) or 0.0,
+    "float | None": _seconds,
+    "bool | None": _boolean,
+    "tuple[int, ...]": lambda values: tuple(map(_number, values or ())),
+    "tuple[StackFrame, ...]": _parse_json_frames,
+    "tuple[GpuKernel, ...]": lambda rows: tuple(
+        _read(GpuKernel, row) for row in rows or ()
+    ),
+    "SystemCall | None": partial(_optional, SystemCall),
+    "ThreadActivity | None": partial(_optional, ThreadActivity),
+}

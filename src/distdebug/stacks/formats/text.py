@@ -12,20 +12,21 @@ import re
 import sys
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
 from ..._text import without_controls
+from ...identity import RANK_TAG
+from ..headings import Heading, parse_coordinates, parse_heading
 from ..jobs import join_processes
 from ..model import ProcessStacks, ThreadStack
-from . import faulthandler, gdb, pyspy, pystack, traceback_dump
+from . import gdb, pyspy, tracebacks
 from .cuda import parse_kernels
-from .faulthandler import find_interrupted_threads
-from .gdb import is_thread_row, match_thread_row, shorten
-from .headings import Heading, parse_coordinates, parse_heading
+from .frames import Block, MatchHeader, shorten
+from .gdb import is_thread_row, match_thread_row
 
 
 _MOST_PREFIXES = 8
@@ -42,7 +43,7 @@ _PREFIXES = (
     # a command at the prompt of gdb
     re.compile(r"\((?:cuda-)?gdb\) .{0,80}?(?=#0 )"),
     # torch, and tools with the same format
-    re.compile(r"\[[Rr]ank[ :]?(?P<rank>\d{1,7})\]:? ?"),
+    re.compile(rf"{RANK_TAG}:? ?"),
     re.compile(r"[Rr]ank[ _]?(?P<rank>\d{1,7})(?:: | \| )(?=.*\S)"),
     # Ray, and vLLM
     re.compile(
@@ -77,27 +78,23 @@ _PREFIXES = (
 )
 
 
-@attrs.frozen
-class Stream:
+class LineSource(NamedTuple):
     """
-    The lines of one source.
+    What the prefixes of a log collector say of the process that wrote a line.
 
     Attributes:
-        lines: Its lines, without the prefixes of the collector.
+        rank: Its rank, if any.
 
-        rank: The rank in the prefix, if any.
+        pid: Its pid, if any.
 
-        pid: The pid in the prefix, if any.
+        host: Its node, if any.
 
-        host: The node in the prefix, if any.
-
-        name: Another name in the prefix, such as ``"Worker_TP0"``.
+        name: Another name, such as ``"Worker_TP0"``.
 
         task: The Slurm task number, which is the rank if there is one task per
             rank.
     """
 
-    lines: tuple[str, ...]
     rank: int | None = None
     pid: int | None = None
     host: str | None = None
@@ -105,33 +102,24 @@ class Stream:
     task: int | None = None
 
 
-Label = tuple[int | None, int | None, str | None, str, int | None]
-
-
-def split_streams(text: str) -> tuple[Stream, ...]:
+def split_sources(text: str) -> dict[LineSource, list[str]]:
     """
-    Split a text by the sources that wrote it, and remove log prefixes.
+    Split a text by the processes that wrote it, and remove log prefixes.
 
     Args:
         text: The output of a tool, a log, or a web page.
 
     Returns:
-        The sources, in the order of their first lines; lines without a prefix
-        are one source.
+        The lines by source, in the order of their first lines; those without
+        a prefix are one source.
     """
-    found: dict[Label, list[str]] = {}
-    for label, line in _label_lines(text):
-        found.setdefault(label, []).append(line)
-
-    return tuple(
-        Stream(
-            tuple(lines), rank=rank, pid=pid, host=host, name=name, task=task
-        )
-        for (rank, pid, host, name, task), lines in found.items()
-    )
+    found: dict[LineSource, list[str]] = {}
+    for source, line in _label_lines(text):
+        found.setdefault(source, []).append(line)
+    return found
 
 
-def _label_lines(text: str) -> Iterator[tuple[Label, str]]:
+def _label_lines(text: str) -> Iterator[tuple[LineSource, str]]:
     if _MARKUP.search(text):
         text = html.unescape(text)
     lines = [
@@ -153,7 +141,9 @@ def _task_numbers(lines: list[str]) -> frozenset[str]:
     return frozenset(task for task, count in seen.items() if count > 1)
 
 
-def _strip_prefixes(line: str, tasks: frozenset[str]) -> tuple[Label, str]:
+def _strip_prefixes(
+    line: str, tasks: frozenset[str]
+) -> tuple[LineSource, str]:
     known: dict[str, str] = {}
     for _ in range(_MOST_PREFIXES):
         match = _match_prefix(line, tasks)
@@ -167,7 +157,7 @@ def _strip_prefixes(line: str, tasks: frozenset[str]) -> tuple[Label, str]:
         int(known[key]) if key in known else None
         for key in ("rank", "pid", "task")
     )
-    return (rank, pid, known.get("host"), name, task), line
+    return LineSource(rank, pid, known.get("host"), name, task), line
 
 
 def _match_prefix(line: str, tasks: frozenset[str]) -> re.Match[str] | None:
@@ -188,12 +178,18 @@ def _match_prefix(line: str, tasks: frozenset[str]) -> re.Match[str] | None:
 # The pid of a process that no line names.
 UNKNOWN_PID = -1
 
-_FORMATS: dict[str, Any] = {
-    "py-spy": pyspy,
-    "gdb": gdb,
-    "pystack": pystack,
-    "faulthandler": faulthandler,
-    "traceback": traceback_dump,
+ParseThreads = Callable[[Iterable[Block]], Iterable[ThreadStack]]
+
+# The tools whose threads begin with a header line.
+_TOOLS: dict[str, tuple[MatchHeader, ParseThreads]] = {
+    "py-spy": (pyspy.match_header, pyspy.parse_threads),
+    "gdb": (gdb.match_header, gdb.parse_threads),
+    "pystack": (tracebacks.match_pystack, tracebacks.parse_pystack_threads),
+    "faulthandler": (
+        tracebacks.match_faulthandler,
+        tracebacks.parse_faulthandler_threads,
+    ),
+    "traceback": (tracebacks.match_thread_dump, tracebacks.parse_dump_threads),
 }
 _HEADER_STARTS = (
     "Thread",
@@ -209,8 +205,6 @@ _GPU_LINE = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(|\s0x[0-9a-f]+ +\(\d+,")
 
 # How many lines may separate a possible heading from its stack.
 _MOST_GAP = 3
-
-Block = tuple[Any, list[str]]  # a header, and the lines below
 
 
 @attrs.define
@@ -245,8 +239,8 @@ def parse_text(text: str) -> tuple[ProcessStacks, ...]:
     # Two containers may have a process with the same pid.
     found = [
         process
-        for stream in split_streams(text)
-        for process in join_processes(_build_processes(stream))
+        for source, lines in split_sources(text).items()
+        for process in join_processes(_build_processes(source, lines))
     ]
     filled = [p for p in found if p.threads or p.kernels]
     return tuple(filled or found)
@@ -263,43 +257,42 @@ def parse_interrupted(text: str) -> tuple[ProcessStacks, ...]:
         A process for each traceback; for a known rank or pid, only the first.
     """
     found: list[ProcessStacks] = []
-    for stream in split_streams(text):
-        is_one = stream.rank is not None or stream.pid is not None
-        threads = find_interrupted_threads(stream.lines)
+    for source, lines in split_sources(text).items():
+        is_one = source.rank is not None or source.pid is not None
+        threads = tracebacks.find_interrupted_threads(lines)
         found += (
             ProcessStacks(
-                pid=UNKNOWN_PID if stream.pid is None else stream.pid,
+                pid=UNKNOWN_PID if source.pid is None else source.pid,
                 source="",
                 threads=(thread,),
-                rank=stream.rank,
-                host=stream.host,
+                rank=source.rank,
+                host=source.host,
             )
             for thread in islice(threads, 1 if is_one else None)
         )
     return tuple(found)
 
 
-def _build_processes(stream: Stream) -> Iterator[ProcessStacks]:
-    drafts = _split_drafts(stream.lines)
+def _build_processes(
+    source: LineSource, lines: Iterable[str]
+) -> Iterator[ProcessStacks]:
+    drafts = _split_drafts(lines)
     built = [p for d in drafts if _is_process(d, p := _build_process(d))]
     pids = {process.pid for process in built}
     # A Slurm task is a rank if it has one process.
-    rank = stream.rank
+    rank = source.rank
     if rank is None and len(pids) == 1:
-        rank = stream.task
+        rank = source.task
+    pid = UNKNOWN_PID if source.pid is None else source.pid
     for process in built:
         is_first = process.pid == built[0].pid
         yield attrs.evolve(
             process,
-            pid=(
-                stream.pid
-                if process.pid == UNKNOWN_PID and stream.pid is not None
-                else process.pid
-            ),
-            rank=(rank if process.rank is None and is_first else process.rank),
-            host=process.host or stream.host,
+            pid=pid if process.pid == UNKNOWN_PID else process.pid,
+            rank=rank if process.rank is None and is_first else process.rank,
+            host=process.host or source.host,
             coordinates=process.coordinates
-            or parse_coordinates(f"x::{stream.name}"),
+            or parse_coordinates(f"x::{source.name}"),
         )
 
 
@@ -351,8 +344,8 @@ def _add_line(line: str, draft: _ProcessDraft) -> None:
 def _match_header(line: str) -> tuple[str, Any]:
     text = line.lstrip()
     if text.startswith(_HEADER_STARTS) or match_thread_row(text):
-        for tool, module in _FORMATS.items():
-            if (match := module.match_header(line)) is not None:
+        for tool, (match_header, _) in _TOOLS.items():
+            if (match := match_header(line)) is not None:
                 return tool, match
     return "", None
 
@@ -385,20 +378,15 @@ def _read_process_line(line: str, drafts: list[_ProcessDraft]) -> bool:
     """
     draft = drafts[-1]
     if match := pyspy.PROCESS_LINE.match(line):
-        drafts.append(
-            _ProcessDraft(
-                tool="py-spy",
-                pid=int(match["pid"]),
-                command=match["command"],
-                heading=Heading() if draft.blocks else draft.heading,
-            )
-        )
-    elif (pid := gdb.parse_process_id(line)) is not None:
-        if draft.tool in {"", "gdb"} and draft.pid in {UNKNOWN_PID, pid}:
-            draft.pid = pid
+        known = Heading() if draft.blocks else draft.heading
+        pid, command = int(match["pid"]), match["command"]
+        drafts.append(_ProcessDraft("py-spy", pid, command, known))
+    elif (of_gdb := gdb.parse_process_id(line)) is not None:
+        if draft.tool in {"", "gdb"} and draft.pid in {UNKNOWN_PID, of_gdb}:
+            draft.pid = of_gdb
         else:
-            drafts.append(_ProcessDraft(tool="gdb", pid=pid))
-    elif faulthandler.is_dump_start(line):
+            drafts.append(_ProcessDraft("gdb", of_gdb))
+    elif tracebacks.is_dump_start(line):
         if draft.blocks:
             drafts.append(_ProcessDraft(tool="faulthandler"))
     elif (
@@ -478,7 +466,8 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
     pid = draft.pid
     if pid == UNKNOWN_PID and heading.pid is not None:
         pid = heading.pid
-    threads = tuple(_parse_threads(draft, pid))
+    _, parse_threads = _TOOLS[draft.tool or "faulthandler"]
+    threads = tuple(parse_threads(draft.blocks))
     if pid == UNKNOWN_PID and draft.tool in {"gdb", "pystack", "py-spy"}:
         pid = _main_thread_pid(threads)
     if pid in {thread.thread_id for thread in threads}:
@@ -497,19 +486,6 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
         kernels=parse_kernels("\n".join(draft.gpu_lines))
         if draft.gpu_lines
         else (),
-    )
-
-
-def _parse_threads(draft: _ProcessDraft, pid: int) -> Iterable[ThreadStack]:
-    if draft.tool == "py-spy":
-        return [pyspy.parse_thread(h, lines, pid) for h, lines in draft.blocks]
-    if draft.tool == "gdb":
-        return gdb.parse_threads(draft.blocks)
-    if draft.tool in {"pystack", "traceback"}:
-        read = _FORMATS[draft.tool].parse_thread
-        return [read(header, lines) for header, lines in draft.blocks]
-    return faulthandler.mark_main_thread(
-        [faulthandler.parse_thread(h, lines) for h, lines in draft.blocks]
     )
 
 

@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import json
 
-from unittest.mock import patch
-
 from distdebug.capture.blockers import explain_failure
-from distdebug.health import gpu
-from distdebug.health.gpu import check_gpus, parse_gpu_row
+from distdebug.health.gpu import check_gpus
 from distdebug.health.host import check_limits, read_limits
 from distdebug.health.kernel import (
     JobContext,
@@ -25,6 +22,7 @@ from distdebug.health.memory import (
     read_pressure,
 )
 from distdebug.health.network import read_ib_ports
+from distdebug.health.node_json import parse_gpu
 from distdebug.processes import (
     find_workers,
     parse_stat,
@@ -34,7 +32,7 @@ from distdebug.processes import (
     read_system_call,
     read_threads,
 )
-from distdebug.processes.environ import read_maps
+from distdebug.processes.process_memory import read_maps
 from distdebug.processes.threads import describe_target
 
 from ..places import folder_of
@@ -54,38 +52,13 @@ def kernel_log(data: bytes) -> object:
     )
 
 
-def _ask_tool(data: bytes) -> object:
-    """
-    Give each question the next part, and the last one for ever.
-    """
-    parts = data.decode("utf-8", "replace").split("\n@@@\n")
-    status = 0 if len(parts) > 1 else 1
-
-    def run(*_: object) -> tuple[int, str]:
-        return status, parts.pop(0) if len(parts) > 1 else parts[0]
-
-    with patch.object(gpu, "_run_nvidia_smi", run):
-        return gpu.query_nvidia_smi("nvidia-smi", timeout_s=1.0, brief=False)
-
-
-@target(OSError)
-def nvidia_smi(data: bytes) -> object:
-    """
-    What ``nvidia-smi`` answers, question by question.
-    """
-    gpus = _ask_tool(data)
-    return check_gpus(gpus, host="node0")
-
-
 @target(ValueError, RecursionError)
 def gpu_row(data: bytes) -> object:
     """
-    One row of it, as a snapshot keeps it.
+    One GPU, as a snapshot keeps it.
     """
-    row = json.loads(data)
-    texts = row if isinstance(row, dict) else {}
-    known = {k: v for k, v in texts.items() if isinstance(v, str)}
-    gpu = parse_gpu_row(known, remapped=("Yes", "No"))
+    fields = json.loads(data)
+    gpu = parse_gpu(fields if isinstance(fields, dict) else {})
     return gpu.name, check_gpus([gpu], host="node0")
 
 

@@ -15,7 +15,7 @@ from distdebug.logs import (
 )
 from distdebug.logs.lines import parse_line, parse_time, read_tail
 from distdebug.logs.phases.progress_bars import parse_bars, parse_number
-from distdebug.nsight.doctor import nsight_log_findings
+from distdebug.nsight import raylet_findings
 
 from ..places import file_of, folder_of
 from ..target import HERE, target
@@ -127,7 +127,7 @@ def raylet_log(data: bytes) -> object:
     """
     Whether nsys started the wrong Python.
     """
-    return nsight_log_findings(file_of(data, "raylet.err"))
+    return raylet_findings(file_of(data, "raylet.err"))
 
 
 @target(

@@ -4,12 +4,14 @@ What people write: ranks, meshes, patterns, steps; and names of processes.
 
 from __future__ import annotations
 
+import re
+
 from distdebug.errors import MeshError, PatternError
-from distdebug.identity import identify
+from distdebug.identity import coordinates_in_title, identify
 from distdebug.nsight import match_worker
 from distdebug.nsight.runtime_env import parse_step_range
-from distdebug.processes import compile_patterns
-from distdebug.processes.roles import parse_coordinates, rank_from_coordinates
+from distdebug.processes import as_patterns
+from distdebug.processes.roles import rank_from_coordinates
 from distdebug.ranks import (
     Mesh,
     fold_ranks,
@@ -94,8 +96,8 @@ def process_pattern(data: bytes) -> object:
     A regular expression for command lines.
     """
     pattern, _, line = _text(data).partition("\n")
-    found = compile_patterns([pattern])
-    return [x.search(line[:400]) is None for x in found]
+    found = as_patterns([pattern])
+    return [re.search(x, line[:400]) is None for x in found]
 
 
 @target()
@@ -106,4 +108,4 @@ def titles(data: bytes) -> object:
     text = _text(data)
     pairs = [x.partition("=") for x in text.split("\n")]
     identify({name: value for name, _, value in pairs})
-    return rank_from_coordinates(parse_coordinates(text))
+    return rank_from_coordinates(coordinates_in_title(text))

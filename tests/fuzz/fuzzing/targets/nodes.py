@@ -17,14 +17,15 @@ from distdebug.nodes.results import (
     completed_from_line,
     completed_to_line,
 )
-from distdebug.ray import debugger_checks, debugger_child
+from distdebug.ray import debugger_checks
+from distdebug.ray.cluster import loads_object
 
 from ..target import target
 
 
 def _slurm(answer: Callable[[list[str]], CompletedCommand]) -> object:
     with (
-        patch.object(slurm, "run_process", lambda argv, **_: answer(argv)),
+        patch.object(slurm, "run_child", lambda argv, **_: answer(argv)),
         patch.object(slurm, "_tool", lambda name: name),
     ):
         return slurm.Slurm(job="7").srun_prefixes()
@@ -88,7 +89,5 @@ def ray_tables(data: bytes) -> object:
     """
     text = data.decode("utf-8", "replace")
     debugger_checks.split_address(text[:200])
-    shared_env(debugger_child._loads(text))
-    return debugger_checks._parse_dashboard_reply(
-        "dashboard", "host:1", data, "2.50.1"
-    )
+    shared_env(loads_object(text))
+    return debugger_checks.judge_dashboard("host:1", 200, data, "2.50.1")

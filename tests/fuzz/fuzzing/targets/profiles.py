@@ -7,11 +7,7 @@ from __future__ import annotations
 from distdebug.nsight import find_nsys_reports, reports
 from distdebug.nsight.doctor import parse_help_options
 from distdebug.nsight.patch import classify_source, patch_source
-from distdebug.nsight.reports import (
-    RayWorkerLogs,
-    join_workers,
-    parse_report_name,
-)
+from distdebug.nsight.reports import join_workers
 
 from ..places import file_of, folder_of
 from ..target import HERE, target
@@ -33,7 +29,7 @@ def nsys_help(data: bytes) -> object:
     """
     text = data.decode("utf-8", "replace")
     parse_help_options(text)
-    return len(reports._select_tables(reports._parse_table_names(text)))
+    return len(reports._select_tables(text))
 
 
 @target()
@@ -43,8 +39,8 @@ def nsys_reports(data: bytes) -> object:
     """
     folder = folder_of(data, "nsys")
     for name in data.decode("utf-8", "replace").split("\n")[:50]:
-        parse_report_name(name[:1000])
-    RayWorkerLogs().of(folder, 4711)
+        reports._parse_report_name(name[:1000])
+    reports._worker_logs(folder, 4711, {})
     found = find_nsys_reports(folder)
     workers = [{"host": "h", "pid": 4711, "rank": 3, "logs": ["x"]}]
     return found, join_workers(found.reports, workers)

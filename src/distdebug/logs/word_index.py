@@ -1,0 +1,261 @@
+"""
+Find many words at once in gigabytes of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+import numpy as np
+
+from numpy.typing import NDArray
+
+
+SHORTEST_WORD = 5
+# This many bytes must follow the bytes that are searched.
+PADDING = 16
+
+_CHUNK = 1 << 19  # fits into the caches of a core
+_UINT32 = np.dtype("<u4")
+_LOWER_CASE_BITS = np.uint32(0x20202020)  # one bit makes a letter small
+_MULTIPLIER = np.uint32(0x9E3779B1)
+_SECOND_MULTIPLIER = np.uint32(0x85EBCA6B)
+_HASH_BITS = 18
+_HASH_SHIFT = np.uint32(32 - _HASH_BITS)
+# The bytes of the second half of a window that count, by its width.
+_WINDOW_MASKS = {
+    width: np.uint32((1 << 8 * (width - 4)) - 1) for width in range(4, 9)
+}
+# Frequent text of healthy logs, and its characters, most frequent first.
+_COMMON_TEXT = (
+    b"info: warning: debug: train.py step: epoch iteration loss: loss= norm: "
+    b"grad_norm: grad norm: learning rate: time: elapsed memory allocated "
+    b"global batch size: samples tokens throughput seconds error: errors "
+    b"process rank connection timeout server client worker actor model "
+    b"request response file file: failed running reqs, waiting used nan "
+    b"number of nan iterations: 0 out of the not to in on at for is an in no "
+    b"nccl info opcount sendbuff recvbuff count comm received "
+)
+_COMMON_BYTES = b" e0t1ao2nis3r4l5d6c7m8u9p.:g,h_/f-=by[]'(w)kvx"
+
+_BoolArray = NDArray[np.bool_]
+_UInt32Array = NDArray[np.uint32]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class WordIndex:
+    """
+    A hash index of words, for :func:`find_words`.
+
+    It hashes windows of five to eight bytes, read as two 32-bit numbers, so
+    that numpy can compare whole blocks.
+
+    Attributes:
+        words: The words, in small letters.
+
+        first: By hash: whether a window may begin with these four bytes.
+
+        masks: By the same hash: which of the next four bytes count.
+
+        whole: By the hash of all bytes that count: whether a window may match.
+
+        grams: By the first four bytes of a window: the words with it, and its
+            place in each.
+    """
+
+    words: frozenset[bytes]
+    first: _BoolArray
+    masks: _UInt32Array
+    whole: _BoolArray
+    grams: Mapping[int, tuple[tuple[bytes, int], ...]]
+
+
+def build_index(words: Iterable[bytes]) -> WordIndex:
+    """
+    Build an index of words.
+
+    Args:
+        words: At least :data:`SHORTEST_WORD` bytes each; the case of ASCII
+            letters does not matter.
+    """
+    known = frozenset(word.lower() for word in words)
+    places: list[tuple[bytes, int]] = []
+    windows: list[bytes] = []
+    for word in sorted(known):
+        width = min(len(word) - 1, 8)
+        start = _rarest_window(word, width)
+        for place in (start, start + 1):
+            places.append((word, place))
+            windows.append(word[place : place + width])
+
+    packed = b"".join(window.ljust(8, b"\0") for window in windows)
+    first_halves, second_halves = (
+        (np.frombuffer(packed, _UINT32) | _LOWER_CASE_BITS).reshape(-1, 2).T
+    )
+    hashed = _hash(first_halves)
+    first, whole = (np.zeros(1 << _HASH_BITS, bool) for _ in range(2))
+    masks = np.full(1 << _HASH_BITS, _WINDOW_MASKS[8])
+    # Windows with the same hash are compared by the bytes that all have.
+    widths = np.array([_WINDOW_MASKS[len(window)] for window in windows])
+    np.bitwise_and.at(masks, hashed, widths)
+    first[hashed] = True
+    whole[_hash_pair(first_halves, second_halves & masks[hashed])] = True
+    grams: dict[int, list[tuple[bytes, int]]] = {}
+    for first_half, entry in zip(first_halves.tolist(), places, strict=True):
+        grams.setdefault(first_half, []).append(entry)
+    return WordIndex(
+        words=known,
+        first=first,
+        masks=masks,
+        whole=whole,
+        grams={key: tuple(value) for key, value in grams.items()},
+    )
+
+
+def find_words(
+    index: WordIndex, data: NDArray[np.uint8]
+) -> list[tuple[int, bytes]]:
+    """
+    Find all words of an index in a block of bytes.
+
+    Args:
+        data: The block; nothing is found in its last :data:`PADDING` bytes.
+
+    Returns:
+        The offset and the word of each hit, by offset.
+    """
+    found: list[tuple[int, bytes]] = []
+    for begin in range(0, data.size - PADDING, _CHUNK):
+        for start in (begin, begin + 2):
+            piece = data[start : min(start + _CHUNK + 4, data.size)]
+            words = (
+                piece[: piece.size // 4 * 4].view(_UINT32) | _LOWER_CASE_BITS
+            )
+            for rows, word, place in _candidates(index, words):
+                places = _verify(data, start - place + 4 * rows, word)
+                found += [(at, word) for at in places]
+    found.sort()
+    return found
+
+
+def _candidates(
+    index: WordIndex, words: _UInt32Array
+) -> Iterator[tuple[NDArray[np.intp], bytes, int]]:
+    """
+    Yield possible hits: rows of *words*, the word, and its bytes before them.
+    """
+    hashed = _hash(words[:-1])
+    rows = np.flatnonzero(index.first.take(hashed, mode="wrap"))
+    if not rows.size:
+        return
+    first_halves = words[rows]
+    second_halves = words[rows + 1] & index.masks[hashed[rows]]
+    keep = index.whole[_hash_pair(first_halves, second_halves)]
+    rows, first_halves = rows[keep], first_halves[keep]
+    # Hits that begin with the same four bytes are handled together.
+    for first_half in dict.fromkeys(first_halves.tolist()):
+        for word, place in index.grams.get(first_half, ()):
+            yield rows[first_halves == first_half], word, place
+
+
+def _verify(
+    data: NDArray[np.uint8], starts: NDArray[np.intp], word: bytes
+) -> list[int]:
+    """
+    Return the offsets in *starts* at which the word really stands.
+    """
+    starts = starts[(starts >= 0) & (starts + len(word) <= data.size)]
+    # The last byte first: the first ones may be the window that matched.
+    for place in (-1, 0, *range(len(word) - 2, 0, -1)):
+        letter = word[place]
+        there = data[starts + place % len(word)]
+        small = there == letter
+        if 97 <= letter <= 122:
+            small |= there == letter - 32
+        starts = starts[small]
+        if not starts.size:
+            break
+    found: list[int] = starts.tolist()
+    return found
+
+
+def _hash(words: _UInt32Array) -> NDArray[np.intp]:
+    hashed = words * _MULTIPLIER
+    hashed >>= _HASH_SHIFT
+    # As indices: numpy would convert them at each look-up, more slowly.
+    return hashed.astype(np.intp)
+
+
+def _hash_pair(
+    first_halves: _UInt32Array, second_halves: _UInt32Array
+) -> NDArray[np.intp]:
+    return _hash(first_halves ^ second_halves * _SECOND_MULTIPLIER)
+
+
+def _rarest_window(word: bytes, width: int) -> int:
+    """
+    Return where in a word its window is rarest in healthy logs.
+    """
+
+    def rareness(start: int) -> tuple[bool, int]:
+        ranks = (
+            _COMMON_BYTES.find(x) for x in word[start : start + width + 1]
+        )
+        return (
+            all(
+                word[x : x + 4] not in _COMMON_TEXT for x in (start, start + 1)
+            ),
+            sum(len(_COMMON_BYTES) if rank < 0 else rank for rank in ranks),
+        )
+
+    return max(range(len(word) - width), key=rareness)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TextIndex:
+    """
+    Literal texts, prepared for searching in blocks of bytes.
+
+    Attributes:
+        index: The index of texts that are long enough.
+
+        short: The other texts.
+
+        by_word: The indexed texts, by the same in small letters.
+    """
+
+    index: WordIndex
+    short: tuple[bytes, ...]
+    by_word: dict[bytes, list[bytes]]
+
+    def find(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """
+        Yield the offset and the text of each hit in *data*, in the same case.
+
+        Of texts that are too short for an index, the first hit is yielded.
+        """
+        padded = np.frombuffer(data + bytes(PADDING), np.uint8)
+        for offset, word in find_words(self.index, padded):
+            for text in self.by_word[word]:
+                if data.startswith(text, offset):
+                    yield offset, text
+        for text in self.short:
+            if (offset := data.find(text)) >= 0:
+                yield offset, text
+
+
+def make_text_index(texts: Iterable[bytes]) -> TextIndex:
+    """
+    Prepare texts in UTF-8 for searching.
+    """
+    short: list[bytes] = []
+    by_word: dict[bytes, list[bytes]] = {}
+    for text in texts:
+        if len(text) < SHORTEST_WORD:
+            short.append(text)
+        else:
+            by_word.setdefault(text.lower(), []).append(text)
+    return TextIndex(
+        index=build_index(by_word), short=tuple(short), by_word=by_word
+    )

@@ -1,0 +1,189 @@
+"""
+Make frames of the lines that tools print, with bounds for hostile input.
+"""
+
+from __future__ import annotations
+
+import re
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+
+import attrs
+
+from ..model import StackFrame
+
+
+MOST_CODE = 500
+MOST_NAME = 4096
+# Limit for one thread.
+MOST_FRAMES = 4096
+MOST_LINE = 1 << 14
+
+_CODE_OF_C = re.compile(
+    r"\.(?:[cC]|cc|cpp|cxx|cu|cuh|[hH]|hh|hpp|inl|rs|[sS])$"
+)
+
+
+def shorten(line: str) -> str:
+    """
+    Cut a long line to a length that patterns can search.
+
+    The middle is left out: names begin a line, and files end it.
+
+    Returns:
+        At most :data:`MOST_LINE` characters.
+    """
+    if len(line) <= MOST_LINE:
+        return line
+    return line[: MOST_LINE // 2] + line[-MOST_LINE // 2 :]
+
+
+def split_brackets(text: str) -> tuple[str, str] | None:
+    """
+    Split a text at the round brackets that end it.
+
+    Args:
+        text: Such as ``"f(int) (lib.so)"``.
+
+    Returns:
+        Such as ``("f(int)", "lib.so")``; ``None`` if the text does not end
+        with a pair of brackets.
+    """
+    if not text.endswith(")"):
+        return None
+
+    start = text.rfind("(")
+    if ")" in text[start:-1]:
+        start = _opening_bracket(text)
+    return (
+        (text[:start].rstrip(), text[start + 1 : -1]) if start >= 0 else None
+    )
+
+
+def _opening_bracket(text: str) -> int:
+    depth = 0
+    for index in range(len(text) - 1, -1, -1):
+        if text[index] == ")":
+            depth += 1
+        elif text[index] == "(":
+            depth -= 1
+            if not depth:
+                return index
+
+    return -1
+
+
+# Most ranks are at the same lines, so that most frames are made once.
+@lru_cache(maxsize=1 << 14)
+def make_frame(
+    name: str, filename: str, line: int = 0, *, is_native: bool | None = None
+) -> StackFrame:
+    """
+    Make a frame, with long names cut for the patterns that search them.
+
+    Args:
+        line: 0 if unknown.
+
+        is_native: ``None`` if the tool does not report it; then the file name
+            decides.
+    """
+    if is_native is None:
+        is_native = is_native_location(filename, line)
+    return StackFrame(
+        name[:MOST_NAME], filename[:MOST_NAME], line, is_native=is_native
+    )
+
+
+def is_native_location(filename: str, line: int) -> bool:
+    """
+    Return whether a location looks like native code.
+
+    Args:
+        filename: The file or library.
+
+        line: 0 if unknown.
+    """
+    if line:
+        return bool(_CODE_OF_C.search(filename[-8:]))
+    return bool(filename) and not filename.endswith((".py", ".pyc", ">"))
+
+
+def indent_of(line: str) -> int:
+    """
+    Return how far a line is indented.
+    """
+    return len(line) - len(line.lstrip())
+
+
+def attach_code(
+    lines: Iterable[tuple[str, StackFrame | None]],
+) -> Iterator[StackFrame]:
+    """
+    Attach to each frame the source code below it.
+
+    Args:
+        lines: The lines of a stack, each with its frame, or ``None`` if it is
+            no frame.
+
+    Returns:
+        The frames.  The line right below a Python frame is its source code if
+        it is no frame and has a deeper indent.
+    """
+    frame: StackFrame | None = None
+    depth = 0
+    for line, parsed in lines:
+        indent = indent_of(line)
+        if frame is not None:
+            is_code = parsed is None and indent > depth and not frame.is_native
+            code = line.strip()[:MOST_CODE] if is_code else ""
+            yield attrs.evolve(frame, code=code) if code else frame
+        frame, depth = parsed, indent
+    if frame is not None:
+        yield frame
+
+
+# The header of a thread, and the lines below.
+Block = tuple[re.Match[str] | None, list[str]]
+MatchHeader = Callable[[str], re.Match[str] | None]
+
+
+def header_matcher(pattern: str, most: int = 400) -> MatchHeader:
+    """
+    Return a function that matches the header line of a thread.
+
+    Args:
+        pattern: A regular expression for the whole line.
+
+        most: Longer lines do not match.
+    """
+    header = re.compile(pattern)
+
+    def match(line: str) -> re.Match[str] | None:
+        text = line.strip()
+        return header.fullmatch(text) if len(text) <= most else None
+
+    return match
+
+
+def split_blocks(
+    text: str,
+    match_header: MatchHeader,
+    is_headless: Callable[[str], object] = lambda _: False,
+) -> list[Block]:
+    """
+    Split the output of a tool into threads.
+
+    Args:
+        is_headless: Whether a thread begins at a line before the first header;
+            other lines before it are left out.
+    """
+    found: list[Block] = []
+    for line in text.splitlines():
+        if match := match_header(line):
+            found.append((match, []))
+        elif found:
+            found[-1][1].append(line)
+        elif is_headless(line):
+            found.append((None, [line]))
+    return found

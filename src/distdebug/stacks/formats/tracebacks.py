@@ -1,0 +1,260 @@
+"""
+Parse stacks in the form of tracebacks: faulthandler, pystack, pytest-timeout.
+
+faulthandler writes on a signal, after a timeout, or in a crash.  Its thread
+ids are known to no other tool, and threads have no names before Python 3.14.
+pystack reads processes and core dumps, and mixes native frames in on request.
+pytest-timeout and similar tools write a header per thread, and below it the
+output of the :mod:`traceback` module.  The last two, and tracebacks of
+interrupted programs, begin with the outermost frame.
+"""
+
+from __future__ import annotations
+
+import re
+
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from ..model import StackFrame, ThreadStack, is_gil_wait
+from .frames import (
+    Block,
+    attach_code,
+    header_matcher,
+    make_frame,
+    shorten,
+    split_blocks,
+    split_brackets,
+)
+
+
+match_faulthandler = header_matcher(
+    r"(?:Current thread|Thread) 0x(?P<id>[0-9A-Fa-f]{1,16})"
+    r"(?: \[(?P<name>.{0,99})\])? \(most recent call first\):"
+    r"|Stack \(most recent call first\):"
+)
+match_pystack = header_matcher(
+    r"Traceback for thread (?P<id>\d{1,10})(?: \((?P<name>.{0,99})\))?"
+    r"(?: \[(?P<status>[^\]]{0,99})\])? \(most recent call last\):"
+    r"|The frame stack for thread (?P<empty>\d{1,10}) is empty"
+)
+match_thread_dump = header_matcher(
+    r"~{2,200} Stack of (?P<name>.{1,200}) \((?P<id>\d{1,20})\) ~{2,200}", 700
+)
+_FRAME = re.compile(
+    r'(?:\((?P<kind>Python|C)\) )?File (?:"(?P<file>.{0,4096}?)"|\?{3}), line '
+    r"(?P<line>\d{1,9}|\?{3}),? in (?P<name>.*)"
+)
+_C_FRAME = re.compile(
+    r'Binary file "(?P<file>.{0,4096}?)", at (?P<name>\S{0,4096})'
+    r" \[0x[0-9a-f]{1,16}\]"
+)
+_match_dump_start = header_matcher(
+    r"Timeout \(\d{1,9}(?: days?, )?[\d:.]{1,30}\)!"
+    r"|(?:Fatal Python error|Windows fatal exception): .*"
+)
+# Native threads other than the main one begin here.
+_THREAD_START = re.compile(
+    r"thread_run|pythread_wrapper|start_thread|(__)?clone3?"
+)
+
+
+def _parse_frame(line: str) -> StackFrame | None:
+    match = _FRAME.fullmatch(shorten(line).strip())
+    if match is None:
+        return None
+
+    name, filename = match["name"], match["file"] or ""
+    number = int(match["line"]) if match["line"].isdecimal() else 0
+    if match["kind"] != "C":
+        return make_frame(name, filename, number, is_native=False)
+
+    name, library = split_brackets(name) or (name, "")
+    name = name.removesuffix(" (inlined)")
+    if not number or filename == "???":
+        filename, number = library, 0
+    name = "??" if name == "???" else name
+    return make_frame(name, filename, number, is_native=True)
+
+
+def _parse_outermost_first(lines: Iterable[str]) -> tuple[StackFrame, ...]:
+    frames = attach_code((line, _parse_frame(line)) for line in lines)
+    return tuple(frames)[::-1]
+
+
+def _starts_thread(frame: StackFrame) -> bool:
+    if frame.is_native:
+        return _THREAD_START.fullmatch(frame.name) is not None
+    return frame.name.endswith("_bootstrap") and frame.filename.endswith(
+        "threading.py"
+    )
+
+
+def parse_pystack(text: str) -> tuple[ThreadStack, ...]:
+    """
+    Parse the threads in the output of ``pystack remote`` or ``pystack core``.
+
+    Returns:
+        The threads, in the order of the tool, with the innermost frame first;
+        *thread_id* is that of the operating system, and the name is that of
+        the kernel.
+    """
+    return parse_pystack_threads(split_blocks(text, match_pystack))
+
+
+def parse_pystack_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
+    """
+    Parse the threads of one process.
+
+    A thread is taken for the main one unless it begins where the threading
+    module starts threads.
+    """
+    return tuple(
+        _pystack_thread(match, lines) for match, lines in blocks if match
+    )
+
+
+def _pystack_thread(match: re.Match[str], lines: list[str]) -> ThreadStack:
+    frames, status = _parse_outermost_first(lines), match["status"]
+    has_native = any(frame.is_native for frame in frames)
+    return ThreadStack(
+        name=match["name"] or "",
+        thread_id=int(match["id"] or match["empty"]),
+        frames=frames,
+        is_main=bool(frames) and not any(map(_starts_thread, frames[-4:])),
+        owns_gil=None if status is None else "Has the GIL" in status,
+        waits_for_gil=is_gil_wait(frames)
+        or ("Waiting for the GIL" in (status or "") if has_native else None),
+    )
+
+
+def parse_dump_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
+    """
+    Parse the threads that a program printed with :mod:`traceback`.
+    """
+    return tuple(
+        ThreadStack(
+            name=match["name"],
+            thread_id=int(match["id"]),
+            frames=_parse_outermost_first(lines),
+            is_main=match["name"] == "MainThread",
+        )
+        for match, lines in blocks
+        if match
+    )
+
+
+def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
+    """
+    Parse the threads in the output of faulthandler.
+
+    Args:
+        text: What it wrote; of several dumps, the last one counts.
+
+    Returns:
+        The threads, in the order of the tool; *thread_id* is that of Python.
+    """
+    found: dict[str | None, Block] = {}
+    lines: list[str] | None = None
+    for line in text.splitlines():
+        match = match_faulthandler(line)
+        if is_dump_start(line) or (match and match["id"] in found):
+            found, lines = {}, None
+        if match:
+            lines = []
+            found[match["id"]] = match, lines
+        elif lines is not None:
+            lines.append(line)
+    return parse_faulthandler_threads(found.values())
+
+
+def is_dump_start(line: str) -> bool:
+    """
+    Return whether a line begins the dump of a process by faulthandler.
+
+    The threads after it belong to another dump than those before.
+    """
+    return _match_dump_start(line) is not None
+
+
+def parse_faulthandler_threads(
+    blocks: Iterable[Block],
+) -> tuple[ThreadStack, ...]:
+    """
+    Parse the threads of one process, with native frames as a second stack.
+
+    Threads are written youngest first, so the main thread is the last one that
+    the threading module did not start.  If it is missing, none is marked.
+    """
+    threads = [_faulthandler_thread(m, lines) for m, lines in blocks if m]
+    candidates = (
+        number
+        for number, thread in enumerate(threads)
+        if thread.frames and not _starts_thread(thread.frames[-1])
+    )
+    main = max(candidates, default=-1)
+    return tuple(
+        attrs.evolve(thread, is_main=number == main)
+        for number, thread in enumerate(threads)
+    )
+
+
+def _faulthandler_thread(
+    match: re.Match[str], lines: Iterable[str]
+) -> ThreadStack:
+    python: list[StackFrame] = []
+    native: list[StackFrame] = []
+    for line in lines:
+        if frame := _parse_frame(line):
+            python.append(frame)
+        elif found := _C_FRAME.fullmatch(shorten(line).strip()):
+            name = found["name"].rpartition("+")[0] or "??"
+            native.append(make_frame(name, found["file"], is_native=True))
+    return ThreadStack(
+        name=match["name"] or "",
+        thread_id=int(match["id"], 16) if match["id"] else None,
+        frames=tuple(python),
+        native=tuple(native),
+    )
+
+
+_TRACEBACK_START = "Traceback (most recent call last):"
+_INTERRUPT_END = re.compile(
+    r"KeyboardInterrupt\b|[\w.]{1,200}: .{0,400}?"
+    r"(?:Timed out waiting \d{1,12}ms|[Ww]ait timeout after \d{1,12}ms"
+    r"|Timeout waiting for key|Watchdog caught collective operation timeout)"
+)
+# The traceback after these lines is a consequence of the interrupt.
+_CHAINED_STARTS = ("During handling of the above", "Exception ignored")
+_MOST_LINES = 10_000
+
+
+def find_interrupted_threads(lines: Iterable[str]) -> Iterator[ThreadStack]:
+    """
+    Find the main threads that were interrupted while they waited.
+
+    Args:
+        lines: A log.
+
+    Returns:
+        One thread for each traceback of an interrupt or a collective timeout.
+    """
+    found: list[str] | None = None
+    is_chained = False
+    for line in lines:
+        text = line.strip()
+        if text == _TRACEBACK_START:
+            found, is_chained = (None if is_chained else []), False
+        elif text.startswith(_CHAINED_STARTS):
+            found, is_chained = None, True
+        elif found is not None and line[:1].isspace():
+            if len(found) < _MOST_LINES:
+                found.append(line)
+        elif found is not None and text:
+            frames = _parse_outermost_first(found)
+            if frames and _INTERRUPT_END.match(text):
+                yield ThreadStack(
+                    name="MainThread", frames=frames, is_main=True
+                )
+            found = None
