@@ -60,7 +60,7 @@ SHOWN = {
     "post-mortem": [
         r"rank 3 never entered all_reduce #\d+ of group 'mesh_tp'",
         r"dataloader_wait",
-        r"in read_shard \(.{0,200}dataloader\.py:\d+\)",
+        r"in read_shard \(.{0,200}train\.py:\d+\)",
         r"report\.html: \d+ KiB",
     ],
     "stacks": [
