@@ -43,7 +43,13 @@ from ..stacks import is_capture_file
 
 if TYPE_CHECKING:
     from ..health import NodeFacts
-    from ..logs import CollectiveLogs, LogGroup, PhaseReport, ScanReport
+    from ..logs import (
+        CollectiveLogs,
+        LogGroup,
+        PhaseReport,
+        RasStatus,
+        ScanReport,
+    )
     from ..ray import Death, Deaths, DriverLog, RaySession
 
 
@@ -76,12 +82,15 @@ class LogSources:
 
         nodes: Files with facts about a node, by its name.
 
+        ras: Files with the status of NCCL's RAS.
+
         missing: What could not be read, and why.
     """
 
     sessions: tuple[RaySession, ...] = ()
     logs: tuple[Path, ...] = ()
     nodes: tuple[tuple[str, Path], ...] = ()
+    ras: tuple[Path, ...] = ()
     missing: tuple[Missing, ...] = ()
 
 
@@ -109,10 +118,16 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     missing = tuple(
         m for m in walk.missing if not _is_dump_name(m.source or "")
     )
+    documents = [
+        *(path for path in roots if path.suffix == ".json"),
+        *(path for x in folders for path in matching(x, "*ras*.json")),
+    ]
+    ras = tuple(path for path in (*log_files, *documents) if _is_ras(path))
     return LogSources(
         sessions=sessions,
-        logs=log_files,
+        logs=tuple(path for path in log_files if path not in ras),
         nodes=tuple(_node_fact_files(folders)),
+        ras=ras,
         missing=missing,
     )
 
@@ -149,11 +164,20 @@ def _is_log(path: Path) -> bool:
         or _is_dump_name(path.name)
     ):
         return False
+    head = _head(path)
+    return head is not None and b"\0" not in head
+
+
+def _is_ras(path: Path) -> bool:
+    return logs.is_ras_status(_head(path) or b"")
+
+
+def _head(path: Path) -> bytes | None:
     try:
         with open_ordinary(path, "not an ordinary file") as file:
-            return b"\0" not in file.read(_SNIFF_BYTES)
+            return file.read(_SNIFF_BYTES)
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def _is_dump_name(name: str) -> bool:
@@ -283,7 +307,8 @@ class LogEvidence:
     Results from logs and node facts.
 
     Attributes:
-        is_any: Whether there was anything to read.
+        is_any: Whether there is anything that can be judged: a log of which
+            not one line is known is no evidence.
 
         deaths: Processes and nodes that died in a Ray cluster.
 
@@ -296,6 +321,8 @@ class LogEvidence:
         collectives: Messages of watchdogs and NCCL.
 
         phase: The start-up phase that the job reached.
+
+        ras: What the status of NCCL's RAS shows.
 
         nodes: Findings about nodes.
 
@@ -317,6 +344,7 @@ class LogEvidence:
     scan: ScanReport = attrs.field()
     collectives: CollectiveLogs = attrs.field()
     phase: PhaseReport | None = None
+    ras: tuple[Finding, ...] = ()
     nodes: tuple[Finding, ...] = ()
     groups: Mapping[tuple[str, str], LogGroup] = attrs.field(factory=dict)
     missing: tuple[Missing, ...] = ()
@@ -377,14 +405,25 @@ def read_logs(
     )
     nodes = read_node_evidence(sources.nodes, known_ranks, since)
     deaths = _find_ranked_deaths(sources, nodes.oom_kills, known_ranks)
+    phase = _detect_phase(sources.logs[:_MAX_PHASE_LOGS])
+    statuses, ras_missing = _read_ras(sources.ras)
+    drivers = tuple(_failed_drivers(sources.logs))
+    is_known = any(
+        (
+            *(scan.findings, scan.harmless, collectives.records, statuses),
+            *(drivers, phase and (phase.framework or phase.current)),
+            phase and (phase.findings or phase.ended),
+        )
+    )
     return LogEvidence(
-        is_any=bool(files or sources.sessions or nodes.findings),
+        is_any=bool(sources.sessions or nodes.findings or is_known),
         deaths=deaths,
         raylets=raylets,
-        drivers=tuple(_failed_drivers(sources.logs)),
+        drivers=drivers,
         scan=scan,
         collectives=collectives,
-        phase=_detect_phase(sources.logs[:_MAX_PHASE_LOGS]),
+        phase=phase,
+        ras=logs.ras_findings(statuses),
         nodes=nodes.findings,
         groups=_groups_by_place(scan),
         missing=(
@@ -393,8 +432,14 @@ def read_logs(
             *deaths.missing,
             *nodes.missing,
             *raylet_missing,
+            *ras_missing,
         ),
-        files=tuple(map(os.fspath, (*files, *(x for _, x in sources.nodes)))),
+        files=tuple(
+            map(
+                os.fspath,
+                (*files, *(x for _, x in sources.nodes), *sources.ras),
+            )
+        ),
         facts=nodes.facts,
         environs=nodes.environs,
     )
@@ -477,6 +522,19 @@ def _detect_phase(log_files: Sequence[Path]) -> PhaseReport | None:
         return logs.detect_phase(log_files) if log_files else None
     except NoLogsError:  # no file can be read; the scan reports it
         return None
+
+
+def _read_ras(
+    paths: Iterable[Path],
+) -> tuple[list[RasStatus], list[Missing]]:
+    statuses: list[RasStatus] = []
+    missing: list[Missing] = []
+    for path in paths:
+        try:
+            statuses += logs.read_ras_status(path)
+        except (OSError, ValueError) as exc:
+            missing.append(Missing.log(path, exc))
+    return statuses, missing
 
 
 def _groups_by_place(scan: ScanReport) -> dict[tuple[str, str], LogGroup]:

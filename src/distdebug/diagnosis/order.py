@@ -44,13 +44,20 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         for f in evidence.scan.findings
         if not _repeats_known_death(f, evidence)
     ]
-    collectives = logs.collective_findings(evidence.collectives)
+    collectives = (
+        *logs.collective_findings(evidence.collectives),
+        *evidence.ras,
+    )
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
         *(f for f in sure if f.cause is not Cause.ACTOR_DIED),
         # What an actor printed says more than that it died.
-        *(f for f in scanned if is_first_cause(f, evidence)),
+        *sorted(
+            (f for f in scanned if is_first_cause(f, evidence)),
+            # No process dies of it.
+            key=lambda f: f.cause is Cause.LOSS_NOT_FINITE,
+        ),
         *sure,
         *(f for f in collectives if not f.cause.is_consequence),
         *(f for f in nodes if _is_sure(f)),
@@ -60,7 +67,7 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         *deaths,
         *collectives,
         *scanned,
-        *_start_up_stalls(evidence),
+        *_phase_stalls(evidence),
         *nodes,
     ]
     return tuple(_deduplicate([*first, *then]))
@@ -95,12 +102,14 @@ def _find_driver_failures(evidence: LogEvidence) -> Iterable[Finding]:
         )
 
 
-def _start_up_stalls(evidence: LogEvidence) -> Iterable[Finding]:
+def _phase_stalls(evidence: LogEvidence) -> Iterable[Finding]:
     """
-    Return the stalls of the start-up; the scan covers its errors.
+    Return the stalls of phases; the scan covers their errors.
     """
     found = evidence.phase.findings if evidence.phase else ()
-    return (f for f in found if f.cause is Cause.START_UP_STALLED)
+    return (
+        f for f in found if f.cause in {Cause.START_UP_STALLED, Cause.UNKNOWN}
+    )
 
 
 def waiting_ranks(evidence: LogEvidence, verdict: Finding) -> tuple[int, ...]:
@@ -195,7 +204,7 @@ _TIMEOUT_CAUSES = frozenset(
 # First words to put in lower case; names of actors keep theirs.
 _CAPITALS = ("Rank ", "Ranks ", "A ", "An ", "The ", "Node ", "Worker ")
 _NOTHING_SUSPICIOUS = Finding(
-    cause=Cause.UNKNOWN,
+    cause=Cause.HEALTHY,
     ranks=(),
     summary="the logs tell of nothing wrong",
     confidence="possible",
@@ -228,17 +237,13 @@ def _verdict_without_findings(phase: PhaseReport | None) -> Finding:
     if phase is None or phase.current is None:
         return _NOTHING_SUSPICIOUS
 
-    summary_text = f"{_NOTHING_SUSPICIOUS.summary}: {phase.verdict}"
-    if phase.ended != "completed":
-        return attrs.evolve(_NOTHING_SUSPICIOUS, summary=summary_text)
-
-    return attrs.evolve(
+    verdict = attrs.evolve(
         _NOTHING_SUSPICIOUS,
-        cause=Cause.HEALTHY,
-        summary=summary_text,
-        confidence="likely",
-        remedy=None,
+        summary=f"{_NOTHING_SUSPICIOUS.summary}: {phase.verdict}",
     )
+    if phase.ended != "completed":
+        return verdict
+    return attrs.evolve(verdict, confidence="likely", remedy=None)
 
 
 def join_logs(
@@ -308,6 +313,10 @@ def _find_reason(
     """
     Return the finding that explains why ranks waited or failed, if any.
     """
+    if base.cause is Cause.NATIVE_CRASH and base.confidence != "certain":
+        # A process that aborts has said why before.
+        others = (f for f in findings if f.cause is not base.cause)
+        return next(filter(_is_sure, others), None)
     # A fatal cause explains a wait, not the other way round.
     is_wait = base.cause.is_peer_wait
     if fatal and (is_wait or base.cause.is_consequence):
@@ -325,8 +334,12 @@ def _find_reason(
 
 def _is_covered(finding: Finding, base: Finding) -> bool:
     """
-    Return whether the dumps name ranks for a mismatch and the log does not.
+    Return whether a log tells the same as other evidence, with less detail.
     """
+    if finding.cause is base.cause is Cause.NATIVE_CRASH:
+        files = {e.source for e in base.evidence}
+        return all(e.source in files for e in finding.evidence)
+    # The dumps name ranks for a mismatch, and the log does not.
     return not finding.ranks and all(
         f.cause.is_mismatch or f.cause.is_miscount for f in (finding, base)
     )
@@ -413,9 +426,11 @@ def _add_wait_location(reason: Finding, base: Finding) -> Finding:
     """
     where = base.summary
     if not base.cause.is_peer_wait:
-        if base.location is None or not base.ranks:
+        is_own = base.cause is Cause.NATIVE_CRASH
+        if base.location is None or not (base.ranks or is_own):
             return reason
-        where = f"{ranks_text(base.ranks)} in {base.location.brief}"
+        who = ranks_text(base.ranks) if base.ranks else "it was"
+        where = f"{who} in {base.location.brief}"
     return attrs.evolve(
         reason,
         summary=f"{reason.summary.rstrip('.')}; {where}",

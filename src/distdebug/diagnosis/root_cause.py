@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from .._io import is_folder
-from .._text import clean
+from .._text import clean, list_text
 from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Missing
 from ..flight_recorder import (
@@ -59,6 +59,10 @@ _REMEDY = (
     "name a folder with files of at least one of these kinds; how to get them "
     "from a job that runs: distdebug snapshot --help"
 )
+_SILENT_REMEDY = (
+    "a job that hangs prints nothing: look at its stacks while it does "
+    "(distdebug stacks), or enable the Flight Recorder"
+)
 _NO_DUMPS = Missing(
     what="dump", reason="there are no Flight Recorder dumps, only stacks"
 )
@@ -102,7 +106,7 @@ def diagnose(
         since=min((s.started for s in sidecars), default=None),
     )
     if dumps is None and not found.stacks and not logs.is_any:
-        raise _no_evidence_error(paths, no_dumps, logs.missing)
+        raise _no_evidence_error(paths, no_dumps, logs)
     # Each kind of evidence is looked for in the same folders.
     known = {(m.source, m.reason) for m in logs.missing}
     found = attrs.evolve(
@@ -125,7 +129,7 @@ def diagnose(
 def _no_evidence_error(
     paths: Sequence[str | os.PathLike[str]],
     no_dumps: NoDumpsError,
-    missing: Iterable[Missing],
+    logs: LogEvidence,
 ) -> NoDumpsError:
     """
     Return the error that lists which kinds of evidence were searched.
@@ -133,11 +137,17 @@ def _no_evidence_error(
     if not any(map(os.path.lexists, paths)):
         return no_dumps
 
-    reasons = "; ".join(f"{m.source}: {m.reason}" for m in missing)
     msg = f"{no_dumps}; nor are there stacks, logs, or sessions of Ray"
-    if reasons:
+    remedy = _REMEDY
+    if logs.files:
+        msg = (
+            f"there is nothing to judge in {list_text(logs.files, most=3)}: no "
+            "error, no call of torch.distributed, no phase of a known framework"
+        )
+        remedy = _SILENT_REMEDY
+    if reasons := "; ".join(f"{m.source}: {m.reason}" for m in logs.missing):
         msg += f" ({clean(reasons, limit=400)})"
-    return NoDumpsError(msg, remedy=_REMEDY)
+    return NoDumpsError(msg, remedy=remedy)
 
 
 def _join_evidence(

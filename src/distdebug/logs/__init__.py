@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from .phases.model import PhaseReport as PhaseReport
     from .phases.model import PhaseState as PhaseState
     from .phases.progress_bars import Progress as Progress
+    from .ras import RasStatus as RasStatus
+    from .ras import is_ras_status as is_ras_status
+    from .ras import ras_findings as ras_findings
+    from .ras import read_ras_status as read_ras_status
     from .rules import LogRule as LogRule
     from .rules import load_rules as load_rules
     from .scan import scan_logs as scan_logs

@@ -22,6 +22,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from .._search import PADDING, find_words
 from .lines import (
     PACKED_SUFFIXES,
     LogLine,
@@ -39,7 +40,6 @@ from .rules import (
     match_traceback,
 )
 from .tracebacks import TASK_LABEL, TRACEBACK_HEADER, Trace, read_trace
-from .word_index import PADDING, find_words
 
 
 _RANK_GROUP = r"(?P<rank>\d{1,7})"

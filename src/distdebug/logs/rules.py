@@ -26,9 +26,9 @@ from .._rules import (
     read_rules_file,
     refuse_unknown_tables,
 )
+from .._search import SHORTEST_WORD, WordIndex, build_index
 from ..findings import Cause, Confidence
 from .tracebacks import TRACEBACK_HEADER, Trace
-from .word_index import SHORTEST_WORD, WordIndex, build_index
 
 
 #: What a process prints whose peer is gone; a pattern without groups.

@@ -220,7 +220,7 @@ def explain_state(
     process: ProcessStacks, book: RuleBook
 ) -> ProcessView | None:
     """
-    Explain a process that is dead, stopped, or blocked in the kernel.
+    Explain a process that has died, is stopped, or is blocked in the kernel.
 
     Args:
         book: Provides the texts and remedies of causes.
@@ -228,12 +228,13 @@ def explain_state(
     Returns:
         ``None`` if the process is none of these.
     """
-    found = _state_cause(process)
+    found = _fatal_cause(process) or _state_cause(process)
     if found is None:
         return None
 
     cause, doing, confidence = found
-    thread = process.main_thread
+    current = (t for t in process.threads if t.is_current)
+    thread = next(current, process.main_thread)
     return make_view(
         book,
         process,
@@ -264,6 +265,19 @@ def note_ended_main_thread(
         return make_view(book, process, Cause.UNKNOWN, doing)
     note = f"{view.note} (its main thread has ended)".strip()
     return attrs.evolve(view, note=note)
+
+
+def _fatal_cause(
+    process: ProcessStacks,
+) -> tuple[Cause, str, Confidence] | None:
+    error = process.fatal_error
+    if not error:
+        return None
+
+    # What aborts has printed why, elsewhere.
+    is_abort = "abort" in error.lower() or error == "SIGABRT"
+    doing = f"died of a fatal error ({error})"
+    return Cause.NATIVE_CRASH, doing, "likely" if is_abort else "certain"
 
 
 def _state_cause(

@@ -490,6 +490,7 @@ _FILLED = (
     "command",
     "coordinates",
     "kernels",
+    "fatal_error",
 )
 
 

@@ -145,6 +145,9 @@ class ThreadStack:
 
         idle_s: Seconds since it last ran on a CPU, if the kernel reports it;
             this includes time before the first sample.
+
+        is_current: Whether it printed the stacks, as the thread does that a
+            fatal signal hits.
     """
 
     name: str
@@ -159,6 +162,7 @@ class ThreadStack:
     system_call: SystemCall | None = None
     activity: ThreadActivity | None = None
     idle_s: float | None = None
+    is_current: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -216,6 +220,9 @@ class ProcessStacks(Shown):
         state: The state letter of the kernel (``"T"`` stopped, ``"Z"`` zombie,
             ``"X"`` dead); ``""`` if unknown.
 
+        fatal_error: The error that it died of and printed this stack for, such
+            as ``"Segmentation fault"``; ``""`` if it is not known to be dead.
+
         tracer_pid: The debugger that is attached to it, if any.
 
         kernels: The kernels on its GPUs, if cuda-gdb listed them.
@@ -235,6 +242,7 @@ class ProcessStacks(Shown):
     command: str = ""
     parent_pid: int | None = None
     state: str = ""
+    fatal_error: str = ""
     tracer_pid: int | None = None
     kernels: tuple[GpuKernel, ...] = ()
     taken: float | None = None

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import attrs
 
-from .._io import FileWalk, is_folder, read_ordinary
+from .._io import FileWalk, is_folder, open_ordinary
 from ..findings import Missing
 from ..identity import ranks_in_name
+from .excerpts import read_excerpts
 from .formats.frames import MOST_FRAMES
 from .formats.pyspy import parse_json
 from .formats.text import UNKNOWN_PID, parse_interrupted, parse_text
@@ -99,7 +100,9 @@ def read_text(file: Path) -> str:
         msg = "not a file" if file.exists() else "no such file"
         raise ValueError(msg)
 
-    return read_ordinary(file, _MOST_BYTES).decode("utf-8-sig", "replace")
+    with open_ordinary(file, "not an ordinary file") as opened:
+        data = read_excerpts(opened, _MOST_BYTES)
+    return data.decode("utf-8-sig", "replace")
 
 
 _JSON_START = re.compile(r"\s*\[\s*(?:[{\[]|\Z|\d+\s*\]\s*\Z)")

@@ -173,7 +173,7 @@ class TestPlaces:
         path = tmp_path / name
         path.write_bytes(data)
 
-        assert is_log == read_logs(path).is_any
+        assert is_log == bool(read_module.read_logs([path]).files)
 
     def test_unreadable(self, tmp_path, monkeypatch):
         """
@@ -197,9 +197,8 @@ class TestPlaces:
         """
         (tmp_path / "train.log").write_text("x")
 
-        logs = read_logs(
-            *(tmp_path / name for name in ("train.log", "a.log")),
-            tmp_path / "dump_rank_0",
+        logs = read_module.read_logs(
+            tmp_path / name for name in ("train.log", "a.log", "dump_rank_0")
         )
 
         assert [str(tmp_path / "a.log")] == [m.source for m in logs.missing]
@@ -262,14 +261,17 @@ class TestAlone:
 
     def test_quiet(self, tmp_path):
         """
-        A log without anything wrong says nothing about a job that hangs.
+        A log of which no line is known says nothing about a job.
         """
         (tmp_path / "train.log").write_text("hello\n")
+        gone = tmp_path / "gone.log"
 
-        diagnosis = diagnose(tmp_path)
+        with pytest.raises(NoDumpsError) as caught:
+            diagnose(tmp_path, gone)
 
-        assert Cause.UNKNOWN is diagnosis.verdict.cause
-        assert "distdebug stacks" in diagnosis.verdict.remedy
+        assert "nothing to judge in" in str(caught.value)
+        assert f"{gone}: No such file" in str(caught.value)
+        assert "distdebug stacks" in caught.value.remedy
 
     def test_ended(self, tmp_path):
         """
@@ -286,14 +288,59 @@ class TestAlone:
 
     def test_going(self, tmp_path):
         """
-        The progress of a job is part of an unknown verdict.
+        A job that goes on may be healthy; how far it is stands in the verdict.
         """
         (tmp_path / "train.log").write_text(LOADING)
 
         diagnosis = diagnose(tmp_path)
 
-        assert Cause.UNKNOWN is diagnosis.verdict.cause
+        assert (Cause.HEALTHY, "possible") == (
+            diagnosis.verdict.cause,
+            diagnosis.verdict.confidence,
+        )
         assert "wrong: " in diagnosis.verdict.summary
+        assert "distdebug stacks" in diagnosis.verdict.remedy
+
+    @pytest.mark.parametrize(
+        ("last", "is_told"),
+        [
+            # The clock of the log goes on, and the steps do not.
+            ("10:11:20", True),
+            ("10:05:00", False),
+        ],
+    )
+    def test_idle(self, tmp_path, last, is_told):
+        """
+        Steps that stop are seen by the clock of the log itself.
+        """
+        steps = "".join(
+            f"2026-03-01 10:00:0{second} INFO step {second} loss 1.2\n"
+            for second in range(0, 8, 2)
+        )
+        (tmp_path / "train.log").write_text(
+            f"{steps}2026-03-01 {last} INFO the scheduler still runs\n"
+        )
+
+        verdict = diagnose(tmp_path).verdict
+
+        assert is_told == ("no step was made for 11 min" in verdict.summary)
+        assert is_told == (Cause.UNKNOWN is verdict.cause)
+
+    @pytest.mark.parametrize(
+        "end", ["training finished", "step 900/900 loss 1.1"]
+    )
+    def test_not_idle(self, tmp_path, end):
+        """
+        After the end of training no step is missed.
+        """
+        (tmp_path / "train.log").write_text(
+            "2026-03-01 10:00:00 INFO step 898/900 loss 1.2\n"
+            "2026-03-01 10:00:02 INFO step 899/900 loss 1.2\n"
+            f"2026-03-01 10:00:04 INFO {end}\n"
+            "2026-03-01 11:00:00 INFO uploaded\n"
+        )
+
+        assert diagnose(tmp_path).is_healthy
 
     def test_nothing(self, tmp_path):
         """

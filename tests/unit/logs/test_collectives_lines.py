@@ -8,7 +8,11 @@ import os
 import pytest
 
 from distdebug.errors import LogError, NoLogsError
-from distdebug.logs import rank_origins, read_collective_logs
+from distdebug.logs import (
+    collective_findings,
+    rank_origins,
+    read_collective_logs,
+)
 
 
 CAUGHT = "Watchdog caught collective operation timeout: "
@@ -572,3 +576,67 @@ def test_no_job_has_so_many_ranks():
     """
     with pytest.raises(LogError, match="not so many"):
         read_collective_logs(["x\n"], world_size=10**5000)
+
+
+@pytest.mark.parametrize("shape", ["", "TensorShape=[16, 2], "])
+def test_no_number(shape):
+    """
+    Old watchdogs print no number of the call.
+    """
+    line = timeout(f" {SOURCE}:475", head="[E", numel="")
+    line = line.replace("SeqNum=78, ", "").replace(
+        "Timeout", shape + "Timeout", 1
+    )
+
+    (found,) = read_collective_logs([line]).timeouts
+
+    assert (None, "all_reduce", 600.0) == (found.seq, found.op, found.timeout)
+    (finding,) = collective_findings(read_collective_logs([line]))
+    assert "waited 10 min in all_reduce, and" in finding.summary
+
+
+def test_async_exception():
+    """
+    A work that raises another error did not time out.
+    """
+    line = timeout(f" {SOURCE}:475").replace(
+        RAN,
+        "raised the following async exception: NCCL error: remote process "
+        "exited",
+    )
+
+    assert () == read_collective_logs([line]).timeouts
+
+
+@pytest.mark.parametrize("label", ["3: ", "trainer-3  | ", ""])
+def test_label_of_each_row(label):
+    """
+    A message whose rows all carry the label of a launcher is one message.
+    """
+    rows = [
+        f"[E {SOURCE}:587] [Rank 3] Watchdog caught collective operation",
+        " timeout: WorkNCCL(SeqNum=77, OpType=ALLREDUCE, NumelIn=4,",
+        " NumelOut=4, Timeout(ms)=600000) ran for 600100 milliseconds before",
+        " timing out.",
+    ]
+
+    (found,) = read_collective_logs([label + row for row in rows]).timeouts
+
+    assert (77, 4, 600.1) == (found.seq, found.numel_out, found.ran)
+
+
+def test_no_group():
+    """
+    No group is named that no line names.
+    """
+    lines = [
+        timeout(f" {SOURCE}:563", head=f"[rank{rank}]:[E").replace(
+            "Rank 1", f"Rank {rank}"
+        )
+        for rank in (0, 1, 3)
+    ]
+
+    (finding,) = collective_findings(read_collective_logs(lines))
+
+    assert finding.group is None
+    assert "rank 2 did not come to all_reduce #78 (3" in finding.summary

@@ -766,3 +766,99 @@ class TestInterrupted:
         (process,) = parse_stacks(PLAIN + traceback("b"))
 
         assert ["f"] == [f.name for f in process.main_thread.frames]
+
+
+DYING = """\
+step 12 loss 2.3
+{line}
+
+Thread 0x00007f3c040226c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+  File "/usr/lib/python3.11/threading.py", line 1038 in _bootstrap
+
+Current thread 0x00007f3c05a4d740 (most recent call first):
+  File "/v/torch/distributed/distributed_c10d.py", line 2806 in all_reduce
+  File "/job/train.py", line 22 in step
+  File "/job/train.py", line 41 in <module>
+"""
+
+
+class TestDying:
+    @pytest.mark.parametrize(
+        ("line", "error", "confidence"),
+        [
+            (
+                "Fatal Python error: Segmentation fault",
+                "Segmentation fault",
+                "certain",
+            ),
+            ("[rank1]: Fatal Python error: Bus error", "Bus error", "certain"),
+            ("!!!!!!! Segfault encountered !!!!!!!", "Segfault", "certain"),
+            (
+                "*** SIGSEGV received at time=1708394637 on cpu 3 ***",
+                "SIGSEGV",
+                "certain",
+            ),
+            # The reason stands elsewhere.
+            ("Fatal Python error: Aborted", "Aborted", "likely"),
+        ],
+    )
+    def test_death(self, line, error, confidence):
+        """
+        A stack behind a fatal error is that of a death, and not of a wait.
+        """
+        text = DYING.format(line=line)
+        if line.startswith("["):
+            text = text.replace("\n", "\n[rank1]: ").replace(
+                "[rank1]: [rank1]: ", "[rank1]: "
+            )
+
+        (process,) = parse_stacks(text)
+        (finding,) = explain_stacks([process])
+
+        assert error == process.fatal_error
+        assert (Cause.NATIVE_CRASH, confidence) == (
+            finding.cause,
+            finding.confidence,
+        )
+        assert f"died of a fatal error ({error}) in step (train.py:22)" in (
+            finding.summary
+        )
+
+    def test_others_wait(self):
+        """
+        The others only wait for a process that has died.
+        """
+        dead = DYING.format(line="Fatal Python error: Segmentation fault")
+        waiting = DYING.format(line="Timeout (0:05:00)!")
+        text = "".join(
+            f"[rank{rank}]: {line}\n"
+            for rank, text in ((0, waiting), (1, dead))
+            for line in text.splitlines()
+        )
+
+        first, *_ = explain_stacks(parse_stacks(text))
+
+        assert (Cause.NATIVE_CRASH, (1,)) == (first.cause, first.ranks)
+        assert "rank 0 is waiting in all_reduce" in first.summary
+
+    @pytest.mark.parametrize(
+        "between",
+        [
+            # One that was only asked for comes after it.
+            "Timeout (0:05:00)!\n",
+            # Too far above the stack to belong to it.
+            "step 13\nstep 14\nstep 15\nstep 16\n",
+        ],
+    )
+    def test_other_dump(self, between):
+        """
+        A fatal error is that of the stacks right behind it only.
+        """
+        text = DYING.format(
+            line=f"Fatal Python error: Segmentation fault\n{between}"
+        )
+
+        (process,) = parse_stacks(text)
+
+        assert "" == process.fatal_error

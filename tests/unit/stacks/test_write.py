@@ -53,6 +53,7 @@ def full():
             has_let_go=True,
         ),
         idle_s=12.5,
+        is_current=True,
     )
     other = ThreadStack(name="", frames=(), waits_for_gil=True, native=())
     return ProcessStacks(
@@ -68,6 +69,7 @@ def full():
         command="python train.py",
         parent_pid=9,
         state="S",
+        fatal_error="Bus error",
         tracer_pid=5,
         kernels=(
             GpuKernel(name="k<a>", device=1, grid=(1, 2, 3), block=(4, 5, 6)),

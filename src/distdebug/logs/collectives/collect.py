@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import attrs
 
+from ..._search import make_text_index
 from ...errors import LogError
 from ...findings import Missing
 from ..lines import (
@@ -28,9 +29,9 @@ from ..lines import (
     parse_line,
     paths_of,
     read_blocks,
+    strip_log_prefix,
     world_size_from_files,
 )
-from ..word_index import make_text_index
 from .messages import read_records
 from .model import (
     RECORD_FIELDS,
@@ -302,7 +303,7 @@ def _join_continuation(line: LogLine, ahead: deque[RawLine]) -> LogLine:
     for used, raw in enumerate(ahead, 1):
         if raw.number != line.number + used:
             break
-        continuation = parse_line(raw.text)
+        continuation = parse_line(strip_log_prefix(raw.text))
         if _is_new_message(continuation, line) or (
             _GROUP_PREFIX_START.match(continuation.text)
             and not (may_have_group and used == 1)

@@ -227,7 +227,8 @@ def _call_text(verdict: Verdict) -> str:
     if verdict.seq is not None:
         text += f" #{verdict.seq}"
     group = verdict.state.group
-    return text + (f" of group {str(group)!r}" if group is not None else "")
+    is_named = group is not None and not group.is_assumed
+    return text + (f" of group {str(group)!r}" if is_named else "")
 
 
 def _elapsed_text(state: GroupState) -> str:
@@ -254,7 +255,7 @@ def _group_ref(state: GroupState, verdict: Verdict) -> GroupRef | None:
     """
     Return the group and its members, as far as their global ranks are known.
     """
-    if state.group is None:
+    if state.group is None or state.group.is_assumed:
         return None
 
     members = {*state.timeouts, *state.statuses, *verdict.members}

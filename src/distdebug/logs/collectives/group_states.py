@@ -314,7 +314,7 @@ def _find_boundaries(timeouts: Sequence[WorkTimeout]) -> list[float]:
     return boundaries
 
 
-_DEFAULT_GROUP = LogGroup("0", "default_pg")
+_DEFAULT_GROUP = LogGroup("0", "default_pg", is_assumed=True)
 
 
 def find_group_states(logs: CollectiveLogs) -> list[GroupState]:

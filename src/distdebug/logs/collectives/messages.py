@@ -141,13 +141,16 @@ _MEMBER_LIST = r"\[(?P<members>[\d,\s]{1,200000})\]"
 _FORMS = (
     _form(
         WorkTimeout,
-        "SeqNum=",
-        rf"Work\w{{1,12}}\( SeqNum=(?P<seq>{INTEGER}), OpType=(?P<op>\w{{1,60}})"
+        "OpType=",
+        rf"Work\w{{1,12}}\((?: SeqNum=(?P<seq>{INTEGER}),)?"
+        r" OpType=(?P<op>\w{1,60})"
+        r"(?:, TensorShape=\[[\d, ]{0,400}\])?"
         rf"(?:, NumelIn=(?P<numel_in>{INTEGER}))?"
         rf"(?:, NumelOut=(?P<numel_out>{INTEGER}))?"
         rf"(?:, Timeout\(ms\)=(?P<timeout>{INTEGER}))?\)"
         rf"(?: ran for (?P<ran>{INTEGER}) milliseconds)?"
-        r"(?P<blocking> timed out in blocking wait)?",
+        r"(?P<blocking> timed out in blocking wait)?"
+        r"(?! raised the following async exception)",
     ),
     _form(
         DesyncReport,

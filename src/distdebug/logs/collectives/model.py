@@ -39,10 +39,14 @@ class LogGroup:
             process numbers its groups on its own.
 
         desc: Its description, such as ``"default_pg"``; ``""`` if unknown.
+
+        is_assumed: Whether no line names it: it is that of all ranks, as the
+            numbers of the ranks show.
     """
 
     name: str
     desc: str = ""
+    is_assumed: bool = False
 
     @property
     def is_default(self) -> bool:
@@ -102,7 +106,8 @@ class WorkTimeout(LogRecord):
     A collective or point-to-point call that timed out.
 
     Attributes:
-        seq: Its sequence number within the group; ``None`` if torch set none.
+        seq: Its sequence number within the group; ``None`` if torch set or
+            printed none.
 
         op: The operation as in Flight Recorder dumps, such as
             ``"all_reduce"``.
@@ -118,7 +123,7 @@ class WorkTimeout(LogRecord):
         blocking: Whether the rank's own thread waited (blocking wait).
     """
 
-    seq: int | None
+    seq: int | None = None
     op: str
     numel_in: int | None = None
     numel_out: int | None = None

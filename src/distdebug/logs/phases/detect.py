@@ -209,6 +209,8 @@ def _quote(line: LogLine | None) -> tuple[Evidence, ...]:
 
 
 _SILENT_STEPS = 10.0
+# Steps without one that is made, and at least so many seconds.
+_IDLE_STEPS, _LEAST_IDLE = 30.0, 600.0
 # Seconds of silence that are normal after the last phase ended.
 _SILENT_AFTER_END = 600.0
 
@@ -263,8 +265,11 @@ def _phase_finding(
     """
     phase = focus.whole
     if state.state != "failed":
-        stall = _stall_finding(report, focus)
-        return stall or _too_long_finding(report, state, phase)
+        return (
+            _stall_finding(report, focus)
+            or _idle_finding(report, state, focus)
+            or _too_long_finding(report, state, phase)
+        )
     return _make_finding(
         f"{phase_text(state, phase)}: it failed",
         phase.reason,
@@ -344,6 +349,34 @@ def _stall_finding(report: PhaseReport, focus: _Focus) -> Finding | None:
         focus.state,
         "likely" if silent >= 2 * focus.limit else "possible",
     )
+
+
+def _idle_finding(
+    report: PhaseReport, state: PhaseState, focus: _Focus
+) -> Finding | None:
+    """
+    Return that no step is made, although other lines are printed.
+    """
+    progress = focus.state.progress
+    is_over = state.state == "done" or (progress and progress.is_full)
+    if is_over or not focus.whole.trains:
+        return None
+
+    limit = focus.limit
+    if progress and progress.rate:
+        limit = max(_LEAST_IDLE, _IDLE_STEPS / progress.rate)
+    idle = report.idle_s
+    if idle is None or idle < limit:
+        return None
+    finding = _make_finding(
+        f"{focus.text}: no step was made for {time_text(idle)}, while other "
+        "lines were printed",
+        "",
+        focus.phase.remedy,
+        focus.state,
+        "possible",
+    )
+    return attrs.evolve(finding, cause=Cause.UNKNOWN)
 
 
 def _too_long_finding(
@@ -588,12 +621,14 @@ def _with_log_facts(
     """
     latest = max(timelines, key=lambda s: (s.mtime or 0.0, s.time or 0.0))
     times = [x.time for x in timelines if x.time is not None]
+    idle = (x.idle_s for x in timelines if x.idle_s is not None)
     ended = _find_ending(timelines)
     return attrs.evolve(
         report,
         last_line=latest.last_line,
         last_time=max(times, default=None),
         silent_s=silent_seconds(timelines, now),
+        idle_s=min(idle, default=None),
         ended=ended.ending[0] if ended and ended.ending else None,
         findings=failure_findings(timelines),
         harmless=harmless_lines(timelines),

@@ -25,10 +25,10 @@ from ..._rules import (
     read_rules_file,
     refuse_unknown_tables,
 )
+from ..._search import TextIndex, make_text_index
 from ...errors import RulesError
 from ...findings import Cause, Confidence
 from ..tracebacks import TRACEBACK_HEADER
-from ..word_index import TextIndex, make_text_index
 from .progress_bars import BAR_LITERALS
 
 

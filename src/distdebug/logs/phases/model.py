@@ -141,6 +141,9 @@ class PhaseReport(Shown):
         silent_s: For how many seconds nothing was printed; ``None`` if
             unknown.
 
+        idle_s: For how many seconds no step was made, by the clock of a log
+            that trains and goes on with other lines; ``None`` if unknown.
+
         ended: How the job ended, or ``None`` while nothing shows that it has.
 
         is_normal: Whether nothing is wrong; ``None`` if unknown, as without a
@@ -168,6 +171,7 @@ class PhaseReport(Shown):
     last_line: LogLine | None = None
     last_time: float | None = None
     silent_s: float | None = None
+    idle_s: float | None = None
     ended: Outcome | None = None
     is_normal: bool | None = None
     verdict: str = ""
@@ -244,6 +248,7 @@ class PhaseReport(Shown):
             "last_line": self.last_line.text if self.last_line else None,
             "last_time": self.last_time,
             "silent_s": self.silent_s,
+            "idle_s": self.idle_s,
             "ended": self.ended,
             "is_normal": self.is_normal,
             "verdict": self.verdict,

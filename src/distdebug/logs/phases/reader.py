@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import attrs
 
+from ..._search import TextIndex, make_text_index
 from ..lines import (
     Block,
     LogLine,
@@ -29,7 +30,6 @@ from ..lines import (
 )
 from ..rules import LOST_PEER_PATTERN
 from ..tracebacks import TRACEBACK_HEADER, TracebackReader
-from ..word_index import TextIndex, make_text_index
 from .framework_rules import (
     Ending,
     Failure,

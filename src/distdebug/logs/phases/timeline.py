@@ -312,6 +312,16 @@ class Timeline:
             for track in self.tracks.values()
         )
 
+    @property
+    def idle_s(self) -> float | None:
+        """
+        Return how long before the last line the last step was, if it trains.
+        """
+        last = max((x.last_at or 0.0 for x in self.tracks.values()), default=0)
+        if not (self.trains and last and self.time) or self.ending:
+            return None
+        return max(self.time - last, 0.0)
+
     def track(self, framework: FrameworkRules, phase: Phase) -> PhaseTrack:
         """
         Return the track of a phase; create it if nothing was seen of it.

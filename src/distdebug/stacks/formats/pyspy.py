@@ -288,6 +288,7 @@ _READERS: Mapping[Any, Callable[[Any], Any]] = {
     "int | None": lambda value: None if value is None else _number(value),
     "float": lambda value: _seconds(value) or 0.0,
     "float | None": _seconds,
+    "bool": lambda value: value is True,
     "bool | None": _boolean,
     "tuple[int, ...]": lambda values: tuple(map(_number, values or ())),
     "tuple[StackFrame, ...]": _parse_json_frames,

@@ -217,6 +217,7 @@ class _ProcessDraft:
     pid: int = UNKNOWN_PID
     command: str = ""
     heading: Heading = attrs.field(factory=Heading)
+    fatal_error: str = ""
     blocks: list[Block] = attrs.field(factory=list)
     gpu_lines: list[str] = attrs.field(factory=list)
     on_gpu: bool = False
@@ -339,6 +340,7 @@ def _add_line(line: str, draft: _ProcessDraft) -> None:
     else:
         known = draft.heading
         draft.heading = Heading(pid=known.pid, host=known.host)
+        draft.fatal_error = ""
 
 
 def _match_header(line: str) -> tuple[str, Any]:
@@ -389,6 +391,8 @@ def _read_process_line(line: str, drafts: list[_ProcessDraft]) -> bool:
     elif tracebacks.is_dump_start(line):
         if draft.blocks:
             drafts.append(_ProcessDraft(tool="faulthandler"))
+        drafts[-1].fatal_error = tracebacks.fatal_error(line)
+        drafts[-1].gap_left = _MOST_GAP
     elif (
         # An indented line is a frame, or belongs to one.
         not line.startswith("    ")
@@ -483,6 +487,7 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
         world_size=heading.world_size,
         host=heading.host,
         coordinates=heading.coordinates or parse_coordinates(draft.command),
+        fatal_error=draft.fatal_error,
         kernels=parse_kernels("\n".join(draft.gpu_lines))
         if draft.gpu_lines
         else (),

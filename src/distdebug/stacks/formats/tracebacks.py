@@ -50,9 +50,13 @@ _C_FRAME = re.compile(
     r'Binary file "(?P<file>.{0,4096}?)", at (?P<name>\S{0,4096})'
     r" \[0x[0-9a-f]{1,16}\]"
 )
+# What stands before the stacks of a process: that they were asked for, or what
+# it died of, as faulthandler, torch's and absl's handlers of signals write it.
 _match_dump_start = header_matcher(
     r"Timeout \(\d{1,9}(?: days?, )?[\d:.]{1,30}\)!"
-    r"|(?:Fatal Python error|Windows fatal exception): .*"
+    r"|(?:Fatal Python error|Windows fatal exception): (?P<error>.*)"
+    r"|!{3,20} (?P<signal>\w.{0,60}?) encountered !{3,20}"
+    r"|\*{3} (?P<name>SIG(?:SEGV|BUS|ABRT|ILL|FPE)) (?:received at time=|\(@0x).{0,300}"
 )
 # Native threads other than the main one begin here.
 _THREAD_START = re.compile(
@@ -178,6 +182,15 @@ def is_dump_start(line: str) -> bool:
     return _match_dump_start(line) is not None
 
 
+def fatal_error(line: str) -> str:
+    """
+    Return the error that a line says the process dies of, or ``""``.
+    """
+    found = _match_dump_start(line)
+    groups = found.groupdict().values() if found else ()
+    return next((text.strip()[:100] for text in groups if text), "")
+
+
 def parse_faulthandler_threads(
     blocks: Iterable[Block],
 ) -> tuple[ThreadStack, ...]:
@@ -216,6 +229,7 @@ def _faulthandler_thread(
         thread_id=int(match["id"], 16) if match["id"] else None,
         frames=tuple(python),
         native=tuple(native),
+        is_current=match[0].startswith("Current"),
     )
 
 

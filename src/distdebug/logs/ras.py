@@ -1,0 +1,452 @@
+"""
+Read the status of NCCL's RAS, as ``ncclras`` prints it, as text or JSON.
+
+NCCL 2.24 and later keeps a thread per process that tells how many operations
+each rank has launched in each communicator, and which processes do not answer.
+Source of both forms: ``src/ras/client_support.cc`` of NCCL 2.24 to 2.31.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from .._io import read_ordinary
+from .._text import clean
+from ..findings import Cause, Evidence, Finding
+from ..ranks import ranks_text
+from .collectives.model import normalize_op
+
+
+_MOST_BYTES = 1 << 28
+_MOST_QUOTED = 4
+# What a file has in its first bytes if it is such a status.
+_TEXT_START = re.compile(rb"NCCL version \d|^Job summary\s+=+\s", re.MULTILINE)
+_JSON_START = re.compile(rb'^\s*\{\s*"nccl_version"')
+
+Problem = Literal["behind", "missing", "dead"]
+
+
+@attrs.frozen(kw_only=True)
+class RasRank:
+    """
+    A rank that RAS lists because something is wrong with it.
+
+    Attributes:
+        rank: Its rank within the communicator.
+
+        problem: ``"behind"`` in launching operations; ``"missing"``: its
+            process did not answer; ``"dead"``: nor does RAS expect it to.
+
+        launched: How many operations it has launched, if it is behind.
+
+        others: How many those have launched that are ahead of it.
+
+        op: The operation, such as ``"all_reduce"``; ``""`` if RAS counts all.
+
+        place: Its GPU, process, and node, as printed.
+
+        line: The line number in the file, from 1; 0 in JSON.
+    """
+
+    rank: int
+    problem: Problem
+    launched: int = 0
+    others: int = 0
+    op: str = ""
+    place: str = ""
+    line: int = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """
+        Return whether others have launched more.
+        """
+        return self.launched < self.others
+
+
+@attrs.frozen(kw_only=True)
+class RasCommunicator:
+    """
+    A communicator, and the ranks of it with which something is wrong.
+
+    Attributes:
+        name: Its hash, in hexadecimal digits.
+
+        size: How many ranks it has; 0 if unknown.
+
+        ranks: The ranks that are listed.
+    """
+
+    name: str
+    size: int = 0
+    ranks: tuple[RasRank, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class RasStatus:
+    """
+    One status of a job.
+
+    Attributes:
+        source: The file.
+
+        communicators: Those with which something is wrong.
+
+        gpus: How many GPUs the job has, one per rank; 0 if unknown.
+
+        silent: The first line about processes that do not answer, as printed,
+            and where it stands; ``None`` if all do.
+    """
+
+    source: str = ""
+    communicators: tuple[RasCommunicator, ...] = ()
+    gpus: int = 0
+    silent: tuple[str, int] | None = None
+
+
+def is_ras_status(head: bytes) -> bool:
+    """
+    Return whether a file is the status of RAS.
+
+    Args:
+        head: Its first bytes.
+    """
+    if _JSON_START.match(head):
+        return True
+    return bool(_TEXT_START.search(head)) and b"Job summary" in head
+
+
+def read_ras_status(path: str | os.PathLike[str]) -> tuple[RasStatus, ...]:
+    """
+    Read all statuses in a file, in their order.
+
+    Args:
+        path: What ``ncclras`` printed, once or again and again.
+
+    Raises:
+        OSError: It cannot be read.
+
+        ValueError: It is no ordinary file, too large, or damaged.
+    """
+    data = read_ordinary(path, _MOST_BYTES)
+    source = os.fspath(path)
+    if _JSON_START.match(data):
+        return tuple(_read_documents(data.decode("utf-8", "replace"), source))
+    return tuple(_read_text(data.decode("utf-8", "replace"), source))
+
+
+_DECODER = json.JSONDecoder()
+# NCCL 2.28.9 leaves out a comma between two lists.
+_NO_COMMA = re.compile(r"([\]}])(\s*)(?=[\"{])")
+
+
+def _read_documents(text: str, source: str) -> Iterator[RasStatus]:
+    is_first = True
+    while text := text.lstrip():
+        try:
+            document, end = _DECODER.raw_decode(text)
+        except ValueError:
+            mended = _NO_COMMA.sub(r"\1,\2", text)
+            if mended != text:
+                text = mended
+                continue
+            if is_first:
+                raise
+            return  # the last one is cut off
+        yield _parse_document(document, source)
+        text, is_first = text[end:], False
+
+
+def _parse_document(document: Any, source: str) -> RasStatus:
+    try:
+        communicators = tuple(
+            _parse_communicator(one) for one in document["communicators"]
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        msg = f"not what ncclras writes: {type(exc).__name__}: {exc}"
+        raise ValueError(msg) from None
+
+    return RasStatus(
+        source=source,
+        communicators=tuple(x for x in communicators if x.ranks),
+        gpus=max((x.size for x in communicators), default=0),
+    )
+
+
+def _parse_communicator(data: Mapping[str, Any]) -> RasCommunicator:
+    found: list[RasRank] = []
+    for one in data.get("missing_ranks") or ():
+        is_dead = (one.get("status") or {}).get("considered_dead") is True
+        problem: Problem = "dead" if is_dead else "missing"
+        found.append(
+            RasRank(rank=int(one["rank"]), problem=problem, place=_place(one))
+        )
+    known = list(data.get("ranks") or ())
+    ops = known[0]["collective_counts"] if known else ()
+    for op in ops:
+        counts = {
+            int(x["rank"]): int(x["collective_counts"][op]) for x in known
+        }
+        most = max(counts.values())
+        found += (
+            RasRank(
+                rank=int(one["rank"]),
+                problem="behind",
+                launched=counts[int(one["rank"])],
+                others=most,
+                op=normalize_op(str(op)),
+                place=_place(one),
+            )
+            for one in known
+            if counts[int(one["rank"])] < most
+        )
+    return RasCommunicator(
+        name=str(data["hash"]).removeprefix("0x"),
+        size=int(data["size"]),
+        ranks=tuple(found),
+    )
+
+
+def _place(one: Mapping[str, Any]) -> str:
+    return f"GPU {one['cuda_dev']}, process {one['pid']} on {one['host']}"
+
+
+_STATUS_START = re.compile(r"^Job summary\s*$", re.MULTILINE)
+_TOTAL_GPUS = re.compile(r"\s*\d+\s+\d+\s+\d+\s+\d+\s+(\d+)")
+_GROUP_ROW = re.compile(
+    r"\s*(\d+)(?:\s+[\d-]+){3}\s+(\d+)\s+\d+(?:\s+[A-Z]+){2}"
+)
+_COMMUNICATOR = re.compile(r"#(\d+)-\d+ \(([0-9a-f]+)\) ([A-Z]+)")
+_OPERATION = re.compile(
+    r"\s+Communicator ranks have different (\w+) operation"
+)
+_COUNT = re.compile(
+    r"\s+(?:\d+ ranks?|Rank \d+) ha(?:ve|s)"
+    r" (?:launched up to operation (?P<count>\d+)|not launched any operations)"
+)
+_SILENT = re.compile(
+    r"\s+(?:Missing communicator data from \d+ job process"
+    r"|\d+ job process(?:es are| is) considered dead)"
+)
+_LISTED = re.compile(r"\s+Rank (?P<rank>\d+) .*?-- (?P<place>.{1,200})")
+
+
+def _read_text(text: str, source: str) -> Iterator[RasStatus]:
+    starts = [x.start() for x in _STATUS_START.finditer(text)]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        reader = _TextReader()
+        first = text.count("\n", 0, start) + 1
+        for number, line in enumerate(text[start:end].split("\n"), first):
+            reader.read(line[:1000].rstrip(), number)
+        yield RasStatus(
+            source=source,
+            communicators=reader.communicators(),
+            gpus=reader.gpus,
+            silent=reader.silent,
+        )
+
+
+@attrs.define
+class _TextReader:
+    """
+    Read the lines of one status.
+    """
+
+    gpus: int = 0
+    silent: tuple[str, int] | None = None
+    sizes: dict[str, int] = attrs.field(factory=dict)
+    found: list[RasCommunicator] = attrs.field(factory=list)
+    # Of the communicator that is being read.
+    is_incomplete: bool = False
+    op: str | None = None
+    launched: int = 0
+    # How far the first ranks are, by communicator and operation.
+    most: dict[tuple[int, str], int] = attrs.field(factory=dict)
+
+    def read(self, line: str, number: int) -> None:
+        """
+        Read a line.
+        """
+        if not self.gpus and (row := _TOTAL_GPUS.fullmatch(line)):
+            self.gpus = int(row[1])
+        elif row := _GROUP_ROW.fullmatch(line):
+            self.sizes[row[1]] = int(row[2])
+        elif row := _COMMUNICATOR.match(line):
+            group, name, error = row.groups()
+            self.is_incomplete = error == "INCOMPLETE"
+            size = self.sizes.get(group, 0)
+            self.found.append(RasCommunicator(name=name, size=size))
+            self.op = None
+        elif row := _OPERATION.match(line):
+            self.op = "" if row[1] == "collective" else normalize_op(row[1])
+        elif self.found:
+            self._read_rank(line, number)
+        elif self.silent is None and _SILENT.match(line):
+            self.silent = line.strip(), number
+
+    def _read_rank(self, line: str, number: int) -> None:
+        if count := _COUNT.match(line):
+            key = len(self.found) - 1, self.op or ""
+            self.launched = int(count["count"] or 0)
+            self.most[key] = max(self.most.get(key, 0), self.launched)
+        listed = _LISTED.fullmatch(line)
+        if listed is None or (self.op is None and not self.is_incomplete):
+            return
+
+        rank = RasRank(
+            rank=int(listed["rank"]),
+            problem="missing" if self.is_incomplete else "behind",
+            launched=self.launched,
+            op=self.op or "",
+            place=listed["place"],
+            line=number,
+        )
+        last = self.found[-1]
+        self.found[-1] = attrs.evolve(last, ranks=(*last.ranks, rank))
+
+    def communicators(self) -> tuple[RasCommunicator, ...]:
+        """
+        Return those with which something is wrong.
+        """
+        known = []
+        for index, one in enumerate(self.found):
+            ranks = (
+                attrs.evolve(x, others=self.most.get((index, x.op), 0))
+                for x in one.ranks
+            )
+            wrong = (x for x in ranks if x.problem != "behind" or x.is_behind)
+            known.append(attrs.evolve(one, ranks=tuple(wrong)))
+        return tuple(x for x in known if x.ranks)
+
+
+def ras_findings(statuses: Iterable[RasStatus]) -> tuple[Finding, ...]:
+    """
+    Tell which ranks hold up the others, and which do not answer.
+
+    Args:
+        statuses: In the order of time; the last one of each file counts, and
+            the one before it shows whether ranks have moved since.
+    """
+    by_file: dict[str, list[RasStatus]] = {}
+    for status in statuses:
+        by_file.setdefault(status.source, []).append(status)
+    findings: list[Finding] = []
+    for several in by_file.values():
+        before = set(_positions(several[-2])) if several[1:] else set()
+        last = several[-1]
+        # The largest communicator first: it names global ranks.
+        found = [
+            finding
+            for one in sorted(last.communicators, key=lambda x: -x.size)
+            for finding in _communicator_findings(last, one, before)
+        ]
+        if last.silent and not any(
+            x.cause is Cause.RANK_CRASHED for x in found
+        ):
+            found.insert(0, _silent_finding(last, *last.silent))
+        findings += found
+    return tuple(findings)
+
+
+_Position = tuple[str, int, str, int]
+
+
+def _positions(status: RasStatus) -> Iterator[_Position]:
+    for one in status.communicators:
+        for rank in one.ranks:
+            yield one.name, rank.rank, rank.op, rank.launched
+
+
+def _communicator_findings(
+    status: RasStatus, one: RasCommunicator, before: set[_Position]
+) -> Iterator[Finding]:
+    if gone := [x for x in one.ranks if x.problem != "behind"]:
+        finding = _make_finding(
+            Cause.RANK_CRASHED,
+            status,
+            one,
+            gone,
+            f"{'does' if len(gone) == 1 else 'do'} not answer NCCL: ended, "
+            "stopped, or on a node that cannot be reached",
+        )
+        is_dead = any(x.problem == "dead" for x in gone)
+        yield _confirm(finding) if is_dead else finding
+    behind = [x for x in one.ranks if x.problem == "behind"]
+    for op in dict.fromkeys(x.op for x in behind):
+        same = [x for x in behind if x.op == op]
+        call = op or "operation"
+        finding = _make_finding(
+            Cause.RANK_NOT_ARRIVED,
+            status,
+            one,
+            same,
+            f"launched {call} #{min(x.launched for x in same)} last, and others "
+            f"#{same[0].others}",
+        )
+        stands = all(
+            (one.name, x.rank, op, x.launched) in before for x in same
+        )
+        yield _confirm(finding) if stands else finding
+
+
+def _make_finding(
+    cause: Cause,
+    status: RasStatus,
+    one: RasCommunicator,
+    listed: Sequence[RasRank],
+    text: str,
+) -> Finding:
+    numbers = sorted({x.rank for x in listed})
+    is_world = one.size == status.gpus
+    who = ranks_text(numbers)
+    if not is_world:
+        who += f" of communicator {one.name}"
+    return Finding(
+        cause=cause,
+        ranks=tuple(numbers) if is_world else (),
+        summary=f"{who} {text}",
+        # Calls that are being launched make ranks differ, too.
+        confidence="possible",
+        remedy="ask again (ncclras) after a minute; if it tells the same, "
+        f"{cause.remedy}",
+        evidence=tuple(
+            Evidence(
+                kind="log",
+                source=status.source,
+                location=f"line {x.line}" if x.line else "",
+                quote=clean(f"rank {x.rank}: {x.place}"),
+            )
+            for x in listed[:_MOST_QUOTED]
+        ),
+    )
+
+
+def _silent_finding(status: RasStatus, line: str, number: int) -> Finding:
+    quoted = Evidence(
+        kind="log",
+        source=status.source,
+        location=f"line {number}",
+        quote=clean(line),
+    )
+    return Finding(
+        cause=Cause.RANK_CRASHED,
+        ranks=(),
+        summary="processes do not answer NCCL: ended, stopped, or on a node "
+        "that cannot be reached",
+        confidence="likely" if "dead" in line else "possible",
+        remedy=Cause.RANK_CRASHED.remedy,
+        evidence=(quoted,),
+    )
+
+
+def _confirm(finding: Finding) -> Finding:
+    return attrs.evolve(
+        finding, confidence="likely", remedy=finding.cause.remedy
+    )

@@ -1,0 +1,302 @@
+"""
+What the status of NCCL's RAS tells.
+
+The texts have the form that ``src/ras/client_support.cc`` of NCCL prints.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from distdebug import diagnose
+from distdebug.findings import Cause
+from distdebug.logs import is_ras_status, ras_findings, read_ras_status
+
+
+STATUS = """\
+NCCL version 2.28.3 compiled with CUDA 13.0
+CUDA runtime version 13000, driver version 13000
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      2          4            1          8        8
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         2         4         8         8   RUNNING  {error}
+    1         4         2         1         2         8   RUNNING      OK
+
+Errors
+======
+
+{errors}
+Warnings
+========
+
+{warnings}
+"""
+BEHIND = """\
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  7 ranks have launched up to operation 6650
+  Rank 5 has launched up to operation 6649 -- GPU 1 managed by process 77 on \
+node 10.0.0.2
+
+"""
+MANY_BEHIND = """\
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+  6 ranks have launched up to operation 9
+  2 ranks have not launched any operations
+  Rank 2 -- GPU 2 managed by process 74 on node 10.0.0.1
+  Rank 3 -- [process information not found]
+
+"""
+MISSING = """\
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 78 on node 10.0.0.2 managing GPU 2
+
+#0-0 (27a079b828ff1a75) INCOMPLETE
+  Missing communicator data from 1 rank
+  Rank 6 -- GPU 2 managed by process 78 on node 10.0.0.2
+
+"""
+DEAD = """\
+DEAD
+  12 job processes are considered dead (unreachable via the RAS network)
+
+"""
+SMALL = """\
+#1-2 (1af08a6c) MISMATCH
+  Communicator ranks have different Broadcast operation counts
+  Rank 0 has launched up to operation 4 -- GPU 0 managed by process 5 on node a
+  Rank 1 has not launched any operations -- GPU 1 managed by process 6 on node b
+
+"""
+
+
+def status(errors="", warnings="", error="OK"):
+    """
+    A status with these errors and warnings.
+    """
+    return STATUS.format(errors=errors, warnings=warnings, error=error)
+
+
+@pytest.fixture
+def findings(tmp_path):
+    """
+    A function that reads what is in a file.
+    """
+
+    def read(text):
+        path = tmp_path / "ras.log"
+        path.write_text(text)
+        assert is_ras_status(path.read_bytes()[:4096])
+        return ras_findings(read_ras_status(path))
+
+    return read
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        ("text", "cause", "ranks", "said"),
+        [
+            (
+                status(warnings=BEHIND),
+                *(Cause.RANK_NOT_ARRIVED, (5,)),
+                "rank 5 launched all_reduce #6649 last, and others #6650",
+            ),
+            (
+                status(warnings=MANY_BEHIND),
+                *(Cause.RANK_NOT_ARRIVED, (2, 3)),
+                "ranks 2-3 launched operation #0 last, and others #9",
+            ),
+            (
+                status(errors=MISSING),
+                *(Cause.RANK_CRASHED, (6,)),
+                "rank 6 does not answer NCCL",
+            ),
+            (
+                status(errors=DEAD),
+                *(Cause.RANK_CRASHED, ()),
+                "processes do not answer NCCL",
+            ),
+            (
+                status(warnings=SMALL),
+                *(Cause.RANK_NOT_ARRIVED, ()),
+                "rank 1 of communicator 1af08a6c launched broadcast #0 last",
+            ),
+        ],
+    )
+    def test_told(self, text, cause, ranks, said, findings):
+        """
+        It is told who is behind, or does not answer.
+        """
+        (finding,) = findings(text)
+
+        assert (cause, ranks) == (finding.cause, finding.ranks)
+        assert finding.summary.startswith(said)
+
+    def test_place(self, findings):
+        """
+        The line with the process and its node is quoted.
+        """
+        (finding,) = findings(status(warnings=BEHIND))
+
+        (evidence,) = finding.evidence
+        assert "line 29" == evidence.location
+        assert "rank 5: GPU 1 managed by process 77 on node 10.0.0.2" == (
+            evidence.quote
+        )
+
+    @pytest.mark.parametrize(
+        ("before", "confidence"),
+        [
+            ("", "possible"),
+            (status(), "possible"),
+            (status(warnings=BEHIND.replace("6649", "6601")), "possible"),
+            (status(warnings=BEHIND), "likely"),
+        ],
+    )
+    def test_again(self, before, confidence, findings):
+        """
+        Who has not moved since the status before is likely stuck.
+        """
+        (finding,) = findings(before + status(warnings=BEHIND))
+
+        assert confidence == finding.confidence
+        assert (confidence == "possible") == ("ncclras" in finding.remedy)
+
+
+def communicator(*counts, missing=()):
+    """
+    A communicator in JSON.
+    """
+    where = {"host": "10.0.0.1", "pid": 70, "cuda_dev": 1, "nvml_dev": 1}
+    return {
+        "hash": "0x27a0",
+        "size": len(counts) + len(missing),
+        "ranks": [
+            {
+                "rank": rank,
+                **where,
+                "collective_counts": {"Broadcast": 1, "AllReduce": count},
+            }
+            for rank, count in enumerate(counts)
+        ],
+        "missing_ranks": [
+            {"rank": rank, **where, "status": {"considered_dead": is_dead}}
+            for rank, is_dead in missing
+        ],
+    }
+
+
+def document(*communicators):
+    """
+    A status in JSON.
+    """
+    data = {"nccl_version": "2.28.3", "communicators": communicators}
+    return json.dumps(data, indent=2)
+
+
+class TestJson:
+    @pytest.mark.parametrize(
+        ("one", "cause", "ranks", "confidence"),
+        [
+            (
+                communicator(5, 5, 3, 5),
+                *(Cause.RANK_NOT_ARRIVED, (2,), "possible"),
+            ),
+            (
+                communicator(5, 5, missing=[(2, False)]),
+                *(Cause.RANK_CRASHED, (2,), "possible"),
+            ),
+            (
+                communicator(5, 5, missing=[(2, True)]),
+                *(Cause.RANK_CRASHED, (2,), "likely"),
+            ),
+        ],
+    )
+    def test_told(self, one, cause, ranks, confidence, findings):
+        """
+        JSON tells the same as text.
+        """
+        (finding,) = findings(document(one))
+
+        assert (cause, ranks, confidence) == (
+            *(finding.cause, finding.ranks, finding.confidence),
+        )
+
+    def test_several(self, findings):
+        """
+        Several documents show who has not moved; a cut one costs no other.
+        """
+        one = document(communicator(5, 5, 3, 5))
+
+        (finding,) = findings(f"{one}\n{one}\n{one[:200]}")
+
+        assert "likely" == finding.confidence
+
+    def test_no_comma(self, findings):
+        """
+        NCCL 2.28.9 leaves a comma out.
+        """
+        text = document(communicator(5, 5, 3, 5))
+
+        (finding,) = findings(text.replace("],", "]"))
+
+        assert (2,) == finding.ranks
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"nccl_version": "2.28.3", ',
+            '{"nccl_version": "2.28.3", "communicators": 7}',
+            '{"nccl_version": "2.28.3", "communicators": [{"ranks": [1]}]}',
+        ],
+    )
+    def test_damaged(self, text, tmp_path):
+        """
+        A file that is none is told with the reason.
+        """
+        path = tmp_path / "ras.json"
+        path.write_text(text)
+
+        with pytest.raises(ValueError, match=r"ncclras|Expecting"):
+            read_ras_status(path)
+
+
+class TestDiagnose:
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("ras.log", status(warnings=BEHIND)),
+            ("ras.json", document(communicator(5, 5, 5, 5, 5, 3))),
+        ],
+    )
+    def test_verdict(self, name, text, tmp_path):
+        """
+        It is evidence like any other.
+        """
+        (tmp_path / name).write_text(text)
+
+        verdict = diagnose(tmp_path).verdict
+
+        assert (Cause.RANK_NOT_ARRIVED, (5,)) == (verdict.cause, verdict.ranks)
+
+    def test_healthy(self, tmp_path):
+        """
+        A status without errors is that of a job that may be healthy.
+        """
+        (tmp_path / "ras.log").write_text(status())
+
+        assert diagnose(tmp_path).is_healthy
