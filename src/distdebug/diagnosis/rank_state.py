@@ -529,6 +529,9 @@ def _weaken_healthy_verdict(diagnosis: Diagnosis, note: str) -> Diagnosis:
     """
     Lower a healthy verdict to possible, and say why.
     """
+    if diagnosis.verdict.cause is not Cause.HEALTHY:
+        return diagnosis
+
     healthy = attrs.evolve(
         diagnosis.verdict,
         summary=f"{diagnosis.verdict.summary}; but {note}",

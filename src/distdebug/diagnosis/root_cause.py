@@ -214,7 +214,8 @@ def _live_ranks(stacks: Iterable[ProcessStacks]) -> set[int]:
 
 def _diagnose_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
     dumps = flight.dumps
-    diagnosis = flight.to_diagnosis()
+    alive = frozenset(_live_ranks(found.stacks))
+    diagnosis = attrs.evolve(flight, alive=alive).to_diagnosis()
     if _has_no_calls(dumps):
         # Sidecars hold stacks even if the recorder holds no calls.
         stacks = combine_stacks(dumps, found.stacks)
@@ -227,9 +228,10 @@ def _diagnose_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
 
     views = build_host_views(dumps, found.stacks)
     diagnosis = refine(diagnosis, views, dumps, flight.waits)
-    if diagnosis.verdict.cause in _RUNNING_CAUSES and not all_exited_cleanly(
-        dumps
-    ):
+    is_running = (
+        diagnosis.verdict.cause in _RUNNING_CAUSES or not diagnosis.findings
+    )
+    if is_running and not all_exited_cleanly(dumps):
         stacks = combine_stacks(dumps, found.stacks)
         diagnosis = recheck_running_job(diagnosis, views, dumps, stacks)
     diagnosis = _note_progress(diagnosis, found.stacks)

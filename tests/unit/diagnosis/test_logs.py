@@ -221,7 +221,7 @@ class TestPlaces:
         """
         for host in ("n1", "n2"):
             write_facts(tmp_path / host)
-            (tmp_path / host / "train.log").write_text("x")
+            (tmp_path / host / "train.log").write_text(LOADING)
 
         logs = read_logs(tmp_path / place)
 

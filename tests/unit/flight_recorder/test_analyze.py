@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from functools import partial
 
+import attrs
 import pytest
 
 from distdebug.errors import NoDumpsError
@@ -289,12 +290,35 @@ class TestCrash:
 
     def test_at_rest(self, dumps_of):
         """
-        If no rank waits, a lost dump is merely mentioned.
+        If no rank waits, one without a dump may still have died.
         """
         report = analyze_dumps(dumps_of(train(), missing=[3]))
 
-        assert Cause.HEALTHY is report.verdict.cause
-        assert report.verdict.summary.endswith("; rank 3 left none")
+        verdict = report.verdict
+        assert (Cause.RANK_CRASHED, (3,), "possible") == (
+            *(verdict.cause, verdict.ranks, verdict.confidence),
+        )
+        assert verdict.summary.startswith("rank 3 left no dump, and nothing")
+
+    @pytest.mark.parametrize(
+        ("missing", "alive"),
+        [
+            # Most dumps were not collected.
+            ([1, 2, 3], frozenset()),
+            # Its stack was taken from a process that runs.
+            ([3], frozenset({3})),
+        ],
+    )
+    def test_not_collected(self, missing, alive, dumps_of):
+        """
+        Where much is missing, or a rank lives, a lost dump is mentioned only.
+        """
+        report = analyze_dumps(dumps_of(train(), missing=missing))
+
+        verdict = attrs.evolve(report, alive=alive).verdict
+
+        assert Cause.HEALTHY is verdict.cause
+        assert verdict.summary.endswith("left none")
 
 
 class TestDevice:

@@ -409,6 +409,27 @@ class TestForeignFiles:
         assert (2,) == dumps.ranks
         assert 2 == dumps[2].rank
 
+    def test_numbered_by_node(self, job, tmp_path):
+        """
+        If each node numbers its files anew, the groups tell the ranks.
+        """
+        for ranks, name in (([0, 1], "tp"), ([2, 3], "tp")):
+            job.collective("all_reduce", job.new_group(ranks, name))
+        for ranks in ([0, 2], [1, 3]):
+            job.collective("all_reduce", job.new_group(ranks, "dp"))
+        for rank, path in make_dumps(tmp_path, job).items():
+            node = tmp_path / f"node{rank // 2}"
+            node.mkdir(exist_ok=True)
+            path.rename(node / f"nccl_trace_rank_{rank % 2}")
+
+        dumps = read_dumps(tmp_path)
+
+        assert (0, 1, 2, 3) == dumps.ranks
+        assert () == dumps.problems
+        assert [f"node{r // 2}/nccl_trace_rank_{r % 2}" for r in range(4)] == [
+            str(Path(dumps[r].path).relative_to(tmp_path)) for r in range(4)
+        ]
+
 
 @pytest.mark.usefixtures("decoded_here")
 class TestSeveralFiles:
@@ -427,7 +448,8 @@ class TestSeveralFiles:
             (
                 3,
                 "nccl_trace_rank_3",
-                "not used: nccl_trace_rank_3 is newer",
+                f"not used: {tmp_path}/b/nccl_trace_rank_3 is newer; if that is "
+                "of another node, name the files by their rank in the whole job",
             )
         ] == reasons(dumps)
 

@@ -46,6 +46,8 @@ class FlightReport(Shown):
 
         about: Text of the filter, such as ``" of rank 3"``; ``""`` without
             one.
+
+        alive: Ranks that are known to live, whether or not they left a dump.
     """
 
     findings: tuple[Finding, ...]
@@ -56,6 +58,7 @@ class FlightReport(Shown):
     outdated: tuple[int, ...]
     dumps: Dumps = attrs.field(repr=False)
     about: str = ""
+    alive: frozenset[int] = frozenset()
 
     @property
     def verdict(self) -> Finding:
@@ -64,12 +67,17 @@ class FlightReport(Shown):
         """
         if self.findings:
             return self.findings[0]
+        if not _has_records(self.dumps):
+            return _no_records_finding(self.dumps)
+        return _lost_finding(self) or _healthy_finding(self)
 
-        return (
-            _healthy_finding(self)
-            if _has_records(self.dumps)
-            else _no_records_finding(self.dumps)
-        )
+    @property
+    def without_dump(self) -> tuple[int, ...]:
+        """
+        The ranks of the job of which there is no dump, ascending.
+        """
+        missing = {m.rank for m in self.missing if m.rank is not None}
+        return tuple(sorted(missing.difference(self.dumps.ranks)))
 
     def to_diagnosis(self) -> Diagnosis:
         """
@@ -114,9 +122,36 @@ def _has_records(dumps: Dumps) -> bool:
     )
 
 
+def _lost_finding(report: FlightReport) -> Finding | None:
+    """
+    Return that a few ranks may have died, of which no dump is there.
+
+    Gloo ends the calls of the others, too, when such a rank goes away.
+    """
+    damaged = {m.rank for m in report.missing if m.source is not None}
+    ended = {
+        rank
+        for rank, sidecar in report.dumps.sidecars.items()
+        if sidecar.reason == "exit" and not sidecar.error
+    }
+    lost = set(report.without_dump) - damaged - ended - report.alive
+    if report.about or not 0 < 2 * len(lost) < len(report.dumps):
+        return None
+
+    rest = ranks_text(report.dumps.ranks)
+    return Finding(
+        cause=Cause.RANK_CRASHED,
+        ranks=tuple(sorted(lost)),
+        summary=f"{ranks_text(sorted(lost))} left no dump, and nothing is stuck "
+        f"in those of {rest}",
+        confidence="possible",
+        remedy="see whether these ranks still run: if so, take their dumps, too; "
+        "if not, look for their end in the logs of their nodes",
+    )
+
+
 def _healthy_finding(report: FlightReport) -> Finding:
-    missing = {m.rank for m in report.missing if m.rank is not None}
-    without = sorted(missing.difference(report.dumps.ranks))
+    without = report.without_dump
     return Finding(
         cause=Cause.HEALTHY,
         ranks=(),

@@ -243,12 +243,20 @@ class Tables:
         return GroupConfig(name, desc, members)
 
 
-def infer_rank(dump: RankDump) -> int | None:
+def infer_rank(file: DumpFile, dump: RankDump) -> int | None:
     """
-    Return the rank of a dump if only one is in all its process groups.
+    Return the rank of a dump.
+
+    A rank is in all process groups that its dump lists.  If the number in the
+    name of the file is not, the files are numbered on each node anew.
     """
+    if file.sidecar is not None:
+        return file.rank
+
     members = [set(c.ranks) for c in dump.configs if c.ranks]
     common = set.intersection(*members) if members else set()
+    if file.rank is not None and (file.rank in common or len(common) != 1):
+        return file.rank
     return common.pop() if len(common) == 1 else None
 
 
@@ -569,8 +577,7 @@ def choose_dumps(
     problems = []
     candidates = defaultdict(list)
     for one in decoded:
-        if (rank := one.file.rank) is None:
-            rank = infer_rank(one.dump)
+        rank = infer_rank(one.file, one.dump)
         if rank is None:
             problems.append(_missing_dump(one.file, _NO_RANK))
         else:
@@ -582,9 +589,7 @@ def choose_dumps(
         best = max(rivals, key=_preference)
         by_rank[rank] = best.dump
         problems += [
-            _missing_dump(
-                r.file, f"not used: {_file_name(best.file)} is newer", rank
-            )
+            _missing_dump(r.file, _reason_against(r.file, best.file), rank)
             for r in rivals
             if r is not best and not _is_same_dump(r, best)
         ]
@@ -692,6 +697,19 @@ def _missing_dump(
         rank=file.rank if rank is None else rank,
         source=file.path,
     )
+
+
+def _reason_against(file: DumpFile, best: DumpFile) -> str:
+    """
+    Return why a dump is not used where there is another one of the same rank.
+    """
+    is_elsewhere = PurePath(file.path).parent != PurePath(best.path).parent
+    if is_elsewhere and not (file.sidecar or best.sidecar):
+        return (
+            f"not used: {best.path} is newer; if that is of another node, name "
+            "the files by their rank in the whole job"
+        )
+    return f"not used: {_file_name(best)} is newer"
 
 
 def _file_name(file: DumpFile) -> str:
