@@ -313,10 +313,11 @@ def _find_reason(
     """
     Return the finding that explains why ranks waited or failed, if any.
     """
-    if base.cause is Cause.NATIVE_CRASH and base.confidence != "certain":
-        # A process that aborts has said why before.
-        others = (f for f in findings if f.cause is not base.cause)
-        return next(filter(_is_sure, others), None)
+    if base.cause is Cause.NATIVE_CRASH:
+        # Its log tells what came first; what aborts has said why before.
+        is_open = base.confidence != "certain"
+        others = (f for f in findings if is_open and f.cause is not base.cause)
+        return next((f for f in (*others, *fatal) if _is_sure(f)), None)
     # A fatal cause explains a wait, not the other way round.
     is_wait = base.cause.is_peer_wait
     if fatal and (is_wait or base.cause.is_consequence):

@@ -3,12 +3,17 @@ Find stragglers: ranks that are the last to arrive again and again.
 
 Clocks of hosts differ.  All ranks notice the end of a collective at the same
 time, so arrival times are first corrected by these ends.
+
+Who waits for a straggler in one group comes late to the next one, without being
+slow.  So what counts is the excess over the others since the last call of the
+same group, less the waits in other groups meanwhile; this is delay analysis
+(Böhme et al., Identifying the root causes of wait states, 2010) for groups.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -26,7 +31,7 @@ _MIN_WAITS = 4
 # A straggler causes this share of all waits, by number and by time …
 _MIN_SHARE_OF_WAITS = 0.6
 # … and they cost this share of the time.
-_MIN_SHARE_OF_TIME = 0.1
+_MIN_SHARE_OF_TIME = 0.03
 # Hosts jitter by some milliseconds; devices do not.
 _MIN_HOST_DELAY_NS = 5_000_000
 _MIN_DEVICE_DELAY_NS = 100_000
@@ -34,9 +39,14 @@ _MIN_DEVICE_DELAY_NS = 100_000
 _MIN_SIGMAS = 3
 # A larger share is a clock offset, not a delay.
 _MAX_SHARE_OF_TIME = 0.95
-# A watchdog notices the end of a call up to 100 ms late.  If it polls in step
-# with the job, averaging does not remove this.
-_WATCHDOG_POLL_NS = 12_000_000
+# A watchdog looks for the ends of calls every 100 ms.  If it does so in step with
+# the job, averaging does not remove that it is late by up to as much.
+_POLL_NS = 100_000_000
+_POLL_DOUBT_NS = 12_000_000
+# Ends that ranks notice within this time of each other, and that do not come in
+# step with a watchdog, were not found by looking now and then.
+_EXACT_NS = 1_000_000
+_MAX_PHASE_NS = 5_000_000
 # A delay has to exceed the uncertainty of the clocks by this factor.
 _MIN_DOUBT_FACTOR = 4
 
@@ -53,14 +63,15 @@ class _Delay:
 
         kind: ``"host"`` or ``"device"``.
 
-        is_undecided: Whether no rank of the group is later than all others.
+        is_timed: Whether it is known by how much clocks differ, so that it is
+            no clock that is ahead.
     """
 
     share: float
     ns: float
     kind: str
     group: GroupRef
-    is_undecided: bool
+    is_timed: bool
     evidence: Evidence
 
 
@@ -69,12 +80,15 @@ class _CallTimes:
     """
     Times of the calls that all members of a group have on record.
 
-    Arrays have one row per rank and one column per call.
+    Arrays have one row per rank and one column per call.  *rows* are the indices
+    of the calls among the records of each rank.
     """
 
     group: GroupRef
     ranks: tuple[int, ...]
+    paths: Mapping[int, str]
     seq: NDArray[np.int64]
+    rows: NDArray[np.int64]
     created: NDArray[np.float64]
     completed: NDArray[np.float64]
     duration_ms: NDArray[np.float64]
@@ -90,61 +104,188 @@ def find_stragglers(job: Job) -> list[Finding]:
     tables = [
         t for i in range(len(job.states)) if (t := _collect_call_times(job, i))
     ]
-    delays_by_rank: dict[int, list[_Delay]] = defaultdict(list)
-    for table in tables:
-        for rank, delay in _measure_delays(table, job).items():
-            delays_by_rank[rank].append(delay)
+    arrivals = [_arrivals(table, job) for table in tables]
+    history = _History(job, tables, arrivals)
+    worst: dict[int, _Delay] = {}
+    for table, found in zip(tables, arrivals, strict=True):
+        for rank, delay in _measure_delays(table, found, history).items():
+            if delay.share >= max(
+                _MIN_SHARE_OF_TIME, worst[rank].share if rank in worst else 0
+            ):
+                worst[rank] = delay
+    ordered = sorted(worst.items(), key=lambda item: -item[1].share)
+    return [_straggler_finding(rank, delay) for rank, delay in ordered]
 
-    culprits = {
-        rank: max(delays, key=lambda delay: delay.share)
-        for rank, delays in delays_by_rank.items()
-        if _is_late_everywhere(delays)
-    }
-    ordered = sorted(culprits.items(), key=lambda item: -item[1].share)
-    return [_straggler_finding(rank, worst) for rank, worst in ordered]
 
-
-def _is_late_everywhere(delays: Sequence[_Delay]) -> bool:
+@attrs.frozen(kw_only=True, eq=False)
+class _Arrivals:
     """
-    Return whether a rank is late in all of its groups.
+    When each rank (row) came to each call (column), in nanoseconds.
 
-    Peers of a straggler are late in other groups only; the straggler is late
-    in all.  Larger groups are an exception: the peers that waited for it
-    arrive as late as it does.
+    Attributes:
+        host: By the clock that all share as far as is known.
+
+        doubt: The uncertainty of these clocks.
+
+        device: The same on the GPU, less the end of the call, if its duration
+            was measured: the last one waits least.
     """
-    late_in = [
-        set(d.group.ranks) for d in delays if d.share >= _MIN_SHARE_OF_TIME
-    ]
-    return bool(late_in) and all(
-        d.share >= _MIN_SHARE_OF_TIME
-        or (d.is_undecided and any(g < set(d.group.ranks) for g in late_in))
-        for d in delays
+
+    host: NDArray[np.float64]
+    doubt: float
+    device: NDArray[np.float64] | None
+
+
+def _arrivals(table: _CallTimes, job: Job) -> _Arrivals:
+    hosts = [host_of(job.dumps, rank) for rank in table.ranks]
+    offsets, doubt = clock_offsets_ns(table.completed, hosts)
+    # Durations do not depend on clocks, so they outweigh arrival times.
+    is_measured = bool(np.isfinite(table.duration_ms).all())
+    return _Arrivals(
+        host=table.created - offsets[:, None],
+        doubt=0.0 if _is_exact(table.completed - offsets[:, None]) else doubt,
+        device=-table.duration_ms * 1e6 if is_measured else None,
     )
 
 
-def _measure_delays(table: _CallTimes, job: Job) -> dict[int, _Delay]:
-    hosts = [host_of(job.dumps, rank) for rank in table.ranks]
-    offsets, doubt = clock_offsets_ns(table.completed, hosts)
-    arrived = table.created - offsets[:, None]
-    on_host = _host_delays(arrived)
-    # The last rank waits least, so its collectives are the shortest.
-    # Durations do not depend on clocks, so they outweigh arrival times.
-    compared_ranks = len(job.dumps)
-    measured = bool(np.isfinite(table.duration_ms).all())
-    if measured:
-        on_device = _lead_over_others(-table.duration_ms * 1e6)
-        shares = _delay_shares(
-            on_device, arrived, _MIN_DEVICE_DELAY_NS, compared_ranks
+class _History:
+    """
+    What each rank did between two calls of a group.
+
+    Attributes:
+        compared_ranks: How many ranks there are.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        tables: Sequence[_CallTimes],
+        arrivals: Sequence[_Arrivals],
+    ) -> None:
+        self.compared_ranks = len(job.dumps)
+        self._of_all: list[dict[int, float]] = []
+        entries = {rank: job.dumps[rank].entries for rank in job.dumps.ranks}
+        spans = {rank: np.zeros((2, len(e))) for rank, e in entries.items()}
+        waits = {rank: np.zeros(len(e)) for rank, e in entries.items()}
+        known = {rank: np.zeros(len(e), bool) for rank, e in entries.items()}
+        for table, found in zip(tables, arrivals, strict=True):
+            order = found.host if found.device is None else found.device
+            for rank, rows, came in zip(
+                table.ranks, table.rows, order, strict=True
+            ):
+                known[rank][rows] = True
+                if found.device is None:
+                    spans[rank][:, rows] = came, order.max(axis=0)
+                else:
+                    waits[rank][rows] = order.max(axis=0) - came
+            if len(table.ranks) == self.compared_ranks:
+                delays = _constant_delays(found.host).tolist()
+                self._of_all.append(
+                    dict(zip(table.ranks, delays, strict=True))
+                )
+        self._waited = {
+            rank: _total_waits(spans[rank], waits[rank]) for rank in entries
+        }
+        self._known = {rank: np.flatnonzero(k) for rank, k in known.items()}
+        self._created = {rank: e.created_ns for rank, e in entries.items()}
+
+    def offsets(
+        self, table: _CallTimes, found: _Arrivals
+    ) -> NDArray[np.float64]:
+        """
+        Return by how much the clock of each rank may be ahead of the others'.
+
+        It is so in all groups alike, so the least delay counts.
+        """
+        known = [
+            _constant_delays(found.host),
+            *(
+                np.array([of_all[rank] for rank in table.ranks])
+                for of_all in self._of_all
+            ),
+        ]
+        choices = np.array([delays - np.median(delays) for delays in known])
+        least = np.abs(choices).argmin(axis=0)
+        offsets: NDArray[np.float64] = np.take_along_axis(
+            choices, least[None, :], axis=0
         )
+        return offsets.T
+
+    def held(self, table: _CallTimes) -> NDArray[np.float64]:
+        """
+        Return how long ranks waited in other groups since the call before.
+        """
+        held = np.zeros(table.rows.shape)
+        for rank, rows, times in zip(
+            table.ranks, table.rows, held, strict=True
+        ):
+            total = self._waited[rank]
+            times[1:] = total[rows[1:]] - total[rows[:-1] + 1]
+        return held
+
+    def since_last(self, table: _CallTimes) -> NDArray[np.float64]:
+        """
+        Return how long before each call a rank had entered another one.
+        """
+        since = np.zeros(table.rows.shape)
+        for rank, rows, times in zip(
+            table.ranks, table.rows, since, strict=True
+        ):
+            calls, created = self._known[rank], self._created[rank]
+            before = calls[np.maximum(np.searchsorted(calls, rows) - 1, 0)]
+            times[:] = created[rows] - created[before]
+        return since
+
+
+def _total_waits(
+    spans: NDArray[np.float64], waits: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """
+    Return how long a rank has waited before each record, and after all.
+
+    Args:
+        spans: From when to when its host waited in each record; 0 if unknown.
+
+        waits: How long its GPU did; 0 if unknown.
+    """
+    starts, ends = spans
+    # A host may enter several calls before it waits for the first of them.
+    before = np.maximum.accumulate(np.concatenate([[0.0], ends[:-1]]))
+    waited = waits + np.maximum(ends - np.maximum(starts, before), 0)
+    return np.concatenate([[0.0], np.cumsum(waited)])
+
+
+def _measure_delays(
+    table: _CallTimes, found: _Arrivals, history: _History
+) -> dict[int, _Delay]:
+    held = history.held(table)
+    # A delay before a burst of calls counts once, not for each call.
+    since_last = np.maximum(history.since_last(table), 0)
+
+    def own_delays(order: NDArray[np.float64]) -> NDArray[np.float64]:
+        own: NDArray[np.float64] = np.minimum(
+            _lead_over_others(order), _lead_over_others(order - held)
+        )
+        return own
+
+    def shares_of(
+        delays: NDArray[np.float64], min_delay_ns: float
+    ) -> NDArray[np.float64]:
+        return _delay_shares(
+            delays, found.host, min_delay_ns, history.compared_ranks
+        )
+
+    on_host = np.minimum(own_delays(found.host), since_last)
+    if found.device is not None:
+        on_device = own_delays(found.device)
+        shares = shares_of(on_device, _MIN_DEVICE_DELAY_NS)
         is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
     else:
-        min_delay_ns = max(_MIN_DOUBT_FACTOR * doubt, _MIN_HOST_DELAY_NS)
-        varying = _host_delays(_remove_constant_delay(arrived))
+        doubt = max(_MIN_DOUBT_FACTOR * found.doubt, _MIN_HOST_DELAY_NS)
+        varying = own_delays(found.host - history.offsets(table, found))
         shares = np.maximum(
-            _delay_shares(on_host, arrived, min_delay_ns, compared_ranks),
-            _delay_shares(
-                varying, arrived, _MIN_HOST_DELAY_NS, compared_ranks
-            ),
+            shares_of(on_host, doubt),
+            shares_of(np.minimum(varying, since_last), _MIN_HOST_DELAY_NS),
         )
         is_host = np.ones(len(table.ranks), bool)
 
@@ -154,40 +295,34 @@ def _measure_delays(table: _CallTimes, job: Job) -> dict[int, _Delay]:
             ns=ns,
             kind="host" if host else "device",
             group=table.group,
-            is_undecided=not shares[:, 0].any(),
-            evidence=_straggler_evidence(
-                job.dumps[rank].path, rank, int(often), table
-            ),
+            is_timed=found.device is not None or np.isfinite(found.doubt),
+            evidence=_straggler_evidence(rank, int(often), table),
         )
         for rank, (share, ns, often), host in zip(
             table.ranks, shares.tolist(), is_host.tolist(), strict=True
         )
+        if share
     }
 
 
-def _straggler_evidence(
-    path: str, rank: int, often: int, table: _CallTimes
-) -> Evidence:
+def _straggler_evidence(rank: int, often: int, table: _CallTimes) -> Evidence:
     calls = f"#{table.seq[0]} to #{table.seq[-1]}"
     return Evidence(
         kind="dump",
-        source=path,
+        source=table.paths[rank],
         location=f"rank {rank}, times of calls {calls}",
         quote=f"the others wait for rank {rank} in {often:,} of "
         f"{len(table.seq):,} calls",
     )
 
 
-def _remove_constant_delay(
-    arrived: NDArray[np.float64],
-) -> NDArray[np.float64]:
+def _constant_delays(arrived: NDArray[np.float64]) -> NDArray[np.float64]:
     """
-    Remove constant delays of ranks, which may be clock offsets.
+    Return by how much each rank is late at least, which may be a clock offset.
     """
     deviations = arrived - np.median(arrived, axis=0)
-    constant = np.quantile(deviations, 0.1, axis=1, keepdims=True)
-    varying: NDArray[np.float64] = arrived - constant
-    return varying
+    constant: NDArray[np.float64] = np.quantile(deviations, 0.1, axis=1)
+    return constant
 
 
 def _delay_shares(
@@ -237,18 +372,6 @@ def _chance_limit(calls: int, ranks: int, compared_ranks: int) -> float:
     return float(mean + sigmas * deviation)
 
 
-def _host_delays(arrived: NDArray[np.float64]) -> NDArray[np.float64]:
-    """
-    Return the wait of all others for each rank (row) in each call (column).
-    """
-    # A delay before a burst of calls counts once, not for each call.
-    since_last = np.diff(arrived, axis=1, prepend=arrived[:, :1])
-    delays: NDArray[np.float64] = np.minimum(
-        _lead_over_others(arrived), np.maximum(since_last, 0)
-    )
-    return delays
-
-
 def _lead_over_others(order: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     Return how far each rank (row) exceeds all others, per call; 0 if not.
@@ -276,7 +399,7 @@ def _straggler_finding(rank: int, delay: _Delay) -> Finding:
         summary=f"rank {rank} is slow on its {delay.kind}: all others wait "
         f"{delay.ns / 1e6:,.1f} ms for it again and again in group "
         f"{str(delay.group)!r}, {delay.share:.0%} of the time",
-        confidence="likely",
+        confidence="likely" if delay.is_timed else "possible",
         remedy=f"compare the {delay.kind} of rank {rank} with the others: "
         f"{advice}",
         group=delay.group,
@@ -303,7 +426,9 @@ def _collect_call_times(job: Job, index: int) -> _CallTimes | None:
     return _CallTimes(
         group=job.states[index].group.ref,
         ranks=tuple(ranks),
+        paths={r: job.dumps[r].path for r in ranks},
         seq=common,
+        rows=np.array(rows),
         created=np.array([e.created_ns[at] for e, at in cells], float),
         completed=np.array([e.completed_ns[at] for e, at in cells], float),
         duration_ms=np.array([e.duration_ms[at] for e, at in cells]),
@@ -344,9 +469,31 @@ def clock_offsets_ns(
     deviations = ends - np.median(ends, axis=0)
     offsets = np.median(deviations, axis=1)
     noise = np.median(np.abs(deviations - offsets[:, None])) * 1.5
-    doubt = float(max(1.5 * noise / np.sqrt(ends.shape[1]), _WATCHDOG_POLL_NS))
+    doubt = float(max(1.5 * noise / np.sqrt(ends.shape[1]), _POLL_DOUBT_NS))
     by_host: dict[object, list[float]] = defaultdict(list)
     for host, offset in zip(hosts, offsets.tolist(), strict=True):
         by_host[host].append(offset)
 
     return np.array([np.median(by_host[h]) for h in hosts]), doubt
+
+
+def _is_exact(ends: NDArray[np.float64]) -> bool:
+    """
+    Return whether ranks noticed the ends of calls when they came.
+
+    A watchdog that looks for them now and then finds them at different times, or
+    always in step with it.
+
+    Args:
+        ends: By clocks that agree; one row per rank, one column per call.
+    """
+    known = (ends > 0).all(axis=0)
+    if known.sum() < _MIN_CALLS:
+        return False
+
+    ends = ends[:, known]
+    middle = np.median(ends, axis=0)
+    between = np.diff(middle)
+    phase = np.abs(between - np.round(between / _POLL_NS) * _POLL_NS)
+    is_in_step = float(np.median(phase)) < _MAX_PHASE_NS
+    return not is_in_step and float(np.abs(ends - middle).max()) < _EXACT_NS
