@@ -307,8 +307,7 @@ class LogEvidence:
     Results from logs and node facts.
 
     Attributes:
-        is_any: Whether there is anything that can be judged: a log of which
-            not one line is known is no evidence.
+        has_sessions: Whether there are sessions of Ray.
 
         deaths: Processes and nodes that died in a Ray cluster.
 
@@ -322,7 +321,7 @@ class LogEvidence:
 
         phase: The start-up phase that the job reached.
 
-        ras: What the status of NCCL's RAS shows.
+        ras: What NCCL's RAS told, in the order of the files.
 
         nodes: Findings about nodes.
 
@@ -337,14 +336,14 @@ class LogEvidence:
         environs: The variables of the workers of each node.
     """
 
-    is_any: bool = False
+    has_sessions: bool = False
     deaths: Deaths = attrs.field()
     raylets: tuple[Finding, ...] = ()
     drivers: tuple[DriverLog, ...] = ()
     scan: ScanReport = attrs.field()
     collectives: CollectiveLogs = attrs.field()
     phase: PhaseReport | None = None
-    ras: tuple[Finding, ...] = ()
+    ras: tuple[RasStatus, ...] = ()
     nodes: tuple[Finding, ...] = ()
     groups: Mapping[tuple[str, str], LogGroup] = attrs.field(factory=dict)
     missing: tuple[Missing, ...] = ()
@@ -353,6 +352,21 @@ class LogEvidence:
     environs: Mapping[str, tuple[dict[str, str], ...]] = attrs.field(
         factory=dict
     )
+
+    @property
+    def is_any(self) -> bool:
+        """
+        Whether there is anything to judge: a log of unknown lines is nothing.
+        """
+        phase = self.phase
+        return self.has_sessions or any(
+            (
+                *(self.nodes, self.scan.findings, self.scan.harmless),
+                *(self.collectives.records, self.ras, self.drivers),
+                phase and (phase.framework or phase.current or phase.ended),
+                phase and phase.findings,
+            )
+        )
 
     # Their rooms are loaded only where something needs them.
     @deaths.default
@@ -405,41 +419,24 @@ def read_logs(
     )
     nodes = read_node_evidence(sources.nodes, known_ranks, since)
     deaths = _find_ranked_deaths(sources, nodes.oom_kills, known_ranks)
-    phase = _detect_phase(sources.logs[:_MAX_PHASE_LOGS])
-    statuses, ras_missing = _read_ras(sources.ras)
-    drivers = tuple(_failed_drivers(sources.logs))
-    is_known = any(
-        (
-            *(scan.findings, scan.harmless, collectives.records, statuses),
-            *(drivers, phase and (phase.framework or phase.current)),
-            phase and (phase.findings or phase.ended),
-        )
-    )
+    ras, ras_missing = _read_ras(sources.ras)
+    read = (*files, *(x for _, x in sources.nodes), *sources.ras)
     return LogEvidence(
-        is_any=bool(sources.sessions or nodes.findings or is_known),
+        has_sessions=bool(sources.sessions),
         deaths=deaths,
         raylets=raylets,
-        drivers=drivers,
+        drivers=tuple(_failed_drivers(sources.logs)),
         scan=scan,
         collectives=collectives,
-        phase=phase,
-        ras=logs.ras_findings(statuses),
+        phase=_detect_phase(sources.logs[:_MAX_PHASE_LOGS]),
+        ras=tuple(ras),
         nodes=nodes.findings,
         groups=_groups_by_place(scan),
         missing=(
-            *sources.missing,
-            *scan.missing,
-            *deaths.missing,
-            *nodes.missing,
-            *raylet_missing,
-            *ras_missing,
+            *(*sources.missing, *scan.missing, *deaths.missing),
+            *(*nodes.missing, *raylet_missing, *ras_missing),
         ),
-        files=tuple(
-            map(
-                os.fspath,
-                (*files, *(x for _, x in sources.nodes), *sources.ras),
-            )
-        ),
+        files=tuple(map(os.fspath, read)),
         facts=nodes.facts,
         environs=nodes.environs,
     )

@@ -46,7 +46,7 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
     ]
     collectives = (
         *logs.collective_findings(evidence.collectives),
-        *evidence.ras,
+        *logs.ras_findings(evidence.ras),
     )
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
     first = [

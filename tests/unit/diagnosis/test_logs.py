@@ -95,9 +95,7 @@ def scanned(*findings, **kwargs):
     """
     The evidence of logs in which only single lines count.
     """
-    return LogEvidence(
-        is_any=True, scan=ScanReport(findings=findings), **kwargs
-    )
+    return LogEvidence(scan=ScanReport(findings=findings), **kwargs)
 
 
 def by_dumps(*findings, victims=()):

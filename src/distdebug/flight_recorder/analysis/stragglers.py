@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import attrs
 import numpy as np
@@ -258,37 +259,7 @@ def _total_waits(
 def _measure_delays(
     table: _CallTimes, found: _Arrivals, history: _History
 ) -> dict[int, _Delay]:
-    held = history.held(table)
-    # A delay before a burst of calls counts once, not for each call.
-    since_last = np.maximum(history.since_last(table), 0)
-
-    def own_delays(order: NDArray[np.float64]) -> NDArray[np.float64]:
-        own: NDArray[np.float64] = np.minimum(
-            _lead_over_others(order), _lead_over_others(order - held)
-        )
-        return own
-
-    def shares_of(
-        delays: NDArray[np.float64], min_delay_ns: float
-    ) -> NDArray[np.float64]:
-        return _delay_shares(
-            delays, found.host, min_delay_ns, history.compared_ranks
-        )
-
-    on_host = np.minimum(own_delays(found.host), since_last)
-    if found.device is not None:
-        on_device = own_delays(found.device)
-        shares = shares_of(on_device, _MIN_DEVICE_DELAY_NS)
-        is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
-    else:
-        doubt = max(_MIN_DOUBT_FACTOR * found.doubt, _MIN_HOST_DELAY_NS)
-        varying = own_delays(found.host - history.offsets(table, found))
-        shares = np.maximum(
-            shares_of(on_host, doubt),
-            shares_of(np.minimum(varying, since_last), _MIN_HOST_DELAY_NS),
-        )
-        is_host = np.ones(len(table.ranks), bool)
-
+    shares, is_host = _shares(table, found, history)
     return {
         rank: _Delay(
             share=share,
@@ -303,6 +274,49 @@ def _measure_delays(
         )
         if share
     }
+
+
+def _shares(
+    table: _CallTimes, found: _Arrivals, history: _History
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """
+    Return the shares of :func:`_delay_shares`, and whose host is slow.
+    """
+    held = history.held(table)
+    # A delay before a burst of calls counts once, not for each call.
+    since_last = np.maximum(history.since_last(table), 0)
+    shares_of = partial(
+        _delay_shares,
+        arrived=found.host,
+        compared_ranks=history.compared_ranks,
+    )
+    on_host = np.minimum(_own_delays(found.host, held), since_last)
+    if found.device is not None:
+        on_device = _own_delays(found.device, held)
+        is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
+        return shares_of(on_device, min_delay_ns=_MIN_DEVICE_DELAY_NS), is_host
+
+    varying = _own_delays(found.host - history.offsets(table, found), held)
+    doubt_ns = max(_MIN_DOUBT_FACTOR * found.doubt, _MIN_HOST_DELAY_NS)
+    shares = np.maximum(
+        shares_of(on_host, min_delay_ns=doubt_ns),
+        shares_of(
+            np.minimum(varying, since_last), min_delay_ns=_MIN_HOST_DELAY_NS
+        ),
+    )
+    return shares, np.ones(len(table.ranks), bool)
+
+
+def _own_delays(
+    order: NDArray[np.float64], held: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """
+    Return the lead of each rank (row), less what held it in other groups.
+    """
+    own: NDArray[np.float64] = np.minimum(
+        _lead_over_others(order), _lead_over_others(order - held)
+    )
+    return own
 
 
 def _straggler_evidence(rank: int, often: int, table: _CallTimes) -> Evidence:
