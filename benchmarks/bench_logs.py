@@ -104,8 +104,8 @@ HEALTHY = (
         "#queue-req: 0"
     ),
     (
-        "n{r}:{n}:{n} [{r}] NCCL INFO AllReduce: opCount {n:x} sendbuff 0x{n:x} "
-        "recvbuff 0x{n:x} count {n} datatype 7 op 0 root 0 comm 0x55 [nranks=8]"
+        "n{r}:41{r}:57{r} [0] NCCL INFO AllReduce: opCount {n:x} sendbuff 0x{n:x} "
+        "recvbuff 0x{n:x} count {n} datatype 7 op 0 root 0 comm 0x5{r} [nranks=8]"
     ),
     "[rank{r}]: loading shard {r} of /data/model-{r:05}.safetensors: {x:.1f}%",
     (

@@ -62,6 +62,7 @@ _KEYWORDS = (
     *("TCP client failed", "connect() timed out", "RendezvousTimeoutError"),
     *("server socket has failed", "remote process exited"),
 )
+_CALL_KEYWORD = b"opCount"
 _KEYWORD_INDEX = make_text_index(word.encode() for word in _KEYWORDS)
 
 
@@ -119,8 +120,8 @@ def _scan_block(
     Yield the hits of a block and their continuation lines; skip the others.
     """
     position, end = 0, len(text)
-    hits = _line_starts(text, (at for at, _ in _KEYWORD_INDEX.find(text)))
-    for hit in (*dict.fromkeys(hits), end):
+    hits = _find_hit_lines(text)
+    for hit in (*hits, end):
         while pending and position < hit:
             raw, position, number = _read_raw_line(text, position, number)
             pending -= 1
@@ -134,9 +135,23 @@ def _scan_block(
                 _previous_line(text, hit) if hit else last_line
             )
             raw, position, number = _read_raw_line(text, hit, number)
-            pending = _CONTINUATION_LINES
+            pending = max(hits[hit], pending)
             yield attrs.evolve(raw, is_hit=True, previous_end=previous_end)
     return pending
+
+
+def _find_hit_lines(text: bytes) -> dict[int, int]:
+    """
+    Return where lines with keywords begin, and in how many each may go on.
+    """
+    found = list(_KEYWORD_INDEX.find(text))
+    starts = _line_starts(text, (at for at, _ in found))
+    lines: dict[int, int] = {}
+    for start, (_, word) in zip(starts, found, strict=True):
+        # There may be millions of lines about calls of NCCL, each whole.
+        rest = 0 if word == _CALL_KEYWORD else _CONTINUATION_LINES
+        lines[start] = max(rest, lines.get(start, 0))
+    return lines
 
 
 def _line_starts(text: bytes, hits: Iterable[int]) -> Iterator[int]:
