@@ -298,6 +298,18 @@ class TestGroups:
 
         assert (RANK_2 if ends else HEALTHY) == got
 
+    def test_nearly_all_of_the_time(self, dumps_of):
+        """
+        On one host, one that takes nearly all of the time is no clock.
+        """
+        job = SimulatedJob(4)
+        for _ in range(30):
+            job.collective("all_reduce", late={2: 5.0})
+            job.wait(0.01)
+        dumps = dumps_of(job, hosts=dict.fromkeys(range(4), "n"))
+
+        assert RANK_2 == verdict_of(dumps)[:2]
+
     def test_in_step_with_a_watchdog(self, dumps_of):
         """
         If calls end in step with a watchdog, ends may be noticed late.

@@ -38,7 +38,7 @@ _MIN_HOST_DELAY_NS = 5_000_000
 _MIN_DEVICE_DELAY_NS = 100_000
 # Minimum significance of coming last, in standard deviations.
 _MIN_SIGMAS = 3
-# A larger share is a clock offset, not a delay.
+# A larger share is a clock offset, not a delay, where clocks are in doubt.
 _MAX_SHARE_OF_TIME = 0.95
 # A watchdog looks for the ends of calls every 100 ms.  If it does so in step with
 # the job, averaging does not remove that it is late by up to as much.
@@ -285,10 +285,12 @@ def _shares(
     held = history.held(table)
     # A delay before a burst of calls counts once, not for each call.
     since_last = np.maximum(history.since_last(table), 0)
+    has_clock = found.device is not None or not found.doubt
     shares_of = partial(
         _delay_shares,
         arrived=found.host,
         compared_ranks=history.compared_ranks,
+        max_share=np.inf if has_clock else _MAX_SHARE_OF_TIME,
     )
     on_host = np.minimum(_own_delays(found.host, held), since_last)
     if found.device is not None:
@@ -344,6 +346,7 @@ def _delay_shares(
     arrived: NDArray[np.float64],
     min_delay_ns: float,
     compared_ranks: int,
+    max_share: float,
 ) -> NDArray[np.float64]:
     """
     Return which share of the time each rank costs, how much, and how often.
@@ -366,7 +369,7 @@ def _delay_shares(
             >= _chance_limit(int(waits.sum()), len(delays), compared_ranks)
         )
         & (typical >= min_delay_ns)
-        & (share < _MAX_SHARE_OF_TIME)
+        & (share < max_share)
     )
     shares: NDArray[np.float64] = np.where(
         to_blame, [share, typical, often], 0.0
