@@ -187,7 +187,13 @@ def not_started(shape: Shape, chance: random.Random) -> Made:
     """
     One rank never made a call.
     """
-    job = SimulatedJob(shape.world, backend=shape.backend, stack_depth=4)
+    job = SimulatedJob(
+        shape.world,
+        backend=shape.backend,
+        # The dumps are as old as other jobs are when they start.
+        started=STARTED - 60,
+        stack_depth=4,
+    )
     late = chance.randrange(shape.world)
     there = [r for r in range(shape.world) if r != late]
     job.collective("broadcast", ranks=there)
