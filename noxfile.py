@@ -33,7 +33,7 @@ PATIENT = [
     *("watch", "demo", "logscan", "nodes_ray", "debugger_launchers"),
     *("debugger_nodes", "nsight", "recording", "collective_logs"),
     *("nodes_slurm", "packed", "debugger", "ray_debugger", "snapshot"),
-    *("unrecorded", "capture_kill", "debugger_places"),
+    *("unrecorded", "capture_kill"),
     *("diagnose_logs", "raylogs", "raylogs_live", "torch", "nsight_patch"),
     *("tutorial", "tutorial_debugger", "health", "timeline", "startup_live"),
 ]
