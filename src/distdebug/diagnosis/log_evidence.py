@@ -122,7 +122,9 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
         *(path for path in roots if path.suffix == ".json"),
         *(path for x in folders for path in matching(x, "*ras*.json")),
     ]
-    ras = tuple(path for path in (*log_files, *documents) if _is_ras(path))
+    # A file that is named twice must not confirm itself.
+    known = {path.resolve(): path for path in (*log_files, *documents)}
+    ras = tuple(filter(_is_ras, known.values()))
     return LogSources(
         sessions=sessions,
         logs=tuple(path for path in log_files if path not in ras),
@@ -321,7 +323,7 @@ class LogEvidence:
 
         phase: The start-up phase that the job reached.
 
-        ras: What NCCL's RAS told, in the order of the files.
+        ras: The status of NCCL's RAS, in the order of the files.
 
         nodes: Findings about nodes.
 

@@ -201,6 +201,11 @@ _TIMEOUT_CAUSES = frozenset(
         Cause.RENDEZVOUS_TIMEOUT,
     }
 )
+#: What to do where logs show nothing.
+SILENT_REMEDY = (
+    "a job that hangs prints nothing: look at its stacks while it does "
+    "(distdebug stacks), or enable the Flight Recorder"
+)
 # First words to put in lower case; names of actors keep theirs.
 _CAPITALS = ("Rank ", "Ranks ", "A ", "An ", "The ", "Node ", "Worker ")
 _NOTHING_SUSPICIOUS = Finding(
@@ -208,8 +213,7 @@ _NOTHING_SUSPICIOUS = Finding(
     ranks=(),
     summary="the logs tell of nothing wrong",
     confidence="possible",
-    remedy="a job that hangs prints nothing: look at its stacks while it does "
-    "(distdebug stacks), or enable the Flight Recorder",
+    remedy=SILENT_REMEDY,
 )
 
 
@@ -314,7 +318,7 @@ def _find_reason(
     Return the finding that explains why ranks waited or failed, if any.
     """
     if base.cause is Cause.NATIVE_CRASH:
-        # Its log tells what came first; what aborts has said why before.
+        # Its log shows what came first; what aborts has said why before.
         is_open = base.confidence != "certain"
         others = (f for f in findings if is_open and f.cause is not base.cause)
         return next((f for f in (*others, *fatal) if _is_sure(f)), None)

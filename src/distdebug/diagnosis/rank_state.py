@@ -22,6 +22,7 @@ from ..flight_recorder import (
     Sidecar,
     exit_sidecars,
     exit_time_s,
+    exited_cleanly,
     is_collective_error,
     is_keyboard_interrupt,
     is_peer_lost_error,
@@ -158,12 +159,8 @@ def all_exited_cleanly(dumps: Dumps) -> bool:
     sidecars = dumps.sidecars.values()
     world_size = max((s.world_size for s in sidecars), default=0)
     return len(sidecars) >= max(world_size, 1) and all(
-        map(_exited_cleanly, sidecars)
+        map(exited_cleanly, sidecars)
     )
-
-
-def _exited_cleanly(sidecar: Sidecar) -> bool:
-    return sidecar.reason == "exit" and not sidecar.error
 
 
 def _process_state(sidecar: Sidecar) -> str:
@@ -241,7 +238,7 @@ def _build_view(
     view = HostView(
         rank=rank,
         error=sidecar.error if sidecar else "",
-        has_exited_cleanly=sidecar is not None and _exited_cleanly(sidecar),
+        has_exited_cleanly=sidecar is not None and exited_cleanly(sidecar),
         state=state,
     )
     if explained is None or explained.thread is None:
@@ -529,7 +526,7 @@ def _weaken_healthy_verdict(diagnosis: Diagnosis, note: str) -> Diagnosis:
     """
     Lower a healthy verdict to possible, and say why.
     """
-    if diagnosis.verdict.cause is not Cause.HEALTHY:
+    if diagnosis.verdict.cause.is_absence:
         return diagnosis
 
     healthy = attrs.evolve(

@@ -31,7 +31,7 @@ from ..stacks import (
     read_stack_files,
 )
 from .log_evidence import LogEvidence, read_logs
-from .order import diagnose_logs, join_logs
+from .order import SILENT_REMEDY, diagnose_logs, join_logs
 from .rank_state import (
     DiagnosisInputs,
     all_exited_cleanly,
@@ -58,10 +58,6 @@ _RUNNING_CAUSES = {Cause.HEALTHY, Cause.STRAGGLER}
 _REMEDY = (
     "name a folder with files of at least one of these kinds; how to get them "
     "from a job that runs: distdebug snapshot --help"
-)
-_SILENT_REMEDY = (
-    "a job that hangs prints nothing: look at its stacks while it does "
-    "(distdebug stacks), or enable the Flight Recorder"
 )
 _NO_DUMPS = Missing(
     what="dump", reason="there are no Flight Recorder dumps, only stacks"
@@ -144,7 +140,7 @@ def _no_evidence_error(
             f"there is nothing to judge in {list_text(logs.files, most=3)}: no "
             "error, no call of torch.distributed, no phase of a known framework"
         )
-        remedy = _SILENT_REMEDY
+        remedy = SILENT_REMEDY
     if reasons := "; ".join(f"{m.source}: {m.reason}" for m in logs.missing):
         msg += f" ({clean(reasons, limit=400)})"
     return NoDumpsError(msg, remedy=remedy)

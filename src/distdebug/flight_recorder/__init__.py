@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .analysis.analyze import analyze_dumps as analyze_dumps
     from .analysis.endings import exit_sidecars as exit_sidecars
     from .analysis.endings import exit_time_s as exit_time_s
+    from .analysis.endings import exited_cleanly as exited_cleanly
     from .analysis.endings import is_collective_error as is_collective_error
     from .analysis.endings import (
         is_keyboard_interrupt as is_keyboard_interrupt,

@@ -1,7 +1,7 @@
 """
 Read the status of NCCL's RAS, as ``ncclras`` prints it, as text or JSON.
 
-NCCL 2.24 and later keeps a thread per process that tells how many operations
+NCCL 2.24 and later keeps a thread per process that reports how many operations
 each rank has launched in each communicator, and which processes do not answer.
 Source of both forms: ``src/ras/client_support.cc`` of NCCL 2.24 to 2.31.
 """
@@ -27,7 +27,7 @@ from .collectives.model import normalize_op
 _MOST_BYTES = 1 << 28
 _MOST_QUOTED = 4
 # What a file has in its first bytes if it is such a status.
-_TEXT_START = re.compile(rb"NCCL version \d|^Job summary\s+=+\s", re.MULTILINE)
+_TEXT_START = re.compile(rb"^Job summary\s*\n=+\s*$", re.MULTILINE)
 _JSON_START = re.compile(rb'^\s*\{\s*"nccl_version"')
 
 Problem = Literal["behind", "missing", "dead"]
@@ -118,9 +118,7 @@ def is_ras_status(head: bytes) -> bool:
     Args:
         head: Its first bytes.
     """
-    if _JSON_START.match(head):
-        return True
-    return bool(_TEXT_START.search(head)) and b"Job summary" in head
+    return bool(_JSON_START.match(head) or _TEXT_START.search(head))
 
 
 def read_ras_status(path: str | os.PathLike[str]) -> tuple[RasStatus, ...]:
@@ -143,25 +141,23 @@ def read_ras_status(path: str | os.PathLike[str]) -> tuple[RasStatus, ...]:
 
 
 _DECODER = json.JSONDecoder()
-# NCCL 2.28.9 leaves out a comma between two lists.
-_NO_COMMA = re.compile(r"([\]}])(\s*)(?=[\"{])")
+# NCCL 2.28.9 leaves out the comma between two lists.
+_NO_COMMA = re.compile(r"\](\s*\n\s*)(?=\")")
+_NOT_BLANK = re.compile(r"\S")
 
 
 def _read_documents(text: str, source: str) -> Iterator[RasStatus]:
-    is_first = True
-    while text := text.lstrip():
+    text = _NO_COMMA.sub(r"],\1", text)
+    position = 0
+    while start := _NOT_BLANK.search(text, position):
         try:
-            document, end = _DECODER.raw_decode(text)
+            document, end = _DECODER.raw_decode(text, start.start())
         except ValueError:
-            mended = _NO_COMMA.sub(r"\1,\2", text)
-            if mended != text:
-                text = mended
-                continue
-            if is_first:
-                raise
-            return  # the last one is cut off
+            if position:
+                return  # the last one is cut off
+            raise
         yield _parse_document(document, source)
-        text, is_first = text[end:], False
+        position = end
 
 
 def _parse_document(document: Any, source: str) -> RasStatus:
@@ -191,22 +187,20 @@ def _parse_communicator(data: Mapping[str, Any]) -> RasCommunicator:
     known = list(data.get("ranks") or ())
     ops = known[0]["collective_counts"] if known else ()
     for op in ops:
-        counts = {
-            int(x["rank"]): int(x["collective_counts"][op]) for x in known
-        }
-        most = max(counts.values())
-        found += (
+        counts = [int(one["collective_counts"][op]) for one in known]
+        most = max(counts)
+        ranks = (
             RasRank(
                 rank=int(one["rank"]),
                 problem="behind",
-                launched=counts[int(one["rank"])],
+                launched=count,
                 others=most,
                 op=normalize_op(str(op)),
                 place=_place(one),
             )
-            for one in known
-            if counts[int(one["rank"])] < most
+            for one, count in zip(known, counts, strict=True)
         )
+        found += (x for x in ranks if x.is_behind)
     return RasCommunicator(
         name=str(data["hash"]).removeprefix("0x"),
         size=int(data["size"]),
@@ -262,7 +256,9 @@ class _TextReader:
     gpus: int = 0
     silent: tuple[str, int] | None = None
     sizes: dict[str, int] = attrs.field(factory=dict)
-    found: list[RasCommunicator] = attrs.field(factory=list)
+    found: list[tuple[RasCommunicator, list[RasRank]]] = attrs.field(
+        factory=list
+    )
     # Of the communicator that is being read.
     is_incomplete: bool = False
     op: str | None = None
@@ -282,7 +278,7 @@ class _TextReader:
             group, name, error = row.groups()
             self.is_incomplete = error == "INCOMPLETE"
             size = self.sizes.get(group, 0)
-            self.found.append(RasCommunicator(name=name, size=size))
+            self.found.append((RasCommunicator(name=name, size=size), []))
             self.op = None
         elif row := _OPERATION.match(line):
             self.op = "" if row[1] == "collective" else normalize_op(row[1])
@@ -300,26 +296,27 @@ class _TextReader:
         if listed is None or (self.op is None and not self.is_incomplete):
             return
 
-        rank = RasRank(
-            rank=int(listed["rank"]),
-            problem="missing" if self.is_incomplete else "behind",
-            launched=self.launched,
-            op=self.op or "",
-            place=listed["place"],
-            line=number,
+        _, ranks = self.found[-1]
+        ranks.append(
+            RasRank(
+                rank=int(listed["rank"]),
+                problem="missing" if self.is_incomplete else "behind",
+                launched=self.launched,
+                op=self.op or "",
+                place=listed["place"],
+                line=number,
+            )
         )
-        last = self.found[-1]
-        self.found[-1] = attrs.evolve(last, ranks=(*last.ranks, rank))
 
     def communicators(self) -> tuple[RasCommunicator, ...]:
         """
         Return those with which something is wrong.
         """
         known = []
-        for index, one in enumerate(self.found):
+        for index, (one, listed) in enumerate(self.found):
             ranks = (
                 attrs.evolve(x, others=self.most.get((index, x.op), 0))
-                for x in one.ranks
+                for x in listed
             )
             wrong = (x for x in ranks if x.problem != "behind" or x.is_behind)
             known.append(attrs.evolve(one, ranks=tuple(wrong)))
@@ -328,7 +325,7 @@ class _TextReader:
 
 def ras_findings(statuses: Iterable[RasStatus]) -> tuple[Finding, ...]:
     """
-    Tell which ranks hold up the others, and which do not answer.
+    Report the ranks that hold up the others, and those that do not answer.
 
     Args:
         statuses: In the order of time; the last one of each file counts, and
@@ -404,7 +401,7 @@ def _make_finding(
     text: str,
 ) -> Finding:
     numbers = sorted({x.rank for x in listed})
-    is_world = one.size == status.gpus
+    is_world = 0 < one.size == status.gpus
     who = ranks_text(numbers)
     if not is_world:
         who += f" of communicator {one.name}"
@@ -414,7 +411,7 @@ def _make_finding(
         summary=f"{who} {text}",
         # Calls that are being launched make ranks differ, too.
         confidence="possible",
-        remedy="ask again (ncclras) after a minute; if it tells the same, "
+        remedy="ask again (ncclras) after a minute; if it is the same, "
         f"{cause.remedy}",
         evidence=tuple(
             Evidence(

@@ -9,7 +9,6 @@ second.
 from __future__ import annotations
 
 import os
-import re
 
 from collections.abc import Iterator
 from functools import cache
@@ -21,8 +20,6 @@ from .._search import TextIndex, make_text_index
 # Shorter files are read whole.
 _WHOLE = 1 << 20
 _BLOCK = 1 << 22
-# A document is no log with something in it, and is read whole, too.
-_HEAD, _JSON_START = 1 << 10, re.compile(rb"\s*\[\s*[{\[]")
 # Each dump has one of these texts for each thread, also behind the prefix of a
 # log collector.
 _TEXTS = (
@@ -30,7 +27,8 @@ _TEXTS = (
     *("(active", "(idle)", '"frames"'),
     # gdb and cuda-gdb
     *("(LWP ", "(process ", "[Switching to ", "Stack trace of thread"),
-    *("#0  0x", "#1  0x", "#2  0x", "#0 0x", "CUDA kernel", "<<<("),
+    *("#0  0x", "#1  0x", "#2  0x", "#0 0x"),
+    *("CUDA kernel", "CUDA Kernel", "Parent Dev Grid"),
     # faulthandler, and gdb with the script of CPython
     "most recent call first",
     # pystack
@@ -52,14 +50,19 @@ def _index() -> TextIndex:
     return make_text_index(text.encode() for text in _TEXTS)
 
 
-def read_excerpts(file: IO[bytes], most: int) -> bytes:
+def read_excerpts(
+    file: IO[bytes], most: int, *, is_document: bool = False
+) -> bytes:
     """
     Read the lines of a file that may hold stacks; a short file whole.
 
     Args:
-        file: An ordinary file.
+        file: An ordinary file, at its beginning.
 
         most: In bytes.
+
+        is_document: Whether it is one document, and no log with a stack in it;
+            then it is read whole, too.
 
     Raises:
         OSError: It cannot be read.
@@ -68,8 +71,7 @@ def read_excerpts(file: IO[bytes], most: int) -> bytes:
     """
     size = os.fstat(file.fileno()).st_size
     # Files of the kernel have no size.
-    is_whole = size <= _WHOLE or _JSON_START.match(file.read(_HEAD))
-    file.seek(0)
+    is_whole = is_document or size <= _WHOLE
     spans = [(0, most + 1)] if is_whole else _find_spans(file, size)
     parts: list[bytes] = []
     left = most
@@ -92,7 +94,7 @@ def _find_spans(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:
             if end:
                 yield start, end
             start = at - _BEFORE
-        end = min(at + _AFTER, size)
+        end = min(max(at + _AFTER, end), size)
     if end:
         yield max(start, 0), end
 

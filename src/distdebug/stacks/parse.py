@@ -101,10 +101,14 @@ def read_text(file: Path) -> str:
         raise ValueError(msg)
 
     with open_ordinary(file, "not an ordinary file") as opened:
-        data = read_excerpts(opened, _MOST_BYTES)
+        head = opened.read(_HEAD_BYTES).decode("utf-8-sig", "replace")
+        opened.seek(0)
+        is_json = _JSON_START.match(head) is not None
+        data = read_excerpts(opened, _MOST_BYTES, is_document=is_json)
     return data.decode("utf-8-sig", "replace")
 
 
+_HEAD_BYTES = 1 << 10
 _JSON_START = re.compile(r"\s*\[\s*(?:[{\[]|\Z|\d+\s*\]\s*\Z)")
 _JSON_LINE = re.compile(r"^\[\s*\{", re.MULTILINE)
 

@@ -252,9 +252,10 @@ class TestJson:
         """
         text = document(communicator(5, 5, 3, 5))
 
-        (finding,) = findings(text.replace("],", "]"))
+        damaged = text.replace("],", "]")
+        (finding,) = findings(f"{damaged}\n{damaged}")
 
-        assert (2,) == finding.ranks
+        assert ((2,), "likely") == (finding.ranks, finding.confidence)
 
     @pytest.mark.parametrize(
         "text",
@@ -292,6 +293,29 @@ class TestDiagnose:
         verdict = diagnose(tmp_path).verdict
 
         assert (Cause.RANK_NOT_ARRIVED, (5,)) == (verdict.cause, verdict.ranks)
+
+    def test_named_twice(self, tmp_path):
+        """
+        A file that is named besides its folder does not confirm itself.
+        """
+        path = tmp_path / "ras.json"
+        path.write_text(document(communicator(5, 5, 3, 5)))
+
+        assert "possible" == diagnose(tmp_path, path).verdict.confidence
+
+    @pytest.mark.parametrize("end", ["", "\nJob summary: 8 ranks\n"])
+    def test_other_log(self, end, tmp_path):
+        """
+        A log of training that speaks of NCCL is no status.
+        """
+        (tmp_path / "train.log").write_text(
+            f"NCCL version 2.28.3+cuda13.0{end}\n"
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+        )
+
+        verdict = diagnose(tmp_path).verdict
+
+        assert Cause.GPU_OUT_OF_MEMORY is verdict.cause
 
     def test_healthy(self, tmp_path):
         """

@@ -110,3 +110,23 @@ def test_document(tmp_path, monkeypatch):
     (got,) = read_stack_files(file).stacks
 
     assert 7 == got.pid
+
+
+def test_texts_in_any_order(tmp_path, monkeypatch):
+    """
+    A text of the kind that stands in any log, before and in the stacks of a
+    process, cuts nothing of them off.
+    """
+    thread = 'Thread {0} (idle): "t{0}"\n' + "    f (a.py:1)\n" * 4_000
+    dump = "Process 11: python train.py\n" + "".join(
+        map(thread.format, range(1, 9))
+    )
+    launch = (
+        "[Launch of CUDA Kernel 0 (k<<<(1,1,1),(32,1,1)>>>) on Device 0]\n"
+    )
+    log = in_log(tmp_path, launch, dump + launch)
+    monkeypatch.setattr(excerpts, "_WHOLE", 1 << 12)
+
+    (got,) = read_stack_files(log).stacks
+
+    assert [4_000] * 8 == [len(thread.frames) for thread in got.threads]

@@ -106,6 +106,13 @@ def exit_sidecars(dumps: Dumps, rank: int) -> tuple[Sidecar, ...]:
     )
 
 
+def exited_cleanly(sidecar: Sidecar) -> bool:
+    """
+    Return whether a rank came to its end without an error.
+    """
+    return sidecar.reason == "exit" and not sidecar.error
+
+
 def sigterm_time_s(dumps: Dumps) -> float | None:
     """
     Return when SIGTERM ended the job from outside.

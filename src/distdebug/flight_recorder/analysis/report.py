@@ -21,7 +21,7 @@ from ...findings import (
 from ...ranks import ranks_text
 from ...waits import Wait
 from ..reading.columns import Dumps
-from .endings import exit_sidecars, sigterm_time_s
+from .endings import exit_sidecars, exited_cleanly, sigterm_time_s
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -132,7 +132,7 @@ def _lost_finding(report: FlightReport) -> Finding | None:
     ended = {
         rank
         for rank, sidecar in report.dumps.sidecars.items()
-        if sidecar.reason == "exit" and not sidecar.error
+        if exited_cleanly(sidecar)
     }
     lost = set(report.without_dump) - damaged - ended - report.alive
     if report.about or not 0 < 2 * len(lost) < len(report.dumps):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import attrs
 import numpy as np
@@ -164,7 +164,11 @@ class _History:
         arrivals: Sequence[_Arrivals],
     ) -> None:
         self.compared_ranks = len(job.dumps)
-        self._of_all: list[dict[int, float]] = []
+        self._of_all = [
+            (table.ranks, found.host)
+            for table, found in zip(tables, arrivals, strict=True)
+            if len(table.ranks) == self.compared_ranks
+        ]
         entries = {rank: job.dumps[rank].entries for rank in job.dumps.ranks}
         spans = {rank: np.zeros((2, len(e))) for rank, e in entries.items()}
         waits = {rank: np.zeros(len(e)) for rank, e in entries.items()}
@@ -179,16 +183,18 @@ class _History:
                     spans[rank][:, rows] = came, order.max(axis=0)
                 else:
                     waits[rank][rows] = order.max(axis=0) - came
-            if len(table.ranks) == self.compared_ranks:
-                delays = _constant_delays(found.host).tolist()
-                self._of_all.append(
-                    dict(zip(table.ranks, delays, strict=True))
-                )
         self._waited = {
             rank: _total_waits(spans[rank], waits[rank]) for rank in entries
         }
         self._known = {rank: np.flatnonzero(k) for rank, k in known.items()}
         self._created = {rank: e.created_ns for rank, e in entries.items()}
+
+    @cached_property
+    def _delays_in_all(self) -> list[dict[int, float]]:
+        return [
+            dict(zip(ranks, _constant_delays(host).tolist(), strict=True))
+            for ranks, host in self._of_all
+        ]
 
     def offsets(
         self, table: _CallTimes, found: _Arrivals
@@ -201,8 +207,8 @@ class _History:
         known = [
             _constant_delays(found.host),
             *(
-                np.array([of_all[rank] for rank in table.ranks])
-                for of_all in self._of_all
+                np.array([delays[rank] for rank in table.ranks])
+                for delays in self._delays_in_all
             ),
         ]
         choices = np.array([delays - np.median(delays) for delays in known])
@@ -298,8 +304,8 @@ def _shares(
         is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
         return shares_of(on_device, min_delay_ns=_MIN_DEVICE_DELAY_NS), is_host
 
-    varying = _own_delays(found.host - history.offsets(table, found), held)
     doubt_ns = max(_MIN_DOUBT_FACTOR * found.doubt, _MIN_HOST_DELAY_NS)
+    varying = _own_delays(found.host - history.offsets(table, found), held)
     shares = np.maximum(
         shares_of(on_host, min_delay_ns=doubt_ns),
         shares_of(

@@ -392,7 +392,8 @@ def _read_process_line(line: str, drafts: list[_ProcessDraft]) -> bool:
         if draft.blocks:
             drafts.append(_ProcessDraft(tool="faulthandler"))
         drafts[-1].fatal_error = tracebacks.fatal_error(line)
-        drafts[-1].gap_left = _MOST_GAP
+        if drafts[-1].fatal_error:
+            drafts[-1].gap_left = _MOST_GAP
     elif (
         # An indented line is a frame, or belongs to one.
         not line.startswith("    ")
