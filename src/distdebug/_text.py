@@ -16,16 +16,13 @@ from collections.abc import Iterable, Sequence
 _CSI = r"[0-?]*[ -/]*[@-~]"
 _OSC = r"[^\x07\x1b\x9d]*(?:\x07|\x1b\\)"
 # The search is much faster if each alternative begins with a literal.
-_ESCAPES = re.compile(
-    rf"\x1b(?:\[{_CSI}|\]{_OSC}|[ -/]*[0-~])|\x9b{_CSI}|\x9d{_OSC}"
-)
+# Jobs load this module and rarely clean a text: patterns are compiled in use.
+_ESCAPES = rf"\x1b(?:\[{_CSI}|\]{_OSC}|[ -/]*[0-~])|\x9b{_CSI}|\x9d{_OSC}"
 # Unicode counts these as letters, yet they are invisible.
 _FILLERS = dict.fromkeys((0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0), " ")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # The last two ranges change the direction of writing, which can disguise a line.
-_CONTROLS = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-)
+_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def clean(text: str, *, limit: int = 200) -> str:
@@ -39,7 +36,7 @@ def clean(text: str, *, limit: int = 200) -> str:
     if not text.isprintable():
         text = "".join(
             char if char.isprintable() else " " if char.isspace() else ""
-            for char in _ESCAPES.sub("", text)
+            for char in re.sub(_ESCAPES, "", text)
         )
     if not text.isascii():
         text = text.translate(_FILLERS)
@@ -117,8 +114,8 @@ def without_controls(text: str) -> str:
 
     Line ends and tabs stay; characters that change the direction of writing go.
     """
-    text = _ESCAPES.sub("", text)
-    return text if text.isprintable() else _CONTROLS.sub("", text)
+    text = re.sub(_ESCAPES, "", text)
+    return text if text.isprintable() else re.sub(_CONTROLS, "", text)
 
 
 def count_text(count: int, noun: str) -> str:

@@ -225,7 +225,7 @@ def read_c_string(memory: MemoryReader, address: int, *, limit: int) -> str:
     return os.fsdecode(b"".join(parts))
 
 
-_LOCK_LINE = re.compile(
+_LOCK_LINE = (
     rb"([0-9]{1,9}): *(->)? *[A-Z]{1,10} +[A-Z]{1,10} +[A-Z]{1,10} +"
     rb"([0-9]{1,10}) "
 )
@@ -247,7 +247,7 @@ def find_lock_holder(pid: int, root: str = "/proc") -> int | None:
     holders: dict[bytes, int] = {}
     data = read_proc(f"{root}/locks", limit=_MAX_BYTES) or b""
     for line in data.splitlines():
-        found = _LOCK_LINE.match(line)
+        found = re.match(_LOCK_LINE, line)
         if found is None:
             continue
         number, waits, owner = found.groups()

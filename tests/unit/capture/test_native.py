@@ -138,7 +138,7 @@ class TestTools:
         tools.say("gdb", GDB)
         begin = time.monotonic()
 
-        names, tried = look(timeout_s=2)
+        names, tried = look(timeout_s=4)
 
         assert ["timed_out", "not_python", "ok"] == [a.status for a in tried]
         assert "poll" in names

@@ -8,7 +8,6 @@ library.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import itertools
 import json
@@ -223,7 +222,6 @@ _KEEP_FIRST = 2
 _KEEP_LAST = 8
 
 
-@dataclasses.dataclass
 class Recording:
     """
     The recording of this process.
@@ -242,16 +240,15 @@ class Recording:
         dumps: The dumps that are still on disk, oldest first.
     """
 
-    settings: RecorderSettings
-    started: float = dataclasses.field(default_factory=time.time)
-    pid: int = dataclasses.field(default_factory=os.getpid)
-    error: str = ""
-    error_stack: tuple[SidecarFrame, ...] = ()
-    dumps: list[Path] = dataclasses.field(default_factory=list)
-    _numbers: Iterator[int] = dataclasses.field(
-        default_factory=lambda: itertools.count(1)
-    )
-    _identity: Identity | None = None
+    def __init__(self, settings: RecorderSettings) -> None:
+        self.settings = settings
+        self.started = time.time()
+        self.pid = os.getpid()
+        self.error = ""
+        self.error_stack: tuple[SidecarFrame, ...] = ()
+        self.dumps: list[Path] = []
+        self._numbers = itertools.count(1)
+        self._identity: Identity | None = None
 
     @property
     def identity(self) -> Identity:

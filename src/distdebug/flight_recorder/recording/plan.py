@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 import tempfile
 import time
@@ -104,10 +103,12 @@ class RecorderSettings(NamedTuple):
         Returns:
             ``export`` and ``unset`` lines, quoted for ``eval``.
         """
+        from shlex import quote  # jobs have no use for it
+
         return "".join(
             f"unset {s.name}\n"
             if s.value is None
-            else f"export {s.name}={shlex.quote(s.value)}\n"
+            else f"export {s.name}={quote(s.value)}\n"
             for s in self.variables
             if s.action in {"set", "unset"}
         )
@@ -389,7 +390,7 @@ DUMP_DIR_VARIABLE = "DISTDEBUG_DUMP_DIR"
 
 # A prefix of ours that this process has inherited.  Names are per process, so
 # that no restart overwrites an earlier dump.
-_OWN_PREFIX = re.compile(r"\d{9,11}-\d{1,10}_(?:rank|nccl)_")
+_OWN_PREFIX = r"\d{9,11}-\d{1,10}_(?:rank|nccl)_"
 
 _FALSE_VALUES = {"", "0", "n", "no", "off", "f", "false"}
 
@@ -563,7 +564,7 @@ def _plan_value(variable: Variable, inputs: _Inputs) -> list[Setting]:
 
 
 def _is_set_by_user(name: str, value: str, options: Options) -> bool:
-    is_ours = _OWN_PREFIX.fullmatch(Path(value).name)
+    is_ours = re.fullmatch(_OWN_PREFIX, Path(value).name)
     return name in options.keep or not (options.override or is_ours)
 
 
