@@ -232,8 +232,6 @@ class TextIndex:
     def find(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """
         Yield the offset and the text of each hit in *data*, in the same case.
-
-        Of texts that are too short for an index, the first hit is yielded.
         """
         padded = np.frombuffer(data + bytes(PADDING), np.uint8)
         for offset, word in find_words(self.index, padded):
@@ -241,8 +239,18 @@ class TextIndex:
                 if data.startswith(text, offset):
                     yield offset, text
         for text in self.short:
-            if (offset := data.find(text)) >= 0:
+            for offset in find_each(data, text):
                 yield offset, text
+
+
+def find_each(data: bytes, text: bytes) -> Iterator[int]:
+    """
+    Yield the offset of each hit of a text in *data*.
+    """
+    offset = data.find(text)
+    while offset >= 0:
+        yield offset
+        offset = data.find(text, offset + len(text))
 
 
 def make_text_index(texts: Iterable[bytes]) -> TextIndex:

@@ -25,7 +25,7 @@ from ..._rules import (
     read_rules_file,
     refuse_unknown_tables,
 )
-from ..._search import TextIndex, make_text_index
+from ..._search import TextIndex, find_each, make_text_index
 from ...errors import RulesError
 from ...findings import Cause, Confidence
 from ..tracebacks import TRACEBACK_HEADER
@@ -513,15 +513,26 @@ class RuleIndex:
         """
         return make_text_index(text.encode() for text in self.by_text)
 
-    def texts_in(self, block: bytes) -> list[str]:
+    def find_texts(self, block: bytes) -> list[tuple[int, str]]:
         """
-        Return the literal texts that occur in a block of lines.
+        Find the literal texts in a block: the offset of each, and the text.
+
+        They are in the order of the rules.
         """
+        places: dict[bytes, list[int]] = {x.encode(): [] for x in self.by_text}
         if len(block) < _LARGE_BLOCK:
-            text = block.decode("utf-8", "replace")
-            return [one for one in self.by_text if one in text]
-        found = {text for _, text in self.text_index.find(block)}
-        return [one for one in self.by_text if one.encode() in found]
+            for text, offsets in places.items():
+                offsets.extend(find_each(block, text))
+        else:
+            for offset, text in self.text_index.find(block):
+                places[text].append(offset)
+        return [
+            (offset, text)
+            for text, offsets in zip(
+                self.by_text, places.values(), strict=True
+            )
+            for offset in offsets
+        ]
 
 
 def make_rule_index(frameworks: tuple[FrameworkRules, ...]) -> RuleIndex:

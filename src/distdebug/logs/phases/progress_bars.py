@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 
-from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 import attrs
 
-from ..lines import LogLine, parse_time
+from ..lines import BlockLines, LogLine, parse_time
 
 
 # Every bar holds one of these.
@@ -196,6 +196,7 @@ def bar_series(name: str) -> tuple[str, str]:
 
 
 _MOST_UNREAD = 400
+_MOST_RUNS = 8
 _MOST_BARS = 4096
 
 
@@ -221,24 +222,36 @@ class LogClock:
     time: float | None = None
     is_exact: bool = False
     _last_timed: LogLine | None = None
-    _unread: deque[str] = attrs.field(
-        factory=lambda: deque(maxlen=_MOST_UNREAD)
-    )
+    # The lines since a time was asked for, in runs of neighbours.
+    _unread: tuple[tuple[BlockLines, int, int], ...] = ()
     _anchors: dict[tuple[object, str], tuple[float, float]] = attrs.field(
         factory=dict
     )
 
-    def add(self, raw: str) -> None:
+    def add(self, lines: BlockLines, first: int, stop: int) -> None:
         """
-        Add a line as it stands in the file.
+        Add the lines of a block from index *first* to before *stop*.
         """
-        self._unread.append(raw)
+        *runs, last = self._unread or ((lines, first, first),)
+        if last[0] is lines and last[2] == first:
+            last = (lines, last[1], stop)
+        else:
+            runs, last = [*runs, last], (lines, first, stop)
+        self._unread = (*runs[-_MOST_RUNS:], last)
 
     def fork(self) -> LogClock:
         """
         Return a clock that goes on from here without moving this one.
         """
-        return attrs.evolve(self, unread=self._unread.copy())
+        return attrs.evolve(self)
+
+    def _times_back(self) -> Iterator[float | None]:
+        """
+        Yield the time of each line since the last that was asked for, back.
+        """
+        for lines, first, stop in reversed(self._unread):
+            for index in range(stop - 1, first - 1, -1):
+                yield parse_time(lines[index], now=self.now)
 
     def line_time(self, line: LogLine) -> float | None:
         """
@@ -248,13 +261,14 @@ class LogClock:
             return self.time
         self._last_timed = line
         time = parse_time(line.text, now=self.now)
-        if time is None and self._unread:
+        back = islice(self._times_back(), _MOST_UNREAD)
+        if time is None:
             # The time may stand before the prefix of a launcher.
-            time = parse_time(self._unread.pop(), now=self.now)
+            time = next(back, None)
         self.is_exact = time is not None
-        while time is None and self._unread:
-            time = parse_time(self._unread.pop(), now=self.now)
-        self._unread.clear()
+        if time is None:
+            time = next((x for x in back if x is not None), None)
+        self._unread = ()
         if time is not None and (self.is_exact or time > (self.time or 0.0)):
             self.time = time
         return self.time

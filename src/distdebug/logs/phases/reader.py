@@ -21,6 +21,7 @@ import attrs
 from ..._search import TextIndex, make_text_index
 from ..lines import (
     Block,
+    BlockLines,
     LogLine,
     Origin,
     begins_message,
@@ -293,8 +294,10 @@ class LogReader:
         self.clock = clock
         self.timeline = Timeline()
         self.lines = 0
-        self.last = ("", 0)
-        # Number and start of the whole line, which may hold many bar states.
+        self.last: tuple[BlockLines, int] | None = None
+        # Lines before this block, and how many of it were counted.
+        self.block_lines = (0, 0)
+        # Number and start of the last line of a block, which may go on.
         self.file_line: tuple[int, str] = (0, "")
         self.known_texts: set[str] = set()
         self.bars: dict[str, list[BarPhase]] = {}  # by the name of the bar
@@ -306,31 +309,69 @@ class LogReader:
 
     def read(self, block: Block) -> None:
         """
-        Read a block line by line.
+        Read the lines of a block that matter.
         """
-        # Skip texts of actors that have matched already.
-        texts = [
-            text
-            for text in self.rules.texts_in(block.data)
-            if text not in self.known_texts
-        ]
-        for number, raw in enumerate(block.text.split("\n"), block.number):
-            for piece in raw.split("\r"):
-                if piece and not piece.isspace():
-                    self._read_line(piece, number, texts)
-
-    def _read_line(self, raw: str, number: int, texts: list[str]) -> None:
-        self.lines += 1
-        self.clock.add(raw)
-        self.last = (raw, number)
-        if self.file_line[0] != number:
-            self.file_line = (number, raw[:1000])
-        present = [text for text in texts if text in raw]
-        is_open = self.lines <= self.table_until or self.traceback.is_open
-        if not (present or is_open or self.rules.always):
+        lines = BlockLines(block)
+        if not lines:
             return
+        texts = self._texts_by_line(block, lines)
+        self.block_lines = (self.lines, 0)
+        index = 0
+        for hit in (*sorted(texts), len(lines)):
+            while index < hit and self._reads_on(index):
+                self._read_line(lines, index, ())
+                index += 1
+            if hit < len(lines):
+                self._read_line(lines, hit, tuple(texts[hit]))
+            index = hit + 1
+        self._advance(lines, len(lines))
+        self.last = (lines, len(lines) - 1)
+        number = lines.number(-1)
+        if number != self.file_line[0]:
+            self.file_line = (number, lines[lines.first_state(-1)][:1000])
 
-        line = self._parse(raw, number)
+    def _texts_by_line(
+        self, block: Block, lines: BlockLines
+    ) -> dict[int, list[str]]:
+        """
+        Return the literal texts in each line that has any.
+        """
+        found = self.rules.find_texts(block.data)
+        by_line: dict[int, list[str]] = {}
+        for index, (_, text) in zip(
+            lines.at([offset for offset, _ in found]), found, strict=True
+        ):
+            # Those of actors that have matched already are skipped.
+            if text not in self.known_texts:
+                texts = by_line.setdefault(index, [])
+                if texts[-1:] != [text]:
+                    texts.append(text)
+        return by_line
+
+    def _reads_on(self, index: int) -> bool:
+        """
+        Return whether a line matters that has no text of a rule.
+        """
+        return (
+            self.traceback.is_open
+            or self.block_lines[0] + index < self.table_until
+            or bool(self.rules.always)
+        )
+
+    def _advance(self, lines: BlockLines, stop: int) -> None:
+        """
+        Count the lines of a block before an index.
+        """
+        before, first = self.block_lines
+        self.clock.add(lines, first, stop)
+        self.block_lines = (before, stop)
+        self.lines = before + stop
+
+    def _read_line(
+        self, lines: BlockLines, index: int, present: tuple[str, ...]
+    ) -> None:
+        self._advance(lines, index + 1)
+        line = self._parse(lines, index)
         self.timeline.order += 1
         if self.lines <= self.table_until and (
             row := _TABLE_ROW.match(line.text)
@@ -340,19 +381,24 @@ class LogReader:
         self.traceback.read(line, self.lines, self.timeline.order)
         if any(text in present for text in BAR_LITERALS):
             self._read_bars(line)
-        self._match_line(line, tuple(present))
+        self._match_line(line, present)
 
-    def _parse(self, raw: str, number: int) -> LogLine:
+    def _parse(self, lines: BlockLines, index: int) -> LogLine:
         """
         Parse a line; all states of a bar have the origin of the first of them.
         """
-        source = self.timeline.source
-        plain = strip_log_prefix(raw[:_LONGEST_LINE])
-        line = parse_line(plain, number=number, source=source)
-        if line.origin is None and self.file_line[1] != raw[:1000]:
-            first = parse_line(strip_log_prefix(self.file_line[1]))
-            return line._replace(origin=first.origin)
-        return line
+        number = lines.number(index)
+        plain = strip_log_prefix(lines[index][:_LONGEST_LINE])
+        line = parse_line(plain, number, self.timeline.source)
+        if line.origin is not None:
+            return line
+        if number == self.file_line[0]:
+            start = self.file_line[1]
+        elif (first := lines.first_state(index)) != index:
+            start = lines[first][:1000]
+        else:
+            return line
+        return line._replace(origin=parse_line(strip_log_prefix(start)).origin)
 
     def _match_line(self, line: LogLine, texts: tuple[str, ...]) -> None:
         found = self.candidates.get(texts)
@@ -625,13 +671,14 @@ class LogReader:
         """
         Set the last line, its time, and the ending, once the log is read.
         """
-        if not self.lines:
+        if self.last is None:
             return
 
         self._read_steps()
         timeline = self.timeline
-        timeline.last_line = self._parse(*self.last)
-        self.clock.add(self.last[0])
+        lines, index = self.last
+        timeline.last_line = self._parse(lines, index)
+        self.clock.add(lines, index, index + 1)
         timeline.time = self.clock.line_time(timeline.last_line)
         timeline.last_is_timed = self.clock.is_exact
         self.traceback.set_ending(timeline, self.lines)
@@ -644,7 +691,7 @@ def _first_match(
 
 
 # Bytes at the end of a log that are read whole.
-_TAIL_BYTES = 4 << 20
+_TAIL_BYTES = 1 << 20
 
 
 def select_blocks(
@@ -654,8 +701,8 @@ def select_blocks(
     Select the blocks to be read line by line, in their order.
 
     Args:
-        is_relevant: Called for each block before the last 4 MiB, which are
-            read whole.
+        is_relevant: Called for each block before the last MiB, which is read
+            whole.
     """
     pending: deque[Block] = deque()
     size = 0
@@ -671,10 +718,10 @@ def select_blocks(
 
 
 # A text in more blocks than this does not mark a change.
-_MOST_BLOCKS_WITH_TEXT = 8
+_MOST_BLOCKS_WITH_TEXT = 4
 # Bytes at the beginning that are read whole, and after training has begun.
 _HEAD_BYTES = 16 << 20
-_HEAD_BYTES_IN_TRAINING = 1 << 20
+_HEAD_BYTES_IN_TRAINING = 1 << 18
 _ALWAYS_RELEVANT = frozenset({"start", "ending"})
 _STARTUP_KINDS = frozenset({"begin", "end", "end_part", "fail"})
 
