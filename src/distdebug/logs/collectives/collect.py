@@ -66,8 +66,7 @@ _CALL_KEYWORD = b"opCount"
 _KEYWORD_INDEX = make_text_index(word.encode() for word in _KEYWORDS)
 
 
-@attrs.frozen
-class RawLine:
+class RawLine(NamedTuple):
     """
     A line of a file.
 
@@ -131,12 +130,10 @@ def _scan_block(
         number += text.count(b"\n", position, hit)
         position = hit
         if hit < end:
-            previous_end = _decode(
-                _previous_line(text, hit) if hit else last_line
-            )
             raw, position, number = _read_raw_line(text, hit, number)
             pending = max(hits[hit], pending)
-            yield attrs.evolve(raw, is_hit=True, previous_end=previous_end)
+            before = _previous_line(text, hit) if hit else last_line
+            yield raw._replace(is_hit=True, previous_end=_decode(before))
     return pending
 
 
@@ -297,7 +294,7 @@ def _restore_prefix(raw: RawLine) -> RawLine:
     prefix = _TRAILING_PREFIX.search(raw.previous_end)
     if prefix is None or not _WITHOUT_PREFIX.match(raw.text):
         return raw
-    return attrs.evolve(raw, text=f"{prefix[0].rstrip()} {raw.text.lstrip()}")
+    return raw._replace(text=f"{prefix[0].rstrip()} {raw.text.lstrip()}")
 
 
 def _split_progress_bar(raw: RawLine, source: str) -> list[LogLine]:
