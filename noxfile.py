@@ -128,12 +128,20 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """
-    Run units with their coverage, laws, and the golden gate.
+    Run units, laws, and the golden gate.
+    """
+    session.run("pytest", "tests/unit", "-q", "-n", "3")
+    rest = ("tests/property", "tests/golden")
+    session.run("pytest", *rest, "-q", "-n", "2", "--dist", "worksteal")
+
+
+@nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """
+    Measure which lines units run; it takes half as long again as they do.
     """
     cover = ("--cov", "--cov-report=term-missing:skip-covered")
     session.run("pytest", "tests/unit", "-q", "-n", "3", *cover)
-    rest = ("tests/property", "tests/golden")
-    session.run("pytest", *rest, "-q", "-n", "2", "--dist", "worksteal")
 
 
 @nox.session
