@@ -59,6 +59,7 @@ nitpick_ignore = [
     # Variables of types, and names of types that autodoc does not follow.
     ("py:class", "distdebug.snapshots.debug_server.Content"),
     ("py:class", "Hook"),
+    ("py:class", "Source"),
     ("py:class", "pd.DataFrame"),
 ]
 nitpick_ignore_regex = [

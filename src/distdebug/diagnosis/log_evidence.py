@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -397,6 +398,7 @@ def read_logs(
     *,
     ranks: RanksByProcess | None = None,
     since: float | None = None,
+    known: Mapping[str, Any] = MappingProxyType({}),
     tell: Callable[[int, int], None] | None = None,
 ) -> LogEvidence:
     """
@@ -409,12 +411,15 @@ def read_logs(
         since: When the job began, in seconds since the epoch, if other
             evidence shows it.
 
+        known: What need not be read, by its field: ``scan``, ``collectives``,
+            ``phase``.
+
         tell: Called with the bytes of logs read so far, and all bytes.
     """
     sources = find_log_sources(paths)
     files = [*sources.logs, *_worker_log_files(sources)]
-    scan = _scan_files(files, tell)
-    collectives = logs.read_collective_logs(files)
+    scan = known.get("scan") or _scan_files(files, tell)
+    collectives = known.get("collectives") or logs.read_collective_logs(files)
     known_ranks = {**_ranks_from_collectives(collectives), **(ranks or {})}
     raylets, raylet_missing = nsight.raylet_findings(
         *(s.logs for s in sources.sessions)
@@ -430,7 +435,8 @@ def read_logs(
         drivers=tuple(_failed_drivers(sources.logs)),
         scan=scan,
         collectives=collectives,
-        phase=_detect_phase(sources.logs[:_MAX_PHASE_LOGS]),
+        phase=known.get("phase")
+        or _detect_phase(sources.logs[:_MAX_PHASE_LOGS]),
         ras=tuple(ras),
         nodes=nodes.findings,
         groups=_groups_by_place(scan),

@@ -8,6 +8,7 @@ import os
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -24,7 +25,6 @@ from ..flight_recorder import (
 )
 from ..stacks import (
     ProcessStacks,
-    StackFiles,
     explain_stacks,
     is_capture_file,
     is_stack_file,
@@ -41,6 +41,23 @@ from .rank_state import (
 )
 from .refine import recheck_running_job, refine
 
+
+if TYPE_CHECKING:
+    from ..capture import Capture
+    from ..logs import CollectiveLogs, PhaseReport, ScanReport
+
+    #: What :func:`diagnose` takes: a path, or the result of an earlier step.
+    Source: TypeAlias = (
+        str
+        | os.PathLike[str]
+        | Dumps
+        | FlightReport
+        | Capture
+        | ProcessStacks
+        | ScanReport
+        | CollectiveLogs
+        | PhaseReport
+    )
 
 # People paste stacks into these files, or the job prints them there.
 _LOG_SUFFIXES = {".err", ".log", ".out", ".txt"}
@@ -71,15 +88,19 @@ _NO_CALLS = Missing(
 
 
 def diagnose(
-    *paths: str | os.PathLike[str],
+    *sources: Source | Iterable[Source],
     progress: Callable[[int, int], object] | None = None,
 ) -> Diagnosis:
     """
     Find the root cause of a stuck, slow, or dead job.
 
     Args:
-        paths: Files and folders with all that was collected: Flight Recorder
-            dumps, sidecars, stacks, Ray sessions, logs, snapshots.
+        sources: Files and folders with all that was collected: Flight Recorder
+            dumps, sidecars, stacks, Ray sessions, logs, snapshots; or what
+            earlier steps returned: dumps or their analysis, a capture, stacks,
+            a scan of logs, records about collectives, the phase of a job; or
+            lists of these.  A result stands for its kind: where dumps are
+            given, none are looked for in the folders.
 
         progress: Called with the number of files read, and the number of all
             files.
@@ -88,18 +109,22 @@ def diagnose(
         The diagnosis; its text begins with the verdict.
 
     Raises:
-        NoDumpsError: The paths hold no evidence.
+        NoDumpsError: The sources hold no evidence.
+
+        TypeError: One of them is neither a path nor such a result.
     """
-    # read_stack_files takes a string of several lines for stacks, not a path.
-    found = read_stack_files(
-        p for p in map(Path, paths) if _may_hold_stacks(p)
-    )
-    dumps, no_dumps = _try_read_dumps(paths, progress)
+    given = _sort_sources(sources)
+    paths = tuple(given.paths)
+    found = given.stacks or _read_stacks(paths)
+    dumps, no_dumps = given.dumps, NoDumpsError("")
+    if dumps is None and (paths or not given.is_any):
+        dumps, no_dumps = _try_read_dumps(paths, progress)
     sidecars = () if dumps is None else dumps.sidecars.values()
     logs = read_logs(
         paths,
         ranks=_ranks_by_process(sidecars, found.stacks),
         since=min((s.started for s in sidecars), default=None),
+        known=given.logs,
     )
     if dumps is None and not found.stacks and not logs.is_any:
         raise _no_evidence_error(paths, no_dumps, logs)
@@ -112,7 +137,9 @@ def diagnose(
         ),
     )
 
-    flight = None if dumps is None else analyze_dumps(dumps)
+    flight = given.flight
+    if flight is None and dumps is not None:
+        flight = analyze_dumps(dumps)
     inputs = DiagnosisInputs(
         paths=tuple(os.fspath(path) for path in paths),
         flight=flight,
@@ -120,6 +147,124 @@ def diagnose(
         logs=logs,
     )
     return attrs.evolve(_join_evidence(flight, found, logs), seen=inputs)
+
+
+@attrs.frozen(kw_only=True)
+class _Stacks:
+    """
+    The stacks of all processes.
+
+    Attributes:
+        alive: The ranks that ran when they were captured; stacks in a log may
+            be of ranks that died since.
+
+        missing: What could not be read or captured, and why.
+    """
+
+    stacks: tuple[ProcessStacks, ...]
+    alive: frozenset[int]
+    missing: tuple[Missing, ...] = ()
+
+
+@attrs.define(kw_only=True)
+class _Given:
+    """
+    The sources of a diagnosis by their kind.
+
+    Attributes:
+        logs: Results from logs, by their field of :class:`LogEvidence`.
+    """
+
+    paths: list[str | os.PathLike[str]] = attrs.field(factory=list)
+    flight: FlightReport | None = None
+    dumps: Dumps | None = None
+    stacks: _Stacks | None = None
+    logs: dict[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def is_any(self) -> bool:
+        """
+        Return whether there is the result of an earlier step.
+        """
+        return bool(self.dumps is not None or self.stacks or self.logs)
+
+    def add_stacks(
+        self,
+        stacks: Sequence[ProcessStacks],
+        alive: frozenset[int],
+        missing: tuple[Missing, ...] = (),
+    ) -> None:
+        """
+        Add stacks to those that are known.
+        """
+        known = self.stacks or _Stacks(stacks=(), alive=frozenset())
+        self.stacks = _Stacks(
+            stacks=(*known.stacks, *stacks),
+            alive=known.alive | alive,
+            missing=(*known.missing, *missing),
+        )
+
+    def add_result(self, source: object) -> None:
+        """
+        Add the result of an earlier step.
+
+        Raises:
+            TypeError: It is none.
+        """
+        # Whoever names files does not wait for these rooms to load.
+        from ..capture import Capture
+        from ..logs import CollectiveLogs, PhaseReport, ScanReport
+
+        match source:
+            case FlightReport():
+                self.flight, self.dumps = source, source.dumps
+            case Dumps():
+                self.flight, self.dumps = None, source
+            case Capture():
+                ranks = {p.rank for p in source.stacks if p.rank is not None}
+                self.add_stacks(
+                    source.stacks, frozenset(ranks), source.missing
+                )
+            case ProcessStacks():
+                self.add_stacks([source], _live_ranks([source]))
+            case ScanReport():
+                self.logs["scan"] = source
+            case CollectiveLogs():
+                self.logs["collectives"] = source
+            case PhaseReport():
+                self.logs["phase"] = source
+            case _:
+                msg = (
+                    "a source is a path or the result of an earlier step, not "
+                    f"{type(source).__name__}"
+                )
+                raise TypeError(msg)
+
+
+def _sort_sources(sources: Iterable[object]) -> _Given:
+    given = _Given()
+    left = [*sources][::-1]
+    while left:
+        source = left.pop()
+        if isinstance(source, str | os.PathLike):
+            given.paths.append(source)
+        elif isinstance(source, list | tuple | set | frozenset):
+            left += [*source][::-1]
+        else:
+            given.add_result(source)
+    return given
+
+
+def _read_stacks(paths: Iterable[str | os.PathLike[str]]) -> _Stacks:
+    # read_stack_files takes a string of several lines for stacks, not a path.
+    found = read_stack_files(
+        p for p in map(Path, paths) if _may_hold_stacks(p)
+    )
+    return _Stacks(
+        stacks=found.stacks,
+        alive=_live_ranks(found.stacks),
+        missing=found.missing,
+    )
 
 
 def _no_evidence_error(
@@ -130,6 +275,9 @@ def _no_evidence_error(
     """
     Return the error that lists which kinds of evidence were searched.
     """
+    if not paths and not str(no_dumps):
+        msg = "what was given holds no dump, no stack, and no error of a log"
+        return NoDumpsError(msg, remedy=_REMEDY)
     if not any(map(os.path.lexists, paths)):
         return no_dumps
 
@@ -147,7 +295,7 @@ def _no_evidence_error(
 
 
 def _join_evidence(
-    flight: FlightReport | None, found: StackFiles, logs: LogEvidence
+    flight: FlightReport | None, found: _Stacks, logs: LogEvidence
 ) -> Diagnosis:
     """
     Join the diagnoses of all kinds of evidence.
@@ -158,12 +306,12 @@ def _join_evidence(
         from_stacks = attrs.evolve(
             diagnose_stacks(found.stacks), missing=(_NO_DUMPS, *found.missing)
         )
-        return join_logs(from_stacks, logs, alive=_live_ranks(found.stacks))
+        return join_logs(from_stacks, logs, alive=found.alive)
 
     return join_logs(
         _diagnose_dumps(flight, found),
         logs,
-        alive=_live_ranks(found.stacks),
+        alive=found.alive,
         has_exited_cleanly=all_exited_cleanly(flight.dumps),
     )
 
@@ -195,23 +343,20 @@ def _ranks_by_process(
     }
 
 
-def _live_ranks(stacks: Iterable[ProcessStacks]) -> set[int]:
+def _live_ranks(stacks: Iterable[ProcessStacks]) -> frozenset[int]:
     """
-    Return the ranks whose stacks were captured from a running process.
-
-    Stacks in a log may be of ranks that died since.
+    Return the ranks whose stacks a capture wrote to its files.
     """
-    return {
+    return frozenset(
         p.rank
         for p in stacks
         if p.rank is not None and is_capture_file(Path(p.source).name)
-    }
+    )
 
 
-def _diagnose_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
+def _diagnose_dumps(flight: FlightReport, found: _Stacks) -> Diagnosis:
     dumps = flight.dumps
-    alive = frozenset(_live_ranks(found.stacks))
-    diagnosis = attrs.evolve(flight, alive=alive).to_diagnosis()
+    diagnosis = attrs.evolve(flight, alive=found.alive).to_diagnosis()
     if _has_no_calls(dumps):
         # Sidecars hold stacks even if the recorder holds no calls.
         stacks = combine_stacks(dumps, found.stacks)

@@ -4,12 +4,17 @@ From files of any kind to one diagnosis.
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
-from distdebug import diagnose
+from distdebug import diagnose, read_dumps, read_stacks, scan_logs
 from distdebug.__main__ import main
+from distdebug.capture import Capture, CaptureStatus, ProcessCapture
+from distdebug.diagnosis import inputs_of
 from distdebug.errors import NoDumpsError
-from distdebug.findings import Cause
+from distdebug.findings import Cause, Missing
+from distdebug.flight_recorder import analyze_dumps
+from distdebug.processes import Worker
 from distdebug.stacks import ThreadActivity
 from distdebug.testing import SimulatedJob, make_dumps
 
@@ -62,6 +67,96 @@ def test_stacks(hang, write_stack):
     verdict = diagnose(hang).verdict
 
     assert Cause.SLEEPING is verdict.detail_cause
+
+
+class TestResults:
+    """
+    What earlier steps returned is diagnosed as their files are.
+    """
+
+    def test_dumps(self, hang):
+        dumps = read_dumps(hang)
+
+        for source in (dumps, analyze_dumps(dumps)):
+            assert diagnose(hang).to_dict() == diagnose(source).to_dict()
+
+    def test_stacks(self, hang, write_stack):
+        """
+        Stacks beside dumps name the reason; a list holds several results.
+        """
+        write_stack(hang, 2, ("sleep", "train.py", 40), READING)
+        stacks = read_stacks(hang)
+
+        verdict = diagnose([read_dumps(hang), *stacks]).verdict
+
+        assert Cause.SLEEPING is verdict.detail_cause
+        assert diagnose(stacks).verdict.ranks == (2,)
+
+    def test_capture(self, hang, write_stack):
+        """
+        A capture is of processes that are alive; what it lacks is told.
+        """
+        write_stack(hang, 2, ("sleep", "train.py", 40), READING)
+        (stacks,) = read_stacks(hang)
+        lost = Missing(what="stack", reason="it is gone", rank=3)
+        worker = Worker(
+            pid=7,
+            start_ticks=5,
+            parent_pid=1,
+            uid=0,
+            title="python train.py",
+            framework="torchrun",
+            rank=2,
+        )
+        process = ProcessCapture(
+            worker=worker,
+            status=CaptureStatus.OK,
+            stacks=attrs.evolve(stacks, source="py-spy"),
+        )
+        capture = Capture(host="a", processes=(process,), missing=(lost,))
+
+        diagnosis = diagnose(hang / "none", read_dumps(hang), capture)
+
+        assert Cause.SLEEPING is diagnosis.verdict.detail_cause
+        assert lost in diagnosis.missing
+        assert inputs_of(diagnosis).stacks == capture.stacks
+
+    def test_logs(self, tmp_path):
+        path = tmp_path / "rank_3.log"
+        path.write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+
+        verdict = diagnose(scan_logs(path)).verdict
+
+        assert diagnose(path).verdict == verdict
+        assert (Cause.GPU_OUT_OF_MEMORY, (3,)) == (
+            verdict.cause,
+            verdict.ranks,
+        )
+
+    def test_stands_for_its_kind(self, hang, tmp_path):
+        """
+        Dumps that are given are not joined with others of the folders.
+        """
+        other = tmp_path / "other"
+        make_dumps(other, SimulatedJob(2))
+
+        assert diagnose(hang).verdict == (
+            diagnose(other, read_dumps(hang)).verdict
+        )
+
+    def test_nothing(self, tmp_path):
+        """
+        A log without an error is nothing to judge, also if it was scanned.
+        """
+        path = tmp_path / "a.log"
+        path.write_text("hello\n")
+
+        with pytest.raises(NoDumpsError, match="no error of a log"):
+            diagnose(scan_logs(path))
+
+    def test_no_result(self):
+        with pytest.raises(TypeError, match="earlier step, not int"):
+            diagnose(17)
 
 
 def test_contradiction(hang, write_stack):
