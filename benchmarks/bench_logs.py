@@ -10,7 +10,8 @@ cache of the system.  What matters are
   against one that looks for nothing but seven common words;
 * the slope: how much longer it takes for a larger folder;
 * a flood: the same where every other line is an error;
-* ``read_collective_logs`` and ``detect_phase`` on the same files.
+* ``read_collective_logs`` and ``detect_phase`` on the same files;
+* ``diagnose``, which reads them with all of these, and its peak of memory.
 """
 
 from __future__ import annotations
@@ -48,14 +49,16 @@ print(json.dumps([seconds, peak]))
 """
 
 OTHERS = """
-import json, sys, time
+import json, resource, sys, time
 import distdebug
 read = getattr(distdebug, sys.argv[2])
 start = time.perf_counter()
 told = read(sys.argv[1])
 seconds = time.perf_counter() - start
-assert not told.missing, told
-print(json.dumps([seconds, 0]))
+# There are no dumps.
+assert {m.what for m in told.missing} <= {"dump"}, told
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps([seconds, peak]))
 """
 
 GREP = """
@@ -73,7 +76,7 @@ FEW = ["error", "OOM", "killed", "exception", "traceback", "nan", "timeout"]
 HEADS = (
     *("MB", "scan_logs", "1 thread", "grep, rules", "grep, 7 words"),
     *("grep/scan", "MB/s", "slope", "peak MB", "flood"),
-    *("collectives", "phase"),
+    *("collectives", "phase", "diagnose", "peak MB"),
 )
 
 HEALTHY = (
@@ -153,6 +156,8 @@ def main() -> None:
             f"{got['flood'][0]:13.3f}",
             f"{got['collectives'][0]:13.3f}",
             f"{got['phase'][0]:13.3f}",
+            f"{got['diagnose'][0]:13.3f}",
+            f"{got['diagnose'][1]:13.0f}",
             flush=True,
         )
         last = now
@@ -200,6 +205,7 @@ def measure_all(
         "flood": (PROGRAM, flood, "0", oom, "flood"),
         "collectives": (OTHERS, logs, "read_collective_logs"),
         "phase": (OTHERS, logs, "detect_phase"),
+        "diagnose": (OTHERS, logs, "diagnose"),
     }
     return {
         name: measure(options.repeat, *map(str, run))
