@@ -209,6 +209,14 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def jobs(session: nox.Session) -> None:
+    """
+    Run jobs with faults as practitioners write them, and judge the verdicts.
+    """
+    session.run("python", "-m", "tests.jobs", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """
     Measure how long it takes, and how that grows with the job.

@@ -110,14 +110,16 @@ def _mismatch_finding(groups: Sequence[Views]) -> Finding:
     """
     ordered = sorted(groups, key=len)
     everyone = [v for group in ordered for v in group]
-    has_minority = 2 * len(ordered[0]) < len(everyone)
+    ops = [find_operation(group[0]) for group in ordered]
+    has_p2p = any(map(is_p2p_operation, ops))
+    # Few exchange messages while many wait: those few may be at fault or not.
+    has_minority = 2 * len(ordered[0]) < len(everyone) and not has_p2p
     outliers = ordered[0] if has_minority else everyone
     parts = [
         _wait_text(g, find_operation(g[0]) or "another collective")
         for g in ordered[::-1][:_MOST_PLACES]
     ]
-    ops = [find_operation(group[0]) for group in ordered]
-    what = "calls" if any(map(is_p2p_operation, ops)) else "collectives"
+    what = "calls" if has_p2p else "collectives"
     return make_finding(
         outliers,
         summary=f"ranks are in different {what}: {'; '.join(parts)}",
