@@ -529,7 +529,7 @@ def _add_job_remedy(check: Check, job: str | None) -> Check:
 def _check_head(
     state: ClusterState, job: str | None, deadline: float
 ) -> tuple[str, _Checks]:
-    known = next((node.name for node in state.nodes if node.is_head), "")
+    known = state.head
     if job is None:
         return known, ()
     name = "head node"

@@ -209,16 +209,6 @@ class RayDebuggerCheck(Shown):
         return check_blocks(self.checks)
 
 
-class ClusterNode(NamedTuple):
-    """
-    A node of a cluster that is alive.
-    """
-
-    node_id: str
-    name: str
-    is_head: bool
-
-
 class UsedEnvironment(NamedTuple):
     """
     A runtime environment in use.
@@ -241,7 +231,9 @@ class ClusterState:
 
         ray_version: The version that the cluster was started with.
 
-        nodes: The nodes that are alive.
+        nodes: The names of the nodes that are alive, by id.
+
+        head: The name of the head, or ``""``.
 
         sessions: The waiting processes, without their lines.
 
@@ -251,7 +243,8 @@ class ClusterState:
     address: str = ""
     dashboard: str = ""
     ray_version: str = ""
-    nodes: tuple[ClusterNode, ...] = ()
+    nodes: Mapping[str, str] = attrs.field(factory=dict)
+    head: str = ""
     sessions: tuple[RayDebugSession, ...] = ()
     environments: tuple[UsedEnvironment, ...] = ()
 
@@ -277,19 +270,16 @@ def query_cluster_state(
     if not isinstance(answer, dict):
         raise make_answer_error(answer)
 
-    nodes = tuple(
-        ClusterNode(
-            plain_text(row.get("id")),
-            plain_text(row.get("name")),
-            bool(row.get("is_head")),
-        )
+    nodes = {
+        plain_text(row.get("node_id")): plain_text(row.get("host"))
         for row in _rows(answer.get("nodes"))
-    )
+    }
     return ClusterState(
         address=plain_text(answer.get("address")),
         dashboard=plain_text(answer.get("dashboard")),
         ray_version=plain_text(answer.get("ray_version"), limit=40),
         nodes=nodes,
+        head=nodes.get(plain_text(answer.get("head")), ""),
         sessions=_parse_sessions(answer, nodes),
         environments=tuple(_parse_environments(answer)),
     )
@@ -413,14 +403,13 @@ def _parse_locations(rows: Iterable[object]) -> Iterator[Location]:
 
 
 def _parse_sessions(
-    answer: Mapping[str, Any], nodes: Iterable[ClusterNode]
+    answer: Mapping[str, Any], nodes: Mapping[str, str]
 ) -> tuple[RayDebugSession, ...]:
     """
     Return the waiting processes in the cluster state, without their lines.
     """
-    names = {node.node_id: node.name for node in nodes}
     workers = _rows(answer.get("workers"))
-    fields = [_parse_fields(row, names) for row in workers]
+    fields = [_parse_fields(row, nodes) for row in workers]
     debugpy = (
         RayDebugSession(kind="debugpy", **known)
         for known in fields
@@ -455,7 +444,7 @@ def _parse_legacy(
 
 
 def _parse_fields(
-    row: Mapping[str, Any], names: Mapping[str, str]
+    row: Mapping[str, Any], nodes: Mapping[str, str]
 ) -> dict[str, Any]:
     texts = ("node_id", "worker_id", "job_id", "actor_id", "actor", "task")
     fields = {key: plain_text(row.get(key)) for key in texts}
@@ -464,7 +453,7 @@ def _parse_fields(
         **fields,
         **{x: _parse_number(row.get(x)) for x in ("pid", "port", "paused")},
         "host": host,
-        "node": names.get(fields["node_id"]) or host,
+        "node": nodes.get(fields["node_id"]) or host,
         "is_driver": row.get("is_driver") is True,
     }
 
@@ -524,8 +513,9 @@ def query_environments(
 
         timeout_s: The timeout for all workers, in seconds.
     """
-    names = {node.node_id: node.name for node in state.nodes}
-    used = state.environments or [UsedEnvironment("no job", [*names], {})]
+    used = state.environments or [
+        UsedEnvironment("no job", [*state.nodes], {})
+    ]
     # One node of each environment first, then the next nodes.
     by_turns = chain(
         *zip_longest(*([(x, n) for n in x.node_ids] for x in used))
@@ -542,7 +532,7 @@ def query_environments(
     ]
     answers = query_workers(address, tasks, timeout_s=timeout_s)
     return tuple(
-        WorkerEnvironment(env.used_by, names.get(node) or node, facts)
+        WorkerEnvironment(env.used_by, state.nodes.get(node) or node, facts)
         for (env, node), facts in zip(places, answers, strict=True)
     )
 

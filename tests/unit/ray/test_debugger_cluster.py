@@ -71,8 +71,8 @@ FAILED = (
 OTHER = (frame("run", "/home/me/loader.py", 9),)
 
 NODES = [
-    {"id": "aa", "name": "node-1", "ip": "10.0.0.1", "is_head": True},
-    {"id": "bb", "name": "node-2", "ip": "10.0.0.2", "is_head": False},
+    {"node_id": "aa", "host": "node-1", "ip": "10.0.0.1"},
+    {"node_id": "bb", "host": "node-2", "ip": "10.0.0.2"},
 ]
 
 
@@ -606,7 +606,10 @@ def test_tables(ray):
         first["is_driver"],
     )
     assert second["is_driver"]
-    assert [True, False] == [node["is_head"] for node in got["nodes"]]
+    assert ("aa", ["aa", "bb"]) == (
+        got["head"],
+        [node["node_id"] for node in got["nodes"]],
+    )
     assert [{"worker_id": "03"}, {}] == got["legacy"]
     assert ("127.0.0.1:8265", "2.60.0") == (
         got["dashboard"],
