@@ -4,11 +4,10 @@ Collect worker exits and node losses from all logs of Ray nodes.
 
 from __future__ import annotations
 
-import json
 import re
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,14 @@ import attrs
 
 from .._text import without_controls
 from ..findings import Evidence, Missing
-from ..logs import READ_ERRORS, open_log, parse_time, read_tail
+from ..logs import READ_ERRORS, parse_time, read_tail
 from .log_tail import (
     MemoryUse,
     Record,
     decode_log,
     parse_memory_notes,
+    quote_log,
+    read_json_objects,
     read_records,
     search_fields,
 )
@@ -168,7 +169,6 @@ _CORE_LOG_NAME = re.compile(
     r"(?P<pid>\d{1,10})"
 )
 _TAIL_BYTES = 1 << 17
-_MOST_QUOTE = 600
 _CORE_EXITS = (
     re.compile(
         r"Disconnect, exit_type=(?P<type>\w{1,40}), exit_detail=(?P<detail>.*?)"
@@ -234,21 +234,11 @@ def _read_core_log(facts: DeathFacts, session: RaySession, path: Path) -> None:
             node_id=session.node_id,
             ip=session.ip,
             pid=pid,
-            evidence=_quote(path, location, record),
+            evidence=quote_log(path, location, record),
         )
     )
 
 
-def _quote(path: Path, location: str, text: str) -> Evidence:
-    return Evidence(
-        kind="log",
-        source=str(path),
-        location=location,
-        quote=text[:_MOST_QUOTE],
-    )
-
-
-_MOST_EVENT = 1 << 18
 _MOST_SECONDS = 1 << 33
 _WORKER_ID = re.compile(r"[0-9a-f]{56}")
 
@@ -257,7 +247,7 @@ def _read_event_log(facts: DeathFacts, _: RaySession, path: Path) -> None:
     """
     Read the worker failures that a node reported as events.
     """
-    for number, event in _json_objects(path):
+    for number, event in read_json_objects(path):
         message = event.get("message")
         fields = event.get("custom_fields")
         if not isinstance(message, str) or not isinstance(fields, Mapping):
@@ -276,26 +266,10 @@ def _read_event_log(facts: DeathFacts, _: RaySession, path: Path) -> None:
         facts.add_exit(
             WorkerExit(
                 time=_parse_timestamp(event.get("timestamp")),
-                evidence=_quote(path, f"line {number}", text),
+                evidence=quote_log(path, f"line {number}", text),
                 **known,
             )
         )
-
-
-def _json_objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with open_log(path) as file:
-        number = 0
-        while line := file.readline(_MOST_EVENT):
-            number += 1
-            # Cheaper than an exception for most lines that are not JSON.
-            if not line.lstrip().startswith(b"{"):
-                continue
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict):
-                yield number, event
 
 
 def _parse_timestamp(value: object) -> float | None:

@@ -5,7 +5,6 @@ Find the deaths of Ray workers and nodes, and mark the first one.
 from __future__ import annotations
 
 import math
-import os
 import re
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,13 @@ from ..findings import Evidence
 from ..identity import own_rank_in_text, rank_in_names, same_host
 from .death_model import Death, Deaths
 from .death_sources import DeathFacts, Placement, WorkerExit, collect_facts
-from .log_tail import LogTail, MemoryUse, parse_log_tail, read_log_tail
+from .log_tail import (
+    LogTail,
+    MemoryUse,
+    parse_log_tail,
+    quote_log,
+    read_log_tail,
+)
 from .meanings import PATTERNS, DeathKind
 from .sessions import RaySession, WorkerLog, as_sessions
 from .workers import KnownActor, read_exported_actors, worker_logs
@@ -401,12 +406,7 @@ def _add_quote(death: Death, tail: LogTail) -> Death:
     quote = tail.error or next(crash_lines, received)
     if quote is None:
         return death
-    evidence = Evidence(
-        kind="log",
-        source=os.fspath(death.log or ""),
-        location="near the end",
-        quote=quote,
-    )
+    evidence = quote_log(death.log, "near the end", quote)
     return attrs.evolve(death, evidence=(*death.evidence, evidence))
 
 

@@ -465,25 +465,18 @@ def driver_lines(
         NoLogsError: There is no such file.
     """
     try:
-        yield from _read_lines(source)
+        yield from read_lines(source)
     except DistdebugError:
         raise
+    except FileNotFoundError:
+        msg = f"no such file: {source}"
+        raise NoLogsError(msg, remedy="name the file it was sent to") from None
     except READ_ERRORS as exc:
         msg = f"cannot read {_get_path(source) or 'the lines'}: {exc}"
         raise LogError(
             msg,
             remedy="see whether it is whole, a text in UTF-8, and may be read",
         ) from exc
-
-
-def _read_lines(
-    source: str | os.PathLike[str] | Iterable[str],
-) -> Iterator[LogLine]:
-    try:
-        yield from read_lines(source)
-    except FileNotFoundError:
-        msg = f"no such file: {source}"
-        raise NoLogsError(msg, remedy="name the file it was sent to") from None
 
 
 def read_driver_log(
@@ -511,13 +504,13 @@ def read_driver_log(
 
     def count_lines() -> Iterator[LogLine]:
         try:
-            for line in _read_lines(source):
+            for line in driver_lines(source):
                 counts.add(line)
                 yield line
         except NoLogsError:
             raise
-        except READ_ERRORS as exc:
-            missing.append(Missing.log(path, exc))
+        except LogError as exc:
+            missing.append(Missing.log(path, exc.__cause__ or exc))
 
     failures = _read_failures(split_failures(count_lines()), counts)
     sources = tuple(map(_make_source, counts.sources.values()))

@@ -8,17 +8,19 @@ speed of reading.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from .._text import clean, without_controls
 from ..findings import Evidence, Location
-from ..logs import parse_time, read_blocks, read_tail
+from ..logs import open_log, parse_time, read_blocks, read_tail
 from .meanings import PATTERNS
 from .sessions import LogPart
 
@@ -27,6 +29,7 @@ _MOST_LINES = 120
 _RECORD_START = re.compile(rb"\[(?:20\d\d-|state-dump)")
 _MOST_QUOTE = 600
 _MOST_RECORD = 1 << 16
+_MOST_JSON = 1 << 18
 _CONTROLS = re.compile(rb"[^\t\n\x20-\x7e]")
 
 
@@ -59,12 +62,21 @@ class Record:
         """
         Return the record as evidence.
         """
-        return Evidence(
-            kind="log",
-            source=self.source,
-            location=f"line {self.number}",
-            quote=self.text[:_MOST_QUOTE],
-        )
+        return quote_log(self.source, f"line {self.number}", self.text)
+
+
+def quote_log(
+    source: str | os.PathLike[str] | None, location: str, text: str
+) -> Evidence:
+    """
+    Return a text of a log, at most 600 characters of it, as evidence.
+    """
+    return Evidence(
+        kind="log",
+        source=os.fspath(source or ""),
+        location=location,
+        quote=text[:_MOST_QUOTE],
+    )
 
 
 def read_records(path: Path, words: Sequence[bytes]) -> Iterator[Record]:
@@ -119,6 +131,30 @@ def find_lines(path: Path, word: bytes) -> Iterator[bytes]:
     for _, line in _scan_lines(path, [word]):
         if line is not None and word in line:
             yield line
+
+
+def read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """
+    Yield the JSON objects in the lines of a log, with their line numbers.
+
+    Raises:
+        OSError: The log cannot be read.
+
+        ValueError: It is not an ordinary file.
+    """
+    with open_log(path) as file:
+        number = 0
+        while line := file.readline(_MOST_JSON):
+            number += 1
+            # Cheaper than an exception for most lines that are not JSON.
+            if not line.lstrip().startswith(b"{"):
+                continue
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(found, dict):
+                yield number, found
 
 
 def _scan_lines(

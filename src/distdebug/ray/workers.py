@@ -23,9 +23,9 @@ import attrs
 from .._io import matching
 from .._proc import map_with_timeout
 from .._text import clean
-from ..findings import Missing
+from ..findings import Missing, as_plain
 from ..logs import PACKED_SUFFIXES, READ_ERRORS, open_log
-from .log_tail import find_lines
+from .log_tail import find_lines, read_json_objects
 from .sessions import (
     LogPart,
     PartsByLog,
@@ -130,8 +130,8 @@ def read_exported_actors(session: RaySession) -> dict[str, KnownActor]:
     found: dict[str, KnownActor] = {}
     for path in find_parts(session, _EXPORT_STEM, "log", _EXPORT_FOLDER):
         with suppress(*READ_ERRORS):
-            for line in find_lines(path, b'"actor_id"'):
-                if actor := _parse_exported(line):
+            for _, event in read_json_objects(path):
+                if actor := _parse_exported(event):
                     known = found.get(actor.actor_id, actor)
                     # The later state may omit fields.
                     later = attrs.asdict(actor, filter=lambda _, x: bool(x))
@@ -162,9 +162,9 @@ def _read_core_facts(path: Path) -> tuple[str | None, str | None]:
     return actor, None
 
 
-def _parse_exported(line: bytes) -> KnownActor | None:
+def _parse_exported(event: Mapping[str, Any]) -> KnownActor | None:
     try:
-        data = json.loads(line)["event_data"]
+        data = event["event_data"]
         return KnownActor(
             actor_id=_decode_id(data["actor_id"]),
             actor_class=_get_text(data, "class_name"),
@@ -174,7 +174,7 @@ def _parse_exported(line: bytes) -> KnownActor | None:
             node_id=_decode_id(data.get("node_id") or ""),
             state=_get_text(data, "state"),
         )
-    except (LookupError, OverflowError, RecursionError, TypeError, ValueError):
+    except (LookupError, OverflowError, TypeError, ValueError):
         return None
 
 
@@ -480,12 +480,12 @@ def _map_logs(
 
 
 _WORKER_PREFIXES = ("worker-", "io_worker-", "python-core-")
-# Longest silence of a live component, in seconds.
-_SILENCE_LIMITS_S = {
+# Longest silence of a live component, in seconds; the state before the raylet.
+_SILENCE_LIMITS_S: Mapping[tuple[str, str], float | None] = {
     ("debug_state", "txt"): 30.0,
-    ("raylet", "out"): 150.0,
     ("gcs_server", "out"): 150.0,
     ("monitor", "log"): 60.0,
+    ("raylet", "out"): 150.0,
 }
 
 
@@ -548,8 +548,7 @@ class Activity:
         """
         Return plain data.
         """
-        plain = attrs.asdict(self, recurse=False)
-        return {**plain, "session": self.session.to_dict()}
+        return as_plain(self)
 
     def __str__(self) -> str:
         where = f" of {self.session.host}" if self.session.host else ""
@@ -603,48 +602,29 @@ def last_activity(
     )
 
 
-def _list_activities(session: RaySession, now: float) -> list[Activity]:
-    found = [
-        _make_activity(session, log.component, log.parts, now, limit)
-        for log in system_logs(session)
-        if (limit := _SILENCE_LIMITS_S.get((log.component, log.stream)))
+def _list_activities(session: RaySession, now: float) -> Iterator[Activity]:
+    listed, _ = list_parts(session)
+    watched = [
+        (log[0], listed.get(log, ()), limit_s)
+        for log, limit_s in _SILENCE_LIMITS_S.items()
     ]
-    workers = [
-        part
-        for log in worker_files([session])
-        for part in (*log.out, *log.err)
-    ]
-    if workers:
-        found.append(_make_activity(session, "workers", workers, now, None))
-    # The raylet writes the state, too.
-    is_alive = any(
-        x.component == "debug_state" and not x.is_alarming for x in found
-    )
-    return [
-        attrs.evolve(
-            x,
-            is_alarming=x.is_alarming
-            and not (is_alive and x.component == "raylet"),
+    workers = worker_files([session])
+    written = tuple(part for log in workers for part in (*log.out, *log.err))
+    is_alive = False
+    for component, parts, limit_s in [*watched, ("workers", written, None)]:
+        if not parts:
+            continue
+        last = max(parts, key=lambda part: part.mtime)
+        age_s = max(0.0, now - last.mtime)
+        is_silent = limit_s is not None and age_s > limit_s
+        # The raylet writes the state, too.
+        is_alive |= component == "debug_state" and not is_silent
+        yield Activity(
+            session=session,
+            component=component,
+            path=str(last.path),
+            time=last.mtime,
+            age_s=age_s,
+            limit_s=limit_s,
+            is_alarming=is_silent and not (is_alive and component == "raylet"),
         )
-        for x in found
-    ]
-
-
-def _make_activity(
-    session: RaySession,
-    component: str,
-    parts: Iterable[LogPart],
-    now: float,
-    limit_s: float | None,
-) -> Activity:
-    last = max(parts, key=lambda part: part.mtime)
-    age_s = max(0.0, now - last.mtime)
-    return Activity(
-        session=session,
-        component=component,
-        path=str(last.path),
-        time=last.mtime,
-        age_s=age_s,
-        limit_s=limit_s,
-        is_alarming=limit_s is not None and age_s > limit_s,
-    )
