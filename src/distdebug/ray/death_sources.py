@@ -28,6 +28,7 @@ from .log_tail import (
     search_fields,
 )
 from .sessions import RaySession, find_parts, list_parts
+from .workers import NO_ACTOR, KnownActor
 
 
 # A node and a driver that stop together end within this time.
@@ -81,17 +82,6 @@ class NodeEnd:
     evidence: Evidence
 
 
-@attrs.frozen
-class Placement:
-    """
-    The actor, node, and process of a worker.
-    """
-
-    actor_id: str | None = None
-    node_id: str | None = None
-    pid: int | None = None
-
-
 @attrs.frozen(kw_only=True)
 class DeathFacts:
     """
@@ -109,7 +99,7 @@ class DeathFacts:
 
         jobs: The time when the driver of each job ended, by job.
 
-        placements: The process, actor, and node of each worker.
+        placements: The actor, node, and process id of each worker.
 
         not_started: Log lines about workers that did not register in time.
 
@@ -123,7 +113,7 @@ class DeathFacts:
     memory: dict[tuple[str | None, int], MemoryUse] = attrs.field(factory=dict)
     nodes: list[NodeEnd] = attrs.field(factory=list)
     jobs: dict[str, float] = attrs.field(factory=dict)
-    placements: dict[str, Placement] = attrs.field(factory=dict)
+    placements: dict[str, KnownActor] = attrs.field(factory=dict)
     not_started: list[Evidence] = attrs.field(factory=list)
     missing: list[Missing] = attrs.field(factory=list)
 
@@ -159,7 +149,7 @@ class DeathFacts:
         """
         Add what is known of the place of a worker; later notes count.
         """
-        known = self.placements.get(worker_id, Placement())
+        known = self.placements.get(worker_id, NO_ACTOR)
         given = {name: value for name, value in fields.items() if value}
         self.placements[worker_id] = attrs.evolve(known, **given)
 
@@ -508,9 +498,9 @@ def _mark_unexpected(facts: DeathFacts) -> None:
     """
     Mark nodes as lost that stopped while their job went on, and sort all.
     """
-    ends = defaultdict(list)
+    ends: defaultdict[str | None, list[float]] = defaultdict(list)
     for place in facts.placements.values():
-        job_id = (place.actor_id or "")[24:]
+        job_id = place.actor_id[24:]
         if job_id in facts.jobs:
             ends[place.node_id].append(facts.jobs[job_id])
     for i, node in enumerate(facts.nodes):

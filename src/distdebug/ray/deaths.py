@@ -17,7 +17,7 @@ import attrs
 from ..findings import Evidence
 from ..identity import own_rank_in_text, rank_in_names, same_host
 from .death_model import Death, Deaths
-from .death_sources import DeathFacts, Placement, WorkerExit, collect_facts
+from .death_sources import DeathFacts, WorkerExit, collect_facts
 from .log_tail import (
     LogTail,
     MemoryUse,
@@ -27,7 +27,7 @@ from .log_tail import (
 )
 from .meanings import PATTERNS, DeathKind
 from .sessions import RaySession, WorkerLog, as_sessions
-from .workers import KnownActor, read_exported_actors, worker_logs
+from .workers import NO_ACTOR, KnownActor, read_exported_actors, worker_logs
 
 
 _EXIT_CODE = re.compile(r"[Ee]xit code:? (?P<code>-?\d{1,5})")
@@ -312,7 +312,7 @@ def _find_smaller_victims(ordered: Sequence[Death]) -> set[int]:
 
 
 def _identify_worker(
-    death: Death, log: WorkerLog | None, exported: KnownActor | None
+    death: Death, log: WorkerLog | None, exported: KnownActor = NO_ACTOR
 ) -> Death:
     """
     Add the names and ids of the worker to a death.
@@ -320,12 +320,13 @@ def _identify_worker(
     Args:
         log: The logs of the worker, if they were found.
 
-        exported: The actor in Ray's exported events, if any.
+        exported: The actor in Ray's exported events.
     """
     if _is_driver(death.worker_id):
         return attrs.evolve(death, actor="driver", job_id=death.worker_id[:8])
+    actor_id = (log.actor_id if log else None) or death.actor_id
     # An actor's id ends in that of its job.
-    job_id = (death.actor_id or "")[24:] or None
+    job_id = (actor_id or "")[24:] or None
     if log is not None:
         is_here = death.node_id in {None, log.session.node_id}
         return attrs.evolve(
@@ -334,15 +335,12 @@ def _identify_worker(
             pid=log.pid,
             actor_class=log.actor_class,
             actor_name=log.actor_name,
-            actor_id=log.actor_id or death.actor_id,
+            actor_id=actor_id,
             job_id=log.job_id or job_id,
             node_id=death.node_id or log.session.node_id,
             ip=death.ip or log.session.ip,
             host=log.session.host if is_here else "",
         )
-    if exported is None:
-        return attrs.evolve(death, job_id=job_id)
-
     return attrs.evolve(
         death,
         actor=exported.actor_repr or exported.actor_class,
@@ -461,14 +459,12 @@ def _find_lost_nodes(
     for node in facts.nodes:
         if not node.node_id or node.node_id in stopped:
             continue
-        known = lost.get(node.node_id)
-        if known is None:
-            known = Death(
-                kind="node_died",
-                time=_find_first_notice(facts, node.node_id, node.time),
-                node_id=node.node_id,
-                detail=node.reason,
-            )
+        known = lost.get(node.node_id) or Death(
+            kind="node_died",
+            time=_find_first_notice(facts, node.node_id, node.time),
+            node_id=node.node_id,
+            detail=node.reason,
+        )
         lost[node.node_id] = attrs.evolve(
             known,
             ip=node.ip or known.ip,
@@ -522,11 +518,11 @@ def _find_deaths_with_node(
         death = attrs.evolve(
             node,
             worker_id=worker_id,
-            actor_id=placement.actor_id,
+            actor_id=placement.actor_id or None,
             log=log.err[-1].path if log and log.err else node.log,
             evidence=node.evidence[:1],
         )
-        death = _identify_worker(death, log, None)
+        death = _identify_worker(death, log)
         rank = rank_in_names((death.actor, death.actor_name))
         yield attrs.evolve(death, rank=rank)
 
@@ -563,10 +559,7 @@ def find_deaths(
     actors: dict[str, KnownActor] = {}
     for session in sessions:
         actors |= read_exported_actors(session)
-    found = [
-        *_find_reported_deaths(facts, logs, actors),
-        *_find_unreported_crashes(facts, logs),
-    ]
+    found = list(_find_worker_deaths(facts, logs, actors))
     places = {x.node_id: x for x in sessions if x.node_id}
     nodes = _find_lost_nodes(facts, places)
     reported = {x.worker_id for x in found}
@@ -581,31 +574,42 @@ def find_deaths(
     )
 
 
-def _find_reported_deaths(
+def _find_worker_deaths(
     facts: DeathFacts,
     logs: Mapping[str, WorkerLog],
     actors: Mapping[str, KnownActor],
 ) -> Iterator[Death]:
-    for worker_id, exits in facts.exits.items():
-        log = logs.get(worker_id)
+    """
+    Yield the reported exits, and the crashes that only a worker's log reports.
+    """
+    for worker_id in {**facts.exits, **logs}:
+        exits, log = facts.exits.get(worker_id, []), logs.get(worker_id)
+        types = [x.exit_type for x in exits]
         # The log of a worker that exited as intended has no crash details.
-        is_intended = all(x.exit_type.startswith("INTENDED") for x in exits)
+        is_intended = exits and all(x.startswith("INTENDED") for x in types)
         text = read_log_tail(log.err) if log and not is_intended else ""
+        if not exits and "SIG" not in text and "Fatal" not in text:
+            continue
         tail = parse_log_tail(text)
-        kind, owner = _classify_death(exits, facts.owners.get(worker_id), tail)
-        place = facts.placements.get(worker_id, Placement())
-        actor_id = (log.actor_id if log else None) or place.actor_id
+        if not exits and tail.signal is None:
+            continue
+        owner = facts.owners.get(worker_id) if exits else None
+        kind, owner = _classify_death(exits, owner, tail)
+        place = facts.placements.get(worker_id, NO_ACTOR)
         death = attrs.evolve(
             _merge_exits(exits, place),
             kind=kind,
             owner=owner,
-            actor_id=actor_id,
+            worker_id=worker_id,
         )
-        death = _identify_worker(death, log, actors.get(actor_id or ""))
+        if log and not exits:
+            death = attrs.evolve(death, time=tail.time or log.mtime or None)
+        exported = actors.get(place.actor_id, NO_ACTOR)
+        death = _identify_worker(death, log, exported)
         yield _add_log_tail(death, log, text, tail)
 
 
-def _merge_exits(exits: Sequence[WorkerExit], place: Placement) -> Death:
+def _merge_exits(exits: Sequence[WorkerExit], place: KnownActor) -> Death:
     """
     Merge the exit notes of one worker, the most trusted first.
     """
@@ -614,44 +618,19 @@ def _merge_exits(exits: Sequence[WorkerExit], place: Placement) -> Death:
         one_per_source.setdefault(x.evidence.source, x.evidence)
     return Death(
         kind="intended",
-        worker_id=exits[0].worker_id,
         time=_first_known(x.time for x in exits),
         pid=_first_known([*(x.pid for x in exits), place.pid]),
         # Nodes on one machine may share a folder, so trust the head first.
         node_id=_first_known([place.node_id, *(x.node_id for x in exits)]),
         ip=_first_known(x.ip for x in exits),
-        exit_type=_first_known(x.exit_type or None for x in exits),
-        detail=next((x.detail for x in exits if x.detail), "")[:_MOST_DETAIL],
+        actor_id=place.actor_id or None,
+        exit_type=_first_known(x.exit_type for x in exits),
+        detail=(_first_known(x.detail for x in exits) or "")[:_MOST_DETAIL],
         exit_code=_find_exit_code(exits),
         evidence=tuple(one_per_source.values()),
-        log=Path(exits[0].evidence.source),
+        log=Path(exits[0].evidence.source) if exits else None,
     )
 
 
-def _find_unreported_crashes(
-    facts: DeathFacts, logs: Mapping[str, WorkerLog]
-) -> Iterator[Death]:
-    """
-    Find workers whose crash only their own log reports.
-    """
-    for worker_id, log in logs.items():
-        if worker_id in facts.exits:
-            continue
-        text = read_log_tail(log.err)
-        if "SIG" not in text and "Fatal" not in text:
-            continue
-        tail = parse_log_tail(text)
-        if tail.signal is None:
-            continue
-        death = Death(
-            kind=_classify_system_error((), "", tail),
-            worker_id=worker_id,
-            time=tail.time or log.mtime or None,
-            pid=log.pid,
-        )
-        death = _identify_worker(death, log, None)
-        yield _add_log_tail(death, log, text, tail)
-
-
 def _first_known(values: Iterable[_T | None]) -> _T | None:
-    return next((x for x in values if x is not None), None)
+    return next(filter(None, values), None)

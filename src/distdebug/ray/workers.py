@@ -84,6 +84,9 @@ class KnownActor:
     state: str = ""
 
 
+NO_ACTOR = KnownActor(actor_id="")
+
+
 def _add_core_facts(log: WorkerLog, core: PartsByLog) -> WorkerLog:
     """
     Add the actor's id and repr from the core log (C++) of a worker.
