@@ -15,8 +15,7 @@ import attrs
 from .._render import Block, Shown, Table
 from .._text import clean, size_text
 from ..findings import Cause, Evidence, Finding, Location, Missing, as_plain
-from .log_tail import parse_memory_notes
-from .meanings import DEATHS, DeathKind, find_error_cause
+from .messages import DEATHS, DeathKind, find_error_cause, parse_memory_notes
 
 
 _MOST_ROWS = 100

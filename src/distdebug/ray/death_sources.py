@@ -17,7 +17,7 @@ import attrs
 from .._text import without_controls
 from ..findings import Evidence, Missing
 from ..logs import READ_ERRORS, parse_time, read_tail
-from .log_tail import (
+from .messages import (
     MemoryUse,
     Record,
     decode_log,

@@ -18,15 +18,16 @@ from ..findings import Evidence
 from ..identity import own_rank_in_text, rank_in_names, same_host
 from .death_model import Death, Deaths
 from .death_sources import DeathFacts, WorkerExit, collect_facts
-from .log_tail import (
+from .messages import (
+    PATTERNS,
+    DeathKind,
     LogTail,
     MemoryUse,
     parse_log_tail,
     quote_log,
     read_log_tail,
 )
-from .meanings import PATTERNS, DeathKind
-from .sessions import RaySession, WorkerLog, as_sessions
+from .sessions import RaySession, RaySessions, WorkerLog, as_sessions
 from .workers import NO_ACTOR, KnownActor, read_exported_actors, worker_logs
 
 
@@ -532,7 +533,7 @@ _MOST_DETAIL = 8000
 
 
 def find_deaths(
-    sessions: RaySession | Iterable[RaySession],
+    sessions: RaySessions,
     *,
     oom_kills: Collection[tuple[str, int]] = (),
 ) -> Deaths:

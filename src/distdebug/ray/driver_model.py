@@ -18,15 +18,21 @@ from .._render import Block, Shown, Table
 from .._text import clean, size_text
 from ..findings import Cause, Finding, Location, Missing, as_plain
 from ..logs import Origin
-from .log_tail import quote_log
-from .meanings import (
+from .messages import (
     FAILURES,
     PATTERNS,
     WAITED_IN_VAIN,
     FailureKind,
     find_error_cause,
+    quote_log,
 )
-from .sessions import RaySession, WorkerLog, as_sessions, list_parts
+from .sessions import (
+    RaySession,
+    RaySessions,
+    WorkerLog,
+    as_sessions,
+    list_parts,
+)
 from .workers import worker_logs
 
 
@@ -264,7 +270,7 @@ class OriginMatch:
 
 
 def map_origins(
-    log: DriverLog, sessions: RaySession | Iterable[RaySession]
+    log: DriverLog, sessions: RaySessions
 ) -> tuple[OriginMatch, ...]:
     """
     Match each source of a driver's log to its node and log files.
@@ -336,9 +342,7 @@ def _match_source(
     )
 
 
-def find_driver_logs(
-    sessions: RaySession | Iterable[RaySession],
-) -> tuple[Path, ...]:
+def find_driver_logs(sessions: RaySessions) -> tuple[Path, ...]:
     """
     Find the driver logs that Ray keeps.
 

@@ -24,12 +24,15 @@ from .driver_model import (
     find_source,
     index_sources,
 )
-from .log_tail import parse_frames, parse_memory_notes, search_fields
-from .meanings import (
+from .messages import (
     FAILURE_TEXTS,
     ONE_LINE_FAILURES,
     PATTERNS,
+    RAY_SIGNAL,
     FailureKind,
+    parse_frames,
+    parse_memory_notes,
+    search_fields,
 )
 
 
@@ -305,7 +308,6 @@ def _parse_memory_kills(base: Failure, text: str) -> Iterator[Failure]:
         )
 
 
-_SIGNAL = re.compile(r"\*\*\* (SIG[A-Z]{2,10}) received at time=")
 _MOST_SOURCES = 100_000
 _MOST_NAMES = 8
 # Frame and last line of an uncaught Ray exception in the driver.
@@ -392,7 +394,7 @@ class _LineCounts:
         source.lines += 1
         source.count += line.count
         if "*** SIG" in line.text:
-            found = _SIGNAL.search(line.text[:200])
+            found = RAY_SIGNAL.search(line.text[:200])
             source.signal = found[1] if found else source.signal
 
 

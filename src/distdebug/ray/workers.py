@@ -25,11 +25,12 @@ from .._proc import map_with_timeout
 from .._text import clean
 from ..findings import Missing, as_plain
 from ..logs import PACKED_SUFFIXES, READ_ERRORS, open_log
-from .log_tail import find_lines, read_json_objects
+from .messages import find_lines, read_json_objects
 from .sessions import (
     LogPart,
     PartsByLog,
     RaySession,
+    RaySessions,
     WorkerLog,
     as_sessions,
     find_parts,
@@ -316,9 +317,7 @@ _CHUNK = 256
 _SLOW_S = 0.003
 
 
-def worker_logs(
-    sessions: RaySession | Iterable[RaySession],
-) -> tuple[WorkerLog, ...]:
+def worker_logs(sessions: RaySessions) -> tuple[WorkerLog, ...]:
     """
     List the worker logs of sessions, with the identity of each worker.
 
@@ -561,9 +560,7 @@ class Activity:
         return f"{told}, alarming after {self.limit_s:.0f} s"
 
 
-def system_logs(
-    sessions: RaySession | Iterable[RaySession],
-) -> tuple[SystemLog, ...]:
+def system_logs(sessions: RaySessions) -> tuple[SystemLog, ...]:
     """
     Find the logs of Ray's components: raylet, GCS, monitor, dashboard, agents.
 
@@ -582,7 +579,7 @@ def system_logs(
 
 
 def last_activity(
-    sessions: RaySession | Iterable[RaySession], *, now: float | None = None
+    sessions: RaySessions, *, now: float | None = None
 ) -> tuple[Activity, ...]:
     """
     Return when each Ray component, and any worker, last wrote a log.
