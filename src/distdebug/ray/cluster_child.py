@@ -115,7 +115,7 @@ def read_cluster_state(address: str) -> dict[str, Any]:
     nodes = [_parse_node(x) for x in rows]
     actors = [x for x in _list_actors(accessor) if x.state == _ACTOR_ALIVE]
     legacy = list(_list_legacy_records(store))
-    metadata = _loads(_read_key(store, b"CLUSTER_METADATA", b"cluster"))
+    metadata = loads_object(_read_key(store, b"CLUSTER_METADATA", b"cluster"))
     return {
         "address": address,
         "nodes": nodes,
@@ -228,7 +228,7 @@ def _list_legacy_records(store: Any) -> Iterator[dict[str, Any]]:
     keys = store.internal_kv_keys(b"RAY_PDB_", b"ray_pdb", _KV_TIMEOUT_S)
     for key in keys[:_MOST_RECORDS]:
         if not key.startswith(b"RAY_PDB_CONTINUE"):
-            record = _loads(_read_key(store, key, b"ray_pdb"))
+            record = loads_object(_read_key(store, key, b"ray_pdb"))
             # Drop the traceback: it is not shown.
             yield {k: v for k, v in record.items() if k != "traceback"}
 
@@ -263,7 +263,7 @@ def _list_environments(
 def _add_environment(
     found: dict[str, dict[str, Any]], text: str, user: str, nodes: list[str]
 ) -> None:
-    env = shared_env(_loads(text))
+    env = shared_env(loads_object(text))
     key = json.dumps(env, sort_keys=True)
     if key not in found and len(found) >= _MOST_ENVIRONMENTS:
         return
@@ -278,9 +278,12 @@ def _read_key(store: Any, key: bytes, namespace: bytes) -> str:
     return value.decode("utf-8", "replace") if value else ""
 
 
-def _loads(text: str) -> dict[str, Any]:
+def loads_object(data: str | bytes) -> dict[str, Any]:
+    """
+    Parse a JSON object that another process wrote; ``{}`` if it is none.
+    """
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(data)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

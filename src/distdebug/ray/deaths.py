@@ -446,14 +446,9 @@ def _mark_kernel_kill(
 _SAME_LOSS_S = 120.0
 
 
-def _find_lost_nodes(
-    facts: DeathFacts, places: Mapping[str, RaySession]
-) -> tuple[Death, ...]:
+def _find_lost_nodes(facts: DeathFacts) -> tuple[Death, ...]:
     """
     Return a death for each node that was lost and not stopped.
-
-    Args:
-        places: The sessions, by node id.
     """
     lost: dict[str, Death] = {}
     stopped = {x.node_id for x in facts.nodes if x.is_expected}
@@ -472,7 +467,7 @@ def _find_lost_nodes(
             log=Path(node.evidence.source),
             evidence=(*known.evidence, node.evidence),
         )
-    return tuple(_add_host(x, places) for x in lost.values())
+    return tuple(lost.values())
 
 
 def _find_first_notice(
@@ -562,14 +557,15 @@ def find_deaths(
         actors |= read_exported_actors(session)
     found = list(_find_worker_deaths(facts, logs, actors))
     places = {x.node_id: x for x in sessions if x.node_id}
-    nodes = _find_lost_nodes(facts, places)
+    nodes = _find_lost_nodes(facts)
     reported = {x.worker_id for x in found}
     found += _find_deaths_with_node(facts, nodes, reported, logs)
     deaths = [
-        _mark_kernel_kill(_add_host(x, places), oom_kills) for x in found
+        _mark_kernel_kill(_add_host(x, places), oom_kills)
+        for x in [*found, *nodes]
     ]
     return Deaths(
-        deaths=_mark_first_death([*deaths, *nodes], facts),
+        deaths=_mark_first_death(deaths, facts),
         missing=tuple(facts.missing),
         not_started=tuple(facts.not_started),
     )

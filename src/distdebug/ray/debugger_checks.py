@@ -25,7 +25,8 @@ from ..capture import Check
 from ..errors import MissingDependencyError, NodesError
 from ..identity import same_host
 from ..nodes import Slurm
-from .cluster import loads_object, plain_text
+from .cluster import plain_text
+from .cluster_child import loads_object
 from .debugger_sessions import (
     EXTENSION,
     ClusterState,
@@ -91,23 +92,19 @@ def _ask_dashboard(address: str, version: str, timeout_s: float) -> Check:
         timeout_s: The timeout in all, in seconds.
     """
     where, address = split_address(address), clean(address)
-    status, body = 0, b""
-    detail = ""
     if where is None:
         detail = f"{address!r} is no address" if address else "there is none"
-    else:
-        try:
-            # HTTPConnection restarts the timeout with each part of a reply.
-            status, body = in_time(
-                lambda: _http_get(*where, timeout_s), timeout_s
-            )
-        except HTTPException:
-            pass
-        except OSError as exc:
-            is_late = isinstance(exc, TimeoutError)
-            reason = "no answer in time" if is_late else exc
-            detail = f"{address} does not answer: {reason}"
-    if detail:
+        return _failed("dashboard", detail, _DASHBOARD_REMEDY)
+    status, body = 0, b""
+    try:
+        # HTTPConnection restarts the timeout with each part of a reply.
+        status, body = in_time(lambda: _http_get(*where, timeout_s), timeout_s)
+    except HTTPException:
+        pass
+    except OSError as exc:
+        is_late = isinstance(exc, TimeoutError)
+        reason = "no answer in time" if is_late else exc
+        detail = f"{address} does not answer: {reason}"
         return _failed("dashboard", detail, _DASHBOARD_REMEDY)
     return judge_dashboard(address, status, body, version)
 

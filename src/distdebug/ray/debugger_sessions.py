@@ -25,13 +25,9 @@ from .._render import Block, Shown
 from .._text import clean
 from ..capture import Check, check_blocks
 from ..errors import LaunchFileError, NodesError
-from ..findings import Cause, Evidence, Finding, Location
-from .cluster import (
-    loads_object,
-    make_answer_error,
-    plain_text,
-    query_cluster,
-)
+from ..findings import Cause, Evidence, Finding, Location, as_plain
+from .cluster import make_answer_error, plain_text, query_cluster
+from .cluster_child import loads_object
 
 
 # As in the marketplaces of VS Code and Cursor.
@@ -114,8 +110,7 @@ class RayDebugSession(Shown):
         """
         Return plain data in the layout of the command line's ``--json``.
         """
-        data = attrs.asdict(self)
-        return {**data, "locations": list(data["locations"])}
+        return as_plain(self)
 
     def _blocks_(self) -> Iterable[Block]:
         where = self.location.brief if self.location else self.note
@@ -201,16 +196,13 @@ class RayDebuggerCheck(Shown):
         """
         Return plain data in the layout of the command line's ``--json``.
         """
-        rest = attrs.asdict(
-            self,
-            filter=lambda field, _: field.name not in {"checks", "sessions"},
-        )
+        plain = as_plain(self)
         return {
             "ready": self.is_ready,
-            "checks": self.to_records(),
-            "sessions": [session.to_dict() for session in self.sessions],
+            "checks": plain.pop("checks"),
+            "sessions": plain.pop("sessions"),
             "findings": [finding.to_dict() for finding in self.findings],
-            **rest,
+            **plain,
         }
 
     def _blocks_(self) -> Iterable[Block]:

@@ -94,6 +94,8 @@ FAILURES: Mapping[FailureKind, Meaning] = {
     kind: Meaning(**_OTHERWISE | _TABLE["failure"].get(kind, {}))
     for kind in get_args(FailureKind)
 }
+#: Of workers that did not register in time, as the logs report it.
+NOT_STARTED = Meaning(**_TABLE["not_started"])
 #: Of an exception that only reports that another rank did not answer.
 WAITED_IN_VAIN = Meaning(**_TABLE["waited_in_vain"])
 #: Texts of failures in a driver's output; the first match counts.
