@@ -130,17 +130,17 @@ def read_cluster_state(address: str) -> dict[str, Any]:
 
 def _connect(address: str) -> Any:
     """
-    Return an accessor to the tables of the GCS.
+    Return an accessor to the tables of the GCS, as `ray status` uses it.
     """
-    from ray._private.state import GlobalState
-
     raylet: Any = import_module("ray._raylet")
     options = raylet.GcsClientOptions.create(
         address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
-    state: Any = GlobalState()
-    state._initialize_global_state(options)  # noqa: SLF001 -- as `ray status`
-    return state._connect_and_get_accessor()  # noqa: SLF001
+    accessor = raylet.GlobalStateAccessor(options)
+    if not accessor.connect():
+        msg = "the GCS does not answer"
+        raise ConnectionError(msg)
+    return accessor
 
 
 def _parse_node(row: Mapping[str, Any]) -> dict[str, Any]:

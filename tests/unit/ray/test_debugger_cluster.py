@@ -165,14 +165,11 @@ def ray(monkeypatch):
 
     found.remote, found.get, found.cancel = lambda **_: task, get, cancel
     accessor = types.SimpleNamespace(
+        connect=lambda: "unreachable" not in tables,
         get_node_table=lambda: tables.get("nodes", []),
         get_actor_table=lambda *_: tables.get("actors", []),
         get_worker_table=lambda: tables.get("workers", []),
         get_job_table=lambda: tables.get("jobs", []),
-    )
-    state = types.SimpleNamespace(
-        _initialize_global_state=lambda options: None,
-        _connect_and_get_accessor=lambda: accessor,
     )
     store = types.SimpleNamespace(
         internal_kv_get=lambda key, space, wait: stored.get(key),
@@ -187,9 +184,9 @@ def ray(monkeypatch):
     )
     content = {
         "_private": {"services": services},
-        "_private.state": {"GlobalState": lambda: state},
         "_raylet": {
             "GcsClient": lambda address: store,
+            "GlobalStateAccessor": lambda options: accessor,
             "GcsClientOptions": types.SimpleNamespace(
                 create=lambda *args, **kwargs: None
             ),
@@ -618,6 +615,15 @@ def test_tables(ray):
     assert [
         {"env": {"env_vars": {"A": "1"}}, "who": ["Trainer"], "nodes": ["aa"]}
     ] == got["environments"]
+
+
+def test_unreachable(ray):
+    """
+    A head that does not answer is the reason.
+    """
+    ray.tables["unreachable"] = True
+
+    assert "the GCS does not answer" in ask_child()["reason"]
 
 
 def job(number, env, *, space="me", **rest):

@@ -52,7 +52,7 @@ def canonicalize_bootstrap_address_or_die(address):
     print("noise")
     return address
 """,
-    "ray/_private/state.py": f"""
+    "ray/_raylet.py": f"""
 import types
 
 def actor(actor_id, **told):
@@ -64,12 +64,17 @@ def actor(actor_id, **told):
         actor_id=bytes.fromhex(actor_id), ActorState=names, **rest | told
     )
 
-class GlobalState:
-    def _initialize_global_state(self, options):
+class GcsClientOptions:
+    @staticmethod
+    def create(address, *_, **__):
+        return address
+
+class GlobalStateAccessor:
+    def __init__(self, options):
         self.address = options
 
-    def _connect_and_get_accessor(self):
-        return self
+    def connect(self):
+        return True
 
     def get_actor_table(self, job_id, state):
         return [
@@ -92,12 +97,6 @@ class ActorTableData:
     @staticmethod
     def FromString(data):
         return data
-""",
-    "ray/_raylet.py": """
-class GcsClientOptions:
-    @staticmethod
-    def create(address, *_, **__):
-        return address
 """,
 }
 
