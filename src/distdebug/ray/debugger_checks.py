@@ -163,13 +163,13 @@ def _check_extension(timeout_s: float) -> Check:
         for editor in _EDITORS
         if (path := shutil.which(editor))
     }
-    without = [x for x, found in listed.items() if found is not None]
+    known = {x: found for x, found in listed.items() if found is not None}
     remedy = f"code --install-extension {EXTENSION}"
-    for editor in without:
-        if EXTENSION in listed[editor]:  # type: ignore[operator]
+    for editor, extensions in known.items():
+        if EXTENSION in extensions:
             return _passed("extension", f"{EXTENSION} is in {editor}")
-    if without:
-        detail = f"{EXTENSION} is not in {', '.join(without)}"
+    if known:
+        detail = f"{EXTENSION} is not in {', '.join(known)}"
         return _failed("extension", detail, remedy)
     detail = (
         f"{', '.join(listed)} did not list its extensions"

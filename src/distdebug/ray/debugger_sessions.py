@@ -360,7 +360,8 @@ def ray_debug_sessions(
     ]
     answers = query_workers(address, tasks, timeout_s=remaining_s)
     by_id = dict(zip(by_node, answers, strict=True))
-    return _sort_sessions(_add_location(x, by_id[x.node_id]) for x in sessions)
+    found = (_add_location(x, by_id[x.node_id]) for x in sessions)
+    return tuple(sorted(found, key=_sort_key))
 
 
 def _add_location(
@@ -417,7 +418,7 @@ def _parse_sessions(
     )
     by_worker = {x["worker_id"]: x for x in fields if x["worker_id"]}
     legacy = _parse_legacy(_rows(answer.get("legacy")), by_worker)
-    return _sort_sessions([*debugpy, *legacy])
+    return tuple(sorted([*debugpy, *legacy], key=_sort_key))
 
 
 def _parse_legacy(
@@ -458,15 +459,8 @@ def _parse_fields(
     }
 
 
-def _sort_sessions(
-    sessions: Iterable[RayDebugSession],
-) -> tuple[RayDebugSession, ...]:
-    return tuple(
-        sorted(
-            sessions,
-            key=lambda s: (s.node, s.node_id, s.task, s.actor, s.pid),
-        )
-    )
+def _sort_key(s: RayDebugSession) -> tuple[Any, ...]:
+    return s.node, s.node_id, s.task, s.actor, s.pid
 
 
 def _set_task(session: RayDebugSession, title: object) -> RayDebugSession:

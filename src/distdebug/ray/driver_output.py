@@ -320,13 +320,14 @@ _MOST_AFTER = 2000
 
 @attrs.define(kw_only=True)
 class _SourceCount:
-    # Mutable, because there are millions of lines.
+    # A DriverSource that can change, because there are millions of lines.
     origin: Origin
-    first: LogLine
-    last: LogLine
-    names: list[str] = attrs.field(factory=list)
+    first_line: int
+    names: tuple[str, ...] = ()
+    last_line: int = 0
     lines: int = 0
     count: int = 0
+    last_text: str = ""
     signal: str | None = None
 
 
@@ -384,13 +385,13 @@ class _LineCounts:
         if source is None:
             if len(self.sources) >= _MOST_SOURCES:
                 return
-            source = _SourceCount(origin=origin, first=line, last=line)
+            source = _SourceCount(origin=origin, first_line=line.number)
             self.sources[key] = source
         if source.origin is not origin:
             source.origin = _merge_origins(source.origin, origin)
         if origin.name not in source.names:
-            source.names = [*source.names, origin.name][-_MOST_NAMES:]
-        source.last = line
+            source.names = (*source.names, origin.name)[-_MOST_NAMES:]
+        source.last_line, source.last_text = line.number, line.text
         source.lines += 1
         source.count += line.count
         if "*** SIG" in line.text:
@@ -535,16 +536,8 @@ def _get_path(source: str | os.PathLike[str] | Iterable[str]) -> str:
 
 
 def _make_source(counted: _SourceCount) -> DriverSource:
-    return DriverSource(
-        origin=counted.origin,
-        names=tuple(counted.names),
-        first_line=counted.first.number,
-        last_line=counted.last.number,
-        lines=counted.lines,
-        count=counted.count,
-        last_text=clean(counted.last.text, limit=400),
-        signal=counted.signal,
-    )
+    counted.last_text = clean(counted.last_text, limit=400)
+    return DriverSource(**attrs.asdict(counted, recurse=False))
 
 
 def _find_crashes(

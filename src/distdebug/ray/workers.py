@@ -362,17 +362,15 @@ def add_cluster_facts(
         sessions: The sessions whose logs to read.
     """
     found = list(logs)
-    clusters = defaultdict(list)
+    # Actor ids repeat across clusters, whose sessions have different names.
+    assigned: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    exported: defaultdict[str, dict[str, KnownActor]] = defaultdict(dict)
     for session in sessions:
-        clusters[session.name].append(session)
-    for name, members in clusters.items():
-        assigned: dict[str, str] = {}
-        exported: dict[str, KnownActor] = {}
-        for session in members:
-            assigned |= _read_actor_assignments(session)
-            exported |= read_exported_actors(session)
+        assigned[session.name] |= _read_actor_assignments(session)
+        exported[session.name] |= read_exported_actors(session)
+    for name, actors in exported.items():
         own = [log for log in found if log.session.name == name]
-        joined = join_actors(own, exported.values(), assigned)
+        joined = join_actors(own, actors.values(), assigned[name])
         found = [
             next(joined) if log.session.name == name else log for log in found
         ]
