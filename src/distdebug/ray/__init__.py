@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from .debugger_checks import check_ray_debugger as check_ray_debugger
     from .debugger_sessions import RayDebuggerCheck as RayDebuggerCheck
     from .debugger_sessions import RayDebugSession as RayDebugSession
+    from .debugger_sessions import launch_json as launch_json
     from .debugger_sessions import ray_debug_sessions as ray_debug_sessions
+    from .debugger_sessions import write_launch_json as write_launch_json
     from .driver_model import DriverLog as DriverLog
     from .driver_model import DriverSource as DriverSource
     from .driver_model import Failure as Failure
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from .sessions import find_ray_sessions as find_ray_sessions
     from .sessions import open_ray_session as open_ray_session
     from .sessions import split_log_name as split_log_name
-    from .vscode import launch_json as launch_json
-    from .vscode import write_launch_json as write_launch_json
     from .workers import Activity as Activity
     from .workers import SystemLog as SystemLog
     from .workers import last_activity as last_activity

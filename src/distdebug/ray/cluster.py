@@ -22,6 +22,7 @@ from .._text import clean
 from ..errors import MissingDependencyError, NodesError
 from ..findings import as_plain
 from ..nodes import as_address, last_address, probe_port, read_ray_file
+from .cluster_child import loads_object
 from .sessions import RaySession, WorkerLog
 from .workers import KnownActor, join_actors
 
@@ -113,17 +114,6 @@ def plain_text(value: object, *, limit: int = 500) -> str:
     Return a clean copy of *value* if it is a text, or else ``""``.
     """
     return clean(value, limit=limit) if isinstance(value, str) else ""
-
-
-def loads_object(data: str | bytes) -> dict[str, Any]:
-    """
-    Parse a JSON object that another process sent; ``{}`` if it is none.
-    """
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _resolve_address(address: str | None) -> str:

@@ -48,7 +48,7 @@ def _run_query(query: Mapping[str, Any]) -> Any:
     if query["ask"] == "run_tasks":
         return run_tasks(address, query["tasks"], timeout_s)
     if query["ask"] == "list_actors":
-        return list_actors(address, timeout_s)
+        return list_actors(address)
     return read_cluster_state(address)
 
 
@@ -95,24 +95,31 @@ def read_cluster_state(address: str) -> dict[str, Any]:
         address: The head, as ``HOST:PORT``.
 
     Returns:
-        ``nodes``, paused ``workers``, ``legacy`` records of the older
-        debugger, runtime ``environments`` in use, ``dashboard``, and
-        ``ray_version``.
+        ``nodes``, the id of the ``head``, paused ``workers``, ``legacy``
+        records of the older debugger, runtime ``environments`` in use,
+        ``dashboard``, and ``ray_version``.
 
     Raises:
         Exception: Any error of Ray.
     """
-    accessor = _connect_state(address)._connect_and_get_accessor()  # noqa: SLF001
+    accessor = _connect(address)
     raylet: Any = import_module("ray._raylet")
     store = raylet.GcsClient(address=address)
 
-    nodes = list(_parse_nodes(accessor.get_node_table()))
-    actors = list(_list_actors(accessor))
+    rows = [x for x in accessor.get_node_table() if x["Alive"]]
+    heads = (
+        x["NodeID"]
+        for x in rows
+        if _HEAD_RESOURCE in (x.get("Resources") or {})
+    )
+    nodes = [_parse_node(x) for x in rows]
+    actors = [x for x in _list_actors(accessor) if x.state == _ACTOR_ALIVE]
     legacy = list(_list_legacy_records(store))
-    metadata = _loads(_read_key(store, b"CLUSTER_METADATA", b"cluster"))
+    metadata = loads_object(_read_key(store, b"CLUSTER_METADATA", b"cluster"))
     return {
         "address": address,
         "nodes": nodes,
+        "head": next(heads, ""),
         "workers": list(_list_paused_workers(accessor, actors, legacy)),
         "legacy": legacy,
         "environments": _list_environments(accessor, actors, nodes),
@@ -121,38 +128,66 @@ def read_cluster_state(address: str) -> dict[str, Any]:
     }
 
 
-def _connect_state(address: str) -> Any:
-    from ray._private.state import GlobalState
-
+def _connect(address: str) -> Any:
+    """
+    Return an accessor to the tables of the GCS, as `ray status` uses it.
+    """
     raylet: Any = import_module("ray._raylet")
     options = raylet.GcsClientOptions.create(
         address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
-    state = GlobalState()
-    state._initialize_global_state(options)  # noqa: SLF001 -- as `ray status`
-    return state
+    accessor = raylet.GlobalStateAccessor(options)
+    if not accessor.connect():
+        msg = "the GCS does not answer"
+        raise ConnectionError(msg)
+    return accessor
 
 
-def _parse_nodes(
-    rows: Iterable[Mapping[str, Any]],
-) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        if row["Alive"]:
-            yield {
-                "id": row["NodeID"],
-                "name": row["NodeManagerHostname"],
-                "ip": row["NodeManagerAddress"],
-                "is_head": _HEAD_RESOURCE in (row.get("Resources") or {}),
-            }
+def _parse_node(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "node_id": row["NodeID"],
+        "ip": row["NodeManagerAddress"],
+        "host": row["NodeManagerHostname"],
+        "is_alive": row["Alive"],
+    }
 
 
 def _list_actors(accessor: Any) -> Iterator[Any]:
     from ray.core.generated.gcs_pb2 import ActorTableData
 
     for data in accessor.get_actor_table(None, None):
-        actor = ActorTableData.FromString(data)
-        if actor.state == _ACTOR_ALIVE:
-            yield actor
+        yield ActorTableData.FromString(data)
+
+
+def list_actors(address: str) -> dict[str, Any]:
+    """
+    List the actors and nodes of a cluster, including dead ones.
+
+    Args:
+        address: The head, as ``HOST:PORT``.
+
+    Returns:
+        ``actors`` and ``nodes``, with the fields of `KnownActor` and
+        `LiveNode`.
+
+    Raises:
+        Exception: Any error of Ray.
+    """
+    accessor = _connect(address)
+    actors = [
+        {
+            "actor_id": x.actor_id.hex(),
+            "actor_class": x.class_name,
+            "actor_name": x.name,
+            "actor_repr": x.repr_name,
+            "pid": x.pid,
+            "node_id": x.address.node_id.hex(),
+            "state": x.ActorState.Name(x.state),
+        }
+        for x in _list_actors(accessor)
+    ]
+    nodes = [_parse_node(x) for x in accessor.get_node_table()]
+    return {"actors": actors, "nodes": nodes}
 
 
 def _list_paused_workers(
@@ -193,18 +228,18 @@ def _list_legacy_records(store: Any) -> Iterator[dict[str, Any]]:
     keys = store.internal_kv_keys(b"RAY_PDB_", b"ray_pdb", _KV_TIMEOUT_S)
     for key in keys[:_MOST_RECORDS]:
         if not key.startswith(b"RAY_PDB_CONTINUE"):
-            record = _loads(_read_key(store, key, b"ray_pdb"))
+            record = loads_object(_read_key(store, key, b"ray_pdb"))
             # Drop the traceback: it is not shown.
             yield {k: v for k, v in record.items() if k != "traceback"}
 
 
 def _list_environments(
-    accessor: Any, actors: Iterable[Any], nodes: Iterable[Mapping[str, Any]]
+    accessor: Any, actors: Iterable[Any], nodes: Iterable[Mapping[str, str]]
 ) -> list[dict[str, Any]]:
     from ray.core.generated.gcs_pb2 import JobTableData
 
     found: dict[str, dict[str, Any]] = {}
-    node_ids = [node["id"] for node in nodes]
+    node_ids = [node["node_id"] for node in nodes]
     for data in accessor.get_job_table():
         job = JobTableData.FromString(data)
         if job.is_dead or job.config.ray_namespace.startswith(
@@ -228,7 +263,7 @@ def _list_environments(
 def _add_environment(
     found: dict[str, dict[str, Any]], text: str, user: str, nodes: list[str]
 ) -> None:
-    env = shared_env(_loads(text))
+    env = shared_env(loads_object(text))
     key = json.dumps(env, sort_keys=True)
     if key not in found and len(found) >= _MOST_ENVIRONMENTS:
         return
@@ -243,9 +278,12 @@ def _read_key(store: Any, key: bytes, namespace: bytes) -> str:
     return value.decode("utf-8", "replace") if value else ""
 
 
-def _loads(text: str) -> dict[str, Any]:
+def loads_object(data: str | bytes) -> dict[str, Any]:
+    """
+    Parse a JSON object that another process wrote; ``{}`` if it is none.
+    """
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(data)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -323,77 +361,6 @@ def _get_answer(ref: Any, deadline: float) -> dict[str, Any]:
     if type(answer) is not str or len(answer) > _MOST_ANSWER:
         return {"reason": "a worker answered what nobody understands"}
     return {"answer": answer}
-
-
-_MOST_ACTORS = 10_000
-
-
-def list_actors(address: str, timeout_s: float) -> dict[str, Any]:
-    """
-    List the actors and nodes of a cluster, including dead ones.
-
-    The GCS always has these tables; only the state API, which needs the
-    dashboard, has the representations of actors.
-
-    Args:
-        address: The head, as ``HOST:PORT``.
-
-        timeout_s: The timeout, in seconds.
-
-    Returns:
-        ``actors`` and ``nodes``, with the fields of `KnownActor` and
-        `LiveNode`.
-
-    Raises:
-        Exception: Any error of Ray.
-    """
-    state = _connect_state(address)
-    actors = {
-        x["ActorID"]: {
-            "actor_id": x["ActorID"],
-            "actor_class": x.get("ActorClassName", ""),
-            "actor_name": x.get("Name", ""),
-            "pid": x.get("Pid", 0),
-            "node_id": x.get("Address", {}).get("NodeID", ""),
-            "state": x.get("State", ""),
-        }
-        for x in state.actor_table(None).values()
-    }
-    for actor_id, text in _query_actor_reprs(address, timeout_s / 2):
-        # The dashboard may belong to another cluster.
-        if actor_id in actors:
-            actors[actor_id]["actor_repr"] = text
-    nodes = [
-        {
-            "node_id": x["NodeID"],
-            "ip": x.get("NodeManagerAddress", ""),
-            "host": x.get("NodeManagerHostname", ""),
-            "is_alive": bool(x.get("Alive", x.get("alive", True))),
-        }
-        for x in state.node_table()
-    ]
-    return {"actors": [*actors.values()], "nodes": nodes}
-
-
-def _query_actor_reprs(address: str, seconds: float) -> list[tuple[str, str]]:
-    """
-    Query the dashboard, if there is one, for the reprs of actors.
-    """
-    try:
-        from ray.util.state import list_actors as list_from_dashboard
-
-        # This variable overrides the address argument.
-        os.environ["RAY_ADDRESS"] = address
-        actors = list_from_dashboard(
-            address=address,
-            detail=True,
-            limit=_MOST_ACTORS,
-            timeout=max(1, int(seconds)),
-            raise_on_missing_output=False,
-        )
-        return [(x.actor_id, x.repr_name or "") for x in actors]
-    except Exception:  # noqa: BLE001 the reprs are optional
-        return []
 
 
 if __name__ == "__main__":

@@ -15,8 +15,13 @@ import attrs
 from .._render import Block, Shown, Table
 from .._text import clean, size_text
 from ..findings import Cause, Evidence, Finding, Location, Missing, as_plain
-from .log_tail import parse_memory_notes
-from .meanings import DEATHS, DeathKind, find_error_cause
+from .messages import (
+    DEATHS,
+    NOT_STARTED,
+    DeathKind,
+    find_error_cause,
+    parse_memory_notes,
+)
 
 
 _MOST_ROWS = 100
@@ -450,15 +455,10 @@ def _follower_finding(follows: list[Death], first: Death) -> Finding:
 def _not_started_finding(reports: Sequence[Evidence]) -> Finding:
     times = "once" if len(reports) == 1 else f"{len(reports)} times"
     return Finding(
-        cause=Cause.RAY_WORKER_START_TIMEOUT,
+        cause=NOT_STARTED.cause,
         ranks=(),
-        summary=f"Worker processes did not register with Ray in time {times}: "
-        "they hang or die before they run any code of the job.",
-        confidence="likely",
-        remedy="see what the new processes print (raylet.err, worker-*.err, "
-        "runtime_env_setup-*.log): a wrong interpreter of the runtime "
-        "environment, imports from a slow file system, too few processors, or "
-        "a profiler in front of the interpreter; "
-        "RAY_worker_register_timeout_seconds is how long Ray waits",
+        summary=f"{NOT_STARTED.says.format(times=times)}.",
+        confidence=NOT_STARTED.confidence,
+        remedy=NOT_STARTED.remedy,
         evidence=_clean_quotes(reports),
     )

@@ -4,11 +4,10 @@ Collect worker exits and node losses from all logs of Ray nodes.
 
 from __future__ import annotations
 
-import json
 import re
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,19 @@ import attrs
 
 from .._text import without_controls
 from ..findings import Evidence, Missing
-from ..logs import READ_ERRORS, open_log, parse_time, read_tail
-from .log_tail import (
+from ..logs import READ_ERRORS, parse_time, read_tail
+from .messages import (
     MemoryUse,
     Record,
     decode_log,
     parse_memory_notes,
+    quote_log,
+    read_json_objects,
     read_records,
     search_fields,
 )
 from .sessions import RaySession, find_parts, list_parts
+from .workers import NO_ACTOR, KnownActor
 
 
 # A node and a driver that stop together end within this time.
@@ -80,17 +82,6 @@ class NodeEnd:
     evidence: Evidence
 
 
-@attrs.frozen
-class Placement:
-    """
-    The actor, node, and process of a worker.
-    """
-
-    actor_id: str | None = None
-    node_id: str | None = None
-    pid: int | None = None
-
-
 @attrs.frozen(kw_only=True)
 class DeathFacts:
     """
@@ -108,7 +99,7 @@ class DeathFacts:
 
         jobs: The time when the driver of each job ended, by job.
 
-        placements: The process, actor, and node of each worker.
+        placements: The actor, node, and process id of each worker.
 
         not_started: Log lines about workers that did not register in time.
 
@@ -122,7 +113,7 @@ class DeathFacts:
     memory: dict[tuple[str | None, int], MemoryUse] = attrs.field(factory=dict)
     nodes: list[NodeEnd] = attrs.field(factory=list)
     jobs: dict[str, float] = attrs.field(factory=dict)
-    placements: dict[str, Placement] = attrs.field(factory=dict)
+    placements: dict[str, KnownActor] = attrs.field(factory=dict)
     not_started: list[Evidence] = attrs.field(factory=list)
     missing: list[Missing] = attrs.field(factory=list)
 
@@ -158,7 +149,7 @@ class DeathFacts:
         """
         Add what is known of the place of a worker; later notes count.
         """
-        known = self.placements.get(worker_id, Placement())
+        known = self.placements.get(worker_id, NO_ACTOR)
         given = {name: value for name, value in fields.items() if value}
         self.placements[worker_id] = attrs.evolve(known, **given)
 
@@ -168,7 +159,6 @@ _CORE_LOG_NAME = re.compile(
     r"(?P<pid>\d{1,10})"
 )
 _TAIL_BYTES = 1 << 17
-_MOST_QUOTE = 600
 _CORE_EXITS = (
     re.compile(
         r"Disconnect, exit_type=(?P<type>\w{1,40}), exit_detail=(?P<detail>.*?)"
@@ -234,21 +224,11 @@ def _read_core_log(facts: DeathFacts, session: RaySession, path: Path) -> None:
             node_id=session.node_id,
             ip=session.ip,
             pid=pid,
-            evidence=_quote(path, location, record),
+            evidence=quote_log(path, location, record),
         )
     )
 
 
-def _quote(path: Path, location: str, text: str) -> Evidence:
-    return Evidence(
-        kind="log",
-        source=str(path),
-        location=location,
-        quote=text[:_MOST_QUOTE],
-    )
-
-
-_MOST_EVENT = 1 << 18
 _MOST_SECONDS = 1 << 33
 _WORKER_ID = re.compile(r"[0-9a-f]{56}")
 
@@ -257,7 +237,7 @@ def _read_event_log(facts: DeathFacts, _: RaySession, path: Path) -> None:
     """
     Read the worker failures that a node reported as events.
     """
-    for number, event in _json_objects(path):
+    for number, event in read_json_objects(path):
         message = event.get("message")
         fields = event.get("custom_fields")
         if not isinstance(message, str) or not isinstance(fields, Mapping):
@@ -276,26 +256,10 @@ def _read_event_log(facts: DeathFacts, _: RaySession, path: Path) -> None:
         facts.add_exit(
             WorkerExit(
                 time=_parse_timestamp(event.get("timestamp")),
-                evidence=_quote(path, f"line {number}", text),
+                evidence=quote_log(path, f"line {number}", text),
                 **known,
             )
         )
-
-
-def _json_objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with open_log(path) as file:
-        number = 0
-        while line := file.readline(_MOST_EVENT):
-            number += 1
-            # Cheaper than an exception for most lines that are not JSON.
-            if not line.lstrip().startswith(b"{"):
-                continue
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict):
-                yield number, event
 
 
 def _parse_timestamp(value: object) -> float | None:
@@ -534,9 +498,9 @@ def _mark_unexpected(facts: DeathFacts) -> None:
     """
     Mark nodes as lost that stopped while their job went on, and sort all.
     """
-    ends = defaultdict(list)
+    ends: defaultdict[str | None, list[float]] = defaultdict(list)
     for place in facts.placements.values():
-        job_id = (place.actor_id or "")[24:]
+        job_id = place.actor_id[24:]
         if job_id in facts.jobs:
             ends[place.node_id].append(facts.jobs[job_id])
     for i, node in enumerate(facts.nodes):

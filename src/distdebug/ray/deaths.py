@@ -5,7 +5,6 @@ Find the deaths of Ray workers and nodes, and mark the first one.
 from __future__ import annotations
 
 import math
-import os
 import re
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +17,18 @@ import attrs
 from ..findings import Evidence
 from ..identity import own_rank_in_text, rank_in_names, same_host
 from .death_model import Death, Deaths
-from .death_sources import DeathFacts, Placement, WorkerExit, collect_facts
-from .log_tail import LogTail, MemoryUse, parse_log_tail, read_log_tail
-from .meanings import PATTERNS, DeathKind
-from .sessions import RaySession, WorkerLog, as_sessions
-from .workers import KnownActor, read_exported_actors, worker_logs
+from .death_sources import DeathFacts, WorkerExit, collect_facts
+from .messages import (
+    PATTERNS,
+    DeathKind,
+    LogTail,
+    MemoryUse,
+    parse_log_tail,
+    quote_log,
+    read_log_tail,
+)
+from .sessions import RaySession, RaySessions, WorkerLog, as_sessions
+from .workers import NO_ACTOR, KnownActor, read_exported_actors, worker_logs
 
 
 _EXIT_CODE = re.compile(r"[Ee]xit code:? (?P<code>-?\d{1,5})")
@@ -307,7 +313,7 @@ def _find_smaller_victims(ordered: Sequence[Death]) -> set[int]:
 
 
 def _identify_worker(
-    death: Death, log: WorkerLog | None, exported: KnownActor | None
+    death: Death, log: WorkerLog | None, exported: KnownActor = NO_ACTOR
 ) -> Death:
     """
     Add the names and ids of the worker to a death.
@@ -315,12 +321,13 @@ def _identify_worker(
     Args:
         log: The logs of the worker, if they were found.
 
-        exported: The actor in Ray's exported events, if any.
+        exported: The actor in Ray's exported events.
     """
     if _is_driver(death.worker_id):
         return attrs.evolve(death, actor="driver", job_id=death.worker_id[:8])
+    actor_id = (log.actor_id if log else None) or death.actor_id
     # An actor's id ends in that of its job.
-    job_id = (death.actor_id or "")[24:] or None
+    job_id = (actor_id or "")[24:] or None
     if log is not None:
         is_here = death.node_id in {None, log.session.node_id}
         return attrs.evolve(
@@ -329,15 +336,12 @@ def _identify_worker(
             pid=log.pid,
             actor_class=log.actor_class,
             actor_name=log.actor_name,
-            actor_id=log.actor_id or death.actor_id,
+            actor_id=actor_id,
             job_id=log.job_id or job_id,
             node_id=death.node_id or log.session.node_id,
             ip=death.ip or log.session.ip,
             host=log.session.host if is_here else "",
         )
-    if exported is None:
-        return attrs.evolve(death, job_id=job_id)
-
     return attrs.evolve(
         death,
         actor=exported.actor_repr or exported.actor_class,
@@ -401,12 +405,7 @@ def _add_quote(death: Death, tail: LogTail) -> Death:
     quote = tail.error or next(crash_lines, received)
     if quote is None:
         return death
-    evidence = Evidence(
-        kind="log",
-        source=os.fspath(death.log or ""),
-        location="near the end",
-        quote=quote,
-    )
+    evidence = quote_log(death.log, "near the end", quote)
     return attrs.evolve(death, evidence=(*death.evidence, evidence))
 
 
@@ -447,35 +446,28 @@ def _mark_kernel_kill(
 _SAME_LOSS_S = 120.0
 
 
-def _find_lost_nodes(
-    facts: DeathFacts, places: Mapping[str, RaySession]
-) -> tuple[Death, ...]:
+def _find_lost_nodes(facts: DeathFacts) -> tuple[Death, ...]:
     """
     Return a death for each node that was lost and not stopped.
-
-    Args:
-        places: The sessions, by node id.
     """
     lost: dict[str, Death] = {}
     stopped = {x.node_id for x in facts.nodes if x.is_expected}
     for node in facts.nodes:
         if not node.node_id or node.node_id in stopped:
             continue
-        known = lost.get(node.node_id)
-        if known is None:
-            known = Death(
-                kind="node_died",
-                time=_find_first_notice(facts, node.node_id, node.time),
-                node_id=node.node_id,
-                detail=node.reason,
-            )
+        known = lost.get(node.node_id) or Death(
+            kind="node_died",
+            time=_find_first_notice(facts, node.node_id, node.time),
+            node_id=node.node_id,
+            detail=node.reason,
+        )
         lost[node.node_id] = attrs.evolve(
             known,
             ip=node.ip or known.ip,
             log=Path(node.evidence.source),
             evidence=(*known.evidence, node.evidence),
         )
-    return tuple(_add_host(x, places) for x in lost.values())
+    return tuple(lost.values())
 
 
 def _find_first_notice(
@@ -522,11 +514,11 @@ def _find_deaths_with_node(
         death = attrs.evolve(
             node,
             worker_id=worker_id,
-            actor_id=placement.actor_id,
+            actor_id=placement.actor_id or None,
             log=log.err[-1].path if log and log.err else node.log,
             evidence=node.evidence[:1],
         )
-        death = _identify_worker(death, log, None)
+        death = _identify_worker(death, log)
         rank = rank_in_names((death.actor, death.actor_name))
         yield attrs.evolve(death, rank=rank)
 
@@ -536,7 +528,7 @@ _MOST_DETAIL = 8000
 
 
 def find_deaths(
-    sessions: RaySession | Iterable[RaySession],
+    sessions: RaySessions,
     *,
     oom_kills: Collection[tuple[str, int]] = (),
 ) -> Deaths:
@@ -563,49 +555,58 @@ def find_deaths(
     actors: dict[str, KnownActor] = {}
     for session in sessions:
         actors |= read_exported_actors(session)
-    found = [
-        *_find_reported_deaths(facts, logs, actors),
-        *_find_unreported_crashes(facts, logs),
-    ]
+    found = list(_find_worker_deaths(facts, logs, actors))
     places = {x.node_id: x for x in sessions if x.node_id}
-    nodes = _find_lost_nodes(facts, places)
+    nodes = _find_lost_nodes(facts)
     reported = {x.worker_id for x in found}
     found += _find_deaths_with_node(facts, nodes, reported, logs)
     deaths = [
-        _mark_kernel_kill(_add_host(x, places), oom_kills) for x in found
+        _mark_kernel_kill(_add_host(x, places), oom_kills)
+        for x in [*found, *nodes]
     ]
     return Deaths(
-        deaths=_mark_first_death([*deaths, *nodes], facts),
+        deaths=_mark_first_death(deaths, facts),
         missing=tuple(facts.missing),
         not_started=tuple(facts.not_started),
     )
 
 
-def _find_reported_deaths(
+def _find_worker_deaths(
     facts: DeathFacts,
     logs: Mapping[str, WorkerLog],
     actors: Mapping[str, KnownActor],
 ) -> Iterator[Death]:
-    for worker_id, exits in facts.exits.items():
-        log = logs.get(worker_id)
+    """
+    Yield the reported exits, and the crashes that only a worker's log reports.
+    """
+    for worker_id in {**facts.exits, **logs}:
+        exits, log = facts.exits.get(worker_id, []), logs.get(worker_id)
+        types = [x.exit_type for x in exits]
         # The log of a worker that exited as intended has no crash details.
-        is_intended = all(x.exit_type.startswith("INTENDED") for x in exits)
+        is_intended = exits and all(x.startswith("INTENDED") for x in types)
         text = read_log_tail(log.err) if log and not is_intended else ""
+        if not exits and "SIG" not in text and "Fatal" not in text:
+            continue
         tail = parse_log_tail(text)
-        kind, owner = _classify_death(exits, facts.owners.get(worker_id), tail)
-        place = facts.placements.get(worker_id, Placement())
-        actor_id = (log.actor_id if log else None) or place.actor_id
+        if not exits and tail.signal is None:
+            continue
+        owner = facts.owners.get(worker_id) if exits else None
+        kind, owner = _classify_death(exits, owner, tail)
+        place = facts.placements.get(worker_id, NO_ACTOR)
         death = attrs.evolve(
             _merge_exits(exits, place),
             kind=kind,
             owner=owner,
-            actor_id=actor_id,
+            worker_id=worker_id,
         )
-        death = _identify_worker(death, log, actors.get(actor_id or ""))
+        if log and not exits:
+            death = attrs.evolve(death, time=tail.time or log.mtime or None)
+        exported = actors.get(place.actor_id, NO_ACTOR)
+        death = _identify_worker(death, log, exported)
         yield _add_log_tail(death, log, text, tail)
 
 
-def _merge_exits(exits: Sequence[WorkerExit], place: Placement) -> Death:
+def _merge_exits(exits: Sequence[WorkerExit], place: KnownActor) -> Death:
     """
     Merge the exit notes of one worker, the most trusted first.
     """
@@ -614,44 +615,19 @@ def _merge_exits(exits: Sequence[WorkerExit], place: Placement) -> Death:
         one_per_source.setdefault(x.evidence.source, x.evidence)
     return Death(
         kind="intended",
-        worker_id=exits[0].worker_id,
         time=_first_known(x.time for x in exits),
         pid=_first_known([*(x.pid for x in exits), place.pid]),
         # Nodes on one machine may share a folder, so trust the head first.
         node_id=_first_known([place.node_id, *(x.node_id for x in exits)]),
         ip=_first_known(x.ip for x in exits),
-        exit_type=_first_known(x.exit_type or None for x in exits),
-        detail=next((x.detail for x in exits if x.detail), "")[:_MOST_DETAIL],
+        actor_id=place.actor_id or None,
+        exit_type=_first_known(x.exit_type for x in exits),
+        detail=(_first_known(x.detail for x in exits) or "")[:_MOST_DETAIL],
         exit_code=_find_exit_code(exits),
         evidence=tuple(one_per_source.values()),
-        log=Path(exits[0].evidence.source),
+        log=Path(exits[0].evidence.source) if exits else None,
     )
 
 
-def _find_unreported_crashes(
-    facts: DeathFacts, logs: Mapping[str, WorkerLog]
-) -> Iterator[Death]:
-    """
-    Find workers whose crash only their own log reports.
-    """
-    for worker_id, log in logs.items():
-        if worker_id in facts.exits:
-            continue
-        text = read_log_tail(log.err)
-        if "SIG" not in text and "Fatal" not in text:
-            continue
-        tail = parse_log_tail(text)
-        if tail.signal is None:
-            continue
-        death = Death(
-            kind=_classify_system_error((), "", tail),
-            worker_id=worker_id,
-            time=tail.time or log.mtime or None,
-            pid=log.pid,
-        )
-        death = _identify_worker(death, log, None)
-        yield _add_log_tail(death, log, text, tail)
-
-
 def _first_known(values: Iterable[_T | None]) -> _T | None:
-    return next((x for x in values if x is not None), None)
+    return next(filter(None, values), None)

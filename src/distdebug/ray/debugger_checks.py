@@ -25,7 +25,8 @@ from ..capture import Check
 from ..errors import MissingDependencyError, NodesError
 from ..identity import same_host
 from ..nodes import Slurm
-from .cluster import loads_object, plain_text
+from .cluster import plain_text
+from .cluster_child import loads_object
 from .debugger_sessions import (
     EXTENSION,
     ClusterState,
@@ -91,23 +92,19 @@ def _ask_dashboard(address: str, version: str, timeout_s: float) -> Check:
         timeout_s: The timeout in all, in seconds.
     """
     where, address = split_address(address), clean(address)
-    status, body = 0, b""
-    detail = ""
     if where is None:
         detail = f"{address!r} is no address" if address else "there is none"
-    else:
-        try:
-            # HTTPConnection restarts the timeout with each part of a reply.
-            status, body = in_time(
-                lambda: _http_get(*where, timeout_s), timeout_s
-            )
-        except HTTPException:
-            pass
-        except OSError as exc:
-            is_late = isinstance(exc, TimeoutError)
-            reason = "no answer in time" if is_late else exc
-            detail = f"{address} does not answer: {reason}"
-    if detail:
+        return _failed("dashboard", detail, _DASHBOARD_REMEDY)
+    status, body = 0, b""
+    try:
+        # HTTPConnection restarts the timeout with each part of a reply.
+        status, body = in_time(lambda: _http_get(*where, timeout_s), timeout_s)
+    except HTTPException:
+        pass
+    except OSError as exc:
+        is_late = isinstance(exc, TimeoutError)
+        reason = "no answer in time" if is_late else exc
+        detail = f"{address} does not answer: {reason}"
         return _failed("dashboard", detail, _DASHBOARD_REMEDY)
     return judge_dashboard(address, status, body, version)
 
@@ -166,13 +163,13 @@ def _check_extension(timeout_s: float) -> Check:
         for editor in _EDITORS
         if (path := shutil.which(editor))
     }
-    without = [x for x, found in listed.items() if found is not None]
+    known = {x: found for x, found in listed.items() if found is not None}
     remedy = f"code --install-extension {EXTENSION}"
-    for editor in without:
-        if EXTENSION in listed[editor]:  # type: ignore[operator]
+    for editor, extensions in known.items():
+        if EXTENSION in extensions:
             return _passed("extension", f"{EXTENSION} is in {editor}")
-    if without:
-        detail = f"{EXTENSION} is not in {', '.join(without)}"
+    if known:
+        detail = f"{EXTENSION} is not in {', '.join(known)}"
         return _failed("extension", detail, remedy)
     detail = (
         f"{', '.join(listed)} did not list its extensions"
@@ -529,7 +526,7 @@ def _add_job_remedy(check: Check, job: str | None) -> Check:
 def _check_head(
     state: ClusterState, job: str | None, deadline: float
 ) -> tuple[str, _Checks]:
-    known = next((node.name for node in state.nodes if node.is_head), "")
+    known = state.head
     if job is None:
         return known, ()
     name = "head node"

@@ -1,29 +1,33 @@
 """
-List the processes of a Ray cluster that wait for a debugger.
+List the processes of a Ray cluster that wait, and attach VS Code to them.
+
+The format of ``launch.json`` is that of VS Code's Python debugger.  It does
+not need Ray's extension, and other debugpy clients read it, too.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import stat
 import time
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import attrs
 
+from .._io import is_folder, read_ordinary, write_whole
 from .._render import Block, Shown
 from .._text import clean
 from ..capture import Check, check_blocks
-from ..errors import NodesError
-from ..findings import Cause, Evidence, Finding, Location
-from .cluster import (
-    loads_object,
-    make_answer_error,
-    plain_text,
-    query_cluster,
-)
+from ..errors import LaunchFileError, NodesError
+from ..findings import Cause, Evidence, Finding, Location, as_plain
+from .cluster import make_answer_error, plain_text, query_cluster
+from .cluster_child import loads_object
 
 
 # As in the marketplaces of VS Code and Cursor.
@@ -106,8 +110,7 @@ class RayDebugSession(Shown):
         """
         Return plain data in the layout of the command line's ``--json``.
         """
-        data = attrs.asdict(self)
-        return {**data, "locations": list(data["locations"])}
+        return as_plain(self)
 
     def _blocks_(self) -> Iterable[Block]:
         where = self.location.brief if self.location else self.note
@@ -193,30 +196,17 @@ class RayDebuggerCheck(Shown):
         """
         Return plain data in the layout of the command line's ``--json``.
         """
-        rest = attrs.asdict(
-            self,
-            filter=lambda field, _: field.name not in {"checks", "sessions"},
-        )
+        plain = as_plain(self)
         return {
             "ready": self.is_ready,
-            "checks": self.to_records(),
-            "sessions": [session.to_dict() for session in self.sessions],
+            "checks": plain.pop("checks"),
+            "sessions": plain.pop("sessions"),
             "findings": [finding.to_dict() for finding in self.findings],
-            **rest,
+            **plain,
         }
 
     def _blocks_(self) -> Iterable[Block]:
         return check_blocks(self.checks)
-
-
-class ClusterNode(NamedTuple):
-    """
-    A node of a cluster that is alive.
-    """
-
-    node_id: str
-    name: str
-    is_head: bool
 
 
 class UsedEnvironment(NamedTuple):
@@ -241,7 +231,9 @@ class ClusterState:
 
         ray_version: The version that the cluster was started with.
 
-        nodes: The nodes that are alive.
+        nodes: The names of the nodes that are alive, by id.
+
+        head: The name of the head, or ``""``.
 
         sessions: The waiting processes, without their lines.
 
@@ -251,7 +243,8 @@ class ClusterState:
     address: str = ""
     dashboard: str = ""
     ray_version: str = ""
-    nodes: tuple[ClusterNode, ...] = ()
+    nodes: Mapping[str, str] = attrs.field(factory=dict)
+    head: str = ""
     sessions: tuple[RayDebugSession, ...] = ()
     environments: tuple[UsedEnvironment, ...] = ()
 
@@ -277,19 +270,16 @@ def query_cluster_state(
     if not isinstance(answer, dict):
         raise make_answer_error(answer)
 
-    nodes = tuple(
-        ClusterNode(
-            plain_text(row.get("id")),
-            plain_text(row.get("name")),
-            bool(row.get("is_head")),
-        )
+    nodes = {
+        plain_text(row.get("node_id")): plain_text(row.get("host"))
         for row in _rows(answer.get("nodes"))
-    )
+    }
     return ClusterState(
         address=plain_text(answer.get("address")),
         dashboard=plain_text(answer.get("dashboard")),
         ray_version=plain_text(answer.get("ray_version"), limit=40),
         nodes=nodes,
+        head=nodes.get(plain_text(answer.get("head")), ""),
         sessions=_parse_sessions(answer, nodes),
         environments=tuple(_parse_environments(answer)),
     )
@@ -370,7 +360,8 @@ def ray_debug_sessions(
     ]
     answers = query_workers(address, tasks, timeout_s=remaining_s)
     by_id = dict(zip(by_node, answers, strict=True))
-    return _sort_sessions(_add_location(x, by_id[x.node_id]) for x in sessions)
+    found = (_add_location(x, by_id[x.node_id]) for x in sessions)
+    return tuple(sorted(found, key=_sort_key))
 
 
 def _add_location(
@@ -413,14 +404,13 @@ def _parse_locations(rows: Iterable[object]) -> Iterator[Location]:
 
 
 def _parse_sessions(
-    answer: Mapping[str, Any], nodes: Iterable[ClusterNode]
+    answer: Mapping[str, Any], nodes: Mapping[str, str]
 ) -> tuple[RayDebugSession, ...]:
     """
     Return the waiting processes in the cluster state, without their lines.
     """
-    names = {node.node_id: node.name for node in nodes}
     workers = _rows(answer.get("workers"))
-    fields = [_parse_fields(row, names) for row in workers]
+    fields = [_parse_fields(row, nodes) for row in workers]
     debugpy = (
         RayDebugSession(kind="debugpy", **known)
         for known in fields
@@ -428,7 +418,7 @@ def _parse_sessions(
     )
     by_worker = {x["worker_id"]: x for x in fields if x["worker_id"]}
     legacy = _parse_legacy(_rows(answer.get("legacy")), by_worker)
-    return _sort_sessions([*debugpy, *legacy])
+    return tuple(sorted([*debugpy, *legacy], key=_sort_key))
 
 
 def _parse_legacy(
@@ -455,7 +445,7 @@ def _parse_legacy(
 
 
 def _parse_fields(
-    row: Mapping[str, Any], names: Mapping[str, str]
+    row: Mapping[str, Any], nodes: Mapping[str, str]
 ) -> dict[str, Any]:
     texts = ("node_id", "worker_id", "job_id", "actor_id", "actor", "task")
     fields = {key: plain_text(row.get(key)) for key in texts}
@@ -464,20 +454,13 @@ def _parse_fields(
         **fields,
         **{x: _parse_number(row.get(x)) for x in ("pid", "port", "paused")},
         "host": host,
-        "node": names.get(fields["node_id"]) or host,
+        "node": nodes.get(fields["node_id"]) or host,
         "is_driver": row.get("is_driver") is True,
     }
 
 
-def _sort_sessions(
-    sessions: Iterable[RayDebugSession],
-) -> tuple[RayDebugSession, ...]:
-    return tuple(
-        sorted(
-            sessions,
-            key=lambda s: (s.node, s.node_id, s.task, s.actor, s.pid),
-        )
-    )
+def _sort_key(s: RayDebugSession) -> tuple[Any, ...]:
+    return s.node, s.node_id, s.task, s.actor, s.pid
 
 
 def _set_task(session: RayDebugSession, title: object) -> RayDebugSession:
@@ -524,8 +507,9 @@ def query_environments(
 
         timeout_s: The timeout for all workers, in seconds.
     """
-    names = {node.node_id: node.name for node in state.nodes}
-    used = state.environments or [UsedEnvironment("no job", [*names], {})]
+    used = state.environments or [
+        UsedEnvironment("no job", [*state.nodes], {})
+    ]
     # One node of each environment first, then the next nodes.
     by_turns = chain(
         *zip_longest(*([(x, n) for n in x.node_ids] for x in used))
@@ -542,7 +526,7 @@ def query_environments(
     ]
     answers = query_workers(address, tasks, timeout_s=timeout_s)
     return tuple(
-        WorkerEnvironment(env.used_by, names.get(node) or node, facts)
+        WorkerEnvironment(env.used_by, state.nodes.get(node) or node, facts)
         for (env, node), facts in zip(places, answers, strict=True)
     )
 
@@ -585,3 +569,171 @@ def _parse_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"reason": plain_text(row.get("reason")) or "no answer"}
     facts = loads_object(row["answer"])
     return facts or {"reason": "a worker answered what nobody understands"}
+
+
+# Entries with this prefix are replaced.
+_NAME_PREFIX = "distdebug Ray: "
+_COMPOUND_NAME = f"{_NAME_PREFIX}all"
+_MOST_BYTES = 1 << 20
+_MOST_NAME = 150
+# Where Ray unpacks the working folder and modules of a job.
+_UNPACKED_FOLDER = re.compile(
+    r"(?P<root>.{1,1000}?/runtime_resources/(?:working_dir_files|"
+    r"py_modules_files)/[^/]{1,255})(?:/|$)"
+)
+
+
+def launch_json(
+    waiting: RayDebuggerCheck | Iterable[RayDebugSession],
+    *,
+    path_mappings: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """
+    Return a ``launch.json`` that attaches to waiting processes.
+
+    Args:
+        waiting: The result of `ray_debug_sessions` or `check_ray_debugger`;
+            only the former has the lines for the names.
+
+        path_mappings: Local folders where VS Code runs, each with its folder
+            on the nodes; by default Ray's copy of the working folder is mapped
+            to the open workspace, and all else has the same path.
+
+    Returns:
+        A configuration for each debugpy session, and a compound that starts
+        all.  Sessions of the older debugger have none, because VS Code cannot
+        attach to them.
+    """
+    if isinstance(waiting, RayDebuggerCheck):
+        waiting = waiting.sessions
+    sessions = [s for s in waiting if s.kind == "debugpy"]
+    names = [*map(_make_name, sessions)]
+    configurations = [
+        {
+            "name": name,
+            "type": "debugpy",
+            "request": "attach",
+            "connect": {"host": session.host, "port": session.port},
+            "justMyCode": False,
+            **_make_mappings(session, path_mappings),
+        }
+        for name, session in zip(names, sessions, strict=True)
+    ]
+    compounds = (
+        [{"name": _COMPOUND_NAME, "configurations": names}] if names else []
+    )
+    return {
+        "version": "0.2.0",
+        "configurations": configurations,
+        "compounds": compounds,
+    }
+
+
+def write_launch_json(
+    path: str | os.PathLike[str], launch: Mapping[str, Any]
+) -> Path:
+    """
+    Merge configurations into a ``launch.json`` file.
+
+    Other entries stay as they are.  Earlier entries of distdebug are replaced,
+    because their ports are no longer valid.
+
+    Args:
+        path: The file, or a folder that contains ``.vscode/launch.json``.
+
+        launch: The result of `launch_json`.
+
+    Returns:
+        The file.
+
+    Raises:
+        LaunchFileError: The file is not plain JSON (comments would be lost),
+            or cannot be read or written.
+    """
+    file = _find_target(Path(path))
+    existing = _read_existing(file)
+    merged = {**existing}
+    for key in ("version", "configurations", "compounds"):
+        merged.setdefault(key, launch[key])
+    for key in ("configurations", "compounds"):
+        entries = existing.get(key, [])
+        if not isinstance(entries, list):
+            raise _make_error(file, f"{key!r} is no list in it")
+        others = [x for x in entries if not _is_own_entry(x)]
+        merged[key] = [*others, *launch[key]]
+    text = json.dumps(merged, indent=4, ensure_ascii=False) + "\n"
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode) if existing else None
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, text.encode("utf-8", "surrogatepass"))
+        if mode is not None:
+            file.chmod(mode)
+    except OSError as exc:
+        raise _make_error(file, f"it cannot be written: {exc}") from exc
+    return file
+
+
+def _find_target(path: Path) -> Path:
+    file = path / ".vscode" / "launch.json" if is_folder(path) else path
+    try:
+        # Write to the target, so a link stays a link.
+        return file.resolve()
+    except (OSError, RuntimeError) as exc:
+        raise _make_error(file, f"it cannot be found: {exc}") from exc
+
+
+def _make_name(session: RayDebugSession) -> str:
+    """
+    Return a name for a session; the address makes it unique.
+    """
+    line = ""
+    if session.location is not None:
+        line = f" {session.location.brief.rpartition('(')[2].rstrip(')')}"
+    title = clean(f"{session.title}{line}", limit=_MOST_NAME)
+    node = clean(session.node, limit=_MOST_NAME)
+    address = f"{clean(session.host)}:{session.port}"
+    return f"{_NAME_PREFIX}{title}, {node} {address}"
+
+
+def _make_mappings(
+    session: RayDebugSession, mappings: Mapping[str, str] | None
+) -> dict[str, Any]:
+    if mappings is None:
+        paths = [*(x.file for x in session.locations), f"{session.cwd}/"]
+        roots = filter(None, map(_UNPACKED_FOLDER.match, paths))
+        pairs = {("${workspaceFolder}", x["root"]): None for x in roots}
+    else:
+        pairs = dict.fromkeys(mappings.items())
+    found = [
+        {"localRoot": local, "remoteRoot": remote} for local, remote in pairs
+    ]
+    return {"pathMappings": found} if found else {}
+
+
+def _read_existing(file: Path) -> dict[str, Any]:
+    try:
+        data = read_ordinary(file, _MOST_BYTES)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as exc:
+        raise _make_error(file, f"it cannot be read: {exc}") from exc
+    try:
+        existing = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as exc:
+        reason = f"it is no plain JSON, perhaps for its comments: {exc}"
+        raise _make_error(file, reason) from exc
+    if not isinstance(existing, dict):
+        raise _make_error(file, "it is no launch.json")
+    return existing
+
+
+def _is_own_entry(entry: object) -> bool:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    return isinstance(name, str) and name.startswith(_NAME_PREFIX)
+
+
+def _make_error(file: Path, reason: str) -> LaunchFileError:
+    msg = f"{file} is left as it is: {reason}"
+    return LaunchFileError(
+        msg, remedy="write to another file, and copy what you want of it"
+    )

@@ -4,7 +4,6 @@ Define driver logs and their failures, and match their lines to workers.
 
 from __future__ import annotations
 
-import os
 import re
 
 from collections import defaultdict
@@ -17,16 +16,23 @@ import attrs
 from .._io import names_in
 from .._render import Block, Shown, Table
 from .._text import clean, size_text
-from ..findings import Cause, Evidence, Finding, Location, Missing, as_plain
+from ..findings import Cause, Finding, Location, Missing, as_plain
 from ..logs import Origin
-from .meanings import (
+from .messages import (
     FAILURES,
     PATTERNS,
     WAITED_IN_VAIN,
     FailureKind,
     find_error_cause,
+    quote_log,
 )
-from .sessions import RaySession, WorkerLog, as_sessions
+from .sessions import (
+    RaySession,
+    RaySessions,
+    WorkerLog,
+    as_sessions,
+    list_parts,
+)
 from .workers import worker_logs
 
 
@@ -264,7 +270,7 @@ class OriginMatch:
 
 
 def map_origins(
-    log: DriverLog, sessions: RaySession | Iterable[RaySession]
+    log: DriverLog, sessions: RaySessions
 ) -> tuple[OriginMatch, ...]:
     """
     Match each source of a driver's log to its node and log files.
@@ -336,12 +342,7 @@ def _match_source(
     )
 
 
-_DRIVER_LOG_NAME = re.compile(r"job-driver-[\w.+-]{1,200}\.log", re.ASCII)
-
-
-def find_driver_logs(
-    sessions: RaySession | Iterable[RaySession],
-) -> tuple[Path, ...]:
+def find_driver_logs(sessions: RaySessions) -> tuple[Path, ...]:
     """
     Find the driver logs that Ray keeps.
 
@@ -356,17 +357,8 @@ def find_driver_logs(
     """
     found: list[Path] = []
     for session in as_sessions(sessions):
-        try:
-            with os.scandir(session.logs) as listed:
-                names = [
-                    entry.name
-                    for entry in listed
-                    if _DRIVER_LOG_NAME.fullmatch(entry.name)
-                    and entry.is_file(follow_symlinks=False)
-                ]
-        except OSError:
-            continue
-        found += [session.logs / name for name in sorted(names)]
+        listed, _ = list_parts(session, "job-driver-")
+        found += sorted({x.path for parts in listed.values() for x in parts})
     return tuple(found)
 
 
@@ -544,12 +536,7 @@ def _finding(
     is_blamed = failure.rank is not None and not has_waited
     meaning = WAITED_IN_VAIN if has_waited else FAILURES[failure.kind]
     description = meaning.says.format_map(_describe(failure, signal))
-    evidence = Evidence(
-        kind="log",
-        source=log.path,
-        location=f"line {failure.line}",
-        quote=failure.quote,
-    )
+    evidence = quote_log(log.path, f"line {failure.line}", failure.quote)
     return Finding(
         cause=cause,
         ranks=(failure.rank,) if is_blamed else (),  # type: ignore[arg-type]

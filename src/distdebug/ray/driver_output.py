@@ -24,12 +24,15 @@ from .driver_model import (
     find_source,
     index_sources,
 )
-from .log_tail import parse_frames, parse_memory_notes, search_fields
-from .meanings import (
+from .messages import (
     FAILURE_TEXTS,
     ONE_LINE_FAILURES,
     PATTERNS,
+    RAY_SIGNAL,
     FailureKind,
+    parse_frames,
+    parse_memory_notes,
+    search_fields,
 )
 
 
@@ -305,7 +308,6 @@ def _parse_memory_kills(base: Failure, text: str) -> Iterator[Failure]:
         )
 
 
-_SIGNAL = re.compile(r"\*\*\* (SIG[A-Z]{2,10}) received at time=")
 _MOST_SOURCES = 100_000
 _MOST_NAMES = 8
 # Frame and last line of an uncaught Ray exception in the driver.
@@ -318,13 +320,14 @@ _MOST_AFTER = 2000
 
 @attrs.define(kw_only=True)
 class _SourceCount:
-    # Mutable, because there are millions of lines.
+    # A DriverSource that can change, because there are millions of lines.
     origin: Origin
-    first: LogLine
-    last: LogLine
-    names: list[str] = attrs.field(factory=list)
+    first_line: int
+    names: tuple[str, ...] = ()
+    last_line: int = 0
     lines: int = 0
     count: int = 0
+    last_text: str = ""
     signal: str | None = None
 
 
@@ -382,17 +385,17 @@ class _LineCounts:
         if source is None:
             if len(self.sources) >= _MOST_SOURCES:
                 return
-            source = _SourceCount(origin=origin, first=line, last=line)
+            source = _SourceCount(origin=origin, first_line=line.number)
             self.sources[key] = source
         if source.origin is not origin:
             source.origin = _merge_origins(source.origin, origin)
         if origin.name not in source.names:
-            source.names = [*source.names, origin.name][-_MOST_NAMES:]
-        source.last = line
+            source.names = (*source.names, origin.name)[-_MOST_NAMES:]
+        source.last_line, source.last_text = line.number, line.text
         source.lines += 1
         source.count += line.count
         if "*** SIG" in line.text:
-            found = _SIGNAL.search(line.text[:200])
+            found = RAY_SIGNAL.search(line.text[:200])
             source.signal = found[1] if found else source.signal
 
 
@@ -465,25 +468,18 @@ def driver_lines(
         NoLogsError: There is no such file.
     """
     try:
-        yield from _read_lines(source)
+        yield from read_lines(source)
     except DistdebugError:
         raise
+    except FileNotFoundError:
+        msg = f"no such file: {source}"
+        raise NoLogsError(msg, remedy="name the file it was sent to") from None
     except READ_ERRORS as exc:
         msg = f"cannot read {_get_path(source) or 'the lines'}: {exc}"
         raise LogError(
             msg,
             remedy="see whether it is whole, a text in UTF-8, and may be read",
         ) from exc
-
-
-def _read_lines(
-    source: str | os.PathLike[str] | Iterable[str],
-) -> Iterator[LogLine]:
-    try:
-        yield from read_lines(source)
-    except FileNotFoundError:
-        msg = f"no such file: {source}"
-        raise NoLogsError(msg, remedy="name the file it was sent to") from None
 
 
 def read_driver_log(
@@ -511,13 +507,13 @@ def read_driver_log(
 
     def count_lines() -> Iterator[LogLine]:
         try:
-            for line in _read_lines(source):
+            for line in driver_lines(source):
                 counts.add(line)
                 yield line
         except NoLogsError:
             raise
-        except READ_ERRORS as exc:
-            missing.append(Missing.log(path, exc))
+        except LogError as exc:
+            missing.append(Missing.log(path, exc.__cause__ or exc))
 
     failures = _read_failures(split_failures(count_lines()), counts)
     sources = tuple(map(_make_source, counts.sources.values()))
@@ -540,16 +536,8 @@ def _get_path(source: str | os.PathLike[str] | Iterable[str]) -> str:
 
 
 def _make_source(counted: _SourceCount) -> DriverSource:
-    return DriverSource(
-        origin=counted.origin,
-        names=tuple(counted.names),
-        first_line=counted.first.number,
-        last_line=counted.last.number,
-        lines=counted.lines,
-        count=counted.count,
-        last_text=clean(counted.last.text, limit=400),
-        signal=counted.signal,
-    )
+    counted.last_text = clean(counted.last_text, limit=400)
+    return DriverSource(**attrs.asdict(counted, recurse=False))
 
 
 def _find_crashes(

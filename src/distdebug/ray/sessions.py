@@ -186,9 +186,11 @@ class WorkerLog(Shown):
         yield clean(f"{self.label} (pid={self.pid}{where})", limit=1000)
 
 
-def as_sessions(
-    sessions: RaySession | Iterable[RaySession],
-) -> tuple[RaySession, ...]:
+#: The session of one node, or those of several.
+RaySessions = RaySession | Iterable[RaySession]
+
+
+def as_sessions(sessions: RaySessions) -> tuple[RaySession, ...]:
     """
     Return one session, or those of several nodes, as a tuple.
     """

@@ -23,13 +23,14 @@ import attrs
 from .._io import matching
 from .._proc import map_with_timeout
 from .._text import clean
-from ..findings import Missing
+from ..findings import Missing, as_plain
 from ..logs import PACKED_SUFFIXES, READ_ERRORS, open_log
-from .log_tail import find_lines
+from .messages import find_lines, read_json_objects
 from .sessions import (
     LogPart,
     PartsByLog,
     RaySession,
+    RaySessions,
     WorkerLog,
     as_sessions,
     find_parts,
@@ -84,6 +85,9 @@ class KnownActor:
     state: str = ""
 
 
+NO_ACTOR = KnownActor(actor_id="")
+
+
 def _add_core_facts(log: WorkerLog, core: PartsByLog) -> WorkerLog:
     """
     Add the actor's id and repr from the core log (C++) of a worker.
@@ -130,8 +134,8 @@ def read_exported_actors(session: RaySession) -> dict[str, KnownActor]:
     found: dict[str, KnownActor] = {}
     for path in find_parts(session, _EXPORT_STEM, "log", _EXPORT_FOLDER):
         with suppress(*READ_ERRORS):
-            for line in find_lines(path, b'"actor_id"'):
-                if actor := _parse_exported(line):
+            for _, event in read_json_objects(path):
+                if actor := _parse_exported(event):
                     known = found.get(actor.actor_id, actor)
                     # The later state may omit fields.
                     later = attrs.asdict(actor, filter=lambda _, x: bool(x))
@@ -162,9 +166,9 @@ def _read_core_facts(path: Path) -> tuple[str | None, str | None]:
     return actor, None
 
 
-def _parse_exported(line: bytes) -> KnownActor | None:
+def _parse_exported(event: Mapping[str, Any]) -> KnownActor | None:
     try:
-        data = json.loads(line)["event_data"]
+        data = event["event_data"]
         return KnownActor(
             actor_id=_decode_id(data["actor_id"]),
             actor_class=_get_text(data, "class_name"),
@@ -174,7 +178,7 @@ def _parse_exported(line: bytes) -> KnownActor | None:
             node_id=_decode_id(data.get("node_id") or ""),
             state=_get_text(data, "state"),
         )
-    except (LookupError, OverflowError, RecursionError, TypeError, ValueError):
+    except (LookupError, OverflowError, TypeError, ValueError):
         return None
 
 
@@ -313,9 +317,7 @@ _CHUNK = 256
 _SLOW_S = 0.003
 
 
-def worker_logs(
-    sessions: RaySession | Iterable[RaySession],
-) -> tuple[WorkerLog, ...]:
+def worker_logs(sessions: RaySessions) -> tuple[WorkerLog, ...]:
     """
     List the worker logs of sessions, with the identity of each worker.
 
@@ -360,17 +362,15 @@ def add_cluster_facts(
         sessions: The sessions whose logs to read.
     """
     found = list(logs)
-    clusters = defaultdict(list)
+    # Actor ids repeat across clusters, whose sessions have different names.
+    assigned: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    exported: defaultdict[str, dict[str, KnownActor]] = defaultdict(dict)
     for session in sessions:
-        clusters[session.name].append(session)
-    for name, members in clusters.items():
-        assigned: dict[str, str] = {}
-        exported: dict[str, KnownActor] = {}
-        for session in members:
-            assigned |= _read_actor_assignments(session)
-            exported |= read_exported_actors(session)
+        assigned[session.name] |= _read_actor_assignments(session)
+        exported[session.name] |= read_exported_actors(session)
+    for name, actors in exported.items():
         own = [log for log in found if log.session.name == name]
-        joined = join_actors(own, exported.values(), assigned)
+        joined = join_actors(own, actors.values(), assigned[name])
         found = [
             next(joined) if log.session.name == name else log for log in found
         ]
@@ -480,12 +480,12 @@ def _map_logs(
 
 
 _WORKER_PREFIXES = ("worker-", "io_worker-", "python-core-")
-# Longest silence of a live component, in seconds.
-_SILENCE_LIMITS_S = {
+# Longest silence of a live component, in seconds; the state before the raylet.
+_SILENCE_LIMITS_S: Mapping[tuple[str, str], float | None] = {
     ("debug_state", "txt"): 30.0,
-    ("raylet", "out"): 150.0,
     ("gcs_server", "out"): 150.0,
     ("monitor", "log"): 60.0,
+    ("raylet", "out"): 150.0,
 }
 
 
@@ -548,8 +548,7 @@ class Activity:
         """
         Return plain data.
         """
-        plain = attrs.asdict(self, recurse=False)
-        return {**plain, "session": self.session.to_dict()}
+        return as_plain(self)
 
     def __str__(self) -> str:
         where = f" of {self.session.host}" if self.session.host else ""
@@ -559,9 +558,7 @@ class Activity:
         return f"{told}, alarming after {self.limit_s:.0f} s"
 
 
-def system_logs(
-    sessions: RaySession | Iterable[RaySession],
-) -> tuple[SystemLog, ...]:
+def system_logs(sessions: RaySessions) -> tuple[SystemLog, ...]:
     """
     Find the logs of Ray's components: raylet, GCS, monitor, dashboard, agents.
 
@@ -580,7 +577,7 @@ def system_logs(
 
 
 def last_activity(
-    sessions: RaySession | Iterable[RaySession], *, now: float | None = None
+    sessions: RaySessions, *, now: float | None = None
 ) -> tuple[Activity, ...]:
     """
     Return when each Ray component, and any worker, last wrote a log.
@@ -603,48 +600,29 @@ def last_activity(
     )
 
 
-def _list_activities(session: RaySession, now: float) -> list[Activity]:
-    found = [
-        _make_activity(session, log.component, log.parts, now, limit)
-        for log in system_logs(session)
-        if (limit := _SILENCE_LIMITS_S.get((log.component, log.stream)))
+def _list_activities(session: RaySession, now: float) -> Iterator[Activity]:
+    listed, _ = list_parts(session)
+    watched = [
+        (log[0], listed.get(log, ()), limit_s)
+        for log, limit_s in _SILENCE_LIMITS_S.items()
     ]
-    workers = [
-        part
-        for log in worker_files([session])
-        for part in (*log.out, *log.err)
-    ]
-    if workers:
-        found.append(_make_activity(session, "workers", workers, now, None))
-    # The raylet writes the state, too.
-    is_alive = any(
-        x.component == "debug_state" and not x.is_alarming for x in found
-    )
-    return [
-        attrs.evolve(
-            x,
-            is_alarming=x.is_alarming
-            and not (is_alive and x.component == "raylet"),
+    workers = worker_files([session])
+    written = tuple(part for log in workers for part in (*log.out, *log.err))
+    is_alive = False
+    for component, parts, limit_s in [*watched, ("workers", written, None)]:
+        if not parts:
+            continue
+        last = max(parts, key=lambda part: part.mtime)
+        age_s = max(0.0, now - last.mtime)
+        is_silent = limit_s is not None and age_s > limit_s
+        # The raylet writes the state, too.
+        is_alive |= component == "debug_state" and not is_silent
+        yield Activity(
+            session=session,
+            component=component,
+            path=str(last.path),
+            time=last.mtime,
+            age_s=age_s,
+            limit_s=limit_s,
+            is_alarming=is_silent and not (is_alive and component == "raylet"),
         )
-        for x in found
-    ]
-
-
-def _make_activity(
-    session: RaySession,
-    component: str,
-    parts: Iterable[LogPart],
-    now: float,
-    limit_s: float | None,
-) -> Activity:
-    last = max(parts, key=lambda part: part.mtime)
-    age_s = max(0.0, now - last.mtime)
-    return Activity(
-        session=session,
-        component=component,
-        path=str(last.path),
-        time=last.mtime,
-        age_s=age_s,
-        limit_s=limit_s,
-        is_alarming=limit_s is not None and age_s > limit_s,
-    )

@@ -46,8 +46,8 @@ def tables(*workers, **more):
     What the head of a cluster answers, with an environment for each worker.
     """
     nodes = [
-        {"id": "aa", "name": HOST, "is_head": True},
-        {"id": "bb", "name": "node-1"},
+        {"node_id": "aa", "host": HOST},
+        {"node_id": "bb", "host": "node-1"},
     ]
     environments = [
         {"env": {"n": str(n)}, "who": [who], "nodes": ["bb"]}
@@ -56,6 +56,7 @@ def tables(*workers, **more):
     return {
         "address": "h:1",
         "nodes": nodes,
+        "head": "aa",
         "ray_version": "2.60.0",
         "environments": environments,
         **more,
@@ -442,7 +443,7 @@ def tunnel(cluster, monkeypatch):
     monkeypatch.setattr("getpass.getuser", lambda: "me")
 
     def line(dashboard="", login="login", head="node-12"):
-        nodes = [{"id": "aa", "name": head, "is_head": True}]
+        nodes = [{"node_id": "aa", "host": head}]
         cluster.tables = tables(nodes=nodes, dashboard=dashboard)
         return check_ray_debugger(login=login, local_port=52640)
 

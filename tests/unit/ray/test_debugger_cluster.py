@@ -71,8 +71,8 @@ FAILED = (
 OTHER = (frame("run", "/home/me/loader.py", 9),)
 
 NODES = [
-    {"id": "aa", "name": "node-1", "ip": "10.0.0.1", "is_head": True},
-    {"id": "bb", "name": "node-2", "ip": "10.0.0.2", "is_head": False},
+    {"node_id": "aa", "host": "node-1", "ip": "10.0.0.1"},
+    {"node_id": "bb", "host": "node-2", "ip": "10.0.0.2"},
 ]
 
 
@@ -165,14 +165,11 @@ def ray(monkeypatch):
 
     found.remote, found.get, found.cancel = lambda **_: task, get, cancel
     accessor = types.SimpleNamespace(
+        connect=lambda: "unreachable" not in tables,
         get_node_table=lambda: tables.get("nodes", []),
         get_actor_table=lambda *_: tables.get("actors", []),
         get_worker_table=lambda: tables.get("workers", []),
         get_job_table=lambda: tables.get("jobs", []),
-    )
-    state = types.SimpleNamespace(
-        _initialize_global_state=lambda options: None,
-        _connect_and_get_accessor=lambda: accessor,
     )
     store = types.SimpleNamespace(
         internal_kv_get=lambda key, space, wait: stored.get(key),
@@ -187,9 +184,9 @@ def ray(monkeypatch):
     )
     content = {
         "_private": {"services": services},
-        "_private.state": {"GlobalState": lambda: state},
         "_raylet": {
             "GcsClient": lambda address: store,
+            "GlobalStateAccessor": lambda options: accessor,
             "GcsClientOptions": types.SimpleNamespace(
                 create=lambda *args, **kwargs: None
             ),
@@ -606,7 +603,10 @@ def test_tables(ray):
         first["is_driver"],
     )
     assert second["is_driver"]
-    assert [True, False] == [node["is_head"] for node in got["nodes"]]
+    assert ("aa", ["aa", "bb"]) == (
+        got["head"],
+        [node["node_id"] for node in got["nodes"]],
+    )
     assert [{"worker_id": "03"}, {}] == got["legacy"]
     assert ("127.0.0.1:8265", "2.60.0") == (
         got["dashboard"],
@@ -615,6 +615,15 @@ def test_tables(ray):
     assert [
         {"env": {"env_vars": {"A": "1"}}, "who": ["Trainer"], "nodes": ["aa"]}
     ] == got["environments"]
+
+
+def test_unreachable(ray):
+    """
+    A head that does not answer is the reason.
+    """
+    ray.tables["unreachable"] = True
+
+    assert "the GCS does not answer" in ask_child()["reason"]
 
 
 def job(number, env, *, space="me", **rest):

@@ -979,11 +979,13 @@ def test_submitted_jobs_are_found(sessions, tmp_path):
     log = sessions[1].logs / "job-driver-raysubmit_1.log"
     log.write_text("(raylet) hello\n")
     log.with_name("job-driver-link.log").symlink_to(log)
+    packed = log.with_name("job-driver-raysubmit_2.log.gz")
+    packed.write_bytes(b"")
     gone = attrs.evolve(sessions[0], logs=tmp_path / "gone")
 
     found = [find_driver_logs((*sessions, gone)), find_driver_logs(gone)]
 
-    assert [(log,), ()] == found
+    assert [(log, packed), ()] == found
 
 
 def test_sources_are_bounded(monkeypatch):

@@ -18,7 +18,7 @@ from distdebug.nodes.results import (
     completed_to_line,
 )
 from distdebug.ray import debugger_checks
-from distdebug.ray.cluster import loads_object
+from distdebug.ray.cluster_child import loads_object
 
 from ..target import target
 

@@ -24,7 +24,7 @@ from distdebug.ray import (
     system_logs,
     worker_logs,
 )
-from distdebug.ray.log_tail import parse_log_tail
+from distdebug.ray.messages import parse_log_tail
 
 from ..places import file_of, folder_of, parcel_of
 from ..target import HERE, target

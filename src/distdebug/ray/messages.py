@@ -1,5 +1,8 @@
 """
-Read matching records, memory notes, and crash details from large Ray logs.
+Parse records, memory notes, and crashes in Ray's logs, and look up meanings.
+
+The logs of Ray and the output of a driver report the same ends in the same
+words, so there is one table of these, ``meanings.toml`` beside this file.
 
 A record begins with the time in brackets and may span many lines.  Only blocks
 that contain a search word are split into lines, so most of a log passes at the
@@ -8,25 +11,126 @@ speed of reading.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 import attrs
 
+from .._rules import read_toml
 from .._text import clean, without_controls
-from ..findings import Evidence, Location
-from ..logs import parse_time, read_blocks, read_tail
-from .meanings import PATTERNS
+from ..findings import Cause, Confidence, Evidence, Location
+from ..logs import open_log, parse_time, read_blocks, read_tail
 from .sessions import LogPart
+
+
+DeathKind = Literal[
+    "native_crash",
+    "collective_timeout",
+    "killed_or_exited",
+    "exit_code",
+    "terminated",
+    "init_error",
+    "ray_oom",
+    "host_oom",
+    "node_died",
+    "owner_died",
+    "job_ended",
+    "intended",
+]
+FailureKind = Literal[
+    "task_error",
+    "init_error",
+    "actor_died",
+    "actor_unavailable",
+    "owner_died",
+    "worker_crashed",
+    "out_of_memory",
+    "node_died",
+    "start_timeout",
+    "not_started",
+]
+
+
+@attrs.frozen(kw_only=True)
+class Meaning:
+    """
+    What one kind of death or failure means.
+
+    Attributes:
+        label: The name in tables.
+
+        says: What happened.  In a driver's output a sentence with the fields
+            of the failure in braces, else the words behind the name of who
+            died.
+
+        follows: The same if it follows from another death.
+
+        cause: The cause of a finding, unless an error names a more exact one.
+
+        confidence: How certain the kind is.
+
+        remedy: What to do about it.
+    """
+
+    label: str = ""
+    says: str = ""
+    follows: str = "after another one, or complaining of it"
+    cause: Cause = attrs.field(converter=Cause, default=Cause.ACTOR_DIED)
+    confidence: Confidence = "likely"
+    remedy: str = ""
+
+
+_TABLE = read_toml(Path(__file__).with_name("meanings.toml"))
+DEATHS: Mapping[DeathKind, Meaning] = {
+    kind: Meaning(**row) for kind, row in _TABLE["death"].items()
+}
+_OTHERWISE = _TABLE["failure"]["actor_died"]
+FAILURES: Mapping[FailureKind, Meaning] = {
+    kind: Meaning(**_OTHERWISE | _TABLE["failure"].get(kind, {}))
+    for kind in get_args(FailureKind)
+}
+#: Of workers that did not register in time, as the logs report it.
+NOT_STARTED = Meaning(**_TABLE["not_started"])
+#: Of an exception that only reports that another rank did not answer.
+WAITED_IN_VAIN = Meaning(**_TABLE["waited_in_vain"])
+#: Texts of failures in a driver's output; the first match counts.
+FAILURE_TEXTS: Mapping[str, FailureKind] = dict(_TABLE["driver"]["texts"])
+#: Failures that a component of Ray reports in a single line.
+ONE_LINE_FAILURES = tuple(_TABLE["driver"]["one_line"])
+#: Other texts, by what they mean.
+PATTERNS = {
+    name: re.compile(pattern) for name, pattern in _TABLE["pattern"].items()
+}
+_ERROR_CAUSES = [
+    (re.compile(row["pattern"]), Cause(row["cause"]))
+    for row in _TABLE["error"]
+]
+
+
+def find_error_cause(error: str, otherwise: Cause) -> Cause:
+    """
+    Return the cause that the message of an exception names.
+
+    Args:
+        error: The class of the exception and its message.
+
+        otherwise: The cause if the message names none.
+    """
+    return next(
+        (cause for x, cause in _ERROR_CAUSES if x.search(error)), otherwise
+    )
 
 
 _MOST_LINES = 120
 _RECORD_START = re.compile(rb"\[(?:20\d\d-|state-dump)")
 _MOST_QUOTE = 600
 _MOST_RECORD = 1 << 16
+_MOST_JSON = 1 << 18
 _CONTROLS = re.compile(rb"[^\t\n\x20-\x7e]")
 
 
@@ -59,12 +163,21 @@ class Record:
         """
         Return the record as evidence.
         """
-        return Evidence(
-            kind="log",
-            source=self.source,
-            location=f"line {self.number}",
-            quote=self.text[:_MOST_QUOTE],
-        )
+        return quote_log(self.source, f"line {self.number}", self.text)
+
+
+def quote_log(
+    source: str | os.PathLike[str] | None, location: str, text: str
+) -> Evidence:
+    """
+    Return a text of a log, at most 600 characters of it, as evidence.
+    """
+    return Evidence(
+        kind="log",
+        source=os.fspath(source or ""),
+        location=location,
+        quote=text[:_MOST_QUOTE],
+    )
 
 
 def read_records(path: Path, words: Sequence[bytes]) -> Iterator[Record]:
@@ -119,6 +232,30 @@ def find_lines(path: Path, word: bytes) -> Iterator[bytes]:
     for _, line in _scan_lines(path, [word]):
         if line is not None and word in line:
             yield line
+
+
+def read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """
+    Yield the JSON objects in the lines of a log, with their line numbers.
+
+    Raises:
+        OSError: The log cannot be read.
+
+        ValueError: It is not an ordinary file.
+    """
+    with open_log(path) as file:
+        number = 0
+        while line := file.readline(_MOST_JSON):
+            number += 1
+            # Cheaper than an exception for most lines that are not JSON.
+            if not line.lstrip().startswith(b"{"):
+                continue
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(found, dict):
+                yield number, found
 
 
 def _scan_lines(
@@ -248,8 +385,8 @@ _TRACEBACK_BYTES = 1 << 14
 _MOST_FRAMES = 40
 
 # Crash lines of Ray's signal handler and of Python's faulthandler.
-_RAY_SIGNAL = re.compile(
-    r"\*\*\* (?P<name>SIG[A-Z]{2,10}) received at time=(?P<time>\d{9,11})"
+RAY_SIGNAL = re.compile(
+    r"\*\*\* (?P<name>SIG[A-Z]{2,10}) received at time=(?P<time>\d{1,11})"
 )
 _PYTHON_FATAL = re.compile(
     r"Fatal Python error: (?P<what>Segmentation fault|Aborted|Bus error|"
@@ -342,7 +479,7 @@ def parse_log_tail(text: str) -> LogTail:
         text: The end of the log.
     """
     lines = [x for x in text.splitlines() if x.strip() and x[0] != ":"]
-    received = [*_RAY_SIGNAL.finditer(text)]
+    received = [*RAY_SIGNAL.finditer(text)]
     fatal = [*_PYTHON_FATAL.finditer(text)][-1:]
     # Ray reports each signal twice.
     received = [x for x in received if x[0] == received[-1][0]][:1]
