@@ -56,7 +56,6 @@ def judge(
     name: str,
     /,
     *evidence: Evidence,
-    host: str = "",
     ranks: Iterable[int | None] = (),
     confidence: Confidence | None = None,
     **values: Any,
@@ -69,8 +68,6 @@ def judge(
 
         evidence: What the finding is based on.
 
-        host: The node, if the text should name it.
-
         ranks: The ranks concerned; ``None`` and repeated ones are left out.
 
         confidence: The confidence, if it is not that of the entry.
@@ -78,11 +75,10 @@ def judge(
         values: What the braces of the text stand for.
     """
     judgement = load_judgements()[name]
-    says = judgement.says.format(**values)
     return Finding(
         cause=judgement.cause,
         ranks=tuple(sorted({rank for rank in ranks if rank is not None})),
-        summary=f"{host}: {says}" if host else says,
+        summary=judgement.says.format(**values),
         confidence=confidence or judgement.confidence,
         remedy=judgement.remedy.format(**values),
         evidence=evidence,

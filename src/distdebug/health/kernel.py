@@ -521,21 +521,25 @@ class JobContext:
 
 def check_kernel_events(
     events: Iterable[KernelEvent], context: JobContext
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return findings about the events that concern a job.
+    Yield findings about the events that concern a job.
     """
-    findings = (_event_finding(event, context) for event in events)
-    return tuple(finding for finding in findings if finding is not None)
+    for event in events:
+        rule = load_event_rules()[event.rule]
+        xid = None if event.rule != "xid" else explain_xid(event.xid or 0)
+        confidence = _rate_event(rule, event, xid, context)
+        if confidence is not None:
+            yield _event_finding(rule, event, xid, confidence, context)
 
 
-def _event_finding(event: KernelEvent, context: JobContext) -> Finding | None:
-    rule = load_event_rules()[event.rule]
-    xid = None if event.rule != "xid" else explain_xid(event.xid or 0)
-    confidence = _rate_event(rule, event, xid, context)
-    if confidence is None:
-        return None
-
+def _event_finding(
+    rule: EventRule,
+    event: KernelEvent,
+    xid: Xid | None,
+    confidence: Confidence,
+    context: JobContext,
+) -> Finding:
     gpu = _find_gpu(event, context)
     # A PCI error at the bus ID of a GPU is a GPU fault.
     is_fault = gpu is not None and event.rule in _GPU_RULES
@@ -610,7 +614,6 @@ def _summary(
     context: JobContext,
 ) -> str:
     parts = [
-        f"{context.host}: " if context.host else "",
         rule.says.format(
             pid=event.pid,
             name=event.name or "unknown",

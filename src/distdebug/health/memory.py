@@ -9,7 +9,7 @@ import re
 import time
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import attrs
 
@@ -284,12 +284,11 @@ _MAX_AGE_S = 900.0
 def check_memory(
     memory: Memory,
     *,
-    host: str = "",
     begins: float | None = None,
     is_log_whole: bool = False,
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return findings about a shortage of memory.
+    Yield findings about a shortage of memory.
 
     Args:
         begins: Start of the job, in seconds since boot; ``None`` if unknown.
@@ -298,60 +297,58 @@ def check_memory(
             job.  It has the OOM kills with their times, so the counters are
             ignored.
     """
-    problems = [*_memory_problems(memory)]
-    for group in memory.groups:
-        age = None
-        if group.started is not None and begins is not None:
-            age = begins - group.started
-        problems += _group_problems(group, age, is_log_whole=is_log_whole)
-    return tuple(
-        judge(
-            name,
-            Evidence(kind="memory", source=source, quote=quote),
-            host=host,
-            **values,
+    total, available = memory.total or 0, memory.available
+    low_bytes = min(_LOW_RATIO * total, _LOW_BYTES)
+    if available is not None and available < low_bytes:
+        is_exhausted = available < _EXHAUSTED_RATIO * total
+        yield judge(
+            "memory_low",
+            _evidence("/proc/meminfo", f"MemAvailable: {available >> 10} kB"),
+            confidence="likely" if is_exhausted else None,
+            available=size_text(available),
+            total=size_text(total),
         )
-        for name, source, quote, values in problems
-    )
+    for group in memory.groups:
+        if not is_log_whole:
+            yield from _check_kills(group, begins)
+        yield from _check_group(group)
 
 
-# Entry of the judgements, source, quote, and values of the text.
-_Problem = tuple[str, str, str, dict[str, Any]]
+def _check_kills(
+    group: MemoryGroup, begins: float | None
+) -> Iterator[Finding]:
+    count = group.kills
+    if count and (group.is_own or group.limit is not None):
+        # An old container may have run many jobs.
+        is_new = (
+            group.started is not None
+            and begins is not None
+            and begins - group.started < _MAX_AGE_S
+        )
+        yield judge(
+            "group_kills",
+            _evidence(group.path, f"oom_kill {count}"),
+            confidence="likely" if is_new else "possible",
+            processes="a process" if count == 1 else f"{count} processes",
+        )
 
 
-def _memory_problems(memory: Memory) -> Iterator[_Problem]:
-    total, available = memory.total, memory.available
-    if not total or available is None:
-        return
-    if available < min(_LOW_RATIO * total, _LOW_BYTES):
-        values = {"available": size_text(available), "total": size_text(total)}
-        if available < _EXHAUSTED_RATIO * total:
-            values["confidence"] = "likely"
-        quote = f"MemAvailable: {available >> 10} kB"
-        yield "memory_low", "/proc/meminfo", quote, values
-
-
-def _group_problems(
-    group: MemoryGroup, age: float | None, *, is_log_whole: bool
-) -> Iterator[_Problem]:
+def _check_group(group: MemoryGroup) -> Iterator[Finding]:
     if group.waits:
         quote = "under_oom 1, oom_kill_disable 1"
-        yield "group_waits", group.path, quote, {}
-    is_relevant = group.is_own or group.limit is not None
-    if group.kills and is_relevant and not is_log_whole:
-        # An old container may have run many jobs.
-        is_new = age is not None and age < _MAX_AGE_S
-        count = group.kills
-        values = {
-            "processes": "a process" if count == 1 else f"{count} processes",
-            "confidence": "likely" if is_new else "possible",
-        }
-        yield "group_kills", group.path, f"oom_kill {count}", values
+        yield judge("group_waits", _evidence(group.path, quote))
     used, limit = group.used or 0, group.limit
     if limit and used > _NEAR_LIMIT_RATIO * limit:
-        values = {"used": size_text(used), "limit": size_text(limit)}
-        quote = f"limit {limit}, used {used}"
-        yield "group_full", group.path, quote, values
+        yield judge(
+            "group_full",
+            _evidence(group.path, f"limit {limit}, used {used}"),
+            used=size_text(used),
+            limit=size_text(limit),
+        )
+
+
+def _evidence(source: str, quote: str) -> Evidence:
+    return Evidence(kind="memory", source=source, quote=quote)
 
 
 _PRESSURE_LINE = re.compile(
@@ -465,26 +462,21 @@ def _read_periods(cgroup: str) -> tuple[int, int] | None:
     return None
 
 
-def check_pressure(
-    pressure: Pressure, *, host: str = ""
-) -> tuple[Finding, ...]:
+def check_pressure(pressure: Pressure) -> Iterator[Finding]:
     """
-    Return findings about tasks that wait too long for resources.
+    Yield findings about tasks that wait too long for resources.
 
     A finding about I/O is only ``"possible"``: reading a dataset keeps disks
     busy, too.
     """
-    return tuple(
-        judge(
+    for name, source, percent in _pressure_problems(pressure):
+        yield judge(
             name,
             Evidence(kind="pressure", source=source, quote=f"{percent:.1f} %"),
-            host=host,
             percent=percent,
             load=pressure.load,
             cpus=pressure.cpus,
         )
-        for name, source, percent in _pressure_problems(pressure)
-    )
 
 
 def _pressure_problems(p: Pressure) -> Iterator[tuple[str, str, float]]:

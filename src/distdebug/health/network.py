@@ -9,8 +9,9 @@ import os
 import re
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -242,58 +243,41 @@ _MIN_ERRORS = 1000
 
 def check_network(
     interfaces: Iterable[Interface],
-    ports: Iterable[IbPort] = (),
+    ports: Collection[IbPort] = (),
     *,
     host: str = "",
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return findings about interfaces with errors and broken InfiniBand links.
+    Yield findings about interfaces with errors and broken InfiniBand links.
 
     Interfaces that are off, and ports without a cable, are normal.
     """
-    problems = [*_port_problems(tuple(ports))]
-    problems += [
-        (
-            *("damaged_packets", x.name),
-            {"errors": x.errors, "packets": x.packets, "interface": x.name},
-        )
-        for x in interfaces
-        if x.is_up
-        and x.kind != "loopback"
-        and x.errors > max(_MIN_ERRORS, _MAX_ERROR_RATIO * x.packets)
-    ]
-    return tuple(
-        judge(
-            name,
-            Evidence(kind="interface", source=host, quote=quote),
-            host=host,
-            **values,
-        )
-        for name, quote, values in problems
-    )
-
-
-def _port_problems(
-    ports: tuple[IbPort, ...],
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    evidence = partial(Evidence, kind="interface", source=host)
+    affected: dict[str, list[str]] = defaultdict(list)
     # Ports that never had a cable are normal.
     has_active = any(x.state == "ACTIVE" for x in ports)
-    affected = {
-        "port_rejected": [
-            x
-            for x in ports
-            if x.state in {"INIT", "ARMED"} and x.physical == "LinkUp"
-        ],
-        "port_down": [
-            x
-            for x in ports
-            if has_active and x.state == "DOWN" and x.link_downed
-        ],
-    }
+    for x in ports:
+        if x.state in {"INIT", "ARMED"} and x.physical == "LinkUp":
+            affected["port_rejected"].append(f"{x.device}:{x.port}")
+        elif has_active and x.state == "DOWN" and x.link_downed:
+            affected["port_down"].append(f"{x.device}:{x.port}")
     for name, found in affected.items():
-        if found:
-            names = list_text(f"{x.device}:{x.port}" for x in found)
-            yield name, names, {"ports": names}
+        names = list_text(found)
+        yield judge(name, evidence(quote=names), ports=names)
+    for interface in interfaces:
+        limit = max(_MIN_ERRORS, _MAX_ERROR_RATIO * interface.packets)
+        if (
+            interface.is_up
+            and interface.kind != "loopback"
+            and interface.errors > limit
+        ):
+            yield judge(
+                "damaged_packets",
+                evidence(quote=interface.name),
+                errors=interface.errors,
+                packets=interface.packets,
+                interface=interface.name,
+            )
 
 
 @attrs.frozen(kw_only=True)

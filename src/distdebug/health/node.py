@@ -10,13 +10,14 @@ import time
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import attrs
 
-from .._proc import answers_in_time
+from .._proc import map_with_timeout
 from .._render import Block, Lines, Shown
-from .._text import clean, reason_of, size_text
+from .._text import clean, count_text, reason_of, size_text
 from ..findings import CONFIDENCES, Finding, Missing
 from ..processes import parse_stat, read_link, read_proc
 from .gpu import Gpu, check_gpu_driver, check_gpus, read_gpus
@@ -238,13 +239,9 @@ class EnvironmentHealth(_Health, Shown):
             yield Lines([line], _MAX_LINES)
             return
 
-        environments = _count_text(self.processes, "environment")
-        nodes = _count_text(len(self.hosts), "node")
+        environments = count_text(self.processes, "environment")
+        nodes = count_text(len(self.hosts), "node")
         yield self._lines(f"{environments} of {nodes}")
-
-
-def _count_text(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _summary(facts: NodeFacts) -> str:
@@ -297,57 +294,43 @@ def check_node_facts(
         pids=frozenset(pids if has_node_pids else ()),
         gpus=facts.gpus or (),
     )
-    host = facts.host
-    has_rdma = any(x.state == "ACTIVE" for x in facts.ib_ports or ())
+    host, ports = facts.host, facts.ib_ports or ()
+    findings = [
+        *check_kernel_events(facts.kernel or (), context),
+        *check_gpus(facts.gpus or (), host=host, ranks=context.ranks),
+        *check_gpu_driver(
+            facts.gpu_problem, host=host, waited_s=facts.gpu_wait_s
+        ),
+        *check_disks(facts.disks or ()),
+        *check_network(facts.interfaces or (), ports, host=host),
+        *chain.from_iterable(map(check_ray_node, facts.ray or ())),
+        *check_pressure(facts.pressure or Pressure()),
+        *_check_node_memory(facts, context),
+        *check_blocked_processes(facts.blocked or (), ranks=ranks, pids=pids),
+        *check_limits(
+            facts.limits or (),
+            ranks=ranks,
+            has_rdma=any(x.state == "ACTIVE" for x in ports),
+        ),
+    ]
+    prefix = f"{host}: " if host else ""
     return sort_by_confidence(
-        [
-            *check_kernel_events(facts.kernel or (), context),
-            *_check_devices(facts, context.ranks),
-            *_check_node_memory(facts, since, context.begin),
-            *check_blocked_processes(
-                facts.blocked or (), host=host, ranks=ranks, pids=pids
-            ),
-            *check_limits(
-                facts.limits or (), host=host, ranks=ranks, has_rdma=has_rdma
-            ),
-        ]
+        attrs.evolve(x, summary=f"{prefix}{x.summary}") for x in findings
     )
-
-
-def _check_devices(
-    facts: NodeFacts, ranks: Mapping[int, int]
-) -> Iterator[Finding]:
-    host, waited_s = facts.host, facts.gpu_wait_s
-    yield from check_gpus(facts.gpus or (), host=host, ranks=ranks)
-    yield from check_gpu_driver(
-        facts.gpu_problem, host=host, waited_s=waited_s
-    )
-    yield from check_disks(facts.disks or (), host=host)
-    yield from check_network(
-        facts.interfaces or (), facts.ib_ports or (), host=host
-    )
-    for node in facts.ray or ():
-        yield from check_ray_node(node, host=host)
 
 
 def _check_node_memory(
-    facts: NodeFacts, since: float | None, begin: float
+    facts: NodeFacts, context: JobContext
 ) -> Iterator[Finding]:
-    if facts.pressure is not None:
-        yield from check_pressure(facts.pressure, host=facts.host)
-    if facts.memory is None:
-        return
-
-    booted, log_begins = facts.booted, facts.log_begins
+    since, begin, booted = context.since, context.begin, facts.booted
     first_needed = max(begin, booted + _BOOT_S) if booted else begin
     is_log_whole = (
         facts.kernel is not None
-        and log_begins is not None
-        and log_begins <= first_needed
+        and facts.log_begins is not None
+        and facts.log_begins <= first_needed
     )
     yield from check_memory(
-        facts.memory,
-        host=facts.host,
+        facts.memory or Memory(),
         begins=None if since is None or booted is None else since - booted,
         is_log_whole=is_log_whole,
     )
@@ -517,30 +500,29 @@ def _run_readers(
 ) -> tuple[dict[str, Any], tuple[Missing, ...]]:
     values: dict[str, Any] = {}
     missing = []
-    answers = dict(
-        answers_in_time(
-            lambda item: _run_reader(item[1]),
-            list(readers.items()),
-            deadline,
+    done = dict(
+        map_with_timeout(
+            lambda what: readers[what](),
+            readers,
+            deadline=deadline,
             threads=len(readers),
         )
     )
-    for item in readers.items():
-        answer, reason = answers.get(item, ({}, "did not answer in time"))
-        if "ray" in answer and "ray" in values:
-            answer = {"ray": (*values["ray"], *answer["ray"])}
-        values |= answer
-        reason = reason or str(answer.get("gpu_problem", ""))
+    for what in readers:
+        future = done.get(what)
+        if future is None:
+            reason = "did not answer in time"
+        elif error := future.exception():
+            reason = clean(reason_of(error), limit=400)
+        else:
+            answer = dict(future.result())
+            if "ray" in answer:
+                answer["ray"] = (*values.get("ray", ()), *answer["ray"])
+            values |= answer
+            reason = str(answer.get("gpu_problem", ""))
         if reason:
-            missing.append(Missing(what=item[0], reason=reason))
+            missing.append(Missing(what=what, reason=reason))
     return values, tuple(missing)
-
-
-def _run_reader(read: _Reader) -> tuple[Mapping[str, Any], str]:
-    try:
-        return read(), ""
-    except Exception as exc:  # noqa: BLE001 keep the other facts
-        return {}, clean(reason_of(exc), limit=400)
 
 
 def _earliest_start(pids: Iterable[int], booted: float | None) -> float | None:
