@@ -8,14 +8,13 @@ import ipaddress
 import re
 import socket
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 
 from .._text import clean
-from ..findings import Missing
+from ..findings import Evidence, Missing
 from ..identity import (
     LAUNCHER_RULES,
     PLACE_VARIABLES,
@@ -110,8 +109,6 @@ class Settings:
 
         world_size: The world size, if known.
 
-        local_rank: The local rank, if known.
-
         job: An identifier that separates jobs on one node, or ``""``.
 
         shares_network: Whether the process is in the network namespace of
@@ -123,7 +120,6 @@ class Settings:
     pid: int | None = None
     rank: int | None = None
     world_size: int | None = None
-    local_rank: int | None = None
     job: str = ""
     shares_network: bool = True
 
@@ -135,6 +131,17 @@ class Settings:
         if self.rank is not None:
             return f"rank {self.rank}"
         return "a process" if self.pid is None else f"process {self.pid}"
+
+    def evidence(self, quote: str) -> Evidence:
+        """
+        Return evidence from the environment of this process.
+        """
+        return Evidence(
+            kind="environment",
+            source=self.host,
+            location=self.name,
+            quote=quote,
+        )
 
 
 def read_settings(
@@ -195,10 +202,21 @@ def group_by_job(
     """
     Group processes by their job; those without a job are one group.
     """
-    jobs: dict[str, list[Settings]] = {}
-    for x in settings:
-        jobs.setdefault(x.job, []).append(x)
-    return tuple(map(tuple, jobs.values()))
+    return tuple(map(tuple, grouped((x.job, x) for x in settings).values()))
+
+
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, list[_Item]]:
+    """
+    Collect the second parts of pairs by the first.
+    """
+    groups: dict[_Key, list[_Item]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def _settings_of_environs(
@@ -244,7 +262,6 @@ def _make_settings(
         variables=public_variables(environ),
         rank=identity.rank,
         world_size=identity.world_size,
-        local_rank=identity.local_rank,
         job=identity.job,
     )
 
@@ -281,10 +298,7 @@ def group_by_rendezvous(
 
     Processes without an address are grouped by host.
     """
-    groups: dict[Rendezvous, list[Settings]] = defaultdict(list)
-    for x in settings:
-        groups[_rendezvous(x)].append(x)
-    return dict(groups)
+    return grouped((_rendezvous(x), x) for x in settings)
 
 
 def _rendezvous(x: Settings) -> Rendezvous:
