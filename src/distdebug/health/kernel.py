@@ -572,11 +572,10 @@ def _rate_event(
     """
     Return the confidence of an event, or None if it does not matter.
     """
-    is_rank = event.pid in context.ranks
+    is_known = event.pid in context.ranks or event.pid in context.pids
     # A dead process is not in the list of running ones.
     is_of_job = (
-        is_rank
-        or event.pid in context.pids
+        is_known
         or event.rule == "xid"
         or event.name.lower().startswith(_JOB_NAMES)
     )
@@ -585,12 +584,15 @@ def _rate_event(
 
     kind = xid.kind if xid else ""
     is_lasting = rule.lasting and kind not in {"program", "result", "note"}
-    is_old = event.time is not None and event.time < context.begin
+    begin = context.begin
+    if rule.ours and not is_known and context.since is not None:
+        begin = context.since  # it only has the name of a worker
+    is_old = event.time is not None and event.time < begin
     if is_old and not is_lasting:
         return None
     if event.time is None or is_old or kind in {"note", "result"}:
         return "possible"
-    if is_rank:
+    if event.pid in context.ranks:
         return "certain"
     is_recent = (
         context.since is not None or context.now - event.time < _RECENT_S

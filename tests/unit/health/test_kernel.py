@@ -347,6 +347,7 @@ class TestEvents:
 
 JOB = {"since": NOW - 600}
 SEGFAULT = "updatedb[9]: segfault at 0 ip 00 sp 00 error 4 in x.so"
+CRASH = SEGFAULT.replace("updatedb", "python")
 BAD_SECTOR = "I/O error, dev sda, sector 1"
 
 
@@ -377,6 +378,12 @@ BAD_SECTOR = "I/O error, dev sda, sector 1"
         (XID.format(998), JOB, "likely: without a public meaning"),
         (SEGFAULT, {}, ""),
         (SEGFAULT, {"ranks": {9: 1}}, "certain 1: updatedb"),
+        (CRASH, JOB, "likely: python"),
+        (CRASH, {"at": NOW - 610, "since": NOW - 600}, ""),
+        (
+            *(CRASH, {"at": NOW - 610, "since": NOW - 600, "ranks": {9: 1}}),
+            "certain 1: python",
+        ),
         ("\n".join([BAD_SECTOR] * 3), {}, "likely: disk sda has errors of"),
         ("\n".join([BAD_SECTOR] * 3), {}, "likely: output, 3 times"),
     ],
@@ -385,7 +392,9 @@ BAD_SECTOR = "I/O error, dev sda, sector 1"
         *("unknown time", "stranger", "before the job", "days ago"),
         *("fault before the job", "fault days ago", "broken before", "lost"),
         *("program", "contained", "removed", "note", "unknown"),
-        *("crash of stranger", "crash of rank", "disk", "count"),
+        *("crash of stranger", "crash of rank", "crash in job"),
+        *("crash before the job", "crash of rank at start"),
+        *("disk", "count"),
     ],
 )
 def test_judge(texts, about, expected):
