@@ -15,7 +15,7 @@ import attrs
 
 from .._text import clean, size_text
 from ..findings import Evidence, Finding
-from ..processes import parse_stat, read_proc, whole_number
+from ..processes import first_start, read_proc, whole_number
 from .judgements import judge
 
 
@@ -210,9 +210,7 @@ def _read_counters(path: str) -> dict[str, int]:
 def _start_time(folder: str, proc: str) -> float | None:
     text = (read_proc(f"{folder}/cgroup.procs") or b"").split()
     pids = filter(None, map(whole_number, text[:_MAX_PROCESSES]))
-    stats = (parse_stat(read_proc(f"{proc}/{pid}/stat")) for pid in pids)
-    ticks = min((x.start_ticks for x in stats if x), default=None)
-    return None if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
+    return first_start(pids, proc)
 
 
 @attrs.frozen(kw_only=True)

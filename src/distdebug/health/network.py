@@ -11,7 +11,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -241,20 +240,15 @@ _MAX_ERROR_RATIO = 0.01
 _MIN_ERRORS = 1000
 
 
-def check_network(
-    interfaces: Iterable[Interface],
-    ports: Collection[IbPort] = (),
-    *,
-    host: str = "",
+def check_ports(
+    ports: Collection[IbPort], *, host: str = ""
 ) -> Iterator[Finding]:
     """
-    Yield findings about interfaces with errors and broken InfiniBand links.
+    Yield findings about broken InfiniBand links.
 
-    Interfaces that are off, and ports without a cable, are normal.
+    Ports that never had a cable are normal.
     """
-    evidence = partial(Evidence, kind="interface", source=host)
     affected: dict[str, list[str]] = defaultdict(list)
-    # Ports that never had a cable are normal.
     has_active = any(x.state == "ACTIVE" for x in ports)
     for x in ports:
         if x.state in {"INIT", "ARMED"} and x.physical == "LinkUp":
@@ -263,20 +257,25 @@ def check_network(
             affected["port_down"].append(f"{x.device}:{x.port}")
     for name, found in affected.items():
         names = list_text(found)
-        yield judge(name, evidence(quote=names), ports=names)
-    for interface in interfaces:
-        limit = max(_MIN_ERRORS, _MAX_ERROR_RATIO * interface.packets)
-        if (
-            interface.is_up
-            and interface.kind != "loopback"
-            and interface.errors > limit
-        ):
+        evidence = Evidence(kind="interface", source=host, quote=names)
+        yield judge(name, evidence, ports=names)
+
+
+def check_interfaces(
+    interfaces: Iterable[Interface], *, host: str = ""
+) -> Iterator[Finding]:
+    """
+    Yield findings about interfaces with errors; those that are off are normal.
+    """
+    for x in interfaces:
+        limit = max(_MIN_ERRORS, _MAX_ERROR_RATIO * x.packets)
+        if x.is_up and x.kind != "loopback" and x.errors > limit:
             yield judge(
                 "damaged_packets",
-                evidence(quote=interface.name),
-                errors=interface.errors,
-                packets=interface.packets,
-                interface=interface.name,
+                Evidence(kind="interface", source=host, quote=x.name),
+                errors=x.errors,
+                packets=x.packets,
+                interface=x.name,
             )
 
 
@@ -633,15 +632,7 @@ def check_rdma_devices(
         ports: RDMA ports by host, as far as known.
     """
     mismatches = grouped(
-        (
-            _find_device_mismatch(
-                variable,
-                x.variables.get(variable, "").strip(),
-                interfaces.get(x.host, ()),
-                ports.get(x.host),
-            ),
-            x,
-        )
+        (_find_device_mismatch(variable, x, interfaces, ports), x)
         for x in settings
         for variable in (_NCCL_HCA, _UCX_DEVICES, _NCCL_IB_DISABLE)
     )
@@ -668,10 +659,12 @@ _DeviceMismatch = tuple[str, Confidence | None, str, str]
 
 def _find_device_mismatch(
     variable: str,
-    value: str,
-    interfaces: Iterable[Interface],
-    ports: tuple[IbPort, ...] | None,
+    user: Settings,
+    interfaces: Mapping[str, tuple[Interface, ...]],
+    host_ports: Mapping[str, tuple[IbPort, ...]],
 ) -> _DeviceMismatch | None:
+    value = user.variables.get(variable, "").strip()
+    ports = host_ports.get(user.host)
     if not value or ports is None:
         return None
 
@@ -684,7 +677,8 @@ def _find_device_mismatch(
         return "adapter_absent", confidence, setting, known
     if variable == _UCX_DEVICES and not value.startswith("^"):
         names = {x.partition(":")[0] for x in value.split(",")}
-        if not names & {*adapters, *(x.name for x in interfaces), "all"}:
+        known_names = (x.name for x in interfaces.get(user.host, ()))
+        if not names & {*adapters, *known_names, "all"}:
             return "device_absent", None, setting, known
     layers = {x.link_layer for x in ports if x.state == "ACTIVE"}
     is_off = variable == _NCCL_IB_DISABLE and value == "1"

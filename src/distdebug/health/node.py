@@ -18,8 +18,8 @@ import attrs
 from .._proc import map_with_timeout
 from .._render import Block, Lines, Shown
 from .._text import clean, count_text, reason_of, size_text
-from ..findings import CONFIDENCES, Finding, Missing
-from ..processes import parse_stat, read_link, read_proc
+from ..findings import CONFIDENCES, Finding, Missing, as_plain
+from ..processes import first_start, read_link
 from .gpu import Gpu, check_gpu_driver, check_gpus, read_gpus
 from .host import (
     Blocked,
@@ -52,7 +52,8 @@ from .memory import (
 from .network import (
     IbPort,
     Interface,
-    check_network,
+    check_interfaces,
+    check_ports,
     read_ib_ports,
     read_interfaces,
 )
@@ -126,11 +127,7 @@ class NodeFacts:
         """
         Return plain data for JSON.
         """
-        return attrs.asdict(self, value_serializer=_as_list)
-
-
-def _as_list(_instance: object, _field: object, value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+        return as_plain(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -294,29 +291,31 @@ def check_node_facts(
         pids=frozenset(pids if has_node_pids else ()),
         gpus=facts.gpus or (),
     )
-    host, ports = facts.host, facts.ib_ports or ()
+    has_rdma = any(x.state == "ACTIVE" for x in facts.ib_ports or ())
     findings = [
-        *check_kernel_events(facts.kernel or (), context),
-        *check_gpus(facts.gpus or (), host=host, ranks=context.ranks),
-        *check_gpu_driver(
-            facts.gpu_problem, host=host, waited_s=facts.gpu_wait_s
-        ),
-        *check_disks(facts.disks or ()),
-        *check_network(facts.interfaces or (), ports, host=host),
-        *chain.from_iterable(map(check_ray_node, facts.ray or ())),
-        *check_pressure(facts.pressure or Pressure()),
+        *_check_devices(facts, context),
         *_check_node_memory(facts, context),
         *check_blocked_processes(facts.blocked or (), ranks=ranks, pids=pids),
-        *check_limits(
-            facts.limits or (),
-            ranks=ranks,
-            has_rdma=any(x.state == "ACTIVE" for x in ports),
-        ),
+        *check_limits(facts.limits or (), ranks=ranks, has_rdma=has_rdma),
     ]
-    prefix = f"{host}: " if host else ""
+    prefix = f"{facts.host}: " if facts.host else ""
     return sort_by_confidence(
         attrs.evolve(x, summary=f"{prefix}{x.summary}") for x in findings
     )
+
+
+def _check_devices(facts: NodeFacts, context: JobContext) -> Iterator[Finding]:
+    host, waited_s = facts.host, facts.gpu_wait_s
+    yield from check_kernel_events(facts.kernel or (), context)
+    yield from check_gpus(facts.gpus or (), host=host, ranks=context.ranks)
+    yield from check_gpu_driver(
+        facts.gpu_problem, host=host, waited_s=waited_s
+    )
+    yield from check_disks(facts.disks or ())
+    yield from check_ports(facts.ib_ports or (), host=host)
+    yield from check_interfaces(facts.interfaces or (), host=host)
+    yield from chain.from_iterable(map(check_ray_node, facts.ray or ()))
+    yield from check_pressure(facts.pressure or Pressure())
 
 
 def _check_node_memory(
@@ -395,8 +394,9 @@ def check_node(  # noqa: PLR0913 each is independent
         time.time() if now is None else now,
     )
     all_pids = {*pids, *(ranks or ())}
-    if since is None:
-        since = _earliest_start(all_pids, facts.booted)
+    started = first_start(all_pids)
+    if since is None and started is not None and facts.booted is not None:
+        since = facts.booted + started
     namespace = read_link("/proc/self/ns/pid")
     return NodeHealth(
         facts=facts,
@@ -523,12 +523,3 @@ def _run_readers(
         if reason:
             missing.append(Missing(what=what, reason=reason))
     return values, tuple(missing)
-
-
-def _earliest_start(pids: Iterable[int], booted: float | None) -> float | None:
-    stats = (parse_stat(read_proc(f"/proc/{pid}/stat")) for pid in pids)
-    ticks = min((x.start_ticks for x in stats if x), default=None)
-    if ticks is None or booted is None:
-        return None
-
-    return booted + ticks / os.sysconf("SC_CLK_TCK")

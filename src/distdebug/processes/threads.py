@@ -12,7 +12,7 @@ import re
 import socket
 import struct
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -394,6 +394,21 @@ def read_state(pid: int, root: str = "/proc") -> ProcessState | None:
         uninterruptible=_list_uninterruptible(pid, root),
         pid_inside=_parse_column(status.get("NSpid"), -1) or pid,
     )
+
+
+def first_start(pids: Iterable[int], root: str = "/proc") -> float | None:
+    """
+    Return when the first of some processes started.
+
+    Args:
+        root: Mount point of procfs.
+
+    Returns:
+        Seconds since boot; ``None`` if there is none of them.
+    """
+    stats = (parse_stat(read_proc(f"{root}/{pid}/stat")) for pid in pids)
+    ticks = min((x.start_ticks for x in stats if x), default=None)
+    return None if ticks is None else ticks / _TICKS_PER_S
 
 
 def _parse_column(text: str | None, column: int) -> int:
