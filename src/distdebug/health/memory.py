@@ -15,35 +15,18 @@ import attrs
 
 from .._text import clean, size_text
 from ..findings import Evidence, Finding
-from ..processes import first_start, read_proc, whole_number
+from ..processes import first_start, parse_status, read_proc, whole_number
 from .judgements import judge
 
 
-class _Files(NamedTuple):
-    """
-    The files of a control group, and the counter of inactive page cache.
-    """
-
-    limit: str
-    used: str
-    events: str
-    inactive: str
-
-
-# By the version of control groups.
-_FILES = {
-    1: _Files(
-        limit="memory.limit_in_bytes",
-        used="memory.usage_in_bytes",
-        events="memory.oom_control",
-        inactive="total_inactive_file",
+# By the version of control groups: the files with the limit, the use, and the
+# events of a group, and the counter of inactive page cache.
+_GROUP_FILES = {
+    1: (
+        *("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        *("memory.oom_control", "total_inactive_file"),
     ),
-    2: _Files(
-        limit="memory.max",
-        used="memory.current",
-        events="memory.events",
-        inactive="inactive_file",
-    ),
+    2: ("memory.max", "memory.current", "memory.events", "inactive_file"),
 }
 # In cgroup v1, a group without a limit has a huge limit.
 _NO_LIMIT = 1 << 60
@@ -171,10 +154,10 @@ def _ancestors(folder: str, top: str) -> Iterator[str]:
 def _read_group(
     folder: str, version: int, proc: str, *, is_own: bool
 ) -> MemoryGroup | None:
-    files = _FILES[version]
-    limit = _read_number(f"{folder}/{files.limit}")
-    current = _read_number(f"{folder}/{files.used}")
-    events = _read_counters(f"{folder}/{files.events}")
+    limit_file, use_file, events_file, inactive = _GROUP_FILES[version]
+    limit = _read_number(f"{folder}/{limit_file}")
+    current = _read_number(f"{folder}/{use_file}")
+    events = _read_counters(f"{folder}/{events_file}")
     stat = _read_counters(f"{folder}/memory.stat")
     kills = events.get("oom_kill")
     waits = bool(events.get("under_oom") and events.get("oom_kill_disable"))
@@ -189,7 +172,7 @@ def _read_group(
         limit=limit,
         used=None
         if current is None
-        else max(current - stat.get(files.inactive, 0), 0),
+        else max(current - stat.get(inactive, 0), 0),
         kills=kills,
         waits=waits,
     )
@@ -255,16 +238,16 @@ def read_memory(pids: Collection[int] = (), *, proc: str = "/proc") -> Memory:
         msg = f"{proc}/meminfo cannot be read"
         raise OSError(msg)
 
-    pairs = (
-        line.split() for line in data.decode(errors="replace").split("\n")
-    )
-    values = {x[0]: whole_number(x[1]) for x in pairs if x[1:]}
-    kib = {name: x << 10 for name, x in values.items() if x is not None}
-    swap, free = kib.get("SwapTotal:"), kib.get("SwapFree:")
+    sizes = {
+        name: number << 10
+        for name, text in parse_status(data).items()
+        if (number := whole_number(text.removesuffix(" kB"))) is not None
+    }
+    swap, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
     is_known = swap is not None and free is not None
     return Memory(
-        total=kib.get("MemTotal:"),
-        available=kib.get("MemAvailable:"),
+        total=sizes.get("MemTotal"),
+        available=sizes.get("MemAvailable"),
         swap_total=swap,
         swap_used=swap - free if is_known else None,  # type: ignore[operator]
         groups=read_memory_groups(pids or (os.getpid(),), proc=proc),
