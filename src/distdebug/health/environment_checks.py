@@ -32,29 +32,8 @@ from .worker_environment import (
     group_by_rendezvous,
     grouped,
     read_settings,
+    read_variables,
     select_ranks,
-)
-
-
-# These may differ: they belong to one node, or to one rank that logs for all.
-_MAY_DIFFER = (
-    *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"),
-    *("NCCL_TOPO_", "NCCL_GRAPH_", "NCCL_HOSTID", "NCCL_COMM_ID"),
-    *("NCCL_IGNORE_CPU_AFFINITY", "NCCL_CONF_FILE", "NCCL_TUNER_CONFIG"),
-    *("NCCL_RAS_", "NCCL_PROFILER_", "NCCL_NET_PLUGIN", "NCCL_IB_ROCE_"),
-    *("NCCL_CUDA_PATH", "NCCL_ROOT", "NCCL_HOME", "NCCL_VERSION"),
-    *("NCCL_INCLUDE", "NCCL_LIB"),
-)
-# If these differ, ranks cannot communicate.
-_MUST_MATCH = frozenset(
-    {
-        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE"),
-        *("NCCL_SOCKET_FAMILY", "NCCL_BUFFSIZE", "NCCL_NVLS_ENABLE"),
-        *("NCCL_COLLNET_ENABLE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
-        *("NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_NTHREADS"),
-        *("NCCL_P2P_NET_CHUNKSIZE", "NCCL_CROSS_NIC", "NCCL_MNNVL_ENABLE"),
-        "NCCL_P2P_NVL_CHUNKSIZE",
-    }
 )
 
 
@@ -62,13 +41,14 @@ def check_same_settings(settings: Iterable[Settings]) -> Iterator[Finding]:
     """
     Yield findings about NCCL settings that differ within a job.
     """
+    may_differ = tuple(read_variables()["ranks"]["may_differ"])
     for members in group_by_rendezvous(settings).values():
         names = {
             name
             for x in members
             for name in x.variables
             if name.startswith(("NCCL_", "RCCL_"))
-            and not name.startswith(_MAY_DIFFER)
+            and not name.startswith(may_differ)
         }
         for name in sorted(names):
             values = grouped((x.variables.get(name), x) for x in members)
@@ -79,6 +59,7 @@ def check_same_settings(settings: Iterable[Settings]) -> Iterator[Finding]:
 def _difference_finding(
     name: str, values: dict[str | None, list[Settings]]
 ) -> Finding:
+    must_match = name in read_variables()["ranks"]["must_match"]
     by_count = sorted(values.items(), key=lambda item: len(item[1]))
     texts = (
         f"{'unset' if value is None else value} "
@@ -94,7 +75,7 @@ def _difference_finding(
             for value, users in by_count[:4]
         ),
         ranks=(x.rank for x in by_count[0][1]),
-        confidence="likely" if name in _MUST_MATCH else "possible",
+        confidence="likely" if must_match else "possible",
         variable=name,
         values=list_text(texts),
     )

@@ -4,8 +4,6 @@ Make findings of the judgements in ``judgements.toml``.
 
 from __future__ import annotations
 
-import tomllib
-
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from .._rules import read_toml
 from ..findings import Cause, Confidence, Evidence, Finding
 
 
@@ -48,8 +47,8 @@ def load_judgements() -> dict[str, Judgement]:
     """
     Return the entries of ``judgements.toml`` by name.
     """
-    text = Path(__file__).with_name("judgements.toml").read_text("utf-8")
-    return {k: Judgement(**entry) for k, entry in tomllib.loads(text).items()}
+    entries = read_toml(Path(__file__).with_name("judgements.toml"))
+    return {name: Judgement(**entry) for name, entry in entries.items()}
 
 
 def judge(
