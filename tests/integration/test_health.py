@@ -348,17 +348,19 @@ def test_ray(ray_head):
     (pid,) = alive.raylets
     os.kill(pid, signal.SIGSTOP)
     assert wait_until(lambda: psutil.Process(pid).status() == "stopped")
-    stopped = check_ray_node(read_ray_node(ray_head))
+    stopped = list(check_ray_node(read_ray_node(ray_head)))
     psutil.Process(pid).kill()
     assert wait_until(lambda: not read_ray_node(ray_head).raylets)
-    dead = check_ray_node(read_ray_node(ray_head, now=time.time() + 60))
+    later = time.time() + 60
+    dead = list(check_ray_node(read_ray_node(ray_head, now=later)))
     for process in having(str(ray_head)):
         with suppress(psutil.Error):
             process.kill()
     assert wait_until(lambda: read_ray_node(ray_head).gcs == "refused")
-    gone = check_ray_node(read_ray_node(ray_head, now=time.time() + 60))
+    later = time.time() + 60
+    gone = list(check_ray_node(read_ray_node(ray_head, now=later)))
 
-    assert () == check_ray_node(alive)
+    assert [] == list(check_ray_node(alive))
     assert "answers" == alive.gcs
     assert alive.cluster_version == alive.node_version != ""
     assert (alive.name,) == tuple(x.name for x in health.facts.ray)

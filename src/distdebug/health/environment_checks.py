@@ -7,8 +7,7 @@ from __future__ import annotations
 import socket
 import time
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any
@@ -31,64 +30,36 @@ from .worker_environment import (
     Settings,
     group_by_job,
     group_by_rendezvous,
+    grouped,
     read_settings,
+    read_variables,
     select_ranks,
 )
 
 
-# These may differ: they belong to one node, or to one rank that logs for all.
-_MAY_DIFFER = (
-    *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"),
-    *("NCCL_TOPO_", "NCCL_GRAPH_", "NCCL_HOSTID", "NCCL_COMM_ID"),
-    *("NCCL_IGNORE_CPU_AFFINITY", "NCCL_CONF_FILE", "NCCL_TUNER_CONFIG"),
-    *("NCCL_RAS_", "NCCL_PROFILER_", "NCCL_NET_PLUGIN", "NCCL_IB_ROCE_"),
-    *("NCCL_CUDA_PATH", "NCCL_ROOT", "NCCL_HOME", "NCCL_VERSION"),
-    *("NCCL_INCLUDE", "NCCL_LIB"),
-)
-# If these differ, ranks cannot communicate.
-_MUST_MATCH = frozenset(
-    {
-        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE"),
-        *("NCCL_SOCKET_FAMILY", "NCCL_BUFFSIZE", "NCCL_NVLS_ENABLE"),
-        *("NCCL_COLLNET_ENABLE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
-        *("NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_NTHREADS"),
-        *("NCCL_P2P_NET_CHUNKSIZE", "NCCL_CROSS_NIC", "NCCL_MNNVL_ENABLE"),
-        "NCCL_P2P_NVL_CHUNKSIZE",
-    }
-)
-
-
-def check_same_settings(settings: Iterable[Settings]) -> tuple[Finding, ...]:
+def check_same_settings(settings: Iterable[Settings]) -> Iterator[Finding]:
     """
-    Return findings about NCCL settings that differ within a job.
+    Yield findings about NCCL settings that differ within a job.
     """
-    return tuple(
-        finding
-        for members in group_by_rendezvous(settings).values()
-        if len(members) > 1
-        for finding in _differing_settings(members)
-    )
-
-
-def _differing_settings(members: list[Settings]) -> Iterator[Finding]:
-    names = {
-        name
-        for x in members
-        for name in x.variables
-        if name.startswith(("NCCL_", "RCCL_"))
-        and not name.startswith(_MAY_DIFFER)
-    }
-    for name in sorted(names):
-        values: dict[str | None, list[Settings]] = defaultdict(list)
-        for x in members:
-            values[x.variables.get(name)].append(x)
-        if len(values) > 1:
-            yield _difference_finding(name, values)
+    may_differ = tuple(read_variables()["ranks"]["may_differ"])
+    for members in group_by_rendezvous(settings).values():
+        names = {
+            name
+            for x in members
+            for name in x.variables
+            if name.startswith(("NCCL_", "RCCL_"))
+            and not name.startswith(may_differ)
+        }
+        for name in sorted(names):
+            values = grouped((x.variables.get(name), x) for x in members)
+            if len(values) > 1:
+                yield _difference_finding(name, values)
 
 
 def _difference_finding(
     name: str, values: dict[str | None, list[Settings]]
 ) -> Finding:
+    must_match = name in read_variables()["ranks"]["must_match"]
     by_count = sorted(values.items(), key=lambda item: len(item[1]))
     texts = (
         f"{'unset' if value is None else value} "
@@ -98,16 +69,13 @@ def _difference_finding(
     return judge(
         "settings_differ",
         *(
-            Evidence(
-                kind="environment",
-                source=users[0].host,
-                location=users[0].name,
-                quote=f"{name} unset" if value is None else f"{name}={value}",
+            users[0].evidence(
+                f"{name} unset" if value is None else f"{name}={value}"
             )
             for value, users in by_count[:4]
         ),
         ranks=(x.rank for x in by_count[0][1]),
-        confidence="likely" if name in _MUST_MATCH else "possible",
+        confidence="likely" if must_match else "possible",
         variable=name,
         values=list_text(texts),
     )
@@ -115,40 +83,33 @@ def _difference_finding(
 
 def check_notable_settings(
     settings: Iterable[Settings], *, may_use_nccl: bool = True
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return notes about slow, obsolete, or risky settings.
+    Yield notes about slow, obsolete, or risky settings.
 
     Args:
         may_use_nccl: Whether there is a GPU that NCCL can use.
 
-    Returns:
+    Yields:
         Findings with the cause ``healthy``.
     """
     entries = tuple(settings)
-    findings = []
     for name, judgement in load_judgements().items():
         variable, notable = judgement.variable, judgement.values
-        if not variable:
-            continue
-        users: dict[str, list[Settings]] = defaultdict(list)
-        for x in entries:
-            value = x.variables.get(variable)
-            if value is not None and (
-                not notable or value.strip().lower() in notable
-            ):
-                users[value].append(x)
-        findings += [
-            _note(name, matching, setting=f"{variable}={value}")
-            for value, matching in users.items()
-        ]
+        users = grouped(
+            (x.variables[variable], x)
+            for x in entries
+            if variable in x.variables
+        )
+        for value, matching in users.items():
+            if not notable or value.strip().lower() in notable:
+                yield _note(name, matching, setting=f"{variable}={value}")
     without_recorder = [x for x in entries if _is_recorder_off(x.variables)]
     if without_recorder:
-        findings.append(_note("recorder_off", without_recorder))
+        yield _note("recorder_off", without_recorder)
     has_nccl_debug = any(x.variables.get("NCCL_DEBUG") for x in entries)
     if entries and may_use_nccl and not has_nccl_debug:
-        findings.append(_note("nccl_silent", entries))
-    return tuple(findings)
+        yield _note("nccl_silent", entries)
 
 
 def _is_recorder_off(variables: Mapping[str, str]) -> bool:
@@ -157,8 +118,7 @@ def _is_recorder_off(variables: Mapping[str, str]) -> bool:
     return next((variables[x] for x in names if x in variables), "") == "0"
 
 
-def _note(name: str, users: Iterable[Settings], /, **values: Any) -> Finding:
-    users = tuple(users)
+def _note(name: str, users: Sequence[Settings], /, **values: Any) -> Finding:
     evidence = Evidence(
         kind="environment",
         source=list_text(sorted({x.host for x in users})),
@@ -174,25 +134,19 @@ _VISIBLE_DEVICES = (
 )
 
 
-def check_rank_settings(settings: Iterable[Settings]) -> tuple[Finding, ...]:
+def check_rank_settings(settings: Iterable[Settings]) -> Iterator[Finding]:
     """
-    Return findings about ranks that contradict each other.
+    Yield findings about ranks that contradict each other.
 
     Checked are rank numbers, shared GPUs, world sizes, and rendezvous
     addresses.
     """
     groups = group_by_rendezvous(x for x in settings if x.rank is not None)
-    return tuple(
-        chain(
-            *(
-                check(members)
-                for members in groups.values()
-                for check in (_check_rank_numbers, _check_shared_gpus)
-            ),
-            _check_world_sizes(groups),
-            _check_addresses(groups),
-        )
-    )
+    for members in groups.values():
+        yield from _check_rank_numbers(members)
+        yield from _check_shared_gpus(members)
+    yield from _check_world_sizes(groups)
+    yield from _check_addresses(groups)
 
 
 def _check_rank_numbers(members: list[Settings]) -> Iterator[Finding]:
@@ -203,9 +157,7 @@ def _check_rank_numbers(members: list[Settings]) -> Iterator[Finding]:
         yield _finding("rank_too_large", too_large, name=name, size=size)
     if not members[0].variables.get("MASTER_ADDR"):
         return  # these may be several jobs
-    by_rank: dict[int, list[Settings]] = defaultdict(list)
-    for x in members:
-        by_rank[_rank(x)].append(x)
+    by_rank = grouped((x.rank, x) for x in members)
     duplicates = [users for users in by_rank.values() if len(users) > 1]
     if duplicates:
         users = list(chain(*duplicates))
@@ -218,15 +170,11 @@ def _check_rank_numbers(members: list[Settings]) -> Iterator[Finding]:
 
 
 def _check_shared_gpus(members: list[Settings]) -> Iterator[Finding]:
-    by_gpu: dict[tuple[str, str], list[Settings]] = defaultdict(list)
-    for x in members:
-        name = next((n for n in _VISIBLE_DEVICES if n in x.variables), "")
-        value = x.variables.get(name, "").strip()
-        # With several GPUs, each rank selects one by its LOCAL_RANK.
-        if value and "," not in value and value not in {"-1", "all"}:
-            by_gpu[x.host, value].append(x)
+    by_gpu = grouped(((x.host, _visible_devices(x)), x) for x in members)
     for (host, value), users in by_gpu.items():
-        if len({_rank(x) for x in users}) < 2:
+        # With several GPUs, each rank selects one by its LOCAL_RANK.
+        is_single = value not in {"", "-1", "all"} and "," not in value
+        if not is_single or len({x.rank for x in users}) < 2:
             continue
         # A GPU index may mean another GPU to each of several jobs, and to
         # tasks of Slurm, which can each get their own GPUs, counted from 0.
@@ -242,18 +190,23 @@ def _check_shared_gpus(members: list[Settings]) -> Iterator[Finding]:
         )
 
 
+def _visible_devices(x: Settings) -> str:
+    values = (x.variables[n] for n in _VISIBLE_DEVICES if n in x.variables)
+    return next(values, "").strip()
+
+
 def _check_world_sizes(
     groups: dict[Rendezvous, list[Settings]],
 ) -> Iterator[Finding]:
-    sizes: dict[tuple[str, str, str], dict[int, list[Settings]]] = defaultdict(
-        lambda: defaultdict(list)
+    # Parts with the same size may have different run IDs.
+    places = grouped(
+        ((place.address, place.port, place.host), (place.size, x))
+        for place, members in groups.items()
+        if place.address and place.port and place.size is not None
+        for x in members
     )
-    for place, members in groups.items():
-        if place.address and place.port and place.size is not None:
-            key = (place.address, place.port, place.host)
-            # Parts with the same size may have different run IDs.
-            sizes[key][place.size] += members
-    for (address, port, _), by_size in sizes.items():
+    for (address, port, _), sized_members in places.items():
+        by_size = grouped(sized_members)
         if len(by_size) > 1:
             yield _finding(
                 "world_sizes",
@@ -269,13 +222,12 @@ def _check_addresses(
     """
     Yield findings about parts of one job with different addresses.
     """
-    by_size: dict[tuple[int, str], list[Rendezvous]] = defaultdict(list)
-    for rendezvous in groups:
-        if rendezvous.size is not None and rendezvous.address:
-            by_size[rendezvous.size, rendezvous.run].append(rendezvous)
-    for (size, _), parts in by_size.items():
+    jobs = grouped(
+        ((place.size, place.run), place) for place in groups if place.address
+    )
+    for (size, _), parts in jobs.items():
         members = [x for place in parts for x in groups[place]]
-        is_one_job = sorted(map(_rank, members)) == list(range(size))
+        is_one_job = sorted(map(_rank, members)) == list(range(size or 0))
         if len(parts) < 2 or not is_one_job:
             continue
         addresses = {f"{x.address}:{x.port}".rstrip(":") for x in parts}
@@ -297,19 +249,13 @@ def _finding(
     name: str, processes: list[Settings], /, **values: Any
 ) -> Finding:
     names = (*TORCH_VARIABLES, *_VISIBLE_DEVICES)
+    quotes = (
+        " ".join(f"{n}={x.variables[n]}" for n in names if n in x.variables)
+        for x in processes[:4]
+    )
     return judge(
         name,
-        *(
-            Evidence(
-                kind="environment",
-                source=x.host,
-                location=x.name,
-                quote=" ".join(
-                    f"{n}={x.variables[n]}" for n in names if n in x.variables
-                ),
-            )
-            for x in processes[:4]
-        ),
+        *map(Settings.evidence, processes, quotes),
         ranks=(x.rank for x in processes),
         **values,
     )

@@ -9,6 +9,7 @@ import re
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -26,9 +27,9 @@ _LONG_WAIT_S = 8.0
 
 def check_gpu_driver(
     problem: str, *, host: str = "", waited_s: float = 0.0
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return a finding if the GPU driver failed or did not answer.
+    Yield a finding if the GPU driver failed or did not answer.
 
     Args:
         problem: The error message.
@@ -36,25 +37,20 @@ def check_gpu_driver(
         waited_s: How long an answer was awaited, in seconds; 0 if the driver
             answered with an error.
 
-    Returns:
+    Yields:
         Nothing for other errors, such as a node without a driver.
     """
     evidence = Evidence(kind="gpu", source=host, quote=problem)
     if "version mismatch" in problem.lower():
-        return (judge("driver_mismatch", evidence, host=host),)
-    if waited_s <= 0:
-        return ()
-
-    is_long = waited_s >= _LONG_WAIT_S
-    return (
-        judge(
+        yield judge("driver_mismatch", evidence)
+    elif waited_s > 0:
+        is_long = waited_s >= _LONG_WAIT_S
+        yield judge(
             "driver_silent",
             evidence,
-            host=host,
             confidence="likely" if is_long else "possible",
             seconds=waited_s,
-        ),
-    )
+        )
 
 
 _BUS_ID = re.compile(
@@ -229,42 +225,29 @@ def check_gpus(
     *,
     host: str = "",
     ranks: Mapping[int, int] | None = None,
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return the most important finding of each unhealthy GPU.
+    Yield the most important finding of each unhealthy GPU.
 
     Args:
         gpus: All GPUs of a node.
 
         ranks: Ranks by process ID.
     """
-    return tuple(
-        _gpu_finding(gpu, name, values, host, ranks or {})
-        for gpu in gpus
+    for gpu in gpus:
+        label = (
+            f"GPU {gpu.index}" if gpu.index >= 0 else f"GPU at {gpu.bus_id}"
+        )
+        names = ", ".join(filter(None, (gpu.name, gpu.bus_id, gpu.uuid)))
         # The first problem explains the others.
-        for name, values in list(_gpu_problems(gpu))[:1]
-    )
-
-
-def _gpu_finding(
-    gpu: Gpu,
-    name: str,
-    values: dict[str, Any],
-    host: str,
-    ranks: Mapping[int, int],
-) -> Finding:
-    label = f"GPU {gpu.index}" if gpu.index >= 0 else f"GPU at {gpu.bus_id}"
-    names = filter(None, (gpu.name, gpu.bus_id, gpu.uuid))
-    return judge(
-        name,
-        Evidence(
-            kind="gpu", source=host, location=label, quote=", ".join(names)
-        ),
-        host=host,
-        ranks=ranks_of((x.pid for x in gpu.processes), ranks),
-        gpu=label,
-        **values,
-    )
+        for name, values in islice(_gpu_problems(gpu), 1):
+            yield judge(
+                name,
+                Evidence(kind="gpu", source=host, location=label, quote=names),
+                ranks=ranks_of((x.pid for x in gpu.processes), ranks or {}),
+                gpu=label,
+                **values,
+            )
 
 
 def _gpu_problems(gpu: Gpu) -> Iterator[tuple[str, dict[str, Any]]]:

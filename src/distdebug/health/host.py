@@ -11,6 +11,7 @@ import time
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -98,12 +99,11 @@ def _read_process_limits(pid: int, proc: str) -> Limits | None:
 def check_limits(
     limits: Iterable[Limits],
     *,
-    host: str = "",
     ranks: Mapping[int, int] | None = None,
     has_rdma: bool = False,
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return findings about limits that are too low or nearly reached.
+    Yield findings about limits that are too low or nearly reached.
 
     Processes with the same problem share one finding.
 
@@ -113,30 +113,22 @@ def check_limits(
         has_rdma: Whether the node has RDMA adapters, which need locked memory.
     """
     processes = tuple(limits)
-    affected = {
-        "files_limit": list(filter(_is_near_limit, processes)),
-        "locked_limit": list(filter(_has_low_memlock, processes))
-        if has_rdma
-        else [],
-    }
-    return tuple(
-        judge(
-            name,
-            Evidence(
-                kind="process",
-                source=f"/proc/{found[0].pid}/limits",
-                quote=str(found[0]),
-            ),
-            host=host,
-            ranks=ranks_of((x.pid for x in found), ranks or {}),
-            open_files=found[0].open_files,
-            files=found[0].files,
-            locked=size_text(found[0].locked or 0),
-            processes=list_text(f"process {x.pid}" for x in found),
-        )
-        for name, found in affected.items()
-        if found
-    )
+    affected = {"files_limit": list(filter(_is_near_limit, processes))}
+    if has_rdma:
+        affected["locked_limit"] = list(filter(_has_low_memlock, processes))
+    for name, found in affected.items():
+        if found:
+            first = found[0]
+            source = f"/proc/{first.pid}/limits"
+            yield judge(
+                name,
+                Evidence(kind="process", source=source, quote=str(first)),
+                ranks=ranks_of((x.pid for x in found), ranks or {}),
+                open_files=first.open_files,
+                files=first.files,
+                locked=size_text(first.locked or 0),
+                processes=list_text(f"process {x.pid}" for x in found),
+            )
 
 
 def _is_near_limit(x: Limits) -> bool:
@@ -239,12 +231,11 @@ def _blocked_process(pid: int, thread: int, proc: str) -> Blocked | None:
 def check_blocked_processes(
     blocked: Iterable[Blocked],
     *,
-    host: str = "",
     ranks: Mapping[int, int] | None = None,
     pids: Collection[int] = (),
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return one finding per kernel function that processes are blocked in.
+    Yield one finding per kernel function that processes are blocked in.
 
     Args:
         ranks: Ranks by process ID.
@@ -256,28 +247,20 @@ def check_blocked_processes(
     for process in blocked:
         by_wait_channel[process.where].append(process)
     known_ranks, job = ranks or {}, {*pids, *(ranks or ())}
-    findings = []
     for where, processes in by_wait_channel.items():
         ours = [x for x in processes if x.pid in job]
         shown = ours or processes
         names = list_text(f"{x.pid} ({x.name})" for x in shown)
-        findings.append(
-            judge(
-                _blocked_name(where),
-                Evidence(
-                    kind="process",
-                    source=f"/proc/{processes[0].pid}/wchan",
-                    quote=where,
-                ),
-                host=host,
-                ranks=ranks_of((x.pid for x in ours), known_ranks),
-                confidence="likely" if ours else "possible",
-                processes=f"{'processes' if len(shown) > 1 else 'process'} "
-                f"{names}",
-                where=f", in {where}" if where else "",
-            )
+        source = f"/proc/{processes[0].pid}/wchan"
+        yield judge(
+            _blocked_name(where),
+            Evidence(kind="process", source=source, quote=where),
+            ranks=ranks_of((x.pid for x in ours), known_ranks),
+            confidence="likely" if ours else "possible",
+            processes=f"{'processes' if len(shown) > 1 else 'process'} "
+            f"{names}",
+            where=f", in {where}" if where else "",
         )
-    return tuple(findings)
 
 
 def _blocked_name(wait_channel: str) -> str:
@@ -387,30 +370,21 @@ def _read_disk(item: tuple[str, str]) -> Disk:
     )
 
 
-def check_disks(
-    disks: Iterable[Disk], *, host: str = ""
-) -> tuple[Finding, ...]:
+def check_disks(disks: Iterable[Disk]) -> Iterator[Finding]:
     """
-    Return findings about full, read-only, small, or hanging file systems.
+    Yield findings about full, read-only, small, or hanging file systems.
     """
-    return tuple(
-        judge(
-            name,
-            Evidence(
-                kind="disk",
-                source=clean(disk.path),
-                quote=f"{disk.free} of {disk.total} bytes free"
-                if disk.total is not None
-                else "",
-            ),
-            host=host,
-            path=clean(disk.path),
-            total=size_text(disk.total or 0),
-            **values,
-        )
-        for disk in disks
-        for name, values in list(_disk_problems(disk))[:1]
-    )
+    for disk in disks:
+        path, is_known = clean(disk.path), disk.total is not None
+        quote = f"{disk.free} of {disk.total} bytes free" if is_known else ""
+        for name, values in islice(_disk_problems(disk), 1):
+            yield judge(
+                name,
+                Evidence(kind="disk", source=path, quote=quote),
+                path=path,
+                total=size_text(disk.total or 0),
+                **values,
+            )
 
 
 def _disk_problems(disk: Disk) -> Iterator[tuple[str, dict[str, Any]]]:

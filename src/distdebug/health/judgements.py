@@ -4,8 +4,6 @@ Make findings of the judgements in ``judgements.toml``.
 
 from __future__ import annotations
 
-import tomllib
-
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from .._rules import read_toml
 from ..findings import Cause, Confidence, Evidence, Finding
 
 
@@ -48,15 +47,14 @@ def load_judgements() -> dict[str, Judgement]:
     """
     Return the entries of ``judgements.toml`` by name.
     """
-    text = Path(__file__).with_name("judgements.toml").read_text("utf-8")
-    return {k: Judgement(**entry) for k, entry in tomllib.loads(text).items()}
+    entries = read_toml(Path(__file__).with_name("judgements.toml"))
+    return {name: Judgement(**entry) for name, entry in entries.items()}
 
 
 def judge(
     name: str,
     /,
     *evidence: Evidence,
-    host: str = "",
     ranks: Iterable[int | None] = (),
     confidence: Confidence | None = None,
     **values: Any,
@@ -69,8 +67,6 @@ def judge(
 
         evidence: What the finding is based on.
 
-        host: The node, if the text should name it.
-
         ranks: The ranks concerned; ``None`` and repeated ones are left out.
 
         confidence: The confidence, if it is not that of the entry.
@@ -78,11 +74,10 @@ def judge(
         values: What the braces of the text stand for.
     """
     judgement = load_judgements()[name]
-    says = judgement.says.format(**values)
     return Finding(
         cause=judgement.cause,
         ranks=tuple(sorted({rank for rank in ranks if rank is not None})),
-        summary=f"{host}: {says}" if host else says,
+        summary=judgement.says.format(**values),
         confidence=confidence or judgement.confidence,
         remedy=judgement.remedy.format(**values),
         evidence=evidence,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import time
-import tomllib
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Literal
 import attrs
 
 from .._proc import find_tool, run_tool
+from .._rules import read_toml
 from .._text import clean, reason_of, time_text
 from ..findings import Cause, Confidence, Evidence, Finding
 from ..logs import parse_time, read_tail
@@ -367,8 +367,8 @@ def load_event_rules() -> dict[str, EventRule]:
     """
     Return the rules of ``kernel.toml`` by name, in the order of matching.
     """
-    text = Path(__file__).with_name("kernel.toml").read_text("utf-8")
-    rules = (EventRule(**rule) for rule in tomllib.loads(text)["rule"])
+    data = read_toml(Path(__file__).with_name("kernel.toml"))
+    rules = (EventRule(**rule) for rule in data["rule"])
     return {rule.name: rule for rule in rules}
 
 
@@ -463,8 +463,7 @@ def explain_xid(number: int) -> Xid:
 
 @cache
 def _load_xids() -> dict[int, Xid]:
-    text = Path(__file__).with_name("xids.toml").read_text("utf-8")
-    data = tomllib.loads(text)
+    data = read_toml(Path(__file__).with_name("xids.toml"))
     return {
         int(number): Xid(**{"action": data["action"][entry["kind"]]} | entry)
         for number, entry in data["xid"].items()
@@ -521,21 +520,25 @@ class JobContext:
 
 def check_kernel_events(
     events: Iterable[KernelEvent], context: JobContext
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return findings about the events that concern a job.
+    Yield findings about the events that concern a job.
     """
-    findings = (_event_finding(event, context) for event in events)
-    return tuple(finding for finding in findings if finding is not None)
+    for event in events:
+        rule = load_event_rules()[event.rule]
+        xid = None if event.rule != "xid" else explain_xid(event.xid or 0)
+        confidence = _rate_event(rule, event, xid, context)
+        if confidence is not None:
+            yield _event_finding(rule, event, xid, confidence, context)
 
 
-def _event_finding(event: KernelEvent, context: JobContext) -> Finding | None:
-    rule = load_event_rules()[event.rule]
-    xid = None if event.rule != "xid" else explain_xid(event.xid or 0)
-    confidence = _rate_event(rule, event, xid, context)
-    if confidence is None:
-        return None
-
+def _event_finding(
+    rule: EventRule,
+    event: KernelEvent,
+    xid: Xid | None,
+    confidence: Confidence,
+    context: JobContext,
+) -> Finding:
     gpu = _find_gpu(event, context)
     # A PCI error at the bus ID of a GPU is a GPU fault.
     is_fault = gpu is not None and event.rule in _GPU_RULES
@@ -612,7 +615,6 @@ def _summary(
     context: JobContext,
 ) -> str:
     parts = [
-        f"{context.host}: " if context.host else "",
         rule.says.format(
             pid=event.pid,
             name=event.name or "unknown",

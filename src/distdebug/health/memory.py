@@ -9,41 +9,24 @@ import re
 import time
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import attrs
 
 from .._text import clean, size_text
 from ..findings import Evidence, Finding
-from ..processes import parse_stat, read_proc, whole_number
+from ..processes import first_start, parse_status, read_proc, whole_number
 from .judgements import judge
 
 
-class _Files(NamedTuple):
-    """
-    The files of a control group, and the counter of inactive page cache.
-    """
-
-    limit: str
-    used: str
-    events: str
-    inactive: str
-
-
-# By the version of control groups.
-_FILES = {
-    1: _Files(
-        limit="memory.limit_in_bytes",
-        used="memory.usage_in_bytes",
-        events="memory.oom_control",
-        inactive="total_inactive_file",
+# By the version of control groups: the files with the limit, the use, and the
+# events of a group, and the counter of inactive page cache.
+_GROUP_FILES = {
+    1: (
+        *("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        *("memory.oom_control", "total_inactive_file"),
     ),
-    2: _Files(
-        limit="memory.max",
-        used="memory.current",
-        events="memory.events",
-        inactive="inactive_file",
-    ),
+    2: ("memory.max", "memory.current", "memory.events", "inactive_file"),
 }
 # In cgroup v1, a group without a limit has a huge limit.
 _NO_LIMIT = 1 << 60
@@ -171,10 +154,10 @@ def _ancestors(folder: str, top: str) -> Iterator[str]:
 def _read_group(
     folder: str, version: int, proc: str, *, is_own: bool
 ) -> MemoryGroup | None:
-    files = _FILES[version]
-    limit = _read_number(f"{folder}/{files.limit}")
-    current = _read_number(f"{folder}/{files.used}")
-    events = _read_counters(f"{folder}/{files.events}")
+    limit_file, use_file, events_file, inactive = _GROUP_FILES[version]
+    limit = _read_number(f"{folder}/{limit_file}")
+    current = _read_number(f"{folder}/{use_file}")
+    events = _read_counters(f"{folder}/{events_file}")
     stat = _read_counters(f"{folder}/memory.stat")
     kills = events.get("oom_kill")
     waits = bool(events.get("under_oom") and events.get("oom_kill_disable"))
@@ -189,7 +172,7 @@ def _read_group(
         limit=limit,
         used=None
         if current is None
-        else max(current - stat.get(files.inactive, 0), 0),
+        else max(current - stat.get(inactive, 0), 0),
         kills=kills,
         waits=waits,
     )
@@ -210,9 +193,7 @@ def _read_counters(path: str) -> dict[str, int]:
 def _start_time(folder: str, proc: str) -> float | None:
     text = (read_proc(f"{folder}/cgroup.procs") or b"").split()
     pids = filter(None, map(whole_number, text[:_MAX_PROCESSES]))
-    stats = (parse_stat(read_proc(f"{proc}/{pid}/stat")) for pid in pids)
-    ticks = min((x.start_ticks for x in stats if x), default=None)
-    return None if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
+    return first_start(pids, proc)
 
 
 @attrs.frozen(kw_only=True)
@@ -257,16 +238,16 @@ def read_memory(pids: Collection[int] = (), *, proc: str = "/proc") -> Memory:
         msg = f"{proc}/meminfo cannot be read"
         raise OSError(msg)
 
-    pairs = (
-        line.split() for line in data.decode(errors="replace").split("\n")
-    )
-    values = {x[0]: whole_number(x[1]) for x in pairs if x[1:]}
-    kib = {name: x << 10 for name, x in values.items() if x is not None}
-    swap, free = kib.get("SwapTotal:"), kib.get("SwapFree:")
+    sizes = {
+        name: number << 10
+        for name, text in parse_status(data).items()
+        if (number := whole_number(text.removesuffix(" kB"))) is not None
+    }
+    swap, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
     is_known = swap is not None and free is not None
     return Memory(
-        total=kib.get("MemTotal:"),
-        available=kib.get("MemAvailable:"),
+        total=sizes.get("MemTotal"),
+        available=sizes.get("MemAvailable"),
         swap_total=swap,
         swap_used=swap - free if is_known else None,  # type: ignore[operator]
         groups=read_memory_groups(pids or (os.getpid(),), proc=proc),
@@ -284,12 +265,11 @@ _MAX_AGE_S = 900.0
 def check_memory(
     memory: Memory,
     *,
-    host: str = "",
     begins: float | None = None,
     is_log_whole: bool = False,
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return findings about a shortage of memory.
+    Yield findings about a shortage of memory.
 
     Args:
         begins: Start of the job, in seconds since boot; ``None`` if unknown.
@@ -298,60 +278,58 @@ def check_memory(
             job.  It has the OOM kills with their times, so the counters are
             ignored.
     """
-    problems = [*_memory_problems(memory)]
-    for group in memory.groups:
-        age = None
-        if group.started is not None and begins is not None:
-            age = begins - group.started
-        problems += _group_problems(group, age, is_log_whole=is_log_whole)
-    return tuple(
-        judge(
-            name,
-            Evidence(kind="memory", source=source, quote=quote),
-            host=host,
-            **values,
+    total, available = memory.total or 0, memory.available
+    low_bytes = min(_LOW_RATIO * total, _LOW_BYTES)
+    if available is not None and available < low_bytes:
+        is_exhausted = available < _EXHAUSTED_RATIO * total
+        yield judge(
+            "memory_low",
+            _evidence("/proc/meminfo", f"MemAvailable: {available >> 10} kB"),
+            confidence="likely" if is_exhausted else None,
+            available=size_text(available),
+            total=size_text(total),
         )
-        for name, source, quote, values in problems
-    )
+    for group in memory.groups:
+        if not is_log_whole:
+            yield from _check_kills(group, begins)
+        yield from _check_group(group)
 
 
-# Entry of the judgements, source, quote, and values of the text.
-_Problem = tuple[str, str, str, dict[str, Any]]
+def _check_kills(
+    group: MemoryGroup, begins: float | None
+) -> Iterator[Finding]:
+    count = group.kills
+    if count and (group.is_own or group.limit is not None):
+        # An old container may have run many jobs.
+        is_new = (
+            group.started is not None
+            and begins is not None
+            and begins - group.started < _MAX_AGE_S
+        )
+        yield judge(
+            "group_kills",
+            _evidence(group.path, f"oom_kill {count}"),
+            confidence="likely" if is_new else "possible",
+            processes="a process" if count == 1 else f"{count} processes",
+        )
 
 
-def _memory_problems(memory: Memory) -> Iterator[_Problem]:
-    total, available = memory.total, memory.available
-    if not total or available is None:
-        return
-    if available < min(_LOW_RATIO * total, _LOW_BYTES):
-        values = {"available": size_text(available), "total": size_text(total)}
-        if available < _EXHAUSTED_RATIO * total:
-            values["confidence"] = "likely"
-        quote = f"MemAvailable: {available >> 10} kB"
-        yield "memory_low", "/proc/meminfo", quote, values
-
-
-def _group_problems(
-    group: MemoryGroup, age: float | None, *, is_log_whole: bool
-) -> Iterator[_Problem]:
+def _check_group(group: MemoryGroup) -> Iterator[Finding]:
     if group.waits:
         quote = "under_oom 1, oom_kill_disable 1"
-        yield "group_waits", group.path, quote, {}
-    is_relevant = group.is_own or group.limit is not None
-    if group.kills and is_relevant and not is_log_whole:
-        # An old container may have run many jobs.
-        is_new = age is not None and age < _MAX_AGE_S
-        count = group.kills
-        values = {
-            "processes": "a process" if count == 1 else f"{count} processes",
-            "confidence": "likely" if is_new else "possible",
-        }
-        yield "group_kills", group.path, f"oom_kill {count}", values
+        yield judge("group_waits", _evidence(group.path, quote))
     used, limit = group.used or 0, group.limit
     if limit and used > _NEAR_LIMIT_RATIO * limit:
-        values = {"used": size_text(used), "limit": size_text(limit)}
-        quote = f"limit {limit}, used {used}"
-        yield "group_full", group.path, quote, values
+        yield judge(
+            "group_full",
+            _evidence(group.path, f"limit {limit}, used {used}"),
+            used=size_text(used),
+            limit=size_text(limit),
+        )
+
+
+def _evidence(source: str, quote: str) -> Evidence:
+    return Evidence(kind="memory", source=source, quote=quote)
 
 
 _PRESSURE_LINE = re.compile(
@@ -465,26 +443,21 @@ def _read_periods(cgroup: str) -> tuple[int, int] | None:
     return None
 
 
-def check_pressure(
-    pressure: Pressure, *, host: str = ""
-) -> tuple[Finding, ...]:
+def check_pressure(pressure: Pressure) -> Iterator[Finding]:
     """
-    Return findings about tasks that wait too long for resources.
+    Yield findings about tasks that wait too long for resources.
 
     A finding about I/O is only ``"possible"``: reading a dataset keeps disks
     busy, too.
     """
-    return tuple(
-        judge(
+    for name, source, percent in _pressure_problems(pressure):
+        yield judge(
             name,
             Evidence(kind="pressure", source=source, quote=f"{percent:.1f} %"),
-            host=host,
             percent=percent,
             load=pressure.load,
             cpus=pressure.cpus,
         )
-        for name, source, percent in _pressure_problems(pressure)
-    )
 
 
 def _pressure_problems(p: Pressure) -> Iterator[tuple[str, str, float]]:

@@ -9,7 +9,7 @@ import os
 import re
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from .._text import clean, list_text
 from ..findings import Confidence, Evidence, Finding
 from ..processes import read_proc, whole_number
 from .judgements import judge
-from .worker_environment import Settings
+from .worker_environment import Settings, grouped
 
 
 _STATE_TEXT = re.compile(r"\d{1,2}: (\w{1,30})")
@@ -240,60 +240,43 @@ _MAX_ERROR_RATIO = 0.01
 _MIN_ERRORS = 1000
 
 
-def check_network(
-    interfaces: Iterable[Interface],
-    ports: Iterable[IbPort] = (),
-    *,
-    host: str = "",
-) -> tuple[Finding, ...]:
+def check_ports(
+    ports: Collection[IbPort], *, host: str = ""
+) -> Iterator[Finding]:
     """
-    Return findings about interfaces with errors and broken InfiniBand links.
+    Yield findings about broken InfiniBand links.
 
-    Interfaces that are off, and ports without a cable, are normal.
+    Ports that never had a cable are normal.
     """
-    problems = [*_port_problems(tuple(ports))]
-    problems += [
-        (
-            *("damaged_packets", x.name),
-            {"errors": x.errors, "packets": x.packets, "interface": x.name},
-        )
-        for x in interfaces
-        if x.is_up
-        and x.kind != "loopback"
-        and x.errors > max(_MIN_ERRORS, _MAX_ERROR_RATIO * x.packets)
-    ]
-    return tuple(
-        judge(
-            name,
-            Evidence(kind="interface", source=host, quote=quote),
-            host=host,
-            **values,
-        )
-        for name, quote, values in problems
-    )
-
-
-def _port_problems(
-    ports: tuple[IbPort, ...],
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    # Ports that never had a cable are normal.
+    affected: dict[str, list[str]] = defaultdict(list)
     has_active = any(x.state == "ACTIVE" for x in ports)
-    affected = {
-        "port_rejected": [
-            x
-            for x in ports
-            if x.state in {"INIT", "ARMED"} and x.physical == "LinkUp"
-        ],
-        "port_down": [
-            x
-            for x in ports
-            if has_active and x.state == "DOWN" and x.link_downed
-        ],
-    }
+    for x in ports:
+        if x.state in {"INIT", "ARMED"} and x.physical == "LinkUp":
+            affected["port_rejected"].append(f"{x.device}:{x.port}")
+        elif has_active and x.state == "DOWN" and x.link_downed:
+            affected["port_down"].append(f"{x.device}:{x.port}")
     for name, found in affected.items():
-        if found:
-            names = list_text(f"{x.device}:{x.port}" for x in found)
-            yield name, names, {"ports": names}
+        names = list_text(found)
+        evidence = Evidence(kind="interface", source=host, quote=names)
+        yield judge(name, evidence, ports=names)
+
+
+def check_interfaces(
+    interfaces: Iterable[Interface], *, host: str = ""
+) -> Iterator[Finding]:
+    """
+    Yield findings about interfaces with errors; those that are off are normal.
+    """
+    for x in interfaces:
+        limit = max(_MIN_ERRORS, _MAX_ERROR_RATIO * x.packets)
+        if x.is_up and x.kind != "loopback" and x.errors > limit:
+            yield judge(
+                "damaged_packets",
+                Evidence(kind="interface", source=host, quote=x.name),
+                errors=x.errors,
+                packets=x.packets,
+                interface=x.name,
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -347,11 +330,8 @@ class InterfaceUse:
         Return the variable and the interfaces as evidence.
         """
         shown = (f"{x.name} {' '.join(x.addresses)}" for x in self.chosen[:4])
-        return Evidence(
-            kind="environment",
-            source=self.host,
-            location=self.users[0].name,
-            quote=f"{self.variable}={self.value}; {', '.join(shown)}",
+        return self.users[0].evidence(
+            f"{self.variable}={self.value}; {', '.join(shown)}"
         )
 
 
@@ -361,20 +341,17 @@ def _check_across_hosts(
     """
     Yield findings about interfaces that do not connect the hosts.
     """
-    owners: dict[str, set[str]] = defaultdict(set)
-    networks: dict[str, set[object]] = defaultdict(set)
-    for use in uses:
-        for address in use.addresses:
-            owners[str(address.ip)].add(use.host)
-            networks[use.host].add(address.network)
+    places = [(use.host, x) for use in uses for x in use.addresses]
+    owners = grouped((str(x.ip), host) for host, x in places)
+    networks = grouped((host, x.network) for host, x in places)
     evidence = (use.evidence for use in uses[:8])
-    shared = sorted(ip for ip, hosts in owners.items() if len(hosts) > 1)
+    shared = sorted(ip for ip, hosts in owners.items() if len(set(hosts)) > 1)
     if shared:
         yield judge(
             "same_address",
             *evidence,
             ranks=(x.rank for use in uses for x in use.users),
-            hosts=list_text(sorted(owners[shared[0]])),
+            hosts=list_text(sorted(set(owners[shared[0]]))),
             address=shared[0],
             variable=variable,
         )
@@ -385,14 +362,14 @@ def _check_across_hosts(
         )
 
 
-def _has_isolated_host(networks: Mapping[str, set[object]]) -> bool:
+def _has_isolated_host(networks: Mapping[str, Collection[object]]) -> bool:
     """
     Return whether some hosts, but not all, share no network with others.
 
     In large clusters every host has its own network, with routes between
     them, which is no problem.
     """
-    counts = Counter(x for shared in networks.values() for x in shared)
+    counts = Counter(x for shared in networks.values() for x in set(shared))
     isolated = [
         all(counts[network] == 1 for network in host_networks)
         for host_networks in networks.values()
@@ -406,11 +383,11 @@ def _check_set_everywhere(
     """
     Yield a finding if only some nodes, or some ranks, set a variable.
     """
-    is_set: dict[str, set[bool]] = defaultdict(set)
-    for x in settings:
-        is_set[x.host].add(bool(x.variables.get(variable)))
+    is_set = grouped(
+        (x.host, bool(x.variables.get(variable))) for x in settings
+    )
     on, off, mixed = (
-        sorted(host for host, found in is_set.items() if found == states)
+        sorted(host for host, found in is_set.items() if set(found) == states)
         for states in ({True}, {False}, {True, False})
     )
     if not mixed and not (on and off):
@@ -502,9 +479,9 @@ _EXACT_NAME_HINT = " by its whole name (signs such as ^ are for NCCL only)"
 def check_socket_interfaces(
     settings: Iterable[Settings],
     interfaces: Mapping[str, tuple[Interface, ...]],
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return findings about interface names that do not fit.
+    Yield findings about interface names that do not fit.
 
     Checked are ``NCCL_SOCKET_IFNAME``, ``GLOO_SOCKET_IFNAME``, and
     ``TP_SOCKET_IFNAME``.  Hosts with the same problem share one finding.
@@ -516,46 +493,42 @@ def check_socket_interfaces(
     """
     entries = tuple(settings)
     is_multi_node = _has_several_nodes(entries)
-    return tuple(
-        finding
-        for variable in (_NCCL, _GLOO, _TENSORPIPE)
-        for finding in _check_variable(
-            variable, entries, interfaces, is_multi_node=is_multi_node
+    for variable in (_NCCL, _GLOO, _TENSORPIPE):
+        uses = list(_interface_uses(variable, entries, interfaces))
+        mismatches = grouped(
+            (
+                (use.value, _find_mismatch(use, is_multi_node=is_multi_node)),
+                use,
+            )
+            for use in uses
         )
-    )
+        for (_, mismatch), found in mismatches.items():
+            if mismatch is not None:
+                yield _interface_finding(*mismatch, found, interfaces)
+        if is_multi_node:
+            yield from _check_across_hosts(variable, uses)
+        yield from _check_set_everywhere(variable, entries)
 
 
-def _check_variable(
-    variable: str,
-    settings: tuple[Settings, ...],
+def _interface_finding(
+    name: str,
+    names: str,
+    uses: list[InterfaceUse],
     interfaces: Mapping[str, tuple[Interface, ...]],
-    *,
-    is_multi_node: bool,
-) -> Iterator[Finding]:
-    uses = list(_interface_uses(variable, settings, interfaces))
-    mismatches: dict[tuple[str, str, str], list[InterfaceUse]] = defaultdict(
-        list
+) -> Finding:
+    first = uses[0]
+    variable, value, host = first.variable, first.value, first.host
+    return judge(
+        name,
+        *(use.evidence for use in uses[:8]),
+        ranks=(x.rank for use in uses for x in use.users),
+        setting=f"{variable}={value}" if value else variable,
+        hosts=list_text(sorted({use.host for use in uses})),
+        names=names,
+        hint="" if variable == _NCCL else _EXACT_NAME_HINT,
+        host_name=host,
+        known=list_text((x.name for x in interfaces[host]), most=8),
     )
-    for use in uses:
-        mismatch = _find_mismatch(use, is_multi_node=is_multi_node)
-        if mismatch is not None:
-            mismatches[use.value, *mismatch].append(use)
-    for (value, name, names), found in mismatches.items():
-        host = found[0].host
-        yield judge(
-            name,
-            *(use.evidence for use in found[:8]),
-            ranks=(x.rank for use in found for x in use.users),
-            setting=f"{variable}={value}" if value else variable,
-            hosts=list_text(sorted({use.host for use in found})),
-            names=names,
-            hint="" if variable == _NCCL else _EXACT_NAME_HINT,
-            host_name=host,
-            known=list_text((x.name for x in interfaces[host]), most=8),
-        )
-    if is_multi_node:
-        yield from _check_across_hosts(variable, uses)
-    yield from _check_set_everywhere(variable, settings)
 
 
 def _has_several_nodes(settings: tuple[Settings, ...]) -> bool:
@@ -579,13 +552,12 @@ def _interface_uses(
     settings: tuple[Settings, ...],
     interfaces: Mapping[str, tuple[Interface, ...]],
 ) -> Iterator[InterfaceUse]:
-    groups: dict[tuple[str, str], list[Settings]] = defaultdict(list)
-    for x in settings:
-        value = x.variables.get(variable, "").strip()
-        if value or variable == _NCCL:
-            groups[value, x.host].append(x)
+    groups = grouped(
+        ((x.variables.get(variable, "").strip(), x.host), x) for x in settings
+    )
     for (value, host), users in groups.items():
-        if host in interfaces and users[0].shares_network:
+        is_used = bool(value) or variable == _NCCL
+        if is_used and host in interfaces and users[0].shares_network:
             selected, absent = _select(variable, value, interfaces[host])
             yield InterfaceUse(
                 variable=variable,
@@ -648,9 +620,9 @@ def check_rdma_devices(
     settings: Iterable[Settings],
     interfaces: Mapping[str, tuple[Interface, ...]],
     ports: Mapping[str, tuple[IbPort, ...]],
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """
-    Return findings about RDMA settings that name no device or disable it.
+    Yield findings about RDMA settings that name no device or disable it.
 
     Args:
         settings: The variables of all processes.
@@ -659,18 +631,25 @@ def check_rdma_devices(
 
         ports: RDMA ports by host, as far as known.
     """
-    groups: dict[_DeviceMismatch, list[Settings]] = defaultdict(list)
-    for x in settings:
-        for variable in (_NCCL_HCA, _UCX_DEVICES, _NCCL_IB_DISABLE):
-            value = x.variables.get(variable, "").strip()
-            mismatch = _find_device_mismatch(
-                variable, value, interfaces.get(x.host, ()), ports.get(x.host)
-            )
-            if mismatch is not None:
-                groups[mismatch].append(x)
-    return tuple(
-        _device_finding(mismatch, users) for mismatch, users in groups.items()
+    mismatches = grouped(
+        (_find_device_mismatch(variable, x, interfaces, ports), x)
+        for x in settings
+        for variable in (_NCCL_HCA, _UCX_DEVICES, _NCCL_IB_DISABLE)
     )
+    for mismatch, users in mismatches.items():
+        if mismatch is None:
+            continue
+        name, confidence, setting, known = mismatch
+        hosts = list_text(sorted({x.host for x in users}))
+        yield judge(
+            name,
+            attrs.evolve(users[0].evidence(setting), source=hosts),
+            ranks=(x.rank for x in users),
+            confidence=confidence,
+            setting=setting,
+            hosts=hosts,
+            known=known,
+        )
 
 
 # The entry of the judgements, how sure it is if surer or less sure than that,
@@ -678,34 +657,14 @@ def check_rdma_devices(
 _DeviceMismatch = tuple[str, Confidence | None, str, str]
 
 
-def _device_finding(
-    mismatch: _DeviceMismatch, users: list[Settings]
-) -> Finding:
-    name, confidence, setting, known = mismatch
-    hosts = list_text(sorted({x.host for x in users}))
-    evidence = Evidence(
-        kind="environment",
-        source=hosts,
-        location=users[0].name,
-        quote=setting,
-    )
-    return judge(
-        name,
-        evidence,
-        ranks=(x.rank for x in users),
-        confidence=confidence,
-        setting=setting,
-        hosts=hosts,
-        known=known,
-    )
-
-
 def _find_device_mismatch(
     variable: str,
-    value: str,
-    interfaces: Iterable[Interface],
-    ports: tuple[IbPort, ...] | None,
+    user: Settings,
+    interfaces: Mapping[str, tuple[Interface, ...]],
+    host_ports: Mapping[str, tuple[IbPort, ...]],
 ) -> _DeviceMismatch | None:
+    value = user.variables.get(variable, "").strip()
+    ports = host_ports.get(user.host)
     if not value or ports is None:
         return None
 
@@ -718,7 +677,8 @@ def _find_device_mismatch(
         return "adapter_absent", confidence, setting, known
     if variable == _UCX_DEVICES and not value.startswith("^"):
         names = {x.partition(":")[0] for x in value.split(",")}
-        if not names & {*adapters, *(x.name for x in interfaces), "all"}:
+        known_names = (x.name for x in interfaces.get(user.host, ()))
+        if not names & {*adapters, *known_names, "all"}:
             return "device_absent", None, setting, known
     layers = {x.link_layer for x in ports if x.state == "ACTIVE"}
     is_off = variable == _NCCL_IB_DISABLE and value == "1"

@@ -10,15 +10,16 @@ import time
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import attrs
 
-from .._proc import answers_in_time
+from .._proc import map_with_timeout
 from .._render import Block, Lines, Shown
-from .._text import clean, reason_of, size_text
-from ..findings import CONFIDENCES, Finding, Missing
-from ..processes import parse_stat, read_link, read_proc
+from .._text import clean, count_text, reason_of, size_text
+from ..findings import CONFIDENCES, Finding, Missing, as_plain
+from ..processes import first_start, read_link
 from .gpu import Gpu, check_gpu_driver, check_gpus, read_gpus
 from .host import (
     Blocked,
@@ -51,7 +52,8 @@ from .memory import (
 from .network import (
     IbPort,
     Interface,
-    check_network,
+    check_interfaces,
+    check_ports,
     read_ib_ports,
     read_interfaces,
 )
@@ -125,11 +127,7 @@ class NodeFacts:
         """
         Return plain data for JSON.
         """
-        return attrs.asdict(self, value_serializer=_as_list)
-
-
-def _as_list(_instance: object, _field: object, value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+        return as_plain(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -238,13 +236,9 @@ class EnvironmentHealth(_Health, Shown):
             yield Lines([line], _MAX_LINES)
             return
 
-        environments = _count_text(self.processes, "environment")
-        nodes = _count_text(len(self.hosts), "node")
+        environments = count_text(self.processes, "environment")
+        nodes = count_text(len(self.hosts), "node")
         yield self._lines(f"{environments} of {nodes}")
-
-
-def _count_text(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _summary(facts: NodeFacts) -> str:
@@ -297,57 +291,45 @@ def check_node_facts(
         pids=frozenset(pids if has_node_pids else ()),
         gpus=facts.gpus or (),
     )
-    host = facts.host
     has_rdma = any(x.state == "ACTIVE" for x in facts.ib_ports or ())
+    findings = [
+        *_check_devices(facts, context),
+        *_check_node_memory(facts, context),
+        *check_blocked_processes(facts.blocked or (), ranks=ranks, pids=pids),
+        *check_limits(facts.limits or (), ranks=ranks, has_rdma=has_rdma),
+    ]
+    prefix = f"{facts.host}: " if facts.host else ""
     return sort_by_confidence(
-        [
-            *check_kernel_events(facts.kernel or (), context),
-            *_check_devices(facts, context.ranks),
-            *_check_node_memory(facts, since, context.begin),
-            *check_blocked_processes(
-                facts.blocked or (), host=host, ranks=ranks, pids=pids
-            ),
-            *check_limits(
-                facts.limits or (), host=host, ranks=ranks, has_rdma=has_rdma
-            ),
-        ]
+        attrs.evolve(x, summary=f"{prefix}{x.summary}") for x in findings
     )
 
 
-def _check_devices(
-    facts: NodeFacts, ranks: Mapping[int, int]
-) -> Iterator[Finding]:
+def _check_devices(facts: NodeFacts, context: JobContext) -> Iterator[Finding]:
     host, waited_s = facts.host, facts.gpu_wait_s
-    yield from check_gpus(facts.gpus or (), host=host, ranks=ranks)
+    yield from check_kernel_events(facts.kernel or (), context)
+    yield from check_gpus(facts.gpus or (), host=host, ranks=context.ranks)
     yield from check_gpu_driver(
         facts.gpu_problem, host=host, waited_s=waited_s
     )
-    yield from check_disks(facts.disks or (), host=host)
-    yield from check_network(
-        facts.interfaces or (), facts.ib_ports or (), host=host
-    )
-    for node in facts.ray or ():
-        yield from check_ray_node(node, host=host)
+    yield from check_disks(facts.disks or ())
+    yield from check_ports(facts.ib_ports or (), host=host)
+    yield from check_interfaces(facts.interfaces or (), host=host)
+    yield from chain.from_iterable(map(check_ray_node, facts.ray or ()))
+    yield from check_pressure(facts.pressure or Pressure())
 
 
 def _check_node_memory(
-    facts: NodeFacts, since: float | None, begin: float
+    facts: NodeFacts, context: JobContext
 ) -> Iterator[Finding]:
-    if facts.pressure is not None:
-        yield from check_pressure(facts.pressure, host=facts.host)
-    if facts.memory is None:
-        return
-
-    booted, log_begins = facts.booted, facts.log_begins
+    since, begin, booted = context.since, context.begin, facts.booted
     first_needed = max(begin, booted + _BOOT_S) if booted else begin
     is_log_whole = (
         facts.kernel is not None
-        and log_begins is not None
-        and log_begins <= first_needed
+        and facts.log_begins is not None
+        and facts.log_begins <= first_needed
     )
     yield from check_memory(
-        facts.memory,
-        host=facts.host,
+        facts.memory or Memory(),
         begins=None if since is None or booted is None else since - booted,
         is_log_whole=is_log_whole,
     )
@@ -412,8 +394,9 @@ def check_node(  # noqa: PLR0913 each is independent
         time.time() if now is None else now,
     )
     all_pids = {*pids, *(ranks or ())}
-    if since is None:
-        since = _earliest_start(all_pids, facts.booted)
+    started = first_start(all_pids)
+    if since is None and started is not None and facts.booted is not None:
+        since = facts.booted + started
     namespace = read_link("/proc/self/ns/pid")
     return NodeHealth(
         facts=facts,
@@ -517,36 +500,26 @@ def _run_readers(
 ) -> tuple[dict[str, Any], tuple[Missing, ...]]:
     values: dict[str, Any] = {}
     missing = []
-    answers = dict(
-        answers_in_time(
-            lambda item: _run_reader(item[1]),
-            list(readers.items()),
-            deadline,
+    done = dict(
+        map_with_timeout(
+            lambda what: readers[what](),
+            readers,
+            deadline=deadline,
             threads=len(readers),
         )
     )
-    for item in readers.items():
-        answer, reason = answers.get(item, ({}, "did not answer in time"))
-        if "ray" in answer and "ray" in values:
-            answer = {"ray": (*values["ray"], *answer["ray"])}
-        values |= answer
-        reason = reason or str(answer.get("gpu_problem", ""))
+    for what in readers:
+        future = done.get(what)
+        if future is None:
+            reason = "did not answer in time"
+        elif error := future.exception():
+            reason = clean(reason_of(error), limit=400)
+        else:
+            answer = dict(future.result())
+            if "ray" in answer:
+                answer["ray"] = (*values.get("ray", ()), *answer["ray"])
+            values |= answer
+            reason = str(answer.get("gpu_problem", ""))
         if reason:
-            missing.append(Missing(what=item[0], reason=reason))
+            missing.append(Missing(what=what, reason=reason))
     return values, tuple(missing)
-
-
-def _run_reader(read: _Reader) -> tuple[Mapping[str, Any], str]:
-    try:
-        return read(), ""
-    except Exception as exc:  # noqa: BLE001 keep the other facts
-        return {}, clean(reason_of(exc), limit=400)
-
-
-def _earliest_start(pids: Iterable[int], booted: float | None) -> float | None:
-    stats = (parse_stat(read_proc(f"/proc/{pid}/stat")) for pid in pids)
-    ticks = min((x.start_ticks for x in stats if x), default=None)
-    if ticks is None or booted is None:
-        return None
-
-    return booted + ticks / os.sysconf("SC_CLK_TCK")

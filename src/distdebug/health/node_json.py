@@ -196,8 +196,7 @@ def parse_gpu(data: Mapping[str, Any], *, index: int = 0) -> Gpu:
         index: The index of the GPU, if *data* has none.
     """
     if any("." in str(name) for name in data):
-        return _parse_cells(data, index)
-
+        data = _fields_of_cells(data)
     reasons = _as_list(data.get("slowed_by"))
     users = map(_as_dict, _as_list(data.get("processes")))
     known = {
@@ -248,26 +247,23 @@ def _parse_fields(
     return kind(**known)
 
 
-# The fields of a GPU that are texts, the cells of nvidia-smi with them, and
-# those with whole numbers.
-_TEXT_CELLS = {
-    "uuid": "uuid",
-    "name": "name",
-    "bus_id": "pci.bus_id",
-    "pstate": "pstate",
-    "recovery": "gpu_recovery_action",
-    "fabric": "fabric.state",
-}
-_NUMBER_CELLS = {
-    "index": "index",
-    "utilization": "utilization.gpu",
-    "memory_utilization": "utilization.memory",
-    "memory_used": "memory.used",
-    "memory_total": "memory.total",
-    "temperature": "temperature.gpu",
-    "clock_mhz": "clocks.sm",
-    "most_clock_mhz": "clocks.max.sm",
-    "uncorrected_errors": "ecc.errors.uncorrected.volatile.total",
+# The fields of a GPU by the cells of nvidia-smi; others have equal names.
+_CELLS = {
+    "pci.bus_id": "bus_id",
+    "gpu_recovery_action": "recovery",
+    "fabric.state": "fabric",
+    "utilization.gpu": "utilization",
+    "utilization.memory": "memory_utilization",
+    "memory.used": "memory_used",
+    "memory.total": "memory_total",
+    "temperature.gpu": "temperature",
+    "clocks.sm": "clock_mhz",
+    "clocks.max.sm": "most_clock_mhz",
+    "power.draw": "power_w",
+    "enforced.power.limit": "power_limit_w",
+    "ecc.errors.uncorrected.volatile.total": "uncorrected_errors",
+    "retired_pages.pending": "needs_reset",
+    "mig.mode.current": "mig",
 }
 _REASON_CELLS = (
     "clocks_event_reasons.active",
@@ -280,46 +276,29 @@ _LOST_TEXT = re.compile(
 )
 
 
-def _parse_cells(cells: Mapping[str, Any], index: int) -> Gpu:
+def _fields_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Return the fields of a GPU that the cells of nvidia-smi stand for.
+    """
     texts = {k: x.strip() for k, x in cells.items() if isinstance(x, str)}
-    numbers = _cell_numbers(texts)
-    plain = {
-        k: clean(x)
-        for k, x in texts.items()
-        if x not in {"N/A", "None"} and not x.startswith("[")
-    }
-    flags = {k: _FLAGS.get(x.lower()) for k, x in texts.items()}
     reasons = [texts.get(name, "") for name in _REASON_CELLS]
     bits = [x for x in reasons if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", x)]
     broken = [texts.get(k, "") for k in ("memory.used", "utilization.gpu")]
-    known: dict[str, Any] = {
-        **{name: plain.get(cell, "") for name, cell in _TEXT_CELLS.items()},
-        "index": index,
-        **{
-            name: int(numbers[cell])
-            for name, cell in _NUMBER_CELLS.items()
-            if cell in numbers
-        },
-    }
-    return Gpu(
-        **known,
-        power_w=numbers.get("power.draw"),
-        power_limit_w=numbers.get("enforced.power.limit"),
-        slowed_by=throttle_reasons(int(bits[0], 16) if bits else 0),
-        needs_reset=flags.get("retired_pages.pending"),
-        mig=flags.get("mig.mode.current"),
-        problem=clean(next(filter(_LOST_TEXT.search, broken), "").strip("[]")),
-    )
-
-
-def _cell_numbers(texts: Mapping[str, str]) -> dict[str, float]:
-    # `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU requires reset]`
     return {
-        # The tool gives the memory in MiB.
-        name: float(text) * (1 << 20 if name.startswith("memory.") else 1)
-        for name, text in texts.items()
-        if _CELL_NUMBER.fullmatch(text)
+        **{_CELLS.get(k, k): _cell_value(k, x) for k, x in texts.items()},
+        "slowed_by": [*throttle_reasons(int(bits[0], 16) if bits else 0)],
+        "problem": next(filter(_LOST_TEXT.search, broken), "").strip("[]"),
     }
+
+
+def _cell_value(name: str, text: str) -> float | bool | str | None:
+    # `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU requires reset]`
+    if text in {"N/A", "None"} or text.startswith("["):
+        return None
+    if _CELL_NUMBER.fullmatch(text):
+        # The tool gives the memory in MiB.
+        return float(text) * (1 << 20 if name.startswith("memory.") else 1)
+    return _FLAGS.get(text.lower(), text)
 
 
 def _as_dict(value: Any) -> Mapping[Any, Any]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -180,34 +179,27 @@ _MAX_AGE_S = 130.0
 _FILE_MAX_AGES = (("debug_state.txt", 30.0), ("raylet.out", _MAX_AGE_S))
 
 
-def check_ray_node(node: RayNode, *, host: str = "") -> tuple[Finding, ...]:
+def check_ray_node(node: RayNode) -> Iterator[Finding]:
     """
-    Return findings about a dead raylet or GCS, or mixed Ray versions.
+    Yield findings about a dead raylet or GCS, or mixed Ray versions.
     """
     ages = ", ".join(f"{k} {time_text(v)}" for k, v in node.ages.items())
     quote = f"written ago: {ages}" if ages else "none of its files is there"
     evidence = Evidence(kind="ray", source=node.session, quote=quote)
-    return tuple(
-        judge(name, evidence, host=host, **values)
-        for name, values in _ray_problems(node)
-    )
-
-
-def _ray_problems(node: RayNode) -> Iterator[tuple[str, dict[str, Any]]]:
     silent = _silent_time(node)
     is_known = node.processes_known and (silent is not None or not node.ages)
     if "stopped" in node.states:
-        yield "raylet_stopped", {}
+        yield judge("raylet_stopped", evidence)
     elif node.raylets and silent is not None:
-        yield "raylet_silent", {"silent": silent}
+        yield judge("raylet_silent", evidence, silent=silent)
     elif not node.raylets and is_known:
         text = f" and wrote nothing for {silent}" if silent else ""
-        yield "raylet_gone", {"session": node.name, "silent": text}
+        yield judge("raylet_gone", evidence, session=node.name, silent=text)
     if node.gcs in {"refused", "silent"}:
-        yield f"gcs_{node.gcs}", {"address": node.address}
-    versions = {"node": node.node_version, "cluster": node.cluster_version}
-    if all(versions.values()) and len(set(versions.values())) > 1:
-        yield "ray_versions", versions
+        yield judge(f"gcs_{node.gcs}", evidence, address=node.address)
+    own, common = node.node_version, node.cluster_version
+    if own and common and own != common:
+        yield judge("ray_versions", evidence, node=own, cluster=common)
 
 
 def _silent_time(node: RayNode) -> str | None:

@@ -8,14 +8,16 @@ import ipaddress
 import re
 import socket
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 
+from .._rules import read_toml
 from .._text import clean
-from ..findings import Missing
+from ..findings import Evidence, Missing
 from ..identity import (
     LAUNCHER_RULES,
     PLACE_VARIABLES,
@@ -25,32 +27,10 @@ from ..identity import (
 from ..processes import Worker, read_environ, read_link
 
 
-# Other variables are never stored.
-_PUBLIC_PREFIXES = (
-    *("NCCL_", "RCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_"),
-    *("TP_SOCKET_IFNAME", "TORCHSPEC_LOG_LEVEL", "CUDA_", "HIP_", "ROCR_"),
-    *("PYTORCH_", "OMP_", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
-    *("RAY_", "VLLM_", "SGLANG_", "MEGATRON_", "HF_HOME", "HF_HUB_"),
-    *("HF_DATASETS_", "HF_XET_", "MASTER_ADDR", "MASTER_PORT"),
-)
-_PUBLIC_NAMES = (
-    PLACE_VARIABLES
-    | {rule.size for rule in LAUNCHER_RULES}
-    | {
-        "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "SLURM_JOB_ID",
-        "SLURM_STEP_ID",
-        "SLURM_NNODES",
-    }
-)
+_PLACE_NAMES = PLACE_VARIABLES | {rule.size for rule in LAUNCHER_RULES}
 _SECRET_NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|SIGNATURE|BEARER",
     re.IGNORECASE,
-)
-# These names match the pattern, but hold no secret.
-_NOT_SECRET = frozenset(
-    {"RAY_AUTH_MODE", "TOKENIZERS_PARALLELISM", "VLLM_TOKENIZER_MODE"}
 )
 _URL_CREDENTIALS = re.compile(r"://[^/\s]{0,500}@")
 # Tokens of Hugging Face, OpenAI, GitHub, and AWS, and JSON web tokens.
@@ -61,6 +41,14 @@ _SECRET_VALUE = re.compile(
     re.IGNORECASE,
 )
 _MAX_VALUE = 500
+
+
+@cache
+def read_variables() -> dict[str, Any]:
+    """
+    Return the tables of ``variables.toml``.
+    """
+    return read_toml(Path(__file__).with_name("variables.toml"))
 
 
 def public_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -79,9 +67,15 @@ def public_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_public(name: str, value: str) -> bool:
-    if name not in _PUBLIC_NAMES and not name.startswith(_PUBLIC_PREFIXES):
+    public = read_variables()["public"]
+    is_known = (
+        name in _PLACE_NAMES
+        or name in public["names"]
+        or name.startswith(tuple(public["prefixes"]))
+    )
+    if not is_known:
         return False
-    if name not in _NOT_SECRET and _SECRET_NAME.search(name):
+    if name not in public["no_secrets"] and _SECRET_NAME.search(name):
         return False
 
     return not (_URL_CREDENTIALS.search(value) or _SECRET_VALUE.search(value))
@@ -110,8 +104,6 @@ class Settings:
 
         world_size: The world size, if known.
 
-        local_rank: The local rank, if known.
-
         job: An identifier that separates jobs on one node, or ``""``.
 
         shares_network: Whether the process is in the network namespace of
@@ -123,7 +115,6 @@ class Settings:
     pid: int | None = None
     rank: int | None = None
     world_size: int | None = None
-    local_rank: int | None = None
     job: str = ""
     shares_network: bool = True
 
@@ -135,6 +126,17 @@ class Settings:
         if self.rank is not None:
             return f"rank {self.rank}"
         return "a process" if self.pid is None else f"process {self.pid}"
+
+    def evidence(self, quote: str) -> Evidence:
+        """
+        Return evidence from the environment of this process.
+        """
+        return Evidence(
+            kind="environment",
+            source=self.host,
+            location=self.name,
+            quote=quote,
+        )
 
 
 def read_settings(
@@ -164,7 +166,7 @@ def read_settings(
             pid = process.pid if isinstance(process, Worker) else process
             reason = f"the environment of process {pid} may not be read"
             missing.append(Missing(what="environment", reason=reason))
-        elif entry.rank is not None or not _is_helper(process):
+        elif not isinstance(process, Worker) or process.role == "rank":
             settings.append(entry)
     return tuple(settings), tuple(missing)
 
@@ -195,10 +197,21 @@ def group_by_job(
     """
     Group processes by their job; those without a job are one group.
     """
-    jobs: dict[str, list[Settings]] = {}
-    for x in settings:
-        jobs.setdefault(x.job, []).append(x)
-    return tuple(map(tuple, jobs.values()))
+    return tuple(map(tuple, grouped((x.job, x) for x in settings).values()))
+
+
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, list[_Item]]:
+    """
+    Collect the second parts of pairs by the first.
+    """
+    groups: dict[_Key, list[_Item]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def _settings_of_environs(
@@ -207,11 +220,6 @@ def _settings_of_environs(
     for host, host_environs in environs.items():
         for environ in host_environs:
             yield _make_settings(clean(host), environ)
-
-
-def _is_helper(process: Worker | int) -> bool:
-    # Helpers inherit the variables of a rank, but are no ranks.
-    return isinstance(process, Worker) and process.role != "rank"
 
 
 def _read_process(process: Worker | int) -> Settings | None:
@@ -226,9 +234,7 @@ def _read_process(process: Worker | int) -> Settings | None:
     shares_network = read_link(namespace) in {"", own_namespace}
     changes: dict[str, Any] = {"shares_network": shares_network}
     if isinstance(process, Worker):
-        is_rank = process.role == "rank"
-        changes["rank"] = process.rank if is_rank else None
-        changes["job"] = process.job
+        changes |= {"rank": process.rank, "job": process.job}
         if process.world_size is not None:
             changes["world_size"] = process.world_size
     return attrs.evolve(settings, **changes)
@@ -244,7 +250,6 @@ def _make_settings(
         variables=public_variables(environ),
         rank=identity.rank,
         world_size=identity.world_size,
-        local_rank=identity.local_rank,
         job=identity.job,
     )
 
@@ -281,10 +286,7 @@ def group_by_rendezvous(
 
     Processes without an address are grouped by host.
     """
-    groups: dict[Rendezvous, list[Settings]] = defaultdict(list)
-    for x in settings:
-        groups[_rendezvous(x)].append(x)
-    return dict(groups)
+    return grouped((_rendezvous(x), x) for x in settings)
 
 
 def _rendezvous(x: Settings) -> Rendezvous:

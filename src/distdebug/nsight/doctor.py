@@ -11,7 +11,7 @@ import shutil
 import tempfile
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ import attrs
 import psutil
 
 from .._io import is_file, matching, resolved
-from .._proc import run_tool
+from .._proc import run_child
 from .._render import Block, Shown
-from .._text import clean
+from .._text import clean, reason_of
 from ..capture import Check, check_blocks
 from ..findings import Cause, Evidence, Finding, Missing, finding_entries
 from ..logs import LogLine, LogWalk, read_lines
@@ -45,7 +45,8 @@ def nsys_version(path: str, *, timeout_s: float = _TIMEOUT_S) -> str | None:
     Args:
         timeout_s: Limit in seconds.
     """
-    match = _VERSION.search(_run_nsys(path, "--version", timeout_s=timeout_s))
+    output, _ = run_nsys([path, "--version"], timeout_s=timeout_s)
+    match = _VERSION.search(output)
     return match[1] if match else None
 
 
@@ -73,7 +74,7 @@ def supported_options(
 def _read_options(
     path: str, _mtime_ns: int, timeout_s: float
 ) -> Mapping[str, str]:
-    text = _run_nsys(path, "profile", "--help", timeout_s=timeout_s)
+    text, _ = run_nsys([path, "profile", "--help"], timeout_s=timeout_s)
     if options := parse_help_options(text):
         return options
     msg = "it does not print its options"
@@ -107,18 +108,38 @@ def _option_names(match: re.Match[str]) -> list[str]:
     return [name for name in (short, long) if name]
 
 
-def _run_nsys(*argv: str, timeout_s: float) -> str:
+def run_nsys(
+    argv: Sequence[str], *, timeout_s: float, folder: Path | None = None
+) -> tuple[str, str]:
     """
-    Return what nsys prints; nothing if it does not end in time.
+    Run nsys; nothing of it runs on afterwards.
+
+    Args:
+        timeout_s: Limit in seconds.
+
+        folder: The working folder, also for temporary files.
+
+    Returns:
+        What it printed, also to standard error; and why it failed, or ``""``.
     """
+    places = {"TMPDIR": str(folder)} if folder else {}
     try:
-        result = run_tool(argv, timeout_s=timeout_s)
-    except OSError:
-        return ""
-    if result.status is None:
-        return ""
-    # Some versions print the help to standard error.
-    return result.output or result.complaint
+        status, *printed = run_child(
+            argv,
+            timeout_s=timeout_s,
+            environment={**os.environ, **places},
+            folder=folder,
+            kill_rest=True,
+        )
+    except OSError as exc:
+        return "", reason_of(exc)
+    if status is None:
+        return "", "nsys was not done in time"
+
+    output = b"\n".join(printed).decode("utf-8", "replace")
+    said = [x for x in output.splitlines() if x.strip()] or ["it said nothing"]
+    problem = f"nsys ended with status {status}: {clean(said[-1])}"
+    return output, problem if status else ""
 
 
 _AGENT_FLAG = "--start-agent"
@@ -424,8 +445,7 @@ def _check_orphaned_agents() -> _Result:
 
 def _check_plugin(ray: str | os.PathLike[str] | None) -> _Result:
     status = ray_nsight_status(ray)
-    detail = str(status).splitlines()[0].partition("plugin ")[2]
-    detail += f" ({status.path})" if status.path else ""
+    detail = status.meaning + (f" ({status.path})" if status.path else "")
     # The plugin is optional: mode="py_executable" works without it.
     if status.is_fine or status.state == "absent":
         return True, detail, ""

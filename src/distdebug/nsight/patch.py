@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ast
 import errno
+import functools
 import importlib.util
 import logging
 import os
 import re
 import stat
-import threading
 import time
 
 from collections.abc import Iterable, Iterator
@@ -294,6 +294,13 @@ class PatchStatus(Shown):
             return "restart Ray on this node: 'ray stop', then 'ray start'"
         return None
 
+    @property
+    def meaning(self) -> str:
+        """
+        Return what the state means, as a clause about the plugin.
+        """
+        return _STATE_TEXTS[self.state]
+
     def to_dict(self) -> dict[str, Any]:
         """
         Return plain data in the layout of the command line's ``--json``.
@@ -302,7 +309,7 @@ class PatchStatus(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
         version = f" {self.ray_version}" if self.ray_version else ""
-        lines = [f"Ray{version}'s nsight plugin {_STATE_TEXTS[self.state]}"]
+        lines = [f"Ray{version}'s nsight plugin {self.meaning}"]
         if self.changed:
             lines[0] += " (changed just now)"
         lines += [f"  {self.path}"] if self.path else []
@@ -616,8 +623,6 @@ def _failed_status(status: PatchStatus, exc: Exception) -> PatchStatus:
 
 
 _logger = logging.getLogger("distdebug.nsight")
-_lock = threading.Lock()
-_result: list[PatchStatus | None] = []
 _ERROR_STATES = ("read_only", "not_permitted", "busy")
 # This runs during an import, which must not take long.
 _IMPORT_WAIT_S = 5.0
@@ -634,22 +639,18 @@ def apply_ray_nsight_patch() -> PatchStatus | None:
     Returns:
         The state of the plugin; ``None`` if it is unknown.
     """
-    with _lock:
-        if not _result:
-            _result.append(None)
-            with suppress(Exception):
-                status = patch_ray_nsight(wait_s=_IMPORT_WAIT_S)
-                _result[0] = status
-                _log_status(status)
-        return _result[0]
+    return _apply_once()
 
 
-def _reset_lock() -> None:
-    global _lock  # noqa: PLW0603 a child lacks the thread that holds it
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset_lock)
+# Threads that call it at the same time wait for each other by the lock of the
+# file.
+@functools.cache
+def _apply_once() -> PatchStatus | None:
+    status = None
+    with suppress(Exception):
+        status = patch_ray_nsight(wait_s=_IMPORT_WAIT_S)
+        _log_status(status)
+    return status
 
 
 def _log_status(status: PatchStatus) -> None:

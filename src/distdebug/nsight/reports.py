@@ -16,7 +16,7 @@ import tempfile
 import time
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -35,13 +35,13 @@ from .._io import (
     output_to,
     resolved,
 )
-from .._proc import run_child
 from .._render import Block, Lines, Shown, Table
 from .._text import clean, reason_of
 from ..errors import NsightError
 from ..findings import Missing, as_plain
 from ..identity import same_host
 from ..processes import list_numbers, read_link, read_proc
+from .doctor import run_nsys
 from .runtime_env import StepRange, parse_step_range
 
 
@@ -636,39 +636,6 @@ def _sort_key(report: NsysReport) -> tuple[str, str, int, int, str]:
     return report.node, report.worker, pid, part, report.path
 
 
-def _run_nsys(
-    argv: Sequence[str], folder: Path, timeout_s: float
-) -> tuple[str, str]:
-    """
-    Run nsys; nothing of it runs on afterwards.
-
-    Args:
-        folder: The working folder, also for temporary files.
-
-    Returns:
-        What it printed, and why it failed, or ``""``.
-
-    Raises:
-        OSError: It cannot be started.
-    """
-    status, *printed = run_child(
-        argv,
-        timeout_s=timeout_s,
-        environment={**os.environ, "TMPDIR": str(folder)},
-        folder=folder,
-        kill_rest=True,
-    )
-    output = b"\n".join(printed).decode("utf-8", "replace")
-    if status is None:
-        return output, "nsys was not done in time"
-
-    lines = [x for x in output.splitlines() if x.strip()] or [
-        "it said nothing"
-    ]
-    problem = f"nsys ended with status {status}: {clean(lines[-1])}"
-    return output, problem if status else ""
-
-
 # Table names of nsys since 2023, and before.
 _NSYS_TABLES = {
     "ranges": ("nvtx_sum", "nvtxsum"),
@@ -780,13 +747,16 @@ def _summarize(
     # nsys writes its export next to the report.
     report = folder / "report.nsys-rep"
     report.symlink_to(os.path.abspath(path_text))  # noqa: PTH100 a link stays one
-    listing, _ = _run_nsys(
-        [tool, "stats", "--help-reports"], folder, _LIST_TIMEOUT_S
+    listing, _ = run_nsys(
+        [tool, "stats", "--help-reports"],
+        timeout_s=_LIST_TIMEOUT_S,
+        folder=folder,
     )
     tables = _select_tables(listing)
     argv = [tool, "stats", "--force-export", "true", "--format", "csv"]
     argv += ["--output", str(folder / "out"), "--report", ",".join(tables)]
-    _, problem = _run_nsys([*argv, str(report)], folder, timeout_s)
+    argv.append(str(report))
+    _, problem = run_nsys(argv, timeout_s=timeout_s, folder=folder)
     rows = {
         title: _read_rows(folder.glob(f"out_{table}*.csv"))
         for table, title in tables.items()

@@ -30,24 +30,19 @@ from .patch import has_py_executable
 _PREFIXES = ("DISTDEBUG_NSYS_", "NRL_NSYS_")
 
 
-def read_nsys_variable(
-    name: str, environ: Mapping[str, str] | None = None
-) -> tuple[str, str]:
+def read_nsys_variable(name: str) -> tuple[str, str]:
     """
     Read a variable with one of the prefixes.
 
     Args:
         name: The name without prefix, such as ``"WORKER_PATTERNS"``.
 
-        environ: The environment; by default that of this process.
-
     Returns:
         The name and the stripped value of the first of ``DISTDEBUG_NSYS_…``
         and ``NRL_NSYS_…`` that is set and not blank; else two empty texts.
     """
-    environ = os.environ if environ is None else environ
     for prefix in _PREFIXES:
-        if text := environ.get(f"{prefix}{name}", "").strip():
+        if text := os.environ.get(f"{prefix}{name}", "").strip():
             return f"{prefix}{name}", text
 
     return "", ""
@@ -113,43 +108,28 @@ def parse_step_range(text: str) -> StepRange:
     return StepRange(start=int(match[1]), stop=int(match[2]))
 
 
-def read_step_range(
-    environ: Mapping[str, str] | None = None,
-) -> StepRange | None:
-    """
-    Return the range of steps in the environment.
-
-    Args:
-        environ: The environment; by default that of this process.
-
-    Returns:
-        The value of ``DISTDEBUG_NSYS_PROFILE_STEP_RANGE``, or else of
-        ``NRL_NSYS_PROFILE_STEP_RANGE``; ``None`` if neither is set.
-
-    Raises:
-        NsightError: It is not a range of steps.
-    """
-    name, text = read_nsys_variable("PROFILE_STEP_RANGE", environ)
-    if not name:
-        return None
-
-    try:
-        return parse_step_range(text)
-    except NsightError as exc:
-        msg = f"{name}: {exc}"
-        raise NsightError(msg, remedy=exc.remedy) from None
-
-
 def resolve_step_range(step_range: StepRange | str | None) -> StepRange | None:
     """
     Return the range of steps of an argument, or else of the environment.
+
+    Returns:
+        By default the value of ``DISTDEBUG_NSYS_PROFILE_STEP_RANGE``, or else
+        of ``NRL_NSYS_PROFILE_STEP_RANGE``; ``None`` if neither is set.
 
     Raises:
         NsightError: It is not a range of steps.
     """
     if isinstance(step_range, str):
         return parse_step_range(step_range)
-    return step_range or read_step_range()
+
+    name, text = read_nsys_variable("PROFILE_STEP_RANGE")
+    if step_range is not None or not name:
+        return step_range
+    try:
+        return parse_step_range(text)
+    except NsightError as exc:
+        msg = f"{name}: {exc}"
+        raise NsightError(msg, remedy=exc.remedy) from None
 
 
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9._+=@-]")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .stack_signal import own_offer as own_offer
     from .stack_signal import parse_offer_name as parse_offer_name
     from .threads import ThreadFacts as ThreadFacts
+    from .threads import first_start as first_start
     from .threads import idle_seconds as idle_seconds
     from .threads import read_state as read_state
     from .threads import read_system_call as read_system_call

@@ -29,16 +29,14 @@ from .scan import (
     COMPILE_WORKER,
     DATA_WORKER,
     ENGINE,
-    FALLBACK_RULES,
     LAUNCHER_NAME,
-    LAUNCHER_RULES,
     MEGATRON,
     MULTIPROCESSING,
     MULTIPROCESSING_HELPER,
     PYTHON_TOOLS,
     RANK_THREADS,
-    TITLE_RULES,
     Process,
+    load_rules,
     parse_option_number,
     parse_program,
     skip_blocked,
@@ -351,11 +349,11 @@ class Candidate:
         return None
 
     def _match_rules(self) -> ProcessKind | None:
-        for table, text in (
-            (TITLE_RULES, self.process.text),
-            (LAUNCHER_RULES, self.program),
+        for kind, text in (
+            ("title", self.process.text),
+            ("launcher", self.program),
         ):
-            for rule in table:
+            for rule in load_rules(kind):
                 if rule.pattern.search(text):
                     return ProcessKind(rule.framework, rule.role)
         is_launcher = self.process.name == LAUNCHER_NAME
@@ -393,7 +391,7 @@ class Candidate:
             return (
                 ProcessKind("multiprocessing", "rank") if has_peers else None
             )
-        for rule in FALLBACK_RULES:
+        for rule in load_rules("fallback"):
             if rule.pattern.search(self.process.text):
                 return ProcessKind(rule.framework, rule.role)
 
@@ -572,7 +570,8 @@ class Survey:
             return
         if above is None and kind.role == "launcher":
             return  # a script that calls a launcher is not part of the job
-        has_title = any(r.pattern.match(parent.text) for r in TITLE_RULES)
+        rules = load_rules("title")
+        has_title = any(r.pattern.match(parent.text) for r in rules)
         if above is not None and (above.role != "rank" or has_title):
             return
         if not has_rank_threads(parent.pid, self._root):

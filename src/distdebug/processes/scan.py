@@ -8,12 +8,14 @@ import os
 import re
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 
 from .._proc import map_with_timeout
-from .._rules import check_pattern
+from .._rules import check_pattern, read_toml
 from .._text import clean
 from ..errors import PatternError
 from .model import Role
@@ -93,67 +95,34 @@ class ProcessRule(NamedTuple):
     role: Role
 
 
-def _rule(pattern: str, framework: str, role: Role) -> ProcessRule:
-    return ProcessRule(re.compile(pattern), framework, role)
+@cache
+def _rules_file() -> dict[str, Any]:
+    return read_toml(Path(__file__).with_name("rules.toml"))
 
 
-# Matched against process titles; the first match wins.
-TITLE_RULES = (
-    _rule(r"^sgl\w*::(?:\w*sched|gpu_worker|async_draft)", "sglang", "rank"),
-    _rule(r"^sgl\w*::", "sglang", "server"),
-    _rule(
-        r"^ray::(?:IDLE|Spill|Restore|Serve[A-Z]|Proxy|HTTPProxy|JobSuper"
-        r"|TrainController|TunerInternal|_?Stats|SplitCoord|Monitor\b"
-        r"|DashboardA|_?QueueActor)",
-        "ray",
-        "server",
-    ),
-    _rule(r"^ray::", "ray", "rank"),
-    # The prefix can be set (VLLM_PROCESS_NAME_PREFIX).
-    _rule(r"^[\w.-]+::Worker(?:$|_)", "vllm", "rank"),
-    _rule(
-        r"^[\w.-]+::(?:EngineCor|APIServer|DPCoord|Engine|Router)",
-        "vllm",
-        "server",
-    ),
-)
+@cache
+def load_rules(kind: str) -> tuple[ProcessRule, ...]:
+    """
+    Return the rules of ``rules.toml`` for a kind of text.
+
+    Args:
+        kind: ``"title"`` for process titles, ``"launcher"`` for the module or
+            script that an interpreter runs, or ``"fallback"`` for other
+            command lines.
+    """
+    return tuple(
+        ProcessRule(**rule | {"pattern": re.compile(rule["pattern"])})
+        for rule in _rules_file()[kind]
+    )
+
+
 # With a single GPU the engine process of vLLM runs the model itself.
 ENGINE = re.compile(r"::EngineCor")
 
-# Matched against the module or script that an interpreter runs.
-LAUNCHER_RULES = (
-    _rule(
-        r"(?:^|/)torchrun$|(?:^|/)torch[./]distributed[./](?:run|launch)\b",
-        "torchrun",
-        "launcher",
-    ),
-    _rule(
-        r"(?:^|/)accelerate(?:-launch)?$|accelerate[./]commands[./]launch\b",
-        "accelerate",
-        "launcher",
-    ),
-    _rule(
-        r"(?:^|/)(?:deepspeed|ds)$|deepspeed[./]launcher[./]\w+",
-        "deepspeed",
-        "launcher",
-    ),
-    _rule(
-        r"(?:^|/)composer$|composer[./]cli[./]launcher", "composer", "launcher"
-    ),
-    _rule(r"(?:^|/)dlrover-run$|dlrover\.trainer\.", "dlrover", "launcher"),
-    _rule(r"(?:^|/)ft_launcher$", "torchrun", "launcher"),
-    _rule(r"(?:^|/)(?:colossalai|horovodrun)$", "torchrun", "launcher"),
-)
 # Process name set by programs that call the launcher of torch in-process.
 LAUNCHER_NAME = "pt_elastic"
 
 MEGATRON = re.compile(r"(?:^|/)pretrain_\w+\.py$")
-
-# Without titles: a process with this command line is or starts a worker.
-FALLBACK_RULES = (
-    _rule(r"python.*sglang", "sglang", "server"),
-    _rule(r"python.*\bvllm\b", "vllm", "server"),
-)
 
 MULTIPROCESSING = re.compile(
     r"from multiprocessing\.spawn import spawn_main|--multiprocessing-fork"
@@ -182,22 +151,6 @@ PYTHON_TOOLS = re.compile(
     r"|gunicorn|uvicorn|http|venv|virtualenv|lsp_server)"
     r"(?:$|\.[\w.]+$|/__main__\.py$)|(?:^|/)debugpy[./]adapter"
 )
-
-# Programs whose command line holds that of another program.
-WRAPPERS = frozenset(
-    """
-    ag apptainer awk bash bat catatonit chroot containerd-shim csh cuda-gdb
-    dash docker dumb-init egrep emacs enroot env exec fgrep find fish flock
-    gdb git grep htop hydra_pmi_proxy ionice kill killall ksh kubectl less
-    lldb ltrace make man mosh mpiexec mpirun more nano ncu nice nohup nsenter
-    nsys nsys-launcher numactl nvim orted parallel perf pgrep pkill podman
-    prted ps py-spy pystack rg rsync runc salloc sbatch screen sed setpriv
-    setsid sh sshd ssh singularity slurmstepd srun stdbuf strace su sudo
-    systemd-run tail taskset tcsh tee time timeout tini tmux top unbuffer
-    unshare vi vim view watch xargs zsh
-    """.split()  # noqa: SIM905 a list would be four times as long
-)
-
 
 Result = TypeVar("Result")
 
@@ -337,7 +290,7 @@ def _is_python(name: str) -> bool:
     return (
         is_python_name(name)
         or name.startswith("pt_")  # as torch names its processes
-        or any(rule.pattern.match(name) for rule in TITLE_RULES)
+        or any(rule.pattern.match(name) for rule in load_rules("title"))
     )
 
 
@@ -374,7 +327,7 @@ def is_match(process: Process, patterns: Sequence[re.Pattern[str]]) -> bool:
     first = process.arguments[0] if process.arguments else text
     # Some set a title: "tmux: server", "sshd: me@pts/1".
     name = first.partition(":")[0].rpartition("/")[2].lstrip("-")
-    if name in WRAPPERS:
+    if name in _rules_file()["wrappers"]:
         text = first
     return any(pattern.search(text, 0, _MAX_TEXT) for pattern in patterns)
 

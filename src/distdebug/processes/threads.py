@@ -12,10 +12,14 @@ import re
 import socket
 import struct
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import attrs
 
+from .._rules import read_toml
 from .._text import clean
 from .model import ProcessState
 from .procfs import (
@@ -119,29 +123,7 @@ def _parse_address(text: str) -> str:
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
-_FD_CALL_NAMES = """
-accept accept4 close connect copy_file_range epoll_pwait epoll_pwait2
-epoll_wait fadvise64 fallocate fcntl fdatasync flock fstat fsync ftruncate
-getdents getdents64 io_uring_enter ioctl lseek mq_timedreceive mq_timedsend
-pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readv recvfrom recvmmsg
-recvmsg sendfile sendmmsg sendmsg sendto splice sync_file_range syncfs write
-writev
-"""
-_FD_CALLS = frozenset(_FD_CALL_NAMES.split())
 _LOCK_CALLS = frozenset({"flock", "fcntl"})
-# Index of the argument that is the address of the path.
-_PATH_CALLS = (
-    """
-    lstat mkdir open rename rmdir stat truncate unlink
-    """,
-    """
-    faccessat2 mkdirat newfstatat openat openat2 renameat renameat2 statx
-    unlinkat
-    """,
-)
-_PATH_ARGUMENT = {
-    name: index for index, x in enumerate(_PATH_CALLS) for name in x.split()
-}
 _POLLFD = struct.Struct("=ihh")
 _MAX_POLLED = 4
 _MAX_NAME_CHARS = 350
@@ -166,12 +148,15 @@ def describe_target(
         file that is locked, with ``", held by process 7"`` at its end.
     """
     first, second = (*arguments, 0, 0)[:2]
-    if name in _FD_CALLS:
+    known = _system_calls()["arguments"]
+    if name in known["descriptor"]:
         file = describe_descriptor(pid, _to_int32(first), root)
         is_lock = name in _LOCK_CALLS
         return _add_lock_holder(pid, file, root) if is_lock else file
-    if name in _PATH_ARGUMENT:
-        return _read_path(pid, (first, second)[_PATH_ARGUMENT[name]], root)
+    if name in known["first_path"]:
+        return _read_path(pid, first, root)
+    if name in known["second_path"]:
+        return _read_path(pid, second, root)
     if name in {"poll", "ppoll"}:
         return _describe_polled(pid, first, second, root)
     if name in {"wait4", "waitid"}:
@@ -233,58 +218,16 @@ def _to_int32(argument: int) -> int:
     return number - (1 << 32) if number >= 1 << 31 else number
 
 
-_X86_64 = """
-0 read  1 write  2 open  3 close  4 stat  5 fstat  6 lstat  7 poll  8 lseek
-9 mmap  10 mprotect  11 munmap  12 brk  16 ioctl  17 pread64  18 pwrite64
-19 readv  20 writev  23 select  24 sched_yield  25 mremap  26 msync
-28 madvise  34 pause  35 nanosleep  40 sendfile  42 connect  43 accept
-44 sendto  45 recvfrom  46 sendmsg  47 recvmsg  56 clone  57 fork  58 vfork
-59 execve  60 exit  61 wait4  65 semop  69 msgsnd  70 msgrcv  72 fcntl
-73 flock  74 fsync  75 fdatasync  76 truncate  77 ftruncate  78 getdents
-82 rename  83 mkdir  84 rmdir  87 unlink  128 rt_sigtimedwait
-130 rt_sigsuspend  162 sync  202 futex  208 io_getevents  217 getdents64
-219 restart_syscall  220 semtimedop  221 fadvise64  230 clock_nanosleep
-231 exit_group  232 epoll_wait  242 mq_timedsend  243 mq_timedreceive
-247 waitid  257 openat  258 mkdirat  262 newfstatat  263 unlinkat
-270 pselect6  271 ppoll  275 splice  277 sync_file_range  281 epoll_pwait
-285 fallocate  288 accept4  295 preadv  296 pwritev  299 recvmmsg
-306 syncfs  307 sendmmsg  310 process_vm_readv  316 renameat2
-326 copy_file_range  327 preadv2  328 pwritev2  332 statx
-333 io_pgetevents
-"""
-_AARCH64 = """
-4 io_getevents  22 epoll_pwait  25 fcntl  29 ioctl  32 flock  34 mkdirat
-35 unlinkat  38 renameat  45 truncate  46 ftruncate  47 fallocate
-56 openat  57 close  61 getdents64  62 lseek  63 read  64 write  65 readv
-66 writev  67 pread64  68 pwrite64  69 preadv  70 pwritev  71 sendfile
-72 pselect6  73 ppoll  76 splice  79 newfstatat  80 fstat  81 sync
-82 fsync  83 fdatasync  84 sync_file_range  93 exit  94 exit_group
-95 waitid  98 futex  101 nanosleep  115 clock_nanosleep  124 sched_yield
-128 restart_syscall  133 rt_sigsuspend  137 rt_sigtimedwait
-182 mq_timedsend  183 mq_timedreceive  188 msgrcv  189 msgsnd
-192 semtimedop  193 semop  202 accept  203 connect  206 sendto
-207 recvfrom  211 sendmsg  212 recvmsg  214 brk  215 munmap  216 mremap
-220 clone  221 execve  222 mmap  223 fadvise64  226 mprotect  227 msync
-233 madvise  242 accept4  243 recvmmsg  260 wait4  267 syncfs
-269 sendmmsg  270 process_vm_readv  276 renameat2  285 copy_file_range
-286 preadv2  287 pwritev2  291 statx  292 io_pgetevents
-"""
-# Newer calls have the same number on all architectures.
-_COMMON_CALLS = """
-426 io_uring_enter  435 clone3  437 openat2  439 faccessat2
-441 epoll_pwait2  449 futex_waitv  455 futex_wait
-"""
+@cache
+def _system_calls() -> dict[str, Any]:
+    return read_toml(Path(__file__).with_name("system_calls.toml"))
 
 
-def _parse_table(text: str) -> dict[int, str]:
-    words = (text + _COMMON_CALLS).split()
-    return dict(zip(map(int, words[::2]), words[1::2], strict=True))
-
-
-_CALL_NAMES = {
-    "x86_64": _parse_table(_X86_64),
-    "aarch64": _parse_table(_AARCH64),
-}
+@cache
+def _call_names(machine: str) -> dict[int, str]:
+    numbers = _system_calls()["numbers"]
+    known = numbers["common"] | numbers[machine] if machine in numbers else {}
+    return {number: name for name, number in known.items()}
 
 
 def system_call_name(number: int, machine: str | None = None) -> str:
@@ -300,8 +243,8 @@ def system_call_name(number: int, machine: str | None = None) -> str:
     Returns:
         Its name; ``"syscall_N"`` if unknown.
     """
-    table = _CALL_NAMES.get(machine or os.uname().machine, {})
-    return table.get(number, f"syscall_{number}")
+    names = _call_names(machine or os.uname().machine)
+    return names.get(number, f"syscall_{number}")
 
 
 _MAX_THREADS = 4096
@@ -451,6 +394,21 @@ def read_state(pid: int, root: str = "/proc") -> ProcessState | None:
         uninterruptible=_list_uninterruptible(pid, root),
         pid_inside=_parse_column(status.get("NSpid"), -1) or pid,
     )
+
+
+def first_start(pids: Iterable[int], root: str = "/proc") -> float | None:
+    """
+    Return when the first of some processes started.
+
+    Args:
+        root: Mount point of procfs.
+
+    Returns:
+        Seconds since boot; ``None`` if there is none of them.
+    """
+    stats = (parse_stat(read_proc(f"{root}/{pid}/stat")) for pid in pids)
+    ticks = min((x.start_ticks for x in stats if x), default=None)
+    return None if ticks is None else ticks / _TICKS_PER_S
 
 
 def _parse_column(text: str | None, column: int) -> int:

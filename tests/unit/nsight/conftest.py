@@ -58,7 +58,7 @@ def quiet_node(monkeypatch: pytest.MonkeyPatch) -> None:
     # What a process finds out once holds for its life, and no door forgets it.
     ranges._load_range_api.cache_clear()
     ranges._load_cudart.cache_clear()
-    monkeypatch.setattr(patch, "_result", [])
+    patch._apply_once.cache_clear()
 
 
 @pytest.fixture

@@ -47,8 +47,9 @@ def kernel_log(data: bytes) -> object:
     lines = data.decode("utf-8", "replace").split("\n")
     told = parse_kernel_lines(lines, booted=1.7e9, now=1.8e9)
     events = find_events(told)
-    return [x.text for x in told[:50]], check_kernel_events(
-        events, JobContext(host="node0", now=1.8e9)
+    context = JobContext(host="node0", now=1.8e9)
+    return [x.text for x in told[:50]], list(
+        check_kernel_events(events, context)
     )
 
 
@@ -59,7 +60,7 @@ def gpu_row(data: bytes) -> object:
     """
     fields = json.loads(data)
     gpu = parse_gpu(fields if isinstance(fields, dict) else {})
-    return gpu.name, check_gpus([gpu], host="node0")
+    return gpu.name, list(check_gpus([gpu], host="node0"))
 
 
 @target()
@@ -90,7 +91,7 @@ def proc(data: bytes) -> object:
         [x.name for x in threads.values()],
         [call for call in calls if call],
         [(w.title if hasattr(w, "title") else "") for w in workers],
-        check_limits(limits),
+        list(check_limits(limits)),
     )
 
 
@@ -102,7 +103,7 @@ def memory(data: bytes) -> object:
     root = str(folder_of(data, "proc"))
     pressure = read_pressure(proc=root, cgroup=f"{root}/cgroup")
     found = read_memory([7], proc=root)
-    return check_pressure(pressure), check_memory(found)
+    return [*check_pressure(pressure), *check_memory(found)]
 
 
 @target()
