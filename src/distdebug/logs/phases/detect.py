@@ -33,12 +33,13 @@ from .framework_rules import (
     read_framework_rules,
 )
 from .model import Harmless, PhaseReport, PhaseState
-from .reader import is_consequence, read_timeline
+from .reader import read_timeline
 from .timeline import (
     FailureRecord,
     Timeline,
     choose_framework,
     current_phase,
+    is_consequence,
     merge_timelines,
     phase_states,
 )
