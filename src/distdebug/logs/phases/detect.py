@@ -26,6 +26,7 @@ from ...findings import (
     Missing,
 )
 from ..lines import LogLine, LogWalk, no_logs_error, paths_of
+from .exceptions import is_consequence
 from .framework_rules import (
     FrameworkRules,
     Phase,
@@ -39,7 +40,6 @@ from .timeline import (
     Timeline,
     choose_framework,
     current_phase,
-    is_consequence,
     merge_timelines,
     phase_states,
 )

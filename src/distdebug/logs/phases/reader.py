@@ -28,6 +28,7 @@ from ..lines import (
     read_blocks,
     strip_log_prefix,
 )
+from .exceptions import TracebackTracker
 from .framework_rules import (
     Ending,
     Failure,
@@ -46,7 +47,7 @@ from .progress_bars import (
     parse_bars,
     parse_number,
 )
-from .timeline import FailureRecord, PhaseTrack, Timeline, TracebackTracker
+from .timeline import FailureRecord, PhaseTrack, Timeline
 
 
 _TABLE_ROW = re.compile(
