@@ -93,13 +93,6 @@ def _root_summary(root: Root) -> str:
         f"{ranks_text(sorted(c.waiting))} in {c}" for c in root.calls[:4]
     )
     verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
-    in_flight = (
-        f"{ranks} entered {call}, which completed for its other members, and "
-        f"{verb} stuck in it"
-        if is_left_behind(first)
-        else f"all {len(first.waiting)} members entered {call}, and it does "
-        "not complete"
-    )
     texts = {
         Cause.RANK_NOT_ARRIVED: f"{ranks} never entered "
         f"{first.awaited_text} ({wait}{also_text})",
@@ -115,7 +108,11 @@ def _root_summary(root: Root) -> str:
         f"started it ({wait} in it)",
         Cause.RANK_BLOCKED_IN_LAUNCH: f"{ranks} {verb} stuck inside the "
         f"launch of {call}",
-        Cause.COLLECTIVE_STUCK_IN_FLIGHT: in_flight,
+        Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{ranks} entered {call}, which "
+        f"completed for its other members, and {verb} stuck in it"
+        if is_left_behind(first)
+        else f"all {len(first.waiting)} members entered {call}, and it does "
+        "not complete",
         Cause.UNKNOWN: f"it cannot be told who holds up {call}: the dumps of "
         f"{ranks} do not show how far they got",
     }
