@@ -141,9 +141,11 @@ class _PickleMachine:
         _demand(is_there, f"no {kind.__name__} to fill")
         return self.stack[-1]
 
-    def push_tuple(self, size: int) -> None:
-        items = [self.pop() for _ in range(size)]
-        self.stack.append(tuple(reversed(items)))
+    def pop_some(self, count: int) -> list[Any]:
+        return [self.pop() for _ in range(count)][::-1]
+
+    def push_tuple(self, items: list[Any]) -> None:
+        self.stack.append(tuple(items))
 
     def fill_list(self, items: list[Any]) -> None:
         self.top_of_type(list).extend(items)
@@ -180,14 +182,14 @@ _ACTIONS: dict[bytes, Callable[[_PickleMachine, Any], Any]] = {
     b"N": lambda m, _: m.stack.append(None),
     b"\x88": lambda m, _: m.stack.append(True),
     b"\x89": lambda m, _: m.stack.append(False),
-    b"s": lambda m, _: m.fill_dict([m.pop(), m.pop()][::-1]),
+    b"s": lambda m, _: m.fill_dict(m.pop_some(2)),
     b"u": lambda m, _: m.fill_dict(m.pop_to_mark()),
     b"a": lambda m, _: m.fill_list([m.pop()]),
     b"e": lambda m, _: m.fill_list(m.pop_to_mark()),
-    b"t": lambda m, _: m.stack.append(tuple(m.pop_to_mark())),
-    b"\x85": lambda m, _: m.push_tuple(1),
-    b"\x86": lambda m, _: m.push_tuple(2),
-    b"\x87": lambda m, _: m.push_tuple(3),
+    b"t": lambda m, _: m.push_tuple(m.pop_to_mark()),
+    b"\x85": lambda m, _: m.push_tuple(m.pop_some(1)),
+    b"\x86": lambda m, _: m.push_tuple(m.pop_some(2)),
+    b"\x87": lambda m, _: m.push_tuple(m.pop_some(3)),
     # Strings and numbers.
     **dict.fromkeys(
         (b"X", b"\x8c", b"\x8d", b"J", b"K", b"M", b"\x8a", b"\x8b", b"G"),
