@@ -343,29 +343,14 @@ class SimulatedJob:
         for kind, peer in calls:
             counter.op_id += 1
             whole.parts.append(self._message(rank, kind, peer, group))
-            self._record(
-                rank,
-                group,
-                _p2p_name(group, rank, kind, peer),
-                is_p2p=True,
-                created=self.clock,
-                call=None,
-                shape=_shape(sizes, None, dtype),
-                stack=stack,
-            )
+            op = _p2p_name(group, rank, kind, peer)
+            shape = _shape(sizes, None, dtype)
+            self._record_p2p(rank, group, op, None, shape, stack)
 
         whole.ops.add("coalesced")
         whole.entered[rank] = self.clock
-        self._record(
-            rank,
-            group,
-            "coalesced",
-            is_p2p=True,
-            created=self.clock,
-            call=whole,
-            shape=((), (), (), ()),
-            stack=stack,
-        )
+        nothing: Shape = ((), (), (), ())
+        self._record_p2p(rank, group, "coalesced", whole, nothing, stack)
         self._pass_time({whole})
 
     def _p2p(  # noqa: PLR0913, PLR0917
@@ -387,16 +372,8 @@ class SimulatedJob:
 
         counter.p2p_seq += 1
         call = self._message(rank, kind, peer, group)
-        self._record(
-            rank,
-            group,
-            _p2p_name(group, rank, kind, peer),
-            is_p2p=True,
-            created=self.clock,
-            call=call,
-            shape=shape,
-            stack=stack,
-        )
+        op = _p2p_name(group, rank, kind, peer)
+        self._record_p2p(rank, group, op, call, shape, stack)
         self._pass_time({call})
 
     def _message(
@@ -443,6 +420,20 @@ class SimulatedJob:
                 stack=stack,
                 **rest,
             )
+        )
+
+    def _record_p2p(  # noqa: PLR0913, PLR0917
+        self,
+        rank: int,
+        group: SimulatedGroup,
+        op: str,
+        call: Call | None,
+        shape: Shape,
+        stack: Stack | None,
+    ) -> None:
+        now = {"is_p2p": True, "created": self.clock}
+        self._record(
+            rank, group, op, call=call, shape=shape, stack=stack, **now
         )
 
     def _pass_time(self, calls: Iterable[Call]) -> None:

@@ -14,7 +14,7 @@ import threading
 
 from distdebug.flight_recorder import enable_flight_recorder
 from distdebug.flight_recorder.enable import disable_flight_recorder
-from distdebug.flight_recorder.recording.job_hooks import _handlers
+from distdebug.flight_recorder.recording.signals import _handlers
 
 
 # Interrupted by a signal, it waits on.

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.process
 SIGNAL = 46
 OFFER = """
 import sys, threading
-from distdebug.flight_recorder.recording.job_hooks import enable_stack_signal
+from distdebug.flight_recorder.recording.signals import enable_stack_signal
 enable_stack_signal()
 def rest():
     threading.Event().wait()

@@ -16,6 +16,7 @@ import pytest
 
 from distdebug.errors import NoDumpsError
 from distdebug.flight_recorder import read_dumps
+from distdebug.flight_recorder.reading.decode import load_plain_pickle
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
 from distdebug.testing.dumps import torch_pickle
 
@@ -286,6 +287,18 @@ class TestPickle:
         dump, why = read_raw(tmp_path, raw)
 
         assert ([0, 1, 2], "") == (dump.entries.record_id.tolist(), why)
+
+    @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+    def test_careful(self, protocol):
+        """
+        The careful unpickler reads plain data as Python does.
+        """
+        value = {"a": [(), (1,), (1, 2), (1, 2, 3), (1, (2, [3]), {}, 4)]}
+        value["b"] = [{"c": (5, 6, 7, 8, 9)}, *BUILTIN]
+
+        found = load_plain_pickle(pickle.dumps(value, protocol))
+
+        assert (value, "") == found
 
     def test_recursive(self, tmp_path, job, unpickler):
         """

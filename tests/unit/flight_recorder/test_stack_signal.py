@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 # Only here can the folder be chosen; who enables recording offers in /tmp.
-from distdebug.flight_recorder.recording.job_hooks import (
+from distdebug.flight_recorder.recording.signals import (
     disable_stack_signal,
     enable_stack_signal,
 )
@@ -239,7 +239,7 @@ def test_swept(tmp_path):
     (folder / "other").touch()
 
     code = (
-        "from distdebug.flight_recorder.recording.job_hooks import *; "
+        "from distdebug.flight_recorder.recording.signals import *; "
         f"enable_stack_signal({str(tmp_path)!r}); disable_stack_signal()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

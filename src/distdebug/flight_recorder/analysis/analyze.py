@@ -29,12 +29,8 @@ from .root_causes import Root, find_late_arrivals, find_roots, is_left_behind
 from .stragglers import find_stragglers
 from .stuck import (
     StuckCall,
-    awaited_text,
-    call_text,
-    collective_ref,
     find_outdated,
     find_stuck_calls,
-    first_entered_ns,
     is_longest_wait,
     is_normal_wait,
     longest_wait_ns,
@@ -64,55 +60,42 @@ _OFF_BY_ONE_TEXTS = {
 }
 
 
-def explain_root(
-    job: Job,
-    root: Root,
-    calls: Sequence[StuckCall],
-    confidence: Confidence,
-) -> Finding:
+def explain_root(job: Job, root: Root) -> Finding:
     """
     Return the finding for one root cause of the waits.
-
-    Args:
-        calls: All stuck calls of the job; *root* refers to them by index.
     """
-    first = calls[root.calls[0]]
-    late = _late_summary(job, root, first)
+    first = root.calls[0]
+    late = _late_summary(root)
     return Finding(
         cause=root.cause,
         ranks=root.ranks,
-        summary=late or _root_summary(job, root, calls),
-        confidence=confidence,
-        remedy=_LATE_REMEDY if late else _root_remedy(job, root, first),
-        group=job.groups[first.group].ref,
-        collective=collective_ref(job, first),
-        evidence=tuple(_root_evidence(job, root, calls)),
+        summary=late or _root_summary(root),
+        confidence=_root_confidence(root, job),
+        remedy=_LATE_REMEDY if late else _root_remedy(root),
+        group=first.process_group.ref,
+        collective=first.ref,
+        evidence=tuple(_root_evidence(job, root)),
     )
 
 
-def _root_summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
+def _root_summary(root: Root) -> str:
     ranks = ranks_text(root.ranks)
-    first = calls[root.calls[0]]
-    call = call_text(job, first)
-    waiting = len({r for i in root.calls for r in calls[i].waiting})
+    first = root.calls[0]
+    call = str(first)
+    waiting = len({r for c in root.calls for r in c.waiting})
     wait = f"{waiting} rank{'s wait' if waiting != 1 else ' waits'}"
-    wait += _waited_text(job, [calls[i] for i in root.calls])
+    wait += _waited_text(root.calls)
     also_missing = sorted({*first.missing}.difference(root.ranks))
     also_text = (
         f"; {ranks_text(also_missing)} left no dump" if also_missing else ""
     )
-    cycle = _cycle_text(job, root, calls)
-    verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
-    in_flight = (
-        f"{ranks} entered {call}, which completed for its other members, and "
-        f"{verb} stuck in it"
-        if is_left_behind(first, job)
-        else f"all {len(first.waiting)} members entered {call}, and it does "
-        "not complete"
+    cycle = ", ".join(
+        f"{ranks_text(sorted(c.waiting))} in {c}" for c in root.calls[:4]
     )
+    verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
     texts = {
         Cause.RANK_NOT_ARRIVED: f"{ranks} never entered "
-        f"{awaited_text(job, first)} ({wait}{also_text})",
+        f"{first.awaited_text} ({wait}{also_text})",
         Cause.RANK_CRASHED: f"{ranks} left no dump; {wait} for {them} in "
         f"{call}",
         Cause.SKIPPED_COLLECTIVE: f"{ranks} skipped {call} ({wait}): {cycle}",
@@ -125,47 +108,50 @@ def _root_summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
         f"started it ({wait} in it)",
         Cause.RANK_BLOCKED_IN_LAUNCH: f"{ranks} {verb} stuck inside the "
         f"launch of {call}",
-        Cause.COLLECTIVE_STUCK_IN_FLIGHT: in_flight,
+        Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{ranks} entered {call}, which "
+        f"completed for its other members, and {verb} stuck in it"
+        if is_left_behind(first)
+        else f"all {len(first.waiting)} members entered {call}, and it does "
+        "not complete",
         Cause.UNKNOWN: f"it cannot be told who holds up {call}: the dumps of "
         f"{ranks} do not show how far they got",
     }
     return texts[root.cause]
 
 
-def _late_summary(job: Job, root: Root, first: StuckCall) -> str:
+def _late_summary(root: Root) -> str:
     """
     Return the summary for ranks that arrived too late; ``""`` if none.
     """
+    first = root.calls[0]
     is_inside = first.waiting.keys() >= {*root.ranks}
     if root.cause is not Cause.RANK_NOT_ARRIVED or not is_inside:
         return ""
 
-    seconds = min(find_late_arrivals(first, job).values(), default=0.0)
+    seconds = min(find_late_arrivals(first).values(), default=0.0)
     on_time = sorted(first.waiting.keys() - {*root.ranks})
     return (
-        f"{ranks_text(root.ranks)} entered {call_text(job, first)} "
+        f"{ranks_text(root.ranks)} entered {first} "
         f"{seconds:.0f} s after {ranks_text(on_time)}, when the time-out was "
         "over"
     )
 
 
-def _root_remedy(job: Job, root: Root, first: StuckCall) -> str | None:
-    is_left = (
-        root.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
-        and is_left_behind(first, job)
-    )
-    if is_left and collective_ref(job, first).op in _ROOTED_OPS:
+def _root_remedy(root: Root) -> str | None:
+    first = root.calls[0]
+    is_in_flight = root.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
+    if is_in_flight and is_left_behind(first) and first.ref.op in _ROOTED_OPS:
         return _ROOT_RANK_REMEDY
     return (
         _UNKNOWN_REMEDY if root.cause is Cause.UNKNOWN else root.cause.remedy
     )
 
 
-def _waited_text(job: Job, calls: Sequence[StuckCall]) -> str:
+def _waited_text(calls: Iterable[StuckCall]) -> str:
     """
     Return how long the ranks have waited; ``""`` if unknown or below 1 s.
     """
-    waited = longest_wait_ns(calls, job) / 1e9
+    waited = longest_wait_ns(calls) / 1e9
     if waited < 1:
         return ""
     if waited < 120:
@@ -173,17 +159,8 @@ def _waited_text(job: Job, calls: Sequence[StuckCall]) -> str:
     return f" for {waited / 60:.0f} min"
 
 
-def _cycle_text(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
-    return ", ".join(
-        f"{ranks_text(sorted(calls[i].waiting))} in {call_text(job, calls[i])}"
-        for i in root.calls[:4]
-    )
-
-
-def _root_evidence(
-    job: Job, root: Root, calls: Sequence[StuckCall]
-) -> Iterable[Evidence]:
-    waiting = [calls[i].first_record for i in root.calls[:4]]
+def _root_evidence(job: Job, root: Root) -> Iterable[Evidence]:
+    waiting = [call.first_record for call in root.calls[:4]]
     dumps = [job.dumps.by_rank.get(rank) for rank in root.ranks[:4]]
     last = [
         (dump.rank, int(dump.entries.record_id.argmax()))
@@ -306,7 +283,7 @@ def _analyze(job: Job) -> FlightReport:
     return FlightReport(
         findings=tuple(findings),
         groups=tuple(_group_progress(job, calls)),
-        waits=tuple(_collect_waits(job, calls)),
+        waits=tuple(_collect_waits(calls)),
         victims=tuple(sorted({r for c in calls for r in c.waiting} - blamed)),
         missing=tuple(_collect_missing(job)),
         outdated=tuple(sorted(outdated)),
@@ -322,10 +299,7 @@ def _collect_findings(job: Job, calls: Sequence[StuckCall]) -> list[Finding]:
     blocking += find_pair_mismatches(job, calls)
     # A mismatch explains why its group is stuck.
     explained = {f.group for f in blocking}
-    waits = [
-        explain_root(job, r, calls, _root_confidence(r, calls, job))
-        for r in find_roots(calls, job)
-    ]
+    waits = [explain_root(job, root) for root in find_roots(calls, job)]
     waits = [f for f in waits if f.group not in explained]
     waits.sort(key=lambda f: _CAUSE_PRIORITY.index(f.cause))
     return [*blocking, *waits, *survived]
@@ -351,28 +325,22 @@ def _mismatch_findings(
     return blocking, survived
 
 
-def _root_confidence(
-    root: Root, calls: Sequence[StuckCall], job: Job
-) -> Confidence:
+def _root_confidence(root: Root, job: Job) -> Confidence:
     if root.cause in {Cause.COLLECTIVE_STUCK_IN_FLIGHT, Cause.UNKNOWN}:
         return "possible"
 
     is_known = all(
-        job.groups[calls[i].group].is_known and not calls[i].unknown
-        for i in root.calls
+        c.process_group.is_known and not c.unknown for c in root.calls
     )
     if root.cause is Cause.RANK_CRASHED or root.is_guess or not is_known:
         return "likely"
 
-    root_calls = [calls[i] for i in root.calls]
-    if not is_longest_wait(root_calls, job):
+    if not is_longest_wait(root.calls):
         return "possible"
 
     explains_all = len(root.victims) + len(root.ranks) >= len(job.dumps)
     # Other ranks without a dump may be culprits as well.
-    also_missing = {r for call in root_calls for r in call.missing}.difference(
-        root.ranks
-    )
+    also_missing = {r for c in root.calls for r in c.missing} - {*root.ranks}
     return "certain" if explains_all and not also_missing else "likely"
 
 
@@ -396,17 +364,17 @@ def _group_progress(
         )
 
 
-def _collect_waits(job: Job, calls: Sequence[StuckCall]) -> Iterable[Wait]:
+def _collect_waits(calls: Iterable[StuckCall]) -> Iterable[Wait]:
     for call in calls:
         yield Wait(
-            group=job.groups[call.group].name,
-            op=collective_ref(job, call).op,
+            group=call.process_group.name,
+            op=call.ref.op,
             seq=call.seq,
             p2p=call.p2p,
             waiting=tuple(sorted(call.waiting)),
             awaited=call.awaited,
-            since_ns=first_entered_ns(call, job),
-            desc=job.groups[call.group].desc,
+            since_ns=call.entered_ns,
+            desc=call.process_group.desc,
         )
 
 

@@ -625,7 +625,7 @@ def find_usual_calls(job: Job, rank: int, row: int) -> list[int]:
     return [int(at) for at in found]
 
 
-def is_entry_into(job: Job, rank: int, row: int, call: StuckCall) -> bool:
+def is_entry_into(call: StuckCall, rank: int, row: int) -> bool:
     """
     Return whether a rank would enter *call* if it repeated one of its records.
 
@@ -634,6 +634,7 @@ def is_entry_into(job: Job, rank: int, row: int, call: StuckCall) -> bool:
 
         row: Record index.
     """
+    job = call.job
     code = int(job.dumps[rank].entries.group[row])
     if job.membership.by_code[rank][code] != call.group:
         return False
@@ -642,11 +643,11 @@ def is_entry_into(job: Job, rank: int, row: int, call: StuckCall) -> bool:
     if not operation.is_p2p or not call.p2p:
         return operation.is_p2p == call.p2p
 
-    ends = operation.ends_in(job.groups[call.group]) or ()
+    ends = operation.ends_in(call.process_group) or ()
     return not call.waiting.keys().isdisjoint(ends)
 
 
-def count_passed_kinds(calls: Sequence[StuckCall], job: Job) -> list[int]:
+def count_passed_kinds(job: Job, calls: Sequence[StuckCall]) -> list[int]:
     """
     Count, for each stuck call, the other calls that its ranks have passed.
 
@@ -724,7 +725,7 @@ def find_pair_mismatches(
     """
     found = [
         *(_compare_channel(job, c) for c in job.channels),
-        *(_compare_all_to_all(job, c) for c in calls if not c.p2p),
+        *(_compare_all_to_all(c) for c in calls if not c.p2p),
     ]
     mismatches = [m for m in found if m is not None]
     job.read_stacks(record for m in mismatches for record in m.records)
@@ -828,8 +829,8 @@ def _unusual_ends(
     return (c.source,) if usual_send < usual_recv else (c.target,)
 
 
-def _compare_all_to_all(job: Job, call: StuckCall) -> _SizeMismatch | None:
-    group = job.groups[call.group]
+def _compare_all_to_all(call: StuckCall) -> _SizeMismatch | None:
+    job, group = call.job, call.process_group
     # One member is enough to skip calls that are no all-to-all.
     one = _streams_of(job, call.group, call.first_record[:1])
     for seq in range(max(call.seq - _MAX_LOOK_BACK, 1), call.seq + 1):
@@ -841,7 +842,7 @@ def _compare_all_to_all(job: Job, call: StuckCall) -> _SizeMismatch | None:
             continue
         shapes = [job.shape(rank, rows[rank]) for rank in group.order]
         if bad := _mismatched_pairs(shapes):
-            return _all_to_all_mismatch(job, call, seq, rows, bad)
+            return _all_to_all_mismatch(call, seq, rows, bad)
 
     return None
 
@@ -870,13 +871,12 @@ def _mismatched_pairs(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
 
 
 def _all_to_all_mismatch(
-    job: Job,
     call: StuckCall,
     seq: int,
     rows: dict[int, int],
     bad: Sequence[tuple[int, int]],
 ) -> _SizeMismatch:
-    order = job.groups[call.group].order
+    order = call.process_group.order
     votes = Counter(r for pair in bad for r in set(pair))
     most = max(votes.values())
     culprits = tuple(sorted(order[r] for r, n in votes.items() if n == most))

@@ -12,6 +12,7 @@ import math
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 import attrs
 import numpy as np
@@ -32,7 +33,6 @@ from .stuck import (
     StuckCall,
     build_wait_graph,
     find_waits,
-    first_entered_ns,
     is_longest_wait,
 )
 
@@ -56,12 +56,12 @@ class OrderViolation:
         cause: ``SKIPPED_COLLECTIVE`` if they skipped a call,
             ``GROUP_ORDER_DEADLOCK`` if that is unknown.
 
-        due: Index of the stuck call that was due; ``None`` if none of them.
+        due: The stuck call that was due; ``None`` if none of them.
     """
 
     ranks: frozenset[int]
     cause: Cause
-    due: int | None = None
+    due: StuckCall | None = None
 
 
 def find_order_violation(
@@ -85,9 +85,7 @@ def find_order_violation(
         for r in sampled
         if (at := _last_unusual_call(job, r, calls)) is not None
     }
-    common = {
-        r for c in calls if _is_unusual_for_most(c, job) for r in c.waiting
-    }
+    common = {r for c in calls if _is_unusual_for_most(c) for r in c.waiting}
     if not unusual or len(unusual) == len(sampled):
         return None
     if violators := unusual.keys() - common:
@@ -124,15 +122,15 @@ def _last_unusual_call(
     return None
 
 
-def _is_unusual_for_most(call: StuckCall, job: Job) -> bool:
+def _is_unusual_for_most(call: StuckCall) -> bool:
     """
     Return whether most members entered a call that is unusual for most of them.
     """
-    if 2 * len(call.waiting) <= len(job.groups[call.group].order):
+    if 2 * len(call.waiting) <= len(call.process_group.order):
         return False
 
     sampled = sorted(call.waiting.items())[:_MAX_SAMPLED_RANKS]
-    unusual = [r for r, row in sampled if find_usual_calls(job, r, row)]
+    unusual = [r for r, row in sampled if find_usual_calls(call.job, r, row)]
     return 2 * len(unusual) > len(sampled)
 
 
@@ -144,10 +142,10 @@ def _make_order_violation(
 ) -> OrderViolation:
     rank, (made, usual) = min(violators), unusual
     due_calls = [
-        (i, row)
+        (c, row)
         for row in usual
-        for i, c in enumerate(calls)
-        if rank in c.absent and is_entry_into(job, rank, row, c)
+        for c in calls
+        if rank in c.absent and is_entry_into(c, rank, row)
     ][:1]
     is_skipped = any(
         _is_past_due_call(job, rank, row, made) for _, row in due_calls
@@ -265,7 +263,7 @@ def _is_contradiction(a: Mapping[str, int], b: Mapping[str, int]) -> bool:
     return any(a[k] > b[k] for k in both) and any(a[k] < b[k] for k in both)
 
 
-def find_blocked_in_launch(call: StuckCall, job: Job) -> set[int]:
+def find_blocked_in_launch(call: StuckCall) -> set[int]:
     """
     Return the ranks that recorded the call but whose launch did not return.
 
@@ -275,7 +273,7 @@ def find_blocked_in_launch(call: StuckCall, job: Job) -> set[int]:
     if call.p2p:
         return set()
 
-    positions = job.states[call.group].positions
+    positions = call.job.states[call.group].positions
     counted = {
         r: status.enqueued
         for r in call.waiting
@@ -289,7 +287,7 @@ def find_blocked_in_launch(call: StuckCall, job: Job) -> set[int]:
     return blocked if len(blocked) < len(counted) else set()
 
 
-def find_late_arrivals(call: StuckCall, job: Job) -> dict[int, float]:
+def find_late_arrivals(call: StuckCall) -> dict[int, float]:
     """
     Return the ranks that entered a call after the timeout of the first one.
 
@@ -300,6 +298,7 @@ def find_late_arrivals(call: StuckCall, job: Job) -> dict[int, float]:
         Delay of each after the first rank, in seconds.  The clocks of nodes
         are assumed to differ by less than a timeout.
     """
+    job = call.job
     entered = {
         rank: job.created_ns(rank, row) for rank, row in call.waiting.items()
     }
@@ -313,7 +312,7 @@ def find_late_arrivals(call: StuckCall, job: Job) -> dict[int, float]:
     return {r: s for r, s in after.items() if s >= timeout_s}
 
 
-def find_not_started(call: StuckCall, job: Job) -> set[int]:
+def find_not_started(call: StuckCall) -> set[int]:
     """
     Return the ranks whose device did not start the call, unlike others.
 
@@ -323,7 +322,7 @@ def find_not_started(call: StuckCall, job: Job) -> set[int]:
         call: A call that all members have entered.
     """
     state = {
-        rank: int(job.dumps[rank].entries.state[row])
+        rank: int(call.job.dumps[rank].entries.state[row])
         for rank, row in call.waiting.items()
     }
     if STARTED not in state.values():
@@ -350,8 +349,8 @@ class Root:
     Attributes:
         ranks: Culprits or suspects, ascending.
 
-        calls: Indices of the stuck calls that show it; the first one is named
-            in the finding.
+        calls: The stuck calls that show it; the first one is named in the
+            finding.
 
         victims: Ranks that wait because of it, directly or through others,
             ascending.
@@ -361,7 +360,7 @@ class Root:
 
     cause: Cause
     ranks: tuple[int, ...]
-    calls: tuple[int, ...]
+    calls: tuple[StuckCall, ...]
     victims: tuple[int, ...] = ()
     is_guess: bool = False
 
@@ -377,65 +376,39 @@ def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
         The root causes, the most specific one first.
     """
     edges = build_wait_graph(calls)
-    age = {i: first_entered_ns(c, job) for i, c in enumerate(calls)}
-    roots = list(_find_not_arrived(calls, age, job))
-    ends = find_sinks(strongly_connected_components(edges), edges)
-    by_age = [sorted(part, key=age.__getitem__) for part in ends]
+    roots = list(_find_not_arrived(calls, job))
     absent = {r for root in roots for r in root.ranks}
-    for part in by_age:
-        if any(absent.intersection(calls[i].absent) for i in part):
-            continue
-        roots.append(_classify_end(part, calls, job))
+    for part in find_sinks(strongly_connected_components(edges), edges):
+        end = sorted((calls[i] for i in part), key=attrgetter("entered_ns"))
+        if not any(absent.intersection(call.absent) for call in end):
+            roots.append(_classify_end(end, job))
 
-    roots = _merge_left_behind(roots, calls, job)
-    roots = _merge_crashes(roots, calls, age, job)
-    return _add_victims(_drop_explained(roots, calls, job), calls, edges)
+    roots = _merge_crashes(_merge_left_behind(roots), calls, job)
+    return _add_victims(_drop_explained(roots), calls, edges)
 
 
-def _find_not_arrived(
-    calls: Sequence[StuckCall], age: dict[int, int], job: Job
-) -> Iterable[Root]:
+def _find_not_arrived(calls: Sequence[StuckCall], job: Job) -> Iterable[Root]:
     """
     Yield the root for absent ranks that are in no stuck call.
     """
     inside = {rank for c in calls for rank in c.waiting}
-    found = {
-        i: absent
-        for i, c in enumerate(calls)
-        if (absent := [r for r in c.absent if r not in inside])
-    }
+    found = [c for c in calls if not inside.issuperset(c.absent)]
     if found:
-        ranks = sorted({r for absent in found.values() for r in absent})
+        ranks = sorted({r for c in found for r in c.absent} - inside)
         # With only one waiting call there is nothing to choose.
-        has_choice = len(found) > 1
-        rows = (
-            predict_next_rows(job, ranks[:_MAX_ABSENT_RANKS])
-            if has_choice
-            else {}
-        )
-        # Another thread may continue with its own calls for a while.
-        is_normal = {
-            i: has_choice and not is_longest_wait([calls[i]], job)
-            for i in found
-        }
-        ordered = sorted(
-            found,
-            key=lambda i: (
-                is_normal[i],
-                *_turn_key(calls[i], rows, job),
-                age[i],
-            ),
-        )
+        if len(found) > 1:
+            rows = predict_next_rows(job, ranks[:_MAX_ABSENT_RANKS])
+            found.sort(key=lambda call: _turn_key(call, rows))
         yield Root(
             cause=Cause.RANK_NOT_ARRIVED,
             ranks=tuple(ranks),
-            calls=tuple(ordered),
+            calls=tuple(found),
         )
 
 
 def _turn_key(
-    call: StuckCall, rows: Mapping[int, int], job: Job
-) -> tuple[bool, float]:
+    call: StuckCall, rows: Mapping[int, int]
+) -> tuple[bool, bool, float, int]:
     """
     Return a sort key that puts the call first that is due next.
 
@@ -443,76 +416,73 @@ def _turn_key(
     their groups in turn: a late rank would next enter the one it used least
     recently.
     """
+    # Another thread may continue with its own calls for a while.
+    is_normal = not is_longest_wait([call])
     is_later = not any(
-        is_entry_into(job, rank, rows[rank], call)
+        is_entry_into(call, rank, rows[rank])
         for rank in call.absent
         if rank in rows
     )
-    if call.p2p:
-        return is_later, -1
+    turn: float = -1
+    if not call.p2p:
+        positions = call.job.states[call.group].positions
+        last = [positions[r].last_row for r in call.absent]
+        turn = min((row for row in last if row >= 0), default=math.inf)
+    return is_normal, is_later, turn, call.entered_ns
 
-    positions = job.states[call.group].positions
-    last = [positions[r].last_row for r in call.absent]
-    return is_later, min((row for row in last if row >= 0), default=math.inf)
 
-
-def _classify_end(
-    part: Sequence[int], calls: Sequence[StuckCall], job: Job
-) -> Root:
-    end_calls = [calls[i] for i in part]
-    first = end_calls[0]
-    if missing := {r for c in end_calls for r in c.missing}:
+def _classify_end(calls: Sequence[StuckCall], job: Job) -> Root:
+    """
+    Return the root for calls that wait for no others, the oldest first.
+    """
+    first = calls[0]
+    if missing := {r for c in calls for r in c.missing}:
         cause, ranks = Cause.RANK_CRASHED, missing
-    elif len(part) > 1:
-        return _classify_cycle(part, calls, job)
+    elif len(calls) > 1:
+        return _classify_cycle(calls, job)
     elif first.unknown:
         cause, ranks = Cause.UNKNOWN, set(first.unknown)
-    elif ranks := find_blocked_in_launch(first, job):
+    elif ranks := find_blocked_in_launch(first):
         cause = Cause.RANK_BLOCKED_IN_LAUNCH
-    elif ranks := find_not_started(first, job):
+    elif ranks := find_not_started(first):
         cause = Cause.RANK_NOT_STARTED
-    elif ranks := set(find_late_arrivals(first, job)):
+    elif ranks := set(find_late_arrivals(first)):
         cause = Cause.RANK_NOT_ARRIVED
     else:
         cause, ranks = Cause.COLLECTIVE_STUCK_IN_FLIGHT, set(first.waiting)
 
-    return Root(cause=cause, ranks=tuple(sorted(ranks)), calls=tuple(part))
+    return Root(cause=cause, ranks=tuple(sorted(ranks)), calls=tuple(calls))
 
 
-def _classify_cycle(
-    part: Sequence[int], calls: Sequence[StuckCall], job: Job
-) -> Root:
+def _classify_cycle(calls: Sequence[StuckCall], job: Job) -> Root:
     """
     Return the root for calls that wait for each other.
     """
-    cycle_calls = [calls[i] for i in part]
-    cycle_ranks = {r for _, _, r in find_waits(cycle_calls)}
+    cycle_ranks = {r for _, _, r in find_waits(calls)}
     cycle = Root(
         cause=Cause.GROUP_ORDER_DEADLOCK,
         ranks=tuple(sorted(cycle_ranks)),
-        calls=tuple(part),
+        calls=tuple(calls),
     )
-    if all(c.p2p for c in cycle_calls):
+    if all(c.p2p for c in calls):
         return attrs.evolve(cycle, cause=Cause.P2P_DEADLOCK)
 
     odd = find_odd_rank(cycle_ranks, job)
-    violation = find_order_violation(cycle_calls, cycle_ranks, job)
+    violation = find_order_violation(calls, cycle_ranks, job)
     if violation is None or not violation.ranks >= odd:
         ranks = tuple(sorted(odd or cycle_ranks))
         return attrs.evolve(cycle, ranks=ranks)
 
-    due = [] if violation.due is None else [part[violation.due]]
     return Root(
         cause=violation.cause,
         ranks=tuple(sorted(odd or violation.ranks)),
-        calls=(*due, *(i for i in part if i not in due)),
+        # The call that was due comes first.
+        calls=tuple(sorted(calls, key=lambda c: c is not violation.due)),
         is_guess=violation.cause is Cause.SKIPPED_COLLECTIVE or not odd,
     )
 
 
-def _merge_left_behind(
-    roots: Sequence[Root], calls: Sequence[StuckCall], job: Job
-) -> list[Root]:
+def _merge_left_behind(roots: Sequence[Root]) -> list[Root]:
     """
     Merge the roots of ranks stuck in calls that completed for other members.
     """
@@ -520,7 +490,7 @@ def _merge_left_behind(
         r
         for r in roots
         if r.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
-        and is_left_behind(calls[r.calls[0]], job)
+        and is_left_behind(r.calls[0])
     ]
     return _merge_roots(
         roots, left_behind, {rank for r in left_behind for rank in r.ranks}
@@ -539,12 +509,12 @@ def _merge_roots(
     merged = Root(
         cause=alike[0].cause,
         ranks=tuple(sorted(ranks)),
-        calls=tuple(i for r in alike for i in r.calls),
+        calls=tuple(call for r in alike for call in r.calls),
     )
     return [merged, *(r for r in roots if r not in alike)]
 
 
-def is_left_behind(call: StuckCall, job: Job) -> bool:
+def is_left_behind(call: StuckCall) -> bool:
     """
     Return whether a call completed for some members, but not for those inside.
 
@@ -552,14 +522,11 @@ def is_left_behind(call: StuckCall, job: Job) -> bool:
         call: A stuck call.
     """
     known = len(call.waiting) + len(call.awaited)
-    return not call.p2p and known < len(job.groups[call.group].order)
+    return not call.p2p and known < len(call.process_group.order)
 
 
 def _merge_crashes(
-    roots: Sequence[Root],
-    calls: Sequence[StuckCall],
-    age: Mapping[int, int],
-    job: Job,
+    roots: Sequence[Root], calls: Sequence[StuckCall], job: Job
 ) -> list[Root]:
     """
     Merge all crashes, because the ranks may have shared a node.
@@ -568,7 +535,7 @@ def _merge_crashes(
     missing = {rank for r in crashed for rank in r.ranks}
     likeliest = find_likeliest_crashed(missing, calls, job)
     return [
-        attrs.evolve(r, calls=_sort_by_likelihood(r.calls, calls, age, job))
+        attrs.evolve(r, calls=_sort_by_likelihood(r.calls, job))
         if r.cause is Cause.RANK_CRASHED
         else r
         for r in _merge_roots(roots, crashed, likeliest)
@@ -576,30 +543,21 @@ def _merge_crashes(
 
 
 def _sort_by_likelihood(
-    indices: Sequence[int],
-    calls: Sequence[StuckCall],
-    age: Mapping[int, int],
-    job: Job,
-) -> tuple[int, ...]:
+    calls: Sequence[StuckCall], job: Job
+) -> tuple[StuckCall, ...]:
     """
     Put the call first that the missing rank would most likely have entered.
 
     Its own call sequence is lost.  Ranks that passed there show the order;
     else the call that is made most often is the likeliest.
     """
-    passed = count_passed_kinds([calls[i] for i in indices], job)
-    turn = dict(zip(indices, passed, strict=True))
+    turn = dict(zip(calls, count_passed_kinds(job, calls), strict=True))
     return tuple(
-        sorted(
-            indices,
-            key=lambda i: (turn[i], calls[i].p2p, -calls[i].seq, age[i]),
-        )
+        sorted(calls, key=lambda c: (turn[c], c.p2p, -c.seq, c.entered_ns))
     )
 
 
-def _drop_explained(
-    roots: Sequence[Root], calls: Sequence[StuckCall], job: Job
-) -> list[Root]:
+def _drop_explained(roots: Sequence[Root]) -> list[Root]:
     """
     Drop unproven roots if proven ones explain them already.
 
@@ -610,8 +568,8 @@ def _drop_explained(
     explained = {
         rank
         for root in proven
-        for i in root.calls
-        for rank in job.groups[calls[i].group].order
+        for call in root.calls
+        for rank in call.process_group.order
     }
     unproven = (r for r in roots if r.cause in _UNPROVEN_CAUSES)
     return [
@@ -625,6 +583,7 @@ def _add_victims(
     calls: Sequence[StuckCall],
     edges: Sequence[Iterable[int]],
 ) -> list[Root]:
+    index = {call: i for i, call in enumerate(calls)}
     back: dict[int, set[int]] = defaultdict(set)
     for i, targets in enumerate(edges):
         for target in targets:
@@ -634,7 +593,7 @@ def _add_victims(
     for root in roots:
         waiting = {
             rank
-            for i in find_reachable(root.calls, back)
+            for i in find_reachable([index[c] for c in root.calls], back)
             for rank in calls[i].waiting
         }
         victims = tuple(sorted(waiting.difference(root.ranks)))

@@ -13,8 +13,9 @@ same group, less the waits in other groups meanwhile; this is delay analysis
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import attrs
 import numpy as np
@@ -52,8 +53,36 @@ _MAX_PHASE_NS = 5_000_000
 _MIN_DOUBT_FACTOR = 4
 
 
-@attrs.frozen(kw_only=True)
-class _Delay:
+@attrs.frozen(kw_only=True, eq=False)
+class _CallTimes:
+    """
+    Times of the calls that all members of a group have on record.
+
+    Arrays have one row per rank and one column per call; times are in
+    nanoseconds.
+
+    Attributes:
+        rows: Indices of the calls among the records of each rank.
+
+        host: When each rank came, by the clock that all share as far as is
+            known.
+
+        doubt: The uncertainty of these clocks.
+
+        device: The same on the GPU, less the end of the call, if its duration
+            was measured: the last one waits least.
+    """
+
+    group: GroupRef
+    ranks: tuple[int, ...]
+    seq: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    host: NDArray[np.float64]
+    doubt: float
+    device: NDArray[np.float64] | None
+
+
+class _Delay(NamedTuple):
     """
     Delay that one rank causes in one group.
 
@@ -62,37 +91,16 @@ class _Delay:
 
         ns: Typical delay per call.
 
-        kind: ``"host"`` or ``"device"``.
+        often: In how many calls the others wait.
 
-        is_timed: Whether it is known by how much clocks differ, so that it is
-            no clock that is ahead.
+        kind: ``"host"`` or ``"device"``.
     """
 
     share: float
     ns: float
+    often: float
     kind: str
-    group: GroupRef
-    is_timed: bool
-    evidence: Evidence
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class _CallTimes:
-    """
-    Times of the calls that all members of a group have on record.
-
-    Arrays have one row per rank and one column per call.  *rows* are the indices
-    of the calls among the records of each rank.
-    """
-
-    group: GroupRef
-    ranks: tuple[int, ...]
-    paths: Mapping[int, str]
-    seq: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    created: NDArray[np.float64]
-    completed: NDArray[np.float64]
-    duration_ms: NDArray[np.float64]
+    table: _CallTimes
 
 
 def find_stragglers(job: Job) -> list[Finding]:
@@ -105,48 +113,19 @@ def find_stragglers(job: Job) -> list[Finding]:
     tables = [
         t for i in range(len(job.states)) if (t := _collect_call_times(job, i))
     ]
-    arrivals = [_arrivals(table, job) for table in tables]
-    history = _History(job, tables, arrivals)
+    history = _History(job, tables)
     worst: dict[int, _Delay] = {}
-    for table, found in zip(tables, arrivals, strict=True):
-        for rank, delay in _measure_delays(table, found, history).items():
-            if delay.share >= max(
-                _MIN_SHARE_OF_TIME, worst[rank].share if rank in worst else 0
-            ):
-                worst[rank] = delay
+    for table in tables:
+        shares, is_host = _shares(table, history)
+        for rank, (share, ns, often), host in zip(
+            table.ranks, shares.tolist(), is_host.tolist(), strict=True
+        ):
+            least = worst[rank].share if rank in worst else _MIN_SHARE_OF_TIME
+            if share >= least:
+                kind = "host" if host else "device"
+                worst[rank] = _Delay(share, ns, often, kind, table)
     ordered = sorted(worst.items(), key=lambda item: -item[1].share)
-    return [_straggler_finding(rank, delay) for rank, delay in ordered]
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class _Arrivals:
-    """
-    When each rank (row) came to each call (column), in nanoseconds.
-
-    Attributes:
-        host: By the clock that all share as far as is known.
-
-        doubt: The uncertainty of these clocks.
-
-        device: The same on the GPU, less the end of the call, if its duration
-            was measured: the last one waits least.
-    """
-
-    host: NDArray[np.float64]
-    doubt: float
-    device: NDArray[np.float64] | None
-
-
-def _arrivals(table: _CallTimes, job: Job) -> _Arrivals:
-    hosts = [host_of(job.dumps, rank) for rank in table.ranks]
-    offsets, doubt = clock_offsets_ns(table.completed, hosts)
-    # Durations do not depend on clocks, so they outweigh arrival times.
-    is_measured = bool(np.isfinite(table.duration_ms).all())
-    return _Arrivals(
-        host=table.created - offsets[:, None],
-        doubt=0.0 if _is_exact(table.completed - offsets[:, None]) else doubt,
-        device=-table.duration_ms * 1e6 if is_measured else None,
-    )
+    return [_straggler_finding(job, rank, delay) for rank, delay in ordered]
 
 
 class _History:
@@ -157,29 +136,24 @@ class _History:
         compared_ranks: How many ranks there are.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        tables: Sequence[_CallTimes],
-        arrivals: Sequence[_Arrivals],
-    ) -> None:
+    def __init__(self, job: Job, tables: Sequence[_CallTimes]) -> None:
         self.compared_ranks = len(job.dumps)
         self._of_all = [
-            (table.ranks, found.host)
-            for table, found in zip(tables, arrivals, strict=True)
+            (table.ranks, table.host)
+            for table in tables
             if len(table.ranks) == self.compared_ranks
         ]
         entries = {rank: job.dumps[rank].entries for rank in job.dumps.ranks}
         spans = {rank: np.zeros((2, len(e))) for rank, e in entries.items()}
         waits = {rank: np.zeros(len(e)) for rank, e in entries.items()}
         known = {rank: np.zeros(len(e), bool) for rank, e in entries.items()}
-        for table, found in zip(tables, arrivals, strict=True):
-            order = found.host if found.device is None else found.device
+        for table in tables:
+            order = table.host if table.device is None else table.device
             for rank, rows, came in zip(
                 table.ranks, table.rows, order, strict=True
             ):
                 known[rank][rows] = True
-                if found.device is None:
+                if table.device is None:
                     spans[rank][:, rows] = came, order.max(axis=0)
                 else:
                     waits[rank][rows] = order.max(axis=0) - came
@@ -196,16 +170,14 @@ class _History:
             for ranks, host in self._of_all
         ]
 
-    def offsets(
-        self, table: _CallTimes, found: _Arrivals
-    ) -> NDArray[np.float64]:
+    def offsets(self, table: _CallTimes) -> NDArray[np.float64]:
         """
         Return by how much the clock of each rank may be ahead of the others'.
 
         It is so in all groups alike, so the least delay counts.
         """
         known = [
-            _constant_delays(found.host),
+            _constant_delays(table.host),
             *(
                 np.array([delays[rank] for rank in table.ranks])
                 for delays in self._delays_in_all
@@ -262,28 +234,8 @@ def _total_waits(
     return np.concatenate([[0.0], np.cumsum(waited)])
 
 
-def _measure_delays(
-    table: _CallTimes, found: _Arrivals, history: _History
-) -> dict[int, _Delay]:
-    shares, is_host = _shares(table, found, history)
-    return {
-        rank: _Delay(
-            share=share,
-            ns=ns,
-            kind="host" if host else "device",
-            group=table.group,
-            is_timed=found.device is not None or np.isfinite(found.doubt),
-            evidence=_straggler_evidence(rank, int(often), table),
-        )
-        for rank, (share, ns, often), host in zip(
-            table.ranks, shares.tolist(), is_host.tolist(), strict=True
-        )
-        if share
-    }
-
-
 def _shares(
-    table: _CallTimes, found: _Arrivals, history: _History
+    table: _CallTimes, history: _History
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """
     Return the shares of :func:`_delay_shares`, and whose host is slow.
@@ -291,21 +243,21 @@ def _shares(
     held = history.held(table)
     # A delay before a burst of calls counts once, not for each call.
     since_last = np.maximum(history.since_last(table), 0)
-    has_clock = found.device is not None or not found.doubt
+    has_clock = table.device is not None or not table.doubt
     shares_of = partial(
         _delay_shares,
-        arrived=found.host,
+        arrived=table.host,
         compared_ranks=history.compared_ranks,
         max_share=np.inf if has_clock else _MAX_SHARE_OF_TIME,
     )
-    on_host = np.minimum(_own_delays(found.host, held), since_last)
-    if found.device is not None:
-        on_device = _own_delays(found.device, held)
+    on_host = np.minimum(_own_delays(table.host, held), since_last)
+    if table.device is not None:
+        on_device = _own_delays(table.device, held)
         is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
         return shares_of(on_device, min_delay_ns=_MIN_DEVICE_DELAY_NS), is_host
 
-    doubt_ns = max(_MIN_DOUBT_FACTOR * found.doubt, _MIN_HOST_DELAY_NS)
-    varying = _own_delays(found.host - history.offsets(table, found), held)
+    doubt_ns = max(_MIN_DOUBT_FACTOR * table.doubt, _MIN_HOST_DELAY_NS)
+    varying = _own_delays(table.host - history.offsets(table), held)
     shares = np.maximum(
         shares_of(on_host, min_delay_ns=doubt_ns),
         shares_of(
@@ -325,17 +277,6 @@ def _own_delays(
         _lead_over_others(order), _lead_over_others(order - held)
     )
     return own
-
-
-def _straggler_evidence(rank: int, often: int, table: _CallTimes) -> Evidence:
-    calls = f"#{table.seq[0]} to #{table.seq[-1]}"
-    return Evidence(
-        kind="dump",
-        source=table.paths[rank],
-        location=f"rank {rank}, times of calls {calls}",
-        quote=f"the others wait for rank {rank} in {often:,} of "
-        f"{len(table.seq):,} calls",
-    )
 
 
 def _constant_delays(arrived: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -411,7 +352,10 @@ def _typical_delay(delays: NDArray[np.float64]) -> float:
     return float(np.median(counts)) if len(counts) else 0.0
 
 
-def _straggler_finding(rank: int, delay: _Delay) -> Finding:
+def _straggler_finding(job: Job, rank: int, delay: _Delay) -> Finding:
+    table, seq = delay.table, delay.table.seq
+    # Otherwise a clock may be ahead.
+    is_timed = table.device is not None or np.isfinite(table.doubt)
     advice = {
         "host": "data loading, CPU limits, other processes",
         "device": "clocks, temperature, ECC errors, other processes",
@@ -421,12 +365,20 @@ def _straggler_finding(rank: int, delay: _Delay) -> Finding:
         ranks=(rank,),
         summary=f"rank {rank} is slow on its {delay.kind}: all others wait "
         f"{delay.ns / 1e6:,.1f} ms for it again and again in group "
-        f"{str(delay.group)!r}, {delay.share:.0%} of the time",
-        confidence="likely" if delay.is_timed else "possible",
+        f"{str(table.group)!r}, {delay.share:.0%} of the time",
+        confidence="likely" if is_timed else "possible",
         remedy=f"compare the {delay.kind} of rank {rank} with the others: "
         f"{advice}",
-        group=delay.group,
-        evidence=(delay.evidence,),
+        group=table.group,
+        evidence=(
+            Evidence(
+                kind="dump",
+                source=job.dumps[rank].path,
+                location=f"rank {rank}, times of calls #{seq[0]} to #{seq[-1]}",
+                quote=f"the others wait for rank {rank} in "
+                f"{int(delay.often):,} of {len(seq):,} calls",
+            ),
+        ),
     )
 
 
@@ -446,15 +398,21 @@ def _collect_call_times(job: Job, index: int) -> _CallTimes | None:
     cells = [
         (job.dumps[r].entries, at) for r, at in zip(ranks, rows, strict=True)
     ]
+    created = np.array([e.created_ns[at] for e, at in cells], float)
+    completed = np.array([e.completed_ns[at] for e, at in cells], float)
+    duration_ms = np.array([e.duration_ms[at] for e, at in cells])
+    hosts = [host_of(job.dumps, rank) for rank in ranks]
+    offsets, doubt = clock_offsets_ns(completed, hosts)
+    # Durations do not depend on clocks, so they outweigh arrival times.
+    is_measured = bool(np.isfinite(duration_ms).all())
     return _CallTimes(
         group=job.states[index].group.ref,
         ranks=tuple(ranks),
-        paths={r: job.dumps[r].path for r in ranks},
         seq=common,
         rows=np.array(rows),
-        created=np.array([e.created_ns[at] for e, at in cells], float),
-        completed=np.array([e.completed_ns[at] for e, at in cells], float),
-        duration_ms=np.array([e.duration_ms[at] for e, at in cells]),
+        host=created - offsets[:, None],
+        doubt=0.0 if _is_exact(completed - offsets[:, None]) else doubt,
+        device=-duration_ms * 1e6 if is_measured else None,
     )
 
 

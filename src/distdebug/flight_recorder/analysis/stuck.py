@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import attrs
 import numpy as np
@@ -18,7 +19,8 @@ from ...findings import CollectiveRef, Evidence
 from ...usercode import user_location
 from ..reading.columns import Dumps, RankDump
 from .endings import failed_in_unrecorded_call, sigterm_time_s
-from .job import GroupState, Job, Position, Side
+from .job import Job, Position, Side
+from .membership import Group
 
 
 # A rank waits in a few groups; more are implausible.
@@ -33,6 +35,8 @@ class StuckCall:
     A call that some ranks entered and that did not complete.
 
     Attributes:
+        job: The job.
+
         group: Index of the group.
 
         seq: Sequence number; sends and receives have their own.
@@ -46,6 +50,7 @@ class StuckCall:
         unknown: Ranks whose dump does not show it.
     """
 
+    job: Job = attrs.field(repr=False)
     group: int
     seq: int
     waiting: dict[int, int]
@@ -67,6 +72,58 @@ class StuckCall:
         The first rank that is inside, and its record index.
         """
         return next(iter(self.waiting.items()))
+
+    @property
+    def process_group(self) -> Group:
+        """
+        The group, with its members.
+        """
+        return self.job.groups[self.group]
+
+    @cached_property
+    def entered_ns(self) -> int:
+        """
+        When the first rank entered it.
+
+        In nanoseconds since the epoch, by the clock of that rank's host.
+        """
+        records = self.waiting.items()
+        return min(self.job.created_ns(*record) for record in records)
+
+    @property
+    def ref(self) -> CollectiveRef:
+        """
+        Reference to this call for findings, by the record of a waiting rank.
+        """
+        for rank, row in self.waiting.items():
+            entries = self.job.dumps[rank].entries
+            if self.p2p or int(entries.seq[row]) == self.seq:
+                break
+
+        op = self.job.operation(rank, row).name
+        return CollectiveRef(op=op, seq=self.seq, p2p=self.p2p)
+
+    def __str__(self) -> str:
+        """
+        Return its name: ``all_reduce #9 of group 'dp'``.
+        """
+        group = self.process_group
+        ends = self.job.operation(*self.first_record).ends_in(group)
+        way = f" from rank {ends[0]} to rank {ends[1]}" if ends else ""
+        return f"{self.ref}{way} of group {str(group.ref)!r}"
+
+    @property
+    def awaited_text(self) -> str:
+        """
+        Name of the awaited call: the same one, or its other end.
+        """
+        rank, row = self.first_record
+        operation = self.job.operation(rank, row)
+        if not operation.is_p2p:
+            return str(self)
+
+        what = "the recv from" if operation.is_send else "the send to"
+        return f"{what} rank {rank} in group {str(self.process_group.ref)!r}"
 
 
 def find_outdated(job: Job) -> frozenset[int]:
@@ -113,16 +170,16 @@ def find_stuck_calls(job: Job, outdated: frozenset[int]) -> list[StuckCall]:
     }
     return [
         *(
-            _reclassify_members(call, job, outdated, off_record)
-            for i, s in enumerate(job.states)
-            if (call := _stuck_collective(i, s, outdated)) is not None
+            _reclassify_members(call, outdated, off_record)
+            for i in range(len(job.states))
+            if (call := _stuck_collective(job, i, outdated)) is not None
         ),
         *_stuck_p2p(job, outdated),
     ]
 
 
 def _reclassify_members(
-    call: StuckCall, job: Job, outdated: frozenset[int], off_record: set[int]
+    call: StuckCall, outdated: frozenset[int], off_record: set[int]
 ) -> StuckCall:
     """
     Correct who is missing and unknown.
@@ -130,12 +187,12 @@ def _reclassify_members(
     Ranks whose dump ends long before the call are missing.  Ranks that failed
     in an unrecorded call may have entered this one.
     """
-    limit = first_entered_ns(call, job) - _MAX_DUMP_GAP_NS
+    limit = call.entered_ns - _MAX_DUMP_GAP_NS
     missing = {
         r
         for r in outdated.intersection(call.unknown)
-        if job.dumps[r].sidecar is None
-        and job.dumps[r].last_activity_ns < limit
+        for dump in [call.job.dumps[r]]
+        if dump.sidecar is None and dump.last_activity_ns < limit
     }
     unknown = off_record.intersection(call.absent)
     return attrs.evolve(
@@ -147,8 +204,9 @@ def _reclassify_members(
 
 
 def _stuck_collective(
-    index: int, state: GroupState, outdated: frozenset[int]
+    job: Job, index: int, outdated: frozenset[int]
 ) -> StuckCall | None:
+    state = job.states[index]
     positions = state.positions.values()
     done = state.sync_done
     pending = {p.rank: _pending_seq(p, done) for p in positions}
@@ -164,6 +222,7 @@ def _stuck_collective(
         return None
 
     return StuckCall(
+        job=job,
         group=index,
         seq=seq,
         waiting=inside,
@@ -206,6 +265,7 @@ def _stuck_p2p(job: Job, outdated: frozenset[int]) -> Iterator[StuckCall]:
             has_dump = peer in job.dumps.by_rank
             is_proven = has_dump and peer not in outdated
             yield StuckCall(
+                job=job,
                 group=c.group,
                 seq=int(job.dumps[mine.rank].entries.p2p_seq[row]),
                 waiting=waiting,
@@ -224,16 +284,6 @@ def _has_counterpart(mine: Side, theirs: Side) -> bool:
         return len(theirs.rows) > len(mine.rows) - mine.pending
 
     return theirs.pending > 0
-
-
-def first_entered_ns(call: StuckCall, job: Job) -> int:
-    """
-    Return when the first rank entered a stuck call.
-
-    Returns:
-        Nanoseconds since the epoch, by the clock of that rank's host.
-    """
-    return min(job.created_ns(*record) for record in call.waiting.items())
 
 
 def find_waits(
@@ -350,7 +400,7 @@ def _wait_end_ns(dump: RankDump, end_s: float | None) -> int:
     return end_ns if 0 < after_ns <= _MAX_SHUTDOWN_NS else dump.written_ns
 
 
-def is_longest_wait(calls: Iterable[StuckCall], job: Job) -> bool:
+def is_longest_wait(calls: Iterable[StuckCall]) -> bool:
     """
     Return whether a rank has waited longer than any pause in its records.
 
@@ -362,11 +412,11 @@ def is_longest_wait(calls: Iterable[StuckCall], job: Job) -> bool:
     """
     return any(
         not dump.sidecar or age > _longest_pause_ns(dump)
-        for dump, age in _wait_ages(calls, job)
+        for dump, age in _wait_ages(calls)
     )
 
 
-def longest_wait_ns(calls: Iterable[StuckCall], job: Job) -> int:
+def longest_wait_ns(calls: Iterable[StuckCall]) -> int:
     """
     Return the longest wait of any rank in some stuck calls.
 
@@ -376,20 +426,18 @@ def longest_wait_ns(calls: Iterable[StuckCall], job: Job) -> int:
     Returns:
         Nanoseconds; 0 if no sidecar shows when a dump was taken.
     """
-    ages = (age for dump, age in _wait_ages(calls, job) if dump.sidecar)
+    ages = (age for dump, age in _wait_ages(calls) if dump.sidecar)
     return max(ages, default=0)
 
 
-def _wait_ages(
-    calls: Iterable[StuckCall], job: Job
-) -> Iterator[tuple[RankDump, int]]:
+def _wait_ages(calls: Iterable[StuckCall]) -> Iterator[tuple[RankDump, int]]:
     """
     Yield the dump of each waiting rank, and for how long it had waited.
     """
     for call in calls:
         for rank, row in call.waiting.items():
-            dump = job.dumps[rank]
-            yield dump, dump.written_ns - job.created_ns(rank, row)
+            dump = call.job.dumps[rank]
+            yield dump, dump.written_ns - call.job.created_ns(rank, row)
 
 
 def measure_silence_s(dumps: Dumps) -> float:
@@ -438,44 +486,6 @@ def _normal_wait_ns(dump: RankDump, *, is_ended: bool) -> float:
 
 
 _STATE_NAMES = ("scheduled", "started", "completed")
-
-
-def collective_ref(job: Job, call: StuckCall) -> CollectiveRef:
-    """
-    Return the reference to a stuck call, by the record of a waiting rank.
-    """
-    for rank, row in call.waiting.items():
-        entries = job.dumps[rank].entries
-        if call.p2p or int(entries.seq[row]) == call.seq:
-            break
-
-    return CollectiveRef(
-        op=job.operation(rank, row).name, seq=call.seq, p2p=call.p2p
-    )
-
-
-def call_text(job: Job, call: StuckCall) -> str:
-    """
-    Return the name of a stuck call: ``all_reduce #9 of group 'dp'``.
-    """
-    what, group = collective_ref(job, call), job.groups[call.group]
-    ends = job.operation(*call.first_record).ends_in(group)
-    way = f" from rank {ends[0]} to rank {ends[1]}" if ends else ""
-    return f"{what}{way} of group {str(group.ref)!r}"
-
-
-def awaited_text(job: Job, call: StuckCall) -> str:
-    """
-    Return the name of the awaited call: the same one, or its other end.
-    """
-    rank, row = call.first_record
-    operation = job.operation(rank, row)
-    if not operation.is_p2p:
-        return call_text(job, call)
-
-    what = "the recv from" if operation.is_send else "the send to"
-    group = str(job.groups[call.group].ref)
-    return f"{what} rank {rank} in group {group!r}"
 
 
 def record_evidence(

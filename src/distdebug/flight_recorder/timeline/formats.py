@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import json
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
-
-import attrs
 
 from ...errors import MissingDependencyError
 from ..reading.columns import Labels
 from .slices import (
-    AbsentRank,
+    Absence,
     Arrow,
-    RankAnnotations,
     RankSlices,
     SliceEnd,
     SliceKind,
     SlicePoint,
+    TimelineContext,
     describe_kind,
+    describe_lateness,
     iter_slices,
+    label_ranks,
 )
 
 
@@ -34,71 +34,29 @@ from .slices import (
 _MAX_CACHED = 1 << 16
 
 
-@attrs.frozen(eq=False)
-class TimelineFormat:
+class _Encoder:
     """
     An encoder of timelines: a head, all events rank by rank, and a tail.
 
     Args:
-        labels: Texts for the codes in records.
-
-        rank_annotations: Labels of ranks and marks of late arrivals.
-
-        start_ns: Time zero of the file.
+        context: What the file shows.
     """
 
-    _labels: Labels
-    _rank_annotations: RankAnnotations
-    _start_ns: int
-    _describe: Callable[[SliceKind], tuple[str, Any]] = attrs.field(init=False)
+    def __init__(self, context: TimelineContext) -> None:
+        self._labels = Labels.of(context.job.dumps)
+        self._rank_labels = label_ranks(context.report)
+        self._arrivals = context.arrivals
+        self._start_ns = context.start_ns
+        self._describe = lru_cache(_MAX_CACHED)(self._describe_kind)
 
-    @_describe.default
-    def _cache_descriptions(self) -> Callable[[SliceKind], tuple[str, Any]]:
-        def describe(kind: SliceKind) -> tuple[str, Any]:
-            return self._encode(*describe_kind(self._labels, kind))
-
-        return lru_cache(_MAX_CACHED)(describe)
-
-    def _encode(self, name: str, args: Mapping[str, Any]) -> tuple[str, Any]:
+    def _describe_kind(self, kind: SliceKind) -> tuple[str, Any]:
         """
-        Encode name and arguments that slices of one kind share.
+        Return name and arguments that slices of one kind share, encoded.
         """
-        return name, args
+        return describe_kind(self._labels, kind)
 
-    def head(self) -> bytes:
-        """
-        Return the beginning of the file.
-        """
-        raise NotImplementedError
-
-    def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
-        """
-        Return all events of one rank.
-
-        Args:
-            rank_slices: Its slices.
-
-            lines: Line of code of each slice; empty if they were not read.
-        """
-        raise NotImplementedError
-
-    def tail(
-        self,
-        arrows: Iterable[Arrow],
-        absent_ranks: Iterable[AbsentRank],
-        about: Mapping[str, Any],
-    ) -> bytes:
-        """
-        Return the events between ranks, and the metadata of the file.
-
-        Args:
-            arrows: Arrows between slices of the same call.
-
-            absent_ranks: Ranks that others wait for.
-
-            about: Plain data about the file.
-        """
-        raise NotImplementedError
+    def _lateness(self, of: RankSlices, i: int) -> tuple[str, dict[str, Any]]:
+        return describe_lateness(self._arrivals, int(of.call[i]))
 
 
 # Reserved color names of the trace viewer.
@@ -107,10 +65,10 @@ _COLORS: Mapping[int, str] = {
     SliceEnd.ABORTED: "terrible",
 }
 _LATE_COLOR = "bad"
+_ABSENT = "did not arrive"
 
 
-@attrs.frozen(eq=False)
-class TraceEventFormat(TimelineFormat):
+class TraceEventFormat(_Encoder):
     """
     Encoder of Trace Event Format (JSON), rank by rank.
     """
@@ -125,6 +83,11 @@ class TraceEventFormat(TimelineFormat):
     def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
         """
         Return all events of one rank.
+
+        Args:
+            rank_slices: Its slices.
+
+            lines: Line of code of each slice; empty if they were not read.
         """
         return _join_events(
             [
@@ -136,30 +99,29 @@ class TraceEventFormat(TimelineFormat):
     def tail(
         self,
         arrows: Iterable[Arrow],
-        absent_ranks: Iterable[AbsentRank],
+        absences: Iterable[Absence],
         about: Mapping[str, Any],
     ) -> bytes:
         """
         Return the events between ranks, and the metadata of the file.
+
+        Args:
+            arrows: Arrows between slices of the same call.
+
+            absences: Ranks that others wait for.
+
+            about: Plain data about the file.
         """
         body = _join_events(
             [
                 *self._arrow_events(arrows),
-                *(
-                    # Track -1 is the rank itself.
-                    self._instant(
-                        "p",
-                        SlicePoint(x.rank, -1, x.ns),
-                        "did not arrive",
-                        x.args,
-                    )
-                    for x in absent_ranks
-                ),
+                *(self._instant("p", at, _ABSENT, x) for at, x in absences),
             ]
         )
         return f'{body}\n],"otherData":{json.dumps(about)}}}\n'.encode()
 
-    def _encode(self, name: str, args: Mapping[str, Any]) -> tuple[str, str]:
+    def _describe_kind(self, kind: SliceKind) -> tuple[str, str]:
+        name, args = describe_kind(self._labels, kind)
         return json.dumps(name), _fields(args)
 
     def _timestamp_us(self, ns: int) -> str:
@@ -170,7 +132,7 @@ class TraceEventFormat(TimelineFormat):
         rank = rank_slices.rank
         yield _metadata(rank, "process_name", rank_slices.label)
         yield _metadata(rank, "process_sort_index", rank)
-        if label := self._rank_annotations.labels.get(rank):
+        if label := self._rank_labels.get(rank):
             yield _metadata(rank, "process_labels", label)
         for tid, name in enumerate(rank_slices.tracks, 1):
             yield _metadata(rank, "thread_name", name, tid=tid)
@@ -193,7 +155,7 @@ class TraceEventFormat(TimelineFormat):
                 f'"args":{{{args},"seq":{x.seq},"record":{x.record}{more}}}}}'
             )
             if x.is_late:
-                mark = self._rank_annotations.describe_lateness(rank_slices, i)
+                mark = self._lateness(rank_slices, i)
                 at = SlicePoint(rank, x.track, x.start_ns)
                 yield self._instant("t", at, *mark)
 
@@ -209,9 +171,9 @@ class TraceEventFormat(TimelineFormat):
         return _event("i", at.rank, ts=ts, tid=at.track + 1, **more)
 
     def _arrow_events(self, arrows: Iterable[Arrow]) -> Iterator[str]:
-        for number, arrow in enumerate(arrows, 1):
-            yield self._arrow_end("s", number, arrow.source)
-            yield self._arrow_end("f", number, arrow.target, bp="e")
+        for number, (source, target) in enumerate(arrows, 1):
+            yield self._arrow_end("s", number, source)
+            yield self._arrow_end("f", number, target, bp="e")
 
     def _arrow_end(
         self, ph: str, number: int, at: SlicePoint, **more: str
@@ -248,8 +210,7 @@ _ROOT_UUID = 1
 _TRACKS_PER_RANK = 1 << 24
 
 
-@attrs.frozen(eq=False)
-class PerfettoFormat(TimelineFormat):
+class PerfettoFormat(_Encoder):
     """
     Encoder of Perfetto packets, rank by rank.
 
@@ -259,13 +220,9 @@ class PerfettoFormat(TimelineFormat):
         MissingDependencyError: The package *perfetto* is not installed.
     """
 
-    _proto: Any = attrs.field(init=False)
-    _interned: dict[tuple[str, str], int] = attrs.field(
-        init=False, factory=dict
-    )
-
-    @_proto.default
-    def _import_protos(self) -> Any:
+    def __init__(self, context: TimelineContext) -> None:
+        super().__init__(context)
+        self._interned: dict[tuple[str, str], int] = {}
         try:
             from perfetto.protos.perfetto.trace import perfetto_trace_pb2
         except ImportError as exc:
@@ -276,7 +233,7 @@ class PerfettoFormat(TimelineFormat):
                 "which Perfetto opens, too",
             ) from exc
 
-        return perfetto_trace_pb2
+        self._proto: Any = perfetto_trace_pb2
 
     def head(self) -> bytes:
         """
@@ -304,7 +261,7 @@ class PerfettoFormat(TimelineFormat):
             if rank_slices.is_joined[i]:
                 event.flow_ids.append(int(rank_slices.call[i]) + 1)
             if x.is_late:
-                mark = self._rank_annotations.describe_lateness(rank_slices, i)
+                mark = self._lateness(rank_slices, i)
                 self._add_instant(trace, x.start_ns, uuid, *mark)
             self._add_event(trace, x.end_ns, uuid, "TYPE_SLICE_END")
         return _serialize(trace)
@@ -312,16 +269,16 @@ class PerfettoFormat(TimelineFormat):
     def tail(
         self,
         arrows: Iterable[Arrow],  # noqa: ARG002 slices carry their flows
-        absent_ranks: Iterable[AbsentRank],
+        absences: Iterable[Absence],
         about: Mapping[str, Any],
     ) -> bytes:
         """
         Return the events between ranks, and the metadata of the file.
         """
         trace = self._proto.Trace()
-        for x in absent_ranks:
-            uuid = _uuid(x.rank, 0)
-            self._add_instant(trace, x.ns, uuid, "did not arrive", x.args)
+        for at, args in absences:
+            uuid = _uuid(at.rank, at.track + 1)
+            self._add_instant(trace, at.ns, uuid, _ABSENT, args)
         plain = {key: json.dumps(value) for key, value in about.items()}
         self._add_instant(
             trace, self._start_ns, _ROOT_UUID, "about this timeline", plain
@@ -338,7 +295,7 @@ class PerfettoFormat(TimelineFormat):
         rank = rank_slices.rank
         whole = self._add_track(trace, _uuid(rank, 0), rank_slices.label)
         whole.parent_uuid, whole.sibling_order_rank = _ROOT_UUID, rank
-        if label := self._rank_annotations.labels.get(rank):
+        if label := self._rank_labels.get(rank):
             whole.description = label
         for i, name in enumerate(rank_slices.tracks):
             part = self._add_track(trace, _uuid(rank, i + 1), name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import heapq
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -30,8 +30,10 @@ from ..reading.columns import (
     RankDump,
     state_text,
 )
-from .clocks import Arrivals
+from .clocks import Arrivals, HostClock
 
+
+ProgressCallback = Callable[[str, int, int], object]
 
 # Slices without a recorded end: as short as viewers can show and select.
 _MIN_SLICE_NS = 1_000
@@ -256,6 +258,14 @@ class TimelineContext:
     Data that the layout of all ranks shares.
 
     Attributes:
+        report: Analysis of the dumps.
+
+        shown: Selected ranks, ascending.
+
+        start_ns: Time zero of the file, by the common clock.
+
+        clocks: Clock offsets of the hosts.
+
         offsets: Nanoseconds to subtract from the times of each rank.
 
         dump_times_ns: Time of the dump of each rank, by the common clock.
@@ -265,16 +275,24 @@ class TimelineContext:
         is_group_shown: Whether a group is selected, by code of the records.
 
         last: Maximum number of newest records per rank; ``None`` for all.
+
+        on_progress: Called with the stage, the number of ranks done, and their
+            total.
     """
 
+    report: FlightReport
     job: Job
+    shown: tuple[int, ...]
+    start_ns: int
+    clocks: tuple[HostClock, ...]
     peer_pairs: PeerPairs
     arrivals: Arrivals
     offsets: Mapping[int, int]
     dump_times_ns: Mapping[int, int]
     late_ns: int
     is_group_shown: NDArray[np.bool_]
-    last: int | None = None
+    last: int | None
+    on_progress: ProgressCallback
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -330,12 +348,14 @@ class RankSlices:
         return f"rank {self.rank}" + (f" ({host})" if host else "")
 
 
-def select_rows(context: TimelineContext, dump: RankDump) -> NDArray[np.int64]:
+def select_rows(
+    dump: RankDump, is_group_shown: NDArray[np.bool_], last: int | None
+) -> NDArray[np.int64]:
     """
     Return the indices of the selected records of a rank, ascending.
     """
-    rows = np.flatnonzero(context.is_group_shown[dump.entries.group])
-    return rows if context.last is None else rows[-context.last :]
+    rows = np.flatnonzero(is_group_shown[dump.entries.group])
+    return rows if last is None else rows[-last:]
 
 
 def lay_out_rank(context: TimelineContext, rank: int) -> RankSlices:
@@ -346,7 +366,7 @@ def lay_out_rank(context: TimelineContext, rank: int) -> RankSlices:
     streams = context.job.streams(rank)
     call = context.arrivals.find(streams, len(dump.entries))
     end, kind = slice_ends(context, dump, call)
-    rows = select_rows(context, dump)
+    rows = select_rows(dump, context.is_group_shown, context.last)
     start = dump.entries.created_ns - context.offsets[rank]
     rows, track, names = _lay_out(context, dump, rows, start, end)
     return RankSlices(
@@ -562,15 +582,8 @@ class SlicePoint:
     ns: int
 
 
-@attrs.frozen
-class Arrow:
-    """
-    An arrow from the last rank to arrive to one that waited.
-    """
-
-    call: int
-    source: SlicePoint
-    target: SlicePoint
+# From the last rank to arrive to one that waited.
+Arrow = tuple[SlicePoint, SlicePoint]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -694,65 +707,29 @@ def make_arrows(arrow_plan: ArrowPlan) -> list[Arrow]:
     Return the arrows of which both ends are in the timeline.
     """
     return [
-        Arrow(call, arrow_plan.sources[call], target)
+        (arrow_plan.sources[call], target)
         for call, target in arrow_plan.targets
         if call in arrow_plan.sources
     ]
 
 
-@attrs.frozen(kw_only=True)
-class AbsentRank:
+def describe_lateness(
+    arrivals: Arrivals, call: int
+) -> tuple[str, dict[str, Any]]:
     """
-    A rank that others wait for.
+    Return name and arguments of the mark of a late arrival.
 
-    Attributes:
-        rank: Global rank.
-
-        ns: Time of its dump, by the common clock.
-
-        args: The call, and the number of ranks that wait.
+    Args:
+        call: Position of the collective in the arrivals.
     """
-
-    rank: int
-    ns: int
-    args: Mapping[str, Any]
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class RankAnnotations:
-    """
-    Labels of ranks, and marks of late arrivals.
-
-    Attributes:
-        labels: Label of the process, by rank.
-
-        arrivals: Arrivals at all collectives.
-    """
-
-    labels: Mapping[int, str]
-    arrivals: Arrivals
-
-    def describe_lateness(
-        self, rank_slices: RankSlices, i: int
-    ) -> tuple[str, dict[str, Any]]:
-        """
-        Return name and arguments of the mark of a late arrival.
-
-        Args:
-            i: Position of the slice.
-        """
-        a, call = self.arrivals, rank_slices.call[i]
-        waited_ns = int(a.last_ns[call] - a.first_ns[call])
-        args = {
-            "ms after the first": waited_ns / 1e6,
-            "ranks": int(a.count[call]),
-        }
-        return "arrived last", args
+    waited_ns = int(arrivals.last_ns[call] - arrivals.first_ns[call])
+    return "arrived last", {
+        "ms after the first": waited_ns / 1e6,
+        "ranks": int(arrivals.count[call]),
+    }
 
 
-def make_annotations(
-    report: FlightReport, arrivals: Arrivals
-) -> RankAnnotations:
+def label_ranks(report: FlightReport) -> dict[int, str]:
     """
     Label the culprits and the victims of a report.
     """
@@ -760,24 +737,28 @@ def make_annotations(
     verdict = report.verdict
     if not verdict.cause.is_fine:
         labels |= dict.fromkeys(verdict.ranks, str(verdict.cause))
-    return RankAnnotations(labels=labels, arrivals=arrivals)
+    return labels
 
 
-def find_absent_ranks(
-    report: FlightReport, dump_times_ns: Mapping[int, int]
-) -> Iterator[AbsentRank]:
+# When a rank that others wait for was dumped, with the call as arguments.
+Absence = tuple[SlicePoint, Mapping[str, Any]]
+
+# The track of a rank itself.
+_WHOLE_RANK = -1
+
+
+def find_absences(context: TimelineContext) -> Iterator[Absence]:
     """
-    Yield the ranks that others wait for, with their call.
-
-    Args:
-        dump_times_ns: Time of the dump of each selected rank, by the common clock.
+    Yield the shown ranks that others wait for, with their call.
     """
-    for wait in report.waits:
+    shown = frozenset(context.shown)
+    for wait in context.report.waits:
         args = {
             "call": clean(f"{wait.op} #{wait.seq}"),
             "group": clean(wait.desc or wait.group),
             "ranks that wait": len(wait.waiting),
         }
         for rank in wait.awaited:
-            if rank in dump_times_ns:
-                yield AbsentRank(rank=rank, ns=dump_times_ns[rank], args=args)
+            if rank in shown:
+                ns = context.dump_times_ns[rank]
+                yield SlicePoint(rank, _WHOLE_RANK, ns), args

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
+import numpy as np
+
+from numpy.typing import NDArray
 
 from ..._io import open_whole, output_to
 from ..._text import clean
@@ -24,26 +26,20 @@ from ..analysis.analyze import analyze_dumps
 from ..analysis.job import Job
 from ..analysis.report import FlightReport
 from ..read import read_dumps
-from ..reading.columns import Dumps, Labels, RankDump
-from .clocks import (
-    HostClock,
-    Timeline,
-    collect_arrivals,
-    compare_clocks,
-    rank_offsets,
-)
-from .formats import PerfettoFormat, TimelineFormat, TraceEventFormat
+from ..reading.columns import Dumps, RankDump
+from .clocks import Timeline, collect_arrivals, compare_clocks, rank_offsets
+from .formats import PerfettoFormat, TraceEventFormat
 from .slices import (
     ArrowPlan,
     PeerPairs,
+    ProgressCallback,
     RankSlices,
     SliceEnd,
     TimelineContext,
     choose_arrow_calls,
     dump_time_ns,
-    find_absent_ranks,
+    find_absences,
     lay_out_rank,
-    make_annotations,
     make_arrows,
     mark_joined_slices,
     read_code_lines,
@@ -57,28 +53,6 @@ _MIN_DOUBT_FACTOR = 4
 _NEVER = 1 << 62
 
 TimelineSource = Dumps | FlightReport | Diagnosis | str | os.PathLike[str]
-ProgressCallback = Callable[[str, int, int], object]
-
-
-@attrs.frozen(kw_only=True)
-class _TimelinePlan:
-    """
-    Everything that a timeline is made of.
-
-    Attributes:
-        report: Analysis of the dumps.
-
-        shown: Selected ranks, ascending.
-
-        start_ns: Time zero of the file, by the common clock.
-    """
-
-    report: FlightReport
-    context: TimelineContext
-    clocks: tuple[HostClock, ...]
-    shown: tuple[int, ...]
-    start_ns: int
-    arrows: ArrowPlan
 
 
 def _load_report(
@@ -103,15 +77,16 @@ def _load_report(
 
 
 def _make_context(
-    dumps: Dumps,
-    groups: Iterable[str] | None,
+    report: FlightReport,
+    ranks: Iterable[int] | None,
+    is_group_shown: NDArray[np.bool_],
     last: int | None,
     on_progress: ProgressCallback,
-) -> tuple[TimelineContext, tuple[HostClock, ...]]:
+) -> TimelineContext:
     """
     Compute what all ranks share.
     """
-    job = Job(dumps)
+    dumps, job = report.dumps, Job(report.dumps)
     clocks = compare_clocks(job)
     offsets = rank_offsets(dumps, clocks)
     done = itertools.count(1)
@@ -123,17 +98,22 @@ def _make_context(
         ),
     )
     doubt = max((clock.doubt_ns or 0 for clock in clocks), default=0)
-    context = TimelineContext(
+    created = _first_created_ns(dumps, ranks, is_group_shown, last)
+    return TimelineContext(
+        report=report,
         job=job,
+        shown=tuple(created),
+        start_ns=min(ns - offsets[rank] for rank, ns in created.items()),
+        clocks=clocks,
         peer_pairs=PeerPairs.of(job),
         arrivals=arrivals,
         offsets=offsets,
         dump_times_ns=_dump_times_ns(dumps, offsets),
         late_ns=max(_MIN_LATE_NS, _MIN_DOUBT_FACTOR * doubt),
-        is_group_shown=dumps.match_groups(groups),
+        is_group_shown=is_group_shown,
         last=last,
+        on_progress=on_progress,
     )
-    return context, clocks
 
 
 def _dump_times_ns(dumps: Dumps, offsets: Mapping[int, int]) -> dict[int, int]:
@@ -151,24 +131,26 @@ def _dump_times_ns(dumps: Dumps, offsets: Mapping[int, int]) -> dict[int, int]:
     }
 
 
-def _select_ranks(
-    context: TimelineContext, ranks: Iterable[int] | None
-) -> tuple[int, ...]:
+def _first_created_ns(
+    dumps: Dumps,
+    ranks: Iterable[int] | None,
+    is_group_shown: NDArray[np.bool_],
+    last: int | None,
+) -> dict[int, int]:
     """
-    Return the selected ranks with a dump.
+    Return when each selected rank enqueued the first call that is shown.
     """
-    selected = None if ranks is None else set(ranks)
-    shown = tuple(
-        rank
-        for rank in context.job.dumps.ranks
-        if selected is None or rank in selected
-    )
-    if not any(
-        len(select_rows(context, context.job.dumps[rank])) for rank in shown
-    ):
-        raise _no_calls_error(context.job.dumps)
+    created: dict[int, int] = {}
+    selected = set(dumps.ranks if ranks is None else ranks)
+    for dump in dumps:
+        if dump.rank in selected:
+            rows = select_rows(dump, is_group_shown, last)
+            times = dump.entries.created_ns[rows]
+            created[dump.rank] = int(times.min(initial=_NEVER))
+    if min(created.values(), default=_NEVER) == _NEVER:
+        raise _no_calls_error(dumps)
 
-    return shown
+    return created
 
 
 def _no_calls_error(dumps: Dumps) -> NoDumpsError:
@@ -180,12 +162,6 @@ def _no_calls_error(dumps: Dumps) -> NoDumpsError:
 
     msg = "no call that was asked for is in the dumps"
     return NoDumpsError(msg, remedy="ask for other ranks or groups")
-
-
-def _first_ns(context: TimelineContext, rank: int) -> int:
-    dump = context.job.dumps[rank]
-    created = dump.entries.created_ns[select_rows(context, dump)]
-    return int(created.min(initial=_NEVER)) - context.offsets[rank]
 
 
 _SUFFIXES = (".json.gz", ".json", ".pftrace")
@@ -252,64 +228,52 @@ def write_timeline(  # noqa: PLR0913
     file = _check_arguments(Path(path), last)
     on_progress = tell or _ignore_progress
     report = _load_report(dumps_or_path, on_progress)
-    context, clocks = _make_context(report.dumps, groups, last, on_progress)
-    shown = _select_ranks(context, ranks)
-    plan = _TimelinePlan(
-        report=report,
-        context=context,
-        clocks=clocks,
-        shown=shown,
-        start_ns=min(_first_ns(context, rank) for rank in shown),
-        arrows=choose_arrow_calls(
-            context.arrivals, context.job.groups, most_arrows
-        ),
+    is_group_shown = report.dumps.match_groups(groups)
+    context = _make_context(report, ranks, is_group_shown, last, on_progress)
+    plan = choose_arrow_calls(
+        context.arrivals, context.job.groups, most_arrows
     )
-    encoder = _make_format(file, plan)
+    encoder: PerfettoFormat | TraceEventFormat = (
+        PerfettoFormat(context)
+        if file.name.endswith(".pftrace")
+        else TraceEventFormat(context)
+    )
     with output_to(file), _open_output(file) as write:
         totals = _write_events(
-            plan,
-            encoder,
-            write,
-            stack_traces=stack_traces,
-            on_progress=on_progress,
+            context, plan, encoder, write, stack_traces=stack_traces
         )
 
-    return _summarize(file, plan, totals)
+    return _summarize(file, context, totals)
 
 
 def _write_events(
-    plan: _TimelinePlan,
-    encoder: TimelineFormat,
+    context: TimelineContext,
+    plan: ArrowPlan,
+    encoder: PerfettoFormat | TraceEventFormat,
     write: Callable[[bytes], object],
     *,
     stack_traces: bool,
-    on_progress: ProgressCallback,
 ) -> Counter[str]:
     """
     Write all events; return the totals of the timeline, by attribute.
     """
-    dumps, totals = plan.context.job.dumps, Counter[str]()
+    dumps, totals = context.job.dumps, Counter[str]()
     write(encoder.head())
-    for done, rank in enumerate(plan.shown, 1):
+    for done, rank in enumerate(context.shown, 1):
         rank_slices = mark_joined_slices(
-            plan.arrows,
-            plan.context.arrivals,
-            lay_out_rank(plan.context, rank),
+            plan, context.arrivals, lay_out_rank(context, rank)
         )
         lines = read_code_lines(dumps, rank_slices) if stack_traces else []
         write(encoder.rank(rank_slices, lines))
         totals.update(_count_slices(rank_slices, dumps[rank]))
-        newest_ns = int(rank_slices.end_ns.max(initial=plan.start_ns))
-        totals["span_ns"] = max(totals["span_ns"], newest_ns - plan.start_ns)
-        on_progress("drawing ranks", done, len(plan.shown))
-    arrows = make_arrows(plan.arrows)
+        span_ns = rank_slices.end_ns - context.start_ns
+        totals["span_ns"] = int(span_ns.max(initial=totals["span_ns"]))
+        context.on_progress("drawing ranks", done, len(context.shown))
+    arrows = make_arrows(plan)
     totals["arrows"] = len(arrows)
-    totals["arrows_left_out"] = plan.arrows.possible - len(arrows)
-    absent_ranks = find_absent_ranks(
-        plan.report,
-        {rank: plan.context.dump_times_ns[rank] for rank in plan.shown},
-    )
-    write(encoder.tail(arrows, absent_ranks, _file_metadata(plan)))
+    totals["arrows_left_out"] = plan.possible - len(arrows)
+    absences = find_absences(context)
+    write(encoder.tail(arrows, absences, _file_metadata(context)))
     return totals
 
 
@@ -340,20 +304,20 @@ def _check_arguments(file: Path, last: int | None) -> Path:
 
 
 def _summarize(
-    file: Path, plan: _TimelinePlan, totals: Mapping[str, int]
+    file: Path, context: TimelineContext, totals: Mapping[str, int]
 ) -> Timeline:
     with output_to(file):
         size = file.stat().st_size
     return Timeline(
         path=str(file),
         size=size,
-        ranks=plan.shown,
-        start_ns=plan.start_ns,
-        clocks=plan.clocks,
+        ranks=context.shown,
+        start_ns=context.start_ns,
+        clocks=context.clocks,
         undated=tuple(
             rank
-            for rank in plan.shown
-            if dump_time_ns(plan.context.job.dumps[rank]) is None
+            for rank in context.shown
+            if dump_time_ns(context.job.dumps[rank]) is None
         ),
         **totals,
     )
@@ -363,15 +327,6 @@ def _ignore_progress(stage: str, done: int, total: int) -> None:
     """
     Ignore progress.
     """
-
-
-def _make_format(file: Path, plan: _TimelinePlan) -> TimelineFormat:
-    is_native = file.name.endswith(".pftrace")
-    return (PerfettoFormat if is_native else TraceEventFormat)(
-        Labels.of(plan.report.dumps),
-        make_annotations(plan.report, plan.context.arrivals),
-        plan.start_ns,
-    )
 
 
 @contextmanager
@@ -390,16 +345,16 @@ def _open_output(file: Path) -> Iterator[Callable[[bytes], object]]:
             yield packed.write
 
 
-def _file_metadata(plan: _TimelinePlan) -> dict[str, Any]:
+def _file_metadata(context: TimelineContext) -> dict[str, Any]:
     """
     Return the metadata of the file.
     """
     return {
         "tool": "distdebug",
-        "verdict": clean(plan.report.verdict.summary, limit=400),
-        "cause": str(plan.report.verdict.cause),
-        "zero_ns_since_epoch": plan.start_ns,
-        "clocks": [as_plain(clock) for clock in plan.clocks],
+        "verdict": clean(context.report.verdict.summary, limit=400),
+        "cause": str(context.report.verdict.cause),
+        "zero_ns_since_epoch": context.start_ns,
+        "clocks": [as_plain(clock) for clock in context.clocks],
         "clocks_are": "set back by ahead_ns where corrected; estimated from "
         "when the ranks noticed the ends of the same collectives",
     }

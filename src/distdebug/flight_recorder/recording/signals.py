@@ -1,5 +1,8 @@
 """
-Catch SIGTERM and SIGABRT: save all stacks while the main thread is stuck.
+Save stacks on signals, also while the main thread is stuck.
+
+SIGTERM and SIGABRT write the stacks of all threads to a pipe; a real-time
+signal makes one thread write its own to a file.
 
 When a rank hangs, its main thread is inside C++: Python's own signal handlers
 never run, and a handler written in Python may wait forever for the
@@ -22,10 +25,12 @@ library.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import faulthandler
 import fcntl
-import functools
+import itertools
 import os
 import selectors
 import signal
@@ -34,15 +39,26 @@ import threading
 import time
 import weakref
 
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
+
+from ...processes import (
+    OFFERS_ROOT,
+    is_offer_locked,
+    is_private,
+    offer_folder_name,
+    own_offer,
+    parse_offer_name,
+)
+from .dump import log_exceptions
 
 
 # More than any libc needs for its ``struct sigaction``.
 _ACTION_BYTES = 1024
 
 
-@functools.cache
+@cache
 def _libc() -> Any:
     return ctypes.CDLL(None)
 
@@ -354,3 +370,198 @@ def _resend_sigterm() -> None:
     if signal.getitimer(signal.ITIMER_REAL)[0] > 0:
         clear_alarm()
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+# Other users of real-time signals take them from either end of the range.
+_FIRST_OFFSET, _SIGNAL_COUNT = 12, 8
+
+_IGNORE = 1  # SIG_IGN
+
+# How many files of dead processes each new process removes at most.
+_MAX_REMOVED = 64
+
+
+class StackSignalHandler(NamedTuple):
+    """
+    The signal that makes a thread write its stack, and the file it writes to.
+
+    Attributes:
+        path: The file with the stacks.
+
+        signal: Number of the signal.
+
+        fd: The open file.  The program may have closed it, and reused the
+            number.
+
+        file_ref: Returns ``None`` once *faulthandler* no longer writes there.
+
+        file_id: Device and inode of the file.
+
+        fault_handler: Address of *faulthandler*'s handler.
+    """
+
+    path: Path
+    signal: int
+    fd: int
+    file_ref: FaultFileRef
+    file_id: tuple[int, int] | None
+    fault_handler: int
+
+
+# The same handler, once per caller of `enable_stack_signal`.
+_handlers: list[StackSignalHandler] = []
+
+# Our signals stay ignored afterwards: a late one must not kill.
+_ignored_signals: set[int] = set()
+
+
+def enable_stack_signal(
+    folder: str | os.PathLike[str] = OFFERS_ROOT,
+) -> StackSignalHandler:
+    """
+    Let the threads of this process write their stacks on a signal.
+
+    It is a real-time signal that no other code uses.  Forked children do not
+    react to it.
+
+    Args:
+        folder: Parent of the folder with the file; readers search ``/tmp``.
+
+    Returns:
+        The signal and the file, the same for every call.
+
+    Raises:
+        OSError: All signals are in use, or the file cannot be created.
+    """
+    handler = _handlers[0] if _handlers else _install_handler(Path(folder))
+    _handlers.append(handler)
+    _hook_fork()
+    return handler
+
+
+def disable_stack_signal() -> None:
+    """
+    Undo one :func:`enable_stack_signal`; the last one removes the file.
+    """
+    if not _handlers:
+        return
+
+    handler = _handlers.pop()
+    if not _handlers:
+        try:
+            handler.path.unlink(missing_ok=True)
+        finally:
+            _unregister_handler(handler)
+
+
+def _install_handler(root: Path) -> StackSignalHandler:
+    number = _choose_signal()
+    parent = root / offer_folder_name(os.geteuid())
+    folder = _open_private_folder(parent)
+    try:
+        _remove_stale_files(folder)
+        name = own_offer(number).name
+        handler = _register_handler(number, parent / f".{name}")
+        try:
+            # Readers may send the signal once they see the name.
+            return handler._replace(path=handler.path.replace(parent / name))
+        except BaseException:  # also Ctrl-C: else the handler stays
+            _unregister_handler(handler)
+            handler.path.unlink(missing_ok=True)
+            raise
+    finally:
+        os.close(folder)
+
+
+def _choose_signal() -> int:
+    first = signal.SIGRTMIN + _FIRST_OFFSET
+    for number in range(first, min(first + _SIGNAL_COUNT, signal.SIGRTMAX)):
+        state = get_disposition(number)
+        if state == "default" or (
+            state == "ignored" and number in _ignored_signals
+        ):
+            return number
+
+    raise OSError(errno.EBUSY, "no signal is left to ask for stacks")
+
+
+def _open_private_folder(folder: Path) -> int:
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    fd = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if is_private(fd, os.geteuid()):
+        return fd
+
+    os.close(fd)
+    raise PermissionError(errno.EPERM, "somebody else made it", str(folder))
+
+
+def _remove_stale_files(folder: int) -> None:
+    """
+    Remove the files of processes that were killed.
+    """
+    names = (name for name in os.listdir(folder) if parse_offer_name(name))
+    for name in itertools.islice(names, _MAX_REMOVED):
+        with contextlib.suppress(OSError):
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)
+            try:
+                if not is_offer_locked(fd):
+                    os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(fd)
+
+
+def _register_handler(number: int, path: Path) -> StackSignalHandler:
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    file = FaultFile(fd)
+    # This is restored when faulthandler's handler is removed.
+    set_handler(number, _IGNORE)
+    _ignored_signals.add(number)
+    # Without a chain, system calls go on after the signal where they can.
+    faulthandler.register(number, file=file, all_threads=False, chain=False)
+    fault_handler = get_handler(number)
+    return StackSignalHandler(
+        path, number, fd, FaultFileRef(file), _file_id(fd), fault_handler
+    )
+
+
+def _unregister_handler(handler: StackSignalHandler) -> None:
+    """
+    Stop reacting to the signal; a handler that was set later stays.
+    """
+    current = save_action(handler.signal)
+    is_ours = get_handler(handler.signal) == handler.fault_handler
+    if handler.file_ref() is not None:
+        faulthandler.unregister(handler.signal)
+        if not is_ours:
+            restore_action(handler.signal, current)
+    # Closing the file also releases its lock.
+    if _file_id(handler.fd) == handler.file_id:
+        os.close(handler.fd)
+
+
+def _file_id(fd: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+@cache
+def _hook_fork() -> None:
+    """
+    Have forked children unregister the handler of their parent.
+    """
+    os.register_at_fork(
+        after_in_child=lambda: log_exceptions(_unregister_in_child)
+    )
+
+
+def _unregister_in_child() -> None:
+    if _handlers:
+        _unregister_handler(_handlers[0])
+        _handlers.clear()
