@@ -9,7 +9,7 @@ import stat
 import tempfile
 import time
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from .._io import file_lock, open_lock, read_ordinary
 from .._text import without_controls
 from ..errors import CaptureError, NodeBusyError
 from ..processes import ProcessState, parse_stat, read_proc, read_state
-from ..stacks import ThreadStack, parse_gdb, parse_pystack, parse_stacks
+from ..stacks import ThreadStack, parse_stacks
 from .blockers import (
     ENDED_REMEDY,
     attach_blocker,
@@ -38,7 +38,7 @@ _OTHER_NAMESPACE = CaptureStatus.OTHER_NAMESPACE
 
 class Tool(NamedTuple):
     """
-    Command line and output parser of a tool that attaches.
+    Command line of a tool that attaches.
 
     Attributes:
         name: Label of its attempts.
@@ -46,14 +46,11 @@ class Tool(NamedTuple):
         program: The program to run.
 
         arguments: Its arguments; the PID follows.
-
-        parse: Parse the output.
     """
 
     name: str
     program: str
     arguments: Sequence[str]
-    parse: Callable[[str], Threads]
 
 
 class ToolResult(NamedTuple):
@@ -118,7 +115,7 @@ def _run(
         why = explain_failure(tool.program, pid, 1, str(exc), state)
         return _not_attached(tool, why.status, why.remedy, why.detail)
 
-    threads = map_thread_ids(_parse_threads(tool, result.output), pid, number)
+    threads = map_thread_ids(_parse_threads(result.output), pid, number)
     attempt = _make_attempt(tool, pid, result, threads, state)
     # Names of threads and functions may hold anything.
     return ToolResult(threads, without_controls(result.output), attempt)
@@ -133,12 +130,12 @@ def _not_attached(
     return ToolResult((), "", attempt)
 
 
-def _parse_threads(tool: Tool, text: str) -> Threads:
+def _parse_threads(text: str) -> Threads:
     try:
-        threads = tool.parse(text)
+        found = [t for p in parse_stacks(text) for t in p.threads]
     except ValueError:
         return ()
-    return threads if any(t.frames for t in threads) else ()
+    return tuple(found) if any(t.frames for t in found) else ()
 
 
 def _make_attempt(
@@ -246,23 +243,15 @@ def gdb_arguments(*commands: str, more: Sequence[str] = ()) -> list[str]:
     return ["-nx", "-batch", *before, *after]
 
 
-def _parse_py_spy(text: str) -> Threads:
-    return next((p.threads for p in parse_stacks(text, "py-spy")), ())
-
-
-GDB = Tool(
-    *("gdb", "gdb"), [*gdb_arguments("thread apply all bt"), "-p"], parse_gdb
-)
+GDB = Tool("gdb", "gdb", [*gdb_arguments("thread apply all bt"), "-p"])
 _TOOLS = {
     "pystack": Tool(
         *("pystack", "pystack"),
         ("remote", "--native-all", "--no-color"),
-        parse_pystack,
     ),
     "py-spy": Tool(
         *("py-spy --native", "py-spy"),
         ("dump", "--json", "--native", "--full-filenames", "--pid"),
-        _parse_py_spy,
     ),
     "gdb": GDB,
 }

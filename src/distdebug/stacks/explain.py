@@ -8,12 +8,13 @@ somewhere else are reported first.
 from __future__ import annotations
 
 import os
+import re
 
 from collections.abc import Hashable, Iterable, Sequence
 
 import attrs
 
-from ..findings import Cause, Confidence, Finding
+from ..findings import Cause, Confidence, Evidence, Finding
 from ..processes import ENDED_STATES
 from ..ranks import ranks_text
 from ..usercode import user_location
@@ -23,7 +24,6 @@ from .explain_process import (
     is_p2p_operation,
     is_receiving,
 )
-from .formats.cuda import add_kernels
 from .jobs import (
     ProcessTree,
     build_process_tree,
@@ -31,7 +31,12 @@ from .jobs import (
     split_jobs,
 )
 from .merge import group_by_key
-from .model import ProcessStacks, ThreadActivity, ThreadStack
+from .model import (
+    ProcessStacks,
+    ThreadActivity,
+    ThreadStack,
+    short_kernel_name,
+)
 from .motion import Motion
 from .process_view import (
     ProcessView,
@@ -416,6 +421,65 @@ def _worker_priority(view: ProcessView) -> tuple[bool, bool, int]:
     causes = {Cause.DEAD, Cause.STOPPED, Cause.UNINTERRUPTIBLE}
     is_vague = view.cause.is_computing
     return view.cause not in causes, is_vague, view.process.pid
+
+
+# A communication kernel waits for other ranks, and is not the cause.
+_COLLECTIVE_KERNEL = re.compile(
+    r"nccl|rccl|nvshmem|all_?reduce|allgather|hccl", re.IGNORECASE
+)
+_WAITS_FOR_GPU = frozenset(
+    {
+        Cause.GPU_SYNC_WAIT,
+        Cause.LAUNCH_BLOCKED,
+        Cause.COLLECTIVE_WAIT,
+        Cause.NATIVE_SPIN,
+        Cause.PYTHON_LOOP,
+        Cause.UNKNOWN,
+        Cause.LOCK_DEADLOCK,
+    }
+)
+
+
+def add_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
+    """
+    Explain a wait for the GPU by the kernel that runs on it.
+
+    Args:
+        view: The explanation of the host process.
+
+        book: Provides the remedies of causes.
+
+    Returns:
+        The view; if the host waits for its GPU, with the name of the kernel.
+    """
+    kernels = view.process.kernels
+    if not kernels or view.cause not in _WAITS_FOR_GPU:
+        return view
+
+    compute_kernels = [
+        k for k in kernels if not _COLLECTIVE_KERNEL.search(k.name[:200])
+    ]
+    kernel = (compute_kernels or list(kernels))[0]
+    cause = Cause.GPU_KERNEL if compute_kernels else Cause.COLLECTIVE_WAIT
+    name = short_kernel_name(kernel)
+    device = "" if kernel.device is None else f"device {kernel.device}"
+    return attrs.evolve(
+        view,
+        cause=cause,
+        doing=f"is waiting for the kernel {name}"
+        + (f" of {device}" if device else ""),
+        confidence="likely",
+        remedy=book.remedy.get(cause, ""),
+        evidence=(
+            Evidence(
+                kind="gpu",
+                source=view.process.source,
+                location=device,
+                quote=kernel.name,
+            ),
+            *view.evidence,
+        ),
+    )
 
 
 # These causes are less specific than any wait.

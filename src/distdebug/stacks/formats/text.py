@@ -24,9 +24,8 @@ from ..headings import Heading, parse_coordinates, parse_heading
 from ..jobs import join_processes
 from ..model import ProcessStacks, ThreadStack
 from . import gdb, pyspy, tracebacks
-from .cuda import parse_kernels
 from .frames import Block, MatchHeader, shorten
-from .gdb import is_thread_row, match_thread_row
+from .gdb import is_thread_row, match_thread_row, parse_kernels
 
 
 _MOST_PREFIXES = 8
