@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import attrs
 
-from ..findings import Cause, Confidence, Evidence, Finding
+from ..findings import Cause, Confidence, Evidence, Finding, Trait
 from ..processes import ENDED_STATES
 from ..ranks import ranks_text
 from ..usercode import user_location
@@ -49,7 +49,6 @@ from .process_view import (
     name_processes,
 )
 from .rules import RuleBook, read_rules
-from .source_lines import SourceLines
 
 
 _MOST_PLACES = 4
@@ -164,11 +163,6 @@ def _absent_ranks_text(processes: Sequence[ProcessStacks]) -> str:
     return f"{ranks_text(absent)} of {size} {verb} not seen"
 
 
-_WAITS_FOR_PEERS = frozenset(
-    {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT, Cause.GPU_SYNC_WAIT}
-)
-
-
 def explain_progress(views: Views) -> tuple[Finding, ...]:
     """
     Report that a job makes progress, and the ranks that the others wait for.
@@ -177,7 +171,7 @@ def explain_progress(views: Views) -> tuple[Finding, ...]:
         One finding, or none if the job does not move.
     """
     busy = [v for v in views if v.cause is not Cause.IDLE]
-    waiting = [v for v in busy if v.cause in _WAITS_FOR_PEERS]
+    waiting = [v for v in busy if _may_wait_for_peers(v)]
     moves = [v for v in waiting or busy if v.motion is Motion.MOVING]
     if not moves or 2 * len(moves) < len(waiting or busy):
         return ()
@@ -344,17 +338,6 @@ def _uninterruptible_cause(
 
 
 _MOST_WORKERS = 64
-_WAITS_FOR_CHILDREN = frozenset(
-    {
-        Cause.DATALOADER_WAIT,
-        Cause.SUBPROCESS_WAIT,
-        Cause.QUEUE_WAIT,
-        Cause.FUTURE_WAIT,
-    }
-)
-_IDLE_OR_UNKNOWN = frozenset(
-    {Cause.IDLE, Cause.EVENT_LOOP_IDLE, Cause.UNKNOWN}
-)
 
 
 def add_worker_activity(
@@ -374,7 +357,7 @@ def add_worker_activity(
         The same view; if the rank waits for a child that is busy or dead, with
         the activity of that child.
     """
-    if view.cause not in _WAITS_FOR_CHILDREN:
+    if Trait.CHILD_WAIT not in view.cause.traits:
         return view
 
     is_loader = view.cause is Cause.DATALOADER_WAIT
@@ -385,7 +368,11 @@ def add_worker_activity(
         and (child.role != "child" or not is_loader or child.threads)
     )
     known = [child for child in children if child is not None]
-    busy = [v for v in known if v.cause not in _IDLE_OR_UNKNOWN]
+    busy = [
+        v
+        for v in known
+        if not v.cause.is_idle and v.cause is not Cause.UNKNOWN
+    ]
     if busy:
         return _add_worker(view, busy)
     if not is_loader or not known:
@@ -427,17 +414,6 @@ def _worker_priority(view: ProcessView) -> tuple[bool, bool, int]:
 _COLLECTIVE_KERNEL = re.compile(
     r"nccl|rccl|nvshmem|all_?reduce|allgather|hccl", re.IGNORECASE
 )
-_WAITS_FOR_GPU = frozenset(
-    {
-        Cause.GPU_SYNC_WAIT,
-        Cause.LAUNCH_BLOCKED,
-        Cause.COLLECTIVE_WAIT,
-        Cause.NATIVE_SPIN,
-        Cause.PYTHON_LOOP,
-        Cause.UNKNOWN,
-        Cause.LOCK_DEADLOCK,
-    }
-)
 
 
 def add_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
@@ -453,7 +429,7 @@ def add_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
         The view; if the host waits for its GPU, with the name of the kernel.
     """
     kernels = view.process.kernels
-    if not kernels or view.cause not in _WAITS_FOR_GPU:
+    if not kernels or Trait.GPU_WAIT not in view.cause.traits:
         return view
 
     compute_kernels = [
@@ -612,12 +588,13 @@ def _idle_findings(
     yield from (make_finding(g) for g in group_by_key(idle, _group_key))
 
 
+def _may_wait_for_peers(view: ProcessView) -> bool:
+    # A wait for the GPU may be an NCCL collective, or any other kernel.
+    return view.cause.is_peer_wait or view.cause is Cause.GPU_SYNC_WAIT
+
+
 def _common_operation(views: Views) -> tuple[Views, str]:
-    waiting = [
-        v
-        for v in views
-        if v.cause.is_peer_wait or v.cause is Cause.GPU_SYNC_WAIT
-    ]
+    waiting = [v for v in views if _may_wait_for_peers(v)]
     ops = set(map(find_operation, waiting))
     return waiting, ops.pop() if len(ops) == 1 else ""
 
@@ -663,7 +640,7 @@ def explain_stacks(
     Raises:
         RulesError: A file of rules cannot be used.
     """
-    explainer = ProcessExplainer(read_rules(rules), SourceLines())
+    explainer = ProcessExplainer(read_rules(rules))
     known = drop_foreign_processes(stacks)
     jobs = split_jobs(known)
     if len(jobs.keys() - {""}) < 2:
@@ -704,6 +681,6 @@ def explain_ranks(
     if not known and not rules:  # reading the built-in rules is slow
         return ()
 
-    explainer = ProcessExplainer(read_rules(rules), SourceLines())
+    explainer = ProcessExplainer(read_rules(rules))
     blocked, running = view_ranks(build_process_tree(known), explainer)
     return (*blocked, *running)

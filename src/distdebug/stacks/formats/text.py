@@ -191,14 +191,7 @@ _TOOLS: dict[str, tuple[MatchHeader, ParseThreads]] = {
     "traceback": (tracebacks.match_thread_dump, tracebacks.parse_dump_threads),
 }
 _HEADER_STARTS = (
-    "Thread",
-    "Trace",
-    "Current",
-    "[Swi",
-    "TID",
-    "Stack",
-    "The ",
-    "~~",
+    *("Thread", "Trace", "Current", "[Swi", "TID", "Stack", "The ", "~~"),
 )
 _GPU_LINE = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(|\s0x[0-9a-f]+ +\(\d+,")
 
