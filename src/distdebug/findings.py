@@ -56,10 +56,15 @@ class Trait(Flag):
     COMPUTING = auto()
     SLOW = auto()
     PEER_WAIT = auto()
+    # A child process may show what is waited for.
     CHILD_WAIT = auto()
+    # The kernel that runs on the GPU may show it.
     GPU_WAIT = auto()
+    # Another thread of the process may show it.
     DEFERS = auto()
+    # Of another thread, it explains why the first one waits.
     EXPLAINS_WAIT = auto()
+    # In a callback of an event loop, it blocks the loop.
     BLOCKS_LOOP = auto()
     ABSENCE = auto()
     MISMATCH = auto()

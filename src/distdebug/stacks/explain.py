@@ -55,6 +55,8 @@ _MOST_PLACES = 4
 _MOST_RANKS = 1 << 20
 
 Views = Sequence[ProcessView]
+# Why a process cannot run, as a predicate, and how certain that is.
+StateCause = tuple[Cause, str, Confidence]
 
 
 def explain_common_wait(waiting: Views) -> Iterable[Finding]:
@@ -266,9 +268,7 @@ def note_ended_main_thread(
     return attrs.evolve(view, note=note)
 
 
-def _fatal_cause(
-    process: ProcessStacks,
-) -> tuple[Cause, str, Confidence] | None:
+def _fatal_cause(process: ProcessStacks) -> StateCause | None:
     error = process.fatal_error
     if not error:
         return None
@@ -279,9 +279,7 @@ def _fatal_cause(
     return Cause.NATIVE_CRASH, doing, "likely" if is_abort else "certain"
 
 
-def _state_cause(
-    process: ProcessStacks,
-) -> tuple[Cause, str, Confidence] | None:
+def _state_cause(process: ProcessStacks) -> StateCause | None:
     tracer = process.tracer_pid
     if process.state == "Z" and not _has_live_thread(process.threads):
         doing = "has ended, and nobody asked for its exit status (a zombie)"
@@ -315,9 +313,7 @@ def _has_run(activity: ThreadActivity) -> bool:
     )
 
 
-def _uninterruptible_cause(
-    main: ThreadStack | None,
-) -> tuple[Cause, str, Confidence] | None:
+def _uninterruptible_cause(main: ThreadStack | None) -> StateCause | None:
     """
     Return the cause if a process is in the kernel longer than a disk needs.
     """

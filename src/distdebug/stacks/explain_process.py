@@ -15,7 +15,7 @@ from itertools import islice
 
 import attrs
 
-from ..findings import Cause, Confidence, Location, Trait
+from ..findings import Cause, Location, Trait
 from ..usercode import (
     Layer,
     find_user_frame,
@@ -35,6 +35,7 @@ from .model import (
     python_frames,
 )
 from .motion import (
+    GilHolder,
     Motion,
     classify_motion,
     find_gil_holder,
@@ -645,9 +646,7 @@ class ProcessExplainer:
         text = self.book.doing.get(state.cause)
         return state.is_computing and text == own_text
 
-    def _gil_view(
-        self, process: ProcessStacks, gil: tuple[ThreadStack, str, Confidence]
-    ) -> ProcessView:
+    def _gil_view(self, process: ProcessStacks, gil: GilHolder) -> ProcessView:
         thread, doing, confidence = gil
         frames = thread.frames or thread.native
         return make_view(

@@ -68,23 +68,6 @@ def is_stack_file(name: str) -> bool:
     return is_output and any(x.start == 0 for x in ranks_in_name(name))
 
 
-def find_stack_files(folder: Path) -> tuple[list[Path], list[Missing]]:
-    """
-    Find the files below a folder that may hold stacks.
-
-    Args:
-        folder: Searched recursively.  Symbolic links are followed only if they
-            stay inside it, because others may have created them.
-
-    Returns:
-        The files in sorted order, JSON before a text of the same name; and
-        what could not be read.
-    """
-    walk = FileWalk([folder], is_wanted=_may_hold_stacks)
-    files = sorted(Path(file.path) for file in walk)
-    return files, [_missing_stack(*problem) for problem in walk.problems]
-
-
 def _may_hold_stacks(entry: os.DirEntry[str], _: object) -> bool:
     return is_stack_file(entry.name) or entry.is_dir()
 
@@ -328,8 +311,9 @@ def _read_folder(
     folder: Path, missing: list[Missing]
 ) -> Iterator[_FoundProcess]:
     read = set()
-    files, unread = find_stack_files(folder)
-    missing += unread
+    walk = FileWalk([folder], is_wanted=_may_hold_stacks)
+    files = sorted(Path(file.path) for file in walk)
+    missing += (_missing_stack(*problem) for problem in walk.problems)
     for file in files:
         # The JSON has more details than the text beside it.
         if file.suffix == ".txt" and file.with_suffix(".json") in read:
