@@ -99,13 +99,6 @@ class ThreadState:
         return self.rule.awaits if self.rule else ""
 
     @property
-    def is_idle(self) -> bool:
-        """
-        Whether it has nothing to do.
-        """
-        return self.cause.is_idle
-
-    @property
     def is_explained(self) -> bool:
         """
         Whether a rule matches, or it runs.
@@ -253,11 +246,13 @@ def choose_thread(
     better = [o for o in others if o.explains_wait]
     if main.may_defer and better:
         return better[0]
-    if not main.is_idle:
+    if not main.cause.is_idle:
         return main
     is_actor = main.awaits == "task"
     busy = (
-        o for o in others if not o.is_idle and (o.is_explained or is_actor)
+        o
+        for o in others
+        if not o.cause.is_idle and (o.is_explained or is_actor)
     )
     return next(busy, main)
 
@@ -492,7 +487,7 @@ class ProcessExplainer:
         Add the activity of another thread that this one may wait for.
         """
         other = next(
-            (s for s in others if s.is_explained and not s.is_idle), None
+            (s for s in others if s.is_explained and not s.cause.is_idle), None
         )
         if other is None or view.cause.is_idle:
             return view
@@ -599,10 +594,8 @@ class ProcessExplainer:
         if main is not state:
             evidence = make_evidence(process, main.thread, main.frame)
             view = attrs.evolve(view, evidence=(evidence,))
-        is_blocker = Trait.BLOCKS_LOOP in cause.traits
-        if (is_blocker or not state.is_explained) and is_in_event_loop(
-            state.thread
-        ):
+        may_block = Trait.BLOCKS_LOOP in cause.traits or not state.is_explained
+        if may_block and is_in_event_loop(state.thread):
             return self._as_loop_stall(view, state)
         return view
 
