@@ -48,7 +48,7 @@ CONFIDENCES: tuple[Confidence, ...] = get_args(Confidence)
 
 class Trait(Flag):
     """
-    What a cause implies; :class:`Cause` has a property for each.
+    What a cause implies; :class:`Cause` has a property for most.
     """
 
     FINE = auto()
@@ -56,6 +56,16 @@ class Trait(Flag):
     COMPUTING = auto()
     SLOW = auto()
     PEER_WAIT = auto()
+    # A child process may show what is waited for.
+    CHILD_WAIT = auto()
+    # The kernel that runs on the GPU may show it.
+    GPU_WAIT = auto()
+    # Another thread of the process may show it.
+    DEFERS = auto()
+    # Of another thread, it explains why the first one waits.
+    EXPLAINS_WAIT = auto()
+    # In a callback of an event loop, it blocks the loop.
+    BLOCKS_LOOP = auto()
     ABSENCE = auto()
     MISMATCH = auto()
     MISCOUNT = auto()
@@ -101,7 +111,7 @@ class Cause(StrEnum):
     UNKNOWN = _Row(
         "unknown",
         "Something may be wrong, and what was looked at does not tell what.",
-        Trait.BLAMELESS,
+        Trait.BLAMELESS | Trait.GPU_WAIT,
     )
     HEALTHY = _Row(
         "healthy", "Nothing was found, not even a suspect.", Trait.FINE
@@ -201,49 +211,67 @@ class Cause(StrEnum):
     COLLECTIVE_WAIT = _Row(
         "collective_wait",
         "Waits for other ranks in a collective.",
-        Trait.PEER_WAIT,
+        Trait.PEER_WAIT | Trait.GPU_WAIT | Trait.EXPLAINS_WAIT,
     )
     RENDEZVOUS_WAIT = _Row(
         "rendezvous_wait",
         "Waits for other ranks while the job, or a group, is set up.",
-        Trait.PEER_WAIT,
+        Trait.PEER_WAIT | Trait.EXPLAINS_WAIT,
     )
     GIL_CONTENTION = _Row(
         "gil_contention",
         "One thread holds the lock of the Python interpreter, and the others "
         "cannot run.",
     )
-    DATALOADER_WAIT = _Row("dataloader_wait", "Waits for data.")
+    DATALOADER_WAIT = _Row(
+        "dataloader_wait",
+        "Waits for data.",
+        Trait.CHILD_WAIT | Trait.EXPLAINS_WAIT,
+    )
     LOCK_DEADLOCK = _Row(
-        "lock_deadlock", "Waits for a lock that nobody gives up."
+        "lock_deadlock",
+        "Waits for a lock that nobody gives up.",
+        Trait.GPU_WAIT | Trait.DEFERS | Trait.BLOCKS_LOOP,
     )
     IO_WAIT = _Row(
-        "io_wait", "Waits for a file, a pipe, or a socket.", Trait.ENDS_PROCESS
+        "io_wait",
+        "Waits for a file, a pipe, or a socket.",
+        Trait.ENDS_PROCESS | Trait.BLOCKS_LOOP,
     )
     SLEEPING = _Row(
-        "sleeping", "Sleeps, as it was told to, or waits for a signal."
+        "sleeping",
+        "Sleeps, as it was told to, or waits for a signal.",
+        Trait.DEFERS | Trait.BLOCKS_LOOP,
     )
     IMPORT_LOCK = _Row(
-        "import_lock", "Imports a module, or waits for a thread that does."
+        "import_lock",
+        "Imports a module, or waits for a thread that does.",
+        Trait.EXPLAINS_WAIT,
     )
     SUBPROCESS_WAIT = _Row(
-        "subprocess_wait", "Waits for a process that it started."
+        "subprocess_wait",
+        "Waits for a process that it started.",
+        Trait.CHILD_WAIT | Trait.BLOCKS_LOOP,
     )
     QUEUE_WAIT = _Row(
-        "queue_wait", "Waits for a queue that is empty, or full."
+        "queue_wait",
+        "Waits for a queue that is empty, or full.",
+        Trait.CHILD_WAIT | Trait.DEFERS | Trait.BLOCKS_LOOP,
     )
     FUTURE_WAIT = _Row(
-        "future_wait", "Waits for the result of another thread or process."
+        "future_wait",
+        "Waits for the result of another thread or process.",
+        Trait.CHILD_WAIT | Trait.DEFERS | Trait.BLOCKS_LOOP,
     )
     PYTHON_LOOP = _Row(
         "python_loop",
         "Runs Python code and does not leave its function.",
-        Trait.COMPUTING,
+        Trait.COMPUTING | Trait.GPU_WAIT | Trait.BLOCKS_LOOP,
     )
     NATIVE_SPIN = _Row(
         "native_spin",
         "Runs native code that does not return.",
-        Trait.COMPUTING,
+        Trait.COMPUTING | Trait.GPU_WAIT | Trait.BLOCKS_LOOP,
     )
     EVENT_LOOP_STALL = _Row(
         "event_loop_stall",
@@ -252,23 +280,33 @@ class Cause(StrEnum):
     EVENT_LOOP_IDLE = _Row(
         "event_loop_idle",
         "An event loop waits for something to do.",
-        Trait.FINE | Trait.IDLE,
+        Trait.FINE | Trait.IDLE | Trait.DEFERS,
     )
     GPU_KERNEL = _Row("gpu_kernel", "Waits for a kernel that runs on its GPU.")
     GPU_SYNC_WAIT = _Row(
-        "gpu_sync_wait", "Waits for its GPU to finish what it was given."
+        "gpu_sync_wait",
+        "Waits for its GPU to finish what it was given.",
+        Trait.GPU_WAIT | Trait.EXPLAINS_WAIT,
     )
     LAUNCH_BLOCKED = _Row(
-        "launch_blocked", "Is stuck while it gives work to its GPU."
+        "launch_blocked",
+        "Is stuck while it gives work to its GPU.",
+        Trait.GPU_WAIT | Trait.EXPLAINS_WAIT,
     )
     IDLE = _Row(
-        "idle", "Waits for requests, as it should.", Trait.FINE | Trait.IDLE
+        "idle",
+        "Waits for requests, as it should.",
+        Trait.FINE | Trait.IDLE | Trait.DEFERS,
     )
     COMPILING = _Row(
-        "compiling", "Compiles code, or tries out kernels.", Trait.SLOW
+        "compiling",
+        "Compiles code, or tries out kernels.",
+        Trait.SLOW | Trait.EXPLAINS_WAIT,
     )
     CHECKPOINTING = _Row(
-        "checkpointing", "Reads or writes a checkpoint.", Trait.SLOW
+        "checkpointing",
+        "Reads or writes a checkpoint.",
+        Trait.SLOW | Trait.EXPLAINS_WAIT,
     )
     STOPPED = _Row("stopped", "Was stopped by a signal or a debugger.")
     DEAD = _Row("dead", "Has ended.")

@@ -1,34 +1,272 @@
 """
-Attach pystack, py-spy, or gdb to a process; lock the node meanwhile.
+Attach pystack, py-spy, or gdb to a process, and clean up after them.
+
+The tools run under a guard process (:mod:`distdebug.capture.guard_program`),
+which outlives its caller; the node is locked meanwhile.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import time
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
-from .._io import file_lock, open_lock, read_ordinary
+import attrs
+
+from .._io import file_lock, open_lock, read_ordinary, scratch_file
+from .._proc import stoppable
 from .._text import without_controls
 from ..errors import CaptureError, NodeBusyError
-from ..processes import ProcessState, parse_stat, read_proc, read_state
-from ..stacks import ThreadStack, parse_gdb, parse_pystack, parse_stacks
+from ..processes import (
+    ENDED_STATES,
+    ProcessState,
+    list_numbers,
+    parse_stat,
+    read_proc,
+    read_state,
+)
+from ..stacks import ThreadStack, parse_stacks
+from . import guard_program
 from .blockers import (
     ENDED_REMEDY,
     attach_blocker,
+    exclusion_reason,
     explain_failure,
     map_thread_ids,
     remedy_for_missing,
     tool_argv,
 )
+from .guard_program import MAX_BYTES, TargetState, read_target_state, resume
 from .model import Attempt, CaptureStatus
-from .tool import AttachedOutput, run_attached
+
+
+# Time for the guard to end a tool and to watch for late stops.
+_CLEANING_S = 12.0
+
+
+@attrs.frozen(kw_only=True)
+class AttachedOutput:
+    """
+    Output of a tool that attached to a process, and its effect on that.
+
+    Attributes:
+        status: Its exit status, negative if a signal ended it; ``None`` if it
+            was killed on timeout, or could not be killed.
+
+        output: Standard output, at most 64 MiB.
+
+        complaint: Standard error.
+
+        seconds: How long it took.
+
+        paused_s: How long the process could not run, at most, in seconds.
+
+        resumed: Whether the process was left stopped, and SIGCONT was sent.
+
+        killed: Whether the tool had to be killed.
+
+        trouble: What could not be cleaned up, or ``""``.
+    """
+
+    status: int | None
+    output: str
+    complaint: str = ""
+    seconds: float = 0.0
+    paused_s: float = 0.0
+    resumed: bool = False
+    killed: bool = False
+    trouble: str = ""
+
+
+def run_attached(
+    argv: Sequence[str],
+    pid: int,
+    *,
+    timeout_s: float,
+    start_ticks: int | None = None,
+) -> AttachedOutput:
+    """
+    Run a tool that attaches to a process, and never leave that stopped.
+
+    This holds if the tool, the guard, or the caller is killed.  Exceptions
+    such as KeyboardInterrupt propagate after the cleanup.
+
+    Args:
+        argv: The tool and its arguments.
+
+        pid: The process that it attaches to.
+
+        timeout_s: Time limit of the tool, in seconds.  Cleanup may take a few
+            seconds more.
+
+        start_ticks: Expected start time, in clock ticks since boot; None
+            accepts any process with this PID.
+
+    Raises:
+        CaptureError: The process has ended, or must not be attached to.
+
+        OSError: The guard cannot be started.
+    """
+    before = _check_target(pid, start_ticks)
+    begin = time.monotonic()
+    with scratch_file() as out, scratch_file() as err:
+        files = out.fileno(), err.fileno()
+        line, resumed = _run_guard(argv, pid, before, timeout_s, files)
+        output, complaint = (_read_guard_text(fd) for fd in files)
+    status, paused_s, *flags = line.split() or ("-", "0", "0", "1", "0")
+    return AttachedOutput(
+        status=None if status == "-" else int(status),
+        output=output,
+        complaint=complaint,
+        seconds=time.monotonic() - begin,
+        paused_s=float(paused_s),
+        resumed=resumed or flags[0] == "1",
+        killed=flags[1] == "1",
+        trouble=_find_problem(pid, before, is_left=flags[2] == "1"),
+    )
+
+
+def _check_target(pid: int, start_ticks: int | None) -> TargetState:
+    before = read_target_state(pid)
+    if before is None or (start_ticks or before.ticks) != before.ticks:
+        msg = f"process {pid} has ended"
+        raise CaptureError(msg, remedy="look at its exit status and its log")
+    reason = exclusion_reason(pid)
+    if reason:
+        msg = f"no tool is attached: {reason}"
+        raise CaptureError(msg, remedy="name a process of the job")
+    return before
+
+
+def _run_guard(
+    argv: Sequence[str],
+    pid: int,
+    before: TargetState,
+    timeout_s: float,
+    files: tuple[int, int],
+) -> tuple[str, bool]:
+    """
+    Return the line of the guard, and whether SIGCONT was sent without it.
+    """
+    line, resumed, limit = "", False, timeout_s + _CLEANING_S
+    guard = _start_guard(argv, pid, before, timeout_s, files)
+    stdin, stdout = cast(IO[bytes], guard.stdin), cast(IO[bytes], guard.stdout)
+    try:
+        try:
+            with stoppable(stdin.close):
+                line = _read_answer(stdout, limit)
+        except BaseException:
+            stdin.close()  # the guard then kills the tool
+            line = _read_answer(stdout, _CLEANING_S)
+            raise
+    finally:
+        stdin.close()
+        if not line:
+            resumed = _clean_up(guard, pid, before)
+        stdout.close()
+        with suppress(subprocess.TimeoutExpired):
+            # The guard stays while a tool in state D cannot be killed.
+            guard.wait(1)
+    return line, resumed
+
+
+def _start_guard(
+    argv: Sequence[str],
+    pid: int,
+    before: TargetState,
+    timeout_s: float,
+    files: tuple[int, int],
+) -> subprocess.Popen[bytes]:
+    numbers = (pid, before.ticks, timeout_s, *files)
+    program = [sys.executable, "-I", "-S", guard_program.__file__]
+    environ = {**os.environ, "LC_ALL": "C.UTF-8"}
+    # Tools would download symbols while the process is stopped.
+    environ.pop("DEBUGINFOD_URLS", None)
+    return subprocess.Popen(
+        [*program, *map(str, numbers), *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=files,
+        env=environ,
+        start_new_session=True,
+    )
+
+
+def _read_answer(stdout: IO[bytes], limit_s: float) -> str:
+    """
+    Return the line of the guard; empty if it timed out or was killed.
+    """
+    fd, end, line = stdout.fileno(), time.monotonic() + limit_s, b""
+    poll = select.poll()  # unlike select, it accepts descriptors above 1023
+    poll.register(fd, select.POLLIN)
+    while not line.endswith(b"\n"):
+        left = end - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            return ""
+        chunk = os.read(fd, 256)
+        if not chunk:
+            return ""
+        line += chunk
+    return line.decode()
+
+
+def _clean_up(
+    guard: subprocess.Popen[bytes], pid: int, before: TargetState
+) -> bool:
+    # Until the guard is reaped, its PID and session ID are not reused: all
+    # processes of the session are its children.
+    end = time.monotonic() + _CLEANING_S / 2
+    guard.kill()
+    while _kill_session(guard.pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    return resume(pid, before, watch_s=1.0)
+
+
+def _kill_session(session: int) -> bool:
+    """
+    Kill all processes of a session; return whether there were any.
+    """
+    found = False
+    for pid in list_numbers("/proc"):
+        stat = parse_stat(read_proc(f"/proc/{pid}/stat"))
+        if stat is not None and not stat.has_ended:
+            with suppress(OSError):
+                if os.getsid(pid) == session:
+                    os.kill(pid, signal.SIGKILL)
+                    found = True
+    return found
+
+
+def _find_problem(pid: int, before: TargetState, *, is_left: bool) -> str:
+    if is_left:
+        return "the tool waits inside the kernel and could not be ended yet"
+    after = read_target_state(pid)
+    if (
+        after is None
+        or after.ticks != before.ticks
+        or after.letter in ENDED_STATES
+    ):
+        return f"process {pid} ended meanwhile"
+    if after.letter == "T" != before.letter:
+        return f"process {pid} is stopped: kill -CONT {pid}"
+    return ""
+
+
+def _read_guard_text(fd: int) -> str:
+    os.lseek(fd, 0, os.SEEK_SET)
+    with os.fdopen(os.dup(fd), "rb") as file:
+        return file.read(MAX_BYTES).decode("utf-8", "replace")
 
 
 Threads = tuple[ThreadStack, ...]
@@ -38,7 +276,7 @@ _OTHER_NAMESPACE = CaptureStatus.OTHER_NAMESPACE
 
 class Tool(NamedTuple):
     """
-    Command line and output parser of a tool that attaches.
+    Command line of a tool that attaches.
 
     Attributes:
         name: Label of its attempts.
@@ -46,14 +284,11 @@ class Tool(NamedTuple):
         program: The program to run.
 
         arguments: Its arguments; the PID follows.
-
-        parse: Parse the output.
     """
 
     name: str
     program: str
     arguments: Sequence[str]
-    parse: Callable[[str], Threads]
 
 
 class ToolResult(NamedTuple):
@@ -115,30 +350,28 @@ def _run(
             start_ticks=state.start_ticks,
         )
     except (CaptureError, OSError) as exc:
-        why = explain_failure(tool.program, pid, 1, str(exc), state)
-        return _not_attached(tool, why.status, why.remedy, why.detail)
+        attempt = explain_failure(tool.program, pid, 1, str(exc), state)
+        return ToolResult((), "", attrs.evolve(attempt, tool=tool.name))
 
-    threads = map_thread_ids(_parse_threads(tool, result.output), pid, number)
+    threads = map_thread_ids(_parse_threads(result.output), pid, number)
     attempt = _make_attempt(tool, pid, result, threads, state)
     # Names of threads and functions may hold anything.
     return ToolResult(threads, without_controls(result.output), attempt)
 
 
 def _not_attached(
-    tool: Tool, status: CaptureStatus, remedy: str, detail: str = ""
+    tool: Tool, status: CaptureStatus, remedy: str
 ) -> ToolResult:
-    attempt = Attempt(
-        tool=tool.name, status=status, detail=detail, remedy=remedy
-    )
+    attempt = Attempt(tool=tool.name, status=status, remedy=remedy)
     return ToolResult((), "", attempt)
 
 
-def _parse_threads(tool: Tool, text: str) -> Threads:
+def _parse_threads(text: str) -> Threads:
     try:
-        threads = tool.parse(text)
+        found = [t for p in parse_stacks(text) for t in p.threads]
     except ValueError:
         return ()
-    return threads if any(t.frames for t in threads) else ()
+    return tuple(found) if any(t.frames for t in found) else ()
 
 
 def _make_attempt(
@@ -148,19 +381,17 @@ def _make_attempt(
     threads: Threads,
     state: ProcessState,
 ) -> Attempt:
-    status, detail, remedy = CaptureStatus.OK, "", ""
+    attempt = Attempt(tool=tool.name, status=CaptureStatus.OK)
     # Some tools exit with an error after they have printed the stacks.
     if result.killed or not threads:
         text = result.complaint if result.complaint.strip() else result.output
         ended = None if result.killed else result.status
-        status, detail, remedy = explain_failure(
-            tool.program, pid, ended, text, state
-        )
-    return Attempt(
+        attempt = explain_failure(tool.program, pid, ended, text, state)
+    problems = filter(None, (attempt.detail, result.trouble))
+    return attrs.evolve(
+        attempt,
         tool=tool.name,
-        status=status,
-        detail="; ".join(part for part in (detail, result.trouble) if part),
-        remedy=remedy,
+        detail="; ".join(problems),
         seconds=result.seconds,
         paused_s=result.paused_s,
         resumed=result.resumed,
@@ -246,23 +477,15 @@ def gdb_arguments(*commands: str, more: Sequence[str] = ()) -> list[str]:
     return ["-nx", "-batch", *before, *after]
 
 
-def _parse_py_spy(text: str) -> Threads:
-    return next((p.threads for p in parse_stacks(text, "py-spy")), ())
-
-
-GDB = Tool(
-    *("gdb", "gdb"), [*gdb_arguments("thread apply all bt"), "-p"], parse_gdb
-)
+GDB = Tool("gdb", "gdb", [*gdb_arguments("thread apply all bt"), "-p"])
 _TOOLS = {
     "pystack": Tool(
         *("pystack", "pystack"),
         ("remote", "--native-all", "--no-color"),
-        parse_pystack,
     ),
     "py-spy": Tool(
         *("py-spy --native", "py-spy"),
         ("dump", "--json", "--native", "--full-filenames", "--pid"),
-        _parse_py_spy,
     ),
     "gdb": GDB,
 }

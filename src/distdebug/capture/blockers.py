@@ -17,7 +17,6 @@ import time
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
 
 import attrs
 
@@ -34,9 +33,12 @@ from ..processes import (
     read_state,
 )
 from ..stacks import ThreadStack
-from .model import CaptureStatus
-from .tool import ancestors, exclusion_reason
+from .guard_program import read_target_state
+from .model import Attempt, CaptureStatus
 
+
+# Why a process cannot be looked into, and the remedy.
+Blocker = tuple[CaptureStatus, str]
 
 _SYS_PTRACE = 1 << 19
 
@@ -63,7 +65,7 @@ _PROBE_REFUSED = {
 }
 
 
-def explain_denial(pid: int) -> tuple[CaptureStatus, str] | None:
+def explain_denial(pid: int) -> Blocker | None:
     """
     Return why the kernel would refuse ptrace on a process, and the remedy.
 
@@ -92,7 +94,7 @@ def explain_denial(pid: int) -> tuple[CaptureStatus, str] | None:
     return None
 
 
-def explain_hidden(pid: int) -> tuple[CaptureStatus, str] | None:
+def explain_hidden(pid: int) -> Blocker | None:
     """
     Return why ``/proc`` does not show an existing process, and the remedy.
 
@@ -182,7 +184,7 @@ def _memory_errno(pid: int) -> int | None:
 
 def _explain_refusal(
     pid: int, own: dict[str, str], target: dict[str, str], scope: int
-) -> tuple[CaptureStatus, str]:
+) -> Blocker:
     if has_ptrace_capability(own):
         return CaptureStatus.NOT_PERMITTED, (
             "run in the user namespace of the process, such as by "
@@ -214,7 +216,7 @@ def _explain_refusal(
 
 
 def _is_descendant(pid: int) -> bool:
-    return pid != os.getpid() and os.getpid() in ancestors(pid)
+    return pid != os.getpid() and os.getpid() in _ancestors(pid)
 
 
 def _user_ids(status: dict[str, str]) -> list[str]:
@@ -368,26 +370,9 @@ _NOISE = re.compile(
 )
 
 
-class Explanation(NamedTuple):
-    """
-    Why an attempt failed.
-
-    Attributes:
-        status: The reason.
-
-        detail: Message of the tool, in one line.
-
-        remedy: What to do about it, or ``""``.
-    """
-
-    status: CaptureStatus
-    detail: str
-    remedy: str
-
-
 def explain_state(
     state: ProcessState | None, pid: int | None = None
-) -> tuple[CaptureStatus, str] | None:
+) -> Blocker | None:
     """
     Return the state that keeps a process from being inspected, and the remedy.
 
@@ -430,7 +415,7 @@ def explain_failure(
     exit_status: int | None,
     text: str,
     state_before: ProcessState | None,
-) -> Explanation:
+) -> Attempt:
     """
     Return why a tool failed on a process, and the remedy.
 
@@ -452,7 +437,7 @@ def explain_failure(
         or _explain_by_state(pid, exit_status, state_before, text)
         or _explain_by_output(tool, pid, state_before, text)
     )
-    return Explanation(status, detail, remedy)
+    return Attempt(tool=tool, status=status, detail=detail, remedy=remedy)
 
 
 def remedy_for_missing(tool: str) -> str:
@@ -462,9 +447,7 @@ def remedy_for_missing(tool: str) -> str:
     return _INSTALL_COMMANDS.get(tool, f"install {tool}, or put it on PATH")
 
 
-def _explain_exit(
-    pid: int, before: ProcessState | None
-) -> tuple[CaptureStatus, str] | None:
+def _explain_exit(pid: int, before: ProcessState | None) -> Blocker | None:
     now = read_state(pid)
     if now is None:
         return explain_state(None, pid)
@@ -475,7 +458,7 @@ def _explain_exit(
 
 def _explain_by_state(
     pid: int, exit_status: int | None, before: ProcessState | None, text: str
-) -> tuple[CaptureStatus, str] | None:
+) -> Blocker | None:
     traced = _TRACED.search(text)
     if traced:
         return CaptureStatus.TRACED_BY_OTHER, _tracer_remedy(int(traced[1]))
@@ -490,7 +473,7 @@ def _explain_by_state(
     return None if _NOT_PYTHON.search(text) else blocker
 
 
-def _explain_timeout(pid: int) -> tuple[CaptureStatus, str]:
+def _explain_timeout(pid: int) -> Blocker:
     blocker = explain_state(read_state(pid), pid)
     if blocker is not None and blocker[0] is CaptureStatus.UNINTERRUPTIBLE:
         return blocker
@@ -502,7 +485,7 @@ def _explain_timeout(pid: int) -> tuple[CaptureStatus, str]:
 
 def _explain_by_output(
     tool: str, pid: int, before: ProcessState | None, text: str
-) -> tuple[CaptureStatus, str]:
+) -> Blocker:
     inside = before.pid_inside if before is not None else 0
     if _NOT_PYTHON.search(text):
         return _explain_not_python(tool, pid)
@@ -518,7 +501,7 @@ def _explain_by_output(
     return CaptureStatus.TOOL_FAILED, remedy
 
 
-def _explain_permission(pid: int) -> tuple[CaptureStatus, str]:
+def _explain_permission(pid: int) -> Blocker:
     now = read_state(pid)
     if now is not None and now.tracer_pid:
         return CaptureStatus.TRACED_BY_OTHER, _tracer_remedy(now.tracer_pid)
@@ -537,7 +520,7 @@ def _tracer_remedy(tracer: int) -> str:
     )
 
 
-def _explain_not_python(tool: str, pid: int) -> tuple[CaptureStatus, str]:
+def _explain_not_python(tool: str, pid: int) -> Blocker:
     if not _is_python(pid):
         return CaptureStatus.NOT_PYTHON, "name a process that runs Python"
     return CaptureStatus.UNSUPPORTED_PYTHON, (
@@ -606,11 +589,57 @@ def check_blocks(checks: Sequence[Check]) -> Iterator[Block]:
     yield Lines([f"{c.name}: {c.remedy}" for c in failed])
 
 
+_DEBUGGERS = {
+    *("cuda-gdb", "gdb", "gdbserver", "lldb", "lldb-server", "ltrace"),
+    *("py-spy", "pystack", "rr", "strace"),
+}
+
+
+def exclusion_reason(pid: int) -> str:
+    """
+    Return why no tool may attach to a process, or ``""`` if one may.
+
+    Excluded are this process and its ancestors, which wait for it and would
+    stop with it, and debuggers with their targets.
+    """
+    if pid in _ancestors(os.getpid()):
+        return f"process {pid} is ourselves, or waits for us"
+
+    state = read_target_state(pid)
+    if state is not None and state.tracer:
+        return f"process {pid} is traced by process {state.tracer}"
+    if pid <= 1 and state is None:
+        return f"{pid} is no process"
+    if _is_debugger(pid):
+        return f"process {pid} is a debugger"
+    return ""
+
+
+def _ancestors(pid: int) -> set[int]:
+    """
+    Return the PIDs of a process and its ancestors.
+    """
+    found: set[int] = set()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        stat = parse_stat(read_proc(f"/proc/{pid}/stat"))
+        pid = stat.parent_pid if stat is not None else 0
+    return found
+
+
+def _is_debugger(pid: int) -> bool:
+    stat = parse_stat(read_proc(f"/proc/{pid}/stat"))
+    if stat is not None and stat.name in _DEBUGGERS:
+        return True
+    states = (read_target_state(other) for other in list_numbers("/proc"))
+    return any(s is not None and s.tracer == pid for s in states)
+
+
 # A thread that reads files is in state D again and again, each time briefly.
 _STATE_SAMPLES, _SAMPLE_STEP_S = 4, 0.05
 
 
-def attach_blocker(pid: int) -> tuple[CaptureStatus, str] | None:
+def attach_blocker(pid: int) -> Blocker | None:
     """
     Return what prevents a tool from attaching to a process, and the remedy.
 
@@ -641,7 +670,7 @@ def attach_blocker(pid: int) -> tuple[CaptureStatus, str] | None:
     return denied
 
 
-def _recheck_state(pid: int) -> tuple[CaptureStatus, str] | None:
+def _recheck_state(pid: int) -> Blocker | None:
     """
     Sample the state again; ignore a thread that is in state D only briefly.
     """

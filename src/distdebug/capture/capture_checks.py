@@ -120,10 +120,10 @@ def _try_reading(pid: int) -> Result:
     if result.status == 0:
         return True, "of a process of ours were read", ""
 
-    _, detail, remedy = explain_failure(
+    why = explain_failure(
         "py-spy", pid, result.status, result.complaint, state
     )
-    return False, detail, remedy
+    return False, why.detail, why.remedy
 
 
 def _try_attaching(pid: int) -> Result:

@@ -23,7 +23,7 @@ import attrs
 from .._proc import find_tool, run_tool
 from .._text import without_controls
 from ..processes import list_numbers, read_environ, read_link, read_state
-from ..stacks import GpuKernel, parse_gdb, parse_kernels
+from ..stacks import GpuKernel, parse_kernels
 from .attach import GDB, Threads, Tool, ToolResult, attach, gdb_arguments
 from .model import Attempt, CaptureStatus
 
@@ -300,5 +300,4 @@ _CUDA_GDB_COMMANDS = (
 _CUDA_GDB = Tool(
     *("cuda-gdb", "cuda-gdb"),
     [*gdb_arguments(*_CUDA_GDB_COMMANDS, more=_UNWINDER_FIX), "-p"],
-    parse_gdb,
 )

@@ -62,7 +62,6 @@ def parallel_map(
     items: Iterable[_Item],
     *,
     timeout_s: float,
-    max_threads: int = _POOL_THREADS,
     tell: Callable[[int, int], object] = lambda _done, _total: None,
 ) -> list[_Result | None]:
     """
@@ -72,8 +71,6 @@ def parallel_map(
 
     Args:
         timeout_s: Time limit for all items, in seconds.
-
-        max_threads: Number of threads.
 
         tell: Called with the number of items done, and of all.
 
@@ -90,7 +87,7 @@ def parallel_map(
         lambda number: function(todo[number]),
         range(len(todo)),
         deadline=time.monotonic() + timeout_s,
-        threads=max_threads,
+        threads=_POOL_THREADS,
         may_block=True,
     )
     with closing(answers):

@@ -219,8 +219,12 @@ def _dump_once(
 ) -> PythonDump:
     tool = find_tool("py-spy")
     if tool is None:
-        status = CaptureStatus.TOOL_MISSING
-        return _failed_dump(status, "", remedy_for_missing("py-spy"))
+        missing = Attempt(
+            tool="py-spy",
+            status=CaptureStatus.TOOL_MISSING,
+            remedy=remedy_for_missing("py-spy"),
+        )
+        return PythonDump((), missing)
 
     argv = [tool, "dump", "--json", "--nonblocking", "--full-filenames"]
     if with_digests:
@@ -228,8 +232,12 @@ def _dump_once(
     try:
         result = run_tool([*argv, "--pid", str(pid)], timeout_s=timeout_s)
     except OSError as exc:
-        detail = f"py-spy cannot be run: {exc}"
-        return _failed_dump(CaptureStatus.TOOL_FAILED, detail)
+        broken = Attempt(
+            tool="py-spy",
+            status=CaptureStatus.TOOL_FAILED,
+            detail=f"py-spy cannot be run: {exc}",
+        )
+        return PythonDump((), broken)
 
     problem = result.complaint
     if result.status == 0:
@@ -237,9 +245,8 @@ def _dump_once(
             return _parse_dump(result.output, with_digests=with_digests)
         except ValueError as exc:
             problem = f"py-spy wrote something unexpected: {exc}"
-    return _failed_dump(
-        *explain_failure("py-spy", pid, result.status, problem, state)
-    )
+    attempt = explain_failure("py-spy", pid, result.status, problem, state)
+    return PythonDump((), attempt)
 
 
 def _parse_dump(output: str, *, with_digests: bool) -> PythonDump:
@@ -248,15 +255,6 @@ def _parse_dump(output: str, *, with_digests: bool) -> PythonDump:
     is_whole = len(digests) == len(process.threads)
     attempt = Attempt(tool="py-spy", status=CaptureStatus.OK)
     return PythonDump(process.threads, attempt, digests if is_whole else ())
-
-
-def _failed_dump(
-    status: CaptureStatus, detail: str, remedy: str = ""
-) -> PythonDump:
-    attempt = Attempt(
-        tool="py-spy", status=status, detail=detail, remedy=remedy
-    )
-    return PythonDump((), attempt)
 
 
 @attrs.frozen

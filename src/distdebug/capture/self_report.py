@@ -34,7 +34,7 @@ from ..processes import (
     read_proc,
     read_state,
 )
-from ..stacks import ThreadStack, parse_faulthandler
+from ..stacks import ThreadStack, parse_stacks
 from .blockers import explain_state, is_proc_foreign, namespace_remedy
 from .model import Attempt, CaptureStatus
 
@@ -433,8 +433,7 @@ class _Request:
                 name=thread.name or ("MainThread" if is_main else ""),
                 state=letter,
             )
-            for thread in parse_faulthandler(self.report.read(before))
-            if thread.frames
+            for thread in parse_report(self.report.read(before))
         )
 
     def _signal(self, thread_id: int) -> None:
@@ -546,6 +545,19 @@ class _Request:
                 "see whether /tmp is full (df /tmp)",
             )
         return attrs.evolve(attempt, paused_s=self.paused_s)
+
+
+def parse_report(text: str) -> list[ThreadStack]:
+    """
+    Return the thread that a report shows: the last one, or none.
+
+    There are several if another program has sent the signal, too.
+    """
+    try:
+        threads = parse_stacks(text)[-1].threads
+    except ValueError:
+        return []
+    return [t for t in threads if t.frames][-1:]
 
 
 def _make_attempt(

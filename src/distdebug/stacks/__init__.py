@@ -13,11 +13,7 @@ if TYPE_CHECKING:
     from .export import stacks_to_text as stacks_to_text
     from .export import to_collapsed as to_collapsed
     from .export import to_speedscope as to_speedscope
-    from .formats.cuda import parse_kernels as parse_kernels
-    from .formats.cuda import short_kernel_name as short_kernel_name
-    from .formats.gdb import parse_gdb as parse_gdb
-    from .formats.tracebacks import parse_faulthandler as parse_faulthandler
-    from .formats.tracebacks import parse_pystack as parse_pystack
+    from .formats.gdb import parse_kernels as parse_kernels
     from .jobs import is_same_job as is_same_job
     from .jobs import join_threads as join_threads
     from .jobs import members_of_job as members_of_job
@@ -32,6 +28,7 @@ if TYPE_CHECKING:
     from .model import ThreadActivity as ThreadActivity
     from .model import ThreadStack as ThreadStack
     from .model import is_native as is_native
+    from .model import short_kernel_name as short_kernel_name
     from .parse import StackFiles as StackFiles
     from .parse import is_capture_file as is_capture_file
     from .parse import is_stack_file as is_stack_file

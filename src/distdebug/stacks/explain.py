@@ -8,12 +8,13 @@ somewhere else are reported first.
 from __future__ import annotations
 
 import os
+import re
 
 from collections.abc import Hashable, Iterable, Sequence
 
 import attrs
 
-from ..findings import Cause, Confidence, Finding
+from ..findings import Cause, Confidence, Evidence, Finding, Trait
 from ..processes import ENDED_STATES
 from ..ranks import ranks_text
 from ..usercode import user_location
@@ -23,7 +24,6 @@ from .explain_process import (
     is_p2p_operation,
     is_receiving,
 )
-from .formats.cuda import add_kernels
 from .jobs import (
     ProcessTree,
     build_process_tree,
@@ -31,7 +31,12 @@ from .jobs import (
     split_jobs,
 )
 from .merge import group_by_key
-from .model import ProcessStacks, ThreadActivity, ThreadStack
+from .model import (
+    ProcessStacks,
+    ThreadActivity,
+    ThreadStack,
+    short_kernel_name,
+)
 from .motion import Motion
 from .process_view import (
     ProcessView,
@@ -44,13 +49,14 @@ from .process_view import (
     name_processes,
 )
 from .rules import RuleBook, read_rules
-from .source_lines import SourceLines
 
 
 _MOST_PLACES = 4
 _MOST_RANKS = 1 << 20
 
 Views = Sequence[ProcessView]
+# Why a process cannot run, as a predicate, and how certain that is.
+StateCause = tuple[Cause, str, Confidence]
 
 
 def explain_common_wait(waiting: Views) -> Iterable[Finding]:
@@ -161,11 +167,6 @@ def _absent_ranks_text(processes: Sequence[ProcessStacks]) -> str:
     return f"{ranks_text(absent)} of {size} {verb} not seen"
 
 
-_WAITS_FOR_PEERS = frozenset(
-    {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT, Cause.GPU_SYNC_WAIT}
-)
-
-
 def explain_progress(views: Views) -> tuple[Finding, ...]:
     """
     Report that a job makes progress, and the ranks that the others wait for.
@@ -174,7 +175,7 @@ def explain_progress(views: Views) -> tuple[Finding, ...]:
         One finding, or none if the job does not move.
     """
     busy = [v for v in views if v.cause is not Cause.IDLE]
-    waiting = [v for v in busy if v.cause in _WAITS_FOR_PEERS]
+    waiting = [v for v in busy if _may_wait_for_peers(v)]
     moves = [v for v in waiting or busy if v.motion is Motion.MOVING]
     if not moves or 2 * len(moves) < len(waiting or busy):
         return ()
@@ -269,9 +270,7 @@ def note_ended_main_thread(
     return attrs.evolve(view, note=note)
 
 
-def _fatal_cause(
-    process: ProcessStacks,
-) -> tuple[Cause, str, Confidence] | None:
+def _fatal_cause(process: ProcessStacks) -> StateCause | None:
     error = process.fatal_error
     if not error:
         return None
@@ -282,9 +281,7 @@ def _fatal_cause(
     return Cause.NATIVE_CRASH, doing, "likely" if is_abort else "certain"
 
 
-def _state_cause(
-    process: ProcessStacks,
-) -> tuple[Cause, str, Confidence] | None:
+def _state_cause(process: ProcessStacks) -> StateCause | None:
     tracer = process.tracer_pid
     if process.state == "Z" and not _has_live_thread(process.threads):
         doing = "has ended, and nobody asked for its exit status (a zombie)"
@@ -318,9 +315,7 @@ def _has_run(activity: ThreadActivity) -> bool:
     )
 
 
-def _uninterruptible_cause(
-    main: ThreadStack | None,
-) -> tuple[Cause, str, Confidence] | None:
+def _uninterruptible_cause(main: ThreadStack | None) -> StateCause | None:
     """
     Return the cause if a process is in the kernel longer than a disk needs.
     """
@@ -341,17 +336,6 @@ def _uninterruptible_cause(
 
 
 _MOST_WORKERS = 64
-_WAITS_FOR_CHILDREN = frozenset(
-    {
-        Cause.DATALOADER_WAIT,
-        Cause.SUBPROCESS_WAIT,
-        Cause.QUEUE_WAIT,
-        Cause.FUTURE_WAIT,
-    }
-)
-_IDLE_OR_UNKNOWN = frozenset(
-    {Cause.IDLE, Cause.EVENT_LOOP_IDLE, Cause.UNKNOWN}
-)
 
 
 def add_worker_activity(
@@ -371,7 +355,7 @@ def add_worker_activity(
         The same view; if the rank waits for a child that is busy or dead, with
         the activity of that child.
     """
-    if view.cause not in _WAITS_FOR_CHILDREN:
+    if Trait.CHILD_WAIT not in view.cause.traits:
         return view
 
     is_loader = view.cause is Cause.DATALOADER_WAIT
@@ -382,7 +366,11 @@ def add_worker_activity(
         and (child.role != "child" or not is_loader or child.threads)
     )
     known = [child for child in children if child is not None]
-    busy = [v for v in known if v.cause not in _IDLE_OR_UNKNOWN]
+    busy = [
+        v
+        for v in known
+        if not v.cause.is_idle and v.cause is not Cause.UNKNOWN
+    ]
     if busy:
         return _add_worker(view, busy)
     if not is_loader or not known:
@@ -418,6 +406,54 @@ def _worker_priority(view: ProcessView) -> tuple[bool, bool, int]:
     causes = {Cause.DEAD, Cause.STOPPED, Cause.UNINTERRUPTIBLE}
     is_vague = view.cause.is_computing
     return view.cause not in causes, is_vague, view.process.pid
+
+
+# A communication kernel waits for other ranks, and is not the cause.
+_COLLECTIVE_KERNEL = re.compile(
+    r"nccl|rccl|nvshmem|all_?reduce|allgather|hccl", re.IGNORECASE
+)
+
+
+def add_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
+    """
+    Explain a wait for the GPU by the kernel that runs on it.
+
+    Args:
+        view: The explanation of the host process.
+
+        book: Provides the remedies of causes.
+
+    Returns:
+        The view; if the host waits for its GPU, with the name of the kernel.
+    """
+    kernels = view.process.kernels
+    if not kernels or Trait.GPU_WAIT not in view.cause.traits:
+        return view
+
+    compute_kernels = [
+        k for k in kernels if not _COLLECTIVE_KERNEL.search(k.name[:200])
+    ]
+    kernel = (compute_kernels or list(kernels))[0]
+    cause = Cause.GPU_KERNEL if compute_kernels else Cause.COLLECTIVE_WAIT
+    name = short_kernel_name(kernel)
+    device = "" if kernel.device is None else f"device {kernel.device}"
+    return attrs.evolve(
+        view,
+        cause=cause,
+        doing=f"is waiting for the kernel {name}"
+        + (f" of {device}" if device else ""),
+        confidence="likely",
+        remedy=book.remedy.get(cause, ""),
+        evidence=(
+            Evidence(
+                kind="gpu",
+                source=view.process.source,
+                location=device,
+                quote=kernel.name,
+            ),
+            *view.evidence,
+        ),
+    )
 
 
 # These causes are less specific than any wait.
@@ -550,12 +586,13 @@ def _idle_findings(
     yield from (make_finding(g) for g in group_by_key(idle, _group_key))
 
 
+def _may_wait_for_peers(view: ProcessView) -> bool:
+    # A wait for the GPU may be an NCCL collective, or any other kernel.
+    return view.cause.is_peer_wait or view.cause is Cause.GPU_SYNC_WAIT
+
+
 def _common_operation(views: Views) -> tuple[Views, str]:
-    waiting = [
-        v
-        for v in views
-        if v.cause.is_peer_wait or v.cause is Cause.GPU_SYNC_WAIT
-    ]
+    waiting = [v for v in views if _may_wait_for_peers(v)]
     ops = set(map(find_operation, waiting))
     return waiting, ops.pop() if len(ops) == 1 else ""
 
@@ -601,7 +638,7 @@ def explain_stacks(
     Raises:
         RulesError: A file of rules cannot be used.
     """
-    explainer = ProcessExplainer(read_rules(rules), SourceLines())
+    explainer = ProcessExplainer(read_rules(rules))
     known = drop_foreign_processes(stacks)
     jobs = split_jobs(known)
     if len(jobs.keys() - {""}) < 2:
@@ -642,6 +679,6 @@ def explain_ranks(
     if not known and not rules:  # reading the built-in rules is slow
         return ()
 
-    explainer = ProcessExplainer(read_rules(rules), SourceLines())
+    explainer = ProcessExplainer(read_rules(rules))
     blocked, running = view_ranks(build_process_tree(known), explainer)
     return (*blocked, *running)

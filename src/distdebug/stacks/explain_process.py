@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import attrs
 
-from ..findings import Cause, Confidence, Location
+from ..findings import Cause, Location, Trait
 from ..usercode import (
     Layer,
     find_user_frame,
@@ -35,6 +35,7 @@ from .model import (
     python_frames,
 )
 from .motion import (
+    GilHolder,
     Motion,
     classify_motion,
     find_gil_holder,
@@ -50,46 +51,19 @@ from .rules import (
     Rule,
     RuleBook,
     builtin_rules,
-    count_task_frames,
     is_in_event_loop,
     is_program_thread,
     is_threading_thread,
     task_frames,
-    uses_gpu,
 )
-from .source_lines import ReadLine
+from .source_lines import SourceLines
 
 
 _MOST_NAME = 80
 
-# This thread waits for another one; report that one instead.
-DEFERRING_CAUSES = frozenset(
-    {
-        Cause.FUTURE_WAIT,
-        Cause.QUEUE_WAIT,
-        Cause.LOCK_DEADLOCK,
-        Cause.IDLE,
-        Cause.EVENT_LOOP_IDLE,
-        Cause.SLEEPING,
-    }
-)
-
-# Causes of another thread that explain more than the wait for it.
-_INFORMATIVE_CAUSES = frozenset(
-    {
-        Cause.COLLECTIVE_WAIT,
-        Cause.RENDEZVOUS_WAIT,
-        Cause.GPU_SYNC_WAIT,
-        Cause.LAUNCH_BLOCKED,
-        Cause.COMPILING,
-        Cause.CHECKPOINTING,
-        Cause.DATALOADER_WAIT,
-        Cause.IMPORT_LOCK,
-    }
-)
 
 # Causes that explain no more than the wait itself.
-_UNINFORMATIVE_CAUSES = frozenset({None, Cause.FUTURE_WAIT, Cause.UNKNOWN})
+_UNINFORMATIVE_CAUSES = frozenset({Cause.FUTURE_WAIT, Cause.UNKNOWN})
 # Waits of a thread that has no work.
 _WORK_WAITS = frozenset(
     {Cause.IDLE, Cause.EVENT_LOOP_IDLE, Cause.QUEUE_WAIT, Cause.SLEEPING}
@@ -102,7 +76,7 @@ class ThreadState:
     What one thread is doing, according to the rules.
 
     Attributes:
-        cause: ``None`` if no rule matches and the thread does not run.
+        cause: ``unknown`` if no rule matches and the thread does not run.
 
         rule: The rule that matches; ``None`` if none does.
 
@@ -112,7 +86,7 @@ class ThreadState:
     """
 
     thread: ThreadStack
-    cause: Cause | None
+    cause: Cause
     rule: Rule | None
     frame: StackFrame | None
     motion: Motion
@@ -125,20 +99,18 @@ class ThreadState:
         return self.rule.awaits if self.rule else ""
 
     @property
-    def is_idle(self) -> bool:
+    def is_explained(self) -> bool:
         """
-        Whether it has nothing to do.
+        Whether a rule matches, or it runs.
         """
-        return self.cause is not None and self.cause.is_idle
+        return self.rule is not None or self.cause is not Cause.UNKNOWN
 
     @property
     def is_computing(self) -> bool:
         """
         Whether it computes and no rule matches.
         """
-        return self.rule is None and bool(
-            self.cause and self.cause.is_computing
-        )
+        return self.rule is None and self.cause.is_computing
 
     @property
     def native_function(self) -> str:
@@ -153,8 +125,8 @@ class ThreadState:
         """
         Whether another thread may show what this one waits for.
         """
-        is_vague = self.cause in {None, *DEFERRING_CAUSES}
-        return is_vague or self.awaits == "backward"
+        is_clear = self.is_explained and Trait.DEFERS not in self.cause.traits
+        return not is_clear or self.awaits == "backward"
 
     @property
     def waits_for_lock(self) -> bool:
@@ -175,11 +147,18 @@ class ThreadState:
         return any(map(is_user_frame, self.thread.frames))
 
     @property
+    def explains_wait(self) -> bool:
+        """
+        Whether its cause explains more than the wait of another thread for it.
+        """
+        return Trait.EXPLAINS_WAIT in self.cause.traits
+
+    @property
     def is_informative(self) -> bool:
         """
         Whether it runs user code or has a cause worth reporting.
         """
-        return self.cause in _INFORMATIVE_CAUSES or self.runs_user_code
+        return self.explains_wait or self.runs_user_code
 
 
 def waits_for_work(state: ThreadState) -> bool:
@@ -191,7 +170,7 @@ def waits_for_work(state: ThreadState) -> bool:
     python = python_frames(state.thread.frames)
     task_code = [f for f in python if frame_layer(f) < Layer.LIBRARY]
     if not task_code:
-        return bool(python) and state.cause not in _INFORMATIVE_CAUSES
+        return bool(python) and not state.explains_wait
     is_event = state.awaits == "event"
     selects = python[0].filename.endswith("selectors.py")
     is_wait = state.cause in _WORK_WAITS or is_event or selects
@@ -220,7 +199,7 @@ def find_joined_thread(
     if main.awaits == "pool":
         # The result cannot come from a thread that has no work.
         known = [o for o in known if not waits_for_work(o)]
-    busy = [o for o in known if o.cause not in DEFERRING_CAUSES]
+    busy = [o for o in known if Trait.DEFERS not in o.cause.traits]
     if not busy and len({o.cause for o in known}) > 1:
         return None
     return next(iter(busy or known), None)
@@ -249,7 +228,7 @@ def _is_working(state: ThreadState) -> bool:
     if waits_for_work(state) or not state.runs_user_code:
         return False
     return state.motion in {Motion.MOVING, Motion.SPINNING} or (
-        state.rule is None and state.cause is not None
+        state.rule is None and state.is_explained
     )
 
 
@@ -264,13 +243,17 @@ def choose_thread(
 
         others: States of all other threads that are not helpers.
     """
-    better = [o for o in others if o.cause in _INFORMATIVE_CAUSES]
+    better = [o for o in others if o.explains_wait]
     if main.may_defer and better:
         return better[0]
-    if not main.is_idle:
+    if not main.cause.is_idle:
         return main
     is_actor = main.awaits == "task"
-    busy = (o for o in others if not o.is_idle and (o.cause or is_actor))
+    busy = (
+        o
+        for o in others
+        if not o.cause.is_idle and (o.is_explained or is_actor)
+    )
     return next(busy, main)
 
 
@@ -331,34 +314,29 @@ _INTERPRETER_FUNCTIONS = re.compile(
     r"|_int_malloc|mem\w+|cfree|deallocate|subtype)_?(?!.*(sort|pow))\w*"
 )
 
-IsInLoop = Callable[[str, int], bool | None]
 
-
-def classify_running(
-    context: MatchContext, is_in_loop: IsInLoop
-) -> Cause | None:
+def classify_running(context: MatchContext, lines: SourceLines) -> Cause:
     """
     Distinguish a running Python loop from native code.
 
     Args:
-        is_in_loop: Returns whether a line of a file can run repeatedly without
-            a new call.
+        lines: The source code.
 
     Returns:
-        ``None`` if the thread does not run.
+        ``unknown`` if the thread does not run.
     """
     innermost = context.innermost
     if not context.is_running or innermost is None:
-        return None
+        return Cause.UNKNOWN
 
-    if not _runs_native_code(context, innermost, is_in_loop):
+    if not _runs_native_code(context, innermost, lines):
         return Cause.PYTHON_LOOP
     # The host spins until its GPU is done.
     return Cause.GPU_SYNC_WAIT if context.gpu else Cause.NATIVE_SPIN
 
 
 def _runs_native_code(
-    context: MatchContext, innermost: StackFrame, is_in_loop: IsInLoop
+    context: MatchContext, innermost: StackFrame, lines: SourceLines
 ) -> bool:
     """
     Return whether a running thread is in native code, and not in Python.
@@ -380,7 +358,7 @@ def _runs_native_code(
         if activity.has_let_go:
             return True
         # A line that stays the same outside a loop is one native call.
-        return is_in_loop(innermost.filename, innermost.line) is False
+        return lines.is_in_loop(innermost.filename, innermost.line) is False
     return is_native(innermost)
 
 
@@ -420,20 +398,6 @@ def describe_samples(state: ThreadState) -> str:
 
 
 _MOST_THREADS = 256
-# Causes that block an event loop, if one of its callbacks has them.
-_LOOP_BLOCKERS = frozenset(
-    {
-        None,
-        Cause.SLEEPING,
-        Cause.IO_WAIT,
-        Cause.LOCK_DEADLOCK,
-        Cause.SUBPROCESS_WAIT,
-        Cause.QUEUE_WAIT,
-        Cause.FUTURE_WAIT,
-        Cause.PYTHON_LOOP,
-        Cause.NATIVE_SPIN,
-    }
-)
 
 
 class ProcessExplainer:
@@ -442,17 +406,12 @@ class ProcessExplainer:
 
     Args:
         book: The rules.
-
-        read_line: Returns the source code of a line of a file.
     """
 
-    def __init__(self, book: RuleBook, read_line: ReadLine) -> None:
+    def __init__(self, book: RuleBook) -> None:
         self.book = book
         self.matcher = Matcher(book)
-        self._read_line = read_line
-        self._is_in_loop: IsInLoop = getattr(
-            read_line, "is_in_loop", lambda *_: None
-        )
+        self._lines = SourceLines()
 
     def explain(self, process: ProcessStacks) -> ProcessView | None:
         """
@@ -499,7 +458,7 @@ class ProcessExplainer:
             return _joined_view(view, joined.thread, is_sure=is_sure)
         better = choose_thread(state, others)
         view = self._make_view(process, better, state)
-        is_vague = better is state and state.cause in DEFERRING_CAUSES
+        is_vague = better is state and Trait.DEFERS in state.cause.traits
         return self._add_other_thread(view, others) if is_vague else view
 
     def _choose_main(
@@ -527,7 +486,9 @@ class ProcessExplainer:
         """
         Add the activity of another thread that this one may wait for.
         """
-        other = next((s for s in others if s.cause and not s.is_idle), None)
+        other = next(
+            (s for s in others if s.is_explained and not s.cause.is_idle), None
+        )
         if other is None or view.cause.is_idle:
             return view
 
@@ -588,22 +549,20 @@ class ProcessExplainer:
         return (
             not is_locked
             or place is None
-            or self._is_in_loop(place.file, place.line) is not False
+            or self._lines.is_in_loop(place.file, place.line) is not False
         )
 
     def _thread_state(
         self, thread: ThreadStack, process: ProcessStacks
     ) -> ThreadState:
-        frame_limit = count_task_frames(thread, process)
-        gpu = uses_gpu(process)
-        context = MatchContext(thread, self._read_line, frame_limit, gpu=gpu)
+        context = MatchContext(thread, process, self._lines)
         hit = self.matcher.first_match(context)
         if hit is not None:
             rule, frame = hit
             motion = classify_motion(thread, rule.wakes)
             return ThreadState(thread, rule.cause, rule, frame, motion)
 
-        cause = classify_running(context, self._is_in_loop)
+        cause = classify_running(context, self._lines)
         motion = classify_motion(thread)
         if cause is Cause.NATIVE_SPIN and _has_returned(thread):
             motion = Motion.MOVING
@@ -617,7 +576,7 @@ class ProcessExplainer:
             # Ranks at the same line may be in different native functions.
             of_many = describe_computing(state, with_name=False)
             note = describe_samples(state)
-        cause, rule = state.cause or Cause.UNKNOWN, state.rule
+        cause, rule = state.cause, state.rule
         view = ProcessView(
             process=process,
             cause=cause,
@@ -635,8 +594,8 @@ class ProcessExplainer:
         if main is not state:
             evidence = make_evidence(process, main.thread, main.frame)
             view = attrs.evolve(view, evidence=(evidence,))
-        is_blocker = state.cause in _LOOP_BLOCKERS
-        if is_blocker and is_in_event_loop(state.thread):
+        may_block = Trait.BLOCKS_LOOP in cause.traits or not state.is_explained
+        if may_block and is_in_event_loop(state.thread):
             return self._as_loop_stall(view, state)
         return view
 
@@ -644,7 +603,7 @@ class ProcessExplainer:
         self, view: ProcessView, state: ThreadState
     ) -> ProcessView:
         # A healthy event loop computes for short times, too.
-        is_short = state.cause is None or state.cause.is_computing
+        is_short = not state.is_explained or state.cause.is_computing
         is_unsure = is_short and state.motion is Motion.UNKNOWN
         return attrs.evolve(
             view,
@@ -672,17 +631,15 @@ class ProcessExplainer:
 
         if self._is_computing(state):
             return describe_computing(state)
-        return self.book.doing.get(state.cause or Cause.UNKNOWN, "")
+        return self.book.doing.get(state.cause, "")
 
     def _is_computing(self, state: ThreadState) -> bool:
         # Texts of user rules come before the built-in ones.
-        cause = state.cause or Cause.UNKNOWN
-        own_text = builtin_rules().doing.get(cause)
-        return state.is_computing and self.book.doing.get(cause) == own_text
+        own_text = builtin_rules().doing.get(state.cause)
+        text = self.book.doing.get(state.cause)
+        return state.is_computing and text == own_text
 
-    def _gil_view(
-        self, process: ProcessStacks, gil: tuple[ThreadStack, str, Confidence]
-    ) -> ProcessView:
+    def _gil_view(self, process: ProcessStacks, gil: GilHolder) -> ProcessView:
         thread, doing, confidence = gil
         frames = thread.frames or thread.native
         return make_view(

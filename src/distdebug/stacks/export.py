@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -16,9 +16,6 @@ from .formats.frames import is_native_location
 from .merge import StackTree
 from .model import ProcessStacks, StackFrame, ThreadActivity, ThreadStack
 
-
-if TYPE_CHECKING:
-    from .merge import StackTree
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _MOST_NAME = 400

@@ -19,6 +19,7 @@ from ..findings import Finding
 from ..processes import ENDED_STATES
 from .headings import parse_coordinates
 from .model import ProcessStacks, StackFrame, ThreadStack, callsite
+from .rules import builtin_rules
 
 
 _MOST_ANCESTORS = 16
@@ -225,34 +226,6 @@ def _job_name(
 
 _CHILD_ROLES = frozenset({"dataloader", "compile", "child"})
 
-# Functions that run only in worker processes, or only in launchers.
-_ROLE_LINES = (
-    (
-        "child",
-        (
-            "utils/data/_utils/worker.py:_worker_loop",
-            "stateful_dataloader/worker.py:_worker_loop",
-            "concurrent/futures/process.py:_process_worker",
-            "multiprocessing/pool.py:worker",
-            "multiprocessing/resource_tracker.py:main",
-            "multiprocessing/forkserver.py:main",
-            "torch/_inductor/compile_worker/__main__.py:main",
-            "torch/_inductor/compile_worker/__main__.py:<module>",
-        ),
-    ),
-    (
-        "launcher",
-        (
-            "torch/distributed/elastic/agent/server/api.py:_invoke_run",
-            "torch/multiprocessing/spawn.py:join",
-            "torch/distributed/run.py:main",
-            "deepspeed/launcher/launch.py:main",
-            "deepspeed/launcher/runner.py:main",
-            "accelerate/commands/launch.py:launch_command",
-        ),
-    ),
-)
-
 # Inference servers set the titles of their processes.
 _TITLE = re.compile(
     r"(?P<rank>sglang::(gpu_worker|\w*scheduler)|VLLM::Worker)|sglang::|VLLM::"
@@ -328,8 +301,13 @@ def _process_role(process: ProcessStacks) -> str:
 
     main = process.main_thread
     lines = [":".join(callsite(f)) for f in (main.frames if main else ())]
+    roles = builtin_rules().roles
     return next(
-        (r for r, ends in _ROLE_LINES if any(x.endswith(ends) for x in lines)),
+        (
+            role
+            for role in ("child", "launcher")
+            if any(x.endswith(roles[role]) for x in lines)
+        ),
         "",
     )
 
@@ -468,30 +446,20 @@ def _identity_keys(process: ProcessStacks) -> tuple[object, ...]:
     )
 
 
+# Dumps of one process agree in these, as far as they are known.
+_IDENTIFYING = ("host", "rank", "command", "job")
+# What one dump may know, and another one not.
+_FILLED = (
+    *("world_size", "job", "host", "role", "command", "coordinates"),
+    *("kernels", "fatal_error"),
+)
+
+
 def _is_same_process(one: ProcessStacks, other: ProcessStacks) -> bool:
     return all(
-        value == other_value
-        or value in {None, ""}
-        or other_value in {None, ""}
-        for value, other_value in (
-            (one.host, other.host),
-            (one.rank, other.rank),
-            (one.command, other.command),
-            (one.job, other.job),
-        )
+        len({getattr(one, name), getattr(other, name)} - {None, ""}) < 2
+        for name in _IDENTIFYING
     )
-
-
-_FILLED = (
-    "world_size",
-    "job",
-    "host",
-    "role",
-    "command",
-    "coordinates",
-    "kernels",
-    "fatal_error",
-)
 
 
 def _merge_processes(

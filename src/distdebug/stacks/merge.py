@@ -33,34 +33,12 @@ from .model import (
     ThreadStack,
     innermost_native_name,
 )
-from .rules import is_background
+from .rules import builtin_rules, is_background
 
 
 _LIBRARY_VERSION = re.compile(r"(?:-[\d.]+)?\.so(?:\.[\d.]+)?$")
 _SYMBOL_SUFFIX = re.compile(
     r"@.*$|\[abi:\w*\]| ?\[clone [^\]]*\]|\.(?:constprop|isra)\..*"
-)
-
-# Functions that only wrap a call.
-_WRAPPERS = frozenset(
-    {
-        "torch/nn/modules/module.py:_call_impl",
-        "torch/nn/modules/module.py:_wrapped_call_impl",
-        "torch/distributed/c10d_logger.py:wrapper",
-        "torch/utils/_contextlib.py:decorate_context",
-        "torch/_dynamo/eval_frame.py:_fn",
-        "deepspeed/utils/nvtx.py:wrapped_fn",
-        "deepspeed/comm/comm.py:log_wrapper",
-        "ray/util/tracing/tracing_helper.py:_resume_span",
-        "ray/_private/auto_init_hook.py:auto_init_wrapper",
-        "contextlib.py:inner",
-        "<frozen runpy>:_run_code",
-        "<frozen runpy>:_run_module_as_main",
-        "ray/_private/client_mode_hook.py:wrapper",
-        "torch/distributed/elastic/multiprocessing/errors/__init__.py:wrapper",
-        "runpy.py:_run_code",
-        "runpy.py:_run_module_as_main",
-    }
 )
 
 # The innermost frame to keep: what happens inside the communication library
@@ -112,7 +90,7 @@ def normalize_frame(frame: StackFrame) -> StackFrame | None:
 
     name = frame.name.rpartition(".")[2]
     filename = strip_install_prefix(frame.filename)
-    if f"{filename}:{name}" in _WRAPPERS:
+    if f"{filename}:{name}" in builtin_rules().roles["wrapper"]:
         return None
     return StackFrame(name, filename, frame.line)
 

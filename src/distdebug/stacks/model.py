@@ -186,6 +186,22 @@ class GpuKernel:
     block: tuple[int, ...] = ()
 
 
+_MOST_KERNEL_NAME = 80
+
+
+def short_kernel_name(kernel: GpuKernel) -> str:
+    """
+    Return the name of a kernel without its arguments.
+    """
+    name = kernel.name.partition("<<<")[0].partition("(")[0].strip()
+    name = (name or kernel.name).removeprefix("void ")
+    return (
+        name
+        if len(name) <= _MOST_KERNEL_NAME
+        else f"{name[:_MOST_KERNEL_NAME]}…"
+    )
+
+
 @attrs.frozen(kw_only=True)
 class ProcessStacks(Shown):
     """

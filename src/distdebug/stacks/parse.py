@@ -11,15 +11,17 @@ import os
 import re
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
+from typing import IO
 
 import attrs
 
 from .._io import FileWalk, is_folder, open_ordinary
+from .._search import TextIndex, make_text_index
 from ..findings import Missing
 from ..identity import ranks_in_name
-from .excerpts import read_excerpts
 from .formats.frames import MOST_FRAMES
 from .formats.pyspy import parse_json
 from .formats.text import UNKNOWN_PID, parse_interrupted, parse_text
@@ -66,23 +68,6 @@ def is_stack_file(name: str) -> bool:
     return is_output and any(x.start == 0 for x in ranks_in_name(name))
 
 
-def find_stack_files(folder: Path) -> tuple[list[Path], list[Missing]]:
-    """
-    Find the files below a folder that may hold stacks.
-
-    Args:
-        folder: Searched recursively.  Symbolic links are followed only if they
-            stay inside it, because others may have created them.
-
-    Returns:
-        The files in sorted order, JSON before a text of the same name; and
-        what could not be read.
-    """
-    walk = FileWalk([folder], is_wanted=_may_hold_stacks)
-    files = sorted(Path(file.path) for file in walk)
-    return files, [_missing_stack(*problem) for problem in walk.problems]
-
-
 def _may_hold_stacks(entry: os.DirEntry[str], _: object) -> bool:
     return is_stack_file(entry.name) or entry.is_dir()
 
@@ -106,6 +91,109 @@ def read_text(file: Path) -> str:
         is_json = _JSON_START.match(head) is not None
         data = read_excerpts(opened, _MOST_BYTES, is_document=is_json)
     return data.decode("utf-8-sig", "replace")
+
+
+# A log of gigabytes may hold one stack dump.  Taking each of its lines for a
+# possible frame takes minutes; finding the texts that every dump has takes a
+# second.  Shorter files are read whole.
+_WHOLE = 1 << 20
+_BLOCK = 1 << 22
+# Each dump has one of these texts for each thread, also behind the prefix of a
+# log collector.
+_STACK_TEXTS = (
+    # py-spy
+    *("(active", "(idle)", '"frames"'),
+    # gdb and cuda-gdb
+    *("(LWP ", "(process ", "[Switching to ", "Stack trace of thread"),
+    *("#0  0x", "#1  0x", "#2  0x", "#0 0x"),
+    *("CUDA kernel", "CUDA Kernel", "Parent Dev Grid"),
+    # faulthandler, and gdb with the script of CPython
+    "most recent call first",
+    # pystack
+    *("Traceback for thread", "The frame stack for thread"),
+    # pytest-timeout
+    "~~ Stack of ",
+    # the end of an interrupted program
+    *("KeyboardInterrupt", "Timed out waiting", "ait timeout after"),
+    *("Timeout waiting for key", "Watchdog caught collective operation"),
+)
+_LONGEST_TEXT = max(map(len, _STACK_TEXTS))
+# What is read around such a text: headings, the other frames, and the lines of
+# other processes in between.
+_BEFORE, _AFTER = 1 << 16, 1 << 17
+
+
+@cache
+def _index() -> TextIndex:
+    return make_text_index(text.encode() for text in _STACK_TEXTS)
+
+
+def read_excerpts(
+    file: IO[bytes], most: int, *, is_document: bool = False
+) -> bytes:
+    """
+    Read the lines of a file that may hold stacks; a short file whole.
+
+    Args:
+        file: An ordinary file, at its beginning.
+
+        most: In bytes.
+
+        is_document: Whether it is one document, and no log with a stack in it;
+            then it is read whole, too.
+
+    Raises:
+        OSError: It cannot be read.
+
+        ValueError: There is more to read than *most*.
+    """
+    size = os.fstat(file.fileno()).st_size
+    # Files of the kernel have no size.
+    is_whole = is_document or size <= _WHOLE
+    spans = [(0, most + 1)] if is_whole else _find_spans(file, size)
+    parts: list[bytes] = []
+    left = most
+    for start, end in list(spans):
+        parts.append(_read_lines(file, start, end))
+        left -= len(parts[-1])
+        if left < 0:
+            msg = f"larger than {most:,} bytes"
+            raise ValueError(msg)
+    return b"\n".join(parts)
+
+
+def _find_spans(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:
+    """
+    Yield the parts of a file around the texts of stacks, in their order.
+    """
+    start = end = 0
+    for at in _find_texts(file):
+        if at - _BEFORE > end:
+            if end:
+                yield start, end
+            start = at - _BEFORE
+        end = min(max(at + _AFTER, end), size)
+    if end:
+        yield max(start, 0), end
+
+
+def _find_texts(file: IO[bytes]) -> Iterator[int]:
+    offset, tail = 0, b""
+    while block := file.read(_BLOCK):
+        data = tail + block
+        for at, _ in _index().find(data):
+            yield offset + at
+        tail = data[-_LONGEST_TEXT:]
+        offset += len(data) - len(tail)
+
+
+def _read_lines(file: IO[bytes], start: int, end: int) -> bytes:
+    """
+    Read part of a file, without the line that begins before it.
+    """
+    file.seek(start)
+    data = file.read(end - start)
+    return data[data.find(b"\n") + 1 :] if start else data
 
 
 _HEAD_BYTES = 1 << 10
@@ -223,8 +311,9 @@ def _read_folder(
     folder: Path, missing: list[Missing]
 ) -> Iterator[_FoundProcess]:
     read = set()
-    files, unread = find_stack_files(folder)
-    missing += unread
+    walk = FileWalk([folder], is_wanted=_may_hold_stacks)
+    files = sorted(Path(file.path) for file in walk)
+    missing += (_missing_stack(*problem) for problem in walk.problems)
     for file in files:
         # The JSON has more details than the text beside it.
         if file.suffix == ".txt" and file.with_suffix(".json") in read:

@@ -39,7 +39,7 @@ from .model import (
     python_frames,
 )
 from .motion import is_running
-from .source_lines import ReadLine
+from .source_lines import SourceLines
 
 
 _ALL_FRAMES = 1_000_000
@@ -191,6 +191,10 @@ class RuleBook:
 
         helpers: Threads to ignore.
 
+        roles: The ends of ``file:function`` that show a ``"child"`` or a
+            ``"launcher"``, or only wrap a call (``"wrapper"``); only in the
+            built-in rules.
+
         doing: What a rank is doing, by cause, as a predicate.
 
         remedy: What to do about it, by cause.
@@ -198,6 +202,7 @@ class RuleBook:
 
     rules: tuple[Rule, ...] = ()
     helpers: tuple[Helper, ...] = ()
+    roles: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     doing: Mapping[Cause, str] = attrs.field(factory=dict)
     remedy: Mapping[Cause, str] = attrs.field(factory=dict)
 
@@ -245,7 +250,8 @@ def builtin_rules() -> RuleBook:
 
 def _load_book(path: str | os.PathLike[str], *, is_built_in: bool) -> RuleBook:
     table, name = read_rules_file(path), os.fspath(path)
-    refuse_unknown_tables(table, {"rule", "helper", "cause"}, name)
+    known = {"rule", "helper", "cause", *(["roles"] if is_built_in else [])}
+    refuse_unknown_tables(table, known, name)
     causes = table.get("cause", {})
     try:
         texts = {
@@ -265,6 +271,7 @@ def _load_book(path: str | os.PathLike[str], *, is_built_in: bool) -> RuleBook:
     return RuleBook(
         rules=tuple(items(Rule, "rule")),
         helpers=tuple(items(Helper, "helper")),
+        roles={k: tuple(v) for k, v in table.get("roles", {}).items()},
         doing={c: t["doing"] for c, t in texts.items() if "doing" in t},
         remedy={c: t["remedy"] for c, t in texts.items() if "remedy" in t},
     )
@@ -281,25 +288,17 @@ class MatchContext:
     One thread, prepared for matching.
 
     Args:
-        read_line: Returns the source code of a line of a file.
-
-        frame_limit: How many of the innermost Python frames to match.
-
-        gpu: Whether its process uses a GPU; ``None`` if unknown.
+        lines: The source code.
     """
 
     def __init__(
-        self,
-        thread: ThreadStack,
-        read_line: ReadLine,
-        frame_limit: int = _MOST_FRAMES,
-        *,
-        gpu: bool | None = None,
+        self, thread: ThreadStack, process: ProcessStacks, lines: SourceLines
     ) -> None:
         self.thread = thread
-        self.gpu = gpu
-        self._read_line = read_line
+        self.gpu = uses_gpu(process)
+        self._lines = lines
         frames = thread.frames[:_MOST_FRAMES]
+        frame_limit = count_task_frames(thread, process)
         self.python = python_frames(frames)[:frame_limit]
         self.natives = tuple(native_callees(thread.native or frames))
 
@@ -319,7 +318,7 @@ class MatchContext:
             return ""
 
         inner = self.python[0]
-        return inner.code or self._read_line(inner.filename, inner.line)
+        return inner.code or self._lines(inner.filename, inner.line)
 
     @cached_property
     def is_running(self) -> bool | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +16,6 @@ _LOOP = re.compile(r"\s*(async\s+for|for|while)\b")
 _INLINE_LOOP = re.compile(r"\bfor\b.+\bin\b")
 _DEFINITION = re.compile(r"\s*(async\s+def|def|class)\b")
 _MOST_BODY = 500
-
-ReadLine = Callable[[str, int], str]
 
 _MOST_SOURCE = 1 << 22
 _MOST_LINE = 500

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from distdebug.capture.tool import run_attached
+from distdebug.capture.attach import run_attached
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture import guard_program, tool
-from distdebug.capture.tool import run_attached
+from distdebug.capture import guard_program
+from distdebug.capture.attach import _find_problem, run_attached
 from distdebug.errors import CaptureError
 from distdebug.processes import read_state
 
@@ -349,7 +349,7 @@ class TestInterruption:
         """
         When the guard is gone, we do its work, and the tool died with it.
         """
-        monkeypatch.setattr(tool, "_CLEANING_S", 0.5)
+        monkeypatch.setattr("distdebug.capture.attach._CLEANING_S", 0.5)
         path, read = note
         got = []
         argv = sh(f"kill -STOP {sleeper.pid}; {WRITE}{path}; sleep 600")
@@ -380,7 +380,7 @@ class TestInterruption:
         """
         path, read = note
         program = (
-            "import sys; from distdebug.capture.tool import run_attached; "
+            "import sys; from distdebug.capture.attach import run_attached; "
             "run_attached(sys.argv[2:], int(sys.argv[1]), timeout_s=60)"
         )
         command = sh(f"kill -STOP {sleeper.pid}; {WRITE}{path}; sleep 600")
@@ -402,7 +402,7 @@ class TestTrouble:
         """
         before = guard_program.read_target_state(sleeper.pid)
 
-        text = tool._find_problem(sleeper.pid, before, is_left=True)
+        text = _find_problem(sleeper.pid, before, is_left=True)
 
         assert "inside the kernel" in text
 
@@ -414,7 +414,7 @@ class TestTrouble:
         sleeper.send_signal(signal.SIGSTOP)
         assert wait_for(lambda: read_state(sleeper.pid).letter == "T")
 
-        text = tool._find_problem(sleeper.pid, before, is_left=False)
+        text = _find_problem(sleeper.pid, before, is_left=False)
 
         assert f"kill -CONT {sleeper.pid}" in text
 

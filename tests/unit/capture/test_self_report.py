@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.capture import CaptureStatus, capture_process
-from distdebug.capture.self_report import ask_process
+from distdebug.capture.self_report import ask_process, parse_report
 from distdebug.processes import (
     list_numbers,
     offer_folder_name,
@@ -320,6 +320,26 @@ def set_signals(kernel, path, field):
         f"{field}:\t{'f' * 16}" if line.startswith(f"{field}:") else line
         for line in lines
     )
+
+
+class TestParseReport:
+    def test_last(self):
+        """
+        If another program asked, too, the last stack is the answer.
+        """
+        stack = (
+            'Stack (most recent call first):\n  File "a.py", line {} in f\n'
+        )
+
+        (got,) = parse_report(stack.format(1) + stack.format(2))
+
+        assert [2] == [frame.line for frame in got.frames]
+
+    def test_nothing(self):
+        """
+        A text without a stack is no answer.
+        """
+        assert [] == parse_report("nothing")
 
 
 class TestOffer:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.stacks import excerpts, read_stack_files, stacks_to_json
+from distdebug.stacks import parse, read_stack_files, stacks_to_json
 
 
 DATA = Path(__file__).parents[2] / "data" / "stacks"
@@ -42,9 +42,9 @@ def test_like_all_of_it(name, tmp_path, monkeypatch):
     The output of each tool is found whole where a long log holds it.
     """
     log = in_log(tmp_path, (DATA / name).read_text())
-    monkeypatch.setattr(excerpts, "_WHOLE", 1 << 30)
+    monkeypatch.setattr(parse, "_WHOLE", 1 << 30)
     whole = told(log)
-    monkeypatch.setattr(excerpts, "_WHOLE", 1 << 12)
+    monkeypatch.setattr(parse, "_WHOLE", 1 << 12)
 
     assert whole
     assert told(log) == whole
@@ -58,8 +58,8 @@ def test_far_apart(block, tmp_path, monkeypatch):
     text = 'Process {0}: python train.py\nThread {0} (idle): "MainThread"\n'
     text += "    wait (threading.py:{0})\n"
     log = in_log(tmp_path, *map(text.format, (11, 12, 13)))
-    monkeypatch.setattr(excerpts, "_WHOLE", 1 << 12)
-    monkeypatch.setattr(excerpts, "_BLOCK", block)
+    monkeypatch.setattr(parse, "_WHOLE", 1 << 12)
+    monkeypatch.setattr(parse, "_BLOCK", block)
 
     got = read_stack_files(log).stacks
 
@@ -76,10 +76,10 @@ def test_little_is_read(tmp_path, monkeypatch):
     log = tmp_path / "train.log"
     noise = NOISE.encode()
     log.write_bytes(noise * 20 + dump + noise * 20)
-    monkeypatch.setattr(excerpts, "_WHOLE", 1 << 12)
+    monkeypatch.setattr(parse, "_WHOLE", 1 << 12)
 
     with log.open("rb") as file:
-        got = excerpts.read_excerpts(file, 1 << 22)
+        got = parse.read_excerpts(file, 1 << 22)
 
     assert dump in got
     assert len(got) < len(dump) + (1 << 18)
@@ -89,7 +89,7 @@ def test_no_stack(tmp_path, monkeypatch):
     """
     A log without a stack is told to hold none.
     """
-    monkeypatch.setattr(excerpts, "_WHOLE", 1 << 12)
+    monkeypatch.setattr(parse, "_WHOLE", 1 << 12)
 
     (missing,) = read_stack_files(in_log(tmp_path)).missing
 
@@ -100,7 +100,7 @@ def test_document(tmp_path, monkeypatch):
     """
     A long document of JSON is read whole, although it has no lines.
     """
-    monkeypatch.setattr(excerpts, "_WHOLE", 1 << 8)
+    monkeypatch.setattr(parse, "_WHOLE", 1 << 8)
     name = "f" * (1 << 20)
     file = tmp_path / "pyspy_a_1.json"
     frame = f'{{"name": "{name}", "filename": "a.py", "line": 1}}'
@@ -125,7 +125,7 @@ def test_texts_in_any_order(tmp_path, monkeypatch):
         "[Launch of CUDA Kernel 0 (k<<<(1,1,1),(32,1,1)>>>) on Device 0]\n"
     )
     log = in_log(tmp_path, launch, dump + launch)
-    monkeypatch.setattr(excerpts, "_WHOLE", 1 << 12)
+    monkeypatch.setattr(parse, "_WHOLE", 1 << 12)
 
     (got,) = read_stack_files(log).stacks
 

@@ -6,7 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.stacks import StackFrame, parse_gdb
+from distdebug.stacks import StackFrame, parse_stacks
+
+
+def parse_gdb(text):
+    """
+    The threads of the only process.
+    """
+    (process,) = parse_stacks(text)
+    return process.threads
 
 
 def native(name, filename="", line=0):
@@ -70,7 +78,8 @@ class TestThreads:
         """
         text = "warning: x\nThread 1 (LWP 3):\nNo stack.\n"
 
-        assert () == parse_gdb(text)
+        with pytest.raises(ValueError, match="no stack"):
+            parse_gdb(text)
 
     def test_switching_repeats_the_first_frame(self):
         """

@@ -171,6 +171,7 @@ BAD = [
         "awaits is ",
     ),
     ("[[rules]]\ncause = 'sleeping'", "no such table: 'rules'"),
+    ("[roles]\nwrapper = []", "no such table: 'roles'"),
     ("[cause.naps]\ndoing = 'a'", "[cause]: 'naps'"),
     ("[cause]\nsleeping = 'a'", "[cause]"),
     ("cause = 3", "[cause]"),

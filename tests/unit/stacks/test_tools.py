@@ -13,9 +13,7 @@ import pytest
 from distdebug.stacks import (
     StackFrame,
     merge_stacks,
-    parse_faulthandler,
     parse_kernels,
-    parse_pystack,
     parse_stacks,
     read_stacks,
 )
@@ -89,12 +87,19 @@ device 0, sm 0]
 """
 
 
+def threads_of(text):
+    """
+    The threads of all processes.
+    """
+    return [t for process in parse_stacks(text) for t in process.threads]
+
+
 class TestPystack:
     def test_threads(self):
         """
         Threads have their state; the main one does not begin in threading.
         """
-        got = parse_pystack(PYSTACK)
+        got = threads_of(PYSTACK)
 
         assert [
             ("pt main", 12, False, False, True),
@@ -110,7 +115,7 @@ class TestPystack:
         """
         The innermost frame comes first, and says what kind it is.
         """
-        got = parse_pystack(PYSTACK)[0]
+        got = threads_of(PYSTACK)[0]
 
         assert (
             StackFrame("??", "/usr/lib/libffi.so.8", 0, is_native=True),
@@ -124,7 +129,7 @@ class TestPystack:
         """
         The main thread of a child begins in a function of the same name.
         """
-        (got,) = parse_pystack(
+        (got,) = threads_of(
             "Traceback for thread 3 (p) [] (most recent call last):\n"
             '    (Python) File "/l/process.py", line 3, in _bootstrap\n'
         )
@@ -137,7 +142,7 @@ class TestFaulthandler:
         """
         Threads have the numbers of Python; the last one is the main one.
         """
-        got = parse_faulthandler(FAULT)
+        got = threads_of(FAULT)
 
         assert [
             ("worker", 0x7F3C040226C0, False),
@@ -148,7 +153,7 @@ class TestFaulthandler:
         """
         Frames of machine code come as a second stack.
         """
-        got = parse_faulthandler(FAULT)[1]
+        got = threads_of(FAULT)[1]
 
         assert (
             StackFrame("read", "<string>", 12),
@@ -166,20 +171,20 @@ class TestFaulthandler:
 
     def test_several_times(self):
         """
-        Of several dumps in one text, the last one counts.
+        Several dumps in one text do not mix, and are in their order.
         """
         dump = "Timeout (0:00:10)!\nThread 0x{} (most recent call first):\n"
 
-        got = parse_faulthandler(dump.format(1) + dump.format(2))
-        again = parse_faulthandler(
+        *_, got = parse_stacks(dump.format(1) + dump.format(2))
+        *_, again = parse_stacks(
             "Stack (most recent call first):\n"
             '  File "a.py", line 1 in f\n'
             "Stack (most recent call first):\n"
             '  File "a.py", line 2 in f\n'
         )
 
-        assert [2] == [t.thread_id for t in got]
-        assert [2] == [t.frames[0].line for t in again]
+        assert [2] == [t.thread_id for t in got.threads]
+        assert [1, 2] == [t.frames[0].line for t in again.threads]
 
     def test_nobody_is_main(self):
         """
@@ -187,10 +192,11 @@ class TestFaulthandler:
         """
         text = 'Thread 0x{} (most recent call first):\n  File "threading.py", line 1 in _bootstrap\n'
 
-        got = parse_faulthandler(text.format(1) + text.format(2))
+        got = threads_of(text.format(1) + text.format(2))
 
         assert [False, False] == [t.is_main for t in got]
-        assert () == parse_faulthandler("nothing")
+        with pytest.raises(ValueError, match="no stack"):
+            threads_of("nothing")
 
 
 @pytest.mark.parametrize(

@@ -164,26 +164,3 @@ def header_matcher(pattern: str, most: int = 400) -> MatchHeader:
         return header.fullmatch(text) if len(text) <= most else None
 
     return match
-
-
-def split_blocks(
-    text: str,
-    match_header: MatchHeader,
-    is_headless: Callable[[str], object] = lambda _: False,
-) -> list[Block]:
-    """
-    Split the output of a tool into threads.
-
-    Args:
-        is_headless: Whether a thread begins at a line before the first header;
-            other lines before it are left out.
-    """
-    found: list[Block] = []
-    for line in text.splitlines():
-        if match := match_header(line):
-            found.append((match, []))
-        elif found:
-            found[-1][1].append(line)
-        elif is_headless(line):
-            found.append((None, [line]))
-    return found

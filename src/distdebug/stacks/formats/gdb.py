@@ -3,6 +3,8 @@ Parse backtraces of gdb, cuda-gdb, pstack, eu-stack, and coredumpctl.
 
 This is the output of ``thread apply all bt`` in all versions of gdb.  A frame
 may span several lines, and have Python frames where gdb can print these.
+cuda-gdb also lists kernels (``info cuda kernels``), and names the kernel in
+focus, also in GPU core dumps.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from itertools import takewhile
 
 import attrs
 
-from ..model import StackFrame, ThreadStack, is_gil_wait
+from ..model import GpuKernel, StackFrame, ThreadStack, is_gil_wait
 from .frames import (
     MOST_CODE,
+    MOST_NAME,
     Block,
     indent_of,
     make_frame,
     shorten,
-    split_blocks,
     split_brackets,
 )
 
@@ -139,23 +141,6 @@ _PYTHON_LINE = re.compile(
     r" in (?P<name>\S{1,999})"
 )
 _MOST_LINES = 64
-
-
-def parse_gdb(text: str) -> tuple[ThreadStack, ...]:
-    """
-    Parse the threads in the output of gdb or cuda-gdb.
-
-    Returns:
-        The threads, in the order of the tool; *thread_id* is that of the
-        operating system, and the name is that of the kernel.
-    """
-    return parse_threads(
-        split_blocks(
-            text,
-            match_header,
-            lambda line: is_gpu_focus(line) or FRAME_START.match(line),
-        )
-    )
 
 
 def parse_threads(found: Iterable[Block]) -> tuple[ThreadStack, ...]:
@@ -371,3 +356,108 @@ def _function_name(call: str) -> str:
         return call
     name, inside = found
     return name or f"({inside})"
+
+
+_KERNEL_TITLE = re.compile(r"\s*Kernel\s+Parent\s+Dev\s+Grid\s+Status\b")
+_KERNEL_ROW = re.compile(
+    r"\s*\*?\s*\d{1,9}\s+\S{1,20}\s+(?P<device>\d{1,4})\s+-?\d{1,20}\s+"
+    r"\S{1,20}\s+0x[0-9a-fA-F]{1,64}\s+(?P<rest>\(.*)"
+)
+_KERNEL_SIZE = re.compile(r"\((\d{1,10}),\s?(\d{1,10}),\s?(\d{1,10})\)\s*")
+# The short form of a kernel in documentation.
+_KERNEL_PROSE = re.compile(
+    r"\s*\*?\s*Kernel \d{1,9}: (?P<name>\S.*?)"
+    r"(?: on device (?P<device>\d{1,4}))?\s*"
+)
+_KERNEL_FOCUS = re.compile(
+    r"\[(?:Switching focus to|Current focus set to) CUDA kernel (\d{1,9}), "
+    r"grid \d{1,20}, .{0,400}?\bdevice (?P<device>\d{1,4}),"
+)
+_KERNEL_LAUNCH = re.compile(
+    r"\((?P<grid>[\d, ]{1,40})\),\s?\((?P<block>[\d, ]{1,40})\)>>>"
+)
+_KERNEL_FRAME = re.compile(r"#0\s{1,4}(?:0x[0-9a-f]{1,16} in )?(?P<call>\S.*)")
+
+
+def parse_kernels(text: str) -> tuple[GpuKernel, ...]:
+    """
+    Parse the running GPU kernels.
+
+    Args:
+        text: The output of cuda-gdb, for a process or a core dump.
+
+    Returns:
+        The kernels, in the order of the tool.
+    """
+    lines = [shorten(line).rstrip() for line in text.splitlines()]
+    return tuple(_parse_kernel_list(lines)) or tuple(
+        dict.fromkeys(_parse_focus(lines))
+    )
+
+
+def _parse_kernel_list(lines: list[str]) -> Iterator[GpuKernel]:
+    title: list[str] | None = None
+    for line in lines:
+        if _KERNEL_TITLE.match(line):
+            title = line.split()
+        elif title is not None and (match := _KERNEL_ROW.fullmatch(line)):
+            yield _parse_kernel(match["rest"], int(match["device"]), title)
+        elif (match := _KERNEL_PROSE.fullmatch(line)) and "CUDA" not in line:
+            device = match["device"]
+            yield GpuKernel(
+                name=match["name"][:MOST_NAME],
+                device=int(device) if device else None,
+            )
+        elif line.startswith(("Thread ", "#")):
+            title = None
+
+
+def _parse_kernel(rest: str, device: int, title: list[str]) -> GpuKernel:
+    sizes: dict[str, tuple[int, ...]] = {}
+    for column in title or ["GridDim", "BlockDim"]:
+        if column.endswith("Dim") and (match := _KERNEL_SIZE.match(rest)):
+            sizes[column] = tuple(map(int, match.groups()))
+            rest = rest[match.end() :]
+    name = rest.strip()
+    if title[-2:] == ["Name", "Args"]:
+        name = name.partition(" ")[0]
+    return GpuKernel(
+        name=name[:MOST_NAME],
+        device=device,
+        grid=sizes.get("GridDim", ()),
+        block=sizes.get("BlockDim", ()),
+    )
+
+
+def _parse_focus(lines: list[str]) -> Iterator[GpuKernel]:
+    """
+    Parse the kernels in focus, if the tool printed no list.
+    """
+    device = None
+    for line in lines:
+        if match := _KERNEL_FOCUS.search(line):
+            device = int(match["device"])
+        elif device is not None and (frame := _KERNEL_FRAME.match(line)):
+            name, _, launch = frame["call"].partition("<<<")
+            sizes = _KERNEL_LAUNCH.match(launch)
+            yield GpuKernel(
+                name=_kernel_name(name.strip())[:MOST_NAME],
+                device=device,
+                grid=_parse_sizes(sizes["grid"]) if sizes else (),
+                block=_parse_sizes(sizes["block"]) if sizes else (),
+            )
+            device = None
+
+
+def _kernel_name(call: str) -> str:
+    call = call.partition(" at ")[0].removeprefix("void ")
+    if call.endswith(" ()"):
+        call = call.removesuffix(" ()")
+    found = split_brackets(call)
+    return found[0] if found and found[0] else call
+
+
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    return tuple(
+        int(part) for part in text.replace(" ", "").split(",") if part
+    )

@@ -24,9 +24,8 @@ from ..headings import Heading, parse_coordinates, parse_heading
 from ..jobs import join_processes
 from ..model import ProcessStacks, ThreadStack
 from . import gdb, pyspy, tracebacks
-from .cuda import parse_kernels
 from .frames import Block, MatchHeader, shorten
-from .gdb import is_thread_row, match_thread_row
+from .gdb import is_thread_row, match_thread_row, parse_kernels
 
 
 _MOST_PREFIXES = 8
@@ -192,14 +191,7 @@ _TOOLS: dict[str, tuple[MatchHeader, ParseThreads]] = {
     "traceback": (tracebacks.match_thread_dump, tracebacks.parse_dump_threads),
 }
 _HEADER_STARTS = (
-    "Thread",
-    "Trace",
-    "Current",
-    "[Swi",
-    "TID",
-    "Stack",
-    "The ",
-    "~~",
+    *("Thread", "Trace", "Current", "[Swi", "TID", "Stack", "The ", "~~"),
 )
 _GPU_LINE = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(|\s0x[0-9a-f]+ +\(\d+,")
 

@@ -24,7 +24,6 @@ from .frames import (
     header_matcher,
     make_frame,
     shorten,
-    split_blocks,
     split_brackets,
 )
 
@@ -95,18 +94,6 @@ def _starts_thread(frame: StackFrame) -> bool:
     )
 
 
-def parse_pystack(text: str) -> tuple[ThreadStack, ...]:
-    """
-    Parse the threads in the output of ``pystack remote`` or ``pystack core``.
-
-    Returns:
-        The threads, in the order of the tool, with the innermost frame first;
-        *thread_id* is that of the operating system, and the name is that of
-        the kernel.
-    """
-    return parse_pystack_threads(split_blocks(text, match_pystack))
-
-
 def parse_pystack_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
     """
     Parse the threads of one process.
@@ -147,30 +134,6 @@ def parse_dump_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
         for match, lines in blocks
         if match
     )
-
-
-def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
-    """
-    Parse the threads in the output of faulthandler.
-
-    Args:
-        text: What it wrote; of several dumps, the last one counts.
-
-    Returns:
-        The threads, in the order of the tool; *thread_id* is that of Python.
-    """
-    found: dict[str | None, Block] = {}
-    lines: list[str] | None = None
-    for line in text.splitlines():
-        match = match_faulthandler(line)
-        if is_dump_start(line) or (match and match["id"] in found):
-            found, lines = {}, None
-        if match:
-            lines = []
-            found[match["id"]] = match, lines
-        elif lines is not None:
-            lines.append(line)
-    return parse_faulthandler_threads(found.values())
 
 
 def is_dump_start(line: str) -> bool:
