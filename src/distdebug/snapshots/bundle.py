@@ -29,6 +29,7 @@ from .._io import (
     LaterLayoutError,
     check_layout,
     is_folder,
+    is_there,
     numbered,
     open_ordinary,
     read_ordinary,
@@ -109,13 +110,6 @@ def remove_in_progress_marker(bundle: Path) -> None:
     Mark a bundle as done.
     """
     shutil.rmtree(bundle / IN_PROGRESS_MARKER, ignore_errors=True)
-
-
-def is_owned_by(bundle: Path, host: str) -> bool:
-    """
-    Return whether a node began or took over a bundle, and has not finished it.
-    """
-    return os.path.exists(bundle / IN_PROGRESS_MARKER / host)  # noqa: PTH110 never raises
 
 
 def read_marker_run(bundle: Path) -> str | None:
@@ -219,7 +213,7 @@ def is_done(folder: Path) -> bool:
 
     The manifest is written last.
     """
-    return os.path.exists(folder / MANIFEST)  # noqa: PTH110 never raises
+    return is_there(folder / MANIFEST)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
@@ -564,9 +558,10 @@ def _claim_part(bundle: Path, host: str) -> Path | None:
 
 def _is_unfinished_by(bundle: Path, host: str) -> bool:
     """
-    Return whether a node has to finish a bundle.
+    Return whether a node began or took over a bundle, and has to finish it.
     """
-    return is_owned_by(bundle, host) and not is_done(bundle)
+    is_owner = is_there(bundle / IN_PROGRESS_MARKER / host)
+    return is_owner and not is_done(bundle)
 
 
 def _claim_folder(folder: Path, host: str, run: str | None) -> bool:

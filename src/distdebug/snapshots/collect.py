@@ -84,7 +84,7 @@ _SERVER_SHARE = 0.8
 @attrs.frozen
 class CollectedNode:
     """
-    Saved collected on one node.
+    Evidence collected on one node.
 
     Attributes:
         manifest: What was saved, and what is missing.
