@@ -56,55 +56,6 @@ def run_command(argv: Sequence[str], **limits: Any) -> CompletedCommand:
         )
 
 
-Explain = Callable[[CompletedCommand], NodeFailure | None]
-"""Returns the failure that the output shows; ``None`` if it shows none."""
-
-
-def run_commands(
-    commands: Mapping[str, Sequence[str]],
-    *,
-    explain: Explain = lambda _: None,
-    at_once: int = 1,
-    **limits: Any,
-) -> Iterator[NodeReply]:
-    """
-    Run a command for each host, and yield the replies as they arrive.
-
-    Closing the iterator ends the commands that still run.
-
-    Args:
-        commands: The command for each host name.
-
-        at_once: How many run at the same time.
-
-        limits: As of `run_child`.
-    """
-    stop = threading.Event()
-
-    def reply(host: str) -> NodeReply:
-        begin = time.monotonic()
-        with running:
-            completed = run_command(commands[host], stop=stop, **limits)
-        failure = completed.failure or explain(completed)
-        seconds = time.monotonic() - begin
-        completed = completed._replace(failure=failure)
-        return NodeReply(host, completed, len(commands), seconds)
-
-    at_once = max(1, min(at_once, len(commands)))
-    running = threading.Semaphore(at_once)
-    replies = map_with_timeout(
-        reply, commands, threads=at_once, may_block=True
-    )
-    try:
-        for _, future in replies:
-            yield future.result()
-    finally:
-        stop.set()
-        replies.close()
-        for _ in range(at_once):
-            running.acquire(timeout=_END_WAIT_S)
-
-
 # How long a stopped command may take to end, in seconds.
 _END_WAIT_S = 5.0
 # In bytes; a pipe holds no more.
@@ -160,24 +111,105 @@ class StreamExecutor(Protocol):
         """
 
 
-def command_connectors(
-    commands: Mapping[str, Sequence[str]],
-    *,
-    explain: Explain,
-    environment: Mapping[str, str],
-) -> dict[str, Connector]:
+class CommandEngine:
     """
-    Return a connector for each host that starts a command, such as ``ssh``.
+    Base of engines that reach each node by a local command, such as ``ssh``.
+
+    Attributes:
+        at_once: How many nodes run the command at the same time.
+
+        grace_s: How long a command may take to end after SIGTERM, in seconds;
+            0 kills it at once.
     """
-    return {
-        host: partial(_open_channel, command, environment, explain)
-        for host, command in commands.items()
-    }
+
+    __slots__ = ()
+
+    at_once = 1
+    grace_s = 0.0
+
+    def run(
+        self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
+    ) -> Iterator[NodeReply]:
+        """
+        Run a command on each node and yield the replies as they arrive.
+
+        Closing the iterator ends the commands that still run.
+
+        Args:
+            data: Its standard input; ``None`` for an empty one.
+
+            timeout_s: How long it may take on each node, in seconds.
+
+        Raises:
+            NodesError: The nodes are unknown, or cannot be reached from here.
+        """
+        commands = self.commands(argv)
+        at_once = max(1, min(self.at_once, len(commands)))
+        stop, running = threading.Event(), threading.Semaphore(at_once)
+        run_one = partial(
+            run_command,
+            data=data,
+            environment=self.environment(),
+            timeout_s=timeout_s,
+            grace_s=self.grace_s,
+            stop=stop,
+        )
+
+        def reply(host: str) -> NodeReply:
+            begin = time.monotonic()
+            with running:
+                completed = run_one(commands[host])
+            failure = completed.failure or self.explain(completed)
+            seconds = time.monotonic() - begin
+            completed = completed._replace(failure=failure)
+            return NodeReply(host, completed, len(commands), seconds)
+
+        replies = map_with_timeout(
+            reply, commands, threads=at_once, may_block=True
+        )
+        try:
+            for _, future in replies:
+                yield future.result()
+        finally:
+            stop.set()
+            replies.close()
+            for _ in range(at_once):
+                running.acquire(timeout=_END_WAIT_S)
+
+    @contextmanager
+    def connectors(
+        self, argv: Sequence[str]
+    ) -> Iterator[Mapping[str, Connector]]:
+        """
+        Yield a connector for each node, by host name.
+
+        Raises:
+            NodesError: The nodes are unknown, or cannot be reached from here.
+        """
+        yield {
+            host: partial(_open_channel, self, command)
+            for host, command in self.commands(argv).items()
+        }
+
+    def commands(self, argv: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        """
+        Return the local command for each host name that runs *argv* there.
+        """
+        raise NotImplementedError
+
+    def explain(self, completed: CompletedCommand) -> NodeFailure | None:
+        """
+        Return the failure that the output shows; ``None`` if it shows none.
+        """
+
+    def environment(self) -> Mapping[str, str]:
+        """
+        Return the environment of the local command.
+        """
+        return os.environ
 
 
-def _open_channel(
-    argv: Sequence[str], environment: Mapping[str, str], explain: Explain
-) -> Channel:
+def _open_channel(engine: CommandEngine, argv: Sequence[str]) -> Channel:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -186,7 +218,7 @@ def _open_channel(
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
-                env=environment,
+                env=engine.environment(),
                 # Ctrl-C must reach only this process.
                 start_new_session=True,
             )
@@ -196,7 +228,7 @@ def _open_channel(
 
     return Channel(
         socket=ours,
-        failure=partial(_explain_exit, process, explain),
+        failure=partial(_explain_exit, process, engine),
         wait=partial(_terminate, process),
     )
 
@@ -217,12 +249,12 @@ def close_channels(channels: Iterable[Channel], grace_s: float = 3.0) -> None:
 
 
 def _explain_exit(
-    process: subprocess.Popen[bytes], explain: Explain
+    process: subprocess.Popen[bytes], engine: CommandEngine
 ) -> NodeFailure:
     with suppress(subprocess.TimeoutExpired):
         process.wait(_EXIT_WAIT_S)
     status, stderr = process.poll(), _read_stderr(process.stderr)
-    if failure := explain(CompletedCommand(status, stderr=stderr)):
+    if failure := engine.explain(CompletedCommand(status, stderr=stderr)):
         return failure
     return closed_failure(status, stderr.decode("utf-8", "replace"))
 

@@ -30,7 +30,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Event
 from typing import Any, Literal, NamedTuple
 
 import attrs
@@ -45,7 +44,6 @@ from .results import (
     NodeReply,
     NodeStatus,
     completed_from_line,
-    completed_to_line,
 )
 
 
@@ -407,140 +405,6 @@ def _job(row: Any) -> _Job:
     )
 
 
-_POLL_S = 0.2
-# How long to wait for the end of cancelled tasks.
-_CANCEL_S = 2.0
-
-WriteMessage = Callable[[Mapping[str, object]], None]
-
-
-class _Sent(NamedTuple):
-    node: Mapping[str, Any]
-    host: str
-    begin: float
-
-
-class NodeTasks:
-    """
-    Runs one Ray task on each node, a limited number at the same time.
-
-    Args:
-        on_node: The task: takes the command, seconds, and the host name, and
-            returns a line.
-
-        task: The request of the parent process.
-
-        env: The runtime environment, if any.
-
-        write_message: Called with the message about each node.
-    """
-
-    def __init__(
-        self,
-        on_node: Callable[[bytes, float, str], bytes],
-        task: Mapping[str, Any],
-        env: Mapping[str, Any] | None,
-        write_message: WriteMessage,
-    ) -> None:
-        import ray
-
-        self._task, self._write_message = task, write_message
-        self._options = {"runtime_env": dict(env)} if env else {}
-        # No CPUs: it has to run beside a job that uses all of them.
-        self._remote = ray.remote(num_cpus=0, max_retries=0)(on_node)
-        self._sent: dict[Any, _Sent] = {}
-        self._payload = ray.put(
-            json.dumps([task["argv"], task["data"]]).encode()
-        )
-
-    def run(self, nodes: Mapping[str, Mapping[str, Any]], stop: Event) -> None:
-        """
-        Run the task on all nodes, and report each result.
-
-        Args:
-            nodes: The rows of ``ray.nodes()`` by host name.
-
-            stop: Cancels the remaining tasks when it is set.
-        """
-        import ray
-
-        todo = list(nodes.items())
-        try:
-            while (todo or self._sent) and not stop.is_set():
-                while todo and len(self._sent) < self._task["at_once"]:
-                    self._send(*todo.pop(0))
-                ready, _ = ray.wait(list(self._sent), timeout=_POLL_S)
-                for ref in ready:
-                    self._receive(ref)
-                self._expire()
-        finally:
-            self._cancel(list(self._sent))
-
-    def _send(self, host: str, node: Mapping[str, Any]) -> None:
-        sent = _Sent(node, host, time.monotonic())
-        if not node["Alive"]:
-            self._report(sent, _failure_line(dead_node(node)))
-            return
-        # Without resources, the task never waits for a free one.
-        task = self._remote.options(
-            name="distdebug",
-            scheduling_strategy=node_affinity(node["NodeID"]),
-            **self._options,
-        )
-        ref = task.remote(self._payload, self._task["timeout_s"], host)
-        self._sent[ref] = sent
-
-    def _receive(self, ref: Any) -> None:
-        import ray
-
-        sent = self._sent.pop(ref)
-        try:
-            line = ray.get(ref)
-        except Exception as exc:  # noqa: BLE001 -- Ray may raise anything
-            line = _failure_line(ray_failure(exc, sent.node))
-        self._report(sent, line)
-
-    def _report(self, sent: _Sent, line: object) -> None:
-        text = line.decode("ascii", "replace") if type(line) is bytes else line
-        self._write_message(
-            {
-                "host": sent.host,
-                "seconds": time.monotonic() - sent.begin,
-                "ended": text if type(text) is str else None,
-            }
-        )
-
-    def _expire(self) -> None:
-        end = time.monotonic() - self._task["timeout_s"]
-        late = [
-            ref
-            for ref, sent in self._sent.items()
-            if sent.begin + self._task["grace_s"] < end
-        ]
-        for ref in late:
-            sent = self._sent.pop(ref)
-            node = _current_node(sent.node)
-            failure = None if node["Alive"] else dead_node(node)
-            self._report(sent, _failure_line(failure))
-        self._cancel(late)
-
-    @staticmethod
-    def _cancel(refs: list[Any]) -> None:
-        import ray
-
-        if not refs:
-            return
-        # Without a cancel, the command keeps running on its node.
-        for ref in refs:
-            with suppress(Exception):
-                ray.cancel(ref, force=False)
-        ray.wait(refs, num_returns=len(refs), timeout=_CANCEL_S)
-
-
-def _failure_line(failure: NodeFailure | None) -> str:
-    return completed_to_line(CompletedCommand(failure=failure))
-
-
 def node_affinity(node_id: str) -> Any:
     """
     Return the strategy that runs a task or actor on one node.
@@ -548,59 +412,6 @@ def node_affinity(node_id: str) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
-
-
-def _current_node(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    import ray
-
-    with suppress(Exception):
-        return next(n for n in ray.nodes() if n["NodeID"] == node["NodeID"])
-    return node
-
-
-def dead_node(node: Mapping[str, Any]) -> NodeFailure:
-    """
-    Return the failure of a node that Ray does not reach.
-
-    Args:
-        node: A row of ``ray.nodes()``.
-    """
-    death_reason = node.get("DeathReasonMessage")
-    return NodeFailure(
-        NodeStatus.DEAD,
-        "Ray does not reach the node"
-        + (f": {death_reason}" if death_reason else ""),
-        "see raylet.out and raylet.err in /tmp/ray/session_latest/logs there",
-    )
-
-
-def ray_failure(exc: Exception, node: Mapping[str, Any]) -> NodeFailure:
-    """
-    Return the failure that an exception of Ray means for a node.
-
-    Args:
-        node: The row of ``ray.nodes()`` before the task.
-    """
-    from ray import exceptions
-
-    node = _current_node(node)
-    gone = (
-        exceptions.NodeDiedError,
-        exceptions.TaskUnschedulableError,
-        exceptions.ActorUnschedulableError,
-    )
-    if not node["Alive"] or isinstance(exc, gone):
-        return dead_node(node)
-    error_text = f"{type(exc).__name__}: {clean(str(exc))}"[:1000]
-    if isinstance(exc, exceptions.RuntimeEnvSetupError):
-        return NodeFailure(
-            NodeStatus.FAILED,
-            f"the runtime environment cannot be set up there: {error_text}",
-            "give another one, such as runtime_env={}",
-        )
-    return NodeFailure(
-        NodeStatus.FAILED, f"its Ray worker failed: {error_text}"
-    )
 
 
 class RayExecutor(Executor):

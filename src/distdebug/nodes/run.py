@@ -23,7 +23,7 @@ import attrs
 
 from .._text import clean, without_controls
 from ..errors import NodesError
-from .process import run_commands
+from .process import CommandEngine
 from .results import (
     Engine,
     NodeReply,
@@ -155,7 +155,7 @@ def _by_value(function: Callable[[], object]) -> Iterator[None]:
 
 
 @attrs.frozen(kw_only=True)
-class LocalNode:
+class LocalNode(CommandEngine):
     """
     Engine for the local node.
 
@@ -165,20 +165,11 @@ class LocalNode:
 
     python: str = sys.executable
 
-    def run(
-        self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
-    ) -> Iterator[NodeReply]:
+    def commands(self, argv: Sequence[str]) -> dict[str, Sequence[str]]:
         """
-        Run a command on this node and yield the one reply.
-
-        Args:
-            data: Its standard input; ``None`` for an empty one.
-
-            timeout_s: How long it may take, in seconds.
+        Return the command for this node alone.
         """
-        return run_commands(
-            {socket.gethostname(): argv}, data=data, timeout_s=timeout_s
-        )
+        return {socket.gethostname(): argv}
 
 
 _MAX_OUTPUT = 8000

@@ -9,8 +9,7 @@ import re
 import shutil
 import sys
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import attrs
@@ -18,11 +17,10 @@ import attrs
 from .._proc import run_child
 from .._text import clean
 from ..errors import NodesError
-from .process import Connector, command_connectors, run_commands
+from .process import CommandEngine
 from .results import (
     CompletedCommand,
     NodeFailure,
-    NodeReply,
     NodeStatus,
 )
 
@@ -81,7 +79,7 @@ class _Allocation(NamedTuple):
 
 
 @attrs.frozen(kw_only=True)
-class Slurm:
+class Slurm(CommandEngine):
     """
     The nodes of a running Slurm job.
 
@@ -113,49 +111,40 @@ class Slurm:
     def _default_python(self) -> str:
         return "python3" if self.container_name else sys.executable
 
-    def run(
-        self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
-    ) -> Iterator[NodeReply]:
+    def commands(self, argv: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """
-        Run a command on each node and yield the replies as they arrive.
-
-        Args:
-            data: Its standard input; ``None`` for an empty one.
-
-            timeout_s: How long it may take on each node, in seconds.
+        Return the ``srun`` command for each node.
 
         Raises:
             NodesError: There is no Slurm, no such job, or it does not run.
         """
-        yield from run_commands(
-            self._commands(argv),
-            explain=_slurm_failure,
-            at_once=self.at_once,
-            environment=_environment(),
-            grace_s=self.grace_s,
-            data=data,
-            timeout_s=timeout_s,
-        )
-
-    @contextmanager
-    def connectors(
-        self, argv: Sequence[str]
-    ) -> Iterator[Mapping[str, Connector]]:
-        """
-        Yield a connector for each node, by host name.
-
-        Raises:
-            NodesError: There is no Slurm, no such job, or it does not run.
-        """
-        yield command_connectors(
-            self._commands(argv),
-            explain=_slurm_failure,
-            environment=_environment(),
-        )
-
-    def _commands(self, argv: Sequence[str]) -> dict[str, tuple[str, ...]]:
         prefixes = self.srun_prefixes()
         return {host: (*prefix, *argv) for host, prefix in prefixes.items()}
+
+    def environment(self) -> dict[str, str]:
+        """
+        Return the environment without what would set the step's geometry.
+        """
+        return {
+            k: v for k, v in os.environ.items() if not _STEP_VARIABLES.match(k)
+        }
+
+    def explain(self, completed: CompletedCommand) -> NodeFailure | None:
+        """
+        Return the failure that Slurm reports, if it does.
+        """
+        stderr = completed.stderr.decode("utf-8", "replace")
+        error_text = [
+            line
+            for line in map(clean, stderr.splitlines())
+            if re.match(r"srun: |slurmstepd: |pyxis: ", line)
+        ]
+        for pattern, failure in _FAILURES.items():
+            for line in error_text:
+                if re.search(pattern, line):
+                    reason = f"{failure.reason} ({line})"
+                    return failure._replace(reason=reason)
+        return None
 
     def srun_prefixes(self) -> dict[str, tuple[str, ...]]:
         """
@@ -206,7 +195,7 @@ class Slurm:
         command = " ".join(argv)
         completed = run_child(
             [_tool(argv[0]), *argv[1:]],
-            environment=_environment(),
+            environment=self.environment(),
             timeout_s=_QUERY_S,
         )
         # The end of a long error output is enough.
@@ -226,26 +215,6 @@ class Slurm:
             error_text = f"no answer after {_QUERY_S:g} s"
         msg = f"`{command}` failed: {error_text}"
         raise NodesError(msg, remedy="see whether `sinfo` answers here")
-
-
-def _environment() -> dict[str, str]:
-    return {
-        k: v for k, v in os.environ.items() if not _STEP_VARIABLES.match(k)
-    }
-
-
-def _slurm_failure(completed: CompletedCommand) -> NodeFailure | None:
-    stderr = completed.stderr.decode("utf-8", "replace")
-    error_text = [
-        line
-        for line in map(clean, stderr.splitlines())
-        if re.match(r"srun: |slurmstepd: |pyxis: ", line)
-    ]
-    for pattern, failure in _FAILURES.items():
-        for line in error_text:
-            if re.search(pattern, line):
-                return failure._replace(reason=f"{failure.reason} ({line})")
-    return None
 
 
 def _tool(name: str) -> str:

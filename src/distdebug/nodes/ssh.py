@@ -4,24 +4,21 @@ Run commands and streams on hosts, with ``ssh``.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
 import sys
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import attrs
 
 from .._text import clean
 from ..errors import NodesError
-from .process import Connector, command_connectors, run_commands
+from .process import CommandEngine
 from .results import (
     CompletedCommand,
     NodeFailure,
-    NodeReply,
     NodeStatus,
 )
 
@@ -58,7 +55,7 @@ def _check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 @attrs.frozen
-class Ssh:
+class Ssh(CommandEngine):
     """
     Hosts that accept a login without a password.
 
@@ -77,43 +74,13 @@ class Ssh:
     python: str = attrs.field(default=sys.executable, kw_only=True)
     at_once: int = attrs.field(default=32, kw_only=True)
 
-    def run(
-        self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
-    ) -> Iterator[NodeReply]:
+    def commands(self, argv: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """
-        Run a command on each host and yield the replies as they arrive.
-
-        Args:
-            data: Its standard input; ``None`` for an empty one.
-
-            timeout_s: How long it may take on each host, in seconds.
+        Return the ``ssh`` command for each host.
 
         Raises:
             NodesError: There is no ssh.
         """
-        yield from run_commands(
-            self._commands(argv),
-            explain=_ssh_failure,
-            at_once=self.at_once,
-            data=data,
-            timeout_s=timeout_s,
-        )
-
-    @contextmanager
-    def connectors(
-        self, argv: Sequence[str]
-    ) -> Iterator[Mapping[str, Connector]]:
-        """
-        Yield a connector for each host.
-
-        Raises:
-            NodesError: There is no ssh.
-        """
-        yield command_connectors(
-            self._commands(argv), explain=_ssh_failure, environment=os.environ
-        )
-
-    def _commands(self, argv: Sequence[str]) -> dict[str, tuple[str, ...]]:
         path = shutil.which("ssh")
         if path is None:
             msg = "there is no ssh on PATH"
@@ -122,14 +89,16 @@ class Ssh:
         command = shlex.join(argv)
         return {x: (path, *_OPTIONS, "--", x, command) for x in self.hosts}
 
-
-def _ssh_failure(completed: CompletedCommand) -> NodeFailure | None:
-    lines = completed.stderr.decode("utf-8", "replace").splitlines()
-    last = next(filter(None, map(clean, reversed(lines))), "")
-    if completed.status != _SSH_FAILED or not _SSH_ERROR.match(last):
-        return None
-    return NodeFailure(
-        NodeStatus.DEAD,
-        f"ssh does not reach the host: {last}",
-        "see whether `ssh -o BatchMode=yes HOST true` works",
-    )
+    def explain(self, completed: CompletedCommand) -> NodeFailure | None:
+        """
+        Return the failure if ssh does not reach the host.
+        """
+        lines = completed.stderr.decode("utf-8", "replace").splitlines()
+        last = next(filter(None, map(clean, reversed(lines))), "")
+        if completed.status != _SSH_FAILED or not _SSH_ERROR.match(last):
+            return None
+        return NodeFailure(
+            NodeStatus.DEAD,
+            f"ssh does not reach the host: {last}",
+            "see whether `ssh -o BatchMode=yes HOST true` works",
+        )

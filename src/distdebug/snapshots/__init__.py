@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     from .bundle import NodeEntry as NodeEntry
     from .bundle import NodeStatus as NodeStatus
     from .bundle import Part as Part
+    from .bundle import SharedBundle as SharedBundle
     from .bundle import bundle_age_s as bundle_age_s
     from .bundle import count_parts as count_parts
-    from .bundle import find_taken_part as find_taken_part
     from .bundle import is_done as is_done
-    from .bundle import join_bundle as join_bundle
     from .bundle import merge_manifests as merge_manifests
     from .bundle import missing_part as missing_part
     from .bundle import new_bundle as new_bundle

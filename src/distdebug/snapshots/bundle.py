@@ -29,6 +29,7 @@ from .._io import (
     LaterLayoutError,
     check_layout,
     is_folder,
+    is_there,
     numbered,
     open_ordinary,
     read_ordinary,
@@ -109,13 +110,6 @@ def remove_in_progress_marker(bundle: Path) -> None:
     Mark a bundle as done.
     """
     shutil.rmtree(bundle / IN_PROGRESS_MARKER, ignore_errors=True)
-
-
-def is_owned_by(bundle: Path, host: str) -> bool:
-    """
-    Return whether a node began or took over a bundle, and has not finished it.
-    """
-    return os.path.exists(bundle / IN_PROGRESS_MARKER / host)  # noqa: PTH110 never raises
 
 
 def read_marker_run(bundle: Path) -> str | None:
@@ -219,7 +213,7 @@ def is_done(folder: Path) -> bool:
 
     The manifest is written last.
     """
-    return os.path.exists(folder / MANIFEST)  # noqa: PTH110 never raises
+    return is_there(folder / MANIFEST)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
@@ -439,18 +433,12 @@ def _check_output_dir(output_dir: str) -> None:
         raise ConfigError(msg, remedy=remedy)
 
 
-def join_bundle(
-    output_dir: str | os.PathLike[str],
-    host: str,
-    *,
-    run: str,
-    window_s: float,
-    excluded: frozenset[Path] = frozenset(),
-) -> Part:
+@attrs.frozen
+class SharedBundle:
     """
-    Join the snapshot that other nodes of the job take, or begin one.
+    The snapshot that the nodes of a job take together.
 
-    Args:
+    Attributes:
         output_dir: The requested folder; the same on all nodes.
 
         host: The name of this node.
@@ -458,66 +446,75 @@ def join_bundle(
         run: Identifies this run of the job.  Bundles of other runs and jobs
             are left alone.
 
-        window_s: Maximum age, in seconds, of a bundle to join; an older one is
-            of another hang.  No other process of this node may be at work: an
-            unfinished part of *host* counts as dead.
+        window_s: Maximum age, in seconds, of a bundle; an older one is of
+            another hang.
 
-        excluded: Bundles not to join, because this process did so before.
-
-    Raises:
-        OSError: It cannot be made.
+        excluded: Bundles that do not count, because this process took part in
+            them before.
     """
-    for bundle in _candidate_folders(output_dir):
-        if bundle in excluded:
-            continue
-        is_first = _claim_folder(bundle, host, run)
-        if is_first or _is_active_for_run(bundle, run, window_s):
-            return Part(
-                bundle=bundle,
-                folder=_claim_part(bundle, host),
-                # An earlier process of this node began it and was killed.
-                is_first=is_first or _is_unfinished_by(bundle, host),
-            )
 
-    raise AssertionError  # the names never end
+    output_dir: str | os.PathLike[str]
+    host: str
+    run: str = attrs.field(kw_only=True)
+    window_s: float = attrs.field(kw_only=True)
+    excluded: frozenset[Path] = attrs.field(default=frozenset(), kw_only=True)
 
+    def join(self) -> Part:
+        """
+        Join the snapshot that other nodes take, or begin one.
 
-def find_taken_part(
-    output_dir: str | os.PathLike[str],
-    host: str,
-    *,
-    run: str,
-    window_s: float,
-    excluded: frozenset[Path] = frozenset(),
-) -> Path | None:
-    """
-    Find the bundle that has a finished part of this node already.
+        No other process of this node may be at work: an unfinished part of
+        this node counts as dead.
 
-    Args:
-        output_dir: The requested folder; the same on all nodes.
+        Raises:
+            OSError: It cannot be made.
+        """
+        for bundle in _candidate_folders(self.output_dir):
+            if bundle in self.excluded:
+                continue
+            is_first = _claim_folder(bundle, self.host, self.run)
+            if is_first or self._is_active(bundle):
+                return Part(
+                    bundle=bundle,
+                    folder=_claim_part(bundle, self.host),
+                    # An earlier process of this node began it and was killed.
+                    is_first=is_first or _is_unfinished_by(bundle, self.host),
+                )
 
-        host: The name of this node.
+        raise AssertionError  # the names never end
 
-        run: Identifies this run of the job.
+    def find_taken(self) -> Path | None:
+        """
+        Find the bundle that has a finished part of this node already.
 
-        window_s: Maximum age of a bundle, in seconds.
+        Returns:
+            The folder of all nodes; ``None`` if there is none, or if this node
+            still has to finish it.
+        """
+        folders = _candidate_folders(self.output_dir)
+        for bundle in itertools.takewhile(os.path.lexists, folders):
+            if bundle in self.excluded or not self._is_active(bundle):
+                continue
+            # The process that began it may have been killed while it waited.
+            names = numbered(bundle / self.host)
+            parts = itertools.takewhile(os.path.lexists, names)
+            has_part = any(map(is_done, parts))
+            if has_part and not _is_unfinished_by(bundle, self.host):
+                return bundle
+        return None
 
-        excluded: Bundles that do not count.
+    def _is_active(self, bundle: Path) -> bool:
+        """
+        Return whether nodes of this run work on a bundle, or did just now.
+        """
+        if bundle_age_s(bundle) > self.window_s:
+            return False
 
-    Returns:
-        The folder of all nodes; ``None`` if there is none, or if this node
-        still has to finish it.
-    """
-    folders = _candidate_folders(output_dir)
-    for bundle in itertools.takewhile(os.path.lexists, folders):
-        if bundle in excluded or not _is_active_for_run(bundle, run, window_s):
-            continue
-        # The process that began it may have been killed while it waited.
-        parts = itertools.takewhile(os.path.lexists, numbered(bundle / host))
-        has_part = any(map(is_done, parts))
-        if has_part and not _is_unfinished_by(bundle, host):
-            return bundle
-    return None
+        # In this order: finishing writes the manifest, then removes the marker.
+        active_run = read_marker_run(bundle)
+        with suppress(BundleError):
+            active_run = read_manifest(bundle).run
+        return active_run == self.run
 
 
 def bundle_age_s(bundle: Path) -> float:
@@ -548,20 +545,6 @@ def _has_name(path: Path) -> bool:
     return path.name not in {"", ".."}
 
 
-def _is_active_for_run(bundle: Path, run: str, window_s: float) -> bool:
-    """
-    Return whether nodes of a run work on a bundle, or did until just now.
-    """
-    if bundle_age_s(bundle) > window_s:
-        return False
-
-    # In this order: finishing writes the manifest, then removes the marker.
-    active_run = read_marker_run(bundle)
-    with suppress(BundleError):
-        active_run = read_manifest(bundle).run
-    return active_run == run
-
-
 def _claim_part(bundle: Path, host: str) -> Path | None:
     for folder in numbered(bundle / host):
         if is_done(folder):
@@ -575,9 +558,10 @@ def _claim_part(bundle: Path, host: str) -> Path | None:
 
 def _is_unfinished_by(bundle: Path, host: str) -> bool:
     """
-    Return whether a node has to finish a bundle.
+    Return whether a node began or took over a bundle, and has to finish it.
     """
-    return is_owned_by(bundle, host) and not is_done(bundle)
+    is_owner = is_there(bundle / IN_PROGRESS_MARKER / host)
+    return is_owner and not is_done(bundle)
 
 
 def _claim_folder(folder: Path, host: str, run: str | None) -> bool:

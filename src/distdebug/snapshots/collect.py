@@ -69,7 +69,7 @@ from .options import SnapshotOptions
 
 _Answer = TypeVar("_Answer")
 ProgressCallback = Callable[[str, int, int], object]
-EvidenceSource = Callable[[], tuple[Iterable[Path], Iterable[Missing]]]
+Saved = tuple[Iterable[Path], Iterable[Missing]]
 
 # A rank that can answer does so within this time.
 _DUMP_ANSWER_S = 10.0
@@ -96,6 +96,52 @@ class CollectedNode:
     findings: tuple[Finding, ...]
 
 
+def collect_node(
+    folder: Path,
+    options: SnapshotOptions,
+    *,
+    host: str,
+    is_one_of_many: bool = False,
+    tell: ProgressCallback = lambda _stage, _done, _total: None,
+) -> CollectedNode:
+    """
+    Collect all evidence about the job on this node.
+
+    Each source fails alone; the manifest lists what is missing.
+
+    Args:
+        folder: Output folder; it must exist.
+
+        options: What to collect.
+
+        host: The name of this node.
+
+        is_one_of_many: Whether other nodes take part too.  Their ranks may
+            share the dump folder, so only dumps of this node are copied.  The
+            manifest is written beside them.
+
+        tell: Called with the stage, the number done, and the total.
+    """
+    start, created = time.monotonic(), time.time()
+    collector = _Collector(folder, options, start + options.timeout_s, tell)
+    collector.collect("stacks", collector.save_stacks)
+    collector.collect_dumps(is_one_of_many=is_one_of_many)
+    collector.collect_debug_server()
+    save_facts = partial(
+        save_node_facts,
+        collector.pids,
+        folder / "node.json",
+        min(_FACTS_S, collector.left_s),
+    )
+    collector.collect("node", save_facts)
+    collector.collect("logs", collector.save_logs)
+    seconds = time.monotonic() - start
+    manifest = collector.manifest(host, created, seconds)
+    if is_one_of_many:
+        manifest = save_manifest(folder, manifest)
+    return CollectedNode(manifest, collector.findings)
+
+
 @attrs.define
 class _Collector:
     """
@@ -103,6 +149,7 @@ class _Collector:
     """
 
     folder: Path
+    options: SnapshotOptions
     deadline: float
     tell: ProgressCallback
     files: list[Path] = attrs.Factory(list)
@@ -110,8 +157,6 @@ class _Collector:
     workers: tuple[Worker, ...] = ()
     has_evidence: bool = False
     findings: tuple[Finding, ...] = ()
-    # How many bytes of dumps may still be copied.
-    dump_bytes_left: int = MAX_DUMP_BYTES
 
     @property
     def left_s(self) -> float:
@@ -143,85 +188,141 @@ class _Collector:
         self.tell(what, 1, 1)
         return answer
 
-    def collect(self, what: str, source: EvidenceSource) -> list[Path]:
+    def collect(self, what: str, source: Callable[[], Saved]) -> list[Path]:
         """
         Collect from one source, and return its files.
         """
-        nothing: tuple[Iterable[Path], Iterable[Missing]] = ((), ())
+        nothing: Saved = ((), ())
         files, missing = self.attempt(what, source, nothing)
         added = list(files)
         self.files += added
         self.missing += missing
         return added
 
+    def save_stacks(self) -> Saved:
+        """
+        Capture the processes, and save their stacks.
+        """
+        capture = capture_node(
+            pids=self.options.pids,
+            patterns=self.options.patterns,
+            native=self.options.native,
+            cuda=self.options.cuda,
+            timeout_s=max(self.left_s * _STACKS_SHARE, 1.0),
+            tell=self.tell,
+        )
+        self.workers = tuple(process.worker for process in capture.processes)
+        self.has_evidence = not capture.is_blind
+        self.findings = capture.findings
+        written = write_capture(capture, self.folder)
+        return written.files, written.missing
 
-def collect_node(
-    folder: Path,
-    options: SnapshotOptions,
-    *,
-    host: str,
-    is_one_of_many: bool = False,
-    tell: ProgressCallback = lambda _stage, _done, _total: None,
-) -> CollectedNode:
-    """
-    Collect all evidence about the job on this node.
+    def collect_dumps(self, *, is_one_of_many: bool) -> None:
+        """
+        Collect dumps.
 
-    Each source fails alone; the manifest lists what is missing.
+        After the stacks: a rank that has waited through both is stuck, not
+        early.
+        """
+        named: Mapping[Path, tuple[str, ...] | None] = {}
+        if self.options.dump_dir is not None:
+            named = {self.options.dump_dir: None}
+        else:
+            search = partial(find_dump_dirs, self.pids)
+            named = self.attempt("folders of dumps", search, {})
+        ranks = {x.rank for x in self.workers if x.rank is not None}
+        local_ranks = ranks if is_one_of_many else None
+        bytes_left = MAX_DUMP_BYTES
+        for number, (dump_dir, prefixes) in enumerate(named.items(), 1):
+            # Each folder may not answer, and copying dumps takes time too.
+            seconds = self.left_s / (len(named) - number + 2)
+            if not seconds:
+                lost = Missing(
+                    what="dump",
+                    reason="the time was over",
+                    source=str(dump_dir),
+                )
+                self.missing.append(lost)
+                continue
 
-    Args:
-        folder: Output folder; it must exist.
+            ask = partial(
+                request_rank_dumps,
+                dump_dir,
+                min(_DUMP_ANSWER_S, seconds),
+                ranks=local_ranks,
+                prefixes=prefixes,
+            )
+            self.missing += self.attempt("asking for dumps", ask, [])
+            name = "flight_recorder" + f".{number}" * (number > 1)
+            copy = partial(
+                collect_dumps,
+                dump_dir,
+                self.folder / name,
+                self.deadline,
+                local_ranks=local_ranks,
+                prefixes=prefixes,
+                max_bytes=bytes_left,
+            )
+            files = self.collect("dumps", copy)
+            bytes_left -= sum(map(_size, files))
+            self.has_evidence |= bool(files)
 
-        options: What to collect.
+    def collect_debug_server(self) -> None:
+        """
+        Collect from the debug server, if there is one.
+        """
+        if not (address := self.options.debug_server):
+            return
+        deadline = time.monotonic() + self.left_s * _SERVER_SHARE
+        ask = partial(collect_debug_server, address, self.folder, deadline)
+        self.has_evidence |= bool(self.collect("debug server", ask))
 
-        host: The name of this node.
+    def save_logs(self) -> Saved:
+        """
+        Save the ends of the named logs, and of the outputs of workers.
+        """
 
-        is_one_of_many: Whether other nodes take part too.  Their ranks may
-            share the dump folder, so only dumps of this node are copied.  The
-            manifest is written beside them.
+        def save_tails() -> Saved:
+            named = [Path(log).absolute() for log in self.options.logs]
+            found = find_worker_logs(self.pids)
+            more = [log for log in found if log not in named]
+            return save_log_tails((*named, *more), self.folder / "logs")
 
-        tell: Called with the stage, the number done, and the total.
-    """
-    start, created = time.monotonic(), time.time()
-    collector = _Collector(folder, start + options.timeout_s, tell)
-    collector.collect("stacks", partial(_collect_stacks, collector, options))
-    _collect_dumps(collector, options, is_one_of_many=is_one_of_many)
-    if options.debug_server:
-        _collect_debug_server(collector, options.debug_server)
-    save_facts = partial(
-        save_node_facts,
-        collector.pids,
-        folder / "node.json",
-        min(_FACTS_S, collector.left_s),
-    )
-    collector.collect("node", save_facts)
-    collector.collect("logs", partial(_collect_logs, collector, options))
-    seconds = time.monotonic() - start
-    manifest = _build_manifest(collector, host, created, seconds)
-    if is_one_of_many:
-        manifest = save_manifest(folder, manifest)
-    return CollectedNode(manifest, collector.findings)
+        most_s = max(self.left_s, _MIN_LOGS_S)
+        try:
+            return in_time(save_tails, most_s)
+        except TimeoutError:
+            msg = f"they could not be read within {most_s:.0f} s"
+            raise TimeoutError(msg) from None
+
+    def manifest(self, host: str, created: float, seconds: float) -> Manifest:
+        """
+        Return the manifest of this node.
+        """
+        jobs = Counter(worker.job for worker in self.workers if worker.job)
+        status: NodeStatus = "partial" if self.missing else "ok"
+        is_blind = not self.has_evidence
+        node = NodeEntry(
+            host=host,
+            status="failed" if is_blind else status,
+            seconds=round(seconds, 3),
+            files=len(self.files),
+            reason="no worker of a job could be seen" if is_blind else "",
+        )
+        return Manifest(
+            version=distdebug_version(),
+            created=created,
+            job=next((job for job, _ in jobs.most_common(1)), ""),
+            nodes=(node,),
+            skipped=tuple(self.missing),
+        )
 
 
-def _collect_logs(
-    collector: _Collector, options: SnapshotOptions
-) -> tuple[Iterable[Path], Iterable[Missing]]:
-    """
-    Save the ends of the named logs, and of the outputs of workers.
-    """
-
-    def save_tails() -> tuple[Iterable[Path], Iterable[Missing]]:
-        named = [Path(log).absolute() for log in options.logs]
-        found = [
-            log for log in find_worker_logs(collector.pids) if log not in named
-        ]
-        return save_log_tails((*named, *found), collector.folder / "logs")
-
-    most_s = max(collector.left_s, _MIN_LOGS_S)
+def _size(path: Path) -> int:
     try:
-        return in_time(save_tails, most_s)
-    except TimeoutError:
-        msg = f"they could not be read within {most_s:.0f} s"
-        raise TimeoutError(msg) from None
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
@@ -260,108 +361,6 @@ def distdebug_version() -> str:
     # The import linter takes a plain import for one of all rooms.
     package = import_module(__package__.partition(".")[0])
     return str(package.__version__)
-
-
-def _collect_stacks(
-    collector: _Collector, options: SnapshotOptions
-) -> tuple[Iterable[Path], Iterable[Missing]]:
-    capture = capture_node(
-        pids=options.pids,
-        patterns=options.patterns,
-        native=options.native,
-        cuda=options.cuda,
-        timeout_s=max(collector.left_s * _STACKS_SHARE, 1.0),
-        tell=collector.tell,
-    )
-    collector.workers = tuple(process.worker for process in capture.processes)
-    collector.has_evidence = not capture.is_blind
-    collector.findings = capture.findings
-    written = write_capture(capture, collector.folder)
-    return written.files, written.missing
-
-
-def _collect_dumps(
-    collector: _Collector, options: SnapshotOptions, *, is_one_of_many: bool
-) -> None:
-    """
-    Collect dumps.
-
-    After the stacks: a rank that has waited through both is stuck, not early.
-    """
-    named: Mapping[Path, tuple[str, ...] | None] = {}
-    if options.dump_dir is not None:
-        named = {options.dump_dir: None}
-    else:
-        search = partial(find_dump_dirs, collector.pids)
-        named = collector.attempt("folders of dumps", search, {})
-    ranks = {x.rank for x in collector.workers if x.rank is not None}
-    local_ranks = ranks if is_one_of_many else None
-    for number, (dump_dir, prefixes) in enumerate(named.items(), 1):
-        # Each folder may not answer, and copying dumps takes time too.
-        seconds = collector.left_s / (len(named) - number + 2)
-        if not seconds:
-            lost = Missing(
-                what="dump", reason="the time was over", source=str(dump_dir)
-            )
-            collector.missing.append(lost)
-            continue
-
-        ask = partial(
-            request_rank_dumps,
-            dump_dir,
-            min(_DUMP_ANSWER_S, seconds),
-            ranks=local_ranks,
-            prefixes=prefixes,
-        )
-        collector.missing += collector.attempt("asking for dumps", ask, [])
-        name = "flight_recorder" + f".{number}" * (number > 1)
-        copy = partial(
-            collect_dumps,
-            dump_dir,
-            collector.folder / name,
-            collector.deadline,
-            local_ranks=local_ranks,
-            prefixes=prefixes,
-            max_bytes=collector.dump_bytes_left,
-        )
-        files = collector.collect("dumps", copy)
-        collector.dump_bytes_left -= sum(map(_size, files))
-        collector.has_evidence |= bool(files)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _collect_debug_server(collector: _Collector, address: str) -> None:
-    deadline = time.monotonic() + collector.left_s * _SERVER_SHARE
-    ask = partial(collect_debug_server, address, collector.folder, deadline)
-    collector.has_evidence |= bool(collector.collect("debug server", ask))
-
-
-def _build_manifest(
-    collector: _Collector, host: str, created: float, seconds: float
-) -> Manifest:
-    jobs = Counter(worker.job for worker in collector.workers if worker.job)
-    status: NodeStatus = "partial" if collector.missing else "ok"
-    is_blind = not collector.has_evidence
-    node = NodeEntry(
-        host=host,
-        status="failed" if is_blind else status,
-        seconds=round(seconds, 3),
-        files=len(collector.files),
-        reason="no worker of a job could be seen" if is_blind else "",
-    )
-    return Manifest(
-        version=distdebug_version(),
-        created=created,
-        job=next((job for job, _ in jobs.most_common(1)), ""),
-        nodes=(node,),
-        skipped=tuple(collector.missing),
-    )
 
 
 @attrs.frozen

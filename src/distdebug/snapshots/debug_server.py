@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 
 from .._io import is_there, write_whole
-from .._proc import answers_in_time
+from .._proc import answers_in_time, in_time
 from .._text import clean, reason_of, without_controls
 from ..findings import Missing
 from ..flight_recorder import MAX_RANKS, Sidecar, find_files, write_sidecar
@@ -668,189 +668,6 @@ _DUMP_PAGES = ("/fr_trace_nccl_json", "/fr_trace_json")
 _NO_ANSWER_ERROR = NoAnswerError(NO_ANSWER_IN_TIME, "late")
 
 
-@attrs.frozen
-class DebugServer:
-    """
-    A debug server, with limits of time and bytes.
-
-    Attributes:
-        endpoint: Where it serves its pages.
-
-        deadline: When to stop, on the monotonic clock.
-
-        byte_budget: Limit of received bytes.
-    """
-
-    endpoint: Endpoint
-    deadline: float
-    byte_budget: ByteBudget
-
-    def share_deadline(self, share: float, max_s: float = math.inf) -> float:
-        """
-        Return the deadline of a step that may use a share of the time left.
-
-        Args:
-            share: From 0 to 1.
-
-            max_s: Upper limit in seconds.
-
-        Returns:
-            Time on the monotonic clock.
-        """
-        now = time.monotonic()
-        return now + min(max(self.deadline - now, 0.0) * share, max_s)
-
-    def fetch_pages(
-        self,
-        pages: Sequence[str],
-        read: Callable[[str], Content],
-        deadline: float,
-    ) -> dict[str, Content | NoAnswerError]:
-        """
-        Fetch pages in parallel.
-
-        Args:
-            pages: Their paths.
-
-            read: Parses a page.
-
-            deadline: When to stop, on the monotonic clock.
-
-        Returns:
-            The parsed content of each page, or the error.
-        """
-
-        def ask(page: str) -> Content | NoAnswerError:
-            try:
-                text = fetch(
-                    self.endpoint,
-                    page,
-                    deadline=deadline,
-                    byte_budget=self.byte_budget,
-                    max_bytes=_MAX_PAGE_BYTES,
-                )
-            except NoAnswerError as exc:
-                return exc
-
-            return read(text)
-
-        answers = dict(answers_in_time(ask, pages, deadline))
-        return {page: answers.get(page, _NO_ANSWER_ERROR) for page in pages}
-
-    def query_ranks(
-        self, workers: Mapping[int, Endpoint], deadline: float
-    ) -> Iterator[tuple[int, RankAnswers]]:
-        """
-        Query ranks directly, in parallel.
-
-        Args:
-            workers: Their endpoints.
-
-            deadline: When to stop, on the monotonic clock.
-
-        Yields:
-            Each rank with its answers, as they come; without ranks that were
-            not done in time.
-        """
-
-        def ask(rank: int) -> RankAnswers:
-            return self._query_rank(workers[rank], deadline)
-
-        yield from answers_in_time(ask, workers, deadline)
-
-    def _query_rank(self, endpoint: Endpoint, deadline: float) -> RankAnswers:
-        answers = RankAnswers(endpoint=endpoint)
-        timeout_s = min(_RANK_TIMEOUT_S, (deadline - time.monotonic()) / 4)
-        # Stacks first: a rank that still waits in the later dump is stuck, and
-        # not only early.
-        for handler in (*_STACK_HANDLERS, *_DUMP_HANDLERS):
-            what = "stack" if handler in _STACK_HANDLERS else "dump"
-            has_timed_out = what == "dump" and what in answers.timed_out
-            if has_timed_out or (what == "stack" and answers.process):
-                continue
-            try:
-                text = fetch(
-                    endpoint,
-                    f"/handler/{handler}",
-                    method="POST",
-                    deadline=min(deadline, time.monotonic() + timeout_s),
-                    byte_budget=self.byte_budget,
-                    max_bytes=_MAX_RANK_BYTES,
-                )
-            except NoAnswerError as exc:
-                answers.note_missing(what, exc.reason)
-                if exc.kind == "unseen":
-                    answers.note_missing("dump", exc.reason)
-                    has_begun = answers.process or answers.timed_out
-                    answers.is_reachable = bool(has_begun)
-                    break
-                if exc.kind == "late":
-                    answers.timed_out.add(what)
-                    timeout_s = min(timeout_s, _RETRY_TIMEOUT_S)
-            else:
-                answers.add_answer(what, text)
-        return answers
-
-    def query_pages(self) -> tuple[dict[int, RankAnswers], dict[str, str]]:
-        """
-        Read the answers of all ranks from the pages of the server.
-
-        Returns:
-            The answers by rank, and errors by path of the page.
-        """
-        # Parsing a hostile page may take long, so it has a deadline.
-        answers = answers_in_time(
-            lambda _: self._query_pages(), ["pages"], self.deadline
-        )
-        nothing: tuple[dict[int, RankAnswers], dict[str, str]] = (
-            {},
-            {"pages": NO_ANSWER_IN_TIME},
-        )
-        return next((answer for _, answer in answers), nothing)
-
-    def _query_pages(self) -> tuple[dict[int, RankAnswers], dict[str, str]]:
-        by_rank: dict[int, RankAnswers] = {}
-        first = (_STACK_PAGES[0], *_DUMP_PAGES)
-        problems = self._add_pages(first, by_rank)
-        has_timed_out = problems.get(_STACK_PAGES[0]) == NO_ANSWER_IN_TIME
-        # Do not ask ranks again that timed out.
-        done = [
-            t for t in by_rank.values() if t.process or "stack" in t.timed_out
-        ]
-        if not (has_timed_out or (by_rank and len(done) == len(by_rank))):
-            problems |= self._add_pages(_STACK_PAGES[1:], by_rank)
-        return by_rank, problems
-
-    def _add_pages(
-        self, paths: Sequence[str], by_rank: dict[int, RankAnswers]
-    ) -> dict[str, str]:
-        problems = {}
-        deadline = self.share_deadline(_PAGES_SHARE)
-        for path, page in self.fetch_pages(paths, read_page, deadline).items():
-            what = "dump" if path in _DUMP_PAGES else "stack"
-            if isinstance(page, NoAnswerError):
-                problems[path] = page.reason
-                continue
-
-            for rank, section in page.items():
-                rank_answers = by_rank.setdefault(
-                    rank, RankAnswers(endpoint=section.endpoint)
-                )
-                _add_section(rank_answers, what, section)
-        return problems
-
-
-def _add_section(
-    answers: RankAnswers, what: str, section: RankSection
-) -> None:
-    if section.reason:
-        answers.note_missing(what, section.reason)
-        if section.is_unreachable:
-            answers.timed_out.add(what)
-    else:
-        answers.add_answer(what, section.text)
-
-
 _MAX_BYTES = 1 << 30
 
 _STORE = "/tcpstore"
@@ -897,8 +714,8 @@ def collect_debug_server(
     size = min(_MAX_BYTES, disk.f_bavail * disk.f_frsize // 2)
     left = max(deadline - time.monotonic(), 0.0)
     ends_at = time.monotonic() + left * _TOTAL_SHARE
-    server = DebugServer(endpoint, ends_at, ByteBudget(size))
-    collector = _Collector(server, folder, find_dumped_ranks(folder))
+    dumped = find_dumped_ranks(folder)
+    collector = _Collector(endpoint, ends_at, ByteBudget(size), folder, dumped)
     collector.collect()
     return collector.files, collector.missing
 
@@ -907,9 +724,18 @@ def collect_debug_server(
 class _Collector:
     """
     State of a collection in progress.
+
+    Attributes:
+        endpoint: Where the server serves its pages.
+
+        deadline: When to stop, on the monotonic clock.
+
+        byte_budget: Limit of received bytes.
     """
 
-    server: DebugServer
+    endpoint: Endpoint
+    deadline: float
+    byte_budget: ByteBudget
     folder: Path
     dumped: set[int]
     files: list[Path] = attrs.Factory(list)
@@ -919,8 +745,8 @@ class _Collector:
         """
         Collect all stacks and dumps.
         """
-        deadline = self.server.share_deadline(0.25, _STORE_S)
-        pages = self.server.fetch_pages([_STORE], read_addresses, deadline)
+        deadline = self._share_deadline(0.25, _STORE_S)
+        pages = self._fetch_pages([_STORE], read_addresses, deadline)
         workers = pages[_STORE]
         if isinstance(workers, NoAnswerError):
             if workers.kind == "unseen":
@@ -931,6 +757,55 @@ class _Collector:
         unreachable = self._query_ranks(workers)
         if unreachable or not workers:
             self._query_pages(unreachable)
+
+    def _share_deadline(self, share: float, max_s: float = math.inf) -> float:
+        """
+        Return the deadline of a step that may use a share of the time left.
+
+        Args:
+            share: From 0 to 1.
+
+            max_s: Upper limit in seconds.
+        """
+        now = time.monotonic()
+        return now + min(max(self.deadline - now, 0.0) * share, max_s)
+
+    def _fetch_pages(
+        self,
+        pages: Sequence[str],
+        read: Callable[[str], Content],
+        deadline: float,
+    ) -> dict[str, Content | NoAnswerError]:
+        """
+        Fetch pages in parallel.
+
+        Args:
+            pages: Their paths.
+
+            read: Parses a page.
+
+            deadline: When to stop, on the monotonic clock.
+
+        Returns:
+            The parsed content of each page, or the error.
+        """
+
+        def ask(page: str) -> Content | NoAnswerError:
+            try:
+                text = fetch(
+                    self.endpoint,
+                    page,
+                    deadline=deadline,
+                    byte_budget=self.byte_budget,
+                    max_bytes=_MAX_PAGE_BYTES,
+                )
+            except NoAnswerError as exc:
+                return exc
+
+            return read(text)
+
+        answers = dict(answers_in_time(ask, pages, deadline))
+        return {page: answers.get(page, _NO_ANSWER_ERROR) for page in pages}
 
     def _query_ranks(
         self, workers: Mapping[int, Endpoint]
@@ -943,8 +818,12 @@ class _Collector:
             rank: _unanswered(endpoint) for rank, endpoint in workers.items()
         }
         size = max(workers, default=-1) + 1
-        deadline = self.server.share_deadline(_RANKS_SHARE)
-        for rank, answers in self.server.query_ranks(workers, deadline):
+        deadline = self._share_deadline(_RANKS_SHARE)
+
+        def ask(rank: int) -> RankAnswers:
+            return self._query_rank(workers[rank], deadline)
+
+        for rank, answers in answers_in_time(ask, workers, deadline):
             if answers.is_reachable:
                 reached.add(rank)
                 del pending[rank]
@@ -962,11 +841,49 @@ class _Collector:
             self._note_missing(f"it has no address of {ranks_text(unlisted)}")
         return pending
 
+    def _query_rank(self, endpoint: Endpoint, deadline: float) -> RankAnswers:
+        answers = RankAnswers(endpoint=endpoint)
+        timeout_s = min(_RANK_TIMEOUT_S, (deadline - time.monotonic()) / 4)
+        # Stacks first: a rank that still waits in the later dump is stuck, and
+        # not only early.
+        for handler in (*_STACK_HANDLERS, *_DUMP_HANDLERS):
+            what = "stack" if handler in _STACK_HANDLERS else "dump"
+            has_timed_out = what == "dump" and what in answers.timed_out
+            if has_timed_out or (what == "stack" and answers.process):
+                continue
+            try:
+                text = fetch(
+                    endpoint,
+                    f"/handler/{handler}",
+                    method="POST",
+                    deadline=min(deadline, time.monotonic() + timeout_s),
+                    byte_budget=self.byte_budget,
+                    max_bytes=_MAX_RANK_BYTES,
+                )
+            except NoAnswerError as exc:
+                answers.note_missing(what, exc.reason)
+                if exc.kind == "unseen":
+                    answers.note_missing("dump", exc.reason)
+                    has_begun = answers.process or answers.timed_out
+                    answers.is_reachable = bool(has_begun)
+                    break
+                if exc.kind == "late":
+                    answers.timed_out.add(what)
+                    timeout_s = min(timeout_s, _RETRY_TIMEOUT_S)
+            else:
+                answers.add_answer(what, text)
+        return answers
+
     def _query_pages(self, unreachable: Mapping[int, RankAnswers]) -> None:
         """
         Save answers from the pages, for unreachable ranks or for all.
         """
-        by_rank, problems = self.server.query_pages()
+        try:
+            # Parsing a hostile page may take long, or fail.
+            left_s = self.deadline - time.monotonic()
+            by_rank, problems = in_time(self._read_pages, left_s)
+        except Exception:  # noqa: BLE001 what the ranks said still counts
+            by_rank, problems = {}, {"pages": NO_ANSWER_IN_TIME}
         size = max({*by_rank, *unreachable}, default=-1) + 1
         for rank in sorted({*by_rank, *unreachable}):
             if rank in unreachable or not unreachable:
@@ -977,6 +894,49 @@ class _Collector:
                 self._note_missing(f"{path}: {reason}")
         if not (by_rank or unreachable or problems):
             self._note_missing(_NO_DEBUG_SERVER)
+
+    def _read_pages(self) -> tuple[dict[int, RankAnswers], dict[str, str]]:
+        """
+        Read the answers of all ranks from the pages of the server.
+
+        Returns:
+            The answers by rank, and errors by path of the page.
+        """
+        by_rank: dict[int, RankAnswers] = {}
+        first = (_STACK_PAGES[0], *_DUMP_PAGES)
+        problems = self._add_pages(first, by_rank)
+        has_timed_out = problems.get(_STACK_PAGES[0]) == NO_ANSWER_IN_TIME
+        # Do not ask ranks again that timed out.
+        done = [
+            t for t in by_rank.values() if t.process or "stack" in t.timed_out
+        ]
+        if not (has_timed_out or (by_rank and len(done) == len(by_rank))):
+            problems |= self._add_pages(_STACK_PAGES[1:], by_rank)
+        return by_rank, problems
+
+    def _add_pages(
+        self, paths: Sequence[str], by_rank: dict[int, RankAnswers]
+    ) -> dict[str, str]:
+        problems = {}
+        deadline = self._share_deadline(_PAGES_SHARE)
+        pages = self._fetch_pages(paths, read_page, deadline)
+        for path, page in pages.items():
+            what = "dump" if path in _DUMP_PAGES else "stack"
+            if isinstance(page, NoAnswerError):
+                problems[path] = page.reason
+                continue
+
+            for rank, section in page.items():
+                answers = by_rank.setdefault(
+                    rank, RankAnswers(endpoint=section.endpoint)
+                )
+                if not section.reason:
+                    answers.add_answer(what, section.text)
+                    continue
+                answers.note_missing(what, section.reason)
+                if section.is_unreachable:
+                    answers.timed_out.add(what)
+        return problems
 
     def _save(self, rank: int, answers: RankAnswers, size: int) -> None:
         if rank in self.dumped:
@@ -998,7 +958,7 @@ class _Collector:
         rank: int | None = None,
         endpoint: Endpoint | None = None,
     ) -> None:
-        source = f"http://{endpoint or self.server.endpoint}"
+        source = f"http://{endpoint or self.endpoint}"
         self.missing.append(
             Missing(what=what, reason=reason, rank=rank, source=source)
         )

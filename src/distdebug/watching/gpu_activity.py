@@ -29,66 +29,9 @@ from __future__ import annotations
 
 import time
 
-from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection
 
-from ..health import Gpu, read_gpus
-
-
-class GpuLoad(NamedTuple):
-    """
-    How busy a GPU was during the last second or less.
-
-    Attributes:
-        name: Its UUID, bus ID, or index.
-
-        figures: Percent of the time in which a kernel ran, even a waiting one
-            (``computing``), and in which its memory was read or written
-            (``memory``), as far as they are known.
-    """
-
-    name: str
-    figures: Mapping[str, int]
-
-
-def gpu_loads(
-    pids: Collection[int], *, timeout_s: float
-) -> tuple[GpuLoad, ...] | None:
-    """
-    Read the load of GPUs.
-
-    Args:
-        pids: The processes.  If any of them is known to use a GPU, only their
-            GPUs are returned; otherwise all, because in a container the PIDs
-            of GPU processes often differ or are missing.
-
-        timeout_s: How long it may take, in seconds.
-
-    Returns:
-        The load of each GPU, without figures for one in MIG mode; ``None`` if
-        there is no working driver.
-
-    Raises:
-        TimeoutError: The driver does not answer.
-    """
-    try:
-        gpus = read_gpus(timeout_s=timeout_s, brief=True)
-    except TimeoutError:
-        raise
-    except OSError:  # there is no driver, or it is broken
-        return None
-
-    if gpus is None:
-        return None
-
-    used = [x for x in gpus if any(user.pid in pids for user in x.processes)]
-    return tuple(map(_load, used or gpus))
-
-
-def _load(gpu: Gpu) -> GpuLoad:
-    both = {"computing": gpu.utilization, "memory": gpu.memory_utilization}
-    name = gpu.uuid or gpu.bus_id or str(gpu.index)
-    return GpuLoad(name, {k: x for k, x in both.items() if x is not None})
+from ..health import read_gpus
 
 
 _BUSY_PERCENT = 10
@@ -107,8 +50,6 @@ class GpuActivity:
     Args:
         timeout_s: How long one query may take, in seconds.
 
-        ask: Reads the loads, as :func:`gpu_loads` does.
-
         clock: Returns the time in seconds; monotonic.
     """
 
@@ -116,11 +57,9 @@ class GpuActivity:
         self,
         *,
         timeout_s: float = 5.0,
-        ask: Callable[..., tuple[GpuLoad, ...] | None] = gpu_loads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timeout_s = timeout_s
-        self._read_loads = ask
         self._clock = clock
         self._baselines: dict[tuple[str, str], int] = {}
         self._count = 0
@@ -130,6 +69,9 @@ class GpuActivity:
     def __call__(self, pids: Collection[int]) -> int | None:
         """
         Read the GPUs of *pids*, and return the number of samples with work.
+
+        If none of them is known to use a GPU, all GPUs count, because in a
+        container the PIDs of GPU processes often differ or are missing.
 
         The number is equal to the last one if no GPU worked; ``None`` if
         unknown.
@@ -144,24 +86,32 @@ class GpuActivity:
         return self._count
 
     def _query(self, pids: Collection[int]) -> dict[tuple[str, str], int]:
+        """
+        Return percent of the last second or less, by GPU and kind of load.
+
+        A kernel ran (``computing``), even a waiting one, or the memory was
+        read or written (``memory``); neither is known of a GPU in MIG mode.
+        """
         if self._clock() < self._next_query:
             return {}
 
         try:
-            loads = self._read_loads(pids, timeout_s=self._timeout_s)
+            gpus = read_gpus(timeout_s=self._timeout_s, brief=True)
         except Exception:  # noqa: BLE001 a sense must not raise
-            loads = None
-        if loads is None:
+            gpus = None
+        if gpus is None:
             self._next_query = self._clock() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
             return {}
 
         self._retry_s = _RETRY_S
-        return {
-            (load.name, kind): figure
-            for load in loads
-            for kind, figure in load.figures.items()
-        }
+        used = [x for x in gpus if any(y.pid in pids for y in x.processes)]
+        figures = {}
+        for gpu in used or gpus:
+            name = gpu.uuid or gpu.bus_id or str(gpu.index)
+            figures[name, "computing"] = gpu.utilization
+            figures[name, "memory"] = gpu.memory_utilization
+        return {key: x for key, x in figures.items() if x is not None}
 
     def _shows_work(self, key: tuple[str, str], figure: int) -> bool:
         baseline = self._baselines.setdefault(key, figure)

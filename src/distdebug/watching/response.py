@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
 
 import attrs
 
@@ -30,6 +29,7 @@ from ..snapshots import (
     UNKNOWN_VERDICT,
     CollectedNode,
     Manifest,
+    SharedBundle,
     Snapshot,
     bundle_age_s,
     collect_node,
@@ -37,9 +37,7 @@ from ..snapshots import (
     diagnose_bundle,
     distdebug_version,
     failure_reason,
-    find_taken_part,
     is_done,
-    join_bundle,
     merge_manifests,
     node_name,
     read_parts,
@@ -155,7 +153,6 @@ _TAKE_OVER_S = 280.0
 _POLL_S = 1.0
 
 Sleep = Callable[[float], object]
-_Answer = TypeVar("_Answer")
 
 
 def respond(
@@ -193,8 +190,14 @@ def _respond(
     workers = find_job_processes(
         options.pids, options.patterns, request.inside
     )
-    node = _NodeCapture(request, host, run_id(workers, host), workers)
-    done = node.ask(find_taken_part)
+    bundle = SharedBundle(
+        request.output_dir,
+        host,
+        run=run_id(workers, host),
+        window_s=_WINDOW_S,
+        excluded=request.but,
+    )
+    done = bundle.find_taken()
     if done is not None and not _can_take_over(done, host):
         return Response("elsewhere", "this node has taken it already", done)
 
@@ -205,48 +208,13 @@ def _respond(
     try:
         if done is not None:
             return _response(_explain(done, time.time()), reason, request)
-        return _capture(node, reason, sleep)
+        return _capture(bundle, reason, request, workers, sleep)
     except OSError as exc:
         # Without a folder, the hooks can still get the findings.
         snapshot = _unsaved_snapshot(
             request, findings or capture_stacks(workers), exc
         )
         return _response(snapshot, reason, request)._replace(bundle=None)
-
-
-@attrs.frozen
-class _NodeCapture:
-    """
-    The part of this node in a snapshot.
-    """
-
-    request: CaptureRequest
-    host: str
-    run: str
-    workers: tuple[Worker, ...]
-
-    def ask(self, call: Callable[..., _Answer]) -> _Answer:
-        """
-        Find or join the snapshot of this run in the folder of the request.
-        """
-        return call(
-            self.request.output_dir,
-            self.host,
-            run=self.run,
-            window_s=_WINDOW_S,
-            excluded=self.request.but,
-        )
-
-    def collect(self, folder: Path) -> CollectedNode:
-        """
-        Collect the part of this node.
-        """
-        pids = tuple(worker.pid for worker in self.workers)
-        options = self.request.wanted
-        options = attrs.evolve(options, pids=options.pids or pids or None)
-        return collect_node(
-            folder, options, host=self.host, is_one_of_many=True
-        )
 
 
 def _can_take_over(bundle: Path, host: str) -> bool:
@@ -259,21 +227,33 @@ def _can_take_over(bundle: Path, host: str) -> bool:
     return take_over(bundle, host)
 
 
-def _capture(node: _NodeCapture, reason: HangReason, sleep: Sleep) -> Response:
-    part, created = node.ask(join_bundle), time.time()
+def _capture(
+    shared: SharedBundle,
+    reason: HangReason,
+    request: CaptureRequest,
+    workers: Collection[Worker],
+    sleep: Sleep,
+) -> Response:
+    part, created = shared.join(), time.time()
     if part.folder is None and not part.is_first:
         summary = "another watcher of this node takes it"
         return Response("elsewhere", summary, part.bundle)
 
-    collected = None if part.folder is None else node.collect(part.folder)
-    if part.is_first and has_other_nodes(node.workers):
+    collected = None
+    if part.folder is not None:
+        pids = request.wanted.pids or tuple(x.pid for x in workers) or None
+        options = attrs.evolve(request.wanted, pids=pids)
+        collected = collect_node(
+            part.folder, options, host=shared.host, is_one_of_many=True
+        )
+    if part.is_first and has_other_nodes(workers):
         _wait_for_nodes(part.bundle, sleep)
     elif not part.is_first and not is_done(part.bundle):
         # The node that made the bundle diagnoses it.
         return Response("taken", "another node explains it", part.bundle)
 
     snapshot = _explain(part.bundle, created, part.folder, collected)
-    return _response(snapshot, reason, node.request)
+    return _response(snapshot, reason, request)
 
 
 def _response(

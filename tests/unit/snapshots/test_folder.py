@@ -18,9 +18,8 @@ import pytest
 from distdebug.errors import ConfigError
 from distdebug.snapshots import (
     Manifest,
+    SharedBundle,
     bundle_age_s,
-    find_taken_part,
-    join_bundle,
     new_bundle,
     node_name,
     read_manifest,
@@ -53,18 +52,18 @@ def join(folder, host, **options):
     """
     Take part with the window of these tests.
     """
-    return join_bundle(
+    return SharedBundle(
         folder, host, **({"window_s": WINDOW_S, "run": ""} | options)
-    )
+    ).join()
 
 
 def taken_by(folder, host, **options):
     """
     In which snapshot a node has its part already.
     """
-    return find_taken_part(
+    return SharedBundle(
         folder, host, **({"window_s": WINDOW_S, "run": ""} | options)
-    )
+    ).find_taken()
 
 
 def join_at_once(folder, *hosts):

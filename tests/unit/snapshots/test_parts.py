@@ -10,8 +10,8 @@ from distdebug.findings import Missing
 from distdebug.snapshots import (
     Manifest,
     NodeEntry,
+    SharedBundle,
     count_parts,
-    join_bundle,
     merge_manifests,
     read_parts,
     write_manifest,
@@ -35,7 +35,8 @@ def _bundle(tmp_path):
     Node n2 is done, and n1 is not.
     """
     for host in ("n2", "n1"):
-        part = join_bundle(tmp_path / "hang", host, run="", window_s=300.0)
+        bundle = SharedBundle(tmp_path / "hang", host, run="", window_s=300.0)
+        part = bundle.join()
     write_manifest(tmp_path / "hang" / "n2", manifest_of("n2"))
     (part.bundle / "notes.txt").write_text("no node")
     (part.bundle / "link").symlink_to(part.bundle / "n2")

@@ -23,8 +23,8 @@ from distdebug.errors import CaptureError
 from distdebug.findings import Cause
 from distdebug.snapshots import (
     Manifest,
+    SharedBundle,
     SnapshotOptions,
-    join_bundle,
     node_name,
     write_manifest,
 )
@@ -222,7 +222,10 @@ class TestReal:
         """
         run = f"{node_name()}: [{os.getpid()}]"
         for host in ("another", node_name()):
-            part = join_bundle(order.output_dir, host, window_s=300.0, run=run)
+            bundle = SharedBundle(
+                order.output_dir, host, window_s=300.0, run=run
+            )
+            part = bundle.join()
         write_manifest(part.folder, Manifest(version="1", created=5.0))
 
         got = ask(order)

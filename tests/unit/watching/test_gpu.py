@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.watching import GpuActivity, ProgressSensor
+from distdebug.watching import GpuActivity, ProgressSensor, gpu_activity
 
 
 class FakeError(Exception):
@@ -160,17 +160,18 @@ class TestActivity:
         """
         assert [0, 0, 0, 0] == counts(*hung)
 
-    def test_pause(self):
+    def test_pause(self, monkeypatch):
         """
         A driver that does not answer is asked ever more rarely, up to an hour.
         """
         now, asked_at = 0.0, []
 
-        def ask(pids, *, timeout_s):
+        def ask(*, timeout_s, brief):
             asked_at.append(now / 60)
             raise TimeoutError
 
-        sense = GpuActivity(ask=ask, clock=lambda: now)
+        monkeypatch.setattr(gpu_activity, "read_gpus", ask)
+        sense = GpuActivity(clock=lambda: now)
         for minute in range(260):
             now = minute * 60.0
             assert sense([7]) is None

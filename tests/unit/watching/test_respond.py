@@ -24,8 +24,8 @@ from distdebug.snapshots import (
     CollectedNode,
     Manifest,
     NodeEntry,
+    SharedBundle,
     SnapshotOptions,
-    join_bundle,
     read_manifest,
     write_manifest,
 )
@@ -190,9 +190,10 @@ class Job:
         """
         Have a node take part, and be done with it.
         """
-        part = join_bundle(
+        bundle = SharedBundle(
             self.folder / "hang", host, window_s=300.0, run="run 7"
         )
+        part = bundle.join()
         if is_done:
             node = NodeEntry(host=host, status="ok")
             manifest = Manifest(version="1", created=5.0, nodes=(node,))

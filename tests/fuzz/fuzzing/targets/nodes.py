@@ -49,7 +49,7 @@ def slurm_complaint(data: bytes) -> object:
     """
     What Slurm's tools complain of.
     """
-    failure = slurm._slurm_failure(CompletedCommand(1, b"", data))
+    failure = slurm.Slurm(job="7").explain(CompletedCommand(1, b"", data))
     shown = failure.reason if failure else ""
     try:
         return shown, _slurm(lambda _: CompletedCommand(1, b"", data))
