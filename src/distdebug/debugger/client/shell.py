@@ -46,6 +46,7 @@ from .model import (
     Process,
     Session,
     format_rank_phrase,
+    indexes_by_dimension,
 )
 
 
@@ -566,10 +567,7 @@ def _complete_ranks(listing: Listing, inner: str) -> list[str]:
     """
     Return the completions within ``ranks(...)``.
     """
-    sizes: dict[str, set[int]] = {}
-    for process in listing.processes:
-        for name, index in process.coords.items():
-            sizes.setdefault(name, set()).add(index)
+    sizes = indexes_by_dimension(listing.processes)
     if match := re.search(r"(\w+)[ \t]*=[ \t]*[^=,]{0,9}\Z", inner):
         indexes = sorted(sizes.get(match[1], ()))
     else:
