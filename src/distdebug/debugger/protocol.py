@@ -260,7 +260,7 @@ class MessageDecoder:
             WireError: A line is too long, no JSON, or no object.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_MESSAGE_BYTES:
+        if max(map(len, (*lines, self._rest))) > MAX_MESSAGE_BYTES:
             msg = f"a message is longer than {MAX_MESSAGE_BYTES:,} bytes"
             raise WireError(msg)
 
@@ -268,10 +268,6 @@ class MessageDecoder:
 
 
 def _parse_message(line: bytes) -> dict[str, Any]:
-    if len(line) > MAX_MESSAGE_BYTES:
-        msg = f"a message is longer than {MAX_MESSAGE_BYTES:,} bytes"
-        raise WireError(msg)
-
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as exc:

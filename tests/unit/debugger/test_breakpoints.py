@@ -1375,8 +1375,8 @@ class TestStop:
 
         assert ([], [stop], "") == (before, after, line)
         assert "nobody asked this rank for 0 s" in caplog.text
-        assert stop.text().startswith("header\nthe time limit")
-        assert 60_000 < len(stop.text()) < 60_010
+        assert stop.output()["output"].startswith("header\nthe time limit")
+        assert 60_000 < len(stop.output()["output"]) < 60_010
 
     def test_asked(self, folder):
         """

@@ -8,8 +8,7 @@ import os
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
@@ -18,7 +17,6 @@ from ...ranks import RankSelection
 from ..protocol import base_folder
 from .connections import (
     Peer,
-    Transport,
     ask_all,
     select_processes,
     select_session,
@@ -45,7 +43,7 @@ from .model import (
     read_output,
     thread_answer,
 )
-from .remote import connect_nodes
+from .remote import RemoteTransport, connect_nodes
 
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ class RankConnections:
     The connections to all ranks of a job.
     """
 
-    transport: Transport
+    transport: LocalTransport | RemoteTransport
     _sent_sources: set[str] = attrs.field(factory=set, init=False)
 
     def close(self) -> None:
@@ -99,7 +97,6 @@ class RankConnections:
         group: str | None,
         request: dict[str, Any],
         *,
-        wait_s: float = 0.0,
         among: Iterable[Process] | None = None,
     ) -> Answers:
         """
@@ -108,25 +105,14 @@ class RankConnections:
         Args:
             ranks: The selected ranks; ``None`` for all.
 
-            wait_s: How long the request may take in the rank, in seconds.
-
             among: Processes to ask instead of a selection.
         """
         listing = Listing()
         if among is None:
             listing = self.listing()
             among = _select(listing, ranks, group)
-        chosen = {p.path: p for p in among}
-        raw = self._ask(dict.fromkeys(chosen, request), wait_s)
-        return Answers(
-            outputs=tuple(
-                read_output(chosen[path], answer)
-                for path, answer in raw.answers.items()
-                if answer is not None
-            ),
-            silent=(*listing.silent, *raw.silent),
-            lost=_unique_nodes((*listing.lost, *raw.lost)),
-        )
+        answers = self.ask_sessions(((p, None) for p in among), request)
+        return _add_unasked(answers, listing)
 
     def ask_stopped(
         self,
@@ -151,58 +137,48 @@ class RankConnections:
         chosen = _select(listing, ranks, group)
         stopped = [(p, s) for p in chosen for s in p.sessions]
         answers = self.ask_sessions(stopped, request)
-        return attrs.evolve(
-            answers,
-            not_stopped=tuple(p for p in chosen if not p.sessions),
-            silent=(*listing.silent, *answers.silent),
-            lost=_unique_nodes((*listing.lost, *answers.lost)),
-        )
+        others = tuple(p for p in chosen if not p.sessions)
+        return _add_unasked(attrs.evolve(answers, not_stopped=others), listing)
 
     def ask_sessions(
         self,
-        threads: Iterable[tuple[Process, Session]],
+        targets: Iterable[tuple[Process, Session | None]],
         request: dict[str, Any],
     ) -> Answers:
         """
-        Send a request to stopped threads, to each one once.
-        """
-        by_path: dict[str, dict[str, tuple[Process, Session]]] = {}
-        for process, session in threads:
-            keys = by_path.setdefault(process.path, {})
-            keys[session.key] = process, session
-        raw = self._ask(
-            {path: {**request, "keys": [*k]} for path, k in by_path.items()},
-            float(request.get("wait", 0.0)),
-        )
-        outputs: list[Output] = []
-        for path, answer in raw.answers.items():
-            if answer is not None:
-                outputs += [
-                    read_output(p, thread_answer(answer, key), session=s)
-                    for key, (p, s) in by_path[path].items()
-                ]
-        return Answers(
-            outputs=tuple(outputs), silent=raw.silent, lost=raw.lost
-        )
+        Send a request to stopped threads or processes, to each one once.
 
-    def _ask(
-        self, requests: dict[str, dict[str, Any]], wait_s: float
-    ) -> _RawAnswers:
-        if not requests:
-            return _RawAnswers()
+        Args:
+            targets: Processes, each with the thread to ask; ``None`` asks the
+                process itself.
+
+            request: *wait* is how long it may take in the rank, in seconds.
+        """
+        by_path: dict[str, dict[str, tuple[Process, Session | None]]] = {}
+        for process, session in targets:
+            key = session.key if session else ""
+            by_path.setdefault(process.path, {})[key] = process, session
+        if not by_path:
+            return Answers()
 
         with wrap_folder_errors():
-            discovered = self.transport.peers()
-        peers = discovered.peers
-        reachable = {p: r for p, r in requests.items() if p in peers}
-        answers = ask_all(
-            peers,
-            reachable,
-            wait_s + self.transport.timeout_s + _ANSWER_MARGIN_S,
-        )
+            peers = self.transport.peers().peers
+        requests = {
+            path: {**request, "keys": [*filter(None, keys)]}
+            for path, keys in by_path.items()
+            if path in peers
+        }
+        wait_s = float(request.get("wait", 0.0)) + _ANSWER_MARGIN_S
+        answers = ask_all(peers, requests, wait_s + self.transport.timeout_s)
         lost_nodes = self.transport.lost_nodes()
-        return _RawAnswers(
-            answers={path: answers.get(path) for path in requests},
+        outputs = (
+            read_output(p, thread_answer(answer, key), session=s)
+            for path, answer in answers.items()
+            if answer is not None
+            for key, (p, s) in by_path[path].items()
+        )
+        return Answers(
+            outputs=tuple(outputs),
             silent=_silent_processes(peers, answers, lost_nodes),
             lost=lost_nodes,
         )
@@ -230,16 +206,6 @@ class RankConnections:
             ask_all(peers, requests, self.transport.timeout_s)
 
 
-class _RawAnswers(NamedTuple):
-    """
-    The decoded answers, the processes without an answer, and the lost nodes.
-    """
-
-    answers: Mapping[str, dict[str, Any] | None] = {}
-    silent: tuple[SilentProcess, ...] = ()
-    lost: tuple[LostNode, ...] = ()
-
-
 def _select(
     listing: Listing, ranks: RankSelection | str | None, group: str | None
 ) -> tuple[Process, ...]:
@@ -248,6 +214,17 @@ def _select(
         return ()
 
     return select_processes(listing, ranks, group)
+
+
+def _add_unasked(answers: Answers, listing: Listing) -> Answers:
+    """
+    Add the silent processes and lost nodes of a listing.
+    """
+    return attrs.evolve(
+        answers,
+        silent=(*listing.silent, *answers.silent),
+        lost=_unique_nodes((*listing.lost, *answers.lost)),
+    )
 
 
 def _only_stopped_group(listing: Listing) -> str | None:
@@ -435,17 +412,12 @@ def _node_executor(
     ray: str | None,
     hosts: Iterable[str] | None,
 ) -> StreamExecutor:
-    if slurm is not None:
-        from ...nodes import Slurm
+    from ...nodes import Ray, Slurm, Ssh
 
+    if slurm is not None:
         return Slurm(job=str(slurm))
     if ray is not None:
-        from ...nodes import Ray
-
         return Ray(ray)
-
-    from ...nodes import Ssh
-
     return Ssh(tuple(hosts or ()))
 
 
@@ -463,12 +435,7 @@ class DebugClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -522,7 +489,7 @@ class DebugClient:
             "copy": copy,
             "up": up,
         }
-        return self.ranks.ask_processes(ranks, group, request, wait_s=wait_s)
+        return self.ranks.ask_processes(ranks, group, request)
 
     def stack(
         self,
@@ -637,7 +604,7 @@ class DebugClient:
             DebuggerError: The selection is empty.
         """
         request = {"op": "interrupt", "wait": wait_s}
-        return self.ranks.ask_processes(ranks, group, request, wait_s=wait_s)
+        return self.ranks.ask_processes(ranks, group, request)
 
     def resume(
         self, ranks: _RankSelector = None, *, group: str | None = None

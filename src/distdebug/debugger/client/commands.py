@@ -28,8 +28,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import tomllib
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import attrs
 
@@ -115,37 +117,77 @@ def missing_ranks_error(name: str, rest: str) -> DebuggerError:
 
 
 _BLANKS = " \t\r\n"
-_WITHOUT_ARGUMENT = frozenset({"quit", "detach"})
-_WITH_LINE = frozenset({"cast", "eval"})
-_WITH_RANKS = frozenset(
-    {"list", "continue", "stack", "interrupt", "resume", "abort"}
-)
-_WITH_THREAD = frozenset(
-    {"cast", "eval", "extend", "continue", "stack", "abort"}
+
+
+@attrs.frozen(kw_only=True)
+class CommandEntry:
+    """
+    An entry of ``commands.toml``: a command of the prompt.
+
+    Attributes:
+        usage: How it is written.
+
+        summary: What it does, in one line.
+
+        details: Further lines of its help.
+
+        abbreviation: A letter that stands for it, or ``""``.
+
+        syntax: What may follow its name.
+
+        takes_thread: Whether ``#N`` may name one thread.
+
+        thread_line: The pdb command that replaces it for one thread, with
+            ``{line}`` for the typed line.
+    """
+
+    usage: str
+    summary: str
+    details: str = ""
+    abbreviation: str = ""
+    syntax: str
+    takes_thread: bool = False
+    thread_line: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.usage:36}{self.summary}"
+
+
+_TABLE = tomllib.loads(
+    Path(__file__).with_name("commands.toml").read_text("utf-8")
 )
 
+ENTRIES = {k: CommandEntry(**entry) for k, entry in _TABLE["command"].items()}
+"""All commands by name, in the order of the help."""
+
+COMMANDS = tuple(sorted(ENTRIES))
+"""The names of all commands, sorted."""
+
 ABBREVIATIONS = {
-    "a": "attach",
-    "l": "list",
-    "h": "help",
-    "c": "continue",
-    "q": "quit",
+    entry.abbreviation: name
+    for name, entry in ENTRIES.items()
+    if entry.abbreviation
 }
 """The command that each letter stands for."""
 
-COMMANDS = tuple(
-    sorted(
-        {
-            *_WITHOUT_ARGUMENT,
-            *_WITH_LINE,
-            *_WITH_RANKS,
-            "attach",
-            "extend",
-            "help",
-        }
+
+def help_text(topic: str = "") -> str:
+    """
+    Return the help text.
+
+    Args:
+        topic: The full name of a command, or ``"ranks"``; ``""`` for the
+            overview.
+    """
+    if topic == "ranks":
+        return str(_TABLE["ranks_details"])
+    if entry := ENTRIES.get(topic):
+        return f"{entry}\n{entry.details}".strip()
+
+    return "\n".join(
+        [*map(str, ENTRIES.values()), "", _TABLE["ranks_examples"]]
     )
-)
-"""All commands, sorted."""
+
 
 _COMMAND = re.compile(r"[a-z]+(?=[ \t\r\n]|\Z)")
 _ATTACH = re.compile(r"(?:([A-Za-z0-9_-]+)[ \t\r\n]+)?([0-9]+)")
@@ -204,20 +246,14 @@ def parse_command(text: str) -> Command:
     match = _COMMAND.match(text)
     name = ABBREVIATIONS.get(match[0], match[0]) if match else ""
     rest = text[match.end() :].strip(_BLANKS) if match else ""
-    if name in _WITHOUT_ARGUMENT:
-        return _expect_end(Command(name=name), rest)
-    if name == "help":
-        return _parse_help(rest)
-    if name == "attach":
-        return _parse_attach(rest)
-    if name in _WITH_LINE:
-        return _parse_with_line(name, rest)
-    if name in _WITH_RANKS:
-        return _parse_with_ranks(name, rest)
-    if name == "extend":
-        return _parse_extend(rest)
+    if name in ENTRIES:
+        return _PARSERS[ENTRIES[name].syntax](name, rest)
 
     raise unknown_command_error(text, COMMANDS)
+
+
+def _parse_nothing(name: str, rest: str) -> Command:
+    return _expect_end(Command(name=name), rest)
 
 
 def _expect_end(command: Command, rest: str) -> Command:
@@ -228,23 +264,23 @@ def _expect_end(command: Command, rest: str) -> Command:
     return command
 
 
-def _parse_help(rest: str) -> Command:
+def _parse_help(name: str, rest: str) -> Command:
     if rest and ABBREVIATIONS.get(rest, rest) not in {*COMMANDS, "ranks"}:
         msg = f"there is no help on {quote(rest)}"
         raise DebuggerError(
             msg, remedy=f"help on one of: {', '.join(COMMANDS)}, ranks"
         )
 
-    return Command(name="help", line=ABBREVIATIONS.get(rest, rest))
+    return Command(name=name, line=ABBREVIATIONS.get(rest, rest))
 
 
-def _parse_attach(rest: str) -> Command:
+def _parse_attach(name: str, rest: str) -> Command:
     if match := _NUMBER.fullmatch(rest):
-        return Command(name="attach", number=int(match[1]))
+        return Command(name=name, number=int(match[1]))
     if match := _ATTACH.fullmatch(rest):
         # int() refuses thousands of digits.
         rank = int((match[2].lstrip("0") or "0")[:20])
-        return Command(name="attach", group=match[1], rank=rank)
+        return Command(name=name, group=match[1], rank=rank)
 
     msg = f"not a rank to attach to: {quote(rest)}"
     raise DebuggerError(
@@ -286,8 +322,8 @@ def _parse_with_ranks(name: str, rest: str) -> Command:
     return _expect_end(command, end)
 
 
-def _parse_extend(rest: str) -> Command:
-    command, end = _parse_selection("extend", rest)
+def _parse_extend(name: str, rest: str) -> Command:
+    command, end = _parse_selection(name, rest)
     if not _MINUTES.fullmatch(end):
         msg = f"not a number of minutes: {quote(end)}"
         raise DebuggerError(
@@ -295,6 +331,16 @@ def _parse_extend(rest: str) -> Command:
         )
 
     return attrs.evolve(command, minutes=float(end))
+
+
+_PARSERS: dict[str, Callable[[str, str], Command]] = {
+    "nothing": _parse_nothing,
+    "line": _parse_with_line,
+    "ranks": _parse_with_ranks,
+    "attach": _parse_attach,
+    "extend": _parse_extend,
+    "help": _parse_help,
+}
 
 
 def _has_selection(command: Command) -> bool:
@@ -305,7 +351,7 @@ def _parse_selection(name: str, rest: str) -> tuple[Command, str]:
     """
     Parse the group and ranks, or the thread, at the start; return the rest.
     """
-    if name in _WITH_THREAD and (number := _NUMBER.match(rest)):
+    if ENTRIES[name].takes_thread and (number := _NUMBER.match(rest)):
         command = Command(name=name, number=int(number[1]))
         return command, rest[number.end() :].strip(_BLANKS)
 

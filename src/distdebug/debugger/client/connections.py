@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -38,6 +38,7 @@ from .model import (
     Session,
     SilentProcess,
     format_ranks,
+    indexes_by_dimension,
 )
 
 
@@ -221,17 +222,13 @@ def ask_all(
     try:
         for name, request in requests.items():
             numbers = pending.setdefault(peers[name].connection, {})
-            numbers[_ask(peers[name], request)] = name
+            numbers[peers[name].ask(request)] = name
         _collect_answers(pending, answers, deadline)
     finally:
         for numbers in pending.values():
             for name in numbers.values():
                 peers[name].hang_up()
     return answers
-
-
-def _ask(peer: Peer, request: Mapping[str, Any]) -> int:
-    return peer.ask(request)
 
 
 def _collect_answers(
@@ -303,41 +300,6 @@ class DiscoveredPeers:
     idle: tuple[str, ...] = ()
 
 
-class Transport(Protocol):
-    """
-    The connections to the ranks of a job.
-    """
-
-    timeout_s: float
-
-    def peers(self) -> DiscoveredPeers:
-        """
-        Find the peers that can be asked now.
-        """
-
-    def lost_nodes(self) -> tuple[LostNode, ...]:
-        """
-        Return the nodes lost since the last request.
-        """
-
-    def external_stacks(
-        self, silent: Iterable[SilentProcess]
-    ) -> tuple[str, ...]:
-        """
-        Capture the stacks of silent processes with py-spy.
-        """
-
-    def unarmed(self) -> tuple[Worker, ...]:
-        """
-        Return the ranks of the job that are not armed.
-        """
-
-    def close(self) -> None:
-        """
-        Close all connections.
-        """
-
-
 # A process without a rank is selected only together with all ranks.
 _ALL_RANKS = parse_ranks("ranks(:)").by_rank[0]
 
@@ -369,7 +331,7 @@ def select_processes(
         return processes
 
     selected = tuple(
-        p for p in processes if _is_process_selected(p, selection)
+        p for p in processes if _is_selected(selection, p.rank, p.coords)
     )
     if not selected:
         msg = f"{selection} selects nobody{_unknown_dimensions_text(selection, processes)}"
@@ -378,16 +340,13 @@ def select_processes(
     return selected
 
 
-def _is_process_selected(process: Process, selection: RankSelection) -> bool:
-    if process.rank is None:
+def _is_selected(
+    selection: RankSelection, rank: int | None, coords: Mapping[str, int]
+) -> bool:
+    if rank is None:
         return _ALL_RANKS in selection.by_rank
 
-    return is_selected(
-        selection.by_rank,
-        selection.by_dimension,
-        process.rank,
-        process.coords,
-    )
+    return is_selected(selection.by_rank, selection.by_dimension, rank, coords)
 
 
 def select_workers(
@@ -414,17 +373,12 @@ def select_workers(
         return ()
 
     return tuple(
-        worker
-        for worker in workers
+        w
+        for w in workers
         if selection is None
         or (
-            worker.rank is not None
-            and is_selected(
-                selection.by_rank,
-                selection.by_dimension,
-                worker.rank,
-                dict(worker.coordinates),
-            )
+            w.rank is not None
+            and _is_selected(selection, w.rank, dict(w.coordinates))
         )
     )
 
@@ -536,10 +490,7 @@ def _available_ranks_text(processes: Iterable[Process]) -> str:
 
 
 def _dimensions_text(processes: Iterable[Process]) -> str:
-    indexes: dict[str, set[int]] = {}
-    for process in processes:
-        for name, index in process.coords.items():
-            indexes.setdefault(name, set()).add(index)
+    indexes = indexes_by_dimension(processes)
     text = ", ".join(f"{k}={fold_ranks(v)}" for k, v in indexes.items())
     return f" ({text})" if text else ""
 

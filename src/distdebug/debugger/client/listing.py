@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import attrs
-
 from ..._text import clean, text_table, time_text
 from ...ranks import fold_ranks
-from .model import Listing, Process, Session, format_rank_phrase, format_ranks
+from .model import (
+    Listing,
+    Process,
+    Row,
+    Session,
+    format_rank_phrase,
+    format_ranks,
+    indexes_by_dimension,
+)
 
 
 _MAX_UNFOLDED_ROWS = 40  # a person can still scan so many
@@ -23,35 +29,6 @@ _MAX_LINES = 200
 _LOW_TIME_S = 300
 # The columns to drop on a narrow terminal, in this order.
 _OPTIONAL_COLUMNS = ("function", "coords", "host", "thread")
-
-
-@attrs.frozen(kw_only=True)
-class _Row:
-    """
-    One stopped thread, or a process without one.
-    """
-
-    number: int | None
-    process: Process
-    session: Session | None
-
-    @property
-    def place(self) -> Process | Session:
-        return self.session or self.process
-
-    @property
-    def thread_label(self) -> str:
-        """
-        Return the name that sets the thread apart in its rank.
-        """
-        return self.session.thread if self.session else self.process.name
-
-    @property
-    def fold_key(self) -> tuple[Any, ...]:
-        s = self.session
-        status = (s.state, s.reason) if s else ()
-        where = (self.place.function, self.place.file, self.place.line)
-        return self.process.group, self.thread_label, *status, *where
 
 
 def listing_text(
@@ -70,7 +47,7 @@ def listing_text(
 
         width: The width of the terminal in columns; `None` for no limit.
     """
-    rows = _rows(listing, chosen)
+    rows = listing.rows(chosen)
     if not rows:
         return str(listing)
 
@@ -86,26 +63,22 @@ def listing_text(
     return "\n".join([table, *notes])
 
 
-def _rows(listing: Listing, chosen: Iterable[Process] | None) -> list[_Row]:
-    numbers = {s.key: n for n, (_, s) in enumerate(listing.sessions, start=1)}
-    processes = listing.processes if chosen is None else chosen
-    return [
-        _Row(process=p, session=s, number=numbers[s.key] if s else None)
-        for p in processes
-        for s in p.sessions or (None,)
-    ]
+def _fold_key(row: Row) -> tuple[str, ...]:
+    place = row.place
+    where = (place.function, place.file, str(place.line))
+    return row.process.group, row.thread_label, row.state, *where
 
 
-def _fold_rows(rows: Iterable[_Row]) -> list[list[_Row]]:
-    found: dict[tuple[Any, ...], list[_Row]] = {}
+def _fold_rows(rows: Iterable[Row]) -> list[list[Row]]:
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(row.fold_key, []).append(row)
+        found.setdefault(_fold_key(row), []).append(row)
     return list(found.values())
 
 
-def _table(rows: list[list[_Row]], width: int | None) -> str:
+def _table(rows: list[list[Row]], width: int | None) -> str:
     names = _short_names({r.place.file for row in rows for r in row})
-    columns: dict[str, Callable[[list[_Row]], str]] = {
+    columns: dict[str, Callable[[list[Row]], str]] = {
         "#": _numbers,
         "group": lambda row: row[0].process.group,
         "rank": lambda row: format_ranks(r.process.rank for r in row),
@@ -129,7 +102,7 @@ def _table(rows: list[list[_Row]], width: int | None) -> str:
     return f"{table}\n{hint}" if dropped else table
 
 
-def _timeout_notes(rows: Iterable[_Row]) -> Iterable[str]:
+def _timeout_notes(rows: Iterable[Row]) -> Iterable[str]:
     """
     Yield a note if a collective times out before the limit of the stop.
     """
@@ -155,16 +128,13 @@ def _is_informative(column: str, cells: set[str]) -> bool:
     return column != "thread" or not cells <= {"", "MainThread"}
 
 
-def _numbers(row: list[_Row]) -> str:
-    folded = fold_ranks(r.number for r in row if r.number is not None)
+def _numbers(row: list[Row]) -> str:
+    folded = fold_ranks(r.number for r in row if r.number)
     return folded and f"#{folded}"
 
 
 def _coords(processes: Iterable[Process]) -> str:
-    indexes: dict[str, set[int]] = {}
-    for process in processes:
-        for name, index in process.coords.items():
-            indexes.setdefault(name, set()).add(index)
+    indexes = indexes_by_dimension(processes)
     return " ".join(f"{k}={fold_ranks(v)}" for k, v in indexes.items())
 
 
@@ -172,7 +142,7 @@ def _host(hosts: set[str]) -> str:
     return hosts.pop() if len(hosts) == 1 else f"{len(hosts)} hosts"
 
 
-def _state(row: list[_Row]) -> str:
+def _state(row: list[Row]) -> str:
     stopped = [r.session for r in row if r.session]
     if not stopped:
         return "not stopped"

@@ -142,6 +142,19 @@ class Process:
         return self.group, rank, self.host, self.pid
 
 
+def indexes_by_dimension(
+    processes: Iterable[Process],
+) -> dict[str, set[int]]:
+    """
+    Return the indexes that processes have in each dimension, by its name.
+    """
+    found: dict[str, set[int]] = {}
+    for process in processes:
+        for name, index in process.coords.items():
+            found.setdefault(name, set()).add(index)
+    return found
+
+
 def _split_by_labels(processes: Iterable[Process]) -> tuple[Process, ...]:
     """
     Split processes whose threads stopped under different labels.
@@ -202,6 +215,42 @@ class LostNode:
         return f"{self.host} cannot be asked: {self.reason}{advice}"
 
 
+@attrs.frozen
+class Row:
+    """
+    A row of a listing: a stopped thread, or a process without one.
+
+    Attributes:
+        number: The number of the thread in the listing, from 1; 0 without one.
+    """
+
+    process: Process
+    session: Session | None
+    number: int
+
+    @property
+    def place(self) -> Process | Session:
+        """
+        Return what knows the function, file, and line.
+        """
+        return self.session or self.process
+
+    @property
+    def thread_label(self) -> str:
+        """
+        Return the name that sets the thread apart in its rank.
+        """
+        return self.session.thread if self.session else self.process.name
+
+    @property
+    def state(self) -> str:
+        """
+        Return the state of the thread and the reason of its stop.
+        """
+        s = self.session
+        return f"{s.state} ({s.reason})" if s else "not stopped"
+
+
 @attrs.frozen(kw_only=True)
 class Listing(Shown):
     """
@@ -235,16 +284,28 @@ class Listing(Shown):
         """
         return tuple((p, s) for p in self.processes for s in p.sessions)
 
+    def rows(self, chosen: Iterable[Process] | None = None) -> list[Row]:
+        """
+        Return a row for each stopped thread, and each process without one.
+
+        Args:
+            chosen: The only processes to return; by default all.
+        """
+        threads = enumerate(self.sessions, start=1)
+        numbers = {session.key: number for number, (_, session) in threads}
+        processes = self.processes if chosen is None else chosen
+        return [
+            Row(p, s, numbers[s.key] if s else 0)
+            for p in processes
+            for s in p.sessions or (None,)
+        ]
+
     @property
     def notes(self) -> tuple[str, ...]:
         """
         Return sentences about what could not be asked.
         """
-        return (
-            *_idle_notes(self.idle),
-            *silent_notes(self.silent),
-            *lost_notes(self.lost),
-        )
+        return (*_idle_notes(self.idle), *_unasked_notes(self))
 
     def to_records(self) -> list[dict[str, Any]]:
         """
@@ -260,7 +321,7 @@ class Listing(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
         if self.processes:
-            rows = list(_rows(self.processes))
+            rows = [_table_row(row) for row in self.rows()]
             yield Table(_HEADERS, rows, most=_MAX_ROWS, more="processes")
         else:
             yield "no rank listens here"
@@ -280,37 +341,31 @@ _HEADERS = (
 )
 
 
-def _rows(processes: Iterable[Process]) -> Iterable[tuple[object, ...]]:
-    number = 0
-    for p in processes:
-        coords = " ".join(f"{k}={v}" for k, v in p.coords.items())
-        labels = (p.group, format_ranks([p.rank]), coords, p.host)
-        if not p.sessions:
-            where = (p.function, f"{p.file}:{p.line}")
-            yield ("", *labels, p.name, "not stopped", *where)
-        for s in p.sessions:
-            number += 1
-            state = f"{s.state} ({s.reason})"
-            where = (s.function, f"{s.file}:{s.line}")
-            yield (f"#{number}", *labels, s.thread, state, *where)
+def _table_row(row: Row) -> tuple[object, ...]:
+    p, place = row.process, row.place
+    return (
+        f"#{row.number}" if row.session else "",
+        p.group,
+        format_ranks([p.rank]),
+        " ".join(f"{k}={v}" for k, v in p.coords.items()),
+        p.host,
+        row.thread_label,
+        row.state,
+        place.function,
+        f"{place.file}:{place.line}",
+    )
 
 
-def silent_notes(silent: Iterable[SilentProcess]) -> Iterable[str]:
+def _unasked_notes(asked: Listing | Answers) -> Iterable[str]:
     """
-    Yield a note for each process that does not answer.
+    Yield a note for each process that is silent, and each node that is lost.
     """
-    for one in sorted(set(silent)):
+    for one in sorted(set(asked.silent)):
         yield (
             f"{one} does not answer: native code holds its "
             "interpreter, or it is suspended; see: stack"
         )
-
-
-def lost_notes(lost: Iterable[LostNode]) -> Iterable[str]:
-    """
-    Yield a note for each node that cannot be asked.
-    """
-    yield from map(str, sorted(set(lost)))
+    yield from map(str, sorted(set(asked.lost)))
 
 
 def _idle_notes(hosts: Sequence[str]) -> Iterable[str]:
@@ -403,12 +458,7 @@ class Answers(Shown):
         if self.not_stopped:
             parts.append(_format_not_stopped(self.not_stopped, groups=several))
             parts.append(_interrupt_hint(self.not_stopped[0], groups=several))
-        lines = [
-            *parts,
-            *silent_notes(self.silent),
-            *lost_notes(self.lost),
-            *self.notes,
-        ]
+        lines = [*parts, *_unasked_notes(self), *self.notes]
         yield Lines("\n".join(lines).split("\n"), most=_MAX_LINES)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import socket
 import struct
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -48,6 +48,8 @@ from .settings import (
     pause_limit_s,
 )
 from .stops import (
+    NOT_STOPPED,
+    Stop,
     count_request,
     failed_threads,
     find_stop,
@@ -186,7 +188,6 @@ _MAX_SOURCE = 1 << 20
 _MAX_WAIT_S = 600.0
 # The command that a thread accepts while it runs another one.
 _DETACH = "detach"
-_NOT_STOPPED = {"state": "ended", "error": "it is not stopped any more"}
 
 
 def handle_request(request: dict[str, Any]) -> dict[str, Any]:
@@ -230,34 +231,31 @@ def _command(request: dict[str, Any]) -> dict[str, Any]:
     if line.strip() == _DETACH:
         return {"stops": _release(keys, wait_s)}
 
-    return {"stops": dict(give_line(keys, line, wait_s))}
+    return {"stops": give_line(keys, line, wait_s)}
 
 
 def _last(request: dict[str, Any]) -> dict[str, Any]:
-    stops = {key: find_stop(key) for key in _keys(request)}
-    return {
-        "stops": {
-            key: {"state": stop.state, "output": stop.text(), **stop.place}
-            if stop
-            else _NOT_STOPPED
-            for key, stop in stops.items()
-        }
-    }
+    return _for_each_stop(request, Stop.output)
 
 
 def _extend(request: dict[str, Any]) -> dict[str, Any]:
     seconds = _seconds(request, "seconds", 1800.0, maximum=7 * 86400.0)
-    found: dict[str, Any] = {}
-    for key in _keys(request):
-        stop = find_stop(key)
-        if stop is None:
-            found[key] = _NOT_STOPPED
-            continue
+
+    def extend(stop: Stop) -> dict[str, Any]:
         stop.extend(seconds)
         text = f"waits for up to {seconds:.0f} s from now on"
-        found[key] = {"state": stop.state, "output": text}
+        return {"state": stop.state, "output": text}
 
-    return {"stops": found}
+    return _for_each_stop(request, extend)
+
+
+def _for_each_stop(
+    request: dict[str, Any], answer: Callable[[Stop], dict[str, Any]]
+) -> dict[str, Any]:
+    stops = {key: find_stop(key) for key in _keys(request)}
+    return {
+        "stops": {k: answer(s) if s else NOT_STOPPED for k, s in stops.items()}
+    }
 
 
 def _eval(request: dict[str, Any]) -> dict[str, Any]:
@@ -313,7 +311,7 @@ def _release(keys: list[str], wait_s: float) -> dict[str, Any]:
     stops = {k: active[k].release() if k in active else None for k in keys}
     wait_for_ends(filter(None, stops.values()), wait_s)
     return {
-        key: _release_state(stop.state == "ended") if stop else _NOT_STOPPED
+        key: _release_state(stop.state == "ended") if stop else NOT_STOPPED
         for key, stop in stops.items()
     }
 
@@ -427,42 +425,66 @@ def _append_audit_line(path: Path, line: bytes) -> None:
         path.replace(path.with_name(f"{_AUDIT_FILE}.1"))
 
 
-# The device and the inode of an open file.
-FileId = tuple[int, int]
-
-
-def file_id(sock: socket.socket) -> FileId:
+class OwnSocket:
     """
-    Return the device and inode behind the file descriptor of a socket.
+    A socket of the debugger, whose descriptor code of the user may close.
+
+    The kernel may then reuse the number for another file, so each use checks
+    first which file is behind it.
 
     Raises:
-        OSError: The descriptor is closed.
+        OSError: The descriptor is closed already.
     """
-    status = os.fstat(sock.fileno())
-    return status.st_dev, status.st_ino
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._file = self._current_file()
+
+    def _current_file(self) -> tuple[int, int]:
+        status = os.fstat(self.socket.fileno())
+        return status.st_dev, status.st_ino
+
+    def is_intact(self) -> bool:
+        """
+        Return whether the descriptor still refers to this socket.
+        """
+        try:
+            return self._current_file() == self._file
+        except OSError:
+            return False
+
+    def shut_down(self) -> None:
+        """
+        Wake up the thread that waits at this socket.
+        """
+        with suppress(OSError):
+            if self.is_intact():
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """
+        Close the socket, unless its descriptor refers to another file by now.
+        """
+        if self.is_intact():
+            self.socket.close()
+        else:
+            self.socket.detach()
 
 
-def is_same_file(sock: socket.socket, expected: FileId) -> bool:
+class _Client(OwnSocket):
     """
-    Return whether a socket still refers to the expected file.
+    A connected client.
 
-    Code of the user may close its descriptor, and the kernel may reuse the
-    number.
-    """
-    try:
-        return file_id(sock) == expected
-    except OSError:
-        return False
+    Attributes:
+        last_received: The time of its last data, on the monotonic clock.
 
+        is_answered: Whether one of its requests is being answered.
+    """
 
-def close_if_same(sock: socket.socket, expected: FileId) -> None:
-    """
-    Close a socket, unless its descriptor refers to another file by now.
-    """
-    if is_same_file(sock, expected):
-        sock.close()
-    else:
-        sock.detach()
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self.last_received = time.monotonic()
+        self.is_answered = False
 
 
 _MAX_CLIENTS = 16
@@ -475,10 +497,7 @@ _MAX_REQUESTS_PER_S = 200
 _RECV_BYTES = 1 << 16
 _AUDITED_FIELDS = ("line", "expression", "file")
 
-_clients: dict[socket.socket, FileId] = {}
-# The time of the last data of each client, on the monotonic clock.
-_last_received: dict[socket.socket, float] = {}
-_answering: set[socket.socket] = set()
+_clients: set[_Client] = set()
 
 
 def listen(path: Path) -> socket.socket:
@@ -505,7 +524,7 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def serve(listener: socket.socket, folder: Path) -> threading.Thread:
+def serve(listener: OwnSocket, folder: Path) -> None:
     """
     Start a daemon thread that serves clients until the socket is closed.
 
@@ -514,57 +533,49 @@ def serve(listener: socket.socket, folder: Path) -> threading.Thread:
 
         folder: The folder for the audit log.
     """
-    thread = threading.Thread(
-        target=_accept,
-        args=(listener, file_id(listener), folder),
-        name="distdebug-agent",
-        daemon=True,
-    )
-    thread.start()
-    return thread
+    _start_thread("distdebug-agent", _accept, listener, folder)
 
 
-def _accept(listener: socket.socket, own: FileId, folder: Path) -> None:
+def _start_thread(
+    name: str, work: Callable[..., object], *arguments: object
+) -> None:
+    threading.Thread(
+        target=work, args=arguments, name=name, daemon=True
+    ).start()
+
+
+def _accept(listener: OwnSocket, folder: Path) -> None:
     free = threading.BoundedSemaphore(_MAX_CLIENTS)
-    while is_same_file(listener, own):
+    while listener.is_intact():
         try:
-            client, _ = listener.accept()
+            client, _ = listener.socket.accept()
         except OSError:
             time.sleep(0.1)  # too many open files, for now
             continue
         if not free.acquire(blocking=False) and not _evict_idle_client(free):
             _reject_client(client)
             continue
-        work = (client, folder, free)
         try:
-            threading.Thread(
-                target=_serve_client,
-                args=work,
-                name="distdebug-client",
-                daemon=True,
-            ).start()
+            _start_thread(
+                "distdebug-client", _serve_client, client, folder, free
+            )
         except RuntimeError:  # no more threads
             client.close()
             free.release()
-    listener.detach()
+    listener.socket.detach()
 
 
 def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:
     """
     Disconnect the client that is idle for longest, if long enough.
     """
+    idle = [c for c in _clients.copy() if not c.is_answered]
+    client = min(idle, key=attrgetter("last_received"), default=None)
     since = time.monotonic() - _MIN_IDLE_S
-    idle = (c for c in _clients.copy() if c not in _answering)
-    when, _, client = min(
-        ((_last_received.get(c, since), n, c) for n, c in enumerate(idle)),
-        default=(math.inf, 0, None),
-    )
-    if client is None or when > since:
+    if client is None or client.last_received > since:
         return False
 
-    with suppress(OSError, KeyError):
-        if is_same_file(client, _clients[client]):
-            client.shutdown(socket.SHUT_RDWR)
+    client.shut_down()
     return free.acquire(timeout=1.0)
 
 
@@ -576,24 +587,22 @@ def _reject_client(client: socket.socket) -> None:
 
 
 def _serve_client(
-    client: socket.socket, folder: Path, free: threading.BoundedSemaphore
+    sock: socket.socket, folder: Path, free: threading.BoundedSemaphore
 ) -> None:
-    own = _clients[client] = file_id(client)
-    _last_received[client] = time.monotonic()
+    client = _Client(sock)
+    _clients.add(client)
     try:
-        uid = peer_uid(client)
+        uid = peer_uid(sock)
         if is_allowed_peer(uid):
-            _set_timeouts(client)
+            _set_timeouts(sock)
             _answer_requests(client, folder, uid)
         else:
             _log_refused(folder, uid)
     except OSError:
         pass  # the client has disconnected
     finally:
-        _clients.pop(client, None)
-        _last_received.pop(client, None)
-        _answering.discard(client)
-        close_if_same(client, own)
+        _clients.discard(client)
+        client.close()
         free.release()
 
 
@@ -618,10 +627,8 @@ def forget_clients() -> None:
     Otherwise a client would not notice the end of the parent while a child
     lives.
     """
-    _answering.clear()
-    _last_received.clear()
     while _clients:
-        close_if_same(*_clients.popitem())
+        _clients.pop().close()
 
 
 def finish_answers(seconds: float) -> None:
@@ -632,7 +639,9 @@ def finish_answers(seconds: float) -> None:
         seconds: The limit.
     """
     end = time.monotonic() + seconds
-    while _answering and time.monotonic() < end:
+    while time.monotonic() < end:
+        if not any(client.is_answered for client in _clients.copy()):
+            return
         time.sleep(0.005)
 
 
@@ -644,26 +653,27 @@ def _log_refused(folder: Path, uid: int) -> None:
         )
 
 
-def _answer_requests(client: socket.socket, folder: Path, uid: int) -> None:
-    own = _clients[client]
+def _answer_requests(client: _Client, folder: Path, uid: int) -> None:
     try:
-        for request in _requests(client, own):
-            _answering.add(client)
+        for request in _requests(client):
+            client.is_answered = True
             count_request()
             reply = _audit_and_handle(request, folder, uid)
-            if not is_same_file(client, own):
+            if not client.is_intact():
                 return
-            client.sendall(_encode_reply({"id": request.get("id"), **reply}))
-            _answering.discard(client)
+            data = _encode_reply({"id": request.get("id"), **reply})
+            client.socket.sendall(data)
+            client.is_answered = False
     except WireError as exc:
-        client.sendall(encode_message({"id": None, "error": str(exc)}))
+        error = {"id": None, "error": str(exc)}
+        client.socket.sendall(encode_message(error))
 
 
-def _requests(client: socket.socket, own: FileId) -> Iterator[dict[str, Any]]:
+def _requests(client: _Client) -> Iterator[dict[str, Any]]:
     decoder = MessageDecoder()
     count, second = 0, time.monotonic()
-    while is_same_file(client, own) and (data := client.recv(_RECV_BYTES)):
-        _last_received[client] = time.monotonic()
+    while client.is_intact() and (data := client.socket.recv(_RECV_BYTES)):
+        client.last_received = time.monotonic()
         for request in decoder.decode(data):
             count += 1
             if count > _MAX_REQUESTS_PER_S:

@@ -10,7 +10,6 @@ import functools
 import inspect
 import itertools
 import os
-import socket
 import sys
 import threading
 import traceback
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple, Self
 
 from ..._rank_syntax import parse_selection
@@ -27,13 +26,10 @@ from ...errors import DebuggerError
 from ...identity import current_identity
 from ..protocol import is_selected, job_folder, make_folder, socket_path
 from .agent import (
-    FileId,
+    OwnSocket,
     cancel_interrupt,
-    close_if_same,
-    file_id,
     finish_answers,
     forget_clients,
-    is_same_file,
     listen,
     serve,
 )
@@ -66,8 +62,7 @@ _EXIT_WAIT_S = 5.0
 
 class _Armed(NamedTuple):
     path: Path
-    listener: socket.socket
-    file_id: FileId
+    listener: OwnSocket
     pid: int
 
 
@@ -163,10 +158,10 @@ def _arm(chosen: str | os.PathLike[str] | None) -> str:
 def _listen_in_folder(folder: Path) -> None:
     make_folder(folder)
     path = socket_path(folder, describe_process()["rank"])
-    listener = listen(path)
+    listener = OwnSocket(listen(path))
     # Set before clients are served, so that disarm() closes the socket even if
     # Ctrl-C interrupts this function.
-    _armed[:] = [_Armed(path, listener, file_id(listener), os.getpid())]
+    _armed[:] = [_Armed(path, listener, os.getpid())]
     try:
         serve(listener, folder)
     except BaseException:
@@ -215,7 +210,7 @@ def _rearm() -> str:
     """
     armed = _armed[0]
     has_socket = os.path.exists(armed.path)  # noqa: PTH110 Path.exists may raise
-    if has_socket and is_same_file(armed.listener, armed.file_id):
+    if has_socket and armed.listener.is_intact():
         return ""
 
     _close(_armed.pop())
@@ -238,10 +233,8 @@ def _close(armed: _Armed) -> None:
         with suppress(OSError):
             armed.path.unlink()
         # Only this wakes up a thread that waits in accept().
-        if is_same_file(armed.listener, armed.file_id):
-            with suppress(OSError):
-                armed.listener.shutdown(socket.SHUT_RDWR)
-    close_if_same(armed.listener, armed.file_id)
+        armed.listener.shut_down()
+    armed.listener.close()
 
 
 def _after_fork_in_child() -> None:
@@ -257,7 +250,7 @@ def _after_fork_in_child() -> None:
     release_thread()
     while _armed:
         inherited = _armed.pop()
-        close_if_same(inherited.listener, inherited.file_id)
+        inherited.listener.close()
         _requested_folder[:] = [inherited.path.parent]
 
 
@@ -272,6 +265,7 @@ atexit.register(_at_exit)
 
 
 _EXAMINED = "_distdebug_examined"
+# The hook of threads that was there before, once crashes are examined.
 _hooks: list[Any] = []
 
 
@@ -295,10 +289,7 @@ class PostMortem:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         if error is not None:
             _examine(error, self._limit)
@@ -358,8 +349,8 @@ def examine_crashes() -> None:
     if _hooks:
         return
 
-    _hooks[:] = sys.excepthook, threading.excepthook
-    sys.excepthook = _program_hook
+    _hooks.append(threading.excepthook)
+    sys.excepthook = PostMortem()
     threading.excepthook = _thread_hook
 
 
@@ -370,19 +361,10 @@ def are_crashes_examined() -> bool:
     return bool(_hooks)
 
 
-def _program_hook(
-    kind: type[BaseException],
-    error: BaseException,
-    trace: TracebackType | None,
-) -> None:
-    _examine(error, None)
-    _hooks[0](kind, error, trace)
-
-
 def _thread_hook(args: threading.ExceptHookArgs) -> None:
     if args.exc_value is not None:
         _examine(args.exc_value, None)
-    _hooks[1](args)
+    _hooks[0](args)
 
 
 def _examine(error: BaseException, limit: float | None) -> None:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -154,27 +154,6 @@ def count_request() -> None:
     _request_count[0] = next(_request_numbers)
 
 
-def request_count() -> int:
-    """
-    Return the number of requests since the process started.
-    """
-    return _request_count[0]
-
-
-def note_pause_timeout(file: str, line: int, requests: int) -> None:
-    """
-    Note that a stop has timed out.
-
-    Args:
-        file: The file of the stop.
-
-        line: The line of the stop.
-
-        requests: The request count at the start of the stop.
-    """
-    _timed_out_pauses[file, line] = requests
-
-
 def has_pause_timed_out(file: str, line: int) -> bool:
     """
     Return whether the last stop at this line timed out without any request.
@@ -189,6 +168,9 @@ _MAX_OUTPUT = 60_000
 
 # The wait functions reject huge timeouts.
 _MAX_WAIT_S = 86400.0
+
+NOT_STOPPED = {"state": "ended", "error": "it is not stopped any more"}
+"""The answer for a thread that is not stopped."""
 
 _changed = threading.Condition()
 _stops: dict[str, Stop] = {}
@@ -271,7 +253,7 @@ class Stop:
         self.place: dict[str, Any] = {}
         self.failed: Sequence[tuple[FrameType, int]] = ()
         self.warning = ""
-        self._request_count = request_count()
+        self._request_count = _request_count[0]
         self._line: str | None = None
         self._is_released = False
         self._text: list[str] = []
@@ -367,14 +349,11 @@ class Stop:
             self.limit_s,
             place_text(self.place),
             ", and passes this line until somebody asks it"
-            if self._request_count == request_count()
+            if self._request_count == _request_count[0]
             else "",
         )
-        note_pause_timeout(
-            str(self.place.get("file")),
-            int(self.place.get("line") or 0),
-            self._request_count,
-        )
+        line = self.place["file"], self.place["line"]
+        _timed_out_pauses[line] = self._request_count
 
     def write(self, text: str) -> None:
         """
@@ -404,11 +383,12 @@ class Stop:
             self.deadline = time.monotonic() + seconds
             _changed.notify_all()
 
-    def text(self) -> str:
+    def output(self) -> dict[str, Any]:
         """
-        Return the output since the last line.
+        Return the state, the output since the last line, and the place.
         """
-        return "".join(list(self._text))
+        text = "".join(list(self._text))
+        return {"state": self.state, "output": text, **self.place}
 
     def put_line(self, line: str) -> bool:
         """
@@ -466,7 +446,7 @@ def thread_name(thread: str) -> str:
 
 def give_line(
     keys: list[str], line: str, wait_s: float
-) -> Mapping[str, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:
     """
     Pass a line to several stops, and wait until they stop again.
 
@@ -508,14 +488,11 @@ def wait_for_ends(stops: Iterable[Stop], wait_s: float) -> bool:
 
 def _stop_state(stop: Stop | None, *, was_accepted: bool) -> dict[str, Any]:
     if stop is None:
-        return {"state": "ended", "error": "it is not stopped any more"}
-    if not was_accepted:
-        return {
-            "state": stop.state,
-            "error": "it is busy with another command",
-        }
+        return NOT_STOPPED
+    if was_accepted:
+        return stop.output()
 
-    return {"state": stop.state, "output": stop.text(), **stop.place}
+    return {"state": stop.state, "error": "it is busy with another command"}
 
 
 def open_stop(
