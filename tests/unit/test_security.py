@@ -321,10 +321,10 @@ def test_advised_commands_are_quoted(tmp_path, monkeypatch):
     name = "$(touch was_here); `id` 'x"
     bundle(tmp_path / name)
 
-    told = summarize_inputs(distdebug.diagnose(name))
+    commands = summarize_inputs(distdebug.diagnose(name))["commands"]
 
-    assert told.commands
-    for command in told.commands:
+    assert commands
+    for command in commands:
         words = shlex.split(command)
         assert ["python", "-m", "distdebug"] == words[:3]
         assert name in words

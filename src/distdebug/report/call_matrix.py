@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import attrs
 import numpy as np
@@ -163,6 +164,13 @@ class RecordedCalls:
                 busy[rank].add(-1 if wait.p2p else known)
         return busy
 
+    def call_texts(self, call: int) -> tuple[str, str, str]:
+        """
+        Return operation, inputs, and outputs of a call, see :class:`Record`.
+        """
+        op, shape = divmod(call, max(len(self.dumps.shapes), 1))
+        return self.dumps.ops[op], *shape_texts(self.dumps.shapes[shape])
+
     def absence(self, rank: int, group: int) -> int:
         """
         Return the state of a call that a rank has no record of.
@@ -241,7 +249,7 @@ def _build_arrivals(dump: RankDump, stream: Stream, share: float) -> Arrivals:
 
 
 # Ranks at fault hardly count for the majority.
-_BLAMED_WEIGHT = 1e-3
+_WEIGHT, _BLAMED_WEIGHT = 1000, 1
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -287,36 +295,34 @@ def align_calls(
 
 
 def majority_program(
-    records: Mapping[int, Record],
-    ranks: Mapping[int, Sequence[int]],
-    columns: NDArray[np.int64],
-    blamed: frozenset[int],
+    group: int, recorded: RecordedCalls, columns: NDArray[np.int64]
 ) -> Program:
     """
     Return the call of the majority in each column.
 
     Args:
-        records: Records of the members, by number.
+        group: The group, as index.
 
-        ranks: The ranks of each record.
+        recorded: Calls of all ranks.
 
         columns: The sequence number of each column, ascending.
-
-        blamed: Ranks at fault; they hardly count.
     """
-    weights = {
-        i: sum(_BLAMED_WEIGHT if r in blamed else 1.0 for r in ranks[i])
-        for i in records
-    }
-    count = np.zeros(len(columns))
+    weights: dict[int, int] = defaultdict(int)
+    for rank in recorded.groups[group].order:
+        number = recorded.record_of.get((rank, group))
+        if number is not None:
+            is_blamed = rank in recorded.culprits
+            weights[number] += _BLAMED_WEIGHT if is_blamed else _WEIGHT
+    count = np.zeros(len(columns), np.int64)
     signature = np.zeros(len(columns), np.int64)
     call = np.full(len(columns), -1, np.int64)
     # Boyer-Moore majority vote: one pass for any number of variants.
-    for i in sorted(records, key=lambda i: (-weights[i], i)):
-        other = align_calls(records[i].signature, records[i], columns, 0)
-        called = align_calls(records[i].call, records[i], columns, -1)
-        agrees = other == signature
-        count += np.where(called < 0, 0, np.where(agrees, 1, -1)) * weights[i]
+    for number in sorted(weights, key=lambda n: (-weights[n], n)):
+        record = recorded.records[number]
+        other = align_calls(record.signature, record, columns, 0)
+        called = align_calls(record.call, record, columns, -1)
+        vote = np.where(called < 0, 0, np.where(other == signature, 1, -1))
+        count += vote * weights[number]
         wins = count < 0
         signature[wins], call[wins] = other[wins], called[wins]
         count = np.abs(count)
@@ -574,7 +580,7 @@ def _distinct_programs(
     programs: list[Program] = []
     of_group = {}
     for group in groups:
-        program = _group_program(group, recorded, columns)
+        program = majority_program(group, recorded, columns)
         key = program.signature.tobytes(), program.call.tobytes()
         of_group[group] = numbers.setdefault(key, len(programs))
         programs += [program] * (len(numbers) - len(programs))
@@ -593,20 +599,6 @@ def _row_key(
     return RowKey(record, counted, absence, program_of[group])
 
 
-def _group_program(
-    group: int,
-    recorded: RecordedCalls,
-    columns: NDArray[np.int64],
-) -> Program:
-    ranks: dict[int, list[int]] = defaultdict(list)
-    for rank in recorded.groups[group].order:
-        number = recorded.record_of.get((rank, group))
-        if number is not None:
-            ranks[number].append(rank)
-    records = {number: recorded.records[number] for number in ranks}
-    return majority_program(records, ranks, columns, recorded.culprits)
-
-
 def call_title(call: int, recorded: RecordedCalls) -> str:
     """
     Return the name of a call without its backend.
@@ -619,7 +611,7 @@ def call_title(call: int, recorded: RecordedCalls) -> str:
     if call < 0:
         return "another call"
 
-    op = recorded.dumps.ops[call // max(len(recorded.dumps.shapes), 1)]
+    op, *_ = recorded.call_texts(call)
     return clean(op.partition(":")[2] or op)
 
 
@@ -638,8 +630,7 @@ def differing_call(
     if own < 0 or name != call_title(usual, recorded):
         return name
 
-    shapes = recorded.dumps.shapes
-    inputs, _ = shape_texts(shapes[own % len(shapes)])
+    _, inputs, _ = recorded.call_texts(own)
     return clean(f"{name} {inputs}", limit=60)
 
 
@@ -657,18 +648,13 @@ def select_groups(
     view_of = {group: view for view in views for group in view.groups}
     found = dict.fromkeys(_relevant_groups(view_of, recorded))
     if not found and views:
-        order = recorded.groups
-        largest = max(views[0].groups, key=lambda i: len(order[i].order))
+        known = recorded.groups
+        largest = max(views[0].groups, key=lambda i: len(known[i].order))
         found[largest] = None
     # Show one group of each view before a second of the same view.
-    seen: set[int] = set()
-    firsts: list[tuple[View, int]] = []
-    others: list[tuple[View, int]] = []
-    for i in found:
-        view = view_of[i]
-        (others if id(view) in seen else firsts).append((view, i))
-        seen.add(id(view))
-    return firsts + others
+    first_of = {view_of[i]: i for i in reversed(found)}
+    order = sorted(found, key=lambda i: first_of[view_of[i]] != i)
+    return [(view_of[i], i) for i in order]
 
 
 def _relevant_groups(
@@ -736,76 +722,17 @@ _MAX_ROWS = 12
 _MAX_RANKS_TEXT = 60
 
 
-@attrs.frozen(kw_only=True)
-class Cell:
-    """
-    State of a call, and its name if it differs.
-    """
-
-    state: int
-    instead: str = ""
-
-
-@attrs.frozen(kw_only=True)
-class Column:
-    """
-    Sequence number and majority call of a column.
-    """
-
-    seq: int
-    op: str
-    is_focus: bool
-
-
-@attrs.frozen(kw_only=True)
-class Row:
-    """
-    Ranks with equal cells: number, text, and the first one.
-    """
-
-    count: int
-    ranks: str
-    first: int
-    is_culprit: bool
-    cells: tuple[Cell, ...]
-
-
-@attrs.frozen(kw_only=True)
-class Table:
-    """
-    Folded table of one group around the call that matters most.
-
-    Attributes:
-        name: Display name of the group.
-
-        group: Its name in torch.
-
-        size: Number of members.
-
-        columns: The calls.
-
-        rows: Kinds of ranks, those at fault first.
-
-        more: Number of kinds left out.
-    """
-
-    name: str
-    group: str
-    size: int
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    more: int
-
-
 def fold_tables(
     views: Sequence[View],
     recorded: RecordedCalls,
-) -> tuple[list[Table], int]:
+) -> tuple[list[dict[str, Any]], int]:
     """
     Fold the groups that matter most into small tables.
 
     Returns:
-        The tables, and the number of further stuck groups.
+        Template variables of the tables, and the number of further stuck
+        groups.  Each has the calls around the one that matters most as
+        columns, and kinds of ranks as rows, those at fault first.
     """
     chosen = select_groups(views, recorded)
     tables = [
@@ -815,7 +742,9 @@ def fold_tables(
     return tables, len(chosen) - len(tables)
 
 
-def _fold_table(view: View, group: int, recorded: RecordedCalls) -> Table:
+def _fold_table(
+    view: View, group: int, recorded: RecordedCalls
+) -> dict[str, Any]:
     focus = find_focus_column(view, group, recorded)
     known = recorded.groups[group]
     at = int(view.kind[int((view.group == group).argmax())])
@@ -825,61 +754,57 @@ def _fold_table(view: View, group: int, recorded: RecordedCalls) -> Table:
     place = int(np.searchsorted(own, focus))
     first, last = max(place - _COLUMNS_BEFORE, 0), place + _COLUMNS_AFTER
     window = own[first : last + 1].tolist()
-    columns = (
-        Column(
-            seq=int(view.columns[c]),
-            op=call_title(int(program[c]), recorded),
-            is_focus=c == focus,
-        )
-        for c in window
-    )
     rows = _fold_rows(view, group, window, recorded)
-    return Table(
-        name=clean(str(known.ref)),
-        group=clean(known.name),
-        size=len(known.order),
-        columns=tuple(columns),
-        rows=tuple(rows[:_MAX_ROWS]),
-        more=max(len(rows) - _MAX_ROWS, 0),
-    )
+    return {
+        "name": clean(str(known.ref)),
+        "group": clean(known.name),
+        "size": len(known.order),
+        "columns": [
+            {
+                "seq": int(view.columns[c]),
+                "op": call_title(int(program[c]), recorded),
+                "is_focus": c == focus,
+            }
+            for c in window
+        ],
+        "rows": rows[:_MAX_ROWS],
+        "more": max(len(rows) - _MAX_ROWS, 0),
+    }
 
 
 def _fold_rows(
     view: View, group: int, window: Sequence[int], recorded: RecordedCalls
-) -> list[Row]:
+) -> list[dict[str, Any]]:
+    """
+    Return the rows of a table: ranks with equal cells share one.
+    """
     members = np.flatnonzero(view.group == group).tolist()
     cells = {
-        kind: _fold_cells(view, kind, window, recorded)
+        kind: tuple(_fold_cell(view, kind, c, recorded) for c in window)
         for kind in np.unique(view.kind[members]).tolist()
     }
-    alike: dict[tuple[tuple[Cell, ...], bool], list[int]] = defaultdict(list)
+    alike: dict[tuple[bool, tuple[object, ...]], list[int]] = defaultdict(list)
     for at in members:
         rank = int(view.ranks[at])
-        alike[cells[int(view.kind[at])], rank in recorded.culprits].append(
-            rank
-        )
+        is_culprit = rank in recorded.culprits
+        alike[is_culprit, cells[int(view.kind[at])]].append(rank)
     found = [
-        Row(
-            count=len(ranks),
-            ranks=shorten_ranks(ranks_text(ranks), _MAX_RANKS_TEXT),
-            first=ranks[0],
-            is_culprit=is_culprit,
-            cells=row_cells,
-        )
-        for (row_cells, is_culprit), ranks in alike.items()
+        {
+            "count": len(ranks),
+            "ranks": shorten_ranks(ranks_text(ranks), _MAX_RANKS_TEXT),
+            "first": ranks[0],
+            "is_culprit": is_culprit,
+            "cells": row_cells,
+        }
+        for (is_culprit, row_cells), ranks in alike.items()
     ]
-    return sorted(found, key=lambda row: (not row.is_culprit, row.first))
+    return sorted(found, key=lambda row: (not row["is_culprit"], row["first"]))
 
 
-def _fold_cells(
-    view: View, kind: int, window: Sequence[int], recorded: RecordedCalls
-) -> tuple[Cell, ...]:
-    return tuple(
-        Cell(
-            state=int(view.states[kind, column]) & ~State.DIFFERS,
-            instead=differing_call(view, kind, column, recorded)
-            if view.states[kind, column] & State.DIFFERS
-            else "",
-        )
-        for column in window
-    )
+def _fold_cell(
+    view: View, kind: int, column: int, recorded: RecordedCalls
+) -> tuple[int, str]:
+    state = int(view.states[kind, column])
+    differs = state & State.DIFFERS
+    name = differing_call(view, kind, column, recorded) if differs else ""
+    return state & ~State.DIFFERS, name

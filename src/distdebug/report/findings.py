@@ -59,34 +59,41 @@ def _summary(others: int) -> str:
     return f"the verdict and {others:,} more"
 
 
-def _finding_entry(
-    finding: Finding, input_paths: Sequence[str]
-) -> dict[str, Any]:
+def describe_finding(finding: Finding) -> dict[str, Any]:
+    """
+    Return the template variables of a finding, without its evidence.
+    """
+    facts = {
+        "call": finding.collective,
+        "group": finding.group,
+        "line": finding.location,
+    }
     return {
         "tone": cause_tone(finding.cause),
         "words": cause_title(finding.cause),
         "cause": finding.cause.value,
         "meaning": finding.cause.meaning,
         "sentence": as_sentence(finding.summary),
-        "confidence": finding.confidence,
         "ranks": rank_links(finding.ranks),
-        "facts": tuple(_finding_facts(finding)),
+        "facts": [(k, clean(str(v))) for k, v in facts.items() if v],
         "remedy": split_commands(as_sentence(finding.remedy or "")),
+    }
+
+
+def _finding_entry(
+    finding: Finding, input_paths: Sequence[str]
+) -> dict[str, Any]:
+    entry = describe_finding(finding)
+    if finding.detail_cause is not None:
+        entry["facts"].append(("on its host", str(finding.detail_cause)))
+    return {
+        **entry,
+        "confidence": finding.confidence,
         "evidence": tuple(
             _quote(e, input_paths) for e in finding.evidence[:_MAX_EVIDENCE]
         ),
         "more": max(len(finding.evidence) - _MAX_EVIDENCE, 0),
     }
-
-
-def _finding_facts(finding: Finding) -> list[tuple[str, str]]:
-    facts = {
-        "call": finding.collective,
-        "group": finding.group,
-        "line": finding.location,
-        "on its host": finding.detail_cause,
-    }
-    return [(k, clean(str(v))) for k, v in facts.items() if v is not None]
 
 
 def _quote(evidence: Evidence, input_paths: Sequence[str]) -> dict[str, Any]:

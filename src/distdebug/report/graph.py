@@ -17,16 +17,18 @@ import numpy as np
 from .._text import clean, count_text
 from ..diagnosis import inputs_of
 from ..findings import Cause, Diagnosis, Finding, GroupRef, blames_ranks
-from ..flight_recorder import Dumps, FlightReport
+from ..flight_recorder import Dumps
 from ..ranks import ranks_text
 from ..stacks import is_same_job
 from ..waits import Wait, strongly_connected_components
 from .format import Section
-from .graph_layout import HEIGHT, WIDTH, Layout, layout_graph
+from .graph_layout import HEIGHT, WIDTH, layout_graph
 
 
+# Role of ranks, finding that suspects them (as index), whether they are lost.
+_RoleKey = tuple[str, int | None, bool]
 # Key of a box: the call its ranks wait in, calls they block, and their role.
-_RankKey = tuple[int | None, tuple[int, ...], tuple[bool, int | None, bool]]
+_RankKey = tuple[int | None, tuple[int, ...], _RoleKey]
 
 
 @attrs.frozen(kw_only=True)
@@ -80,24 +82,20 @@ def build_graph(diagnosis: Diagnosis) -> Graph | None:
         return None
 
     flight = inputs_of(diagnosis).flight
-    waits = flight.waits if flight else ()
-    if not waits:
+    if flight is None or not flight.waits:
         return _graph_from_findings(diagnosis)
 
-    call_of_rank = _map_ranks_to_calls(waits, flight.dumps if flight else None)
+    waits = flight.waits
+    call_of_rank = _map_ranks_to_calls(waits, flight.dumps)
     call_of_rank |= _map_verdict_ranks(diagnosis.verdict, waits)
-    blockers = [
-        _find_blockers(i, call_of_rank, waits, diagnosis)
-        for i in range(len(waits))
-    ]
     # A call queued behind another one blocks nothing yet.
     entered = sorted(set(call_of_rank.values()))
     new = {old: i for i, old in enumerate(entered)}
     graph = _join_ranks(
         [waits[i] for i in entered],
         {rank: new[i] for rank, i in call_of_rank.items()},
-        [blockers[i] for i in entered],
-        _Roles.from_diagnosis(diagnosis, flight),
+        [_find_blockers(i, call_of_rank, waits, diagnosis) for i in entered],
+        _Roles.from_diagnosis(diagnosis),
     )
     return attrs.evolve(graph, left_out=len(waits) - len(entered))
 
@@ -113,18 +111,16 @@ class _Roles:
     lost: frozenset[int]
 
     @classmethod
-    def from_diagnosis(
-        cls, diagnosis: Diagnosis, flight: FlightReport | None
-    ) -> _Roles:
+    def from_diagnosis(cls, diagnosis: Diagnosis) -> _Roles:
         verdict, *others = diagnosis.findings or (diagnosis.verdict,)
-        stacks = inputs_of(diagnosis).stacks
+        inputs = inputs_of(diagnosis)
         blamed = [
             f
             for f in others
-            if blames_ranks(f) and is_same_job(f, verdict, stacks)
+            if blames_ranks(f) and is_same_job(f, verdict, inputs.stacks)
         ]
         without_dump = {m.rank for m in diagnosis.missing if m.what == "dump"}
-        dumped = set(flight.dumps.ranks) if flight else set()
+        dumped = set(inputs.flight.dumps.ranks) if inputs.flight else set()
         return cls(
             frozenset(verdict.ranks if blames_ranks(verdict) else ()),
             # The first finding with a rank counts.
@@ -132,36 +128,21 @@ class _Roles:
             frozenset(r for r in without_dump - dumped if r is not None),
         )
 
-    def box(self, ranks: Sequence[int]) -> Box:
+    def key(self, rank: int) -> _RoleKey:
         """
-        Return a box of ranks with the same role.
+        Return role, finding, and whether the rank left no dump; ranks with
+        different keys never share a box.
         """
-        rank, is_lost = ranks[0], ranks[0] in self.lost
-        role = (
-            "culprit"
-            if rank in self.culprits
-            else "suspect"
-            if rank in self.suspects
-            else "lost"
-            if is_lost
-            else "victim"
-        )
-        return Box(ranks=tuple(sorted(ranks)), role=role, is_lost=is_lost)
-
-    def key(self, rank: int) -> tuple[bool, int | None, bool]:
-        """
-        Return a key; ranks with different keys never share a box.
-        """
-        return (
-            rank in self.culprits,
-            self.suspects.get(rank),
-            rank in self.lost,
-        )
+        is_lost = rank in self.lost
+        role = "lost" if is_lost else "victim"
+        if rank in self.suspects:
+            role = "suspect"
+        if rank in self.culprits:
+            role = "culprit"
+        return role, self.suspects.get(rank), is_lost
 
 
-def _map_ranks_to_calls(
-    waits: Sequence[Wait], dumps: Dumps | None
-) -> dict[int, int]:
+def _map_ranks_to_calls(waits: Sequence[Wait], dumps: Dumps) -> dict[int, int]:
     """
     Map each rank to the call (as index) it is stuck in: the first it entered.
     """
@@ -196,12 +177,12 @@ def _map_verdict_ranks(
     }
 
 
-def _entered_ns(rank: int, wait: Wait, dumps: Dumps | None) -> tuple[int, int]:
+def _entered_ns(rank: int, wait: Wait, dumps: Dumps) -> tuple[int, int]:
     """
     Return when a rank entered a call, by its own clock.
     """
-    dump = dumps.by_rank.get(rank) if dumps else None
-    if dumps is None or dump is None:
+    dump = dumps.by_rank.get(rank)
+    if dump is None:
         return wait.since_ns, 0
 
     e = dump.entries
@@ -269,11 +250,12 @@ def _join_ranks(
 
     boxes = [Box(ranks=w.waiting, role="call", waits=(w,)) for w in waits]
     arrows = set()
-    for (waiting_call, blocked_calls, _), members in alike.items():
+    for (waiting_call, blocked_calls, key), members in alike.items():
         if waiting_call is not None:
             arrows.add((len(boxes), waiting_call))
         arrows |= {(call, len(boxes)) for call in blocked_calls}
-        boxes.append(roles.box(members))
+        role, _, is_lost = key
+        boxes.append(Box(ranks=tuple(members), role=role, is_lost=is_lost))
 
     return Graph(boxes=tuple(boxes), arrows=frozenset(arrows))
 
@@ -300,7 +282,7 @@ def _graph_from_findings(diagnosis: Diagnosis) -> Graph | None:
         waiting=victims,
         awaited=tuple(sorted(culprits)),
     )
-    roles = _Roles.from_diagnosis(diagnosis, None)
+    roles = _Roles.from_diagnosis(diagnosis)
     call_of_rank = dict.fromkeys(victims, 0)
     graph = _join_ranks([wait], call_of_rank, [wait.awaited], roles)
     # A straggler is late in many calls, and none is stuck.
@@ -367,19 +349,16 @@ def box_note(box: Box, findings: Sequence[Finding]) -> str:
     """
     if box.waits:
         return _groups_text(box.waits)
-    if box.role in {"culprit", "suspect"}:
-        return _fault_text(box, findings)
     if box.is_lost:
         return "left no dump"
+    if box.role in {"culprit", "suspect"}:
+        return _fault_text(box, findings)
 
     count = len(box.ranks)
     return f"{count:,} ranks wait" if count > 1 else "waits"
 
 
 def _fault_text(box: Box, findings: Sequence[Finding]) -> str:
-    if box.is_lost:
-        return "left no dump"
-
     first = {r: f.cause for f in reversed(findings) for r in f.ranks}
     causes = {first[r] for r in box.ranks if r in first}
     if len(causes) != 1:
@@ -390,7 +369,7 @@ def _fault_text(box: Box, findings: Sequence[Finding]) -> str:
 
 
 def _groups_text(waits: Sequence[Wait]) -> str:
-    names = sorted({_group_text(wait) for wait in waits})
+    names = sorted({str(_group_ref(wait)) for wait in waits})
     if len(waits) == 1:
         return _transfer_text(waits[0]) or (
             f"group {names[0]}" if names[0] else ""
@@ -413,10 +392,8 @@ def _transfer_text(wait: Wait) -> str:
     return f"rank {a} to rank {b}"
 
 
-def _group_text(wait: Wait) -> str:
-    return clean(
-        wait.desc if wait.desc not in {"", "undefined"} else wait.group
-    )
+def _group_ref(wait: Wait) -> GroupRef:
+    return GroupRef(name=wait.group, desc=wait.desc, ranks=())
 
 
 def summarize_ranks(ranks: Sequence[int]) -> str:
@@ -537,41 +514,38 @@ _MAX_BOXES = 24
 _REFINE_ROUNDS = 12
 
 
-def fold_graph(
-    graph: Graph, *, fold_above: int = _FOLD_ABOVE, max_boxes: int = _MAX_BOXES
-) -> Graph:
+def fold_graph(graph: Graph) -> Graph:
     """
     Merge boxes that are alike, and drop the least important ones.
 
     Boxes are alike if they look the same and their neighbours are alike (the
     coarsest such partition, by refinement).
-
-    Args:
-        graph: All waits.
-
-        fold_above: Merge only if there are more boxes than this.
-
-        max_boxes: Limit of the result.
     """
-    if len(graph.boxes) > fold_above:
+    if len(graph.boxes) > _FOLD_ABOVE:
         graph = _merge_boxes(graph, _refine_classes(graph))
 
-    return _keep_important(graph, max_boxes)
+    return _keep_important(graph)
 
 
-def find_circles(graph: Graph) -> list[list[int]]:
+def find_parts(graph: Graph) -> list[list[int]]:
     """
     Find boxes that wait for each other.
 
     Returns:
-        Each circle, in the order of its arrows where they form one ring.
+        All boxes, targets first; boxes that wait for each other are together,
+        in the order of their arrows where they form one ring.
     """
-    targets = _targets(graph)
+    targets: list[list[int]] = [[] for _ in graph.boxes]
+    for a, b in sorted(graph.arrows):
+        targets[a].append(b)
     return [
         _circle_order(part, targets)
         for part in strongly_connected_components(targets)
-        if len(part) > 1 or part[0] in targets[part[0]]
     ]
+
+
+def _circles(parts: Sequence[list[int]]) -> list[list[int]]:
+    return [part for part in parts if len(part) > 1]
 
 
 def _circle_order(
@@ -585,14 +559,6 @@ def _circle_order(
             todo += [t for t in reversed(targets[node]) if t in members]
 
     return list(order)
-
-
-def _targets(graph: Graph) -> list[list[int]]:
-    targets: list[list[int]] = [[] for _ in graph.boxes]
-    for a, b in sorted(graph.arrows):
-        targets[a].append(b)
-
-    return targets
 
 
 def _refine_classes(graph: Graph) -> list[int]:
@@ -617,8 +583,8 @@ def _box_signature(box: Box) -> object:
         return box.role, box.is_lost
 
     wait = box.waits[0]
-    ref = GroupRef(name=wait.group, desc=wait.desc, ranks=())
-    return str(ref) if wait.desc else "", wait.op.partition(" ")[0], wait.p2p
+    group = str(_group_ref(wait)) if wait.desc else ""
+    return group, wait.op.partition(" ")[0], wait.p2p
 
 
 def _number_keys(keys: Sequence[object]) -> list[int]:
@@ -631,10 +597,9 @@ def _merge_boxes(graph: Graph, colors: Sequence[int]) -> Graph:
     for box, color in zip(graph.boxes, colors, strict=True):
         alike[color].append(box)
     boxes = [
-        Box(
+        attrs.evolve(
+            members[0],
             ranks=tuple(_ranks_of_boxes(members)),
-            role=members[0].role,
-            is_lost=members[0].is_lost,
             waits=tuple(w for b in members for w in b.waits),
         )
         for _, members in sorted(alike.items())
@@ -643,14 +608,14 @@ def _merge_boxes(graph: Graph, colors: Sequence[int]) -> Graph:
     return Graph(boxes=tuple(boxes), arrows=arrows, left_out=graph.left_out)
 
 
-def _keep_important(graph: Graph, max_boxes: int) -> Graph:
+def _keep_important(graph: Graph) -> Graph:
     """
     Keep the boxes nearest to those at fault, and count the dropped calls.
     """
-    if len(graph.boxes) <= max_boxes:
+    if len(graph.boxes) <= _MAX_BOXES:
         return graph
 
-    nearest = set(_by_importance(graph)[:max_boxes])
+    nearest = set(_by_importance(graph)[:_MAX_BOXES])
     entered = {b for a, b in graph.arrows if a in nearest}
     # A call without waiting ranks explains nothing.
     shown = sorted(
@@ -683,7 +648,7 @@ def _by_importance(graph: Graph) -> list[int]:
     for a, b in sorted(graph.arrows):
         around[b].append(a)
         around[a].append(b)
-    in_circle = {i for ring in find_circles(graph) for i in ring}
+    in_circle = {i for ring in _circles(find_parts(graph)) for i in ring}
     order = sorted(
         range(len(graph.boxes)),
         key=lambda i: (
@@ -713,7 +678,8 @@ def graph_section(diagnosis: Diagnosis) -> Section | None:
         return None
 
     graph = fold_graph(full_graph)
-    rings = find_circles(graph)
+    parts = find_parts(graph)
+    rings = _circles(parts)
     arrows = sorted(graph.arrows)
     boxes = [_box_values(box, diagnosis) for box in graph.boxes]
     lines = describe_graph(graph, rings)
@@ -724,7 +690,7 @@ def graph_section(diagnosis: Diagnosis) -> Section | None:
         values={
             "boxes": boxes,
             "pictures": [
-                _picture_values(graph, arrows, rings, is_tall=is_tall)
+                _picture_values(graph, arrows, parts, is_tall=is_tall)
                 for is_tall in (False, True)
             ],
             "box_size": (WIDTH, HEIGHT),
@@ -739,14 +705,14 @@ def graph_section(diagnosis: Diagnosis) -> Section | None:
 def _picture_values(
     graph: Graph,
     arrows: list[tuple[int, int]],
-    rings: list[list[int]],
+    parts: list[list[int]],
     *,
     is_tall: bool,
 ) -> dict[str, Any]:
     """
     Return the template variables for a wide or a tall screen.
     """
-    layout = layout_graph(len(graph.boxes), arrows, rings, is_tall=is_tall)
+    layout = layout_graph(parts, arrows, is_tall=is_tall)
     return {
         "kind": "tall" if is_tall else "wide",
         "size": layout.size,
@@ -754,7 +720,10 @@ def _picture_values(
             (round(x - WIDTH / 2), round(y - HEIGHT / 2))
             for x, y in layout.places
         ],
-        "arrows": _arrow_values(arrows, layout, graph),
+        "arrows": [
+            {"path": path, "kind": _arrow_kind(*arrow, parts, graph)}
+            for arrow, path in zip(arrows, layout.paths, strict=True)
+        ],
     }
 
 
@@ -779,21 +748,13 @@ def _box_values(box: Box, diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _arrow_values(
-    arrows: list[tuple[int, int]], layout: Layout, graph: Graph
-) -> list[dict[str, Any]]:
-    ring_of = {box: i for i, ring in enumerate(layout.rings) for box in ring}
-    return [
-        {
-            "path": path,
-            "kind": "circle"
-            if a in ring_of and ring_of[a] == ring_of.get(b)
-            else "blame"
-            if graph.boxes[b].role == "culprit"
-            else "wait",
-        }
-        for (a, b), path in zip(arrows, layout.paths, strict=True)
-    ]
+def _arrow_kind(
+    source: int, target: int, parts: list[list[int]], graph: Graph
+) -> str:
+    if any(source in part and target in part for part in parts):
+        return "circle"
+
+    return "blame" if graph.boxes[target].role == "culprit" else "wait"
 
 
 def _summary(graph: Graph, rings: list[list[int]]) -> str:

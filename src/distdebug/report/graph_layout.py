@@ -15,47 +15,33 @@ from itertools import pairwise
 
 import attrs
 
-from ..waits import strongly_connected_components
-
 
 _ORDER_SWEEPS = 4
 
 Link = tuple[int, int]
 
 
-@attrs.frozen(kw_only=True)
-class Layers:
+def _assign_layers(
+    count: int, links: Iterable[Link]
+) -> tuple[list[list[int]], dict[Link, list[int]]]:
     """
-    Layers of a graph.
-
-    Attributes:
-        layers: The numbers of each layer, in order; numbers from *count* on
-            are bends.
-
-        bends: For each link, the bends that route it around boxes.
-    """
-
-    layers: list[list[int]]
-    bends: Mapping[Link, tuple[int, ...]]
-
-
-def assign_layers(count: int, links: Iterable[Link]) -> Layers:
-    """
-    Assign nodes to layers, and order each layer.
+    Assign parts to layers, and order each layer.
 
     Args:
-        count: Number of nodes; each points to smaller numbers only.
+        count: Number of parts; each points to smaller numbers only.
 
-        links: Pairs of nodes.
+        links: Pairs of parts.
+
+    Returns:
+        The parts of each layer, in order, where numbers from *count* on are
+        bends; and the bends that route each link around parts.
     """
     links = sorted(links)
     layers = _layers_by_depth(count, links)
     routes = _route_links(layers, links)
     steps = {step for route in routes.values() for step in pairwise(route)}
-    return Layers(
-        layers=_reduce_crossings(layers, sorted(steps)),
-        bends={link: tuple(route[1:-1]) for link, route in routes.items()},
-    )
+    bends = {link: route[1:-1] for link, route in routes.items()}
+    return _reduce_crossings(layers, sorted(steps)), bends
 
 
 def _layers_by_depth(count: int, links: Iterable[Link]) -> list[list[int]]:
@@ -228,14 +214,11 @@ class Layout:
         places: The center of each box.
 
         paths: Path data of SVG for each arrow.
-
-        rings: The boxes of each circle.
     """
 
     size: tuple[int, int]
     places: tuple[Point, ...]
     paths: tuple[str, ...]
-    rings: tuple[tuple[int, ...], ...]
 
 
 @attrs.frozen
@@ -257,9 +240,8 @@ class _LayerSpot:
 
 
 def layout_graph(
-    count: int,
+    parts: Sequence[Sequence[int]],
     arrows: Sequence[tuple[int, int]],
-    circles: Sequence[Sequence[int]] = (),
     *,
     is_tall: bool = False,
 ) -> Layout:
@@ -267,11 +249,10 @@ def layout_graph(
     Compute positions of boxes and paths of arrows.
 
     Args:
-        count: Number of boxes.
+        parts: All boxes, as index, targets first; those that wait for each
+            other are one part, in order.
 
-        arrows: Pairs of boxes, as index.
-
-        circles: Boxes that wait for each other, in order.
+        arrows: Pairs of boxes.
 
         is_tall: Whether layers run from top to bottom.
 
@@ -279,16 +260,17 @@ def layout_graph(
         The layout; the same for the same arguments.
     """
     to_page = _swap_axes if is_tall else _keep_axes
-    parts = _group_circles(count, arrows, circles)
     part_of = {box: i for i, part in enumerate(parts) for box in part}
     links = {(part_of[a], part_of[b]) for a, b in arrows}
-    layers = assign_layers(len(parts), {(a, b) for a, b in links if a != b})
+    layers, routes = _assign_layers(
+        len(parts), {(a, b) for a, b in links if a != b}
+    )
     extents = [to_page(_part_extent(part)) for part in parts]
-    spots, size = _place_parts(layers.layers, extents)
+    spots, size = _place_parts(layers, extents)
     # Positions for layers from left to right; the page may swap the axes.
     flat = dict(_flat_places(parts, spots, to_page))
-    bends = {k: [spots[i].sides for i in v] for k, v in layers.bends.items()}
-    places = [to_page(flat[i]) for i in range(count)]
+    bends = {k: [spots[i].sides for i in v] for k, v in routes.items()}
+    places = [to_page(flat[i]) for i in range(len(flat))]
     paths = [
         circle_path(places[a], places[b])
         if (link := (part_of[a], part_of[b])) not in bends
@@ -299,7 +281,6 @@ def layout_graph(
         size=(round(to_page(size)[0]), round(to_page(size)[1])),
         places=tuple(places),
         paths=tuple(paths),
-        rings=tuple(tuple(part) for part in parts if len(part) > 1),
     )
 
 
@@ -320,24 +301,6 @@ def _keep_axes(point: Point) -> Point:
 
 def _swap_axes(point: Point) -> Point:
     return point[1], point[0]
-
-
-def _group_circles(
-    count: int,
-    arrows: Sequence[tuple[int, int]],
-    circles: Sequence[Sequence[int]],
-) -> list[list[int]]:
-    """
-    Return each circle, and each other box alone; targets come first.
-    """
-    targets: list[list[int]] = [[] for _ in range(count)]
-    for a, b in arrows:
-        targets[a].append(b)
-    ordered = {frozenset(circle): list(circle) for circle in circles}
-    return [
-        ordered.get(frozenset(part), list(part))
-        for part in strongly_connected_components(targets)
-    ]
 
 
 def _place_parts(

@@ -13,8 +13,8 @@ import zlib
 
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -27,9 +27,7 @@ from ..findings import Cause, Diagnosis, Location
 from ..flight_recorder import (
     Channel,
     Frame,
-    Side,
     clock_offsets_ns,
-    shape_texts,
 )
 from .call_matrix import (
     Arrivals,
@@ -297,23 +295,9 @@ _MAX_STACKS = 1000
 _TORCH_FILE = re.compile(r"(?:^|[\\/])torch[\\/]")
 
 
-class CallLines(NamedTuple):
-    """
-    Code lines of the calls in a view.
-
-    Attributes:
-        kinds: Kinds of ranks.
-
-        stacks: For each kind and column, the number of its stack; -1 for none.
-    """
-
-    kinds: tuple[int, ...]
-    stacks: tuple[list[int], ...]
-
-
 def read_call_lines(
     views: Sequence[View], recorded: RecordedCalls
-) -> tuple[list[list[str]], list[CallLines]]:
+) -> tuple[list[list[str]], list[dict[int, list[int]]]]:
     """
     Read the code lines at which ranks made their calls.
 
@@ -321,7 +305,8 @@ def read_call_lines(
     each of the largest kinds.
 
     Returns:
-        All distinct stacks, innermost line first; and the lines of each view.
+        All distinct stacks, innermost line first; and for each view, by kind
+        of ranks, the stack (as index) of each column, -1 for none.
     """
     records_by_view = _select_records(views, recorded)
     rows_of_rank: dict[int, set[int]] = defaultdict(set)
@@ -346,13 +331,12 @@ def read_call_lines(
 def _view_lines(
     records_by_view: Mapping[int, tuple[int, list[int]]],
     number_at: Mapping[tuple[int, int], int],
-) -> CallLines:
+) -> dict[int, list[int]]:
     found = {
         kind: [number_at.get((rank, row), -1) for row in rows]
         for kind, (rank, rows) in records_by_view.items()
     }
-    known = {k: s for k, s in found.items() if max(s, default=-1) >= 0}
-    return CallLines(tuple(known), tuple(known.values()))
+    return {k: s for k, s in found.items() if max(s, default=-1) >= 0}
 
 
 def _select_records(
@@ -414,123 +398,46 @@ def _stack_number(
 _MAX_TRANSFERS = 16
 
 
-@attrs.frozen(kw_only=True)
-class Transfer:
+def collect_transfers(recorded: RecordedCalls) -> dict[str, Any] | None:
     """
-    Sends and receives between two ranks in a group.
-
-    Attributes:
-        source: The sending rank.
-
-        target: The receiving rank.
-
-        group: The group, by name or description.
-
-        sent: Number of recorded sends.
-
-        sending: Incomplete ones among them.
-
-        received: Number of recorded receives.
-
-        receiving: Incomplete ones among them.
-
-        has_source: Whether the sender recorded any.
-
-        has_target: Whether the receiver recorded any.
-    """
-
-    source: int
-    target: int
-    group: str
-    sent: int = 0
-    sending: int = 0
-    received: int = 0
-    receiving: int = 0
-    has_source: bool = True
-    has_target: bool = True
-
-    @property
-    def is_stuck(self) -> bool:
-        """
-        Return whether one of the two ranks waits.
-        """
-        return bool(self.sending or self.receiving)
-
-
-@attrs.frozen(kw_only=True)
-class Transfers:
-    """
-    All transfers.
-
-    Attributes:
-        shown: The pairs of ranks to show, waiting ones first.
-
-        stuck: Number of pairs that wait.
-
-        fine: Number of pairs that do not.
-    """
-
-    shown: tuple[Transfer, ...]
-    stuck: int
-    fine: int
-
-    @property
-    def left_out(self) -> int:
-        """
-        Return the number of pairs not shown.
-        """
-        return self.stuck + self.fine - len(self.shown)
-
-
-def collect_transfers(recorded: RecordedCalls) -> Transfers | None:
-    """
-    Collect the transfers between ranks, those of ranks at fault first.
+    Collect the sends and receives of each pair of ranks and group.
 
     Returns:
-        The transfers; None if there are none.
+        Template variables: the first pairs, those that wait and are at fault
+        before the others, and how many wait, do not, and are left out; None if
+        there are no transfers.
     """
-    names = [clean(str(group.ref)) for group in recorded.groups]
-    transfers = [
-        _build_transfer(channel, names[channel.group])
-        for channel in recorded.job.channels
-    ]
-    if not transfers:
+    pairs = [_pair_entry(x, recorded) for x in recorded.job.channels]
+    if not pairs:
         return None
 
-    transfers.sort(
-        key=lambda p: (
-            not p.is_stuck,
-            recorded.culprits.isdisjoint((p.source, p.target)),
-            p.source,
-            p.target,
+    pairs.sort(
+        key=lambda pair: (
+            not pair["is_stuck"],
+            recorded.culprits.isdisjoint((pair["source"], pair["target"])),
+            pair["source"],
+            pair["target"],
         )
     )
-    stuck = sum(transfer.is_stuck for transfer in transfers)
-    return Transfers(
-        shown=tuple(transfers[:_MAX_TRANSFERS]),
-        stuck=stuck,
-        fine=len(transfers) - stuck,
-    )
+    stuck = sum(pair["is_stuck"] for pair in pairs)
+    return {
+        "shown": pairs[:_MAX_TRANSFERS],
+        "stuck": stuck,
+        "fine": len(pairs) - stuck,
+        "left_out": max(len(pairs) - _MAX_TRANSFERS, 0),
+    }
 
 
-def _build_transfer(channel: Channel, group: str) -> Transfer:
-    sent, sending = _count_calls(channel.send)
-    received, receiving = _count_calls(channel.recv)
-    return Transfer(
-        source=channel.source,
-        target=channel.target,
-        group=group,
-        sent=sent,
-        sending=sending,
-        received=received,
-        receiving=receiving,
-        has_source=channel.send is not None,
-        has_target=channel.recv is not None,
-    )
-
-
-def _count_calls(side: Side | None) -> tuple[int, int]:
-    return (0, 0) if side is None else (len(side.rows), side.pending)
+def _pair_entry(channel: Channel, recorded: RecordedCalls) -> dict[str, Any]:
+    send, recv = channel.send, channel.recv
+    return {
+        "source": channel.source,
+        "target": channel.target,
+        "group": clean(str(recorded.groups[channel.group].ref)),
+        "send": send and {"count": len(send.rows), "waiting": send.pending},
+        "recv": recv and {"count": len(recv.rows), "waiting": recv.pending},
+        "is_stuck": any(side and side.pending for side in (send, recv)),
+    }
 
 
 _MAX_CALLS = 20_000
@@ -569,7 +476,7 @@ class _ArrayBlob:
 
 
 def pack_calls(
-    views: Iterable[View], recorded: RecordedCalls
+    views: Sequence[View], recorded: RecordedCalls
 ) -> tuple[list[list[str]], NDArray[np.int64]]:
     """
     Pack the distinct calls of all views.
@@ -578,23 +485,14 @@ def pack_calls(
         Operation, inputs, and outputs of each; and their codes in the views,
         ascending.
     """
-    codes = np.unique(
-        np.concatenate(
-            [np.empty(0, np.int64)]
-            + [view.programs.ravel() for view in views]
-            + [
-                np.fromiter(view.other_calls.values(), np.int64)
-                for view in views
-            ]
-        )
-    )
+    found = [view.programs.ravel() for view in views]
+    found += [
+        np.fromiter(view.other_calls.values(), np.int64) for view in views
+    ]
+    codes = np.unique(np.concatenate(found))
     codes = codes[codes >= 0][:_MAX_CALLS]
-    dumps = recorded.dumps
-    width = max(len(dumps.shapes), 1)
-    return [
-        [clean(dumps.ops[c // width]), *shape_texts(dumps.shapes[c % width])]
-        for c in codes.tolist()
-    ], codes
+    calls = map(recorded.call_texts, codes.tolist())
+    return [[clean(op), *shapes] for op, *shapes in calls], codes
 
 
 def pack_view(  # noqa: PLR0913
@@ -604,7 +502,7 @@ def pack_view(  # noqa: PLR0913
     *,
     lateness: Lateness | None,
     focus: tuple[int, int],
-    lines: CallLines,
+    lines: Mapping[int, list[int]],
 ) -> dict[str, Any]:
     """
     Pack a view for the script that draws it.
@@ -641,8 +539,8 @@ def pack_view(  # noqa: PLR0913
         "programs": blob.add(_call_positions(view.programs, codes), "u32"),
         "others": _pack_others(view, codes),
         "groups": _group_rows(view, recorded),
-        "traced": list(lines.kinds),
-        "stacks": blob.add(np.array(lines.stacks, np.int64), "u32"),
+        "traced": list(lines),
+        "stacks": blob.add(np.array(list(lines.values()), np.int64), "u32"),
         "late": None if lateness is None else _pack_lateness(lateness, blob),
         "blob": blob.text(),
     }

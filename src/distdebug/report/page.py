@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,20 @@ from .._text import clean, count_text, list_text
 from ..diagnosis import DiagnosisInputs, inputs_of
 from ..errors import DistdebugError
 from ..findings import Cause, Diagnosis, Finding, blames_ranks
+from ..flight_recorder import RankDump, Sidecar
 from ..ranks import fold_ranks
 from ..snapshots import distdebug_version
-from .findings import files_section, findings_section, missing_section
+from .findings import (
+    describe_finding,
+    files_section,
+    findings_section,
+    missing_section,
+)
 from .format import (
-    RankLinks,
     Section,
-    as_sentence,
-    cause_title,
-    cause_tone,
     input_name,
     rank_links,
     span_text,
-    split_commands,
     split_unbreakable,
 )
 from .graph import graph_section
@@ -66,48 +68,27 @@ _MAX_RANKS = 64
 _MAX_MISSING_RANKS = 1 << 17
 
 
-@attrs.frozen(kw_only=True)
-class InputSummary:
-    """
-    Summary of the inputs of a diagnosis.
-
-    Attributes:
-        world_size: World size; None if it is not known.
-
-        ranks: Ranks with evidence.
-
-        unseen: Ranks without evidence.
-
-        facts: Further facts, as labels and texts.
-
-        commands: Shell commands that show more.
-    """
-
-    world_size: int | None = None
-    ranks: RankLinks = attrs.field(factory=RankLinks)
-    unseen: RankLinks = attrs.field(factory=RankLinks)
-    facts: tuple[tuple[str, str], ...] = ()
-    commands: tuple[str, ...] = ()
-
-
-def summarize_inputs(diagnosis: Diagnosis) -> InputSummary:
+def summarize_inputs(diagnosis: Diagnosis) -> dict[str, Any]:
     """
     Summarize the inputs of a diagnosis in a few lines.
+
+    Returns:
+        Template variables: world size, None if it is not known; ranks with
+        evidence, and without; further facts, as labels and texts; and shell
+        commands that show more.
     """
     inputs = inputs_of(diagnosis)
     world_size = _world_size(inputs)
     ranks = _seen_ranks(inputs)
     # Without any known rank, the world size may be damage.
     unseen = set(range(min(world_size or 0, _MAX_MISSING_RANKS))) - ranks
-    return InputSummary(
-        world_size=world_size,
-        ranks=rank_links(ranks, max_listed=0),
-        unseen=rank_links(unseen if ranks else ()),
-        facts=tuple(
-            (label, text) for label, text in _input_facts(inputs) if text
-        ),
-        commands=tuple(_commands(inputs, diagnosis)),
-    )
+    return {
+        "world_size": world_size,
+        "ranks": rank_links(ranks, max_listed=0),
+        "unseen": rank_links(unseen if ranks else ()),
+        "facts": [fact for fact in _input_facts(inputs) if fact[1]],
+        "commands": [*_commands(inputs, diagnosis)],
+    }
 
 
 def _world_size(inputs: DiagnosisInputs) -> int | None:
@@ -121,33 +102,36 @@ def _seen_ranks(inputs: DiagnosisInputs) -> set[int]:
     return dumps | {p.rank for p in inputs.stacks if p.rank is not None}
 
 
+def _dumps(inputs: DiagnosisInputs) -> Sequence[RankDump]:
+    return [*inputs.flight.dumps] if inputs.flight else []
+
+
+def _sidecars(inputs: DiagnosisInputs) -> Sequence[Sidecar]:
+    return [*inputs.flight.dumps.sidecars.values()] if inputs.flight else []
+
+
 def _input_facts(inputs: DiagnosisInputs) -> Iterator[tuple[str, str]]:
-    yield "Job", clean(next(_job_names(inputs), ""), limit=80)
-    hosts = sorted(set(_host_names(inputs)), key=_natural_sort_key)
-    number = count_text(len(hosts), "host")
-    yield "Nodes", f"{number}: {list_text(hosts)}" if hosts else ""
-    times = sorted(_evidence_times(inputs))
-    yield "Taken", span_text(times[0], times[-1]) if times else ""
+    dumps, sidecars = _dumps(inputs), _sidecars(inputs)
+    stacks, facts = inputs.stacks, inputs.logs.facts
+    jobs = [x.job for x in sidecars] + [x.job for x in stacks]
+    yield "Job", clean(next(filter(None, jobs), ""), limit=80)
+    hosts: Iterator[str | None] = chain(
+        (x.host for x in dumps),
+        (x.host for x in sidecars),
+        (x.host for x in stacks),
+        (x.host for x in facts),
+    )
+    names = {clean(host, limit=64) for host in hosts if host}
+    ordered = sorted(names, key=_natural_sort_key)
+    number = count_text(len(names), "host")
+    yield "Nodes", f"{number}: {list_text(ordered)}" if names else ""
+    taken = [x.taken for x in stacks] + [x.taken for x in facts]
+    moments = [x.written_ns / 1e9 for x in dumps] + taken
+    times = [moment for moment in moments if moment]
+    yield "Taken", span_text(min(times), max(times)) if times else ""
     yield "Versions", ", ".join(_versions(inputs))
     yield "Evidence", ", ".join(_evidence_counts(inputs))
     yield "From", list_text(map(input_name, inputs.paths))
-
-
-def _job_names(inputs: DiagnosisInputs) -> Iterator[str]:
-    if inputs.flight:
-        yield from (
-            s.job for s in inputs.flight.dumps.sidecars.values() if s.job
-        )
-    yield from (p.job for p in inputs.stacks if p.job)
-
-
-def _host_names(inputs: DiagnosisInputs) -> Iterator[str]:
-    if inputs.flight:
-        dumps = inputs.flight.dumps
-        yield from (clean(d.host, limit=64) for d in dumps if d.host)
-        yield from (clean(s.host, limit=64) for s in dumps.sidecars.values())
-    yield from (clean(p.host, limit=64) for p in inputs.stacks if p.host)
-    yield from (clean(node.host, limit=64) for node in inputs.logs.facts)
 
 
 def _natural_sort_key(name: str) -> list[tuple[bool, int, str]]:
@@ -161,30 +145,18 @@ def _natural_sort_key(name: str) -> list[tuple[bool, int, str]]:
     ]
 
 
-def _evidence_times(inputs: DiagnosisInputs) -> Iterator[float]:
-    if inputs.flight:
-        dumps = inputs.flight.dumps
-        yield from (d.written_ns / 1e9 for d in dumps if d.written_ns)
-    yield from (p.taken for p in inputs.stacks if p.taken)
-    yield from (node.taken for node in inputs.logs.facts if node.taken)
-
-
 def _versions(inputs: DiagnosisInputs) -> Iterator[str]:
-    if inputs.flight is None:
-        return
-
-    dumps = inputs.flight.dumps
-    torch = sorted({s.torch for s in dumps.sidecars.values() if s.torch})
+    torch = sorted({x.torch for x in _sidecars(inputs) if x.torch})
     if torch:
         yield f"torch {clean(list_text(torch), limit=80)}"
-    library = sorted({d.comm_lib_version for d in dumps} - {""})
+    library = sorted({d.comm_lib_version for d in _dumps(inputs)} - {""})
     if library:
         yield f"NCCL {clean(list_text(library), limit=80)}"
 
 
 def _evidence_counts(inputs: DiagnosisInputs) -> Iterator[str]:
     counts = {
-        "dump": len(inputs.flight.dumps) if inputs.flight else 0,
+        "dump": len(_dumps(inputs)),
         "process with stacks": len(inputs.stacks),
         "log": len(inputs.logs.files) - len(inputs.logs.facts),
         "node": len(inputs.logs.facts),
@@ -199,7 +171,7 @@ def _commands(inputs: DiagnosisInputs, diagnosis: Diagnosis) -> Iterator[str]:
 
     yield _command("diagnose", paths)
     suspects = diagnosis.verdict.ranks[:_MAX_RANKS]
-    if inputs.flight and len(inputs.flight.dumps) and suspects:
+    if _dumps(inputs) and suspects:
         ranks = ["--ranks", fold_ranks(suspects), "--entries"]
         yield _command("analyze", paths, *ranks, "--stack-traces")
     if inputs.stacks:
@@ -222,34 +194,17 @@ def build_top(diagnosis: Diagnosis) -> dict[str, Any]:
     Return the variables of the top of the page.
     """
     verdict = diagnosis.verdict
-    sentence = as_sentence(verdict.summary)
-    input_summary = summarize_inputs(diagnosis)
+    values = describe_finding(verdict)
     return {
+        **values,
         "title": f"{clean(verdict.summary, limit=100)} · distdebug",
-        "tone": cause_tone(verdict.cause),
-        "badge": cause_title(verdict.cause),
-        "sentence": sentence,
-        "heading": split_unbreakable(sentence),
-        "cause": verdict.cause.value,
-        "meaning": verdict.cause.meaning,
-        "culprits": rank_links(verdict.ranks),
+        "heading": split_unbreakable(values["sentence"]),
         "are_to_blame": blames_ranks(verdict),
         "sure": _confidence_text(verdict),
-        "facts": tuple(_top_facts(verdict)),
-        "remedy": split_commands(as_sentence(verdict.remedy or "")),
         "victims": rank_links(diagnosis.victims),
-        "about": input_summary,
+        "about": summarize_inputs(diagnosis),
         "version": distdebug_version(),
     }
-
-
-def _top_facts(verdict: Finding) -> Iterable[tuple[str, str]]:
-    if verdict.collective:
-        yield "Call", clean(str(verdict.collective))
-    if verdict.group:
-        yield "Group", clean(f"{verdict.group}")
-    if verdict.location:
-        yield "Line", clean(str(verdict.location))
 
 
 def _confidence_text(verdict: Finding) -> str:

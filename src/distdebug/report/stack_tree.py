@@ -25,6 +25,7 @@ from ..stacks import (
     StackTree,
     conjugate,
     explain_ranks,
+    group_by_key,
     native_function,
     short_kernel_name,
 )
@@ -377,18 +378,16 @@ def _select_processes(
     """
     Yield some processes of each node and state, with their children.
     """
+    known = tree.processes
     chosen = set(culprits)
     for ends in places:
-        states: dict[tuple[str, str], list[int]] = {}
-        for member in ends:
-            process = tree.processes[member]
-            key = process.state, process.job
-            states.setdefault(key, []).append(member)
-        for members in states.values():
+        for members in group_by_key(
+            ends, lambda m: (known[m].state, known[m].job)
+        ):
             chosen.update(members[:_MAX_EXPLAINED])
 
-    pids = {(tree.processes[m].host, tree.processes[m].pid) for m in chosen}
-    for member, process in enumerate(tree.processes):
+    pids = {(known[m].host, known[m].pid) for m in chosen}
+    for member, process in enumerate(known):
         if member in chosen or (process.host, process.parent_pid) in pids:
             yield process
 
@@ -452,16 +451,18 @@ def describe_absent(tree: StackTree) -> tuple[str, ...]:
     Returns:
         One text per process state.
     """
-    states: dict[str, list[int]] = {}
-    for member, node in enumerate(tree.mains):
-        if node < 0:
-            state = tree.processes[member].state
-            states.setdefault(_STATE_NAMES.get(state, ""), []).append(member)
-    return tuple(
-        f"{members_text(tree, members, limit=_MAX_NOTE)}: "
-        + (f"{state}, no stack" if state else "no stack")
-        for state, members in states.items()
+    known = tree.processes
+    absent = (member for member, node in enumerate(tree.mains) if node < 0)
+    by_state = group_by_key(
+        absent, lambda m: _STATE_NAMES.get(known[m].state, "")
     )
+    texts = []
+    for members in by_state:
+        state = _STATE_NAMES.get(known[members[0]].state)
+        why = f"{state}, no stack" if state else "no stack"
+        who = members_text(tree, members, limit=_MAX_NOTE)
+        texts.append(f"{who}: {why}")
+    return tuple(texts)
 
 
 # A tree with at most this many branches is fully unfolded.
@@ -470,79 +471,9 @@ _MAX_RANKS = 16
 _MAX_WHOLE_TEXT = 1_000
 
 
-@attrs.frozen(kw_only=True)
-class Branch:
-    """
-    Template variables of a branch.
-
-    Attributes:
-        number: Its position among all shown branches.
-
-        who: Its processes, in short.
-
-        whole: The same at length, if *who* was cut.
-
-        count: Number of processes.
-
-        role: Their role in the job, if they are no ranks, or ``""``.
-
-        runs: Its frames.
-
-        leads: The lines it leads to, visible while it is folded.
-
-        here: Processes that stay at its end while others go on, or ``""``.
-
-        ranks: Ranks at its end, if they are few.
-
-        notes: Activity of the processes at its end.
-
-        is_culprit: Whether the verdict blames all its processes.
-
-        culprits: The blamed ones, if not all are, or ``""``.
-
-        is_open: Whether it is unfolded at first.
-
-        below: Its child branches.
-
-        rest: Processes in child branches that are not shown, or ``""``.
-    """
-
-    number: int
-    who: str
-    whole: str
-    count: int
-    role: str
-    runs: tuple[FrameRun, ...]
-    leads: str
-    here: str
-    ranks: tuple[int, ...]
-    notes: tuple[str, ...]
-    is_culprit: bool
-    culprits: str
-    is_open: bool
-    below: tuple[Branch, ...]
-    rest: str
-
-
-@attrs.frozen(kw_only=True)
-class TreePicture:
-    """
-    Shown part of a tree.
-
-    Attributes:
-        branches: The top branches.
-
-        rest: Processes in top branches that are not shown, or ``""``.
-
-        branch_of: Branch number of each process; -1 if it is not shown.
-    """
-
-    branches: tuple[Branch, ...]
-    rest: str
-    branch_of: tuple[int, ...]
-
-
-def build_picture(tree: StackTree, culprits: AbstractSet[int]) -> TreePicture:
+def build_picture(
+    tree: StackTree, culprits: AbstractSet[int]
+) -> dict[str, Any]:
     """
     Build the shown part of a tree.
 
@@ -552,30 +483,29 @@ def build_picture(tree: StackTree, culprits: AbstractSet[int]) -> TreePicture:
         culprits: Processes at fault, as positions in the tree's *processes*.
 
     Returns:
-        A few hundred branches at most; those of culprits first, then the
-        largest.
+        Template variables: a few hundred branches at most, those of culprits
+        first, then the largest; the processes in top branches that are not
+        shown; and the branch of each process, as number, -1 for none.
     """
     cuts, roots, rest = choose_cuts(tree, culprits)
     notes = describe_ends(tree, [cut.chain[-1] for cut in cuts], culprits)
-    built: dict[int, Branch] = {}
+    built: dict[int, dict[str, Any]] = {}
     # Children have higher numbers than their parents.
     for number in range(len(cuts) - 1, -1, -1):
         cut = cuts[number]
-        built[number] = _build_branch(
-            tree,
-            cut,
-            number=number,
-            below=tuple(built.pop(child) for child in cut.below),
-            notes=tuple(notes.get(cut.chain[-1], ())),
-            is_open=bool(cut.culprits)
-            or not cut.depth
-            or len(cuts) <= _MAX_OPEN,
-        )
-    return TreePicture(
-        branches=tuple(built[number] for number in roots),
-        rest=_rest_text(tree, rest),
-        branch_of=_branch_numbers(tree, cuts),
-    )
+        is_top = not cut.depth
+        built[number] = {
+            **_branch_values(tree, cut),
+            "number": number,
+            "notes": notes.get(cut.chain[-1], ()),
+            "is_open": cut.culprits or is_top or len(cuts) <= _MAX_OPEN,
+            "below": [built.pop(child) for child in cut.below],
+        }
+    return {
+        "branches": [built[number] for number in roots],
+        "rest": _rest_text(tree, rest),
+        "branch_of": _branch_numbers(tree, cuts),
+    }
 
 
 def _branch_numbers(
@@ -591,34 +521,31 @@ def _branch_numbers(
     return tuple(found)
 
 
-def _build_branch(
-    tree: StackTree,
-    cut: BranchCut,
-    *,
-    below: tuple[Branch, ...],
-    **values: Any,
-) -> Branch:
+def _branch_values(tree: StackTree, cut: BranchCut) -> dict[str, Any]:
+    """
+    Return the template variables of a branch, without its child branches.
+    """
     members = tree.members[cut.chain[0]]
     ends = tree.ends[cut.chain[-1]]
-    goes_on = bool(below or cut.rest)
+    is_forked = ends and (cut.below or cut.rest)
     is_culprit = len(cut.culprits) == len(members)
     whole = members_text(tree, members, limit=_MAX_WHOLE_TEXT)
     short = clean(whole, limit=_MAX_MEMBERS_TEXT)
-    return Branch(
-        who=short,
-        whole="" if short == whole else whole,
-        count=len(members),
-        role=_common_role(tree, members),
-        runs=fold_frames(tree, cut.chain),
-        leads=_leads_text(tree, cut),
-        here=members_text(tree, ends) if ends and goes_on else "",
-        ranks=_end_ranks(tree, ends),
-        is_culprit=is_culprit,
-        culprits="" if is_culprit else members_text(tree, cut.culprits),
-        below=below,
-        rest=_rest_text(tree, cut.rest),
-        **values,
-    )
+    return {
+        "who": short,
+        "whole": "" if short == whole else whole,
+        "count": len(members),
+        "role": _common_role(tree, members),
+        "runs": fold_frames(tree, cut.chain),
+        # Visible while it is folded.
+        "leads": _leads_text(tree, cut),
+        # Processes that stay at its end while others go on.
+        "here": members_text(tree, ends) if is_forked else "",
+        "ranks": _end_ranks(tree, ends),
+        "is_culprit": is_culprit,
+        "culprits": "" if is_culprit else members_text(tree, cut.culprits),
+        "rest": _rest_text(tree, cut.rest),
+    }
 
 
 def _leads_text(tree: StackTree, cut: BranchCut) -> str:

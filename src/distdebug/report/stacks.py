@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from .._text import clean
-from ..diagnosis import DiagnosisInputs, combine_stacks, inputs_of
+from ..diagnosis import combine_stacks, inputs_of
 from ..findings import Diagnosis
 from ..stacks import (
     ProcessStacks,
@@ -62,19 +62,6 @@ def _count_frames(tree: StackTree) -> int:
         depths.append(depths[parent] + 1 if parent >= 0 else 1)
     ends = zip(depths, tree.ends, strict=True)
     return sum(depth for depth, members in ends if members)
-
-
-def collect_processes(inputs: DiagnosisInputs) -> tuple[ProcessStacks, ...]:
-    """
-    Return the captured processes, and sidecar stacks of all other ranks.
-
-    Args:
-        inputs: Evidence behind the diagnosis.
-    """
-    if inputs.flight is None:
-        return inputs.stacks
-
-    return combine_stacks(inputs.flight.dumps, inputs.stacks)
 
 
 def find_culprits(diagnosis: Diagnosis, tree: StackTree) -> frozenset[int]:
@@ -160,31 +147,15 @@ def build_thread_tables(
     ):
         if tables.has_room:
             sets[member] = tables.add_process(tree.processes[member])
-    texts = tables.texts
     return {
         "rank": [p.rank for p in tree.processes],
         "pid": [p.pid for p in tree.processes],
-        "host": [texts.number(clean(p.host or "")) for p in tree.processes],
-        "role": [texts.number(clean(p.role)) for p in tree.processes],
-        "job": [texts.number(clean(p.job)) for p in tree.processes],
+        "host": [tables.add_text(p.host or "") for p in tree.processes],
+        "role": [tables.add_text(p.role) for p in tree.processes],
+        "job": [tables.add_text(p.job) for p in tree.processes],
         "set": sets,
         **tables.columns(),
     }
-
-
-class _Numbering:
-    """
-    Numbers for distinct things, in order of appearance.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[Hashable, int] = {}
-
-    def number(self, thing: Hashable) -> int:
-        """
-        Return the number of a thing, from 0.
-        """
-        return self.found.setdefault(thing, len(self.found))
 
 
 class _ThreadTables:
@@ -193,33 +164,45 @@ class _ThreadTables:
     """
 
     def __init__(self) -> None:
-        self.texts = _Numbering()
-        self._count_frames = _Numbering()
-        self._stacks = _Numbering()
-        self._threads = _Numbering()
-        self._sets = _Numbering()
+        # By name: the number of each distinct entry, in order of appearance.
+        self._tables: dict[str, dict[Hashable, int]] = {
+            name: {}
+            for name in ("texts", "frames", "stacks", "threads", "sets")
+        }
         self._seen: dict[tuple[object, ...], int] = {}
         self._written: dict[StackFrame, int] = {}
-        self._room = [_MAX_STORED_FRAMES, _MAX_STORED_THREADS]
+        self._room = {
+            "stacks": _MAX_STORED_FRAMES,
+            "sets": _MAX_STORED_THREADS,
+        }
 
     @property
     def has_room(self) -> bool:
         """
         Return whether another process fits.
         """
-        return min(self._room) > 0
+        return min(self._room.values()) > 0
 
     def columns(self) -> dict[str, list[Any]]:
         """
         Return all tables as JSON data.
         """
-        return {
-            "texts": list(self.texts.found),
-            "frames": list(self._count_frames.found),
-            "stacks": list(self._stacks.found),
-            "threads": list(self._threads.found),
-            "sets": list(self._sets.found),
-        }
+        return {name: list(table) for name, table in self._tables.items()}
+
+    def _add(self, name: str, entry: Hashable, size: int = 0) -> int:
+        """
+        Return the number of an entry; a new one takes *size* of the room.
+        """
+        table = self._tables[name]
+        if entry not in table and size:
+            self._room[name] -= size
+        return table.setdefault(entry, len(table))
+
+    def add_text(self, text: str) -> int:
+        """
+        Return the number of a text, which is cleaned.
+        """
+        return self._add("texts", clean(text))
 
     def add_process(self, process: ProcessStacks) -> int:
         """
@@ -230,14 +213,11 @@ class _ThreadTables:
         threads = [self._thread(t, is_main=t is main) for t in chosen]
         left_out = len(process.threads) - len(chosen)
         kernels = tuple(
-            self.texts.number(clean(short_kernel_name(k)))
+            self.add_text(short_kernel_name(k))
             for k in process.kernels[:_MAX_KERNELS]
         )
-        before = len(self._sets.found)
-        number = self._sets.number((tuple(threads), left_out, kernels))
-        if len(self._sets.found) > before:
-            self._room[1] -= len(threads)
-        return number
+        entry = (tuple(threads), left_out, kernels)
+        return self._add("sets", entry, len(threads))
 
     def _thread(self, thread: ThreadStack, *, is_main: bool) -> int:
         # Equal frames are nearly always the same object, and comparing ids is
@@ -249,17 +229,14 @@ class _ThreadTables:
             return known
 
         other = _BACKGROUND if is_background(thread) else 0
-        flag = _MAIN if is_main else other
-        number = self._threads.number(
-            (
-                self.texts.number(clean(thread.name)),
-                self.texts.number(" · ".join(details)),
-                flag,
-                self._stack(thread.frames),
-                self._stack(thread.native),
-            )
+        entry = (
+            self.add_text(thread.name),
+            self._add("texts", " · ".join(details)),
+            _MAIN if is_main else other,
+            self._stack(thread.frames),
+            self._stack(thread.native),
         )
-        self._seen[key] = number
+        number = self._seen[key] = self._add("threads", entry)
         return number
 
     def _stack(self, frames: tuple[StackFrame, ...]) -> int:
@@ -270,11 +247,7 @@ class _ThreadTables:
         if left_out := len(more) - len(outer):
             numbers.append(-left_out)
         numbers += map(self._frame, outer)
-        before = len(self._stacks.found)
-        number = self._stacks.number(tuple(reversed(numbers)))
-        if len(self._stacks.found) > before:
-            self._room[0] -= len(numbers)
-        return number
+        return self._add("stacks", tuple(reversed(numbers)), len(numbers))
 
     def _frame(self, frame: StackFrame) -> int:
         if (known := self._written.get(frame)) is not None:
@@ -282,9 +255,9 @@ class _ThreadTables:
 
         line = frame_line(frame)
         flags = _OWN * is_user_frame(frame) | _NATIVE * is_native(frame)
-        place = f"{line.folder}{line.place}"
-        numbers = self.texts.number(line.name), self.texts.number(place)
-        number = self._count_frames.number((*numbers, flags))
+        name = self._add("texts", line.name)
+        place = self._add("texts", f"{line.folder}{line.place}")
+        number = self._add("frames", (name, place, flags))
         self._written[frame] = number
         return number
 
@@ -313,7 +286,12 @@ def stacks_section(diagnosis: Diagnosis) -> Section | None:
 
     Shows the merged stacks of main threads, and all threads on demand.
     """
-    tree = merge_stacks(collect_processes(inputs_of(diagnosis)))
+    inputs = inputs_of(diagnosis)
+    processes = inputs.stacks
+    # Sidecars have the stacks of all other ranks.
+    if inputs.flight is not None:
+        processes = combine_stacks(inputs.flight.dumps, processes)
+    tree = merge_stacks(processes)
     if not tree.frames:
         return None
 
@@ -331,7 +309,7 @@ def stacks_section(diagnosis: Diagnosis) -> Section | None:
         },
         data={
             **build_thread_tables(tree, culprits),
-            "branch": picture.branch_of,
+            "branch": picture["branch_of"],
             "downloads": downloads,
         },
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .jobs import join_threads as join_threads
     from .jobs import members_of_job as members_of_job
     from .merge import StackTree as StackTree
+    from .merge import group_by_key as group_by_key
     from .merge import merge_stacks as merge_stacks
     from .merge import native_function as native_function
     from .merge import to_branches as to_branches
