@@ -262,7 +262,9 @@ def _apply(folder: Path, target: int) -> Act:
     def act() -> object:
         with (
             mock.patch.object(patch, "patch_ray_nsight", change),
-            mock.patch.object(patch, "_result", []),
+            mock.patch.object(
+                patch, "_apply_once", patch._apply_once.__wrapped__
+            ),
             mock.patch.object(patch, "_WAIT_S", 0.2),
         ):
             return distdebug.apply_ray_nsight_patch()
