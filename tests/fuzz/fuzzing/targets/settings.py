@@ -29,7 +29,8 @@ def _tables(*names: str) -> list[bytes]:
     return found
 
 
-@target(ConfigError, seconds=16, most=1 << 18)
+# PyYAML takes so long for keys that are lists.
+@target(ConfigError, seconds=24, most=1 << 18)
 def job_file(data: bytes) -> object:
     """
     The section of a job's file in YAML.
