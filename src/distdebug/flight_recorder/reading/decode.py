@@ -96,30 +96,30 @@ class _PickleMachine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        # Imported only here: it takes milliseconds, and most files are intact.
-        import pickletools
-
-        file = io.BytesIO(self.data)
-        operations = pickletools.genops(file)
         while True:
-            code = self.data[self.pos : self.pos + 1]
-            if code and code not in _ACTIONS:
-                msg = f"opcode {code!r}, which plain data does not need,"
+            opcode = self.take(1)
+            if opcode == b".":
+                return self.pop()
+
+            if (action := _ACTIONS.get(opcode)) is None:
+                self.pos -= 1
+                msg = f"opcode {opcode!r}, which plain data does not need,"
                 raise DamagedError(msg)
 
-            try:
-                _, argument, _ = next(operations)
-            except UnicodeDecodeError:
-                msg = "a string that is not UTF-8"
-                raise DamagedError(msg) from None
-            except ValueError:
-                msg = "the file ends too early"
-                raise DamagedError(msg) from None
-            finally:
-                self.pos = file.tell()
-            result = _ACTIONS[code](self, argument)
-            if code == b".":
-                return result
+            action(self)
+
+    def take(self, size: int) -> bytes:
+        end = self.pos + size
+        if size < 0 or end > len(self.data):
+            msg = "the file ends too early"
+            raise DamagedError(msg)
+
+        chunk = self.data[self.pos : end]
+        self.pos = end
+        return chunk
+
+    def read_number(self, layout: str) -> Any:
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
     def pop(self) -> Any:
         _demand(self.stack, "nothing to take from the stack")
@@ -141,25 +141,6 @@ class _PickleMachine:
         _demand(is_there, f"no {kind.__name__} to fill")
         return self.stack[-1]
 
-    def pop_some(self, count: int) -> list[Any]:
-        return [self.pop() for _ in range(count)][::-1]
-
-    def push_tuple(self, items: list[Any]) -> None:
-        self.stack.append(tuple(items))
-
-    def fill_list(self, items: list[Any]) -> None:
-        self.top_of_type(list).extend(items)
-
-    def fill_dict(self, items: list[Any]) -> None:
-        target, keys = self.top_of_type(dict), items[::2]
-        # Plain data has no other keys; hashing a nested tuple can take forever.
-        is_plain = all(
-            k is None or isinstance(k, str | int | float) for k in keys
-        )
-        is_sound = is_plain and len(items) % 2 == 0
-        _demand(is_sound, "a dictionary with broken keys")
-        target.update(zip(keys, items[1::2], strict=True))
-
     def memoize(self, index: int) -> None:
         _demand(self.stack, "nothing to remember")
         self.memo[index] = self.stack[-1]
@@ -169,41 +150,107 @@ class _PickleMachine:
         self.stack.append(self.memo[index])
 
 
-# Each gets the machine, and the argument that follows the opcode.
-_ACTIONS: dict[bytes, Callable[[_PickleMachine, Any], Any]] = {
-    b"\x80": lambda _, version: _demand(
-        version <= 5, "a protocol that is not known"
-    ),
-    b"\x95": lambda *_: None,  # the size of a frame
-    b"(": lambda m, _: m.push_mark(),
-    b"}": lambda m, _: m.stack.append({}),
-    b"]": lambda m, _: m.stack.append([]),
-    b")": lambda m, _: m.stack.append(()),
-    b"N": lambda m, _: m.stack.append(None),
-    b"\x88": lambda m, _: m.stack.append(True),
-    b"\x89": lambda m, _: m.stack.append(False),
-    b"s": lambda m, _: m.fill_dict(m.pop_some(2)),
-    b"u": lambda m, _: m.fill_dict(m.pop_to_mark()),
-    b"a": lambda m, _: m.fill_list([m.pop()]),
-    b"e": lambda m, _: m.fill_list(m.pop_to_mark()),
-    b"t": lambda m, _: m.push_tuple(m.pop_to_mark()),
-    b"\x85": lambda m, _: m.push_tuple(m.pop_some(1)),
-    b"\x86": lambda m, _: m.push_tuple(m.pop_some(2)),
-    b"\x87": lambda m, _: m.push_tuple(m.pop_some(3)),
-    # Strings and numbers.
-    **dict.fromkeys(
-        (b"X", b"\x8c", b"\x8d", b"J", b"K", b"M", b"\x8a", b"\x8b", b"G"),
-        lambda m, value: m.stack.append(value),
-    ),
-    b"q": _PickleMachine.memoize,
-    b"r": _PickleMachine.memoize,
-    b"\x94": lambda m, _: m.memoize(len(m.memo)),
-    b"h": _PickleMachine.push_memo,
-    b"j": _PickleMachine.push_memo,
+_UNKNOWN_PROTOCOL = "a protocol that is not known"
+
+
+def _push(value: Any) -> Callable[[_PickleMachine], None]:
+    return lambda m: m.stack.append(value)
+
+
+def _push_number(layout: str) -> Callable[[_PickleMachine], None]:
+    return lambda m: m.stack.append(m.read_number(layout))
+
+
+def _push_text(layout: str) -> Callable[[_PickleMachine], None]:
+    def action(m: _PickleMachine) -> None:
+        raw = m.take(m.read_number(layout))
+        try:
+            m.stack.append(raw.decode("utf-8", "surrogatepass"))
+        except UnicodeDecodeError:
+            msg = "a string that is not UTF-8"
+            raise DamagedError(msg) from None
+
+    return action
+
+
+def _push_long(layout: str) -> Callable[[_PickleMachine], None]:
+    return lambda m: m.stack.append(
+        int.from_bytes(m.take(m.read_number(layout)), "little", signed=True)
+    )
+
+
+def _push_tuple(size: int) -> Callable[[_PickleMachine], None]:
+    def action(m: _PickleMachine) -> None:
+        items = [m.pop() for _ in range(size)]
+        m.stack.append(tuple(reversed(items)))
+
+    return action
+
+
+def _append(m: _PickleMachine) -> None:
+    item = m.pop()
+    m.top_of_type(list).append(item)
+
+
+def _appends(m: _PickleMachine) -> None:
+    items = m.pop_to_mark()
+    m.top_of_type(list).extend(items)
+
+
+def _set_item(m: _PickleMachine) -> None:
+    value, key = m.pop(), m.pop()
+    _fill_dict(m.top_of_type(dict), [key, value])
+
+
+def _set_items(m: _PickleMachine) -> None:
+    items = m.pop_to_mark()
+    _fill_dict(m.top_of_type(dict), items)
+
+
+def _fill_dict(target: dict[Any, Any], items: list[Any]) -> None:
+    keys = items[::2]
+    # Plain data has no other keys; hashing a nested tuple can take forever.
+    is_plain = all(k is None or isinstance(k, str | int | float) for k in keys)
+    is_sound = is_plain and len(items) % 2 == 0
+    _demand(is_sound, "a dictionary with broken keys")
+    target.update(zip(keys, items[1::2], strict=True))
+
+
+_ACTIONS: dict[bytes, Callable[[_PickleMachine], object]] = {
+    b"\x80": lambda m: _demand(m.take(1)[0] <= 5, _UNKNOWN_PROTOCOL),
+    b"\x95": lambda m: m.read_number("<Q"),
+    b"(": _PickleMachine.push_mark,
+    b"}": lambda m: m.stack.append({}),
+    b"]": lambda m: m.stack.append([]),
+    b")": _push(()),
+    b"s": _set_item,
+    b"u": _set_items,
+    b"a": _append,
+    b"e": _appends,
+    b"t": lambda m: _push(tuple(m.pop_to_mark()))(m),
+    b"\x85": _push_tuple(1),
+    b"\x86": _push_tuple(2),
+    b"\x87": _push_tuple(3),
+    b"X": _push_text("<I"),
+    b"\x8c": _push_text("<B"),
+    b"\x8d": _push_text("<Q"),
+    b"J": _push_number("<i"),
+    b"K": _push_number("<B"),
+    b"M": _push_number("<H"),
+    b"\x8a": _push_long("<B"),
+    b"\x8b": _push_long("<i"),
+    b"G": _push_number(">d"),
+    b"N": _push(None),
+    b"\x88": lambda m: m.stack.append(True),
+    b"\x89": lambda m: m.stack.append(False),
+    b"q": lambda m: m.memoize(m.read_number("<B")),
+    b"r": lambda m: m.memoize(m.read_number("<I")),
+    b"\x94": lambda m: m.memoize(len(m.memo)),
+    b"h": lambda m: m.push_memo(m.read_number("<B")),
+    b"j": lambda m: m.push_memo(m.read_number("<I")),
     # Recursive tuples are popped, and recalled from the memo.
-    b"0": lambda m, _: m.pop(),
-    b"1": lambda m, _: m.pop_to_mark(),
-    b".": lambda m, _: m.pop(),
+    b"0": _PickleMachine.pop,
+    b"1": _PickleMachine.pop_to_mark,
 }
 
 

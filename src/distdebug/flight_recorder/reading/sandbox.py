@@ -22,8 +22,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .decode import LENGTHS, Message, pack_message
 
@@ -229,7 +230,7 @@ class _Child:
         self.deadline = time.monotonic() + limit_s
         self.failure: str | None = None
         self._rows_by_file = rows_by_file
-        self._buffer = bytearray()
+        self._buffer = _MessageBuffer()
         self._messages: list[Message] = []
         self._process = subprocess.Popen(
             [
@@ -243,6 +244,7 @@ class _Child:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
+        os.set_blocking(self.fileno(), False)
         _enlarge_pipe(self.fileno())
 
     def fileno(self) -> int:
@@ -278,19 +280,17 @@ class _Child:
         """
         Read the available bytes.
         """
-        chunk = os.read(self.fileno(), _PIPE_SIZE)
-        if not chunk:
+        # Without a buffer it is a raw file.
+        pipe = cast("FileIO", self._process.stdout)
+        try:
+            while size := pipe.readinto(self._buffer.space):
+                self._messages += self._buffer.add(size)
+        except ValueError as exc:
+            self.failure = str(exc)
+            return
+
+        if size == 0:
             self.failure = self._exit_reason()
-        self._buffer += chunk
-        while len(self._buffer) >= LENGTHS.size:
-            size = LENGTHS.size + sum(LENGTHS.unpack_from(self._buffer))
-            if not LENGTHS.size < size <= _MESSAGE_LIMIT:
-                size -= LENGTHS.size
-                self.failure = f"it was decoded to nonsense: {size:,} bytes"
-            if self.failure is not None or len(self._buffer) < size:
-                return
-            self._messages.append(self._buffer[:size])
-            del self._buffer[:size]
 
     def take_answers(self) -> Iterator[tuple[str, Message]]:
         """
@@ -322,6 +322,48 @@ class _Child:
         # Leaving its context closes the pipes and reaps it.
         with self._process:
             pass
+
+
+class _MessageBuffer:
+    """
+    Messages that arrive in pieces, each read directly into its place.
+
+    Attributes:
+        space: Where the next piece goes.
+    """
+
+    space: memoryview
+
+    def __init__(self) -> None:
+        self._message = bytearray(LENGTHS.size)
+        self.space = memoryview(self._message)
+
+    def add(self, size: int) -> list[Message]:
+        """
+        Count a piece of *size* bytes, and return messages that are complete.
+        """
+        self.space = self.space[size:]
+        if self.space:
+            return []
+
+        lengths = sum(LENGTHS.unpack_from(self._message))
+        if not 0 < lengths <= _MESSAGE_LIMIT:
+            msg = f"it was decoded to nonsense: {lengths:,} bytes"
+            raise ValueError(msg)
+
+        if len(self._message) == LENGTHS.size:
+            # Lengths are followed by the rest of the message …
+            message = bytearray(LENGTHS.size + lengths)
+            message[: LENGTHS.size] = self._message
+            self._message = message
+            self.space = memoryview(self._message)[LENGTHS.size :]
+            return []
+
+        # … and that by the lengths of the next one.
+        message = self._message
+        self._message = bytearray(LENGTHS.size)
+        self.space = memoryview(self._message)
+        return [message]
 
 
 def _enlarge_pipe(fd: int) -> None:
