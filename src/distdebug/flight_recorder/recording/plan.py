@@ -16,7 +16,7 @@ import stat
 import tempfile
 import time
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -422,12 +422,20 @@ def new_token() -> str:
     return f"{int(time.time())}-{os.getpid()}"
 
 
-def plan_flight_recorder(
+def plan_flight_recorder(  # noqa: PLR0913 each may be asked for
     environ: Mapping[str, str],
     torch_version: str | None,
     *,
+    dump_dir: str | os.PathLike[str] | None = None,
+    buffer_size: int = 2000,
+    dump_on_timeout: bool = True,
+    cpp_stacks: bool = False,
+    timing: bool = False,
+    fast_symbolize: bool = True,
+    pipe: bool = True,
+    override: bool = False,
+    keep: Collection[str] = (),
     token: str | None = None,
-    **options: Any,
 ) -> RecorderSettings:
     """
     Return the settings that :func:`enable_flight_recorder` would apply.
@@ -440,22 +448,27 @@ def plan_flight_recorder(
         torch_version: Such as ``"2.13.0"``; ``None`` sets the names of every
             torch from 2.5 on.
 
-        token: Prefix of the file names; :func:`new_token` by default.
-
-        options: *dump_dir*, *buffer_size*, *dump_on_timeout*, *cpp_stacks*,
-            *timing*, *fast_symbolize*, *pipe*, *override*, and *keep*, as for
+        dump_dir, buffer_size, dump_on_timeout, cpp_stacks, timing,
+            fast_symbolize, pipe, override, keep: As for
             :func:`enable_flight_recorder`.
 
-    Raises:
-        TypeError: There is no such option.
+        token: Prefix of the file names; :func:`new_token` by default.
 
+    Raises:
         ValueError: An argument is invalid.
     """
-    if options.get("dump_dir") is not None:
-        options["dump_dir"] = os.fspath(options["dump_dir"])
-    options["keep"] = frozenset(options.get("keep", ()))
-    plan = Options(**options)
-    return make_plan(environ, torch_version, plan, token or new_token())
+    options = Options(
+        dump_dir=None if dump_dir is None else os.fspath(dump_dir),
+        buffer_size=buffer_size,
+        dump_on_timeout=dump_on_timeout,
+        cpp_stacks=cpp_stacks,
+        timing=timing,
+        fast_symbolize=fast_symbolize,
+        pipe=pipe,
+        override=override,
+        keep=frozenset(keep),
+    )
+    return make_plan(environ, torch_version, options, token or new_token())
 
 
 def make_plan(
