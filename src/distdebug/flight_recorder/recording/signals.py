@@ -50,6 +50,8 @@ from ...processes import (
     offer_folder_name,
     own_offer,
     parse_offer_name,
+    parse_status,
+    read_proc,
 )
 from .dump import log_exceptions
 
@@ -68,17 +70,15 @@ def get_disposition(number: int) -> Literal["default", "ignored", "caught"]:
     Return what this process does on a signal, whichever code set it up.
 
     Raises:
-        OSError: This is not Linux.
+        OSError: This is not Linux, or ``/proc`` cannot be read.
     """
     bit = 1 << (number - 1)
-    status = Path("/proc/thread-self/status").read_text("ascii", "replace")
-    for line in status.splitlines():
-        key, _, value = line.partition(":")
-        if key == "SigIgn" and int(value, 16) & bit:
-            return "ignored"
-        if key == "SigCgt" and int(value, 16) & bit:
-            return "caught"
-    return "default"
+    status = parse_status(read_proc("/proc/thread-self/status"))
+    if not status:
+        raise OSError(errno.ENOENT, "nothing tells what signals do here")
+    if int(status.get("SigIgn", "0"), 16) & bit:
+        return "ignored"
+    return "caught" if int(status.get("SigCgt", "0"), 16) & bit else "default"
 
 
 def get_address(function: str) -> int:
