@@ -48,37 +48,28 @@ ROWS = {
         "distdebug.watch(output_dir=folder)",
     ),
     "python -m distdebug --help": (
-        "import runpy; sys.argv[1:] = ['--help']",
+        "sys.argv[1:] = ['--help']",
         "run('distdebug')",
     ),
 }
-# Each time in a child that was forked just now, so that torch is loaded once.
+# Each time in a new process: a forked child would also pay for each page of its
+# parent that it is the first to write to, as its garbage collector does.
 PROGRAM = """
-import contextlib, json, os, sys, time
+import contextlib, json, os, runpy, sys, time
 {known}
-folder, repeat, rows = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+folder, before, code = sys.argv[1:]
 
 def run(name):
     with contextlib.suppress(SystemExit), open(os.devnull, "w") as sink:
         with contextlib.redirect_stdout(sink):
             runpy.run_module(name, run_name="__main__", alter_sys=True)
 
-def measure(before, code):
-    exec(before, globals())
-    known, began = set(sys.modules), time.process_time()
-    exec(code, globals())
-    return time.process_time() - began, len(set(sys.modules) - known)
-
-for before, code in rows:
-    for _ in range(repeat):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            os.write(writer, json.dumps(measure(before, code)).encode())
-            os._exit(0)
-        os.close(writer)
-        print(os.read(reader, 1000).decode(), flush=True)
-        os.close(reader)
-        os.wait()
+exec(before, globals())
+known, began = set(sys.modules), time.process_time()
+exec(code, globals())
+seconds = time.process_time() - began
+print(json.dumps([seconds, len(set(sys.modules) - known)]), flush=True)
+os._exit(0)
 """
 
 
@@ -102,15 +93,21 @@ def measure(known: str, repeat: int) -> list[tuple[float, int]]:
     """
     Seconds, and modules loaded, of each row.
     """
+    program = PROGRAM.format(known=known)
+    return [
+        min(measure_once(program, before, code) for _ in range(repeat))
+        for before, code in ROWS.values()
+    ]
+
+
+def measure_once(program: str, before: str, code: str) -> tuple[float, int]:
+    """
+    Seconds, and modules loaded, of one process.
+    """
     # Short, as it is part of the path of a socket.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        rows = json.dumps(list(ROWS.values()))
         printed = subprocess.check_output(
-            [
-                *(sys.executable, "-c", PROGRAM.format(known=known)),
-                *(folder, str(repeat), rows),
-            ],
-            text=True,
-        ).splitlines()
-    found = [tuple(json.loads(line)) for line in printed]
-    return [min(found[n : n + repeat]) for n in range(0, len(found), repeat)]
+            [sys.executable, "-c", program, folder, before, code], text=True
+        )
+    seconds, modules = json.loads(printed)
+    return seconds, modules
