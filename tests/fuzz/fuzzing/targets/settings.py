@@ -29,8 +29,7 @@ def _tables(*names: str) -> list[bytes]:
     return found
 
 
-# PyYAML takes so long for keys that are lists.
-@target(ConfigError, seconds=24, most=1 << 18)
+@target(ConfigError, seconds=16, most=1 << 18)
 def job_file(data: bytes) -> object:
     """
     The section of a job's file in YAML.
