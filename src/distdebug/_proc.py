@@ -36,6 +36,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
+from ._in_job import OwnThread
+
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -340,9 +342,11 @@ def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
         Exception: Whatever *call* raised.
     """
     future: Future[Answer] = Future()
-    if not _started(partial(_settle, future, call)):
+    try:
+        OwnThread(partial(_settle, future, call)).start()
+    except RuntimeError:  # the node, or the process, may have no more
         msg = "no thread can be had"
-        raise TimeoutError(msg)
+        raise TimeoutError(msg) from None
 
     return future.result(seconds)
 
