@@ -320,7 +320,10 @@ def _release_state(has_ended: bool) -> dict[str, Any]:  # noqa: FBT001 a result
     if has_ended:
         return {"state": "ended", "output": ""}
 
-    text = "it goes on when it has done what it was told before"
+    text = (
+        "what it was told before still runs; it goes on when that returns, "
+        "as native code cannot be ended"
+    )
     return {"state": "running", "output": text}
 
 
