@@ -330,9 +330,14 @@ def write_in_time(fd: int, data: bytes, timeout_s: float) -> None:
             left = left[os.write(fd, left) :]
 
 
-def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
+def in_time(
+    call: Callable[[], Answer], seconds: float, *, may_block: bool = False
+) -> Answer:
     """
     Call *call* in a thread of its own and return its result within *seconds*.
+
+    Args:
+        may_block: Whether to call it here if no thread can be started.
 
     Raises:
         TimeoutError: It did not return in time, or no thread could be started.
@@ -341,6 +346,8 @@ def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
     """
     future: Future[Answer] = Future()
     if not _started(partial(_settle, future, call)):
+        if may_block:
+            return call()
         msg = "no thread can be had"
         raise TimeoutError(msg)
 
