@@ -583,7 +583,10 @@ def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:
 
 
 def _reject_client(client: socket.socket) -> None:
-    text = f"{_MAX_CLIENTS} others talk to this rank at the moment"
+    text = (
+        f"it is busy, as {_MAX_CLIENTS} others talk to it; try again in "
+        f"{_MIN_IDLE_S:.0f} s"
+    )
     with suppress(OSError):
         client.sendall(encode_message({"id": None, "error": text}))
     client.close()
