@@ -332,9 +332,14 @@ def write_in_time(fd: int, data: bytes, timeout_s: float) -> None:
             left = left[os.write(fd, left) :]
 
 
-def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
+def in_time(
+    call: Callable[[], Answer], seconds: float, *, may_block: bool = False
+) -> Answer:
     """
     Call *call* in a thread of its own and return its result within *seconds*.
+
+    Args:
+        may_block: Whether to call it here if no thread can be started.
 
     Raises:
         TimeoutError: It did not return in time, or no thread could be started.
@@ -345,6 +350,8 @@ def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
     try:
         OwnThread(partial(_settle, future, call)).start()
     except RuntimeError:  # the node, or the process, may have no more
+        if may_block:
+            return call()
         msg = "no thread can be had"
         raise TimeoutError(msg) from None
 

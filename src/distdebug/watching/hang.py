@@ -259,7 +259,7 @@ def log_message(
             log()
     elif _logger.isEnabledFor(level):
         with suppress(BaseException):
-            in_time(log, _LOG_TIMEOUT_S)
+            in_time(log, _LOG_TIMEOUT_S, may_block=True)
 
 
 def is_exit_request(error: BaseException) -> bool:

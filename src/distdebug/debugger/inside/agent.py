@@ -321,7 +321,10 @@ def _release_state(has_ended: bool) -> dict[str, Any]:  # noqa: FBT001 a result
     if has_ended:
         return {"state": "ended", "output": ""}
 
-    text = "it goes on when it has done what it was told before"
+    text = (
+        "what it was told before still runs; it goes on when that returns, "
+        "as native code cannot be ended"
+    )
     return {"state": "running", "output": text}
 
 
@@ -560,7 +563,10 @@ def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:
 
 
 def _reject_client(client: socket.socket) -> None:
-    text = f"{_MAX_CLIENTS} others talk to this rank at the moment"
+    text = (
+        f"it is busy, as {_MAX_CLIENTS} others talk to it; try again in "
+        f"{_MIN_IDLE_S:.0f} s"
+    )
     with suppress(OSError):
         client.sendall(encode_message({"id": None, "error": text}))
     client.close()
