@@ -30,7 +30,8 @@ DEEP = ["integration", "pages", "faults", "fuzz"]
 # Integration tests that do not judge by what the machine has time for; the
 # longest first.
 PATIENT = [
-    *("watch", "demo", "logscan", "nodes_ray", "debugger_launchers"),
+    *("watch", "demo", "logscan", "invisible", "nodes_ray"),
+    "debugger_launchers",
     *("debugger_nodes", "nsight", "recording", "collective_logs"),
     *("nodes_slurm", "packed", "debugger", "ray_debugger", "snapshot"),
     *("unrecorded", "capture_kill"),

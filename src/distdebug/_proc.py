@@ -36,6 +36,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
+from ._in_job import OwnThread
+
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -330,9 +332,14 @@ def write_in_time(fd: int, data: bytes, timeout_s: float) -> None:
             left = left[os.write(fd, left) :]
 
 
-def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
+def in_time(
+    call: Callable[[], Answer], seconds: float, *, may_block: bool = False
+) -> Answer:
     """
     Call *call* in a thread of its own and return its result within *seconds*.
+
+    Args:
+        may_block: Whether to call it here if no thread can be started.
 
     Raises:
         TimeoutError: It did not return in time, or no thread could be started.
@@ -340,9 +347,13 @@ def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
         Exception: Whatever *call* raised.
     """
     future: Future[Answer] = Future()
-    if not _started(partial(_settle, future, call)):
+    try:
+        OwnThread(partial(_settle, future, call)).start()
+    except RuntimeError:  # the node, or the process, may have no more
+        if may_block:
+            return call()
         msg = "no thread can be had"
-        raise TimeoutError(msg)
+        raise TimeoutError(msg) from None
 
     return future.result(seconds)
 

@@ -1,7 +1,8 @@
 """
 Whoever is killed while a tool is attached, the process goes on.
 
-``DISTDEBUG_KILLS`` says how often somebody is killed.
+``DISTDEBUG_KILLS`` says how often somebody is killed, and
+``DISTDEBUG_KILL_SEED`` when.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from .living import wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
 KILLS = int(os.environ.get("DISTDEBUG_KILLS", "240"))
-TARGETS = 8
+SEED = int(os.environ.get("DISTDEBUG_KILL_SEED", "0"))
+TARGETS = 9
 
 # How each may be ended, by accident or on purpose.
 COLLECTOR = (
@@ -224,7 +226,7 @@ def test_nobody_is_harmed(tmp_path, capsys):
     """
     extra = [t for t in TOOLS if t != "gdb" and find_tool(t)]
     tools = ["gdb"] * 4 + extra
-    kinds = ["restless", "calm"] * (TARGETS // 2)
+    kinds = ["restless", "calm", "working"] * (TARGETS // 3)
 
     with ThreadPoolExecutor(TARGETS) as pool, ExitStack() as stack:
         targets = [
@@ -233,7 +235,9 @@ def test_nobody_is_harmed(tmp_path, capsys):
         ]
         results = list(
             pool.map(
-                lambda n: torment(targets[n], KILLS // TARGETS, n, tools),
+                lambda n: torment(
+                    targets[n], KILLS // TARGETS, n + SEED, tools
+                ),
                 range(TARGETS),
             )
         )

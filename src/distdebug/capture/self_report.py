@@ -362,6 +362,8 @@ class _Request:
 
         threads: The stacks so far.
 
+        asked: Number of threads that were sent the signal.
+
         running: Number of threads that run and were not asked.
 
         is_late: Whether the time is over, or a thread did not answer.
@@ -374,6 +376,7 @@ class _Request:
     report: ReportFile
     deadline: float
     threads: list[ThreadStack]
+    asked: int = 0
     running: int = 0
     is_late: bool = False
     paused_s: float = 0.0
@@ -421,6 +424,7 @@ class _Request:
         except ProcessLookupError:
             return
 
+        self.asked += 1
         until = min(start + _ANSWER_S, self.deadline)
         self.is_late = not self._wait_until_handled(thread_id, before, until)
         self.paused_s = max(self.paused_s, time.monotonic() - start)
@@ -537,6 +541,12 @@ class _Request:
                 CaptureStatus.SKIPPED,
                 running,
                 "ask_process(…, also_running=True), or py-spy",
+            )
+        elif not self.asked:
+            attempt = _make_attempt(
+                CaptureStatus.TOOL_FAILED,
+                "none of its threads takes the signal that asks for stacks",
+                "use py-spy, or ask again: they may have blocked it for now",
             )
         else:
             attempt = _make_attempt(

@@ -171,6 +171,15 @@ def socket_paths(folder: Path) -> Iterator[tuple[Path, int]]:
                 yield Path(entry.path), int(pid)
 
 
+def socket_rank(path: str) -> int | None:
+    """
+    Return the rank in the name of a socket; ``None`` if it has none.
+    """
+    number, _, _ = path.rpartition("/")[2].partition(".")
+    # Other nodes may send any name.
+    return int(number) if number.isdecimal() and len(number) < 10 else None
+
+
 _SITE_FOLDER = Path(__file__).parent / "on_path"
 
 

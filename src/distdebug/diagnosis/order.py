@@ -292,7 +292,7 @@ def join_logs(
         return _replace_verdict(diagnosis, explained[0], first, explained[1])
 
     if has_exited_cleanly:
-        fatal = []
+        fatal, kills = [], []
     reason = None if alive else _find_reason(base, findings, fatal, kills)
     if reason is not None:
         verdict = _add_wait_location(reason, base)
@@ -302,8 +302,8 @@ def join_logs(
     if base.cause not in _OPEN_CAUSES and not base.cause.is_fine:
         # The reason is known, so skip consequences.
         news = tuple(f for f in first if not _is_covered(f, base))
-    elif fatal:
-        return _replace_verdict(diagnosis, fatal[0], findings, fatal[0])
+    elif ends := [*fatal, *(f for f in kills if f.ranks and not alive)]:
+        return _replace_verdict(diagnosis, ends[0], findings, ends[0])
 
     return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *news))
 
@@ -421,6 +421,9 @@ def _explain_absence(
         location=base.location or cause.location,
         remedy=cause.remedy or base.remedy,
         evidence=(*cause.evidence, *base.evidence),
+        confidence=cause.confidence
+        if is_sure and base.confidence == "possible"
+        else base.confidence,
     )
     return verdict, cause
 

@@ -21,6 +21,7 @@ import select
 import stat
 import sys
 import threading
+import time
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
@@ -28,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from .._in_job import OwnDescriptor, OwnThread
 from .._io import is_there, write_whole
 from .._text import clean
 from ..errors import NotRecordingError, RecorderError, TooLateError
@@ -60,6 +62,7 @@ from .recording.signals import (
     disable_stack_signal,
     enable_stack_signal,
     end_process,
+    end_unheard,
     limit_abort_time,
     read_traceback,
     release,
@@ -294,7 +297,7 @@ class Extras:
         self._caught: list[CaughtSignal] = []
         self._listener: Listener | None = None
         self._pipe: Path | None = None
-        self._pipe_fd: int | None = None
+        self._requests: OwnDescriptor | None = None
         self._has_stack_signal = False
         self._unhook: Callable[[], None] = lambda: None
 
@@ -345,7 +348,7 @@ class Extras:
     def _open_pipe(self) -> None:
         prefix = self._recording.settings.request_prefix
         pipe = Path(f"{prefix}{self._recording.rank_label}.pipe")
-        self._pipe_fd = open_request_pipe(pipe)
+        self._requests = OwnDescriptor(open_request_pipe(pipe))
         self._pipe = pipe
 
     def _remove_pipe(self) -> None:
@@ -353,9 +356,9 @@ class Extras:
             self._pipe.unlink(missing_ok=True)
 
     def _close_pipes(self) -> None:
-        if self._pipe_fd is not None:
-            os.close(self._pipe_fd)
-            self._pipe_fd = None
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
         while self._caught:
             close_pipe(self._caught.pop())
 
@@ -369,13 +372,15 @@ class Extras:
             log_exceptions(partial(release, caught, in_child=in_child))
 
     def _listen(self) -> None:
-        actions: dict[int, Callable[[], object]] = {
+        actions: dict[OwnDescriptor, Callable[[], object]] = {
             caught.reader: partial(self._on_signal, caught)
             for caught in self._caught
         }
-        if self._pipe_fd is not None:
-            actions[self._pipe_fd] = partial(self._on_request, self._pipe_fd)
-        listener = Listener(actions, self._limit_aborts)
+        if self._requests is not None:
+            actions[self._requests] = partial(
+                self._on_request, self._requests.fd
+            )
+        listener = Listener(actions, self._limit_aborts, self._check)
         try:
             listener.start()
         except RuntimeError:  # no more threads can be had
@@ -390,6 +395,14 @@ class Extras:
             except OSError:  # a signal without a limit is worse than none
                 release(caught)
                 raise
+
+    def _check(self, silent_s: float, *, is_intact: bool) -> None:
+        if not is_intact:  # all but the exit hooks is lost
+            log_exceptions(self._disable_stack_signal)
+            log_exceptions(self._remove_pipe)
+            self._release_signals(in_child=False)
+        for caught in self._caught:
+            log_exceptions(partial(end_unheard, caught, silent_s))
 
     def _on_request(self, fd: int) -> None:
         drain_pipe(fd)
@@ -562,6 +575,8 @@ def _hook_child_exit(on_end: Callable[[], None]) -> Callable[[], None]:
 
 _THREAD_WAIT_S = 1.0
 _READ_BYTES = 1 << 16
+# How often to check the descriptors.
+_CHECK_S = 0.5
 
 
 class Listener:
@@ -569,24 +584,29 @@ class Listener:
     A thread that calls the action of each pipe that is written to.
 
     Args:
-        actions: The function to call, by file descriptor.  Each must empty its
+        actions: The function to call, by descriptor.  Each must empty its
             pipe; its errors are logged once and otherwise ignored.
 
         prepare: Called first, in the thread.
+
+        check: Called twice a second, with the seconds since the last call; and
+            last with ``is_intact=False``, if the program has closed one of the
+            descriptors.
     """
 
     def __init__(
         self,
-        actions: Mapping[int, Callable[[], object]],
+        actions: Mapping[OwnDescriptor, Callable[[], object]],
         prepare: Callable[[], object] = lambda: None,
+        check: Callable[..., object] = lambda _silent_s, **_: None,
     ) -> None:
-        self._actions = dict(actions)
         self._prepare = prepare
-        self._stop_reader, self._stop_writer = os.pipe()
+        self._check = check
+        self._reader, self._writer = map(OwnDescriptor, os.pipe())
+        self._own = (self._reader, self._writer, *actions)
+        self._actions = {own.fd: action for own, action in actions.items()}
         self._prepared = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"{THREAD_PREFIX} listener", daemon=True
-        )
+        self._thread = OwnThread(self._run, f"{THREAD_PREFIX} listener")
 
     def start(self) -> None:
         """
@@ -605,7 +625,8 @@ class Listener:
         Returns:
             Whether the thread has ended.  If not, its pipes must stay open.
         """
-        os.write(self._stop_writer, b"x")
+        if self._writer.is_intact():
+            os.write(self._writer.fd, b"x")
         self._thread.join(_THREAD_WAIT_S)
         if self._thread.is_alive():
             return False
@@ -617,21 +638,26 @@ class Listener:
         """
         Close the pipes, as in a forked child, which lacks the thread.
         """
-        for fd in (self._stop_reader, self._stop_writer):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        for own in (self._reader, self._writer):
+            own.close()
 
     def _run(self) -> None:
         log_exceptions(self._prepare)
         self._prepared.set()
         poll = select.poll()
-        for fd in (self._stop_reader, *self._actions):
+        for fd in (self._reader.fd, *self._actions):
             poll.register(fd, select.POLLIN)
-        while True:
-            ready = [fd for fd, _ in poll.poll()]
-            if self._stop_reader in ready:
+        is_intact, before = True, time.monotonic()
+        while is_intact:
+            ready = [fd for fd, _ in poll.poll(_CHECK_S * 1000)]
+            is_intact = all(own.is_intact() for own in self._own)
+            silent_s = time.monotonic() - before
+            before += silent_s
+            check = partial(self._check, silent_s, is_intact=is_intact)
+            log_exceptions(check)
+            if self._reader.fd in ready:
                 return
-            for fd in ready:
+            for fd in ready if is_intact else ():
                 log_exceptions(self._actions[fd])
 
 

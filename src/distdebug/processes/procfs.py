@@ -11,7 +11,7 @@ import os
 import re
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -76,7 +76,8 @@ def read_proc(path: str, *, limit: int = _CHUNK) -> bytes | None:
     except OSError:
         return None
     finally:
-        os.close(fd)
+        with suppress(OSError):  # the program may close all there are
+            os.close(fd)
     return b"".join(parts)
 
 

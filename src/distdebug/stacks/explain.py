@@ -63,6 +63,13 @@ def explain_common_wait(waiting: Views) -> Iterable[Finding]:
     """
     Explain a job in which all ranks wait in a collective or a message.
     """
+    # Those who meet, or wait for a key of the store, are in no call of others.
+    meeting = [v for v in waiting if v.cause is Cause.RENDEZVOUS_WAIT]
+    calling = [v for v in waiting if v.cause is not Cause.RENDEZVOUS_WAIT]
+    if meeting and calling:
+        yield from _outlier_findings(meeting, calling)
+        return
+
     absent = _absent_ranks_text([v.process for v in waiting])
     if all(map(is_receiving, waiting)) and len(waiting) > 1:
         text = "all wait to receive, and nobody sends"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import sys
 import sysconfig
 import threading
@@ -71,6 +72,9 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
     Returns:
         The exit status.
     """
+    # It was started by a thread of ours, which takes no signals.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
     # Imported here, so that the rank does not load it.
     from .response import respond
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import attrs
 
+from .._in_job import program_signals
 from .._io import is_folder
 from .._proc import in_time
 from .._render import Block, Lines, Shown
@@ -258,7 +259,7 @@ def log_message(
             log()
     elif _logger.isEnabledFor(level):
         with suppress(BaseException):
-            in_time(log, _LOG_TIMEOUT_S)
+            in_time(log, _LOG_TIMEOUT_S, may_block=True)
 
 
 def is_exit_request(error: BaseException) -> bool:
@@ -355,7 +356,8 @@ class HangHandler:
             if self.hook_timeout_s is None:
                 hook(hang)
             else:
-                in_time(partial(hook, hang), self.hook_timeout_s)
+                call = partial(_call_for_program, hook, hang)
+                in_time(call, self.hook_timeout_s)
         except DistdebugError as error:
             log_message(logging.WARNING, "a hook failed: %s", error)
         except BaseException as error:
@@ -363,6 +365,11 @@ class HangHandler:
                 raise
             late = " or did not end in time" * isinstance(error, TimeoutError)
             log_message(logging.WARNING, "a hook failed%s", late, error=error)
+
+
+def _call_for_program(hook: Hook, hang: Hang) -> None:
+    with program_signals():
+        hook(hang)
 
 
 def _retry_later(reason: HangReason) -> RetryLater:

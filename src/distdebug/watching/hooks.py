@@ -332,7 +332,7 @@ def _send_once(
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
-        _Connections(opened),
+        _Connections(opened, deadline),
         urllib.request.HTTPErrorProcessor(),
         urllib.request.HTTPDefaultErrorHandler(),
     ):
@@ -347,20 +347,46 @@ def _send_once(
     opener.open(request, timeout=left).close()
 
 
+class _TimedConnection(HTTPConnection):
+    """
+    A connection that sends nothing if it comes about too late.
+
+    Until it does, it cannot be closed from outside.
+    """
+
+    deadline = float("inf")
+
+    def connect(self) -> None:
+        """
+        Connect, as for the first request.
+        """
+        super().connect()
+        if time.monotonic() >= self.deadline:
+            self.close()
+            raise TimeoutError
+
+
+class _TimedSecureConnection(_TimedConnection, HTTPSConnection):
+    """
+    The same, with encryption.
+    """
+
+
 class _Connections(urllib.request.AbstractHTTPHandler):
     """
     Opens connections, and records them so that they can be closed.
     """
 
-    def __init__(self, opened: list[HTTPConnection]) -> None:
+    def __init__(self, opened: list[HTTPConnection], deadline: float) -> None:
         super().__init__()
         self._opened = opened
+        self._deadline = deadline
 
     def http_open(self, request: urllib.request.Request) -> Any:
         """
         Send without encryption, for example to a relay on the same node.
         """
-        return self.do_open(self._tracked(HTTPConnection), request)
+        return self.do_open(self._tracked(_TimedConnection), request)
 
     def https_open(self, request: urllib.request.Request) -> Any:
         """
@@ -368,16 +394,17 @@ class _Connections(urllib.request.AbstractHTTPHandler):
         """
         context = ssl.create_default_context()
         return self.do_open(
-            self._tracked(HTTPSConnection), request, context=context
+            self._tracked(_TimedSecureConnection), request, context=context
         )
 
     # An opener looks for these names.
     http_request = urllib.request.AbstractHTTPHandler.do_request_
     https_request = urllib.request.AbstractHTTPHandler.do_request_
 
-    def _tracked(self, kind: Callable[..., HTTPConnection]) -> Any:
+    def _tracked(self, kind: Callable[..., _TimedConnection]) -> Any:
         def connect(host: str, **kwargs: Any) -> HTTPConnection:
             connection = kind(host, **kwargs)
+            connection.deadline = self._deadline
             self._opened.append(connection)
             return connection
 
@@ -399,12 +426,19 @@ def _status(code: int) -> str:
     return f"{code} ({phrase})" if phrase else str(code)
 
 
+_TUNNEL = re.compile(r"Tunnel connection failed: (\d{3})\b")
+
+
 def _error_text(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError):
         reason = error.reason
         error = reason if isinstance(reason, Exception) else error
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"has no valid certificate: {clean(error.verify_message)}"
+    if found := _TUNNEL.match(str(error)):
+        return (
+            f"cannot be reached: the proxy answered {_status(int(found[1]))}"
+        )
     if isinstance(error, OSError):
         return f"cannot be reached: {clean(reason_of(error))}"
     # The message of another error may quote the address.

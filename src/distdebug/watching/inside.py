@@ -17,6 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from .._in_job import OwnThread
 from ..errors import CaptureError
 from ..flight_recorder import current_recording, read_progress
 from ..identity import current_identity
@@ -239,9 +240,7 @@ class Watch:
             sense=self._sense,
             sleep=self._stop.wait,
         )
-        self._thread = threading.Thread(
-            target=_run_loop, args=(run,), name="distdebug watch", daemon=True
-        )
+        self._thread = OwnThread(partial(_run_loop, run), "distdebug watch")
         try:
             self._thread.start()
         except RuntimeError as error:  # the limit of threads is reached

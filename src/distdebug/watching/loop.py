@@ -22,6 +22,7 @@ from typing import Literal
 
 import attrs
 
+from .._in_job import OwnThread
 from ..processes import (
     Worker,
     as_patterns,
@@ -119,9 +120,7 @@ class TimedCall:
         Return the result, or the last one if there is none in time.
         """
         if self._thread is None or not self._thread.is_alive():
-            thread = threading.Thread(
-                target=self._store_answer, name="distdebug", daemon=True
-            )
+            thread = OwnThread(self._store_answer)
             try:
                 thread.start()
             except RuntimeError:  # too many threads, or Python exits

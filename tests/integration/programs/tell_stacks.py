@@ -99,7 +99,7 @@ AFTER = {
     "disabled": disable_flight_recorder,
     "full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
     "private": lambda: ctypes.CDLL(None).prctl(4, 0),  # PR_SET_DUMPABLE
-    "closed": lambda: os.close(_handlers[0].fd),
+    "closed": lambda: os.close(_handlers[0].file.fd),
     "gone": lambda: os.unlink(_handlers[0].path),  # noqa: PTH108 not yet there
     "became another": become_another,
     "blocked": lambda: signal.pthread_sigmask(

@@ -1,6 +1,6 @@
 """Exchange activations between two stages; both wait for the other one."""
 
-# expect: ranks 0 1; causes p2p_deadlock rank_not_arrived collective_wait; noline
+# expect: ranks 0 1 | 0 1 2; causes p2p_deadlock rank_not_arrived collective_wait; noline
 import torch
 import torch.distributed as dist
 

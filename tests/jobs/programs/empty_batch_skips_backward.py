@@ -1,6 +1,6 @@
 """Skip a batch without labels, and with it the reduction of gradients."""
 
-# expect: ranks 1; causes rank_not_arrived skipped_collective type_mismatch size_mismatch; noline
+# expect: ranks 1; causes rank_not_arrived skipped_collective type_mismatch size_mismatch sleeping; noline
 import time
 
 import torch

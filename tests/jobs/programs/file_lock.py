@@ -1,6 +1,6 @@
 """Build an extension under a lock, and meet in a barrier while it is held."""
 
-# expect: ranks 1; causes lock_deadlock io_wait; line
+# expect: ranks 1 | 0; causes lock_deadlock io_wait; line
 import fcntl
 import os
 import tempfile
@@ -13,7 +13,7 @@ import torch.distributed as dist
 def build(path):
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # HERE
-        dist.barrier()
+        dist.barrier()  # HERE
 
 
 def main():

@@ -10,8 +10,13 @@ import torch.distributed as dist
 
 def start_server():
     server = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=server.accept, daemon=True).start()
+    threading.Thread(target=take_one, args=(server,), daemon=True).start()
     return server
+
+
+def take_one(server):
+    _connection = server.accept()
+    threading.Event().wait()
 
 
 def push(address, values):

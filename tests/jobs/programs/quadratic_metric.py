@@ -8,7 +8,7 @@ import torch.distributed as dist
 def pairs_in_order(scores):
     count = 0
     for i in range(len(scores)):
-        for j in range(len(scores)):
+        for j in range(len(scores)):  # HERE
             count += scores[i] < scores[j]  # HERE
     return count
 

@@ -28,7 +28,7 @@ def main():
     for _ in range(5):
         dist.all_reduce(torch.ones(8))
     if dist.get_rank() == 2:
-        fetch_with_retries()
+        fetch_with_retries(2)
     dist.all_reduce(torch.ones(8))
 
 

@@ -1,6 +1,6 @@
 """Agree on a run name by the store; the key is misspelled on one side."""
 
-# expect: ranks 1 2; causes rendezvous_wait rendezvous_timeout; line
+# expect: ranks 1 2; causes rendezvous_wait rendezvous_timeout rank_not_arrived; line
 from datetime import timedelta
 
 import torch

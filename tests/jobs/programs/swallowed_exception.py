@@ -1,6 +1,6 @@
 """Skip bad samples by catching everything, the reduction included."""
 
-# expect: ranks 2; causes skipped_collective size_mismatch type_mismatch rank_not_arrived; noline
+# expect: ranks 2; causes collective_wait skipped_collective size_mismatch type_mismatch rank_not_arrived; noline
 import torch
 import torch.distributed as dist
 

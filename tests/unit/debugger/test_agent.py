@@ -20,7 +20,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from distdebug.__main__ import main
 from distdebug.debugger import arm, connect, disarm, set_trace
+from distdebug.debugger.inside import settings
 
 
 def recorded(folder):
@@ -298,6 +300,50 @@ class TestAnswers:
         assert not [n for n in names if n.startswith("distdebug")]
 
 
+class TestBusy:
+    """
+    As many clients are connected as are served at a time.
+    """
+
+    @pytest.fixture(autouse=True)
+    def crowd(self, folder, monkeypatch, raw):
+        """
+        Clients that have sent nothing but half a request.
+        """
+        monkeypatch.setenv("RANK", "7")
+        path = arm()
+        with contextlib.ExitStack() as stack:
+            for _ in range(17):
+                client = stack.enter_context(raw.connected(path))
+                client.sendall(b'{"op":')
+            yield
+
+    def test_listed(self, folder):
+        """
+        The rank is not listed under another number, but named as busy.
+        """
+        with connect(folder) as client:
+            listing = client.list()
+            answers = client.cast(None, "p 1")
+
+        (busy,) = listing.silent
+        assert () == listing.processes
+        assert (7, os.getpid()) == (busy.rank, busy.pid)
+        assert f"rank 7, process {os.getpid()} does not" in str(listing)
+        assert "it is busy, as 16 others talk to it" in str(listing)
+        assert (busy,) == answers.silent
+
+    @pytest.mark.parametrize("option", [[], ["--json"]])
+    def test_status(self, folder, capsys, option):
+        """
+        The exit status tells that not all have answered.
+        """
+        status = main(["dbg", "--dir", str(folder), "-c", "list", *option])
+
+        assert 1 == status
+        assert "it is busy" in capsys.readouterr().out
+
+
 class TestAudit:
     def test_recorded(self, folder, armed, raw):
         """
@@ -438,6 +484,22 @@ class TestArming:
 
         assert "this rank cannot be debugged" in caplog.messages[-1]
         assert "DISTDEBUG=1" not in caplog.text
+
+
+def test_warned_without_threads(monkeypatch, caplog):
+    """
+    Where no thread can be started, a warning is logged all the same.
+    """
+
+    def refuse(_):
+        msg = "can't start new thread"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    settings.log_warning("rank %s", 3)
+
+    assert "rank 3" in caplog.text
 
 
 class TestMishaps:

@@ -21,6 +21,7 @@ from distdebug.debugger import (
     Output,
     Process,
     Session,
+    SilentProcess,
     help_text,
     line_editing,
     listing_text,
@@ -733,7 +734,9 @@ class TestListing:
         A process that does not answer is named below.
         """
         alone = Listing(processes=(process(0),))
-        listing = attrs.evolve(alone, silent=(4711,))
+        listing = attrs.evolve(
+            alone, silent=(SilentProcess(host="", pid=4711),)
+        )
 
         text = listing_text(listing)
 

@@ -683,6 +683,32 @@ class TestJoin:
         assert (fatal if is_verdict else told) == got.verdict
         assert (0,) == got.victims or not is_verdict
 
+    @pytest.mark.parametrize("alive", [(), (1,)])
+    def test_killed_at_rest(self, alive):
+        """
+        A job of which a rank was killed is not healthy, unless it is seen alive.
+        """
+        told = finding(Cause.HEALTHY, source="dump")
+        killed = finding(Cause.KILLED, 1)
+
+        got = joined(told, killed, priority=3, alive=alive)
+
+        assert (told if alive else killed) == got.verdict
+        assert killed in got.findings
+
+    def test_lost_and_killed(self):
+        """
+        That a rank was killed makes sure that it did not merely leave no dump.
+        """
+        told = finding(Cause.RANK_CRASHED, 1, confidence="possible")
+        killed = finding(Cause.KILLED, 1, confidence="likely")
+
+        got = joined(told, killed, priority=3)
+
+        assert ("likely", Cause.KILLED) == (
+            *(got.verdict.confidence, got.verdict.detail_cause),
+        )
+
     def test_waited_for(self):
         """
         The rank that is waited for is reported with its death.

@@ -300,6 +300,22 @@ class TestCrash:
         )
         assert verdict.summary.startswith("rank 3 left no dump, and nothing")
 
+    @pytest.mark.parametrize("reason", ["SIGTERM", "start"])
+    def test_at_the_end(self, dumps_of, reason):
+        """
+        Where all others wrote at their end, many may have died, too.
+        """
+        sidecars = {
+            0: Sidecar("", 0, 2, "n", 1, 0.0, 1.0, reason),
+            1: Sidecar("", 1, 2, "n", 2, 0.0, 0.0, "start"),
+        }
+
+        verdict = analyze_dumps(
+            dumps_of(train(2), missing=[1], sidecars=sidecars)
+        ).verdict
+
+        assert (Cause.RANK_CRASHED is verdict.cause) == (reason == "SIGTERM")
+
     @pytest.mark.parametrize(
         ("missing", "alive"),
         [

@@ -66,7 +66,7 @@ def test_offered(tmp_path):
     assert [own_offer(offer.signal).name] == files_in(tmp_path)
     assert (0, 0o600) == (status.st_size, status.st_mode & 0o777)
     assert 0o700 == offer.path.parent.stat().st_mode & 0o777
-    assert not os.get_inheritable(offer.fd)
+    assert not os.get_inheritable(offer.file.fd)
 
 
 def test_asked(tmp_path):
@@ -99,7 +99,7 @@ def test_several_want_it(tmp_path, signal_state):
     assert first is second
     assert ["caught", True, "ignored", False] == found
     with pytest.raises(OSError, match="Bad file"):
-        os.fstat(first.fd)
+        os.fstat(first.file.fd)
 
 
 def test_again(tmp_path):
@@ -185,7 +185,7 @@ def test_closed(tmp_path, reopened):
     A descriptor that the program has closed is not closed again.
     """
     offer = enable_stack_signal(tmp_path)
-    number = offer.fd
+    number = offer.file.fd
     os.close(number)
     with (tmp_path / "theirs").open("w") as theirs:
         if reopened:

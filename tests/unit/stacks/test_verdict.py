@@ -299,6 +299,15 @@ class TestCommonWait:
         assert (0, 1, 2, 3) == even.ranks
         assert (2,) == line.ranks
 
+    def test_still_meeting(self):
+        """
+        Who still sets up a group is in no call of the others, who wait for it.
+        """
+        (got,) = explain(ranks([0, 1], INIT), rank(2, REDUCE))
+
+        assert (Cause.RENDEZVOUS_WAIT, (0, 1)) == told(got)
+        assert "; rank 2 is waiting in all_reduce" in got.summary
+
     def test_stages(self):
         """
         Stages of a pipeline differ rightly; peers of one stage do not.

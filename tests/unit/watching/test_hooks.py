@@ -4,16 +4,21 @@ Notifications of a hang, by real commands and to a real server.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import os
+import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
 import time
 import traceback
+import tracemalloc
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -596,6 +601,312 @@ class TestWebhook:
         expected = 1 if mode == 0o644 else 0
         assert expected == caplog.text.count("chmod 600")
         assert SECRET not in caplog.text
+
+
+def endless(data, head=b"HTTP/1.1 200 OK\r\n"):
+    """
+    Answers with this again and again.
+    """
+
+    def talk(connection, is_over):
+        connection.recv(1 << 16)
+        connection.sendall(head)
+        while not is_over.is_set():
+            connection.sendall(data)
+
+    return talk
+
+
+def slow(data):
+    """
+    Answers one byte at a time, and one for the seconds of a real attack.
+    """
+
+    def talk(connection, is_over):
+        for byte in itertools.chain(data, itertools.repeat(120)):
+            connection.sendall(bytes([byte]))
+            if is_over.wait(0.1):
+                return
+
+    return talk
+
+
+def wait(_, is_over):
+    """
+    Never says anything.
+    """
+    is_over.wait(60)
+
+
+def reset(connection, _):
+    """
+    Hang up, so that the other side gets an error.
+    """
+    linger = struct.pack("ii", 1, 0)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+
+def answer_once(head):
+    """
+    Answers with this.
+    """
+
+    def talk(connection, _):
+        connection.recv(1 << 16)
+        connection.sendall(head)
+
+    return talk
+
+
+class TestAttacks:
+    """
+    Whatever a service does, a hook ends in time, takes little memory, and its
+    error has nothing of the address but the host.
+    """
+
+    @pytest.fixture
+    def hostile(self, server):
+        """
+        A server that talks to each client as is said; gives its port.
+        """
+        is_over = threading.Event()
+        with contextlib.ExitStack() as stack:
+
+            def serve(talk):
+                listener = socket.create_server(("127.0.0.1", 0))
+                stack.enter_context(listener)
+                stack.callback(listener.shutdown, socket.SHUT_RDWR)
+                stack.callback(is_over.set)
+
+                def work(connection):
+                    with connection, contextlib.suppress(OSError):
+                        talk(connection, is_over)
+
+                def accept():
+                    with contextlib.suppress(OSError):
+                        while True:
+                            connection, _ = listener.accept()
+                            threading.Thread(
+                                target=work, args=[connection], daemon=True
+                            ).start()
+
+                threading.Thread(target=accept, daemon=True).start()
+                return listener.getsockname()[1]
+
+            yield serve
+
+    @pytest.fixture
+    def error_of(self, file, hang, caplog):
+        """
+        What is said of a failure; it is bounded, and nothing in it is secret.
+        """
+
+        def find(url, timeout_s=0.5):
+            file.write_text(f"{url}/{SECRET}\nX-Token: {SECRET}\n")
+            hook = webhook_hook(file, timeout_s=timeout_s)
+            tracemalloc.start()
+            start = time.monotonic()
+            try:
+                with pytest.raises(HookError) as caught:
+                    hook(hang)
+                took_s = time.monotonic() - start
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            shown = "".join(traceback.format_exception(caught.value))
+            assert SECRET not in shown + caplog.text + repr(caught.value)
+            assert took_s < timeout_s + 2
+            assert most < 16 << 20
+            return str(caught.value)
+
+        return find
+
+    @pytest.mark.parametrize("scheme", ["http", "https"])
+    @pytest.mark.parametrize(
+        ("talk", "expected"),
+        [
+            (wait, ""),
+            (reset, "cannot be reached"),
+            (slow(b"HTTP/1.1 200 OK\r\nX: "), ""),
+            (slow(b"\x16\x03\x03\x40\x00"), ""),
+            (endless(b"x" * 4096, b"HTTP/1.1 200 "), ""),
+            (endless(b"X: " + b"x" * 4096 + b"\r\n"), ""),
+            (endless(b"HTTP/1.1 100 Continue\r\n\r\n", b""), ""),
+        ],
+        ids=[
+            "silent",
+            "reset",
+            "slow",
+            "slow TLS",
+            "long line",
+            "many headers",
+            "continue",
+        ],
+    )
+    def test_ends(self, hostile, error_of, scheme, talk, expected):
+        """
+        Silence, a reset, and answers without end.
+        """
+        error = error_of(f"{scheme}://127.0.0.1:{hostile(talk)}")
+
+        assert error.startswith("the webhook at 127.0.0.1 ")
+        assert expected in error
+
+    def test_huge_answer(self, hostile, file, hang):
+        """
+        Of an answer, only the head is read.
+        """
+        head = b"HTTP/1.1 200 OK\r\n\r\n"
+        port = hostile(endless(b"x" * 65536, head))
+        file.write_text(f"http://127.0.0.1:{port}/{SECRET}")
+
+        tracemalloc.start()
+        try:
+            webhook_hook(file, timeout_s=5.0)(hang)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert most < 16 << 20
+
+    @pytest.mark.parametrize(
+        "target", ["file:///etc/hostname", "http://127.0.0.1:{}/", "ftp://x/"]
+    )
+    def test_redirect(self, server, hostile, error_of, target):
+        """
+        No redirect is followed, whatever it leads to.
+        """
+        place = target.format(server.server.server_port)
+        head = f"HTTP/1.1 307 {SECRET}\r\nLocation: {place}\r\n\r\n"
+        port = hostile(answer_once(head.encode()))
+
+        error = error_of(f"http://127.0.0.1:{port}")
+
+        assert "answered 307 (Temporary Redirect)" in error
+        assert [] == server.got
+
+    def test_queue(self, server, error_of):
+        """
+        A server that accepts nobody, with a queue that is full.
+        """
+        with contextlib.ExitStack() as stack:
+            full = stack.enter_context(socket.socket())
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for _ in range(3):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(full.getsockname())
+
+            error = error_of(f"http://127.0.0.1:{full.getsockname()[1]}")
+
+        assert "the webhook at 127.0.0.1 " in error
+
+    def test_names(self, server, error_of, monkeypatch):
+        """
+        A name server that does not answer.
+        """
+        is_over = threading.Event()
+
+        def look_up(*_):
+            is_over.wait(60)
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+        error = error_of("https://chat.invalid")
+        is_over.set()
+
+        assert "chat.invalid did not answer within 0.5 s" in error
+
+    def test_late_connection(self, hostile, error_of, monkeypatch, server):
+        """
+        A connection that comes about when the time is over sends nothing.
+        """
+        got, is_over = [], threading.Event()
+        connect = socket.create_connection
+
+        def connect_late(*args, **kwargs):
+            made = connect(*args, **kwargs)
+            is_over.wait(60)
+            return made
+
+        def take(connection, _):
+            got.append(connection.recv(1 << 16))
+
+        monkeypatch.setattr(socket, "create_connection", connect_late)
+        port = hostile(take)
+
+        error = error_of(f"http://127.0.0.1:{port}")
+        is_over.set()
+        end = time.monotonic() + 30
+        while not got and time.monotonic() < end:
+            threading.Event().wait(0.01)  # sleep() is only recorded
+
+        assert "did not answer within 0.5 s" in error
+        assert [b""] == got
+
+    @pytest.mark.parametrize("scheme", ["http", "https"])
+    @pytest.mark.parametrize(
+        "proxy",
+        [
+            "socks5://me:{0}@127.0.0.1:{1}",
+            "file:///{0}",
+            "http://me:{0}@127.0.0.1:{1}",
+            "me:{0}@127.0.0.1:{1}",
+            "http:{0}",
+            "http://[{0}",
+        ],
+        ids=["socks", "file", "password", "bare", "no host", "broken"],
+    )
+    def test_proxy(self, hostile, error_of, monkeypatch, scheme, proxy):
+        """
+        A proxy of the environment that is of no use, or answers without end.
+        """
+        port = hostile(endless(b"X: x\r\n"))
+        monkeypatch.setenv(f"{scheme}_proxy", proxy.format(SECRET, port))
+
+        error = error_of(f"{scheme}://chat.invalid")
+
+        assert error.startswith("the webhook at chat.invalid ")
+
+    def test_refused_by_proxy(self, hostile, error_of, monkeypatch):
+        """
+        A proxy that refuses; its words are not repeated.
+        """
+        head = f"HTTP/1.1 407 {SECRET}\r\n\r\n".encode()
+        port = hostile(answer_once(head))
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+
+        error = error_of("https://chat.invalid")
+
+        expected = "the proxy answered 407 (Proxy Authentication Required)"
+        assert f"chat.invalid cannot be reached: {expected}" in error
+
+    @pytest.mark.process
+    def test_self_signed(self, hostile, error_of, tmp_path):
+        """
+        A certificate that nobody vouches for.
+        """
+        openssl = shutil.which("openssl")
+        if openssl is None:
+            pytest.skip("no openssl")
+        cert, key = tmp_path / "cert", tmp_path / "key"
+        request = "req -x509 -newkey rsa:2048 -nodes -subj /CN=x -days 2"
+        subprocess.run(
+            [openssl, *request.split(), "-keyout", key, "-out", cert],
+            check=True,
+            capture_output=True,
+        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key)
+
+        def talk(connection, _):
+            context.wrap_socket(connection, server_side=True).close()
+
+        error = error_of(f"https://127.0.0.1:{hostile(talk)}", timeout_s=5.0)
+
+        assert "has no valid certificate: self-signed certificate" in error
 
 
 class TestAddress:

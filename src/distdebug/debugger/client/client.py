@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from ..._text import clean
 from ...errors import DebuggerError
 from ...ranks import RankSelection
-from ..protocol import base_folder
+from ..protocol import base_folder, socket_rank
 from .connections import (
     Peer,
     ask_all,
@@ -81,11 +82,13 @@ class RankConnections:
         )
         self._send_sources(peers, answers)
         lost_nodes = self.transport.lost_nodes()
+        listed = {k: a for k, a in answers.items() if a and not _is_refusal(a)}
+        others = {k: a for k, a in answers.items() if k not in listed}
         return Listing(
-            processes=_processes(peers, answers),
+            processes=_processes(peers, listed),
             silent=(
                 *discovered.silent,
-                *_silent_processes(peers, answers, lost_nodes),
+                *_silent_processes(peers, others, lost_nodes),
             ),
             lost=_unique_nodes((*discovered.lost, *lost_nodes)),
             idle=discovered.idle,
@@ -177,9 +180,10 @@ class RankConnections:
             if answer is not None
             for key, (p, s) in by_path[path].items()
         )
+        unanswered = {k: None for k, a in answers.items() if a is None}
         return Answers(
             outputs=tuple(outputs),
-            silent=_silent_processes(peers, answers, lost_nodes),
+            silent=_silent_processes(peers, unanswered, lost_nodes),
             lost=lost_nodes,
         )
 
@@ -204,6 +208,10 @@ class RankConnections:
             if (request := next(sources, None))
         }:
             ask_all(peers, requests, self.transport.timeout_s)
+
+
+def _is_refusal(answer: Mapping[str, Any]) -> bool:
+    return "error" in answer and "process" not in answer
 
 
 def _select(
@@ -244,20 +252,28 @@ def _unique_nodes(lost: Iterable[LostNode]) -> tuple[LostNode, ...]:
 
 def _silent_processes(
     peers: Mapping[str, Peer],
-    answers: Mapping[str, object],
+    answers: Mapping[str, Mapping[str, Any] | None],
     lost_nodes: Iterable[LostNode],
 ) -> tuple[SilentProcess, ...]:
+    """
+    Return the processes that sent no answer, or refused to.
+    """
     lost = {node.host for node in lost_nodes}
     return tuple(
-        SilentProcess(host=peers[path].host, pid=peers[path].pid)
+        SilentProcess(
+            host=peers[path].host,
+            pid=peers[path].pid,
+            rank=socket_rank(path),
+            reason=clean(str((answer or {}).get("error", "")), limit=300),
+        )
         for path, answer in answers.items()
-        if answer is None and peers[path].host not in lost
+        if peers[path].host not in lost
     )
 
 
 def _processes(
     peers: Mapping[str, Peer],
-    answers: Mapping[str, dict[str, Any] | None],
+    answers: Mapping[str, dict[str, Any]],
 ) -> tuple[Process, ...]:
     """
     Return the processes that answered, each once.
@@ -266,13 +282,12 @@ def _processes(
     """
     found: dict[object, Process] = {}
     for path, answer in answers.items():
-        if answer is not None:
-            process = parse_process(path, answer)
-            # Show the host name that was used to ask it.
-            host = peers[path].host or process.host
-            found.setdefault(
-                process_key(process, answer), attrs.evolve(process, host=host)
-            )
+        process = parse_process(path, answer)
+        # Show the host name that was used to ask it.
+        host = peers[path].host or process.host
+        found.setdefault(
+            process_key(process, answer), attrs.evolve(process, host=host)
+        )
     return _name_child_processes(
         sorted(found.values(), key=attrgetter("place"))
     )

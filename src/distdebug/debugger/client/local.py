@@ -28,6 +28,7 @@ from ..protocol import (
     make_folder,
     peer_uid,
     socket_paths,
+    socket_rank,
 )
 from .connections import DiscoveredPeers, Peer, open_connection
 from .model import LostNode, SilentProcess, format_rank_phrase
@@ -388,7 +389,7 @@ class LocalTransport:
             if path not in paths or not peer.connection.is_open()
         )
         silent_processes = [
-            SilentProcess(host="", pid=pid)
+            SilentProcess(host="", pid=pid, rank=socket_rank(path))
             for path, pid in paths.items()
             if path not in self._peers and not self._connect(path, pid)
         ]

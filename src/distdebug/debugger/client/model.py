@@ -186,13 +186,21 @@ class SilentProcess:
 
     Attributes:
         host: Its node; ``""`` for this one.
+
+        rank: Its rank, if the name of its socket has one.
+
+        reason: Why it does not answer, if it says so.
     """
 
     host: str
     pid: int
+    rank: int | None = attrs.field(default=None, eq=False)
+    reason: str = attrs.field(default="", eq=False)
 
     def __str__(self) -> str:
-        return f"process {self.pid}" + (self.host and f" on {self.host}")
+        rank = "" if self.rank is None else f"rank {self.rank}, "
+        place = self.host and f" on {self.host}"
+        return f"{rank}process {self.pid}{place}"
 
 
 @attrs.frozen(kw_only=True, order=True)
@@ -361,10 +369,11 @@ def _unasked_notes(asked: Listing | Answers) -> Iterable[str]:
     Yield a note for each process that is silent, and each node that is lost.
     """
     for one in sorted(set(asked.silent)):
-        yield (
-            f"{one} does not answer: native code holds its "
-            "interpreter, or it is suspended; see: stack"
+        reason = one.reason or (
+            "native code, or a command that calls it, holds its interpreter, "
+            "or it is suspended; see: stack"
         )
+        yield f"{one} does not answer: {reason}"
     yield from map(str, sorted(set(asked.lost)))
 
 

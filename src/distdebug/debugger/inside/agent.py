@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..._in_job import OwnDescriptor, OwnThread
 from ..protocol import (
     MessageDecoder,
     WireError,
@@ -320,7 +321,10 @@ def _release_state(has_ended: bool) -> dict[str, Any]:  # noqa: FBT001 a result
     if has_ended:
         return {"state": "ended", "output": ""}
 
-    text = "it goes on when it has done what it was told before"
+    text = (
+        "what it was told before still runs; it goes on when that returns, "
+        "as native code cannot be ended"
+    )
     return {"state": "running", "output": text}
 
 
@@ -429,29 +433,17 @@ class OwnSocket:
     """
     A socket of the debugger, whose descriptor code of the user may close.
 
-    The kernel may then reuse the number for another file, so each use checks
-    first which file is behind it.
+    Args:
+        sock: A socket; another object takes its place.
 
     Raises:
         OSError: The descriptor is closed already.
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self._file = self._current_file()
-
-    def _current_file(self) -> tuple[int, int]:
-        status = os.fstat(self.socket.fileno())
-        return status.st_dev, status.st_ino
-
-    def is_intact(self) -> bool:
-        """
-        Return whether the descriptor still refers to this socket.
-        """
-        try:
-            return self._current_file() == self._file
-        except OSError:
-            return False
+        own = OwnDescriptor(sock.detach())
+        self.socket = socket.socket(fileno=own.fd)
+        self.is_intact = own.is_intact
 
     def shut_down(self) -> None:
         """
@@ -533,15 +525,7 @@ def serve(listener: OwnSocket, folder: Path) -> None:
 
         folder: The folder for the audit log.
     """
-    _start_thread("distdebug-agent", _accept, listener, folder)
-
-
-def _start_thread(
-    name: str, work: Callable[..., object], *arguments: object
-) -> None:
-    threading.Thread(
-        target=work, args=arguments, name=name, daemon=True
-    ).start()
+    OwnThread(partial(_accept, listener, folder), "distdebug-agent").start()
 
 
 def _accept(listener: OwnSocket, folder: Path) -> None:
@@ -556,9 +540,8 @@ def _accept(listener: OwnSocket, folder: Path) -> None:
             _reject_client(client)
             continue
         try:
-            _start_thread(
-                "distdebug-client", _serve_client, client, folder, free
-            )
+            serve_client = partial(_serve_client, client, folder, free)
+            OwnThread(serve_client, "distdebug-client").start()
         except RuntimeError:  # no more threads
             client.close()
             free.release()
@@ -580,7 +563,10 @@ def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:
 
 
 def _reject_client(client: socket.socket) -> None:
-    text = f"{_MAX_CLIENTS} others talk to this rank at the moment"
+    text = (
+        f"it is busy, as {_MAX_CLIENTS} others talk to it; try again in "
+        f"{_MIN_IDLE_S:.0f} s"
+    )
     with suppress(OSError):
         client.sendall(encode_message({"id": None, "error": text}))
     client.close()
@@ -592,9 +578,9 @@ def _serve_client(
     client = _Client(sock)
     _clients.add(client)
     try:
-        uid = peer_uid(sock)
+        uid = peer_uid(client.socket)
         if is_allowed_peer(uid):
-            _set_timeouts(sock)
+            _set_timeouts(client.socket)
             _answer_requests(client, folder, uid)
         else:
             _log_refused(folder, uid)

@@ -7,22 +7,20 @@ is blocked in a collective.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import linecache
 import pprint
 import reprlib
 import sys
 import threading
-import time
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from ..._proc import in_time
 from ...usercode import is_user_code
+from .interruption import InterruptibleCommand
 
 
 _MAX_TEXT = 50_000
@@ -131,82 +129,6 @@ def _tensor_summary(tensor: Any) -> str:
         f"<{type(tensor).__name__} on {tensor.device}, shape "
         f"{tuple(tensor.shape)}, {tensor.dtype}, not copied from there>"
     )
-
-
-class CommandEnded(SystemExit):
-    """
-    Raised in a thread to end the command that it runs.
-    """
-
-
-def end_thread(ident: int) -> bool:
-    """
-    Raise :class:`CommandEnded` in a thread; it replaces a pending one.
-
-    Returns:
-        Whether that was possible.  It is not in Python 3.11, where traced
-        threads would spin until this one handles it.
-    """
-    if sys.version_info < (3, 12):
-        return False
-
-    return bool(
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(ident), ctypes.py_object(CommandEnded)
-        )
-    )
-
-
-class InterruptibleCommand:
-    """
-    Let other threads end the command that this thread runs.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: int | None = None
-        self._is_ended = False
-
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """
-        Let :class:`CommandEnded` end the block, once at most.
-        """
-        own_ident = threading.get_ident()
-        try:
-            self._thread, self._is_ended = own_ident, False
-            yield
-        finally:
-            self._close(own_ident)
-
-    def _close(self, own_ident: int) -> None:
-        with self._lock:
-            self._thread = None
-        # It must not be raised later, in code of the program.
-        while self._is_ended and end_thread(own_ident):
-            time.sleep(0)
-
-    @contextmanager
-    def protected(self) -> Iterator[None]:
-        """
-        Protect a part of an interruptible block.
-        """
-        with self._lock:
-            before, self._thread = self._thread, None
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._thread = before
-
-    def end(self) -> None:
-        """
-        End the block, if a thread is in it.
-        """
-        with self._lock:
-            ident, self._thread = self._thread, None
-            if ident is not None:
-                self._is_ended = end_thread(ident)
 
 
 _MAX_FRAMES = 200
@@ -422,22 +344,22 @@ def evaluate(
     code = compile(expression.strip(), "<distdebug>", "eval")
     frame, _ = _working_frames(failed or {})[: up + 1][-1]
 
-    thread = []
+    # One mapping, so that comprehensions see the variables, too.
+    names = {**frame.f_globals, **frame.f_locals}
+    guard = InterruptibleCommand()
 
     def work() -> str:
         own_ident = threading.get_ident()
-        thread.append(own_ident)
         _evaluating.add(own_ident)
         try:
-            # One mapping, so that comprehensions see the variables, too.
-            names = {**frame.f_globals, **frame.f_locals}
-            return value_text(eval(code, names), copy=copy)  # noqa: S307
+            return guard.run(
+                lambda: value_text(eval(code, names), copy=copy)  # noqa: S307
+            )
         finally:
             _evaluating.discard(own_ident)
 
     try:
         return in_time(work, seconds)
     except TimeoutError:
-        for ident in _evaluating.intersection(thread):
-            end_thread(ident)
+        guard.end()
         raise

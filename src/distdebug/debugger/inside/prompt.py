@@ -26,13 +26,9 @@ from functools import partial
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from .frames import (
-    CommandEnded,
-    InterruptibleCommand,
-    is_user_frame,
-    pretty_text,
-    value_text,
-)
+from ..._in_job import OwnThread
+from .frames import is_user_frame, pretty_text, value_text
+from .interruption import CommandEnded, InterruptibleCommand
 from .settings import DEFAULT_LIMIT_S, log_warning
 from .stops import Stop, open_stop, open_stops
 
@@ -114,6 +110,8 @@ _STEP_COMMANDS = frozenset(
 )
 
 _MAX_CHAIN = 100  # exceptions of a chain
+# Code may catch every exception, also the one that should end it.
+_RETRY_S = 1.0
 
 
 class PromptCommands(pdb.Pdb):
@@ -578,7 +576,7 @@ class Prompt(PromptCommands):
         """
         Let the thread continue, whatever it does; called by other threads.
 
-        A running command is ended, unless it waits outside Python.  A step
+        A running command is ended, unless it waits in native code.  A step
         ends when the thread reaches its next line.
 
         Returns:
@@ -714,20 +712,34 @@ class Prompt(PromptCommands):
         Run one command, within the time limit of the stop.
         """
         limit_s = self.stop.limit_s if self.stop else DEFAULT_LIMIT_S
-        timer = threading.Timer(
-            min(limit_s, threading.TIMEOUT_MAX), self.release
+        has_ended = threading.Event()
+        limiter = OwnThread(
+            partial(self._release_after, limit_s, has_ended), "distdebug-limit"
         )
-        timer.name, timer.daemon = "distdebug-limit", True
         try:
             with suppress(RuntimeError):  # no more threads
-                timer.start()
-            with self.command_guard.interruptible():
-                return super().onecmd(line)
+                limiter.start()
+            return self.command_guard.run(partial(super().onecmd, line))
         except CommandEnded:
             self.error("the command was ended")
             return False
         finally:
-            timer.cancel()
+            has_ended.set()
+
+    def _release_after(
+        self, limit_s: float, has_ended: threading.Event
+    ) -> None:
+        """
+        Release the thread when the limit is over, until its command ends.
+        """
+        if has_ended.wait(min(limit_s, threading.TIMEOUT_MAX)):
+            return
+
+        stop = self.release()
+        if stop and not has_ended.wait(_RETRY_S):
+            stop.report_overrun()
+        while not has_ended.wait(_RETRY_S):
+            self.release()
 
     def _cmdloop(self) -> None:
         # _cmdloop of pdb would keep Ctrl-C from ending the job.

@@ -86,12 +86,8 @@ def log_warning(text: str, *args: object) -> None:
         with suppress(Exception):
             _logger.warning(text, *args)
 
-    try:
-        in_time(work, _LOG_TIMEOUT_S)
-    except TimeoutError:
-        pass
-    except RuntimeError:  # no more threads
-        work()
+    with suppress(TimeoutError):
+        in_time(work, _LOG_TIMEOUT_S, may_block=True)
 
 
 def log_warning_once(text: str) -> None:

@@ -355,6 +355,17 @@ class Stop:
         line = self.place["file"], self.place["line"]
         _timed_out_pauses[line] = self._request_count
 
+    def report_overrun(self) -> None:
+        """
+        Report that a command outlasts the time limit.
+        """
+        text = (
+            "the time limit of this pause is over, but its command still "
+            "runs, and cannot be ended: this rank goes on when it returns"
+        )
+        self.write(f"{text}\n")
+        log_warning("%s: %s", self._rank_text(), text)
+
     def write(self, text: str) -> None:
         """
         Keep output of the debugger for the client.

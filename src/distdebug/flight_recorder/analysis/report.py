@@ -126,6 +126,7 @@ def _lost_finding(report: FlightReport) -> Finding | None:
     """
     Return that a few ranks may have died, of which no dump is there.
 
+    Where all others have ended, they had the recorder, too, and wrote nothing.
     Gloo ends the calls of the others, too, when such a rank goes away.
     """
     damaged = {m.rank for m in report.missing if m.source is not None}
@@ -135,7 +136,12 @@ def _lost_finding(report: FlightReport) -> Finding | None:
         if exited_cleanly(sidecar)
     }
     lost = set(report.without_dump) - damaged - ended - report.alive
-    if report.about or not 0 < 2 * len(lost) < len(report.dumps):
+    count = len(report.dumps)
+    is_over = lost <= report.dumps.sidecars.keys() and all(
+        exit_sidecars(report.dumps, rank) for rank in report.dumps.ranks
+    )
+    is_few = len(lost) <= count if is_over else 2 * len(lost) < count
+    if report.about or not lost or not is_few:
         return None
 
     rest = ranks_text(report.dumps.ranks)

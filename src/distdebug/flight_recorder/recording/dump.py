@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
+from ..._in_job import OwnThread
 from ..._io import is_there, replace_link, write_whole
 from ...errors import NotRecordingError, RecorderError
 from ...identity import Identity, current_identity
@@ -646,9 +647,7 @@ def _run_with_timeout(seconds: float, job: Callable[[], None]) -> None:
         with contextlib.suppress(Exception):
             job()
 
-    thread = threading.Thread(
-        target=run, name=f"{THREAD_PREFIX} stacks", daemon=True
-    )
+    thread = OwnThread(run, f"{THREAD_PREFIX} stacks")
     try:
         thread.start()
     except RuntimeError:  # the interpreter shuts down

@@ -41,8 +41,9 @@ import weakref
 
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from ..._in_job import OwnDescriptor
 from ...processes import (
     OFFERS_ROOT,
     is_offer_locked,
@@ -186,7 +187,8 @@ class CaughtSignal(NamedTuple):
 
         reader: The end of the pipe that the listener reads the stacks from.
 
-        writer: The end of the pipe that *faulthandler* writes them to.
+        writer: The end of the pipe that *faulthandler* writes them to; it does
+            so without a check, but no other file gets its high number.
 
         file_ref: Returns ``None`` once *faulthandler* no longer writes there.
 
@@ -197,8 +199,8 @@ class CaughtSignal(NamedTuple):
     """
 
     number: signal.Signals
-    reader: int
-    writer: BinaryIO
+    reader: OwnDescriptor
+    writer: OwnDescriptor
     file_ref: FaultFileRef
     handler: int
     is_final: bool
@@ -211,12 +213,15 @@ def catch_sigterm() -> CaughtSignal | None:
     An existing handler stays, and is called afterwards.
 
     Returns:
-        The signal; ``None`` if this process ignores it, or if SIGALRM is not
-        free to limit the time.
+        The signal; ``None`` if this process ignores it, if the program has
+        registered it with *faulthandler*, which has one file per signal, or if
+        SIGALRM is not free to limit the time.
     """
     number = signal.SIGTERM
     state = get_disposition(number)
     if state == "ignored" or get_disposition(signal.SIGALRM) != "default":
+        return None
+    if state == "caught" and get_handler(number) == _faulthandler_address():
         return None
 
     reader, writer, file = _open_pipe()
@@ -248,12 +253,25 @@ def catch_sigabrt() -> CaughtSignal | None:
     return CaughtSignal(number, reader, writer, ref, handler, is_final=True)
 
 
-def _open_pipe() -> tuple[int, BinaryIO, FaultFile]:
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)  # a full pipe must not stop a handler
-    file = FaultFile(writer)
-    return reader, os.fdopen(writer, "wb", buffering=0), file
+@cache
+def _faulthandler_address() -> int:
+    """
+    Return the address of the handler of :func:`faulthandler.register`.
+    """
+    number = _choose_signal()
+    before = save_action(number)
+    faulthandler.register(number, file=FaultFile(2))
+    address = get_handler(number)
+    faulthandler.unregister(number)
+    restore_action(number, before)
+    return address
+
+
+def _open_pipe() -> tuple[OwnDescriptor, OwnDescriptor, FaultFile]:
+    reader, writer = map(OwnDescriptor, os.pipe())
+    os.set_blocking(reader.fd, False)
+    os.set_blocking(writer.fd, False)  # a full pipe must not stop a handler
+    return reader, writer, FaultFile(writer.fd)
 
 
 def limit_abort_time(caught: CaughtSignal) -> None:
@@ -266,12 +284,14 @@ def limit_abort_time(caught: CaughtSignal) -> None:
     if caught.number != signal.SIGABRT:
         return
 
+    fd = caught.reader.fd
     set_handler(_PIPE_SIGNAL, get_address("alarm"))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {_PIPE_SIGNAL})
     owner = struct.pack("ii", _F_OWNER_TID, threading.get_native_id())
-    fcntl.fcntl(caught.reader, _F_SETOWN_EX, owner)
-    fcntl.fcntl(caught.reader, _F_SETSIG, _PIPE_SIGNAL)
-    flags = fcntl.fcntl(caught.reader, fcntl.F_GETFL)
-    fcntl.fcntl(caught.reader, fcntl.F_SETFL, flags | os.O_ASYNC)
+    fcntl.fcntl(fd, _F_SETOWN_EX, owner)
+    fcntl.fcntl(fd, _F_SETSIG, _PIPE_SIGNAL)
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def read_traceback(caught: CaughtSignal) -> bytes:
@@ -284,9 +304,9 @@ def read_traceback(caught: CaughtSignal) -> bytes:
     """
     data = b""
     with selectors.DefaultSelector() as selector:
-        selector.register(caught.reader, selectors.EVENT_READ)
+        selector.register(caught.reader.fd, selectors.EVENT_READ)
         while selector.select(_PIPE_QUIET_S) and len(data) < _MAX_BYTES:
-            data += os.read(caught.reader, _MAX_BYTES)
+            data += os.read(caught.reader.fd, _MAX_BYTES)
 
     deadline = time.monotonic() + _HANDLER_WAIT_S
     while not _is_own_signal(caught):
@@ -324,19 +344,19 @@ def release(caught: CaughtSignal, *, in_child: bool = False) -> None:
         in_child: Whether this is a forked child.  It shares the pipe with its
             parent, which still listens.
     """
-    current = save_action(caught.number)
-    is_ours = get_handler(caught.number) == caught.handler
-    if caught.number == signal.SIGTERM:
-        faulthandler.unregister(caught.number)
-    elif caught.file_ref() is not None:
-        faulthandler.disable()
-    else:  # other code has enabled it again
-        is_ours = False
+    # Otherwise the program has given faulthandler a file of its own since.
+    if caught.file_ref() is not None:
+        current = save_action(caught.number)
+        is_ours = get_handler(caught.number) == caught.handler
+        if caught.number == signal.SIGTERM:
+            faulthandler.unregister(caught.number)
+        else:
+            faulthandler.disable()
 
-    if not is_ours:
-        restore_action(caught.number, current)
-    elif caught.is_final:
-        set_handler(caught.number, 0)
+        if not is_ours:
+            restore_action(caught.number, current)
+        elif caught.is_final:
+            set_handler(caught.number, 0)
     if not in_child:
         _remove_abort_limit(caught)
     elif caught.number == signal.SIGTERM and caught.is_final:
@@ -347,17 +367,43 @@ def close_pipe(caught: CaughtSignal) -> None:
     """
     Close the pipe, once no code uses it.
     """
-    os.close(caught.reader)
+    caught.reader.close()
     caught.writer.close()
+
+
+def end_unheard(caught: CaughtSignal, silent_s: float) -> None:
+    """
+    End this process by a SIGTERM that came, but was not written to our pipe.
+
+    Then the program has closed the pipe, or given *faulthandler* another file.
+    Where it has closed that of SIGABRT, this has started an alarm, too.
+
+    Args:
+        silent_s: The time since the last call, in seconds.
+    """
+    if not caught.is_final or caught.file_ref() is not None:
+        return
+
+    # An alarm begins with as many seconds as the number of its signal.
+    left_s = signal.getitimer(signal.ITIMER_REAL)[0]
+    if left_s > _PIPE_SIGNAL - silent_s:
+        if not caught.reader.is_intact():
+            clear_alarm()
+    elif caught.number == signal.SIGTERM and left_s > caught.number - silent_s:
+        end_process(caught)
 
 
 def _remove_abort_limit(caught: CaughtSignal) -> None:
     """
     Remove the time limit; else closing the pipe sends a signal that kills.
     """
-    flags = fcntl.fcntl(caught.reader, fcntl.F_GETFL)
-    if flags & os.O_ASYNC:
-        fcntl.fcntl(caught.reader, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+    if caught.number != signal.SIGABRT:
+        return
+
+    if caught.reader.is_intact():
+        flags = fcntl.fcntl(caught.reader.fd, fcntl.F_GETFL)
+        fcntl.fcntl(caught.reader.fd, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+    if get_handler(_PIPE_SIGNAL) == get_address("alarm"):
         set_handler(_PIPE_SIGNAL, 0)
 
 
@@ -390,21 +436,17 @@ class StackSignalHandler(NamedTuple):
 
         signal: Number of the signal.
 
-        fd: The open file.  The program may have closed it, and reused the
-            number.
+        file: The open file, to which *faulthandler* writes without a check.
 
         file_ref: Returns ``None`` once *faulthandler* no longer writes there.
-
-        file_id: Device and inode of the file.
 
         fault_handler: Address of *faulthandler*'s handler.
     """
 
     path: Path
     signal: int
-    fd: int
+    file: OwnDescriptor
     file_ref: FaultFileRef
-    file_id: tuple[int, int] | None
     fault_handler: int
 
 
@@ -514,9 +556,9 @@ def _remove_stale_files(folder: int) -> None:
 def _register_handler(number: int, path: Path) -> StackSignalHandler:
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    file = FaultFile(fd)
+    own = OwnDescriptor(os.open(path, flags, 0o600))
+    fcntl.flock(own.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    file = FaultFile(own.fd)
     # This is restored when faulthandler's handler is removed.
     set_handler(number, _IGNORE)
     _ignored_signals.add(number)
@@ -524,7 +566,7 @@ def _register_handler(number: int, path: Path) -> StackSignalHandler:
     faulthandler.register(number, file=file, all_threads=False, chain=False)
     fault_handler = get_handler(number)
     return StackSignalHandler(
-        path, number, fd, FaultFileRef(file), _file_id(fd), fault_handler
+        path, number, own, FaultFileRef(file), fault_handler
     )
 
 
@@ -538,17 +580,7 @@ def _unregister_handler(handler: StackSignalHandler) -> None:
         faulthandler.unregister(handler.signal)
         if not is_ours:
             restore_action(handler.signal, current)
-    # Closing the file also releases its lock.
-    if _file_id(handler.fd) == handler.file_id:
-        os.close(handler.fd)
-
-
-def _file_id(fd: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(fd)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+    handler.file.close()  # and release its lock
 
 
 @cache

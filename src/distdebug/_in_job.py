@@ -1,0 +1,148 @@
+"""
+Keep our threads and descriptors inside a job apart from the program.
+
+A program may block a signal and wait for it, so our threads take none.  It may
+close every descriptor and open files, which then get the lowest free numbers:
+ours have high numbers, and each use checks what is behind them.
+
+Training jobs import this module: it needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+
+from collections.abc import Callable, Iterator
+
+
+# Caused by the thread itself: blocked, they would end the process unreported.
+_OWN_FAULTS = {
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSEGV,
+    signal.SIGSYS,
+    signal.SIGTRAP,
+}
+# The kernel keeps 8 bytes for each number up to the highest.
+_MAX_DESCRIPTOR = 1 << 13
+
+# The signals that the program blocks where it started a thread of ours.
+_program = threading.local()
+
+
+class OwnThread(threading.Thread):
+    """
+    A daemon thread that takes no signals.
+
+    Args:
+        work: What it runs.
+    """
+
+    def __init__(
+        self, work: Callable[[], object], name: str = "distdebug"
+    ) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self._blocked: set[signal.Signals] = set()
+
+    def start(self) -> None:
+        """
+        Start the thread.
+
+        Raises:
+            RuntimeError: The process may have no more threads, or it ends.
+        """
+        before = _blocked_signals()
+        self._blocked = getattr(_program, "blocked", before)
+        try:
+            # A thread inherits the mask of the one that starts it.
+            signal.pthread_sigmask(
+                signal.SIG_BLOCK, signal.valid_signals() - _OWN_FAULTS
+            )
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def run(self) -> None:
+        """
+        Run in the thread.
+        """
+        _program.blocked = self._blocked
+        super().run()
+
+
+@contextlib.contextmanager
+def program_signals() -> Iterator[None]:
+    """
+    Take signals in this thread as in the one that started it.
+
+    That is for code of the user, whose child processes inherit the mask.
+    """
+    before = _blocked_signals()
+    try:
+        signal.pthread_sigmask(
+            signal.SIG_SETMASK, getattr(_program, "blocked", before)
+        )
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _blocked_signals() -> set[signal.Signals]:
+    return signal.pthread_sigmask(signal.SIG_BLOCK, ())  # type: ignore[return-value]
+
+
+class OwnDescriptor:
+    """
+    A file descriptor of ours, which the program may close, and reuse.
+
+    Args:
+        fd: An open descriptor; a high number takes its place if one is free.
+
+    Attributes:
+        fd: The number.
+
+    Raises:
+        OSError: It is closed already.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = _move_up(fd)
+        self._file = _identify(self.fd)
+
+    def is_intact(self) -> bool:
+        """
+        Return whether the number still stands for this file.
+        """
+        try:
+            return _identify(self.fd) == self._file
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """
+        Close the file, unless the number stands for another one by now.
+        """
+        if self.is_intact():
+            os.close(self.fd)
+
+
+def _move_up(fd: int) -> int:
+    least = min(os.sysconf("SC_OPEN_MAX"), _MAX_DESCRIPTOR) * 3 // 4
+    try:
+        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
+    except (OSError, ValueError):  # no high number is free
+        return fd
+
+    os.close(fd)
+    return moved
+
+
+def _identify(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
