@@ -73,8 +73,28 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _open_private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
+    """
+    Open a file for :func:`open`; one that is made is for this user alone.
+    """
     return os.open(path, flags, 0o600)
+
+
+def make_private_folder(folder: Path) -> None:
+    """
+    Make a folder, and its missing parents, for this user alone.
+
+    Those that exist stay as they are.  ``mkdir(parents=True)`` would give the
+    parents whatever the umask allows.
+
+    Raises:
+        OSError: It cannot be made, or is no folder.
+    """
+    missing = [folder]
+    while not is_there(missing[-1].parent):
+        missing.append(missing[-1].parent)
+    for part in reversed(missing):
+        part.mkdir(mode=0o700, exist_ok=True)
 
 
 # Up to Python 3.13 the methods of Path raise where a folder may not be entered or
@@ -398,7 +418,7 @@ def open_whole(path: Path) -> Iterator[IO[bytes]]:
     # link there.
     with (
         _renamed(path) as temporary,
-        open(temporary, "xb", opener=_open_private) as file,
+        open(temporary, "xb", opener=open_private) as file,
     ):
         yield file
 

@@ -23,6 +23,7 @@ import pytest
 import distdebug
 
 from distdebug.__main__ import main
+from distdebug.capture import make_folder
 from distdebug.errors import ConfigError, DistdebugError
 from distdebug.findings import Missing
 from distdebug.report.page import summarize_inputs
@@ -407,23 +408,63 @@ def test_commands_steer_no_terminal(evil, line, capsys):
     )
 
 
+@pytest.fixture
+def open_umask():
+    """
+    Let others enter and read what is made, unless it says otherwise.
+    """
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def open_to_others(folder: Path) -> dict[str, str]:
+    """
+    Return the modes of what others may enter or read below a folder.
+    """
+    modes = {
+        str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode)
+        for path in folder.rglob("*")
+        if not path.is_symlink()
+    }
+    return {name: oct(m) for name, m in modes.items() if m & 0o077}
+
+
 @pytest.mark.process
-def test_what_is_written_is_private(tmp_path):
+def test_what_is_written_is_private(tmp_path, open_umask):
     """
     Whatever the umask: nobody else may enter or read what a snapshot holds.
     """
-    before = os.umask(0)
-    try:
-        taken = distdebug.snapshot(
-            tmp_path / "hang", pids=[os.getpid()], timeout_s=5.0
-        )
-    finally:
-        os.umask(before)
+    dumps, tree = tmp_path / "dumps", tmp_path / "tree"
+    make_dumps(dumps, SimulatedJob(2))
+    tree.mkdir()
 
-    modes = {
-        str(path.relative_to(tmp_path)): stat.S_IMODE(path.lstat().st_mode)
-        for path in (taken.folder, *taken.folder.rglob("*"))
-        if not path.is_symlink()
-    }
-    assert {} == {name: oct(m) for name, m in modes.items() if m & 0o077}
-    assert len(modes) > 2
+    taken = distdebug.snapshot(
+        tree / "new" / "hang",
+        pids=[os.getpid()],
+        dump_dir=dumps,
+        timeout_s=5.0,
+    )
+
+    assert {} == open_to_others(tree)
+    assert [True] == [
+        p.is_dir() for p in taken.folder.glob("*/flight_recorder")
+    ]
+
+
+def test_folders_are_private(tmp_path, open_umask):
+    """
+    Whatever the umask: what a copy of reports and a capture are in is private.
+    """
+    report = tmp_path / "worker_process_4711.nsys-rep"
+    report.write_bytes(b"report")
+    (tree := tmp_path / "tree").mkdir()
+
+    make_folder(tree / "new" / "stacks", "n1")
+    reports = distdebug.find_nsys_reports(report).reports
+    distdebug.collect_nsys_reports(
+        reports, tree / "more" / "reports", settle_s=0
+    )
+
+    assert {} == open_to_others(tree)
+    assert 1 == len([*tree.rglob("*.nsys-rep")])

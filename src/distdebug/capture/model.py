@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import attrs
 
-from .._io import numbered, write_whole
+from .._io import make_private_folder, numbered, write_whole
 from .._render import Block, Lines, Shown, Table, Tree
 from .._text import clean
 from ..findings import (
@@ -349,7 +349,7 @@ def make_folder(output_dir: Path, host: str) -> Path:
     Raises:
         OSError: It cannot be created.
     """
-    output_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(output_dir)
     for folder in numbered(output_dir / host):
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._io import make_private_folder
 from ..errors import DebuggerError
 from ..identity import current_identity
 
@@ -91,7 +92,7 @@ def make_folder(path: Path) -> None:
     if path.parent == base_folder():
         path.parent.mkdir(mode=0o700, exist_ok=True)
         check_folder(path.parent)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(path)
     check_folder(path)
 
 

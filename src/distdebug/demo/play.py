@@ -22,6 +22,7 @@ from typing import Literal
 import attrs
 import psutil
 
+from .._io import make_private_folder
 from ..capture import capture_node
 from ..diagnosis import diagnose
 from ..errors import DistdebugError, MissingDependencyError
@@ -419,7 +420,7 @@ def _make_folder(folder: Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="distdebug-demo-"))
 
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         is_empty = not any(folder.iterdir())
     except OSError as exc:
         msg = f"cannot use this folder: {exc}"

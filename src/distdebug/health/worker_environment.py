@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import attrs
 
 from .._rules import read_toml
+from .._secrets import redact
 from .._text import clean
 from ..findings import Evidence, Missing
 from ..identity import (
@@ -30,14 +31,6 @@ from ..processes import Worker, read_environ, read_link
 _PLACE_NAMES = PLACE_VARIABLES | {rule.size for rule in LAUNCHER_RULES}
 _SECRET_NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|SIGNATURE|BEARER",
-    re.IGNORECASE,
-)
-_URL_CREDENTIALS = re.compile(r"://[^/\s]{0,500}@")
-# Tokens of Hugging Face, OpenAI, GitHub, and AWS, and JSON web tokens.
-_SECRET_VALUE = re.compile(
-    r"\bhf_[A-Za-z0-9]{20}|\bsk-[A-Za-z0-9_-]{16}|\bgh[pousr]_[A-Za-z0-9]{20}"
-    r"|\bAKIA[A-Z0-9]{12}|\beyJ[A-Za-z0-9_-]{16}|-----BEGIN"
-    r"|(?:token|secret|passw(?:or)?d|api[-_]?key)[\"']?\s{0,3}[=:]",
     re.IGNORECASE,
 )
 _MAX_VALUE = 500
@@ -78,7 +71,7 @@ def _is_public(name: str, value: str) -> bool:
     if name not in public["no_secrets"] and _SECRET_NAME.search(name):
         return False
 
-    return not (_URL_CREDENTIALS.search(value) or _SECRET_VALUE.search(value))
+    return redact(value) == value
 
 
 # Child processes have the same values as the rank that started them.

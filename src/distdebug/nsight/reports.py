@@ -29,9 +29,11 @@ from .._io import (
     WalkedFile,
     is_file,
     is_there,
+    make_private_folder,
     matching,
     names_in,
     open_ordinary,
+    open_private,
     output_to,
     resolved,
 )
@@ -248,7 +250,7 @@ def collect_nsys_reports(
     """
     root = Path(folder)
     with output_to(root):
-        root.mkdir(parents=True, exist_ok=True)
+        make_private_folder(root)
     done: dict[str, list[Any]] = defaultdict(list)
     open_files, targets = open_report_files(), set()
     for report in reports:
@@ -290,7 +292,7 @@ def _copy_if_complete(
     if str(source) in open_files or 0 <= age < settle_s:
         return "left"
 
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(target.parent)
     temporary = target.with_name(f".{target.name}.part")
     try:
         _copy_file(source, temporary)
@@ -312,7 +314,7 @@ def _copy_file(source: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     with (
         open_ordinary(source, "not an ordinary file") as source_file,
-        target.open("xb") as target_file,
+        open(target, "xb", opener=open_private) as target_file,
     ):
         shutil.copyfileobj(source_file, target_file, _COPY_BYTES)
         target_file.flush()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from .._secrets import redact_arguments
 from .._text import clean
 from ..identity import Identity, coordinates_in_title, identify
 from .model import Role, Worker
@@ -640,13 +641,13 @@ class Survey:
         uids = (
             parse_status(read_proc(f"{folder}/status")).get("Uid", "").split()
         )
-        title = process.text[: 4 * _MAX_TITLE_CHARS]
+        title = redact_arguments(process.arguments) or process.name
         return Worker(
             pid=pid,
             start_ticks=process.start_ticks,
             parent_pid=stat.parent_pid,
             uid=whole_number("".join(uids[1:2])) or 0,
-            title=clean(title, limit=_MAX_TITLE_CHARS),
+            title=clean(title[: 4 * _MAX_TITLE_CHARS], limit=_MAX_TITLE_CHARS),
             framework=kind.framework,
             role=kind.role,
             **self._candidate(process).placement(kind),

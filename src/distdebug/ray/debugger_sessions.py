@@ -20,7 +20,12 @@ from typing import Any, Literal, NamedTuple
 
 import attrs
 
-from .._io import is_folder, read_ordinary, write_whole
+from .._io import (
+    is_folder,
+    make_private_folder,
+    read_ordinary,
+    write_whole,
+)
 from .._render import Block, Shown
 from .._text import clean
 from ..capture import Check, check_blocks
@@ -664,7 +669,7 @@ def write_launch_json(
     text = json.dumps(merged, indent=4, ensure_ascii=False) + "\n"
     try:
         mode = stat.S_IMODE(file.stat().st_mode) if existing else None
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(file.parent)
         write_whole(file, text.encode("utf-8", "surrogatepass"))
         if mode is not None:
             file.chmod(mode)

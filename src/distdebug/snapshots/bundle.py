@@ -30,6 +30,7 @@ from .._io import (
     check_layout,
     is_folder,
     is_there,
+    make_private_folder,
     numbered,
     open_ordinary,
     read_ordinary,
@@ -566,7 +567,7 @@ def _is_unfinished_by(bundle: Path, host: str) -> bool:
 
 def _claim_folder(folder: Path, host: str, run: str | None) -> bool:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
     except FileExistsError:  # the path is a file
         return False
     if not _is_empty(folder) or not set_in_progress_marker(folder, host, run):

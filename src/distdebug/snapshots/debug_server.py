@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from .._io import is_there, write_whole
+from .._io import is_there, make_private_folder, write_whole
 from .._proc import answers_in_time, in_time
 from .._text import clean, reason_of, without_controls
 from ..findings import Missing
@@ -465,7 +465,7 @@ def save_rank_answers(
     # Readers need both or neither.
     pid, host = (pid, host) if pid and host else (0, "")
     if process is not None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         known = attrs.evolve(
             process, rank=rank, host=host, pid=pid, taken=answers.asked_at
         )
@@ -504,7 +504,7 @@ def _save_stacks(
 
 
 def _save_dump(text: str, sidecar: Sidecar, folder: Path) -> Iterator[Path]:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     path = folder / sidecar.dump
     write_whole(path, text.encode())
     yield path

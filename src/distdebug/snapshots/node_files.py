@@ -22,7 +22,13 @@ from typing import IO, Any
 
 import attrs
 
-from .._io import is_there, open_ordinary, open_whole, write_whole
+from .._io import (
+    is_there,
+    make_private_folder,
+    open_ordinary,
+    open_whole,
+    write_whole,
+)
 from .._text import clean, reason_of
 from ..findings import Missing
 from ..flight_recorder import (
@@ -380,7 +386,7 @@ def collect_dumps(  # noqa: PLR0913 each can be left out
             if time.monotonic() > deadline:
                 _raise_reason("the time was over")
             path = folder / source.relative_to(root)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(path.parent)
             max_file_bytes = min(left, _MAX_DUMP_FILE_BYTES)
             left -= _copy(source, path, max_file_bytes, deadline)
         except (OSError, ValueError) as exc:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import attrs
 
+from ..._io import make_private_folder
 from ..._text import clean, time_text
 from ...errors import DebuggerError, DistdebugError
 from ...ranks import RankSelection, ranks_text
@@ -517,7 +518,7 @@ def line_editing(client: DebugClient) -> Iterator[None]:
     finally:
         readline.set_completer(None)
         with suppress(OSError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(path.parent)
             readline.set_history_length(1000)
             readline.write_history_file(path)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ..._io import make_private_folder
 from ...errors import RecorderError
 from ...identity import identify
 
@@ -365,7 +366,7 @@ def make_folder(folder: Path) -> None:
                 if root in (part, *part.parents):
                     _make_private(part)
         else:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder)
     except OSError as exc:
         msg = f"cannot make the folder for dumps: {exc}"
         raise RecorderError(msg, remedy=_REMEDY) from exc

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import attrs
 
+from ..._secrets import redact
 from ..headings import parse_coordinates
 from ..model import (
     GpuKernel,
@@ -179,7 +180,7 @@ def _parse_process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
     infos = (i for t in threads if (i := t.get("process_info")))
     info: Mapping[str, Any] = next(infos, {})
     parent = info.get("parent") or {}
-    command = str(info.get("command_line") or "")
+    command = redact(str(info.get("command_line") or ""))
     coordinates = info.get("coordinates")
     return _read(
         ProcessStacks,

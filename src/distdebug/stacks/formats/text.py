@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from ..._secrets import redact
 from ..._text import without_controls
 from ...identity import RANK_TAG
 from ..headings import Heading, parse_coordinates, parse_heading
@@ -475,7 +476,7 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
         pid=pid,
         source="",
         threads=threads,
-        command=draft.command,
+        command=redact(draft.command),
         rank=heading.rank,
         world_size=heading.world_size,
         host=heading.host,
