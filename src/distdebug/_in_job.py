@@ -11,7 +11,9 @@ Training jobs import this module: it needs only the standard library.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import functools
 import os
 import signal
 import threading
@@ -57,6 +59,7 @@ class OwnThread(threading.Thread):
         Raises:
             RuntimeError: The process may have no more threads, or it ends.
         """
+        _load_thread_exit()
         before = _blocked_signals()
         self._blocked = getattr(_program, "blocked", before)
         try:
@@ -74,6 +77,19 @@ class OwnThread(threading.Thread):
         """
         _program.blocked = self._blocked
         super().run()
+
+
+@functools.cache
+def _load_thread_exit() -> None:
+    """
+    Load the library by which glibc ends a thread.
+
+    Up to Python 3.13, a daemon thread that wakes up while the interpreter ends
+    is ended by ``pthread_exit``, which loads it, and aborts the process if no
+    descriptor is free.  Torch loads it anyway.
+    """
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libgcc_s.so.1")
 
 
 @contextlib.contextmanager

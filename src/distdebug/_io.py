@@ -90,10 +90,8 @@ def make_private_folder(folder: Path) -> None:
     Raises:
         OSError: It cannot be made, or is no folder.
     """
-    missing = [folder]
-    while not is_there(missing[-1].parent):
-        missing.append(missing[-1].parent)
-    for part in reversed(missing):
+    parents = itertools.takewhile(lambda x: not is_there(x), folder.parents)
+    for part in (*reversed([*parents]), folder):
         part.mkdir(mode=0o700, exist_ok=True)
 
 

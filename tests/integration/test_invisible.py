@@ -27,8 +27,8 @@ import distdebug
 PROGRAM = Path(__file__).parent / "programs" / "ordinary.py"
 MODES = ("recorder", "watch", "armed", "recorder,watch,armed")
 # More than an ordinary end takes on a busy machine, and less than any alarm.
-BOUND_S = 5.0
-# The table in docs/reference/inside_your_process.md: what differs, and why.
+BOUND_S = 10.0
+# The table in docs/reference/in_your_process.md: what differs, and why.
 LATER_S = {("abort", "recorder"): 7.0}
 FLAGS = (("-W", "error"), ("-O",), ("-X", "faulthandler"), ("-X", "dev"))
 # Lines of ours on standard error.

@@ -728,12 +728,13 @@ def _blocks_of_file(
     with open_log(path) as file:
         try:
             while block := file.read(size):
-                cut = (block.rfind(b"\n") + 1) or (block.rfind(b"\r") + 1)
+                data = rest + block
+                cut = (data.rfind(b"\n") + 1) or (data.rfind(b"\r") + 1)
                 if cut:
-                    yield rest + block[:cut]
-                    rest = block[cut:]
+                    yield data[:cut]
+                    rest = data[cut:]
                 else:
-                    rest = (rest + block)[:LONGEST_LINE]
+                    rest = data[:LONGEST_LINE]
         except READ_ERRORS as exc:
             # Truncated or too large: the beginning is still good.
             if isinstance(exc, OSError) and exc.errno is not None:
@@ -742,7 +743,7 @@ def _blocks_of_file(
                 raise
             on_error(exc)
     if rest:
-        yield rest[:LONGEST_LINE]
+        yield rest
 
 
 _COLOR_CODES = re.compile(rb"\x1b\[[0-9;]*m")

@@ -419,7 +419,14 @@ def closed_and_goes_on():
 
 @program
 def first_descriptors():
-    say([os.open("/dev/null", os.O_RDONLY) for _ in range(4)])
+    # Each of ours has one for a moment, now and then.
+    found = []
+    for _ in range(20):
+        found.append([os.open("/dev/null", os.O_RDONLY) for _ in range(4)])
+        for fd in found[-1]:
+            os.close(fd)
+        time.sleep(0.02)
+    say(max(found, key=found.count))
 
 
 @program

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import socket
 import struct
 import sys
@@ -525,12 +526,19 @@ def serve(listener: OwnSocket, folder: Path) -> None:
 
         folder: The folder for the audit log.
     """
-    OwnThread(partial(_accept, listener, folder), "distdebug-agent").start()
+    # While it waits, accept itself would hold the lowest free descriptor.
+    listener.socket.settimeout(0)
+    client_comes = select.poll()
+    client_comes.register(listener.socket, select.POLLIN)
+    accept = partial(_accept, listener, client_comes, folder)
+    OwnThread(accept, "distdebug-agent").start()
 
 
-def _accept(listener: OwnSocket, folder: Path) -> None:
+def _accept(
+    listener: OwnSocket, client_comes: select.poll, folder: Path
+) -> None:
     free = threading.BoundedSemaphore(_MAX_CLIENTS)
-    while listener.is_intact():
+    while client_comes.poll() and listener.is_intact():
         try:
             client, _ = listener.socket.accept()
         except OSError:
