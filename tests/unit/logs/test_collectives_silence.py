@@ -442,6 +442,34 @@ def test_who_made_fewer_calls_is_told_once_the_log_is_old(tmp_path):
     assert () == findings(new)
 
 
+def test_last_calls(tmp_path):
+    """
+    Of millions of calls, the last ones of each communicator and attempt are
+    kept, with the numbers of their lines.
+    """
+    failed = "[rank0]: Watchdog caught collective operation timeout: WorkNCCL("
+    failed += "SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)="
+    failed += "600000) ran for 600015 milliseconds before timing out. opCount "
+    first = [call(r, n) for n in range(50) for r in (0, 1)]
+    again = [call(r, n, comm="0x8") for n in range(100, 190) for r in (0, 1)]
+    path = tmp_path / "a.log"
+    lines = [*first, failed, "will restart worker group", *again]
+    path.write_text("\n".join(lines))
+
+    logs = read_collective_logs(path)
+
+    kept = sorted((x.attempt, x.number, x.line) for x in logs.calls)
+    assert [
+        *((0, n, 2 * n + r + 1) for n in range(18, 50) for r in (0, 1)),
+        *(
+            (1, n, 103 + 2 * (n - 100) + r)
+            for n in range(158, 190)
+            for r in (0, 1)
+        ),
+    ] == kept
+    assert [7] == [x.seq for x in logs.timeouts]
+
+
 @pytest.mark.parametrize(
     "lines",
     [

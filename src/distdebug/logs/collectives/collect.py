@@ -9,8 +9,10 @@ import re
 import time
 
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import attrs
@@ -58,11 +60,11 @@ _KEYWORDS = (
     *("wait timeout after", "gloo/", "Gloo connectFullMesh", "ncclUniqueId"),
     *("store based barrier", "collective #", "joined any collectives"),
     *("NCCL WARN", " - Init ", "Using network", "Bootstrap", " : Using "),
-    *("opCount", "NCCL version", "restart worker group", "Socket Timeout"),
+    *("NCCL version", "restart worker group", "Socket Timeout"),
     *("TCP client failed", "connect() timed out", "RendezvousTimeoutError"),
     *("server socket has failed", "remote process exited"),
 )
-_CALL_KEYWORD = b"opCount"
+_RESTART = b"restart worker group"
 _KEYWORD_INDEX = make_text_index(word.encode() for word in _KEYWORDS)
 
 
@@ -86,14 +88,23 @@ class RawLine(NamedTuple):
     previous_end: str = ""
 
 
+# Called with a text, where a part of it begins and ends, and the number of the
+# first line of that part.
+KeepCalls = Callable[[bytes, tuple[int, int], int], object]
+
+
 def find_hits(
-    source: str | os.PathLike[str] | Iterable[str],
+    source: str | os.PathLike[str] | Iterable[str], keep_calls: KeepCalls
 ) -> Iterator[RawLine]:
     """
     Find the lines of a log that could be about a collective.
 
     Args:
         source: The file, compressed or not; or its lines.
+
+        keep_calls: Called with each part of the file that was searched, before
+            a line is yielded by which a restart begins, and at the end.  It
+            finds lines about calls of NCCL: there may be millions.
 
     Yields:
         Hits, each with the lines in which it may continue, in file order.
@@ -107,18 +118,23 @@ def find_hits(
     for block in read_blocks(source, size=_BLOCK_BYTES):
         text = block.data.removesuffix(b"\n") + b"\n"
         pending = yield from _scan_block(
-            text, block.number, pending, last_line
+            text, block.number, pending, last_line, keep_calls
         )
         last_line = _previous_line(text, len(text))
 
 
 def _scan_block(
-    text: bytes, number: int, pending: int, last_line: bytes
+    text: bytes,
+    number: int,
+    pending: int,
+    last_line: bytes,
+    keep_calls: KeepCalls,
 ) -> Generator[RawLine, None, int]:
     """
     Yield the hits of a block and their continuation lines; skip the others.
     """
     position, end = 0, len(text)
+    kept, kept_number = 0, number
     hits = _find_hit_lines(text)
     for hit in (*hits, end):
         while pending and position < hit:
@@ -129,25 +145,26 @@ def _scan_block(
             continue
         number += text.count(b"\n", position, hit)
         position = hit
+        if hit == end or hits[hit]:
+            keep_calls(text, (kept, hit), kept_number)
+            kept, kept_number = hit, number
         if hit < end:
             raw, position, number = _read_raw_line(text, hit, number)
-            pending = max(hits[hit], pending)
+            pending = _CONTINUATION_LINES
             before = _previous_line(text, hit) if hit else last_line
             yield raw._replace(is_hit=True, previous_end=_decode(before))
     return pending
 
 
-def _find_hit_lines(text: bytes) -> dict[int, int]:
+def _find_hit_lines(text: bytes) -> dict[int, bool]:
     """
-    Return where lines with keywords begin, and in how many each may go on.
+    Return where lines with keywords begin, and whether each tells a restart.
     """
     found = list(_KEYWORD_INDEX.find(text))
     starts = _line_starts(text, (at for at, _ in found))
-    lines: dict[int, int] = {}
+    lines: dict[int, bool] = {}
     for start, (_, word) in zip(starts, found, strict=True):
-        # There may be millions of lines about calls of NCCL, each whole.
-        rest = 0 if word == _CALL_KEYWORD else _CONTINUATION_LINES
-        lines[start] = max(rest, lines.get(start, 0))
+        lines[start] = word == _RESTART or lines.get(start, False)
     return lines
 
 
@@ -370,15 +387,47 @@ _MAX_COMMUNICATORS = 1 << 16
 _RESTART_TEXT = "will restart worker group"
 
 
-class _SetAside(NamedTuple):
+# A line about a call of NCCL, which is always whole.
+_CALL = re.compile(rb" opCount [^\n]*(?: comm ([^\n]{0,18})|$)", re.MULTILINE)
+_CALL_WORD = b" opCount "
+_CALL_PREFIX_END = b"] NCCL INFO"
+_CALL_KEY_BYTES = 80
+
+
+class _Call(NamedTuple):
     """
     A line about a call of NCCL, with what is known of its file.
     """
 
-    raw: RawLine
-    source: str
-    rank: int | None
+    number: int
+    line: bytes
+    file: tuple[str, int | None]
     attempt: int
+
+
+def _is_call(line: str) -> bool:
+    # A message of a watchdog may quote a call.
+    return " opCount " in line and "SeqNum=" not in line
+
+
+def _last_calls(text: bytes, begin: int, end: int) -> dict[object, list[int]]:
+    """
+    Return where the lines about the last calls of each communicator begin.
+    """
+    if text.find(_CALL_WORD, begin, end) < 0:
+        return {}
+
+    calls: dict[object, deque[int]] = {}
+    found = list(_CALL.finditer(text, begin, end))
+    starts = _line_starts(text, (call.start() for call in found))
+    for start, call in zip(starts, found, strict=True):
+        stop = text.find(_CALL_PREFIX_END, start, call.start())
+        stop = call.end() if stop < 0 else stop
+        key = text[max(start, stop - _CALL_KEY_BYTES) : stop], call[1]
+        if (of_key := calls.get(key)) is None:
+            of_key = calls[key] = deque(maxlen=_MAX_CALLS)
+        of_key.append(start)
+    return {key: [*of_key] for key, of_key in calls.items()}
 
 
 class RecordCollector:
@@ -390,14 +439,14 @@ class RecordCollector:
         self._records: dict[str, dict[object, LogRecord]] = {
             name: {} for name in RECORD_FIELDS.values()
         }
-        self._calls: dict[tuple[object, ...], deque[_SetAside]] = {}
+        self._calls: dict[object, deque[_Call]] = {}
         self._attempt = 0
         self._restarts = 0
         self._dropped: dict[str, int] = defaultdict(int)
 
     def read(
         self,
-        raw_lines: Iterator[RawLine],
+        lines: str | os.PathLike[str] | Iterable[str],
         source: str,
         rank: int | None,
         attempt: int,
@@ -406,15 +455,23 @@ class RecordCollector:
         Add the records of one file.
 
         Args:
+            lines: The file, or its lines.
+
+            source: Its name.
+
             rank: The rank of the file; ``None`` if unknown.
 
             attempt: How many times the job was restarted before this file.
         """
         is_new = False
         self._attempt = attempt
-        for line in join_broken_lines(
-            self._set_aside_calls(raw_lines, source, rank), source
-        ):
+        keep_calls = partial(self._keep_calls, (source, rank))
+        hits = (
+            raw
+            for raw in find_hits(lines, keep_calls)
+            if not _is_call(raw.text)
+        )
+        for line in join_broken_lines(hits, source):
             if _RESTART_TEXT in line.text:
                 self._attempt += is_new
                 is_new = False
@@ -422,22 +479,31 @@ class RecordCollector:
                 is_new = True
         self._restarts = max(self._restarts, self._attempt)
 
-    def _set_aside_calls(
-        self, raw_lines: Iterator[RawLine], source: str, rank: int | None
-    ) -> Iterator[RawLine]:
+    def _keep_calls(
+        self,
+        file: tuple[str, int | None],
+        text: bytes,
+        span: tuple[int, int],
+        number: int,
+    ) -> None:
         """
-        Keep the last calls of each communicator only; there are millions.
+        Keep the last calls of each communicator in a part of a file.
         """
-        for raw in raw_lines:
-            if " opCount " not in raw.text or "SeqNum=" in raw.text:
-                yield raw
-                continue
-            prefix = raw.text[: raw.text.find("] NCCL INFO")]
-            _, _, comm = raw.text.rpartition(" comm ")
-            key = (self._attempt, prefix[-80:], comm[:18])
+        begin, end = span
+        counted = begin
+        attempt = self._attempt
+        last = _last_calls(text, begin, end)
+        kept: list[tuple[int, deque[_Call]]] = []
+        for communicator, starts in last.items():
+            key = attempt, communicator
             if key in self._calls or len(self._calls) < _MAX_COMMUNICATORS:
                 calls = self._calls.setdefault(key, deque(maxlen=_MAX_CALLS))
-                calls.append(_SetAside(raw, source, rank, self._attempt))
+                kept += ((start, calls) for start in starts)
+        for start, calls in sorted(kept, key=itemgetter(0)):
+            number += text.count(b"\n", counted, start)
+            counted = start
+            line = text[start : text.find(b"\n", start)][:LONGEST_LINE]
+            calls.append(_Call(number, line, file, attempt))
 
     def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
         has_failure = False
@@ -471,7 +537,10 @@ class RecordCollector:
             files: Number of ranks that have a file; ``None`` if unknown.
         """
         for calls in self._calls.values():
-            for raw, source, rank, attempt in calls:
+            for number, text, (source, rank), attempt in calls:
+                raw = RawLine(number, _decode(text), is_hit=True)
+                if not _is_call(raw.text):  # it was read already
+                    continue
                 for line in join_broken_lines(iter([raw]), source):
                     self._add_line(line, rank, attempt)
         for kind, count in self._dropped.items():
@@ -557,7 +626,7 @@ def read_collective_logs(
         lines = paths_or_lines
         if isinstance(lines, str):
             lines = lines.split("\n")
-        collector.read(find_hits(lines), "", None, 0)  # type: ignore[arg-type]
+        collector.read(lines, "", None, 0)  # type: ignore[arg-type]
         return collector.result(world_size, [])
 
     walk = LogWalk(paths)
@@ -568,9 +637,7 @@ def read_collective_logs(
     ranks = find_file_ranks(files)
     for file in files:
         try:
-            collector.read(
-                find_hits(file), file, ranks.get(file), parse_attempt(file)
-            )
+            collector.read(file, file, ranks.get(file), parse_attempt(file))
         except (OSError, ValueError, EOFError) as exc:
             missing.append(Missing.log(file, exc))
     logs = collector.result(world_size, missing, world_size_from_files(files))
