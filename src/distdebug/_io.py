@@ -169,6 +169,10 @@ class WalkedFile(NamedTuple):
     size: int
 
 
+#: Looking at so many takes some seconds, and hundreds of MB.
+MAX_FILES = 250_000
+
+
 class FileWalk:
     """
     Iterate over the ordinary files below some paths, sorted, each once.
@@ -188,7 +192,8 @@ class FileWalk:
 
         max_depth: Levels of folders; by default all.
 
-        max_files: Files and folders to look at, for each path.
+        max_files: Files and folders to look at, for each path; by default
+            several for each rank of the largest jobs.
 
         deadline: When to stop, on the monotonic clock.
 
@@ -204,7 +209,7 @@ class FileWalk:
         | None = None,
         follows_out: bool = False,
         max_depth: float = float("inf"),
-        max_files: int = 10_000_000,
+        max_files: int = MAX_FILES,
         deadline: float = float("inf"),
     ) -> None:
         self.problems: list[tuple[str, str | Exception]] = []
@@ -250,7 +255,10 @@ class FileWalk:
         if time.monotonic() > self._deadline:
             return "the time was over"
         if left <= 0:
-            return "there are too many files to look at all of them"
+            return (
+                f"only its first {self._max_files:,} files were looked at; "
+                "name the folder in it that matters"
+            )
         return ""
 
     def _look_at(self, root: str, place: str) -> os.stat_result | None:

@@ -65,7 +65,7 @@ def _limited(request, monkeypatch):
     """
     Memory is limited as it is in a child process, but only for a while.
     """
-    monkeypatch.setattr(decode, "limit_process", lambda size: request.param)
+    monkeypatch.setattr(decode, "limit_process", lambda *_: request.param)
     if not request.param:
         yield
         return

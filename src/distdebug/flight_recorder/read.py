@@ -285,6 +285,8 @@ def _chain_files(
             problems.append(_missing_dump(file, reason))
 
     for chain in chains.values():
+        if len(chain) == 1:
+            continue
         chain.sort(key=lambda file: _recency(file.sidecar), reverse=True)
         reason = f"stale: {_file_name(chain[0])} is of a later process"
         problems += [
@@ -440,7 +442,7 @@ def _reason_against(file: DumpFile, best: DumpFile) -> str:
 
 
 def _file_name(file: DumpFile) -> str:
-    return PurePath(file.path).name
+    return os.path.basename(file.path)  # noqa: PTH119 of thousands of files
 
 
 def infer_rank(file: DumpFile, dump: RankDump) -> int | None:

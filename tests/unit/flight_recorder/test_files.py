@@ -264,7 +264,7 @@ class TestSearch:
 
         assert count == len(files)
         assert (count < 3) == bool(problems)
-        assert all("too many" in problem.reason for problem in problems)
+        assert all(f"its first {most}" in x.reason for x in problems)
 
     def test_starts(self, tmp_path):
         """

@@ -5,6 +5,7 @@ Child processes that decode files.
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import pickle
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.flight_recorder import read_dumps
+from distdebug.flight_recorder.reading import sandbox
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -45,6 +47,14 @@ def write(folder, ranks):
     job.collective("all_reduce")
     make_dumps(folder, job)
     return folder
+
+
+def filled(size):
+    """
+    A dump of so many bytes, which takes about a hundred times as many.
+    """
+    head = b"\x80\x02}(X\x07\0\0\0entries]X\x01\0\0\0x]("
+    return head + b"}" * size + b"eu."
 
 
 def reasons(dumps):
@@ -406,7 +416,7 @@ main()
             for line in out.read_text().splitlines()
         )
         assert 512 << 20 < small[0] < 520 << 20
-        assert 512 + 4 * 40 == large[0] >> 20
+        assert 512 + 4 * 20 == large[0] >> 20
         assert small == again
         assert (6, 8, 0) == (small[1], large[1], large[2])
 
@@ -458,6 +468,42 @@ main()
         assert (0, 1, 2, 3) == dumps.ranks
         assert [0, 1, 1, 1] == [len(dump.entries) for dump in dumps]
         assert is_limited == ("os.system" in reasons(dumps)[4])
+
+    @on_linux
+    @pytest.mark.parametrize("cores", [1, 2, 16])
+    def test_one_allowance(self, folder, monkeypatch, children, cores):
+        """
+        All children together may take no more than one could, however many;
+        a file for which a part of that is too little is decoded alone.
+        """
+        use_cores(monkeypatch, cores)
+        for rank, size in ((0, 1 << 22), (1, 1 << 23), (2, 1 << 23)):
+            path = folder / f"nccl_trace_rank_{rank}"
+            path.write_bytes(gzip.compress(filled(size), 1))
+
+        dumps = read_dumps(folder)
+
+        assert (0, *range(3, 20)) == dumps.ranks
+        assert {1, 2} == reasons(dumps).keys()
+        assert "more memory" in reasons(dumps)[1]
+        together = min(cores, 5)
+        assert together + 3 * (cores > 1) == len(children.started)
+
+    @on_linux
+    def test_no_time_alone(self, folder, monkeypatch, children):
+        """
+        Files that lacked memory are tried alone only for a while.
+        """
+        use_cores(monkeypatch, 2)
+        monkeypatch.setattr(sandbox, "_ALONE_S", 0.0)
+        for rank in range(3):
+            path = folder / f"nccl_trace_rank_{rank}"
+            path.write_bytes(gzip.compress(filled(1 << 22), 1))
+
+        dumps = read_dumps(folder)
+
+        assert {0, 1, 2} == reasons(dumps).keys()
+        assert 2 == len(children.started)
 
     @on_linux
     def test_copy_bomb(self, folder, program):

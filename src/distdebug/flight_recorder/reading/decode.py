@@ -297,20 +297,35 @@ _MIB = 1 << 20
 # A ring of 20,000 records makes a file of 3 MB.
 SIZE_LIMIT = 128 * _MIB
 
-# Genuine dumps take 10 to 15 times their size, and 10 ms per MB.
-_MEMORY_BASE = 512 * _MIB
-_MEMORY_PER_BYTE = 40
+# What genuine dumps take is allowed to each file: 10 to 15 times its size, of
+# which gzip leaves a thirtieth, and 10 ms per MB.  More memory than that comes
+# out of an allowance.
+_MEMORY_PER_BYTE = 20
+_MEMORY_PER_PACKED_BYTE = 30 * _MEMORY_PER_BYTE
 _MEMORY_MAX = 2048 * _MIB
 _SECONDS_BASE = 5
 _SECONDS_PER_MIB = 0.5
 
 
-def limit_process(size: int) -> bool:
+#: For all processes that decode together, in bytes; one with nothing to do
+#: takes 30 MiB.
+MEMORY_ALLOWANCE = 512 * _MIB
+
+# Larger ones that took too much memory are not tried by the slow unpickler.
+_SLOW_LIMIT = 4 * _MIB
+
+
+def limit_process(size: int, memory: int) -> bool:
     """
-    Limit memory and processor time of this process, for *size* bytes of file.
+    Limit memory and processor time of this process.
 
     A process that takes more memory gets a :exc:`MemoryError`; one that takes
     more processor time is ended by the system, without a core file.
+
+    Args:
+        size: What it decodes, in bytes.
+
+        memory: The most that it may take, in bytes.
 
     Returns:
         Whether memory is limited; some systems cannot do that.
@@ -323,11 +338,10 @@ def limit_process(size: int) -> bool:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds = usage.ru_utime + usage.ru_stime + _SECONDS_BASE
     seconds += _SECONDS_PER_MIB * size / _MIB
-    memory = min(_MEMORY_BASE + _MEMORY_PER_BYTE * size, _MEMORY_MAX)
     _lower_limit(resource.RLIMIT_CPU, int(seconds) + 1)
     _lower_limit(resource.RLIMIT_CORE, 0)
     # Other systems accept the limit, but do not enforce it.
-    is_limited = _lower_limit(resource.RLIMIT_AS, memory)
+    is_limited = _lower_limit(resource.RLIMIT_AS, min(memory, _MEMORY_MAX))
     return is_limited and sys.platform.startswith("linux")
 
 
@@ -399,8 +413,9 @@ def answer_request(request: dict[str, Any]) -> bytes:
     Decode one file.
 
     Args:
-        request: *path*, in which each character stands for a byte; and *rows*
-            to read stacks instead of columns.
+        request: *path*, in which each character stands for a byte; *rows* to
+            read stacks instead of columns; and *memory*, its part of the
+            allowance in bytes.
 
     Returns:
         A message; a failure is a message, too.
@@ -413,7 +428,7 @@ def answer_request(request: dict[str, Any]) -> bytes:
     except UnreadableError as exc:
         reason = str(exc)
     except MemoryError:
-        reason = "it takes more memory to decode than a dump of its size may"
+        return OUT_OF_MEMORY
     except OSError as exc:
         reason = exc.strerror or str(exc)
     except Exception as exc:  # noqa: BLE001
@@ -435,10 +450,27 @@ def pack_message(
     return b"".join([LENGTHS.pack(len(head), len(body)), head, body])
 
 
+_NOTHING = "the file is empty"
+
+#: The message about an empty file.
+EMPTY = pack_message({"failure": "alien", "reason": _NOTHING})
+
+#: The message about a file that took all memory that its process may have.
+OUT_OF_MEMORY = pack_message(
+    {
+        "failure": "broken",
+        "reason": "it takes more memory to decode than a dump of its size may",
+    }
+)
+
+
 def _decode(
-    path: str, rows: list[int] | None = None
+    path: str,
+    rows: list[int] | None = None,
+    memory: int = MEMORY_ALLOWANCE,
 ) -> tuple[dict[str, Any], list[bytes]]:
-    value, damage, is_limited = _load(os.fsdecode(path.encode("latin-1")))
+    file_path = os.fsdecode(path.encode("latin-1"))
+    value, damage, is_limited = _load(file_path, memory)
     try:
         header, entries = read_header(value)
     except NotADumpError:
@@ -466,16 +498,19 @@ def _decode(
     return {**header, **tables, **counts}, columns
 
 
-def _load(path: str) -> tuple[Any, str, bool]:
+def _load(path: str, memory: int) -> tuple[Any, str, bool]:
     with _open_regular(path) as file:
         head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
         size = os.fstat(file.fileno()).st_size
         if head.startswith(b"\x1f\x8b"):
-            limit_process(SIZE_LIMIT)
+            memory += _MEMORY_PER_PACKED_BYTE * size
+            limit_process(SIZE_LIMIT, memory)
             data = _decompress(file)
-            return _parse_content(_buffer(data), data[:_HEAD_BYTES], len(data))
+            head, size = data[:_HEAD_BYTES], len(data)
+            return _parse_content(_buffer(data), head, size, memory)
 
-        return _parse_content(file, head, size)
+        memory += _MEMORY_PER_BYTE * size
+        return _parse_content(file, head, size, memory)
 
 
 def _open_regular(path: str) -> io.BufferedReader:
@@ -516,16 +551,16 @@ def _decompress(file: BinaryIO) -> bytes:
 
 
 def _parse_content(
-    file: io.BufferedReader, head: bytes, size: int
+    file: io.BufferedReader, head: bytes, size: int, memory: int
 ) -> tuple[Any, str, bool]:
     """
     Return the value, the damage, and whether memory was limited.
     """
     is_pickle = head[:1] == b"\x80"
-    is_limited = size <= SIZE_LIMIT and limit_process(size)
+    is_limited = size <= SIZE_LIMIT and limit_process(size, memory)
     problem = ""
     if not head:
-        problem = "the file is empty"
+        problem = _NOTHING
     elif size > SIZE_LIMIT:
         problem = "it is larger than any dump"
     elif not is_pickle and _JSON_HEAD.match(head) is None:
@@ -534,14 +569,16 @@ def _parse_content(
         problem = "it is not a Flight Recorder dump"
         # Only an unpickler finds out whether the file asks for code.
         if is_pickle and is_limited:
-            problem = _unpickle(_buffer(head)).damage or problem
+            problem = _unpickle(_buffer(head), len(head)).damage or problem
     if problem:
         raise NotADumpError(problem)
 
     if not is_pickle:
         return _load_json(file), "", is_limited
 
-    value, damage = _unpickle(file) if is_limited else LoadResult(None, "")
+    value, damage = (
+        _unpickle(file, size) if is_limited else LoadResult(None, "")
+    )
     if value is None:
         file.seek(0)
         value, found = load_plain_pickle(file.read())
@@ -555,14 +592,22 @@ def _parse_content(
 _JSON_HEAD = re.compile(rb"[\xef\xbb\xbf \t\r\n]*[{\[]")
 
 
-def _unpickle(file: io.BufferedReader) -> LoadResult:
+def _unpickle(file: io.BufferedReader, size: int) -> LoadResult:
     """
     Read a pickle by the fast unpickler; no value if it refuses the pickle.
+
+    Raises:
+        MemoryError: It takes too much memory, and is large; a small one may
+            just have a damaged index.
     """
     try:
         return LoadResult(_PlainUnpickler(file).load(), "")
     except _RefusedError as exc:
         return LoadResult(None, str(exc))
+    except MemoryError:
+        if size > _SLOW_LIMIT:
+            raise
+        return LoadResult(None, "")
     except Exception:  # noqa: BLE001
         # An unpickler may raise anything, and the plain one finds the reason.
         return LoadResult(None, "")

@@ -5,7 +5,8 @@ Dump files may be damaged or malicious.  A child that fails costs one file; a
 new child continues with the next one.  Answers of children are parsed as JSON
 and columns, never unpickled.
 
-One child per core runs at a time, so large jobs are read in parallel.
+One child per core runs at a time, so large jobs are read in parallel.  They
+share one allowance of memory; a file that needs more gets all of it, alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import selectors
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -26,7 +28,14 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, cast
 
-from .decode import LENGTHS, Message, pack_message
+from .decode import (
+    EMPTY,
+    LENGTHS,
+    MEMORY_ALLOWANCE,
+    OUT_OF_MEMORY,
+    Message,
+    pack_message,
+)
 
 
 # Positions of records by file; their stacks are read instead of columns.
@@ -38,6 +47,12 @@ TIME_LIMIT_S = 60.0
 # Requests per child: enough to keep it busy while we process its answer; few
 # enough to fit into a pipe.
 _REQUESTS_AHEAD = 2
+
+# More of them only wait until we have processed their answers.
+_MAX_CHILDREN = 8
+
+# How long to try files alone that took too much memory, in seconds.
+_ALONE_S = 10.0
 
 _BATCH_SIZE = 32
 _MESSAGE_LIMIT = 1 << 30
@@ -113,7 +128,7 @@ def decode_frames(
 
 def _count_children(paths: Sequence[str]) -> int:
     # A child takes as long to start as it takes to decode a few files.
-    return min(_usable_cores(), -(-len(paths) // 4))
+    return min(_usable_cores(), -(-len(paths) // 4), _MAX_CHILDREN)
 
 
 def _usable_cores() -> int:
@@ -156,8 +171,48 @@ def _decode(
     time_limit_s: float,
 ) -> Iterator[tuple[str, Message]]:
     """
+    Decode files in some children, and alone those that lacked memory.
+    """
+    empty = {path for path in paths if _is_empty(path)}
+    yield from ((path, EMPTY) for path in empty)
+    paths = [path for path in paths if path not in empty]
+    failed: list[str] = []
+    for path, message in _decode_together(
+        paths, rows_by_file, max_children, time_limit_s
+    ):
+        if message == OUT_OF_MEMORY and max_children > 1:
+            failed.append(path)
+        else:
+            yield path, message
+    deadline = time.monotonic() + _ALONE_S
+    for path in failed:
+        if time.monotonic() < deadline:
+            yield from _decode_together(
+                [path], rows_by_file, 1, min(time_limit_s, _ALONE_S)
+            )
+        else:
+            yield path, OUT_OF_MEMORY
+
+
+def _is_empty(path: str) -> bool:
+    # A full disk may leave thousands of them; no process is needed to tell.
+    try:
+        status = os.stat(path)  # noqa: PTH116 text is enough
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
+
+
+def _decode_together(
+    paths: Sequence[str],
+    rows_by_file: RowsByFile,
+    max_children: int,
+    time_limit_s: float,
+) -> Iterator[tuple[str, Message]]:
+    """
     Keep some children busy until every file has an answer.
     """
+    memory = MEMORY_ALLOWANCE // max(max_children, 1)
     todo = deque(paths)
     children: list[_Child] = []
     with selectors.DefaultSelector() as selector:
@@ -165,7 +220,9 @@ def _decode(
             while todo or children:
                 while todo and len(children) < max_children:
                     try:
-                        children.append(_Child(rows_by_file, time_limit_s))
+                        children.append(
+                            _Child(rows_by_file, time_limit_s, memory)
+                        )
                     except OSError as exc:
                         if children:  # fewer children only take longer
                             max_children = len(children)
@@ -224,12 +281,15 @@ class _Child:
         failure: Why it stopped answering.
     """
 
-    def __init__(self, rows_by_file: RowsByFile, limit_s: float) -> None:
+    def __init__(
+        self, rows_by_file: RowsByFile, limit_s: float, memory: int
+    ) -> None:
         self.pending: deque[str] = deque()
         self.limit_s = limit_s
         self.deadline = time.monotonic() + limit_s
         self.failure: str | None = None
         self._rows_by_file = rows_by_file
+        self._memory = memory
         self._buffer = _MessageBuffer()
         self._messages: list[Message] = []
         self._process = subprocess.Popen(
@@ -266,7 +326,8 @@ class _Child:
             self.pending.append(path)
             # One character per byte: the child may use another encoding.
             request: dict[str, Any] = {
-                "path": os.fsencode(path).decode("latin-1")
+                "path": os.fsencode(path).decode("latin-1"),
+                "memory": self._memory,
             }
             if path in self._rows_by_file:
                 request["rows"] = [

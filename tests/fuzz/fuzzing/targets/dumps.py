@@ -85,7 +85,7 @@ def _decoded(data: bytes, *, is_limited: bool) -> object:
     As the child does it, and then the parent.
     """
     path = str(file_of(data, "dump_rank_0"))
-    with patch.object(decode, "limit_process", lambda _: is_limited):
+    with patch.object(decode, "limit_process", lambda *_: is_limited):
         message = decode.answer_request({"path": path})
         frames = decode.answer_request(
             {"path": path, "rows": [0, 1, -1, 1 << 40]}
