@@ -108,11 +108,11 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     folders = [path for path in roots if is_folder(path)]
     sessions = _find_sessions(folders)
     session_folders = [session.logs.resolve() for session in sessions]
-    walk = logs.LogWalk(roots)
+    walk = logs.LogWalk(roots, _is_log_name)
     log_files = tuple(
         path
         for path in walk
-        if (_is_log(path) if path in roots else _is_log_name(path.name))
+        if (path not in roots or _is_log(path))
         and not any(map(path.resolve().is_relative_to, session_folders))
     )
     # The reader of dumps reports unreadable dumps.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from functools import lru_cache
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 import attrs
@@ -394,10 +394,10 @@ _OTHER_SUFFIXES = frozenset(
         *(".html", ".lock", ".parquet", ".arrow", ".png", ".yaml", ".yml"),
     }
 )
-# Logs seldom shrink to a hundredth; larger ratios are zip bombs.
+# Large logs seldom shrink to a fiftieth; larger ratios are zip bombs.
 # Small files may repeat one line, but must not take minutes to read.
 _MOST_RATIO = 4096
-_MOST_RATIO_OF_LARGE = 128
+_MOST_RATIO_OF_LARGE = 48
 _SMALL_RATIO_SIZE = 1 << 28
 _LEAST_UNPACKED_LIMIT = 1 << 24
 # Byte order marks of UTF-16.
@@ -513,14 +513,23 @@ class LogWalk:
     Args:
         paths: Files and folders.  A file that is named is read whatever its
             suffix; links inside a folder are followed only if they stay in it.
+
+        is_log: Whether a name in a folder is that of a log; by default all but
+            those of some other kinds of files.
     """
 
     def __init__(
-        self, paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str]
+        self,
+        paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
+        is_log: Callable[[str], bool] | None = None,
     ) -> None:
         if isinstance(paths, (str, os.PathLike)):
             paths = [paths]
-        self._walk = FileWalk(paths, is_wanted=_may_be_log)
+        is_log = is_log or _may_be_log
+        self._walk = FileWalk(
+            paths,
+            is_wanted=lambda entry, _: is_log(entry.name) or entry.is_dir(),
+        )
 
     def __iter__(self) -> Iterator[Path]:
         for file in self._walk:
@@ -534,9 +543,9 @@ class LogWalk:
         return [Missing.log(path, why) for path, why in self._walk.problems]
 
 
-def _may_be_log(entry: os.DirEntry[str], _: object) -> bool:
-    suffix = PurePath(entry.name).suffix.lower()
-    return suffix not in _OTHER_SUFFIXES or entry.is_dir()
+def _may_be_log(name: str) -> bool:
+    suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 of thousands
+    return suffix not in _OTHER_SUFFIXES
 
 
 # Text without blanks that has a slash or a suffix of logs.

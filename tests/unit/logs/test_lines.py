@@ -416,7 +416,7 @@ class TestRead:
         data = gzip.compress(b"x\n" * (1 << 20))
         log = tmp_path / "a.log.gz"
         log.write_bytes(data)
-        most = (1 << 20) + 128 * len(data)
+        most = (1 << 20) + 48 * len(data)
 
         with open_log(log) as file:
             assert b"x\n" * (most // 4) == file.read(most // 4 * 2)

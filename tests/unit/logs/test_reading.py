@@ -12,6 +12,7 @@ import pytest
 
 from distdebug.errors import NoLogsError
 from distdebug.logs import detect_phase
+from distdebug.logs.phases.reader import LogReader
 
 
 HEAD = "[2026-02-20 02:03:57] a.py:1 INFO Resolved config:\n"
@@ -243,6 +244,29 @@ def test_bar_over_itself(tmp_path):
 
     assert 1999 == report.progress.done
     assert 2 == report.last_line.number
+
+
+@pytest.mark.parametrize("end", ["\r", "\n"])
+def test_flood_of_states(tmp_path, monkeypatch, end):
+    """
+    Of millions of short states, some are read, which is told; the last one is
+    among them.
+    """
+    read, read_line = [], LogReader._read_line
+    monkeypatch.setattr(
+        LogReader,
+        "_read_line",
+        lambda self, *args: read.append(1) or read_line(self, *args),
+    )
+    log = tmp_path / "job.log"
+    log.write_text(HEAD + READY + f"1% {end}" * 700_000 + BAR.format(40, 26))
+
+    report = detect_phase(log)
+
+    assert 26 == report.progress.done
+    assert len(read) < 150_000
+    (missing,) = report.missing
+    assert "short lines, were left out" in missing.reason
 
 
 def test_prefix_of_a_bar():

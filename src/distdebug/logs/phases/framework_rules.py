@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -464,22 +464,23 @@ class Rule:
     kind: str
     pattern: re.Pattern[str]
 
-    def find(self, text: str) -> re.Match[str] | None:
+    @cached_property
+    def find(self) -> Callable[[str], re.Match[str] | None]:
         """
-        Match the pattern; one with a bounded prefix only at the beginning.
+        Return what matches a text; a bounded prefix only at the beginning.
         """
         if self.pattern.pattern.startswith(".{0,"):
-            return self.pattern.match(text)
-        return self.pattern.search(text)
+            return self.pattern.match
+        return self.pattern.search
 
-    @property
+    @cached_property
     def hit_key(self) -> str:
         """
         Return the key of the rule in the hits of its framework.
         """
         return f"{self.kind} {self.pattern.pattern}"
 
-    @property
+    @cached_property
     def weight(self) -> float:
         """
         Return how much a match shows the framework.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 
 import attrs
@@ -166,6 +167,8 @@ _RANK_IN_NAME = re.compile(
 _CHANGING_PART = re.compile(r"\([^()]{0,200}\)|\d{1,20}(?:\.\d{1,20})?")
 
 
+# A log has many states of few bars.
+@lru_cache(maxsize=4096)
 def bar_name(name: str) -> str:
     """
     Return the name of a bar, without the prefix of a logger.
@@ -178,6 +181,7 @@ def bar_name(name: str) -> str:
     return re.sub(r"^[\d:.,]{1,12}:? {1,4}(?=\D)", "", name).strip()
 
 
+@lru_cache(maxsize=4096)
 def bar_series(name: str) -> tuple[str, str]:
     """
     Return what the bars of one loop have in common.

@@ -136,6 +136,11 @@ class _Step(NamedTuple):
     rules: tuple[Rule, ...]
 
 
+# Of a block with more lines that have a text of a rule, some of the first and
+# the last are read: few logs have lines so short, and reading them takes long.
+_MOST_HITS, _FIRST_HITS = 1 << 13, 1 << 10
+
+
 class LogReader:
     """
     Read the blocks of one log, in their order, into a timeline.
@@ -154,22 +159,30 @@ class LogReader:
         self.known_texts: set[str] = set()
         self.bars: dict[str, list[BarPhase]] = {}  # by the name of the bar
         self.table_until = 0
+        self.has_left_out = False
         self.traceback = TracebackTracker()
         self.candidates: dict[tuple[str, ...], _Candidates] = {}
         # By process and texts, in the order of the log.
         self.steps: dict[tuple[Origin | None, tuple[str, ...]], _Step] = {}
 
-    def read(self, block: Block) -> None:
+    def read(self, block: Block) -> int:
         """
         Read the lines of a block that matter.
+
+        Returns:
+            How many lines with a text of a rule were read.
         """
         lines = BlockLines(block)
         if not lines:
-            return
+            return 0
         texts = self._texts_by_line(block, lines)
+        hits = sorted(texts)
+        if len(hits) > _MOST_HITS:
+            self._note_left_out()
+            hits = [*hits[:_FIRST_HITS], *hits[_FIRST_HITS - _MOST_HITS :]]
         self.block_lines = (self.lines, 0)
         index = 0
-        for hit in (*sorted(texts), len(lines)):
+        for hit in (*hits, len(lines)):
             while index < hit and self._reads_on(index):
                 self._read_line(lines, index, ())
                 index += 1
@@ -181,6 +194,13 @@ class LogReader:
         number = lines.number(-1)
         if number != self.file_line[0]:
             self.file_line = (number, lines[lines.first_state(-1)][:1000])
+        return len(hits)
+
+    def _note_left_out(self) -> None:
+        if not self.has_left_out:
+            msg = "states of bars, or other short lines, were left out"
+            self.timeline.read_errors.append(ValueError(msg))
+        self.has_left_out = True
 
     def _texts_by_line(
         self, block: Block, lines: BlockLines
@@ -574,6 +594,8 @@ _MOST_BLOCKS_WITH_TEXT = 4
 # Bytes at the beginning that are read whole, and after training has begun.
 _HEAD_BYTES = 16 << 20
 _HEAD_BYTES_IN_TRAINING = 1 << 18
+# Shorter lines count as so many.
+_BYTES_PER_HIT = 160
 _ALWAYS_RELEVANT = frozenset({"start", "ending"})
 _STARTUP_KINDS = frozenset({"begin", "end", "end_part", "fail"})
 
@@ -692,6 +714,9 @@ def read_timeline(
     prefilter = Prefilter(rules=rules, timeline=timeline)
     blocks = read_blocks(source, on_error=timeline.read_errors.append)
     for block in select_blocks(blocks, prefilter.is_relevant):
-        reader.read(block)
+        hits = reader.read(block)
+        prefilter.unfiltered_bytes -= max(
+            hits * _BYTES_PER_HIT - len(block.data), 0
+        )
     reader.finish()
     return timeline
