@@ -22,7 +22,7 @@ from typing import Literal
 import attrs
 import psutil
 
-from .._io import make_private_folder
+from .._io import make_private_folder, open_private
 from ..capture import capture_node
 from ..diagnosis import diagnose
 from ..errors import DistdebugError, MissingDependencyError
@@ -147,7 +147,7 @@ def start_job(
         *("--log-dir", str(program.with_name("torchrun"))),
         *(str(program), *arguments),
     ]
-    with log.open("wb") as output:
+    with open(log, "wb", opener=open_private) as output:
         torchrun = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

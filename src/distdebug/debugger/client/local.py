@@ -248,7 +248,8 @@ def arm_this_process():
     except BaseException as exc:
         told = f"no: {{type(exc).__name__}}: {{exc}}"
     reply = script[:-3]
-    with open(reply + ".part", "w") as file:
+    private = lambda path, flags: os.open(path, flags, 0o600)
+    with open(reply + ".part", "w", opener=private) as file:
         file.write(told)
     os.replace(reply + ".part", reply + ".reply")
 arm_this_process()
