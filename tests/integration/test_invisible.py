@@ -3,7 +3,8 @@ A program is not changed by what runs inside it.
 
 Each program of ``programs/ordinary.py`` runs alone, and with all that distdebug
 can do inside a job: it prints the same, and ends in the same way, in the same
-time.
+time.  By default each also runs with one part alone; with
+``DISTDEBUG_EVERY_MODE=1`` with each of them, which takes ten minutes.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ def names():
             found += [node.name] * ("program" in marks)
     ends = ("TERM", "HUP", "USR1", "USR2", "QUIT", "ALRM", "PROF", "INT")
     return [*found, *(f"end_by_{x}" for x in ends)]
+
+
+def cases():
+    """
+    Programs, each with everything at once and with parts alone.
+    """
+    is_every = bool(os.environ.get("DISTDEBUG_EVERY_MODE"))
+    *single, together = MODES
+    for number, name in enumerate(names()):
+        chosen = single if is_every else [single[number % len(single)]]
+        yield from ((name, mode) for mode in (*chosen, together))
 
 
 def run(name, modes="", flags=()):
@@ -109,8 +121,7 @@ def without_ours(text):
     return lines
 
 
-@pytest.mark.parametrize("modes", MODES)
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(("name", "modes"), [*cases()])
 def test_programs(name, modes):
     """
     Same status, same output, no complaint, no later.
