@@ -35,7 +35,7 @@ PATIENT = [
     *("debugger_nodes", "nsight", "recording", "collective_logs"),
     *("nodes_slurm", "packed", "debugger", "ray_debugger", "snapshot"),
     *("unrecorded", "capture_kill"),
-    *("diagnose_logs", "raylogs", "raylogs_live", "torch", "nsight_patch"),
+    *("diagnose_logs", "raylogs_live", "torch", "nsight_patch"),
     *("tutorial", "tutorial_debugger", "health", "timeline", "startup_live"),
 ]
 

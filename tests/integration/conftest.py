@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,8 +23,8 @@ import pytest
 
 import distdebug
 
-from .living import end_all
-from .ray_lab import answers, free_address, start_node
+from .living import end_all, wait_until
+from .ray_lab import free_address, start_node
 
 
 DRIVER = Path(__file__).parent / "programs" / "dying_actors.py"
@@ -34,6 +33,12 @@ DRIVER = Path(__file__).parent / "programs" / "dying_actors.py"
 ROTATED = {"RAY_ROTATION_MAX_BYTES": "200000"}
 START_S = 60
 PART_S = 120
+
+
+class NotUpError(Exception):
+    """
+    Ray did not get a node or a worker up, as on a machine that does much else.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -86,9 +91,7 @@ def dead_cluster() -> Iterator[DeadCluster]:
         for tries_left in (2, 1, 0):
             try:
                 cluster = _live_and_die(*stack.enter_context(_folder()))
-            except subprocess.TimeoutExpired:
-                # Where Ray does not get a node or a worker up, on a machine
-                # that does much else, it waits for them without end.
+            except NotUpError:
                 if not tries_left:
                     raise
                 continue
@@ -127,8 +130,10 @@ def live_node() -> Iterator[LiveNode]:
     few = {"RAY_LOG_MONITOR_MAX_OPEN_FILES": "4"}
     with _folder() as (folder, nodes):
         address = free_address()
-        nodes.append(_start(folder, "head", address, "127.0.0.1", few))
-        _wait(lambda: answers(address), folder / "head.txt")
+        try:
+            nodes.append(_start(folder, "head", address, "127.0.0.1", few))
+        except NotUpError as error:
+            pytest.skip(f"Ray does not start: {error}")
         yield LiveNode(
             folder=folder / "head",
             address=address,
@@ -161,7 +166,6 @@ def _live_and_die(
     logs = {x: folder / f"{x}.log" for x in ("deaths", "json", "memory")}
 
     nodes.append(_start(folder, "head", address, "127.0.0.1"))
-    _wait(lambda: answers(address), folder / "head.txt")
     nodes.append(_start(folder, "other", address, "127.0.0.2"))
     for part, log in logs.items():
         if part == "memory":
@@ -201,12 +205,20 @@ def _start(
     more: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     environ = _environ({**ROTATED, **(more or {})})
-    return start_node(folder, name, address, ip, environ)
+    node = start_node(folder, name, address, ip, environ)
+    said = folder / f"{name}.txt"
+    # The head answers before it lets anybody in.
+    if not wait_until(
+        lambda: b"Ray runtime started" in said.read_bytes(), seconds=START_S
+    ):
+        _stop(folder, [node])
+        raise NotUpError(_end_of(folder, said))
+    return node
 
 
 def _drive(part: str, address: str, log: Path) -> dict[str, Any]:
     told = log.with_suffix(".json")
-    with log.open("wb") as file:
+    with log.open("wb") as file, suppress(subprocess.TimeoutExpired):
         subprocess.run(
             [sys.executable, str(DRIVER), str(told), part],
             stdout=file,
@@ -215,17 +227,18 @@ def _drive(part: str, address: str, log: Path) -> dict[str, Any]:
             timeout=PART_S,
         )
     if not told.exists():
-        pytest.fail(f"the driver failed: {log.read_text()[-3000:]}")
+        raise NotUpError(_end_of(log.parent, log))
     known: dict[str, Any] = json.loads(told.read_text())
     return known
 
 
-def _wait(condition: Any, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.skip(f"Ray does not start: {log.read_text()[-2000:]}")
-        time.sleep(0.2)
+def _end_of(folder: Path, log: Path) -> str:
+    """
+    What a log says last, and those of Ray's own servers.
+    """
+    servers = folder.rglob("session_2*/logs/gcs_server.out")
+    lasts = (x.read_text(errors="replace")[-600:] for x in (log, *servers))
+    return "\n---\n".join(lasts)
 
 
 def _stop(folder: Path, nodes: list[subprocess.Popen[bytes]]) -> None:
