@@ -5,6 +5,7 @@ Describe a command once: its arguments, its help, and the function that runs it.
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 
 from argparse import Namespace
@@ -101,7 +102,7 @@ def add_command(parsers: Any, about: Command, prog: str) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     name = parser.prog.removeprefix(prog).strip()
-    parser.set_defaults(run=about.run, command_name=name)
+    parser.set_defaults(run=about.run, command_name=name, parser=parser)
     _add_options(parser, about.options)
     if about.commands:
         below = parser.add_subparsers(
@@ -208,6 +209,23 @@ def output_file(text: str) -> str:
     raise argparse.ArgumentTypeError(msg)
 
 
+def existing_folder(text: str) -> str:
+    """
+    Parse the name of a folder that is there.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not there.
+    """
+    from .._io import is_folder
+    from .._text import clean
+
+    if is_folder(text):
+        return text
+
+    msg = f"there is no folder {clean(text)}"
+    raise argparse.ArgumentTypeError(msg)
+
+
 def positive_count(text: str) -> int:
     """
     Parse a count of at least one.
@@ -251,10 +269,24 @@ def process_number(text: str) -> int:
     return number
 
 
+def torch_version(text: str) -> str:
+    """
+    Parse a version of torch, such as ``2.13.0``.
+
+    Raises:
+        ValueError: It does not begin like one.
+    """
+    if not re.match(r"\d+\.\d", text):
+        raise ValueError(text)
+
+    return text
+
+
 # argparse names the function in its error message.
 positive_count.__name__ = "number above zero"
 positive_seconds.__name__ = "number of seconds above zero"
 process_number.__name__ = "number of a process"
+torch_version.__name__ = "version of torch"
 
 
 # What several commands share.

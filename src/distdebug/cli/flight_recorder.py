@@ -27,6 +27,7 @@ from .command import (
     output_file,
     positive_count,
     seconds,
+    torch_version,
     value,
 )
 from .output import counting, print_json, report, telling, warn
@@ -301,6 +302,7 @@ def _ranks_there(text: str | None, folder: Path) -> tuple[int, ...] | None:
             "VERSION",
             "version of torch in the job (default: the one installed here, or "
             "else all)",
+            type=torch_version,
         ),
     ),
     group(

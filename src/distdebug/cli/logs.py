@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._text import clean
+from .._text import clean, list_text
+from ..errors import NoLogsError
 from .command import FULL, JSON, command, flag, group, many, value
 from .output import print_json, report, telling, waiting
 
@@ -381,5 +382,14 @@ def phase(args: Namespace) -> int:
             framework=args.framework,
             rules=args.rules or (),
         )
+    if (
+        not (detected.framework or detected.current or detected.ended)
+        and not detected.findings
+    ):
+        msg = f"no phase of a known framework in {list_text(args.logs)}"
+        raise NoLogsError(
+            msg, remedy="name the log of the driver, or rules of your own"
+        )
+
     is_fine = all(f.cause.is_fine for f in detected.findings)
     return report(args, detected, is_fine=is_fine)

@@ -8,7 +8,16 @@ import socket
 
 from argparse import Namespace
 
-from .command import FULL, JSON, PROCESSES, command, group, many, seconds
+from .command import (
+    FULL,
+    JSON,
+    PROCESSES,
+    command,
+    existing_folder,
+    group,
+    many,
+    seconds,
+)
 from .output import print_json, print_result, report, waiting
 
 
@@ -16,12 +25,13 @@ from .output import print_json, print_result, report, waiting
     "health",
     "is this node, with its GPUs and its network, able to work?",
     group("whose variables are compared", *PROCESSES),
-    many("--folder", "DIR", "the job writes here"),
+    many("--folder", "DIR", "the job writes here", type=existing_folder),
     many(
         "--ray",
         "DIR",
         "look for signs of life of Ray, whose temporary folder or session "
         "this is, such as /tmp/ray",
+        type=existing_folder,
     ),
     seconds("--timeout", "be done after so many seconds", 10.0),
     JSON,

@@ -7,7 +7,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from .._text import clean
@@ -50,14 +51,46 @@ Exit status: 0 looked and found nothing wrong; 1 found something;
 
 class _Parser(argparse.ArgumentParser):
     """
-    A parser that cleans the arguments that it quotes in errors.
+    A parser whose errors are clean, and name what was probably meant.
     """
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        """
+        Parse the arguments of a command.
+        """
+        parsed, unknown = self.parse_known_args(args)
+        if unknown:
+            parser = getattr(parsed, "parser", self)
+            names = parser._option_string_actions  # noqa: SLF001
+            meant = [_meant(x.partition("=")[0], names) for x in unknown]
+            parser.error(
+                f"unrecognized arguments: {' '.join(unknown)}{''.join(meant)}"
+            )
+        return parsed
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+
+        choices = [*map(str, action.choices)]
+        why = _meant(value, choices) or f"; choose from {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"no such choice: {value}{why}")
 
     def error(self, message: str) -> NoReturn:
         """
         Print the error, and exit.
         """
         super().error(clean(message, limit=1000))
+
+
+def _meant(text: str, names: Iterable[str]) -> str:
+    """
+    Return which of some names was probably meant, as the end of an error.
+    """
+    close = get_close_matches(text, names, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 class _Version(argparse.Action):
@@ -89,7 +122,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--version",
+        *("-V", "--version"),
         action=_Version,
         nargs=0,
         help="print the version and exit",

@@ -399,13 +399,14 @@ class TestHealth:
         assert "nothing is wrong" in capsys.readouterr().out
         assert 3.0 == node["timeout_s"]
 
-    def test_full(self, node, capsys):
+    def test_full(self, node, capsys, tmp_path):
         """
         A full disk ends with 1, and is in the JSON.
         """
-        status = main(["health", "--folder", "/x", "--pid", "1", "--json"])
+        folder = str(tmp_path)
+        status = main(["health", "--folder", folder, "--pid", "1", "--json"])
 
         data = json.loads(capsys.readouterr().out)
         assert 1 == status
-        assert ["/x"] == node["folders"]
+        assert [folder] == node["folders"]
         assert "disk_full" == data["node"]["findings"][0]["cause"]

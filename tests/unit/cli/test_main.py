@@ -79,12 +79,13 @@ class TestHelp:
         assert 2 == main([])
         assert "usage:" in capsys.readouterr().err
 
-    def test_version(self, capsys):
+    @pytest.mark.parametrize("option", ["-V", "--version"])
+    def test_version(self, capsys, option):
         """
         The version is that of the package.
         """
         with pytest.raises(SystemExit, match="0"):
-            main(["--version"])
+            main([option])
 
         told = f"distdebug {distdebug.__version__}\n"
         assert told == capsys.readouterr().out
@@ -133,6 +134,54 @@ class TestHelp:
 
         text = capsys.readouterr().out
         assert f'eval "$({expected} env ' in text
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("argv", "told"),
+        [
+            (
+                ["diagnos", "x"],
+                "no such choice: diagnos; did you mean diagnose?",
+            ),
+            (["nsight", "ptch"], "did you mean patch?"),
+            (["completion", "fish"], "choose from bash, zsh, tcsh"),
+            (["diagnose", "x", "--jsno"], "--jsno; did you mean --json?"),
+            (["diagnose", "x", "--jsno=1"], "did you mean --json?"),
+            (["diagnose", "x", "--\x1b[1mqqqq"], "unrecognized arguments: --"),
+            (["env", "--torch", "banana"], "invalid version of torch"),
+            (
+                ["health", "--folder", "/nowhere"],
+                "there is no folder /nowhere",
+            ),
+            (["health", "--ray", "/nowhere"], "there is no folder /nowhere"),
+        ],
+    )
+    def test_arguments(self, capsys, argv, told):
+        """
+        The last line says what is wrong, and what was probably meant.
+        """
+        with pytest.raises(SystemExit, match="2"):
+            main(argv)
+
+        *usage, error = capsys.readouterr().err.splitlines()
+        assert told in error
+        assert error.isprintable()
+        assert usage[0].startswith("usage: ")
+
+    @pytest.mark.parametrize("text", ["", "hello\n" * 9])
+    def test_no_phase(self, capsys, tmp_path, text):
+        """
+        A log with nothing in it is no evidence that all is well.
+        """
+        log = tmp_path / "a.log"
+        log.write_text(text)
+
+        assert 2 == main(["phase", str(log)])
+
+        assert f"no phase of a known framework in {log}" in (
+            capsys.readouterr().err
+        )
 
 
 class TestCompletion:
