@@ -8,14 +8,30 @@ import re
 
 import pytest
 
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from distdebug.errors import LogError, RulesError
 from distdebug.logs import (
     detect_phase,
     load_framework_rules,
     read_framework_rules,
 )
-from distdebug.logs.phases.framework_rules import required_literals
+from distdebug.logs.phases.framework_rules import (
+    all_literals,
+    make_rule_index,
+    required_literals,
+)
 
+
+PATTERNS = list(
+    dict.fromkeys(
+        rule.pattern
+        for index in [make_rule_index(read_framework_rules())]
+        for rules in index.by_text.values()
+        for rule in rules
+    )
+)
 
 MINE = r"""
 [framework]
@@ -95,6 +111,25 @@ def test_own_are_fast():
             for kind in ("begin", "progress", "end", "end_part", "fail"):
                 for pattern in getattr(phase, kind):
                     assert required_literals(pattern), pattern.pattern
+
+
+@settings(
+    max_examples=150, suppress_health_check=[*HealthCheck], deadline=None
+)
+@given(st.data())
+def test_literals(data):
+    """
+    Whatever a pattern matches holds a text of each of its sets of literals, so
+    that looking for those first loses nothing.
+    """
+    pattern = data.draw(st.sampled_from(PATTERNS))
+    text = data.draw(st.from_regex(pattern))
+    found = pattern.search(text)
+
+    assert all(
+        any(literal in found[0] for literal in texts)
+        for texts in all_literals(pattern)
+    )
 
 
 def test_mine(write):

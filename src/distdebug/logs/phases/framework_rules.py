@@ -373,50 +373,60 @@ def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
     """
     Return literal texts of which one stands wherever a pattern matches.
 
-    The set is empty if none are known.  The parse tree of :mod:`re` gives
-    them, since nothing public does.
+    The set is empty if none are known.
+    """
+    found = max(all_literals(pattern), key=_shortest_length, default=())
+    return frozenset(found)
+
+
+@cache
+def all_literals(pattern: re.Pattern[str]) -> tuple[tuple[str, ...], ...]:
+    """
+    Return sets of literal texts; wherever a pattern matches, each has one.
+
+    The parse tree of :mod:`re` gives them, since nothing public does.
     """
     if pattern.flags & re.IGNORECASE:
-        return frozenset()
+        return ()
 
     tree = re._parser.parse(pattern.pattern)  # type: ignore[attr-defined]  # noqa: SLF001 nothing else tells
-    found = _literals_of_sequence(tree)
-    is_known = _shortest_length(found) >= _SHORTEST_LITERAL
-    return frozenset(found if is_known else ())
+    return tuple(
+        tuple(sorted(texts))
+        for texts in _literals_of_sequence(tree)
+        if _shortest_length(texts) >= _SHORTEST_LITERAL
+    )
 
 
 def _shortest_length(texts: Iterable[str]) -> int:
     return min(map(len, texts), default=0)
 
 
-def _literals_of_sequence(parts: Iterable[Any]) -> set[str]:
-    """
-    Return the set of literals whose shortest is the longest.
-    """
-    best: set[str] = set()
+def _literals_of_sequence(parts: Iterable[Any]) -> Iterator[set[str]]:
     run = ""
     for kind, body in [*parts, ("END", None)]:
         if str(kind) == "LITERAL":
             run += chr(body)
             continue
-        choices = [{run}, _literals_of_part(str(kind), body)]
-        best = max([best, *choices], key=_shortest_length)
+        yield {run}
+        yield from _literals_of_part(str(kind), body)
         run = ""
-    return best
 
 
-def _literals_of_part(kind: str, body: Any) -> set[str]:
+def _literals_of_part(kind: str, body: Any) -> Iterator[set[str]]:
     if kind in _GROUP_OPS:
-        return _literals_of_sequence(
+        yield from _literals_of_sequence(
             body if kind == "ATOMIC_GROUP" else body[-1]
         )
-    if kind == "BRANCH":
-        choices = [_literals_of_sequence(branch) for branch in body[1]]
-        are_known = all(map(_shortest_length, choices))
-        return set().union(*choices) if are_known else set()
-    if kind in _REPEAT_OPS and int(body[0]) > 0:
-        return _literals_of_sequence(body[2])
-    return set()
+    elif kind == "BRANCH":
+        # Of each branch, the set whose shortest text is the longest.
+        choices = [
+            max(_literals_of_sequence(branch), key=_shortest_length)
+            for branch in body[1]
+        ]
+        if all(map(_shortest_length, choices)):
+            yield set().union(*choices)
+    elif kind in _REPEAT_OPS and int(body[0]) > 0:
+        yield from _literals_of_sequence(body[2])
 
 
 # Bytes of a block from which on an index is faster.
@@ -469,9 +479,24 @@ class Rule:
         """
         Return what matches a text; a bounded prefix only at the beginning.
         """
-        if self.pattern.pattern.startswith(".{0,"):
-            return self.pattern.match
-        return self.pattern.search
+        is_at_start = self.pattern.pattern.startswith(".{0,")
+        match = self.pattern.match if is_at_start else self.pattern.search
+        indexed = required_literals(self.pattern)
+        needed = [x for x in all_literals(self.pattern) if {*x} != indexed]
+        if not needed:
+            return match
+
+        def find(text: str) -> re.Match[str] | None:
+            # This takes a fraction of the time of the pattern.
+            for texts in needed:
+                for literal in texts:
+                    if literal in text:
+                        break
+                else:
+                    return None
+            return match(text)
+
+        return find
 
     @cached_property
     def hit_key(self) -> str:
