@@ -1,5 +1,5 @@
 """
-Build the sections on findings, missing evidence, and input files.
+Build the sections on findings, process groups, missing evidence, and input files.
 """
 
 from __future__ import annotations
@@ -7,12 +7,19 @@ from __future__ import annotations
 import os
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .._text import clean, count_text, size_text
 from ..diagnosis import DiagnosisInputs, inputs_of
-from ..findings import Diagnosis, Evidence, Finding, Missing
+from ..findings import (
+    Diagnosis,
+    Evidence,
+    Finding,
+    GroupProgress,
+    Missing,
+    group_sort_key,
+)
 from .format import (
     Section,
     as_sentence,
@@ -106,6 +113,80 @@ def _quote(evidence: Evidence, input_paths: Sequence[str]) -> dict[str, Any]:
         "where": ", ".join(filter(None, parts)),
         "text": clean(evidence.quote, limit=_MAX_QUOTE),
     }
+
+
+_MAX_SHOWN = 24
+_MAX_ROWS = 600
+
+
+def progress_section(diagnosis: Diagnosis) -> Section | None:
+    """
+    Return the section on process groups, sorted as in the text output.
+    """
+    groups = diagnosis.groups
+    if not groups:
+        return None
+
+    ordered = sorted(groups, key=group_sort_key(diagnosis))
+    rows = [_group_row(alike) for alike in _fold_alike(ordered)]
+    stuck = sum(bool(g.waiting or g.absent) for g in groups)
+    known = count_text(len(groups), "group")
+    return Section(
+        name="progress",
+        title="Progress of process groups",
+        summary=f"{stuck:,} of {known} stuck"
+        if stuck
+        else f"{known}, none stuck",
+        values={
+            "rows": rows[:_MAX_SHOWN],
+            "others": rows[_MAX_SHOWN:_MAX_ROWS],
+            "more": max(len(rows) - _MAX_ROWS, 0),
+            "culprits": frozenset(diagnosis.verdict.ranks),
+        },
+    )
+
+
+def _fold_alike(
+    groups: Iterable[GroupProgress],
+) -> list[list[GroupProgress]]:
+    """
+    Fold groups with equal progress, except stuck ones.
+    """
+    alike: dict[tuple[object, ...], list[GroupProgress]] = defaultdict(list)
+    for g in groups:
+        identity = (g.name, g.ranks) if g.waiting or g.absent else ()
+        key = (g.desc, len(g.ranks), g.last_completed, g.furthest, identity)
+        alike[key].append(g)
+    return list(alike.values())
+
+
+def _group_row(alike: Sequence[GroupProgress]) -> dict[str, Any]:
+    first = alike[0]
+    folded = rank_links(
+        {r for g in alike for r in g.ranks}, max_listed=0
+    ).folded
+    return {
+        "name": clean(first.name, limit=60),
+        "desc": clean(first.desc, limit=60),
+        "number": len(alike),
+        "size": len(first.ranks),
+        "ranks": folded,
+        "completed": first.last_completed,
+        "furthest": first.furthest,
+        "waiting": rank_links(first.waiting, max_listed=4),
+        "absent": rank_links(first.absent, max_listed=4),
+        "shares": _member_shares(first),
+    }
+
+
+def _member_shares(group: GroupProgress) -> tuple[tuple[str, float], ...]:
+    absent = len(set(group.absent))
+    waiting = len(set(group.waiting).difference(group.absent))
+    fine = max(len(group.ranks) - absent - waiting, 0)
+    whole = absent + waiting + fine or 1
+    # Finished members first, as in any progress bar.
+    counts = (("fine", fine), ("waiting", waiting), ("absent", absent))
+    return tuple((kind, 100 * n / whole) for kind, n in counts if n)
 
 
 _MAX_REASONS = 200

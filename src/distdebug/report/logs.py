@@ -1,20 +1,22 @@
 """
-Build the section on logs: deaths, failed calls, errors, watchdog lines.
+Build the sections on logs: deaths, errors, watchdog lines; start-up phases.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from .._text import clean, count_text, size_text
+from .._text import clean, count_text, size_text, time_text
 from ..diagnosis import LogEvidence, inputs_of
 from ..findings import Diagnosis
 from ..logs import (
     CollectiveLogs,
     LogGroup,
     LogRecord,
+    PhaseReport,
+    PhaseState,
     PyError,
     PyFrame,
     ScanReport,
@@ -23,6 +25,7 @@ from ..logs import (
 from ..ray import Death, Deaths, DriverLog
 from .format import (
     Section,
+    as_sentence,
     cause_title,
     moment_text,
     rank_links,
@@ -269,3 +272,120 @@ def _summary(values: dict[str, Any]) -> str:
         + values["more_statements"],
     }
     return ", ".join(count_text(n, noun) for noun, n in counts.items() if n)
+
+
+_MAX_PHASES = 60
+_MAX_FACTS = 6
+_MIN_BAR_PERCENT = 0.4
+
+
+class _PhaseBar(NamedTuple):
+    """
+    Position of a phase in the time span, in percent.
+    """
+
+    start: float
+    width: float
+
+
+def phase_section(diagnosis: Diagnosis) -> Section | None:
+    """
+    Return the section on start-up phases, if a log shows any.
+    """
+    report = inputs_of(diagnosis).logs.phase
+    if report is None or all(p.state == "not begun" for p in report.phases):
+        return None
+
+    begun = [p for p in report.phases if p.state != "not begun"]
+    rest = [p for p in report.phases if p.state == "not begun"]
+    return Section(
+        name="phase",
+        title="Start-up",
+        summary=clean(report.verdict),
+        values={
+            "rows": list(_phase_rows(report, begun[:_MAX_PHASES])),
+            "rest": [clean(p.title or p.name, limit=60) for p in rest],
+            "framework": clean(report.title or report.framework or ""),
+            "attempt": report.attempt,
+            "last": _last_line(report),
+            "harmless": [
+                (clean(h.summary), as_sentence(h.why), h.count)
+                for h in report.harmless
+            ],
+        },
+        # Fold it if the job trains already.
+        is_open=report.current is None or not report.current.trains,
+    )
+
+
+def _last_line(report: PhaseReport) -> tuple[str, str]:
+    line = report.last_line
+    return (
+        "" if line is None else clean(line.text, limit=400),
+        moment_text(report.last_time),
+    )
+
+
+def _phase_rows(
+    report: PhaseReport, phases: Iterable[PhaseState]
+) -> Iterable[dict[str, Any]]:
+    phases = list(phases)
+    begin, end = _time_span(report, phases)
+    for phase in phases:
+        is_current = phase is report.current
+        over = phase.ended_at or (end if is_current else phase.last_at)
+        took = (
+            None
+            if phase.begun_at is None or over is None
+            else max(over - phase.begun_at, 0.0)
+        )
+        yield {
+            "title": clean(phase.title or phase.name, limit=80),
+            "what": as_sentence(phase.what),
+            "framework": clean(phase.framework, limit=40),
+            "state": phase.state,
+            "is_current": is_current,
+            "is_part": bool(phase.part_of),
+            "begun": moment_text(phase.begun_at),
+            "took": "" if took is None else time_text(took),
+            "typical": ""
+            if phase.typical_s is None
+            else time_text(phase.typical_s),
+            "progress": _phase_progress(phase),
+            "bar": _phase_bar(phase.begun_at, took, begin, end),
+        }
+
+
+def _time_span(
+    report: PhaseReport, phases: Iterable[PhaseState]
+) -> tuple[float, float]:
+    moments = [
+        moment
+        for p in phases
+        for moment in (p.begun_at, p.ended_at, p.last_at)
+        if moment is not None
+    ]
+    if report.last_time is not None:
+        moments.append(report.last_time)
+    return (min(moments), max(moments)) if moments else (0.0, 0.0)
+
+
+def _phase_bar(
+    start: float | None, took: float | None, begin: float, end: float
+) -> _PhaseBar | None:
+    whole = end - begin
+    if start is None or took is None or whole <= 0:
+        return None
+
+    width = max(100 * min(took, end - start) / whole, _MIN_BAR_PERCENT)
+    return _PhaseBar(min(100 * (start - begin) / whole, 100 - width), width)
+
+
+def _phase_progress(phase: PhaseState) -> str:
+    parts = []
+    if phase.progress:
+        parts.append(str(phase.progress))
+    elif phase.of:
+        parts.append(f"{phase.parts} of {phase.of}")
+    parts += [f"{k} {v}" for k, v in list(phase.facts.items())[:_MAX_FACTS]]
+    return clean(", ".join(parts))

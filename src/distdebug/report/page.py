@@ -11,7 +11,6 @@ import shlex
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -32,6 +31,7 @@ from .findings import (
     files_section,
     findings_section,
     missing_section,
+    progress_section,
 )
 from .format import (
     Section,
@@ -41,10 +41,9 @@ from .format import (
     split_unbreakable,
 )
 from .graph import graph_section
-from .logs import logs_section
+from .logs import logs_section, phase_section
 from .matrix import matrix_section
 from .nodes import nodes_section
-from .progress import phase_section, progress_section
 from .stacks import stacks_section
 
 
@@ -272,17 +271,8 @@ def report_html(diagnosis: Diagnosis) -> str:
     Raises:
         DistdebugError: The templates of this package cannot be read.
     """
-    with _template_errors():
-        return _render_page(_load_templates(), diagnosis)
-
-
-@contextmanager
-def _template_errors() -> Iterator[None]:
-    """
-    Turn errors on reading our own templates into a DistdebugError.
-    """
     try:
-        yield
+        return _render_page(_load_templates(), diagnosis)
     except OSError as exc:  # TemplateNotFound of jinja2 is one too
         msg = f"the templates of reports cannot be read: {exc}"
         raise DistdebugError(
