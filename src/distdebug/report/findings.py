@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .._text import clean, count_text, size_text
@@ -20,6 +20,7 @@ from ..findings import (
     Missing,
     group_sort_key,
 )
+from ..stacks import group_by_key
 from .format import (
     Section,
     as_sentence,
@@ -128,7 +129,8 @@ def progress_section(diagnosis: Diagnosis) -> Section | None:
         return None
 
     ordered = sorted(groups, key=group_sort_key(diagnosis))
-    rows = [_group_row(alike) for alike in _fold_alike(ordered)]
+    # Groups with equal progress share a row, except stuck ones.
+    rows = [_group_row(alike) for alike in group_by_key(ordered, _group_key)]
     stuck = sum(bool(g.waiting or g.absent) for g in groups)
     known = count_text(len(groups), "group")
     return Section(
@@ -146,18 +148,11 @@ def progress_section(diagnosis: Diagnosis) -> Section | None:
     )
 
 
-def _fold_alike(
-    groups: Iterable[GroupProgress],
-) -> list[list[GroupProgress]]:
-    """
-    Fold groups with equal progress, except stuck ones.
-    """
-    alike: dict[tuple[object, ...], list[GroupProgress]] = defaultdict(list)
-    for g in groups:
-        identity = (g.name, g.ranks) if g.waiting or g.absent else ()
-        key = (g.desc, len(g.ranks), g.last_completed, g.furthest, identity)
-        alike[key].append(g)
-    return list(alike.values())
+def _group_key(group: GroupProgress) -> tuple[object, ...]:
+    is_stuck = group.waiting or group.absent
+    name = (group.name, group.ranks) if is_stuck else ()
+    progress = group.last_completed, group.furthest
+    return group.desc, len(group.ranks), *progress, name
 
 
 def _group_row(alike: Sequence[GroupProgress]) -> dict[str, Any]:
@@ -200,13 +195,10 @@ def missing_section(diagnosis: Diagnosis) -> Section | None:
     if not diagnosis.missing:
         return None
 
-    by_reason: dict[tuple[str, str], list[Missing]] = {}
-    for m in diagnosis.missing:
-        by_reason.setdefault((m.what, m.reason), []).append(m)
+    by_reason = group_by_key(diagnosis.missing, lambda m: (m.what, m.reason))
     input_paths = inputs_of(diagnosis).paths
     rows = [
-        _missing_row(alike, input_paths)
-        for alike in list(by_reason.values())[:_MAX_REASONS]
+        _missing_row(alike, input_paths) for alike in by_reason[:_MAX_REASONS]
     ]
     count = len(diagnosis.missing)
     return Section(

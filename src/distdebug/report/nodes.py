@@ -21,6 +21,7 @@ from ..health import (
     select_ranks,
 )
 from ..identity import PLACE_VARIABLES
+from ..stacks import group_by_key
 from .format import (
     Section,
     as_sentence,
@@ -65,11 +66,9 @@ def nodes_section(diagnosis: Diagnosis) -> Section | None:
     if not (logs.facts or logs.nodes):
         return None
 
-    alike: dict[object, list[Finding]] = defaultdict(list)
-    for finding in logs.nodes:
-        alike[finding.cause, finding.remedy].append(finding)
+    alike = group_by_key(logs.nodes, lambda f: (f.cause, f.remedy))
     # Notes come last.
-    kinds = sorted(alike.values(), key=lambda same: same[0].cause.is_fine)
+    kinds = sorted(alike, key=lambda same: same[0].cause.is_fine)
     troubles = [_node_problem(same) for same in kinds[:_MAX_PROBLEMS]]
     wrong = [f for f in logs.nodes if not f.cause.is_fine]
     variables = list(_variable_rows(logs.environs))
