@@ -12,21 +12,19 @@ standard input does.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
-import selectors
 import socket
 import subprocess
 import sys
 import threading
 import time
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import attrs
 
@@ -49,15 +47,6 @@ _BLOCK = 1 << 20
 
 
 @attrs.define
-class _Stream:
-    host: str
-    node: Mapping[str, Any]
-    socket: socket.socket
-    actor: Any = None
-    unsent: bytearray = attrs.field(factory=bytearray)
-
-
-@attrs.define
 class StreamRelay:
     """
     Forwards bytes between the parent's sockets and the programs on the nodes.
@@ -73,173 +62,113 @@ class StreamRelay:
     nodes: Mapping[str, Mapping[str, Any]]
     env: Mapping[str, Any] | None
     write_message: WriteMessage
-    _select: selectors.BaseSelector = attrs.field(
-        factory=selectors.DefaultSelector, init=False
-    )
-    _outputs: deque[tuple[_Stream, Future[Any]]] = attrs.field(
-        factory=deque, init=False
-    )
-    _wake: socket.socket = attrs.field(init=False)
 
-    def serve(self, control: socket.socket) -> None:
+    async def serve(self, control: socket.socket) -> None:
         """
         Forward bytes until the parent closes *control*.
 
         Args:
             control: Receives sockets, each with a host name and a command.
         """
-        wake_reader, self._wake = socket.socketpair()
-        self._wake.settimeout(0.0)
-        with wake_reader, self._wake, control, self._select:
-            self._select.register(wake_reader, selectors.EVENT_READ)
-            self._select.register(control, selectors.EVENT_READ)
-            while self._dispatch(wake_reader, control):
-                pass
-            self._close_all()
+        streams: set[asyncio.Task[None]] = set()
+        while True:
+            data, handles, _, _ = await asyncio.to_thread(
+                socket.recv_fds, control, 1 << 16, 1
+            )
+            if not data:
+                break
+            stream = asyncio.create_task(
+                self._serve_stream(
+                    socket.socket(fileno=handles[0]), **json.loads(data)
+                )
+            )
+            streams.add(stream)
+            stream.add_done_callback(streams.discard)
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
 
-    def _dispatch(
-        self, wake_reader: socket.socket, control: socket.socket
-    ) -> bool:
-        """
-        Handle the sockets that are ready; return whether *control* is open.
-        """
-        for key, events in self._select.select():
-            if key.fileobj is wake_reader:
-                wake_reader.recv(_BLOCK)
-                self._forward_outputs()
-            elif key.fileobj is control:
-                if not self._open(control):
-                    return False
+    async def _serve_stream(
+        self, stream: socket.socket, host: str, argv: list[str]
+    ) -> None:
+        node = self.nodes[host]
+        with stream:
+            stream.settimeout(0.0)
+            if node["Alive"]:
+                failure = await self._run_program(stream, node, argv)
             else:
-                if events & selectors.EVENT_WRITE:
-                    self._flush(key.data)
-                if events & selectors.EVENT_READ:
-                    self._forward_input(key.data)
-        return True
+                failure = dead_node(node)
+            if failure:
+                self.write_message({"host": host, "trouble": failure})
 
-    def _close_all(self) -> None:
-        for key in [*self._select.get_map().values()]:
-            if key.data is not None:
-                self._close(key.data, None)
+    async def _run_program(
+        self, stream: socket.socket, node: Mapping[str, Any], argv: list[str]
+    ) -> NodeFailure | None:
+        """
+        Run a program until it or the parent has ended the stream.
 
-    def _open(self, control: socket.socket) -> bool:
-        data, handles, _, _ = socket.recv_fds(control, 1 << 16, 1)
-        if not data:
-            return False
-
-        request = json.loads(data)
-        host = request["host"]
-        stream = _Stream(
-            host, self.nodes[host], socket.socket(fileno=handles[0])
-        )
-        if not stream.node["Alive"]:
-            self._close(stream, dead_node(stream.node))
-            return True
-        stream.socket.settimeout(0.0)
-        stream.actor = self._start(stream.node, request["argv"])
-        self._select.register(stream.socket, selectors.EVENT_READ, stream)
-        self._request_output(stream)
-        return True
-
-    def _start(self, node: Mapping[str, Any], argv: list[str]) -> Any:
+        Returns:
+            Why it has ended; ``None`` if the parent wants no reason.
+        """
         import ray
 
         # Without resources, the actor never waits for a free one.
-        actor = ray.remote(
-            num_cpus=0, max_restarts=0, concurrency_groups={"hear": 1}
-        )(Program)
-        return actor.options(name=None, **_placement(node, self.env)).remote(
-            argv
+        actor = (
+            ray.remote(
+                num_cpus=0, max_restarts=0, concurrency_groups={"hear": 1}
+            )(Program)
+            .options(name=None, **_placement(node, self.env))
+            .remote(argv)
         )
-
-    def _request_output(self, stream: _Stream) -> None:
-        def wake(future: Future[Any]) -> None:
-            self._outputs.append((stream, future))
-            # The socket is full, so the relay wakes up anyway.
-            with suppress(OSError):
-                self._wake.send(b"!")
-
-        ref = stream.actor.read.options(concurrency_group="hear").remote()
-        ref.future().add_done_callback(wake)
-
-    def _forward_outputs(self) -> None:
-        while self._outputs:
-            stream, future = self._outputs.popleft()
-            if stream.socket.fileno() < 0:
-                continue
-            try:
-                data, status, stderr = future.result()
-            except Exception as exc:  # noqa: BLE001 -- Ray may raise anything
-                self._close(stream, ray_failure(exc, stream.node))
-                continue
-            if data:
-                stream.unsent += data
-                self._flush(stream)
-            else:
-                self._close(stream, closed_failure(status, stderr))
-
-    def _flush(self, stream: _Stream) -> None:
-        """
-        Send what the parent takes now; ask for more when it has taken all.
-        """
+        ways = [
+            asyncio.create_task(_forward_input(stream, actor)),
+            asyncio.create_task(_forward_output(stream, actor, node)),
+        ]
         try:
-            with suppress(BlockingIOError):
-                del stream.unsent[: stream.socket.send(stream.unsent)]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            failures = [way.result() for way in ways if way.done()]
+            return None if None in failures else failures[0]
+        except ConnectionError:  # the parent has closed its end
+            return None
         except OSError as exc:
-            self._hang_up(stream, exc)
-            return
-        events = selectors.EVENT_READ
-        if stream.unsent:
-            events |= selectors.EVENT_WRITE
-        else:
-            self._request_output(stream)
-        self._select.modify(stream.socket, events, stream)
-
-    def _forward_input(self, stream: _Stream) -> None:
-        if stream.socket.fileno() < 0:
-            return  # an output in the same round has closed it
-        try:
-            data = stream.socket.recv(_BLOCK)
-        except BlockingIOError:
-            return
-        except OSError as exc:
-            self._hang_up(stream, exc)
-            return
-        if data:
-            stream.actor.write.remote(data)
-        else:
-            self._close(stream, None)
-
-    def _hang_up(self, stream: _Stream, exc: OSError) -> None:
-        # If the parent has closed its end, it wants no reason.
-        is_parent = isinstance(exc, ConnectionError)
-        reason = f"the connection broke: {exc.strerror or exc}"
-        self._close(
-            stream,
-            None if is_parent else NodeFailure(NodeStatus.FAILED, reason),
-        )
-
-    def _close(self, stream: _Stream, failure: NodeFailure | None) -> None:
-        if failure:
-            self.write_message({"host": stream.host, "trouble": failure})
-        if stream.actor is not None:
-            import ray
-
-            self._select.unregister(stream.socket)
+            reason = f"the connection broke: {exc.strerror or exc}"
+            return NodeFailure(NodeStatus.FAILED, reason)
+        finally:
+            for way in ways:
+                way.cancel()
+            # They leave the socket before it is closed.
+            await asyncio.gather(*ways, return_exceptions=True)
             with suppress(Exception):
-                ray.kill(stream.actor)
-        stream.socket.close()
+                ray.kill(actor)
 
 
-_POLL_S = 0.2
+async def _forward_input(
+    stream: socket.socket, actor: Any
+) -> NodeFailure | None:
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(stream, _BLOCK):
+        actor.write.remote(data)
+    return None
+
+
+async def _forward_output(
+    stream: socket.socket, actor: Any, node: Mapping[str, Any]
+) -> NodeFailure | None:
+    loop = asyncio.get_running_loop()
+    while True:
+        # Ask for more only when the parent has taken all.
+        ref = actor.read.options(concurrency_group="hear").remote()
+        try:
+            data, status, stderr = await asyncio.wrap_future(ref.future())
+        except Exception as exc:  # noqa: BLE001 -- Ray may raise anything
+            return ray_failure(exc, node)
+        if not data:
+            return closed_failure(status, stderr)
+        await loop.sock_sendall(stream, data)
+
+
 # How long to wait for the end of cancelled tasks.
 _CANCEL_S = 2.0
-
-
-class _Sent(NamedTuple):
-    node: Mapping[str, Any]
-    host: str
-    begin: float
 
 
 class NodeTasks:
@@ -262,16 +191,16 @@ class NodeTasks:
     ) -> None:
         import ray
 
-        self._task, self._write_message = task, write_message
-        self._env = env
+        self._task, self._env, self._write_message = task, env, write_message
         # No CPUs: it has to run beside a job that uses all of them.
         self._remote = ray.remote(num_cpus=0, max_retries=0)(run_in_worker)
-        self._sent: dict[Any, _Sent] = {}
+        self._turns = asyncio.Semaphore(task["at_once"])
+        self._cancelled: list[Any] = []
         self._payload = ray.put(
             json.dumps([task["argv"], task["data"]]).encode()
         )
 
-    def run(
+    async def run(
         self, nodes: Mapping[str, Mapping[str, Any]], stop: threading.Event
     ) -> None:
         """
@@ -284,75 +213,60 @@ class NodeTasks:
         """
         import ray
 
-        todo = list(nodes.items())
+        reports = asyncio.gather(*map(self._run_task, nodes, nodes.values()))
+        stopped = asyncio.create_task(asyncio.to_thread(stop.wait))
+        either: tuple[asyncio.Future[Any], ...] = (reports, stopped)
         try:
-            while (todo or self._sent) and not stop.is_set():
-                while todo and len(self._sent) < self._task["at_once"]:
-                    self._send(*todo.pop(0))
-                ready, _ = ray.wait(list(self._sent), timeout=_POLL_S)
-                for ref in ready:
-                    self._receive(ref)
-                self._expire()
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if reports.done():
+                reports.result()
         finally:
-            self._cancel(list(self._sent))
+            stop.set()
+            reports.cancel()
+            await asyncio.gather(reports, return_exceptions=True)
+            if refs := self._cancelled:
+                ray.wait(refs, num_returns=len(refs), timeout=_CANCEL_S)
 
-    def _send(self, host: str, node: Mapping[str, Any]) -> None:
-        sent = _Sent(node, host, time.monotonic())
-        if not node["Alive"]:
-            self._report(sent, _failure_line(dead_node(node)))
-            return
-        # Without resources, the task never waits for a free one.
-        task = self._remote.options(
-            name="distdebug", **_placement(node, self._env)
-        )
-        ref = task.remote(self._payload, self._task["timeout_s"], host)
-        self._sent[ref] = sent
-
-    def _receive(self, ref: Any) -> None:
-        import ray
-
-        sent = self._sent.pop(ref)
-        try:
-            line = ray.get(ref)
-        except Exception as exc:  # noqa: BLE001 -- Ray may raise anything
-            line = _failure_line(ray_failure(exc, sent.node))
-        self._report(sent, line)
-
-    def _report(self, sent: _Sent, line: object) -> None:
+    async def _run_task(self, host: str, node: Mapping[str, Any]) -> None:
+        async with self._turns:
+            begin = time.monotonic()
+            line = await self._result_line(host, node)
         text = line.decode("ascii", "replace") if type(line) is bytes else line
         self._write_message(
             {
-                "host": sent.host,
-                "seconds": time.monotonic() - sent.begin,
+                "host": host,
+                "seconds": time.monotonic() - begin,
                 "ended": text if type(text) is str else None,
             }
         )
 
-    def _expire(self) -> None:
-        end = time.monotonic() - self._task["timeout_s"]
-        late = [
-            ref
-            for ref, sent in self._sent.items()
-            if sent.begin + self._task["grace_s"] < end
-        ]
-        for ref in late:
-            sent = self._sent.pop(ref)
-            node = _current_node(sent.node)
-            failure = None if node["Alive"] else dead_node(node)
-            self._report(sent, _failure_line(failure))
-        self._cancel(late)
-
-    @staticmethod
-    def _cancel(refs: list[Any]) -> None:
-        import ray
-
-        if not refs:
-            return
-        # Without a cancel, the command keeps running on its node.
-        for ref in refs:
+    async def _result_line(self, host: str, node: Mapping[str, Any]) -> object:
+        if not node["Alive"]:
+            return _failure_line(dead_node(node))
+        # Without resources, the task never waits for a free one.
+        task = self._remote.options(
+            name="distdebug", **_placement(node, self._env)
+        )
+        timeout_s = self._task["timeout_s"]
+        ref = task.remote(self._payload, timeout_s, host)
+        try:
+            return await asyncio.wait_for(
+                asyncio.wrap_future(ref.future()),
+                timeout_s + self._task["grace_s"],
+            )
+        except (TimeoutError, asyncio.CancelledError) as exc:
+            # Without a cancel, the command keeps running on its node.
+            self._cancelled.append(ref)
             with suppress(Exception):
+                import ray
+
                 ray.cancel(ref, force=False)
-        ray.wait(refs, num_returns=len(refs), timeout=_CANCEL_S)
+            if isinstance(exc, asyncio.CancelledError):
+                raise
+            node = _current_node(node)
+            return _failure_line(None if node["Alive"] else dead_node(node))
+        except Exception as exc:  # noqa: BLE001 -- Ray may raise anything
+            return _failure_line(ray_failure(exc, node))
 
 
 def _placement(
@@ -508,11 +422,12 @@ def _serve(
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 2)
         os.close(silence)
-        StreamRelay(nodes, env, write_message).serve(
-            socket.socket(fileno=task["doors"])
-        )
+        relay = StreamRelay(nodes, env, write_message)
+        with socket.socket(fileno=task["doors"]) as control:
+            asyncio.run(relay.serve(control))
     elif task["argv"]:
-        NodeTasks(task, env, write_message).run(nodes, stop)
+        tasks = NodeTasks(task, env, write_message)
+        asyncio.run(tasks.run(nodes, stop))
 
 
 def _nodes_by_name(
