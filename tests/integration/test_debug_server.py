@@ -21,8 +21,8 @@ import distdebug
 
 from distdebug import Cause, diagnose
 from distdebug.flight_recorder import read_dumps
-from distdebug.snapshots import collect_debug_server
 from distdebug.snapshots import debug_server as server_module
+from distdebug.snapshots.debug_server import collect_debug_server
 from distdebug.stacks import read_stacks
 
 from .living import free_ports

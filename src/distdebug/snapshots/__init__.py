@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from .bundle import SharedBundle as SharedBundle
     from .bundle import bundle_age_s as bundle_age_s
     from .bundle import count_parts as count_parts
+    from .bundle import distdebug_version as distdebug_version
     from .bundle import is_done as is_done
     from .bundle import merge_manifests as merge_manifests
-    from .bundle import missing_part as missing_part
     from .bundle import new_bundle as new_bundle
     from .bundle import node_name as node_name
     from .bundle import parse_manifest as parse_manifest
@@ -29,19 +29,10 @@ if TYPE_CHECKING:
     from .collect import Snapshot as Snapshot
     from .collect import collect_node as collect_node
     from .collect import diagnose_bundle as diagnose_bundle
-    from .collect import distdebug_version as distdebug_version
     from .collect import failure_reason as failure_reason
     from .collect import preflight as preflight
     from .collect import snapshot as snapshot
     from .collect import snapshot_everywhere as snapshot_everywhere
-    from .debug_server import collect_debug_server as collect_debug_server
-    from .node_files import MAX_DUMP_BYTES as MAX_DUMP_BYTES
-    from .node_files import collect_dumps as collect_dumps
-    from .node_files import find_dump_dirs as find_dump_dirs
-    from .node_files import find_worker_logs as find_worker_logs
-    from .node_files import request_rank_dumps as request_rank_dumps
-    from .node_files import save_log_tails as save_log_tails
-    from .node_files import save_node_facts as save_node_facts
     from .options import SnapshotOptions as SnapshotOptions
 else:
     from .._lazy import lazy_names

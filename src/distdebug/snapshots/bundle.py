@@ -19,6 +19,7 @@ import time
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -129,6 +130,15 @@ def read_marker_run(bundle: Path) -> str | None:
         return None
 
 
+def distdebug_version() -> str:
+    """
+    Return the version of *distdebug*.
+    """
+    # The import linter takes a plain import for one of all rooms.
+    package = import_module(__package__.partition(".")[0])
+    return str(package.__version__)
+
+
 NodeStatus = Literal["ok", "partial", "failed"]
 
 MANIFEST = "manifest.json"
@@ -193,7 +203,7 @@ class Manifest:
             misread it.
     """
 
-    version: str
+    version: str = attrs.Factory(distdebug_version)
     created: float
     job: str = ""
     nodes: tuple[NodeEntry, ...] = ()
@@ -655,7 +665,7 @@ def missing_part(node: NodeEntry, remedy: str = "") -> Manifest:
 
 
 def merge_manifests(
-    manifests: Iterable[Manifest], *, version: str, created: float
+    manifests: Iterable[Manifest], *, created: float
 ) -> Manifest:
     """
     Merge the manifests of several nodes.
@@ -663,15 +673,12 @@ def merge_manifests(
     Args:
         manifests: One per node.
 
-        version: Version of *distdebug*.
-
         created: When the snapshot began, in seconds since 1970.
     """
     parts = list(manifests)
     jobs = {part.job for part in parts if part.job}
     runs = {part.run for part in parts if part.run}
     return Manifest(
-        version=version,
         created=created,
         job=" ".join(sorted(jobs)),
         nodes=tuple(node for part in parts for node in part.nodes),

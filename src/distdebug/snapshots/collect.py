@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -310,7 +309,6 @@ class _Collector:
             reason="no worker of a job could be seen" if is_blind else "",
         )
         return Manifest(
-            version=distdebug_version(),
             created=created,
             job=next((job for job, _ in jobs.most_common(1)), ""),
             nodes=(node,),
@@ -352,15 +350,6 @@ def failure_reason(exc: Exception) -> str:
     if isinstance(exc, MemoryError):  # its text is empty
         return "there is not enough memory"
     return clean(f"{type(exc).__name__}: {exc}")
-
-
-def distdebug_version() -> str:
-    """
-    Return the version of *distdebug*.
-    """
-    # The import linter takes a plain import for one of all rooms.
-    package = import_module(__package__.partition(".")[0])
-    return str(package.__version__)
 
 
 @attrs.frozen
@@ -571,7 +560,6 @@ def snapshot_everywhere(
     )
     manifest = merge_manifests(
         map(_parse_part, sorted(results, key=lambda result: result.host)),
-        version=distdebug_version(),
         created=created,
     )
     tell("diagnosis", 0, 1)

@@ -35,7 +35,6 @@ from ..snapshots import (
     collect_node,
     count_parts,
     diagnose_bundle,
-    distdebug_version,
     failure_reason,
     is_done,
     merge_manifests,
@@ -314,7 +313,6 @@ def _explain(
     manifests = {folder.name: own.manifest} if folder and own else {}
     manifest = merge_manifests(
         read_parts(bundle, known=manifests),
-        version=distdebug_version(),
         created=created,
     )
     findings = own.findings if own else ()
@@ -334,9 +332,7 @@ def _unsaved_snapshot(
         reason=failure_reason(exc),
         source=str(request.output_dir),
     )
-    manifest = Manifest(
-        version=distdebug_version(), created=time.time(), skipped=(lost,)
-    )
+    manifest = Manifest(created=time.time(), skipped=(lost,))
     verdict = next(iter(findings), UNKNOWN_VERDICT)
     diagnosis = Diagnosis(verdict=verdict, findings=findings, missing=(lost,))
     return Snapshot(request.output_dir, diagnosis, manifest)

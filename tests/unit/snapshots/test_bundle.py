@@ -19,13 +19,15 @@ from distdebug.health import Gpu, check_node_json, parse_node_json
 from distdebug.snapshots import (
     Manifest,
     NodeEntry,
-    find_worker_logs,
     new_bundle,
     parse_manifest,
     read_manifest,
+    write_manifest,
+)
+from distdebug.snapshots.node_files import (
+    find_worker_logs,
     save_log_tails,
     save_node_facts,
-    write_manifest,
 )
 
 

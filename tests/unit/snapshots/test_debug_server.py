@@ -22,7 +22,8 @@ import pytest
 from distdebug import diagnose
 from distdebug.findings import Cause
 from distdebug.flight_recorder import read_dumps
-from distdebug.snapshots import collect_debug_server, debug_server
+from distdebug.snapshots import debug_server
+from distdebug.snapshots.debug_server import collect_debug_server
 from distdebug.stacks import read_stacks
 
 

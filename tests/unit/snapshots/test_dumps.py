@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.snapshots import (
+from distdebug.snapshots.node_files import (
     collect_dumps,
     find_dump_dirs,
     request_rank_dumps,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from distdebug import __version__
 from distdebug.findings import Missing
 from distdebug.snapshots import (
     Manifest,
@@ -116,9 +117,9 @@ def test_merge_runs():
     """
     parts = [manifest_of("n1", run="7"), manifest_of("n2")]
 
-    alike = merge_manifests(parts, version="9", created=7.0)
+    alike = merge_manifests(parts, created=7.0)
     parts.append(manifest_of("n3", run="8"))
-    apart = merge_manifests(parts, version="9", created=7.0)
+    apart = merge_manifests(parts, created=7.0)
 
     assert ("7", "") == (alike.run, apart.run)
 
@@ -146,9 +147,9 @@ def test_merge():
         ]
     )
 
-    merged = merge_manifests(parts, version="9", created=7.0)
+    merged = merge_manifests(parts, created=7.0)
 
-    assert ("9", 7.0, "run 7 run 8") == (
+    assert (__version__, 7.0, "run 7 run 8") == (
         merged.version,
         merged.created,
         merged.job,
@@ -161,6 +162,4 @@ def test_merge_nobody():
     """
     Without parts the merged manifest is empty.
     """
-    assert Manifest(version="9", created=7.0) == merge_manifests(
-        [], version="9", created=7.0
-    )
+    assert Manifest(created=7.0) == merge_manifests([], created=7.0)

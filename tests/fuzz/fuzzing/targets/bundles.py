@@ -60,7 +60,7 @@ def parts(data: bytes) -> object:
     """
     folder = folder_of(data, "parts")
     read_marker_run(folder)
-    merge_manifests(read_parts(folder), version="1", created=0.0)
+    merge_manifests(read_parts(folder), created=0.0)
     found = find_log_sources([folder])
     return read_node_evidence(found.nodes, {}) and None
 
