@@ -2,7 +2,8 @@
 The command line: one function adds each command, another runs it.
 
 A command parses its arguments, calls one function, and prints the result.  What
-it needs is imported when it runs, so that ``--help`` is quick.
+it needs is loaded when it runs, so that ``--help`` is quick: rooms load their
+modules on first use, and what is no lazy package is imported in the function.
 """
 
 from __future__ import annotations

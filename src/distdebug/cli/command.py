@@ -12,6 +12,8 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .. import nodes
+
 
 class Option(NamedTuple):
     """
@@ -147,33 +149,29 @@ def flag(name: str, about: str) -> Option:
     return Option([name], {"action": "store_true", "help": about})
 
 
-def value(
-    name: str, metavar: str, about: str, *, short: str = "", **more: Any
-) -> Option:
+def value(usage: str, about: str, **more: Any) -> Option:
     """
     Describe an argument, or an option with a value.
 
     Args:
-        name: Its name; that of an option begins with dashes.
-
-        metavar: The placeholder of its value.
+        usage: Its names and the placeholder of its value, such as
+            ``"-o, --output FILE"``, or ``"paths PATH"`` for an argument.
 
         about: What it does.
 
-        short: Another name, of one letter.
-
         more: What else argparse has to know.
     """
-    names = [short, name] if short else [name]
-    return Option(names, {"metavar": metavar, "help": about, **more})
+    names, _, metavar = usage.rpartition(" ")
+    settings = {"metavar": metavar, "help": about, **more}
+    return Option(names.split(", "), settings)
 
 
-def many(name: str, metavar: str, about: str, **more: Any) -> Option:
+def many(usage: str, about: str, **more: Any) -> Option:
     """
     Describe an option that may be given several times; see `value`.
     """
     about += "; may be given several times"
-    return value(name, metavar, about, action="append", **more)
+    return value(usage, about, action="append", **more)
 
 
 def seconds(name: str, about: str, default: float | None = None) -> Option:
@@ -182,7 +180,7 @@ def seconds(name: str, about: str, default: float | None = None) -> Option:
     """
     if default is not None:
         about += " (default: %(default)g)"
-    return value(name, "S", about, type=positive_seconds, default=default)
+    return value(f"{name} S", about, type=positive_seconds, default=default)
 
 
 def output_file(text: str) -> str:
@@ -293,24 +291,20 @@ torch_version.__name__ = "version of torch"
 JSON = flag("--json", "print the result as JSON")
 FULL = flag("--full", "show all of long lists, and tables as wide as they are")
 EVIDENCE = value(
-    "paths",
-    "PATH",
+    "paths PATH",
     "a file, or a folder that is searched with all that is in it",
     nargs="+",
 )
 PROCESSES = (
-    many("--pid", "PID", "this process", type=process_number),
-    many("--pattern", "REGEX", "processes with this in their command line"),
+    many("--pid PID", "this process", type=process_number),
+    many("--pattern REGEX", "processes with this in their command line"),
 )
 RANKS = value(
-    "--ranks",
-    "RANKS",
+    "--ranks RANKS",
     "0-3,7 or ranks(1,3,5), ranks(1:10:2), ranks(pp=2, dp=(1,3), tp=2:8)",
 )
 GROUPS = many(
-    "--groups",
-    "GROUPS",
-    "process groups by name or description, with commas",
+    "--groups GROUPS", "process groups by name or description, with commas"
 )
 NATIVE = flag(
     "--native",
@@ -323,14 +317,11 @@ CUDA = flag(
     "for seconds",
 )
 CONTAINER = value(
-    "--container-name",
-    "NAME",
+    "--container-name NAME",
     "with --slurm: enter this pyxis container on each node",
 )
 RAY_JOB = value(
-    "--ray-job",
-    "JOB",
-    "with --ray: the job whose runtime environment to use",
+    "--ray-job JOB", "with --ray: the job whose runtime environment to use"
 )
 
 
@@ -344,12 +335,8 @@ def nodes_engine(args: Namespace, **more: Any) -> Any:
         more: What else the engine takes.
     """
     if args.slurm is not None:
-        from ..nodes import Slurm
-
         name = args.container_name
-        return Slurm(job=args.slurm, container_name=name, **more)
+        return nodes.Slurm(job=args.slurm, container_name=name, **more)
     if args.ray is not None:
-        from ..nodes import Ray
-
-        return Ray(args.ray, job=getattr(args, "ray_job", None), **more)
+        return nodes.Ray(args.ray, job=getattr(args, "ray_job", None), **more)
     return None

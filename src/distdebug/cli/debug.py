@@ -11,6 +11,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import debugger, nodes, ray
+from ..errors import DebuggerError, DistdebugError
 from .command import (
     CONTAINER,
     JSON,
@@ -30,47 +32,37 @@ from .output import print_json, report, warn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..debugger import Answers, Command, DebugClient, Listing
-    from ..nodes import StreamExecutor
-    from ..ray import RayDebugSession
-
 
 @command(
     "dbg",
     "stop, ask, and steer the ranks of a job",
     value(
-        "--dir",
-        "DIR",
+        "--dir DIR",
         "the folder of the sockets; by default DISTDEBUG_DIR, or that of the "
         "only job of yours on a node",
     ),
     one_of(
-        value("--slurm", "JOB", "the ranks on every node of this Slurm job"),
+        value("--slurm JOB", "the ranks on every node of this Slurm job"),
         value(
-            "--ray",
-            "ADDRESS",
+            "--ray ADDRESS",
             "the ranks on every node of this Ray cluster, HOST:PORT or 'auto'",
         ),
         value(
-            "--hosts",
-            "HOST,...",
+            "--hosts HOST,...",
             "the ranks on these hosts, which ssh reaches without a password",
         ),
     ),
     CONTAINER,
     RAY_JOB,
-    value(
-        "--python", "PATH", "the Python that has distdebug on the other nodes"
-    ),
+    value("--python PATH", "the Python that has distdebug on the other nodes"),
     many(
-        "--arm",
-        "PID",
+        "--arm PID",
         "first arm this process of this node, which was started without us; "
         "it has to run Python 3.14 or later",
         default=[],
         type=int,
     ),
-    many("--command", "COMMAND", "do this instead of asking what", short="-c"),
+    many("-c, --command COMMAND", "do this instead of asking what"),
     flag(
         "--json",
         "print what the commands of -c give as JSON, one line each",
@@ -104,12 +96,10 @@ def dbg(args: Namespace) -> int:
         if commands:
             return _obey_all(client, commands, args)
 
-        from ..debugger import line_editing, run_shell
-
         if _nodes(args) is None:
             _offer([p.pid for p in client.list()])
-        with line_editing(client):
-            run_shell(client, wait_s=args.wait)
+        with debugger.line_editing(client):
+            debugger.run_shell(client, wait_s=args.wait)
 
     return 0
 
@@ -118,9 +108,8 @@ def _arm(args: Namespace) -> None:
     """
     Arm processes, and use their folder unless one was named.
     """
-    from ..debugger import arm_process
 
-    armed = [arm_process(pid) for pid in args.arm]
+    armed = [debugger.arm_process(pid) for pid in args.arm]
     for one in armed:
         print(one)
     folders = {os.path.dirname(one.path) for one in armed}  # noqa: PTH120 a text
@@ -128,46 +117,40 @@ def _arm(args: Namespace) -> None:
         args.dir = folders.pop()
 
 
-def _client(args: Namespace) -> DebugClient:
-    from ..debugger import choose_folder, connect, job_text
+def _client(args: Namespace) -> debugger.DebugClient:
 
-    if (nodes := _nodes(args)) is not None:
-        return connect(args.dir, nodes=nodes)
+    if (engine := _nodes(args)) is not None:
+        return debugger.connect(args.dir, nodes=engine)
 
-    folder = choose_folder(args.dir)
+    folder = debugger.choose_folder(args.dir)
     if folder is None:
         _offer(())
     elif not args.dir:
-        warn(f"asks the job in {job_text(folder)}")
-    return connect(folder)
+        warn(f"asks the job in {debugger.job_text(folder)}")
+    return debugger.connect(folder)
 
 
 def _offer(armed: Iterable[int]) -> None:
     """
     Print how ranks of this node that are not armed can be armed.
     """
-    from ..debugger import arming_hints, unarmed_workers
 
-    for line in arming_hints(unarmed_workers(armed)):
+    for line in debugger.arming_hints(debugger.unarmed_workers(armed)):
         warn(line)
 
 
-def _nodes(args: Namespace) -> StreamExecutor | None:
+def _nodes(args: Namespace) -> nodes.StreamExecutor | None:
     python = {} if args.python is None else {"python": args.python}
     if args.hosts is not None:
-        from ..nodes import Ssh
+        return nodes.Ssh(tuple(filter(None, args.hosts.split(","))), **python)
 
-        return Ssh(tuple(filter(None, args.hosts.split(","))), **python)
-
-    nodes: StreamExecutor | None = nodes_engine(args, **python)
-    return nodes
+    engine: nodes.StreamExecutor | None = nodes_engine(args, **python)
+    return engine
 
 
-def _parsed(text: str) -> tuple[str, Command]:
-    from ..debugger import parse_command
-    from ..errors import DebuggerError
+def _parsed(text: str) -> tuple[str, debugger.Command]:
 
-    parsed = parse_command(text)
+    parsed = debugger.parse_command(text)
     if parsed.name == "attach":
         msg = "attach talks to a person"
         raise DebuggerError(msg, remedy="cast ranks(3) COMMAND")
@@ -176,9 +159,10 @@ def _parsed(text: str) -> tuple[str, Command]:
 
 
 def _obey_all(
-    client: DebugClient, commands: list[tuple[str, Command]], args: Namespace
+    client: debugger.DebugClient,
+    commands: list[tuple[str, debugger.Command]],
+    args: Namespace,
 ) -> int:
-    from ..errors import DistdebugError
 
     worst = 0
     for number, (text, parsed) in enumerate(commands, start=1):
@@ -193,17 +177,19 @@ def _obey_all(
 
 
 def _obey(
-    client: DebugClient, text: str, parsed: Command, args: Namespace
+    client: debugger.DebugClient,
+    text: str,
+    parsed: debugger.Command,
+    args: Namespace,
 ) -> int:
-    from ..debugger import help_text, run_command
 
     if parsed.name in {"help", "quit", "detach"}:
-        print(help_text(parsed.line) if parsed.name == "help" else "")
+        print(debugger.help_text(parsed.line) if parsed.name == "help" else "")
         return 0
     if parsed.name == "list" and not args.json:
         return _show_list(client, parsed)
 
-    answers = run_command(client, parsed, wait_s=args.wait)
+    answers = debugger.run_command(client, parsed, wait_s=args.wait)
     if args.json:
         data = {"typed": text, **answers.to_dict()}
         print_json(args, data, in_one_line=True)
@@ -212,18 +198,17 @@ def _obey(
     return _status(answers)
 
 
-def _show_list(client: DebugClient, parsed: Command) -> int:
-    from ..debugger import listing_text, select_processes
+def _show_list(client: debugger.DebugClient, parsed: debugger.Command) -> int:
 
     listing = client.list()
     chosen = listing.processes
     if parsed.ranks is not None:
-        chosen = select_processes(listing, parsed.ranks, parsed.group)
-    print(listing_text(listing, chosen=chosen))
+        chosen = debugger.select_processes(listing, parsed.ranks, parsed.group)
+    print(debugger.listing_text(listing, chosen=chosen))
     return _status(listing)
 
 
-def _status(answers: Answers | Listing) -> int:
+def _status(answers: debugger.Answers | debugger.Listing) -> int:
     outputs = getattr(answers, "outputs", ())
     missing = getattr(answers, "not_stopped", ())
     return int(
@@ -244,9 +229,8 @@ _mapping.__name__ = "LOCAL=REMOTE"
 
 
 def _check(args: Namespace) -> int:
-    from ..ray import check_ray_debugger
 
-    checked = check_ray_debugger(
+    checked = ray.check_ray_debugger(
         args.ray,
         job=args.slurm,
         dashboard=args.dashboard,
@@ -268,7 +252,7 @@ def _sessions(args: Namespace) -> int:
     return int(not sessions)
 
 
-def _table(sessions: Sequence[RayDebugSession]) -> str:
+def _table(sessions: Sequence[ray.RayDebugSession]) -> str:
     from .._text import text_table
 
     return text_table(
@@ -288,17 +272,16 @@ def _table(sessions: Sequence[RayDebugSession]) -> str:
 
 
 def _launch(args: Namespace) -> int:
-    from ..ray import launch_json, write_launch_json
 
     sessions = _waiting(args)
     mappings = dict(args.map) if args.map else None
-    launch = launch_json(sessions, path_mappings=mappings)
+    launch = ray.launch_json(sessions, path_mappings=mappings)
     count = len(launch["configurations"])
     if args.output is None:
         print(json.dumps(launch, indent=4))
         return int(not count)
 
-    path = write_launch_json(Path(args.output), launch)
+    path = ray.write_launch_json(Path(args.output), launch)
     if args.json:
         print_json(args, {"path": str(path), "launch": launch})
     else:
@@ -306,10 +289,9 @@ def _launch(args: Namespace) -> int:
     return int(not count)
 
 
-def _waiting(args: Namespace) -> tuple[RayDebugSession, ...]:
-    from ..ray import ray_debug_sessions
+def _waiting(args: Namespace) -> tuple[ray.RayDebugSession, ...]:
 
-    return ray_debug_sessions(args.ray, timeout_s=args.timeout)
+    return ray.ray_debug_sessions(args.ray, timeout_s=args.timeout)
 
 
 _ACTIONS = {"check": _check, "sessions": _sessions, "launch-json": _launch}
@@ -328,27 +310,23 @@ _ACTIONS = {"check": _check, "sessions": _sessions, "launch-json": _launch}
         },
     ),
     value(
-        "--ray",
-        "ADDRESS",
+        "--ray ADDRESS",
         "where the cluster is, as HOST:6379 (default: that of this node)",
     ),
-    value("--slurm", "JOB", "check: the Slurm job of the cluster"),
+    value("--slurm JOB", "check: the Slurm job of the cluster"),
     value(
-        "--dashboard",
-        "HOST:PORT",
+        "--dashboard HOST:PORT",
         "check: the dashboard, such as the end of a tunnel",
     ),
-    value("--login", "HOST", "check: the login node, for the tunnel"),
-    value("--port", "PORT", "check: the local port of the tunnel", type=int),
+    value("--login HOST", "check: the login node, for the tunnel"),
+    value("--port PORT", "check: the local port of the tunnel", type=int),
     value(
-        "--output",
-        "PATH",
+        "--output PATH",
         "launch-json: the launch.json to add to, or the folder whose .vscode "
         "has it",
     ),
     many(
-        "--map",
-        "LOCAL=REMOTE",
+        "--map LOCAL=REMOTE",
         "launch-json: the folder here that has the files of one there",
         type=_mapping,
     ),

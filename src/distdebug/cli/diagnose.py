@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from .._text import clean
+from ..errors import DistdebugError
 from .command import EVIDENCE, FULL, JSON, command, flag, output_file, value
 from .output import counting, print_json, report, waiting
 
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     EVIDENCE,
     JSON,
     value(
-        "--html",
-        "FILE",
+        "--html FILE",
         "also write a page that shows all of it, for any browser",
         type=output_file,
     ),
@@ -79,21 +79,18 @@ def _even(text: str) -> int:
     "demo",
     "watch a real job hang and be diagnosed",
     value(
-        "--scenario",
-        "NAME",
+        "--scenario NAME",
         "what is wrong with the job (default: %(default)s)",
         default="dataloader",
     ),
     flag("--list", "list the scenarios and exit"),
     value(
-        "--keep",
-        "DIR",
+        "--keep DIR",
         "where to keep program, log, dumps, and stacks; an empty folder "
         "(default: a new one in the temporary folder)",
     ),
     value(
-        "--ranks",
-        "N",
+        "--ranks N",
         "how many processes, an even number (default: %(default)s)",
         type=_even,
         default=4,
@@ -116,7 +113,6 @@ def demo(args: Namespace) -> int:
     """
     from .._text import text_table
     from ..demo import SCENARIOS
-    from ..errors import DistdebugError
 
     if args.list:
         rows = [(s.name, s.planted) for s in SCENARIOS.values()]

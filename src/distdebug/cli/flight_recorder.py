@@ -12,8 +12,11 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import distdebug
+
+from .. import debugger, flight_recorder
+from ..errors import DistdebugError
 from .command import (
     EVIDENCE,
     FULL,
@@ -31,10 +34,6 @@ from .command import (
     value,
 )
 from .output import counting, print_json, report, telling, warn
-
-
-if TYPE_CHECKING:
-    from ..flight_recorder import DumpRequest, Dumps, EntryRow
 
 
 _HEADERS = (
@@ -64,31 +63,30 @@ def analyze(args: Namespace) -> int:
       {prog} analyze dumps/ --ranks 'ranks(tp=0)' --groups mesh_dp
       {prog} analyze dumps/ --entries --stack-traces --ranks 3
     """
-    from .. import analyze_dumps, read_dumps
 
     with counting("reading dumps") as progress:
-        dumps = read_dumps(map(Path, args.paths), progress=progress)
+        dumps = distdebug.read_dumps(map(Path, args.paths), progress=progress)
     ranks, groups = _ranks_of(args, dumps), _groups_of(args, dumps)
     if args.entries or args.stack_traces:
-        from ..flight_recorder import entry_rows
-
-        rows = entry_rows(
+        rows = flight_recorder.entry_rows(
             dumps, ranks=ranks, groups=groups, stack_traces=args.stack_traces
         )
         for line in (_json_lines if args.json else _tables)(rows):
             print(line)
         return 0
 
-    diagnosis = analyze_dumps(dumps, ranks=ranks, groups=groups).to_diagnosis()
+    diagnosis = distdebug.analyze_dumps(
+        dumps, ranks=ranks, groups=groups
+    ).to_diagnosis()
     return report(args, diagnosis, is_fine=diagnosis.is_healthy)
 
 
-def _json_lines(rows: Iterable[EntryRow]) -> Iterator[str]:
+def _json_lines(rows: Iterable[flight_recorder.EntryRow]) -> Iterator[str]:
     for row in rows:
         yield json.dumps(row.to_dict())
 
 
-def _tables(rows: Iterable[EntryRow]) -> Iterator[str]:
+def _tables(rows: Iterable[flight_recorder.EntryRow]) -> Iterator[str]:
     for i, (rank, members) in enumerate(groupby(rows, lambda r: r.rank)):
         if i:
             yield ""
@@ -96,7 +94,7 @@ def _tables(rows: Iterable[EntryRow]) -> Iterator[str]:
         yield from _table(list(members))
 
 
-def _table(rows: Sequence[EntryRow]) -> Iterator[str]:
+def _table(rows: Sequence[flight_recorder.EntryRow]) -> Iterator[str]:
     start = min(row.created_ns for row in rows)
     table = [_HEADERS, *(_cells(row, start) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -106,7 +104,7 @@ def _table(rows: Sequence[EntryRow]) -> Iterator[str]:
             yield f"    {frame}"
 
 
-def _cells(row: EntryRow, start_ns: int) -> tuple[str, ...]:
+def _cells(row: flight_recorder.EntryRow, start_ns: int) -> tuple[str, ...]:
     return (
         str(row.record),
         f"{row.group}: {row.desc}" if row.desc else row.group,
@@ -119,7 +117,9 @@ def _cells(row: EntryRow, start_ns: int) -> tuple[str, ...]:
     )
 
 
-def _ranks_of(args: Namespace, dumps: Dumps) -> tuple[int, ...] | None:
+def _ranks_of(
+    args: Namespace, dumps: flight_recorder.Dumps
+) -> tuple[int, ...] | None:
     """
     Return the ranks that the options select; ``None`` if they select none.
     """
@@ -142,7 +142,6 @@ def _selected(
     if text is None:
         return None
 
-    from ..errors import DistdebugError
     from ..ranks import parse_rank_option
 
     ranks = parse_rank_option(text).resolve(mesh, world_size)
@@ -158,7 +157,9 @@ def _selected(
     return ranks
 
 
-def _groups_of(args: Namespace, dumps: Dumps) -> tuple[str, ...] | None:
+def _groups_of(
+    args: Namespace, dumps: flight_recorder.Dumps
+) -> tuple[str, ...] | None:
     """
     Return the process groups that the options select; ``None`` without one.
 
@@ -167,8 +168,6 @@ def _groups_of(args: Namespace, dumps: Dumps) -> tuple[str, ...] | None:
     """
     if args.groups is None:
         return None
-
-    from ..errors import DistdebugError
 
     names = tuple(
         name.strip()
@@ -193,10 +192,9 @@ _MOST_RANKS = 1 << 16
     "dump",
     "have a running job write its dumps",
     one_of(
-        value("path", "PATH", "folder of the dumps", nargs="?"),
+        value("path PATH", "folder of the dumps", nargs="?"),
         value(
-            "--pipe",
-            "PREFIX",
+            "--pipe PREFIX",
             "what TORCH_NCCL_DEBUG_INFO_PIPE_FILE is in the job",
         ),
         required=True,
@@ -217,16 +215,14 @@ def dump(args: Namespace) -> int:
 
     Exit status: 0 all ranks were reached; 1 some were not; 2 none was.
     """
-    from .. import request_dumps
     from .._render import Table
-    from ..errors import DistdebugError
 
     where = args.pipe or args.path
     if args.path and not Path(args.path).is_dir():
         msg = f"there is no folder {args.path}"
         raise DistdebugError(msg, remedy="name the dump_dir of the job")
 
-    rows = request_dumps(
+    rows = distdebug.request_dumps(
         where,
         ranks=_ranks_there(args.ranks, Path(where)),
         timeout_s=args.timeout,
@@ -251,7 +247,7 @@ def dump(args: Namespace) -> int:
     return status if reached else 2
 
 
-def _dump_cells(row: DumpRequest) -> tuple[object, ...]:
+def _dump_cells(row: flight_recorder.DumpRequest) -> tuple[object, ...]:
     rank = "?" if row.rank is None else row.rank
     return rank, row.status, row.path, row.reason
 
@@ -263,14 +259,13 @@ def _ranks_there(text: str | None, folder: Path) -> tuple[int, ...] | None:
     if text is None:
         return None
 
-    from ..flight_recorder import SIDECAR_SUFFIX, read_sidecar
     from ..ranks import parse_rank_option
 
     mesh: dict[str, int] = {}
     world_size = 0
-    for path in sorted(folder.glob(f"*{SIDECAR_SUFFIX}")):
+    for path in sorted(folder.glob(f"*{flight_recorder.SIDECAR_SUFFIX}")):
         try:
-            sidecar = read_sidecar(path)
+            sidecar = flight_recorder.read_sidecar(path)
         except (OSError, ValueError):
             continue
         mesh, world_size = dict(sidecar.mesh) or mesh, sidecar.world_size
@@ -285,10 +280,9 @@ def _ranks_there(text: str | None, folder: Path) -> tuple[int, ...] | None:
     "print what to export so that a job records",
     group(
         "what to record",
-        value("--dump-dir", "DIR", "folder of the dumps"),
+        value("--dump-dir DIR", "folder of the dumps"),
         value(
-            "--buffer-size",
-            "N",
+            "--buffer-size N",
             "how many calls to remember (default: %(default)s)",
             type=int,
             default=2000,
@@ -298,8 +292,7 @@ def _ranks_there(text: str | None, folder: Path) -> tuple[int, ...] | None:
         flag("--timing", "note when calls start"),
         flag("--override", "change also what is set already"),
         value(
-            "--torch",
-            "VERSION",
+            "--torch VERSION",
             "version of torch in the job (default: the one installed here, or "
             "else all)",
             type=torch_version,
@@ -333,16 +326,12 @@ def env(args: Namespace) -> int:
     if args.debugger:
         return _debugger_env(args)
 
-    from ..errors import DistdebugError
-
     if args.post_mortem:
         msg = "--post-mortem goes with --debugger"
         raise DistdebugError(msg, remedy="see env --help")
 
-    from ..flight_recorder import make_folder, plan_flight_recorder
-
     try:
-        settings = plan_flight_recorder(
+        settings = flight_recorder.plan_flight_recorder(
             os.environ,
             args.torch or _installed_torch(),
             dump_dir=args.dump_dir,
@@ -355,7 +344,7 @@ def env(args: Namespace) -> int:
     except ValueError as exc:
         raise DistdebugError(str(exc), remedy="see env --help") from exc
 
-    make_folder(settings.dump_dir)
+    flight_recorder.make_folder(settings.dump_dir)
     for warning in settings.warnings:
         warn(warning)
     if args.json:
@@ -366,9 +355,8 @@ def env(args: Namespace) -> int:
 
 
 def _debugger_env(args: Namespace) -> int:
-    from ..debugger import job_environment
 
-    variables = job_environment(post_mortem=args.post_mortem)
+    variables = debugger.job_environment(post_mortem=args.post_mortem)
     if args.json:
         print_json(args, {"variables": variables})
     else:
@@ -391,11 +379,9 @@ def _installed_torch() -> str | None:
     "draw the calls of all ranks in time, for Perfetto",
     EVIDENCE,
     value(
-        "--output",
-        "FILE",
+        "-o, --output FILE",
         "where to write it: *.json.gz, *.json, or *.pftrace, which needs the "
         "package perfetto (default: %(default)s)",
-        short="-o",
         type=output_file,
         default="timeline.json.gz",
     ),
@@ -404,8 +390,7 @@ def _installed_torch() -> str | None:
         RANKS,
         GROUPS,
         value(
-            "--last",
-            "N",
+            "--last N",
             "only the newest N calls of each rank",
             type=positive_count,
         ),
@@ -430,14 +415,13 @@ def timeline(args: Namespace) -> int:
 
     Exit status: 0 the file is written; 2 it could not be.
     """
-    from .. import read_dumps, write_timeline
 
     with telling() as tell:
-        dumps = read_dumps(
+        dumps = distdebug.read_dumps(
             map(Path, args.paths),
             progress=lambda done, total: tell("reading dumps", done, total),
         )
-        drawn = write_timeline(
+        drawn = distdebug.write_timeline(
             dumps,
             args.output,
             ranks=_ranks_of(args, dumps),

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import ray
 from .._text import clean, list_text
 from ..errors import NoLogsError
 from .command import FULL, JSON, command, flag, group, many, value
@@ -23,7 +24,6 @@ from .output import print_json, report, telling, waiting
 if TYPE_CHECKING:
     from .._render import Block
     from ..findings import Finding
-    from ..ray import Activity, Deaths, LogPart, RaySession, WorkerLog
 
 
 _MOST_WORKERS = 40
@@ -35,8 +35,7 @@ _MOST_FINDINGS = 8
     "logs",
     "which log belongs to that actor, who died first, what went wrong?",
     value(
-        "places",
-        "SESSION",
+        "places SESSION",
         "a session folder of Ray, its temporary folder, or a folder with "
         "copies of several; for --errors also any log; by default the newest "
         "session of this machine",
@@ -45,8 +44,7 @@ _MOST_FINDINGS = 8
     group(
         "what to tell",
         value(
-            "--actor",
-            "WHO",
+            "--actor WHO",
             "print the logs of an actor: its class, name, or repr (* and ? "
             "match), number of process, id, or what stands before a line of "
             "the driver",
@@ -58,20 +56,17 @@ _MOST_FINDINGS = 8
     group(
         "how",
         value(
-            "--lines",
-            "N",
+            "-n, --lines N",
             "how many of the last lines of each log (default: %(default)d)",
-            short="-n",
             type=int,
             default=20,
         ),
         value(
-            "--address",
-            "HOST:PORT",
+            "--address HOST:PORT",
             "also ask the cluster at this address, which knows names that "
             "files leave out",
         ),
-        many("--rules", "FILE", "rules of your own for --errors"),
+        many("--rules FILE", "rules of your own for --errors"),
         JSON,
         FULL,
     ),
@@ -92,13 +87,12 @@ def logs(args: Namespace) -> int:
     Exit status: 0 nothing is wrong; 1 somebody died, or an error was found;
     2 could not look.
     """
-    from ..ray import find_ray_sessions
 
     if args.errors and not args.actor:
-        paths = args.places or [str(x.logs) for x in find_ray_sessions()]
+        paths = args.places or [str(x.logs) for x in ray.find_ray_sessions()]
         return _errors(args, paths)
 
-    sessions = find_ray_sessions(*args.places)
+    sessions = ray.find_ray_sessions(*args.places)
     if args.deaths:
         return _deaths(args, sessions)
 
@@ -114,27 +108,20 @@ def logs(args: Namespace) -> int:
 
 
 def _workers(
-    args: Namespace, sessions: tuple[RaySession, ...]
-) -> tuple[WorkerLog, ...]:
-    from ..errors import NoLogsError
-    from ..ray import (
-        add_live_actors,
-        find_actor_logs,
-        query_live_cluster,
-        worker_logs,
-    )
+    args: Namespace, sessions: tuple[ray.RaySession, ...]
+) -> tuple[ray.WorkerLog, ...]:
 
-    def named(workers: tuple[WorkerLog, ...]) -> tuple[WorkerLog, ...]:
-        return workers if live is None else add_live_actors(workers, live)
+    def named(workers: tuple[ray.WorkerLog, ...]) -> tuple[ray.WorkerLog, ...]:
+        return workers if live is None else ray.add_live_actors(workers, live)
 
     # A live cluster alone knows some names of actors.
-    live = query_live_cluster(args.address) if args.address else None
+    live = ray.query_live_cluster(args.address) if args.address else None
     if not args.actor:
-        return named(worker_logs(sessions))
-    if found := named(find_actor_logs(args.actor, sessions)):
+        return named(ray.worker_logs(sessions))
+    if found := named(ray.find_actor_logs(args.actor, sessions)):
         return found
 
-    everybody = named(worker_logs(sessions))
+    everybody = named(ray.worker_logs(sessions))
     found = tuple(
         x for x in everybody if fnmatchcase(x.actor_name or "", args.actor)
     )
@@ -159,12 +146,11 @@ def _errors(args: Namespace, paths: list[str]) -> int:
     return 2 if not scanned.bytes_read and scanned.missing else status
 
 
-def _deaths(args: Namespace, sessions: tuple[RaySession, ...]) -> int:
+def _deaths(args: Namespace, sessions: tuple[ray.RaySession, ...]) -> int:
     from ..findings import finding_entries, missing_block
-    from ..ray import death_findings, find_deaths
 
-    deaths = find_deaths(sessions)
-    findings = death_findings(deaths)
+    deaths = ray.find_deaths(sessions)
+    findings = ray.death_findings(deaths)
     return report(
         args,
         (
@@ -182,14 +168,13 @@ def _deaths(args: Namespace, sessions: tuple[RaySession, ...]) -> int:
 
 def _overview(
     args: Namespace,
-    sessions: tuple[RaySession, ...],
-    workers: tuple[WorkerLog, ...],
+    sessions: tuple[ray.RaySession, ...],
+    workers: tuple[ray.WorkerLog, ...],
 ) -> int:
-    from ..ray import death_findings, find_deaths, last_activity
 
-    deaths = find_deaths(sessions)
-    findings = death_findings(deaths)
-    activity = last_activity(sessions)
+    deaths = ray.find_deaths(sessions)
+    findings = ray.death_findings(deaths)
+    activity = ray.last_activity(sessions)
     return report(
         args,
         _overview_blocks(sessions, workers, deaths, findings, activity),
@@ -205,11 +190,11 @@ def _overview(
 
 
 def _overview_blocks(
-    sessions: Sequence[RaySession],
-    workers: Sequence[WorkerLog],
-    deaths: Deaths,
+    sessions: Sequence[ray.RaySession],
+    workers: Sequence[ray.WorkerLog],
+    deaths: ray.Deaths,
     findings: Sequence[Finding],
-    activity: Iterable[Activity],
+    activity: Iterable[ray.Activity],
 ) -> Iterator[Block]:
     """
     Yield blocks with the workers, deaths, and last activity of a Ray cluster.
@@ -227,7 +212,9 @@ def _overview_blocks(
         yield Lines(["silent for long, or stopped:", *alarms])
 
 
-def _worker_table(workers: Sequence[WorkerLog], deaths: Deaths) -> Block:
+def _worker_table(
+    workers: Sequence[ray.WorkerLog], deaths: ray.Deaths
+) -> Block:
     from .._render import Table
 
     if not workers:
@@ -252,18 +239,18 @@ def _worker_table(workers: Sequence[WorkerLog], deaths: Deaths) -> Block:
     return Table(headers, rows, _MOST_WORKERS, "workers")
 
 
-def _label(log: WorkerLog) -> str:
+def _label(log: ray.WorkerLog) -> str:
     if log.actor_name in {None, log.label}:
         return log.label
 
     return f"{log.label} {log.actor_name!r}"
 
 
-def _newest(parts: Sequence[LogPart]) -> str:
+def _newest(parts: Sequence[ray.LogPart]) -> str:
     return parts[-1].path.name if parts else ""
 
 
-def _tails(args: Namespace, workers: tuple[WorkerLog, ...]) -> int:
+def _tails(args: Namespace, workers: tuple[ray.WorkerLog, ...]) -> int:
     if args.json:
         records = [
             {
@@ -281,7 +268,7 @@ def _tails(args: Namespace, workers: tuple[WorkerLog, ...]) -> int:
     return 0
 
 
-def _tail_text(args: Namespace, workers: Sequence[WorkerLog]) -> str:
+def _tail_text(args: Namespace, workers: Sequence[ray.WorkerLog]) -> str:
     most = len(workers) if args.full else _MOST_TAILS
     parts = []
     for log in workers[:most]:
@@ -296,23 +283,21 @@ def _tail_text(args: Namespace, workers: Sequence[WorkerLog]) -> str:
     return "\n\n".join(parts) or "they have printed nothing"
 
 
-def _streams(log: WorkerLog, count: int) -> Iterator[tuple[str, Any]]:
-    from ..ray import read_tail
+def _streams(log: ray.WorkerLog, count: int) -> Iterator[tuple[str, Any]]:
 
     for stream in ("out", "err"):
-        if lines := read_tail(log, lines=count, stream=stream):
+        if lines := ray.read_tail(log, lines=count, stream=stream):
             yield stream, lines
 
 
-def _follow(args: Namespace, workers: tuple[WorkerLog, ...]) -> int:
-    from ..ray import follow_lines
+def _follow(args: Namespace, workers: tuple[ray.WorkerLog, ...]) -> int:
 
     label_of = _labels(workers)
     if not args.json:
         _tails(args, workers)
     # Following ends with Ctrl-C.
     with suppress(KeyboardInterrupt):
-        for line in follow_lines(workers):
+        for line in ray.follow_lines(workers):
             label, text = label_of(line.source), line.text
             if args.json:
                 record = {"who": label, "source": line.source, "text": text}
@@ -322,21 +307,22 @@ def _follow(args: Namespace, workers: tuple[WorkerLog, ...]) -> int:
     return 0
 
 
-def _labels(workers: Iterable[WorkerLog]) -> Callable[[str], str]:
+def _labels(workers: Iterable[ray.WorkerLog]) -> Callable[[str], str]:
     """
     Return a function that names the worker of a log file, also after rotation.
     """
-    from ..ray import split_log_name
 
     names = {
-        (split_log_name(part.path.name)[0], str(part.path.parent)): log
+        (ray.split_log_name(part.path.name)[0], str(part.path.parent)): log
         for log in workers
         for part in (*log.out, *log.err)
     }
 
     def label_of(source: str) -> str:
         folder, _, name = source.rpartition("/")
-        log = names.get((split_log_name(name)[0], folder.removesuffix("/old")))
+        log = names.get(
+            (ray.split_log_name(name)[0], folder.removesuffix("/old"))
+        )
         return clean(str(log)) if log else name
 
     return label_of
@@ -345,13 +331,11 @@ def _labels(workers: Iterable[WorkerLog]) -> Callable[[str], str]:
 @command(
     "phase",
     "in which phase is a job, and does that take too long?",
-    value("logs", "LOG", "a log, or a folder of logs, of one job", nargs="+"),
+    value("logs LOG", "a log, or a folder of logs, of one job", nargs="+"),
     value(
-        "--framework",
-        "NAME",
-        "whose logs they are; by default what they show",
+        "--framework NAME", "whose logs they are; by default what they show"
     ),
-    many("--rules", "FILE", "a book of phases of your own"),
+    many("--rules FILE", "a book of phases of your own"),
     flag("--ended", "the job does not run any more: do not judge its silence"),
     JSON,
     FULL,

@@ -8,8 +8,12 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import distdebug.nsight
+
+from .. import nodes
+from ..errors import NsightError
 from .command import (
     CONTAINER,
     JSON,
@@ -22,11 +26,6 @@ from .command import (
     value,
 )
 from .output import counting, print_json, report
-
-
-if TYPE_CHECKING:
-    from ..nodes import NodeResult
-    from ..nsight import NsysReports
 
 
 _REVERTED = frozenset({"needs_patch", "fixed_upstream"})
@@ -42,16 +41,14 @@ def _plugin_command(name: str, summary: str) -> Command:
         summary,
         JSON,
         value(
-            "--path",
-            "PATH",
+            "--path PATH",
             "nsight.py, the package ray, or an environment that has it; by "
             "default what 'import ray' loads",
         ),
         one_of(
-            value("--slurm", "JOB", "on every node of this Slurm job"),
+            value("--slurm JOB", "on every node of this Slurm job"),
             value(
-                "--ray",
-                "ADDRESS",
+                "--ray ADDRESS",
                 "on every node of this Ray cluster, HOST:PORT or 'auto'; it "
                 "has to be restarted then",
             ),
@@ -75,16 +72,11 @@ def _plugin(what: str, args: Namespace) -> int:
 
 
 def _plugin_call(what: str) -> Callable[[str | None], Any]:
-    from ..nsight import (
-        patch_ray_nsight,
-        ray_nsight_status,
-        revert_ray_nsight,
-    )
 
     return {
-        "patch": patch_ray_nsight,
-        "status": ray_nsight_status,
-        "revert": revert_ray_nsight,
+        "patch": distdebug.nsight.patch_ray_nsight,
+        "status": distdebug.nsight.ray_nsight_status,
+        "revert": distdebug.nsight.revert_ray_nsight,
     }[what]
 
 
@@ -93,12 +85,11 @@ def _is_done(what: str, state: str, *, is_fine: bool) -> bool:
 
 
 def _plugin_everywhere(what: str, args: Namespace, engine: Any) -> int:
-    from ..nodes import run_on_nodes
 
     work = partial(_on_this_node, what, args.path)
     with counting("nodes") as tell:
         results = sorted(
-            run_on_nodes(work, engine=engine, tell=tell),
+            nodes.run_on_nodes(work, engine=engine, tell=tell),
             key=lambda result: result.host,
         )
     if args.json:
@@ -128,7 +119,7 @@ def _on_this_node(what: str, path: str | None) -> dict[str, Any]:
     return plain
 
 
-def _line(result: NodeResult) -> str:
+def _line(result: nodes.NodeResult) -> str:
     plugin = result.value
     if plugin is None:
         return f"{result.host}: {result.status.value}: {result.reason}"
@@ -138,8 +129,7 @@ def _line(result: NodeResult) -> str:
 
 
 _PLACES = value(
-    "places",
-    "FOLDER",
+    "places FOLDER",
     "where to look; by default the sessions of Ray on this node",
     nargs="*",
 )
@@ -157,11 +147,10 @@ _PLACES = value(
     seconds("--timeout", "spend so many seconds on each summary", 300.0),
 )
 def _reports(args: Namespace) -> int:
-    from ..nsight import summarize_report
 
     found = _found(args)
     summaries = [
-        summarize_report(x.path, timeout_s=args.timeout)
+        distdebug.nsight.summarize_report(x.path, timeout_s=args.timeout)
         for x in (found if args.summary else ())
         if not x.is_raw
     ]
@@ -182,24 +171,20 @@ def _reports(args: Namespace) -> int:
     JSON,
     _PLACES,
     value(
-        "--output-dir",
-        "DIR",
+        "--output-dir DIR",
         "write DIR/NODE/SESSION/REPORT; what is there is kept",
         required=True,
     ),
 )
 def _collect(args: Namespace) -> int:
-    from ..nsight import collect_nsys_reports
 
-    done = collect_nsys_reports(_found(args), args.output_dir)
+    done = distdebug.nsight.collect_nsys_reports(_found(args), args.output_dir)
     return report(args, done, is_fine=not (done.left or done.missing))
 
 
-def _found(args: Namespace) -> NsysReports:
-    from ..errors import NsightError
-    from ..nsight import find_nsys_reports
+def _found(args: Namespace) -> distdebug.nsight.NsysReports:
 
-    found = find_nsys_reports(*args.places)
+    found = distdebug.nsight.find_nsys_reports(*args.places)
     if not found.reports:
         where = ", ".join(args.places) or "any session of Ray on this node"
         reasons = "".join(f"; {m.source}: {m.reason}" for m in found.missing)
@@ -215,23 +200,20 @@ def _found(args: Namespace) -> NsysReports:
     "what is in the way of a profile here?",
     JSON,
     value(
-        "places",
-        "FOLDER",
+        "places FOLDER",
         "look into the logs of raylets here, too, for workers that did not "
         "start; such as /tmp/ray/session_latest",
         nargs="*",
     ),
 )
 def _doctor(args: Namespace) -> int:
-    from ..errors import NsightError
-    from ..nsight import check_nsys
 
     for place in args.places:
         if not Path(place).exists():
             msg = f"there is no {place}"
             raise NsightError(msg, remedy="name a session of Ray")
 
-    health = check_nsys(raylet_logs=args.places)
+    health = distdebug.nsight.check_nsys(raylet_logs=args.places)
     return report(args, health, is_fine=health.is_ready)
 
 
@@ -239,19 +221,17 @@ def _doctor(args: Namespace) -> int:
     "match",
     "which pattern matches this worker?",
     JSON,
-    value("worker", "WORKER", "its name"),
+    value("worker WORKER", "its name"),
     value(
-        "--patterns",
-        "LIST",
+        "--patterns LIST",
         "wildcards, separated by commas; by default those in "
         "DISTDEBUG_NSYS_WORKER_PATTERNS or NRL_NSYS_WORKER_PATTERNS",
     ),
 )
 def _match(args: Namespace) -> int:
     from .._text import clean
-    from ..nsight import match_worker
 
-    pattern = match_worker(args.worker, args.patterns)
+    pattern = distdebug.nsight.match_worker(args.worker, args.patterns)
     if args.json:
         print_json(args, {"worker": args.worker, "pattern": pattern})
     elif pattern is None:

@@ -17,10 +17,8 @@ from .debug import dbg, ray_debugger
 from .diagnose import demo, diagnose
 from .flight_recorder import analyze, dump, env, timeline
 from .logs import logs, phase
-from .node import health, preflight
+from .node import health, preflight, snapshot, stacks
 from .nsight import nsight
-from .snapshot import snapshot
-from .stacks import stacks
 from .watch import watch
 
 

@@ -10,6 +10,7 @@ from argparse import Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from .. import processes, snapshots, watching
 from .command import (
     PROCESSES,
     command,
@@ -26,16 +27,6 @@ from .output import print_json, warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..processes import Worker
-    from ..watching import (
-        CaptureRequest,
-        Hang,
-        HangDebugConfig,
-        HangHandler,
-        HangReason,
-        Response,
-    )
-
 
 @command(
     "watch",
@@ -43,8 +34,7 @@ if TYPE_CHECKING:
     group(
         "when to look",
         many(
-            "--wait-seconds",
-            "S",
+            "--wait-seconds S",
             "look after so many seconds in any case",
             type=positive_seconds,
         ),
@@ -63,8 +53,7 @@ if TYPE_CHECKING:
             "go on after the last wait until the processes are gone",
         ),
         value(
-            "--config",
-            "FILE",
+            "--config FILE",
             "take wait_seconds and output_dir from the debug: section of this "
             "job file (YAML)",
         ),
@@ -72,8 +61,7 @@ if TYPE_CHECKING:
     group(
         "what progress is",
         many(
-            "--progress",
-            "FILE",
+            "--progress FILE",
             "the job makes progress as long as this file, or a file in this "
             "folder, changes",
         ),
@@ -85,34 +73,29 @@ if TYPE_CHECKING:
     group(
         "what to watch, and where to write",
         value(
-            "--output-dir",
-            "DIR",
+            "--output-dir DIR",
             "where to put snapshots (default: LOG_DIR/backtraces)",
         ),
         value(
-            "--log-dir",
-            "DIR",
+            "--log-dir DIR",
             "folder of the job's logs (default: here)",
             default=".",
         ),
         value(
-            "--dump-dir",
-            "D",
-            "where the ranks put their Flight Recorder dumps",
+            "--dump-dir D", "where the ranks put their Flight Recorder dumps"
         ),
-        many("--log", "FILE", "keep the end of it"),
+        many("--log FILE", "keep the end of it"),
         *PROCESSES,
     ),
     group(
         "whom to tell if something is wrong",
         many(
-            "--on-hang",
-            "COMMAND",
+            "--on-hang COMMAND",
             "run this command; it reads JSON, and DISTDEBUG_SUMMARY and "
             "DISTDEBUG_FOLDER are set; it is not run by a shell: for pipes "
             "and variables, use sh -c '…'",
         ),
-        many("--webhook", "FILE", "send JSON to the address in this file"),
+        many("--webhook FILE", "send JSON to the address in this file"),
     ),
     flag("--json", "print each snapshot as a line of JSON"),
 )
@@ -134,18 +117,12 @@ def watch(args: Namespace) -> int:
     Exit status: 0 nothing was wrong; 1 something was; 2 nobody could be
     watched, or looked at.
     """
-    from ..watching import (
-        ProgressSensor,
-        check_number,
-        default_poll_s,
-        watch_processes,
-    )
 
-    check_number(args.floor, "--floor", least=0.1)
+    watching.check_number(args.floor, "--floor", least=0.1)
     config = _config(args)
     handler = _handler(args, config)
     _warn_of_missing(args.pid or ())
-    ending = watch_processes(
+    ending = watching.watch_processes(
         config,
         on_hang=handler,
         tell=_teller(args.floor),
@@ -153,15 +130,17 @@ def watch(args: Namespace) -> int:
         patterns=args.pattern or (),
         sense=_sense(args),
         new_sensor=partial(
-            ProgressSensor, floor_s=args.floor, start_s=args.start
+            watching.ProgressSensor, floor_s=args.floor, start_s=args.start
         ),
         until_exit=args.until_exit or not args.wait_seconds,
-        poll_s=default_poll_s(args.floor),
+        poll_s=watching.default_poll_s(args.floor),
     )
     return _status(args, ending, handler)
 
 
-def _status(args: Namespace, ending: str, handler: HangHandler) -> int:
+def _status(
+    args: Namespace, ending: str, handler: watching.HangHandler
+) -> int:
     """
     Say what became of the watch, and return the exit status.
     """
@@ -184,58 +163,52 @@ def _status(args: Namespace, ending: str, handler: HangHandler) -> int:
     return 2 if is_blind else int(hangs > 0)
 
 
-def _config(args: Namespace) -> HangDebugConfig:
+def _config(args: Namespace) -> watching.HangDebugConfig:
     import attrs
 
-    from ..watching import ONLY_PROGRESS, HangDebugConfig
-
     if args.config is not None:
-        config = HangDebugConfig.from_file(args.config)
+        config = watching.HangDebugConfig.from_file(args.config)
     elif args.wait_seconds:
-        config = HangDebugConfig(enabled=True, wait_seconds=args.wait_seconds)
+        config = watching.HangDebugConfig(
+            enabled=True, wait_seconds=args.wait_seconds
+        )
     else:
-        config = ONLY_PROGRESS
+        config = watching.ONLY_PROGRESS
     if args.output_dir is None:
         return config
 
     return attrs.evolve(config, output_dir=args.output_dir)
 
 
-def _handler(args: Namespace, config: HangDebugConfig) -> HangHandler:
-    from ..snapshots import SnapshotOptions
-    from ..watching import (
-        CaptureRequest,
-        HangHandler,
-        command_hook,
-        webhook_hook,
-    )
+def _handler(
+    args: Namespace, config: watching.HangDebugConfig
+) -> watching.HangHandler:
 
-    request = CaptureRequest(
+    request = watching.CaptureRequest(
         output_dir=config.resolve(args.log_dir),
-        wanted=SnapshotOptions(dump_dir=args.dump_dir, logs=args.log or ()),
+        wanted=snapshots.SnapshotOptions(
+            dump_dir=args.dump_dir, logs=args.log or ()
+        ),
     )
     hooks = (
-        *map(command_hook, args.on_hang or ()),
-        *map(webhook_hook, args.webhook or ()),
+        *map(watching.command_hook, args.on_hang or ()),
+        *map(watching.webhook_hook, args.webhook or ()),
     )
-    return HangHandler(request, _look, hooks, partial(_show, args))
+    return watching.HangHandler(request, _look, hooks, partial(_show, args))
 
 
 def _sense(args: Namespace) -> Callable[..., object] | None:
     if not (args.progress or args.gpu):
         return None
 
-    from ..watching import GpuActivity, combine_senses, watch_files
-
-    files = watch_files(args.progress or ())
-    gpu = GpuActivity() if args.gpu else lambda _: None
-    return combine_senses(lambda _: files(), gpu)
+    files = watching.watch_files(args.progress or ())
+    gpu = watching.GpuActivity() if args.gpu else lambda _: None
+    return watching.combine_senses(lambda _: files(), gpu)
 
 
 def _warn_of_missing(pids: Iterable[int]) -> None:
-    from ..watching import WatchedProcesses
 
-    there = WatchedProcesses(pids).refresh(0.0)
+    there = watching.WatchedProcesses(pids).refresh(0.0)
     for pid in pids:
         if pid not in there:
             warn(f"no such process: {pid}")
@@ -259,10 +232,9 @@ def _teller(floor_s: float) -> Callable[[tuple[int, ...]], None]:
 
 
 def _tell_whom(pids: tuple[int, ...], floor_s: float) -> None:
-    from ..processes import find_workers
 
     try:
-        workers = find_workers(include_children=False)
+        workers = processes.find_workers(include_children=False)
     except Exception:  # noqa: BLE001 their numbers are known
         workers = ()
     known = [worker for worker in workers if worker.pid in pids]
@@ -273,7 +245,7 @@ def _tell_whom(pids: tuple[int, ...], floor_s: float) -> None:
     )
 
 
-def _names(pids: tuple[int, ...], workers: Iterable[Worker]) -> str:
+def _names(pids: tuple[int, ...], workers: Iterable[processes.Worker]) -> str:
     from ..ranks import ranks_text
 
     ranks = {x.rank: x.framework for x in workers if x.rank is not None}
@@ -286,23 +258,23 @@ def _names(pids: tuple[int, ...], workers: Iterable[Worker]) -> str:
     return ranks_text(ranks) + by
 
 
-def _look(reason: HangReason, request: CaptureRequest) -> Response:
+def _look(
+    reason: watching.HangReason, request: watching.CaptureRequest
+) -> watching.Response:
     """
     Take a snapshot of exactly the processes that exist now.
     """
     import attrs
 
-    from ..watching import respond
-
     warn(f"{reason}: looking at it")
     wanted = attrs.evolve(request.wanted, pids=reason.pids)
-    got = respond(reason, attrs.evolve(request, wanted=wanted))
+    got = watching.respond(reason, attrs.evolve(request, wanted=wanted))
     if got.hang is None:
         warn(got.summary)
     return got
 
 
-def _show(args: Namespace, hang: Hang) -> None:
+def _show(args: Namespace, hang: watching.Hang) -> None:
     if args.json:
         print_json(args, dict(hang.data), in_one_line=True)
     else:
