@@ -8,8 +8,8 @@ import json
 import os
 
 from argparse import Namespace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import debugger, nodes, ray
 from ..errors import DebuggerError, DistdebugError
@@ -27,10 +27,6 @@ from .command import (
     value,
 )
 from .output import print_json, report, warn
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 @command(

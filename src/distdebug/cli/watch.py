@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 
 from argparse import Namespace
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from .. import processes, snapshots, watching
 from .command import (
@@ -22,10 +22,6 @@ from .command import (
     value,
 )
 from .output import print_json, warn
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 @command(
