@@ -306,6 +306,16 @@ def encode_message(message: dict[str, Any]) -> bytes:
     return line + b"\n"
 
 
+def encode_answer(answer: dict[str, Any]) -> bytes:
+    """
+    Encode an answer; one that is too long becomes an error with its ID.
+    """
+    try:
+        return encode_message(answer)
+    except WireError as exc:
+        return encode_message({"id": answer.get("id"), "error": str(exc)})
+
+
 def peer_uid(connection: socket.socket) -> int:
     """
     Return the user ID of the peer, as the kernel reports it.

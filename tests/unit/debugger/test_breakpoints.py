@@ -1431,6 +1431,31 @@ class TestLooking:
         assert "42" == value
         assert "raise ValueError(secret) from exc" in text
 
+    def test_after_a_failure(self, hold):
+        """
+        Once a step leaves an exception behind, its frames are, too.
+        """
+
+        def work():
+            set_trace()
+            with suppress(ValueError):
+                int("bad")
+            return 42
+
+        held = hold(work)
+        steps, places = [], []
+        for _ in range(5):
+            steps += held.says("n")
+            places.append(str(held.client.stack()))
+        held.says("c")
+        held.end()
+
+        failed = next(n for n, step in enumerate(steps) if "invalid" in step)
+        assert 'int("bad")' in places[failed]
+        assert "return 42" in steps[-1]
+        assert 'int("bad")' not in places[-1]
+        assert "return 42" in places[-1]
+
     def test_exit(self, folder):
         """
         An expression that would end the program ends nothing.

@@ -29,7 +29,7 @@ from typing import Any
 import attrs
 
 from ...errors import DebuggerError
-from ..protocol import MessageDecoder, WireError, encode_message, socket_paths
+from ..protocol import MessageDecoder, encode_answer, socket_paths
 from .connections import DiscoveredPeers, Peer
 from .local import LocalTransport, choose_folder, external_stacks
 
@@ -121,10 +121,7 @@ class _Relay:
         """
         Send a message to the client.
         """
-        try:
-            data = encode_message(message)
-        except WireError as exc:
-            data = encode_message({"id": message.get("id"), "error": str(exc)})
+        data = encode_answer(message)
         while data:
             data = data[os.write(self.stdout, data) :]
 

@@ -30,6 +30,7 @@ from ..._in_job import OwnDescriptor, OwnThread
 from ..protocol import (
     MessageDecoder,
     WireError,
+    encode_answer,
     encode_message,
     is_allowed_peer,
     peer_uid,
@@ -53,12 +54,10 @@ from .stops import (
     NOT_STOPPED,
     Stop,
     count_request,
-    failed_threads,
     find_stop,
     give_line,
     open_stop,
     open_stops,
-    thread_name,
     wait_for_ends,
 )
 
@@ -218,7 +217,7 @@ def _list(_: dict[str, Any]) -> dict[str, Any]:
     stops = [stop.to_dict() for stop in open_stops()]
     return {
         "process": describe_process(),
-        "main": working_place(failed_threads()),
+        "main": working_place(),
         "stops": stops,
         "missing": missing_files() if stops else [],
     }
@@ -266,7 +265,6 @@ def _eval(request: dict[str, Any]) -> dict[str, Any]:
         seconds=_seconds(request, "wait", 5.0),
         copy=bool(request.get("copy")),
         up=max(int(request.get("up") or 0), 0),
-        failed=failed_threads(),
     )
     return {"output": text}
 
@@ -274,9 +272,7 @@ def _eval(request: dict[str, Any]) -> dict[str, Any]:
 def _stack(request: dict[str, Any]) -> dict[str, Any]:
     threads = stack_of_threads(
         all_threads=bool(request.get("all")),
-        failed=failed_threads(),
         stopped={stop.ident for stop in open_stops()},
-        name_of=thread_name,
     )
     return {"threads": threads}
 
@@ -382,8 +378,8 @@ _MAX_AUDIT_BYTES = 16 << 20
 _MAX_AUDIT_TEXT = 4000
 
 
-def write_audit_record(  # noqa: PLR0913 all of them are written
-    folder: Path, *, uid: int, pid: int, key: str, op: str, line: str
+def write_audit_record(
+    folder: Path, uid: int, op: str, *, key: str = "", line: str = ""
 ) -> None:
     """
     Write a command to the audit log before it runs.
@@ -393,9 +389,9 @@ def write_audit_record(  # noqa: PLR0913 all of them are written
 
         uid: The user who sent it.
 
-        key: The keys of the stops.
-
         op: The operation.
+
+        key: The keys of the stops.
 
         line: The typed text.
 
@@ -406,7 +402,7 @@ def write_audit_record(  # noqa: PLR0913 all of them are written
     record = {
         "time": round(time.time(), 3),
         "uid": uid,
-        "pid": pid,
+        "pid": os.getpid(),
         "key": key[:_MAX_AUDIT_TEXT],
         "op": op,
         "line": line[:_MAX_AUDIT_TEXT],
@@ -642,9 +638,7 @@ def finish_answers(seconds: float) -> None:
 def _log_refused(folder: Path, uid: int) -> None:
     log_warning("user %s must not debug this process", uid)
     with suppress(Exception):
-        write_audit_record(
-            folder, uid=uid, pid=os.getpid(), key="", op="refused", line=""
-        )
+        write_audit_record(folder, uid, "refused")
 
 
 def _answer_requests(client: _Client, folder: Path, uid: int) -> None:
@@ -655,7 +649,7 @@ def _answer_requests(client: _Client, folder: Path, uid: int) -> None:
             reply = _audit_and_handle(request, folder, uid)
             if not client.is_intact():
                 return
-            data = _encode_reply({"id": request.get("id"), **reply})
+            data = encode_answer({"id": request.get("id"), **reply})
             client.socket.sendall(data)
             client.is_answered = False
     except WireError as exc:
@@ -676,13 +670,6 @@ def _requests(client: _Client) -> Iterator[dict[str, Any]]:
             yield request
 
 
-def _encode_reply(reply: dict[str, Any]) -> bytes:
-    try:
-        return encode_message(reply)
-    except WireError as exc:
-        return encode_message({"id": reply["id"], "error": str(exc)})
-
-
 def _audit_and_handle(
     request: dict[str, Any], folder: Path, uid: int
 ) -> dict[str, Any]:
@@ -692,14 +679,8 @@ def _audit_and_handle(
             (request[name] for name in _AUDITED_FIELDS if name in request), ""
         )
         try:
-            write_audit_record(
-                folder,
-                uid=uid,
-                pid=os.getpid(),
-                key=str(request.get("keys") or ""),
-                op=op,
-                line=str(line),
-            )
+            key = str(request.get("keys") or "")
+            write_audit_record(folder, uid, op, key=key, line=str(line))
         except Exception as exc:  # noqa: BLE001 raised by a hook
             return {"error": f"an audit hook forbids it: {exc}"}
 

@@ -13,8 +13,9 @@ import pprint
 import reprlib
 import sys
 import threading
+import traceback
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 from typing import Any
 
@@ -140,15 +141,32 @@ _WRAPPER_MODULE = "distdebug.debugger.inside.arming"
 _evaluating: set[int] = set()
 
 # The frames of a thread and their lines, innermost first.
-Stack = Iterable[tuple[FrameType, int]]
+Stack = list[tuple[FrameType, int]]
+
+failed_stacks: dict[int, Stack] = {}
+"""The frames of the exceptions that are examined now, by thread ID.
+
+The current frames of these threads belong to the debugger.
+"""
 
 
-def _frames(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return
-        yield frame, frame.f_lineno
-        frame = frame.f_back
+def stack_of(frame: FrameType) -> Stack:
+    """
+    Return a frame and its callers, and their lines.
+    """
+    return [*itertools.islice(traceback.walk_stack(frame), _MAX_FRAMES)]
+
+
+def thread_name(thread: str) -> str:
+    """
+    Return the name of a thread, with the name of a child process before it.
+
+    Child processes are those that :mod:`multiprocessing` has started.
+    """
+    multiprocessing: Any = sys.modules.get("multiprocessing.process")
+    if getattr(multiprocessing, "parent_process", bool)():
+        return f"{multiprocessing.current_process().name}/{thread}"
+    return thread
 
 
 def user_frame(frame: FrameType) -> FrameType:
@@ -161,7 +179,7 @@ def user_frame(frame: FrameType) -> FrameType:
     Returns:
         *frame* itself, if all its callers belong to frameworks.
     """
-    return next((f for f, _ in _frames(frame) if is_user_frame(f)), frame)
+    return next((f for f, _ in stack_of(frame) if is_user_frame(f)), frame)
 
 
 def is_user_frame(frame: FrameType) -> bool:
@@ -172,10 +190,10 @@ def is_user_frame(frame: FrameType) -> bool:
     return module != _OWN_PREFIX and is_user_code(frame.f_code.co_filename)
 
 
-def _stacks(failed: Mapping[int, Stack]) -> dict[int, Stack]:
+def _stacks() -> dict[int, Stack]:
     current = sys._current_frames()  # noqa: SLF001 no public way
-    stacks = {ident: [*_frames(f)] for ident, f in current.items()}
-    stacks.update((i, [*s]) for i, s in failed.items() if i in stacks)
+    failed = failed_stacks.copy()
+    stacks = {i: failed.get(i) or stack_of(f) for i, f in current.items()}
     return {
         ident: [
             (f, line)
@@ -204,29 +222,24 @@ def _working_thread(stacks: Mapping[int, Stack]) -> int:
     )
 
 
-def _working_frames(
-    failed: Mapping[int, Stack],
-) -> list[tuple[FrameType, int]]:
+def _working_frames() -> Stack:
     """
     Return the innermost frame of the user's code and its callers.
     """
-    stacks = _stacks(failed)
-    stack = [*stacks.get(_working_thread(stacks), ())]
+    stacks = _stacks()
+    stack = stacks.get(_working_thread(stacks), [])
     first = next((n for n, (f, _) in enumerate(stack) if is_user_frame(f)), 0)
     return stack[first:]
 
 
-def working_place(failed: Mapping[int, Stack]) -> dict[str, Any]:
+def working_place() -> dict[str, Any]:
     """
     Return the place of the thread that runs the user's code.
-
-    Args:
-        failed: The frames of examined exceptions, by thread ID.
 
     Returns:
         Plain data: function, file, and line; empty if there is no thread.
     """
-    for frame, line in _working_frames(failed):
+    for frame, line in _working_frames():
         return {**frame_place(frame), "line": line}
 
     return {}
@@ -254,11 +267,7 @@ def place_text(place: Mapping[str, Any]) -> str:
 
 
 def stack_of_threads(
-    *,
-    all_threads: bool,
-    failed: Mapping[int, Stack],
-    stopped: Collection[int],
-    name_of: Callable[[str], str] = str,
+    *, all_threads: bool, stopped: Collection[int]
 ) -> list[dict[str, Any]]:
     """
     Return the stacks of the threads of this process.
@@ -267,21 +276,17 @@ def stack_of_threads(
         all_threads: Whether to include all threads, and not only the one that
             works and the stopped ones.
 
-        failed: The frames of examined exceptions, by thread ID.
-
         stopped: The IDs of the stopped threads.
-
-        name_of: Returns the name to show for the name of a thread.
 
     Returns:
         The name and the frames of each thread, innermost first.
     """
-    stacks = _stacks(failed)
+    stacks = _stacks()
     main = _working_thread(stacks)
     names = {t.ident: t.name for t in threading.enumerate()}
     return [
         {
-            "thread": name_of(names.get(ident, "unknown")),
+            "thread": thread_name(names.get(ident, "unknown")),
             "main": ident == main,
             "frames": [
                 {**frame_place(f), "line": line, "code": _code(f, line)}
@@ -309,7 +314,6 @@ def evaluate(
     seconds: float,
     copy: bool = False,
     up: int = 0,
-    failed: Mapping[int, Stack] | None = None,
 ) -> str:
     """
     Evaluate an expression in a frame of the user's code.
@@ -323,8 +327,6 @@ def evaluate(
         copy: Whether to copy tensors from a device, which may block.
 
         up: How many frames above the innermost one of the user's code.
-
-        failed: The frames of examined exceptions, by thread ID.
 
     Returns:
         The value as text.
@@ -342,7 +344,7 @@ def evaluate(
         raise RuntimeError(msg)
 
     code = compile(expression.strip(), "<distdebug>", "eval")
-    frame, _ = _working_frames(failed or {})[: up + 1][-1]
+    frame, _ = _working_frames()[: up + 1][-1]
 
     # One mapping, so that comprehensions see the variables, too.
     names = {**frame.f_globals, **frame.f_locals}

@@ -7,6 +7,7 @@ catch the exceptions of user code.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -79,9 +80,10 @@ def monarch_setup(*, post_mortem: bool = False) -> None:
         dir=os.environ.get("DISTDEBUG_DIR") or _monarch_folder(job),
         breakpoints=True,
     )
-    _replace("_prepare", _wrap_prepare)
-    _replace("_maybe_exit_debugger", _wrap_exit_debugger)
-    _replace("_post_mortem_debug", _wrap_post_mortem)
+    _replace("_prepare", _begin_message)
+    _replace("_maybe_exit_debugger", _finish_message)
+    # Instead of the debugger of Monarch.
+    _replace("_post_mortem_debug", _examine_failure, calls_original=False)
 
 
 def _monarch_folder(job: str) -> str:
@@ -90,10 +92,10 @@ def _monarch_folder(job: str) -> str:
 
 
 def _replace(
-    name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    name: str, hook: Callable[..., None], *, calls_original: bool = True
 ) -> None:
     """
-    Replace a method of Monarch's message handler, once.
+    Let a method of Monarch's message handler call a hook first, once.
     """
     if name in _replaced:
         return
@@ -101,59 +103,41 @@ def _replace(
     try:
         from monarch._src.actor.actor_mesh import _Actor
 
-        setattr(_Actor, name, make(getattr(_Actor, name)))
+        original = getattr(_Actor, name)
     except (ImportError, AttributeError) as exc:
         log_warning(
             "this Monarch is not known, and debugged in part only: %s", exc
         )
-    else:
-        _replaced.add(name)
+        return
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hook(*args, **kwargs)
+        return original(self, *args, **kwargs) if calls_original else None
+
+    setattr(_Actor, name, method)
+    _replaced.add(name)
 
 
-def _wrap_prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def _begin_message(ctx: Any, *_: Any, **__: Any) -> None:
     """
     Remember the message that this thread starts to handle.
     """
-
-    def _prepare(self: Any, ctx: Any, *args: Any) -> Any:
-        _message_stopped.set(False)
-        _current_message.set(ctx)
-        _open_messages[id(ctx)] = ctx
-        _latest_message[:] = [ctx]
-        return prepare(self, ctx, *args)
-
-    return _prepare
+    _message_stopped.set(False)
+    _current_message.set(ctx)
+    _open_messages[id(ctx)] = ctx
+    _latest_message[:] = [ctx]
 
 
-def _wrap_exit_debugger(
-    exit_debugger: Callable[..., Any],
-) -> Callable[..., Any]:
+def _examine_failure(*_: Any, **__: Any) -> None:
     """
-    End the debugging when an endpoint ends.
+    Stop where an endpoint failed.
     """
-
-    def _maybe_exit_debugger(self: Any, *args: Any, **kwargs: Any) -> None:
-        _finish_message()
-        exit_debugger(self, *args, **kwargs)
-
-    return _maybe_exit_debugger
+    examine_current_exception(always="post mortem" in _options)
+    _finish_message()
 
 
-def _wrap_post_mortem(examine: Callable[..., Any]) -> Callable[..., Any]:
-    """
-    Stop where an endpoint failed, instead of in Monarch's debugger.
-    """
-    del examine
-
-    def _post_mortem_debug(self: Any, trace: Any) -> None:
-        del self, trace
-        examine_current_exception(always="post mortem" in _options)
-        _finish_message()
-
-    return _post_mortem_debug
-
-
-def _finish_message() -> None:
+def _finish_message(*_: Any, **__: Any) -> None:
     """
     Forget the message that this thread has handled.
     """

@@ -27,13 +27,18 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from ..._in_job import OwnThread
-from .frames import is_user_frame, pretty_text, value_text
+from .frames import (
+    failed_stacks,
+    is_user_frame,
+    pretty_text,
+    stack_of,
+    value_text,
+)
 from .interruption import CommandEnded, InterruptibleCommand
 from .settings import DEFAULT_LIMIT_S, log_warning
-from .stops import Stop, open_stop, open_stops
+from .stops import Stop, open_stop
 
 
-_MAX_FRAMES = 200
 # Code that may start on a line without a def, class, or lambda.
 _ANY_FIRST_LINE = frozenset(
     {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
@@ -93,15 +98,10 @@ def _running_code() -> Iterator[CodeType]:
     """
     Yield the code objects of running frames, and of frames that have failed.
     """
-    for stop in open_stops():
-        yield from (frame.f_code for frame, _ in stop.failed)
-    for innermost in sys._current_frames().values():  # noqa: SLF001 no public way
-        frame: FrameType | None = innermost
-        for _ in range(_MAX_FRAMES):
-            if frame is None:
-                break
-            yield frame.f_code
-            frame = frame.f_back
+    current = sys._current_frames()  # noqa: SLF001 no public way
+    stacks = [*failed_stacks.copy().values(), *map(stack_of, current.values())]
+    for stack in stacks:
+        yield from (frame.f_code for frame, _ in stack)
 
 
 _STEP_COMMANDS = frozenset(
@@ -688,7 +688,8 @@ class Prompt(PromptCommands):
         trace = getattr(tb_or_exc, "__traceback__", tb_or_exc)
         failed = [*traceback.walk_tb(trace)]
         if self.stop and failed:
-            self.stop.set_place(*failed[_user_frame_index(failed)], failed)
+            place = failed[_user_frame_index(failed)]
+            self.stop.set_place(*place, failed[::-1])
         elif self.stop and frame:
             self.stop.set_place(frame)
         super().interaction(frame, tb_or_exc)
@@ -841,11 +842,10 @@ def _user_frame_index(stack: Sequence[tuple[FrameType, int]]) -> int:
 
 
 def _frame_and_callers(frame: FrameType | None) -> list[FrameType]:
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
+    if frame is None:
+        return []
+
+    return [caller for caller, _ in traceback.walk_stack(frame)]
 
 
 def release_thread() -> None:

@@ -15,14 +15,14 @@ import sys
 import threading
 import time
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from .frames import frame_place, place_text
+from .frames import Stack, failed_stacks, frame_place, place_text, thread_name
 from .settings import (
     DEFAULT_LIMIT_S,
     describe_process,
@@ -184,6 +184,7 @@ def after_fork() -> None:
     global _changed  # noqa: PLW0603 its owner is not in the child
     _changed = threading.Condition()
     _stops.clear()
+    failed_stacks.clear()
 
 
 def open_stops() -> list[Stop]:
@@ -200,18 +201,6 @@ def close_stops() -> None:
     """
     for stop in open_stops():
         stop.close()
-
-
-def failed_threads() -> dict[int, list[tuple[FrameType, int]]]:
-    """
-    Return the frames and lines of the exceptions that are examined now.
-
-    The current frames of these threads belong to the debugger.
-
-    Returns:
-        Innermost frame first, by thread ID.
-    """
-    return {s.ident: [*reversed(s.failed)] for s in open_stops() if s.failed}
 
 
 def find_stop(key: str) -> Stop | None:
@@ -251,7 +240,6 @@ class Stop:
         self.deadline = self.since + limit_s
         self.state = "running"
         self.place: dict[str, Any] = {}
-        self.failed: Sequence[tuple[FrameType, int]] = ()
         self.warning = ""
         self._request_count = _request_count[0]
         self._line: str | None = None
@@ -263,7 +251,7 @@ class Stop:
         self,
         frame: FrameType,
         line: int | None = None,
-        failed: Sequence[tuple[FrameType, int]] = (),
+        failed: Stack | None = None,
     ) -> None:
         """
         Set the current place of the thread.
@@ -271,12 +259,15 @@ class Stop:
         Args:
             line: The line, if it is not the current line of *frame*.
 
-            failed: The frames and lines of an exception, outermost first.
+            failed: The frames and lines of an exception, innermost first.
         """
         is_new = not self.place
         place = frame_place(frame)
         self.place = place if line is None else {**place, "line": line}
-        self.failed = failed
+        if failed:
+            failed_stacks[self.ident] = failed
+        else:
+            failed_stacks.pop(self.ident, None)
         if is_new:
             with _changed:
                 _stops[self.key] = self
@@ -382,7 +373,7 @@ class Stop:
         """
         with _changed:
             self.state = "ended"
-            self.failed = ()
+            failed_stacks.pop(self.ident, None)
             _stops.pop(self.key, None)
             _changed.notify_all()
 
@@ -441,18 +432,6 @@ class Stop:
             "patience_left_s": self._collective_timeout_left_s(now),
             **self.place,
         }
-
-
-def thread_name(thread: str) -> str:
-    """
-    Return the name of a thread, with the name of a child process before it.
-
-    Child processes are those that :mod:`multiprocessing` has started.
-    """
-    multiprocessing: Any = sys.modules.get("multiprocessing.process")
-    if getattr(multiprocessing, "parent_process", bool)():
-        return f"{multiprocessing.current_process().name}/{thread}"
-    return thread
 
 
 def give_line(
