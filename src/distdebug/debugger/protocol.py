@@ -245,6 +245,9 @@ def is_selected(
 
 MAX_MESSAGE_BYTES = 1 << 20
 
+Message = dict[str, Any]
+"""A request or an answer: plain data."""
+
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -262,7 +265,7 @@ class MessageDecoder:
     def __init__(self) -> None:
         self._rest = b""
 
-    def decode(self, data: bytes) -> list[dict[str, Any]]:
+    def decode(self, data: bytes) -> list[Message]:
         """
         Return the messages that *data* completes, in order.
 
@@ -277,7 +280,7 @@ class MessageDecoder:
         return [_parse_message(line) for line in lines]
 
 
-def _parse_message(line: bytes) -> dict[str, Any]:
+def _parse_message(line: bytes) -> Message:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as exc:
@@ -291,7 +294,7 @@ def _parse_message(line: bytes) -> dict[str, Any]:
     return message
 
 
-def encode_message(message: dict[str, Any]) -> bytes:
+def encode_message(message: Message) -> bytes:
     """
     Encode a message as one line of JSON.
 
@@ -306,7 +309,7 @@ def encode_message(message: dict[str, Any]) -> bytes:
     return line + b"\n"
 
 
-def encode_answer(answer: dict[str, Any]) -> bytes:
+def encode_answer(answer: Message) -> bytes:
     """
     Encode an answer; one that is too long becomes an error with its ID.
     """

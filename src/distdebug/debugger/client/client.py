@@ -15,9 +15,10 @@ import attrs
 from ..._text import clean
 from ...errors import DebuggerError
 from ...ranks import RankSelection
-from ..protocol import base_folder, socket_rank
+from ..protocol import Message, base_folder, socket_rank
 from .connections import (
     Peer,
+    RankSelector,
     ask_all,
     select_processes,
     select_session,
@@ -96,9 +97,9 @@ class RankConnections:
 
     def ask_processes(
         self,
-        ranks: RankSelection | str | None,
+        ranks: RankSelector,
         group: str | None,
-        request: dict[str, Any],
+        request: Message,
         *,
         among: Iterable[Process] | None = None,
     ) -> Answers:
@@ -118,10 +119,7 @@ class RankConnections:
         return _add_unasked(answers, listing)
 
     def ask_stopped(
-        self,
-        ranks: RankSelection | str | None,
-        group: str | None,
-        request: dict[str, Any],
+        self, ranks: RankSelector, group: str | None, request: Message
     ) -> Answers:
         """
         Send a request to all stopped threads of the selected ranks.
@@ -146,7 +144,7 @@ class RankConnections:
     def ask_sessions(
         self,
         targets: Iterable[tuple[Process, Session | None]],
-        request: dict[str, Any],
+        request: Message,
     ) -> Answers:
         """
         Send a request to stopped threads or processes, to each one once.
@@ -215,7 +213,7 @@ def _is_refusal(answer: Mapping[str, Any]) -> bool:
 
 
 def _select(
-    listing: Listing, ranks: RankSelection | str | None, group: str | None
+    listing: Listing, ranks: RankSelector, group: str | None
 ) -> tuple[Process, ...]:
     # Without any answer, report the silent processes and lost nodes instead.
     if not listing.processes and (listing.silent or listing.lost):
@@ -272,8 +270,7 @@ def _silent_processes(
 
 
 def _processes(
-    peers: Mapping[str, Peer],
-    answers: Mapping[str, dict[str, Any]],
+    peers: Mapping[str, Peer], answers: Mapping[str, Message]
 ) -> tuple[Process, ...]:
     """
     Return the processes that answered, each once.
@@ -345,7 +342,7 @@ class AttachedThread:
         """
         return self._ask({"op": "last", "wait": 0.0})
 
-    def _ask(self, request: dict[str, Any]) -> Output:
+    def _ask(self, request: Message) -> Output:
         answers = self.ranks.ask_sessions(
             [(self.process, self.session)], request
         )
@@ -354,9 +351,6 @@ class AttachedThread:
 
         msg = f"{format_rank_phrase([self.process.rank])} does not answer"
         raise DebuggerError(msg, remedy="see: list")
-
-
-_RankSelector = RankSelection | str | None
 
 
 def connect(  # noqa: PLR0913 most can be left out
@@ -469,7 +463,7 @@ class DebugClient:
 
     def eval(  # noqa: PLR0913 most can be left out
         self,
-        ranks: _RankSelector,
+        ranks: RankSelector,
         expression: str,
         *,
         group: str | None = None,
@@ -508,7 +502,7 @@ class DebugClient:
 
     def stack(
         self,
-        ranks: _RankSelector = None,
+        ranks: RankSelector = None,
         *,
         group: str | None = None,
         all_threads: bool = False,
@@ -544,7 +538,7 @@ class DebugClient:
 
     def cast(
         self,
-        ranks: _RankSelector,
+        ranks: RankSelector,
         line: str,
         *,
         group: str | None = None,
@@ -598,7 +592,7 @@ class DebugClient:
 
     def interrupt(
         self,
-        ranks: _RankSelector = None,
+        ranks: RankSelector = None,
         *,
         group: str | None = None,
         wait_s: float = 1.0,
@@ -622,7 +616,7 @@ class DebugClient:
         return self.ranks.ask_processes(ranks, group, request)
 
     def resume(
-        self, ranks: _RankSelector = None, *, group: str | None = None
+        self, ranks: RankSelector = None, *, group: str | None = None
     ) -> Answers:
         """
         Let ranks continue without breakpoints, and cancel interrupts.
@@ -644,7 +638,7 @@ class DebugClient:
     def extend(
         self,
         seconds: float,
-        ranks: _RankSelector = None,
+        ranks: RankSelector = None,
         *,
         group: str | None = None,
     ) -> Answers:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -23,6 +22,7 @@ from ...errors import DebuggerError
 from ...processes import Worker
 from ...ranks import RankSelection, fold_ranks, parse_ranks
 from ..protocol import (
+    Message,
     MessageDecoder,
     WireError,
     encode_message,
@@ -80,7 +80,7 @@ class Connection:
         """
         self.socket.close()
 
-    def ask(self, request: Mapping[str, Any]) -> int:
+    def ask(self, request: Message) -> int:
         """
         Queue a request, and send as much as possible without blocking.
 
@@ -104,7 +104,7 @@ class Connection:
         except OSError:
             self.unsent.clear()  # receive() reports the closed connection
 
-    def receive(self) -> list[dict[str, Any]] | None:
+    def receive(self) -> list[Message] | None:
         """
         Return the messages that have arrived.
 
@@ -180,7 +180,7 @@ class Peer:
     host: str = ""
     name: str = ""
 
-    def ask(self, request: Mapping[str, Any]) -> int:
+    def ask(self, request: Message) -> int:
         """
         Send a request; see :meth:`Connection.ask`.
         """
@@ -200,9 +200,9 @@ class Peer:
 
 def ask_all(
     peers: Mapping[str, Peer],
-    requests: Mapping[str, Mapping[str, Any]],
+    requests: Mapping[str, Message],
     timeout_s: float,
-) -> dict[str, dict[str, Any] | None]:
+) -> dict[str, Message | None]:
     """
     Send a request to each of several peers, and wait for the answers together.
 
@@ -216,7 +216,7 @@ def ask_all(
     Returns:
         The answer of each peer; ``None`` if it hung up or timed out.
     """
-    answers: dict[str, dict[str, Any] | None] = dict.fromkeys(requests)
+    answers: dict[str, Message | None] = dict.fromkeys(requests)
     deadline = time.monotonic() + timeout_s
     pending: dict[Connection, dict[int, str]] = {}
     try:
@@ -233,7 +233,7 @@ def ask_all(
 
 def _collect_answers(
     pending: Mapping[Connection, dict[int, str]],
-    answers: dict[str, dict[str, Any] | None],
+    answers: dict[str, Message | None],
     deadline: float,
 ) -> None:
     with selectors.DefaultSelector() as selector:
@@ -260,7 +260,7 @@ def _collect_answers(
 def _receive_answers(
     connection: Connection,
     pending: dict[int, str],
-    answers: dict[str, dict[str, Any] | None],
+    answers: dict[str, Message | None],
 ) -> bool:
     """
     Store the answers that have arrived; return whether more are expected.
@@ -300,12 +300,15 @@ class DiscoveredPeers:
     idle: tuple[str, ...] = ()
 
 
+RankSelector = RankSelection | str | None
+"""A selection, its text, or ``None`` for all ranks."""
+
 # A process without a rank is selected only together with all ranks.
 _ALL_RANKS = parse_ranks("ranks(:)").by_rank[0]
 
 
 def select_processes(
-    listing: Listing, ranks: RankSelection | str | None, group: str | None
+    listing: Listing, ranks: RankSelector, group: str | None
 ) -> tuple[Process, ...]:
     """
     Return the processes that a selection of ranks matches.
@@ -350,9 +353,7 @@ def _is_selected(
 
 
 def select_workers(
-    workers: Iterable[Worker],
-    ranks: RankSelection | str | None,
-    group: str | None,
+    workers: Iterable[Worker], ranks: RankSelector, group: str | None
 ) -> tuple[Worker, ...]:
     """
     Return the unarmed ranks that a selection matches.
@@ -501,7 +502,7 @@ _MAX_SOURCE_FILES = 20
 
 def source_requests(
     uid: int, files: object, *, is_remote: bool = False
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Message]:
     """
     Yield requests that send missing source files to a rank.
 

@@ -22,14 +22,13 @@ import signal
 import socket
 import sys
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from ...errors import DebuggerError
-from ..protocol import MessageDecoder, encode_answer, socket_paths
+from ..protocol import Message, MessageDecoder, encode_answer, socket_paths
 from .connections import DiscoveredPeers, Peer
 from .local import LocalTransport, choose_folder, external_stacks
 
@@ -39,7 +38,7 @@ VERSION = 1
 _READ_BYTES = 1 << 16
 # A socket accepts at once, or its process is stuck.
 _CONNECT_S = 2.0
-_GONE_MESSAGE: Mapping[str, Any] = {"gone": True}
+_GONE_MESSAGE: Message = {"gone": True}
 
 
 def main(
@@ -85,7 +84,7 @@ def main(
 
 def _requests(
     stdin: int, selector: selectors.BaseSelector, relay: _Relay
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Message]:
     decoder = MessageDecoder()
     while True:
         for key, _ in selector.select():
@@ -97,7 +96,7 @@ def _requests(
                 return
 
 
-def _requested_wait_s(request: dict[str, Any]) -> float:
+def _requested_wait_s(request: Message) -> float:
     wait = request.get("wait")
     if not isinstance(wait, int | float):
         return 0.0
@@ -117,7 +116,7 @@ class _Relay:
     peers: dict[str, Peer] = attrs.field(factory=dict)
     pending: dict[str, dict[int, int]] = attrs.field(factory=dict)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """
         Send a message to the client.
         """
@@ -125,7 +124,7 @@ class _Relay:
         while data:
             data = data[os.write(self.stdout, data) :]
 
-    def handle(self, request: dict[str, Any]) -> None:
+    def handle(self, request: Message) -> None:
         """
         Handle a request of the client.
         """
@@ -176,7 +175,7 @@ class _Relay:
         if self.local:
             self.local.close()
 
-    def _forward_request(self, request: dict[str, Any]) -> None:
+    def _forward_request(self, request: Message) -> None:
         name, number = str(request.pop("to")), request.pop("id", None)
         # Only ranks found in the folder have a name.
         if name not in self.peers:
@@ -186,9 +185,7 @@ class _Relay:
         self.pending[name][connection.ask(request)] = number
         self.selector.modify(connection.socket, connection.events, name)
 
-    def _disconnect(
-        self, name: str, message: Mapping[str, Any] = _GONE_MESSAGE
-    ) -> None:
+    def _disconnect(self, name: str, message: Message = _GONE_MESSAGE) -> None:
         if name not in self.peers:
             return
         connection = self.peers.pop(name).connection
@@ -197,7 +194,7 @@ class _Relay:
         for number in self.pending.pop(name).values():
             self.send({**message, "id": number})
 
-    def _find_ranks(self) -> dict[str, Any]:
+    def _find_ranks(self) -> Message:
         try:
             if self.local is None and (folder := choose_folder(self.folder)):
                 self.local = LocalTransport(folder, _CONNECT_S)
@@ -228,7 +225,7 @@ class _Relay:
         self.pending = {name: self.pending.get(name, {}) for name in peers}
         self.peers = peers
 
-    def _external_stacks(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _external_stacks(self, request: Message) -> Message:
         pids = request.get("pids")
         if not (self.local and isinstance(pids, list)):
             return {"told": []}

@@ -28,6 +28,7 @@ from typing import Any
 
 from ..._in_job import OwnDescriptor, OwnThread
 from ..protocol import (
+    Message,
     MessageDecoder,
     WireError,
     encode_answer,
@@ -71,7 +72,7 @@ _MAY_SPIN = sys.version_info < (3, 12)
 _pending_call: dict[str, object] = {}
 
 
-def interrupt_main(wait_s: float) -> dict[str, Any]:
+def interrupt_main(wait_s: float) -> Message:
     """
     Stop the main thread at the next line of the user's code.
 
@@ -123,7 +124,7 @@ def _is_main_stopped() -> bool:
     )
 
 
-def _running_state() -> dict[str, Any]:
+def _running_state() -> Message:
     where = _main_place()
     place = place_text(where)
     prompt = prompts().get(_main_ident())
@@ -142,7 +143,7 @@ def _running_state() -> dict[str, Any]:
     return {"state": "running", "output": text, **where}
 
 
-def _main_place() -> dict[str, Any]:
+def _main_place() -> Message:
     frame = sys._current_frames().get(_main_ident())  # noqa: SLF001 no public way
     if frame is None:
         return {"function": "?", "file": "?", "line": 0}
@@ -191,7 +192,7 @@ _MAX_WAIT_S = 600.0
 _DETACH = "detach"
 
 
-def handle_request(request: dict[str, Any]) -> dict[str, Any]:
+def handle_request(request: Message) -> Message:
     """
     Handle one request.
 
@@ -213,7 +214,7 @@ def handle_request(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"{type(exc).__name__}: {exc}"[:_MAX_LINE]}
 
 
-def _list(_: dict[str, Any]) -> dict[str, Any]:
+def _list(_: Message) -> Message:
     stops = [stop.to_dict() for stop in open_stops()]
     return {
         "process": describe_process(),
@@ -223,7 +224,7 @@ def _list(_: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _command(request: dict[str, Any]) -> dict[str, Any]:
+def _command(request: Message) -> Message:
     line = _text(request, "line")
     if "\n" in line or "\r" in line:
         return {"error": "a command is one line"}
@@ -235,14 +236,14 @@ def _command(request: dict[str, Any]) -> dict[str, Any]:
     return {"stops": give_line(keys, line, wait_s)}
 
 
-def _last(request: dict[str, Any]) -> dict[str, Any]:
+def _last(request: Message) -> Message:
     return _for_each_stop(request, Stop.output)
 
 
-def _extend(request: dict[str, Any]) -> dict[str, Any]:
+def _extend(request: Message) -> Message:
     seconds = _seconds(request, "seconds", 1800.0, maximum=7 * 86400.0)
 
-    def extend(stop: Stop) -> dict[str, Any]:
+    def extend(stop: Stop) -> Message:
         stop.extend(seconds)
         text = f"waits for up to {seconds:.0f} s from now on"
         return {"state": stop.state, "output": text}
@@ -251,15 +252,15 @@ def _extend(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_each_stop(
-    request: dict[str, Any], answer: Callable[[Stop], dict[str, Any]]
-) -> dict[str, Any]:
+    request: Message, answer: Callable[[Stop], Message]
+) -> Message:
     stops = {key: find_stop(key) for key in _keys(request)}
     return {
         "stops": {k: answer(s) if s else NOT_STOPPED for k, s in stops.items()}
     }
 
 
-def _eval(request: dict[str, Any]) -> dict[str, Any]:
+def _eval(request: Message) -> Message:
     text = evaluate(
         _text(request, "expression"),
         seconds=_seconds(request, "wait", 5.0),
@@ -269,7 +270,7 @@ def _eval(request: dict[str, Any]) -> dict[str, Any]:
     return {"output": text}
 
 
-def _stack(request: dict[str, Any]) -> dict[str, Any]:
+def _stack(request: Message) -> Message:
     threads = stack_of_threads(
         all_threads=bool(request.get("all")),
         stopped={stop.ident for stop in open_stops()},
@@ -277,18 +278,18 @@ def _stack(request: dict[str, Any]) -> dict[str, Any]:
     return {"threads": threads}
 
 
-def _interrupt(request: dict[str, Any]) -> dict[str, Any]:
+def _interrupt(request: Message) -> Message:
     return interrupt_main(_seconds(request, "wait", 1.0))
 
 
-def _source(request: dict[str, Any]) -> dict[str, Any]:
+def _source(request: Message) -> Message:
     problem = add_source(
         _text(request, "file"), _text(request, "text", maximum=_MAX_SOURCE)
     )
     return {"error": problem} if problem else {"output": "thank you"}
 
 
-def _resume(request: dict[str, Any]) -> dict[str, Any]:
+def _resume(request: Message) -> Message:
     was_pending = cancel_interrupt()
     active = prompts().values()
     stops = [stop for prompt in active if (stop := prompt.release())]
@@ -301,7 +302,7 @@ def _resume(request: dict[str, Any]) -> dict[str, Any]:
     return {"output": f"it {verb} stopped"}
 
 
-def _release(keys: list[str], wait_s: float) -> dict[str, Any]:
+def _release(keys: list[str], wait_s: float) -> Message:
     """
     Let threads continue, even while they run a command.
     """
@@ -314,7 +315,7 @@ def _release(keys: list[str], wait_s: float) -> dict[str, Any]:
     }
 
 
-def _release_state(has_ended: bool) -> dict[str, Any]:  # noqa: FBT001 a result
+def _release_state(has_ended: bool) -> Message:  # noqa: FBT001 a result
     if has_ended:
         return {"state": "ended", "output": ""}
 
@@ -325,7 +326,7 @@ def _release_state(has_ended: bool) -> dict[str, Any]:  # noqa: FBT001 a result
     return {"state": "running", "output": text}
 
 
-_OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+_OPERATIONS: dict[str, Callable[[Message], Message]] = {
     "list": _list,
     "command": _command,
     "last": _last,
@@ -338,9 +339,7 @@ _OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-def _text(
-    request: dict[str, Any], name: str, *, maximum: int = _MAX_LINE
-) -> str:
+def _text(request: Message, name: str, *, maximum: int = _MAX_LINE) -> str:
     value = request.get(name)
     if not isinstance(value, str) or len(value) > maximum:
         msg = f"{name} must be a text of at most {maximum} characters"
@@ -349,7 +348,7 @@ def _text(
     return value
 
 
-def _keys(request: dict[str, Any]) -> list[str]:
+def _keys(request: Message) -> list[str]:
     keys = request.get("keys")
     if not isinstance(keys, list) or len(keys) > 1000:
         msg = "keys must be a list"
@@ -359,7 +358,7 @@ def _keys(request: dict[str, Any]) -> list[str]:
 
 
 def _seconds(
-    request: dict[str, Any],
+    request: Message,
     name: str,
     default: float,
     *,
@@ -657,7 +656,7 @@ def _answer_requests(client: _Client, folder: Path, uid: int) -> None:
         client.socket.sendall(encode_message(error))
 
 
-def _requests(client: _Client) -> Iterator[dict[str, Any]]:
+def _requests(client: _Client) -> Iterator[Message]:
     decoder = MessageDecoder()
     count, second = 0, time.monotonic()
     while client.is_intact() and (data := client.socket.recv(_RECV_BYTES)):
@@ -670,9 +669,7 @@ def _requests(client: _Client) -> Iterator[dict[str, Any]]:
             yield request
 
 
-def _audit_and_handle(
-    request: dict[str, Any], folder: Path, uid: int
-) -> dict[str, Any]:
+def _audit_and_handle(request: Message, folder: Path, uid: int) -> Message:
     op = str(request.get("op"))[:100]
     if op not in UNAUDITED:
         line = next(
