@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -55,7 +56,10 @@ class Connection:
         connection: A connected socket.
 
     Attributes:
-        is_closed: Whether the peer has closed it, or sent an invalid message.
+        pending: Names for the requests whose answers are expected, by ID.
+
+        is_closed: Whether the peer has closed it, or sent an invalid message,
+            or rejected a request, and closes it.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -64,6 +68,7 @@ class Connection:
         self.decoder = MessageDecoder()
         self.count = 0
         self.unsent = bytearray()
+        self.pending: dict[int, Any] = {}
         self.is_closed = False
 
     @property
@@ -120,6 +125,27 @@ class Connection:
             pass
         self.is_closed = True
         return None
+
+    def answers(self) -> list[tuple[Any, Message]]:
+        """
+        Return the expected answers that have arrived.
+
+        Returns:
+            The name of each request, and its answer.  A rejection answers all
+            pending requests.
+        """
+        self.flush()
+        found = []
+        for message in self.receive() or ():
+            number = message.get("id")
+            if number is None:
+                found += [(name, message) for name in self.pending.values()]
+                self.pending.clear()
+                self.is_closed = True
+            # The answer to an earlier request may arrive after its timeout.
+            elif type(number) is int and number in self.pending:
+                found.append((self.pending.pop(number), message))
+        return found
 
     def is_open(self) -> bool:
         """
@@ -218,65 +244,41 @@ def ask_all(
     """
     answers: dict[str, Message | None] = dict.fromkeys(requests)
     deadline = time.monotonic() + timeout_s
-    pending: dict[Connection, dict[int, str]] = {}
+    connections = {peers[name].connection for name in requests}
     try:
         for name, request in requests.items():
-            numbers = pending.setdefault(peers[name].connection, {})
-            numbers[peers[name].ask(request)] = name
-        _collect_answers(pending, answers, deadline)
+            peer = peers[name]
+            peer.connection.pending[peer.ask(request)] = name
+        _collect_answers(connections, answers, deadline)
     finally:
-        for numbers in pending.values():
-            for name in numbers.values():
+        for connection in connections:
+            for name in connection.pending.values():
                 peers[name].hang_up()
+            connection.pending.clear()
     return answers
 
 
 def _collect_answers(
-    pending: Mapping[Connection, dict[int, str]],
+    connections: Iterable[Connection],
     answers: dict[str, Message | None],
     deadline: float,
 ) -> None:
     with selectors.DefaultSelector() as selector:
-        for connection in pending:
-            if connection.socket.fileno() >= 0:
-                selector.register(
-                    connection.socket, connection.events, connection
-                )
+        for one in connections:
+            if one.socket.fileno() >= 0:
+                selector.register(one.socket, one.events, one)
         while selector.get_map():
             remaining_s = deadline - time.monotonic()
             ready = selector.select(remaining_s) if remaining_s > 0 else []
             if not ready:
                 return
-            for connection in (key.data for key, _ in ready):
-                connection.flush()
-                if _receive_answers(connection, pending[connection], answers):
-                    selector.modify(
-                        connection.socket, connection.events, connection
-                    )
+            for one in (key.data for key, _ in ready):
+                for name, answer in one.answers():
+                    answers[name] = None if answer.get("gone") else answer
+                if one.pending and not one.is_closed:
+                    selector.modify(one.socket, one.events, one)
                 else:
-                    selector.unregister(connection.socket)
-
-
-def _receive_answers(
-    connection: Connection,
-    pending: dict[int, str],
-    answers: dict[str, Message | None],
-) -> bool:
-    """
-    Store the answers that have arrived; return whether more are expected.
-    """
-    messages = connection.receive()
-    for message in messages or ():
-        number = message.get("id")
-        if number is None:
-            # The rank rejected a request, and closes the connection.
-            answers.update(dict.fromkeys(pending.values(), message))
-            pending.clear()
-        # The answer to an earlier request may arrive after its timeout.
-        elif type(number) is int and number in pending:
-            name = pending.pop(number)
-            answers[name] = None if message.get("gone") else message
-    return messages is not None and bool(pending)
+                    selector.unregister(one.socket)
 
 
 @attrs.frozen(kw_only=True)

@@ -38,7 +38,6 @@ VERSION = 1
 _READ_BYTES = 1 << 16
 # A socket accepts at once, or its process is stuck.
 _CONNECT_S = 2.0
-_GONE_MESSAGE: Message = {"gone": True}
 
 
 def main(
@@ -114,7 +113,6 @@ class _Relay:
     selector: selectors.BaseSelector
     local: LocalTransport | None = None
     peers: dict[str, Peer] = attrs.field(factory=dict)
-    pending: dict[str, dict[int, int]] = attrs.field(factory=dict)
 
     def send(self, message: Message) -> None:
         """
@@ -152,18 +150,10 @@ class _Relay:
         """
         if name not in self.peers:
             return
-        connection, pending = self.peers[name].connection, self.pending[name]
-        connection.flush()
-        messages = connection.receive()
-        for message in messages or ():
-            relay_id = message.get("id")
-            if relay_id is None:
-                # The rank rejected a request, and closes the connection.
-                self._disconnect(name, message)
-                return
-            if type(relay_id) is int and relay_id in pending:
-                self.send({**message, "id": pending.pop(relay_id)})
-        if messages is None:
+        connection = self.peers[name].connection
+        for number, answer in connection.answers():
+            self.send({**answer, "id": number})
+        if connection.is_closed:
             self._disconnect(name)
         else:
             self.selector.modify(connection.socket, connection.events, name)
@@ -182,17 +172,17 @@ class _Relay:
             self.send({"id": number, "gone": True})
             return
         connection = self.peers[name].connection
-        self.pending[name][connection.ask(request)] = number
+        connection.pending[connection.ask(request)] = number
         self.selector.modify(connection.socket, connection.events, name)
 
-    def _disconnect(self, name: str, message: Message = _GONE_MESSAGE) -> None:
+    def _disconnect(self, name: str) -> None:
         if name not in self.peers:
             return
         connection = self.peers.pop(name).connection
         self.selector.unregister(connection.socket)
         connection.close()
-        for number in self.pending.pop(name).values():
-            self.send({**message, "id": number})
+        for number in connection.pending.values():
+            self.send({"id": number, "gone": True})
 
     def _find_ranks(self) -> Message:
         try:
@@ -222,7 +212,6 @@ class _Relay:
                 self.selector.register(
                     connection.socket, connection.events, name
                 )
-        self.pending = {name: self.pending.get(name, {}) for name in peers}
         self.peers = peers
 
     def _external_stacks(self, request: Message) -> Message:
