@@ -4,7 +4,6 @@ The client of the ranks, as a library and by the command ``dbg``.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import io
 import json
@@ -28,7 +27,7 @@ from distdebug.debugger import (
     parse_command,
     run_command,
 )
-from distdebug.debugger.client import connections
+from distdebug.debugger.client import connections, local
 from distdebug.errors import CaptureError, DebuggerError
 from distdebug.stacks import ProcessStacks, StackFrame, ThreadStack
 
@@ -540,16 +539,8 @@ class TestConnect:
         ended.
         """
         answering_rank(base, 0)
-        usual = builtins.open
-
-        def opened(path, *args, **options):
-            if path != f"/proc/{os.getpid()}/cmdline":
-                return usual(path, *args, **options)
-            if line is None:
-                raise ProcessLookupError
-            return io.BytesIO(line)
-
-        monkeypatch.setattr(builtins, "open", opened)
+        read = {f"/proc/{os.getpid()}/cmdline": line}
+        monkeypatch.setattr(local, "read_proc", lambda path, **_: read[path])
 
         text = job_text(base)
         (base / f"0.{os.getpid()}.sock").rename(base / "0.999999999.sock")

@@ -16,15 +16,7 @@ from ..._text import clean
 from ...errors import DebuggerError
 from ...ranks import RankSelection
 from ..protocol import Message, base_folder, socket_rank
-from .connections import (
-    Peer,
-    RankSelector,
-    ask_all,
-    select_processes,
-    select_session,
-    select_workers,
-    source_requests,
-)
+from .connections import Peer, ask_all, source_requests
 from .local import (
     LocalTransport,
     choose_folder,
@@ -37,12 +29,16 @@ from .model import (
     LostNode,
     Output,
     Process,
+    RankSelector,
     Session,
     SilentProcess,
     format_rank_phrase,
     parse_process,
     process_key,
     read_output,
+    select_processes,
+    select_session,
+    select_workers,
     thread_answer,
 )
 from .remote import RemoteTransport, connect_nodes

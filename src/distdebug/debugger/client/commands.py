@@ -1,7 +1,7 @@
 """
-Parser for the commands of the dbg prompt.
+Commands of the dbg prompt: their table, their help, and their parser.
 
-::
+The table is data, in ``commands.toml`` beside this file.  The grammar::
 
     command  = "quit" | "detach" | help | attach | cast | eval | extend
              | continue | stack | abort | others

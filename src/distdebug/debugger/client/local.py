@@ -20,7 +20,7 @@ import attrs
 from ..._proc import run_tool
 from ..._text import clean, time_text, without_controls
 from ...errors import DebuggerError
-from ...processes import Worker, find_workers
+from ...processes import Worker, find_workers, read_proc
 from ..protocol import (
     base_folder,
     check_folder,
@@ -549,14 +549,10 @@ def _program(pid: int) -> str:
     """
     Return the name of the script or module that a process runs.
     """
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 no file
-            command_line = file.read(_MAX_CMDLINE_BYTES).decode(
-                errors="replace"
-            )
-    except OSError:
-        command_line = ""
-    program, *rest = command_line.rstrip("\0").split("\0")
+    path = f"/proc/{pid}/cmdline"
+    data = read_proc(path, limit=_MAX_CMDLINE_BYTES) or b""
+    command_line = data.decode(errors="replace").rstrip("\0")
+    program, *rest = command_line.split("\0")
     script = next((word for word in rest if word.endswith(".py")), "")
     if not script and "-m" in rest[:-1]:
         script = f"-m {rest[rest.index('-m') + 1]}"

@@ -1,5 +1,5 @@
 """
-Data model of the ranks: processes, stopped threads, and their answers.
+Data model of the ranks: processes, stopped threads, selections, and answers.
 
 All text received from a rank is cleaned here, because terminals show it.
 """
@@ -14,8 +14,11 @@ import attrs
 
 from ..._render import Block, Lines, Shown, Table
 from ..._text import clean, list_text, without_controls
-from ...ranks import fold_ranks
+from ...errors import DebuggerError
+from ...processes import Worker
+from ...ranks import RankSelection, fold_ranks, parse_ranks
 from ...usercode import strip_install_prefix
+from ..protocol import is_selected
 
 
 _MAX_ROWS = 10_000
@@ -381,6 +384,202 @@ def _idle_notes(hosts: Sequence[str]) -> Iterable[str]:
     if hosts:
         more = f", and {len(hosts) - 8} more" if len(hosts) > 8 else ""
         yield f"nobody listens on {', '.join(hosts[:8])}{more}"
+
+
+RankSelector = RankSelection | str | None
+"""A selection, its text, or ``None`` for all ranks."""
+
+# A process without a rank is selected only together with all ranks.
+_ALL_RANKS = parse_ranks("ranks(:)").by_rank[0]
+
+
+def select_processes(
+    listing: Listing, ranks: RankSelector, group: str | None
+) -> tuple[Process, ...]:
+    """
+    Return the processes that a selection of ranks matches.
+
+    Args:
+        ranks: The selection; ``None`` selects all.
+
+        group: The group; needed if there are several.
+
+    Returns:
+        The processes in the order of the listing, each once.
+
+    Raises:
+        DebuggerError: The selection is empty, or the group is ambiguous.
+
+        RankSyntaxError: The selection is invalid.
+    """
+    selection = parse_ranks(ranks) if isinstance(ranks, str) else ranks
+    processes = _processes_of_group(
+        listing, group, is_needed=selection is not None
+    )
+    if selection is None:
+        return processes
+
+    selected = tuple(
+        p for p in processes if _is_selected(selection, p.rank, p.coords)
+    )
+    if not selected:
+        msg = f"{selection} selects nobody{_unknown_dimensions_text(selection, processes)}"
+        raise DebuggerError(msg, remedy=_available_ranks_text(processes))
+
+    return selected
+
+
+def _is_selected(
+    selection: RankSelection, rank: int | None, coords: Mapping[str, int]
+) -> bool:
+    if rank is None:
+        return _ALL_RANKS in selection.by_rank
+
+    return is_selected(selection.by_rank, selection.by_dimension, rank, coords)
+
+
+def select_workers(
+    workers: Iterable[Worker], ranks: RankSelector, group: str | None
+) -> tuple[Worker, ...]:
+    """
+    Return the unarmed ranks that a selection matches.
+
+    Args:
+        ranks: The selection; ``None`` selects all.
+
+        group: The group; unarmed ranks are in the default group, ``"job"``.
+
+    Returns:
+        The workers; may be empty.
+
+    Raises:
+        RankSyntaxError: The selection is invalid.
+    """
+    selection = parse_ranks(ranks) if isinstance(ranks, str) else ranks
+    if group not in {None, "job"}:
+        return ()
+
+    return tuple(
+        w
+        for w in workers
+        if selection is None
+        or (
+            w.rank is not None
+            and _is_selected(selection, w.rank, dict(w.coordinates))
+        )
+    )
+
+
+def select_session(
+    listing: Listing,
+    *,
+    rank: int | None = None,
+    group: str | None = None,
+    number: int | None = None,
+) -> tuple[Process, Session]:
+    """
+    Return the stopped thread to attach to.
+
+    Args:
+        rank: Its rank.
+
+        group: The group of that rank.
+
+        number: Its number in the listing, from 1; replaces *rank*.
+
+    Raises:
+        DebuggerError: No such thread is stopped, or more than one is.
+    """
+    numbered = list(enumerate(listing.sessions, start=1))
+    found = [
+        (n, pair)
+        for n, pair in numbered
+        if (n == number if number is not None else pair[0].rank == rank)
+        and (group is None or pair[0].group == group)
+    ]
+    label = f"#{number}" if number is not None else f"rank {rank}"
+    if not found:
+        raise _not_stopped_error(listing, label, rank, group)
+    if len(found) > 1:
+        names = ", ".join(
+            f"#{n} ({p.group}, {s.thread})" for n, (p, s) in found
+        )
+        msg = f"{label} is stopped more than once: {names}"
+        raise DebuggerError(msg, remedy=f"attach #{found[0][0]}")
+
+    return found[0][1]
+
+
+def _not_stopped_error(
+    listing: Listing, label: str, rank: int | None, group: str | None
+) -> DebuggerError:
+    """
+    Explain why there is no such stopped thread, and what to do.
+    """
+    processes = _processes_of_group(listing, group, is_needed=False)
+    ranks = format_ranks(p.rank for p in processes if p.sessions) or "none"
+    stopped = f"stopped are: {ranks}; see: list"
+    if rank is None:
+        return DebuggerError(f"{label} is not stopped", remedy=stopped)
+    if all(p.rank != rank for p in processes):
+        remedy = (
+            f"{_available_ranks_text(processes)}; attach #N goes by the list"
+        )
+        return DebuggerError(f"there is no {label}", remedy=remedy)
+
+    selection = f"{group} ranks({rank})" if group else f"ranks({rank})"
+    remedy = f"to stop it: interrupt {selection}; {stopped}"
+    return DebuggerError(f"{label} is not stopped", remedy=remedy)
+
+
+def _processes_of_group(
+    listing: Listing, group: str | None, *, is_needed: bool
+) -> tuple[Process, ...]:
+    groups = sorted({p.group for p in listing.processes})
+    if not groups:
+        msg = "no rank listens here"
+        raise DebuggerError(
+            msg, remedy="call distdebug.arm() in the job, or set DISTDEBUG=1"
+        )
+    if group is None and is_needed:
+        # Ray keeps idle workers for later tasks.
+        groups = [name for name in groups if name != IDLE_GROUP] or groups
+        group = groups[0] if len(groups) == 1 else None
+    if group is None and len(groups) > 1 and is_needed:
+        msg = f"there are several groups: {', '.join(groups)}"
+        raise DebuggerError(
+            msg,
+            remedy=f"write the group before ranks(...): {groups[0]} ranks(:)",
+        )
+    if group is not None and group not in groups:
+        msg = f"there is no group {group}"
+        raise DebuggerError(msg, remedy=f"there are: {', '.join(groups)}")
+
+    return tuple(p for p in listing.processes if group in {None, p.group})
+
+
+def _unknown_dimensions_text(
+    selection: RankSelection, processes: Iterable[Process]
+) -> str:
+    known = {name for p in processes for name in p.coords}
+    names = [name for name, _ in selection.by_dimension if name not in known]
+    return f": there is no dimension {', '.join(names)}" if names else ""
+
+
+def _available_ranks_text(processes: Iterable[Process]) -> str:
+    by_group: dict[str, list[Process]] = {}
+    for process in processes:
+        by_group.setdefault(process.group, []).append(process)
+    return "there are: " + "; ".join(
+        f"{group} ranks {format_ranks(p.rank for p in members)}{_dimensions_text(members)}"
+        for group, members in by_group.items()
+    )
+
+
+def _dimensions_text(processes: Iterable[Process]) -> str:
+    indexes = indexes_by_dimension(processes)
+    text = ", ".join(f"{k}={fold_ranks(v)}" for k, v in indexes.items())
+    return f" ({text})" if text else ""
 
 
 _MAX_LINES = 10_000

@@ -32,7 +32,6 @@ from .commands import (
     help_text,
     parse_command,
 )
-from .connections import select_processes, select_session
 from .listing import (
     changes_text,
     listing_text,
@@ -48,6 +47,8 @@ from .model import (
     Session,
     format_rank_phrase,
     indexes_by_dimension,
+    select_processes,
+    select_session,
 )
 
 
