@@ -44,23 +44,25 @@ _ENDPOINT = re.compile(
 )
 
 
-class NoAnswerError(Exception):
+@attrs.frozen
+class NoAnswer:
     """
-    A server gave no usable answer.
+    A failed request.
 
-    Args:
-        reason: Why, in a few words.
+    Attributes:
+        reason: Why there is no usable answer, in a few words.
 
         kind: ``"unseen"`` if no connection was made; ``"late"`` if the answer
-            took too long; ``"bad"`` if it is not usable.
+            took too long, or the server did not reach the rank; ``"bad"`` if
+            it is not usable.
     """
 
-    def __init__(
-        self, reason: str, kind: Literal["unseen", "late", "bad"]
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.kind = kind
+    reason: str
+    kind: Literal["unseen", "late", "bad"]
+
+
+Answer = str | NoAnswer
+"""The body of an answer, or why there is none."""
 
 
 @attrs.frozen
@@ -130,7 +132,7 @@ def fetch(  # noqa: PLR0913 three of them are limits
     deadline: float,
     byte_budget: ByteBudget,
     max_bytes: int,
-) -> str:
+) -> Answer:
     """
     Fetch one path from a server.
 
@@ -151,19 +153,15 @@ def fetch(  # noqa: PLR0913 three of them are limits
         max_bytes: Limit of this answer, in bytes.
 
     Returns:
-        The body of an answer with status 200.
-
-    Raises:
-        NoAnswerError: There is no such answer.
+        The body of an answer with status 200, or why there is none.
     """
     if time.monotonic() >= deadline:
-        raise NoAnswerError(NO_ANSWER_IN_TIME, "unseen")
+        return NoAnswer(NO_ANSWER_IN_TIME, "unseen")
 
     try:
         connection = _connect(endpoint, deadline)
     except (OSError, ValueError) as exc:
-        reason = f"no connection: {_error_text(exc)}"
-        raise NoAnswerError(reason, "unseen") from None
+        return NoAnswer(f"no connection: {_error_text(exc)}", "unseen")
 
     source = _LimitedStream(connection, deadline, byte_budget, max_bytes)
     request = (
@@ -176,11 +174,11 @@ def fetch(  # noqa: PLR0913 three of them are limits
             connection.sendall(request.encode("ascii"))
             return _read_response(source, method)
         except TimeoutError:
-            source.give_back()
-            raise NoAnswerError(NO_ANSWER_IN_TIME, "late") from None
+            failure = NoAnswer(NO_ANSWER_IN_TIME, "late")
         except (OSError, ValueError, http.client.HTTPException) as exc:
-            source.give_back()
-            raise NoAnswerError(_error_text(exc), "bad") from None
+            failure = NoAnswer(_error_text(exc), "bad")
+    source.give_back()
+    return failure
 
 
 def _error_text(exc: Exception) -> str:
@@ -334,44 +332,45 @@ class RankAnswers:
     is_reachable: bool = True
     asked_at: float = attrs.Factory(time.time)
 
-    def add_answer(self, what: str, text: str) -> None:
+    def add(self, what: str, answer: Answer) -> None:
         """
-        Store an answer, if it is usable.
+        Store an answer if it is usable; otherwise note why it is missing.
 
         Keeps the first stacks, and the first dump that holds calls, so that
         all ranks use the same one of two recorders.
 
         Args:
             what: ``"stack"`` or ``"dump"``.
-
-            text: The body of the answer.
         """
+        if isinstance(answer, str):
+            self._add_text(what, answer)
+            return
+        self._note_missing(what, answer.reason)
+        if answer.kind == "late":
+            self.timed_out.add(what)
+
+    def _add_text(self, what: str, text: str) -> None:
         reason = f"an answer that holds none: {clean(text, limit=80)!r}"
         if what == "stack":
             if self.process is not None:
                 return
             self.process = parse_process(text)
             if self.process is None:
-                self.note_missing(what, reason)
+                self._note_missing(what, reason)
             else:
                 self.stacks = text
                 self.missing.pop(what, None)
         elif not is_dump_json(text):
-            self.note_missing(what, reason)
+            self._note_missing(what, reason)
         elif not _has_calls(self.dump) and (_has_calls(text) or not self.dump):
             self.dump = text
             self.missing.pop(what, None)
         elif _has_calls(text):
             self.missing[what] = _SECOND_RECORDER
 
-    def note_missing(self, what: str, reason: str) -> None:
+    def _note_missing(self, what: str, reason: str) -> None:
         """
         Note why there is no answer, unless there is another one.
-
-        Args:
-            what: ``"stack"`` or ``"dump"``.
-
-            reason: Why.
         """
         if not (self.process if what == "stack" else self.dump):
             known = self.missing.get(what, "")
@@ -556,34 +555,13 @@ _MAX_RANKS = 1 << 17
 _REASONS = {"408": NO_ANSWER_IN_TIME, "503": "no connection"}
 
 
-@attrs.frozen(kw_only=True)
-class RankSection:
+def read_page(page: str) -> dict[int, tuple[Endpoint | None, Answer]]:
     """
-    Section of a page about one rank.
-
-    Attributes:
-        endpoint: Where its worker listens; ``None`` if it is not known.
-
-        text: Its answer, or ``""``.
-
-        reason: Why there is no answer, or ``""``.
-
-        is_unreachable: Whether the server could not reach the rank, or timed
-            out.
-    """
-
-    endpoint: Endpoint | None
-    text: str = ""
-    reason: str = ""
-    is_unreachable: bool = False
-
-
-def read_page(page: str) -> dict[int, RankSection]:
-    """
-    Parse a page of the debug server into sections per rank.
+    Parse a page of the debug server into answers per rank.
 
     Returns:
-        The sections by rank; empty if it is another page.
+        Where the worker of each rank listens, if that is known, and its
+        answer; empty if it is another page.
     """
     headings = list(_HEADING.finditer(page))
     bounds = [*(match.start() for match in headings), len(page)]
@@ -614,27 +592,27 @@ def read_addresses(page: str) -> dict[int, Endpoint]:
     return {r: place for r, place in places if place and r < _MAX_RANKS}
 
 
-def _parse_section(url: str, body: str) -> RankSection:
+def _parse_section(url: str, body: str) -> tuple[Endpoint | None, Answer]:
     match = _URL.match(html.unescape(url))
     endpoint = _try_parse_endpoint(match["place"]) if match else None
+    return endpoint, _parse_answer(body)
+
+
+def _parse_answer(body: str) -> Answer:
     begin, end = body.find(_BEGIN), body.rfind(_END)
     if not 0 <= begin < end:
-        reason = "the page ends before its answer"
-        return RankSection(endpoint=endpoint, reason=reason)
+        return NoAnswer("the page ends before its answer", "bad")
 
     text = body[begin + len(_BEGIN) : end]
     if "&" in text and not ("<" in text or '"' in text):
         text = html.unescape(text)
-    if failed := _FETCH_FAILED.search(body, 0, begin):
-        known = _REASONS.get(failed["status"])
-        reason = f"status {failed['status']}: {clean(text, limit=80)}"
-        return RankSection(
-            endpoint=endpoint,
-            reason=known or reason,
-            is_unreachable=known is not None,
-        )
-
-    return RankSection(endpoint=endpoint, text=text)
+    failed = _FETCH_FAILED.search(body, 0, begin)
+    if failed is None:
+        return text
+    if reason := _REASONS.get(failed["status"]):
+        return NoAnswer(reason, "late")
+    reason = f"status {failed['status']}: {clean(text, limit=80)}"
+    return NoAnswer(reason, "bad")
 
 
 def _try_parse_endpoint(address: str) -> Endpoint | None:
@@ -665,7 +643,7 @@ _STACK_PAGES = ("/pyspy_dump?nonblocking=1", "/stacks")
 _DUMP_HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
 _DUMP_PAGES = ("/fr_trace_nccl_json", "/fr_trace_json")
 
-_NO_ANSWER_ERROR = NoAnswerError(NO_ANSWER_IN_TIME, "late")
+_LATE = NoAnswer(NO_ANSWER_IN_TIME, "late")
 
 
 _MAX_BYTES = 1 << 30
@@ -748,7 +726,7 @@ class _Collector:
         deadline = self._share_deadline(0.25, _STORE_S)
         pages = self._fetch_pages([_STORE], read_addresses, deadline)
         workers = pages[_STORE]
-        if isinstance(workers, NoAnswerError):
+        if isinstance(workers, NoAnswer):
             if workers.kind == "unseen":
                 self._note_missing(workers.reason)
                 return
@@ -775,7 +753,7 @@ class _Collector:
         pages: Sequence[str],
         read: Callable[[str], Content],
         deadline: float,
-    ) -> dict[str, Content | NoAnswerError]:
+    ) -> dict[str, Content | NoAnswer]:
         """
         Fetch pages in parallel.
 
@@ -787,25 +765,21 @@ class _Collector:
             deadline: When to stop, on the monotonic clock.
 
         Returns:
-            The parsed content of each page, or the error.
+            The parsed content of each page, or why there is none.
         """
 
-        def ask(page: str) -> Content | NoAnswerError:
-            try:
-                text = fetch(
-                    self.endpoint,
-                    page,
-                    deadline=deadline,
-                    byte_budget=self.byte_budget,
-                    max_bytes=_MAX_PAGE_BYTES,
-                )
-            except NoAnswerError as exc:
-                return exc
-
-            return read(text)
+        def ask(page: str) -> Content | NoAnswer:
+            answer = fetch(
+                self.endpoint,
+                page,
+                deadline=deadline,
+                byte_budget=self.byte_budget,
+                max_bytes=_MAX_PAGE_BYTES,
+            )
+            return read(answer) if isinstance(answer, str) else answer
 
         answers = dict(answers_in_time(ask, pages, deadline))
-        return {page: answers.get(page, _NO_ANSWER_ERROR) for page in pages}
+        return {page: answers.get(page, _LATE) for page in pages}
 
     def _query_ranks(
         self, workers: Mapping[int, Endpoint]
@@ -851,27 +825,24 @@ class _Collector:
             has_timed_out = what == "dump" and what in answers.timed_out
             if has_timed_out or (what == "stack" and answers.process):
                 continue
-            try:
-                text = fetch(
-                    endpoint,
-                    f"/handler/{handler}",
-                    method="POST",
-                    deadline=min(deadline, time.monotonic() + timeout_s),
-                    byte_budget=self.byte_budget,
-                    max_bytes=_MAX_RANK_BYTES,
-                )
-            except NoAnswerError as exc:
-                answers.note_missing(what, exc.reason)
-                if exc.kind == "unseen":
-                    answers.note_missing("dump", exc.reason)
-                    has_begun = answers.process or answers.timed_out
-                    answers.is_reachable = bool(has_begun)
-                    break
-                if exc.kind == "late":
-                    answers.timed_out.add(what)
-                    timeout_s = min(timeout_s, _RETRY_TIMEOUT_S)
-            else:
-                answers.add_answer(what, text)
+            answer = fetch(
+                endpoint,
+                f"/handler/{handler}",
+                method="POST",
+                deadline=min(deadline, time.monotonic() + timeout_s),
+                byte_budget=self.byte_budget,
+                max_bytes=_MAX_RANK_BYTES,
+            )
+            answers.add(what, answer)
+            if isinstance(answer, str):
+                continue
+            if answer.kind == "unseen":
+                answers.add("dump", answer)
+                has_begun = answers.process or answers.timed_out
+                answers.is_reachable = bool(has_begun)
+                break
+            if answer.kind == "late":
+                timeout_s = min(timeout_s, _RETRY_TIMEOUT_S)
         return answers
 
     def _query_pages(self, unreachable: Mapping[int, RankAnswers]) -> None:
@@ -922,20 +893,13 @@ class _Collector:
         pages = self._fetch_pages(paths, read_page, deadline)
         for path, page in pages.items():
             what = "dump" if path in _DUMP_PAGES else "stack"
-            if isinstance(page, NoAnswerError):
+            if isinstance(page, NoAnswer):
                 problems[path] = page.reason
                 continue
 
-            for rank, section in page.items():
-                answers = by_rank.setdefault(
-                    rank, RankAnswers(endpoint=section.endpoint)
-                )
-                if not section.reason:
-                    answers.add_answer(what, section.text)
-                    continue
-                answers.note_missing(what, section.reason)
-                if section.is_unreachable:
-                    answers.timed_out.add(what)
+            for rank, (endpoint, answer) in page.items():
+                known = RankAnswers(endpoint=endpoint)
+                by_rank.setdefault(rank, known).add(what, answer)
         return problems
 
     def _save(self, rank: int, answers: RankAnswers, size: int) -> None:

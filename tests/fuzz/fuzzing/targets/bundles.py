@@ -98,10 +98,10 @@ def debug_server_page(data: bytes) -> object:
     page = data.decode("utf-8", "replace")
     read_addresses(page)
     shown = []
-    for rank, section in list(read_page(page).items())[:50]:
-        told = RankAnswers(endpoint=section.endpoint, asked_at=1.7e9)
-        told.add_answer("stack", section.text)
-        told.add_answer("dump", section.text)
+    for rank, (endpoint, answer) in list(read_page(page).items())[:50]:
+        told = RankAnswers(endpoint=endpoint, asked_at=1.7e9)
+        told.add("stack", answer)
+        told.add("dump", answer)
         for file in save_rank_answers(told, rank, 8, folder_of(b"", "told")):
             file.read_bytes()
         shown += told.missing.values()
