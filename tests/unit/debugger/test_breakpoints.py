@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import bdb
-import builtins
 import functools
 import gc
 import linecache
@@ -31,7 +30,7 @@ from distdebug.debugger import (
     scope,
     set_trace,
 )
-from distdebug.debugger.inside import stops
+from distdebug.debugger.inside import settings, stops
 from distdebug.errors import DebuggerError, RankSyntaxError
 
 
@@ -1168,14 +1167,7 @@ class TestLabels:
         """
         Without /proc, the start of the process is unknown.
         """
-        usual = builtins.open
-
-        def refuse(path, *args, **options):
-            if path == "/proc/self/stat":
-                raise OSError
-            return usual(path, *args, **options)
-
-        monkeypatch.setattr(builtins, "open", refuse)
+        monkeypatch.setattr(settings, "read_proc", lambda _path: None)
 
         found = described()
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..._proc import in_time
 from ...identity import current_identity
+from ...processes import parse_stat, read_proc
 
 
 DEFAULT_LIMIT_S = 30 * 60.0
@@ -210,11 +211,8 @@ def process_key() -> tuple[str, int, int]:
 
     The start time is in clock ticks since boot; 0 if it cannot be read.
     """
-    try:
-        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 lighter
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        ticks = 0
+    status = parse_stat(read_proc("/proc/self/stat"))
+    ticks = status.start_ticks if status else 0
     return socket.gethostname(), os.getpid(), ticks
 
 
