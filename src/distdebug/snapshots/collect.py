@@ -56,6 +56,7 @@ from .bundle import (
 from .debug_server import collect_debug_server
 from .node_files import (
     MAX_DUMP_BYTES,
+    DumpFolder,
     collect_dumps,
     find_dump_dirs,
     find_worker_logs,
@@ -223,6 +224,33 @@ class _Collector:
         After the stacks: a rank that has waited through both is stuck, not
         early.
         """
+        sources = self._dump_folders(is_one_of_many=is_one_of_many)
+        bytes_left = MAX_DUMP_BYTES
+        for number, source in enumerate(sources, 1):
+            # Each folder may not answer, and copying dumps takes time too.
+            seconds = self.left_s / (len(sources) - number + 2)
+            if not seconds:
+                where, reason = str(source.path), "the time was over"
+                lost = Missing(what="dump", reason=reason, source=where)
+                self.missing.append(lost)
+                continue
+
+            wait_s = min(_DUMP_ANSWER_S, seconds)
+            ask = partial(request_rank_dumps, source, wait_s)
+            self.missing += self.attempt("asking for dumps", ask, [])
+            name = "flight_recorder" + f".{number}" * (number > 1)
+            copy = partial(
+                collect_dumps,
+                source,
+                self.folder / name,
+                self.deadline,
+                max_bytes=bytes_left,
+            )
+            files = self.collect("dumps", copy)
+            bytes_left -= sum(map(_size, files))
+            self.has_evidence |= bool(files)
+
+    def _dump_folders(self, *, is_one_of_many: bool) -> list[DumpFolder]:
         named: Mapping[Path, tuple[str, ...] | None] = {}
         if self.options.dump_dir is not None:
             named = {self.options.dump_dir: None}
@@ -231,40 +259,10 @@ class _Collector:
             named = self.attempt("folders of dumps", search, {})
         ranks = {x.rank for x in self.workers if x.rank is not None}
         local_ranks = ranks if is_one_of_many else None
-        bytes_left = MAX_DUMP_BYTES
-        for number, (dump_dir, prefixes) in enumerate(named.items(), 1):
-            # Each folder may not answer, and copying dumps takes time too.
-            seconds = self.left_s / (len(named) - number + 2)
-            if not seconds:
-                lost = Missing(
-                    what="dump",
-                    reason="the time was over",
-                    source=str(dump_dir),
-                )
-                self.missing.append(lost)
-                continue
-
-            ask = partial(
-                request_rank_dumps,
-                dump_dir,
-                min(_DUMP_ANSWER_S, seconds),
-                ranks=local_ranks,
-                prefixes=prefixes,
-            )
-            self.missing += self.attempt("asking for dumps", ask, [])
-            name = "flight_recorder" + f".{number}" * (number > 1)
-            copy = partial(
-                collect_dumps,
-                dump_dir,
-                self.folder / name,
-                self.deadline,
-                local_ranks=local_ranks,
-                prefixes=prefixes,
-                max_bytes=bytes_left,
-            )
-            files = self.collect("dumps", copy)
-            bytes_left -= sum(map(_size, files))
-            self.has_evidence |= bool(files)
+        return [
+            DumpFolder(path, prefixes, local_ranks)
+            for path, prefixes in named.items()
+        ]
 
     def collect_debug_server(self) -> None:
         """

@@ -265,37 +265,50 @@ _MTIME_SLACK_S = 0.1
 _POLL_S = 0.25
 
 
-def request_rank_dumps(
-    dump_dir: str | os.PathLike[str],
-    timeout_s: float,
-    *,
-    ranks: Collection[int] | None = None,
-    prefixes: tuple[str, ...] | None = None,
-) -> list[Missing]:
+@attrs.frozen
+class DumpFolder:
+    """
+    A folder that ranks write dumps to.
+
+    Attributes:
+        prefixes: Prefixes of dump names, if known; see
+            :class:`~distdebug.flight_recorder.reading.files.SearchLimits`.
+
+        local_ranks: Live ranks of this node, if several nodes share the
+            folder: only they are asked, and dumps of other hosts are skipped.
+    """
+
+    path: Path
+    prefixes: tuple[str, ...] | None = None
+    local_ranks: Collection[int] | None = None
+
+    def find_files(self, deadline: float) -> FoundFiles:
+        """
+        Find dumps and sidecars until a deadline on the monotonic clock.
+        """
+        search = SearchLimits(deadline, _MAX_FILES, self.prefixes)
+        return find_files([str(self.path)], search)
+
+
+def request_rank_dumps(source: DumpFolder, timeout_s: float) -> list[Missing]:
     """
     Ask the ranks of this node for dumps, and wait for the files.
 
     Args:
-        dump_dir: Where the ranks write dumps.
-
         timeout_s: Time limit in seconds.
-
-        ranks: Ranks to ask; by default all that have a pipe there.
-
-        prefixes: Prefixes of dump names, if known; see
-            :class:`~distdebug.flight_recorder.reading.files.SearchLimits`.
 
     Returns:
         The ranks without a new dump, and why.
     """
     requested_at, deadline = time.time(), time.monotonic() + timeout_s
-    rows = request_dumps(dump_dir, ranks=ranks, timeout_s=timeout_s)
+    rows = request_dumps(
+        source.path, ranks=source.local_ranks, timeout_s=timeout_s
+    )
     if not rows:
         reason = "nobody could be asked for dumps: there are no pipes"
-        return [Missing(what="dump", reason=reason, source=str(dump_dir))]
+        return [Missing(what="dump", reason=reason, source=str(source.path))]
 
-    search = SearchLimits(deadline, _MAX_FILES, prefixes)
-    late = _wait_for_dumps(rows, dump_dir, requested_at, search)
+    late = _wait_for_dumps(rows, source, requested_at, deadline)
     return [
         Missing(
             what="fresh dump",
@@ -310,9 +323,9 @@ def request_rank_dumps(
 
 def _wait_for_dumps(
     rows: Iterable[DumpRequest],
-    dump_dir: str | os.PathLike[str],
+    source: DumpFolder,
     requested_at: float,
-    search: SearchLimits,
+    deadline: float,
 ) -> set[DumpRequest]:
     """
     Return the ranks that wrote no dump in time after a request by pipe.
@@ -322,26 +335,24 @@ def _wait_for_dumps(
     late = {row for row in rows if row.status == "asked"}
     while late:
         begun, since = time.monotonic(), requested_at - _MTIME_SLACK_S
-        files = find_files([os.fspath(dump_dir)], search).files
+        files = source.find_files(deadline).files
         fresh = {file.rank for file in files if file.modified >= since}
         late = {row for row in late if row.rank not in fresh}
         now = time.monotonic()
-        if now >= search.deadline:
+        if now >= deadline:
             break
         if late:
             # Listing a large folder is slow: pause as long as it took.
             pause_s = max(_POLL_S, now - begun)
-            time.sleep(min(pause_s, search.deadline - now))
+            time.sleep(min(pause_s, deadline - now))
     return late
 
 
-def collect_dumps(  # noqa: PLR0913 each can be left out
-    dump_dir: str | os.PathLike[str],
+def collect_dumps(
+    source: DumpFolder,
     folder: Path,
     deadline: float,
     *,
-    local_ranks: Collection[int] | None = None,
-    prefixes: tuple[str, ...] | None = None,
     max_bytes: int = MAX_DUMP_BYTES,
 ) -> tuple[list[Path], list[Missing]]:
     """
@@ -351,16 +362,9 @@ def collect_dumps(  # noqa: PLR0913 each can be left out
     most valuable evidence.
 
     Args:
-        dump_dir: Where the ranks write dumps.
-
         folder: Output folder; made only if there is something to copy.
 
         deadline: When to stop, on the monotonic clock.
-
-        local_ranks: Live ranks of this node, if several nodes share
-            *dump_dir*; dumps of other hosts are skipped.
-
-        prefixes: Prefixes of dump names, if known.
 
         max_bytes: Limit for all copies, in bytes; half of the free disk space
             is a limit, too.
@@ -369,28 +373,26 @@ def collect_dumps(  # noqa: PLR0913 each can be left out
         The files written, with the times of the originals; and the missing
         ones with reasons.
     """
-    root = Path(dump_dir)
     # Leave half of the time for copying.
     now = time.monotonic()
     search_ends = min(deadline, now + max(deadline - now, 0.0) / 2)
-    search = SearchLimits(search_ends, _MAX_FILES, prefixes)
-    found = find_files([str(root)], search)
-    if local_ranks is not None:
-        found = _select_local_files(found, local_ranks)
+    found = source.find_files(search_ends)
+    if source.local_ranks is not None:
+        found = _select_local_files(found, source.local_ranks)
     files: list[Path] = []
     missing = list(found.problems)
     # Leave the other half of the disk to the job.
     left = min(max_bytes, _free_bytes(folder.parent) // 2)
-    for rank, source in _newest_by_rank(found):
+    for rank, file in _newest_by_rank(found):
         try:
             if time.monotonic() > deadline:
                 _raise_reason("the time was over")
-            path = folder / source.relative_to(root)
+            path = folder / file.relative_to(source.path)
             make_private_folder(path.parent)
             max_file_bytes = min(left, _MAX_DUMP_FILE_BYTES)
-            left -= _copy(source, path, max_file_bytes, deadline)
+            left -= _copy(file, path, max_file_bytes, deadline)
         except (OSError, ValueError) as exc:
-            why, where = reason_of(exc), str(source)
+            why, where = reason_of(exc), str(file)
             missing.append(
                 Missing(what="dump", reason=why, rank=rank, source=where)
             )

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.snapshots.node_files import (
+    DumpFolder,
     collect_dumps,
     find_dump_dirs,
     request_rank_dumps,
@@ -76,7 +77,9 @@ class TestDumps:
         (source / "notes.txt").write_text("hello")
         (source / "config.json").write_text("{}")
 
-        files, missing = collect_dumps(source, tmp_path / "kept", soon())
+        files, missing = collect_dumps(
+            DumpFolder(source), tmp_path / "kept", soon()
+        )
 
         names = {f.name for f in files}
         assert 2 == len(first) == len(files)
@@ -104,7 +107,7 @@ class TestDumps:
             path = source / f"{name}_rank_1.sidecar.json"
             path.write_text(json.dumps({**data, "written": number}))
 
-        files, _ = collect_dumps(source, tmp_path / "kept", soon())
+        files, _ = collect_dumps(DumpFolder(source), tmp_path / "kept", soon())
 
         assert ["2-2-1_rank_1.sidecar.json"] == [f.name for f in files]
 
@@ -123,7 +126,7 @@ class TestDumps:
         side.write_text(json.dumps(data))
 
         files, missing = collect_dumps(
-            tmp_path / "dumps", tmp_path / "kept", soon()
+            DumpFolder(tmp_path / "dumps"), tmp_path / "kept", soon()
         )
 
         assert [] == missing
@@ -138,7 +141,10 @@ class TestDumps:
         """
         self.job(folder / "dumps")
         files, missing = collect_dumps(
-            folder / "dumps", folder / "kept", ends or soon(), **options
+            DumpFolder(folder / "dumps"),
+            folder / "kept",
+            ends or soon(),
+            **options,
         )
         return files, [m.reason for m in missing]
 
@@ -167,7 +173,10 @@ class TestDumps:
         options = {"max_bytes": 1} if limit == "all" else {}
 
         files, missing = collect_dumps(
-            tmp_path / "dumps", tmp_path / "kept", soon(), **options
+            DumpFolder(tmp_path / "dumps"),
+            tmp_path / "kept",
+            soon(),
+            **options,
         )
 
         assert [] == files
@@ -270,7 +279,9 @@ class TestDumps:
         os.utime(dump, (1000, 1000))
         (tmp_path / "dumps" / "optim_rank_0.bin").write_bytes(b"weights")
 
-        files, _ = collect_dumps(tmp_path / "dumps", tmp_path / "kept", soon())
+        files, _ = collect_dumps(
+            DumpFolder(tmp_path / "dumps"), tmp_path / "kept", soon()
+        )
 
         assert [dump.name, "nccl_trace_rank_1"] == [f.name for f in files]
 
@@ -287,7 +298,9 @@ class TestDumps:
         (source / "other_trace_rank_0").write_bytes(b"later")
 
         files, missing = collect_dumps(
-            source, tmp_path / "kept", soon(), prefixes=("nccl_trace_rank_",)
+            DumpFolder(source, prefixes=("nccl_trace_rank_",)),
+            tmp_path / "kept",
+            soon(),
         )
 
         assert [] == missing
@@ -346,7 +359,7 @@ class TestAsk:
         listen("1-5_request_0.pipe", answer)
         listen("1-6_request_1.pipe")
 
-        (lost,) = request_rank_dumps(tmp_path, 2.0)
+        (lost,) = request_rank_dumps(DumpFolder(tmp_path), 2.0)
 
         assert (1, "no answer in time") == (lost.rank, lost.reason)
 
@@ -358,7 +371,7 @@ class TestAsk:
         listen("nccl_trace_rank_3.pipe")
         self.wrote(tmp_path / "nccl_trace_rank_2")
 
-        (lost,) = request_rank_dumps(tmp_path, 0.5)
+        (lost,) = request_rank_dumps(DumpFolder(tmp_path), 0.5)
 
         assert (3, "torch was asked for it, and wrote none") == (
             lost.rank,
@@ -372,13 +385,13 @@ class TestAsk:
         path = tmp_path / "nccl_trace_rank_2"
         listen(f"{path.name}.pipe", lambda: self.wrote(path))
 
-        assert [] == request_rank_dumps(tmp_path, 600)
+        assert [] == request_rank_dumps(DumpFolder(tmp_path), 600)
 
     def test_nobody(self, tmp_path):
         """
         Without any pipe there is no rank to ask.
         """
-        (missing,) = request_rank_dumps(tmp_path, 0.1)
+        (missing,) = request_rank_dumps(DumpFolder(tmp_path), 0.1)
 
         assert "no pipes" in missing.reason
 
@@ -391,7 +404,9 @@ class TestAsk:
         )
         self.wrote(tmp_path / "nccl_trace_rank_2")
 
-        missing = request_rank_dumps(tmp_path, 600, ranks={2})
+        missing = request_rank_dumps(
+            DumpFolder(tmp_path, local_ranks={2}), 600
+        )
 
         assert [] == missing
         for pipe in (asked, other):
@@ -414,7 +429,7 @@ class TestOwn:
         leave_sidecar(source, 2, "elsewhere")
 
         files, _ = collect_dumps(
-            source, tmp_path / "kept", soon(), local_ranks={1}
+            DumpFolder(source, local_ranks={1}), tmp_path / "kept", soon()
         )
 
         assert mine == {f.name for f in files}
@@ -439,7 +454,7 @@ class TestOwn:
             side.write_text(json.dumps(data))
 
         files, missing = collect_dumps(
-            source, tmp_path / "kept", soon(), local_ranks={1}
+            DumpFolder(source, local_ranks={1}), tmp_path / "kept", soon()
         )
 
         assert [] == missing
