@@ -42,9 +42,9 @@ from ...ranks import RankSelection, parse_ranks
 
 # Common commands of pdb that the dbg prompt does not have.
 _PDB_COMMANDS = re.compile(
-    r"(?:args|b|break|bt|cl|clear|cont|d|display|down|interact|j|j"
-    r"ump|ll|longlist|n|next|p|pp|r|return|s|source|step|tbreak|u|"
-    r"unt|until|up|w|whatis|where)"
+    r"(?:args|b|break|bt|cl|clear|cont|d|display|down|interact|j|jump"
+    r"|ll|longlist|n|next|p|pp|r|return|s|source|step|tbreak|u|unt"
+    r"|until|up|w|whatis|where)"
 )
 _MAX_COMMAND_LENGTH = 20
 _RANKS_TYPO = re.compile(r"ranks?[ \t]*[(\[{]", re.IGNORECASE)
