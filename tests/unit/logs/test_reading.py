@@ -350,6 +350,29 @@ def test_huge_failure(tmp_path):
     assert ["disk_full"] == [finding.cause for finding in report.findings]
 
 
+def test_huge_failure_among_alike(tmp_path):
+    """
+    A failure in the middle is found, with its line and its exception, also if
+    thousands of lines before it hold a text of its rule and do not match.
+    """
+    log = tmp_path / "job.log"
+    alike = "training goes on, the loss=0.25 is fine and so is all the rest\n"
+    failure = (
+        "Traceback (most recent call last):\n"
+        '  File "/job/train.py", line 7, in step\n'
+        "RuntimeError: loss: nan\n"
+    )
+    text = HEAD + steps(20) + alike * (2 * TRAINING_SIZE // len(alike))
+    lines = text.count("\n")
+    log.write_text(text + failure + steps(40, 20) + chatter(TAIL_SIZE))
+
+    report = detect_phase(log)
+
+    (finding,) = report.findings
+    assert "loss_not_finite" == finding.cause
+    assert f"line {lines + 3}" == finding.evidence[0].location
+
+
 def test_huge_start(tmp_path):
     """
     A phase that ends after gigabytes of chatter is seen to end, also if what

@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import attrs
+import numpy as np
 
 from ..._search import make_text_index
 from ...errors import LogError
@@ -410,24 +411,30 @@ def _is_call(line: str) -> bool:
     return " opCount " in line and "SeqNum=" not in line
 
 
-def _last_calls(text: bytes, begin: int, end: int) -> dict[object, list[int]]:
+def _last_calls(text: bytes, begin: int, end: int) -> dict[object, deque[int]]:
     """
     Return where the lines about the last calls of each communicator begin.
     """
-    if text.find(_CALL_WORD, begin, end) < 0:
-        return {}
-
     calls: dict[object, deque[int]] = {}
-    found = list(_CALL.finditer(text, begin, end))
-    starts = _line_starts(text, (call.start() for call in found))
-    for start, call in zip(starts, found, strict=True):
-        stop = text.find(_CALL_PREFIX_END, start, call.start())
+    if text.find(_CALL_WORD, begin, end) < 0:
+        return calls
+
+    # In one loop, as there may be millions.  Each byte is looked at once.
+    start = previous = begin
+    for call in _CALL.finditer(text, begin, end):
+        at = call.start()
+        start = text.rfind(b"\n", previous, at) + 1 or start
+        if at - start > LONGEST_LINE:  # a bar of hours stands before it
+            start = max(text.rfind(b"\r", previous, at) + 1, start)
+        previous = at
+        stop = text.find(_CALL_PREFIX_END, start, at)
         stop = call.end() if stop < 0 else stop
         key = text[max(start, stop - _CALL_KEY_BYTES) : stop], call[1]
-        if (of_key := calls.get(key)) is None:
+        of_key = calls.get(key)
+        if of_key is None:
             of_key = calls[key] = deque(maxlen=_MAX_CALLS)
         of_key.append(start)
-    return {key: [*of_key] for key, of_key in calls.items()}
+    return calls
 
 
 class RecordCollector:
@@ -489,21 +496,24 @@ class RecordCollector:
         """
         Keep the last calls of each communicator in a part of a file.
         """
-        begin, end = span
-        counted = begin
         attempt = self._attempt
-        last = _last_calls(text, begin, end)
         kept: list[tuple[int, deque[_Call]]] = []
-        for communicator, starts in last.items():
+        for communicator, starts in _last_calls(text, *span).items():
             key = attempt, communicator
             if key in self._calls or len(self._calls) < _MAX_COMMUNICATORS:
                 calls = self._calls.setdefault(key, deque(maxlen=_MAX_CALLS))
                 kept += ((start, calls) for start in starts)
-        for start, calls in sorted(kept, key=itemgetter(0)):
-            number += text.count(b"\n", counted, start)
-            counted = start
+        if not kept:
+            return
+        kept.sort(key=itemgetter(0))
+        begin, end = span
+        part = np.frombuffer(text, np.uint8)[begin:end]
+        ends = np.flatnonzero(part == ord("\n"))
+        # How many lines end before each that is kept.
+        before = ends.searchsorted([start - begin for start, _ in kept])
+        for (start, calls), ended in zip(kept, before.tolist(), strict=True):
             line = text[start : text.find(b"\n", start)][:LONGEST_LINE]
-            calls.append(_Call(number, line, file, attempt))
+            calls.append(_Call(number + ended, line, file, attempt))
 
     def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
         has_failure = False

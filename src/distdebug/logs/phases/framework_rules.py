@@ -375,8 +375,19 @@ def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
 
     The set is empty if none are known.
     """
-    found = max(all_literals(pattern), key=_shortest_length, default=())
-    return frozenset(found)
+    return frozenset(next(iter(literals_by_length(pattern)), ()))
+
+
+@cache
+def literals_by_length(
+    pattern: re.Pattern[str],
+) -> tuple[tuple[str, ...], ...]:
+    """
+    Return the sets of `all_literals`, that of the longest texts first.
+    """
+    return tuple(
+        sorted(all_literals(pattern), key=_shortest_length, reverse=True)
+    )
 
 
 @cache

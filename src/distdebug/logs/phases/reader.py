@@ -13,6 +13,7 @@ import re
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 import attrs
@@ -36,6 +37,7 @@ from .framework_rules import (
     Phase,
     Rule,
     RuleIndex,
+    literals_by_length,
     required_literals,
 )
 from .progress_bars import (
@@ -564,17 +566,20 @@ def _first_match(
 
 # Bytes at the end of a log that are read whole.
 _TAIL_BYTES = 1 << 20
+# Bytes before and after a text of a relevant rule that are read with it.
+_BYTES_BEFORE, _BYTES_AFTER = 1 << 13, 1 << 15
+_LONGEST_PART = 1 << 12
 
 
 def select_blocks(
-    blocks: Iterable[Block], is_relevant: Callable[[bytes], bool]
+    blocks: Iterable[Block], select: Callable[[Block], Iterable[Block]]
 ) -> Iterator[Block]:
     """
-    Select the blocks to be read line by line, in their order.
+    Select what is to be read line by line, in its order.
 
     Args:
-        is_relevant: Called for each block before the last MiB, which is read
-            whole.
+        select: Called for each block before the last MiB, which is read
+            whole; returns the parts of it that are read.
     """
     pending: deque[Block] = deque()
     size = 0
@@ -584,13 +589,44 @@ def select_blocks(
         while size > _TAIL_BYTES:
             first = pending.popleft()
             size -= len(first.data)
-            if is_relevant(first.data):
-                yield first
+            yield from select(first)
     yield from pending
 
 
-# A text in more blocks than this does not mark a change.
-_MOST_BLOCKS_WITH_TEXT = 4
+def _line_around(data: bytes, offset: int) -> str:
+    """
+    Return the line at an offset, or the part of it around that.
+    """
+    low, high = max(offset - _LONGEST_PART, 0), offset + _LONGEST_PART
+    start = max(data.rfind(b"\n", low, offset), data.rfind(b"\r", low, offset))
+    ends = (data.find(end, offset, high) for end in (b"\n", b"\r"))
+    stop = min((x for x in ends if x >= 0), default=high)
+    return data[max(start + 1, low) : stop].decode("utf-8", "replace")
+
+
+def _surroundings(block: Block, offsets: Iterable[int]) -> Iterator[Block]:
+    """
+    Yield the lines around some offsets, in order, as blocks of their own.
+    """
+    spans: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        begin, end = offset - _BYTES_BEFORE, offset + _BYTES_AFTER
+        if spans and begin <= spans[-1][1]:
+            begin = spans.pop()[0]
+        spans.append((begin, end))
+    data, counted, number = block.data, 0, block.number
+    for begin, end in spans:
+        start = data.rfind(b"\n", counted, max(begin, 0)) + 1 or counted
+        stop = data.find(b"\n", end) + 1 or len(data)
+        number += data.count(b"\n", counted, start)
+        counted = start
+        yield Block(data[start:stop], number)
+
+
+# What matches in more blocks than this does not mark a change.
+_MOST_BLOCKS_OF_RULE = 4
+# So many lines with a text are tried: millions may have it and not match.
+_MOST_TRIES = 1 << 9
 # Bytes at the beginning that are read whole, and after training has begun.
 _HEAD_BYTES = 16 << 20
 _HEAD_BYTES_IN_TRAINING = 1 << 18
@@ -603,7 +639,7 @@ _STARTUP_KINDS = frozenset({"begin", "end", "end_part", "fail"})
 @attrs.define(kw_only=True)
 class Prefilter:
     """
-    Select relevant blocks of a log, which must come in their order.
+    Select relevant parts of a log, whose blocks must come in their order.
 
     Attributes:
         rules: The rules of all frameworks.
@@ -617,31 +653,54 @@ class Prefilter:
     rules: RuleIndex
     timeline: Timeline
     unfiltered_bytes: int = attrs.field(factory=lambda: _HEAD_BYTES)
-    _blocks: Counter[bytes] = attrs.field(factory=Counter)
+    _blocks: Counter[Rule] = attrs.field(factory=Counter)
+    _tries: Counter[bytes] = attrs.field(factory=Counter)
     _by_text: dict[bytes, list[Rule]] = attrs.field(factory=dict)
     _text_index: TextIndex | None = None
     _stage: tuple[int, bool] | None = None
 
-    def is_relevant(self, data: bytes) -> bool:
+    def select(self, block: Block) -> Iterable[Block]:
         """
-        Return whether a block is to be read line by line.
+        Return the parts of a block that are to be read line by line.
         """
         if self.unfiltered_bytes > 0:
-            self.unfiltered_bytes -= len(data)
+            self.unfiltered_bytes -= len(block.data)
             if self.timeline.trains:
                 self.unfiltered_bytes = min(
                     self.unfiltered_bytes, _HEAD_BYTES_IN_TRAINING
                 )
-            return True
+            return [block]
 
-        texts = {x for _, x in self._relevant_texts().find(data)}
-        self._blocks.update(texts)
-        if any(self._blocks[text] > _MOST_BLOCKS_WITH_TEXT for text in texts):
+        found = [
+            (offset, rule)
+            for offset, text in self._relevant_texts().find(block.data)
+            if (rule := self._matching_rule(block.data, offset, text))
+        ]
+        rules = {rule for _, rule in found}
+        self._blocks.update(rules)
+        if any(self._blocks[x] > _MOST_BLOCKS_OF_RULE for x in rules):
             self._text_index = None
-        rules = (rule for text in texts for rule in self._by_text[text])
         if any(rule.kind == "start" for rule in rules):
             self.unfiltered_bytes = _HEAD_BYTES
-        return bool(texts)
+        return _surroundings(block, (offset for offset, _ in found))
+
+    def _matching_rule(
+        self, data: bytes, offset: int, text: bytes
+    ) -> Rule | None:
+        """
+        Return a rule that may match the line with a text.
+        """
+        self._tries[text] += 1
+        line = _line_around(data, offset)
+        plain = ""
+        for rule in self._by_text[text]:
+            if rule.kind in _ACTOR_KINDS or rule.find(line):
+                return rule
+            # A pattern may only match at the beginning of a message.
+            plain = plain or parse_line(strip_log_prefix(line)).text
+            if rule.find(plain):
+                return rule
+        return None
 
     def _relevant_texts(self) -> TextIndex:
         """
@@ -649,25 +708,29 @@ class Prefilter:
         """
         is_training = self.timeline.trains and self.timeline.ending is None
         stage = (len(self.timeline.hits), is_training)
-        if self._text_index is None or stage != self._stage:
+        has_worn = any(self._tries[x] > _MOST_TRIES for x in self._by_text)
+        if has_worn or self._text_index is None or stage != self._stage:
             self._stage = stage
-            self._by_text = {
-                text.encode(): rules
-                for text, rules in self.rules.by_text.items()
-                if any(
-                    self._is_relevant_rule(rule, is_training=is_training)
-                    for rule in rules
-                )
-            }
-            self._text_index = make_text_index(
-                text
-                for text in self._by_text
-                if self._blocks[text] <= _MOST_BLOCKS_WITH_TEXT
-            )
+            self._by_text = {}
+            for rule in dict.fromkeys(chain(*self.rules.by_text.values())):
+                if self._is_relevant_rule(rule, is_training=is_training):
+                    for text in self._texts_to_look_for(rule):
+                        self._by_text.setdefault(text, []).append(rule)
+            self._text_index = make_text_index(self._by_text)
         return self._text_index
 
+    def _texts_to_look_for(self, rule: Rule) -> list[bytes]:
+        """
+        Return texts of which one stands where a rule matches, and seldom else.
+        """
+        for texts in literals_by_length(rule.pattern):
+            found = [text.encode() for text in texts]
+            if all(self._tries[text] <= _MOST_TRIES for text in found):
+                return found
+        return []
+
     def _is_relevant_rule(self, rule: Rule, *, is_training: bool) -> bool:
-        if (
+        if self._blocks[rule] > _MOST_BLOCKS_OF_RULE or (
             rule.framework.kind != "common"
             and rule.framework.name not in self.timeline.hits
         ):
@@ -713,7 +776,7 @@ def read_timeline(
         timeline.mtime = os.stat(source).st_mtime  # noqa: PTH116 may be a text
     prefilter = Prefilter(rules=rules, timeline=timeline)
     blocks = read_blocks(source, on_error=timeline.read_errors.append)
-    for block in select_blocks(blocks, prefilter.is_relevant):
+    for block in select_blocks(blocks, prefilter.select):
         hits = reader.read(block)
         prefilter.unfiltered_bytes -= max(
             hits * _BYTES_PER_HIT - len(block.data), 0
