@@ -46,11 +46,13 @@ _HINT = (
 _ENDS = frozenset("&|;)\n")
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 _REDIRECTION = re.compile(r"\d?>{1,2}(?:&\d|\s?[\w./-]+)")
-_ASKED = re.compile(r"\$\((?!python)[^()\n]{0,100}\)")
+_ASKED = re.compile(r"\$\((?!distdebug)[^()\n]{0,100}\)")
 # What a sentence leaves to its reader, such as PID.
 _VALUE = re.compile(r"^[A-Z]+$")
+_NAMED = re.compile(r"(?:^|\s)distdebug\s")
+_IN_QUOTES = re.compile(r"(?:\s|\$\()distdebug ")
 # As in a pod.
-_LISTED = re.compile(r'\["python", "-m", "distdebug"[^]]{0,1000}\]')
+_LISTED = re.compile(r'\["distdebug", [^]]{0,1000}\]')
 
 
 def _typed(text: str) -> str:
@@ -83,14 +85,14 @@ def _words(text: str) -> list[str]:
 
 def _found(text: str) -> Iterator[list[str]]:
     """
-    The arguments of each ``python -m distdebug``, also of one in quotes.
+    The arguments of each ``distdebug``, also of one in quotes.
     """
     words = _words(text)
     for at, word in enumerate(words):
-        if words[at : at + 2] == ["-m", "distdebug"]:
-            rest = words[at + 2 :]
+        if word == "distdebug":
+            rest = words[at + 1 :]
             yield list(itertools.takewhile(lambda x: x[0] not in _ENDS, rest))
-        elif " -m distdebug " in word:
+        elif _IN_QUOTES.search(word):
             yield from _found(word.removeprefix("$(").removesuffix(")"))
 
 
@@ -106,9 +108,9 @@ def _commands(blocks) -> Iterator[tuple[str, list[str], bool]]:
             texts = _found(block.text)
         elif block.language == "yaml":
             flat = re.sub(r",\s+", ", ", block.text)
-            texts = (json.loads(x)[3:] for x in _LISTED.findall(flat))
+            texts = (json.loads(x)[1:] for x in _LISTED.findall(flat))
         elif not block.language and "…" not in block.text:
-            texts = _found(block.text) if " -m distdebug" in block.text else ()
+            texts = _found(block.text) if _NAMED.search(block.text) else ()
         for argv in filter(None, texts):
             yield block.place, argv, bool(block.language)
 
@@ -181,16 +183,17 @@ def test_something_is_found(all_blocks):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("$ python -m distdebug env\nanswer", [["env"]]),
-        ("$ srun -n1 \\\n    python -m distdebug env &", [["env"]]),
-        ('$ eval "$(python -m distdebug env --x y)"', [["env", "--x", "y"]]),
-        ("$ python -m distdebug env > a 2>&1 | tee b  # no", [["env"]]),
+        ("$ distdebug env\nanswer", [["env"]]),
+        ("$ .venv/bin/python -m distdebug env", [["env"]]),
+        ("$ srun -n1 \\\n    distdebug env &", [["env"]]),
+        ('$ eval "$(distdebug env --x y)"', [["env", "--x", "y"]]),
+        ("$ distdebug env > a 2>&1 | tee b  # no", [["env"]]),
         (
-            '$ ssh "$n" "cd $P && python3 -m distdebug env $P/$(hostname)" &',
+            '$ ssh "$n" "cd $P && distdebug env $P/$(hostname)" &',
             [["env", "$P/VALUE"]],
         ),
         (
-            "$ python -m distdebug env  # now\n$ python -m distdebug logs 'a b'",
+            "$ distdebug env  # now\n$ distdebug logs 'a b'",
             [["env"], ["logs", "a b"]],
         ),
     ],
