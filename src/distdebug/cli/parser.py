@@ -141,7 +141,10 @@ def _show_help(parser: argparse.ArgumentParser) -> int:
 @command(
     "completion",
     "print what makes a shell complete commands and options",
-    Option(["shell"], {"choices": ("bash", "zsh", "tcsh"), "help": "which"}),
+    Option(
+        ["shell"],
+        {"choices": ("bash", "zsh", "fish", "tcsh"), "help": "which"},
+    ),
 )
 def completion(args: argparse.Namespace) -> int:
     """
@@ -150,6 +153,7 @@ def completion(args: argparse.Namespace) -> int:
     Example:
       eval "$({prog} completion bash)"                 in ~/.bashrc
       {prog} completion zsh > ~/.zfunc/_distdebug      a folder of $fpath
+      {prog} completion fish > ~/.config/fish/completions/distdebug.fish
       {prog} completion tcsh > ~/.distdebug.tcsh       sourced by ~/.tcshrc
     """
     import shtab

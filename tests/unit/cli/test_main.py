@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -145,7 +146,7 @@ class TestBadInput:
                 "no such choice: diagnos; did you mean diagnose?",
             ),
             (["nsight", "ptch"], "did you mean patch?"),
-            (["completion", "fish"], "choose from bash, zsh, tcsh"),
+            (["completion", "nu"], "choose from bash, zsh, fish, tcsh"),
             (["diagnose", "x", "--jsno"], "--jsno; did you mean --json?"),
             (["diagnose", "x", "--jsno=1"], "did you mean --json?"),
             (["diagnose", "x", "--\x1b[1mqqqq"], "unrecognized arguments: --"),
@@ -216,6 +217,35 @@ class TestCompletion:
         assert ["launch-json"] == completed("ray-debugger", "l")
         assert ["dumps"] == completed("diagnose", "du")
         assert {"reports", "revert"} == set(completed("nsight", "re"))
+
+    @pytest.mark.process
+    @pytest.mark.skipif(not shutil.which("fish"), reason="fish is missing")
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("d", {"dump", "dbg", "demo", "diagnose"}),
+            ("diagnose --ful", {"--full"}),
+            ("nsight re", {"reports", "revert"}),
+        ],
+    )
+    def test_fish(self, capsys, tmp_path, line, expected):
+        """
+        So does fish.
+        """
+        main(["completion", "fish"])
+        script = tmp_path / "distdebug.fish"
+        script.write_text(capsys.readouterr().out)
+        command = f"source {script}; complete -C 'distdebug {line}'"
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=tmp_path,
+        )
+
+        assert not done.stderr
+        assert expected == {x.split()[0] for x in done.stdout.splitlines()}
 
     @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
     def test_others(self, shell, capsys):
