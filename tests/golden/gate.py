@@ -15,12 +15,16 @@ import json
 import tempfile
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import jsonschema
+
 import distdebug
 
+from distdebug.cli.schema import make_schema
 from distdebug.errors import DistdebugError
 from distdebug.findings import Diagnosis, Finding
 from distdebug.stacks import source_lines
@@ -31,6 +35,14 @@ from .cases import SETS, Case
 EXPECTED = Path(__file__).parent / "expected"
 MISSES = Path(__file__).parent / "known_misses.json"
 FIRST_LINES = Path(__file__).parent / "first_lines.json"
+
+# What commands print before a diagnosis.
+_HEAD = {
+    "schema": 1,
+    "tool": "distdebug",
+    "version": "",
+    "command": "diagnose",
+}
 
 # What is kept of one case.
 Facts = dict[str, Any]
@@ -119,6 +131,9 @@ def judge(case: Case, folder: Path) -> tuple[Facts, str]:
 
     Returns:
         What counts of the result, and its first line of text.
+
+    Raises:
+        jsonschema.ValidationError: As JSON, it is not as the schema says.
     """
     case.write(folder)
     # As on any other machine: what lies at the paths of a job here is not its
@@ -130,8 +145,15 @@ def judge(case: Case, folder: Path) -> tuple[Facts, str]:
     except DistdebugError as exc:
         return {"error": type(exc).__name__}, ""
 
+    plain = {**_HEAD, **json.loads(json.dumps(diagnosis.to_dict()))}
+    _validator().validate(plain)
     line = str(diagnosis).partition("\n")[0].replace(str(folder), "…")
     return facts_of(diagnosis), line
+
+
+@cache
+def _validator() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(make_schema())
 
 
 def facts_of(diagnosis: Diagnosis) -> Facts:

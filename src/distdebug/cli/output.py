@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
 
@@ -46,6 +47,12 @@ def warn(text: str) -> None:
     print(f"distdebug: {clean(text, limit=1000)}", file=sys.stderr)
 
 
+# Of each result; `distdebug schema` describes the rest.
+JSON_HEAD: Mapping[str, Any] = MappingProxyType(
+    {"schema": 1, "tool": "distdebug"}
+)
+
+
 def print_json(
     args: Namespace, data: Mapping[str, Any], *, in_one_line: bool = False
 ) -> None:
@@ -62,8 +69,7 @@ def print_json(
     import distdebug
 
     head = {
-        "schema": 1,
-        "tool": "distdebug",
+        **JSON_HEAD,
         "version": distdebug.__version__,
         "command": args.command_name,
     }

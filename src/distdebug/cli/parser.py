@@ -19,6 +19,7 @@ from .flight_recorder import analyze, dump, env, timeline
 from .logs import logs, phase
 from .node import health, preflight, snapshot, stacks
 from .nsight import nsight
+from .schema import schema
 from .watch import watch
 
 
@@ -185,5 +186,5 @@ def _complete_paths(
 _COMMANDS: tuple[Command, ...] = (
     *(demo, diagnose, analyze, timeline, stacks, logs, phase, health),
     *(snapshot, watch, dbg, dump, env, preflight, nsight, ray_debugger),
-    completion,
+    *(schema, completion),
 )

@@ -4,12 +4,33 @@ What the tests of commands share.
 
 from __future__ import annotations
 
+import json
 import sys
 
+from types import SimpleNamespace
+
+import jsonschema
 import pytest
 
 from distdebug.__main__ import main
+from distdebug.cli import output
+from distdebug.cli.schema import make_schema
 from distdebug.testing import SimulatedJob, make_dumps
+
+
+@pytest.fixture(autouse=True)
+def keeps_to_schema(monkeypatch):
+    """
+    Whatever a command prints as JSON is as the schema says.
+    """
+    validator = jsonschema.Draft202012Validator(make_schema())
+
+    def dumps(data, **options):
+        text = json.dumps(data, **options)
+        validator.validate(json.loads(text))
+        return text
+
+    monkeypatch.setattr(output, "json", SimpleNamespace(dumps=dumps))
 
 
 @pytest.fixture
