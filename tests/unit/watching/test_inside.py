@@ -105,10 +105,14 @@ class TestWatch:
             told.wait()
             rank.wait_for_looks(5)
 
-        ((reason, request),) = fake_child.tasks
-        assert ("no progress", (os.getpid(),)) == (reason.kind, reason.pids)
-        assert [name] == [stalled for stalled, _ in reason.stalled]
-        assert os.getpid() == request.inside
+        (task,) = fake_child.tasks
+        reason = task["reason"]
+        assert ("no progress", [os.getpid()]) == (
+            reason["kind"],
+            reason["pids"],
+        )
+        assert [name] == [stalled for stalled, _ in reason["stalled"]]
+        assert os.getpid() == task["request"]["inside"]
         assert ["distdebug"] == told.threads
         assert tuple(told.hangs) == watching.hangs
         assert re.search(r"no progress for \d+ s: rank 3 sleeps", caplog.text)
@@ -158,7 +162,7 @@ class TestWatch:
         with watch(sense=rank, on_hang=told, **QUICK):
             told.wait()
 
-        stalls = [reason.stalled_s for reason, _ in fake_child.tasks]
+        stalls = [x["reason"]["stalled"][0][1] for x in fake_child.tasks]
         assert 3 == len(stalls)
         assert stalls[1] > 2 * stalls[0]
         assert stalls[2] > 2 * stalls[1]
@@ -177,9 +181,9 @@ class TestWatch:
         ) as watching:
             told.wait()
 
-        ((reason, request),) = fake_child.tasks
-        assert "wait" == reason.kind
-        assert tmp_path / "backtraces" == request.output_dir
+        (task,) = fake_child.tasks
+        assert "wait" == task["reason"]["kind"]
+        assert str(tmp_path / "backtraces") == task["request"]["output_dir"]
         assert 1 == len(watching.hangs)
 
     def test_disabled(self, rank):
@@ -383,7 +387,7 @@ class TestCaptureRequest:
         def order(config=None, **options):
             with watch(config, sense=rank, on_hang=told, **QUICK, **options):
                 told.wait()
-            return fake_child.tasks[0][1]
+            return fake_child.tasks[0]["request"]
 
         return order
 
@@ -415,11 +419,11 @@ class TestCaptureRequest:
         """
         got = order(timeout_s=7.0, **options)
 
-        wanted = got.wanted
-        assert tmp_path / output_dir == got.output_dir
-        assert (dump_dir and tmp_path / dump_dir) == wanted.dump_dir
-        assert tuple(tmp_path / log for log in logs) == wanted.logs
-        assert 7.0 == wanted.timeout_s
+        wanted = got["wanted"]
+        assert str(tmp_path / output_dir) == got["output_dir"]
+        assert (dump_dir and str(tmp_path / dump_dir)) == wanted["dump_dir"]
+        assert [str(tmp_path / log) for log in logs] == wanted["logs"]
+        assert 7.0 == wanted["timeout_s"]
 
     def test_job_file(self, order, tmp_path):
         """
@@ -429,7 +433,7 @@ class TestCaptureRequest:
         job = tmp_path / "job.yaml"
         job.write_text("debug: {enabled: true, output_dir: /y}")
 
-        assert Path("/y") == order(job).output_dir
+        assert "/y" == order(job)["output_dir"]
 
     def test_gone(self, order, tmp_path, monkeypatch):
         """
@@ -444,7 +448,7 @@ class TestCaptureRequest:
             watch()
 
         assert "give a whole path" == caught.value.remedy
-        assert Path("/a") == order(log_dir="/b", output_dir="/a").output_dir
+        assert "/a" == order(log_dir="/b", output_dir="/a")["output_dir"]
 
     def test_recording(self, order, fake_torch, tmp_path):
         """
@@ -457,7 +461,7 @@ class TestCaptureRequest:
             finally:
                 disable_flight_recorder()
 
-        assert tmp_path / "d" == got.wanted.dump_dir
+        assert str(tmp_path / "d") == got["wanted"]["dump_dir"]
 
 
 class TestClose:
