@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
+from itertools import islice
 from pathlib import Path
 from shlex import join
 from typing import Any
@@ -204,6 +205,7 @@ _SESSION_IN_LOG = re.compile(
     rb"\b(session_2\d{3}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{1,9}_\d{1,9})\b"
 )
 _HEAD_BYTES = 1 << 16
+_MOST_CORE_LOGS = 100
 _STATE_ID = re.compile(rb"^Node ID: ([0-9a-f]{56})$", re.MULTILINE)
 _STATE_NAME = re.compile(rb"^Node name: (\S{1,100})$", re.MULTILINE)
 _LOG_ID = re.compile(
@@ -341,10 +343,12 @@ def _find_ip(session: RaySession) -> str | None:
     found = _parse_ip(_search(_JSON_ADDRESS, data))
     if found:
         return found
-    for name in names_in(session.logs):
-        if name.startswith("python-core-"):
-            head = _read_head(session.logs / name)
-            return _parse_ip(_search(_ADDRESS, head))
+    # Only the oldest part of a rotated log has it.
+    names = (x for x in names_in(session.logs) if x.startswith("python-core-"))
+    for name in islice(names, _MOST_CORE_LOGS):
+        head = _read_head(session.logs / name)
+        if found := _parse_ip(_search(_ADDRESS, head)):
+            return found
     return None
 
 

@@ -331,6 +331,19 @@ FACTS = {
         },
         {"ip": "10.0.0.9"},
     ),
+    # Only the oldest part of a log begins with the address.
+    "rotated worker": (
+        {
+            f"python-core-worker-{NODE}_7.log": (
+                "Initializing worker at address: 10.0.0.9:14538 x\n"
+            ),
+            **{
+                f"python-core-worker-{NODE}_{pid}.log": "later\n"
+                for pid in range(8, 20)
+            },
+        },
+        {"ip": "10.0.0.9"},
+    ),
     # The monitor tells the version where the GCS does not.
     "version": (
         {
