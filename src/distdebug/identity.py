@@ -328,6 +328,16 @@ _OTHER_RANKS = frozenset(
     ]
 )
 
+#: Patterns for what stands before a line: Ray's name and number of a process,
+#: ``mpirun --tag-output``, ``srun --label``, and ``kubectl logs --prefix``.
+#: The __repr__ of an actor, such as NamedRepr(rank=0), may hold brackets.
+RAY_PREFIX = (
+    r"\((?P<name>[^\n]{0,200}?) ?\bpid=(?P<pid>\d{1,10})"
+    r"(?:, ip=(?P<ip>[^)\s]{1,60}))?\) ?"
+)
+MPI_TAG = r"\[\d{1,9},(?P<rank>\d{1,7})\]<std(?:out|err|diag)>: ?"
+TASK_LABEL = r" {0,6}(?P<rank>\d{1,7}): "
+POD_TAG = r"\[(?P<pod>pod/[^\]\s]{1,300})\] ?"
 #: Patterns for the tag before a line, such as ``[rank3]``; for the rank in a
 #: heading, such as ``global rank 3 of 8``; and for other ranks there.
 RANK_TAG = r"\[[Rr]ank[ :]?(?P<rank>\d{1,7})\]"

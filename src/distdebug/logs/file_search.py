@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._search import PADDING, find_words
+from ..identity import MPI_TAG, TASK_LABEL
 from .lines import (
     PACKED_SUFFIXES,
     LogLine,
@@ -39,12 +40,14 @@ from .rules import (
     index_without,
     match_traceback,
 )
-from .tracebacks import TASK_LABEL, TRACEBACK_HEADER, Trace, read_trace
+from .tracebacks import TRACEBACK_HEADER, Trace, read_trace
 
 
-_RANK_GROUP = r"(?P<rank>\d{1,7})"
-_MPI_TAG = re.compile(rf"\[\d{{1,9}},{_RANK_GROUP}\]<std(?:out|err|diag)>: ?")
-_SHORT_LABELS = (TASK_LABEL, re.compile(rf"\[{_RANK_GROUP}\] "))
+_MPI_TAG = re.compile(MPI_TAG)
+_SHORT_LABELS = (
+    re.compile(TASK_LABEL),
+    re.compile(r"\[(?P<rank>\d{1,7})\] "),
+)
 _SAMPLE_BYTES = 1 << 16
 _LEAST_MPI_TAGS, _LEAST_SHORT_LABELS = 3, 8
 _LEAST_SHARE = 0.5

@@ -31,7 +31,14 @@ from .._io import FileWalk, open_ordinary
 from .._text import list_text, size_text, without_controls
 from ..errors import NoLogsError
 from ..findings import Missing
-from ..identity import rank_in_name, ranks_in_text
+from ..identity import (
+    MPI_TAG,
+    POD_TAG,
+    RAY_PREFIX,
+    TASK_LABEL,
+    rank_in_name,
+    ranks_in_text,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -96,11 +103,6 @@ class LogLine(NamedTuple):
         return parse_time(self.text)
 
 
-# The __repr__ of an actor, such as NamedRepr(rank=0), may hold brackets.
-_RAY_PREFIX = (
-    r"\((?P<name>[^\n]{0,200}?) ?\bpid=(?P<pid>\d{1,10})"
-    r"(?:, ip=(?P<ip>[^)\s]{1,60}))?\) ?"
-)
 _COMPONENT_PREFIX = (
     r"\((?:pid=)?"
     r"(?P<component>raylet|gcs_server|autoscaler|scheduler|dashboard)"
@@ -114,7 +116,7 @@ _LOCAL_RANK_TAG = (
     r"(?P<local_rank>\d{1,5})\]"
 )
 _PREFIX = re.compile(
-    f"{_RAY_PREFIX}|{_COMPONENT_PREFIX}|{RANK_TAG}: ?|{_LOCAL_RANK_TAG}:"
+    f"{RAY_PREFIX}|{_COMPONENT_PREFIX}|{RANK_TAG}: ?|{_LOCAL_RANK_TAG}:"
 )
 # Most names hold no "=", so the first one is that of "pid="; this is matched
 # in half the time.
@@ -177,21 +179,16 @@ def _parse_origin(prefixes: str) -> Origin:
     return Origin(name=name.strip(), ip=ip, **numbers)
 
 
+_LABELS = re.sub(r"\?P<\w+>", "?:", f"{MPI_TAG}|{TASK_LABEL}|{POD_TAG}")
 _LOG_PREFIX = re.compile(
     # 2025-11-22T03:52:01.123456789Z stderr F text
     r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) "
     r"(?:std(?:out|err) [FP] )?"
-    # [pod/trainer-0/main] text
-    r"|\[pod/[^\]\s]{1,200}\] "
     # trainer-1  | text
     r"|[\w.-]{0,60}[-_.]\d{1,4} {1,20}\| "
-    # 12: text
-    r"|\d{1,5}: "
-    # [1,0]<stdout>:text
-    r"|\[\d{1,6},\d{1,6}\]<std(?:out|err|diag)>: ?"
     # Nov 22 03:52:01 host python[123]: text
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}"
-    r"(?:\[\d{1,9}\])?: ){1,2}"
+    rf"(?:\[\d{{1,9}}\])?: |{_LABELS}){{1,2}}"
 )
 
 

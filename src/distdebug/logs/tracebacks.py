@@ -16,6 +16,7 @@ from itertools import islice
 import attrs
 
 from .._text import clean
+from ..identity import TASK_LABEL
 from ..usercode import code_layer
 from .lines import LogLine, Origin
 
@@ -76,8 +77,8 @@ class PyError:
 
 
 TRACEBACK_HEADER = "Traceback (most recent call last)"
-# The label of srun --label; this one also where few lines have it.
-TASK_LABEL = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")
+# Also where few lines have it.
+_TASK_LABEL = re.compile(TASK_LABEL)
 
 _MOST_FRAMES = 200
 _MOST_ERRORS = 12
@@ -240,7 +241,7 @@ def _prefix_pattern(head: str) -> re.Pattern[str] | None:
     if not plain or len(plain) > _LONGEST_TEXT:
         return None
 
-    if TASK_LABEL.fullmatch(head):
+    if _TASK_LABEL.fullmatch(head):
         return re.compile(re.escape(plain))
 
     parts = re.split(r"\d+", plain)
@@ -323,7 +324,7 @@ def read_trace(lines: Iterable[LogLine], before: str = "") -> Trace | None:
         return None
 
     used = [0]
-    label = TASK_LABEL.fullmatch(head)
+    label = _TASK_LABEL.fullmatch(head)
     reader = TracebackReader(head)
     for number, line in islice(numbered, 4 * _MOST_FOREIGN):
         if line.origin != first[1].origin:

@@ -255,6 +255,7 @@ Multi-thread loading shards:  40% Completed | 26/64 [02:10<03:10,  5.0s/it]
 CARRIERS = {
     "none": "",
     "srun": "12: ",
+    "srun of many tasks": " 3: ",
     "mpirun": "[1,0]<stdout>:",
     "kubectl": "[pod/trainer-0/main] ",
     "compose": "trainer-1  | ",

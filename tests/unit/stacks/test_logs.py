@@ -56,7 +56,15 @@ class TestStreams:
                 ),
                 [(None, "10.0.0.1"), (4, None)],
             ),
+            (
+                (
+                    "(Trainer(rank=3) pid=8) ",
+                    "(Worker_rank4 pid=9, ip=10.0.0.1) ",
+                ),
+                [(3, None), (4, "10.0.0.1")],
+            ),
             (("[1,5]<stdout>:", "[1,6]<stderr>: "), [(5, None), (6, None)]),
+            (("[1,5]<stddiag>:",), [(5, None)]),
             (("[default0]:", "[default1]:"), [(None, None), (None, None)]),
             (("worker-1  | ", "worker-2  | "), [(None, None), (None, None)]),
             (("[pod/w-0/main] ",), [(None, None)]),

@@ -20,7 +20,14 @@ import attrs
 
 from ..._secrets import redact
 from ..._text import without_controls
-from ...identity import RANK_TAG
+from ...identity import (
+    MPI_TAG,
+    POD_TAG,
+    RANK_TAG,
+    RAY_PREFIX,
+    TASK_LABEL,
+    rank_in_name,
+)
 from ..headings import Heading, parse_coordinates, parse_heading
 from ..jobs import join_processes
 from ..model import ProcessStacks, ThreadStack
@@ -36,6 +43,8 @@ _MARKUP = re.compile(r"&(?:lt|gt|amp|quot|#\d{1,6}|#x[0-9a-fA-F]{1,6});")
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 _REPEATED = re.compile(r" \[repeated \d{1,9}x across cluster\].{0,200}$")
 
+# Its number is a line number where it does not occur again.
+_TASK_LABEL = re.compile(TASK_LABEL.replace("<rank>", "<task>"))
 # Prefixes of log collectors.  Each matches at most one blank after it, because
 # further blanks belong to the line itself.
 _PREFIXES = (
@@ -46,20 +55,14 @@ _PREFIXES = (
     re.compile(rf"{RANK_TAG}:? ?"),
     re.compile(r"[Rr]ank[ _]?(?P<rank>\d{1,7})(?:: | \| )(?=.*\S)"),
     # Ray, and vLLM
-    re.compile(
-        r"\((?P<actor>[A-Za-z_]\w{0,99})"
-        r"(?: rank=(?P<rank>\d{1,7}))? pid=(?P<pid>\d{1,10})"
-        r"(?:, ip=(?P<host>[\w.:-]{1,99}))?\) ?"
-    ),
+    re.compile(RAY_PREFIX),
     # torchrun
     re.compile(r"\[(?P<other>[A-Za-z_]{1,99}\|?\d{1,6})\]: ?"),
-    # Open MPI
-    re.compile(r"\[\d{1,9},(?P<rank>\d{1,7})\]<std(?:out|err)>: ?"),
+    re.compile(MPI_TAG),
     # Docker, Kubernetes
     re.compile(r"(?P<other>[\w.-]{1,99}) {1,40}\| ?"),
-    re.compile(r"\[(?P<other>pod/[\w./-]{1,300})\] ?"),
-    # Slurm
-    re.compile(r" {0,6}(?P<task>\d{1,7}): "),
+    re.compile(POD_TAG),
+    _TASK_LABEL,
     # pdsh
     re.compile(
         r"(?P<host>[A-Za-z][\w.-]{0,99}): "
@@ -136,8 +139,7 @@ def _task_numbers(lines: list[str]) -> frozenset[str]:
     """
     Return the numbers before lines that are Slurm tasks, and not line numbers.
     """
-    slurm = next(p for p in _PREFIXES if "task" in p.groupindex)
-    seen = Counter(m["task"] for x in lines if (m := slurm.match(x)))
+    seen = Counter(m["task"] for x in lines if (m := _TASK_LABEL.match(x)))
     return frozenset(task for task, count in seen.items() if count > 1)
 
 
@@ -152,12 +154,16 @@ def _strip_prefixes(
         known |= {k: v for k, v in match.groupdict().items() if v}
         line = line[match.end() :]
 
-    name = known.get("actor") or known.get("other") or ""
+    names = map(known.get, ("name", "other", "pod"))
+    name = next(filter(None, names), "")
     rank, pid, task = (
         int(known[key]) if key in known else None
         for key in ("rank", "pid", "task")
     )
-    return LineSource(rank, pid, known.get("host"), name, task), line
+    if rank is None:
+        rank = rank_in_name(known.get("name", ""))
+    host = known.get("host") or known.get("ip")
+    return LineSource(rank, pid, host, name, task), line
 
 
 def _match_prefix(line: str, tasks: frozenset[str]) -> re.Match[str] | None:
@@ -168,7 +174,7 @@ def _match_prefix(line: str, tasks: frozenset[str]) -> re.Match[str] | None:
     head = line[:_MOST_PREFIX]
     for prefix in _PREFIXES:
         match = prefix.match(head)
-        is_number = "task" in prefix.groupindex
+        is_number = prefix is _TASK_LABEL
         if match and match.end() and (not is_number or match["task"] in tasks):
             return match
 
