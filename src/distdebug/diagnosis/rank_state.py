@@ -25,9 +25,9 @@ from ..flight_recorder import (
     exited_cleanly,
     is_collective_error,
     is_keyboard_interrupt,
-    is_peer_lost_error,
 )
 from ..identity import same_host
+from ..logs import LOST_PEER_PATTERN
 from ..stacks import (
     ProcessStacks,
     ProcessView,
@@ -42,6 +42,9 @@ from .log_evidence import LogEvidence
 
 #: States of a process that still exists.
 ALIVE_STATES = frozenset({"running", "stopped"})
+_PEER_LOST = re.compile(
+    rf"{LOST_PEER_PATTERN}|(?i:connection refused|pair closure)"
+)
 _LOCK_HOLDER = re.compile(r", held by process ([0-9]{1,10})$")
 _STATE_NAMES = {
     "T": "stopped",
@@ -49,6 +52,16 @@ _STATE_NAMES = {
     "Z": "dead",
     "X": "dead",
 }
+
+
+def is_peer_lost_error(error: str) -> bool:
+    """
+    Return whether a collective failed because another rank was gone.
+
+    Args:
+        error: Type and message of the exception.
+    """
+    return is_collective_error(error) and bool(_PEER_LOST.search(error))
 
 
 @attrs.frozen(kw_only=True)

@@ -25,7 +25,6 @@ from ..flight_recorder import (
     Dumps,
     Sidecar,
     is_collective_error,
-    is_peer_lost_error,
     measure_silence_s,
     sigterm_time_s,
 )
@@ -38,6 +37,7 @@ from .rank_state import (
     all_exited_cleanly,
     explain_silence,
     find_first_crash,
+    is_peer_lost_error,
     quote_error,
 )
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .analysis.endings import (
         is_keyboard_interrupt as is_keyboard_interrupt,
     )
-    from .analysis.endings import is_peer_lost_error as is_peer_lost_error
     from .analysis.endings import sigterm_time_s as sigterm_time_s
     from .analysis.job import Channel as Channel
     from .analysis.job import Job as Job

@@ -24,7 +24,13 @@ import attrs
 from .._rules import read_toml
 from .._text import clean, without_controls
 from ..findings import Cause, Confidence, Evidence, Location
-from ..logs import open_log, parse_time, read_blocks, read_tail
+from ..logs import (
+    LOST_PEER_PATTERN,
+    open_log,
+    parse_time,
+    read_blocks,
+    read_tail,
+)
 from .sessions import LogPart
 
 
@@ -85,6 +91,10 @@ class Meaning:
     remedy: str = ""
 
 
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern.replace("{lost_peer}", LOST_PEER_PATTERN))
+
+
 _TABLE = read_toml(Path(__file__).with_name("meanings.toml"))
 DEATHS: Mapping[DeathKind, Meaning] = {
     kind: Meaning(**row) for kind, row in _TABLE["death"].items()
@@ -103,12 +113,9 @@ FAILURE_TEXTS: Mapping[str, FailureKind] = dict(_TABLE["driver"]["texts"])
 #: Failures that a component of Ray reports in a single line.
 ONE_LINE_FAILURES = tuple(_TABLE["driver"]["one_line"])
 #: Other texts, by what they mean.
-PATTERNS = {
-    name: re.compile(pattern) for name, pattern in _TABLE["pattern"].items()
-}
+PATTERNS = {name: _compile(x) for name, x in _TABLE["pattern"].items()}
 _ERROR_CAUSES = [
-    (re.compile(row["pattern"]), Cause(row["cause"]))
-    for row in _TABLE["error"]
+    (_compile(row["pattern"]), Cause(row["cause"])) for row in _TABLE["error"]
 ]
 
 

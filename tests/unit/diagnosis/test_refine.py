@@ -18,6 +18,7 @@ import pytest
 
 import distdebug
 
+from distdebug.diagnosis.rank_state import is_peer_lost_error
 from distdebug.findings import Cause, Location
 from distdebug.flight_recorder import Sidecar, SidecarFrame, write_sidecar
 from distdebug.stacks import (
@@ -1050,3 +1051,25 @@ def test_straggler(diagnose_job):
 
     assert (Cause.STRAGGLER, None) == (verdict.cause, verdict.location)
     assert ["dump"] == [e.kind for e in verdict.evidence]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("RuntimeError: [gloo/x.cc:8] Connection closed by peer [::1]", True),
+        ("RuntimeError: gloo: Connection reset by peer", True),
+        ("DistNetworkError: failed to recv, got 0 bytes", True),
+        ("RuntimeError: NCCL error: Socket closed", True),
+        ("RuntimeError: gloo: Application timeout caused pair closure", True),
+        ("DistBackendError: remote process exited or network error", True),
+        ("RuntimeError: [gloo/x.cc:81] Timed out waiting 1000ms", False),
+        ("DistBackendError: NCCL watchdog timeout", False),
+        ("BrokenPipeError: Broken pipe", False),
+    ],
+)
+def test_lost_peer(error, expected):
+    """
+    A collective that lost its peer fails because of an end, a time-out does
+    not, and other connections are none of ours.
+    """
+    assert expected == is_peer_lost_error(error)

@@ -16,7 +16,6 @@ from distdebug.flight_recorder import (
     exit_sidecars,
     is_collective_error,
     is_keyboard_interrupt,
-    is_peer_lost_error,
     sigterm_time_s,
 )
 from distdebug.testing import SimulatedJob
@@ -49,25 +48,6 @@ def test_failed_in_call(error, expected):
     the time-out of another socket does not.
     """
     assert expected == is_collective_error(error)
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        ("RuntimeError: [gloo/x.cc:8] Connection closed by peer [::1]", True),
-        ("RuntimeError: gloo: Connection reset by peer", True),
-        ("DistBackendError: remote process exited or network error", True),
-        ("RuntimeError: [gloo/x.cc:81] Timed out waiting 1000ms", False),
-        ("DistBackendError: NCCL watchdog timeout", False),
-        ("BrokenPipeError: Broken pipe", False),
-    ],
-)
-def test_lost_peer(error, expected):
-    """
-    A collective that lost its peer fails because of an end, a time-out does
-    not, and other connections are none of ours.
-    """
-    assert expected == is_peer_lost_error(error)
 
 
 @pytest.mark.parametrize(

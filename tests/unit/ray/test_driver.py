@@ -288,8 +288,15 @@ def test_failures(text, kinds, expected):
             ),
             "network_failure",
         ),
+        (
+            (
+                "torch.distributed.DistNetworkError: the TCPStore ended: "
+                "got 0 bytes. Connection was likely closed"
+            ),
+            "network_failure",
+        ),
     ],
-    ids=["gloo", "watchdog", "nccl", "closed", "remote", "store"],
+    ids=["gloo", "watchdog", "nccl", "closed", "remote", "store", "ended"],
 )
 def test_who_waited_in_vain_is_not_blamed(message, cause):
     """

@@ -17,11 +17,6 @@ _BACKEND_ERROR = re.compile(
     r"|connection (?:closed by peer|reset|refused))",
     re.IGNORECASE | re.DOTALL,
 )
-_PEER_LOST = re.compile(
-    r"connection (?:closed by peer|reset|refused)|broken pipe"
-    r"|remote process exit|pair closure",
-    re.IGNORECASE,
-)
 _CHILD_LOST = re.compile(
     r"RuntimeError: DataLoader worker .{0,80}(?:killed by signal"
     r"|exited unexpectedly)|(?:\w+\.){0,9}BrokenProcessPool\b",
@@ -68,16 +63,6 @@ def failed_in_recorded_call(sidecar: Sidecar) -> bool:
     return is_collective_error(
         sidecar.error
     ) and not failed_in_unrecorded_call(sidecar)
-
-
-def is_peer_lost_error(error: str) -> bool:
-    """
-    Return whether a collective failed because another rank was gone.
-
-    Args:
-        error: Type and message of the exception.
-    """
-    return is_collective_error(error) and bool(_PEER_LOST.search(error))
 
 
 def is_child_lost_error(error: str) -> bool:
