@@ -54,8 +54,11 @@ if TYPE_CHECKING:
     from .rules import LogRule as LogRule
     from .rules import load_rules as load_rules
     from .scan import scan_logs as scan_logs
+    from .tracebacks import TRACEBACK_HEADER as TRACEBACK_HEADER
     from .tracebacks import PyError as PyError
-    from .tracebacks import PyFrame as PyFrame
+    from .tracebacks import TracebackReader as TracebackReader
+    from .tracebacks import parse_error_line as parse_error_line
+    from .tracebacks import parse_frames as parse_frames
 else:
     from .._lazy import lazy_names
 

@@ -691,8 +691,7 @@ def _ranks_or_origin(group: LogGroup) -> str:
 
 def _location(found: LogGroup | TraceGroup) -> Location | None:
     root = found.root if isinstance(found, TraceGroup) else None
-    place = root.place if root else None
-    return Location(**attrs.asdict(place)) if place else None
+    return root.place if root else None
 
 
 def _evidence(hit: Hit) -> Evidence:

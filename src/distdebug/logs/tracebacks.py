@@ -16,6 +16,7 @@ from itertools import islice
 import attrs
 
 from .._text import clean
+from ..findings import Location
 from ..identity import TASK_LABEL
 from ..usercode import code_layer
 from .lines import LogLine, Origin
@@ -26,17 +27,6 @@ _WRAPPER_TYPES = re.compile(
     r"RayTaskError|RemoteTraceback|_?RemoteError|ChildFailedError"
     r"|ProcessRaisedException|WorkerCrashedError|_?ExceptionWithTraceback"
 )
-
-
-@attrs.frozen(kw_only=True)
-class PyFrame:
-    """
-    One frame of a traceback.
-    """
-
-    function: str
-    file: str
-    line: int
 
 
 @attrs.frozen(kw_only=True)
@@ -54,7 +44,7 @@ class PyError:
 
     type: str
     message: str = ""
-    frames: tuple[PyFrame, ...] = ()
+    frames: tuple[Location, ...] = ()
 
     @property
     def is_wrapper(self) -> bool:
@@ -64,7 +54,21 @@ class PyError:
         return bool(_WRAPPER_TYPES.search(self.type))
 
     @property
-    def place(self) -> PyFrame | None:
+    def name(self) -> str:
+        """
+        Return the class without its module.
+        """
+        return self.type.partition("(")[0].rpartition(".")[2]
+
+    @property
+    def has_usual_name(self) -> bool:
+        """
+        Return whether its class is named as exceptions usually are.
+        """
+        return bool(_EXCEPTION_NAME.search(self.type))
+
+    @property
+    def place(self) -> Location | None:
         """
         Return the innermost frame of the user, else of a framework, else any.
         """
@@ -90,7 +94,7 @@ _LONGEST_TEXT = 500
 
 _FRAME = re.compile(
     r'\s*File "(?P<file>[^"\n]{1,400})", line (?P<line>\d{1,9})'
-    r"(?:, in (?P<function>[^\n]{1,200}))?"
+    r"(?:,? in (?P<function>[^\n]{1,200}))?"
 )
 _RICH_FRAME = re.compile(
     r"(?P<file>[^\s│:]{1,400}):(?P<line>\d{1,9}) in (?P<function>[^\s│]{1,200})"
@@ -114,6 +118,42 @@ _LEVELS = frozenset(
 )
 
 
+def parse_error_line(line: str) -> PyError | None:
+    """
+    Parse a line that may name an exception.
+
+    Args:
+        line: Such as ``"ValueError: shape mismatch"``, without blanks before.
+
+    Returns:
+        The exception, without frames; ``None`` if no class begins the line.
+    """
+    found = _ERROR_LINE.match(line)
+    if found is None:
+        return None
+    message = clean(found["message"] or "", limit=_LONGEST_TEXT)
+    return PyError(type=found["type"], message=message)
+
+
+def parse_frames(text: str) -> list[Location]:
+    """
+    Parse the frames of a Python stack, in their order.
+
+    Args:
+        text: Lines of a traceback, or as faulthandler writes them.
+    """
+    found = filter(None, map(_FRAME.match, text.split("\n")))
+    return [_make_location(x) for x in found if x["function"]]
+
+
+def _make_location(frame: re.Match[str]) -> Location:
+    return Location(
+        function=clean(frame["function"] or "", limit=100),
+        file=clean(frame["file"], limit=300),
+        line=int(frame["line"]),
+    )
+
+
 class TracebackReader:
     """
     Read one traceback, line by line, from among the lines of its process.
@@ -131,7 +171,7 @@ class TracebackReader:
         self.errors: list[PyError] = []
         self.is_over = False
         self._head = _prefix_pattern(head)
-        self._frames: list[PyFrame] = []
+        self._frames: list[Location] = []
         self._foreign = 0
         self._headers = 0
         self._is_marked = False
@@ -170,17 +210,11 @@ class TracebackReader:
         if not body or body[0] in " \t│┃╰└":
             return bool(self._frames)
 
-        found = _ERROR_LINE.match(body)
-        if not (found and self._is_exception_name(found["type"])):
+        error = parse_error_line(body)
+        if not (error and self._may_be_raised(error)):
             return False
 
-        self.errors.append(
-            PyError(
-                type=found["type"],
-                message=clean(found["message"] or "", limit=_LONGEST_TEXT),
-                frames=tuple(self._frames),
-            )
-        )
+        self.errors.append(attrs.evolve(error, frames=tuple(self._frames)))
         self._frames = []
         self._step = self._read_after_error
         return True
@@ -212,21 +246,17 @@ class TracebackReader:
         self._step = self._read_frame_line
         return True
 
-    def _is_exception_name(self, name: str) -> bool:
-        if _EXCEPTION_NAME.search(name):
+    def _may_be_raised(self, error: PyError) -> bool:
+        if error.has_usual_name:
             return True
 
         # Any class may be raised, but other lines may look like it.
         is_next = bool(self._frames) and not self._foreign
-        last = name.rpartition(".")[2]
-        return is_next and last[0].isupper() and last not in _LEVELS
+        name = error.name
+        return is_next and name[0].isupper() and name not in _LEVELS
 
     def _add_frame(self, found: re.Match[str]) -> None:
-        frame = PyFrame(
-            function=clean(found["function"] or "", limit=100),
-            file=clean(found["file"], limit=300),
-            line=int(found["line"]),
-        )
+        frame = _make_location(found)
         # Processes that fail in the same way print the same line twice.
         is_new = frame not in self._frames[-1:]
         if is_new and len(self._frames) < _MOST_FRAMES:

@@ -15,7 +15,15 @@ from .._text import clean
 from ..errors import DistdebugError, LogError, NoLogsError
 from ..findings import Missing
 from ..identity import rank_in_names
-from ..logs import READ_ERRORS, LogLine, Origin, read_lines
+from ..logs import (
+    READ_ERRORS,
+    TRACEBACK_HEADER,
+    LogLine,
+    Origin,
+    parse_error_line,
+    parse_frames,
+    read_lines,
+)
 from .driver_model import (
     DriverLog,
     DriverSource,
@@ -30,7 +38,6 @@ from .messages import (
     PATTERNS,
     RAY_SIGNAL,
     FailureKind,
-    parse_frames,
     parse_memory_notes,
     search_fields,
 )
@@ -41,12 +48,6 @@ _MOST_OPEN = 4096
 _FAILURE_START = PATTERNS["failure_start"]
 _MOST_LINE = 4000
 
-# The last line of a traceback: an exception's name, not indented.
-_EXCEPTION = r"(?P<error>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80})"
-_ERROR_LINE = re.compile(rf"{_EXCEPTION}(?:\([\w.]{{1,80}}\))?(?::|$)")
-_MESSAGE_LINE = re.compile(
-    rf"{_EXCEPTION}(?:: (?P<message>[^\n]{{0,1000}}))?$"
-)
 _CONTINUATION = re.compile(
     r"^\s|^PID\t|^\d{1,10}\t|^(?:OOM kill|Object store|Ray killed|Considered|"
     r"Selected|Total non-|To see|Top \d|Memory on|Eviction|Refer to|The actor|"
@@ -116,7 +117,7 @@ def split_failures(lines: Iterable[LogLine]) -> Iterator[FailureBlock]:
             block.lines.append(text)
             continue
         if block is not None:
-            is_last = block.is_traceback and _ERROR_LINE.match(text)
+            is_last = block.is_traceback and parse_error_line(text)
             if is_last and not is_start:
                 block.lines.append(text)
             yield open_blocks.pop(key)
@@ -162,12 +163,8 @@ def _parse_error(line: str) -> tuple[str, str]:
         The class without its module, and the message; both empty if it is no
         such line.
     """
-    found = _MESSAGE_LINE.match(line)
-    if found is None:
-        return "", ""
-
-    error = clean(found["error"]).rpartition(".")[2]
-    return error, clean(found["message"] or "", limit=400)
+    found = parse_error_line(line)
+    return (found.name, found.message) if found else ("", "")
 
 
 def _parse_exception(
@@ -370,9 +367,7 @@ class _LineCounts:
         if self.is_traceback_start:
             frame = _OUTERMOST_FRAME.search(line.text[:2000])
             self.is_outermost = frame is not None
-        self.is_traceback_start = line.text.startswith(
-            "Traceback (most recent call last)"
-        )
+        self.is_traceback_start = line.text.startswith(TRACEBACK_HEADER)
 
     def _add_to_source(self, line: LogLine, origin: Origin) -> None:
         if not origin.name and origin.pid is None:

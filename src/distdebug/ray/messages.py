@@ -26,7 +26,10 @@ from .._text import clean, without_controls
 from ..findings import Cause, Confidence, Evidence, Location
 from ..logs import (
     LOST_PEER_PATTERN,
+    TRACEBACK_HEADER,
+    TracebackReader,
     open_log,
+    parse_frames,
     parse_time,
     read_blocks,
     read_tail,
@@ -405,11 +408,6 @@ _FATAL_SIGNALS = {
     "Bus error": "SIGBUS",
     "Illegal instruction": "SIGILL",
 }
-_FRAME = re.compile(
-    r'^[ \t]{1,40}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}),? in '
-    r"(?P<function>[^\n]{1,200})$",
-    re.MULTILINE,
-)
 _NATIVE_FRAME = re.compile(
     r"^(?:PC: @|    @) {5,}0x[0-9a-f]{1,16} {2,}(?P<frame>[^\n]{1,300})$",
     re.MULTILINE,
@@ -418,11 +416,6 @@ _NATIVE_FRAME = re.compile(
 _NATIVE_ERRORS = (
     *("terminate called after throwing", "what(): ", "CUDA error: "),
     *("Assertion ", "corrupted ", "double free", "free(): ", "Check failed: "),
-)
-_ERROR_LINE = re.compile(
-    r"^(?P<error>(?:[A-Za-z_][\w]{0,60}\.){0,8}[A-Za-z_]\w{0,80}"
-    r"(?:Error|Exception|Exit|Interrupt|Warning)\b(?::[^\n]{0,400})?)$",
-    re.MULTILINE,
 )
 
 
@@ -497,38 +490,24 @@ def parse_log_tail(text: str) -> LogTail:
         signal = _FATAL_SIGNALS.get(fatal[0]["what"], "SIGFPE")
     begins = [x.start() for x in (*received, *fatal)]
     crash = text[min(begins) :] if begins else ""
-    errors = (
-        [x for x in lines if any(word in x for word in _NATIVE_ERRORS)]
-        if signal
-        else _ERROR_LINE.findall(text[-_TRACEBACK_BYTES:])
-    )
+    if signal:
+        errors = [
+            x for x in lines if any(word in x for word in _NATIVE_ERRORS)
+        ]
+        frames = _faulthandler_frames(crash)
+    else:
+        errors, frames = _read_last_traceback(text[-_TRACEBACK_BYTES:])
     return LogTail(
         signal=signal,
         time=float(received[0]["time"]) if received else None,
         error=clean(errors[-1], limit=400) if errors else None,
-        python_frames=_faulthandler_frames(crash)
-        if signal
-        else _traceback_frames(text),
+        python_frames=frames,
         native_frames=tuple(
             clean(x["frame"]) for x in _NATIVE_FRAME.finditer(crash)
         )[:_MOST_FRAMES],
         is_watchdog=PATTERNS["watchdog"].search(text) is not None,
         lines=tuple(clean(x, limit=400) for x in lines[-_LAST_LINES:]),
     )
-
-
-def parse_frames(text: str) -> list[Location]:
-    """
-    Parse the lines of a Python stack, in their order.
-    """
-    return [
-        Location(
-            function=clean(x["function"]),
-            file=clean(x["file"], limit=500),
-            line=int(x["line"]),
-        )
-        for x in _FRAME.finditer(text)
-    ]
 
 
 def _faulthandler_frames(text: str) -> tuple[Location, ...]:
@@ -538,10 +517,21 @@ def _faulthandler_frames(text: str) -> tuple[Location, ...]:
     return tuple(parse_frames(stack)[:_MOST_FRAMES])
 
 
-def _traceback_frames(text: str) -> tuple[Location, ...]:
+def _read_last_traceback(
+    text: str,
+) -> tuple[list[str], tuple[Location, ...]]:
+    """
+    Return the exceptions of the last traceback, and its innermost frames.
+    """
     begin = max(
-        text.rfind("Traceback (most recent call last)"),
+        text.rfind(TRACEBACK_HEADER),
         text.rfind("Exception raised in creation task"),
     )
-    frames = parse_frames(text[begin:]) if begin >= 0 else []
-    return tuple(reversed(frames[-_MOST_FRAMES:]))
+    if begin < 0:
+        return [], ()
+    reader = TracebackReader("")
+    for line in text[begin:].split("\n")[1:]:
+        if not reader.is_over:
+            reader.read(line)
+    frames = parse_frames(text[begin:])[-_MOST_FRAMES:]
+    return [*map(str, reader.errors)], tuple(reversed(frames))

@@ -18,7 +18,6 @@ from ..logs import (
     PhaseReport,
     PhaseState,
     PyError,
-    PyFrame,
     ScanReport,
     TraceGroup,
 )
@@ -157,13 +156,9 @@ def _trace_lines(errors: Iterable[PyError]) -> Iterable[str]:
         left = len(error.frames) - _MAX_FRAMES
         if left > 0:
             yield f"  … {left} more"
-        yield from map(_frame_text, error.frames[-_MAX_FRAMES:])
+        for frame in error.frames[-_MAX_FRAMES:]:
+            yield f"  {clean(str(frame), limit=300)}"
         yield clean(str(error), limit=_MAX_LINE)
-
-
-def _frame_text(frame: PyFrame) -> str:
-    text = f"{frame.function} ({frame.file}:{frame.line})"
-    return f"  {clean(text, limit=300)}"
 
 
 _MAX_STATEMENTS = 200

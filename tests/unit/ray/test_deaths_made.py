@@ -426,6 +426,44 @@ def test_a_lost_node_precedes_those_that_complain(made):
     assert "Node 10.0.0.9 was lost" in death_findings(deaths)[0].summary
 
 
+TRACEBACK = """Traceback (most recent call last):
+  File "/app/train.py", line 3, in main
+    step()
+  File "/app/data.py", line 4, in step
+    raise {error}
+{error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error_log", "error", "function"),
+    [
+        # Classes may have any name, and other lines look like errors.
+        (
+            TRACEBACK.format(error="app.BadShape: 3") + "mean_error: 0.1\n",
+            "app.BadShape: 3",
+            "step",
+        ),
+        (TRACEBACK.format(error="Exception: bad"), "Exception: bad", "step"),
+        # What is long before the end was survived.
+        (TRACEBACK.format(error="KeyError: 3") + "x\n" * 9000, None, None),
+        ("ValueError: of another program\n", None, None),
+    ],
+    ids=["any class", "exception", "survived", "no traceback"],
+)
+def test_the_last_traceback_tells_the_error(made, error_log, error, function):
+    """
+    The error of a process is that of the last traceback near the end.
+    """
+    made.err(1, error_log)
+    made.write("gcs_server.out", exits(1, 10, UNTRACED))
+
+    (death,) = made.deaths().deaths
+
+    frames = [x.function for x in death.python_frames[:1]]
+    assert (error, [function] if function else []) == (death.error, frames)
+
+
 def test_a_driver_that_is_killed_is_the_cause(made):
     """
     A driver that vanishes comes first, and its actors follow.

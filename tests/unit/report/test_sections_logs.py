@@ -14,7 +14,7 @@ import pytest
 
 from distdebug import diagnose
 from distdebug.diagnosis import DiagnosisInputs, LogEvidence
-from distdebug.findings import Cause, Diagnosis, Finding
+from distdebug.findings import Cause, Diagnosis, Finding, Location
 from distdebug.health import NodeFacts, parse_node_json
 from distdebug.logs import (
     Harmless,
@@ -24,7 +24,6 @@ from distdebug.logs import (
     PhaseState,
     Progress,
     PyError,
-    PyFrame,
     ScanReport,
     TraceGroup,
     read_collective_logs,
@@ -111,7 +110,7 @@ class TestLogs:
         A traceback is shown with its innermost lines, the error last.
         """
         frames = tuple(
-            PyFrame(function=f"f{n}", file="a.py", line=n) for n in range(20)
+            Location(function=f"f{n}", file="a.py", line=n) for n in range(20)
         )
         errors = (PyError(type="KeyError", message="'x'", frames=frames),)
         trace = TraceGroup(errors=errors, group=lines())
@@ -254,7 +253,7 @@ class TestLogs:
         error = PyError(
             type=HOSTILE,
             message=HOSTILE,
-            frames=(PyFrame(function=HOSTILE, file=HOSTILE, line=1),),
+            frames=(Location(function=HOSTILE, file=HOSTILE, line=1),),
         )
         death = Death(
             kind="init_error",
