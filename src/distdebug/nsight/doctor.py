@@ -25,7 +25,7 @@ from .._render import Block, Shown
 from .._text import clean, reason_of
 from ..capture import Check, check_blocks
 from ..findings import Cause, Evidence, Finding, Missing, finding_entries
-from ..logs import LogLine, LogWalk, read_lines
+from ..logs import READ_ERRORS, LogLine, LogWalk, find_lines, parse_line
 from .patch import list_node_processes, ray_nsight_status
 
 
@@ -184,6 +184,10 @@ _RAYLET_LOG = re.compile(
     r"raylet\.(?:err|out)(?:\.[0-9]{1,4})?(?:\.(?:gz|bz2|xz))?"
 )
 _NSYS_TEXT = re.compile(r"\.(?:nsys-rep|qdstrm)\b|\bnsys profile\b")
+_LOG_WORDS = (
+    *(b"Program not found: python", b"No module named", b"nsys profile"),
+    *(b"not registered within the timeout", b".nsys-rep", b".qdstrm"),
+)
 _REMEDY = (
     "run 'distdebug nsight patch' on every node before 'ray start', or let "
     'the worker start by nsight_runtime_env(mode="py_executable")'
@@ -222,12 +226,14 @@ def _read_files(
     files: Iterable[Path], missing: list[Missing]
 ) -> Iterator[LogLine]:
     """
-    Yield the lines of readable files; add the others to *missing*.
+    Yield the lines that may matter; add unreadable files to *missing*.
     """
     for path in files:
         try:
-            yield from read_lines(path)
-        except (OSError, ValueError) as exc:
+            for number, line in find_lines(path, _LOG_WORDS):
+                text = line.decode("utf-8", "replace")
+                yield parse_line(text, number, str(path))
+        except READ_ERRORS as exc:
             missing.append(Missing.log(path, exc))
 
 

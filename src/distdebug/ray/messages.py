@@ -230,20 +230,6 @@ def decode_log(data: bytes) -> str:
     return without_controls(text) if _CONTROLS.search(data) else text
 
 
-def find_lines(path: Path, word: bytes) -> Iterator[bytes]:
-    """
-    Yield the lines of a log that contain a word.
-
-    Raises:
-        OSError: The log cannot be read.
-
-        ValueError: It is not an ordinary file.
-    """
-    for _, line in _scan_lines(path, [word]):
-        if line is not None and word in line:
-            yield line
-
-
 def read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     Yield the JSON objects in the lines of a log, with their line numbers.

@@ -24,8 +24,8 @@ from .._io import matching
 from .._proc import map_with_timeout
 from .._text import clean
 from ..findings import Missing, as_plain
-from ..logs import PACKED_SUFFIXES, READ_ERRORS, open_log
-from .messages import find_lines, read_json_objects
+from ..logs import PACKED_SUFFIXES, READ_ERRORS, find_lines, open_log
+from .messages import read_json_objects
 from .sessions import (
     LogPart,
     PartsByLog,
@@ -115,7 +115,7 @@ def _read_actor_assignments(session: RaySession) -> dict[str, str]:
     found = {}
     for path in find_parts(session, "gcs_server", "out"):
         with suppress(*READ_ERRORS):
-            for line in find_lines(path, b"actor creation task"):
+            for _, line in find_lines(path, [b"actor creation task"]):
                 if match := _ASSIGNED.search(line):
                     found[match[2].decode()] = match[1].decode()
     return found
