@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import IO, cast
 
 from .._proc import find_tool, run_tool
-from ..processes import parse_status, read_link, read_proc, read_state
+from ..processes import has_node_pids, parse_status, read_proc, read_state
 from .blockers import (
     SECCOMP_REMEDY,
     Check,
@@ -178,8 +178,6 @@ def _check_tool(name: str) -> Check:
 _ALL_CHECKS_TIMEOUT_S = 10.0
 _MIN_FREE_SPACE = 200 << 20
 _MIN_FREE_MEMORY = 1 << 30
-# PROC_PID_INIT_INO of the kernel.
-_INITIAL_NAMESPACE = "pid:[4026531836]"
 
 _ADD_CAPABILITY = (
     "run as root, and in a container with --cap-add SYS_PTRACE (Kubernetes: "
@@ -233,9 +231,8 @@ def _check_namespace() -> Result:
             "/proc shows another one than ours",
             "enter both: nsenter -t PID -p -m, or mount -t proc proc /proc",
         )
-    is_initial = read_link("/proc/self/ns/pid") == _INITIAL_NAMESPACE
     container = "of a container: only its own processes can be seen"
-    return True, "that of the node" if is_initial else container, ""
+    return True, "that of the node" if has_node_pids() else container, ""
 
 
 def _check_proc() -> Result:

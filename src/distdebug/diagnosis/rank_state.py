@@ -28,6 +28,7 @@ from ..flight_recorder import (
 )
 from ..identity import same_host
 from ..logs import LOST_PEER_PATTERN
+from ..processes import STATE_NAMES
 from ..stacks import (
     ProcessStacks,
     ProcessView,
@@ -46,12 +47,6 @@ _PEER_LOST = re.compile(
     rf"{LOST_PEER_PATTERN}|(?i:connection refused|pair closure)"
 )
 _LOCK_HOLDER = re.compile(r", held by process ([0-9]{1,10})$")
-_STATE_NAMES = {
-    "T": "stopped",
-    "t": "stopped",
-    "Z": "dead",
-    "X": "dead",
-}
 
 
 def is_peer_lost_error(error: str) -> bool:
@@ -245,7 +240,7 @@ def _build_view(
     state_letter: str,
     ranks: Mapping[tuple[str | None, int], int | None],
 ) -> HostView:
-    state = _STATE_NAMES.get(state_letter, "running" if state_letter else "")
+    state = STATE_NAMES.get(state_letter, "running" if state_letter else "")
     if not state and sidecar is not None:
         state = _process_state(sidecar)
     view = HostView(

@@ -19,7 +19,7 @@ from .._proc import map_with_timeout
 from .._render import Block, Lines, Shown
 from .._text import clean, count_text, reason_of, size_text
 from ..findings import CONFIDENCES, Finding, Missing, as_plain
-from ..processes import first_start, read_link
+from ..processes import first_start, has_node_pids
 from .gpu import Gpu, check_gpu_driver, check_gpus, read_gpus
 from .host import (
     Blocked,
@@ -347,8 +347,6 @@ def sort_by_confidence(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     )
 
 
-# The initial PID namespace has the process IDs that the kernel reports.
-_HOST_PID_NAMESPACE = "pid:[4026531836]"
 _Reader = Callable[[], Mapping[str, Any]]
 
 
@@ -397,7 +395,6 @@ def check_node(  # noqa: PLR0913 each is independent
     started = first_start(all_pids)
     if since is None and started is not None and facts.booted is not None:
         since = facts.booted + started
-    namespace = read_link("/proc/self/ns/pid")
     return NodeHealth(
         facts=facts,
         findings=check_node_facts(
@@ -405,7 +402,8 @@ def check_node(  # noqa: PLR0913 each is independent
             ranks=ranks,
             pids=all_pids,
             since=since,
-            has_node_pids=namespace == _HOST_PID_NAMESPACE,
+            # The kernel log has those.
+            has_node_pids=has_node_pids(),
         ),
         missing=missing,
     )

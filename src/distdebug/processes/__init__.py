@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .model import Worker as Worker
     from .process_memory import read_environ as read_environ
     from .procfs import ENDED_STATES as ENDED_STATES
+    from .procfs import STATE_NAMES as STATE_NAMES
+    from .procfs import has_node_pids as has_node_pids
     from .procfs import list_numbers as list_numbers
     from .procfs import parse_stat as parse_stat
     from .procfs import parse_status as parse_status

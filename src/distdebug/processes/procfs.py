@@ -21,6 +21,13 @@ _CHUNK = 1 << 16
 _MAX_DIGITS = 40
 # States of zombies and dead processes.
 ENDED_STATES = frozenset("ZXx")
+#: States in which a process does nothing, by the letter of the kernel.
+STATE_NAMES = {
+    **dict.fromkeys("Tt", "stopped"),
+    **dict.fromkeys(ENDED_STATES, "dead"),
+}
+# PROC_PID_INIT_INO of the kernel.
+_INITIAL_NAMESPACE = "pid:[4026531836]"
 
 
 class Stat(NamedTuple):
@@ -89,6 +96,13 @@ def read_link(path: str) -> str:
         return os.readlink(path)  # noqa: PTH115 Path is slow
     except (OSError, ValueError):
         return ""
+
+
+def has_node_pids() -> bool:
+    """
+    Return whether process IDs are those of the node, not of a container.
+    """
+    return read_link("/proc/self/ns/pid") == _INITIAL_NAMESPACE
 
 
 def list_numbers(path: str) -> list[int]:

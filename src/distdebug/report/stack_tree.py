@@ -18,6 +18,7 @@ import attrs
 
 from .._text import clean, count_text, list_text
 from ..findings import Cause
+from ..processes import STATE_NAMES
 from ..stacks import (
     ProcessStacks,
     ProcessView,
@@ -329,7 +330,6 @@ def members_text(
 _MAX_EXPLAINED = 64
 _MAX_NOTES = 3
 _MAX_NOTE = 300
-_STATE_NAMES = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}
 
 _ProcessKey = tuple[str, str | None, int]
 
@@ -454,11 +454,11 @@ def describe_absent(tree: StackTree) -> tuple[str, ...]:
     known = tree.processes
     absent = (member for member, node in enumerate(tree.mains) if node < 0)
     by_state = group_by_key(
-        absent, lambda m: _STATE_NAMES.get(known[m].state, "")
+        absent, lambda m: STATE_NAMES.get(known[m].state, "")
     )
     texts = []
     for members in by_state:
-        state = _STATE_NAMES.get(known[members[0]].state)
+        state = STATE_NAMES.get(known[members[0]].state)
         why = f"{state}, no stack" if state else "no stack"
         who = members_text(tree, members, limit=_MAX_NOTE)
         texts.append(f"{who}: {why}")

@@ -490,11 +490,12 @@ class TestEnds:
             "1 more",
         ] == branch.notes
 
-    def test_absent(self, stacks):
+    @pytest.mark.parametrize("state", ["Z", "X", "x"])
+    def test_absent(self, stacks, state):
         """
         A process without a stack is named, with the reason.
         """
-        found = stacks(process(0, MODULE), process(1), process(2, state="Z"))
+        found = stacks(process(0, MODULE), process(1), process(2, state=state))
 
         assert [
             "rank 1: no stack",
