@@ -49,8 +49,8 @@ _POLL_DOUBT_NS = 12_000_000
 # step with a watchdog, were not found by looking now and then.
 _EXACT_NS = 1_000_000
 _MAX_PHASE_NS = 5_000_000
-# A delay has to exceed the uncertainty of the clocks by this factor.
-_MIN_DOUBT_FACTOR = 4
+#: A delay has to exceed the uncertainty of the clocks by this factor.
+MIN_DOUBT_FACTOR = 4
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -256,7 +256,7 @@ def _shares(
         is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
         return shares_of(on_device, min_delay_ns=_MIN_DEVICE_DELAY_NS), is_host
 
-    doubt_ns = max(_MIN_DOUBT_FACTOR * table.doubt, _MIN_HOST_DELAY_NS)
+    doubt_ns = max(MIN_DOUBT_FACTOR * table.doubt, _MIN_HOST_DELAY_NS)
     varying = _own_delays(table.host - history.offsets(table), held)
     shares = np.maximum(
         shares_of(on_host, min_delay_ns=doubt_ns),

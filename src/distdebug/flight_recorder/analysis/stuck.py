@@ -18,6 +18,7 @@ import numpy as np
 from ...findings import CollectiveRef, Evidence
 from ...usercode import user_location
 from ..reading.columns import Dumps, RankDump
+from ..reading.extract import STATES
 from .endings import failed_in_unrecorded_call, sigterm_time_s
 from .job import Job, Position, Side
 from .membership import Group
@@ -485,9 +486,6 @@ def _normal_wait_ns(dump: RankDump, *, is_ended: bool) -> float:
     return max(min(longest, _MAX_NORMAL_WAIT_NS), min_wait)
 
 
-_STATE_NAMES = ("scheduled", "started", "completed")
-
-
 def record_evidence(
     job: Job, rank: int, row: int, *, what: str = ""
 ) -> Evidence:
@@ -504,7 +502,7 @@ def record_evidence(
     dump = job.dumps[rank]
     e = dump.entries
     operation = job.operation(rank, row)
-    state = _STATE_NAMES[int(e.state[row])]
+    state = STATES[int(e.state[row])]
     if not operation.has_events:
         state = "returned" if e.retired[row] else "in flight"
     group = job.groups[job.membership.by_code[rank][int(e.group[row])]]

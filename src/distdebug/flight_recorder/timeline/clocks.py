@@ -305,7 +305,8 @@ def _common_ends(
 
 # Arrivals collected before those of the same call are merged.
 _MERGE_SIZE = 1 << 20
-_NEVER = 1 << 62
+#: Later than any time.
+NEVER_NS = 1 << 62
 
 
 @attrs.frozen(eq=False)
@@ -385,7 +386,7 @@ def collect_arrivals(
     unmerged = 0
     for dump in job.dumps:
         e, ahead = dump.entries, offsets[dump.rank]
-        ends = np.where(e.completed_ns, e.completed_ns, _NEVER)
+        ends = np.where(e.completed_ns, e.completed_ns, NEVER_NS)
         for group, stream in job.streams(dump.rank).items():
             at, one = stream.row, np.ones_like(stream.seq)
             arrived = e.created_ns[at] - ahead

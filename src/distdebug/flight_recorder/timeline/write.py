@@ -25,9 +25,16 @@ from ...findings import Diagnosis, as_plain
 from ..analysis.analyze import analyze_dumps
 from ..analysis.job import Job
 from ..analysis.report import FlightReport
+from ..analysis.stragglers import MIN_DOUBT_FACTOR
 from ..read import read_dumps
 from ..reading.columns import Dumps, RankDump
-from .clocks import Timeline, collect_arrivals, compare_clocks, rank_offsets
+from .clocks import (
+    NEVER_NS,
+    Timeline,
+    collect_arrivals,
+    compare_clocks,
+    rank_offsets,
+)
 from .formats import PerfettoFormat, TraceEventFormat
 from .slices import (
     ArrowPlan,
@@ -48,9 +55,6 @@ from .slices import (
 
 
 _MIN_LATE_NS = 5_000_000
-# A larger multiple of the clock uncertainty is a real delay.
-_MIN_DOUBT_FACTOR = 4
-_NEVER = 1 << 62
 
 TimelineSource = Dumps | FlightReport | Diagnosis | str | os.PathLike[str]
 
@@ -109,7 +113,7 @@ def _make_context(
         arrivals=arrivals,
         offsets=offsets,
         dump_times_ns=_dump_times_ns(dumps, offsets),
-        late_ns=max(_MIN_LATE_NS, _MIN_DOUBT_FACTOR * doubt),
+        late_ns=max(_MIN_LATE_NS, MIN_DOUBT_FACTOR * doubt),
         is_group_shown=is_group_shown,
         last=last,
         on_progress=on_progress,
@@ -146,8 +150,8 @@ def _first_created_ns(
         if dump.rank in selected:
             rows = select_rows(dump, is_group_shown, last)
             times = dump.entries.created_ns[rows]
-            created[dump.rank] = int(times.min(initial=_NEVER))
-    if min(created.values(), default=_NEVER) == _NEVER:
+            created[dump.rank] = int(times.min(initial=NEVER_NS))
+    if min(created.values(), default=NEVER_NS) == NEVER_NS:
         raise _no_calls_error(dumps)
 
     return created
