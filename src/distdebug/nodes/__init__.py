@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from .ray import Ray as Ray
     from .ray import RayExecutor as RayExecutor
     from .ray import as_address as as_address
+    from .ray import child_environment as child_environment
     from .ray import last_address as last_address
     from .ray import probe_port as probe_port
     from .ray import read_ray_file as read_ray_file
+    from .ray import resolve_cluster as resolve_cluster
     from .ray import shared_env as shared_env
     from .results import CompletedCommand as CompletedCommand
     from .results import Engine as Engine

@@ -214,18 +214,11 @@ class Ray:
             raise MissingDependencyError(
                 msg, remedy="install the version of the cluster: ray==..."
             )
-        if self.address in {"", "local"} or "://" in self.address:
-            msg = f"{self.address!r} is no address of a running Ray cluster"
-            raise NodesError(
-                msg,
-                remedy="say 'auto' or 'HOST:6379', on a node of the cluster",
-            )
-
-        address, job = self._address_and_job()
+        address, job = resolve_cluster(self.address)
         request = {
             "address": address,
             "runtime_env": self.runtime_env,
-            "job": job,
+            "job": self.job or job,
             "at_once": self.at_once,
             "grace_s": self.grace_s,
             **task,
@@ -233,17 +226,45 @@ class Ray:
         return child_session(
             [sys.executable, "-P", "-m", _MODULE],
             request=json.dumps(request).encode(),
-            # Keep Ray from applying this process's `uv run` to the workers.
-            environment={**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
+            environment=child_environment(),
             pass_fds=pass_fds,
         )
 
-    def _address_and_job(self) -> tuple[str, str | None]:
-        ray = sys.modules.get("ray")
-        if self.address != "auto" or not ray or not ray.is_initialized():
-            return self.address, self.job
+
+def resolve_cluster(address: str | None) -> tuple[str, str | None]:
+    """
+    Return the address of a Ray cluster, and the job of this process in it.
+
+    Args:
+        address: The cluster, as ``HOST:PORT``; ``"auto"`` or ``None`` for the
+            one that this process, or this node, belongs to.
+
+    Returns:
+        The address, ``"auto"`` if only Ray can find it; and the job, ``None``
+        if this process is not known to be part of the cluster.
+
+    Raises:
+        NodesError: *address* is none of a running cluster.
+    """
+    if address in {"", "local"} or "://" in (address or ""):
+        msg = f"{address!r} is no address of a running Ray cluster"
+        raise NodesError(
+            msg, remedy="say 'auto' or 'HOST:6379', on a node of the cluster"
+        )
+
+    ray = sys.modules.get("ray")
+    if address in {None, "auto"} and ray and ray.is_initialized():
         context = ray.get_runtime_context()
-        return context.gcs_address, self.job or context.get_job_id()
+        return str(context.gcs_address), context.get_job_id()
+    return address or "auto", None
+
+
+def child_environment() -> dict[str, str]:
+    """
+    Return the environment of a child process that connects to a cluster.
+    """
+    # Keep Ray from applying this process's `uv run` to the workers.
+    return {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 
 
 def _read_hosts(session: ChildSession, address: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ child process connects.  Only querying needs Ray to be installed.
 from __future__ import annotations
 
 import json
-import os
 import sys
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,14 @@ from .._proc import run_child
 from .._text import clean
 from ..errors import MissingDependencyError, NodesError
 from ..findings import as_plain
-from ..nodes import as_address, last_address, probe_port, read_ray_file
+from ..nodes import (
+    as_address,
+    child_environment,
+    last_address,
+    probe_port,
+    read_ray_file,
+    resolve_cluster,
+)
 from .cluster_child import loads_object
 from .sessions import RaySession, WorkerLog
 from .workers import KnownActor, join_actors
@@ -66,7 +72,7 @@ def query_cluster(
 
         NodesError: No such cluster answers in time.
     """
-    cluster = _resolve_address(address)
+    cluster, _ = resolve_cluster(address)
     if find_spec("ray") is None:
         msg = "Ray is not installed here"
         remedy = (
@@ -83,8 +89,7 @@ def query_cluster(
     }
     child = run_child(
         [sys.executable, "-P", "-m", _CHILD_MODULE],
-        # Keep Ray from applying this process's `uv run` to the workers.
-        environment={**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
+        environment=child_environment(),
         timeout_s=timeout_s,
         grace_s=_GRACE_S,
         data=json.dumps(query).encode() + b"\n",
@@ -114,16 +119,6 @@ def plain_text(value: object, *, limit: int = 500) -> str:
     Return a clean copy of *value* if it is a text, or else ``""``.
     """
     return clean(value, limit=limit) if isinstance(value, str) else ""
-
-
-def _resolve_address(address: str | None) -> str:
-    if address in {"", "local"} or "://" in (address or ""):
-        msg = f"{address!r} is no address of a running Ray cluster"
-        raise NodesError(msg, remedy="say 'auto' or 'HOST:6379'")
-    ray = sys.modules.get("ray")
-    if address in {None, "auto"} and ray and ray.is_initialized():
-        return str(ray.get_runtime_context().gcs_address)
-    return address or "auto"
 
 
 _PROBE_S = 2.0

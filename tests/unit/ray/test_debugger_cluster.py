@@ -531,7 +531,9 @@ def test_own_cluster(cluster):
     """
     A process that is connected means its own cluster.
     """
-    context = types.SimpleNamespace(gcs_address="1.1.1.1:6379")
+    context = types.SimpleNamespace(
+        gcs_address="1.1.1.1:6379", get_job_id=lambda: "01000000"
+    )
     sys.modules["ray"].is_initialized = lambda: True
     sys.modules["ray"].get_runtime_context = lambda: context
 
