@@ -189,6 +189,7 @@ LogSource = WorkerLog | LogPart | str | os.PathLike[str]
 LogSources = LogSource | Iterable[LogSource]
 
 _BLOCK = 1 << 16
+# Longer lines are cut.
 _MOST_LINE = 1 << 16
 _MOST_BYTES = 1 << 26
 
@@ -465,12 +466,8 @@ class _FollowedFile:
                 *lines, rest = (
                     (self.rest + block).replace(b"\r", b"\n").split(b"\n")
                 )
-                self.rest = rest[:_LONGEST_LINE]
-                yield from (line[:_LONGEST_LINE] for line in lines)
-
-
-# Longer lines are cut.
-_LONGEST_LINE = 1 << 16
+                self.rest = rest[:_MOST_LINE]
+                yield from (line[:_MOST_LINE] for line in lines)
 
 
 def _parse_lines(lines: Iterable[bytes], path: Path) -> Iterator[LogLine]:

@@ -176,7 +176,8 @@ _CORE_EXITS = (
         r"failed[^\n]{0,200})"
     ),
 )
-_MOST_DETAIL = 8000
+#: Longer explanations of Ray are cut.
+MOST_DETAIL = 8000
 _CORE_WORDS = (b"exit_type=", b"local raylet failed")
 
 
@@ -220,7 +221,7 @@ def _read_core_log(facts: DeathFacts, session: RaySession, path: Path) -> None:
             worker_id=worker_id,
             time=parse_time(record),
             exit_type=found.groupdict().get("type") or "SYSTEM_ERROR",
-            detail=found["detail"][:_MOST_DETAIL].strip(),
+            detail=found["detail"][:MOST_DETAIL].strip(),
             node_id=session.node_id,
             ip=session.ip,
             pid=pid,

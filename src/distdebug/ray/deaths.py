@@ -17,7 +17,7 @@ import attrs
 from ..findings import Evidence
 from ..identity import own_rank_in_text, rank_in_names, same_host
 from .death_model import Death, Deaths
-from .death_sources import DeathFacts, WorkerExit, collect_facts
+from .death_sources import MOST_DETAIL, DeathFacts, WorkerExit, collect_facts
 from .messages import (
     PATTERNS,
     DeathKind,
@@ -524,7 +524,6 @@ def _find_deaths_with_node(
 
 
 _T = TypeVar("_T")
-_MOST_DETAIL = 8000
 
 
 def find_deaths(
@@ -622,7 +621,7 @@ def _merge_exits(exits: Sequence[WorkerExit], place: KnownActor) -> Death:
         ip=_first_known(x.ip for x in exits),
         actor_id=place.actor_id or None,
         exit_type=_first_known(x.exit_type for x in exits),
-        detail=(_first_known(x.detail for x in exits) or "")[:_MOST_DETAIL],
+        detail=(_first_known(x.detail for x in exits) or "")[:MOST_DETAIL],
         exit_code=_find_exit_code(exits),
         evidence=tuple(one_per_source.values()),
         log=Path(exits[0].evidence.source) if exits else None,
