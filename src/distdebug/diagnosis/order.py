@@ -223,7 +223,9 @@ def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
     """
     findings = log_findings(evidence)
     verdict = (
-        findings[0] if findings else _verdict_without_findings(evidence.phase)
+        _verdict_of_phase(evidence.phase, has_findings=bool(findings))
+        if not findings or _goes_on(findings, evidence)
+        else findings[0]
     )
     no_dumps = Missing(
         what="dump",
@@ -237,13 +239,38 @@ def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
     )
 
 
-def _verdict_without_findings(phase: PhaseReport | None) -> Finding:
+def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
+    """
+    Return whether a job works, or is done, and survived all its errors.
+    """
+    phase = evidence.phase
+    if phase is None or phase.current is None or phase.findings:
+        return False
+    # A loss that is no number stays so while the job goes on.
+    if not all(finding.cause.ends_job for finding in findings):
+        return False
+
+    places = [x for f in findings for x in f.evidence[:1]]
+    groups = [evidence.groups.get((x.source, x.location)) for x in places]
+    return all(group is not None and group.is_survived for group in groups)
+
+
+def _verdict_of_phase(
+    phase: PhaseReport | None, *, has_findings: bool
+) -> Finding:
+    """
+    Return the verdict on a job whose logs show no error that it did not survive.
+    """
     if phase is None or phase.current is None:
         return _NOTHING_SUSPICIOUS
 
+    summary = (
+        "the job survived all errors in its logs"
+        if has_findings
+        else _NOTHING_SUSPICIOUS.summary
+    )
     verdict = attrs.evolve(
-        _NOTHING_SUSPICIOUS,
-        summary=f"{_NOTHING_SUSPICIOUS.summary}: {phase.verdict}",
+        _NOTHING_SUSPICIOUS, summary=f"{summary}: {phase.verdict}"
     )
     if phase.ended != "completed":
         return verdict

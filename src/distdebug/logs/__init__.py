@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .lines import LogLine as LogLine
     from .lines import LogWalk as LogWalk
     from .lines import Origin as Origin
+    from .lines import begins_message as begins_message
     from .lines import find_lines as find_lines
     from .lines import open_log as open_log
     from .lines import parse_line as parse_line

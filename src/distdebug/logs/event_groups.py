@@ -358,8 +358,13 @@ def propagate_ranks(
             for x in event_groups
             if x.rule is group.rule and x.ranks and group.shares_file(x)
         )
-        if not (group.shape or group.has_ranks) and (ranks := next(same, ())):
-            propagated[group] = set(ranks)
+        ranks = set() if group.has_ranks else set(next(same, ()))
+        # A traceback that says more than that something was raised is that of
+        # the only rank that says the same.
+        is_vague = group.rule.name in {EXCEPTION.name, *_LAUNCHER_RULES}
+        is_alone = group.count == len(ranks) == 1 and not is_vague
+        if ranks and (is_alone or not group.shape):
+            propagated[group] = ranks
     if ranks := _ranks_of_launcher(event_groups):
         propagated.setdefault(event_groups[0], ranks)
     return propagated
@@ -367,7 +372,7 @@ def propagate_ranks(
 
 def _ranks_of_launcher(event_groups: Sequence[EventGroup]) -> set[int]:
     """
-    Return the rank that the launcher names, if only that one can have failed.
+    Return the ranks that the launcher names, if only these can have failed.
     """
     severe = [
         x
@@ -376,7 +381,6 @@ def _ranks_of_launcher(event_groups: Sequence[EventGroup]) -> set[int]:
     ]
     if (
         not severe
-        or severe[0].count != 1
         or not severe[0].rule.cause.ends_process
         or any(x.has_ranks for x in severe)
     ):
@@ -390,7 +394,9 @@ def _ranks_of_launcher(event_groups: Sequence[EventGroup]) -> set[int]:
         and x.shares_file(severe[0])
     ]
     first = min(launchers, key=lambda x: x.first.offset, default=None)
-    return set(first.ranks) if first and len(first.ranks) == 1 else set()
+    # Each of them failed once, so that none failed in the same way elsewhere.
+    is_each = first and len(first.ranks) == severe[0].count
+    return set(first.ranks) if first and is_each else set()
 
 
 _PIECE_BYTES = 1 << 16
@@ -399,10 +405,12 @@ _MOST_FILES = 20
 _MANY_STEPS, _SOME_STEPS = 20, 3
 # Buffered output of a process may follow its fatal error.
 _STDOUT_BUFFER = 1 << 13
-# The text is in small letters, which is faster than to ignore case.
+# The text is in small letters, which is faster than to ignore case.  A request
+# that a server answered is a step, too, by the port of its client.
 _STEP_NUMBER = re.compile(
     rb"(?:step|iteration|iter|epoch|batch)[\"']?[ :=\[(]{1,12}"
     rb"(\d{1,9}(?:\.\d{1,6})?)|\b(\d{1,9})/\d{1,9} \[\d"
+    rb"|:(\d{1,5}) - \"post /[^\"\n]{1,200}\" 200\b"
 )
 _COMPLETED = re.compile(
     rb"(?:training|fine-?tuning)(?: run| job)? (?:is |has |was )?"
@@ -487,7 +495,8 @@ def _read_file_end(path: str) -> _FileEnd:
         file.seek(start)
         text = file.read(_PIECE_BYTES).lower()
     steps = [
-        (start + x.start(), x[1] or x[2]) for x in _STEP_NUMBER.finditer(text)
+        (start + x.start(), x[1] or x[2] or x[3])
+        for x in _STEP_NUMBER.finditer(text)
     ]
     completed, surely_completed = (
         max((start + x.start() for x in pattern.finditer(text)), default=-1)

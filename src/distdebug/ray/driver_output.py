@@ -20,6 +20,7 @@ from ..logs import (
     TRACEBACK_HEADER,
     LogLine,
     Origin,
+    begins_message,
     parse_error_line,
     parse_frames,
     read_lines,
@@ -66,11 +67,15 @@ class FailureBlock:
         lines: The lines, without prefixes.
 
         is_own: Whether the driver itself printed them.
+
+        logger: What a logger put before each line of the message, as that of
+            vLLM does.
     """
 
     number: int
     lines: list[str]
     is_own: bool
+    logger: str
 
     @property
     def is_traceback(self) -> bool:
@@ -99,6 +104,15 @@ class FailureBlock:
         return _CONTINUATION.match(text) is not None
 
 
+def _logger_prefix(text: str) -> str:
+    """
+    Return what a logger put before an exception of Ray.
+    """
+    starts = (text.find(word) for word in ("ray.exceptions.", "ray::"))
+    at = min((x for x in starts if x >= 0), default=0)
+    return text[:at] if begins_message(text, at) else ""
+
+
 def split_failures(lines: Iterable[LogLine]) -> Iterator[FailureBlock]:
     """
     Split the lines of a driver into blocks of one failure each.
@@ -112,6 +126,8 @@ def split_failures(lines: Iterable[LogLine]) -> Iterator[FailureBlock]:
         key = (origin.name, origin.pid, origin.ip) if origin else ()
         block = open_blocks.get(key)
         text = line.text[:_MOST_LINE]
+        if block is not None:
+            text = text.removeprefix(block.logger)
         is_start = _FAILURE_START.search(text) is not None
         if block is not None and block.takes(text, is_start=is_start):
             block.lines.append(text)
@@ -122,7 +138,11 @@ def split_failures(lines: Iterable[LogLine]) -> Iterator[FailureBlock]:
                 block.lines.append(text)
             yield open_blocks.pop(key)
         if is_start and len(open_blocks) < _MOST_OPEN:
-            open_blocks[key] = FailureBlock(line.number, [text], not key)
+            logger = _logger_prefix(text)
+            plain = text.removeprefix(logger)
+            open_blocks[key] = FailureBlock(
+                line.number, [plain], not key, logger
+            )
     yield from sorted(open_blocks.values(), key=lambda block: block.number)
 
 

@@ -299,6 +299,33 @@ class TestAlone:
         assert "wrong: " in diagnosis.verdict.summary
         assert "distdebug stacks" in diagnosis.verdict.remedy
 
+    def test_survived(self, tmp_path):
+        """
+        A server that answered after all its errors works; what it survived
+        stands below.
+        """
+        answers = "".join(
+            f'INFO:  10.0.0.7:{port} - "POST /v1/completions HTTP/1.1" 200 OK\n'
+            for port in range(40_000, 40_199)
+        )
+        (tmp_path / "server.log").write_text(
+            f"{LOADING}INFO 02-20 02:05:10 [api_server.py:1] Starting vLLM API "
+            "server 0 on http://0.0.0.0:8000\n"
+            "INFO:     Application startup complete.\n"
+            "Traceback (most recent call last):\n"
+            '  File "/opt/vllm/serving.py", line 5, in check\n'
+            f"ValueError: the prompt is too long\n{answers}"
+        )
+
+        diagnosis = diagnose(tmp_path)
+
+        assert (Cause.HEALTHY, "possible") == (
+            diagnosis.verdict.cause,
+            diagnosis.verdict.confidence,
+        )
+        assert diagnosis.verdict.summary.startswith("the job survived all err")
+        assert [Cause.RANK_CRASHED] == [x.cause for x in diagnosis.findings]
+
     @pytest.mark.parametrize(
         ("last", "is_told"),
         [

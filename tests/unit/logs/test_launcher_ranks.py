@@ -17,6 +17,7 @@ TRACE = [
     "KeyError: 'labels'",
 ]
 FULL = "OSError: [Errno 28] No space left on device"
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
 TERMINATED = "srun: error: gpu-1: tasks 0-3: Terminated"
 
 
@@ -92,6 +93,38 @@ FIRST = {
     "of two tracebacks it is unknown whose they are": (
         [*TRACE, *TRACE, EXITED],
         "rank_crashed",
+        (),
+    ),
+    "as many tracebacks as tasks that failed are theirs": (
+        [
+            *TRACE,
+            *TRACE,
+            "srun: error: gpu-2: tasks 4-5: Exited with exit code 1",
+        ],
+        "rank_crashed",
+        (4, 5),
+    ),
+    "a traceback is that of the only rank that says the same": (
+        [
+            "[2026-06-16 19:06:31 TP3] Scheduler hit an exception: "
+            + TRACE[0],
+            *TRACE[1:3],
+            f"RuntimeError: {ILLEGAL}",
+            f"[rank3]:[E616 19:06:32.2 ProcessGroupNCCL.cpp:1896] {ILLEGAL}",
+        ],
+        "gpu_fault",
+        (3,),
+    ),
+    "a traceback is not told apart where two ranks say the same": (
+        [
+            *TRACE[:3],
+            f"RuntimeError: {ILLEGAL}",
+            *(
+                f"[rank{x}]:[E616 19:06:32.2 a.cpp:1] {ILLEGAL}"
+                for x in (1, 3)
+            ),
+        ],
+        "gpu_fault",
         (),
     ),
     "a rank that waited in vain is not the one that ended first": (

@@ -42,6 +42,12 @@ SURVIVED = {
     "lightning": ERROR + "`Trainer.fit` stopped: `max_epochs=1` reached.\n",
     "bars": ERROR
     + "".join(f" 5%|# | {n}/900 [00:01<00:09] {FILLER}\n" for n in range(99)),
+    "a server": ERROR
+    + "".join(
+        f'INFO:     10.0.0.7:{port} - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        f"{FILLER}\n"
+        for port in range(40_000, 40_099)
+    ),
     "started again": ERROR
     + "Resuming from checkpoint /ckpt/9\n"
     + steps(9, 40)
@@ -55,6 +61,12 @@ NOT_SURVIVED = {
     "others for a while": ERROR
     + steps(0, 200)
     + "ray.exceptions.ActorDiedError: The actor died unexpectedly\n",
+    "a server that only refuses": ERROR
+    + "".join(
+        f'INFO:     10.0.0.7:{port} - "POST /v1/completions HTTP/1.1" 500 no\n'
+        f'INFO:     10.0.0.7:{port} - "GET /health HTTP/1.1" 200 OK\n{FILLER}\n'
+        for port in range(40_000, 40_099)
+    ),
     "failed": ERROR + steps(0, 5) + "training finished with errors\n",
 }
 

@@ -494,6 +494,28 @@ def test_the_innermost_task_is_where_it_happened():
     assert [2] == [x.line for x in error.frames]
 
 
+def test_a_logger_writes_before_each_line():
+    """
+    What a logger puts before each line of a message is no part of it.
+    """
+    logger = "ERROR 12-05 12:00:19 [core.py:586] "
+    log = read(
+        f"{logger}EngineCore failed to start.",
+        f"{logger}ray.exceptions.RayTaskError(RuntimeError): "
+        "ray::Worker.execute() (pid=1, ip=a)",
+        f'{logger}  File "/opt/vllm/worker.py", line 1, in execute',
+        f"{logger}RuntimeError: NCCL error: unhandled system error",
+        "after it",
+    )
+
+    (error,) = log.errors
+
+    assert "NCCL error: unhandled system error" == error.message
+    assert [1] == [x.line for x in error.frames]
+    (finding,) = driver_findings(log)
+    assert Cause.NETWORK_FAILURE is finding.cause
+
+
 def test_who_waited_for_a_dead_actor_is_not_blamed():
     """
     A task that fails since an actor died tells of that actor.
