@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -299,8 +299,12 @@ def _parse_death(base: Failure, text: str) -> Failure:
 
 def _parse_memory_kills(base: Failure, text: str) -> Iterator[Failure]:
     found = search_fields(text)
-    listed = parse_memory_notes(text)
-    notes = {note.pid: note for note in listed if note.worker_id}
+    listed = [*parse_memory_notes(text)]
+    # A message that is cut off still begins with the task that was killed.
+    first = listed[: "where the task (" in text]
+    notes = {x.pid: x for x in listed if x.worker_id} or {
+        x.pid: x for x in first
+    }
     base = attrs.evolve(
         base,
         error="OutOfMemoryError",
@@ -348,6 +352,15 @@ class _SourceCount:
     signal: str | None = None
 
 
+# Ray Train lists its workers once they are placed.
+_WORLD_RANK = " world_rank="
+_PLACE = re.compile(
+    r"\bip=(?P<ip>[^,()\s]{1,60}), pid=(?P<pid>\d{1,10})\) world_rank="
+    r"(?P<rank>\d{1,7}),"
+)
+_MOST_RANKS = 1 << 16
+
+
 @attrs.define
 class _LineCounts:
     """
@@ -364,6 +377,8 @@ class _LineCounts:
             functions; that of a caught exception begins where it was caught.
 
         sources: By name (if there is no process id), process id, and address.
+
+        ranks: By process id and address, as Ray Train lists them.
     """
 
     lines: int = 0
@@ -373,12 +388,17 @@ class _LineCounts:
     sources: dict[tuple[str, int | None, str | None], _SourceCount] = (
         attrs.field(factory=dict)
     )
+    ranks: dict[tuple[int | None, str | None], int] = attrs.field(factory=dict)
 
     def add(self, line: LogLine) -> None:
         """
         Count a line, and track the tracebacks of the driver itself.
         """
         self.lines += 1
+        if _WORLD_RANK in line.text and (found := _PLACE.search(line.text)):
+            process = int(found["pid"]), found["ip"]
+            if process in self.ranks or len(self.ranks) < _MOST_RANKS:
+                self.ranks[process] = int(found["rank"])  # of the last attempt
         if line.origin is not None:
             self._add_to_source(line, line.origin)
             return
@@ -539,7 +559,9 @@ def read_driver_log(
         path=path,
         lines=counts.lines,
         sources=sources,
-        failures=tuple(_add_name(x, by_process) for x in merged),
+        failures=tuple(
+            _add_rank(_add_name(x, by_process), counts.ranks) for x in merged
+        ),
         missing=tuple(missing),
     )
 
@@ -611,6 +633,17 @@ def _add_name(failure: Failure, sources: Sources) -> Failure:
         if failure.rank is None
         else failure.rank,
     )
+
+
+def _add_rank(
+    failure: Failure, ranks: Mapping[tuple[int | None, str | None], int]
+) -> Failure:
+    """
+    Add the rank of a worker of Ray Train, whose name has none.
+    """
+    if failure.rank is not None:
+        return failure
+    return attrs.evolve(failure, rank=ranks.get((failure.pid, failure.ip)))
 
 
 def _merge_repeats(failures: Iterable[Failure]) -> tuple[Failure, ...]:

@@ -494,6 +494,46 @@ def test_the_innermost_task_is_where_it_happened():
     assert [2] == [x.line for x in error.frames]
 
 
+def test_ray_train_lists_the_ranks_of_its_workers():
+    """
+    A worker whose name has no rank has the one that Ray Train printed last.
+    """
+    log = read(
+        "(TrainController pid=9) - (ip=a, pid=1) world_rank=5, local_rank=1",
+        "(TrainController pid=9) - (node_id=f0, ip=a, pid=1) world_rank=3, "
+        "local_rank=1, node_rank=0",
+        "(TrainController pid=9) - (ip=b, pid=1) world_rank=7, local_rank=1",
+        "ray.exceptions.RayTaskError(ValueError): ray::RayTrainWorker.run() "
+        "(pid=1, ip=a)",
+        "ValueError: 3",
+        "ray.exceptions.RayTaskError(KeyError): ray::RayTrainWorker.run() "
+        "(pid=2, ip=a)",
+        "KeyError: 3",
+    )
+
+    assert [3, None] == [error.rank for error in log.errors]
+    assert [(3,), ()] == [x.ranks for x in driver_findings(log)]
+
+
+def test_who_was_killed_for_memory_stands_first():
+    """
+    A message about memory that is cut off names the task that was killed.
+    """
+    log = read(
+        "(TrainController pid=9) - (ip=b, pid=28) world_rank=6, local_rank=2",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node "
+        "running low on memory.",
+        f"Memory on the node (IP: b, ID: {NODE}) where the task (actor ID: "
+        f"{ACTOR}, name=RayTrainWorker.__init__, pid=28, memory used=171.55GB) "
+        "was running was 489.21GB / 503.75GB (0.971136), which exceeds the "
+        "memory usage threshold of 0.95.",
+    )
+
+    (finding,) = driver_findings(log)
+
+    assert (Cause.HOST_OUT_OF_MEMORY, (6,)) == (finding.cause, finding.ranks)
+
+
 def test_a_logger_writes_before_each_line():
     """
     What a logger puts before each line of a message is no part of it.
