@@ -352,6 +352,65 @@ class TestAlone:
         assert is_told == (Cause.UNKNOWN is verdict.cause)
 
     @pytest.mark.parametrize(
+        ("last", "is_told"),
+        [
+            ("10:11:20", True),
+            ("10:05:00", False),
+            # As of a clock in another time zone.
+            ("13:00:08", False),
+        ],
+    )
+    def test_behind(self, tmp_path, last, is_told):
+        """
+        That all ranks are silent is seen by the clock of another log, and who
+        stopped elsewhere by the last line of each.
+        """
+        for rank in range(6):
+            (tmp_path / f"rank{rank}.log").write_text(
+                "".join(
+                    f"2026-03-01 10:00:0{second} INFO step {second} loss 1.{rank}"
+                    f"\n2026-03-01 10:00:0{second} INFO fetch batch {second}\n"
+                    for second in range(2, 8)
+                )
+                + (
+                    ""
+                    if rank == 3
+                    else "2026-03-01 10:00:08 INFO backward 8\n"
+                )
+            )
+        (tmp_path / "gpus.log").write_text(
+            f"2026-03-01 10:00:01 power 600 W\n2026-03-01 {last} power 70 W\n"
+        )
+
+        verdict = diagnose(tmp_path).verdict
+
+        assert is_told == ("no step was made for 11 min" in verdict.summary)
+        assert (3,) * is_told == verdict.ranks
+        assert is_told == ("only rank 3 ended at: " in verdict.summary)
+        assert is_told == any(
+            "fetch batch 7" in x.quote for x in verdict.evidence[:1]
+        )
+
+    def test_some_behind(self, tmp_path):
+        """
+        Where many ranks stopped elsewhere, none is named.
+        """
+        for rank in range(6):
+            (tmp_path / f"rank{rank}.log").write_text(
+                "2026-03-01 10:00:01 INFO step 1 loss 1.5\n"
+                "2026-03-01 10:00:02 INFO step 2 loss 1.5\n"
+                f"2026-03-01 10:00:03 INFO {('fetch', 'backward')[rank % 2]}\n"
+            )
+        (tmp_path / "gpus.log").write_text("2026-03-01 10:40:00 power 70 W\n")
+
+        verdict = diagnose(tmp_path).verdict
+
+        assert ("no step was made" in verdict.summary, ()) == (
+            True,
+            verdict.ranks,
+        )
+
+    @pytest.mark.parametrize(
         "end", ["training finished", "step 900/900 loss 1.1"]
     )
     def test_not_idle(self, tmp_path, end):

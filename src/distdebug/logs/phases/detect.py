@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,14 @@ from ...findings import (
     Finding,
     Missing,
 )
-from ..lines import LogLine, LogWalk, no_logs_error, paths_of
+from ...ranks import ranks_text
+from ..lines import (
+    LogLine,
+    LogWalk,
+    find_file_ranks,
+    no_logs_error,
+    paths_of,
+)
 from .exceptions import is_consequence
 from .framework_rules import (
     FrameworkRules,
@@ -266,11 +274,12 @@ def _phase_finding(
     """
     phase = focus.whole
     if state.state != "failed":
-        return (
-            _stall_finding(report, focus)
-            or _idle_finding(report, state, focus)
-            or _too_long_finding(report, state, phase)
+        stall = _stall_finding(report, focus) or _idle_finding(
+            report, state, focus
         )
+        if stall is not None:
+            return _name_behind(stall, report.behind)
+        return _too_long_finding(report, state, phase)
     return _make_finding(
         f"{phase_text(state, phase)}: it failed",
         phase.reason,
@@ -380,6 +389,24 @@ def _idle_finding(
     return attrs.evolve(finding, cause=Cause.UNKNOWN)
 
 
+def _name_behind(finding: Finding, behind: Mapping[int, LogLine]) -> Finding:
+    """
+    Add the few ranks that stopped elsewhere than the others.
+    """
+    if not behind:
+        return finding
+
+    ranks = tuple(sorted(behind))
+    last = clean(behind[ranks[0]].text, limit=100)
+    quotes = (x for rank in ranks[:_MOST_QUOTED] for x in _quote(behind[rank]))
+    return attrs.evolve(
+        finding,
+        ranks=ranks,
+        summary=f"{finding.summary}; only {ranks_text(ranks)} ended at: {last}",
+        evidence=(*quotes, *finding.evidence),
+    )
+
+
 def _too_long_finding(
     report: PhaseReport, state: PhaseState, phase: Phase
 ) -> Finding | None:
@@ -426,6 +453,10 @@ def _make_finding(
     )
 
 
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+# So many times more ranks than those that are behind printed the same last.
+_LEAST_SHARE = 3
+_MOST_QUOTED = 3
 _OPTIONAL_PART = re.compile(r"\[([^\[\]]{0,200})\]")
 _PLACEHOLDER = re.compile(r"\{(\w{1,40})\}")
 
@@ -622,20 +653,51 @@ def _with_log_facts(
     """
     latest = max(timelines, key=lambda s: (s.mtime or 0.0, s.time or 0.0))
     times = [x.time for x in timelines if x.time is not None]
-    idle = (x.idle_s for x in timelines if x.idle_s is not None)
     ended = _find_ending(timelines)
     return attrs.evolve(
         report,
         last_line=latest.last_line,
         last_time=max(times, default=None),
         silent_s=silent_seconds(timelines, now),
-        idle_s=min(idle, default=None),
+        idle_s=_idle_seconds(timelines),
+        behind=_ranks_behind(timelines),
         ended=ended.ending[0] if ended and ended.ending else None,
         findings=failure_findings(timelines),
         harmless=harmless_lines(timelines),
         timings={k: v for s in timelines for k, v in s.timings.items()},
         attempt=max(timeline.attempt for timeline in timelines),
     )
+
+
+def _idle_seconds(timelines: Iterable[Timeline]) -> float | None:
+    """
+    Return how long before the last line of all logs the last step was.
+    """
+    known = [(x.time, x.idle_s) for x in timelines if x.time is not None]
+    steps = [time - idle for time, idle in known if idle is not None]
+    if not steps:
+        return None
+
+    seconds = max(time for time, _ in known) - max(steps)
+    if _is_zone_offset(seconds):  # another log has another clock
+        return min(idle for _, idle in known if idle is not None)
+    return seconds
+
+
+def _ranks_behind(timelines: Iterable[Timeline]) -> dict[int, LogLine]:
+    """
+    Return the last lines of the few ranks that stopped elsewhere.
+
+    Numbers do not count, such as those of steps, times, and losses.
+    """
+    lines = {x.source: x.last_line for x in timelines if x.last_line}
+    ranks = find_file_ranks([*lines])
+    kinds = {path: _NUMBER.sub("", lines[path].text) for path in ranks}
+    usual, count = next(iter(Counter(kinds.values()).most_common(1)), ("", 0))
+    others = [path for path in ranks if kinds[path] != usual]
+    if len(others) * _LEAST_SHARE > count:
+        return {}
+    return {ranks[path]: lines[path] for path in sorted(others)}
 
 
 def _check_framework(

@@ -141,8 +141,11 @@ class PhaseReport(Shown):
         silent_s: For how many seconds nothing was printed; ``None`` if
             unknown.
 
-        idle_s: For how many seconds no step was made, by the clock of a log
-            that trains and goes on with other lines; ``None`` if unknown.
+        idle_s: For how many seconds no step was made, by the clock of the
+            logs, which go on with other lines; ``None`` if unknown.
+
+        behind: The last lines of the few ranks that stopped elsewhere than
+            the others, by rank, where each rank has a log.
 
         ended: How the job ended, or ``None`` while nothing shows that it has.
 
@@ -172,6 +175,7 @@ class PhaseReport(Shown):
     last_time: float | None = None
     silent_s: float | None = None
     idle_s: float | None = None
+    behind: Mapping[int, LogLine] = attrs.field(factory=dict)
     ended: Outcome | None = None
     is_normal: bool | None = None
     verdict: str = ""
