@@ -115,8 +115,11 @@ _LOCAL_RANK_TAG = (
     r"\[(?:(?![A-Za-z_]*rank\d)[A-Za-z_]{1,40}|local_rank)"
     r"(?P<local_rank>\d{1,5})\]"
 )
+# As in Lightning: [rank: 3] text
+_LIGHTNING_TAG = r"\[rank: (?P<its_rank>\d{1,7})\] ?"
 _PREFIX = re.compile(
-    f"{RAY_PREFIX}|{_COMPONENT_PREFIX}|{RANK_TAG}: ?|{_LOCAL_RANK_TAG}:"
+    f"{RAY_PREFIX}|{_COMPONENT_PREFIX}|{RANK_TAG}: ?|{_LIGHTNING_TAG}"
+    f"|{_LOCAL_RANK_TAG}:"
 )
 # Most names hold no "=", so the first one is that of "pid="; this is matched
 # in half the time.
@@ -173,6 +176,8 @@ def _parse_origin(prefixes: str) -> Origin:
         ip = found["ip"] or found["its_ip"] or ip
         if (rank := rank_in_name(found["name"] or "")) is not None:
             numbers["rank"] = rank
+        if found["its_rank"]:
+            numbers["rank"] = int(found["its_rank"])
         for key in ("pid", "rank", "local_rank"):
             if found[key]:
                 numbers[key] = int(found[key])

@@ -58,6 +58,7 @@ PREFIXES = {
     "(autoscaler +1m3s) ": {"name": "autoscaler"},
     "(pid=gcs_server) ": {"name": "gcs_server"},
     "[rank3]: ": {"rank": 3},
+    "[rank: 3] ": {"rank": 3},
     "[default2]:": {"local_rank": 2},
     "[local_rank2]:": {"local_rank": 2},
 }

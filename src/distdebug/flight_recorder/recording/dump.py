@@ -451,9 +451,14 @@ def traceback_frames(trace: TracebackType) -> tuple[SidecarFrame, ...]:
     """
     lines = list(traceback.walk_tb(trace))[-_MAX_FRAMES:]
     return tuple(
-        SidecarFrame(frame.f_code.co_name, frame.f_code.co_filename, line or 0)
-        for frame, line in reversed(lines)
+        _sidecar_frame(frame, line) for frame, line in reversed(lines)
     )
+
+
+def _sidecar_frame(frame: FrameType, line: int | None) -> SidecarFrame:
+    code = frame.f_code
+    # Where code has no line numbers, some versions of Python say -1.
+    return SidecarFrame(code.co_name, code.co_filename, max(line or 0, 0))
 
 
 def _read_threads(
@@ -483,9 +488,7 @@ def _read_stack(frame: FrameType | None) -> tuple[SidecarFrame, ...]:
     ):
         frame = frame.f_back
     while frame is not None and len(stack) < _MAX_FRAMES:
-        code = frame.f_code
-        line = frame.f_lineno or 0
-        stack.append(SidecarFrame(code.co_name, code.co_filename, line))
+        stack.append(_sidecar_frame(frame, frame.f_lineno))
         frame = frame.f_back
     return tuple(stack)
 
