@@ -28,7 +28,7 @@ SOURCE = Path(distdebug.__file__).parents[1]
 PAGE = (
     Path(__file__).parents[2] / "docs" / "tutorial" / "debug-four-ranks.md"
 ).read_text(encoding="utf-8")
-PROMPT = re.compile(r"(distdebug> |\(rank \d\) |\$ (?=python -m distdebug))")
+PROMPT = re.compile(r"(distdebug> |\(rank \d\) |\$ (?=distdebug ))")
 ROW = re.compile(r"(#\d+)? +job +(\d) .* train\.py:(\d+)")
 PATIENCE_S = 120
 
