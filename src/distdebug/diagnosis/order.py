@@ -250,8 +250,7 @@ def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
     if not all(finding.cause.ends_job for finding in findings):
         return False
 
-    places = [x for f in findings for x in f.evidence[:1]]
-    groups = [evidence.groups.get((x.source, x.location)) for x in places]
+    groups = [_group_of(finding, evidence) for finding in findings]
     return all(group is not None and group.is_survived for group in groups)
 
 

@@ -176,11 +176,9 @@ def _parse_origin(prefixes: str) -> Origin:
         ip = found["ip"] or found["its_ip"] or ip
         if (rank := rank_in_name(found["name"] or "")) is not None:
             numbers["rank"] = rank
-        if found["its_rank"]:
-            numbers["rank"] = int(found["its_rank"])
-        for key in ("pid", "rank", "local_rank"):
+        for key in ("pid", "rank", "its_rank", "local_rank"):
             if found[key]:
-                numbers[key] = int(found[key])
+                numbers[key.removeprefix("its_")] = int(found[key])
     return Origin(name=name.strip(), ip=ip, **numbers)
 
 

@@ -482,15 +482,14 @@ def _read_threads(
 
 
 def _read_stack(frame: FrameType | None) -> tuple[SidecarFrame, ...]:
-    stack: list[SidecarFrame] = []
     while frame is not None and frame.f_code.co_filename.startswith(
         _OWN_FOLDER
     ):
         frame = frame.f_back
-    while frame is not None and len(stack) < _MAX_FRAMES:
-        stack.append(_sidecar_frame(frame, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(stack)
+    if frame is None:
+        return ()
+    outer = itertools.islice(traceback.walk_stack(frame), _MAX_FRAMES)
+    return tuple(_sidecar_frame(*place) for place in outer)
 
 
 _logger = logging.getLogger("distdebug")

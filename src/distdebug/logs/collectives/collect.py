@@ -419,15 +419,10 @@ def _last_calls(text: bytes, begin: int, end: int) -> dict[object, deque[int]]:
     if text.find(_CALL_WORD, begin, end) < 0:
         return calls
 
-    # In one loop, as there may be millions.  Each byte is looked at once.
-    start = previous = begin
-    for call in _CALL.finditer(text, begin, end):
-        at = call.start()
-        start = text.rfind(b"\n", previous, at) + 1 or start
-        if at - start > LONGEST_LINE:  # a bar of hours stands before it
-            start = max(text.rfind(b"\r", previous, at) + 1, start)
-        previous = at
-        stop = text.find(_CALL_PREFIX_END, start, at)
+    found = list(_CALL.finditer(text, begin, end))
+    starts = _line_starts(text, (call.start() for call in found))
+    for start, call in zip(starts, found, strict=True):
+        stop = text.find(_CALL_PREFIX_END, start, call.start())
         stop = call.end() if stop < 0 else stop
         key = text[max(start, stop - _CALL_KEY_BYTES) : stop], call[1]
         of_key = calls.get(key)
