@@ -22,7 +22,8 @@ from .._text import clean
 from ..findings import Evidence, Finding, Location
 from ..identity import ranks_in_text
 from ..ranks import ranks_text
-from .file_search import Event, is_packed
+from .engine import is_packed
+from .file_search import Event
 from .lines import Origin, open_log, rank_from_path
 from .model import Hit, LogGroup, TraceGroup
 from .rules import EXCEPTION, LEAST_PRIORITY, LogRule
@@ -189,29 +190,34 @@ def _is_before(one: Hit, other: Hit) -> bool:
     return one.time < other.time
 
 
-def group_events(
-    events: Iterable[Event], path: str, file_rank: int | None = None
-) -> dict[GroupKey, EventGroup]:
+class FileEvents:
     """
-    Group and count the events of one part of a file.
+    The events of one file, grouped and counted.
 
     Args:
         file_rank: The rank of the file, where its path does not show it.
     """
-    event_groups: dict[GroupKey, EventGroup] = {}
-    place = rank_from_path(path)
-    path_rank: dict[str, int] = {}
-    if place is not None:
-        path_rank = {place.kind: place.number}
-    elif file_rank is not None:
-        path_rank = {"rank": file_rank}
-    node = place.launch if place and place.kind == "local_rank" else path
-    for event in events:
-        event_group = _group_of(event, event_groups)
+
+    def __init__(self, path: str, file_rank: int | None = None) -> None:
+        self.groups: dict[GroupKey, EventGroup] = {}
+        place = rank_from_path(path)
+        self._path = path
+        self._path_rank: dict[str, int] = {}
+        if place is not None:
+            self._path_rank = {place.kind: place.number}
+        elif file_rank is not None:
+            self._path_rank = {"rank": file_rank}
+        is_local = place is not None and place.kind == "local_rank"
+        self._node = place.launch if place and is_local else path
+
+    def add(self, event: Event) -> None:
+        """
+        Count an event.
+        """
+        event_group = _group_of(event, self.groups)
         if event_group is not None:
-            hit = _make_hit(event, path, path_rank)
-            event_group.add(event, hit, node)
-    return event_groups
+            hit = _make_hit(event, self._path, self._path_rank)
+            event_group.add(event, hit, self._node)
 
 
 def _group_of(
@@ -266,25 +272,15 @@ def traceback_shape(errors: Iterable[PyError]) -> str:
 
 
 def merge_event_groups(
-    parts: Iterable[tuple[int | None, Mapping[GroupKey, EventGroup]]],
-) -> dict[GroupKey, EventGroup]:
+    joined: dict[GroupKey, EventGroup], new: Mapping[GroupKey, EventGroup]
+) -> None:
     """
-    Merge the event groups of all parts of files.
-
-    Args:
-        parts: The groups of each part, in the order of the files, each with
-            the number of lines of its file before the part; ``None`` if
-            unknown.
+    Add the groups of another file.
     """
-    joined: dict[GroupKey, EventGroup] = {}
-    for lines, event_groups in parts:
-        for key, event_group in event_groups.items():
-            event_group.first = _shift_line(event_group.first, lines)
-            event_group.last = _shift_line(event_group.last, lines)
-            known = joined.setdefault(key, event_group)
-            if known is not event_group:
-                known.merge(event_group)
-    return joined
+    for key, event_group in new.items():
+        known = joined.setdefault(key, event_group)
+        if known is not event_group:
+            known.merge(event_group)
 
 
 def count_harmless(
@@ -318,10 +314,6 @@ def _make_hit(event: Event, path: str, path_rank: Mapping[str, int]) -> Hit:
         origin=line.origin,
         **attribution,
     )
-
-
-def _shift_line(hit: Hit, lines: int | None) -> Hit:
-    return attrs.evolve(hit, line=0 if lines is None else hit.line + lines)
 
 
 # Rules of launchers, which report who ended first, not why.

@@ -1,88 +1,37 @@
 """
 Search one part of a log file for lines and tracebacks that match rules.
 
-Parts are read in blocks with some bytes around them, so that lines and
-tracebacks at their borders are complete.  Words that are frequent and match
-nothing are paused, so that a flood of lines does not slow the scan down.
+Words that are frequent and match nothing are paused, so that a flood of lines
+does not slow the scan down.
 """
 
 from __future__ import annotations
 
-import os
 import re
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import IO
 
 import attrs
-import numpy as np
 
-from numpy.typing import NDArray
-
-from .._search import PADDING, find_words
-from ..identity import MPI_TAG, TASK_LABEL
-from .lines import (
-    PACKED_SUFFIXES,
-    LogLine,
-    Origin,
-    open_log,
-    parse_line,
-)
+from .._search import find_each
+from .engine import BYTES_BEFORE, Block, FilePart
+from .lines import LogLine, Origin, parse_line
 from .rules import (
     MOST_PER_RULE,
     TRACEBACK_WORD,
     LogRule,
     RuleSet,
     exhausted_words,
-    index_without,
     match_traceback,
 )
 from .tracebacks import TRACEBACK_HEADER, Trace, read_trace
 
 
-_MPI_TAG = re.compile(MPI_TAG)
-_SHORT_LABELS = (
-    re.compile(TASK_LABEL),
-    re.compile(r"\[(?P<rank>\d{1,7})\] "),
-)
-_SAMPLE_BYTES = 1 << 16
-_LEAST_MPI_TAGS, _LEAST_SHORT_LABELS = 3, 8
-_LEAST_SHARE = 0.5
-# Each label must occur this often on average.
-_LEAST_REPEATS = 2
 # Launchers report on the job, not on the task with their label.
 _LAUNCHER_PROGRAMS = ("slurmstepd: ", "srun: ", "mpirun", "mpiexec")
-
-
-def find_rank_label(data: bytes | memoryview) -> re.Pattern[str] | None:
-    """
-    Return the pattern of the rank labels of a file, if most lines have one.
-
-    ``srun --label`` and ``mpirun --tag-output`` write such labels.
-
-    Args:
-        data: Some bytes of the file; a sample out of the middle is searched.
-
-    Returns:
-        A pattern whose group ``rank`` is the number of the task, which is the
-        global rank; or ``None``.
-    """
-    begin = max((len(data) - _SAMPLE_BYTES) // 2, 0)
-    text = str(data[begin : begin + _SAMPLE_BYTES], "utf-8", "replace")
-    lines = [line for line in text.split("\n") if line.strip()]
-    if len(_labelled_ranks(_MPI_TAG, lines)) >= _LEAST_MPI_TAGS:
-        return _MPI_TAG
-
-    least = max(_LEAST_SHORT_LABELS, _LEAST_SHARE * len(lines))
-    for pattern in _SHORT_LABELS:
-        numbers = _labelled_ranks(pattern, lines)
-        is_repeated = _LEAST_REPEATS * len(set(numbers)) <= len(numbers)
-        if len(numbers) >= least and is_repeated:
-            return pattern
-    return None
 
 
 def parse_labelled(raw: str, label: re.Pattern[str] | None) -> LogLine:
@@ -103,155 +52,11 @@ def parse_labelled(raw: str, label: re.Pattern[str] | None) -> LogLine:
     return line._replace(origin=_with_rank(line.origin, int(found["rank"])))
 
 
-def _labelled_ranks(pattern: re.Pattern[str], lines: list[str]) -> list[str]:
-    found = map(pattern.match, lines)
-    return [label["rank"] for label in found if label]
-
-
 @lru_cache(maxsize=4096)
 def _with_rank(origin: Origin | None, rank: int) -> Origin:
     return attrs.evolve(origin or Origin(), rank=rank)
 
 
-# Context in bytes for lines, earlier times, and tracebacks.
-BYTES_BEFORE = 1 << 15
-BYTES_AFTER = 1 << 17
-_BLOCK_BYTES = 1 << 22
-
-
-@attrs.frozen(kw_only=True)
-class FilePart:
-    """
-    A part of a file, which one thread reads.
-
-    Attributes:
-        path: The file.
-
-        start: The offset of its first byte, in the unpacked file.
-
-        stop: The offset behind its last byte.
-
-        size: The size of the file in bytes when it was found.
-    """
-
-    path: str
-    start: int
-    stop: int
-    size: int
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Block:
-    """
-    A block of bytes of a file, with context on both sides.
-
-    Attributes:
-        data: The bytes with context and padding.
-
-        own: Where in *data* the block itself begins.
-
-        end: Where in *data* the block itself ends.
-
-        size: Where in *data* the context behind it ends.
-
-        offset: The offset of *data* in the file.
-
-        label: The pattern of rank labels, if lines have them.
-    """
-
-    data: bytearray
-    own: int
-    end: int
-    size: int
-    offset: int
-    label: re.Pattern[str] | None = None
-
-    @property
-    def array(self) -> NDArray[np.uint8]:
-        """
-        Return the same memory as an array of bytes, with the padding.
-        """
-        return np.frombuffer(self.data, np.uint8)[: self.size + PADDING]
-
-
-def is_packed(path: str | os.PathLike[str]) -> bool:
-    """
-    Return whether a file is packed, so that its size says nothing.
-    """
-    return os.fspath(path).endswith(tuple(PACKED_SUFFIXES))
-
-
-def read_blocks(part: FilePart) -> Iterator[Block]:
-    """
-    Read part of a file.
-
-    Yields:
-        Blocks, all of them in the same memory: use one before the next.
-
-    Raises:
-        OSError: It cannot be read.
-
-        ValueError: It is no ordinary file.
-
-        EOFError: It is packed, and ends too early.
-    """
-    first = max(part.start - BYTES_BEFORE, 0)
-    # Bytes of other parts are read too: a traceback may reach into them.
-    last = min(part.stop + BYTES_AFTER, part.size)
-    data = bytearray(
-        min(BYTES_BEFORE + _BLOCK_BYTES + BYTES_AFTER, last - first) + PADDING
-    )
-    with open_log(part.path) as file:
-        if first:
-            file.seek(first)
-        own, size, offset = part.start - first, 0, first
-        label = None
-        while True:
-            size, is_last = _fill_block(file, data, size, last - offset)
-            label = label or find_rank_label(memoryview(data)[:size])
-            end = min(
-                size if is_last else size - BYTES_AFTER, part.stop - offset
-            )
-            if end > own:
-                yield Block(
-                    data=data,
-                    own=own,
-                    end=end,
-                    size=size,
-                    offset=offset,
-                    label=label,
-                )
-            if is_last or end >= part.stop - offset:
-                return
-
-            dropped_bytes = max(end - BYTES_BEFORE, 0)
-            data[: size - dropped_bytes] = data[dropped_bytes:size]
-            own, size, offset = (
-                end - dropped_bytes,
-                size - dropped_bytes,
-                offset + dropped_bytes,
-            )
-
-
-def _fill_block(
-    file: IO[bytes], data: bytearray, size: int, most: int
-) -> tuple[int, bool]:
-    """
-    Fill *data* from the file, behind the first *size* bytes.
-    """
-    limit = min(len(data) - PADDING, most)
-    view = memoryview(data)
-    while size < limit:
-        got = file.readinto(view[size:limit])  # type: ignore[attr-defined]
-        if not got:
-            break
-        size += got
-    is_last = size < limit or limit == most
-    view[size : size + PADDING] = bytes(PADDING)
-    return size, is_last
-
-
-_NEWLINE = ord("\n")
 # Of a very long line, the beginning and the text around a word are kept.
 _KEPT_HEAD, _KEPT_AROUND_WORD = 300, 3_000
 _BYTES_LOOKED_BACK = 4_000
@@ -282,7 +87,7 @@ class LinePosition:
         """
         Parse the line; a very long one is shortened around its word.
         """
-        raw = bytes(self.block.data[self.start : self.end])
+        raw = self.block.data[self.start : self.end]
         if len(raw) > _KEPT_HEAD + _KEPT_AROUND_WORD:
             begin = max(self.at - self.start - _KEPT_HEAD, _KEPT_HEAD)
             raw = (
@@ -304,7 +109,7 @@ class LinePosition:
         Return some lines before it, the nearest first.
         """
         low = max(self.start - _BYTES_LOOKED_BACK, 0)
-        raw = bytes(self.block.data[low : max(self.start - 1, 0)])
+        raw = self.block.data[low : max(self.start - 1, 0)]
         rows = re.split(r"[\r\n]", raw.decode("utf-8", "replace"))
         return [
             parse_labelled(row, self.block.label)
@@ -342,38 +147,33 @@ class LinePosition:
         return next((time for time in times if time is not None), None)
 
 
-def count_lines(block: Block, start: int, end: int) -> int:
-    """
-    Return how many lines end between two places of a block.
-    """
-    piece = block.array[min(start, end) : end]
-    return int(np.count_nonzero(piece == _NEWLINE))
-
-
 def lines_with_words(
     block: Block, found: Iterable[tuple[int, bytes]]
-) -> list[tuple[LinePosition, set[bytes]]]:
+) -> Iterator[tuple[LinePosition, set[bytes]]]:
     """
     Find the lines that hold words.
 
     Args:
         found: The place and the word of each hit, by place.
 
-    Returns:
+    Yields:
         Each line once, with its words.
     """
-    lines: list[tuple[LinePosition, set[bytes]]] = []
-    end = -1
+    position: LinePosition | None = None
+    words: set[bytes] = set()
     for at, word in found:
-        if at >= end:
+        if position is None or at >= position.end:
+            if position is not None:
+                yield position, words
             start, end = _line_bounds(block.data, at, block.size)
             position = LinePosition(block=block, start=start, end=end, at=at)
-            lines.append((position, set()))
-        lines[-1][1].add(word)
-    return lines
+            words = set()
+        words.add(word)
+    if position is not None:
+        yield position, words
 
 
-def _line_bounds(data: bytearray, at: int, size: int) -> tuple[int, int]:
+def _line_bounds(data: bytes, at: int, size: int) -> tuple[int, int]:
     """
     Return where the line around a place begins and ends.
     """
@@ -397,8 +197,8 @@ _MOST_IDLE = 4_000
 _PAUSE, _LONGEST_PAUSE = 1 << 20, 1 << 25
 # No words are paused at the end of a file, which shows how the job ended.
 _FULLY_READ_END = 1 << 20
-# Bytes that are searched for words at once.
-_PIECE_BYTES = 1 << 19
+# What has matched often enough is looked at again after so many bytes.
+_FORGOTTEN_AFTER = 1 << 27
 
 
 @attrs.frozen(kw_only=True)
@@ -438,58 +238,64 @@ class Event:
     is_last: bool = False
 
 
-def read_part(
-    part: FilePart,
-    rule_set: RuleSet,
-    on_progress: Callable[[int, int], None],
-    paused: set[bytes] | None = None,
-) -> Iterator[Event]:
+class PartSearch:
     """
-    Search part of a file for events.
+    Search the blocks of one part of a file for events, in their order.
 
     Lines of rules that have matched thousands of times are skipped, so that a
     flood of them takes hardly longer than other lines.
-
-    Args:
-        on_progress: Called with how many bytes more were read, and how many
-            lines end in them.
-
-        paused: Receives the words that were paused: so many lines hold them
-            and match no rule that some of these lines were skipped.
-
-    Yields:
-        The events, in the order of the file.
-
-    Raises:
-        OSError: It cannot be read.
-
-        ValueError: It is no ordinary file.
-
-        EOFError: It is packed, and ends too early.
     """
-    state = _PartState(end=part.size - _FULLY_READ_END)
-    number = 0
-    for block in read_blocks(part):
-        counted, known = block.own, number
-        if block.own and block.offset + block.own == part.start:
+
+    def __init__(self, part: FilePart, rule_set: RuleSet) -> None:
+        self._part = part
+        self._rule_set = rule_set
+        self._state = _PartState(
+            end=part.size - _FULLY_READ_END,
+            forgotten_at=part.start + _FORGOTTEN_AFTER,
+        )
+
+    @property
+    def paused(self) -> list[str]:
+        """
+        Return the words that were paused: so many lines with them match no
+        rule that some were skipped.
+        """
+        return sorted(word.decode() for word in self._state.pauses)
+
+    def words(self, stop: int) -> frozenset[bytes]:
+        """
+        Return the words that are not skipped before an offset in the file.
+        """
+        paused = {x for x, end in self._state.paused.items() if end >= stop}
+        return self._rule_set.words - self._state.dropped - paused
+
+    def events(
+        self, block: Block, hits: Iterable[tuple[int, bytes]]
+    ) -> Iterator[Event]:
+        """
+        Yield the events of a block, in the order of the file.
+
+        Args:
+            hits: The place and the word of each hit, by place.
+        """
+        state, rule_set = self._state, self._rule_set
+        if block.own and block.offset + block.own == self._part.start:
             state.traceback_offsets.update(
                 _tracebacks_begun_before(block, rule_set)
             )
-        for position, words in _candidate_lines(block, rule_set, state):
+        for position, words in _candidate_lines(block, hits, state):
             event = _match_line(position, words, rule_set, state.match_counts)
             if event is None:
                 state.count_idle(words, position)
                 continue
             state.reset_idle(words)
-            number += count_lines(block, counted, position.start)
-            counted = position.start
+            # The lines before the part were not counted.
+            number = 0 if self._part.start else block.line_number(
+                position.start
+            )
             is_last = state.count_match(event, rule_set)
-            yield attrs.evolve(event, number=number + 1, is_last=is_last)
-        number += count_lines(block, counted, block.end)
-        on_progress(block.end - block.own, number - known)
+            yield attrs.evolve(event, number=number, is_last=is_last)
         state.end_block(block.offset + block.end)
-    if paused is not None:
-        paused.update(state.pauses)
 
 
 @attrs.define(kw_only=True)
@@ -512,9 +318,12 @@ class _PartState:
         pauses: The number of pauses, by word.
 
         traceback_offsets: The offsets of lines of tracebacks in the file.
+
+        forgotten_at: The offset in the file of the next new count of matches.
     """
 
     end: int
+    forgotten_at: int
     match_counts: Counter[str] = attrs.field(factory=Counter)
     dropped: frozenset[bytes] = frozenset()
     idle: Counter[bytes] = attrs.field(factory=Counter)
@@ -557,14 +366,17 @@ class _PartState:
                 self.paused[word] = min(offset + longest, self.end)
                 self.pauses[word] += 1
 
-    def skipped_words(self, offset: int) -> frozenset[bytes]:
+    def is_skipped(self, word: bytes, offset: int) -> bool:
         """
-        Return the words that are skipped at an offset in the file.
+        Return whether a word is skipped at an offset in the file.
         """
-        over = [w for w, stop in self.paused.items() if stop <= offset]
-        for word in over:
-            del self.paused[word], self.idle[word]
-        return self.dropped | frozenset(self.paused)
+        if word in self.dropped:
+            return True
+        stop = self.paused.get(word)
+        if stop is None or offset < stop:
+            return stop is not None
+        del self.paused[word], self.idle[word]
+        return False
 
     def end_block(self, offset: int) -> None:
         """
@@ -574,55 +386,42 @@ class _PartState:
             x for x in self.traceback_offsets if x >= offset
         }
         self.idle.clear()
+        if offset >= self.forgotten_at:
+            self.forgotten_at = offset + _FORGOTTEN_AFTER
+            self.match_counts.clear()
+            self.dropped = frozenset()
 
 
 def _candidate_lines(
-    block: Block, rule_set: RuleSet, state: _PartState
+    block: Block, hits: Iterable[tuple[int, bytes]], state: _PartState
 ) -> Iterator[tuple[LinePosition, set[bytes]]]:
     """
     Yield the lines of a block with words that are not skipped.
     """
-    for begin, end in _pieces(block):
-        skipped = state.skipped_words(block.offset + begin)
-        index = index_without(rule_set, skipped) if skipped else rule_set.index
-        found = find_words(index, block.array[begin : end + PADDING])
-        # Hits in the padding belong to the next piece.
-        hits = [(at + begin, w) for at, w in found if at + begin < end]
-        for position, words in lines_with_words(block, hits):
-            offset = block.offset + position.start
-            if (
-                not block.own <= position.start < block.end
-                or offset in state.traceback_offsets
-                or words <= state.paused.keys()
-            ):
-                continue
-            if position.has_any(state.dropped):
-                state.count_idle(words - state.dropped, position)
-            else:
-                yield position, words
-
-
-def _pieces(block: Block) -> Iterator[tuple[int, int]]:
-    """
-    Yield the bounds of pieces of a block that end at line ends.
-
-    Words that one piece exhausts are skipped in the next.
-    """
-    begin, stop = block.own, min(block.end + BYTES_BEFORE, block.size)
-    while begin < stop:
-        end = block.data.find(b"\n", min(begin + _PIECE_BYTES, stop), stop) + 1
-        yield begin, end or stop
-        begin = end or stop
+    wanted = (
+        (at, word)
+        for at, word in hits
+        if not state.is_skipped(word, block.offset + at)
+    )
+    for position, words in lines_with_words(block, wanted):
+        offset = block.offset + position.start
+        if position.start < block.own or offset in state.traceback_offsets:
+            continue
+        if position.has_any(state.dropped):
+            state.count_idle(words - state.dropped, position)
+        else:
+            yield position, words
 
 
 def _tracebacks_begun_before(block: Block, rule_set: RuleSet) -> Iterator[int]:
     """
     Yield the offsets of lines of tracebacks that begin before the part.
     """
-    stop = min(block.own + BYTES_BEFORE, block.size) + PADDING
-    found = find_words(rule_set.index, block.array[:stop])
-    for position, words in lines_with_words(block, found):
-        if TRACEBACK_WORD in words and position.start < block.own:
+    stop = min(block.own + BYTES_BEFORE, block.size)
+    before = block.data[:stop].lower()
+    found = ((at, TRACEBACK_WORD) for at in find_each(before, TRACEBACK_WORD))
+    for position, _ in lines_with_words(block, found):
+        if position.start < block.own:
             line = position.parse()
             event = _match_traceback_line(position, line, rule_set, Counter())
             yield from event.traceback_offsets if event else ()

@@ -702,7 +702,7 @@ def read_blocks(
     elif isinstance(source, str | os.PathLike):
         blocks = _blocks_of_file(source, size, on_error)
     else:
-        blocks = _blocks_of_lines(source, size)
+        blocks = blocks_of_lines(source, size)
     number = 1
     for data in blocks:
         # numpy is many times faster than bytes.count.
@@ -737,7 +737,7 @@ def find_lines(
             )
 
 
-def _blocks_of_lines(lines: Iterable[str], most: int) -> Iterator[bytes]:
+def blocks_of_lines(lines: Iterable[str], most: int) -> Iterator[bytes]:
     some: list[str] = []
     size = 0
     for line in lines:

@@ -342,12 +342,12 @@ class RuleSet:
 
         by_word: The indices of the rules, by word.
 
-        index: The index of the words.
+        words: All words, and that of tracebacks.
     """
 
     rules: tuple[LogRule, ...]
     by_word: Mapping[bytes, tuple[int, ...]]
-    index: WordIndex
+    words: frozenset[bytes]
 
 
 @lru_cache(maxsize=4)
@@ -365,7 +365,7 @@ def make_rule_set(rules: tuple[LogRule, ...]) -> RuleSet:
     return RuleSet(
         rules=rules,
         by_word={word: tuple(numbers) for word, numbers in by_word.items()},
-        index=build_index({*by_word, TRACEBACK_WORD}),
+        words=frozenset({*by_word, TRACEBACK_WORD}),
     )
 
 
@@ -387,14 +387,6 @@ def exhausted_words(
     if TRACEBACK_HEADER in exhausted:
         words.add(TRACEBACK_WORD)
     return frozenset(words)
-
-
-@lru_cache(maxsize=32)
-def index_without(rule_set: RuleSet, excluded: frozenset[bytes]) -> WordIndex:
-    """
-    Return an index of all words except *excluded*.
-    """
-    return build_index(rule_set.index.words - excluded)
 
 
 def match_traceback(trace: Trace, rule_set: RuleSet) -> LogRule:

@@ -5,43 +5,41 @@ Scan logs of any size for known errors, with threads and bounded memory.
 from __future__ import annotations
 
 import os
-import threading
+import time
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-
-import attrs
 
 from .._text import list_text
 from ..errors import LogError
 from ..findings import Missing
+from .engine import (
+    MOST_UNPACKED,
+    Block,
+    FilePart,
+    is_packed,
+    read_parts,
+)
 from .event_groups import (
     EventGroup,
+    FileEvents,
     GroupKey,
     build_groups,
     count_harmless,
-    group_events,
     make_finding,
     merge_event_groups,
 )
-from .file_search import Event, FilePart, is_packed, read_part
-from .lines import READ_ERRORS, LogWalk, find_file_ranks, no_logs_error
+from .file_search import PartSearch
+from .lines import LogWalk, find_file_ranks, no_logs_error
 from .model import LogGroup, ScanReport, TraceGroup
-from .rules import RuleSet, make_rule_set, read_rules
+from .rules import make_rule_set, read_rules
 
 
-_PART_BYTES = 1 << 27
-# A packed file may unpack to blanks that take days to read.
-_MOST_UNPACKED = 1 << 34
-
-
-def split_files(
+def select_parts(
     sizes: Mapping[str, int], most_bytes: int | None
 ) -> tuple[list[FilePart], list[Missing]]:
     """
-    Split files into parts for threads.
+    Select what to read of each file.
 
     Args:
         sizes: The size of each file in bytes.
@@ -56,18 +54,16 @@ def split_files(
     shares = _shares(list(sizes.values()), most_bytes)
     for (path, size), share in zip(sizes.items(), shares, strict=True):
         if is_packed(path):
-            most = _MOST_UNPACKED if most_bytes is None else share
-            parts.append(FilePart(path=path, start=0, stop=most, size=most))
+            most = MOST_UNPACKED if most_bytes is None else share
+            parts.append(FilePart(path=path, stop=most, size=most))
             continue
         begin = size - share
         if begin:
             reason = f"its first {begin:,} bytes were not read"
             missing.append(Missing.log(path, reason))
-        for start in range(begin, size, _PART_BYTES):
-            stop = min(start + _PART_BYTES, size)
-            parts.append(
-                FilePart(path=path, start=start, stop=stop, size=size)
-            )
+        if share:
+            part = FilePart(path=path, start=begin, stop=size, size=size)
+            parts.append(part)
     return parts, missing
 
 
@@ -131,42 +127,85 @@ def scan_logs(
         RulesError: One of the files of rules cannot be used.
     """
     _check_positive(most_bytes=most_bytes, threads=threads)
-    rule_set = make_rule_set(read_rules(rules))
     sizes, missing = _find_logs(paths)
-    parts, skipped = split_files(sizes, most_bytes)
-    total = sum(
-        sizes[x.path] if is_packed(x.path) else x.stop - x.start for x in parts
+    scan = ErrorScan(sizes, rules)
+    parts, skipped = select_parts(sizes, most_bytes)
+    read_parts(
+        [(part, [scan]) for part in parts],
+        threads=threads or default_threads(),
+        on_progress=_Progress(tell, parts, sizes).add,
     )
-    results = _read_parts(
-        parts,
-        partial(_read_one_part, find_file_ranks([*sizes]), rule_set),
-        threads or _default_threads(),
-        partial(_report_progress, tell, total),
-    )
-    event_groups = merge_event_groups(_with_lines_before(parts, results))
-    groups = build_groups(event_groups)
-    unreadable = [m for result in results for m in result.missing]
-    return ScanReport(
-        findings=tuple(make_finding(rule, group) for rule, group in groups),
-        groups=tuple(g for _, g in groups if isinstance(g, LogGroup)),
-        tracebacks=tuple(g for _, g in groups if isinstance(g, TraceGroup)),
-        harmless=count_harmless(event_groups),
-        missing=(*missing, *skipped, *unreadable),
-        files=len({part.path for part in parts}),
-        bytes_read=sum(result.size for result in results),
-    )
+    return scan.report((*missing, *skipped))
 
 
-@attrs.define(kw_only=True)
-class _PartResult:
+class ErrorScan:
     """
-    The events of one part, and how far it was read.
+    Read logs for known errors; see :class:`~.engine.LogReader`.
     """
 
-    event_groups: Mapping[GroupKey, EventGroup] = attrs.field(factory=dict)
-    size: int = 0
-    lines: int = 0
-    missing: list[Missing] = attrs.field(factory=list)
+    def __init__(
+        self,
+        files: Iterable[str],
+        rules: Iterable[str | os.PathLike[str]] = (),
+    ) -> None:
+        self._rule_set = make_rule_set(read_rules(rules))
+        self._ranks = find_file_ranks([*files])
+        self._groups: dict[GroupKey, EventGroup] = {}
+        self._missing: list[Missing] = []
+        self._files: set[str] = set()
+        self._size = 0
+        self._size_before = 0
+
+    def begin(self, part: FilePart) -> None:
+        self._part = part
+        self._size_before = self._size
+        self._files.add(part.path)
+        self._search = PartSearch(part, self._rule_set)
+        self._file_events = FileEvents(part.path, self._ranks.get(part.path))
+
+    def words(self, stop: int) -> frozenset[bytes]:
+        return self._search.words(stop)
+
+    def read(self, block: Block, hits: Sequence[tuple[int, bytes]]) -> None:
+        for event in self._search.events(block, hits):
+            self._file_events.add(event)
+        self._size += block.end - block.own
+
+    def end(self, error: Exception | None) -> None:
+        part, missing = self._part, self._missing
+        merge_event_groups(self._groups, self._file_events.groups)
+        if error is not None:
+            missing.append(Missing.log(part.path, error))
+        if self._search.paused:
+            words = list_text(map(repr, self._search.paused))
+            reason = f"there are too many lines with {words} to look at each"
+            missing.append(
+                Missing(what="lines", reason=reason, source=part.path)
+            )
+        if (
+            is_packed(part.path)
+            and self._size - self._size_before >= part.stop
+        ):
+            reason = f"only its first {part.stop:,} bytes, unpacked, were read"
+            missing.append(Missing.log(part.path, reason))
+
+    def report(self, missing: Iterable[Missing] = ()) -> ScanReport:
+        """
+        Return what was found, the first cause first.
+
+        Args:
+            missing: What was not read.
+        """
+        groups = build_groups(self._groups)
+        return ScanReport(
+            findings=tuple(make_finding(rule, group) for rule, group in groups),
+            groups=tuple(g for _, g in groups if isinstance(g, LogGroup)),
+            tracebacks=tuple(g for _, g in groups if isinstance(g, TraceGroup)),
+            harmless=count_harmless(self._groups),
+            missing=(*missing, *self._missing),
+            files=len(self._files),
+            bytes_read=self._size,
+        )
 
 
 def _check_positive(**numbers: int | None) -> None:
@@ -194,7 +233,10 @@ def _find_logs(paths: Any) -> tuple[dict[str, int], tuple[Missing, ...]]:
     return sizes, missing
 
 
-def _default_threads() -> int:
+def default_threads() -> int:
+    """
+    Return how many threads search logs: one per core, at most 4.
+    """
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
@@ -202,96 +244,32 @@ def _default_threads() -> int:
     return min(count, _MOST_THREADS)
 
 
-def _report_progress(
-    on_progress: Callable[[int, int], None] | None, total: int, size: int
-) -> None:
-    if on_progress is not None:
-        on_progress(min(size, total), total)
+class _Progress:
+    """
+    Report how far logs are read, a few times per second.
+    """
 
-
-def _read_parts(
-    parts: list[FilePart],
-    read: Callable[[FilePart, _PartResult, threading.Event], None],
-    threads: int,
-    on_progress: Callable[[int], None],
-) -> list[_PartResult]:
-    stop = threading.Event()
-    results = [_PartResult() for _ in parts]
-    with ThreadPoolExecutor(threads, "distdebug-logs") as pool:
-        try:
-            waiting = {
-                pool.submit(read, part, result, stop)
-                for part, result in zip(parts, results, strict=True)
-            }
-        except RuntimeError:  # the limit of threads is reached
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            results = [_PartResult() for _ in parts]
-            for part, result in zip(parts, results, strict=True):
-                read(part, result, threading.Event())
-            return results
-        try:
-            while waiting:
-                ended, waiting = wait(
-                    waiting, _PROGRESS_SECONDS, FIRST_COMPLETED
-                )
-                for future in ended:
-                    future.result()
-                on_progress(sum(result.size for result in results))
-        except BaseException:  # as on Ctrl-C; else the threads go on
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return results
-
-
-def _read_one_part(
-    ranks: Mapping[str, int],
-    rule_set: RuleSet,
-    part: FilePart,
-    result: _PartResult,
-    stop: threading.Event,
-) -> None:
-    def count_read(size: int, lines: int) -> None:
-        if stop.is_set():
-            raise InterruptedError
-        result.size += size
-        result.lines += lines
-
-    paused_words: set[bytes] = set()
-    events = read_part(part, rule_set, count_read, paused_words)
-    events = _until_unreadable(events, part, result)
-    result.event_groups = group_events(events, part.path, ranks.get(part.path))
-    if paused_words:
-        words = list_text(sorted(repr(x.decode()) for x in paused_words))
-        reason = f"there are too many lines with {words} to look at each"
-        result.missing.append(
-            Missing(what="lines", reason=reason, source=part.path)
+    def __init__(
+        self,
+        tell: Callable[[int, int], None] | None,
+        parts: Iterable[FilePart],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self._tell = tell
+        self._total = sum(
+            sizes[x.path] if is_packed(x.path) else x.stop - x.start
+            for x in parts
         )
-    if is_packed(part.path) and result.size >= part.stop:
-        reason = f"only its first {part.stop:,} bytes, unpacked, were read"
-        result.missing.append(Missing.log(part.path, reason))
+        self._size = 0
+        self._told = 0.0
 
-
-def _until_unreadable(
-    events: Iterator[Event], part: FilePart, result: _PartResult
-) -> Iterator[Event]:
-    try:
-        yield from events
-    except READ_ERRORS as exc:
-        result.missing.append(Missing.log(part.path, exc))
-
-
-def _with_lines_before(
-    parts: list[FilePart], results: list[_PartResult]
-) -> Iterator[tuple[int | None, Mapping[GroupKey, EventGroup]]]:
-    """
-    Yield the groups of each part, and the number of lines before it.
-    """
-    path, lines = "", None
-    for part, result in zip(parts, results, strict=True):
-        if part.path != path:
-            path, lines = part.path, None if part.start else 0
-        yield lines, result.event_groups
-        if lines is not None:
-            lines += result.lines
+    def add(self, size: int) -> None:
+        """
+        Count bytes that were read.
+        """
+        self._size += size
+        now = time.monotonic()
+        is_last = self._size >= self._total
+        if self._tell and (is_last or now - self._told > _PROGRESS_SECONDS):
+            self._told = now
+            self._tell(min(self._size, self._total), self._total)

@@ -261,13 +261,14 @@ def test_junk(scan):
 
 
 @pytest.mark.parametrize("shift", range(0, 150, 12))
-def test_parts_of_a_file(scan, monkeypatch, shift):
+def test_many_blocks_of_a_file(scan, monkeypatch, shift):
     """
-    However a file is divided among threads, each line is found once, with its
-    number, and none of a traceback that begins in another part.
+    However a file is divided into blocks, each line is found once, with its
+    number, and none of a traceback that begins in another block.
     """
-    # Really, files are divided beyond 128 MiB.
-    monkeypatch.setattr("distdebug.logs.scan._PART_BYTES", 5_000)
+    # Really, blocks have 4 MiB.
+    monkeypatch.setattr("distdebug.logs.engine._BLOCK_BYTES", 500)
+    monkeypatch.setattr("distdebug.logs.engine.BYTES_AFTER", 200)
     trace = TRACE.replace("X: y\n", FULL)
     text = "x" * shift + "".join(
         f"step {n}\n" + (FULL if n % 7 == 0 else trace if n % 5 == 0 else "")

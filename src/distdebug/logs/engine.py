@@ -1,0 +1,403 @@
+"""
+Read log files block by block, once for all readers that look for something.
+
+A reader names words; each block is searched for the words of all readers at
+once, and each of them parses only the lines in which its words stand.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from collections import deque
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from numpy.typing import NDArray
+
+from .._search import PADDING, WordIndex, build_index, find_words
+from ..identity import MPI_TAG, TASK_LABEL
+from .lines import PACKED_SUFFIXES, READ_ERRORS, blocks_of_lines, open_log
+
+
+# Context in bytes for lines, earlier times, and tracebacks.
+BYTES_BEFORE = 1 << 15
+BYTES_AFTER = 1 << 17
+_BLOCK_BYTES = 1 << 22
+# A packed file may unpack to blanks that take days to read.
+MOST_UNPACKED = 1 << 34
+_NEWLINE = ord("\n")
+
+
+@attrs.frozen(kw_only=True)
+class FilePart:
+    """
+    The part of a file that is read.
+
+    Attributes:
+        path: The file; ``""`` for lines that are in no file.
+
+        start: The offset of its first byte, in the unpacked file.
+
+        stop: The offset behind its last byte.
+
+        size: The size of the file in bytes when it was found.
+    """
+
+    path: str
+    start: int = 0
+    stop: int = MOST_UNPACKED
+    size: int = MOST_UNPACKED
+
+    @classmethod
+    def whole(cls, path: str) -> FilePart:
+        """
+        Return a file as a whole, as far as it goes at this moment.
+
+        Raises:
+            OSError: It is not there.
+        """
+        if is_packed(path):
+            return cls(path=path)
+        size = os.stat(path).st_size  # noqa: PTH116 str is enough
+        return cls(path=path, stop=size, size=size)
+
+
+@attrs.define(kw_only=True, eq=False)
+class Block:
+    """
+    A block of whole lines of a file, with context on both sides.
+
+    Attributes:
+        data: The bytes with context and padding.
+
+        own: Where in *data* the block itself begins.
+
+        end: Where in *data* the block itself ends.
+
+        size: Where in *data* the context behind it ends.
+
+        offset: The offset of *data* in the file.
+
+        label: The pattern of rank labels, if lines have them.
+
+        number: The number of its first line in the part, from 1.
+
+        hits: The place in *data* and the word of each hit, by place.
+
+        line_ends: Where in *data* its lines end.
+    """
+
+    data: bytes
+    own: int
+    end: int
+    size: int
+    offset: int
+    label: re.Pattern[str] | None = None
+    number: int = 1
+    hits: list[tuple[int, bytes]] = attrs.field(factory=list)
+    line_ends: NDArray[np.intp] = attrs.field(init=False)
+
+    def line_number(self, at: int) -> int:
+        """
+        Return the number of the line at a place of the block.
+        """
+        return self.number + int(self.line_ends.searchsorted(at))
+
+    def search(self, index: WordIndex) -> Block:
+        """
+        Find words and the ends of lines in the block itself.
+        """
+        data = np.frombuffer(self.data, np.uint8)
+        own = data[self.own : self.end]
+        self.line_ends = np.flatnonzero(own == _NEWLINE) + self.own
+        found = find_words(index, data[self.own : self.end + PADDING])
+        self.hits = [
+            (at + self.own, word) for at, word in found if at < own.size
+        ]
+        return self
+
+
+class LogReader(Protocol):
+    """
+    What looks for something in the blocks of logs.
+    """
+
+    def words(self, stop: int) -> AbstractSet[bytes]:
+        """
+        Return the words whose hits it wants in the next block.
+
+        Args:
+            stop: The offset in the file at which the block ends.
+        """
+
+    def begin(self, part: FilePart) -> None:
+        """
+        Begin with a file.
+        """
+
+    def read(self, block: Block, hits: Sequence[tuple[int, bytes]]) -> None:
+        """
+        Read a block.
+
+        Args:
+            hits: The place and the word of each hit of its words.
+        """
+
+    def end(self, error: Exception | None) -> None:
+        """
+        End the file.
+
+        Args:
+            error: What kept the rest of it from being read.
+        """
+
+
+def is_packed(path: str | os.PathLike[str]) -> bool:
+    """
+    Return whether a file is packed, so that its size says nothing.
+    """
+    return os.fspath(path).endswith(tuple(PACKED_SUFFIXES))
+
+
+def read_parts(
+    parts: Iterable[tuple[FilePart, Collection[LogReader]]],
+    *,
+    threads: int = 1,
+    on_progress: Callable[[int], object] | None = None,
+) -> None:
+    """
+    Read parts of files, each block once for all of its readers.
+
+    Args:
+        parts: What to read, and for whom.
+
+        threads: How many threads search blocks, while those before them are
+            parsed.
+
+        on_progress: Called with the number of bytes that were read.
+    """
+    with ThreadPoolExecutor(threads, "distdebug-logs") as pool:
+        for part, readers in parts:
+            _read_part(part, None, readers, pool, threads, on_progress)
+
+
+def read_lines_for(reader: LogReader, lines: Iterable[str] | str) -> None:
+    """
+    Read lines that are in no file, or a text of several.
+    """
+    some = [lines.encode("utf-8", "replace")] if isinstance(lines, str) else (
+        blocks_of_lines(lines, _BLOCK_BYTES)
+    )
+    with ThreadPoolExecutor(1, "distdebug-logs") as pool:
+        _read_part(FilePart(path=""), _Bytes(some), [reader], pool, 1, None)
+
+
+class _Bytes:
+    """
+    Pieces of bytes, to be read like a file.
+    """
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._rest = b""
+
+    def read(self, most: int) -> bytes:
+        """
+        Return the next bytes, at most so many.
+        """
+        if not self._rest:
+            self._rest = next(self._pieces, b"")
+        data, self._rest = self._rest[:most], self._rest[most:]
+        return data
+
+
+def _read_part(
+    part: FilePart,
+    source: _Bytes | None,
+    readers: Collection[LogReader],
+    pool: ThreadPoolExecutor,
+    threads: int,
+    on_progress: Callable[[int], object] | None,
+) -> None:
+    for reader in readers:
+        reader.begin(part)
+    errors: list[Exception] = []
+    number = 1
+    blocks = _search_ahead(
+        _blocks_of(part, source), readers, pool, threads, errors.append
+    )
+    for block in blocks:
+        block.number = number
+        number += block.line_ends.size
+        for reader in readers:
+            words = reader.words(block.offset + block.end)
+            reader.read(block, [x for x in block.hits if x[1] in words])
+        if on_progress is not None:
+            on_progress(block.end - block.own)
+    for reader in readers:
+        reader.end(errors[0] if errors else None)
+
+
+def _search_ahead(
+    blocks: Iterator[Block],
+    readers: Collection[LogReader],
+    pool: ThreadPoolExecutor,
+    most: int,
+    on_error: Callable[[Exception], object],
+) -> Iterator[Block]:
+    """
+    Yield the blocks in their order, searched; the next ones are in work.
+    """
+    pending: deque[Future[Block]] = deque()
+    while True:
+        try:
+            block = next(blocks, None)
+        except READ_ERRORS as exc:
+            block = None
+            on_error(exc)
+        if block is not None:
+            stop = block.offset + block.end
+            words = frozenset[bytes]().union(*(x.words(stop) for x in readers))
+            pending.append(_submit(pool, block, _index_of(words)))
+        while pending and (block is None or len(pending) > most):
+            yield pending.popleft().result()
+        if block is None:
+            return
+
+
+def _submit(
+    pool: ThreadPoolExecutor, block: Block, index: WordIndex
+) -> Future[Block]:
+    try:
+        return pool.submit(block.search, index)
+    except RuntimeError:  # the limit of threads is reached
+        done: Future[Block] = Future()
+        done.set_result(block.search(index))
+        return done
+
+
+@lru_cache(maxsize=32)
+def _index_of(words: frozenset[bytes]) -> WordIndex:
+    return build_index(words)
+
+
+def _blocks_of(part: FilePart, source: _Bytes | None) -> Iterator[Block]:
+    opened: Any = nullcontext(source) if source else open_log(part.path)
+    with opened as file:
+        yield from _read_blocks(file, part)
+
+
+def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
+    offset = max(part.start - BYTES_BEFORE, 0)
+    if offset:
+        file.seek(offset)
+    # What is behind the part is read too: a traceback may reach into it.
+    last = min(part.stop + BYTES_AFTER, part.size)
+    own, kept, asked = part.start - offset, b"", _BLOCK_BYTES + BYTES_AFTER
+    label = None
+    while True:
+        most = last - offset - len(kept)
+        data, is_last = _read_on(file, kept, min(asked, most))
+        is_last = is_last or asked >= most
+        size = len(data) - PADDING
+        label = label or find_rank_label(memoryview(data)[:size])
+        end = min(size if is_last else size - BYTES_AFTER, part.stop - offset)
+        if not is_last and offset + end < part.stop:
+            end = _last_line_end(data, own, end)
+        if end > own:
+            yield Block(
+                data=data,
+                own=own,
+                end=end,
+                size=size,
+                offset=offset,
+                label=label,
+            )
+        if is_last or offset + end >= part.stop:
+            return
+        dropped = max(end - BYTES_BEFORE, 0)
+        own, kept, offset = end - dropped, data[dropped:size], offset + dropped
+        asked = _BLOCK_BYTES
+
+
+def _read_on(file: Any, kept: bytes, most: int) -> tuple[bytes, bool]:
+    """
+    Return *kept* with the next bytes and padding, and whether it is the end.
+    """
+    pieces, size = [kept], 0
+    while size < most and (piece := file.read(most - size)):
+        pieces.append(piece)
+        size += len(piece)
+    pieces.append(bytes(PADDING))
+    return b"".join(pieces), size < most
+
+
+def _last_line_end(data: bytes, start: int, end: int) -> int:
+    """
+    Return where the last line ends; of a bar, its last state before *end*.
+    """
+    return (
+        data.rfind(b"\n", start, end) + 1
+        or data.rfind(b"\r", start, end) + 1
+        or end
+    )
+
+
+_MPI_TAG = re.compile(MPI_TAG)
+_SHORT_LABELS = (
+    re.compile(TASK_LABEL),
+    re.compile(r"\[(?P<rank>\d{1,7})\] "),
+)
+_SAMPLE_BYTES = 1 << 16
+_LEAST_MPI_TAGS, _LEAST_SHORT_LABELS = 3, 8
+_LEAST_SHARE = 0.5
+# Each label must occur this often on average.
+_LEAST_REPEATS = 2
+
+
+def find_rank_label(data: bytes | memoryview) -> re.Pattern[str] | None:
+    """
+    Return the pattern of the rank labels of a file, if most lines have one.
+
+    ``srun --label`` and ``mpirun --tag-output`` write such labels.
+
+    Args:
+        data: Some bytes of the file; a sample out of the middle is searched.
+
+    Returns:
+        A pattern whose group ``rank`` is the number of the task, which is the
+        global rank; or ``None``.
+    """
+    begin = max((len(data) - _SAMPLE_BYTES) // 2, 0)
+    text = str(data[begin : begin + _SAMPLE_BYTES], "utf-8", "replace")
+    lines = [line for line in text.split("\n") if line.strip()]
+    if len(_labelled_ranks(_MPI_TAG, lines)) >= _LEAST_MPI_TAGS:
+        return _MPI_TAG
+
+    least = max(_LEAST_SHORT_LABELS, _LEAST_SHARE * len(lines))
+    for pattern in _SHORT_LABELS:
+        numbers = _labelled_ranks(pattern, lines)
+        is_repeated = _LEAST_REPEATS * len(set(numbers)) <= len(numbers)
+        if len(numbers) >= least and is_repeated:
+            return pattern
+    return None
+
+
+def _labelled_ranks(pattern: re.Pattern[str], lines: list[str]) -> list[str]:
+    found = map(pattern.match, lines)
+    return [label["rank"] for label in found if label]
