@@ -56,25 +56,15 @@ class FilePart:
         stop: The offset behind its last byte.
 
         size: The size of the file in bytes when it was found.
+
+    Without numbers, a file is read up to the size that it has when its turn
+    comes.
     """
 
     path: str
     start: int = 0
     stop: int = MOST_UNPACKED
     size: int = MOST_UNPACKED
-
-    @classmethod
-    def whole(cls, path: str) -> FilePart:
-        """
-        Return a file as a whole, as far as it goes at this moment.
-
-        Raises:
-            OSError: It is not there.
-        """
-        if is_packed(path):
-            return cls(path=path)
-        size = os.stat(path).st_size  # noqa: PTH116 str is enough
-        return cls(path=path, stop=size, size=size)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -200,9 +190,10 @@ def read_lines_for(reader: LogReader, lines: Iterable[str] | str) -> None:
     """
     Read lines that are in no file, or a text of several.
     """
-    some = [lines.encode("utf-8", "replace")] if isinstance(lines, str) else (
-        blocks_of_lines(lines, _BLOCK_BYTES)
-    )
+    if isinstance(lines, str):
+        some = iter([lines.encode("utf-8", "replace")])
+    else:
+        some = blocks_of_lines(lines, _BLOCK_BYTES)
     with ThreadPoolExecutor(1, "distdebug-logs") as pool:
         _read_part(FilePart(path=""), _Bytes(some), [reader], pool, 1, None)
 
@@ -299,6 +290,11 @@ def _index_of(words: frozenset[bytes]) -> WordIndex:
 def _blocks_of(part: FilePart, source: _Bytes | None) -> Iterator[Block]:
     opened: Any = nullcontext(source) if source else open_log(part.path)
     with opened as file:
+        if not (source or is_packed(part.path)):
+            size = os.fstat(file.fileno()).st_size
+            part = attrs.evolve(
+                part, stop=min(part.stop, size), size=min(part.size, size)
+            )
         yield from _read_blocks(file, part)
 
 

@@ -9,18 +9,19 @@ import re
 import time
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from functools import partial
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import attrs
 import numpy as np
 
-from ..._search import make_text_index
 from ...errors import LogError
 from ...findings import Missing
+from ..engine import Block, FilePart, read_lines_for, read_parts
 from ..lines import (
     LONGEST_LINE,
     RANK_TAG,
@@ -31,7 +32,6 @@ from ..lines import (
     parse_attempt,
     parse_line,
     paths_of,
-    read_blocks,
     strip_log_prefix,
     world_size_from_files,
 )
@@ -51,7 +51,6 @@ from .model import (
 # A message that a terminal broke continues in at most this many lines.
 _CONTINUATION_LINES = 8
 
-_BLOCK_BYTES = 1 << 22
 _PREVIOUS_TAIL = 200
 
 _KEYWORDS = (
@@ -66,7 +65,8 @@ _KEYWORDS = (
     *("server socket has failed", "remote process exited"),
 )
 _RESTART = b"restart worker group"
-_KEYWORD_INDEX = make_text_index(word.encode() for word in _KEYWORDS)
+# The keywords as they are, by the same in small letters.
+_KEYWORD_OF = {word.lower().encode(): word.encode() for word in _KEYWORDS}
 
 
 class RawLine(NamedTuple):
@@ -95,87 +95,76 @@ KeepCalls = Callable[[bytes, tuple[int, int], int], object]
 
 
 def find_hits(
-    source: str | os.PathLike[str] | Iterable[str], keep_calls: KeepCalls
+    block: Block,
+    hits: Iterable[tuple[int, bytes]],
+    keep_calls: KeepCalls,
 ) -> Iterator[RawLine]:
     """
-    Find the lines of a log that could be about a collective.
+    Find the lines of a block that could be about a collective.
 
     Args:
-        source: The file, compressed or not; or its lines.
+        hits: The place and the word of each hit of a keyword, by place.
 
-        keep_calls: Called with each part of the file that was searched, before
-            a line is yielded by which a restart begins, and at the end.  It
-            finds lines about calls of NCCL: there may be millions.
+        keep_calls: Called with each part of the block, before a line is
+            yielded by which a restart begins, and at the end.  It finds lines
+            about calls of NCCL: there may be millions.
 
     Yields:
         Hits, each with the lines in which it may continue, in file order.
-
-    Raises:
-        OSError: The file cannot be read.
-
-        ValueError: It is not a regular file.
     """
-    pending, last_line = 0, b""
-    for block in read_blocks(source, size=_BLOCK_BYTES):
-        text = block.data.removesuffix(b"\n") + b"\n"
-        pending = yield from _scan_block(
-            text, block.number, pending, last_line, keep_calls
-        )
-        last_line = _previous_line(text, len(text))
-
-
-def _scan_block(
-    text: bytes,
-    number: int,
-    pending: int,
-    last_line: bytes,
-    keep_calls: KeepCalls,
-) -> Generator[RawLine, None, int]:
-    """
-    Yield the hits of a block and their continuation lines; skip the others.
-    """
-    position, end = 0, len(text)
-    kept, kept_number = 0, number
-    hits = _find_hit_lines(text)
-    for hit in (*hits, end):
+    data, position, number = block.data, block.own, block.number
+    kept, kept_number, pending = position, number, 0
+    lines = _find_hit_lines(block, hits)
+    for hit in (*lines, block.end):
         while pending and position < hit:
-            raw, position, number = _read_raw_line(text, position, number)
+            raw, position, number = _read_raw_line(block, position, number)
             pending -= 1
             yield raw
-        if position > hit:  # another state of the same bar
+        if block.end > hit < position:  # another state of the same bar
             continue
-        number += text.count(b"\n", position, hit)
-        position = hit
-        if hit == end or hits[hit]:
-            keep_calls(text, (kept, hit), kept_number)
+        position, number = hit, block.line_number(hit)
+        if hit == block.end or lines[hit]:
+            keep_calls(data, (kept, hit), kept_number)
             kept, kept_number = hit, number
-        if hit < end:
-            raw, position, number = _read_raw_line(text, hit, number)
+        if hit < block.end:
+            raw, position, number = _read_raw_line(block, hit, number)
             pending = _CONTINUATION_LINES
-            before = _previous_line(text, hit) if hit else last_line
-            yield raw._replace(is_hit=True, previous_end=_decode(before))
-    return pending
+            before = _decode(_previous_line(data, hit))
+            yield raw._replace(is_hit=True, previous_end=before)
+    # A message may continue behind the block.
+    while pending and position < block.size:
+        raw, position, number = _read_raw_line(block, position, number)
+        pending -= 1
+        yield raw
 
 
-def _find_hit_lines(text: bytes) -> dict[int, bool]:
+def _find_hit_lines(
+    block: Block, hits: Iterable[tuple[int, bytes]]
+) -> dict[int, bool]:
     """
     Return where lines with keywords begin, and whether each tells a restart.
     """
-    found = list(_KEYWORD_INDEX.find(text))
-    starts = _line_starts(text, (at for at, _ in found))
+    found = [
+        (at, word)
+        for at, word in hits
+        if block.data.startswith(_KEYWORD_OF[word], at)
+    ]
+    starts = _line_starts(block.data, block.own, (at for at, _ in found))
     lines: dict[int, bool] = {}
     for start, (_, word) in zip(starts, found, strict=True):
         lines[start] = word == _RESTART or lines.get(start, False)
     return lines
 
 
-def _line_starts(text: bytes, hits: Iterable[int]) -> Iterator[int]:
+def _line_starts(
+    text: bytes, begin: int, hits: Iterable[int]
+) -> Iterator[int]:
     """
     Yield where the lines of hits begin, which come in their order.
 
     Each byte is looked at once: a line may have megabytes, and many hits.
     """
-    start = previous = 0
+    start = previous = begin
     for hit in hits:
         if (end := text.rfind(b"\n", previous, hit)) >= 0:
             start = end + 1
@@ -186,21 +175,23 @@ def _line_starts(text: bytes, hits: Iterable[int]) -> Iterator[int]:
 
 
 def _read_raw_line(
-    text: bytes, start: int, number: int
+    block: Block, start: int, number: int
 ) -> tuple[RawLine, int, int]:
     """
     Return a line, where the next one begins, and the number of that.
 
     Of a line that is too long, it is one state of a progress bar.
     """
-    high = start + LONGEST_LINE
-    end = text.find(b"\n", start, high + 1)
+    data, high = block.data, start + LONGEST_LINE
+    end = data.find(b"\n", start, min(high + 1, block.size))
+    if end < 0 and high >= block.size:  # the file has no end of a line
+        end = block.size
     is_whole = end >= 0
     if not is_whole:
-        end = text.find(b"\r", start, high + 1)
+        end = data.find(b"\r", start, high + 1)
     if end < 0:
         end = high
-    raw = RawLine(number, _decode(text[start:end]), is_hit=False)
+    raw = RawLine(number, _decode(data[start:end]), is_hit=False)
     return raw, end + 1, number + is_whole
 
 
@@ -208,6 +199,8 @@ def _previous_line(text: bytes, start: int) -> bytes:
     """
     Return the end of the line before *start*.
     """
+    if not start:
+        return b""
     low = max(start - 1 - _PREVIOUS_TAIL, 0)
     return text[low : max(start - 1, 0)].rpartition(b"\n")[2]
 
@@ -276,7 +269,7 @@ _ONLY_DIGITS = re.compile(r"\s{0,4}(\d{1,19}\.?)\s*$")
 
 def join_broken_lines(
     raw_lines: Iterator[RawLine], source: str
-) -> Iterator[LogLine]:
+) -> Iterator[tuple[LogLine, int]]:
     """
     Join messages that were broken into several lines.
 
@@ -284,8 +277,8 @@ def join_broken_lines(
         raw_lines: Lines of one file, in file order.
 
     Yields:
-        The lines that could be about a collective; a joined line has the
-        number of its first part.
+        The lines that could be about a collective, each with the number of its
+        last part; a joined line has that of its first one.
     """
     ahead: deque[RawLine] = deque()
     while True:
@@ -295,14 +288,15 @@ def join_broken_lines(
         if not raw.is_hit:
             continue
         *overwritten, last = _split_progress_bar(_restore_prefix(raw), source)
-        yield from overwritten
+        yield from ((line, raw.number) for line in overwritten)
+        used = 0
         if _is_incomplete(last.text):
             while len(ahead) < _CONTINUATION_LINES and (
                 continuation := next(raw_lines, None)
             ):
                 ahead.append(continuation)
-            last = _join_continuation(last, ahead)
-        yield last
+            last, used = _join_continuation(last, ahead)
+        yield last, raw.number + used
 
 
 def _restore_prefix(raw: RawLine) -> RawLine:
@@ -324,9 +318,14 @@ def _split_progress_bar(raw: RawLine, source: str) -> list[LogLine]:
     ]
 
 
-def _join_continuation(line: LogLine, ahead: deque[RawLine]) -> LogLine:
+def _join_continuation(
+    line: LogLine, ahead: deque[RawLine]
+) -> tuple[LogLine, int]:
     """
     Add the lines that complete this one and consume them, or do neither.
+
+    Returns:
+        The line, and how many lines were consumed.
     """
     text, width = line.text, 0
     may_have_group = _ENDS_WITH_SOURCE_FILE.search(text) is not None
@@ -353,8 +352,8 @@ def _join_continuation(line: LogLine, ahead: deque[RawLine]) -> LogLine:
             text += digits[1] if digits else ""
         for _ in range(used):
             ahead.popleft()
-        return line._replace(text=text)
-    return line
+        return line._replace(text=text), used
+    return line, 0
 
 
 def _is_new_message(continuation: LogLine, line: LogLine) -> bool:
@@ -420,7 +419,7 @@ def _last_calls(text: bytes, begin: int, end: int) -> dict[object, deque[int]]:
         return calls
 
     found = list(_CALL.finditer(text, begin, end))
-    starts = _line_starts(text, (call.start() for call in found))
+    starts = _line_starts(text, begin, (call.start() for call in found))
     for start, call in zip(starts, found, strict=True):
         stop = text.find(_CALL_PREFIX_END, start, call.start())
         stop = call.end() if stop < 0 else stop
@@ -437,7 +436,9 @@ class RecordCollector:
     Collect records about collectives, each once, with bounded memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Mapping[str, int] = MappingProxyType({})) -> None:
+        self._ranks = ranks
+        self._missing: list[Missing] = []
         self._records: dict[str, dict[object, LogRecord]] = {
             name: {} for name in RECORD_FIELDS.values()
         }
@@ -446,52 +447,46 @@ class RecordCollector:
         self._restarts = 0
         self._dropped: dict[str, int] = defaultdict(int)
 
-    def read(
-        self,
-        lines: str | os.PathLike[str] | Iterable[str],
-        source: str,
-        rank: int | None,
-        attempt: int,
-    ) -> None:
-        """
-        Add the records of one file.
+    def begin(self, part: FilePart) -> None:
+        self._file = part.path, self._ranks.get(part.path)
+        self._attempt = parse_attempt(part.path)
+        self._is_new = False
+        self._joined = 0
 
-        Args:
-            lines: The file, or its lines.
+    def words(self, _stop: int) -> AbstractSet[bytes]:
+        return _KEYWORD_OF.keys()
 
-            source: Its name.
-
-            rank: The rank of the file; ``None`` if unknown.
-
-            attempt: How many times the job was restarted before this file.
-        """
-        is_new = False
-        self._attempt = attempt
-        keep_calls = partial(self._keep_calls, (source, rank))
-        hits = (
+    def read(self, block: Block, hits: Sequence[tuple[int, bytes]]) -> None:
+        source, rank = self._file
+        joined = self._joined
+        raw_lines = (
             raw
-            for raw in find_hits(lines, keep_calls)
+            for raw in find_hits(block, hits, self._keep_calls)
+            # Lines that were joined to one of the block before come again.
             if not _is_call(raw.text)
+            and not (raw.is_hit and raw.number <= joined)
         )
-        for line in join_broken_lines(hits, source):
+        for line, last_number in join_broken_lines(raw_lines, source):
+            if last_number > line.number:
+                self._joined = last_number
             if _RESTART_TEXT in line.text:
-                self._attempt += is_new
-                is_new = False
+                self._attempt += self._is_new
+                self._is_new = False
             elif self._add_line(line, rank, self._attempt):
-                is_new = True
+                self._is_new = True
+
+    def end(self, error: Exception | None) -> None:
         self._restarts = max(self._restarts, self._attempt)
+        if error is not None:
+            self._missing.append(Missing.log(self._file[0], error))
 
     def _keep_calls(
-        self,
-        file: tuple[str, int | None],
-        text: bytes,
-        span: tuple[int, int],
-        number: int,
+        self, text: bytes, span: tuple[int, int], number: int
     ) -> None:
         """
         Keep the last calls of each communicator in a part of a file.
         """
-        attempt = self._attempt
+        file, attempt = self._file, self._attempt
         kept: list[tuple[int, deque[_Call]]] = []
         for communicator, starts in _last_calls(text, *span).items():
             key = attempt, communicator
@@ -507,7 +502,9 @@ class RecordCollector:
         # How many lines end before each that is kept.
         before = ends.searchsorted([start - begin for start, _ in kept])
         for (start, calls), ended in zip(kept, before.tolist(), strict=True):
-            line = text[start : text.find(b"\n", start)][:LONGEST_LINE]
+            high = min(start + LONGEST_LINE, end)
+            stop = text.find(b"\n", start, high)
+            line = text[start : stop if stop >= 0 else high]
             calls.append(_Call(number + ended, line, file, attempt))
 
     def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
@@ -530,23 +527,24 @@ class RecordCollector:
     def result(
         self,
         world_size: int | None,
-        missing: list[Missing],
+        missing: Iterable[Missing] = (),
         files: int | None = None,
     ) -> CollectiveLogs:
         """
         Return all records.
 
         Args:
-            missing: What could not be read; dropped records are added to it.
+            missing: What was not read.
 
             files: Number of ranks that have a file; ``None`` if unknown.
         """
+        missing = [*missing, *self._missing]
         for calls in self._calls.values():
             for number, text, (source, rank), attempt in calls:
                 raw = RawLine(number, _decode(text), is_hit=True)
                 if not _is_call(raw.text):  # it was read already
                     continue
-                for line in join_broken_lines(iter([raw]), source):
+                for line, _ in join_broken_lines(iter([raw]), source):
                     self._add_line(line, rank, attempt)
         for kind, count in self._dropped.items():
             reason = f"{count} lines of this kind are more than are kept"
@@ -626,25 +624,30 @@ def read_collective_logs(
         msg = f"a job has 1 to {_MAX_RANKS:,} ranks, not {shown}"
         raise LogError(msg)
 
-    paths, collector = paths_of(paths_or_lines), RecordCollector()
+    paths = paths_of(paths_or_lines)
     if paths is None:
-        lines = paths_or_lines
-        if isinstance(lines, str):
-            lines = lines.split("\n")
-        collector.read(lines, "", None, 0)  # type: ignore[arg-type]
-        return collector.result(world_size, [])
+        collector = RecordCollector()
+        read_lines_for(collector, paths_or_lines)  # type: ignore[arg-type]
+        return collector.result(world_size)
 
     walk = LogWalk(paths)
     files = [str(path) for path in walk]
-    missing = list(walk.missing)
     if not files:
-        raise no_logs_error(paths, missing)
-    ranks = find_file_ranks(files)
-    for file in files:
-        try:
-            collector.read(file, file, ranks.get(file), parse_attempt(file))
-        except (OSError, ValueError, EOFError) as exc:
-            missing.append(Missing.log(file, exc))
+        raise no_logs_error(paths, walk.missing)
+    collector = RecordCollector(find_file_ranks(files))
+    read_parts((FilePart(path=file), [collector]) for file in files)
+    return finish(collector, files, world_size, walk.missing)
+
+
+def finish(
+    collector: RecordCollector,
+    files: Sequence[str],
+    world_size: int | None = None,
+    missing: Iterable[Missing] = (),
+) -> CollectiveLogs:
+    """
+    Return the records of files, with what the files themselves show.
+    """
     logs = collector.result(world_size, missing, world_size_from_files(files))
     return attrs.evolve(logs, quiet=_seconds_since_write(files))
 
