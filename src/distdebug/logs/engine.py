@@ -31,13 +31,21 @@ from numpy.typing import NDArray
 
 from .._search import PADDING, WordIndex, build_index, find_words
 from ..identity import MPI_TAG, TASK_LABEL
-from .lines import PACKED_SUFFIXES, READ_ERRORS, blocks_of_lines, open_log
+from .lines import (
+    PACKED_SUFFIXES,
+    READ_ERRORS,
+    LineBlock,
+    blocks_of_lines,
+    open_log,
+)
 
 
 # Context in bytes for lines, earlier times, and tracebacks.
 BYTES_BEFORE = 1 << 15
 BYTES_AFTER = 1 << 17
 _BLOCK_BYTES = 1 << 22
+# What is unpacked before damage is found is kept.
+_READ_BYTES = 1 << 18
 # A packed file may unpack to blanks that take days to read.
 MOST_UNPACKED = 1 << 34
 _NEWLINE = ord("\n")
@@ -108,17 +116,36 @@ class Block:
         """
         return self.number + int(self.line_ends.searchsorted(at))
 
-    def search(self, index: WordIndex) -> Block:
+    def pieces(self, size: int) -> Iterator[LineBlock]:
+        """
+        Yield the block itself in pieces that end with a line.
+
+        Args:
+            size: How many bytes a piece has, at most.
+        """
+        start = self.own
+        while start < self.end:
+            stop = min(start + size, self.end)
+            if stop < self.end:
+                stop = _last_line_end(self.data, start, stop)
+            yield LineBlock.cut(
+                self.data[start:stop], self.line_number(start)
+            )
+            start = stop
+
+    def search(self, words: frozenset[bytes]) -> Block:
         """
         Find words and the ends of lines in the block itself.
         """
         data = np.frombuffer(self.data, np.uint8)
         own = data[self.own : self.end]
         self.line_ends = np.flatnonzero(own == _NEWLINE) + self.own
-        found = find_words(index, data[self.own : self.end + PADDING])
-        self.hits = [
-            (at + self.own, word) for at, word in found if at < own.size
-        ]
+        if words:
+            padded = data[self.own : self.end + PADDING]
+            found = find_words(_index_of(words), padded)
+            self.hits = [
+                (at + self.own, word) for at, word in found if at < own.size
+            ]
         return self
 
 
@@ -207,7 +234,7 @@ class _Bytes:
         self._pieces = iter(pieces)
         self._rest = b""
 
-    def read(self, most: int) -> bytes:
+    def read1(self, most: int) -> bytes:
         """
         Return the next bytes, at most so many.
         """
@@ -264,7 +291,7 @@ def _search_ahead(
         if block is not None:
             stop = block.offset + block.end
             words = frozenset[bytes]().union(*(x.words(stop) for x in readers))
-            pending.append(_submit(pool, block, _index_of(words)))
+            pending.append(_submit(pool, block, words))
         while pending and (block is None or len(pending) > most):
             yield pending.popleft().result()
         if block is None:
@@ -272,13 +299,13 @@ def _search_ahead(
 
 
 def _submit(
-    pool: ThreadPoolExecutor, block: Block, index: WordIndex
+    pool: ThreadPoolExecutor, block: Block, words: frozenset[bytes]
 ) -> Future[Block]:
     try:
-        return pool.submit(block.search, index)
+        return pool.submit(block.search, words)
     except RuntimeError:  # the limit of threads is reached
         done: Future[Block] = Future()
-        done.set_result(block.search(index))
+        done.set_result(block.search(words))
         return done
 
 
@@ -308,8 +335,8 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
     label = None
     while True:
         most = last - offset - len(kept)
-        data, is_last = _read_on(file, kept, min(asked, most))
-        is_last = is_last or asked >= most
+        data, is_whole, error = _read_on(file, kept, min(asked, most))
+        is_last = asked >= most or not is_whole
         size = len(data) - PADDING
         label = label or find_rank_label(memoryview(data)[:size])
         end = min(size if is_last else size - BYTES_AFTER, part.stop - offset)
@@ -324,6 +351,8 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
                 offset=offset,
                 label=label,
             )
+        if error is not None:
+            raise error
         if is_last or offset + end >= part.stop:
             return
         dropped = max(end - BYTES_BEFORE, 0)
@@ -331,16 +360,27 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
         asked = _BLOCK_BYTES
 
 
-def _read_on(file: Any, kept: bytes, most: int) -> tuple[bytes, bool]:
+def _read_on(
+    file: Any, kept: bytes, most: int
+) -> tuple[bytes, bool, Exception | None]:
     """
-    Return *kept* with the next bytes and padding, and whether it is the end.
+    Read so many bytes.
+
+    Returns:
+        *kept* with the next bytes and padding, whether these are all, and the
+        error that ended the reading.
     """
-    pieces, size = [kept], 0
-    while size < most and (piece := file.read(most - size)):
-        pieces.append(piece)
-        size += len(piece)
+    pieces, size, error = [kept], 0, None
+    try:
+        while size < most and (
+            piece := file.read1(min(most - size, _READ_BYTES))
+        ):
+            pieces.append(piece)
+            size += len(piece)
+    except READ_ERRORS as exc:
+        error = exc
     pieces.append(bytes(PADDING))
-    return b"".join(pieces), size < most
+    return b"".join(pieces), size >= most, error
 
 
 def _last_line_end(data: bytes, start: int, end: int) -> int:

@@ -601,10 +601,11 @@ def no_logs_error(
 LONGEST_LINE = 1 << 16
 # Only from the beginning of a line: it would be quadratic else.
 _LONG_LINE = re.compile(rb"(?<![^\r\n])([^\r\n]{%d})[^\r\n]+" % LONGEST_LINE)
+_LONG_STEP = LONGEST_LINE // 2
 _NEWLINE, _RETURN, _BLANK = b"\n\r "
 
 
-class Block(NamedTuple):
+class LineBlock(NamedTuple):
     """
     A block of lines of a log.
 
@@ -618,6 +619,18 @@ class Block(NamedTuple):
     data: bytes
     number: int
 
+    @classmethod
+    def cut(cls, data: bytes, number: int) -> LineBlock:
+        """
+        Return a block, with long lines cut.
+        """
+        # A line that is longer fills one of these steps.
+        is_long = any(
+            data.find(b"\n", at, at + _LONG_STEP) < 0
+            for at in range(0, len(data) - _LONG_STEP + 1, _LONG_STEP)
+        )
+        return cls(_LONG_LINE.sub(rb"\1", data) if is_long else data, number)
+
 
 class BlockLines:
     """
@@ -626,7 +639,7 @@ class BlockLines:
     Each state of a progress bar is a line of its own.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: LineBlock) -> None:
         data = np.frombuffer(block.data, np.uint8)
         ends = np.flatnonzero((data == _NEWLINE) | (data == _RETURN))
         starts = np.concatenate(([0], ends + 1))
@@ -677,7 +690,7 @@ def read_blocks(
     *,
     size: int = 1 << 18,
     on_error: Callable[[Exception], None] | None = None,
-) -> Iterator[Block]:
+) -> Iterator[LineBlock]:
     """
     Read a log as blocks of whole lines.
 
@@ -705,12 +718,10 @@ def read_blocks(
         blocks = blocks_of_lines(source, size)
     number = 1
     for data in blocks:
+        yield LineBlock.cut(data, number)
         # numpy is many times faster than bytes.count.
-        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
-        widths = np.diff(ends, prepend=-1, append=len(data))
-        is_long = int(widths.max()) > LONGEST_LINE
-        yield Block(_LONG_LINE.sub(rb"\1", data) if is_long else data, number)
-        number += ends.size
+        is_end = np.frombuffer(data, np.uint8) == _NEWLINE
+        number += int(np.count_nonzero(is_end))
 
 
 def find_lines(

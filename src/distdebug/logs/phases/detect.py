@@ -27,6 +27,7 @@ from ...findings import (
     Missing,
 )
 from ...ranks import ranks_text
+from ..engine import FilePart, read_lines_for, read_parts
 from ..lines import (
     LogLine,
     LogWalk,
@@ -42,7 +43,7 @@ from .framework_rules import (
     read_framework_rules,
 )
 from .model import Harmless, PhaseReport, PhaseState
-from .reader import read_timeline
+from .reader import PhaseReader
 from .timeline import (
     FailureRecord,
     Timeline,
@@ -712,25 +713,18 @@ def _check_framework(
 def _read_timelines(
     source: Any, frameworks: tuple[FrameworkRules, ...], now: float | None
 ) -> tuple[list[Timeline], tuple[Missing, ...]]:
-    rules = make_rule_index(frameworks)
+    reader = PhaseReader(make_rule_index(frameworks), now)
     paths = paths_of(source)
     if paths is None:
-        return [read_timeline(source, rules, now=now)], ()
+        read_lines_for(reader, source)
+        return [*reader.timelines.values()], ()
 
     walk = LogWalk(paths)
-    timelines, unread = [], []
-    for path in walk:
-        try:
-            timelines.append(read_timeline(path, rules, now=now))
-        except (OSError, ValueError) as exc:
-            unread.append(Missing.log(path, exc))
-        else:
-            errors = timelines[-1].read_errors
-            unread += [Missing.log(path, exc) for exc in errors]
-    missing = (*walk.missing, *unread)
-    if not timelines:
+    read_parts((FilePart(path=str(path)), [reader]) for path in walk)
+    missing = (*walk.missing, *reader.missing)
+    if not reader.timelines:
         raise no_logs_error(paths, missing)
-    return timelines, missing
+    return [*reader.timelines.values()], missing
 
 
 def _find_ending(timelines: Sequence[Timeline]) -> Timeline | None:

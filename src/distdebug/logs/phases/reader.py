@@ -8,25 +8,28 @@ gigabytes, of which only blocks with a text of a relevant rule are read.
 
 from __future__ import annotations
 
-import os
 import re
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import attrs
 
 from ..._search import TextIndex, make_text_index
+from ...findings import Missing
+from ..engine import Block, FilePart
 from ..lines import (
-    Block,
     BlockLines,
+    LineBlock,
     LogLine,
     Origin,
     begins_message,
     parse_line,
-    read_blocks,
     strip_log_prefix,
 )
 from .exceptions import TracebackTracker
@@ -167,7 +170,7 @@ class LogReader:
         # By process and texts, in the order of the log.
         self.steps: dict[tuple[Origin | None, tuple[str, ...]], _Step] = {}
 
-    def read(self, block: Block) -> int:
+    def read(self, block: LineBlock) -> int:
         """
         Read the lines of a block that matter.
 
@@ -205,7 +208,7 @@ class LogReader:
         self.has_left_out = True
 
     def _texts_by_line(
-        self, block: Block, lines: BlockLines
+        self, block: LineBlock, lines: BlockLines
     ) -> dict[int, list[str]]:
         """
         Return the literal texts in each line that has any.
@@ -564,33 +567,13 @@ def _first_match(
     return next((p.pattern for p in patterns if p.search(name)), None)
 
 
+# Bytes that are read, or searched, at once.
+_PIECE_BYTES = 1 << 18
 # Bytes at the end of a log that are read whole.
 _TAIL_BYTES = 1 << 20
 # Bytes before and after a text of a relevant rule that are read with it.
 _BYTES_BEFORE, _BYTES_AFTER = 1 << 13, 1 << 15
 _LONGEST_PART = 1 << 12
-
-
-def select_blocks(
-    blocks: Iterable[Block], select: Callable[[Block], Iterable[Block]]
-) -> Iterator[Block]:
-    """
-    Select what is to be read line by line, in its order.
-
-    Args:
-        select: Called for each block before the last MiB, which is read
-            whole; returns the parts of it that are read.
-    """
-    pending: deque[Block] = deque()
-    size = 0
-    for block in blocks:
-        pending.append(block)
-        size += len(block.data)
-        while size > _TAIL_BYTES:
-            first = pending.popleft()
-            size -= len(first.data)
-            yield from select(first)
-    yield from pending
 
 
 def _line_around(data: bytes, offset: int) -> str:
@@ -604,7 +587,7 @@ def _line_around(data: bytes, offset: int) -> str:
     return data[max(start + 1, low) : stop].decode("utf-8", "replace")
 
 
-def _surroundings(block: Block, offsets: Iterable[int]) -> Iterator[Block]:
+def _surroundings(block: LineBlock, offsets: Iterable[int]) -> Iterator[LineBlock]:
     """
     Yield the lines around some offsets, in order, as blocks of their own.
     """
@@ -620,7 +603,7 @@ def _surroundings(block: Block, offsets: Iterable[int]) -> Iterator[Block]:
         stop = data.find(b"\n", end) + 1 or len(data)
         number += data.count(b"\n", counted, start)
         counted = start
-        yield Block(data[start:stop], number)
+        yield LineBlock(data[start:stop], number)
 
 
 # What matches in more blocks than this does not mark a change.
@@ -659,7 +642,7 @@ class Prefilter:
     _text_index: TextIndex | None = None
     _stage: tuple[int, bool] | None = None
 
-    def select(self, block: Block) -> Iterable[Block]:
+    def select(self, block: LineBlock) -> Iterable[LineBlock]:
         """
         Return the parts of a block that are to be read line by line.
         """
@@ -744,42 +727,66 @@ class Prefilter:
         )
 
 
-def read_timeline(
-    source: str | os.PathLike[str] | Iterable[str],
-    rules: RuleIndex,
-    *,
-    now: float | None = None,
-) -> Timeline:
+class PhaseReader:
     """
-    Read a log, and record its phases, failures, and ending.
+    Read logs for phases; see :class:`~distdebug.logs.engine.LogReader`.
 
     Args:
-        source: A path; or lines, or a text of several.
-
         now: The latest possible time, which decides the year of times without
             one.
-
-    Returns:
-        The timeline of its last attempt.
-
-    Raises:
-        OSError: It cannot be read.
-
-        ValueError: It is no ordinary file.
     """
-    reader = LogReader(rules, LogClock(now=now))
-    timeline = reader.timeline
-    if isinstance(source, os.PathLike) or (
-        isinstance(source, str) and "\n" not in source
-    ):
-        timeline.source = os.fspath(source)
-        timeline.mtime = os.stat(source).st_mtime  # noqa: PTH116 may be a text
-    prefilter = Prefilter(rules=rules, timeline=timeline)
-    blocks = read_blocks(source, on_error=timeline.read_errors.append)
-    for block in select_blocks(blocks, prefilter.select):
-        hits = reader.read(block)
-        prefilter.unfiltered_bytes -= max(
+
+    def __init__(self, rules: RuleIndex, now: float | None = None) -> None:
+        #: What each log shows of its last attempt, by its path.
+        self.timelines: dict[str, Timeline] = {}
+        self.missing: list[Missing] = []
+        self._rules = rules
+        self._now = now
+
+    def begin(self, part: FilePart) -> None:
+        self._path = part.path
+        self._reader = LogReader(self._rules, LogClock(now=self._now))
+        self._prefilter = Prefilter(
+            rules=self._rules, timeline=self._reader.timeline
+        )
+        self._reader.timeline.source = part.path
+        # What is read whole if nothing more comes.
+        self._tail: deque[LineBlock] = deque()
+        self._tail_size = 0
+
+    def words(self, _stop: int) -> AbstractSet[bytes]:
+        return frozenset()
+
+    def read(
+        self, block: Block, hits: Sequence[tuple[int, bytes]]
+    ) -> None:
+        for piece in block.pieces(_PIECE_BYTES):
+            self._tail.append(piece)
+            self._tail_size += len(piece.data)
+            while self._tail_size > _TAIL_BYTES:
+                first = self._tail.popleft()
+                self._tail_size -= len(first.data)
+                for selected in self._prefilter.select(first):
+                    self._read_lines(selected)
+
+    def end(self, error: Exception | None) -> None:
+        timeline = self._reader.timeline
+        if error is not None:
+            self.missing += [Missing.log(self._path, error)]
+        for piece in self._tail:
+            self._read_lines(piece)
+        self._reader.finish()
+        self.missing += (
+            Missing.log(self._path, exc) for exc in timeline.read_errors
+        )
+        if self._path:
+            with suppress(OSError):
+                timeline.mtime = Path(self._path).stat().st_mtime
+        if error is None or self._reader.last is not None:
+            self.timelines[self._path] = timeline
+
+    def _read_lines(self, block: LineBlock) -> None:
+        hits = self._reader.read(block)
+        self._prefilter.unfiltered_bytes -= max(
             hits * _BYTES_PER_HIT - len(block.data), 0
         )
-    reader.finish()
-    return timeline
