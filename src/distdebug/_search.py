@@ -41,6 +41,8 @@ _COMMON_BYTES = b" e0t1ao2nis3r4l5d6c7m8u9p.:g,h_/f-=by[]'(w)kvx"
 
 _BoolArray = NDArray[np.bool_]
 _UInt32Array = NDArray[np.uint32]
+#: Offsets in a block.
+Places = NDArray[np.intp]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -113,9 +115,9 @@ def build_index(words: Iterable[bytes]) -> WordIndex:
     )
 
 
-def find_words(
+def find_places(
     index: WordIndex, data: NDArray[np.uint8]
-) -> list[tuple[int, bytes]]:
+) -> dict[bytes, Places]:
     """
     Find all words of an index in a block of bytes.
 
@@ -123,9 +125,9 @@ def find_words(
         data: The block; nothing is found in its last :data:`PADDING` bytes.
 
     Returns:
-        The offset and the word of each hit, by offset.
+        The offsets of each word that was found, ascending.
     """
-    found: list[tuple[int, bytes]] = []
+    found: dict[bytes, list[Places]] = {}
     for begin in range(0, data.size - PADDING, _CHUNK):
         for start in (begin, begin + 2):
             piece = data[start : min(start + _CHUNK + 4, data.size)]
@@ -134,9 +136,29 @@ def find_words(
             )
             for rows, word, place in _candidates(index, words):
                 places = _verify(data, start - place + 4 * rows, word)
-                found += [(at, word) for at in places]
-    found.sort()
-    return found
+                if places.size:
+                    found.setdefault(word, []).append(places)
+    most = data.size - PADDING
+    joined = ((word, np.sort(np.concatenate(x))) for word, x in found.items())
+    return {
+        word: places[: places.searchsorted(most)] for word, places in joined
+    }
+
+
+def find_words(
+    index: WordIndex, data: NDArray[np.uint8]
+) -> list[tuple[int, bytes]]:
+    """
+    Find all words of an index in a block of bytes; see :func:`find_places`.
+
+    Returns:
+        The offset and the word of each hit, by offset.
+    """
+    return sorted(
+        (at, word)
+        for word, places in find_places(index, data).items()
+        for at in places.tolist()
+    )
 
 
 def _candidates(
@@ -159,9 +181,7 @@ def _candidates(
             yield rows[first_halves == first_half], word, place
 
 
-def _verify(
-    data: NDArray[np.uint8], starts: NDArray[np.intp], word: bytes
-) -> list[int]:
+def _verify(data: NDArray[np.uint8], starts: Places, word: bytes) -> Places:
     """
     Return the offsets in *starts* at which the word really stands.
     """
@@ -176,8 +196,7 @@ def _verify(
         starts = starts[small]
         if not starts.size:
             break
-    found: list[int] = starts.tolist()
-    return found
+    return starts
 
 
 def _hash(words: _UInt32Array) -> NDArray[np.intp]:

@@ -385,9 +385,7 @@ class LogEvidence:
         return logs.CollectiveLogs()
 
 
-_BLOCK = 1 << 22
 _RAY_MARKERS = (b"ray.exceptions.", b"ray::")
-_LONGEST_MARKER = max(map(len, _RAY_MARKERS))
 _MAX_DRIVERS = 16
 # One log shows the start-up phase; more add little.
 _MAX_PHASE_LOGS = 16
@@ -418,8 +416,15 @@ def read_logs(
     """
     sources = find_log_sources(paths)
     files = [*sources.logs, *_worker_log_files(sources)]
-    scan = known.get("scan") or _scan_files(files, tell)
-    collectives = known.get("collectives") or logs.read_collective_logs(files)
+    survey = logs.survey_logs(
+        files,
+        phase_files=sources.logs[:_MAX_PHASE_LOGS],
+        words=_RAY_MARKERS,
+        known=known,
+        tell=tell,
+    )
+    scan = known.get("scan") or survey.scan
+    collectives = known.get("collectives") or survey.collectives
     known_ranks = {**_ranks_from_collectives(collectives), **(ranks or {})}
     raylets, raylet_missing = nsight.raylet_findings(
         *(s.logs for s in sources.sessions)
@@ -432,11 +437,10 @@ def read_logs(
         has_sessions=bool(sources.sessions),
         deaths=deaths,
         raylets=raylets,
-        drivers=tuple(_failed_drivers(sources.logs)),
+        drivers=tuple(_failed_drivers(sources.logs, survey.mentioning)),
         scan=scan,
         collectives=collectives,
-        phase=known.get("phase")
-        or _detect_phase(sources.logs[:_MAX_PHASE_LOGS]),
+        phase=known.get("phase") or survey.phase,
         ras=tuple(ras),
         nodes=nodes.findings,
         groups=_groups_by_place(scan),
@@ -512,23 +516,6 @@ def _worker_log_files(places: LogSources) -> list[Path]:
     ]
 
 
-def _scan_files(
-    files: list[Path], tell: Callable[[int, int], None] | None
-) -> ScanReport:
-    try:
-        # Loading the rules is slow; skip it if there are no files.
-        return logs.scan_logs(files, tell=tell) if files else logs.ScanReport()
-    except NoLogsError:
-        return logs.ScanReport()
-
-
-def _detect_phase(log_files: Sequence[Path]) -> PhaseReport | None:
-    try:
-        return logs.detect_phase(log_files) if log_files else None
-    except NoLogsError:  # no file can be read; the scan reports it
-        return None
-
-
 def _read_ras(
     paths: Iterable[Path],
 ) -> tuple[list[RasStatus], list[Missing]]:
@@ -547,27 +534,17 @@ def _groups_by_place(scan: ScanReport) -> dict[tuple[str, str], LogGroup]:
     return {(g.first.source, g.first.location): g for g in groups}
 
 
-def _failed_drivers(log_files: Iterable[Path]) -> Iterator[DriverLog]:
+def _failed_drivers(
+    log_files: Iterable[Path], mentioning: Collection[str]
+) -> Iterator[DriverLog]:
     """
     Yield the outputs of Ray drivers that hold failures.
+
+    Args:
+        mentioning: The files that quote an exception of Ray.
     """
-    candidates = (path for path in log_files if _mentions_ray(path))
-    for path in itertools.islice(candidates, _MAX_DRIVERS):
+    drivers = (path for path in log_files if os.fspath(path) in mentioning)
+    for path in itertools.islice(drivers, _MAX_DRIVERS):
         driver = ray.read_driver_log(path)
         if driver.failures:
             yield driver
-
-
-def _mentions_ray(path: Path) -> bool:
-    """
-    Return whether a log quotes an exception of Ray.
-
-    Searches block by block: line by line takes a minute per gigabyte.
-    """
-    tail = b""
-    with suppress(OSError, ValueError), logs.open_log(path) as file:
-        while block := file.read(_BLOCK):
-            if any(marker in tail + block for marker in _RAY_MARKERS):
-                return True
-            tail = block[-_LONGEST_MARKER:]
-    return False

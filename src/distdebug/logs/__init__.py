@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from .rules import LogRule as LogRule
     from .rules import load_rules as load_rules
     from .scan import scan_logs as scan_logs
+    from .survey import LogSurvey as LogSurvey
+    from .survey import survey_logs as survey_logs
     from .tracebacks import TRACEBACK_HEADER as TRACEBACK_HEADER
     from .tracebacks import PyError as PyError
     from .tracebacks import TracebackReader as TracebackReader

@@ -16,7 +16,6 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
-    Sequence,
 )
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,9 +26,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from numpy.typing import NDArray
-
-from .._search import PADDING, WordIndex, build_index, find_words
+from .._search import PADDING, Places, WordIndex, build_index, find_places
 from ..identity import MPI_TAG, TASK_LABEL
 from .lines import (
     PACKED_SUFFIXES,
@@ -49,6 +46,7 @@ _READ_BYTES = 1 << 18
 # A packed file may unpack to blanks that take days to read.
 MOST_UNPACKED = 1 << 34
 _NEWLINE = ord("\n")
+_NOWHERE: Places = np.zeros(0, np.intp)
 
 
 @attrs.frozen(kw_only=True)
@@ -107,14 +105,58 @@ class Block:
     offset: int
     label: re.Pattern[str] | None = None
     number: int = 1
-    hits: list[tuple[int, bytes]] = attrs.field(factory=list)
-    line_ends: NDArray[np.intp] = attrs.field(init=False)
+    places: dict[bytes, Places] = attrs.field(factory=dict)
+    line_ends: Places = attrs.field(init=False)
 
     def line_number(self, at: int) -> int:
         """
         Return the number of the line at a place of the block.
         """
         return self.number + int(self.line_ends.searchsorted(at))
+
+    def lines_at(
+        self, places: Collection[int], most: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """
+        Yield the number and the bytes of the line at each place of the block.
+
+        Args:
+            most: How many bytes a line has; one that has more, as a bar, is
+                divided at carriage returns.
+        """
+        before = self.line_ends.searchsorted(list(places))
+        starts = np.append(self.own, self.line_ends + 1)[before].tolist()
+        ends = np.append(self.line_ends, self.end)[before].tolist()
+        for at, row, start, end in zip(
+            places, before.tolist(), starts, ends, strict=True
+        ):
+            if end - start > most:
+                begin = max(start, self.data.rfind(b"\r", start, at) + 1)
+                stop = self.data.find(b"\r", at, end)
+                end = min(stop if stop >= 0 else end, begin + most)
+                yield self.number + row, self.data[begin:end]
+            else:
+                yield self.number + row, self.data[start:end]
+
+    def hits(self, words: AbstractSet[bytes]) -> list[tuple[int, bytes]]:
+        """
+        Return the place and the word of each hit of some words, by place.
+        """
+        found = [
+            (at, word)
+            for word in self.places.keys() & words
+            for at in self.places[word].tolist()
+        ]
+        found.sort()
+        return found
+
+    def places_of(self, word: bytes, span: tuple[int, int]) -> Places:
+        """
+        Return where a word stands in a part of the block.
+        """
+        places = self.places.get(word, _NOWHERE)
+        begin, end = places.searchsorted(span)
+        return places[begin:end]
 
     def pieces(self, size: int) -> Iterator[LineBlock]:
         """
@@ -142,10 +184,8 @@ class Block:
         self.line_ends = np.flatnonzero(own == _NEWLINE) + self.own
         if words:
             padded = data[self.own : self.end + PADDING]
-            found = find_words(_index_of(words), padded)
-            self.hits = [
-                (at + self.own, word) for at, word in found if at < own.size
-            ]
+            found = find_places(_index_of(words), padded)
+            self.places = {x: at + self.own for x, at in found.items()}
         return self
 
 
@@ -167,12 +207,9 @@ class LogReader(Protocol):
         Begin with a file.
         """
 
-    def read(self, block: Block, hits: Sequence[tuple[int, bytes]]) -> None:
+    def read(self, block: Block) -> None:
         """
-        Read a block.
-
-        Args:
-            hits: The place and the word of each hit of its words.
+        Read a block, which was searched for its words, and for others.
         """
 
     def end(self, error: Exception | None) -> None:
@@ -263,8 +300,7 @@ def _read_part(
         block.number = number
         number += block.line_ends.size
         for reader in readers:
-            words = reader.words(block.offset + block.end)
-            reader.read(block, [x for x in block.hits if x[1] in words])
+            reader.read(block)
         if on_progress is not None:
             on_progress(block.end - block.own)
     for reader in readers:

@@ -269,20 +269,16 @@ class PartSearch:
         paused = {x for x, end in self._state.paused.items() if end >= stop}
         return self._rule_set.words - self._state.dropped - paused
 
-    def events(
-        self, block: Block, hits: Iterable[tuple[int, bytes]]
-    ) -> Iterator[Event]:
+    def events(self, block: Block) -> Iterator[Event]:
         """
         Yield the events of a block, in the order of the file.
-
-        Args:
-            hits: The place and the word of each hit, by place.
         """
         state, rule_set = self._state, self._rule_set
         if block.own and block.offset + block.own == self._part.start:
             state.traceback_offsets.update(
                 _tracebacks_begun_before(block, rule_set)
             )
+        hits = block.hits(rule_set.words - state.dropped)
         for position, words in _candidate_lines(block, hits, state):
             event = _match_line(position, words, rule_set, state.match_counts)
             if event is None:

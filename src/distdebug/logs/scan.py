@@ -127,13 +127,16 @@ def scan_logs(
         RulesError: One of the files of rules cannot be used.
     """
     _check_positive(most_bytes=most_bytes, threads=threads)
-    sizes, missing = _find_logs(paths)
+    paths = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
+    sizes, missing = find_logs(paths)
+    if not sizes:
+        raise no_logs_error(paths, missing)
     scan = ErrorScan(sizes, rules)
     parts, skipped = select_parts(sizes, most_bytes)
     read_parts(
         [(part, [scan]) for part in parts],
         threads=threads or default_threads(),
-        on_progress=_Progress(tell, parts, sizes).add,
+        on_progress=Progress(tell, parts, sizes).add,
     )
     return scan.report((*missing, *skipped))
 
@@ -166,8 +169,8 @@ class ErrorScan:
     def words(self, stop: int) -> frozenset[bytes]:
         return self._search.words(stop)
 
-    def read(self, block: Block, hits: Sequence[tuple[int, bytes]]) -> None:
-        for event in self._search.events(block, hits):
+    def read(self, block: Block) -> None:
+        for event in self._search.events(block):
             self._file_events.add(event)
         self._size += block.end - block.own
 
@@ -215,11 +218,12 @@ def _check_positive(**numbers: int | None) -> None:
             raise LogError(msg)
 
 
-def _find_logs(paths: Any) -> tuple[dict[str, int], tuple[Missing, ...]]:
+def find_logs(
+    paths: Iterable[str | os.PathLike[str]],
+) -> tuple[dict[str, int], tuple[Missing, ...]]:
     """
     Return the size of each log below *paths*, and what cannot be read.
     """
-    paths = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
     walk = LogWalk(paths)
     sizes, gone = {}, []
     for path in walk:
@@ -227,10 +231,7 @@ def _find_logs(paths: Any) -> tuple[dict[str, int], tuple[Missing, ...]]:
             sizes[str(path)] = path.stat().st_size
         except OSError as exc:  # rotated away meanwhile
             gone.append(Missing.log(path, exc))
-    missing = (*walk.missing, *gone)
-    if not sizes:
-        raise no_logs_error(paths, missing)
-    return sizes, missing
+    return sizes, (*walk.missing, *gone)
 
 
 def default_threads() -> int:
@@ -244,7 +245,7 @@ def default_threads() -> int:
     return min(count, _MOST_THREADS)
 
 
-class _Progress:
+class Progress:
     """
     Report how far logs are read, a few times per second.
     """

@@ -1103,13 +1103,10 @@ class TestRead:
 
         assert read_logs(os.fspath(log)).scan.findings
 
-    @pytest.mark.parametrize("size", [1 << 22, 5])
-    def test_driver(self, tmp_path, monkeypatch, size):
+    def test_driver(self, tmp_path):
         """
-        The log of a Ray driver shows methods that raised, also where the first
-        sign of it is split between two blocks.
+        The log of a Ray driver shows methods that raised.
         """
-        monkeypatch.setattr(read_module, "_BLOCK", size)
         (tmp_path / "quiet.log").write_text("ray::\n")
         (tmp_path / "driver.log").write_text(
             "ray.exceptions.RayTaskError(ValueError): ray::Trainer.step() "

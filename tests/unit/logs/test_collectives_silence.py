@@ -442,7 +442,8 @@ def test_who_made_fewer_calls_is_told_once_the_log_is_old(tmp_path):
     assert () == findings(new)
 
 
-def test_last_calls(tmp_path):
+@pytest.mark.parametrize("time", ["", "2026-02-20T02:04:{:02}.5Z "])
+def test_last_calls(tmp_path, time):
     """
     Of millions of calls, the last ones of each communicator and attempt are
     kept, with the numbers of their lines.
@@ -454,7 +455,9 @@ def test_last_calls(tmp_path):
     again = [call(r, n, comm="0x8") for n in range(100, 190) for r in (0, 1)]
     path = tmp_path / "a.log"
     lines = [*first, failed, "will restart worker group", *again]
-    path.write_text("\n".join(lines))
+    path.write_text(
+        "\n".join(time.format(n % 60) + x for n, x in enumerate(lines))
+    )
 
     logs = read_collective_logs(path)
 

@@ -12,13 +12,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
 import attrs
-import numpy as np
-
 from ...errors import LogError
 from ...findings import Missing
 from ..engine import Block, FilePart, read_lines_for, read_parts
@@ -46,6 +43,7 @@ from .model import (
     loosen_spaces,
     split_by_rank,
 )
+from .nccl_calls import CALL_WORDS, LastCalls, is_call
 
 
 # A message that a terminal broke continues in at most this many lines.
@@ -67,6 +65,7 @@ _KEYWORDS = (
 _RESTART = b"restart worker group"
 # The keywords as they are, by the same in small letters.
 _KEYWORD_OF = {word.lower().encode(): word.encode() for word in _KEYWORDS}
+_WORDS = CALL_WORDS | _KEYWORD_OF.keys()
 
 
 class RawLine(NamedTuple):
@@ -89,22 +88,15 @@ class RawLine(NamedTuple):
     previous_end: str = ""
 
 
-# Called with a text, where a part of it begins and ends, and the number of the
-# first line of that part.
-KeepCalls = Callable[[bytes, tuple[int, int], int], object]
+# Called with a block, and where a part of it begins and ends.
+KeepCalls = Callable[[Block, tuple[int, int]], object]
 
 
-def find_hits(
-    block: Block,
-    hits: Iterable[tuple[int, bytes]],
-    keep_calls: KeepCalls,
-) -> Iterator[RawLine]:
+def find_hits(block: Block, keep_calls: KeepCalls) -> Iterator[RawLine]:
     """
     Find the lines of a block that could be about a collective.
 
     Args:
-        hits: The place and the word of each hit of a keyword, by place.
-
         keep_calls: Called with each part of the block, before a line is
             yielded by which a restart begins, and at the end.  It finds lines
             about calls of NCCL: there may be millions.
@@ -113,8 +105,8 @@ def find_hits(
         Hits, each with the lines in which it may continue, in file order.
     """
     data, position, number = block.data, block.own, block.number
-    kept, kept_number, pending = position, number, 0
-    lines = _find_hit_lines(block, hits)
+    kept, pending = position, 0
+    lines = _find_hit_lines(block)
     for hit in (*lines, block.end):
         while pending and position < hit:
             raw, position, number = _read_raw_line(block, position, number)
@@ -124,8 +116,8 @@ def find_hits(
             continue
         position, number = hit, block.line_number(hit)
         if hit == block.end or lines[hit]:
-            keep_calls(data, (kept, hit), kept_number)
-            kept, kept_number = hit, number
+            keep_calls(block, (kept, hit))
+            kept = hit
         if hit < block.end:
             raw, position, number = _read_raw_line(block, hit, number)
             pending = _CONTINUATION_LINES
@@ -138,15 +130,13 @@ def find_hits(
         yield raw
 
 
-def _find_hit_lines(
-    block: Block, hits: Iterable[tuple[int, bytes]]
-) -> dict[int, bool]:
+def _find_hit_lines(block: Block) -> dict[int, bool]:
     """
     Return where lines with keywords begin, and whether each tells a restart.
     """
     found = [
         (at, word)
-        for at, word in hits
+        for at, word in block.hits(_KEYWORD_OF.keys())
         if block.data.startswith(_KEYWORD_OF[word], at)
     ]
     starts = _line_starts(block.data, block.own, (at for at, _ in found))
@@ -382,53 +372,7 @@ _LOCATION_FIELDS = frozenset(
 # Runs without a failure print these, too.
 _ROUTINE_RECORDS = (NcclNote, NcclInit, GroupMember)
 _MAX_RECORDS = 200_000
-_MAX_CALLS = 32
-_MAX_COMMUNICATORS = 1 << 16
 _RESTART_TEXT = "will restart worker group"
-
-
-# A line about a call of NCCL, which is always whole.
-_CALL = re.compile(rb" opCount [^\n]*(?: comm ([^\n]{0,18})|$)", re.MULTILINE)
-_CALL_WORD = b" opCount "
-_CALL_PREFIX_END = b"] NCCL INFO"
-_CALL_KEY_BYTES = 80
-
-
-class _Call(NamedTuple):
-    """
-    A line about a call of NCCL, with what is known of its file.
-    """
-
-    number: int
-    line: bytes
-    file: tuple[str, int | None]
-    attempt: int
-
-
-def _is_call(line: str) -> bool:
-    # A message of a watchdog may quote a call.
-    return " opCount " in line and "SeqNum=" not in line
-
-
-def _last_calls(text: bytes, begin: int, end: int) -> dict[object, deque[int]]:
-    """
-    Return where the lines about the last calls of each communicator begin.
-    """
-    calls: dict[object, deque[int]] = {}
-    if text.find(_CALL_WORD, begin, end) < 0:
-        return calls
-
-    found = list(_CALL.finditer(text, begin, end))
-    starts = _line_starts(text, begin, (call.start() for call in found))
-    for start, call in zip(starts, found, strict=True):
-        stop = text.find(_CALL_PREFIX_END, start, call.start())
-        stop = call.end() if stop < 0 else stop
-        key = text[max(start, stop - _CALL_KEY_BYTES) : stop], call[1]
-        of_key = calls.get(key)
-        if of_key is None:
-            of_key = calls[key] = deque(maxlen=_MAX_CALLS)
-        of_key.append(start)
-    return calls
 
 
 class RecordCollector:
@@ -442,7 +386,7 @@ class RecordCollector:
         self._records: dict[str, dict[object, LogRecord]] = {
             name: {} for name in RECORD_FIELDS.values()
         }
-        self._calls: dict[object, deque[_Call]] = {}
+        self._calls = LastCalls()
         self._attempt = 0
         self._restarts = 0
         self._dropped: dict[str, int] = defaultdict(int)
@@ -454,16 +398,16 @@ class RecordCollector:
         self._joined = 0
 
     def words(self, _stop: int) -> AbstractSet[bytes]:
-        return _KEYWORD_OF.keys()
+        return _WORDS
 
-    def read(self, block: Block, hits: Sequence[tuple[int, bytes]]) -> None:
+    def read(self, block: Block) -> None:
         source, rank = self._file
         joined = self._joined
         raw_lines = (
             raw
-            for raw in find_hits(block, hits, self._keep_calls)
+            for raw in find_hits(block, self._keep_calls)
             # Lines that were joined to one of the block before come again.
-            if not _is_call(raw.text)
+            if not is_call(raw.text)
             and not (raw.is_hit and raw.number <= joined)
         )
         for line, last_number in join_broken_lines(raw_lines, source):
@@ -480,32 +424,8 @@ class RecordCollector:
         if error is not None:
             self._missing.append(Missing.log(self._file[0], error))
 
-    def _keep_calls(
-        self, text: bytes, span: tuple[int, int], number: int
-    ) -> None:
-        """
-        Keep the last calls of each communicator in a part of a file.
-        """
-        file, attempt = self._file, self._attempt
-        kept: list[tuple[int, deque[_Call]]] = []
-        for communicator, starts in _last_calls(text, *span).items():
-            key = attempt, communicator
-            if key in self._calls or len(self._calls) < _MAX_COMMUNICATORS:
-                calls = self._calls.setdefault(key, deque(maxlen=_MAX_CALLS))
-                kept += ((start, calls) for start in starts)
-        if not kept:
-            return
-        kept.sort(key=itemgetter(0))
-        begin, end = span
-        part = np.frombuffer(text, np.uint8)[begin:end]
-        ends = np.flatnonzero(part == ord("\n"))
-        # How many lines end before each that is kept.
-        before = ends.searchsorted([start - begin for start, _ in kept])
-        for (start, calls), ended in zip(kept, before.tolist(), strict=True):
-            high = min(start + LONGEST_LINE, end)
-            stop = text.find(b"\n", start, high)
-            line = text[start : stop if stop >= 0 else high]
-            calls.append(_Call(number + ended, line, file, attempt))
+    def _keep_calls(self, block: Block, span: tuple[int, int]) -> None:
+        self._calls.add(block, span, *self._file, self._attempt)
 
     def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
         has_failure = False
@@ -539,13 +459,12 @@ class RecordCollector:
             files: Number of ranks that have a file; ``None`` if unknown.
         """
         missing = [*missing, *self._missing]
-        for calls in self._calls.values():
-            for number, text, (source, rank), attempt in calls:
-                raw = RawLine(number, _decode(text), is_hit=True)
-                if not _is_call(raw.text):  # it was read already
-                    continue
-                for line, _ in join_broken_lines(iter([raw]), source):
-                    self._add_line(line, rank, attempt)
+        for call in self._calls:
+            raw = RawLine(call.number, _decode(call.line), is_hit=True)
+            if not is_call(raw.text):  # it was read already
+                continue
+            for line, _ in join_broken_lines(iter([raw]), call.source):
+                self._add_line(line, call.rank, call.attempt)
         for kind, count in self._dropped.items():
             reason = f"{count} lines of this kind are more than are kept"
             missing.append(Missing(what=f"log: {kind}", reason=reason))

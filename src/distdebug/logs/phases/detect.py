@@ -39,7 +39,6 @@ from .exceptions import is_consequence
 from .framework_rules import (
     FrameworkRules,
     Phase,
-    make_rule_index,
     read_framework_rules,
 )
 from .model import Harmless, PhaseReport, PhaseState
@@ -629,6 +628,22 @@ def detect_phase(
     frameworks = read_framework_rules(rules)
     _check_framework(framework, frameworks)
     timelines, missing = _read_timelines(path_or_lines, frameworks, now)
+    return make_report(
+        timelines, frameworks, framework=framework, now=now, missing=missing
+    )
+
+
+def make_report(
+    timelines: Sequence[Timeline],
+    frameworks: tuple[FrameworkRules, ...],
+    *,
+    framework: str | None = None,
+    now: float | None = None,
+    missing: tuple[Missing, ...] = (),
+) -> PhaseReport:
+    """
+    Return the phases that timelines show; see :func:`detect_phase`.
+    """
     merged = merge_timelines(timelines)
     log_framework = choose_framework(merged, frameworks, framework)
     states = phase_states(merged, log_framework, frameworks)
@@ -713,7 +728,7 @@ def _check_framework(
 def _read_timelines(
     source: Any, frameworks: tuple[FrameworkRules, ...], now: float | None
 ) -> tuple[list[Timeline], tuple[Missing, ...]]:
-    reader = PhaseReader(make_rule_index(frameworks), now)
+    reader = PhaseReader(frameworks, now)
     paths = paths_of(source)
     if paths is None:
         read_lines_for(reader, source)

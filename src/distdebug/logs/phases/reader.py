@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from itertools import chain
@@ -41,6 +41,7 @@ from .framework_rules import (
     Rule,
     RuleIndex,
     literals_by_length,
+    make_rule_index,
     required_literals,
 )
 from .progress_bars import (
@@ -570,7 +571,7 @@ def _first_match(
 # Bytes that are read, or searched, at once.
 _PIECE_BYTES = 1 << 18
 # Bytes at the end of a log that are read whole.
-_TAIL_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 18
 # Bytes before and after a text of a relevant rule that are read with it.
 _BYTES_BEFORE, _BYTES_AFTER = 1 << 13, 1 << 15
 _LONGEST_PART = 1 << 12
@@ -736,11 +737,13 @@ class PhaseReader:
             one.
     """
 
-    def __init__(self, rules: RuleIndex, now: float | None = None) -> None:
+    def __init__(
+        self, frameworks: tuple[FrameworkRules, ...], now: float | None = None
+    ) -> None:
         #: What each log shows of its last attempt, by its path.
         self.timelines: dict[str, Timeline] = {}
         self.missing: list[Missing] = []
-        self._rules = rules
+        self._rules = make_rule_index(frameworks)
         self._now = now
 
     def begin(self, part: FilePart) -> None:
@@ -757,9 +760,7 @@ class PhaseReader:
     def words(self, _stop: int) -> AbstractSet[bytes]:
         return frozenset()
 
-    def read(
-        self, block: Block, hits: Sequence[tuple[int, bytes]]
-    ) -> None:
+    def read(self, block: Block) -> None:
         for piece in block.pieces(_PIECE_BYTES):
             self._tail.append(piece)
             self._tail_size += len(piece.data)

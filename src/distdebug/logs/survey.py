@@ -1,0 +1,131 @@
+"""
+Read logs once, for errors, collectives, the phase of the job, and some words.
+"""
+
+from __future__ import annotations
+
+import os
+
+from collections.abc import Callable, Collection, Iterable
+from collections.abc import Set as AbstractSet
+
+import attrs
+
+from .collectives.collect import RecordCollector, finish
+from .collectives.model import CollectiveLogs
+from .engine import Block, FilePart, LogReader, read_parts
+from .lines import find_file_ranks
+from .model import ScanReport
+from .phases.detect import make_report
+from .phases.framework_rules import read_framework_rules
+from .phases.model import PhaseReport
+from .phases.reader import PhaseReader
+from .scan import (
+    ErrorScan,
+    Progress,
+    default_threads,
+    find_logs,
+    select_parts,
+)
+
+
+@attrs.frozen(kw_only=True)
+class LogSurvey:
+    """
+    Results of reading logs once.
+
+    Attributes:
+        scan: Errors found line by line.
+
+        collectives: Messages of watchdogs, NCCL, Gloo, and the store.
+
+        phase: The phase that the job reached; ``None`` without a log of it.
+
+        mentioning: The files in which one of the words occurs.
+    """
+
+    scan: ScanReport = attrs.field(factory=ScanReport)
+    collectives: CollectiveLogs = attrs.field(factory=CollectiveLogs)
+    phase: PhaseReport | None = None
+    mentioning: frozenset[str] = frozenset()
+
+
+def survey_logs(
+    files: Iterable[str | os.PathLike[str]],
+    *,
+    phase_files: Iterable[str | os.PathLike[str]],
+    words: Iterable[bytes] = (),
+    known: Collection[str] = (),
+    tell: Callable[[int, int], None] | None = None,
+) -> LogSurvey:
+    """
+    Read logs once.
+
+    Args:
+        files: Logs; no folders.
+
+        phase_files: Those of them that may show the phase of the job.
+
+        words: What *mentioning* is about: in small letters, of five bytes or
+            more.
+
+        known: The attributes of the result that need not be found.
+
+        tell: Called with the bytes read so far, and all bytes.
+    """
+    sizes, missing = find_logs(files)
+    parts, _ = select_parts(sizes, None)
+    scan, mention = ErrorScan(sizes), WordReader(words)
+    collector = RecordCollector(find_file_ranks([*sizes]))
+    frameworks = read_framework_rules()
+    phases = PhaseReader(frameworks)
+    everywhere: dict[str, LogReader] = {
+        "scan": scan,
+        "collectives": collector,
+        "mentioning": mention,
+    }
+    readers = [x for name, x in everywhere.items() if name not in known]
+    in_phase = frozenset(map(os.fspath, phase_files))
+    if "phase" in known:
+        in_phase = frozenset()
+    read_parts(
+        (
+            (part, [*readers, phases] if part.path in in_phase else readers)
+            for part in parts
+        ),
+        threads=default_threads(),
+        on_progress=Progress(tell, parts, sizes).add,
+    )
+    timelines = [*phases.timelines.values()]
+    return LogSurvey(
+        scan=scan.report(missing),
+        collectives=finish(collector, [*sizes]),
+        phase=make_report(timelines, frameworks) if timelines else None,
+        mentioning=frozenset(mention.files),
+    )
+
+
+class WordReader:
+    """
+    Find files in which words occur; see :class:`~.engine.LogReader`.
+    """
+
+    def __init__(self, words: Iterable[bytes]) -> None:
+        self.files: set[str] = set()
+        self._words = frozenset(words)
+        self._path = ""
+
+    def begin(self, part: FilePart) -> None:
+        self._path = part.path
+
+    def words(self, _stop: int) -> AbstractSet[bytes]:
+        return frozenset() if self._path in self.files else self._words
+
+    def read(self, block: Block) -> None:
+        if not block.places.keys().isdisjoint(self._words):
+            self.files.add(self._path)
+
+    def end(self, error: Exception | None) -> None:
+        """
+        Other readers report errors.
+        """
