@@ -107,6 +107,7 @@ class Block:
     number: int = 1
     places: dict[bytes, Places] = attrs.field(factory=dict)
     line_ends: Places = attrs.field(init=False)
+    _words: frozenset[bytes] = frozenset()
 
     def line_number(self, at: int) -> int:
         """
@@ -158,9 +159,9 @@ class Block:
         begin, end = places.searchsorted(span)
         return places[begin:end]
 
-    def pieces(self, size: int) -> Iterator[LineBlock]:
+    def pieces(self, size: int) -> Iterator[tuple[int, int]]:
         """
-        Yield the block itself in pieces that end with a line.
+        Yield where pieces of the block begin and end, each with a line.
 
         Args:
             size: How many bytes a piece has, at most.
@@ -170,23 +171,35 @@ class Block:
             stop = min(start + size, self.end)
             if stop < self.end:
                 stop = _last_line_end(self.data, start, stop)
-            yield LineBlock.cut(
-                self.data[start:stop], self.line_number(start)
-            )
+            yield start, stop
             start = stop
+
+    def cut(self, start: int, stop: int) -> LineBlock:
+        """
+        Return a piece of the block, to be read line by line.
+        """
+        return LineBlock.cut(self.data[start:stop], self.line_number(start))
 
     def search(self, words: frozenset[bytes]) -> Block:
         """
         Find words and the ends of lines in the block itself.
         """
-        data = np.frombuffer(self.data, np.uint8)
-        own = data[self.own : self.end]
+        own = np.frombuffer(self.data, np.uint8)[self.own : self.end]
         self.line_ends = np.flatnonzero(own == _NEWLINE) + self.own
-        if words:
-            padded = data[self.own : self.end + PADDING]
-            found = find_places(_index_of(words), padded)
-            self.places = {x: at + self.own for x, at in found.items()}
+        self.search_also(words)
         return self
+
+    def search_also(self, words: AbstractSet[bytes]) -> None:
+        """
+        Find words in the block, but for those that were searched for before.
+        """
+        if more := frozenset(words - self._words):
+            self._words |= more
+            data = np.frombuffer(self.data, np.uint8)
+            found = find_places(
+                _index_of(more), data[self.own : self.end + PADDING]
+            )
+            self.places |= {x: at + self.own for x, at in found.items()}
 
 
 class LogReader(Protocol):

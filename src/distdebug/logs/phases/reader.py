@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import attrs
 
-from ..._search import TextIndex, make_text_index
+from ..._search import SHORTEST_WORD
 from ...findings import Missing
 from ..engine import Block, FilePart
 from ..lines import (
@@ -640,33 +640,68 @@ class Prefilter:
     _blocks: Counter[Rule] = attrs.field(factory=Counter)
     _tries: Counter[bytes] = attrs.field(factory=Counter)
     _by_text: dict[bytes, list[Rule]] = attrs.field(factory=dict)
-    _text_index: TextIndex | None = None
+    _by_word: dict[bytes, list[bytes]] = attrs.field(factory=dict)
+    _short: tuple[bytes, ...] = ()
     _stage: tuple[int, bool] | None = None
 
-    def select(self, block: LineBlock) -> Iterable[LineBlock]:
+    def words(self) -> AbstractSet[bytes]:
         """
-        Return the parts of a block that are to be read line by line.
+        Return the words that blocks should be searched for.
         """
         if self.unfiltered_bytes > 0:
-            self.unfiltered_bytes -= len(block.data)
+            return frozenset()
+        self._update_texts()
+        return self._by_word.keys()
+
+    def select(
+        self, block: Block, start: int, stop: int
+    ) -> Iterable[LineBlock]:
+        """
+        Return the parts of a piece of a block that are read line by line.
+        """
+        if self.unfiltered_bytes > 0:
+            self.unfiltered_bytes -= stop - start
             if self.timeline.trains:
                 self.unfiltered_bytes = min(
                     self.unfiltered_bytes, _HEAD_BYTES_IN_TRAINING
                 )
-            return [block]
+            return [block.cut(start, stop)]
 
+        self._update_texts()
         found = [
-            (offset, rule)
-            for offset, text in self._relevant_texts().find(block.data)
+            (offset - start, rule)
+            for offset, text in self._find_texts(block, start, stop)
             if (rule := self._matching_rule(block.data, offset, text))
         ]
+        if not found:
+            return []
         rules = {rule for _, rule in found}
         self._blocks.update(rules)
         if any(self._blocks[x] > _MOST_BLOCKS_OF_RULE for x in rules):
-            self._text_index = None
+            self._stage = None
         if any(rule.kind == "start" for rule in rules):
             self.unfiltered_bytes = _HEAD_BYTES
-        return _surroundings(block, (offset for offset, _ in found))
+        piece = block.cut(start, stop)
+        return _surroundings(piece, (offset for offset, _ in found))
+
+    def _find_texts(
+        self, block: Block, start: int, stop: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """
+        Yield the place and the text of each hit in a piece of a block.
+        """
+        # A block may have been searched before its words were known.
+        block.search_also(self._by_word.keys())
+        for word in self._by_word.keys() & block.places.keys():
+            for at in block.places_of(word, (start, stop)).tolist():
+                for text in self._by_word[word]:
+                    if block.data.startswith(text, at):
+                        yield at, text
+        for text in self._short:
+            at = block.data.find(text, start, stop)
+            while at >= 0:
+                yield at, text
+                at = block.data.find(text, at + len(text), stop)
 
     def _matching_rule(
         self, data: bytes, offset: int, text: bytes
@@ -686,22 +721,28 @@ class Prefilter:
                 return rule
         return None
 
-    def _relevant_texts(self) -> TextIndex:
+    def _update_texts(self) -> None:
         """
-        Return the texts of rules that can still change the timeline.
+        Choose the texts of rules that can still change the timeline.
         """
         is_training = self.timeline.trains and self.timeline.ending is None
         stage = (len(self.timeline.hits), is_training)
         has_worn = any(self._tries[x] > _MOST_TRIES for x in self._by_text)
-        if has_worn or self._text_index is None or stage != self._stage:
-            self._stage = stage
-            self._by_text = {}
-            for rule in dict.fromkeys(chain(*self.rules.by_text.values())):
-                if self._is_relevant_rule(rule, is_training=is_training):
-                    for text in self._texts_to_look_for(rule):
-                        self._by_text.setdefault(text, []).append(rule)
-            self._text_index = make_text_index(self._by_text)
-        return self._text_index
+        if stage == self._stage and not has_worn:
+            return
+        self._stage = stage
+        self._by_text, self._by_word = {}, {}
+        for rule in dict.fromkeys(chain(*self.rules.by_text.values())):
+            if self._is_relevant_rule(rule, is_training=is_training):
+                for text in self._texts_to_look_for(rule):
+                    self._by_text.setdefault(text, []).append(rule)
+        short: list[bytes] = []
+        for text in self._by_text:
+            if len(text) < SHORTEST_WORD:
+                short.append(text)
+            else:
+                self._by_word.setdefault(text.lower(), []).append(text)
+        self._short = tuple(short)
 
     def _texts_to_look_for(self, rule: Rule) -> list[bytes]:
         """
@@ -753,29 +794,29 @@ class PhaseReader:
             rules=self._rules, timeline=self._reader.timeline
         )
         self._reader.timeline.source = part.path
-        # What is read whole if nothing more comes.
-        self._tail: deque[LineBlock] = deque()
+        # The pieces that are read whole if nothing more comes.
+        self._tail: deque[tuple[Block, int, int]] = deque()
         self._tail_size = 0
 
     def words(self, _stop: int) -> AbstractSet[bytes]:
-        return frozenset()
+        return self._prefilter.words()
 
     def read(self, block: Block) -> None:
-        for piece in block.pieces(_PIECE_BYTES):
-            self._tail.append(piece)
-            self._tail_size += len(piece.data)
+        for start, stop in block.pieces(_PIECE_BYTES):
+            self._tail.append((block, start, stop))
+            self._tail_size += stop - start
             while self._tail_size > _TAIL_BYTES:
                 first = self._tail.popleft()
-                self._tail_size -= len(first.data)
-                for selected in self._prefilter.select(first):
+                self._tail_size -= first[2] - first[1]
+                for selected in self._prefilter.select(*first):
                     self._read_lines(selected)
 
     def end(self, error: Exception | None) -> None:
         timeline = self._reader.timeline
         if error is not None:
             self.missing += [Missing.log(self._path, error)]
-        for piece in self._tail:
-            self._read_lines(piece)
+        for block, start, stop in self._tail:
+            self._read_lines(block.cut(start, stop))
         self._reader.finish()
         self.missing += (
             Missing.log(self._path, exc) for exc in timeline.read_errors
