@@ -70,15 +70,39 @@ def is_call(line: str) -> bool:
     return " opCount " in line and "SeqNum=" not in line
 
 
+class _Part(NamedTuple):
+    """
+    The last calls in a part of a block: where they stand, by communicator.
+    """
+
+    block: Block
+    places: dict[bytes, list[int]]
+    source: str
+    rank: int | None
+    attempt: int
+
+    def supersedes(self, other: _Part, key: bytes) -> int:
+        """
+        Return how many calls of a communicator it has that come later.
+        """
+        is_same = self[2:] == other[2:]
+        return len(self.places.get(key, ())) if is_same else 0
+
+
 class LastCalls:
     """
     The last calls of each communicator, with bounded memory.
+
+    Most calls of a part are superseded by those of the next one, and their
+    lines are never cut out.
     """
 
     def __init__(self) -> None:
-        self._calls: dict[object, deque[Call]] = {}
+        self._calls: dict[tuple[int, bytes], deque[Call]] = {}
+        self._part: _Part | None = None
 
     def __iter__(self) -> Iterator[Call]:
+        self._keep(None)
         for calls in self._calls.values():
             yield from calls
 
@@ -97,20 +121,30 @@ class LastCalls:
             span: Where the part begins and ends in the data of the block.
         """
         places = block.places_of(_CALL, span)
-        if not places.size:
+        if places.size:
+            last = dict(_last_of_communicators(block, places))
+            self._keep(_Part(block, last, source, rank, attempt))
+
+    def _keep(self, new: _Part | None) -> None:
+        """
+        Keep of the newest part what another one does not supersede.
+        """
+        old, self._part = self._part, new
+        if old is None:
             return
         kept: list[tuple[int, deque[Call]]] = []
-        for key, last in _last_of_communicators(block, places):
-            calls = self._calls.get((attempt, key))
+        for key, places in old.places.items():
+            most = _MAX_CALLS - (new.supersedes(old, key) if new else 0)
+            calls = self._calls.get((old.attempt, key))
             if calls is None and len(self._calls) < _MAX_COMMUNICATORS:
                 calls = deque(maxlen=_MAX_CALLS)
-                self._calls[attempt, key] = calls
-            if calls is not None:
-                kept += ((at, calls) for at in last)
+                self._calls[old.attempt, key] = calls
+            if calls is not None and most > 0:
+                kept += ((at, calls) for at in places[-most:])
         kept.sort(key=lambda x: x[0])
-        lines = block.lines_at([at for at, _ in kept], LONGEST_LINE)
+        lines = old.block.lines_at([at for at, _ in kept], LONGEST_LINE)
         for (_, calls), (number, line) in zip(kept, lines, strict=True):
-            calls.append(Call(number, line, source, rank, attempt))
+            calls.append(Call(number, line, *old[2:]))
 
 
 def _last_of_communicators(
