@@ -613,7 +613,7 @@ _MOST_BLOCKS_OF_RULE = 4
 _MOST_TRIES = 1 << 9
 # Bytes at the beginning that are read whole, and after training has begun.
 _HEAD_BYTES = 16 << 20
-_HEAD_BYTES_IN_TRAINING = 1 << 18
+_HEAD_BYTES_IN_TRAINING = 1 << 16
 # Shorter lines count as so many.
 _BYTES_PER_HIT = 160
 _ALWAYS_RELEVANT = frozenset({"start", "ending"})
