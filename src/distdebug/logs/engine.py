@@ -19,7 +19,6 @@ from collections.abc import (
 )
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -63,6 +62,8 @@ class FilePart:
 
         size: The size of the file in bytes when it was found.
 
+        lines: What is read instead of a file: lines, in pieces of bytes.
+
     Without numbers, a file is read up to the size that it has when its turn
     comes.
     """
@@ -71,6 +72,7 @@ class FilePart:
     start: int = 0
     stop: int = MOST_UNPACKED
     size: int = MOST_UNPACKED
+    lines: Iterable[bytes] | None = None
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -131,13 +133,11 @@ class Block:
         for at, row, start, end in zip(
             places, before.tolist(), starts, ends, strict=True
         ):
-            if end - start > most:
-                begin = max(start, self.data.rfind(b"\r", start, at) + 1)
-                stop = self.data.find(b"\r", at, end)
-                end = min(stop if stop >= 0 else end, begin + most)
-                yield self.number + row, self.data[begin:end]
-            else:
-                yield self.number + row, self.data[start:end]
+            line = self.data[start:end]
+            if len(line) > most:
+                begin = line.rfind(b"\r", 0, at - start) + 1
+                line = line[begin:].partition(b"\r")[0][:most]
+            yield self.number + row, line
 
     def hits(self, words: AbstractSet[bytes]) -> list[tuple[int, bytes]]:
         """
@@ -260,7 +260,21 @@ def read_parts(
     """
     with ThreadPoolExecutor(threads, "distdebug-logs") as pool:
         for part, readers in parts:
-            _read_part(part, None, readers, pool, threads, on_progress)
+            for reader in readers:
+                reader.begin(part)
+            errors: list[Exception] = []
+            number = 1
+            for block in _search_ahead(
+                _blocks_of(part), readers, pool, threads, errors.append
+            ):
+                block.number = number
+                number += block.line_ends.size
+                for reader in readers:
+                    reader.read(block)
+                if on_progress is not None:
+                    on_progress(block.end - block.own)
+            for reader in readers:
+                reader.end(errors[0] if errors else None)
 
 
 def read_lines_for(reader: LogReader, lines: Iterable[str] | str) -> None:
@@ -268,11 +282,10 @@ def read_lines_for(reader: LogReader, lines: Iterable[str] | str) -> None:
     Read lines that are in no file, or a text of several.
     """
     if isinstance(lines, str):
-        some = iter([lines.encode("utf-8", "replace")])
+        pieces = iter([lines.encode("utf-8", "replace")])
     else:
-        some = blocks_of_lines(lines, _BLOCK_BYTES)
-    with ThreadPoolExecutor(1, "distdebug-logs") as pool:
-        _read_part(FilePart(path=""), _Bytes(some), [reader], pool, 1, None)
+        pieces = blocks_of_lines(lines, _BLOCK_BYTES)
+    read_parts([(FilePart(path="", lines=pieces), [reader])])
 
 
 class _Bytes:
@@ -292,32 +305,6 @@ class _Bytes:
             self._rest = next(self._pieces, b"")
         data, self._rest = self._rest[:most], self._rest[most:]
         return data
-
-
-def _read_part(
-    part: FilePart,
-    source: _Bytes | None,
-    readers: Collection[LogReader],
-    pool: ThreadPoolExecutor,
-    threads: int,
-    on_progress: Callable[[int], object] | None,
-) -> None:
-    for reader in readers:
-        reader.begin(part)
-    errors: list[Exception] = []
-    number = 1
-    blocks = _search_ahead(
-        _blocks_of(part, source), readers, pool, threads, errors.append
-    )
-    for block in blocks:
-        block.number = number
-        number += block.line_ends.size
-        for reader in readers:
-            reader.read(block)
-        if on_progress is not None:
-            on_progress(block.end - block.own)
-    for reader in readers:
-        reader.end(errors[0] if errors else None)
 
 
 def _search_ahead(
@@ -363,10 +350,12 @@ def _index_of(words: frozenset[bytes]) -> WordIndex:
     return build_index(words)
 
 
-def _blocks_of(part: FilePart, source: _Bytes | None) -> Iterator[Block]:
-    opened: Any = nullcontext(source) if source else open_log(part.path)
-    with opened as file:
-        if not (source or is_packed(part.path)):
+def _blocks_of(part: FilePart) -> Iterator[Block]:
+    if part.lines is not None:
+        yield from _read_blocks(_Bytes(part.lines), part)
+        return
+    with open_log(part.path) as file:
+        if not is_packed(part.path):
             size = os.fstat(file.fileno()).st_size
             part = attrs.evolve(
                 part, stop=min(part.stop, size), size=min(part.size, size)

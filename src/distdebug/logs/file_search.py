@@ -286,8 +286,8 @@ class PartSearch:
                 continue
             state.reset_idle(words)
             # The lines before the part were not counted.
-            number = 0 if self._part.start else block.line_number(
-                position.start
+            number = (
+                0 if self._part.start else block.line_number(position.start)
             )
             is_last = state.count_match(event, rule_set)
             yield attrs.evolve(event, number=number, is_last=is_last)

@@ -602,7 +602,7 @@ LONGEST_LINE = 1 << 16
 # Only from the beginning of a line: it would be quadratic else.
 _LONG_LINE = re.compile(rb"(?<![^\r\n])([^\r\n]{%d})[^\r\n]+" % LONGEST_LINE)
 _LONG_STEP = LONGEST_LINE // 2
-_NEWLINE, _RETURN, _BLANK = b"\n\r "
+_NEWLINE = ord("\n")
 
 
 class LineBlock(NamedTuple):
@@ -630,59 +630,6 @@ class LineBlock(NamedTuple):
             for at in range(0, len(data) - _LONG_STEP + 1, _LONG_STEP)
         )
         return cls(_LONG_LINE.sub(rb"\1", data) if is_long else data, number)
-
-
-class BlockLines:
-    """
-    The lines of a block that are not empty, decoded one by one.
-
-    Each state of a progress bar is a line of its own.
-    """
-
-    def __init__(self, block: LineBlock) -> None:
-        data = np.frombuffer(block.data, np.uint8)
-        ends = np.flatnonzero((data == _NEWLINE) | (data == _RETURN))
-        starts = np.concatenate(([0], ends + 1))
-        numbers = np.cumsum(data[ends] == _NEWLINE, dtype=np.int64)
-        ends = np.append(ends, data.size)
-        visible = np.flatnonzero(data > _BLANK)
-        is_line = (
-            np.diff(np.searchsorted(visible, [starts, ends]), axis=0)[0] > 0
-        )
-        self._data = block.data
-        self._starts, self._ends = starts[is_line], ends[is_line]
-        self._numbers = np.concatenate(([0], numbers))[is_line] + block.number
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def __getitem__(self, index: int) -> str:
-        line = self._data[self._starts[index] : self._ends[index]]
-        return line.decode("utf-8", "replace")
-
-    def number(self, index: int) -> int:
-        """
-        Return the number of a line in the file, from 1.
-        """
-        return int(self._numbers[index])
-
-    def first_state(self, index: int) -> int:
-        """
-        Return the index of the first state of the bar that a line belongs to.
-        """
-        start = self._starts[index]
-        if self._data[start - 1 : start] != b"\r":
-            return index
-        return int(np.searchsorted(self._numbers, self._numbers[index]))
-
-    def at(self, offsets: Sequence[int]) -> list[int]:
-        """
-        Return the index of the line at each offset in the block.
-        """
-        found: list[int] = np.searchsorted(
-            self._starts, offsets, "right"
-        ).tolist()
-        return [index - 1 for index in found]
 
 
 def read_blocks(
@@ -749,6 +696,9 @@ def find_lines(
 
 
 def blocks_of_lines(lines: Iterable[str], most: int) -> Iterator[bytes]:
+    """
+    Yield lines in pieces of bytes that are hardly larger than *most*.
+    """
     some: list[str] = []
     size = 0
     for line in lines:

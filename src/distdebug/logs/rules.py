@@ -26,7 +26,7 @@ from .._rules import (
     read_rules_file,
     refuse_unknown_tables,
 )
-from .._search import SHORTEST_WORD, WordIndex, build_index
+from .._search import SHORTEST_WORD
 from ..findings import Cause, Confidence
 from .tracebacks import TRACEBACK_HEADER, Trace
 

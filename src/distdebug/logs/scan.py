@@ -8,7 +8,6 @@ import os
 import time
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from .._text import list_text
 from ..errors import LogError
@@ -160,6 +159,9 @@ class ErrorScan:
         self._size_before = 0
 
     def begin(self, part: FilePart) -> None:
+        """
+        Begin with a file.
+        """
         self._part = part
         self._size_before = self._size
         self._files.add(part.path)
@@ -167,14 +169,23 @@ class ErrorScan:
         self._file_events = FileEvents(part.path, self._ranks.get(part.path))
 
     def words(self, stop: int) -> frozenset[bytes]:
+        """
+        Return the words of rules that are not skipped.
+        """
         return self._search.words(stop)
 
     def read(self, block: Block) -> None:
+        """
+        Find the events of a block.
+        """
         for event in self._search.events(block):
             self._file_events.add(event)
         self._size += block.end - block.own
 
     def end(self, error: Exception | None) -> None:
+        """
+        Add the events of the file to those of the others.
+        """
         part, missing = self._part, self._missing
         merge_event_groups(self._groups, self._file_events.groups)
         if error is not None:
@@ -201,9 +212,13 @@ class ErrorScan:
         """
         groups = build_groups(self._groups)
         return ScanReport(
-            findings=tuple(make_finding(rule, group) for rule, group in groups),
+            findings=tuple(
+                make_finding(rule, group) for rule, group in groups
+            ),
             groups=tuple(g for _, g in groups if isinstance(g, LogGroup)),
-            tracebacks=tuple(g for _, g in groups if isinstance(g, TraceGroup)),
+            tracebacks=tuple(
+                g for _, g in groups if isinstance(g, TraceGroup)
+            ),
             harmless=count_harmless(self._groups),
             missing=(*missing, *self._missing),
             files=len(self._files),

@@ -19,7 +19,7 @@ from .model import ScanReport
 from .phases.detect import make_report
 from .phases.framework_rules import read_framework_rules
 from .phases.model import PhaseReport
-from .phases.reader import PhaseReader
+from .phases.selection import PhaseReader
 from .scan import (
     ErrorScan,
     Progress,
@@ -74,6 +74,8 @@ def survey_logs(
         tell: Called with the bytes read so far, and all bytes.
     """
     sizes, missing = find_logs(files)
+    if not sizes:  # loading the rules takes long
+        return LogSurvey(scan=ScanReport(missing=missing))
     parts, _ = select_parts(sizes, None)
     scan, mention = ErrorScan(sizes), WordReader(words)
     collector = RecordCollector(find_file_ranks([*sizes]))
@@ -85,9 +87,9 @@ def survey_logs(
         "mentioning": mention,
     }
     readers = [x for name, x in everywhere.items() if name not in known]
-    in_phase = frozenset(map(os.fspath, phase_files))
-    if "phase" in known:
-        in_phase = frozenset()
+    in_phase = frozenset[str]()
+    if "phase" not in known:
+        in_phase = frozenset(os.fspath(path) for path in phase_files)
     read_parts(
         (
             (part, [*readers, phases] if part.path in in_phase else readers)
@@ -116,12 +118,21 @@ class WordReader:
         self._path = ""
 
     def begin(self, part: FilePart) -> None:
+        """
+        Begin with a file.
+        """
         self._path = part.path
 
     def words(self, _stop: int) -> AbstractSet[bytes]:
+        """
+        Return the words, until one was found in the file.
+        """
         return frozenset() if self._path in self.files else self._words
 
     def read(self, block: Block) -> None:
+        """
+        Note whether one of the words was found.
+        """
         if not block.places.keys().isdisjoint(self._words):
             self.files.add(self._path)
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import attrs
+
 from ...errors import LogError
 from ...findings import Missing
 from ..engine import Block, FilePart, read_lines_for, read_parts
@@ -380,7 +381,9 @@ class RecordCollector:
     Collect records about collectives, each once, with bounded memory.
     """
 
-    def __init__(self, ranks: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(
+        self, ranks: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         self._ranks = ranks
         self._missing: list[Missing] = []
         self._records: dict[str, dict[object, LogRecord]] = {
@@ -392,15 +395,24 @@ class RecordCollector:
         self._dropped: dict[str, int] = defaultdict(int)
 
     def begin(self, part: FilePart) -> None:
+        """
+        Begin with a file.
+        """
         self._file = part.path, self._ranks.get(part.path)
         self._attempt = parse_attempt(part.path)
         self._is_new = False
         self._joined = 0
 
     def words(self, _stop: int) -> AbstractSet[bytes]:
+        """
+        Return the keywords.
+        """
         return _WORDS
 
     def read(self, block: Block) -> None:
+        """
+        Add the records of a block.
+        """
         source, rank = self._file
         joined = self._joined
         raw_lines = (
@@ -420,6 +432,9 @@ class RecordCollector:
                 self._is_new = True
 
     def end(self, error: Exception | None) -> None:
+        """
+        Count the attempts that the file shows.
+        """
         self._restarts = max(self._restarts, self._attempt)
         if error is not None:
             self._missing.append(Missing.log(self._file[0], error))

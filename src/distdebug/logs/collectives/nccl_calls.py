@@ -180,7 +180,7 @@ def _keys(data: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
     starts = places + np.argmax(is_there, axis=1) + _COMMUNICATOR.size
     pointer = _window(data, starts, _POINTER_BYTES)
     is_behind = np.cumsum(pointer <= _BLANK, axis=1) > 0
-    is_behind |= ~is_there.any(axis=1)[:, None]
+    is_behind[~np.any(is_there, axis=1)] = True
     return np.concatenate(
         (
             np.where(blanks <= _PREFIX_BLANKS, prefix, 0),

@@ -42,7 +42,7 @@ from .framework_rules import (
     read_framework_rules,
 )
 from .model import Harmless, PhaseReport, PhaseState
-from .reader import PhaseReader
+from .selection import PhaseReader
 from .timeline import (
     FailureRecord,
     Timeline,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 
 import attrs
+import numpy as np
 
-from ..lines import BlockLines, LogLine, parse_time
+from ..lines import LineBlock, LogLine, parse_time
 
 
 # Every bar holds one of these.
@@ -202,6 +203,62 @@ def bar_series(name: str) -> tuple[str, str]:
 _MOST_UNREAD = 400
 _MOST_RUNS = 8
 _MOST_BARS = 4096
+
+
+_NEWLINE, _RETURN, _BLANK = b"\n\r "
+
+
+class BlockLines:
+    """
+    The lines of a block that are not empty, decoded one by one.
+
+    Each state of a progress bar is a line of its own.
+    """
+
+    def __init__(self, block: LineBlock) -> None:
+        data = np.frombuffer(block.data, np.uint8)
+        ends = np.flatnonzero((data == _NEWLINE) | (data == _RETURN))
+        starts = np.concatenate(([0], ends + 1))
+        numbers = np.cumsum(data[ends] == _NEWLINE, dtype=np.int64)
+        ends = np.append(ends, data.size)
+        visible = np.flatnonzero(data > _BLANK)
+        is_line = (
+            np.diff(np.searchsorted(visible, [starts, ends]), axis=0)[0] > 0
+        )
+        self._data = block.data
+        self._starts, self._ends = starts[is_line], ends[is_line]
+        self._numbers = np.concatenate(([0], numbers))[is_line] + block.number
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> str:
+        line = self._data[self._starts[index] : self._ends[index]]
+        return line.decode("utf-8", "replace")
+
+    def number(self, index: int) -> int:
+        """
+        Return the number of a line in the file, from 1.
+        """
+        return int(self._numbers[index])
+
+    def first_state(self, index: int) -> int:
+        """
+        Return the index of the first state of the bar that a line belongs to.
+        """
+        start = self._starts[index]
+        if self._data[start - 1 : start] != b"\r":
+            return index
+        return int(np.searchsorted(self._numbers, self._numbers[index]))
+
+    def at(self, offsets: Sequence[int]) -> list[int]:
+        """
+        Return the index of the line at each offset in the block.
+        """
+        found: list[int] = np.searchsorted(
+            self._starts, offsets, "right"
+        ).tolist()
+        return [index - 1 for index in found]
 
 
 @attrs.define

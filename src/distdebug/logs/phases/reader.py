@@ -1,30 +1,19 @@
 """
 Read a log line by line and record its phases, failures, and ending.
 
-Handled here: which rules match, and progress bars.  A start-up stands at the
-beginning of a log, and the current state at its end; between them may be
-gigabytes, of which only blocks with a text of a relevant rule are read.
+Handled here: which rules match, and progress bars.
 """
 
 from __future__ import annotations
 
 import re
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
-from contextlib import suppress
-from itertools import chain
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import attrs
 
-from ..._search import SHORTEST_WORD
-from ...findings import Missing
-from ..engine import Block, FilePart
 from ..lines import (
-    BlockLines,
     LineBlock,
     LogLine,
     Origin,
@@ -40,12 +29,11 @@ from .framework_rules import (
     Phase,
     Rule,
     RuleIndex,
-    literals_by_length,
-    make_rule_index,
     required_literals,
 )
 from .progress_bars import (
     BAR_LITERALS,
+    BlockLines,
     LogClock,
     Progress,
     bar_name,
@@ -61,7 +49,7 @@ _TABLE_ROW = re.compile(
 )
 # First lines of the logs of Ray actors and tasks.
 _NAME_LINES = (":actor_name:", ":task_name:")
-_ACTOR_KINDS = frozenset({"actor", "shared_actor"})
+ACTOR_KINDS = frozenset({"actor", "shared_actor"})
 _LONGEST_LINE = 1 << 16
 _TABLE_LINES = 40
 _MOST_BARS = 1000
@@ -309,7 +297,7 @@ class LogReader:
 
     def _may_apply(self, rule: Rule) -> bool:
         known = self.timeline.hits.get(rule.framework.name, ())
-        is_known = rule.kind == "decisive" or rule.kind in _ACTOR_KINDS
+        is_known = rule.kind == "decisive" or rule.kind in ACTOR_KINDS
         return not (is_known and rule.hit_key in known)
 
     def _read_steps(self) -> None:
@@ -331,7 +319,7 @@ class LogReader:
         for rule in rules:
             if rule.kind == "decisive" and not self._may_apply(rule):
                 continue
-            if rule.kind in _ACTOR_KINDS:
+            if rule.kind in ACTOR_KINDS:
                 self._match_actor(rule, line)
                 continue
             found = rule.find(line.text)
@@ -566,269 +554,3 @@ def _first_match(
     patterns: tuple[re.Pattern[str], ...], name: str
 ) -> str | None:
     return next((p.pattern for p in patterns if p.search(name)), None)
-
-
-# Bytes that are read, or searched, at once.
-_PIECE_BYTES = 1 << 18
-# Bytes at the end of a log that are read whole.
-_TAIL_BYTES = 1 << 18
-# Bytes before and after a text of a relevant rule that are read with it.
-_BYTES_BEFORE, _BYTES_AFTER = 1 << 13, 1 << 15
-_LONGEST_PART = 1 << 12
-
-
-def _line_around(data: bytes, offset: int) -> str:
-    """
-    Return the line at an offset, or the part of it around that.
-    """
-    low, high = max(offset - _LONGEST_PART, 0), offset + _LONGEST_PART
-    start = max(data.rfind(b"\n", low, offset), data.rfind(b"\r", low, offset))
-    ends = (data.find(end, offset, high) for end in (b"\n", b"\r"))
-    stop = min((x for x in ends if x >= 0), default=high)
-    return data[max(start + 1, low) : stop].decode("utf-8", "replace")
-
-
-def _surroundings(block: LineBlock, offsets: Iterable[int]) -> Iterator[LineBlock]:
-    """
-    Yield the lines around some offsets, in order, as blocks of their own.
-    """
-    spans: list[tuple[int, int]] = []
-    for offset in sorted(offsets):
-        begin, end = offset - _BYTES_BEFORE, offset + _BYTES_AFTER
-        if spans and begin <= spans[-1][1]:
-            begin = spans.pop()[0]
-        spans.append((begin, end))
-    data, counted, number = block.data, 0, block.number
-    for begin, end in spans:
-        start = data.rfind(b"\n", counted, max(begin, 0)) + 1 or counted
-        stop = data.find(b"\n", end) + 1 or len(data)
-        number += data.count(b"\n", counted, start)
-        counted = start
-        yield LineBlock(data[start:stop], number)
-
-
-# What matches in more blocks than this does not mark a change.
-_MOST_BLOCKS_OF_RULE = 4
-# So many lines with a text are tried: millions may have it and not match.
-_MOST_TRIES = 1 << 9
-# Bytes at the beginning that are read whole, and after training has begun.
-_HEAD_BYTES = 16 << 20
-_HEAD_BYTES_IN_TRAINING = 1 << 16
-# Shorter lines count as so many.
-_BYTES_PER_HIT = 160
-_ALWAYS_RELEVANT = frozenset({"start", "ending"})
-_STARTUP_KINDS = frozenset({"begin", "end", "end_part", "fail"})
-
-
-@attrs.define(kw_only=True)
-class Prefilter:
-    """
-    Select relevant parts of a log, whose blocks must come in their order.
-
-    Attributes:
-        rules: The rules of all frameworks.
-
-        timeline: What was read so far; it grows while selected blocks are
-            read.
-
-        unfiltered_bytes: How many more bytes are selected without a search.
-    """
-
-    rules: RuleIndex
-    timeline: Timeline
-    unfiltered_bytes: int = attrs.field(factory=lambda: _HEAD_BYTES)
-    _blocks: Counter[Rule] = attrs.field(factory=Counter)
-    _tries: Counter[bytes] = attrs.field(factory=Counter)
-    _by_text: dict[bytes, list[Rule]] = attrs.field(factory=dict)
-    _by_word: dict[bytes, list[bytes]] = attrs.field(factory=dict)
-    _short: tuple[bytes, ...] = ()
-    _stage: tuple[int, bool] | None = None
-
-    def words(self) -> AbstractSet[bytes]:
-        """
-        Return the words that blocks should be searched for.
-        """
-        if self.unfiltered_bytes > 0:
-            return frozenset()
-        self._update_texts()
-        return self._by_word.keys()
-
-    def select(
-        self, block: Block, start: int, stop: int
-    ) -> Iterable[LineBlock]:
-        """
-        Return the parts of a piece of a block that are read line by line.
-        """
-        if self.unfiltered_bytes > 0:
-            self.unfiltered_bytes -= stop - start
-            if self.timeline.trains:
-                self.unfiltered_bytes = min(
-                    self.unfiltered_bytes, _HEAD_BYTES_IN_TRAINING
-                )
-            return [block.cut(start, stop)]
-
-        self._update_texts()
-        found = [
-            (offset - start, rule)
-            for offset, text in self._find_texts(block, start, stop)
-            if (rule := self._matching_rule(block.data, offset, text))
-        ]
-        if not found:
-            return []
-        rules = {rule for _, rule in found}
-        self._blocks.update(rules)
-        if any(self._blocks[x] > _MOST_BLOCKS_OF_RULE for x in rules):
-            self._stage = None
-        if any(rule.kind == "start" for rule in rules):
-            self.unfiltered_bytes = _HEAD_BYTES
-        piece = block.cut(start, stop)
-        return _surroundings(piece, (offset for offset, _ in found))
-
-    def _find_texts(
-        self, block: Block, start: int, stop: int
-    ) -> Iterator[tuple[int, bytes]]:
-        """
-        Yield the place and the text of each hit in a piece of a block.
-        """
-        # A block may have been searched before its words were known.
-        block.search_also(self._by_word.keys())
-        for word in self._by_word.keys() & block.places.keys():
-            for at in block.places_of(word, (start, stop)).tolist():
-                for text in self._by_word[word]:
-                    if block.data.startswith(text, at):
-                        yield at, text
-        for text in self._short:
-            at = block.data.find(text, start, stop)
-            while at >= 0:
-                yield at, text
-                at = block.data.find(text, at + len(text), stop)
-
-    def _matching_rule(
-        self, data: bytes, offset: int, text: bytes
-    ) -> Rule | None:
-        """
-        Return a rule that may match the line with a text.
-        """
-        self._tries[text] += 1
-        line = _line_around(data, offset)
-        plain = ""
-        for rule in self._by_text[text]:
-            if rule.kind in _ACTOR_KINDS or rule.find(line):
-                return rule
-            # A pattern may only match at the beginning of a message.
-            plain = plain or parse_line(strip_log_prefix(line)).text
-            if rule.find(plain):
-                return rule
-        return None
-
-    def _update_texts(self) -> None:
-        """
-        Choose the texts of rules that can still change the timeline.
-        """
-        is_training = self.timeline.trains and self.timeline.ending is None
-        stage = (len(self.timeline.hits), is_training)
-        has_worn = any(self._tries[x] > _MOST_TRIES for x in self._by_text)
-        if stage == self._stage and not has_worn:
-            return
-        self._stage = stage
-        self._by_text, self._by_word = {}, {}
-        for rule in dict.fromkeys(chain(*self.rules.by_text.values())):
-            if self._is_relevant_rule(rule, is_training=is_training):
-                for text in self._texts_to_look_for(rule):
-                    self._by_text.setdefault(text, []).append(rule)
-        short: list[bytes] = []
-        for text in self._by_text:
-            if len(text) < SHORTEST_WORD:
-                short.append(text)
-            else:
-                self._by_word.setdefault(text.lower(), []).append(text)
-        self._short = tuple(short)
-
-    def _texts_to_look_for(self, rule: Rule) -> list[bytes]:
-        """
-        Return texts of which one stands where a rule matches, and seldom else.
-        """
-        for texts in literals_by_length(rule.pattern):
-            found = [text.encode() for text in texts]
-            if all(self._tries[text] <= _MOST_TRIES for text in found):
-                return found
-        return []
-
-    def _is_relevant_rule(self, rule: Rule, *, is_training: bool) -> bool:
-        if self._blocks[rule] > _MOST_BLOCKS_OF_RULE or (
-            rule.framework.kind != "common"
-            and rule.framework.name not in self.timeline.hits
-        ):
-            return False
-        if rule.kind == "failure":
-            return isinstance(rule.owner, Failure) and not rule.owner.harmless
-        if isinstance(rule.owner, Phase) and rule.owner.part_of:
-            return False
-        return rule.kind in _ALWAYS_RELEVANT or (
-            rule.kind in _STARTUP_KINDS and not is_training
-        )
-
-
-class PhaseReader:
-    """
-    Read logs for phases; see :class:`~distdebug.logs.engine.LogReader`.
-
-    Args:
-        now: The latest possible time, which decides the year of times without
-            one.
-    """
-
-    def __init__(
-        self, frameworks: tuple[FrameworkRules, ...], now: float | None = None
-    ) -> None:
-        #: What each log shows of its last attempt, by its path.
-        self.timelines: dict[str, Timeline] = {}
-        self.missing: list[Missing] = []
-        self._rules = make_rule_index(frameworks)
-        self._now = now
-
-    def begin(self, part: FilePart) -> None:
-        self._path = part.path
-        self._reader = LogReader(self._rules, LogClock(now=self._now))
-        self._prefilter = Prefilter(
-            rules=self._rules, timeline=self._reader.timeline
-        )
-        self._reader.timeline.source = part.path
-        # The pieces that are read whole if nothing more comes.
-        self._tail: deque[tuple[Block, int, int]] = deque()
-        self._tail_size = 0
-
-    def words(self, _stop: int) -> AbstractSet[bytes]:
-        return self._prefilter.words()
-
-    def read(self, block: Block) -> None:
-        for start, stop in block.pieces(_PIECE_BYTES):
-            self._tail.append((block, start, stop))
-            self._tail_size += stop - start
-            while self._tail_size > _TAIL_BYTES:
-                first = self._tail.popleft()
-                self._tail_size -= first[2] - first[1]
-                for selected in self._prefilter.select(*first):
-                    self._read_lines(selected)
-
-    def end(self, error: Exception | None) -> None:
-        timeline = self._reader.timeline
-        if error is not None:
-            self.missing += [Missing.log(self._path, error)]
-        for block, start, stop in self._tail:
-            self._read_lines(block.cut(start, stop))
-        self._reader.finish()
-        self.missing += (
-            Missing.log(self._path, exc) for exc in timeline.read_errors
-        )
-        if self._path:
-            with suppress(OSError):
-                timeline.mtime = Path(self._path).stat().st_mtime
-        if error is None or self._reader.last is not None:
-            self.timelines[self._path] = timeline
-
-    def _read_lines(self, block: LineBlock) -> None:
-        hits = self._reader.read(block)
-        self._prefilter.unfiltered_bytes -= max(
-            hits * _BYTES_PER_HIT - len(block.data), 0
-        )
