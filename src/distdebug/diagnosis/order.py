@@ -52,6 +52,8 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
         *(f for f in sure if f.cause is not Cause.ACTOR_DIED),
+        # The others noticed that a rank made another call, and raised.
+        *(f for f in collectives if _is_sure(f) and _is_odd(f)),
         # What an actor printed says more than that it died.
         *sorted(
             (f for f in scanned if is_first_cause(f, evidence)),
@@ -93,6 +95,10 @@ def is_own_end(finding: Finding, evidence: LogEvidence) -> bool:
 
 def _is_sure(finding: Finding) -> bool:
     return finding.confidence != "possible"
+
+
+def _is_odd(finding: Finding) -> bool:
+    return finding.cause.is_mismatch and bool(finding.ranks)
 
 
 def _find_driver_failures(evidence: LogEvidence) -> Iterable[Finding]:
@@ -244,14 +250,28 @@ def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
     Return whether a job works, or is done, and survived all its errors.
     """
     phase = evidence.phase
-    if phase is None or phase.current is None or phase.findings:
+    if phase is None or phase.ended in {"failed", "killed"}:
+        return False
+    is_done = phase.ended == "completed"
+    known = {finding.cause for finding in findings}
+    if not (is_done or phase.current) or any(
+        finding.cause not in known for finding in phase.findings
+    ):
         return False
     # A loss that is no number stays so while the job goes on.
     if not all(finding.cause.ends_job for finding in findings):
         return False
 
     groups = [_group_of(finding, evidence) for finding in findings]
-    return all(group is not None and group.is_survived for group in groups)
+    return all(
+        group is not None
+        and (
+            group.is_survived
+            # Ranks lose each other while they end, one after the other.
+            or (is_done and group.priority > _MIN_CONSEQUENCE_PRIORITY)
+        )
+        for group in groups
+    )
 
 
 def _verdict_of_phase(
@@ -260,7 +280,7 @@ def _verdict_of_phase(
     """
     Return the verdict on a job whose logs show no error that it did not survive.
     """
-    if phase is None or phase.current is None:
+    if phase is None or not (phase.current or phase.ended):
         return _NOTHING_SUSPICIOUS
 
     summary = (
@@ -268,9 +288,9 @@ def _verdict_of_phase(
         if has_findings
         else _NOTHING_SUSPICIOUS.summary
     )
-    verdict = attrs.evolve(
-        _NOTHING_SUSPICIOUS, summary=f"{summary}: {phase.verdict}"
-    )
+    # What it survived is in the verdict on the phase.
+    more = "" if phase.findings else f": {phase.verdict}"
+    verdict = attrs.evolve(_NOTHING_SUSPICIOUS, summary=f"{summary}{more}")
     if phase.ended != "completed":
         return verdict
     return attrs.evolve(verdict, confidence="likely", remedy=None)

@@ -26,6 +26,7 @@ from .engine import is_packed
 from .file_search import Event
 from .lines import Origin, open_log, rank_from_path
 from .model import Hit, LogGroup, TraceGroup
+from .process_ranks import NO_PROCESSES, ProcessRanks
 from .rules import EXCEPTION, LEAST_PRIORITY, LogRule
 from .tracebacks import PyError
 
@@ -91,6 +92,10 @@ _MOST_GROUPS = 2_000
 # Only the first groups list the tasks that Slurm names; they may be many.
 _MOST_GROUPS_WITH_TASKS = 200
 _LONGEST_TEXT = 500
+# Groups of patterns that name what is at fault.
+_NAMES = frozenset({"pid", "host", "pci"})
+# Ranks alone, or with the nodes that they are on.
+_RANK_NUMBERS = re.compile(r"(?:^|rank=|(?<=\d),\s?)(\d{1,7})")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]{1,16}|\d{1,20}")
 _QUOTED = re.compile(r"'[^']{0,200}'|\"[^\"]{0,200}\"")
 
@@ -120,6 +125,9 @@ class EventGroup:
         local_ranks: Pairs of a node, as the path shows it, and a local rank.
 
         origins: The processes that printed them, as prefixes show.
+
+        named: The processes, nodes, and GPUs at fault that they name, each as
+            the name of the group of the pattern and what it matched.
     """
 
     rule: LogRule
@@ -134,6 +142,7 @@ class EventGroup:
     ranks: set[int] = attrs.field(factory=set)
     local_ranks: set[tuple[str, int]] = attrs.field(factory=set)
     origins: dict[Origin, None] = attrs.field(factory=dict)
+    named: dict[tuple[str, str], None] = attrs.field(factory=dict)
 
     @property
     def has_ranks(self) -> bool:
@@ -155,7 +164,13 @@ class EventGroup:
         self.files[hit.source] = hit.offset
         self.count += event.line.count
         self.is_more |= event.is_last
-        if hit.rank is not None:
+        for name in _NAMES & event.groups.keys():
+            if len(self.named) < _MOST_ORIGINS:
+                self.named[name, event.groups[name]] = None
+        if "ranks" in event.groups:
+            numbers = _RANK_NUMBERS.findall(event.groups["ranks"])
+            self.ranks.update(map(int, numbers[:_MOST_TASKS]))
+        elif hit.rank is not None:
             self.ranks.add(hit.rank)
         elif hit.local_rank is not None:
             self.local_ranks.add((node, hit.local_rank))
@@ -176,6 +191,7 @@ class EventGroup:
         self.ranks |= new.ranks
         self.local_ranks |= new.local_ranks
         self.origins |= new.origins
+        self.named |= new.named
 
     def shares_file(self, other: EventGroup) -> bool:
         """
@@ -330,6 +346,7 @@ _NOT_SEVERE = 3
 
 def propagate_ranks(
     event_groups: Sequence[EventGroup],
+    processes: ProcessRanks = NO_PROCESSES,
 ) -> dict[EventGroup, set[int]]:
     """
     Propagate ranks to event groups that show none.
@@ -340,17 +357,22 @@ def propagate_ranks(
     Args:
         event_groups: The groups, the most severe first.
 
+        processes: The known ranks of processes, nodes, and GPUs.
+
     Returns:
         Global ranks by event group.
     """
-    propagated: dict[EventGroup, set[int]] = {}
+    propagated = _ranks_of_named(event_groups, processes)
     for group in event_groups:
         same = (
-            x.ranks
+            x.ranks or propagated[x]
             for x in event_groups
-            if x.rule is group.rule and x.ranks and group.shares_file(x)
+            if x.rule is group.rule
+            and (x.ranks or x in propagated)
+            and group.shares_file(x)
         )
-        ranks = set() if group.has_ranks else set(next(same, ()))
+        is_known = group.has_ranks or group in propagated
+        ranks = set() if is_known else set(next(same, ()))
         # A traceback that says more than that something was raised is that of
         # the only rank that says the same.
         is_vague = group.rule.name in {EXCEPTION.name, *_LAUNCHER_RULES}
@@ -360,6 +382,27 @@ def propagate_ranks(
     if ranks := _ranks_of_launcher(event_groups):
         propagated.setdefault(event_groups[0], ranks)
     return propagated
+
+
+def _ranks_of_named(
+    event_groups: Sequence[EventGroup], processes: ProcessRanks
+) -> dict[EventGroup, set[int]]:
+    """
+    Return the ranks of the processes, nodes, and GPUs that groups name.
+
+    The kernel kills a process, and its rank reports the same process.
+    """
+    ranks_of: dict[tuple[str, str], set[int]] = {}
+    for group in event_groups:
+        for name in group.named:
+            ranks_of.setdefault(name, set()).update(group.ranks)
+    found = {}
+    for group in event_groups:
+        known = (ranks_of[name] for name in group.named)
+        ranks = set().union(*known) or processes.find(group.named)
+        if ranks and not group.has_ranks:
+            found[group] = ranks
+    return found
 
 
 def _ranks_of_launcher(event_groups: Sequence[EventGroup]) -> set[int]:
@@ -411,6 +454,7 @@ _COMPLETED = re.compile(
 )
 _SURELY_COMPLETED = re.compile(
     rb"'train_runtime': \d|`trainer\.fit` stopped: `max_"
+    rb"|\bjob '[^'\n]{1,80}' succeeded\b"
     rb"|\n=+ \d{1,6} passed\b(?![^\n]{0,60}failed)"
 )
 _RESTARTED = (
@@ -528,9 +572,13 @@ _MOST_RECOVERIES = 50
 
 def build_groups(
     event_groups: Mapping[GroupKey, EventGroup],
+    processes: ProcessRanks = NO_PROCESSES,
 ) -> list[tuple[LogRule, LogGroup | TraceGroup]]:
     """
     Build the groups to report, the most severe and earliest first.
+
+    Args:
+        processes: The known ranks of processes, nodes, and GPUs.
     """
     harmful = [t for t in event_groups.values() if not t.rule.is_harmless]
     times = _begin_times(harmful)
@@ -545,7 +593,9 @@ def build_groups(
     harmful.sort(key=order)
     survived = _find_survived(harmful)
     harmful.sort(key=survived.__contains__)
-    propagated = propagate_ranks([t for t in harmful if t not in survived])
+    propagated = propagate_ranks(
+        [t for t in harmful if t not in survived], processes
+    )
     nodes = {node for t in harmful for node, _ in t.local_ranks}
     groups = []
     for event_group in harmful:

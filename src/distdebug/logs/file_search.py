@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
+from itertools import islice, takewhile
 
 import attrs
 
@@ -189,7 +190,9 @@ def _line_bounds(data: bytes, at: int, size: int) -> tuple[int, int]:
 
 # This many lines of a rule get a time and rank from the lines before.
 _MOST_WITH_CONTEXT = 3
-_MOST_RANK_LINES = 6
+_MOST_RANK_LINES, _MOST_RANKS_AFTER = 6, 100
+# What the message of an exception may show, besides the exception.
+_TRACE_GROUPS = frozenset({"ranks", "pid", "host", "pci"})
 _LONGEST_RANK_LINE = 300
 # A word in this many lines of a block that match no rule is paused, twice as
 # many bytes each time, up to a limit.
@@ -447,6 +450,8 @@ def _match_line(
         is_detailed = match_counts[rule.name] < _MOST_WITH_CONTEXT
         if rule.before and is_detailed and "rank" not in groups:
             groups = {**groups, **_rank_in_lines_before(position, rule.before)}
+        if rule.after:
+            groups = {**groups, **_ranks_in_lines_after(position, rule.after)}
         return Event(
             rule=rule,
             line=line,
@@ -475,10 +480,14 @@ def _match_traceback_line(
     if trace is None:
         return None
 
+    rule = match_traceback(trace, rule_set)
+    texts = map(str, trace.errors)
+    groups = next(filter(None, map(rule.match, texts)), {})
     return Event(
-        rule=match_traceback(trace, rule_set),
+        rule=rule,
         line=line,
         offset=position.block.offset + position.start,
+        groups={k: v for k, v in groups.items() if k in _TRACE_GROUPS},
         time=position.time(
             line,
             is_detailed=match_counts[TRACEBACK_HEADER] < _MOST_WITH_CONTEXT,
@@ -496,3 +505,12 @@ def _rank_in_lines_before(
         if found:
             return {"rank": found["rank"]}
     return {}
+
+
+def _ranks_in_lines_after(
+    position: LinePosition, pattern: re.Pattern[str]
+) -> Mapping[str, str]:
+    lines = islice(position.following_lines(), 1, _MOST_RANKS_AFTER + 1)
+    found = (pattern.match(row.text[:_LONGEST_RANK_LINE]) for _, row in lines)
+    ranks = [x["rank"] for x in takewhile(bool, found) if x]
+    return {"ranks": ",".join(ranks)} if ranks else {}

@@ -153,14 +153,19 @@ class LogRule:
 
         pattern: Searched for in the line, without colors and prefixes of
             launchers.  Groups may be named ``rank``, ``local_rank``, and
-            ``key``; lines with different keys are counted apart.  ``None`` if
-            a word is enough.
+            ``key``; lines with different keys are counted apart.  ``ranks``
+            is a list of all ranks at fault; ``pid``, ``host``, and ``pci``
+            name the process, node, or GPU at fault, whose rank other lines
+            may show.  ``None`` if a word is enough.
 
         unless: Searched for in the same text; the rule does not match if
             found.
 
         before: A pattern whose group ``rank`` is searched for in the lines
             before.
+
+        after: A pattern whose group ``rank`` is the rank at fault, in each of
+            the lines behind that it matches.
 
         cause: The cause of the finding.
 
@@ -193,6 +198,9 @@ class LogRule:
     before: re.Pattern[str] | None = attrs.field(
         converter=compile_pattern, default=None
     )
+    after: re.Pattern[str] | None = attrs.field(
+        converter=compile_pattern, default=None
+    )
     cause: Cause = attrs.field(converter=Cause, default=Cause.UNKNOWN)
     says: str = ""
     priority: int = 2
@@ -216,9 +224,11 @@ class LogRule:
         if not (self.is_harmless or self.says):
             msg = "neither says nor is_harmless is given"
             raise ValueError(msg)
-        if self.before and "rank" not in self.before.groupindex:
-            msg = "before has no group called rank"
-            raise ValueError(msg)
+        for name in ("before", "after"):
+            pattern = getattr(self, name)
+            if pattern and "rank" not in pattern.groupindex:
+                msg = f"{name} has no group called rank"
+                raise ValueError(msg)
         if not 1 <= self.priority <= LEAST_PRIORITY:
             msg = f"priority is 1 to {LEAST_PRIORITY}"
             raise ValueError(msg)

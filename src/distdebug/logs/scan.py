@@ -31,6 +31,7 @@ from .event_groups import (
 from .file_search import PartSearch
 from .lines import LogWalk, find_file_ranks, no_logs_error
 from .model import LogGroup, ScanReport, TraceGroup
+from .process_ranks import NO_PROCESSES, ProcessRanks
 from .rules import make_rule_set, read_rules
 
 
@@ -203,14 +204,20 @@ class ErrorScan:
             reason = f"only its first {part.stop:,} bytes, unpacked, were read"
             missing.append(Missing.log(part.path, reason))
 
-    def report(self, missing: Iterable[Missing] = ()) -> ScanReport:
+    def report(
+        self,
+        missing: Iterable[Missing] = (),
+        processes: ProcessRanks = NO_PROCESSES,
+    ) -> ScanReport:
         """
         Return what was found, the first cause first.
 
         Args:
             missing: What was not read.
+
+            processes: The known ranks of processes, nodes, and GPUs.
         """
-        groups = build_groups(self._groups)
+        groups = build_groups(self._groups, processes)
         return ScanReport(
             findings=tuple(
                 make_finding(rule, group) for rule, group in groups

@@ -20,6 +20,7 @@ from .phases.detect import make_report
 from .phases.framework_rules import read_framework_rules
 from .phases.model import PhaseReport
 from .phases.selection import PhaseReader
+from .process_ranks import ranks_of_processes
 from .scan import (
     ErrorScan,
     Progress,
@@ -99,9 +100,10 @@ def survey_logs(
         on_progress=Progress(tell, parts, sizes).add,
     )
     timelines = [*phases.timelines.values()]
+    collectives = finish(collector, [*sizes])
     return LogSurvey(
-        scan=scan.report(missing),
-        collectives=finish(collector, [*sizes]),
+        scan=scan.report(missing, ranks_of_processes(collectives)),
+        collectives=collectives,
         phase=make_report(timelines, frameworks) if timelines else None,
         mentioning=frozenset(mention.files),
     )

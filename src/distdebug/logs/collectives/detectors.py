@@ -486,7 +486,8 @@ def _add_silent_ranks(verdict: Verdict, silent: set[int]) -> Verdict:
 _EQUAL_SIZE_OPS = frozenset(
     {
         *("all_reduce", "broadcast", "reduce", "_all_gather_base"),
-        *("_reduce_scatter_base", "barrier"),
+        # Lists of unequal tensors are coalesced, which have no size.
+        *("_reduce_scatter_base", "barrier", "all_gather", "reduce_scatter"),
     }
 )
 

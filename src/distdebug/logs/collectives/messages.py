@@ -505,7 +505,9 @@ _NCCL_FORMS = (
         "network",
     ),
 )
-_NCCL_COMM_ID = re.compile(r"commId (0x[0-9a-f]{1,16})")
+_NCCL_IDS = re.compile(
+    r"busId (?P<bus>[0-9a-f]{1,16})|commId (?P<comm_id>0x[0-9a-f]{1,16})"
+)
 
 
 def _read_nccl(context: LineContext) -> Iterator[LogRecord]:
@@ -534,10 +536,9 @@ def _read_nccl(context: LineContext) -> Iterator[LogRecord]:
         return
     for form in _NCCL_FORMS:
         if form.literal in message and (found := form.pattern.search(message)):
-            if form.record is NcclInit and (
-                comm_id := _NCCL_COMM_ID.search(message)
-            ):
-                fields["comm_id"] = comm_id[1]
+            if form.record is NcclInit:
+                for ids in _NCCL_IDS.finditer(message):
+                    fields |= {k: v for k, v in ids.groupdict().items() if v}
             if form.kind:
                 fields["kind"] = form.kind
             yield form.record(**fields | _parse_groups(found))

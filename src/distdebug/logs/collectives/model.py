@@ -346,6 +346,9 @@ class NcclInit(LogRecord):
 
         size: Number of ranks in the communicator.
 
+        bus: The address of its GPU on the PCI bus, as NCCL prints it; ``""``
+            if unknown.
+
         is_complete: Whether the set-up is complete.
     """
 
@@ -355,6 +358,7 @@ class NcclInit(LogRecord):
     comm_id: str = ""
     member: int
     size: int
+    bus: str = ""
     is_complete: bool = False
 
 
