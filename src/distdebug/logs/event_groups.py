@@ -120,6 +120,8 @@ class EventGroup:
 
         files: The files, each with the byte offset of its last event.
 
+        begins: The files, each with the byte offset of its first event.
+
         ranks: Global ranks.
 
         local_ranks: Pairs of a node, as the path shows it, and a local rank.
@@ -139,6 +141,7 @@ class EventGroup:
     count: int = 0
     is_more: bool = False
     files: dict[str, int] = attrs.field(factory=dict)
+    begins: dict[str, int] = attrs.field(factory=dict)
     ranks: set[int] = attrs.field(factory=set)
     local_ranks: set[tuple[str, int]] = attrs.field(factory=set)
     origins: dict[Origin, None] = attrs.field(factory=dict)
@@ -162,6 +165,7 @@ class EventGroup:
             self.first = hit
         self.last = hit
         self.files[hit.source] = hit.offset
+        self.begins.setdefault(hit.source, hit.offset)
         self.count += event.line.count
         self.is_more |= event.is_last
         for name in _NAMES & event.groups.keys():
@@ -188,6 +192,7 @@ class EventGroup:
         self.count += new.count
         self.is_more |= new.is_more
         self.files |= new.files
+        self.begins |= new.begins
         self.ranks |= new.ranks
         self.local_ranks |= new.local_ranks
         self.origins |= new.origins
@@ -438,6 +443,8 @@ _PIECE_BYTES = 1 << 16
 _MOST_FILES = 20
 # This many different step numbers show that a job goes on.
 _MANY_STEPS, _SOME_STEPS = 20, 3
+# An error that occurs so often while a job goes on does not end it.
+_LEAST_USUAL = 3
 # Buffered output of a process may follow its fatal error.
 _STDOUT_BUFFER = 1 << 13
 # The text is in small letters, which is faster than to ignore case.  A request
@@ -489,25 +496,23 @@ class Recovery(NamedTuple):
     is_progressing: bool = False
 
 
-def read_recoveries(places: Iterable[Mapping[str, int]]) -> list[Recovery]:
+def read_recoveries(event_groups: Iterable[EventGroup]) -> list[Recovery]:
     """
     Check what logs show after the last occurrence of each error.
-
-    Args:
-        places: For each error, the byte offset of its last line by file.
 
     Returns:
         For each error, what holds for all of its files.
     """
     read_end = cache(_read_file_end)
     recoveries = []
-    for files in places:
+    for event_group in event_groups:
+        files = event_group.files
         found = [Recovery()]
         if 0 < len(files) <= _MOST_FILES and not any(map(is_packed, files)):
             with suppress(OSError, ValueError):  # rotated away meanwhile
                 found = [
-                    _recovery_after(path, offset, read_end(path))
-                    for path, offset in files.items()
+                    _recovery_after(path, event_group, read_end(path))
+                    for path in files
                 ]
         recoveries.append(Recovery(*map(all, zip(*found, strict=True))))
     return recoveries
@@ -541,22 +546,44 @@ def _read_file_end(path: str) -> _FileEnd:
     return _FileEnd(size, steps, completed, surely_completed)
 
 
-def _recovery_after(path: str, offset: int, end: _FileEnd) -> Recovery:
+def _recovery_after(
+    path: str, event_group: EventGroup, end: _FileEnd
+) -> Recovery:
+    offset = event_group.files[path]
     steps = {step for at, step in end.steps if at > offset}
     # A script may print that it completed after a failure, too.
     is_done = end.completed > offset and len(steps) >= _SOME_STEPS
     if is_done or end.surely_completed > offset:
         return Recovery(is_certain=True, is_progressing=True)
     if len(steps) < _MANY_STEPS:
-        return Recovery()
+        is_usual = bool(steps) and _is_usual(path, event_group)
+        return Recovery(is_progressing=is_usual)
 
-    with open_log(path) as file:
-        file.seek(offset)
-        text = file.read(_PIECE_BYTES).lower()
+    text = _read_piece(path, offset)
     return Recovery(
         is_certain=any(words in text for words in _RESTARTED),
         is_progressing=end.size - offset > _STDOUT_BUFFER,
     )
+
+
+def _is_usual(path: str, event_group: EventGroup) -> bool:
+    """
+    Return whether a job makes steps from one occurrence to the next.
+
+    A reward that runs programs of a model may log tracebacks all the time.
+    """
+    begin, end = event_group.begins[path], event_group.files[path]
+    if event_group.count < _LEAST_USUAL:
+        return False
+    text = _read_piece(path, begin)[: max(end - begin, 0)]
+    steps = {x[1] or x[2] or x[3] for x in _STEP_NUMBER.finditer(text)}
+    return len(steps) >= _SOME_STEPS
+
+
+def _read_piece(path: str, offset: int) -> bytes:
+    with open_log(path) as file:
+        file.seek(offset)
+        return file.read(_PIECE_BYTES).lower()
 
 
 _MOST_LISTED = 100
@@ -635,7 +662,7 @@ def _find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
     """
     # A loss that is not finite stays so, whatever the job does afterwards.
     fatal = [t for t in harmful if t.rule.cause.ends_job][:_MOST_RECOVERIES]
-    recoveries = read_recoveries(event_group.files for event_group in fatal)
+    recoveries = read_recoveries(fatal)
     known = dict(zip(fatal, recoveries, strict=True))
     after = {t: known.get(t, Recovery()) for t in harmful}
     # Other ranks may go on for a while after one has died.
