@@ -472,6 +472,13 @@ def find_rank_label(data: bytes | memoryview) -> re.Pattern[str] | None:
     return None
 
 
+def is_rank_label(text: str) -> bool:
+    """
+    Return whether a text begins with a rank label, though others may not.
+    """
+    return any(x.match(text) for x in (_MPI_TAG, *_SHORT_LABELS))
+
+
 def _labelled_ranks(pattern: re.Pattern[str], lines: list[str]) -> list[str]:
     found = map(pattern.match, lines)
     return [label["rank"] for label in found if label]

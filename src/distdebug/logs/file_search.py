@@ -18,8 +18,8 @@ from itertools import islice, takewhile
 import attrs
 
 from .._search import find_each
-from .engine import BYTES_BEFORE, Block, FilePart
-from .lines import LogLine, Origin, parse_line
+from .engine import BYTES_BEFORE, Block, FilePart, is_rank_label
+from .lines import LogLine, Origin, parse_line, strip_log_prefix
 from .rules import (
     MOST_PER_RULE,
     TRACEBACK_WORD,
@@ -37,14 +37,17 @@ _LAUNCHER_PROGRAMS = ("slurmstepd: ", "srun: ", "mpirun", "mpiexec")
 
 def parse_labelled(raw: str, label: re.Pattern[str] | None) -> LogLine:
     """
-    Parse a line that may have a rank label, and set the rank of its origin.
+    Parse a line that may have the prefix of a log collector, or a rank label,
+    which is the rank of its origin.
 
     Args:
         label: The pattern of :func:`find_rank_label`.
     """
     found = label.match(raw) if label else None
     if found is None:
-        return parse_line(raw)
+        message = raw if is_rank_label(raw) else strip_log_prefix(raw)
+        stamp = raw[: len(raw) - len(message)]
+        return parse_line(message)._replace(stamp=stamp)
 
     line = parse_line(raw[found.end() :])
     is_own = line.text.startswith(_LAUNCHER_PROGRAMS)

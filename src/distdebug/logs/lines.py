@@ -85,6 +85,8 @@ class LogLine(NamedTuple):
 
         count: How many lines it stands for: Ray folds what several processes
             print into one line.
+
+        stamp: The prefix of a log collector, which may have the time.
     """
 
     text: str
@@ -93,6 +95,7 @@ class LogLine(NamedTuple):
     origin: Origin | None = None
     # It hides tuple.count, which is not needed here.
     count: int = 1  # type: ignore[assignment]
+    stamp: str = ""
 
     @property
     def time(self) -> float | None:
@@ -100,7 +103,8 @@ class LogLine(NamedTuple):
         Return the time of the line in seconds since the epoch, if it has one.
         """
 
-        return parse_time(self.text)
+        time = parse_time(self.text)
+        return parse_time(self.stamp) if time is None else time
 
 
 _COMPONENT_PREFIX = (
