@@ -48,6 +48,12 @@ SURVIVED = {
         f"{FILLER}\n"
         for port in range(40_000, 40_099)
     ),
+    "again and again": "".join(
+        steps(n, n + 2) + ERROR.replace("labels", f"labels {n}")
+        for n in range(9)
+    )
+    + steps(10, 11),
+    "a job of Ray": ERROR + "Job 'raysubmit_vB61kz' succeeded\n",
     "started again": ERROR
     + "Resuming from checkpoint /ckpt/9\n"
     + steps(9, 40)
@@ -55,6 +61,8 @@ SURVIVED = {
 }
 NOT_SURVIVED = {
     "end": steps(0, 200) + ERROR,
+    "again and again": "".join(steps(n, n + 2) + ERROR for n in range(9)),
+    "twice": 2 * (steps(0, 9) + ERROR) + steps(9, 10),
     "one step of many ranks": ERROR + steps(9, 10, ranks=100),
     "buffered": ERROR + steps(0, 30)[:8000],
     "script goes on": ERROR + "Training finished at 03:00\n",

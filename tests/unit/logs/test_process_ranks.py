@@ -1,0 +1,152 @@
+"""
+Ranks of the processes, nodes, and GPUs that lines name, and of lists of ranks.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from distdebug import diagnose
+from distdebug.findings import Cause
+
+
+def init(rank, *, host="n1", bus="4e000"):
+    """
+    A rank of four that sets up the communicator of all of them.
+    """
+    return (
+        f"{host}:{700 + rank}:{800 + rank} [{rank}] NCCL INFO ncclCommInitRank "
+        f"comm 0x7f{rank} rank {rank} nranks 4 cudaDev {rank} nvmlDev {rank} "
+        f"busId {bus} commId 0x5 - Init COMPLETE\n"
+    )
+
+
+COMMUNICATOR = "".join(
+    init(rank, host=f"n{rank // 2}", bus=bus)
+    for rank, bus in enumerate(("7000", "4e000", "8a000", "b7000"))
+)
+KERNEL = "Nov 21 16:18:30 n1 kernel: [913311.1] "
+WORKER = (
+    "RuntimeError: DataLoader worker (pid 8213) is killed by signal: Killed.\n"
+)
+CASES = {
+    "a process by NCCL": (
+        f"{COMMUNICATOR}{KERNEL}Out of memory: Killed process 702 (python)\n",
+        (Cause.HOST_OUT_OF_MEMORY, (2,)),
+    ),
+    "a process by its rank": (
+        (
+            f"{KERNEL}pt_data_worker invoked oom-killer: gfp_mask=0x140cca\n"
+            f"{KERNEL}Out of memory: Killed process 8213 (pt_data_worker)\n"
+            f"[rank3]: {WORKER}"
+        ),
+        (Cause.HOST_OUT_OF_MEMORY, (3,)),
+    ),
+    "an unknown process": (
+        f"{COMMUNICATOR}{KERNEL}Out of memory: Killed process 17 (python)\n",
+        (Cause.HOST_OUT_OF_MEMORY, ()),
+    ),
+    "a segmentation fault": (
+        (
+            f"{COMMUNICATOR}{KERNEL}python[701]: segfault at 10 ip 00007f3d2c8ba1d4 "
+            "sp 00007ffd0c2f7a40 error 4 in async_io.so[7f3d2c8a0000+31000]\n"
+        ),
+        (Cause.NATIVE_CRASH, (1,)),
+    ),
+    "a GPU": (
+        (
+            f"{COMMUNICATOR}{KERNEL}NVRM: Xid (PCI:0000:8a:00): 79, pid=702, GPU has "
+            "fallen off the bus.\n"
+        ),
+        (Cause.GPU_FAULT, (2,)),
+    ),
+    "a GPU that two nodes have": (
+        (
+            f"{init(0)}{init(1, host='n2')}{KERNEL}NVRM: Xid (PCI:0000:4e:00): 79, "
+            "GPU has fallen off the bus.\n"
+        ),
+        (Cause.GPU_FAULT, ()),
+    ),
+    "a node": (
+        f"{COMMUNICATOR}srun: error: Node failure on n1.example.org\n",
+        (Cause.RANK_CRASHED, (2, 3)),
+    ),
+    "a list": (
+        (
+            "[rank0]: torch.distributed.checkpoint.api.CheckpointException: "
+            "CheckpointException ranks:dict_keys([4, 5, 12])\n"
+        ),
+        (Cause.RANK_CRASHED, (4, 5, 12)),
+    ),
+    "Horovod": (
+        (
+            "[1,0]<stderr>:Missing ranks:\n"
+            "[1,0]<stderr>:5: [allreduce.bn1.bias, allreduce.conv1.weight ...]\n"
+            "[1,0]<stderr>:7: [allreduce.bn1.bias ...]\n"
+            "[1,0]<stderr>:[2025-01-09 10:41:17.1: W stall_inspector.cc:107] x\n"
+        ),
+        (Cause.RANK_NOT_ARRIVED, (5, 7)),
+    ),
+    "Horovod before 0.19": (
+        "Stalled ops:\nallreduce.conv1.weight [missing ranks: 1, 13]\n",
+        (Cause.RANK_NOT_ARRIVED, (1, 13)),
+    ),
+    "NVRx": (
+        (
+            "[NeMo W 2025-05-11 21:00:55] STRAGGLER DETECTION WARNING: Some GPUs "
+            "have worse relative performance. Affected ranks: {StragglerId(rank=17, "
+            "node='pool0-0031'), StragglerId(rank=20, node='pool0-0032')}\n"
+        ),
+        (Cause.STRAGGLER, (17, 20)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks(tmp_path, name):
+    """
+    What a line names has a rank, if other lines show it.
+    """
+    text, expected = CASES[name]
+    (tmp_path / "job.log").write_text(text)
+
+    verdict = diagnose(tmp_path).verdict
+
+    assert expected == (verdict.cause, verdict.ranks)
+
+
+STAMPS = (
+    "[pod/train-0/pytorch] ",
+    "2025-11-22T03:52:01.123456789Z stderr F ",
+    "trainer-1  | ",
+    "Nov 22 03:52:01 node7 python[123]: ",
+)
+
+
+@pytest.mark.parametrize("stamp", STAMPS)
+@pytest.mark.parametrize("name", ["a list", "Horovod", "a node"])
+def test_collector(tmp_path, name, stamp):
+    """
+    The prefix of a log collector changes nothing.
+    """
+    text, expected = CASES[name]
+    lines = text.splitlines(keepends=True)
+    (tmp_path / "job.log").write_text("".join(stamp + x for x in lines))
+
+    verdict = diagnose(tmp_path).verdict
+
+    assert expected == (verdict.cause, verdict.ranks)
+
+
+def test_time_of_collector(scan):
+    """
+    A line without a time has that of the collector.
+    """
+    oom = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    )
+
+    (late,) = scan(a=f"2025-11-22T03:52:01.5Z {oom}").groups
+
+    assert 1_763_783_521.5 == late.first.time
+    assert "torch." == late.first.text[:6]
