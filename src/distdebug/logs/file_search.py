@@ -284,6 +284,8 @@ class PartSearch:
             state.traceback_offsets.update(
                 _tracebacks_begun_before(block, rule_set)
             )
+        # It may have been searched while words were skipped that count again.
+        block.search_also(self.words(block.offset + block.end))
         hits = block.hits(rule_set.words - state.dropped)
         for position, words in _candidate_lines(block, hits, state):
             event = _match_line(position, words, rule_set, state.match_counts)
@@ -340,10 +342,10 @@ class _PartState:
         kind = TRACEBACK_HEADER if event.trace else event.rule.name
         self.match_counts[kind] += 1
         self.traceback_offsets.update(event.traceback_offsets)
-        is_last = self.match_counts[kind] >= MOST_PER_RULE
-        if is_last:
+        count = self.match_counts[kind]
+        if count == MOST_PER_RULE:
             self.dropped |= exhausted_words(rule_set, self.match_counts)
-        return is_last
+        return count >= MOST_PER_RULE
 
     def reset_idle(self, words: AbstractSet[bytes]) -> None:
         """

@@ -326,6 +326,25 @@ def test_flood(scan, monkeypatch):
     assert "at least 50 times" in str(report)
 
 
+def test_flood_of_hours(scan, monkeypatch):
+    """
+    In a long flood, lines are looked at again, and as what they are.
+    """
+    # Really, after 128 MiB, in blocks of 4 MiB.
+    for module in (rules, file_search):
+        monkeypatch.setattr(module, "MOST_PER_RULE", 50)
+    monkeypatch.setattr(file_search, "_FORGOTTEN_AFTER", 20_000)
+    monkeypatch.setattr("distdebug.logs.engine._BLOCK_BYTES", 6_000)
+    monkeypatch.setattr("distdebug.logs.engine.BYTES_AFTER", 500)
+    line = "n1:7:9 [0] NCCL WARN socketStartConnect: Connection refused\n"
+
+    (group,) = scan(line * 1_000).groups
+
+    assert "connection lost" == group.rule
+    assert 100 <= group.count < 300
+    assert group.is_more
+
+
 def test_flood_of_lines(scan):
     """
     Of each kind at least 2,000 lines are counted.

@@ -260,7 +260,7 @@ _ONLY_DIGITS = re.compile(r"\s{0,4}(\d{1,19}\.?)\s*$")
 
 def join_broken_lines(
     raw_lines: Iterator[RawLine], source: str
-) -> Iterator[tuple[LogLine, int]]:
+) -> Iterator[tuple[LogLine, RawLine, int]]:
     """
     Join messages that were broken into several lines.
 
@@ -268,8 +268,8 @@ def join_broken_lines(
         raw_lines: Lines of one file, in file order.
 
     Yields:
-        The lines that could be about a collective, each with the number of its
-        last part; a joined line has that of its first one.
+        The lines that could be about a collective, each with its first part,
+        whose number it has, and how many others were joined to it.
     """
     ahead: deque[RawLine] = deque()
     while True:
@@ -279,7 +279,7 @@ def join_broken_lines(
         if not raw.is_hit:
             continue
         *overwritten, last = _split_progress_bar(_restore_prefix(raw), source)
-        yield from ((line, raw.number) for line in overwritten)
+        yield from ((line, raw, 0) for line in overwritten)
         used = 0
         if _is_incomplete(last.text):
             while len(ahead) < _CONTINUATION_LINES and (
@@ -287,7 +287,7 @@ def join_broken_lines(
             ):
                 ahead.append(continuation)
             last, used = _join_continuation(last, ahead)
-        yield last, raw.number + used
+        yield last, raw, used
 
 
 def _restore_prefix(raw: RawLine) -> RawLine:
@@ -373,6 +373,7 @@ _LOCATION_FIELDS = frozenset(
 # Runs without a failure print these, too.
 _ROUTINE_RECORDS = (NcclNote, NcclInit, GroupMember)
 _MAX_RECORDS = 200_000
+_MAX_KNOWN = 1 << 12
 _RESTART_TEXT = "will restart worker group"
 
 
@@ -402,6 +403,7 @@ class RecordCollector:
         self._attempt = parse_attempt(part.path)
         self._is_new = False
         self._joined = 0
+        self._known: set[str] = set()
 
     def words(self, _stop: int) -> AbstractSet[bytes]:
         """
@@ -418,18 +420,32 @@ class RecordCollector:
         raw_lines = (
             raw
             for raw in find_hits(block, self._keep_calls)
-            # Lines that were joined to one of the block before come again.
             if not is_call(raw.text)
+            # Lines that were joined to one of the block before come again.
             and not (raw.is_hit and raw.number <= joined)
+            and not (raw.is_hit and self._is_known(raw))
         )
-        for line, last_number in join_broken_lines(raw_lines, source):
-            if last_number > line.number:
-                self._joined = last_number
+        for line, raw, used in join_broken_lines(raw_lines, source):
+            if used:
+                self._joined = raw.number + used
+            elif len(self._known) < _MAX_KNOWN and not _is_incomplete(
+                line.text
+            ):
+                self._known.add(raw.text)
             if _RESTART_TEXT in line.text:
                 self._attempt += self._is_new
                 self._is_new = False
+                self._known.clear()
             elif self._add_line(line, rank, self._attempt):
                 self._is_new = True
+
+    def _is_known(self, raw: RawLine) -> bool:
+        """
+        Return whether a line is as one before: millions may be.
+        """
+        return raw.text in self._known and not _TRAILING_PREFIX.search(
+            raw.previous_end
+        )
 
     def end(self, error: Exception | None) -> None:
         """
@@ -478,7 +494,7 @@ class RecordCollector:
             raw = RawLine(call.number, _decode(call.line), is_hit=True)
             if not is_call(raw.text):  # it was read already
                 continue
-            for line, _ in join_broken_lines(iter([raw]), call.source):
+            for line, *_ in join_broken_lines(iter([raw]), call.source):
                 self._add_line(line, call.rank, call.attempt)
         for kind, count in self._dropped.items():
             reason = f"{count} lines of this kind are more than are kept"
