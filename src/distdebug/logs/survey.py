@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 
 import attrs
 
+from ..findings import Missing
 from .collectives.collect import RecordCollector, finish
 from .collectives.model import CollectiveLogs
 from .engine import Block, FilePart, LogReader, read_parts
@@ -78,35 +79,61 @@ def survey_logs(
     if not sizes:  # loading the rules takes long
         return LogSurvey(scan=ScanReport(missing=missing))
     parts, _ = select_parts(sizes, None)
-    scan, mention = ErrorScan(sizes), WordReader(words)
-    collector = RecordCollector(find_file_ranks([*sizes]))
-    frameworks = read_framework_rules()
-    phases = PhaseReader(frameworks)
-    everywhere: dict[str, LogReader] = {
-        "scan": scan,
-        "collectives": collector,
-        "mentioning": mention,
-    }
-    readers = [x for name, x in everywhere.items() if name not in known]
-    in_phase = frozenset[str]()
-    if "phase" not in known:
-        in_phase = frozenset(os.fspath(path) for path in phase_files)
+    readers = _Readers(sizes, words)
+    in_phase = frozenset(os.fspath(path) for path in phase_files)
     read_parts(
         (
-            (part, [*readers, phases] if part.path in in_phase else readers)
+            (part, readers.choose(known, is_in_phase=part.path in in_phase))
             for part in parts
         ),
         threads=default_threads(),
         on_progress=Progress(tell, parts, sizes).add,
     )
-    timelines = [*phases.timelines.values()]
-    collectives = finish(collector, [*sizes])
-    return LogSurvey(
-        scan=scan.report(missing, ranks_of_processes(collectives)),
-        collectives=collectives,
-        phase=make_report(timelines, frameworks) if timelines else None,
-        mentioning=frozenset(mention.files),
-    )
+    return readers.result(sizes, missing)
+
+
+class _Readers:
+    """
+    All readers of a survey.
+    """
+
+    def __init__(self, files: Collection[str], words: Iterable[bytes]) -> None:
+        self._scan = ErrorScan(files)
+        self._collectives = RecordCollector(find_file_ranks([*files]))
+        self._frameworks = read_framework_rules()
+        self._phases = PhaseReader(self._frameworks)
+        self._mentions = WordReader(words)
+
+    def choose(
+        self, known: Collection[str], *, is_in_phase: bool
+    ) -> list[LogReader]:
+        """
+        Return those that read a file.
+        """
+        readers: dict[str, LogReader] = {
+            "scan": self._scan,
+            "collectives": self._collectives,
+            "mentioning": self._mentions,
+        }
+        if is_in_phase:
+            readers["phase"] = self._phases
+        return [x for name, x in readers.items() if name not in known]
+
+    def result(
+        self, files: Collection[str], missing: Iterable[Missing]
+    ) -> LogSurvey:
+        """
+        Return what they found, once all files are read.
+        """
+        collectives = finish(self._collectives, [*files])
+        timelines = [*self._phases.timelines.values()]
+        phase = make_report(timelines, self._frameworks) if timelines else None
+        return LogSurvey(
+            scan=self._scan.report(missing, ranks_of_processes(collectives)),
+            collectives=collectives,
+            phase=phase,
+            mentioning=frozenset(self._mentions.files),
+        )
 
 
 class WordReader:
