@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..logs import (
         CollectiveLogs,
         LogGroup,
+        LogSurvey,
         PhaseReport,
         RasStatus,
         ScanReport,
@@ -414,19 +415,12 @@ def read_logs(
     """
     sources = find_log_sources(paths)
     files = [*sources.logs, *_worker_log_files(sources)]
-    survey = logs.survey_logs(
-        files,
-        phase_files=sources.logs[:_MAX_PHASE_LOGS],
-        words=_RAY_MARKERS,
-        known=known,
-        tell=tell,
-    )
-    scan = known.get("scan") or survey.scan
-    collectives = known.get("collectives") or survey.collectives
-    known_ranks = {**_ranks_from_collectives(collectives), **(ranks or {})}
-    raylets, raylet_missing = nsight.raylet_findings(
-        *(s.logs for s in sources.sessions)
-    )
+    survey = _survey(files, sources, known, tell)
+    known_ranks = {
+        **_ranks_from_collectives(survey.collectives),
+        **(ranks or {}),
+    }
+    raylets, lost = nsight.raylet_findings(*(s.logs for s in sources.sessions))
     nodes = read_node_evidence(sources.nodes, known_ranks, since)
     deaths = _find_ranked_deaths(sources, nodes.oom_kills, known_ranks)
     ras, ras_missing = _read_ras(sources.ras)
@@ -436,20 +430,39 @@ def read_logs(
         deaths=deaths,
         raylets=raylets,
         drivers=tuple(_failed_drivers(sources.logs, survey.mentioning)),
-        scan=scan,
-        collectives=collectives,
-        phase=known.get("phase") or survey.phase,
+        scan=survey.scan,
+        collectives=survey.collectives,
+        phase=survey.phase,
         ras=tuple(ras),
         nodes=nodes.findings,
-        groups=_groups_by_place(scan),
+        groups=_groups_by_place(survey.scan),
         missing=(
-            *(*sources.missing, *scan.missing, *deaths.missing),
-            *(*nodes.missing, *raylet_missing, *ras_missing),
+            *(*sources.missing, *survey.scan.missing, *deaths.missing),
+            *(*nodes.missing, *lost, *ras_missing),
         ),
         files=tuple(map(os.fspath, read)),
         facts=nodes.facts,
         environs=nodes.environs,
     )
+
+
+def _survey(
+    files: Iterable[Path],
+    sources: LogSources,
+    known: Mapping[str, Any],
+    tell: Callable[[int, int], None] | None,
+) -> LogSurvey:
+    """
+    Read the logs once, for all that is not known.
+    """
+    survey = logs.survey_logs(
+        files,
+        phase_files=sources.logs[:_MAX_PHASE_LOGS],
+        words=_RAY_MARKERS,
+        known=known,
+        tell=tell,
+    )
+    return attrs.evolve(survey, **known)
 
 
 def _ranks_from_collectives(
