@@ -143,7 +143,7 @@ def scan_logs(
 
 class ErrorScan:
     """
-    Read logs for known errors; see :class:`~.engine.LogReader`.
+    Read logs for known errors; see ``engine.LogReader``.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ class _Readers:
 
 class WordReader:
     """
-    Find files in which words occur; see :class:`~.engine.LogReader`.
+    Find files in which words occur; see ``engine.LogReader``.
     """
 
     def __init__(self, words: Iterable[bytes]) -> None:

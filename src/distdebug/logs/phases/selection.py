@@ -240,7 +240,7 @@ class Prefilter:
 
 class PhaseReader:
     """
-    Read logs for phases; see :class:`~distdebug.logs.engine.LogReader`.
+    Read logs for phases; see ``engine.LogReader``.
 
     Args:
         now: The latest possible time, which decides the year of times without
