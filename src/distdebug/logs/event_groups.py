@@ -457,11 +457,12 @@ _STEP_NUMBER = re.compile(
 _COMPLETED = re.compile(
     rb"(?:training|fine-?tuning)(?: run| job)? (?:is |has |was )?"
     rb"(?:successfully )?(?:completed?|finished|done|succeeded)\b"
-    rb"(?![^\n]{0,60}(?:fail|error))|saved final"
+    rb"(?![^\n]{0,60}(?:fail|error))|saved final|\bfinished \d{1,9} steps\b"
 )
 _SURELY_COMPLETED = re.compile(
     rb"'train_runtime': \d|`trainer\.fit` stopped: `max_"
-    rb"|\bjob '[^'\n]{1,80}' succeeded\b"
+    rb"|\bjob '[^'\n]{1,80}' succeeded\b|worker group successfully finished"
+    rb"|workerstate\.succeeded|\bdone training in \d|\bcompleted\s{1,20}\(?0:0\b"
     rb"|\n=+ \d{1,6} passed\b(?![^\n]{0,60}failed)"
 )
 _RESTARTED = (
@@ -666,7 +667,7 @@ def _find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
     known = dict(zip(fatal, recoveries, strict=True))
     after = {t: known.get(t, Recovery()) for t in harmful}
     # Other ranks may go on for a while after one has died.
-    all_recover = all(any(recovery) for recovery in after.values())
+    all_recover = all(any(x) or _is_handled(t) for t, x in known.items())
     return {
         event_group
         for event_group, x in after.items()

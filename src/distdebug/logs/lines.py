@@ -229,7 +229,8 @@ _LOGGER_WORDS = _LEVELS | frozenset(
 _ROLE_WORD = re.compile(
     r"\W*(?:user|assistant|human|system|prompt|response|answer|question|text"
     r"|sample|output|input|content|messages?|completion|generated?|label"
-    r"|target|reward|tool|role|value|description)\W*",
+    r"|target|reward|tool|role|value|description|predict(?:ed|ion)s?|reference"
+    r"|hypothesis|transcript(?:ion)?|decoded)\W*",
     re.IGNORECASE,
 )
 _QUOTES = tuple("\"'`{\u201c\u201d\u2018\u2019\xab\xbb")

@@ -422,7 +422,12 @@ def _explain_unfinished_setup(
     for init in logs.inits:
         if init.comm_id and not init.is_complete:
             started[init.attempt, init.comm_id][init.member] = init
+    # A rank that made calls had set up the communicator of all.
+    worked = {x.attempt for x in logs.timeouts if (x.seq or 0) > 1}
     for key, members in started.items():
+        sizes = {x.size for x in members.values()}
+        if key[0] in worked and logs.world_size in sizes:
+            continue
         waiting = {
             m: x for m, x in members.items() if _comm_key(x) not in complete
         }
