@@ -107,12 +107,20 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     folders = [path for path in roots if is_folder(path)]
     sessions = _find_sessions(folders)
     session_folders = [session.logs.resolve() for session in sessions]
+
+    def is_of_ray(path: Path) -> bool:
+        # People put their own logs beside those of a session.
+        path = path.resolve()
+        is_beside = path.parent in session_folders
+        return any(map(path.is_relative_to, session_folders)) and not (
+            is_beside and not ray.is_own_log(path.name)
+        )
+
     walk = logs.LogWalk(roots, _is_log_name)
     log_files = tuple(
         path
         for path in walk
-        if (path not in roots or _is_log(path))
-        and not any(map(path.resolve().is_relative_to, session_folders))
+        if (path not in roots or _is_log(path)) and not is_of_ray(path)
     )
     # The reader of dumps reports unreadable dumps.
     missing = tuple(

@@ -258,20 +258,16 @@ def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
         finding.cause not in known for finding in phase.findings
     ):
         return False
-    # A loss that is no number stays so while the job goes on.
-    if not all(finding.cause.ends_job for finding in findings):
-        return False
-
-    groups = [_group_of(finding, evidence) for finding in findings]
-    return all(
-        group is not None
-        and (
-            group.is_survived
-            # Ranks lose each other while they end, one after the other.
-            or (is_done and group.priority > _MIN_CONSEQUENCE_PRIORITY)
-        )
-        for group in groups
-    )
+    for finding in findings:
+        group = _group_of(finding, evidence)
+        if group is None:
+            return False
+        # Ranks lose each other while they end, one after the other.
+        is_late = is_done and group.priority > _MIN_CONSEQUENCE_PRIORITY
+        # A loss that is no number stays so while the job goes on.
+        if not (group.is_survived or (is_late and finding.cause.ends_job)):
+            return False
+    return True
 
 
 def _verdict_of_phase(

@@ -590,7 +590,7 @@ def _read_piece(path: str, offset: int) -> bytes:
 _MOST_LISTED = 100
 _HANDLED_BY_PROGRAM = re.compile(
     # Except the messages of a watchdog, a crash, or a data loader worker.
-    r"\b(?:(?<!watchdog )caught(?! signal| .{1,80} in \w)|skipp(?:ed|ing)"
+    r"\b(?:(?<!watchdog )caught(?! signal| .{1,80} in \w)|skipp(?:ed|ing)(?! iterations)"
     r"|ignor(?:ed|ing)|recovered|retry(?:ing)?|fall(?:ing)? ?back)\b",
     re.IGNORECASE,
 )

@@ -46,7 +46,7 @@ _ROLE_LABEL = re.compile(
     r"(?:^|[\s\[\"'{<(|#*])(?:prompt|response|question|answer|completion"
     r"|generated(?:[ _]text)?|generation[ _]text|user|human|assistant|instruction|query"
     r"|(?:input|output|sample|raw|decoded)[ _]text|text|content|reference"
-    r"|prediction|hypothesis|document|caption|explanation|reasoning|chosen"
+    r"|prediction|predicted|hypothesis|document|caption|explanation|reasoning|chosen"
     r"|rejected|trajectory|ground[ _]truth)s?(?: #?\d{1,6})?"
     r"(?:[\"'*]{0,3}\s?:|\]|\|?>)|^\s{0,8}[QA]:",
     re.IGNORECASE,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .sessions import RaySession as RaySession
     from .sessions import WorkerLog as WorkerLog
     from .sessions import find_ray_sessions as find_ray_sessions
+    from .sessions import is_own_log as is_own_log
     from .sessions import open_ray_session as open_ray_session
     from .sessions import split_log_name as split_log_name
     from .workers import Activity as Activity

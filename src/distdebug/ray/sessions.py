@@ -365,12 +365,26 @@ _LOG_NAME = re.compile(
     r"|python-core-(?:worker|driver)-.{1,120}",
     re.ASCII,
 )
+_OWN_LOG_NAME = re.compile(
+    r"(?:raylet|gcs_server|dashboard|(?:log_)?monitor|runtime_env|agent|worker"
+    r"|io_worker|python-core|debug_state|job-driver|ray_client|ray_process"
+    r"|reaper|plasma|redis|serve|events?|export|autoscaler)\b.{0,200}"
+    r"|(?:dashboard|runtime_env|debug_state|ray_client|events?)_.{1,200}",
+    re.ASCII,
+)
 _MOST_DEPTH = 5
 _MOST_FOLDERS = 20_000
 _REMEDY = (
     "name the folder that was given to Ray as --temp-dir, or set RAY_TMPDIR; "
     "the logs of other nodes are on those nodes"
 )
+
+
+def is_own_log(name: str) -> bool:
+    """
+    Return whether Ray itself writes a log of this name into a session.
+    """
+    return _OWN_LOG_NAME.fullmatch(name) is not None
 
 
 def find_ray_sessions(
