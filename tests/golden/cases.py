@@ -114,6 +114,14 @@ def bundle_cases() -> Iterator[Case]:
                 yield _from_files(f"{name}.{part}", some)
 
 
+def cluster_cases() -> Iterator[Case]:
+    """
+    Return logs that were written for this by somebody who did not know the code.
+    """
+    for name, files in _archive("cluster.tar.xz").items():
+        yield _from_files(name, files)
+
+
 def log_cases() -> Iterator[Case]:
     """
     Return logs, each a few lines that somebody once had.
@@ -167,6 +175,7 @@ def fuzz_cases() -> Iterator[Case]:
 
 SETS: dict[str, Callable[[], Iterable[Case]]] = {
     "bundles": bundle_cases,
+    "cluster": cluster_cases,
     "fuzz": fuzz_cases,
     "jobs": job_cases,
     "logs": log_cases,
