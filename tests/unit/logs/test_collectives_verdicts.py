@@ -562,3 +562,30 @@ def test_nothing_wrong_gives_no_finding(lines):
     blame no rank.
     """
     assert () == findings(lines)
+
+
+@pytest.mark.parametrize(
+    ("ops", "cause"),
+    [
+        (["SEND"] * 4, "p2p_deadlock"),
+        (["RECV"] * 4, "p2p_deadlock"),
+        (["SEND", "RECV"] * 2, "collective_timeout"),
+        (["SEND"] * 3, "rank_not_arrived"),
+    ],
+    ids=["all send", "all receive", "both", "one is silent"],
+)
+def test_all_send(ops, cause):
+    """
+    Where all ranks send and none receives, they wait in a circle.
+    """
+    lines = [
+        f"[E321 01:02:03.000 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0("
+        f"default_pg) Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum=129, OpType={op}, NumelIn=16, NumelOut=16, "
+        "Timeout(ms)=600000) ran for 600089 milliseconds before timing out."
+        for rank, op in enumerate(ops)
+    ]
+
+    logs = read_collective_logs(lines, world_size=4)
+
+    assert cause == collective_findings(logs)[0].cause

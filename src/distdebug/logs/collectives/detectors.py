@@ -195,6 +195,7 @@ def _summary(verdict: Verdict, ranks: Sequence[int]) -> str:
         f"({waiting})",
         Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{call} did not complete{within}, "
         f"although {reason}",
+        Cause.P2P_DEADLOCK: f"{blamed} waited{elapsed} in {call}, and {reason}",
         Cause.TYPE_MISMATCH: f"{blamed} called another operation as {call}: "
         f"{reason}",
         Cause.SIZE_MISMATCH: f"{blamed} passed another size to {call}: {reason}",
@@ -328,6 +329,31 @@ def detect_stuck_in_flight(state: GroupState) -> Verdict | None:
         "likely",
         "all of its members report it",
         evidence=state.statuses.values(),
+    )
+
+
+_LEAST_IN_CIRCLE = 2
+_OTHER_SIDE = {"send": "receives", "recv": "sends"}
+
+
+def detect_one_sided_transfers(state: GroupState) -> Verdict | None:
+    """
+    Detect a circle of transfers: all members send, and none receives.
+
+    Returns:
+        The verdict; ``None`` if this is not what happened.
+    """
+    ops = {x.op for x in state.timeouts.values()}
+    op = ops.pop() if len(ops) == 1 else None
+    is_alone = len(state.timeouts) < _LEAST_IN_CIRCLE
+    if op not in _OTHER_SIDE or len(state.timeouts) != state.size or is_alone:
+        return None
+    return make_verdict(
+        state,
+        Cause.P2P_DEADLOCK,
+        state.timeouts,
+        "likely",
+        f"none of them {_OTHER_SIDE[op]}",
     )
 
 

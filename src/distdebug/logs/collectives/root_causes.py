@@ -17,6 +17,7 @@ from .detectors import (
     detect_mismatched_calls,
     detect_not_enqueued,
     detect_not_started,
+    detect_one_sided_transfers,
     detect_silent_ranks,
     detect_stuck_in_flight,
     explain_verdict,
@@ -129,6 +130,7 @@ def _unknown_verdict(state: GroupState, reason: str) -> Verdict:
 _DETECTORS: tuple[Callable[[GroupState], Verdict | None], ...] = (
     _verdict_from_desync,
     detect_mismatched_calls,
+    detect_one_sided_transfers,
     detect_not_enqueued,
     detect_lagging_ranks,
     detect_not_started,
