@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 
 import attrs
 
@@ -45,7 +45,9 @@ def parse_labelled(raw: str, label: re.Pattern[str] | None) -> LogLine:
     """
     found = label.match(raw) if label else None
     if found is None:
-        message = raw if is_rank_label(raw) else strip_log_prefix(raw)
+        message = strip_log_prefix(raw)
+        if len(message) == len(raw) or is_rank_label(raw):
+            return parse_line(raw)
         stamp = raw[: len(raw) - len(message)]
         return parse_line(message)._replace(stamp=stamp)
 
@@ -108,18 +110,16 @@ class LinePosition:
         raw = self.block.data[self.start : self.end].lower() if words else b""
         return any(word in raw for word in words)
 
-    def lines_before(self) -> list[LogLine]:
+    def lines_before(self) -> Iterator[LogLine]:
         """
-        Return some lines before it, the nearest first.
+        Yield some lines before it, the nearest first.
         """
         low = max(self.start - _BYTES_LOOKED_BACK, 0)
         raw = self.block.data[low : max(self.start - 1, 0)]
         rows = re.split(r"[\r\n]", raw.decode("utf-8", "replace"))
-        return [
-            parse_labelled(row, self.block.label)
-            for row in rows[::-1]
-            if row.strip()
-        ]
+        for row in reversed(rows):
+            if row.strip():
+                yield parse_labelled(row, self.block.label)
 
     def following_lines(self) -> Iterator[tuple[int, LogLine]]:
         """
@@ -146,8 +146,8 @@ class LinePosition:
             is_detailed: Whether to search the lines before, too, if it has no
                 time.
         """
-        lines = [line, *self.lines_before()] if is_detailed else [line]
-        times = (x.time for x in lines)
+        more = self.lines_before() if is_detailed else ()
+        times = (x.time for x in chain([line], more))
         return next((time for time in times if time is not None), None)
 
 
@@ -505,7 +505,7 @@ def _match_traceback_line(
 def _rank_in_lines_before(
     position: LinePosition, pattern: re.Pattern[str]
 ) -> Mapping[str, str]:
-    for row in position.lines_before()[:_MOST_RANK_LINES]:
+    for row in islice(position.lines_before(), _MOST_RANK_LINES):
         found = pattern.search(row.text[:_LONGEST_RANK_LINE])
         if found:
             return {"rank": found["rank"]}
