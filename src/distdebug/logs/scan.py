@@ -94,8 +94,8 @@ def scan_logs(
     """
     Scan logs of any size for known errors.
 
-    Files are read up to the size that they have in the beginning, by several
-    threads, in bounded memory; those that end in ``.gz``, ``.bz2``, or ``.xz``
+    Files are read up to the size that they have in the beginning, in bounded
+    memory, while threads search what was read; those that end in ``.gz``, ``.bz2``, or ``.xz``
     are unpacked.  A file that cannot be read is reported, and the others are
     read.  Of a flood of lines that match the same rule only some are read, and
     the count is then a lower bound; of a flood of lines with a word of a rule
@@ -114,7 +114,7 @@ def scan_logs(
         most_bytes: How many bytes to read at most.  Where there are more, the
             ends of large files are read.
 
-        threads: How many threads read; by default one per core, at most 4.
+        threads: How many threads search; by default one per core, at most 4.
 
     Returns:
         What was found, the first cause first.

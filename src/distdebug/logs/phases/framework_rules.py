@@ -441,7 +441,7 @@ def _literals_of_part(kind: str, body: Any) -> Iterator[set[str]]:
 
 
 # Bytes of a block from which on an index is faster.
-_LARGE_BLOCK = 1 << 17
+_LARGE_BLOCK = 1 << 15
 
 # The kinds of patterns, by the attributes that hold them.
 _KINDS: Mapping[type, Mapping[str, str]] = {

@@ -36,7 +36,7 @@ from .timeline import Timeline
 
 
 # Bytes that are read, or searched, at once.
-_PIECE_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 16
 # Bytes at the end of a log that are read whole.
 _TAIL_BYTES = 1 << 18
 # Bytes before and after a text of a relevant rule that are read with it.
@@ -79,7 +79,7 @@ def _surroundings(
 # What matches in more blocks than this does not mark a change.
 _MOST_BLOCKS_OF_RULE = 4
 # So many lines with a text are tried: millions may have it and not match.
-_MOST_TRIES = 1 << 9
+_MOST_TRIES = 1 << 8
 # Bytes at the beginning that are read whole, and after training has begun.
 _HEAD_BYTES = 16 << 20
 _HEAD_BYTES_IN_TRAINING = 1 << 16
