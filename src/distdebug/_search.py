@@ -154,10 +154,15 @@ def find_words(
     Returns:
         The offset and the word of each hit, by offset.
     """
+    return in_order(find_places(index, data))
+
+
+def in_order(places: Mapping[bytes, Places]) -> list[tuple[int, bytes]]:
+    """
+    Return the offset and the word of each hit, by offset.
+    """
     return sorted(
-        (at, word)
-        for word, places in find_places(index, data).items()
-        for at in places.tolist()
+        (at, word) for word, of in places.items() for at in of.tolist()
     )
 
 
@@ -262,14 +267,16 @@ class TextIndex:
                 yield offset, text
 
 
-def find_each(data: bytes, text: bytes) -> Iterator[int]:
+def find_each(
+    data: bytes, text: bytes, begin: int = 0, end: int | None = None
+) -> Iterator[int]:
     """
-    Yield the offset of each hit of a text in *data*.
+    Yield the offset of each hit of a text in *data*, or in a part of it.
     """
-    offset = data.find(text)
+    offset = data.find(text, begin, end)
     while offset >= 0:
         yield offset
-        offset = data.find(text, offset + len(text))
+        offset = data.find(text, offset + len(text), end)
 
 
 def make_text_index(texts: Iterable[bytes]) -> TextIndex:

@@ -111,10 +111,9 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     def is_of_ray(path: Path) -> bool:
         # People put their own logs beside those of a session.
         path = path.resolve()
-        is_beside = path.parent in session_folders
-        return any(map(path.is_relative_to, session_folders)) and not (
-            is_beside and not ray.is_own_log(path.name)
-        )
+        if path.parent in session_folders:
+            return ray.is_own_log(path.name)
+        return any(map(path.is_relative_to, session_folders))
 
     walk = logs.LogWalk(roots, _is_log_name)
     log_files = tuple(
@@ -468,7 +467,7 @@ def _survey(
         phase_files=sources.logs[:_MAX_PHASE_LOGS],
         words=_RAY_MARKERS,
         known=known,
-        tell=tell,
+        on_progress=tell,
     )
     return attrs.evolve(survey, **known)
 

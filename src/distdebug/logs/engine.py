@@ -25,7 +25,14 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from .._search import PADDING, Places, WordIndex, build_index, find_places
+from .._search import (
+    PADDING,
+    Places,
+    WordIndex,
+    build_index,
+    find_places,
+    in_order,
+)
 from ..identity import MPI_TAG, TASK_LABEL
 from .lines import (
     PACKED_SUFFIXES,
@@ -95,7 +102,7 @@ class Block:
 
         number: The number of its first line in the part, from 1.
 
-        hits: The place in *data* and the word of each hit, by place.
+        places: Where in *data* each word stands that occurs in the block.
 
         line_ends: Where in *data* its lines end.
     """
@@ -143,13 +150,8 @@ class Block:
         """
         Return the place and the word of each hit of some words, by place.
         """
-        found = [
-            (at, word)
-            for word in self.places.keys() & words
-            for at in self.places[word].tolist()
-        ]
-        found.sort()
-        return found
+        present = self.places.keys() & words
+        return in_order({word: self.places[word] for word in present})
 
     def places_of(self, word: bytes, span: tuple[int, int]) -> Places:
         """

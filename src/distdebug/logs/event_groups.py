@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from .file_search import Event
 from .lines import Origin, open_log, rank_from_path
 from .model import Hit, LogGroup, TraceGroup
 from .process_ranks import NO_PROCESSES, ProcessRanks
-from .rules import EXCEPTION, LEAST_PRIORITY, LogRule
+from .rules import EXCEPTION, LEAST_PRIORITY, NAMING_GROUPS, LogRule
 from .tracebacks import PyError
 
 
@@ -92,8 +92,6 @@ _MOST_GROUPS = 2_000
 # Only the first groups list the tasks that Slurm names; they may be many.
 _MOST_GROUPS_WITH_TASKS = 200
 _LONGEST_TEXT = 500
-# Groups of patterns that name what is at fault.
-_NAMES = frozenset({"pid", "host", "pci"})
 # Ranks alone, or with the nodes that they are on.
 _RANK_NUMBERS = re.compile(r"(?:^|rank=|(?<=\d),\s?)(\d{1,7})")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]{1,16}|\d{1,20}")
@@ -168,7 +166,7 @@ class EventGroup:
         self.begins.setdefault(hit.source, hit.offset)
         self.count += event.line.count
         self.is_more |= event.is_last
-        for name in _NAMES & event.groups.keys():
+        for name in NAMING_GROUPS & event.groups.keys():
             if len(self.named) < _MOST_ORIGINS:
                 self.named[name, event.groups[name]] = None
         if "ranks" in event.groups:
@@ -536,10 +534,7 @@ def _read_file_end(path: str) -> _FileEnd:
         start = max(size - _PIECE_BYTES, 0)
         file.seek(start)
         text = file.read(_PIECE_BYTES).lower()
-    steps = [
-        (start + x.start(), x[1] or x[2] or x[3])
-        for x in _STEP_NUMBER.finditer(text)
-    ]
+    steps = [(start + at, step) for at, step in _find_steps(text)]
     completed, surely_completed = (
         max((start + x.start() for x in pattern.finditer(text)), default=-1)
         for pattern in (_COMPLETED, _SURELY_COMPLETED)
@@ -577,8 +572,15 @@ def _is_usual(path: str, event_group: EventGroup) -> bool:
     if event_group.count < _LEAST_USUAL:
         return False
     text = _read_piece(path, begin)[: max(end - begin, 0)]
-    steps = {x[1] or x[2] or x[3] for x in _STEP_NUMBER.finditer(text)}
-    return len(steps) >= _SOME_STEPS
+    return len({step for _, step in _find_steps(text)}) >= _SOME_STEPS
+
+
+def _find_steps(text: bytes) -> Iterator[tuple[int, bytes]]:
+    """
+    Yield the offset and the number of each step in a text in small letters.
+    """
+    for found in _STEP_NUMBER.finditer(text):
+        yield found.start(), found[1] or found[2] or found[3]
 
 
 def _read_piece(path: str, offset: int) -> bytes:

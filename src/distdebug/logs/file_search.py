@@ -22,6 +22,7 @@ from .engine import BYTES_BEFORE, Block, FilePart, is_rank_label
 from .lines import LogLine, Origin, parse_line, strip_log_prefix
 from .rules import (
     MOST_PER_RULE,
+    NAMING_GROUPS,
     TRACEBACK_WORD,
     LogRule,
     RuleSet,
@@ -195,7 +196,7 @@ def _line_bounds(data: bytes, at: int, size: int) -> tuple[int, int]:
 _MOST_WITH_CONTEXT = 3
 _MOST_RANK_LINES, _MOST_RANKS_AFTER = 6, 100
 # What the message of an exception may show, besides the exception.
-_TRACE_GROUPS = frozenset({"ranks", "pid", "host", "pci"})
+_TRACE_GROUPS = NAMING_GROUPS | {"ranks"}
 _LONGEST_RANK_LINE = 300
 # A word in this many lines of a block that match no rule is paused, twice as
 # many bytes each time, up to a limit.

@@ -321,6 +321,8 @@ def _load(
     return tuple(parse_tables(tables.get("rule", []), "rule", name, parse))
 
 
+#: Groups of patterns that name the process, node, or GPU at fault.
+NAMING_GROUPS = frozenset({"pid", "host", "pci"})
 # At most this many lines of a rule are reported per part of a file.
 MOST_PER_RULE = 2_000
 TRACEBACK_WORD = TRACEBACK_HEADER.lower().encode()

@@ -95,8 +95,8 @@ def scan_logs(
     Scan logs of any size for known errors.
 
     Files are read up to the size that they have in the beginning, in bounded
-    memory, while threads search what was read; those that end in ``.gz``, ``.bz2``, or ``.xz``
-    are unpacked.  A file that cannot be read is reported, and the others are
+    memory, while threads search what was read; those that end in ``.gz``,
+    ``.bz2``, or ``.xz`` are unpacked.  A file that cannot be read is reported, and the others are
     read.  Of a flood of lines that match the same rule only some are read, and
     the count is then a lower bound; of a flood of lines with a word of a rule
     that match none, too, which ``missing`` reports.
@@ -131,7 +131,7 @@ def scan_logs(
     sizes, missing = find_logs(paths)
     if not sizes:
         raise no_logs_error(paths, missing)
-    scan = ErrorScan(sizes, rules)
+    scan = ErrorScan(find_file_ranks([*sizes]), rules)
     parts, skipped = select_parts(sizes, most_bytes)
     read_parts(
         [(part, [scan]) for part in parts],
@@ -144,15 +144,18 @@ def scan_logs(
 class ErrorScan:
     """
     Read logs for known errors; see ``engine.LogReader``.
+
+    Args:
+        ranks: The ranks of files, as far as they are known.
     """
 
     def __init__(
         self,
-        files: Iterable[str],
+        ranks: Mapping[str, int],
         rules: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         self._rule_set = make_rule_set(read_rules(rules))
-        self._ranks = find_file_ranks([*files])
+        self._ranks = ranks
         self._groups: dict[GroupKey, EventGroup] = {}
         self._missing: list[Missing] = []
         self._files: set[str] = set()
@@ -274,17 +277,17 @@ class Progress:
 
     def __init__(
         self,
-        tell: Callable[[int, int], None] | None,
+        on_progress: Callable[[int, int], None] | None,
         parts: Iterable[FilePart],
         sizes: Mapping[str, int],
     ) -> None:
-        self._tell = tell
+        self._on_progress = on_progress
         self._total = sum(
             sizes[x.path] if is_packed(x.path) else x.stop - x.start
             for x in parts
         )
         self._size = 0
-        self._told = 0.0
+        self._reported = 0.0
 
     def add(self, size: int) -> None:
         """
@@ -293,6 +296,8 @@ class Progress:
         self._size += size
         now = time.monotonic()
         is_last = self._size >= self._total
-        if self._tell and (is_last or now - self._told > _PROGRESS_SECONDS):
-            self._told = now
-            self._tell(min(self._size, self._total), self._total)
+        if self._on_progress and (
+            is_last or now - self._reported > _PROGRESS_SECONDS
+        ):
+            self._reported = now
+            self._on_progress(min(self._size, self._total), self._total)

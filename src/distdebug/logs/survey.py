@@ -58,7 +58,7 @@ def survey_logs(
     phase_files: Iterable[str | os.PathLike[str]],
     words: Iterable[bytes] = (),
     known: Collection[str] = (),
-    tell: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> LogSurvey:
     """
     Read logs once.
@@ -73,7 +73,7 @@ def survey_logs(
 
         known: The attributes of the result that need not be found.
 
-        tell: Called with the bytes read so far, and all bytes.
+        on_progress: Called with the bytes read so far, and all bytes.
     """
     sizes, missing = find_logs(files)
     if not sizes:  # loading the rules takes long
@@ -87,7 +87,7 @@ def survey_logs(
             for part in parts
         ),
         threads=default_threads(),
-        on_progress=Progress(tell, parts, sizes).add,
+        on_progress=Progress(on_progress, parts, sizes).add,
     )
     return readers.result(sizes, missing)
 
@@ -98,8 +98,10 @@ class _Readers:
     """
 
     def __init__(self, files: Collection[str], words: Iterable[bytes]) -> None:
-        self._scan = ErrorScan(files)
-        self._collectives = RecordCollector(find_file_ranks([*files]))
+        # It looks into the files, so do it once.
+        ranks = find_file_ranks([*files])
+        self._scan = ErrorScan(ranks)
+        self._collectives = RecordCollector(ranks)
         self._frameworks = read_framework_rules()
         self._phases = PhaseReader(self._frameworks)
         self._mentions = WordReader(words)

@@ -164,7 +164,7 @@ def _last_of_communicators(
 
 def _keys(data: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
     """
-    Return a row of bytes per call that tells process and communicator.
+    Return a row of bytes per call that identifies process and communicator.
 
     Before the process may stand a time, which does not count.
     """

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from ..._search import SHORTEST_WORD
+from ..._search import SHORTEST_WORD, find_each
 from ...findings import Missing
 from ..engine import Block, FilePart
 from ..lines import LineBlock, parse_line, strip_log_prefix
@@ -167,10 +167,8 @@ class Prefilter:
                     if block.data.startswith(text, at):
                         yield at, text
         for text in self._short:
-            at = block.data.find(text, start, stop)
-            while at >= 0:
+            for at in find_each(block.data, text, start, stop):
                 yield at, text
-                at = block.data.find(text, at + len(text), stop)
 
     def _matching_rule(
         self, data: bytes, offset: int, text: bytes
