@@ -20,14 +20,14 @@ from ..lines import LONGEST_LINE
 _MAX_CALLS = 32
 _MAX_COMMUNICATORS = 1 << 16
 _CALL = b" opcount "
+_COMMUNICATOR = b" comm 0x"
 #: The words by which calls are found.
-CALL_WORDS = frozenset({_CALL})
+CALL_WORDS = frozenset({_CALL, _COMMUNICATOR})
 # A line is: host:pid:tid [device] NCCL INFO Name: opCount ... comm 0x1 ...
 _NAME_BYTES, _PREFIX_BYTES = 32, 48
 # Blanks between host and INFO.
 _PREFIX_BLANKS = 3
 _ARGUMENT_BYTES, _POINTER_BYTES = 256, 16
-_COMMUNICATOR = np.frombuffer(b" comm ", np.uint8)
 _BLANK = ord(" ")
 _MULTIPLIERS = np.array(
     [
@@ -122,7 +122,8 @@ class LastCalls:
         """
         places = block.places_of(_CALL, span)
         if places.size:
-            last = dict(_last_of_communicators(block, places))
+            pointers = block.places_of(_COMMUNICATOR, span)
+            last = dict(_last_of_communicators(block, places, pointers))
             self._keep(_Part(block, last, source, rank, attempt))
 
     def _keep(self, new: _Part | None) -> None:
@@ -148,12 +149,12 @@ class LastCalls:
 
 
 def _last_of_communicators(
-    block: Block, places: Places
+    block: Block, places: Places, pointers: Places
 ) -> Iterator[tuple[bytes, list[int]]]:
     """
     Yield a key of each communicator, and the places of its last calls.
     """
-    rows = _keys(np.frombuffer(block.data, np.uint8), places)
+    rows = _keys(np.frombuffer(block.data, np.uint8), places, pointers)
     hashed = (rows.view(np.uint64) * _MULTIPLIERS).sum(axis=1, dtype=np.uint64)
     order = np.argsort(hashed, kind="stable")
     ends = np.flatnonzero(np.diff(hashed[order])) + 1
@@ -162,7 +163,9 @@ def _last_of_communicators(
         yield key, places[of_one[-_MAX_CALLS:]].tolist()
 
 
-def _keys(data: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
+def _keys(
+    data: NDArray[np.uint8], places: Places, pointers: Places
+) -> NDArray[np.uint8]:
     """
     Return a row of bytes per call that identifies process and communicator.
 
@@ -172,15 +175,11 @@ def _keys(data: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
     ends = places - np.argmax(name[:, ::-1] <= _BLANK, axis=1)
     prefix = _window(data, ends, -_PREFIX_BYTES)
     blanks = np.cumsum((prefix <= _BLANK)[:, ::-1], axis=1)[:, ::-1]
-    arguments = _window(data, places, _ARGUMENT_BYTES)
-    width = _ARGUMENT_BYTES - _COMMUNICATOR.size
-    is_there = np.ones((places.size, width), bool)
-    for at, letter in enumerate(_COMMUNICATOR):
-        is_there &= arguments[:, at : at + width] == letter
-    starts = places + np.argmax(is_there, axis=1) + _COMMUNICATOR.size
-    pointer = _window(data, starts, _POINTER_BYTES)
+    following = np.append(pointers, data.size)
+    starts = following[following.searchsorted(places)]
+    pointer = _window(data, starts + len(_COMMUNICATOR), _POINTER_BYTES)
     is_behind = np.cumsum(pointer <= _BLANK, axis=1) > 0
-    is_behind[~np.any(is_there, axis=1)] = True
+    is_behind[starts - places > _ARGUMENT_BYTES] = True
     return np.concatenate(
         (
             np.where(blanks <= _PREFIX_BLANKS, prefix, 0),
