@@ -27,7 +27,7 @@ from ..flight_recorder import (
     is_keyboard_interrupt,
 )
 from ..identity import same_host
-from ..logs import LOST_PEER_PATTERN
+from ..logs import lost_peer
 from ..processes import STATE_NAMES
 from ..stacks import (
     ProcessStacks,
@@ -43,9 +43,7 @@ from .log_evidence import LogEvidence
 
 #: States of a process that still exists.
 ALIVE_STATES = frozenset({"running", "stopped"})
-_PEER_LOST = re.compile(
-    rf"{LOST_PEER_PATTERN}|(?i:connection refused|pair closure)"
-)
+_NOT_CONNECTED = re.compile(r"(?i)connection refused|pair closure")
 _LOCK_HOLDER = re.compile(r", held by process ([0-9]{1,10})$")
 
 
@@ -56,7 +54,9 @@ def is_peer_lost_error(error: str) -> bool:
     Args:
         error: Type and message of the exception.
     """
-    return is_collective_error(error) and bool(_PEER_LOST.search(error))
+    return is_collective_error(error) and any(
+        pattern.search(error) for pattern in (lost_peer(), _NOT_CONNECTED)
+    )
 
 
 @attrs.frozen(kw_only=True)

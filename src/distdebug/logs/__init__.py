@@ -52,10 +52,11 @@ if TYPE_CHECKING:
     from .ras import is_ras_status as is_ras_status
     from .ras import ras_findings as ras_findings
     from .ras import read_ras_status as read_ras_status
-    from .rules import LOST_PEER_PATTERN as LOST_PEER_PATTERN
     from .rules import LogRule as LogRule
     from .rules import load_rules as load_rules
     from .scan import scan_logs as scan_logs
+    from .signatures import lost_peer as lost_peer
+    from .signatures import text_pattern as text_pattern
     from .survey import LogSurvey as LogSurvey
     from .survey import survey_logs as survey_logs
     from .tracebacks import TRACEBACK_HEADER as TRACEBACK_HEADER

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 import attrs
@@ -28,6 +29,7 @@ from .lines import Origin, open_log, rank_from_path
 from .model import Hit, LogGroup, TraceGroup
 from .process_ranks import NO_PROCESSES, ProcessRanks
 from .rules import EXCEPTION, LEAST_PRIORITY, NAMING_GROUPS, LogRule
+from .signatures import read_signatures, text_pattern
 from .tracebacks import PyError
 
 
@@ -452,32 +454,24 @@ _STEP_NUMBER = re.compile(
     rb"(\d{1,9}(?:\.\d{1,6})?)|\b(\d{1,9})/\d{1,9} \[\d"
     rb"|:(\d{1,5}) - \"post /[^\"\n]{1,200}\" 200\b"
 )
-_COMPLETED = re.compile(
-    rb"(?:training|fine-?tuning)(?: run| job)? (?:is |has |was )?"
-    rb"(?:successfully )?(?:completed?|finished|done|succeeded)\b"
-    rb"(?![^\n]{0,60}(?:fail|error))|saved final|\bfinished \d{1,9} steps\b"
-)
-_SURELY_COMPLETED = re.compile(
-    rb"'train_runtime': \d|`trainer\.fit` stopped: `max_"
-    rb"|\bjob '[^'\n]{1,80}' succeeded\b|worker group successfully finished"
-    rb"|workerstate\.succeeded|\bdone training in \d|\bcompleted\s{1,20}\(?0:0\b"
-    rb"|\n=+ \d{1,6} passed\b(?![^\n]{0,60}failed)"
-)
-_RESTARTED = (
-    b"will restart worker group",
-    b"requeue",
-    b"restart count",
-    b"restarting from",
-    b"resume from",
-    b"resumed from",
-    b"resuming from",
-    b"resuming training from",
-    b"restored from",
-    b"restoring from",
-    b"restoring states from",
-    b"loading checkpoint from",
-    b"loaded checkpoint from",
-)
+_BLANK_START = re.compile(r"\.\{0,\d{1,4}\}")
+
+
+@cache
+def _end_texts(name: str) -> re.Pattern[bytes]:
+    """
+    Return a pattern for the ends of files: one of ``[text]``, or ``"sure"``.
+    """
+    if name != "sure":
+        return re.compile(text_pattern(name).encode())
+    patterns = chain.from_iterable(
+        row["patterns"]
+        for row in read_signatures()["ending"]
+        if row.get("is_sure")
+    )
+    # They are searched for, and need no part that skips what stands before.
+    parts = (_BLANK_START.sub("", x, count=1) for x in patterns)
+    return re.compile("|".join(parts).encode(), re.IGNORECASE)
 
 
 class Recovery(NamedTuple):
@@ -537,7 +531,7 @@ def _read_file_end(path: str) -> _FileEnd:
     steps = [(start + at, step) for at, step in _find_steps(text)]
     completed, surely_completed = (
         max((start + x.start() for x in pattern.finditer(text)), default=-1)
-        for pattern in (_COMPLETED, _SURELY_COMPLETED)
+        for pattern in map(_end_texts, ("says_completed", "sure"))
     )
     return _FileEnd(size, steps, completed, surely_completed)
 
@@ -557,7 +551,7 @@ def _recovery_after(
 
     text = _read_piece(path, offset)
     return Recovery(
-        is_certain=any(words in text for words in _RESTARTED),
+        is_certain=_end_texts("restarted").search(text) is not None,
         is_progressing=end.size - offset > _STDOUT_BUFFER,
     )
 

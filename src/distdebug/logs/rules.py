@@ -1,8 +1,8 @@
 """
 Load the rules for log lines and match them, except where text quotes errors.
 
-The rules are data, in ``rules.toml`` beside this file; users can add files of
-their own.  The first rule that matches a line wins, so specific rules come
+The rules are data, in ``signatures.toml`` beside this file; users can add files
+of their own.  The first rule that matches a line wins, so specific rules come
 before general ones; rules of harmless lines win over all.
 """
 
@@ -13,7 +13,6 @@ import re
 
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -28,16 +27,9 @@ from .._rules import (
 )
 from .._search import SHORTEST_WORD
 from ..findings import Cause, Confidence
+from .signatures import SIGNATURES_FILE, read_signatures
 from .tracebacks import TRACEBACK_HEADER, Trace
 
-
-#: What a process prints whose peer is gone; a pattern without groups.
-LOST_PEER_PATTERN = (
-    r"(?i:connection (?:was )?(?:likely )?(?:closed|reset)"
-    r"|(?:closed|reset) by (?:remote )?peer|socket closed|broken pipe"
-    r"|got 0 bytes|likely dead|remote process exited)"
-)
-LOST_PEER = re.compile(LOST_PEER_PATTERN)
 
 _CHARS_BEFORE, _CHARS_AFTER = 400, 120
 
@@ -181,6 +173,10 @@ class LogRule:
 
         is_harmless: Whether such lines only look bad.
 
+        example: A line that the rule matches.
+
+        counterexample: A line that it does not match.
+
         is_built_in: Whether the rule is shipped: its patterns were measured on
             lines of any length, and it skips text that only quotes an error.
             Rules of users search 300 characters around the word, so that they
@@ -209,6 +205,8 @@ class LogRule:
     )
     remedy: str = ""
     is_harmless: bool = False
+    example: str = ""
+    counterexample: str = ""
     is_built_in: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -232,6 +230,29 @@ class LogRule:
         if not 1 <= self.priority <= LEAST_PRIORITY:
             msg = f"priority is 1 to {LEAST_PRIORITY}"
             raise ValueError(msg)
+
+    def check_examples(self) -> None:
+        """
+        Check that the rule matches its example, and not its counterexample.
+
+        Raises:
+            ValueError: It does not.
+        """
+        for text, is_match in (
+            (self.example, True),
+            (self.counterexample, False),
+        ):
+            fits = self.has_word(text.lower()) and self.match(text) is not None
+            if text and fits is not is_match:
+                does = "does not match" if is_match else "matches"
+                msg = f"it {does} {text!r:.100}"
+                raise ValueError(msg)
+
+    def has_word(self, lowered: str) -> bool:
+        """
+        Return whether one of the words occurs in a text in small letters.
+        """
+        return any(word in lowered for word in self.words)
 
     def match(self, text: str) -> Mapping[str, str] | None:
         """
@@ -281,7 +302,9 @@ def load_rules(path: str | os.PathLike[str]) -> tuple[LogRule, ...]:
     Raises:
         RulesError: It cannot be read, or is not made of rules.
     """
-    return _load(path, is_built_in=False)
+    tables, name = read_rules_file(path), os.fspath(path)
+    refuse_unknown_tables(tables, {"rule"}, name)
+    return _parse(tables.get("rule", []), name, is_built_in=False)
 
 
 def read_rules(
@@ -303,22 +326,23 @@ def read_rules(
 
 @cache
 def _built_in_rules() -> tuple[LogRule, ...]:
-    return _load(Path(__file__).with_name("rules.toml"), is_built_in=True)
+    name = os.fspath(SIGNATURES_FILE)
+    return _parse(read_signatures()["rule"], name, is_built_in=True)
 
 
-def _load(
-    path: str | os.PathLike[str], *, is_built_in: bool
+def _parse(
+    tables: object, name: str, *, is_built_in: bool
 ) -> tuple[LogRule, ...]:
-    tables, name = read_rules_file(path), os.fspath(path)
-    refuse_unknown_tables(tables, {"rule"}, name)
-
     def parse(row: Any) -> LogRule:
         table = check_table(
             LogRule, row, is_built_in=is_built_in, without={"is_built_in"}
         )
-        return LogRule(**table, is_built_in=is_built_in)
+        rule = LogRule(**table, is_built_in=is_built_in)
+        if not is_built_in:  # a test tries those that are shipped
+            rule.check_examples()
+        return rule
 
-    return tuple(parse_tables(tables.get("rule", []), "rule", name, parse))
+    return tuple(parse_tables(tables, "rule", name, parse))
 
 
 #: Groups of patterns that name the process, node, or GPU at fault.
@@ -414,17 +438,19 @@ def match_traceback(trace: Trace, rule_set: RuleSet) -> LogRule:
         return _LOGGED_WARNING
 
     root_errors = [e for e in trace.errors if not e.is_wrapper] or trace.errors
-    rules = [_first_match(str(error), rule_set) for error in root_errors]
+    rules = [match_text(str(error), rule_set) for error in root_errors]
     known = [rule for rule in rules if rule is not None]
     return min(known, key=lambda rule: rule.priority, default=EXCEPTION)
 
 
-def _first_match(text: str, rule_set: RuleSet) -> LogRule | None:
+def match_text(text: str, rule_set: RuleSet) -> LogRule | None:
+    """
+    Return the rule that matches a line, or the message of an exception.
+    """
     lowered = text.lower()
     fitting = (
         rule
         for rule in rule_set.rules
-        if any(word in lowered for word in rule.words)
-        and rule.match(text) is not None
+        if rule.has_word(lowered) and rule.match(text) is not None
     )
     return next(fitting, None)

@@ -25,7 +25,6 @@ from .._rules import read_toml
 from .._text import clean, without_controls
 from ..findings import Cause, Confidence, Evidence, Location
 from ..logs import (
-    LOST_PEER_PATTERN,
     TRACEBACK_HEADER,
     TracebackReader,
     open_log,
@@ -33,6 +32,7 @@ from ..logs import (
     parse_time,
     read_blocks,
     read_tail,
+    text_pattern,
 )
 from .sessions import LogPart
 
@@ -95,7 +95,9 @@ class Meaning:
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern.replace("{lost_peer}", LOST_PEER_PATTERN))
+    return re.compile(
+        pattern.replace("{lost_peer}", text_pattern("lost_peer"))
+    )
 
 
 _TABLE = read_toml(Path(__file__).with_name("meanings.toml"))

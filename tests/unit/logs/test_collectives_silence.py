@@ -190,7 +190,7 @@ VERDICTS = {
         [BROKEN, LOST.format(0)],
         2,
         ("network_failure", (), "likely"),
-        "status 12",
+        "InfiniBand",
     ),
     "a closed connection goes before many ranks that say nothing": (
         [f"[rank0]: {GLOO}", CLOSED],

@@ -13,7 +13,9 @@ import pytest
 from distdebug.errors import RulesError
 from distdebug.findings import Cause
 from distdebug.logs import LogRule, load_rules
-from distdebug.logs.rules import read_rules
+from distdebug.logs.collectives.collect import read_collective_logs
+from distdebug.logs.collectives.messages import read_forms
+from distdebug.logs.rules import make_rule_set, match_text, read_rules
 
 
 MINE = r"""
@@ -67,6 +69,58 @@ def test_own():
         for rule in bad
     )
     assert all(rule.is_harmless for rule in rules[: len(rules) - len(bad)])
+
+
+@pytest.mark.parametrize("rule", read_rules(), ids=lambda rule: rule.name)
+def test_examples(rule):
+    """
+    Of all rules, the first that fits an example is the one that has it.
+    """
+    rule_set = make_rule_set(read_rules())
+
+    rule.check_examples()
+
+    assert rule is match_text(rule.example, rule_set)
+
+
+FORMS = [
+    (section, form)
+    for section in ("each", "first", "progress", "nccl")
+    for form in read_forms(section)
+]
+
+
+@pytest.mark.parametrize(
+    ("section", "form"), FORMS, ids=lambda x: getattr(x, "example", x)[:40]
+)
+def test_examples_of_messages(section, form):
+    """
+    A line that is an example becomes the record that its form says.
+    """
+    prefix = "n1:7:9 [0] NCCL INFO " if section == "nccl" else ""
+
+    records = read_collective_logs(f"{prefix}{form.example}\n").records
+
+    assert form.word in form.example
+    assert [form.record] == [type(x) for x in records]
+    assert not form.kind or form.kind == records[0].kind
+
+
+@pytest.mark.parametrize(
+    ("key", "line", "message"),
+    [
+        ("example", "hello", "does not match 'hello'"),
+        ("counterexample", "TokenServer 1 lost shard 1 of rank 1", "matches"),
+    ],
+)
+def test_wrong_example(write, key, line, message):
+    """
+    A rule of the user is refused if its example does not fit it.
+    """
+    rule, _, _ = MINE[1:].partition("\n\n")
+
+    with pytest.raises(RulesError, match=message):
+        load_rules(write(f"{rule}\n{key} = '{line}'\n"))
 
 
 def test_users(scan, write):

@@ -340,7 +340,7 @@ def test_flood_of_hours(scan, monkeypatch):
 
     (group,) = scan(line * 1_000).groups
 
-    assert "connection lost" == group.rule
+    assert "peer not reached by NCCL" == group.rule
     assert 100 <= group.count < 300
     assert group.is_more
 

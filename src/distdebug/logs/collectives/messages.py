@@ -13,52 +13,69 @@ from __future__ import annotations
 import re
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
+
+import attrs
 
 from ..._text import clean
-from ..rules import LOST_PEER
+from ..signatures import lost_peer, read_signatures
 from .model import (
-    INTEGER,
-    BarrierFailure,
-    DesyncReport,
-    DumpSignal,
+    RECORD_FIELDS,
     FingerPrint,
     FingerPrintMismatch,
     GlooError,
-    GroupMember,
-    Heartbeat,
     LineContext,
     LogRecord,
-    NcclCall,
     NcclInit,
     NcclNote,
     StoreTimeout,
     WorkStatus,
-    WorkTimeout,
     loosen_spaces,
     normalize_op,
     parse_integer,
 )
 
 
-class _Form(NamedTuple):
+def _record_type(name: str) -> type[LogRecord]:
+    return next(x for x in RECORD_FIELDS if x.__name__ == name)
+
+
+@attrs.frozen(kw_only=True)
+class MessageForm:
     """
     One form of a message.
 
     Attributes:
-        record: What it becomes.
+        record: The name of the class of records that it becomes.
 
-        literal: A text in it, without which the pattern is not tried.
+        word: A text in it, without which the pattern is not tried.
 
-        pattern: Named groups are attributes of the record.
+        pattern: Named groups are attributes of the record.  A blank matches
+            any number of blanks, or none.
+
+        exact: Whether a blank in the pattern is one blank.
 
         kind: The ``kind`` of the record, if it has one.
+
+        example: A line that it matches.
     """
 
-    record: type[LogRecord]
-    literal: str
+    record: type[LogRecord] = attrs.field(converter=_record_type)
+    word: str
+    exact: bool = False
     pattern: re.Pattern[str]
     kind: str = ""
+    example: str = ""
+
+    @classmethod
+    def from_table(cls, row: Mapping[str, Any]) -> MessageForm:
+        """
+        Make a form of a table of ``signatures.toml``.
+        """
+        text = row["pattern"]
+        pattern = text if row.get("exact") else loosen_spaces(text)
+        return cls(**{**row, "pattern": re.compile(pattern)})
 
     def parse(self, context: LineContext, found: re.Match[str]) -> LogRecord:
         """
@@ -69,10 +86,13 @@ class _Form(NamedTuple):
         return self.record(**fields | kind | _parse_groups(found))
 
 
-def _form(
-    record: type[LogRecord], literal: str, pattern: str, kind: str = ""
-) -> _Form:
-    return _Form(record, literal, re.compile(loosen_spaces(pattern)), kind)
+@cache
+def read_forms(section: str) -> tuple[MessageForm, ...]:
+    """
+    Return the forms ``[[message.section]]`` of ``signatures.toml``.
+    """
+    rows = read_signatures()["message"][section]
+    return tuple(MessageForm.from_table(row) for row in rows)
 
 
 def _parse_seq(text: str) -> int | None:
@@ -136,170 +156,19 @@ def _parse_groups(found: re.Match[str]) -> dict[str, Any]:
     }
 
 
-_MEMBER_LIST = r"\[(?P<members>[\d,\s]{1,200000})\]"
-# These may come several times in a line.
-_FORMS = (
-    _form(
-        WorkTimeout,
-        "OpType=",
-        rf"Work\w{{1,12}}\((?: SeqNum=(?P<seq>{INTEGER}),)?"
-        r" OpType=(?P<op>\w{1,60})"
-        r"(?:, TensorShape=\[[\d, ]{0,400}\])?"
-        rf"(?:, NumelIn=(?P<numel_in>{INTEGER}))?"
-        rf"(?:, NumelOut=(?P<numel_out>{INTEGER}))?"
-        rf"(?:, Timeout\(ms\)=(?P<timeout>{INTEGER}))?\)"
-        rf"(?: ran for (?P<ran>{INTEGER}) milliseconds)?"
-        r"(?P<blocking> timed out in blocking wait)?"
-        r"(?! raised the following async exception)",
-    ),
-    _form(
-        DesyncReport,
-        "join",
-        _MEMBER_LIST
-        + r" joined but didn't finish collective #(?P<seq>\d{1,19})",
-        "joined",
-    ),
-    _form(
-        DesyncReport,
-        "join",
-        _MEMBER_LIST + r" finished collective #(?P<seq>\d{1,19}),"
-        r" but didn't join collective",
-        "finished",
-    ),
-    _form(
-        DesyncReport,
-        "join",
-        r"ranks " + _MEMBER_LIST + r" are the lagging ranks[^\n]{0,80}?"
-        r"(?:They)? never joined any collectives",
-        "absent",
-    ),
-    _form(
-        BarrierFailure,
-        "onitored",
-        r"Ranks? (?P<absent>\d[\d,\s]{0,100000}?) failed to pass "
-        r"monitoredBarrier in (?P<timeout>\d{1,12} ms)",
-    ),
-    _form(
-        BarrierFailure,
-        "onitored",
-        r"Rank (?P<absent>\d{1,7}) timed out in monitoredBarrier after "
-        r"(?P<timeout>\d{1,12} ms)",
-    ),
-    _form(
-        BarrierFailure,
-        "onitored",
-        r"Rank (?P<group_rank>\d{1,7}) successfully reached monitoredBarrier",
-    ),
-)
-# Of these, the first form of a kind that is in a line has the most detail.
-_SINGLE_FORMS = (
-    _form(
-        GroupMember,
-        "initialization",
-        r"ProcessGroup\w{2,12} initialization options: size: (?P<size>\d{1,7}),"
-        r" global rank: (?P<rank>\d{1,7})",
-    ),
-    _form(
-        Heartbeat,
-        "stuck",
-        r"watchdog got stuck for (?P<seconds>\d{1,9} seconds)",
-    ),
-    _form(Heartbeat, "Heartbeat", r"Heartbeat monitor timed out"),
-    _form(
-        StoreTimeout,
-        "clients",
-        r"Timed out after (?P<timeout>\d{1,9} seconds) waiting for clients\."
-        r" (?P<joined>\d{1,7})/(?P<expected>\d{1,7}) clients joined",
-        "clients",
-    ),
-    _form(
-        StoreTimeout,
-        "client",
-        r"client socket has timed out after (?P<timeout>\d{1,12}(?: ?(?:ms|s)\b)?)"
-        r"[^\n(]{0,40}? to connect to \((?P<address>[^,)\n]{1,250}, \d{1,5})\)",
-        "connect",
-    ),
-    _form(
-        StoreTimeout,
-        "validate",
-        r"TCP client failed to connect/validate to host"
-        r" (?P<address>[^\s]{1,250}) - timed out \(try=\d{1,9},"
-        r" timeout=(?P<timeout>\d{1,12} ?ms)\)",
-        "connect",
-    ),
-    _form(
-        StoreTimeout,
-        "client",
-        r"Error: The client socket has failed to connect to any network address of"
-        r" \((?P<address>[^,)\n]{1,250}, \d{1,5})\)",
-        "connect",
-    ),
-    _form(
-        StoreTimeout,
-        "connect()",
-        r"connect\(\) timed out\."
-        r"(?: Original timeout was (?P<timeout>\d{1,12} ms))?",
-        "connect",
-    ),
-    _form(
-        StoreTimeout,
-        "server",
-        r"(?P<reason>Error: The server socket has failed to listen on any local"
-        r" network)",
-        "listen",
-    ),
-    _form(
-        StoreTimeout,
-        "barrier",
-        r"in store based barrier on rank: (?P<group_rank>\d{1,7}),? for key:"
-        r" (?P<keys>[^\s(]{1,200}) \(world_size=(?P<expected>\d{1,7}),"
-        r" (?:num_workers_joined|worker_count)=(?P<joined>\d{1,7})",
-        "barrier",
-    ),
-    # A node that missed one deadline may still join later.
-    _Form(
-        StoreTimeout,
-        "Rendezvous",
-        re.compile(r"(?P<reason>(?<!of type )\bRendezvousTimeoutError\b)"),
-        "rendezvous",
-    ),
-    _form(
-        StoreTimeout,
-        "communicator",
-        r"\[(?:rank)?(?P<group_rank>\d{1,7})\] is setting up \w{1,8} communicator"
-        r" and retrieving \w{1,10}UniqueId from \[\d{1,7}\]"
-        r"[^\n]{0,200}?(?:got error: (?P<reason>[^\n]{1,300}))?$",
-        "unique_id",
-    ),
-    _form(
-        StoreTimeout,
-        "wait",
-        r"wait timeout after (?P<timeout>\d{1,12} ?ms)"
-        r"(?:, keys: (?P<keys>[^\s,]{1,300}))?",
-        "keys",
-    ),
-    _form(
-        StoreTimeout,
-        "Socket",
-        r"(?P<reason>\b\w{3,30}Error: Socket Timeout\b)",
-        "keys",
-    ),
-)
-
-
 def read_records(context: LineContext) -> Iterator[LogRecord]:
     """
     Parse all messages in the part of a line that one rank printed.
     """
     text = context.text
-    for form in _FORMS:
-        if form.literal in text:
+    for form in read_forms("each"):
+        if form.word in text:
             for found in form.pattern.finditer(text):
                 yield form.parse(context, found)
     seen = set()
-    for form in _SINGLE_FORMS:
+    for form in read_forms("first"):
         key = (form.record, form.kind)
-        if form.literal not in text or key in seen:
+        if form.word not in text or key in seen:
             continue
         match = form.pattern.search(text)
         is_consequence = form.kind == "keys" and (
@@ -314,37 +183,10 @@ def read_records(context: LineContext) -> Iterator[LogRecord]:
     yield from _read_nccl(context)
 
 
-_PROGRESS = (
-    rf"ast enqueued (?:\w{{1,8}} )?work:? (?P<enqueued>{INTEGER})"
-    r"(?: \([^)\n]{0,80}\))?"
-    rf"(?:, last started (?:\w{{1,8}} )?work:? (?P<started>{INTEGER})"
-    r"(?: \([^)\n]{0,80}\))?)?"
-    rf", last completed (?:\w{{1,8}} )?work:? (?P<completed>{INTEGER})"
-)
-# A place that prints how far a rank got is read by the first form that fits.
-_PROGRESS_FORMS = (
-    _form(
-        DumpSignal,
-        "signal",
-        r"dump signal due to a collective timeout from "
-        r"(?:this local rank|rank (?P<sender>\d{1,7}))"
-        r"[^\n]{0,200}?[Ll]" + _PROGRESS,
-    ),
-    _form(
-        WorkStatus,
-        "work",
-        r"(?:detected by watchdog at work|Timeout at \w{1,8} work)"
-        rf"(?: sequence id)?: (?P<failed>{INTEGER})"
-        r"(?:(?:,| PG status:|\.)? [Ll]" + _PROGRESS + r")?",
-    ),
-    _form(WorkStatus, "status", r"PG status: l" + _PROGRESS),
-)
-
-
 def _read_progress(context: LineContext) -> Iterator[WorkStatus]:
     seen_ends = set()
-    for form in _PROGRESS_FORMS:
-        if form.literal not in context.text:
+    for form in read_forms("progress"):
+        if form.word not in context.text:
             continue
         for found in form.pattern.finditer(context.text):
             if found.end() not in seen_ends:
@@ -425,11 +267,8 @@ _GLOO_TIMEOUT = re.compile(
         r"Timed out waiting (?P<timeout>\d{1,12} ?ms) for (?:send|recv)"
     )
 )
-_GLOO_KINDS = (
-    (re.compile(r"timed out|timeout", re.IGNORECASE), "timeout"),
-    (LOST_PEER, "closed"),
-    (re.compile(r"connect|no route", re.IGNORECASE), "connect"),
-)
+_TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_NOT_CONNECTED = re.compile(r"connect|no route", re.IGNORECASE)
 _PEER_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]{2,80}\](?::\d{1,5})?)")
 
 
@@ -442,7 +281,12 @@ def _read_gloo(context: LineContext) -> Iterator[GlooError]:
     if source is None and _GLOO_FULL_MESH.search(text) is None:
         return
     message = text[source.end() if source else 0 :][:600]
-    kind = next((k for x, k in _GLOO_KINDS if x.search(message)), None)
+    kinds = {
+        "timeout": _TIMED_OUT,
+        "closed": lost_peer(),
+        "connect": _NOT_CONNECTED,
+    }
+    kind = next((k for k, x in kinds.items() if x.search(message)), None)
     if source is None or "connectFullMesh" in text:
         kind = "connect"
     if kind is None and "enforce fail" not in text:
@@ -468,42 +312,6 @@ _NCCL_LOST = re.compile(
     loosen_spaces(
         r"(?P<text>NCCL error[^\n]{0,300}?remote process exited or there was a)"
     )
-)
-# Of the lines with the prefix of NCCL, each is read by the first that fits.
-_NCCL_FORMS = (
-    _form(
-        NcclInit,
-        "Init",
-        r"comm (?P<comm>0x[0-9a-f]{1,16}) rank (?P<member>\d{1,7}) n[rR]anks"
-        r" (?P<size>\d{1,7})[^\n]{0,300}? - Init"
-        r" (?P<is_complete>START|COMPLETE)",
-    ),
-    _Form(
-        NcclCall,
-        "opCount",
-        re.compile(
-            r"(?P<op>[A-Z]\w{1,30}): opCount (?P<number>[0-9a-f]{1,16}) "
-            r"[^\n]{0,120}?count (?P<elements>\d{1,19}) datatype (?P<dtype>\d{1,3})"
-            r"[^\n]{0,60}?comm (?P<comm>0x[0-9a-f]{1,16})"
-            r"(?: \[nranks=(?P<size>\d{1,7})\])?"
-        ),
-    ),
-    _Form(
-        NcclNote,
-        "Using",
-        re.compile(
-            r"(?:Bootstrap ?: Using|NET/Socket ?: Using)\s{0,4}"
-            r"(?P<text>(?:\[\d{1,3}\])?[\w.@-]{1,64}:[0-9a-fA-F.:\[\]%]{2,60}<\d{1,5}>"
-            r"[^\n]{0,400})"
-        ),
-        "interface",
-    ),
-    _Form(
-        NcclNote,
-        "Using",
-        re.compile(r"Using network (?P<text>[^\n]{1,80})"),
-        "network",
-    ),
 )
 _NCCL_IDS = re.compile(
     r"busId (?P<bus>[0-9a-f]{1,16})|commId (?P<comm_id>0x[0-9a-f]{1,16})"
@@ -534,8 +342,8 @@ def _read_nccl(context: LineContext) -> Iterator[LogRecord]:
         warning = clean(message[:600], limit=300)
         yield NcclNote(**fields, kind="warning", text=warning)
         return
-    for form in _NCCL_FORMS:
-        if form.literal in message and (found := form.pattern.search(message)):
+    for form in read_forms("nccl"):
+        if form.word in message and (found := form.pattern.search(message)):
             if form.record is NcclInit:
                 for ids in _NCCL_IDS.finditer(message):
                     fields |= {k: v for k, v in ids.groupdict().items() if v}

@@ -535,8 +535,6 @@ _MIN_UNSET = 1 << 62
 _CAMEL_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ALL_PREFIX = re.compile(r"all(?=reduce|gather|to_?all)")
 
-INTEGER = r"-?\d{1,20}"
-
 
 def loosen_spaces(pattern: str) -> str:
     """

@@ -11,6 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...findings import Cause, CollectiveRef, Finding
 from ...ranks import fold_ranks
+from ..rules import (
+    LogRule,
+    make_rule_set,
+    match_text,
+    read_rules,
+)
 from .detectors import SOCKET_INTERFACE_REMEDY
 from .model import (
     CollectiveLogs,
@@ -22,66 +28,16 @@ from .model import (
 )
 
 
-_LINKS_REMEDY = (
-    "check links, switches, and cards between these nodes (ibstat, "
-    "ibv_devinfo, ethtool), and NCCL_IB_HCA and NCCL_IB_GID_INDEX"
-)
 _LOOK_AT_RANKS = "look at the Python stack and the log of these ranks"
-# The first pattern that matches a warning gives its cause.
-_WARNINGS: tuple[tuple[re.Pattern[str], Cause, str, str], ...] = (
-    (
-        re.compile(r"Duplicate GPU detected", re.IGNORECASE),
+# What has this priority follows when another process is gone.
+_FOLLOWS = 4
+# Causes of warnings that matter even if nothing else shows that the job failed.
+_NETWORK_CAUSES = frozenset(
+    {
         Cause.NODE_MISCONFIGURED,
-        "two ranks use the same GPU",
-        (
-            "set the device of each rank by its local rank, and check "
-            "CUDA_VISIBLE_DEVICES"
-        ),
-    ),
-    (
-        re.compile(r"[Mm]ismatched NCCL version|version mismatch"),
-        Cause.NODE_MISCONFIGURED,
-        "ranks use different versions of NCCL",
-        (
-            "install the same version on all nodes, and look for another one in "
-            "LD_LIBRARY_PATH or LD_PRELOAD"
-        ),
-    ),
-    (
-        re.compile(
-            r"no socket interface found|No interface found", re.IGNORECASE
-        ),
         Cause.NETWORK_MISCONFIGURED,
-        "NCCL found no network interface to use",
-        SOCKET_INTERFACE_REMEDY,
-    ),
-    (
-        re.compile(
-            r"status ?= ?(?:IBV_WC_RETRY_EXC_ERR\()?12\b|vendor.err ?=? ?129"
-            r"|RETRY_EXC"
-        ),
         Cause.NETWORK_FAILURE,
-        "a card sent again and again and got no answer (status 12)",
-        _LINKS_REMEDY,
-    ),
-    (
-        re.compile(
-            r"Got completion from peer|completion with error|async.{0,20}(?:event|fatal)"
-        ),
-        Cause.NETWORK_FAILURE,
-        "a network card reported an error",
-        _LINKS_REMEDY,
-    ),
-    (
-        re.compile(
-            r"(?:onnect|socket)[^\n]{0,120}(?:refused|timed out|No route to host"
-            r"|unreachable)",
-            re.IGNORECASE,
-        ),
-        Cause.NETWORK_FAILURE,
-        "a rank was not reached",
-        SOCKET_INTERFACE_REMEDY,
-    ),
+    }
 )
 
 
@@ -89,19 +45,21 @@ def _explain_warnings(notes: Iterable[NcclNote]) -> Iterator[Finding]:
     """
     Explain warnings of NCCL: one finding for each kind with a known cause.
     """
-    by_rule: dict[object, list[NcclNote]] = defaultdict(list)
+    rule_set = make_rule_set(read_rules())
+    by_rule: dict[LogRule, list[NcclNote]] = defaultdict(list)
     for note in notes:
+        rule = None
         # A retry may succeed.
         if note.kind == "warning" and "retrying" not in note.text:
-            fitting = (x for x in _WARNINGS if x[0].search(note.text))
-            by_rule[next(fitting, None)].append(note)
-    for rule in _WARNINGS:
-        if matched := by_rule[rule]:
-            _, cause, summary, remedy = rule
+            rule = match_text(f"NCCL WARN {note.text}", rule_set)
+        if rule is not None and rule.cause in _NETWORK_CAUSES:
+            by_rule[rule].append(note)
+    for rule, matched in by_rule.items():
+        if rule.priority < _FOLLOWS:
             hosts = sorted({x.host for x in matched})
-            text = f"{summary} (on {', '.join(hosts[:4])}"
+            text = f"{rule.says} (on {', '.join(hosts[:4])}"
             text += f"{'…' if len(hosts) > 4 else ''}): {matched[0].text}"
-            yield log_finding(cause, text, matched, remedy)
+            yield log_finding(rule.cause, text, matched, rule.remedy)
 
 
 _INTERFACE_ADDRESS = re.compile(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...findings import Cause, CollectiveRef, Finding
 from ...ranks import fold_ranks, ranks_text
-from ..rules import LOST_PEER
+from ..signatures import lost_peer
 from .model import (
     BarrierFailure,
     CollectiveLogs,
@@ -285,7 +285,7 @@ def _store_finding(
         ranks = _absent_members(timeouts, latest)
     elif kind == "unique_id":
         ranks = {0} if is_default else set()
-        if any(LOST_PEER.search(x.reason) for x in timeouts):
+        if any(lost_peer().search(x.reason) for x in timeouts):
             cause, problem = Cause.RANK_CRASHED, "was gone"
     facts = {
         "joined": latest.joined or 0,

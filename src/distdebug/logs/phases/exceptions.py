@@ -11,7 +11,7 @@ from typing import NamedTuple
 import attrs
 
 from ..lines import LogLine, Origin
-from ..rules import LOST_PEER_PATTERN
+from ..signatures import lost_peer
 from ..tracebacks import TRACEBACK_HEADER, TracebackReader
 from .timeline import PhaseTrack, Timeline
 
@@ -21,7 +21,7 @@ _CONSEQUENCE = re.compile(
     r"ChildFailedError|[Ss]ee (?:the )?(?:root cause|stack trace|logs?) above"
     r"|EngineDeadError"
     r"|Engine core initialization failed|EngineCore failed to start"
-    rf"|NCCL communicator was aborted|{LOST_PEER_PATTERN}"
+    r"|NCCL communicator was aborted"
 )
 # A traceback ends its log if at most this many lines follow.
 _MOST_LINES_AFTER_END = 60
@@ -35,7 +35,8 @@ def is_consequence(text: str) -> bool:
     """
     Return whether an exception is only a consequence of another process's.
     """
-    return _CONSEQUENCE.search(text[:_LONGEST_EXCEPTION]) is not None
+    text = text[:_LONGEST_EXCEPTION]
+    return any(x.search(text) for x in (_CONSEQUENCE, lost_peer()))
 
 
 class _Raised(NamedTuple):

@@ -28,6 +28,7 @@ from ..._rules import (
 from ..._search import TextIndex, find_each, make_text_index
 from ...errors import RulesError
 from ...findings import Cause, Confidence
+from ..signatures import read_signatures
 from ..tracebacks import TRACEBACK_HEADER
 from .progress_bars import BAR_LITERALS
 
@@ -212,10 +213,13 @@ class Ending:
         how: ``"completed"``, ``"failed"``, or ``"killed"``.
 
         patterns: Patterns that show it.
+
+        is_sure: Whether only a job that did all of its work prints it.
     """
 
     how: Outcome = attrs.field(validator=one_of(Outcome))
     patterns: tuple[re.Pattern[str], ...] = attrs.field(converter=_compile_all)
+    is_sure: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -358,8 +362,14 @@ def read_framework_rules(
 @cache
 def _built_in_frameworks() -> tuple[FrameworkRules, ...]:
     return tuple(
-        _load(path, is_built_in=True)
+        attrs.evolve(
+            framework,
+            endings=tuple(Ending(**x) for x in read_signatures()["ending"]),
+        )
+        if framework.name == "common"
+        else framework
         for path in sorted(_FRAMEWORKS_FOLDER.glob("*.toml"))
+        for framework in [_load(path, is_built_in=True)]
     )
 
 

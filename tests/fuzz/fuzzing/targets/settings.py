@@ -50,7 +50,7 @@ def webhook(data: bytes) -> object:
     return address, address.host
 
 
-@target(RulesError, seeds=lambda: _tables("logs/rules.toml"))
+@target(RulesError, seeds=lambda: _tables("logs/signatures.toml"))
 def log_rules(data: bytes) -> object:
     """
     Rules about lines, and a log that they are tried on.
