@@ -1,10 +1,14 @@
 """
-Find many words at once in gigabytes of bytes.
+Find many words at once in gigabytes of bytes; find patterns by their words.
 """
 
 from __future__ import annotations
 
+import re
+
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
 
 import attrs
 import numpy as np
@@ -293,3 +297,94 @@ def make_text_index(texts: Iterable[bytes]) -> TextIndex:
     return TextIndex(
         index=build_index(by_word), short=tuple(short), by_word=by_word
     )
+
+
+_GROUP_OPS = frozenset({"SUBPATTERN", "ATOMIC_GROUP"})
+_REPEAT_OPS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
+_SHORTEST_LITERAL = 3
+
+
+@cache
+def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
+    """
+    Return literal texts of which one stands wherever a pattern matches.
+
+    The set is empty if none are known.
+    """
+    return frozenset(next(iter(literals_by_length(pattern)), ()))
+
+
+@cache
+def literals_by_length(
+    pattern: re.Pattern[str],
+) -> tuple[tuple[str, ...], ...]:
+    """
+    Return the sets of `all_literals`, that of the longest texts first.
+    """
+    return tuple(
+        sorted(all_literals(pattern), key=_shortest_length, reverse=True)
+    )
+
+
+@cache
+def all_literals(pattern: re.Pattern[str]) -> tuple[tuple[str, ...], ...]:
+    """
+    Return sets of literal texts; wherever a pattern matches, each has one.
+
+    The parse tree of :mod:`re` gives them, since nothing public does.
+    """
+    if pattern.flags & re.IGNORECASE:
+        return ()
+
+    tree = re._parser.parse(pattern.pattern)  # type: ignore[attr-defined]  # noqa: SLF001 nothing else tells
+    return tuple(
+        tuple(sorted(texts))
+        for texts in _literals_of_sequence(tree)
+        if _shortest_length(texts) >= _SHORTEST_LITERAL
+    )
+
+
+def _shortest_length(texts: Iterable[str]) -> int:
+    return min(map(len, texts), default=0)
+
+
+def _literals_of_sequence(parts: Iterable[Any]) -> Iterator[set[str]]:
+    run = ""
+    for kind, body in [*parts, ("END", None)]:
+        if str(kind) == "LITERAL":
+            run += chr(body)
+            continue
+        yield {run}
+        yield from _literals_of_part(str(kind), body)
+        run = ""
+
+
+def _literals_of_part(kind: str, body: Any) -> Iterator[set[str]]:
+    if kind in _GROUP_OPS:
+        yield from _literals_of_sequence(
+            body if kind == "ATOMIC_GROUP" else body[-1]
+        )
+    elif kind == "BRANCH":
+        # Of each branch, the set whose shortest text is the longest.
+        choices = [
+            max(_literals_of_sequence(branch), key=_shortest_length)
+            for branch in body[1]
+        ]
+        if all(map(_shortest_length, choices)):
+            yield set().union(*choices)
+    elif kind in _REPEAT_OPS and int(body[0]) > 0:
+        yield from _literals_of_sequence(body[2])
+
+
+def search_pattern(
+    pattern: re.Pattern[str], text: str
+) -> re.Match[str] | None:
+    """
+    Search for a pattern, if one of the literal texts that it needs occurs.
+
+    In a text of kilobytes, this takes a fraction of the time of the pattern.
+    """
+    texts = required_literals(pattern)
+    if texts and not any(x in text for x in texts):
+        return None
+    return pattern.search(text)

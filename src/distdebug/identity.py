@@ -435,6 +435,8 @@ def own_rank_in_text(text: str) -> int | None:
     Returns:
         ``None`` if there is none, or several that differ.
     """
+    if not any(x in text for x in ("[rank", "RANK", "global_rank")):
+        return None  # the pattern takes long
     ranks = {int(x) for x in _compiled(_OWN_RANK).findall(text)}
     return ranks.pop() if len(ranks) == 1 else None
 

@@ -310,10 +310,11 @@ def _read_gcs_log(facts: DeathFacts, _: RaySession, path: Path) -> None:
     """
     for record in read_records(path, _GCS_WORDS):
         text = record.text
-        known = search_fields(text, _GCS_FIELDS)
         if "Reporting worker exit" in text:
             _add_gcs_exit(facts, record)
-        elif "marked dead" in text or "death reason" in text:
+            continue
+        known = search_fields(text, _GCS_FIELDS)
+        if "marked dead" in text or "death reason" in text:
             if "node_id" in known:
                 facts.nodes.append(_parse_node_end(record, known))
         elif "arking job" in text:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -376,17 +376,22 @@ def _add_log_tail(
     rank = rank_in_names((death.actor, death.actor_name))
     if rank is None:
         rank = own_rank_in_text(text)
-    death = attrs.evolve(death, rank=rank)
     if log is None or not (log.err or log.out):
-        return death
+        return attrs.evolve(death, rank=rank)
 
     newest = (log.err or log.out)[-1].path
-    death = attrs.evolve(death, log=newest, last_lines=tail.lines)
+    known: dict[str, Any] = {
+        "rank": rank,
+        "log": newest,
+        "last_lines": tail.lines,
+    }
     if death.kind not in _CRASHES:
+        death = attrs.evolve(death, **known)
         return death if tail.signal is None else _add_quote(death, tail)
 
     death = attrs.evolve(
         death,
+        **known,
         signal=tail.signal,
         error=tail.error,
         python_frames=tail.python_frames,
@@ -592,11 +597,8 @@ def _find_worker_deaths(
         owner = facts.owners.get(worker_id) if exits else None
         kind, owner = _classify_death(exits, owner, tail)
         place = facts.placements.get(worker_id, NO_ACTOR)
-        death = attrs.evolve(
-            _merge_exits(exits, place),
-            kind=kind,
-            owner=owner,
-            worker_id=worker_id,
+        death = _merge_exits(
+            exits, place, kind=kind, owner=owner, worker_id=worker_id
         )
         if log and not exits:
             death = attrs.evolve(death, time=tail.time or log.mtime or None)
@@ -605,15 +607,20 @@ def _find_worker_deaths(
         yield _add_log_tail(death, log, text, tail)
 
 
-def _merge_exits(exits: Sequence[WorkerExit], place: KnownActor) -> Death:
+def _merge_exits(
+    exits: Sequence[WorkerExit], place: KnownActor, **known: Any
+) -> Death:
     """
     Merge the exit notes of one worker, the most trusted first.
+
+    Args:
+        known: Other attributes of the death.
     """
     one_per_source: dict[str, Evidence] = {}
     for x in exits:
         one_per_source.setdefault(x.evidence.source, x.evidence)
     return Death(
-        kind="intended",
+        **known,
         time=_first_known(x.time for x in exits),
         pid=_first_known([*(x.pid for x in exits), place.pid]),
         # Nodes on one machine may share a folder, so trust the head first.

@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 import attrs
 
 from .._rules import read_toml
+from .._search import search_pattern
 from .._text import clean, without_controls
 from ..findings import Cause, Confidence, Evidence, Location
 from ..logs import (
@@ -143,7 +144,7 @@ _RECORD_START = re.compile(rb"\[(?:20\d\d-|state-dump)")
 _MOST_QUOTE = 600
 _MOST_RECORD = 1 << 16
 _MOST_JSON = 1 << 18
-_CONTROLS = re.compile(rb"[^\t\n\x20-\x7e]")
+_PLAIN = bytes((9, 10, *range(32, 127)))
 
 
 @attrs.frozen(kw_only=True)
@@ -227,9 +228,8 @@ def decode_log(data: bytes) -> str:
     Decode bytes of a log and remove control characters.
     """
     text = data.decode("utf-8", "replace")
-    # Most logs have no controls, and the search is much faster than the
-    # cleaning.
-    return without_controls(text) if _CONTROLS.search(data) else text
+    # Most logs have no others, and this is much faster than the cleaning.
+    return without_controls(text) if data.translate(None, _PLAIN) else text
 
 
 def read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -377,7 +377,7 @@ def _parse_size(text: str) -> int:
 
 
 _TAIL_BYTES = 1 << 16
-_LAST_LINES = 20
+_LAST_LINES, _LAST_BYTES = 20, 1 << 12
 # A traceback that ends a process is the last thing in its log.
 _TRACEBACK_BYTES = 1 << 14
 _MOST_FRAMES = 40
@@ -466,7 +466,6 @@ def parse_log_tail(text: str) -> LogTail:
     Args:
         text: The end of the log.
     """
-    lines = [x for x in text.splitlines() if x.strip() and x[0] != ":"]
     received = [*RAY_SIGNAL.finditer(text)]
     fatal = [*_PYTHON_FATAL.finditer(text)][-1:]
     # Ray reports each signal twice.
@@ -480,7 +479,9 @@ def parse_log_tail(text: str) -> LogTail:
     crash = text[min(begins) :] if begins else ""
     if signal:
         errors = [
-            x for x in lines if any(word in x for word in _NATIVE_ERRORS)
+            line
+            for line in _text_lines(text)
+            if any(word in line for word in _NATIVE_ERRORS)
         ]
         frames = _faulthandler_frames(crash)
     else:
@@ -493,9 +494,23 @@ def parse_log_tail(text: str) -> LogTail:
         native_frames=tuple(
             clean(x["frame"]) for x in _NATIVE_FRAME.finditer(crash)
         )[:_MOST_FRAMES],
-        is_watchdog=PATTERNS["watchdog"].search(text) is not None,
-        lines=tuple(clean(x, limit=400) for x in lines[-_LAST_LINES:]),
+        is_watchdog=search_pattern(PATTERNS["watchdog"], text) is not None,
+        lines=_last_lines(text),
     )
+
+
+def _text_lines(text: str) -> list[str]:
+    """
+    Return the lines of a worker's log that its code printed.
+    """
+    return [x for x in text.splitlines() if x.strip() and x[0] != ":"]
+
+
+def _last_lines(text: str) -> tuple[str, ...]:
+    lines = _text_lines(text[-_LAST_BYTES:])
+    if len(lines) <= _LAST_LINES:  # they are long
+        lines = _text_lines(text)
+    return tuple(clean(x, limit=400) for x in lines[-_LAST_LINES:])
 
 
 def _faulthandler_frames(text: str) -> tuple[Location, ...]:

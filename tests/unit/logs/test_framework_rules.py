@@ -11,17 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distdebug._search import all_literals, required_literals
 from distdebug.errors import LogError, RulesError
 from distdebug.logs import (
     detect_phase,
     load_framework_rules,
     read_framework_rules,
 )
-from distdebug.logs.phases.framework_rules import (
-    all_literals,
-    make_rule_index,
-    required_literals,
-)
+from distdebug.logs.phases.framework_rules import make_rule_index
 
 
 PATTERNS = list(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import attrs
 
+from ..._search import required_literals
 from ..lines import (
     LineBlock,
     LogLine,
@@ -29,7 +30,6 @@ from .framework_rules import (
     Phase,
     Rule,
     RuleIndex,
-    required_literals,
 )
 from .progress_bars import (
     BAR_LITERALS,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from ..._search import SHORTEST_WORD, find_each
+from ..._search import SHORTEST_WORD, find_each, literals_by_length
 from ...findings import Missing
 from ..engine import Block, FilePart
 from ..lines import LineBlock, parse_line, strip_log_prefix
@@ -27,7 +27,6 @@ from .framework_rules import (
     Phase,
     Rule,
     RuleIndex,
-    literals_by_length,
     make_rule_index,
 )
 from .progress_bars import LogClock
