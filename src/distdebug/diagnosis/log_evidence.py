@@ -47,10 +47,12 @@ if TYPE_CHECKING:
         LogGroup,
         LogSurvey,
         PhaseReport,
+        ProcessRanks,
+        RanksByProcess,
         RasStatus,
         ScanReport,
     )
-    from ..ray import Death, Deaths, DriverLog, RaySession
+    from ..ray import Deaths, DriverLog, RaySession
 
 
 # In a folder, only files with such a name are read as logs.
@@ -192,9 +194,6 @@ def _head(path: Path) -> bytes | None:
 def _is_dump_name(name: str) -> bool:
     return parse_dump_name(name).is_dump_like
 
-
-# Maps (host, PID) to a rank.
-RanksByProcess = Mapping[tuple[str, int], int]
 
 _MAX_FACT_BYTES = 1 << 26
 _OOM_RULE = "out of memory"
@@ -422,21 +421,20 @@ def read_logs(
     """
     sources = find_log_sources(paths)
     files = [*sources.logs, *_worker_log_files(sources)]
-    survey = _survey(files, sources, known, tell)
-    known_ranks = {
-        **_ranks_from_collectives(survey.collectives),
-        **(ranks or {}),
-    }
+    survey = _survey(files, sources, known, ranks or {}, tell)
+    processes = survey.processes
     raylets, lost = nsight.raylet_findings(*(s.logs for s in sources.sessions))
-    nodes = read_node_evidence(sources.nodes, known_ranks, since)
-    deaths = _find_ranked_deaths(sources, nodes.oom_kills, known_ranks)
+    nodes = read_node_evidence(sources.nodes, processes.by_process, since)
+    deaths = _find_ranked_deaths(sources, nodes.oom_kills, processes)
     ras, ras_missing = _read_ras(sources.ras)
     read = (*files, *(x for _, x in sources.nodes), *sources.ras)
     return LogEvidence(
         has_sessions=bool(sources.sessions),
         deaths=deaths,
         raylets=raylets,
-        drivers=tuple(_failed_drivers(sources.logs, survey.mentioning)),
+        drivers=tuple(
+            _failed_drivers(sources.logs, survey.mentioning, processes)
+        ),
         scan=survey.scan,
         collectives=survey.collectives,
         phase=survey.phase,
@@ -457,6 +455,7 @@ def _survey(
     files: Iterable[Path],
     sources: LogSources,
     known: Mapping[str, Any],
+    ranks: RanksByProcess,
     tell: Callable[[int, int], None] | None,
 ) -> LogSurvey:
     """
@@ -467,63 +466,34 @@ def _survey(
         phase_files=sources.logs[:_MAX_PHASE_LOGS],
         words=_RAY_MARKERS,
         known=known,
+        ranks=ranks,
         on_progress=tell,
     )
     return attrs.evolve(survey, **known)
 
 
-def _ranks_from_collectives(
-    collectives: CollectiveLogs,
-) -> dict[tuple[str, int], int]:
-    """
-    Map processes to ranks, by host and PID, from watchdog and NCCL lines.
-    """
-    origins = logs.rank_origins(collectives).values()
-    return {
-        (place, x.pid): x.rank
-        for x in origins
-        # Ray omits the address of the node with the driver.
-        for place in {x.ip or "", x.host or ""}
-        if x.pid is not None
-    }
-
-
 def _find_ranked_deaths(
     places: LogSources,
     oom_kills: Collection[tuple[str, int]],
-    ranks: RanksByProcess,
+    processes: ProcessRanks,
 ) -> Deaths:
     """
-    Find deaths in a Ray cluster, with ranks from dumps or stacks.
+    Find deaths in a Ray cluster, with the ranks of their processes.
     """
     if not places.sessions:
         return ray.Deaths()
 
     deaths = ray.find_deaths(places.sessions, oom_kills=oom_kills)
-    by_pid: dict[int, dict[str, int]] = defaultdict(dict)
-    for (host, pid), rank in ranks.items():
-        by_pid[pid][host] = rank
     ranked = (
-        attrs.evolve(death, rank=_rank_of(death, by_pid))
+        attrs.evolve(
+            death,
+            rank=processes.rank_of(death.pid, [death.host, death.ip or ""])
+            if death.rank is None
+            else death.rank,
+        )
         for death in deaths.deaths
     )
     return attrs.evolve(deaths, deaths=tuple(ranked))
-
-
-def _rank_of(
-    death: Death, by_pid: Mapping[int, Mapping[str, int]]
-) -> int | None:
-    if death.rank is not None or death.pid is None:
-        return death.rank
-
-    rank_by_host = by_pid.get(death.pid, {})
-    places = [death.host, death.ip or ""]
-    matches = [
-        rank_by_host[place] for place in places if place in rank_by_host
-    ]
-    # A PID alone is enough if no other process has it.
-    found = matches[:1] or list(rank_by_host.values())
-    return found[0] if len(found) == 1 else None
 
 
 def _worker_log_files(places: LogSources) -> list[Path]:
@@ -553,16 +523,26 @@ def _groups_by_place(scan: ScanReport) -> dict[tuple[str, str], LogGroup]:
 
 
 def _failed_drivers(
-    log_files: Iterable[Path], mentioning: Collection[str]
+    log_files: Iterable[Path],
+    mentioning: Collection[str],
+    processes: ProcessRanks,
 ) -> Iterator[DriverLog]:
     """
     Yield the outputs of Ray drivers that hold failures.
 
     Args:
         mentioning: The files that quote an exception of Ray.
+
+        processes: The ranks of processes.
     """
     drivers = (path for path in log_files if os.fspath(path) in mentioning)
     for path in itertools.islice(drivers, _MAX_DRIVERS):
         driver = ray.read_driver_log(path)
-        if driver.failures:
-            yield driver
+        failures = tuple(
+            attrs.evolve(x, rank=processes.rank_of(x.pid, [x.ip or ""]))
+            if x.rank is None
+            else x
+            for x in driver.failures
+        )
+        if failures:
+            yield attrs.evolve(driver, failures=failures)

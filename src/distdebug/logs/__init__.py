@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from .phases.model import PhaseReport as PhaseReport
     from .phases.model import PhaseState as PhaseState
     from .phases.progress_bars import Progress as Progress
+    from .process_ranks import ProcessRanks as ProcessRanks
+    from .process_ranks import RanksByProcess as RanksByProcess
     from .ras import RasStatus as RasStatus
     from .ras import is_ras_status as is_ras_status
     from .ras import ras_findings as ras_findings

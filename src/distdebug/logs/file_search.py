@@ -194,7 +194,7 @@ def _line_bounds(data: bytes, at: int, size: int) -> tuple[int, int]:
 
 # This many lines of a rule get a time and rank from the lines before.
 _MOST_WITH_CONTEXT = 3
-_MOST_RANK_LINES, _MOST_RANKS_AFTER = 6, 100
+_MOST_RANK_LINES, _MOST_NAME_LINES, _MOST_RANKS_AFTER = 6, 60, 100
 # What the message of an exception may show, besides the exception.
 _TRACE_GROUPS = NAMING_GROUPS | {"ranks"}
 _LONGEST_RANK_LINE = 300
@@ -455,7 +455,10 @@ def _match_line(
             continue
         is_detailed = match_counts[rule.name] < _MOST_WITH_CONTEXT
         if rule.before and is_detailed and "rank" not in groups:
-            groups = {**groups, **_rank_in_lines_before(position, rule.before)}
+            groups = {
+                **_names_in_lines_before(position, rule.before),
+                **groups,
+            }
         if rule.after:
             groups = {**groups, **_ranks_in_lines_after(position, rule.after)}
         return Event(
@@ -503,13 +506,14 @@ def _match_traceback_line(
     )
 
 
-def _rank_in_lines_before(
+def _names_in_lines_before(
     position: LinePosition, pattern: re.Pattern[str]
 ) -> Mapping[str, str]:
-    for row in islice(position.lines_before(), _MOST_RANK_LINES):
-        found = pattern.search(row.text[:_LONGEST_RANK_LINE])
-        if found:
-            return {"rank": found["rank"]}
+    has_rank = "rank" in pattern.groupindex
+    most = _MOST_RANK_LINES if has_rank else _MOST_NAME_LINES
+    for row in islice(position.lines_before(), most):
+        if found := pattern.search(row.text[:_LONGEST_RANK_LINE]):
+            return {k: v for k, v in found.groupdict().items() if v}
     return {}
 
 

@@ -4,11 +4,26 @@ Know the ranks of processes, nodes, and GPUs that lines of logs name.
 
 from __future__ import annotations
 
+import re
+
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache
+from types import MappingProxyType
+
+import attrs
 
 from ..identity import same_host
 from .collectives.model import CollectiveLogs, rank_origins
+from .engine import Block, FilePart
+from .file_search import lines_with_words
+from .lines import LogLine
+from .signatures import read_signatures
+
+
+#: Ranks of processes by host, ``""`` if unknown, and PID.
+RanksByProcess = Mapping[tuple[str, int], int]
 
 
 class ProcessRanks:
@@ -18,18 +33,41 @@ class ProcessRanks:
 
     def __init__(self) -> None:
         self._ranks: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        self._by_process: dict[tuple[str, int], int] = {}
 
-    def add(self, rank: int, **names: object) -> None:
+    @property
+    def by_process(self) -> RanksByProcess:
+        """
+        Return the ranks of processes.
+        """
+        return self._by_process
+
+    def add(
+        self,
+        rank: int,
+        *,
+        pid: int | None = None,
+        hosts: Iterable[str | None] = (),
+        pci: str = "",
+    ) -> None:
         """
         Add what is known of a rank.
 
         Args:
-            names: Its ``pid``, ``host``, and ``pci``, the address of its GPU,
-                as far as they are known.
+            hosts: The names and addresses of its node.
+
+            pci: The address of its GPU.
         """
-        for kind, value in names.items():
-            if value not in (None, ""):
-                self._ranks[kind, _normalize(kind, str(value))].add(rank)
+        places = [x for x in hosts if x]
+        named = [("host", x) for x in places]
+        if pid is not None:
+            named.append(("pid", str(pid)))
+            for place in places or [""]:
+                self._by_process.setdefault((place, pid), rank)
+        if pci:
+            named.append(("pci", _normalize("pci", pci)))
+        for name in named:
+            self._ranks[name].add(rank)
 
     def find(self, named: Iterable[tuple[str, str]]) -> set[int]:
         """
@@ -47,6 +85,21 @@ class ProcessRanks:
                 found |= ranks
         return found
 
+    def rank_of(self, pid: int | None, places: Iterable[str]) -> int | None:
+        """
+        Return the rank of a process.
+
+        Args:
+            places: Names and addresses of its node.  Without a match, a PID is
+                enough if no other process has it.
+        """
+        if pid is None:
+            return None
+        for place in places:
+            if (place, pid) in self._by_process:
+                return self._by_process[place, pid]
+        return next(iter(self.find([("pid", str(pid))])), None)
+
     def _ranks_on(self, host: str) -> set[int]:
         known = (
             ranks
@@ -59,20 +112,6 @@ class ProcessRanks:
 NO_PROCESSES = ProcessRanks()
 
 
-def ranks_of_processes(logs: CollectiveLogs) -> ProcessRanks:
-    """
-    Return the ranks that lines of watchdogs and NCCL show.
-    """
-    known = ProcessRanks()
-    for origin in rank_origins(logs).values():
-        known.add(origin.rank, pid=origin.pid, host=origin.host)
-        known.add(origin.rank, host=origin.ip)
-    for init in logs.inits:
-        if init.size == logs.world_size:
-            known.add(init.member, pci=init.bus)
-    return known
-
-
 def _normalize(kind: str, value: str) -> str:
     if kind != "pci":
         return value
@@ -81,3 +120,129 @@ def _normalize(kind: str, value: str) -> str:
     if ":" in value and "." not in value:
         digits += "0"
     return digits.lstrip("0").lower()
+
+
+@attrs.frozen(kw_only=True)
+class ProcessForm:
+    """
+    One form of a line that names a rank together with its process or node.
+
+    Attributes:
+        words: At least one of them occurs, in any case.
+
+        pattern: May have the groups ``rank``, ``local_rank``, ``ranks`` (all
+            of a node), ``pid``, and ``host``.
+
+        example: A line that it matches.
+    """
+
+    words: tuple[str, ...] = attrs.field(converter=tuple)
+    pattern: re.Pattern[str] = attrs.field(converter=re.compile)
+    example: str = ""
+
+
+@cache
+def process_forms() -> Mapping[bytes, tuple[ProcessForm, ...]]:
+    """
+    Return the forms ``[[process]]`` of ``signatures.toml``, by word.
+    """
+    by_word: defaultdict[bytes, list[ProcessForm]] = defaultdict(list)
+    for row in read_signatures()["process"]:
+        form = ProcessForm(**row)
+        for word in form.words:
+            by_word[word.lower().encode()].append(form)
+    return {word: tuple(forms) for word, forms in by_word.items()}
+
+
+# After so many lines of a file that tell nothing new, no more are read.
+_MOST_IDLE = 500
+_MOST_FACTS = 1 << 17
+
+
+class ProcessReader:
+    """
+    Read which rank a process has; see ``engine.LogReader``.
+
+    Args:
+        known: Ranks that other evidence shows.
+    """
+
+    def __init__(self, known: RanksByProcess = MappingProxyType({})) -> None:
+        self._known = known
+        self._facts: dict[tuple[str, str, str, str], None] = {}
+        self._ranks_on: dict[str, list[int]] = {}
+        self._idle = 0
+
+    def begin(self, _part: FilePart) -> None:
+        """
+        Begin with a file.
+        """
+        self._idle = 0
+
+    def words(self, _stop: int) -> AbstractSet[bytes]:
+        """
+        Return the words of all forms, while lines tell anything new.
+        """
+        return frozenset() if self._is_done() else process_forms().keys()
+
+    def read(self, block: Block) -> None:
+        """
+        Read the lines of a block that may name a process and its rank.
+        """
+        forms = process_forms()
+        hits = block.hits(self.words(0))
+        for position, words in lines_with_words(block, hits):
+            if self._is_done():
+                return
+            count = len(self._facts) + len(self._ranks_on)
+            line = position.parse()
+            for form in {x for word in words for x in forms[word]}:
+                for found in form.pattern.finditer(line.text):
+                    self._add(found.groupdict(), line)
+            if len(self._facts) + len(self._ranks_on) == count:
+                self._idle += 1
+
+    def end(self, error: Exception | None) -> None:
+        """
+        Other readers report errors.
+        """
+
+    def _is_done(self) -> bool:
+        return self._idle >= _MOST_IDLE or len(self._facts) >= _MOST_FACTS
+
+    def _add(self, groups: Mapping[str, str | None], line: LogLine) -> None:
+        origin = line.origin
+        host = groups.get("host") or (origin.ip if origin else "") or ""
+        if ranks := groups.get("ranks"):
+            self._ranks_on[host] = [int(x) for x in re.findall(r"\d+", ranks)]
+            return
+        pid = groups.get("pid") or (origin.pid if origin else "") or ""
+        rank = groups.get("rank")
+        if rank is None and origin is not None and origin.rank is not None:
+            rank = str(origin.rank)
+        local_rank = groups.get("local_rank") or ""
+        if (rank or local_rank) and (pid or host):
+            self._facts[rank or "", local_rank, str(pid), host] = None
+
+    def result(self, logs: CollectiveLogs) -> ProcessRanks:
+        """
+        Return the ranks that these lines, and those of NCCL and watchdogs, show.
+        """
+        known = ProcessRanks()
+        for (place, number), rank in self._known.items():
+            known.add(rank, pid=number, hosts=[place])
+        for origin in rank_origins(logs).values():
+            places = (origin.ip, origin.host)
+            known.add(origin.rank, pid=origin.pid, hosts=places)
+        for init in logs.inits:
+            if init.size == logs.world_size:
+                known.add(init.member, pci=init.bus)
+        for host, ranks in self._ranks_on.items():
+            for rank in ranks:
+                known.add(rank, hosts=[host])
+        for text, local_rank, pid, host in self._facts:
+            on_node = dict(enumerate(self._ranks_on.get(host, ())))
+            found = int(text) if text else on_node.get(int(local_rank))
+            if found is not None:
+                known.add(found, pid=int(pid) if pid else None, hosts=[host])
+        return known

@@ -116,6 +116,9 @@ def is_quoted(text: str, start: int, end: int) -> bool:
 
 
 LEAST_PRIORITY = 5
+#: Groups of patterns that name the process, node, or GPU at fault.
+NAMING_GROUPS = frozenset({"pid", "host", "pci"})
+_BEFORE_GROUPS = NAMING_GROUPS | {"rank"}
 
 _MOST_WORDS = 40
 _LONGEST_WORD = 100
@@ -153,8 +156,9 @@ class LogRule:
         unless: Searched for in the same text; the rule does not match if
             found.
 
-        before: A pattern whose group ``rank`` is searched for in the lines
-            before.
+        before: A pattern that is searched for in the lines before; its groups
+            ``rank``, ``pid``, ``host``, and ``pci`` count like those of
+            *pattern*.
 
         after: A pattern whose group ``rank`` is the rank at fault, in each of
             the lines behind that it matches.
@@ -222,11 +226,12 @@ class LogRule:
         if not (self.is_harmless or self.says):
             msg = "neither says nor is_harmless is given"
             raise ValueError(msg)
-        for name in ("before", "after"):
-            pattern = getattr(self, name)
-            if pattern and "rank" not in pattern.groupindex:
-                msg = f"{name} has no group called rank"
-                raise ValueError(msg)
+        if self.after and "rank" not in self.after.groupindex:
+            msg = "after has no group called rank"
+            raise ValueError(msg)
+        if self.before and not self.before.groupindex.keys() & _BEFORE_GROUPS:
+            msg = "before has no group called rank, pid, host, or pci"
+            raise ValueError(msg)
         if not 1 <= self.priority <= LEAST_PRIORITY:
             msg = f"priority is 1 to {LEAST_PRIORITY}"
             raise ValueError(msg)
@@ -345,8 +350,6 @@ def _parse(
     return tuple(parse_tables(tables, "rule", name, parse))
 
 
-#: Groups of patterns that name the process, node, or GPU at fault.
-NAMING_GROUPS = frozenset({"pid", "host", "pci"})
 # At most this many lines of a rule are reported per part of a file.
 MOST_PER_RULE = 2_000
 TRACEBACK_WORD = TRACEBACK_HEADER.lower().encode()

@@ -8,6 +8,7 @@ import os
 
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
+from types import MappingProxyType
 
 import attrs
 
@@ -21,7 +22,12 @@ from .phases.detect import make_report
 from .phases.framework_rules import read_framework_rules
 from .phases.model import PhaseReport
 from .phases.selection import PhaseReader
-from .process_ranks import ranks_of_processes
+from .process_ranks import (
+    NO_PROCESSES,
+    ProcessRanks,
+    ProcessReader,
+    RanksByProcess,
+)
 from .scan import (
     ErrorScan,
     Progress,
@@ -44,20 +50,24 @@ class LogSurvey:
         phase: The phase that the job reached; ``None`` without a log of it.
 
         mentioning: The files in which one of the words occurs.
+
+        processes: The ranks of processes, nodes, and GPUs.
     """
 
     scan: ScanReport = attrs.field(factory=ScanReport)
     collectives: CollectiveLogs = attrs.field(factory=CollectiveLogs)
     phase: PhaseReport | None = None
     mentioning: frozenset[str] = frozenset()
+    processes: ProcessRanks = NO_PROCESSES
 
 
-def survey_logs(
+def survey_logs(  # noqa: PLR0913 some for each reader
     files: Iterable[str | os.PathLike[str]],
     *,
     phase_files: Iterable[str | os.PathLike[str]],
     words: Iterable[bytes] = (),
     known: Collection[str] = (),
+    ranks: RanksByProcess = MappingProxyType({}),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> LogSurvey:
     """
@@ -73,13 +83,18 @@ def survey_logs(
 
         known: The attributes of the result that need not be found.
 
+        ranks: Ranks of processes that other evidence shows.
+
         on_progress: Called with the bytes read so far, and all bytes.
     """
     sizes, missing = find_logs(files)
     if not sizes:  # loading the rules takes long
-        return LogSurvey(scan=ScanReport(missing=missing))
+        return LogSurvey(
+            scan=ScanReport(missing=missing),
+            processes=ProcessReader(ranks).result(CollectiveLogs()),
+        )
     parts, _ = select_parts(sizes, None)
-    readers = _Readers(sizes, words)
+    readers = _Readers(sizes, words, ranks)
     in_phase = frozenset(os.fspath(path) for path in phase_files)
     read_parts(
         (
@@ -97,7 +112,12 @@ class _Readers:
     All readers of a survey.
     """
 
-    def __init__(self, files: Collection[str], words: Iterable[bytes]) -> None:
+    def __init__(
+        self,
+        files: Collection[str],
+        words: Iterable[bytes],
+        known_ranks: RanksByProcess,
+    ) -> None:
         # It looks into the files, so do it once.
         ranks = find_file_ranks([*files])
         self._scan = ErrorScan(ranks)
@@ -105,6 +125,7 @@ class _Readers:
         self._frameworks = read_framework_rules()
         self._phases = PhaseReader(self._frameworks)
         self._mentions = WordReader(words)
+        self._processes = ProcessReader(known_ranks)
 
     def choose(
         self, known: Collection[str], *, is_in_phase: bool
@@ -116,6 +137,7 @@ class _Readers:
             "scan": self._scan,
             "collectives": self._collectives,
             "mentioning": self._mentions,
+            "processes": self._processes,
         }
         if is_in_phase:
             readers["phase"] = self._phases
@@ -130,11 +152,13 @@ class _Readers:
         collectives = finish(self._collectives, [*files])
         timelines = [*self._phases.timelines.values()]
         phase = make_report(timelines, self._frameworks) if timelines else None
+        processes = self._processes.result(collectives)
         return LogSurvey(
-            scan=self._scan.report(missing, ranks_of_processes(collectives)),
+            scan=self._scan.report(missing, processes),
             collectives=collectives,
             phase=phase,
             mentioning=frozenset(self._mentions.files),
+            processes=processes,
         )
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from distdebug import diagnose
 from distdebug.findings import Cause
+from distdebug.logs.lines import parse_line
+from distdebug.logs.process_ranks import process_forms
 
 
 def init(rank, *, host="n1", bus="4e000"):
@@ -52,6 +54,59 @@ CASES = {
             "sp 00007ffd0c2f7a40 error 4 in async_io.so[7f3d2c8a0000+31000]\n"
         ),
         (Cause.NATIVE_CRASH, (1,)),
+    ),
+    "a pod": (
+        (
+            "rank=0 world_size=2 host=gnn-master-0\n"
+            "rank=1 world_size=2 host=gnn-worker-0\n"
+            "NAME           READY   STATUS      RESTARTS   AGE\n"
+            "gnn-master-0   1/1     Running     0          12m\n"
+            "gnn-worker-0   0/1     OOMKilled   0          12m\n"
+        ),
+        (Cause.HOST_OUT_OF_MEMORY, (1,)),
+    ),
+    "a pod that is described": (
+        (
+            "rank=0 world_size=2 host=gnn-master-0\n"
+            "rank=1 world_size=2 host=gnn-worker-0\n"
+            "Name:             gnn-worker-0\nNamespace:        graph\n"
+            "Status:           Failed\nContainers:\n  pytorch:\n"
+            "    State:          Terminated\n      Reason:       OOMKilled\n"
+        ),
+        (Cause.HOST_OUT_OF_MEMORY, (1,)),
+    ),
+    "a process of DeepSpeed": (
+        (
+            "n2: [2025-05-21 17:10:07,320] [INFO] [launch.py:163:main] "
+            "global_rank_mapping=defaultdict(<class 'list'>, {'n1': [0, 1], "
+            "'n2': [2, 3]})\n"
+            "n2: [2025-05-21 17:10:09,320] [INFO] [launch.py:256:main] process "
+            "702 spawned with command: ['python', '-u', 'x.py', '--local_rank=1']\n"
+            f"{KERNEL}Out of memory: Killed process 702 (python)\n"
+        ),
+        (Cause.HOST_OUT_OF_MEMORY, (3,)),
+    ),
+    "a process that names itself": (
+        (
+            "2025-03-03 14:20:00,861 INFO rank=2 pid=702 reads 412 files\n"
+            f"{KERNEL}Out of memory: Killed process 702 (python)\n"
+        ),
+        (Cause.HOST_OUT_OF_MEMORY, (2,)),
+    ),
+    "a process of Ray": (
+        (
+            "(WorkerDict pid=702, ip=10.0.0.2) [rank-1]: Saving to /ckpt\n"
+            f"{KERNEL}Out of memory: Killed process 702 (python)\n"
+        ),
+        (Cause.HOST_OUT_OF_MEMORY, (1,)),
+    ),
+    "two processes of one number": (
+        (
+            "2025-03-03 14:20:00,861 INFO rank=2 pid=702 reads 412 files\n"
+            "2025-03-03 14:20:00,861 INFO rank=5 pid=702 reads 412 files\n"
+            f"{KERNEL}Out of memory: Killed process 702 (python)\n"
+        ),
+        (Cause.HOST_OUT_OF_MEMORY, ()),
     ),
     "a GPU": (
         (
@@ -150,3 +205,36 @@ def test_time_of_collector(scan):
 
     assert 1_763_783_521.5 == late.first.time
     assert "torch." == late.first.text[:6]
+
+
+FORMS = {form.example: form for x in process_forms().values() for form in x}
+
+
+@pytest.mark.parametrize("example", FORMS, ids=lambda x: x[:40])
+def test_examples(example):
+    """
+    A line that is an example has a word of its form, and fits it.
+    """
+    form, line = FORMS[example], parse_line(example)
+
+    assert any(word.lower() in example.lower() for word in form.words)
+    assert form.pattern.search(line.text)
+
+
+def test_prefixes_tell_little(tmp_path, monkeypatch):
+    """
+    Where thousands of lines tell nothing new, the rest is not read.
+    """
+    monkeypatch.setattr("distdebug.logs.process_ranks._MOST_IDLE", 50)
+    said = "rank=2 pid=702 reads 412 files\n"
+    late = "rank=3 pid=703 reads 412 files\n"
+    killed = "kernel: Out of memory: Killed process {} (python)\n"
+    (tmp_path / "train.log").write_text(
+        said + said * 100 + late + killed.format(703)
+    )
+
+    assert () == diagnose(tmp_path).verdict.ranks
+
+    (tmp_path / "train.log").write_text(said * 10 + late + killed.format(703))
+
+    assert (3,) == diagnose(tmp_path).verdict.ranks
