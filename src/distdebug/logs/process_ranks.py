@@ -10,10 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
+from itertools import islice
 from types import MappingProxyType
 
 import attrs
 
+from .._search import find_each
 from ..identity import same_host
 from .collectives.model import CollectiveLogs, rank_origins
 from .engine import Block, FilePart
@@ -128,7 +130,7 @@ class ProcessForm:
     One form of a line that names a rank together with its process or node.
 
     Attributes:
-        words: At least one of them occurs, in any case.
+        words: At least one of them occurs.
 
         pattern: May have the groups ``rank``, ``local_rank``, ``ranks`` (all
             of a node), ``pid``, and ``host``.
@@ -150,13 +152,15 @@ def process_forms() -> Mapping[bytes, tuple[ProcessForm, ...]]:
     for row in read_signatures()["process"]:
         form = ProcessForm(**row)
         for word in form.words:
-            by_word[word.lower().encode()].append(form)
+            by_word[word.encode()].append(form)
     return {word: tuple(forms) for word, forms in by_word.items()}
 
 
-# After so many lines of a file that tell nothing new, no more are read.
-_MOST_IDLE = 500
-_MOST_FACTS = 1 << 17
+# Launchers and processes name themselves in the beginning, and at the end.
+_HEAD_BYTES, _TAIL_BYTES = 1 << 19, 1 << 17
+# After so many lines there that tell nothing new, no more are read.
+_MOST_IDLE = 200
+_MOST_HITS, _MOST_FACTS = 1 << 10, 1 << 17
 
 
 class ProcessReader:
@@ -171,44 +175,55 @@ class ProcessReader:
         self._known = known
         self._facts: dict[tuple[str, str, str, str], None] = {}
         self._ranks_on: dict[str, list[int]] = {}
-        self._idle = 0
 
     def begin(self, _part: FilePart) -> None:
         """
         Begin with a file.
         """
-        self._idle = 0
+        self._head = _HEAD_BYTES
+        self._last: Block | None = None
 
     def words(self, _stop: int) -> AbstractSet[bytes]:
         """
-        Return the words of all forms, while lines tell anything new.
+        Return nothing: the words stand in most lines of some logs.
         """
-        return frozenset() if self._is_done() else process_forms().keys()
+        return frozenset()
 
     def read(self, block: Block) -> None:
         """
-        Read the lines of a block that may name a process and its rank.
+        Read what belongs to the beginning of the file.
         """
-        forms = process_forms()
-        hits = block.hits(self.words(0))
-        for position, words in lines_with_words(block, hits):
-            if self._is_done():
-                return
+        stop = min(block.own + self._head, block.end)
+        self._read(block, block.own, stop)
+        self._head -= stop - block.own
+        self._last = block if stop < block.end else None
+
+    def end(self, _error: Exception | None) -> None:
+        """
+        Read the end of the file.
+        """
+        if self._last is not None:
+            start = max(self._last.own, self._last.end - _TAIL_BYTES)
+            self._read(self._last, start, self._last.end)
+
+    def _read(self, block: Block, start: int, stop: int) -> None:
+        forms, idle = process_forms(), 0
+        found = sorted(
+            (at, word)
+            for word in forms
+            for at in islice(
+                find_each(block.data, word, start, stop), _MOST_HITS
+            )
+        )
+        for position, words in lines_with_words(block, found):
             count = len(self._facts) + len(self._ranks_on)
             line = position.parse()
             for form in {x for word in words for x in forms[word]}:
-                for found in form.pattern.finditer(line.text):
-                    self._add(found.groupdict(), line)
-            if len(self._facts) + len(self._ranks_on) == count:
-                self._idle += 1
-
-    def end(self, error: Exception | None) -> None:
-        """
-        Other readers report errors.
-        """
-
-    def _is_done(self) -> bool:
-        return self._idle >= _MOST_IDLE or len(self._facts) >= _MOST_FACTS
+                for groups in form.pattern.finditer(line.text):
+                    self._add(groups.groupdict(), line)
+            idle += len(self._facts) + len(self._ranks_on) == count
+            if idle >= _MOST_IDLE or len(self._facts) >= _MOST_FACTS:
+                return
 
     def _add(self, groups: Mapping[str, str | None], line: LogLine) -> None:
         origin = line.origin
