@@ -597,6 +597,31 @@ class Evidence:
 
 
 @attrs.frozen(kw_only=True)
+class Activity:
+    """
+    What a rank does on its host.
+
+    Attributes:
+        rank: The rank; ``None`` if unknown.
+
+        doing: A predicate, such as ``"is waiting for data"``.
+
+        call: The system call that it is blocked in, such as ``"openat"``;
+            ``""`` if that is not known, or tells nothing.
+
+        target: The object of that call: a path, peer, pipe, or process.
+
+        note: What is particular about it, such as ``"held by process 7"``.
+    """
+
+    rank: int | None = None
+    doing: str
+    call: str = ""
+    target: str = ""
+    note: str = ""
+
+
+@attrs.frozen(kw_only=True)
 class Finding(Shown):
     """
     One conclusion, with its evidence.
@@ -620,6 +645,12 @@ class Finding(Shown):
 
         location: The line of user code concerned.
 
+        activity: What the first rank at fault does on its host.
+
+        waiting: The ranks that wait in the call, ascending.
+
+        waited_s: How long the first of them has waited, in seconds.
+
         evidence: The evidence.
     """
 
@@ -632,6 +663,9 @@ class Finding(Shown):
     collective: CollectiveRef | None = None
     detail_cause: Cause | None = None
     location: Location | None = None
+    activity: Activity | None = None
+    waiting: tuple[int, ...] = ()
+    waited_s: float | None = None
     evidence: tuple[Evidence, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -799,7 +833,7 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
     if d.groups:
         yield group_block(sorted(d.groups, key=group_sort_key(d)))
     if d.victims:
-        yield f"merely waiting: {ranks_text(d.victims)}"
+        yield f"waiting on others: {ranks_text(d.victims)}"
     yield missing_block(d.missing)
 
 
@@ -824,12 +858,12 @@ def finding_entry(finding: Finding, before: str = "") -> Entry:
         before: Text in front of the summary.
     """
     facts = [("cause", f"{finding.cause} ({finding.confidence})")]
+    if finding.remedy:
+        facts.append(("next", finding.remedy))
     facts += [
         (e.kind, clean(_source_prefix(e) + e.quote, limit=_MAX_QUOTE))
         for e in finding.evidence[:_MAX_EVIDENCE]
     ]
-    if finding.remedy:
-        facts.append(("next", finding.remedy))
     return Entry(finding.summary, facts, before)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from ._text import time_text
+
 
 @attrs.frozen(kw_only=True)
 class Wait:
@@ -46,6 +48,26 @@ class Wait:
     awaited: tuple[int, ...]
     since_ns: int = 0
     desc: str = ""
+
+
+def waiting_text(count: int, seconds: float | None, where: str = "") -> str:
+    """
+    Say how many ranks have waited, and for how long if that is known.
+
+    Args:
+        where: In which call, or for whom, with a blank in front.
+
+    >>> from distdebug.waits import waiting_text
+    >>> waiting_text(3, 36)
+    '3 ranks have been waiting for 36 s'
+    """
+    who = f"{count} rank{'s' if count != 1 else ''}"
+    if not seconds:
+        return f"{who} {'are' if count != 1 else 'is'} waiting{where}"
+    have = "have" if count != 1 else "has"
+    comma = "," if where else ""
+    shown = time_text(seconds)
+    return f"{who} {have} been waiting{where}{comma} for {shown}"
 
 
 def strongly_connected_components(

@@ -437,7 +437,7 @@ def _thread_id(pid: int, thread: ThreadStack) -> int:
 
 def _system_call(pid: int, tid: int) -> SystemCall | None:
     found = read_system_call(pid, tid)
-    return SystemCall(name=found[0], target=found[1]) if found else None
+    return SystemCall(**found._asdict()) if found else None
 
 
 def _digests_by_thread(

@@ -15,7 +15,14 @@ from itertools import chain
 
 import attrs
 
-from ..findings import Cause, Diagnosis, Evidence, Finding, Location
+from ..findings import (
+    Activity,
+    Cause,
+    Diagnosis,
+    Evidence,
+    Finding,
+    Location,
+)
 from ..flight_recorder import (
     Dumps,
     FlightReport,
@@ -41,10 +48,10 @@ from ..stacks import (
 from .log_evidence import LogEvidence
 
 
+NO_ACTIVITY = Activity(doing="")
 #: States of a process that still exists.
 ALIVE_STATES = frozenset({"running", "stopped"})
 _NOT_CONNECTED = re.compile(r"(?i)connection refused|pair closure")
-_LOCK_HOLDER = re.compile(r", held by process ([0-9]{1,10})$")
 
 
 def is_peer_lost_error(error: str) -> bool:
@@ -67,7 +74,7 @@ class HostView:
     Attributes:
         cause: What the rank is doing; ``None`` if no rule matches.
 
-        doing: The same as a predicate, or ``""``.
+        activity: The same as part of a finding.
 
         location: The line of user code that the rank is in.
 
@@ -88,7 +95,7 @@ class HostView:
 
     rank: int
     cause: Cause | None = None
-    doing: str = ""
+    activity: Activity = NO_ACTIVITY
     location: Location | None = None
     evidence: tuple[Evidence, ...] = ()
     remedy: str = ""
@@ -96,6 +103,13 @@ class HostView:
     has_exited_cleanly: bool = False
     state: str = ""
     lock_holder: int | None = None
+
+    @property
+    def doing(self) -> str:
+        """
+        What the rank is doing, as a predicate, or ``""``.
+        """
+        return self.activity.doing
 
     @property
     def is_peer_wait(self) -> bool:
@@ -262,7 +276,7 @@ def _build_view(
     return attrs.evolve(
         view,
         cause=explained.cause if is_known else None,
-        doing=explained.doing if is_known else "",
+        activity=explained.activity if is_known else NO_ACTIVITY,
         location=explained.location,
         evidence=(quote, *explained.evidence),
         remedy=explained.remedy if is_known else "",
@@ -281,8 +295,9 @@ def _lock_holder(
     Return the rank that holds the file lock a thread waits for.
     """
     call = thread.system_call
-    held = _LOCK_HOLDER.search(call.target) if call is not None else None
-    return None if held is None else ranks.get((host, int(held[1])))
+    if call is None or call.holder is None:
+        return None
+    return ranks.get((host, call.holder))
 
 
 def _sidecar_stacks(sidecar: Sidecar) -> ProcessStacks:

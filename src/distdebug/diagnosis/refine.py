@@ -29,8 +29,8 @@ from ..flight_recorder import (
     sigterm_time_s,
 )
 from ..ranks import ranks_text
-from ..stacks import ProcessStacks, conjugate
-from ..waits import Wait
+from ..stacks import ProcessStacks, blocked_text, conjugate
+from ..waits import Wait, waiting_text
 from .rank_state import (
     ALIVE_STATES,
     HostView,
@@ -695,12 +695,13 @@ def _add_host_reason(
     if contradicted is not None:
         return contradicted
 
-    subject = "it" if len(finding.ranks) == 1 else f"rank {first.rank}"
     doing = first.doing or "is"
     return attrs.evolve(
         finding,
-        summary=f"{finding.summary}: {subject} {doing} in {_location_text(first)}"
-        + _describe_others(first, rank_views),
+        summary=f"{finding.summary}. Rank {first.rank} {doing} in "
+        f"{_location_text(first)}{blocked_text(first.activity)}"
+        f"{_describe_others(first, rank_views)}",
+        activity=first.activity if first.doing else None,
         remedy=first.remedy or "see why it does not get past that line",
         detail_cause=first.cause,
         location=first.location,
@@ -790,7 +791,13 @@ def _check_alive(finding: Finding, rank_views: list[HostView]) -> Finding:
     rest = f" (nor did {ranks_text(others)})" if others else ""
     first = next((v for v in named if v.location), named[0])
     doing = f"; rank {first.rank} {first.doing}" if first.doing else ""
-    place = f" in {_location_text(first)}" if doing and first.location else ""
+    if doing and first.location:
+        doing += f" in {_location_text(first)}{blocked_text(first.activity)}"
+    them = "it" if len(ranks) == 1 else "them"
+    call = (
+        f" for {them} in {finding.collective} of group {str(finding.group)!r}"
+    )
+    waits = waiting_text(len(finding.waiting), finding.waited_s, call)
     return attrs.evolve(
         finding,
         cause=Cause.STOPPED if stopped else Cause.RANK_NOT_ARRIVED,
@@ -798,8 +805,7 @@ def _check_alive(finding: Finding, rank_views: list[HostView]) -> Finding:
         confidence="likely",
         summary=f"{ranks_text(ranks)} {verb} "
         f"{'stopped' if stopped else 'alive'}, and gave no dump{rest}"
-        f"{'' if stopped else doing + place}; "
-        f"{finding.summary.partition('; ')[2]}",
+        f"{'' if stopped else doing}; {waits}",
         detail_cause=None if stopped else first.cause,
         location=first.location,
         evidence=(*first.evidence, *finding.evidence),

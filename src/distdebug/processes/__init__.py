@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from .stack_signal import offer_folder_name as offer_folder_name
     from .stack_signal import own_offer as own_offer
     from .stack_signal import parse_offer_name as parse_offer_name
+    from .system_calls import BlockedCall as BlockedCall
+    from .system_calls import read_system_call as read_system_call
     from .threads import ThreadFacts as ThreadFacts
     from .threads import first_start as first_start
     from .threads import idle_seconds as idle_seconds
     from .threads import read_state as read_state
-    from .threads import read_system_call as read_system_call
     from .threads import read_threads as read_threads
 else:
     from .._lazy import lazy_names

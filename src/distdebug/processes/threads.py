@@ -12,25 +12,16 @@ import re
 import socket
 import struct
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import attrs
 
-from .._rules import read_toml
 from .._text import clean
 from .model import ProcessState
 from .procfs import (
-    find_lock_holder,
     list_numbers,
-    open_memory,
     parse_stat,
     parse_status,
-    read_c_string,
-    read_items,
-    read_link,
     read_proc,
     whole_number,
 )
@@ -123,130 +114,6 @@ def _parse_address(text: str) -> str:
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
-_LOCK_CALLS = frozenset({"flock", "fcntl"})
-_POLLFD = struct.Struct("=ihh")
-_MAX_POLLED = 4
-_MAX_NAME_CHARS = 350
-_P_PID = 1  # of waitid
-
-
-def describe_target(
-    pid: int, name: str, arguments: Sequence[int], root: str = "/proc"
-) -> str:
-    """
-    Return the file, connection, or process that a system call is about.
-
-    Args:
-        pid: The process that made the call.
-
-        name: The call.
-
-        arguments: Its arguments, as in ``/proc/PID/syscall``.
-
-    Returns:
-        A path, a connection, a pipe, a process, or ``""`` if unknown.  For a
-        file that is locked, with ``", held by process 7"`` at its end.
-    """
-    first, second = (*arguments, 0, 0)[:2]
-    known = _system_calls()["arguments"]
-    if name in known["descriptor"]:
-        file = describe_descriptor(pid, _to_int32(first), root)
-        is_lock = name in _LOCK_CALLS
-        return _add_lock_holder(pid, file, root) if is_lock else file
-    if name in known["first_path"]:
-        return _read_path(pid, first, root)
-    if name in known["second_path"]:
-        return _read_path(pid, second, root)
-    if name in {"poll", "ppoll"}:
-        return _describe_polled(pid, first, second, root)
-    if name in {"wait4", "waitid"}:
-        return _describe_child(name, _to_int32(first), _to_int32(second))
-    return ""
-
-
-def describe_descriptor(pid: int, number: int, root: str = "/proc") -> str:
-    """
-    Return the file or connection of a file descriptor.
-
-    Args:
-        pid: The process that has it.
-
-        number: The descriptor.
-
-    Returns:
-        A path, ``"pipe:[7]"``, ``"tcp LOCAL -> REMOTE"`` with its state if it
-        is not established, ``"unix PATH"``, or another link target of the
-        kernel; ``""`` if unknown.
-    """
-    link = read_link(f"{root}/{pid}/fd/{number}")
-    if link.startswith("socket:["):
-        return describe_socket(pid, link[8:-1], root) or link
-    return link
-
-
-def _add_lock_holder(pid: int, file: str, root: str) -> str:
-    holder = find_lock_holder(pid, root)
-    if holder is None:
-        return file
-    # Cut the path, so that a later cut does not remove the holder.
-    return f"{clean(file, limit=_MAX_NAME_CHARS)}, held by process {holder}"
-
-
-def _read_path(pid: int, address: int, root: str) -> str:
-    with open_memory(pid, root) as memory:
-        return read_c_string(memory, address, limit=4096)
-
-
-def _describe_polled(pid: int, address: int, count: int, root: str) -> str:
-    with open_memory(pid, root) as memory:
-        found = read_items(memory, _POLLFD, address, min(count, _MAX_POLLED))
-    numbers = [fd for fd, _, _ in found if fd >= 0]
-    shown = [describe_descriptor(pid, fd, root) for fd in numbers]
-    more = [f"{count - _MAX_POLLED} more"] if count > _MAX_POLLED else []
-    return ", ".join([x for x in shown if x] + more)
-
-
-def _describe_child(name: str, first: int, second: int) -> str:
-    if name == "waitid":  # the first argument gives the type of the second
-        first = second if first == _P_PID else 0
-    return f"process {first}" if first > 0 else "any child"
-
-
-def _to_int32(argument: int) -> int:
-    # The kernel shows 64 bits; an int is the lower 32.
-    number = argument & 0xFFFFFFFF
-    return number - (1 << 32) if number >= 1 << 31 else number
-
-
-@cache
-def _system_calls() -> dict[str, Any]:
-    return read_toml(Path(__file__).with_name("system_calls.toml"))
-
-
-@cache
-def _call_names(machine: str) -> dict[int, str]:
-    numbers = _system_calls()["numbers"]
-    known = numbers["common"] | numbers[machine] if machine in numbers else {}
-    return {number: name for name, number in known.items()}
-
-
-def system_call_name(number: int, machine: str | None = None) -> str:
-    """
-    Return the name of a system call.
-
-    Args:
-        number: As in ``/proc/PID/syscall``.
-
-        machine: Architecture, as in ``uname -m``; by default that of this
-            machine.
-
-    Returns:
-        Its name; ``"syscall_N"`` if unknown.
-    """
-    names = _call_names(machine or os.uname().machine)
-    return names.get(number, f"syscall_{number}")
-
-
 _MAX_THREADS = 4096
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -289,35 +156,6 @@ def read_threads(pid: int, root: str = "/proc") -> dict[int, ThreadFacts]:
         for thread in list_numbers(folder)[:_MAX_THREADS]
     }
     return {thread: x for thread, x in facts.items() if x is not None}
-
-
-def read_system_call(
-    pid: int, thread_id: int, root: str = "/proc"
-) -> tuple[str, str] | None:
-    """
-    Return the system call that a thread is blocked in, and its target.
-
-    Returns:
-        The name of the call, and what it is about, such as a file,
-        ``"pipe:[7]"``, ``"tcp 10.0.0.1:5000 -> 10.0.0.2:29500 SYN_SENT"``, or
-        ``""``.  The name is ``"running"`` if the thread is not blocked.
-        ``None`` if the kernel does not say.
-    """
-    data = read_proc(f"{root}/{pid}/task/{thread_id}/syscall", limit=512)
-    fields = (data or b"").decode("ascii", errors="replace").split()
-    if fields[:1] == ["running"]:
-        return "running", ""
-
-    try:
-        number = int(fields[0])
-        arguments = [int(x, 16) for x in fields[1:7]]
-    except (ValueError, IndexError):
-        return None
-    if number < 0:  # blocked outside a system call: on a page fault
-        return None
-
-    name = system_call_name(number)
-    return name, clean(describe_target(pid, name, arguments, root), limit=400)
 
 
 def _read_facts(folder: str) -> ThreadFacts | None:

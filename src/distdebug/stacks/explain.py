@@ -40,6 +40,7 @@ from .model import (
 from .motion import Motion
 from .process_view import (
     ProcessView,
+    blocked_text,
     conjugate,
     describe_views,
     describe_waiting,
@@ -394,6 +395,7 @@ def _add_worker(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
     number = worst.process.pid
     if view.cause is not Cause.DATALOADER_WAIT or worst.location is None:
         kind = "worker" if view.cause is Cause.DATALOADER_WAIT else "child"
+        place += blocked_text(worst.activity)
         activity = f"{kind}, process {number}, {worst.doing}{place}"
         return attrs.evolve(view, note=f"{view.note} (its {activity})".strip())
 
@@ -406,6 +408,7 @@ def _add_worker(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
         doing_of_many=f"{waits}: a worker of each {worst.doing}",
         location=worst.location,
         note=worst.note,
+        blocked_in=worst.blocked_in,
     )
 
 

@@ -28,6 +28,7 @@ from ..usercode import (
 from .model import (
     ProcessStacks,
     StackFrame,
+    SystemCall,
     ThreadStack,
     callsite,
     innermost_native_name,
@@ -259,6 +260,7 @@ def choose_thread(
 
 # Waits whose target the kernel reports.
 _KERNEL_WAITS = frozenset({Cause.IO_WAIT, Cause.LOCK_DEADLOCK})
+_NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 
 def choose_location(
@@ -292,13 +294,28 @@ def find_python_frame(frames: Iterable[StackFrame]) -> StackFrame | None:
     return None if best is None or is_native(best) else best
 
 
-def describe_wait(state: ThreadState) -> str:
+def find_blocked_call(state: ThreadState) -> SystemCall | None:
     """
-    Describe a wait in the kernel, or in native code without a Python line.
+    Return the system call that a thread waits in, if its target matters.
+
+    Files matter in every wait but that for other ranks; connections and pipes
+    only if there is no better explanation.
     """
     call = state.thread.system_call
-    if state.cause in _KERNEL_WAITS and call is not None and call.target:
-        return f"({call.name} of {call.target})"
+    if call is None or not call.target or state.motion is Motion.MOVING:
+        return None
+    is_file = call.target.startswith("/")
+    is_file &= not call.target.startswith(_NO_FILES)
+    is_wait = is_file and not (
+        state.cause.is_peer_wait or state.cause.is_computing
+    )
+    return call if is_wait or state.cause in _KERNEL_WAITS else None
+
+
+def describe_native(state: ThreadState) -> str:
+    """
+    Name the native function of a thread without a Python line.
+    """
     frames = state.thread.frames
     has_python = not all(map(is_native, frames))
     if state.frame is None or has_python or not is_native(state.frame):
@@ -571,7 +588,8 @@ class ProcessExplainer:
     def _make_view(
         self, process: ProcessStacks, state: ThreadState, main: ThreadState
     ) -> ProcessView:
-        note, of_many = describe_wait(state), ""
+        call, of_many = find_blocked_call(state), ""
+        note = "" if call else describe_native(state)
         if self._is_computing(state):
             # Ranks at the same line may be in different native functions.
             of_many = describe_computing(state, with_name=False)
@@ -590,6 +608,7 @@ class ProcessExplainer:
             remedy=(rule.remedy if rule else "") or self._remedy(state, cause),
             rule=rule.name if rule else "",
             note=note,
+            blocked_in=call,
         )
         if main is not state:
             evidence = make_evidence(process, main.thread, main.frame)

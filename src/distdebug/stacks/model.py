@@ -62,13 +62,28 @@ class SystemCall:
         target: The object behind its file descriptor, such as
             ``"/data/a.bin"``, ``"pipe:[123]"`` or ``"tcp 10.0.0.1:443"``;
             ``""`` if unknown.
+
+        holder: The process that holds the lock it waits for.
+
+        note: What is particular about the target, such as ``"a FIFO"``.
     """
 
     name: str
     target: str = ""
+    holder: int | None = None
+    note: str = ""
+
+    @property
+    def remark(self) -> str:
+        """
+        What is particular about the target, and who holds it.
+        """
+        held = f"held by process {self.holder}" if self.holder else ""
+        return ", ".join(x for x in (held, self.note) if x)
 
     def __str__(self) -> str:
-        return f"{self.name}({self.target})"
+        more = f", {self.remark}" if self.remark else ""
+        return f"{self.name}({self.target}){more}"
 
 
 @attrs.frozen(kw_only=True)

@@ -10,9 +10,23 @@ from typing import Any
 
 import attrs
 
-from ..findings import Cause, Confidence, Evidence, Finding, Location
+from .._text import clean
+from ..findings import (
+    Activity,
+    Cause,
+    Confidence,
+    Evidence,
+    Finding,
+    Location,
+)
 from ..ranks import fold_ranks
-from .model import ProcessStacks, StackFrame, ThreadStack, native_callees
+from .model import (
+    ProcessStacks,
+    StackFrame,
+    SystemCall,
+    ThreadStack,
+    native_callees,
+)
 from .motion import Motion
 from .rules import RuleBook
 
@@ -49,6 +63,8 @@ class ProcessView:
 
         note: A remark that ends the sentence, without a full stop.
 
+        blocked_in: The system call that it waits in, if its target matters.
+
         evidence: Stacks of other threads and processes that belong to it.
     """
 
@@ -63,6 +79,7 @@ class ProcessView:
     remedy: str = ""
     rule: str = ""
     note: str = ""
+    blocked_in: SystemCall | None = None
     doing_of_many: str = ""
     evidence: tuple[Evidence, ...] = ()
 
@@ -72,6 +89,20 @@ class ProcessView:
         The innermost frames of the thread, and the frame the rule matches.
         """
         return quote_stack(self.thread, self.frame)
+
+    @property
+    def activity(self) -> Activity:
+        """
+        What it is doing, as part of a finding.
+        """
+        call = self.blocked_in
+        return Activity(
+            rank=self.process.rank,
+            doing=self.doing,
+            call=call.name if call else "",
+            target=call.target if call else "",
+            note=call.remark if call else "",
+        )
 
 
 def make_view(
@@ -232,12 +263,38 @@ def describe_views(views: Sequence[ProcessView]) -> str:
     text = f"{name_processes(processes)} {conjugate(processes, doing)}"
     if first.location is not None:
         text += f" in {first.location.brief}"
+    if len({v.blocked_in for v in views}) == 1:
+        text += blocked_text(first.activity)
     if first.note:
         text += f" {first.note}"
     # Whether a sleep is too long depends on its duration, so it is shown.
     return (
         text + _wait_duration(views) if first.cause is Cause.SLEEPING else text
     )
+
+
+_MOST_TARGET = 160
+# The names that people know.
+_KNOWN_CALLS = {
+    "openat": "open",
+    "newfstatat": "stat",
+    "pread64": "read",
+    "pwrite64": "write",
+}
+
+
+def blocked_text(activity: Activity) -> str:
+    """
+    Return what a rank is blocked in: ``": open('/x'), a FIFO"``, or ``""``.
+    """
+    if not activity.target:
+        return ""
+    name = _KNOWN_CALLS.get(activity.call, activity.call)
+    note = f", {activity.note}" if activity.note else ""
+    if activity.target.startswith("pipe:"):  # the number means nothing
+        return f": {name}(a pipe){note}"
+    target = clean(activity.target, limit=_MOST_TARGET)
+    return f": {name}({target!r}){note}"
 
 
 def describe_waiting(views: Sequence[ProcessView], op: str) -> str:
@@ -293,6 +350,7 @@ def make_finding(
         "confidence": first.confidence,
         "remedy": first.remedy or None,
         "location": first.location,
+        "activity": first.activity,
         "evidence": (*own[: _MOST_EVIDENCE - len(more[:3])], *more[:3]),
     }
     values.update(changes)

@@ -201,7 +201,7 @@ def test_sidecar(hang, write_side):
     verdict = diagnose(hang).verdict
 
     assert Cause.SLEEPING is verdict.detail_cause
-    assert "it is sleeping in" in verdict.summary
+    assert ". Rank 2 is sleeping in" in verdict.summary
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ class TestReason:
         verdict = diagnose(sidecar(2, stack=LOADER)).verdict
 
         assert (
-            f"{ABSENT} (3 ranks wait): it is waiting for data in "
+            f"{ABSENT}; 3 ranks are waiting. Rank 2 is waiting for data in "
             "read_shard (train.py:41)" == verdict.summary
         )
         assert Cause.RANK_NOT_ARRIVED is verdict.cause
@@ -215,7 +215,7 @@ class TestReason:
         verdict = diagnose(sidecar(2, stack=LOADER), absent=(1, 2)).verdict
 
         assert (1, 2) == verdict.ranks
-        assert ": rank 2 is waiting for data in read_shard" in verdict.summary
+        assert ". Rank 2 is waiting for data in read_shard" in verdict.summary
 
     def test_several_reasons(self, diagnose):
         """
@@ -232,7 +232,7 @@ class TestReason:
 
         assert (0, 1, 2) == verdict.ranks
         assert verdict.summary.endswith(
-            ": rank 0 is waiting for data in read_shard (train.py:41); rank 1 "
+            ". Rank 0 is waiting for data in read_shard (train.py:41); rank 1 "
             "is in poll (train.py:70)"
         )
 
@@ -257,7 +257,7 @@ class TestReason:
             # A stack that no rule knows tells at least where the rank is.
             (
                 {2: [("crunch", "model.py", 7)]},
-                ": it is in crunch (model.py:7)",
+                ". Rank 2 is in crunch (model.py:7)",
                 "",
             ),
             # If it waits in a collective that the dump does not know, both
@@ -550,12 +550,13 @@ def locking(rank, *, held_by, **options):
     """
     A rank that waits for the lock of a file.
     """
-    said = "" if held_by is None else f", held by process {held_by}"
     thread = ThreadStack(
         name="MainThread",
         frames=(StackFrame("refresh", "vocab.py", 6),),
         is_main=True,
-        system_call=SystemCall(name="flock", target=f"/data/x.lock{said}"),
+        system_call=SystemCall(
+            name="flock", target="/data/x.lock", holder=held_by
+        ),
     )
     fields = {"pid": 100 + rank, "rank": rank, "host": "node1"}
     fields["source"] = f"pyspy_node1_{100 + rank}.json"
@@ -891,7 +892,7 @@ class TestProcess:
         assert (Cause.STOPPED, (2,)) == (verdict.cause, verdict.ranks)
         assert "likely" == verdict.confidence
         assert (
-            "rank 2 is stopped, and gave no dump; 3 ranks wait for it in "
+            "rank 2 is stopped, and gave no dump; 3 ranks are waiting for it in "
             "all_reduce #2 of group 'default_pg'" == verdict.summary
         )
         assert "kill -CONT" in verdict.remedy

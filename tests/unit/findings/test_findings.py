@@ -108,6 +108,9 @@ class TestToDict:
                 "file": "train.py",
                 "line": 41,
             },
+            "activity": None,
+            "waiting": [],
+            "waited_s": None,
             "evidence": [
                 {
                     "kind": "stack",
@@ -163,6 +166,8 @@ class TestToDict:
             "collective",
             "detail_cause",
             "location",
+            "activity",
+            "waited_s",
         } == {key for key, value in data.items() if value is None}
 
     def test_records(self, diagnosis):
@@ -188,7 +193,7 @@ class TestText:
         assert "cause: rank_not_arrived (certain)" in lines
         assert "stack: read" in lines
         assert "next: look at rank 3" in lines
-        assert "merely waiting: ranks 0-2" in lines
+        assert "waiting on others: ranks 0-2" in lines
         assert "missing: dump of rank 5: there is no dump" in lines
         assert any(line.startswith("0: default_pg  0-3") for line in lines)
 

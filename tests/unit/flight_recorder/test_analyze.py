@@ -253,7 +253,10 @@ class TestCrash:
         assert Cause.RANK_CRASHED is verdict.cause
         assert (2,) == verdict.ranks
         assert "likely" == verdict.confidence
-        assert "rank 2 left no dump; 3 ranks wait for it" in verdict.summary
+        assert (
+            "rank 2 left no dump; 3 ranks are waiting for it"
+            in verdict.summary
+        )
 
     @pytest.mark.parametrize(
         ("missing", "lost"),
@@ -352,7 +355,7 @@ class TestDevice:
 
         assert Cause.RANK_NOT_STARTED is verdict.cause
         assert (2,) == verdict.ranks
-        assert "never started it (4 ranks wait in it)" in verdict.summary
+        assert "never started it; 4 ranks are waiting in it" in verdict.summary
 
     def test_all_in_launch(self, dumps_of):
         """
@@ -446,7 +449,7 @@ class TestChains:
         assert "certain" == report.verdict.confidence
         assert (0, 1, 2) == report.victims
         assert (
-            "rank 3 never entered all_reduce #2 of group 'tp' (2 ranks wait)"
+            "rank 3 never entered all_reduce #2 of group 'tp'; 2 ranks are waiting"
             == str(report).splitlines()[0]
         )
 
@@ -749,7 +752,7 @@ def test_others_left_no_dump(dumps_of):
     verdict = analyze_dumps(dumps_of(job, missing=[3])).verdict
 
     assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
-    assert "; rank 3 left no dump)" in verdict.summary
+    assert "; rank 3 left no dump" in verdict.summary
     assert "likely" == verdict.confidence
 
 
@@ -821,10 +824,10 @@ def test_quote(dumps_of):
     ("age_s", "text"),
     [
         (0.9, ""),
-        (1.2, " for 1 s"),
-        (119.0, " for 119 s"),
-        (150.0, " for 2 min"),
-        (36000.0, " for 600 min"),
+        (1.2, "1 s"),
+        (99.0, "99 s"),
+        (150.0, "2 min"),
+        (36000.0, "10 h"),
     ],
 )
 def test_age(dumps_of, age_s, text):
@@ -841,9 +844,10 @@ def test_age(dumps_of, age_s, text):
         dumps_of(job, sidecars={0: sidecar}, missing=[1])
     ).verdict.summary
 
+    verb, end = ("has been", f", for {text}") if text else ("is", "")
     assert (
-        f"rank 1 left no dump; 1 rank waits{text} for it in all_reduce #1 of "
-        "group 'default_pg'" == summary
+        f"rank 1 left no dump; 1 rank {verb} waiting for it in all_reduce #1 "
+        f"of group 'default_pg'{end}" == summary
     )
 
 

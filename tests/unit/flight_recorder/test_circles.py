@@ -506,5 +506,5 @@ def test_other_end(dumps_of):
     first, *_ = analyze_dumps(dumps_of(job)).findings
 
     assert first.summary.startswith(
-        "rank 0 never entered the send to rank 1 in group 'pp' (1 rank waits"
+        "rank 0 never entered the send to rank 1 in group 'pp'; 1 rank is"
     )

@@ -297,7 +297,7 @@ class TestPauses:
         ).verdict
 
         assert "certain" == verdict.confidence
-        assert verdict.summary.endswith("(1 rank waits)")
+        assert verdict.summary.endswith("; 1 rank is waiting")
 
 
 class TestWaited:
@@ -322,7 +322,9 @@ class TestWaited:
             dumps_of(job, sidecars=sidecars, clock_offsets_s={1: 3600.0})
         ).verdict
 
-        assert verdict.summary.endswith(f"(2 ranks wait for {text})")
+        assert verdict.summary.endswith(
+            f"; 2 ranks have been waiting for {text}"
+        )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,8 @@ def call(fake_proc, number, *arguments):
     """
     path = fake_proc.folder(7) / "task/7/syscall"
     path.write_text(" ".join([str(number), *map(hex, arguments)]))
-    return read_system_call(7, 7, fake_proc.root)
+    found = read_system_call(7, 7, fake_proc.root)
+    return found[:2]
 
 
 def write_rows(folder, name, *rows):
@@ -105,7 +107,9 @@ class TestReadSystemCall:
         folder = fake_proc.add(7, "python")
         (folder / "task/7/syscall").write_text(text)
 
-        assert expected == read_system_call(7, 7, fake_proc.root)
+        found = read_system_call(7, 7, fake_proc.root)
+
+        assert expected == (found if found is None else found[:2])
 
     def test_gone(self, fake_proc):
         """
@@ -192,7 +196,7 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("lines", "held"),
         [
-            (["1: FLOCK  ADVISORY  WRITE 9 fe:00:21 0 EOF"], ""),
+            (["1: FLOCK  ADVISORY  WRITE 9 fe:00:21 0 EOF"], None),
             (
                 [
                     "1: POSIX  ADVISORY  READ 8 fe:00:20 0 EOF",
@@ -200,18 +204,20 @@ class TestTargets:
                     "22: -> FLOCK  ADVISORY  WRITE 6 fe:00:21 0 EOF",
                     "22:  -> FLOCK  ADVISORY  WRITE 7 fe:00:21 0 EOF",
                 ],
-                ", held by process 9",
+                9,
             ),
             # Its owner is in another container, or the line is missing.
-            (["1: FLOCK  ADVISORY  WRITE 0 a 0", "1: -> FLOCK A B 7 a 0"], ""),
-            (["2: -> FLOCK  ADVISORY  WRITE 7 fe:00:21 0 EOF"], ""),
-            (["", "x", "1: \xff", "9" * 5000], ""),
+            (
+                ["1: FLOCK  ADVISORY  WRITE 0 a 0", "1: -> FLOCK A B 7 a 0"],
+                None,
+            ),
+            (["2: -> FLOCK  ADVISORY  WRITE 7 fe:00:21 0 EOF"], None),
+            (["", "x", "1: \xff", "9" * 5000], None),
         ],
     )
     def test_lock(self, fake_proc, lines, held):
         """
-        Of a file that is locked, it is shown which process holds the lock,
-        also where its name is cut.
+        Of a file that is locked, it is shown which process holds the lock.
         """
         folder = fake_proc.add(7, "python")
         path = f"/data/{'x' * 600}.lock"
@@ -220,9 +226,63 @@ class TestTargets:
 
         cut = f"{path[:399]}…"
         for number, name in ((FLOCK, "flock"), (FCNTL, "fcntl")):
-            expected = f"{path[:349]}…{held}" if held else cut
-            assert (name, expected) == call(fake_proc, number, 3)
+            assert (name, cut) == call(fake_proc, number, 3)
+            got = read_system_call(7, 7, fake_proc.root)
+            assert held == got.holder
         assert ("read", cut) == call(fake_proc, READ, 3)
+        assert read_system_call(7, 7, fake_proc.root).holder is None
+
+    @pytest.mark.parametrize(
+        ("mount", "said"),
+        [
+            ("/mnt/nfs rw - nfs4 filer:/home rw", "on nfs4 from filer:/home"),
+            (
+                "/mnt rw - fuse.sshfs me@host: rw",
+                "on fuse.sshfs from me@host:",
+            ),
+            ("/mnt/nfs rw - ext4 /dev/sda1 rw", ""),
+            ("/mnt/nf rw - nfs4 filer:/home rw", ""),
+            ("/mnt/nfs", ""),
+        ],
+    )
+    def test_network(self, fake_proc, mount, said):
+        """
+        Of a file on a network it is said, without asking its server.
+        """
+        folder = fake_proc.add(7, "python")
+        (folder / "fd/3").symlink_to("/mnt/nfs/a")
+        root = "1 1 8:1 / / rw - overlay overlay rw\n"
+        (folder / "mountinfo").write_text(f"{root}2 1 0:9 / {mount}\n")
+
+        assert ("read", "/mnt/nfs/a") == call(fake_proc, READ, 3)
+        assert said == read_system_call(7, 7, fake_proc.root).note
+
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("mode", "other"), [("rb", "writing"), ("wb", "reading")]
+    )
+    def test_fifo(self, tmp_path, mode, other):
+        """
+        Who opens a FIFO waits for its other end.
+        """
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+        code = f"print(flush=True); open({str(path)!r}, {mode!r})"
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE
+        ) as process:
+            process.stdout.readline()
+            got, deadline = None, time.monotonic() + 20
+            while time.monotonic() < deadline and not (
+                got and got.target == str(path)
+            ):
+                got = read_system_call(process.pid, process.pid)
+                if got is None:
+                    process.kill()
+                    pytest.skip("/proc/PID/syscall may not be read here")
+            process.kill()
+
+        assert f"a FIFO that no process has open for {other}" == got.note
 
     @pytest.mark.parametrize(
         ("number", "arguments", "expected"),

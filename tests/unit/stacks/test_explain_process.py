@@ -647,7 +647,7 @@ def test_target():
 
     found = said(main(USER, call=call))
 
-    assert "(read of /mnt/data/shard)" in found.summary
+    assert ": read('/mnt/data/shard')" in found.summary
     assert found.evidence[0].quote.startswith("read(/mnt/data/shard) ← train")
 
 
@@ -1112,12 +1112,11 @@ def test_joined_words():
     may = view(main(GET, USER), UPLOAD)
 
     assert waits.doing == (
-        "is waiting for its thread 'uploader', which is blocked in input "
-        "or output"
+        "is waiting for its thread 'uploader', which is blocked on I/O"
     )
     assert "train" in waits.evidence[0].quote
     assert ends.doing.startswith("is waiting for a thread, which is bl")
-    assert may.note.startswith("(thread uploader is blocked in")
+    assert may.note.startswith("(thread uploader is blocked on I/O in")
     assert may.note.endswith("in upload (ckpt.py:20))")
     assert "thread uploader" in may.evidence[0].location
 

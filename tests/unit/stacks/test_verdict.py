@@ -529,7 +529,7 @@ class TestFamily:
         assert (Cause.DATALOADER_WAIT, (0,)) == told(got)
         assert got.summary == (
             "rank 0 is waiting for data in load (train.py:12): its worker, "
-            "process 8, is blocked in input or output in read_shard "
+            "process 8, is blocked on I/O in read_shard "
             "(data.py:9); ranks 1-2 are waiting in all_reduce"
         )
         assert "read_shard" == got.location.function
@@ -548,7 +548,7 @@ class TestFamily:
 
         assert got.summary == (
             "ranks 0-1 are waiting for data in load (train.py:12): a worker "
-            "of each is blocked in input or output in read_shard (data.py:9)"
+            "of each is blocked on I/O in read_shard (data.py:9)"
         )
 
     def test_threads_of_many(self):
@@ -573,8 +573,8 @@ class TestFamily:
         )
 
         assert got.summary == (
-            "ranks 0-1 are waiting for a thread each, which is blocked in "
-            "input or output in upload (save.py:4)"
+            "ranks 0-1 are waiting for a thread each, which is blocked on "
+            "I/O in upload (save.py:4)"
         )
 
     def test_dead_worker(self):

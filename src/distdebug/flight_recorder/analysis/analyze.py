@@ -19,7 +19,7 @@ from ...findings import (
     Missing,
 )
 from ...ranks import ranks_text
-from ...waits import Wait
+from ...waits import Wait, waiting_text
 from ..read import read_dumps
 from ..reading.columns import Dumps
 from .job import Job
@@ -74,6 +74,8 @@ def explain_root(job: Job, root: Root) -> Finding:
         remedy=_LATE_REMEDY if late else _root_remedy(root),
         group=first.process_group.ref,
         collective=first.ref,
+        waiting=_waiting_ranks(root),
+        waited_s=_waited_s(root),
         evidence=tuple(_root_evidence(job, root)),
     )
 
@@ -82,9 +84,6 @@ def _root_summary(root: Root) -> str:
     ranks = ranks_text(root.ranks)
     first = root.calls[0]
     call = str(first)
-    waiting = len({r for c in root.calls for r in c.waiting})
-    wait = f"{waiting} rank{'s wait' if waiting != 1 else ' waits'}"
-    wait += _waited_text(root.calls)
     also_missing = sorted({*first.missing}.difference(root.ranks))
     also_text = (
         f"; {ranks_text(also_missing)} left no dump" if also_missing else ""
@@ -95,17 +94,18 @@ def _root_summary(root: Root) -> str:
     verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
     texts = {
         Cause.RANK_NOT_ARRIVED: f"{ranks} never entered "
-        f"{first.awaited_text} ({wait}{also_text})",
-        Cause.RANK_CRASHED: f"{ranks} left no dump; {wait} for {them} in "
-        f"{call}",
-        Cause.SKIPPED_COLLECTIVE: f"{ranks} skipped {call} ({wait}): {cycle}",
+        f"{first.awaited_text}; {_wait_text(root)}{also_text}",
+        Cause.RANK_CRASHED: f"{ranks} left no dump; "
+        f"{_wait_text(root, f' for {them} in {call}')}",
+        Cause.SKIPPED_COLLECTIVE: f"{ranks} skipped {call}; "
+        f"{_wait_text(root)}: {cycle}",
         Cause.GROUP_ORDER_DEADLOCK: f"{ranks} left the order of the others: "
         f"{cycle}"
         if root.is_guess or len(root.ranks) == 1
         else f"{ranks} wait for each other: {cycle}",
         Cause.P2P_DEADLOCK: f"{ranks} wait for each other: {cycle}",
         Cause.RANK_NOT_STARTED: f"{ranks} enqueued {call}, but the GPU never "
-        f"started it ({wait} in it)",
+        f"started it; {_wait_text(root, ' in it')}",
         Cause.RANK_BLOCKED_IN_LAUNCH: f"{ranks} {verb} stuck inside the "
         f"launch of {call}",
         Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{ranks} entered {call}, which "
@@ -147,16 +147,20 @@ def _root_remedy(root: Root) -> str | None:
     )
 
 
-def _waited_text(calls: Iterable[StuckCall]) -> str:
+def _waiting_ranks(root: Root) -> tuple[int, ...]:
+    return tuple(sorted({r for call in root.calls for r in call.waiting}))
+
+
+def _waited_s(root: Root) -> float | None:
     """
-    Return how long the ranks have waited; ``""`` if unknown or below 1 s.
+    Return for how many seconds ranks have waited, if for at least one.
     """
-    waited = longest_wait_ns(calls) / 1e9
-    if waited < 1:
-        return ""
-    if waited < 120:
-        return f" for {waited:.0f} s"
-    return f" for {waited / 60:.0f} min"
+    seconds = longest_wait_ns(root.calls) / 1e9
+    return round(seconds, 3) if seconds >= 1 else None
+
+
+def _wait_text(root: Root, where: str = "") -> str:
+    return waiting_text(len(_waiting_ranks(root)), _waited_s(root), where)
 
 
 def _root_evidence(job: Job, root: Root) -> Iterable[Evidence]:

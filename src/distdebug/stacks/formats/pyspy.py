@@ -249,6 +249,21 @@ def _optional(kind: Any, data: Mapping[str, Any] | None) -> Any:
     return None if data is None else _read(kind, data)
 
 
+# How captures of version 0.1.0.dev800 and before name the holder of a lock.
+_OLD_HOLDER = re.compile(r", held by process ([0-9]{1,10})$")
+
+
+def _read_system_call(data: Mapping[str, Any] | None) -> SystemCall | None:
+    call: SystemCall | None = _optional(SystemCall, data)
+    if call is None or call.holder is not None:
+        return call
+    held = _OLD_HOLDER.search(call.target)
+    if held is None:
+        return call
+    target = call.target[: held.start()]
+    return attrs.evolve(call, target=target, holder=int(held[1]))
+
+
 def _text(value: Any) -> str:
     # JSON may hold lone surrogates, which cannot be encoded.
     text = str(value or "")[:MOST_NAME]
@@ -296,6 +311,6 @@ _READERS: Mapping[Any, Callable[[Any], Any]] = {
     "tuple[GpuKernel, ...]": lambda rows: tuple(
         _read(GpuKernel, row) for row in rows or ()
     ),
-    "SystemCall | None": partial(_optional, SystemCall),
+    "SystemCall | None": _read_system_call,
     "ThreadActivity | None": partial(_optional, ThreadActivity),
 }
