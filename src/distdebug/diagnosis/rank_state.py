@@ -91,6 +91,9 @@ class HostView:
 
         lock_holder: The rank that holds the file lock this one waits for;
             ``None`` if it waits for none, or no rank holds it.
+
+        torch_call: The function of torch.distributed that the user called and
+            the rank is in, or ``""``.
     """
 
     rank: int
@@ -103,6 +106,7 @@ class HostView:
     has_exited_cleanly: bool = False
     state: str = ""
     lock_holder: int | None = None
+    torch_call: str = ""
 
     @property
     def doing(self) -> str:
@@ -280,10 +284,26 @@ def _build_view(
         location=explained.location,
         evidence=(quote, *explained.evidence),
         remedy=explained.remedy if is_known else "",
+        torch_call=_find_torch_call(explained.thread),
         lock_holder=_lock_holder(
             explained.process.host, explained.thread, ranks
         ),
     )
+
+
+_TORCH_DISTRIBUTED = re.compile(
+    r"(?:^|/)(?:distributed_c10d|torch/distributed/device_mesh)\.py$"
+)
+
+
+def _find_torch_call(thread: ThreadStack) -> str:
+    # Frames are innermost first, and the outermost is what the user called.
+    calls = (
+        frame.name
+        for frame in reversed(thread.frames)
+        if _TORCH_DISTRIBUTED.search(frame.filename)
+    )
+    return next(calls, "")
 
 
 def _lock_holder(

@@ -294,10 +294,6 @@ def is_about(finding: Finding, wait: Wait) -> bool:
     )
 
 
-# Matches calls into torch.distributed; the outermost is the user's.
-_CALL = re.compile(
-    r"(\w+) \([^()]*(?:distributed_c10d|torch/distributed/device_mesh)\.py:\d+\)"
-)
 # Calls to one other rank, which Gloo does not record.
 _P2P = re.compile(r"i?(send|recv)\w*|batch_isend_irecv")
 # Calls that all ranks of a group must make, and no backend records.
@@ -391,7 +387,7 @@ def _common_call(finding: Finding, views: Mapping[int, HostView]) -> str:
     """
     rank_views = [views.get(rank) for rank in finding.ranks]
     calls = {
-        _torch_call(v) if v is not None and v.is_peer_wait else ""
+        v.torch_call if v is not None and v.is_peer_wait else ""
         for v in rank_views
     }
     return calls.pop() if len(calls) == 1 else ""
@@ -419,7 +415,7 @@ def note_waits_elsewhere(
 
     by_call: dict[tuple[str, str], list[HostView]] = {}
     for view in views:
-        call = _torch_call(view)
+        call = view.torch_call
         key = call, "" if call else view.doing
         by_call.setdefault(key, []).append(view)
     parties = list(by_call.items())[:_MAX_PARTIES]
@@ -452,14 +448,6 @@ def _describe_wait(call: str, doing: str, views: Sequence[HostView]) -> str:
     verb = "is" if len(views) == 1 else "are"
     what = f"waiting in {call}" if call else doing.removeprefix("is ")
     return f"{ranks_text([v.rank for v in views])} {verb} {what}{_at_location(views)}"
-
-
-def _torch_call(view: HostView) -> str:
-    """
-    Return the torch function that the user called and the rank waits in.
-    """
-    found = [c for e in view.evidence for c in _CALL.findall(e.quote)]
-    return str(found[-1]) if found else ""
 
 
 def _at_location(views: Iterable[HostView]) -> str:

@@ -20,6 +20,7 @@ from ..findings import (
     Location,
 )
 from ..ranks import fold_ranks
+from ..usercode import is_user_frame
 from .model import (
     ProcessStacks,
     StackFrame,
@@ -167,13 +168,23 @@ def _quote_frames(
     *,
     names: bool = False,
 ) -> list[str]:
-    render = attrgetter("name") if names else str
+    render = attrgetter("name") if names else _brief_frame
     inner = frames[:_MOST_QUOTED]
     quoted = [render(f) for f in inner]
     if frame is not None and frame not in inner:
         is_far = frame in frames[_MOST_QUOTED + 1 :]
         quoted += ["…", render(frame)] if is_far else [render(frame)]
     return quoted
+
+
+def _brief_frame(frame: StackFrame) -> str:
+    """
+    Return a frame with the whole path only if it is the user's.
+    """
+    if not frame.line or is_user_frame(frame):
+        return str(frame)
+    file = frame.filename.replace("\\", "/").rpartition("/")[2]
+    return f"{frame.name} ({file}:{frame.line})"
 
 
 def make_evidence(

@@ -161,7 +161,7 @@ class TestReason:
             Path(first.source).name,
         )
         assert "rank 2, thread MainThread" == first.location
-        assert first.quote.startswith("_try_get_data (torch/utils/data/")
+        assert first.quote.startswith("_try_get_data (dataloader.py:")
         assert {"dump"} == {e.kind for e in others}
 
     def test_captured_wins(self, diagnose):
