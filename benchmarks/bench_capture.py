@@ -108,7 +108,7 @@ def show(
 
 def look(pids: Sequence[int]) -> int:
     """
-    Ours, nobody is stopped.
+    Ours, no rank is stopped.
     """
     capture = capture_node(pids=pids, samples=1)
     return sum(bool(p.threads) for p in capture.stacks)

@@ -312,7 +312,7 @@ def drawn_ms(page: bytes) -> float:
 
 def peak_mb() -> float:
     """
-    The largest memory of this process; NaN where the kernel does not tell.
+    The largest memory of this process; NaN where the kernel does not say.
     """
     status = Path("/proc/self/status")
     text = status.read_text() if status.exists() else ""

@@ -256,7 +256,7 @@ class FileWalk:
             return "the time was over"
         if left <= 0:
             return (
-                f"only its first {self._max_files:,} files were looked at; "
+                f"only its first {self._max_files:,} files were searched; "
                 "name the folder in it that matters"
             )
         return ""

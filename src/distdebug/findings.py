@@ -110,7 +110,7 @@ class Cause(StrEnum):
 
     UNKNOWN = _Row(
         "unknown",
-        "Something may be wrong, and what was looked at does not tell what.",
+        "Something may be wrong; the evidence does not show what.",
         Trait.BLAMELESS | Trait.GPU_WAIT,
     )
     HEALTHY = _Row(
@@ -230,7 +230,7 @@ class Cause(StrEnum):
     )
     LOCK_DEADLOCK = _Row(
         "lock_deadlock",
-        "Waits for a lock that nobody gives up.",
+        "Waits for a lock that is never released.",
         Trait.GPU_WAIT | Trait.DEFERS | Trait.BLOCKS_LOOP,
     )
     IO_WAIT = _Row(
@@ -240,7 +240,7 @@ class Cause(StrEnum):
     )
     SLEEPING = _Row(
         "sleeping",
-        "Sleeps, as it was told to, or waits for a signal.",
+        "Sleeps on purpose, or waits for a signal.",
         Trait.DEFERS | Trait.BLOCKS_LOOP,
     )
     IMPORT_LOCK = _Row(
@@ -354,7 +354,7 @@ class Cause(StrEnum):
     )
     COLLECTIVE_TIMEOUT = _Row(
         "collective_timeout",
-        "A collective took longer than its time-out, and torch gave it up.",
+        "A collective took longer than its timeout, and torch aborted it.",
         Trait.CONSEQUENCE | Trait.ENDS_JOB | Trait.BLAMELESS,
         "collect the logs of all ranks, with "
         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 "

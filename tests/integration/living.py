@@ -25,7 +25,7 @@ PORTS = range(20_000, 32_000)
 
 def free_ports(count: int) -> list[int]:
     """
-    Ports that nobody listens on, nor will before they are used.
+    Ports that no process listens on, nor will before they are used.
     """
     found: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):

@@ -214,7 +214,7 @@ def test_the_limit_of_a_pause(start):
     status, log = job.end()
 
     assert 0 == status, log
-    assert 2 == log.count("nobody asked this rank for 1 s: it goes on")
+    assert 2 == log.count("no command for 1 s: this rank continues")
     assert 4 == log.count("is done")
 
 

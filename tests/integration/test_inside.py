@@ -240,7 +240,7 @@ def test_forked(tmp_path):
 
 def test_stopped(tmp_path):
     """
-    A stopped process is not asked; it would answer when nobody listens.
+    A stopped process is not asked; it would answer when no process listens.
     """
     with running("waits", tmp_path) as process:
         process.send_signal(signal.SIGSTOP)

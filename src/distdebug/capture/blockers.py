@@ -147,8 +147,8 @@ def yama_remedy(scope: int) -> str:
     """
     if scope >= 3:
         return (
-            "kernel.yama.ptrace_scope is 3: nobody may attach before the "
-            "node is started again with a lower one; the Python stacks of a "
+            "kernel.yama.ptrace_scope is 3: no process may attach until "
+            "the node is rebooted with a lower value; the Python stacks of a "
             "job that called enable_flight_recorder() need no attaching"
         )
     return (
@@ -398,7 +398,7 @@ def explain_state(
         return CaptureStatus.TRACED_BY_OTHER, _tracer_remedy(state.tracer_pid)
     if state.letter in "Tt":
         return CaptureStatus.STOPPED, (
-            f"somebody stopped it; it goes on with kill -CONT {name}"
+            f"it is stopped; resume it with kill -CONT {name}"
         )
     if state.letter == "D" or state.uninterruptible:
         return CaptureStatus.UNINTERRUPTIBLE, (

@@ -166,7 +166,7 @@ def _check_tool(name: str) -> Check:
 
     found = _VERSION.search(result.output)
     if result.status != 0 or found is None:
-        detail = f"{path} does not tell its version"
+        detail = f"{path} does not report its version"
         return Check(name, ok, detail, reinstall)
 
     version = found[1]

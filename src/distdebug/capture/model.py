@@ -321,7 +321,7 @@ def _attempt_notes(capture: Capture) -> Iterable[str]:
     for process, attempt in tried:
         if attempt.resumed:
             stopped = f"{attempt.tool} left pid {process.worker.pid} stopped"
-            yield f"{stopped}; it was told to go on (SIGCONT)"
+            yield f"{stopped}; it was resumed (SIGCONT)"
     failed = Counter(
         (a.tool, a.detail or a.status, a.remedy)
         for _, a in tried

@@ -304,7 +304,9 @@ def take_sample(worker: Worker, *, timeout_s: float) -> Sample:
         nothing = Attempt(
             tool="proc",
             status=status,
-            detail="it is there, but /proc tells nothing" if is_unread else "",
+            detail="it exists, but /proc has no information about it"
+            if is_unread
+            else "",
             remedy=remedy,
         )
         # The main thread may have ended, and others go on.

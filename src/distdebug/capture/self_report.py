@@ -107,7 +107,7 @@ def open_report_file(pid: int, state: ProcessState) -> Iterator[ReportFile]:
         except OSError:
             raise SelfReportError(
                 CaptureStatus.SKIPPED,
-                "somebody else is asking it just now",
+                "another process is asking it right now",
                 "try again",
             ) from None
 
@@ -149,7 +149,7 @@ def _find_report_file(
         )
     raise SelfReportError(
         CaptureStatus.TOOL_MISSING,
-        "it has not offered to tell its stacks",
+        "it does not offer its stacks",
         "call distdebug.enable_flight_recorder() at the top of its script",
     )
 
@@ -176,7 +176,7 @@ def _open_folder(
     if is_private(folder, uid):
         return folder
 
-    msg = "somebody else could have put files there"
+    msg = "another user could have put files there"
     raise OSError(msg)
 
 

@@ -244,7 +244,7 @@ def _sessions(args: Namespace) -> int:
     elif sessions:
         print(_table(sessions))
     else:
-        warn("nobody waits in Ray's debugger")
+        warn("no task is waiting in Ray's debugger")
     return int(not sessions)
 
 

@@ -306,7 +306,7 @@ def _ranks_there(text: str | None, folder: Path) -> tuple[int, ...] | None:
         ),
         flag(
             "--post-mortem",
-            "with --debugger: a rank that fails waits to be looked at",
+            "with --debugger: a rank that fails waits for a debugger",
         ),
     ),
     flag(

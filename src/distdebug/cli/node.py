@@ -124,7 +124,7 @@ _CLEAR = "\x1b[2J\x1b[H"
     "what is every worker doing right now?",
     value(
         "files FILE",
-        "read stacks from here; by default running processes are looked at",
+        "read stacks from here; by default those of running processes are taken",
         nargs="*",
     ),
     group("which processes", *PROCESSES),

@@ -84,7 +84,7 @@ from .output import print_json, warn
         *PROCESSES,
     ),
     group(
-        "whom to tell if something is wrong",
+        "where to send alerts",
         many(
             "--on-hang COMMAND",
             "run this command; it reads JSON, and DISTDEBUG_SUMMARY and "
@@ -154,7 +154,7 @@ def _status(
         if not hangs:
             outcome = "nothing was wrong"
         if is_blind:
-            outcome = "nobody could look at them"
+            outcome = "they could not be inspected"
         warn(f"the processes have ended: {outcome}")
     return 2 if is_blind else int(hangs > 0)
 
@@ -221,7 +221,7 @@ def _teller(floor_s: float) -> Callable[[tuple[int, ...]], None]:
         if pids:
             _tell_whom(pids, floor_s)
         elif not was_there:
-            warn("nobody is there to be watched yet")
+            warn("no process to watch yet")
         was_there = was_there or bool(pids)
 
     return tell

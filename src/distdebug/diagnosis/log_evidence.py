@@ -333,6 +333,8 @@ class LogEvidence:
 
         nodes: Findings about nodes.
 
+        complete: The logs that show that the job surely did all of its work.
+
         groups: Groups of the scan, by file and location of the first line.
 
         missing: What could not be read, and why.
@@ -353,6 +355,7 @@ class LogEvidence:
     phase: PhaseReport | None = None
     ras: tuple[RasStatus, ...] = ()
     nodes: tuple[Finding, ...] = ()
+    complete: frozenset[str] = frozenset()
     groups: Mapping[tuple[str, str], LogGroup] = attrs.field(factory=dict)
     missing: tuple[Missing, ...] = ()
     files: tuple[str, ...] = ()
@@ -438,6 +441,7 @@ def read_logs(
         scan=survey.scan,
         collectives=survey.collectives,
         phase=survey.phase,
+        complete=survey.complete,
         ras=tuple(ras),
         nodes=nodes.findings,
         groups=_groups_by_place(survey.scan),

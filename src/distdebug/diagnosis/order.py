@@ -217,7 +217,7 @@ _CAPITALS = ("Rank ", "Ranks ", "A ", "An ", "The ", "Node ", "Worker ")
 _NOTHING_SUSPICIOUS = Finding(
     cause=Cause.HEALTHY,
     ranks=(),
-    summary="the logs tell of nothing wrong",
+    summary="nothing suspicious in the logs",
     confidence="possible",
     remedy=SILENT_REMEDY,
 )
@@ -253,6 +253,7 @@ def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
     if phase is None or phase.ended in {"failed", "killed"}:
         return False
     is_done = phase.ended == "completed"
+    complete = evidence.complete if is_done else frozenset()
     known = {finding.cause for finding in findings}
     if not (is_done or phase.current) or any(
         finding.cause not in known for finding in phase.findings
@@ -260,8 +261,13 @@ def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
         return False
     for finding in findings:
         group = _group_of(finding, evidence)
+        if group is None and complete:
+            continue
         if group is None:
             return False
+        # It is of another attempt, or was seen by another process.
+        if complete and complete.isdisjoint(group.files):
+            continue
         # Ranks lose each other while they end, one after the other.
         is_late = is_done and group.priority > _MIN_CONSEQUENCE_PRIORITY
         # A loss that is no number stays so while the job goes on.

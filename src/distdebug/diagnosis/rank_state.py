@@ -340,7 +340,7 @@ def _sidecar_stacks(sidecar: Sidecar) -> ProcessStacks:
 _UNKNOWN_VERDICT = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
-    summary="the stacks do not tell what the processes wait for",
+    summary="the stacks do not show what the processes wait for",
     confidence="possible",
     remedy="take native stacks too (distdebug stacks --native), and enable "
     "the Flight Recorder",
@@ -366,7 +366,7 @@ def diagnose_stacks(stacks: Sequence[ProcessStacks]) -> Diagnosis:
             verdict,
             confidence="possible",
             remedy="enable the Flight Recorder, and take the dumps of all "
-            "ranks: they tell who holds up whom",
+            "ranks: they show who waits for whom",
         )
         findings = (verdict, *findings[1:])
     return Diagnosis(verdict=verdict, findings=findings, victims=victims)
@@ -421,7 +421,7 @@ def find_first_crash(
         ranks=(first.rank,),
         summary=f"rank {first.rank} died of {first.error}{place}",
         confidence="certain",
-        remedy="mend the exception; the other ranks only lost their peer",
+        remedy="fix the exception; the other ranks only lost their peer",
         location=where,
         evidence=tuple(map(quote_error, crashes[:4])),
     )

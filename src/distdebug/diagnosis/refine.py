@@ -127,7 +127,7 @@ def _find_failed_calls(
         remedy="see what the ranks that did not fail were doing meanwhile"
         if others
         else "compare the lines at which they failed: each send needs its "
-        "receive, and a key of the store somebody who sets it",
+        "receive, and each key of the store a rank that sets it",
         location=view.location if view else None,
         evidence=(
             *(view.evidence if view else ()),

@@ -224,9 +224,7 @@ def _check_no_process_group() -> None:
         return
 
     if is_late:
-        msg = (
-            "there is a process group already, and torch has made up its mind"
-        )
+        msg = "a process group already exists, so torch no longer reads these settings"
         raise TooLateError(
             msg,
             remedy="call enable_flight_recorder() at the top of the script",

@@ -378,7 +378,7 @@ def _describe_damage(
 
 
 _NO_RANK = (
-    "neither its name nor its content tells the rank: name it like rank_3"
+    "neither its name nor its content shows the rank: name it like rank_3"
 )
 
 

@@ -165,18 +165,20 @@ def read_sidecar(path: Path) -> Sidecar:
 
         ValueError: It is not a sidecar, or one of a later version.
     """
-    with open_ordinary(path, "not a side-car: it is no regular file") as file:
+    with open_ordinary(
+        path, "not a sidecar: it is not a regular file"
+    ) as file:
         data = file.read(_MAX_BYTES)
     try:
         return parse_sidecar(json.loads(data), str(path))
     except LaterLayoutError as exc:
-        msg = f"a side-car that cannot be read: {exc}"
+        msg = f"a sidecar that cannot be read: {exc}"
         raise ValueError(msg) from None
     except (
         *(AttributeError, KeyError, OverflowError),
         *(RecursionError, TypeError, ValueError),
     ) as exc:
-        msg = f"not a side-car: {type(exc).__name__}: {exc}"
+        msg = f"not a sidecar: {type(exc).__name__}: {exc}"
         raise ValueError(msg) from None
 
 
@@ -194,7 +196,7 @@ def parse_sidecar(data: Any, path: str) -> Sidecar:
             is not a sidecar.
     """
     if data["kind"] != "distdebug-sidecar":
-        msg = f"not a side-car: {path}"
+        msg = f"not a sidecar: {path}"
         raise ValueError(msg)
 
     check_layout(data.get("schema", _SCHEMA), _SCHEMA)

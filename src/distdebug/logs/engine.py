@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 
 from collections import deque
 from collections.abc import (
@@ -19,6 +20,7 @@ from collections.abc import (
 )
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -100,6 +102,9 @@ class Block:
 
         label: The pattern of rank labels, if lines have them.
 
+        latest: A time that no line of the file is after, which decides the
+            year of times without one; ``None`` if unknown.
+
         number: The number of its first line in the part, from 1.
 
         places: Where in *data* each word stands that occurs in the block.
@@ -113,6 +118,7 @@ class Block:
     size: int
     offset: int
     label: re.Pattern[str] | None = None
+    latest: float | None = None
     number: int = 1
     places: dict[bytes, Places] = attrs.field(factory=dict)
     line_ends: Places = attrs.field(init=False)
@@ -372,13 +378,14 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
     # What is behind the part is read too: a traceback may reach into it.
     last = min(part.stop + BYTES_AFTER, part.size)
     own, kept, asked = part.start - offset, b"", _BLOCK_BYTES + BYTES_AFTER
-    label = None
+    label, latest = None, None
     while True:
         most = last - offset - len(kept)
         data, is_whole, error = _read_on(file, kept, min(asked, most))
         is_last = asked >= most or not is_whole
         size = len(data) - PADDING
         label = label or find_rank_label(memoryview(data)[:size])
+        latest = latest or find_latest_time(data[: min(size, _SAMPLE_BYTES)])
         end = min(size if is_last else size - BYTES_AFTER, part.stop - offset)
         if not is_last and offset + end < part.stop:
             end = _last_line_end(data, own, end)
@@ -390,6 +397,7 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
                 size=size,
                 offset=offset,
                 label=label,
+                latest=latest,
             )
         if error is not None:
             raise error
@@ -432,6 +440,32 @@ def _last_line_end(data: bytes, start: int, end: int) -> int:
         or data.rfind(b"\r", start, end) + 1
         or end
     )
+
+
+_DATE = re.compile(rb"(?<!\d)(20\d\d)[-/](\d\d)[-/](\d\d)[ T]\d\d:")
+# No job takes longer.
+_LONGEST_JOB_S = 200 * 86_400.0
+
+
+def find_latest_time(data: bytes) -> float | None:
+    """
+    Return a time that no line of a file is after, by its first date.
+
+    Libraries print times without a year beside those of others with one.
+
+    Returns:
+        Seconds since the epoch; ``None`` if no date with a time of the day is
+        in *data*, or if it is so near that this machine's clock serves.
+    """
+    found = _DATE.search(data)
+    if found is None:
+        return None
+    try:
+        day = datetime(*map(int, found.groups()), tzinfo=UTC)
+    except ValueError:
+        return None
+    latest = day.timestamp() + _LONGEST_JOB_S
+    return latest if latest < time.time() else None
 
 
 _MPI_TAG = re.compile(MPI_TAG)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import attrs
 
 from .._text import clean
-from ..findings import Evidence, Finding, Location
+from ..findings import Cause, Evidence, Finding, Location
 from ..identity import ranks_in_text
 from ..ranks import ranks_text
 from .engine import is_packed
@@ -658,12 +658,18 @@ def _find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
     Return the groups that the job survived.
     """
     # A loss that is not finite stays so, whatever the job does afterwards.
-    fatal = [t for t in harmful if t.rule.cause.ends_job][:_MOST_RECOVERIES]
-    recoveries = read_recoveries(fatal)
-    known = dict(zip(fatal, recoveries, strict=True))
+    lasting = {Cause.LOSS_NOT_FINITE, Cause.STRAGGLER}
+    passing = [t for t in harmful if t.rule.cause not in lasting]
+    passing = passing[:_MOST_RECOVERIES]
+    recoveries = read_recoveries(passing)
+    known = dict(zip(passing, recoveries, strict=True))
     after = {t: known.get(t, Recovery()) for t in harmful}
     # Other ranks may go on for a while after one has died.
-    all_recover = all(any(x) or _is_handled(t) for t, x in known.items())
+    all_recover = all(
+        any(x) or _is_handled(t)
+        for t, x in known.items()
+        if t.rule.cause.ends_job
+    )
     return {
         event_group
         for event_group, x in after.items()

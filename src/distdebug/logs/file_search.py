@@ -148,7 +148,8 @@ class LinePosition:
                 time.
         """
         more = self.lines_before() if is_detailed else ()
-        times = (x.time for x in chain([line], more))
+        latest = self.block.latest
+        times = (x.time_before(latest) for x in chain([line], more))
         return next((time for time in times if time is not None), None)
 
 

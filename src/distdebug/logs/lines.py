@@ -103,8 +103,19 @@ class LogLine(NamedTuple):
         Return the time of the line in seconds since the epoch, if it has one.
         """
 
-        time = parse_time(self.text)
-        return parse_time(self.stamp) if time is None else time
+        return self.time_before(None)
+
+    def time_before(self, latest: float | None) -> float | None:
+        """
+        Return the time of the line, as :attr:`time` does.
+
+        Args:
+            latest: The latest possible time, by default now.
+        """
+        time = parse_time(self.text, now=latest)
+        if time is None:
+            time = parse_time(self.stamp, now=latest)
+        return time
 
 
 _COMPONENT_PREFIX = (

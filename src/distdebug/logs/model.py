@@ -207,7 +207,7 @@ def report_blocks(report: ScanReport) -> Iterator[Block]:
     """
     yield finding_entries(report.findings)
     if not report.findings:
-        yield "nothing went wrong, as far as these logs tell"
+        yield "nothing suspicious in these logs"
     groups = sorted(
         [*report.groups, *(trace.group for trace in report.tracebacks)],
         key=lambda group: group.priority,

@@ -52,6 +52,8 @@ class LogSurvey:
         mentioning: The files in which one of the words occurs.
 
         processes: The ranks of processes, nodes, and GPUs.
+
+        complete: The files that show that the job surely did all of its work.
     """
 
     scan: ScanReport = attrs.field(factory=ScanReport)
@@ -59,6 +61,7 @@ class LogSurvey:
     phase: PhaseReport | None = None
     mentioning: frozenset[str] = frozenset()
     processes: ProcessRanks = NO_PROCESSES
+    complete: frozenset[str] = frozenset()
 
 
 def survey_logs(  # noqa: PLR0913 some for each reader
@@ -159,6 +162,11 @@ class _Readers:
             phase=phase,
             mentioning=frozenset(self._mentions.files),
             processes=processes,
+            complete=frozenset(
+                path
+                for path, timeline in self._phases.timelines.items()
+                if timeline.is_complete
+            ),
         )
 
 

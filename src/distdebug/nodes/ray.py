@@ -364,7 +364,7 @@ def runtime_env_of(
         running = [x for x in running if job in {x.number, x.submission}]
         if not running:
             msg = f"Ray runs no job {clean(job)!r}"
-            raise NodesError(msg, remedy="`ray job list` tells their names")
+            raise NodesError(msg, remedy="`ray job list` lists their names")
     if any(x.env != running[0].env for x in running[1:]):
         names = ", ".join(
             f"{x.submission or x.number} ({clean(x.entrypoint)[:60]})"
@@ -411,7 +411,7 @@ def _running_jobs() -> list[_Job]:
             and not row.config.ray_namespace.startswith(("_ray_", "_distdeb"))
         ]
     except (AttributeError, TypeError, ValueError) as exc:
-        msg = f"this Ray does not tell its jobs: {type(exc).__name__}: {exc}"
+        msg = f"this Ray does not list its jobs: {type(exc).__name__}: {exc}"
         raise NodesError(msg, remedy="give runtime_env=...") from exc
 
 

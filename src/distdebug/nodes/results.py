@@ -191,7 +191,7 @@ def completed_from_line(line: object) -> CompletedCommand:
         return CompletedCommand(
             failure=NodeFailure(
                 NodeStatus.FAILED,
-                "nobody understands what the node answered",
+                "the answer of the node is not understood",
                 "install the same distdebug there",
             )
         )

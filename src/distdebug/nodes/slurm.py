@@ -47,7 +47,7 @@ _FAILURES = {
     r"connection failure|Node failure|Required node not available": NodeFailure(
         NodeStatus.DEAD,
         "Slurm does not reach the node",
-        f"`scontrol show node` tells its state and why; {_GONE_REMEDY}",
+        f"`scontrol show node` shows its state and the reason; {_GONE_REMEDY}",
     ),
     r"Requested node configuration is not available": NodeFailure(
         NodeStatus.FAILED,

@@ -395,7 +395,7 @@ def _check_nsys(path: str | None) -> _Result:
         return False, "is not on PATH", remedy
 
     version = nsys_version(path)
-    detail = f"{version or 'does not tell its version'}, {path}"
+    detail = f"{version or 'does not report its version'}, {path}"
     return True if version else None, detail, ""
 
 
@@ -416,7 +416,7 @@ def _check_sampling() -> _Result:
     try:
         level = int(_PERF_EVENT_PARANOID.read_text("ascii"))
     except (OSError, ValueError):
-        return None, "the kernel does not tell", ""
+        return None, "the kernel does not say", ""
 
     detail = f"allowed (perf_event_paranoid is {level})"
     if level <= 2:

@@ -611,7 +611,7 @@ def _failed_status(status: PatchStatus, exc: Exception) -> PatchStatus:
     )
     detail = getattr(exc, "strerror", None) or str(exc)
     if isinstance(exc, BlockingIOError):
-        detail = "somebody else is changing it"
+        detail = "another process is changing it"
     other: PatchState = (
         "read_only" if getattr(exc, "errno", 0) == errno.EROFS else "busy"
     )

@@ -82,7 +82,7 @@ def own_offer(signal: int) -> Offer:
     """
     own = parse_stat(read_proc("/proc/self/stat"))
     if own is None:
-        msg = "/proc does not tell when this process started"
+        msg = "/proc does not say when this process started"
         raise OSError(msg)
 
     return Offer(os.getpid(), own.start_ticks, signal)

@@ -110,7 +110,7 @@ def make_answer_error(answer: object) -> NodesError:
     """
     Return the error for an answer of another form than expected.
     """
-    msg = f"the Ray cluster answered what nobody understands: {answer!r:.80}"
+    msg = f"the answer of the Ray cluster is not understood: {answer!r:.80}"
     return NodesError(msg, remedy="use the Ray of the cluster here")
 
 
@@ -204,7 +204,7 @@ def query_live_cluster(
 
     gcs_address = _find_address(address)
     if not gcs_address and not address.node_id:
-        msg = f"{address.root} does not tell where its cluster answers"
+        msg = f"{address.root} does not say where its cluster answers"
         remedy = "name its address, host:port; files alone need none"
         raise NodesError(msg, remedy=remedy)
 

@@ -359,7 +359,7 @@ def _get_answer(ref: Any, deadline: float) -> dict[str, Any]:
     except Exception as exc:  # noqa: BLE001 -- any error of the task
         return {"reason": f"{type(exc).__name__}: {str(exc).strip()[:500]}"}
     if type(answer) is not str or len(answer) > _MOST_ANSWER:
-        return {"reason": "a worker answered what nobody understands"}
+        return {"reason": "the answer of a worker is not understood"}
     return {"answer": answer}
 
 

@@ -206,7 +206,7 @@ class Deaths(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
         if not self.deaths:
-            yield "no death is told"
+            yield "no death is reported"
             return
 
         headers = ("", "time (UTC)", "rank", "who", "pid", "node", "how")
@@ -430,7 +430,7 @@ def _other_findings(deaths: Deaths) -> Iterator[Finding]:
         more = f", and {len(group) - 1} more alike" if len(group) > 1 else ""
         summary = (
             f"Later, {_describe(group[0])}{more}; "
-            "whether it follows from the first death is not told."
+            "whether it follows from the first death is unknown."
         )
         yield attrs.evolve(_finding(group, summary), confidence="possible")
 

@@ -285,7 +285,7 @@ def _check_ray_debug(answers: Iterable[WorkerEnvironment]) -> Check:
         values.setdefault(text, []).append(worker)
     name = "RAY_DEBUG of the workers"
     if not values:
-        return _note(name, "no worker told it")
+        return _note(name, "no worker reported it")
     # The older debugger is reported before values that mean none.
     for value in sorted(values, key=lambda x: x != "legacy"):
         if value == "1":
@@ -555,7 +555,7 @@ def _find_head_of_job(job: str) -> str:
     """
     host = next(iter(Slurm(job=job).srun_prefixes()), "")
     if not _HOST.fullmatch(host):
-        msg = f"Slurm tells no name of a node for job {job}: {host!r:.80}"
+        msg = f"Slurm has no node name for job {job}: {host!r:.80}"
         raise NodesError(msg, remedy=f"see `squeue -j {job}`")
     return host
 
@@ -611,7 +611,7 @@ def _check_dashboard(
     is_hidden = parts is not None and parts[0] in _LOOPBACK
     is_here = head is None or same_host(head, socket.gethostname())
     if is_hidden and not is_here:
-        detail = f"{where} of {head}: nobody reaches it but that node"
+        detail = f"{where} of {head}: only that node can reach it"
         remedy = "open the tunnel, and check its end by dashboard=..."
         return (_note("dashboard", detail, remedy),)
     remaining_s = _seconds_left(deadline, _DASHBOARD_S)
@@ -623,10 +623,10 @@ def _check_open_ports(sessions: Iterable[RayDebugSession]) -> _Checks:
     if not count:
         return ()
     detail = (
-        "whoever reaches the nodes may run code at the ports of those who "
-        f"wait, {count} now: debugpy asks for no password"
+        "anyone who reaches the nodes may run code at the ports of waiting "
+        f"tasks, {count} now: debugpy asks for no password"
     )
-    remedy = "let nobody else onto the network of the nodes"
+    remedy = "keep others off the network of the nodes"
     return (_note("open ports", detail, remedy),)
 
 

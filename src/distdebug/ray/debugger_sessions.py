@@ -573,7 +573,7 @@ def _parse_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(row.get("answer"), str):
         return {"reason": plain_text(row.get("reason")) or "no answer"}
     facts = loads_object(row["answer"])
-    return facts or {"reason": "a worker answered what nobody understands"}
+    return facts or {"reason": "the answer of a worker is not understood"}
 
 
 # Entries with this prefix are replaced.

@@ -204,7 +204,7 @@ def missing_section(diagnosis: Diagnosis) -> Section | None:
     return Section(
         name="missing",
         title="What is missing",
-        summary=f"{count_text(count, 'thing')} could not be looked at",
+        summary=f"{count_text(count, 'thing')} could not be inspected",
         values={"rows": rows, "more": len(by_reason) - len(rows)},
         is_open=False,
     )

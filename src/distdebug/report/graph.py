@@ -499,7 +499,7 @@ def _wait_sentence(
     object_text = (
         f" for {summarize_ranks(holding)}"
         if holding
-        else ", which nobody is known to hold up"
+        else ", and no rank is known to hold it up"
     )
     return f"{subject[0].upper()}{subject[1:]} {verb}{where}{object_text}."
 
@@ -763,7 +763,7 @@ def _summary(graph: Graph, rings: list[list[int]]) -> str:
     waiting = {r for b in boxes if not b.waits for r in b.ranks}
     waiting.difference_update(at_fault)
     if rings:
-        return "a circle: nobody can go on"
+        return "a cycle: none of them can continue"
     if not at_fault:
         return f"{len(waiting):,} ranks wait"
 

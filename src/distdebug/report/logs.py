@@ -173,7 +173,7 @@ _RECORD_KINDS = (
     ("gloo", "calls over Gloo that failed"),
     ("stores", "processes that did not find each other"),
     ("statuses", "how far ranks had come"),
-    ("dump_signals", "who was told to leave a dump"),
+    ("dump_signals", "which ranks were asked for a dump"),
     ("notes", "notes of NCCL"),
 )
 

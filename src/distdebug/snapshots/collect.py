@@ -506,9 +506,9 @@ def _add_missing(manifest: Manifest, what: str, reason: str) -> Manifest:
 UNKNOWN_VERDICT = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
-    summary="nothing could be taken that tells what the job does",
+    summary="nothing could be collected that shows what the job does",
     confidence="possible",
-    remedy="see what is missing; distdebug preflight tells what is in the way",
+    remedy="see what is missing; distdebug preflight shows what prevents it",
 )
 
 

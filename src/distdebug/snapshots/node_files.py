@@ -305,7 +305,7 @@ def request_rank_dumps(source: DumpFolder, timeout_s: float) -> list[Missing]:
         source.path, ranks=source.local_ranks, timeout_s=timeout_s
     )
     if not rows:
-        reason = "nobody could be asked for dumps: there are no pipes"
+        reason = "no rank could be asked for a dump: there are no pipes"
         return [Missing(what="dump", reason=reason, source=str(source.path))]
 
     late = _wait_for_dumps(rows, source, requested_at, deadline)

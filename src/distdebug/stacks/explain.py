@@ -73,7 +73,7 @@ def explain_common_wait(waiting: Views) -> Iterable[Finding]:
 
     absent = _absent_ranks_text([v.process for v in waiting])
     if all(map(is_receiving, waiting)) and len(waiting) > 1:
-        text = "all wait to receive, and nobody sends"
+        text = "all wait to receive, and none sends"
         yield make_finding(
             waiting,
             cause=Cause.P2P_DEADLOCK,
@@ -103,7 +103,7 @@ def _wait_finding(group: Views, waiting: Views, absent: str) -> Finding:
     tail, op = f"; {absent}" if absent else "", find_operation(group[0])
     sizes = {v.process.world_size for v in waiting}
     if not absent and sizes == {len(group)} and len(group) > 1:
-        tail = "; nobody is missing"
+        tail = "; no rank is missing"
     changes = {}
     if group[0].cause is Cause.COLLECTIVE_WAIT and op:
         changes["summary"] = f"{_wait_text(group, op)}{tail}"
@@ -292,7 +292,7 @@ def _fatal_cause(process: ProcessStacks) -> StateCause | None:
 def _state_cause(process: ProcessStacks) -> StateCause | None:
     tracer = process.tracer_pid
     if process.state == "Z" and not _has_live_thread(process.threads):
-        doing = "has ended, and nobody asked for its exit status (a zombie)"
+        doing = "has ended, and its parent has not reaped it (a zombie)"
         return Cause.DEAD, doing, "certain"
     if process.state in ENDED_STATES - {"Z"}:
         return Cause.DEAD, "is gone", "certain"

@@ -381,7 +381,7 @@ def _runs_native_code(
 
 _NATIVE_STACKS_HINT = re.compile(r"take native stacks \(--native\)[^,;]*, or ")
 _NOT_RETURNING_REMEDY = (
-    "see why this function does not come to its end: what it is given"
+    "see why this function does not return: look at its arguments"
 )
 
 

@@ -119,7 +119,7 @@ def _parse_answer(
     status = (
         "no end" if completed.status is None else f"status {completed.status}"
     )
-    msg = f"whoever should look at the job ended with {status}: "
+    msg = f"the process that should inspect the job ended with {status}: "
     raise CaptureError(msg + clean(stderr, limit=500))
 
 

@@ -244,7 +244,7 @@ class Watch:
         try:
             self._thread.start()
         except RuntimeError as error:  # the limit of threads is reached
-            text = "nobody watches this rank"
+            text = "this rank is not watched"
             log_message(logging.WARNING, text, error=error)
             self._thread = None
         else:

@@ -624,7 +624,7 @@ class _Watch:
         except BaseException as error:  # it may be the user's own
             if is_exit_request(error):
                 raise
-            self._warn("cannot tell what moves", error)
+            self._warn("cannot determine what moves", error)
             return None
 
         return values if isinstance(values, Mapping) else {"the job": values}

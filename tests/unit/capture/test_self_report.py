@@ -386,7 +386,7 @@ class TestOffer:
 
         return give
 
-    NOTHING = MISSING, "it has not offered to tell its stacks"
+    NOTHING = MISSING, "it does not offer its stacks"
 
     def test_trusted(self, why, file):
         """

@@ -382,7 +382,7 @@ class TestDenied:
     @pytest.mark.parametrize(
         "case",
         [
-            (MIGHTY, USER, 3, "yama", "nobody may attach"),
+            (MIGHTY, USER, 3, "yama", "no process may attach"),
             (MIGHTY, USER, 0, "not_permitted", "nsenter"),
             (USER, ROOT, 0, "other_user", "sudo -u '#0'"),
             (ROOT, USER, 0, "no_capability", "--cap-add SYS_PTRACE"),

@@ -123,7 +123,7 @@ def test_mesh(listens, tmp_path, capsys):
         (["none"], "there is no folder"),
         ([".", "--ranks", "ranks(tp=1)"], "in no mesh we know of"),
     ],
-    ids=["nobody listens", "no folder", "no mesh"],
+    ids=["no process listens", "no folder", "no mesh"],
 )
 def test_nobody(tmp_path, monkeypatch, capsys, argv, told):
     """

@@ -99,7 +99,7 @@ def test_sessions(waiting, capsys):
 
     waiting()
     assert 1 == main(["ray-debugger", "sessions"])
-    assert "nobody waits" in capsys.readouterr().err
+    assert "no task is waiting" in capsys.readouterr().err
 
 
 def test_launch(waiting, capsys, tmp_path):

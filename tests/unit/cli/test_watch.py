@@ -176,7 +176,7 @@ class TestFound:
 
         assert 2 == status
         assert "No space left on device" in caplog.text
-        assert "nobody could look" in capsys.readouterr().err
+        assert "could not be inspected" in capsys.readouterr().err
 
 
 class TestWhen:
@@ -311,7 +311,7 @@ class TestTold:
     @pytest.mark.parametrize(
         ("pids", "ranks", "expected"),
         [
-            ((), (), "nobody is there to be watched"),
+            ((), (), "no process to watch"),
             ((7,), None, "watching 1 process: 7;"),
             (range(9), (), "watching 9 processes: 0, 1, 2, 3, 4, 5, 6, 7, …;"),
             (

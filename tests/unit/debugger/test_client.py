@@ -658,7 +658,7 @@ class TestCommand:
         second = main(["dbg", "-c", "continue"])
 
         assert [0, 0] == [first, second]
-        assert "[0,2-3] (goes on)\nnobody is stopped\n" == (
+        assert "[0,2-3] (goes on)\nno rank is stopped\n" == (
             capsys.readouterr().out
         )
 

@@ -527,7 +527,9 @@ class TestUnprepared:
             "ranks 1-2 of job a:1; to arm it as it runs: "
             f"python -m distdebug dbg --arm {new} --arm {new}"
         )
-        assert "rank 4 of job a:1, and Python lets nobody in" in cannot
+        assert (
+            "rank 4 of job a:1, and Python does not allow attaching" in cannot
+        )
         assert cannot.endswith(f"python -m distdebug stacks --pid {old}")
         assert "rank 0 of job b;" in other
         assert "workers, and" in several
@@ -583,8 +585,8 @@ class TestUnprepared:
         ("told", "status", "message"),
         [
             ("no: it is off", 0, "was not armed: it is off"),
-            ("no: it is off", 1, "lets nobody in: No:"),
-            (None, 0, "came to no line of Python for 0 s"),
+            ("no: it is off", 1, "does not allow attaching: No:"),
+            (None, 0, "reached no line of Python for 0 s"),
             (None, None, "has ended"),
         ],
         ids=["off", "refused", "native", "gone"],

@@ -303,10 +303,10 @@ def test_chosen(ranks, found):
 @pytest.mark.parametrize(
     ("ranks", "message", "remedy"),
     [
-        ("ranks(7)", "ranks(7) selects nobody", "job ranks 0-3 (dp=0-1"),
-        ("ranks(5:1)", "selects nobody", "tp=0-1"),
+        ("ranks(7)", "ranks(7) selects no rank", "job ranks 0-3 (dp=0-1"),
+        ("ranks(5:1)", "selects no rank", "tp=0-1"),
         ("ranks(pp=0, dp=0)", "no dimension pp", "job ranks 0-3"),
-        ("ranks(dp=9)", "selects nobody", "job ranks 0-3"),
+        ("ranks(dp=9)", "selects no rank", "job ranks 0-3"),
     ],
 )
 def test_nobody_chosen(ranks, message, remedy):

@@ -512,7 +512,7 @@ class TestNodes:
         assert "version 99, not 1" in str(listing)
         assert listing.lost == answers.lost
         assert ("d",) == listing.idle
-        assert "nobody listens on d\n" in str(listing)
+        assert "no process listens on d\n" in str(listing)
         assert "e cannot be asked: e is down (wait)" in str(answers)
         assert again == nodes.opened
 

@@ -296,7 +296,7 @@ class TestAlone:
             diagnosis.verdict.cause,
             diagnosis.verdict.confidence,
         )
-        assert "wrong: " in diagnosis.verdict.summary
+        assert "nothing suspicious" in diagnosis.verdict.summary
         assert "distdebug stacks" in diagnosis.verdict.remedy
 
     def test_survived(self, tmp_path):

@@ -453,9 +453,7 @@ def test_too_late(diagnose_job):
     got = diagnose_job(job, sidecar(2, stack=stack)).verdict
 
     assert (Cause.RANK_NOT_ARRIVED, (2,)) == (got.cause, got.ranks)
-    assert got.summary.endswith(
-        "25 s after ranks 0-1,3, when the time-out was over"
-    )
+    assert got.summary.endswith("25 s after ranks 0-1,3, after the timeout")
 
 
 class TestHeld:

@@ -418,4 +418,4 @@ class TestSidecars:
         (problem,) = find_files([str(tmp_path)]).problems
 
         assert ("sidecar", 3) == (problem.what, problem.rank)
-        assert problem.reason.startswith("not a side-car: ")
+        assert problem.reason.startswith("not a sidecar: ")

@@ -341,7 +341,7 @@ class TestVerdict:
 
         assert (Cause.TYPE_MISMATCH, (0, 1)) == blame(verdict)[:2]
         assert "possible" == verdict.confidence
-        assert "cannot be told who is wrong" in verdict.summary
+        assert "is unclear which side is wrong" in verdict.summary
 
     @pytest.mark.parametrize("odd", [0, 1])
     def test_habit_decides(self, dumps_of, odd):

@@ -394,7 +394,7 @@ class TestForeignFiles:
         dumps = read_dumps(tmp_path)
 
         assert (1,) == dumps.ranks
-        assert "tells the rank" in dumps.problems[0].reason
+        assert "shows the rank" in dumps.problems[0].reason
 
     def test_rank_from_groups(self, job, tmp_path):
         """

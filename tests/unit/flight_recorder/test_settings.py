@@ -401,7 +401,7 @@ def test_link(root, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     root.symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(RecorderError, match="somebody else") as caught:
+    with pytest.raises(RecorderError, match="another user") as caught:
         make_folder(root / "job")
 
     assert "dump_dir=" in caught.value.remedy
@@ -420,7 +420,7 @@ def test_somebody_elses(root, monkeypatch):
         ),
     )
 
-    with pytest.raises(RecorderError, match="somebody else"):
+    with pytest.raises(RecorderError, match="another user"):
         make_folder(root / "job")
 
 

@@ -78,7 +78,7 @@ def test_not_a_sidecar(tmp_path, change):
     path = tmp_path / "x"
     path.write_text(json.dumps({**SIDECAR.to_json(), **change}))
 
-    with pytest.raises(ValueError, match="not a side-car"):
+    with pytest.raises(ValueError, match="not a sidecar"):
         read_sidecar(path)
 
 
@@ -108,5 +108,5 @@ def test_read_pipe(tmp_path):
     path = tmp_path / "x"
     os.mkfifo(path)
 
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         read_sidecar(path)

@@ -427,7 +427,7 @@ class TestJudgeRay:
             gone.cause,
             silent.cause,
         )
-        assert f"nobody listens at 127.0.0.1:{closed_port}" in gone.summary
+        assert f"nothing listens at 127.0.0.1:{closed_port}" in gone.summary
         assert "cannot be reached" in silent.summary
 
     def test_versions(self, ray):

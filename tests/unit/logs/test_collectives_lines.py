@@ -639,4 +639,4 @@ def test_no_group():
     (finding,) = collective_findings(read_collective_logs(lines))
 
     assert finding.group is None
-    assert "rank 2 did not come to all_reduce #78 (3" in finding.summary
+    assert "rank 2 never entered all_reduce #78; 3" in finding.summary

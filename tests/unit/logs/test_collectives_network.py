@@ -156,7 +156,7 @@ NETWORK_ERROR = "torch.distributed.DistNetworkError: The client socket has "
                 "torch.distributed.DistStoreError: Timed out after 61 seconds "
                 "waiting for clients. 3/4 clients joined."
             ),
-            "3 of 4 processes came to the store within 61 s",
+            "3 of 4 processes joined the store within 61 s",
         ),
         (
             (
@@ -575,7 +575,7 @@ VERDICTS = {
         [FAR],
         None,
         ("rank_not_arrived", (), "certain"),
-        "ranks 1,3 of the group did not come",
+        "ranks 1,3 of the group did not reach",
     ),
     "ranks within another group that differ are no global ones": (
         [
@@ -608,7 +608,7 @@ VERDICTS = {
         [*(WAITED.format(r) for r in (0, 1, 4)), CLOSED.format(3)],
         5,
         ("rank_not_arrived", (2,), "likely"),
-        "did not come to a call over Gloo",
+        "did not enter a call over Gloo",
     ),
     "a rank that says nothing over Gloo is missed": (
         [WAITED.format(r) for r in (0, 1, 3)],

@@ -143,7 +143,7 @@ def test_those_who_did_not_enqueue_the_call_are_missing():
         finding.group.desc,
         finding.group.ranks,
     )
-    assert "ranks 0,4 did not come to all_reduce #78" in finding.summary
+    assert "ranks 0,4 never entered all_reduce #78" in finding.summary
     assert "likely" == finding.confidence
     assert all(x.location.startswith("line ") for x in finding.evidence)
 
@@ -163,7 +163,7 @@ VERDICTS = {
         [*both(1), *(signal(r, 77, 77) for r in (0, 2, 3))],
         None,
         ("rank_not_arrived", (0, 2, 3), "possible"),
-        "did not come to all_reduce #78",
+        "never entered all_reduce #78",
     ),
     "of two operations, that of the minority is wrong": (
         [*all_of(0, 1, 2, seq=2070), *both(3, 2070, "REDUCE")],
@@ -209,7 +209,7 @@ VERDICTS = {
         ],
         None,
         ("rank_not_started", (2,), "likely"),
-        "the GPU of rank 2 did not begin",
+        "the GPU of rank 2 did not start",
     ),
     "the lines of the other node are missing": (
         all_of(*range(8, 16), seq=167),
@@ -220,14 +220,14 @@ VERDICTS = {
         all_of(*range(8, 16), seq=167),
         None,
         ("collective_timeout", (), "likely"),
-        "do not tell for whom",
+        "do not show for whom",
         "Flight Recorder",
     ),
     "a rank that says nothing is mentioned beside one that did not come": (
         [*all_of(*range(4)), signal(4, 77, 77)],
         6,
         ("rank_not_arrived", (4,), "likely"),
-        "nothing is heard of rank 5",
+        "rank 5 logged nothing",
     ),
     "one log of many says nothing about the others": (
         both(3),
@@ -296,7 +296,7 @@ VERDICTS = {
         None,
         ("rank_not_arrived", (3,), "likely"),
         "all_reduce #78",
-        "3 ranks wait in it",
+        "3 ranks waited in it",
     ),
     "ranks that wait for each other in two groups are a deadlock": (
         [
@@ -382,7 +382,7 @@ def test_members_of_other_groups(more, behind):
     (finding,) = findings([*lines, *behind])
 
     assert (Cause.RANK_NOT_ARRIVED, (6,)) == (finding.cause, finding.ranks)
-    assert "rank 6 did not come" in finding.summary
+    assert "rank 6 never entered" in finding.summary
     assert (4, 5, 6, 7) == finding.group.ranks
 
 

@@ -591,7 +591,7 @@ def test_nothing(scan):
     report._repr_pretty_(printer, False)
     report._repr_pretty_(printer, True)
 
-    assert str(report).startswith("nothing went wrong")
+    assert str(report).startswith("nothing suspicious")
     assert [str(report), "..."] == shown
     assert () == report.findings
 

@@ -325,7 +325,7 @@ SAME = [job(1, PIP), job(2, PIP)]
         (NAMED, "raysubmit_1", None, PIP),
         ([], "x", None, "Ray runs no job 'x'"),
         # A Ray that is made otherwise.
-        ([SimpleNamespace(is_dead=False)], None, None, "not tell its jobs"),
+        ([SimpleNamespace(is_dead=False)], None, None, "not list its jobs"),
         # Several jobs have to be the same, or one is named.
         (SAME, None, None, PIP),
         ([*SAME, job(3, submission="raysubmit_3")], None, None, "01000000 ("),

@@ -382,7 +382,7 @@ class TestLock:
             status = patch_ray_nsight(plugin, wait_s=0.1)
 
         assert "busy" == status.state
-        assert "somebody else" in status.detail
+        assert "another process" in status.detail
         assert 0.1 <= time.monotonic() - began < 20
         assert "patched" == patch_ray_nsight(plugin).state
 

@@ -73,7 +73,7 @@ def test_own_unknown(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        with pytest.raises(OSError, match="/proc does not tell"):
+        with pytest.raises(OSError, match="/proc does not say"):
             own_offer(46)
 
 

@@ -670,7 +670,7 @@ def test_nothing_is_told_of_nobody(made):
     deaths = made.deaths()
 
     assert () == deaths.deaths
-    assert "no death is told" == str(deaths)
+    assert "no death is reported" == str(deaths)
     assert () == death_findings(deaths)
     assert 1 == len(deaths.missing)
 

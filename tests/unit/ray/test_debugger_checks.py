@@ -321,7 +321,7 @@ def test_no_environment(cluster):
 
     assert ["aa", "bb"] == [e["node"] for e in cluster.asked[1]["tasks"]]
     assert f"not known of no job on {HOST}, no job on node-1:" in found.detail
-    assert "nobody understands: []" in found.detail
+    assert "is not understood: []" in found.detail
 
 
 @contextmanager
@@ -521,8 +521,8 @@ def test_user(tunnel, monkeypatch):
 @pytest.mark.parametrize(
     ("hosts", "ok", "detail"),
     [
-        ((), False, "no name of a node"),
-        (("$(x)",), False, "no name of a node"),
+        ((), False, "no node name"),
+        (("$(x)",), False, "no node name"),
         (("node-12",), False, f"the head is {HOST}, not node-12"),
         ((f"{HOST}.cluster.example",), True, "the first node of Slurm job 7"),
         (None, False, ""),
@@ -531,7 +531,7 @@ def test_user(tunnel, monkeypatch):
 )
 def test_head(cluster, slurm, hosts, ok, detail):
     """
-    What is no name of a node is not taken for one; the head is the head, with
+    What is no node name is not taken for one; the head is the head, with
     its domain or without, whatever the first node of the job is.
     """
     if hosts is not None:
@@ -657,7 +657,7 @@ def test_open_ports(cluster):
 
     report = check_ray_debugger()
 
-    assert "those who wait, 1 now" in by_name(report)["open ports"].detail
+    assert "waiting tasks, 1 now" in by_name(report)["open ports"].detail
     assert 50001 == report.sessions[0].port
 
 
@@ -737,7 +737,7 @@ def test_hidden_dashboard(cluster, monkeypatch):
         by_name(hidden)["dashboard"].ok,
         by_name(tunneled)["dashboard"].ok,
     )
-    assert "nobody reaches it but that node" in (
+    assert "only that node can reach it" in (
         by_name(hidden)["dashboard"].detail
     )
 

@@ -387,10 +387,10 @@ def test_sessions(cluster):
     ("answers", "note"),
     [
         ([{"reason": "node is gone"}], "node is gone"),
-        ([{"answer": "no JSON"}], "a worker answered what nobody understands"),
-        ([{"answer": "[]"}], "a worker answered what nobody understands"),
+        ([{"answer": "no JSON"}], "the answer of a worker is not understood"),
+        ([{"answer": "[]"}], "the answer of a worker is not understood"),
         ([7], "no answer"),
-        ([], "the Ray cluster answered what nobody understands: []"),
+        ([], "the answer of the Ray cluster is not understood: []"),
         ([{"answer": '{"1": {}}'}], "py-spy saw nothing"),
         ([{"answer": '{"2": {}}'}], "its node said nothing"),
         ([{"answer": '{"1": {"places": 7}}'}], "py-spy saw nothing"),
@@ -491,7 +491,7 @@ def test_hostile_tables(cluster, tables):
         ({"output": b"x" * 100000}, "no answer"),
         ({"output": b"[" * 100000}, "no answer"),
         ({"output": b"7"}, "no answer"),
-        ({"answer": 7}, "nobody understands: 7"),
+        ({"answer": 7}, "is not understood: 7"),
         (
             {"output": b"", "status": None},
             "no Ray cluster answers at auto within 60 s",
@@ -752,7 +752,7 @@ def test_errands(ray):
         {"answer": "{}"},
         {"reason": "no worker answered in time"},
         {"reason": "ValueError: broken"},
-        {"reason": "a worker answered what nobody understands"},
+        {"reason": "the answer of a worker is not understood"},
     ] == got
     assert ["aa", "aa", "aa", "aa", "cancel", "shutdown"] == ray.calls
     assert [] == ask_child(tasks=[])["answer"]

@@ -124,7 +124,7 @@ def fake_ray(tmp_path, monkeypatch):
 @pytest.fixture
 def network(asked, monkeypatch):
     """
-    The same, and the ports at which nobody listens; at all others somebody
+    The same, and the ports at which no process listens; at all others somebody
     does.
     """
     silent = []
@@ -199,7 +199,7 @@ def test_hostile_answer(cluster, tables):
     """
     cluster.tables = tables
 
-    with pytest.raises(NodesError, match="nobody understands"):
+    with pytest.raises(NodesError, match="is not understood"):
         query_live_cluster("h:1")
 
 
@@ -217,7 +217,7 @@ def test_hostile_answer(cluster, tables):
 def test_address(network, session, ip, refusing, expected):
     """
     A session is asked at its own address, whichever cluster used its
-    temporary folder last, unless nobody listens there: the session was copied,
+    temporary folder last, unless no process listens there: the session was copied,
     or its head has moved.
     """
     asked, silent = network
@@ -239,7 +239,7 @@ def test_no_address(asked, tmp_path, told):
     (tmp_path / "ray_current_cluster").write_text(told)
     session = RaySession(root=tmp_path / "s", logs=tmp_path, name="s")
 
-    with pytest.raises(NodesError, match="does not tell where") as caught:
+    with pytest.raises(NodesError, match="does not say where") as caught:
         query_live_cluster(session)
 
     assert not asked.exists()

@@ -282,7 +282,7 @@ def test_order_of_groups(graph, seen_in):
 
     found = graph(seen_in(job))
 
-    assert "a circle: nobody can go on" == found.summary
+    assert "a cycle: none of them can continue" == found.summary
     assert "Ranks 0-3 wait for each other: a deadlock." == found.told[0]
     assert ["circle"] * 4 == [kind for kind, _ in found.wide.arrows]
 
@@ -372,8 +372,8 @@ def test_all_arrived(graph, seen_in):
     assert "4 ranks wait" == found.summary
     assert [
         (
-            "Ranks 0-3 wait in all_reduce #2 (group default_pg), which nobody "
-            "is known to hold up."
+            "Ranks 0-3 wait in all_reduce #2 (group default_pg), and no rank "
+            "is known to hold it up."
         )
     ] == found.told
 
@@ -622,8 +622,8 @@ def test_call_that_someone_left_for_another(graph):
 
     assert [
         (
-            "Ranks 0-1 wait in all_reduce #9 (group 0), which nobody is known "
-            "to hold up."
+            "Ranks 0-1 wait in all_reduce #9 (group 0), and no rank is known "
+            "to hold it up."
         )
     ] == graph(diagnosis).told
 

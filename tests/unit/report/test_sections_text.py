@@ -254,7 +254,7 @@ class TestMissing:
         assert first[2].startswith("None. x/0, x/1, ")
         assert 100 == first[2].count("x/") + int(first[2].split()[-2])
         assert ["log", "\u2013", "Too old."] == second
-        assert "101 things could not be looked at" == shown.summary
+        assert "101 things could not be inspected" == shown.summary
         assert not shown.is_open
 
     @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ class TestMissing:
 
         shown = part("missing", diagnosis(missing=lost))
 
-        assert f"{summary} could not be looked at" == shown.summary
+        assert f"{summary} could not be inspected" == shown.summary
         assert count == len(shown.rows("table")) + sum(
             more(node, "reasons") for node in shown.all("p.muted")
         )

@@ -246,7 +246,7 @@ class TestCommonWait:
         assert (Cause.COLLECTIVE_WAIT, (0, 1, 2, 3)) == told(got)
         assert (
             "ranks 0-3 are waiting in all_reduce in train (train.py:40); "
-            "nobody is missing"
+            "no rank is missing"
         ) == got.summary
         assert "Flight Recorder" in got.remedy
 

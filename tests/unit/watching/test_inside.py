@@ -496,7 +496,7 @@ class TestClose:
             watching.step()
 
         assert () == watching.hangs
-        assert "nobody watches this rank" in caplog.text
+        assert "this rank is not watched" in caplog.text
 
     def test_twice(self, rank):
         """

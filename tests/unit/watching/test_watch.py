@@ -324,7 +324,7 @@ class TestProgress:
 
         # 250 s were fine, so 1,200 s are.
         assert [(100, "wait", [])] == calls
-        assert 1 == caplog.text.count("cannot tell what moves")
+        assert 1 == caplog.text.count("cannot determine what moves")
 
 
 class TestRetryLater:
@@ -513,7 +513,7 @@ class TestEnding:
 
         assert "waited" == node.ending
         assert 2 == caplog.text.count("what is called at a hang failed")
-        assert 1 == caplog.text.count("cannot tell what moves")
+        assert 1 == caplog.text.count("cannot determine what moves")
 
     def test_exit(self, node):
         """

@@ -294,7 +294,7 @@ def _parse_with_line(name: str, rest: str) -> Command:
         raise missing_ranks_error(name, rest)
     if name == "eval" and (up := _UP.match(line)):
         if command.number is not None:
-            msg = "callers of one thread are looked at by commands of pdb"
+            msg = "use pdb commands for the callers of one thread"
             raise DebuggerError(msg, remedy=f"cast #{command.number} up")
         command = attrs.evolve(command, up=int(up[1]))
         line = line[up.end() :].strip(_BLANKS)

@@ -116,7 +116,7 @@ def _timeout_notes(rows: Iterable[Row]) -> Iterable[str]:
         left = time_text(min(timeouts))
         yield (
             f"others may give up waiting in a collective in {left}: that is "
-            "the shortest time-out, counted from when the ranks stopped"
+            "the shortest timeout, counted from when the ranks stopped"
         )
 
 

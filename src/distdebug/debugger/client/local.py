@@ -118,7 +118,7 @@ def arming_hints(workers: Iterable[Worker]) -> tuple[str, ...]:
         f"{_describe_unarmed(found)}; to arm it as it runs: "
         f"python -m distdebug dbg{_pid_options('--arm', found)}"
         if can_arm
-        else f"{_describe_unarmed(found)}, and Python lets nobody in before 3.14; to see "
+        else f"{_describe_unarmed(found)}, and Python does not allow attaching before 3.14; to see "
         f"where it is: python -m distdebug stacks{_pid_options('--pid', found)}"
         for (_, can_arm), found in by_kind.items()
     )
@@ -201,7 +201,8 @@ def _check_can_arm(pid: int) -> None:
     if version < _MIN_PYTHON:
         version_text = ".".join(map(str, version))
         _raise_not_armed(
-            pid, f"runs Python {version_text}, which lets nobody in; 3.14 does"
+            pid,
+            f"runs Python {version_text}, which does not allow attaching; 3.14 does",
         )
     if os.environ.get(_DISABLE_VARIABLE):
         _raise_not_armed(
@@ -275,7 +276,9 @@ def _remote_exec(pid: int, script: Path, timeout_s: float) -> None:
         _raise_not_armed(pid, f"runs a Python that is not here: {exc}")
     if result.status != 0:
         lines = result.complaint.strip().splitlines() or ["it takes too long"]
-        _raise_not_armed(pid, f"lets nobody in: {clean(lines[-1], limit=300)}")
+        _raise_not_armed(
+            pid, f"does not allow attaching: {clean(lines[-1], limit=300)}"
+        )
 
 
 def _wait_for_reply(pid: int, reply: Path, timeout_s: float) -> ArmedProcess:
@@ -286,7 +289,7 @@ def _wait_for_reply(pid: int, reply: Path, timeout_s: float) -> ArmedProcess:
         if time.monotonic() > end:
             _raise_not_armed(
                 pid,
-                f"came to no line of Python for {timeout_s:g} s",
+                f"reached no line of Python for {timeout_s:g} s",
                 "it is armed as soon as the native code returns that it is in; "
                 + _REMEDY,
             )

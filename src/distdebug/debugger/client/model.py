@@ -383,7 +383,7 @@ def _unasked_notes(asked: Listing | Answers) -> Iterable[str]:
 def _idle_notes(hosts: Sequence[str]) -> Iterable[str]:
     if hosts:
         more = f", and {len(hosts) - 8} more" if len(hosts) > 8 else ""
-        yield f"nobody listens on {', '.join(hosts[:8])}{more}"
+        yield f"no process listens on {', '.join(hosts[:8])}{more}"
 
 
 RankSelector = RankSelection | str | None
@@ -423,7 +423,7 @@ def select_processes(
         p for p in processes if _is_selected(selection, p.rank, p.coords)
     )
     if not selected:
-        msg = f"{selection} selects nobody{_unknown_dimensions_text(selection, processes)}"
+        msg = f"{selection} selects no rank{_unknown_dimensions_text(selection, processes)}"
         raise DebuggerError(msg, remedy=_available_ranks_text(processes))
 
     return selected

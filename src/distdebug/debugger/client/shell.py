@@ -174,7 +174,7 @@ def _drop_not_stopped(answers: Answers) -> Answers:
     """
     notes = answers.notes
     if answers.not_stopped and not answers.outputs:
-        notes = (*notes, "nobody is stopped")
+        notes = (*notes, "no rank is stopped")
     return attrs.evolve(answers, not_stopped=(), notes=notes)
 
 

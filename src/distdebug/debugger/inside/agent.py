@@ -320,8 +320,8 @@ def _release_state(has_ended: bool) -> Message:  # noqa: FBT001 a result
         return {"state": "ended", "output": ""}
 
     text = (
-        "what it was told before still runs; it goes on when that returns, "
-        "as native code cannot be ended"
+        "its previous command is still running; it continues when that "
+        "returns, as native code cannot be interrupted"
     )
     return {"state": "running", "output": text}
 

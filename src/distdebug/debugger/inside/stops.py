@@ -335,11 +335,11 @@ class Stop:
     def _expire(self) -> None:
         self.write("the time limit of this pause is over: going on\n")
         log_warning(
-            "%s: nobody asked this rank for %.0f s: it goes on from %s%s",
+            "%s: no command for %.0f s: this rank continues from %s%s",
             self._rank_text(),
             self.limit_s,
             place_text(self.place),
-            ", and passes this line until somebody asks it"
+            ", and does not stop at this line until it is asked again"
             if self._request_count == _request_count[0]
             else "",
         )

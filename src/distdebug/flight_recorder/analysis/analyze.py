@@ -43,12 +43,12 @@ _UNKNOWN_REMEDY = "take the dumps of all ranks again, at the same time"
 _ROOTED_OPS = {"broadcast", "gather", "reduce", "scatter"}
 _ROOT_RANK_REMEDY = (
     "compare src or dst of this call on these ranks with that of the others: "
-    "a rank that passes another one waits for data that nobody sends; if they "
+    "a rank that passes another one waits for data that no rank sends; if they "
     "are equal, check the network between these ranks"
 )
 _LATE_REMEDY = (
     "see what these ranks did before this call, and what held them up; if it "
-    "may take so long, raise the time-out of the group"
+    "may take so long, raise the timeout of the group"
 )
 _THREADS_REMEDY = (
     "two threads made these calls, and nothing fixes their order: make all "
@@ -113,7 +113,7 @@ def _root_summary(root: Root) -> str:
         if is_left_behind(first)
         else f"all {len(first.waiting)} members entered {call}, and it does "
         "not complete",
-        Cause.UNKNOWN: f"it cannot be told who holds up {call}: the dumps of "
+        Cause.UNKNOWN: f"it is unclear which rank holds up {call}: the dumps of "
         f"{ranks} do not show how far they got",
     }
     return texts[root.cause]
@@ -132,8 +132,8 @@ def _late_summary(root: Root) -> str:
     on_time = sorted(first.waiting.keys() - {*root.ranks})
     return (
         f"{ranks_text(root.ranks)} entered {first} "
-        f"{seconds:.0f} s after {ranks_text(on_time)}, when the time-out was "
-        "over"
+        f"{seconds:.0f} s after {ranks_text(on_time)}, after the "
+        "timeout"
     )
 
 
@@ -205,7 +205,7 @@ def _mismatch_summary(found: Mismatch, group: GroupRef) -> str:
     if found.confidence == "possible":
         return (
             f"{ranks} do not agree on {where}: {found.theirs} against "
-            f"{found.expected}; it cannot be told who is wrong"
+            f"{found.expected}; it is unclear which side is wrong"
         )
 
     theirs, expected = str(found.theirs), str(found.expected)

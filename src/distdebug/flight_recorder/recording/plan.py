@@ -383,7 +383,7 @@ def _make_private(folder: Path) -> None:
         status = folder.lstat()
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
             return
-        msg = f"somebody else made the folder for dumps: {folder}"
+        msg = f"the folder for dumps belongs to another user: {folder}"
         raise RecorderError(msg, remedy=_REMEDY) from None
 
 

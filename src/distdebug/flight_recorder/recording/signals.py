@@ -76,7 +76,7 @@ def get_disposition(number: int) -> Literal["default", "ignored", "caught"]:
     bit = 1 << (number - 1)
     status = parse_status(read_proc("/proc/thread-self/status"))
     if not status:
-        raise OSError(errno.ENOENT, "nothing tells what signals do here")
+        raise OSError(errno.ENOENT, "it is unknown what signals do here")
     if int(status.get("SigIgn", "0"), 16) & bit:
         return "ignored"
     return "caught" if int(status.get("SigCgt", "0"), 16) & bit else "default"

@@ -185,14 +185,14 @@ def _summary(verdict: Verdict, ranks: Sequence[int]) -> str:
     reason, state = verdict.reason, verdict.state
     blamed, call = _blamed_text(verdict, ranks), _call_text(verdict)
     count = len(verdict.waiting)
-    waiting = f"{count} rank{'s wait' if count != 1 else ' waits'} in it"
+    waiting = f"{count} rank{'s' if count != 1 else ''} waited in it"
     waiting += f"; {reason}" if reason else ""
     elapsed = _elapsed_text(state)
     within = f" within{elapsed}" if elapsed else ""
     text = {
-        Cause.RANK_NOT_ARRIVED: f"{blamed} did not come to {call} ({waiting})",
-        Cause.RANK_NOT_STARTED: f"the GPU of {blamed} did not begin {call} "
-        f"({waiting})",
+        Cause.RANK_NOT_ARRIVED: f"{blamed} never entered {call}; {waiting}",
+        Cause.RANK_NOT_STARTED: f"the GPU of {blamed} did not start {call}; "
+        f"{waiting}",
         Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{call} did not complete{within}, "
         f"although {reason}",
         Cause.P2P_DEADLOCK: f"{blamed} waited{elapsed} in {call}, and {reason}",
@@ -200,13 +200,13 @@ def _summary(verdict: Verdict, ranks: Sequence[int]) -> str:
         f"{reason}",
         Cause.SIZE_MISMATCH: f"{blamed} passed another size to {call}: {reason}",
         Cause.COLLECTIVE_TIMEOUT: f"{_reporters_text(state)} waited{elapsed} in "
-        f"{call}, and these logs do not tell for whom"
+        f"{call}, and these logs do not show for whom"
         + (f" ({reason})" if reason else ""),
     }[verdict.cause]
     if verdict.cause not in _SILENCE_CAUSES or state.folded_lines:
         return text
     silent = (_silent_members(state) or set()) - set(verdict.members)
-    also = f"; nothing is heard of {ranks_text(silent)}" if silent else ""
+    also = f"; {ranks_text(silent)} logged nothing" if silent else ""
     return text + also
 
 
@@ -308,7 +308,7 @@ def detect_silent_ranks(state: GroupState) -> Verdict | None:
         Cause.RANK_NOT_ARRIVED,
         silent,
         "likely" if is_known and is_few else "possible",
-        "nothing is heard of " + ("it" if len(silent) == 1 else "them"),
+        ("it" if len(silent) == 1 else "they") + " logged nothing",
     )
 
 

@@ -66,9 +66,9 @@ def _gloo_timeout_finding(
     names = ranks_text(absent)
     if not absent:
         text = f"{waiting} waited in a call over Gloo{duration}, and these "
-        text += "logs do not tell for whom"
+        text += "logs do not show for whom"
     elif is_silent:
-        text = f"{names} did not come to a call over Gloo{duration}"
+        text = f"{names} did not enter a call over Gloo{duration}"
     else:
         text = f"{names} came late to a call over Gloo, or would have waited "
         text += "a little longer: their connections were closed by those who "
@@ -227,7 +227,7 @@ class _StoreRule(NamedTuple):
 # By the kind of the records, the most specific first.
 _STORE_RULES = {
     "clients": _StoreRule(
-        "{joined} of {expected} processes came to the store{within}"
+        "{joined} of {expected} processes joined the store{within}"
     ),
     "barrier": _StoreRule(
         "{joined} of {expected} ranks came while a group was made; {reporters} "
@@ -252,7 +252,7 @@ _STORE_RULES = {
         "torchrun waited in vain for other nodes in its rendezvous"
     ),
     "keys": _StoreRule(
-        "{reporters} waited{key} in the store{within}, and nobody set it"
+        "{reporters} waited{key} in the store{within}, and no rank set it"
     ),
 }
 
@@ -430,7 +430,7 @@ def _barrier_finding(failures: Sequence[BarrierFailure]) -> Finding:
     )
     return log_finding(
         Cause.RANK_NOT_ARRIVED,
-        f"{label} did not come to a monitored barrier{timeout_text(failures)}",
+        f"{label} did not reach a monitored barrier{timeout_text(failures)}",
         (*naming, *(x for x in failures if not x.absent)),
         ranks=absent if _has_global_ranks(failures) else (),
         confidence="certain" if absent else "possible",

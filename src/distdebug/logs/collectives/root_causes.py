@@ -239,7 +239,7 @@ def _deadlock_finding(verdicts: Sequence[Verdict], run_text: str) -> Finding:
     """
     blamed = [to_global_ranks(v.state, v.members) for v in verdicts]
     parts = ", ".join(
-        f"{ranks_text(ranks)} did not come to {v.op or 'call'} #{v.seq} of "
+        f"{ranks_text(ranks)} never entered {v.op or 'call'} #{v.seq} of "
         f"group {str(v.state.group)!r}"
         for v, ranks in list(zip(verdicts, blamed, strict=True))[:4]
     )

@@ -116,7 +116,7 @@ def ready_text(report: PhaseReport, state: PhaseState) -> str:
     text = f"{subject or 'The server'} is ready, serving"
     if report.silent_s is not None:
         silent = time_text(report.silent_s)
-        text += f": silent for {silent} is normal, as long as nobody asks it"
+        text += f": silent for {silent} is normal while it has no requests"
     return f"{text}."
 
 
@@ -190,10 +190,10 @@ def ending_finding(
         cause=Cause.KILLED if is_killed else Cause.RANK_CRASHED,
         ranks=_ranks_of(reason) if is_own else (),
         summary=ending_text(report, reason).rstrip("."),
-        remedy="find out who ended it: the scheduler, a limit, or a person; "
-        "the kernel log tells whether memory ran out"
+        remedy="find out what ended it: the scheduler, a limit, or a person; "
+        "the kernel log shows whether memory ran out"
         if is_killed
-        else "mend what the exception tells, or look above it in the log",
+        else "fix what the exception reports, or look above it in the log",
         confidence="likely",
         evidence=_quote(reason),
     )

@@ -357,8 +357,9 @@ class LogReader:
         elif isinstance(owner, Failure):
             self._add_failure(owner, found, line)
         elif isinstance(owner, Ending):
-            if timeline.ending is None:
+            if timeline.ending is None or owner.is_sure:
                 timeline.ending, timeline.ended_at = (owner.how, line), time
+            timeline.is_complete |= owner.is_sure
         elif isinstance(owner, Phase):
             self._read_phase(rule, owner, found, line, time)
 

@@ -277,6 +277,8 @@ class PhaseReader:
         """
         Read what matters in a block, once it is not the end of the file.
         """
+        if block.latest is not None and self._now is None:
+            self._reader.clock.now = block.latest
         for start, stop in block.pieces(_PIECE_BYTES):
             self._tail.append((block, start, stop))
             self._tail_size += stop - start

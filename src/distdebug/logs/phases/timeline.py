@@ -279,6 +279,8 @@ class Timeline:
     harmless: list[FailureRecord] = attrs.field(factory=list)
     timings: dict[str, float] = attrs.field(factory=dict)
     ending: tuple[Outcome, LogLine] | None = None
+    # Whether the job surely did all of its work.
+    is_complete: bool = False
     ended_at: float | None = None
     reason: LogLine | None = None
     attempt: int = 1
@@ -446,6 +448,7 @@ class Timeline:
         self.timings.clear()
         self.starts.clear()
         self.ending = None
+        self.is_complete = False
         self.attempt += 1
         self.attempt_at = time
 
