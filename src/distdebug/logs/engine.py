@@ -460,8 +460,9 @@ def find_latest_time(data: bytes) -> float | None:
     found = _DATE.search(data)
     if found is None:
         return None
+    year, month, day_of_month = map(int, found.groups())
     try:
-        day = datetime(*map(int, found.groups()), tzinfo=UTC)
+        day = datetime(year, month, day_of_month, tzinfo=UTC)
     except ValueError:
         return None
     latest = day.timestamp() + _LONGEST_JOB_S

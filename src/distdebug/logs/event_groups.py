@@ -405,6 +405,11 @@ def _ranks_of_named(
     for group in event_groups:
         known = (ranks_of[name] for name in group.named)
         ranks = set().union(*known) or processes.find(group.named)
+        if not group.named:  # who printed it is at fault
+            found_ranks = (
+                processes.rank_of(x.pid, [x.ip or ""]) for x in group.origins
+            )
+            ranks = {x for x in found_ranks if x is not None}
         if ranks and not group.has_ranks:
             found[group] = ranks
     return found

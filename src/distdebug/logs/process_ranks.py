@@ -135,11 +135,14 @@ class ProcessForm:
         pattern: May have the groups ``rank``, ``local_rank``, ``ranks`` (all
             of a node), ``pid``, and ``host``.
 
+        is_weak: Whether it counts only for processes that no other form names.
+
         example: A line that it matches.
     """
 
     words: tuple[str, ...] = attrs.field(converter=tuple)
     pattern: re.Pattern[str] = attrs.field(converter=re.compile)
+    is_weak: bool = False
     example: str = ""
 
 
@@ -173,7 +176,7 @@ class ProcessReader:
 
     def __init__(self, known: RanksByProcess = MappingProxyType({})) -> None:
         self._known = known
-        self._facts: dict[tuple[str, str, str, str], None] = {}
+        self._facts: dict[tuple[bool, str, str, str, str], None] = {}
         self._ranks_on: dict[str, list[int]] = {}
 
     def begin(self, _part: FilePart) -> None:
@@ -220,12 +223,17 @@ class ProcessReader:
             line = position.parse()
             for form in {x for word in words for x in forms[word]}:
                 for groups in form.pattern.finditer(line.text):
-                    self._add(groups.groupdict(), line)
+                    self._add(groups.groupdict(), line, form.is_weak)
             idle += len(self._facts) + len(self._ranks_on) == count
             if idle >= _MOST_IDLE or len(self._facts) >= _MOST_FACTS:
                 return
 
-    def _add(self, groups: Mapping[str, str | None], line: LogLine) -> None:
+    def _add(
+        self,
+        groups: Mapping[str, str | None],
+        line: LogLine,
+        is_weak: bool,  # noqa: FBT001 a private helper
+    ) -> None:
         origin = line.origin
         host = groups.get("host") or (origin.ip if origin else "") or ""
         if ranks := groups.get("ranks"):
@@ -237,7 +245,8 @@ class ProcessReader:
             rank = str(origin.rank)
         local_rank = groups.get("local_rank") or ""
         if (rank or local_rank) and (pid or host):
-            self._facts[rank or "", local_rank, str(pid), host] = None
+            fact = is_weak, rank or "", local_rank, str(pid), host
+            self._facts[fact] = None
 
     def result(self, logs: CollectiveLogs) -> ProcessRanks:
         """
@@ -255,9 +264,12 @@ class ProcessReader:
         for host, ranks in self._ranks_on.items():
             for rank in ranks:
                 known.add(rank, hosts=[host])
-        for text, local_rank, pid, host in self._facts:
+        for is_weak, text, local_rank, pid_text, host in sorted(self._facts):
             on_node = dict(enumerate(self._ranks_on.get(host, ())))
             found = int(text) if text else on_node.get(int(local_rank))
+            pid = int(pid_text) if pid_text else None
+            if is_weak and known.rank_of(pid, [host]) is not None:
+                continue
             if found is not None:
-                known.add(found, pid=int(pid) if pid else None, hosts=[host])
+                known.add(found, pid=pid, hosts=[host])
         return known
