@@ -860,11 +860,11 @@ def finding_entry(finding: Finding, before: str = "") -> Entry:
     facts = [("cause", f"{finding.cause} ({finding.confidence})")]
     if finding.remedy:
         facts.append(("next", finding.remedy))
-    facts += [
+    quotes = [
         (e.kind, clean(_source_prefix(e) + e.quote, limit=_MAX_QUOTE))
         for e in finding.evidence[:_MAX_EVIDENCE]
     ]
-    return Entry(finding.summary, facts, before)
+    return Entry(finding.summary, facts, before, quotes)
 
 
 def _source_prefix(evidence: Evidence) -> str:

@@ -45,11 +45,14 @@ class Entry:
         facts: Names and values.
 
         before: An introduction, such as ``"also:"``.
+
+        quotes: Evidence, as kinds and texts; each is one line in a terminal.
     """
 
     head: str
     facts: Sequence[tuple[str, str]] = ()
     before: str = ""
+    quotes: Sequence[tuple[str, str]] = ()
 
 
 @attrs.frozen
@@ -151,11 +154,15 @@ class Line(NamedTuple):
         parts: Its texts, each with its kind: ``""``, ``"head"``, ``"label"``,
             ``"note"``, or the name of a fact, such as ``"cause"``.
 
-        indent: Of what goes on in the next line, where it may be wrapped.
+        indent: Of what goes on in the next line, where it may be wrapped;
+            ``None`` if it is not.
+
+        is_quote: Whether it is cut where it does not fit.
     """
 
     parts: tuple[tuple[str, str], ...]
-    indent: int = 0
+    indent: int | None = None
+    is_quote: bool = False
 
     def __str__(self) -> str:
         return "".join(text for _, text in self.parts)
@@ -248,11 +255,13 @@ def plain_line(line: str) -> str:
 def _entry(entry: Entry) -> Iterator[Line]:
     if entry.before:
         yield _line("", entry.before)
-    yield _line("head", clean(entry.head, limit=_LONGEST_HEAD))
-    for name, value in entry.facts:
+    head = clean(entry.head, limit=_LONGEST_HEAD)
+    yield Line((("head", head),), indent=0)
+    for name, value in (*entry.facts, *entry.quotes):
         fact = clean(value, limit=_LONGEST_FACT)
         parts = (("", "  "), ("label", f"{name}:"), ("", " "), (name, fact))
-        yield Line(parts, indent=4)
+        is_quote = (name, value) in entry.quotes
+        yield Line(parts, indent=4, is_quote=is_quote)
 
 
 def _wrapped(indent: str, parts: Sequence[str]) -> Iterator[Line]:
@@ -352,7 +361,7 @@ def _as_html_entry(entry: Entry) -> str:
     before = f"<p>{_cell(entry.before)}</p>" if entry.before else ""
     facts = "".join(
         f"<dt>{_cell(name)}:</dt><dd>{_cell(value)}</dd>"
-        for name, value in entry.facts
+        for name, value in (*entry.facts, *entry.quotes)
     )
     listed = f"<dl>{facts}</dl>" if facts else ""
     return f"{before}<p><strong>{_cell(entry.head)}</strong></p>{listed}"

@@ -60,8 +60,8 @@ def print_blocks(
                 continue
 
             text = _styled(line, is_fine=is_fine)
-            if is_fitted and isinstance(line, Line) and line.indent:
-                text = _wrapped(text, line.indent, width)
+            if is_fitted and isinstance(line, Line):
+                text = _fitted(text, line, width)
             console.print(text, soft_wrap=True)
     stream.flush()
 
@@ -128,6 +128,13 @@ def _alarming(head: str) -> Text:
     ):
         text.append(part, style)
     return text
+
+
+def _fitted(text: Text, line: Line, width: int) -> Text:
+    if line.is_quote:
+        text.truncate(width, overflow="ellipsis")
+        return text
+    return text if line.indent is None else _wrapped(text, line.indent, width)
 
 
 def _wrapped(text: Text, indent: int, width: int) -> Text:

@@ -289,7 +289,10 @@ torch_version.__name__ = "version of torch"
 
 # What several commands share.
 JSON = flag("--json", "print the result as JSON")
-FULL = flag("--full", "show all of long lists, and tables as wide as they are")
+FULL = flag(
+    "--full",
+    "show all of long lists, and evidence and tables as wide as they are",
+)
 EVIDENCE = value(
     "paths PATH",
     "a file, or a folder that is searched with all that is in it",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from .._text import clean
 from ..errors import DistdebugError
 from .command import EVIDENCE, FULL, JSON, command, flag, output_file, value
-from .output import counting, print_json, report, waiting
+from .output import counting, print_json, print_result, report, waiting
 
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
 
 def _print_text(_: Namespace, played: Demo) -> None:
     verdict = "as planted" if played.is_found else "NOT what was planted"
+    print_result(played.diagnosis, is_fine=False)
     print(
-        played.diagnosis,
         "",
         f"planted: {played.scenario.planted}",
         f"verdict: {played.diagnosis.verdict.cause}, {verdict}",
