@@ -942,4 +942,7 @@ def _missing_line(what: str, reason: str, rows: Sequence[Missing]) -> str:
     of_ranks = f" of {ranks_text(ranks)}" if ranks else ""
     is_one = len(rows) == 1 and rows[0].source
     source = f" [{rows[0].source}]" if is_one else ""
-    return clean(f"missing: {what}{of_ranks}: {reason}{source}", limit=300)
+    # Of dumps as a whole, the reason says that there are none.
+    is_whole = what == "dump" and not ranks and rows[0].source is None
+    subject = "" if is_whole else f"{what}{of_ranks}: "
+    return clean(f"note: {subject}{reason}{source}", limit=300)

@@ -75,6 +75,7 @@ def analyze(args: Namespace) -> int:
             print(line)
         return 0
 
+    flight_recorder.check_readable(dumps)
     diagnosis = distdebug.analyze_dumps(
         dumps, ranks=ranks, groups=groups
     ).to_diagnosis()

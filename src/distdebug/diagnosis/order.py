@@ -235,7 +235,8 @@ def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
     )
     no_dumps = Missing(
         what="dump",
-        reason="there are no Flight Recorder dumps and no stacks, only logs",
+        reason="no Flight Recorder dumps and no stacks; this verdict is based on "
+        "logs only",
     )
     return Diagnosis(
         verdict=verdict,

@@ -21,6 +21,7 @@ from ..flight_recorder import (
     FlightReport,
     Sidecar,
     analyze_dumps,
+    check_readable,
     read_dumps,
 )
 from ..stacks import (
@@ -77,7 +78,8 @@ _REMEDY = (
     "from a job that runs: distdebug snapshot --help"
 )
 _NO_DUMPS = Missing(
-    what="dump", reason="there are no Flight Recorder dumps, only stacks"
+    what="dump",
+    reason="no Flight Recorder dumps; this verdict is based on stacks only",
 )
 # A torch build for GPUs has a recorder, but it does not record Gloo calls.
 _NO_CALLS = Missing(
@@ -109,7 +111,7 @@ def diagnose(
         The diagnosis; its text begins with the verdict.
 
     Raises:
-        NoDumpsError: The sources hold no evidence.
+        NoDumpsError: The sources hold no evidence, or none that can be read.
 
         TypeError: One of them is neither a path nor such a result.
     """
@@ -128,6 +130,8 @@ def diagnose(
     )
     if dumps is None and not found.stacks and not logs.is_any:
         raise _no_evidence_error(paths, no_dumps, logs)
+    if dumps is not None and not (found.stacks or logs.is_any):
+        check_readable(dumps)
     # Each kind of evidence is looked for in the same folders.
     known = {(m.source, m.reason) for m in logs.missing}
     found = attrs.evolve(

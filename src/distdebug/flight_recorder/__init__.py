@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .analysis.stuck import measure_silence_s as measure_silence_s
     from .enable import disable_flight_recorder as disable_flight_recorder
     from .enable import enable_flight_recorder as enable_flight_recorder
+    from .read import check_readable as check_readable
     from .read import read_dumps as read_dumps
     from .reading.columns import COMPLETED as COMPLETED
     from .reading.columns import STARTED as STARTED

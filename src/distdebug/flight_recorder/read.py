@@ -114,6 +114,25 @@ def read_dumps(
     )
 
 
+_MOST_REASONS = 4
+
+
+def check_readable(dumps: Dumps) -> None:
+    """
+    Refuse dumps of which none could be read.
+
+    Raises:
+        NoDumpsError: There is neither a dump nor a sidecar; it says why.
+    """
+    if len(dumps) or dumps.sidecars or dumps.earlier:
+        return
+    reasons = [
+        f"{PurePath(p.source or '').name}: {p.reason}" for p in dumps.problems
+    ]
+    msg = f"no dump can be read: {list_text(reasons, most=_MOST_REASONS)}"
+    raise NoDumpsError(msg, remedy=_REMEDY)
+
+
 def _no_dumps_error(
     paths: Sequence[str], problems: Iterable[Missing]
 ) -> NoDumpsError:

@@ -440,3 +440,17 @@ def test_progress(hang):
     diagnose(hang, progress=lambda done, of: seen.append((done, of)))
 
     assert [(1, 4), (2, 4), (3, 4), (4, 4)] == seen
+
+
+def test_no_evidence_at_all(tmp_path):
+    """
+    Where no dump can be read, and nothing else is there, the reasons are said.
+    """
+    (tmp_path / "nccl_trace_rank_0").write_bytes(b"")
+    (tmp_path / "nccl_trace_rank_1").write_bytes(b"\x80\x02}.")
+
+    with pytest.raises(NoDumpsError) as caught:
+        diagnose(tmp_path)
+
+    assert "nccl_trace_rank_0: the file is empty" in str(caught.value)
+    assert "nccl_trace_rank_1: " in str(caught.value)

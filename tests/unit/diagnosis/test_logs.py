@@ -146,7 +146,7 @@ class TestPlaces:
         for name in names:
             opened = gzip.open if name.endswith("gz") else open
             with opened(tmp_path / name, "wb") as file:
-                file.write(b"x")
+                file.write(b"Killed\n")
 
         logs = read_logs(tmp_path)
 
@@ -242,7 +242,7 @@ class TestAlone:
         assert (Cause.RANK_CRASHED, (2,)) == (verdict.cause, verdict.ranks)
         assert "the shard is empty" in verdict.summary
         assert (0, 1, 3) == diagnosis.victims
-        assert "only logs" in diagnosis.missing[0].reason
+        assert "logs only" in diagnosis.missing[0].reason
 
     def test_watchdog(self, tmp_path):
         """

@@ -194,7 +194,7 @@ class TestText:
         assert "stack: read" in lines
         assert "next: look at rank 3" in lines
         assert "waiting on others: ranks 0-2" in lines
-        assert "missing: dump of rank 5: there is no dump" in lines
+        assert "note: dump of rank 5: there is no dump" in lines
         assert any(line.startswith("0: default_pg  0-3") for line in lines)
 
     def test_others(self, diagnosis):
@@ -246,8 +246,8 @@ class TestText:
 
         text = str(Diagnosis(verdict=FINDING, missing=missing))
 
-        assert "missing: dump of ranks 1-2: gone" in text
-        assert "missing: dump: broken [x.bin]" in text
+        assert "note: dump of ranks 1-2: gone" in text
+        assert "note: dump: broken [x.bin]" in text
 
     def test_many(self):
         """

@@ -576,7 +576,7 @@ def test_text(tmp_path):
     assert "Rank 3: the memory of the GPU was full" == text.splitlines()[0]
     assert "more" in text
     assert "harmless: " in text
-    assert "missing: log: No such file" in text
+    assert "note: log: No such file" in text
     assert "read: 2 files" in text
 
 

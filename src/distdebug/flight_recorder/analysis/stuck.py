@@ -513,5 +513,6 @@ def record_evidence(
         source=dump.path,
         location=f"rank {rank}, record {int(e.record_id[row])}",
         quote=f"{what}{job.dumps.ops[e.op[row]]} #{seq} of group "
-        f"{str(group.ref)!r} ({state})" + (f" at {where}" if where else ""),
+        f"{str(group.ref)!r} ({state})"
+        + (f" at {where.brief}" if where else ""),
     )
