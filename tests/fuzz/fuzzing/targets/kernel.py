@@ -33,7 +33,7 @@ from distdebug.processes import (
     read_threads,
 )
 from distdebug.processes.process_memory import read_maps
-from distdebug.processes.threads import describe_target
+from distdebug.processes.system_calls import describe_target
 
 from ..places import folder_of
 from ..target import target
