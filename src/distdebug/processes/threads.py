@@ -1,8 +1,7 @@
 """
-Read thread states, system calls, idle times, and sockets from ``/proc``.
+Read thread states, idle times, and sockets from ``/proc``.
 
-Nothing here stops the process; only :func:`read_system_call` needs permission
-to trace it.
+Nothing here stops a process, or needs permission to trace it.
 """
 
 from __future__ import annotations
