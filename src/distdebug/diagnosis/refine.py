@@ -781,11 +781,7 @@ def _check_alive(finding: Finding, rank_views: list[HostView]) -> Finding:
     doing = f"; rank {first.rank} {first.doing}" if first.doing else ""
     if doing and first.location:
         doing += f" in {_location_text(first)}{blocked_text(first.activity)}"
-    them = "it" if len(ranks) == 1 else "them"
-    call = (
-        f" for {them} in {finding.collective} of group {str(finding.group)!r}"
-    )
-    waits = waiting_text(len(finding.waiting), finding.waited_s, call)
+    waits = _waits_text(finding, "it" if len(ranks) == 1 else "them")
     return attrs.evolve(
         finding,
         cause=Cause.STOPPED if stopped else Cause.RANK_NOT_ARRIVED,
@@ -793,12 +789,25 @@ def _check_alive(finding: Finding, rank_views: list[HostView]) -> Finding:
         confidence="likely",
         summary=f"{ranks_text(ranks)} {verb} "
         f"{'stopped' if stopped else 'alive'}, and gave no dump{rest}"
-        f"{'' if stopped else doing}; {waits}",
+        f"{'' if stopped else doing}{waits}",
         detail_cause=None if stopped else first.cause,
         location=first.location,
         evidence=(*first.evidence, *finding.evidence),
         remedy=_alive_remedy(first, is_stopped=bool(stopped)),
     )
+
+
+def _waits_text(finding: Finding, them: str) -> str:
+    """
+    Say who waits for the ranks of a finding, after a semicolon; ``""`` if none do.
+    """
+    if not finding.waiting:
+        return ""
+    call = f"{finding.collective} of group {str(finding.group)!r}"
+    text = waiting_text(
+        len(finding.waiting), finding.waited_s, f" for {them} in {call}"
+    )
+    return f"; {text}"
 
 
 def _alive_remedy(view: HostView, *, is_stopped: bool) -> str:
