@@ -565,18 +565,26 @@ def test_nothing_wrong_gives_no_finding(lines):
 
 
 @pytest.mark.parametrize(
-    ("ops", "cause"),
+    ("ops", "size", "cause"),
     [
-        (["SEND"] * 4, "p2p_deadlock"),
-        (["RECV"] * 4, "p2p_deadlock"),
-        (["SEND", "RECV"] * 2, "collective_timeout"),
-        (["SEND"] * 3, "rank_not_arrived"),
+        (["SEND"] * 4, 4, "p2p_deadlock"),
+        (["RECV"] * 4, 4, "p2p_deadlock"),
+        (["SEND", "RECV"] * 2, 4, "collective_timeout"),
+        (["SEND"] * 3, 4, "rank_not_arrived"),
+        (["RECV", "SEND", "SEND", "RECV"], 4, "p2p_deadlock"),
+        (["RECV", "SEND", "SEND", "RECV"], None, "p2p_deadlock"),
+        (["SEND", "RECV", "RECV", "SEND"], 4, "collective_timeout"),
+        (["RECV", "SEND", "SEND"], None, "collective_timeout"),
     ],
-    ids=["all send", "all receive", "both", "one is silent"],
+    ids=[
+        *("all send", "all receive", "both", "one is silent"),
+        *("stages", "stages of an unknown number", "apart", "open end"),
+    ],
 )
-def test_all_send(ops, cause):
+def test_all_send(ops, size, cause):
     """
-    Where all ranks send and none receives, they wait in a circle.
+    Where ranks side by side send and none receives, they wait in a circle,
+    unless another one may be at fault that says nothing.
     """
     lines = [
         f"[E321 01:02:03.000 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0("
@@ -586,6 +594,6 @@ def test_all_send(ops, cause):
         for rank, op in enumerate(ops)
     ]
 
-    logs = read_collective_logs(lines, world_size=4)
+    logs = read_collective_logs(lines, world_size=size)
 
     assert cause == collective_findings(logs)[0].cause

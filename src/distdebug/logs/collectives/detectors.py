@@ -338,22 +338,34 @@ _OTHER_SIDE = {"send": "receives", "recv": "sends"}
 
 def detect_one_sided_transfers(state: GroupState) -> Verdict | None:
     """
-    Detect a circle of transfers: all members send, and none receives.
+    Detect a circle of transfers: members send, and none of them receives.
+
+    In a pipeline, whose stages transfer to their neighbors, the stages before
+    and after the circle receive, which its members would let them do.
 
     Returns:
         The verdict; ``None`` if this is not what happened.
     """
-    ops = {x.op for x in state.timeouts.values()}
-    op = ops.pop() if len(ops) == 1 else None
-    is_alone = len(state.timeouts) < _LEAST_IN_CIRCLE
-    if op not in _OTHER_SIDE or len(state.timeouts) != state.size or is_alone:
+    by_op = defaultdict(list)
+    for member in sorted(state.timeouts):
+        by_op[state.timeouts[member].op].append(member)
+    size = state.size or max(state.timeouts, default=0) + 1
+    if len(state.timeouts) != size or not by_op.keys() <= _OTHER_SIDE.keys():
+        return None
+    op = "send" if "send" in by_op else "recv"
+    circle = by_op[op]
+    is_row = circle[-1] - circle[0] == len(circle) - 1
+    # Of a group of unknown size, the next stage may be stuck and say nothing.
+    is_closed = state.size is not None or size - 1 not in circle
+    if len(circle) < _LEAST_IN_CIRCLE or not (is_row and is_closed):
         return None
     return make_verdict(
         state,
         Cause.P2P_DEADLOCK,
-        state.timeouts,
-        "likely",
+        circle,
+        "likely" if len(by_op) == 1 else "possible",
         f"none of them {_OTHER_SIDE[op]}",
+        call=state.timeouts[circle[0]],
     )
 
 
