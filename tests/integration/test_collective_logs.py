@@ -147,7 +147,7 @@ def test_a_store_that_waits_for_a_client_tells_how_many_came(tmp_path):
     (finding,) = collective_findings(read_collective_logs(log))
 
     assert Cause.RENDEZVOUS_TIMEOUT == finding.cause
-    assert "1 of 2 processes came" in finding.summary
+    assert "1 of 2 processes joined" in finding.summary
 
 
 def test_a_client_that_finds_no_store_tells_where_it_looked(tmp_path):

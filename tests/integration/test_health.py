@@ -368,4 +368,4 @@ def test_ray(ray_head):
     assert Cause.DEAD in {x.cause for x in dead}
     assert "is gone" in dead[0].summary
     assert ["DEAD", "DEAD"] == [x.cause.name for x in gone]
-    assert "no process listens" in gone[1].summary
+    assert "nothing listens" in gone[1].summary
