@@ -163,7 +163,7 @@ def process_forms() -> Mapping[bytes, tuple[ProcessForm, ...]]:
 _HEAD_BYTES, _TAIL_BYTES = 1 << 19, 1 << 17
 # After so many lines there that tell nothing new, no more are read.
 _MOST_IDLE = 200
-_MOST_HITS, _MOST_FACTS = 1 << 10, 1 << 17
+_MOST_HITS, _MOST_FACTS, _MOST_HOSTS = 1 << 10, 1 << 17, 1 << 14
 
 
 class ProcessReader:
@@ -237,7 +237,9 @@ class ProcessReader:
         origin = line.origin
         host = groups.get("host") or (origin.ip if origin else "") or ""
         if ranks := groups.get("ranks"):
-            self._ranks_on[host] = [int(x) for x in re.findall(r"\d+", ranks)]
+            if len(self._ranks_on) < _MOST_HOSTS:
+                numbers = re.findall(r"\d{1,7}", ranks)
+                self._ranks_on[host] = [int(x) for x in numbers]
             return
         pid = groups.get("pid") or (origin.pid if origin else "") or ""
         rank = groups.get("rank")
