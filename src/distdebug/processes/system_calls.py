@@ -21,6 +21,7 @@ from .._text import clean
 from .procfs import (
     find_lock_holder,
     open_memory,
+    parse_stat,
     read_c_string,
     read_items,
     read_link,
@@ -63,7 +64,8 @@ def read_system_call(
     Returns:
         ``None`` if the kernel does not say.
     """
-    data = read_proc(f"{root}/{pid}/task/{thread_id}/syscall", limit=512)
+    thread = f"{root}/{pid}/task/{thread_id}"
+    data = read_proc(f"{thread}/syscall", limit=512)
     fields = (data or b"").decode("ascii", errors="replace").split()
     if fields[:1] == ["running"]:
         return BlockedCall("running")
@@ -83,7 +85,7 @@ def read_system_call(
         target=clean(target, limit=_MAX_TARGET_CHARS),
         holder=find_lock_holder(pid, root) if name in _LOCK_CALLS else None,
         note=clean(
-            describe_file(pid, name, arguments, target, root),
+            _describe_file(thread, name, arguments, target),
             limit=_MAX_NOTE_CHARS,
         ),
     )
@@ -150,22 +152,20 @@ def describe_descriptor(pid: int, number: int, root: str = "/proc") -> str:
 _OPEN_FLAGS = {"open": 1, "openat": 2}
 # File systems over a network, whose servers may not answer.
 _REMOTE_FILE_SYSTEM = re.compile(
-    r"nfs|lustre|gpfs|ceph|cifs|smb|fuse|beegfs|wekafs|9p|afs|glusterfs|panfs"
+    r"nfs|autofs|lustre|gpfs|ceph|cifs|smb|fuse|beegfs|wekafs|9p|afs|glusterfs|panfs"
 )
 _MAX_MOUNTS_BYTES = 1 << 22
 
 
-def describe_file(
-    pid: int,
-    name: str,
-    arguments: Sequence[int],
-    path: str,
-    root: str = "/proc",
+def _describe_file(
+    thread: str, name: str, arguments: Sequence[int], path: str
 ) -> str:
     """
     Say what is particular about a file that a thread waits for.
 
     Args:
+        thread: The folder of the thread in ``/proc``.
+
         arguments: Those of the system call.
 
         path: The file, as :func:`describe_target` returns it.
@@ -176,15 +176,10 @@ def describe_file(
     """
     if not path.startswith("/"):
         return ""
-    kind, source = _find_mount(pid, path, root)
+    kind, source = _find_mount(thread, path)
     if _REMOTE_FILE_SYSTEM.match(kind):
-        # Asking for its type might never return.
         return f"on {kind} from {source}"
-    try:
-        mode = os.stat(f"{root}/{pid}/root{path}").st_mode  # noqa: PTH116
-    except OSError:
-        return ""
-    if not stat.S_ISFIFO(mode):
+    if not _is_fifo(thread, path):
         return ""
     if name not in _OPEN_FLAGS:
         return "a FIFO"
@@ -193,11 +188,27 @@ def describe_file(
     return f"a FIFO that no process has open for {other}"
 
 
-def _find_mount(pid: int, path: str, root: str) -> tuple[str, str]:
+def _is_fifo(thread: str, path: str) -> bool:
+    """
+    Return whether a thread that sleeps waits for a FIFO.
+
+    A thread that does not sleep may wait for a disk that does not answer, and
+    whoever asks for the type of the file would wait for it, too.
+    """
+    state = parse_stat(read_proc(f"{thread}/stat"))
+    if state is None or state.letter != "S":
+        return False
+    try:
+        return stat.S_ISFIFO(os.stat(f"{thread}/root{path}").st_mode)  # noqa: PTH116
+    except OSError:
+        return False
+
+
+def _find_mount(thread: str, path: str) -> tuple[str, str]:
     """
     Return type and source of the file system that a path lies on.
     """
-    data = read_proc(f"{root}/{pid}/mountinfo", limit=_MAX_MOUNTS_BYTES) or b""
+    data = read_proc(f"{thread}/mountinfo", limit=_MAX_MOUNTS_BYTES) or b""
     best, kind, source = "", "", ""
     for line in data.decode("utf-8", "replace").splitlines():
         place, _, device = line.partition(" - ")

@@ -241,6 +241,7 @@ class TestTargets:
                 "on fuse.sshfs from me@host:",
             ),
             ("/mnt/nfs rw - ext4 /dev/sda1 rw", ""),
+            ("/mnt rw - autofs systemd-1 rw", "on autofs from systemd-1"),
             ("/mnt/nf rw - nfs4 filer:/home rw", ""),
             ("/mnt/nfs", ""),
         ],
@@ -252,9 +253,24 @@ class TestTargets:
         folder = fake_proc.add(7, "python")
         (folder / "fd/3").symlink_to("/mnt/nfs/a")
         root = "1 1 8:1 / / rw - overlay overlay rw\n"
-        (folder / "mountinfo").write_text(f"{root}2 1 0:9 / {mount}\n")
+        (folder / "task/7/mountinfo").write_text(f"{root}2 1 0:9 / {mount}\n")
 
         assert ("read", "/mnt/nfs/a") == call(fake_proc, READ, 3)
+        assert said == read_system_call(7, 7, fake_proc.root).note
+
+    @pytest.mark.parametrize(
+        ("state", "said"), [("S", "a FIFO"), ("D", ""), ("R", "")]
+    )
+    def test_dead_disk(self, fake_proc, state, said):
+        """
+        Where a thread may wait for a disk, its file is not asked for its type.
+        """
+        folder = fake_proc.add(7, "python", state=state)
+        (folder / "fd/3").symlink_to("/pipe")
+        (folder / "task/7/root").mkdir()
+        os.mkfifo(folder / "task/7/root/pipe")
+
+        assert ("read", "/pipe") == call(fake_proc, READ, 3)
         assert said == read_system_call(7, 7, fake_proc.root).note
 
     @pytest.mark.process
