@@ -76,6 +76,7 @@ class Trait(Flag):
     ENDS_PROCESS = auto()
     ENDS_JOB = auto()
     BLAMELESS = auto()
+    LASTS = auto()
 
 
 class _Row(NamedTuple):
@@ -205,6 +206,7 @@ class Cause(StrEnum):
         "straggler",
         "Nothing is stuck, but the others wait for the same ranks again and "
         "again.",
+        Trait.LASTS,
     )
 
     # From stacks and the state of processes.
@@ -387,7 +389,9 @@ class Cause(StrEnum):
         Trait.ENDS_JOB,
     )
     LOSS_NOT_FINITE = _Row(
-        "loss_not_finite", "The loss became infinite, or not a number."
+        "loss_not_finite",
+        "The loss became infinite, or not a number.",
+        Trait.LASTS,
     )
     DISK_FULL = _Row(
         "disk_full", "A disk had no space left.", Trait.ENDS_PROCESS
@@ -499,6 +503,13 @@ class Cause(StrEnum):
         Return whether the cause ends a job, so that later steps show recovery.
         """
         return Trait.ENDS_JOB in self.traits
+
+    @property
+    def is_lasting(self) -> bool:
+        """
+        Return whether it stays true while the job goes on, and at its end.
+        """
+        return Trait.LASTS in self.traits
 
     @property
     def is_blameless(self) -> bool:

@@ -262,13 +262,12 @@ def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
         return False
     for finding in findings:
         group = _group_of(finding, evidence)
-        if group is None and complete:
+        # It is of another attempt, or was seen by another process.
+        is_apart = group is None or complete.isdisjoint(group.files)
+        if complete and is_apart and not finding.cause.is_lasting:
             continue
         if group is None:
             return False
-        # It is of another attempt, or was seen by another process.
-        if complete and complete.isdisjoint(group.files):
-            continue
         # Ranks lose each other while they end, one after the other.
         is_late = is_done and group.priority > _MIN_CONSEQUENCE_PRIORITY
         # A loss that is no number stays so while the job goes on.

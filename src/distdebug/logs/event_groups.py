@@ -20,7 +20,7 @@ from typing import NamedTuple
 import attrs
 
 from .._text import clean
-from ..findings import Cause, Evidence, Finding, Location
+from ..findings import Evidence, Finding, Location
 from ..identity import ranks_in_text
 from ..ranks import ranks_text
 from .engine import is_packed
@@ -403,14 +403,14 @@ def _ranks_of_named(
             ranks_of.setdefault(name, set()).update(group.ranks)
     found = {}
     for group in event_groups:
+        if group.has_ranks:
+            continue
         known = (ranks_of[name] for name in group.named)
-        ranks = set().union(*known) or processes.find(group.named)
-        if not group.named:  # who printed it is at fault
-            found_ranks = (
-                processes.rank_of(x.pid, [x.ip or ""]) for x in group.origins
-            )
-            ranks = {x for x in found_ranks if x is not None}
-        if ranks and not group.has_ranks:
+        if group.named:
+            ranks = set().union(*known) or processes.find(group.named)
+        else:  # who printed it is at fault
+            ranks = processes.ranks_of(group.origins)
+        if ranks:
             found[group] = ranks
     return found
 
@@ -663,8 +663,7 @@ def _find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
     Return the groups that the job survived.
     """
     # A loss that is not finite stays so, whatever the job does afterwards.
-    lasting = {Cause.LOSS_NOT_FINITE, Cause.STRAGGLER}
-    passing = [t for t in harmful if t.rule.cause not in lasting]
+    passing = [t for t in harmful if not t.rule.cause.is_lasting]
     passing = passing[:_MOST_RECOVERIES]
     recoveries = read_recoveries(passing)
     known = dict(zip(passing, recoveries, strict=True))

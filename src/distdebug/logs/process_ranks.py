@@ -20,7 +20,7 @@ from ..identity import same_host
 from .collectives.model import CollectiveLogs, rank_origins
 from .engine import Block, FilePart
 from .file_search import lines_with_words
-from .lines import LogLine
+from .lines import LogLine, Origin
 from .signatures import read_signatures
 
 
@@ -101,6 +101,13 @@ class ProcessRanks:
             if (place, pid) in self._by_process:
                 return self._by_process[place, pid]
         return next(iter(self.find([("pid", str(pid))])), None)
+
+    def ranks_of(self, origins: Iterable[Origin]) -> set[int]:
+        """
+        Return the ranks of the processes that printed lines.
+        """
+        ranks = (self.rank_of(x.pid, [x.ip or ""]) for x in origins)
+        return {rank for rank in ranks if rank is not None}
 
     def _ranks_on(self, host: str) -> set[int]:
         known = (

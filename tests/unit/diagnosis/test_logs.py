@@ -1150,3 +1150,22 @@ def test_linked_folder(tmp_path):
 
     assert any("node1" in m.reason for m in alone.missing)
     assert Cause.GPU_OUT_OF_MEMORY in {f.cause for f in both.findings}
+
+
+def test_lasting_loss(tmp_path):
+    """
+    A job may be completed, and its loss is no number all the same; an error of
+    another process that it survived does not count.
+    """
+    (tmp_path / "driver.log").write_text(
+        "Job 'raysubmit_1' running\nJob 'raysubmit_1' succeeded\n"
+    )
+    rank = tmp_path / "rank1.log"
+
+    rank.write_text("OSError: [Errno 28] No space left on device\n")
+    survived = diagnose(tmp_path).verdict
+    rank.write_text("{'loss': nan, 'grad_norm': nan, 'epoch': 0.1}\n" * 3)
+    lasting = diagnose(tmp_path).verdict
+
+    assert Cause.HEALTHY is survived.cause
+    assert (Cause.LOSS_NOT_FINITE, (1,)) == (lasting.cause, lasting.ranks)
