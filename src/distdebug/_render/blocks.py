@@ -257,11 +257,15 @@ def _entry(entry: Entry) -> Iterator[Line]:
         yield _line("", entry.before)
     head = clean(entry.head, limit=_LONGEST_HEAD)
     yield Line((("head", head),), indent=0)
-    for name, value in (*entry.facts, *entry.quotes):
-        fact = clean(value, limit=_LONGEST_FACT)
-        parts = (("", "  "), ("label", f"{name}:"), ("", " "), (name, fact))
-        is_quote = (name, value) in entry.quotes
-        yield Line(parts, indent=4, is_quote=is_quote)
+    for name, value in entry.facts:
+        yield Line(_fact_parts(name, value), indent=4)
+    for name, value in entry.quotes:
+        yield Line(_fact_parts(name, value), indent=4, is_quote=True)
+
+
+def _fact_parts(name: str, value: str) -> tuple[tuple[str, str], ...]:
+    fact = clean(value, limit=_LONGEST_FACT)
+    return (("", "  "), ("label", f"{name}:"), ("", " "), (name, fact))
 
 
 def _wrapped(indent: str, parts: Sequence[str]) -> Iterator[Line]:

@@ -488,16 +488,15 @@ def _find_ranked_deaths(
         return ray.Deaths()
 
     deaths = ray.find_deaths(places.sessions, oom_kills=oom_kills)
-    ranked = (
-        attrs.evolve(
-            death,
-            rank=processes.rank_of(death.pid, [death.host, death.ip or ""])
-            if death.rank is None
-            else death.rank,
+    ranked = tuple(
+        x
+        if x.rank is not None
+        else attrs.evolve(
+            x, rank=processes.rank_of(x.pid, [x.host, x.ip or ""])
         )
-        for death in deaths.deaths
+        for x in deaths.deaths
     )
-    return attrs.evolve(deaths, deaths=tuple(ranked))
+    return attrs.evolve(deaths, deaths=ranked)
 
 
 def _worker_log_files(places: LogSources) -> list[Path]:
@@ -543,9 +542,9 @@ def _failed_drivers(
     for path in itertools.islice(drivers, _MAX_DRIVERS):
         driver = ray.read_driver_log(path)
         failures = tuple(
-            attrs.evolve(x, rank=processes.rank_of(x.pid, [x.ip or ""]))
-            if x.rank is None
-            else x
+            x
+            if x.rank is not None
+            else attrs.evolve(x, rank=processes.rank_of(x.pid, [x.ip or ""]))
             for x in driver.failures
         )
         if failures:

@@ -385,7 +385,8 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
         is_last = asked >= most or not is_whole
         size = len(data) - PADDING
         label = label or find_rank_label(memoryview(data)[:size])
-        latest = latest or find_latest_time(data[: min(size, _SAMPLE_BYTES)])
+        if not kept:  # the first block
+            latest = find_latest_time(data[: min(size, _SAMPLE_BYTES)])
         end = min(size if is_last else size - BYTES_AFTER, part.stop - offset)
         if not is_last and offset + end < part.stop:
             end = _last_line_end(data, own, end)

@@ -102,7 +102,6 @@ class LogLine(NamedTuple):
         """
         Return the time of the line in seconds since the epoch, if it has one.
         """
-
         return self.time_before(None)
 
     def time_before(self, latest: float | None) -> float | None:

@@ -115,6 +115,9 @@ def is_quoted(text: str, start: int, end: int) -> bool:
     )
 
 
+#: From this priority on, lines follow when another process is gone, or mean
+#: nothing.
+FOLLOWS_PRIORITY = 4
 LEAST_PRIORITY = 5
 #: Groups of patterns that name the process, node, or GPU at fault.
 NAMING_GROUPS = frozenset({"pid", "host", "pci"})

@@ -20,7 +20,7 @@ from ..findings import (
     Location,
 )
 from ..ranks import fold_ranks
-from ..usercode import is_user_frame
+from ..usercode import is_user_frame, to_location
 from .model import (
     ProcessStacks,
     StackFrame,
@@ -181,10 +181,10 @@ def _brief_frame(frame: StackFrame) -> str:
     """
     Return a frame with the whole path only if it is the user's.
     """
-    if not frame.line or is_user_frame(frame):
+    place = to_location(frame)
+    if place is None or not frame.line or is_user_frame(frame):
         return str(frame)
-    file = frame.filename.replace("\\", "/").rpartition("/")[2]
-    return f"{frame.name} ({file}:{frame.line})"
+    return place.brief
 
 
 def make_evidence(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from ...findings import Cause, CollectiveRef, Finding
 from ...ranks import fold_ranks
 from ..rules import (
+    FOLLOWS_PRIORITY,
     LogRule,
     make_rule_set,
     match_text,
@@ -29,8 +30,6 @@ from .model import (
 
 
 _LOOK_AT_RANKS = "look at the Python stack and the log of these ranks"
-# What has this priority follows when another process is gone.
-_FOLLOWS = 4
 # Causes of warnings that matter even if nothing else shows that the job failed.
 _NETWORK_CAUSES = frozenset(
     {
@@ -45,21 +44,27 @@ def _explain_warnings(notes: Iterable[NcclNote]) -> Iterator[Finding]:
     """
     Explain warnings of NCCL: one finding for each kind with a known cause.
     """
+    # A retry may succeed.
+    warnings = [
+        x for x in notes if x.kind == "warning" and "retrying" not in x.text
+    ]
+    if not warnings:  # loading the rules takes long
+        return
     rule_set = make_rule_set(read_rules())
     by_rule: dict[LogRule, list[NcclNote]] = defaultdict(list)
-    for note in notes:
-        rule = None
-        # A retry may succeed.
-        if note.kind == "warning" and "retrying" not in note.text:
-            rule = match_text(f"NCCL WARN {note.text}", rule_set)
-        if rule is not None and rule.cause in _NETWORK_CAUSES:
+    for note in warnings:
+        rule = match_text(f"NCCL WARN {note.text}", rule_set)
+        if (
+            rule is not None
+            and rule.cause in _NETWORK_CAUSES
+            and rule.priority < FOLLOWS_PRIORITY
+        ):
             by_rule[rule].append(note)
     for rule, matched in by_rule.items():
-        if rule.priority < _FOLLOWS:
-            hosts = sorted({x.host for x in matched})
-            text = f"{rule.says} (on {', '.join(hosts[:4])}"
-            text += f"{'…' if len(hosts) > 4 else ''}): {matched[0].text}"
-            yield log_finding(rule.cause, text, matched, rule.remedy)
+        hosts = sorted({x.host for x in matched})
+        text = f"{rule.says} (on {', '.join(hosts[:4])}"
+        text += f"{'…' if len(hosts) > 4 else ''}): {matched[0].text}"
+        yield log_finding(rule.cause, text, matched, rule.remedy)
 
 
 _INTERFACE_ADDRESS = re.compile(

@@ -367,15 +367,14 @@ def read_framework_rules(
 
 @cache
 def _built_in_frameworks() -> tuple[FrameworkRules, ...]:
-    return tuple(
-        attrs.evolve(
-            framework,
-            endings=tuple(Ending(**x) for x in read_signatures()["ending"]),
-        )
-        if framework.name == "common"
-        else framework
+    endings = tuple(Ending(**row) for row in read_signatures()["ending"])
+    loaded = (
+        _load(path, is_built_in=True)
         for path in sorted(_FRAMEWORKS_FOLDER.glob("*.toml"))
-        for framework in [_load(path, is_built_in=True)]
+    )
+    return tuple(
+        attrs.evolve(x, endings=endings) if x.name == "common" else x
+        for x in loaded
     )
 
 

@@ -249,7 +249,7 @@ def _optional(kind: Any, data: Mapping[str, Any] | None) -> Any:
     return None if data is None else _read(kind, data)
 
 
-# How captures of version 0.1.0.dev800 and before name the holder of a lock.
+# How earlier captures name the holder of a lock: behind the target.
 _OLD_HOLDER = re.compile(r", held by process ([0-9]{1,10})$")
 
 
