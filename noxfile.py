@@ -30,7 +30,7 @@ DEEP = ["integration", "pages", "faults", "fuzz"]
 # Integration tests that do not judge by what the machine has time for; the
 # longest first.
 PATIENT = [
-    *("watch", "demo", "logscan", "invisible", "nodes_ray"),
+    *("watch", "demo", "gpu", "logscan", "invisible", "nodes_ray"),
     "debugger_launchers",
     *("debugger_nodes", "nsight", "recording", "collective_logs"),
     *("nodes_slurm", "packed", "debugger", "ray_debugger", "snapshot"),
@@ -215,6 +215,15 @@ def jobs(session: nox.Session) -> None:
     Run jobs with faults as practitioners write them, and judge the verdicts.
     """
     session.run("python", "-m", "tests.jobs", *session.posargs)
+
+
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """
+    Run jobs with faults on the GPUs of this machine; 6 minutes, no network.
+    """
+    options = session.posargs or ("gpu-evidence",)
+    session.run("python", "-m", "tests.gpu", *options)
 
 
 @nox.session(default=False)

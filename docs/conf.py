@@ -59,7 +59,10 @@ nitpick_ignore = [
     # Variables of types, and names of types that autodoc does not follow.
     ("py:class", "distdebug.snapshots.debug_server.Content"),
     ("py:class", "Hook"),
+    ("py:class", "RankChoice"),
+    ("py:class", "RaySessions"),
     ("py:class", "Source"),
+    ("py:class", "StackSources"),
     ("py:class", "pd.DataFrame"),
 ]
 nitpick_ignore_regex = [

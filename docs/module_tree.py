@@ -1,9 +1,9 @@
 """
-Write the tree of modules into ``docs/architecture.md``.
+Write the tree of packages into ``docs/architecture.md``.
 
-Each file stands there with the first line of its docstring, so that the page and
+Each stands there with the first line of its docstring, so that the page and
 the code cannot say different things.  Run it as
-``python docs/module_tree.py`` after a module is added, moved, or retitled;
+``python docs/module_tree.py`` after a package is added, moved, or retitled;
 a test holds that this was done.
 """
 
@@ -32,18 +32,15 @@ def title_of(path: Path) -> str:
 
 def tree_lines(folder: Path = SOURCE, depth: int = 0) -> Iterator[str]:
     """
-    Yield one line per package and module below *folder*, packages last.
+    Yield one line per package below *folder*, and per module beside them.
     """
     modules = [p for p in sorted(folder.glob("*.py")) if p.stem != "__init__"]
     packages = [p for p in sorted(folder.iterdir()) if any(p.glob("*.py"))]
-    for path in (*modules, *packages):
+    for path in (*(modules if depth == 0 else ()), *packages):
         door = path / "__init__.py"
         name = "  " * depth + path.name + "/" * path.is_dir()
-        title = (
-            title_of(door if path.is_dir() else path)
-            if (not path.is_dir() or door.exists())
-            else ""
-        )
+        is_titled = not path.is_dir() or door.exists()
+        title = title_of(door if path.is_dir() else path) if is_titled else ""
         yield f"{name:<{_WIDTH}} {title}".rstrip()
         if path.is_dir():
             yield from tree_lines(path, depth + 1)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .cli import build_parser
+from .cli import build_parser, set_verbosity
 from .errors import DistdebugError
 
 
@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         args = build_parser(_program_name()).parse_args(argv)
+        set_verbosity(getattr(args, "verbosity", 0))
         status: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -3,7 +3,8 @@ Keep our threads and descriptors inside a job apart from the program.
 
 A program may block a signal and wait for it, so our threads take none.  It may
 close every descriptor and open files, which then get the lowest free numbers:
-ours have high numbers, and each use checks what is behind them.
+ours have high numbers, and each use checks what is behind them.  The stacks of
+its threads are read without harm to it.
 
 Training jobs import this module: it needs only the standard library.
 """
@@ -14,11 +15,16 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import gc
+import itertools
 import os
 import signal
+import sys
 import threading
+import traceback
 
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 
 # Caused by the thread itself: blocked, they would end the process unreported.
@@ -33,6 +39,13 @@ _OWN_FAULTS = {
 }
 # The kernel keeps 8 bytes for each number up to the highest.
 _MAX_DESCRIPTOR = 1 << 13
+
+# A frame and its current line; the innermost frame of a stack comes first.
+Stack = list[tuple[FrameType, int]]
+
+_MAX_FRAMES = 200
+# Newer versions collect garbage between two instructions only.
+_COLLECTS_ANYWHERE = sys.version_info < (3, 12)
 
 # The signals that the program blocks where it started a thread of ours.
 _program = threading.local()
@@ -162,3 +175,39 @@ def _move_up(fd: int) -> int:
 def _identify(fd: int) -> tuple[int, int]:
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
+
+
+def stacks_of_threads() -> dict[int, Stack]:
+    """
+    Return the stack of each thread of this process, by its ID.
+
+    That of the calling thread starts at the caller.
+    """
+    with _no_collection():
+        current = sys._current_frames()  # noqa: SLF001 no public way
+        if threading.get_ident() in current:
+            current[threading.get_ident()] = sys._getframe(1)  # noqa: SLF001
+        return {
+            ident: [*itertools.islice(traceback.walk_stack(f), _MAX_FRAMES)]
+            for ident, f in current.items()
+        }
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """
+    Keep the garbage collector of Python 3.11 off for the moment.
+
+    It may start where the frame object of a caller is created.  A finalizer
+    lets other threads run, so that the caller has returned when its frame is
+    read: the process crashes or hangs.
+    """
+    if not (_COLLECTS_ANYWHERE and gc.isenabled()):
+        yield
+        return
+
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

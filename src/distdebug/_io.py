@@ -16,6 +16,7 @@ import stat
 import time
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -169,6 +170,33 @@ class WalkedFile(NamedTuple):
     size: int
 
 
+class _Memory(NamedTuple):
+    """
+    What walks have seen, by path.
+    """
+
+    entries: dict[str, list[os.DirEntry[str]]]
+    statuses: dict[str, os.stat_result]
+
+
+_memory: ContextVar[_Memory | None] = ContextVar("walks", default=None)
+
+
+@contextlib.contextmanager
+def remembered_walks() -> Iterator[None]:
+    """
+    Let walks use what others have seen since the block was entered.
+
+    Several readers go through the same folders, and on NFS each file that is
+    looked at is a question to the server.
+    """
+    token = _memory.set(_memory.get() or _Memory({}, {}))
+    try:
+        yield
+    finally:
+        _memory.reset(token)
+
+
 #: Looking at so many takes some seconds, and hundreds of MB.
 MAX_FILES = 250_000
 
@@ -266,7 +294,7 @@ class FileWalk:
         Return the status of a path; ``None`` if it was seen, or is not there.
         """
         try:
-            status = os.stat(place)  # noqa: PTH116 of millions
+            status = _status_of(place)
         except (OSError, ValueError) as exc:
             if place == root:
                 self.problems.append((root, exc))
@@ -285,9 +313,8 @@ class FileWalk:
         Return the wanted entries of a folder, and its links; the last name first.
         """
         try:
-            with os.scandir(folder) as listed:
-                # One more, to notice that there are too many.
-                entries = list(itertools.islice(listed, most + 1))
+            # One more, to notice that there are too many.
+            entries = _entries_of(folder, most + 1)
         except OSError as exc:
             self.problems.append((folder, exc))
             return [], []
@@ -324,6 +351,26 @@ class FileWalk:
                 elif is_there(target) and not is_endless:
                     (inside if self._follows_out else outside).append(link)
         return inside, outside
+
+
+def _status_of(path: str) -> os.stat_result:
+    memory = _memory.get()
+    known = memory.statuses.get(path) if memory else None
+    status = known or os.stat(path)  # noqa: PTH116 of millions
+    if memory:
+        memory.statuses[path] = status
+    return status
+
+
+def _entries_of(folder: str, most: int) -> list[os.DirEntry[str]]:
+    memory = _memory.get()
+    if memory and folder in memory.entries:
+        return memory.entries[folder]
+    with os.scandir(folder) as listed:
+        entries = list(itertools.islice(listed, most))
+    if memory and len(entries) < most:
+        memory.entries[folder] = entries
+    return entries
 
 
 def _is_link(entry: os.DirEntry[str]) -> bool:
@@ -588,7 +635,7 @@ UPGRADE = "pip install --upgrade distdebug"
 
 class LaterLayoutError(ValueError):
     """
-    It has a layout that nobody had thought of when this was written.
+    Its layout is newer than this version.
     """
 
 

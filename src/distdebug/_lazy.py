@@ -18,14 +18,19 @@ if TYPE_CHECKING:
 
 
 def lazy_names(
-    package: str, **computed: Callable[[], object]
+    package: str,
+    former: tuple[str, ...] = (),
+    **computed: Callable[[], object],
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """
     Return ``__getattr__`` and ``__dir__`` for *package*.
 
     Args:
         package: Its full name.  Its source has one import per name, as isort
-            writes it: ``from .module import name as name``.
+            writes it: ``from .module import name as name``; and of modules,
+            ``from . import name as name``.
+
+        former: Modules whose names the package had, too, in former versions.
 
         computed: Further names, with functions that return their values.
     """
@@ -38,21 +43,46 @@ def lazy_names(
 
     def get(name: str) -> object:
         if name == "__all__":
-            return sorted(homes())
-        value: object
+            return sorted(n for n, home in homes().items() if home != ".")
         if name in computed:
             value = computed[name]()
-        elif name.startswith("__") or name not in homes():
-            msg = f"module {package!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+        elif name.startswith("_"):
+            raise _no_attribute(package, name)
+        elif name in homes():
+            value = _load(package, homes()[name], name)
         else:
-            from importlib import import_module
-
-            value = getattr(import_module(homes()[name], package), name)
+            return _load_former(package, former, name)
         setattr(sys.modules[package], name, value)
         return value
 
     return get, lambda: sorted({*vars(sys.modules[package]), *homes()})
+
+
+def _load(package: str, home: str, name: str) -> object:
+    from importlib import import_module
+
+    if home == ".":
+        return import_module(f".{name}", package)
+    return getattr(import_module(home, package), name)
+
+
+def _load_former(package: str, former: tuple[str, ...], name: str) -> object:
+    for home in former:
+        module = _load(package, ".", home)
+        if name in module.__all__:  # type: ignore[attr-defined]
+            import warnings
+
+            warnings.warn(
+                f"{package}.{name} is {package}.{home}.{name} now",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            return getattr(module, name)
+    raise _no_attribute(package, name)
+
+
+def _no_attribute(package: str, name: str) -> AttributeError:
+    return AttributeError(f"module {package!r} has no attribute {name!r}")
 
 
 def _homes(package: str) -> dict[str, str]:

@@ -10,11 +10,13 @@ Nothing is imported by the functions: they run on threads of jobs that fork.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import resource
 import select
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -37,6 +39,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
 from ._in_job import OwnThread
+from ._secrets import redact
+from ._text import clean
 
 
 Item = TypeVar("Item")
@@ -51,6 +55,7 @@ _POLL_S = 0.1
 # A process in state D ends only when the kernel releases it.
 _REAP_S = 5.0
 
+_logger = logging.getLogger("distdebug.commands")
 # Callbacks that end running children.  Threads that wait for a child cannot be
 # interrupted, so the interrupted main thread ends the children instead.
 _stop_callbacks: set[Callable[[], object]] = set()
@@ -129,16 +134,9 @@ def run_child(  # noqa: PLR0913 each can be left out
     Raises:
         OSError: It cannot be started.
     """
+    start = time.monotonic()
     with _stdin_file(data) as stdin:
-        process = subprocess.Popen(
-            argv,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            cwd=folder,
-            start_new_session=True,
-        )
+        process = _start_child(argv, stdin, environment, folder)
     has_ended = False
     with _OutputReader(process) as reader:
         try:
@@ -156,7 +154,38 @@ def run_child(  # noqa: PLR0913 each can be left out
                 process.wait(_REAP_S)
 
     output, stderr = map(bytes, reader.buffers)
-    return Completed(process.returncode if has_ended else None, output, stderr)
+    status = process.returncode if has_ended else None
+    _log_child(argv, status, time.monotonic() - start)
+    return Completed(status, output, stderr)
+
+
+def _start_child(
+    argv: Sequence[str],
+    stdin: IO[bytes] | int,
+    environment: Mapping[str, str] | None,
+    folder: str | os.PathLike[str] | None,
+) -> subprocess.Popen[bytes]:
+    """
+    Start a command in a process group of its own.
+    """
+    return subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
+def _log_child(
+    argv: Sequence[str], status: int | None, seconds: float
+) -> None:
+    if _logger.isEnabledFor(logging.DEBUG):
+        ended = "killed at its timeout" if status is None else f"exit {status}"
+        command = clean(redact(shlex.join(map(str, argv))), limit=500)
+        _logger.debug("%.2f s, %s: %s", seconds, ended, command)
 
 
 def run_tool(argv: Sequence[str], *, timeout_s: float) -> ToolOutput:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -251,20 +251,23 @@ class TextIndex:
         short: The other texts.
 
         by_word: The indexed texts, by the same in small letters.
+
+        any_case: Texts in small letters that are found in any case.
     """
 
     index: WordIndex
     short: tuple[bytes, ...]
     by_word: dict[bytes, list[bytes]]
+    any_case: frozenset[bytes] = frozenset()
 
     def find(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """
-        Yield the offset and the text of each hit in *data*, in the same case.
+        Yield the offset and the text of each hit in *data*.
         """
         padded = np.frombuffer(data + bytes(PADDING), np.uint8)
         for offset, word in find_words(self.index, padded):
             for text in self.by_word[word]:
-                if data.startswith(text, offset):
+                if text in self.any_case or data.startswith(text, offset):
                     yield offset, text
         for text in self.short:
             for offset in find_each(data, text):
@@ -283,9 +286,15 @@ def find_each(
         offset = data.find(text, offset + len(text), end)
 
 
-def make_text_index(texts: Iterable[bytes]) -> TextIndex:
+def make_text_index(
+    texts: Iterable[bytes], *, any_case: Collection[bytes] = ()
+) -> TextIndex:
     """
     Prepare texts in UTF-8 for searching.
+
+    Args:
+        any_case: Those in small letters, of five bytes or more, that are found
+            in any case.
     """
     short: list[bytes] = []
     by_word: dict[bytes, list[bytes]] = {}
@@ -295,7 +304,10 @@ def make_text_index(texts: Iterable[bytes]) -> TextIndex:
         else:
             by_word.setdefault(text.lower(), []).append(text)
     return TextIndex(
-        index=build_index(by_word), short=tuple(short), by_word=by_word
+        index=build_index(by_word),
+        short=tuple(short),
+        by_word=by_word,
+        any_case=frozenset(any_case),
     )
 
 

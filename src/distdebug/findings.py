@@ -1,5 +1,5 @@
 """
-Findings, causes, and diagnoses: the result types of all checks.
+Findings and diagnoses: the result types of all checks.
 
 Every check returns :class:`Finding` objects, and :func:`distdebug.diagnose`
 joins them into one :class:`Diagnosis`.
@@ -10,16 +10,21 @@ from __future__ import annotations
 import os
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum, Flag, StrEnum, auto
+from enum import Enum
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import attrs
 
-from ._render import Block, Entries, Entry, Lines, Shown, Table
+from ._render import Block, Entries, Entry, Lines, Shown, Table, frame_of
 from ._text import clean, reason_of
+from .causes import Cause
 from .ranks import fold_ranks, ranks_text
+
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def as_plain(result: Any) -> dict[str, Any]:
@@ -44,479 +49,6 @@ def _serialize_value(_: object, __: object, value: object) -> object:
 Confidence = Literal["certain", "likely", "possible"]
 #: All values, most certain first.
 CONFIDENCES: tuple[Confidence, ...] = get_args(Confidence)
-
-
-class Trait(Flag):
-    """
-    What a cause implies; :class:`Cause` has a property for most.
-    """
-
-    FINE = auto()
-    IDLE = auto()
-    COMPUTING = auto()
-    SLOW = auto()
-    PEER_WAIT = auto()
-    # A child process may show what is waited for.
-    CHILD_WAIT = auto()
-    # The kernel that runs on the GPU may show it.
-    GPU_WAIT = auto()
-    # Another thread of the process may show it.
-    DEFERS = auto()
-    # Of another thread, it explains why the first one waits.
-    EXPLAINS_WAIT = auto()
-    # In a callback of an event loop, it blocks the loop.
-    BLOCKS_LOOP = auto()
-    ABSENCE = auto()
-    MISMATCH = auto()
-    MISCOUNT = auto()
-    CONSEQUENCE = auto()
-    NETWORK = auto()
-    DEATH = auto()
-    KILL = auto()
-    ENDS_PROCESS = auto()
-    ENDS_JOB = auto()
-    BLAMELESS = auto()
-    LASTS = auto()
-
-
-class _Row(NamedTuple):
-    value: str
-    meaning: str
-    traits: Trait = Trait(0)
-    remedy: str | None = None
-
-
-class Cause(StrEnum):
-    """
-    Causes of a stuck or failed job.  Each has a page in the documentation.
-
-    Attributes:
-        meaning: One sentence that explains it; the reference has more.
-
-        traits: What it implies.
-
-        remedy: What to do, where nothing more particular is known.
-    """
-
-    _value_: str
-    meaning: str
-    traits: Trait
-    remedy: str | None
-
-    def __new__(cls, value: str, *implied: Any) -> Self:
-        cause = str.__new__(cls, value)
-        cause._value_ = value
-        cause.meaning, cause.traits, cause.remedy = implied
-        return cause
-
-    UNKNOWN = _Row(
-        "unknown",
-        "Something may be wrong; the evidence does not show what.",
-        Trait.BLAMELESS | Trait.GPU_WAIT,
-    )
-    HEALTHY = _Row(
-        "healthy", "Nothing was found, not even a suspect.", Trait.FINE
-    )
-
-    # From Flight Recorder dumps.
-    RANK_NOT_ARRIVED = _Row(
-        "rank_not_arrived",
-        "The others wait in a call that not every rank entered; the reason is "
-        "on the host of who is missing, not on its GPU.",
-        Trait.ABSENCE,
-        "look at the Python stack there, and at the log of these ranks: they "
-        "are busy, stuck, or dead outside of this call",
-    )
-    RANK_CRASHED = _Row(
-        "rank_crashed",
-        "Whoever is at fault is gone; the others only lost a peer.",
-        Trait.ABSENCE | Trait.DEATH | Trait.ENDS_PROCESS | Trait.ENDS_JOB,
-        "look for the exit of these ranks in the logs of their nodes (out of "
-        "memory, signal, node lost)",
-    )
-    RANK_NOT_STARTED = _Row(
-        "rank_not_started",
-        "The call was asked for, but never began on the GPU: something before "
-        "it does not end.",
-        remedy="look at what runs on the GPUs of these ranks: an earlier kernel does "
-        "not finish",
-    )
-    RANK_BLOCKED_IN_LAUNCH = _Row(
-        "rank_blocked_in_launch",
-        "The host is stuck while it launches a call.",
-        remedy="take native stacks of these ranks (py-spy dump --native): a call of "
-        "CUDA or NCCL does not return, or a thread keeps the GIL",
-    )
-    COLLECTIVE_STUCK_IN_FLIGHT = _Row(
-        "collective_stuck_in_flight",
-        "All ranks are in the call, with equal arguments, and it does not "
-        "end: look at network and GPUs, not at the code.",
-        Trait.BLAMELESS,
-        "everyone arrived: check the network between these ranks, and on GPUs "
-        "their health (Xid) and the NCCL logs",
-    )
-    TYPE_MISMATCH = _Row(
-        "type_mismatch",
-        "In the same place, another call was made than on the other ranks.",
-        Trait.MISMATCH,
-        "make all ranks of the group call the same operation; or find the "
-        "call that was left out or made once too often before",
-    )
-    SIZE_MISMATCH = _Row(
-        "size_mismatch",
-        "The same call was made with tensors of other sizes than on the other "
-        "ranks.",
-        Trait.MISMATCH,
-        "make all ranks of the group pass the same sizes; or find the call "
-        "that was left out or made once too often before",
-    )
-    DTYPE_MISMATCH = _Row(
-        "dtype_mismatch",
-        "The same call was made with tensors of another data type than on the "
-        "other ranks.",
-        Trait.MISMATCH,
-        "make all ranks of the group pass the same dtype",
-    )
-    SKIPPED_COLLECTIVE = _Row(
-        "skipped_collective",
-        "A call was left out that the others made, so all later calls are one "
-        "off.",
-        Trait.MISCOUNT,
-        "look for a branch that leaves the call out, or a loop that ends "
-        "earlier, on these ranks only",
-    )
-    EXTRA_COLLECTIVE = _Row(
-        "extra_collective",
-        "A call was made that the others did not make.",
-        Trait.MISCOUNT,
-        "look for a branch that makes the call on these ranks only",
-    )
-    GROUP_ORDER_DEADLOCK = _Row(
-        "group_order_deadlock",
-        "Ranks wait for each other in a circle: they use several groups in "
-        "different orders.",
-        remedy="call the collectives of these groups in the same order on all ranks",
-    )
-    P2P_DEADLOCK = _Row(
-        "p2p_deadlock",
-        "Ranks wait for each other in a circle of sends and receives.",
-        remedy="let one side of each pair send first, or use batch_isend_irecv",
-    )
-    STRAGGLER = _Row(
-        "straggler",
-        "Nothing is stuck, but the others wait for the same ranks again and "
-        "again.",
-        Trait.LASTS,
-    )
-
-    # From stacks and the state of processes.
-    COLLECTIVE_WAIT = _Row(
-        "collective_wait",
-        "Waits for other ranks in a collective.",
-        Trait.PEER_WAIT | Trait.GPU_WAIT | Trait.EXPLAINS_WAIT,
-    )
-    RENDEZVOUS_WAIT = _Row(
-        "rendezvous_wait",
-        "Waits for other ranks while the job, or a group, is set up.",
-        Trait.PEER_WAIT | Trait.EXPLAINS_WAIT,
-    )
-    GIL_CONTENTION = _Row(
-        "gil_contention",
-        "One thread holds the lock of the Python interpreter, and the others "
-        "cannot run.",
-    )
-    DATALOADER_WAIT = _Row(
-        "dataloader_wait",
-        "Waits for data.",
-        Trait.CHILD_WAIT | Trait.EXPLAINS_WAIT,
-    )
-    LOCK_DEADLOCK = _Row(
-        "lock_deadlock",
-        "Waits for a lock that is never released.",
-        Trait.GPU_WAIT | Trait.DEFERS | Trait.BLOCKS_LOOP,
-    )
-    IO_WAIT = _Row(
-        "io_wait",
-        "Waits for a file, a pipe, or a socket.",
-        Trait.ENDS_PROCESS | Trait.BLOCKS_LOOP,
-    )
-    SLEEPING = _Row(
-        "sleeping",
-        "Sleeps on purpose, or waits for a signal.",
-        Trait.DEFERS | Trait.BLOCKS_LOOP,
-    )
-    IMPORT_LOCK = _Row(
-        "import_lock",
-        "Imports a module, or waits for a thread that does.",
-        Trait.EXPLAINS_WAIT,
-    )
-    SUBPROCESS_WAIT = _Row(
-        "subprocess_wait",
-        "Waits for a process that it started.",
-        Trait.CHILD_WAIT | Trait.BLOCKS_LOOP,
-    )
-    QUEUE_WAIT = _Row(
-        "queue_wait",
-        "Waits for a queue that is empty, or full.",
-        Trait.CHILD_WAIT | Trait.DEFERS | Trait.BLOCKS_LOOP,
-    )
-    FUTURE_WAIT = _Row(
-        "future_wait",
-        "Waits for the result of another thread or process.",
-        Trait.CHILD_WAIT | Trait.DEFERS | Trait.BLOCKS_LOOP,
-    )
-    PYTHON_LOOP = _Row(
-        "python_loop",
-        "Runs Python code and does not leave its function.",
-        Trait.COMPUTING | Trait.GPU_WAIT | Trait.BLOCKS_LOOP,
-    )
-    NATIVE_SPIN = _Row(
-        "native_spin",
-        "Runs native code that does not return.",
-        Trait.COMPUTING | Trait.GPU_WAIT | Trait.BLOCKS_LOOP,
-    )
-    EVENT_LOOP_STALL = _Row(
-        "event_loop_stall",
-        "Something blocks an event loop, so that nothing else of it runs.",
-    )
-    EVENT_LOOP_IDLE = _Row(
-        "event_loop_idle",
-        "An event loop waits for something to do.",
-        Trait.FINE | Trait.IDLE | Trait.DEFERS,
-    )
-    GPU_KERNEL = _Row("gpu_kernel", "Waits for a kernel that runs on its GPU.")
-    GPU_SYNC_WAIT = _Row(
-        "gpu_sync_wait",
-        "Waits for its GPU to finish what it was given.",
-        Trait.GPU_WAIT | Trait.EXPLAINS_WAIT,
-    )
-    LAUNCH_BLOCKED = _Row(
-        "launch_blocked",
-        "Is stuck while it gives work to its GPU.",
-        Trait.GPU_WAIT | Trait.EXPLAINS_WAIT,
-    )
-    IDLE = _Row(
-        "idle",
-        "Waits for requests, as it should.",
-        Trait.FINE | Trait.IDLE | Trait.DEFERS,
-    )
-    COMPILING = _Row(
-        "compiling",
-        "Compiles code, or tries out kernels.",
-        Trait.SLOW | Trait.EXPLAINS_WAIT,
-    )
-    CHECKPOINTING = _Row(
-        "checkpointing",
-        "Reads or writes a checkpoint.",
-        Trait.SLOW | Trait.EXPLAINS_WAIT,
-    )
-    STOPPED = _Row("stopped", "Was stopped by a signal or a debugger.")
-    DEAD = _Row("dead", "Has ended.")
-    UNINTERRUPTIBLE = _Row(
-        "uninterruptible",
-        "Waits in the kernel for a device or a file system, where no signal "
-        "reaches it.",
-    )
-    PROGRESSING = _Row(
-        "progressing",
-        "Is not stuck: it moved while it was watched.",
-        Trait.FINE,
-    )
-
-    # From logs and nodes.
-    HOST_OUT_OF_MEMORY = _Row(
-        "host_out_of_memory",
-        "A node had no memory left, and a process was killed for it.",
-        Trait.ENDS_PROCESS | Trait.ENDS_JOB,
-    )
-    GPU_OUT_OF_MEMORY = _Row(
-        "gpu_out_of_memory",
-        "A GPU had no memory left for what was asked.",
-        Trait.ENDS_PROCESS | Trait.ENDS_JOB,
-    )
-    GPU_FAULT = _Row(
-        "gpu_fault",
-        "A GPU or its driver reported a fault.",
-        Trait.ENDS_PROCESS,
-    )
-    ACTOR_DIED = _Row(
-        "actor_died",
-        "A Ray actor died.",
-        Trait.DEATH | Trait.KILL | Trait.ENDS_PROCESS | Trait.ENDS_JOB,
-    )
-    NATIVE_CRASH = _Row(
-        "native_crash",
-        "A process died of a fault in native code.",
-        Trait.DEATH | Trait.ENDS_PROCESS | Trait.ENDS_JOB,
-    )
-    KILLED = _Row(
-        "killed",
-        "A process was killed from outside.",
-        Trait.DEATH | Trait.KILL | Trait.ENDS_PROCESS | Trait.ENDS_JOB,
-    )
-    COLLECTIVE_TIMEOUT = _Row(
-        "collective_timeout",
-        "A collective took longer than its timeout, and torch aborted it.",
-        Trait.CONSEQUENCE | Trait.ENDS_JOB | Trait.BLAMELESS,
-        "collect the logs of all ranks, with "
-        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
-        "so that each leaves a Flight Recorder dump",
-    )
-    RENDEZVOUS_TIMEOUT = _Row(
-        "rendezvous_timeout",
-        "Not all ranks came together in time.",
-        Trait.CONSEQUENCE | Trait.ENDS_JOB,
-    )
-    NETWORK_MISCONFIGURED = _Row(
-        "network_misconfigured",
-        "Addresses, interfaces, or transports do not fit together.",
-        Trait.NETWORK,
-    )
-    NETWORK_FAILURE = _Row(
-        "network_failure",
-        "A connection or a link broke while the job ran.",
-        Trait.CONSEQUENCE | Trait.NETWORK | Trait.ENDS_JOB,
-    )
-    NODE_MISCONFIGURED = _Row(
-        "node_misconfigured",
-        "A node, a limit, or a variable is set so that the job cannot work "
-        "well.",
-        Trait.ENDS_PROCESS | Trait.ENDS_JOB,
-    )
-    START_UP_STALLED = _Row(
-        "start_up_stalled",
-        "A phase of the start-up takes too long.",
-        Trait.ENDS_JOB,
-    )
-    LOSS_NOT_FINITE = _Row(
-        "loss_not_finite",
-        "The loss became infinite, or not a number.",
-        Trait.LASTS,
-    )
-    DISK_FULL = _Row(
-        "disk_full", "A disk had no space left.", Trait.ENDS_PROCESS
-    )
-    RAY_WORKER_START_TIMEOUT = _Row(
-        "ray_worker_start_timeout",
-        "A Ray worker did not start in time.",
-        Trait.ENDS_JOB,
-    )
-    NSIGHT_WRONG_PYTHON = _Row(
-        "nsight_wrong_python",
-        "A profiler started another Python than the job needs.",
-    )
-
-    @property
-    def is_fine(self) -> bool:
-        """
-        Return whether the cause needs no action.
-        """
-        return Trait.FINE in self.traits
-
-    @property
-    def is_idle(self) -> bool:
-        """
-        Return whether a process waits for work that may come.
-        """
-        return Trait.IDLE in self.traits
-
-    @property
-    def is_computing(self) -> bool:
-        """
-        Return whether a process computes, which is seen as work or as a spin.
-        """
-        return Trait.COMPUTING in self.traits
-
-    @property
-    def is_slow(self) -> bool:
-        """
-        Return whether a process does what may take minutes.
-        """
-        return Trait.SLOW in self.traits
-
-    @property
-    def is_peer_wait(self) -> bool:
-        """
-        Return whether a process waits for other ranks, and is not the cause.
-        """
-        return Trait.PEER_WAIT in self.traits
-
-    @property
-    def is_absence(self) -> bool:
-        """
-        Return whether ranks are missing in a call; why is a further question.
-        """
-        return Trait.ABSENCE in self.traits
-
-    @property
-    def is_mismatch(self) -> bool:
-        """
-        Return whether ranks passed different arguments to one call.
-        """
-        return Trait.MISMATCH in self.traits
-
-    @property
-    def is_miscount(self) -> bool:
-        """
-        Return whether ranks made a call too few or too many.
-        """
-        return Trait.MISCOUNT in self.traits
-
-    @property
-    def is_consequence(self) -> bool:
-        """
-        Return whether a process only reports that another one failed it.
-        """
-        return Trait.CONSEQUENCE in self.traits
-
-    @property
-    def is_network(self) -> bool:
-        """
-        Return whether the network is at fault.
-        """
-        return Trait.NETWORK in self.traits
-
-    @property
-    def is_death(self) -> bool:
-        """
-        Return whether a process died, whatever it died of.
-        """
-        return Trait.DEATH in self.traits
-
-    @property
-    def is_kill(self) -> bool:
-        """
-        Return whether a process was ended from outside.
-        """
-        return Trait.KILL in self.traits
-
-    @property
-    def ends_process(self) -> bool:
-        """
-        Return whether the cause ends or blocks the process that meets it.
-        """
-        return Trait.ENDS_PROCESS in self.traits
-
-    @property
-    def ends_job(self) -> bool:
-        """
-        Return whether the cause ends a job, so that later steps show recovery.
-        """
-        return Trait.ENDS_JOB in self.traits
-
-    @property
-    def is_lasting(self) -> bool:
-        """
-        Return whether it stays true while the job goes on, and at its end.
-        """
-        return Trait.LASTS in self.traits
-
-    @property
-    def is_blameless(self) -> bool:
-        """
-        Return whether its ranks share or report a problem, and did not cause it.
-        """
-        return Trait.BLAMELESS in self.traits
 
 
 @attrs.frozen(kw_only=True)
@@ -618,7 +150,7 @@ class Activity:
         doing: A predicate, such as ``"is waiting for data"``.
 
         call: The system call that it is blocked in, such as ``"openat"``;
-            ``""`` if that is not known, or tells nothing.
+            ``""`` if that is unknown or does not matter.
 
         target: The object of that call: a path, peer, pipe, or process.
 
@@ -632,6 +164,26 @@ class Activity:
     note: str = ""
 
 
+Link = Literal["because", "perhaps because", "but", "and", "doing"]
+
+
+@attrs.frozen(kw_only=True)
+class Clause:
+    """
+    What further evidence adds to a finding.
+
+    Attributes:
+        link: How it belongs to it: ``"because"`` and ``"perhaps because"`` give
+            a reason, ``"but"`` contradicts, ``"and"`` adds a fact, and
+            ``"doing"`` says what a rank at fault does.
+
+        text: A main clause without a full stop, such as ``"rank 3 is sleeping"``.
+    """
+
+    link: Link
+    text: str
+
+
 @attrs.frozen(kw_only=True)
 class Finding(Shown):
     """
@@ -642,7 +194,7 @@ class Finding(Shown):
 
         ranks: The ranks at fault, or suspected, ascending.
 
-        summary: One sentence, fit for a ticket.
+        summary: One sentence, fit for a ticket, with all *clauses*.
 
         confidence: ``"certain"``, ``"likely"``, or ``"possible"``.
 
@@ -663,6 +215,8 @@ class Finding(Shown):
         waited_s: How long the first of them has waited, in seconds.
 
         evidence: The evidence.
+
+        clauses: What further evidence added to the summary.
     """
 
     cause: Cause
@@ -678,6 +232,38 @@ class Finding(Shown):
     waiting: tuple[int, ...] = ()
     waited_s: float | None = None
     evidence: tuple[Evidence, ...] = ()
+    clauses: tuple[Clause, ...] = ()
+
+    def with_clause(
+        self,
+        link: Link,
+        text: str | Finding,
+        *,
+        behind: Iterable[Evidence] = (),
+        **changes: Any,
+    ) -> Self:
+        """
+        Return the finding with what further evidence says about it.
+
+        Args:
+            link: How that belongs to the finding.
+
+            text: A main clause without a full stop, or another finding.
+
+            behind: Evidence that goes behind what is known already.
+
+            changes: Other attributes to replace; ``evidence`` goes before
+                what is known already.
+        """
+        text = text.summary if isinstance(text, Finding) else text
+        before = changes.get("evidence", ())
+        changes["evidence"] = (*before, *self.evidence, *behind)
+        return attrs.evolve(
+            self,
+            summary=_append_clause(self.summary, link, text),
+            clauses=(*self.clauses, Clause(link=link, text=text)),
+            **changes,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """
@@ -687,6 +273,14 @@ class Finding(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
         yield Entries([finding_entry(self)])
+
+
+def _append_clause(summary: str, link: Link, text: str) -> str:
+    if link == "doing":
+        return f"{summary}. {text[:1].upper()}{text[1:]}"
+    return (
+        f"{summary}; {text}" if link == "and" else f"{summary}; {link} {text}"
+    )
 
 
 def blames_ranks(finding: Finding) -> bool:
@@ -767,6 +361,88 @@ class GroupProgress:
 
 
 @attrs.frozen(kw_only=True)
+class Checked:
+    """
+    What came of playing the recorded schedule forward without the root cause.
+
+    Attributes:
+        ranks: The ranks that were let go on.
+
+        calls: How many calls are stuck.
+
+        completed: How many of them complete then.
+
+        awaited: Ranks that the other ones wait for, ascending.
+    """
+
+    ranks: tuple[int, ...]
+    calls: int
+    completed: int
+    awaited: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        verb = "goes on" if len(self.ranks) == 1 else "go on"
+        then = (
+            f"{ranks_text(self.ranks)} {verb}"
+            if self.ranks
+            else "this call ends"
+        )
+        if self.completed == self.calls:
+            return f"if {then}, all {self.calls} stuck calls complete"
+        text = (
+            f"if {then}, {self.completed} of {self.calls} stuck calls complete"
+        )
+        if not self.awaited:
+            return text
+        return f"{text}; the others wait for {ranks_text(self.awaited)}"
+
+
+@attrs.frozen(kw_only=True)
+class KnownBug:
+    """
+    A published bug that fits a diagnosis.
+
+    Attributes:
+        name: Its name, such as ``"nccl-abort-hang"``.
+
+        title: What goes wrong, as a clause.
+
+        component: What it is in, such as ``"nccl"``.
+
+        version: The affected version on record; ``""`` if none is, and a text
+            that is typical of it was found.
+
+        affected: The affected versions, such as ``">=2.14,<2.17.1"``.
+
+        fixed_in: The release that mends it, or ``""``.
+
+        workaround: What helps without a new release, or ``""``.
+
+        source: Where it was published.
+    """
+
+    name: str
+    title: str
+    component: str
+    version: str
+    affected: str
+    fixed_in: str
+    workaround: str
+    source: str
+
+    def __str__(self) -> str:
+        which = self.version or self.affected
+        ways = [
+            self.fixed_in and f"fixed in {self.fixed_in}",
+            self.workaround and f"until then, {self.workaround}"
+            if self.fixed_in
+            else self.workaround,
+        ]
+        text = f"{self.title} ({self.component} {which})"
+        return "; ".join(filter(None, [text, *ways, self.source]))
+
+
+@attrs.frozen(kw_only=True)
 class Diagnosis(Shown):
     """
     Verdict on a job, with all findings.
@@ -783,6 +459,10 @@ class Diagnosis(Shown):
 
         groups: The progress of every process group.
 
+        known_bugs: Published bugs that fit, the most certain first.
+
+        checked: What completes without the root cause, if dumps show that.
+
         seen: The input, for a report; it is neither pickled nor compared.
     """
 
@@ -791,6 +471,8 @@ class Diagnosis(Shown):
     victims: tuple[int, ...] = ()
     missing: tuple[Missing, ...] = ()
     groups: tuple[GroupProgress, ...] = ()
+    known_bugs: tuple[KnownBug, ...] = ()
+    checked: Checked | None = None
     seen: object = attrs.field(default=None, eq=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -799,6 +481,11 @@ class Diagnosis(Shown):
             self, recurse=False, filter=lambda field, _: field.name != "seen"
         )
         return partial(Diagnosis, **fields), ()
+
+    def __repr__(self) -> str:
+        verdict = self.verdict
+        where = f", {ranks_text(verdict.ranks)}" if verdict.ranks else ""
+        return f"<Diagnosis: {verdict.cause} ({verdict.confidence}){where}>"
 
     @property
     def is_healthy(self) -> bool:
@@ -817,6 +504,8 @@ class Diagnosis(Shown):
             "victims": list(self.victims),
             "missing": [attrs.asdict(m) for m in self.missing],
             "groups": [as_plain(g) for g in self.groups],
+            "known_bugs": [attrs.asdict(b) for b in self.known_bugs],
+            "checked": self.checked and as_plain(self.checked),
         }
 
     def _blocks_(self) -> Iterable[Block]:
@@ -827,6 +516,20 @@ class Diagnosis(Shown):
         Return one plain dictionary per finding, for a data frame.
         """
         return [f.to_dict() for f in self.findings]
+
+    def to_frame(self) -> pd.DataFrame:
+        """
+        Return a data frame of *pandas* with one row per finding.
+
+        Parts have columns of their own, such as ``location_file``.
+
+        Raises:
+            MissingDependencyError: *pandas* is not installed.
+        """
+        records = self.to_records()
+        for record in records:
+            del record["evidence"], record["clauses"]  # each has several
+        return frame_of(records, flat=True)
 
 
 # Long enough to show the user's lines after those of libraries.
@@ -839,6 +542,9 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
     Yield the blocks of a diagnosis: the verdict, then its evidence.
     """
     yield Entries([finding_entry(d.verdict)])
+    yield Lines([clean(f"known bug: {bug}") for bug in d.known_bugs])
+    if d.checked and d.checked.calls > 1:
+        yield f"checked: {d.checked}"
     others = [f for f in d.findings if f != d.verdict]
     yield Entries([finding_entry(f, before="also:") for f in others])
     if d.groups:

@@ -18,7 +18,7 @@ import attrs
 
 from ._rank_syntax import parse_option, parse_ranges, parse_selection
 from ._text import clean
-from .errors import MeshError, RankSyntaxError
+from .errors import DistdebugError, MeshError, RankSyntaxError
 
 
 # More ranks than any job has; a range from outside must not fill the memory.
@@ -250,6 +250,53 @@ def parse_rank_option(text: str) -> RankSelection:
     """
     by_rank, by_dimension = parse_option(text)
     return RankSelection(by_rank=by_rank, by_dimension=by_dimension, text=text)
+
+
+RankChoice = int | str | RankSelection | Iterable[int]
+"""What a parameter *ranks* takes: numbers, a selection, or its text."""
+
+
+def select_ranks(
+    ranks: RankChoice, mesh: Mapping[str, int], world_size: int
+) -> tuple[int, ...]:
+    """
+    Return the ranks of a job that a parameter *ranks* means.
+
+    Args:
+        ranks: A number or several, a selection, or its text, such as ``0-3,7``
+            or ``ranks(tp=0)``.
+
+        mesh: Size of each dimension of the job, outermost first; may be empty.
+
+        world_size: Number of ranks of the job.
+
+    Returns:
+        Global ranks, ascending, each once.
+
+    Raises:
+        distdebug.errors.RankSyntaxError: A text is no selection.
+
+        distdebug.errors.MeshError: The mesh does not cover the job.
+
+        distdebug.errors.DistdebugError: A selection selects nothing: a report
+            about no rank would say that all is well.
+    """
+    if isinstance(ranks, int):
+        return (ranks,)
+    if isinstance(ranks, str):
+        ranks = parse_rank_option(ranks)
+    if not isinstance(ranks, RankSelection):
+        return tuple(sorted(set(ranks)))
+
+    found = ranks.resolve(mesh, world_size)
+    if not found:
+        sizes = ", ".join(f"{clean(n)}={size}" for n, size in mesh.items())
+        where = f"in a mesh of {sizes}" if sizes else "in no mesh we know of"
+        msg = f"{ranks} selects no rank of this job"
+        raise DistdebugError(
+            msg, remedy=f"there are {world_size} ranks, {where}"
+        )
+    return found
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

@@ -1,5 +1,5 @@
 """
-Tell the user's code from that of frameworks and libraries, by file name.
+Distinguish the user's code from frameworks and libraries, by file name.
 
 Tools shorten file names, so that ``threading.py`` may be all that is left of a
 path.
@@ -57,7 +57,8 @@ _LIBRARY_FILE = re.compile(
     r"|(^|/)lib/(python|pypy)\d[\d.]*t?/|(^|/)s?bin/[^/.]+$|\.(so|pyx|pxi)\b"
     r"|(^|/)torch/(_\w+|autograd|cuda|distributed|jit|multiprocessing|nn|optim"
     r"|utils)/|(^|/)torch/\w+\.py$"
-    r"|(^|/)distdebug/(capture|debugger|flight_recorder|stacks|watching)/"
+    r"|(^|/)distdebug/(_\w+\.py$|(capture|debugger|flight_recorder|stacks"
+    r"|watching)/)"
     rf"|^({_LIBRARIES})/"
 )
 _NATIVE_FILE = re.compile(

@@ -118,6 +118,7 @@ REACH: dict[str, tuple[str, ...]] = {
     "watching.hooks.command_hook": ("processes",),
     "watching.hooks.webhook_hook": ("files", "network"),
     "write_launch_json": ("files", "writes"),
+    "write_replay": ("files", "writes"),
     "write_report": ("files", "writes"),
     "write_timeline": ("files", "writes"),
 }
@@ -134,6 +135,7 @@ IN_JOB = (
 MAKES = {
     "dump_flight_recorder": "dump*",
     "write_launch_json": "launch.json",
+    "write_replay": "repro.py",
     "write_report": "report.html",
 }
 
@@ -218,7 +220,7 @@ def report(folder: Path) -> NsysReport:
     path.parent.mkdir()
     path.write_bytes(b"report")
     os.utime(path, (time.time() - 60,) * 2)
-    (found,) = distdebug.find_nsys_reports(path).reports
+    (found,) = distdebug.nsight.find_nsys_reports(path).reports
     return found
 
 
@@ -257,7 +259,9 @@ def start_rank() -> Iterator[subprocess.Popen[bytes]]:
 
 def _apply(folder: Path, target: int) -> Act:
     # Never what is installed here.
-    change = functools.partial(distdebug.patch_ray_nsight, plugin(folder))
+    change = functools.partial(
+        distdebug.nsight.patch_ray_nsight, plugin(folder)
+    )
 
     def act() -> object:
         with (
@@ -267,7 +271,7 @@ def _apply(folder: Path, target: int) -> Act:
             ),
             mock.patch.object(patch, "_WAIT_S", 0.2),
         ):
-            return distdebug.apply_ray_nsight_patch()
+            return distdebug.nsight.apply_ray_nsight_patch()
 
     return act
 
@@ -352,11 +356,11 @@ def _command(folder: Path, target: int) -> Act:
     return act
 
 
-def _hang(folder: Path) -> distdebug.Hang:
+def _hang(folder: Path) -> distdebug.watching.Hang:
     reason = HangReason(kind="wait", elapsed_s=1.0, pids=())
     verdict = {"cause": "sleeping", "summary": "rank 3 sleeps"}
     data = {"verdict": verdict}
-    return distdebug.Hang(reason=reason, folder=folder, data=data)
+    return distdebug.watching.Hang(reason=reason, folder=folder, data=data)
 
 
 def _command_hook(folder: Path, target: int) -> Act:
@@ -409,7 +413,9 @@ def _post_mortem(folder: Path, target: int) -> Act:
 
 def _collect(folder: Path, target: int) -> Act:
     found = report(folder)
-    return lambda: distdebug.collect_nsys_reports([found], folder / "kept")
+    return lambda: distdebug.nsight.collect_nsys_reports(
+        [found], folder / "kept"
+    )
 
 
 def _connect(folder: Path, target: int) -> Act:
@@ -422,11 +428,11 @@ def _connect(folder: Path, target: int) -> Act:
     return act
 
 
-def _client(folder: Path) -> distdebug.DebugClient:
+def _client(folder: Path) -> distdebug.debugger.DebugClient:
     return distdebug.connect(folder, timeout_s=0.5)
 
 
-def _asking(ask: Callable[[distdebug.DebugClient], object]) -> Scene:
+def _asking(ask: Callable[[distdebug.debugger.DebugClient], object]) -> Scene:
     """
     A scene in which a rank is asked; the target listens as one.
     """
@@ -468,8 +474,8 @@ def _explain(folder: Path, target: int) -> Act:
 
 
 def _deaths(folder: Path, target: int) -> Act:
-    sessions = distdebug.find_ray_sessions(session(folder))
-    return lambda: distdebug.find_deaths(sessions)
+    sessions = distdebug.ray.find_ray_sessions(session(folder))
+    return lambda: distdebug.ray.find_deaths(sessions)
 
 
 def _requests(folder: Path, target: int) -> Act:
@@ -479,8 +485,8 @@ def _requests(folder: Path, target: int) -> Act:
 
 def _reverted(folder: Path, target: int) -> Act:
     path = plugin(folder)
-    distdebug.patch_ray_nsight(path)
-    return lambda: distdebug.revert_ray_nsight(path, wait_s=0.2)
+    distdebug.nsight.patch_ray_nsight(path)
+    return lambda: distdebug.nsight.revert_ray_nsight(path, wait_s=0.2)
 
 
 def _launch(folder: Path, target: int) -> Act:
@@ -488,7 +494,7 @@ def _launch(folder: Path, target: int) -> Act:
     launch = {"version": "0.2.0", "configurations": [{"name": "rank 0"}]}
     launch["compounds"] = []
     path = folder / "launch.json"
-    return lambda: distdebug.write_launch_json(path, launch)
+    return lambda: distdebug.ray.write_launch_json(path, launch)
 
 
 def _on(
@@ -542,7 +548,7 @@ SCENES: dict[str, Scene] = {
         )
     ),
     "check_nsys": _on(
-        session, lambda x: distdebug.check_nsys(raylet_logs=[x])
+        session, lambda x: distdebug.nsight.check_nsys(raylet_logs=[x])
     ),
     "collect_nsys_reports": _collect,
     "cli.watch.watch": _command,
@@ -562,23 +568,26 @@ SCENES: dict[str, Scene] = {
     "enable_flight_recorder": _enable,
     "explain_stacks": _explain,
     "find_actor_logs": _on(
-        session, lambda x: distdebug.find_actor_logs("Worker", x)
+        session, lambda x: distdebug.ray.find_actor_logs("Worker", x)
     ),
     "find_deaths": _deaths,
     "find_nsys_reports": _on(
-        lambda folder: report(folder) and folder, distdebug.find_nsys_reports
+        lambda folder: report(folder) and folder,
+        distdebug.nsight.find_nsys_reports,
     ),
-    "find_ray_sessions": _on(session, distdebug.find_ray_sessions),
+    "find_ray_sessions": _on(session, distdebug.ray.find_ray_sessions),
     "find_workers": _at(lambda *_: distdebug.find_workers(["python"])),
     "HangDebugConfig.from_file": _on(
         _job_file, distdebug.HangDebugConfig.from_file
     ),
-    "monarch_setup": _arming(distdebug.monarch_setup),
-    "patch_ray_nsight": _on(plugin, distdebug.patch_ray_nsight, wait_s=0.2),
+    "monarch_setup": _arming(distdebug.debugger.monarch_setup),
+    "patch_ray_nsight": _on(
+        plugin, distdebug.nsight.patch_ray_nsight, wait_s=0.2
+    ),
     "post_mortem": _post_mortem,
     "preflight": _at(lambda *_: distdebug.preflight()),
-    "ray_debugger_setup": _arming(distdebug.ray_debugger_setup),
-    "ray_nsight_status": _on(plugin, distdebug.ray_nsight_status),
+    "ray_debugger_setup": _arming(distdebug.debugger.ray_debugger_setup),
+    "ray_nsight_status": _on(plugin, distdebug.nsight.ray_nsight_status),
     "read_collective_logs": _on(log, distdebug.read_collective_logs),
     "read_dumps": _on(dumps, distdebug.read_dumps),
     "read_stacks": _on(stacks, distdebug.read_stacks),
@@ -600,6 +609,9 @@ SCENES: dict[str, Scene] = {
     "write_launch_json": _launch,
     "write_report": _on(
         _diagnosed, lambda x: distdebug.write_report(x[1], x[0])
+    ),
+    "write_replay": _on(
+        dumps, lambda x: distdebug.write_replay(x, x.with_name("repro.py"))
     ),
     "write_timeline": _timeline,
 }

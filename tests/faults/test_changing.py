@@ -39,7 +39,8 @@ READING = (
     *("find_ray_sessions", "HangDebugConfig.from_file", "patch_ray_nsight"),
     *("ray_nsight_status", "read_collective_logs", "read_dumps"),
     *("read_stacks", "revert_ray_nsight", "scan_logs"),
-    *("watching.hooks.webhook_hook", "write_launch_json", "write_timeline"),
+    *("watching.hooks.webhook_hook", "write_launch_json", "write_replay"),
+    "write_timeline",
 )
 # Who looks into a process, or asks it, and by which calls.
 LOOKING = {

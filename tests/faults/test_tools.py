@@ -44,7 +44,7 @@ ASKS = {
         pid, native=True, cuda=True, timeout_s=3.0
     ),
     "check_node": lambda pid: distdebug.check_node(pids=[pid], timeout_s=2.0),
-    "check_nsys": lambda _: distdebug.check_nsys(),
+    "check_nsys": lambda _: distdebug.nsight.check_nsys(),
     "run_on_nodes": lambda _: list(
         distdebug.run_on_nodes(["true"], engine=Slurm(job="7"), timeout_s=3.0)
     ),

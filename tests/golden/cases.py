@@ -122,6 +122,14 @@ def cluster_cases() -> Iterator[Case]:
         yield _from_files(name, files)
 
 
+def gpu_cases() -> Iterator[Case]:
+    """
+    Return what jobs on a GPU left: snapshots, dumps with logs, and single tools.
+    """
+    for name, files in _archive("gpu.tar.xz").items():
+        yield _from_files(name, files)
+
+
 def log_cases() -> Iterator[Case]:
     """
     Return logs, each a few lines that somebody once had.
@@ -176,6 +184,7 @@ def fuzz_cases() -> Iterator[Case]:
 SETS: dict[str, Callable[[], Iterable[Case]]] = {
     "bundles": bundle_cases,
     "cluster": cluster_cases,
+    "gpu": gpu_cases,
     "fuzz": fuzz_cases,
     "jobs": job_cases,
     "logs": log_cases,

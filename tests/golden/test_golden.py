@@ -9,7 +9,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from distdebug.findings import Cause, Diagnosis, Finding, Location
+from distdebug.causes import Cause
+from distdebug.findings import Diagnosis, Finding, Location
 
 from . import gate
 from .cases import SETS

@@ -163,7 +163,7 @@ def ray_job(start, scenario, **environment):
     )
 
 
-SETUP = {"RAY_RUNTIME_ENV_HOOK": "distdebug.ray_debugger_env"}
+SETUP = {"RAY_RUNTIME_ENV_HOOK": "distdebug.debugger.ray_debugger_env"}
 
 
 @needs_ray

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from distdebug import diagnose
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 
 
 PROGRAM = Path(__file__).parent / "programs" / "dying_rank.py"

@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from distdebug.capture import capture_node
-from distdebug.findings import Cause, Finding
+from distdebug.causes import Cause
+from distdebug.findings import Finding
 from distdebug.stacks import ProcessStacks, explain_stacks
 
 
@@ -76,7 +77,7 @@ JOBS = [
     ("checkpoint", Cause.CHECKPOINTING, (0,), "save_model"),
     ("crossed", Cause.P2P_DEADLOCK, (0, 1, 2, 3), "crossed"),
     ("loader", Cause.DATALOADER_WAIT, (1,), "read_shard"),
-    ("mismatch", Cause.COLLECTIVE_WAIT, (0,), "log_metrics"),
+    ("mismatch", Cause.TYPE_MISMATCH, (0,), "log_metrics"),
     pytest.param(
         *("outlier", Cause.IO_WAIT, (3,), "read_labels"),
         marks=pytest.mark.smoke,

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from distdebug.processes import (
+    absent_peers,
     find_workers,
     find_workers_by_pid,
-    missing_ranks,
 )
 
 from .living import free_ports, wait_for
@@ -92,8 +92,8 @@ class TestTorchrun:
         assert not {w.pid for w in loaders} & {w.pid for w in alone}
         assert {w.pid for w in workers} <= {w.pid for w in matching}
         assert victim == one
-        assert () == missing_ranks(workers)
-        assert (2,) == missing_ranks(rest)
+        assert {} == absent_peers(workers)
+        assert {(2,)} == {*absent_peers(rest).values()}
 
 
 class TestSpawn:

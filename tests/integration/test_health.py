@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.health import (
     check_environment,
     check_node,

@@ -24,8 +24,8 @@ import pytest
 import distdebug
 
 from distdebug import analyze_dumps
+from distdebug.causes import Cause
 from distdebug.errors import NodesError
-from distdebug.findings import Cause
 from distdebug.nodes import Ray, run_on_nodes
 from distdebug.nodes.ray import RayExecutor
 from distdebug.snapshots import snapshot_everywhere

@@ -15,8 +15,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from distdebug.causes import Cause
 from distdebug.errors import NodesError
-from distdebug.findings import Cause
 from distdebug.nodes import Slurm, run_on_nodes
 from distdebug.snapshots import collect, snapshot_everywhere
 from distdebug.snapshots.bundle import read_manifest

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.nsight import (
     check_nsys,
     collect_nsys_reports,

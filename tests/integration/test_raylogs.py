@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.ray import (
     death_findings,
     find_actor_logs,

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from distdebug.causes import Cause
 from distdebug.debugger import connect
 from distdebug.diagnosis import diagnose
-from distdebug.findings import Cause
 from distdebug.flight_recorder import request_dumps
 
 from .living import wait_for

@@ -132,7 +132,13 @@ def writes(_, hang):
     """
     Whether a snapshot writes.
     """
-    return list(hang.glob("*/pyspy_*"))
+    # Not by glob, which fails where a folder is renamed meanwhile.
+    return [
+        name
+        for _, _, names in os.walk(hang)
+        for name in names
+        if name.startswith("pyspy_")
+    ]
 
 
 def kill_at(moment, command, hang):

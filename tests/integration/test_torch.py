@@ -23,7 +23,7 @@ import pytest
 
 import distdebug
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.flight_recorder import VARIABLES, plan_flight_recorder
 from distdebug.flight_recorder.recording.plan import parse_version
 

@@ -12,6 +12,7 @@ as stacks alone may not tell more), which causes are right, and whether a line m
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -90,6 +91,14 @@ def parse_expected(text: str) -> Expected:
         frozenset(causes.split()[1:]),
         marked if line == "line" else frozenset(),
     )
+
+
+def missing_packages(text: str) -> list[str]:
+    """
+    Return the packages that a program imports, and that are not installed.
+    """
+    names = re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
+    return sorted({x for x in names if importlib.util.find_spec(x) is None})
 
 
 def judge(expected: Expected, verdict: dict[str, Any]) -> tuple[str, ...]:
@@ -220,6 +229,9 @@ def outcomes(options: argparse.Namespace, keep: Path) -> Iterator[Outcome]:
     """
     for program in sorted(PROGRAMS.glob("*.py")):
         if options.names and program.stem not in options.names:
+            continue
+        if missing := missing_packages(program.read_text()):
+            print(f"{program.stem:28} not run: needs {', '.join(missing)}")
             continue
         for mode in options.modes:
             yield run(program, mode, options.seconds, keep)

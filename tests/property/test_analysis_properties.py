@@ -14,7 +14,7 @@ import random
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.flight_recorder import analyze_dumps, read_dumps
 from distdebug.testing import make_dumps
 
@@ -127,15 +127,15 @@ def test_skewed(dumps_of, plan, data):
 def test_stopped(dumps_of, case, ring, timed):
     """
     Wherever a rank stops, it is named, and it alone: also if the rings lost
-    its last call in the group that waits for it.
+    its last call in the group that waits for it.  If it goes on, all do.
     """
     play, rank = case
 
-    verdict = analyze_dumps(
-        dumps_of(play.job(), ring=ring, timed=timed)
-    ).verdict
+    report = analyze_dumps(dumps_of(play.job(), ring=ring, timed=timed))
 
+    verdict, checked = report.verdict, report.to_diagnosis().checked
     assert (Cause.RANK_NOT_ARRIVED, (rank,)) == (verdict.cause, verdict.ranks)
+    assert (len(report.waits), ()) == (checked.completed, checked.awaited)
 
 
 @given(case=stopped([s for s in SIZES if s[1] == 1]))

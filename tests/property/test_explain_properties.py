@@ -11,7 +11,7 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.stacks import (
     GpuKernel,
     ProcessStacks,

@@ -17,9 +17,11 @@ mesh = distdebug.Mesh([("dp", 2), ("tp", 4)])
 size: int = mesh["tp"] * mesh.world_size
 where: dict[str, int] = mesh.coordinates(3)
 
-settings: distdebug.RecorderSettings = distdebug.enable_flight_recorder()
+settings: distdebug.flight_recorder.RecorderSettings = (
+    distdebug.enable_flight_recorder()
+)
 
-report: distdebug.FlightReport = distdebug.analyze_dumps(
+report: distdebug.flight_recorder.FlightReport = distdebug.analyze_dumps(
     distdebug.read_dumps(Path("dumps"))
 )
 findings: tuple[distdebug.Finding, ...] = report.findings
@@ -30,6 +32,6 @@ evidence: tuple[distdebug.Evidence, ...] = diagnosis.verdict.evidence
 
 try:
     distdebug.parse_ranks("ranks(")
-except distdebug.RankSyntaxError as error:
+except distdebug.errors.RankSyntaxError as error:
     position: int = error.position
     remedy: str | None = error.remedy

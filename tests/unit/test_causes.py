@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 
 from distdebug import diagnose, read_collective_logs
-from distdebug.findings import Cause, Finding, GroupRef, blames_ranks
+from distdebug.causes import Cause
+from distdebug.findings import Finding, GroupRef, blames_ranks
 from distdebug.logs import collective_findings
 from distdebug.testing import SimulatedJob, make_dumps
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distdebug import diagnose
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,15 +8,19 @@ import errno
 import os
 import stat
 
+from pathlib import Path
+
 import pytest
 
 from distdebug._io import (
+    FileWalk,
     is_file,
     is_folder,
     is_there,
     matching,
     open_ordinary,
     output_to,
+    remembered_walks,
     resolved,
     stays_in,
 )
@@ -120,3 +124,33 @@ def test_open_fails_later(tmp_path, monkeypatch):
 
     with pytest.raises(OSError, match="Input"):
         open_ordinary(tmp_path / "file", "no file")
+
+
+def test_walked_once(tmp_path, monkeypatch):
+    """
+    Readers of the same folders look at each file once, if they are told to
+    remember; what comes later is not seen by them.
+    """
+    looked = []
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/file").touch()
+    for name in ("stat", "scandir"):
+        original = getattr(os, name)
+        monkeypatch.setattr(
+            os,
+            name,
+            lambda path, original=original: (
+                looked.append(path) or original(path)
+            ),
+        )
+
+    with remembered_walks():
+        found = [[*FileWalk([tmp_path])] for _ in range(3)]
+        (tmp_path / "late").touch()
+        found.append([*FileWalk([tmp_path])])
+
+    assert 4 * [["file"]] == [[Path(f.path).name for f in x] for x in found]
+    assert len(set(looked)) + 2 == len(looked)  # two folders are listed, too
+    assert ["file", "late"] == [
+        Path(f.path).name for f in FileWalk([tmp_path])
+    ]

@@ -19,9 +19,9 @@ import pytest
 import distdebug
 
 from distdebug import diagnose
+from distdebug.causes import Cause
 from distdebug.debugger import connect
 from distdebug.errors import BundleError
-from distdebug.findings import Cause
 from distdebug.flight_recorder import read_dumps, read_sidecar
 from distdebug.snapshots import parse_manifest, read_manifest, read_parts
 from distdebug.testing import SimulatedJob, make_dumps

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import threading
 
 from pathlib import Path
@@ -176,3 +177,54 @@ def test_children_of_hooks_can_be_ended():
     thread.join()
 
     assert [["SigBlk:", "0" * 16]] == told
+
+
+CHANGING_STACKS = '''
+import gc, sys, threading, time
+from distdebug import _in_job
+
+class Garbage:
+    """
+    A cycle, whose finalizer lets other threads run.
+    """
+    def __init__(self):
+        self.own = self
+    def __del__(self):
+        time.sleep(0.0005)
+
+def deep(n):
+    deep(n - 1) if n else time.sleep(0.0003)
+
+def start_threads():
+    while True:
+        thread = threading.Thread(target=deep, args=(30,), daemon=True)
+        thread.start()
+        thread.join()
+
+for _ in range(4):
+    threading.Thread(target=start_threads, daemon=True).start()
+gc.set_threshold(5)
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    Garbage()
+    stacks = _in_job.stacks_of_threads()
+print(len(stacks) > 1, gc.isenabled())
+'''
+
+
+@pytest.mark.process
+def test_collection_while_stacks_are_read():
+    """
+    Garbage that is collected meanwhile does not crash or block the job.
+
+    With the collector on, this process always hangs under Python 3.11.7.
+    """
+    job = subprocess.run(
+        [sys.executable, "-c", CHANGING_STACKS, "3"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ["True", "True"] == job.stdout.split(), job.stderr

@@ -4,7 +4,9 @@ Children and calls that must not get out of hand.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +87,21 @@ class TestRunChild:
         got = run("echo out; echo err >&2; exit 3")
 
         assert (3, b"out\n", b"err\n") == got
+
+    def test_logged(self, caplog):
+        """
+        On request, each command is logged with its time, without secrets.
+        """
+        caplog.set_level(logging.DEBUG, "distdebug.commands")
+
+        run_child(["sh", "-c", "exit 3", "--api-key", "abc"], timeout_s=60)
+        run_child(["sleep", "60"], timeout_s=0.01)
+
+        first, second = caplog.messages
+        assert re.fullmatch(
+            r"\d\.\d\d s, exit 3: sh -c 'exit 3' --api-key \*\*\*", first
+        )
+        assert second.endswith("s, killed at its timeout: sleep 60")
 
     def test_input(self, tmp_path):
         """

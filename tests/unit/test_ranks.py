@@ -8,13 +8,14 @@ import pickle
 
 import pytest
 
-from distdebug.errors import MeshError, RankSyntaxError
+from distdebug.errors import DistdebugError, MeshError, RankSyntaxError
 from distdebug.ranks import (
     Mesh,
     fold_ranks,
     parse_rank_option,
     parse_ranks,
     ranks_text,
+    select_ranks,
     unfold_ranks,
 )
 
@@ -341,3 +342,39 @@ def test_text(ranks, expected):
     In a sentence, one rank is one, and more are folded.
     """
     assert expected == ranks_text(ranks)
+
+
+class TestSelect:
+    @pytest.mark.parametrize(
+        ("ranks", "expected"),
+        [
+            (3, (3,)),
+            ([2, 0, 2], (0, 2)),
+            (range(2), (0, 1)),
+            ("0-1,3", (0, 1, 3)),
+            ("ranks(tp=1)", (1, 3)),
+            (parse_ranks("ranks(2:)"), (2, 3)),
+        ],
+    )
+    def test_shapes(self, ranks, expected):
+        """
+        Numbers, a text, and a selection all mean ranks.
+        """
+        assert expected == select_ranks(ranks, {"dp": 2, "tp": 2}, 4)
+
+    @pytest.mark.parametrize(
+        ("mesh", "there"),
+        [({}, "in no mesh we know of"), ({"dp": 4}, "in a mesh of dp=4")],
+    )
+    def test_none(self, mesh, there):
+        """
+        A selection of no rank is an error that says which there are.
+        """
+        with pytest.raises(DistdebugError, match="selects no rank") as caught:
+            select_ranks("9", mesh, 4)
+
+        assert f"there are 4 ranks, {there}" == caught.value.remedy
+
+    def test_malformed(self):
+        with pytest.raises(RankSyntaxError):
+            select_ranks("zero", {}, 4)

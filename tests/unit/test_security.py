@@ -461,8 +461,8 @@ def test_folders_are_private(tmp_path, open_umask):
     (tree := tmp_path / "tree").mkdir()
 
     make_folder(tree / "new" / "stacks", "n1")
-    reports = distdebug.find_nsys_reports(report).reports
-    distdebug.collect_nsys_reports(
+    reports = distdebug.nsight.find_nsys_reports(report).reports
+    distdebug.nsight.collect_nsys_reports(
         reports, tree / "more" / "reports", settle_s=0
     )
 

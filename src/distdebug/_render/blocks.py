@@ -401,9 +401,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def frame_of(records: list[dict[str, Any]]) -> pd.DataFrame:
+def frame_of(
+    records: list[dict[str, Any]], *, flat: bool = False
+) -> pd.DataFrame:
     """
     Make a data frame of one plain dictionary per row.
+
+    Args:
+        flat: Whether inner dictionaries become columns of their own.
 
     Raises:
         MissingDependencyError: *pandas* is not installed.
@@ -412,9 +417,11 @@ def frame_of(records: list[dict[str, Any]]) -> pd.DataFrame:
         import pandas as pd
     except ImportError as exc:
         message = "a data frame needs pandas"
-        remedy = 'pip install "distdebug[notebook]"'
+        remedy = "pip install pandas"
         raise MissingDependencyError(message, remedy=remedy) from exc
 
+    if flat:
+        return pd.json_normalize(records, sep="_")
     return pd.DataFrame.from_records(records)
 
 

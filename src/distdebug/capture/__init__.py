@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .model import ProcessCapture as ProcessCapture
     from .model import make_folder as make_folder
     from .model import write_capture as write_capture
+    from .node import PATIENCE_S as PATIENCE_S
     from .node import capture_node as capture_node
     from .node import capture_process as capture_process
 else:

@@ -54,6 +54,19 @@ from .model import Attempt, CaptureStatus
 _CLEANING_S = 12.0
 
 
+class _Task(NamedTuple):
+    """
+    The arguments of a guard before the command line, in this order.
+    """
+
+    pid: int
+    start_ticks: int
+    timeout_s: float
+    out: int
+    err: int
+    max_file_bytes: int
+
+
 @attrs.frozen(kw_only=True)
 class AttachedOutput:
     """
@@ -94,6 +107,7 @@ def run_attached(
     *,
     timeout_s: float,
     start_ticks: int | None = None,
+    max_file_bytes: int = MAX_BYTES,
 ) -> AttachedOutput:
     """
     Run a tool that attaches to a process, and never leave that stopped.
@@ -112,6 +126,8 @@ def run_attached(
         start_ticks: Expected start time, in clock ticks since boot; None
             accepts any process with this PID.
 
+        max_file_bytes: Size limit of each file that the tool writes.
+
     Raises:
         CaptureError: The process has ended, or must not be attached to.
 
@@ -121,7 +137,8 @@ def run_attached(
     begin = time.monotonic()
     with scratch_file() as out, scratch_file() as err:
         files = out.fileno(), err.fileno()
-        line, resumed = _run_guard(argv, pid, before, timeout_s, files)
+        task = _Task(pid, before.ticks, timeout_s, *files, max_file_bytes)
+        line, resumed = _run_guard(argv, before, task)
         output, complaint = (_read_guard_text(fd) for fd in files)
     status, paused_s, *flags = line.split() or ("-", "0", "0", "1", "0")
     return AttachedOutput(
@@ -149,17 +166,13 @@ def _check_target(pid: int, start_ticks: int | None) -> TargetState:
 
 
 def _run_guard(
-    argv: Sequence[str],
-    pid: int,
-    before: TargetState,
-    timeout_s: float,
-    files: tuple[int, int],
+    argv: Sequence[str], before: TargetState, task: _Task
 ) -> tuple[str, bool]:
     """
     Return the line of the guard, and whether SIGCONT was sent without it.
     """
-    line, resumed, limit = "", False, timeout_s + _CLEANING_S
-    guard = _start_guard(argv, pid, before, timeout_s, files)
+    line, resumed, limit = "", False, task.timeout_s + _CLEANING_S
+    guard = _start_guard(argv, task)
     stdin, stdout = cast(IO[bytes], guard.stdin), cast(IO[bytes], guard.stdout)
     try:
         try:
@@ -172,7 +185,7 @@ def _run_guard(
     finally:
         stdin.close()
         if not line:
-            resumed = _clean_up(guard, pid, before)
+            resumed = _clean_up(guard, task.pid, before)
         stdout.close()
         with suppress(subprocess.TimeoutExpired):
             # The guard stays while a tool in state D cannot be killed.
@@ -180,24 +193,17 @@ def _run_guard(
     return line, resumed
 
 
-def _start_guard(
-    argv: Sequence[str],
-    pid: int,
-    before: TargetState,
-    timeout_s: float,
-    files: tuple[int, int],
-) -> subprocess.Popen[bytes]:
-    numbers = (pid, before.ticks, timeout_s, *files)
+def _start_guard(argv: Sequence[str], task: _Task) -> subprocess.Popen[bytes]:
     program = [sys.executable, "-I", "-S", guard_program.__file__]
     environ = {**os.environ, "LC_ALL": "C.UTF-8"}
     # Tools would download symbols while the process is stopped.
     environ.pop("DEBUGINFOD_URLS", None)
     return subprocess.Popen(
-        [*program, *map(str, numbers), *argv],
+        [*program, *map(str, task), *argv],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        pass_fds=files,
+        pass_fds=(task.out, task.err),
         env=environ,
         start_new_session=True,
     )
@@ -284,11 +290,14 @@ class Tool(NamedTuple):
         program: The program to run.
 
         arguments: Its arguments; the PID follows.
+
+        max_file_bytes: Size limit of each file that it writes.
     """
 
     name: str
     program: str
     arguments: Sequence[str]
+    max_file_bytes: int = MAX_BYTES
 
 
 class ToolResult(NamedTuple):
@@ -348,6 +357,7 @@ def _run(
             pid,
             timeout_s=timeout_s,
             start_ticks=state.start_ticks,
+            max_file_bytes=tool.max_file_bytes,
         )
     except (CaptureError, OSError) as exc:
         attempt = explain_failure(tool.program, pid, 1, str(exc), state)

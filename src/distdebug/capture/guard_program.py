@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 
-# Limit for every file that a tool writes.
+# Limit for every file that most tools write.
 MAX_BYTES = 1 << 26
 
 _PR_SET_PDEATHSIG = 1
@@ -122,20 +122,21 @@ def main(argv: list[str]) -> None:
 
     Args:
         argv: PID and start time of the process, time limit of the tool in
-            seconds, descriptors of its output files, and its command line.
+            seconds, descriptors of its output files, size limit of each file
+            that it writes, and its command line.
     """
     for number in signal.valid_signals() - _UNCATCHABLE:
         signal.signal(number, signal.SIG_IGN)
     # While SIGCHLD is ignored, children cannot be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    pid, ticks, out, err = (int(argv[i]) for i in (0, 1, 3, 4))
+    pid, ticks, out, err, max_bytes = (int(argv[i]) for i in (0, 1, 3, 4, 5))
     deadline = time.monotonic() + float(argv[2])
     before = read_target_state(pid)
     if before is None or before.ticks != ticks or _is_abandoned(0):
         return
 
-    tool = _start_tool(argv[5:], out, err)
+    tool = _start_tool(argv[6:], out, err, max_bytes)
     paused, is_held, killed, status = 0.0, False, True, None
     try:
         paused, is_held, killed = _supervise(tool, pid, before, deadline)
@@ -185,14 +186,19 @@ def _is_stopping(pid: int) -> bool:
     return False
 
 
-def _start_tool(command: list[str], out: int, err: int) -> int:
+def _start_tool(command: list[str], out: int, err: int, max_bytes: int) -> int:
     import ctypes  # here: modules that import this file do not need it
 
     # Resolved before fork: little may be called safely after it.
     prctl = ctypes.CDLL(None).prctl
     guard, tool = os.getpid(), os.fork()
     if not tool:
-        _exec_tool(command, out, err, lambda: _die_with_guard(guard, prctl))
+        _exec_tool(
+            command,
+            (out, err),
+            max_bytes,
+            lambda: _die_with_guard(guard, prctl),
+        )
     with contextlib.suppress(OSError):
         os.setpgid(tool, tool)
     return tool
@@ -200,7 +206,10 @@ def _start_tool(command: list[str], out: int, err: int) -> int:
 
 # Coverage cannot measure what runs between fork and exec.
 def _exec_tool(  # pragma: no cover
-    command: list[str], out: int, err: int, prepare: Callable[[], None]
+    command: list[str],
+    files: tuple[int, int],
+    max_bytes: int,
+    prepare: Callable[[], None],
 ) -> NoReturn:
     try:
         os.setpgid(0, 0)
@@ -209,11 +218,14 @@ def _exec_tool(  # pragma: no cover
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINATION_SIGNALS)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        for fd, target in ((nothing, 0), (out, 1), (err, 2)):
+        for target, fd in enumerate((nothing, *files)):
             os.dup2(fd, target)
-        for fd in (nothing, out, err):
+        for fd in (nothing, *files):
             os.close(fd)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if most != resource.RLIM_INFINITY:  # only root may exceed it
+            max_bytes = min(max_bytes, most)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.execvp(command[0], command)  # noqa: S606 that is our purpose
     except BaseException as exc:  # noqa: BLE001

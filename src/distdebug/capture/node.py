@@ -12,7 +12,7 @@ import os
 import socket
 import time
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,17 +22,24 @@ import attrs
 
 from .._io import output_to
 from .._proc import map_with_timeout, stop_children
+from ..causes import Cause
 from ..errors import CaptureError
 from ..findings import Missing
 from ..processes import (
     ProcessState,
     Worker,
+    absent_peers,
     as_patterns,
     find_workers,
     find_workers_by_pid,
-    missing_ranks,
 )
-from ..stacks import ProcessStacks, ThreadStack, join_threads, merge_stacks
+from ..stacks import (
+    ProcessStacks,
+    ThreadStack,
+    explain_stacks,
+    join_threads,
+    merge_stacks,
+)
 from .attach import node_lock, read_native_stacks
 from .blockers import explain_state
 from .cuda import capture_cuda
@@ -350,11 +357,17 @@ def capture_node(  # noqa: PLR0913 each can be left out
     cuda: bool = False,
     samples: int = 3,
     interval_s: float = 1.0,
+    patience_s: float = 0.0,
     timeout_s: float = 180.0,
     tell: ProgressCallback = lambda _stage, _done, _total: None,
 ) -> Capture:
     """
     Capture the stacks of every worker of this node.
+
+    Example::
+
+        capture = distdebug.capture_node()
+        print(capture.findings[0])
 
     Args:
         output_dir: Where to write ``HOST/pyspy_HOST_PID.txt`` and the other
@@ -378,6 +391,9 @@ def capture_node(  # noqa: PLR0913 each can be left out
 
         interval_s: Time between two samples, in seconds.
 
+        patience_s: How much longer to look, in seconds, if what the samples
+            show may be slow as well as stuck, such as a loader of data.
+
         timeout_s: Time limit for everything, in seconds.
 
         tell: Called with the stage, and the number of processes done, and of
@@ -398,23 +414,28 @@ def capture_node(  # noqa: PLR0913 each can be left out
             folder = make_folder(Path(output_dir), host)
     patterns = as_patterns(patterns)
     workers = _list_workers(pids, patterns)
-    start = time.monotonic()
     rounds = _take_samples(workers, samples, interval_s, deadline, tell)
-    watched_s = time.monotonic() - start
-
     described = _describe_all(workers, rounds, host, deadline)
+    has_time = patience_s < _seconds_left(deadline)
+    if patience_s and has_time and _may_be_slow(described):
+        rounds += _look_on(workers, patience_s, deadline, tell)
+        described = _describe_all(workers, rounds, host, deadline)
+
     reported = _request_missing_stacks(described, deadline)
     processes = _attach_tools(reported, native, cuda, deadline, tell)
+    # With PIDs or patterns, other ranks are there, but were not requested.
+    is_all = not patterns and pids is None
+    absent = _find_absent(workers, is_all=is_all)
+    processes = [_note_absent_peers(p, absent) for p in processes]
     capture = Capture(
         host=host,
         processes=tuple(sorted(processes, key=_sort_key)),
         missing=(
             *_missing_stacks(processes),
-            # With PIDs or patterns, other ranks were not requested.
-            *(() if patterns or pids is not None else _missing_ranks(workers)),
+            *(_missing_ranks(absent) if is_all else ()),
             *_missing_samples(len(rounds) if workers else samples, samples),
         ),
-        seconds=watched_s,
+        seconds=rounds[-1][0].when - rounds[0][0].when if workers else 0.0,
         taken=time.time(),
     )
     return capture if folder is None else write_capture(capture, folder)
@@ -495,6 +516,35 @@ def _take_samples(
         stage = f"look {number + 1} of {samples}"
         rounds.append(_sample_all(workers, deadline, partial(tell, stage)))
     return rounds
+
+
+# What takes seconds in a healthy job, too.
+_SLOW_CAUSES = frozenset(
+    {
+        *(Cause.DATALOADER_WAIT, Cause.FUTURE_WAIT, Cause.IO_WAIT),
+        *(Cause.QUEUE_WAIT, Cause.SLEEPING, Cause.SUBPROCESS_WAIT),
+        *(Cause.RANK_NOT_ARRIVED, Cause.UNKNOWN),
+    }
+)
+_MORE_LOOKS = 3
+PATIENCE_S = 6.0
+"""Seconds to look longer where nobody waits at a terminal (a batch may take them)."""
+
+
+def _may_be_slow(described: Iterable[ProcessCapture]) -> bool:
+    findings = explain_stacks([p.stacks for p in described])
+    return bool(findings) and findings[0].cause in _SLOW_CAUSES
+
+
+def _look_on(
+    workers: Sequence[Worker],
+    seconds: float,
+    deadline: float,
+    tell: ProgressCallback,
+) -> list[list[Sample]]:
+    interval_s = seconds / _MORE_LOOKS
+    time.sleep(min(interval_s, _seconds_left(deadline)))
+    return _take_samples(workers, _MORE_LOOKS, interval_s, deadline, tell)
 
 
 def _sample_all(
@@ -594,8 +644,27 @@ def _missing_samples(done: int, samples: int) -> Iterable[Missing]:
         )
 
 
-def _missing_ranks(workers: Sequence[Worker]) -> Iterable[Missing]:
-    for rank in missing_ranks(workers):
+def _find_absent(
+    workers: Sequence[Worker], *, is_all: bool
+) -> Mapping[int, tuple[int, ...]]:
+    has_ranks = any(worker.rank is not None for worker in workers)
+    return absent_peers(workers if is_all or not has_ranks else find_workers())
+
+
+def _note_absent_peers(
+    process: ProcessCapture, absent: Mapping[int, tuple[int, ...]]
+) -> ProcessCapture:
+    peers = absent.get(process.worker.pid)
+    if not peers:
+        return process
+    stacks = attrs.evolve(process.stacks, absent_peers=peers)
+    return attrs.evolve(process, stacks=stacks)
+
+
+def _missing_ranks(
+    absent: Mapping[int, tuple[int, ...]],
+) -> Iterable[Missing]:
+    for rank in sorted({rank for ranks in absent.values() for rank in ranks}):
         yield Missing(
             what="worker",
             reason="no process of this rank was found on this node",

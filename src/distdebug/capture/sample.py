@@ -476,6 +476,9 @@ def _thread_activity(
         has_new_values=_has_changed([v.whole for v in digests]),
         has_returned=_has_returned(stacks, digests),
         has_let_go=_has_let_go(threads, unlocked),
+        io_bytes=None
+        if after.io_bytes is None or before.io_bytes is None
+        else after.io_bytes - before.io_bytes,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .output import set_verbosity as set_verbosity
     from .parser import build_parser as build_parser
 else:
     from .._lazy import lazy_names

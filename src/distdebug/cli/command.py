@@ -106,12 +106,32 @@ def add_command(parsers: Any, about: Command, prog: str) -> None:
     name = parser.prog.removeprefix(prog).strip()
     parser.set_defaults(run=about.run, command_name=name, parser=parser)
     _add_options(parser, about.options)
+    add_verbosity(parser)
     if about.commands:
         below = parser.add_subparsers(
             title="what to do", metavar="WHAT", required=True
         )
         for one in about.commands:
             add_command(below, one, prog)
+
+
+def add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """
+    Add the options that say how much is printed beside the result.
+    """
+    group = parser.add_mutually_exclusive_group()
+    for names, level, text in (
+        (("-q", "--quiet"), -1, "print the result and errors only"),
+        (("-v", "--verbose"), 1, "log the commands that are run, with times"),
+    ):
+        group.add_argument(
+            *names,
+            dest="verbosity",
+            action="store_const",
+            const=level,
+            default=argparse.SUPPRESS,
+            help=text,
+        )
 
 
 def _add_options(parser: Any, options: Options) -> None:
@@ -142,11 +162,11 @@ def one_of(*options: Option, required: bool = False) -> Group:
     return Group(None, options, required)
 
 
-def flag(name: str, about: str) -> Option:
+def flag(name: str, about: str, **more: Any) -> Option:
     """
     Describe an option without a value.
     """
-    return Option([name], {"action": "store_true", "help": about})
+    return Option([name], {"action": "store_true", "help": about, **more})
 
 
 def value(usage: str, about: str, **more: Any) -> Option:

@@ -68,8 +68,8 @@ from .output import print_json, report, warn
 def dbg(args: Namespace) -> int:
     """
     Ask the ranks of a job that called distdebug.arm(), or stopped at a
-    breakpoint: those on this node, or on all nodes of the job.  Leaving holds
-    nobody, and ends nobody.
+    breakpoint: those on this node, or on all nodes of the job.  Leaving neither
+    stops nor ends a rank.
 
     Commands: list, attach [GROUP] RANK, detach, cast [GROUP] ranks(...)
     COMMAND, continue, eval, stack, interrupt, resume, extend, abort, help, quit.
@@ -82,7 +82,7 @@ def dbg(args: Namespace) -> int:
       {prog} dbg --slurm 1234                    on every node of the job
       {prog} dbg --hosts node-1,node-2 -c stack
 
-    Exit status: 0 everybody did as asked; 1 somebody did not; 2 could not ask.
+    Exit status: 0 every rank did as asked; 1 a rank did not; 2 could not ask.
     """
     if args.arm:
         _arm(args)
@@ -342,7 +342,7 @@ def ray_debugger(args: Namespace) -> int:
       {prog} ray-debugger sessions --ray 10.0.0.1:6379
       {prog} ray-debugger launch-json --output .
 
-    Exit status: 0 all is well; 1 something is in the way, or nobody waits;
+    Exit status: 0 all is well; 1 something is in the way, or no worker waits;
     2 could not look.
     """
     return _ACTIONS[args.what](args)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 
 from argparse import Namespace
 from types import FrameType
@@ -14,8 +13,24 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .._text import clean
 from ..errors import DistdebugError
-from .command import EVIDENCE, FULL, JSON, command, flag, output_file, value
-from .output import counting, print_json, print_result, report, waiting
+from .command import (
+    EVIDENCE,
+    FULL,
+    JSON,
+    command,
+    flag,
+    many,
+    output_file,
+    value,
+)
+from .output import (
+    counting,
+    print_json,
+    print_result,
+    remark,
+    report,
+    waiting,
+)
 
 
 if TYPE_CHECKING:
@@ -32,6 +47,7 @@ if TYPE_CHECKING:
         "also write a page that shows all of it, for any browser",
         type=output_file,
     ),
+    many("--known-bugs FILE", "further published bugs to look for"),
     FULL,
 )
 def diagnose(args: Namespace) -> int:
@@ -46,13 +62,15 @@ def diagnose(args: Namespace) -> int:
       {prog} diagnose dumps/ stacks/ --html report.html
       {prog} diagnose --json dumps/ stacks/ | jq -r .verdict.summary
 
-    Exit status: 0 looked and found nothing wrong; 1 found something, or cannot
-    tell; 2 could not look.
+    Exit status: 0 looked and found nothing wrong; 1 found something, or is
+    not sure; 2 could not look.
     """
     from distdebug import diagnose
 
     with counting("reading dumps") as progress:
-        diagnosis = diagnose(*args.paths, progress=progress)
+        diagnosis = diagnose(
+            *args.paths, known_bugs=args.known_bugs or (), progress=progress
+        )
     try:
         # Written before printing: the reader may close the pipe early.
         if args.html is not None:
@@ -60,7 +78,7 @@ def diagnose(args: Namespace) -> int:
 
             # Standard output is for the diagnosis alone; a script may read it.
             path = write_report(diagnosis, args.html)
-            print(f"report: {clean(str(path), limit=1000)}", file=sys.stderr)
+            remark(f"report: {clean(str(path), limit=1000)}")
     finally:
         status = report(args, diagnosis, is_fine=diagnosis.is_healthy)
     return status
@@ -143,7 +161,7 @@ def _play(args: Namespace) -> Demo:
             if text.startswith("step "):
                 show(f"demo: {text}")
             else:
-                print(f"demo: {text}", file=sys.stderr, flush=True)
+                remark(f"demo: {text}")
 
         return play_demo(
             SCENARIOS[args.scenario],

@@ -1,5 +1,5 @@
 """
-``analyze``, ``timeline``, ``dump``, ``env``: commands about the Flight Recorder.
+``analyze``, ``replay``, ``timeline``, ``dump``, ``env``: commands about the recorder.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import os
 import shlex
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 import distdebug
 
 from .. import debugger, flight_recorder
+from .._text import clean
 from ..errors import DistdebugError
 from .command import (
     EVIDENCE,
@@ -33,7 +34,7 @@ from .command import (
     torch_version,
     value,
 )
-from .output import counting, print_json, report, telling, warn
+from .output import counting, print_json, remark, report, telling, warn
 
 
 _HEADERS = (
@@ -56,7 +57,7 @@ _HEADERS = (
 def analyze(args: Namespace) -> int:
     """
     Analyze Flight Recorder dumps alone, or list every call that they hold.
-    All dumps are always read; --ranks and --groups choose what is told.
+    All dumps are always read; --ranks and --groups choose what is shown.
 
     Example:
       {prog} analyze dumps/
@@ -66,7 +67,7 @@ def analyze(args: Namespace) -> int:
 
     with counting("reading dumps") as progress:
         dumps = distdebug.read_dumps(map(Path, args.paths), progress=progress)
-    ranks, groups = _ranks_of(args, dumps), _groups_of(args, dumps)
+    ranks, groups = args.ranks, _groups_of(args, dumps)
     if args.entries or args.stack_traces:
         rows = flight_recorder.entry_rows(
             dumps, ranks=ranks, groups=groups, stack_traces=args.stack_traces
@@ -118,46 +119,6 @@ def _cells(row: flight_recorder.EntryRow, start_ns: int) -> tuple[str, ...]:
     )
 
 
-def _ranks_of(
-    args: Namespace, dumps: flight_recorder.Dumps
-) -> tuple[int, ...] | None:
-    """
-    Return the ranks that the options select; ``None`` if they select none.
-    """
-    meshes = (sidecar.mesh for sidecar in dumps.sidecars.values())
-    mesh = dict(next(filter(None, meshes), ()))
-    known = max(dumps.ranks, default=-1) + 1
-    return _selected(args.ranks, mesh, dumps.world_size or known)
-
-
-def _selected(
-    text: str | None, mesh: Mapping[str, int], world_size: int
-) -> tuple[int, ...] | None:
-    """
-    Return the ranks that an option selects; ``None`` if it was not given.
-
-    Raises:
-        DistdebugError: It is malformed, or selects nothing: a report about no
-            rank would say that all is well.
-    """
-    if text is None:
-        return None
-
-    from ..ranks import parse_rank_option
-
-    ranks = parse_rank_option(text).resolve(mesh, world_size)
-    if not ranks:
-        sizes = ", ".join(f"{name}={n}" for name, n in mesh.items())
-        msg = f"{text} selects no rank of this job"
-        raise DistdebugError(
-            msg,
-            remedy=f"there are {world_size} ranks, "
-            + (f"in a mesh of {sizes}" if sizes else "in no mesh we know of"),
-        )
-
-    return ranks
-
-
 def _groups_of(
     args: Namespace, dumps: flight_recorder.Dumps
 ) -> tuple[str, ...] | None:
@@ -183,10 +144,6 @@ def _groups_of(
         raise DistdebugError(msg, remedy=f"there are: {there}")
 
     return names
-
-
-# No node has more ranks; a larger number is a typing error.
-_MOST_RANKS = 1 << 16
 
 
 @command(
@@ -225,7 +182,7 @@ def dump(args: Namespace) -> int:
 
     rows = distdebug.request_dumps(
         where,
-        ranks=_ranks_there(args.ranks, Path(where)),
+        ranks=args.ranks,
         timeout_s=args.timeout,
     )
     if not rows:
@@ -251,29 +208,6 @@ def dump(args: Namespace) -> int:
 def _dump_cells(row: flight_recorder.DumpRequest) -> tuple[object, ...]:
     rank = "?" if row.rank is None else row.rank
     return rank, row.status, row.path, row.reason
-
-
-def _ranks_there(text: str | None, folder: Path) -> tuple[int, ...] | None:
-    """
-    Return the ranks that an option selects, of the job whose sidecars are there.
-    """
-    if text is None:
-        return None
-
-    from ..ranks import parse_rank_option
-
-    mesh: dict[str, int] = {}
-    world_size = 0
-    for path in sorted(folder.glob(f"*{flight_recorder.SIDECAR_SUFFIX}")):
-        try:
-            sidecar = flight_recorder.read_sidecar(path)
-        except (OSError, ValueError):
-            continue
-        mesh, world_size = dict(sidecar.mesh) or mesh, sidecar.world_size
-    if parse_rank_option(text).by_rank:
-        # Ranks without a process are named as well, and reported as absent.
-        world_size = _MOST_RANKS
-    return _selected(text, mesh, world_size)
 
 
 @command(
@@ -425,10 +359,68 @@ def timeline(args: Namespace) -> int:
         drawn = distdebug.write_timeline(
             dumps,
             args.output,
-            ranks=_ranks_of(args, dumps),
+            ranks=args.ranks,
             groups=_groups_of(args, dumps),
             last=args.last,
             stack_traces=args.stack_traces,
             tell=tell,
         )
     return report(args, drawn, is_fine=True)
+
+
+@command(
+    "replay",
+    "write a short program that hangs as a recorded job did",
+    EVIDENCE,
+    value(
+        "-o, --output FILE",
+        "where to write it; what is there is replaced (default: %(default)s)",
+        type=output_file,
+        default="repro.py",
+    ),
+    flag(
+        "--run",
+        "run it at once until it hangs, and diagnose it; needs torch",
+        dest="is_run",
+    ),
+    flag("--json", "print where it is, and the ranks that it plays, as JSON"),
+)
+def replay(args: Namespace) -> int:
+    """
+    Write a self-contained program for torchrun and Gloo that makes the calls
+    around the fault of a recorded job, in the groups concerned, with as few
+    ranks as show it: for a laptop, and for a bug report.
+
+    Example:
+      {prog} replay dumps/
+      {prog} replay dumps/ -o hang.py --run
+
+    Exit status: 0 the program is written (with --run, and nothing is wrong
+    with it); 1 with --run, it hangs or fails; 2 it could not be written, or
+    the dumps show no call in which something is wrong.
+    """
+    from ..ranks import ranks_text
+
+    with counting("reading dumps") as progress:
+        dumps = distdebug.read_dumps(map(Path, args.paths), progress=progress)
+    analysis = distdebug.analyze_dumps(dumps)
+    made = distdebug.write_replay(analysis, args.output)
+    if args.is_run:
+        from ..demo import run_replay
+
+        original = analysis.verdict
+        diagnosis = run_replay(Path(args.output), len(made.ranks), tell=remark)
+        again = diagnosis.verdict
+        ranks = tuple(made.ranks[rank] for rank in again.ranks)
+        same = (again.cause, ranks) == (original.cause, original.ranks)
+        is_not = "" if same else "not "
+        remark(f"this is {is_not}the verdict on the dumps: {original.summary}")
+        return report(args, diagnosis, is_fine=diagnosis.is_healthy)
+    if args.json:
+        print_json(args, {"path": str(args.output), "ranks": [*made.ranks]})
+        return 0
+    path, count = clean(str(args.output), limit=1000), len(made.ranks)
+    print(f"{path}: plays {ranks_text(made.ranks)} of the job")
+    quoted = shlex.quote(path)
+    print(f"run it: torchrun --nproc-per-node {count} {quoted}")
+    return 0

@@ -42,7 +42,7 @@ _MOST_FINDINGS = 8
         nargs="*",
     ),
     group(
-        "what to tell",
+        "what to show",
         value(
             "--actor WHO",
             "print the logs of an actor: its class, name, or repr (* and ? "
@@ -84,7 +84,7 @@ def logs(args: Namespace) -> int:
       {prog} logs --deaths copied-from-all-nodes/
       {prog} logs --errors train.log slurm-*.out
 
-    Exit status: 0 nothing is wrong; 1 somebody died, or an error was found;
+    Exit status: 0 nothing is wrong; 1 a process died, or an error was found;
     2 could not look.
     """
 
@@ -127,8 +127,11 @@ def _workers(
     )
     if not found:
         known = sorted({x.actor_name or x.label for x in everybody})
-        remedy = f"there are: {', '.join(known[:20]) or 'no workers'}"
-        msg = f"nobody is called {args.actor!r} in {len(sessions)} sessions"
+        remedy = f"known names: {', '.join(known[:20]) or 'no workers'}"
+        where = (
+            "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
+        )
+        msg = f"no actor named {args.actor!r} in {where}"
         raise NoLogsError(msg, remedy=remedy)
 
     return found

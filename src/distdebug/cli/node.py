@@ -154,9 +154,9 @@ _CLEAR = "\x1b[2J\x1b[H"
 def stacks(args: Namespace) -> int:
     """
     Find the workers of this node, look at the stacks of all of them several
-    times, and say what they wait for.  Nobody is stopped, unless --native or
-    --cuda is given.  With files (or folders), say what the stacks in them tell:
-    of py-spy, gdb, cuda-gdb, pystack, faulthandler, also within a log.
+    times, and say what they wait for.  No process is stopped, unless --native or
+    --cuda is given.  With files (or folders), explain the stacks in them: of
+    py-spy, gdb, cuda-gdb, pystack, faulthandler, also within a log.
 
     Workers of torchrun, SGLang, vLLM, Ray, Slurm, Megatron, DeepSpeed,
     Accelerate and multiprocessing are found by themselves.
@@ -219,10 +219,14 @@ def _capture(args: Namespace) -> capture.Capture:
 def _check(captured: capture.Capture, args: Namespace) -> None:
 
     if not captured.processes and not captured.missing:
-        msg = "no worker of a job was found on this node"
-        raise CaptureError(
-            msg, remedy="name it with --pid, or with --pattern REGEX"
-        )
+        if args.pattern:
+            patterns = " or ".join(map(repr, args.pattern))
+            msg = f"no command line on this node matches {patterns}"
+            remedy = "leave --pattern out to see which workers there are"
+        else:
+            msg = "no worker of a job was found on this node"
+            remedy = "name it with --pid, or with --pattern REGEX"
+        raise CaptureError(msg, remedy=remedy)
     # The kernel gave nothing about them, not even their start time.
     if args.pid and not any(p.worker.start_ticks for p in captured.processes):
         numbers = ", ".join(str(p.worker.pid) for p in captured.processes)
@@ -265,15 +269,10 @@ def _explain_files(args: Namespace) -> int:
 def _check_files(
     found: StackFiles, findings: Sequence[Finding], files: Iterable[str]
 ) -> None:
-    from ..findings import missing_block
-
     if not found.stacks:
-        reason = "; ".join(missing_block(found.missing).lines)
-        reason = reason or "nothing is there"
-        msg = f"no stacks in {', '.join(files)}: {reason}"
-        raise CaptureError(
-            msg, remedy="name files of py-spy, gdb, pystack, or faulthandler"
-        )
+        from ..stacks import no_stacks_error
+
+        raise no_stacks_error(files, found)
 
     threads = (t for p in found.stacks for t in p.threads)
     if not findings and not any(t.frames or t.native for t in threads):
@@ -343,7 +342,7 @@ def snapshot(args: Namespace) -> int:
     Take everything worth having about the job on this node into one folder,
     while it still hangs: new Flight Recorder dumps of the ranks that record,
     the stacks of all workers, facts about the node, and the ends of logs.  Then
-    diagnose it.  Nobody is stopped, unless --native or --cuda is given.
+    diagnose it.  No process is stopped, unless --native or --cuda is given.
 
     If something is in OUTPUT_DIR already, OUTPUT_DIR.2 is written, and so on.
 

@@ -132,6 +132,41 @@ def report(
     return int(not is_fine)
 
 
+_verbosity = 0
+
+
+def set_verbosity(level: int) -> None:
+    """
+    Choose what is said beside the result.
+
+    Args:
+        level: -1 for nothing but errors, 0 for progress, 1 for the commands
+            that are run, too.
+    """
+    global _verbosity  # noqa: PLW0603 there is one command line
+    _verbosity = level
+    if level > 0:
+        import logging
+
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger = logging.getLogger("distdebug")
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
+
+
+def remark(text: str) -> None:
+    """
+    Say something that is no result, such as where a file was written.
+    """
+    if _verbosity >= 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _shows_progress() -> bool:
+    return _verbosity >= 0 and sys.stderr.isatty()
+
+
 @contextmanager
 def _bar(*columns: str | ProgressColumn) -> Iterator[Progress]:
     """
@@ -161,7 +196,7 @@ def telling(
     Yields:
         A function that takes a stage, how many are done, and how many there are.
     """
-    if not sys.stderr.isatty():
+    if not _shows_progress():
         yield lambda _stage, _done, _total: None
         return
 
@@ -212,7 +247,7 @@ def waiting(title: str) -> Iterator[Callable[[str], None]]:
     Yields:
         A function that replaces the title.
     """
-    if not sys.stderr.isatty():
+    if not _shows_progress():
         yield lambda _title: None
         return
 

@@ -12,10 +12,16 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from .._text import clean
-from .command import Command, Option, add_command, command
+from .command import (
+    Command,
+    Option,
+    add_command,
+    add_verbosity,
+    command,
+)
 from .debug import dbg, ray_debugger
 from .diagnose import demo, diagnose
-from .flight_recorder import analyze, dump, env, timeline
+from .flight_recorder import analyze, dump, env, replay, timeline
 from .logs import logs, phase
 from .node import health, preflight, snapshot, stacks
 from .nsight import nsight
@@ -126,6 +132,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         nargs=0,
         help="print the version and exit",
     )
+    add_verbosity(parser)
     parser.set_defaults(run=lambda _: _show_help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for about in _COMMANDS:
@@ -184,7 +191,7 @@ def _complete_paths(
 
 # In the order in which ``--help`` lists them.
 _COMMANDS: tuple[Command, ...] = (
-    *(demo, diagnose, analyze, timeline, stacks, logs, phase, health),
+    *(demo, diagnose, analyze, replay, timeline, stacks, logs, phase, health),
     *(snapshot, watch, dbg, dump, env, preflight, nsight, ray_debugger),
     *(schema, completion),
 )

@@ -110,8 +110,8 @@ def watch(args: Namespace) -> int:
       {prog} watch --config job.yaml --log-dir /logs
       {prog} watch --progress train.log --on-hang 'scancel 1234' --webhook ~/hook
 
-    Exit status: 0 nothing was wrong; 1 something was; 2 nobody could be
-    watched, or looked at.
+    Exit status: 0 nothing was wrong; 1 something was; 2 no process could
+    be watched, or looked at.
     """
 
     watching.check_number(args.floor, "--floor", least=0.1)
@@ -141,8 +141,8 @@ def _status(
     Say what became of the watch, and return the exit status.
     """
     if ending in {"off", "nobody"}:
-        nobody = "no such process" if args.pid else "nobody"
-        why = "the job file does not enable it" if ending == "off" else nobody
+        none = "no such process" if args.pid else "no worker was found"
+        why = "the job file does not enable it" if ending == "off" else none
         warn(f"nothing was watched: {why}")
         return 2
 

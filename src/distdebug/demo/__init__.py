@@ -7,7 +7,7 @@ collected, and diagnosed.
 
 from __future__ import annotations
 
-from .play import SCENARIOS, Demo, Scenario, play_demo
+from .play import SCENARIOS, Demo, Scenario, play_demo, run_replay
 
 
-__all__ = ["SCENARIOS", "Demo", "Scenario", "play_demo"]
+__all__ = ["SCENARIOS", "Demo", "Scenario", "play_demo", "run_replay"]

@@ -24,9 +24,10 @@ import psutil
 
 from .._io import make_private_folder, open_private
 from ..capture import capture_node
+from ..causes import Cause
 from ..diagnosis import diagnose
 from ..errors import DistdebugError, MissingDependencyError
-from ..findings import Cause, Diagnosis
+from ..findings import Diagnosis
 from ..flight_recorder import request_dumps
 
 
@@ -238,6 +239,74 @@ def watch_job(
     return "ended"
 
 
+# A replay that prints nothing for so long has made all calls that it can.
+_REPLAY_QUIET_S, _REPLAY_START_S = 5.0, 120.0
+_REPLAYED_RANK = re.compile(rb"^rank (\d+)\b", re.MULTILINE)
+
+
+def run_replay(
+    program: Path, ranks: int, *, tell: Callable[[str], object]
+) -> Diagnosis:
+    """
+    Run a program that was written from dumps until it hangs, and diagnose it.
+
+    Args:
+        program: The program, of which a copy is run.
+
+        ranks: The number of processes.
+
+        tell: Called with one line about each step.
+
+    Returns:
+        The diagnosis, by its dumps and stacks.  The job has ended.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+
+        DistdebugError: It did not begin.
+    """
+    _require_torch()
+    with tempfile.TemporaryDirectory(prefix="distdebug-replay-") as folder:
+        copy, dumps = Path(folder) / program.name, Path(folder) / "dumps"
+        # Before its first statement, so that its lines keep their numbers.
+        record = f"distdebug.enable_flight_recorder(dump_dir={str(dumps)!r})"
+        text = program.read_text("utf-8")
+        copy.write_text(f"import distdebug; {record}; {text}", "utf-8")
+        tell(f"starting {ranks} processes of {program.name} with torchrun")
+        with start_job(copy, (), ranks) as job:
+            _wait_for_replay(job, ranks)
+            if job.has_ended:
+                tell("it has ended by itself")
+                return diagnose(folder)
+            tell("it makes no further call")
+            _collect(job, dumps, Path(folder) / "stacks", tell)
+            return diagnose(folder)
+
+
+def _wait_for_replay(job: TrainingJob, ranks: int) -> None:
+    begin = changed = time.monotonic()
+    printed = b""
+    while not job.has_ended:
+        latest, now = job.printed(), time.monotonic()
+        if latest != printed:
+            printed, changed = latest, now
+        has_begun = len({*_REPLAYED_RANK.findall(printed)}) >= ranks
+        if has_begun and now - changed >= _REPLAY_QUIET_S:
+            return
+        if not has_begun and now - begin >= _REPLAY_START_S:
+            msg = f"the program made no call within {_REPLAY_START_S:g} s"
+            raise DistdebugError(msg, remedy="run it by torchrun yourself")
+        time.sleep(_POLL_S)
+
+
+def _require_torch() -> None:
+    if find_spec("torch") is None:
+        msg = "running a job needs torch, which is not installed"
+        raise MissingDependencyError(
+            msg, remedy="pip install torch (one for CPUs is enough)"
+        )
+
+
 @attrs.frozen
 class Scenario:
     """
@@ -375,12 +444,7 @@ def play_demo(
 
         DistdebugError: The folder is not empty, or the job did not start.
     """
-    if find_spec("torch") is None:
-        msg = "the demo needs torch, which is not installed"
-        raise MissingDependencyError(
-            msg, remedy="pip install torch (one for CPUs is enough)"
-        )
-
+    _require_torch()
     root = _make_folder(folder)
     program, dumps = root / _PROGRAM.name, root / "dumps"
     # Copied, because users want to read what runs, and because a line in

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .rank_state import DiagnosisInputs as DiagnosisInputs
     from .rank_state import combine_stacks as combine_stacks
     from .rank_state import inputs_of as inputs_of
+    from .root_cause import Source as Source
     from .root_cause import diagnose as diagnose
 else:
     from .._lazy import lazy_names

@@ -95,6 +95,13 @@ class LogSources:
     ras: tuple[Path, ...] = ()
     missing: tuple[Missing, ...] = ()
 
+    @property
+    def is_any(self) -> bool:
+        """
+        Whether there is anything to read.
+        """
+        return bool(self.sessions or self.logs or self.nodes or self.ras)
+
 
 def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     """
@@ -166,9 +173,27 @@ def _is_log_name(name: str) -> bool:
     return _LOG_NAME.search(name) is not None and not is_other
 
 
+_SOURCE_SUFFIXES = frozenset(
+    {".c", ".cc", ".cfg", ".cpp", ".cu", ".go", ".h", ".ini", ".ipynb", ".js"}
+    | {".md", ".py", ".rs", ".rst", ".sbatch", ".sh", ".toml", ".ts", ".yaml"}
+    | {".yml"}
+)
+
+
+def is_source_file(name: str) -> bool:
+    """
+    Return whether a name is that of source code, settings, or documentation.
+
+    Such words as a job prints stand in these, too.
+    """
+    return os.path.splitext(name)[1].lower() in _SOURCE_SUFFIXES  # noqa: PTH122 of thousands
+
+
 def _is_log(path: Path) -> bool:
     if _is_log_name(path.name):
         return True
+    if is_source_file(path.name):
+        return False
     if (
         is_capture_file(path.name)
         or path.suffix == ".json"
@@ -255,13 +280,13 @@ def read_node_evidence(
             missing.append(data)
             continue
         facts[host] = health.parse_node_json(data, host=host)
-        found += health.check_node_json(
-            data,
-            host=host,
+        environs[host] = health.worker_environs(data)
+        found += health.check_stored_facts(
+            facts[host],
+            environs[host],
             ranks=by_host[host],
             since=_job_start(path, facts[host].booted) or since,
         )
-        environs[host] = health.worker_environs(data)
 
     if facts:
         found += health.check_environment(environs, nodes=facts).findings
@@ -315,17 +340,11 @@ class LogEvidence:
     Results from logs and node facts.
 
     Attributes:
-        has_sessions: Whether there are sessions of Ray.
-
-        deaths: Processes and nodes that died in a Ray cluster.
+        sessions: The folders of Ray sessions.
 
         raylets: Findings about nsys that started the wrong Python.
 
         drivers: Outputs of Ray drivers with failures.
-
-        scan: Errors found line by line.
-
-        collectives: Messages of watchdogs and NCCL.
 
         phase: The start-up phase that the job reached.
 
@@ -346,12 +365,12 @@ class LogEvidence:
         environs: The variables of the workers of each node.
     """
 
-    has_sessions: bool = False
-    deaths: Deaths = attrs.field()
+    sessions: tuple[str, ...] = ()
+    _deaths: Deaths | None = None
     raylets: tuple[Finding, ...] = ()
     drivers: tuple[DriverLog, ...] = ()
-    scan: ScanReport = attrs.field()
-    collectives: CollectiveLogs = attrs.field()
+    _scan: ScanReport | None = None
+    _collectives: CollectiveLogs | None = None
     phase: PhaseReport | None = None
     ras: tuple[RasStatus, ...] = ()
     nodes: tuple[Finding, ...] = ()
@@ -369,28 +388,38 @@ class LogEvidence:
         """
         Whether there is anything to judge: a log of unknown lines is nothing.
         """
-        phase = self.phase
-        return self.has_sessions or any(
+        phase, scan, calls = self.phase, self._scan, self._collectives
+        return any(
             (
-                *(self.nodes, self.scan.findings, self.scan.harmless),
-                *(self.collectives.records, self.ras, self.drivers),
+                *(self.sessions, self.nodes, self.ras, self.drivers),
+                scan and (scan.findings or scan.harmless),
+                calls and calls.records,
                 phase and (phase.framework or phase.current or phase.ended),
                 phase and phase.findings,
             )
         )
 
-    # Their rooms are loaded only where something needs them.
-    @deaths.default
-    def _no_deaths(self) -> Deaths:
-        return ray.Deaths()
+    # What has no logs does not load the rooms that read them.
+    @property
+    def deaths(self) -> Deaths:
+        """
+        Processes and nodes that died in a Ray cluster.
+        """
+        return self._deaths or ray.Deaths()
 
-    @scan.default
-    def _no_scan(self) -> ScanReport:
-        return logs.ScanReport()
+    @property
+    def scan(self) -> ScanReport:
+        """
+        Errors found line by line.
+        """
+        return self._scan or logs.ScanReport()
 
-    @collectives.default
-    def _no_collectives(self) -> CollectiveLogs:
-        return logs.CollectiveLogs()
+    @property
+    def collectives(self) -> CollectiveLogs:
+        """
+        Messages of watchdogs and NCCL.
+        """
+        return self._collectives or logs.CollectiveLogs()
 
 
 _RAY_MARKERS = (b"ray.exceptions.", b"ray::")
@@ -423,18 +452,17 @@ def read_logs(
         tell: Called with the bytes of logs read so far, and all bytes.
     """
     sources = find_log_sources(paths)
+    if not (known or sources.is_any):
+        return LogEvidence(missing=sources.missing)
+
     files = [*sources.logs, *_worker_log_files(sources)]
     survey = _survey(files, sources, known, ranks or {}, tell)
     processes = survey.processes
-    raylets, lost = nsight.raylet_findings(*(s.logs for s in sources.sessions))
     nodes = read_node_evidence(sources.nodes, processes.by_process, since)
     deaths = _find_ranked_deaths(sources, nodes.oom_kills, processes)
-    ras, ras_missing = _read_ras(sources.ras)
     read = (*files, *(x for _, x in sources.nodes), *sources.ras)
-    return LogEvidence(
-        has_sessions=bool(sources.sessions),
+    evidence = LogEvidence(
         deaths=deaths,
-        raylets=raylets,
         drivers=tuple(
             _failed_drivers(sources.logs, survey.mentioning, processes)
         ),
@@ -442,16 +470,33 @@ def read_logs(
         collectives=survey.collectives,
         phase=survey.phase,
         complete=survey.complete,
-        ras=tuple(ras),
         nodes=nodes.findings,
         groups=_groups_by_place(survey.scan),
         missing=(
             *(*sources.missing, *survey.scan.missing, *deaths.missing),
-            *(*nodes.missing, *lost, *ras_missing),
+            *nodes.missing,
         ),
         files=tuple(map(os.fspath, read)),
         facts=nodes.facts,
         environs=nodes.environs,
+    )
+    return _add_small_files(evidence, sources)
+
+
+def _add_small_files(
+    evidence: LogEvidence, sources: LogSources
+) -> LogEvidence:
+    """
+    Add what the logs of raylets and statuses of RAS show.
+    """
+    raylets, lost = nsight.raylet_findings(*(s.logs for s in sources.sessions))
+    ras, ras_missing = _read_ras(sources.ras)
+    return attrs.evolve(
+        evidence,
+        sessions=tuple(os.path.realpath(s.root) for s in sources.sessions),
+        raylets=raylets,
+        ras=tuple(ras),
+        missing=(*evidence.missing, *lost, *ras_missing),
     )
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from .. import logs, ray
-from ..findings import Cause, Diagnosis, Finding, Missing
+from ..causes import Cause
+from ..findings import Diagnosis, Finding, Missing
 from ..ranks import ranks_text
 from .log_evidence import LogEvidence
 
@@ -49,6 +50,7 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         *logs.ras_findings(evidence.ras),
     )
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
+    left = {f.ranks for f in collectives if f.cause is Cause.RANK_CRASHED}
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
         *(f for f in sure if f.cause is not Cause.ACTOR_DIED),
@@ -61,6 +63,8 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
             key=lambda f: f.cause is Cause.LOSS_NOT_FINITE,
         ),
         *sure,
+        # A launcher that saw a rank end says more than that it left.
+        *(f for f in scanned if f.cause.is_kill and f.ranks in left),
         *(f for f in collectives if not f.cause.is_consequence),
         *(f for f in nodes if _is_sure(f)),
     ]
@@ -212,12 +216,11 @@ SILENT_REMEDY = (
     "a job that hangs prints nothing: look at its stacks while it does "
     "(distdebug stacks), or enable the Flight Recorder"
 )
-# First words to put in lower case; names of actors keep theirs.
-_CAPITALS = ("Rank ", "Ranks ", "A ", "An ", "The ", "Node ", "Worker ")
+_NOTHING = "nothing suspicious in the logs"
 _NOTHING_SUSPICIOUS = Finding(
     cause=Cause.HEALTHY,
     ranks=(),
-    summary="nothing suspicious in the logs",
+    summary=_NOTHING,
     confidence="possible",
     remedy=SILENT_REMEDY,
 )
@@ -286,9 +289,7 @@ def _verdict_of_phase(
         return _NOTHING_SUSPICIOUS
 
     summary = (
-        "the job survived all errors in its logs"
-        if has_findings
-        else _NOTHING_SUSPICIOUS.summary
+        "the job survived all errors in its logs" if has_findings else _NOTHING
     )
     # What it survived is in the verdict on the phase.
     more = "" if phase.findings else f": {phase.verdict}"
@@ -323,19 +324,24 @@ def join_logs(
     """
     missing = (*diagnosis.missing, *evidence.missing)
     diagnosis = attrs.evolve(diagnosis, missing=missing)
-    findings = log_findings(evidence)
+    findings = log_findings(evidence) if evidence.is_any else ()
     if not findings:
         return diagnosis
 
     base = diagnosis.verdict
     first = tuple(f for f in findings if is_first_cause(f, evidence))
+    # A rank that failed can take long to end.
+    ending = set(base.ranks) if base.cause.ends_process else set()
+    alive = set(alive) - ending
     fatal = [
         f for f in first if _is_fatal(f.cause) and not _is_alive(f, alive)
     ]
     kills = [
         f for f in findings if f.cause.is_kill and is_own_end(f, evidence)
     ]
-    known = [*fatal, *kills, *_exit_reports(base, findings)]
+    # That it was killed says more than that it left, as others noticed.
+    own = [f for f in kills if f.ranks and f.ranks == base.ranks]
+    known = [*own, *fatal, *kills, *_exit_reports(base, findings)]
     if explained := _explain_absence(base, known):
         return _replace_verdict(diagnosis, explained[0], first, explained[1])
 
@@ -387,7 +393,7 @@ def _find_reason(
 
 def _is_covered(finding: Finding, base: Finding) -> bool:
     """
-    Return whether a log tells the same as other evidence, with less detail.
+    Return whether a log repeats other evidence, with less detail.
     """
     if finding.cause is base.cause is Cause.NATIVE_CRASH:
         files = {e.source for e in base.evidence}
@@ -447,28 +453,21 @@ def _explain_absence(
     Returns:
         The verdict, and the finding that explains it; ``None`` if none does.
     """
-    if not base.cause.is_absence or base.detail_cause is not None:
+    if not base.cause.is_absence:
         return None
     cause, is_sure = _find_end(base, known)
-    if cause is None:
+    if cause is None or base.detail_cause not in {None, cause.cause}:
         return None
 
-    hedge = "" if is_sure else "perhaps "
-    where = (
-        f"{ranks_text(cause.ranks)}: "
-        if len(base.ranks) > 1 and is_sure
-        else ""
-    )
-    detail = cause.summary.rstrip(".")
-    if detail.startswith(_CAPITALS):
-        detail = detail[0].lower() + detail[1:]
-    verdict = attrs.evolve(
-        base,
-        summary=f"{base.summary}; {hedge}because {where}{detail}",
+    is_some = is_sure and len(base.ranks) > 1
+    who = f"{ranks_text(cause.ranks)}: " if is_some else ""
+    verdict = base.with_clause(
+        "because" if is_sure else "perhaps because",
+        f"{who}{cause.summary}",
         detail_cause=cause.cause,
         location=base.location or cause.location,
         remedy=cause.remedy or base.remedy,
-        evidence=(*cause.evidence, *base.evidence),
+        evidence=cause.evidence,
         confidence=cause.confidence
         if is_sure and base.confidence == "possible"
         else base.confidence,
@@ -480,18 +479,18 @@ def _add_wait_location(reason: Finding, base: Finding) -> Finding:
     """
     Add to a reason where in their code ranks waited.
     """
-    where = base.summary
+    where: str | Finding = base
     if not base.cause.is_peer_wait:
         is_own = base.cause is Cause.NATIVE_CRASH
         if base.location is None or not (base.ranks or is_own):
             return reason
         who = ranks_text(base.ranks) if base.ranks else "it was"
         where = f"{who} in {base.location.brief}"
-    return attrs.evolve(
-        reason,
-        summary=f"{reason.summary.rstrip('.')}; {where}",
+    return reason.with_clause(
+        "and",
+        where,
+        behind=base.evidence,
         location=reason.location or base.location,
-        evidence=(*reason.evidence, *base.evidence),
     )
 
 

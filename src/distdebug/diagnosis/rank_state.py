@@ -15,14 +15,10 @@ from itertools import chain
 
 import attrs
 
-from ..findings import (
-    Activity,
-    Cause,
-    Diagnosis,
-    Evidence,
-    Finding,
-    Location,
-)
+from .. import logs
+from .._text import clean
+from ..causes import Cause
+from ..findings import Activity, Diagnosis, Evidence, Finding, Location
 from ..flight_recorder import (
     Dumps,
     FlightReport,
@@ -34,7 +30,6 @@ from ..flight_recorder import (
     is_keyboard_interrupt,
 )
 from ..identity import same_host
-from ..logs import lost_peer
 from ..processes import STATE_NAMES
 from ..stacks import (
     ProcessStacks,
@@ -45,6 +40,7 @@ from ..stacks import (
     explain_stacks,
     members_of_job,
 )
+from ..usercode import is_user_code
 from .log_evidence import LogEvidence
 
 
@@ -62,7 +58,7 @@ def is_peer_lost_error(error: str) -> bool:
         error: Type and message of the exception.
     """
     return is_collective_error(error) and any(
-        pattern.search(error) for pattern in (lost_peer(), _NOT_CONNECTED)
+        pattern.search(error) for pattern in (logs.lost_peer(), _NOT_CONNECTED)
     )
 
 
@@ -94,6 +90,8 @@ class HostView:
 
         torch_call: The function of torch.distributed that the user called and
             the rank is in, or ``""``.
+
+        process: The explanation of its process, if there is a stack.
     """
 
     rank: int
@@ -107,6 +105,7 @@ class HostView:
     state: str = ""
     lock_holder: int | None = None
     torch_call: str = ""
+    process: ProcessView | None = None
 
     @property
     def doing(self) -> str:
@@ -285,6 +284,7 @@ def _build_view(
         evidence=(quote, *explained.evidence),
         remedy=explained.remedy if is_known else "",
         torch_call=_find_torch_call(explained.thread),
+        process=explained,
         lock_holder=_lock_holder(
             explained.process.host, explained.thread, ranks
         ),
@@ -360,7 +360,7 @@ def diagnose_stacks(stacks: Sequence[ProcessStacks]) -> Diagnosis:
     findings = explain_stacks(stacks)
     verdict = findings[0] if findings else _UNKNOWN_VERDICT
     victims = _find_victims(members_of_job(verdict, stacks), verdict)
-    if len(findings) > 1 and not victims:
+    if len(findings) > 1 and not victims and verdict.cause is not Cause.DEAD:
         # No rank waits for another: the first finding is only a suspect.
         verdict = attrs.evolve(
             verdict,
@@ -415,13 +415,20 @@ def find_first_crash(
 
     first = crashes[0]
     where = views[first.rank].location
+    if where is not None and not is_user_code(where.file):
+        where = None  # of a library that handles the error
     place = f" at {where.brief}" if where else ""
+    rule = logs.explain_error(first.error)
+    cause = rule.cause if rule else Cause.RANK_CRASHED
+    is_deadly = cause.ends_process and cause is not Cause.RANK_CRASHED
     return Finding(
         cause=Cause.RANK_CRASHED,
         ranks=(first.rank,),
-        summary=f"rank {first.rank} died of {first.error}{place}",
+        summary=f"rank {first.rank} died of {clean(first.error)}{place}",
+        detail_cause=cause if is_deadly else None,
         confidence="certain",
-        remedy="fix the exception; the other ranks only lost their peer",
+        remedy=(rule and rule.remedy)
+        or "fix the exception; the other ranks only lost their peer",
         location=where,
         evidence=tuple(map(quote_error, crashes[:4])),
     )
@@ -537,7 +544,7 @@ def explain_silence(
         make too; then *diagnosis*, as only possible.
     """
     note = f"no call is on record for {seconds:.0f} s, longer than ever before"
-    by_stacks = diagnose_stacks(_rank_processes(dumps, stacks))
+    by_stacks = diagnose_stacks(rank_processes(dumps, stacks))
     verdict = by_stacks.verdict
     # What healthy jobs do between two calls, sometimes for long.
     is_pause = (
@@ -549,13 +556,15 @@ def explain_silence(
     if verdict.cause.is_fine or not by_stacks.findings:
         return _weaken_healthy_verdict(diagnosis, note)
     if not (is_hung or is_waiting):
-        return _weaken_healthy_verdict(diagnosis, f"{note}: {verdict.summary}")
+        return _weaken_healthy_verdict(diagnosis, note, verdict)
 
-    verdict = attrs.evolve(
-        verdict,
-        summary=f"{verdict.summary}; {note}",
+    verdict = verdict.with_clause(
+        "and",
+        note,
         # Without a waiting rank, this may be a long pause.
-        confidence=verdict.confidence if is_waiting else "possible",
+        confidence=verdict.confidence
+        if is_waiting or verdict.cause is Cause.DEAD
+        else "possible",
     )
     return attrs.evolve(
         diagnosis,
@@ -565,24 +574,31 @@ def explain_silence(
     )
 
 
-def _weaken_healthy_verdict(diagnosis: Diagnosis, note: str) -> Diagnosis:
+def _weaken_healthy_verdict(
+    diagnosis: Diagnosis, note: str, pause: Finding | None = None
+) -> Diagnosis:
     """
     Lower a healthy verdict to possible, and say why.
+
+    Args:
+        pause: What the ranks do meanwhile.
     """
     if diagnosis.verdict.cause.is_absence:
         return diagnosis
 
-    healthy = attrs.evolve(
-        diagnosis.verdict,
-        summary=f"{diagnosis.verdict.summary}; but {note}",
+    healthy = diagnosis.verdict.with_clause(
+        "but",
+        note,
         confidence="possible",
         remedy="if it hangs, look at its stacks (distdebug stacks): not "
         "all calls are recorded on Gloo",
     )
+    if pause is not None:
+        healthy = healthy.with_clause("and", pause)
     return attrs.evolve(diagnosis, verdict=healthy)
 
 
-def _rank_processes(
+def rank_processes(
     dumps: Dumps, stacks: Sequence[ProcessStacks]
 ) -> Sequence[ProcessStacks]:
     """

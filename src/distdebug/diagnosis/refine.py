@@ -13,23 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from ..findings import (
-    Cause,
-    CollectiveRef,
-    Diagnosis,
-    Finding,
-    GroupRef,
-    Missing,
-)
+from ..causes import Cause
+from ..findings import CollectiveRef, Diagnosis, Finding, GroupRef, Missing
 from ..flight_recorder import (
     Dumps,
     Sidecar,
+    count_pauses,
     is_collective_error,
     measure_silence_s,
     sigterm_time_s,
 )
 from ..ranks import ranks_text
-from ..stacks import ProcessStacks, blocked_text, conjugate
+from ..stacks import LOOK_AGAIN, ProcessStacks, blocked_text, conjugate
 from ..waits import Wait, waiting_text
 from .rank_state import (
     ALIVE_STATES,
@@ -166,16 +161,16 @@ def _blame_lost_ranks(
         return finding
 
     verb = "it" if len(lost) == 1 else "them"
-    return attrs.evolve(
+    blamed = attrs.evolve(
         finding,
         cause=Cause.RANK_CRASHED,
         ranks=tuple(lost),
-        summary=f"{ranks_text(lost)} left no dump, and all others lost "
-        f"{verb}: {finding.summary}",
+        summary=f"{ranks_text(lost)} left no dump, and all others lost {verb}",
         confidence="likely",
         location=None,
         remedy=Cause.RANK_CRASHED.remedy,
     )
+    return blamed.with_clause("and", finding)
 
 
 def _failure_cause(failed: Sequence[Sidecar]) -> Cause:
@@ -350,14 +345,13 @@ def find_cross_wait(
     few, many = sorted((members for members, _ in parties), key=len)
     is_open = len(few) == len(many)
     ranks = tuple(sorted([*few, *many] if is_open else few))
-    verb = "wait for each other" if is_open else "left the order of the others"
     rank_views = [views[r] for r in (few[0], many[0]) if r in views]
     return attrs.evolve(
         finding,
-        cause=Cause.GROUP_ORDER_DEADLOCK,
+        cause=Cause.TYPE_MISMATCH,
         ranks=ranks,
         confidence="possible" if is_open else "likely",
-        summary=f"{ranks_text(ranks)} {verb}: {_parties_text(parties, views)}",
+        summary=_parties_text(parties, views),
         location=rank_views[0].location,
         evidence=(
             *(e for v in rank_views for e in v.evidence),
@@ -374,8 +368,8 @@ def _parties_text(
     """
     Return where each party waits, the smaller one first.
     """
-    return ", ".join(
-        f"{ranks_text(ranks)} in {call}"
+    return ", while ".join(
+        f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} in {call}"
         + _at_location(views[r] for r in ranks if r in views)
         for ranks, call in sorted(parties, key=lambda party: len(party[0]))
     )
@@ -423,15 +417,12 @@ def note_waits_elsewhere(
         _describe_wait(*key, alike) for key, alike in parties
     )
     is_p2p = all(_P2P.fullmatch(call) for call, _ in by_call)
-    return attrs.evolve(
-        finding,
+    return finding.with_clause(
+        "but",
+        wait_text,
         confidence="possible",
-        summary=f"{finding.summary}; but {wait_text}",
         location=views[0].location,
-        evidence=(
-            *(e for _, alike in parties for e in alike[0].evidence),
-            *finding.evidence,
-        ),
+        evidence=[e for _, alike in parties for e in alike[0].evidence],
         remedy=_UNRECORDED_REMEDY if is_p2p else _CONTRADICTION_REMEDY,
     )
 
@@ -550,7 +541,10 @@ def refine(
     """
     if all_exited_cleanly(dumps) and not any(v.state for v in views.values()):
         diagnosis = _drop_finished_waits(diagnosis, dumps)
-    findings = [_refine_finding(f, views, waits) for f in diagnosis.findings]
+    findings = [
+        _refine_finding(f, views, dumps, waits) for f in diagnosis.findings
+    ]
+    findings.sort(key=lambda f: f.cause.is_fine)
     crash = find_first_crash(views, dumps)
     if crash is not None:
         findings = _put_crash_first(crash, findings)
@@ -564,7 +558,10 @@ def refine(
 
 
 def _refine_finding(
-    finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
+    finding: Finding,
+    views: Mapping[int, HostView],
+    dumps: Dumps,
+    waits: Sequence[Wait],
 ) -> Finding:
     if finding.cause is Cause.RANK_NOT_ARRIVED:
         if _has_arrived_since(finding, waits):
@@ -576,7 +573,8 @@ def _refine_finding(
         if held is not None:
             return held
 
-    return _add_host_reason(drop_waiting_ranks(finding, views, waits), views)
+    left = drop_waiting_ranks(finding, views, waits)
+    return _note_slow_ranks(_add_host_reason(left, views), views, dumps)
 
 
 def _has_arrived_since(finding: Finding, waits: Sequence[Wait]) -> bool:
@@ -601,7 +599,7 @@ def _find_victims(
     victims.update(
         v.rank for v in views.values() if v.lock_holder in findings[0].ranks
     )
-    if findings[0].cause is Cause.GROUP_ORDER_DEADLOCK:
+    if findings[0].cause is Cause.TYPE_MISMATCH:
         # The ranks that the dumps blame may be victims.
         victims.update(diagnosis.verdict.ranks)
     return tuple(sorted(victims.difference(findings[0].ranks)))
@@ -650,13 +648,12 @@ def _put_crash_first(crash: Finding, findings: list[Finding]) -> list[Finding]:
         return [crash, *findings]
 
     f = explained[0]
-    crash = attrs.evolve(
-        crash,
+    crash = crash.with_clause(
+        "and",
+        f"the others wait for it in {f.collective} of group {str(f.group)!r}",
         group=f.group,
         collective=f.collective,
-        summary=f"{crash.summary}; the others wait for it in "
-        f"{f.collective} of group {str(f.group)!r}",
-        evidence=(*crash.evidence, *f.evidence),
+        behind=f.evidence,
     )
     return [crash, *(f for f in findings if f.ranks != crash.ranks)]
 
@@ -684,16 +681,64 @@ def _add_host_reason(
         return contradicted
 
     doing = first.doing or "is"
-    return attrs.evolve(
-        finding,
-        summary=f"{finding.summary}. Rank {first.rank} {doing} in "
-        f"{_location_text(first)}{blocked_text(first.activity)}"
-        f"{_describe_others(first, rank_views)}",
+    return finding.with_clause(
+        "doing",
+        f"rank {first.rank} {doing} in {_location_text(first)}"
+        f"{blocked_text(first.activity)}{_describe_others(first, rank_views)}",
         activity=first.activity if first.doing else None,
         remedy=first.remedy or "see why it does not get past that line",
         detail_cause=first.cause,
         location=first.location,
-        evidence=(*first.evidence, *finding.evidence),
+        evidence=first.evidence,
+    )
+
+
+# What ends by itself, sooner or later.
+_MAY_END = frozenset(
+    {
+        *(Cause.CHECKPOINTING, Cause.COMPILING, Cause.DATALOADER_WAIT),
+        *(Cause.FUTURE_WAIT, Cause.IO_WAIT, Cause.NATIVE_SPIN),
+        *(Cause.PYTHON_LOOP, Cause.SLEEPING, Cause.SUBPROCESS_WAIT),
+    }
+)
+
+
+def _note_slow_ranks(
+    finding: Finding, views: Mapping[int, HostView], dumps: Dumps
+) -> Finding:
+    """
+    Take absent ranks for slow if they seem to work, or were as late before.
+    """
+    absent = [views[r] for r in finding.ranks if r in views]
+    waited_s = finding.waited_s
+    # What is not known of a rank is no sign that it works.
+    if finding.cause is not Cause.RANK_NOT_ARRIVED or (
+        len(absent) < max(len(finding.ranks), 1)
+    ):
+        return finding
+
+    may_end = (v.state == "running" and v.cause in _MAY_END for v in absent)
+    before = 0
+    if waited_s is not None and all(may_end):
+        before = count_pauses(dumps, finding.waiting, waited_s)
+    if before:
+        often = "once" if before == 1 else f"{before:,} times"
+        finding = finding.with_clause(
+            "but",
+            f"the others have been as long without a call {often} before",
+        )
+    works = (
+        v.cause is Cause.PROGRESSING
+        or (v.process is not None and v.process.may_work(waited_s))
+        for v in absent
+    )
+    if not (before or all(works)):
+        return finding
+    return attrs.evolve(
+        finding,
+        cause=Cause.PROGRESSING,
+        confidence="possible",
+        remedy=LOOK_AGAIN,
     )
 
 
@@ -721,11 +766,11 @@ def _note_clean_exits(finding: Finding, exited: Sequence[int]) -> Finding:
     """
     Note that absent ranks ended without an error, and did not crash.
     """
-    summary = (
-        f"{finding.summary}; {ranks_text(exited)} had ended without an error"
+    finding = finding.with_clause(
+        "and", f"{ranks_text(exited)} had ended without an error"
     )
     if len(exited) < len(finding.ranks):
-        return attrs.evolve(finding, summary=summary)
+        return finding
 
     is_few = finding.group is not None and 2 * len(exited) < len(
         finding.group.ranks
@@ -736,7 +781,6 @@ def _note_clean_exits(finding: Finding, exited: Sequence[int]) -> Finding:
         # If most ranks exited, the waiting ranks more likely made a call too
         # many.
         confidence=finding.confidence if is_few else "possible",
-        summary=summary,
         remedy=_ENDED_EARLY_REMEDY,
     )
 

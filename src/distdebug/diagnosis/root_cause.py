@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from .._io import is_folder
+from .._io import is_folder, remembered_walks
 from .._text import clean, list_text
+from ..causes import Cause
 from ..errors import NoDumpsError
-from ..findings import Cause, Diagnosis, Missing
+from ..findings import Diagnosis, Missing
 from ..flight_recorder import (
     Dumps,
     FlightReport,
@@ -31,6 +32,8 @@ from ..stacks import (
     is_stack_file,
     read_stack_files,
 )
+from .inventory import find_unread_files
+from .known_bugs import note_known_bugs
 from .log_evidence import LogEvidence, read_logs
 from .order import SILENT_REMEDY, diagnose_logs, join_logs
 from .rank_state import (
@@ -39,6 +42,7 @@ from .rank_state import (
     build_host_views,
     combine_stacks,
     diagnose_stacks,
+    rank_processes,
 )
 from .refine import recheck_running_job, refine
 
@@ -91,10 +95,17 @@ _NO_CALLS = Missing(
 
 def diagnose(
     *sources: Source | Iterable[Source],
+    known_bugs: Iterable[str | os.PathLike[str]] = (),
     progress: Callable[[int, int], object] | None = None,
 ) -> Diagnosis:
     """
     Find the root cause of a stuck, slow, or dead job.
+
+    Example::
+
+        diagnosis = distdebug.diagnose("dumps", "logs/")
+        print(diagnosis)
+        print(diagnosis.verdict.cause, diagnosis.verdict.ranks)
 
     Args:
         sources: Files and folders with all that was collected: Flight Recorder
@@ -103,6 +114,9 @@ def diagnose(
             a scan of logs, records about collectives, the phase of a job; or
             lists of these.  A result stands for its kind: where dumps are
             given, none are looked for in the folders.
+
+        known_bugs: Further files of published bugs, beside those that come
+            with this package.
 
         progress: Called with the number of files read, and the number of all
             files.
@@ -113,9 +127,37 @@ def diagnose(
     Raises:
         NoDumpsError: The sources hold no evidence, or none that can be read.
 
+        RulesError: A file of known bugs cannot be used.
+
         TypeError: One of them is neither a path nor such a result.
     """
     given = _sort_sources(sources)
+    # Each kind of evidence is looked for in the same folders.
+    with remembered_walks():
+        flight, found, logs = _read_all(given, progress)
+        unread = _find_unread(given.paths, flight, found, logs)
+    inputs = DiagnosisInputs(
+        paths=tuple(os.fspath(path) for path in given.paths),
+        flight=flight,
+        stacks=found.stacks,
+        logs=logs,
+    )
+    joined = _join_evidence(flight, found, logs)
+    joined = attrs.evolve(
+        joined, missing=(*joined.missing, *unread), seen=inputs
+    )
+    return note_known_bugs(joined, inputs, known_bugs)
+
+
+def _read_all(
+    given: _Given, progress: Callable[[int, int], object] | None
+) -> tuple[FlightReport | None, _Stacks, LogEvidence]:
+    """
+    Read what is not given, and analyze the dumps.
+
+    Raises:
+        NoDumpsError: There is no evidence, or none that can be read.
+    """
     paths = tuple(given.paths)
     found = given.stacks or _read_stacks(paths)
     dumps, no_dumps = given.dumps, NoDumpsError("")
@@ -132,25 +174,34 @@ def diagnose(
         raise _no_evidence_error(paths, no_dumps, logs)
     if dumps is not None and not (found.stacks or logs.is_any):
         check_readable(dumps)
-    # Each kind of evidence is looked for in the same folders.
     known = {(m.source, m.reason) for m in logs.missing}
-    found = attrs.evolve(
-        found,
-        missing=tuple(
-            m for m in found.missing if (m.source, m.reason) not in known
-        ),
+    missing = (
+        m
+        for m in found.missing
+        # A log need not hold a stack.
+        if (m.source, m.reason) not in known and m.source not in logs.files
     )
-
     flight = given.flight
     if flight is None and dumps is not None:
         flight = analyze_dumps(dumps)
-    inputs = DiagnosisInputs(
-        paths=tuple(os.fspath(path) for path in paths),
-        flight=flight,
-        stacks=found.stacks,
-        logs=logs,
-    )
-    return attrs.evolve(_join_evidence(flight, found, logs), seen=inputs)
+    return flight, attrs.evolve(found, missing=tuple(missing)), logs
+
+
+def _find_unread(
+    paths: Iterable[str | os.PathLike[str]],
+    flight: FlightReport | None,
+    found: _Stacks,
+    logs: LogEvidence,
+) -> tuple[Missing, ...]:
+    """
+    Return notes about files that were not read, and that no other note names.
+    """
+    read = {*logs.files, *(p.source for p in found.stacks)}
+    read |= {m.source for m in (*found.missing, *logs.missing) if m.source}
+    if flight is not None:
+        read |= {dump.path for dump in flight.dumps}
+        read |= {m.source for m in flight.dumps.problems if m.source}
+    return find_unread_files(paths, read, logs.sessions)
 
 
 @attrs.frozen(kw_only=True)
@@ -379,7 +430,9 @@ def _diagnose_dumps(flight: FlightReport, found: _Stacks) -> Diagnosis:
     if is_running and not all_exited_cleanly(dumps):
         stacks = combine_stacks(dumps, found.stacks)
         diagnosis = recheck_running_job(diagnosis, views, dumps, stacks)
-    diagnosis = _note_progress(diagnosis, found.stacks)
+    # Other jobs of the node may move.
+    own = rank_processes(dumps, found.stacks)
+    diagnosis = _note_progress(diagnosis, own)
     return attrs.evolve(
         diagnosis, missing=(*diagnosis.missing, *found.missing)
     )
@@ -398,11 +451,17 @@ def _may_hold_stacks(path: Path) -> bool:
     return is_folder(path) or is_log or is_stack_file(path.name)
 
 
+# So long after a hang began, stacks may still have moved.
+_SHORT_WAIT_S = 5.0
+
+
 def _note_progress(
     diagnosis: Diagnosis, stacks: Sequence[ProcessStacks]
 ) -> Diagnosis:
     """
     Lower the confidence if dumps show a hang but stacks show progress.
+
+    A wait that has just begun is none then.
     """
     is_stuck = diagnosis.verdict.cause in _STUCK_CAUSES
     findings = explain_stacks(stacks) if is_stuck else ()
@@ -410,13 +469,14 @@ def _note_progress(
     if not moving:
         return diagnosis
 
-    verdict = attrs.evolve(
-        diagnosis.verdict,
-        confidence="possible",
-        summary=f"{diagnosis.verdict.summary}; but {moving[0].summary}",
-        evidence=(*diagnosis.verdict.evidence, *moving[0].evidence),
-    )
+    verdict = attrs.evolve(diagnosis.verdict, confidence="possible")
     others = [f for f in diagnosis.findings if f != diagnosis.verdict]
+    waited_s = verdict.waited_s
+    if waited_s is not None and waited_s < _SHORT_WAIT_S:
+        first, *more = moving
+        findings = (first, *more, verdict, *others)
+        return attrs.evolve(diagnosis, verdict=first, findings=findings)
+    verdict = verdict.with_clause("but", moving[0], behind=moving[0].evidence)
     return attrs.evolve(
         diagnosis, verdict=verdict, findings=(verdict, *others, *moving)
     )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .analysis.membership import group_status as group_status
     from .analysis.report import FlightReport as FlightReport
     from .analysis.stragglers import clock_offsets_ns as clock_offsets_ns
+    from .analysis.stuck import count_pauses as count_pauses
     from .analysis.stuck import measure_silence_s as measure_silence_s
     from .enable import disable_flight_recorder as disable_flight_recorder
     from .enable import enable_flight_recorder as enable_flight_recorder
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
     from .recording.plan import RecorderSettings as RecorderSettings
     from .recording.plan import make_folder as make_folder
     from .recording.plan import plan_flight_recorder as plan_flight_recorder
+    from .replay import Replay as Replay
+    from .replay import make_replay as make_replay
+    from .replay import write_replay as write_replay
     from .request import DumpRequest as DumpRequest
     from .request import request_dumps as request_dumps
     from .sidecar import MAX_RANKS as MAX_RANKS

@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import select
 import stat
 import sys
@@ -79,6 +80,15 @@ class _Enabled(NamedTuple):
     extras: Extras | None
 
 
+# What torch appends to each error of CUDA.
+_TORCH_ADVICE = re.compile(
+    r"\n(?:Search for `cuda|CUDA kernel errors might|For debugging consider)"
+)
+
+# How long a spawned process may import its main module.
+_SPAWN_S = 600.0
+_SPAWN_POLL_S = 0.02
+
 # At most one; forked children drop that of their parent.
 _enabled: list[_Enabled] = []
 
@@ -111,6 +121,11 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
     An otherwise unused real-time signal lets ``python -m distdebug stacks``
     read the stack of each thread without the right to trace the process, and
     also while native code holds the interpreter lock.
+
+    Example::
+
+        distdebug.enable_flight_recorder(dump_dir="dumps")
+        torch.distributed.init_process_group()
 
     Args:
         dump_dir: Folder of the dumps, shared by all ranks of a node or of the
@@ -249,6 +264,42 @@ def _start_recording(settings: RecorderSettings, options: Options) -> None:
     _enabled.append(_Enabled(options, settings, previous, extras))
     if extras is not None:
         _hook_fork()
+        if _is_being_spawned():
+            wait = partial(_start_unless_worker, extras)
+            log_exceptions(OwnThread(wait, f"{THREAD_PREFIX} start").start)
+        else:
+            extras.start()
+
+
+def _is_being_spawned() -> bool:
+    """
+    Return whether *multiprocessing* still prepares this process, which it
+    spawned: it imports the main module first.
+    """
+    process: Any = sys.modules.get("multiprocessing.process")
+    return process is not None and hasattr(
+        process.current_process(), "_inheriting"
+    )
+
+
+def _start_unless_worker(extras: Extras) -> None:
+    """
+    Start the extras of a spawned rank, once it is known what it is for.
+
+    Workers of pools, executors, and data loaders are no ranks, though they have
+    the variables of theirs.
+    """
+    deadline = time.monotonic() + _SPAWN_S
+    while _is_being_spawned():
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_SPAWN_POLL_S)
+    process = sys.modules["multiprocessing.process"].current_process()
+    target = getattr(process, "_target", None)
+    is_worker = process.daemon or (
+        getattr(target, "__module__", "") == "concurrent.futures.process"
+    )
+    if not is_worker and _enabled and _enabled[-1].extras is extras:
         extras.start()
 
 
@@ -513,7 +564,7 @@ def _pending_exception() -> BaseException | None:
 
 def _format_exception(exc: BaseException) -> str:
     try:
-        text = str(exc)
+        text = _TORCH_ADVICE.split(str(exc), maxsplit=1)[0]
     except Exception:  # noqa: BLE001 its class may raise anything
         text = ""
     return clean(f"{type(exc).__name__}: {text}", limit=1000)

@@ -30,11 +30,12 @@ from numpy.typing import NDArray
 from .._text import clean, list_text
 from ..errors import NoDumpsError
 from ..findings import Missing
+from ..ranks import RankChoice, select_ranks
 from .reading.assemble import Tables, UnusableError, parse_frames
 from .reading.columns import COMPLETED, Dumps, Entries, Frame, RankDump
 from .reading.files import DumpFile, FoundFiles, find_files
 from .reading.sandbox import TIME_LIMIT_S, decode_files, decode_frames
-from .sidecar import Sidecar
+from .sidecar import Sidecar, mesh_of
 
 
 AnyPath = str | os.PathLike[str]
@@ -52,7 +53,7 @@ _PATH_REMEDY = (
 def read_dumps(
     path: AnyPath | Iterable[AnyPath],
     *,
-    ranks: Iterable[int] | None = None,
+    ranks: RankChoice | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
     time_limit_s: float = TIME_LIMIT_S,
@@ -64,11 +65,16 @@ def read_dumps(
     gzip.  Nothing in a file is ever executed: files are decoded by child
     processes that refuse code and have limits on memory and time.
 
+    Example::
+
+        dumps = distdebug.read_dumps("dumps", ranks="0-7")
+        calls = dumps.calls()  # a data frame
+
     Args:
         path: A file, or a folder that is searched recursively; or several of
             them.
 
-        ranks: The ranks to read; by default all.
+        ranks: The ranks to read, or a selection; by default all.
 
         executor: Where to decode; by default in one process per core here.
 
@@ -84,7 +90,7 @@ def read_dumps(
     """
     paths = _as_paths(path)
     found = find_files(paths)
-    plan = plan_reading(found, None if ranks is None else set(ranks))
+    plan = plan_reading(found, _select_ranks(ranks, found))
     tables = Tables()
     decoded, failed, damage = _decode(
         plan.chains, tables, executor, progress, time_limit_s
@@ -130,7 +136,11 @@ def check_readable(dumps: Dumps) -> None:
         f"{PurePath(p.source or '').name}: {p.reason}" for p in dumps.problems
     ]
     msg = f"no dump can be read: {list_text(reasons, most=_MOST_REASONS)}"
-    raise NoDumpsError(msg, remedy=_REMEDY)
+    raise NoDumpsError(
+        msg,
+        remedy="see that these are dumps, and were copied whole; their names "
+        "end with the rank, as in nccl_trace_rank_3",
+    )
 
 
 def _no_dumps_error(
@@ -399,6 +409,24 @@ def _describe_damage(
 _NO_RANK = (
     "neither its name nor its content shows the rank: name it like rank_3"
 )
+
+
+def _select_ranks(
+    ranks: RankChoice | None, found: FoundFiles
+) -> frozenset[int] | None:
+    """
+    Return the ranks to read, of the job that sidecars and names show.
+    """
+    if ranks is None:
+        return None
+
+    known = (file.name.rank for file in found.files)
+    sizes = (sidecar.world_size for sidecar in found.sidecars)
+    world_size = max(
+        *(x + 1 for x in known if x is not None), *filter(None, sizes), 0, 0
+    )
+    mesh = mesh_of(found.sidecars)
+    return frozenset(select_ranks(ranks, mesh, world_size))
 
 
 def _is_selected(rank: int | None, ranks: Collection[int] | None) -> bool:

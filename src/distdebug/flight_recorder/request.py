@@ -23,6 +23,12 @@ import attrs
 from .._io import is_folder, names_in
 from .._render import Block, Entries, Entry, Shown
 from .._text import clean
+from ..ranks import (
+    RankChoice,
+    RankSelection,
+    parse_rank_option,
+    select_ranks,
+)
 from .sidecar import SIDECAR_SUFFIX, read_sidecar
 
 
@@ -77,7 +83,7 @@ class DumpRequest(Shown):
 def request_dumps(
     dump_dir_or_prefix: str | os.PathLike[str],
     *,
-    ranks: Collection[int] | None = None,
+    ranks: RankChoice | None = None,
     timeout_s: float = 10.0,
 ) -> tuple[DumpRequest, ...]:
     """
@@ -87,7 +93,8 @@ def request_dumps(
         dump_dir_or_prefix: Folder of the dumps, or the prefix of the pipe
             names, as in ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``.
 
-        ranks: The ranks to ask; all by default.
+        ranks: The ranks to ask, or a selection, which the sidecars in the
+            folder resolve; all by default.
 
         timeout_s: How long to wait for the answers, in seconds.
 
@@ -99,13 +106,35 @@ def request_dumps(
         (place, "") if is_folder(place) else (place.parent, place.name)
     )
     before = set(names_in(folder))
+    chosen = None if ranks is None else _select_ranks(ranks, folder, before)
     rows = [
         _request_dump(rank, [folder / name for name in names])
         for rank, names in _group_by_rank(
-            (n for n in before if n.startswith(start)), ranks
+            (n for n in before if n.startswith(start)), chosen
         )
     ]
     return tuple(_await_answers(rows, folder, before, timeout_s))
+
+
+# No node has more ranks; a larger number is a typing error.
+_MOST_RANKS = 1 << 16
+
+
+def _select_ranks(
+    ranks: RankChoice, folder: Path, names: Iterable[str]
+) -> tuple[int, ...]:
+    if isinstance(ranks, str):
+        ranks = parse_rank_option(ranks)
+    mesh: dict[str, int] = {}
+    world_size = 0
+    for name in sorted(n for n in names if n.endswith(SIDECAR_SUFFIX)):
+        with contextlib.suppress(OSError, ValueError):
+            sidecar = read_sidecar(folder / name)
+            mesh, world_size = dict(sidecar.mesh) or mesh, sidecar.world_size
+    if isinstance(ranks, RankSelection) and ranks.by_rank:
+        # Ranks without a process are named as well, and reported as absent.
+        world_size = _MOST_RANKS
+    return select_ranks(ranks, mesh, world_size)
 
 
 def _group_by_rank(

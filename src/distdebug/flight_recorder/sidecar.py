@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,6 +137,13 @@ class Sidecar(NamedTuple):
                 for name, frames in self.threads
             },
         }
+
+
+def mesh_of(sidecars: Iterable[Sidecar]) -> dict[str, int]:
+    """
+    Return the mesh of a job, outermost dimension first; empty if unknown.
+    """
+    return dict(next((x.mesh for x in sidecars if x.mesh), ()))
 
 
 def write_sidecar(sidecar: Sidecar, dump: Path) -> Path:

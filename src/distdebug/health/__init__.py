@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .environment_checks import check_environment as check_environment
     from .gpu import Gpu as Gpu
     from .gpu import GpuProcess as GpuProcess
+    from .gpu import driver_version as driver_version
     from .gpu import read_gpus as read_gpus
     from .kernel import boot_time as boot_time
     from .kernel import is_suspicious as is_suspicious
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .node import check_node as check_node
     from .node_json import FACTS_LAYOUT as FACTS_LAYOUT
     from .node_json import check_node_json as check_node_json
+    from .node_json import check_stored_facts as check_stored_facts
     from .node_json import job_start_time as job_start_time
     from .node_json import parse_node_json as parse_node_json
     from .node_json import worker_environs as worker_environs

@@ -380,7 +380,7 @@ def _missing_interfaces(
 ) -> Iterator[Missing]:
     unknown = [host for host in hosts if host not in interfaces]
     if unknown:
-        reason = f"nobody told which {list_text(unknown)} has"
+        reason = f"the interfaces of {list_text(unknown)} are unknown"
         yield Missing(what="interfaces", reason=reason)
     if any(not x.shares_network for x in settings):
         reason = "some processes have a network of their own (a container)"

@@ -18,7 +18,20 @@ import attrs
 from .._proc import in_time
 from .._text import clean, list_text, size_text
 from ..findings import Evidence, Finding
+from ..processes import read_proc
 from .judgements import judge, ranks_of
+
+
+_DRIVER = re.compile(rb"Kernel Module(?: for \S+)?\s+(\d[\d.]{1,20})")
+
+
+def driver_version(root: str = "/proc") -> str:
+    """
+    Return the version of the NVIDIA driver of this node; ``""`` without one.
+    """
+    text = read_proc(f"{root}/driver/nvidia/version") or b""
+    found = _DRIVER.search(text)
+    return found[1].decode() if found else ""
 
 
 # Idle GPUs without persistence mode take some seconds to wake up.

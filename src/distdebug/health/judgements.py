@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 
 from .._rules import read_toml
-from ..findings import Cause, Confidence, Evidence, Finding
+from ..causes import Cause
+from ..findings import Confidence, Evidence, Finding
 
 
 @attrs.frozen(kw_only=True)

@@ -18,7 +18,8 @@ import attrs
 from .._proc import find_tool, run_tool
 from .._rules import read_toml
 from .._text import clean, reason_of, time_text
-from ..findings import Cause, Confidence, Evidence, Finding
+from ..causes import Cause
+from ..findings import Confidence, Evidence, Finding
 from ..logs import parse_time, read_tail
 from ..processes import whole_number
 from .gpu import Gpu, parse_bus_id
@@ -474,6 +475,7 @@ def _load_xids() -> dict[int, Xid]:
 _BEFORE_JOB_S = 60.0
 # These hold if the start of the job is unknown.
 _RECENT_S = 600.0
+_SAME_FAULT_S = 2.0
 _WINDOW_S = 86_400.0
 _JOB_NAMES = (
     *("python", "pt_", "ray::", "torchrun", "vllm", "sglang", "uvicorn"),
@@ -499,6 +501,9 @@ class JobContext:
         pids: The processes of the job.
 
         gpus: The GPUs of the node.
+
+        knows_all: Whether *pids* holds all processes that the job had on the
+            node, also those that have ended.
     """
 
     host: str = ""
@@ -507,6 +512,7 @@ class JobContext:
     ranks: Mapping[int, int] = attrs.field(factory=dict)
     pids: Collection[int] = frozenset()
     gpus: tuple[Gpu, ...] = ()
+    knows_all: bool = False
 
     @property
     def begin(self) -> float:
@@ -524,12 +530,51 @@ def check_kernel_events(
     """
     Yield findings about the events that concern a job.
     """
+    events = tuple(events)
+    foreign = [x for x in events if _is_of_other_program(x, context)]
     for event in events:
+        if any(_is_same_fault(event, x) for x in foreign):
+            continue
         rule = load_event_rules()[event.rule]
         xid = None if event.rule != "xid" else explain_xid(event.xid or 0)
         confidence = _rate_event(rule, event, xid, context)
         if confidence is not None:
             yield _event_finding(rule, event, xid, confidence, context)
+
+
+def _is_of_other_program(event: KernelEvent, context: JobContext) -> bool:
+    """
+    Return whether a GPU reports a fault of a program that is not of the job.
+    """
+    return (
+        context.knows_all
+        and _is_program_fault(event)
+        and event.pid is not None
+        and event.pid not in context.pids
+    )
+
+
+def _is_program_fault(event: KernelEvent) -> bool:
+    return (
+        event.rule == "xid" and explain_xid(event.xid or 0).kind == "program"
+    )
+
+
+def _is_same_fault(event: KernelEvent, other: KernelEvent) -> bool:
+    """
+    Return whether two events report one fault of a program on one GPU.
+
+    Of several lines about a fault, only the last names the process.
+    """
+    if event is other:
+        return True
+    if not _is_program_fault(event) or event.pid is not None:
+        return False
+    return event.bus_id == other.bus_id and (
+        event.time is not None
+        and other.time is not None
+        and abs(event.time - other.time) <= _SAME_FAULT_S
+    )
 
 
 def _event_finding(

@@ -103,6 +103,10 @@ class NodeFacts:
         ray: The state of Ray, for each session that was asked for.
 
         name_address: The address that the host name resolves to on this node.
+
+        platform: Its architecture, such as ``"aarch64"``; ``""`` if unknown.
+
+        driver: Version of its NVIDIA driver; ``""`` without one.
     """
 
     host: str
@@ -122,6 +126,8 @@ class NodeFacts:
     ib_ports: tuple[IbPort, ...] | None = None
     ray: tuple[RayNode, ...] | None = None
     name_address: str | None = None
+    platform: str = ""
+    driver: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """
@@ -169,8 +175,7 @@ class _Health:
         lines = [title]
         for finding in self.findings:
             label = "note" if finding.cause.is_fine else finding.confidence
-            text = finding.summary.removeprefix("note: ")
-            lines.append(f"- {text} ({label})")
+            lines.append(f"- {finding.summary} ({label})")
             lines += [f"  {finding.remedy}"] if finding.remedy else []
         if not self.findings:
             lines.append("nothing is wrong, as far as can be seen")
@@ -259,13 +264,14 @@ def _summary(facts: NodeFacts) -> str:
 _BOOT_S = 60.0
 
 
-def check_node_facts(
+def check_node_facts(  # noqa: PLR0913 each is independent
     facts: NodeFacts,
     *,
     ranks: Mapping[int, int] | None = None,
     pids: Collection[int] = (),
     since: float | None = None,
     has_node_pids: bool = True,
+    knows_all: bool = False,
 ) -> tuple[Finding, ...]:
     """
     Return what is wrong with a node, most certain first.
@@ -282,6 +288,9 @@ def check_node_facts(
 
         has_node_pids: Whether process IDs are those that the kernel and the
             driver report; in a container they mostly are not.
+
+        knows_all: Whether *pids* holds all processes that the job had on the
+            node, also those that have ended.
     """
     context = JobContext(
         host=facts.host,
@@ -290,6 +299,7 @@ def check_node_facts(
         ranks=ranks if ranks and has_node_pids else {},
         pids=frozenset(pids if has_node_pids else ()),
         gpus=facts.gpus or (),
+        knows_all=knows_all and has_node_pids,
     )
     has_rdma = any(x.state == "ACTIVE" for x in facts.ib_ports or ())
     findings = [

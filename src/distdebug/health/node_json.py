@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -53,8 +53,43 @@ def check_node_json(
     Returns:
         Findings, most certain first.
     """
-    facts = parse_node_json(node_json, host=host)
-    return check_node_facts(facts, ranks=ranks, pids=ranks or (), since=since)
+    return check_stored_facts(
+        parse_node_json(node_json, host=host),
+        worker_environs(node_json),
+        ranks=ranks or {},
+        since=since,
+    )
+
+
+def check_stored_facts(
+    facts: NodeFacts,
+    environs: Iterable[Mapping[str, str]],
+    *,
+    ranks: Mapping[int, int],
+    since: float | None = None,
+) -> tuple[Finding, ...]:
+    """
+    Return what was wrong with a node, by its parsed ``node.json``.
+
+    Args:
+        environs: The variables of its workers.
+
+        ranks: Ranks by process ID.
+
+        since: Start of the job, in seconds since the epoch; ``None`` if
+            unknown.
+
+    Returns:
+        Findings, most certain first.
+    """
+    counts = {environ.get("LOCAL_WORLD_SIZE", "") for environ in environs}
+    return check_node_facts(
+        facts,
+        ranks=ranks,
+        pids=ranks,
+        since=since,
+        knows_all=counts == {str(len(set(ranks.values())))},
+    )
 
 
 def parse_node_json(node_json: Mapping[str, Any], *, host: str) -> NodeFacts:
@@ -77,6 +112,8 @@ def parse_node_json(node_json: Mapping[str, Any], *, host: str) -> NodeFacts:
             for index, gpu in enumerate(_as_list(data.get("gpus")))
             if isinstance(gpu, dict) and gpu
         ),
+        platform=str(machine.get("platform") or ""),
+        driver=str(machine.get("driver") or ""),
         memory=_parse_memory(machine),
         kernel=_parse_kernel(data.get("kernel"), booted, taken),
         disks=tuple(_parse_disks(machine.get("disks"))),

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .ras import ras_findings as ras_findings
     from .ras import read_ras_status as read_ras_status
     from .rules import LogRule as LogRule
+    from .rules import explain_error as explain_error
     from .rules import load_rules as load_rules
     from .scan import scan_logs as scan_logs
     from .signatures import lost_peer as lost_peer

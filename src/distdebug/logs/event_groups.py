@@ -759,7 +759,7 @@ def _summary(
     unit = "times" if is_trace else "lines"
     times = f" ({more}{group.count:,} {unit})" if group.count > 1 else ""
     recovery_text = "; the job went on afterwards" if group.is_survived else ""
-    return says[:1].upper() + says[1:] + times + recovery_text
+    return says + times + recovery_text
 
 
 def _ranks_or_origin(group: LogGroup) -> str:

@@ -11,8 +11,8 @@ import attrs
 
 from .._render import Block, Shown, Table
 from .._text import clean
+from ..causes import Cause
 from ..findings import (
-    Cause,
     Finding,
     Missing,
     as_plain,

@@ -168,7 +168,7 @@ def process_forms() -> Mapping[bytes, tuple[ProcessForm, ...]]:
 
 # Launchers and processes name themselves in the beginning, and at the end.
 _HEAD_BYTES, _TAIL_BYTES = 1 << 19, 1 << 17
-# After so many lines there that tell nothing new, no more are read.
+# After so many lines without a new rank, no more are read.
 _MOST_IDLE = 200
 _MOST_HITS, _MOST_FACTS, _MOST_HOSTS = 1 << 10, 1 << 17, 1 << 14
 

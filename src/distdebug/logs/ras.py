@@ -19,7 +19,8 @@ import attrs
 
 from .._io import read_ordinary
 from .._text import clean
-from ..findings import Cause, Evidence, Finding
+from ..causes import Cause
+from ..findings import Evidence, Finding
 from ..ranks import ranks_text
 from .collectives.model import normalize_op
 
@@ -28,7 +29,11 @@ _MOST_BYTES = 1 << 28
 _MOST_QUOTED = 4
 # What a file has in its first bytes if it is such a status.
 _TEXT_START = re.compile(rb"^Job summary\s*\n=+\s*$", re.MULTILINE)
-_JSON_START = re.compile(rb'^\s*\{\s*"nccl_version"')
+_JSON_START = re.compile(
+    rb'^(?:\s*(?:SERVER PROTOCOL \d+|OK)\n)*\s*\{\s*"nccl_version"'
+)
+# Whoever asks by a socket, without ncclras, gets these lines, too.
+_PROTOCOL_LINE = re.compile(r"^(?:SERVER PROTOCOL \d+|OK)$", re.MULTILINE)
 
 Problem = Literal["behind", "missing", "dead"]
 
@@ -103,12 +108,15 @@ class RasStatus:
 
         silent: The first line about processes that do not answer, as printed,
             and where it stands; ``None`` if all do.
+
+        nccl_version: The version of NCCL; ``""`` if it is not given.
     """
 
     source: str = ""
     communicators: tuple[RasCommunicator, ...] = ()
     gpus: int = 0
     silent: tuple[str, int] | None = None
+    nccl_version: str = ""
 
 
 def is_ras_status(head: bytes) -> bool:
@@ -147,7 +155,7 @@ _NOT_BLANK = re.compile(r"\S")
 
 
 def _read_documents(text: str, source: str) -> Iterator[RasStatus]:
-    text = _NO_COMMA.sub(r"],\1", text)
+    text = _NO_COMMA.sub(r"],\1", _PROTOCOL_LINE.sub("", text))
     position = 0
     while start := _NOT_BLANK.search(text, position):
         try:
@@ -173,6 +181,7 @@ def _parse_document(document: Any, source: str) -> RasStatus:
         source=source,
         communicators=tuple(x for x in communicators if x.ranks),
         gpus=max((x.size for x in communicators), default=0),
+        nccl_version=str(document.get("nccl_version") or ""),
     )
 
 

@@ -26,7 +26,8 @@ from .._rules import (
     refuse_unknown_tables,
 )
 from .._search import SHORTEST_WORD
-from ..findings import Cause, Confidence
+from ..causes import Cause
+from ..findings import Confidence
 from .signatures import SIGNATURES_FILE, read_signatures
 from .tracebacks import TRACEBACK_HEADER, Trace
 
@@ -447,6 +448,18 @@ def match_traceback(trace: Trace, rule_set: RuleSet) -> LogRule:
     rules = [match_text(str(error), rule_set) for error in root_errors]
     known = [rule for rule in rules if rule is not None]
     return min(known, key=lambda rule: rule.priority, default=EXCEPTION)
+
+
+def explain_error(text: str) -> LogRule | None:
+    """
+    Return the built-in rule for the message of one error; loads all of them.
+    """
+    return match_text(text, _built_in_rule_set())
+
+
+@cache
+def _built_in_rule_set() -> RuleSet:
+    return make_rule_set(read_rules())
 
 
 def match_text(text: str, rule_set: RuleSet) -> LogRule | None:

@@ -101,6 +101,11 @@ def scan_logs(
     the count is then a lower bound; of a flood of lines with a word of a rule
     that match none, too, which ``missing`` reports.
 
+    Example::
+
+        report = distdebug.scan_logs("train.log")
+        print(report.findings[0])
+
     Args:
         paths: Files, and folders to be searched for logs.  Links out of a
             folder are not followed.

@@ -207,7 +207,7 @@ class Slurm(CommandEngine):
             if all(line.isprintable() for line in output.splitlines()):
                 return output
             msg = f"`{clean(command)}` printed what is no text"
-            raise NodesError(msg, remedy=f"see what `which {argv[0]}` tells")
+            raise NodesError(msg, remedy=f"see what `which {argv[0]}` prints")
         if "Invalid job id" in error_text:
             msg = f"Slurm knows no job {self.job}"
             raise NodesError(msg, remedy="`squeue --me` lists your jobs")

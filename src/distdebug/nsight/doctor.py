@@ -24,7 +24,8 @@ from .._proc import run_child
 from .._render import Block, Shown
 from .._text import clean, reason_of
 from ..capture import Check, check_blocks
-from ..findings import Cause, Evidence, Finding, Missing, finding_entries
+from ..causes import Cause
+from ..findings import Evidence, Finding, Missing, finding_entries
 from ..logs import READ_ERRORS, LogLine, LogWalk, find_lines, parse_line
 from .patch import list_node_processes, ray_nsight_status
 

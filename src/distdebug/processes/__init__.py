@@ -7,9 +7,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .find import absent_peers as absent_peers
     from .find import find_workers as find_workers
     from .find import find_workers_by_pid as find_workers_by_pid
-    from .find import missing_ranks as missing_ranks
     from .model import ProcessState as ProcessState
     from .model import Worker as Worker
     from .process_memory import read_environ as read_environ

@@ -158,21 +158,22 @@ _MAX_RANKS_ON_NODE = 4096
 _LOCAL_ADDRESSES = ("127.0.0.1:", "localhost:", "[::1]:", "::1:")
 
 
-def missing_ranks(workers: Iterable[Worker]) -> tuple[int, ...]:
+def absent_peers(workers: Iterable[Worker]) -> dict[int, tuple[int, ...]]:
     """
-    Return ranks that should be on this node, but were not found.
+    Map ranks to those of their job that should be on this node, but are not.
 
     The number of ranks of a node is known from the environment of torchrun, or
     if the whole job is on this node.  Titles of SGLang and vLLM only number
-    the ranks; of these, a rank is missing only if it is between two that were
+    the ranks; of these, a rank is absent only if it is between two that were
     found.
 
     Args:
         workers: All workers of this node.
 
     Returns:
-        The ranks of all jobs together, in order.  A rank is left out if it may
-        be on another node, or may be a worker whose rank is unknown.
+        By the pid of a rank, the ranks that were not found, in order.  A rank is
+        left out if it may be on another node, or may be a worker whose rank is
+        unknown.
     """
     ranks = [w for w in workers if w.role == "rank"]
     # A worker of unknown rank may be the missing one among its siblings.
@@ -181,13 +182,11 @@ def missing_ranks(workers: Iterable[Worker]) -> tuple[int, ...]:
     for worker in ranks:
         jobs[_job_key(worker)].append(worker)
     known = (
-        job
+        (job, tuple(sorted(_missing_in_job(job))))
         for job in jobs.values()
         if unknown.isdisjoint(w.parent_pid for w in job)
     )
-    return tuple(
-        sorted({rank for job in known for rank in _missing_in_job(job)})
-    )
+    return {w.pid: absent for job, absent in known for w in job if absent}
 
 
 def _job_key(worker: Worker) -> tuple[object, ...]:
@@ -200,13 +199,13 @@ def _job_key(worker: Worker) -> tuple[object, ...]:
 def _missing_in_job(ranks: Sequence[Worker]) -> set[int]:
     found = {w.rank for w in ranks if w.rank is not None}
     expected = _expected_ranks(ranks, found)
+    if len(expected) > _MAX_RANKS_ON_NODE or not found <= {*expected}:
+        return set()
     # This process, and a rank that started it, are not in the list.
     own = current_identity()
     if own.rank is not None and own.job == ranks[0].job:
         found.add(own.rank)
-    return (
-        set(expected) - found if len(expected) <= _MAX_RANKS_ON_NODE else set()
-    )
+    return {*expected} - found
 
 
 def _expected_ranks(ranks: Sequence[Worker], found: set[int]) -> range:

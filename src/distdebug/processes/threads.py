@@ -132,6 +132,9 @@ class ThreadFacts:
         involuntary: Number of involuntary context switches.
 
         cpu_s: CPU time since it started, in seconds.
+
+        io_bytes: What it has written, to whatever, and read from storage, in
+            bytes; ``None`` if it may not be read.
     """
 
     name: str
@@ -139,6 +142,7 @@ class ThreadFacts:
     voluntary: int
     involuntary: int
     cpu_s: float
+    io_bytes: int | None = None
 
 
 def read_threads(pid: int, root: str = "/proc") -> dict[int, ThreadFacts]:
@@ -170,6 +174,7 @@ def _read_facts(folder: str) -> ThreadFacts | None:
         involuntary=whole_number(status.get("nonvoluntary_ctxt_switches"))
         or 0,
         cpu_s=_read_cpu_s(folder, stat.cpu_ticks),
+        io_bytes=_read_io_bytes(folder),
     )
 
 
@@ -178,6 +183,14 @@ def _read_cpu_s(folder: str, ticks: int) -> float:
     data = read_proc(f"{folder}/schedstat", limit=128)
     spent = whole_number(next(iter((data or b"").split()), None))
     return ticks / _TICKS_PER_S if spent is None else spent / 1e9
+
+
+def _read_io_bytes(folder: str) -> int | None:
+    # A loop that reads a cached file again and again has no read_bytes.
+    counts = parse_status(read_proc(f"{folder}/io"))
+    written = whole_number(counts.get("wchar"))
+    read = whole_number(counts.get("read_bytes"))
+    return None if written is None or read is None else written + read
 
 
 _EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d+\.\d+)", re.MULTILINE)

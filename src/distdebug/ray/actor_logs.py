@@ -33,7 +33,9 @@ from ..logs import read_tail as read_end
 from .sessions import (
     LogPart,
     RaySession,
+    RaySessions,
     WorkerLog,
+    as_sessions,
     find_ray_sessions,
     is_rotated,
     rotated_parts,
@@ -48,8 +50,7 @@ from .workers import (
 )
 
 
-SessionSource = str | os.PathLike[str] | RaySession
-SessionSources = SessionSource | Iterable[SessionSource] | None
+SessionSources = RaySessions | None
 
 _ID = re.compile(r"[0-9a-f]{6,56}")
 _MOST_PID_DIGITS = 7
@@ -118,16 +119,8 @@ def resolve_sessions(sessions: SessionSources) -> tuple[RaySession, ...]:
     Raises:
         NoLogsError: The folders contain no session.
     """
-    if sessions is None:
-        return find_ray_sessions()
-    if isinstance(sessions, (str, os.PathLike, RaySession)):
-        sessions = (sessions,)
-    entries = list(sessions)
-    known = [x for x in entries if isinstance(x, RaySession)]
-    places = [x for x in entries if not isinstance(x, RaySession)]
-    if places or not known:
-        known += find_ray_sessions(*places)
-    return tuple(known)
+    given = () if sessions is None else as_sessions(sessions)
+    return given or find_ray_sessions()
 
 
 def _filter_by_origin(

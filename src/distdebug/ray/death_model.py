@@ -14,7 +14,8 @@ import attrs
 
 from .._render import Block, Shown, Table
 from .._text import clean, size_text
-from ..findings import Cause, Evidence, Finding, Location, Missing, as_plain
+from ..causes import Cause
+from ..findings import Evidence, Finding, Location, Missing, as_plain
 from .messages import (
     DEATHS,
     NOT_STARTED,
@@ -332,7 +333,7 @@ def _first_finding(first: Death, deaths: Deaths) -> Finding:
     others = sum(not x.is_intended for x in deaths.deaths) - 1
     before = f", before {others} others died" if others > 0 else ""
     partial = any("gcs_server" in x.reason for x in deaths.missing)
-    finding = _finding([first], f"{_describe(first)}{when}{before}.")
+    finding = _finding([first], f"{_describe(first)}{when}{before}")
     is_vague = partial and others > 0
     return attrs.evolve(finding, confidence="likely") if is_vague else finding
 
@@ -360,13 +361,9 @@ def _finding(alike: Sequence[Death], summary: str) -> Finding:
 
 def _describe(death: Death) -> str:
     """
-    Describe an unintended death in one sentence, without its full stop.
+    Describe an unintended death in one sentence.
     """
-    label = clean(death.label)
-    # Names that the user chose keep their case.
-    if label.startswith(("node ", "worker ", "driver ")):
-        label = label[0].upper() + label[1:]
-    description = f"{label} {DEATHS[death.kind].says}"
+    description = f"{clean(death.label)} {DEATHS[death.kind].says}"
     if death.kind == "native_crash" and death.signal:
         description += f" with {death.signal}"
         if death.python_frames:
@@ -429,8 +426,8 @@ def _other_findings(deaths: Deaths) -> Iterator[Finding]:
     for group in list(groups.values())[:_MOST_OTHERS]:
         more = f", and {len(group) - 1} more alike" if len(group) > 1 else ""
         summary = (
-            f"Later, {_describe(group[0])}{more}; "
-            "whether it follows from the first death is unknown."
+            f"later, {_describe(group[0])}{more}; "
+            "whether it follows from the first death is unknown"
         )
         yield attrs.evolve(_finding(group, summary), confidence="possible")
 
@@ -445,7 +442,7 @@ def _follower_finding(follows: list[Death], first: Death) -> Finding:
         cause=Cause.ACTOR_DIED,
         ranks=(),  # none of them is a root cause
         summary=f"{len(follows)} {noun} from another one ({reasons}): "
-        f"{names}{more}.",
+        f"{names}{more}",
         confidence="likely",
         remedy=f"nothing to be done here; see to {clean(first.label)} first",
         evidence=tuple(e for x in follows[:3] for e in _evidence(x)[:1]),
@@ -457,7 +454,7 @@ def _not_started_finding(reports: Sequence[Evidence]) -> Finding:
     return Finding(
         cause=NOT_STARTED.cause,
         ranks=(),
-        summary=f"{NOT_STARTED.says.format(times=times)}.",
+        summary=NOT_STARTED.says.format(times=times),
         confidence=NOT_STARTED.confidence,
         remedy=NOT_STARTED.remedy,
         evidence=_clean_quotes(reports),

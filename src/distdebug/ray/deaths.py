@@ -544,7 +544,8 @@ def find_deaths(
     add names and last log lines.
 
     Args:
-        sessions: The session folders of the nodes of a cluster.
+        sessions: The sessions of the nodes of a cluster, or folders to search
+            for them.
 
         oom_kills: Processes that the kernel killed for lack of memory, which
             no Ray log reports: the host or address of the node (``""`` for
@@ -552,6 +553,9 @@ def find_deaths(
 
     Returns:
         All ends, by time, including those that were intended.
+
+    Raises:
+        NoLogsError: A given folder contains no session.
     """
     sessions = as_sessions(sessions)
     facts = collect_facts(sessions)

@@ -29,8 +29,9 @@ from .._io import (
 from .._render import Block, Shown
 from .._text import clean
 from ..capture import Check, check_blocks
+from ..causes import Cause
 from ..errors import LaunchFileError, NodesError
-from ..findings import Cause, Evidence, Finding, Location, as_plain
+from ..findings import Evidence, Finding, Location, as_plain
 from .cluster import make_answer_error, plain_text, query_cluster
 from .cluster_child import loads_object
 

@@ -16,7 +16,8 @@ import attrs
 from .._io import names_in
 from .._render import Block, Shown, Table
 from .._text import clean, size_text
-from ..findings import Cause, Finding, Location, Missing, as_plain
+from ..causes import Cause
+from ..findings import Finding, Location, Missing, as_plain
 from ..logs import Origin
 from .messages import (
     FAILURES,
@@ -523,7 +524,7 @@ def _drop_smaller_oom(log: DriverLog) -> list[Failure]:
 def _order_word(failure: Failure, first: Failure) -> str:
     if failure is first:
         return ""
-    return "Earlier, " if failure.line < first.line else "Later, "
+    return "earlier, " if failure.line < first.line else "later, "
 
 
 def _finding(
@@ -540,7 +541,7 @@ def _finding(
     return Finding(
         cause=cause,
         ranks=(failure.rank,) if is_blamed else (),  # type: ignore[arg-type]
-        summary=f"{when}{description}.",
+        summary=f"{when}{description}",
         confidence="possible" if when else "likely",
         remedy=meaning.remedy.replace("{pid}", str(failure.pid or "*")),
         location=failure.frames[0] if failure.frames else None,

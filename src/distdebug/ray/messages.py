@@ -24,7 +24,8 @@ import attrs
 from .._rules import read_toml
 from .._search import search_pattern
 from .._text import clean, without_controls
-from ..findings import Cause, Confidence, Evidence, Location
+from ..causes import Cause
+from ..findings import Confidence, Evidence, Location
 from ..logs import (
     TRACEBACK_HEADER,
     TracebackReader,

@@ -187,17 +187,26 @@ class WorkerLog(Shown):
         yield clean(f"{self.label} (pid={self.pid}{where})", limit=1000)
 
 
-#: The session of one node, or those of several.
-RaySessions = RaySession | Iterable[RaySession]
+SessionSource = str | os.PathLike[str] | RaySession
+#: The session of one node, or those of several, or folders to search.
+RaySessions = SessionSource | Iterable[SessionSource]
 
 
 def as_sessions(sessions: RaySessions) -> tuple[RaySession, ...]:
     """
-    Return one session, or those of several nodes, as a tuple.
+    Return the given sessions, and those found in the given folders.
+
+    Raises:
+        NoLogsError: The folders contain no session.
     """
-    if isinstance(sessions, RaySession):
-        return (sessions,)
-    return tuple(sessions)
+    if isinstance(sessions, str | os.PathLike | RaySession):
+        sessions = (sessions,)
+    entries = list(sessions)
+    known = [x for x in entries if isinstance(x, RaySession)]
+    places = [x for x in entries if not isinstance(x, RaySession)]
+    if places:
+        known += find_ray_sessions(*places)
+    return tuple(known)
 
 
 SESSION_NAME = re.compile(r"session_2\d{3}-\d\d-\d\d_[\w.-]{1,80}", re.ASCII)

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from .._text import clean
-from ..findings import Cause
+from ..causes import Cause
 from ..ranks import fold_ranks
 
 

@@ -15,8 +15,9 @@ import attrs
 import numpy as np
 
 from .._text import clean, count_text
+from ..causes import Cause
 from ..diagnosis import inputs_of
-from ..findings import Cause, Diagnosis, Finding, GroupRef, blames_ranks
+from ..findings import Diagnosis, Finding, GroupRef, blames_ranks
 from ..flight_recorder import Dumps
 from ..ranks import ranks_text
 from ..stacks import is_same_job

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._text import clean
+from ..causes import Cause
 from ..diagnosis import inputs_of
-from ..findings import Cause, Diagnosis, Location
+from ..findings import Diagnosis, Location
 from ..flight_recorder import (
     Channel,
     Frame,

@@ -99,10 +99,7 @@ def _node_problem(alike: Sequence[Finding]) -> dict[str, Any]:
     return {
         "tone": "unknown" if is_note else cause_tone(first.cause),
         "words": "Note" if is_note else cause_title(first.cause),
-        "sentences": tuple(
-            as_sentence(finding.summary.removeprefix("note: "))
-            for finding in shown
-        ),
+        "sentences": tuple(as_sentence(f.summary) for f in shown),
         "more": len(alike) - len(shown),
         "remedy": split_commands(as_sentence(first.remedy or "")),
     }

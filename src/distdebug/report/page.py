@@ -20,9 +20,10 @@ import attrs
 
 from .._io import output_to, write_whole
 from .._text import clean, count_text, list_text
-from ..diagnosis import DiagnosisInputs, inputs_of
+from ..causes import Cause
+from ..diagnosis import DiagnosisInputs, diagnose, inputs_of
 from ..errors import DistdebugError
-from ..findings import Cause, Diagnosis, Finding, blames_ranks
+from ..findings import Diagnosis, Finding, blames_ranks
 from ..flight_recorder import RankDump, Sidecar
 from ..ranks import fold_ranks
 from ..snapshots import distdebug_version
@@ -218,6 +219,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from ..diagnosis import Source
+
 # Content security policy: the page may only run its own inline scripts.
 _CONTENT_POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
@@ -236,13 +239,20 @@ class _RenderedSection:
     data: str
 
 
-def write_report(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> Path:
+def write_report(
+    diagnosis: Diagnosis | Source | Iterable[Source],
+    path: str | os.PathLike[str],
+) -> Path:
     """
     Write a diagnosis as one HTML page that needs no network.
 
+    Example::
+
+        distdebug.write_report("dumps", "report.html")
+
     Args:
-        diagnosis: From :func:`distdebug.diagnose`.  One from another process
-            has fewer sections.
+        diagnosis: From :func:`distdebug.diagnose`, or what that takes.  One
+            from another process has fewer sections.
 
         path: Output file; replaced atomically.
 
@@ -260,9 +270,12 @@ def write_report(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def report_html(diagnosis: Diagnosis) -> str:
+def report_html(diagnosis: Diagnosis | Source | Iterable[Source]) -> str:
     """
     Render a diagnosis as an HTML page.
+
+    Args:
+        diagnosis: From :func:`distdebug.diagnose`, or what that takes.
 
     Returns:
         The whole page, with its styles, scripts, and data.  The same diagnosis
@@ -271,6 +284,8 @@ def report_html(diagnosis: Diagnosis) -> str:
     Raises:
         DistdebugError: The templates of this package cannot be read.
     """
+    if not isinstance(diagnosis, Diagnosis):
+        diagnosis = diagnose(diagnosis)
     try:
         return _render_page(_load_templates(), diagnosis)
     except OSError as exc:  # TemplateNotFound of jinja2 is one too

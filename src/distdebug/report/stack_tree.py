@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from .._text import clean, count_text, list_text
-from ..findings import Cause
+from ..causes import Cause
 from ..processes import STATE_NAMES
 from ..stacks import (
     ProcessStacks,

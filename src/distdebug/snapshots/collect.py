@@ -23,6 +23,7 @@ from .._proc import in_time
 from .._render import Block, Shown
 from .._text import clean
 from ..capture import (
+    PATIENCE_S,
     Check,
     Native,
     capture_node,
@@ -31,9 +32,9 @@ from ..capture import (
     make_folder,
     write_capture,
 )
+from ..causes import Cause
 from ..diagnosis import diagnose
 from ..findings import (
-    Cause,
     Diagnosis,
     Finding,
     Missing,
@@ -208,6 +209,7 @@ class _Collector:
             patterns=self.options.patterns,
             native=self.options.native,
             cuda=self.options.cuda,
+            patience_s=PATIENCE_S,
             timeout_s=max(self.left_s * _STACKS_SHARE, 1.0),
             tell=self.tell,
         )
@@ -411,6 +413,11 @@ def snapshot(  # noqa: PLR0913 each can be left out
 
     Each source fails alone; the manifest lists what is missing.  The job goes
     on as before.
+
+    Example::
+
+        taken = distdebug.snapshot("hang")
+        print(taken.diagnosis)
 
     Args:
         output_dir: Output folder; if it is not empty, ``OUTPUT_DIR.2``, and so

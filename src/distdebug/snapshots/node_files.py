@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import socket
 import stat
@@ -45,6 +46,7 @@ from ..flight_recorder import (
 from ..health import (
     FACTS_LAYOUT,
     boot_time,
+    driver_version,
     is_suspicious,
     public_variables,
     read_gpus,
@@ -114,6 +116,8 @@ def _machine_facts(folder: Path) -> dict[str, Any]:
 
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     return {
+        "platform": platform.machine(),
+        "driver": driver_version(),
         "cpus": os.cpu_count(),
         "load": os.getloadavg(),
         "booted": boot_time(),

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from .parse import StackFiles as StackFiles
     from .parse import is_capture_file as is_capture_file
     from .parse import is_stack_file as is_stack_file
+    from .parse import no_stacks_error as no_stacks_error
     from .parse import parse_stacks as parse_stacks
     from .parse import read_stack_files as read_stack_files
     from .parse import read_stacks as read_stacks
+    from .process_view import LOOK_AGAIN as LOOK_AGAIN
     from .process_view import ProcessView as ProcessView
     from .process_view import blocked_text as blocked_text
     from .process_view import conjugate as conjugate

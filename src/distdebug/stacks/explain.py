@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 import attrs
 
-from ..findings import Cause, Confidence, Evidence, Finding, Trait
+from ..causes import Cause, Trait
+from ..findings import Confidence, Evidence, Finding
 from ..processes import ENDED_STATES
 from ..ranks import ranks_text
-from ..usercode import user_location
+from ..usercode import is_user_frame, to_location, user_location
 from .explain_process import (
     ProcessExplainer,
     find_operation,
@@ -33,17 +35,21 @@ from .jobs import (
 from .merge import group_by_key
 from .model import (
     ProcessStacks,
+    StackFrame,
     ThreadActivity,
     ThreadStack,
     short_kernel_name,
 )
-from .motion import Motion
+from .motion import Motion, wakes_per_s
+from .parse import StackSources, as_stacks
 from .process_view import (
+    LOOK_AGAIN,
     ProcessView,
     blocked_text,
     conjugate,
     describe_views,
     describe_waiting,
+    known_wait_s,
     make_evidence,
     make_finding,
     make_view,
@@ -95,8 +101,53 @@ def explain_common_wait(waiting: Views) -> Iterable[Finding]:
         yield _mismatch_finding(mismatches[0])
         return
 
+    if len(groups) == 1 and not absent:
+        by_caller = _group_by_caller(groups[0])
+        if len(by_caller) > 1:
+            yield _other_caller_finding(by_caller)
+            return
     for group in groups:
         yield _wait_finding(group, waiting, absent)
+
+
+def _group_by_caller(views: Views) -> Sequence[Views]:
+    """
+    Group ranks in one function by the lines that led there, fewest first.
+    """
+    return sorted(group_by_key(views, _user_frames), key=len)
+
+
+def _user_frames(view: ProcessView) -> tuple[StackFrame, ...]:
+    frames = view.thread.frames if view.thread else ()
+    return tuple(filter(is_user_frame, frames))
+
+
+def _other_caller_finding(groups: Sequence[Views]) -> Finding:
+    """
+    Report that ranks came to one line by different calls.
+    """
+    few, many = groups[0], groups[-1]
+    odd = few if len(few) < len(many) else [v for g in groups for v in g]
+    paths = [_user_frames(group[0]) for group in groups[:_MOST_PLACES]]
+    # The innermost frames in which they differ; a shorter path may have none.
+    differing = (row for row in zip_longest(*paths) if len({*row}) > 1)
+    places = [to_location(frame) for frame in next(differing)]
+    callers = ", ".join(
+        f"{name_processes(v.process for v in group)} by {place.brief}"
+        for group, place in zip(groups, places, strict=False)
+        if place is not None
+    )
+    everyone = [v for group in groups for v in group]
+    text = _wait_text(everyone, find_operation(few[0]))
+    return make_finding(
+        odd,
+        cause=Cause.TYPE_MISMATCH,
+        summary=f"{text}, but came there by different calls: {callers}",
+        confidence="possible",
+        location=places[0],
+        remedy="see why these ranks call it from another line: a branch, a loop "
+        "that ends earlier, or groups that are used in another order",
+    )
 
 
 def _wait_finding(group: Views, waiting: Views, absent: str) -> Finding:
@@ -105,12 +156,14 @@ def _wait_finding(group: Views, waiting: Views, absent: str) -> Finding:
     if not absent and sizes == {len(group)} and len(group) > 1:
         tail = "; no rank is missing"
     changes = {}
-    if group[0].cause is Cause.COLLECTIVE_WAIT and op:
+    if group[0].cause is Cause.COLLECTIVE_WAIT:
         changes["summary"] = f"{_wait_text(group, op)}{tail}"
     return make_finding(group, tail=tail, **changes)
 
 
 def _wait_text(group: Views, operation: str) -> str:
+    if not operation:
+        return describe_views(group)
     processes = [v.process for v in group]
     location = group[0].location
     place = f" in {location.brief}" if location else ""
@@ -134,8 +187,10 @@ def _mismatch_finding(groups: Sequence[Views]) -> Finding:
         for g in ordered[::-1][:_MOST_PLACES]
     ]
     what = "calls" if has_p2p else "collectives"
+    is_odd = not has_p2p and len({*filter(None, ops)}) > 1
     return make_finding(
         outliers,
+        cause=Cause.TYPE_MISMATCH if is_odd else outliers[0].cause,
         summary=f"ranks are in different {what}: {'; '.join(parts)}",
         confidence="possible",
         location=ordered[0][0].location,
@@ -380,7 +435,14 @@ def add_worker_activity(
         if not v.cause.is_idle and v.cause is not Cause.UNKNOWN
     ]
     if busy:
-        return _add_worker(view, busy)
+        view = _add_worker(view, busy)
+        works = any(
+            v.cause is Cause.PROGRESSING or v.motion is Motion.MOVING
+            for v in busy
+        )
+        if works and not is_loader:
+            view = attrs.evolve(view, motion=Motion.MOVING)
+        return view
     if not is_loader or not known:
         return view
     many = "worker is" if len(known) == 1 else f"{len(known)} workers are"
@@ -493,11 +555,12 @@ def explain_job(
         make_finding(group, tail=waiting)
         for group in group_by_key(blocked, lambda v: (v.cause, v.doing))
     ]
+    first += _gone_findings(views)
     running = _running_findings(views, tree, explainer)
     # Ranks in a collective wait for the ranks that cannot run.
     return (
         *first,
-        *(f for f in running if not (blocked and f.cause.is_peer_wait)),
+        *(f for f in running if not (first and f.cause.is_peer_wait)),
     )
 
 
@@ -518,6 +581,7 @@ def view_ranks(
     """
     blocked: list[ProcessView] = []
     views: list[ProcessView] = []
+    ranks = {(p.host, p.pid): p.rank for p in tree.ranks}
     for process in tree.ranks:
         if state := explain_state(process, explainer.book):
             blocked.append(state)
@@ -526,8 +590,28 @@ def view_ranks(
         view = note_ended_main_thread(process, view, explainer.book)
         if view is not None:
             joined = add_worker_activity(view, tree, explainer)
-            views.append(add_kernels(joined, explainer.book))
+            known = add_kernels(joined, explainer.book)
+            views.append(_name_holder(known, ranks))
     return blocked, views
+
+
+def _name_holder(
+    view: ProcessView, ranks: Mapping[tuple[str | None, int], int | None]
+) -> ProcessView:
+    """
+    Name the rank that holds the lock which a rank waits for.
+    """
+    call = view.blocked_in
+    if call is None or call.holder is None:
+        return view
+
+    rank = ranks.get((view.process.host, call.holder))
+    if rank is None:
+        return view
+    held = f"held by rank {rank} (process {call.holder})"
+    note = ", ".join(filter(None, (held, call.note)))
+    call = attrs.evolve(call, holder=None, note=note)
+    return attrs.evolve(view, blocked_in=call)
 
 
 def _running_findings(
@@ -558,12 +642,55 @@ def _outlier_findings(outliers: Views, waiting: Views) -> Iterable[Finding]:
     """
     tail = describe_waiting(*_common_operation(waiting))
     stuck = [v for v in outliers if v.cause not in _VAGUE_CAUSES]
+    waited_s = known_wait_s(waiting)
+    has_call = any(v.cause is Cause.COLLECTIVE_WAIT for v in waiting)
     for group in _sort_by_importance(outliers):
-        is_uncertain = group[0].motion is Motion.MOVING or (
+        is_slow = group[0].cause is Cause.PROGRESSING
+        is_uncertain = (group[0].motion is Motion.MOVING and not is_slow) or (
             bool(stuck) and group[0].cause in _VAGUE_CAUSES
         )
-        changes = {"confidence": "possible"} if is_uncertain else {}
+        changes: dict[str, object] = {}
+        if is_uncertain:
+            changes["confidence"] = "possible"
+        if all(v.may_work(waited_s) for v in group):
+            changes["cause"] = Cause.PROGRESSING
+            changes["remedy"] = LOOK_AGAIN
+        if group[0].cause is Cause.UNKNOWN and has_call:
+            changes["cause"] = Cause.RANK_NOT_ARRIVED
+            changes["confidence"] = "possible"
         yield make_finding(group, tail=tail, **changes)
+
+
+def _gone_findings(views: Views) -> Iterator[Finding]:
+    """
+    Blame ranks of this node that have ended, unless a rank works.
+    """
+    gone = sorted({r for v in views for r in v.process.absent_peers})
+    if not gone or any(map(_is_busy, views)):
+        return
+
+    verb = "has no process" if len(gone) == 1 else "have no processes"
+    groups = _sort_by_importance(views)[::-1][:_MOST_PLACES]
+    waits = "; ".join(_wait_text(g, find_operation(g[0])) for g in groups)
+    yield make_finding(
+        views,
+        cause=Cause.DEAD,
+        ranks=tuple(gone),
+        summary=f"{ranks_text(gone)} {verb} on this node any more; {waits}",
+        confidence="likely",
+        remedy="see how they ended: an early return or an exception that was "
+        "caught leaves no error in the logs",
+        location=None,
+        activity=None,
+    )
+
+
+def _is_busy(view: ProcessView) -> bool:
+    return view.cause.is_computing or view.cause.is_slow or view.cause.is_fine
+
+
+# A thread that sleeps again and again does something in between.
+_NAPS_PER_S = 0.3
 
 
 def _independent_findings(views: Views) -> Iterable[Finding]:
@@ -575,7 +702,13 @@ def _independent_findings(views: Views) -> Iterable[Finding]:
     for group in _sort_by_importance(still or known):
         # A rank that computes and blocks no other may finish soon.
         is_vague = group[0].cause in _VAGUE_CAUSES
-        may_end = is_vague and group[0].motion is not Motion.STILL
+        thread = group[0].thread
+        naps = (
+            group[0].cause is Cause.SLEEPING
+            and thread is not None
+            and wakes_per_s(thread) >= _NAPS_PER_S
+        )
+        may_end = naps or (is_vague and group[0].motion is not Motion.STILL)
         changes = {"confidence": "possible"} if may_end else {}
         yield make_finding(group, **changes)
 
@@ -615,7 +748,7 @@ def _sort_by_importance(views: Views) -> list[Views]:
 def _importance(view: ProcessView) -> int:
     if view.cause is Cause.GIL_CONTENTION:
         return 0
-    if view.cause.is_idle:
+    if view.cause.is_idle or view.cause is Cause.PROGRESSING:
         return 3
     return 2 if view.cause in _VAGUE_CAUSES else 1
 
@@ -625,7 +758,7 @@ def _group_key(view: ProcessView) -> Hashable:
 
 
 def explain_stacks(
-    stacks: Iterable[ProcessStacks],
+    stacks: StackSources,
     *,
     rules: Iterable[str | os.PathLike[str]] = (),
 ) -> tuple[Finding, ...]:
@@ -636,9 +769,15 @@ def explain_stacks(
     wait in a collective are victims and left out, unless there are no others.
     Child processes are reported with their parents.
 
+    Example::
+
+        for finding in distdebug.explain_stacks("stacks/"):
+            print(finding)
+
     Args:
-        stacks: Processes of one or several jobs; each job is explained on its
-            own, if the processes can be attributed.
+        stacks: Processes of one or several jobs, or files, folders, or a
+            capture with them; each job is explained on its own, if the
+            processes can be attributed.
 
         rules: Files with rules that are tried before the built-in ones.
 
@@ -649,7 +788,7 @@ def explain_stacks(
         RulesError: A file of rules cannot be used.
     """
     explainer = ProcessExplainer(read_rules(rules))
-    known = drop_foreign_processes(stacks)
+    known = drop_foreign_processes(as_stacks(stacks))
     jobs = split_jobs(known)
     if len(jobs.keys() - {""}) < 2:
         return explain_job(known, explainer)
@@ -666,7 +805,7 @@ def explain_stacks(
 
 
 def explain_ranks(
-    stacks: Iterable[ProcessStacks],
+    stacks: StackSources,
     *,
     rules: Iterable[str | os.PathLike[str]] = (),
 ) -> tuple[ProcessView, ...]:
@@ -685,7 +824,7 @@ def explain_ranks(
     Raises:
         RulesError: A file of rules cannot be used.
     """
-    known = tuple(stacks)
+    known = as_stacks(stacks)
     if not known and not rules:  # reading the built-in rules is slow
         return ()
 

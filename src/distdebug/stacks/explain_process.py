@@ -15,7 +15,8 @@ from itertools import islice
 
 import attrs
 
-from ..findings import Cause, Location, Trait
+from ..causes import Cause, Trait
+from ..findings import Location
 from ..usercode import (
     Layer,
     find_user_frame,
@@ -38,13 +39,14 @@ from .model import (
 from .motion import (
     GilHolder,
     Motion,
+    bytes_per_s,
     classify_motion,
     find_gil_holder,
     is_busy,
     is_waiting_for_gil,
     wakes_per_s,
 )
-from .process_view import ProcessView, make_evidence, make_view
+from .process_view import LOOK_AGAIN, ProcessView, make_evidence, make_view
 from .rules import (
     Awaited,
     MatchContext,
@@ -198,8 +200,10 @@ def find_joined_thread(
 
     known = [o for o in others if o.cause not in _UNINFORMATIVE_CAUSES]
     if main.awaits == "pool":
-        # The result cannot come from a thread that has no work.
-        known = [o for o in known if not waits_for_work(o)]
+        # The result cannot come from a thread that has no work, but from one
+        # that waits for a result itself.
+        nested = [o for o in others if o.awaits == "pool" and o.runs_user_code]
+        known = [o for o in known if not waits_for_work(o)] or nested
     busy = [o for o in known if Trait.DEFERS not in o.cause.traits]
     if not busy and len({o.cause for o in known}) > 1:
         return None
@@ -414,6 +418,18 @@ def describe_samples(state: ThreadState) -> str:
     return "at every look" if is_nameless and is_same else ""
 
 
+# What a thread seems to do that reads or writes large files, piece by piece.
+_MAY_MOVE_DATA = frozenset(
+    {
+        Cause.CHECKPOINTING,
+        Cause.IO_WAIT,
+        Cause.NATIVE_SPIN,
+        Cause.PYTHON_LOOP,
+        Cause.SLEEPING,
+        Cause.UNKNOWN,
+    }
+)
+_MOVES_DATA = "is reading or writing data"
 _MOST_THREADS = 256
 
 
@@ -574,7 +590,10 @@ class ProcessExplainer:
     ) -> ThreadState:
         context = MatchContext(thread, process, self._lines)
         hit = self.matcher.first_match(context)
-        if hit is not None:
+        # A library that reads, writes, or packs files may also compute.
+        if hit is not None and not (
+            hit[0].cause is Cause.IO_WAIT and _is_computing(thread)
+        ):
             rule, frame = hit
             motion = classify_motion(thread, rule.wakes)
             return ThreadState(thread, rule.cause, rule, frame, motion)
@@ -613,6 +632,8 @@ class ProcessExplainer:
         if main is not state:
             evidence = make_evidence(process, main.thread, main.frame)
             view = attrs.evolve(view, evidence=(evidence,))
+        if cause in _MAY_MOVE_DATA and (rate := bytes_per_s(state.thread)):
+            return _as_moving_data(view, rate)
         may_block = Trait.BLOCKS_LOOP in cause.traits or not state.is_explained
         if may_block and is_in_event_loop(state.thread):
             return self._as_loop_stall(view, state)
@@ -661,6 +682,10 @@ class ProcessExplainer:
     def _gil_view(self, process: ProcessStacks, gil: GilHolder) -> ProcessView:
         thread, doing, confidence = gil
         frames = thread.frames or thread.native
+        # From function to function: a pool that computes, for example.
+        moves = (
+            thread.activity is not None and thread.activity.has_left is True
+        )
         return make_view(
             self.book,
             process,
@@ -668,8 +693,8 @@ class ProcessExplainer:
             doing,
             thread=thread,
             location=to_location(find_python_frame(frames)),
-            motion=Motion.STILL,
-            confidence=confidence,
+            motion=Motion.MOVING if moves else Motion.STILL,
+            confidence="possible" if moves else confidence,
         )
 
     def _lock_view(
@@ -697,6 +722,23 @@ class ProcessExplainer:
                 make_evidence(process, s.thread, s.frame) for s in others[:3]
             ),
         )
+
+
+def _as_moving_data(view: ProcessView, rate: float) -> ProcessView:
+    return attrs.evolve(
+        view,
+        cause=Cause.PROGRESSING,
+        doing=_MOVES_DATA,
+        doing_of_many=_MOVES_DATA,
+        motion=Motion.MOVING,
+        note=f"({rate / 1e6:.1f} MB/s)",
+        blocked_in=None,
+        remedy=LOOK_AGAIN,
+    )
+
+
+def _is_computing(thread: ThreadStack) -> bool:
+    return thread.activity is not None and is_busy(thread.activity)
 
 
 def _has_returned(thread: ThreadStack) -> bool:

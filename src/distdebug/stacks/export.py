@@ -108,7 +108,7 @@ def _speedscope_frame(frame: StackFrame) -> dict[str, Any]:
 # Attributes that py-spy does not know, in the order of the file.
 _EXTRA_OF_PROCESS = (
     *("rank", "world_size", "job", "coordinates", "role", "host", "state"),
-    *("fatal_error", "tracer_pid", "kernels", "taken"),
+    *("fatal_error", "tracer_pid", "kernels", "taken", "absent_peers"),
 )
 _EXTRA_OF_THREAD = (
     *("waits_for_gil", "native", "state", "system_call", "activity", "idle_s"),

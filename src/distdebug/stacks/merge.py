@@ -19,7 +19,7 @@ from collections.abc import (
 )
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
@@ -34,6 +34,10 @@ from .model import (
     innermost_native_name,
 )
 from .rules import builtin_rules, is_background
+
+
+if TYPE_CHECKING:
+    from .parse import StackSources
 
 
 _LIBRARY_VERSION = re.compile(r"(?:-[\d.]+)?\.so(?:\.[\d.]+)?$")
@@ -415,7 +419,7 @@ def _peer_key(process: ProcessStacks) -> tuple[object, ...]:
 
 
 def merge_stacks(
-    stacks: Iterable[ProcessStacks],
+    stacks: StackSources,
     *,
     threads: Literal["main", "all"] = "main",
     background: bool = False,
@@ -424,7 +428,8 @@ def merge_stacks(
     Merge the stacks of processes into one tree.
 
     Args:
-        stacks: Processes of one job.
+        stacks: Processes of one job, or files, folders, or a capture with
+            them.
 
         threads: Whether to merge all threads or only the main ones.
 
@@ -434,7 +439,9 @@ def merge_stacks(
     Returns:
         One tree, with normalized frames.
     """
-    processes = tuple(stacks)
+    from .parse import as_stacks  # a watch in a job does not read stacks
+
+    processes = as_stacks(stacks)
     builder = _TreeBuilder()
     mains = [-1] * len(processes)
     for member, process in enumerate(processes):

@@ -114,6 +114,9 @@ class ThreadActivity:
         has_let_go: Whether it was sampled while no thread held the GIL,
             which native code can release and Python code cannot; ``None`` if
             unknown.
+
+        io_bytes: What it wrote, and read from storage, in bytes; ``None`` if
+            unknown.
     """
 
     seconds: float
@@ -125,6 +128,7 @@ class ThreadActivity:
     has_new_values: bool | None = None
     has_returned: bool | None = None
     has_let_go: bool | None = None
+    io_bytes: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -208,7 +212,8 @@ def short_kernel_name(kernel: GpuKernel) -> str:
     """
     Return the name of a kernel without its arguments.
     """
-    name = kernel.name.partition("<<<")[0].partition("(")[0].strip()
+    name = kernel.name.replace("(anonymous namespace)::", "")
+    name = name.partition("<<<")[0].partition("(")[0].strip()
     name = (name or kernel.name).removeprefix("void ")
     return (
         name
@@ -259,6 +264,9 @@ class ProcessStacks(Shown):
         kernels: The kernels on its GPUs, if cuda-gdb listed them.
 
         taken: Time of the sample, in seconds since 1970; ``None`` if unknown.
+
+        absent_peers: Ranks that its launcher started on the same node, and of
+            which no process was found.
     """
 
     pid: int
@@ -277,6 +285,7 @@ class ProcessStacks(Shown):
     tracer_pid: int | None = None
     kernels: tuple[GpuKernel, ...] = ()
     taken: float | None = None
+    absent_peers: tuple[int, ...] = ()
 
     @property
     def main_thread(self) -> ThreadStack | None:

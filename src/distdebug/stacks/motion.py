@@ -24,6 +24,8 @@ _POLL_CPU_S = 500e-6
 _BLOCKING_CALLS = frozenset(
     {"accept", "accept4", "flock", "open", "openat", "wait4", "waitid"}
 )
+# A loop that waits prints less.
+_WORK_BYTES_PER_S = 64 << 10
 _BUSY_SHARE = 0.5
 _QUIET_SHARE = 0.02
 
@@ -127,6 +129,20 @@ def cpu_share(activity: ThreadActivity | None) -> float:
     if activity is None or activity.seconds <= 0:
         return 0.0
     return activity.cpu_s / activity.seconds
+
+
+def bytes_per_s(thread: ThreadStack) -> float:
+    """
+    Return how much a thread writes, and reads from storage, in bytes a second.
+
+    Returns:
+        0 if that is unknown, or no more than a loop that only waits may print.
+    """
+    activity = thread.activity
+    if activity is None or not activity.io_bytes or activity.seconds <= 0:
+        return 0.0
+    rate = activity.io_bytes / activity.seconds
+    return rate if rate >= _WORK_BYTES_PER_S else 0.0
 
 
 def is_running(thread: ThreadStack) -> bool | None:

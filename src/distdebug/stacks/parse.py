@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import attrs
 
 from .._io import FileWalk, is_folder, open_ordinary
 from .._search import TextIndex, make_text_index
+from .._text import list_text
+from ..errors import CaptureError
 from ..findings import Missing
 from ..identity import ranks_in_name
 from .formats.frames import MOST_FRAMES
@@ -203,6 +205,22 @@ _JSON_LINE = re.compile(r"^\[\s*\{", re.MULTILINE)
 Source = str | os.PathLike[str]
 
 
+class HasStacks(Protocol):
+    """
+    The result of an earlier step, such as a capture of a node.
+    """
+
+    @property
+    def stacks(self) -> Sequence[ProcessStacks]:
+        """
+        Its processes.
+        """
+
+
+StackSource = Source | ProcessStacks | HasStacks
+StackSources = StackSource | Iterable[StackSource]
+
+
 @attrs.frozen
 class StackFiles:
     """
@@ -216,6 +234,65 @@ class StackFiles:
 
     stacks: tuple[ProcessStacks, ...]
     missing: tuple[Missing, ...] = ()
+
+
+def as_stacks(stacks: StackSources) -> tuple[ProcessStacks, ...]:
+    """
+    Return the given stacks, or those of a capture or of files.
+
+    Args:
+        stacks: Processes, paths, or a result that has stacks; one or several.
+
+    Raises:
+        CaptureError: The paths hold no stack.
+
+        TypeError: It is none of these.
+    """
+    if isinstance(stacks, ProcessStacks):
+        return (stacks,)
+    if isinstance(stacks, str | os.PathLike):
+        return _read_some([stacks])
+    known = getattr(stacks, "stacks", stacks)
+    if not isinstance(known, Iterable):
+        msg = (
+            "stacks are what read_stacks() or capture_node() returns, paths, "
+            f"or several of these, not {type(stacks).__name__}"
+        )
+        raise TypeError(msg)
+
+    items = tuple(known)
+    paths = [x for x in items if isinstance(x, str | os.PathLike)]
+    others = [x for x in items if not isinstance(x, str | os.PathLike)]
+    if not paths and all(isinstance(x, ProcessStacks) for x in others):
+        return items
+    return (
+        *(_read_some(paths) if paths else ()),
+        *(process for other in others for process in as_stacks(other)),
+    )
+
+
+def _read_some(paths: Sequence[Source]) -> tuple[ProcessStacks, ...]:
+    """
+    Read stacks; none at all are a mistake rather than nothing to explain.
+    """
+    found = read_stack_files(paths)
+    if not found.stacks:
+        raise no_stacks_error(paths, found)
+    return found.stacks
+
+
+def no_stacks_error(
+    paths: Iterable[Source], found: StackFiles
+) -> CaptureError:
+    """
+    Return the error that says why there is no stack in *paths*.
+    """
+    names = list_text(str(path)[:200] for path in paths)
+    reasons = dict.fromkeys(m.reason for m in found.missing)
+    msg = f"no stacks in {names}: {list_text(reasons) or 'nothing there'}"
+    return CaptureError(
+        msg, remedy="name files of py-spy, gdb, pystack, or faulthandler"
+    )
 
 
 def read_stacks(

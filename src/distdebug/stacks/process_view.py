@@ -11,14 +11,8 @@ from typing import Any
 import attrs
 
 from .._text import clean
-from ..findings import (
-    Activity,
-    Cause,
-    Confidence,
-    Evidence,
-    Finding,
-    Location,
-)
+from ..causes import Cause, Trait
+from ..findings import Activity, Confidence, Evidence, Finding, Location
 from ..ranks import fold_ranks
 from ..usercode import is_user_frame, to_location
 from .model import (
@@ -33,6 +27,14 @@ from .rules import RuleBook
 
 
 _MOST_QUOTED = 3
+# So long a rank may work on its own while the others wait.
+_MOST_WORK_S = 120.0
+
+LOOK_AGAIN = (
+    "look again later: if it is still there, see how much is left to do at "
+    "this line"
+)
+"""What to do about a rank that works, as far as can be seen."""
 
 
 @attrs.frozen(kw_only=True)
@@ -90,6 +92,22 @@ class ProcessView:
         The innermost frames of the thread, and the frame the rule matches.
         """
         return quote_stack(self.thread, self.frame)
+
+    def may_work(self, waited_s: float | None) -> bool:
+        """
+        Return whether it works, as far as can be seen, rather than hangs.
+
+        Code of Python that calls native code for ever looks the same, so this
+        depends on how long others have waited.
+
+        Args:
+            waited_s: How long that is, in seconds; ``None`` if unknown.
+        """
+        is_short = waited_s is not None and waited_s < _MOST_WORK_S
+        works = self.cause is Cause.NATIVE_SPIN or (
+            Trait.CHILD_WAIT in self.cause.traits
+        )
+        return is_short and works and self.motion is Motion.MOVING
 
     @property
     def activity(self) -> Activity:
@@ -327,14 +345,19 @@ def describe_waiting(views: Sequence[ProcessView], op: str) -> str:
 
 
 def _wait_duration(views: Sequence[ProcessView]) -> str:
+    waited_s = known_wait_s(views)
+    if waited_s is None or waited_s < 1:
+        return ""
+    return f", for {waited_s:.0f} s at least"
+
+
+def known_wait_s(views: Sequence[ProcessView]) -> float | None:
     """
-    Say how long none of them has run, if the kernel reports it.
+    Return how long none of them has run, if the kernel reports it, in seconds.
     """
     threads = [v.thread for v in views if v.thread is not None]
     known = [t.idle_s for t in threads if t.idle_s and t.state == "S"]
-    if len(known) < len(views) or min(known) < 1:
-        return ""
-    return f", for {min(known):.0f} s at least"
+    return min(known) if known and len(known) == len(views) else None
 
 
 def make_finding(

@@ -26,8 +26,9 @@ from .._rules import (
     read_rules_file,
     refuse_unknown_tables,
 )
+from ..causes import Cause
 from ..errors import RulesError
-from ..findings import Cause, Confidence
+from ..findings import Confidence
 from ..usercode import is_user_frame
 from .model import (
     ProcessStacks,

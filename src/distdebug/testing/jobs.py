@@ -122,7 +122,7 @@ class Record(NamedTuple):
 
 class SimulatedJob:
     """
-    A job of which each call is told to happen.
+    A job whose calls are scripted.
 
     >>> job = SimulatedJob(4)
     >>> job.collective("all_reduce")

@@ -21,8 +21,8 @@ from .._io import is_folder
 from .._proc import in_time
 from .._render import Block, Lines, Shown
 from .._text import clean
+from ..causes import Cause
 from ..errors import DistdebugError
-from ..findings import Cause
 from ..processes import Worker, read_state
 from ..snapshots import SnapshotOptions
 

@@ -95,6 +95,13 @@ def watch(  # noqa: PLR0913 each can be left out
     checkpoint or the like, it takes a snapshot.  The nodes of a job share one
     snapshot if they share *output_dir*.
 
+    Example::
+
+        with distdebug.watch(output_dir="/shared/hangs") as watch:
+            for batch in loader:
+                train_step(batch)
+                watch.step()
+
     Args:
         config: When to capture in any case, and where to put it: a
             configuration, a ``debug:`` section of a job file, or the path of

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import attrs
 
-from ..capture import capture_node, node_lock
+from ..capture import PATIENCE_S, capture_node, node_lock
+from ..causes import Cause
 from ..errors import CaptureError, NodeBusyError
 from ..findings import Diagnosis, Finding, Missing
 from ..processes import Worker, find_workers, find_workers_by_pid, read_environ
@@ -52,7 +53,7 @@ from .hang import (
 )
 
 
-_CAPTURE_S = 30.0
+_CAPTURE_S = 40.0
 # A launcher counts the restarts of a job there.
 _ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -125,7 +126,9 @@ def capture_stacks(workers: Iterable[Worker]) -> tuple[Finding, ...]:
         The findings, the verdict first.
     """
     pids = [worker.pid for worker in workers]
-    return capture_node(pids=pids, timeout_s=_CAPTURE_S).findings
+    return capture_node(
+        pids=pids, patience_s=PATIENCE_S, timeout_s=_CAPTURE_S
+    ).findings
 
 
 def has_other_nodes(workers: Collection[Worker]) -> bool:
@@ -276,11 +279,12 @@ def _is_fine(
     """
     Return whether nothing hangs, or only a slow operation runs.
     """
-    if verdict.cause.is_fine:
-        return True
-
     causes = list(filter(None, (verdict.cause, verdict.detail_cause)))
-    if any(c.is_slow for c in causes):
+    # The others wait for a rank that works, as far as can be seen.
+    is_awaited = Cause.PROGRESSING in causes and bool(verdict.ranks)
+    if verdict.cause.is_fine and not is_awaited:
+        return True
+    if is_awaited or any(c.is_slow for c in causes):
         return reason.stalled_s < request.patience_s
     # A long evaluation looks the same as an endless loop.
     is_computing = any(c.is_computing for c in causes)

@@ -85,7 +85,7 @@ async def main(scenario):
     Play one scenario.
     """
     setup = functools.partial(
-        distdebug.monarch_setup, post_mortem=scenario == "fail"
+        distdebug.debugger.monarch_setup, post_mortem=scenario == "fail"
     )
     procs = this_host().spawn_procs(
         per_host={"dp": 2, "tp": 2}, bootstrap=setup

@@ -522,7 +522,8 @@ class TestProgram:
             if not wanted:
                 os.close(control)
             try:
-                arguments = (pid, ticks, seconds, out, err, *command)
+                limit = guard_program.MAX_BYTES
+                arguments = (pid, ticks, seconds, out, err, limit, *command)
                 guard_program.main([str(a) for a in arguments])
             finally:
                 for number, handler in handlers.items():
@@ -630,3 +631,28 @@ def test_no_ptrace_needed():
 
     assert 0 == libc.prctl(2, ctypes.byref(value))
     assert 1 == guard_program._PR_SET_PDEATHSIG
+
+
+def test_file_limit(sleeper):
+    """
+    A tool may write larger files than others, but no larger than the process
+    that looks may: without root, that limit cannot be raised.
+    """
+    code = (
+        "import resource, sys; "
+        "from distdebug.capture.attach import run_attached; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 24, 1 << 24)); "
+        "got = run_attached(['/bin/sh', '-c', 'ulimit -H -f'], "
+        "int(sys.argv[1]), timeout_s=60, max_file_bytes=1 << 31); "
+        "print(got.status, got.output.strip())"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(sleeper.pid)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    status, blocks = done.stdout.split()
+    assert ("0", 1 << 24) == (status, int(blocks) * 512)

@@ -21,8 +21,8 @@ from distdebug.capture import (
     capture_node,
     capture_process,
 )
+from distdebug.causes import Cause
 from distdebug.errors import PatternError
-from distdebug.findings import Cause
 from distdebug.processes import read_state
 from distdebug.stacks import read_stacks
 
@@ -86,6 +86,36 @@ class TestCaptureNode:
         assert 12 == len(node.py_spy.calls)
         assert str(got).startswith("rank 2 is")
 
+    def test_patience(self, node):
+        """
+        What may be slow as well as stuck is looked at for longer.
+        """
+        told = []
+        later = ("step", "/home/me/train.py", 13), READING[-1]
+        node.py_spy.sees(node.pids[2], *[READING] * 3, later, READING)
+
+        got = capture(
+            samples=2,
+            patience_s=0.3,
+            tell=lambda stage, *_: told.append(stage),
+        )
+
+        activity = got.processes[2].stacks.threads[0].activity
+        assert activity.has_left
+        assert 0.3 <= activity.seconds < 30
+        assert 5 * 4 == len(node.py_spy.calls)
+        assert {"look 1 of 2", "look 1 of 3"} <= {*told}
+
+    def test_no_patience(self, node):
+        """
+        What is surely stuck is not.
+        """
+        node.py_spy.sees(node.pids[2], WAITING)
+
+        capture(samples=2, patience_s=60.0)
+
+        assert 2 * 4 == len(node.py_spy.calls)
+
     def test_order(self, node):
         """
         Ranks come in order, and before those that are none.
@@ -100,7 +130,7 @@ class TestCaptureNode:
     def test_rank_is_not_there(self, node):
         """
         A rank that should be on this node and is not is reported, unless
-        others were named.
+        others were named; its peers know that it is absent in any case.
         """
         node.kernel.path(node.pids[1], "stat").unlink()
 
@@ -110,6 +140,7 @@ class TestCaptureNode:
         assert [("worker", 1)] == [(m.what, m.rank) for m in got.missing]
         assert [2] == [p.worker.rank for p in named.processes]
         assert () == named.missing
+        assert {(1,)} == {s.absent_peers for s in (*got.stacks, *named.stacks)}
 
     def test_process_that_is_gone(self, node):
         """

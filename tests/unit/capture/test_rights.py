@@ -438,7 +438,9 @@ class TestHindrance:
                 file = kernel.path(pid, path)
                 letter = ("Z" if path == "stat" else "D") if is_it else "S"
                 fields = file.read_text().rsplit(") ", 1)
-                file.write_text(f"{fields[0]}) {letter}{fields[1][1:]}")
+                new = file.with_name("new")
+                new.write_text(f"{fields[0]}) {letter}{fields[1][1:]}")
+                new.replace(file)  # it may be read at this moment
 
         def pause(seconds):
             if seconds == 0.05:

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from distdebug.__main__ import main
-from distdebug.findings import Cause, Evidence, Finding
+from distdebug.causes import Cause
+from distdebug.findings import Evidence, Finding
 from distdebug.health import EnvironmentHealth, NodeFacts, NodeHealth
 from distdebug.ray import LiveCluster
 from distdebug.ray.workers import KnownActor
@@ -147,7 +148,7 @@ class TestLogs:
         (tmp_path / "none").mkdir()
 
         assert 2 == main(["logs", str(session), "--actor", "Nobody"])
-        assert "there are: Killed, Leaver" in capsys.readouterr().err
+        assert "known names: Killed, Leaver" in capsys.readouterr().err
         assert 2 == main(["logs", str(tmp_path / "none")])
         assert "Try:" in capsys.readouterr().err
 

@@ -15,7 +15,8 @@ import pytest
 
 from distdebug.__main__ import main
 from distdebug.capture import Check
-from distdebug.findings import Cause, Finding
+from distdebug.causes import Cause
+from distdebug.findings import Finding
 from distdebug.nodes import NodeResult, NodeStatus, Ray, Slurm
 from distdebug.nsight import NsysHealth
 

@@ -9,6 +9,9 @@ import re
 import sys
 import threading
 
+import pytest
+
+from distdebug.cli import output
 from distdebug.cli.output import telling, waiting
 
 
@@ -29,6 +32,19 @@ class TestCount:
         assert "4 of 4" in got.err
         assert got.err.endswith(GONE)
         assert "reading dumps" not in got.out
+
+    @pytest.mark.parametrize("argv", [("-q", "analyze"), ("analyze", "-q")])
+    def test_quiet(self, stuck, run_in_terminal, capsys, monkeypatch, argv):
+        """
+        None is shown to those who want the result alone.
+        """
+        monkeypatch.setattr(output, "_verbosity", 0)
+
+        run_in_terminal(*argv, stuck)
+
+        got = capsys.readouterr()
+        assert "" == got.err
+        assert "never entered" in got.out
 
     def test_dumb(self, stuck, run_in_terminal, capsys, monkeypatch):
         """

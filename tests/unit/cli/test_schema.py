@@ -16,8 +16,8 @@ import pytest
 
 from distdebug import diagnose
 from distdebug.__main__ import main
+from distdebug.causes import Cause
 from distdebug.cli.schema import make_schema
-from distdebug.findings import Cause
 
 
 PUBLISHED = Path(__file__).parents[3] / "docs/reference/distdebug.schema.json"

@@ -14,7 +14,8 @@ import pytest
 import distdebug
 
 from distdebug.__main__ import main
-from distdebug.findings import Cause, Diagnosis, Finding
+from distdebug.causes import Cause
+from distdebug.findings import Diagnosis, Finding
 from distdebug.snapshots import Manifest, NodeEntry
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.__main__ import main
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.watching import Hang, HangReason, Response
 
 

@@ -443,6 +443,31 @@ class TestArming:
         assert (path, False, path) == (again, gone, arm())
         assert stat.S_ISSOCK(path.stat().st_mode)
 
+    def test_again_and_again(self, folder):
+        """
+        A thread whose socket is shut down ends, also if the next one listens
+        before it has woken up.
+        """
+        before = threading.active_count()
+
+        for _ in range(20):
+            arm()
+            stopped = threading.Thread(target=set_trace)
+            stopped.start()
+            with connect(folder) as client:
+                while not any(
+                    x.state == "stopped" for _, x in client.list().sessions
+                ):
+                    time.sleep(0.001)
+                client.resume()
+            stopped.join()
+            disarm()
+
+        end = time.monotonic() + 5
+        while before < threading.active_count() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert threading.active_count() <= before
+
     @pytest.mark.process
     @pytest.mark.parametrize(
         ("after", "says", "left"),

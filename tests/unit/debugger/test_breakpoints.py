@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import bdb
+import ctypes
 import functools
 import gc
 import linecache
@@ -107,6 +108,25 @@ class TestPrompt:
         held.says("n", "c")
 
         assert (11, True, True) == held.end()
+
+    def test_busy_tracing(self, hold, monkeypatch):
+        """
+        While another thread installs a tracer, Python 3.11 refuses a second.
+        """
+        calls, install = [], sys.settrace
+
+        def refuse_twice(tracer):
+            calls.append(tracer)
+            if len(calls) % 3:
+                raise RuntimeError
+            install(tracer)
+
+        monkeypatch.setattr(sys, "settrace", refuse_twice)
+        held = hold(outer)
+
+        assert ["4"] == held.says("n", "p y")[1:]
+        held.says("c")
+        assert 11 == held.end()
 
     def test_changed(self, hold):
         """
@@ -405,13 +425,15 @@ class TestManyThreads:
             return "went on"
 
         first, second = hold(work), hold(work)
-        while len(first.client.list().sessions) < 2:
-            time.sleep(0.005)
+        first.session(count=2)
         one, two = (first.client.attach(number=number) for number in (1, 2))
         line = work.__code__.co_firstlineno + 3
         for session in (one, two):
             session.send(f"b {line}")
         one.send("q")
+        # The number of the other one changes when this one is gone.
+        while len(first.client.list().sessions) > 1:
+            time.sleep(0.005)
         two.send("c")
         gate.set()
         stopped = first.session()
@@ -891,6 +913,7 @@ def until_main(is_there):
         main = threading.main_thread().ident
         while not is_there(sys._current_frames()[main].f_code):
             time.sleep(0.001)
+        time.sleep(0.02)  # until it is in the native code that it calls
 
     return step
 
@@ -966,12 +989,19 @@ class TestInterrupt:
         """
         A thread in native code is left alone, and the client learns that.
         """
+        lock = threading.Lock()
+        lock.acquire()
+
+        def block():
+            lock.acquire(timeout=PATIENCE_S)
 
         thread, got = outside(
-            until_main(lambda code: "wait" in code.co_name),
+            until_main(lambda code: code is block.__code__),
             lambda c: c.interrupt("ranks(0)", wait_s=0.05),
             lambda c: c.resume("ranks(0)"),
+            lambda _: lock.release(),
         )
+        block()
         thread.join(PATIENCE_S)
 
         assert "blocked in native code" in got[1].outputs[0].text
@@ -1020,10 +1050,17 @@ class TestInterrupt:
         assert "blocked in native code" in got[2].outputs[0].text
         assert "test_in_a_step" in got[4]
 
-    def test_while_it_computes(self, outside):
+    def test_while_it_computes(self, outside, monkeypatch):
         """
-        A thread that obeys a command is not interrupted by another.
+        A thread that obeys a command is not interrupted by another: a pending
+        call would lose the exception that ends the command.
         """
+        calls = []
+        monkeypatch.setattr(
+            ctypes.pythonapi,
+            "Py_AddPendingCall",
+            lambda *_: calls.append("pending") or 0,
+        )
         event = threading.Event()
         thread, got = outside(
             lambda c: (
@@ -1039,6 +1076,7 @@ class TestInterrupt:
 
         assert "running" == got[0]
         assert "obeys a command" in got[1].outputs[0].text
+        assert [] == calls
 
     def test_in_a_framework(self, outside):
         """

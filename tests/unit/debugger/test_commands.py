@@ -165,6 +165,34 @@ def test_line_of_pdb(line, blank):
 
 
 @pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("cast 0-3 p loss", (0, 1, 2, 3)),
+        ("cast 0-1,7 p loss", (0, 1, 7)),
+        ("stack 0-1", (0, 1)),
+        ("extend 0-1 30", (0, 1)),
+    ],
+)
+def test_folded(line, ranks):
+    """
+    Ranks are understood as answers write them.
+    """
+    command = parse_command(line)
+
+    assert command.group is None
+    assert ranks == command.ranks.resolve(None, 8)
+
+
+@pytest.mark.parametrize("line", ["abort 0-3", "eval 0-3 x", "cast 3 p x"])
+def test_not_folded(line):
+    """
+    What ends ranks, an expression, or what may be a group is written in full.
+    """
+    with pytest.raises(DebuggerError, match=r"needs ranks\(\.\.\.\)"):
+        parse_command(line)
+
+
+@pytest.mark.parametrize(
     "group",
     ["job", "7", "007", "a-b", "a_b", "-", "_", "ranks", "cast", "1e5"],
 )

@@ -255,7 +255,7 @@ class TestRay:
         assert {
             "pip": ["x"],
             "env_vars": {"A": "1", "DISTDEBUG_LIMIT": "60"},
-            "worker_process_setup_hook": "distdebug.ray_debugger_setup",
+            "worker_process_setup_hook": "distdebug.debugger.ray_debugger_setup",
         } == found
         assert {"A": "1"} == own["env_vars"]
         assert "mine" == ray_debugger_env(

@@ -20,9 +20,10 @@ import pytest
 
 from distdebug.__main__ import main
 from distdebug.capture import Capture
+from distdebug.causes import Cause
 from distdebug.demo import SCENARIOS, Scenario, play_demo
 from distdebug.errors import DistdebugError, MissingDependencyError
-from distdebug.findings import Cause, Diagnosis, Finding, Missing
+from distdebug.findings import Diagnosis, Finding, Missing
 
 
 PROGRAM = files("distdebug.demo") / "program" / "train.py"

@@ -10,9 +10,10 @@ import pytest
 from distdebug import diagnose, read_dumps, read_stacks, scan_logs
 from distdebug.__main__ import main
 from distdebug.capture import Capture, CaptureStatus, ProcessCapture
+from distdebug.causes import Cause
 from distdebug.diagnosis import inputs_of
 from distdebug.errors import NoDumpsError
-from distdebug.findings import Cause, Missing
+from distdebug.findings import Missing
 from distdebug.flight_recorder import analyze_dumps
 from distdebug.processes import Worker
 from distdebug.stacks import ThreadActivity
@@ -21,6 +22,14 @@ from distdebug.testing import SimulatedJob, make_dumps
 
 READING = ("read_shard", "train.py", 41)
 TRAINING = ("step", "train.py", 50)
+MOVING = ThreadActivity(
+    seconds=2.0,
+    voluntary=40,
+    involuntary=0,
+    cpu_s=1.0,
+    has_moved=True,
+    has_left=True,
+)
 WAITING = ("all_reduce", "torch/distributed/distributed_c10d.py", 7)
 
 
@@ -159,21 +168,33 @@ class TestResults:
             diagnose(17)
 
 
+def test_frame(hang):
+    """
+    A data frame has a flat row for each finding; the object itself is short.
+    """
+    pytest.importorskip("pandas")
+    diagnosis = diagnose(hang)
+
+    (row,) = diagnosis.to_frame().to_dict("records")
+
+    assert ("rank_not_arrived", [2], "all_reduce", 2, [0, 1, 3]) == (
+        row["cause"],
+        row["ranks"],
+        row["collective_op"],
+        row["collective_seq"],
+        row["waiting"],
+    )
+    assert "evidence" not in row
+    assert "<Diagnosis: rank_not_arrived (certain), rank 2>" == repr(diagnosis)
+
+
 def test_contradiction(hang, write_stack):
     """
     If the stacks show that the job goes on, that is not hidden.
     """
-    moving = ThreadActivity(
-        seconds=2.0,
-        voluntary=40,
-        involuntary=0,
-        cpu_s=1.0,
-        has_moved=True,
-        has_left=True,
-    )
     for rank in range(4):
         write_stack(
-            hang, rank, ("step", "/home/me/train.py", 40), activity=moving
+            hang, rank, ("step", "/home/me/train.py", 40), activity=MOVING
         )
 
     diagnosis = diagnose(hang)
@@ -183,8 +204,59 @@ def test_contradiction(hang, write_stack):
         diagnosis.verdict.confidence,
     )
     assert "; but ranks 0-3 are moving" in diagnosis.verdict.summary
+    assert {*diagnosis.findings[-1].evidence} <= {*diagnosis.verdict.evidence}
     assert diagnosis.verdict == diagnosis.findings[0]
     assert Cause.PROGRESSING is diagnosis.findings[-1].cause
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "is_healthy"), [(2.0, True), (9.0, False)]
+)
+def test_short_wait(hang, write_stack, waited_s, is_healthy):
+    """
+    If ranks move and the wait has just begun, the job goes on.
+    """
+    for rank in range(4):
+        write_stack(hang, rank, ("step", "train.py", 40), activity=MOVING)
+    flight = analyze_dumps(read_dumps(hang))
+    found = attrs.evolve(flight.verdict, waited_s=waited_s)
+    flight = attrs.evolve(flight, findings=(found,))
+
+    diagnosis = diagnose(flight, read_stacks(hang))
+
+    assert is_healthy == diagnosis.is_healthy
+    assert is_healthy == (Cause.PROGRESSING is diagnosis.findings[0].cause)
+    assert {Cause.PROGRESSING, Cause.RANK_NOT_ARRIVED} == {
+        f.cause for f in diagnosis.findings
+    }
+
+
+def test_slow_storage(hang, write_stack):
+    """
+    A rank that is late because it writes a large file is slow, perhaps.
+    """
+    writing = attrs.evolve(
+        MOVING,
+        voluntary=4,
+        cpu_s=0.0,
+        has_moved=False,
+        has_left=False,
+        io_bytes=4_000_000,
+    )
+    write_stack(
+        hang,
+        2,
+        *(("sleep", "throttle.py", 4), ("save", "/home/me/train.py", 40)),
+        activity=writing,
+    )
+
+    verdict = diagnose(hang).verdict
+
+    assert (Cause.PROGRESSING, "possible") == (
+        verdict.cause,
+        verdict.confidence,
+    )
+    assert 1 == verdict.summary.count("reading or writing data")
 
 
 def test_sidecar(hang, write_side):

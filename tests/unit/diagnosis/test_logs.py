@@ -15,11 +15,12 @@ import attrs
 import pytest
 
 from distdebug import diagnose
+from distdebug.causes import Cause
 from distdebug.diagnosis import LogEvidence, inputs_of
 from distdebug.diagnosis import log_evidence as read_module
 from distdebug.diagnosis.order import join_logs, log_findings
 from distdebug.errors import NoDumpsError
-from distdebug.findings import Cause, Diagnosis, Evidence, Finding, Missing
+from distdebug.findings import Diagnosis, Evidence, Finding, Missing
 from distdebug.logs import Hit, LogGroup, PhaseReport, ScanReport
 from distdebug.logs.lines import Origin
 from distdebug.ray import Death, Deaths, DriverLog, Failure
@@ -68,7 +69,7 @@ def finding(cause, *ranks, confidence="likely", line=1, source="a.log"):
     return Finding(
         cause=cause,
         ranks=ranks,
-        summary=f"it was {cause}.",
+        summary=f"it was {cause}",
         confidence=confidence,
         remedy="mend it",
         evidence=(seen,),
@@ -801,7 +802,7 @@ class TestJoin:
         """
         told = finding(Cause.RANK_NOT_ARRIVED, 2, source="dump")
         fatal = finding(Cause.GPU_OUT_OF_MEMORY, 2)
-        fatal = attrs.evolve(fatal, summary="Rank 2: the GPU was full.")
+        fatal = attrs.evolve(fatal, summary="rank 2: the GPU was full")
         other = finding(Cause.DISK_FULL, 1, line=9)
 
         got = joined(told, other, fatal, victims=(0, 1))

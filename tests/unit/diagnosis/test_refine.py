@@ -18,8 +18,9 @@ import pytest
 
 import distdebug
 
+from distdebug.causes import Cause
 from distdebug.diagnosis.rank_state import is_peer_lost_error
-from distdebug.findings import Cause, Location
+from distdebug.findings import Location
 from distdebug.flight_recorder import Sidecar, SidecarFrame, write_sidecar
 from distdebug.stacks import (
     ProcessStacks,
@@ -320,7 +321,7 @@ class TestCrossed:
     @pytest.mark.parametrize("call", ["monitored_barrier", "new_group"])
     def test_one_left(self, verdict_of, call):
         """
-        A rank in another call than all others left their order; they wait.
+        A rank in another call than all others is at fault; they wait.
         """
         ranks = (0, 2, 3)
         others = [sidecar(r, stack=in_torch(call, 13)) for r in ranks]
@@ -328,13 +329,13 @@ class TestCrossed:
 
         got = verdict_of([1], mine, *others)
 
-        assert Cause.GROUP_ORDER_DEADLOCK is got.verdict.cause
+        assert Cause.TYPE_MISMATCH is got.verdict.cause
         assert "likely" == got.verdict.confidence
         assert (1,) == got.verdict.ranks
         assert ranks == got.victims
         assert (
-            "rank 1 left the order of the others: rank 1 in all_reduce #2 of "
-            "group 'default_pg' at main (train.py:10), ranks 0,2-3 in "
+            "rank 1 is in all_reduce #2 of group 'default_pg' at main "
+            "(train.py:10), while ranks 0,2-3 are in "
             f"{call} at main (train.py:13)" == got.verdict.summary
         )
         assert "main (train.py:10)" == str(got.verdict.location)
@@ -349,7 +350,7 @@ class TestCrossed:
         got = verdict_of([0, 1, 3], mine)
 
         assert (2,) == got.verdict.ranks
-        assert Cause.GROUP_ORDER_DEADLOCK is got.verdict.cause
+        assert Cause.TYPE_MISMATCH is got.verdict.cause
         assert "main (train.py:13)" == str(got.verdict.location)
         assert (0, 1, 3) == got.victims
 
@@ -363,7 +364,7 @@ class TestCrossed:
 
         assert (0, 1, 2, 3) == got.verdict.ranks
         assert "possible" == got.verdict.confidence
-        assert "wait for each other" in got.verdict.summary
+        assert ", while ranks 2-3 are in" in got.verdict.summary
 
     @pytest.mark.parametrize(
         "stacks",
@@ -379,7 +380,7 @@ class TestCrossed:
     )
     def test_open(self, verdict_of, stacks):
         """
-        Where not all of them wait in one call of all, no rank left the order.
+        Where not all of them wait in one call of all, no rank is at fault.
         """
         got = verdict_of(
             [1],
@@ -1072,3 +1073,70 @@ def test_lost_peer(error, expected):
     not, and other connections are none of ours.
     """
     assert expected == is_peer_lost_error(error)
+
+
+class TestSlow:
+    """
+    A rank that others have waited for as long before is slow, perhaps.
+    """
+
+    @pytest.fixture(name="verdict_of_late")
+    def _verdict_of_late(self, diagnose_job):
+        """
+        Diagnoses a job of four in which rank 2 was late before some calls, and
+        others have waited for it for 12 s.
+        """
+
+        def verdict_of_late(*late_s, stack=LOADER, state="S", fast_calls=60):
+            job = SimulatedJob(4)
+            for _ in range(fast_calls):
+                job.collective("all_reduce")
+            for seconds in late_s:
+                job.collective("all_reduce", late={2: seconds})
+            job.collective("all_reduce", ranks=[0, 1, 3])
+            written = 1.75e9 + 0.1 + sum(late_s) + 12
+            sidecars = [sidecar(r, written=written) for r in range(4)]
+            mine = process(stack, rank=2, state=state, host="node1")
+            return diagnose_job(job, *sidecars, stacks=[mine]).verdict
+
+        return verdict_of_late
+
+    @pytest.mark.parametrize(
+        ("late_s", "often"), [((15, 20), "2 times"), ((15, 3), "once")]
+    )
+    def test_usual(self, verdict_of_late, late_s, often):
+        """
+        It is named with what it does, and that is no alarm.
+        """
+        got = verdict_of_late(*late_s)
+
+        assert (Cause.PROGRESSING, (2,)) == (got.cause, got.ranks)
+        assert got.summary.endswith(
+            f"; but the others have been as long without a call {often} before"
+        )
+        assert ("possible", Cause.DATALOADER_WAIT, "read_shard") == (
+            got.confidence,
+            got.detail_cause,
+            got.location.function,
+        )
+
+    @pytest.mark.parametrize(
+        ("late_s", "options"),
+        [
+            ((), {}),
+            ((3, 9), {}),
+            # The first calls of a job show nothing.
+            ((60, 60), {"fast_calls": 1}),
+            # What does not end by itself, or is not known.
+            ((15, 20), {"state": "T"}),
+            ((15, 20), {"state": ""}),
+            ((15, 20), {"stack": WAITING[1:]}),
+        ],
+    )
+    def test_unusual(self, verdict_of_late, late_s, options):
+        """
+        Where it was never so late, or cannot go on, it is at fault.
+        """
+        got = verdict_of_late(*late_s, **options)
+
+        assert (Cause.RANK_NOT_ARRIVED, (2,)) == (got.cause, got.ranks)

@@ -9,7 +9,14 @@ import json
 import pytest
 
 from distdebug import diagnose
-from distdebug.findings import Cause
+from distdebug.causes import Cause
+from distdebug.stacks import (
+    ProcessStacks,
+    StackFrame,
+    SystemCall,
+    ThreadStack,
+    stacks_to_json,
+)
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -128,6 +135,40 @@ def test_all_locked(job):
     assert "no call is on record for 20 s" in verdict.summary
 
 
+def test_ended(job, tmp_path):
+    """
+    A rank without a process is at fault, also if all others poll for a file.
+    """
+    nap = StackFrame("poll", "train.py", 62)
+    thread = ThreadStack(
+        name="MainThread",
+        frames=(nap,),
+        is_main=True,
+        system_call=SystemCall(name="clock_nanosleep"),
+    )
+    job([LOCK] * 3, 20)
+    (tmp_path / "nccl_trace_rank_3").unlink()
+    for rank in range(3):
+        seen = ProcessStacks(
+            pid=100 + rank,
+            rank=rank,
+            source="",
+            threads=(thread,),
+            absent_peers=(3,),
+        )
+        path = tmp_path / f"pyspy_node_{100 + rank}.json"
+        path.write_text(stacks_to_json(seen))
+
+    verdict = diagnose(tmp_path).verdict
+
+    assert (Cause.DEAD, (3,), "likely") == (
+        verdict.cause,
+        verdict.ranks,
+        verdict.confidence,
+    )
+    assert "; no call is on record for 20 s" in verdict.summary
+
+
 def test_all_pause(job):
     """
     If all ranks do what takes healthy jobs long, the job may be healthy, and
@@ -207,7 +248,7 @@ def test_killed(job, tmp_path, started, expected):
     if not started:
         assert "likely" == verdict.confidence
         assert verdict.summary.startswith(
-            "ranks 2-3 left no dump, and all others lost them: ranks 0-1 "
+            "ranks 2-3 left no dump, and all others lost them; ranks 0-1 "
             "failed in calls that no dump shows (RuntimeError: "
         )
         assert "exit of these ranks" in verdict.remedy

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import pytest
 
+from distdebug.causes import Cause
 from distdebug.findings import (
-    Cause,
+    Clause,
     CollectiveRef,
     Diagnosis,
     Evidence,
@@ -83,6 +85,34 @@ class TestNames:
         assert "read_shard (train.py:41)" == str(FINDING.location)
 
 
+class TestClauses:
+    @pytest.mark.parametrize(
+        ("link", "text"),
+        [
+            ("because", "it died; because rank 3 slept"),
+            ("perhaps because", "it died; perhaps because rank 3 slept"),
+            ("but", "it died; but rank 3 slept"),
+            ("and", "it died; rank 3 slept"),
+            ("doing", "it died. Rank 3 slept"),
+        ],
+    )
+    def test_link(self, link, text):
+        """
+        A clause is kept as data, and ends the sentence.
+        """
+        finding = attrs.evolve(FINDING, summary="it died")
+        new = Evidence(kind="log", source="a.log")
+
+        longer = finding.with_clause(
+            link, "rank 3 slept", evidence=[new], confidence="possible"
+        )
+
+        assert text == longer.summary
+        assert (Clause(link=link, text="rank 3 slept"),) == longer.clauses
+        assert (new, *finding.evidence) == longer.evidence
+        assert "possible" == longer.confidence
+
+
 class TestToDict:
     def test_layout(self, diagnosis):
         """
@@ -119,6 +149,7 @@ class TestToDict:
                     "quote": "read",
                 }
             ],
+            "clauses": [],
         }
         assert {
             "verdict": verdict,
@@ -143,6 +174,8 @@ class TestToDict:
                     "absent": [3],
                 }
             ],
+            "known_bugs": [],
+            "checked": None,
         } == data
 
     def test_json(self, diagnosis):

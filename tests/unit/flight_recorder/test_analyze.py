@@ -12,8 +12,8 @@ from functools import partial
 import attrs
 import pytest
 
+from distdebug.causes import Cause
 from distdebug.errors import NoDumpsError
-from distdebug.findings import Cause
 from distdebug.flight_recorder import Sidecar, analyze_dumps
 from distdebug.testing import SimulatedJob
 
@@ -491,7 +491,7 @@ class TestSelection:
         job.collective("all_reduce", halves[1], ranks=[2])
         return dumps_of(job)
 
-    @pytest.mark.parametrize("ranks", [[3], [2], [0, 2]])
+    @pytest.mark.parametrize("ranks", [[3], [2], [0, 2], "2-3", 3])
     def test_ranks(self, dumps, ranks):
         """
         What concerns a chosen rank stays, also if that merely waits.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.flight_recorder import analyze_dumps
 from distdebug.testing import SimulatedJob
 

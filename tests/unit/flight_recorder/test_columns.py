@@ -454,3 +454,37 @@ class TestRows:
         (row,) = entry_rows(dumps)
 
         assert expected == row.state
+
+    @pytest.mark.parametrize(
+        ("seconds", "retired", "expected"),
+        [
+            (8.9, [True, False], "scheduled"),
+            # The dump was written at the moment when the call ended.
+            (0.09, [True, False], "completed"),
+            # A job without a watchdog retires no call.
+            (8.9, [False, False], "completed"),
+            (8.9, [True, True], "completed"),
+        ],
+    )
+    def test_not_on_gpu_yet(
+        self, entries, read_entries, seconds, retired, expected
+    ):
+        """
+        A call that NCCL still sets up on the host is written as completed, with
+        the time of the dump; that it was not retired shows that it is not.
+        """
+        calls = [
+            {
+                **entries[i],
+                "state": "completed",
+                "time_created_ns": 10**18,
+                "time_discovered_completed_ns": 10**18 + int(seconds * 1e9),
+                "retired": is_retired,
+            }
+            for i, is_retired in enumerate(retired)
+        ]
+
+        *_, last = entry_rows(read_entries(calls))
+
+        assert expected == last.state
+        assert (last.took_ms is None) == (expected == "scheduled")

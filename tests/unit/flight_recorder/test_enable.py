@@ -276,3 +276,55 @@ def test_imports():
     assert {"distdebug", "__main__"} >= {
         m for m in got.stdout.split() if not m.startswith(("_", "sitecustom"))
     }
+
+
+SPAWNING = """
+import multiprocessing, os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+import distdebug
+distdebug.enable_flight_recorder(dump_dir=sys.argv[1])
+
+def rank(number):
+    os.environ["RANK"] = str(number)
+    while not any(f"_rank_{number}" in x for x in os.listdir(sys.argv[1])):
+        time.sleep(0.01)
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    if sys.argv[2] == "pool":
+        with spawn.Pool(1) as pool:
+            pool.map(abs, [1])
+    elif sys.argv[2] == "executor":
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            list(pool.map(abs, [1]))
+    else:
+        child = spawn.Process(target=rank, args=(5,))
+        child.start()
+        child.join()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("pool", {"0"}), ("executor", {"0"}), ("rank", {"0", "5"})],
+)
+def test_spawned(tmp_path, kind, expected):
+    """
+    A process that multiprocessing spawns runs the main module again.  It is a
+    rank of its own, but not if it works for a pool: then dumps of its rank
+    would be asked of it.
+    """
+    program, folder = tmp_path / "train.py", tmp_path / "dumps"
+    program.write_text(SPAWNING)
+    environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+
+    subprocess.run(
+        [sys.executable, str(program), str(folder), kind],
+        env=environ,
+        timeout=60,
+        check=True,
+    )
+
+    names = [path.name for path in folder.glob("*.sidecar.json")]
+    assert expected == {name.split("_rank_")[1][0] for name in names}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.flight_recorder import (
     Dumps,
     Sidecar,

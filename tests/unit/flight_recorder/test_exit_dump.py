@@ -335,6 +335,25 @@ class TestEnd:
 
         assert "BrokenError:" == recording.error
 
+    def test_advice(self, at_end):
+        """
+        What torch appends to each error of CUDA is not kept.
+        """
+        recording = current_recording()
+        text = (
+            "CUDA error: device-side assert triggered\n"
+            "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda\n"
+            "CUDA kernel errors might be asynchronously reported at some other"
+        )
+        with contextlib.suppress(RuntimeError):
+            try:
+                raise RuntimeError(text)
+            finally:
+                at_end()
+
+        error = "RuntimeError: CUDA error: device-side assert triggered"
+        assert error == recording.error
+
     def test_multiprocessing(self, with_extras, monkeypatch, tmp_path):
         """
         In a child of multiprocessing its own list is used as well.

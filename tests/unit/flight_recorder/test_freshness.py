@@ -7,7 +7,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.flight_recorder import Sidecar, analyze_dumps, measure_silence_s
 from distdebug.testing import SimulatedJob
 

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.flight_recorder import Signatures, analyze_dumps
 from distdebug.testing import SimulatedJob
 

@@ -278,6 +278,25 @@ class TestArguments:
 
         assert (1, 3) == dumps.ranks == tuple(dumps.sidecars)
         assert () == read_dumps(tmp_path, ranks=[9]).ranks
+        for ranks in ("1,3", "ranks(1:4:2)"):
+            assert (1, 3) == read_dumps(tmp_path, ranks=ranks).ranks
+
+    def test_calls(self, job, tmp_path):
+        """
+        All calls are one data frame; what is printed for debugging is short.
+        """
+        pytest.importorskip("pandas")
+        make_dumps(tmp_path, job)
+        dumps = read_dumps(tmp_path)
+
+        calls = dumps.calls(ranks="1-2")
+
+        assert {1, 2} == {*calls["rank"]}
+        assert sum(len(dumps[r].entries) for r in (1, 2)) == len(calls)
+        assert {"op", "seq", "group", "state", "created_ns"} <= {*calls}
+        assert repr(dumps[1]).startswith("<Dump of rank 1: ")
+        assert "frames" not in calls
+        assert dumps.calls(groups=["no such group"]).empty
 
     def test_paths(self, job, tmp_path):
         """

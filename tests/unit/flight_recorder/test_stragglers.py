@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.flight_recorder import analyze_dumps, clock_offsets_ns
 from distdebug.testing import SimulatedJob
 

@@ -14,7 +14,8 @@ import pytest
 
 from tests.timelines import read_timeline
 
-from distdebug import MissingDependencyError, read_dumps, write_timeline
+from distdebug import read_dumps, write_timeline
+from distdebug.errors import MissingDependencyError
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -195,7 +196,7 @@ def test_not_installed(dumps, tmp_path, monkeypatch):
     """
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
 
-    with pytest.raises(MissingDependencyError, match=r"distdebug\[perfetto"):
+    with pytest.raises(MissingDependencyError, match=r"pip install perfetto"):
         write_timeline(dumps, tmp_path / "t.pftrace")
 
     assert not (tmp_path / "t.pftrace").exists()

@@ -15,15 +15,15 @@ from tests.timelines import read_timeline
 
 from distdebug import (
     DistdebugError,
-    NoDumpsError,
-    OutputError,
-    Timeline,
     analyze_dumps,
     diagnose,
     read_dumps,
     write_timeline,
 )
-from distdebug.findings import Cause, Diagnosis, Finding
+from distdebug.causes import Cause
+from distdebug.errors import NoDumpsError, OutputError
+from distdebug.findings import Diagnosis, Finding
+from distdebug.flight_recorder import Timeline
 from distdebug.testing import SimulatedJob, make_dumps
 
 

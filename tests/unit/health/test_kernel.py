@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.health import (
     check_node_json,
     is_suspicious,
@@ -451,3 +451,32 @@ def test_xids():
     ]
     assert set(range(200)) == {int(x[1]) for x in says if x}
     assert all(x.remedy for x in found)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pid", "size", "expected"),
+    [
+        ({7: 0, 8: 1}, 9, "2", 0),
+        ({7: 0, 8: 1}, 8, "2", 2),
+        # Rank 1 is not known, and may be process 9.
+        ({7: 0}, 9, "2", 2),
+        ({7: 0, 8: 1}, 9, "", 2),
+    ],
+)
+def test_other_program(ranks, pid, size, expected):
+    """
+    A fault of another program on a GPU is none of the job, if all processes of
+    the job are known; only the last of its lines names the process.
+    """
+    texts = [
+        "NVRM: Xid (PCI:0000:00:06): 13, Graphics SM Warp Exception",
+        f"NVRM: Xid (PCI:0000:00:06): 43, pid={pid}, name=python3, channel 0xa",
+    ]
+    lines = [f"{NOW - 60:.6f} n1 kernel: {text}" for text in texts]
+    environ = {"LOCAL_WORLD_SIZE": size} if size else {}
+    variables = [{"pids": [pid], "variables": environ} for pid in ranks]
+    node = {"taken": NOW, "kernel": lines, "variables": variables}
+
+    found = check_node_json(node, host="n1", ranks=ranks)
+
+    assert expected == len([x for x in found if "Xid" in x.summary])

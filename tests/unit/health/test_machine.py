@@ -11,7 +11,8 @@ import time
 import attrs
 import pytest
 
-from distdebug.findings import Cause, Missing
+from distdebug.causes import Cause
+from distdebug.findings import Missing
 from distdebug.health import check_node_json
 
 

@@ -15,7 +15,7 @@ import attrs
 import psutil
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.health import read_interfaces
 
 

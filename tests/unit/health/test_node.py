@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.health import (
     check_environment,
     check_node_json,

@@ -11,7 +11,7 @@ import attrs
 import psutil
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.health import (
     NodeHealth,
     check_environment,
@@ -229,7 +229,7 @@ class TestSockets:
             for x in health.findings
             if not x.cause.is_fine
         ]
-        assert ["nobody told which n2 has"] == [
+        assert ["the interfaces of n2 are unknown"] == [
             x.reason for x in health.missing
         ]
 

@@ -5,6 +5,8 @@ Tests of what is read out of single lines about collectives.
 import gzip
 import os
 
+from datetime import UTC, datetime
+
 import pytest
 
 from distdebug.errors import LogError, NoLogsError
@@ -640,3 +642,23 @@ def test_no_group():
 
     assert finding.group is None
     assert "rank 2 never entered all_reduce #78; 3" in finding.summary
+
+
+def test_year(tmp_path):
+    """
+    Torch prints no year: it is that of the dates in the same file.
+    """
+    log = tmp_path / "rank_0.log"
+    log.write_text(
+        "2023-05-01 10:00:00,123 INFO train.py: start\n"
+        "[rank0]:[E501 10:10:00.123456789 ProcessGroupNCCL.cpp:629] [Rank 0] "
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, "
+        "OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=20000) ran for "
+        "20025 milliseconds before timing out.\n"
+    )
+
+    (record,) = read_collective_logs(log).timeouts
+
+    assert datetime(2023, 5, 1, 10, 10, tzinfo=UTC) == datetime.fromtimestamp(
+        int(record.time), UTC
+    )

@@ -4,7 +4,7 @@ Tests of what stores, Gloo, torch's own checks, and NCCL print.
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.logs import (
     collective_findings,
     rank_origins,
@@ -543,7 +543,7 @@ VERDICTS = {
         [finger(1, tensor(), 0, tensor("REDUCE"))],
         None,
         ("type_mismatch", (0, 1), "possible"),
-        "cannot be told who is wrong",
+        "them is wrong cannot be known",
     ),
     "of several tensors only the first is printed": (
         [finger(1, tensor(), 0, tensor())],
@@ -739,3 +739,19 @@ def test_calls_of_two_runs(tmp_path):
         (x.rank, x.attempt) for x in logs.calls
     }
     assert () == collective_findings(logs)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gone"), [((0, 2), (1,)), ((0, 3), None), ((1, 2), None)]
+)
+def test_closed_around_one(ranks, gone):
+    """
+    Where it is not known how many ranks there are, the only one between those
+    that complain has left.
+    """
+    lines = [f"[rank{rank}]: RuntimeError: {CLOSED}" for rank in ranks]
+
+    found = collective_findings(read_collective_logs(lines))
+
+    left = [x.ranks for x in found if x.cause is Cause.RANK_CRASHED]
+    assert left == ([gone] if gone else [])

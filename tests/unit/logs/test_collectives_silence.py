@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.logs import collective_findings, read_collective_logs
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.logs import collective_findings, read_collective_logs
 
 

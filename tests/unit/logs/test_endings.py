@@ -9,8 +9,8 @@ from datetime import datetime
 import pytest
 
 from distdebug.__main__ import main
+from distdebug.causes import Cause
 from distdebug.errors import NoLogsError
-from distdebug.findings import Cause
 from distdebug.logs import detect_phase
 
 

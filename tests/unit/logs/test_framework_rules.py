@@ -157,6 +157,28 @@ def test_mine_trains(write):
     assert report.findings[0].remedy is None
 
 
+@pytest.mark.parametrize(
+    ("line", "is_full"),
+    [
+        ("OSError: No space left on device", True),
+        ("open failed: no space LEFT on device", True),
+        ("DISK_FULL_ACTION=wait, as when the disk is full", False),
+    ],
+)
+def test_mine_by_name(write, line, is_full):
+    """
+    A failure may name rules of logs; their words count in any case.
+    """
+    old = "cause = \"io_wait\"\npatterns = ['token server refused']"
+    mine = write(MINE.replace(old, "rules = ['disk full']"))
+
+    findings = detect_phase(f"LETS GO\n{line}\n", rules=mine).findings
+
+    mine = [x for x in findings if "token server" in x.summary]
+    assert is_full == bool(mine)
+    assert {"disk_full"} >= {x.cause for x in findings}
+
+
 def test_mine_takes_the_place_of_ours(write):
     """
     A book with the name of one of ours takes its place.
@@ -190,6 +212,16 @@ def test_mine_takes_the_place_of_ours(write):
         ('how = "completed"', 'how = "fine"', "how is completed or"),
         ('cause = "io_wait"', 'cause = "rain"', "rain"),
         ('cause = "io_wait"', 'confidence = "sure"', "confidence is certain"),
+        (
+            "patterns = ['token server refused']",
+            "rules = ['rain']",
+            "no rule of signatures.toml has the name 'rain'",
+        ),
+        (
+            "patterns = ['token server refused']",
+            "",
+            "neither rules nor patterns",
+        ),
         ("start =", 'kind = "boat"\nstart =', "kind is orchestrator"),
         ("start =", "phases = []\nstart =", "no such key: 'phases'"),
         ("start =", "table = '(a+)+'\nstart =", "too many ways"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 
 
 TP_HEADER = "initialized, tp rank {}/2, pp rank 0/1"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from distdebug import diagnose
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.logs.lines import parse_line
 from distdebug.logs.process_ranks import process_forms
 

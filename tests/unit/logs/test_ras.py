@@ -11,7 +11,7 @@ import json
 import pytest
 
 from distdebug import diagnose
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.logs import is_ras_status, ras_findings, read_ras_status
 
 
@@ -245,6 +245,16 @@ class TestJson:
         (finding,) = findings(f"{one}\n{one}\n{one[:200]}")
 
         assert "likely" == finding.confidence
+
+    def test_protocol(self, findings):
+        """
+        Whoever asks by a socket gets lines of the protocol before.
+        """
+        text = document(communicator(5, 5, 3, 5))
+
+        (finding,) = findings(f"SERVER PROTOCOL 2\nOK\n{text}")
+
+        assert (2,) == finding.ranks
 
     def test_no_comma(self, findings):
         """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.logs import scan_logs
 
 

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from distdebug.causes import Cause
 from distdebug.errors import RulesError
-from distdebug.findings import Cause
 from distdebug.logs import LogRule, load_rules
 from distdebug.logs.collectives.collect import read_collective_logs
 from distdebug.logs.collectives.messages import read_forms
@@ -139,7 +139,7 @@ def test_users(scan, write):
     assert ["17", "18"] == [x.key for x in report.groups]
     assert [(3, 4), (4,)] == [x.ranks for x in report.findings]
     assert (
-        "Ranks 3-4: the token server lost a shard (17) (2 lines)"
+        "ranks 3-4: the token server lost a shard (17) (2 lines)"
         == report.findings[0].summary
     )
     assert "ask #tokens" == report.findings[0].remedy

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from distdebug.causes import Cause
 from distdebug.errors import LogError, NoLogsError
-from distdebug.findings import Cause
 from distdebug.logs import file_search, rules, scan_logs
 
 
@@ -573,7 +573,7 @@ def test_text(tmp_path):
 
     text = str(scan_logs([tmp_path, tmp_path / "none"]))
 
-    assert "Rank 3: the memory of the GPU was full" == text.splitlines()[0]
+    assert "rank 3: the memory of the GPU was full" == text.splitlines()[0]
     assert "more" in text
     assert "harmless: " in text
     assert "note: log: No such file" in text
@@ -602,7 +602,7 @@ def test_exception_words(scan):
     """
     report = scan(rank_3=TRACE, job="ok\n" + TRACE.replace("in f", "in g"))
 
-    assert ["A process raised X: y", "Rank 3 raised X: y"] == [
+    assert ["a process raised X: y", "rank 3 raised X: y"] == [
         x.summary for x in report.findings
     ]
     assert "f (a.py:1)" == report.findings[1].location.brief

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.nsight import check_nsys, patch_ray_nsight, raylet_findings
 
 

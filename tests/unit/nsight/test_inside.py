@@ -116,7 +116,7 @@ class TestStepProfiler:
         The end of the process stops it, once.
         """
         code = (
-            "from distdebug import StepProfiler\n"
+            "from distdebug.nsight import StepProfiler\n"
             "p = StepProfiler('1:9', start=lambda: print('start'), "
             "stop=lambda: print('stop'))\np(1)\np(2)\n"
         )

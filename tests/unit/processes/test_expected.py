@@ -7,7 +7,15 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from distdebug.processes import Worker, missing_ranks
+from distdebug.processes import Worker, absent_peers
+
+
+def missing_ranks(workers):
+    """
+    The ranks that any worker misses.
+    """
+    absent = absent_peers(workers).values()
+    return tuple(sorted({rank for ranks in absent for rank in ranks}))
 
 
 def workers(*ranks, parent=1, start=0, count=None, **fields):

@@ -71,8 +71,22 @@ class TestReadThreads:
             first.involuntary,
             first.cpu_s,
         )
+        assert [None, None] == [first.io_bytes, second.io_bytes]
         assert "pt(a" == second.name
         assert 200 / os.sysconf("SC_CLK_TCK") == second.cpu_s
+
+    def test_io(self, fake_proc):
+        """
+        What a thread reads from a cache again and again does not count.
+        """
+        folder = fake_proc.add(7, "python")
+        (folder / "task/7/io").write_text(
+            "rchar: 9000000\nwchar: 7\nread_bytes: 4096\nwrite_bytes: 0\n"
+        )
+
+        (facts,) = read_threads(7, fake_proc.root).values()
+
+        assert 4103 == facts.io_bytes
 
     def test_gone(self, fake_proc):
         """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.ray import (
     death_findings,
     find_deaths,
@@ -30,6 +30,15 @@ def deaths_in(folder):
     All that died below a folder.
     """
     return find_deaths(find_ray_sessions(folder))
+
+
+def test_folder():
+    """
+    A folder will do in the place of its sessions.
+    """
+    folder = DATA / VERSIONS[-1] / "deaths"
+
+    assert deaths_in(folder) == find_deaths(folder) == find_deaths([folder])
 
 
 @pytest.fixture(params=VERSIONS)
@@ -223,7 +232,7 @@ def test_a_lost_node_comes_before_its_workers():
     assert ("node_died", "", "w") == (first.kind, first.worker_id, first.host)
     follows = {x.actor for x in deaths.deaths if x.is_collateral}
     assert {"Far(rank=0)", "Far(rank=1)", "Near"} == follows
-    assert "Node w was lost" in death_findings(deaths)[0].summary
+    assert "node w was lost" in death_findings(deaths)[0].summary
 
 
 def test_a_death_is_found_by_rank_and_by_place():

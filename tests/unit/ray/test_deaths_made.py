@@ -8,7 +8,8 @@ import os
 
 import pytest
 
-from distdebug.findings import Cause, Evidence
+from distdebug.causes import Cause
+from distdebug.findings import Evidence
 from distdebug.ray import (
     Death,
     Deaths,
@@ -423,7 +424,7 @@ def test_a_lost_node_precedes_those_that_complain(made):
     assert [1, 5] == sorted(
         int(x.worker_id, 16) for x in deaths.deaths if x.is_collateral
     )
-    assert "Node 10.0.0.9 was lost" in death_findings(deaths)[0].summary
+    assert "node 10.0.0.9 was lost" in death_findings(deaths)[0].summary
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -486,7 +487,7 @@ def test_a_driver_that_is_killed_is_the_cause(made):
     first = deaths.first
     assert ("driver", 77, "01000000") == (first.actor, first.pid, first.job_id)
     assert "job_ended" == deaths.deaths[1].kind
-    assert "Driver (pid 77" in death_findings(deaths)[0].summary
+    assert "driver (pid 77" in death_findings(deaths)[0].summary
 
 
 def test_a_core_log_tells_line_and_time_of_an_end(made):

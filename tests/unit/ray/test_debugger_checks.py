@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from distdebug.capture import Check
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.ray import check_ray_debugger
 
 

@@ -12,8 +12,9 @@ import attrs
 import pytest
 
 from distdebug import diagnose
+from distdebug.causes import Cause
 from distdebug.diagnosis import DiagnosisInputs, LogEvidence
-from distdebug.findings import Cause, Diagnosis, Evidence, Finding
+from distdebug.findings import Diagnosis, Evidence, Finding
 from distdebug.flight_recorder import Sidecar
 from distdebug.health import NodeFacts
 from distdebug.logs import CollectiveLogs

@@ -11,9 +11,9 @@ from itertools import combinations, pairwise
 import attrs
 import pytest
 
+from distdebug.causes import Cause
 from distdebug.diagnosis import DiagnosisInputs
 from distdebug.findings import (
-    Cause,
     CollectiveRef,
     Diagnosis,
     Evidence,

@@ -13,7 +13,8 @@ import attrs
 import numpy as np
 import pytest
 
-from distdebug.findings import Cause, CollectiveRef, Finding, GroupRef
+from distdebug.causes import Cause
+from distdebug.findings import CollectiveRef, Finding, GroupRef
 from distdebug.report.call_matrix import build_views, read_recorded_calls
 from distdebug.report.matrix import compute_lateness
 from distdebug.testing import SimulatedJob

@@ -14,15 +14,15 @@ from importlib.resources import files
 import attrs
 import pytest
 
-from distdebug import report_html, write_report
+from distdebug import diagnose, report_html, write_report
 from distdebug.__main__ import main
+from distdebug.causes import Cause
 from distdebug.diagnosis import DiagnosisInputs
 from distdebug.errors import (
     DistdebugError,
     OutputError,
 )
 from distdebug.findings import (
-    Cause,
     CollectiveRef,
     Diagnosis,
     Evidence,
@@ -455,3 +455,18 @@ class TestCommand:
         assert f"report: {page}\n" == told.err
         assert [3] == json.loads(told.out)["verdict"]["ranks"]
         assert "Rank 3 never entered all_reduce #1" in page.read_text("utf-8")
+
+
+def test_sources(tmp_path):
+    """
+    What `diagnose` takes will do in the place of its diagnosis.
+    """
+    job = SimulatedJob(2)
+    job.collective("all_reduce", ranks=[0])
+    make_dumps(tmp_path, job)
+
+    page = report_html(tmp_path)
+
+    assert report_html(diagnose(tmp_path)) == page
+    assert "rank 1 never entered all_reduce #1" in page
+    assert write_report([tmp_path], tmp_path / "r.html").exists()

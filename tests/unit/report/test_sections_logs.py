@@ -13,8 +13,9 @@ import attrs
 import pytest
 
 from distdebug import diagnose
+from distdebug.causes import Cause
 from distdebug.diagnosis import DiagnosisInputs, LogEvidence
-from distdebug.findings import Cause, Diagnosis, Finding, Location
+from distdebug.findings import Diagnosis, Finding, Location
 from distdebug.health import NodeFacts, parse_node_json
 from distdebug.logs import (
     Harmless,
@@ -33,7 +34,7 @@ from distdebug.ray import Death, Deaths, DriverLog, Failure
 
 
 VERDICT = Finding(cause=Cause.KILLED, ranks=(3,), summary="rank 3 was killed")
-NOTE = Finding(cause=Cause.HEALTHY, ranks=(), summary="note: NCCL says little")
+NOTE = Finding(cause=Cause.HEALTHY, ranks=(), summary="NCCL says little")
 BARE = NodeFacts(host="n1", taken=0.0)
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e\x00\ud800"
 

@@ -10,9 +10,9 @@ import attrs
 import pytest
 
 from distdebug import diagnose
+from distdebug.causes import Cause
 from distdebug.diagnosis import DiagnosisInputs, LogEvidence
 from distdebug.findings import (
-    Cause,
     CollectiveRef,
     Diagnosis,
     Evidence,

@@ -9,8 +9,9 @@ import json
 import attrs
 import pytest
 
+from distdebug.causes import Cause
 from distdebug.diagnosis import DiagnosisInputs
-from distdebug.findings import Cause, Diagnosis, Evidence, Finding
+from distdebug.findings import Diagnosis, Evidence, Finding
 from distdebug.flight_recorder import Sidecar, analyze_dumps
 from distdebug.stacks import (
     GpuKernel,

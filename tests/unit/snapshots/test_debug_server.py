@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from distdebug import diagnose
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.flight_recorder import read_dumps
 from distdebug.snapshots import debug_server
 from distdebug.snapshots.debug_server import collect_debug_server

@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from distdebug import snapshot
+from distdebug.causes import Cause
 from distdebug.errors import PatternError
-from distdebug.findings import Cause, Missing
+from distdebug.findings import Missing
 from distdebug.snapshots import (
     Manifest,
     SnapshotOptions,

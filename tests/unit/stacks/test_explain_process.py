@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
 from distdebug.stacks import (
     GpuKernel,
     ProcessStacks,
@@ -264,6 +264,11 @@ CODES = [
     ("io_wait", main(USER, code="data = file.read(16)")),
     # A key of the store is no rendezvous of all ranks.
     ("rendezvous_wait", main(USER, code='store.wait(["lr/3"], timeout)')),
+    # SQLite sleeps until another process lets go of a lock.
+    (
+        "lock_deadlock",
+        main(USER, call="clock_nanosleep", code='db.execute("BEGIN")'),
+    ),
     ("unknown", main(USER, code="x = asleep + reading")),
     ("unknown", main(USER, code="flocks = birds(3)")),
     # The line that waits tells more than the name of its function.
@@ -837,6 +842,12 @@ THREADS = {
         PUMP,
         thread(GET, "take /me/log.py:3", "work /me/a.py:5"),
     ),
+    "asked one that asks": (
+        "future_wait read:4",
+        main(RESULT, USER),
+        PUMP,
+        thread(RESULT, "read /me/data.py:4"),
+    ),
     "queue": ("queue_wait train:3", main(GET, USER), UPLOAD),
     "queue without a user": ("queue_wait upload:20", main(GET), UPLOAD),
     "joined in a loop": (
@@ -943,6 +954,14 @@ RUNNING = {
     "library": ("native_spin", main(SVD, active=True)),
     "name": ("native_spin", main(USER, native=MATCH, active=True)),
     "alone": ("native_spin", main("f libx.so", active=True)),
+    "packs": (
+        "native_spin",
+        main("compress lzma.py:328", USER, owns_gil=False, activity=STAYS),
+    ),
+    "reads a packed file": (
+        "io_wait",
+        main("read lzma.py:200", USER, owns_gil=False, activity=did()),
+    ),
     "interpreter": ("python_loop", main(USER, native=QUICK, active=True)),
     # Who waits in between does not turn in circles.
     "waits": (
@@ -1066,20 +1085,20 @@ def test_threads(expected, threads):
 
 
 @pytest.mark.parametrize(
-    ("has_new", "motion", "doing"),
+    ("has_new", "cause", "doing"),
     [
-        (True, "moving", "is running native code, again and again"),
-        (False, "spinning", "is in native code"),
-        (None, "spinning", "is in native code"),
+        (True, "native_spin is_moving", "is running native code, again and"),
+        (False, "native_spin is_spinning", "is in native code"),
+        (None, "native_spin is_spinning", "is in native code"),
     ],
 )
-def test_native_code_that_returns(has_new, motion, doing):
+def test_native_code_that_returns(has_new, cause, doing):
     """
     Where variables change, native code returned, at the same line too.
     """
     stack = main(USER, activity=BUSY(has_new_values=has_new), owns_gil=False)
 
-    check(f"native_spin is_{motion}", stack)
+    check(cause, stack)
     assert doing in view(stack).doing
 
 
@@ -1243,6 +1262,17 @@ def test_kernel_place(device, place):
     (quoted,) = (e for e in found.evidence if e.kind == "gpu")
     assert place == quoted.location
     assert "None" not in found.summary
+
+
+def test_kernel_without_namespace():
+    """
+    The anonymous namespace, as cuda-gdb writes it, is no list of arguments.
+    """
+    name = "at::cuda::(anonymous namespace)::spin_kernel(long)<<<(1,1,1)>>>"
+
+    found = said(main(SYNC, USER), kernels=(GpuKernel(name=name, device=0),))
+
+    assert "the kernel at::cuda::spin_kernel of device 0" in found.summary
 
 
 def test_event():

@@ -7,7 +7,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from distdebug.findings import Cause, Evidence, Finding
+from distdebug.causes import Cause
+from distdebug.findings import Evidence, Finding
 from distdebug.stacks import (
     ProcessStacks,
     StackFrame,

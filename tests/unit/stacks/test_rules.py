@@ -12,8 +12,8 @@ from importlib.resources import files
 
 import pytest
 
+from distdebug.causes import Cause
 from distdebug.errors import RulesError
-from distdebug.findings import Cause
 from distdebug.stacks import (
     ProcessStacks,
     StackFrame,

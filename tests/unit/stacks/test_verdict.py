@@ -4,10 +4,13 @@ What the stacks of all ranks say together.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import attrs
 import pytest
 
-from distdebug.findings import Cause
+from distdebug.causes import Cause
+from distdebug.errors import CaptureError
 from distdebug.stacks import (
     GpuKernel,
     ProcessStacks,
@@ -16,6 +19,8 @@ from distdebug.stacks import (
     ThreadActivity,
     ThreadStack,
     explain_stacks,
+    merge_stacks,
+    stacks_to_json,
 )
 
 
@@ -33,6 +38,7 @@ FETCH = [
 ]
 LOOP = ("_worker_loop", "torch/utils/data/_utils/worker.py", 1)
 INIT = [("init_process_group", C10D, 1), USER]
+SAVE = [("write", "zip.py", 1), ("save", "torch/serialization.py", 2), USER]
 STILL = ThreadActivity(seconds=2, voluntary=0, involuntary=0, cpu_s=0)
 MOVES = ThreadActivity(
     seconds=2,
@@ -90,6 +96,36 @@ def told(finding):
     return finding.cause, finding.ranks
 
 
+class TestSources:
+    def test_shapes(self, tmp_path):
+        """
+        Stacks are given, or read, or those of a result.
+        """
+        one = rank(0, SLEEP)
+        path = tmp_path / "pyspy_n1_7.json"
+        path.write_text(stacks_to_json(one))
+        result = SimpleNamespace(stacks=(one,))
+
+        for given in (one, [one], path, [path], tmp_path, result, [result]):
+            (got,) = explain_stacks(given)
+            assert Cause.SLEEPING is got.cause
+            assert 1 == len(merge_stacks(given).processes)
+
+    def test_no_stacks(self, tmp_path):
+        """
+        A mistaken path is an error, and not nothing to explain.
+        """
+        with pytest.raises(CaptureError, match=r"no stacks in .*no such file"):
+            explain_stacks(tmp_path / "nope")
+        with pytest.raises(CaptureError, match="nothing there"):
+            merge_stacks(tmp_path)
+
+    @pytest.mark.parametrize("given", [3, [3], None])
+    def test_nonsense(self, given):
+        with pytest.raises(TypeError, match="stacks are what read_stacks"):
+            explain_stacks(given)
+
+
 class TestState:
     @pytest.mark.parametrize(
         ("cause", "changes", "words"),
@@ -132,6 +168,109 @@ class TestState:
             got.cause,
             got.confidence,
         )
+
+    def test_all_compute(self):
+        """
+        Where all ranks are in one native call, it may never return: so MPI
+        and UCX wait for other ranks.
+        """
+        busy = attrs.evolve(STILL, cpu_s=1.9, has_moved=False, has_left=False)
+        svd = [("svd", "/x/site-packages/torch/_linalg_utils.py", 3), USER]
+        one = {"activity": busy, "owns_gil": False}
+
+        (all_,) = explain(ranks([0, 1], svd, **one))
+        last, *_ = explain(ranks([0], REDUCE), rank(1, svd, **one))
+
+        assert (Cause.NATIVE_SPIN, (0, 1)) == told(all_)
+        assert (Cause.NATIVE_SPIN, (1,)) == told(last)
+
+    @pytest.mark.parametrize(
+        ("has_left", "cause"),
+        [(True, Cause.PROGRESSING), (False, Cause.GIL_CONTENTION)],
+    )
+    def test_pool_that_computes(self, has_left, cause):
+        """
+        Threads that compute from function to function, while no rank waits
+        for another, are work.
+        """
+        busy = attrs.evolve(
+            STILL, voluntary=300, cpu_s=1.8, has_moved=True, has_left=has_left
+        )
+        kept = attrs.evolve(STILL, voluntary=400, cpu_s=0.1)
+        futex = SystemCall(name="futex")
+
+        def process(number):
+            main = ThreadStack(
+                name="MainThread",
+                is_main=True,
+                state="S",
+                frames=(StackFrame("as_completed", "train.py", 9),),
+                activity=kept,
+                system_call=futex,
+            )
+            worker = ThreadStack(
+                name="pool_0",
+                state="R",
+                owns_gil=True,
+                frames=(StackFrame("read_record", "train.py", 4),),
+                activity=busy,
+            )
+            return rank(number, threads=(main, worker))
+
+        got = explain([process(0), process(1)])
+
+        assert cause is got[0].cause
+
+    @pytest.mark.parametrize(
+        ("holder", "words"),
+        [(100, "held by rank 0 (process 100)"), (7, "held by process 7")],
+        ids=["a rank", "another process"],
+    )
+    def test_lock_of_a_file(self, holder, words):
+        """
+        Who holds the lock is named, as a rank if it is one.
+        """
+        call = SystemCall(name="flock", target="/x/a.lock", holder=holder)
+        locks = ranks([1, 2], [USER], system_call=call, activity=STILL)
+
+        (got,) = explain(rank(0, REDUCE), locks)
+
+        assert (Cause.LOCK_DEADLOCK, (1, 2)) == told(got)
+        assert f"flock('/x/a.lock'), {words}" in got.summary
+
+    @pytest.mark.parametrize(
+        ("cause", "io_bytes", "words"),
+        [
+            (Cause.PROGRESSING, 4_000_000, "(2.0 MB/s); ranks 0-1 are wait"),
+            (Cause.SLEEPING, 20_000, "is sleeping"),
+            (Cause.SLEEPING, None, "is sleeping"),
+        ],
+        ids=["moves data", "prints", "unknown"],
+    )
+    def test_slow_storage(self, cause, io_bytes, words):
+        """
+        A rank that writes a large file piece by piece is at work; one that
+        only prints is not.
+        """
+        writes = attrs.evolve(MOVES, has_left=False, io_bytes=io_bytes)
+
+        got = explain(ranks([0, 1], REDUCE), rank(2, SLEEP, activity=writes))
+
+        assert [(cause, (2,))] == [told(f) for f in got]
+        assert words in got[0].summary
+
+    @pytest.mark.parametrize(
+        ("naps", "confidence"), [(9, "possible"), (0, "likely")]
+    )
+    def test_naps(self, naps, confidence):
+        """
+        Where nobody waits for others, sleeping again and again may be work.
+        """
+        activity = attrs.evolve(STILL, voluntary=naps)
+
+        (got,) = explain(ranks([0, 1], SLEEP, activity=activity))
+
+        assert (Cause.SLEEPING, confidence) == (got.cause, got.confidence)
 
     @pytest.mark.parametrize(
         ("is_stuck", "changes"),
@@ -197,11 +336,11 @@ class TestOutliers:
 
     def test_unknown(self):
         """
-        So has one that no rule knows: that it is elsewhere is enough.
+        One whose code no rule knows has not arrived where the others wait.
         """
         (got,) = explain(ranks([0, 1], REDUCE), rank(2, [USER]))
 
-        assert (Cause.UNKNOWN, (2,)) == told(got)
+        assert (Cause.RANK_NOT_ARRIVED, (2,)) == told(got)
         assert "possible" == got.confidence
         assert 40 == got.location.line
 
@@ -265,6 +404,57 @@ class TestCommonWait:
         assert one.summary.endswith("rank 2 of 4 was not seen")
         assert two.summary.endswith("ranks 1-2 of 4 were not seen")
 
+    def test_other_callers(self):
+        """
+        Ranks that came to one line by different calls are in different ones.
+        """
+        average = [("all_reduce", C10D, 1), ("average", "train.py", 27)]
+        mine = [*average, ("update_gen", "train.py", 62), USER]
+        others = [*average, ("update_disc", "train.py", 66), USER]
+
+        (got,) = explain(rank(1, mine), ranks([0, 2, 3], others))
+        (even,) = explain(rank(1, mine), rank(0, others))
+        (same,) = explain(ranks([0, 1], mine))
+
+        assert (Cause.TYPE_MISMATCH, (1,)) == told(got)
+        assert (
+            "ranks 0-3 are waiting in all_reduce in average (train.py:27), but "
+            "came there by different calls: rank 1 by update_gen (train.py:62), "
+            "ranks 0,2-3 by update_disc (train.py:66)"
+        ) == got.summary
+        assert ("possible", "update_gen") == (
+            got.confidence,
+            got.location.function,
+        )
+        assert (0, 1) == even.ranks
+        # A stack that was cut off has no line in which it differs.
+        (cut,) = explain(rank(1, average), ranks([0, 2], others))
+        assert cut.summary.endswith(
+            "by different calls: ranks 0,2 by update_disc (train.py:66)"
+        )
+        assert Cause.COLLECTIVE_WAIT is same.cause
+
+    def test_ended(self):
+        """
+        A rank that its launcher started on this node, and that is not there,
+        is at fault; not so while another one works.
+        """
+        here = ranks([0, 1, 3], REDUCE, absent_peers=(2,))
+
+        (got,) = explain(here)
+        mine, other = explain(here[:2], rank(3, SLEEP))
+        (busy,) = explain(here[:2], rank(3, SAVE))
+
+        assert (Cause.DEAD, (2,), "likely") == (*told(got), got.confidence)
+        assert (
+            "rank 2 has no process on this node any more; ranks 0-1,3 are "
+            "waiting in all_reduce in train (train.py:40)"
+        ) == got.summary
+        assert got.location is None
+        assert (Cause.DEAD, (2,)) == told(mine)
+        assert (Cause.SLEEPING, (3,)) == told(other)
+        assert (Cause.CHECKPOINTING, (3,)) == told(busy)
+
     def test_absurd(self):
         """
         Nobody counts the ranks of a world that cannot be.
@@ -286,7 +476,7 @@ class TestCommonWait:
             rank(2, [REDUCE[0], ("train", "train.py", 43)]),
         )
 
-        assert (Cause.COLLECTIVE_WAIT, (3,), "possible") == (
+        assert (Cause.TYPE_MISMATCH, (3,), "possible") == (
             *told(got),
             got.confidence,
         )
@@ -621,6 +811,58 @@ class TestFamily:
         )
         assert "(its child, process 7, is sleeping in augment" in got.summary
         assert "child, process" not in silent.summary
+
+    @pytest.mark.parametrize(
+        ("activity", "waited_s", "cause"),
+        [
+            (MOVES, 30.0, Cause.PROGRESSING),
+            (MOVES, 600.0, Cause.SUBPROCESS_WAIT),
+            (MOVES, None, Cause.SUBPROCESS_WAIT),
+            (STILL, 30.0, Cause.SUBPROCESS_WAIT),
+        ],
+        ids=["works", "for too long", "unknown", "is stuck"],
+    )
+    def test_child_that_works(self, activity, waited_s, cause):
+        """
+        A rank that waits for a child that goes on is slow at most, unless the
+        others have waited for long.
+        """
+        waits = [("wait", "subprocess.py", 1), ("convert", "a.py", 3)]
+        child = attrs.evolve(
+            rank(None, [("encode", "a.py", 9)], activity=activity, state="R"),
+            pid=7,
+            parent_pid=102,
+            role="child",
+        )
+
+        got = explain(
+            ranks([0, 1], REDUCE, idle_s=waited_s), rank(2, waits), child
+        )
+
+        assert (cause, (2,)) == told(got[0])
+        assert "is waiting for a child process in convert" in got[0].summary
+        assert "possible" == got[0].confidence or activity is STILL
+
+    @pytest.mark.parametrize(
+        ("waited_s", "cause"),
+        [(30.0, Cause.PROGRESSING), (600.0, Cause.NATIVE_SPIN)],
+    )
+    def test_native_code_that_returns(self, waited_s, cause):
+        """
+        So is one that runs native code which returns again and again.
+        """
+        svd = [("svd", "/x/site-packages/torch/_linalg_utils.py", 3), USER]
+        busy = attrs.evolve(
+            STILL, cpu_s=1.9, has_left=False, has_new_values=True
+        )
+
+        got = explain(
+            ranks([0, 1], REDUCE, idle_s=waited_s),
+            rank(2, svd, activity=busy, owns_gil=False),
+        )
+
+        assert (cause, "possible") == (got[0].cause, got[0].confidence)
+        assert "native code, again and again" in got[0].summary
 
     def test_found_by_stack(self):
         """

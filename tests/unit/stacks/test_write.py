@@ -51,6 +51,7 @@ def full():
             has_new_values=True,
             has_returned=True,
             has_let_go=True,
+            io_bytes=70_000,
         ),
         idle_s=12.5,
         is_current=True,
@@ -76,6 +77,7 @@ def full():
             GpuKernel(name="l"),
         ),
         taken=1.7e9,
+        absent_peers=(2, 5),
     )
 
 

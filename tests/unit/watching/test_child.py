@@ -19,8 +19,8 @@ import pytest
 import distdebug
 
 from distdebug._proc import Completed
+from distdebug.causes import Cause
 from distdebug.errors import CaptureError
-from distdebug.findings import Cause
 from distdebug.snapshots import (
     Manifest,
     SharedBundle,

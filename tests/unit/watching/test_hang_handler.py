@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from distdebug._proc import in_time
+from distdebug.causes import Cause
 from distdebug.errors import HookError
-from distdebug.findings import Cause
 from distdebug.snapshots import SnapshotOptions
 from distdebug.watching import (
     CaptureRequest,

@@ -263,7 +263,7 @@ class TestWatch:
         It is where users look for it.
         """
         assert distdebug.Watch is Watch
-        assert distdebug.Hang is Hang
+        assert distdebug.watching.Hang is Hang
 
 
 @pytest.mark.process

@@ -18,7 +18,8 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from distdebug.findings import Cause, Finding
+from distdebug.causes import Cause
+from distdebug.findings import Finding
 from distdebug.processes import Worker
 from distdebug.snapshots import (
     CollectedNode,
@@ -141,7 +142,7 @@ class Job:
         mine = self.workers.get(self.host, ())
         return tuple(x for x in mine if x.pid in pids)
 
-    def look(self, *, pids, timeout_s):
+    def look(self, *, pids, patience_s, timeout_s):
         """
         Look at processes.
         """
@@ -261,6 +262,7 @@ class TestOutcome:
             (Cause.IDLE, None),
             (Cause.CHECKPOINTING, None),
             (Cause.RANK_NOT_ARRIVED, Cause.COMPILING),
+            (Cause.RANK_NOT_ARRIVED, Cause.PROGRESSING),
             (Cause.PYTHON_LOOP, None),
             (Cause.RANK_NOT_ARRIVED, Cause.NATIVE_SPIN),
         ],
@@ -282,6 +284,8 @@ class TestOutcome:
         [
             (Cause.CHECKPOINTING, None, 65.0, 1e9),
             (Cause.RANK_NOT_ARRIVED, Cause.COMPILING, 65.0, 1e9),
+            (Cause.RANK_NOT_ARRIVED, Cause.PROGRESSING, 65.0, 1e9),
+            (Cause.PROGRESSING, None, 65.0, 1e9),
             (Cause.PYTHON_LOOP, None, 1e9, 65.0),
             (Cause.RANK_NOT_ARRIVED, Cause.NATIVE_SPIN, 1e9, 65.0),
             (Cause.IO_WAIT, None, 1e9, 1e9),

@@ -37,7 +37,7 @@ import attrs
 
 from ..._text import clean
 from ...errors import DebuggerError
-from ...ranks import RankSelection, parse_ranks
+from ...ranks import RankSelection, parse_rank_option, parse_ranks
 
 
 # Common commands of pdb that the dbg prompt does not have.
@@ -192,6 +192,13 @@ def help_text(topic: str = "") -> str:
 _COMMAND = re.compile(r"[a-z]+(?=[ \t\r\n]|\Z)")
 _ATTACH = re.compile(r"(?:([A-Za-z0-9_-]+)[ \t\r\n]+)?([0-9]+)")
 _NUMBER = re.compile(r"#([0-9]{1,9})(?=[ \t\r\n]|\Z)")
+# As ranks are written in answers, and on the command line; a single number may be
+# meant as a group, or as minutes.
+_FOLDED_RANKS = re.compile(
+    r"([0-9]{1,20}(?:[-,][0-9]{1,20}){1,99})(?=[ \t]|\Z)(?![ \t]+ranks\()"
+)
+# An expression may look the same; what ends ranks is to be written in full.
+_IN_FULL = frozenset({"abort", "eval"})
 _GROUP_AND_RANKS = re.compile(r"(?:([A-Za-z0-9_-]+)[ \t\r\n]+)?(?=ranks\()")
 _UP = re.compile(r"up[ \t]{1,9}([0-9]{1,4})[ \t]{0,9}:(?!=)")
 _MINUTES = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?")
@@ -354,6 +361,10 @@ def _parse_selection(name: str, rest: str) -> tuple[Command, str]:
     if ENTRIES[name].takes_thread and (number := _NUMBER.match(rest)):
         command = Command(name=name, number=int(number[1]))
         return command, rest[number.end() :].strip(_BLANKS)
+
+    if name not in _IN_FULL and (folded := _FOLDED_RANKS.match(rest)):
+        command = Command(name=name, ranks=parse_rank_option(folded[1]))
+        return command, rest[folded.end() :].strip(_BLANKS)
 
     match = _GROUP_AND_RANKS.match(rest)
     if match is None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..._in_job import OwnDescriptor, OwnThread
+from ..._in_job import OwnDescriptor, OwnThread, stacks_of_threads
 from ..protocol import (
     Message,
     MessageDecoder,
@@ -44,7 +44,13 @@ from .frames import (
     user_frame,
     working_place,
 )
-from .prompt import add_source, current_prompt, missing_files, prompts
+from .prompt import (
+    Prompt,
+    add_source,
+    current_prompt,
+    missing_files,
+    prompts,
+)
 from .settings import (
     DEFAULT_LIMIT_S,
     describe_process,
@@ -77,7 +83,9 @@ def interrupt_main(wait_s: float) -> Message:
     Stop the main thread at the next line of the user's code.
 
     A second request before the stop has no effect.  A step that is in progress
-    ends where the interrupt stops it.
+    ends where the interrupt stops it.  A command of the debugger is not
+    interrupted: the exception that ends it could be raised in the pending
+    call, from where it cannot propagate.
 
     Args:
         wait_s: How long to wait for the stop, in seconds.
@@ -89,10 +97,11 @@ def interrupt_main(wait_s: float) -> Message:
     if _is_main_stopped():
         return {"state": "stopped", "output": "it is stopped already"}
 
-    _interrupt_deadline = time.monotonic() + (
-        pause_limit_s() or DEFAULT_LIMIT_S
-    )
-    _schedule_interrupt()
+    if not _obeys_command(prompts().get(_main_ident())):
+        _interrupt_deadline = time.monotonic() + (
+            pause_limit_s() or DEFAULT_LIMIT_S
+        )
+        _schedule_interrupt()
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         if _is_main_stopped():
@@ -124,11 +133,15 @@ def _is_main_stopped() -> bool:
     )
 
 
+def _obeys_command(prompt: Prompt | None) -> bool:
+    return prompt is not None and prompt.is_interacting
+
+
 def _running_state() -> Message:
     where = _main_place()
     place = place_text(where)
     prompt = prompts().get(_main_ident())
-    if prompt and prompt.is_interacting:
+    if _obeys_command(prompt):
         text = f"obeys a command of the debugger, at {place}"
     elif prompt and not prompt.stop:
         text = (
@@ -144,10 +157,10 @@ def _running_state() -> Message:
 
 
 def _main_place() -> Message:
-    frame = sys._current_frames().get(_main_ident())  # noqa: SLF001 no public way
-    if frame is None:
+    stack = stacks_of_threads().get(_main_ident())
+    if not stack:
         return {"function": "?", "file": "?", "line": 0}
-    return frame_place(user_frame(frame))
+    return frame_place(user_frame(stack))
 
 
 def _schedule_interrupt() -> None:
@@ -477,6 +490,8 @@ class _Client(OwnSocket):
 
 _MAX_CLIENTS = 16
 _CLIENT_IDLE_S = 600
+# The program may have closed the socket, which does not end a poll.
+_CHECK_MS = 10_000
 # A client that is idle for longer may be replaced by a new one.
 _MIN_IDLE_S = 10.0
 _SEND_TIMEOUT_S = 30
@@ -514,7 +529,9 @@ def listen(path: Path) -> socket.socket:
 
 def serve(listener: OwnSocket, folder: Path) -> None:
     """
-    Start a daemon thread that serves clients until the socket is closed.
+    Start a daemon thread that serves clients until the socket is shut down.
+
+    It closes the socket then: while it waits, the number must not be reused.
 
     Args:
         listener: A listening socket.
@@ -533,7 +550,12 @@ def _accept(
     listener: OwnSocket, client_comes: select.poll, folder: Path
 ) -> None:
     free = threading.BoundedSemaphore(_MAX_CLIENTS)
-    while client_comes.poll() and listener.is_intact():
+    while listener.is_intact():
+        events = client_comes.poll(_CHECK_MS)
+        if any(event & select.POLLHUP for _, event in events):
+            break
+        if not (events and listener.is_intact()):
+            continue
         try:
             client, _ = listener.socket.accept()
         except OSError:
@@ -548,7 +570,7 @@ def _accept(
         except RuntimeError:  # no more threads
             client.close()
             free.release()
-    listener.socket.detach()
+    listener.close()
 
 
 def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:

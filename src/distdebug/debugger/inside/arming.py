@@ -166,6 +166,7 @@ def _listen_in_folder(folder: Path) -> None:
         serve(listener, folder)
     except BaseException:
         _close(_armed.pop())
+        listener.close()
         raise
 
 
@@ -232,9 +233,9 @@ def _close(armed: _Armed) -> None:
     if armed.pid == os.getpid():
         with suppress(OSError):
             armed.path.unlink()
-        # Only this wakes up a thread that waits in accept().
-        armed.listener.shut_down()
-    armed.listener.close()
+        armed.listener.shut_down()  # its thread closes it
+    else:
+        armed.listener.close()
 
 
 def _after_fork_in_child() -> None:
@@ -408,6 +409,10 @@ def set_trace(  # noqa: PLR0913 each can be left out
     ``breakpoint()`` do so.  If the debugger is not armed and there is no
     terminal, or this rank cannot be stopped, it logs the line and continues.
     After the command ``abort`` it raises ``bdb.BdbQuit`` at the line.
+
+    Example::
+
+        distdebug.set_trace(ranks="ranks(tp=0)", once=True)
 
     Args:
         frame: Where to stop; by default at the line of the caller.

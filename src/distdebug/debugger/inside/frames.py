@@ -13,12 +13,12 @@ import pprint
 import reprlib
 import sys
 import threading
-import traceback
 
 from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 from typing import Any
 
+from ..._in_job import Stack, stacks_of_threads
 from ..._proc import in_time
 from ...usercode import is_user_code
 from .interruption import InterruptibleCommand
@@ -132,7 +132,6 @@ def _tensor_summary(tensor: Any) -> str:
     )
 
 
-_MAX_FRAMES = 200
 # The limit for evaluations that do not end.
 _MAX_UNFINISHED = 4
 _OWN_PREFIX = "distdebug"
@@ -140,21 +139,11 @@ _OWN_PREFIX = "distdebug"
 _WRAPPER_MODULE = "distdebug.debugger.inside.arming"
 _evaluating: set[int] = set()
 
-# The frames of a thread and their lines, innermost first.
-Stack = list[tuple[FrameType, int]]
-
 failed_stacks: dict[int, Stack] = {}
 """The frames of the exceptions that are examined now, by thread ID.
 
 The current frames of these threads belong to the debugger.
 """
-
-
-def stack_of(frame: FrameType) -> Stack:
-    """
-    Return a frame and its callers, and their lines.
-    """
-    return [*itertools.islice(traceback.walk_stack(frame), _MAX_FRAMES)]
 
 
 def thread_name(thread: str) -> str:
@@ -169,17 +158,14 @@ def thread_name(thread: str) -> str:
     return thread
 
 
-def user_frame(frame: FrameType) -> FrameType:
+def user_frame(stack: Stack) -> FrameType:
     """
     Return the innermost frame of the user's code.
 
-    Args:
-        frame: The innermost frame of a thread.
-
     Returns:
-        *frame* itself, if all its callers belong to frameworks.
+        The innermost frame, if all belong to frameworks.
     """
-    return next((f for f, _ in stack_of(frame) if is_user_frame(f)), frame)
+    return next((f for f, _ in stack if is_user_frame(f)), stack[0][0])
 
 
 def is_user_frame(frame: FrameType) -> bool:
@@ -191,9 +177,8 @@ def is_user_frame(frame: FrameType) -> bool:
 
 
 def _stacks() -> dict[int, Stack]:
-    current = sys._current_frames()  # noqa: SLF001 no public way
-    failed = failed_stacks.copy()
-    stacks = {i: failed.get(i) or stack_of(f) for i, f in current.items()}
+    current, failed = stacks_of_threads(), failed_stacks.copy()
+    stacks = {i: failed.get(i) or stack for i, stack in current.items()}
     return {
         ident: [
             (f, line)

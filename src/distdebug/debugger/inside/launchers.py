@@ -52,7 +52,7 @@ def monarch_setup(*, post_mortem: bool = False) -> None:
     Call it in each process of a mesh; Monarch does so with::
 
         host.spawn_procs(
-            per_host={"gpus": 8}, bootstrap=distdebug.monarch_setup
+            per_host={"gpus": 8}, bootstrap=distdebug.debugger.monarch_setup
         )
 
     or in the ``__init__`` of an actor.  From then on ``breakpoint()`` stops
@@ -176,7 +176,7 @@ def _monarch_labels() -> dict[str, Any]:
 
 
 _SETUP_HOOK_KEY = "worker_process_setup_hook"
-_SETUP = "distdebug.ray_debugger_setup"
+_SETUP = "distdebug.debugger.ray_debugger_setup"
 _TRAILING_NUMBER = re.compile(r"[-_:.#]{0,4}([0-9]{1,9})\Z")
 
 
@@ -188,7 +188,7 @@ def ray_debugger_setup() -> None:
 
         ray.init(
             runtime_env={
-                "worker_process_setup_hook": distdebug.ray_debugger_setup
+                "worker_process_setup_hook": distdebug.debugger.ray_debugger_setup
             }
         )
 
@@ -218,7 +218,7 @@ def ray_debugger_env(
 
     Variables of this process whose names begin with ``DISTDEBUG`` are passed
     on to the workers.  A program needs no change if it is started with
-    ``RAY_RUNTIME_ENV_HOOK=distdebug.ray_debugger_env``.
+    ``RAY_RUNTIME_ENV_HOOK=distdebug.debugger.ray_debugger_env``.
 
     Args:
         runtime_env: The runtime environment of the job.  If it has a set-up

@@ -17,6 +17,7 @@ import pdb  # noqa: T100 this is a debugger
 import re
 import sys
 import threading
+import time
 import traceback
 import weakref
 
@@ -26,12 +27,11 @@ from functools import partial
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from ..._in_job import OwnThread
+from ..._in_job import OwnThread, stacks_of_threads
 from .frames import (
     failed_stacks,
     is_user_frame,
     pretty_text,
-    stack_of,
     value_text,
 )
 from .interruption import CommandEnded, InterruptibleCommand
@@ -98,10 +98,36 @@ def _running_code() -> Iterator[CodeType]:
     """
     Yield the code objects of running frames, and of frames that have failed.
     """
-    current = sys._current_frames()  # noqa: SLF001 no public way
-    stacks = [*failed_stacks.copy().values(), *map(stack_of, current.values())]
-    for stack in stacks:
+    current = stacks_of_threads()
+    for stack in (*failed_stacks.copy().values(), *current.values()):
         yield from (frame.f_code for frame, _ in stack)
+
+
+# About a second.
+_MAX_TRIES = 1000
+
+
+def set_tracer(tracer: Any) -> None:
+    """
+    Set the trace function of this thread.
+    """
+    retry_tracing(sys.settrace, tracer)
+
+
+def retry_tracing(install: Callable[..., object], *args: Any) -> None:
+    """
+    Call *install* again while another thread installs a trace function.
+
+    Python 3.11 raises RuntimeError then (gh-98257); the program would get it.
+    """
+    for _ in range(_MAX_TRIES):
+        try:
+            install(*args)
+        except RuntimeError:
+            time.sleep(0.001)
+        else:
+            return
+    install(*args)
 
 
 _STEP_COMMANDS = frozenset(
@@ -283,13 +309,13 @@ class PromptCommands(pdb.Pdb):
         )
         inner.prompt = ""
         tracer = sys.gettrace()
-        sys.settrace(None)
+        set_tracer(None)
         names = self.curframe.f_globals, self.curframe.f_locals
         self.message("entering the code; c or q runs it to its end")
         try:
             sys.call_tracing(inner.run, (arg, *names))
         finally:
-            sys.settrace(tracer)
+            set_tracer(tracer)
         if inner.is_aborted:
             self.error("abort ends the program outside of debug only")
         self.message("left the code")
@@ -501,7 +527,7 @@ class Prompt(PromptCommands):
         self.interaction(frame, None)
         self.enterframe = None  # type: ignore[assignment]
         if not self.has_left:
-            sys.settrace(self.trace_dispatch)
+            set_tracer(self.trace_dispatch)
 
     def watch(self, frame: FrameType, new_stop: Callable[[], Stop]) -> None:
         """
@@ -513,7 +539,7 @@ class Prompt(PromptCommands):
             new_stop: Creates the stop.
         """
         self._start_tracing(frame, new_stop)
-        sys.settrace(self.trace_dispatch)
+        set_tracer(self.trace_dispatch)
 
     def _start_tracing(
         self, frame: FrameType, new_stop: Callable[[], Stop]
@@ -525,7 +551,7 @@ class Prompt(PromptCommands):
             self.leave()
         self._new_stop = new_stop
         tracer = sys.gettrace()
-        sys.settrace(None)  # or bdb would stop in its own code
+        set_tracer(None)  # or bdb would stop in its own code
         if self.has_left:
             self._previous_tracer = tracer
             self._frame_traces = {
@@ -535,9 +561,9 @@ class Prompt(PromptCommands):
         self._is_set_up = False
         try:
             # set_trace of pdb would redirect pdb.set_trace() of the program here.
-            bdb.Bdb.set_trace(self, frame)
+            retry_tracing(bdb.Bdb.set_trace, self, frame)
         finally:  # a signal handler may raise
-            sys.settrace(None)
+            set_tracer(None)
             self._is_set_up = True
         # Since Python 3.13, set_trace stops at the next instruction, in any module.
         self.enterframe = frame
@@ -563,14 +589,14 @@ class Prompt(PromptCommands):
         self.examined = error
         has_chains = sys.version_info >= (3, 13)
         tracer = sys.gettrace()
-        sys.settrace(None)
+        set_tracer(None)
         try:
             self.interaction(
                 None, error if has_chains else error.__traceback__
             )
         finally:
             self.is_post_mortem, self.examined = False, None
-            sys.settrace(tracer)
+            set_tracer(tracer)
 
     def release(self) -> Stop | None:
         """
@@ -606,7 +632,7 @@ class Prompt(PromptCommands):
             if frame.f_trace == self.trace_dispatch:
                 frame.f_trace = self._frame_traces.get(frame)
         self._forget_frames()
-        sys.settrace(self._previous_tracer)
+        set_tracer(self._previous_tracer)
 
     def _forget_frames(self) -> None:
         """

@@ -22,7 +22,8 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from .frames import Stack, failed_stacks, frame_place, place_text, thread_name
+from ..._in_job import Stack
+from .frames import failed_stacks, frame_place, place_text, thread_name
 from .settings import (
     DEFAULT_LIMIT_S,
     describe_process,

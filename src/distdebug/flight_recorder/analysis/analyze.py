@@ -8,8 +8,9 @@ import os
 
 from collections.abc import Iterable, Sequence
 
+from ...causes import Cause
 from ...findings import (
-    Cause,
+    Checked,
     CollectiveRef,
     Confidence,
     Evidence,
@@ -18,7 +19,7 @@ from ...findings import (
     GroupRef,
     Missing,
 )
-from ...ranks import ranks_text
+from ...ranks import RankChoice, ranks_text
 from ...waits import Wait, waiting_text
 from ..read import read_dumps
 from ..reading.columns import Dumps
@@ -30,6 +31,7 @@ from .stragglers import find_stragglers
 from .stuck import (
     StuckCall,
     find_outdated,
+    find_standing,
     find_stuck_calls,
     is_longest_wait,
     is_normal_wait,
@@ -93,8 +95,8 @@ def _root_summary(root: Root) -> str:
     )
     verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
     texts = {
-        Cause.RANK_NOT_ARRIVED: f"{ranks} never entered "
-        f"{first.awaited_text}; {_wait_text(root)}{also_text}",
+        Cause.RANK_NOT_ARRIVED: f"{_absent_text(root)}; "
+        f"{_wait_text(root)}{also_text}",
         Cause.RANK_CRASHED: f"{ranks} left no dump; "
         f"{_wait_text(root, f' for {them} in {call}')}",
         Cause.SKIPPED_COLLECTIVE: f"{ranks} skipped {call}; "
@@ -117,6 +119,30 @@ def _root_summary(root: Root) -> str:
         f"{ranks} do not show how far they got",
     }
     return texts[root.cause]
+
+
+_MOST_ABSENT_CALLS = 3
+
+
+def _absent_text(root: Root) -> str:
+    """
+    Say which ranks never entered which call: groups may miss ranks of their own.
+    """
+    calls: dict[int, StuckCall] = {}
+    for call in root.calls:
+        for rank in call.absent:
+            calls.setdefault(rank, call)
+    missed: dict[str, list[int]] = {}
+    for rank in root.ranks:
+        call = calls.get(rank, root.calls[0])
+        missed.setdefault(call.awaited_text, []).append(rank)
+    parts = [
+        f"{ranks_text(ranks)} never entered {call}"
+        for call, ranks in [*missed.items()][:_MOST_ABSENT_CALLS]
+    ]
+    more = len(missed) - len(parts)
+    parts += [f"others never entered {more} other calls"] if more else []
+    return ", and ".join(parts)
 
 
 def _late_summary(root: Root) -> str:
@@ -245,7 +271,7 @@ _CAUSE_PRIORITY = [
 def analyze_dumps(
     dumps_or_path: Dumps | str | os.PathLike[str],
     *,
-    ranks: Iterable[int] | None = None,
+    ranks: RankChoice | None = None,
     groups: Iterable[str] | None = None,
 ) -> FlightReport:
     """
@@ -255,10 +281,16 @@ def analyze_dumps(
     would blame the others.  The filters only select what the report contains;
     the root cause for the selection is part of it, on whatever rank it is.
 
+    Example::
+
+        report = distdebug.analyze_dumps("dumps")
+        print(report.verdict, report.victims)
+
     Args:
         dumps_or_path: The result of :func:`read_dumps`, or its argument.
 
-        ranks: Report only findings that concern one of these global ranks.
+        ranks: Report only findings that concern one of these ranks: numbers,
+            or a selection such as ``"ranks(tp=0)"``.
 
         groups: Report only findings that concern one of these process groups,
             by name or description.
@@ -292,7 +324,37 @@ def _analyze(job: Job) -> FlightReport:
         missing=tuple(_collect_missing(job)),
         outdated=tuple(sorted(outdated)),
         dumps=job.dumps,
+        checked=_check(findings[0], calls) if findings and calls else None,
     )
+
+
+def _check(verdict: Finding, calls: Sequence[StuckCall]) -> Checked:
+    """
+    Play the schedule forward without the root cause.
+    """
+    cause = verdict.cause
+    own = {
+        i
+        for i, call in enumerate(calls)
+        if (call.process_group.ref, call.ref)
+        == (verdict.group, verdict.collective)
+    }
+    # What is no wait for a rank ends if its call is made right.
+    is_wait = cause.is_absence or cause in _CYCLES
+    standing = find_standing(
+        calls, verdict.ranks, () if is_wait and verdict.ranks else own
+    )
+    waiting = {rank for call in standing for rank in call.waiting}
+    awaited = {rank for call in standing for rank in call.awaited}
+    return Checked(
+        ranks=() if cause.is_blameless else verdict.ranks,
+        calls=len(calls),
+        completed=len(calls) - len(standing),
+        awaited=tuple(sorted(awaited - waiting)),
+    )
+
+
+_CYCLES = frozenset({Cause.GROUP_ORDER_DEADLOCK, Cause.P2P_DEADLOCK})
 
 
 def _collect_findings(job: Job, calls: Sequence[StuckCall]) -> list[Finding]:

@@ -18,7 +18,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ...findings import Cause, CollectiveRef, Confidence, Finding, Location
+from ...causes import Cause
+from ...findings import CollectiveRef, Confidence, Finding, Location
 from ...ranks import ranks_text
 from ...usercode import user_location
 from ..reading.columns import Frame, Shape

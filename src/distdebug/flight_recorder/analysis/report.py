@@ -10,15 +10,16 @@ from typing import Any
 import attrs
 
 from ..._render import Block, Shown
+from ...causes import Cause
 from ...findings import (
-    Cause,
+    Checked,
     Diagnosis,
     Finding,
     GroupProgress,
     Missing,
     diagnosis_blocks,
 )
-from ...ranks import ranks_text
+from ...ranks import RankChoice, ranks_text
 from ...waits import Wait
 from ..reading.columns import Dumps
 from .endings import exit_sidecars, exited_cleanly, sigterm_time_s
@@ -48,6 +49,9 @@ class FlightReport(Shown):
             one.
 
         alive: Ranks that are known to live, whether or not they left a dump.
+
+        checked: What completes without the root cause; ``None`` if no call is
+            stuck.
     """
 
     findings: tuple[Finding, ...]
@@ -59,6 +63,7 @@ class FlightReport(Shown):
     dumps: Dumps = attrs.field(repr=False)
     about: str = ""
     alive: frozenset[int] = frozenset()
+    checked: Checked | None = None
 
     @property
     def verdict(self) -> Finding:
@@ -89,6 +94,7 @@ class FlightReport(Shown):
             victims=self.victims,
             missing=self.missing,
             groups=self.groups,
+            checked=self.checked,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,7 +208,7 @@ def _no_records_finding(dumps: Dumps) -> Finding:
 
 def filter_report(
     report: FlightReport,
-    ranks: Iterable[int] | None = None,
+    ranks: RankChoice | None = None,
     groups: Iterable[str] | None = None,
 ) -> FlightReport:
     """
@@ -217,7 +223,7 @@ def filter_report(
         return report
 
     selection = _ReportFilter(
-        None if ranks is None else frozenset(ranks),
+        report.dumps.select_ranks(ranks),
         None if groups is None else frozenset(groups),
     )
     waits = [

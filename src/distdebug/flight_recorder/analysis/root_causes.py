@@ -12,15 +12,17 @@ import math
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import dropwhile
 from operator import attrgetter
 
 import attrs
 import numpy as np
 
-from ...findings import Cause
+from ...causes import Cause
+from ...usercode import is_user_frame
 from ...waits import find_reachable, find_sinks, strongly_connected_components
 from ..reading.columns import SCHEDULED, STARTED
-from .job import Job
+from .job import Job, Stack
 from .mismatch import (
     call_kinds,
     compare_program_order,
@@ -171,14 +173,29 @@ def _is_past_due_call(job: Job, rank: int, due: int, made: int) -> bool:
     same = np.flatnonzero(kinds[:made] == kinds[made])
     before = same[-_MAX_EARLIER_CALLS:].tolist()
     job.read_stacks((rank, row) for row in [due, made, *before])
-    made_stack, due_stack = job.stack(rank, made), job.stack(rank, due)
+    made_stack, due_stack = (
+        _user_stack(job, rank, made),
+        _user_stack(job, rank, due),
+    )
     if made_stack == due_stack:
         return False
 
-    usual = {job.stack(rank, row) for row in before}
+    usual = {_user_stack(job, rank, row) for row in before}
     return (
         made_stack in usual or compare_program_order(made_stack, due_stack) > 0
     )
+
+
+def _user_stack(job: Job, rank: int, row: int) -> Stack:
+    """
+    Return a stack from the innermost line of the user on, if there is one.
+
+    Below it, each operation of torch is at a line of its own.
+    """
+    stack = job.stack(rank, row)
+    return (
+        *dropwhile(lambda frame: not is_user_frame(frame), stack),
+    ) or stack
 
 
 # This many consecutive ranks without a dump count as a lost node.

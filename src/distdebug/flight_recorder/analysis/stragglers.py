@@ -22,7 +22,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ...findings import Cause, Evidence, Finding, GroupRef
+from ...causes import Cause
+from ...findings import Evidence, Finding, GroupRef
 from ..reading.columns import Dumps
 from .job import Job, common_numbers
 

@@ -9,11 +9,13 @@ completed a later call that needs all members, the rank is *outdated* instead.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
 import attrs
 import numpy as np
+
+from numpy.typing import NDArray
 
 from ...findings import CollectiveRef, Evidence
 from ...usercode import user_location
@@ -315,6 +317,53 @@ def find_waits(
                     yield i, j, rank
 
 
+def find_standing(
+    calls: Sequence[StuckCall], freed: Collection[int], done: Collection[int]
+) -> list[StuckCall]:
+    """
+    Find the stuck calls that still stand if some ranks make all their calls.
+
+    The recorded schedule is played forward: a call completes once each rank that
+    it waits for has come out of its own stuck calls.
+
+    Args:
+        calls: All stuck calls.
+
+        freed: Ranks that enter whatever others wait for.
+
+        done: Indices of calls that complete in any case.
+
+    Returns:
+        The calls that do not complete, in their order.
+    """
+    inside = {rank for call in calls for rank in call.waiting}.union(freed)
+    needs: list[set[int]] = [set() for _ in calls]
+    held = [not call.awaited for call in calls]
+    for i, j, rank in find_waits(calls):
+        held[i] = False
+        if rank not in freed:
+            needs[i].add(j)
+    # A rank that is in no call, or a call that all entered, goes on by itself.
+    held = [
+        i not in done and (held[i] or not inside.issuperset(call.awaited))
+        for i, call in enumerate(calls)
+    ]
+    behind: dict[int, list[int]] = defaultdict(list)
+    for i, others in enumerate(needs):
+        for j in others:
+            behind[j].append(i)
+    lacking = [0 if i in done else len(x) for i, x in enumerate(needs)]
+    todo = [i for i in range(len(calls)) if not (lacking[i] or held[i])]
+    completed = set(todo)
+    while todo:
+        for i in behind[todo.pop()]:
+            lacking[i] -= 1
+            if not lacking[i] and not held[i] and i not in completed:
+                completed.add(i)
+                todo.append(i)
+    return [call for i, call in enumerate(calls) if i not in completed]
+
+
 def _oldest_calls(calls: Sequence[StuckCall]) -> dict[int, list[int]]:
     """
     Return the oldest calls that each rank is inside, up to a limit.
@@ -461,9 +510,44 @@ def measure_silence_s(dumps: Dumps) -> float:
     return seconds if is_new and seconds >= _MIN_SILENCE_S else 0.0
 
 
+# The first calls are slow: connections are set up, and code is compiled.
+_FIRST_CALLS = 8
+
+
+def count_pauses(dumps: Dumps, ranks: Iterable[int], seconds: float) -> int:
+    """
+    Count how often each of some ranks made no call for so long before.
+
+    The pause since the last call of a rank does not count, nor do those between
+    its first ones.
+
+    Args:
+        dumps: The dumps of the job.
+
+        ranks: Global ranks; those without a dump are left out.
+
+        seconds: The least length of a pause.
+
+    Returns:
+        The least number among the ranks; 0 if none has a dump.
+    """
+    counts = []
+    for rank in dumps.by_rank.keys() & set(ranks):
+        pauses = _pauses_ns(dumps[rank])
+        counts.append(int((pauses[_FIRST_CALLS:] >= int(seconds * 1e9)).sum()))
+    return min(counts, default=0)
+
+
 def _longest_pause_ns(dump: RankDump) -> int:
-    gaps = np.diff(np.sort(dump.entries.created_ns))
-    return int(gaps.max(initial=0))
+    return int(_pauses_ns(dump).max(initial=0))
+
+
+def _pauses_ns(dump: RankDump) -> NDArray[np.int64]:
+    """
+    Return how long a rank made no call, between each two of them.
+    """
+    created = np.sort(dump.entries.created_ns)
+    return created[1:] - created[:-1]
 
 
 def _normal_wait_ns(dump: RankDump, *, is_ended: bool) -> float:
@@ -478,7 +562,7 @@ def _normal_wait_ns(dump: RankDump, *, is_ended: bool) -> float:
     if len(e) < 8:
         return min_wait
 
-    gaps = np.diff(np.sort(e.created_ns))
+    gaps = _pauses_ns(dump)
     took = (e.completed_ns - e.created_ns)[e.completed_ns > 0]
     longest = max(
         float(np.quantile(part, 0.95)) for part in (gaps, took) if len(part)

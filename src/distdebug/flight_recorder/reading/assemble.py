@@ -14,6 +14,7 @@ import struct
 from array import array
 from typing import Any
 
+import attrs
 import numpy as np
 
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from ..._text import clean
 from ...errors import DumpFormatError
 from ..sidecar import MAX_RANKS
 from .columns import (
+    COMPLETED,
+    SCHEDULED,
     Entries,
     Frame,
     GroupConfig,
@@ -41,6 +44,14 @@ _INVALID_ERRORS = (
 )
 
 _REASON_LIMIT = 1000
+# The watchdog retires calls within 0.1 s of their end.  A call that took less may
+# have ended just before the dump.
+_UNWATCHED_NS = 5_000_000_000
+_UNENDED = (
+    ("state", SCHEDULED, np.int8),
+    ("started_ns", 0, np.int64),
+    ("completed_ns", 0, np.int64),
+)
 
 _DTYPES = {"i": "<i4", "q": "<i8", "d": "<f8"}
 
@@ -188,7 +199,7 @@ class Tables:
             ],
             np.int64,
         ).reshape(-1, len(_KIND_DTYPES))
-        return Entries(
+        entries = Entries(
             shape=_expand(shapes, raw.pop("shape")),
             **{
                 name: _expand(values.astype(dtype), kind)
@@ -198,6 +209,7 @@ class Tables:
             },
             **{name: _compact_column(column) for name, column in raw.items()},
         )
+        return _with_unended_call(entries)
 
     def _group_code(self, name: str, desc: str) -> int:
         return self._groups.setdefault((name, desc), len(self._groups))
@@ -304,6 +316,33 @@ def _parse_ranks(text: str) -> tuple[int, ...]:
 
     ranks = tuple(int(rank) for rank in re.findall("[0-9]+", text))
     return ranks if max(ranks, default=0) < MAX_RANKS else ()
+
+
+def _with_unended_call(entries: Entries) -> Entries:
+    """
+    Correct the last call if NCCL still sets it up on the host.
+
+    Its events are not recorded on the GPU yet, and CUDA reports such events as
+    done: the dump, which asks, marks the call as completed.  The watchdog, which
+    asks ten times a second, would have retired a call that ended.  Seen with
+    torch 2.11 and NCCL 2.28 in receives without a sender.
+    """
+    if not len(entries) or not entries.retired.any():
+        return entries
+
+    took_ns = int(entries.completed_ns[-1]) - int(entries.created_ns[-1])
+    if (
+        entries.state[-1] != COMPLETED
+        or entries.retired[-1]
+        or took_ns < _UNWATCHED_NS
+    ):
+        return entries
+
+    corrected: dict[str, Any] = {
+        name: np.append(getattr(entries, name)[:-1], value).astype(dtype)
+        for name, value, dtype in _UNENDED
+    }
+    return attrs.evolve(entries, **corrected)
 
 
 def _is_wrapped(

@@ -21,18 +21,23 @@ from collections.abc import (
 from functools import lru_cache
 from itertools import chain, groupby, repeat
 from pathlib import PurePath
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import attrs
 import numpy as np
 
 from numpy.typing import NDArray
 
-from ..._render import Block, Shown, Table
+from ..._render import Block, Shown, Table, frame_of
 from ..._text import clean
 from ...findings import Missing, missing_block
-from ..sidecar import Sidecar
+from ...ranks import RankChoice, select_ranks
+from ..sidecar import Sidecar, mesh_of
 from .extract import count_elements, shape_to_json
+
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @attrs.frozen
@@ -289,6 +294,9 @@ class RankDump:
     wrapped: bool = False
     truncated: bool = False
 
+    def __repr__(self) -> str:
+        return f"<Dump of rank {self.rank}: {len(self.entries):,} calls>"
+
     @property
     def is_filtered(self) -> bool:
         """
@@ -377,6 +385,49 @@ class Dumps(Shown):
 
     def __repr__(self) -> str:
         return f"<Dumps of {len(self):,} ranks>"
+
+    def select_ranks(self, ranks: RankChoice | None) -> frozenset[int] | None:
+        """
+        Return the global ranks that a parameter *ranks* means; None for all.
+
+        Raises:
+            DistdebugError: A selection is malformed, or selects nothing.
+        """
+        if ranks is None:
+            return None
+
+        mesh = mesh_of(self.sidecars.values())
+        world_size = self.world_size or max(self.ranks, default=-1) + 1
+        return frozenset(select_ranks(ranks, mesh, world_size))
+
+    def calls(
+        self,
+        *,
+        ranks: RankChoice | None = None,
+        groups: Collection[str] | None = None,
+        stack_traces: bool = False,
+    ) -> pd.DataFrame:
+        """
+        Return a data frame of *pandas* with one row per recorded call.
+
+        Args:
+            ranks: The ranks, or a selection; by default all.
+
+            groups: Names or descriptions of the process groups; by default
+                all.
+
+            stack_traces: Whether to read the Python stacks, which takes longer.
+
+        Raises:
+            MissingDependencyError: *pandas* is not installed.
+        """
+        rows = entry_rows(
+            self, ranks=ranks, groups=groups, stack_traces=stack_traces
+        )
+        frame = frame_of([row.to_dict() for row in rows])
+        if stack_traces:
+            return frame
+        return frame.drop(columns="frames", errors="ignore")  # none if empty
 
     def match_groups(
         self, selected: Iterable[str] | None
@@ -563,7 +614,7 @@ class EntryRow:
 def entry_rows(
     dumps: Dumps,
     *,
-    ranks: Collection[int] | None = None,
+    ranks: RankChoice | None = None,
     groups: Collection[str] | None = None,
     stack_traces: bool = False,
 ) -> Iterator[EntryRow]:
@@ -571,7 +622,7 @@ def entry_rows(
     Return the calls of each rank, one row per record.
 
     Args:
-        ranks: The ranks; by default all.
+        ranks: The ranks, or a selection; by default all.
 
         groups: Names or descriptions of the process groups; by default all.
 
@@ -582,8 +633,9 @@ def entry_rows(
         there may be millions.
     """
     labels, is_selected = Labels.of(dumps), dumps.match_groups(groups)
+    selected = dumps.select_ranks(ranks)
     for dump in dumps:
-        if ranks is not None and dump.rank not in ranks:
+        if selected is not None and dump.rank not in selected:
             continue
         rows = np.flatnonzero(is_selected[dump.entries.group]).tolist()
         stacks: Iterable[tuple[Frame, ...]] = (

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
-from ..._in_job import OwnThread
+from ..._in_job import OwnThread, Stack, stacks_of_threads
 from ..._io import is_there, replace_link, write_whole
 from ...errors import NotRecordingError, RecorderError
 from ...identity import Identity, current_identity
@@ -468,8 +468,8 @@ def _read_threads(
     names = {t.ident: t.name for t in threading.enumerate()}
     names[main] = "MainThread"
     threads: dict[str, tuple[SidecarFrame, ...]] = {}
-    frames = sys._current_frames()  # noqa: SLF001 there is no other way
-    for ident in sorted(frames, key=lambda i: i != main)[:_MAX_THREADS]:
+    stacks = stacks_of_threads()
+    for ident in sorted(stacks, key=lambda i: i != main)[:_MAX_THREADS]:
         name = names.get(ident, f"thread {ident}")
         if name.startswith(THREAD_PREFIX):
             continue
@@ -477,19 +477,19 @@ def _read_threads(
             name = f"{name} ({ident})"
         # After an exception, the main thread is already in our hook.
         is_dead = ident == main and error_stack
-        threads[name] = error_stack if is_dead else _read_stack(frames[ident])
+        threads[name] = error_stack if is_dead else _frames_of(stacks[ident])
     return tuple(threads.items())
 
 
-def _read_stack(frame: FrameType | None) -> tuple[SidecarFrame, ...]:
-    while frame is not None and frame.f_code.co_filename.startswith(
-        _OWN_FOLDER
-    ):
-        frame = frame.f_back
-    if frame is None:
-        return ()
-    outer = itertools.islice(traceback.walk_stack(frame), _MAX_FRAMES)
-    return tuple(_sidecar_frame(*place) for place in outer)
+def _frames_of(stack: Stack) -> tuple[SidecarFrame, ...]:
+    frames = itertools.dropwhile(
+        lambda place: place[0].f_code.co_filename.startswith(_OWN_FOLDER),
+        stack,
+    )
+    return tuple(
+        _sidecar_frame(*place)
+        for place in itertools.islice(frames, _MAX_FRAMES)
+    )
 
 
 _logger = logging.getLogger("distdebug")

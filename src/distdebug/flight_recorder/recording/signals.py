@@ -535,7 +535,9 @@ def _open_private_folder(folder: Path) -> int:
         return fd
 
     os.close(fd)
-    raise PermissionError(errno.EPERM, "somebody else made it", str(folder))
+    raise PermissionError(
+        errno.EPERM, "it belongs to another user", str(folder)
+    )
 
 
 def _remove_stale_files(folder: int) -> None:

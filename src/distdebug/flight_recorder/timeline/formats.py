@@ -229,7 +229,7 @@ class PerfettoFormat(_Encoder):
             msg = "Perfetto's own format needs the package perfetto"
             raise MissingDependencyError(
                 msg,
-                remedy="pip install 'distdebug[perfetto]', or write .json.gz, "
+                remedy="pip install perfetto, or write .json.gz, "
                 "which Perfetto opens, too",
             ) from exc
 

@@ -22,6 +22,7 @@ from ..._io import open_whole, output_to
 from ..._text import clean
 from ...errors import DistdebugError, NoDumpsError
 from ...findings import Diagnosis, as_plain
+from ...ranks import RankChoice
 from ..analysis.analyze import analyze_dumps
 from ..analysis.job import Job
 from ..analysis.report import FlightReport
@@ -82,7 +83,7 @@ def _load_report(
 
 def _make_context(
     report: FlightReport,
-    ranks: Iterable[int] | None,
+    ranks: RankChoice | None,
     is_group_shown: NDArray[np.bool_],
     last: int | None,
     on_progress: ProgressCallback,
@@ -137,7 +138,7 @@ def _dump_times_ns(dumps: Dumps, offsets: Mapping[int, int]) -> dict[int, int]:
 
 def _first_created_ns(
     dumps: Dumps,
-    ranks: Iterable[int] | None,
+    ranks: RankChoice | None,
     is_group_shown: NDArray[np.bool_],
     last: int | None,
 ) -> dict[int, int]:
@@ -145,9 +146,9 @@ def _first_created_ns(
     Return when each selected rank enqueued the first call that is shown.
     """
     created: dict[int, int] = {}
-    selected = set(dumps.ranks if ranks is None else ranks)
+    selected = dumps.select_ranks(ranks)
     for dump in dumps:
-        if dump.rank in selected:
+        if selected is None or dump.rank in selected:
             rows = select_rows(dump, is_group_shown, last)
             times = dump.entries.created_ns[rows]
             created[dump.rank] = int(times.min(initial=NEVER_NS))
@@ -177,7 +178,7 @@ def write_timeline(  # noqa: PLR0913
     dumps_or_path: TimelineSource,
     path: str | os.PathLike[str],
     *,
-    ranks: Iterable[int] | None = None,
+    ranks: RankChoice | None = None,
     groups: Iterable[str] | None = None,
     last: int | None = None,
     stack_traces: bool = False,
@@ -202,7 +203,7 @@ def write_timeline(  # noqa: PLR0913
             ``.json`` (Trace Event Format), or ``.pftrace`` (Perfetto, which
             needs the package *perfetto*).
 
-        ranks: Global ranks; by default all.
+        ranks: Global ranks, or a selection; by default all.
 
         groups: Only calls in these process groups, by name or description; by
             default in all.

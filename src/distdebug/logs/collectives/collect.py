@@ -404,6 +404,7 @@ class RecordCollector:
         self._is_new = False
         self._joined = 0
         self._known: set[str] = set()
+        self._latest: float | None = None
 
     def words(self, _stop: int) -> AbstractSet[bytes]:
         """
@@ -417,6 +418,7 @@ class RecordCollector:
         """
         source, rank = self._file
         joined = self._joined
+        self._latest = block.latest
         raw_lines = (
             raw
             for raw in find_hits(block, self._keep_calls)
@@ -460,7 +462,9 @@ class RecordCollector:
 
     def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
         has_failure = False
-        for context in split_by_rank(line, rank=rank, attempt=attempt):
+        for context in split_by_rank(
+            line, rank=rank, attempt=attempt, latest=self._latest
+        ):
             for record in read_records(context):
                 self._add_record(record)
                 has_failure |= not isinstance(record, _ROUTINE_RECORDS)
@@ -490,6 +494,7 @@ class RecordCollector:
             files: Number of ranks that have a file; ``None`` if unknown.
         """
         missing = [*missing, *self._missing]
+        self._latest = None  # calls of NCCL are of all files
         for call in self._calls:
             raw = RawLine(call.number, _decode(call.line), is_hit=True)
             if not is_call(raw.text):  # it was read already

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from ...findings import Cause, CollectiveRef, Confidence, Finding, GroupRef
+from ...causes import Cause
+from ...findings import CollectiveRef, Confidence, Finding, GroupRef
 from ...ranks import fold_ranks, ranks_text
 from .group_states import GroupState
 from .model import LogRecord, WorkTimeout, group_members, log_finding

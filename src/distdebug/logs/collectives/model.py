@@ -13,8 +13,8 @@ import attrs
 
 from ..._render import Block, Shown, Table
 from ..._text import clean
+from ...causes import Cause
 from ...findings import (
-    Cause,
     CollectiveRef,
     Confidence,
     Evidence,
@@ -603,12 +603,16 @@ class LineContext:
         text: The text of this rank.
 
         attempt: How many times the job was restarted before.
+
+        latest: A time that no line of the file is after, which decides the
+            year of times without one; ``None`` stands for now.
     """
 
     line: LogLine
     rank: int | None
     text: str
     attempt: int = 0
+    latest: float | None = None
 
     def fields_at(self, position: int) -> dict[str, Any]:
         """
@@ -628,7 +632,7 @@ class LineContext:
             "origin": self.line.origin,
             "source": self.line.source,
             "line": self.line.number,
-            "time": parse_time(text),
+            "time": parse_time(text, now=self.latest),
             "quote": clean(text[: 2 * _MAX_QUOTE], limit=_MAX_QUOTE),
             "count": self.line.count,
             "attempt": self.attempt,
@@ -636,7 +640,11 @@ class LineContext:
 
 
 def split_by_rank(
-    line: LogLine, *, rank: int | None, attempt: int
+    line: LogLine,
+    *,
+    rank: int | None,
+    attempt: int,
+    latest: float | None = None,
 ) -> Iterator[LineContext]:
     """
     Split a line into the parts that different ranks printed.
@@ -648,14 +656,17 @@ def split_by_rank(
         rank: The rank of the file; ``None`` if unknown.
 
         attempt: How many times the job was restarted before.
+
+        latest: A time that no line of the file is after; ``None`` stands for
+            now.
     """
     origin: Origin | None = line.origin
     line_rank = rank if origin is None or origin.rank is None else origin.rank
     before_prefix, *parts = _RANK_PREFIX.split(line.text)
     if before_prefix.strip():
-        yield LineContext(line, line_rank, before_prefix, attempt)
+        yield LineContext(line, line_rank, before_prefix, attempt, latest)
     for number, text in zip(parts[::2], parts[1::2], strict=True):
-        yield LineContext(line, int(number), text, attempt)
+        yield LineContext(line, int(number), text, attempt, latest)
 
 
 def _last_group_and_rank(before: str) -> tuple[LogGroup | None, int | None]:

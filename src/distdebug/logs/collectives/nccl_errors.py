@@ -9,15 +9,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ...findings import Cause, CollectiveRef, Finding
+from ...causes import Cause
+from ...findings import CollectiveRef, Finding
 from ...ranks import fold_ranks
-from ..rules import (
-    FOLLOWS_PRIORITY,
-    LogRule,
-    make_rule_set,
-    match_text,
-    read_rules,
-)
+from ..rules import FOLLOWS_PRIORITY, LogRule, explain_error
 from .detectors import SOCKET_INTERFACE_REMEDY
 from .model import (
     CollectiveLogs,
@@ -50,10 +45,9 @@ def _explain_warnings(notes: Iterable[NcclNote]) -> Iterator[Finding]:
     ]
     if not warnings:  # loading the rules takes long
         return
-    rule_set = make_rule_set(read_rules())
     by_rule: dict[LogRule, list[NcclNote]] = defaultdict(list)
     for note in warnings:
-        rule = match_text(f"NCCL WARN {note.text}", rule_set)
+        rule = explain_error(f"NCCL WARN {note.text}")
         if (
             rule is not None
             and rule.cause in _NETWORK_CAUSES

@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ...findings import Cause, CollectiveRef, Finding
+from ...causes import Cause
+from ...findings import CollectiveRef, Finding
 from ...ranks import fold_ranks, ranks_text
 from ..signatures import lost_peer
 from .model import (
@@ -123,12 +124,18 @@ def _explain_closed_connections(logs: CollectiveLogs) -> list[Finding]:
     Report ranks that left, if all but a few found a connection closed.
 
     Only neighbors of a rank that leaves lose the connection to it, and ranks
-    that are then told to end do not complain either.
+    that are then ended do not complain either.
     """
     closed = [x for x in logs.gloo if x.kind == "closed"]
     reporting = set(reporting_ranks(closed))
-    gone = set(range(logs.world_size or 0)) - reporting
-    if not reporting or not 0 < len(gone) <= len(reporting):
+    if not reporting:
+        return []
+    most = len(reporting)
+    ranks = range(logs.world_size or 0)
+    if not ranks:  # it is not known how many there are; one between may count
+        most, ranks = 1, range(min(reporting), max(reporting))
+    gone = set(ranks) - reporting
+    if not 0 < len(gone) <= most:
         return []
 
     return [
@@ -365,8 +372,8 @@ def _mismatch_finding(records: Sequence[FingerPrintMismatch]) -> Finding:
     own = fingerprints[expected[0]]
     if is_tie:
         calls = ", ".join(f"{ranks_text(some)} {x}" for x, some in kinds)
-        summary = f"ranks do not agree on call #{own.seq}: {calls}; it cannot "
-        summary += "be told who is wrong"
+        summary = f"ranks do not agree on call #{own.seq}: {calls}; which of "
+        summary += "them is wrong cannot be known"
     else:
         calls = " and ".join(dict.fromkeys(x for x, _ in others))
         summary = f"{ranks_text(ranks)}{_group_suffix(records)} called {calls}"

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from ...findings import Cause, Confidence, Finding
+from ...causes import Cause
+from ...findings import Confidence, Finding
 from ...ranks import ranks_text
 from .detectors import (
     Verdict,
@@ -277,7 +278,7 @@ def collective_findings(logs: CollectiveLogs) -> tuple[Finding, ...]:
     if any(x.kind != "keys" for x in logs.stores) or not watchdogs:
         watchdogs = [*watchdogs, *stores]
     findings = [*checks, *watchdogs, *heartbeats, *gloo, *nccl]
-    # What tells least comes last.
+    # The least specific comes last.
     return tuple(
         sorted(findings, key=lambda x: x.cause is Cause.COLLECTIVE_TIMEOUT)
     )

@@ -17,15 +17,9 @@ from typing import Any
 import attrs
 
 from ..._text import clean, time_text
+from ...causes import Cause
 from ...errors import LogError
-from ...findings import (
-    CONFIDENCES,
-    Cause,
-    Confidence,
-    Evidence,
-    Finding,
-    Missing,
-)
+from ...findings import CONFIDENCES, Confidence, Evidence, Finding, Missing
 from ...ranks import ranks_text
 from ..engine import FilePart, read_lines_for, read_parts
 from ..lines import (
@@ -129,26 +123,26 @@ _HOW_ENDED = {
 
 def ending_text(report: PhaseReport, reason: LogLine | None = None) -> str:
     """
-    Describe how a job ended, in one sentence; without an end, say so.
+    Describe how a job ended, in one clause; without an end, say so.
 
     Args:
         reason: The line with the cause.
     """
     state = report.current
     if report.ended is None:
-        return "No phase of a start-up is known in this log."
+        return "No phase of a start-up is known in this log"
 
     how = _HOW_ENDED[report.ended]
     if report.ended == "completed":
-        return f"{how}, after {state.title}." if state else f"{how}."
+        return f"{how}, after {state.title}" if state else how
     why = f": {clean(reason.text).strip(' .:')}" if reason else ""
     if report.ended == "killed" and " " not in why.strip(": "):
         why = ""  # such as "Killed"
     if state is None:
-        return f"{how}{why}."
+        return f"{how}{why}"
     where = state.title + (f", {state.progress}" if state.progress else "")
     when = "after" if state.state == "done" else "while"
-    return f"{how} {when} {where}{why}."
+    return f"{how} {when} {where}{why}"
 
 
 def ending_reason(timelines: Iterable[Timeline]) -> LogLine | None:
@@ -189,7 +183,7 @@ def ending_finding(
     return Finding(
         cause=Cause.KILLED if is_killed else Cause.RANK_CRASHED,
         ranks=_ranks_of(reason) if is_own else (),
-        summary=ending_text(report, reason).rstrip("."),
+        summary=ending_text(report, reason),
         remedy="find out what ended it: the scheduler, a limit, or a person; "
         "the kernel log shows whether memory ran out"
         if is_killed
@@ -247,7 +241,7 @@ def add_verdict(
     is_known = report.silent_s is not None
     if report.ended or state is None:
         finding, is_known = ending_finding(report, reason), bool(report.ended)
-        verdict = ending_text(report, reason)
+        verdict = f"{ending_text(report, reason)}."
     elif state.state == "done" and phases[state.framework, state.name].serves:
         verdict, is_known = ready_text(report, state), True
     else:
@@ -399,11 +393,11 @@ def _name_behind(finding: Finding, behind: Mapping[int, LogLine]) -> Finding:
     ranks = tuple(sorted(behind))
     last = clean(behind[ranks[0]].text, limit=100)
     quotes = (x for rank in ranks[:_MOST_QUOTED] for x in _quote(behind[rank]))
-    return attrs.evolve(
-        finding,
+    return finding.with_clause(
+        "and",
+        f"only {ranks_text(ranks)} ended at: {last}",
         ranks=ranks,
-        summary=f"{finding.summary}; only {ranks_text(ranks)} ended at: {last}",
-        evidence=(*quotes, *finding.evidence),
+        evidence=quotes,
     )
 
 
@@ -598,6 +592,10 @@ def detect_phase(
 ) -> PhaseReport:
     """
     Detect in which phase a job is, and whether it takes too long.
+
+    Example::
+
+        print(distdebug.detect_phase("train.log").verdict)
 
     Args:
         path_or_lines: A log, a folder of logs, or several of them, such as the

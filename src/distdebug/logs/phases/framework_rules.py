@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import attrs
 
@@ -32,8 +32,9 @@ from ..._search import (
     make_text_index,
     required_literals,
 )
+from ...causes import Cause
 from ...errors import RulesError
-from ...findings import Cause, Confidence
+from ...findings import Confidence
 from ..signatures import read_signatures
 from ..tracebacks import TRACEBACK_HEADER
 from .progress_bars import BAR_LITERALS
@@ -55,6 +56,60 @@ def _check_name(text: object) -> str:
         raise ValueError(msg)
 
     return text
+
+
+class Signature(NamedTuple):
+    """
+    A rule of ``signatures.toml``, to be found within what was printed.
+
+    Attributes:
+        words: At least one of them occurs.
+
+        pattern: Matches from the beginning of what was printed.
+
+        unless: Searched for in the same text; there is no match if found.
+
+        cause: The cause.
+    """
+
+    words: tuple[str, ...]
+    pattern: re.Pattern[str]
+    unless: re.Pattern[str] | None
+    cause: Cause
+
+
+def _find_signatures(names: Iterable[str]) -> tuple[Signature, ...]:
+    try:
+        return tuple(_signatures()[name] for name in names)
+    except KeyError as exc:
+        msg = f"no rule of signatures.toml has the name {exc}"
+        raise ValueError(msg) from None
+
+
+@cache
+def _signatures() -> dict[str, Signature]:
+    """
+    Return the rules of ``signatures.toml``, by name.
+    """
+    return {
+        row["name"]: Signature(
+            tuple(row["words"]),
+            _within_line(row.get("pattern") or _any_of(row["words"])),
+            re.compile(row["unless"]) if "unless" in row else None,
+            Cause(row.get("cause", Cause.UNKNOWN)),
+        )
+        for row in read_signatures()["rule"]
+    }
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return f"(?i){'|'.join(map(re.escape, words))}"
+
+
+def _within_line(pattern: str) -> re.Pattern[str]:
+    body = pattern.removeprefix("(?i)")
+    flags = re.IGNORECASE if body != pattern else 0
+    return re.compile(rf".{{0,300}}?(?:{body})", flags)
 
 
 def _pattern_field() -> Any:
@@ -173,14 +228,16 @@ class Failure:
     Attributes:
         name: The name in results.
 
-        patterns: Patterns that show it.
+        rules: Names of rules of ``signatures.toml`` that show it.
+
+        patterns: Further patterns that show it.
 
         more: Patterns that add facts, searched for in that line and, unless it
             has facts itself, in the 20 after it by the same process.  Then
             each is about one actor, and what comes after that about another,
             but for patterns with a group *again*.
 
-        cause: The cause of the finding.
+        cause: The cause of the finding; by default that of the first rule.
 
         summary: One sentence; ``{pid}`` stands for the group of that name, and
             what is in square brackets is left out if a group is missing.
@@ -197,9 +254,12 @@ class Failure:
     """
 
     name: str = attrs.field(converter=_check_name)
-    patterns: tuple[re.Pattern[str], ...] = attrs.field(converter=_compile_all)
+    rules: tuple[Signature, ...] = attrs.field(
+        converter=_find_signatures, default=()
+    )
+    patterns: tuple[re.Pattern[str], ...] = _pattern_field()
     more: tuple[re.Pattern[str], ...] = _pattern_field()
-    cause: Cause = attrs.field(converter=Cause, default=Cause.UNKNOWN)
+    cause: Cause = attrs.field(converter=Cause)
     summary: str
     reason: str = ""
     remedy: str = ""
@@ -208,6 +268,15 @@ class Failure:
     )
     harmless: bool = False
     fatal: bool = False
+
+    @cause.default
+    def _cause_of_rules(self) -> Cause:
+        return self.rules[0].cause if self.rules else Cause.UNKNOWN
+
+    def __attrs_post_init__(self) -> None:
+        if not (self.rules or self.patterns):
+            msg = "neither rules nor patterns are given"
+            raise ValueError(msg)
 
 
 @attrs.frozen(kw_only=True)
@@ -416,12 +485,19 @@ class Rule:
         owner: What it shows: a phase, a failure, an ending, or the framework.
 
         kind: How it shows that; the name of the attribute, without plural.
+
+        words: One of them occurs where it matches, in any case; ``()`` if the
+            pattern itself shows what does.
+
+        unless: Searched for in the same text; there is no match if found.
     """
 
     framework: FrameworkRules
     owner: FrameworkRules | Phase | Failure | Ending
     kind: str
     pattern: re.Pattern[str]
+    words: tuple[str, ...] = ()
+    unless: re.Pattern[str] | None = None
 
     @cached_property
     def find(self) -> Callable[[str], re.Match[str] | None]:
@@ -430,6 +506,8 @@ class Rule:
         """
         is_at_start = self.pattern.pattern.startswith(".{0,")
         match = self.pattern.match if is_at_start else self.pattern.search
+        if (unless := self.unless) is not None:
+            return lambda text: None if unless.search(text) else match(text)
         indexed = required_literals(self.pattern)
         needed = [x for x in all_literals(self.pattern) if {*x} != indexed]
         if not needed:
@@ -446,6 +524,16 @@ class Rule:
             return match(text)
 
         return find
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """
+        Return texts of which one stands where it matches: its words in small
+        letters, which stand in any case, or as they are.
+        """
+        if self.words:
+            return tuple({word.lower() for word in self.words})
+        return tuple(required_literals(self.pattern))
 
     @cached_property
     def hit_key(self) -> str:
@@ -474,11 +562,14 @@ class RuleIndex:
 
         by_text: The rules that may match where that text stands.
 
+        any_case: Those of the texts that stand in any case.
+
         always: The rules without a literal text, tried on every line.
     """
 
     frameworks: tuple[FrameworkRules, ...]
     by_text: dict[str, list[Rule]]
+    any_case: frozenset[str]
     always: tuple[Rule, ...]
 
     @cached_property
@@ -486,7 +577,10 @@ class RuleIndex:
         """
         Return the index of the literal texts, for large blocks.
         """
-        return make_text_index(text.encode() for text in self.by_text)
+        return make_text_index(
+            (text.encode() for text in self.by_text),
+            any_case={text.encode() for text in self.any_case},
+        )
 
     def find_texts(self, block: bytes) -> list[tuple[int, str]]:
         """
@@ -494,19 +588,17 @@ class RuleIndex:
 
         They are in the order of the rules.
         """
-        places: dict[bytes, list[int]] = {x.encode(): [] for x in self.by_text}
+        places: dict[str, list[int]] = {text: [] for text in self.by_text}
         if len(block) < _LARGE_BLOCK:
+            lowered = block.lower()
             for text, offsets in places.items():
-                offsets.extend(find_each(block, text))
+                data = lowered if text in self.any_case else block
+                offsets.extend(find_each(data, text.encode()))
         else:
-            for offset, text in self.text_index.find(block):
-                places[text].append(offset)
+            for offset, found in self.text_index.find(block):
+                places[found.decode()].append(offset)
         return [
-            (offset, text)
-            for text, offsets in zip(
-                self.by_text, places.values(), strict=True
-            )
-            for offset in offsets
+            (at, text) for text, offsets in places.items() for at in offsets
         ]
 
 
@@ -517,15 +609,19 @@ def make_rule_index(frameworks: tuple[FrameworkRules, ...]) -> RuleIndex:
     by_text: dict[str, list[Rule]] = {
         text: [] for text in (*BAR_LITERALS, TRACEBACK_HEADER)
     }
-    always = []
+    always: list[Rule] = []
+    any_case: set[str] = set()
     for rule in _iterate_rules(frameworks):
-        texts = required_literals(rule.pattern)
-        for text in texts:
+        for text in rule.texts:
             by_text.setdefault(text, []).append(rule)
-        if not texts:
+        any_case.update(rule.texts if rule.words else ())
+        if not rule.texts:
             always.append(rule)
     return RuleIndex(
-        frameworks=frameworks, by_text=by_text, always=tuple(always)
+        frameworks=frameworks,
+        by_text=by_text,
+        any_case=frozenset(any_case),
+        always=tuple(always),
     )
 
 
@@ -548,3 +644,13 @@ def _iterate_rules(frameworks: Iterable[FrameworkRules]) -> Iterator[Rule]:
                         kind=kind,
                         pattern=pattern,
                     )
+        for failure in framework.failures:
+            for signature in failure.rules:
+                yield Rule(
+                    framework=framework,
+                    owner=failure,
+                    kind="failure",
+                    pattern=signature.pattern,
+                    words=signature.words,
+                    unless=signature.unless,
+                )

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import attrs
 
-from ..._search import required_literals
 from ..lines import (
     LineBlock,
     LogLine,
@@ -340,7 +339,7 @@ class LogReader:
             name = line.text.rpartition(":")[2]
         if rule.pattern.match(name):
             self.timeline.add_hit(rule.framework, rule.hit_key, rule.weight)
-            self.known_texts.update(required_literals(rule.pattern))
+            self.known_texts.update(rule.texts)
 
     def _apply(self, rule: Rule, found: re.Match[str], line: LogLine) -> None:
         timeline, owner = self.timeline, rule.owner

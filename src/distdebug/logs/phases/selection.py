@@ -109,6 +109,7 @@ class Prefilter:
     _tries: Counter[bytes] = attrs.field(factory=Counter)
     _by_text: dict[bytes, list[Rule]] = attrs.field(factory=dict)
     _by_word: dict[bytes, list[bytes]] = attrs.field(factory=dict)
+    _any_case: set[bytes] = attrs.field(factory=set)
     _short: tuple[bytes, ...] = ()
     _stage: tuple[int, bool] | None = None
 
@@ -163,7 +164,9 @@ class Prefilter:
         for word in self._by_word.keys() & block.places.keys():
             for at in block.places_of(word, (start, stop)).tolist():
                 for text in self._by_word[word]:
-                    if block.data.startswith(text, at):
+                    if text in self._any_case or block.data.startswith(
+                        text, at
+                    ):
                         yield at, text
         for text in self._short:
             for at in find_each(block.data, text, start, stop):
@@ -176,6 +179,8 @@ class Prefilter:
         Return a rule that may match the line with a text.
         """
         self._tries[text] += 1
+        if self._tries[text] > _MOST_TRIES:  # look for other texts
+            self._stage = None
         line = _line_around(data, offset)
         plain = ""
         for rule in self._by_text[text]:
@@ -193,11 +198,11 @@ class Prefilter:
         """
         is_training = self.timeline.trains and self.timeline.ending is None
         stage = (len(self.timeline.hits), is_training)
-        has_worn = any(self._tries[x] > _MOST_TRIES for x in self._by_text)
-        if stage == self._stage and not has_worn:
+        if stage == self._stage:
             return
         self._stage = stage
         self._by_text, self._by_word = {}, {}
+        self._any_case = {text.encode() for text in self.rules.any_case}
         for rule in dict.fromkeys(chain(*self.rules.by_text.values())):
             if self._is_relevant_rule(rule, is_training=is_training):
                 for text in self._texts_to_look_for(rule):
@@ -214,6 +219,9 @@ class Prefilter:
         """
         Return texts of which one stands where a rule matches, and seldom else.
         """
+        if rule.words:
+            found = [text.encode() for text in rule.texts]
+            return [x for x in found if self._tries[x] <= _MOST_TRIES]
         for texts in literals_by_length(rule.pattern):
             found = [text.encode() for text in texts]
             if all(self._tries[text] <= _MOST_TRIES for text in found):

@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 from itertools import cycle, islice
 from unittest.mock import patch
 
+from distdebug.causes import Cause
 from distdebug.diagnosis import DiagnosisInputs
 from distdebug.diagnosis.log_evidence import read_logs
 from distdebug.diagnosis.order import diagnose_logs
 from distdebug.findings import (
-    Cause,
     CollectiveRef,
     Diagnosis,
     Evidence,

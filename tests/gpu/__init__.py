@@ -1,0 +1,3 @@
+"""
+Jobs on GPUs: what only a GPU, its driver, and NCCL can show.
+"""
