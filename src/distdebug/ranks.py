@@ -22,7 +22,7 @@ from .errors import DistdebugError, MeshError, RankSyntaxError
 
 
 # More ranks than any job has; a range from outside must not fill the memory.
-_MAX_RANKS = 1 << 24
+_MAX_RANKS = 1 << 20
 
 _BLANKS_TO_SPACE = dict.fromkeys(map(ord, "\t\r\n"), " ")
 

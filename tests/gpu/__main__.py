@@ -278,10 +278,13 @@ def look_by_pipe(job: Job) -> Check:
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         os.write(fd, b"1")
         os.close(fd)
-    time.sleep(2)
-    names = sorted(path.name for path in (job.folder / "dumps").iterdir())
-    # Torch's own have no number.
-    own = [x for x in names if re.fullmatch(r"\d+-\d+_rank_\d+", x)]
+    deadline = time.monotonic() + _SETTLE_S
+    own: list[str] = []
+    while len(own) < len(job.ranks) and time.monotonic() < deadline:
+        time.sleep(0.5)
+        names = sorted(path.name for path in (job.folder / "dumps").iterdir())
+        # Torch's own have no number.
+        own = [x for x in names if re.fullmatch(r"\d+-\d+_rank_\d+", x)]
     is_right = done.returncode == 0 and (
         job.backend != "nccl" or len(own) == len(job.ranks)
     )

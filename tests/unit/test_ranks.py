@@ -239,9 +239,9 @@ class TestFolding:
             ("0-", "expected a number"),
             ("ranks(1)", "expected a number"),
             ("-1", "expected a number"),
-            ("0-99999999999", "at most 16777216 ranks"),
-            ("0-16777216", "at most 16777216 ranks"),
-            ("0-9999999,0-9999999", "at most 16777216 ranks"),
+            ("0-99999999999", "at most 1048576 ranks"),
+            ("0-1048576", "at most 1048576 ranks"),
+            ("0-9999999,0-9999999", "at most 1048576 ranks"),
         ],
     )
     def test_refused(self, text, said):
