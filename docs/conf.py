@@ -39,6 +39,7 @@ extensions = [
 ]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+add_module_names = False
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "distdebug"

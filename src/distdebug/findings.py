@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import partial
+from importlib import import_module
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -51,6 +52,15 @@ Confidence = Literal["certain", "likely", "possible"]
 CONFIDENCES: tuple[Confidence, ...] = get_args(Confidence)
 
 
+def described(desc: str) -> str:
+    """
+    Return the description of a process group; ``""`` if nobody gave it one.
+
+    Torch calls such a group ``"undefined"``.
+    """
+    return "" if desc == "undefined" else desc
+
+
 @attrs.frozen(kw_only=True)
 class GroupRef:
     """
@@ -69,9 +79,8 @@ class GroupRef:
     ranks: tuple[int, ...]
 
     def __str__(self) -> str:
-        is_named = self.desc not in {"", "undefined"}
         # The name comes from the job, and is printed.
-        return clean(self.desc if is_named else self.name)
+        return clean(described(self.desc) or self.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -511,6 +520,14 @@ class Diagnosis(Shown):
     def _blocks_(self) -> Iterable[Block]:
         return diagnosis_blocks(self)
 
+    def _picture_(self) -> str:
+        # The page is a room above, looked up only where a notebook asks.
+        try:
+            report = import_module("distdebug.report")
+            return str(report.notebook_graph(self))
+        except Exception:  # noqa: BLE001 the rest can still be shown
+            return ""
+
     def to_records(self) -> list[dict[str, Any]]:
         """
         Return one plain dictionary per finding, for a data frame.
@@ -578,13 +595,13 @@ def finding_entry(finding: Finding, before: str = "") -> Entry:
     if finding.remedy:
         facts.append(("next", finding.remedy))
     quotes = [
-        (e.kind, clean(_source_prefix(e) + e.quote, limit=_MAX_QUOTE))
+        (e.kind, _place_of(e), clean(e.quote, limit=_MAX_QUOTE))
         for e in finding.evidence[:_MAX_EVIDENCE]
     ]
     return Entry(finding.summary, facts, before, quotes)
 
 
-def _source_prefix(evidence: Evidence) -> str:
+def _place_of(evidence: Evidence) -> str:
     """
     Return the place within the source; for a log, with its path.
 
@@ -592,11 +609,11 @@ def _source_prefix(evidence: Evidence) -> str:
     """
     line = evidence.location.removeprefix("line ")
     if evidence.kind == "log" and line.isdecimal() and evidence.source:
-        return f"{evidence.source}:{line}: "
+        return f"{evidence.source}:{line}"
 
     source = evidence.source.replace("\\", "/").rpartition("/")[2]
     parts = [source if evidence.kind == "log" else "", evidence.location]
-    return ", ".join(filter(None, parts)) + ": " if any(parts) else ""
+    return ", ".join(filter(None, parts))
 
 
 def group_sort_key(d: Diagnosis) -> Callable[[GroupProgress], tuple[int, ...]]:
@@ -629,7 +646,7 @@ def group_block(groups: Sequence[GroupProgress]) -> Table:
     """
     rows = [
         (
-            f"{g.name}: {g.desc}" if g.desc else g.name,
+            f"{g.name}: {desc}" if (desc := described(g.desc)) else g.name,
             fold_ranks(g.ranks),
             g.last_completed,
             g.furthest,

@@ -114,6 +114,21 @@ def test_html(ran):
     assert all(x["text/plain"] for x in own)
 
 
+def test_picture(ran):
+    """
+    A diagnosis of a hang draws who waits for whom.
+    """
+    name, notebook = ran
+
+    pages = [
+        o["data"].get("text/html", "")
+        for o in _outputs(notebook)
+        if "data" in o
+    ]
+
+    assert any("<svg" in x for x in pages) == (name in {"post-mortem", "straggler"})
+
+
 def test_quiet(ran):
     """
     Nothing complains.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import pkgutil
+import re
 import sys
 
 from html.parser import HTMLParser
@@ -326,7 +327,8 @@ class _Page(HTMLParser):
         """
         self.tags.append(tag)
         self.open.append(tag)
-        if tag == "style" or self._hidden in dict(attrs).get("class", ""):
+        names = dict(attrs).get("class", "")
+        if tag == "style" or {self._hidden, "distdebug-graph"} & {names}:
             self._hiding = self._hiding or len(self.open)
 
     def handle_endtag(self, tag):
@@ -385,6 +387,27 @@ class TestEveryResult:
         for page in pages:
             assert _words(str(result)) == _words(" ".join(page.words))
             assert [] == page.open
+
+    def test_picture(self, monkeypatch, tmp_path):
+        """
+        A diagnosis shows who waits for whom; pictures share no identifiers,
+        and one that cannot be drawn is left out.
+        """
+        result = SAMPLES["Diagnosis"](tmp_path)
+
+        pages = [result._repr_html_() for _ in range(2)]
+        monkeypatch.setattr(
+            distdebug.report.page, "graph_section", lambda _: 1 / 0
+        )
+        bare = result._repr_html_()
+
+        first, second = (
+            set(re.findall(r'id="(graph-[^"]+)"', x)) for x in pages
+        )
+        assert len(first) == len(second) == 5
+        assert first.isdisjoint(second)
+        assert "<svg" not in bare
+        assert "dd-page" in bare
 
     @pytest.mark.process
     @pytest.mark.parametrize("name", SAMPLES)

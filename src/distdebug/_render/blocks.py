@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, singledispatch
 from html import escape
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import attrs
 
@@ -46,13 +46,14 @@ class Entry:
 
         before: An introduction, such as ``"also:"``.
 
-        quotes: Evidence, as kinds and texts; each is one line in a terminal.
+        quotes: Evidence, as kinds, places, and texts; each is one line in a
+            terminal.
     """
 
     head: str
     facts: Sequence[tuple[str, str]] = ()
     before: str = ""
-    quotes: Sequence[tuple[str, str]] = ()
+    quotes: Sequence[tuple[str, str, str]] = ()
 
 
 @attrs.frozen
@@ -157,12 +158,13 @@ class Line(NamedTuple):
         indent: Of what goes on in the next line, where it may be wrapped;
             ``None`` if it is not.
 
-        is_quote: Whether it is cut where it does not fit.
+        cut: Where its last part is cut if it does not fit: at its end, or in
+            front, as of stacks, whose last frame says most.
     """
 
     parts: tuple[tuple[str, str], ...]
     indent: int | None = None
-    is_quote: bool = False
+    cut: Literal["", "end", "front"] = ""
 
     def __str__(self) -> str:
         return "".join(text for _, text in self.parts)
@@ -259,13 +261,18 @@ def _entry(entry: Entry) -> Iterator[Line]:
     yield Line((("head", head),), indent=0)
     for name, value in entry.facts:
         yield Line(_fact_parts(name, value), indent=4)
-    for name, value in entry.quotes:
-        yield Line(_fact_parts(name, value), indent=4, is_quote=True)
+    for name, place, value in entry.quotes:
+        parts = _fact_parts(name, value, place)
+        yield Line(parts, indent=4, cut="front" if name == "stack" else "end")
 
 
-def _fact_parts(name: str, value: str) -> tuple[tuple[str, str], ...]:
+def _fact_parts(
+    name: str, value: str, place: str = ""
+) -> tuple[tuple[str, str], ...]:
     fact = clean(value, limit=_LONGEST_FACT)
-    return (("", "  "), ("label", f"{name}:"), ("", " "), (name, fact))
+    place = clean(place, limit=_LONGEST_FACT)
+    before = f" {place}: " if place else " "
+    return (("", "  "), ("label", f"{name}:"), ("", before), (name, fact))
 
 
 def _wrapped(indent: str, parts: Sequence[str]) -> Iterator[Line]:
@@ -286,9 +293,14 @@ _MOST_CHARS = 2000
 _DEEPEST = 64
 
 
-def blocks_html(blocks: Iterable[Block]) -> str:
+def blocks_html(blocks: Iterable[Block], picture: str = "") -> str:
     """
     Render blocks as HTML for a notebook, without scripts or other files.
+
+    Args:
+        blocks: What to show.
+
+        picture: HTML to show below them where styles are allowed.
     """
     shown = list(blocks)
     page = "\n".join(filter(None, map(_html, shown)))
@@ -296,7 +308,8 @@ def blocks_html(blocks: Iterable[Block]) -> str:
     return (
         f'<div class="distdebug"><style>{_style()}</style>'
         f'<pre class="dd-text">{text}</pre>'
-        f'<div class="dd-page" style="display:none">{page}</div></div>'
+        f'<div class="dd-page" style="display:none">{page}{picture}'
+        "</div></div>"
     )
 
 
@@ -363,9 +376,13 @@ def _as_html_branch(branch: Branch) -> str:
 
 def _as_html_entry(entry: Entry) -> str:
     before = f"<p>{_cell(entry.before)}</p>" if entry.before else ""
+    quotes = (
+        (name, f"{place}: {text}" if place else text)
+        for name, place, text in entry.quotes
+    )
     facts = "".join(
         f"<dt>{_cell(name)}:</dt><dd>{_cell(value)}</dd>"
-        for name, value in (*entry.facts, *entry.quotes)
+        for name, value in (*entry.facts, *quotes)
     )
     listed = f"<dl>{facts}</dl>" if facts else ""
     return f"{before}<p><strong>{_cell(entry.head)}</strong></p>{listed}"
@@ -442,6 +459,9 @@ class Shown:
     def _blocks_(self) -> Iterable[Block]:
         raise NotImplementedError
 
+    def _picture_(self) -> str:
+        return ""
+
     def to_dict(self) -> dict[str, Any]:
         """
         Return plain data in the layout of the command line's ``--json``.
@@ -480,4 +500,4 @@ class Shown:
         p.text("..." if cycle else str(self))
 
     def _repr_html_(self) -> str:
-        return blocks_html(self._blocks_())
+        return blocks_html(self._blocks_(), self._picture_())

@@ -131,10 +131,28 @@ def _alarming(head: str) -> Text:
 
 
 def _fitted(text: Text, line: Line, width: int) -> Text:
-    if line.is_quote:
+    if line.cut == "end":
         text.truncate(width, overflow="ellipsis")
         return text
+    if line.cut == "front":
+        return _cut_in_front(text, len(line.parts[-1][1]), width)
     return text if line.indent is None else _wrapped(text, line.indent, width)
+
+
+def _cut_in_front(text: Text, of_last: int, width: int) -> Text:
+    """
+    Cut the beginning of the last part, so that its end can be read.
+    """
+    from rich.text import Text
+
+    over = text.cell_len - width
+    if over <= 0:
+        return text
+    before, last = text.divide([len(text) - of_last])
+    rest = last[min(over + 1, of_last) :]
+    shown = Text.assemble(before, "…", rest)
+    shown.truncate(width, overflow="ellipsis")
+    return shown
 
 
 def _wrapped(text: Text, indent: int, width: int) -> Text:

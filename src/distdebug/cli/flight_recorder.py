@@ -107,9 +107,12 @@ def _table(rows: Sequence[flight_recorder.EntryRow]) -> Iterator[str]:
 
 
 def _cells(row: flight_recorder.EntryRow, start_ns: int) -> tuple[str, ...]:
+    from ..findings import described
+
+    desc = described(row.desc)
     return (
         str(row.record),
-        f"{row.group}: {row.desc}" if row.desc else row.group,
+        f"{row.group}: {desc}" if desc else row.group,
         f"{row.op} {'p2p ' if row.p2p else ''}#{row.seq}",
         row.state,
         row.inputs or "-",

@@ -23,7 +23,7 @@ import attrs
 from .._io import output_to, write_whole
 from .._text import clean
 from ..errors import DumpError
-from ..findings import Finding
+from ..findings import Finding, described
 from ..usercode import user_location
 from .analysis.analyze import analyze_dumps
 from .analysis.job import Job
@@ -309,7 +309,7 @@ class _Selection:
         same = [
             i for i, g in enumerate(self.job.groups) if g.name == group.name
         ]
-        is_plain = group.desc in {"", "undefined", "default_pg"}
+        is_plain = described(group.desc) in {"", "default_pg"}
         name = group.name if is_plain else f"{group.name}: {group.desc}"
         if len(name) > _MOST_NAME:
             return f"{name[:_MOST_NAME]}… ({index})"

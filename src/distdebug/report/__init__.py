@@ -7,6 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .page import notebook_graph as notebook_graph
     from .page import report_html as report_html
     from .page import try_write_report as try_write_report
     from .page import write_report as write_report

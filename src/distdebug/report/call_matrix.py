@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._text import clean
-from ..findings import Diagnosis
+from ..findings import Diagnosis, described
 from ..flight_recorder import (
     COMPLETED,
     STARTED,
@@ -523,7 +523,7 @@ def _group_views(groups: Sequence[Group]) -> Iterable[tuple[str, list[int]]]:
     found: list[tuple[str, list[int], set[int]]] = []
     by_name: dict[str, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
-        name = str(group.ref) if group.desc not in {"", "undefined"} else ""
+        name = str(group.ref) if described(group.desc) else ""
         for at in by_name[name]:
             if found[at][2].isdisjoint(group.order):
                 found[at][1].append(i)

@@ -316,7 +316,7 @@ _FAULT_TEXTS = {
     Cause.DTYPE_MISMATCH: "passed another dtype",
     Cause.SKIPPED_COLLECTIVE: "skipped a call",
     Cause.EXTRA_COLLECTIVE: "made one call too many",
-    Cause.GROUP_ORDER_DEADLOCK: "left the order of calls",
+    Cause.GROUP_ORDER_DEADLOCK: "in another order",
     Cause.P2P_DEADLOCK: "in a circle of waits",
     Cause.STRAGGLER: "late again and again",
 }
@@ -714,8 +714,10 @@ def _picture_values(
     Return the template variables for a wide or a tall screen.
     """
     layout = layout_graph(parts, arrows, is_tall=is_tall)
+    kind = "tall" if is_tall else "wide"
     return {
-        "kind": "tall" if is_tall else "wide",
+        "kind": kind,
+        "id": kind,
         "size": layout.size,
         "places": [
             (round(x - WIDTH / 2), round(y - HEIGHT / 2))

@@ -12,7 +12,7 @@ import shlex
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -298,7 +298,7 @@ def report_html(diagnosis: Diagnosis | Source | Iterable[Source]) -> str:
 def _render_page(templates: Environment, diagnosis: Diagnosis) -> str:
     made = (_render_section(templates, make, diagnosis) for make in SECTIONS)
     parts = [part for part in made if part is not None]
-    names = ("page", "top", *(part.section.name for part in parts))
+    names = ("colors", "page", "top", *(part.section.name for part in parts))
     scripts = [_wrap_script(script) for script in _read_static(names, "js")]
     page = templates.get_template("page.html.j2")
     return page.render(
@@ -307,6 +307,35 @@ def _render_page(templates: Environment, diagnosis: Diagnosis) -> str:
         may=_CONTENT_POLICY + " ".join(map(_script_hash, scripts)),
         styles=_read_static(names, "css"),
         scripts=scripts,
+    )
+
+
+# Outputs of one notebook share a page, so that each needs names of its own.
+_NOTEBOOK_PICTURES = count(1)
+
+
+def notebook_graph(diagnosis: Diagnosis) -> str:
+    """
+    Return the graph of who waits for whom for a notebook; "" without waits.
+
+    It has styles, but no script.
+    """
+    section = graph_section(diagnosis)
+    if section is None:
+        return ""
+
+    wide, _ = section.values["pictures"]
+    picture = wide | {"id": f"notebook-{next(_NOTEBOOK_PICTURES)}"}
+    values = {**section.values, "pictures": [picture]}
+    shown = _render_template(
+        _load_templates(), attrs.evolve(section, values=values)
+    )
+    colors, *styles = _read_static(("colors", "graph", "notebook"), "css")
+    # The rest of the notebook keeps its colors.
+    style = colors.replace(":root", ".distdebug-graph") + "".join(styles)
+    return (
+        f'<div class="distdebug-graph"><style>{style}</style>'
+        f"{shown.html}</div>"
     )
 
 

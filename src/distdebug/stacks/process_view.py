@@ -156,13 +156,14 @@ def make_view(
 
 def quote_stack(thread: ThreadStack | None, frame: StackFrame | None) -> str:
     """
-    Quote the innermost frames of a stack, and the frame that a rule matches.
+    Quote the innermost frames of a stack, and the frame that a rule matches,
+    outermost first.
 
     Args:
         frame: The matching frame.
 
     Returns:
-        The system call, the native frames of a second tool, and the frames.
+        The frames, the native frames of a second tool, and the system call.
     """
     frames = (thread.frames or thread.native) if thread else ()
     quoted = _quote_frames(frames, frame)
@@ -172,12 +173,13 @@ def quote_stack(thread: ThreadStack | None, frame: StackFrame | None) -> str:
     if native:
         own = frame if frame in native else None
         outer = frame if own is None else None
-        inner = " ← ".join(_quote_frames(native, own, names=True))
-        more = " ← …" if len(native) > _MOST_QUOTED else ""
-        quoted = [f"native: {inner}{more}", *_quote_frames(frames, outer)]
+        inner = _quote_frames(native, own, names=True)
+        more = ["…"] if len(native) > _MOST_QUOTED else []
+        first, *rest = *more, *inner
+        quoted = [*_quote_frames(frames, outer), f"native: {first}", *rest]
     if thread and thread.system_call and thread.system_call.name != "running":
-        quoted.insert(0, str(thread.system_call))
-    return " ← ".join(quoted)
+        quoted.append(str(thread.system_call))
+    return " → ".join(quoted)
 
 
 def _quote_frames(
@@ -188,10 +190,10 @@ def _quote_frames(
 ) -> list[str]:
     render = attrgetter("name") if names else _brief_frame
     inner = frames[:_MOST_QUOTED]
-    quoted = [render(f) for f in inner]
+    quoted = [render(f) for f in reversed(inner)]
     if frame is not None and frame not in inner:
         is_far = frame in frames[_MOST_QUOTED + 1 :]
-        quoted += ["…", render(frame)] if is_far else [render(frame)]
+        quoted[:0] = [render(frame), "…"] if is_far else [render(frame)]
     return quoted
 
 

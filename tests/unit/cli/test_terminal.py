@@ -267,16 +267,34 @@ class TestFacts:
         A long fact goes on below itself, at a blank, and set in.
         """
         path = f"/a/{'long/' * 8}path.py"
-        fact = ("stack", f"read ← {path} ← main")
+        fact = ("stack", f"read → {path} → main")
 
         text = shown(_entry("x" * 40, fact), width=24, colors=False)
 
         assert [
             "x" * 40,
-            "  stack: read ←",
+            "  stack: read →",
             f"    {path}",
-            "    ← main",
+            "    → main",
         ] == text.splitlines()
+
+    @pytest.mark.parametrize(
+        ("kind", "expected"),
+        [
+            ("stack", "  stack: rank 1: … → load"),
+            ("dump", "  dump: rank 1: main → r…"),
+        ],
+    )
+    def test_cut(self, shown, kind, expected):
+        """
+        Evidence has one line; of a stack, that shows its last frames.
+        """
+        quotes = [(kind, "rank 1", "main → run → step → load")]
+        block = Entries([Entry("stuck", quotes=quotes)])
+
+        text = shown(block, width=25, colors=False)
+
+        assert ["stuck", expected] == text.splitlines()
 
     def test_fits(self, shown):
         """

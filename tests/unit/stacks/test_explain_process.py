@@ -653,7 +653,7 @@ def test_target():
     found = said(main(USER, call=call))
 
     assert ": read('/mnt/data/shard')" in found.summary
-    assert found.evidence[0].quote.startswith("read(/mnt/data/shard) ← train")
+    assert found.evidence[0].quote.endswith(" → read(/mnt/data/shard)")
 
 
 NATIVE = [
@@ -697,8 +697,8 @@ def test_quote():
     near, far = view(main(*above, deep)), view(main(*above, USER, deep))
 
     last = "load (dataloader.py:5)"
-    assert near.quote.endswith(f"f2 (/me/a.py:3) ← {last}")
-    assert far.quote.endswith(f"f2 (/me/a.py:3) ← … ← {last}")
+    assert near.quote.startswith(f"{last} → f2 (/me/a.py:3) → f1")
+    assert far.quote.startswith(f"{last} → … → f2 (/me/a.py:3) → f1")
 
 
 def test_quote_native():
@@ -710,12 +710,12 @@ def test_quote_native():
     lock = main(USER, native=[*deep, "ncclCommInitRank x.so", EVAL])
 
     assert (
-        "native: sre_ucs1_match ← sre_search ← train (/home/me/train.py:3)"
+        "train (/home/me/train.py:3) → native: sre_search → sre_ucs1_match"
         == view(spin).quote
     )
     assert (
-        "native: g0 ← g1 ← g2 ← … ← ncclCommInitRank ← …"
-        " ← train (/home/me/train.py:3)" == view(lock).quote
+        "train (/home/me/train.py:3) → native: … → ncclCommInitRank → …"
+        " → g2 → g1 → g0" == view(lock).quote
     )
 
 

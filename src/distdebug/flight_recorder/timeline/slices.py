@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._text import clean
+from ...findings import described
 from ...usercode import user_location
 from ..analysis.job import Job, run_starts
 from ..analysis.membership import Group
@@ -186,7 +187,7 @@ def group_label(group: Group) -> str:
     """
     Return description and name of a group, in one line.
     """
-    if group.desc in {"", "undefined"}:
+    if not described(group.desc):
         return clean(f"group {group.name}")
 
     return clean(f"{group.desc} ({group.name})")

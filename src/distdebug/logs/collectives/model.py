@@ -21,6 +21,7 @@ from ...findings import (
     Finding,
     Missing,
     as_plain,
+    described,
 )
 from ...ranks import ranks_text
 from ..lines import RANK_TAG, LogLine, Origin, parse_time
@@ -59,7 +60,7 @@ class LogGroup:
         )
 
     def __str__(self) -> str:
-        return self.desc if self.desc not in {"", "undefined"} else self.name
+        return described(self.desc) or self.name
 
 
 @attrs.frozen(kw_only=True)
