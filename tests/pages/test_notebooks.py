@@ -126,7 +126,9 @@ def test_picture(ran):
         if "data" in o
     ]
 
-    assert any("<svg" in x for x in pages) == (name in {"post-mortem", "straggler"})
+    assert any("<svg" in x for x in pages) == (
+        name in {"post-mortem", "straggler"}
+    )
 
 
 def test_quiet(ran):
