@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 from ._io import read_ordinary
+from ._text import reason_of
 from .errors import RulesError
 
 
@@ -171,7 +172,7 @@ def read_rules_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         return read_toml(path)
     except (OSError, ValueError) as exc:
-        raise RulesError(str(exc), os.fspath(path)) from None
+        raise RulesError(reason_of(exc), os.fspath(path)) from None
 
 
 def refuse_unknown_tables(

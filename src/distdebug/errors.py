@@ -234,7 +234,7 @@ class RulesError(DistdebugError, ValueError):
     def __init__(self, message: str, path: str) -> None:
         super().__init__(
             f"{path}: {message}",
-            remedy="see the reference of this kind of rules for their form",
+            remedy="the reference shows the form of such a file",
         )
         self.message = message
         self.path = path

@@ -6,13 +6,30 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import textwrap
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
 
 from .. import nodes
+
+
+def clean_up_on_signals() -> None:
+    """
+    Let SIGTERM and SIGHUP end the command as Ctrl-C does.
+
+    By default they kill Python at once, and leave a job of ours running.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores it
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 class Option(NamedTuple):

@@ -5,11 +5,9 @@
 from __future__ import annotations
 
 import argparse
-import signal
 
 from argparse import Namespace
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from .._text import clean
 from ..errors import DistdebugError
@@ -17,6 +15,7 @@ from .command import (
     EVIDENCE,
     FULL,
     JSON,
+    clean_up_on_signals,
     command,
     flag,
     many,
@@ -151,10 +150,7 @@ def _play(args: Namespace) -> Demo:
 
     from ..demo import SCENARIOS, play_demo
 
-    # By default these signals kill Python at once, and leave the job running.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores it
-            signal.signal(number, _interrupt)
+    clean_up_on_signals()
     with waiting("demo") as show:
 
         def tell(text: str) -> None:
@@ -169,10 +165,6 @@ def _play(args: Namespace) -> Demo:
             ranks=args.ranks,
             tell=tell,
         )
-
-
-def _interrupt(number: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _print_text(_: Namespace, played: Demo) -> None:

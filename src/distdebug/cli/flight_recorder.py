@@ -24,6 +24,7 @@ from .command import (
     GROUPS,
     JSON,
     RANKS,
+    clean_up_on_signals,
     command,
     flag,
     group,
@@ -411,6 +412,7 @@ def replay(args: Namespace) -> int:
     if args.is_run:
         from ..demo import run_replay
 
+        clean_up_on_signals()
         original = analysis.verdict
         diagnosis = run_replay(Path(args.output), len(made.ranks), tell=remark)
         again = diagnosis.verdict

@@ -67,6 +67,10 @@ _SYMPTOMS: Mapping[str, frozenset[Cause]] = {
 }
 
 
+# The components of which dumps, RAS, and facts of nodes give the version.
+_VERSIONED = ("nccl", "torch", "driver")
+
+
 @attrs.frozen(kw_only=True)
 class BugRule:
     """
@@ -87,7 +91,8 @@ class BugRule:
 
         symptoms: What it looks like.
 
-        operations: The collectives that it needs; empty for any.
+        operations: The collectives that it needs, as dumps name them, such as
+            ``"all_reduce"``; empty for any.
 
         environment: The settings that it needs, as ``NAME=value``.
 
@@ -123,9 +128,21 @@ class BugRule:
 
     def __attrs_post_init__(self) -> None:
         """
-        Refuse versions that cannot be compared.
+        Refuse what cannot fit any diagnosis.
         """
         is_affected("0", self.versions)
+        for setting in self.environment:
+            if "=" not in setting:
+                msg = f"environment: {setting!r:.60} is not NAME=value"
+                raise ValueError(msg)
+        has_text = self.log_pattern or self.stack_pattern
+        if self.component not in _VERSIONED and not has_text:
+            msg = (
+                f"the version of {self.component!r:.60} is never on record, as "
+                f"those of {', '.join(_VERSIONED)} are; give a log_pattern or "
+                "a stack_pattern"
+            )
+            raise ValueError(msg)
 
 
 _LIMIT = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d[\d.]{0,40})")
@@ -151,7 +168,7 @@ def is_affected(version: str, limits: str) -> bool:
     for limit in limits.split(","):
         parts = _LIMIT.fullmatch(limit.strip())
         if parts is None:
-            msg = f"no limit of versions: {limit!r:.60}"
+            msg = f"invalid versions {limits!r:.60}: expected '>=2.14,<2.17.1'"
             raise ValueError(msg)
         other = _numbers(parts[2])
         holds.append(
@@ -249,11 +266,8 @@ def _collect_record(diagnosis: Diagnosis, inputs: DiagnosisInputs) -> _Record:
         nccl |= {dump.comm_lib_version for dump in dumps}
         torch = {x.torch for x in dumps.sidecars.values()}
     facts = inputs.logs.facts
-    versions = {
-        "nccl": nccl,
-        "torch": torch,
-        "driver": {x.driver for x in facts},
-    }
+    driver = {x.driver for x in facts}
+    versions = dict(zip(_VERSIONED, (nccl, torch, driver), strict=True))
     return _Record(
         # They are quoted, and come from files of others.
         versions={

@@ -239,7 +239,9 @@ def test_no_help(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ('versions = "new"', "no limit of versions"),
+        ('versions = "new"', "invalid versions 'new': expected '>=2.14"),
+        ('component = "ncl"', "'ncl' is never on record, as those of nccl"),
+        ('environment = ["NCCL_X"]', "'NCCL_X' is not NAME=value"),
         ('symptoms = ["odd"]', "hang or crash or slow or start_up"),
         ('stack_pattern = "(a+)+b"', "bug 1"),
         ('stack_pattern = "("', "bug 1"),
