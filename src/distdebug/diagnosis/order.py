@@ -50,7 +50,7 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         *logs.ras_findings(evidence.ras),
     )
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
-    left = {f.ranks for f in collectives if f.cause is Cause.RANK_CRASHED}
+    left = [{*f.ranks} for f in collectives if f.cause is Cause.RANK_CRASHED]
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
         *(f for f in sure if f.cause is not Cause.ACTOR_DIED),
@@ -63,8 +63,13 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
             key=lambda f: f.cause is Cause.LOSS_NOT_FINITE,
         ),
         *sure,
-        # A launcher that saw a rank end says more than that it left.
-        *(f for f in scanned if f.cause.is_kill and f.ranks in left),
+        # A launcher that saw a rank end says more than that it, or one of a few,
+        # left.
+        *(
+            f
+            for f in scanned
+            if f.cause.is_kill and f.ranks and any({*f.ranks} <= x for x in left)
+        ),
         *(f for f in collectives if not f.cause.is_consequence),
         *(f for f in nodes if _is_sure(f)),
     ]

@@ -790,7 +790,9 @@ def _add_location(finding: Finding, rank_views: list[HostView]) -> Finding:
     Add the code location of a rank at fault that did arrive.
     """
     view = next((v for v in rank_views if v.location), None)
-    if view is None or finding.location is not None:
+    # Of a straggler, dumps show only which call it enters late.
+    is_known = finding.location and finding.cause is not Cause.STRAGGLER
+    if view is None or is_known:
         return finding
     # A rank that is late now and then mostly waits like all others.
     if (finding.cause, view.cause) == _LATE_THEN_WAITING:

@@ -266,7 +266,7 @@ def _note_starts(ended: Iterable[_Ended], *, timed: bool) -> None:
         record = end.record
         stream = (record.group.name, record.is_p2p)
         if timed and record.call is not None and stream not in busy:
-            end.started = record.created
+            end.started = record.reached or record.created
         if not end.is_complete:
             busy.add(stream)
 

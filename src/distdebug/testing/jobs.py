@@ -104,6 +104,8 @@ class Record(NamedTuple):
         state: The recorded state, whatever happened.
 
         in_launch: Whether the rank never returns from enqueueing it.
+
+        reached: When its GPU came to it, if later than *created*.
     """
 
     group: SimulatedGroup
@@ -118,6 +120,7 @@ class Record(NamedTuple):
     is_p2p: bool = False
     state: State | None = None
     in_launch: bool = False
+    reached: float | None = None
 
 
 class SimulatedJob:

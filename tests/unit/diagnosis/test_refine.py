@@ -162,7 +162,7 @@ class TestReason:
             Path(first.source).name,
         )
         assert "rank 2, thread MainThread" == first.location
-        assert first.quote.startswith("_try_get_data (dataloader.py:")
+        assert "→ _try_get_data (dataloader.py:" in first.quote
         assert {"dump"} == {e.kind for e in others}
 
     def test_captured_wins(self, diagnose):

@@ -226,6 +226,20 @@ class TestOrder:
 
         assert (cause, (3,)) == blame(verdict_of(dumps_of, job))[:2]
 
+    @pytest.mark.parametrize("swap", [False, True])
+    def test_new_branch(self, dumps_of, swap):
+        """
+        A rank that repeats the call of each step, where others make a call that
+        none has made before, may be in the next step: nothing is inferred.
+        """
+        step = call(main(10), sizes=[[7]])
+        new = call(main(20), sizes=[[1]])
+        mine, others = (new, step) if swap else (step, new)
+
+        job = differ(mine, others, [step] * 5)
+
+        assert (SIZE, (3,)) == blame(verdict_of(dumps_of, job))[:2]
+
     @pytest.mark.parametrize(
         ("mine", "others", "before", "cause"),
         [

@@ -499,13 +499,15 @@ def _call_order(at: _GroupCall, bad: int, good: int) -> int:
     if user_location(stacks[0]) == user_location(stacks[1]):
         return 0
 
-    is_new = not count_earlier_calls(at.streams[bad], at.seq)
-    is_repeating = stacks[1] == at.stack_before(good) and is_repeated(
-        at.streams[good], at.seq
-    )
-    # They may be in the next iteration, or this one may have left the loop.
-    if is_new and is_repeating:
-        return 0
+    # Those that repeat a call may be in the next iteration, or the ones with a new
+    # call may have left the loop.
+    for new, old in ((bad, good), (good, bad)):
+        is_new = not count_earlier_calls(at.streams[new], at.seq)
+        is_repeating = at.stack(old) == at.stack_before(old) and is_repeated(
+            at.streams[old], at.seq
+        )
+        if is_new and is_repeating:
+            return 0
     return compare_loop_order(at.stack_before(bad), *stacks)
 
 

@@ -12,9 +12,10 @@ same group, less the waits in other groups meanwhile; this is delay analysis
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from functools import cached_property, partial
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import attrs
@@ -22,8 +23,11 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from ..._text import clean
 from ...causes import Cause
-from ...findings import Evidence, Finding, GroupRef
+from ...findings import Evidence, Finding, GroupRef, Location, described
+from ...ranks import ranks_text
+from ...usercode import user_location
 from ..reading.columns import Dumps
 from .job import Job, common_numbers
 
@@ -31,15 +35,23 @@ from .job import Job, common_numbers
 # Fewer calls are not significant.
 _MIN_CALLS = 8
 _MIN_WAITS = 4
-# A straggler causes this share of all waits, by number and by time …
-_MIN_SHARE_OF_WAITS = 0.6
+# A straggler causes this share of all waits that are as long …
+_MIN_SHARE_OF_WAITS = 0.35
 # … and they cost this share of the time.
 _MIN_SHARE_OF_TIME = 0.03
-# Hosts jitter by some milliseconds; devices do not.
-_MIN_HOST_DELAY_NS = 5_000_000
+# Of more ranks, those are looked at closely that cost most …
+_MOST_SUSPECTS = 64
+# … and the lines of so many are read, by so many of their stacks.
+_MOST_SITES = 8
+_MOST_STACKS = 8
+# A node is slow as a whole if so many of its ranks are.
+_MOST_OF_NODE = 0.75
+# Hosts jitter more than devices, and most where only what varies can be seen.
+_MIN_HOST_DELAY_NS = 1_000_000
+_MIN_VARYING_DELAY_NS = 3_000_000
 _MIN_DEVICE_DELAY_NS = 100_000
-# Minimum significance of coming last, in standard deviations.
-_MIN_SIGMAS = 3
+# How probable it may be that chance makes any rank late as often.
+_MAX_CHANCE = 0.005
 # A larger share is a clock offset, not a delay, where clocks are in doubt.
 _MAX_SHARE_OF_TIME = 0.95
 # A watchdog looks for the ends of calls every 100 ms.  If it does so in step with
@@ -85,23 +97,29 @@ class _CallTimes:
 
 class _Delay(NamedTuple):
     """
-    Delay that one rank causes in one group.
+    Delay that one rank causes, most of it in one group.
 
     Attributes:
         share: Share of the time that is lost.
+
+        total_ns: How long that is.
 
         ns: Typical delay per call.
 
         often: In how many calls the others wait.
 
         kind: ``"host"`` or ``"device"``.
+
+        records: Where the rank was late, as positions in its dump.
     """
 
     share: float
+    total_ns: float
     ns: float
-    often: float
+    often: int
     kind: str
     table: _CallTimes
+    records: NDArray[np.int64]
 
 
 def find_stragglers(job: Job) -> list[Finding]:
@@ -109,24 +127,26 @@ def find_stragglers(job: Job) -> list[Finding]:
     Find ranks that are always late, and whether their host or device is slow.
 
     Returns:
-        One finding per rank, the worst first.
+        One finding per rank, or node of which all ranks are slow; the worst
+        first.
     """
-    tables = [
-        t for i in range(len(job.states)) if (t := _collect_call_times(job, i))
-    ]
+    tables = _collect_call_times(job)
     history = _History(job, tables)
     worst: dict[int, _Delay] = {}
-    for table in tables:
-        shares, is_host = _shares(table, history)
-        for rank, (share, ns, often), host in zip(
-            table.ranks, shares.tolist(), is_host.tolist(), strict=True
-        ):
-            least = worst[rank].share if rank in worst else _MIN_SHARE_OF_TIME
-            if share >= least:
-                kind = "host" if host else "device"
-                worst[rank] = _Delay(share, ns, often, kind, table)
-    ordered = sorted(worst.items(), key=lambda item: -item[1].share)
-    return [_straggler_finding(job, rank, delay) for rank, delay in ordered]
+    has_transfers = any(job.is_p2p(dump).any() for dump in job.dumps)
+    both = _collect_waits(tables, history, has_transfers=has_transfers)
+    for waits in both:
+        for rank, delay in _find_late_ranks(waits, len(job.dumps)):
+            if rank not in worst or delay.share > worst[rank].share:
+                worst[rank] = delay
+    if len(worst) > 1 and 2 * len(worst) >= len(job.dumps):
+        return []  # too many to be the exception
+    ordered = dict(sorted(worst.items(), key=lambda item: -item[1].share))
+    sites = _find_call_sites(job, ordered)
+    return [
+        _straggler_finding(job, ranks, node, ordered[ranks[0]], sites)
+        for ranks, node in _merge_nodes(job, ordered)
+    ]
 
 
 class _History:
@@ -147,13 +167,11 @@ class _History:
         entries = {rank: job.dumps[rank].entries for rank in job.dumps.ranks}
         spans = {rank: np.zeros((2, len(e))) for rank, e in entries.items()}
         waits = {rank: np.zeros(len(e)) for rank, e in entries.items()}
-        known = {rank: np.zeros(len(e), bool) for rank, e in entries.items()}
         for table in tables:
             order = table.host if table.device is None else table.device
             for rank, rows, came in zip(
                 table.ranks, table.rows, order, strict=True
             ):
-                known[rank][rows] = True
                 if table.device is None:
                     spans[rank][:, rows] = came, order.max(axis=0)
                 else:
@@ -161,7 +179,6 @@ class _History:
         self._waited = {
             rank: _total_waits(spans[rank], waits[rank]) for rank in entries
         }
-        self._known = {rank: np.flatnonzero(k) for rank, k in known.items()}
         self._created = {rank: e.created_ns for rank, e in entries.items()}
 
     @cached_property
@@ -203,18 +220,50 @@ class _History:
             times[1:] = total[rows[1:]] - total[rows[:-1] + 1]
         return held
 
-    def since_last(self, table: _CallTimes) -> NDArray[np.float64]:
+    def count_once(self, waits: Sequence[_Waits]) -> None:
         """
-        Return how long before each call a rank had entered another one.
+        Count a delay once, where a rank is late before a burst of calls, and so
+        in all of them.
         """
-        since = np.zeros(table.rows.shape)
-        for rank, rows, times in zip(
-            table.ranks, table.rows, since, strict=True
-        ):
-            calls, created = self._known[rank], self._created[rank]
-            before = calls[np.maximum(np.searchsorted(calls, rows) - 1, 0)]
-            times[:] = created[rows] - created[before]
-        return since
+        rows: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float64]]]]
+        rows = defaultdict(list)
+        for table, own, _, _ in waits:
+            if table.device is None:
+                for rank, at, times in zip(
+                    table.ranks, table.rows, own, strict=True
+                ):
+                    rows[rank].append((at, times))
+        for rank, found in rows.items():
+            times = np.zeros(len(self._created[rank]))
+            for at, own in found:
+                times[at] = own
+            late = np.flatnonzero(times)
+            times[late] = _new_delays(times[late], self._created[rank][late])
+            for at, own in found:
+                own[:] = times[at]
+
+
+def _new_delays(
+    delays: NDArray[np.float64], created: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """
+    Return the delays less what is left of earlier ones.
+
+    Args:
+        delays: Of one rank, in order.
+
+        created: When it entered these calls.
+    """
+    since = np.diff(created.astype(float), prepend=-np.inf)
+    # Within a burst, only what exceeds the largest delay so far is new.
+    is_new = since >= delays
+    shift = np.cumsum(is_new) * (delays.max(initial=0) + 1)
+    largest = np.maximum.accumulate(delays + shift)
+    before = np.concatenate([[0.0], largest[:-1]]) - shift
+    excess = delays - np.maximum(before, 0)
+    return np.where(
+        is_new, delays, np.maximum(excess, np.clip(since, 0, None))
+    )
 
 
 def _total_waits(
@@ -235,155 +284,370 @@ def _total_waits(
     return np.concatenate([[0.0], np.cumsum(waited)])
 
 
-def _shares(
-    table: _CallTimes, history: _History
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+class _Waits(NamedTuple):
     """
-    Return the shares of :func:`_delay_shares`, and whose host is slow.
+    How long each rank (row) let the others of a group wait, per call.
     """
-    held = history.held(table)
-    # A delay before a burst of calls counts once, not for each call.
-    since_last = np.maximum(history.since_last(table), 0)
-    has_clock = table.device is not None or not table.doubt
-    shares_of = partial(
-        _delay_shares,
-        arrived=table.host,
-        compared_ranks=history.compared_ranks,
-        max_share=np.inf if has_clock else _MAX_SHARE_OF_TIME,
-    )
-    on_host = np.minimum(_own_delays(table.host, held), since_last)
-    if table.device is not None:
-        on_device = _own_delays(table.device, held)
-        is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
-        return shares_of(on_device, min_delay_ns=_MIN_DEVICE_DELAY_NS), is_host
 
-    doubt_ns = max(MIN_DOUBT_FACTOR * table.doubt, _MIN_HOST_DELAY_NS)
-    varying = _own_delays(table.host - history.offsets(table), held)
-    shares = np.maximum(
-        shares_of(on_host, min_delay_ns=doubt_ns),
-        shares_of(
-            np.minimum(varying, since_last), min_delay_ns=_MIN_HOST_DELAY_NS
-        ),
-    )
-    return shares, np.ones(len(table.ranks), bool)
+    table: _CallTimes
+    own: NDArray[np.float64]
+    is_host: NDArray[np.bool_]
+    max_share: float
+
+    @property
+    def family(self) -> object:
+        """
+        Return what is equal for groups that do the same at the same time.
+        """
+        group = self.table.group
+        return described(group.desc), *self.table.rows.shape
+
+
+def _collect_waits(
+    tables: Sequence[_CallTimes], history: _History, *, has_transfers: bool
+) -> tuple[list[_Waits], list[_Waits]]:
+    """
+    Return waits by the clocks as they are, and without what is always the same.
+
+    The second is for hosts only: a rank that is late by the same in every call
+    may have a clock that is ahead.
+    """
+    as_known, varying = [], []
+    # What ranks wait for in a pipeline is in no table: its last stage is always
+    # late, all ranks of it together.
+    most_late = 1 if has_transfers else None
+    for table in tables:
+        held = history.held(table)
+        on_host = _own_delays(table.host, held, most_late)
+        every = np.ones(len(table.ranks), bool)
+        if table.device is not None:
+            own = _own_delays(table.device, held, most_late)
+            by_host = np.minimum(on_host, own).sum(axis=1)
+            is_host = by_host > own.sum(axis=1) / 2
+            own = _at_least(own, _MIN_DEVICE_DELAY_NS)
+            as_known.append(_Waits(table, own, is_host, np.inf))
+            continue
+
+        # Half of what is asked for may be a clock that is ahead in all calls.
+        doubt_ns = MIN_DOUBT_FACTOR * table.doubt / 2
+        most = _MAX_SHARE_OF_TIME if table.doubt else np.inf
+        own = _at_least(on_host - doubt_ns, max(doubt_ns, _MIN_HOST_DELAY_NS))
+        as_known.append(_Waits(table, own, every, most))
+        by_offsets = table.host - history.offsets(table)
+        own = _own_delays(by_offsets, held, most_late)
+        own = _at_least(own, _MIN_VARYING_DELAY_NS)
+        varying.append(_Waits(table, own, every, most))
+    history.count_once(as_known)
+    history.count_once(varying)
+    return as_known, varying
+
+
+def _at_least(
+    delays: NDArray[np.float64], least: float
+) -> NDArray[np.float64]:
+    """
+    Return the delays that count; those of the first call are of the start.
+    """
+    counted = np.where(delays >= least, delays, 0.0)
+    counted[:, 0] = 0.0
+    return counted
 
 
 def _own_delays(
-    order: NDArray[np.float64], held: NDArray[np.float64]
+    order: NDArray[np.float64],
+    held: NDArray[np.float64],
+    most_late: int | None,
 ) -> NDArray[np.float64]:
     """
-    Return the lead of each rank (row), less what held it in other groups.
+    Return how late each rank (row) is, less what held it in other groups.
     """
     own: NDArray[np.float64] = np.minimum(
-        _lead_over_others(order), _lead_over_others(order - held)
+        _lateness(order, most_late), _lateness(order - held, most_late)
     )
     return own
+
+
+def _lateness(
+    order: NDArray[np.float64], most_late: int | None
+) -> NDArray[np.float64]:
+    """
+    Return by how much each rank (row) is later than the bulk, per call.
+
+    The widest gap among the later half parts those that are late, of whom there
+    may be several, from the bulk.
+    """
+    most = most_late or max((len(order) - 1) // 2, 1)
+    last = np.sort(order, axis=0)[-most - 1 :]
+    widest = np.diff(last, axis=0).argmax(axis=0)
+    bulk = np.take_along_axis(last, widest[None, :], axis=0)
+    late: NDArray[np.float64] = np.maximum(order - bulk, 0)
+    return late
 
 
 def _constant_delays(arrived: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     Return by how much each rank is late at least, which may be a clock offset.
+
+    Calls that it enters unusually early do not count.
     """
     deviations = arrived - np.median(arrived, axis=0)
-    constant: NDArray[np.float64] = np.quantile(deviations, 0.1, axis=1)
+    middle = np.median(deviations, axis=1)
+    spread = np.median(np.abs(deviations - middle[:, None]), axis=1)
+    least = np.quantile(deviations, 0.1, axis=1)
+    constant: NDArray[np.float64] = np.maximum(least, middle - 2 * spread)
     return constant
 
 
-def _delay_shares(
-    delays: NDArray[np.float64],
-    arrived: NDArray[np.float64],
-    min_delay_ns: float,
-    compared_ranks: int,
-    max_share: float,
-) -> NDArray[np.float64]:
+def _find_late_ranks(
+    waits: Sequence[_Waits], compared_ranks: int
+) -> Iterator[tuple[int, _Delay]]:
     """
-    Return which share of the time each rank costs, how much, and how often.
+    Yield the ranks that let others wait by habit, and what that costs.
+    """
+    longest: dict[object, NDArray[np.float64]] = {}
+    for one in waits:
+        so_far = longest.get(one.family, np.zeros(1))
+        longest[one.family] = np.maximum(so_far, one.own.max(axis=0))
+    costs, rows = _sum_waits(waits)
+    suspects = [r for r, cost in costs.items() if cost >= _MIN_SHARE_OF_TIME]
+    suspects.sort(key=lambda rank: -costs[rank])
+    for rank in suspects[:_MOST_SUSPECTS]:
+        _, index, row = max(rows[rank])
+        table, most, is_host, max_share = waits[index]
+        every = np.concatenate([waits[i].own[at] for _, i, at in rows[rank]])
+        typical = _typical_delay(every)
+
+        def count_late(
+            one: _Waits, at: int | slice, least: float = typical / 4
+        ) -> int:
+            own, top = one.own[at], longest[one.family]
+            return int(((own >= least) & (own >= top / 2)).sum())
+
+        alike = sum(t[t >= typical / 4].sum() for t in longest.values())
+        often = sum(count_late(waits[i], at) for _, i, at in rows[rank])
+        by_all = sum(count_late(x, slice(None)) for x in waits)
+        total = float(every[every >= typical / 4].sum())
+        share = costs[rank] * total / float(every.sum())
+        if (
+            _MIN_SHARE_OF_TIME <= share < max_share
+            and total >= _MIN_SHARE_OF_WAITS * alike
+            and often >= _MIN_WAITS
+            and not _is_chance(often, by_all, compared_ranks)
+        ):
+            kind = "host" if is_host[row] else "device"
+            late = table.rows[row][most[row] >= typical / 4]
+            yield (
+                rank,
+                _Delay(share, total, typical, often, kind, table, late),
+            )
+
+
+def _sum_waits(
+    waits: Sequence[_Waits],
+) -> tuple[dict[int, float], dict[int, list[tuple[float, int, int]]]]:
+    """
+    Return the share of the time that each rank costs, and where.
 
     Returns:
-        One row (share, ns, calls) per rank; zeros for ranks that are no
-        stragglers.
+        The shares; and for each rank the sums, as ``(ns, index, row)``.
     """
-    span = float(np.median(arrived[:, -1] - arrived[:, 0]))
-    typical = np.array([_typical_delay(row) for row in delays])
-    total = delays.sum(axis=1)
-    share = total / max(span, 1.0)
-    waits = delays > 0.1 * delays.max(initial=0)
-    often = waits.sum(axis=1)
-    to_blame = (
-        (total >= _MIN_SHARE_OF_WAITS * total.sum())
-        & (often >= max(_MIN_SHARE_OF_WAITS * waits.sum(), _MIN_WAITS))
-        & (
-            often
-            >= _chance_limit(int(waits.sum()), len(delays), compared_ranks)
-        )
-        & (typical >= min_delay_ns)
-        & (share < max_share)
-    )
-    shares: NDArray[np.float64] = np.where(
-        to_blame, [share, typical, often], 0.0
-    ).T
-    return shares
+    rows: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
+    spans: dict[int, float] = defaultdict(lambda: 1.0)
+    for index, (table, own, _, _) in enumerate(waits):
+        span = float(np.median(table.host[:, -1] - table.host[:, 0]))
+        totals = own.sum(axis=1).tolist()
+        for row, (rank, total) in enumerate(
+            zip(table.ranks, totals, strict=True)
+        ):
+            spans[rank] = max(spans[rank], span)
+            if total:
+                rows[rank].append((total, index, row))
+    costs = {
+        rank: sum(total for total, _, _ in found) / spans[rank]
+        for rank, found in rows.items()
+    }
+    return costs, rows
 
 
-def _chance_limit(calls: int, ranks: int, compared_ranks: int) -> float:
+def _is_chance(often: int, total: int, ranks: int) -> bool:
     """
-    Return how often one of *ranks* equal ranks may come last by chance.
+    Return whether one of equal ranks may be late so often by chance.
 
-    The more ranks are compared, the more often the unluckiest one comes last.
+    That is Chernoff's bound for a binomial distribution, for each of the ranks.
     """
-    mean = calls / ranks
-    deviation = np.sqrt(mean * (1 - 1 / ranks))
-    sigmas = np.sqrt(_MIN_SIGMAS**2 + 2 * np.log(compared_ranks))
-    return float(mean + sigmas * deviation)
-
-
-def _lead_over_others(order: NDArray[np.float64]) -> NDArray[np.float64]:
-    """
-    Return how far each rank (row) exceeds all others, per call; 0 if not.
-    """
-    top = np.sort(order, axis=0)[-2:]
-    lead: NDArray[np.float64] = np.maximum(order - top[0], 0) * (
-        order == top[1]
-    )
-    return lead
+    share, expected = often / total, 1 / ranks
+    if share <= expected:
+        return True
+    divergence = share * np.log(share / expected)
+    if share < 1:
+        divergence += (1 - share) * np.log((1 - share) / (1 - expected))
+    return bool(np.log(ranks) - total * divergence > np.log(_MAX_CHANCE))
 
 
 def _typical_delay(delays: NDArray[np.float64]) -> float:
-    counts = delays[delays > 0.1 * delays.max(initial=0)]
-    return float(np.median(counts)) if len(counts) else 0.0
+    return float(np.median(delays[delays > 0.1 * delays.max()]))
 
 
-def _straggler_finding(job: Job, rank: int, delay: _Delay) -> Finding:
-    table, seq = delay.table, delay.table.seq
+def _merge_nodes(
+    job: Job, delays: Mapping[int, _Delay]
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    """
+    Yield slow ranks in their order; those of a node that is slow together.
+
+    Returns:
+        The ranks, and their node where it is slow as a whole.
+    """
+    by_host: dict[str, list[int]] = defaultdict(list)
+    for rank in job.dumps.ranks:
+        by_host[host_of(job.dumps, rank)].append(rank)
+    seen: set[int] = set()
+    for rank in delays:
+        if rank in seen:
+            continue
+        host = host_of(job.dumps, rank)
+        ranks = by_host[host]
+        late = sum(r in delays for r in ranks)
+        if (
+            len(by_host) > 2
+            and late > 1
+            and late >= _MOST_OF_NODE * len(ranks)
+        ):
+            seen.update(ranks)
+            yield (rank, *(r for r in ranks if r != rank)), host
+        else:
+            seen.add(rank)
+            yield (rank,), ""
+
+
+def _find_call_sites(
+    job: Job, delays: Mapping[int, _Delay]
+) -> dict[int, Location]:
+    """
+    Return the user's line at which each rank most often enters a call late.
+    """
+    wanted = {
+        rank: delay.records[:: len(delay.records) // _MOST_STACKS + 1].tolist()
+        for rank, delay in islice(delays.items(), _MOST_SITES)
+    }
+    sites = {}
+    for rank, stacks in job.dumps.frames_of(wanted).items():
+        lines = Counter(filter(None, map(user_location, stacks)))
+        if lines:
+            sites[rank] = lines.most_common(1)[0][0]
+    return sites
+
+
+_ADVICE = {
+    "host": "data loading, CPU limits, other processes",
+    "device": "clocks, temperature, ECC errors, other processes",
+}
+
+
+def _straggler_finding(
+    job: Job,
+    ranks: tuple[int, ...],
+    node: str,
+    delay: _Delay,
+    sites: Mapping[int, Location],
+) -> Finding:
+    worst, table, seq = ranks[0], delay.table, delay.table.seq
+    who, it = f"rank {worst}", "it"
+    what = f"rank {worst} is slow on its {delay.kind}"
+    if node:
+        who, it = ranks_text(ranks), "them"
+        what = f"{who} are slow on their {delay.kind}s, all on {clean(node)}"
+    site = sites.get(worst)
+    before = f" before {site.brief}" if site else ""
     # Otherwise a clock may be ahead.
     is_timed = table.device is not None or np.isfinite(table.doubt)
-    advice = {
-        "host": "data loading, CPU limits, other processes",
-        "device": "clocks, temperature, ECC errors, other processes",
-    }[delay.kind]
     return Finding(
         cause=Cause.STRAGGLER,
-        ranks=(rank,),
-        summary=f"rank {rank} is slow on its {delay.kind}: all others wait "
-        f"{delay.ns / 1e6:,.1f} ms for it again and again in group "
-        f"{str(table.group)!r}, {delay.share:.0%} of the time",
+        ranks=tuple(sorted(ranks)),
+        summary=f"{what}{before}: all others wait {delay.ns / 1e6:,.1f} ms for "
+        f"{it} again and again in group {str(table.group)!r}, "
+        f"{delay.share:.0%} of the time ({delay.total_ns / 1e9:,.1f} s)",
         confidence="likely" if is_timed else "possible",
-        remedy=f"compare the {delay.kind} of rank {rank} with the others: "
-        f"{advice}",
+        remedy=f"compare the {delay.kind} of {who} with the others: "
+        f"{_ADVICE[delay.kind]}",
+        location=site,
         group=table.group,
         evidence=(
             Evidence(
                 kind="dump",
-                source=job.dumps[rank].path,
-                location=f"rank {rank}, times of calls #{seq[0]} to #{seq[-1]}",
-                quote=f"the others wait for rank {rank} in "
-                f"{int(delay.often):,} of {len(seq):,} calls",
+                source=job.dumps[worst].path,
+                location=f"rank {worst}, times of calls #{seq[0]} to #{seq[-1]}",
+                quote=f"the others wait for rank {worst} in {delay.often:,} of "
+                f"{len(seq):,} calls",
             ),
         ),
     )
 
 
-def _collect_call_times(job: Job, index: int) -> _CallTimes | None:
+class _Ends(NamedTuple):
+    """
+    When ranks (rows) entered the calls (columns) of a group, and noticed their ends.
+    """
+
+    index: int
+    ranks: list[int]
+    hosts: list[str]
+    seq: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    created: NDArray[np.float64]
+    completed: NDArray[np.float64]
+    duration_ms: NDArray[np.float64]
+
+
+def _collect_call_times(job: Job) -> list[_CallTimes]:
+    """
+    Return the times of each group of which all ranks are known.
+    """
+    groups = [
+        times
+        for index in range(len(job.states))
+        if (times := _collect_ends(job, index))
+    ]
+    if not groups:
+        return []
+
+    # The clock of a host is the same in all groups; the largest shows it best.
+    largest = max(groups, key=lambda x: len(x.ranks))
+    offsets, doubt = clock_offsets_ns(largest.completed, largest.hosts)
+    clocks = dict(zip(largest.hosts, offsets.tolist(), strict=True))
+    return [
+        _correct(job, times, *clock_offsets_ns(times.completed, times.hosts))
+        if not clocks.keys() >= set(times.hosts)
+        else _correct(
+            job,
+            times,
+            np.array([clocks[host] for host in times.hosts]),
+            doubt if len(set(times.hosts)) > 1 else 0.0,
+        )
+        for times in groups
+    ]
+
+
+def _correct(
+    job: Job, times: _Ends, offsets: NDArray[np.float64], doubt: float
+) -> _CallTimes:
+    """
+    Return the times by the clock that all ranks share.
+    """
+    # Durations do not depend on clocks, so they outweigh arrival times.
+    is_measured = bool(np.isfinite(times.duration_ms).all())
+    is_exact = _is_exact(times.completed - offsets[:, None])
+    return _CallTimes(
+        group=job.states[times.index].group.ref,
+        ranks=tuple(times.ranks),
+        seq=times.seq,
+        rows=times.rows,
+        host=times.created - offsets[:, None],
+        doubt=0.0 if is_exact else doubt,
+        device=-times.duration_ms * 1e6 if is_measured else None,
+    )
+
+
+def _collect_ends(job: Job, index: int) -> _Ends | None:
     ranks = [
         r for r in job.states[index].group.order if r in job.dumps.by_rank
     ]
@@ -399,21 +663,15 @@ def _collect_call_times(job: Job, index: int) -> _CallTimes | None:
     cells = [
         (job.dumps[r].entries, at) for r, at in zip(ranks, rows, strict=True)
     ]
-    created = np.array([e.created_ns[at] for e, at in cells], float)
-    completed = np.array([e.completed_ns[at] for e, at in cells], float)
-    duration_ms = np.array([e.duration_ms[at] for e, at in cells])
-    hosts = [host_of(job.dumps, rank) for rank in ranks]
-    offsets, doubt = clock_offsets_ns(completed, hosts)
-    # Durations do not depend on clocks, so they outweigh arrival times.
-    is_measured = bool(np.isfinite(duration_ms).all())
-    return _CallTimes(
-        group=job.states[index].group.ref,
-        ranks=tuple(ranks),
+    return _Ends(
+        index=index,
+        ranks=ranks,
+        hosts=[host_of(job.dumps, rank) for rank in ranks],
         seq=common,
         rows=np.array(rows),
-        host=created - offsets[:, None],
-        doubt=0.0 if _is_exact(completed - offsets[:, None]) else doubt,
-        device=-duration_ms * 1e6 if is_measured else None,
+        created=np.array([e.created_ns[at] for e, at in cells], float),
+        completed=np.array([e.completed_ns[at] for e, at in cells], float),
+        duration_ms=np.array([e.duration_ms[at] for e, at in cells]),
     )
 
 
@@ -451,11 +709,13 @@ def clock_offsets_ns(
     deviations = ends - np.median(ends, axis=0)
     offsets = np.median(deviations, axis=1)
     noise = np.median(np.abs(deviations - offsets[:, None])) * 1.5
-    doubt = float(max(1.5 * noise / np.sqrt(ends.shape[1]), _POLL_DOUBT_NS))
     by_host: dict[object, list[float]] = defaultdict(list)
     for host, offset in zip(hosts, offsets.tolist(), strict=True):
         by_host[host].append(offset)
-
+    # Each rank has a watchdog of its own; the median of several is nearer.
+    fewest = min(map(len, by_host.values()))
+    polled = _POLL_DOUBT_NS * np.sqrt(8 / min(fewest, 8))
+    doubt = float(max(1.5 * noise / np.sqrt(ends.shape[1]), polled))
     return np.array([np.median(by_host[h]) for h in hosts]), doubt
 
 
