@@ -186,3 +186,25 @@ def user_location(frames: Iterable[FrameLike]) -> Location | None:
     Find the line that the user can change, as :func:`find_user_frame` does.
     """
     return to_location(find_user_frame(frames))
+
+
+def find_fork(
+    mine: Iterable[FrameT], others: Iterable[FrameT]
+) -> tuple[FrameT, FrameT] | None:
+    """
+    Find where two stacks part: one function, at different lines.
+
+    Args:
+        mine: Stack, innermost frame first.
+
+        others: Another stack.
+
+    Returns:
+        The frame of each; ``None`` if they part by function, or not at all.
+    """
+    for x, y in zip(reversed([*mine]), reversed([*others]), strict=False):
+        if (x.name, x.filename) != (y.name, y.filename):
+            return None
+        if x.line != y.line:
+            return x, y
+    return None

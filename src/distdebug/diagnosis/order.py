@@ -68,7 +68,9 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         *(
             f
             for f in scanned
-            if f.cause.is_kill and f.ranks and any({*f.ranks} <= x for x in left)
+            if f.cause.is_kill
+            and f.ranks
+            and any({*f.ranks} <= x for x in left)
         ),
         *(f for f in collectives if not f.cause.is_consequence),
         *(f for f in nodes if _is_sure(f)),

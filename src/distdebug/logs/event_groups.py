@@ -749,6 +749,8 @@ def _summary(
         says = (
             f"raised {exception}" if is_exception else f"{says}: {exception}"
         )
+        if place := found.root.place:
+            says += f" at {clean(place.brief)}"
     elif group.key:
         says = f"{says} ({group.key})"
     if is_exception and is_trace:

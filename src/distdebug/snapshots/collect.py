@@ -34,6 +34,7 @@ from ..capture import (
 )
 from ..causes import Cause
 from ..diagnosis import diagnose
+from ..errors import DistdebugError
 from ..findings import (
     Diagnosis,
     Finding,
@@ -349,6 +350,8 @@ def failure_reason(exc: Exception) -> str:
 
     if isinstance(exc, MemoryError):  # its text is empty
         return "there is not enough memory"
+    if isinstance(exc, DistdebugError):
+        return clean(str(exc))
     return clean(f"{type(exc).__name__}: {exc}")
 
 
@@ -513,9 +516,10 @@ def _add_missing(manifest: Manifest, what: str, reason: str) -> Manifest:
 UNKNOWN_VERDICT = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
-    summary="nothing could be collected that shows what the job does",
+    summary="no worker of a job was found, and nothing else that shows a job",
     confidence="possible",
-    remedy="see what is missing; distdebug preflight shows what prevents it",
+    remedy="name the workers with --pid, or with --pattern REGEX, or the dumps "
+    "with --dump-dir; distdebug preflight shows what prevents a capture",
 )
 
 

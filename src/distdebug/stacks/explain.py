@@ -19,7 +19,12 @@ from ..causes import Cause, Trait
 from ..findings import Confidence, Evidence, Finding
 from ..processes import ENDED_STATES
 from ..ranks import ranks_text
-from ..usercode import is_user_frame, to_location, user_location
+from ..usercode import (
+    find_fork,
+    is_user_frame,
+    to_location,
+    user_location,
+)
 from .explain_process import (
     ProcessExplainer,
     find_operation,
@@ -188,12 +193,31 @@ def _mismatch_finding(groups: Sequence[Views]) -> Finding:
     ]
     what = "calls" if has_p2p else "collectives"
     is_odd = not has_p2p and len({*filter(None, ops)}) > 1
+    changes = {"remedy": _fork_text(ordered[0][0], ordered[-1][0])}
     return make_finding(
         outliers,
         cause=Cause.TYPE_MISMATCH if is_odd else outliers[0].cause,
         summary=f"ranks are in different {what}: {'; '.join(parts)}",
         confidence="possible",
         location=ordered[0][0].location,
+        **{k: v for k, v in changes.items() if v},
+    )
+
+
+def _fork_text(view: ProcessView, other: ProcessView) -> str:
+    """
+    Return the advice to look at the line at which two stacks part.
+    """
+    stacks = [x.thread.frames if x.thread else () for x in (view, other)]
+    fork = find_fork(*stacks)
+    if fork is None or not is_user_frame(fork[0]):
+        return ""
+    who, whom = (name_processes([x.process]) for x in (view, other))
+    file = fork[0].filename.replace("\\", "/").rpartition("/")[2]
+    return (
+        f"they part in {fork[0].name} ({file}): {who} at line {fork[0].line}, "
+        f"{whom} at line {fork[1].line}; see which branch, or which number of "
+        "iterations, differs between them"
     )
 
 

@@ -14,7 +14,7 @@ from .._text import clean
 from ..causes import Cause, Trait
 from ..findings import Activity, Confidence, Evidence, Finding, Location
 from ..ranks import fold_ranks
-from ..usercode import is_user_frame, to_location
+from ..usercode import find_user_frame, is_user_frame, to_location
 from .model import (
     ProcessStacks,
     StackFrame,
@@ -189,11 +189,16 @@ def _quote_frames(
     names: bool = False,
 ) -> list[str]:
     render = attrgetter("name") if names else _brief_frame
-    inner = frames[:_MOST_QUOTED]
-    quoted = [render(f) for f in reversed(inner)]
-    if frame is not None and frame not in inner:
-        is_far = frame in frames[_MOST_QUOTED + 1 :]
-        quoted[:0] = [render(frame), "…"] if is_far else [render(frame)]
+    shown = {*range(min(len(frames), _MOST_QUOTED))}
+    for one in (frame, None if names else find_user_frame(frames)):
+        shown.update([frames.index(one)] if one in frames else [])
+    quoted: list[str] = []
+    for at in sorted(shown, reverse=True):
+        if quoted and at + 1 not in shown:
+            quoted.append("…")
+        quoted.append(render(frames[at]))
+    if frame is not None and frame not in frames:
+        quoted.insert(0, render(frame))
     return quoted
 
 

@@ -602,7 +602,10 @@ def test_exception_words(scan):
     """
     report = scan(rank_3=TRACE, job="ok\n" + TRACE.replace("in f", "in g"))
 
-    assert ["a process raised X: y", "rank 3 raised X: y"] == [
+    assert [
+        "a process raised X: y at g (a.py:1)",
+        "rank 3 raised X: y at f (a.py:1)",
+    ] == [
         x.summary for x in report.findings
     ]
     assert "f (a.py:1)" == report.findings[1].location.brief

@@ -701,6 +701,17 @@ def test_quote():
     assert far.quote.startswith(f"{last} → … → f2 (/me/a.py:3) → f1")
 
 
+def test_quote_own():
+    """
+    The user's line is quoted, also where libraries are deep.
+    """
+    inner = [f"f{n} T/x.py:{n + 1}" for n in range(6)]
+
+    quote = view(main(*inner, USER, "run T/run.py:9")).quote
+
+    assert quote.startswith("train (/home/me/train.py:3) → … → f2 (x.py:3) →")
+
+
 def test_quote_native():
     """
     What a second tool saw in native code is quoted beside the Python lines.

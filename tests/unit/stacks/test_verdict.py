@@ -489,6 +489,22 @@ class TestCommonWait:
         assert (0, 1, 2, 3) == even.ranks
         assert (2,) == line.ranks
 
+    def test_fork(self):
+        """
+        Where ranks part in the user's code is what to look at.
+        """
+        save = [("barrier", C10D, 1), ("save", "train.py", 55)]
+        loop = "main", "/me/train.py"
+
+        (got,) = explain(
+            ranks([0, 1, 2], [*REDUCE, (*loop, 9)]),
+            rank(3, [*save, (*loop, 12)]),
+        )
+
+        assert got.remedy.startswith(
+            "they part in main (train.py): rank 3 at line 12, rank 0 at line 9;"
+        )
+
     def test_still_meeting(self):
         """
         Who still sets up a group is in no call of the others, who wait for it.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...causes import Cause
 from ...findings import CollectiveRef, Confidence, Finding, Location
 from ...ranks import ranks_text
-from ...usercode import user_location
+from ...usercode import find_fork, user_location
 from ..reading.columns import Frame, Shape
 from ..reading.extract import count_elements
 from .job import Channel, Job, Side, Stream
@@ -213,11 +213,11 @@ def compare_program_order(
         -1 if *mine* is at an earlier line of the function in which the stacks
         diverge, 1 if it is at a later one, 0 if unknown.
     """
-    lines = _diverging_lines(mine, others)
-    if lines is None:
+    fork = find_fork(mine, others)
+    if fork is None:
         return 0
 
-    return -1 if lines[0] < lines[1] else 1
+    return -1 if fork[0].line < fork[1].line else 1
 
 
 def compare_loop_order(
@@ -239,31 +239,19 @@ def compare_loop_order(
         iteration, or the other one may have left the loop.
     """
     order = compare_program_order(mine, others)
-    to_mine = _diverging_lines(before, mine)
-    to_others = _diverging_lines(before, others)
+    to_mine, to_others = find_fork(before, mine), find_fork(before, others)
     if not order or to_mine is None or to_others is None:
         return order
 
     # Only lines of the same function are in order.
-    if to_mine[0] != to_others[0]:
+    if to_mine[0].line != to_others[0].line:
         return order
-    last_line, (my_line, their_line) = to_mine[0], (to_mine[1], to_others[1])
-    return order if (my_line < last_line) == (their_line < last_line) else 0
-
-
-def _diverging_lines(
-    a: Sequence[Frame], b: Sequence[Frame]
-) -> tuple[int, int] | None:
-    """
-    Return the lines of the function in which two stacks diverge, if any.
-    """
-    for x, y in zip(reversed(a), reversed(b), strict=False):
-        if (x.name, x.filename) != (y.name, y.filename):
-            return None
-        if x.line != y.line:
-            return x.line, y.line
-
-    return None
+    last_line, my_line = (frame.line for frame in to_mine)
+    return (
+        order
+        if (my_line < last_line) == (to_others[1].line < last_line)
+        else 0
+    )
 
 
 @attrs.frozen(kw_only=True)
