@@ -131,26 +131,36 @@ def _alarming(head: str) -> Text:
 
 
 def _fitted(text: Text, line: Line, width: int) -> Text:
-    if line.cut == "end":
-        text.truncate(width, overflow="ellipsis")
-        return text
-    if line.cut == "front":
-        return _cut_in_front(text, len(line.parts[-1][1]), width)
+    if line.cut and text.cell_len > width:
+        return _cut(text, line, width)
     return text if line.indent is None else _wrapped(text, line.indent, width)
 
 
-def _cut_in_front(text: Text, of_last: int, width: int) -> Text:
+# A place of this length is never cut.
+_LEAST_PLACE = 24
+
+
+def _cut(text: Text, line: Line, width: int) -> Text:
     """
-    Cut the beginning of the last part, so that its end can be read.
+    Cut a line to one line of the terminal: first the folders of its place.
+
+    Of a stack, whole frames are cut in front, so that the last can be read.
     """
     from rich.text import Text
 
-    over = text.cell_len - width
-    if over <= 0:
-        return text
-    before, last = text.divide([len(text) - of_last])
-    rest = last[min(over + 1, of_last) :]
-    shown = Text.assemble(before, "…", rest)
+    place, quote = (len(part) for _, part in line.parts[-2:])
+    head, where, last = text.divide(
+        [len(text) - quote - place, len(text) - quote]
+    )
+    most = max(width // 3, _LEAST_PLACE)
+    if place > most:
+        where = Text.assemble(" …", where[place - most :])
+    if line.cut == "front":
+        room = max(width - len(head) - len(where) - 2, 1)
+        before, arrow, rest = last.plain[-room:].partition("→ ")
+        if len(last) > room:
+            last = Text(f"… → {rest}" if arrow else f"…{before}")
+    shown = Text.assemble(head, where, last)
     shown.truncate(width, overflow="ellipsis")
     return shown
 

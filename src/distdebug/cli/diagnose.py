@@ -66,7 +66,7 @@ def diagnose(args: Namespace) -> int:
     """
     from distdebug import diagnose
 
-    with counting("reading dumps") as progress:
+    with counting("reading") as progress:
         diagnosis = diagnose(
             *args.paths, known_bugs=args.known_bugs or (), progress=progress
         )

@@ -428,4 +428,5 @@ def replay(args: Namespace) -> int:
     print(f"{path}: plays {ranks_text(made.ranks)} of the job")
     quoted = shlex.quote(path)
     print(f"run it: torchrun --nproc-per-node {count} {quoted}")
+    print("run it until it hangs, and diagnose that: add --run")
     return 0

@@ -43,7 +43,7 @@ Progress = Callable[[int, int], object]
 
 _REMEDY = (
     "switch recording on before the first process group is created, and give "
-    "the folder that the dumps are written to"
+    "the folder that the dumps are written to; for logs: distdebug diagnose"
 )
 _PATH_REMEDY = (
     "check the path; one that does not begin with / is looked for here"

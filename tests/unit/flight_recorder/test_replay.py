@@ -180,6 +180,7 @@ def test_write(dumps, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [
         f"{path}: plays ranks 8-9 of the job",
         f"run it: torchrun --nproc-per-node 2 {path}",
+        "run it until it hangs, and diagnose that: add --run",
     ]
     assert 0 == main(["replay", str(dumps), "-o", str(path), "--json"])
     told = json.loads(capsys.readouterr().out)

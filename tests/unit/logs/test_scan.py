@@ -605,9 +605,7 @@ def test_exception_words(scan):
     assert [
         "a process raised X: y at g (a.py:1)",
         "rank 3 raised X: y at f (a.py:1)",
-    ] == [
-        x.summary for x in report.findings
-    ]
+    ] == [x.summary for x in report.findings]
     assert "f (a.py:1)" == report.findings[1].location.brief
 
 

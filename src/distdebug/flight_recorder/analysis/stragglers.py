@@ -95,7 +95,8 @@ class _CallTimes:
     device: NDArray[np.float64] | None
 
 
-class _Delay(NamedTuple):
+@attrs.frozen(eq=False)
+class _Delay:
     """
     Delay that one rank causes, most of it in one group.
 
@@ -413,33 +414,53 @@ def _find_late_ranks(
     suspects.sort(key=lambda rank: -costs[rank])
     for rank in suspects[:_MOST_SUSPECTS]:
         _, index, row = max(rows[rank])
-        table, most, is_host, max_share = waits[index]
-        every = np.concatenate([waits[i].own[at] for _, i, at in rows[rank]])
-        typical = _typical_delay(every)
-
-        def count_late(
-            one: _Waits, at: int | slice, least: float = typical / 4
-        ) -> int:
-            own, top = one.own[at], longest[one.family]
-            return int(((own >= least) & (own >= top / 2)).sum())
-
-        alike = sum(t[t >= typical / 4].sum() for t in longest.values())
-        often = sum(count_late(waits[i], at) for _, i, at in rows[rank])
-        by_all = sum(count_late(x, slice(None)) for x in waits)
-        total = float(every[every >= typical / 4].sum())
-        share = costs[rank] * total / float(every.sum())
+        own = [(waits[i], at) for _, i, at in rows[rank]]
+        delay = _make_delay(own, costs[rank], waits[index], row)
+        least = delay.ns / 4
+        # Waits that are as long, whoever caused them.
+        alike = sum(t[t >= least].sum() for t in longest.values())
+        often = sum(_count(x, longest, least, at) for x, at in own)
+        by_all = sum(_count(x, longest, least) for x in waits)
         if (
-            _MIN_SHARE_OF_TIME <= share < max_share
-            and total >= _MIN_SHARE_OF_WAITS * alike
+            _MIN_SHARE_OF_TIME <= delay.share < waits[index].max_share
+            and delay.total_ns >= _MIN_SHARE_OF_WAITS * alike
             and often >= _MIN_WAITS
             and not _is_chance(often, by_all, compared_ranks)
         ):
-            kind = "host" if is_host[row] else "device"
-            late = table.rows[row][most[row] >= typical / 4]
-            yield (
-                rank,
-                _Delay(share, total, typical, often, kind, table, late),
-            )
+            yield rank, attrs.evolve(delay, often=often)
+
+
+def _make_delay(
+    own: Sequence[tuple[_Waits, int]], cost: float, worst: _Waits, row: int
+) -> _Delay:
+    """
+    Return what a rank costs, without waits much shorter than is typical.
+    """
+    every = np.concatenate([waits.own[at] for waits, at in own])
+    typical = _typical_delay(every)
+    total = float(every[every >= typical / 4].sum())
+    return _Delay(
+        share=cost * total / float(every.sum()),
+        total_ns=total,
+        ns=typical,
+        often=0,
+        kind="host" if worst.is_host[row] else "device",
+        table=worst.table,
+        records=worst.table.rows[row][worst.own[row] >= typical / 4],
+    )
+
+
+def _count(
+    waits: _Waits,
+    longest: Mapping[object, NDArray[np.float64]],
+    least: float,
+    row: int | slice = slice(None),
+) -> int:
+    """
+    Count the waits that are long, and about the longest of the groups alike.
+    """
+    own, top = waits.own[row], longest[waits.family]
+    return int(((own >= least) & (own >= top / 2)).sum())
 
 
 def _sum_waits(
@@ -588,7 +609,7 @@ class _Ends(NamedTuple):
     When ranks (rows) entered the calls (columns) of a group, and noticed their ends.
     """
 
-    index: int
+    state: int
     ranks: list[int]
     hosts: list[str]
     seq: NDArray[np.int64]
@@ -637,7 +658,7 @@ def _correct(
     is_measured = bool(np.isfinite(times.duration_ms).all())
     is_exact = _is_exact(times.completed - offsets[:, None])
     return _CallTimes(
-        group=job.states[times.index].group.ref,
+        group=job.states[times.state].group.ref,
         ranks=tuple(times.ranks),
         seq=times.seq,
         rows=times.rows,
@@ -664,7 +685,7 @@ def _collect_ends(job: Job, index: int) -> _Ends | None:
         (job.dumps[r].entries, at) for r, at in zip(ranks, rows, strict=True)
     ]
     return _Ends(
-        index=index,
+        state=index,
         ranks=ranks,
         hosts=[host_of(job.dumps, rank) for rank in ranks],
         seq=common,

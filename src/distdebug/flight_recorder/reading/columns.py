@@ -425,9 +425,10 @@ class Dumps(Shown):
             self, ranks=ranks, groups=groups, stack_traces=stack_traces
         )
         frame = frame_of([row.to_dict() for row in rows])
-        if stack_traces:
+        if frame.empty:
             return frame
-        return frame.drop(columns="frames", errors="ignore")  # none if empty
+        frame = frame.astype({"took_ms": float})  # NaN, not None
+        return frame if stack_traces else frame.drop(columns="frames")
 
     def match_groups(
         self, selected: Iterable[str] | None

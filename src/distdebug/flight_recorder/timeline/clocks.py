@@ -141,11 +141,16 @@ class Timeline(Shown):
                 "  when the dumps were taken is not known of "
                 f"{_ranks_text(self.undated)}"
             )
-        if self.records_left_out or self.arrows_left_out:
-            lines.append(
-                f"  left out: {self.records_left_out:,} records that were not "
-                f"asked for, {self.arrows_left_out:,} arrows"
+        left_out = [
+            f"{count:,} {what}"
+            for count, what in (
+                (self.records_left_out, "records that were not asked for"),
+                (self.arrows_left_out, "arrows"),
             )
+            if count
+        ]
+        if left_out:
+            lines.append(f"  left out: {', '.join(left_out)}")
         lines.append("  open it at https://ui.perfetto.dev")
         yield Lines(lines)
 
