@@ -18,6 +18,7 @@ from ..findings import (
     Finding,
     GroupProgress,
     Missing,
+    described,
     group_sort_key,
 )
 from ..stacks import group_by_key
@@ -162,7 +163,7 @@ def _group_row(alike: Sequence[GroupProgress]) -> dict[str, Any]:
     ).folded
     return {
         "name": clean(first.name, limit=60),
-        "desc": clean(first.desc, limit=60),
+        "desc": clean(described(first.desc), limit=60),
         "number": len(alike),
         "size": len(first.ranks),
         "ranks": folded,
