@@ -10,7 +10,8 @@ the top of each program say what is expected of its verdict, as in ``tests.jobs`
 * ``# env: NAME=VALUE``: a variable of the job;
 * ``# live: pipe, native, cuda, ras, report, kernel``: what else is tried while it runs;
 * ``# only: nccl``: there is nothing to see without a GPU;
-* ``# host: one``: ranks do not hide that they share a GPU.
+* ``# host: one``: ranks do not hide that they share a GPU;
+* ``# after: nothing``: what it leaves does not show the fault.
 
 With ``--backend gloo`` the same is tried on any machine, as far as that goes.
 """
@@ -59,6 +60,7 @@ class Program:
     live: tuple[str, ...]
     needs_gpu: bool
     is_one_host: bool
+    leaves_nothing: bool
 
     @property
     def is_alone(self) -> bool:
@@ -86,6 +88,7 @@ def parse_program(path: Path) -> Program:
         ),
         ("only", "nccl") in said,
         ("host", "one") in said,
+        ("after", "nothing") in said,
     )
 
 
@@ -223,7 +226,8 @@ def run_job(
         job.wait(_END_S if not program.is_alone else 0)
     finally:
         job.end()
-    checks.append(check_after(job))
+    if not program.leaves_nothing:
+        checks.append(check_after(job))
     return checks
 
 
@@ -453,7 +457,7 @@ def measure_overhead(keep: Path, port: int, backend: str) -> list[Check]:
         program = folder / "steps.py"
         program.write_text(STEPS)
         job = Job(
-            Program(program, 1, {}, (), False, False),
+            Program(program, 1, {}, (), False, False, False),
             folder,
             backend,
             port + i,

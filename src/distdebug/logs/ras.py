@@ -345,13 +345,15 @@ def ras_findings(statuses: Iterable[RasStatus]) -> tuple[Finding, ...]:
         by_file.setdefault(status.source, []).append(status)
     findings: list[Finding] = []
     for several in by_file.values():
-        before = set(_positions(several[-2])) if several[1:] else set()
+        before = set(_positions(several[-2])) if several[1:] else None
         last = several[-1]
         # The largest communicator first: it names global ranks.
         found = [
             finding
             for one in sorted(last.communicators, key=lambda x: -x.size)
             for finding in _communicator_findings(last, one, before)
+            # Each node of a job answers for all of it.
+            if finding.summary not in {x.summary for x in findings}
         ]
         if last.silent and not any(
             x.cause is Cause.RANK_CRASHED for x in found
@@ -371,7 +373,7 @@ def _positions(status: RasStatus) -> Iterator[_Position]:
 
 
 def _communicator_findings(
-    status: RasStatus, one: RasCommunicator, before: set[_Position]
+    status: RasStatus, one: RasCommunicator, before: set[_Position] | None
 ) -> Iterator[Finding]:
     if gone := [x for x in one.ranks if x.problem != "behind"]:
         finding = _make_finding(
@@ -384,7 +386,13 @@ def _communicator_findings(
         )
         is_dead = any(x.problem == "dead" for x in gone)
         yield _confirm(finding) if is_dead else finding
-    behind = [x for x in one.ranks if x.problem == "behind"]
+    # Who has moved since is late at most.
+    behind = [
+        x
+        for x in one.ranks
+        if x.problem == "behind"
+        and (before is None or (one.name, x.rank, x.op, x.launched) in before)
+    ]
     for op in dict.fromkeys(x.op for x in behind):
         same = [x for x in behind if x.op == op]
         call = op or "operation"
@@ -396,10 +404,7 @@ def _communicator_findings(
             f"launched {call} #{min(x.launched for x in same)} last, and others "
             f"#{same[0].others}",
         )
-        stands = all(
-            (one.name, x.rank, op, x.launched) in before for x in same
-        )
-        yield _confirm(finding) if stands else finding
+        yield finding if before is None else _confirm(finding)
 
 
 def _make_finding(

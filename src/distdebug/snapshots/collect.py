@@ -67,6 +67,7 @@ from .node_files import (
     save_node_facts,
 )
 from .options import SnapshotOptions
+from .ras import RasWatch
 
 
 _Answer = TypeVar("_Answer")
@@ -127,6 +128,7 @@ def collect_node(
     start, created = time.monotonic(), time.time()
     collector = _Collector(folder, options, start + options.timeout_s, tell)
     collector.collect("stacks", collector.save_stacks)
+    ras = collector.attempt("RAS", lambda: RasWatch(collector.pids), None)
     collector.collect_dumps(is_one_of_many=is_one_of_many)
     collector.collect_debug_server()
     save_facts = partial(
@@ -137,6 +139,8 @@ def collect_node(
     )
     collector.collect("node", save_facts)
     collector.collect("logs", collector.save_logs)
+    if ras is not None:
+        collector.collect("RAS", partial(ras.save, folder, collector.left_s))
     seconds = time.monotonic() - start
     manifest = collector.manifest(host, created, seconds)
     if is_one_of_many:

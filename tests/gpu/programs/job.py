@@ -19,7 +19,9 @@ def start(seconds=20.0, first_call=True):
     """
     Join the job, and return rank and device.
     """
-    distdebug.enable_flight_recorder(timing=os.environ.get("TIMING") == "1")
+    if os.environ.get("RECORDER") != "0":
+        timing = os.environ.get("TIMING") == "1"
+        distdebug.enable_flight_recorder(timing=timing)
     backend = os.environ["BACKEND"]
     rank = int(os.environ["RANK"])
     device = torch.device("cpu")
