@@ -128,7 +128,8 @@ def collect_node(
     start, created = time.monotonic(), time.time()
     collector = _Collector(folder, options, start + options.timeout_s, tell)
     collector.collect("stacks", collector.save_stacks)
-    ras = collector.attempt("RAS", lambda: RasWatch(collector.pids), None)
+    ask = partial(RasWatch, collector.pids, collector.left_s)
+    ras = collector.attempt("RAS", ask, None)
     collector.collect_dumps(is_one_of_many=is_one_of_many)
     collector.collect_debug_server()
     save_facts = partial(

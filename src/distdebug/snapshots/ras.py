@@ -99,16 +99,18 @@ class RasWatch:
 
     Args:
         pids: The workers.
+
+        left_s: Time limit, in seconds.
     """
 
-    def __init__(self, pids: Iterable[int]) -> None:
+    def __init__(self, pids: Iterable[int], left_s: float) -> None:
         self._answers: dict[Address, list[bytes]] = {}
         self._missing: list[Missing] = []
         self._asked = time.monotonic()
         for address in find_ras_addresses(pids):
             # Most jobs have no RAS: on CPUs, or with an older NCCL.
             with suppress(ConnectionRefusedError, socket.gaierror):
-                self._ask(address, _ANSWER_S)
+                self._ask(address, min(_ANSWER_S, max(left_s / 4, 1.0)))
 
     def _ask(self, address: Address, timeout_s: float) -> None:
         try:

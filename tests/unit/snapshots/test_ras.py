@@ -73,7 +73,7 @@ def test_stuck(serve, tmp_path):
     """
     asked = serve(STATUS % 6, STATUS % 6)
 
-    files, missing = ras.RasWatch([os.getpid()]).save(tmp_path, 5.0)
+    files, missing = ras.RasWatch([os.getpid()], 20.0).save(tmp_path, 5.0)
     verdict = diagnose(tmp_path).verdict
 
     assert [tmp_path / "ras.json"] == files
@@ -94,7 +94,7 @@ def test_moving(serve, tmp_path):
     """
     serve(STATUS % 5, STATUS % 6)
 
-    ras.RasWatch([os.getpid()]).save(tmp_path, 5.0)
+    ras.RasWatch([os.getpid()], 20.0).save(tmp_path, 5.0)
 
     assert diagnose(tmp_path).verdict.cause is Cause.HEALTHY
 
@@ -109,7 +109,7 @@ def test_nobody(tmp_path, monkeypatch):
     for environ in (addresses, {"NCCL_RAS_ENABLE": "0"}):
         monkeypatch.setattr(ras, "read_environ", lambda _, e=environ: (e, ""))
 
-        got = ras.RasWatch([os.getpid()]).save(tmp_path, 5.0)
+        got = ras.RasWatch([os.getpid()], 20.0).save(tmp_path, 5.0)
 
         assert ([], []) == got
 
@@ -120,7 +120,7 @@ def test_another_service(serve, tmp_path):
     """
     asked = serve("", greeting=b"HTTP/1.1 400 Bad Request\r\n")
 
-    files, missing = ras.RasWatch([os.getpid()]).save(tmp_path, 5.0)
+    files, missing = ras.RasWatch([os.getpid()], 20.0).save(tmp_path, 5.0)
 
     assert [] == files
     assert ["what listens there is not RAS"] == [x.reason for x in missing]
