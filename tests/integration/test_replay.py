@@ -114,6 +114,17 @@ def skipped():
     return job, Cause.SKIPPED_COLLECTIVE, (3,)
 
 
+def extra():
+    """
+    A rank makes a call that the others do not make, and goes on.
+    """
+    job, tp, dp = training()
+    job.collective("reduce", ranks=[3])
+    for _ in range(2):
+        step(job, tp, dp)
+    return job, Cause.EXTRA_COLLECTIVE, (3,)
+
+
 def circle():
     """
     Two ranks use two groups in the opposite order.
@@ -142,7 +153,7 @@ def receives():
     "make",
     [
         *(not_arrived, other_operation, other_size, other_dtype),
-        *(skipped, circle, receives),
+        *(skipped, extra, circle, receives),
     ],
 )
 def test_same_verdict(replay, make):
