@@ -185,6 +185,8 @@ def pipeline(stages=4, of_stage=4, steps=30):
     Each stage waits for the one before, and so is late by the same always.
     """
     job = SimulatedJob(stages * of_stage)
+    last = (stages - 1) * of_stage
+    ends = [job.new_group([i, last + i], "embd") for i in range(of_stage)]
     for _ in range(steps):
         begin = job.clock
         for stage in range(1, stages):
@@ -194,8 +196,10 @@ def pipeline(stages=4, of_stage=4, steps=30):
                 job.send(rank - of_stage, rank)
                 job.recv(rank, rank - of_stage)
         late = {r: 0.1 * (r // of_stage) for r in range(stages * of_stage)}
-        job.clock = begin
-        job.collective("all_reduce", late=late)
+        for group in (*ends, job.world):
+            job.clock = begin
+            there = {r: late[r] for r in group.ranks}
+            job.collective("all_reduce", group, late=there)
         job.wait(0.2)
     return job
 

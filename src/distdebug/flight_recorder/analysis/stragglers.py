@@ -46,6 +46,8 @@ _MOST_SITES = 8
 _MOST_STACKS = 8
 # A node is slow as a whole if so many of its ranks are.
 _MOST_OF_NODE = 0.75
+# Ranks are late for one reason if they are so in so many of the same calls.
+_MOST_TOGETHER = 0.5
 # Hosts jitter more than devices, and most where only what varies can be seen.
 _MIN_HOST_DELAY_NS = 1_000_000
 _MIN_VARYING_DELAY_NS = 3_000_000
@@ -140,8 +142,13 @@ def find_stragglers(job: Job) -> list[Finding]:
         for rank, delay in _find_late_ranks(waits, len(job.dumps)):
             if rank not in worst or delay.share > worst[rank].share:
                 worst[rank] = delay
-    if len(worst) > 1 and 2 * len(worst) >= len(job.dumps):
-        return []  # too many to be the exception
+    if len(worst) > 1 and (
+        has_transfers
+        or (
+            2 * len(worst) >= len(job.dumps) and _are_late_together(job, worst)
+        )
+    ):
+        return []  # a stage of a pipeline, or too many to be the exception
     ordered = dict(sorted(worst.items(), key=lambda item: -item[1].share))
     sites = _find_call_sites(job, ordered)
     return [
@@ -507,6 +514,22 @@ def _is_chance(often: int, total: int, ranks: int) -> bool:
 
 def _typical_delay(delays: NDArray[np.float64]) -> float:
     return float(np.median(delays[delays > 0.1 * delays.max()]))
+
+
+def _are_late_together(job: Job, delays: Mapping[int, _Delay]) -> bool:
+    """
+    Return whether ranks are late at the same times, by their own clocks.
+    """
+    (first, own), *others = (
+        (job.dumps[rank].entries.created_ns[delay.records], delay.ns)
+        for rank, delay in delays.items()
+    )
+    for times, _ in others:
+        after = np.searchsorted(times, first).clip(1, len(times) - 1)
+        near = [np.abs(times[at] - first) for at in (after - 1, after)]
+        if (np.minimum(*near) <= own).mean() < _MOST_TOGETHER:
+            return False
+    return True
 
 
 def _merge_nodes(
