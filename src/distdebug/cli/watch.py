@@ -181,7 +181,7 @@ def _handler(
 ) -> watching.HangHandler:
 
     request = watching.CaptureRequest(
-        output_dir=config.resolve(args.log_dir),
+        output_dir=watching.find_output_dir(config.resolve(args.log_dir)),
         wanted=snapshots.SnapshotOptions(
             dump_dir=args.dump_dir, logs=args.log or ()
         ),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .hang import Response as Response
     from .hang import RetryLater as RetryLater
     from .hang import WatchedProcesses as WatchedProcesses
+    from .hang import find_output_dir as find_output_dir
     from .hooks import command_hook as command_hook
     from .hooks import webhook_hook as webhook_hook
     from .inside import Watch as Watch

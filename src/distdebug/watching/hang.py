@@ -5,7 +5,9 @@ Hangs and their handling: reasons, capture requests, responses, and hooks.
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import tempfile
 import threading
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 import attrs
 
 from .._in_job import program_signals
-from .._io import is_folder
+from .._io import is_folder, make_private_folder
 from .._proc import in_time
 from .._render import Block, Lines, Shown
-from .._text import clean
+from .._text import clean, reason_of
 from ..causes import Cause
 from ..errors import DistdebugError
 from ..processes import Worker, read_state
@@ -119,12 +121,15 @@ class Hang(Shown):
             ``--json``.
 
         report: The same as text.
+
+        problem: Why nothing was written; ``""`` if it was.
     """
 
     reason: HangReason
     folder: Path = attrs.field(converter=Path)
     data: Mapping[str, Any]
     report: str = ""
+    problem: str = ""
 
     @property
     def cause(self) -> Cause:
@@ -172,7 +177,44 @@ class Hang(Shown):
         if verdict.get("remedy"):
             lines.append(f"  next: {clean(verdict['remedy'], limit=1000)}")
         where = clean(str(self.folder / "REPORT.txt"), limit=1000)
-        yield Lines([*lines, f"  see {where}"])
+        see = f"see {where}"
+        if self.problem:
+            see = f"the report could not be written ({self.problem}): {where}"
+        yield Lines([*lines, f"  {see}"])
+
+
+_PROBE_S = 5.0
+
+
+def find_output_dir(folder: Path) -> Path:
+    """
+    Return a folder in which reports can be written, and make it.
+
+    A warning says at once, not when the job hangs, that it is another one.
+
+    Args:
+        folder: The folder that is asked for.
+    """
+    try:
+        in_time(partial(_probe, folder), _PROBE_S)
+    except (OSError, TimeoutError) as exc:
+        other = Path(tempfile.gettempdir()) / f"distdebug-hangs-{os.getuid()}"
+        log_message(
+            logging.WARNING,
+            "nothing can be written to %s (%s): reports on hangs go to %s",
+            clean(str(folder), limit=1000),
+            reason_of(exc),
+            other,
+        )
+        return other
+    return folder
+
+
+def _probe(folder: Path) -> None:
+    make_private_folder(folder)
+    number, name = tempfile.mkstemp(prefix=".distdebug-", dir=folder)
+    os.close(number)
+    Path(name).unlink()
 
 
 Hook = Callable[[Hang], object]

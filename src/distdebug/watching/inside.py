@@ -39,6 +39,7 @@ from .hang import (
     HangReason,
     Hook,
     Response,
+    find_output_dir,
     log_message,
 )
 from .loop import (
@@ -191,7 +192,7 @@ def _request(  # noqa: PLR0913, PLR0917 as watch() has them
     if output_dir is None:
         output_dir = config.resolve(folder)
     return CaptureRequest(
-        output_dir=check_path(output_dir, "output_dir"),
+        output_dir=find_output_dir(check_path(output_dir, "output_dir")),
         wanted=options,
         inside=os.getpid(),
     )
@@ -210,6 +211,8 @@ class Watch:
         sense: Callable[[], object] | None = None,
     ) -> None:
         self._pid = os.getpid()
+        #: Where reports go.
+        self.output_dir = request.output_dir
         self._user_sense = sense
         files = watch_files(progress_files)
         own = TimedCall(self._call_user_sense)
@@ -293,6 +296,11 @@ class Watch:
             if self._capture_lock.acquire(timeout=_CHILD_EXIT_S):
                 self._capture_lock.release()
             self._thread.join(_JOIN_S)
+
+    def __repr__(self) -> str:
+        state = "running" if self._thread is not None else "not running"
+        found = f", hangs={len(self._hangs)}" if self._hangs else ""
+        return f"<Watch {state}, output_dir={str(self.output_dir)!r}{found}>"
 
     def __enter__(self) -> Self:
         return self

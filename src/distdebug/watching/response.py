@@ -267,6 +267,14 @@ def _response(
         folder=snapshot.folder,
         data=snapshot.to_dict(),
         report=str(snapshot),
+        problem=next(
+            (
+                missing.reason
+                for missing in snapshot.manifest.skipped
+                if missing.what in {"snapshot", "report"}
+            ),
+            "",
+        ),
     )
     fine = _is_fine(verdict, reason, request)
     outcome: Outcome = "fine" if fine else "explained"

@@ -223,6 +223,19 @@ class TestSeveral:
             ((2,), "rank 2 is slow on its host"),
         ] == self.stragglers(dumps_of, lambda i: {2: 0.3, 9: 0.5}, timed=True)
 
+    def test_half(self, dumps_of):
+        """
+        Two of four, late in the same calls by different times, are both named.
+        """
+        job = train(lambda i: {1: 0.06, 3: 0.12})
+        hosts = dict.fromkeys(range(4), "n")
+
+        found = analyze_dumps(dumps_of(job, hosts=hosts)).findings
+
+        assert [(3,), (1,)] == [x.ranks for x in found]
+        assert "wait 120.0 ms" in found[0].summary
+        assert "wait 60.0 ms" in found[1].summary
+
     def test_node(self, dumps_of):
         """
         A node of which all ranks are late is one finding.

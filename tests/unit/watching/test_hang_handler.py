@@ -5,7 +5,9 @@ What does a watcher do with what was found, and when does it ask again?
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 
 from pathlib import Path
 
@@ -22,7 +24,9 @@ from distdebug.watching import (
     HangReason,
     Response,
     RetryLater,
+    find_output_dir,
 )
+from distdebug.watching import hang as module
 
 
 REASON = HangReason(
@@ -312,3 +316,62 @@ class TestHang:
         Whether anything is wrong follows from the verdict.
         """
         assert told == hang(cause).is_healthy
+
+
+class TestOutputDir:
+    def test_writable(self, tmp_path, caplog):
+        """
+        A folder in which reports can be written is made, and stays empty.
+        """
+        got = find_output_dir(tmp_path / "a" / "hangs")
+
+        assert tmp_path / "a" / "hangs" == got
+        assert [] == list(got.iterdir())
+        assert [] == caplog.records
+
+    def test_elsewhere(self, tmp_path, caplog, monkeypatch):
+        """
+        If nothing can be written there, that is said at once, and reports go to
+        the temporary folder.
+        """
+        monkeypatch.setattr(
+            module.tempfile, "gettempdir", lambda: str(tmp_path)
+        )
+        (tmp_path / "file").write_text("")
+
+        got = find_output_dir(tmp_path / "file" / "hangs")
+
+        assert tmp_path / f"distdebug-hangs-{os.getuid()}" == got
+        assert (
+            f"nothing can be written to {tmp_path}/file/hangs (Not a directory): "
+            f"reports on hangs go to {got}" == caplog.messages[0]
+        )
+
+    def test_hangs(self, tmp_path, monkeypatch):
+        """
+        A file system that does not answer keeps no job from its start.
+        """
+        monkeypatch.setattr(module, "_PROBE_S", 0.1)
+        monkeypatch.setattr(module, "_probe", lambda _: time.sleep(5))
+
+        begin = time.monotonic()
+        got = find_output_dir(tmp_path)
+
+        assert got != tmp_path
+        assert time.monotonic() - begin < 3
+
+    def test_problem(self, tmp_path):
+        """
+        A report that could not be written is not promised.
+        """
+        found = Hang(
+            reason=REASON,
+            folder=tmp_path,
+            data={"verdict": {"cause": "sleeping", "summary": "it sleeps"}},
+            problem="No space left on device",
+        )
+
+        assert (
+            "the report could not be written (No space left on device): "
+            f"{tmp_path}/REPORT.txt" in str(found)
+        )

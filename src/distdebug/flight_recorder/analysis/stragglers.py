@@ -48,6 +48,7 @@ _MOST_STACKS = 8
 _MOST_OF_NODE = 0.75
 # Ranks are late for one reason if they are so in so many of the same calls.
 _MOST_TOGETHER = 0.5
+_MOST_UNLIKE = 1.5
 # Hosts jitter more than devices, and most where only what varies can be seen.
 _MIN_HOST_DELAY_NS = 1_000_000
 _MIN_VARYING_DELAY_NS = 3_000_000
@@ -369,26 +370,25 @@ def _own_delays(
     """
     Return how late each rank (row) is, less what held it in other groups.
     """
+    # Fewer than half may be late; half, if no other group can have held them.
+    count = len(order)
+    most = most_late or max((count - bool(held.any())) // 2, 1)
     own: NDArray[np.float64] = np.minimum(
-        _lateness(order, most_late), _lateness(order - held, most_late)
+        _lateness(order, most), _lateness(order - held, most)
     )
     return own
 
 
 def _lateness(
-    order: NDArray[np.float64], most_late: int | None
+    order: NDArray[np.float64], most_late: int
 ) -> NDArray[np.float64]:
     """
-    Return by how much each rank (row) is later than the bulk, per call.
-
-    The widest gap among the later half parts those that are late, of whom there
-    may be several, from the bulk.
+    Return by how much each rank (row) is later than most others, per call.
     """
-    most = most_late or max((len(order) - 1) // 2, 1)
-    last = np.sort(order, axis=0)[-most - 1 :]
-    widest = np.diff(last, axis=0).argmax(axis=0)
-    bulk = np.take_along_axis(last, widest[None, :], axis=0)
-    late: NDArray[np.float64] = np.maximum(order - bulk, 0)
+    bulk = len(order) - 1 - most_late
+    late: NDArray[np.float64] = np.maximum(
+        order - np.partition(order, bulk, axis=0)[bulk], 0
+    )
     return late
 
 
@@ -518,8 +518,11 @@ def _typical_delay(delays: NDArray[np.float64]) -> float:
 
 def _are_late_together(job: Job, delays: Mapping[int, _Delay]) -> bool:
     """
-    Return whether ranks are late at the same times, by their own clocks.
+    Return whether ranks are late at the same times, and by the same.
     """
+    delays_ns = [delay.ns for delay in delays.values()]
+    if max(delays_ns) > _MOST_UNLIKE * min(delays_ns):
+        return False
     (first, own), *others = (
         (job.dumps[rank].entries.created_ns[delay.records], delay.ns)
         for rank, delay in delays.items()
