@@ -505,12 +505,25 @@ def diagnose_bundle(
         verdict = next(iter(findings), UNKNOWN_VERDICT)
         diagnosis = Diagnosis(verdict=verdict, findings=findings)
     else:
+        diagnosis = _without_strangers(diagnosis, manifest)
         text = f"{diagnosis}\n".encode("utf-8", "replace")
         try:
             write_whole(folder / "REPORT.txt", text)
         except OSError as exc:
             manifest = _add_missing(manifest, "report", failure_reason(exc))
     return Snapshot(folder, diagnosis, save_manifest(folder, manifest))
+
+
+def _without_strangers(diagnosis: Diagnosis, manifest: Manifest) -> Diagnosis:
+    """
+    Let no event of the kernel stand for a job of which no worker was found.
+    """
+    is_blind = all(node.status == "failed" for node in manifest.nodes)
+    kinds = {x.kind for x in diagnosis.verdict.evidence}
+    if not is_blind or kinds != {"kernel"}:
+        return diagnosis
+    findings = (UNKNOWN_VERDICT, *diagnosis.findings)
+    return attrs.evolve(diagnosis, verdict=UNKNOWN_VERDICT, findings=findings)
 
 
 def _add_missing(manifest: Manifest, what: str, reason: str) -> Manifest:

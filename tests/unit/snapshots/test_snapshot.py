@@ -21,7 +21,7 @@ import pytest
 from distdebug import snapshot
 from distdebug.causes import Cause
 from distdebug.errors import PatternError
-from distdebug.findings import Missing
+from distdebug.findings import Diagnosis, Evidence, Finding, Missing
 from distdebug.snapshots import (
     Manifest,
     SnapshotOptions,
@@ -479,6 +479,28 @@ class TestFailures:
         assert ["diagnosis"] == [what for what, _ in reasons(taken)]
         assert "failed" == taken.manifest.nodes[0].status
         assert not (taken.folder / "REPORT.txt").exists()
+
+    def test_strangers(self, node, tmp_path, monkeypatch):
+        """
+        What the kernel says of some process is no verdict on a job of which no
+        worker was seen.
+        """
+        node.shows()
+        event = Finding(
+            cause=Cause.NATIVE_CRASH,
+            ranks=(),
+            summary="process 7 crashed",
+            confidence="likely",
+            evidence=(Evidence(kind="kernel", source="n"),),
+        )
+        found = Diagnosis(verdict=event, findings=(event,))
+        monkeypatch.setattr(collect, "diagnose", lambda _: found)
+
+        got = snapshot(tmp_path / "hang").diagnosis
+
+        assert Cause.UNKNOWN is got.verdict.cause
+        assert "no worker of a job was found" in got.verdict.summary
+        assert event in got.findings
 
     def test_told_by_capture(self, node, tmp_path):
         """
