@@ -24,6 +24,10 @@ PLACE = {"step": 0}
 
 
 class Shards(torch.utils.data.IterableDataset):
+    """
+    Batches, which one rank reads slowly.
+    """
+
     def __iter__(self):
         while True:
             if MODE == "loader" and dist.get_rank() == 2:
@@ -32,12 +36,22 @@ class Shards(torch.utils.data.IterableDataset):
 
 
 class Within(torch.autograd.Function):
+    """
+    Does nothing, and takes time in the backward pass.
+    """
+
     @staticmethod
     def forward(ctx, x):
+        """
+        Pass on.
+        """
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
+        """
+        Pass on, late.
+        """
         rank, step = dist.get_rank(), PLACE["step"]
         if MODE == "backward" and rank == 1:
             time.sleep(0.2)
@@ -49,6 +63,9 @@ class Within(torch.autograd.Function):
 
 
 def main():
+    """
+    Train.
+    """
     distdebug.enable_flight_recorder(dump_dir=FOLDER)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(32, 32))

@@ -1,13 +1,13 @@
 """
-Find stragglers: ranks that are the last to arrive again and again.
+Find stragglers: ranks that arrive later than most others, again and again.
 
 Clocks of hosts differ.  All ranks notice the end of a collective at the same
 time, so arrival times are first corrected by these ends.
 
 Who waits for a straggler in one group comes late to the next one, without being
-slow.  So what counts is the excess over the others since the last call of the
-same group, less the waits in other groups meanwhile; this is delay analysis
-(Böhme et al., Identifying the root causes of wait states, 2010) for groups.
+slow.  So what counts is the excess over most others since the last call of the
+same group, less the waits in other groups meanwhile, summed over all groups; this
+is delay analysis (Böhme et al., Identifying the root causes of wait states, 2010).
 """
 
 from __future__ import annotations
