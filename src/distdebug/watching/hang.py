@@ -25,7 +25,7 @@ from .._render import Block, Lines, Shown
 from .._text import clean, reason_of
 from ..causes import Cause
 from ..errors import DistdebugError
-from ..processes import Worker, read_state
+from ..processes import Worker, is_private, read_state
 from ..snapshots import SnapshotOptions
 
 
@@ -198,7 +198,7 @@ def find_output_dir(folder: Path) -> Path:
     try:
         in_time(partial(_probe, folder), _PROBE_S)
     except (OSError, TimeoutError) as exc:
-        other = Path(tempfile.gettempdir()) / f"distdebug-hangs-{os.getuid()}"
+        other = _temporary_folder()
         log_message(
             logging.WARNING,
             "nothing can be written to %s (%s): reports on hangs go to %s",
@@ -208,6 +208,25 @@ def find_output_dir(folder: Path) -> Path:
         )
         return other
     return folder
+
+
+def _temporary_folder() -> Path:
+    """
+    Return a folder of this user alone, the same for all ranks of a node.
+
+    Other users can guess its name, and make it first; then it has a random one.
+    """
+    folder = Path(tempfile.gettempdir()) / f"distdebug-hangs-{os.getuid()}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700)
+    with suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if is_private(opened, os.getuid()):
+                return folder
+        finally:
+            os.close(opened)
+    return Path(tempfile.mkdtemp(prefix="distdebug-hangs-"))
 
 
 def _probe(folder: Path) -> None:

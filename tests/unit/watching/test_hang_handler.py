@@ -347,6 +347,26 @@ class TestOutputDir:
             f"reports on hangs go to {got}" == caplog.messages[0]
         )
 
+    @pytest.mark.parametrize("is_link", [False, True])
+    def test_not_ours(self, is_link, tmp_path, monkeypatch):
+        """
+        A temporary folder that others may change, or a link, is not used.
+        """
+        monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+        taken = tmp_path / f"distdebug-hangs-{os.getuid()}"
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        if is_link:
+            taken.symlink_to(tmp_path / "theirs")
+        else:
+            taken.mkdir()
+            taken.chmod(0o777)
+
+        got = find_output_dir(Path("/proc/x"))
+
+        assert got != taken
+        assert tmp_path == got.parent
+        assert 0o700 == got.stat().st_mode & 0o777
+
     def test_hangs(self, tmp_path, monkeypatch):
         """
         A file system that does not answer keeps no job from its start.
