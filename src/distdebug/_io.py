@@ -89,7 +89,7 @@ def make_private_folder(folder: Path) -> None:
     parents whatever the umask allows.
 
     Raises:
-        OSError: It cannot be made, or is no folder.
+        OSError: It cannot be made, or is not a folder.
     """
     parents = itertools.takewhile(lambda x: not is_there(x), folder.parents)
     for part in (*reversed([*parents]), folder):

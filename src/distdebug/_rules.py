@@ -263,7 +263,7 @@ def check_table(
         without: Attributes that no file may give.
 
     Raises:
-        TypeError: It is no table, or a value has the wrong type or range.
+        TypeError: It is not a table, or a value has the wrong type or range.
 
         ValueError: A key is unknown, or a pattern may take too long.
     """

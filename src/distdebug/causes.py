@@ -114,7 +114,7 @@ class Cause(StrEnum):
         "All ranks are in the call, with equal arguments, and it does not "
         "end: look at network and GPUs, not at the code.",
         Trait.BLAMELESS,
-        "everyone arrived: check the network between these ranks, and on GPUs "
+        "all ranks entered the call: check the network between them, and on GPUs "
         "their health (Xid) and the NCCL logs",
     )
     TYPE_MISMATCH = _Row(
@@ -184,8 +184,7 @@ class Cause(StrEnum):
     )
     GIL_CONTENTION = _Row(
         "gil_contention",
-        "One thread holds the lock of the Python interpreter, and the others "
-        "cannot run.",
+        "One thread holds the GIL, and the others cannot run.",
     )
     DATALOADER_WAIT = _Row(
         "dataloader_wait",
@@ -249,12 +248,12 @@ class Cause(StrEnum):
     GPU_KERNEL = _Row("gpu_kernel", "Waits for a kernel that runs on its GPU.")
     GPU_SYNC_WAIT = _Row(
         "gpu_sync_wait",
-        "Waits for its GPU to finish what it was given.",
+        "Waits for its GPU to finish its work.",
         Trait.GPU_WAIT | Trait.EXPLAINS_WAIT,
     )
     LAUNCH_BLOCKED = _Row(
         "launch_blocked",
-        "Is stuck while it gives work to its GPU.",
+        "Is stuck launching work on its GPU.",
         Trait.GPU_WAIT | Trait.EXPLAINS_WAIT,
     )
     IDLE = _Row(
@@ -264,7 +263,7 @@ class Cause(StrEnum):
     )
     COMPILING = _Row(
         "compiling",
-        "Compiles code, or tries out kernels.",
+        "Compiles code, or autotunes kernels.",
         Trait.SLOW | Trait.EXPLAINS_WAIT,
     )
     CHECKPOINTING = _Row(
@@ -281,19 +280,19 @@ class Cause(StrEnum):
     )
     PROGRESSING = _Row(
         "progressing",
-        "Is not stuck: it moved while it was watched.",
+        "Is not stuck: it made progress between two samples.",
         Trait.FINE,
     )
 
     # From logs and nodes.
     HOST_OUT_OF_MEMORY = _Row(
         "host_out_of_memory",
-        "A node had no memory left, and a process was killed for it.",
+        "A node ran out of memory, and a process was killed for it.",
         Trait.ENDS_PROCESS | Trait.ENDS_JOB,
     )
     GPU_OUT_OF_MEMORY = _Row(
         "gpu_out_of_memory",
-        "A GPU had no memory left for what was asked.",
+        "A GPU ran out of memory.",
         Trait.ENDS_PROCESS | Trait.ENDS_JOB,
     )
     GPU_FAULT = _Row(
@@ -326,7 +325,7 @@ class Cause(StrEnum):
     )
     RENDEZVOUS_TIMEOUT = _Row(
         "rendezvous_timeout",
-        "Not all ranks came together in time.",
+        "Not all ranks joined in time.",
         Trait.CONSEQUENCE | Trait.ENDS_JOB,
     )
     NETWORK_MISCONFIGURED = _Row(

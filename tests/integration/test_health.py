@@ -80,7 +80,7 @@ def end(*processes):
 @pytest.fixture
 def group():
     """
-    A control group that may use little memory.
+    A cgroup that may use little memory.
     """
     name = f"distdebug_{os.getpid()}"
     first = Path("/sys/fs/cgroup/memory")
@@ -91,14 +91,14 @@ def group():
     try:
         folder.mkdir()
     except OSError as exc:
-        pytest.skip(f"control groups cannot be made: {exc}")
+        pytest.skip(f"cgroups cannot be made: {exc}")
     try:
         (folder / limit).write_text(str(LIMIT))
         if not is_old:
             (folder / "memory.swap.max").write_text("0")
     except OSError as exc:
         folder.rmdir()
-        pytest.skip(f"memory of control groups cannot be limited: {exc}")
+        pytest.skip(f"memory of cgroups cannot be limited: {exc}")
     yield folder
     assert wait_until(lambda: not (folder / "cgroup.procs").read_text())
     folder.rmdir()

@@ -217,7 +217,7 @@ def test_lock(start):
 @pytest.mark.usefixtures("healthy")
 def test_gil(start):
     """
-    So is native code that keeps the lock of the interpreter, and with it
+    So is native code that keeps the GIL, and with it
     the snapshot's own questions.
     """
     job = start("gil")

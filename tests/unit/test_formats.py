@@ -170,7 +170,7 @@ class TestSnapshot:
     @pytest.mark.parametrize("schema", [0, "1", None, 1.0, True])
     def test_no_layout(self, schema, tmp_path):
         """
-        What is no layout of ours is no file of ours.
+        What is no layout of ours is not a file of ours.
         """
         folder = later(tmp_path, "node-1/flight_recorder/*_1.sidecar.json")
         (path,) = folder.rglob("*rank_1.sidecar.json")

@@ -574,7 +574,9 @@ def _open_lock_file(path: str, flags: int) -> int:
     file = os.fstat(fd)
     if not stat.S_ISREG(file.st_mode) or file.st_uid != os.geteuid():
         os.close(fd)
-        msg = f"the lock {path} belongs to user {file.st_uid}, or is no file"
+        msg = (
+            f"the lock {path} belongs to user {file.st_uid}, or is not a file"
+        )
         raise CaptureError(msg, remedy=_lock_remedy(path))
     return fd
 

@@ -85,7 +85,7 @@ def make_folder(path: Path) -> None:
     Create a folder that only this user can access, unless it exists.
 
     Raises:
-        DebuggerError: The path is no folder, or other users can access it.
+        DebuggerError: The path is not a folder, or other users can access it.
 
         OSError: The folder cannot be created.
     """

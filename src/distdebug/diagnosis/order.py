@@ -280,7 +280,7 @@ def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
             return False
         # Ranks lose each other while they end, one after the other.
         is_late = is_done and group.priority > _MIN_CONSEQUENCE_PRIORITY
-        # A loss that is no number stays so while the job goes on.
+        # A loss that is not a number stays so while the job goes on.
         if not (group.is_survived or (is_late and finding.cause.ends_job)):
             return False
     return True

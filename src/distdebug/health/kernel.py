@@ -299,7 +299,7 @@ class KernelEvent:
 
         pid: The process ID, in the namespace of the node.
 
-        name: The name of the process or its control group.
+        name: The name of the process or its cgroup.
 
         bus_id: The PCI bus ID of the device.
 

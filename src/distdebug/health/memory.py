@@ -1,5 +1,5 @@
 """
-Read memory, control groups, and pressure of a node, and check them.
+Read memory, cgroups, and pressure of a node, and check them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..processes import first_start, parse_status, read_proc, whole_number
 from .judgements import judge
 
 
-# By the version of control groups: the files with the limit, the use, and the
+# By the version of cgroups: the files with the limit, the use, and the
 # events of a group, and the counter of inactive page cache.
 _GROUP_FILES = {
     1: (
@@ -37,7 +37,7 @@ _MAX_PROCESSES = 64
 @attrs.frozen(kw_only=True)
 class MemoryGroup:
     """
-    A control group (v1 or v2) of the memory controller.
+    A cgroup (v1 or v2) of the memory controller.
 
     Attributes:
         path: Its folder.
@@ -79,7 +79,7 @@ def read_memory_groups(
     pids: Iterable[int], *, proc: str = "/proc"
 ) -> tuple[MemoryGroup, ...]:
     """
-    Return the control groups of processes, and the ancestors of these.
+    Return the cgroups of processes, and the ancestors of these.
 
     Args:
         proc: The path of procfs.
@@ -210,7 +210,7 @@ class Memory:
 
         swap_used: Swap in use.
 
-        groups: The control groups of the job, inner ones first.
+        groups: The cgroups of the job, inner ones first.
     """
 
     total: int | None = None
@@ -366,11 +366,11 @@ class Pressure:
 
         cpus: Number of CPUs.
 
-        throttled: Ratio of periods, from 0 to 1, in which the control group
+        throttled: Ratio of periods, from 0 to 1, in which the cgroup
             of this process was throttled; ``None`` without a CPU limit.
 
         is_throttled_now: Whether *throttled* is of the last half second;
-            otherwise it is since the start of the control group.
+            otherwise it is since the start of the cgroup.
     """
 
     cpu_some: float | None = None
@@ -395,7 +395,7 @@ def read_pressure(
     Args:
         proc: The path of procfs.
 
-        cgroup: The folder of the control group of this container.
+        cgroup: The folder of the cgroup of this container.
     """
     numbers: dict[str, float] = {}
     for resource in ("cpu", "memory", "io"):

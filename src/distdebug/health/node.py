@@ -82,7 +82,7 @@ class NodeFacts:
         gpu_wait_s: How long the driver did not answer, in seconds; 0 if it
             answered, even with an error.
 
-        memory: Its memory, and that of the control groups of the job.
+        memory: Its memory, and that of the cgroups of the job.
 
         kernel: Kernel events that did not recover.
 

@@ -73,7 +73,7 @@ def _value_to_json(value: object) -> str:
         text = json.dumps({"value": value})
     except (TypeError, ValueError, RecursionError) as exc:
         return _error(
-            f"what the function returned is no JSON data: {exc}",
+            f"what the function returned is not JSON data: {exc}",
             "return numbers, texts, lists, and dictionaries of texts",
         )
     if len(text) > _MAX_JSON:

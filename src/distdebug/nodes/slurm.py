@@ -156,7 +156,7 @@ class Slurm(CommandEngine):
             NodesError: There is no Slurm, no such job, or it does not run.
         """
         if not _JOB.fullmatch(self.job):
-            msg = f"{clean(self.job)!r} is no number of a Slurm job"
+            msg = f"{clean(self.job)!r} is not a number of a Slurm job"
             raise NodesError(msg, remedy="`squeue --me` lists your jobs")
 
         srun_prefixes: dict[str, tuple[str, ...]] = {}
@@ -206,7 +206,7 @@ class Slurm(CommandEngine):
             output = completed.output.decode("utf-8", "replace")
             if all(line.isprintable() for line in output.splitlines()):
                 return output
-            msg = f"`{clean(command)}` printed what is no text"
+            msg = f"`{clean(command)}` printed what is not text"
             raise NodesError(msg, remedy=f"see what `which {argv[0]}` prints")
         if "Invalid job id" in error_text:
             msg = f"Slurm knows no job {self.job}"

@@ -401,10 +401,10 @@ def _parse_json(source: str, text: str) -> Mapping[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        msg = f"{source} is no JSON: {exc}"
+        msg = f"{source} is not JSON: {exc}"
         raise NsightError(msg, remedy=remedy) from None
     if not isinstance(data, dict):
-        msg = f"{source} is no JSON object, but {type(data).__name__}"
+        msg = f"{source} is not a JSON object but {type(data).__name__}"
         raise NsightError(msg, remedy=remedy)
 
     return data

@@ -85,7 +85,7 @@ def find_actor_logs(
         raise LogError(msg, remedy='name it first: find_actor_logs("*", …)')
     if isinstance(actor, str) and not actor.strip():
         msg = "which actor? The pattern is empty"
-        raise LogError(msg, remedy='"*" is everybody')
+        raise LogError(msg, remedy='"*" is every actor')
 
     found = resolve_sessions(sessions)
     logs = worker_files(found)
@@ -342,7 +342,7 @@ def follow_lines(
 
     stop = stop or threading.Event()
     if timeout_s is not None and math.isnan(timeout_s):
-        msg = "timeout_s is no number of seconds"
+        msg = "timeout_s is not a number of seconds"
         raise LogError(msg)
     end = math.inf if timeout_s is None else time.monotonic() + timeout_s
     files = {

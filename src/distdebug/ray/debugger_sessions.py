@@ -664,7 +664,7 @@ def write_launch_json(
     for key in ("configurations", "compounds"):
         entries = existing.get(key, [])
         if not isinstance(entries, list):
-            raise _make_error(file, f"{key!r} is no list in it")
+            raise _make_error(file, f"{key!r} is not a list")
         others = [x for x in entries if not _is_own_entry(x)]
         merged[key] = [*others, *launch[key]]
     text = json.dumps(merged, indent=4, ensure_ascii=False) + "\n"
@@ -726,10 +726,10 @@ def _read_existing(file: Path) -> dict[str, Any]:
     try:
         existing = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as exc:
-        reason = f"it is no plain JSON, perhaps for its comments: {exc}"
+        reason = f"it is not plain JSON, perhaps for its comments: {exc}"
         raise _make_error(file, reason) from exc
     if not isinstance(existing, dict):
-        raise _make_error(file, "it is no launch.json")
+        raise _make_error(file, "it is not a launch.json")
     return existing
 
 

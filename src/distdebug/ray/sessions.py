@@ -466,7 +466,7 @@ def open_ray_session(path: str | os.PathLike[str]) -> RaySession:
     """
     root = _resolve_latest_link(Path(path).absolute())
     if not _is_session(root):
-        msg = f"{root} is no folder of a Ray session"
+        msg = f"{root} is not a folder of a Ray session"
         remedy = "find_ray_sessions() looks for them below a folder"
         raise NoLogsError(msg, remedy=remedy)
 

@@ -357,7 +357,7 @@ def _check_finite(value: Any) -> float:
 
 def _check_text(value: object) -> str:
     if not isinstance(value, str):
-        msg = "there is no text where one is expected"
+        msg = "there is not text where one is expected"
         raise TypeError(msg)
 
     return value
@@ -437,7 +437,7 @@ def _check_output_dir(output_dir: str) -> None:
     elif "\0" in output_dir or (
         os.path.lexists(output_dir) and not is_folder(output_dir)
     ):
-        why = "it is no folder"
+        why = "it is not a folder"
     if why:
         msg = f"{output_dir!r} cannot be the folder of a snapshot: {why}"
         remedy = "name a folder that is not there yet, such as ./hang"

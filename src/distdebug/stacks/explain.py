@@ -273,7 +273,7 @@ def explain_progress(views: Views) -> tuple[Finding, ...]:
     if not waiting or 2 * len(slow) >= len(busy):
         slow = []
     processes = [v.process for v in views]
-    doing = conjugate(processes, "is moving")
+    doing = conjugate(processes, "is making progress")
     text = f"{name_processes(processes)} {doing}: slow at most, not stuck"
     if slow:
         text += (

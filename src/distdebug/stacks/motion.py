@@ -20,6 +20,8 @@ from .model import ThreadActivity, ThreadStack, is_gil_wait
 _MOST_STEP_S = 30.0
 # A thread that only polls needs about 50 µs per wakeup.
 _POLL_CPU_S = 500e-6
+# A system call that has returned leads to a step of Python, at least.
+_LEAST_STEP_CPU_S = 2e-6
 # System calls that only return when something has happened.
 _BLOCKING_CALLS = frozenset(
     {"accept", "accept4", "flock", "open", "openat", "wait4", "waitid"}
@@ -80,12 +82,14 @@ def _call_name(thread: ThreadStack) -> str:
 
 
 def _does_work(activity: ThreadActivity, wakes: float | None) -> bool:
-    if wakes is not None and activity.voluntary / activity.seconds > wakes:
-        return True
-    return (
-        activity.voluntary > 0
-        and activity.cpu_s / activity.voluntary > _POLL_CPU_S
-    )
+    count = activity.voluntary
+    if not count:
+        return False
+    cpu_s = activity.cpu_s / count
+    # A signal, or a look from outside, wakes a thread that goes on to wait.
+    if wakes is None or cpu_s < _LEAST_STEP_CPU_S:
+        return cpu_s > _POLL_CPU_S
+    return cpu_s > _POLL_CPU_S or count / activity.seconds > wakes
 
 
 def is_busy(activity: ThreadActivity) -> bool:
@@ -206,7 +210,7 @@ def find_gil_holder(
     if holder is not None and (
         main in waiting or _wakes_like_gil_waiter(main, _CONVOY_CPU_SHARE)
     ):
-        doing = "does not let go of the lock of the interpreter"
+        doing = "does not release the GIL"
         return holder, _describe_holder(holder, doing, [main]), "likely"
     if owner is None:
         return _guess_holder(threads, waiting, main)
@@ -214,12 +218,12 @@ def find_gil_holder(
     # The owner of the GIL waits for something else.
     is_blocked = is_running(owner) is False and not is_waiting_for_gil(owner)
     if is_blocked and (waiting or _is_still(owner)):
-        doing = "holds the lock of the interpreter while it waits"
+        doing = "holds the GIL while it waits"
         is_certain = _is_still(owner) and waiting
         text = _describe_holder(owner, doing, waiting)
         return owner, text, "certain" if is_certain else "likely"
     if waiting and is_running(owner) is None:
-        doing = "holds the lock of the interpreter"
+        doing = "holds the GIL"
         return owner, _describe_holder(owner, doing, waiting), "possible"
     return None
 
@@ -303,12 +307,12 @@ def _guess_holder(
     if not waiting or classify_motion(main) is Motion.MOVING:
         return None
     if main in waiting:
-        return main, "is waiting for the lock of the interpreter", "likely"
+        return main, "is waiting for the GIL", "likely"
 
     others = [t for t in threads if t not in waiting and _may_hold_gil(t)]
     if others != [main] or is_running(main):
         return None
-    doing = "seems to hold the lock of the interpreter while it waits"
+    doing = "seems to hold the GIL while it waits"
     return main, _describe_holder(main, doing, waiting), "possible"
 
 

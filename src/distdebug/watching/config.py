@@ -72,7 +72,7 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
         remedy = "see that it is there, and that you may read it"
         raise ConfigError(msg, remedy=remedy) from None
     except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as x:
-        msg = f"{name}: cannot be understood: {clean(str(x), limit=300)}"
+        msg = f"{name}: cannot be parsed: {clean(str(x), limit=300)}"
         raise ConfigError(msg, remedy=_REMEDY) from None
 
     if document is None:
@@ -323,7 +323,7 @@ def check_number(
         unit: The text after a number, for the error.
 
     Raises:
-        ConfigError: It is no number, or out of range.
+        ConfigError: It is not a number, or out of range.
     """
     if least <= (number := _as_float(value)) <= most:
         return number

@@ -106,7 +106,7 @@ def read_address(path: str | os.PathLike[str]) -> Address:
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:
-        problem = "is no text"
+        problem = "is not text"
     except ValueError as error:
         problem = str(error)
     msg = f"{clean(os.fspath(path), limit=400)}: {problem}"
@@ -565,7 +565,7 @@ def _split_command(command: str | Sequence[str]) -> list[str]:
         words = shlex.split(command) if isinstance(command, str) else command
         words = [os.fspath(word) for word in words]
     except (TypeError, ValueError) as error:
-        msg = f"a command for hangs cannot be understood: {clean(str(error))}"
+        msg = f"a command for hangs cannot be parsed: {clean(str(error))}"
         raise ConfigError(msg, remedy=remedy) from None
 
     if not words or any("\0" in word for word in words):

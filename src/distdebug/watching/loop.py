@@ -219,7 +219,7 @@ class ProgressSensor:
 
     Raises:
         ConfigError: *floor_s* is below 0.1, *factor* is below 1, *start_s* is
-            negative, or one of them is no number, or above a million.
+            negative, or one of them is not a number, or above a million.
     """
 
     def __init__(
@@ -485,7 +485,7 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
         Why the watch has ended.
 
     Raises:
-        ConfigError: A wait is no number of seconds, or *poll_s* is none from
+        ConfigError: A wait is not a number of seconds, or *poll_s* is none from
             0.05 to a million.
 
         PatternError: A pattern is no regular expression.

@@ -57,7 +57,7 @@ def flush_metrics(lock, held):
 
 def tokenize():
     """
-    Be in native code that keeps the lock of the interpreter.
+    Be in native code that keeps the GIL.
     """
     ctypes.PyDLL(None).sleep(10_000)
 

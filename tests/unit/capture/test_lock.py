@@ -153,7 +153,7 @@ class TestNodeLock:
         why = refused(tmp_path)
 
         assert "belongs to user" in str(why)
-        assert "or is no file" in str(why)
+        assert "or is not a file" in str(why)
         assert not isinstance(why, NodeBusyError)
 
     def test_place(self, tmp_path, monkeypatch):

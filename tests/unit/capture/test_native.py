@@ -156,7 +156,7 @@ class TestTools:
 
     def test_nonsense(self, tools, look):
         """
-        A tool that prints what cannot be understood has failed.
+        A tool that prints what cannot be parsed has failed.
         """
         tools.say("py-spy", "?")
 

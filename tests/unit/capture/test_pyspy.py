@@ -83,7 +83,7 @@ class TestDump:
     @pytest.mark.parametrize("text", ["[", ""])
     def test_nonsense(self, tools, text):
         """
-        What cannot be understood is a failure.
+        What cannot be parsed is a failure.
         """
         tools.say("py-spy", text)
 

@@ -437,7 +437,7 @@ class TestOffer:
     )
     def test_tricks(self, why, file, tmp_path, trick):
         """
-        What is no file of its own is left alone.
+        What is not a file of its own is left alone.
         """
         victim = tmp_path / "victim"
         file.rename(victim)

@@ -155,7 +155,10 @@ class TestBadInput:
                 ["health", "--folder", "/nowhere"],
                 "there is no folder /nowhere",
             ),
-            (["health", "--ray", "/nowhere"], "there is no folder /nowhere"),
+            (
+                ["health", "--ray", "/nowhere"],
+                "there is no folder /nowhere",
+            ),
         ],
     )
     def test_arguments(self, capsys, argv, told):

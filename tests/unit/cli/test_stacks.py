@@ -268,7 +268,7 @@ class TestFiles:
     @pytest.mark.parametrize("pid", ["0", "-1", "99999999999999999999", "x"])
     def test_bad_pid(self, pid, capsys):
         """
-        What is no number of a process is refused.
+        What is not a number of a process is refused.
         """
         with pytest.raises(SystemExit) as caught:
             main(["stacks", f"--pid={pid}"])

@@ -80,7 +80,7 @@ class TestBreakpoint:
 
     def test_folder_that_is_gone(self, folder, monkeypatch, caplog):
         """
-        A folder that is relative to none is no folder.
+        A folder that is relative to none is not a folder.
         """
         gone = folder / "gone"
         gone.mkdir()

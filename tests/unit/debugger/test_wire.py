@@ -147,7 +147,7 @@ class TestFolder:
     @pytest.mark.parametrize("kind", ["open", "link", "file"])
     def test_unsafe(self, folder, caplog, kind):
         """
-        What others may enter, a link, or a file is no folder for sockets.
+        What others may enter, a link, or a file is not a folder for sockets.
         """
         path = folder / "f"
         if kind == "link":

@@ -203,7 +203,7 @@ def test_contradiction(hang, write_stack):
         diagnosis.verdict.cause,
         diagnosis.verdict.confidence,
     )
-    assert "; but ranks 0-3 are moving" in diagnosis.verdict.summary
+    assert "; but ranks 0-3 are making progress" in diagnosis.verdict.summary
     assert {*diagnosis.findings[-1].evidence} <= {*diagnosis.verdict.evidence}
     assert diagnosis.verdict == diagnosis.findings[0]
     assert Cause.PROGRESSING is diagnosis.findings[-1].cause

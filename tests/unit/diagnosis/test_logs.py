@@ -1155,7 +1155,7 @@ def test_linked_folder(tmp_path):
 
 def test_lasting_loss(tmp_path):
     """
-    A job may be completed, and its loss is no number all the same; an error of
+    A job may be completed, and its loss is not a number all the same; an error of
     another process that it survived does not count.
     """
     (tmp_path / "driver.log").write_text(

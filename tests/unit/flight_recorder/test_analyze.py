@@ -894,5 +894,5 @@ def test_several_in_launch(dumps_of):
 
     assert Cause.RANK_BLOCKED_IN_LAUNCH is verdict.cause
     assert verdict.summary.startswith(
-        "ranks 1-2 are stuck inside the launch of all_reduce #2"
+        "ranks 1-2 are stuck launching all_reduce #2"
     )

@@ -109,7 +109,7 @@ class TestRecognized:
                 "it is not a Flight Recorder dump",
             ),
             (pickle.dumps("seq_id"), "it does not hold what"),
-            (b'{"entries": {"0": 1}}', "its entries are not a list"),
+            (b'{"entries": {"0": 1}}', "its entries are no list"),
             (b'{"entries":[{"seq_id":', "its JSON is broken: "),
             (
                 b'{"seq_id":' + b"[" * 200_000,

@@ -271,7 +271,7 @@ class TestProgress:
     )
     def test_nothing(self, fake_torch, text):
         """
-        Where nothing was recorded, or it cannot be understood, it is unknown.
+        Where nothing was recorded, or it cannot be parsed, it is unknown.
         """
         fake_torch.c10d._dump_fr_trace_json = lambda *_: text
 

@@ -246,7 +246,7 @@ class TestJudge:
             ),
             (
                 {REASONS: "0x8", "clocks.sm": "[N/A]"},
-                "straggler possible: slowed down: hardware",
+                "straggler possible: throttled: hardware",
             ),
             (
                 {"memory.used": "81920"},

@@ -22,7 +22,7 @@ GIB = 1 << 30
 @pytest.fixture
 def groups(node, tmp_path):
     """
-    Puts process 7 and this one into control groups below a folder.
+    Puts process 7 and this one into cgroups below a folder.
     """
 
     def make(cgroup, files, mount="30 29 0:27 / {} rw - cgroup2 cgroup2 rw"):

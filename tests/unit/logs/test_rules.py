@@ -201,7 +201,7 @@ GOOD = "[[rule]]\nname='a'\nwords=['hello']\nsays='x'\n"
 )
 def test_refused(write, text, message):
     """
-    A file that is no file of rules is refused, with the reason.
+    A file that is not a file of rules is refused, with the reason.
     """
     file = write(text)
 

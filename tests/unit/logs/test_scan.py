@@ -573,7 +573,7 @@ def test_text(tmp_path):
 
     text = str(scan_logs([tmp_path, tmp_path / "none"]))
 
-    assert "rank 3: the memory of the GPU was full" == text.splitlines()[0]
+    assert "rank 3: the GPU ran out of memory" == text.splitlines()[0]
     assert "more" in text
     assert "harmless: " in text
     assert "note: log: No such file" in text

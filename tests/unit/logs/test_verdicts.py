@@ -240,7 +240,7 @@ def test_harmless(tmp_path):
 )
 def test_loss_is_nan(line):
     """
-    A loss that is no number is found, however it is written.
+    A loss that is not a number is found, however it is written.
     """
     report = detect_phase([line])
 

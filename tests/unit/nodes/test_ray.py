@@ -101,7 +101,7 @@ HOSTILE = [
 
 def test_hostile(driver):
     """
-    An answer that cannot be understood costs one node, and is said to be such.
+    An answer that cannot be parsed costs one node, and is said to be such.
     """
     answers = {str(n): line for n, line in enumerate(HOSTILE)}
     answers["good"] = ended(trouble=["dead", "gone\n", "wait"], status=None)

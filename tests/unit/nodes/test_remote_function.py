@@ -99,7 +99,7 @@ class TestAnswer:
         """
         got = result_of(lambda: value)
 
-        assert "is no JSON data" in got.reason
+        assert "is not JSON data" in got.reason
         assert "return numbers" in got.remedy
 
     def test_too_much(self):

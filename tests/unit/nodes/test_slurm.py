@@ -81,9 +81,9 @@ class TestPlaces:
     @pytest.mark.parametrize("number", ["x", "7;ls", "-7", "7 8", ""])
     def test_no_number(self, number):
         """
-        What is no number of a job is not given to Slurm.
+        What is not a number of a job is not given to Slurm.
         """
-        with pytest.raises(NodesError, match="is no number"):
+        with pytest.raises(NodesError, match="is not a number"):
             Slurm(job=number).srun_prefixes()
 
     @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_no_text(stand_in):
     """
     stand_in("squeue", "printf '7|RUN|n\\0001\\n'")
 
-    with pytest.raises(NodesError, match="printed what is no text") as caught:
+    with pytest.raises(NodesError, match="printed what is not text") as caught:
         list(run_on_nodes(["true"], engine=Slurm(job="7")))
 
     assert "which squeue" in caught.value.remedy

@@ -170,9 +170,9 @@ class TestExtra:
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            ("{", "no JSON"),
-            ("[" * 100_000, "no JSON"),
-            ("[1]", "no JSON object"),
+            ("{", "not JSON"),
+            ("[" * 100_000, "not JSON"),
+            ("[1]", "not a JSON object"),
             ({"t": "cuda", "trace": "nvtx"}, "given twice"),
             ({"trace=cuda": 1}, "no name of an option"),
             ({"t -x": 1}, "no name of an option"),

@@ -34,7 +34,7 @@ class TestReadProc:
 
     def test_gone(self, tmp_path):
         """
-        What is not there, or is no file, is nothing, and no error.
+        What is not there, or is not a file, is nothing, and no error.
         """
         assert read_proc(str(tmp_path / "none")) is None
         assert read_proc(str(tmp_path)) is None

@@ -397,7 +397,7 @@ class TestSockets:
         """
         A connection is shown by its ends, and by its state if it has one
         that is of interest; a socket in no table stays a number, and a line
-        that cannot be understood is shown as it is.
+        that cannot be parsed is shown as it is.
         """
         folder = fake_proc.add(7, "python")
         local, other = f"{HOST}:1388", f"{HOST}:7148"

@@ -307,7 +307,7 @@ def test_who_waited_in_vain_is_not_blamed(message, cause):
 
     assert (cause, ()) == (finding.cause, finding.ranks)
     assert finding.summary.startswith(
-        "Trainer(rank=2) (pid 2, 10.0.0.1) waited in vain for another rank in "
+        "Trainer(rank=2) (pid 2, 10.0.0.1) timed out waiting for another rank in "
         "Trainer.fit(): "
     )
     assert "distdebug logs --deaths SESSION" in finding.remedy

@@ -294,7 +294,7 @@ def test_nothing():
 
 def test_no_time(tmp_path):
     """
-    What is no number of seconds is refused, and not waited for.
+    What is not a number of seconds is refused, and not waited for.
     """
     with pytest.raises(LogError):
         next(follow_lines(tmp_path, timeout_s=math.nan))

@@ -254,7 +254,7 @@ def test_nothing(tmp_path):
 
     with pytest.raises(NoLogsError, match="no Ray session in") as caught:
         find_ray_sessions(tmp_path)
-    with pytest.raises(NoLogsError, match="no folder of a Ray session"):
+    with pytest.raises(NoLogsError, match="not a folder of a Ray session"):
         open_ray_session(tmp_path / "missing")
 
     assert "--temp-dir" in caught.value.remedy
@@ -383,7 +383,7 @@ def test_facts(tmp_path, files, expected):
 
 def test_pipe(tmp_path):
     """
-    What is no file is not waited for.
+    What is not a file is not waited for.
     """
     logs = make_session(tmp_path)
     os.mkfifo(logs / "debug_state.txt")
@@ -405,7 +405,7 @@ def test_stray_link_to_nothing(tmp_path):
 
 def test_strange_names(tmp_path):
     """
-    A session in a folder whose name is no text, or steers terminals, is shown.
+    A session in a folder whose name is not text, or steers terminals, is shown.
     """
     folder = tmp_path / os.fsdecode(b"\xdb\x1b[31mray\xe2\x80\xae")
     make_session(folder)

@@ -51,7 +51,7 @@ def test_parts(log):
 
 def test_lost_part(log, tmp_path):
     """
-    A part that is gone, or is no file, costs nothing but itself.
+    A part that is gone, or is not a file, costs nothing but itself.
     """
     log.out[0].path.unlink()
     log.out[1].path.unlink()

@@ -94,7 +94,7 @@ class TestManifest:
     )
     def test_damaged(self, tmp_path, change):
         """
-        What cannot be understood is refused by a typed error.
+        What cannot be parsed is refused by a typed error.
         """
         data = {**MANIFEST.to_dict(), **change}
         (tmp_path / "manifest.json").write_text(json.dumps(data))

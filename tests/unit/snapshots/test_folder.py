@@ -160,7 +160,7 @@ class TestNewBundle:
         (tmp_path / "link").symlink_to("nowhere")
 
         for wanted in (tmp_path / "file", tmp_path / "link", "/dev/null"):
-            with pytest.raises(ConfigError, match="it is no folder"):
+            with pytest.raises(ConfigError, match="it is not a folder"):
                 new_bundle(wanted)
 
         assert ["file", "link"] == names(tmp_path)

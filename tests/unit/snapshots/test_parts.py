@@ -80,7 +80,7 @@ def test_read(bundle):
 
 def test_damaged(bundle):
     """
-    A manifest that cannot be understood costs its own node only.
+    A manifest that cannot be parsed costs its own node only.
     """
     (bundle / "n2" / "manifest.json").write_text("{")
 

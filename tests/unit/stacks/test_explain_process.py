@@ -515,7 +515,9 @@ MOTIONS = [
     # Who is woken only by others was woken.
     ("moving", did(4, 0.001), {"name": "waits"}),
     ("still", did(1, 0.0001), {"name": "polls"}),
-    ("moving", did(1), {"name": "polls", "call": "wait4"}),
+    ("moving", did(1, 20e-6), {"name": "polls", "call": "wait4"}),
+    # Awake without having run: a signal, or a look from outside.
+    ("still", did(1), {"name": "polls", "call": "wait4"}),
     # It works whenever it wakes up.
     ("moving", did(4, 0.02), {}),
     # Ran all the time, also where the processor is shared.
@@ -1164,7 +1166,7 @@ def test_holder_words():
     own = view(HOLDER(HELD), *waits)
 
     assert "a thread (driver) that holds" in other.doing
-    assert own.doing.startswith("holds the lock")
+    assert own.doing.startswith("holds the GIL")
     assert "2 other threads wait for it" in own.doing
 
 
@@ -1277,7 +1279,7 @@ def test_kernel_place(device, place):
 
 def test_kernel_without_namespace():
     """
-    The anonymous namespace, as cuda-gdb writes it, is no list of arguments.
+    The anonymous namespace, as cuda-gdb writes it, is not a list of arguments.
     """
     name = "at::cuda::(anonymous namespace)::spin_kernel(long)<<<(1,1,1)>>>"
 

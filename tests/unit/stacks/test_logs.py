@@ -646,7 +646,7 @@ def test_code(text):
 
 def test_waits_to_lose_the_gil():
     """
-    Who was asked for the lock of the interpreter waits until it is taken.
+    Who was asked for the GIL waits until it is taken.
     """
     text = BT.replace("lock_acquire", "drop_gil").replace("do_", "cond_")
     text = text.replace("cond_wait", "pthread_cond_wait")

@@ -200,7 +200,7 @@ def test_bad(write, text, reason):
 
 def test_unreadable(tmp_path, write):
     """
-    So is one that is not there, or is no file of rules at all.
+    So is one that is not there, or is not a file of rules at all.
     """
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")

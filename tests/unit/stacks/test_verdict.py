@@ -570,7 +570,10 @@ class TestProgress:
         (got,) = explain(ranks([0, 1], REDUCE, activity=MOVES))
 
         assert (Cause.PROGRESSING, ()) == told(got)
-        assert "ranks 0-1 are moving: slow at most, not stuck" == got.summary
+        assert (
+            "ranks 0-1 are making progress: slow at most, not stuck"
+            == got.summary
+        )
 
     def test_straggler(self):
         """

@@ -59,7 +59,7 @@ class TestValues:
     )
     def test_no_wait(self, wait):
         """
-        What is no number of seconds is refused.
+        What is not a number of seconds is refused.
         """
         with pytest.raises(ConfigError, match="wait_seconds must be "):
             HangDebugConfig(wait_seconds=wait)
@@ -265,9 +265,9 @@ class TestFromFile:
     )
     def test_damaged(self, job, text):
         """
-        A file that cannot be understood is refused, soon and by one error.
+        A file that cannot be parsed is refused, soon and by one error.
         """
-        with pytest.raises(ConfigError, match="cannot be understood") as x:
+        with pytest.raises(ConfigError, match="cannot be parsed") as x:
             HangDebugConfig.from_file(job(text))
 
         assert str(x.value).isprintable()

@@ -242,8 +242,8 @@ class TestCommand:
             ("", "empty"),
             ([], "empty"),
             (["true", "a\0b"], "no text"),
-            ([3], "cannot be understood"),
-            ("notify 'rank", "cannot be understood: No closing quotation"),
+            ([3], "cannot be parsed"),
+            ("notify 'rank", "cannot be parsed: No closing quotation"),
             ("no-such-program-here -x", "no-such-program-here: there is no"),
         ],
     )
@@ -933,7 +933,7 @@ class TestAddress:
         [
             (b"", "there is no address in it"),
             (b"# only\n\n", "there is no address in it"),
-            (b"\xff\xfe", "is no text"),
+            (b"\xff\xfe", "is not text"),
             (b"ftp://h/s3cr3t", "line 1 is no address"),
             (b"#\nhttps:///s3cr3t", "line 2 is no address"),
             (b"https://h:0/s3cr3t", "line 1 is no address"),

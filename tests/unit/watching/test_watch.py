@@ -271,7 +271,7 @@ class TestProgress:
 
     def test_no_number(self, node):
         """
-        A count that is no number shows nothing.
+        A count that is not a number shows nothing.
         """
         node.process(7, switches="many")
 

@@ -72,7 +72,7 @@ def pause_limit_s(requested_s: float | None = None) -> float:
             seconds = float(value)
             if seconds >= 0 and math.isfinite(seconds):
                 return min(seconds, _MAX_LIMIT_S)
-        log_warning_once(f"{name} is no number of seconds: {value!r:.100}")
+        log_warning_once(f"{name} is not a number of seconds: {value!r:.100}")
 
     return DEFAULT_LIMIT_S
 

@@ -108,8 +108,7 @@ def _root_summary(root: Root) -> str:
         Cause.P2P_DEADLOCK: f"{ranks} wait for each other: {cycle}",
         Cause.RANK_NOT_STARTED: f"{ranks} enqueued {call}, but the GPU never "
         f"started it; {_wait_text(root, ' in it')}",
-        Cause.RANK_BLOCKED_IN_LAUNCH: f"{ranks} {verb} stuck inside the "
-        f"launch of {call}",
+        Cause.RANK_BLOCKED_IN_LAUNCH: f"{ranks} {verb} stuck launching {call}",
         Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"{ranks} entered {call}, which "
         f"completed for its other members, and {verb} stuck in it"
         if is_left_behind(first)

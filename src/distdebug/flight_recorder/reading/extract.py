@@ -494,7 +494,7 @@ def read_header(value: Any) -> tuple[dict[str, Any], list[Any]]:
         value = {}
     entries = value.get("entries") or []
     if not isinstance(entries, list):
-        problem = "its entries are not a list"
+        problem = "its entries are no list"
     if problem:
         raise NotADumpError(problem)
 

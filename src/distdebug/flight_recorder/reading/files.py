@@ -234,7 +234,7 @@ def _may_be_dump(file: DumpFile) -> bool:
         return True
 
     try:
-        with open_ordinary(file.path, "it is no file") as opened:
+        with open_ordinary(file.path, "it is not a file") as opened:
             head = opened.read(64)
     except (OSError, ValueError):
         return True

@@ -130,7 +130,7 @@ def parse_number(text: str) -> float:
     Parse a number as bars write it, such as ``1,024`` or ``1.2G``.
 
     Raises:
-        ValueError: It is no number.
+        ValueError: It is not a number.
     """
     factor = _SUFFIXES.get(text[-1:], 1.0)
     plain = text.rstrip("kKMGTP").replace(",", "")

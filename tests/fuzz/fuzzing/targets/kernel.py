@@ -98,7 +98,7 @@ def proc(data: bytes) -> object:
 @target(OSError)
 def memory(data: bytes) -> object:
     """
-    What the kernel tells about memory, control groups, and who waits.
+    What the kernel tells about memory, cgroups, and who waits.
     """
     root = str(folder_of(data, "proc"))
     pressure = read_pressure(proc=root, cgroup=f"{root}/cgroup")
