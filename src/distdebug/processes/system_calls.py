@@ -44,12 +44,15 @@ class BlockedCall(NamedTuple):
 
         note: What is particular about the target, such as ``"on nfs4 from
             filer:/home"``.
+
+        is_fifo: Whether the target is a FIFO, which waits for its other end.
     """
 
     name: str
     target: str = ""
     holder: int | None = None
     note: str = ""
+    is_fifo: bool = False
 
 
 _MAX_TARGET_CHARS, _MAX_NOTE_CHARS = 400, 200
@@ -80,14 +83,13 @@ def read_system_call(
 
     name = system_call_name(number)
     target = describe_target(pid, name, arguments, root)
+    note, is_fifo = _describe_file(thread, name, arguments, target)
     return BlockedCall(
         name=name,
         target=clean(target, limit=_MAX_TARGET_CHARS),
         holder=find_lock_holder(pid, root) if name in _LOCK_CALLS else None,
-        note=clean(
-            _describe_file(thread, name, arguments, target),
-            limit=_MAX_NOTE_CHARS,
-        ),
+        note=clean(note, limit=_MAX_NOTE_CHARS),
+        is_fifo=is_fifo,
     )
 
 
@@ -95,6 +97,7 @@ _LOCK_CALLS = frozenset({"flock", "fcntl"})
 _POLLFD = struct.Struct("=ihh")
 _MAX_POLLED = 4
 _P_PID = 1  # of waitid
+_AT_FDCWD = -100
 
 
 def describe_target(
@@ -118,9 +121,9 @@ def describe_target(
     if name in known["descriptor"]:
         return describe_descriptor(pid, _to_int32(first), root)
     if name in known["first_path"]:
-        return _read_path(pid, first, root)
+        return _read_path(pid, first, _AT_FDCWD, root)
     if name in known["second_path"]:
-        return _read_path(pid, second, root)
+        return _read_path(pid, second, _to_int32(first), root)
     if name in {"poll", "ppoll"}:
         return _describe_polled(pid, first, second, root)
     if name in {"wait4", "waitid"}:
@@ -159,7 +162,7 @@ _MAX_MOUNTS_BYTES = 1 << 22
 
 def _describe_file(
     thread: str, name: str, arguments: Sequence[int], path: str
-) -> str:
+) -> tuple[str, bool]:
     """
     Say what is particular about a file that a thread waits for.
 
@@ -171,21 +174,21 @@ def _describe_file(
         path: The file, as :func:`describe_target` returns it.
 
     Returns:
-        That it lies on a network, or is a FIFO, which waits for its other end;
-        ``""`` if it is an ordinary file, or no file.
+        That it lies on a network, or is a FIFO, which waits for its other end,
+        ``""`` if it is an ordinary file, or no file; and whether it is a FIFO.
     """
     if not path.startswith("/"):
-        return ""
+        return "", False
     kind, source = _find_mount(thread, path)
     if _REMOTE_FILE_SYSTEM.match(kind):
-        return f"on {kind} from {source}"
+        return f"on {kind} from {source}", False
     if not _is_fifo(thread, path):
-        return ""
+        return "", False
     if name not in _OPEN_FLAGS:
-        return "a FIFO"
+        return "a FIFO", True
     flags = (*arguments, 0, 0, 0)[_OPEN_FLAGS[name]]
     other = "reading" if flags & os.O_ACCMODE == os.O_WRONLY else "writing"
-    return f"a FIFO that no process has open for {other}"
+    return f"a FIFO that no process has open for {other}", True
 
 
 def _is_fifo(thread: str, path: str) -> bool:
@@ -221,9 +224,20 @@ def _find_mount(thread: str, path: str) -> tuple[str, str]:
     return kind, source
 
 
-def _read_path(pid: int, address: int, root: str) -> str:
+def _read_path(pid: int, address: int, folder: int, root: str) -> str:
+    """
+    Return a path from the memory of a process.
+
+    Args:
+        folder: The descriptor of the folder that it is relative to.
+    """
     with open_memory(pid, root) as memory:
-        return read_c_string(memory, address, limit=4096)
+        path = read_c_string(memory, address, limit=4096)
+    if not path or path.startswith("/"):
+        return path
+    link = "cwd" if folder == _AT_FDCWD else f"fd/{folder}"
+    base = read_link(f"{root}/{pid}/{link}")
+    return f"{base}/{path.removeprefix('./')}" if base else path
 
 
 def _describe_polled(pid: int, address: int, count: int, root: str) -> str:

@@ -384,6 +384,7 @@ def _runs_native_code(
 
 
 _NATIVE_STACKS_HINT = re.compile(r"take native stacks \(--native\)[^,;]*, or ")
+_FIFO_REMEDY = "start the process that should open the other end of this FIFO"
 _NOT_RETURNING_REMEDY = (
     "see why this function does not return: look at its arguments"
 )
@@ -624,7 +625,9 @@ class ProcessExplainer:
             location=choose_location(process, state, main),
             motion=state.motion,
             confidence=rule.confidence if rule else "likely",
-            remedy=(rule.remedy if rule else "") or self._remedy(state, cause),
+            remedy=_FIFO_REMEDY
+            if call and call.is_fifo
+            else (rule.remedy if rule else "") or self._remedy(state, cause),
             rule=rule.name if rule else "",
             note=note,
             blocked_in=call,

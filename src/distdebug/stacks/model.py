@@ -66,12 +66,15 @@ class SystemCall:
         holder: The process that holds the lock it waits for.
 
         note: What is particular about the target, such as ``"a FIFO"``.
+
+        is_fifo: Whether the target is a FIFO, which waits for its other end.
     """
 
     name: str
     target: str = ""
     holder: int | None = None
     note: str = ""
+    is_fifo: bool = False
 
     @property
     def remark(self) -> str:

@@ -814,10 +814,10 @@ def test_quote(dumps_of):
         waits.location,
     )
     assert (
-        "nccl:all_reduce #2 of group 'default_pg' (scheduled) at "
-        "sync_default_pg (train.py:100)" == waits.quote
+        "all_reduce #2 at sync_default_pg (train.py:100), scheduled, "
+        "group 'default_pg'" == waits.quote
     )
-    assert last.quote.startswith("last on record: nccl:all_reduce #1 of group")
+    assert last.quote.startswith("last: all_reduce #1 at ")
 
 
 @pytest.mark.parametrize(
@@ -878,7 +878,7 @@ def test_quote_gloo(dumps_of, rank):
 
     evidence = analyze_dumps(dumps_of(job)).verdict.evidence
 
-    assert ["(in flight)", "(returned)"][rank] in evidence[rank].quote
+    assert [", in flight,", ", returned,"][rank] in evidence[rank].quote
 
 
 def test_several_in_launch(dumps_of):

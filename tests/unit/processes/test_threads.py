@@ -291,15 +291,19 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("mode", "other"), [("rb", "writing"), ("wb", "reading")]
     )
-    def test_fifo(self, tmp_path, mode, other):
+    @pytest.mark.parametrize("name", ["{}/pipe", "pipe", "./pipe"])
+    def test_fifo(self, tmp_path, mode, other, name):
         """
-        Who opens a FIFO waits for its other end.
+        Who opens a FIFO, by whatever path, waits for its other end.
         """
         path = tmp_path / "pipe"
         os.mkfifo(path)
-        code = f"print(flush=True); open({str(path)!r}, {mode!r})"
+        name = name.format(tmp_path)
+        code = f"print(flush=True); open({name!r}, {mode!r})"
         with subprocess.Popen(
-            [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE
+            [sys.executable, "-S", "-c", code],
+            stdout=subprocess.PIPE,
+            cwd=tmp_path,
         ) as process:
             process.stdout.readline()
             got, deadline = None, time.monotonic() + 20
@@ -313,6 +317,7 @@ class TestTargets:
             process.kill()
 
         assert f"a FIFO that no process has open for {other}" == got.note
+        assert got.is_fifo
 
     @pytest.mark.parametrize(
         ("number", "arguments", "expected"),

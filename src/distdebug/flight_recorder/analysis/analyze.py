@@ -201,7 +201,7 @@ def _root_evidence(job: Job, root: Root) -> Iterable[Evidence]:
         yield record_evidence(job, rank, row)
     for rank, row in last:
         if (rank, row) not in waiting:
-            yield record_evidence(job, rank, row, what="last on record: ")
+            yield record_evidence(job, rank, row, what="last: ")
 
 
 def explain_mismatch(job: Job, found: Mismatch) -> Finding:

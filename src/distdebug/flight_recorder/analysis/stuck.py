@@ -592,11 +592,12 @@ def record_evidence(
     group = job.groups[job.membership.by_code[rank][int(e.group[row])]]
     seq = e.p2p_seq[row] if operation.is_p2p else e.seq[row]
     where = user_location(job.stack(rank, row))
+    op = job.dumps.ops[e.op[row]].removeprefix(f"{operation.backend}:")
+    # What narrow terminals cut off comes last.
+    place = f" at {where.brief}" if where else ""
     return Evidence(
         kind="dump",
         source=dump.path,
         location=f"rank {rank}, record {int(e.record_id[row])}",
-        quote=f"{what}{job.dumps.ops[e.op[row]]} #{seq} of group "
-        f"{str(group.ref)!r} ({state})"
-        + (f" at {where.brief}" if where else ""),
+        quote=f"{what}{op} #{seq}{place}, {state}, group {str(group.ref)!r}",
     )
