@@ -226,6 +226,9 @@ class Finding(Shown):
         evidence: The evidence.
 
         clauses: What further evidence added to the summary.
+
+        is_consequence: Whether it only followed from the first finding, such as
+            what a launcher did to the other ranks.
     """
 
     cause: Cause
@@ -242,6 +245,7 @@ class Finding(Shown):
     waited_s: float | None = None
     evidence: tuple[Evidence, ...] = ()
     clauses: tuple[Clause, ...] = ()
+    is_consequence: bool = False
 
     def with_clause(
         self,
@@ -552,6 +556,7 @@ class Diagnosis(Shown):
 # Long enough to show the user's lines after those of libraries.
 _MAX_QUOTE = 400
 _MAX_EVIDENCE = 6
+_MAX_BRIEF = 140
 
 
 def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
@@ -563,7 +568,17 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
     if d.checked and d.checked.calls > 1:
         yield f"checked: {d.checked}"
     others = [f for f in d.findings if f != d.verdict]
-    yield Entries([finding_entry(f, before="also:") for f in others])
+    yield Entries(
+        [
+            finding_entry(f, before="also:")
+            for f in others
+            if not f.is_consequence
+        ]
+    )
+    after = [
+        clean(f.summary, limit=_MAX_BRIEF) for f in others if f.is_consequence
+    ]
+    yield Lines([f"followed by: {text}" for text in after])
     if d.groups:
         yield group_block(sorted(d.groups, key=group_sort_key(d)))
     if d.victims:

@@ -45,12 +45,31 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         for f in evidence.scan.findings
         if not _repeats_known_death(f, evidence)
     ]
-    collectives = (
+    collectives = [
         *logs.collective_findings(evidence.collectives),
         *logs.ras_findings(evidence.ras),
-    )
+    ]
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
-    left = [{*f.ranks} for f in collectives if f.cause is Cause.RANK_CRASHED]
+    # A launcher that saw a rank end says more than that another one, or one of
+    # a few, was not heard to complain.
+    kills = [
+        f
+        for f in scanned
+        if f.cause.is_kill and f.ranks and is_own_end(f, evidence)
+    ]
+    ended = {
+        rank
+        for f in scanned
+        if f.cause.ends_process and is_first_cause(f, evidence)
+        for rank in f.ranks
+    }
+    collectives = [
+        f
+        for f in collectives
+        if f.cause is not Cause.RANK_CRASHED
+        or not f.ranks
+        or not (kills or ended.issuperset(f.ranks))
+    ]
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
         *(f for f in sure if f.cause is not Cause.ACTOR_DIED),
@@ -63,15 +82,7 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
             key=lambda f: f.cause is Cause.LOSS_NOT_FINITE,
         ),
         *sure,
-        # A launcher that saw a rank end says more than that it, or one of a few,
-        # left.
-        *(
-            f
-            for f in scanned
-            if f.cause.is_kill
-            and f.ranks
-            and any({*f.ranks} <= x for x in left)
-        ),
+        *kills,
         *(f for f in collectives if not f.cause.is_consequence),
         *(f for f in nodes if _is_sure(f)),
     ]
@@ -83,7 +94,14 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         *_phase_stalls(evidence),
         *nodes,
     ]
-    return tuple(_deduplicate([*first, *then]))
+    ordered = list(_deduplicate([*first, *then]))
+    roots = {*map(id, first), *map(id, ordered[:1])}
+    return tuple(
+        attrs.evolve(f, is_consequence=True)
+        if id(f) not in roots and _is_consequence(f, evidence)
+        else f
+        for f in ordered
+    )
 
 
 def is_first_cause(finding: Finding, evidence: LogEvidence) -> bool:

@@ -625,17 +625,40 @@ def build_groups(
     propagated = propagate_ranks(
         [t for t in harmful if t not in survived], processes
     )
-    nodes = {node for t in harmful for node, _ in t.local_ranks}
+    is_one_node = _are_of_one_node(harmful)
     groups = []
     for event_group in harmful:
         ranks = event_group.ranks | propagated.get(event_group, set())
-        if len(nodes) == 1:
+        if is_one_node:
             ranks |= {rank for _, rank in event_group.local_ranks}
         group = _make_group(
             event_group, ranks, is_survived=event_group in survived
         )
         groups.append((event_group.rule, group))
     return groups
+
+
+def _are_of_one_node(event_groups: Iterable[EventGroup]) -> bool:
+    """
+    Return whether all local ranks are those of one node.
+
+    The output of a launcher repeats what the files of its ranks hold.
+    """
+    seen: dict[str, set[tuple[GroupKey, int]]] = {}
+    outputs: set[str] = set()
+    for group in event_groups:
+        outputs.update(group.files)
+        for node, rank in group.local_ranks:
+            # What the launcher itself says is nowhere else.
+            is_own = group.rule.name in _LAUNCHER_RULES
+            key = "" if is_own else group.rule.name, group.key or group.shape
+            seen.setdefault(node, set()).add((key, rank))
+    # The node of an output is known by its path only.
+    copies = outputs.intersection(seen)
+    if len(seen) == 2 and len(copies) == 1:
+        copy = {x for x in seen.pop(copies.pop()) if x[0][0]}
+        return all(copy <= events for events in seen.values())
+    return len(seen) == 1
 
 
 def _begin_times(

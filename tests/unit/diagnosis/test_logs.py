@@ -454,6 +454,69 @@ in recv
 """
 
 
+LOST = (
+    "[default{rank}]:[rank{rank}]: RuntimeError: [gloo/transport/tcp/pair.cc:537] "
+    "Read error [127.0.0.1]:1607{rank}: Connection reset by peer.\n"
+)
+TORCHRUN = """\
+W1128 11:20:30.737000 4281 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 4288 closing signal SIGTERM
+E1128 11:20:30.936000 4281 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: {rank} (pid: 4290) of binary: /usr/bin/python3
+"""
+
+
+class TestLauncher:
+    def test_killed(self, tmp_path):
+        """
+        The exit status that a launcher saw says more than who did not complain.
+        """
+        log = tmp_path / "torchrun.log"
+        log.write_text(
+            LOST.format(rank=2)
+            + LOST.format(rank=0)
+            + TORCHRUN.format(code=-9, rank=3)
+        )
+
+        diagnosis = diagnose(log)
+
+        verdict = diagnosis.verdict
+        assert (Cause.KILLED, (3,)) == (verdict.cause, verdict.ranks)
+        assert not any((1,) == f.ranks for f in diagnosis.findings)
+        assert "\nfollowed by: ranks 0,2: another process" in str(diagnosis)
+        assert all(f.is_consequence for f in diagnosis.findings[1:])
+
+    @pytest.mark.parametrize(("other", "ranks"), [(2, (2,)), (1, ())])
+    def test_copy(self, tmp_path, other, ranks):
+        """
+        The output of torchrun repeats what the files of its ranks hold; that of
+        another node has local ranks of its own.
+        """
+        folder = tmp_path / "logs/none_ab1/attempt_0/2"
+        folder.mkdir(parents=True)
+        lines = TRACE.replace("[rank2]: ", "")
+        (folder / "stderr.log").write_text(lines)
+        prefixed = "".join(
+            f"[default{other}]:{x}\n" for x in lines.splitlines()
+        )
+        log = tmp_path / "torchrun.log"
+        log.write_text(prefixed + TORCHRUN.format(code=1, rank=other))
+
+        verdict = diagnose(tmp_path / "logs", log).verdict
+
+        assert ranks == verdict.ranks
+
+    def test_told_to_end(self, tmp_path):
+        """
+        A launcher that is told to end is no sign of a failed rank.
+        """
+        log = tmp_path / "torchrun.log"
+        log.write_text(
+            "W1128 11:31:02.100000 4842 torch/distributed/elastic/agent/server/"
+            "api.py:1010] Received 15 death signal, shutting down workers\n"
+        )
+
+        assert "the launcher was told to end" in diagnose(log).verdict.summary
+
+
 class TestTimedOut:
     @pytest.mark.parametrize(
         ("code", "more", "where"),
