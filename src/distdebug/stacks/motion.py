@@ -20,8 +20,9 @@ from .model import ThreadActivity, ThreadStack, is_gil_wait
 _MOST_STEP_S = 30.0
 # A thread that only polls needs about 50 µs per wakeup.
 _POLL_CPU_S = 500e-6
-# A system call that has returned leads to a step of Python, at least.
-_LEAST_STEP_CPU_S = 2e-6
+# A signal, or a dump that is asked for, wakes a thread once or twice, for 60 µs
+# at most; then it goes on to wait.
+_MOST_DISTURBANCES, _DISTURBANCE_CPU_S = 2, 100e-6
 # System calls that only return when something has happened.
 _BLOCKING_CALLS = frozenset(
     {"accept", "accept4", "flock", "open", "openat", "wait4", "waitid"}
@@ -86,8 +87,8 @@ def _does_work(activity: ThreadActivity, wakes: float | None) -> bool:
     if not count:
         return False
     cpu_s = activity.cpu_s / count
-    # A signal, or a look from outside, wakes a thread that goes on to wait.
-    if wakes is None or cpu_s < _LEAST_STEP_CPU_S:
+    is_disturbed = count <= _MOST_DISTURBANCES and cpu_s < _DISTURBANCE_CPU_S
+    if wakes is None or (is_disturbed and not activity.has_returned):
         return cpu_s > _POLL_CPU_S
     return cpu_s > _POLL_CPU_S or count / activity.seconds > wakes
 

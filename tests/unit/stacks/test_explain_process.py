@@ -515,9 +515,11 @@ MOTIONS = [
     # Who is woken only by others was woken.
     ("moving", did(4, 0.001), {"name": "waits"}),
     ("still", did(1, 0.0001), {"name": "polls"}),
-    ("moving", did(1, 20e-6), {"name": "polls", "call": "wait4"}),
-    # Awake without having run: a signal, or a look from outside.
-    ("still", did(1), {"name": "polls", "call": "wait4"}),
+    ("moving", did(1, 2e-4), {"name": "polls", "call": "wait4"}),
+    ("moving", did(3, 3e-5), {"name": "polls", "call": "wait4"}),
+    ("moving", did(1, has_returned=True), {"name": "polls", "call": "wait4"}),
+    # A signal, or a look from outside, woke it.
+    ("still", did(2, 1e-4), {"name": "polls", "call": "wait4"}),
     # It works whenever it wakes up.
     ("moving", did(4, 0.02), {}),
     # Ran all the time, also where the processor is shared.
