@@ -4,6 +4,7 @@ Whether a rank ended by itself, or because others did.
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from distdebug.causes import Cause
@@ -166,6 +167,56 @@ def test_ended(expected, words):
     A job was ended from outside if the first sign of its end is a signal.
     """
     assert expected == sigterm_time_s(noted(*words))
+
+
+@pytest.mark.parametrize(
+    ("arrived_s", "written_s", "host", "reason", "is_absent"),
+    [
+        (2.0, 3.0, "n", "SIGTERM", True),
+        (2.0, 3.0, "n", "exception", True),
+        (2.5, 3.0, "m", "SIGTERM", True),
+        (-1.0, 3.0, "n", "SIGTERM", False),
+        # Clocks of nodes differ.
+        (1.0, 3.0, "m", "SIGTERM", False),
+        # It saves a checkpoint on SIGTERM, for example.
+        (2.0, 60.0, "n", "exception", False),
+    ],
+)
+def test_went_on(dumps_of, arrived_s, written_s, host, reason, is_absent):  # noqa: PLR0917 the cases
+    """
+    What a rank did when SIGTERM had ended the others shows nothing of the hang.
+
+    Args:
+        arrived_s: When it arrived, in seconds after the others' SIGTERM.
+
+        written_s: When it wrote its dump.
+    """
+    job = SimulatedJob(3, backend="gloo")
+    job.collective("all_reduce")
+    job.collective("all_reduce", ranks=[0, 1])
+    told_s = job.records[0][-1].created + 40
+    job.dump(0)
+    job.dump(1)
+    job.wait(told_s + arrived_s - job.clock)
+    job.collective("all_reduce", ranks=[2])
+    notes = [
+        (told_s, "SIGTERM", "n"),
+        (told_s, "SIGTERM", "n"),
+        (told_s + written_s, reason, host),
+    ]
+    sidecars = {
+        rank: Sidecar("", rank, 3, where, 1, 0.0, when, why)
+        for rank, (when, why, where) in enumerate(notes)
+    }
+    told = sidecars[2]._replace(reason="SIGTERM")
+    dumps = attrs.evolve(
+        dumps_of(job, sidecars=sidecars), earlier={2: (told,)}
+    )
+
+    verdict = analyze_dumps(dumps).verdict
+
+    absent = (Cause.RANK_NOT_ARRIVED, (2,))
+    assert is_absent == (absent == (verdict.cause, verdict.ranks))
 
 
 def test_last_words():

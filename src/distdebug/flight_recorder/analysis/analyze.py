@@ -23,6 +23,7 @@ from ...ranks import RankChoice, ranks_text
 from ...waits import Wait, waiting_text
 from ..read import read_dumps
 from ..reading.columns import Dumps
+from .endings import cut_at_sigterm
 from .job import Job
 from .mismatch import Mismatch, find_mismatches, find_pair_mismatches
 from .report import FlightReport, filter_report
@@ -305,7 +306,7 @@ def analyze_dumps(
         if isinstance(dumps_or_path, Dumps)
         else read_dumps(dumps_or_path)
     )
-    return filter_report(_analyze(Job(dumps)), ranks, groups)
+    return filter_report(_analyze(Job(cut_at_sigterm(dumps))), ranks, groups)
 
 
 def _analyze(job: Job) -> FlightReport:

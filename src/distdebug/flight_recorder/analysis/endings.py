@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import re
 
-from ..reading.columns import Dumps
+import attrs
+
+from ...findings import Missing
+from ...ranks import ranks_text
+from ..reading.columns import Dumps, RankDump
 from ..sidecar import Sidecar
 
 
@@ -25,6 +29,10 @@ _CHILD_LOST = re.compile(
 _RUNNING_REASONS = {"start", "request", "call"}
 # A child may receive the signal this much earlier than its rank.
 _CHILD_SIGNAL_LEAD_S = 0.1
+_MOST_CLOCK_OFFSET_S = 2.0
+#: Ranks do not receive the signal to end at the same time; what is much newer
+#: is not of this shutdown.
+MAX_SHUTDOWN_S = 10.0
 # Calls that Gloo does not record (torch 2.13).
 _UNRECORDED_CALLS = {"irecv", "isend", "monitored_barrier", "recv", "send"}
 
@@ -121,6 +129,48 @@ def sigterm_time_s(dumps: Dumps) -> float | None:
         first.append(sidecars[0])
     earliest = min(first, key=exit_time_s)
     return earliest.written if earliest.reason == "SIGTERM" else None
+
+
+def cut_at_sigterm(dumps: Dumps) -> Dumps:
+    """
+    Drop the calls that ranks made when SIGTERM had ended others already.
+
+    A rank that was stopped, or in a long call, goes on when the job is ended,
+    and arrives where nobody waits any more.
+    """
+    end_s = sigterm_time_s(dumps)
+    if end_s is None:
+        return dumps
+
+    ends = {rank: exit_sidecars(dumps, rank)[0] for rank in dumps.sidecars}
+    host = min(ends.values(), key=exit_time_s).host
+    cut: dict[int, RankDump] = {}
+    for dump in dumps:
+        end = ends.get(dump.rank)
+        age_s = dump.written_ns / 1e9 - end_s
+        if end is None or not 0 <= age_s <= MAX_SHUTDOWN_S:
+            continue
+        doubt_s = 0.0 if end.host == host else _MOST_CLOCK_OFFSET_S
+        is_before = dump.entries.created_ns <= 1e9 * (end_s + doubt_s)
+        if not is_before.all():
+            # Its stack is of that time, too.
+            end = end._replace(threads=())
+            entries = dump.entries.take(is_before)
+            cut[dump.rank] = attrs.evolve(dump, entries=entries, sidecar=end)
+    if not cut:
+        return dumps
+    note = Missing(
+        what="calls",
+        reason=f"{ranks_text(cut)} went on only when SIGTERM had ended others; "
+        "calls from then on do not count",
+    )
+    late = {rank: x.sidecar for rank, x in cut.items() if x.sidecar}
+    return attrs.evolve(
+        dumps,
+        by_rank={**dumps.by_rank, **cut},
+        sidecars={**dumps.sidecars, **late},
+        problems=(*dumps.problems, note),
+    )
 
 
 def exit_time_s(sidecar: Sidecar) -> float:

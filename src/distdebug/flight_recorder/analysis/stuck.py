@@ -21,7 +21,11 @@ from ...findings import CollectiveRef, Evidence
 from ...usercode import user_location
 from ..reading.columns import Dumps, RankDump
 from ..reading.extract import STATES
-from .endings import failed_in_unrecorded_call, sigterm_time_s
+from .endings import (
+    MAX_SHUTDOWN_S,
+    failed_in_unrecorded_call,
+    sigterm_time_s,
+)
 from .job import Job, Position, Side
 from .membership import Group
 
@@ -402,8 +406,6 @@ _MAX_NORMAL_WAIT_NS = 30 * 10**9
 # While a rank writes a requested dump, its peers wait.
 _MIN_REQUEST_WAIT_NS = 10**9
 _REQUEST_REASONS = {"request", "call"}
-# Ranks do not receive the signal to end at the same time.
-_MAX_SHUTDOWN_NS = 10 * 10**9
 _MAX_DUMP_DURATION_NS = 5 * 10**9
 # A silence is unusual if it is longer, and this many times the longest pause.
 _MIN_SILENCE_S = 5.0
@@ -444,10 +446,9 @@ def _wait_end_ns(dump: RankDump, end_s: float | None) -> int:
     if end_s is None:
         return dump.written_ns
 
-    # A dump that is much newer is not of this shutdown.
     end_ns = int(1e9 * end_s)
     after_ns = dump.written_ns - end_ns
-    return end_ns if 0 < after_ns <= _MAX_SHUTDOWN_NS else dump.written_ns
+    return end_ns if 0 < after_ns <= 1e9 * MAX_SHUTDOWN_S else dump.written_ns
 
 
 def is_longest_wait(calls: Iterable[StuckCall]) -> bool:
