@@ -16,6 +16,7 @@ from pathlib import Path
 import distdebug
 
 from .. import debugger, flight_recorder
+from .._io import matching
 from .._text import clean
 from ..errors import DistdebugError
 from .command import (
@@ -178,6 +179,7 @@ def dump(args: Namespace) -> int:
     Exit status: 0 all ranks were reached; 1 some were not; 2 none was.
     """
     from .._render import Table
+    from ..flight_recorder import SIDECAR_SUFFIX
 
     where = args.pipe or args.path
     if args.path and not Path(args.path).is_dir():
@@ -191,11 +193,16 @@ def dump(args: Namespace) -> int:
     )
     if not rows:
         msg = f"no rank listens at {where}"
-        raise DistdebugError(
-            msg,
-            remedy="run it on the node of the job, with its dump_dir; "
-            "the job has to call distdebug.enable_flight_recorder()",
+        remedy = (
+            "run it on the node of the job, with its dump_dir; the job has to "
+            "call distdebug.enable_flight_recorder()"
         )
+        if args.path and matching(args.path, f"*{SIDECAR_SUFFIX}"):
+            remedy = (
+                "the ranks have ended, or run on another node; what they left: "
+                f"distdebug diagnose {args.path}"
+            )
+        raise DistdebugError(msg, remedy=remedy)
 
     reached = sum(row.status in {"dumped", "asked"} for row in rows)
     headers = ("rank", "answer", "file", "why")

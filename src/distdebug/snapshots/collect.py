@@ -43,7 +43,7 @@ from ..findings import (
     missing_block,
 )
 from ..nodes import Engine, NodeResult, run_on_nodes
-from ..processes import Worker
+from ..processes import Worker, find_workers
 from .bundle import (
     Manifest,
     NodeEntry,
@@ -127,6 +127,8 @@ def collect_node(
     """
     start, created = time.monotonic(), time.time()
     collector = _Collector(folder, options, start + options.timeout_s, tell)
+    # Before anything else: ranks that end meanwhile may leave their dumps.
+    collector.find_dump_dirs()
     collector.collect("stacks", collector.save_stacks)
     ask = partial(RasWatch, collector.pids, collector.left_s)
     ras = collector.attempt("RAS", ask, None)
@@ -162,6 +164,7 @@ class _Collector:
     files: list[Path] = attrs.Factory(list)
     missing: list[Missing] = attrs.Factory(list)
     workers: tuple[Worker, ...] = ()
+    dump_dirs: Mapping[Path, tuple[str, ...] | None] = attrs.Factory(dict)
     has_evidence: bool = False
     findings: tuple[Finding, ...] = ()
 
@@ -205,6 +208,23 @@ class _Collector:
         self.files += added
         self.missing += missing
         return added
+
+    def find_dump_dirs(self) -> None:
+        """
+        Find the folders of the dumps.
+        """
+
+        def search() -> Mapping[Path, tuple[str, ...] | None]:
+            pids = self.options.pids
+            if pids is None:
+                workers = find_workers(self.options.patterns)
+                pids = tuple(worker.pid for worker in workers)
+            return find_dump_dirs(pids)
+
+        if self.options.dump_dir is not None:
+            self.dump_dirs = {self.options.dump_dir: None}
+        else:
+            self.dump_dirs = self.attempt("folders of dumps", search, {})
 
     def save_stacks(self) -> Saved:
         """
@@ -259,17 +279,11 @@ class _Collector:
             self.has_evidence |= bool(files)
 
     def _dump_folders(self, *, is_one_of_many: bool) -> list[DumpFolder]:
-        named: Mapping[Path, tuple[str, ...] | None] = {}
-        if self.options.dump_dir is not None:
-            named = {self.options.dump_dir: None}
-        else:
-            search = partial(find_dump_dirs, self.pids)
-            named = self.attempt("folders of dumps", search, {})
         ranks = {x.rank for x in self.workers if x.rank is not None}
         local_ranks = ranks if is_one_of_many else None
         return [
             DumpFolder(path, prefixes, local_ranks)
-            for path, prefixes in named.items()
+            for path, prefixes in self.dump_dirs.items()
         ]
 
     def collect_debug_server(self) -> None:

@@ -374,7 +374,7 @@ def _state_cause(process: ProcessStacks) -> StateCause | None:
         doing = "has ended, and its parent has not reaped it (a zombie)"
         return Cause.DEAD, doing, "certain"
     if process.state in ENDED_STATES - {"Z"}:
-        return Cause.DEAD, "is gone", "certain"
+        return Cause.DEAD, "has ended meanwhile", "certain"
     if process.state == "t" or (process.state == "T" and tracer):
         who = f"process {tracer}, a debugger" if tracer else "a debugger"
         return Cause.STOPPED, f"is stopped by {who}", "certain"

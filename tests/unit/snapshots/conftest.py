@@ -65,6 +65,9 @@ def node(monkeypatch):
         log.calls.append(kwargs)
         return log.capture
 
+    def workers(_patterns):
+        return [process.worker for process in log.capture.processes]
+
     def facts(pids, path, _):
         log.pids = pids
         path.write_text("{}")
@@ -73,6 +76,7 @@ def node(monkeypatch):
     log.shows, log.seen = shows, seen
     shows(seen(0), seen(1))
     monkeypatch.setattr(collect, "capture_node", capture)
+    monkeypatch.setattr(collect, "find_workers", workers)
     monkeypatch.setattr(collect, "save_node_facts", facts)
     return log
 

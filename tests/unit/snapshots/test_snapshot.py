@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -223,6 +224,27 @@ class TestDumpDirs:
             for folder in ("flight_recorder", "flight_recorder.2")
             for number in (0, 1)
         } <= files(taken)
+
+    @pytest.mark.process
+    def test_ended_meanwhile(self, rank, node, tmp_path, monkeypatch):
+        """
+        Ranks that end while they are looked at may have left their dumps.
+        """
+        write_dumps(tmp_path / "a")
+        rank({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/a/nccl_trace_rank_"})
+        look = collect.capture_node
+
+        def end(**options):
+            seen = look(**options)
+            for process in seen.processes:
+                os.kill(process.worker.pid, signal.SIGKILL)
+            return seen
+
+        monkeypatch.setattr(collect, "capture_node", end)
+
+        taken = snapshot(tmp_path / "hang")
+
+        assert "flight_recorder/nccl_trace_rank_0" in files(taken)
 
     @pytest.mark.process
     def test_named(self, rank, tmp_path):

@@ -131,7 +131,7 @@ class TestState:
         ("cause", "changes", "words"),
         [
             (Cause.DEAD, {"state": "Z"}, "a zombie"),
-            (Cause.DEAD, {"state": "X"}, "is gone"),
+            (Cause.DEAD, {"state": "X"}, "has ended meanwhile"),
             (Cause.STOPPED, {"state": "T"}, "stopped by a signal"),
             (
                 Cause.STOPPED,

@@ -30,6 +30,8 @@ _RUNNING_REASONS = {"start", "request", "call"}
 # A child may receive the signal this much earlier than its rank.
 _CHILD_SIGNAL_LEAD_S = 0.1
 _MOST_CLOCK_OFFSET_S = 2.0
+# A dump that is so much later than the first SIGTERM shows more than the hang.
+_LATE_DUMP_S = 1.0
 #: Ranks do not receive the signal to end at the same time; what is much newer
 #: is not of this shutdown.
 MAX_SHUTDOWN_S = 10.0
@@ -148,7 +150,7 @@ def cut_at_sigterm(dumps: Dumps) -> Dumps:
     for dump in dumps:
         end = ends.get(dump.rank)
         age_s = dump.written_ns / 1e9 - end_s
-        if end is None or not 0 <= age_s <= MAX_SHUTDOWN_S:
+        if end is None or not _LATE_DUMP_S <= age_s <= MAX_SHUTDOWN_S:
             continue
         doubt_s = 0.0 if end.host == host else _MOST_CLOCK_OFFSET_S
         is_before = dump.entries.created_ns <= 1e9 * (end_s + doubt_s)
