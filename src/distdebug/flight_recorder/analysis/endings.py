@@ -154,7 +154,7 @@ def cut_at_sigterm(dumps: Dumps) -> Dumps:
             continue
         doubt_s = 0.0 if end.host == host else _MOST_CLOCK_OFFSET_S
         is_before = dump.entries.created_ns <= 1e9 * (end_s + doubt_s)
-        if not is_before.all():
+        if is_before.any() and not is_before.all():
             # Its stack is of that time, too.
             end = end._replace(threads=())
             entries = dump.entries.take(is_before)
