@@ -420,6 +420,9 @@ def replay(args: Namespace) -> int:
         from ..demo import run_replay
 
         clean_up_on_signals()
+        if made.ranks != (*range(len(made.ranks)),):
+            played = ranks_text(made.ranks)
+            remark(f"its ranks 0 to {len(made.ranks) - 1} play {played}")
         original = analysis.verdict
         diagnosis = run_replay(Path(args.output), len(made.ranks), tell=remark)
         again = diagnosis.verdict

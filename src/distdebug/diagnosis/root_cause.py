@@ -81,10 +81,6 @@ _REMEDY = (
     "name a folder with files of at least one of these kinds; how to get them "
     "from a job that runs: distdebug snapshot --help"
 )
-_NO_DUMPS = Missing(
-    what="dump",
-    reason="no Flight Recorder dumps; this verdict is based on stacks only",
-)
 # A torch build for GPUs has a recorder, but it does not record Gloo calls.
 _NO_CALLS = Missing(
     what="calls",
@@ -358,8 +354,13 @@ def _join_evidence(
     if flight is None and not found.stacks:
         return diagnose_logs(logs)
     if flight is None:
+        kinds = "logs, and stacks in them" if logs.files else "stacks only"
+        no_dumps = Missing(
+            what="dump",
+            reason=f"no Flight Recorder dumps; this verdict is based on {kinds}",
+        )
         from_stacks = attrs.evolve(
-            diagnose_stacks(found.stacks), missing=(_NO_DUMPS, *found.missing)
+            diagnose_stacks(found.stacks), missing=(no_dumps, *found.missing)
         )
         return join_logs(from_stacks, logs, alive=found.alive)
 

@@ -149,8 +149,14 @@ def make_replay(
     verdict = report.verdict
     if verdict.group is None or verdict.collective is None:
         msg = f"nothing to replay: {verdict.summary}"
-        raise DumpError(msg, remedy="name dumps of a job that hangs")
+        raise DumpError(msg, remedy=_NO_FAULT_REMEDY)
     return _Selection(report, Job(report.dumps)).replay()
+
+
+_NO_FAULT_REMEDY = (
+    "name dumps of a job that hangs; calls that are not on record, such as send "
+    "and recv of Gloo, cannot be replayed"
+)
 
 
 @attrs.define(eq=False)

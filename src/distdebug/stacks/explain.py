@@ -287,8 +287,10 @@ def explain_progress(views: Views) -> tuple[Finding, ...]:
         cause=Cause.PROGRESSING,
         ranks=tuple(ranks),
         summary=text,
-        confidence="likely",
-        remedy="if it is too slow, look at who the others wait for",
+        # Two looks show where ranks were, and not for how long.
+        confidence="possible" if slow else "likely",
+        remedy="if it is too slow, look for longer (distdebug stacks --seconds "
+        "20), or record: dumps show who the others wait for, and what it costs",
     )
     return (finding,)
 
