@@ -84,6 +84,15 @@ class SystemCall:
         held = f"held by process {self.holder}" if self.holder else ""
         return ", ".join(x for x in (held, self.note) if x)
 
+    @property
+    def brief(self) -> str:
+        """
+        The call with the name of a file only, such as ``"openat(shard-4)"``.
+        """
+        is_path = self.target.startswith("/")
+        target = self.target.rpartition("/")[2] if is_path else self.target
+        return f"{self.name}({target})"
+
     def __str__(self) -> str:
         more = f", {self.remark}" if self.remark else ""
         return f"{self.name}({self.target}){more}"

@@ -178,7 +178,7 @@ def quote_stack(thread: ThreadStack | None, frame: StackFrame | None) -> str:
         first, *rest = *more, *inner
         quoted = [*_quote_frames(frames, outer), f"native: {first}", *rest]
     if thread and thread.system_call and thread.system_call.name != "running":
-        quoted.append(str(thread.system_call))
+        quoted.append(thread.system_call.brief)
     return " → ".join(quoted)
 
 

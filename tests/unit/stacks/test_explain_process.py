@@ -657,7 +657,7 @@ def test_target():
     found = said(main(USER, call=call))
 
     assert ": read('/mnt/data/shard')" in found.summary
-    assert found.evidence[0].quote.endswith(" → read(/mnt/data/shard)")
+    assert found.evidence[0].quote.endswith(" → read(shard)")
 
 
 NATIVE = [
