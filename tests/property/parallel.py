@@ -22,6 +22,7 @@ class Collective(NamedTuple):
 
     group: str
     op: str
+    size: int = 1024
 
 
 class Transfer(NamedTuple):
@@ -192,7 +193,7 @@ class Play:
     Args:
         plan: What the ranks are going to do.
 
-        stop: A rank, and how many calls it makes before it stops.
+        stop: Ranks, and how many calls each makes before it stops; or a pair.
 
     Attributes:
         rounds: Which (rank, call) happens when.
@@ -205,9 +206,10 @@ class Play:
         self.rounds = []
         self.limit = {r: len(p) for r, p in plan.programs.items()}
         if stop is not None:
-            self.limit[stop[0]] = stop[1]
+            self.limit |= stop if isinstance(stop, dict) else dict([stop])
         self.waiting = {r: [] for r in plan.programs}
         self.entered = defaultdict(dict)
+        self.open = {}
         self.complete = set()
         self._keys = {}
         self._counts = defaultdict(int)
@@ -246,6 +248,7 @@ class Play:
             number = self._counts[rank, key, call.group]
             numbered.append((*key, call.group, number))
             self.entered[numbered[-1]][rank] = i
+            self.open[numbered[-1]] = None
         self._keys[rank, i] = numbered
         self.waiting[rank].append(i)
 
@@ -256,14 +259,24 @@ class Play:
         before = -1
         while before < len(self.complete):
             before = len(self.complete)
-            for key, inside in self.entered.items():
+            for key in list(self.open):
+                inside = self.entered[key]
                 if len(inside) == len(key[0]) and (
-                    key[1] != "collective"
-                    or all(self._is_next(r, i) for r, i in inside.items())
+                    key[1] != "collective" or self._may_complete(inside)
                 ):
                     self.complete.add(key)
+                    del self.open[key]
             for rank, calls in self.waiting.items():
                 self.waiting[rank] = [i for i in calls if self._waits(rank, i)]
+
+    def _may_complete(self, inside):
+        """
+        Ranks that call something else never meet.
+        """
+        calls = {self.plan.programs[r][i] for r, i in inside.items()}
+        return len(calls) == 1 and all(
+            self._is_next(r, i) for r, i in inside.items()
+        )
 
     def _is_next(self, rank, i):
         program = self.plan.programs[rank]
@@ -305,7 +318,9 @@ class Play:
         call = self.plan.programs[rank][i]
         group = groups[call.group]
         if isinstance(call, Collective):
-            job.collective(call.op, group, ranks=[rename[rank]])
+            job.collective(
+                call.op, group, ranks=[rename[rank]], sizes=((call.size,),)
+            )
             if not self.complete.issuperset(self._keys[rank, i]):
                 # All may be there, and yet it is queued behind another one.
                 job.records[rename[rank]][-1].call.members |= {-1}
