@@ -194,6 +194,33 @@ class Clause:
 
 
 @attrs.frozen(kw_only=True)
+class Cost:
+    """
+    What slow ranks cost the others.
+
+    Attributes:
+        side: Whether they are slow on their ``"host"`` or ``"device"``.
+
+        seconds: How long the others waited in all.
+
+        share: The same as a share of the time on record, from 0 to 1.
+
+        per_call_s: How long they typically wait, in seconds.
+
+        calls: In how many calls.
+
+        of_calls: How many calls were compared.
+    """
+
+    side: str
+    seconds: float
+    share: float
+    per_call_s: float
+    calls: int
+    of_calls: int
+
+
+@attrs.frozen(kw_only=True)
 class Finding(Shown):
     """
     One conclusion, with its evidence.
@@ -227,6 +254,8 @@ class Finding(Shown):
 
         clauses: What further evidence added to the summary.
 
+        cost: What slow ranks cost the others; ``None`` for other causes.
+
         is_consequence: Whether it only followed from the first finding, such as
             what a launcher did to the other ranks.
     """
@@ -245,6 +274,7 @@ class Finding(Shown):
     waited_s: float | None = None
     evidence: tuple[Evidence, ...] = ()
     clauses: tuple[Clause, ...] = ()
+    cost: Cost | None = None
     is_consequence: bool = False
 
     def with_clause(
@@ -579,11 +609,42 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
         clean(f.summary, limit=_MAX_BRIEF) for f in others if f.is_consequence
     ]
     yield Lines([f"followed by: {text}" for text in after])
+    if len(costly(d)) > 1:
+        yield cost_block(d)
     if d.groups:
         yield group_block(sorted(d.groups, key=group_sort_key(d)))
     if d.victims:
         yield f"waiting on others: {ranks_text(d.victims)}"
     yield missing_block(d.missing)
+
+
+def costly(d: Diagnosis) -> list[Finding]:
+    """
+    Return the findings about slow ranks, the most expensive first.
+    """
+    slow = [f for f in d.findings if f.cost is not None]
+    return sorted(slow, key=lambda f: f.cost.seconds if f.cost else 0.0)[::-1]
+
+
+def cost_block(d: Diagnosis) -> Table:
+    """
+    Return a table of slow ranks, and of what they cost the others.
+    """
+    rows = [
+        (
+            fold_ranks(f.ranks),
+            f"{cost.side}, before {f.location.brief}"
+            if f.location
+            else cost.side,
+            f"{cost.seconds:,.1f} s",
+            f"{cost.share:.0%}",
+            f"{cost.calls:,} of {cost.of_calls:,}",
+        )
+        for f in costly(d)
+        if (cost := f.cost)
+    ]
+    headers = ("slow", "on its", "others wait", "of the time", "in calls")
+    return Table(headers, rows)
 
 
 def finding_entries(findings: Sequence[Finding], most: int = 3) -> Entries:

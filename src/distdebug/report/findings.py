@@ -18,6 +18,7 @@ from ..findings import (
     Finding,
     GroupProgress,
     Missing,
+    costly,
     described,
     group_sort_key,
 )
@@ -183,6 +184,38 @@ def _member_shares(group: GroupProgress) -> tuple[tuple[str, float], ...]:
     # Finished members first, as in any progress bar.
     counts = (("fine", fine), ("waiting", waiting), ("absent", absent))
     return tuple((kind, 100 * n / whole) for kind, n in counts if n)
+
+
+_MAX_COSTS = 100
+
+
+def costs_section(diagnosis: Diagnosis) -> Section | None:
+    """
+    Return the section on slow ranks, and on what they cost the others.
+    """
+    slow = costly(diagnosis)
+    rows = [
+        {
+            "ranks": rank_links(finding.ranks),
+            "cost": cost,
+            "place": finding.location.brief if finding.location else "",
+            "shares": (
+                ("absent", 100 * cost.share),
+                ("fine", 100 * (1 - cost.share)),
+            ),
+        }
+        for finding in slow[:_MAX_COSTS]
+        if (cost := finding.cost)
+    ]
+    if not rows:
+        return None
+    total = sum(finding.cost.share for finding in slow if finding.cost)
+    return Section(
+        name="costs",
+        title="Who the others wait for",
+        summary=f"{total:.0%} of the time",
+        values={"rows": rows, "more": max(len(slow) - _MAX_COSTS, 0)},
+    )
 
 
 _MAX_REASONS = 200

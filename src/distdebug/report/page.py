@@ -28,6 +28,7 @@ from ..flight_recorder import RankDump, Sidecar
 from ..ranks import fold_ranks
 from ..snapshots import distdebug_version
 from .findings import (
+    costs_section,
     describe_finding,
     files_section,
     findings_section,
@@ -52,6 +53,7 @@ from .stacks import stacks_section
 SECTIONS: Sequence[Callable[[Diagnosis], Section | None]] = (
     graph_section,
     findings_section,
+    costs_section,
     progress_section,
     matrix_section,
     stacks_section,

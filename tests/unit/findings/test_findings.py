@@ -5,6 +5,7 @@ The shape of conclusions, as data and as text.
 from __future__ import annotations
 
 import json
+import re
 
 import attrs
 import pytest
@@ -13,6 +14,7 @@ from distdebug.causes import Cause
 from distdebug.findings import (
     Clause,
     CollectiveRef,
+    Cost,
     Diagnosis,
     Evidence,
     Finding,
@@ -150,6 +152,8 @@ class TestToDict:
                 }
             ],
             "clauses": [],
+            "cost": None,
+            "is_consequence": False,
         }
         assert {
             "verdict": verdict,
@@ -201,6 +205,7 @@ class TestToDict:
             "location",
             "activity",
             "waited_s",
+            "cost",
         } == {key for key, value in data.items() if value is None}
 
     def test_records(self, diagnosis):
@@ -340,3 +345,36 @@ def test_healthy(cause):
 
     fine = {"healthy", "progressing", "idle", "event_loop_idle"}
     assert (cause in fine) == healthy
+
+
+def test_costs(diagnosis):
+    """
+    Several slow ranks are compared by what they cost.
+    """
+    costs = [
+        Cost(
+            side="host",
+            seconds=seconds,
+            share=seconds / 100,
+            per_call_s=0.1,
+            calls=10,
+            of_calls=20,
+        )
+        for seconds in (4.0, 31.5)
+    ]
+    slow = [
+        attrs.evolve(FINDING, cause=Cause.STRAGGLER, ranks=(rank,), cost=cost)
+        for rank, cost in enumerate(costs)
+    ]
+    several = attrs.evolve(diagnosis, verdict=slow[0], findings=tuple(slow))
+
+    lines = str(several).splitlines()
+
+    assert [
+        ["1", "31.5 s", "32%", "10 of 20"],
+        ["0", "4.0 s", "4%", "10 of 20"],
+    ] == [
+        [line.split()[0], *re.findall(r"[\d.]+ s|\d+%|\d+ of \d+", line)]
+        for line in lines
+        if "of 20" in line
+    ]

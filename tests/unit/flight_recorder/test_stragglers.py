@@ -298,8 +298,9 @@ class TestCallSite:
             dumps_of(job, hosts=dict.fromkeys(range(4), "n"))
         ).verdict
 
-        assert "rank 2 is slow on its host before sync (train.py:7):" in (
-            verdict.summary
+        assert (
+            "rank 2 is slow on its host before its call at sync (train.py:7):"
+            in (verdict.summary)
         )
         assert ("sync", 7) == (
             verdict.location.function,

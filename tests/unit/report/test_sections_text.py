@@ -14,6 +14,7 @@ from distdebug.causes import Cause
 from distdebug.diagnosis import DiagnosisInputs, LogEvidence
 from distdebug.findings import (
     CollectiveRef,
+    Cost,
     Diagnosis,
     Evidence,
     Finding,
@@ -131,6 +132,44 @@ class TestFindings:
         )
         assert "1,000 pieces of evidence" == others[0].one("summary").text
         assert [] == verdict.all("li")
+
+
+class TestCosts:
+    def test_sorted(self, part):
+        """
+        What each slow rank costs, the worst first.
+        """
+        costs = {
+            rank: Cost(
+                side="host",
+                seconds=seconds,
+                share=seconds / 100,
+                per_call_s=0.25,
+                calls=10,
+                of_calls=20,
+            )
+            for rank, seconds in ((3, 4.0), (5, 31.5))
+        }
+        slow = tuple(
+            Finding(
+                cause=Cause.STRAGGLER, ranks=(rank,), summary="slow", cost=cost
+            )
+            for rank, cost in costs.items()
+        )
+
+        shown = part("costs", diagnosis(findings=slow))
+
+        first, second = shown.rows("table.groups")
+        assert "36% of the time" == shown.summary
+        assert ["rank 5", "host", "\u2013", "31.5 s", "250.0 ms"] == first[:5]
+        assert "10 of 20" == second[5]
+        assert second[6].startswith("4%")
+
+    def test_none(self, part):
+        """
+        Where nobody is slow, there is no table.
+        """
+        assert part("costs", diagnosis()) is None
 
 
 class TestProgress:

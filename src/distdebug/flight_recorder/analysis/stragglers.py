@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..._text import clean
 from ...causes import Cause
-from ...findings import Evidence, Finding, GroupRef, Location, described
+from ...findings import Cost, Evidence, Finding, GroupRef, Location, described
 from ...ranks import ranks_text
 from ...usercode import user_location
 from ..reading.columns import Dumps
@@ -604,7 +604,7 @@ def _straggler_finding(
         who, it = ranks_text(ranks), "them"
         what = f"{who} are slow on their {delay.kind}s, all on {clean(node)}"
     site = sites.get(worst)
-    before = f" before {site.brief}" if site else ""
+    before = f" before its call at {site.brief}" if site else ""
     # Otherwise a clock may be ahead.
     is_timed = table.device is not None or np.isfinite(table.doubt)
     return Finding(
@@ -618,6 +618,14 @@ def _straggler_finding(
         f"{_ADVICE[delay.kind]}",
         location=site,
         group=table.group,
+        cost=Cost(
+            side=delay.kind,
+            seconds=round(delay.total_ns / 1e9, 3),
+            share=round(float(delay.share), 4),
+            per_call_s=round(delay.ns / 1e9, 6),
+            calls=int(delay.often),
+            of_calls=len(seq),
+        ),
         evidence=(
             Evidence(
                 kind="dump",

@@ -738,6 +738,11 @@ def label_ranks(report: FlightReport) -> dict[int, str]:
     verdict = report.verdict
     if not verdict.cause.is_fine:
         labels |= dict.fromkeys(verdict.ranks, str(verdict.cause))
+    for finding in report.findings:
+        if cost := finding.cost:
+            text = f"slow on its {cost.side}: the others wait {cost.seconds:,.1f} s"
+            text += f" for it, {cost.share:.0%} of the time"
+            labels |= dict.fromkeys(finding.ranks, text)
     return labels
 
 
