@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import attrs
 
-from ._render import Block, Entries, Entry, Lines, Shown, Table, frame_of
+from ._render import (
+    Block,
+    Entries,
+    Entry,
+    Lines,
+    Shown,
+    Table,
+    blocks_markdown,
+    frame_of,
+)
 from ._text import clean, reason_of
 from .causes import Cause
 from .ranks import fold_ranks, ranks_text
@@ -561,6 +570,12 @@ class Diagnosis(Shown):
             return str(report.notebook_graph(self))
         except Exception:  # noqa: BLE001 the rest can still be shown
             return ""
+
+    def to_markdown(self) -> str:
+        """
+        Return Markdown for an issue or a chat; evidence is folded.
+        """
+        return blocks_markdown(self._blocks_())
 
     def to_records(self) -> list[dict[str, Any]]:
         """

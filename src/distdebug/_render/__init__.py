@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .blocks import blocks_html as blocks_html
     from .blocks import blocks_text as blocks_text
     from .blocks import frame_of as frame_of
+    from .markdown import blocks_markdown as blocks_markdown
     from .terminal import make_console as make_console
     from .terminal import print_blocks as print_blocks
 else:

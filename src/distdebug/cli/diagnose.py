@@ -34,6 +34,7 @@ from .output import (
 
 if TYPE_CHECKING:
     from ..demo import Demo
+    from ..findings import Diagnosis
 
 
 @command(
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
         type=output_file,
     ),
     many("--known-bugs FILE", "further published bugs to look for"),
+    flag("--markdown", "print it as Markdown, for an issue or a chat"),
+    flag(
+        "--anonymize",
+        "mask hosts, users, addresses, and paths outside of the code",
+    ),
     FULL,
 )
 def diagnose(args: Namespace) -> int:
@@ -59,6 +65,7 @@ def diagnose(args: Namespace) -> int:
       {prog} diagnose dumps/
       {prog} diagnose train.log ray-of-node-1/ ray-of-node-2/
       {prog} diagnose dumps/ stacks/ --html report.html
+      {prog} diagnose hang/ --markdown | gh issue create -t "hang" -F -
       {prog} diagnose --json dumps/ stacks/ | jq -r .verdict.summary
 
     Exit status: 0 looked and found nothing wrong; 1 found something, or is
@@ -76,11 +83,35 @@ def diagnose(args: Namespace) -> int:
             from ..report import write_report
 
             # Standard output is for the diagnosis alone; a script may read it.
-            path = write_report(diagnosis, args.html)
+            path = write_report(diagnosis, args.html, anonymize=args.anonymize)
             remark(f"report: {clean(str(path), limit=1000)}")
     finally:
-        status = report(args, diagnosis, is_fine=diagnosis.is_healthy)
-    return status
+        _print_diagnosis(args, diagnosis)
+    return int(not diagnosis.is_healthy)
+
+
+def _print_diagnosis(args: Namespace, diagnosis: Diagnosis) -> None:
+    if not (args.markdown or args.anonymize):
+        report(args, diagnosis, is_fine=diagnosis.is_healthy)
+        return
+
+    data = diagnosis.to_dict()
+    text = (
+        diagnosis.to_markdown()
+        if args.markdown
+        else diagnosis.to_text(full=args.full)
+    )
+    if args.anonymize:
+        from .._anonymize import Anonymizer
+        from ..diagnosis import inputs_of
+
+        inputs = inputs_of(diagnosis)
+        mask = Anonymizer(inputs.hosts, inputs.blocked_on)
+        data, text = mask.data(data), mask.text(text)
+    if args.json:
+        print_json(args, data)
+    else:
+        print(text, flush=True)
 
 
 def _even(text: str) -> int:

@@ -505,6 +505,29 @@ class DiagnosisInputs:
     stacks: tuple[ProcessStacks, ...] = ()
     logs: LogEvidence = attrs.field(factory=LogEvidence)
 
+    @property
+    def hosts(self) -> frozenset[str]:
+        """
+        The names of all hosts that the evidence shows.
+        """
+        dumps = self.flight.dumps if self.flight else None
+        named = (
+            *(x.host for x in dumps or ()),
+            *(x.host for x in (dumps.sidecars.values() if dumps else ())),
+            *(x.host for x in self.stacks),
+            *(x.host for x in self.logs.facts),
+        )
+        return frozenset(host for host in named if host)
+
+    @property
+    def blocked_on(self) -> frozenset[str]:
+        """
+        What the system calls are about in which threads are blocked.
+        """
+        threads = (t for process in self.stacks for t in process.threads)
+        calls = (thread.system_call for thread in threads)
+        return frozenset(call.target for call in calls if call)
+
 
 def inputs_of(diagnosis: Diagnosis) -> DiagnosisInputs:
     """

@@ -12,12 +12,13 @@ import shlex
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from .._anonymize import Anonymizer
 from .._io import output_to, write_whole
 from .._text import clean, count_text, list_text
 from ..causes import Cause
@@ -117,13 +118,7 @@ def _input_facts(inputs: DiagnosisInputs) -> Iterator[tuple[str, str]]:
     stacks, facts = inputs.stacks, inputs.logs.facts
     jobs = [x.job for x in sidecars] + [x.job for x in stacks]
     yield "Job", clean(next(filter(None, jobs), ""), limit=80)
-    hosts: Iterator[str | None] = chain(
-        (x.host for x in dumps),
-        (x.host for x in sidecars),
-        (x.host for x in stacks),
-        (x.host for x in facts),
-    )
-    names = {clean(host, limit=64) for host in hosts if host}
+    names = {clean(host, limit=64) for host in inputs.hosts}
     ordered = sorted(names, key=_natural_sort_key)
     number = count_text(len(names), "host")
     yield "Nodes", f"{number}: {list_text(ordered)}" if names else ""
@@ -244,6 +239,8 @@ class _RenderedSection:
 def write_report(
     diagnosis: Diagnosis | Source | Iterable[Source],
     path: str | os.PathLike[str],
+    *,
+    anonymize: bool = False,
 ) -> Path:
     """
     Write a diagnosis as one HTML page that needs no network.
@@ -258,6 +255,9 @@ def write_report(
 
         path: Output file; replaced atomically.
 
+        anonymize: Whether to mask hosts, users, addresses, and paths outside of
+            the code.
+
     Returns:
         The output file.
 
@@ -266,18 +266,26 @@ def write_report(
     """
     path = Path(path)
     # File names may hold characters that UTF-8 cannot encode.
-    page = report_html(diagnosis).encode(errors="replace")
+    html = report_html(diagnosis, anonymize=anonymize)
+    page = html.encode(errors="replace")
     with output_to(path):
         write_whole(path, page)
     return path
 
 
-def report_html(diagnosis: Diagnosis | Source | Iterable[Source]) -> str:
+def report_html(
+    diagnosis: Diagnosis | Source | Iterable[Source],
+    *,
+    anonymize: bool = False,
+) -> str:
     """
     Render a diagnosis as an HTML page.
 
     Args:
         diagnosis: From :func:`distdebug.diagnose`, or what that takes.
+
+        anonymize: Whether to mask hosts, users, addresses, and paths outside of
+            the code.
 
     Returns:
         The whole page, with its styles, scripts, and data.  The same diagnosis
@@ -289,12 +297,16 @@ def report_html(diagnosis: Diagnosis | Source | Iterable[Source]) -> str:
     if not isinstance(diagnosis, Diagnosis):
         diagnosis = diagnose(diagnosis)
     try:
-        return _render_page(_load_templates(), diagnosis)
+        page = _render_page(_load_templates(), diagnosis)
     except OSError as exc:  # TemplateNotFound of jinja2 is one too
         msg = f"the templates of reports cannot be read: {exc}"
         raise DistdebugError(
             msg, remedy="see that this user may read them, or install again"
         ) from exc
+    if not anonymize:
+        return page
+    inputs = inputs_of(diagnosis)
+    return Anonymizer(inputs.hosts, inputs.blocked_on).page(page)
 
 
 def _render_page(templates: Environment, diagnosis: Diagnosis) -> str:
