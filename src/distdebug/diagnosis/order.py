@@ -45,31 +45,9 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         for f in evidence.scan.findings
         if not _repeats_known_death(f, evidence)
     ]
-    collectives = [
-        *logs.collective_findings(evidence.collectives),
-        *logs.ras_findings(evidence.ras),
-    ]
+    kills = _own_kills(scanned, evidence)
+    collectives = _collective_findings(evidence, scanned, kills)
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
-    # A launcher that saw a rank end says more than that another one, or one of
-    # a few, was not heard to complain.
-    kills = [
-        f
-        for f in scanned
-        if f.cause.is_kill and f.ranks and is_own_end(f, evidence)
-    ]
-    ended = {
-        rank
-        for f in scanned
-        if f.cause.ends_process and is_first_cause(f, evidence)
-        for rank in f.ranks
-    }
-    collectives = [
-        f
-        for f in collectives
-        if f.cause is not Cause.RANK_CRASHED
-        or not f.ranks
-        or not (kills or ended.issuperset(f.ranks))
-    ]
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
         *(f for f in sure if f.cause is not Cause.ACTOR_DIED),
@@ -81,27 +59,69 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
             # No process dies of it.
             key=lambda f: f.cause is Cause.LOSS_NOT_FINITE,
         ),
-        *sure,
-        *kills,
+        *(*sure, *kills),
         *(f for f in collectives if not f.cause.is_consequence),
         *(f for f in nodes if _is_sure(f)),
     ]
-    then = [
-        *evidence.raylets,
-        *deaths,
-        *collectives,
-        *scanned,
-        *_phase_stalls(evidence),
-        *nodes,
+    then = (*evidence.raylets, *deaths, *collectives, *scanned)
+    stalls = _phase_stalls(evidence)
+    ordered = [*_deduplicate([*first, *then, *stalls, *nodes])]
+    return tuple(_mark_consequences(ordered, first, evidence))
+
+
+def _own_kills(
+    scanned: Iterable[Finding], evidence: LogEvidence
+) -> list[Finding]:
+    """
+    Return the ranks of which a launcher saw that a signal ended them.
+    """
+    return [
+        f
+        for f in scanned
+        if f.cause.is_kill and f.ranks and is_own_end(f, evidence)
     ]
-    ordered = list(_deduplicate([*first, *then]))
+
+
+def _collective_findings(
+    evidence: LogEvidence,
+    scanned: Iterable[Finding],
+    kills: Iterable[Finding],
+) -> list[Finding]:
+    """
+    Return what watchdogs, NCCL, and Gloo say.
+
+    That a rank left, as it was not heard to complain, is a guess; a launcher, or
+    the rank itself, may have said who ended.
+    """
+    ended = {
+        rank
+        for f in scanned
+        if f.cause.ends_process and is_first_cause(f, evidence)
+        for rank in f.ranks
+    }
+    return [
+        f
+        for f in (
+            *logs.collective_findings(evidence.collectives),
+            *logs.ras_findings(evidence.ras),
+        )
+        if f.cause is not Cause.RANK_CRASHED
+        or not f.ranks
+        or not (kills or ended.issuperset(f.ranks))
+    ]
+
+
+def _mark_consequences(
+    ordered: Sequence[Finding], first: Iterable[Finding], evidence: LogEvidence
+) -> Iterable[Finding]:
     roots = {*map(id, first), *map(id, ordered[:1])}
-    return tuple(
-        attrs.evolve(f, is_consequence=True)
-        if id(f) not in roots and _is_consequence(f, evidence)
-        else f
-        for f in ordered
-    )
+    for finding in ordered:
+        follows = id(finding) not in roots
+        yield (
+            attrs.evolve(finding, is_consequence=True)
+            if follows and _is_consequence(finding, evidence)
+            else finding
+        )
 
 
 def is_first_cause(finding: Finding, evidence: LogEvidence) -> bool:

@@ -125,6 +125,20 @@ class _Delay:
     table: _CallTimes
     records: NDArray[np.int64]
 
+    @property
+    def cost(self) -> Cost:
+        """
+        The same, rounded, in seconds.
+        """
+        return Cost(
+            side=self.kind,
+            seconds=round(self.total_ns / 1e9, 3),
+            share=round(float(self.share), 4),
+            per_call_s=round(self.ns / 1e9, 6),
+            calls=int(self.often),
+            of_calls=len(self.table.seq),
+        )
+
 
 def find_stragglers(job: Job) -> list[Finding]:
     """
@@ -618,14 +632,7 @@ def _straggler_finding(
         f"{_ADVICE[delay.kind]}",
         location=site,
         group=table.group,
-        cost=Cost(
-            side=delay.kind,
-            seconds=round(delay.total_ns / 1e9, 3),
-            share=round(float(delay.share), 4),
-            per_call_s=round(delay.ns / 1e9, 6),
-            calls=int(delay.often),
-            of_calls=len(seq),
-        ),
+        cost=delay.cost,
         evidence=(
             Evidence(
                 kind="dump",
