@@ -31,10 +31,12 @@ _CODE = re.compile(r"\.(?:py|pyx|ipynb|c|cc|cpp|cu|cuh|h|hpp|rs|so[\d.]*)$")
 _SYSTEM = re.compile(r"/(?:proc|sys|dev|etc|usr|lib|lib64|opt|__w)/")
 # Evidence names the file of a call by its last part.
 _IN_CALL = re.compile(r"\(([\w.@%+=,~-]{1,255})\)")
+# What may be the name of a host, or begin with one.
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
+_SUFFIX = re.compile(r"\.?(?:\.[A-Za-z]{1,5})?\.?")
 # Of the page, what is not shown.
 _PROGRAM = re.compile(
-    r"(<style\b.*?</style>|<script(?![^>]*application/json)\b.*?</script>)",
-    re.DOTALL,
+    r"<(style|script)\b(?![^>]{0,200}application/json)[^>]{0,200}>"
 )
 
 
@@ -52,16 +54,8 @@ class Anonymizer:
         self, hosts: Iterable[str] = (), files: Iterable[str] = ()
     ) -> None:
         self._names: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        names = {x for x in hosts if x and x not in _LOCAL}
-        # A short name is part of a long one.
-        listed = sorted(names, key=lambda x: (-len(x), x))
-        for name in sorted(names):
+        for name in sorted({x for x in hosts if x and x not in _LOCAL}):
             self._stand_in("host", name)
-        either = "|".join(map(re.escape, listed)) or r"(?!)"
-        # Names of files have an underscore beside it.
-        self._host = re.compile(
-            rf"(?<![A-Za-z0-9.-])(?:{either})(?![A-Za-z0-9-])"
-        )
         self._files = {
             path.rpartition("/")[2]: path
             for path in files
@@ -75,7 +69,7 @@ class Anonymizer:
         text = _HOME.sub(
             lambda x: f"{x[1]}/{self._stand_in('user', x[2])}", text
         )
-        text = self._host.sub(lambda x: self._stand_in("host", x[0]), text)
+        text = _WORD.sub(self._host, text)
         for pattern in (_IPV4, _IPV6):
             text = pattern.sub(self._address, text)
         text = _IN_CALL.sub(self._file, text)
@@ -97,14 +91,31 @@ class Anonymizer:
         """
         Return a page whose programs and styles are left as they are.
         """
-        parts = _PROGRAM.split(html)
-        return "".join(
-            part if i % 2 else self.text(part) for i, part in enumerate(parts)
-        )
+        parts, at = [], 0
+        for found in _PROGRAM.finditer(html):
+            end = html.find(f"</{found[1]}>", found.end())
+            if end < 0:
+                break
+            if found.start() >= at:
+                parts.append(self.text(html[at : found.start()]))
+                parts.append(html[found.start() : end])
+                at = end
+        return "".join([*parts, self.text(html[at:])])
 
     def _stand_in(self, kind: str, name: str) -> str:
         known = self._names[kind]
         return known.setdefault(name, f"{kind}-{len(known) + 1}")
+
+    def _host(self, found: re.Match[str]) -> str:
+        word, known = found[0], self._names["host"]
+        if word in known:
+            return known[word]
+        for dot in re.finditer(r"\.", word):
+            if stand_in := known.get(word[: dot.start()]):
+                # Behind it stands the suffix of a file, or a domain.
+                rest = word[dot.start() :]
+                return stand_in + (rest if _SUFFIX.fullmatch(rest) else "")
+        return word
 
     def _address(self, found: re.Match[str]) -> str:
         is_local = found[0] in _LOCAL or found[0] in {"::1", "::"}

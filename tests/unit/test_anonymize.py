@@ -20,6 +20,10 @@ STACK = "Thread 1 (idle): MainThread\n    step (/home/alice/train.py:40)\n"
     ("text", "expected"),
     [
         ("rank 1 on gpu-7 of gpu-7.lab.org", "rank 1 on host-1 of host-2"),
+        (
+            "gpu-7.other.org: a_gpu-7.json, gpu-7.",
+            "host-1: a_host-1.json, host-1.",
+        ),
         ("gpu-70 and my-gpu-7", "gpu-70 and my-gpu-7"),
         ("10.0.3.7:29500, 10.0.3.7", "ip-1:29500, ip-1"),
         ("127.0.0.1:29500", "127.0.0.1:29500"),
