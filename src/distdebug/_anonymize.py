@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
+
 
 _LOCAL = frozenset({"127.0.0.1", "0.0.0.0", "localhost"})  # noqa: S104 no socket
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)")
@@ -77,10 +79,14 @@ class Anonymizer:
 
     def data(self, data: Any) -> Any:
         """
-        Return plain data, of which only the values are masked.
+        Return data of which only the values are masked: plain, or of attrs.
         """
         if isinstance(data, str):
             return self.text(data)
+        if attrs.has(type(data)):
+            names = [field.name for field in attrs.fields(type(data))]
+            values = {name: self.data(getattr(data, name)) for name in names}
+            return attrs.evolve(data, **values)
         if isinstance(data, dict):
             return {key: self.data(value) for key, value in data.items()}
         if isinstance(data, list | tuple):

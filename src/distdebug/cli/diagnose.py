@@ -95,23 +95,22 @@ def _print_diagnosis(args: Namespace, diagnosis: Diagnosis) -> None:
         report(args, diagnosis, is_fine=diagnosis.is_healthy)
         return
 
-    data = diagnosis.to_dict()
-    text = (
-        diagnosis.to_markdown()
-        if args.markdown
-        else diagnosis.to_text(full=args.full)
-    )
-    if args.anonymize:
-        from .._anonymize import Anonymizer
-        from ..diagnosis import inputs_of
+    from .._anonymize import Anonymizer
+    from .._render import blocks_markdown, blocks_text
+    from ..diagnosis import inputs_of
 
+    data, blocks = diagnosis.to_dict(), list(diagnosis._blocks_())
+    if args.anonymize:
         inputs = inputs_of(diagnosis)
         mask = Anonymizer(inputs.hosts, inputs.blocked_on)
-        data, text = mask.data(data), mask.text(text)
+        # Before anything is escaped, which would hide what is to be masked.
+        data, blocks = mask.data(data), mask.data(blocks)
     if args.json:
         print_json(args, data)
+    elif args.markdown:
+        print(blocks_markdown(blocks), flush=True)
     else:
-        print(text, flush=True)
+        print(blocks_text(blocks, full=args.full), flush=True)
 
 
 def _even(text: str) -> int:
