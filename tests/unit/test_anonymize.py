@@ -111,7 +111,7 @@ def test_command(evidence, options, capsys):
     after = capsys.readouterr().out
 
     assert plain == masked
-    for name in ("secret", "secret_shards", "shard-1"):
+    for name in ("secret", "shards", "shard-1"):
         assert name in before
         assert name not in after
     assert "dgx-17" not in after
@@ -125,6 +125,6 @@ def test_html(evidence):
     """
     page = report_html(diagnose(evidence), anonymize=True)
 
-    for name in ("secret", "secret_shards", "alice", "dgx-17", "shard-1"):
+    for name in ("secret", "shards", "alice", "dgx-17", "shard-1"):
         assert name not in page
     assert "<script>" in page
