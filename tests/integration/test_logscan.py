@@ -49,7 +49,7 @@ FAILURES = {
     "segfault": (Cause.NATIVE_CRASH, "segmentation fault"),
     "abort": (Cause.NATIVE_CRASH, "aborted"),
     "kill": (Cause.KILLED, "SIGKILL"),
-    "memory": (Cause.HOST_OUT_OF_MEMORY, "no memory left"),
+    "memory": (Cause.HOST_OUT_OF_MEMORY, "ran out of memory"),
     "disk": (Cause.DISK_FULL, "No space left on device"),
     "files": (Cause.NODE_MISCONFIGURED, "Too many open files"),
     "module": (Cause.NODE_MISCONFIGURED, "no_such_module_anywhere"),

@@ -13,8 +13,8 @@ import torch.distributed as dist
 def main():
     _, device = job.start()
     grads = torch.ones(1 << 20, device=device)
-    end = time.monotonic() + 25
-    while time.monotonic() < end:
+    # Counted: clocks would let one rank make a step more than the others.
+    for _ in range(115):
         dist.all_reduce(grads)
         grads /= dist.get_world_size()
         print("loss", float(grads[0]), flush=True)

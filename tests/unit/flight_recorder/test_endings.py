@@ -219,6 +219,34 @@ def test_went_on(dumps_of, arrived_s, written_s, host, reason, is_absent):  # no
     assert is_absent == (absent == (verdict.cause, verdict.ranks))
 
 
+def test_goes_on(dumps_of):
+    """
+    A job that works makes calls until it is ended, and is not torn apart.
+    """
+    job = SimulatedJob(3, backend="gloo")
+    told_s = job.clock + 10
+    for _ in range(23):
+        job.collective("all_reduce")
+        job.wait(0.5)
+    job.collective("all_reduce", ranks=[0, 1])
+    job.dump(0)
+    job.dump(1)
+    job.wait(0.5)
+    job.collective("all_reduce", ranks=[2])
+    notes = [(told_s, "SIGTERM"), (told_s + 0.7, "SIGTERM")]
+    notes += [(told_s + 3, "exception")]
+    sidecars = {
+        rank: Sidecar("", rank, 3, "n", 1, 0.0, when, why)
+        for rank, (when, why) in enumerate(notes)
+    }
+    told = sidecars[2]._replace(reason="SIGTERM")
+    dumps = attrs.evolve(
+        dumps_of(job, sidecars=sidecars), earlier={2: (told,)}
+    )
+
+    assert Cause.HEALTHY is analyze_dumps(dumps).verdict.cause
+
+
 def test_last_words():
     """
     Who was only asked for a dump goes on; an error counts at any time.
