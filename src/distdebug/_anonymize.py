@@ -124,7 +124,7 @@ class Anonymizer:
         return word
 
     def _address(self, found: re.Match[str]) -> str:
-        is_local = found[0] in _LOCAL or found[0] in {"::1", "::"}
+        is_local = found[0] in _LOCAL
         return found[0] if is_local else self._stand_in("ip", found[0])
 
     def _file(self, found: re.Match[str]) -> str:

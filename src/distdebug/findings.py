@@ -638,7 +638,9 @@ def costly(d: Diagnosis) -> list[Finding]:
     Return the findings about slow ranks, the most expensive first.
     """
     slow = [f for f in d.findings if f.cost is not None]
-    return sorted(slow, key=lambda f: f.cost.seconds if f.cost else 0.0)[::-1]
+    return sorted(
+        slow, key=lambda f: f.cost.seconds if f.cost else 0, reverse=True
+    )
 
 
 def cost_block(d: Diagnosis) -> Table:
@@ -648,9 +650,7 @@ def cost_block(d: Diagnosis) -> Table:
     rows = [
         (
             fold_ranks(f.ranks),
-            f"{cost.side}, before {f.location.brief}"
-            if f.location
-            else cost.side,
+            f"{cost.side}, at {f.location.brief}" if f.location else cost.side,
             f"{cost.seconds:,.1f} s",
             f"{cost.share:.0%}",
             f"{cost.calls:,} of {cost.of_calls:,}",

@@ -96,7 +96,7 @@ def _folded(title: str, lines: Sequence[str]) -> str:
 
 def _fence(text: str) -> str:
     runs = re.findall(r"`{3,}", text)
-    fence = "`" * max(3, *(len(run) + 1 for run in runs), 3)
+    fence = "`" * max([3, *(len(run) + 1 for run in runs)])
     return f"{fence}text\n{text}\n{fence}"
 
 

@@ -91,12 +91,8 @@ def diagnose(args: Namespace) -> int:
 
 
 def _print_diagnosis(args: Namespace, diagnosis: Diagnosis) -> None:
-    if not (args.markdown or args.anonymize):
-        report(args, diagnosis, is_fine=diagnosis.is_healthy)
-        return
-
     from .._anonymize import Anonymizer
-    from .._render import blocks_markdown, blocks_text
+    from .._render import blocks_markdown
     from ..diagnosis import inputs_of
 
     data, blocks = diagnosis.to_dict(), list(diagnosis._blocks_())
@@ -105,12 +101,10 @@ def _print_diagnosis(args: Namespace, diagnosis: Diagnosis) -> None:
         mask = Anonymizer(inputs.hosts, inputs.blocked_on)
         # Before anything is escaped, which would hide what is to be masked.
         data, blocks = mask.data(data), mask.data(blocks)
-    if args.json:
-        print_json(args, data)
-    elif args.markdown:
+    if args.markdown and not args.json:
         print(blocks_markdown(blocks), flush=True)
     else:
-        print(blocks_text(blocks, full=args.full), flush=True)
+        report(args, blocks, is_fine=diagnosis.is_healthy, data=data)
 
 
 def _even(text: str) -> int:

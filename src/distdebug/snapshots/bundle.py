@@ -357,7 +357,7 @@ def _check_finite(value: Any) -> float:
 
 def _check_text(value: object) -> str:
     if not isinstance(value, str):
-        msg = "there is not text where one is expected"
+        msg = "there is no text where one is expected"
         raise TypeError(msg)
 
     return value

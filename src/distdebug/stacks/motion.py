@@ -87,10 +87,12 @@ def _does_work(activity: ThreadActivity, wakes: float | None) -> bool:
     if not count:
         return False
     cpu_s = activity.cpu_s / count
+    if cpu_s > _POLL_CPU_S:
+        return True
     is_disturbed = count <= _MOST_DISTURBANCES and cpu_s < _DISTURBANCE_CPU_S
     if wakes is None or (is_disturbed and not activity.has_returned):
-        return cpu_s > _POLL_CPU_S
-    return cpu_s > _POLL_CPU_S or count / activity.seconds > wakes
+        return False
+    return count / activity.seconds > wakes
 
 
 def is_busy(activity: ThreadActivity) -> bool:
