@@ -31,6 +31,7 @@ from distdebug.testing.jobs import Call, Record
 
 POLL_S = 0.1
 SHAPE = (((1024,),), ["Float"], ((1024,),), ["Float"])
+C10D = "torch/distributed/distributed_c10d.py"
 
 
 @attrs.define(kw_only=True)
@@ -64,7 +65,18 @@ class Plan:
 
         on_device: The same on its GPU.
 
+        stages: Stages of the pipeline.
+
+        microbatches: How many pass through it in a step.
+
+        transfer_s: How long a transfer between two nodes takes.
+
         slow: The ranks to be named; empty if no rank is to be.
+
+        slow_nodes: The two nodes between which transfers are slow, or the one
+            node whose network is.
+
+        link_factor: By how much.
 
         is_hidden: Whether the dumps cannot show it.
 
@@ -83,7 +95,12 @@ class Plan:
     jitter: float = 0.02
     on_host: Callable[[int, int, int], float] = lambda *_: 0.0
     on_device: Callable[[int, int, int], float] = lambda *_: 0.0
+    stages: int = 1
+    microbatches: int = 4
+    transfer_s: float = 0.001
     slow: frozenset[int] = frozenset()
+    slow_nodes: frozenset[int] = frozenset()
+    link_factor: float = 1.0
     is_hidden: bool = False
     offsets: dict[int, float] = attrs.field(factory=dict)
 
@@ -100,14 +117,20 @@ class Trainer:
         self.host = np.full(plan.world, self.job.clock)
         self.gpu = self.host.copy()
         self.numbers: Counter[tuple[str, int]] = Counter()
-        tp = plan.tp
+        tp, size = plan.tp, plan.world // plan.stages
         self.tp = [
             self.job.new_group(range(i, i + tp), "mesh_tp")
             for i in range(0, plan.world, tp)
         ]
         self.dp = [
-            self.job.new_group(range(i, plan.world, tp), "mesh_dp")
+            self.job.new_group(range(first + i, first + size, tp), "mesh_dp")
+            for first in range(0, plan.world, size)
             for i in range(tp)
+        ]
+        self.pp = [
+            self.job.new_group(range(i, plan.world, size), "mesh_pp")
+            for i in range(size)
+            if plan.stages > 1
         ]
 
     def play(self) -> SimulatedJob:
@@ -118,14 +141,82 @@ class Trainer:
         calls = 2 * plan.layers + 1
         for step in range(plan.steps):
             self.number = 0
-            for _ in range(2 * plan.layers):
-                self.run(self.tp, step, plan.step_s / calls, "layer", 40)
+            if plan.stages > 1:
+                self.pass_through(step)
+            else:
+                for _ in range(2 * plan.layers):
+                    self.run(self.tp, step, plan.step_s / calls, "layer", 40)
             self.run(self.dp, step, plan.step_s / calls, "reduce_grads", 60)
             self.run([self.job.world], step, 0.0, "clip_grads", 70)
             # The loss is read: the host waits for its GPU.
             self.host = np.maximum(self.host, self.gpu)
         self.job.clock = float(max(self.host.max(), self.gpu.max())) + 0.2
         return self.job
+
+    def pass_through(self, step: int) -> None:
+        """
+        Let all microbatches go forward through the stages, and back.
+        """
+        plan = self.plan
+        forward = range(plan.stages)
+        compute_s = plan.step_s / 2 / plan.microbatches / plan.stages
+        per_stage = len(self.tp) // plan.stages
+        for order in (forward, forward[::-1]):
+            for _ in range(plan.microbatches):
+                for stage in order:
+                    if stage != order[0]:
+                        self.transfer(stage - order.step, stage)
+                    self.number = 0 if order is forward else 1
+                    groups = self.tp[stage * per_stage :][:per_stage]
+                    self.run(groups, step, compute_s, "layer", 40)
+        self.number = 2
+
+    def transfer(self, source: int, target: int) -> None:
+        """
+        Send from each rank of one stage to its counterpart in another one.
+        """
+        plan = self.plan
+        for group in self.pp:
+            pair = group.ranks[source], group.ranks[target]
+            nodes = {rank // plan.per_node for rank in pair}
+            took = plan.transfer_s * float(self.noise.lognormal(0, 0.1))
+            if len(nodes) == 1:
+                took /= 10
+            elif plan.slow_nodes and plan.slow_nodes <= nodes:
+                took *= plan.link_factor
+            call = Call(frozenset(pair), took, ops={"p2p"})
+            for rank in pair:
+                self.host[rank] += 3e-5 * self.noise.lognormal(0, 0.5)
+                start = max(self.gpu[rank], self.host[rank])
+                call.entered[rank] = float(start)
+                self.numbers[group.name + " p2p", rank] += 1
+                is_send = rank == pair[0]
+                self.job.records[rank].append(
+                    Record(
+                        group,
+                        f"send {source}->{target}"
+                        if is_send
+                        else f"recv {target}<-{source}",
+                        self.numbers[group.name, rank],
+                        self.numbers[group.name + " p2p", rank],
+                        self.numbers[group.name + " p2p", rank],
+                        float(self.host[rank]),
+                        call,
+                        SHAPE,
+                        (
+                            ("isend" if is_send else "irecv", C10D, 2100),
+                            ("send_next", "/home/me/train.py", 50)
+                            if is_send
+                            else ("recv_before", "/home/me/train.py", 55),
+                            ("main", "/home/me/train.py", 9),
+                        ),
+                        is_p2p=True,
+                        reached=float(start),
+                    )
+                )
+            end = call.completed
+            assert end is not None
+            self.gpu[list(pair)] = end
 
     def run(
         self,
@@ -142,17 +233,20 @@ class Trainer:
         at = self.number
         self.number += 1
         work = compute_s * self.noise.lognormal(0, plan.jitter, world)
-        every = range(world)
+        every = sorted(rank for group in groups for rank in group.ranks)
+        work = work[every]
         host = np.array([plan.on_host(r, step, at) for r in every])
         work += [plan.on_device(r, step, at) for r in every]
-        self.host += host + 30e-6 * self.noise.lognormal(0, 0.5, world)
+        launch = 30e-6 * self.noise.lognormal(0, 0.5, world)
+        self.host[every] += host + launch[every]
         if plan.backend == "gloo":
-            self.host += work
+            self.host[every] += work
             reached = self.host.copy()
         else:
-            reached = np.maximum(self.gpu, self.host) + work
+            reached = np.maximum(self.gpu, self.host)
+            reached[every] += work
         stack = (
-            ("all_reduce", "torch/distributed/distributed_c10d.py", 3245),
+            ("all_reduce", C10D, 3245),
             (name, "/home/me/train.py", line),
             ("main", "/home/me/train.py", 9),
         )
@@ -324,6 +418,65 @@ def periodic(plan: Plan, chance: random.Random, cost: float) -> None:
     )
 
 
+def _make_pipeline(plan: Plan, chance: random.Random) -> None:
+    plan.stages = chance.choice([2, 4])
+    plan.tp = min(plan.tp, plan.world // plan.stages // 2)
+    plan.microbatches = chance.choice([4, 8])
+    plan.transfer_s = plan.step_s * chance.choice([0.001, 0.01]) / 4
+
+
+def pipeline(plan: Plan, chance: random.Random, cost: float) -> None:
+    """
+    Stages send to each other, and everybody is equally fast.
+    """
+    _make_pipeline(plan, chance)
+
+
+def pipeline_device(plan: Plan, chance: random.Random, cost: float) -> None:
+    """
+    One GPU of a pipeline is slow.
+    """
+    _make_pipeline(plan, chance)
+    slow = chance.randrange(plan.world)
+    extra = _of_step(cost, plan) / 2 / plan.microbatches
+    plan.slow = frozenset({slow})
+    plan.is_hidden = not plan.timed
+    plan.on_device = lambda r, _, call: (
+        extra if r == slow and call < 2 else 0.0
+    )
+
+
+def link(plan: Plan, chance: random.Random, cost: float) -> None:
+    """
+    Transfers between two nodes of a pipeline are slow.
+    """
+    _make_pipeline(plan, chance)
+    plan.stages = 4
+    nodes = plan.world // plan.per_node
+    first = chance.randrange(nodes - nodes // plan.stages)
+    plan.slow_nodes = frozenset({first, first + nodes // plan.stages})
+    _slow_down_links(plan, cost)
+
+
+def node_network(plan: Plan, chance: random.Random, cost: float) -> None:
+    """
+    Transfers to and from a node of a pipeline are slow.
+    """
+    _make_pipeline(plan, chance)
+    plan.stages = 4
+    per_stage = plan.world // plan.per_node // plan.stages
+    # With neighbors on both sides.
+    plan.slow_nodes = frozenset({chance.randrange(per_stage, 3 * per_stage)})
+    _slow_down_links(plan, cost)
+
+
+def _slow_down_links(plan: Plan, cost: float) -> None:
+    plan.tp = min(plan.tp, plan.world // plan.stages // 2)
+    transfers = 2 * plan.microbatches
+    plan.link_factor = 1 + _of_step(cost, plan) / transfers / plan.transfer_s
+    plan.is_hidden = not plan.timed
+
+
 KINDS: dict[str, Callable[[Plan, random.Random, float], None]] = {
     f.__name__: f
     for f in (
@@ -336,6 +489,10 @@ KINDS: dict[str, Callable[[Plan, random.Random, float], None]] = {
         several,
         node,
         periodic,
+        pipeline,
+        pipeline_device,
+        link,
+        node_network,
     )
 }
 
@@ -379,6 +536,15 @@ def judge(plan: Plan, found: Sequence[Finding]) -> str:
         return f"blamed {sorted(named - plan.slow)[:8]}"
     if plan.slow - named and not plan.is_hidden:
         return f"missed {sorted(plan.slow - named)[:8]}"
+    nodes = {
+        frozenset(rank // plan.per_node for rank in finding.ranks)
+        for finding in found
+        if finding.cause is Cause.SLOW_LINK
+    }
+    if nodes - {plan.slow_nodes}:
+        return f"blamed the network between {sorted(map(sorted, nodes))}"
+    if plan.slow_nodes and not nodes and not plan.is_hidden:
+        return f"missed the network between {sorted(plan.slow_nodes)}"
     return ""
 
 

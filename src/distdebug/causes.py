@@ -17,6 +17,7 @@ class Trait(Flag):
     IDLE = auto()
     COMPUTING = auto()
     SLOW = auto()
+    LAGS = auto()
     PEER_WAIT = auto()
     # A child process may show what is waited for.
     CHILD_WAIT = auto()
@@ -168,7 +169,16 @@ class Cause(StrEnum):
         "straggler",
         "Nothing is stuck, but the others wait for the same ranks again and "
         "again.",
-        Trait.LASTS,
+        Trait.LAGS | Trait.LASTS,
+    )
+    SLOW_LINK = _Row(
+        "slow_link",
+        "Transfers between two nodes, or to and from one, take longer than "
+        "those between other nodes.",
+        Trait.LAGS | Trait.LASTS,
+        "compare the network of these nodes with that of the others: errors and "
+        "speed of the link (ethtool, ibstat), cables and switches, and which "
+        "interface NCCL chose (NCCL_DEBUG=INFO)",
     )
 
     # From stacks and the state of processes.
@@ -394,6 +404,13 @@ class Cause(StrEnum):
         Return whether a process does what may take minutes.
         """
         return Trait.SLOW in self.traits
+
+    @property
+    def is_lag(self) -> bool:
+        """
+        Whether the job makes progress, only slower than it could.
+        """
+        return Trait.LAGS in self.traits
 
     @property
     def is_peer_wait(self) -> bool:

@@ -208,7 +208,8 @@ class Cost:
     What slow ranks cost the others.
 
     Attributes:
-        side: Whether they are slow on their ``"host"`` or ``"device"``.
+        side: Whether they are slow on their ``"host"``, their ``"device"``, or
+            their ``"link"`` to another node.
 
         seconds: How long the others waited in all.
 

@@ -55,7 +55,7 @@ _SYMPTOMS: Mapping[str, frozenset[Cause]] = {
             *(Cause.COLLECTIVE_TIMEOUT, Cause.UNKNOWN),
         }
     ),
-    "slow": frozenset({Cause.STRAGGLER}),
+    "slow": frozenset({Cause.STRAGGLER, Cause.SLOW_LINK}),
     "start_up": frozenset(
         {
             *(Cause.RENDEZVOUS_TIMEOUT, Cause.RENDEZVOUS_WAIT),

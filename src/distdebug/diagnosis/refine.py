@@ -613,7 +613,7 @@ def _drop_finished_waits(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
         f
         for f in diagnosis.findings
         # These count even if the job ended without an error.
-        if f.cause.is_mismatch or f.cause is Cause.STRAGGLER
+        if f.cause.is_mismatch or f.cause.is_lag
     )
     healthy = Finding(
         cause=Cause.HEALTHY,
@@ -791,7 +791,7 @@ def _add_location(finding: Finding, rank_views: list[HostView]) -> Finding:
     """
     view = next((v for v in rank_views if v.location), None)
     # Of a straggler, dumps show only which call it enters late.
-    is_known = finding.location and finding.cause is not Cause.STRAGGLER
+    is_known = finding.location and not finding.cause.is_lag
     if view is None or is_known:
         return finding
     # A rank that is late now and then mostly waits like all others.

@@ -286,8 +286,8 @@ def _graph_from_findings(diagnosis: Diagnosis) -> Graph | None:
     roles = _Roles.from_diagnosis(diagnosis)
     call_of_rank = dict.fromkeys(victims, 0)
     graph = _join_ranks([wait], call_of_rank, [wait.awaited], roles)
-    # A straggler is late in many calls, and none is stuck.
-    is_call = call or (group and verdict.cause is not Cause.STRAGGLER)
+    # Who is slow is so in many calls, and none is stuck.
+    is_call = call or (group and not verdict.cause.is_lag)
     return graph if is_call else _drop_call(graph)
 
 
@@ -319,6 +319,7 @@ _FAULT_TEXTS = {
     Cause.GROUP_ORDER_DEADLOCK: "in another order",
     Cause.P2P_DEADLOCK: "in a circle of waits",
     Cause.STRAGGLER: "late again and again",
+    Cause.SLOW_LINK: "behind a slow link",
 }
 
 

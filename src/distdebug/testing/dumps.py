@@ -267,7 +267,8 @@ def _note_starts(ended: Iterable[_Ended], *, timed: bool) -> None:
         stream = (record.group.name, record.is_p2p)
         if timed and record.call is not None and stream not in busy:
             end.started = record.reached or record.created
-        if not end.is_complete:
+        # Torch never completes the parts of a batch, which occupy nothing.
+        if record.call is not None and not end.is_complete:
             busy.add(stream)
 
 

@@ -25,6 +25,7 @@ from ..read import read_dumps
 from ..reading.columns import Dumps
 from .endings import cut_at_sigterm
 from .job import Job
+from .links import find_slow_links
 from .mismatch import Mismatch, find_mismatches, find_pair_mismatches
 from .report import FlightReport, filter_report
 from .root_causes import Root, find_late_arrivals, find_roots, is_left_behind
@@ -314,7 +315,10 @@ def _analyze(job: Job) -> FlightReport:
     calls = find_stuck_calls(job, outdated)
     if is_normal_wait(calls, job):
         calls = []
-    findings = _collect_findings(job, calls) or find_stragglers(job)
+    findings = _collect_findings(job, calls) or [
+        *find_slow_links(job),
+        *find_stragglers(job),
+    ]
     blamed = set(findings[0].ranks) if findings else set()
     return FlightReport(
         findings=tuple(findings),

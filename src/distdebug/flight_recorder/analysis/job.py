@@ -717,15 +717,8 @@ def _is_done_in_batch(job: Job, dump: RankDump) -> NDArray[np.bool_]:
     """
     Return a mask of completed calls; the end of a batch completes its parts.
     """
-    e, group, done = dump.entries, job.group_indices(dump), job.is_done(dump)
-    rows = np.flatnonzero(job.is_p2p(dump))
-    _, batch, sizes = np.unique(
-        np.stack([group[rows], e.p2p_seq[rows]]),
-        axis=1,
-        return_inverse=True,
-        return_counts=True,
-    )
-    batch = batch.reshape(-1)
+    done = job.is_done(dump)
+    rows, batch, sizes = find_batches(job, dump)
     # Without an end record, it is complete: the dump has active calls.
     is_open = job.flags(dump, "ends_batch")[rows] & ~done[rows]
     has_open_end = np.bincount(batch, is_open, len(sizes)) > 0
@@ -736,5 +729,22 @@ def _is_done_in_batch(job: Job, dump: RankDump) -> NDArray[np.bool_]:
         # not the end records that complete them.
         status = group_status(dump, job.membership).items()
         idle = [i for i, s in status if s.enqueued == s.completed]
-        done |= np.isin(group, idle)
+        done |= np.isin(job.group_indices(dump), idle)
     return done
+
+
+def find_batches(
+    job: Job, dump: RankDump
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """
+    Find the batches that a rank's transfers belong to.
+
+    Returns:
+        The records of transfers, the batch of each, and the size of each batch.
+    """
+    rows = np.flatnonzero(job.is_p2p(dump))
+    keys = [job.group_indices(dump)[rows], dump.entries.p2p_seq[rows]]
+    _, batch, sizes = np.unique(
+        np.stack(keys), axis=1, return_inverse=True, return_counts=True
+    )
+    return rows, batch.reshape(-1), sizes

@@ -37,8 +37,8 @@ _MIN_CALLS = 8
 _MIN_WAITS = 4
 # A straggler causes this share of all waits that are as long …
 _MIN_SHARE_OF_WAITS = 0.35
-# … and they cost this share of the time.
-_MIN_SHARE_OF_TIME = 0.03
+#: … and they cost this share of the time.
+MIN_SHARE_OF_TIME = 0.03
 # Of more ranks, those are looked at closely that cost most …
 _MOST_SUSPECTS = 64
 # … and the lines of so many are read, by so many of their stacks.
@@ -165,7 +165,8 @@ def find_stragglers(job: Job) -> list[Finding]:
     ):
         return []  # a stage of a pipeline, or too many to be the exception
     ordered = dict(sorted(worst.items(), key=lambda item: -item[1].share))
-    sites = _find_call_sites(job, ordered)
+    late = {rank: delay.records for rank, delay in ordered.items()}
+    sites = find_call_sites(job, late)
     return [
         _straggler_finding(job, ranks, node, ordered[ranks[0]], sites)
         for ranks, node in _merge_nodes(job, ordered)
@@ -189,7 +190,15 @@ class _History:
         ]
         entries = {rank: job.dumps[rank].entries for rank in job.dumps.ranks}
         spans = {rank: np.zeros((2, len(e))) for rank, e in entries.items()}
-        waits = {rank: np.zeros(len(e)) for rank, e in entries.items()}
+        # A rank does not compute while it sends or receives.
+        waits = {
+            dump.rank: np.where(
+                job.is_p2p(dump),
+                np.nan_to_num(dump.entries.duration_ms) * 1e6,
+                0.0,
+            )
+            for dump in job.dumps
+        }
         for table in tables:
             order = table.host if table.device is None else table.device
             for rank, rows, came in zip(
@@ -431,7 +440,7 @@ def _find_late_ranks(
         so_far = longest.get(one.family, np.zeros(1))
         longest[one.family] = np.maximum(so_far, one.own.max(axis=0))
     costs, rows = _sum_waits(waits)
-    suspects = [r for r, cost in costs.items() if cost >= _MIN_SHARE_OF_TIME]
+    suspects = [r for r, cost in costs.items() if cost >= MIN_SHARE_OF_TIME]
     suspects.sort(key=lambda rank: -costs[rank])
     for rank in suspects[:_MOST_SUSPECTS]:
         _, index, row = max(rows[rank])
@@ -443,7 +452,7 @@ def _find_late_ranks(
         often = sum(_count(x, longest, least, at) for x, at in own)
         by_all = sum(_count(x, longest, least) for x in waits)
         if (
-            _MIN_SHARE_OF_TIME <= delay.share < waits[index].max_share
+            MIN_SHARE_OF_TIME <= delay.share < waits[index].max_share
             and delay.total_ns >= _MIN_SHARE_OF_WAITS * alike
             and often >= _MIN_WAITS
             and not _is_chance(often, by_all, compared_ranks)
@@ -580,15 +589,15 @@ def _merge_nodes(
             yield (rank,), ""
 
 
-def _find_call_sites(
-    job: Job, delays: Mapping[int, _Delay]
+def find_call_sites(
+    job: Job, records: Mapping[int, NDArray[np.int64]]
 ) -> dict[int, Location]:
     """
-    Return the user's line at which each rank most often enters a call late.
+    Return the user's line from which each rank makes most of these calls.
     """
     wanted = {
-        rank: delay.records[:: len(delay.records) // _MOST_STACKS + 1].tolist()
-        for rank, delay in islice(delays.items(), _MOST_SITES)
+        rank: rows[:: len(rows) // _MOST_STACKS + 1].tolist()
+        for rank, rows in islice(records.items(), _MOST_SITES)
     }
     sites = {}
     for rank, stacks in job.dumps.frames_of(wanted).items():

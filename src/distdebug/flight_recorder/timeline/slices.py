@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._text import clean
+from ...causes import Cause
 from ...findings import described
 from ...usercode import user_location
 from ..analysis.job import Job, run_starts
@@ -740,8 +741,12 @@ def label_ranks(report: FlightReport) -> dict[int, str]:
         labels |= dict.fromkeys(verdict.ranks, str(verdict.cause))
     for finding in report.findings:
         if cost := finding.cost:
-            text = f"slow on its {cost.side}: the others wait {cost.seconds:,.1f} s"
-            text += f" for it, {cost.share:.0%} of the time"
+            is_link = finding.cause is Cause.SLOW_LINK
+            what = (
+                "behind a slow link" if is_link else f"slow on its {cost.side}"
+            )
+            text = f"{what}: the others wait {cost.seconds:,.1f} s for it, "
+            text += f"{cost.share:.0%} of the time"
             labels |= dict.fromkeys(finding.ranks, text)
     return labels
 

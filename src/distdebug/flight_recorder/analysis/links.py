@@ -1,0 +1,269 @@
+"""
+Find slow links: transfers between two nodes that take longer than elsewhere.
+
+The rank that comes last to a transfer does not wait in it, so the shorter of the
+durations of its two ends is what the transfer itself took.  That needs durations
+on the device (``timing=True``), and the hosts of all ranks.  A slow rank comes
+late, but its transfers take no longer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from ..._text import clean
+from ...causes import Cause
+from ...findings import Cost, Evidence, Finding
+from ...ranks import ranks_text
+from ..reading.columns import RankDump
+from .job import Job, Side, find_batches
+from .stragglers import MIN_SHARE_OF_TIME, find_call_sites
+
+
+# Fewer transfers or pairs of nodes are not significant.
+_MIN_TRANSFERS = 8
+_MIN_PAIRS = 3
+# Links of one kind differ by less.
+_MIN_FACTOR = 2.0
+# More slow links than this share are a matter of topology.
+_MAX_SLOW_PAIRS = 0.25
+
+
+class _Transfers(NamedTuple):
+    """
+    Transfers from one rank to another, on another node.
+
+    Attributes:
+        nodes: The two nodes, in alphabetical order.
+
+        rows: Records of the rank that receives.
+
+        sizes: Number of elements, as a power of two.
+
+        seconds: How long each takes once both ranks are there.
+    """
+
+    source: int
+    target: int
+    group: int
+    nodes: tuple[str, ...]
+    rows: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+
+
+def find_slow_links(job: Job) -> list[Finding]:
+    """
+    Find pairs of nodes, or nodes, whose transfers take longer than the others'.
+
+    Returns:
+        One finding per link; the most expensive first.
+    """
+    found = [*_measured_transfers(job)]
+    by_pair: dict[tuple[str, ...], list[_Transfers]] = defaultdict(list)
+    for transfers in found:
+        by_pair[transfers.nodes].append(transfers)
+    if len(by_pair) < _MIN_PAIRS:
+        return []
+
+    typical = _typical_seconds(by_pair)
+    slow = {
+        nodes: own
+        for nodes, own in by_pair.items()
+        if _slowness(own, typical) >= _MIN_FACTOR
+    }
+    findings = [
+        finding
+        for nodes, own in _merge_pairs(slow, by_pair)
+        if (finding := _explain(job, nodes, own, typical))
+    ]
+    return sorted(findings, key=lambda f: -f.cost.seconds if f.cost else 0)
+
+
+def _measured_transfers(job: Job) -> Iterator[_Transfers]:
+    """
+    Yield the transfers between nodes whose durations are on record.
+    """
+    durations = {dump.rank: _durations_s(job, dump) for dump in job.dumps}
+    if not any(np.isfinite(own).any() for own in durations.values()):
+        return
+
+    for c in job.channels:
+        if c.send is None or c.recv is None:
+            continue
+        hosts = {job.dumps[rank].host for rank in (c.source, c.target)}
+        if len(hosts) < 2 or None in hosts or "" in hosts:
+            continue
+        sent, got = _completed_pairs(c.send, c.recv)
+        seconds = np.fmin(durations[c.source][sent], durations[c.target][got])
+        known = np.isfinite(seconds) & (seconds > 0)
+        if known.sum() >= _MIN_TRANSFERS:
+            shapes = job.dumps[c.target].entries.shape[got[known]]
+            elements = job.dumps.shapes.elements[shapes].max(axis=1)
+            yield _Transfers(
+                source=c.source,
+                target=c.target,
+                group=c.group,
+                nodes=tuple(sorted(map(str, hosts))),
+                rows=got[known],
+                sizes=np.log2(np.maximum(elements, 1)).astype(np.int64),
+                seconds=seconds[known],
+            )
+
+
+def _durations_s(job: Job, dump: RankDump) -> NDArray[np.float64]:
+    """
+    Return how long each transfer took on the device; NaN if unknown.
+
+    A batch has one duration, that of its end record.
+    """
+    seconds = dump.entries.duration_ms / 1e3
+    rows, batch, sizes = find_batches(job, dump)
+    ends = job.flags(dump, "ends_batch")[rows]
+    of_batch = np.full(len(sizes), np.nan)
+    of_batch[batch[ends]] = seconds[rows[ends]]
+    is_part = np.isnan(seconds[rows])
+    seconds[rows[is_part]] = of_batch[batch[is_part]]
+    return seconds
+
+
+def _completed_pairs(
+    send: Side, recv: Side
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """
+    Return the records of completed sends, and of the receives that match.
+
+    Where the oldest have been overwritten, the newest completed ones match.
+    """
+    sent, got = (s.rows[: len(s.rows) - s.pending] for s in (send, recv))
+    count = min(len(sent), len(got))
+    if send.is_whole and recv.is_whole:
+        return sent[:count], got[:count]
+
+    return sent[len(sent) - count :], got[len(got) - count :]
+
+
+def _typical_seconds(
+    by_pair: Mapping[tuple[str, ...], Sequence[_Transfers]],
+) -> dict[int, float]:
+    """
+    Return how long transfers of a size take between nodes with good links.
+    """
+    medians: dict[int, list[float]] = defaultdict(list)
+    for found in by_pair.values():
+        sizes = np.concatenate([one.sizes for one in found])
+        seconds = np.concatenate([one.seconds for one in found])
+        for size in np.unique(sizes).tolist():
+            medians[size].append(float(np.median(seconds[sizes == size])))
+    # Of three links, two may be those of a node whose network is slow.
+    return {
+        size: float(np.quantile(known, 0.25, method="lower"))
+        for size, known in medians.items()
+        if len(known) >= _MIN_PAIRS
+    }
+
+
+def _relative(
+    one: _Transfers, typical: Mapping[int, float]
+) -> NDArray[np.float64]:
+    expected = [typical.get(size, np.nan) for size in one.sizes.tolist()]
+    relative: NDArray[np.float64] = one.seconds / np.array(expected)
+    return relative
+
+
+def _slowness(
+    found: Sequence[_Transfers], typical: Mapping[int, float]
+) -> float:
+    """
+    Return how many times as long as is typical the transfers take.
+    """
+    every = np.concatenate([_relative(one, typical) for one in found])
+    known = every[np.isfinite(every)]
+    return float(np.median(known)) if len(known) >= _MIN_TRANSFERS else 0.0
+
+
+def _merge_pairs(
+    slow: Mapping[tuple[str, ...], Sequence[_Transfers]],
+    every: Mapping[tuple[str, ...], object],
+) -> Iterator[tuple[tuple[str, ...], list[_Transfers]]]:
+    """
+    Yield the one node that all slow links belong to, or each slow link.
+    """
+    per_node = Counter(node for nodes in slow for node in nodes)
+    links = Counter(node for nodes in every for node in nodes)
+    for node, count in per_node.items():
+        if len(slow) == count == links[node] > 1 and len(slow) < len(every):
+            yield (node,), [one for own in slow.values() for one in own]
+            return
+
+    if len(slow) <= max(_MAX_SLOW_PAIRS * len(every), 1):
+        for nodes, own in slow.items():
+            yield nodes, [*own]
+
+
+def _explain(
+    job: Job,
+    nodes: tuple[str, ...],
+    found: Sequence[_Transfers],
+    typical: Mapping[int, float],
+) -> Finding | None:
+    """
+    Return the finding for a slow link, if that costs enough time.
+    """
+    lost: dict[int, float] = defaultdict(float)
+    for one in found:
+        share = np.nan_to_num(1 - 1 / _relative(one, typical))
+        lost[one.target] += float((one.seconds * share).sum())
+    worst = max(lost, key=lambda rank: lost[rank])
+    created = job.dumps[worst].entries.created_ns
+    cost = lost[worst] / max(float(np.ptp(created)) / 1e9, 1e-9)
+    if not MIN_SHARE_OF_TIME <= cost <= 1:
+        return None
+
+    own = [one for one in found if one.target == worst]
+    records = np.concatenate([one.rows for one in own])
+    seconds = float(np.median(np.concatenate([one.seconds for one in own])))
+    where = (
+        f"between {clean(nodes[0])} and {clean(nodes[1])}"
+        if len(nodes) == 2
+        else f"to and from {clean(nodes[0])}"
+    )
+    times = _slowness(found, typical)
+    ranks = {rank for one in found for rank in (one.source, one.target)}
+    if len(nodes) == 1:
+        ranks = {rank for rank in ranks if job.dumps[rank].host == nodes[0]}
+    return Finding(
+        cause=Cause.SLOW_LINK,
+        ranks=tuple(sorted(ranks)),
+        summary=f"transfers {where} take {seconds * 1e3:,.1f} ms, {times:,.1f} "
+        f"times as long as between other nodes: {cost:.0%} of the time on rank "
+        f"{worst} ({lost[worst]:,.1f} s)",
+        confidence="likely",
+        remedy=Cause.SLOW_LINK.remedy,
+        group=job.groups[own[0].group].ref,
+        location=find_call_sites(job, {worst: records}).get(worst),
+        cost=Cost(
+            side="link",
+            seconds=round(lost[worst], 3),
+            share=round(cost, 4),
+            per_call_s=round(lost[worst] / len(records), 6),
+            calls=len(records),
+            of_calls=len(records),
+        ),
+        evidence=(
+            Evidence(
+                kind="dump",
+                source=job.dumps[worst].path,
+                location=f"rank {worst}, durations of {len(records):,} "
+                "transfers",
+                quote=f"from {ranks_text(sorted(one.source for one in own))}: "
+                f"{seconds * 1e3:,.1f} ms",
+            ),
+        ),
+    )
