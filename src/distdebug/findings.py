@@ -426,14 +426,38 @@ class Checked:
         completed: How many of them complete then.
 
         awaited: Ranks that the other ones wait for, ascending.
+
+        later: How many calls after a mismatch are on record on both sides.
+
+        agreeing: How many of them agree, up to the first that does not, if the
+            odd call is removed, added, or made like that of the others.
     """
 
     ranks: tuple[int, ...]
     calls: int
     completed: int
     awaited: tuple[int, ...] = ()
+    later: int = 0
+    agreeing: int = 0
 
     def __str__(self) -> str:
+        parts = (self._waits_text(), self._later_text())
+        return "; ".join(filter(None, parts))
+
+    def _later_text(self) -> str:
+        if self.later < 2:
+            return ""
+        text = (
+            f"with the call made right, {self.agreeing} of the {self.later} "
+            "calls after it agree"
+        )
+        if 2 * self.agreeing >= self.later:
+            return text
+        return f"{text}: these ranks are on another path through the code"
+
+    def _waits_text(self) -> str:
+        if not self.calls:
+            return ""
         verb = "goes on" if len(self.ranks) == 1 else "go on"
         then = (
             f"{ranks_text(self.ranks)} {verb}"
@@ -611,7 +635,7 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
     """
     yield Entries([finding_entry(d.verdict)])
     yield Lines([clean(f"known bug: {bug}") for bug in d.known_bugs])
-    if d.checked and d.checked.calls > 1:
+    if d.checked and (d.checked.calls > 1 or d.checked.later):
         yield f"checked: {d.checked}"
     others = [f for f in d.findings if f != d.verdict]
     yield Entries(

@@ -159,6 +159,29 @@ def run(program: Path, mode: str, seconds: float, keep: Path) -> Outcome:
     return Outcome(program.stem, mode, wrong, verdict["summary"])
 
 
+def replay(folder: Path) -> str:
+    """
+    Play the fault of a recorded job again, and compare the verdicts.
+    """
+    told = call(folder, "analyze", "--json", "snapshot")
+    written = call(
+        folder, "replay", "--run", "--json", "-o", "repro.py", "snapshot"
+    )
+    if not written.stdout.startswith("{"):
+        return f"not replayed: {written.stderr.splitlines()[0]}"
+    was, now = (
+        find_verdict(json.loads(text.stdout)) for text in (told, written)
+    )
+    same = was["cause"] == now["cause"] and (
+        was["collective"]["op"] == now["collective"]["op"]
+    )
+    lines = len((folder / "repro.py").read_text().splitlines())
+    return (
+        f"replayed in {lines} lines, {'same' if same else 'other'} verdict: "
+        f"{was['cause']} of {was['ranks']}, {now['cause']} of {now['ranks']}"
+    )
+
+
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """
     Run a command of distdebug.
@@ -247,6 +270,9 @@ def main() -> int:
         "--modes", nargs="+", default=["unprepared", "prepared"]
     )
     parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument(
+        "--replay", action="store_true", help="replay what dumps show, too"
+    )
     parser.add_argument("--keep", type=Path, help="keep everything here")
     options = parser.parse_args()
     keep = options.keep or Path(tempfile.mkdtemp(prefix="jobs-"))
@@ -256,6 +282,8 @@ def main() -> int:
         wrong = ", ".join(outcome.wrong) or "right"
         print(f"{outcome.name:28} {outcome.mode:10} {wrong:20}", end=" ")
         print(outcome.summary[:160], flush=True)
+        if options.replay and outcome.mode == "prepared":
+            print(f"  {replay(keep / f'{outcome.name}.prepared')}", flush=True)
     for mode in options.modes:
         same = [x for x in done if x.mode == mode]
         right = sum(not x.wrong for x in same)

@@ -131,3 +131,77 @@ def test_absent_from_different_calls(checked):
         "entered all_gather #10 of group '2'; 2 ranks are waiting"
     )
     assert (2, 2) == (got.calls, got.completed)
+
+
+LOOP = [
+    *("all_reduce", "all_gather", "reduce_scatter", "broadcast"),
+    *("all_gather", "broadcast", "all_reduce", "reduce", "scatter"),
+]
+
+
+def one_group(calls_of_rank_2, loop=LOOP):
+    """
+    Four ranks that run ahead of their GPUs; the third one makes other calls.
+    """
+    job = SimulatedJob(4)
+    for op in loop:
+        job.collective(op)
+    for rank in range(4):
+        for op in calls_of_rank_2 if rank == 2 else loop:
+            job.collective(op, ranks=[rank])
+    return job
+
+
+@pytest.mark.parametrize(
+    ("calls", "cause"),
+    [
+        ([LOOP[0], *LOOP[2:]], Cause.SKIPPED_COLLECTIVE),
+        ([LOOP[0], "reduce", *LOOP[1:]], Cause.EXTRA_COLLECTIVE),
+    ],
+)
+def test_miscount_proven(checked, calls, cause):
+    """
+    With the odd call added or removed, all later ones agree: that is certain.
+    """
+    verdict, got, text = checked(one_group(calls))
+
+    assert (cause, (2,), "certain") == (
+        *(verdict.cause, verdict.ranks, verdict.confidence),
+    )
+    assert got.later == got.agreeing >= 7
+    assert (
+        f"with the call made right, {got.later} of the {got.later} calls after "
+        "it agree"
+    ) in text
+
+
+def test_miscount_ambiguous(checked):
+    """
+    Where two calls alternate, one too few is the same as one too many.
+    """
+    loop = ["all_reduce", "all_gather"] * 5
+    verdict, _, _ = checked(one_group(loop[1:], loop))
+
+    assert verdict.cause.is_miscount
+    assert verdict.confidence == "likely"
+
+
+def test_wrong_call(checked):
+    """
+    A wrong call in place of the right one leaves the later ones as they are.
+    """
+    verdict, got, _ = checked(one_group(["barrier", *LOOP[1:]]))
+
+    assert (Cause.TYPE_MISMATCH, (2,)) == (verdict.cause, verdict.ranks)
+    assert (8, 8) == (got.later, got.agreeing)
+
+
+def test_other_path(checked):
+    """
+    A rank that does something else altogether differs later, too.
+    """
+    verdict, got, text = checked(one_group(["barrier"] * 3 + ["gather"] * 6))
+
+    assert (Cause.TYPE_MISMATCH, (2,)) == (verdict.cause, verdict.ranks)
+    assert (8, 0) == (got.later, got.agreeing)
+    assert "0 of the 8 calls after it agree" in text

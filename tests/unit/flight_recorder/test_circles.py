@@ -367,6 +367,26 @@ def test_changed_order(dumps_of, culprit):
     assert "left the order of the others: " in verdict.summary
 
 
+@pytest.mark.parametrize("culprit", range(8))
+def test_other_branch(dumps_of, culprit):
+    """
+    A usual call from a line of its own may come before the one that was due.
+    """
+    todo = loops()
+    calls = todo[culprit][4]
+    calls[:2] = [
+        calls[1]._replace(line=EVALUATION),
+        calls[0]._replace(line=EVALUATION + 1),
+    ]
+
+    verdict = analyze_dumps(dumps_of(run(joined(todo)))).verdict
+
+    assert (Cause.GROUP_ORDER_DEADLOCK, (culprit,)) == (
+        verdict.cause,
+        verdict.ranks,
+    )
+
+
 @pytest.mark.parametrize("with_stacks", [True, False])
 @pytest.mark.parametrize("culprits", [(5,), (2, 3), (0, 1, 2, 3)])
 def test_left_loop(dumps_of, culprits, with_stacks):

@@ -26,7 +26,12 @@ from ..reading.columns import Dumps
 from .endings import cut_at_sigterm
 from .job import Job
 from .links import find_slow_links
-from .mismatch import Mismatch, find_mismatches, find_pair_mismatches
+from .mismatch import (
+    Mismatch,
+    Repair,
+    find_mismatches,
+    find_pair_mismatches,
+)
 from .report import FlightReport, filter_report
 from .root_causes import Root, find_late_arrivals, find_roots, is_left_behind
 from .stragglers import find_stragglers
@@ -315,7 +320,8 @@ def _analyze(job: Job) -> FlightReport:
     calls = find_stuck_calls(job, outdated)
     if is_normal_wait(calls, job):
         calls = []
-    findings = _collect_findings(job, calls) or [
+    mismatches = find_mismatches(job)
+    findings = _collect_findings(job, calls, mismatches) or [
         *find_slow_links(job),
         *find_stragglers(job),
     ]
@@ -328,15 +334,33 @@ def _analyze(job: Job) -> FlightReport:
         missing=tuple(_collect_missing(job)),
         outdated=tuple(sorted(outdated)),
         dumps=job.dumps,
-        checked=_check(findings[0], calls) if findings and calls else None,
+        checked=_check(job, findings, calls, mismatches),
     )
 
 
-def _check(verdict: Finding, calls: Sequence[StuckCall]) -> Checked:
+def _check(
+    job: Job,
+    findings: Sequence[Finding],
+    calls: Sequence[StuckCall],
+    mismatches: Iterable[Mismatch],
+) -> Checked | None:
     """
     Play the schedule forward without the root cause.
     """
+    if not findings:
+        return None
+    verdict = findings[0]
     cause = verdict.cause
+    repair = next(
+        (
+            m.repair
+            for m in mismatches
+            if job.groups[m.group].ref == verdict.group and m.cause is cause
+        ),
+        Repair(),
+    )
+    if not (calls or repair.calls):
+        return None
     own = {
         i
         for i, call in enumerate(calls)
@@ -355,17 +379,22 @@ def _check(verdict: Finding, calls: Sequence[StuckCall]) -> Checked:
         calls=len(calls),
         completed=len(calls) - len(standing),
         awaited=tuple(sorted(awaited - waiting)),
+        later=repair.calls,
+        agreeing=repair.agreeing,
     )
 
 
 _CYCLES = frozenset({Cause.GROUP_ORDER_DEADLOCK, Cause.P2P_DEADLOCK})
 
 
-def _collect_findings(job: Job, calls: Sequence[StuckCall]) -> list[Finding]:
+def _collect_findings(
+    job: Job, calls: Sequence[StuckCall], mismatches: Iterable[Mismatch]
+) -> list[Finding]:
     """
     Return all findings, the root cause first.
     """
-    blocking, survived = _mismatch_findings(job, {c.group for c in calls})
+    stuck = {call.group for call in calls}
+    blocking, survived = _mismatch_findings(job, stuck, mismatches)
     blocking += find_pair_mismatches(job, calls)
     # A mismatch explains why its group is stuck.
     explained = {f.group for f in blocking}
@@ -376,7 +405,7 @@ def _collect_findings(job: Job, calls: Sequence[StuckCall]) -> list[Finding]:
 
 
 def _mismatch_findings(
-    job: Job, stuck: set[int]
+    job: Job, stuck: set[int], mismatches: Iterable[Mismatch]
 ) -> tuple[list[Finding], list[Finding]]:
     """
     Find the calls in which ranks differ, oldest first.
@@ -386,9 +415,7 @@ def _mismatch_findings(
     """
     blocking: list[Finding] = []
     survived: list[Finding] = []
-    for m in sorted(
-        find_mismatches(job), key=lambda m: job.created_ns(*m.rows[0])
-    ):
+    for m in sorted(mismatches, key=lambda m: job.created_ns(*m.rows[0])):
         target = blocking if not stuck or m.group in stuck else survived
         target.append(explain_mismatch(job, m))
 

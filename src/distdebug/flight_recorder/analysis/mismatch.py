@@ -95,6 +95,8 @@ def _count_and_dtypes(
 # Maximum calls compared of a shifted stream, and its maximum shift in calls.
 _MAX_COMPARED_CALLS = 256
 _MAX_SHIFT = 3
+# So many calls that agree, only shifted, do not by chance.
+_MIN_PROOF = 4
 
 
 def count_earlier_calls(stream: Stream, seq: int) -> int:
@@ -146,9 +148,27 @@ def count_skipped_incall_kinds(bad: Stream, good: Stream, seq: int) -> int:
     return 0 if calls[-1] in prefix[1:] else len(prefix)
 
 
-def find_shift(bad: Stream, good: Stream, seq: int) -> Cause | None:
+class Shift(NamedTuple):
     """
-    Return whether *bad* makes the calls of *good* some calls earlier or later.
+    By how many calls a rank is ahead of the others, or behind them.
+
+    Attributes:
+        cause: ``SKIPPED_COLLECTIVE`` if it is ahead, ``EXTRA_COLLECTIVE`` if it
+            is behind.
+
+        by: The number of calls.
+
+        is_unique: Whether no other shift, and no single wrong call, fits.
+    """
+
+    cause: Cause
+    by: int
+    is_unique: bool
+
+
+def find_shift(bad: Stream, good: Stream, seq: int) -> Shift | None:
+    """
+    Return by how many calls *bad* makes the calls of *good* earlier or later.
 
     Args:
         bad: Stream of a culprit.
@@ -158,24 +178,75 @@ def find_shift(bad: Stream, good: Stream, seq: int) -> Cause | None:
         seq: First call that differs; it has to be on record in both.
 
     Returns:
-        ``SKIPPED_COLLECTIVE`` if *bad* is ahead, ``EXTRA_COLLECTIVE`` if it is
-        behind, ``None`` if neither.
+        ``None`` if it makes others.
     """
     a = _signatures_from(bad, seq)
     b = _signatures_from(good, seq)
     surplus = len(a) - len(b)
     in_step = _is_shifted_by(a, b, 0, skip_first=True)
-    for by in range(1, _MAX_SHIFT + 1):
-        skipped = _is_shifted_by(a, b, by)
-        extra = _is_shifted_by(b, a, by)
+    fits = [
+        (cause, by)
+        for by in range(1, _MAX_SHIFT + 1)
+        for cause, late, early in (
+            (Cause.EXTRA_COLLECTIVE, b, a),
+            (Cause.SKIPPED_COLLECTIVE, a, b),
+        )
+        if _is_shifted_by(late, early, by)
+    ]
+    is_unique = len(fits) == 1 and not in_step
+    for cause, by in fits:
         if in_step and surplus not in {by, -by}:
             continue  # One wrong call explains it; no shift is needed.
-        if extra and (surplus == by or not skipped):
-            return Cause.EXTRA_COLLECTIVE
-        if skipped:
-            return Cause.SKIPPED_COLLECTIVE
+        is_extra = cause is Cause.EXTRA_COLLECTIVE
+        has_rival = (Cause.SKIPPED_COLLECTIVE, by) in fits
+        if is_extra and has_rival and surplus != by:
+            continue
+        return Shift(cause, by, is_unique)
 
     return None
+
+
+class Repair(NamedTuple):
+    """
+    What comes of the calls on record if the odd one is made right.
+
+    Attributes:
+        calls: How many calls later ones of all ranks there are to compare.
+
+        agreeing: How many of them then agree, up to the first that does not.
+    """
+
+    calls: int = 0
+    agreeing: int = 0
+
+
+def _repair(bad: Sequence[Stream], good: Stream, seq: int, by: int) -> Repair:
+    """
+    Play the calls after a mismatch forward with the odd one removed or added.
+
+    Args:
+        bad: Streams of the culprits.
+
+        good: Stream of another rank.
+
+        seq: First call that differs.
+
+        by: How many calls the culprits are ahead of the others; negative if
+            they are behind; 0 if they made a wrong call in place of the right.
+    """
+    expected = _signatures_from(good, seq)
+    repairs = []
+    for stream in bad:
+        made = _signatures_from(stream, seq)
+        mine, theirs = (
+            (made[1:], expected[1:])
+            if not by
+            else (made[max(-by, 0) :], expected[max(by, 0) :])
+        )
+        calls = min(len(mine), len(theirs))
+        differs = (i for i in range(calls) if mine[i] != theirs[i])
+        repairs.append(Repair(calls, next(differs, calls)))
+    return min(repairs, key=lambda x: (x.agreeing - x.calls, x.calls))
 
 
 def _signatures_from(stream: Stream, seq: int) -> list[int]:
@@ -284,6 +355,8 @@ class Mismatch:
 
         in_threads: Whether different threads made the two calls, so that their
             order is not fixed.
+
+        repair: What comes of the later calls if this one is made right.
     """
 
     group: int
@@ -298,6 +371,7 @@ class Mismatch:
     elsewhere: Location | None = None
     skipped: int = 1
     in_threads: bool = False
+    repair: Repair
 
 
 @attrs.frozen
@@ -426,12 +500,15 @@ def _classify_mismatch(
     in_threads = _is_from_thread(at.stack(bad)) != _is_from_thread(
         at.stack(good)
     )
-    cause, skipped = (
-        (_classify_difference(theirs, expected, 0), 0)
+    cause, by, is_proven = (
+        (_classify_difference(theirs, expected, 0), 0, False)
         if in_threads
         else _infer_cause(at, (bad, theirs), (good, expected))
     )
     culprits = {r for _, ranks in kinds[1:] for r in ranks}
+    odd = [at.streams[rank] for rank in sorted(culprits)]
+    repair = _repair(odd, at.streams[good], at.seq, by)
+    is_proven &= repair.agreeing == repair.calls >= _MIN_PROOF
     return Mismatch(
         group=at.group,
         cause=cause,
@@ -439,17 +516,19 @@ def _classify_mismatch(
         culprits=tuple(
             sorted(at.rows if confidence == "possible" else culprits)
         ),
-        # The ranks that differ are certain; an inferred cause is not.
+        # The ranks that differ are certain; an inferred cause only is if all
+        # that follows proves it.
         confidence="likely"
-        if confidence == "certain" and cause.is_miscount
+        if confidence == "certain" and cause.is_miscount and not is_proven
         else confidence,
         theirs=theirs,
         expected=expected,
         rows=((bad, at.rows[bad]), (good, at.rows[good])),
         location=mine,
         elsewhere=others if others != mine else None,
-        skipped=skipped or 1,
+        skipped=max(by, 1),
         in_threads=in_threads,
+        repair=repair,
     )
 
 
@@ -462,21 +541,26 @@ def _is_from_thread(stack: Sequence[Frame]) -> bool:
 
 def _infer_cause(
     at: _GroupCall, odd: tuple[int, Call], other: tuple[int, Call]
-) -> tuple[Cause, int]:
+) -> tuple[Cause, int, bool]:
     """
-    Return the cause of a mismatch, and the number of skipped calls.
+    Return the cause of a mismatch, by how many calls the odd rank is ahead, and
+    whether no other cause fits the later calls.
     """
     (bad, theirs), (good, expected) = odd, other
     streams = at.streams[bad], at.streams[good]
-    skipped = count_skipped_incall_kinds(*streams, at.seq)
-    if (cause := find_shift(*streams, at.seq)) is not None:
-        return cause, skipped
+    if (shift := find_shift(*streams, at.seq)) is not None:
+        is_ahead = shift.cause is Cause.SKIPPED_COLLECTIVE
+        by = shift.by if is_ahead else -shift.by
+        return shift.cause, by, shift.is_unique
 
+    skipped = count_skipped_incall_kinds(*streams, at.seq)
     order = _call_order(at, bad, good)
     # For several calls, the program order has to agree.
     if skipped == 1 or (skipped and order > 0):
-        return Cause.SKIPPED_COLLECTIVE, skipped
-    return _classify_difference(theirs, expected, order), skipped
+        return Cause.SKIPPED_COLLECTIVE, skipped, False
+    cause = _classify_difference(theirs, expected, order)
+    ahead = {Cause.SKIPPED_COLLECTIVE: 1, Cause.EXTRA_COLLECTIVE: -1}
+    return cause, ahead.get(cause, 0), False
 
 
 def _call_order(at: _GroupCall, bad: int, good: int) -> int:

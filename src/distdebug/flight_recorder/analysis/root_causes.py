@@ -165,9 +165,10 @@ def _is_past_due_call(job: Job, rank: int, due: int, made: int) -> bool:
     """
     Return whether a rank is past the line of the call that was due.
 
-    It is past it if the call that it made is at its usual line, or at a later
-    line than the due one.  If one line makes both calls, or if the line is
-    new, the rank may have swapped them.
+    It is past it if the call that it made is at its usual line; or, if it is the
+    first of its kind, at a later line than the due one.  If one line makes both
+    calls, or if the line is new for a usual call, the rank may have swapped
+    them.
     """
     kinds = call_kinds(job, rank)
     same = np.flatnonzero(kinds[:made] == kinds[made])
@@ -180,10 +181,9 @@ def _is_past_due_call(job: Job, rank: int, due: int, made: int) -> bool:
     if made_stack == due_stack:
         return False
 
-    usual = {_user_stack(job, rank, row) for row in before}
-    return (
-        made_stack in usual or compare_program_order(made_stack, due_stack) > 0
-    )
+    if before:
+        return made_stack in {_user_stack(job, rank, row) for row in before}
+    return compare_program_order(made_stack, due_stack) > 0
 
 
 def _user_stack(job: Job, rank: int, row: int) -> Stack:
