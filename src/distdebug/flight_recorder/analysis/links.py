@@ -221,49 +221,53 @@ def _explain(
         share = np.nan_to_num(1 - 1 / _relative(one, typical))
         lost[one.target] += float((one.seconds * share).sum())
     worst = max(lost, key=lambda rank: lost[rank])
-    created = job.dumps[worst].entries.created_ns
-    cost = lost[worst] / max(float(np.ptp(created)) / 1e9, 1e-9)
-    if not MIN_SHARE_OF_TIME <= cost <= 1:
-        return None
-
+    span_s = float(np.ptp(job.dumps[worst].entries.created_ns)) / 1e9
     own = [one for one in found if one.target == worst]
     records = np.concatenate([one.rows for one in own])
-    seconds = float(np.median(np.concatenate([one.seconds for one in own])))
-    where = (
-        f"between {clean(nodes[0])} and {clean(nodes[1])}"
-        if len(nodes) == 2
-        else f"to and from {clean(nodes[0])}"
+    cost = Cost(
+        side="link",
+        seconds=round(lost[worst], 3),
+        share=round(lost[worst] / max(span_s, 1e-9), 4),
+        per_call_s=round(lost[worst] / len(records), 6),
+        calls=len(records),
+        of_calls=len(records),
     )
+    if not MIN_SHARE_OF_TIME <= cost.share <= 1:
+        return None
+
     times = _slowness(found, typical)
-    ranks = {rank for one in found for rank in (one.source, one.target)}
-    if len(nodes) == 1:
-        ranks = {rank for rank in ranks if job.dumps[rank].host == nodes[0]}
+    seconds = float(np.median(np.concatenate([one.seconds for one in own])))
     return Finding(
         cause=Cause.SLOW_LINK,
-        ranks=tuple(sorted(ranks)),
-        summary=f"transfers {where} take {seconds * 1e3:,.1f} ms, {times:,.1f} "
-        f"times as long as between other nodes: {cost:.0%} of the time on rank "
-        f"{worst} ({lost[worst]:,.1f} s)",
-        confidence="likely",
+        ranks=_ranks_at_ends(job, nodes, found),
+        summary=f"transfers {_place(nodes)} take {seconds * 1e3:,.1f} ms, "
+        f"{times:,.1f} times as long as between other nodes: "
+        f"{cost.share:.0%} of the time on rank {worst} ({cost.seconds:,.1f} s)",
         remedy=Cause.SLOW_LINK.remedy,
         group=job.groups[own[0].group].ref,
         location=find_call_sites(job, {worst: records}).get(worst),
-        cost=Cost(
-            side="link",
-            seconds=round(lost[worst], 3),
-            share=round(cost, 4),
-            per_call_s=round(lost[worst] / len(records), 6),
-            calls=len(records),
-            of_calls=len(records),
-        ),
+        cost=cost,
         evidence=(
             Evidence(
                 kind="dump",
                 source=job.dumps[worst].path,
-                location=f"rank {worst}, durations of {len(records):,} "
-                "transfers",
+                location=f"rank {worst}, durations of {cost.calls:,} transfers",
                 quote=f"from {ranks_text(sorted(one.source for one in own))}: "
                 f"{seconds * 1e3:,.1f} ms",
             ),
         ),
     )
+
+
+def _ranks_at_ends(
+    job: Job, nodes: tuple[str, ...], found: Sequence[_Transfers]
+) -> tuple[int, ...]:
+    ranks = {rank for one in found for rank in (one.source, one.target)}
+    return tuple(sorted(r for r in ranks if job.dumps[r].host in nodes))
+
+
+def _place(nodes: tuple[str, ...]) -> str:
+    names = [clean(node) for node in nodes]
+    if len(names) == 1:
+        return f"to and from {names[0]}"
+    return f"between {names[0]} and {names[1]}"
