@@ -1,0 +1,3 @@
+"""
+Adapters for training frameworks, test runners, and other tools.
+"""
