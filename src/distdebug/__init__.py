@@ -12,8 +12,8 @@ first used::
 
 Here are the functions that answer a question, and the types of what they
 return.  The rest is in the modules :mod:`~distdebug.errors`,
-:mod:`~distdebug.debugger`, :mod:`~distdebug.nsight`, :mod:`~distdebug.ray`, and
-:mod:`~distdebug.testing`.
+:mod:`~distdebug.debugger`, :mod:`~distdebug.integrations`,
+:mod:`~distdebug.nsight`, :mod:`~distdebug.ray`, and :mod:`~distdebug.testing`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import debugger as debugger
     from . import errors as errors
+    from . import integrations as integrations
     from . import nsight as nsight
     from . import ray as ray
     from . import testing as testing

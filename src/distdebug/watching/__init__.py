@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .inside import watch as watch
     from .loop import ProgressSensor as ProgressSensor
     from .loop import combine_senses as combine_senses
+    from .loop import count_step as count_step
     from .loop import default_poll_s as default_poll_s
     from .loop import watch_files as watch_files
     from .loop import watch_processes as watch_processes

@@ -11,8 +11,10 @@ import atexit
 import logging
 import os
 import threading
+import time
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -48,8 +50,8 @@ from .loop import (
     TimedCall,
     combine_senses,
     context_switches,
+    count_step,
     default_poll_s,
-    step,
     step_count,
     watch_files,
     watch_processes,
@@ -221,7 +223,10 @@ class Watch:
             lambda _: step_count(),
             lambda _: files(),
             lambda _: own() if self._user_sense else None,
+            lambda _: self._phase_progress(),
         )
+        # Until when phases that make no steps may last, innermost last.
+        self._phases: list[float] = []
         self._stop = threading.Event()
         self._hangs: list[Hang] = []
         self._capture_lock = threading.Lock()
@@ -275,7 +280,33 @@ class Watch:
 
         It costs as much as an addition, and never fails.
         """
-        step()
+        count_step()
+
+    @contextmanager
+    def phase(self, most_s: float = 1800.0) -> Iterator[None]:
+        """
+        Allow a phase without steps, such as an evaluation or a checkpoint.
+
+        Call it on each rank that is in the phase, or waits for one that is.
+
+        Example::
+
+            with watch.phase(most_s=600):
+                evaluate()
+
+        Args:
+            most_s: How long it may last, in seconds; then this rank counts as
+                standing still, unless something else shows progress.
+        """
+        self._phases.append(time.monotonic() + most_s)
+        try:
+            yield
+        finally:
+            self._phases.pop()
+
+    def _phase_progress(self) -> float | None:
+        now = time.monotonic()
+        return now if any(now < end for end in self._phases) else None
 
     def close(self) -> None:
         """

@@ -44,7 +44,7 @@ _MAX_FILES = 10_000
 _step_counter = [0]
 
 
-def step() -> None:
+def count_step() -> None:
     """
     Count a finished step, from the loop of the job itself.
 
@@ -56,7 +56,7 @@ def step() -> None:
 
 def step_count() -> int | None:
     """
-    Return how often :func:`step` was called here; ``None`` if it never was.
+    Return how often :func:`count_step` was called here; ``None`` if it never was.
     """
     return _step_counter[0] or None
 
