@@ -14,7 +14,7 @@ import attrs
 from ..model import StackFrame
 
 
-MOST_CODE = 500
+_MOST_CODE = 500
 MOST_NAME = 4096
 # Limit for one thread.
 MOST_FRAMES = 4096
@@ -23,6 +23,9 @@ MOST_LINE = 1 << 14
 _CODE_OF_C = re.compile(
     r"\.(?:[cC]|cc|cpp|cxx|cu|cuh|[hH]|hh|hpp|inl|rs|[sS])$"
 )
+
+
+_BRACKETS_FROM_END = re.compile(r"[()]")
 
 
 def shorten(line: str) -> str:
@@ -53,25 +56,14 @@ def split_brackets(text: str) -> tuple[str, str] | None:
     if not text.endswith(")"):
         return None
 
-    start = text.rfind("(")
-    if ")" in text[start:-1]:
-        start = _opening_bracket(text)
-    return (
-        (text[:start].rstrip(), text[start + 1 : -1]) if start >= 0 else None
-    )
-
-
-def _opening_bracket(text: str) -> int:
     depth = 0
-    for index in range(len(text) - 1, -1, -1):
-        if text[index] == ")":
-            depth += 1
-        elif text[index] == "(":
-            depth -= 1
-            if not depth:
-                return index
+    for bracket in _BRACKETS_FROM_END.finditer(text[::-1]):
+        depth += 1 if bracket[0] == ")" else -1
+        if not depth:
+            start = len(text) - bracket.end()
+            return text[:start].rstrip(), text[start + 1 : -1]
 
-    return -1
+    return None
 
 
 # Most ranks are at the same lines, so that most frames are made once.
@@ -116,6 +108,14 @@ def indent_of(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+def with_code(frame: StackFrame, code: str) -> StackFrame:
+    """
+    Return a frame with the source code of its line, if there is any.
+    """
+    code = code.strip()[:_MOST_CODE]
+    return attrs.evolve(frame, code=code) if code else frame
+
+
 def attach_code(
     lines: Iterable[tuple[str, StackFrame | None]],
 ) -> Iterator[StackFrame]:
@@ -136,8 +136,7 @@ def attach_code(
         indent = indent_of(line)
         if frame is not None:
             is_code = parsed is None and indent > depth and not frame.is_native
-            code = line.strip()[:MOST_CODE] if is_code else ""
-            yield attrs.evolve(frame, code=code) if code else frame
+            yield with_code(frame, line if is_code else "")
         frame, depth = parsed, indent
     if frame is not None:
         yield frame

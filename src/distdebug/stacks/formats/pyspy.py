@@ -26,7 +26,6 @@ from ..model import (
     is_gil_wait,
 )
 from .frames import (
-    MOST_CODE,
     MOST_FRAMES,
     MOST_NAME,
     Block,
@@ -35,6 +34,7 @@ from .frames import (
     make_frame,
     shorten,
     split_brackets,
+    with_code,
 )
 
 
@@ -232,8 +232,7 @@ def _parse_json_frame(data: Mapping[str, Any]) -> StackFrame:
         _number(data.get("line") or 0),
         is_native=_boolean(data.get("is_native")),
     )
-    code = _text(data.get("code"))[:MOST_CODE]
-    return attrs.evolve(frame, code=code) if code else frame
+    return with_code(frame, _text(data.get("code")))
 
 
 def _read(kind: type[Kind], data: Mapping[str, Any], **known: Any) -> Kind:
