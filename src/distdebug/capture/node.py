@@ -40,9 +40,8 @@ from ..stacks import (
     join_threads,
     merge_stacks,
 )
-from .attach import node_lock, read_native_stacks
+from .attach import capture_cuda, node_lock, read_native_stacks
 from .blockers import explain_state
-from .cuda import capture_cuda
 from .model import (
     Attempt,
     Capture,

@@ -53,13 +53,13 @@ from .rules import (
     Matcher,
     Rule,
     RuleBook,
+    SourceLines,
     builtin_rules,
     is_in_event_loop,
     is_program_thread,
     is_threading_thread,
     task_frames,
 )
-from .source_lines import SourceLines
 
 
 _MOST_NAME = 80
