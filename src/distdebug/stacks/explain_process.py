@@ -193,8 +193,10 @@ def find_joined_thread(
 
     Returns:
         ``None`` if the main thread waits for no thread, or the thread is
-        ambiguous.
+        ambiguous.  An event may be set by a thread that runs user code.
     """
+    if main.awaits == "event":
+        return next(filter(_is_working, others), None)
     if main.awaits not in {"thread", "pool"}:
         return None
 
@@ -208,25 +210,6 @@ def find_joined_thread(
     if not busy and len({o.cause for o in known}) > 1:
         return None
     return next(iter(busy or known), None)
-
-
-def find_user_worker(
-    main: ThreadState, others: Iterable[ThreadState]
-) -> ThreadState | None:
-    """
-    Find a busy user thread while the main thread waits for an event.
-
-    Args:
-        main: State of the main thread.
-
-        others: States of all other threads that are not helpers.
-
-    Returns:
-        ``None`` if the main thread waits for something else, or no thread is
-        busy.
-    """
-    is_event = main.awaits == "event"
-    return next(filter(_is_working, others), None) if is_event else None
 
 
 def _is_working(state: ThreadState) -> bool:
@@ -368,13 +351,12 @@ def _runs_native_code(
         )
 
     thread, activity = context.thread, context.thread.activity
-    was_watched = activity is not None and is_busy(activity)
     if not thread.owns_gil and (
         # Libraries compute in native code without the GIL.
         context.gpu or not is_user_frame(innermost) or thread.owns_gil is False
     ):
         return True
-    if was_watched and activity is not None and activity.has_moved is False:
+    if activity and is_busy(activity) and activity.has_moved is False:
         # A loop that calls native code holds the GIL in between.
         if activity.has_let_go:
             return True
@@ -406,17 +388,6 @@ def describe_computing(state: ThreadState, *, with_name: bool = True) -> str:
     if name:
         return f"is running native code{named} that does not return"
     return "is in native code"
-
-
-def describe_samples(state: ThreadState) -> str:
-    """
-    Say that unnamed native code was seen in every sample, if so.
-    """
-    is_nameless = (
-        state.cause is Cause.NATIVE_SPIN and not state.native_function
-    )
-    is_same = state.motion is Motion.SPINNING
-    return "at every look" if is_nameless and is_same else ""
 
 
 # What a thread seems to do that reads or writes large files, piece by piece.
@@ -481,11 +452,8 @@ class ProcessExplainer:
         if len(locks) > 1:
             return self._lock_view(process, locks)
 
-        joined = None
-        if not is_in_event_loop(main):
-            joined = find_joined_thread(state, others)
-            joined = joined or find_user_worker(state, others)
-        if joined is not None:
+        joined = find_joined_thread(state, others)
+        if joined is not None and not is_in_event_loop(main):
             view = self._make_view(process, joined, state)
             # Another thread may set the event.
             is_sure = state.awaits != "event"
@@ -613,7 +581,11 @@ class ProcessExplainer:
         if self._is_computing(state):
             # Ranks at the same line may be in different native functions.
             of_many = describe_computing(state, with_name=False)
-            note = describe_samples(state)
+            is_same = state.cause is Cause.NATIVE_SPIN and (
+                state.motion is Motion.SPINNING
+            )
+            is_nameless = not state.native_function
+            note = "at every look" if is_same and is_nameless else ""
         cause, rule = state.cause, state.rule
         view = ProcessView(
             process=process,

@@ -33,7 +33,7 @@ def split_jobs(
     """
     Group processes by job.
 
-    A process without a job name gets that of its parent, its children, or its
+    A process without a job name gets that of its ancestors, its children, or its
     siblings.  A rank without one joins the only job there is, unless that job
     already has another process of this rank.
 
@@ -42,18 +42,18 @@ def split_jobs(
         ``""`` if nothing names it.  The order is that of *processes*.
     """
     known = tuple(processes)
-    names = _known_jobs(known)
+    names, parents = _known_jobs(known), _parents(known)
     found = set(names.values())
     only_job = found.pop() if len(found) == 1 else ""
     taken_ranks = {
         p.rank
         for p in _rank_processes(known)
-        if only_job and _job_name(p, names)
+        if only_job and _inherited_job_name(p, parents, names)
     }
 
     jobs: dict[str, list[ProcessStacks]] = {}
     for process in known:
-        name = _job_name(process, names)
+        name = _inherited_job_name(process, parents, names)
         if not name and process.rank is not None:
             name = only_job
             # Pasted stacks have no pid, and may show the same rank twice.
@@ -98,7 +98,7 @@ def drop_foreign_processes(
             related[rank.host, rank.pid] = "kin"
             related[rank.host, rank.parent_pid] = "kin"
     hosts = {host for host, _ in related}
-    parents = {(p.host, p.pid): p.parent_pid for p in known}
+    parents = _parents(known)
     return tuple(
         p
         for p in known
@@ -186,13 +186,18 @@ def _split_by_parent(
     if len(set(names.values())) < 2:
         return {"": tuple(processes)}
 
-    parents = {(p.host, p.pid): p.parent_pid for p in processes}
+    parents = _parents(processes)
     split: dict[str, list[ProcessStacks]] = {}
     for process in processes:
-        split.setdefault(
-            _inherited_job_name(process, parents, names), []
-        ).append(process)
+        name = _inherited_job_name(process, parents, names)
+        split.setdefault(name, []).append(process)
     return {name: tuple(members) for name, members in split.items()}
+
+
+def _parents(
+    processes: Iterable[ProcessStacks],
+) -> dict[ProcessKey, int | None]:
+    return {(p.host, p.pid): p.parent_pid for p in processes}
 
 
 def _inherited_job_name(
@@ -212,16 +217,6 @@ def _inherited_job_name(
             return name
         pid = parents.get((process.host, pid))
     return ""
-
-
-def _job_name(
-    process: ProcessStacks, names: Mapping[tuple[str | None, int], str]
-) -> str:
-    pids = [
-        pid for pid in (process.pid, process.parent_pid) if pid is not None
-    ]
-    found = (names.get((process.host, pid), "") for pid in pids)
-    return next(filter(None, found), "")
 
 
 _CHILD_ROLES = frozenset({"dataloader", "compile", "child"})
@@ -293,10 +288,7 @@ def build_process_tree(processes: Iterable[ProcessStacks]) -> ProcessTree:
 def _process_role(process: ProcessStacks) -> str:
     if process.rank is not None and process.role not in _CHILD_ROLES:
         return "rank"
-    if process.role:
-        return process.role
-
-    if role := _title_role(process):
+    if role := process.role or _title_role(process):
         return role
 
     main = process.main_thread

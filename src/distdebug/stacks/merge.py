@@ -214,9 +214,6 @@ class StackTree(Shown):
 
         ends: The stacks that end at each node, as indices of processes; a
             process occurs once per thread.
-
-        has_jobs: Whether the processes belong to several jobs, whose ranks
-            have the same numbers.
     """
 
     processes: tuple[ProcessStacks, ...]
@@ -227,10 +224,12 @@ class StackTree(Shown):
     mains: tuple[int, ...]
     ends: tuple[tuple[int, ...], ...]
 
-    has_jobs: bool = attrs.field(init=False)
-
-    @has_jobs.default
-    def _has_several_jobs(self) -> bool:
+    @cached_property
+    def has_jobs(self) -> bool:
+        """
+        Whether the processes belong to several jobs, whose ranks have the same
+        numbers.
+        """
         return len({p.job for p in self.processes if p.job}) > 1
 
     def who(self, members: Iterable[int]) -> str:

@@ -262,13 +262,9 @@ def as_stacks(stacks: StackSources) -> tuple[ProcessStacks, ...]:
 
     items = tuple(known)
     paths = [x for x in items if isinstance(x, str | os.PathLike)]
-    others = [x for x in items if not isinstance(x, str | os.PathLike)]
-    if not paths and all(isinstance(x, ProcessStacks) for x in others):
-        return items
-    return (
-        *(_read_some(paths) if paths else ()),
-        *(process for other in others for process in as_stacks(other)),
-    )
+    others = (x for x in items if not isinstance(x, str | os.PathLike))
+    found = _read_some(paths) if paths else ()
+    return (*found, *(p for other in others for p in as_stacks(other)))
 
 
 def _read_some(paths: Sequence[Source]) -> tuple[ProcessStacks, ...]:
@@ -453,24 +449,16 @@ def _fill_from_file_name(
     Fill in host, pid, and rank from the name of the file.
     """
     from_name = parse_file_name(source)
-    is_alone = len(processes) == 1
+    is_alone = len(processes) == 1 and from_name.pid is not None
     for number, process in enumerate(processes):
-        is_unknown = process.pid == UNKNOWN_PID and is_alone
+        pid, rank = process.pid, process.rank
         yield attrs.evolve(
             process,
             source=source,
             threads=tuple(map(_limit_frames, process.threads)),
             host=process.host or from_name.host,
-            pid=(
-                from_name.pid
-                if is_unknown and from_name.pid is not None
-                else process.pid
-            ),
-            rank=(
-                from_name.rank
-                if process.rank is None and number == 0
-                else process.rank
-            ),
+            pid=from_name.pid if is_alone and pid == UNKNOWN_PID else pid,
+            rank=from_name.rank if rank is None and number == 0 else rank,
         )
 
 

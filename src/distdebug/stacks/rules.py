@@ -208,7 +208,9 @@ class RuleBook:
     remedy: Mapping[Cause, str] = attrs.field(factory=dict)
 
 
-def load_rules(path: str | os.PathLike[str]) -> RuleBook:
+def load_rules(
+    path: str | os.PathLike[str], *, is_built_in: bool = False
+) -> RuleBook:
     """
     Read one file of rules.
 
@@ -216,40 +218,12 @@ def load_rules(path: str | os.PathLike[str]) -> RuleBook:
         path: A TOML file with tables ``[[rule]]`` and ``[[helper]]``, whose
             keys are the attributes of :class:`Rule` and :class:`Helper`.
 
+        is_built_in: Whether it is our own, which may use more tables, and any
+            pattern.
+
     Raises:
         RulesError: The file cannot be read, or a rule is invalid.
     """
-    return _load_book(path, is_built_in=False)
-
-
-def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
-    """
-    Read the rules of these files and the built-in ones.
-
-    Args:
-        paths: Files of the user, whose rules are tried first.
-
-    Raises:
-        RulesError: One of the files cannot be used.
-    """
-    books = [*map(load_rules, paths), builtin_rules()]
-    return RuleBook(
-        rules=tuple(rule for book in books for rule in book.rules),
-        helpers=tuple(helper for book in books for helper in book.helpers),
-        doing={k: v for book in books[::-1] for k, v in book.doing.items()},
-        remedy={k: v for book in books[::-1] for k, v in book.remedy.items()},
-    )
-
-
-@cache
-def builtin_rules() -> RuleBook:
-    """
-    Read the built-in rules once.
-    """
-    return _load_book(Path(__file__).with_name("rules.toml"), is_built_in=True)
-
-
-def _load_book(path: str | os.PathLike[str], *, is_built_in: bool) -> RuleBook:
     table, name = read_rules_file(path), os.fspath(path)
     known = {"rule", "helper", "cause", *(["roles"] if is_built_in else [])}
     refuse_unknown_tables(table, known, name)
@@ -276,6 +250,33 @@ def _load_book(path: str | os.PathLike[str], *, is_built_in: bool) -> RuleBook:
         doing={c: t["doing"] for c, t in texts.items() if "doing" in t},
         remedy={c: t["remedy"] for c, t in texts.items() if "remedy" in t},
     )
+
+
+def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
+    """
+    Read the rules of these files and the built-in ones.
+
+    Args:
+        paths: Files of the user, whose rules are tried first.
+
+    Raises:
+        RulesError: One of the files cannot be used.
+    """
+    books = [*map(load_rules, paths), builtin_rules()]
+    return RuleBook(
+        rules=tuple(rule for book in books for rule in book.rules),
+        helpers=tuple(helper for book in books for helper in book.helpers),
+        doing={k: v for book in books[::-1] for k, v in book.doing.items()},
+        remedy={k: v for book in books[::-1] for k, v in book.remedy.items()},
+    )
+
+
+@cache
+def builtin_rules() -> RuleBook:
+    """
+    Read the built-in rules once.
+    """
+    return load_rules(Path(__file__).with_name("rules.toml"), is_built_in=True)
 
 
 _LOOP = re.compile(r"\s*(async\s+for|for|while)\b")
@@ -548,15 +549,13 @@ def _match_rule(
         ):
             return None
         frame = frame or native
-    if not _matches_system_call(rule, context.thread) or (
-        rule.code and not rule.code.search(context.code)
+    if (
+        not _matches_system_call(rule, context.thread)
+        or (rule.code and not rule.code.search(context.code))
+        or not _matches_callsites(rule, context)
     ):
         return None
-    return (
-        (frame or context.innermost)
-        if _matches_callsites(rule, context)
-        else None
-    )
+    return frame or context.innermost
 
 
 def _matches_system_call(rule: Rule, thread: ThreadStack) -> bool:
