@@ -59,19 +59,6 @@ from .model import Attempt, CaptureStatus
 _CLEANING_S = 12.0
 
 
-class _Task(NamedTuple):
-    """
-    The arguments of a guard before the command line, in this order.
-    """
-
-    pid: int
-    start_ticks: int
-    timeout_s: float
-    out: int
-    err: int
-    max_file_bytes: int
-
-
 @attrs.frozen(kw_only=True)
 class AttachedOutput:
     """
@@ -142,8 +129,9 @@ def run_attached(
     begin = time.monotonic()
     with scratch_file() as out, scratch_file() as err:
         files = out.fileno(), err.fileno()
-        task = _Task(pid, before.ticks, timeout_s, *files, max_file_bytes)
-        line, resumed = _run_guard(argv, before, task)
+        task = pid, before.ticks, timeout_s, *files, max_file_bytes
+        guard = _start_guard([*map(str, task), *argv], files)
+        line, resumed = _await_guard(guard, pid, before, timeout_s)
         output, complaint = (_read_guard_text(fd) for fd in files)
     status, paused_s, *flags = line.split() or ("-", "0", "0", "1", "0")
     return AttachedOutput(
@@ -170,14 +158,16 @@ def _check_target(pid: int, start_ticks: int | None) -> TargetState:
     return before
 
 
-def _run_guard(
-    argv: Sequence[str], before: TargetState, task: _Task
+def _await_guard(
+    guard: subprocess.Popen[bytes],
+    pid: int,
+    before: TargetState,
+    timeout_s: float,
 ) -> tuple[str, bool]:
     """
     Return the line of the guard, and whether SIGCONT was sent without it.
     """
-    line, resumed, limit = "", False, task.timeout_s + _CLEANING_S
-    guard = _start_guard(argv, task)
+    line, resumed, limit = "", False, timeout_s + _CLEANING_S
     stdin, stdout = cast(IO[bytes], guard.stdin), cast(IO[bytes], guard.stdout)
     try:
         try:
@@ -190,7 +180,7 @@ def _run_guard(
     finally:
         stdin.close()
         if not line:
-            resumed = _clean_up(guard, task.pid, before)
+            resumed = _clean_up(guard, pid, before)
         stdout.close()
         with suppress(subprocess.TimeoutExpired):
             # The guard stays while a tool in state D cannot be killed.
@@ -198,17 +188,19 @@ def _run_guard(
     return line, resumed
 
 
-def _start_guard(argv: Sequence[str], task: _Task) -> subprocess.Popen[bytes]:
+def _start_guard(
+    arguments: Sequence[str], files: tuple[int, int]
+) -> subprocess.Popen[bytes]:
     program = [sys.executable, "-I", "-S", guard_program.__file__]
     environ = {**os.environ, "LC_ALL": "C.UTF-8"}
     # Tools would download symbols while the process is stopped.
     environ.pop("DEBUGINFOD_URLS", None)
     return subprocess.Popen(
-        [*program, *map(str, task), *argv],
+        [*program, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        pass_fds=(task.out, task.err),
+        pass_fds=files,
         env=environ,
         start_new_session=True,
     )
@@ -282,8 +274,6 @@ def _read_guard_text(fd: int) -> str:
 
 Threads = tuple[ThreadStack, ...]
 
-_OTHER_NAMESPACE = CaptureStatus.OTHER_NAMESPACE
-
 
 class Tool(NamedTuple):
     """
@@ -335,7 +325,7 @@ def attach(
             accepts any process with this PID.
     """
     state, blocker = read_state(pid), attach_blocker(pid)
-    if blocker is not None and blocker[0] is not _OTHER_NAMESPACE:
+    if blocker and blocker[0] is not CaptureStatus.OTHER_NAMESPACE:
         return _not_attached(tool, *blocker)
     if state is None or start_ticks not in {None, state.start_ticks}:
         return _not_attached(tool, CaptureStatus.EXITED, ENDED_REMEDY)
@@ -492,17 +482,16 @@ def gdb_arguments(*commands: str, more: Sequence[str] = ()) -> list[str]:
     return ["-nx", "-batch", *before, *after]
 
 
-GDB = Tool("gdb", "gdb", [*gdb_arguments("thread apply all bt"), "-p"])
+_GDB = Tool("gdb", "gdb", [*gdb_arguments("thread apply all bt"), "-p"])
 _TOOLS = {
     "pystack": Tool(
-        *("pystack", "pystack"),
-        ("remote", "--native-all", "--no-color"),
+        "pystack", "pystack", ("remote", "--native-all", "--no-color")
     ),
     "py-spy": Tool(
         *("py-spy --native", "py-spy"),
         ("dump", "--json", "--native", "--full-filenames", "--pid"),
     ),
-    "gdb": GDB,
+    "gdb": _GDB,
 }
 
 
@@ -521,8 +510,7 @@ _UNWINDER_FIX = (
 )
 
 
-@attrs.frozen(kw_only=True)
-class CudaOutcome:
+class CudaOutcome(NamedTuple):
     """
     GPU kernels and host threads of a process.
 
@@ -536,10 +524,10 @@ class CudaOutcome:
         attempts: One per tool that was tried.
     """
 
-    threads: Threads = ()
-    kernels: tuple[GpuKernel, ...] = ()
-    text: str = ""
-    attempts: tuple[Attempt, ...] = ()
+    threads: Threads
+    kernels: tuple[GpuKernel, ...]
+    text: str
+    attempts: tuple[Attempt, ...]
 
 
 def capture_cuda(
@@ -561,34 +549,24 @@ def capture_cuda(
         timeout_s=timeout_s * _CUDA_GDB_SHARE,
         start_ticks=start_ticks,
     )
-    outcome = CudaOutcome(
-        threads=result.threads,
-        kernels=parse_kernels(result.text),
-        text=result.text,
-        attempts=(result.attempt,),
-    )
-    if result.attempt.status is CaptureStatus.OK:
-        return outcome
-
-    left_s = max(deadline - time.monotonic(), 0.1)
-    fallback = attach(GDB, pid, timeout_s=left_s, start_ticks=start_ticks)
-    return attrs.evolve(
-        outcome,
-        threads=fallback.threads or result.threads,
-        text=_failed_text(result, fallback),
-        attempts=(result.attempt, fallback.attempt),
-    )
+    threads, text, attempts = result.threads, result.text, [result.attempt]
+    if result.attempt.status is not CaptureStatus.OK:
+        left_s = max(deadline - time.monotonic(), 0.1)
+        fallback = attach(_GDB, pid, timeout_s=left_s, start_ticks=start_ticks)
+        threads = fallback.threads or threads
+        text = _failed_text(result, fallback)
+        attempts.append(fallback.attempt)
+    kernels = parse_kernels(result.text)
+    return CudaOutcome(threads, kernels, text, tuple(attempts))
 
 
 def _failed_text(result: ToolResult, fallback: ToolResult) -> str:
     failure = result.attempt
-    reason = ": ".join(
-        part for part in (failure.status, failure.detail) if part
-    )
+    reason = ": ".join(filter(None, (failure.status, failure.detail)))
     remedy = f"\nTry: {failure.remedy}" if failure.remedy else ""
     gdb_text = f"# What gdb saw\n\n{fallback.text}" if fallback.threads else ""
     parts = (result.text, f"{_FAILED_LINE} ({reason}){remedy}\n", gdb_text)
-    return "\n".join(part for part in parts if part)
+    return "\n".join(filter(None, parts))
 
 
 _CUDA_GDB_COMMANDS = (

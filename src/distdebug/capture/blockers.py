@@ -89,7 +89,8 @@ def explain_denial(pid: int) -> Blocker | None:
         target = parse_status(read_proc(f"/proc/{pid}/status"))
         return _explain_refusal(pid, own, target, scope)
     # Yama lets us trace our descendants, but not the tools that we start.
-    if scope and not has_ptrace_capability(own) and _is_descendant(pid):
+    is_ours = scope and os.getpid() in _ancestors(pid)
+    if is_ours and not has_ptrace_capability(own):
         return CaptureStatus.YAMA, yama_remedy(scope)
     return None
 
@@ -213,10 +214,6 @@ def _explain_refusal(
     return CaptureStatus.NOT_PERMITTED, (
         f"run as root: sudo python -m distdebug stacks …; or {_IN_CONTAINER}"
     )
-
-
-def _is_descendant(pid: int) -> bool:
-    return pid != os.getpid() and os.getpid() in _ancestors(pid)
 
 
 def _user_ids(status: dict[str, str]) -> list[str]:

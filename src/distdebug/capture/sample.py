@@ -13,6 +13,7 @@ import re
 import time
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,12 +39,7 @@ from ..stacks import (
     ThreadStack,
     parse_stacks,
 )
-from .blockers import (
-    ENDED_REMEDY,
-    explain_failure,
-    explain_state,
-    remedy_for_missing,
-)
+from .blockers import ENDED_REMEDY, explain_failure, explain_state
 from .model import Attempt, CaptureStatus
 
 
@@ -158,14 +154,13 @@ def dump_python(
             values are kept.
     """
     start = time.monotonic()
-    dump = _dump_with_retries(pid, state, timeout_s, with_digests=with_digests)
+    retry = partial(_dump_with_retries, pid, state, with_digests=with_digests)
+    dump = retry(timeout_s)
     for _ in range(_MAX_TRIES - 1):
         left_s = start + timeout_s - time.monotonic()
         if left_s <= 0 or not _is_truncated(dump.threads):
             break
-        again = _dump_with_retries(
-            pid, state, left_s, with_digests=with_digests
-        )
+        again = retry(left_s)
         dump = again if again.threads else dump
 
     attempt = attrs.evolve(dump.attempt, seconds=time.monotonic() - start)
@@ -196,12 +191,8 @@ def _dump_with_retries(
         left_s = max(start + timeout_s - time.monotonic(), 0.1)
         # If reading variables fails, the next try does without.
         reads_digests = with_digests and number == 1
-        dump = _dump_once(
-            pid,
-            state,
-            left_s / 2 if reads_digests else left_s,
-            with_digests=reads_digests,
-        )
+        share_s = left_s / 2 if reads_digests else left_s
+        dump = _dump_once(pid, state, share_s, with_digests=reads_digests)
         is_torn = _EFAULT_TEXT in dump.attempt.detail
         is_final = dump.attempt.status not in _RETRYABLE and not reads_digests
         most = _MAX_TRIES_AT_EFAULT if is_torn else _MAX_TRIES
@@ -219,12 +210,7 @@ def _dump_once(
 ) -> PythonDump:
     tool = find_tool("py-spy")
     if tool is None:
-        missing = Attempt(
-            tool="py-spy",
-            status=CaptureStatus.TOOL_MISSING,
-            remedy=remedy_for_missing("py-spy"),
-        )
-        return PythonDump((), missing)
+        return PythonDump((), explain_failure("py-spy", pid, 127, "", state))
 
     argv = [tool, "dump", "--json", "--nonblocking", "--full-filenames"]
     if with_digests:

@@ -449,15 +449,17 @@ def _fill_from_file_name(
     Fill in host, pid, and rank from the name of the file.
     """
     from_name = parse_file_name(source)
-    is_alone = len(processes) == 1 and from_name.pid is not None
+    only_pid = from_name.pid if len(processes) == 1 else None
     for number, process in enumerate(processes):
         pid, rank = process.pid, process.rank
+        if pid == UNKNOWN_PID and only_pid is not None:
+            pid = only_pid
         yield attrs.evolve(
             process,
             source=source,
             threads=tuple(map(_limit_frames, process.threads)),
             host=process.host or from_name.host,
-            pid=from_name.pid if is_alone and pid == UNKNOWN_PID else pid,
+            pid=pid,
             rank=from_name.rank if rank is None and number == 0 else rank,
         )
 
