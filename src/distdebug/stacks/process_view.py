@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from .._text import clean
+from .._text import clean, list_text
 from ..causes import Cause, Trait
 from ..findings import Activity, Confidence, Evidence, Finding, Location
 from ..ranks import fold_ranks
@@ -257,12 +257,9 @@ def name_processes(processes: Iterable[ProcessStacks]) -> str:
         many = f"{total} processes of " if total > len(ranks) else ""
         parts.append(f"{many}{word} {fold_ranks(ranks)}")
     if others:
-        names = ", ".join(_process_name(p) for p in others[:_MOST_NAMES])
-        more = len(others) - _MOST_NAMES
-        names += f", and {more} more" if more > 0 else ""
-        parts.append(
-            f"{'processes' if len(others) > 1 else 'process'} {names}"
-        )
+        names = list_text(map(_process_name, others), most=_MOST_NAMES)
+        word = "processes" if len(others) > 1 else "process"
+        parts.append(f"{word} {names}")
     return " and ".join(parts)
 
 

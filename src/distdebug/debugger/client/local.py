@@ -18,7 +18,7 @@ from typing import NoReturn
 import attrs
 
 from ..._proc import run_tool
-from ..._text import clean, time_text, without_controls
+from ..._text import clean, count_text, time_text, without_controls
 from ...errors import DebuggerError
 from ...processes import Worker, find_workers, read_proc
 from ..protocol import (
@@ -352,15 +352,14 @@ def _external_stack(pid: int, reason: str) -> str:
     except (DistdebugError, OSError) as exc:
         return f"{head} {without_controls(str(exc))}"
 
-    if found.stacks is None:
-        return f"{head} {without_controls(found.remedy)}"
-
     lines = [
         f"  {frame.filename}:{frame.line} in {frame.name}"
         for thread in found.stacks.threads
         if thread.is_main
         for frame in reversed(thread.frames)
     ]
+    if not lines:
+        return f"{head} {without_controls(found.remedy)}"
     return without_controls("\n".join([head, *lines]))
 
 
@@ -540,7 +539,7 @@ def job_text(folder: Path) -> str:
     if not alive:
         return str(folder)
 
-    count = f"{len(alive)} process{'es' * (len(alive) > 1)}"
+    count = count_text(len(alive), "process")
     path, pid = min(alive)
     age = ""
     with suppress(OSError):

@@ -37,6 +37,8 @@ from .relay import VERSION
 # Shells and launchers may print text before the relay greets.
 _MAX_GREETING_BYTES = 1 << 16
 _RESERVED_FILES = 256
+# How many relays start at a time, and how long each may take to greet.
+_MAX_STARTING, _OPEN_S = 64, 30.0
 _GREETING = b'{"relay":'
 
 
@@ -53,26 +55,21 @@ class OpenRelay(NamedTuple):
 
 
 def open_relays(
-    connectors: Mapping[str, Connector], *, timeout_s: float, at_once: int = 64
+    connectors: Mapping[str, Connector],
 ) -> tuple[dict[str, OpenRelay], dict[str, LostNode]]:
     """
-    Start a relay on each node.
-
-    Args:
-        timeout_s: How long each relay may take to greet, in seconds.
-
-        at_once: How many relays may start at the same time.
+    Start a relay on each node, many at the same time.
 
     Returns:
         The open relays and the lost nodes, by node.
     """
     _raise_file_limit(len(connectors))
-    starter = _RelayStarter(timeout_s)
+    starter = _RelayStarter()
     todo = list(connectors.items())[::-1]
     try:
         with selectors.DefaultSelector() as selector:
             while todo or starter.waiting:
-                while todo and len(starter.waiting) < at_once:
+                while todo and len(starter.waiting) < _MAX_STARTING:
                     starter.start(*todo.pop(), selector)
                 for key, _ in selector.select(starter.remaining_s()):
                     starter.receive(key.data, selector)
@@ -104,7 +101,6 @@ class _RelayStarter:
     The relays that are starting, by node.
     """
 
-    timeout_s: float
     open: dict[str, OpenRelay] = attrs.field(factory=dict)
     lost: dict[str, LostNode] = attrs.field(factory=dict)
     waiting: dict[str, Channel] = attrs.field(factory=dict)
@@ -125,7 +121,7 @@ class _RelayStarter:
             return
         channel.socket.settimeout(0.0)
         self.waiting[host] = channel
-        self.deadlines[host] = time.monotonic() + self.timeout_s
+        self.deadlines[host] = time.monotonic() + _OPEN_S
         self.buffers[host] = b""
         selector.register(channel.socket, selectors.EVENT_READ, host)
 
@@ -168,7 +164,7 @@ class _RelayStarter:
         now = time.monotonic()
         for host in [h for h in self.waiting if self.deadlines[h] <= now]:
             selector.unregister(self.waiting[host].socket)
-            self._mark_lost(host, f"no relay after {self.timeout_s:g} s")
+            self._mark_lost(host, f"no relay after {_OPEN_S:g} s")
 
     def _accept_greeting(self, host: str, greeting: bytes) -> None:
         try:
@@ -218,7 +214,6 @@ def connect_nodes(
     folder: str | os.PathLike[str] | None = None,
     *,
     timeout_s: float = 2.0,
-    open_s: float = 30.0,
 ) -> RemoteTransport:
     """
     Start a relay on each node of a job.
@@ -227,8 +222,6 @@ def connect_nodes(
         folder: The folder of the sockets on each node, if the user named it.
 
         timeout_s: How long a relay or rank may take to answer, in seconds.
-
-        open_s: How long a relay may take to start, in seconds.
 
     Raises:
         DebuggerError: No node can be reached.
@@ -247,7 +240,7 @@ def connect_nodes(
     ]
     with ExitStack() as resources:
         connectors = resources.enter_context(executor.connectors(argv))
-        transport = RemoteTransport(connectors, resources, timeout_s, open_s)
+        transport = RemoteTransport(connectors, resources, timeout_s)
         resources.callback(transport.end)
         transport.open()
         transport.resources = resources.pop_all()
@@ -263,14 +256,11 @@ class RemoteTransport:
         resources: The resources to close at the end.
 
         timeout_s: How long a relay or rank may take to answer, in seconds.
-
-        open_s: How long a relay may take to start, in seconds.
     """
 
     connectors: Mapping[str, Connector]
     resources: ExitStack
-    timeout_s: float = 2.0
-    open_s: float = 30.0
+    timeout_s: float
     _relays: dict[str, OpenRelay] = attrs.field(factory=dict, init=False)
     _lost: dict[str, LostNode] = attrs.field(factory=dict, init=False)
 
@@ -286,7 +276,7 @@ class RemoteTransport:
             for host, connector in self.connectors.items()
             if host not in self._lost and host not in self._relays
         }
-        relays, lost = open_relays(todo, timeout_s=self.open_s)
+        relays, lost = open_relays(todo)
         relays |= self._relays
         # Keep the order of the nodes, not the order of the greetings.
         self._relays = {h: relays[h] for h in self.connectors if h in relays}
