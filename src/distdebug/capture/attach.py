@@ -313,7 +313,7 @@ class ToolResult(NamedTuple):
 
 
 def attach(
-    tool: Tool, pid: int, *, timeout_s: float, start_ticks: int | None = None
+    tool: Tool, pid: int, timeout_s: float, start_ticks: int | None
 ) -> ToolResult:
     """
     Run a tool on a process, unless its state or a missing right forbids it.
@@ -459,9 +459,7 @@ def read_native_stacks(
         left_s = max(deadline - time.monotonic(), 0.1)
         # A tool that hangs must leave time for the next one.
         share_s = left_s if number == len(tools) else left_s / 2
-        result = attach(
-            _TOOLS[name], pid, timeout_s=share_s, start_ticks=start_ticks
-        )
+        result = attach(_TOOLS[name], pid, share_s, start_ticks)
         attempts.append(result.attempt)
         if result.threads or result.attempt.status in _PROCESS_BLOCKERS:
             return result.threads, tuple(attempts)
@@ -543,16 +541,12 @@ def capture_cuda(
             accepts any process with this PID.
     """
     deadline = time.monotonic() + timeout_s
-    result = attach(
-        _CUDA_GDB,
-        pid,
-        timeout_s=timeout_s * _CUDA_GDB_SHARE,
-        start_ticks=start_ticks,
-    )
+    share_s = timeout_s * _CUDA_GDB_SHARE
+    result = attach(_CUDA_GDB, pid, share_s, start_ticks)
     threads, text, attempts = result.threads, result.text, [result.attempt]
     if result.attempt.status is not CaptureStatus.OK:
         left_s = max(deadline - time.monotonic(), 0.1)
-        fallback = attach(_GDB, pid, timeout_s=left_s, start_ticks=start_ticks)
+        fallback = attach(_GDB, pid, left_s, start_ticks)
         threads = fallback.threads or threads
         text = _failed_text(result, fallback)
         attempts.append(fallback.attempt)

@@ -163,16 +163,10 @@ def _open_folder(
 
     ``/tmp`` of a container may be a link that leads out of it.
     """
-    above = _close_later(os.open(parent, _FOLDER_FLAGS), opened)
-    root = os.open(
-        OFFERS_ROOT.lstrip("/"), _FOLDER_FLAGS | flags, dir_fd=above
-    )
-    folder = os.open(
-        offer_folder_name(uid),
-        _FOLDER_FLAGS | os.O_NOFOLLOW,
-        dir_fd=_close_later(root, opened),
-    )
-    _close_later(folder, opened)
+    root, name = OFFERS_ROOT.lstrip("/"), offer_folder_name(uid)
+    folder = _open(parent, _FOLDER_FLAGS, None, opened)
+    folder = _open(root, _FOLDER_FLAGS | flags, folder, opened)
+    folder = _open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, folder, opened)
     if is_private(folder, uid):
         return folder
 
@@ -184,7 +178,7 @@ def _open_locked_file(
     name: str, folder: int, uid: int, opened: contextlib.ExitStack
 ) -> int | None:
     try:
-        fd = _close_later(os.open(name, _FILE_FLAGS, dir_fd=folder), opened)
+        fd = _open(name, _FILE_FLAGS, folder, opened)
     except OSError:
         return None
 
@@ -197,7 +191,10 @@ def _open_locked_file(
     return fd if is_its_own and is_offer_locked(fd) else None
 
 
-def _close_later(fd: int, opened: contextlib.ExitStack) -> int:
+def _open(
+    name: str, flags: int, folder: int | None, opened: contextlib.ExitStack
+) -> int:
+    fd = os.open(name, flags, dir_fd=folder)
     opened.callback(os.close, fd)
     return fd
 

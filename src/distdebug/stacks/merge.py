@@ -445,11 +445,9 @@ def merge_stacks(
     mains = [-1] * len(processes)
     for member, process in enumerate(processes):
         main = process.main_thread
-        if threads == "main":
-            chosen: Iterable[ThreadStack] = () if main is None else (main,)
-        else:
-            chosen = process.threads
-        for thread in chosen:
+        for thread in process.threads:
+            if threads == "main" and thread is not main:
+                continue
             node = builder.add_thread(thread, background=background)
             if node >= 0:
                 builder.ends[node].append(member)

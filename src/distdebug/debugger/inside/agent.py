@@ -126,11 +126,8 @@ def _main_ident() -> int:
 
 
 def _is_main_stopped() -> bool:
-    main = str(_main_ident())
-    return any(
-        stop.key.split(":")[3] == main and stop.state == "stopped"
-        for stop in open_stops()
-    )
+    main = _main_ident()
+    return any(s.ident == main and s.state == "stopped" for s in open_stops())
 
 
 def _obeys_command(prompt: Prompt | None) -> bool:
