@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -29,7 +29,7 @@ ProcessKey = tuple[str | None, int]
 
 def split_jobs(
     processes: Iterable[ProcessStacks],
-) -> dict[str, tuple[ProcessStacks, ...]]:
+) -> dict[str, list[ProcessStacks]]:
     """
     Group processes by job.
 
@@ -51,7 +51,7 @@ def split_jobs(
         if only_job and _inherited_job_name(p, parents, names)
     }
 
-    jobs: dict[str, list[ProcessStacks]] = {}
+    jobs: dict[str, list[ProcessStacks]] = defaultdict(list)
     for process in known:
         name = _inherited_job_name(process, parents, names)
         if not name and process.rank is not None:
@@ -60,14 +60,13 @@ def split_jobs(
             if process.rank in taken_ranks:
                 parent = process.parent_pid if process.pid else None
                 name = "" if parent is None else f"of parent {parent}"
-        jobs.setdefault(name, []).append(process)
-    split = {name: tuple(members) for name, members in jobs.items()}
-    unnamed = split.get("", ())
+        jobs[name].append(process)
+    unnamed = jobs.get("", [])
     ranks = [p.rank for p in _rank_processes(unnamed)]
     if len(ranks) > len(set(ranks)):
-        del split[""]
-        split.update(_split_by_parent(unnamed))
-    return split
+        del jobs[""]
+        jobs |= _split_by_parent(unnamed)
+    return jobs
 
 
 def _known_jobs(processes: Sequence[ProcessStacks]) -> dict[ProcessKey, str]:
@@ -170,8 +169,8 @@ def _rank_processes(processes: Iterable[ProcessStacks]) -> list[ProcessStacks]:
 
 
 def _split_by_parent(
-    processes: Sequence[ProcessStacks],
-) -> dict[str, tuple[ProcessStacks, ...]]:
+    processes: list[ProcessStacks],
+) -> dict[str, list[ProcessStacks]]:
     """
     Group ranks by parent process, and the others by their relatives.
     """
@@ -184,14 +183,13 @@ def _split_by_parent(
             names[rank.host, rank.pid] = name
             names[rank.host, rank.parent_pid] = name
     if len(set(names.values())) < 2:
-        return {"": tuple(processes)}
+        return {"": processes}
 
     parents = _parents(processes)
-    split: dict[str, list[ProcessStacks]] = {}
+    split = defaultdict(list)
     for process in processes:
-        name = _inherited_job_name(process, parents, names)
-        split.setdefault(name, []).append(process)
-    return {name: tuple(members) for name, members in split.items()}
+        split[_inherited_job_name(process, parents, names)].append(process)
+    return split
 
 
 def _parents(
@@ -243,7 +241,7 @@ class ProcessTree:
 
     ranks: tuple[ProcessStacks, ...]
     servers: tuple[ProcessStacks, ...]
-    children: dict[ProcessKey, list[ProcessStacks]]
+    children: Mapping[tuple[str | None, int | None], Sequence[ProcessStacks]]
 
     def children_of(self, process: ProcessStacks) -> Sequence[ProcessStacks]:
         """
@@ -260,19 +258,14 @@ def build_process_tree(processes: Iterable[ProcessStacks]) -> ProcessTree:
         processes: All known processes of one job.
     """
     roles = [(_with_coordinates(p), _process_role(p)) for p in processes]
-    launchers = {
-        (p.host, p.pid) for p, role in roles if role in {"launcher", "server"}
-    }
-    pids = {(p.host, p.pid) for p, _ in roles} - launchers
+    starters = {"launcher", "server"}
+    pids = {(p.host, p.pid) for p, role in roles if role not in starters}
     ranks, servers = [], []
-    children: dict[ProcessKey, list[ProcessStacks]] = {}
+    children = defaultdict(list)
     for process, role in roles:
         parent = (process.host, process.parent_pid)
         if role in _CHILD_ROLES or (not role and parent in pids):
-            if process.parent_pid is not None:
-                children.setdefault(
-                    (process.host, process.parent_pid), []
-                ).append(process)
+            children[parent].append(process)
         elif role == "server":
             servers.append(process)
         elif role != "launcher":

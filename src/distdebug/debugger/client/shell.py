@@ -650,32 +650,26 @@ def changes_text(before: Listing, after: Listing) -> str:
     Returns:
         One line for each kind of change; ``""`` if nothing changed.
     """
-    old = {s.key for _, s in before.sessions}
+    old, new = ({s.key for _, s in x.sessions} for x in (before, after))
+    stopped = [(p, s) for p, s in after.sessions if s.key not in old]
     present = {p.path for p in after.processes}
-    restopped = {p.path for p, s in after.sessions if s.key not in old}
-    still_stopped = {s.key for _, s in after.sessions}
+    running = present - {p.path for p, _ in stopped}
     several = len({p.group for p in (*before, *after)}) > 1
     found: dict[tuple[str, str], list[int | None]] = {}
-
-    def note(what: str, process: Process) -> None:
+    for what, process in (
+        *(
+            (f"stopped ({s.reason}) at {place_summary(s)}", p)
+            for p, s in stopped
+        ),
+        *(
+            ("goes on", p)
+            for p, s in before.sessions
+            if s.key not in new and p.path in running
+        ),
+        *(("has ended", p) for p in before.processes if p.path not in present),
+    ):
         group = f"{process.group} " if several else ""
         found.setdefault((what, group), []).append(process.rank)
-
-    for process, session in after.sessions:
-        if session.key not in old:
-            note(
-                f"stopped ({session.reason}) at {place_summary(session)}",
-                process,
-            )
-    for process, session in before.sessions:
-        if (
-            session.key not in still_stopped
-            and process.path in present - restopped
-        ):
-            note("goes on", process)
-    for process in before.processes:
-        if process.path not in present:
-            note("has ended", process)
     return "\n".join(
         f"[{group}{format_ranks(ranks)}] {clean(what)}"
         for (what, group), ranks in found.items()
