@@ -132,7 +132,7 @@ def run_attached(
         task = pid, before.ticks, timeout_s, *files, max_file_bytes
         guard = _start_guard([*map(str, task), *argv], files)
         line, resumed = _await_guard(guard, pid, before, timeout_s)
-        output, complaint = (_read_guard_text(fd) for fd in files)
+        output, complaint = map(_read_text, (out, err))
     status, paused_s, *flags = line.split() or ("-", "0", "0", "1", "0")
     return AttachedOutput(
         status=None if status == "-" else int(status),
@@ -266,10 +266,9 @@ def _find_problem(pid: int, before: TargetState, *, is_left: bool) -> str:
     return ""
 
 
-def _read_guard_text(fd: int) -> str:
-    os.lseek(fd, 0, os.SEEK_SET)
-    with os.fdopen(os.dup(fd), "rb") as file:
-        return file.read(MAX_BYTES).decode("utf-8", "replace")
+def _read_text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(MAX_BYTES).decode("utf-8", "replace")
 
 
 Threads = tuple[ThreadStack, ...]

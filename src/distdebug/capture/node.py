@@ -651,9 +651,7 @@ def _find_absent(
 def _note_absent_peers(
     process: ProcessCapture, absent: Mapping[int, tuple[int, ...]]
 ) -> ProcessCapture:
-    peers = absent.get(process.worker.pid)
-    if not peers:
-        return process
+    peers = absent.get(process.worker.pid, ())
     stacks = attrs.evolve(process.stacks, absent_peers=peers)
     return attrs.evolve(process, stacks=stacks)
 

@@ -282,11 +282,10 @@ def explain_progress(views: Views) -> tuple[Finding, ...]:
         )
         place = slow[0].location
         text += f" in {place.brief}" if place else ""
-    ranks = [v.process.rank for v in slow if v.process.rank is not None]
     finding = make_finding(
         slow or moves,
         cause=Cause.PROGRESSING,
-        ranks=tuple(ranks),
+        ranks=tuple(r for v in slow if (r := v.process.rank) is not None),
         summary=text,
         # Two looks show where ranks were, and not for how long.
         confidence="possible" if slow else "likely",
@@ -466,11 +465,10 @@ def add_worker_activity(
         )
         if works and not is_loader:
             view = attrs.evolve(view, motion=Motion.MOVING)
-        return view
-    if not is_loader or not known:
-        return view
-    many = "worker is" if len(known) == 1 else f"{len(known)} workers are"
-    return attrs.evolve(view, note=f"although its {many} idle")
+    elif is_loader and known:
+        many = "worker is" if len(known) == 1 else f"{len(known)} workers are"
+        view = attrs.evolve(view, note=f"although its {many} idle")
+    return view
 
 
 def _add_worker(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
@@ -533,22 +531,20 @@ def add_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
     cause = Cause.GPU_KERNEL if compute_kernels else Cause.COLLECTIVE_WAIT
     name = short_kernel_name(kernel)
     device = "" if kernel.device is None else f"device {kernel.device}"
+    of_device = f" of {device}" if device else ""
+    evidence = Evidence(
+        kind="gpu",
+        source=view.process.source,
+        location=device,
+        quote=kernel.name,
+    )
     return attrs.evolve(
         view,
         cause=cause,
-        doing=f"is waiting for the kernel {name}"
-        + (f" of {device}" if device else ""),
+        doing=f"is waiting for the kernel {name}{of_device}",
         confidence="likely",
         remedy=book.remedy.get(cause, ""),
-        evidence=(
-            Evidence(
-                kind="gpu",
-                source=view.process.source,
-                location=device,
-                quote=kernel.name,
-            ),
-            *view.evidence,
-        ),
+        evidence=(evidence, *view.evidence),
     )
 
 

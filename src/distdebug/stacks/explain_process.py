@@ -472,15 +472,12 @@ class ProcessExplainer:
         if len(threads) == 1 and not is_threading_thread(threads[0]):
             # The dump was shortened to the thread that matters.
             return threads[0]
-        return next(
-            (
-                thread
-                for thread in threads[:_MOST_THREADS]
-                if not self.matcher.is_helper(thread)
-                and not waits_for_work(self._thread_state(thread, process))
-            ),
-            None,
-        )
+        for thread in threads[:_MOST_THREADS]:
+            if not self.matcher.is_helper(thread):
+                state = self._thread_state(thread, process)
+                if not waits_for_work(state):
+                    return thread
+        return None
 
     def _add_other_thread(
         self, view: ProcessView, others: Sequence[ThreadState]
@@ -495,10 +492,8 @@ class ProcessExplainer:
             return view
 
         place = to_location(find_python_frame(other.thread.frames))
-        text = (
-            f"thread {other.thread.name or 'another'} "
-            f"{self._doing_text(other)}"
-        )
+        name = other.thread.name or "another"
+        text = f"thread {name} {self._doing_text(other)}"
         known = view.location
         if known and is_user_code(known.file) and place is not None:
             text += f" in {place.brief}"
@@ -578,6 +573,8 @@ class ProcessExplainer:
     ) -> ProcessView:
         call, of_many = find_blocked_call(state), ""
         note = "" if call else describe_native(state)
+        cause, rule = state.cause, state.rule
+        remedy = (rule.remedy if rule else "") or self._remedy(state, cause)
         if self._is_computing(state):
             # Ranks at the same line may be in different native functions.
             of_many = describe_computing(state, with_name=False)
@@ -586,7 +583,6 @@ class ProcessExplainer:
             )
             is_nameless = not state.native_function
             note = "at every look" if is_same and is_nameless else ""
-        cause, rule = state.cause, state.rule
         view = ProcessView(
             process=process,
             cause=cause,
@@ -597,9 +593,7 @@ class ProcessExplainer:
             location=choose_location(process, state, main),
             motion=state.motion,
             confidence=rule.confidence if rule else "likely",
-            remedy=_FIFO_REMEDY
-            if call and call.is_fifo
-            else (rule.remedy if rule else "") or self._remedy(state, cause),
+            remedy=_FIFO_REMEDY if call and call.is_fifo else remedy,
             rule=rule.name if rule else "",
             note=note,
             blocked_in=call,

@@ -287,14 +287,10 @@ def _process_role(process: ProcessStacks) -> str:
     main = process.main_thread
     lines = [":".join(callsite(f)) for f in (main.frames if main else ())]
     roles = builtin_rules().roles
-    return next(
-        (
-            role
-            for role in ("child", "launcher")
-            if any(x.endswith(roles[role]) for x in lines)
-        ),
-        "",
-    )
+    for role in ("child", "launcher"):
+        if any(x.endswith(roles[role]) for x in lines):
+            return role
+    return ""
 
 
 def _title_role(process: ProcessStacks) -> str:

@@ -320,14 +320,11 @@ def read_stack_files(paths_or_text: Source | Iterable[Source]) -> StackFiles:
     Args:
         paths_or_text: As for :func:`read_stacks`.
     """
-    sources = (
-        [paths_or_text]
-        if isinstance(paths_or_text, str | os.PathLike)
-        else paths_or_text
-    )
+    if isinstance(paths_or_text, str | os.PathLike):
+        paths_or_text = [paths_or_text]
     found: list[_FoundProcess] = []
     missing: list[Missing] = []
-    for source in sources:
+    for source in paths_or_text:
         text, name = os.fspath(source), ""
         try:
             if isinstance(source, str) and _is_text(text):

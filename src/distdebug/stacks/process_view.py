@@ -165,19 +165,19 @@ def quote_stack(thread: ThreadStack | None, frame: StackFrame | None) -> str:
     Returns:
         The frames, the native frames of a second tool, and the system call.
     """
-    frames = (thread.frames or thread.native) if thread else ()
-    quoted = _quote_frames(frames, frame)
-    native: Sequence[StackFrame] = ()
-    if thread and thread.frames and thread.native:
-        native = tuple(native_callees(thread.native))
+    if thread is None:
+        return ""
+
+    native = [*native_callees(thread.native)] if thread.frames else []
+    own = frame if frame in native else None
+    outer = frame if own is None else None
+    quoted = _quote_frames(thread.frames or thread.native, outer)
     if native:
-        own = frame if frame in native else None
-        outer = frame if own is None else None
         inner = _quote_frames(native, own, names=True)
         more = ["…"] if len(native) > _MOST_QUOTED else []
         first, *rest = *more, *inner
-        quoted = [*_quote_frames(frames, outer), f"native: {first}", *rest]
-    if thread and thread.system_call and thread.system_call.name != "running":
+        quoted += [f"native: {first}", *rest]
+    if thread.system_call and thread.system_call.name != "running":
         quoted.append(thread.system_call.brief)
     return " → ".join(quoted)
 

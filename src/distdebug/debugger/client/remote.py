@@ -150,9 +150,10 @@ class _RelayStarter:
         if greeting is not None:
             self._accept_greeting(host, greeting)
         elif not data:
-            self._mark_lost(host, None)
+            self._mark_lost(lost_node(host, channel))
         elif len(rest) > _MAX_GREETING_BYTES:
-            self._mark_lost(host, "what answers there is no relay")
+            reason = "what answers there is no relay"
+            self._mark_lost(LostNode(host=host, reason=reason))
         else:
             return
         selector.unregister(channel.socket)
@@ -164,7 +165,8 @@ class _RelayStarter:
         now = time.monotonic()
         for host in [h for h in self.waiting if self.deadlines[h] <= now]:
             selector.unregister(self.waiting[host].socket)
-            self._mark_lost(host, f"no relay after {_OPEN_S:g} s")
+            reason = f"no relay after {_OPEN_S:g} s"
+            self._mark_lost(LostNode(host=host, reason=reason))
 
     def _accept_greeting(self, host: str, greeting: bytes) -> None:
         try:
@@ -173,21 +175,15 @@ class _RelayStarter:
             version = "?"
         if version != VERSION:
             reason = f"its relay is of version {version!r:.20}, not {VERSION}"
-            self._mark_lost(host, reason, "install the same distdebug there")
+            remedy = "install the same distdebug there"
+            self._mark_lost(LostNode(host=host, reason=reason, remedy=remedy))
             return
         channel = self.waiting.pop(host)
         self.open[host] = OpenRelay(channel, Connection(channel.socket))
 
-    def _mark_lost(
-        self, host: str, reason: str | None, remedy: str = ""
-    ) -> None:
-        channel = self.waiting.pop(host)
-        self.failed.append(channel)
-        self.lost[host] = (
-            lost_node(host, channel)
-            if reason is None
-            else LostNode(host=host, reason=reason, remedy=remedy)
-        )
+    def _mark_lost(self, node: LostNode) -> None:
+        self.failed.append(self.waiting.pop(node.host))
+        self.lost[node.host] = node
 
 
 def lost_node(host: str, channel: Channel) -> LostNode:

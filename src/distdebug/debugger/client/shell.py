@@ -461,15 +461,11 @@ def _states_of(
 def _next_stop(
     processes: Iterable[Process], before: Session
 ) -> tuple[Process, Session] | None:
-    return next(
-        (
-            (process, session)
-            for process in processes
-            for session in process.sessions
-            if session.thread == before.thread and session.key != before.key
-        ),
-        None,
-    )
+    for process in processes:
+        for session in process.sessions:
+            if session.thread == before.thread and session.key != before.key:
+                return process, session
+    return None
 
 
 def _output_text(output: Output) -> str:
