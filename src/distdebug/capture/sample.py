@@ -287,12 +287,11 @@ def take_sample(worker: Worker, *, timeout_s: float) -> Sample:
     if blocker and (state is None or state.has_ended):
         status, remedy = blocker
         is_unread = state is None and status is not CaptureStatus.EXITED
+        detail = "it exists, but /proc has no information about it"
         nothing = Attempt(
             tool="proc",
             status=status,
-            detail="it exists, but /proc has no information about it"
-            if is_unread
-            else "",
+            detail=detail if is_unread else "",
             remedy=remedy,
         )
         # The main thread may have ended, and others go on.

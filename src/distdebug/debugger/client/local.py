@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -317,7 +317,7 @@ def external_stacks(pids: Iterable[int]) -> tuple[str, ...]:
         The stack of each, or why it is missing.
     """
     return _external_stacks(
-        (pid, f"process {pid} does not answer") for pid in pids
+        {pid: f"process {pid} does not answer" for pid in pids}
     )
 
 
@@ -328,18 +328,15 @@ def unarmed_stacks(workers: Iterable[Worker]) -> tuple[str, ...]:
     Returns:
         The stack of each, or why it is missing.
     """
+    ranks = {w.pid: format_rank_phrase([w.rank]) for w in workers}
     return _external_stacks(
-        (
-            w.pid,
-            f"{format_rank_phrase([w.rank])} (process {w.pid}) is not armed",
-        )
-        for w in workers
+        {p: f"{r} (process {p}) is not armed" for p, r in ranks.items()}
     )
 
 
-def _external_stacks(reasons: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+def _external_stacks(reasons: Mapping[int, str]) -> tuple[str, ...]:
     with ThreadPoolExecutor(_MAX_PARALLEL) as pool:
-        return tuple(pool.map(lambda one: _external_stack(*one), reasons))
+        return tuple(pool.map(_external_stack, reasons, reasons.values()))
 
 
 def _external_stack(pid: int, reason: str) -> str:

@@ -454,15 +454,14 @@ def select_workers(
     selection = parse_ranks(ranks) if isinstance(ranks, str) else ranks
     if group not in {None, "job"}:
         return ()
+    if selection is None:
+        return tuple(workers)
 
     return tuple(
         w
         for w in workers
-        if selection is None
-        or (
-            w.rank is not None
-            and _is_selected(selection, w.rank, dict(w.coordinates))
-        )
+        if w.rank is not None
+        and _is_selected(selection, w.rank, dict(w.coordinates))
     )
 
 

@@ -204,14 +204,6 @@ def close_stops() -> None:
         stop.close()
 
 
-def find_stop(key: str) -> Stop | None:
-    """
-    Return the stop with this key.
-    """
-    with _changed:
-        return _stops.get(key)
-
-
 class Stop:
     """
     A stopped thread.

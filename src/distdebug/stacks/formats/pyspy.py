@@ -65,12 +65,11 @@ def parse_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
 
 def _parse_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     name = match["name"] or ""
-    number = int(match["id"], 0) if match["id"] else None
     frames = tuple(_parse_text_frames(lines))
     active = match["state"] == "active"
     return ThreadStack(
         name=name,
-        thread_id=number,
+        thread_id=int(match["id"], 0) if match["id"] else None,
         frames=frames,
         is_main=name == "MainThread",
         active=active,
@@ -186,7 +185,6 @@ def _parse_process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
         ProcessStacks,
         info,
         pid=_number(threads[0]["pid"]),
-        source="",
         threads=()
         if info.get("threads") == 0
         else tuple(map(_parse_json_thread, threads)),

@@ -251,7 +251,6 @@ def parse_interrupted(text: str) -> tuple[ProcessStacks, ...]:
         found += (
             ProcessStacks(
                 pid=UNKNOWN_PID if source.pid is None else source.pid,
-                source="",
                 threads=(thread,),
                 rank=source.rank,
                 host=source.host,
@@ -466,7 +465,6 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
         )
     return ProcessStacks(
         pid=pid,
-        source="",
         threads=threads,
         command=redact(draft.command),
         rank=heading.rank,
