@@ -441,12 +441,7 @@ class Matcher:
 
     def __init__(self, book: RuleBook) -> None:
         self.book = book
-        self._frame_rules = [
-            (number, rule)
-            for number, rule in enumerate(book.rules)
-            if rule.file or rule.function
-        ]
-        self._rules_by_callsite: dict[tuple[str, str], frozenset[int]] = {}
+        self._rules_at = cache(partial(_rules_at, book.rules))
 
     def first_match(self, context: MatchContext) -> RuleMatch | None:
         """
@@ -500,23 +495,25 @@ class Matcher:
     def _frames_by_rule(self, context: MatchContext) -> dict[int, int]:
         found: dict[int, int] = {}
         for index, site in enumerate(context.callsites):
-            for number in self._rules_for_callsite(*site):
+            for number in self._rules_at(*site):
                 if index < self.book.rules[number].within:
                     found.setdefault(number, index)
         return found
 
-    def _rules_for_callsite(self, path: str, function: str) -> frozenset[int]:
-        known = self._rules_by_callsite.get((path, function))
-        if known is None:
-            known = self._rules_by_callsite[path, function] = frozenset(
-                number
-                for number, rule in self._frame_rules
-                if not (rule.file and not rule.file.search(path))
-                and not (
-                    rule.function and not rule.function.fullmatch(function)
-                )
-            )
-        return known
+
+def _rules_at(
+    rules: Sequence[Rule], path: str, function: str
+) -> Sequence[int]:
+    """
+    Return the numbers of the rules for a frame that match one at a callsite.
+    """
+    return [
+        number
+        for number, rule in enumerate(rules)
+        if (rule.file or rule.function)
+        and (not rule.file or rule.file.search(path))
+        and (not rule.function or rule.function.fullmatch(function))
+    ]
 
 
 def _matches_helper_name(helper: Helper, thread: ThreadStack) -> bool:
