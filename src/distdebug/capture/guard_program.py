@@ -86,15 +86,14 @@ def resume(pid: int, before: TargetState, *, watch_s: float) -> bool:
     Returns:
         Whether SIGCONT was sent.
     """
+    if before.letter == "T":
+        return False
+
     resumed, end = False, time.monotonic() + watch_s
     latest = end + _REAP_S
     while True:
         now, state = time.monotonic(), read_target_state(pid)
-        if (
-            state is None
-            or state.ticks != before.ticks
-            or before.letter == "T"
-        ):
+        if state is None or state.ticks != before.ticks:
             return resumed
 
         if state.tracer:  # the kernel detaches once the tool has ended

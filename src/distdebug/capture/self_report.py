@@ -121,7 +121,7 @@ def open_report_file(pid: int, state: ProcessState) -> Iterator[ReportFile]:
 def _find_report_file(
     pid: int, state: ProcessState, opened: contextlib.ExitStack
 ) -> ReportFile:
-    is_denied = False
+    owner, is_denied = (state.pid_inside, state.start_ticks), False
     for parent, flags in ((f"/proc/{pid}/root", os.O_NOFOLLOW), ("/", 0)):
         try:
             folder = _open_folder(parent, flags, state.uid, opened)
@@ -133,10 +133,8 @@ def _find_report_file(
             continue
 
         for offer in filter(None, map(parse_offer_name, names)):
-            if (offer.pid, offer.start_ticks) == (
-                state.pid_inside,
-                state.start_ticks,
-            ) and signal.SIGRTMIN <= offer.signal <= signal.SIGRTMAX:
+            is_own = (offer.pid, offer.start_ticks) == owner
+            if is_own and signal.SIGRTMIN <= offer.signal <= signal.SIGRTMAX:
                 fd = _open_locked_file(offer.name, folder, state.uid, opened)
                 if fd is not None:
                     return ReportFile(fd, offer.signal)

@@ -536,10 +536,8 @@ class ProcessExplainer:
 
         A thread that waits outside a loop is no monitor: it may hold the lock.
         """
-        if not (
-            self.matcher.has_helper_name(state.thread)
-            and waits_for_work(state)
-        ):
+        is_named = self.matcher.has_helper_name(state.thread)
+        if not (is_named and waits_for_work(state)):
             return False
 
         place = user_location(state.thread.frames)

@@ -743,12 +743,12 @@ def _completer(
 ) -> Callable[[str, int], str | None]:
     def complete(text: str, state: int) -> str | None:
         # readline hides exceptions raised here.
-        choices = _completions(client, line()) if state == 0 else complete_from
-        complete_from[:] = choices
-        fitting = [word for word in choices if word.startswith(text)]
+        if state == 0:
+            words = _completions(client, line())
+            fitting[:] = (word for word in words if word.startswith(text))
         return fitting[state] if state < len(fitting) else None
 
-    complete_from: list[str] = []
+    fitting: list[str] = []
     return complete
 
 
