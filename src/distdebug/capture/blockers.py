@@ -367,41 +367,37 @@ _NOISE = re.compile(
 )
 
 
-def explain_state(
-    state: ProcessState | None, pid: int | None = None
-) -> Blocker | None:
+def explain_state(state: ProcessState | None, pid: int) -> Blocker | None:
     """
     Return the state that keeps a process from being inspected, and the remedy.
 
     Args:
         state: State of the process; None if it could not be read.
 
-        pid: PID to name in the remedy, and to detect a process that ``/proc``
-            hides.
+        pid: The process, also one that ``/proc`` hides.
 
     Returns:
         Status and remedy; ``None`` if the state does not matter.
     """
-    name = "PID" if pid is None else str(pid)
     if state is None or state.letter in "Xx":
-        hidden = None if state or pid is None else explain_hidden(pid)
+        hidden = None if state else explain_hidden(pid)
         return hidden or (CaptureStatus.EXITED, ENDED_REMEDY)
     if state.letter == "Z":
         return CaptureStatus.ZOMBIE, (
             f"{ENDED_REMEDY}, and at its parent, which has not noticed yet "
-            f"(ps -o ppid= -p {name})"
+            f"(ps -o ppid= -p {pid})"
         )
     if state.tracer_pid:
         return CaptureStatus.TRACED_BY_OTHER, _tracer_remedy(state.tracer_pid)
     if state.letter in "Tt":
         return CaptureStatus.STOPPED, (
-            f"it is stopped; resume it with kill -CONT {name}"
+            f"it is stopped; resume it with kill -CONT {pid}"
         )
     if state.letter == "D" or state.uninterruptible:
         return CaptureStatus.UNINTERRUPTIBLE, (
             "it waits inside the kernel, for a disk, a network file system, "
             "or a driver, and nothing can attach before that is over: see "
-            f"/proc/{name}/stack as root, and dmesg"
+            f"/proc/{pid}/stack as root, and dmesg"
         )
     return None
 

@@ -396,7 +396,7 @@ def _describe_threads(
     ]
     # Threads without Python stack have counters, too.
     for number in dict.fromkeys((*threads_by_sample[-1], *last.facts)):
-        facts = last.facts.get(number)
+        facts, call = last.facts.get(number), read_system_call(pid, number)
         thread = threads_by_sample[-1].get(number) or ThreadStack(
             name=facts.name if facts else "", frames=()
         )
@@ -405,7 +405,7 @@ def _describe_threads(
             thread_id=number,
             is_main=number == pid,
             state=facts.state if facts else "",
-            system_call=_system_call(pid, number),
+            system_call=SystemCall(**call._asdict()) if call else None,
             idle_s=idle_seconds(pid, number),
             activity=_thread_activity(
                 number,
@@ -420,11 +420,6 @@ def _describe_threads(
 def _thread_id(pid: int, thread: ThreadStack) -> int:
     # Before Python 3.11 py-spy may not know the thread ID of the system.
     return pid if thread.is_main else thread.thread_id or pid
-
-
-def _system_call(pid: int, tid: int) -> SystemCall | None:
-    found = read_system_call(pid, tid)
-    return SystemCall(**found._asdict()) if found else None
 
 
 def _digests_by_thread(

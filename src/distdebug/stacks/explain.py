@@ -107,19 +107,12 @@ def explain_common_wait(waiting: Views) -> Iterable[Finding]:
         return
 
     if len(groups) == 1 and not absent:
-        by_caller = _group_by_caller(groups[0])
+        by_caller = sorted(group_by_key(groups[0], _user_frames), key=len)
         if len(by_caller) > 1:
             yield _other_caller_finding(by_caller)
             return
     for group in groups:
         yield _wait_finding(group, waiting, absent)
-
-
-def _group_by_caller(views: Views) -> Sequence[Views]:
-    """
-    Group ranks in one function by the lines that led there, fewest first.
-    """
-    return sorted(group_by_key(views, _user_frames), key=len)
 
 
 def _user_frames(view: ProcessView) -> tuple[StackFrame, ...]:
@@ -130,6 +123,9 @@ def _user_frames(view: ProcessView) -> tuple[StackFrame, ...]:
 def _other_caller_finding(groups: Sequence[Views]) -> Finding:
     """
     Report that ranks came to one line by different calls.
+
+    Args:
+        groups: The ranks by the lines that led there, fewest first.
     """
     few, many = groups[0], groups[-1]
     odd = few if len(few) < len(many) else [v for g in groups for v in g]

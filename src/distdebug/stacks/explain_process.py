@@ -156,13 +156,6 @@ class ThreadState:
         """
         return Trait.EXPLAINS_WAIT in self.cause.traits
 
-    @property
-    def is_informative(self) -> bool:
-        """
-        Whether it runs user code or has a cause worth reporting.
-        """
-        return self.explains_wait or self.runs_user_code
-
 
 def waits_for_work(state: ThreadState) -> bool:
     """
@@ -526,7 +519,7 @@ class ProcessExplainer:
         return [
             s
             for s in found
-            if s.is_informative
+            if (s.explains_wait or s.runs_user_code)
             and not self._is_monitor(s, is_locked=state.waits_for_lock)
         ]
 

@@ -601,7 +601,7 @@ def _chain_lines(tree: StackTree, chain: Sequence[int]) -> Iterator[str]:
     Yield the frames of a chain; long runs of foreign frames are folded.
     """
     for is_own, nodes in groupby(chain, tree.own.__getitem__):
-        texts = [_frame_text(tree.frames[node]) for node in nodes]
+        texts = [clean(str(tree.frames[n]), limit=_WIDTH) for n in nodes]
         if is_own:
             yield from (f"* {text}" for text in texts)
         elif len(texts) > _MOST_FOLDED:
@@ -630,10 +630,6 @@ def native_function(tree: StackTree, node: int) -> str:
         is_here = tree.frames[node] == normalize_stack(thread.frames)[0]
         names.add(innermost_native_name(thread.native) if is_here else "")
     return names.pop() if len(names) == 1 else ""
-
-
-def _frame_text(frame: StackFrame) -> str:
-    return clean(str(frame), limit=_WIDTH)
 
 
 def _stackless_branches(tree: StackTree) -> Iterator[Branch]:

@@ -378,6 +378,7 @@ def _read_source(filename: str) -> list[bytes]:
 _MOST_PATH = 300
 _MOST_FRAMES = 500
 
+
 RuleMatch = tuple[Rule, StackFrame]
 
 
