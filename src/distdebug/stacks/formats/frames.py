@@ -8,6 +8,7 @@ import re
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import pairwise
 
 import attrs
 
@@ -130,16 +131,11 @@ def attach_code(
         The frames.  The line right below a Python frame is its source code if
         it is no frame and has a deeper indent.
     """
-    frame: StackFrame | None = None
-    depth = 0
-    for line, parsed in lines:
-        indent = indent_of(line)
+    for (line, frame), (below, parsed) in pairwise((*lines, ("", None))):
         if frame is not None:
-            is_code = parsed is None and indent > depth and not frame.is_native
-            yield with_code(frame, line if is_code else "")
-        frame, depth = parsed, indent
-    if frame is not None:
-        yield frame
+            is_deeper = indent_of(below) > indent_of(line)
+            is_code = parsed is None and is_deeper and not frame.is_native
+            yield with_code(frame, below if is_code else "")
 
 
 # The header of a thread, and the lines below.
