@@ -27,7 +27,7 @@ import distdebug
 from distdebug.cli.schema import make_schema
 from distdebug.errors import DistdebugError
 from distdebug.findings import Diagnosis, Finding
-from distdebug.stacks import source_lines
+from distdebug.stacks import rules
 
 from .cases import SETS, Case
 
@@ -138,7 +138,7 @@ def judge(case: Case, folder: Path) -> tuple[Facts, str]:
     case.write(folder)
     # As on any other machine: what lies at the paths of a job here is not its
     # source, and verdicts must not depend on it.
-    no_source = mock.patch.object(source_lines, "_read", return_value=[])
+    no_source = mock.patch.object(rules, "_read_source", return_value=[])
     try:
         with no_source:
             diagnosis = distdebug.diagnose(folder)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from distdebug.debugger import Listing, listing_text, parse_command
 from distdebug.debugger.client.commands import ABBREVIATIONS, COMMANDS
-from distdebug.debugger.client.listing import changes_text
 from distdebug.debugger.client.model import (
     Output,
     Process,
@@ -20,7 +19,10 @@ from distdebug.debugger.client.model import (
     clean_text,
     merge_outputs,
 )
-from distdebug.debugger.client.shell import parse_multi_rank_command
+from distdebug.debugger.client.shell import (
+    changes_text,
+    parse_multi_rank_command,
+)
 from distdebug.debugger.protocol import (
     MessageDecoder,
     encode_message,

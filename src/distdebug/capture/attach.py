@@ -1,8 +1,13 @@
 """
-Attach pystack, py-spy, or gdb to a process, and clean up after them.
+Attach pystack, py-spy, gdb, or cuda-gdb to a process, and clean up after them.
 
 The tools run under a guard process (:mod:`distdebug.capture.guard_program`),
 which outlives its caller; the node is locked meanwhile.
+
+cuda-gdb stops the process and its GPUs for seconds.  A GPU core dump on request
+(``CUDA_ENABLE_USER_TRIGGERED_COREDUMP``) takes less, but the process does not
+survive it: with driver 580 the CUDA context fails afterwards, whatever the flags,
+``skip_abort`` included.  So none is ever requested.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from ..processes import (
     read_proc,
     read_state,
 )
-from ..stacks import ThreadStack, parse_stacks
+from ..stacks import GpuKernel, ThreadStack, parse_kernels, parse_stacks
 from . import guard_program
 from .blockers import (
     ENDED_REMEDY,
@@ -52,19 +57,6 @@ from .model import Attempt, CaptureStatus
 
 # Time for the guard to end a tool and to watch for late stops.
 _CLEANING_S = 12.0
-
-
-class _Task(NamedTuple):
-    """
-    The arguments of a guard before the command line, in this order.
-    """
-
-    pid: int
-    start_ticks: int
-    timeout_s: float
-    out: int
-    err: int
-    max_file_bytes: int
 
 
 @attrs.frozen(kw_only=True)
@@ -137,9 +129,10 @@ def run_attached(
     begin = time.monotonic()
     with scratch_file() as out, scratch_file() as err:
         files = out.fileno(), err.fileno()
-        task = _Task(pid, before.ticks, timeout_s, *files, max_file_bytes)
-        line, resumed = _run_guard(argv, before, task)
-        output, complaint = (_read_guard_text(fd) for fd in files)
+        task = pid, before.ticks, timeout_s, *files, max_file_bytes
+        guard = _start_guard([*map(str, task), *argv], files)
+        line, resumed = _await_guard(guard, pid, before, timeout_s)
+        output, complaint = map(_read_text, (out, err))
     status, paused_s, *flags = line.split() or ("-", "0", "0", "1", "0")
     return AttachedOutput(
         status=None if status == "-" else int(status),
@@ -165,14 +158,16 @@ def _check_target(pid: int, start_ticks: int | None) -> TargetState:
     return before
 
 
-def _run_guard(
-    argv: Sequence[str], before: TargetState, task: _Task
+def _await_guard(
+    guard: subprocess.Popen[bytes],
+    pid: int,
+    before: TargetState,
+    timeout_s: float,
 ) -> tuple[str, bool]:
     """
     Return the line of the guard, and whether SIGCONT was sent without it.
     """
-    line, resumed, limit = "", False, task.timeout_s + _CLEANING_S
-    guard = _start_guard(argv, task)
+    line, resumed, limit = "", False, timeout_s + _CLEANING_S
     stdin, stdout = cast(IO[bytes], guard.stdin), cast(IO[bytes], guard.stdout)
     try:
         try:
@@ -185,7 +180,7 @@ def _run_guard(
     finally:
         stdin.close()
         if not line:
-            resumed = _clean_up(guard, task.pid, before)
+            resumed = _clean_up(guard, pid, before)
         stdout.close()
         with suppress(subprocess.TimeoutExpired):
             # The guard stays while a tool in state D cannot be killed.
@@ -193,17 +188,19 @@ def _run_guard(
     return line, resumed
 
 
-def _start_guard(argv: Sequence[str], task: _Task) -> subprocess.Popen[bytes]:
+def _start_guard(
+    arguments: Sequence[str], files: tuple[int, int]
+) -> subprocess.Popen[bytes]:
     program = [sys.executable, "-I", "-S", guard_program.__file__]
     environ = {**os.environ, "LC_ALL": "C.UTF-8"}
     # Tools would download symbols while the process is stopped.
     environ.pop("DEBUGINFOD_URLS", None)
     return subprocess.Popen(
-        [*program, *map(str, task), *argv],
+        [*program, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        pass_fds=(task.out, task.err),
+        pass_fds=files,
         env=environ,
         start_new_session=True,
     )
@@ -269,15 +266,12 @@ def _find_problem(pid: int, before: TargetState, *, is_left: bool) -> str:
     return ""
 
 
-def _read_guard_text(fd: int) -> str:
-    os.lseek(fd, 0, os.SEEK_SET)
-    with os.fdopen(os.dup(fd), "rb") as file:
-        return file.read(MAX_BYTES).decode("utf-8", "replace")
+def _read_text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(MAX_BYTES).decode("utf-8", "replace")
 
 
 Threads = tuple[ThreadStack, ...]
-
-_OTHER_NAMESPACE = CaptureStatus.OTHER_NAMESPACE
 
 
 class Tool(NamedTuple):
@@ -318,7 +312,7 @@ class ToolResult(NamedTuple):
 
 
 def attach(
-    tool: Tool, pid: int, *, timeout_s: float, start_ticks: int | None = None
+    tool: Tool, pid: int, timeout_s: float, start_ticks: int | None
 ) -> ToolResult:
     """
     Run a tool on a process, unless its state or a missing right forbids it.
@@ -330,7 +324,7 @@ def attach(
             accepts any process with this PID.
     """
     state, blocker = read_state(pid), attach_blocker(pid)
-    if blocker is not None and blocker[0] is not _OTHER_NAMESPACE:
+    if blocker and blocker[0] is not CaptureStatus.OTHER_NAMESPACE:
         return _not_attached(tool, *blocker)
     if state is None or start_ticks not in {None, state.start_ticks}:
         return _not_attached(tool, CaptureStatus.EXITED, ENDED_REMEDY)
@@ -464,9 +458,7 @@ def read_native_stacks(
         left_s = max(deadline - time.monotonic(), 0.1)
         # A tool that hangs must leave time for the next one.
         share_s = left_s if number == len(tools) else left_s / 2
-        result = attach(
-            _TOOLS[name], pid, timeout_s=share_s, start_ticks=start_ticks
-        )
+        result = attach(_TOOLS[name], pid, share_s, start_ticks)
         attempts.append(result.attempt)
         if result.threads or result.attempt.status in _PROCESS_BLOCKERS:
             return result.threads, tuple(attempts)
@@ -487,18 +479,100 @@ def gdb_arguments(*commands: str, more: Sequence[str] = ()) -> list[str]:
     return ["-nx", "-batch", *before, *after]
 
 
-GDB = Tool("gdb", "gdb", [*gdb_arguments("thread apply all bt"), "-p"])
+_GDB = Tool("gdb", "gdb", [*gdb_arguments("thread apply all bt"), "-p"])
 _TOOLS = {
     "pystack": Tool(
-        *("pystack", "pystack"),
-        ("remote", "--native-all", "--no-color"),
+        "pystack", "pystack", ("remote", "--native-all", "--no-color")
     ),
     "py-spy": Tool(
         *("py-spy --native", "py-spy"),
         ("dump", "--json", "--native", "--full-filenames", "--pid"),
     ),
-    "gdb": GDB,
+    "gdb": _GDB,
 }
+
+
+# Scripts around cuda-gdb search for this line.
+_FAILED_LINE = "ERROR: cuda-gdb failed or timed out"
+
+_CUDA_GDB_SHARE = 5 / 6  # the rest is for gdb, if cuda-gdb fails
+# cuda-gdb writes each module of the GPU to a temporary file; that of NCCL is
+# larger than all that other tools write.
+_MODULE_BYTES = 1 << 31
+# The unwinder of cuda-gdb 11.8 fails on every frame: it treats the answer of
+# Python that there is nothing to unwind as an error.
+_UNWINDER_FIX = (
+    "set python print-stack none",
+    "python gdb._execute_unwinders = None",
+)
+
+
+class CudaOutcome(NamedTuple):
+    """
+    GPU kernels and host threads of a process.
+
+    Attributes:
+        threads: Its threads on the host; empty if every tool failed.
+
+        kernels: Kernels that its GPUs were running.
+
+        text: Output of cuda-gdb; with a line that says so if it failed.
+
+        attempts: One per tool that was tried.
+    """
+
+    threads: Threads
+    kernels: tuple[GpuKernel, ...]
+    text: str
+    attempts: tuple[Attempt, ...]
+
+
+def capture_cuda(
+    pid: int, *, timeout_s: float, start_ticks: int | None = None
+) -> CudaOutcome:
+    """
+    Return the GPU kernels of a process, and its host threads.
+
+    Args:
+        timeout_s: Time limit for all tools together, in seconds.
+
+        start_ticks: Expected start time, in clock ticks since boot; None
+            accepts any process with this PID.
+    """
+    deadline = time.monotonic() + timeout_s
+    share_s = timeout_s * _CUDA_GDB_SHARE
+    result = attach(_CUDA_GDB, pid, share_s, start_ticks)
+    threads, text, attempts = result.threads, result.text, [result.attempt]
+    if result.attempt.status is not CaptureStatus.OK:
+        left_s = max(deadline - time.monotonic(), 0.1)
+        fallback = attach(_GDB, pid, left_s, start_ticks)
+        threads = fallback.threads or threads
+        text = _failed_text(result, fallback)
+        attempts.append(fallback.attempt)
+    kernels = parse_kernels(result.text)
+    return CudaOutcome(threads, kernels, text, tuple(attempts))
+
+
+def _failed_text(result: ToolResult, fallback: ToolResult) -> str:
+    failure = result.attempt
+    reason = ": ".join(filter(None, (failure.status, failure.detail)))
+    remedy = f"\nTry: {failure.remedy}" if failure.remedy else ""
+    gdb_text = f"# What gdb saw\n\n{fallback.text}" if fallback.threads else ""
+    parts = (result.text, f"{_FAILED_LINE} ({reason}){remedy}\n", gdb_text)
+    return "\n".join(filter(None, parts))
+
+
+_CUDA_GDB_COMMANDS = (
+    r"echo # CUDA Kernel Information\n",
+    "info cuda kernels",
+    r"echo # Thread Backtraces\n",
+    "thread apply all bt",
+)
+_CUDA_GDB = Tool(
+    *("cuda-gdb", "cuda-gdb"),
+    [*gdb_arguments(*_CUDA_GDB_COMMANDS, more=_UNWINDER_FIX), "-p"],
+    _MODULE_BYTES,
+)
 
 
 @contextmanager

@@ -89,7 +89,8 @@ def explain_denial(pid: int) -> Blocker | None:
         target = parse_status(read_proc(f"/proc/{pid}/status"))
         return _explain_refusal(pid, own, target, scope)
     # Yama lets us trace our descendants, but not the tools that we start.
-    if scope and not has_ptrace_capability(own) and _is_descendant(pid):
+    is_ours = scope and os.getpid() in _ancestors(pid)
+    if is_ours and not has_ptrace_capability(own):
         return CaptureStatus.YAMA, yama_remedy(scope)
     return None
 
@@ -213,10 +214,6 @@ def _explain_refusal(
     return CaptureStatus.NOT_PERMITTED, (
         f"run as root: sudo python -m distdebug stacks …; or {_IN_CONTAINER}"
     )
-
-
-def _is_descendant(pid: int) -> bool:
-    return pid != os.getpid() and os.getpid() in _ancestors(pid)
 
 
 def _user_ids(status: dict[str, str]) -> list[str]:
@@ -370,41 +367,37 @@ _NOISE = re.compile(
 )
 
 
-def explain_state(
-    state: ProcessState | None, pid: int | None = None
-) -> Blocker | None:
+def explain_state(state: ProcessState | None, pid: int) -> Blocker | None:
     """
     Return the state that keeps a process from being inspected, and the remedy.
 
     Args:
         state: State of the process; None if it could not be read.
 
-        pid: PID to name in the remedy, and to detect a process that ``/proc``
-            hides.
+        pid: The process, also one that ``/proc`` hides.
 
     Returns:
         Status and remedy; ``None`` if the state does not matter.
     """
-    name = "PID" if pid is None else str(pid)
     if state is None or state.letter in "Xx":
-        hidden = None if state or pid is None else explain_hidden(pid)
+        hidden = None if state else explain_hidden(pid)
         return hidden or (CaptureStatus.EXITED, ENDED_REMEDY)
     if state.letter == "Z":
         return CaptureStatus.ZOMBIE, (
             f"{ENDED_REMEDY}, and at its parent, which has not noticed yet "
-            f"(ps -o ppid= -p {name})"
+            f"(ps -o ppid= -p {pid})"
         )
     if state.tracer_pid:
         return CaptureStatus.TRACED_BY_OTHER, _tracer_remedy(state.tracer_pid)
     if state.letter in "Tt":
         return CaptureStatus.STOPPED, (
-            f"it is stopped; resume it with kill -CONT {name}"
+            f"it is stopped; resume it with kill -CONT {pid}"
         )
     if state.letter == "D" or state.uninterruptible:
         return CaptureStatus.UNINTERRUPTIBLE, (
             "it waits inside the kernel, for a disk, a network file system, "
             "or a driver, and nothing can attach before that is over: see "
-            f"/proc/{name}/stack as root, and dmesg"
+            f"/proc/{pid}/stack as root, and dmesg"
         )
     return None
 

@@ -86,15 +86,14 @@ def resume(pid: int, before: TargetState, *, watch_s: float) -> bool:
     Returns:
         Whether SIGCONT was sent.
     """
+    if before.letter == "T":
+        return False
+
     resumed, end = False, time.monotonic() + watch_s
     latest = end + _REAP_S
     while True:
         now, state = time.monotonic(), read_target_state(pid)
-        if (
-            state is None
-            or state.ticks != before.ticks
-            or before.letter == "T"
-        ):
+        if state is None or state.ticks != before.ticks:
             return resumed
 
         if state.tracer:  # the kernel detaches once the tool has ended
@@ -193,12 +192,7 @@ def _start_tool(command: list[str], out: int, err: int, max_bytes: int) -> int:
     prctl = ctypes.CDLL(None).prctl
     guard, tool = os.getpid(), os.fork()
     if not tool:
-        _exec_tool(
-            command,
-            (out, err),
-            max_bytes,
-            lambda: _die_with_guard(guard, prctl),
-        )
+        _exec_tool(command, (out, err), max_bytes, guard, prctl)
     with contextlib.suppress(OSError):
         os.setpgid(tool, tool)
     return tool
@@ -209,11 +203,14 @@ def _exec_tool(  # pragma: no cover
     command: list[str],
     files: tuple[int, int],
     max_bytes: int,
-    prepare: Callable[[], None],
+    guard: int,
+    prctl: Callable[[int, int], int],
 ) -> NoReturn:
     try:
         os.setpgid(0, 0)
-        prepare()
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:  # the guard was killed meanwhile
+            os._exit(1)
         for number in signal.valid_signals() - _UNCATCHABLE:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINATION_SIGNALS)
@@ -231,14 +228,6 @@ def _exec_tool(  # pragma: no cover
     except BaseException as exc:  # noqa: BLE001
         os.write(2, f"{command[0]} cannot be run: {exc}\n".encode())
     os._exit(127)
-
-
-def _die_with_guard(  # pragma: no cover
-    guard: int, prctl: Callable[[int, int], int]
-) -> None:
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guard:  # the guard was killed meanwhile
-        os._exit(1)
 
 
 def _supervise(

@@ -19,7 +19,7 @@ import attrs
 
 from .._io import make_private_folder, numbered, write_whole
 from .._render import Block, Lines, Shown, Table, Tree
-from .._text import clean
+from .._text import clean, count_text
 from ..findings import (
     Finding,
     Missing,
@@ -235,8 +235,8 @@ class Capture(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
         if self.is_blind:
-            number = len(self.processes)
-            yield f"no stack could be read of {_process_count(number)}: see below"
+            count = count_text(len(self.processes), "process")
+            yield f"no stack could be read of {count}: see below"
         yield finding_entries(self.findings)
         yield _headline(self)
         yield Tree(to_branches(merge_stacks(self.stacks)))
@@ -255,10 +255,6 @@ _UNREPORTED_TOOLS = {
 }
 
 
-def _process_count(number: int) -> str:
-    return f"{number} {'process' if number == 1 else 'processes'}"
-
-
 def _headline(capture: Capture) -> str:
     ranks = {
         p.worker.rank for p in capture.processes if p.worker.rank is not None
@@ -270,7 +266,7 @@ def _headline(capture: Capture) -> str:
     when = datetime.fromtimestamp(capture.taken).astimezone()
     text = (
         f"{clean(capture.host)}, {when:%Y-%m-%d %H:%M:%S %Z}: "
-        f"{_process_count(len(capture.processes))} ({names})"
+        f"{count_text(len(capture.processes), 'process')} ({names})"
     )
     is_short = capture.seconds <= 0.5
     return text if is_short else f"{text}, watched for {capture.seconds:.1f} s"
@@ -329,8 +325,8 @@ def _attempt_notes(capture: Capture) -> Iterable[str]:
     )
     for (tool, detail, remedy), number in failed.most_common(_MAX_FAILURES):
         advice = f" (try: {remedy})" if remedy else ""
-        noun = "process" if number == 1 else "processes"
-        yield clean(f"{tool}, {number} {noun}: {detail}{advice}", limit=400)
+        count = count_text(number, "process")
+        yield clean(f"{tool}, {count}: {detail}{advice}", limit=400)
 
 
 def make_folder(output_dir: Path, host: str) -> Path:

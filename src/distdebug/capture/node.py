@@ -40,9 +40,8 @@ from ..stacks import (
     join_threads,
     merge_stacks,
 )
-from .attach import node_lock, read_native_stacks
+from .attach import capture_cuda, node_lock, read_native_stacks
 from .blockers import explain_state
-from .cuda import capture_cuda
 from .model import (
     Attempt,
     Capture,
@@ -233,14 +232,11 @@ def _attach_tools(
 
     If another collector is at work, only an attempt that says so is added.
     """
-    chosen = _select_processes(processes, native)
-    every = {p.worker.pid for p in processes} if cuda else set()
     stages: tuple[_Stage, ...] = (
-        ("native stacks", _add_native, chosen),
-        ("cuda-gdb", _add_cuda, every),
+        ("native stacks", _add_native, _select_processes(processes, native)),
+        ("cuda-gdb", _add_cuda, {p.worker.pid for p in processes if cuda}),
     )
-    stages = tuple(stage for stage in stages if stage[2])
-    if not stages:
+    if not any(chosen for *_, chosen in stages):
         return processes
 
     try:
@@ -276,6 +272,7 @@ def _run_stage(
         left_s = min(deadline - time.monotonic(), _TOOL_TIMEOUT_S)
         return add(process, left_s) if left_s > 0 else None
 
+    timeout_s = max(deadline - time.monotonic(), 0) + _GRACE_S
     late = Attempt(
         tool=name,
         status=CaptureStatus.TIMED_OUT,
@@ -286,7 +283,7 @@ def _run_stage(
         one,
         processes,
         chosen,
-        timeout_s=max(deadline - time.monotonic(), 0) + _GRACE_S,
+        timeout_s=timeout_s,
         tell=partial(tell, name),
         late=late,
     )
@@ -654,9 +651,7 @@ def _find_absent(
 def _note_absent_peers(
     process: ProcessCapture, absent: Mapping[int, tuple[int, ...]]
 ) -> ProcessCapture:
-    peers = absent.get(process.worker.pid)
-    if not peers:
-        return process
+    peers = absent.get(process.worker.pid, ())
     stacks = attrs.evolve(process.stacks, absent_peers=peers)
     return attrs.evolve(process, stacks=stacks)
 

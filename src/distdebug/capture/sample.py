@@ -13,6 +13,7 @@ import re
 import time
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,12 +39,7 @@ from ..stacks import (
     ThreadStack,
     parse_stacks,
 )
-from .blockers import (
-    ENDED_REMEDY,
-    explain_failure,
-    explain_state,
-    remedy_for_missing,
-)
+from .blockers import ENDED_REMEDY, explain_failure, explain_state
 from .model import Attempt, CaptureStatus
 
 
@@ -158,14 +154,13 @@ def dump_python(
             values are kept.
     """
     start = time.monotonic()
-    dump = _dump_with_retries(pid, state, timeout_s, with_digests=with_digests)
+    retry = partial(_dump_with_retries, pid, state, with_digests=with_digests)
+    dump = retry(timeout_s)
     for _ in range(_MAX_TRIES - 1):
         left_s = start + timeout_s - time.monotonic()
         if left_s <= 0 or not _is_truncated(dump.threads):
             break
-        again = _dump_with_retries(
-            pid, state, left_s, with_digests=with_digests
-        )
+        again = retry(left_s)
         dump = again if again.threads else dump
 
     attempt = attrs.evolve(dump.attempt, seconds=time.monotonic() - start)
@@ -196,12 +191,8 @@ def _dump_with_retries(
         left_s = max(start + timeout_s - time.monotonic(), 0.1)
         # If reading variables fails, the next try does without.
         reads_digests = with_digests and number == 1
-        dump = _dump_once(
-            pid,
-            state,
-            left_s / 2 if reads_digests else left_s,
-            with_digests=reads_digests,
-        )
+        share_s = left_s / 2 if reads_digests else left_s
+        dump = _dump_once(pid, state, share_s, with_digests=reads_digests)
         is_torn = _EFAULT_TEXT in dump.attempt.detail
         is_final = dump.attempt.status not in _RETRYABLE and not reads_digests
         most = _MAX_TRIES_AT_EFAULT if is_torn else _MAX_TRIES
@@ -219,12 +210,7 @@ def _dump_once(
 ) -> PythonDump:
     tool = find_tool("py-spy")
     if tool is None:
-        missing = Attempt(
-            tool="py-spy",
-            status=CaptureStatus.TOOL_MISSING,
-            remedy=remedy_for_missing("py-spy"),
-        )
-        return PythonDump((), missing)
+        return PythonDump((), explain_failure("py-spy", pid, 127, "", state))
 
     argv = [tool, "dump", "--json", "--nonblocking", "--full-filenames"]
     if with_digests:
@@ -301,12 +287,11 @@ def take_sample(worker: Worker, *, timeout_s: float) -> Sample:
     if blocker and (state is None or state.has_ended):
         status, remedy = blocker
         is_unread = state is None and status is not CaptureStatus.EXITED
+        detail = "it exists, but /proc has no information about it"
         nothing = Attempt(
             tool="proc",
             status=status,
-            detail="it exists, but /proc has no information about it"
-            if is_unread
-            else "",
+            detail=detail if is_unread else "",
             remedy=remedy,
         )
         # The main thread may have ended, and others go on.
@@ -411,7 +396,7 @@ def _describe_threads(
     ]
     # Threads without Python stack have counters, too.
     for number in dict.fromkeys((*threads_by_sample[-1], *last.facts)):
-        facts = last.facts.get(number)
+        facts, call = last.facts.get(number), read_system_call(pid, number)
         thread = threads_by_sample[-1].get(number) or ThreadStack(
             name=facts.name if facts else "", frames=()
         )
@@ -420,7 +405,7 @@ def _describe_threads(
             thread_id=number,
             is_main=number == pid,
             state=facts.state if facts else "",
-            system_call=_system_call(pid, number),
+            system_call=SystemCall(**call._asdict()) if call else None,
             idle_s=idle_seconds(pid, number),
             activity=_thread_activity(
                 number,
@@ -435,11 +420,6 @@ def _describe_threads(
 def _thread_id(pid: int, thread: ThreadStack) -> int:
     # Before Python 3.11 py-spy may not know the thread ID of the system.
     return pid if thread.is_main else thread.thread_id or pid
-
-
-def _system_call(pid: int, tid: int) -> SystemCall | None:
-    found = read_system_call(pid, tid)
-    return SystemCall(**found._asdict()) if found else None
 
 
 def _digests_by_thread(

@@ -121,7 +121,7 @@ def open_report_file(pid: int, state: ProcessState) -> Iterator[ReportFile]:
 def _find_report_file(
     pid: int, state: ProcessState, opened: contextlib.ExitStack
 ) -> ReportFile:
-    is_denied = False
+    owner, is_denied = (state.pid_inside, state.start_ticks), False
     for parent, flags in ((f"/proc/{pid}/root", os.O_NOFOLLOW), ("/", 0)):
         try:
             folder = _open_folder(parent, flags, state.uid, opened)
@@ -133,10 +133,8 @@ def _find_report_file(
             continue
 
         for offer in filter(None, map(parse_offer_name, names)):
-            if (offer.pid, offer.start_ticks) == (
-                state.pid_inside,
-                state.start_ticks,
-            ) and signal.SIGRTMIN <= offer.signal <= signal.SIGRTMAX:
+            is_own = (offer.pid, offer.start_ticks) == owner
+            if is_own and signal.SIGRTMIN <= offer.signal <= signal.SIGRTMAX:
                 fd = _open_locked_file(offer.name, folder, state.uid, opened)
                 if fd is not None:
                     return ReportFile(fd, offer.signal)
@@ -163,16 +161,10 @@ def _open_folder(
 
     ``/tmp`` of a container may be a link that leads out of it.
     """
-    above = _close_later(os.open(parent, _FOLDER_FLAGS), opened)
-    root = os.open(
-        OFFERS_ROOT.lstrip("/"), _FOLDER_FLAGS | flags, dir_fd=above
-    )
-    folder = os.open(
-        offer_folder_name(uid),
-        _FOLDER_FLAGS | os.O_NOFOLLOW,
-        dir_fd=_close_later(root, opened),
-    )
-    _close_later(folder, opened)
+    root, name = OFFERS_ROOT.lstrip("/"), offer_folder_name(uid)
+    folder = _open(parent, _FOLDER_FLAGS, None, opened)
+    folder = _open(root, _FOLDER_FLAGS | flags, folder, opened)
+    folder = _open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, folder, opened)
     if is_private(folder, uid):
         return folder
 
@@ -184,7 +176,7 @@ def _open_locked_file(
     name: str, folder: int, uid: int, opened: contextlib.ExitStack
 ) -> int | None:
     try:
-        fd = _close_later(os.open(name, _FILE_FLAGS, dir_fd=folder), opened)
+        fd = _open(name, _FILE_FLAGS, folder, opened)
     except OSError:
         return None
 
@@ -197,7 +189,10 @@ def _open_locked_file(
     return fd if is_its_own and is_offer_locked(fd) else None
 
 
-def _close_later(fd: int, opened: contextlib.ExitStack) -> int:
+def _open(
+    name: str, flags: int, folder: int | None, opened: contextlib.ExitStack
+) -> int:
+    fd = os.open(name, flags, dir_fd=folder)
     opened.callback(os.close, fd)
     return fd
 

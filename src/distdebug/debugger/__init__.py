@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .client.commands import Command as Command
     from .client.commands import help_text as help_text
     from .client.commands import parse_command as parse_command
-    from .client.listing import listing_text as listing_text
     from .client.local import arm_process as arm_process
     from .client.local import arming_hints as arming_hints
     from .client.local import choose_folder as choose_folder
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from .client.model import SilentProcess as SilentProcess
     from .client.model import select_processes as select_processes
     from .client.shell import line_editing as line_editing
+    from .client.shell import listing_text as listing_text
     from .client.shell import run_command as run_command
     from .client.shell import run_shell as run_shell
     from .inside.arming import arm as arm

@@ -67,7 +67,7 @@ _MOST_PLACES = 4
 _MOST_RANKS = 1 << 20
 
 Views = Sequence[ProcessView]
-# Why a process cannot run, as a predicate, and how certain that is.
+# The cause that keeps a process from running, as a predicate, and how certain.
 StateCause = tuple[Cause, str, Confidence]
 
 
@@ -107,19 +107,12 @@ def explain_common_wait(waiting: Views) -> Iterable[Finding]:
         return
 
     if len(groups) == 1 and not absent:
-        by_caller = _group_by_caller(groups[0])
+        by_caller = sorted(group_by_key(groups[0], _user_frames), key=len)
         if len(by_caller) > 1:
             yield _other_caller_finding(by_caller)
             return
     for group in groups:
         yield _wait_finding(group, waiting, absent)
-
-
-def _group_by_caller(views: Views) -> Sequence[Views]:
-    """
-    Group ranks in one function by the lines that led there, fewest first.
-    """
-    return sorted(group_by_key(views, _user_frames), key=len)
 
 
 def _user_frames(view: ProcessView) -> tuple[StackFrame, ...]:
@@ -130,6 +123,9 @@ def _user_frames(view: ProcessView) -> tuple[StackFrame, ...]:
 def _other_caller_finding(groups: Sequence[Views]) -> Finding:
     """
     Report that ranks came to one line by different calls.
+
+    Args:
+        groups: The ranks by the lines that led there, fewest first.
     """
     few, many = groups[0], groups[-1]
     odd = few if len(few) < len(many) else [v for g in groups for v in g]
@@ -143,7 +139,7 @@ def _other_caller_finding(groups: Sequence[Views]) -> Finding:
         if place is not None
     )
     everyone = [v for group in groups for v in group]
-    text = _wait_text(everyone, find_operation(few[0]))
+    text = _wait_text(everyone)
     return make_finding(
         odd,
         cause=Cause.TYPE_MISMATCH,
@@ -156,17 +152,18 @@ def _other_caller_finding(groups: Sequence[Views]) -> Finding:
 
 
 def _wait_finding(group: Views, waiting: Views, absent: str) -> Finding:
-    tail, op = f"; {absent}" if absent else "", find_operation(group[0])
+    tail = f"; {absent}" if absent else ""
     sizes = {v.process.world_size for v in waiting}
     if not absent and sizes == {len(group)} and len(group) > 1:
         tail = "; no rank is missing"
     changes = {}
     if group[0].cause is Cause.COLLECTIVE_WAIT:
-        changes["summary"] = f"{_wait_text(group, op)}{tail}"
+        changes["summary"] = f"{_wait_text(group)}{tail}"
     return make_finding(group, tail=tail, **changes)
 
 
-def _wait_text(group: Views, operation: str) -> str:
+def _wait_text(group: Views, unknown: str = "") -> str:
+    operation = find_operation(group[0]) or unknown
     if not operation:
         return describe_views(group)
     processes = [v.process for v in group]
@@ -188,19 +185,19 @@ def _mismatch_finding(groups: Sequence[Views]) -> Finding:
     has_minority = 2 * len(ordered[0]) < len(everyone) and not has_p2p
     outliers = ordered[0] if has_minority else everyone
     parts = [
-        _wait_text(g, find_operation(g[0]) or "another collective")
+        _wait_text(g, unknown="another collective")
         for g in ordered[::-1][:_MOST_PLACES]
     ]
     what = "calls" if has_p2p else "collectives"
     is_odd = not has_p2p and len({*filter(None, ops)}) > 1
-    changes = {"remedy": _fork_text(ordered[0][0], ordered[-1][0])}
+    fork = _fork_text(ordered[0][0], ordered[-1][0])
     return make_finding(
         outliers,
         cause=Cause.TYPE_MISMATCH if is_odd else outliers[0].cause,
         summary=f"ranks are in different {what}: {'; '.join(parts)}",
         confidence="possible",
         location=ordered[0][0].location,
-        **{k: v for k, v in changes.items() if v},
+        **({"remedy": fork} if fork else {}),
     )
 
 
@@ -281,11 +278,10 @@ def explain_progress(views: Views) -> tuple[Finding, ...]:
         )
         place = slow[0].location
         text += f" in {place.brief}" if place else ""
-    ranks = [v.process.rank for v in slow if v.process.rank is not None]
     finding = make_finding(
         slow or moves,
         cause=Cause.PROGRESSING,
-        ranks=tuple(ranks),
+        ranks=tuple(r for v in slow if (r := v.process.rank) is not None),
         summary=text,
         # Two looks show where ranks were, and not for how long.
         confidence="possible" if slow else "likely",
@@ -320,7 +316,7 @@ def explain_state(
     Returns:
         ``None`` if the process is none of these.
     """
-    found = _fatal_cause(process) or _state_cause(process)
+    found = next(_state_causes(process), None)
     if found is None:
         return None
 
@@ -359,33 +355,29 @@ def note_ended_main_thread(
     return attrs.evolve(view, note=note)
 
 
-def _fatal_cause(process: ProcessStacks) -> StateCause | None:
-    error = process.fatal_error
-    if not error:
-        return None
-
-    # What aborts has printed why, elsewhere.
-    is_abort = "abort" in error.lower() or error == "SIGABRT"
-    doing = f"died of a fatal error ({error})"
-    return Cause.NATIVE_CRASH, doing, "likely" if is_abort else "certain"
-
-
-def _state_cause(process: ProcessStacks) -> StateCause | None:
-    tracer = process.tracer_pid
+def _state_causes(process: ProcessStacks) -> Iterator[StateCause]:
+    """
+    Yield what keeps a process from running; the first one counts.
+    """
+    error, tracer = process.fatal_error, process.tracer_pid
+    if error:
+        # What aborts has printed why, elsewhere.
+        is_abort = "abort" in error.lower() or error == "SIGABRT"
+        doing = f"died of a fatal error ({error})"
+        yield Cause.NATIVE_CRASH, doing, "likely" if is_abort else "certain"
     if process.state == "Z" and not _has_live_thread(process.threads):
         doing = "has ended, and its parent has not reaped it (a zombie)"
-        return Cause.DEAD, doing, "certain"
+        yield Cause.DEAD, doing, "certain"
     if process.state in ENDED_STATES - {"Z"}:
-        return Cause.DEAD, "has ended meanwhile", "certain"
+        yield Cause.DEAD, "has ended meanwhile", "certain"
     if process.state == "t" or (process.state == "T" and tracer):
         who = f"process {tracer}, a debugger" if tracer else "a debugger"
-        return Cause.STOPPED, f"is stopped by {who}", "certain"
+        yield Cause.STOPPED, f"is stopped by {who}", "certain"
     if process.state == "T":
-        return Cause.STOPPED, "is stopped by a signal", "certain"
+        yield Cause.STOPPED, "is stopped by a signal", "certain"
     main = process.main_thread
     if process.state == "D" or (main is not None and main.state == "D"):
-        return _uninterruptible_cause(main)
-    return None
+        yield from _uninterruptible_causes(main)
 
 
 def _has_live_thread(threads: Iterable[ThreadStack]) -> bool:
@@ -404,24 +396,25 @@ def _has_run(activity: ThreadActivity) -> bool:
     )
 
 
-def _uninterruptible_cause(main: ThreadStack | None) -> StateCause | None:
+def _uninterruptible_causes(main: ThreadStack | None) -> Iterator[StateCause]:
     """
-    Return the cause if a process is in the kernel longer than a disk needs.
+    Yield the cause if a process is in the kernel longer than a disk needs.
     """
     if main is None:
-        return Cause.UNINTERRUPTIBLE, "", "likely"
+        yield Cause.UNINTERRUPTIBLE, "", "likely"
+        return
 
     call, activity, idle_s = main.system_call, main.activity, main.idle_s
     is_short = activity is None or activity.seconds < _SHORT_WAIT_S
     was_awake = idle_s is not None and idle_s < _SHORT_WAIT_S
     has_run = activity is not None and _has_run(activity)
     if has_run or (is_short and was_awake):
-        return None
+        return
     doing = ""
     if call is not None and call.name != "running":
         doing = f"cannot be interrupted while it waits in the kernel: {call}"
     is_certain = activity is not None or (idle_s or 0) > _LONG_WAIT_S
-    return Cause.UNINTERRUPTIBLE, doing, "certain" if is_certain else "likely"
+    yield Cause.UNINTERRUPTIBLE, doing, "certain" if is_certain else "likely"
 
 
 _MOST_WORKERS = 64
@@ -468,11 +461,10 @@ def add_worker_activity(
         )
         if works and not is_loader:
             view = attrs.evolve(view, motion=Motion.MOVING)
-        return view
-    if not is_loader or not known:
-        return view
-    many = "worker is" if len(known) == 1 else f"{len(known)} workers are"
-    return attrs.evolve(view, note=f"although its {many} idle")
+    elif is_loader and known:
+        many = "worker is" if len(known) == 1 else f"{len(known)} workers are"
+        view = attrs.evolve(view, note=f"although its {many} idle")
+    return view
 
 
 def _add_worker(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
@@ -535,22 +527,20 @@ def add_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
     cause = Cause.GPU_KERNEL if compute_kernels else Cause.COLLECTIVE_WAIT
     name = short_kernel_name(kernel)
     device = "" if kernel.device is None else f"device {kernel.device}"
+    of_device = f" of {device}" if device else ""
+    evidence = Evidence(
+        kind="gpu",
+        source=view.process.source,
+        location=device,
+        quote=kernel.name,
+    )
     return attrs.evolve(
         view,
         cause=cause,
-        doing=f"is waiting for the kernel {name}"
-        + (f" of {device}" if device else ""),
+        doing=f"is waiting for the kernel {name}{of_device}",
         confidence="likely",
         remedy=book.remedy.get(cause, ""),
-        evidence=(
-            Evidence(
-                kind="gpu",
-                source=view.process.source,
-                location=device,
-                quote=kernel.name,
-            ),
-            *view.evidence,
-        ),
+        evidence=(evidence, *view.evidence),
     )
 
 
@@ -697,7 +687,7 @@ def _gone_findings(views: Views) -> Iterator[Finding]:
 
     verb = "has no process" if len(gone) == 1 else "have no processes"
     groups = _sort_by_importance(views)[::-1][:_MOST_PLACES]
-    waits = "; ".join(_wait_text(g, find_operation(g[0])) for g in groups)
+    waits = "; ".join(map(_wait_text, groups))
     yield make_finding(
         views,
         cause=Cause.DEAD,

@@ -53,13 +53,13 @@ from .rules import (
     Matcher,
     Rule,
     RuleBook,
+    SourceLines,
     builtin_rules,
     is_in_event_loop,
     is_program_thread,
     is_threading_thread,
     task_frames,
 )
-from .source_lines import SourceLines
 
 
 _MOST_NAME = 80
@@ -156,13 +156,6 @@ class ThreadState:
         """
         return Trait.EXPLAINS_WAIT in self.cause.traits
 
-    @property
-    def is_informative(self) -> bool:
-        """
-        Whether it runs user code or has a cause worth reporting.
-        """
-        return self.explains_wait or self.runs_user_code
-
 
 def waits_for_work(state: ThreadState) -> bool:
     """
@@ -193,8 +186,10 @@ def find_joined_thread(
 
     Returns:
         ``None`` if the main thread waits for no thread, or the thread is
-        ambiguous.
+        ambiguous.  An event may be set by a thread that runs user code.
     """
+    if main.awaits == "event":
+        return next(filter(_is_working, others), None)
     if main.awaits not in {"thread", "pool"}:
         return None
 
@@ -208,25 +203,6 @@ def find_joined_thread(
     if not busy and len({o.cause for o in known}) > 1:
         return None
     return next(iter(busy or known), None)
-
-
-def find_user_worker(
-    main: ThreadState, others: Iterable[ThreadState]
-) -> ThreadState | None:
-    """
-    Find a busy user thread while the main thread waits for an event.
-
-    Args:
-        main: State of the main thread.
-
-        others: States of all other threads that are not helpers.
-
-    Returns:
-        ``None`` if the main thread waits for something else, or no thread is
-        busy.
-    """
-    is_event = main.awaits == "event"
-    return next(filter(_is_working, others), None) if is_event else None
 
 
 def _is_working(state: ThreadState) -> bool:
@@ -368,13 +344,12 @@ def _runs_native_code(
         )
 
     thread, activity = context.thread, context.thread.activity
-    was_watched = activity is not None and is_busy(activity)
     if not thread.owns_gil and (
         # Libraries compute in native code without the GIL.
         context.gpu or not is_user_frame(innermost) or thread.owns_gil is False
     ):
         return True
-    if was_watched and activity is not None and activity.has_moved is False:
+    if activity and is_busy(activity) and activity.has_moved is False:
         # A loop that calls native code holds the GIL in between.
         if activity.has_let_go:
             return True
@@ -406,17 +381,6 @@ def describe_computing(state: ThreadState, *, with_name: bool = True) -> str:
     if name:
         return f"is running native code{named} that does not return"
     return "is in native code"
-
-
-def describe_samples(state: ThreadState) -> str:
-    """
-    Say that unnamed native code was seen in every sample, if so.
-    """
-    is_nameless = (
-        state.cause is Cause.NATIVE_SPIN and not state.native_function
-    )
-    is_same = state.motion is Motion.SPINNING
-    return "at every look" if is_nameless and is_same else ""
 
 
 # What a thread seems to do that reads or writes large files, piece by piece.
@@ -481,11 +445,8 @@ class ProcessExplainer:
         if len(locks) > 1:
             return self._lock_view(process, locks)
 
-        joined = None
-        if not is_in_event_loop(main):
-            joined = find_joined_thread(state, others)
-            joined = joined or find_user_worker(state, others)
-        if joined is not None:
+        joined = find_joined_thread(state, others)
+        if joined is not None and not is_in_event_loop(main):
             view = self._make_view(process, joined, state)
             # Another thread may set the event.
             is_sure = state.awaits != "event"
@@ -504,15 +465,12 @@ class ProcessExplainer:
         if len(threads) == 1 and not is_threading_thread(threads[0]):
             # The dump was shortened to the thread that matters.
             return threads[0]
-        return next(
-            (
-                thread
-                for thread in threads[:_MOST_THREADS]
-                if not self.matcher.is_helper(thread)
-                and not waits_for_work(self._thread_state(thread, process))
-            ),
-            None,
-        )
+        for thread in threads[:_MOST_THREADS]:
+            if not self.matcher.is_helper(thread):
+                state = self._thread_state(thread, process)
+                if not waits_for_work(state):
+                    return thread
+        return None
 
     def _add_other_thread(
         self, view: ProcessView, others: Sequence[ThreadState]
@@ -527,10 +485,8 @@ class ProcessExplainer:
             return view
 
         place = to_location(find_python_frame(other.thread.frames))
-        text = (
-            f"thread {other.thread.name or 'another'} "
-            f"{self._doing_text(other)}"
-        )
+        name = other.thread.name or "another"
+        text = f"thread {name} {self._doing_text(other)}"
         known = view.location
         if known and is_user_code(known.file) and place is not None:
             text += f" in {place.brief}"
@@ -563,7 +519,7 @@ class ProcessExplainer:
         return [
             s
             for s in found
-            if s.is_informative
+            if (s.explains_wait or s.runs_user_code)
             and not self._is_monitor(s, is_locked=state.waits_for_lock)
         ]
 
@@ -573,10 +529,8 @@ class ProcessExplainer:
 
         A thread that waits outside a loop is no monitor: it may hold the lock.
         """
-        if not (
-            self.matcher.has_helper_name(state.thread)
-            and waits_for_work(state)
-        ):
+        is_named = self.matcher.has_helper_name(state.thread)
+        if not (is_named and waits_for_work(state)):
             return False
 
         place = user_location(state.thread.frames)
@@ -610,11 +564,16 @@ class ProcessExplainer:
     ) -> ProcessView:
         call, of_many = find_blocked_call(state), ""
         note = "" if call else describe_native(state)
+        cause, rule = state.cause, state.rule
+        remedy = (rule.remedy if rule else "") or self._remedy(state, cause)
         if self._is_computing(state):
             # Ranks at the same line may be in different native functions.
             of_many = describe_computing(state, with_name=False)
-            note = describe_samples(state)
-        cause, rule = state.cause, state.rule
+            is_same = state.cause is Cause.NATIVE_SPIN and (
+                state.motion is Motion.SPINNING
+            )
+            is_nameless = not state.native_function
+            note = "at every look" if is_same and is_nameless else ""
         view = ProcessView(
             process=process,
             cause=cause,
@@ -625,9 +584,7 @@ class ProcessExplainer:
             location=choose_location(process, state, main),
             motion=state.motion,
             confidence=rule.confidence if rule else "likely",
-            remedy=_FIFO_REMEDY
-            if call and call.is_fifo
-            else (rule.remedy if rule else "") or self._remedy(state, cause),
+            remedy=_FIFO_REMEDY if call and call.is_fifo else remedy,
             rule=rule.name if rule else "",
             note=note,
             blocked_in=call,

@@ -134,18 +134,15 @@ def stacks_to_json(process: ProcessStacks) -> str:
         {**_thread_to_json(process.pid, thread), "process_info": info}
         for thread in threads
     ]
-    data[0]["process_info"] = {**info, **_extra_process_fields(process)}
+    more = {} if process.threads else {"threads": 0}
+    known = _known(process, _EXTRA_OF_PROCESS)
+    data[0]["process_info"] = {**info, **known, **more}
     return json.dumps(data, indent=1, default=_plain)
 
 
 def _plain(value: Any) -> dict[str, Any]:
     is_frame = isinstance(value, StackFrame)
     return _frame_to_json(value) if is_frame else attrs.asdict(value)
-
-
-def _extra_process_fields(process: ProcessStacks) -> dict[str, Any]:
-    known = _known(process, _EXTRA_OF_PROCESS)
-    return known if process.threads else {**known, "threads": 0}
 
 
 def _thread_to_json(pid: int, thread: ThreadStack) -> dict[str, Any]:

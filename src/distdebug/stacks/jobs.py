@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -29,11 +29,11 @@ ProcessKey = tuple[str | None, int]
 
 def split_jobs(
     processes: Iterable[ProcessStacks],
-) -> dict[str, tuple[ProcessStacks, ...]]:
+) -> dict[str, list[ProcessStacks]]:
     """
     Group processes by job.
 
-    A process without a job name gets that of its parent, its children, or its
+    A process without a job name gets that of its ancestors, its children, or its
     siblings.  A rank without one joins the only job there is, unless that job
     already has another process of this rank.
 
@@ -42,32 +42,31 @@ def split_jobs(
         ``""`` if nothing names it.  The order is that of *processes*.
     """
     known = tuple(processes)
-    names = _known_jobs(known)
+    names, parents = _known_jobs(known), _parents(known)
     found = set(names.values())
     only_job = found.pop() if len(found) == 1 else ""
     taken_ranks = {
         p.rank
         for p in _rank_processes(known)
-        if only_job and _job_name(p, names)
+        if only_job and _inherited_job_name(p, parents, names)
     }
 
-    jobs: dict[str, list[ProcessStacks]] = {}
+    jobs: dict[str, list[ProcessStacks]] = defaultdict(list)
     for process in known:
-        name = _job_name(process, names)
+        name = _inherited_job_name(process, parents, names)
         if not name and process.rank is not None:
             name = only_job
             # Pasted stacks have no pid, and may show the same rank twice.
             if process.rank in taken_ranks:
                 parent = process.parent_pid if process.pid else None
                 name = "" if parent is None else f"of parent {parent}"
-        jobs.setdefault(name, []).append(process)
-    split = {name: tuple(members) for name, members in jobs.items()}
-    unnamed = split.get("", ())
+        jobs[name].append(process)
+    unnamed = jobs.get("", [])
     ranks = [p.rank for p in _rank_processes(unnamed)]
     if len(ranks) > len(set(ranks)):
-        del split[""]
-        split.update(_split_by_parent(unnamed))
-    return split
+        del jobs[""]
+        jobs |= _split_by_parent(unnamed)
+    return jobs
 
 
 def _known_jobs(processes: Sequence[ProcessStacks]) -> dict[ProcessKey, str]:
@@ -98,7 +97,7 @@ def drop_foreign_processes(
             related[rank.host, rank.pid] = "kin"
             related[rank.host, rank.parent_pid] = "kin"
     hosts = {host for host, _ in related}
-    parents = {(p.host, p.pid): p.parent_pid for p in known}
+    parents = _parents(known)
     return tuple(
         p
         for p in known
@@ -170,8 +169,8 @@ def _rank_processes(processes: Iterable[ProcessStacks]) -> list[ProcessStacks]:
 
 
 def _split_by_parent(
-    processes: Sequence[ProcessStacks],
-) -> dict[str, tuple[ProcessStacks, ...]]:
+    processes: list[ProcessStacks],
+) -> dict[str, list[ProcessStacks]]:
     """
     Group ranks by parent process, and the others by their relatives.
     """
@@ -184,15 +183,19 @@ def _split_by_parent(
             names[rank.host, rank.pid] = name
             names[rank.host, rank.parent_pid] = name
     if len(set(names.values())) < 2:
-        return {"": tuple(processes)}
+        return {"": processes}
 
-    parents = {(p.host, p.pid): p.parent_pid for p in processes}
-    split: dict[str, list[ProcessStacks]] = {}
+    parents = _parents(processes)
+    split = defaultdict(list)
     for process in processes:
-        split.setdefault(
-            _inherited_job_name(process, parents, names), []
-        ).append(process)
-    return {name: tuple(members) for name, members in split.items()}
+        split[_inherited_job_name(process, parents, names)].append(process)
+    return split
+
+
+def _parents(
+    processes: Iterable[ProcessStacks],
+) -> dict[ProcessKey, int | None]:
+    return {(p.host, p.pid): p.parent_pid for p in processes}
 
 
 def _inherited_job_name(
@@ -212,16 +215,6 @@ def _inherited_job_name(
             return name
         pid = parents.get((process.host, pid))
     return ""
-
-
-def _job_name(
-    process: ProcessStacks, names: Mapping[tuple[str | None, int], str]
-) -> str:
-    pids = [
-        pid for pid in (process.pid, process.parent_pid) if pid is not None
-    ]
-    found = (names.get((process.host, pid), "") for pid in pids)
-    return next(filter(None, found), "")
 
 
 _CHILD_ROLES = frozenset({"dataloader", "compile", "child"})
@@ -248,7 +241,7 @@ class ProcessTree:
 
     ranks: tuple[ProcessStacks, ...]
     servers: tuple[ProcessStacks, ...]
-    children: dict[ProcessKey, list[ProcessStacks]]
+    children: Mapping[tuple[str | None, int | None], Sequence[ProcessStacks]]
 
     def children_of(self, process: ProcessStacks) -> Sequence[ProcessStacks]:
         """
@@ -265,19 +258,14 @@ def build_process_tree(processes: Iterable[ProcessStacks]) -> ProcessTree:
         processes: All known processes of one job.
     """
     roles = [(_with_coordinates(p), _process_role(p)) for p in processes]
-    launchers = {
-        (p.host, p.pid) for p, role in roles if role in {"launcher", "server"}
-    }
-    pids = {(p.host, p.pid) for p, _ in roles} - launchers
+    starters = {"launcher", "server"}
+    pids = {(p.host, p.pid) for p, role in roles if role not in starters}
     ranks, servers = [], []
-    children: dict[ProcessKey, list[ProcessStacks]] = {}
+    children = defaultdict(list)
     for process, role in roles:
         parent = (process.host, process.parent_pid)
         if role in _CHILD_ROLES or (not role and parent in pids):
-            if process.parent_pid is not None:
-                children.setdefault(
-                    (process.host, process.parent_pid), []
-                ).append(process)
+            children[parent].append(process)
         elif role == "server":
             servers.append(process)
         elif role != "launcher":
@@ -293,23 +281,16 @@ def build_process_tree(processes: Iterable[ProcessStacks]) -> ProcessTree:
 def _process_role(process: ProcessStacks) -> str:
     if process.rank is not None and process.role not in _CHILD_ROLES:
         return "rank"
-    if process.role:
-        return process.role
-
-    if role := _title_role(process):
+    if role := process.role or _title_role(process):
         return role
 
     main = process.main_thread
     lines = [":".join(callsite(f)) for f in (main.frames if main else ())]
     roles = builtin_rules().roles
-    return next(
-        (
-            role
-            for role in ("child", "launcher")
-            if any(x.endswith(roles[role]) for x in lines)
-        ),
-        "",
-    )
+    for role in ("child", "launcher"):
+        if any(x.endswith(roles[role]) for x in lines):
+            return role
+    return ""
 
 
 def _title_role(process: ProcessStacks) -> str:

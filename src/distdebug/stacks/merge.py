@@ -214,9 +214,6 @@ class StackTree(Shown):
 
         ends: The stacks that end at each node, as indices of processes; a
             process occurs once per thread.
-
-        has_jobs: Whether the processes belong to several jobs, whose ranks
-            have the same numbers.
     """
 
     processes: tuple[ProcessStacks, ...]
@@ -227,10 +224,12 @@ class StackTree(Shown):
     mains: tuple[int, ...]
     ends: tuple[tuple[int, ...], ...]
 
-    has_jobs: bool = attrs.field(init=False)
-
-    @has_jobs.default
-    def _has_several_jobs(self) -> bool:
+    @cached_property
+    def has_jobs(self) -> bool:
+        """
+        Whether the processes belong to several jobs, whose ranks have the same
+        numbers.
+        """
         return len({p.job for p in self.processes if p.job}) > 1
 
     def who(self, members: Iterable[int]) -> str:
@@ -446,11 +445,9 @@ def merge_stacks(
     mains = [-1] * len(processes)
     for member, process in enumerate(processes):
         main = process.main_thread
-        if threads == "main":
-            chosen: Iterable[ThreadStack] = () if main is None else (main,)
-        else:
-            chosen = process.threads
-        for thread in chosen:
+        for thread in process.threads:
+            if threads == "main" and thread is not main:
+                continue
             node = builder.add_thread(thread, background=background)
             if node >= 0:
                 builder.ends[node].append(member)
@@ -604,7 +601,7 @@ def _chain_lines(tree: StackTree, chain: Sequence[int]) -> Iterator[str]:
     Yield the frames of a chain; long runs of foreign frames are folded.
     """
     for is_own, nodes in groupby(chain, tree.own.__getitem__):
-        texts = [_frame_text(tree.frames[node]) for node in nodes]
+        texts = [clean(str(tree.frames[n]), limit=_WIDTH) for n in nodes]
         if is_own:
             yield from (f"* {text}" for text in texts)
         elif len(texts) > _MOST_FOLDED:
@@ -633,10 +630,6 @@ def native_function(tree: StackTree, node: int) -> str:
         is_here = tree.frames[node] == normalize_stack(thread.frames)[0]
         names.add(innermost_native_name(thread.native) if is_here else "")
     return names.pop() if len(names) == 1 else ""
-
-
-def _frame_text(frame: StackFrame) -> str:
-    return clean(str(frame), limit=_WIDTH)
 
 
 def _stackless_branches(tree: StackTree) -> Iterator[Branch]:

@@ -242,7 +242,8 @@ class ProcessStacks(Shown):
     Attributes:
         pid: Its pid on its node.
 
-        source: The file it was read from, or the tool that took it.
+        source: The file it was read from, or the tool that took it; ``""`` if
+            it is neither.
 
         threads: Its threads, in the order of the tool.
 
@@ -282,7 +283,7 @@ class ProcessStacks(Shown):
     """
 
     pid: int
-    source: str
+    source: str = ""
     threads: tuple[ThreadStack, ...]
     rank: int | None = None
     world_size: int | None = None

@@ -214,7 +214,7 @@ def find_gil_holder(
         main in waiting or _wakes_like_gil_waiter(main, _CONVOY_CPU_SHARE)
     ):
         doing = "does not release the GIL"
-        return holder, _describe_holder(holder, doing, [main]), "likely"
+        return _describe_holder(holder, doing, [main], "likely")
     if owner is None:
         return _guess_holder(threads, waiting, main)
 
@@ -223,11 +223,10 @@ def find_gil_holder(
     if is_blocked and (waiting or _is_still(owner)):
         doing = "holds the GIL while it waits"
         is_certain = _is_still(owner) and waiting
-        text = _describe_holder(owner, doing, waiting)
-        return owner, text, "certain" if is_certain else "likely"
+        confidence: Confidence = "certain" if is_certain else "likely"
+        return _describe_holder(owner, doing, waiting, confidence)
     if waiting and is_running(owner) is None:
-        doing = "holds the GIL"
-        return owner, _describe_holder(owner, doing, waiting), "possible"
+        return _describe_holder(owner, "holds the GIL", waiting, "possible")
     return None
 
 
@@ -316,7 +315,7 @@ def _guess_holder(
     if others != [main] or is_running(main):
         return None
     doing = "seems to hold the GIL while it waits"
-    return main, _describe_holder(main, doing, waiting), "possible"
+    return _describe_holder(main, doing, waiting, "possible")
 
 
 def _may_hold_gil(thread: ThreadStack) -> bool:
@@ -330,15 +329,16 @@ def _may_hold_gil(thread: ThreadStack) -> bool:
 
 
 def _describe_holder(
-    owner: ThreadStack, doing: str, waiting: Sequence[ThreadStack]
-) -> str:
+    owner: ThreadStack,
+    doing: str,
+    waiting: Sequence[ThreadStack],
+    confidence: Confidence,
+) -> GilHolder:
     name = owner.name or owner.thread_id
     named = f" ({name})" if name else ""
     text = doing if owner.is_main else f"has a thread{named} that {doing}"
-    if not waiting:
-        return text
-    count = len(waiting)
-    others = (
-        "another thread waits" if count == 1 else f"{count} other threads wait"
-    )
-    return f"{text} ({others} for it)"
+    if len(waiting) == 1:
+        text += " (another thread waits for it)"
+    elif waiting:
+        text += f" ({len(waiting)} other threads wait for it)"
+    return owner, text, confidence

@@ -262,13 +262,9 @@ def as_stacks(stacks: StackSources) -> tuple[ProcessStacks, ...]:
 
     items = tuple(known)
     paths = [x for x in items if isinstance(x, str | os.PathLike)]
-    others = [x for x in items if not isinstance(x, str | os.PathLike)]
-    if not paths and all(isinstance(x, ProcessStacks) for x in others):
-        return items
-    return (
-        *(_read_some(paths) if paths else ()),
-        *(process for other in others for process in as_stacks(other)),
-    )
+    others = (x for x in items if not isinstance(x, str | os.PathLike))
+    found = _read_some(paths) if paths else ()
+    return (*found, *(p for other in others for p in as_stacks(other)))
 
 
 def _read_some(paths: Sequence[Source]) -> tuple[ProcessStacks, ...]:
@@ -324,14 +320,11 @@ def read_stack_files(paths_or_text: Source | Iterable[Source]) -> StackFiles:
     Args:
         paths_or_text: As for :func:`read_stacks`.
     """
-    sources = (
-        [paths_or_text]
-        if isinstance(paths_or_text, str | os.PathLike)
-        else paths_or_text
-    )
+    if isinstance(paths_or_text, str | os.PathLike):
+        paths_or_text = [paths_or_text]
     found: list[_FoundProcess] = []
     missing: list[Missing] = []
-    for source in sources:
+    for source in paths_or_text:
         text, name = os.fspath(source), ""
         try:
             if isinstance(source, str) and _is_text(text):
@@ -453,24 +446,18 @@ def _fill_from_file_name(
     Fill in host, pid, and rank from the name of the file.
     """
     from_name = parse_file_name(source)
-    is_alone = len(processes) == 1
+    only_pid = from_name.pid if len(processes) == 1 else None
     for number, process in enumerate(processes):
-        is_unknown = process.pid == UNKNOWN_PID and is_alone
+        pid, rank = process.pid, process.rank
+        if pid == UNKNOWN_PID and only_pid is not None:
+            pid = only_pid
         yield attrs.evolve(
             process,
             source=source,
             threads=tuple(map(_limit_frames, process.threads)),
             host=process.host or from_name.host,
-            pid=(
-                from_name.pid
-                if is_unknown and from_name.pid is not None
-                else process.pid
-            ),
-            rank=(
-                from_name.rank
-                if process.rank is None and number == 0
-                else process.rank
-            ),
+            pid=pid,
+            rank=from_name.rank if rank is None and number == 0 else rank,
         )
 
 

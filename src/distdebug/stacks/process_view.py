@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from .._text import clean
+from .._text import clean, list_text
 from ..causes import Cause, Trait
 from ..findings import Activity, Confidence, Evidence, Finding, Location
 from ..ranks import fold_ranks
@@ -165,19 +165,19 @@ def quote_stack(thread: ThreadStack | None, frame: StackFrame | None) -> str:
     Returns:
         The frames, the native frames of a second tool, and the system call.
     """
-    frames = (thread.frames or thread.native) if thread else ()
-    quoted = _quote_frames(frames, frame)
-    native: Sequence[StackFrame] = ()
-    if thread and thread.frames and thread.native:
-        native = tuple(native_callees(thread.native))
+    if thread is None:
+        return ""
+
+    native = [*native_callees(thread.native)] if thread.frames else []
+    own = frame if frame in native else None
+    outer = frame if own is None else None
+    quoted = _quote_frames(thread.frames or thread.native, outer)
     if native:
-        own = frame if frame in native else None
-        outer = frame if own is None else None
         inner = _quote_frames(native, own, names=True)
         more = ["…"] if len(native) > _MOST_QUOTED else []
         first, *rest = *more, *inner
-        quoted = [*_quote_frames(frames, outer), f"native: {first}", *rest]
-    if thread and thread.system_call and thread.system_call.name != "running":
+        quoted += [f"native: {first}", *rest]
+    if thread.system_call and thread.system_call.name != "running":
         quoted.append(thread.system_call.brief)
     return " → ".join(quoted)
 
@@ -257,12 +257,9 @@ def name_processes(processes: Iterable[ProcessStacks]) -> str:
         many = f"{total} processes of " if total > len(ranks) else ""
         parts.append(f"{many}{word} {fold_ranks(ranks)}")
     if others:
-        names = ", ".join(_process_name(p) for p in others[:_MOST_NAMES])
-        more = len(others) - _MOST_NAMES
-        names += f", and {more} more" if more > 0 else ""
-        parts.append(
-            f"{'processes' if len(others) > 1 else 'process'} {names}"
-        )
+        names = list_text(map(_process_name, others), most=_MOST_NAMES)
+        word = "processes" if len(others) > 1 else "process"
+        parts.append(f"{word} {names}")
     return " and ".join(parts)
 
 

@@ -12,12 +12,13 @@ import os
 import re
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
+from .._proc import in_time
 from .._rules import (
     check_table,
     compile_pattern,
@@ -40,7 +41,6 @@ from .model import (
     python_frames,
 )
 from .motion import is_running
-from .source_lines import SourceLines
 
 
 _ALL_FRAMES = 1_000_000
@@ -208,7 +208,9 @@ class RuleBook:
     remedy: Mapping[Cause, str] = attrs.field(factory=dict)
 
 
-def load_rules(path: str | os.PathLike[str]) -> RuleBook:
+def load_rules(
+    path: str | os.PathLike[str], *, is_built_in: bool = False
+) -> RuleBook:
     """
     Read one file of rules.
 
@@ -216,40 +218,12 @@ def load_rules(path: str | os.PathLike[str]) -> RuleBook:
         path: A TOML file with tables ``[[rule]]`` and ``[[helper]]``, whose
             keys are the attributes of :class:`Rule` and :class:`Helper`.
 
+        is_built_in: Whether it is our own, which may use more tables, and any
+            pattern.
+
     Raises:
         RulesError: The file cannot be read, or a rule is invalid.
     """
-    return _load_book(path, is_built_in=False)
-
-
-def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
-    """
-    Read the rules of these files and the built-in ones.
-
-    Args:
-        paths: Files of the user, whose rules are tried first.
-
-    Raises:
-        RulesError: One of the files cannot be used.
-    """
-    books = [*map(load_rules, paths), builtin_rules()]
-    return RuleBook(
-        rules=tuple(rule for book in books for rule in book.rules),
-        helpers=tuple(helper for book in books for helper in book.helpers),
-        doing={k: v for book in books[::-1] for k, v in book.doing.items()},
-        remedy={k: v for book in books[::-1] for k, v in book.remedy.items()},
-    )
-
-
-@cache
-def builtin_rules() -> RuleBook:
-    """
-    Read the built-in rules once.
-    """
-    return _load_book(Path(__file__).with_name("rules.toml"), is_built_in=True)
-
-
-def _load_book(path: str | os.PathLike[str], *, is_built_in: bool) -> RuleBook:
     table, name = read_rules_file(path), os.fspath(path)
     known = {"rule", "helper", "cause", *(["roles"] if is_built_in else [])}
     refuse_unknown_tables(table, known, name)
@@ -278,8 +252,132 @@ def _load_book(path: str | os.PathLike[str], *, is_built_in: bool) -> RuleBook:
     )
 
 
+def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:
+    """
+    Read the rules of these files and the built-in ones.
+
+    Args:
+        paths: Files of the user, whose rules are tried first.
+
+    Raises:
+        RulesError: One of the files cannot be used.
+    """
+    books = [*map(load_rules, paths), builtin_rules()]
+    return RuleBook(
+        rules=tuple(rule for book in books for rule in book.rules),
+        helpers=tuple(helper for book in books for helper in book.helpers),
+        doing={k: v for book in books[::-1] for k, v in book.doing.items()},
+        remedy={k: v for book in books[::-1] for k, v in book.remedy.items()},
+    )
+
+
+@cache
+def builtin_rules() -> RuleBook:
+    """
+    Read the built-in rules once.
+    """
+    return load_rules(Path(__file__).with_name("rules.toml"), is_built_in=True)
+
+
+_LOOP = re.compile(r"\s*(async\s+for|for|while)\b")
+_INLINE_LOOP = re.compile(r"\bfor\b.+\bin\b")
+_DEFINITION = re.compile(r"\s*(async\s+def|def|class)\b")
+_MOST_BODY = 500
+
+_MOST_SOURCE = 1 << 22
+_MOST_LINE = 500
+_MOST_FILES = 10_000
+_READ_TIMEOUT_S = 1.0
+
+
+class SourceLines:
+    """
+    Reads lines of source code, each file once.
+
+    After the first file that is not read in time, no other file is opened.
+
+    Args:
+        timeout_s: How long to wait for a file, in seconds.
+    """
+
+    def __init__(self, timeout_s: float = _READ_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._files: dict[str, list[bytes]] = {}
+        self._has_timed_out = False
+
+    def __call__(self, filename: str, line: int) -> str:
+        """
+        Return one line; ``""`` if it is not on this machine.
+
+        Args:
+            line: Counted from 1.
+        """
+        lines = self._files.get(filename)
+        if lines is None and len(self._files) < _MOST_FILES:
+            lines = self._files[filename] = self._read_in_time(filename)
+        found = lines[line - 1] if lines and 0 < line <= len(lines) else b""
+        return found[:_MOST_LINE].decode("utf-8", "replace")
+
+    def is_in_loop(self, filename: str, line: int) -> bool | None:
+        """
+        Return whether a line can run repeatedly without a new call.
+
+        Args:
+            line: Counted from 1.
+
+        Returns:
+            ``None`` if the code is not on this machine.
+        """
+        code = self(filename, line)
+        if not code.strip():
+            return None
+
+        # A comprehension loops within one line.
+        if _LOOP.match(code) or _INLINE_LOOP.search(code):
+            return True
+        indent = _indent(code)
+        for number in range(line - 1, max(0, line - _MOST_BODY), -1):
+            above = self(filename, number)
+            if not above.strip() or _indent(above) >= indent:
+                continue
+            indent = _indent(above)
+            if _LOOP.match(above):
+                return True
+            if _DEFINITION.match(above):
+                return False
+        return False
+
+    def _read_in_time(self, filename: str) -> list[bytes]:
+        if self._has_timed_out or not Path(filename).is_absolute():
+            # The process ran in another folder, which is unknown.
+            return []
+
+        # A read from a dead file server never returns.
+        try:
+            return in_time(partial(_read_source, filename), self._timeout_s)
+        except TimeoutError:
+            self._has_timed_out = True
+            return []
+
+
+def _indent(code: str) -> int:
+    return len(code) - len(code.lstrip())
+
+
+def _read_source(filename: str) -> list[bytes]:
+    path = Path(filename)
+    try:
+        if not path.is_file():
+            return []
+        with path.open("rb") as file:
+            return file.read(_MOST_SOURCE).splitlines()
+    except (OSError, ValueError):
+        return []
+
+
 _MOST_PATH = 300
 _MOST_FRAMES = 500
+
 
 RuleMatch = tuple[Rule, StackFrame]
 
@@ -344,12 +442,7 @@ class Matcher:
 
     def __init__(self, book: RuleBook) -> None:
         self.book = book
-        self._frame_rules = [
-            (number, rule)
-            for number, rule in enumerate(book.rules)
-            if rule.file or rule.function
-        ]
-        self._rules_by_callsite: dict[tuple[str, str], frozenset[int]] = {}
+        self._rules_at = cache(partial(_rules_at, book.rules))
 
     def first_match(self, context: MatchContext) -> RuleMatch | None:
         """
@@ -403,23 +496,25 @@ class Matcher:
     def _frames_by_rule(self, context: MatchContext) -> dict[int, int]:
         found: dict[int, int] = {}
         for index, site in enumerate(context.callsites):
-            for number in self._rules_for_callsite(*site):
+            for number in self._rules_at(*site):
                 if index < self.book.rules[number].within:
                     found.setdefault(number, index)
         return found
 
-    def _rules_for_callsite(self, path: str, function: str) -> frozenset[int]:
-        known = self._rules_by_callsite.get((path, function))
-        if known is None:
-            known = self._rules_by_callsite[path, function] = frozenset(
-                number
-                for number, rule in self._frame_rules
-                if not (rule.file and not rule.file.search(path))
-                and not (
-                    rule.function and not rule.function.fullmatch(function)
-                )
-            )
-        return known
+
+def _rules_at(
+    rules: Sequence[Rule], path: str, function: str
+) -> Sequence[int]:
+    """
+    Return the numbers of the rules for a frame that match one at a callsite.
+    """
+    return [
+        number
+        for number, rule in enumerate(rules)
+        if (rule.file or rule.function)
+        and (not rule.file or rule.file.search(path))
+        and (not rule.function or rule.function.fullmatch(function))
+    ]
 
 
 def _matches_helper_name(helper: Helper, thread: ThreadStack) -> bool:
@@ -452,15 +547,13 @@ def _match_rule(
         ):
             return None
         frame = frame or native
-    if not _matches_system_call(rule, context.thread) or (
-        rule.code and not rule.code.search(context.code)
+    if (
+        not _matches_system_call(rule, context.thread)
+        or (rule.code and not rule.code.search(context.code))
+        or not _matches_callsites(rule, context)
     ):
         return None
-    return (
-        (frame or context.innermost)
-        if _matches_callsites(rule, context)
-        else None
-    )
+    return frame or context.innermost
 
 
 def _matches_system_call(rule: Rule, thread: ThreadStack) -> bool:

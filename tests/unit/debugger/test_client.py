@@ -164,7 +164,9 @@ class TestClient:
 
         for rank in ranks:
             rank.mute = {"list"}
-        no_stack = SimpleNamespace(stacks=None, remedy="allow ptrace")
+        no_stack = SimpleNamespace(
+            stacks=SimpleNamespace(threads=()), remedy="allow ptrace"
+        )
         with connect(timeout_s=0.1) as client:
             from_outside(lambda _: no_stack)
             unseen = client.stack()
@@ -183,7 +185,11 @@ class TestClient:
         workers(
             {"pid": os.getpid(), "job": "a"}, {"pid": 7, "rank": 4, "job": "a"}
         )
-        from_outside(lambda _: SimpleNamespace(stacks=None, remedy="no"))
+        from_outside(
+            lambda _: SimpleNamespace(
+                stacks=SimpleNamespace(threads=()), remedy="no"
+            )
+        )
 
         with connect() as client:
             everybody = client.stack()

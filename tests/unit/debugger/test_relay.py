@@ -189,7 +189,9 @@ class TestRelay:
         """
         answering_rank(socket_folder, 0)
         looked = []
-        unseen = SimpleNamespace(stacks=None, remedy="no")
+        unseen = SimpleNamespace(
+            stacks=SimpleNamespace(threads=()), remedy="no"
+        )
         from_outside(lambda pid: looked.append(pid) or unseen)
         client.ask(op="who")
 
@@ -522,11 +524,7 @@ class TestNodes:
         """
         nodes.folders["slow"] = nodes.folders["a"]
         nodes.says["slow"] = b""
-        monkeypatch.setattr(
-            remote.connect_nodes,
-            "__kwdefaults__",
-            {"timeout_s": 2.0, "open_s": 0.2},
-        )
+        monkeypatch.setattr(remote, "_OPEN_S", 0.2)
         with connect(nodes=nodes) as client:
             listing = client.list()
 
@@ -671,7 +669,9 @@ class TestNodes:
         Of a rank that does not answer one sees on which node it is, and where.
         """
         from_outside(
-            lambda pid: SimpleNamespace(stacks=None, remedy=f"f\x1b[31m {pid}")
+            lambda pid: SimpleNamespace(
+                stacks=SimpleNamespace(threads=()), remedy=f"f\x1b[31m {pid}"
+            )
         )
         nodes.ranks[1].mute = {"list"}
 

@@ -26,7 +26,7 @@ from distdebug.stacks import (
     explain_stacks,
     is_native,
 )
-from distdebug.stacks.source_lines import SourceLines
+from distdebug.stacks.rules import SourceLines
 
 
 USER = "train /home/me/train.py:3"

@@ -194,6 +194,10 @@ class TestHeadings:
                 {"pid": 27},
             ),
             ("--- TP0 PP1 ---", {"coordinates": (("tp", 0), ("pp", 1))}),
+            (
+                "--- TP0 PP1 ---\nPyspy dump for PID 309:",
+                {"coordinates": (("tp", 0), ("pp", 1)), "pid": 309},
+            ),
             ("==> out/rank_3.txt <==", {"rank": 3}),
             ("$ py-spy dump --native --pid 42", {"pid": 42}),
             ("root@n1:/# gdb -p 42 -batch", {"pid": 42}),

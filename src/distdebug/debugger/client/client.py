@@ -397,7 +397,7 @@ def connect(  # noqa: PLR0913 most can be left out
         msg = "either slurm, ray, hosts, or nodes can be given"
         raise DebuggerError(msg, remedy="give one of them")
     if node_sources:
-        executor = nodes or _node_executor(slurm=slurm, ray=ray, hosts=hosts)
+        executor = nodes or _node_executor(slurm, ray, hosts)
         transport = connect_nodes(executor, folder, timeout_s=timeout_s)
         return DebugClient(RankConnections(transport))
 
@@ -412,10 +412,7 @@ def connect(  # noqa: PLR0913 most can be left out
 
 
 def _node_executor(
-    *,
-    slurm: str | int | None,
-    ray: str | None,
-    hosts: Iterable[str] | None,
+    slurm: str | int | None, ray: str | None, hosts: Iterable[str] | None
 ) -> StreamExecutor:
     from ...nodes import Ray, Slurm, Ssh
 

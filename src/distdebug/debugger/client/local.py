@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import NoReturn
 import attrs
 
 from ..._proc import run_tool
-from ..._text import clean, time_text, without_controls
+from ..._text import clean, count_text, time_text, without_controls
 from ...errors import DebuggerError
 from ...processes import Worker, find_workers, read_proc
 from ..protocol import (
@@ -317,7 +317,7 @@ def external_stacks(pids: Iterable[int]) -> tuple[str, ...]:
         The stack of each, or why it is missing.
     """
     return _external_stacks(
-        (pid, f"process {pid} does not answer") for pid in pids
+        {pid: f"process {pid} does not answer" for pid in pids}
     )
 
 
@@ -328,18 +328,15 @@ def unarmed_stacks(workers: Iterable[Worker]) -> tuple[str, ...]:
     Returns:
         The stack of each, or why it is missing.
     """
+    ranks = {w.pid: format_rank_phrase([w.rank]) for w in workers}
     return _external_stacks(
-        (
-            w.pid,
-            f"{format_rank_phrase([w.rank])} (process {w.pid}) is not armed",
-        )
-        for w in workers
+        {p: f"{r} (process {p}) is not armed" for p, r in ranks.items()}
     )
 
 
-def _external_stacks(reasons: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+def _external_stacks(reasons: Mapping[int, str]) -> tuple[str, ...]:
     with ThreadPoolExecutor(_MAX_PARALLEL) as pool:
-        return tuple(pool.map(lambda one: _external_stack(*one), reasons))
+        return tuple(pool.map(_external_stack, reasons, reasons.values()))
 
 
 def _external_stack(pid: int, reason: str) -> str:
@@ -352,15 +349,14 @@ def _external_stack(pid: int, reason: str) -> str:
     except (DistdebugError, OSError) as exc:
         return f"{head} {without_controls(str(exc))}"
 
-    if found.stacks is None:
-        return f"{head} {without_controls(found.remedy)}"
-
     lines = [
         f"  {frame.filename}:{frame.line} in {frame.name}"
         for thread in found.stacks.threads
         if thread.is_main
         for frame in reversed(thread.frames)
     ]
+    if not lines:
+        return f"{head} {without_controls(found.remedy)}"
     return without_controls("\n".join([head, *lines]))
 
 
@@ -540,7 +536,7 @@ def job_text(folder: Path) -> str:
     if not alive:
         return str(folder)
 
-    count = f"{len(alive)} process{'es' * (len(alive) > 1)}"
+    count = count_text(len(alive), "process")
     path, pid = min(alive)
     age = ""
     with suppress(OSError):

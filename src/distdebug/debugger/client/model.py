@@ -6,7 +6,7 @@ All text received from a rank is cleaned here, because terminals show it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -316,7 +316,9 @@ class Listing(Shown):
         """
         Return sentences about what could not be asked.
         """
-        return (*_idle_notes(self.idle), *_unasked_notes(self))
+        hosts = list_text(self.idle, most=8)
+        idle = [f"no process listens on {hosts}"] if hosts else []
+        return (*idle, *_unasked_notes(self))
 
     def to_records(self) -> list[dict[str, Any]]:
         """
@@ -378,12 +380,6 @@ def _unasked_notes(asked: Listing | Answers) -> Iterable[str]:
         )
         yield f"{one} does not answer: {reason}"
     yield from map(str, sorted(set(asked.lost)))
-
-
-def _idle_notes(hosts: Sequence[str]) -> Iterable[str]:
-    if hosts:
-        more = f", and {len(hosts) - 8} more" if len(hosts) > 8 else ""
-        yield f"no process listens on {', '.join(hosts[:8])}{more}"
 
 
 RankSelector = RankSelection | str | None
@@ -458,15 +454,14 @@ def select_workers(
     selection = parse_ranks(ranks) if isinstance(ranks, str) else ranks
     if group not in {None, "job"}:
         return ()
+    if selection is None:
+        return tuple(workers)
 
     return tuple(
         w
         for w in workers
-        if selection is None
-        or (
-            w.rank is not None
-            and _is_selected(selection, w.rank, dict(w.coordinates))
-        )
+        if w.rank is not None
+        and _is_selected(selection, w.rank, dict(w.coordinates))
     )
 
 

@@ -132,12 +132,9 @@ class _Relay:
         elif op == "hang up":
             self._disconnect(str(request.get("rank")))
         elif op in {"who", "outside"}:
+            find = self._find_ranks if op == "who" else self._external_stacks
             try:
-                answer = (
-                    self._find_ranks()
-                    if op == "who"
-                    else self._external_stacks(request)
-                )
+                answer = find(request)
             except (DebuggerError, OSError) as exc:
                 answer = {"error": str(exc)}
             self.send({"id": number, **answer})
@@ -184,7 +181,7 @@ class _Relay:
         for number in connection.pending.values():
             self.send({"id": number, "gone": True})
 
-    def _find_ranks(self) -> Message:
+    def _find_ranks(self, _: Message) -> Message:
         try:
             if self.local is None and (folder := choose_folder(self.folder)):
                 self.local = LocalTransport(folder, _CONNECT_S)

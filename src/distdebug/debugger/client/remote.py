@@ -37,6 +37,8 @@ from .relay import VERSION
 # Shells and launchers may print text before the relay greets.
 _MAX_GREETING_BYTES = 1 << 16
 _RESERVED_FILES = 256
+# How many relays start at a time, and how long each may take to greet.
+_MAX_STARTING, _OPEN_S = 64, 30.0
 _GREETING = b'{"relay":'
 
 
@@ -53,26 +55,21 @@ class OpenRelay(NamedTuple):
 
 
 def open_relays(
-    connectors: Mapping[str, Connector], *, timeout_s: float, at_once: int = 64
+    connectors: Mapping[str, Connector],
 ) -> tuple[dict[str, OpenRelay], dict[str, LostNode]]:
     """
-    Start a relay on each node.
-
-    Args:
-        timeout_s: How long each relay may take to greet, in seconds.
-
-        at_once: How many relays may start at the same time.
+    Start a relay on each node, many at the same time.
 
     Returns:
         The open relays and the lost nodes, by node.
     """
     _raise_file_limit(len(connectors))
-    starter = _RelayStarter(timeout_s)
+    starter = _RelayStarter()
     todo = list(connectors.items())[::-1]
     try:
         with selectors.DefaultSelector() as selector:
             while todo or starter.waiting:
-                while todo and len(starter.waiting) < at_once:
+                while todo and len(starter.waiting) < _MAX_STARTING:
                     starter.start(*todo.pop(), selector)
                 for key, _ in selector.select(starter.remaining_s()):
                     starter.receive(key.data, selector)
@@ -104,7 +101,6 @@ class _RelayStarter:
     The relays that are starting, by node.
     """
 
-    timeout_s: float
     open: dict[str, OpenRelay] = attrs.field(factory=dict)
     lost: dict[str, LostNode] = attrs.field(factory=dict)
     waiting: dict[str, Channel] = attrs.field(factory=dict)
@@ -125,7 +121,7 @@ class _RelayStarter:
             return
         channel.socket.settimeout(0.0)
         self.waiting[host] = channel
-        self.deadlines[host] = time.monotonic() + self.timeout_s
+        self.deadlines[host] = time.monotonic() + _OPEN_S
         self.buffers[host] = b""
         selector.register(channel.socket, selectors.EVENT_READ, host)
 
@@ -154,9 +150,10 @@ class _RelayStarter:
         if greeting is not None:
             self._accept_greeting(host, greeting)
         elif not data:
-            self._mark_lost(host, None)
+            self._mark_lost(lost_node(host, channel))
         elif len(rest) > _MAX_GREETING_BYTES:
-            self._mark_lost(host, "what answers there is no relay")
+            reason = "what answers there is no relay"
+            self._mark_lost(LostNode(host=host, reason=reason))
         else:
             return
         selector.unregister(channel.socket)
@@ -168,7 +165,8 @@ class _RelayStarter:
         now = time.monotonic()
         for host in [h for h in self.waiting if self.deadlines[h] <= now]:
             selector.unregister(self.waiting[host].socket)
-            self._mark_lost(host, f"no relay after {self.timeout_s:g} s")
+            reason = f"no relay after {_OPEN_S:g} s"
+            self._mark_lost(LostNode(host=host, reason=reason))
 
     def _accept_greeting(self, host: str, greeting: bytes) -> None:
         try:
@@ -177,21 +175,15 @@ class _RelayStarter:
             version = "?"
         if version != VERSION:
             reason = f"its relay is of version {version!r:.20}, not {VERSION}"
-            self._mark_lost(host, reason, "install the same distdebug there")
+            remedy = "install the same distdebug there"
+            self._mark_lost(LostNode(host=host, reason=reason, remedy=remedy))
             return
         channel = self.waiting.pop(host)
         self.open[host] = OpenRelay(channel, Connection(channel.socket))
 
-    def _mark_lost(
-        self, host: str, reason: str | None, remedy: str = ""
-    ) -> None:
-        channel = self.waiting.pop(host)
-        self.failed.append(channel)
-        self.lost[host] = (
-            lost_node(host, channel)
-            if reason is None
-            else LostNode(host=host, reason=reason, remedy=remedy)
-        )
+    def _mark_lost(self, node: LostNode) -> None:
+        self.failed.append(self.waiting.pop(node.host))
+        self.lost[node.host] = node
 
 
 def lost_node(host: str, channel: Channel) -> LostNode:
@@ -218,7 +210,6 @@ def connect_nodes(
     folder: str | os.PathLike[str] | None = None,
     *,
     timeout_s: float = 2.0,
-    open_s: float = 30.0,
 ) -> RemoteTransport:
     """
     Start a relay on each node of a job.
@@ -227,8 +218,6 @@ def connect_nodes(
         folder: The folder of the sockets on each node, if the user named it.
 
         timeout_s: How long a relay or rank may take to answer, in seconds.
-
-        open_s: How long a relay may take to start, in seconds.
 
     Raises:
         DebuggerError: No node can be reached.
@@ -247,7 +236,7 @@ def connect_nodes(
     ]
     with ExitStack() as resources:
         connectors = resources.enter_context(executor.connectors(argv))
-        transport = RemoteTransport(connectors, resources, timeout_s, open_s)
+        transport = RemoteTransport(connectors, resources, timeout_s)
         resources.callback(transport.end)
         transport.open()
         transport.resources = resources.pop_all()
@@ -263,14 +252,11 @@ class RemoteTransport:
         resources: The resources to close at the end.
 
         timeout_s: How long a relay or rank may take to answer, in seconds.
-
-        open_s: How long a relay may take to start, in seconds.
     """
 
     connectors: Mapping[str, Connector]
     resources: ExitStack
-    timeout_s: float = 2.0
-    open_s: float = 30.0
+    timeout_s: float
     _relays: dict[str, OpenRelay] = attrs.field(factory=dict, init=False)
     _lost: dict[str, LostNode] = attrs.field(factory=dict, init=False)
 
@@ -286,7 +272,7 @@ class RemoteTransport:
             for host, connector in self.connectors.items()
             if host not in self._lost and host not in self._relays
         }
-        relays, lost = open_relays(todo, timeout_s=self.open_s)
+        relays, lost = open_relays(todo)
         relays |= self._relays
         # Keep the order of the nodes, not the order of the greetings.
         self._relays = {h: relays[h] for h in self.connectors if h in relays}

@@ -1,5 +1,8 @@
 """
-Interactive dbg prompt: run typed commands, and show the answers.
+Interactive dbg prompt: run typed commands, and show answers and listings.
+
+A job has more ranks than a terminal has lines: equal rows of a listing are
+folded into one, and columns without information are left out.
 
 The prompt waits for a rank for a few seconds at most.  Ctrl-C reaches no rank:
 it only ends the waiting.
@@ -13,16 +16,17 @@ import shutil
 import sys
 import time
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from ..._io import make_private_folder
-from ..._text import clean, time_text
+from ..._text import clean, text_table, time_text
 from ...errors import DebuggerError, DistdebugError
-from ...ranks import RankSelection, ranks_text
+from ...ranks import RankSelection, fold_ranks, ranks_text
 from .client import AttachedThread, DebugClient
 from .commands import (
     ABBREVIATIONS,
@@ -32,20 +36,15 @@ from .commands import (
     help_text,
     parse_command,
 )
-from .listing import (
-    changes_text,
-    listing_text,
-    place_summary,
-    stopped_text,
-    truncate_lines,
-)
 from .model import (
     Answers,
     Listing,
     Output,
     Process,
+    Row,
     Session,
     format_rank_phrase,
+    format_ranks,
     indexes_by_dimension,
     select_processes,
     select_session,
@@ -462,15 +461,11 @@ def _states_of(
 def _next_stop(
     processes: Iterable[Process], before: Session
 ) -> tuple[Process, Session] | None:
-    return next(
-        (
-            (process, session)
-            for process in processes
-            for session in process.sessions
-            if session.thread == before.thread and session.key != before.key
-        ),
-        None,
-    )
+    for process in processes:
+        for session in process.sessions:
+            if session.thread == before.thread and session.key != before.key:
+                return process, session
+    return None
 
 
 def _output_text(output: Output) -> str:
@@ -489,6 +484,220 @@ def _format_listing(listing: Listing, command: Command | None = None) -> str:
     columns = shutil.get_terminal_size().columns
     width = columns if sys.stdout.isatty() else None
     return listing_text(listing, chosen=chosen, width=width)
+
+
+_MAX_UNFOLDED_ROWS = 40  # a person can still scan so many
+_MAX_ROWS = 200
+_MAX_LINES = 200
+_LOW_TIME_S = 300
+# The columns to drop on a narrow terminal, in this order.
+_OPTIONAL_COLUMNS = ("function", "coords", "host", "thread")
+
+
+def listing_text(
+    listing: Listing,
+    *,
+    chosen: Iterable[Process] | None = None,
+    width: int | None = None,
+) -> str:
+    """
+    Format a listing as a table.
+
+    Args:
+        listing: All ranks; stopped threads keep their numbers from it.
+
+        chosen: The only processes to show, each in a row of its own.
+
+        width: The width of the terminal in columns; `None` for no limit.
+    """
+    rows = listing.rows(chosen)
+    if not rows:
+        return str(listing)
+
+    unfolded = [[row] for row in rows]
+    is_folded = chosen is None and len(rows) > _MAX_UNFOLDED_ROWS
+    folded = _fold_rows(rows) if is_folded else unfolded
+    table = _table(folded[:_MAX_ROWS], width)
+    notes = [*_timeout_notes(rows), *listing.notes]
+    if len(folded) > _MAX_ROWS:
+        notes.append(f"… and {len(folded) - _MAX_ROWS} more rows")
+    if is_folded:
+        notes.append(f"{len(rows)} in {len(folded)} rows; each: list ranks(:)")
+    return "\n".join([table, *notes])
+
+
+def _fold_key(row: Row) -> tuple[str, ...]:
+    place = row.place
+    where = (place.function, place.file, str(place.line))
+    return row.process.group, row.thread_label, row.state, *where
+
+
+def _fold_rows(rows: Iterable[Row]) -> list[list[Row]]:
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(_fold_key(row), []).append(row)
+    return list(found.values())
+
+
+def _table(rows: list[list[Row]], width: int | None) -> str:
+    names = _short_names({r.place.file for row in rows for r in row})
+    columns: dict[str, Callable[[list[Row]], str]] = {
+        "#": _numbers,
+        "group": lambda row: row[0].process.group,
+        "rank": lambda row: format_ranks(r.process.rank for r in row),
+        "coords": lambda row: _coords([r.process for r in row]),
+        "host": lambda row: _host({r.process.host for r in row}),
+        "thread": lambda row: row[0].thread_label,
+        "state": _state,
+        "function": lambda row: row[0].place.function,
+        "line": lambda row: _line(row[0].place, names),
+    }
+    cells = {name: [of(row) for row in rows] for name, of in columns.items()}
+    shown = {k: v for k, v in cells.items() if _is_informative(k, set(v))}
+    dropped: list[str] = []
+    for name in ("", *_OPTIONAL_COLUMNS):
+        if shown.pop(name, None):
+            dropped.append(name)
+        table = text_table([*shown], zip(*shown.values(), strict=True))
+        if width is None or max(map(len, table.splitlines())) <= width:
+            break
+    hint = "left out, as the terminal is narrow: " + ", ".join(dropped)
+    return f"{table}\n{hint}" if dropped else table
+
+
+def _timeout_notes(rows: Iterable[Row]) -> Iterable[str]:
+    """
+    Yield a note if a collective times out before the limit of the stop.
+    """
+    stopped = [row.session for row in rows if row.session]
+    timeouts = [
+        s.patience_left_s
+        for s in stopped
+        if s.patience_left_s is not None and s.patience_left_s < s.left_s
+    ]
+    if timeouts:
+        left = time_text(min(timeouts))
+        yield (
+            f"others may give up waiting in a collective in {left}: that is "
+            "the shortest timeout, counted from when the ranks stopped"
+        )
+
+
+def _is_informative(column: str, cells: set[str]) -> bool:
+    if column == "host":
+        return len(cells) > 1
+    if column in {"#", "coords"}:
+        return cells != {""}
+    return column != "thread" or not cells <= {"", "MainThread"}
+
+
+def _numbers(row: list[Row]) -> str:
+    folded = fold_ranks(r.number for r in row if r.number)
+    return folded and f"#{folded}"
+
+
+def _coords(processes: Iterable[Process]) -> str:
+    indexes = indexes_by_dimension(processes)
+    return " ".join(f"{k}={fold_ranks(v)}" for k, v in indexes.items())
+
+
+def _host(hosts: set[str]) -> str:
+    return hosts.pop() if len(hosts) == 1 else f"{len(hosts)} hosts"
+
+
+def _state(row: list[Row]) -> str:
+    stopped = [r.session for r in row if r.session]
+    if not stopped:
+        return "not stopped"
+
+    left = min(s.left_s for s in stopped)
+    soon = f", {time_text(left)} left" if left < _LOW_TIME_S else ""
+    return f"{stopped[0].state} ({stopped[0].reason}{soon})"
+
+
+def _line(place: Process | Session, names: Mapping[str, str]) -> str:
+    return f"{names[place.file]}:{place.line}"
+
+
+def _short_names(files: set[str]) -> dict[str, str]:
+    """
+    Return the shortest ends of the paths that are all different.
+    """
+    depth = 1
+    while True:
+        names = {f: "/".join(f.split("/")[-depth:]) for f in files}
+        if len(set(names.values())) == len(files):
+            return names
+        depth += 1
+
+
+def place_summary(place: Process | Session) -> str:
+    """
+    Format the place of a process or thread, as ``"train.py:14 in step"``.
+    """
+    file = place.file.rpartition("/")[2]
+    return f"{file}:{place.line} in {place.function}"
+
+
+def changes_text(before: Listing, after: Listing) -> str:
+    """
+    Format which ranks stopped, continued, or ended between two listings.
+
+    Returns:
+        One line for each kind of change; ``""`` if nothing changed.
+    """
+    old, new = ({s.key for _, s in x.sessions} for x in (before, after))
+    stopped = [(p, s) for p, s in after.sessions if s.key not in old]
+    present = {p.path for p in after.processes}
+    running = present - {p.path for p, _ in stopped}
+    several = len({p.group for p in (*before, *after)}) > 1
+    found: dict[tuple[str, str], list[int | None]] = {}
+    for what, process in (
+        *(
+            (f"stopped ({s.reason}) at {place_summary(s)}", p)
+            for p, s in stopped
+        ),
+        *(
+            ("goes on", p)
+            for p, s in before.sessions
+            if s.key not in new and p.path in running
+        ),
+        *(("has ended", p) for p in before.processes if p.path not in present),
+    ):
+        group = f"{process.group} " if several else ""
+        found.setdefault((what, group), []).append(process.rank)
+    return "\n".join(
+        f"[{group}{format_ranks(ranks)}] {clean(what)}"
+        for (what, group), ranks in found.items()
+    )
+
+
+def truncate_lines(text: str) -> str:
+    """
+    Truncate a long text, and note how many lines are left out.
+    """
+    lines = text.split("\n", _MAX_LINES)
+    if len(lines) <= _MAX_LINES:
+        return text
+
+    more = lines.pop().count("\n") + 1
+    note = f"… and {more} more lines; to have all of them: dbg -c COMMAND"
+    return "\n".join([*lines, note])
+
+
+def stopped_text(listing: Listing) -> str:
+    """
+    Format which ranks are still stopped, and for how long at most.
+
+    Returns:
+        One line; ``""`` if no rank is stopped.
+    """
+    if not listing.sessions:
+        return ""
+
+    ranks = format_rank_phrase(p.rank for p, _ in listing.sessions)
+    left = time_text(max(s.left_s for _, s in listing.sessions))
+    return f"still stopped, for {left} at most: {ranks}"
 
 
 _MAX_INDEXES = 64
@@ -534,12 +743,12 @@ def _completer(
 ) -> Callable[[str, int], str | None]:
     def complete(text: str, state: int) -> str | None:
         # readline hides exceptions raised here.
-        choices = _completions(client, line()) if state == 0 else complete_from
-        complete_from[:] = choices
-        fitting = [word for word in choices if word.startswith(text)]
+        if state == 0:
+            words = _completions(client, line())
+            fitting[:] = (word for word in words if word.startswith(text))
         return fitting[state] if state < len(fitting) else None
 
-    complete_from: list[str] = []
+    fitting: list[str] = []
     return complete
 
 

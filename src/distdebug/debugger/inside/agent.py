@@ -61,7 +61,6 @@ from .stops import (
     NOT_STOPPED,
     Stop,
     count_request,
-    find_stop,
     give_line,
     open_stop,
     open_stops,
@@ -126,11 +125,8 @@ def _main_ident() -> int:
 
 
 def _is_main_stopped() -> bool:
-    main = str(_main_ident())
-    return any(
-        stop.key.split(":")[3] == main and stop.state == "stopped"
-        for stop in open_stops()
-    )
+    main = _main_ident()
+    return any(s.ident == main and s.state == "stopped" for s in open_stops())
 
 
 def _obeys_command(prompt: Prompt | None) -> bool:
@@ -267,7 +263,8 @@ def _extend(request: Message) -> Message:
 def _for_each_stop(
     request: Message, answer: Callable[[Stop], Message]
 ) -> Message:
-    stops = {key: find_stop(key) for key in _keys(request)}
+    current = {stop.key: stop for stop in open_stops()}
+    stops = {key: current.get(key) for key in _keys(request)}
     return {
         "stops": {k: answer(s) if s else NOT_STOPPED for k, s in stops.items()}
     }

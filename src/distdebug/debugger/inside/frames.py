@@ -197,14 +197,10 @@ def _working_thread(stacks: Mapping[int, Stack]) -> int:
     thread is the default.
     """
     main = threading.main_thread().ident or 0
-    return next(
-        (
-            ident
-            for ident in (main, *sorted(stacks.keys() - {main}))
-            if any(is_user_frame(f) for f, _ in stacks.get(ident, ()))
-        ),
-        main,
-    )
+    for ident in (main, *sorted(stacks.keys() - {main})):
+        if any(is_user_frame(f) for f, _ in stacks.get(ident, ())):
+            return ident
+    return main
 
 
 def _working_frames() -> Stack:

@@ -204,14 +204,6 @@ def close_stops() -> None:
         stop.close()
 
 
-def find_stop(key: str) -> Stop | None:
-    """
-    Return the stop with this key.
-    """
-    with _changed:
-        return _stops.get(key)
-
-
 class Stop:
     """
     A stopped thread.
@@ -397,11 +389,7 @@ class Stop:
         """
         Pass a line to the thread if it waits for one; needs the lock.
         """
-        if (
-            self.state != "stopped"
-            or self._line is not None
-            or self._is_released
-        ):
+        if self.state != "stopped" or self._is_released:
             return False
 
         self._line = line
@@ -511,14 +499,11 @@ def _timeout_warning(stop: Stop) -> str:
     """
     Return a warning if a collective times out before the stop.
     """
-    if (
-        stop.collective_timeout_s is None
-        or stop.collective_timeout_s >= stop.limit_s
-    ):
+    timeout_s = stop.collective_timeout_s
+    if timeout_s is None or timeout_s >= stop.limit_s:
         return ""
 
     return (
-        "other ranks give up waiting in a collective after "
-        f"{stop.collective_timeout_s:.0f} s; arm(collective_timeout=...) raises that "
-        "before they begin"
+        f"other ranks give up waiting in a collective after {timeout_s:.0f} s; "
+        "arm(collective_timeout=...) raises that before they begin"
     )

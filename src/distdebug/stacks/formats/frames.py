@@ -8,13 +8,14 @@ import re
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import pairwise
 
 import attrs
 
 from ..model import StackFrame
 
 
-MOST_CODE = 500
+_MOST_CODE = 500
 MOST_NAME = 4096
 # Limit for one thread.
 MOST_FRAMES = 4096
@@ -23,6 +24,9 @@ MOST_LINE = 1 << 14
 _CODE_OF_C = re.compile(
     r"\.(?:[cC]|cc|cpp|cxx|cu|cuh|[hH]|hh|hpp|inl|rs|[sS])$"
 )
+
+
+_BRACKETS_FROM_END = re.compile(r"[()]")
 
 
 def shorten(line: str) -> str:
@@ -53,25 +57,14 @@ def split_brackets(text: str) -> tuple[str, str] | None:
     if not text.endswith(")"):
         return None
 
-    start = text.rfind("(")
-    if ")" in text[start:-1]:
-        start = _opening_bracket(text)
-    return (
-        (text[:start].rstrip(), text[start + 1 : -1]) if start >= 0 else None
-    )
-
-
-def _opening_bracket(text: str) -> int:
     depth = 0
-    for index in range(len(text) - 1, -1, -1):
-        if text[index] == ")":
-            depth += 1
-        elif text[index] == "(":
-            depth -= 1
-            if not depth:
-                return index
+    for bracket in _BRACKETS_FROM_END.finditer(text[::-1]):
+        depth += 1 if bracket[0] == ")" else -1
+        if not depth:
+            start = len(text) - bracket.end()
+            return text[:start].rstrip(), text[start + 1 : -1]
 
-    return -1
+    return None
 
 
 # Most ranks are at the same lines, so that most frames are made once.
@@ -116,6 +109,14 @@ def indent_of(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+def with_code(frame: StackFrame, code: str) -> StackFrame:
+    """
+    Return a frame with the source code of its line, if there is any.
+    """
+    code = code.strip()[:_MOST_CODE]
+    return attrs.evolve(frame, code=code) if code else frame
+
+
 def attach_code(
     lines: Iterable[tuple[str, StackFrame | None]],
 ) -> Iterator[StackFrame]:
@@ -130,17 +131,11 @@ def attach_code(
         The frames.  The line right below a Python frame is its source code if
         it is no frame and has a deeper indent.
     """
-    frame: StackFrame | None = None
-    depth = 0
-    for line, parsed in lines:
-        indent = indent_of(line)
+    for (line, frame), (below, parsed) in pairwise((*lines, ("", None))):
         if frame is not None:
-            is_code = parsed is None and indent > depth and not frame.is_native
-            code = line.strip()[:MOST_CODE] if is_code else ""
-            yield attrs.evolve(frame, code=code) if code else frame
-        frame, depth = parsed, indent
-    if frame is not None:
-        yield frame
+            is_deeper = indent_of(below) > indent_of(line)
+            is_code = parsed is None and is_deeper and not frame.is_native
+            yield with_code(frame, below if is_code else "")
 
 
 # The header of a thread, and the lines below.

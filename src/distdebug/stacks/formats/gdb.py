@@ -18,13 +18,13 @@ import attrs
 
 from ..model import GpuKernel, StackFrame, ThreadStack, is_gil_wait
 from .frames import (
-    MOST_CODE,
     MOST_NAME,
     Block,
     indent_of,
     make_frame,
     shorten,
     split_brackets,
+    with_code,
 )
 
 
@@ -121,8 +121,7 @@ _GPU_FOCUS = re.compile(
 _PROCESS_LINE = re.compile(
     r"\[Inferior \d{1,4} \(process (\d{1,10})\) detached\]"
     r"|Attaching to process (\d{1,10})\b"
-    r"|Detaching from program: .{0,400}, process (\d{1,10})\b"
-    r"|(?:Attaching to program: .{0,400}, process (\d{1,10}))\b"
+    r"|(?:Attaching to|Detaching from) program: .{0,400}, process (\d{1,10})\b"
 )
 # Several frames on one line, after pasting has lost the line breaks.
 _GLUED_FRAME = re.compile(r"\s(?=#\d{1,6}\s{1,2}\S)")
@@ -204,8 +203,7 @@ def parse_process_id(line: str) -> int | None:
     Return the pid that a line of gdb names, or ``None``.
     """
     match = _PROCESS_LINE.search(line)
-    number = next((g for g in match.groups() if g), "") if match else ""
-    return int(number) if number else None
+    return int(match[match.lastindex or 0]) if match else None
 
 
 def _parse_thread(
@@ -311,8 +309,7 @@ def _parse_python_frame(parts: Sequence[str]) -> Iterator[StackFrame]:
         frame = make_frame(
             match["name"], match["file"], int(match["line"]), is_native=False
         )
-        code = "".join(parts[1:]).strip()[:MOST_CODE]
-        yield attrs.evolve(frame, code=code) if code else frame
+        yield with_code(frame, "".join(parts[1:]))
 
 
 def _parse_frame(text: str) -> Iterator[StackFrame]:
@@ -414,7 +411,7 @@ def _parse_kernel_list(lines: list[str]) -> Iterator[GpuKernel]:
 
 def _parse_kernel(rest: str, device: int, title: list[str]) -> GpuKernel:
     sizes: dict[str, tuple[int, ...]] = {}
-    for column in title or ["GridDim", "BlockDim"]:
+    for column in title:
         if column.endswith("Dim") and (match := _KERNEL_SIZE.match(rest)):
             sizes[column] = tuple(map(int, match.groups()))
             rest = rest[match.end() :]
@@ -450,9 +447,7 @@ def _parse_focus(lines: list[str]) -> Iterator[GpuKernel]:
 
 
 def _kernel_name(call: str) -> str:
-    call = call.partition(" at ")[0].removeprefix("void ")
-    if call.endswith(" ()"):
-        call = call.removesuffix(" ()")
+    call = call.partition(" at ")[0].removeprefix("void ").removesuffix(" ()")
     found = split_brackets(call)
     return found[0] if found and found[0] else call
 

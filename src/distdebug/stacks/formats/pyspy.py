@@ -26,7 +26,6 @@ from ..model import (
     is_gil_wait,
 )
 from .frames import (
-    MOST_CODE,
     MOST_FRAMES,
     MOST_NAME,
     Block,
@@ -35,6 +34,7 @@ from .frames import (
     make_frame,
     shorten,
     split_brackets,
+    with_code,
 )
 
 
@@ -65,12 +65,11 @@ def parse_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
 
 def _parse_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     name = match["name"] or ""
-    number = int(match["id"], 0) if match["id"] else None
     frames = tuple(_parse_text_frames(lines))
     active = match["state"] == "active"
     return ThreadStack(
         name=name,
-        thread_id=number,
+        thread_id=int(match["id"], 0) if match["id"] else None,
         frames=frames,
         is_main=name == "MainThread",
         active=active,
@@ -186,7 +185,6 @@ def _parse_process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
         ProcessStacks,
         info,
         pid=_number(threads[0]["pid"]),
-        source="",
         threads=()
         if info.get("threads") == 0
         else tuple(map(_parse_json_thread, threads)),
@@ -232,8 +230,7 @@ def _parse_json_frame(data: Mapping[str, Any]) -> StackFrame:
         _number(data.get("line") or 0),
         is_native=_boolean(data.get("is_native")),
     )
-    code = _text(data.get("code"))[:MOST_CODE]
-    return attrs.evolve(frame, code=code) if code else frame
+    return with_code(frame, _text(data.get("code")))
 
 
 def _read(kind: type[Kind], data: Mapping[str, Any], **known: Any) -> Kind:

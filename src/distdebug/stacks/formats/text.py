@@ -11,7 +11,7 @@ import html
 import re
 import sys
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -116,36 +116,24 @@ def split_sources(text: str) -> dict[LineSource, list[str]]:
         The lines by source, in the order of their first lines; those without
         a prefix are one source.
     """
-    found: dict[LineSource, list[str]] = {}
-    for source, line in _label_lines(text):
-        found.setdefault(source, []).append(line)
-    return found
-
-
-def _label_lines(text: str) -> Iterator[tuple[LineSource, str]]:
     if _MARKUP.search(text):
         text = html.unescape(text)
     lines = [
         _REPEATED.sub("", shorten(line))
         for line in _LINE_ENDS.split(without_controls(text))
     ]
-    tasks = _task_numbers(lines)
+    counts = Counter(m["task"] for x in lines if (m := _TASK_LABEL.match(x)))
+    # The number of a line, unlike that of a Slurm task, occurs once.
+    tasks = {task for task, count in counts.items() if count > 1}
+    found = defaultdict(list)
     for line in lines:
         if line and not line.startswith("```"):
-            yield _strip_prefixes(line, tasks)
+            source, rest = _strip_prefixes(line, tasks)
+            found[source].append(rest)
+    return found
 
 
-def _task_numbers(lines: list[str]) -> frozenset[str]:
-    """
-    Return the numbers before lines that are Slurm tasks, and not line numbers.
-    """
-    seen = Counter(m["task"] for x in lines if (m := _TASK_LABEL.match(x)))
-    return frozenset(task for task, count in seen.items() if count > 1)
-
-
-def _strip_prefixes(
-    line: str, tasks: frozenset[str]
-) -> tuple[LineSource, str]:
+def _strip_prefixes(line: str, tasks: set[str]) -> tuple[LineSource, str]:
     known: dict[str, str] = {}
     for _ in range(_MOST_PREFIXES):
         match = _match_prefix(line, tasks)
@@ -166,7 +154,7 @@ def _strip_prefixes(
     return LineSource(rank, pid, host, name, task), line
 
 
-def _match_prefix(line: str, tasks: frozenset[str]) -> re.Match[str] | None:
+def _match_prefix(line: str, tasks: set[str]) -> re.Match[str] | None:
     # Almost all lines are frames, and begin with blanks.
     if line.startswith("    ") and not line[:12].lstrip()[:1].isdigit():
         return None
@@ -263,7 +251,6 @@ def parse_interrupted(text: str) -> tuple[ProcessStacks, ...]:
         found += (
             ProcessStacks(
                 pid=UNKNOWN_PID if source.pid is None else source.pid,
-                source="",
                 threads=(thread,),
                 rank=source.rank,
                 host=source.host,
@@ -276,12 +263,17 @@ def parse_interrupted(text: str) -> tuple[ProcessStacks, ...]:
 def _build_processes(
     source: LineSource, lines: Iterable[str]
 ) -> Iterator[ProcessStacks]:
-    drafts = _split_drafts(lines)
-    built = [p for d in drafts if _is_process(d, p := _build_process(d))]
-    pids = {process.pid for process in built}
+    built = [
+        process
+        for draft in _split_drafts(lines)
+        if (process := _build_process(draft)).threads
+        or process.kernels
+        # py-spy prints the line of a process, even without threads.
+        or draft.tool == "py-spy"
+    ]
     # A Slurm task is a rank if it has one process.
     rank = source.rank
-    if rank is None and len(pids) == 1:
+    if rank is None and len({process.pid for process in built}) == 1:
         rank = source.task
     pid = UNKNOWN_PID if source.pid is None else source.pid
     for process in built:
@@ -294,12 +286,6 @@ def _build_processes(
             coordinates=process.coordinates
             or parse_coordinates(f"x::{source.name}"),
         )
-
-
-def _is_process(draft: _ProcessDraft, process: ProcessStacks) -> bool:
-    # py-spy prints the line of a process, even without threads.
-    is_named = draft.tool == "py-spy"
-    return bool(process.threads or process.kernels or is_named)
 
 
 def _split_drafts(lines: Iterable[str]) -> list[_ProcessDraft]:
@@ -387,11 +373,11 @@ def _read_process_line(line: str, drafts: list[_ProcessDraft]) -> bool:
             draft.pid = of_gdb
         else:
             drafts.append(_ProcessDraft("gdb", of_gdb))
-    elif tracebacks.is_dump_start(line):
+    elif (error := tracebacks.parse_dump_start(line)) is not None:
         if draft.blocks:
             drafts.append(_ProcessDraft(tool="faulthandler"))
-        drafts[-1].fatal_error = tracebacks.fatal_error(line)
-        if drafts[-1].fatal_error:
+        drafts[-1].fatal_error = error
+        if error:
             drafts[-1].gap_left = _MOST_GAP
     elif (
         # An indented line is a frame, or belongs to one.
@@ -411,10 +397,10 @@ def _read_process_line(line: str, drafts: list[_ProcessDraft]) -> bool:
 
 
 def _merge_headings(older: Heading, newer: Heading) -> Heading:
-    known = attrs.asdict(newer)
-    return attrs.evolve(
-        older, **{k: v for k, v in known.items() if v is not None and v != ()}
+    known = attrs.asdict(
+        newer, recurse=False, filter=lambda _, value: value not in {None, ()}
     )
+    return attrs.evolve(older, **known)
 
 
 def _next_draft(draft: _ProcessDraft, tool: str) -> _ProcessDraft:
@@ -466,8 +452,7 @@ def _thread_marks(tool: str, match: Any) -> set[tuple[str, str]]:
 
 
 def _build_process(draft: _ProcessDraft) -> ProcessStacks:
-    heading = draft.heading
-    pid = draft.pid
+    heading, pid = draft.heading, draft.pid
     if pid == UNKNOWN_PID and heading.pid is not None:
         pid = heading.pid
     _, parse_threads = _TOOLS[draft.tool or "faulthandler"]
@@ -480,7 +465,6 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
         )
     return ProcessStacks(
         pid=pid,
-        source="",
         threads=threads,
         command=redact(draft.command),
         rank=heading.rank,
@@ -488,9 +472,7 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
         host=heading.host,
         coordinates=heading.coordinates or parse_coordinates(draft.command),
         fatal_error=draft.fatal_error,
-        kernels=parse_kernels("\n".join(draft.gpu_lines))
-        if draft.gpu_lines
-        else (),
+        kernels=parse_kernels("\n".join(draft.gpu_lines)),
     )
 
 
@@ -498,6 +480,5 @@ def _main_thread_pid(threads: Iterable[ThreadStack]) -> int:
     """
     Return the id of the main thread, which is the pid, unless it is a pointer.
     """
-    known = (t.thread_id for t in threads if t.is_main)
-    number = next(known, None)
+    number = next((t.thread_id for t in threads if t.is_main), None)
     return UNKNOWN_PID if number is None or number >= 1 << 31 else number

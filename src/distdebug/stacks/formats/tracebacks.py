@@ -136,22 +136,20 @@ def parse_dump_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
     )
 
 
-def is_dump_start(line: str) -> bool:
+def parse_dump_start(line: str) -> str | None:
     """
-    Return whether a line begins the dump of a process by faulthandler.
+    Parse a line that begins the dump of a process by faulthandler.
 
     The threads after it belong to another dump than those before.
-    """
-    return _match_dump_start(line) is not None
 
-
-def fatal_error(line: str) -> str:
-    """
-    Return the error that a line says the process dies of, or ``""``.
+    Returns:
+        The error that the process dies of; ``""`` if the dump was asked for,
+        and ``None`` if the line is no beginning.
     """
     found = _match_dump_start(line)
-    groups = found.groupdict().values() if found else ()
-    return next((text.strip()[:100] for text in groups if text), "")
+    if found is None:
+        return None
+    return next((text.strip()[:100] for text in found.groups("") if text), "")
 
 
 def parse_faulthandler_threads(
