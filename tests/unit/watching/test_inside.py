@@ -133,6 +133,22 @@ class TestWatch:
         assert "" == caplog.text
 
     @pytest.mark.process
+    def test_phase(self, rank, fake_child, told):
+        """
+        A phase without steps is no hang, also within another one; as soon as it
+        ends, or has taken its time, it is one.
+        """
+        with watch(sense=rank, on_hang=told, **QUICK) as watching:
+            with watching.phase(), watching.phase(most_s=0.0):
+                rank.wait_for_looks(12)
+                assert [] == fake_child.tasks
+            told.wait()
+
+        with watch(sense=rank, on_hang=told, **QUICK) as watching:
+            with watching.phase(most_s=0.2):
+                told.wait()
+
+    @pytest.mark.process
     def test_several_hooks(self, rank, fake_child, told, told_by, caplog):
         """
         A hook that fails costs neither the others nor the watch.
