@@ -118,12 +118,13 @@ def test_exception(started):
     What ends the block says why it hung before, if something was wrong.
     """
     hang = mock.Mock(is_healthy=False, summary="rank 1 sleeps", folder="/h")
+    error = RuntimeError("connection closed by peer")
     started.hangs = (mock.Mock(is_healthy=True), hang)
 
-    with pytest.raises(RuntimeError) as caught, watched("hangs"):
-        raise RuntimeError("connection closed by peer")
+    with pytest.raises(RuntimeError), watched("hangs"):
+        raise error
 
-    assert caught.value.__notes__ == [
+    assert error.__notes__ == [
         "distdebug: rank 1 sleeps",
         "The evidence is in /h.",
     ]
