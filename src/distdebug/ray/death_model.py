@@ -327,14 +327,15 @@ def death_findings(deaths: Deaths) -> tuple[Finding, ...]:
 
 
 def _first_finding(first: Death, deaths: Deaths) -> Finding:
-    when = (
-        f" at {format_time(first.time)} UTC" if first.time is not None else ""
-    )
-    others = sum(not x.is_intended for x in deaths.deaths) - 1
-    before = f", before {others} others died" if others > 0 else ""
-    partial = any("gcs_server" in x.reason for x in deaths.missing)
-    finding = _finding([first], f"{_describe(first)}{when}{before}")
-    is_vague = partial and others > 0
+    summary = _describe(first)
+    if first.time is not None:
+        summary += f" at {format_time(first.time)} UTC"
+    others = len(deaths.unintended) - 1
+    if others > 0:
+        summary += f", before {others} others died"
+    finding = _finding([first], summary)
+    is_partial = any("gcs_server" in x.reason for x in deaths.missing)
+    is_vague = is_partial and others > 0
     return attrs.evolve(finding, confidence="likely") if is_vague else finding
 
 

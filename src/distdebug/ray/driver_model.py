@@ -456,7 +456,10 @@ def driver_findings(log: DriverLog) -> tuple[Finding, ...]:
         x
         for x in _drop_smaller_oom(log)
         if not x.is_intended
-        and not (x.kind == "task_error" and _is_secondary(x.error))
+        and not (
+            x.kind == "task_error"
+            and PATTERNS["secondary_error"].fullmatch(x.error)
+        )
         and not (x.kind == "worker_crashed" and _is_reported(x, reported))
         and x.kind != "owner_died"
     ]
@@ -466,10 +469,6 @@ def driver_findings(log: DriverLog) -> tuple[Finding, ...]:
         _finding(log, x, _order_word(x, failures[0]), find_source(x, sources))
         for x in failures[:_MOST_FINDINGS]
     )
-
-
-def _is_secondary(error: str) -> bool:
-    return PATTERNS["secondary_error"].fullmatch(error) is not None
 
 
 def _sort_ending_first(failures: list[Failure]) -> list[Failure]:

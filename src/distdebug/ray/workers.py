@@ -192,10 +192,9 @@ def _get_text(data: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-# Beginnings of marker lines that Ray itself writes into worker logs.
-MARKER_PREFIXES = (":job_id:", ":actor_name:", ":task_name:")
-
 _MARKER_KINDS = ("job_id", "actor_name", "task_name")
+# Beginnings of marker lines that Ray itself writes into worker logs.
+MARKER_PREFIXES = tuple(f":{kind}:" for kind in _MARKER_KINDS)
 _HEAD_BYTES = 1 << 13
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MARKER = re.compile(rb"\n:(job_id|actor_name|task_name):([^\r\n]{1,400})")
