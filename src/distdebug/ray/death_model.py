@@ -21,6 +21,7 @@ from .messages import (
     NOT_STARTED,
     DeathKind,
     find_error_cause,
+    label_process,
     parse_memory_notes,
 )
 
@@ -146,11 +147,8 @@ class Death:
             return f"node {self.host or self.ip or (self.node_id or '')[:8]}"
 
         name = self.actor or f"worker {self.worker_id[:8]}"
-        has_rank = self.rank is None or f"rank={self.rank}" in name
-        rank = None if has_rank else f"rank {self.rank}"
-        pid = None if self.pid is None else f"pid {self.pid}"
-        known = [x for x in (rank, pid, self.host or self.ip) if x]
-        return f"{name} ({', '.join(known)})" if known else name
+        rank = None if f"rank={self.rank}" in name else self.rank
+        return label_process(name, rank, self.pid, self.host or self.ip)
 
     def to_dict(self) -> dict[str, Any]:
         """

@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 from .._proc import in_time, run_tool
-from .._text import clean
+from .._text import clean, count_text, list_text
 from ..capture import Check
 from ..errors import MissingDependencyError, NodesError
 from ..identity import same_host
@@ -165,17 +165,15 @@ def _check_extension(timeout_s: float) -> Check:
     }
     known = {x: found for x, found in listed.items() if found is not None}
     remedy = f"code --install-extension {EXTENSION}"
-    for editor, extensions in known.items():
-        if EXTENSION in extensions:
-            return _passed("extension", f"{EXTENSION} is in {editor}")
+    editors = [x for x, extensions in known.items() if EXTENSION in extensions]
+    if editors:
+        return _passed("extension", f"{EXTENSION} is in {editors[0]}")
     if known:
         detail = f"{EXTENSION} is not in {', '.join(known)}"
         return _failed("extension", detail, remedy)
-    detail = (
-        f"{', '.join(listed)} did not list its extensions"
-        if listed
-        else "no editor's command is here"
-    )
+    detail = "no editor's command is here"
+    if listed:
+        detail = f"{', '.join(listed)} did not list its extensions"
     remedy += ", where VS Code runs; a launch.json of ours does without it"
     return _note("extension", detail, remedy)
 
@@ -287,9 +285,7 @@ def _check_ray_debug(answers: Iterable[WorkerEnvironment]) -> Check:
     if not values:
         return _note(name, "no worker reported it")
     # The older debugger is reported before values that mean none.
-    for value in sorted(values, key=lambda x: x != "legacy"):
-        if value == "1":
-            continue
+    for value in sorted(values.keys() - {"1"}, key=lambda x: x != "legacy"):
         who = _join_names(values[value])
         detail = f"it is {value!r} for {who}: breakpoint() does nothing"
         if value == "legacy":
@@ -308,14 +304,12 @@ def _check_post_mortem(answers: Iterable[WorkerEnvironment]) -> Check:
     Report whether failing tasks wait for the debugger.
     """
     name = "RAY_DEBUG_POST_MORTEM"
-    workers = [x for x in answers if x.facts.get(name) == "1"]
-    if workers:
+    detail = "not 1: tasks that fail do not wait for a debugger"
+    remedy = "set it to 1 for the workers if they should"
+    if workers := [x for x in answers if x.facts.get(name) == "1"]:
         who = _join_names(workers)
         detail = f"1 for {who}: tasks that fail wait for a debugger"
         remedy = "without anybody to attach they wait for ever: unset it then"
-    else:
-        detail = "not 1: tasks that fail do not wait for a debugger"
-        remedy = "set it to 1 for the workers if they should"
     return _note(name, detail, remedy)
 
 
@@ -324,6 +318,7 @@ def _check_driver() -> Check:
     Report what a breakpoint in a driver started from here does.
     """
     value = os.environ.get("RAY_DEBUG", "1")
+    detail = f"{value!r} here: breakpoints in the driver do nothing"
     remedy = (
         "for pdb in the driver's own shell, start it with RAY_DEBUG=legacy"
     )
@@ -338,8 +333,6 @@ def _check_driver() -> Check:
             "not legacy here: breakpoints in the driver wait for VS Code if it "
             "has debugpy, and are passed over if not"
         )
-    else:
-        detail = f"{value!r} here: breakpoints in the driver do nothing"
     return _note("RAY_DEBUG of the driver", detail, remedy)
 
 
@@ -349,9 +342,7 @@ def _version(text: str) -> tuple[int, ...] | None:
 
 
 def _join_names(workers: Iterable[WorkerEnvironment]) -> str:
-    names = list(dict.fromkeys(f"{x.used_by} on {x.node}" for x in workers))
-    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
-    return ", ".join([*names[:3], *more])
+    return list_text(dict.fromkeys(x.name for x in workers), most=3)
 
 
 # Ray's default port of the dashboard.
@@ -493,13 +484,12 @@ def _check_cluster(
     except (MissingDependencyError, NodesError) as exc:
         failed = _failed("cluster", str(exc), exc.remedy or "")
         return ClusterState(), (_add_job_remedy(failed, job),)
-    count = len(state.nodes)
-    plural = "" if count == 1 else "s"
+    nodes = count_text(len(state.nodes), "node")
     reachable = Check(
         "cluster",
-        count > 0,
-        f"{count} node{plural} at {state.address}",
-        "" if count else "see `ray status` on the head node",
+        ok=bool(state.nodes),
+        detail=f"{nodes} at {state.address}",
+        remedy="" if state.nodes else "see `ray status` on the head node",
     )
     # The rest of the time is for the local checks.
     remaining_s = _seconds_left(deadline, 600.0) * 0.8

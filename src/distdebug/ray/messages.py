@@ -141,6 +141,21 @@ def find_error_cause(error: str, otherwise: Cause) -> Cause:
     )
 
 
+def label_process(
+    name: str, rank: int | None, pid: int | None, place: str | None
+) -> str:
+    """
+    Return a label such as ``"Trainer (rank 3, pid 4711, node-7)"``.
+    """
+    known = [
+        "" if rank is None else f"rank {rank}",
+        "" if pid is None else f"pid {pid}",
+        place,
+    ]
+    shown = ", ".join(filter(None, known))
+    return f"{name} ({shown})" if shown else name
+
+
 _MOST_LINES = 120
 _RECORD_START = re.compile(rb"\[(?:20\d\d-|state-dump)")
 _MOST_QUOTE = 600

@@ -162,11 +162,18 @@ class WorkerLog(Shown):
     missing: tuple[Missing, ...] = ()
 
     @property
+    def parts(self) -> tuple[LogPart, ...]:
+        """
+        Return the parts of both streams.
+        """
+        return (*self.out, *self.err)
+
+    @property
     def mtime(self) -> float:
         """
         Return the time of its last output, in seconds since the epoch.
         """
-        return max((x.mtime for x in (*self.out, *self.err)), default=0.0)
+        return max((x.mtime for x in self.parts), default=0.0)
 
     @property
     def label(self) -> str:
@@ -259,9 +266,10 @@ def _read_session_facts(session: RaySession) -> dict[str, Any]:
         if name in listed
     }
     raylet, state = heads.get(("raylet", "out"), b""), heads.get(_STATE, b"")
+    ports = filter(None, map(_PORT.fullmatch, names_in(session.root)))
     node_id = (
         _search(_STATE_ID, state)
-        or _find_node_id(session.root)
+        or next((match[1] for match in ports), None)
         or _search(_LOG_ID, raylet)
     )
     ip = _parse_ip(_search(_STATE_NAME, state)) or _find_ip(session)
@@ -304,8 +312,10 @@ def name_hosts(
         versions = [x.ray_version for x in members if x.ray_version]
         base = _find_common_folder([x.root for x in members], places)
         for session in members:
+            parts = session.root.relative_to(base).parts
+            own = (x for x in parts if not _COMMON_FOLDER_NAME.fullmatch(x))
+            names = [next(own, ""), session.host]
             # Of a single session, the folder may be named after the job.
-            names = [_find_host_folder(session.root, base), session.host]
             if len(members) == 1:
                 names.reverse()
             host = clean(names[0] or names[1])
@@ -322,14 +332,6 @@ def _find_common_folder(roots: Sequence[Path], places: Sequence[Path]) -> Path:
     return max(containing, default=root, key=lambda p: len(p.parts))
 
 
-def _find_host_folder(root: Path, base: Path) -> str:
-    """
-    Return the first folder below *base* that may name a host.
-    """
-    parts = root.relative_to(base).parts
-    return next((x for x in parts if not _COMMON_FOLDER_NAME.fullmatch(x)), "")
-
-
 def _read_head(path: Path) -> bytes:
     with suppress(*READ_ERRORS), open_log(path) as file:
         return file.read(_HEAD_BYTES)
@@ -341,15 +343,9 @@ def _search(pattern: re.Pattern[bytes], data: bytes) -> str | None:
     return match[1].decode("ascii", "replace") if match else None
 
 
-def _find_node_id(root: Path) -> str | None:
-    matches = filter(None, map(_PORT.fullmatch, names_in(root)))
-    return next((match[1] for match in matches), None)
-
-
 def _find_ip(session: RaySession) -> str | None:
     data = _read_head(session.root / "node_ip_address.json")
-    found = _parse_ip(_search(_JSON_ADDRESS, data))
-    if found:
+    if found := _parse_ip(_search(_JSON_ADDRESS, data)):
         return found
     # Only the oldest part of a rotated log has it.
     names = (x for x in names_in(session.logs) if x.startswith("python-core-"))
