@@ -156,11 +156,8 @@ class Ray:
         with self._start_driver(task) as session:
             hosts = _read_hosts(session, self.address)["hosts"]
             turns = -(-len(hosts) // self.at_once)
-            deadline = (
-                time.monotonic()
-                + turns * (timeout_s + self.grace_s)
-                + _CONNECT_S
-            )
+            limit_s = turns * (timeout_s + self.grace_s) + _CONNECT_S
+            deadline = time.monotonic() + limit_s
             yield from _replies(session, hosts, deadline)
 
     @contextmanager
@@ -292,16 +289,15 @@ def _replies(
     begin = time.monotonic()
     missing = dict.fromkeys(hosts)
     failure = None
-    while missing and failure is None:
+    while missing:
         try:
             line = session.read_line(deadline)
         except (TimeoutError, ValueError):
             break
         if line is None:
-            failure = NodeFailure(
-                NodeStatus.FAILED, _connection_error(session)
-            )
-            continue
+            reason = _connection_error(session)
+            failure = NodeFailure(NodeStatus.FAILED, reason)
+            break
         answer = json.loads(line)
         missing.pop(answer["host"], None)
         yield NodeReply(
@@ -312,10 +308,9 @@ def _replies(
         )
 
     seconds = time.monotonic() - begin
+    unfinished = CompletedCommand(failure=failure)
     for host in missing:
-        yield NodeReply(
-            host, CompletedCommand(failure=failure), len(hosts), seconds
-        )
+        yield NodeReply(host, unfinished, len(hosts), seconds)
 
 
 def _connection_error(session: ChildSession) -> str:
@@ -403,11 +398,11 @@ def _running_jobs() -> list[_Job]:
             skip_submission_job_info_field=True,
             skip_is_running_tasks_field=True,
         )
-        rows = [row for row in table.values() if not row.is_dead]
         return [
             _job(row)
-            for row in rows
-            if row.job_id.hex() != ours
+            for row in table.values()
+            if not row.is_dead
+            and row.job_id.hex() != ours
             and not row.config.ray_namespace.startswith(("_ray_", "_distdeb"))
         ]
     except (AttributeError, TypeError, ValueError) as exc:
@@ -522,7 +517,6 @@ class RayExecutor(Executor):
             future = _RayFuture(task.remote(fn, args, kwargs))
             self._open.add(future)
         future.add_done_callback(self._forget)
-        future.follow()
         return future
 
     def shutdown(
@@ -571,12 +565,7 @@ class _RayFuture(Future[Any]):
         super().__init__()
         self._ref = ref
         self._state_lock = threading.RLock()
-
-    def follow(self) -> None:
-        """
-        Take the result of the task when it is ready.
-        """
-        self._ref.future().add_done_callback(self._copy_result)
+        ref.future().add_done_callback(self._copy_result)
 
     def cancel(self) -> bool:
         """
