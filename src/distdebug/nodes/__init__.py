@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .process import close_channels as close_channels
     from .ray import Ray as Ray
     from .ray import RayExecutor as RayExecutor
+    from .ray import answer_stream as answer_stream
     from .ray import as_address as as_address
     from .ray import child_environment as child_environment
     from .ray import last_address as last_address

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import attrs
 
@@ -262,6 +262,19 @@ def child_environment() -> dict[str, str]:
     """
     # Keep Ray from applying this process's `uv run` to the workers.
     return {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+
+
+@contextmanager
+def answer_stream() -> Iterator[IO[str]]:
+    """
+    Yield the standard output of a child process, for its answers alone.
+
+    What Ray prints goes to standard error.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with answers:
+        yield answers
 
 
 def _read_hosts(session: ChildSession, address: str) -> dict[str, Any]:

@@ -188,13 +188,10 @@ def completed_from_line(line: object) -> CompletedCommand:
         *(LookupError, OverflowError, RecursionError),
         *(TypeError, ValueError),
     ):
-        return CompletedCommand(
-            failure=NodeFailure(
-                NodeStatus.FAILED,
-                "the answer of the node is not understood",
-                "install the same distdebug there",
-            )
-        )
+        reason = "the answer of the node is not understood"
+        remedy = "install the same distdebug there"
+        failure = NodeFailure(NodeStatus.FAILED, reason, remedy)
+        return CompletedCommand(failure=failure)
 
 
 def _check_text(data: object) -> str:

@@ -19,13 +19,13 @@ from contextlib import suppress
 from importlib import import_module
 from typing import IO, Any
 
-from ..nodes import node_affinity, shared_env
+from ..nodes import answer_stream, node_affinity, shared_env
 from . import debugger_worker
 
 
-def main(stdin: IO[str], stdout: IO[str]) -> int:
+def main(stdin: IO[str], stdout: IO[str]) -> None:
     """
-    Answer the query on the first line of *stdin*, and return the exit status.
+    Answer the query on the first line of *stdin*.
     """
     query = json.loads(stdin.readline())
     try:
@@ -35,7 +35,6 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
         reply = {"reason": f"{type(exc).__name__}: {text[:1000]}"}
     stdout.write(f"{json.dumps(reply)}\n")
     stdout.flush()
-    return 0
 
 
 def _run_query(query: Mapping[str, Any]) -> Any:
@@ -67,14 +66,6 @@ def _enable_token() -> None:
         setup.maybe_enable_token_auth_if_token_available(
             warn_if_disabled=False
         )
-
-
-def _main() -> int:
-    # Only the reply goes to stdout; Ray's output goes to stderr.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    with answers:
-        return main(sys.stdin, answers)
 
 
 _KV_TIMEOUT_S = 10
@@ -352,4 +343,5 @@ def _get_answer(ref: Any, deadline: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    with answer_stream() as answers:
+        main(sys.stdin, answers)

@@ -607,19 +607,19 @@ def launch_json(
     """
     if isinstance(waiting, RayDebuggerCheck):
         waiting = waiting.sessions
-    sessions = [s for s in waiting if s.kind == "debugpy"]
-    names = [*map(_make_name, sessions)]
     configurations = [
         {
-            "name": name,
+            "name": _make_name(session),
             "type": "debugpy",
             "request": "attach",
             "connect": {"host": session.host, "port": session.port},
             "justMyCode": False,
             **_make_mappings(session, path_mappings),
         }
-        for name, session in zip(names, sessions, strict=True)
+        for session in waiting
+        if session.kind == "debugpy"
     ]
+    names = [x["name"] for x in configurations]
     compounds = (
         [{"name": _COMPOUND_NAME, "configurations": names}] if names else []
     )

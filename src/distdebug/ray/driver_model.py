@@ -304,12 +304,11 @@ def _match_source(
     driver_nodes: Sequence[RaySession],
 ) -> OriginMatch:
     origin = source.origin
-    if origin.ip is not None:
-        nodes = [x for x in sessions if x.ip == origin.ip]
-        reason = f"the folder of {origin.ip} is not here"
-    else:
+    nodes = [x for x in sessions if x.ip == origin.ip]
+    if origin.ip is None:
         nodes = list(driver_nodes or [x for x in sessions if x.is_head])
-        reason = "the folder of the driver's node is not here"
+    place = origin.ip or "the driver's node"
+    reason = f"the folder of {place} is not here"
     session = nodes[0] if len(nodes) == 1 else None
     if origin.pid is None:
         return OriginMatch(
