@@ -206,11 +206,7 @@ class Ray:
     def _start_driver(
         self, task: Mapping[str, Any], pass_fds: Collection[int] = ()
     ) -> Any:
-        if find_spec("ray") is None:
-            msg = "Ray is not installed here"
-            raise MissingDependencyError(
-                msg, remedy="install the version of the cluster: ray==..."
-            )
+        argv, environment = ray_child(_MODULE)
         address, job = resolve_cluster(self.address)
         request = {
             "address": address,
@@ -221,9 +217,9 @@ class Ray:
             **task,
         }
         return child_session(
-            [sys.executable, "-P", "-m", _MODULE],
+            argv,
             request=json.dumps(request).encode(),
-            environment=child_environment(),
+            environment=environment,
             pass_fds=pass_fds,
         )
 
@@ -256,12 +252,26 @@ def resolve_cluster(address: str | None) -> tuple[str, str | None]:
     return address or "auto", None
 
 
-def child_environment() -> dict[str, str]:
+def ray_child(module: str) -> tuple[list[str], dict[str, str]]:
     """
-    Return the environment of a child process that connects to a cluster.
+    Return command and environment of a child that connects to a cluster.
+
+    Args:
+        module: What the child runs.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
     """
+    if find_spec("ray") is None:
+        msg = "Ray is not installed here"
+        remedy = (
+            "install the version of the cluster: ray==...; reading files "
+            "needs none"
+        )
+        raise MissingDependencyError(msg, remedy=remedy)
     # Keep Ray from applying this process's `uv run` to the workers.
-    return {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    environment = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    return [sys.executable, "-P", "-m", module], environment
 
 
 @contextmanager
