@@ -145,14 +145,7 @@ def _mark_first_death(
     }
     first = _find_first_death(ordered, follows)
     if first is not None:
-        begin = (ordered[first].time or -math.inf) - _NODE_LOSS_DELAY_S
-        follows |= {
-            i
-            for i, death in enumerate(ordered)
-            if i != first
-            and _blames_peer(death)
-            and (death.time is None or death.time >= begin)
-        }
+        follows |= _find_complaints(ordered, first)
     return tuple(
         attrs.evolve(death, is_first=i == first, is_collateral=i in follows)
         for i, death in enumerate(ordered)
@@ -180,6 +173,20 @@ def _find_first_death(
         and (i == causes[0] or (ordered[i].time or math.inf) <= end)
     )
     return next(candidates, causes[0])
+
+
+def _find_complaints(ordered: Sequence[Death], first: int) -> set[int]:
+    """
+    Return the deaths that blame a peer, which is the first one.
+    """
+    begin = (ordered[first].time or -math.inf) - _NODE_LOSS_DELAY_S
+    return {
+        i
+        for i, death in enumerate(ordered)
+        if i != first
+        and _blames_peer(death)
+        and (death.time is None or death.time >= begin)
+    }
 
 
 def _blames_peer(death: Death) -> bool:

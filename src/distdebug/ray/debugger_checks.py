@@ -77,38 +77,6 @@ def split_address(text: str) -> tuple[str, int] | None:
     return match[1] or match[2], int(match[3])
 
 
-def _ask_dashboard(address: str, version: str, timeout_s: float) -> Check:
-    """
-    Check that the dashboard answers with its version.
-
-    The request uses no proxy, follows no redirection, and sends no secret: a
-    dashboard that requires a token counts as reachable.
-
-    Args:
-        address: ``HOST:PORT``; ``""`` if there is none.
-
-        version: The expected Ray version, or ``""``.
-
-        timeout_s: The timeout in all, in seconds.
-    """
-    where, address = split_address(address), clean(address)
-    if where is None:
-        detail = f"{address!r} is no address" if address else "there is none"
-        return _failed("dashboard", detail, _DASHBOARD_REMEDY)
-    status, body = 0, b""
-    try:
-        # HTTPConnection restarts the timeout with each part of a reply.
-        status, body = in_time(lambda: _http_get(*where, timeout_s), timeout_s)
-    except HTTPException:
-        pass
-    except OSError as exc:
-        is_late = isinstance(exc, TimeoutError)
-        reason = "no answer in time" if is_late else exc
-        detail = f"{address} does not answer: {reason}"
-        return _failed("dashboard", detail, _DASHBOARD_REMEDY)
-    return judge_dashboard(address, status, body, version)
-
-
 def _http_get(host: str, port: int, timeout_s: float) -> tuple[int, bytes]:
     with closing(HTTPConnection(host, port, timeout=timeout_s)) as link:
         link.request("GET", "/api/version")
@@ -590,22 +558,43 @@ def _check_dashboard(
     where: str, head: str | None, version: str, deadline: float
 ) -> _Checks:
     """
-    Check whether the dashboard answers.
+    Check that the dashboard answers with its version.
 
-    *head* is its node, or None if the user gave the address.
+    The request uses no proxy, follows no redirection, and sends no secret: a
+    dashboard that requires a token counts as reachable.
+
+    Args:
+        where: Its address; ``""`` if there is none.
+
+        head: Its node; ``None`` if the user gave the address.
+
+        version: The expected Ray version, or ``""``.
     """
     if not where and not version:
         # No address is known.
         return ()
-    parts = split_address(where)
-    is_hidden = parts is not None and parts[0] in _LOOPBACK
+    name, place, where = "dashboard", split_address(where), clean(where)
+    if place is None:
+        detail = f"{where!r} is no address" if where else "there is none"
+        return (_failed(name, detail, _DASHBOARD_REMEDY),)
     is_here = head is None or same_host(head, socket.gethostname())
-    if is_hidden and not is_here:
+    if place[0] in _LOOPBACK and not is_here:
         detail = f"{where} of {head}: only that node can reach it"
         remedy = "open the tunnel, and check its end by dashboard=..."
-        return (_note("dashboard", detail, remedy),)
-    remaining_s = _seconds_left(deadline, _DASHBOARD_S)
-    return (_ask_dashboard(where, version, remaining_s),)
+        return (_note(name, detail, remedy),)
+    status, body = 0, b""
+    left_s = _seconds_left(deadline, _DASHBOARD_S)
+    try:
+        # HTTPConnection restarts the timeout with each part of a reply.
+        status, body = in_time(lambda: _http_get(*place, left_s), left_s)
+    except HTTPException:
+        pass
+    except OSError as exc:
+        is_late = isinstance(exc, TimeoutError)
+        reason = "no answer in time" if is_late else exc
+        detail = f"{where} does not answer: {reason}"
+        return (_failed(name, detail, _DASHBOARD_REMEDY),)
+    return (judge_dashboard(where, status, body, version),)
 
 
 def _check_open_ports(sessions: Iterable[RayDebugSession]) -> _Checks:
