@@ -94,7 +94,10 @@ def find_actor_logs(
     if origin is not None and origin.pid is not None:
         return _filter_by_origin(logs, found, origin)
 
-    by_file = [log for log in logs if _has_pid_or_id(log, text)]
+    if text.isdecimal() and len(text) <= _MOST_PID_DIGITS:
+        by_file = [log for log in logs if log.pid == int(text)]
+    else:
+        by_file = [log for log in logs if _is_id_prefix(log.worker_id, text)]
     if by_file:
         return add_cluster_facts(read_heads(by_file), found)
     heads = read_heads(logs)
@@ -138,12 +141,6 @@ def _filter_by_origin(
 def _actor_names(log: WorkerLog) -> list[str]:
     names = (log.actor_class, log.actor_repr, log.actor_name)
     return [x for x in names if x]
-
-
-def _has_pid_or_id(log: WorkerLog, text: str) -> bool:
-    if text.isdecimal() and len(text) <= _MOST_PID_DIGITS:
-        return log.pid == int(text)
-    return _is_id_prefix(log.worker_id, text)
 
 
 def _is_match(log: WorkerLog, text: str) -> bool:

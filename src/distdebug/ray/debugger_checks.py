@@ -12,7 +12,7 @@ import shutil
 import socket
 import time
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from typing import Any
@@ -166,23 +166,6 @@ _ADD_DEBUGPY = (
     "project's, or the runtime_env's), and start the job again: without it "
     "breakpoint() is passed over, and one line in the worker's log says so"
 )
-
-
-def _check_workers(
-    environments: Sequence[WorkerEnvironment], ray_version: str
-) -> Iterator[Check]:
-    """
-    Check the versions and settings of the workers.
-
-    Args:
-        ray_version: The version that the cluster was started with, or ``""``.
-    """
-    answers = [x for x in environments if "debugpy" in x.facts]
-    silent = [x for x in environments if "debugpy" not in x.facts]
-    yield _check_ray_version(environments, ray_version)
-    yield _check_debugpy(answers, silent)
-    yield _check_ray_debug(answers)
-    yield _check_post_mortem(answers)
 
 
 def _check_ray_version(
@@ -462,8 +445,15 @@ def _check_cluster(
     # The rest of the time is for the local checks.
     remaining_s = _seconds_left(deadline, 600.0) * 0.8
     environments = query_environments(address, state, timeout_s=remaining_s)
-    checks = _check_workers(environments, state.ray_version)
-    return state, (reachable, *checks)
+    answers = [x for x in environments if "debugpy" in x.facts]
+    silent = [x for x in environments if "debugpy" not in x.facts]
+    return state, (
+        reachable,
+        _check_ray_version(environments, state.ray_version),
+        _check_debugpy(answers, silent),
+        _check_ray_debug(answers),
+        _check_post_mortem(answers),
+    )
 
 
 def _add_job_remedy(check: Check, job: str | None) -> Check:
