@@ -25,12 +25,11 @@ from .judgements import judge, ranks_of
 _DRIVER = re.compile(rb"Kernel Module(?: for \S+)?\s+(\d[\d.]{1,20})")
 
 
-def driver_version(root: str = "/proc") -> str:
+def driver_version() -> str:
     """
     Return the version of the NVIDIA driver of this node; ``""`` without one.
     """
-    text = read_proc(f"{root}/driver/nvidia/version") or b""
-    found = _DRIVER.search(text)
+    found = _DRIVER.search(read_proc("/proc/driver/nvidia/version") or b"")
     return found[1].decode() if found else ""
 
 

@@ -29,6 +29,7 @@ from ..processes import (
 from .judgements import judge, ranks_of
 
 
+_PROC = "/proc"
 _LIMIT_LINE = re.compile(
     r"^(Max [a-z ]{1,30}?) {2,}(\d{1,20}|unlimited) ", re.MULTILINE
 )
@@ -63,34 +64,27 @@ class Limits:
     may_lock: bool = False
 
 
-def read_limits(
-    pids: Iterable[int], *, proc: str = "/proc"
-) -> tuple[Limits, ...]:
+def read_limits(pids: Iterable[int]) -> tuple[Limits, ...]:
     """
     Return the limits of processes; unreadable processes are left out.
-
-    Args:
-        proc: The path of procfs.
     """
-    entries = (
-        _read_process_limits(pid, proc) for pid in list(pids)[:_MAX_PROCESSES]
-    )
+    entries = map(_read_process_limits, islice(pids, _MAX_PROCESSES))
     return tuple(limits for limits in entries if limits is not None)
 
 
-def _read_process_limits(pid: int, proc: str) -> Limits | None:
-    data = read_proc(f"{proc}/{pid}/limits")
+def _read_process_limits(pid: int) -> Limits | None:
+    data = read_proc(f"{_PROC}/{pid}/limits")
     if data is None:
         return None
 
     limits = dict(_LIMIT_LINE.findall(data.decode(errors="replace")))
-    status = parse_status(read_proc(f"{proc}/{pid}/status"))
+    status = parse_status(read_proc(f"{_PROC}/{pid}/status"))
     capabilities = re.fullmatch(r"[0-9a-f]{1,32}", status.get("CapEff", ""))
     capability_bits = int(capabilities[0], 16) if capabilities else 0
     return Limits(
         pid=pid,
         files=whole_number(limits.get("Max open files")),
-        open_files=len(list_numbers(f"{proc}/{pid}/fd")) or None,
+        open_files=len(list_numbers(f"{_PROC}/{pid}/fd")) or None,
         locked=whole_number(limits.get("Max locked memory")),
         may_lock=bool(capability_bits >> _CAP_IPC_LOCK & 1),
     )
@@ -171,9 +165,6 @@ class Blocked:
 
 def read_blocked_processes(
     pids: Collection[int] = (),
-    *,
-    proc: str = "/proc",
-    apart_s: float = _INTERVAL_S,
 ) -> tuple[Blocked, ...]:
     """
     Return the processes that stay in state D.
@@ -182,47 +173,41 @@ def read_blocked_processes(
         pids: The processes to examine, with their threads; by default all
             processes of the node, without threads.
 
-        proc: The path of procfs.
-
-        apart_s: Seconds between two of the four samples.
-
     Returns:
-        The processes that were in state D in every sample.
+        The processes that were in state D in each of four samples.
     """
-    numbers = list(pids) or list_numbers(proc)
+    numbers = list(pids) or list_numbers(_PROC)
     stuck = {pid: pid for pid in numbers[:_MAX_SAMPLED]}
     for sample in range(_SAMPLES):
         if sample:
-            time.sleep(apart_s)
+            time.sleep(_INTERVAL_S)
         stuck = {
             pid: thread
             for pid in stuck
-            if (thread := _blocked_thread(pid, proc, deep=bool(pids)))
+            if (thread := _blocked_thread(pid, deep=bool(pids)))
         }
         if not stuck:
             return ()
-    processes = (
-        _blocked_process(pid, thread, proc) for pid, thread in stuck.items()
-    )
+    processes = (_blocked_process(*x) for x in stuck.items())
     return tuple(x for x in processes if x is not None)
 
 
-def _blocked_thread(pid: int, proc: str, *, deep: bool) -> int | None:
-    threads = list_numbers(f"{proc}/{pid}/task") if deep else []
+def _blocked_thread(pid: int, *, deep: bool) -> int | None:
+    threads = list_numbers(f"{_PROC}/{pid}/task") if deep else []
     for thread in threads or [pid]:
-        stat = parse_stat(read_proc(f"{proc}/{pid}/task/{thread}/stat"))
+        stat = parse_stat(read_proc(f"{_PROC}/{pid}/task/{thread}/stat"))
         if stat is not None and stat.letter == "D":
             return thread
     return None
 
 
-def _blocked_process(pid: int, thread: int, proc: str) -> Blocked | None:
-    status = parse_status(read_proc(f"{proc}/{pid}/status"))
+def _blocked_process(pid: int, thread: int) -> Blocked | None:
+    status = parse_status(read_proc(f"{_PROC}/{pid}/status"))
     # Kernel threads have no memory, and are often in state D.
     if "VmSize" not in status:
         return None
 
-    where = read_proc(f"{proc}/{pid}/task/{thread}/wchan", limit=128) or b""
+    where = read_proc(f"{_PROC}/{pid}/task/{thread}/wchan", limit=128) or b""
     text = clean(where.decode(errors="replace"))
     name = clean(status.get("Name", ""))
     return Blocked(pid=pid, name=name, where="" if text == "0" else text)
@@ -319,10 +304,7 @@ class Disk:
 
 
 def read_disks(
-    folders: Iterable[str | os.PathLike[str]] = (),
-    *,
-    timeout_s: float = 5.0,
-    places: Mapping[str, str] = JOB_FOLDERS,
+    folders: Iterable[str | os.PathLike[str]] = (), *, timeout_s: float = 5.0
 ) -> tuple[Disk, ...]:
     """
     Read the file systems that a job writes to.
@@ -332,36 +314,32 @@ def read_disks(
 
         timeout_s: Limit in seconds.
 
-        places: Folders that every job uses, by name.
-
     Returns:
         One entry per existing folder, including those that do not answer.
     """
-    paths = {**places, **{os.fspath(x): os.fspath(x) for x in folders}}
+    paths = {**JOB_FOLDERS, **{os.fspath(x): os.fspath(x) for x in folders}}
     deadline = time.monotonic() + timeout_s
     answers = dict(
         answers_in_time(_read_disk, list(paths.items()), deadline, threads=64)
     )
     disks = (
-        answers.get(
-            (name, path), Disk(name=clean(name), path=path, answers=False)
-        )
-        for name, path in paths.items()
+        answers.get(x, Disk(name=clean(x[0]), path=x[1], answers=False))
+        for x in paths.items()
     )
-    return tuple(x for x in disks if not x.problem or x.name not in places)
+    return tuple(
+        x for x in disks if not x.problem or x.name not in JOB_FOLDERS
+    )
 
 
 def _read_disk(item: tuple[str, str]) -> Disk:
-    name, path = item
+    disk = Disk(name=clean(item[0]), path=item[1])
     try:
-        status = os.statvfs(path)
+        status = os.statvfs(disk.path)
     except (OSError, ValueError) as exc:
-        reason = reason_of(exc)
-        return Disk(name=clean(name), path=path, problem=reason)
+        return attrs.evolve(disk, problem=reason_of(exc))
 
-    return Disk(
-        name=clean(name),
-        path=path,
+    return attrs.evolve(
+        disk,
         total=status.f_blocks * status.f_frsize,
         free=status.f_bavail * status.f_frsize,
         files=status.f_files,

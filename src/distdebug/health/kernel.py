@@ -102,8 +102,15 @@ def read_kernel_log(
         OSError: No source is readable; the message has the error of each.
     """
     deadline = time.monotonic() + timeout_s
+    journal = ("journalctl", "-k", "-b", "-q", "--no-pager", "-o")
+    sources: dict[str, Callable[[], list[str]]] = {
+        device: lambda: _read_device(device, deadline),
+        "dmesg": lambda: _run_log_tool(deadline, "dmesg"),
+        "journalctl": lambda: _run_log_tool(deadline, *journal, "short-unix"),
+        folder: lambda: _read_syslog(folder),
+    }
     errors = []
-    for name, read in _sources(device, folder, deadline).items():
+    for name, read in sources.items():
         try:
             lines = read()
         except (OSError, ValueError) as exc:
@@ -116,18 +123,6 @@ def read_kernel_log(
                 begins=first[0].time if first else None,
             )
     raise OSError("; ".join(errors))
-
-
-def _sources(
-    device: str, folder: str, deadline: float
-) -> dict[str, Callable[[], list[str]]]:
-    journal = ("journalctl", "-k", "-b", "-q", "--no-pager", "-o")
-    return {
-        device: lambda: _read_device(device, deadline),
-        "dmesg": lambda: _run_log_tool(deadline, "dmesg"),
-        "journalctl": lambda: _run_log_tool(deadline, *journal, "short-unix"),
-        folder: lambda: _read_syslog(folder),
-    }
 
 
 def parse_kernel_lines(
@@ -323,6 +318,13 @@ class KernelEvent:
     seconds: str = ""
     quote: str = ""
 
+    @property
+    def meaning(self) -> Xid | None:
+        """
+        Return the meaning of the Xid; ``None`` if it is another event.
+        """
+        return explain_xid(self.xid or 0) if self.rule == "xid" else None
+
 
 def is_suspicious(line: str) -> bool:
     """
@@ -384,9 +386,8 @@ def _prefilter_words() -> frozenset[str]:
 def _match_event(line: KernelLine) -> KernelEvent | None:
     lower = line.text.lower()
     for rule in load_event_rules().values():
-        if not any(word in lower for word in rule.words):
-            continue
-        match = rule.pattern.search(line.text)
+        has_word = any(word in lower for word in rule.words)
+        match = rule.pattern.search(line.text) if has_word else None
         if match is None:
             continue
         groups = {k: v for k, v in match.groupdict().items() if v}
@@ -535,11 +536,9 @@ def check_kernel_events(
     for event in events:
         if any(_is_same_fault(event, x) for x in foreign):
             continue
-        rule = load_event_rules()[event.rule]
-        xid = None if event.rule != "xid" else explain_xid(event.xid or 0)
-        confidence = _rate_event(rule, event, xid, context)
+        confidence = _rate_event(event, context)
         if confidence is not None:
-            yield _event_finding(rule, event, xid, confidence, context)
+            yield _event_finding(event, confidence, context)
 
 
 def _is_of_other_program(event: KernelEvent, context: JobContext) -> bool:
@@ -555,9 +554,7 @@ def _is_of_other_program(event: KernelEvent, context: JobContext) -> bool:
 
 
 def _is_program_fault(event: KernelEvent) -> bool:
-    return (
-        event.rule == "xid" and explain_xid(event.xid or 0).kind == "program"
-    )
+    return event.meaning is not None and event.meaning.kind == "program"
 
 
 def _is_same_fault(event: KernelEvent, other: KernelEvent) -> bool:
@@ -578,44 +575,38 @@ def _is_same_fault(event: KernelEvent, other: KernelEvent) -> bool:
 
 
 def _event_finding(
-    rule: EventRule,
-    event: KernelEvent,
-    xid: Xid | None,
-    confidence: Confidence,
-    context: JobContext,
+    event: KernelEvent, confidence: Confidence, context: JobContext
 ) -> Finding:
-    gpu = _find_gpu(event, context)
+    rule, xid = load_event_rules()[event.rule], event.meaning
+    bus_id = parse_bus_id(event.bus_id)
+    gpus = (x for x in context.gpus if parse_bus_id(x.bus_id) == bus_id)
+    gpu = next(gpus, None) if bus_id else None
     # A PCI error at the bus ID of a GPU is a GPU fault.
     is_fault = gpu is not None and event.rule in _GPU_RULES
     pids = [event.pid] if event.pid is not None else []
     if gpu is not None and not pids:
         pids = [x.pid for x in gpu.processes]
+    evidence = Evidence(
+        kind="kernel",
+        source=context.host,
+        location="kernel log",
+        quote=event.quote,
+    )
     return Finding(
         cause=Cause.GPU_FAULT if is_fault else rule.cause,
         ranks=tuple(sorted(ranks_of(pids, context.ranks))),
-        summary=_summary(rule, event, xid, gpu, context),
+        summary=_summary(event, gpu, context),
         confidence=confidence,
         remedy=xid.action if xid else rule.remedy,
-        evidence=(
-            Evidence(
-                kind="kernel",
-                source=context.host,
-                location="kernel log",
-                quote=event.quote,
-            ),
-        ),
+        evidence=(evidence,),
     )
 
 
-def _rate_event(
-    rule: EventRule,
-    event: KernelEvent,
-    xid: Xid | None,
-    context: JobContext,
-) -> Confidence | None:
+def _rate_event(event: KernelEvent, context: JobContext) -> Confidence | None:
     """
     Return the confidence of an event, or None if it does not matter.
     """
+    rule = load_event_rules()[event.rule]
     is_known = event.pid in context.ranks or event.pid in context.pids
     # A dead process is not in the list of running ones.
     is_of_job = (
@@ -626,7 +617,7 @@ def _rate_event(
     if rule.ours and not is_of_job:
         return None
 
-    kind = xid.kind if xid else ""
+    kind = event.meaning.kind if event.meaning else ""
     is_lasting = rule.lasting and kind not in {"program", "result", "note"}
     begin = context.begin
     if rule.ours and not is_known and context.since is not None:
@@ -646,38 +637,23 @@ def _rate_event(
     return rule.confidence if is_sure else "possible"
 
 
-def _find_gpu(event: KernelEvent, context: JobContext) -> Gpu | None:
-    bus_id = parse_bus_id(event.bus_id)
-    gpus = (x for x in context.gpus if parse_bus_id(x.bus_id) == bus_id)
-    return next(gpus, None) if bus_id else None
-
-
-def _summary(
-    rule: EventRule,
-    event: KernelEvent,
-    xid: Xid | None,
-    gpu: Gpu | None,
-    context: JobContext,
-) -> str:
-    parts = [
-        rule.says.format(
-            pid=event.pid,
-            name=event.name or "unknown",
-            device=event.device or "unknown",
-            seconds=event.seconds,
-            xid=event.xid,
-        ),
-        f": {xid.means}" if xid else "",
-    ]
+def _summary(event: KernelEvent, gpu: Gpu | None, context: JobContext) -> str:
+    summary = load_event_rules()[event.rule].says.format(
+        pid=event.pid,
+        name=event.name or "unknown",
+        device=event.device or "unknown",
+        seconds=event.seconds,
+        xid=event.xid,
+    )
+    if event.meaning:
+        summary += f": {event.meaning.means}"
     if event.bus_id:
-        parts.append(f" on {f'GPU {gpu.index}' if gpu else event.bus_id}")
+        summary += f" on {f'GPU {gpu.index}' if gpu else event.bus_id}"
     if event.count > 1:
-        parts.append(f", {event.count} times")
-    if event.time is not None:
-        since, is_before = context.since, event.time < context.begin
-        parts.append(
-            f", {time_text(since - event.time)} before the job began"
-            if since is not None and is_before
-            else f", {time_text(max(context.now - event.time, 0.0))} ago"
-        )
-    return "".join(parts)
+        summary += f", {event.count} times"
+    if event.time is None:
+        return summary
+    if context.since is not None and event.time < context.begin:
+        ago = time_text(context.since - event.time)
+        return f"{summary}, {ago} before the job began"
+    return f"{summary}, {time_text(max(context.now - event.time, 0.0))} ago"

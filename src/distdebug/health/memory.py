@@ -19,6 +19,7 @@ from ..processes import first_start, parse_status, read_proc, whole_number
 from .judgements import judge
 
 
+_PROC, _CGROUP = "/proc", "/sys/fs/cgroup"
 # By the version of cgroups: the files with the limit, the use, and the
 # events of a group, and the counter of inactive page cache.
 _GROUP_FILES = {
@@ -75,23 +76,18 @@ class _Mount(NamedTuple):
     point: str
 
 
-def read_memory_groups(
-    pids: Iterable[int], *, proc: str = "/proc"
-) -> tuple[MemoryGroup, ...]:
+def read_memory_groups(pids: Iterable[int]) -> tuple[MemoryGroup, ...]:
     """
     Return the cgroups of processes, and the ancestors of these.
-
-    Args:
-        proc: The path of procfs.
 
     Returns:
         Each group once, inner ones before outer ones; nothing without the
         memory controller.
     """
-    mounts = _read_mounts(proc)
+    mounts = _read_mounts()
     own_folders: dict[str, _Mount] = {}
     for pid in pids:
-        for version, path in _cgroup_paths(pid, proc):
+        for version, path in _cgroup_paths(pid):
             for mount in mounts:
                 if mount.version == version:
                     own_folders.setdefault(_group_folder(path, mount), mount)
@@ -99,16 +95,15 @@ def read_memory_groups(
     for folder, mount in own_folders.items():
         for level in _ancestors(folder, mount.point):
             if level not in groups or level in own_folders:
-                group = _read_group(
-                    level, mount.version, proc, is_own=level in own_folders
-                )
+                is_own = level in own_folders
+                group = _read_group(level, mount.version, is_own=is_own)
                 if group is not None:
                     groups[level] = group
     return tuple(groups.values())
 
 
-def _read_mounts(proc: str) -> list[_Mount]:
-    data = read_proc(f"{proc}/self/mountinfo", limit=1 << 22) or b""
+def _read_mounts() -> list[_Mount]:
+    data = read_proc(f"{_PROC}/self/mountinfo", limit=1 << 22) or b""
     mounts = []
     for line in data.decode("utf-8", "replace").splitlines():
         head, _, tail = line.partition(" - ")
@@ -122,9 +117,9 @@ def _read_mounts(proc: str) -> list[_Mount]:
     return mounts
 
 
-def _cgroup_paths(pid: int, proc: str) -> Iterator[tuple[int, str]]:
-    text = (read_proc(f"{proc}/{pid}/cgroup") or b"").decode(errors="replace")
-    for line in text.splitlines():
+def _cgroup_paths(pid: int) -> Iterator[tuple[int, str]]:
+    data = read_proc(f"{_PROC}/{pid}/cgroup") or b""
+    for line in data.decode(errors="replace").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         if number == "0" and not names:
@@ -152,7 +147,7 @@ def _ancestors(folder: str, top: str) -> Iterator[str]:
 
 
 def _read_group(
-    folder: str, version: int, proc: str, *, is_own: bool
+    folder: str, version: int, *, is_own: bool
 ) -> MemoryGroup | None:
     limit_file, use_file, events_file, inactive = _GROUP_FILES[version]
     limit = _read_number(f"{folder}/{limit_file}")
@@ -165,14 +160,15 @@ def _read_group(
         limit = None
     if (limit, current, kills, waits) == (None, None, None, False):
         return None
+    used = None
+    if current is not None:
+        used = max(current - stat.get(inactive, 0), 0)
     return MemoryGroup(
         path=clean(folder),
         is_own=is_own,
-        started=_start_time(folder, proc) if is_own else None,
+        started=_start_time(folder) if is_own else None,
         limit=limit,
-        used=None
-        if current is None
-        else max(current - stat.get(inactive, 0), 0),
+        used=used,
         kills=kills,
         waits=waits,
     )
@@ -190,10 +186,10 @@ def _read_counters(path: str) -> dict[str, int]:
     return {name: x for name, x in numbers if x is not None}
 
 
-def _start_time(folder: str, proc: str) -> float | None:
+def _start_time(folder: str) -> float | None:
     text = (read_proc(f"{folder}/cgroup.procs") or b"").split()
     pids = filter(None, map(whole_number, text[:_MAX_PROCESSES]))
-    return first_start(pids, proc)
+    return first_start(pids, _PROC)
 
 
 @attrs.frozen(kw_only=True)
@@ -220,7 +216,7 @@ class Memory:
     groups: tuple[MemoryGroup, ...] = ()
 
 
-def read_memory(pids: Collection[int] = (), *, proc: str = "/proc") -> Memory:
+def read_memory(pids: Collection[int] = ()) -> Memory:
     """
     Read the memory of this node.
 
@@ -228,14 +224,12 @@ def read_memory(pids: Collection[int] = (), *, proc: str = "/proc") -> Memory:
         pids: The processes of the job; by default this process, which is
             right in a container.
 
-        proc: The path of procfs.
-
     Raises:
         OSError: ``/proc/meminfo`` cannot be read.
     """
-    data = read_proc(f"{proc}/meminfo")
+    data = read_proc(f"{_PROC}/meminfo")
     if data is None:
-        msg = f"{proc}/meminfo cannot be read"
+        msg = f"{_PROC}/meminfo cannot be read"
         raise OSError(msg)
 
     sizes = {
@@ -250,7 +244,7 @@ def read_memory(pids: Collection[int] = (), *, proc: str = "/proc") -> Memory:
         available=sizes.get("MemAvailable"),
         swap_total=swap,
         swap_used=swap - free if is_known else None,  # type: ignore[operator]
-        groups=read_memory_groups(pids or (os.getpid(),), proc=proc),
+        groups=read_memory_groups(pids or (os.getpid(),)),
     )
 
 
@@ -384,27 +378,20 @@ class Pressure:
     is_throttled_now: bool = False
 
 
-def read_pressure(
-    *, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup"
-) -> Pressure:
+def read_pressure() -> Pressure:
     """
     Read the pressure stall information of the kernel.
 
     Old kernels, and some containers, have the load average only.
-
-    Args:
-        proc: The path of procfs.
-
-        cgroup: The folder of the cgroup of this container.
     """
     numbers: dict[str, float] = {}
     for resource in ("cpu", "memory", "io"):
-        data = read_proc(f"{proc}/pressure/{resource}") or b""
+        data = read_proc(f"{_PROC}/pressure/{resource}") or b""
         for scope, avg10 in _PRESSURE_LINE.findall(data):
             numbers[f"{resource}_{scope.decode()}"] = float(avg10)
     numbers.pop("cpu_full", None)
-    load = _LOAD.match(read_proc(f"{proc}/loadavg") or b"")
-    throttled, is_now = _read_throttled(cgroup)
+    load = _LOAD.match(read_proc(f"{_PROC}/loadavg") or b"")
+    throttled, is_now = _read_throttled()
     return Pressure(
         **numbers,
         load=float(load[0]) if load else None,
@@ -414,28 +401,28 @@ def read_pressure(
     )
 
 
-def _read_throttled(cgroup: str) -> tuple[float | None, bool]:
+def _read_throttled() -> tuple[float | None, bool]:
     """
     Return the ratio of throttled periods, and whether it is a recent one.
     """
-    before = _read_periods(cgroup)
+    before = _read_periods()
     if before is None:
         return None, False
     if before[1]:
         time.sleep(_THROTTLE_S)
-        after = _read_periods(cgroup) or before
+        after = _read_periods() or before
         periods = after[0] - before[0]
         if periods > 0:
             return max(after[1] - before[1], 0) / periods, True
     return before[1] / before[0], False
 
 
-def _read_periods(cgroup: str) -> tuple[int, int] | None:
+def _read_periods() -> tuple[int, int] | None:
     """
     Return the number of periods since the start, and of throttled ones.
     """
     for name in ("cpu.stat", "cpu/cpu.stat", "cpu,cpuacct/cpu.stat"):
-        counters = _read_counters(f"{cgroup}/{name}")
+        counters = _read_counters(f"{_CGROUP}/{name}")
         periods = counters.get("nr_periods")
         throttled = counters.get("nr_throttled")
         if periods and throttled is not None:

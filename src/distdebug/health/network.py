@@ -22,6 +22,7 @@ from .judgements import judge
 from .worker_environment import Settings, grouped
 
 
+_RDMA_FOLDER = "/sys/class/infiniband"
 _STATE_TEXT = re.compile(r"\d{1,2}: (\w{1,30})")
 _COUNTER_NAMES = ("link_downed", "symbol_error", "port_rcv_errors")
 _MAX_NAMES = 64
@@ -60,16 +61,14 @@ class IbPort:
     errors: int = 0
 
 
-def read_ib_ports(
-    *, folder: str = "/sys/class/infiniband"
-) -> tuple[IbPort, ...]:
+def read_ib_ports() -> tuple[IbPort, ...]:
     """
     Return the ports of RDMA adapters by name; none without adapters.
     """
     return tuple(
-        _read_port(folder, device, port)
-        for device in _list_folder(folder)
-        for number in _list_folder(f"{folder}/{device}/ports")
+        _read_port(device, port)
+        for device in _list_folder(_RDMA_FOLDER)
+        for number in _list_folder(f"{_RDMA_FOLDER}/{device}/ports")
         if (port := whole_number(number)) is not None
     )
 
@@ -81,8 +80,8 @@ def _list_folder(folder: str) -> list[str]:
         return []
 
 
-def _read_port(folder: str, device: str, number: int) -> IbPort:
-    port_folder = f"{folder}/{device}/ports/{number}"
+def _read_port(device: str, number: int) -> IbPort:
+    port_folder = f"{_RDMA_FOLDER}/{device}/ports/{number}"
     counts = [
         whole_number(_read_text(f"{port_folder}/counters/{name}")) or 0
         for name in _COUNTER_NAMES

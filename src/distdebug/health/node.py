@@ -394,66 +394,47 @@ def check_node(  # noqa: PLR0913 each is independent
 
         now: The time, in seconds since the epoch.
     """
-    facts, missing = _read_facts(
-        tuple(pids),
-        list(folders),
-        list(ray_sessions),
-        timeout_s,
-        time.time() if now is None else now,
-    )
-    all_pids = {*pids, *(ranks or ())}
-    started = first_start(all_pids)
-    if since is None and started is not None and facts.booted is not None:
-        since = facts.booted + started
-    return NodeHealth(
-        facts=facts,
-        findings=check_node_facts(
-            facts,
-            ranks=ranks,
-            pids=all_pids,
-            since=since,
-            # The kernel log has those.
-            has_node_pids=has_node_pids(),
-        ),
-        missing=missing,
-    )
-
-
-def _read_facts(
-    pids: tuple[int, ...],
-    folders: list[str | os.PathLike[str]],
-    ray_sessions: list[str | os.PathLike[str]],
-    timeout_s: float,
-    now: float,
-) -> tuple[NodeFacts, tuple[Missing, ...]]:
+    now = time.time() if now is None else now
     # NaN counts as zero.
     timeout_s = timeout_s if timeout_s > 0 else 0.0
     deadline = time.monotonic() + timeout_s
-    readers = _readers(pids, folders, ray_sessions, timeout_s, now)
-    booted = boot_time()
+    readers = _readers(tuple(pids), list(folders), 0.9 * timeout_s)
+    for path in ray_sessions:
+        readers[f"Ray session {clean(os.fspath(path))}"] = partial(
+            _read_ray, path, min(3.0, timeout_s / 2), now
+        )
     values, missing = _run_readers(readers, deadline)
+    booted = boot_time()
     facts = NodeFacts(
         host=socket.gethostname(), taken=now, booted=booted, **values
     )
-    unreadable = (
-        Missing(what="disk", reason=disk.problem, source=clean(disk.path))
-        for disk in facts.disks or ()
-        if disk.problem
+    all_pids = {*pids, *(ranks or ())}
+    started = first_start(all_pids)
+    if since is None and started is not None:
+        since = booted + started
+    findings = check_node_facts(
+        facts,
+        ranks=ranks,
+        pids=all_pids,
+        since=since,
+        # The kernel log has those.
+        has_node_pids=has_node_pids(),
     )
-    return facts, (*missing, *unreadable)
+    return NodeHealth(facts=facts, findings=findings, missing=tuple(missing))
 
 
 def _readers(
     pids: tuple[int, ...],
     folders: list[str | os.PathLike[str]],
-    ray_sessions: list[str | os.PathLike[str]],
-    timeout_s: float,
-    now: float,
+    limit_s: float,
 ) -> dict[str, _Reader]:
-    # They run at the same time.  Each limit is a little below that of all, so
-    # that partial results arrive in time.
-    limit_s = 0.9 * timeout_s
-    ray_s = min(3.0, timeout_s / 2)
+    """
+    Return what reads the facts; all run at the same time.
+
+    Args:
+        limit_s: A little less than the limit of all, so that partial results
+            arrive in time.
+    """
     return {
         "GPUs": lambda: _read_gpus(limit_s),
         "kernel log": lambda: _read_kernel(limit_s),
@@ -465,12 +446,6 @@ def _readers(
         "memory": lambda: {"memory": read_memory(pids)},
         "blocked processes": lambda: {"blocked": read_blocked_processes(pids)},
         "limits": lambda: {"limits": read_limits(pids or (os.getpid(),))},
-        **{
-            f"Ray session {clean(os.fspath(path))}": partial(
-                _read_ray, path, ray_s, now
-            )
-            for path in ray_sessions
-        },
     }
 
 
@@ -505,7 +480,7 @@ def _name_address() -> str | None:
 
 def _run_readers(
     readers: Mapping[str, _Reader], deadline: float
-) -> tuple[dict[str, Any], tuple[Missing, ...]]:
+) -> tuple[dict[str, Any], list[Missing]]:
     values: dict[str, Any] = {}
     missing = []
     done = dict(
@@ -530,4 +505,9 @@ def _run_readers(
             reason = str(answer.get("gpu_problem", ""))
         if reason:
             missing.append(Missing(what=what, reason=reason))
-    return values, tuple(missing)
+    missing += [
+        Missing(what="disk", reason=disk.problem, source=clean(disk.path))
+        for disk in values.get("disks", ())
+        if disk.problem
+    ]
+    return values, missing

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from .process import close_channels as close_channels
     from .ray import Ray as Ray
     from .ray import RayExecutor as RayExecutor
+    from .ray import answer_stream as answer_stream
     from .ray import as_address as as_address
-    from .ray import child_environment as child_environment
     from .ray import last_address as last_address
+    from .ray import node_affinity as node_affinity
     from .ray import probe_port as probe_port
+    from .ray import ray_child as ray_child
     from .ray import read_ray_file as read_ray_file
     from .ray import resolve_cluster as resolve_cluster
     from .ray import shared_env as shared_env

@@ -47,13 +47,10 @@ def run_command(argv: Sequence[str], **limits: Any) -> CompletedCommand:
     try:
         return CompletedCommand(*run_child(argv, **limits))
     except (OSError, ValueError) as exc:
-        return CompletedCommand(
-            failure=NodeFailure(
-                NodeStatus.FAILED,
-                f"it could not be started: {exc}",
-                "see whether the command exists and may be run here",
-            )
-        )
+        reason = f"it could not be started: {exc}"
+        remedy = "see whether the command exists and may be run here"
+        failure = NodeFailure(NodeStatus.FAILED, reason, remedy)
+        return CompletedCommand(failure=failure)
 
 
 # How long a stopped command may take to end, in seconds.

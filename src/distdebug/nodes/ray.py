@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import attrs
 
@@ -156,11 +156,8 @@ class Ray:
         with self._start_driver(task) as session:
             hosts = _read_hosts(session, self.address)["hosts"]
             turns = -(-len(hosts) // self.at_once)
-            deadline = (
-                time.monotonic()
-                + turns * (timeout_s + self.grace_s)
-                + _CONNECT_S
-            )
+            limit_s = turns * (timeout_s + self.grace_s) + _CONNECT_S
+            deadline = time.monotonic() + limit_s
             yield from _replies(session, hosts, deadline)
 
     @contextmanager
@@ -209,11 +206,7 @@ class Ray:
     def _start_driver(
         self, task: Mapping[str, Any], pass_fds: Collection[int] = ()
     ) -> Any:
-        if find_spec("ray") is None:
-            msg = "Ray is not installed here"
-            raise MissingDependencyError(
-                msg, remedy="install the version of the cluster: ray==..."
-            )
+        argv, environment = ray_child(_MODULE)
         address, job = resolve_cluster(self.address)
         request = {
             "address": address,
@@ -224,9 +217,9 @@ class Ray:
             **task,
         }
         return child_session(
-            [sys.executable, "-P", "-m", _MODULE],
+            argv,
             request=json.dumps(request).encode(),
-            environment=child_environment(),
+            environment=environment,
             pass_fds=pass_fds,
         )
 
@@ -259,12 +252,39 @@ def resolve_cluster(address: str | None) -> tuple[str, str | None]:
     return address or "auto", None
 
 
-def child_environment() -> dict[str, str]:
+def ray_child(module: str) -> tuple[list[str], dict[str, str]]:
     """
-    Return the environment of a child process that connects to a cluster.
+    Return command and environment of a child that connects to a cluster.
+
+    Args:
+        module: What the child runs.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
     """
+    if find_spec("ray") is None:
+        msg = "Ray is not installed here"
+        remedy = (
+            "install the version of the cluster: ray==...; reading files "
+            "needs none"
+        )
+        raise MissingDependencyError(msg, remedy=remedy)
     # Keep Ray from applying this process's `uv run` to the workers.
-    return {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    environment = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    return [sys.executable, "-P", "-m", module], environment
+
+
+@contextmanager
+def answer_stream() -> Iterator[IO[str]]:
+    """
+    Yield the standard output of a child process, for its answers alone.
+
+    What Ray prints goes to standard error.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with answers:
+        yield answers
 
 
 def _read_hosts(session: ChildSession, address: str) -> dict[str, Any]:
@@ -292,16 +312,15 @@ def _replies(
     begin = time.monotonic()
     missing = dict.fromkeys(hosts)
     failure = None
-    while missing and failure is None:
+    while missing:
         try:
             line = session.read_line(deadline)
         except (TimeoutError, ValueError):
             break
         if line is None:
-            failure = NodeFailure(
-                NodeStatus.FAILED, _connection_error(session)
-            )
-            continue
+            reason = _connection_error(session)
+            failure = NodeFailure(NodeStatus.FAILED, reason)
+            break
         answer = json.loads(line)
         missing.pop(answer["host"], None)
         yield NodeReply(
@@ -312,10 +331,9 @@ def _replies(
         )
 
     seconds = time.monotonic() - begin
+    unfinished = CompletedCommand(failure=failure)
     for host in missing:
-        yield NodeReply(
-            host, CompletedCommand(failure=failure), len(hosts), seconds
-        )
+        yield NodeReply(host, unfinished, len(hosts), seconds)
 
 
 def _connection_error(session: ChildSession) -> str:
@@ -403,11 +421,11 @@ def _running_jobs() -> list[_Job]:
             skip_submission_job_info_field=True,
             skip_is_running_tasks_field=True,
         )
-        rows = [row for row in table.values() if not row.is_dead]
         return [
             _job(row)
-            for row in rows
-            if row.job_id.hex() != ours
+            for row in table.values()
+            if not row.is_dead
+            and row.job_id.hex() != ours
             and not row.config.ray_namespace.startswith(("_ray_", "_distdeb"))
         ]
     except (AttributeError, TypeError, ValueError) as exc:
@@ -522,7 +540,6 @@ class RayExecutor(Executor):
             future = _RayFuture(task.remote(fn, args, kwargs))
             self._open.add(future)
         future.add_done_callback(self._forget)
-        future.follow()
         return future
 
     def shutdown(
@@ -571,12 +588,7 @@ class _RayFuture(Future[Any]):
         super().__init__()
         self._ref = ref
         self._state_lock = threading.RLock()
-
-    def follow(self) -> None:
-        """
-        Take the result of the task when it is ready.
-        """
-        self._ref.future().add_done_callback(self._copy_result)
+        ref.future().add_done_callback(self._copy_result)
 
     def cancel(self) -> bool:
         """

@@ -31,7 +31,7 @@ import attrs
 from distdebug._text import clean
 from distdebug.errors import NodesError
 
-from .ray import node_affinity, runtime_env_of
+from .ray import answer_stream, node_affinity, runtime_env_of
 from .results import (
     CompletedCommand,
     NodeFailure,
@@ -249,11 +249,10 @@ class NodeTasks:
         )
         timeout_s = self._task["timeout_s"]
         ref = task.remote(self._payload, timeout_s, host)
+        limit_s = timeout_s + self._task["grace_s"]
         try:
-            return await asyncio.wait_for(
-                asyncio.wrap_future(ref.future()),
-                timeout_s + self._task["grace_s"],
-            )
+            answer = asyncio.wrap_future(ref.future())
+            return await asyncio.wait_for(answer, limit_s)
         except (TimeoutError, asyncio.CancelledError) as exc:
             # Without a cancel, the command keeps running on its node.
             self._cancelled.append(ref)
@@ -298,11 +297,12 @@ def dead_node(node: Mapping[str, Any]) -> NodeFailure:
     Args:
         node: A row of ``ray.nodes()``.
     """
-    death_reason = node.get("DeathReasonMessage")
+    reason = "Ray does not reach the node"
+    if death_reason := node.get("DeathReasonMessage"):
+        reason += f": {death_reason}"
     return NodeFailure(
         NodeStatus.DEAD,
-        "Ray does not reach the node"
-        + (f": {death_reason}" if death_reason else ""),
+        reason,
         "see raylet.out and raylet.err in /tmp/ray/session_latest/logs there",
     )
 
@@ -341,15 +341,12 @@ def ray_failure(exc: Exception, node: Mapping[str, Any]) -> NodeFailure:
 _AUTOSCALER_DRAIN_IDLE = 4
 
 
-def main(stdin: IO[str], stdout: IO[str]) -> int:
+def main(stdin: IO[str], stdout: IO[str]) -> None:
     """
     Run the request in the first line of *stdin*, and write the results.
 
     Writes ``{"hosts": […], "address": …}``, then one ``{"host": …, "seconds":
     …, "ended": …}`` for each node, or ``{"reason": …, "remedy": …}``.
-
-    Returns:
-        The exit status.
     """
 
     def write_message(answer: Mapping[str, object]) -> None:
@@ -366,7 +363,6 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
             _serve(task, address, write_message, stop)
     except NodesError as exc:
         write_message({"reason": str(exc), "remedy": exc.remedy})
-    return 0
 
 
 def _wait_for_end(stdin: int, stop: threading.Event) -> None:
@@ -385,16 +381,11 @@ def _connected(address: str) -> Iterator[str]:
         ray.init(address, log_to_driver=False, namespace="_distdebug")
     except Exception as exc:
         error_text = clean(str(exc).strip().partition("\n")[0])
+        msg = f"there is no way to a Ray cluster at {address}: {error_text}"
+        remedy = "run it on a node of the cluster, where `ray status` answers"
         if "Version mismatch" in str(exc):
             msg = f"the cluster differs: {clean(str(exc))}"
             remedy = "use the Python and the Ray of the cluster"
-        else:
-            msg = (
-                f"there is no way to a Ray cluster at {address}: {error_text}"
-            )
-            remedy = (
-                "run it on a node of the cluster, where `ray status` answers"
-            )
         raise NodesError(msg, remedy=remedy) from exc
     try:
         yield ray.get_runtime_context().gcs_address
@@ -516,19 +507,12 @@ class Program:
         with suppress(subprocess.TimeoutExpired):
             status = self._process.wait(0.5)
         os.set_blocking(err, False)
+        stderr = b""
         with suppress(BlockingIOError):
-            stderr = os.read(err, 1 << 16).decode("utf-8", "replace")
-            return b"", status, stderr
-        return b"", status, ""
-
-
-def _main() -> int:
-    # Keep the output of Ray out of the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    with answers:
-        return main(sys.stdin, answers)
+            stderr = os.read(err, 1 << 16)
+        return b"", status, stderr.decode("utf-8", "replace")
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    with answer_stream() as answers:
+        main(sys.stdin, answers)

@@ -188,13 +188,10 @@ def completed_from_line(line: object) -> CompletedCommand:
         *(LookupError, OverflowError, RecursionError),
         *(TypeError, ValueError),
     ):
-        return CompletedCommand(
-            failure=NodeFailure(
-                NodeStatus.FAILED,
-                "the answer of the node is not understood",
-                "install the same distdebug there",
-            )
-        )
+        reason = "the answer of the node is not understood"
+        remedy = "install the same distdebug there"
+        failure = NodeFailure(NodeStatus.FAILED, reason, remedy)
+        return CompletedCommand(failure=failure)
 
 
 def _check_text(data: object) -> str:
@@ -232,20 +229,10 @@ def exit_failure(
             f"no answer after {timeout_s:g} s",
             "give it more time, or look at the node itself",
         )
-    return NodeFailure(
-        NodeStatus.FAILED,
-        _exit_text(status, stderr),
-        _exit_remedy(stderr),
-    )
-
-
-def _exit_text(status: int, stderr: str) -> str:
     lines = [line for line in map(clean, stderr.splitlines()) if line]
-    status_text = f"signal {-status}" if status < 0 else f"status {status}"
-    return f"it ended with {status_text}" + (f": {lines[-1]}" if lines else "")
-
-
-def _exit_remedy(stderr: str) -> str:
+    reason = f"signal {-status}" if status < 0 else f"status {status}"
+    reason = ": ".join([f"it ended with {reason}", *lines[-1:]])
+    remedy = ""
     if "No module named" in stderr:
-        return "install distdebug on the node, or in its container"
-    return ""
+        remedy = "install distdebug on the node, or in its container"
+    return NodeFailure(NodeStatus.FAILED, reason, remedy)

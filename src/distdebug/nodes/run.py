@@ -26,6 +26,7 @@ from ..errors import NodesError
 from .process import CommandEngine
 from .results import (
     Engine,
+    NodeFailure,
     NodeReply,
     NodeResult,
     NodeStatus,
@@ -79,21 +80,14 @@ def pack_function(
 
     data = base64.b64encode(pickled)
     mark = f"distdebug-{secrets.token_hex(16)}"
-    return RemoteFunction(
-        data,
-        (
-            # -P: a json.py in the working folder must not shadow the library's.
-            "-P",
-            "-u",
-            "-m",
-            "distdebug.nodes.child",
-            _python_version(),
-            hashlib.sha256(data).hexdigest(),
-            mark,
-            str(max(1, round(timeout_s))),
-        ),
-        mark,
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    arguments = (
+        # -P: a json.py in the working folder must not shadow the library's.
+        *("-P", "-u", "-m", "distdebug.nodes.child"),
+        *(version, hashlib.sha256(data).hexdigest(), mark),
+        str(max(1, round(timeout_s))),
     )
+    return RemoteFunction(data, arguments, mark)
 
 
 def unpack_answer(mark: str, output: str) -> tuple[Any, str]:
@@ -114,13 +108,8 @@ def unpack_answer(mark: str, output: str) -> tuple[Any, str]:
         answer = json.loads(line)
     except (ValueError, RecursionError):
         answer = None
-    return answer if isinstance(
-        answer, dict
-    ) else None, text_before + text_after
-
-
-def _python_version() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
+    is_answer = isinstance(answer, dict)
+    return answer if is_answer else None, text_before + text_after
 
 
 @contextmanager
@@ -134,16 +123,10 @@ def _by_value(function: Callable[[], object]) -> Iterator[None]:
         function = function.func
     name = getattr(function, "__module__", None) or "__main__"
     module = sys.modules.get(name)
-    package = name.partition(".")[0]
-    is_importable = (
-        package in {"__main__", "distdebug"} | sys.stdlib_module_names
-    )
+    importable = {"__main__", "distdebug"} | sys.stdlib_module_names
     # A module that the user has registered stays registered.
-    if (
-        is_importable
-        or not module
-        or name in cloudpickle.list_registry_pickle_by_value()
-    ):
+    kept = importable | cloudpickle.list_registry_pickle_by_value()
+    if not module or name in kept or name.partition(".")[0] in importable:
         yield
         return
 
@@ -223,34 +206,40 @@ def run_on_nodes(
         data=remote_function and remote_function.data,
         timeout_s=timeout_s,
     )
-    return _results(replies, remote_function, timeout_s, tell)
+    mark = remote_function.mark if remote_function else ""
+    return _results(replies, mark, timeout_s, tell)
 
 
 def _results(
     replies: Iterator[NodeReply],
-    remote_function: RemoteFunction | None,
+    mark: str,
     timeout_s: float,
     tell: Callable[[int, int], object],
 ) -> Iterator[NodeResult]:
     try:
         for done, reply in enumerate(replies, 1):
             tell(done, reply.total)
-            yield _result(reply, remote_function, timeout_s)
+            yield _result(reply, mark, timeout_s)
     finally:
         # Close also if *tell* fails or Python does not count references.
         if isinstance(replies, Generator):
             replies.close()
 
 
-def _result(
-    reply: NodeReply, remote_function: RemoteFunction | None, timeout_s: float
-) -> NodeResult:
+def _result(reply: NodeReply, mark: str, timeout_s: float) -> NodeResult:
+    """
+    Return the result of a node.
+
+    Args:
+        mark: The text in front of the answer of a function; ``""`` for a
+            command.
+    """
     completed = reply.completed
     output = completed.output.decode("utf-8", "replace")
     stderr = completed.stderr.decode("utf-8", "replace")
     answer = None
-    if remote_function:
-        answer, output = unpack_answer(remote_function.mark, output)
+    if mark:
+        answer, output = unpack_answer(mark, output)
     shown = without_controls(f"{output.strip()}\n{stderr.strip()}").strip()
     result = NodeResult(
         host=clean(reply.host),
@@ -260,27 +249,20 @@ def _result(
     )
 
     # An answer counts even if the connection failed afterwards.
-    if answer is not None:
-        return _with_answer(result, answer)
-    if completed.status == 0 and not remote_function:
+    if answer is not None and "value" in answer:
+        return attrs.evolve(result, value=answer["value"])
+    if completed.status == 0 and not mark:
         return result
-    failure = completed.failure or exit_failure(
-        completed.status, stderr, timeout_s
-    )
+    if answer is not None:
+        reason, remedy = str(answer.get("reason")), answer.get("remedy")
+        failure = NodeFailure(NodeStatus.FAILED, reason, str(remedy or ""))
+    else:
+        failure = completed.failure or exit_failure(
+            completed.status, stderr, timeout_s
+        )
     return attrs.evolve(
         result,
         status=failure.status,
         reason=clean(failure.reason),
         remedy=clean(failure.remedy),
-    )
-
-
-def _with_answer(result: NodeResult, answer: dict[str, object]) -> NodeResult:
-    if "value" in answer:
-        return attrs.evolve(result, value=answer["value"])
-    return attrs.evolve(
-        result,
-        status=NodeStatus.FAILED,
-        reason=clean(str(answer.get("reason"))),
-        remedy=clean(str(answer.get("remedy") or "")),
     )

@@ -221,8 +221,6 @@ def _tool(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         msg = f"there is no {name} on PATH"
-        raise NodesError(
-            msg,
-            remedy="run it where Slurm's commands are, such as a login node",
-        )
+        remedy = "run it where Slurm's commands are, such as a login node"
+        raise NodesError(msg, remedy=remedy)
     return path

@@ -39,14 +39,11 @@ _OPTION_LINE = re.compile(
 )
 
 
-def nsys_version(path: str, *, timeout_s: float = _TIMEOUT_S) -> str | None:
+def nsys_version(path: str) -> str | None:
     """
     Return the version of nsys, such as ``"2022.4.2.1"``; ``None`` if unknown.
-
-    Args:
-        timeout_s: Limit in seconds.
     """
-    output, _ = run_nsys([path, "--version"], timeout_s=timeout_s)
+    output, _ = run_nsys([path, "--version"], timeout_s=_TIMEOUT_S)
     match = _VERSION.search(output)
     return match[1] if match else None
 
@@ -159,21 +156,18 @@ def find_orphaned_agents() -> tuple[int, ...]:
             argv = process.cmdline()
             if argv and argv[0].rpartition("/")[2] == "nsys":
                 nsys[process.pid] = argv
-    agents = {pid: argv for pid, argv in nsys.items() if _AGENT_FLAG in argv}
+    agents = {
+        pid: {int(x[1]) for x in map(_SESSION_FLAG.fullmatch, argv) if x}
+        for pid, argv in nsys.items()
+        if _AGENT_FLAG in argv
+    }
     commands = nsys.keys() - agents
-    return tuple(
-        sorted(
-            pid
-            for pid, argv in agents.items()
-            if not _session_pids(argv) & commands
-            and (_session_pids(argv) or not commands)
-        )
+    orphans = (
+        pid
+        for pid, started_by in agents.items()
+        if not started_by & commands and (started_by or not commands)
     )
-
-
-def _session_pids(argv: list[str]) -> set[int]:
-    matches = filter(None, map(_SESSION_FLAG.fullmatch, argv))
-    return {int(match[1]) for match in matches}
+    return tuple(sorted(orphans))
 
 
 _LOG_LINES = {

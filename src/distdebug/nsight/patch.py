@@ -94,12 +94,9 @@ def _stale_bytecode(plugin: Path, source: bytes) -> tuple[str, ...]:
     These are files with an unchecked hash, of every version of Python and
     every optimization level.
     """
-    source_hash = importlib.util.source_hash(source)
-    return tuple(
-        str(file)
-        for file in _compiled_files(plugin)
-        if _is_stale(file, source_hash)
-    )
+    digest = importlib.util.source_hash(source)
+    files = _compiled_files(plugin)
+    return tuple(str(file) for file in files if _is_stale(file, digest))
 
 
 def _compiled_files(source: Path) -> list[Path]:
@@ -385,6 +382,10 @@ _PATCHED_LINE = (
     b'context.py_executable = " ".join(self.nsight_cmd) + '
     b'f" {context.py_executable}"'
 )
+_KNOWN_LINES: dict[bytes, PatchState] = {
+    _ORIGINAL_LINE: "needs_patch",
+    _PATCHED_LINE: "patched",
+}
 # A line that uses one of these keeps the interpreter.
 _INTERPRETER_NAMES = frozenset({"context.py_executable", "sys.executable"})
 
@@ -416,15 +417,10 @@ def classify_source(source: bytes) -> PatchState:
         return "unknown"
 
     ((function, line),) = assignments
-    statement = ast.unparse(line).encode()
-    if statement == _normalize(_ORIGINAL_LINE):
-        return (
-            "needs_patch" if source.count(_ORIGINAL_LINE) == 1 else "unknown"
-        )
-    if statement == _normalize(_PATCHED_LINE):
-        return (
-            "patched" if source.count(_PATCHED_LINE) == 1 else "fixed_upstream"
-        )
+    for known, state in _KNOWN_LINES.items():
+        is_same = ast.unparse(line) == ast.unparse(ast.parse(known))
+        if is_same and source.count(known) == 1:
+            return state
     return "fixed_upstream" if _uses_interpreter(function, line) else "unknown"
 
 
@@ -450,10 +446,6 @@ def patch_source(source: bytes, *, undo: bool = False) -> bytes:
         raise ValueError(msg)
 
     return replaced
-
-
-def _normalize(code: bytes) -> bytes:
-    return ast.unparse(ast.parse(code)).encode()
 
 
 def _sets_executable(line: ast.Assign) -> bool:
@@ -649,17 +641,12 @@ def _apply_once() -> PatchStatus | None:
     status = None
     with suppress(Exception):
         status = patch_ray_nsight(wait_s=_IMPORT_WAIT_S)
-        _log_status(status)
+        is_wrong = status.changed and not status.is_fine
+        if status.state in _ERROR_STATES or is_wrong:
+            _logger.warning("%s", status)
+        elif status.changed:
+            _logger.info("%s", status)
     return status
-
-
-def _log_status(status: PatchStatus) -> None:
-    if status.state in _ERROR_STATES or (
-        status.changed and not status.is_fine
-    ):
-        _logger.warning("%s", status)
-    elif status.changed:
-        _logger.info("%s", status)
 
 
 def list_node_processes() -> Iterator[Any]:

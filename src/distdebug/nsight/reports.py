@@ -205,18 +205,15 @@ class CollectedReports(Shown):
 _WRITER_NAMES = (b"nsys", b"QdstrmImporter")
 
 
-def open_report_files(proc: str = "/proc") -> frozenset[str]:
+def open_report_files() -> frozenset[str]:
     """
     Return the paths that nsys and its importer have open on this node.
-
-    Args:
-        proc: The path of procfs.
     """
     return frozenset(
-        read_link(f"{proc}/{pid}/fd/{number}")
-        for pid in list_numbers(proc)
-        if (read_proc(f"{proc}/{pid}/comm") or b"").startswith(_WRITER_NAMES)
-        for number in list_numbers(f"{proc}/{pid}/fd")
+        read_link(f"/proc/{pid}/fd/{number}")
+        for pid in list_numbers("/proc")
+        if (read_proc(f"/proc/{pid}/comm") or b"").startswith(_WRITER_NAMES)
+        for number in list_numbers(f"/proc/{pid}/fd")
     )
 
 
@@ -263,11 +260,10 @@ def collect_nsys_reports(
             state = _copy_if_complete(
                 Path(report.path), target, open_files, settle_s
             )
-        except (OSError, ValueError) as exc:
-            done["missing"].append(_missing_report(report.path, exc))
-        else:
             path = report.path if state == "left" else str(target)
             done[state].append(path)
+        except (OSError, ValueError) as exc:
+            done["missing"].append(_missing_report(report.path, exc))
     return CollectedReports(**{name: tuple(x) for name, x in done.items()})
 
 
@@ -297,10 +293,8 @@ def _copy_if_complete(
     try:
         _copy_file(source, temporary)
         after = source.stat()
-        if (after.st_size, after.st_mtime_ns) != (
-            before.st_size,
-            before.st_mtime_ns,
-        ):
+        states = {(x.st_size, x.st_mtime_ns) for x in (before, after)}
+        if len(states) > 1:
             return "left"
         os.utime(temporary, ns=(after.st_atime_ns, after.st_mtime_ns))
         temporary.replace(target)
@@ -364,20 +358,17 @@ def join_workers(
 def _add_worker(
     report: NsysReport, by_pid: Mapping[int, list[object]]
 ) -> NsysReport:
-    candidates = by_pid.get(report.pid or 0, [])
     matches = [
-        w
-        for w in candidates
-        if _may_be_on(report.node, _first_value(w, _HOST_KEYS))
+        worker
+        for worker in by_pid.get(report.pid or 0, [])
+        if _may_be_on(report.node, _first_value(worker, _HOST_KEYS))
     ]
     if len(matches) != 1:
         return report
 
     (worker,) = matches
-    rank, actor = (
-        _first_value(worker, ("rank",)),
-        _first_value(worker, _ACTOR_KEYS),
-    )
+    rank = _first_value(worker, ("rank",))
+    actor = _first_value(worker, _ACTOR_KEYS)
     logs = [
         path
         for name in _LOG_KEYS
@@ -463,17 +454,11 @@ _NOT_NODES = frozenset(
 )
 
 
-def session_report_folders(
-    environ: Mapping[str, str] | None = None,
-) -> tuple[Path, ...]:
+def session_report_folders() -> tuple[Path, ...]:
     """
     Return the folders ``logs/nsight`` of Ray sessions on this node.
-
-    Args:
-        environ: The environment; by default that of this process.
     """
-    environ = os.environ if environ is None else environ
-    bases = [environ.get("RAY_TMPDIR"), environ.get("TMPDIR"), "/tmp"]  # noqa: S108 Ray's own default
+    bases = [*map(os.environ.get, ("RAY_TMPDIR", "TMPDIR")), "/tmp"]  # noqa: S108 Ray's own default
     roots = {Path(base, "ray") for base in bases if base}
     folders = {
         resolved(folder)
@@ -782,14 +767,12 @@ def _select_tables(listing: str) -> dict[str, str]:
 def _read_rows(files: Iterable[Path]) -> tuple[ReportRow, ...]:
     rows = []
     for file in files:
+        # A field that is too long ends the file.
         with (
-            file.open(
-                encoding="utf-8", errors="replace", newline=""
-            ) as stream,
-            # A field that is too long ends the file.
+            file.open(encoding="utf-8", errors="replace", newline="") as text,
             suppress(csv.Error),
         ):
-            for record in islice(csv.DictReader(stream), _MAX_SUMMARY_ROWS):
+            for record in islice(csv.DictReader(text), _MAX_SUMMARY_ROWS):
                 rows += _parse_row(record)
     return tuple(sorted(rows, key=lambda row: -row.total_s))
 

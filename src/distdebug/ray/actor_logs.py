@@ -50,14 +50,12 @@ from .workers import (
 )
 
 
-SessionSources = RaySessions | None
-
 _ID = re.compile(r"[0-9a-f]{6,56}")
 _MOST_PID_DIGITS = 7
 
 
 def find_actor_logs(
-    actor: str | int, sessions: SessionSources = None
+    actor: str | int, sessions: RaySessions | None = None
 ) -> tuple[WorkerLog, ...]:
     """
     Find the logs of an actor on all nodes.
@@ -87,7 +85,8 @@ def find_actor_logs(
         msg = "which actor? The pattern is empty"
         raise LogError(msg, remedy='"*" is every actor')
 
-    found = resolve_sessions(sessions)
+    found = () if sessions is None else as_sessions(sessions)
+    found = found or find_ray_sessions()
     logs = worker_files(found)
     text = str(actor).strip()
     # The beginning of a driver line.
@@ -95,7 +94,10 @@ def find_actor_logs(
     if origin is not None and origin.pid is not None:
         return _filter_by_origin(logs, found, origin)
 
-    by_file = [log for log in logs if _has_pid_or_id(log, text)]
+    if text.isdecimal() and len(text) <= _MOST_PID_DIGITS:
+        by_file = [log for log in logs if log.pid == int(text)]
+    else:
+        by_file = [log for log in logs if _is_id_prefix(log.worker_id, text)]
     if by_file:
         return add_cluster_facts(read_heads(by_file), found)
     heads = read_heads(logs)
@@ -107,20 +109,6 @@ def find_actor_logs(
     return tuple(
         x for x in add_cluster_facts(heads, found) if _is_match(x, text)
     )
-
-
-def resolve_sessions(sessions: SessionSources) -> tuple[RaySession, ...]:
-    """
-    Return the given sessions, and those found in the given folders.
-
-    Args:
-        sessions: Sessions, folders, or both; ``None`` for Ray's usual folders.
-
-    Raises:
-        NoLogsError: The folders contain no session.
-    """
-    given = () if sessions is None else as_sessions(sessions)
-    return given or find_ray_sessions()
 
 
 def _filter_by_origin(
@@ -141,7 +129,8 @@ def _filter_by_origin(
     found = add_cluster_facts(heads, sessions)
     criteria: tuple[Callable[[WorkerLog], bool], ...] = (
         lambda log: origin.ip is not None and log.session.ip == origin.ip,
-        lambda log: _has_name(log, origin.name),
+        # The prefix has the name of a task if there is no actor.
+        lambda log: origin.name in (*_actor_names(log), *log.task_names),
         lambda log: origin.ip is None and log.session.is_head,
     )
     for has_property in criteria:
@@ -149,28 +138,19 @@ def _filter_by_origin(
     return found
 
 
-def _has_name(log: WorkerLog, name: str) -> bool:
-    # The prefix has the name of a task if there is no actor.
-    return name in {
-        *(log.actor_class, log.actor_repr, log.actor_name),
-        *log.task_names,
-    }
-
-
-def _has_pid_or_id(log: WorkerLog, text: str) -> bool:
-    if text.isdecimal() and len(text) <= _MOST_PID_DIGITS:
-        return log.pid == int(text)
-    return _is_id_prefix(log.worker_id, text)
+def _actor_names(log: WorkerLog) -> list[str]:
+    names = (log.actor_class, log.actor_repr, log.actor_name)
+    return [x for x in names if x]
 
 
 def _is_match(log: WorkerLog, text: str) -> bool:
-    names = [log.actor_class, log.actor_repr, log.actor_name]
-    if log.actor_class:
-        names.append(log.actor_class.rpartition(".")[2])
     if _is_id_prefix(log.worker_id, text) or _is_id_prefix(log.actor_id, text):
         return True
+    names = _actor_names(log)
+    if log.actor_class:
+        names.append(log.actor_class.rpartition(".")[2])
     # A repr may contain brackets, which are special in a pattern.
-    return any(x and (x == text or fnmatchcase(x, text)) for x in names)
+    return any(x == text or fnmatchcase(x, text) for x in names)
 
 
 def _is_id_prefix(name: str | None, text: str) -> bool:
@@ -294,8 +274,6 @@ def find_log_paths(log: LogSources, stream: str = "err") -> list[Path]:
     return [path for one in log for path in find_log_paths(one, stream)]
 
 
-FollowSource = str | os.PathLike[str] | LogPart | WorkerLog
-
 _POLL_S = 0.2
 _SEARCH_S = 2.0
 _FOLLOW_BLOCK = 1 << 18
@@ -304,7 +282,7 @@ _BYTES_PER_TURN = 4 * _FOLLOW_BLOCK
 
 
 def follow_lines(
-    paths: FollowSource | Iterable[FollowSource],
+    paths: LogSources,
     *,
     stop: threading.Event | None = None,
     timeout_s: float | None = None,
@@ -366,7 +344,7 @@ def follow_lines(
         yield from _parse_lines([file.rest], file.path)
 
 
-def _find_targets(paths: FollowSource | Iterable[FollowSource]) -> list[Path]:
+def _find_targets(paths: LogSources) -> list[Path]:
     if isinstance(paths, WorkerLog):
         return [x[-1].path for x in (paths.out, paths.err) if x]
     if isinstance(paths, (LogPart, str, os.PathLike)):

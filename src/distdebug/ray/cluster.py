@@ -8,23 +8,21 @@ child process connects.  Only querying needs Ray to be installed.
 from __future__ import annotations
 
 import json
-import sys
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import attrs
 
 from .._proc import run_child
 from .._text import clean
-from ..errors import MissingDependencyError, NodesError
+from ..errors import NodesError
 from ..findings import as_plain
 from ..nodes import (
     as_address,
-    child_environment,
     last_address,
     probe_port,
+    ray_child,
     read_ray_file,
     resolve_cluster,
 )
@@ -73,14 +71,7 @@ def query_cluster(
         NodesError: No such cluster answers in time.
     """
     cluster, _ = resolve_cluster(address)
-    if find_spec("ray") is None:
-        msg = "Ray is not installed here"
-        remedy = (
-            "install the version of the cluster: ray==...; reading files "
-            "needs none"
-        )
-        raise MissingDependencyError(msg, remedy=remedy)
-
+    argv, environment = ray_child(_CHILD_MODULE)
     query = {
         "address": cluster,
         "ask": ask,
@@ -88,8 +79,8 @@ def query_cluster(
         "timeout_s": timeout_s * _CHILD_SHARE,
     }
     child = run_child(
-        [sys.executable, "-P", "-m", _CHILD_MODULE],
-        environment=child_environment(),
+        argv,
+        environment=environment,
         timeout_s=timeout_s,
         grace_s=_GRACE_S,
         data=json.dumps(query).encode() + b"\n",

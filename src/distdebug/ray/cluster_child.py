@@ -19,13 +19,13 @@ from contextlib import suppress
 from importlib import import_module
 from typing import IO, Any
 
-from ..nodes import shared_env
+from ..nodes import answer_stream, node_affinity, shared_env
 from . import debugger_worker
 
 
-def main(stdin: IO[str], stdout: IO[str]) -> int:
+def main(stdin: IO[str], stdout: IO[str]) -> None:
     """
-    Answer the query on the first line of *stdin*, and return the exit status.
+    Answer the query on the first line of *stdin*.
     """
     query = json.loads(stdin.readline())
     try:
@@ -35,7 +35,6 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
         reply = {"reason": f"{type(exc).__name__}: {text[:1000]}"}
     stdout.write(f"{json.dumps(reply)}\n")
     stdout.flush()
-    return 0
 
 
 def _run_query(query: Mapping[str, Any]) -> Any:
@@ -67,14 +66,6 @@ def _enable_token() -> None:
         setup.maybe_enable_token_auth_if_token_available(
             warn_if_disabled=False
         )
-
-
-def _main() -> int:
-    # Only the reply goes to stdout; Ray's output goes to stderr.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    with answers:
-        return main(sys.stdin, answers)
 
 
 _KV_TIMEOUT_S = 10
@@ -155,8 +146,8 @@ def _parse_node(row: Mapping[str, Any]) -> dict[str, Any]:
 def _list_actors(accessor: Any) -> Iterator[Any]:
     from ray.core.generated.gcs_pb2 import ActorTableData
 
-    for data in accessor.get_actor_table(None, None):
-        yield ActorTableData.FromString(data)
+    rows = accessor.get_actor_table(None, None)
+    return map(ActorTableData.FromString, rows)
 
 
 def list_actors(address: str) -> dict[str, Any]:
@@ -197,8 +188,8 @@ def _list_paused_workers(
 
     legacy_ids = {record.get("worker_id") for record in legacy}
     by_worker = {actor.address.worker_id: actor for actor in actors}
-    for data in accessor.get_worker_table():
-        worker = WorkerTableData.FromString(data)
+    rows = accessor.get_worker_table()
+    for worker in map(WorkerTableData.FromString, rows):
         place = worker.worker_address
         is_waiting = (
             worker.num_paused_threads > 0
@@ -238,39 +229,30 @@ def _list_environments(
 ) -> list[dict[str, Any]]:
     from ray.core.generated.gcs_pb2 import JobTableData
 
-    found: dict[str, dict[str, Any]] = {}
+    uses: list[tuple[str, str, str, list[str]]] = []
     node_ids = [node["node_id"] for node in nodes]
-    for data in accessor.get_job_table():
-        job = JobTableData.FromString(data)
-        if job.is_dead or job.config.ray_namespace.startswith(
-            _INTERNAL_NAMESPACES
-        ):
+    for job in map(JobTableData.FromString, accessor.get_job_table()):
+        if not job.is_dead:
+            config, user = job.config, f"job {job.job_id.hex()}"
+            text = config.runtime_env_info.serialized_runtime_env
+            uses.append((config.ray_namespace, text, user, node_ids))
+    for x in actors:
+        text, place = x.serialized_runtime_env, [x.address.node_id.hex()]
+        uses.append((x.ray_namespace, text, x.class_name, place))
+    found: dict[str, dict[str, Any]] = {}
+    for namespace, text, user, places in uses:
+        env = shared_env(loads_object(text))
+        key = json.dumps(env, sort_keys=True)
+        is_full = key not in found and len(found) >= _MOST_ENVIRONMENTS
+        if is_full or namespace.startswith(_INTERNAL_NAMESPACES):
             continue
-        text = job.config.runtime_env_info.serialized_runtime_env
-        _add_environment(found, text, f"job {job.job_id.hex()}", node_ids)
-    for actor in actors:
-        if actor.ray_namespace.startswith(_INTERNAL_NAMESPACES):
-            continue
-        node = [actor.address.node_id.hex()]
-        _add_environment(
-            found, actor.serialized_runtime_env, actor.class_name, node
-        )
+        entry = found.setdefault(key, {"env": env, "who": {}, "nodes": {}})
+        entry["who"][user] = None
+        entry["nodes"] |= dict.fromkeys(places)
     return [
-        {**entry, "nodes": list(entry["nodes"])} for entry in found.values()
+        {"env": x["env"], "who": [*x["who"]], "nodes": [*x["nodes"]]}
+        for x in found.values()
     ]
-
-
-def _add_environment(
-    found: dict[str, dict[str, Any]], text: str, user: str, nodes: list[str]
-) -> None:
-    env = shared_env(loads_object(text))
-    key = json.dumps(env, sort_keys=True)
-    if key not in found and len(found) >= _MOST_ENVIRONMENTS:
-        return
-    entry = found.setdefault(key, {"env": env, "who": [], "nodes": {}})
-    if user not in entry["who"]:
-        entry["who"].append(user)
-    entry["nodes"] |= dict.fromkeys(nodes)
 
 
 def _read_key(store: Any, key: bytes, namespace: bytes) -> str:
@@ -331,14 +313,11 @@ def run_tasks(
 def _submit_task(task: Mapping[str, Any]) -> Any:
     import ray
 
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     function = getattr(debugger_worker, task["ask"])
-    place = NodeAffinitySchedulingStrategy(task["node"], soft=False)
     # No CPU, so it runs beside a job that uses all of them.
     remote_function = ray.remote(num_cpus=0, max_retries=0)(function).options(
         name="distdebug",
-        scheduling_strategy=place,
+        scheduling_strategy=node_affinity(task["node"]),
         runtime_env=dict(task["env"]),
     )
     return remote_function.remote(*task["with"])
@@ -364,4 +343,5 @@ def _get_answer(ref: Any, deadline: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    with answer_stream() as answers:
+        main(sys.stdin, answers)

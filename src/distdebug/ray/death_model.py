@@ -21,6 +21,7 @@ from .messages import (
     NOT_STARTED,
     DeathKind,
     find_error_cause,
+    label_process,
     parse_memory_notes,
 )
 
@@ -146,11 +147,8 @@ class Death:
             return f"node {self.host or self.ip or (self.node_id or '')[:8]}"
 
         name = self.actor or f"worker {self.worker_id[:8]}"
-        has_rank = self.rank is None or f"rank={self.rank}" in name
-        rank = None if has_rank else f"rank {self.rank}"
-        pid = None if self.pid is None else f"pid {self.pid}"
-        known = [x for x in (rank, pid, self.host or self.ip) if x]
-        return f"{name} ({', '.join(known)})" if known else name
+        rank = None if f"rank={self.rank}" in name else self.rank
+        return label_process(name, rank, self.pid, self.host or self.ip)
 
     def to_dict(self) -> dict[str, Any]:
         """
@@ -327,14 +325,15 @@ def death_findings(deaths: Deaths) -> tuple[Finding, ...]:
 
 
 def _first_finding(first: Death, deaths: Deaths) -> Finding:
-    when = (
-        f" at {format_time(first.time)} UTC" if first.time is not None else ""
-    )
-    others = sum(not x.is_intended for x in deaths.deaths) - 1
-    before = f", before {others} others died" if others > 0 else ""
-    partial = any("gcs_server" in x.reason for x in deaths.missing)
-    finding = _finding([first], f"{_describe(first)}{when}{before}")
-    is_vague = partial and others > 0
+    summary = _describe(first)
+    if first.time is not None:
+        summary += f" at {format_time(first.time)} UTC"
+    others = len(deaths.unintended) - 1
+    if others > 0:
+        summary += f", before {others} others died"
+    finding = _finding([first], summary)
+    is_partial = any("gcs_server" in x.reason for x in deaths.missing)
+    is_vague = is_partial and others > 0
     return attrs.evolve(finding, confidence="likely") if is_vague else finding
 
 

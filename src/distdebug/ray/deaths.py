@@ -8,7 +8,6 @@ import math
 import re
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,7 +69,7 @@ def _classify_death(
         return "ray_oom", None
 
     # A worker that the raylet ends may report the signal first.
-    is_orphan = owner is not None and _is_terminated(detail)
+    is_orphan = owner is not None and PATTERNS["terminated"].search(detail)
     owners = [x["id"] for x in PATTERNS["owner_died"].finditer(detail)]
     if "SYSTEM_ERROR" not in types or is_orphan or owners:
         owner = next(filter(None, owners), owner)
@@ -84,14 +83,10 @@ def _classify_death(
     return _classify_system_error(exits, detail, tail), None
 
 
-def _is_terminated(detail: str) -> bool:
-    return PATTERNS["terminated"].search(detail) is not None
-
-
 def _classify_system_error(
     exits: Sequence[WorkerExit], detail: str, tail: LogTail
 ) -> DeathKind:
-    if _is_terminated(detail) or tail.signal == "SIGTERM":
+    if PATTERNS["terminated"].search(detail) or tail.signal == "SIGTERM":
         return "terminated"
     if tail.signal is not None:
         is_watchdog = tail.is_watchdog and tail.signal == "SIGABRT"
@@ -134,7 +129,14 @@ def _mark_first_death(
     )
     ordered = [_add_memory(death, facts.memory.values()) for death in ordered]
     lost = {x.node_id: x.time for x in ordered if not x.worker_id}
-    ordered = [_mark_intended(death, lost, facts) for death in ordered]
+    ordered = [
+        attrs.evolve(death, kind="intended")
+        if death.kind == "node_died"
+        and death.node_id not in lost
+        and _is_node_stopping(death, facts)
+        else death
+        for death in ordered
+    ]
     follows = _find_smaller_victims(ordered)
     follows |= {
         i
@@ -143,30 +145,11 @@ def _mark_first_death(
     }
     first = _find_first_death(ordered, follows)
     if first is not None:
-        begin = (ordered[first].time or -math.inf) - _NODE_LOSS_DELAY_S
-        follows |= {
-            i
-            for i, death in enumerate(ordered)
-            if i != first
-            and _blames_peer(death)
-            and (death.time is None or death.time >= begin)
-        }
+        follows |= _find_complaints(ordered, first)
     return tuple(
         attrs.evolve(death, is_first=i == first, is_collateral=i in follows)
         for i, death in enumerate(ordered)
     )
-
-
-def _mark_intended(
-    death: Death, lost: Mapping[str | None, float | None], facts: DeathFacts
-) -> Death:
-    """
-    Turn a death on a node that was stopped into an intended end.
-    """
-    if death.kind != "node_died" or death.node_id in lost:
-        return death
-    is_stopped = _is_node_stopping(death, facts)
-    return attrs.evolve(death, kind="intended") if is_stopped else death
 
 
 def _find_first_death(
@@ -180,17 +163,30 @@ def _find_first_death(
     if not causes:
         return None
 
-    earliest = ordered[causes[0]]
-    if not _blames_peer(earliest):
-        return causes[0]
-    others = (
+    # One that blames no peer may be reported a little later.
+    begin = ordered[causes[0]].time
+    end = -math.inf if begin is None else begin + _NODE_LOSS_DELAY_S
+    candidates = (
         i
         for i in causes
         if not _blames_peer(ordered[i])
-        and earliest.time is not None
-        and (ordered[i].time or math.inf) - earliest.time <= _NODE_LOSS_DELAY_S
+        and (i == causes[0] or (ordered[i].time or math.inf) <= end)
     )
-    return next(others, causes[0])
+    return next(candidates, causes[0])
+
+
+def _find_complaints(ordered: Sequence[Death], first: int) -> set[int]:
+    """
+    Return the deaths that blame a peer, which is the first one.
+    """
+    begin = (ordered[first].time or -math.inf) - _NODE_LOSS_DELAY_S
+    return {
+        i
+        for i, death in enumerate(ordered)
+        if i != first
+        and _blames_peer(death)
+        and (death.time is None or death.time >= begin)
+    }
 
 
 def _blames_peer(death: Death) -> bool:
@@ -211,30 +207,19 @@ def _is_follower(
         return death.kind != "intended"
     if death.kind == "node_died" and death.node_id in lost:
         return True
-    return (
-        _is_after_job(death, facts)
-        or _is_node_stopping(death, facts)
-        or _is_lost_with_node(death, lost.get(death.node_id))
-    )
-
-
-def _is_lost_with_node(death: Death, lost: float | None) -> bool:
+    if death.time is None:
+        return False
+    job_end = facts.jobs.get(death.job_id or "")
+    if death.job_id is None:
+        job_end = max(facts.jobs.values(), default=None)
+    node_end = lost.get(death.node_id)
     early = _RAY_STOP_S if death.kind == "terminated" else 0.0
     return (
-        lost is not None
-        and death.time is not None
-        and death.time >= lost - early
+        # A process that dies with its driver dies after it, never before.
+        (job_end is not None and death.time >= job_end)
+        or (node_end is not None and death.time >= node_end - early)
+        or _is_node_stopping(death, facts)
     )
-
-
-def _is_after_job(death: Death, facts: DeathFacts) -> bool:
-    if death.time is None or not facts.jobs:
-        return False
-    end = facts.jobs.get(death.job_id or "")
-    if death.job_id is None:
-        end = max(facts.jobs.values())
-    # A process that dies with its driver dies after it, never before.
-    return end is not None and death.time >= end
 
 
 def _is_node_stopping(death: Death, facts: DeathFacts) -> bool:
@@ -294,21 +279,24 @@ def _find_smaller_victims(ordered: Sequence[Death]) -> set[int]:
     """
     Return the workers that Ray killed although another one held more memory.
     """
-    killed = [i for i, x in enumerate(ordered) if x.kind == "ray_oom"]
-    killed.sort(key=lambda i: ordered[i].node_id or "")
+    # By node: the last kill, and the largest victim of the same shortage.
+    last: dict[str | None, float] = {}
+    largest: dict[str | None, int] = {}
     smaller: set[int] = set()
-    for _, on_node in groupby(killed, lambda i: ordered[i].node_id):
-        burst: list[int] = []
-        last: float | None = None
-        for i in on_node:
-            time = ordered[i].time or last or 0.0
-            if last is not None and time - last > _SAME_SHORTAGE_S:
-                burst = []
-            # Of those that were killed together, the largest one stays.
-            burst.append(i)
-            burst.sort(key=lambda k: -(ordered[k].memory or 0))
-            smaller |= set(burst[1:])
-            last = time
+    for i, death in enumerate(ordered):
+        if death.kind != "ray_oom":
+            continue
+        node = death.node_id
+        time = death.time or last.get(node, 0.0)
+        if time - last.get(node, -math.inf) > _SAME_SHORTAGE_S:
+            largest[node] = i
+        else:
+            pair = sorted(
+                (largest[node], i), key=lambda k: -(ordered[k].memory or 0)
+            )
+            largest[node] = pair[0]
+            smaller.add(pair[1])
+        last[node] = time
     return smaller
 
 
@@ -376,27 +364,19 @@ def _add_log_tail(
     rank = rank_in_names((death.actor, death.actor_name))
     if rank is None:
         rank = own_rank_in_text(text)
-    if log is None or not (log.err or log.out):
+    if log is None:
         return attrs.evolve(death, rank=rank)
 
     newest = (log.err or log.out)[-1].path
-    known: dict[str, Any] = {
-        "rank": rank,
-        "log": newest,
-        "last_lines": tail.lines,
-    }
-    if death.kind not in _CRASHES:
-        death = attrs.evolve(death, **known)
-        return death if tail.signal is None else _add_quote(death, tail)
-
-    death = attrs.evolve(
-        death,
-        **known,
-        signal=tail.signal,
-        error=tail.error,
-        python_frames=tail.python_frames,
-        native_frames=tail.native_frames,
-    )
+    death = attrs.evolve(death, rank=rank, log=newest, last_lines=tail.lines)
+    if death.kind in _CRASHES:
+        death = attrs.evolve(
+            death,
+            signal=tail.signal,
+            error=tail.error,
+            python_frames=tail.python_frames,
+            native_frames=tail.native_frames,
+        )
     is_quoted = tail.signal is not None or death.kind == "init_error"
     return _add_quote(death, tail) if is_quoted else death
 

@@ -12,7 +12,7 @@ import shutil
 import socket
 import time
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 from .._proc import in_time, run_tool
-from .._text import clean
+from .._text import clean, count_text, list_text
 from ..capture import Check
 from ..errors import MissingDependencyError, NodesError
 from ..identity import same_host
@@ -75,38 +75,6 @@ def split_address(text: str) -> tuple[str, int] | None:
     if not match or not 0 < int(match[3]) < 1 << 16:
         return None
     return match[1] or match[2], int(match[3])
-
-
-def _ask_dashboard(address: str, version: str, timeout_s: float) -> Check:
-    """
-    Check that the dashboard answers with its version.
-
-    The request uses no proxy, follows no redirection, and sends no secret: a
-    dashboard that requires a token counts as reachable.
-
-    Args:
-        address: ``HOST:PORT``; ``""`` if there is none.
-
-        version: The expected Ray version, or ``""``.
-
-        timeout_s: The timeout in all, in seconds.
-    """
-    where, address = split_address(address), clean(address)
-    if where is None:
-        detail = f"{address!r} is no address" if address else "there is none"
-        return _failed("dashboard", detail, _DASHBOARD_REMEDY)
-    status, body = 0, b""
-    try:
-        # HTTPConnection restarts the timeout with each part of a reply.
-        status, body = in_time(lambda: _http_get(*where, timeout_s), timeout_s)
-    except HTTPException:
-        pass
-    except OSError as exc:
-        is_late = isinstance(exc, TimeoutError)
-        reason = "no answer in time" if is_late else exc
-        detail = f"{address} does not answer: {reason}"
-        return _failed("dashboard", detail, _DASHBOARD_REMEDY)
-    return judge_dashboard(address, status, body, version)
 
 
 def _http_get(host: str, port: int, timeout_s: float) -> tuple[int, bytes]:
@@ -165,17 +133,15 @@ def _check_extension(timeout_s: float) -> Check:
     }
     known = {x: found for x, found in listed.items() if found is not None}
     remedy = f"code --install-extension {EXTENSION}"
-    for editor, extensions in known.items():
-        if EXTENSION in extensions:
-            return _passed("extension", f"{EXTENSION} is in {editor}")
+    editors = [x for x, extensions in known.items() if EXTENSION in extensions]
+    if editors:
+        return _passed("extension", f"{EXTENSION} is in {editors[0]}")
     if known:
         detail = f"{EXTENSION} is not in {', '.join(known)}"
         return _failed("extension", detail, remedy)
-    detail = (
-        f"{', '.join(listed)} did not list its extensions"
-        if listed
-        else "no editor's command is here"
-    )
+    detail = "no editor's command is here"
+    if listed:
+        detail = f"{', '.join(listed)} did not list its extensions"
     remedy += ", where VS Code runs; a launch.json of ours does without it"
     return _note("extension", detail, remedy)
 
@@ -200,23 +166,6 @@ _ADD_DEBUGPY = (
     "project's, or the runtime_env's), and start the job again: without it "
     "breakpoint() is passed over, and one line in the worker's log says so"
 )
-
-
-def _check_workers(
-    environments: Sequence[WorkerEnvironment], ray_version: str
-) -> Iterator[Check]:
-    """
-    Check the versions and settings of the workers.
-
-    Args:
-        ray_version: The version that the cluster was started with, or ``""``.
-    """
-    answers = [x for x in environments if "debugpy" in x.facts]
-    silent = [x for x in environments if "debugpy" not in x.facts]
-    yield _check_ray_version(environments, ray_version)
-    yield _check_debugpy(answers, silent)
-    yield _check_ray_debug(answers)
-    yield _check_post_mortem(answers)
 
 
 def _check_ray_version(
@@ -287,9 +236,7 @@ def _check_ray_debug(answers: Iterable[WorkerEnvironment]) -> Check:
     if not values:
         return _note(name, "no worker reported it")
     # The older debugger is reported before values that mean none.
-    for value in sorted(values, key=lambda x: x != "legacy"):
-        if value == "1":
-            continue
+    for value in sorted(values.keys() - {"1"}, key=lambda x: x != "legacy"):
         who = _join_names(values[value])
         detail = f"it is {value!r} for {who}: breakpoint() does nothing"
         if value == "legacy":
@@ -308,14 +255,12 @@ def _check_post_mortem(answers: Iterable[WorkerEnvironment]) -> Check:
     Report whether failing tasks wait for the debugger.
     """
     name = "RAY_DEBUG_POST_MORTEM"
-    workers = [x for x in answers if x.facts.get(name) == "1"]
-    if workers:
+    detail = "not 1: tasks that fail do not wait for a debugger"
+    remedy = "set it to 1 for the workers if they should"
+    if workers := [x for x in answers if x.facts.get(name) == "1"]:
         who = _join_names(workers)
         detail = f"1 for {who}: tasks that fail wait for a debugger"
         remedy = "without anybody to attach they wait for ever: unset it then"
-    else:
-        detail = "not 1: tasks that fail do not wait for a debugger"
-        remedy = "set it to 1 for the workers if they should"
     return _note(name, detail, remedy)
 
 
@@ -324,6 +269,7 @@ def _check_driver() -> Check:
     Report what a breakpoint in a driver started from here does.
     """
     value = os.environ.get("RAY_DEBUG", "1")
+    detail = f"{value!r} here: breakpoints in the driver do nothing"
     remedy = (
         "for pdb in the driver's own shell, start it with RAY_DEBUG=legacy"
     )
@@ -338,8 +284,6 @@ def _check_driver() -> Check:
             "not legacy here: breakpoints in the driver wait for VS Code if it "
             "has debugpy, and are passed over if not"
         )
-    else:
-        detail = f"{value!r} here: breakpoints in the driver do nothing"
     return _note("RAY_DEBUG of the driver", detail, remedy)
 
 
@@ -349,9 +293,7 @@ def _version(text: str) -> tuple[int, ...] | None:
 
 
 def _join_names(workers: Iterable[WorkerEnvironment]) -> str:
-    names = list(dict.fromkeys(f"{x.used_by} on {x.node}" for x in workers))
-    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
-    return ", ".join([*names[:3], *more])
+    return list_text(dict.fromkeys(x.name for x in workers), most=3)
 
 
 # Ray's default port of the dashboard.
@@ -493,19 +435,25 @@ def _check_cluster(
     except (MissingDependencyError, NodesError) as exc:
         failed = _failed("cluster", str(exc), exc.remedy or "")
         return ClusterState(), (_add_job_remedy(failed, job),)
-    count = len(state.nodes)
-    plural = "" if count == 1 else "s"
+    nodes = count_text(len(state.nodes), "node")
     reachable = Check(
         "cluster",
-        count > 0,
-        f"{count} node{plural} at {state.address}",
-        "" if count else "see `ray status` on the head node",
+        ok=bool(state.nodes),
+        detail=f"{nodes} at {state.address}",
+        remedy="" if state.nodes else "see `ray status` on the head node",
     )
     # The rest of the time is for the local checks.
     remaining_s = _seconds_left(deadline, 600.0) * 0.8
     environments = query_environments(address, state, timeout_s=remaining_s)
-    checks = _check_workers(environments, state.ray_version)
-    return state, (reachable, *checks)
+    answers = [x for x in environments if "debugpy" in x.facts]
+    silent = [x for x in environments if "debugpy" not in x.facts]
+    return state, (
+        reachable,
+        _check_ray_version(environments, state.ray_version),
+        _check_debugpy(answers, silent),
+        _check_ray_debug(answers),
+        _check_post_mortem(answers),
+    )
 
 
 def _add_job_remedy(check: Check, job: str | None) -> Check:
@@ -600,22 +548,43 @@ def _check_dashboard(
     where: str, head: str | None, version: str, deadline: float
 ) -> _Checks:
     """
-    Check whether the dashboard answers.
+    Check that the dashboard answers with its version.
 
-    *head* is its node, or None if the user gave the address.
+    The request uses no proxy, follows no redirection, and sends no secret: a
+    dashboard that requires a token counts as reachable.
+
+    Args:
+        where: Its address; ``""`` if there is none.
+
+        head: Its node; ``None`` if the user gave the address.
+
+        version: The expected Ray version, or ``""``.
     """
     if not where and not version:
         # No address is known.
         return ()
-    parts = split_address(where)
-    is_hidden = parts is not None and parts[0] in _LOOPBACK
+    name, place, where = "dashboard", split_address(where), clean(where)
+    if place is None:
+        detail = f"{where!r} is no address" if where else "there is none"
+        return (_failed(name, detail, _DASHBOARD_REMEDY),)
     is_here = head is None or same_host(head, socket.gethostname())
-    if is_hidden and not is_here:
+    if place[0] in _LOOPBACK and not is_here:
         detail = f"{where} of {head}: only that node can reach it"
         remedy = "open the tunnel, and check its end by dashboard=..."
-        return (_note("dashboard", detail, remedy),)
-    remaining_s = _seconds_left(deadline, _DASHBOARD_S)
-    return (_ask_dashboard(where, version, remaining_s),)
+        return (_note(name, detail, remedy),)
+    status, body = 0, b""
+    left_s = _seconds_left(deadline, _DASHBOARD_S)
+    try:
+        # HTTPConnection restarts the timeout with each part of a reply.
+        status, body = in_time(lambda: _http_get(*place, left_s), left_s)
+    except HTTPException:
+        pass
+    except OSError as exc:
+        is_late = isinstance(exc, TimeoutError)
+        reason = "no answer in time" if is_late else exc
+        detail = f"{where} does not answer: {reason}"
+        return (_failed(name, detail, _DASHBOARD_REMEDY),)
+    return (judge_dashboard(where, status, body, version),)
 
 
 def _check_open_ports(sessions: Iterable[RayDebugSession]) -> _Checks:

@@ -303,8 +303,7 @@ def _parse_environments(
         env, nodes, users = row.get("env"), row.get("nodes"), row.get("who")
         if isinstance(env, dict) and isinstance(nodes, list):
             names = [
-                plain_text(x)
-                for x in (users if isinstance(users, list) else ())
+                *map(plain_text, users if isinstance(users, list) else ())
             ]
             used_by = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             yield UsedEnvironment(used_by, [*map(plain_text, nodes)], env)
@@ -487,16 +486,14 @@ class WorkerEnvironment(NamedTuple):
     The debugger settings in one runtime environment.
 
     Attributes:
-        used_by: The jobs and actors that use the environment.
-
-        node: The node whose worker answered.
+        name: The jobs and actors that use the environment, and the node whose
+            worker answered.
 
         facts: See `debugger_worker.tell_environment`; only ``reason`` if there
             is no answer.
     """
 
-    used_by: str
-    node: str
+    name: str
     facts: Mapping[str, Any]
 
 
@@ -531,10 +528,8 @@ def query_environments(
         for env, node in places
     ]
     answers = query_workers(address, tasks, timeout_s=timeout_s)
-    return tuple(
-        WorkerEnvironment(env.used_by, state.nodes.get(node) or node, facts)
-        for (env, node), facts in zip(places, answers, strict=True)
-    )
+    names = (f"{x.used_by} on {state.nodes.get(n) or n}" for x, n in places)
+    return tuple(map(WorkerEnvironment, names, answers))
 
 
 def query_workers(
@@ -612,19 +607,19 @@ def launch_json(
     """
     if isinstance(waiting, RayDebuggerCheck):
         waiting = waiting.sessions
-    sessions = [s for s in waiting if s.kind == "debugpy"]
-    names = [*map(_make_name, sessions)]
     configurations = [
         {
-            "name": name,
+            "name": _make_name(session),
             "type": "debugpy",
             "request": "attach",
             "connect": {"host": session.host, "port": session.port},
             "justMyCode": False,
             **_make_mappings(session, path_mappings),
         }
-        for name, session in zip(names, sessions, strict=True)
+        for session in waiting
+        if session.kind == "debugpy"
     ]
+    names = [x["name"] for x in configurations]
     compounds = (
         [{"name": _COMPOUND_NAME, "configurations": names}] if names else []
     )

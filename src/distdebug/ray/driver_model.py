@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from .._io import names_in
+from .._io import matching
 from .._render import Block, Shown, Table
 from .._text import clean, size_text
 from ..causes import Cause
@@ -25,6 +25,7 @@ from .messages import (
     WAITED_IN_VAIN,
     FailureKind,
     find_error_cause,
+    label_process,
     quote_log,
 )
 from .sessions import (
@@ -171,11 +172,8 @@ class Failure:
         name = name or "a worker"
         if self.actor_name and not self.actor_repr:
             name = f"{name} {self.actor_name!r}"
-        has_rank = self.rank is None or self.actor_repr
-        rank = None if has_rank else f"rank {self.rank}"
-        pid = None if self.pid is None else f"pid {self.pid}"
-        known = [x for x in (rank, pid, self.ip) if x]
-        return f"{name} ({', '.join(known)})" if known else name
+        rank = None if self.actor_repr else self.rank
+        return label_process(name, rank, self.pid, self.ip)
 
 
 @attrs.frozen(kw_only=True)
@@ -291,15 +289,12 @@ def map_origins(
     by_pid: dict[int, list[WorkerLog]] = defaultdict(list)
     for worker in worker_logs(sessions):
         by_pid[worker.pid].append(worker)
-    driver_nodes = tuple(x for x in sessions if _has_driver(x))
+    driver_nodes = tuple(
+        x for x in sessions if matching(x.logs, "python-core-driver-*")
+    )
     return tuple(
         _match_source(x, by_pid, sessions, driver_nodes) for x in log.sources
     )
-
-
-def _has_driver(session: RaySession) -> bool:
-    names = names_in(session.logs)
-    return any(name.startswith("python-core-driver-") for name in names)
 
 
 def _match_source(
@@ -309,12 +304,11 @@ def _match_source(
     driver_nodes: Sequence[RaySession],
 ) -> OriginMatch:
     origin = source.origin
-    if origin.ip is not None:
-        nodes = [x for x in sessions if x.ip == origin.ip]
-        reason = f"the folder of {origin.ip} is not here"
-    else:
+    nodes = [x for x in sessions if x.ip == origin.ip]
+    if origin.ip is None:
         nodes = list(driver_nodes or [x for x in sessions if x.is_head])
-        reason = "the folder of the driver's node is not here"
+    place = origin.ip or "the driver's node"
+    reason = f"the folder of {place} is not here"
     session = nodes[0] if len(nodes) == 1 else None
     if origin.pid is None:
         return OriginMatch(
@@ -332,15 +326,16 @@ def _match_source(
             x for x in found if {x.label, x.actor_class} & set(source.names)
         ]
         found = named or found
-    if len(found) != 1:
-        if found:
-            reason = f"{len(found)} workers had number {origin.pid}"
-        elif nodes:
-            reason = f"no worker there had number {origin.pid}"
-        return OriginMatch(source=source, session=session, reason=reason)
-    return OriginMatch(
-        source=source, worker=found[0], session=found[0].session
-    )
+    if len(found) == 1:
+        (worker,) = found
+        return OriginMatch(
+            source=source, worker=worker, session=worker.session
+        )
+    if found:
+        reason = f"{len(found)} workers had number {origin.pid}"
+    elif nodes:
+        reason = f"no worker there had number {origin.pid}"
+    return OriginMatch(source=source, session=session, reason=reason)
 
 
 def find_driver_logs(sessions: RaySessions) -> tuple[Path, ...]:
@@ -456,7 +451,10 @@ def driver_findings(log: DriverLog) -> tuple[Finding, ...]:
         x
         for x in _drop_smaller_oom(log)
         if not x.is_intended
-        and not (x.kind == "task_error" and _is_secondary(x.error))
+        and not (
+            x.kind == "task_error"
+            and PATTERNS["secondary_error"].fullmatch(x.error)
+        )
         and not (x.kind == "worker_crashed" and _is_reported(x, reported))
         and x.kind != "owner_died"
     ]
@@ -466,10 +464,6 @@ def driver_findings(log: DriverLog) -> tuple[Finding, ...]:
         _finding(log, x, _order_word(x, failures[0]), find_source(x, sources))
         for x in failures[:_MOST_FINDINGS]
     )
-
-
-def _is_secondary(error: str) -> bool:
-    return PATTERNS["secondary_error"].fullmatch(error) is not None
 
 
 def _sort_ending_first(failures: list[Failure]) -> list[Failure]:

@@ -161,15 +161,6 @@ _CALL_FIELDS = {
     "actor_id": re.compile(r"\bactor_id=([0-9a-f]{32})"),
     "actor_repr": re.compile(r"\brepr=([^\n]{1,300}?)\)?$"),
 }
-_Calls = Sequence[tuple[int, re.Match[str]]]
-
-
-def _find_calls(lines: Sequence[str]) -> _Calls:
-    """
-    Find the lines, by index, that name the call that raised an exception.
-    """
-    found = ((i, _CALL.search(line)) for i, line in enumerate(lines))
-    return [(i, call) for i, call in found if call]
 
 
 def _parse_error(line: str) -> tuple[str, str]:
@@ -188,13 +179,14 @@ def _parse_error(line: str) -> tuple[str, str]:
 
 
 def _parse_exception(
-    base: Failure, lines: Sequence[str], calls: _Calls
+    base: Failure, lines: Sequence[str], index: int, call: re.Match[str]
 ) -> Failure:
     """
     Parse the exception of a task or method.
+
+    Args:
+        index: The index of the line that names the call that raised.
     """
-    # The innermost call raised; the others waited for it.
-    index, call = calls[-1]
     is_last = index == len(lines) - 1
     error, message = _parse_error("" if is_last else lines[-1])
     wrapped = _WRAPPED_ERROR.search(call.string[: call.start()])
@@ -250,7 +242,11 @@ def parse_failures(block: FailureBlock) -> Iterator[Failure]:
         One failure, or one for each worker that Ray killed for memory.
     """
     text = "\n".join(block.lines)[:_MOST_BLOCK]
-    calls = _find_calls(block.lines)
+    calls = [
+        (i, call)
+        for i, line in enumerate(block.lines)
+        if (call := _CALL.search(line))
+    ]
     kinds = (
         kind
         for word, kind in FAILURE_TEXTS.items()
@@ -264,7 +260,8 @@ def parse_failures(block: FailureBlock) -> Iterator[Failure]:
     if kind == "out_of_memory":
         yield from _parse_memory_kills(base, text)
     elif kind in {"task_error", "init_error"}:
-        yield _parse_exception(base, block.lines, calls)
+        # The innermost call raised; the others waited for it.
+        yield _parse_exception(base, block.lines, *calls[-1])
     else:
         yield _parse_death(base, text)
 
@@ -276,9 +273,7 @@ def _parse_death(base: Failure, text: str) -> Failure:
     unavailable = _UNAVAILABLE.search(text)
     pid = fields.get("pid") or found.get("pid") or ""
     reason = _REASON.search(text)
-    detail = found["detail"].partition("\n")[0] if "detail" in found else ""
-    if "detail" not in found and reason:
-        detail = reason[0]
+    detail = found.get("detail", reason[0] if reason else "")
     return attrs.evolve(
         base,
         actor_class=fields.get("class_name") or None,
@@ -290,7 +285,7 @@ def _parse_death(base: Failure, text: str) -> Failure:
         node_id=found.get("node_id"),
         worker_id=found.get("worker_id"),
         exit_type=found.get("exit_type"),
-        detail=clean(detail, limit=1000),
+        detail=clean(detail.partition("\n")[0], limit=1000),
         rank=rank_in_names([fields.get("name")]),
         error=error,
         message=message,
@@ -560,7 +555,7 @@ def read_driver_log(
         lines=counts.lines,
         sources=sources,
         failures=tuple(
-            _add_rank(_add_name(x, by_process), counts.ranks) for x in merged
+            _identify_process(x, by_process, counts.ranks) for x in merged
         ),
         missing=tuple(missing),
     )
@@ -615,35 +610,29 @@ def _complete_details(failures: Sequence[Failure]) -> Iterator[Failure]:
         yield attrs.evolve(x, detail=detail) if is_cut else x
 
 
-def _add_name(failure: Failure, sources: Sources) -> Failure:
-    """
-    Add the name in a process's own lines to a failure without a name.
-    """
-    source = find_source(failure, sources)
-    if source is None or failure.actor_repr is not None:
-        return failure
-
-    own = next((x for x in source.names if "(" in x), None)
-    classes = (x.partition("(")[0] for x in source.names)
-    return attrs.evolve(
-        failure,
-        actor_class=failure.actor_class or next(classes),
-        actor_repr=own,
-        rank=rank_in_names((own, *source.names))
-        if failure.rank is None
-        else failure.rank,
-    )
-
-
-def _add_rank(
-    failure: Failure, ranks: Mapping[tuple[int | None, str | None], int]
+def _identify_process(
+    failure: Failure,
+    sources: Sources,
+    ranks: Mapping[tuple[int | None, str | None], int],
 ) -> Failure:
     """
-    Add the rank of a worker of Ray Train, whose name has none.
+    Add the name in a process's own lines to a failure without one, and a rank.
+
+    Args:
+        ranks: The ranks of workers of Ray Train, whose names have none.
     """
-    if failure.rank is not None:
-        return failure
-    return attrs.evolve(failure, rank=ranks.get((failure.pid, failure.ip)))
+    source, rank = find_source(failure, sources), failure.rank
+    if source is not None and failure.actor_repr is None:
+        own = next((x for x in source.names if "(" in x), None)
+        first = source.names[0].partition("(")[0]
+        failure = attrs.evolve(
+            failure, actor_class=failure.actor_class or first, actor_repr=own
+        )
+        if rank is None:
+            rank = rank_in_names((own, *source.names))
+    if rank is None:
+        rank = ranks.get((failure.pid, failure.ip))
+    return attrs.evolve(failure, rank=rank)
 
 
 def _merge_repeats(failures: Iterable[Failure]) -> tuple[Failure, ...]:

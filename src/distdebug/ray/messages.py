@@ -16,6 +16,7 @@ import os
 import re
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -140,6 +141,21 @@ def find_error_cause(error: str, otherwise: Cause) -> Cause:
     )
 
 
+def label_process(
+    name: str, rank: int | None, pid: int | None, place: str | None
+) -> str:
+    """
+    Return a label such as ``"Trainer (rank 3, pid 4711, node-7)"``.
+    """
+    known = [
+        "" if rank is None else f"rank {rank}",
+        "" if pid is None else f"pid {pid}",
+        place,
+    ]
+    shown = ", ".join(filter(None, known))
+    return f"{name} ({shown})" if shown else name
+
+
 _MOST_LINES = 120
 _RECORD_START = re.compile(rb"\[(?:20\d\d-|state-dump)")
 _MOST_QUOTE = 600
@@ -209,19 +225,18 @@ def read_records(path: Path, words: Sequence[bytes]) -> Iterator[Record]:
 
         ValueError: It is not an ordinary file.
     """
-    source = os.fspath(path)
-    record_lines: list[bytes] = []
+    lines: list[bytes] = []
     first = 0
-    for number, line in _scan_lines(path, words):
-        if line is None or _RECORD_START.match(line):
-            if record_lines:
-                yield _make_record(record_lines, first, source)
-            is_match = line is not None and any(x in line for x in words)
-            record_lines, first = ([line] if line and is_match else []), number
-        elif record_lines and len(record_lines) < _MOST_LINES:
-            record_lines.append(line)
-    if record_lines:
-        yield _make_record(record_lines, first, source)
+    for number, line in chain(_scan_lines(path, words), [(0, None)]):
+        if line is not None and not _RECORD_START.match(line):
+            if lines and len(lines) < _MOST_LINES:
+                lines.append(line)
+            continue
+        if lines:
+            text = decode_log(b"\n".join(lines)[:_MOST_RECORD]).rstrip()
+            yield Record(text=text, number=first, source=os.fspath(path))
+        is_match = line is not None and any(x in line for x in words)
+        lines, first = ([line] if line and is_match else []), number
 
 
 def decode_log(data: bytes) -> str:
@@ -260,6 +275,9 @@ def read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _scan_lines(
     path: Path, words: Sequence[bytes]
 ) -> Iterator[tuple[int, bytes | None]]:
+    """
+    Yield numbered lines; ``None`` for a block that can be skipped.
+    """
     is_open = False  # the record may continue in the next block
     for block in read_blocks(path):
         has_word = any(word in block.data for word in words)
@@ -267,13 +285,8 @@ def _scan_lines(
             lines = block.data.removesuffix(b"\n").split(b"\n")
             yield from enumerate(lines, block.number)
         else:
-            yield block.number, None  # no search word in this block
+            yield block.number, None
         is_open = has_word
-
-
-def _make_record(lines: list[bytes], number: int, source: str) -> Record:
-    text = decode_log(b"\n".join(lines)[:_MOST_RECORD]).rstrip()
-    return Record(text=text, number=number, source=source)
 
 
 @attrs.frozen(kw_only=True)
@@ -387,16 +400,17 @@ _MOST_FRAMES = 40
 RAY_SIGNAL = re.compile(
     r"\*\*\* (?P<name>SIG[A-Z]{2,10}) received at time=(?P<time>\d{1,11})"
 )
-_PYTHON_FATAL = re.compile(
-    r"Fatal Python error: (?P<what>Segmentation fault|Aborted|Bus error|"
-    r"Illegal instruction|Floating[- ]point exception)"
-)
 _FATAL_SIGNALS = {
     "Segmentation fault": "SIGSEGV",
     "Aborted": "SIGABRT",
     "Bus error": "SIGBUS",
     "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE",
+    "Floating-point exception": "SIGFPE",
 }
+_PYTHON_FATAL = re.compile(
+    rf"Fatal Python error: (?P<what>{'|'.join(_FATAL_SIGNALS)})"
+)
 _NATIVE_FRAME = re.compile(
     r"^(?:PC: @|    @) {5,}0x[0-9a-f]{1,16} {2,}(?P<frame>[^\n]{1,300})$",
     re.MULTILINE,
@@ -468,17 +482,16 @@ def parse_log_tail(text: str) -> LogTail:
         text: The end of the log.
     """
     received = [*RAY_SIGNAL.finditer(text)]
-    fatal = [*_PYTHON_FATAL.finditer(text)][-1:]
     # Ray reports each signal twice.
     received = [x for x in received if x[0] == received[-1][0]][:1]
-    signal = None
-    if received:
-        signal = received[0]["name"]
-    elif fatal:
-        signal = _FATAL_SIGNALS.get(fatal[0]["what"], "SIGFPE")
-    begins = [x.start() for x in (*received, *fatal)]
-    crash = text[min(begins) :] if begins else ""
-    if signal:
+    fatal = [*_PYTHON_FATAL.finditer(text)][-1:]
+    signals = [
+        *(x["name"] for x in received),
+        *(_FATAL_SIGNALS[x["what"]] for x in fatal),
+    ]
+    crash = ""
+    if signals:
+        crash = text[min(x.start() for x in (*received, *fatal)) :]
         errors = [
             line
             for line in _text_lines(text)
@@ -488,7 +501,7 @@ def parse_log_tail(text: str) -> LogTail:
     else:
         errors, frames = _read_last_traceback(text[-_TRACEBACK_BYTES:])
     return LogTail(
-        signal=signal,
+        signal=signals[0] if signals else None,
         time=float(received[0]["time"]) if received else None,
         error=clean(errors[-1], limit=400) if errors else None,
         python_frames=frames,

@@ -162,11 +162,18 @@ class WorkerLog(Shown):
     missing: tuple[Missing, ...] = ()
 
     @property
+    def parts(self) -> tuple[LogPart, ...]:
+        """
+        Return the parts of both streams.
+        """
+        return (*self.out, *self.err)
+
+    @property
     def mtime(self) -> float:
         """
         Return the time of its last output, in seconds since the epoch.
         """
-        return max((x.mtime for x in (*self.out, *self.err)), default=0.0)
+        return max((x.mtime for x in self.parts), default=0.0)
 
     @property
     def label(self) -> str:
@@ -259,9 +266,10 @@ def _read_session_facts(session: RaySession) -> dict[str, Any]:
         if name in listed
     }
     raylet, state = heads.get(("raylet", "out"), b""), heads.get(_STATE, b"")
+    ports = filter(None, map(_PORT.fullmatch, names_in(session.root)))
     node_id = (
         _search(_STATE_ID, state)
-        or _find_node_id(session.root)
+        or next((match[1] for match in ports), None)
         or _search(_LOG_ID, raylet)
     )
     ip = _parse_ip(_search(_STATE_NAME, state)) or _find_ip(session)
@@ -304,11 +312,12 @@ def name_hosts(
         versions = [x.ray_version for x in members if x.ray_version]
         base = _find_common_folder([x.root for x in members], places)
         for session in members:
+            parts = session.root.relative_to(base).parts
+            own = (x for x in parts if not _COMMON_FOLDER_NAME.fullmatch(x))
+            names = [next(own, ""), session.host]
             # Of a single session, the folder may be named after the job.
-            folder_name = _find_host_folder(session.root, base)
-            names = (folder_name, session.host)[
-                :: 1 if len(members) > 1 else -1
-            ]
+            if len(members) == 1:
+                names.reverse()
             host = clean(names[0] or names[1])
             version = session.ray_version or next(iter(versions), None)
             found.append(attrs.evolve(session, host=host, ray_version=version))
@@ -323,14 +332,6 @@ def _find_common_folder(roots: Sequence[Path], places: Sequence[Path]) -> Path:
     return max(containing, default=root, key=lambda p: len(p.parts))
 
 
-def _find_host_folder(root: Path, base: Path) -> str:
-    """
-    Return the first folder below *base* that may name a host.
-    """
-    parts = root.relative_to(base).parts
-    return next((x for x in parts if not _COMMON_FOLDER_NAME.fullmatch(x)), "")
-
-
 def _read_head(path: Path) -> bytes:
     with suppress(*READ_ERRORS), open_log(path) as file:
         return file.read(_HEAD_BYTES)
@@ -342,15 +343,9 @@ def _search(pattern: re.Pattern[bytes], data: bytes) -> str | None:
     return match[1].decode("ascii", "replace") if match else None
 
 
-def _find_node_id(root: Path) -> str | None:
-    matches = filter(None, map(_PORT.fullmatch, names_in(root)))
-    return next((match[1] for match in matches), None)
-
-
 def _find_ip(session: RaySession) -> str | None:
     data = _read_head(session.root / "node_ip_address.json")
-    found = _parse_ip(_search(_JSON_ADDRESS, data))
-    if found:
+    if found := _parse_ip(_search(_JSON_ADDRESS, data)):
         return found
     # Only the oldest part of a rotated log has it.
     names = (x for x in names_in(session.logs) if x.startswith("python-core-"))
@@ -423,9 +418,7 @@ def find_ray_sessions(
         NoLogsError: There is none.
     """
     roots: list[Path] = []
-    folders = [Path(place) for place in places] or list(
-        _list_default_folders()
-    )
+    folders = [Path(place) for place in places] or _list_default_folders()
     if any("\0" in str(place) for place in folders):
         msg = "a path holds a null byte"
         raise NoLogsError(msg)
@@ -443,12 +436,11 @@ def find_ray_sessions(
     if not found:
         tried = ", ".join(map(str, folders)) or "the usual places"
         msg = f"no Ray session in {tried}"
-        others = (
-            f"; logs of other launchers: distdebug diagnose {join(named)}"
-            if (named := [str(place) for place in places])
-            else ""
-        )
-        raise NoLogsError(msg, remedy=f"{_REMEDY}{others}")
+        remedy = _REMEDY
+        if places:
+            command = join(["distdebug", "diagnose", *map(str, places)])
+            remedy += f"; logs of other launchers: {command}"
+        raise NoLogsError(msg, remedy=remedy)
 
     found.sort(key=lambda x: (not x.is_head, x.host, str(x.root)))
     return tuple(sorted(found, key=lambda x: x.name, reverse=True))
@@ -475,11 +467,9 @@ def open_ray_session(path: str | os.PathLike[str]) -> RaySession:
 
 def _load_session(root: Path) -> RaySession:
     root = resolved(root)
-    if root.name == "logs" and _has_logs(root):
-        # The parent is the session, if it has the name of one.
-        root = (
-            root.parent if SESSION_NAME.fullmatch(root.parent.name) else root
-        )
+    is_session = SESSION_NAME.fullmatch(root.parent.name) is not None
+    if root.name == "logs" and is_session and _has_logs(root):
+        root = root.parent
     session = RaySession(
         root=root,
         logs=_find_logs(root),
@@ -516,11 +506,9 @@ def _find_sessions_below(
     entries = _list_folders(folder)
     dated = sorted(x for x in entries if SESSION_NAME.fullmatch(x))
     if dated or _LATEST_LINK in entries:
-        sessions = [*map(folder.joinpath, dated), folder / _LATEST_LINK]
+        places = [*map(folder.joinpath, dated), folder / _LATEST_LINK]
         # A session that never started has no logs.
-        sessions = list(
-            filter(_is_session, map(_resolve_latest_link, sessions))
-        )
+        sessions = [*filter(_is_session, map(_resolve_latest_link, places))]
         return sessions if every else _pick_latest(folder, sessions)
     if depth <= 0:
         return []
@@ -566,14 +554,11 @@ def _resolve_latest_link(path: Path) -> Path:
     return path
 
 
-def _list_default_folders() -> Iterator[Path]:
-    ray_tmpdir = os.environ.get("RAY_TMPDIR")
-    if ray_tmpdir:
-        yield from (Path(ray_tmpdir, "ray"), Path(ray_tmpdir))
-        return
-    for folder in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108 Ray's own default
-        with suppress(OSError):
-            yield from sorted(x for x in Path(folder).glob("ray*"))
+def _list_default_folders() -> list[Path]:
+    if ray_tmpdir := os.environ.get("RAY_TMPDIR"):
+        return [Path(ray_tmpdir, "ray"), Path(ray_tmpdir)]
+    tops = dict.fromkeys((tempfile.gettempdir(), "/tmp"))  # noqa: S108 Ray's own default
+    return [path for top in tops for path in matching(top, "ray*")]
 
 
 # Folders with parts of a log, relative to the log folder.

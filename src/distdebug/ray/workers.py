@@ -192,10 +192,9 @@ def _get_text(data: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-# Beginnings of marker lines that Ray itself writes into worker logs.
-MARKER_PREFIXES = (":job_id:", ":actor_name:", ":task_name:")
-
 _MARKER_KINDS = ("job_id", "actor_name", "task_name")
+# Beginnings of marker lines that Ray itself writes into worker logs.
+MARKER_PREFIXES = tuple(f":{kind}:" for kind in _MARKER_KINDS)
 _HEAD_BYTES = 1 << 13
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MARKER = re.compile(rb"\n:(job_id|actor_name|task_name):([^\r\n]{1,400})")
@@ -395,23 +394,20 @@ def has_all_names(log: WorkerLog) -> bool:
 
 def _list_workers(session: RaySession) -> list[WorkerLog]:
     listed, missing = list_parts(session, *_PREFIXES)
-    found = []
-    for stem in {stem for stem, _ in listed}:
-        out, err = listed.get((stem, "out"), ()), listed.get((stem, "err"), ())
-        match = _WORKER_STEM.fullmatch(stem)
-        if match and (out or err):
-            found.append(
-                WorkerLog(
-                    session=session,
-                    worker_id=match["worker"],
-                    pid=int(match["pid"]),
-                    name_job_id=match["job"],
-                    kind=match["kind"],
-                    out=out,
-                    err=err,
-                    missing=tuple(missing),
-                )
-            )
+    stems = {stem for stem, stream in listed if stream in {"out", "err"}}
+    found = (
+        WorkerLog(
+            session=session,
+            worker_id=match["worker"],
+            pid=int(match["pid"]),
+            name_job_id=match["job"],
+            kind=match["kind"],
+            out=listed.get((match[0], "out"), ()),
+            err=listed.get((match[0], "err"), ()),
+            missing=tuple(missing),
+        )
+        for match in filter(None, map(_WORKER_STEM.fullmatch, stems))
+    )
     return sorted(found, key=lambda x: (x.pid, x.worker_id))
 
 
@@ -419,7 +415,7 @@ def _needs_core_log(log: WorkerLog) -> bool:
     """
     Return whether the core log of a worker may identify its actor.
     """
-    has_any = any(part.size for part in (*log.out, *log.err))
+    has_any = any(part.size for part in log.parts)
     is_actor = log.actor_class is not None or not log.task_names
     has_id = log.actor_id is not None or not is_actor
     return has_any and not (has_id and has_all_names(log))
@@ -481,11 +477,13 @@ def _map_logs(
 
 _WORKER_PREFIXES = ("worker-", "io_worker-", "python-core-")
 # Longest silence of a live component, in seconds; the state before the raylet.
+# Silence of the workers means nothing.
 _SILENCE_LIMITS_S: Mapping[tuple[str, str], float | None] = {
     ("debug_state", "txt"): 30.0,
     ("gcs_server", "out"): 150.0,
     ("monitor", "log"): 60.0,
     ("raylet", "out"): 150.0,
+    ("workers", ""): None,
 }
 
 
@@ -602,14 +600,11 @@ def last_activity(
 
 def _list_activities(session: RaySession, now: float) -> Iterator[Activity]:
     listed, _ = list_parts(session)
-    watched = [
-        (log[0], listed.get(log, ()), limit_s)
-        for log, limit_s in _SILENCE_LIMITS_S.items()
-    ]
     workers = worker_files([session])
-    written = tuple(part for log in workers for part in (*log.out, *log.err))
+    listed["workers", ""] = tuple(x for log in workers for x in log.parts)
     is_alive = False
-    for component, parts, limit_s in [*watched, ("workers", written, None)]:
+    for (component, stream), limit_s in _SILENCE_LIMITS_S.items():
+        parts = listed.get((component, stream))
         if not parts:
             continue
         last = max(parts, key=lambda part: part.mtime)

@@ -176,7 +176,7 @@ def test_debugpy_of_many(check):
 
     expected = (
         "debugpy is not installed (Actor0 on node-1, Actor1 on node-1, "
-        "Actor2 on node-1, 2 more)"
+        "Actor2 on node-1, and 2 more)"
     )
     assert (False, expected) == (found.ok, found.detail)
 

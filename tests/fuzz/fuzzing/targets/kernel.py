@@ -6,22 +6,18 @@ from __future__ import annotations
 
 import json
 
+from unittest.mock import patch
+
 from distdebug.capture.blockers import explain_failure
+from distdebug.health import host, network
+from distdebug.health import memory as node_memory
 from distdebug.health.gpu import check_gpus
-from distdebug.health.host import check_limits, read_limits
 from distdebug.health.kernel import (
     JobContext,
     check_kernel_events,
     find_events,
     parse_kernel_lines,
 )
-from distdebug.health.memory import (
-    check_memory,
-    check_pressure,
-    read_memory,
-    read_pressure,
-)
-from distdebug.health.network import read_ib_ports
 from distdebug.health.node_json import parse_gpu
 from distdebug.processes import (
     find_workers,
@@ -86,12 +82,13 @@ def proc(data: bytes) -> object:
     read_environ(7, root)
     describe_target(7, "poll", [1 << 63, 9], root)
     workers = find_workers(root=root)
-    limits = read_limits([7], proc=root)
+    with patch.object(host, "_PROC", root):
+        limits = host.read_limits([7])
     return (
         [x.name for x in threads.values()],
         [call for call in calls if call],
         [(w.title if hasattr(w, "title") else "") for w in workers],
-        list(check_limits(limits)),
+        list(host.check_limits(limits)),
     )
 
 
@@ -101,9 +98,16 @@ def memory(data: bytes) -> object:
     What the kernel tells about memory, cgroups, and who waits.
     """
     root = str(folder_of(data, "proc"))
-    pressure = read_pressure(proc=root, cgroup=f"{root}/cgroup")
-    found = read_memory([7], proc=root)
-    return [*check_pressure(pressure), *check_memory(found)]
+    with (
+        patch.object(node_memory, "_PROC", root),
+        patch.object(node_memory, "_CGROUP", f"{root}/cgroup"),
+    ):
+        pressure = node_memory.read_pressure()
+        found = node_memory.read_memory([7])
+    return [
+        *node_memory.check_pressure(pressure),
+        *node_memory.check_memory(found),
+    ]
 
 
 @target()
@@ -111,7 +115,8 @@ def infiniband(data: bytes) -> object:
     """
     What adapters for RDMA show.
     """
-    ports = read_ib_ports(folder=str(folder_of(data, "ib")))
+    with patch.object(network, "_RDMA_FOLDER", str(folder_of(data, "ib"))):
+        ports = network.read_ib_ports()
     return [(p.device, p.state, p.rate) for p in ports]
 
 
