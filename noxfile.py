@@ -30,7 +30,8 @@ DEEP = ["integration", "pages", "faults", "fuzz"]
 # Integration tests that do not judge by what the machine has time for; the
 # longest first.
 PATIENT = [
-    *("watch", "demo", "gpu", "logscan", "invisible", "nodes_ray"),
+    *("watch", "demo", "frameworks", "gpu", "logscan", "invisible"),
+    "nodes_ray",
     "debugger_launchers",
     *("debugger_nodes", "nsight", "recording", "collective_logs"),
     *("nodes_slurm", "packed", "debugger", "ray_debugger", "snapshot"),

@@ -14,7 +14,7 @@ import re
 import stat
 import time
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,7 +113,12 @@ def request_dumps(
             (n for n in before if n.startswith(start)), chosen
         )
     ]
-    return tuple(_await_answers(rows, folder, before, timeout_s))
+    rows = _await_answers(rows, folder, before, timeout_s)
+    absent = sorted({*(chosen or ())}.difference(row.rank for row in rows))
+    return (
+        *rows,
+        *(DumpRequest(r, "absent", Path(), "it has no pipe") for r in absent),
+    )
 
 
 # No node has more ranks; a larger number is a typing error.
@@ -156,9 +161,13 @@ def _group_by_rank(
         elif match:
             unknown_ranks.append(name)
 
+    known: list[tuple[int | None, list[str]]] = [*sorted(found.items())]
     if ranks is not None:
-        return [(rank, found.get(rank, [])) for rank in sorted(set(ranks))]
-    return [*sorted(found.items()), *((None, [n]) for n in unknown_ranks)]
+        known = [(rank, own) for rank, own in known if rank in ranks]
+        # They may be those of ranks that had no number yet when they began.
+        if len(known) == len(set(ranks)):
+            return known
+    return [*known, *((None, [name]) for name in unknown_ranks)]
 
 
 def _pipe_token(name: str) -> str:
@@ -169,8 +178,8 @@ def _pipe_token(name: str) -> str:
     return match[1] if match else ""
 
 
-def _request_dump(rank: int | None, pipes: Iterable[Path]) -> DumpRequest:
-    row = DumpRequest(rank, "absent", Path(), "it has no pipe")
+def _request_dump(rank: int | None, pipes: Sequence[Path]) -> DumpRequest:
+    row = DumpRequest(rank, "absent", pipes[0], "nobody listens")
     for pipe in pipes:
         try:
             _send_request(pipe)

@@ -71,6 +71,23 @@ def dump(folder, token=TOKEN, rank=0, *, name=None, link=True):
     side.rename(f"{file}.sidecar.json")
 
 
+def test_rank_known_later(tmp_path, rank):
+    """
+    A rank that had no number yet when it began is found by what it answers.
+    """
+    rank(
+        f"{TOKEN}_request_unknown.pipe",
+        lambda: dump(tmp_path, rank=3),
+    )
+
+    first, second = request_dumps(tmp_path, ranks=[3, 5], timeout_s=5)
+
+    assert (3, "dumped") == (first.rank, first.status)
+    assert (5, "absent", "it has no pipe") == (
+        *(second.rank, second.status, second.reason),
+    )
+
+
 def test_dumped(tmp_path, rank):
     """
     Every rank that answers is listed with its dump.
