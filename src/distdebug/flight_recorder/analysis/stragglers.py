@@ -53,6 +53,8 @@ _MOST_UNLIKE = 1.5
 _MIN_HOST_DELAY_NS = 1_000_000
 _MIN_VARYING_DELAY_NS = 3_000_000
 _MIN_DEVICE_DELAY_NS = 100_000
+# Fewer turns of other ranks do not show how long one is.
+_MIN_TURNS = 3
 # How probable it may be that chance makes any rank late as often.
 _MAX_CHANCE = 0.005
 # A larger share is a clock offset, not a delay, where clocks are in doubt.
@@ -449,13 +451,16 @@ def _find_late_ranks(
         least = delay.ns / 4
         # Waits that are as long, whoever caused them.
         alike = sum(t[t >= least].sum() for t in longest.values())
-        often = sum(_count(x, longest, least, at) for x, at in own)
-        by_all = sum(_count(x, longest, least) for x in waits)
+        culprits = _culprits_of_long_waits(waits, longest, least)
+        often = int((culprits == rank).sum())
+        turn = _mean_turn(culprits, rank)
         if (
             MIN_SHARE_OF_TIME <= delay.share < waits[index].max_share
             and delay.total_ns >= _MIN_SHARE_OF_WAITS * alike
             and often >= _MIN_WAITS
-            and not _is_chance(often, by_all, compared_ranks)
+            and not _is_chance(
+                often / turn, len(culprits) / turn, compared_ranks
+            )
         ):
             yield rank, attrs.evolve(delay, often=often)
 
@@ -480,17 +485,34 @@ def _make_delay(
     )
 
 
-def _count(
-    waits: _Waits,
+def _culprits_of_long_waits(
+    waits: Sequence[_Waits],
     longest: Mapping[object, NDArray[np.float64]],
     least: float,
-    row: int | slice = slice(None),
-) -> int:
+) -> NDArray[np.int64]:
     """
-    Count the waits that are long, and about the longest of the groups alike.
+    Return who caused each wait that is long, and about the longest of the groups
+    alike, in the order of time.
     """
-    own, top = waits.own[row], longest[waits.family]
-    return int(((own >= least) & (own >= top / 2)).sum())
+    times, ranks = [], []
+    for one in waits:
+        own, top = one.own, longest[one.family]
+        rows, calls = np.nonzero((own >= least) & (own >= top / 2))
+        times.append(one.table.host[rows, calls])
+        ranks.append(np.array(one.table.ranks)[rows])
+    return np.concatenate(ranks)[np.argsort(np.concatenate(times))]
+
+
+def _mean_turn(culprits: NDArray[np.int64], rank: int) -> float:
+    """
+    Return how many long waits in a row another rank causes before the next one.
+
+    Where ranks take turns of several calls, as many are one draw, not several.
+    """
+    starts = np.flatnonzero(np.diff(culprits, prepend=-1))
+    lengths = np.diff(starts, append=len(culprits))
+    others = lengths[culprits[starts] != rank]
+    return float(others.mean()) if len(others) >= _MIN_TURNS else 1.0
 
 
 def _sum_waits(
@@ -520,7 +542,7 @@ def _sum_waits(
     return costs, rows
 
 
-def _is_chance(often: int, total: int, ranks: int) -> bool:
+def _is_chance(often: float, total: float, ranks: int) -> bool:
     """
     Return whether one of equal ranks may be late so often by chance.
 
