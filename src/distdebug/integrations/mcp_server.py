@@ -1,0 +1,571 @@
+"""
+Answer the questions of agents over the Model Context Protocol (MCP).
+
+The server reads only the folders that it was started for, starts with the
+sentence of the verdict, and bounds the size and the time of each answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import os
+import signal
+import threading
+import time
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from importlib.resources import files
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar
+from urllib.parse import quote
+
+import attrs
+
+import distdebug
+
+from .. import flight_recorder, health, logs, processes, ray, stacks
+from .._io import confined_walks, is_there, is_within
+from .._proc import start_call, stop_children
+from .._text import clean, count_text, list_text, text_table
+from ..errors import CaptureError, DistdebugError, MissingDependencyError
+from ..findings import Finding, as_plain
+from ..ranks import ranks_text
+
+
+try:
+    from mcp.server.mcpserver import MCPServer, ResourceSecurity
+    from mcp.server.mcpserver.exceptions import ResourceError, ToolError
+    from mcp.types import CallToolResult, TextContent, ToolAnnotations
+except ImportError as exc:
+    _MISSING = "answering agents needs the package mcp, version 2 or later"
+    raise MissingDependencyError(
+        _MISSING, remedy="pip install 'distdebug[mcp]'"
+    ) from exc
+
+
+_Answer = TypeVar("_Answer")
+
+_TOOLS = ("diagnose", "stacks", "logs", "phase", "health", "entries")
+_PAGE = "distdebug://report"
+# Of the text, and of the data; both are a few thousand tokens.
+_MOST_CHARS = 16_000
+_MOST_PAGE_CHARS = 4_000_000
+_MOST_ROWS = 500
+_MOST_CALLS = 4
+_NARROW = "ask for fewer files, ranks, or rows to see what was cut"
+
+
+class Answer(TypedDict):
+    """
+    What each tool returns.
+
+    Attributes:
+        verdict: One sentence.
+
+        is_fine: Whether nothing is wrong; ``None`` if that was not asked.
+
+        report: Text to read, the verdict first.
+
+        data: The same as data, in the layout of the command line's ``--json``;
+            what is empty is left out.
+
+        cut: What was left out because it is too large, and how to see it.
+    """
+
+    verdict: str
+    is_fine: bool | None
+    report: str
+    data: dict[str, Any]
+    cut: list[str]
+
+
+@attrs.frozen(kw_only=True)
+class HangTools:
+    """
+    The tools.
+
+    Attributes:
+        folders: The folders that may be read, without links.
+
+        live: Whether this node and its processes may be looked at.
+
+        allow_stopping: Whether looks that stop a process are permitted.
+
+        timeout_s: Limit of one call, in seconds.
+    """
+
+    folders: tuple[str, ...]
+    live: bool = False
+    allow_stopping: bool = False
+    timeout_s: float = 50.0
+
+    def diagnose(self, paths: list[str] | None = None) -> Answer:
+        """
+        Find the root cause of a job that is stuck, slow, or dead.
+
+        Reads Flight Recorder dumps, stacks, logs, Ray sessions, and snapshots.
+
+        Args:
+            paths: Files and folders of one job; by default all that this
+                server may read.
+        """
+        diagnosis = distdebug.diagnose(*self._find(paths))
+        return _answer(
+            diagnosis.verdict.summary,
+            str(diagnosis),
+            diagnosis.to_dict(),
+            is_fine=diagnosis.is_healthy,
+        )
+
+    def stacks(
+        self,
+        pids: list[int] | None = None,
+        pattern: str = "",
+        native: bool = False,  # noqa: FBT001, FBT002 named by agents
+        cuda: bool = False,  # noqa: FBT001, FBT002 named by agents
+    ) -> Answer:
+        """
+        Say what every worker on this node does right now, and waits for.
+
+        It takes a few seconds and stops no process.
+
+        Args:
+            pids: Process IDs; by default the workers of all jobs are found.
+
+            pattern: Regular expression for command lines of workers.
+
+            native: Native stacks too, which stops processes for up to a few
+                seconds: refused unless the server permits stopping.
+
+            cuda: GPU kernels by cuda-gdb, which stops every process for
+                seconds: refused unless the server permits stopping.
+        """
+        self._require_live(stops=native or cuda)
+        captured = distdebug.capture_node(
+            pids=pids or None,
+            patterns=[pattern] if pattern else (),
+            native="classes" if native else "none",
+            cuda=cuda,
+            timeout_s=0.8 * self.timeout_s,
+        )
+        if captured.is_blind and not captured.missing:
+            msg = "no worker of a job was found on this node"
+            raise CaptureError(msg, remedy="name it by pids or by pattern")
+        tree = stacks.merge_stacks(captured.stacks).to_dict()
+        data = {**captured.to_dict(), "tree": tree}
+        return _judged(captured.findings, captured, data)
+
+    def logs(
+        self,
+        paths: list[str] | None = None,
+        question: Literal["errors", "collectives", "deaths"] = "errors",
+        words: str = "",
+    ) -> Answer:
+        """
+        Read logs of any size, and answer one question about them.
+
+        Args:
+            paths: Logs, or folders of logs; for deaths, folders of Ray
+                sessions.
+
+            question: What went wrong ("errors"), which collective hangs
+                according to watchdogs, NCCL, and Gloo ("collectives"), or who
+                died first in a Ray cluster ("deaths").
+
+            words: For errors: only those whose lines, rules, or files contain
+                all of these words.
+        """
+        found = self._find(paths)
+        if question == "collectives":
+            read = distdebug.read_collective_logs([*map(Path, found)])
+            findings = distdebug.collective_findings(read)
+            return _judged(findings, read, read.to_dict())
+        if question == "deaths":
+            deaths = ray.find_deaths(ray.find_ray_sessions(*found))
+            findings = ray.death_findings(deaths)
+            return _judged(findings, deaths, deaths.to_dict())
+        scanned = _select(distdebug.scan_logs(found), words.lower().split())
+        return _judged(scanned.findings, scanned, scanned.to_dict())
+
+    def phase(
+        self,
+        paths: list[str] | None = None,
+        has_ended: bool = False,  # noqa: FBT001, FBT002 named by agents
+    ) -> Answer:
+        """
+        Say in which phase of its start-up a job is, and if it takes too long.
+
+        Args:
+            paths: The log of the driver, and those of workers.
+
+            has_ended: Whether the job is over, so that silence means nothing.
+        """
+        found = distdebug.detect_phase(
+            [*map(Path, self._find(paths))],
+            now=None if has_ended else time.time(),
+        )
+        is_fine = all(x.cause.is_fine for x in found.findings)
+        return _answer(
+            found.verdict, str(found), found.to_dict(), is_fine=is_fine
+        )
+
+    def health(self) -> Answer:
+        """
+        Check this node: GPUs, kernel log, memory, disks, network, variables.
+
+        It changes nothing, and takes up to ten seconds.
+        """
+        self._require_live()
+        workers = processes.find_workers()
+        node = health.check_node(
+            pids=[x.pid for x in workers], folders=self.folders
+        )
+        variables = health.check_environment(
+            workers, nodes={node.facts.host: node}
+        )
+        data = {"node": node.to_dict(), "environment": variables.to_dict()}
+        findings = (*node.findings, *variables.findings)
+        return _judged(findings, f"{node}\n\n{variables}", data)
+
+    def entries(  # noqa: PLR0913 each can be left out
+        self,
+        paths: list[str] | None = None,
+        *,
+        rank: int | None = None,
+        group: str = "",
+        seq: int | None = None,
+        most: int = 50,
+        stack_traces: bool = False,
+    ) -> Answer:
+        """
+        List the calls that Flight Recorder dumps hold, of a rank or of a call.
+
+        Args:
+            paths: Dumps, or folders of dumps.
+
+            rank: Only calls of this rank, the newest ones.
+
+            group: Only calls in this process group, by name or description.
+
+            seq: Only the call with this number, of all ranks.
+
+            most: How many rows, at most 500.
+
+            stack_traces: Whether to list the Python stack of each call, too.
+        """
+        if rank is None and seq is None:
+            msg = "all calls of all ranks are too many to list"
+            raise DistdebugError(msg, remedy="name a rank, or a seq and group")
+        dumps = distdebug.read_dumps(map(Path, self._find(paths)))
+        rows = [
+            row
+            for row in flight_recorder.entry_rows(
+                dumps,
+                ranks=None if rank is None else [rank],
+                groups=[group] if group else None,
+                stack_traces=stack_traces,
+            )
+            if seq is None or row.seq == seq
+        ]
+        shown = deque(rows, max(1, min(most, _MOST_ROWS)))
+        records = [row.to_dict() for row in shown]
+        verdict = _summarize(rows, dumps, rank)
+        columns = ["rank", "group", "op", "seq", "state", "inputs"]
+        columns += ["frames"] if stack_traces else []
+        table = [[_cell(x[name]) for name in columns] for x in records]
+        report = f"{verdict}\n\n{text_table(columns, table)}"
+        answer = _answer(verdict, report, {"entries": records})
+        if len(rows) > len(shown):
+            cut = f"entries: the last {len(shown):,} of {len(rows):,}"
+            answer["cut"].insert(0, cut)
+        return answer
+
+    def page(self, path: str) -> str:
+        """
+        Return the HTML report of a file or folder: a page for people.
+        """
+        html = distdebug.report_html(*self._find([path]))
+        if len(html) > _MOST_PAGE_CHARS:
+            msg = f"the page has {len(html):,} characters, which is too large"
+            remedy = "distdebug diagnose FOLDER --html report.html"
+            raise DistdebugError(msg, remedy=remedy)
+        return html
+
+    def _find(self, paths: Iterable[str] | None) -> list[str]:
+        """
+        Return paths without links, all of them in the folders of the server.
+        """
+        return [*map(self._find_one, paths or self.folders)]
+
+    def _find_one(self, path: str) -> str:
+        # An absolute path replaces the folder.
+        places = [os.path.join(folder, path) for folder in self.folders]  # noqa: PTH118 see _io
+        place = next(filter(is_there, places), places[0])
+        real = "" if "\0" in path else os.path.realpath(place)
+        if not is_within(real, *self.folders):
+            msg = f"{path!r} is in none of the folders of this server"
+            remedy = f"name a path in {list_text(self.folders)}"
+            raise DistdebugError(msg, remedy=remedy)
+        if not is_there(real):
+            msg = f"there is no {path!r}"
+            raise DistdebugError(msg, remedy="diagnose lists what it read")
+        return real
+
+    def _require_live(self, *, stops: bool = False) -> None:
+        if not self.live:
+            msg = "this server may only read files"
+            remedy = "let its owner start it as: distdebug mcp --live DIR"
+            raise CaptureError(msg, remedy=remedy)
+        if stops and not self.allow_stopping:
+            msg = "this server may not stop a process"
+            remedy = (
+                "ask without native and cuda, or let its owner start it as: "
+                "distdebug mcp --live --allow-stopping DIR"
+            )
+            raise CaptureError(msg, remedy=remedy)
+
+
+def _select(report: logs.ScanReport, words: Sequence[str]) -> logs.ScanReport:
+    """
+    Keep the parts of a scan that contain all words, in lower case.
+    """
+
+    def kept(parts: Iterable[Any]) -> tuple[Any, ...]:
+        texts = ((x, str(as_plain(x)).lower()) for x in parts)
+        return tuple(x for x, text in texts if all(w in text for w in words))
+
+    return attrs.evolve(
+        report,
+        findings=kept(report.findings),
+        groups=kept(report.groups),
+        tracebacks=kept(report.tracebacks),
+    )
+
+
+def _summarize(
+    rows: Sequence[flight_recorder.EntryRow],
+    dumps: flight_recorder.Dumps,
+    rank: int | None,
+) -> str:
+    """
+    Say in one sentence what the records of a rank, or of a call, show.
+    """
+    if not rows:
+        return "no recorded call matches"
+    if rank is not None:
+        last = rows[-1]
+        call = f"{last.op} #{last.seq} of group {last.desc or last.group}"
+        found = count_text(len(rows), "recorded call")
+        return f"rank {rank}: {found}; the newest is {call}, {last.state}"
+    by_state: dict[str, set[int]] = {}
+    for row in rows:
+        by_state.setdefault(f"{row.op} {row.state}", set()).add(row.rank)
+    names = {row.group for row in rows}
+    groups = flight_recorder.find_groups(dumps).groups
+    members = chain.from_iterable(x.order for x in groups if x.name in names)
+    if lost := {*members} - {row.rank for row in rows}:
+        by_state["no record"] = lost
+    parts = (f"{what}: {ranks_text(x)}" for what, x in by_state.items())
+    return f"call #{rows[0].seq}: {'; '.join(parts)}"
+
+
+def _cell(value: Any) -> object:
+    return " < ".join(value) if isinstance(value, tuple) else value
+
+
+def _judged(
+    findings: Sequence[Finding], report: object, data: Mapping[str, Any]
+) -> Answer:
+    wrong = [x for x in findings if not x.cause.is_fine]
+    first = next(iter(wrong or findings), None)
+    fine = "nothing wrong was found, as far as can be seen"
+    verdict = first.summary if first else fine
+    return _answer(verdict, str(report), data, is_fine=not wrong)
+
+
+def _answer(
+    verdict: str,
+    report: str,
+    data: Mapping[str, Any],
+    *,
+    is_fine: bool | None = None,
+) -> Answer:
+    """
+    Return an answer of bounded size that says what was cut.
+    """
+    small, cut = _fit(data)
+    verdict = clean(verdict, limit=2000)
+    # Results begin with their verdict, which may be wrapped.
+    if not " ".join(report[:2000].split()).startswith(verdict[:40]):
+        report = f"{verdict}\n\n{report}"
+    if len(report) > _MOST_CHARS:
+        cut.append(f"report: {_MOST_CHARS:,} of {len(report):,} characters")
+        report = report[:_MOST_CHARS]
+    if cut:
+        cut.append(_NARROW)
+    return Answer(
+        verdict=verdict, is_fine=is_fine, report=report, data=small, cut=cut
+    )
+
+
+def _fit(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """
+    Return as much of some data as fits, and what was cut.
+    """
+    for most in (1000, 300, 100, 30, 10, 3, 1):
+        cut: dict[str, str] = {}
+        text = json.dumps(_shorten(data, most, "", cut), default=str)
+        if len(text) <= _MOST_CHARS:
+            return json.loads(text), [*islice(cut.values(), 20)]
+    return {}, ["data: too large"]
+
+
+def _shorten(value: Any, most: int, name: str, cut: dict[str, str]) -> Any:
+    """
+    Cut lists and texts, leave out what is empty, and note what was cut.
+    """
+    if isinstance(value, Mapping):
+        items = islice(value.items(), 20 + most)
+        parts = {
+            str(k): _shorten(x, most, f"{name}.{k}".lstrip("."), cut)
+            for k, x in items
+        }
+        return {k: x for k, x in parts.items() if x not in (None, "", [], {})}
+    if isinstance(value, list | tuple):
+        if len(value) > most:
+            cut.setdefault(name, f"{name}: {most:,} of {len(value):,}")
+        return [_shorten(x, most, name, cut) for x in value[:most]]
+    return clean(value, limit=200 + most) if isinstance(value, str) else value
+
+
+def make_server(tools: HangTools) -> MCPServer:
+    """
+    Return a server with all tools, and the page of each folder.
+    """
+    skill = skill_file().partition("\n---\n")[2].strip()  # without its header
+    server: MCPServer = MCPServer(
+        "distdebug",
+        instructions=f"{skill}\n\n{_describe_limits(tools)}",
+        version=distdebug.__version__,
+        log_level="WARNING",
+    )
+    for name in _TOOLS:
+        stops = name == "stacks" and tools.allow_stopping
+        ask = getattr(tools, name)
+        server.add_tool(
+            _as_tool(ask, tools.timeout_s),
+            description=inspect.getdoc(ask),
+            annotations=ToolAnnotations(
+                read_only_hint=not stops, open_world_hint=False
+            ),
+        )
+    _add_pages(server, tools)
+    return server
+
+
+def skill_file() -> str:
+    """
+    Return the skill file, which says when to ask what.
+    """
+    return (files("distdebug.integrations") / "SKILL.md").read_text("utf-8")
+
+
+def _describe_limits(tools: HangTools) -> str:
+    live = "may" if tools.live else "may not"
+    stop = "may" if tools.allow_stopping else "may not"
+    return (
+        f"This server reads {list_text(tools.folders, most=20)}; relative "
+        f"paths are looked for there. It {live} look at live processes, and "
+        f"{stop} stop them."
+    )
+
+
+def _as_tool(
+    ask: Callable[..., Answer], timeout_s: float
+) -> Callable[..., Awaitable[CallToolResult]]:
+    @functools.wraps(ask)
+    async def call(**arguments: Any) -> CallToolResult:
+        try:
+            got = await _in_time(
+                functools.partial(ask, **arguments), timeout_s
+            )
+        except (DistdebugError, OSError) as exc:
+            raise ToolError(_error_text(exc)) from exc
+        text = "\n".join([got["report"], *(f"cut: {x}" for x in got["cut"])])
+        return CallToolResult(
+            content=[TextContent(type="text", text=text)],
+            structured_content={**got},
+        )
+
+    return call
+
+
+def _add_pages(server: MCPServer, tools: HangTools) -> None:
+    async def report(path: str) -> str:
+        ask = functools.partial(tools.page, f"/{path.lstrip('/')}")
+        try:
+            return await _in_time(ask, tools.timeout_s)
+        except (DistdebugError, OSError) as exc:
+            raise ResourceError(_error_text(exc)) from exc
+
+    about = "The diagnosis of a file or folder as an HTML page, for people."
+    add = functools.partial(
+        server.resource, description=about, mime_type="text/html"
+    )
+    checked_here = ResourceSecurity(exempt_params={"path"})
+    add(f"{_PAGE}/{{+path}}", security=checked_here)(report)
+    for folder in tools.folders:
+        page = functools.partial(report, folder)
+        add(f"{_PAGE}{quote(folder)}", name=f"report of {folder}")(page)
+
+
+_slots = threading.BoundedSemaphore(_MOST_CALLS)
+
+
+async def _in_time(ask: Callable[[], _Answer], timeout_s: float) -> _Answer:
+    """
+    Call a function in a thread, which is abandoned when its time is over.
+    """
+    try:
+        future = start_call(functools.partial(_ask, ask, timeout_s))
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+    except TimeoutError:
+        msg = f"this took more than {timeout_s:g} s"
+        remedy = (
+            "name fewer files, or let the server's owner start it with more "
+            "time: distdebug mcp --timeout S"
+        )
+        raise DistdebugError(msg, remedy=remedy) from None
+
+
+def _ask(ask: Callable[[], _Answer], timeout_s: float) -> _Answer:
+    # Abandoned calls still work, so that the next ones wait.
+    if not _slots.acquire(timeout=timeout_s):
+        raise TimeoutError
+    try:
+        with confined_walks():
+            return ask()
+    finally:
+        _slots.release()
+
+
+def _error_text(exc: Exception) -> str:
+    lines = (str(exc), *getattr(exc, "__notes__", ()))
+    return "\n".join(clean(line, limit=1000) for line in lines)
+
+
+def serve(tools: HangTools) -> None:
+    """
+    Answer on standard input and output until the client closes them.
+    """
+    # Ctrl-C could not interrupt the thread that waits for standard input.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        make_server(tools).run("stdio")
+    finally:
+        stop_children()
