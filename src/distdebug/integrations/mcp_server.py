@@ -126,18 +126,21 @@ class HangTools:
         self,
         pids: list[int] | None = None,
         pattern: str = "",
+        seconds: float = 2.0,
         native: bool = False,  # noqa: FBT001, FBT002 named by agents
         cuda: bool = False,  # noqa: FBT001, FBT002 named by agents
     ) -> Answer:
         """
         Say what every worker on this node does right now, and waits for.
 
-        It takes a few seconds and stops no process.
+        It stops no process.
 
         Args:
             pids: Process IDs; by default the workers of all jobs are found.
 
             pattern: Regular expression for command lines of workers.
+
+            seconds: How long to watch who moves and who does not.
 
             native: Native stacks too, which stops processes for up to a few
                 seconds: refused unless the server permits stopping.
@@ -151,6 +154,7 @@ class HangTools:
             patterns=[pattern] if pattern else (),
             native="classes" if native else "none",
             cuda=cuda,
+            interval_s=min(max(seconds, 0.0), 0.5 * self.timeout_s) / 2,
             timeout_s=0.8 * self.timeout_s,
         )
         if captured.is_blind and not captured.missing:
@@ -190,6 +194,9 @@ class HangTools:
             findings = ray.death_findings(deaths)
             return _judged(findings, deaths, deaths.to_dict())
         scanned = _select(distdebug.scan_logs(found), words.lower().split())
+        if words and not scanned.groups and not scanned.tracebacks:
+            verdict = f"no error in these logs has the words {words!r}"
+            return _answer(verdict, verdict, {})
         return _judged(scanned.findings, scanned, scanned.to_dict())
 
     def phase(
@@ -209,9 +216,13 @@ class HangTools:
             [*map(Path, self._find(paths))],
             now=None if has_ended else time.time(),
         )
+        is_known = found.framework or found.current or found.findings
         is_fine = all(x.cause.is_fine for x in found.findings)
         return _answer(
-            found.verdict, str(found), found.to_dict(), is_fine=is_fine
+            found.verdict,
+            str(found),
+            found.to_dict(),
+            is_fine=is_fine if is_known else None,
         )
 
     def health(self) -> Answer:
