@@ -28,7 +28,7 @@ import attrs
 
 import distdebug
 
-from .. import flight_recorder, health, logs, processes, ray, stacks
+from .. import capture, flight_recorder, health, logs, processes, ray, stacks
 from .._io import confined_walks, is_there, is_within
 from .._proc import start_call, stop_children
 from .._text import clean, count_text, list_text, text_table
@@ -149,19 +149,21 @@ class HangTools:
                 seconds: refused unless the server permits stopping.
         """
         self._require_live(stops=native or cuda)
+        patterns = [pattern] if pattern else []
         captured = distdebug.capture_node(
             pids=pids or None,
-            patterns=[pattern] if pattern else (),
+            patterns=patterns,
             native="classes" if native else "none",
             cuda=cuda,
             interval_s=min(max(seconds, 0.0), 0.5 * self.timeout_s) / 2,
             timeout_s=0.8 * self.timeout_s,
         )
-        if captured.is_blind and not captured.missing:
-            msg = "no worker of a job was found on this node"
-            raise CaptureError(msg, remedy="name it by pids or by pattern")
+        capture.check_found(captured, pids or (), patterns)
         tree = stacks.merge_stacks(captured.stacks).to_dict()
         data = {**captured.to_dict(), "tree": tree}
+        if captured.is_blind:
+            verdict = "no stack could be read: see what is missing, and why"
+            return _answer(verdict, str(captured), data)
         return _judged(captured.findings, captured, data)
 
     def logs(
@@ -194,6 +196,9 @@ class HangTools:
             findings = ray.death_findings(deaths)
             return _judged(findings, deaths, deaths.to_dict())
         scanned = _select(distdebug.scan_logs(found), words.lower().split())
+        if not scanned.bytes_read:
+            verdict = "no log could be read: see what is missing, and why"
+            return _answer(verdict, str(scanned), scanned.to_dict())
         if words and not scanned.groups and not scanned.tracebacks:
             verdict = f"no error in these logs has the words {words!r}"
             return _answer(verdict, verdict, {})

@@ -16,8 +16,11 @@ import distdebug
 
 from distdebug import integrations
 from distdebug.__main__ import main
+from distdebug.capture import Capture, CaptureStatus, ProcessCapture
 from distdebug.integrations import mcp_server
 from distdebug.integrations.mcp_server import HangTools, make_server
+from distdebug.processes import Worker
+from distdebug.stacks import ProcessStacks
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -297,6 +300,17 @@ class TestLogs:
         assert is_there == ("ran out of memory" in text)
         assert is_there == (data["is_fine"] is False)
 
+    def test_unread(self, folder):
+        """
+        A log that says nothing is not called fine.
+        """
+        (folder / "empty.log").write_text("")
+
+        text, data = ask(folder, "logs", paths=["empty.log"])
+
+        assert text.startswith("no log could be read")
+        assert data["is_fine"] is None
+
     def test_collectives(self, folder):
         """
         What watchdogs wrote about hung collectives.
@@ -414,6 +428,27 @@ class TestPermission:
 
         assert text.startswith(data["verdict"][:40])
         assert {"node", "environment"} == {*data["data"]}
+
+
+def test_blind(folder, monkeypatch):
+    """
+    Where no stack can be read, nothing is called fine.
+    """
+    worker = Worker(
+        pid=7, start_ticks=5, parent_pid=1, uid=0, title="", framework="ray"
+    )
+    process = ProcessCapture(
+        worker=worker,
+        status=CaptureStatus.SECCOMP,
+        stacks=ProcessStacks(pid=7, source="py-spy", threads=()),
+    )
+    seen = Capture(host="n1", processes=(process,))
+    monkeypatch.setattr(distdebug, "capture_node", lambda **_: seen)
+
+    text, data = ask(folder, "stacks", live=True)
+
+    assert text.startswith("no stack could be read")
+    assert data["is_fine"] is None
 
 
 class TestTime:
