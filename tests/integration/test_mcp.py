@@ -112,7 +112,7 @@ def test_conversation(folder):
     assert inside.content[0].text.startswith(LATE)
     assert [2] == inside.structured_content["data"]["verdict"]["ranks"]
     assert outside.is_error
-    assert "none of the folders" in outside.content[0].text
+    assert "none of my folders" in outside.content[0].text
     assert live.is_error
     assert "--live" in live.content[0].text
     assert "rank 2" in page.contents[0].text

@@ -46,7 +46,7 @@ def mcp(args: Namespace) -> int:
       {prog} mcp /shared/hangs
       {prog} mcp --live /shared/hangs ~/runs
     """
-    from ..integrations import mcp_server
+    from ..integrations import mcp_server, mcp_tools
 
     if args.skill:
         print(mcp_server.skill_file())
@@ -60,7 +60,7 @@ def mcp(args: Namespace) -> int:
         raise DistdebugError(msg, remedy="distdebug mcp --live DIR")
 
     mcp_server.serve(
-        mcp_server.HangTools(
+        mcp_tools.HangTools(
             folders=tuple(map(os.path.realpath, args.folders)),
             live=args.live,
             allow_stopping=args.allow_stopping,
