@@ -86,6 +86,9 @@ def use(function, *arguments):
     """
 
     async def run():
+        """
+        Ask within a conversation.
+        """
         async with mcp.Client(server(*arguments)) as client:
             return await function(client)
 
@@ -99,6 +102,9 @@ def test_conversation(folder):
     """
 
     async def talk(client):
+        """
+        Say all that an agent may say.
+        """
         tools = (await client.list_tools()).tools
         inside = await client.call_tool("diagnose", {"paths": ["dumps"]})
         outside = await client.call_tool("diagnose", {"paths": ["/etc"]})
@@ -166,6 +172,9 @@ def test_live(folder, sleeper):
     pid = {"pids": [sleeper.pid]}
 
     async def look(client):
+        """
+        Look at the process.
+        """
         return [
             await client.call_tool("stacks", pid),
             await client.call_tool(
@@ -198,6 +207,9 @@ def test_stopping(folder, sleeper):
     """
 
     async def look(client):
+        """
+        Look at the process.
+        """
         return await client.call_tool(
             "stacks", {"pids": [sleeper.pid], "native": True}
         )

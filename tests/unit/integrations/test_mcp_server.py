@@ -62,6 +62,9 @@ def use(tools, function):
     """
 
     async def run():
+        """
+        Ask within a conversation.
+        """
         async with mcp.Client(make_server(tools)) as client:
             return await function(client)
 
@@ -510,6 +513,9 @@ def refusal(folder, path):
     """
 
     async def read(client):
+        """
+        Ask for the page.
+        """
         with pytest.raises(mcp.MCPError) as caught:
             await client.read_resource(f"distdebug://report{path}")
         return str(caught.value)
