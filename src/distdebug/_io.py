@@ -197,6 +197,23 @@ def remembered_walks() -> Iterator[None]:
         _memory.reset(token)
 
 
+_is_confined: ContextVar[bool] = ContextVar("is_confined", default=False)
+
+
+@contextlib.contextmanager
+def confined_walks() -> Iterator[None]:
+    """
+    Let no walk of the block leave its folder by a link, whatever reader walks.
+
+    For whoever reads files on behalf of another.
+    """
+    token = _is_confined.set(True)
+    try:
+        yield
+    finally:
+        _is_confined.reset(token)
+
+
 #: Looking at so many takes some seconds, and hundreds of MB.
 MAX_FILES = 250_000
 
@@ -243,7 +260,7 @@ class FileWalk:
         self.problems: list[tuple[str, str | Exception]] = []
         self._paths = [os.fspath(path) for path in paths]
         self._is_wanted = is_wanted
-        self._follows_out = follows_out
+        self._follows_out = follows_out and not _is_confined.get()
         self._max_depth = max_depth
         self._max_files = max_files
         self._deadline = deadline

@@ -375,9 +375,8 @@ def in_time(
 
         Exception: Whatever *call* raised.
     """
-    future: Future[Answer] = Future()
     try:
-        OwnThread(partial(_settle, future, call)).start()
+        future = start_call(call)
     except RuntimeError:  # the node, or the process, may have no more
         if may_block:
             return call()
@@ -385,6 +384,22 @@ def in_time(
         raise TimeoutError(msg) from None
 
     return future.result(seconds)
+
+
+def start_call(call: Callable[[], Answer]) -> Future[Answer]:
+    """
+    Call *call* in a thread of its own, which does not keep Python from ending.
+
+    Returns:
+        Its result, or what it raised.  It cannot be cancelled.
+
+    Raises:
+        RuntimeError: No thread can be started.
+    """
+    future: Future[Answer] = Future()
+    future.set_running_or_notify_cancel()
+    OwnThread(partial(_settle, future, call)).start()
+    return future
 
 
 def map_with_timeout(  # noqa: PLR0913 each can be left out

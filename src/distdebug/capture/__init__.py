@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .node import PATIENCE_S as PATIENCE_S
     from .node import capture_node as capture_node
     from .node import capture_process as capture_process
+    from .node import check_found as check_found
 else:
     from .._lazy import lazy_names
 

@@ -438,6 +438,35 @@ def capture_node(  # noqa: PLR0913 each can be left out
     return capture if folder is None else write_capture(capture, folder)
 
 
+def check_found(
+    captured: Capture, pids: Collection[int] = (), patterns: Iterable[str] = ()
+) -> None:
+    """
+    Raise an error if there was nothing to capture.
+
+    Args:
+        pids: The processes that were named.
+
+        patterns: The patterns that were given.
+
+    Raises:
+        CaptureError: There is no such process, or no worker.
+    """
+    if not captured.processes and not captured.missing:
+        if texts := " or ".join(map(repr, patterns)):
+            msg = f"no command line on this node matches {texts}"
+            remedy = "leave --pattern out to see which workers there are"
+        else:
+            msg = "no worker of a job was found on this node"
+            remedy = "name it with --pid, or with --pattern REGEX"
+        raise CaptureError(msg, remedy=remedy)
+    # The kernel gave nothing about them, not even their start time.
+    if pids and not any(p.worker.start_ticks for p in captured.processes):
+        numbers = ", ".join(str(p.worker.pid) for p in captured.processes)
+        msg = f"no such process: {numbers}"
+        raise CaptureError(msg, remedy="see: ps -ef")
+
+
 def capture_process(  # noqa: PLR0913 each can be left out
     pid: int,
     *,

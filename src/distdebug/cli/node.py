@@ -184,7 +184,7 @@ def stacks(args: Namespace) -> int:
 
 def _explain_node(args: Namespace) -> int:
     captured = _capture(args)
-    _check(captured, args)
+    capture.check_found(captured, args.pid or (), args.pattern or ())
     is_repeated = args.repeat is not None
     if args.json:
         plain = _with_tree(captured.stacks, captured.to_dict())
@@ -214,24 +214,6 @@ def _capture(args: Namespace) -> capture.Capture:
             timeout_s=args.timeout,
             tell=tell,
         )
-
-
-def _check(captured: capture.Capture, args: Namespace) -> None:
-
-    if not captured.processes and not captured.missing:
-        if args.pattern:
-            patterns = " or ".join(map(repr, args.pattern))
-            msg = f"no command line on this node matches {patterns}"
-            remedy = "leave --pattern out to see which workers there are"
-        else:
-            msg = "no worker of a job was found on this node"
-            remedy = "name it with --pid, or with --pattern REGEX"
-        raise CaptureError(msg, remedy=remedy)
-    # The kernel gave nothing about them, not even their start time.
-    if args.pid and not any(p.worker.start_ticks for p in captured.processes):
-        numbers = ", ".join(str(p.worker.pid) for p in captured.processes)
-        msg = f"no such process: {numbers}"
-        raise CaptureError(msg, remedy="see: ps -ef")
 
 
 def _explain_files(args: Namespace) -> int:

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from .._text import clean
+from .agents import mcp
 from .command import (
     Command,
     Option,
@@ -193,5 +194,5 @@ def _complete_paths(
 _COMMANDS: tuple[Command, ...] = (
     *(demo, diagnose, analyze, replay, timeline, stacks, logs, phase, health),
     *(snapshot, watch, dbg, dump, env, preflight, nsight, ray_debugger),
-    *(schema, completion),
+    *(mcp, schema, completion),
 )

@@ -17,7 +17,7 @@ from .scan import Process, as_patterns, is_match, list_processes
 
 
 _COLLECTOR = re.compile(
-    r"(-m |/)distdebug( (stacks|preflight|snapshot|watch)"
+    r"(-m |/)distdebug( (mcp|preflight|snapshot|stacks|watch)"
     r"|\.(nodes|watching)\.child)\b"
     r"|/guard_program\.py "
 )
