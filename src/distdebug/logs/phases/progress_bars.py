@@ -300,12 +300,6 @@ class LogClock:
             runs, last = [*runs, last], (lines, first, stop)
         self._unread = (*runs[-_MOST_RUNS:], last)
 
-    def fork(self) -> LogClock:
-        """
-        Return a clock that goes on from here without moving this one.
-        """
-        return attrs.evolve(self)
-
     def _times_back(self) -> Iterator[float | None]:
         """
         Yield the time of each line since the last that was asked for, back.

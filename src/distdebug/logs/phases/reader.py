@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
-
-import attrs
 
 from ..lines import (
     LineBlock,
     LogLine,
-    Origin,
     begins_message,
     parse_line,
     strip_log_prefix,
@@ -51,7 +49,6 @@ _NAME_LINES = (":actor_name:", ":task_name:")
 ACTOR_KINDS = frozenset({"actor", "shared_actor"})
 _LONGEST_LINE = 1 << 16
 _TABLE_LINES = 40
-_MOST_BARS = 1000
 _COUNT_GROUPS = frozenset({"done", "total", "next", "part", "of"})
 _RESTART_PERCENT = 10.0
 _LINES_WITH_FACTS = 20
@@ -75,58 +72,42 @@ class BarPhase(NamedTuple):
     side: str | None
 
 
-# So many lines of one kind that show nothing but steps of training are read;
-# of those that follow, the last one of each process.
-_MOST_STEPS = 1000
-_MOST_WAITING_STEPS = 1024
-_STEP_KINDS = frozenset({"progress", "facts"})
-_MOST_CANDIDATES = 4096
-
-
-@attrs.define(eq=False)
-class _Candidates:
+@lru_cache(maxsize=4096)
+def _find_candidates(
+    rules: RuleIndex, texts: tuple[str, ...]
+) -> tuple[Rule, ...]:
     """
-    The rules that may match lines with the same literal texts.
-
-    Attributes:
-        rules: All of them, in the order in which they are tried.
-
-        others: Those that can show more than a step of training.
-
-        lines: The number of such lines so far.
+    Return the rules that may match lines with the same literal texts.
     """
-
-    rules: tuple[Rule, ...]
-    others: tuple[Rule, ...]
-    lines: int = 0
-
-
-def _make_candidates(rules: RuleIndex, texts: Iterable[str]) -> _Candidates:
     found = dict.fromkeys(x for text in texts for x in rules.by_text[text])
     # Rules that add facts come last: they need a recorded failure.
     ordered = sorted(found, key=lambda rule: rule.kind == "more")
-    candidates = (*ordered, *rules.always)
-    others = (x for x in candidates if not _shows_steps_only(x))
-    return _Candidates(candidates, tuple(others))
+    return (*ordered, *rules.always)
 
 
-def _shows_steps_only(rule: Rule) -> bool:
-    return (
-        isinstance(rule.owner, Phase)
-        and rule.owner.trains
-        and rule.kind in _STEP_KINDS
-        and "part" not in rule.pattern.groupindex
+# A log has many states of few bars.
+@lru_cache(maxsize=1024)
+def _find_bar_phases(rules: RuleIndex, name: str) -> list[BarPhase]:
+    """
+    Return the phases that a bar with a name belongs to.
+    """
+    found = (
+        BarPhase(
+            framework,
+            phase,
+            _first_match(phase.bars, name),
+            _first_match(phase.side_bars, name),
+        )
+        for framework in rules.frameworks
+        for phase in framework.phases
     )
+    return [x for x in found if x.main or x.side]
 
 
-class _Step(NamedTuple):
-    """
-    A line that shows a step of training, to be read later.
-    """
-
-    line: LogLine
-    order: int
-    rules: tuple[Rule, ...]
+def _first_match(
+    patterns: tuple[re.Pattern[str], ...], name: str
+) -> str | None:
+    return next((p.pattern for p in patterns if p.search(name)), None)
 
 
 # Of a block with more lines that have a text of a rule, some of the first and
@@ -150,13 +131,9 @@ class LogReader:
         # Number and start of the last line of a block, which may go on.
         self.file_line: tuple[int, str] = (0, "")
         self.known_texts: set[str] = set()
-        self.bars: dict[str, list[BarPhase]] = {}  # by the name of the bar
         self.table_until = 0
         self.has_left_out = False
         self.traceback = TracebackTracker()
-        self.candidates: dict[tuple[str, ...], _Candidates] = {}
-        # By process and texts, in the order of the log.
-        self.steps: dict[tuple[Origin | None, tuple[str, ...]], _Step] = {}
 
     def read(self, block: LineBlock) -> int:
         """
@@ -266,68 +243,16 @@ class LogReader:
         return line._replace(origin=parse_line(strip_log_prefix(start)).origin)
 
     def _match_line(self, line: LogLine, texts: tuple[str, ...]) -> None:
-        found = self.candidates.get(texts)
-        if found is None:
-            found = _make_candidates(self.rules, texts)
-            if len(self.candidates) < _MOST_CANDIDATES:
-                self.candidates[texts] = found
-        found.lines += 1
-        if found.lines > _MOST_STEPS and self._shows_step(line, found):
-            key = (line.origin, texts)
-            self.steps.pop(key, None)
-            self.steps[key] = _Step(line, self.timeline.order, found.rules)
-            if len(self.steps) >= _MOST_WAITING_STEPS:
-                self._read_steps()
-        else:
-            self._read_steps()
-            self._match_rules(line, found.rules)
-
-    def _shows_step(self, line: LogLine, found: _Candidates) -> bool:
-        """
-        Return whether a line shows at most another step of training.
-        """
-        return (
-            self.timeline.trains
-            and line.count == 1
-            and not any(
-                self._may_apply(x) and x.find(line.text) for x in found.others
-            )
-        )
-
-    def _may_apply(self, rule: Rule) -> bool:
-        known = self.timeline.hits.get(rule.framework.name, ())
-        is_known = rule.kind == "decisive" or rule.kind in ACTOR_KINDS
-        return not (is_known and rule.hit_key in known)
-
-    def _read_steps(self) -> None:
-        """
-        Read the steps that were left for later.
-        """
-        if not self.steps:
-            return
-        order, clock = self.timeline.order, self.clock
-        self.clock = clock.fork()
-        for step in self.steps.values():
-            self.timeline.order = step.order
-            self._match_rules(step.line, step.rules)
-        self.steps.clear()
-        self.timeline.order, self.clock = order, clock
-
-    def _match_rules(self, line: LogLine, rules: Iterable[Rule]) -> None:
-        begins: dict[int, bool] = {}
-        for rule in rules:
-            if rule.kind == "decisive" and not self._may_apply(rule):
-                continue
+        hits = self.timeline.hits
+        for rule in _find_candidates(self.rules, texts):
             if rule.kind in ACTOR_KINDS:
                 self._match_actor(rule, line)
                 continue
-            found = rule.find(line.text)
-            if found is None:
+            known = hits.get(rule.framework.name, ())
+            if rule.kind == "decisive" and rule.hit_key in known:
                 continue
-            start = found.start()
-            if start not in begins:
-                begins[start] = begins_message(line.text, start)
-            if begins[start]:
+            found = rule.find(line.text)
+            if found and begins_message(line.text, found.start()):
                 self._apply(rule, found, line)
 
     def _match_actor(self, rule: Rule, line: LogLine) -> None:
@@ -426,28 +351,8 @@ class LogReader:
         for bar in parse_bars(line.text):
             name = bar_name(bar.name)
             time = self.clock.bar_time(line, name, bar)
-            for bar_phase in self._phases_of(name):
+            for bar_phase in _find_bar_phases(self.rules, name):
                 self._read_bar(bar_phase, name, bar, line, time)
-
-    def _phases_of(self, name: str) -> list[BarPhase]:
-        """
-        Return the phases of a bar, cached by its name.
-        """
-        if name not in self.bars:
-            if len(self.bars) >= _MOST_BARS:
-                self.bars.clear()
-            found = (
-                BarPhase(
-                    framework,
-                    phase,
-                    _first_match(phase.bars, name),
-                    _first_match(phase.side_bars, name),
-                )
-                for framework in self.rules.frameworks
-                for phase in framework.phases
-            )
-            self.bars[name] = [x for x in found if x.main or x.side]
-        return self.bars[name]
 
     def _read_bar(
         self,
@@ -540,7 +445,6 @@ class LogReader:
         if self.last is None:
             return
 
-        self._read_steps()
         timeline = self.timeline
         lines, index = self.last
         timeline.last_line = self._parse(lines, index)
@@ -548,9 +452,3 @@ class LogReader:
         timeline.time = self.clock.line_time(timeline.last_line)
         timeline.last_is_timed = self.clock.is_exact
         self.traceback.set_ending(timeline, self.lines)
-
-
-def _first_match(
-    patterns: tuple[re.Pattern[str], ...], name: str
-) -> str | None:
-    return next((p.pattern for p in patterns if p.search(name)), None)
