@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from ..._search import SHORTEST_WORD, find_each, literals_by_length
+from ..._search import TextIndex, literals_by_length, make_text_index
 from ...findings import Missing
 from ..engine import Block, FilePart
 from ..lines import LineBlock, parse_line, strip_log_prefix
@@ -108,9 +108,7 @@ class Prefilter:
     _blocks: Counter[Rule] = attrs.field(factory=Counter)
     _tries: Counter[bytes] = attrs.field(factory=Counter)
     _by_text: dict[bytes, list[Rule]] = attrs.field(factory=dict)
-    _by_word: dict[bytes, list[bytes]] = attrs.field(factory=dict)
-    _any_case: set[bytes] = attrs.field(factory=set)
-    _short: tuple[bytes, ...] = ()
+    _texts: TextIndex = attrs.field(factory=lambda: make_text_index(()))
     _stage: tuple[int, bool] | None = None
 
     def words(self) -> AbstractSet[bytes]:
@@ -120,7 +118,7 @@ class Prefilter:
         if self.unfiltered_bytes > 0:
             return frozenset()
         self._update_texts()
-        return self._by_word.keys()
+        return self._texts.by_word.keys()
 
     def select(
         self, block: Block, start: int, stop: int
@@ -157,20 +155,16 @@ class Prefilter:
         self, block: Block, start: int, stop: int
     ) -> Iterator[tuple[int, bytes]]:
         """
-        Yield the place and the text of each hit in a piece of a block.
+        Return the place and the text of each hit in a piece of a block.
         """
         # A block may have been searched before its words were known.
-        block.search_also(self._by_word.keys())
-        for word in self._by_word.keys() & block.places.keys():
-            for at in block.places_of(word, (start, stop)).tolist():
-                for text in self._by_word[word]:
-                    if text in self._any_case or block.data.startswith(
-                        text, at
-                    ):
-                        yield at, text
-        for text in self._short:
-            for at in find_each(block.data, text, start, stop):
-                yield at, text
+        block.search_also(self._texts.by_word.keys())
+        words = (
+            (at, word)
+            for word in self._texts.by_word.keys() & block.places.keys()
+            for at in block.places_of(word, (start, stop)).tolist()
+        )
+        return self._texts.find_texts(block.data, words, start, stop)
 
     def _matching_rule(
         self, data: bytes, offset: int, text: bytes
@@ -201,19 +195,13 @@ class Prefilter:
         if stage == self._stage:
             return
         self._stage = stage
-        self._by_text, self._by_word = {}, {}
-        self._any_case = {text.encode() for text in self.rules.any_case}
+        self._by_text = {}
         for rule in dict.fromkeys(chain(*self.rules.by_text.values())):
             if self._is_relevant_rule(rule, is_training=is_training):
                 for text in self._texts_to_look_for(rule):
                     self._by_text.setdefault(text, []).append(rule)
-        short: list[bytes] = []
-        for text in self._by_text:
-            if len(text) < SHORTEST_WORD:
-                short.append(text)
-            else:
-                self._by_word.setdefault(text.lower(), []).append(text)
-        self._short = tuple(short)
+        any_case = {text.encode() for text in self.rules.any_case}
+        self._texts = make_text_index(self._by_text, any_case=any_case)
 
     def _texts_to_look_for(self, rule: Rule) -> list[bytes]:
         """
