@@ -32,6 +32,7 @@ from ..lines import (
 from .exceptions import is_consequence
 from .framework_rules import (
     FrameworkRules,
+    Outcome,
     Phase,
     read_framework_rules,
 )
@@ -646,41 +647,28 @@ def make_report(
     log_framework = choose_framework(merged, frameworks, framework)
     states = phase_states(merged, log_framework, frameworks)
     current, inner = current_phase(states, log_framework)
+    latest = max(timelines, key=lambda s: (s.mtime or 0.0, s.time or 0.0))
+    times = [x.time for x in timelines if x.time is not None]
     report = PhaseReport(
         framework=log_framework.name if log_framework else None,
         title=log_framework.title if log_framework else "",
         phases=states,
         current=current,
         inner=inner,
-        missing=missing,
-    )
-    report = _with_log_facts(report, timelines, now)
-    by_name = {(b.name, p.name): p for b in frameworks for p in b.phases}
-    return add_verdict(report, by_name, ending_reason(timelines))
-
-
-def _with_log_facts(
-    report: PhaseReport, timelines: Sequence[Timeline], now: float | None
-) -> PhaseReport:
-    """
-    Add what the logs show independently of phases.
-    """
-    latest = max(timelines, key=lambda s: (s.mtime or 0.0, s.time or 0.0))
-    times = [x.time for x in timelines if x.time is not None]
-    ended = _find_ending(timelines)
-    return attrs.evolve(
-        report,
         last_line=latest.last_line,
         last_time=max(times, default=None),
         silent_s=silent_seconds(timelines, now),
         idle_s=_idle_seconds(timelines),
         behind=_ranks_behind(timelines),
-        ended=ended.ending[0] if ended and ended.ending else None,
+        ended=_find_ending(timelines),
         findings=failure_findings(timelines),
         harmless=harmless_lines(timelines),
         timings={k: v for s in timelines for k, v in s.timings.items()},
         attempt=max(timeline.attempt for timeline in timelines),
+        missing=missing,
     )
+    by_name = {(b.name, p.name): p for b in frameworks for p in b.phases}
+    return add_verdict(report, by_name, ending_reason(timelines))
 
 
 def _idle_seconds(timelines: Iterable[Timeline]) -> float | None:
@@ -740,13 +728,13 @@ def _read_timelines(
     return [*reader.timelines.values()], missing
 
 
-def _find_ending(timelines: Sequence[Timeline]) -> Timeline | None:
+def _find_ending(timelines: Sequence[Timeline]) -> Outcome | None:
     """
-    Return the log that ended last, unless another one trains after it.
+    Return how the last log ended, unless another one trains after it.
     """
     ended = [timeline for timeline in timelines if timeline.ending]
     last = max(ended, key=lambda s: s.ended_at or 0.0, default=None)
-    if last is None:
+    if last is None or last.ending is None:
         return None
 
     newer = [
@@ -760,4 +748,4 @@ def _find_ending(timelines: Sequence[Timeline]) -> Timeline | None:
         and max(newer, default=0) > last.ended_at + 60
     ):
         return None
-    return last
+    return last.ending[0]

@@ -148,7 +148,7 @@ class LogReader:
         texts = self._texts_by_line(block, lines)
         hits = sorted(texts)
         if len(hits) > _MOST_HITS:
-            self._note_left_out()
+            self.has_left_out = True
             hits = [*hits[:_FIRST_HITS], *hits[_FIRST_HITS - _MOST_HITS :]]
         self.block_lines = (self.lines, 0)
         index = 0
@@ -165,12 +165,6 @@ class LogReader:
         if number != self.file_line[0]:
             self.file_line = (number, lines[lines.first_state(-1)][:1000])
         return len(hits)
-
-    def _note_left_out(self) -> None:
-        if not self.has_left_out:
-            msg = "states of bars, or other short lines, were left out"
-            self.timeline.read_errors.append(ValueError(msg))
-        self.has_left_out = True
 
     def _texts_by_line(
         self, block: LineBlock, lines: BlockLines
@@ -301,8 +295,9 @@ class LogReader:
         timeline = self.timeline
         if not timeline.can_be_active(rule.framework, phase):
             return
-        if rule.kind == "begin" and not (phase.trains or phase.part_of):
-            timeline.restart_if_ended(time)
+        is_early = not (phase.trains or phase.part_of)
+        if timeline.ending and rule.kind == "begin" and is_early:
+            timeline.restart(time)
         track = timeline.track(rule.framework, phase)
         groups = found.groupdict()
         track.add_facts(
@@ -370,8 +365,9 @@ class LogReader:
         if not timeline.can_be_active(framework, phase):
             return
         is_early = not (phase.trains or phase.part_of)
-        if is_early and (bar.percent or 0.0) <= _RESTART_PERCENT:
-            timeline.restart_if_ended(time)
+        is_start = is_early and (bar.percent or 0.0) <= _RESTART_PERCENT
+        if timeline.ending and is_start:
+            timeline.restart(time)
         track = timeline.track(framework, phase)
         if not name and not track.is_same_loop(bar):
             return

@@ -290,13 +290,13 @@ class PhaseReader:
         """
         timeline = self._reader.timeline
         if error is not None:
-            self.missing += [Missing.log(self._path, error)]
+            self.missing.append(Missing.log(self._path, error))
         for block, start, stop in self._tail:
             self._read_lines(block.cut(start, stop))
         self._reader.finish()
-        self.missing += (
-            Missing.log(self._path, exc) for exc in timeline.read_errors
-        )
+        if self._reader.has_left_out:
+            reason = "states of bars, or other short lines, were left out"
+            self.missing.append(Missing.log(self._path, reason))
         if self._path:
             with suppress(OSError):
                 timeline.mtime = Path(self._path).stat().st_mtime
