@@ -327,19 +327,7 @@ def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
 
     The set is empty if none are known.
     """
-    return frozenset(next(iter(literals_by_length(pattern)), ()))
-
-
-@cache
-def literals_by_length(
-    pattern: re.Pattern[str],
-) -> tuple[tuple[str, ...], ...]:
-    """
-    Return the sets of `all_literals`, that of the longest texts first.
-    """
-    return tuple(
-        sorted(all_literals(pattern), key=_shortest_length, reverse=True)
-    )
+    return frozenset(next(iter(all_literals(pattern)), ()))
 
 
 @cache
@@ -347,17 +335,19 @@ def all_literals(pattern: re.Pattern[str]) -> tuple[tuple[str, ...], ...]:
     """
     Return sets of literal texts; wherever a pattern matches, each has one.
 
-    The parse tree of :mod:`re` gives them, since nothing public does.
+    That of the longest texts is the first.  The parse tree of :mod:`re` gives
+    them, since nothing public does.
     """
     if pattern.flags & re.IGNORECASE:
         return ()
 
     tree = re._parser.parse(pattern.pattern)  # type: ignore[attr-defined]  # noqa: SLF001 nothing else tells
-    return tuple(
-        tuple(sorted(texts))
-        for texts in _literals_of_sequence(tree)
-        if _shortest_length(texts) >= _SHORTEST_LITERAL
+    found = sorted(
+        (tuple(sorted(texts)) for texts in _literals_of_sequence(tree)),
+        key=_shortest_length,
+        reverse=True,
     )
+    return tuple(x for x in found if _shortest_length(x) >= _SHORTEST_LITERAL)
 
 
 def _shortest_length(texts: Iterable[str]) -> int:

@@ -432,6 +432,27 @@ def _read_on(
     return b"".join(pieces), size >= most, error
 
 
+def line_bounds(
+    data: bytes, at: int, size: int, most: int = BYTES_BEFORE
+) -> tuple[int, int]:
+    """
+    Return where the line around a place begins and ends.
+
+    Args:
+        size: Where the data end.
+
+        most: How many bytes before and behind the place are looked at.
+    """
+    low, high = max(at - most, 0), min(at + most, size)
+    start = max(data.rfind(b"\n", low, at), data.rfind(b"\r", low, at))
+    end = data.find(b"\n", at, high)
+    end = high if end < 0 else end
+    carriage_return = data.find(b"\r", at, end)
+    return (start + 1 if start >= 0 else low), (
+        end if carriage_return < 0 else carriage_return
+    )
+
+
 def _last_line_end(data: bytes, start: int, end: int) -> int:
     """
     Return where the last line ends; of a bar, its last state before *end*.

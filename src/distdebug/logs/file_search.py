@@ -18,7 +18,13 @@ from itertools import chain, islice, takewhile
 import attrs
 
 from .._search import find_each
-from .engine import BYTES_BEFORE, Block, FilePart, is_rank_label
+from .engine import (
+    BYTES_BEFORE,
+    Block,
+    FilePart,
+    is_rank_label,
+    line_bounds,
+)
 from .lines import LogLine, Origin, parse_line, strip_log_prefix
 from .rules import (
     MOST_PER_RULE,
@@ -132,7 +138,7 @@ class LinePosition:
             start = position.end + 1
             if start >= self.block.size:
                 return
-            _, end = _line_bounds(data, start, self.block.size)
+            _, end = line_bounds(data, start, self.block.size)
             position = LinePosition(
                 block=self.block, start=start, end=end, at=start
             )
@@ -171,26 +177,12 @@ def lines_with_words(
         if position is None or at >= position.end:
             if position is not None:
                 yield position, words
-            start, end = _line_bounds(block.data, at, block.size)
+            start, end = line_bounds(block.data, at, block.size)
             position = LinePosition(block=block, start=start, end=end, at=at)
             words = set()
         words.add(word)
     if position is not None:
         yield position, words
-
-
-def _line_bounds(data: bytes, at: int, size: int) -> tuple[int, int]:
-    """
-    Return where the line around a place begins and ends.
-    """
-    low, high = max(at - BYTES_BEFORE, 0), min(at + BYTES_BEFORE, size)
-    start = max(data.rfind(b"\n", low, at), data.rfind(b"\r", low, at))
-    end = data.find(b"\n", at, high)
-    end = high if end < 0 else end
-    carriage_return = data.find(b"\r", at, end)
-    return (start + 1 if start >= 0 else low), (
-        end if carriage_return < 0 else carriage_return
-    )
 
 
 # This many lines of a rule get a time and rank from the lines before.

@@ -29,6 +29,8 @@ from ..lines import RANK_TAG, LogLine, Origin, parse_time
 
 Value = TypeVar("Value")
 
+_MAX_ROWS = 200
+
 
 @attrs.frozen
 class LogGroup:
@@ -519,9 +521,23 @@ class CollectiveLogs(Shown):
             for record in self.records
         ]
 
-    def _blocks_(self) -> Iterable[Block]:
+    def _blocks_(self) -> Iterator[Block]:
 
-        return render_logs(self)
+        rows = [
+            (
+                type(record).__name__,
+                "?" if record.rank is None else record.rank,
+                record.group or "",
+                f"{record.source}:{record.line}".lstrip(":"),
+                record.quote,
+            )
+            for record in self.records
+        ]
+        if rows:
+            headers = ("what", "rank", "group", "where", "line")
+            yield Table(headers, rows, _MAX_ROWS, more="")
+        else:
+            yield "no line about a collective"
 
 
 #: The attributes of CollectiveLogs that hold records, by the type of these.
@@ -772,9 +788,6 @@ def timeout_text(
     return f" within {timeout:.0f} s" if timeout else ""
 
 
-_MAX_ROWS = 200
-
-
 @attrs.frozen(kw_only=True)
 class RankOrigin:
     """
@@ -824,24 +837,3 @@ def rank_origins(logs: CollectiveLogs) -> dict[int, RankOrigin]:
             known = origins[init.member]
             origins[init.member] = attrs.evolve(known, host=init.host)
     return dict(sorted(origins.items()))
-
-
-def render_logs(logs: CollectiveLogs) -> Iterator[Block]:
-    """
-    Render the records as a table, or a sentence if there are none.
-    """
-    rows = [
-        (
-            type(record).__name__,
-            "?" if record.rank is None else record.rank,
-            record.group or "",
-            f"{record.source}:{record.line}".lstrip(":"),
-            record.quote,
-        )
-        for record in logs.records
-    ]
-    if rows:
-        headers = ("what", "rank", "group", "where", "line")
-        yield Table(headers, rows, _MAX_ROWS, more="")
-    else:
-        yield "no line about a collective"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import attrs
 
-from ..._search import TextIndex, literals_by_length, make_text_index
+from ..._search import TextIndex, all_literals, make_text_index
 from ...findings import Missing
-from ..engine import Block, FilePart
+from ..engine import Block, FilePart, line_bounds
 from ..lines import LineBlock, parse_line, strip_log_prefix
 from .framework_rules import (
     Failure,
@@ -41,17 +41,6 @@ _TAIL_BYTES = 1 << 18
 # Bytes before and after a text of a relevant rule that are read with it.
 _BYTES_BEFORE, _BYTES_AFTER = 1 << 13, 1 << 15
 _LONGEST_PART = 1 << 12
-
-
-def _line_around(data: bytes, offset: int) -> str:
-    """
-    Return the line at an offset, or the part of it around that.
-    """
-    low, high = max(offset - _LONGEST_PART, 0), offset + _LONGEST_PART
-    start = max(data.rfind(b"\n", low, offset), data.rfind(b"\r", low, offset))
-    ends = (data.find(end, offset, high) for end in (b"\n", b"\r"))
-    stop = min((x for x in ends if x >= 0), default=high)
-    return data[max(start + 1, low) : stop].decode("utf-8", "replace")
 
 
 def _surroundings(
@@ -175,7 +164,8 @@ class Prefilter:
         self._tries[text] += 1
         if self._tries[text] > _MOST_TRIES:  # look for other texts
             self._stage = None
-        line = _line_around(data, offset)
+        start, end = line_bounds(data, offset, len(data), _LONGEST_PART)
+        line = data[start:end].decode("utf-8", "replace")
         plain = ""
         for rule in self._by_text[text]:
             if rule.kind in ACTOR_KINDS or rule.find(line):
@@ -210,7 +200,7 @@ class Prefilter:
         if rule.words:
             found = [text.encode() for text in rule.texts]
             return [x for x in found if self._tries[x] <= _MOST_TRIES]
-        for texts in literals_by_length(rule.pattern):
+        for texts in all_literals(rule.pattern):
             found = [text.encode() for text in texts]
             if all(self._tries[text] <= _MOST_TRIES for text in found):
                 return found
