@@ -13,7 +13,6 @@ from ...causes import Cause
 from ...findings import CollectiveRef, Finding
 from ...ranks import fold_ranks
 from ..rules import FOLLOWS_PRIORITY, LogRule, explain_error
-from .detectors import SOCKET_INTERFACE_REMEDY
 from .model import (
     CollectiveLogs,
     NcclCall,
@@ -24,6 +23,10 @@ from .model import (
 )
 
 
+_SOCKET_INTERFACE_REMEDY = (
+    "set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) on every node to the "
+    "interface through which the nodes reach each other"
+)
 _LOOK_AT_RANKS = "look at the Python stack and the log of these ranks"
 # Causes of warnings that matter even if nothing else shows that the job failed.
 _NETWORK_CAUSES = frozenset(
@@ -107,7 +110,7 @@ def _explain_interfaces(
             f"NCCL uses an interface on {_first_hosts(virtual)} that other "
             f"nodes cannot reach: {virtual[0].text}",
             virtual,
-            SOCKET_INTERFACE_REMEDY,
+            _SOCKET_INTERFACE_REMEDY,
         )
     elif has_failed:
         yield from _explain_different_networks(used)
@@ -131,7 +134,7 @@ def _explain_different_networks(
             Cause.NETWORK_MISCONFIGURED,
             f"nodes use interfaces of different networks: {', '.join(shown)}",
             used,
-            SOCKET_INTERFACE_REMEDY,
+            _SOCKET_INTERFACE_REMEDY,
             confidence="possible",
         )
 
@@ -420,7 +423,7 @@ def _setup_finding(
         f"rank {fold_ranks(waiting)} of {size} did not complete the set-up of "
         "an NCCL communicator",
         waiting.values(),
-        f"look at the native stack of these ranks; {SOCKET_INTERFACE_REMEDY}",
+        f"look at the native stack of these ranks; {_SOCKET_INTERFACE_REMEDY}",
         ranks=waiting if is_world and is_few else (),
         confidence="possible",
     )

@@ -29,7 +29,6 @@ from ..lines import (
     no_logs_error,
     paths_of,
 )
-from .exceptions import is_consequence
 from .framework_rules import (
     FrameworkRules,
     Outcome,
@@ -37,6 +36,7 @@ from .framework_rules import (
     read_framework_rules,
 )
 from .model import Harmless, PhaseReport, PhaseState
+from .reader import is_consequence
 from .selection import PhaseReader
 from .timeline import (
     FailureRecord,
