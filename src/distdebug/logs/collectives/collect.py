@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -114,13 +115,6 @@ class _Part(NamedTuple):
     rank: int | None
     attempt: int
 
-    def supersedes(self, other: _Part, key: bytes) -> int:
-        """
-        Return how many calls of a communicator it has that come later.
-        """
-        is_same = self[2:] == other[2:]
-        return len(self.places.get(key, ())) if is_same else 0
-
 
 class LastCalls:
     """
@@ -166,9 +160,10 @@ class LastCalls:
         old, self._part = self._part, new
         if old is None:
             return
+        later = new.places if new and new[2:] == old[2:] else {}
         kept: list[tuple[int, deque[Call]]] = []
         for key, places in old.places.items():
-            most = _MAX_CALLS - (new.supersedes(old, key) if new else 0)
+            most = _MAX_CALLS - len(later.get(key, ()))
             calls = self._calls.get((old.attempt, key))
             if calls is None and len(self._calls) < _MAX_COMMUNICATORS:
                 calls = deque(maxlen=_MAX_CALLS)
@@ -277,18 +272,16 @@ class RawLine(NamedTuple):
     previous_end: str = ""
 
 
-# Called with a block, and where a part of it begins and ends.
-KeepCalls = Callable[[Block, tuple[int, int]], object]
-
-
-def find_hits(block: Block, keep_calls: KeepCalls) -> Iterator[RawLine]:
+def find_hits(
+    block: Block, keep_calls: Callable[[tuple[int, int]], object]
+) -> Iterator[RawLine]:
     """
     Find the lines of a block that could be about a collective.
 
     Args:
-        keep_calls: Called with each part of the block, before a line is
-            yielded by which a restart begins, and at the end.  It finds lines
-            about calls of NCCL: there may be millions.
+        keep_calls: Called with where each part of the block begins and ends,
+            before a line is yielded by which a restart begins, and at the end.
+            It finds lines about calls of NCCL: there may be millions.
 
     Yields:
         Hits, each with the lines in which it may continue, in file order.
@@ -305,13 +298,14 @@ def find_hits(block: Block, keep_calls: KeepCalls) -> Iterator[RawLine]:
             continue
         position, number = hit, block.line_number(hit)
         if hit == block.end or lines[hit]:
-            keep_calls(block, (kept, hit))
+            keep_calls((kept, hit))
             kept = hit
         if hit < block.end:
             raw, position, number = _read_raw_line(block, hit, number)
             pending = _CONTINUATION_LINES
-            before = _decode(_previous_line(data, hit))
-            yield raw._replace(is_hit=True, previous_end=before)
+            before = data[max(hit - 1 - _PREVIOUS_TAIL, 0) : max(hit - 1, 0)]
+            previous_end = _decode(before.rpartition(b"\n")[2])
+            yield raw._replace(is_hit=True, previous_end=previous_end)
     # A message may continue behind the block.
     while pending and position < block.size:
         raw, position, number = _read_raw_line(block, position, number)
@@ -368,20 +362,9 @@ def _read_raw_line(
     is_whole = end >= 0
     if not is_whole:
         end = data.find(b"\r", start, high + 1)
-    if end < 0:
-        end = high
+    end = high if end < 0 else end
     raw = RawLine(number, _decode(data[start:end]), is_hit=False)
     return raw, end + 1, number + is_whole
-
-
-def _previous_line(text: bytes, start: int) -> bytes:
-    """
-    Return the end of the line before *start*.
-    """
-    if not start:
-        return b""
-    low = max(start - 1 - _PREVIOUS_TAIL, 0)
-    return text[low : max(start - 1, 0)].rpartition(b"\n")[2]
 
 
 def _decode(line: bytes) -> str:
@@ -466,7 +449,12 @@ def join_broken_lines(
             return
         if not raw.is_hit:
             continue
-        *overwritten, last = _split_progress_bar(_restore_prefix(raw), source)
+        # A progress bar overwrites its line, and messages may follow it there.
+        pieces = _restore_prefix(raw).split("\r")
+        *overwritten, last = (
+            parse_line(piece, raw.number, source)
+            for piece in [x for x in pieces if x.strip()] or [""]
+        )
         yield from ((line, raw, 0) for line in overwritten)
         used = 0
         if _is_incomplete(last.text):
@@ -478,23 +466,14 @@ def join_broken_lines(
         yield last, raw, used
 
 
-def _restore_prefix(raw: RawLine) -> RawLine:
+def _restore_prefix(raw: RawLine) -> str:
     """
     Add the rank prefix that was left on the previous line.
     """
     prefix = _TRAILING_PREFIX.search(raw.previous_end)
     if prefix is None or not _WITHOUT_PREFIX.match(raw.text):
-        return raw
-    return raw._replace(text=f"{prefix[0].rstrip()} {raw.text.lstrip()}")
-
-
-def _split_progress_bar(raw: RawLine, source: str) -> list[LogLine]:
-    # A progress bar overwrites its line, and messages may follow it there.
-    pieces = [x for x in raw.text.split("\r") if x and not x.isspace()]
-    return [
-        parse_line(piece, number=raw.number, source=source)
-        for piece in pieces or [""]
-    ]
+        return raw.text
+    return f"{prefix[0].rstrip()} {raw.text.lstrip()}"
 
 
 def _join_continuation(
@@ -609,11 +588,16 @@ class RecordCollector:
         self._latest = block.latest
         raw_lines = (
             raw
-            for raw in find_hits(block, self._keep_calls)
+            for raw in find_hits(block, partial(self._keep_calls, block))
             if not is_call(raw.text)
             # Lines that were joined to one of the block before come again.
             and not (raw.is_hit and raw.number <= joined)
-            and not (raw.is_hit and self._is_known(raw))
+            # Millions may be as one before.
+            and not (
+                raw.is_hit
+                and raw.text in self._known
+                and not _TRAILING_PREFIX.search(raw.previous_end)
+            )
         )
         for line, raw, used in join_broken_lines(raw_lines, source):
             if used:
@@ -626,16 +610,8 @@ class RecordCollector:
                 self._attempt += self._is_new
                 self._is_new = False
                 self._known.clear()
-            elif self._add_line(line, rank, self._attempt):
-                self._is_new = True
-
-    def _is_known(self, raw: RawLine) -> bool:
-        """
-        Return whether a line is as one before: millions may be.
-        """
-        return raw.text in self._known and not _TRAILING_PREFIX.search(
-            raw.previous_end
-        )
+            else:
+                self._is_new |= self._add_line(line, rank, self._attempt)
 
     def end(self, error: Exception | None) -> None:
         """
