@@ -128,20 +128,20 @@ class LinePosition:
             if row.strip():
                 yield parse_labelled(row, self.block.label)
 
-    def following_lines(self) -> Iterator[tuple[int, LogLine]]:
+    def following(self) -> Iterator[LinePosition]:
         """
-        Yield the line and those after it, each with where it begins.
+        Yield the lines after it.
         """
-        data, position = self.block.data, self
+        block, position = self.block, self
         for _ in range(_MOST_FOLLOWING):
-            yield position.start, position.parse()
             start = position.end + 1
-            if start >= self.block.size:
+            if start >= block.size:
                 return
-            _, end = line_bounds(data, start, self.block.size)
+            _, end = line_bounds(block.data, start, block.size)
             position = LinePosition(
-                block=self.block, start=start, end=end, at=start
+                block=block, start=start, end=end, at=start
             )
+            yield position
 
     def time(self, line: LogLine, *, is_detailed: bool) -> float | None:
         """
@@ -439,9 +439,9 @@ def _match_traceback_line(
     starts: list[int] = []
 
     def lines() -> Iterator[LogLine]:
-        for start, row in position.following_lines():
-            starts.append(position.block.offset + start)
-            yield row
+        for row in chain([position], position.following()):
+            starts.append(position.block.offset + row.start)
+            yield row.parse()
 
     before = next((x.text for x in position.lines_before()), "")
     trace = read_trace(lines(), before)
@@ -479,7 +479,8 @@ def _names_in_lines_before(
 def _ranks_in_lines_after(
     position: LinePosition, pattern: re.Pattern[str]
 ) -> Mapping[str, str]:
-    lines = islice(position.following_lines(), 1, _MOST_RANKS_AFTER + 1)
-    found = (pattern.match(row.text[:_LONGEST_RANK_LINE]) for _, row in lines)
+    rows = (x.parse().text for x in position.following())
+    lines = islice(rows, _MOST_RANKS_AFTER)
+    found = (pattern.match(text[:_LONGEST_RANK_LINE]) for text in lines)
     ranks = [x["rank"] for x in takewhile(bool, found) if x]
     return {"ranks": ",".join(ranks)} if ranks else {}

@@ -9,10 +9,9 @@ import re
 import time
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from ..._search import Places
 from ...errors import LogError
 from ...findings import Missing
 from ..engine import Block, FilePart, read_lines_for, read_parts
+from ..file_search import LinePosition, lines_with_words
 from ..lines import (
     LONGEST_LINE,
     RANK_TAG,
@@ -252,125 +252,6 @@ _KEYWORD_OF = {word.lower().encode(): word.encode() for word in _KEYWORDS}
 _WORDS = CALL_WORDS | _KEYWORD_OF.keys()
 
 
-class RawLine(NamedTuple):
-    """
-    A line of a file.
-
-    Attributes:
-        number: Line number, from 1.
-
-        is_hit: Whether it contains a keyword.  Other lines only matter because
-            a message may continue in them.
-
-        previous_end: The end of the line before a hit: a message may begin
-            there.
-    """
-
-    number: int
-    text: str
-    is_hit: bool
-    previous_end: str = ""
-
-
-def find_hits(
-    block: Block, keep_calls: Callable[[tuple[int, int]], object]
-) -> Iterator[RawLine]:
-    """
-    Find the lines of a block that could be about a collective.
-
-    Args:
-        keep_calls: Called with where each part of the block begins and ends,
-            before a line is yielded by which a restart begins, and at the end.
-            It finds lines about calls of NCCL: there may be millions.
-
-    Yields:
-        Hits, each with the lines in which it may continue, in file order.
-    """
-    data, position, number = block.data, block.own, block.number
-    kept, pending = position, 0
-    lines = _find_hit_lines(block)
-    for hit in (*lines, block.end):
-        while pending and position < hit:
-            raw, position, number = _read_raw_line(block, position, number)
-            pending -= 1
-            yield raw
-        if block.end > hit < position:  # another state of the same bar
-            continue
-        position, number = hit, block.line_number(hit)
-        if hit == block.end or lines[hit]:
-            keep_calls((kept, hit))
-            kept = hit
-        if hit < block.end:
-            raw, position, number = _read_raw_line(block, hit, number)
-            pending = _CONTINUATION_LINES
-            before = data[max(hit - 1 - _PREVIOUS_TAIL, 0) : max(hit - 1, 0)]
-            previous_end = _decode(before.rpartition(b"\n")[2])
-            yield raw._replace(is_hit=True, previous_end=previous_end)
-    # A message may continue behind the block.
-    while pending and position < block.size:
-        raw, position, number = _read_raw_line(block, position, number)
-        pending -= 1
-        yield raw
-
-
-def _find_hit_lines(block: Block) -> dict[int, bool]:
-    """
-    Return where lines with keywords begin, and whether each tells a restart.
-    """
-    found = [
-        (at, word)
-        for at, word in block.hits(_KEYWORD_OF.keys())
-        if block.data.startswith(_KEYWORD_OF[word], at)
-    ]
-    starts = _line_starts(block.data, block.own, (at for at, _ in found))
-    lines: dict[int, bool] = {}
-    for start, (_, word) in zip(starts, found, strict=True):
-        lines[start] = word == _RESTART or lines.get(start, False)
-    return lines
-
-
-def _line_starts(
-    text: bytes, begin: int, hits: Iterable[int]
-) -> Iterator[int]:
-    """
-    Yield where the lines of hits begin, which come in their order.
-
-    Each byte is looked at once: a line may have megabytes, and many hits.
-    """
-    start = previous = begin
-    for hit in hits:
-        if (end := text.rfind(b"\n", previous, hit)) >= 0:
-            start = end + 1
-        if hit - start > LONGEST_LINE:  # a bar of hours stands before it
-            start = max(text.rfind(b"\r", previous, hit) + 1, start)
-        yield start
-        previous = hit
-
-
-def _read_raw_line(
-    block: Block, start: int, number: int
-) -> tuple[RawLine, int, int]:
-    """
-    Return a line, where the next one begins, and the number of that.
-
-    Of a line that is too long, it is one state of a progress bar.
-    """
-    data, high = block.data, start + LONGEST_LINE
-    end = data.find(b"\n", start, min(high + 1, block.size))
-    if end < 0 and high >= block.size:  # the file has no end of a line
-        end = block.size
-    is_whole = end >= 0
-    if not is_whole:
-        end = data.find(b"\r", start, high + 1)
-    end = high if end < 0 else end
-    raw = RawLine(number, _decode(data[start:end]), is_hit=False)
-    return raw, end + 1, number + is_whole
-
-
-def _decode(line: bytes) -> str:
-    return line.decode("utf-8", "replace")
-
-
 _INTEGER = r"-?\d{1,20}"
 # A line that matches the first is complete if it matches the second, too.
 _MESSAGE_ENDS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
@@ -429,68 +310,52 @@ _ENDS_WITH_DIGIT = re.compile(r"\d$")
 _ONLY_DIGITS = re.compile(r"\s{0,4}(\d{1,19}\.?)\s*$")
 
 
-def join_broken_lines(
-    raw_lines: Iterator[RawLine], source: str
-) -> Iterator[tuple[LogLine, RawLine, int]]:
+def _previous_end(position: LinePosition) -> str:
     """
-    Join messages that were broken into several lines.
-
-    Args:
-        raw_lines: Lines of one file, in file order.
-
-    Yields:
-        The lines that could be about a collective, each with its first part,
-        whose number it has, and how many others were joined to it.
+    Return the end of the line before, unless that is a state of a bar.
     """
-    ahead: deque[RawLine] = deque()
-    while True:
-        raw = ahead.popleft() if ahead else next(raw_lines, None)
-        if raw is None:
-            return
-        if not raw.is_hit:
+    data, end = position.block.data, max(position.start - 1, 0)
+    if data[end : end + 1] != b"\n":
+        return ""
+    before = data[max(end - _PREVIOUS_TAIL, 0) : end]
+    return before.rpartition(b"\n")[2].decode("utf-8", "replace")
+
+
+def _continuation_lines(position: LinePosition) -> list[tuple[str, int]]:
+    """
+    Return the lines in which a message may continue, and where each ends.
+    """
+    data = position.block.data
+    lines: list[tuple[str, int]] = []
+    for after in position.following():
+        text = data[after.start : after.end].decode("utf-8", "replace")
+        is_behind_return = data[after.start - 1 : after.start] == b"\r"
+        if is_behind_return and not text:  # the end of the line before
             continue
-        # A progress bar overwrites its line, and messages may follow it there.
-        pieces = _restore_prefix(raw).split("\r")
-        *overwritten, last = (
-            parse_line(piece, raw.number, source)
-            for piece in [x for x in pieces if x.strip()] or [""]
-        )
-        yield from ((line, raw, 0) for line in overwritten)
-        used = 0
-        if _is_incomplete(last.text):
-            while len(ahead) < _CONTINUATION_LINES and (
-                continuation := next(raw_lines, None)
-            ):
-                ahead.append(continuation)
-            last, used = _join_continuation(last, ahead)
-        yield last, raw, used
-
-
-def _restore_prefix(raw: RawLine) -> str:
-    """
-    Add the rank prefix that was left on the previous line.
-    """
-    prefix = _TRAILING_PREFIX.search(raw.previous_end)
-    if prefix is None or not _WITHOUT_PREFIX.match(raw.text):
-        return raw.text
-    return f"{prefix[0].rstrip()} {raw.text.lstrip()}"
+        if is_behind_return or is_call(text):
+            break
+        lines.append((text, after.end))
+        if len(lines) == _CONTINUATION_LINES:
+            break
+    return lines
 
 
 def _join_continuation(
-    line: LogLine, ahead: deque[RawLine]
+    line: LogLine, ahead: list[tuple[str, int]]
 ) -> tuple[LogLine, int]:
     """
-    Add the lines that complete this one and consume them, or do neither.
+    Add the lines that complete this one, or do nothing.
+
+    Args:
+        ahead: The lines behind it.
 
     Returns:
-        The line, and how many lines were consumed.
+        The line, and how many lines were added.
     """
     text, width = line.text, 0
     may_have_group = _ENDS_WITH_SOURCE_FILE.search(text) is not None
-    for used, raw in enumerate(ahead, 1):
-        if raw.number != line.number + used:
-            break
-        continuation = parse_line(strip_log_prefix(raw.text))
+    for used, (raw, _) in enumerate(ahead, 1):
+        continuation = parse_line(strip_log_prefix(raw))
         if _is_new_message(continuation, line) or (
             _GROUP_PREFIX_START.match(continuation.text)
             and not (may_have_group and used == 1)
@@ -500,16 +365,10 @@ def _join_continuation(
         width = max(width, len(continuation.text))
         if _is_incomplete(text):
             continue
-        next_line = ahead[used] if used < len(ahead) else None
-        if (
-            next_line
-            and len(continuation.text) == width > 40
-            and _ENDS_WITH_DIGIT.search(text)
-        ):
-            digits = _ONLY_DIGITS.match(next_line.text)
+        is_full = len(continuation.text) == width > 40
+        if ahead[used:] and is_full and _ENDS_WITH_DIGIT.search(text):
+            digits = _ONLY_DIGITS.match(ahead[used][0])
             text += digits[1] if digits else ""
-        for _ in range(used):
-            ahead.popleft()
         return line._replace(text=text), used
     return line, 0
 
@@ -583,35 +442,54 @@ class RecordCollector:
         """
         Add the records of a block.
         """
-        source, rank = self._file
-        joined = self._joined
         self._latest = block.latest
-        raw_lines = (
-            raw
-            for raw in find_hits(block, partial(self._keep_calls, block))
-            if not is_call(raw.text)
-            # Lines that were joined to one of the block before come again.
-            and not (raw.is_hit and raw.number <= joined)
-            # Millions may be as one before.
-            and not (
-                raw.is_hit
-                and raw.text in self._known
-                and not _TRAILING_PREFIX.search(raw.previous_end)
-            )
+        begin = block.own
+        hits = (
+            (at, word)
+            for at, word in block.hits(_KEYWORD_OF.keys())
+            if block.data.startswith(_KEYWORD_OF[word], at)
         )
-        for line, raw, used in join_broken_lines(raw_lines, source):
-            if used:
-                self._joined = raw.number + used
-            elif len(self._known) < _MAX_KNOWN and not _is_incomplete(
-                line.text
-            ):
-                self._known.add(raw.text)
-            if _RESTART_TEXT in line.text:
-                self._attempt += self._is_new
-                self._is_new = False
-                self._known.clear()
-            else:
-                self._is_new |= self._add_line(line, rank, self._attempt)
+        for position, words in lines_with_words(block, hits):
+            if _RESTART in words:
+                self._add_calls(block, begin, position.start)
+                begin = position.start
+            # Lines that were joined to one before come again.
+            if block.offset + position.start >= self._joined:
+                self._read_message(position)
+        self._add_calls(block, begin, block.end)
+
+    def _add_calls(self, block: Block, begin: int, end: int) -> None:
+        self._calls.add(block, (begin, end), *self._file, self._attempt)
+
+    def _read_message(self, position: LinePosition) -> None:
+        """
+        Add the records of a message that begins in a line.
+        """
+        block, (source, rank) = position.block, self._file
+        raw = block.data[position.start : position.end]
+        text = raw.decode("utf-8", "replace")
+        # A logger may have left the rank on the line before.
+        prefix = _TRAILING_PREFIX.search(_previous_end(position))
+        if is_call(text) or (text in self._known and not prefix):
+            return  # millions may be as one before
+        whole = text
+        if prefix and _WITHOUT_PREFIX.match(text):
+            whole = f"{prefix[0].rstrip()} {text.lstrip()}"
+        line = parse_line(whole, block.line_number(position.start), source)
+        if not _is_incomplete(line.text):
+            if len(self._known) < _MAX_KNOWN:
+                self._known.add(text)
+        else:
+            ahead = _continuation_lines(position)
+            line, used = _join_continuation(line, ahead)
+            end = ahead[used - 1][1] if used else position.end
+            self._joined = block.offset + end
+        if _RESTART_TEXT in line.text:
+            self._attempt += self._is_new
+            self._is_new = False
+            self._known.clear()
+        else:
+            self._is_new |= self._add_line(line, rank, self._attempt)
 
     def end(self, error: Exception | None) -> None:
         """
@@ -620,9 +498,6 @@ class RecordCollector:
         self._restarts = max(self._restarts, self._attempt)
         if error is not None:
             self._missing.append(Missing.log(self._file[0], error))
-
-    def _keep_calls(self, block: Block, span: tuple[int, int]) -> None:
-        self._calls.add(block, span, *self._file, self._attempt)
 
     def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
         has_failure = False
@@ -660,10 +535,11 @@ class RecordCollector:
         missing = [*missing, *self._missing]
         self._latest = None  # calls of NCCL are of all files
         for call in self._calls:
-            raw = RawLine(call.number, _decode(call.line), is_hit=True)
-            if not is_call(raw.text):  # it was read already
+            text = call.line.decode("utf-8", "replace")
+            if not is_call(text):  # it was read already
                 continue
-            for line, *_ in join_broken_lines(iter([raw]), call.source):
+            for piece in text.split("\r"):
+                line = parse_line(piece, call.number, call.source)
                 self._add_line(line, call.rank, call.attempt)
         for kind, count in self._dropped.items():
             reason = f"{count} lines of this kind are more than are kept"
