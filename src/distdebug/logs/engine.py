@@ -432,18 +432,15 @@ def _read_on(
     return b"".join(pieces), size >= most, error
 
 
-def line_bounds(
-    data: bytes, at: int, size: int, most: int = BYTES_BEFORE
-) -> tuple[int, int]:
+def line_bounds(data: bytes, at: int, low: int, high: int) -> tuple[int, int]:
     """
     Return where the line around a place begins and ends.
 
     Args:
-        size: Where the data end.
+        low: Where it may begin at the earliest.
 
-        most: How many bytes before and behind the place are looked at.
+        high: Where it may end at the latest.
     """
-    low, high = max(at - most, 0), min(at + most, size)
     start = max(data.rfind(b"\n", low, at), data.rfind(b"\r", low, at))
     end = data.find(b"\n", at, high)
     end = high if end < 0 else end

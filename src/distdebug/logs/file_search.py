@@ -137,7 +137,8 @@ class LinePosition:
             start = position.end + 1
             if start >= block.size:
                 return
-            _, end = line_bounds(block.data, start, block.size)
+            high = min(start + BYTES_BEFORE, block.size)
+            _, end = line_bounds(block.data, start, start, high)
             position = LinePosition(
                 block=block, start=start, end=end, at=start
             )
@@ -177,7 +178,9 @@ def lines_with_words(
         if position is None or at >= position.end:
             if position is not None:
                 yield position, words
-            start, end = line_bounds(block.data, at, block.size)
+            low = max(at - BYTES_BEFORE, position.end if position else 0)
+            high = min(at + BYTES_BEFORE, block.size)
+            start, end = line_bounds(block.data, at, low, high)
             position = LinePosition(block=block, start=start, end=end, at=at)
             words = set()
         words.add(word)

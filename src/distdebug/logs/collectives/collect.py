@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -321,56 +322,50 @@ def _previous_end(position: LinePosition) -> str:
     return before.rpartition(b"\n")[2].decode("utf-8", "replace")
 
 
-def _continuation_lines(position: LinePosition) -> list[tuple[str, int]]:
+def _continuation_lines(position: LinePosition) -> Iterator[tuple[str, int]]:
     """
-    Return the lines in which a message may continue, and where each ends.
+    Yield the lines in which a message may continue, and where each ends.
     """
     data = position.block.data
-    lines: list[tuple[str, int]] = []
     for after in position.following():
         text = data[after.start : after.end].decode("utf-8", "replace")
         is_behind_return = data[after.start - 1 : after.start] == b"\r"
         if is_behind_return and not text:  # the end of the line before
             continue
         if is_behind_return or is_call(text):
-            break
-        lines.append((text, after.end))
-        if len(lines) == _CONTINUATION_LINES:
-            break
-    return lines
+            return
+        yield text, after.end
 
 
 def _join_continuation(
-    line: LogLine, ahead: list[tuple[str, int]]
+    line: LogLine, position: LinePosition
 ) -> tuple[LogLine, int]:
     """
     Add the lines that complete this one, or do nothing.
 
-    Args:
-        ahead: The lines behind it.
-
     Returns:
-        The line, and how many lines were added.
+        The line, and where in the block it ends.
     """
     text, width = line.text, 0
     may_have_group = _ENDS_WITH_SOURCE_FILE.search(text) is not None
-    for used, (raw, _) in enumerate(ahead, 1):
+    following = _continuation_lines(position)
+    for raw, end in islice(following, _CONTINUATION_LINES):
         continuation = parse_line(strip_log_prefix(raw))
         if _is_new_message(continuation, line) or (
-            _GROUP_PREFIX_START.match(continuation.text)
-            and not (may_have_group and used == 1)
+            _GROUP_PREFIX_START.match(continuation.text) and not may_have_group
         ):
             break
         text += continuation.text.lstrip()
         width = max(width, len(continuation.text))
+        may_have_group = False
         if _is_incomplete(text):
             continue
         is_full = len(continuation.text) == width > 40
-        if ahead[used:] and is_full and _ENDS_WITH_DIGIT.search(text):
-            digits = _ONLY_DIGITS.match(ahead[used][0])
+        if is_full and _ENDS_WITH_DIGIT.search(text):
+            digits = _ONLY_DIGITS.match(next(following, ("", 0))[0])
             text += digits[1] if digits else ""
-        return line._replace(text=text), used
-    return line, 0
+        return line._replace(text=text), end
+    return line, position.end
 
 
 def _is_new_message(continuation: LogLine, line: LogLine) -> bool:
@@ -480,9 +475,7 @@ class RecordCollector:
             if len(self._known) < _MAX_KNOWN:
                 self._known.add(text)
         else:
-            ahead = _continuation_lines(position)
-            line, used = _join_continuation(line, ahead)
-            end = ahead[used - 1][1] if used else position.end
+            line, end = _join_continuation(line, position)
             self._joined = block.offset + end
         if _RESTART_TEXT in line.text:
             self._attempt += self._is_new

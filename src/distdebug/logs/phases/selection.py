@@ -164,7 +164,8 @@ class Prefilter:
         self._tries[text] += 1
         if self._tries[text] > _MOST_TRIES:  # look for other texts
             self._stage = None
-        start, end = line_bounds(data, offset, len(data), _LONGEST_PART)
+        low, high = max(offset - _LONGEST_PART, 0), offset + _LONGEST_PART
+        start, end = line_bounds(data, offset, low, high)
         line = data[start:end].decode("utf-8", "replace")
         plain = ""
         for rule in self._by_text[text]:
