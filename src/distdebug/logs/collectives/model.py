@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
@@ -750,6 +750,26 @@ def group_members(
     for member, value in sorted(values.items()):
         members.setdefault(value, []).append(member)
     return sorted(members.items(), key=lambda x: -len(x[1]))
+
+
+def first_difference(
+    calls: Mapping[int, Value],
+    aspects: Iterable[tuple[Cause, Callable[[Value], str]]],
+) -> tuple[Cause, list[tuple[str, list[int]]]] | None:
+    """
+    Return the first aspect in which calls differ, and the members by it.
+
+    Args:
+        calls: The call of each member.
+
+        aspects: In which calls may differ, the most specific first: what it
+            shows, and how it is named.
+    """
+    for cause, show in aspects:
+        kinds = group_members({m: show(x) for m, x in calls.items()})
+        if len(kinds) > 1:
+            return cause, kinds
+    return None
 
 
 def reporting_ranks(records: Iterable[LogRecord]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from .model import (
     NcclCall,
     NcclInit,
     NcclNote,
-    group_members,
+    first_difference,
     log_finding,
 )
 
@@ -207,11 +207,10 @@ def _explain_differing_calls(logs: CollectiveLogs) -> list[Finding]:
             comm = call.attempt, init.comm_id or init.comm
             numbered[comm, call.number].setdefault(init.member, call)
     for (_, number), calls in sorted(numbered.items(), key=lambda x: x[0][1]):
-        cause, kinds = _group_by_call(calls)
-        if len(kinds) > 1:
+        if found := first_difference(calls, _CALL_ASPECTS):
             size = max((x.size for x in logs.inits), default=0)
             is_world = size == logs.world_size
-            return [_differing_calls(calls, number, cause, kinds, is_world)]
+            return [_differing_calls(calls, number, *found, is_world)]
     return []
 
 
@@ -323,16 +322,6 @@ _CALL_ASPECTS: tuple[tuple[Cause, Callable[[NcclCall], str]], ...] = (
     (Cause.SIZE_MISMATCH, lambda x: f"{x.op} of {x.elements} elements"),
     (Cause.DTYPE_MISMATCH, lambda x: f"{x.op} of type {x.dtype}"),
 )
-
-
-def _group_by_call(
-    calls: Mapping[int, NcclCall],
-) -> tuple[Cause, list[tuple[str, list[int]]]]:
-    for cause, show in _CALL_ASPECTS:
-        kinds = group_members({m: show(x) for m, x in calls.items()})
-        if len(kinds) > 1:
-            return cause, kinds
-    return Cause.TYPE_MISMATCH, []
 
 
 _MAX_RANKS = 1 << 20
