@@ -573,18 +573,13 @@ def _infer_world_size(logs: CollectiveLogs, files: int | None) -> int | None:
     return size
 
 
-PathsOrLines = (
-    str
-    | os.PathLike[str]
-    | Iterable[str]
-    | Iterable[os.PathLike[str]]
-    | Iterable[str | os.PathLike[str]]
-)
 _MAX_RANKS = 1 << 24
 
 
 def read_collective_logs(
-    paths_or_lines: PathsOrLines, *, world_size: int | None = None
+    paths_or_lines: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    world_size: int | None = None,
 ) -> CollectiveLogs:
     """
     Collect what watchdogs, NCCL, Gloo, and the store wrote.

@@ -199,12 +199,9 @@ def _explain_differing_calls(logs: CollectiveLogs) -> list[Finding]:
     """
     Find the first call that differs between ranks of a communicator.
     """
-    find_init = _make_init_lookup(logs.inits)
     numbered: dict[tuple[_Comm, int], dict[int, NcclCall]] = defaultdict(dict)
-    for call in logs.calls:
-        init = find_init(call)
-        if init is not None and call.op not in _P2P_OPS:
-            comm = call.attempt, init.comm_id or init.comm
+    for comm, init, call in _calls_of_communicators(logs):
+        if call.op not in _P2P_OPS:
             numbered[comm, call.number].setdefault(init.member, call)
     for (_, number), calls in sorted(numbered.items(), key=lambda x: x[0][1]):
         if found := first_difference(calls, _CALL_ASPECTS):
@@ -245,14 +242,11 @@ def _explain_lagging_ranks(logs: CollectiveLogs) -> list[Finding]:
     Returns:
         One finding for the first communicator with lagging ranks, or none.
     """
-    find_init = _make_init_lookup(logs.inits)
     last_calls: dict[_Comm, dict[int, NcclCall]] = defaultdict(dict)
     sizes: dict[_Comm, int] = {}
     p2p_comms = set()
-    for call in logs.calls:
-        init = find_init(call)
-        if init is not None and init.comm_id:
-            comm = call.attempt, init.comm_id
+    for comm, init, call in _calls_of_communicators(logs):
+        if init.comm_id:
             last_calls[comm][init.member] = call
             sizes[comm] = init.size
             # Point-to-point calls count on two ranks only.
@@ -285,31 +279,28 @@ def _lagging_finding(
     )
 
 
-def _make_init_lookup(
-    inits: Iterable[NcclInit],
-) -> Callable[[NcclCall], NcclInit | None]:
+def _calls_of_communicators(
+    logs: CollectiveLogs,
+) -> Iterator[tuple[_Comm, NcclInit, NcclCall]]:
     """
-    Make a function that finds the communicator of a call.
+    Yield each call with its communicator, as far as that is known.
 
-    It compares address and process, or else the size if the process has only
-    one communicator of that size.
+    Address and process show it, or else the size if the process has only one
+    communicator of that size.
     """
-    by_comm = {_comm_key(init): init for init in inits}
+    by_comm = {_comm_key(init): init for init in logs.inits}
     by_size: dict[object, dict[str, NcclInit]] = defaultdict(dict)
-    for init in inits:
+    for init in logs.inits:
         by_size[*_comm_key(init)[:3], init.size][init.comm] = init
-
-    def find(call: NcclCall) -> NcclInit | None:
-        """
-        Return the set-up of the communicator of *call*.
-        """
+    for call in logs.calls:
         key = _comm_key(call)
         same_size = by_size.get((*key[:3], call.size or 0), {})
-        if key not in by_comm and len(same_size) == 1:
-            return next(iter(same_size.values()))
-        return by_comm.get(key)
-
-    return find
+        found = by_comm.get(key)
+        if found is None and len(same_size) == 1:
+            (found,) = same_size.values()
+        if found is not None:
+            comm_id = found.comm_id or found.comm
+            yield (call.attempt, comm_id), found, call
 
 
 def _comm_key(record: NcclInit | NcclCall) -> tuple[int, str, int, str]:

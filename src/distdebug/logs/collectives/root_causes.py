@@ -461,11 +461,8 @@ def detect_not_started(state: GroupState) -> Verdict | None:
         The verdict; ``None`` if this is not what happened.
     """
     calls = comparable_calls(state)
-    started = {
-        member: _status_seq(state, member, "started")
-        for member in calls
-        if _status_seq(state, member, "started") >= 0
-    }
+    numbers = {x: _status_seq(state, x, "started") for x in calls}
+    started = {x: number for x, number in numbers.items() if number >= 0}
     not_started = {m for m, n in started.items() if n < (calls[m].seq or 0)}
     if not not_started or len(not_started) == len(started):
         return None
