@@ -373,15 +373,15 @@ def _idle_finding(
     idle = report.idle_s
     if idle is None or idle < limit:
         return None
-    finding = _make_finding(
+    return _make_finding(
         f"{focus.text}: no step was made for {time_text(idle)}, while other "
         "lines were printed",
         "",
         focus.phase.remedy,
         focus.state,
         "possible",
+        cause=Cause.UNKNOWN,
     )
-    return attrs.evolve(finding, cause=Cause.UNKNOWN)
 
 
 def _name_behind(finding: Finding, behind: Mapping[int, LogLine]) -> Finding:
@@ -431,15 +431,17 @@ def _elapsed_seconds(report: PhaseReport, state: PhaseState) -> float:
     return max(elapsed, last - state.begun_at)
 
 
-def _make_finding(
+def _make_finding(  # noqa: PLR0913 all of a finding
     summary: str,
     reason: str,
     remedy: str,
     state: PhaseState,
     confidence: Confidence,
+    *,
+    cause: Cause = Cause.START_UP_STALLED,
 ) -> Finding:
     return Finding(
-        cause=Cause.START_UP_STALLED,
+        cause=cause,
         ranks=(),
         summary=f"{summary}; likely {reason}" if reason else summary,
         remedy=remedy or None,
