@@ -99,17 +99,11 @@ def survey_logs(  # noqa: PLR0913 some for each reader
     parts, _ = select_parts(sizes, None)
     readers = _Readers(sizes, words, ranks)
     in_phase = frozenset(os.fspath(path) for path in phase_files)
+    some = {k: x for k, x in readers.by_name.items() if k not in known}
+    phase = [some.pop("phase")] if "phase" in some else []
     read_parts(
         (
-            (
-                part,
-                [
-                    reader
-                    for name, reader in readers.by_name.items()
-                    if name not in known
-                    and (name != "phase" or part.path in in_phase)
-                ],
-            )
+            (part, [*some.values(), *(phase if part.path in in_phase else ())])
             for part in parts
         ),
         threads=default_threads(),

@@ -47,11 +47,7 @@ class Verdict:
 
         waiting: Ranks that wait, as ranks within the group.
 
-        op: The operation that they wait in; ``""`` if unknown.
-
-        seq: Its sequence number; ``None`` if unknown.
-
-        is_p2p: Whether it is a point-to-point call.
+        call: What they wait in; ``None`` if unknown.
 
         reason: Why the ranks are at fault, as a clause; ``""`` for none.
 
@@ -63,9 +59,7 @@ class Verdict:
     members: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
-    op: str = ""
-    seq: int | None = None
-    is_p2p: bool = False
+    call: WorkTimeout | None = None
     confidence: Confidence = "likely"
     reason: str = ""
     evidence: tuple[LogRecord, ...] = ()
@@ -131,9 +125,7 @@ def make_verdict(  # noqa: PLR0913 all of a verdict
         cause=cause,
         members=at_fault,
         waiting=waiting,
-        op=call.op if call else "",
-        seq=call.seq if call else None,
-        is_p2p=call.is_p2p if call else False,
+        call=call,
         # Without a group, calls of different groups may be compared.
         confidence="possible" if state.group is None else confidence,
         reason=reason,
@@ -162,10 +154,10 @@ def explain_verdict(
     remedy = verdict.cause.remedy
     if state.folded_lines and not ranks:
         remedy = f"{Cause.COLLECTIVE_TIMEOUT.remedy}; with RAY_DEDUP_LOGS=0, Ray shows every line"
-    call = None
-    if verdict.seq is not None:
-        op = verdict.op or "unknown"
-        call = CollectiveRef(op=op, seq=verdict.seq, p2p=verdict.is_p2p)
+    call, collective = verdict.call, None
+    if call and call.seq is not None:
+        op = call.op or "unknown"
+        collective = CollectiveRef(op=op, seq=call.seq, p2p=call.is_p2p)
     finding = log_finding(
         verdict.cause,
         summary + run,
@@ -173,7 +165,7 @@ def explain_verdict(
         remedy,
         ranks=ranks,
         confidence=verdict.confidence,
-        collective=call,
+        collective=collective,
     )
     return attrs.evolve(finding, group=_group_ref(state, verdict))
 
@@ -234,10 +226,13 @@ def _blamed_text(verdict: Verdict, ranks: Sequence[int]) -> str:
 
 
 def _call_text(verdict: Verdict) -> str:
-    text = verdict.op or "call"
-    if verdict.seq is not None:
-        text += f" #{verdict.seq}"
-    group = verdict.state.group
+    """
+    Return the call and its group: ``"all_reduce #9 of group 'dp'"``.
+    """
+    call, group = verdict.call, verdict.state.group
+    text = call.op if call and call.op else "call"
+    if call and call.seq is not None:
+        text += f" #{call.seq}"
     is_named = group is not None and not group.is_assumed
     return text + (f" of group {str(group)!r}" if is_named else "")
 
@@ -673,7 +668,7 @@ def _verdict_from_dump_signals(state: GroupState) -> Verdict | None:
         cause=Cause.RANK_NOT_ARRIVED if behind else Cause.COLLECTIVE_TIMEOUT,
         members=tuple(sorted(behind)),
         waiting=tuple(sorted(pending)),
-        seq=first,
+        call=WorkTimeout(op="", seq=first),
         confidence="possible",
         reason="others enqueued it" if behind else "",
         evidence=(*list(behind.values())[:3], *list(pending.values())[:3]),
@@ -803,8 +798,7 @@ def _deadlock_finding(verdicts: Sequence[Verdict], run_text: str) -> Finding:
     """
     blamed = [to_global_ranks(v.state, v.members) for v in verdicts]
     parts = ", ".join(
-        f"{ranks_text(ranks)} never entered {v.op or 'call'} #{v.seq} of "
-        f"group {str(v.state.group)!r}"
+        f"{ranks_text(ranks)} never entered {_call_text(v)}"
         for v, ranks in list(zip(verdicts, blamed, strict=True))[:4]
     )
     return log_finding(
