@@ -311,6 +311,14 @@ _ENDS_WITH_DIGIT = re.compile(r"\d$")
 _ONLY_DIGITS = re.compile(r"\s{0,4}(\d{1,19}\.?)\s*$")
 
 
+def _is_overwritten(position: LinePosition) -> bool:
+    """
+    Return whether a line is a state of a bar, with others on both sides.
+    """
+    data, start, end = position.block.data, position.start, position.end
+    return data[start - 1 : start] == data[end : end + 1] == b"\r"
+
+
 def _previous_end(position: LinePosition) -> str:
     """
     Return the end of the line before, unless that is a state of a bar.
@@ -395,6 +403,8 @@ _LOCATION_FIELDS = frozenset(
 _ROUTINE_RECORDS = (NcclNote, NcclInit, GroupMember)
 _MAX_RECORDS = 200_000
 _MAX_KNOWN = 1 << 12
+# So many states of bars are read in a file, which a name may make hits.
+_MAX_STATES = 1 << 12
 _RESTART_TEXT = "will restart worker group"
 
 
@@ -424,6 +434,7 @@ class RecordCollector:
         self._attempt = parse_attempt(part.path)
         self._is_new = False
         self._joined = 0
+        self._states = 0
         self._known: set[str] = set()
         self._latest: float | None = None
 
@@ -448,8 +459,12 @@ class RecordCollector:
             if _RESTART in words:
                 self._add_calls(block, begin, position.start)
                 begin = position.start
+            is_state = _is_overwritten(position)
+            self._states += is_state
+            is_one_of_many = is_state and self._states > _MAX_STATES
             # Lines that were joined to one before come again.
-            if block.offset + position.start >= self._joined:
+            is_new = block.offset + position.start >= self._joined
+            if is_new and not is_one_of_many:
                 self._read_message(position)
         self._add_calls(block, begin, block.end)
 
