@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import attrs
@@ -52,7 +52,7 @@ Places = NDArray[np.intp]
 @attrs.frozen(kw_only=True, eq=False)
 class WordIndex:
     """
-    A hash index of words, for :func:`find_words`.
+    A hash index of words, for :func:`find_places`.
 
     It hashes windows of five to eight bytes, read as two 32-bit numbers, so
     that numpy can compare whole blocks.
@@ -149,18 +149,6 @@ def find_places(
     }
 
 
-def find_words(
-    index: WordIndex, data: NDArray[np.uint8]
-) -> list[tuple[int, bytes]]:
-    """
-    Find all words of an index in a block of bytes; see :func:`find_places`.
-
-    Returns:
-        The offset and the word of each hit, by offset.
-    """
-    return in_order(find_places(index, data))
-
-
 def in_order(places: Mapping[bytes, Places]) -> list[tuple[int, bytes]]:
     """
     Return the offset and the word of each hit, by offset.
@@ -246,16 +234,13 @@ class TextIndex:
     Literal texts, prepared for searching in blocks of bytes.
 
     Attributes:
-        index: The index of texts that are long enough.
+        short: The texts that are too short for an index.
 
-        short: The other texts.
-
-        by_word: The indexed texts, by the same in small letters.
+        by_word: The other texts, by the same in small letters.
 
         any_case: Texts in small letters that are found in any case.
     """
 
-    index: WordIndex
     short: tuple[bytes, ...]
     by_word: dict[bytes, list[bytes]]
     any_case: frozenset[bytes] = frozenset()
@@ -265,13 +250,33 @@ class TextIndex:
         Yield the offset and the text of each hit in *data*.
         """
         padded = np.frombuffer(data + bytes(PADDING), np.uint8)
-        for offset, word in find_words(self.index, padded):
+        places = find_places(self._index, padded)
+        yield from self.find_texts(data, in_order(places), 0, len(data))
+
+    def find_texts(
+        self,
+        data: bytes,
+        words: Iterable[tuple[int, bytes]],
+        begin: int,
+        end: int,
+    ) -> Iterator[tuple[int, bytes]]:
+        """
+        Yield the offset and the text of each hit in a part of *data*.
+
+        Args:
+            words: The offset and the word of each hit of :attr:`by_word` there.
+        """
+        for offset, word in words:
             for text in self.by_word[word]:
                 if text in self.any_case or data.startswith(text, offset):
                     yield offset, text
         for text in self.short:
-            for offset in find_each(data, text):
+            for offset in find_each(data, text, begin, end):
                 yield offset, text
+
+    @cached_property
+    def _index(self) -> WordIndex:
+        return build_index(self.by_word)
 
 
 def find_each(
@@ -304,7 +309,6 @@ def make_text_index(
         else:
             by_word.setdefault(text.lower(), []).append(text)
     return TextIndex(
-        index=build_index(by_word),
         short=tuple(short),
         by_word=by_word,
         any_case=frozenset(any_case),
@@ -323,19 +327,7 @@ def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
 
     The set is empty if none are known.
     """
-    return frozenset(next(iter(literals_by_length(pattern)), ()))
-
-
-@cache
-def literals_by_length(
-    pattern: re.Pattern[str],
-) -> tuple[tuple[str, ...], ...]:
-    """
-    Return the sets of `all_literals`, that of the longest texts first.
-    """
-    return tuple(
-        sorted(all_literals(pattern), key=_shortest_length, reverse=True)
-    )
+    return frozenset(next(iter(all_literals(pattern)), ()))
 
 
 @cache
@@ -343,17 +335,19 @@ def all_literals(pattern: re.Pattern[str]) -> tuple[tuple[str, ...], ...]:
     """
     Return sets of literal texts; wherever a pattern matches, each has one.
 
-    The parse tree of :mod:`re` gives them, since nothing public does.
+    That of the longest texts is the first.  The parse tree of :mod:`re` gives
+    them, since nothing public does.
     """
     if pattern.flags & re.IGNORECASE:
         return ()
 
     tree = re._parser.parse(pattern.pattern)  # type: ignore[attr-defined]  # noqa: SLF001 nothing else tells
-    return tuple(
-        tuple(sorted(texts))
-        for texts in _literals_of_sequence(tree)
-        if _shortest_length(texts) >= _SHORTEST_LITERAL
+    found = sorted(
+        (tuple(sorted(texts)) for texts in _literals_of_sequence(tree)),
+        key=_shortest_length,
+        reverse=True,
     )
+    return tuple(x for x in found if _shortest_length(x) >= _SHORTEST_LITERAL)
 
 
 def _shortest_length(texts: Iterable[str]) -> int:

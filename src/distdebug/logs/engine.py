@@ -432,6 +432,24 @@ def _read_on(
     return b"".join(pieces), size >= most, error
 
 
+def line_bounds(data: bytes, at: int, low: int, high: int) -> tuple[int, int]:
+    """
+    Return where the line around a place begins and ends.
+
+    Args:
+        low: Where it may begin at the earliest.
+
+        high: Where it may end at the latest.
+    """
+    start = max(data.rfind(b"\n", low, at), data.rfind(b"\r", low, at))
+    end = data.find(b"\n", at, high)
+    end = high if end < 0 else end
+    carriage_return = data.find(b"\r", at, end)
+    return (start + 1 if start >= 0 else low), (
+        end if carriage_return < 0 else carriage_return
+    )
+
+
 def _last_line_end(data: bytes, start: int, end: int) -> int:
     """
     Return where the last line ends; of a bar, its last state before *end*.

@@ -20,17 +20,17 @@ from typing import NamedTuple
 import attrs
 
 from .._text import clean
-from ..findings import Evidence, Finding, Location
+from ..findings import Evidence, Finding
 from ..identity import ranks_in_text
 from ..ranks import ranks_text
 from .engine import is_packed
 from .file_search import Event
 from .lines import Origin, open_log, rank_from_path
-from .model import Hit, LogGroup, TraceGroup
+from .model import Hit, LogGroup
 from .process_ranks import NO_PROCESSES, ProcessRanks
 from .rules import EXCEPTION, LEAST_PRIORITY, NAMING_GROUPS, LogRule
 from .signatures import read_signatures, text_pattern
-from .tracebacks import PyError
+from .tracebacks import PyError, find_root_error
 
 
 _RANK_WITHIN = 200
@@ -494,7 +494,9 @@ class Recovery(NamedTuple):
     is_progressing: bool = False
 
 
-def read_recoveries(event_groups: Iterable[EventGroup]) -> list[Recovery]:
+def read_recoveries(
+    event_groups: Iterable[EventGroup],
+) -> dict[EventGroup, Recovery]:
     """
     Check what logs show after the last occurrence of each error.
 
@@ -502,7 +504,7 @@ def read_recoveries(event_groups: Iterable[EventGroup]) -> list[Recovery]:
         For each error, what holds for all of its files.
     """
     read_end = cache(_read_file_end)
-    recoveries = []
+    recoveries = {}
     for event_group in event_groups:
         files = event_group.files
         found = [Recovery()]
@@ -512,7 +514,8 @@ def read_recoveries(event_groups: Iterable[EventGroup]) -> list[Recovery]:
                     _recovery_after(path, event_group, read_end(path))
                     for path in files
                 ]
-        recoveries.append(Recovery(*map(all, zip(*found, strict=True))))
+        of_all = map(all, zip(*found, strict=True))
+        recoveries[event_group] = Recovery(*of_all)
     return recoveries
 
 
@@ -602,7 +605,7 @@ _MOST_RECOVERIES = 50
 def build_groups(
     event_groups: Mapping[GroupKey, EventGroup],
     processes: ProcessRanks = NO_PROCESSES,
-) -> list[tuple[LogRule, LogGroup | TraceGroup]]:
+) -> list[tuple[EventGroup, LogGroup]]:
     """
     Build the groups to report, the most severe and earliest first.
 
@@ -634,7 +637,7 @@ def build_groups(
         group = _make_group(
             event_group, ranks, is_survived=event_group in survived
         )
-        groups.append((event_group.rule, group))
+        groups.append((event_group, group))
     return groups
 
 
@@ -687,9 +690,7 @@ def _find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
     """
     # A loss that is not finite stays so, whatever the job does afterwards.
     passing = [t for t in harmful if not t.rule.cause.is_lasting]
-    passing = passing[:_MOST_RECOVERIES]
-    recoveries = read_recoveries(passing)
-    known = dict(zip(passing, recoveries, strict=True))
+    known = read_recoveries(passing[:_MOST_RECOVERIES])
     after = {t: known.get(t, Recovery()) for t in harmful}
     # Other ranks may go on for a while after one has died.
     all_recover = all(
@@ -718,9 +719,9 @@ def _is_handled(event_group: EventGroup) -> bool:
 
 def _make_group(
     event_group: EventGroup, ranks: set[int], *, is_survived: bool
-) -> LogGroup | TraceGroup:
+) -> LogGroup:
     rule = event_group.rule
-    group = LogGroup(
+    return LogGroup(
         rule=rule.name,
         key=event_group.key,
         cause=rule.cause,
@@ -734,54 +735,50 @@ def _make_group(
         origins=tuple(event_group.origins)[:_MOST_LISTED],
         is_survived=is_survived,
     )
-    if not event_group.shape:
-        return group
-    return TraceGroup(errors=event_group.errors, group=group)
 
 
 _LONGEST_SUMMARY = 160
 
 
-def make_finding(rule: LogRule, found: LogGroup | TraceGroup) -> Finding:
+def make_finding(event_group: EventGroup, group: LogGroup) -> Finding:
     """
     Convert a group of log lines or tracebacks to a finding.
     """
-    group = found.group if isinstance(found, TraceGroup) else found
+    rule = event_group.rule
+    root = find_root_error(event_group.errors)
     hits = [group.first]
     if group.last != group.first:
         hits.append(group.last)
     return Finding(
         cause=rule.cause,
         ranks=group.ranks,
-        summary=_summary(rule, found, group),
+        summary=_summary(rule, root, group),
         confidence="possible" if group.is_survived else rule.confidence,
         remedy=rule.remedy or None,
-        location=_location(found),
+        location=root.place if root else None,
         evidence=tuple(map(_evidence, hits)),
     )
 
 
-def _summary(
-    rule: LogRule, found: LogGroup | TraceGroup, group: LogGroup
-) -> str:
-    says, is_trace = rule.says, isinstance(found, TraceGroup)
+def _summary(rule: LogRule, root: PyError | None, group: LogGroup) -> str:
+    says = rule.says
     subject = _ranks_or_origin(group)
     is_exception = rule.name == EXCEPTION.name
-    if isinstance(found, TraceGroup) and found.root:
-        exception = clean(str(found.root), limit=_LONGEST_SUMMARY)
+    if root:
+        exception = clean(str(root), limit=_LONGEST_SUMMARY)
         says = (
             f"raised {exception}" if is_exception else f"{says}: {exception}"
         )
-        if place := found.root.place:
+        if place := root.place:
             says += f" at {clean(place.brief)}"
     elif group.key:
         says = f"{says} ({group.key})"
-    if is_exception and is_trace:
+    if is_exception and root:
         says = f"{subject or 'a process'} {says}"
     elif subject:
         says = f"{subject}: {says}"
     more = "at least " if group.is_more else ""
-    unit = "times" if is_trace else "lines"
+    unit = "times" if root else "lines"
     times = f" ({more}{group.count:,} {unit})" if group.count > 1 else ""
     recovery_text = "; the job went on afterwards" if group.is_survived else ""
     return says + times + recovery_text
@@ -797,11 +794,6 @@ def _ranks_or_origin(group: LogGroup) -> str:
         if x.name
     }
     return names.pop() if len(names) == 1 else ""
-
-
-def _location(found: LogGroup | TraceGroup) -> Location | None:
-    root = found.root if isinstance(found, TraceGroup) else None
-    return root.place if root else None
 
 
 def _evidence(hit: Hit) -> Evidence:

@@ -18,7 +18,13 @@ from itertools import chain, islice, takewhile
 import attrs
 
 from .._search import find_each
-from .engine import BYTES_BEFORE, Block, FilePart, is_rank_label
+from .engine import (
+    BYTES_BEFORE,
+    Block,
+    FilePart,
+    is_rank_label,
+    line_bounds,
+)
 from .lines import LogLine, Origin, parse_line, strip_log_prefix
 from .rules import (
     MOST_PER_RULE,
@@ -122,20 +128,21 @@ class LinePosition:
             if row.strip():
                 yield parse_labelled(row, self.block.label)
 
-    def following_lines(self) -> Iterator[tuple[int, LogLine]]:
+    def following(self) -> Iterator[LinePosition]:
         """
-        Yield the line and those after it, each with where it begins.
+        Yield the lines after it.
         """
-        data, position = self.block.data, self
+        block, position = self.block, self
         for _ in range(_MOST_FOLLOWING):
-            yield position.start, position.parse()
             start = position.end + 1
-            if start >= self.block.size:
+            if start >= block.size:
                 return
-            _, end = _line_bounds(data, start, self.block.size)
+            high = min(start + BYTES_BEFORE, block.size)
+            _, end = line_bounds(block.data, start, start, high)
             position = LinePosition(
-                block=self.block, start=start, end=end, at=start
+                block=block, start=start, end=end, at=start
             )
+            yield position
 
     def time(self, line: LogLine, *, is_detailed: bool) -> float | None:
         """
@@ -171,26 +178,14 @@ def lines_with_words(
         if position is None or at >= position.end:
             if position is not None:
                 yield position, words
-            start, end = _line_bounds(block.data, at, block.size)
+            low = max(at - BYTES_BEFORE, position.end if position else 0)
+            high = min(at + BYTES_BEFORE, block.size)
+            start, end = line_bounds(block.data, at, low, high)
             position = LinePosition(block=block, start=start, end=end, at=at)
             words = set()
         words.add(word)
     if position is not None:
         yield position, words
-
-
-def _line_bounds(data: bytes, at: int, size: int) -> tuple[int, int]:
-    """
-    Return where the line around a place begins and ends.
-    """
-    low, high = max(at - BYTES_BEFORE, 0), min(at + BYTES_BEFORE, size)
-    start = max(data.rfind(b"\n", low, at), data.rfind(b"\r", low, at))
-    end = data.find(b"\n", at, high)
-    end = high if end < 0 else end
-    carriage_return = data.find(b"\r", at, end)
-    return (start + 1 if start >= 0 else low), (
-        end if carriage_return < 0 else carriage_return
-    )
 
 
 # This many lines of a rule get a time and rank from the lines before.
@@ -255,12 +250,21 @@ class PartSearch:
     """
 
     def __init__(self, part: FilePart, rule_set: RuleSet) -> None:
-        self._part = part
+        self._start = part.start
         self._rule_set = rule_set
-        self._state = _PartState(
-            end=part.size - _FULLY_READ_END,
-            forgotten_at=part.start + _FORGOTTEN_AFTER,
-        )
+        # From here on, nothing is skipped.
+        self._end = part.size - _FULLY_READ_END
+        # By rule; tracebacks by their header.
+        self._match_counts: Counter[str] = Counter()
+        self._forgotten_at = part.start + _FORGOTTEN_AFTER
+        # Words of rules that have matched often enough.
+        self._dropped: frozenset[bytes] = frozenset()
+        # Lines of this block without a match, by word.
+        self._idle: Counter[bytes] = Counter()
+        # The offset where the pause of a word ends, and how many it had.
+        self._paused: dict[bytes, int] = {}
+        self._pauses: Counter[bytes] = Counter()
+        self._traceback_offsets: set[int] = set()
 
     @property
     def paused(self) -> list[str]:
@@ -268,155 +272,112 @@ class PartSearch:
         Return the words that were paused: so many lines with them match no
         rule that some were skipped.
         """
-        return sorted(word.decode() for word in self._state.pauses)
+        return sorted(word.decode() for word in self._pauses)
 
     def words(self, stop: int) -> frozenset[bytes]:
         """
         Return the words that are not skipped before an offset in the file.
         """
-        paused = {x for x, end in self._state.paused.items() if end >= stop}
-        return self._rule_set.words - self._state.dropped - paused
+        paused = {x for x, end in self._paused.items() if end >= stop}
+        return self._rule_set.words - self._dropped - paused
 
     def events(self, block: Block) -> Iterator[Event]:
         """
         Yield the events of a block, in the order of the file.
         """
-        state, rule_set = self._state, self._rule_set
-        if block.own and block.offset + block.own == self._part.start:
-            state.traceback_offsets.update(
+        rule_set = self._rule_set
+        if block.own and block.offset + block.own == self._start:
+            self._traceback_offsets.update(
                 _tracebacks_begun_before(block, rule_set)
             )
         # It may have been searched while words were skipped that count again.
         block.search_also(self.words(block.offset + block.end))
-        hits = block.hits(rule_set.words - state.dropped)
-        for position, words in _candidate_lines(block, hits, state):
-            event = _match_line(position, words, rule_set, state.match_counts)
+        for position, words in self._candidate_lines(block):
+            event = _match_line(position, words, rule_set, self._match_counts)
             if event is None:
-                state.count_idle(words, position)
+                self._count_idle(words, position)
                 continue
-            state.reset_idle(words)
+            for word in words & self._idle.keys():
+                del self._idle[word]
             # The lines before the part were not counted.
-            number = (
-                0 if self._part.start else block.line_number(position.start)
-            )
-            is_last = state.count_match(event, rule_set)
+            number = 0 if self._start else block.line_number(position.start)
+            is_last = self._count_match(event)
             yield attrs.evolve(event, number=number, is_last=is_last)
-        state.end_block(block.offset + block.end)
+        self._end_block(block.offset + block.end)
 
+    def _candidate_lines(
+        self, block: Block
+    ) -> Iterator[tuple[LinePosition, set[bytes]]]:
+        """
+        Yield the lines of a block with words that are not skipped.
+        """
+        wanted = (
+            (at, word)
+            for at, word in block.hits(self._rule_set.words - self._dropped)
+            if not self._is_skipped(word, block.offset + at)
+        )
+        for position, words in lines_with_words(block, wanted):
+            offset = block.offset + position.start
+            if position.start < block.own or offset in self._traceback_offsets:
+                continue
+            if position.has_any(self._dropped):
+                self._count_idle(words - self._dropped, position)
+            else:
+                yield position, words
 
-@attrs.define(kw_only=True)
-class _PartState:
-    """
-    The state of the search in one part.
-
-    Attributes:
-        end: The offset in the file from which nothing is skipped.
-
-        match_counts: The number of matches by rule; tracebacks by their
-            header.
-
-        dropped: Words of rules that have matched often enough.
-
-        idle: The number of lines of this block without a match, by word.
-
-        paused: Paused words, each with the offset in the file where that ends.
-
-        pauses: The number of pauses, by word.
-
-        traceback_offsets: The offsets of lines of tracebacks in the file.
-
-        forgotten_at: The offset in the file of the next new count of matches.
-    """
-
-    end: int
-    forgotten_at: int
-    match_counts: Counter[str] = attrs.field(factory=Counter)
-    dropped: frozenset[bytes] = frozenset()
-    idle: Counter[bytes] = attrs.field(factory=Counter)
-    paused: dict[bytes, int] = attrs.field(factory=dict)
-    pauses: Counter[bytes] = attrs.field(factory=Counter)
-    traceback_offsets: set[int] = attrs.field(factory=set)
-
-    def count_match(self, event: Event, rule_set: RuleSet) -> bool:
+    def _count_match(self, event: Event) -> bool:
         """
         Count an event; return whether it is the last of its kind.
         """
         kind = TRACEBACK_HEADER if event.trace else event.rule.name
-        self.match_counts[kind] += 1
-        self.traceback_offsets.update(event.traceback_offsets)
-        count = self.match_counts[kind]
+        self._match_counts[kind] += 1
+        self._traceback_offsets.update(event.traceback_offsets)
+        count = self._match_counts[kind]
         if count == MOST_PER_RULE:
-            self.dropped |= exhausted_words(rule_set, self.match_counts)
+            self._dropped |= exhausted_words(
+                self._rule_set, self._match_counts
+            )
         return count >= MOST_PER_RULE
 
-    def reset_idle(self, words: AbstractSet[bytes]) -> None:
-        """
-        Reset the idle counts of the words of a line that matched.
-        """
-        for word in words & self.idle.keys():
-            del self.idle[word]
-
-    def count_idle(
+    def _count_idle(
         self, words: AbstractSet[bytes], position: LinePosition
     ) -> None:
         """
         Count a line without a match, and pause its words if there are many.
         """
-        self.idle.update(words)
+        self._idle.update(words)
         offset = position.block.offset + position.start
-        if offset >= self.end:
+        if offset >= self._end:
             return
         for word in words:
-            if self.idle[word] >= _MOST_IDLE and word not in self.paused:
-                longest = min(_PAUSE << self.pauses[word], _LONGEST_PAUSE)
-                self.paused[word] = min(offset + longest, self.end)
-                self.pauses[word] += 1
+            if self._idle[word] >= _MOST_IDLE and word not in self._paused:
+                longest = min(_PAUSE << self._pauses[word], _LONGEST_PAUSE)
+                self._paused[word] = min(offset + longest, self._end)
+                self._pauses[word] += 1
 
-    def is_skipped(self, word: bytes, offset: int) -> bool:
+    def _is_skipped(self, word: bytes, offset: int) -> bool:
         """
         Return whether a word is skipped at an offset in the file.
         """
-        if word in self.dropped:
+        stop = self._paused.get(word, 0)
+        if word in self._dropped or offset < stop:
             return True
-        stop = self.paused.get(word)
-        if stop is None or offset < stop:
-            return stop is not None
-        del self.paused[word], self.idle[word]
+        if stop:
+            del self._paused[word], self._idle[word]
         return False
 
-    def end_block(self, offset: int) -> None:
+    def _end_block(self, offset: int) -> None:
         """
         Drop what matters only before an offset in the file.
         """
-        self.traceback_offsets = {
-            x for x in self.traceback_offsets if x >= offset
+        self._traceback_offsets = {
+            x for x in self._traceback_offsets if x >= offset
         }
-        self.idle.clear()
-        if offset >= self.forgotten_at:
-            self.forgotten_at = offset + _FORGOTTEN_AFTER
-            self.match_counts.clear()
-            self.dropped = frozenset()
-
-
-def _candidate_lines(
-    block: Block, hits: Iterable[tuple[int, bytes]], state: _PartState
-) -> Iterator[tuple[LinePosition, set[bytes]]]:
-    """
-    Yield the lines of a block with words that are not skipped.
-    """
-    wanted = (
-        (at, word)
-        for at, word in hits
-        if not state.is_skipped(word, block.offset + at)
-    )
-    for position, words in lines_with_words(block, wanted):
-        offset = block.offset + position.start
-        if position.start < block.own or offset in state.traceback_offsets:
-            continue
-        if position.has_any(state.dropped):
-            state.count_idle(words - state.dropped, position)
-        else:
-            yield position, words
+        self._idle.clear()
+        if offset >= self._forgotten_at:
+            self._forgotten_at = offset + _FORGOTTEN_AFTER
+            self._match_counts.clear()
+            self._dropped = frozenset()
 
 
 def _tracebacks_begun_before(block: Block, rule_set: RuleSet) -> Iterator[int]:
@@ -481,9 +442,9 @@ def _match_traceback_line(
     starts: list[int] = []
 
     def lines() -> Iterator[LogLine]:
-        for start, row in position.following_lines():
-            starts.append(position.block.offset + start)
-            yield row
+        for row in chain([position], position.following()):
+            starts.append(position.block.offset + row.start)
+            yield row.parse()
 
     before = next((x.text for x in position.lines_before()), "")
     trace = read_trace(lines(), before)
@@ -521,7 +482,8 @@ def _names_in_lines_before(
 def _ranks_in_lines_after(
     position: LinePosition, pattern: re.Pattern[str]
 ) -> Mapping[str, str]:
-    lines = islice(position.following_lines(), 1, _MOST_RANKS_AFTER + 1)
-    found = (pattern.match(row.text[:_LONGEST_RANK_LINE]) for _, row in lines)
+    rows = (x.parse().text for x in position.following())
+    lines = islice(rows, _MOST_RANKS_AFTER)
+    found = (pattern.match(text[:_LONGEST_RANK_LINE]) for text in lines)
     ranks = [x["rank"] for x in takewhile(bool, found) if x]
     return {"ranks": ",".join(ranks)} if ranks else {}

@@ -649,9 +649,6 @@ class LineBlock(NamedTuple):
 
 def read_blocks(
     source: str | os.PathLike[str] | Iterable[str],
-    *,
-    size: int = 1 << 18,
-    on_error: Callable[[Exception], None] | None = None,
 ) -> Iterator[LineBlock]:
     """
     Read a log as blocks of whole lines.
@@ -662,11 +659,6 @@ def read_blocks(
     Args:
         source: A path; or lines, such as a list of them or a text of several.
 
-        size: How many bytes a block has, but for the line that it begins with.
-
-        on_error: Called with the error if the rest of a packed file cannot be
-            read; by default it is raised.
-
     Raises:
         OSError: The file cannot be read.
 
@@ -675,9 +667,9 @@ def read_blocks(
     if isinstance(source, str) and "\n" in source:
         blocks = iter([source.encode("utf-8", "replace")])
     elif isinstance(source, str | os.PathLike):
-        blocks = _blocks_of_file(source, size, on_error)
+        blocks = _blocks_of_file(source)
     else:
-        blocks = blocks_of_lines(source, size)
+        blocks = blocks_of_lines(source, _BLOCK)
     number = 1
     for data in blocks:
         yield LineBlock.cut(data, number)
@@ -730,29 +722,17 @@ def _encode(lines: list[str]) -> bytes:
     return "\n".join(lines).encode("utf-8", "replace")
 
 
-def _blocks_of_file(
-    path: str | os.PathLike[str],
-    size: int,
-    on_error: Callable[[Exception], None] | None,
-) -> Iterator[bytes]:
+def _blocks_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
     rest = b""
     with open_log(path) as file:
-        try:
-            while block := file.read(size):
-                data = rest + block
-                cut = (data.rfind(b"\n") + 1) or (data.rfind(b"\r") + 1)
-                if cut:
-                    yield data[:cut]
-                    rest = data[cut:]
-                else:
-                    rest = data[:LONGEST_LINE]
-        except READ_ERRORS as exc:
-            # Truncated or too large: the beginning is still good.
-            if isinstance(exc, OSError) and exc.errno is not None:
-                raise
-            if on_error is None:
-                raise
-            on_error(exc)
+        while block := file.read(_BLOCK):
+            data = rest + block
+            cut = (data.rfind(b"\n") + 1) or (data.rfind(b"\r") + 1)
+            if cut:
+                yield data[:cut]
+                rest = data[cut:]
+            else:
+                rest = data[:LONGEST_LINE]
     if rest:
         yield rest
 

@@ -4,7 +4,7 @@ Data model and display of a log scan: hits, groups, tracebacks, report.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -196,29 +196,23 @@ class ScanReport(Shown):
         """
         return [finding.to_dict() for finding in self.findings]
 
-    def _blocks_(self) -> Iterable[Block]:
+    def _blocks_(self) -> Iterator[Block]:
 
-        return report_blocks(self)
-
-
-def report_blocks(report: ScanReport) -> Iterator[Block]:
-    """
-    Yield what to show of a report: findings, the table of groups, and notes.
-    """
-    yield finding_entries(report.findings)
-    if not report.findings:
-        yield "nothing suspicious in these logs"
-    groups = sorted(
-        [*report.groups, *(trace.group for trace in report.tracebacks)],
-        key=lambda group: group.priority,
-    )
-    if groups:
-        yield _groups_table(groups)
-    if report.harmless:
-        yield _harmless_text(report)
-    yield missing_block(report.missing)
-    size = report.bytes_read / 1e6
-    yield f"read: {report.files:,} files, {size:,.1f} MB"
+        yield finding_entries(self.findings)
+        if not self.findings:
+            yield "nothing suspicious in these logs"
+        groups = sorted(
+            [*self.groups, *(trace.group for trace in self.tracebacks)],
+            key=lambda group: group.priority,
+        )
+        if groups:
+            yield _groups_table(groups)
+        if self.harmless:
+            counts = (f"{name} ({x})" for name, x in self.harmless.items())
+            yield f"harmless: {', '.join(counts)}"
+        yield missing_block(self.missing)
+        size = self.bytes_read / 1e6
+        yield f"read: {self.files:,} files, {size:,.1f} MB"
 
 
 def _groups_table(groups: list[LogGroup]) -> Table:
@@ -227,18 +221,9 @@ def _groups_table(groups: list[LogGroup]) -> Table:
             group.rule,
             f"{group.count}{'+' if group.is_more else ''}",
             fold_ranks(group.ranks) or "-",
-            _hit_place(group.first),
+            f"{group.first.source.rpartition('/')[2]}, {group.first.location}",
             clean(group.first.text, limit=60),
         )
         for group in groups
     ]
     return Table(("what", "lines", "ranks", "first", "text"), rows, more="")
-
-
-def _hit_place(hit: Hit) -> str:
-    return f"{hit.source.rpartition('/')[2]}, {hit.location}"
-
-
-def _harmless_text(report: ScanReport) -> str:
-    counts = (f"{name} ({count})" for name, count in report.harmless.items())
-    return f"harmless: {', '.join(counts)}"

@@ -35,14 +35,8 @@ class ProcessRanks:
 
     def __init__(self) -> None:
         self._ranks: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-        self._by_process: dict[tuple[str, int], int] = {}
-
-    @property
-    def by_process(self) -> RanksByProcess:
-        """
-        Return the ranks of processes.
-        """
-        return self._by_process
+        #: The ranks of processes.
+        self.by_process: dict[tuple[str, int], int] = {}
 
     def add(
         self,
@@ -65,7 +59,7 @@ class ProcessRanks:
         if pid is not None:
             named.append(("pid", str(pid)))
             for place in places or [""]:
-                self._by_process.setdefault((place, pid), rank)
+                self.by_process.setdefault((place, pid), rank)
         if pci:
             named.append(("pci", _normalize("pci", pci)))
         for name in named:
@@ -98,8 +92,8 @@ class ProcessRanks:
         if pid is None:
             return None
         for place in places:
-            if (place, pid) in self._by_process:
-                return self._by_process[place, pid]
+            if (place, pid) in self.by_process:
+                return self.by_process[place, pid]
         return next(iter(self.find([("pid", str(pid))])), None)
 
     def ranks_of(self, origins: Iterable[Origin]) -> set[int]:

@@ -376,76 +376,70 @@ def _communicator_findings(
     status: RasStatus, one: RasCommunicator, before: set[_Position] | None
 ) -> Iterator[Finding]:
     if gone := [x for x in one.ranks if x.problem != "behind"]:
-        finding = _make_finding(
+        yield _make_finding(
             Cause.RANK_CRASHED,
             status,
             one,
             gone,
             f"{'does' if len(gone) == 1 else 'do'} not answer NCCL: ended, "
             "stopped, or on a node that cannot be reached",
+            is_confirmed=any(x.problem == "dead" for x in gone),
         )
-        is_dead = any(x.problem == "dead" for x in gone)
-        yield _confirm(finding) if is_dead else finding
     # Who has moved since is late at most.
-    behind = [
-        x
-        for x in one.ranks
-        if x.problem == "behind"
-        and (before is None or (one.name, x.rank, x.op, x.launched) in before)
-    ]
-    for op in dict.fromkeys(x.op for x in behind):
-        same = [x for x in behind if x.op == op]
-        call = op or "operation"
-        finding = _make_finding(
+    behind: dict[str, list[RasRank]] = {}
+    for x in one.ranks:
+        position = (one.name, x.rank, x.op, x.launched)
+        if x.problem == "behind" and (before is None or position in before):
+            behind.setdefault(x.op, []).append(x)
+    for op, same in behind.items():
+        yield _make_finding(
             Cause.RANK_NOT_ARRIVED,
             status,
             one,
             same,
-            f"launched {call} #{min(x.launched for x in same)} last, and others "
-            f"#{same[0].others}",
+            f"launched {op or 'operation'} #{min(x.launched for x in same)} "
+            f"last, and others #{same[0].others}",
+            is_confirmed=before is not None,
         )
-        yield finding if before is None else _confirm(finding)
 
 
-def _make_finding(
+def _make_finding(  # noqa: PLR0913 the parts of one sentence
     cause: Cause,
     status: RasStatus,
     one: RasCommunicator,
     listed: Sequence[RasRank],
     text: str,
+    *,
+    is_confirmed: bool,
 ) -> Finding:
     numbers = sorted({x.rank for x in listed})
     is_world = 0 < one.size == status.gpus
-    who = ranks_text(numbers)
-    if not is_world:
-        who += f" of communicator {one.name}"
+    of_group = "" if is_world else f" of communicator {one.name}"
+    ask_again = "ask again (ncclras) after a minute; if it is the same, "
     return Finding(
         cause=cause,
         ranks=tuple(numbers) if is_world else (),
-        summary=f"{who} {text}",
+        summary=f"{ranks_text(numbers)}{of_group} {text}",
         # Calls that are being launched make ranks differ, too.
-        confidence="possible",
-        remedy="ask again (ncclras) after a minute; if it is the same, "
-        f"{cause.remedy}",
+        confidence="likely" if is_confirmed else "possible",
+        remedy=f"{'' if is_confirmed else ask_again}{cause.remedy}",
         evidence=tuple(
-            Evidence(
-                kind="log",
-                source=status.source,
-                location=f"line {x.line}" if x.line else "",
-                quote=clean(f"rank {x.rank}: {x.place}"),
-            )
+            _quote(status, f"rank {x.rank}: {x.place}", x.line)
             for x in listed[:_MOST_QUOTED]
         ),
     )
 
 
-def _silent_finding(status: RasStatus, line: str, number: int) -> Finding:
-    quoted = Evidence(
+def _quote(status: RasStatus, text: str, number: int) -> Evidence:
+    return Evidence(
         kind="log",
         source=status.source,
-        location=f"line {number}",
-        quote=clean(line),
+        location=f"line {number}" if number else "",
+        quote=clean(text),
     )
+
+
+def _silent_finding(status: RasStatus, line: str, number: int) -> Finding:
     return Finding(
         cause=Cause.RANK_CRASHED,
         ranks=(),
@@ -453,11 +447,5 @@ def _silent_finding(status: RasStatus, line: str, number: int) -> Finding:
         "that cannot be reached",
         confidence="likely" if "dead" in line else "possible",
         remedy=Cause.RANK_CRASHED.remedy,
-        evidence=(quoted,),
-    )
-
-
-def _confirm(finding: Finding) -> Finding:
-    return attrs.evolve(
-        finding, confidence="likely", remedy=finding.cause.remedy
+        evidence=(_quote(status, line, number),),
     )

@@ -328,13 +328,16 @@ def read_rules(
     Raises:
         RulesError: One of the files cannot be used.
     """
-    rule_lists = [*map(load_rules, paths), _built_in_rules()]
+    rule_lists = [*map(load_rules, paths), built_in_rules()]
     rules = [rule for rule_list in rule_lists for rule in rule_list]
     return tuple(sorted(rules, key=lambda rule: not rule.is_harmless))
 
 
 @cache
-def _built_in_rules() -> tuple[LogRule, ...]:
+def built_in_rules() -> tuple[LogRule, ...]:
+    """
+    Return the rules that are shipped, in the order of their file.
+    """
     name = os.fspath(SIGNATURES_FILE)
     return _parse(read_signatures()["rule"], name, is_built_in=True)
 

@@ -30,7 +30,7 @@ from .event_groups import (
 )
 from .file_search import PartSearch
 from .lines import LogWalk, find_file_ranks, no_logs_error
-from .model import LogGroup, ScanReport, TraceGroup
+from .model import ScanReport, TraceGroup
 from .process_ranks import NO_PROCESSES, ProcessRanks
 from .rules import make_rule_set, read_rules
 
@@ -227,12 +227,12 @@ class ErrorScan:
         """
         groups = build_groups(self._groups, processes)
         return ScanReport(
-            findings=tuple(
-                make_finding(rule, group) for rule, group in groups
-            ),
-            groups=tuple(g for _, g in groups if isinstance(g, LogGroup)),
+            findings=tuple(make_finding(*pair) for pair in groups),
+            groups=tuple(group for x, group in groups if not x.shape),
             tracebacks=tuple(
-                g for _, g in groups if isinstance(g, TraceGroup)
+                TraceGroup(errors=x.errors, group=group)
+                for x, group in groups
+                if x.shape
             ),
             harmless=count_harmless(self._groups),
             missing=(*missing, *self._missing),

@@ -99,9 +99,11 @@ def survey_logs(  # noqa: PLR0913 some for each reader
     parts, _ = select_parts(sizes, None)
     readers = _Readers(sizes, words, ranks)
     in_phase = frozenset(os.fspath(path) for path in phase_files)
+    some = {k: x for k, x in readers.by_name.items() if k not in known}
+    phase = [some.pop("phase")] if "phase" in some else []
     read_parts(
         (
-            (part, readers.choose(known, is_in_phase=part.path in in_phase))
+            (part, [*some.values(), *(phase if part.path in in_phase else ())])
             for part in parts
         ),
         threads=default_threads(),
@@ -129,22 +131,13 @@ class _Readers:
         self._phases = PhaseReader(self._frameworks)
         self._mentions = WordReader(words)
         self._processes = ProcessReader(known_ranks)
-
-    def choose(
-        self, known: Collection[str], *, is_in_phase: bool
-    ) -> list[LogReader]:
-        """
-        Return those that read a file.
-        """
-        readers: dict[str, LogReader] = {
+        self.by_name: dict[str, LogReader] = {
             "scan": self._scan,
             "collectives": self._collectives,
             "mentioning": self._mentions,
             "processes": self._processes,
+            "phase": self._phases,
         }
-        if is_in_phase:
-            readers["phase"] = self._phases
-        return [x for name, x in readers.items() if name not in known]
 
     def result(
         self, files: Collection[str], missing: Iterable[Missing]
@@ -153,19 +146,18 @@ class _Readers:
         Return what they found, once all files are read.
         """
         collectives = finish(self._collectives, [*files])
-        timelines = [*self._phases.timelines.values()]
-        phase = make_report(timelines, self._frameworks) if timelines else None
+        timelines = self._phases.timelines
         processes = self._processes.result(collectives)
         return LogSurvey(
             scan=self._scan.report(missing, processes),
             collectives=collectives,
-            phase=phase,
+            phase=make_report([*timelines.values()], self._frameworks)
+            if timelines
+            else None,
             mentioning=frozenset(self._mentions.files),
             processes=processes,
             complete=frozenset(
-                path
-                for path, timeline in self._phases.timelines.items()
-                if timeline.is_complete
+                path for path, x in timelines.items() if x.is_complete
             ),
         )
 

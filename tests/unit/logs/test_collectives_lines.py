@@ -244,6 +244,22 @@ def test_several_ranks_in_one_line_are_told_apart():
     assert [1, 3] == [x.rank for x in logs.timeouts]
 
 
+def test_message_in_bar_of_hits(tmp_path):
+    """
+    Of a bar whose name is a keyword the first states are read, and messages
+    in it and behind it.
+    """
+    one, other = (timeout(SOURCE, head=f"[rank{x}]:[E") for x in (1, 2))
+    states = [f"Bootstrap: {n} of 12000" for n in range(12_000)]
+    states[2_000] = one
+    log = tmp_path / "a.log"
+    log.write_text("\r".join([*states, other]) + "\n")
+
+    logs = read_collective_logs(log)
+
+    assert [1, 2] == [x.rank for x in logs.timeouts]
+
+
 def test_message_after_long_bar(tmp_path):
     """
     A bar that overwrote itself for hours hides no message behind it.

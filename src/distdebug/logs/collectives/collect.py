@@ -9,17 +9,23 @@ import re
 import time
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
 import attrs
+import numpy as np
 
+from numpy.typing import NDArray
+
+from ..._search import Places
 from ...errors import LogError
 from ...findings import Missing
 from ..engine import Block, FilePart, read_lines_for, read_parts
+from ..file_search import LinePosition, lines_with_words
 from ..lines import (
     LONGEST_LINE,
     RANK_TAG,
@@ -44,7 +50,185 @@ from .model import (
     loosen_spaces,
     split_by_rank,
 )
-from .nccl_calls import CALL_WORDS, LastCalls, is_call
+
+
+_MAX_CALLS = 32
+_MAX_COMMUNICATORS = 1 << 16
+_CALL = b" opcount "
+_COMMUNICATOR = b" comm 0x"
+#: The words by which calls are found.
+CALL_WORDS = frozenset({_CALL, _COMMUNICATOR})
+# A line is: host:pid:tid [device] NCCL INFO Name: opCount ... comm 0x1 ...
+_NAME_BYTES, _PREFIX_BYTES = 32, 48
+# Blanks between host and INFO.
+_PREFIX_BLANKS = 3
+_ARGUMENT_BYTES, _POINTER_BYTES = 256, 16
+_BLANK = ord(" ")
+_MULTIPLIERS = np.array(
+    [
+        *(0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9),
+        *(0x27D4EB2F165667C5, 0x85EBCA77C2B2AE63, 0xFF51AFD7ED558CCD),
+        *(0x94D049BB133111EB, 0xBF58476D1CE4E5B9),
+    ],
+    np.uint64,
+)
+
+
+class Call(NamedTuple):
+    """
+    A line about a call of NCCL.
+
+    Attributes:
+        number: The number of the line.
+
+        line: The line, in bytes.
+
+        source: The file.
+
+        rank: The rank of the file; ``None`` if unknown.
+
+        attempt: How many times the job was restarted before.
+    """
+
+    number: int
+    line: bytes
+    source: str
+    rank: int | None
+    attempt: int
+
+
+def is_call(line: str) -> bool:
+    """
+    Return whether a line is about a call of NCCL.
+    """
+    # A message of a watchdog may quote a call.
+    return " opCount " in line and "SeqNum=" not in line
+
+
+class _Part(NamedTuple):
+    """
+    The last calls in a part of a block: where they stand, by communicator.
+    """
+
+    block: Block
+    places: dict[bytes, list[int]]
+    source: str
+    rank: int | None
+    attempt: int
+
+
+class LastCalls:
+    """
+    The last calls of each communicator, with bounded memory.
+
+    Most calls of a part are superseded by those of the next one, and their
+    lines are never cut out.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[int, bytes], deque[Call]] = {}
+        self._part: _Part | None = None
+
+    def __iter__(self) -> Iterator[Call]:
+        self._keep(None)
+        for calls in self._calls.values():
+            yield from calls
+
+    def add(
+        self,
+        block: Block,
+        span: tuple[int, int],
+        source: str,
+        rank: int | None,
+        attempt: int,
+    ) -> None:
+        """
+        Add the calls in a part of a block.
+
+        Args:
+            span: Where the part begins and ends in the data of the block.
+        """
+        places = block.places_of(_CALL, span)
+        if places.size:
+            pointers = block.places_of(_COMMUNICATOR, span)
+            last = dict(_last_of_communicators(block, places, pointers))
+            self._keep(_Part(block, last, source, rank, attempt))
+
+    def _keep(self, new: _Part | None) -> None:
+        """
+        Keep of the newest part what another one does not supersede.
+        """
+        old, self._part = self._part, new
+        if old is None:
+            return
+        later = new.places if new and new[2:] == old[2:] else {}
+        kept: list[tuple[int, deque[Call]]] = []
+        for key, places in old.places.items():
+            most = _MAX_CALLS - len(later.get(key, ()))
+            calls = self._calls.get((old.attempt, key))
+            if calls is None and len(self._calls) < _MAX_COMMUNICATORS:
+                calls = deque(maxlen=_MAX_CALLS)
+                self._calls[old.attempt, key] = calls
+            if calls is not None and most > 0:
+                kept += ((at, calls) for at in places[-most:])
+        kept.sort(key=lambda x: x[0])
+        lines = old.block.lines_at([at for at, _ in kept], LONGEST_LINE)
+        for (_, calls), (number, line) in zip(kept, lines, strict=True):
+            calls.append(Call(number, line, *old[2:]))
+
+
+def _last_of_communicators(
+    block: Block, places: Places, pointers: Places
+) -> Iterator[tuple[bytes, list[int]]]:
+    """
+    Yield a key of each communicator, and the places of its last calls.
+    """
+    rows = _keys(np.frombuffer(block.data, np.uint8), places, pointers)
+    hashed = (rows.view(np.uint64) * _MULTIPLIERS).sum(axis=1, dtype=np.uint64)
+    order = np.argsort(hashed, kind="stable")
+    ends = np.flatnonzero(np.diff(hashed[order])) + 1
+    for of_one in np.split(order, ends):
+        key = rows[of_one[0]].tobytes()
+        yield key, places[of_one[-_MAX_CALLS:]].tolist()
+
+
+def _keys(
+    data: NDArray[np.uint8], places: Places, pointers: Places
+) -> NDArray[np.uint8]:
+    """
+    Return a row of bytes per call that identifies process and communicator.
+
+    Before the process may stand a time, which does not count.
+    """
+    name = _window(data, places, -_NAME_BYTES)
+    ends = places - np.argmax(name[:, ::-1] <= _BLANK, axis=1)
+    prefix = _window(data, ends, -_PREFIX_BYTES)
+    blanks = np.cumsum((prefix <= _BLANK)[:, ::-1], axis=1)[:, ::-1]
+    following = np.append(pointers, data.size)
+    starts = following[following.searchsorted(places)]
+    pointer = _window(data, starts + len(_COMMUNICATOR), _POINTER_BYTES)
+    is_behind = np.cumsum(pointer <= _BLANK, axis=1) > 0
+    is_behind[starts - places > _ARGUMENT_BYTES] = True
+    return np.concatenate(
+        (
+            np.where(blanks <= _PREFIX_BLANKS, prefix, 0),
+            np.where(is_behind, 0, pointer),
+        ),
+        axis=1,
+        dtype=np.uint8,
+    )
+
+
+def _window(
+    data: NDArray[np.uint8], places: Places, size: int
+) -> NDArray[np.uint8]:
+    """
+    Return the bytes behind some places, or before them if *size* is negative.
+    """
+    at = places[:, None] + np.arange(min(size, 0), max(size, 0))
+    found: NDArray[np.uint8] = data.take(at, mode="clip")
+    found[at < 0] = _BLANK
+    return found
 
 
 # A message that a terminal broke continues in at most this many lines.
@@ -67,137 +251,6 @@ _RESTART = b"restart worker group"
 # The keywords as they are, by the same in small letters.
 _KEYWORD_OF = {word.lower().encode(): word.encode() for word in _KEYWORDS}
 _WORDS = CALL_WORDS | _KEYWORD_OF.keys()
-
-
-class RawLine(NamedTuple):
-    """
-    A line of a file.
-
-    Attributes:
-        number: Line number, from 1.
-
-        is_hit: Whether it contains a keyword.  Other lines only matter because
-            a message may continue in them.
-
-        previous_end: The end of the line before a hit: a message may begin
-            there.
-    """
-
-    number: int
-    text: str
-    is_hit: bool
-    previous_end: str = ""
-
-
-# Called with a block, and where a part of it begins and ends.
-KeepCalls = Callable[[Block, tuple[int, int]], object]
-
-
-def find_hits(block: Block, keep_calls: KeepCalls) -> Iterator[RawLine]:
-    """
-    Find the lines of a block that could be about a collective.
-
-    Args:
-        keep_calls: Called with each part of the block, before a line is
-            yielded by which a restart begins, and at the end.  It finds lines
-            about calls of NCCL: there may be millions.
-
-    Yields:
-        Hits, each with the lines in which it may continue, in file order.
-    """
-    data, position, number = block.data, block.own, block.number
-    kept, pending = position, 0
-    lines = _find_hit_lines(block)
-    for hit in (*lines, block.end):
-        while pending and position < hit:
-            raw, position, number = _read_raw_line(block, position, number)
-            pending -= 1
-            yield raw
-        if block.end > hit < position:  # another state of the same bar
-            continue
-        position, number = hit, block.line_number(hit)
-        if hit == block.end or lines[hit]:
-            keep_calls(block, (kept, hit))
-            kept = hit
-        if hit < block.end:
-            raw, position, number = _read_raw_line(block, hit, number)
-            pending = _CONTINUATION_LINES
-            before = _decode(_previous_line(data, hit))
-            yield raw._replace(is_hit=True, previous_end=before)
-    # A message may continue behind the block.
-    while pending and position < block.size:
-        raw, position, number = _read_raw_line(block, position, number)
-        pending -= 1
-        yield raw
-
-
-def _find_hit_lines(block: Block) -> dict[int, bool]:
-    """
-    Return where lines with keywords begin, and whether each tells a restart.
-    """
-    found = [
-        (at, word)
-        for at, word in block.hits(_KEYWORD_OF.keys())
-        if block.data.startswith(_KEYWORD_OF[word], at)
-    ]
-    starts = _line_starts(block.data, block.own, (at for at, _ in found))
-    lines: dict[int, bool] = {}
-    for start, (_, word) in zip(starts, found, strict=True):
-        lines[start] = word == _RESTART or lines.get(start, False)
-    return lines
-
-
-def _line_starts(
-    text: bytes, begin: int, hits: Iterable[int]
-) -> Iterator[int]:
-    """
-    Yield where the lines of hits begin, which come in their order.
-
-    Each byte is looked at once: a line may have megabytes, and many hits.
-    """
-    start = previous = begin
-    for hit in hits:
-        if (end := text.rfind(b"\n", previous, hit)) >= 0:
-            start = end + 1
-        if hit - start > LONGEST_LINE:  # a bar of hours stands before it
-            start = max(text.rfind(b"\r", previous, hit) + 1, start)
-        yield start
-        previous = hit
-
-
-def _read_raw_line(
-    block: Block, start: int, number: int
-) -> tuple[RawLine, int, int]:
-    """
-    Return a line, where the next one begins, and the number of that.
-
-    Of a line that is too long, it is one state of a progress bar.
-    """
-    data, high = block.data, start + LONGEST_LINE
-    end = data.find(b"\n", start, min(high + 1, block.size))
-    if end < 0 and high >= block.size:  # the file has no end of a line
-        end = block.size
-    is_whole = end >= 0
-    if not is_whole:
-        end = data.find(b"\r", start, high + 1)
-    if end < 0:
-        end = high
-    raw = RawLine(number, _decode(data[start:end]), is_hit=False)
-    return raw, end + 1, number + is_whole
-
-
-def _previous_line(text: bytes, start: int) -> bytes:
-    """
-    Return the end of the line before *start*.
-    """
-    if not start:
-        return b""
-    low = max(start - 1 - _PREVIOUS_TAIL, 0)
-    return text[low : max(start - 1, 0)].rpartition(b"\n")[2]
-
-
-def _decode(line: bytes) -> str:
-    return line.decode("utf-8", "replace")
 
 
 _INTEGER = r"-?\d{1,20}"
@@ -258,93 +311,69 @@ _ENDS_WITH_DIGIT = re.compile(r"\d$")
 _ONLY_DIGITS = re.compile(r"\s{0,4}(\d{1,19}\.?)\s*$")
 
 
-def join_broken_lines(
-    raw_lines: Iterator[RawLine], source: str
-) -> Iterator[tuple[LogLine, RawLine, int]]:
+def _is_overwritten(position: LinePosition) -> bool:
     """
-    Join messages that were broken into several lines.
-
-    Args:
-        raw_lines: Lines of one file, in file order.
-
-    Yields:
-        The lines that could be about a collective, each with its first part,
-        whose number it has, and how many others were joined to it.
+    Return whether a line is a state of a bar, with others on both sides.
     """
-    ahead: deque[RawLine] = deque()
-    while True:
-        raw = ahead.popleft() if ahead else next(raw_lines, None)
-        if raw is None:
-            return
-        if not raw.is_hit:
+    data, start, end = position.block.data, position.start, position.end
+    return data[start - 1 : start] == data[end : end + 1] == b"\r"
+
+
+def _previous_end(position: LinePosition) -> str:
+    """
+    Return the end of the line before, unless that is a state of a bar.
+    """
+    data, end = position.block.data, max(position.start - 1, 0)
+    if data[end : end + 1] != b"\n":
+        return ""
+    before = data[max(end - _PREVIOUS_TAIL, 0) : end]
+    return before.rpartition(b"\n")[2].decode("utf-8", "replace")
+
+
+def _continuation_lines(position: LinePosition) -> Iterator[tuple[str, int]]:
+    """
+    Yield the lines in which a message may continue, and where each ends.
+    """
+    data = position.block.data
+    for after in position.following():
+        text = data[after.start : after.end].decode("utf-8", "replace")
+        is_behind_return = data[after.start - 1 : after.start] == b"\r"
+        if is_behind_return and not text:  # the end of the line before
             continue
-        *overwritten, last = _split_progress_bar(_restore_prefix(raw), source)
-        yield from ((line, raw, 0) for line in overwritten)
-        used = 0
-        if _is_incomplete(last.text):
-            while len(ahead) < _CONTINUATION_LINES and (
-                continuation := next(raw_lines, None)
-            ):
-                ahead.append(continuation)
-            last, used = _join_continuation(last, ahead)
-        yield last, raw, used
-
-
-def _restore_prefix(raw: RawLine) -> RawLine:
-    """
-    Add the rank prefix that was left on the previous line.
-    """
-    prefix = _TRAILING_PREFIX.search(raw.previous_end)
-    if prefix is None or not _WITHOUT_PREFIX.match(raw.text):
-        return raw
-    return raw._replace(text=f"{prefix[0].rstrip()} {raw.text.lstrip()}")
-
-
-def _split_progress_bar(raw: RawLine, source: str) -> list[LogLine]:
-    # A progress bar overwrites its line, and messages may follow it there.
-    pieces = [x for x in raw.text.split("\r") if x and not x.isspace()]
-    return [
-        parse_line(piece, number=raw.number, source=source)
-        for piece in pieces or [""]
-    ]
+        if is_behind_return or is_call(text):
+            return
+        yield text, after.end
 
 
 def _join_continuation(
-    line: LogLine, ahead: deque[RawLine]
+    line: LogLine, position: LinePosition
 ) -> tuple[LogLine, int]:
     """
-    Add the lines that complete this one and consume them, or do neither.
+    Add the lines that complete this one, or do nothing.
 
     Returns:
-        The line, and how many lines were consumed.
+        The line, and where in the block it ends.
     """
     text, width = line.text, 0
     may_have_group = _ENDS_WITH_SOURCE_FILE.search(text) is not None
-    for used, raw in enumerate(ahead, 1):
-        if raw.number != line.number + used:
-            break
-        continuation = parse_line(strip_log_prefix(raw.text))
+    following = _continuation_lines(position)
+    for raw, end in islice(following, _CONTINUATION_LINES):
+        continuation = parse_line(strip_log_prefix(raw))
         if _is_new_message(continuation, line) or (
-            _GROUP_PREFIX_START.match(continuation.text)
-            and not (may_have_group and used == 1)
+            _GROUP_PREFIX_START.match(continuation.text) and not may_have_group
         ):
             break
         text += continuation.text.lstrip()
         width = max(width, len(continuation.text))
+        may_have_group = False
         if _is_incomplete(text):
             continue
-        next_line = ahead[used] if used < len(ahead) else None
-        if (
-            next_line
-            and len(continuation.text) == width > 40
-            and _ENDS_WITH_DIGIT.search(text)
-        ):
-            digits = _ONLY_DIGITS.match(next_line.text)
+        is_full = len(continuation.text) == width > 40
+        if is_full and _ENDS_WITH_DIGIT.search(text):
+            digits = _ONLY_DIGITS.match(next(following, ("", 0))[0])
             text += digits[1] if digits else ""
-        for _ in range(used):
-            ahead.popleft()
-        return line._replace(text=text), used
-    return line, 0
+        return line._replace(text=text), end
+    return line, position.end
 
 
 def _is_new_message(continuation: LogLine, line: LogLine) -> bool:
@@ -374,6 +403,8 @@ _LOCATION_FIELDS = frozenset(
 _ROUTINE_RECORDS = (NcclNote, NcclInit, GroupMember)
 _MAX_RECORDS = 200_000
 _MAX_KNOWN = 1 << 12
+# So many states of bars are read in a file, which a name may make hits.
+_MAX_STATES = 1 << 12
 _RESTART_TEXT = "will restart worker group"
 
 
@@ -403,6 +434,7 @@ class RecordCollector:
         self._attempt = parse_attempt(part.path)
         self._is_new = False
         self._joined = 0
+        self._states = 0
         self._known: set[str] = set()
         self._latest: float | None = None
 
@@ -416,38 +448,56 @@ class RecordCollector:
         """
         Add the records of a block.
         """
-        source, rank = self._file
-        joined = self._joined
         self._latest = block.latest
-        raw_lines = (
-            raw
-            for raw in find_hits(block, self._keep_calls)
-            if not is_call(raw.text)
-            # Lines that were joined to one of the block before come again.
-            and not (raw.is_hit and raw.number <= joined)
-            and not (raw.is_hit and self._is_known(raw))
+        begin = block.own
+        hits = (
+            (at, word)
+            for at, word in block.hits(_KEYWORD_OF.keys())
+            if block.data.startswith(_KEYWORD_OF[word], at)
         )
-        for line, raw, used in join_broken_lines(raw_lines, source):
-            if used:
-                self._joined = raw.number + used
-            elif len(self._known) < _MAX_KNOWN and not _is_incomplete(
-                line.text
-            ):
-                self._known.add(raw.text)
-            if _RESTART_TEXT in line.text:
-                self._attempt += self._is_new
-                self._is_new = False
-                self._known.clear()
-            elif self._add_line(line, rank, self._attempt):
-                self._is_new = True
+        for position, words in lines_with_words(block, hits):
+            if _RESTART in words:
+                self._add_calls(block, begin, position.start)
+                begin = position.start
+            is_state = _is_overwritten(position)
+            self._states += is_state
+            is_one_of_many = is_state and self._states > _MAX_STATES
+            # Lines that were joined to one before come again.
+            is_new = block.offset + position.start >= self._joined
+            if is_new and not is_one_of_many:
+                self._read_message(position)
+        self._add_calls(block, begin, block.end)
 
-    def _is_known(self, raw: RawLine) -> bool:
+    def _add_calls(self, block: Block, begin: int, end: int) -> None:
+        self._calls.add(block, (begin, end), *self._file, self._attempt)
+
+    def _read_message(self, position: LinePosition) -> None:
         """
-        Return whether a line is as one before: millions may be.
+        Add the records of a message that begins in a line.
         """
-        return raw.text in self._known and not _TRAILING_PREFIX.search(
-            raw.previous_end
-        )
+        block, (source, rank) = position.block, self._file
+        raw = block.data[position.start : position.end]
+        text = raw.decode("utf-8", "replace")
+        # A logger may have left the rank on the line before.
+        prefix = _TRAILING_PREFIX.search(_previous_end(position))
+        if is_call(text) or (text in self._known and not prefix):
+            return  # millions may be as one before
+        whole = text
+        if prefix and _WITHOUT_PREFIX.match(text):
+            whole = f"{prefix[0].rstrip()} {text.lstrip()}"
+        line = parse_line(whole, block.line_number(position.start), source)
+        if not _is_incomplete(line.text):
+            if len(self._known) < _MAX_KNOWN:
+                self._known.add(text)
+        else:
+            line, end = _join_continuation(line, position)
+            self._joined = block.offset + end
+        if _RESTART_TEXT in line.text:
+            self._attempt += self._is_new
+            self._is_new = False
+            self._known.clear()
+        else:
+            self._is_new |= self._add_line(line, rank, self._attempt)
 
     def end(self, error: Exception | None) -> None:
         """
@@ -456,9 +506,6 @@ class RecordCollector:
         self._restarts = max(self._restarts, self._attempt)
         if error is not None:
             self._missing.append(Missing.log(self._file[0], error))
-
-    def _keep_calls(self, block: Block, span: tuple[int, int]) -> None:
-        self._calls.add(block, span, *self._file, self._attempt)
 
     def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
         has_failure = False
@@ -496,10 +543,11 @@ class RecordCollector:
         missing = [*missing, *self._missing]
         self._latest = None  # calls of NCCL are of all files
         for call in self._calls:
-            raw = RawLine(call.number, _decode(call.line), is_hit=True)
-            if not is_call(raw.text):  # it was read already
+            text = call.line.decode("utf-8", "replace")
+            if not is_call(text):  # it was read already
                 continue
-            for line, *_ in join_broken_lines(iter([raw]), call.source):
+            for piece in text.split("\r"):
+                line = parse_line(piece, call.number, call.source)
                 self._add_line(line, call.rank, call.attempt)
         for kind, count in self._dropped.items():
             reason = f"{count} lines of this kind are more than are kept"
@@ -540,18 +588,13 @@ def _infer_world_size(logs: CollectiveLogs, files: int | None) -> int | None:
     return size
 
 
-PathsOrLines = (
-    str
-    | os.PathLike[str]
-    | Iterable[str]
-    | Iterable[os.PathLike[str]]
-    | Iterable[str | os.PathLike[str]]
-)
 _MAX_RANKS = 1 << 24
 
 
 def read_collective_logs(
-    paths_or_lines: PathsOrLines, *, world_size: int | None = None
+    paths_or_lines: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    world_size: int | None = None,
 ) -> CollectiveLogs:
     """
     Collect what watchdogs, NCCL, Gloo, and the store wrote.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
@@ -28,6 +28,8 @@ from ..lines import RANK_TAG, LogLine, Origin, parse_time
 
 
 Value = TypeVar("Value")
+
+_MAX_ROWS = 200
 
 
 @attrs.frozen
@@ -519,9 +521,23 @@ class CollectiveLogs(Shown):
             for record in self.records
         ]
 
-    def _blocks_(self) -> Iterable[Block]:
+    def _blocks_(self) -> Iterator[Block]:
 
-        return render_logs(self)
+        rows = [
+            (
+                type(record).__name__,
+                "?" if record.rank is None else record.rank,
+                record.group or "",
+                f"{record.source}:{record.line}".lstrip(":"),
+                record.quote,
+            )
+            for record in self.records
+        ]
+        if rows:
+            headers = ("what", "rank", "group", "where", "line")
+            yield Table(headers, rows, _MAX_ROWS, more="")
+        else:
+            yield "no line about a collective"
 
 
 #: The attributes of CollectiveLogs that hold records, by the type of these.
@@ -534,6 +550,7 @@ RECORD_FIELDS: dict[type[LogRecord], str] = {
 # torch prints an unset unsigned number as the largest one.
 _MIN_UNSET = 1 << 62
 _CAMEL_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_ALL_TO_ALL = re.compile(r"^all_to(?:_all_v|_?all_base|all)$")
 _ALL_PREFIX = re.compile(r"all(?=reduce|gather|to_?all)")
 
 
@@ -570,12 +587,7 @@ def normalize_op(text: str) -> str:
     if not text.isupper():
         text = _CAMEL_BOUNDARY.sub("_", text)
     name = _ALL_PREFIX.sub("all_", text.lower())
-    return {
-        "all_toall": "all_to_all",
-        "all_toall_base": "all_to_all",
-        "all_to_all_base": "all_to_all",
-        "all_to_all_v": "all_to_all",
-    }.get(name, name)
+    return _ALL_TO_ALL.sub("all_to_all", name)
 
 
 _RANK_PREFIX = re.compile(f"{RANK_TAG}:?")
@@ -687,22 +699,6 @@ def _last_group_and_rank(before: str) -> tuple[LogGroup | None, int | None]:
 _MAX_EVIDENCE = 6
 
 
-def make_evidence(records: Iterable[LogRecord]) -> tuple[Evidence, ...]:
-    """
-    Quote the lines of *records*, each once, up to a limit.
-    """
-    evidence = dict.fromkeys(
-        Evidence(
-            kind="log",
-            source=record.source,
-            location=f"line {record.line}",
-            quote=record.quote,
-        )
-        for record in records
-    )
-    return tuple(evidence)[:_MAX_EVIDENCE]
-
-
 def log_finding(  # noqa: PLR0913 all of a finding
     cause: Cause,
     summary: str,
@@ -723,6 +719,16 @@ def log_finding(  # noqa: PLR0913 all of a finding
 
         collective: The call that the other ranks wait in.
     """
+    # Each line is quoted once.
+    evidence = dict.fromkeys(
+        Evidence(
+            kind="log",
+            source=record.source,
+            location=f"line {record.line}",
+            quote=record.quote,
+        )
+        for record in records
+    )
     return Finding(
         cause=cause,
         ranks=tuple(sorted(set(ranks))),
@@ -730,7 +736,7 @@ def log_finding(  # noqa: PLR0913 all of a finding
         confidence=confidence,
         remedy=cause.remedy if remedy is None else remedy,
         collective=collective,
-        evidence=make_evidence(records),
+        evidence=tuple(evidence)[:_MAX_EVIDENCE],
     )
 
 
@@ -744,6 +750,26 @@ def group_members(
     for member, value in sorted(values.items()):
         members.setdefault(value, []).append(member)
     return sorted(members.items(), key=lambda x: -len(x[1]))
+
+
+def first_difference(
+    calls: Mapping[int, Value],
+    aspects: Iterable[tuple[Cause, Callable[[Value], str]]],
+) -> tuple[Cause, list[tuple[str, list[int]]]] | None:
+    """
+    Return the first aspect in which calls differ, and the members by it.
+
+    Args:
+        calls: The call of each member.
+
+        aspects: In which calls may differ, the most specific first: what it
+            shows, and how it is named.
+    """
+    for cause, show in aspects:
+        kinds = group_members({m: show(x) for m, x in calls.items()})
+        if len(kinds) > 1:
+            return cause, kinds
+    return None
 
 
 def reporting_ranks(records: Iterable[LogRecord]) -> tuple[int, ...]:
@@ -770,9 +796,6 @@ def timeout_text(
     """
     timeout = next((x.timeout for x in records if x.timeout), None)
     return f" within {timeout:.0f} s" if timeout else ""
-
-
-_MAX_ROWS = 200
 
 
 @attrs.frozen(kw_only=True)
@@ -806,42 +829,18 @@ def rank_origins(logs: CollectiveLogs) -> dict[int, RankOrigin]:
     Returns:
         By global rank, from log prefixes of Ray and from lines of NCCL.
     """
-    origins: dict[int, RankOrigin] = {}
-
-    def add(rank: int, source: str, **facts: Any) -> None:
-        known = origins.get(rank, RankOrigin(rank=rank, source=source))
-        new = {k: v for k, v in facts.items() if getattr(known, k) is None}
-        origins[rank] = attrs.evolve(known, **new)
-
+    facts: dict[int, dict[str, Any]] = {}
     for record in logs.records:
         if record.rank is not None:
+            known = facts.setdefault(record.rank, {"source": record.source})
             origin = record.origin or Origin()
-            add(record.rank, record.source, pid=origin.pid, ip=origin.ip)
+            if origin.pid is not None:
+                known.setdefault("pid", origin.pid)
+            if origin.ip is not None:
+                known.setdefault("ip", origin.ip)
     for init in logs.inits:
         if init.size == logs.world_size:
-            add(init.member, init.source, pid=init.pid)
-            # The newest host counts.
-            known = origins[init.member]
-            origins[init.member] = attrs.evolve(known, host=init.host)
-    return dict(sorted(origins.items()))
-
-
-def render_logs(logs: CollectiveLogs) -> Iterator[Block]:
-    """
-    Render the records as a table, or a sentence if there are none.
-    """
-    rows = [
-        (
-            type(record).__name__,
-            "?" if record.rank is None else record.rank,
-            record.group or "",
-            f"{record.source}:{record.line}".lstrip(":"),
-            record.quote,
-        )
-        for record in logs.records
-    ]
-    if rows:
-        headers = ("what", "rank", "group", "where", "line")
-        yield Table(headers, rows, _MAX_ROWS, more="")
-    else:
-        yield "no line about a collective"
+            known = facts.setdefault(init.member, {"source": init.source})
+            known.setdefault("pid", init.pid)
+            known["host"] = init.host  # the newest one counts
+    return {x: RankOrigin(rank=x, **facts[x]) for x in sorted(facts)}

@@ -13,17 +13,20 @@ from ...causes import Cause
 from ...findings import CollectiveRef, Finding
 from ...ranks import fold_ranks
 from ..rules import FOLLOWS_PRIORITY, LogRule, explain_error
-from .detectors import SOCKET_INTERFACE_REMEDY
 from .model import (
     CollectiveLogs,
     NcclCall,
     NcclInit,
     NcclNote,
-    group_members,
+    first_difference,
     log_finding,
 )
 
 
+_SOCKET_INTERFACE_REMEDY = (
+    "set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) on every node to the "
+    "interface through which the nodes reach each other"
+)
 _LOOK_AT_RANKS = "look at the Python stack and the log of these ranks"
 # Causes of warnings that matter even if nothing else shows that the job failed.
 _NETWORK_CAUSES = frozenset(
@@ -107,7 +110,7 @@ def _explain_interfaces(
             f"NCCL uses an interface on {_first_hosts(virtual)} that other "
             f"nodes cannot reach: {virtual[0].text}",
             virtual,
-            SOCKET_INTERFACE_REMEDY,
+            _SOCKET_INTERFACE_REMEDY,
         )
     elif has_failed:
         yield from _explain_different_networks(used)
@@ -131,7 +134,7 @@ def _explain_different_networks(
             Cause.NETWORK_MISCONFIGURED,
             f"nodes use interfaces of different networks: {', '.join(shown)}",
             used,
-            SOCKET_INTERFACE_REMEDY,
+            _SOCKET_INTERFACE_REMEDY,
             confidence="possible",
         )
 
@@ -196,19 +199,15 @@ def _explain_differing_calls(logs: CollectiveLogs) -> list[Finding]:
     """
     Find the first call that differs between ranks of a communicator.
     """
-    find_init = _make_init_lookup(logs.inits)
     numbered: dict[tuple[_Comm, int], dict[int, NcclCall]] = defaultdict(dict)
-    for call in logs.calls:
-        init = find_init(call)
-        if init is not None and call.op not in _P2P_OPS:
-            comm = call.attempt, init.comm_id or init.comm
+    for comm, init, call in _calls_of_communicators(logs):
+        if call.op not in _P2P_OPS:
             numbered[comm, call.number].setdefault(init.member, call)
     for (_, number), calls in sorted(numbered.items(), key=lambda x: x[0][1]):
-        cause, kinds = _group_by_call(calls)
-        if len(kinds) > 1:
+        if found := first_difference(calls, _CALL_ASPECTS):
             size = max((x.size for x in logs.inits), default=0)
             is_world = size == logs.world_size
-            return [_differing_calls(calls, number, cause, kinds, is_world)]
+            return [_differing_calls(calls, number, *found, is_world)]
     return []
 
 
@@ -243,14 +242,11 @@ def _explain_lagging_ranks(logs: CollectiveLogs) -> list[Finding]:
     Returns:
         One finding for the first communicator with lagging ranks, or none.
     """
-    find_init = _make_init_lookup(logs.inits)
     last_calls: dict[_Comm, dict[int, NcclCall]] = defaultdict(dict)
     sizes: dict[_Comm, int] = {}
     p2p_comms = set()
-    for call in logs.calls:
-        init = find_init(call)
-        if init is not None and init.comm_id:
-            comm = call.attempt, init.comm_id
+    for comm, init, call in _calls_of_communicators(logs):
+        if init.comm_id:
             last_calls[comm][init.member] = call
             sizes[comm] = init.size
             # Point-to-point calls count on two ranks only.
@@ -283,31 +279,28 @@ def _lagging_finding(
     )
 
 
-def _make_init_lookup(
-    inits: Iterable[NcclInit],
-) -> Callable[[NcclCall], NcclInit | None]:
+def _calls_of_communicators(
+    logs: CollectiveLogs,
+) -> Iterator[tuple[_Comm, NcclInit, NcclCall]]:
     """
-    Make a function that finds the communicator of a call.
+    Yield each call with its communicator, as far as that is known.
 
-    It compares address and process, or else the size if the process has only
-    one communicator of that size.
+    Address and process show it, or else the size if the process has only one
+    communicator of that size.
     """
-    by_comm = {_comm_key(init): init for init in inits}
+    by_comm = {_comm_key(init): init for init in logs.inits}
     by_size: dict[object, dict[str, NcclInit]] = defaultdict(dict)
-    for init in inits:
+    for init in logs.inits:
         by_size[*_comm_key(init)[:3], init.size][init.comm] = init
-
-    def find(call: NcclCall) -> NcclInit | None:
-        """
-        Return the set-up of the communicator of *call*.
-        """
+    for call in logs.calls:
         key = _comm_key(call)
         same_size = by_size.get((*key[:3], call.size or 0), {})
-        if key not in by_comm and len(same_size) == 1:
-            return next(iter(same_size.values()))
-        return by_comm.get(key)
-
-    return find
+        found = by_comm.get(key)
+        if found is None and len(same_size) == 1:
+            (found,) = same_size.values()
+        if found is not None:
+            comm_id = found.comm_id or found.comm
+            yield (call.attempt, comm_id), found, call
 
 
 def _comm_key(record: NcclInit | NcclCall) -> tuple[int, str, int, str]:
@@ -320,16 +313,6 @@ _CALL_ASPECTS: tuple[tuple[Cause, Callable[[NcclCall], str]], ...] = (
     (Cause.SIZE_MISMATCH, lambda x: f"{x.op} of {x.elements} elements"),
     (Cause.DTYPE_MISMATCH, lambda x: f"{x.op} of type {x.dtype}"),
 )
-
-
-def _group_by_call(
-    calls: Mapping[int, NcclCall],
-) -> tuple[Cause, list[tuple[str, list[int]]]]:
-    for cause, show in _CALL_ASPECTS:
-        kinds = group_members({m: show(x) for m, x in calls.items()})
-        if len(kinds) > 1:
-            return cause, kinds
-    return Cause.TYPE_MISMATCH, []
 
 
 _MAX_RANKS = 1 << 20
@@ -420,7 +403,7 @@ def _setup_finding(
         f"rank {fold_ranks(waiting)} of {size} did not complete the set-up of "
         "an NCCL communicator",
         waiting.values(),
-        f"look at the native stack of these ranks; {SOCKET_INTERFACE_REMEDY}",
+        f"look at the native stack of these ranks; {_SOCKET_INTERFACE_REMEDY}",
         ranks=waiting if is_world and is_few else (),
         confidence="possible",
     )

@@ -22,6 +22,7 @@ from .model import (
     LogGroup,
     LogRecord,
     StoreTimeout,
+    first_difference,
     group_members,
     log_finding,
     ranks_label,
@@ -362,7 +363,7 @@ def explain_debug_checks(logs: CollectiveLogs) -> list[Finding]:
 
 def _mismatch_finding(records: Sequence[FingerPrintMismatch]) -> Finding:
     fingerprints = _fingerprints_by_rank(records)
-    cause, kinds = _first_difference(fingerprints)
+    cause, kinds = _differing_calls(fingerprints)
     (usual_call, expected), *others = kinds
     # One report names only two of possibly many ranks.
     is_tie = bool(others) and len(expected) == len(others[0][1])
@@ -402,7 +403,7 @@ def _fingerprints_by_rank(
     return fingerprints
 
 
-def _first_difference(
+def _differing_calls(
     fingerprints: Mapping[int, FingerPrint],
 ) -> tuple[Cause, list[tuple[str, list[int]]]]:
     """
@@ -420,10 +421,8 @@ def _first_difference(
         }
         return Cause.TYPE_MISMATCH, group_members(shapes)
 
-    for cause, show in _CALL_ASPECTS:
-        kinds = group_members({r: show(x) for r, x in fingerprints.items()})
-        if len(kinds) > 1:
-            return cause, kinds
+    if found := first_difference(fingerprints, _CALL_ASPECTS):
+        return found
     same = group_members({r: x.op for r, x in fingerprints.items()})
     return Cause.TYPE_MISMATCH, [*same, ("something else", [])]
 

@@ -29,13 +29,14 @@ from ..lines import (
     no_logs_error,
     paths_of,
 )
-from .exceptions import is_consequence
 from .framework_rules import (
     FrameworkRules,
+    Outcome,
     Phase,
     read_framework_rules,
 )
 from .model import Harmless, PhaseReport, PhaseState
+from .reader import is_consequence
 from .selection import PhaseReader
 from .timeline import (
     FailureRecord,
@@ -372,15 +373,15 @@ def _idle_finding(
     idle = report.idle_s
     if idle is None or idle < limit:
         return None
-    finding = _make_finding(
+    return _make_finding(
         f"{focus.text}: no step was made for {time_text(idle)}, while other "
         "lines were printed",
         "",
         focus.phase.remedy,
         focus.state,
         "possible",
+        cause=Cause.UNKNOWN,
     )
-    return attrs.evolve(finding, cause=Cause.UNKNOWN)
 
 
 def _name_behind(finding: Finding, behind: Mapping[int, LogLine]) -> Finding:
@@ -430,15 +431,17 @@ def _elapsed_seconds(report: PhaseReport, state: PhaseState) -> float:
     return max(elapsed, last - state.begun_at)
 
 
-def _make_finding(
+def _make_finding(  # noqa: PLR0913 all of a finding
     summary: str,
     reason: str,
     remedy: str,
     state: PhaseState,
     confidence: Confidence,
+    *,
+    cause: Cause = Cause.START_UP_STALLED,
 ) -> Finding:
     return Finding(
-        cause=Cause.START_UP_STALLED,
+        cause=cause,
         ranks=(),
         summary=f"{summary}; likely {reason}" if reason else summary,
         remedy=remedy or None,
@@ -646,41 +649,28 @@ def make_report(
     log_framework = choose_framework(merged, frameworks, framework)
     states = phase_states(merged, log_framework, frameworks)
     current, inner = current_phase(states, log_framework)
+    latest = max(timelines, key=lambda s: (s.mtime or 0.0, s.time or 0.0))
+    times = [x.time for x in timelines if x.time is not None]
     report = PhaseReport(
         framework=log_framework.name if log_framework else None,
         title=log_framework.title if log_framework else "",
         phases=states,
         current=current,
         inner=inner,
-        missing=missing,
-    )
-    report = _with_log_facts(report, timelines, now)
-    by_name = {(b.name, p.name): p for b in frameworks for p in b.phases}
-    return add_verdict(report, by_name, ending_reason(timelines))
-
-
-def _with_log_facts(
-    report: PhaseReport, timelines: Sequence[Timeline], now: float | None
-) -> PhaseReport:
-    """
-    Add what the logs show independently of phases.
-    """
-    latest = max(timelines, key=lambda s: (s.mtime or 0.0, s.time or 0.0))
-    times = [x.time for x in timelines if x.time is not None]
-    ended = _find_ending(timelines)
-    return attrs.evolve(
-        report,
         last_line=latest.last_line,
         last_time=max(times, default=None),
         silent_s=silent_seconds(timelines, now),
         idle_s=_idle_seconds(timelines),
         behind=_ranks_behind(timelines),
-        ended=ended.ending[0] if ended and ended.ending else None,
+        ended=_find_ending(timelines),
         findings=failure_findings(timelines),
         harmless=harmless_lines(timelines),
         timings={k: v for s in timelines for k, v in s.timings.items()},
         attempt=max(timeline.attempt for timeline in timelines),
+        missing=missing,
     )
+    by_name = {(b.name, p.name): p for b in frameworks for p in b.phases}
+    return add_verdict(report, by_name, ending_reason(timelines))
 
 
 def _idle_seconds(timelines: Iterable[Timeline]) -> float | None:
@@ -740,13 +730,13 @@ def _read_timelines(
     return [*reader.timelines.values()], missing
 
 
-def _find_ending(timelines: Sequence[Timeline]) -> Timeline | None:
+def _find_ending(timelines: Sequence[Timeline]) -> Outcome | None:
     """
-    Return the log that ended last, unless another one trains after it.
+    Return how the last log ended, unless another one trains after it.
     """
     ended = [timeline for timeline in timelines if timeline.ending]
     last = max(ended, key=lambda s: s.ended_at or 0.0, default=None)
-    if last is None:
+    if last is None or last.ending is None:
         return None
 
     newer = [
@@ -760,4 +750,4 @@ def _find_ending(timelines: Sequence[Timeline]) -> Timeline | None:
         and max(newer, default=0) > last.ended_at + 60
     ):
         return None
-    return last
+    return last.ending[0]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import attrs
 
@@ -27,7 +27,6 @@ from ..._rules import (
 )
 from ..._search import (
     TextIndex,
-    all_literals,
     find_each,
     make_text_index,
     required_literals,
@@ -35,6 +34,7 @@ from ..._search import (
 from ...causes import Cause
 from ...errors import RulesError
 from ...findings import Confidence
+from ..rules import LogRule, built_in_rules
 from ..signatures import read_signatures
 from ..tracebacks import TRACEBACK_HEADER
 from .progress_bars import BAR_LITERALS
@@ -58,57 +58,24 @@ def _check_name(text: object) -> str:
     return text
 
 
-class Signature(NamedTuple):
-    """
-    A rule of ``signatures.toml``, to be found within what was printed.
-
-    Attributes:
-        words: At least one of them occurs.
-
-        pattern: Matches from the beginning of what was printed.
-
-        unless: Searched for in the same text; there is no match if found.
-
-        cause: The cause.
-    """
-
-    words: tuple[str, ...]
-    pattern: re.Pattern[str]
-    unless: re.Pattern[str] | None
-    cause: Cause
-
-
-def _find_signatures(names: Iterable[str]) -> tuple[Signature, ...]:
+def _find_rules(names: Iterable[str]) -> tuple[LogRule, ...]:
+    known = {rule.name: rule for rule in built_in_rules()}
     try:
-        return tuple(_signatures()[name] for name in names)
+        return tuple(known[name] for name in names)
     except KeyError as exc:
         msg = f"no rule of signatures.toml has the name {exc}"
         raise ValueError(msg) from None
 
 
-@cache
-def _signatures() -> dict[str, Signature]:
+def _within_line(rule: LogRule) -> re.Pattern[str]:
     """
-    Return the rules of ``signatures.toml``, by name.
+    Return a pattern that matches a line from its beginning as a rule does.
     """
-    return {
-        row["name"]: Signature(
-            tuple(row["words"]),
-            _within_line(row.get("pattern") or _any_of(row["words"])),
-            re.compile(row["unless"]) if "unless" in row else None,
-            Cause(row.get("cause", Cause.UNKNOWN)),
-        )
-        for row in read_signatures()["rule"]
-    }
-
-
-def _any_of(words: Iterable[str]) -> str:
-    return f"(?i){'|'.join(map(re.escape, words))}"
-
-
-def _within_line(pattern: str) -> re.Pattern[str]:
-    body = pattern.removeprefix("(?i)")
-    flags = re.IGNORECASE if body != pattern else 0
+    if rule.pattern is None:
+        body, flags = "|".join(map(re.escape, rule.words)), re.IGNORECASE
+    else:
+        body = rule.pattern.pattern.removeprefix("(?i)")
+        flags = re.RegexFlag(rule.pattern.flags & re.IGNORECASE)
     return re.compile(rf".{{0,300}}?(?:{body})", flags)
 
 
@@ -254,9 +221,7 @@ class Failure:
     """
 
     name: str = attrs.field(converter=_check_name)
-    rules: tuple[Signature, ...] = attrs.field(
-        converter=_find_signatures, default=()
-    )
+    rules: tuple[LogRule, ...] = attrs.field(converter=_find_rules, default=())
     patterns: tuple[re.Pattern[str], ...] = _pattern_field()
     more: tuple[re.Pattern[str], ...] = _pattern_field()
     cause: Cause = attrs.field(converter=Cause)
@@ -363,6 +328,8 @@ class FrameworkRules:
                 raise ValueError(msg)
 
 
+# The arrays of tables in a file, and what each of their tables becomes.
+_TABLES = {"phase": Phase, "failure": Failure, "ending": Ending}
 _FRAMEWORKS_FOLDER = Path(__file__).with_name("frameworks")
 
 
@@ -386,19 +353,16 @@ def _load(
     path: str | os.PathLike[str], *, is_built_in: bool
 ) -> FrameworkRules:
     table, name = read_rules_file(path), os.fspath(path)
-    known = {"framework", "phase", "failure", "ending"}
-    refuse_unknown_tables(table, known, name)
+    refuse_unknown_tables(table, {"framework", *_TABLES}, name)
 
-    def items(kind: Any, key: str) -> Iterator[Any]:
-        def parse(row: Any) -> Any:
-            return kind(**check_table(kind, row, is_built_in=is_built_in))
-
-        return parse_tables(table.get(key, []), key, name, parse)
+    def make(kind: Any, row: Any) -> Any:
+        return kind(**check_table(kind, row, is_built_in=is_built_in))
 
     made: dict[str, Any] = {
-        "phases": tuple(items(Phase, "phase")),
-        "failures": tuple(items(Failure, "failure")),
-        "endings": tuple(items(Ending, "ending")),
+        f"{key}s": (
+            *parse_tables(table.get(key, []), key, name, partial(make, kind)),
+        )
+        for key, kind in _TABLES.items()
     }
     framework = table.get("framework", {})
     try:
@@ -499,31 +463,15 @@ class Rule:
     words: tuple[str, ...] = ()
     unless: re.Pattern[str] | None = None
 
-    @cached_property
-    def find(self) -> Callable[[str], re.Match[str] | None]:
+    def find(self, text: str) -> re.Match[str] | None:
         """
-        Return what matches a text; a bounded prefix only at the beginning.
+        Match a text; a bounded prefix only at the beginning.
         """
+        if self.unless and self.unless.search(text):
+            return None
         is_at_start = self.pattern.pattern.startswith(".{0,")
         match = self.pattern.match if is_at_start else self.pattern.search
-        if (unless := self.unless) is not None:
-            return lambda text: None if unless.search(text) else match(text)
-        indexed = required_literals(self.pattern)
-        needed = [x for x in all_literals(self.pattern) if {*x} != indexed]
-        if not needed:
-            return match
-
-        def find(text: str) -> re.Match[str] | None:
-            # This takes a fraction of the time of the pattern.
-            for texts in needed:
-                for literal in texts:
-                    if literal in text:
-                        break
-                else:
-                    return None
-            return match(text)
-
-        return find
+        return match(text)
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -531,9 +479,7 @@ class Rule:
         Return texts of which one stands where it matches: its words in small
         letters, which stand in any case, or as they are.
         """
-        if self.words:
-            return tuple({word.lower() for word in self.words})
-        return tuple(required_literals(self.pattern))
+        return self.words or tuple(required_literals(self.pattern))
 
     @cached_property
     def hit_key(self) -> str:
@@ -645,12 +591,12 @@ def _iterate_rules(frameworks: Iterable[FrameworkRules]) -> Iterator[Rule]:
                         pattern=pattern,
                     )
         for failure in framework.failures:
-            for signature in failure.rules:
+            for rule in failure.rules:
                 yield Rule(
                     framework=framework,
                     owner=failure,
                     kind="failure",
-                    pattern=signature.pattern,
-                    words=signature.words,
-                    unless=signature.unless,
+                    pattern=_within_line(rule),
+                    words=rule.words,
+                    unless=rule.unless,
                 )

@@ -4,7 +4,7 @@ Data model and display of detected phases: PhaseReport and PhaseState.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -281,25 +281,19 @@ class PhaseReport(Shown):
             for phase in self.phases
         ]
 
-    def _blocks_(self) -> Iterable[Block]:
+    def _blocks_(self) -> Iterator[Block]:
 
-        return report_blocks(self)
-
-
-def report_blocks(report: PhaseReport) -> Iterator[Block]:
-    """
-    Yield what to show of a report: the verdict, phases, and findings.
-    """
-    yield Entries([Entry(report.verdict)])
-    rows = [_row(phase) for phase in report.phases]
-    if rows:
-        yield Table(("phase", "state", "progress", "took"), rows, len(rows))
-    entries = [_entry(finding) for finding in report.findings]
-    yield Entries(entries, len(entries))
-    harmless = [f"harmless: {clean(x.summary)}" for x in report.harmless]
-    yield Lines(harmless, len(harmless))
-    if report.last_line:
-        yield f"last line: {clean(report.last_line.text)}"
+        yield Entries([Entry(self.verdict)])
+        rows = [_row(phase) for phase in self.phases]
+        if rows:
+            headers = ("phase", "state", "progress", "took")
+            yield Table(headers, rows, len(rows))
+        entries = [_entry(finding) for finding in self.findings]
+        yield Entries(entries, len(entries))
+        harmless = [f"harmless: {clean(x.summary)}" for x in self.harmless]
+        yield Lines(harmless, len(harmless))
+        if self.last_line:
+            yield f"last line: {clean(self.last_line.text)}"
 
 
 def _entry(finding: Finding) -> Entry:

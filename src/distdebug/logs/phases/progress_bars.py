@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -98,9 +99,7 @@ def parse_bars(text: str) -> Iterator[Progress]:
     Parse the progress bars of a line, which has no colors any more.
     """
     end = 0
-    for _, found in zip(
-        range(_MOST_IN_LINE), _TQDM_BAR.finditer(text), strict=False
-    ):
+    for found in islice(_TQDM_BAR.finditer(text), _MOST_IN_LINE):
         name = text[end : found.start()][-_LONGEST_NAME:].strip()
         end = found.end()
         times = _TQDM_TIMES.search(found["times"] or "")
@@ -201,7 +200,6 @@ def bar_series(name: str) -> tuple[str, str]:
 
 
 _MOST_UNREAD = 400
-_MOST_RUNS = 8
 _MOST_BARS = 4096
 
 
@@ -283,8 +281,10 @@ class LogClock:
     time: float | None = None
     is_exact: bool = False
     _last_timed: LogLine | None = None
-    # The lines since a time was asked for, in runs of neighbours.
-    _unread: tuple[tuple[BlockLines, int, int], ...] = ()
+    # The newest lines since a time was asked for.
+    _unread: deque[tuple[BlockLines, int]] = attrs.field(
+        factory=lambda: deque(maxlen=_MOST_UNREAD)
+    )
     _anchors: dict[tuple[object, str], tuple[float, float]] = attrs.field(
         factory=dict
     )
@@ -293,26 +293,8 @@ class LogClock:
         """
         Add the lines of a block from index *first* to before *stop*.
         """
-        *runs, last = self._unread or ((lines, first, first),)
-        if last[0] is lines and last[2] == first:
-            last = (lines, last[1], stop)
-        else:
-            runs, last = [*runs, last], (lines, first, stop)
-        self._unread = (*runs[-_MOST_RUNS:], last)
-
-    def fork(self) -> LogClock:
-        """
-        Return a clock that goes on from here without moving this one.
-        """
-        return attrs.evolve(self)
-
-    def _times_back(self) -> Iterator[float | None]:
-        """
-        Yield the time of each line since the last that was asked for, back.
-        """
-        for lines, first, stop in reversed(self._unread):
-            for index in range(stop - 1, first - 1, -1):
-                yield parse_time(lines[index], now=self.now)
+        newest = range(max(first, stop - _MOST_UNREAD), stop)
+        self._unread.extend((lines, index) for index in newest)
 
     def line_time(self, line: LogLine) -> float | None:
         """
@@ -322,14 +304,17 @@ class LogClock:
             return self.time
         self._last_timed = line
         time = parse_time(line.text, now=self.now)
-        back = islice(self._times_back(), _MOST_UNREAD)
+        back = (
+            parse_time(lines[index], now=self.now)
+            for lines, index in reversed(self._unread)
+        )
         if time is None:
             # The time may stand before the prefix of a launcher.
             time = next(back, None)
         self.is_exact = time is not None
         if time is None:
             time = next((x for x in back if x is not None), None)
-        self._unread = ()
+        self._unread.clear()
         if time is not None and (self.is_exact or time > (self.time or 0.0)):
             self.time = time
         return self.time

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import attrs
@@ -21,7 +22,8 @@ from ..lines import (
     parse_line,
     strip_log_prefix,
 )
-from .exceptions import TracebackTracker
+from ..signatures import lost_peer
+from ..tracebacks import TRACEBACK_HEADER, TracebackReader
 from .framework_rules import (
     Ending,
     Failure,
@@ -43,6 +45,154 @@ from .progress_bars import (
 from .timeline import FailureRecord, PhaseTrack, Timeline
 
 
+# Messages that follow from an error elsewhere.
+_CONSEQUENCE = re.compile(
+    r"ChildFailedError|[Ss]ee (?:the )?(?:root cause|stack trace|logs?) above"
+    r"|EngineDeadError"
+    r"|Engine core initialization failed|EngineCore failed to start"
+    r"|NCCL communicator was aborted"
+)
+# A traceback ends its log if at most this many lines follow.
+_MOST_LINES_AFTER_END = 60
+_MOST_TRACEBACK_LINES = 400
+_LONGEST_EXCEPTION = 1000
+_MOST_OPEN = 1024
+_MOST_EXCEPTIONS = 4096
+
+
+def is_consequence(text: str) -> bool:
+    """
+    Return whether an exception is only a consequence of another process's.
+    """
+    text = text[:_LONGEST_EXCEPTION]
+    return any(x.search(text) for x in (_CONSEQUENCE, lost_peer()))
+
+
+class _Raised(NamedTuple):
+    """
+    The last exception of a process, with its line number and order.
+    """
+
+    number: int
+    order: int
+    line: LogLine
+
+
+@attrs.define
+class TracebackTracker:
+    """
+    Track tracebacks in a log, and find the exception that ended the job.
+    """
+
+    # The line at which an open traceback began, and its reader, by origin.
+    _open: dict[Origin | None, tuple[int, TracebackReader]] = attrs.field(
+        factory=dict
+    )
+    _raised: dict[Origin | None, _Raised] = attrs.field(factory=dict)
+
+    @property
+    def is_open(self) -> bool:
+        """
+        Return whether a traceback has begun without its exception yet.
+        """
+        return bool(self._open)
+
+    def read(self, line: LogLine, lines: int, order: int) -> None:
+        """
+        Read a line: of an open traceback, or the header of another one.
+        """
+        since, reader = self._open.get(line.origin, (lines, None))
+        if reader is None:
+            self._drop_stale(lines)
+        else:
+            reader.read(line.text)
+            if reader.errors or lines - since > _MOST_TRACEBACK_LINES:
+                del self._open[line.origin]
+            if reader.errors:
+                raised = line._replace(text=str(reader.errors[-1]))
+                self._add(_Raised(lines, order, raised))
+        head, header, _ = line.text.partition(TRACEBACK_HEADER)
+        if header:
+            self._open.pop(line.origin, None)  # keep the oldest first
+            if len(self._open) < _MOST_OPEN:
+                self._open[line.origin] = (lines, TracebackReader(head))
+
+    def _drop_stale(self, lines: int) -> None:
+        oldest = next(iter(self._open), None)
+        if self._open and lines - self._open[oldest][0] > (
+            _MOST_TRACEBACK_LINES
+        ):
+            del self._open[oldest]
+
+    def _add(self, raised: _Raised) -> None:
+        """
+        Record the last exception of a process, unless it is a consequence.
+        """
+        origin = raised.line.origin
+        known = self._raised.pop(origin, None)
+        if (
+            known
+            and is_consequence(raised.line.text)
+            and not is_consequence(known.line.text)
+        ):
+            raised = raised._replace(line=known.line)
+        if known or len(self._raised) < _MOST_EXCEPTIONS:
+            self._raised[origin] = raised
+
+    def set_ending(self, timeline: Timeline, lines: int) -> None:
+        """
+        Set the ending and its reason, once the log is read.
+        """
+        if timeline.ending is None:
+            last = self._find_final(timeline, lines)
+            if last is None:
+                return
+            timeline.ending = ("failed", last)
+        elif timeline.ending[0] != "failed":
+            return
+        tracks = timeline.tracks.values()
+        # The job survived all exceptions before it trained last.
+        since = max(
+            (x.last_order for x in tracks if x.phase.trains), default=0
+        )
+        timeline.reason = min(
+            (x.line for x in self._raised.values() if x.order >= since),
+            key=lambda line: is_consequence(line.text),
+            default=None,
+        )
+
+    def _find_final(self, timeline: Timeline, lines: int) -> LogLine | None:
+        """
+        Return the exception of the driver, or of a rank, that ends this log.
+        """
+        of_driver = [
+            raised
+            for origin, raised in self._raised.items()
+            if origin is None or origin.pid is None
+        ]
+        if not of_driver:
+            return None
+
+        final = max(of_driver, key=lambda x: x.number)
+        orders = [
+            track.last_order
+            for track in timeline.tracks.values()
+            if not _is_reported_late(track)
+        ]
+        is_last = lines - final.number <= _MOST_LINES_AFTER_END
+        is_last &= max(orders, default=0) <= final.order
+        return final.line if is_last else None
+
+
+def _is_reported_late(track: PhaseTrack) -> bool:
+    """
+    Return whether an actor may report this end after its driver has died.
+    """
+    origin = track.line.origin if track.line else None
+    is_actor = origin is not None and origin.pid is not None
+    return is_actor and track.is_ended and not track.phase.trains
+
+
 _TABLE_ROW = re.compile(
     r" {1,8}(?P<name>\S.{0,80}?)[ .:]{2,80}(?P<seconds>\d{1,9}\.\d{1,3}) ?s\b"
 )
@@ -51,7 +201,6 @@ _NAME_LINES = (":actor_name:", ":task_name:")
 ACTOR_KINDS = frozenset({"actor", "shared_actor"})
 _LONGEST_LINE = 1 << 16
 _TABLE_LINES = 40
-_MOST_BARS = 1000
 _COUNT_GROUPS = frozenset({"done", "total", "next", "part", "of"})
 _RESTART_PERCENT = 10.0
 _LINES_WITH_FACTS = 20
@@ -75,58 +224,42 @@ class BarPhase(NamedTuple):
     side: str | None
 
 
-# So many lines of one kind that show nothing but steps of training are read;
-# of those that follow, the last one of each process.
-_MOST_STEPS = 1000
-_MOST_WAITING_STEPS = 1024
-_STEP_KINDS = frozenset({"progress", "facts"})
-_MOST_CANDIDATES = 4096
-
-
-@attrs.define(eq=False)
-class _Candidates:
+@lru_cache(maxsize=4096)
+def _find_candidates(
+    rules: RuleIndex, texts: tuple[str, ...]
+) -> tuple[Rule, ...]:
     """
-    The rules that may match lines with the same literal texts.
-
-    Attributes:
-        rules: All of them, in the order in which they are tried.
-
-        others: Those that can show more than a step of training.
-
-        lines: The number of such lines so far.
+    Return the rules that may match lines with the same literal texts.
     """
-
-    rules: tuple[Rule, ...]
-    others: tuple[Rule, ...]
-    lines: int = 0
-
-
-def _make_candidates(rules: RuleIndex, texts: Iterable[str]) -> _Candidates:
     found = dict.fromkeys(x for text in texts for x in rules.by_text[text])
     # Rules that add facts come last: they need a recorded failure.
     ordered = sorted(found, key=lambda rule: rule.kind == "more")
-    candidates = (*ordered, *rules.always)
-    others = (x for x in candidates if not _shows_steps_only(x))
-    return _Candidates(candidates, tuple(others))
+    return (*ordered, *rules.always)
 
 
-def _shows_steps_only(rule: Rule) -> bool:
-    return (
-        isinstance(rule.owner, Phase)
-        and rule.owner.trains
-        and rule.kind in _STEP_KINDS
-        and "part" not in rule.pattern.groupindex
+# A log has many states of few bars.
+@lru_cache(maxsize=1024)
+def _find_bar_phases(rules: RuleIndex, name: str) -> list[BarPhase]:
+    """
+    Return the phases that a bar with a name belongs to.
+    """
+    found = (
+        BarPhase(
+            framework,
+            phase,
+            _first_match(phase.bars, name),
+            _first_match(phase.side_bars, name),
+        )
+        for framework in rules.frameworks
+        for phase in framework.phases
     )
+    return [x for x in found if x.main or x.side]
 
 
-class _Step(NamedTuple):
-    """
-    A line that shows a step of training, to be read later.
-    """
-
-    line: LogLine
-    order: int
-    rules: tuple[Rule, ...]
+def _first_match(
+    patterns: tuple[re.Pattern[str], ...], name: str
+) -> str | None:
+    return next((p.pattern for p in patterns if p.search(name)), None)
 
 
 # Of a block with more lines that have a text of a rule, some of the first and
@@ -150,13 +283,9 @@ class LogReader:
         # Number and start of the last line of a block, which may go on.
         self.file_line: tuple[int, str] = (0, "")
         self.known_texts: set[str] = set()
-        self.bars: dict[str, list[BarPhase]] = {}  # by the name of the bar
         self.table_until = 0
         self.has_left_out = False
         self.traceback = TracebackTracker()
-        self.candidates: dict[tuple[str, ...], _Candidates] = {}
-        # By process and texts, in the order of the log.
-        self.steps: dict[tuple[Origin | None, tuple[str, ...]], _Step] = {}
 
     def read(self, block: LineBlock) -> int:
         """
@@ -171,7 +300,7 @@ class LogReader:
         texts = self._texts_by_line(block, lines)
         hits = sorted(texts)
         if len(hits) > _MOST_HITS:
-            self._note_left_out()
+            self.has_left_out = True
             hits = [*hits[:_FIRST_HITS], *hits[_FIRST_HITS - _MOST_HITS :]]
         self.block_lines = (self.lines, 0)
         index = 0
@@ -188,12 +317,6 @@ class LogReader:
         if number != self.file_line[0]:
             self.file_line = (number, lines[lines.first_state(-1)][:1000])
         return len(hits)
-
-    def _note_left_out(self) -> None:
-        if not self.has_left_out:
-            msg = "states of bars, or other short lines, were left out"
-            self.timeline.read_errors.append(ValueError(msg))
-        self.has_left_out = True
 
     def _texts_by_line(
         self, block: LineBlock, lines: BlockLines
@@ -266,68 +389,16 @@ class LogReader:
         return line._replace(origin=parse_line(strip_log_prefix(start)).origin)
 
     def _match_line(self, line: LogLine, texts: tuple[str, ...]) -> None:
-        found = self.candidates.get(texts)
-        if found is None:
-            found = _make_candidates(self.rules, texts)
-            if len(self.candidates) < _MOST_CANDIDATES:
-                self.candidates[texts] = found
-        found.lines += 1
-        if found.lines > _MOST_STEPS and self._shows_step(line, found):
-            key = (line.origin, texts)
-            self.steps.pop(key, None)
-            self.steps[key] = _Step(line, self.timeline.order, found.rules)
-            if len(self.steps) >= _MOST_WAITING_STEPS:
-                self._read_steps()
-        else:
-            self._read_steps()
-            self._match_rules(line, found.rules)
-
-    def _shows_step(self, line: LogLine, found: _Candidates) -> bool:
-        """
-        Return whether a line shows at most another step of training.
-        """
-        return (
-            self.timeline.trains
-            and line.count == 1
-            and not any(
-                self._may_apply(x) and x.find(line.text) for x in found.others
-            )
-        )
-
-    def _may_apply(self, rule: Rule) -> bool:
-        known = self.timeline.hits.get(rule.framework.name, ())
-        is_known = rule.kind == "decisive" or rule.kind in ACTOR_KINDS
-        return not (is_known and rule.hit_key in known)
-
-    def _read_steps(self) -> None:
-        """
-        Read the steps that were left for later.
-        """
-        if not self.steps:
-            return
-        order, clock = self.timeline.order, self.clock
-        self.clock = clock.fork()
-        for step in self.steps.values():
-            self.timeline.order = step.order
-            self._match_rules(step.line, step.rules)
-        self.steps.clear()
-        self.timeline.order, self.clock = order, clock
-
-    def _match_rules(self, line: LogLine, rules: Iterable[Rule]) -> None:
-        begins: dict[int, bool] = {}
-        for rule in rules:
-            if rule.kind == "decisive" and not self._may_apply(rule):
-                continue
+        hits = self.timeline.hits
+        for rule in _find_candidates(self.rules, texts):
             if rule.kind in ACTOR_KINDS:
                 self._match_actor(rule, line)
                 continue
-            found = rule.find(line.text)
-            if found is None:
+            known = hits.get(rule.framework.name, ())
+            if rule.kind == "decisive" and rule.hit_key in known:
                 continue
-            start = found.start()
-            if start not in begins:
-                begins[start] = begins_message(line.text, start)
-            if begins[start]:
+            found = rule.find(line.text)
+            if found and begins_message(line.text, found.start()):
                 self._apply(rule, found, line)
 
     def _match_actor(self, rule: Rule, line: LogLine) -> None:
@@ -376,8 +447,9 @@ class LogReader:
         timeline = self.timeline
         if not timeline.can_be_active(rule.framework, phase):
             return
-        if rule.kind == "begin" and not (phase.trains or phase.part_of):
-            timeline.restart_if_ended(time)
+        is_early = not (phase.trains or phase.part_of)
+        if timeline.ending and rule.kind == "begin" and is_early:
+            timeline.restart(time)
         track = timeline.track(rule.framework, phase)
         groups = found.groupdict()
         track.add_facts(
@@ -426,28 +498,8 @@ class LogReader:
         for bar in parse_bars(line.text):
             name = bar_name(bar.name)
             time = self.clock.bar_time(line, name, bar)
-            for bar_phase in self._phases_of(name):
+            for bar_phase in _find_bar_phases(self.rules, name):
                 self._read_bar(bar_phase, name, bar, line, time)
-
-    def _phases_of(self, name: str) -> list[BarPhase]:
-        """
-        Return the phases of a bar, cached by its name.
-        """
-        if name not in self.bars:
-            if len(self.bars) >= _MOST_BARS:
-                self.bars.clear()
-            found = (
-                BarPhase(
-                    framework,
-                    phase,
-                    _first_match(phase.bars, name),
-                    _first_match(phase.side_bars, name),
-                )
-                for framework in self.rules.frameworks
-                for phase in framework.phases
-            )
-            self.bars[name] = [x for x in found if x.main or x.side]
-        return self.bars[name]
 
     def _read_bar(
         self,
@@ -465,8 +517,9 @@ class LogReader:
         if not timeline.can_be_active(framework, phase):
             return
         is_early = not (phase.trains or phase.part_of)
-        if is_early and (bar.percent or 0.0) <= _RESTART_PERCENT:
-            timeline.restart_if_ended(time)
+        is_start = is_early and (bar.percent or 0.0) <= _RESTART_PERCENT
+        if timeline.ending and is_start:
+            timeline.restart(time)
         track = timeline.track(framework, phase)
         if not name and not track.is_same_loop(bar):
             return
@@ -540,7 +593,6 @@ class LogReader:
         if self.last is None:
             return
 
-        self._read_steps()
         timeline = self.timeline
         lines, index = self.last
         timeline.last_line = self._parse(lines, index)
@@ -548,9 +600,3 @@ class LogReader:
         timeline.time = self.clock.line_time(timeline.last_line)
         timeline.last_is_timed = self.clock.is_exact
         self.traceback.set_ending(timeline, self.lines)
-
-
-def _first_match(
-    patterns: tuple[re.Pattern[str], ...], name: str
-) -> str | None:
-    return next((p.pattern for p in patterns if p.search(name)), None)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import attrs
 
-from ..._search import SHORTEST_WORD, find_each, literals_by_length
+from ..._search import TextIndex, all_literals, make_text_index
 from ...findings import Missing
-from ..engine import Block, FilePart
+from ..engine import Block, FilePart, line_bounds
 from ..lines import LineBlock, parse_line, strip_log_prefix
 from .framework_rules import (
     Failure,
@@ -41,17 +41,6 @@ _TAIL_BYTES = 1 << 18
 # Bytes before and after a text of a relevant rule that are read with it.
 _BYTES_BEFORE, _BYTES_AFTER = 1 << 13, 1 << 15
 _LONGEST_PART = 1 << 12
-
-
-def _line_around(data: bytes, offset: int) -> str:
-    """
-    Return the line at an offset, or the part of it around that.
-    """
-    low, high = max(offset - _LONGEST_PART, 0), offset + _LONGEST_PART
-    start = max(data.rfind(b"\n", low, offset), data.rfind(b"\r", low, offset))
-    ends = (data.find(end, offset, high) for end in (b"\n", b"\r"))
-    stop = min((x for x in ends if x >= 0), default=high)
-    return data[max(start + 1, low) : stop].decode("utf-8", "replace")
 
 
 def _surroundings(
@@ -108,9 +97,7 @@ class Prefilter:
     _blocks: Counter[Rule] = attrs.field(factory=Counter)
     _tries: Counter[bytes] = attrs.field(factory=Counter)
     _by_text: dict[bytes, list[Rule]] = attrs.field(factory=dict)
-    _by_word: dict[bytes, list[bytes]] = attrs.field(factory=dict)
-    _any_case: set[bytes] = attrs.field(factory=set)
-    _short: tuple[bytes, ...] = ()
+    _texts: TextIndex = attrs.field(factory=lambda: make_text_index(()))
     _stage: tuple[int, bool] | None = None
 
     def words(self) -> AbstractSet[bytes]:
@@ -120,7 +107,7 @@ class Prefilter:
         if self.unfiltered_bytes > 0:
             return frozenset()
         self._update_texts()
-        return self._by_word.keys()
+        return self._texts.by_word.keys()
 
     def select(
         self, block: Block, start: int, stop: int
@@ -157,20 +144,16 @@ class Prefilter:
         self, block: Block, start: int, stop: int
     ) -> Iterator[tuple[int, bytes]]:
         """
-        Yield the place and the text of each hit in a piece of a block.
+        Return the place and the text of each hit in a piece of a block.
         """
         # A block may have been searched before its words were known.
-        block.search_also(self._by_word.keys())
-        for word in self._by_word.keys() & block.places.keys():
-            for at in block.places_of(word, (start, stop)).tolist():
-                for text in self._by_word[word]:
-                    if text in self._any_case or block.data.startswith(
-                        text, at
-                    ):
-                        yield at, text
-        for text in self._short:
-            for at in find_each(block.data, text, start, stop):
-                yield at, text
+        block.search_also(self._texts.by_word.keys())
+        words = (
+            (at, word)
+            for word in self._texts.by_word.keys() & block.places.keys()
+            for at in block.places_of(word, (start, stop)).tolist()
+        )
+        return self._texts.find_texts(block.data, words, start, stop)
 
     def _matching_rule(
         self, data: bytes, offset: int, text: bytes
@@ -181,7 +164,9 @@ class Prefilter:
         self._tries[text] += 1
         if self._tries[text] > _MOST_TRIES:  # look for other texts
             self._stage = None
-        line = _line_around(data, offset)
+        low, high = max(offset - _LONGEST_PART, 0), offset + _LONGEST_PART
+        start, end = line_bounds(data, offset, low, high)
+        line = data[start:end].decode("utf-8", "replace")
         plain = ""
         for rule in self._by_text[text]:
             if rule.kind in ACTOR_KINDS or rule.find(line):
@@ -201,19 +186,13 @@ class Prefilter:
         if stage == self._stage:
             return
         self._stage = stage
-        self._by_text, self._by_word = {}, {}
-        self._any_case = {text.encode() for text in self.rules.any_case}
+        self._by_text = {}
         for rule in dict.fromkeys(chain(*self.rules.by_text.values())):
             if self._is_relevant_rule(rule, is_training=is_training):
                 for text in self._texts_to_look_for(rule):
                     self._by_text.setdefault(text, []).append(rule)
-        short: list[bytes] = []
-        for text in self._by_text:
-            if len(text) < SHORTEST_WORD:
-                short.append(text)
-            else:
-                self._by_word.setdefault(text.lower(), []).append(text)
-        self._short = tuple(short)
+        any_case = {text.encode() for text in self.rules.any_case}
+        self._texts = make_text_index(self._by_text, any_case=any_case)
 
     def _texts_to_look_for(self, rule: Rule) -> list[bytes]:
         """
@@ -222,7 +201,7 @@ class Prefilter:
         if rule.words:
             found = [text.encode() for text in rule.texts]
             return [x for x in found if self._tries[x] <= _MOST_TRIES]
-        for texts in literals_by_length(rule.pattern):
+        for texts in all_literals(rule.pattern):
             found = [text.encode() for text in texts]
             if all(self._tries[text] <= _MOST_TRIES for text in found):
                 return found
@@ -302,13 +281,13 @@ class PhaseReader:
         """
         timeline = self._reader.timeline
         if error is not None:
-            self.missing += [Missing.log(self._path, error)]
+            self.missing.append(Missing.log(self._path, error))
         for block, start, stop in self._tail:
             self._read_lines(block.cut(start, stop))
         self._reader.finish()
-        self.missing += (
-            Missing.log(self._path, exc) for exc in timeline.read_errors
-        )
+        if self._reader.has_left_out:
+            reason = "states of bars, or other short lines, were left out"
+            self.missing.append(Missing.log(self._path, reason))
         if self._path:
             with suppress(OSError):
                 timeline.mtime = Path(self._path).stat().st_mtime

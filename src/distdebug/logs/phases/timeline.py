@@ -62,6 +62,13 @@ class PhaseTrack:
     last_step: tuple[float, float] | None = None
     facts: dict[str, str] = attrs.field(factory=dict)
 
+    @property
+    def has_begun(self) -> bool:
+        """
+        Return whether more than facts was seen of it.
+        """
+        return self.first_order is not None
+
     def end(self, time: float | None) -> None:
         """
         End the phase.
@@ -292,8 +299,6 @@ class Timeline:
     order: int = 0
     starts: set[tuple[object, str]] = attrs.field(factory=set)
     done_at_end: float = 0.0
-    # The errors that kept the rest of the log from being read.
-    read_errors: list[Exception] = attrs.field(factory=list)
 
     def add_hit(
         self, framework: FrameworkRules, hit_key: str, weight: float
@@ -310,8 +315,7 @@ class Timeline:
         Return whether training has begun.
         """
         return any(
-            track.phase.trains and track.first_order is not None
-            for track in self.tracks.values()
+            x.phase.trains and x.has_begun for x in self.tracks.values()
         )
 
     @property
@@ -338,7 +342,7 @@ class Timeline:
         Return whether something was seen of a phase.
         """
         track = self.tracks.get((framework.name, name))
-        return track is not None and track.first_order is not None
+        return track is not None and track.has_begun
 
     def can_be_active(self, framework: FrameworkRules, phase: Phase) -> bool:
         """
@@ -413,8 +417,7 @@ class Timeline:
         framework = rule.framework
         is_any = not framework.phases or framework.kind == "common"
         return any(
-            track.first_order is not None
-            and (track.phase.trains or track.is_ended)
+            track.has_begun and (track.phase.trains or track.is_ended)
             for (name, _), track in self.tracks.items()
             if is_any or name == framework.name
         )
@@ -431,13 +434,6 @@ class Timeline:
             self.ending = None
         if self.ending is None:
             self.done_at_end = done
-
-    def restart_if_ended(self, time: float | None) -> None:
-        """
-        Begin another attempt if an early phase begins after the end of a job.
-        """
-        if self.ending is not None:
-            self.restart(time)
 
     def restart(self, time: float | None) -> None:
         """
@@ -473,8 +469,7 @@ class MergedTimelines:
         Return the track of a phase that has begun.
         """
         track = self.tracks.get((framework.name, phase.name))
-        has_begun = track is not None and track.first_order is not None
-        return track if has_begun else None
+        return track if track and track.has_begun else None
 
     def score(self, framework: FrameworkRules) -> float:
         """
@@ -674,22 +669,13 @@ def _state(
     is_over: bool,
 ) -> PhaseState:
     phase = framework.phases[index]
-    state = PhaseState(
+    key = (framework.name, phase.name)
+    track = merged.tracks.get(key) or PhaseTrack(phase)
+    how, ended_at = _status_and_end(merged, framework, index, track)
+    return PhaseState(
         name=phase.name,
         title=phase.title,
         framework=framework.name,
-        what=phase.what,
-        typical_s=phase.typical_s,
-        trains=phase.trains,
-        part_of=phase.part_of,
-    )
-    track = merged.tracks.get((framework.name, phase.name))
-    if track is None:
-        return state
-
-    how, ended_at = _status_and_end(merged, framework, index, track)
-    return attrs.evolve(
-        state,
         state="done" if is_over and how == "begun" else how,
         begun_at=track.begun_at,
         ended_at=ended_at,
@@ -699,6 +685,10 @@ def _state(
         of=None if track.of is None else int(track.of),
         facts=dict(track.facts),
         line=track.line,
+        what=phase.what,
+        typical_s=phase.typical_s,
+        trains=phase.trains,
+        part_of=phase.part_of,
     )
 
 
@@ -708,7 +698,7 @@ def _status_and_end(
     index: int,
     track: PhaseTrack,
 ) -> tuple[PhaseStatus, float | None]:
-    if track.first_order is None:
+    if not track.has_begun:
         return "not begun", None
     if track.is_ended:
         return "done", track.ended_at
