@@ -44,6 +44,8 @@ class RankEnd:
 
         at_s: When, on the monotonic clock.
 
+        printed: How many bytes the rank had printed by then.
+
         summary: The exception, or how the process died.
 
         traceback: The traceback of the exception.
@@ -51,6 +53,7 @@ class RankEnd:
 
     kind: Literal["returned", "raised", "skip", "xfail", "died"]
     at_s: float
+    printed: int
     summary: str = ""
     traceback: str = ""
 
@@ -115,31 +118,43 @@ class LocalRanks:
                 on all ranks.
         """
         self._wait(self._has_started, _START_S)
-        self._wait(self._has_returned, timeout_s)
-        if self._has_returned():
+        self._wait(self._has_ended, timeout_s)
+        if not self.failed and self._has_ended():
             self._release()
             self._wait(lambda: False, _EXIT_S)
-        if self.failed:
-            self._wait(lambda: False, _CONSEQUENCES_S)
+        deadline = time.monotonic() + _CONSEQUENCES_S
+        while self.failed and self._may_fail and time.monotonic() < deadline:
+            self._look()
 
     def _has_started(self) -> bool:
         marks = map("{}.started".format, range(len(self.processes)))
         return all((self.folder / mark).exists() for mark in marks)
 
-    def _has_returned(self) -> bool:
-        return len(self.ends) == len(self.processes) and not self.failed
+    def _has_ended(self) -> bool:
+        return len(self.ends) == len(self.processes)
+
+    @property
+    def _may_fail(self) -> bool:
+        """
+        Return whether a process still runs that does not wait for the others.
+        """
+        waiting = {i for i, end in self.ends.items() if end.kind != "raised"}
+        return bool(self.running.keys() - waiting)
 
     def _wait(self, is_over: Callable[[], bool], most_s: float) -> None:
         """
-        Wait for a condition, for the end of all ranks, or for a new failure.
+        Wait for a condition, for a failure, or for the end of all processes.
         """
-        deadline, failed = time.monotonic() + most_s, self.failed
-        while time.monotonic() < deadline and self.running and not is_over():
-            for rank in self.running:
-                self._look_at(rank)
-            if self.failed and not failed:
+        deadline = time.monotonic() + most_s
+        while self.running and not self.failed and not is_over():
+            if time.monotonic() > deadline:
                 return
-            time.sleep(_POLL_S)
+            self._look()
+
+    def _look(self) -> None:
+        time.sleep(_POLL_S)
+        for rank in self.running:
+            self._look_at(rank)
 
     def _look_at(self, rank: int) -> None:
         process = self.processes[rank]
@@ -154,20 +169,21 @@ class LocalRanks:
         kill_group(process)  # also what the rank has left
         status, end = process.wait(), self.ends.get(rank)
         if end is None or (status and not end.is_failure):
-            self.ends[rank] = _death(status, has_reported=end is not None)
+            printed = self.log(rank).stat().st_size
+            self.ends[rank] = _death(status, printed, is_late=end is not None)
 
 
 def _read_end(path: Path) -> RankEnd:
     return RankEnd(**json.loads(read_ordinary(path, _MAX_REPORT_BYTES)))
 
 
-def _death(status: int, *, has_reported: bool) -> RankEnd:
+def _death(status: int, printed: int, *, is_late: bool) -> RankEnd:
     how = f"the process ended with exit status {status}"
     if status < 0:
         with suppress(ValueError):
             how = f"the process was killed by {signal.Signals(-status).name}"
-    when = ", after the test function had returned" if has_reported else ""
-    return RankEnd("died", time.monotonic(), how + when)
+    when = ", after the test function had returned" if is_late else ""
+    return RankEnd("died", time.monotonic(), printed, how + when)
 
 
 @contextmanager
@@ -194,8 +210,11 @@ def local_ranks(call: bytes, count: int, folder: Path) -> Iterator[LocalRanks]:
     with gate, latch:
         try:
             environ = _environment(count)
-            for rank in range(count):
-                processes.append(_start(ranks, rank, gate.fileno(), environ))
+            # One by one: if one cannot be started, those before it are ended.
+            processes.extend(
+                _start(ranks, rank, gate.fileno(), environ)
+                for rank in range(count)
+            )
             yield ranks
         finally:
             with uninterrupted():

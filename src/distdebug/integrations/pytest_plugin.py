@@ -10,11 +10,15 @@ Every session of *pytest* loads this module, so it imports little::
 from __future__ import annotations
 
 import inspect
+import io
+import marshal
 import shutil
 
+from collections import ChainMap
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import CodeType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -22,12 +26,14 @@ import pytest
 if TYPE_CHECKING:
     from .local_ranks import LocalRanks
 
+
 _MARKER = (
     "ranks(count, timeout_s=60): run the test function on this many local "
     "ranks, each a process with a Gloo process group, for at most timeout_s "
     "seconds; a hang is diagnosed"
 )
-_MAX_LOG_BYTES = 1 << 16
+_MAX_OUTPUT_BYTES = 1 << 16
+_TEMPORARY = "tmp_path_factory"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,6 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     Declare the marker.
     """
     config.addinivalue_line("markers", _MARKER)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """
+    Have a marked test ask for folders.
+    """
+    if isinstance(item, pytest.Function) and item.get_closest_marker("ranks"):
+        item.fixturenames.append(_TEMPORARY)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,21 +65,26 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     count, timeout_s = _marker_arguments(*marker.args, **marker.kwargs)
     call = _pickle_call(pyfuncitem)
-    factory: pytest.TempPathFactory = pyfuncitem.config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001
-    folder = factory.mktemp("ranks")
-    with local_ranks(call, count, folder) as ranks:
-        ranks.wait(timeout_s)
-        for rank in range(count):
-            _add_output(pyfuncitem, rank, ranks.log(rank))
-        _check(ranks, timeout_s)
-    shutil.rmtree(folder, ignore_errors=True)
+    temporary: Any = pyfuncitem.funcargs[_TEMPORARY]
+    folder = temporary.mktemp("ranks")
+    failure = ""
+    try:
+        with local_ranks(call, count, folder) as ranks:
+            ranks.wait(timeout_s)
+            _add_output(pyfuncitem, ranks)
+            failure = _failure(ranks, timeout_s)
+    finally:
+        # pytest keeps the folders of its last runs; this one is the evidence.
+        if not failure:
+            shutil.rmtree(folder, ignore_errors=True)
+    _conclude(failure, ranks)
     return True
 
 
 def _marker_arguments(
     count: int, timeout_s: float = 60.0
 ) -> tuple[int, float]:
-    if not isinstance(count, int) or count < 1 or not timeout_s > 0:
+    if count < 1 or timeout_s <= 0:
         msg = f"ranks({count!r}, timeout_s={timeout_s!r}): both are numbers above 0"
         raise pytest.UsageError(msg)
 
@@ -102,11 +121,29 @@ def _is_conftest(plugin: object) -> bool:
     return Path(path).name == "conftest.py"
 
 
-def _pickle(value: object, what: str) -> bytes:
+def _dumps(value: object) -> bytes:
+    """
+    Pickle a value by *cloudpickle*, and keep the file names of its code.
+    """
     import cloudpickle
 
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table: ClassVar = ChainMap(
+            {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+        )
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _reduce_code(code: CodeType) -> tuple[object, tuple[bytes]]:
+    return marshal.loads, (marshal.dumps(code),)
+
+
+def _pickle(value: object, what: str) -> bytes:
     try:
-        pickled: bytes = cloudpickle.dumps(value)
+        pickled = _dumps(value)
     except Exception as exc:  # noqa: BLE001 any object may be part of it
         reason = f"{type(exc).__name__}: {exc}"
     else:
@@ -119,28 +156,42 @@ def _pickle(value: object, what: str) -> bytes:
     pytest.fail(msg, pytrace=False)
 
 
-def _add_output(item: pytest.Item, rank: int, log: Path) -> None:
-    text = log.read_bytes()[-_MAX_LOG_BYTES:].decode("utf-8", "replace")
-    if text:
-        item.add_report_section("call", f"rank {rank}", text)
+def _add_output(item: pytest.Item, ranks: LocalRanks) -> None:
+    for rank in range(len(ranks.processes)):
+        output, end = ranks.log(rank).read_bytes(), ranks.ends.get(rank)
+        if end is not None:
+            output = output[: end.printed]
+        if output:
+            text = output[-_MAX_OUTPUT_BYTES:].decode("utf-8", "replace")
+            item.add_report_section("call", f"rank {rank}", text)
 
 
-def _check(ranks: LocalRanks, timeout_s: float) -> None:
+def _failure(ranks: LocalRanks, timeout_s: float) -> str:
     """
-    Fail or skip the test as its ranks did.
+    Return why the test failed; empty if it did not.
     """
     from .rank_failures import describe_failure, describe_hang
 
     if ranks.failed:
-        pytest.fail(describe_failure(ranks), pytrace=False)
+        return describe_failure(ranks)
     if ranks.running:
-        pytest.fail(describe_hang(ranks, timeout_s), pytrace=False)
+        return describe_hang(ranks, timeout_s)
     kinds = {end.kind for end in ranks.ends.values()}
-    if len(kinds) > 1:
-        each = (f"rank {i}: {ranks.ends[i].kind}" for i in sorted(ranks.ends))
-        msg = f"the test ended differently on its ranks: {', '.join(each)}"
-        pytest.fail(msg, pytrace=False)
-    if kinds == {"skip"}:
-        pytest.skip(ranks.ends[0].summary)
-    if kinds == {"xfail"}:
-        pytest.xfail(ranks.ends[0].summary)
+    if len(kinds) == 1:
+        return ""
+
+    each = (f"rank {rank}: {end.kind}" for rank, end in ranks.ends.items())
+    return f"the ranks ended differently: {', '.join(sorted(each))}"
+
+
+def _conclude(failure: str, ranks: LocalRanks) -> None:
+    """
+    Fail or skip the test as its ranks did.
+    """
+    if failure:
+        pytest.fail(failure, pytrace=False)
+    end = ranks.ends[0]
+    if end.kind == "skip":
+        pytest.skip(end.summary)
+    if end.kind == "xfail":
+        pytest.xfail(end.summary)

@@ -4,6 +4,8 @@ Describe why a test failed on its ranks: a hang, an exception, or a death.
 
 from __future__ import annotations
 
+import re
+
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +13,7 @@ from contextlib import suppress
 from .._text import clean, time_text
 from ..diagnosis import diagnose
 from ..errors import DistdebugError
+from ..flight_recorder import request_dumps
 from ..ranks import ranks_text
 from ..snapshots import snapshot
 from ..stacks import merge_stacks, read_stacks
@@ -18,6 +21,8 @@ from .local_ranks import LocalRanks
 
 
 _SNAPSHOT_S = 40.0
+_DUMP_S = 5.0
+_NUMBER = re.compile(r"\d+")
 
 
 def describe_hang(ranks: LocalRanks, timeout_s: float) -> str:
@@ -35,14 +40,9 @@ def describe_hang(ranks: LocalRanks, timeout_s: float) -> str:
         logs=map(ranks.log, pids),
         timeout_s=_SNAPSHOT_S,
     )
-    done = [rank for rank, end in ranks.ends.items() if not end.is_failure]
-    parts = [
-        f"the ranks hang: the test has run for {time_text(timeout_s)}",
-        f"{ranks_text(done)}: the test function has returned" if done else "",
-        str(taken),
-        str(merge_stacks(read_stacks(taken.folder))),
-    ]
-    return "\n\n".join(filter(None, parts))
+    tree = merge_stacks(read_stacks(taken.folder))
+    limit = f"the time limit of {time_text(timeout_s)} is over"
+    return f"{taken}\n\nstacks:\n{tree}\n\n{limit}"
 
 
 def describe_failure(ranks: LocalRanks) -> str:
@@ -54,6 +54,8 @@ def describe_failure(ranks: LocalRanks) -> str:
 
 
 def _failure_parts(ranks: LocalRanks) -> Iterator[str]:
+    with suppress(DistdebugError):
+        request_dumps(ranks.folder / "dumps", timeout_s=_DUMP_S)
     first, *_ = ranks.failed
     end = ranks.ends[first]
     yield f"rank {first}: {end.summary}"
@@ -63,8 +65,8 @@ def _failure_parts(ranks: LocalRanks) -> Iterator[str]:
         yield str(diagnose(ranks.folder / "dumps", ranks.folder / "logs"))
     alike = defaultdict(list)
     for rank in ranks.failed[1:]:
-        alike[ranks.ends[rank].summary].append(rank)
-    for summary, members in alike.items():
-        yield f"then {ranks_text(members)}: {clean(summary)}"
-    if ranks.running:
-        yield f"still running after that: {ranks_text(ranks.running)}"
+        # Alike but for the addresses of peers.
+        alike[_NUMBER.sub("N", ranks.ends[rank].summary)].append(rank)
+    for members in alike.values():
+        summary = clean(ranks.ends[members[0]].summary)
+        yield f"then {ranks_text(members)}: {summary}"

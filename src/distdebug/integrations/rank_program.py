@@ -7,7 +7,9 @@ rank in the environment, and removes what it leaves.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import inspect
 import json
 import os
 import pickle
@@ -26,7 +28,7 @@ from distdebug._io import write_whole
 _PR_SET_PDEATHSIG = 1
 
 
-def main(parent: str, folder: str, all_returned: str) -> None:
+def main(parent: str, folder: str, gate: str) -> None:
     """
     Run the rank; an exception of the function ends the process, as usual.
 
@@ -35,8 +37,8 @@ def main(parent: str, folder: str, all_returned: str) -> None:
 
         folder: The folder of the run.
 
-        all_returned: The descriptor of a pipe, which is closed when the
-            function has returned on all ranks.
+        gate: The descriptor of a pipe that is closed when the function has
+            returned on all ranks.
     """
     _end_with(int(parent))
 
@@ -53,19 +55,33 @@ def main(parent: str, folder: str, all_returned: str) -> None:
     # It was pickled by the process that started us, in a folder of its own.
     function, arguments = pickle.loads(run.joinpath("call").read_bytes())  # noqa: S301
     run.joinpath(f"{rank}.started").touch()
+    log = run / "logs" / f"rank_{rank}.log"
     try:
-        function(**arguments)
+        result = function(**arguments)
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
     except BaseException as exc:
-        report, kind = _describe(exc)
-        _write(run / f"{rank}.end", report)
-        if kind == "raised":
+        end = _describe(exc, function)
+        _write(run / f"{rank}.end", end, log)
+        if end["kind"] == "raised":
             raise
     else:
-        _write(run / f"{rank}.end", {"kind": "returned"})
-    # A rank that leaves early would end the calls of those that still work.
-    os.read(int(all_returned), 1)
+        _write(run / f"{rank}.end", {"kind": "returned"}, log)
+    wait_for_other_ranks(int(gate))
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def wait_for_other_ranks(gate: int) -> None:
+    """
+    Wait until the function has returned on all ranks.
+
+    A rank that left now would end the calls of those that still work.
+
+    Args:
+        gate: The descriptor of a pipe, which is closed then.
+    """
+    os.read(gate, 1)
 
 
 def _end_with(parent: int) -> None:
@@ -77,31 +93,29 @@ def _end_with(parent: int) -> None:
         sys.exit("the process that started this rank has ended")
 
 
-def _describe(exc: BaseException) -> tuple[dict[str, Any], str]:
+def _describe(exc: BaseException, function: Any) -> dict[str, Any]:
     """
-    Describe an exception as *pytest* does, and say what it means to it.
+    Describe an exception as *pytest* does, and what it means for the test.
     """
     import pytest
 
+    code = getattr(inspect.unwrap(function), "__code__", None)
     info = pytest.ExceptionInfo.from_exception(exc)
-    kind = (
-        "skip"
-        if isinstance(exc, pytest.skip.Exception)
-        else "xfail"
-        if isinstance(exc, pytest.xfail.Exception)
-        else "raised"
-    )
-    frames = info.traceback.filter(lambda x: Path(x.path) != Path(__file__))
-    text = info.getrepr(tbfilter=lambda _: frames or info.traceback)
+    shown = info.traceback.cut(path=getattr(code, "co_filename", None))
+    text = str(info.getrepr(tbfilter=lambda _: shown))
+    kinds = {"skip": pytest.skip.Exception, "xfail": pytest.xfail.Exception}
+    names = [name for name, kind in kinds.items() if isinstance(exc, kind)]
     return {
-        "kind": kind,
-        "summary": getattr(exc, "msg", None) or info.exconly(),
-        "traceback": str(text),
-    }, kind
+        "kind": next(iter(names), "raised"),
+        "summary": str(exc) if names else info.exconly(),
+        # It has lost the indentation of its first line.
+        "traceback": text if text.startswith(">") else f"    {text}",
+    }
 
 
-def _write(path: Path, report: dict[str, Any]) -> None:
-    data = {**report, "at_s": time.monotonic()}
+def _write(path: Path, end: dict[str, Any], log: Path) -> None:
+    # What follows in the log is said by the end itself.
+    data = {**end, "at_s": time.monotonic(), "printed": log.stat().st_size}
     write_whole(path, json.dumps(data).encode())
 
 
