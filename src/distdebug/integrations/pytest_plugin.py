@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import io
 import marshal
+import re
 import shutil
 
 from collections import ChainMap
@@ -28,12 +29,24 @@ if TYPE_CHECKING:
 
 
 _MARKER = (
-    "ranks(count, timeout_s=60): run the test function on this many local "
-    "ranks, each a process with a Gloo process group, for at most timeout_s "
-    "seconds; a hang is diagnosed"
+    "ranks(count, timeout_s=60, schedule=False): run the test function on this "
+    "many local ranks, each a process with a Gloo process group, for at most "
+    "timeout_s seconds; a hang is diagnosed; with a schedule, the collectives "
+    "must be those in the file kept beside the test"
 )
 _MAX_OUTPUT_BYTES = 1 << 16
 _TEMPORARY = "tmp_path_factory"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """
+    Declare the option that writes schedules.
+    """
+    parser.getgroup("distdebug").addoption(
+        "--update-schedules",
+        action="store_true",
+        help="write the kept schedules of collectives instead of comparing",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,16 +76,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     # Imported here, so that sessions without such tests do not load them.
     from .local_ranks import local_ranks
 
-    count, timeout_s = _marker_arguments(*marker.args, **marker.kwargs)
+    options = _Options(*marker.args, **marker.kwargs)
     call = _pickle_call(pyfuncitem)
     temporary: Any = pyfuncitem.funcargs[_TEMPORARY]
     folder = temporary.mktemp("ranks")
     failure = ""
     try:
-        with local_ranks(call, count, folder) as ranks:
-            ranks.wait(timeout_s)
+        with local_ranks(call, options.count, folder) as ranks:
+            ranks.wait(options.timeout_s)
             _add_output(pyfuncitem, ranks)
-            failure = _failure(ranks, timeout_s)
+            failure = _failure(pyfuncitem, ranks, options)
     finally:
         # pytest keeps the folders of its last runs; this one is the evidence.
         if not failure:
@@ -81,14 +94,35 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def _marker_arguments(
-    count: int, timeout_s: float = 60.0
-) -> tuple[int, float]:
-    if count < 1 or timeout_s <= 0:
-        msg = f"ranks({count!r}, timeout_s={timeout_s!r}): both are numbers above 0"
-        raise pytest.UsageError(msg)
+class _Options:
+    """
+    The arguments of the marker.
+    """
 
-    return count, timeout_s
+    def __init__(
+        self,
+        count: int,
+        timeout_s: float = 60.0,
+        *,
+        schedule: bool | str = False,
+    ) -> None:
+        if count < 1 or timeout_s <= 0:
+            msg = f"ranks({count!r}, timeout_s={timeout_s!r}): both are numbers above 0"
+            raise pytest.UsageError(msg)
+
+        self.count, self.timeout_s = count, timeout_s
+        self.schedule = schedule
+
+    def schedule_file(self, item: pytest.Item) -> Path:
+        """
+        Return the file of the schedule: as named, or by the name of the test.
+        """
+        name = self.schedule
+        if not isinstance(name, str):
+            test = item.nodeid.partition("::")[2]
+            safe = re.sub(r"[^\w.-]+", "-", test).strip("-")
+            name = f"schedules/{item.path.stem}-{safe}.txt"
+        return item.path.parent / name
 
 
 def _pickle_call(item: pytest.Function) -> bytes:
@@ -166,17 +200,23 @@ def _add_output(item: pytest.Item, ranks: LocalRanks) -> None:
             item.add_report_section("call", f"rank {rank}", text)
 
 
-def _failure(ranks: LocalRanks, timeout_s: float) -> str:
+def _failure(
+    item: pytest.Function, ranks: LocalRanks, options: _Options
+) -> str:
     """
     Return why the test failed; empty if it did not.
     """
-    from .rank_failures import describe_failure, describe_hang
+    from .rank_failures import check_schedule, describe_failure, describe_hang
 
     if ranks.failed:
         return describe_failure(ranks)
     if ranks.running:
-        return describe_hang(ranks, timeout_s)
+        return describe_hang(ranks, options.timeout_s)
     kinds = {end.kind for end in ranks.ends.values()}
+    if kinds == {"returned"} and options.schedule:
+        update: bool = item.config.getoption("--update-schedules")
+        file = options.schedule_file(item)
+        return check_schedule(ranks, file, update=update)
     if len(kinds) == 1:
         return ""
 

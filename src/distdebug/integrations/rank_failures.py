@@ -9,11 +9,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
+from .._io import output_to, write_whole
 from .._text import clean, time_text
 from ..diagnosis import diagnose
-from ..errors import DistdebugError
-from ..flight_recorder import request_dumps
+from ..errors import DistdebugError, ScheduleError
+from ..flight_recorder import (
+    Schedule,
+    analyze_dumps,
+    compare_schedules,
+    make_schedule,
+    read_dumps,
+    read_schedule,
+    request_dumps,
+)
 from ..ranks import ranks_text
 from ..snapshots import snapshot
 from ..stacks import merge_stacks, read_stacks
@@ -70,3 +80,43 @@ def _failure_parts(ranks: LocalRanks) -> Iterator[str]:
     for members in alike.values():
         summary = clean(ranks.ends[members[0]].summary)
         yield f"then {ranks_text(members)}: {summary}"
+
+
+def check_schedule(ranks: LocalRanks, kept: Path, *, update: bool) -> str:
+    """
+    Compare what the ranks called with each other, and with a kept schedule.
+
+    Args:
+        kept: The file of the schedule.
+
+        update: Whether to write the file instead.
+
+    Returns:
+        The differences; empty if there are none.
+    """
+    try:
+        dumps = read_dumps(ranks.folder / "dumps")
+        analysis = analyze_dumps(dumps).to_diagnosis()
+        if not analysis.is_healthy:
+            return f"the ranks diverge: {analysis}"
+        schedule = make_schedule(dumps)
+        if update:
+            _write_schedule(kept, schedule)
+            return ""
+        differences = compare_schedules(read_schedule(kept), schedule)
+    except ScheduleError as exc:
+        differences = (str(exc),)
+    except DistdebugError as exc:
+        return f"no schedule can be made: {exc}\nTry: {exc.remedy}"
+    if not differences:
+        return ""
+
+    heading = f"the collectives differ from {kept}"
+    remedy = "Try: pytest --update-schedules, if this is intended"
+    return "\n".join([heading, *differences, remedy])
+
+
+def _write_schedule(path: Path, schedule: Schedule) -> None:
+    with output_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, str(schedule).encode())

@@ -17,12 +17,14 @@ import signal
 import sys
 import time
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import distdebug
 
 from distdebug._io import write_whole
+from distdebug.errors import NotRecordingError
 
 
 _PR_SET_PDEATHSIG = 1
@@ -66,6 +68,8 @@ def main(parent: str, folder: str, gate: str) -> None:
         if end["kind"] == "raised":
             raise
     else:
+        with suppress(NotRecordingError):  # a schedule is made from it
+            distdebug.dump_flight_recorder()
         _write(run / f"{rank}.end", {"kind": "returned"}, log)
     wait_for_other_ranks(int(gate))
     if distributed.is_initialized():
