@@ -126,6 +126,35 @@ def test_here():
     assert "RANK" not in os.environ
 """
 
+SCHEDULED = """
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+@pytest.mark.ranks(2, schedule=True)
+@pytest.mark.parametrize("size", [4])
+def test_steps(size):
+    for _ in range(3):
+        dist.all_reduce(torch.ones(size))
+    if "MORE" in os.environ:
+        dist.broadcast(torch.ones(2), 0)  # here
+    dist.barrier()
+
+
+@pytest.mark.ranks(2, schedule="kept.txt")
+def test_dtypes():
+    is_odd = dist.get_rank() and "MORE" in os.environ
+    dtype = torch.int32 if is_odd else torch.float32
+    dist.all_reduce(torch.ones(4, dtype=dtype))
+
+
+@pytest.mark.ranks(2, schedule=True)
+def test_no_calls(): ...
+"""
+
 CONFTEST = """
 import pytest
 
@@ -269,6 +298,31 @@ def test_ranks_that_pass(tmp_path):
     assert "2 passed, 1 skipped" in output
     assert "not today" in output
     assert [] == [*tmp_path.joinpath("kept").glob("ranks*")]
+
+
+def test_a_schedule_is_kept(tmp_path, monkeypatch):
+    """
+    What a change does to the collectives fails the test, at its line.
+    """
+    tmp_path.joinpath("test_it.py").write_text(SCHEDULED)
+
+    written = run(tmp_path, "--update-schedules")
+    kept = (tmp_path / "schedules" / "test_it-test_steps-4.txt").read_text()
+    monkeypatch.setenv("MORE", "1")
+    changed = run(tmp_path)
+
+    assert "3 passed" in written
+    assert (
+        "ranks 0-1\n  3 x gloo:all_reduce of 'default_pg': [4] Float @" in kept
+    )
+    assert "2 failed, 1 passed" in changed
+    place = f"test_it.py:{line_of(SCHEDULED, '# here')}"
+    assert (
+        "ranks 0-1: call 4 is new: gloo:broadcast of 'default_pg'" in changed
+    )
+    assert place in changed
+    assert "the ranks diverge: " in changed
+    assert "dtype_mismatch" in changed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
