@@ -155,6 +155,13 @@ def test_dtypes():
 def test_no_calls(): ...
 """
 
+# pytest does so with the modules of each plugin that is installed.
+REWRITTEN = """
+import pytest
+
+pytest.register_assert_rewrite("distdebug")
+"""
+
 CONFTEST = """
 import pytest
 
@@ -207,6 +214,7 @@ def failures(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("hangs")
     folder.joinpath("test_hangs.py").write_text(HANGS)
+    folder.joinpath("conftest.py").write_text(REWRITTEN)
     output = run(folder, "-n2", "--junitxml=out.xml", "--basetemp=kept")
     file = folder / "out.xml"
     assert file.exists(), output
