@@ -32,7 +32,9 @@ def test_the_marker_is_declared(pytester):
     """
     result = run(pytester, "", "--markers")
 
-    result.stdout.fnmatch_lines(["@pytest.mark.ranks(count, timeout_s=60): *"])
+    result.stdout.fnmatch_lines(
+        ["@pytest.mark.ranks(count, timeout_s=60, schedule=False): *"]
+    )
 
 
 @pytest.mark.parametrize(
