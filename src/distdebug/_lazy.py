@@ -90,13 +90,19 @@ def _homes(package: str) -> dict[str, str]:
     Return the module of each name, as the source of *package* imports it.
     """
     # A loader of files or of zip archives; both know the source.
-    loader: Any = sys.modules[package].__loader__
+    module: Any = sys.modules[package]
+    loader = module.__loader__
+    if not hasattr(loader, "get_source"):
+        # pytest loads the modules of its plugins by a loader that does not.
+        from importlib.machinery import SourceFileLoader
+
+        loader = SourceFileLoader(package, module.__file__)
     # Long lines are wrapped in parentheses.
     words = loader.get_source(package).replace("(", " ").split()
     return {
-        name: module
-        for module, verb, name, again in zip(
+        name: home
+        for home, verb, name, again in zip(
             words, words[1:], words[2:], words[3:], strict=False
         )
-        if module[0] == "." and verb == "import" and again == "as"
+        if home[0] == "." and verb == "import" and again == "as"
     }

@@ -142,14 +142,14 @@ def run_child(  # noqa: PLR0913 each can be left out
         try:
             if cpu_s is not None:
                 _limit_resources(process.pid, cpu_s)
-            with stoppable(partial(_kill_group, process)):
+            with stoppable(partial(kill_group, process)):
                 has_ended = reader.read(time.monotonic() + timeout_s, stop)
                 if grace_s and not has_ended:
-                    _kill_group(process, signal.SIGTERM)
+                    kill_group(process, signal.SIGTERM)
                     reader.read(time.monotonic() + grace_s)
         finally:
             if kill_rest or not has_ended:
-                _kill_group(process)
+                kill_group(process)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_REAP_S)
 
@@ -236,6 +236,22 @@ def stoppable(stop: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
+def uninterrupted() -> Iterator[None]:
+    """
+    Ignore another Ctrl-C while the block cleans up.
+    """
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # only the main thread is interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+
+
+@contextmanager
 def _stdin_file(data: bytes | None) -> Iterator[IO[bytes] | int]:
     """
     Yield the standard input of a command.
@@ -287,7 +303,7 @@ class _OutputReader(ExitStack):
             )
 
         while not is_over():
-            has_ended = _has_ended(self._pid)
+            has_ended = child_has_ended(self._pid)
             while self._read_once(0.0 if has_ended else _POLL_S):
                 if is_over():
                     return has_ended
@@ -313,7 +329,10 @@ class _OutputReader(ExitStack):
         return bool(ready)
 
 
-def _has_ended(pid: int) -> bool:
+def child_has_ended(pid: int) -> bool:
+    """
+    Return whether a child has ended; it is not reaped.
+    """
     # WNOWAIT: until it is reaped, its process group ID is not reused.
     try:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -322,9 +341,12 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def _kill_group(
+def kill_group(
     process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGKILL
 ) -> None:
+    """
+    Send a signal to the process group that a child leads, unless it is reaped.
+    """
     if process.returncode is None:
         with suppress(OSError):
             os.killpg(process.pid, signum)

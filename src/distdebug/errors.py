@@ -20,6 +20,7 @@ Exceptions that *distdebug* raises on purpose.
     ├── NodesError (RuntimeError)
     ├── LogError (ValueError)
     │   └── NoLogsError (FileNotFoundError)
+    ├── ScheduleError (ValueError)
     ├── RulesError (ValueError)
     ├── NsightError (ValueError)
     ├── ConfigError (ValueError)
@@ -56,6 +57,7 @@ __all__ = [
     "RankSyntaxError",
     "RecorderError",
     "RulesError",
+    "ScheduleError",
     "TooLateError",
 ]
 
@@ -216,6 +218,12 @@ class LogError(DistdebugError, ValueError):
 class NoLogsError(LogError, FileNotFoundError):
     """
     A path holds no log, or no Ray session.
+    """
+
+
+class ScheduleError(DistdebugError, ValueError):
+    """
+    A file is not a schedule of collectives.
     """
 
 

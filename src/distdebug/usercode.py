@@ -57,8 +57,8 @@ _LIBRARY_FILE = re.compile(
     r"|(^|/)lib/(python|pypy)\d[\d.]*t?/|(^|/)s?bin/[^/.]+$|\.(so|pyx|pxi)\b"
     r"|(^|/)torch/(_\w+|autograd|cuda|distributed|jit|multiprocessing|nn|optim"
     r"|utils)/|(^|/)torch/\w+\.py$"
-    r"|(^|/)distdebug/(_\w+\.py$|(capture|debugger|flight_recorder|stacks"
-    r"|watching)/)"
+    r"|(^|/)distdebug/(_\w+\.py$|(capture|debugger|flight_recorder"
+    r"|integrations|stacks|watching)/)"
     rf"|^({_LIBRARIES})/"
 )
 _NATIVE_FILE = re.compile(

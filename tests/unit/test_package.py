@@ -228,6 +228,17 @@ class TestVersion:
         assert "unknown" == distdebug.__version__
 
 
+def test_names_are_found_without_the_source_of_a_loader(monkeypatch):
+    """
+    The loader by which pytest rewrites the modules of plugins has none.
+    """
+    from distdebug import _lazy, stacks
+
+    monkeypatch.setattr(stacks, "__loader__", object())
+
+    assert ".parse" == _lazy._homes("distdebug.stacks")["read_stacks"]
+
+
 class TestDocumentation:
     @pytest.fixture(autouse=True)
     def checkout(self):

@@ -45,6 +45,8 @@ KNOWN = {
     ("debugger/inside/frames.py", "eval"),
     # The caller's own function, whose digest came by another way.
     ("nodes/child.py", "pickle.loads"),
+    # What the process of pytest that started it has pickled for it.
+    ("integrations/rank_program.py", "pickle.loads"),
     # What we dumped a moment ago, and nobody else.
     ("flight_recorder/reading/extract.py", "marshal.loads"),
 }

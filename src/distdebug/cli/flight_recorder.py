@@ -16,7 +16,7 @@ from pathlib import Path
 import distdebug
 
 from .. import debugger, flight_recorder
-from .._io import matching
+from .._io import matching, output_to, write_whole
 from .._text import clean
 from ..errors import DistdebugError
 from .command import (
@@ -377,6 +377,44 @@ def timeline(args: Namespace) -> int:
             tell=tell,
         )
     return report(args, drawn, is_fine=True)
+
+
+@command(
+    "schedule",
+    "write the collectives of each rank as text to keep, or compare them",
+    EVIDENCE,
+    one_of(
+        value("-o, --output FILE", "where to write it", type=output_file),
+        value("--check FILE", "a schedule that must be the same"),
+    ),
+)
+def schedule(args: Namespace) -> int:
+    """
+    Write which collectives each rank has called, in order: operation, process
+    group, sizes, types, and line; equal ranks and repeated calls are folded.
+    The text is for version control.  --check compares all but the lines.
+
+    Example:
+      {prog} schedule dumps/ -o schedule.txt
+      {prog} schedule dumps/ --check schedule.txt
+
+    Exit status: 0 it is written, or the same; 1 it differs; 2 it could not be
+    read or written.
+    """
+    with counting("reading dumps") as progress:
+        dumps = distdebug.read_dumps(map(Path, args.paths), progress=progress)
+    made = flight_recorder.make_schedule(dumps)
+    if args.check:
+        kept = flight_recorder.read_schedule(args.check)
+        differences = flight_recorder.compare_schedules(kept, made)
+        print("\n".join(differences) or "the schedules are the same")
+        return 1 if differences else 0
+    if args.output:
+        with output_to(args.output):
+            write_whole(Path(args.output), str(made).encode())
+    else:
+        print(made, end="")
+    return 0
 
 
 @command(

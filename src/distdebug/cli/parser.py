@@ -22,7 +22,7 @@ from .command import (
 )
 from .debug import dbg, ray_debugger
 from .diagnose import demo, diagnose
-from .flight_recorder import analyze, dump, env, replay, timeline
+from .flight_recorder import analyze, dump, env, replay, schedule, timeline
 from .logs import logs, phase
 from .node import health, preflight, snapshot, stacks
 from .nsight import nsight
@@ -192,7 +192,8 @@ def _complete_paths(
 
 # In the order in which ``--help`` lists them.
 _COMMANDS: tuple[Command, ...] = (
-    *(demo, diagnose, analyze, replay, timeline, stacks, logs, phase, health),
+    *(demo, diagnose, analyze, replay, timeline, schedule, stacks, logs),
+    *(phase, health),
     *(snapshot, watch, dbg, dump, env, preflight, nsight, ray_debugger),
     *(mcp, schema, completion),
 )

@@ -23,6 +23,7 @@ import attrs
 import psutil
 
 from .._io import make_private_folder, open_private
+from .._proc import uninterrupted
 from ..capture import capture_node
 from ..causes import Cause
 from ..diagnosis import diagnose
@@ -163,24 +164,8 @@ def start_job(
     try:
         yield job
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             job.end()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """
-    Ignore another Ctrl-C while the block cleans up.
-    """
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # only the main thread is interrupted
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
 def _environment() -> dict[str, str]:

@@ -62,6 +62,11 @@ if TYPE_CHECKING:
     from .replay import write_replay as write_replay
     from .request import DumpRequest as DumpRequest
     from .request import request_dumps as request_dumps
+    from .schedule import Schedule as Schedule
+    from .schedule import ScheduledCall as ScheduledCall
+    from .schedule import compare_schedules as compare_schedules
+    from .schedule import make_schedule as make_schedule
+    from .schedule import read_schedule as read_schedule
     from .sidecar import MAX_RANKS as MAX_RANKS
     from .sidecar import SIDECAR_SUFFIX as SIDECAR_SUFFIX
     from .sidecar import Sidecar as Sidecar

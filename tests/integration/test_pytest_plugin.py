@@ -1,0 +1,364 @@
+"""
+The plugin of pytest: tests on ranks that pass, hang, raise, and die.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from importlib.metadata import entry_points
+from xml.etree import ElementTree as ET
+
+import psutil
+import pytest
+
+
+MODULE = "distdebug.integrations.pytest_plugin"
+PROGRAM = "distdebug.integrations.rank_program"
+# A checkout that is not installed declares no entry point.
+LOADED = any(x.value == MODULE for x in entry_points(group="pytest11"))
+OPTIONS = ["--strict-markers", *([] if LOADED else ["-p", MODULE])]
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None,
+        reason="torch is not installed",
+    ),
+    pytest.mark.process,
+]
+
+HANGS = """
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.ranks(2, timeout_s=3)
+
+
+def reduce():
+    dist.all_reduce(torch.ones(4))
+
+
+def test_early():
+    reduce()
+    if dist.get_rank() == 1:
+        return
+    reduce()  # after the return
+
+
+def test_mismatch():
+    reduce()
+    if dist.get_rank() == 1:
+        dist.broadcast(torch.ones(4), 0)
+    else:
+        reduce()
+
+
+def test_sleep():
+    reduce()
+    if dist.get_rank() == 1:
+        time.sleep(1000)  # here
+    reduce()
+
+
+def test_exception():
+    reduce()
+    if dist.get_rank() == 1:
+        print("before it fails")
+        assert dist.get_world_size() == 7  # here
+    reduce()
+
+
+def test_killed():
+    reduce()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    reduce()
+
+
+def test_exit():
+    if dist.get_rank() == 0:
+        os._exit(3)
+    reduce()
+"""
+
+HEALTHY = """
+import os
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helper import ones
+
+
+class TestIt:
+    @pytest.mark.ranks(2)
+    @pytest.mark.parametrize("size", [3])
+    def test_fixtures(self, size, conf, tmp_path):
+        total = ones(size)
+        dist.all_reduce(total)
+        assert total.sum() == 2 * size
+        assert conf.name == "conf"
+        rank = int(os.environ["RANK"])
+        assert (rank, "2") == (dist.get_rank(), os.environ["WORLD_SIZE"])
+        (tmp_path / str(rank)).touch()
+        dist.barrier()
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.ranks(2)
+def test_skip():
+    pytest.skip("not today")
+
+
+def test_here():
+    assert "RANK" not in os.environ
+"""
+
+SCHEDULED = """
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+@pytest.mark.ranks(2, schedule=True)
+@pytest.mark.parametrize("size", [4])
+def test_steps(size):
+    for _ in range(3):
+        dist.all_reduce(torch.ones(size))
+    if "MORE" in os.environ:
+        dist.broadcast(torch.ones(2), 0)  # here
+    dist.barrier()
+
+
+@pytest.mark.ranks(2, schedule="kept.txt")
+def test_dtypes():
+    is_odd = dist.get_rank() and "MORE" in os.environ
+    dtype = torch.int32 if is_odd else torch.float32
+    dist.all_reduce(torch.ones(4, dtype=dtype))
+
+
+@pytest.mark.ranks(2, schedule=True)
+def test_no_calls(): ...
+"""
+
+# pytest does so with the modules of each plugin that is installed.
+REWRITTEN = """
+import pytest
+
+pytest.register_assert_rewrite("distdebug")
+"""
+
+CONFTEST = """
+import pytest
+
+
+class Conf:
+    name = "conf"
+
+
+@pytest.fixture
+def conf():
+    return Conf()
+"""
+
+
+def ranks_alive():
+    """
+    The processes of ranks that run.
+    """
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if PROGRAM in (process.info["cmdline"] or ())
+    ]
+
+
+def run(folder, *options):
+    """
+    Run pytest in a folder; its output.
+    """
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *options]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=280
+    )
+    return done.stdout + done.stderr
+
+
+def line_of(text, code):
+    """
+    The number of the line that holds some code.
+    """
+    lines = text.splitlines()
+    (number,) = (i for i, x in enumerate(lines, start=1) if code in x)
+    return number
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """
+    The message of each test that hangs or fails, run by two processes.
+    """
+    folder = tmp_path_factory.mktemp("hangs")
+    folder.joinpath("test_hangs.py").write_text(HANGS)
+    folder.joinpath("conftest.py").write_text(REWRITTEN)
+    output = run(folder, "-n2", "--junitxml=out.xml", "--basetemp=kept")
+    file = folder / "out.xml"
+    assert file.exists(), output
+    cases = ET.parse(file).getroot().iter("testcase")
+    texts = {case.get("name"): "".join(case.itertext()) for case in cases}
+    return folder, texts, output
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "code"),
+    [
+        ("early", "rank 1 never entered all_reduce #2", None),
+        ("mismatch", "rank 1 called broadcast", "dist.broadcast"),
+        ("sleep", "rank 1 never entered all_reduce #2", "sleep(1000)"),
+    ],
+)
+def test_a_hang_is_explained(failures, name, verdict, code):
+    """
+    The message begins with the verdict, and has the line and the stacks.
+    """
+    _, texts, _ = failures
+    text = texts[f"test_{name}"]
+
+    assert text.startswith(verdict)
+    assert "stacks:\n" in text
+    assert "the time limit of 3 s is over" in text
+    if code:
+        assert f"test_hangs.py:{line_of(HANGS, code)}" in text
+    else:
+        assert "has returned from the test function" in text
+
+
+def test_an_exception_is_shown(failures):
+    """
+    The rank that raised comes first, with its traceback; then the others.
+    """
+    _, texts, _ = failures
+    text = texts["test_exception"]
+    number = line_of(HANGS, "== 7")
+
+    assert text.startswith("rank 1: AssertionError: assert 2 == 7")
+    assert ">           assert dist.get_world_size() == 7" in text
+    assert f"test_hangs.py:{number}: AssertionError" in text
+    assert "then rank 0: RuntimeError: " in text
+    assert "before it fails" in text
+    assert text.count("Traceback (most recent call last)") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "how"),
+    [
+        ("killed", 1, "the process was killed by SIGKILL"),
+        ("exit", 0, "the process ended with exit status 3"),
+    ],
+)
+def test_a_death_is_named(failures, name, rank, how):
+    """
+    The rank that died comes first, and how it died.
+    """
+    _, texts, _ = failures
+    text = texts[f"test_{name}"]
+
+    assert text.startswith(f"rank {rank}: {how}")
+    assert f"rank {rank} left no dump" in text or "rank_crashed" in text
+
+
+def test_no_process_is_left(failures):
+    """
+    No rank outlives its test.
+    """
+    folder, texts, output = failures
+
+    assert len(texts) == 6, output
+    assert [] == [x for x in ranks_alive() if str(folder) in str(x.cmdline())]
+
+
+def test_ranks_that_pass(tmp_path):
+    """
+    Arguments reach the ranks, other tests run here, and no folder is left.
+    """
+    tmp_path.joinpath("test_ok.py").write_text(HEALTHY)
+    tmp_path.joinpath("conftest.py").write_text(CONFTEST)
+    tmp_path.joinpath("helper.py").write_text(
+        "import torch\nones = torch.ones\n"
+    )
+
+    output = run(tmp_path, "-rs", "--basetemp=kept")
+
+    assert "2 passed, 1 skipped" in output
+    assert "not today" in output
+    assert [] == [*tmp_path.joinpath("kept").glob("ranks*")]
+
+
+def test_a_schedule_is_kept(tmp_path, monkeypatch):
+    """
+    What a change does to the collectives fails the test, at its line.
+    """
+    tmp_path.joinpath("test_it.py").write_text(SCHEDULED)
+
+    written = run(tmp_path, "--update-schedules")
+    kept = (tmp_path / "schedules" / "test_it-test_steps-4.txt").read_text()
+    monkeypatch.setenv("MORE", "1")
+    changed = run(tmp_path)
+
+    assert "3 passed" in written
+    assert (
+        "ranks 0-1\n  3 x gloo:all_reduce of 'default_pg': [4] Float @" in kept
+    )
+    assert "2 failed, 1 passed" in changed
+    place = f"test_it.py:{line_of(SCHEDULED, '# here')}"
+    assert (
+        "ranks 0-1: call 4 is new: gloo:broadcast of 'default_pg'" in changed
+    )
+    assert place in changed
+    assert "the ranks diverge: " in changed
+    assert "dtype_mismatch" in changed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_ends_the_ranks(tmp_path, number):
+    """
+    Whatever ends pytest also ends its ranks.
+    """
+    text = HANGS.replace("timeout_s=3", "timeout_s=300")
+    tmp_path.joinpath("test_hangs.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", *OPTIONS, "-k", "sleep"]
+    process = subprocess.Popen(
+        [*command, "--basetemp=kept"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if len([*tmp_path.glob("kept/ranks0/*.started")]) == 2:
+                break
+            time.sleep(0.1)
+        started = [x for x in ranks_alive() if x.ppid() == process.pid]
+        os.kill(process.pid, number)
+        process.wait(30)
+    finally:
+        process.kill()
+    _, alive = psutil.wait_procs(started, timeout=10)
+
+    assert len(started) == 2
+    assert [] == alive
