@@ -31,7 +31,7 @@ DEEP = ["integration", "pages", "faults", "fuzz"]
 # longest first.
 PATIENT = [
     *("watch", "demo", "frameworks", "gpu", "logscan", "invisible"),
-    "nodes_ray",
+    *("nodes_ray", "replay", "pytest_plugin", "mcp", "find_workers"),
     "debugger_launchers",
     *("debugger_nodes", "nsight", "recording", "collective_logs"),
     *("nodes_slurm", "packed", "debugger", "ray_debugger", "snapshot"),

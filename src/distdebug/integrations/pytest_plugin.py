@@ -161,7 +161,7 @@ def _dumps(value: object) -> bytes:
     """
     import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(cloudpickle.Pickler):
         dispatch_table: ClassVar = ChainMap(
             {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
         )

@@ -216,19 +216,15 @@ def _explain(
     """
     Return the finding for a slow link, if that costs enough time.
     """
-    lost: dict[int, float] = defaultdict(float)
-    for one in found:
-        share = np.nan_to_num(1 - 1 / _relative(one, typical))
-        lost[one.target] += float((one.seconds * share).sum())
-    worst = max(lost, key=lambda rank: lost[rank])
+    worst, lost_s = _most_delayed_rank(found, typical)
     span_s = float(np.ptp(job.dumps[worst].entries.created_ns)) / 1e9
     own = [one for one in found if one.target == worst]
     records = np.concatenate([one.rows for one in own])
     cost = Cost(
         side="link",
-        seconds=round(lost[worst], 3),
-        share=round(lost[worst] / max(span_s, 1e-9), 4),
-        per_call_s=round(lost[worst] / len(records), 6),
+        seconds=round(lost_s, 3),
+        share=round(lost_s / max(span_s, 1e-9), 4),
+        per_call_s=round(lost_s / len(records), 6),
         calls=len(records),
         of_calls=len(records),
     )
@@ -257,6 +253,20 @@ def _explain(
             ),
         ),
     )
+
+
+def _most_delayed_rank(
+    found: Sequence[_Transfers], typical: Mapping[int, float]
+) -> tuple[int, float]:
+    """
+    Return the rank that loses most by slow transfers, and how many seconds.
+    """
+    lost: dict[int, float] = defaultdict(float)
+    for one in found:
+        share = np.nan_to_num(1 - 1 / _relative(one, typical))
+        lost[one.target] += float((one.seconds * share).sum())
+    worst = max(lost, key=lambda rank: lost[rank])
+    return worst, lost[worst]
 
 
 def _ranks_at_ends(
