@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
@@ -67,6 +67,23 @@ class CaptureStatus(StrEnum):
     TOOL_FAILED = "tool_failed"
     TIMED_OUT = "timed_out"
     SKIPPED = "skipped"
+
+    @property
+    def is_denied(self) -> bool:
+        """
+        Return whether the kernel, or a container, does not let us trace it.
+        """
+        return self in _DENIED
+
+
+_DENIED = frozenset(
+    {
+        *(CaptureStatus.OTHER_NAMESPACE, CaptureStatus.OTHER_USER),
+        *(CaptureStatus.YAMA, CaptureStatus.NO_CAPABILITY),
+        *(CaptureStatus.SECCOMP, CaptureStatus.NOT_DUMPABLE),
+        CaptureStatus.NOT_PERMITTED,
+    }
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -234,7 +251,10 @@ class Capture(Shown):
         return [process.to_dict() for process in self.processes]
 
     def _blocks_(self) -> Iterable[Block]:
-        if self.is_blind:
+        denied = [p for p in self.processes if p.status.is_denied]
+        if denied:
+            yield Lines([*_denial_lines(denied)])
+        elif self.is_blind:
             count = count_text(len(self.processes), "process")
             yield f"no stack could be read of {count}: see below"
         yield finding_entries(self.findings)
@@ -253,6 +273,21 @@ _UNREPORTED_TOOLS = {
     *("faulthandler", "proc", "pystack"),
     *("py-spy", "py-spy --native"),
 }
+
+
+def _denial_lines(denied: Sequence[ProcessCapture]) -> Iterator[str]:
+    """
+    Yield what is denied, what would allow it, and what works without.
+    """
+    statuses = sorted({p.status.value for p in denied})
+    remedies = dict.fromkeys(p.remedy for p in denied if p.remedy)
+    count = count_text(len(denied), "process")
+    yield f"tracing is denied, so {count} cannot be read: {', '.join(statuses)}"
+    yield from (f"  to allow it: {clean(remedy)}" for remedy in remedies)
+    yield (
+        "  without it: dumps (distdebug dump DIR) and logs (distdebug diagnose); "
+        "a job that called enable_flight_recorder() shows its stacks itself"
+    )
 
 
 def _headline(capture: Capture) -> str:

@@ -507,6 +507,28 @@ class TestText:
         assert f"gdb left pid {first.worker.pid} stopped" in text
         assert "gdb, 1 process: too slow" in text
 
+    def test_denied(self):
+        """
+        What may not be looked into is said first, with what allows it, and with
+        what works without.
+        """
+        got = capture(samples=1)
+        first, second, *others = got.processes
+        denied = [
+            attrs.evolve(x, status=CaptureStatus.SECCOMP, remedy="ask\x1b[2J")
+            for x in (first, second)
+        ]
+
+        text = str(attrs.evolve(got, processes=(*denied, *others)))
+
+        lines = text.splitlines()
+        assert lines[0] == (
+            "tracing is denied, so 2 processes cannot be read: seccomp"
+        )
+        assert lines[1] == "  to allow it: ask"
+        assert "enable_flight_recorder()" in lines[2]
+        assert "tracing is denied" not in str(got)
+
     def test_records(self):
         """
         There is a row for each process, of plain data.
