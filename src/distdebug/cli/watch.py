@@ -9,6 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from .. import processes, snapshots, watching
 from .command import (
@@ -22,6 +23,10 @@ from .command import (
     value,
 )
 from .output import print_json, warn
+
+
+if TYPE_CHECKING:
+    from ..integrations.metrics import WatchMetrics
 
 
 @command(
@@ -92,6 +97,16 @@ from .output import print_json, warn
             "and variables, use sh -c '…'",
         ),
         many("--webhook FILE", "send JSON to the address in this file"),
+        value(
+            "--metrics FILE",
+            "keep metrics in this file (.prom), for the textfile collector of "
+            "node_exporter",
+        ),
+        value(
+            "--metrics-port N",
+            "serve metrics for Prometheus on this port of the loopback device",
+            type=int,
+        ),
     ),
     flag("--json", "print each snapshot as a line of JSON"),
 )
@@ -116,7 +131,8 @@ def watch(args: Namespace) -> int:
 
     watching.check_number(args.floor, "--floor", least=0.1)
     config = _config(args)
-    handler = _handler(args, config)
+    metrics = _metrics(args)
+    handler = _handler(args, config, [metrics.on_hang] if metrics else [])
     _warn_of_missing(args.pid or ())
     ending = watching.watch_processes(
         config,
@@ -124,7 +140,7 @@ def watch(args: Namespace) -> int:
         tell=_teller(args.floor),
         pids=args.pid or (),
         patterns=args.pattern or (),
-        sense=_sense(args),
+        sense=_observed_sense(args, metrics),
         new_sensor=partial(
             watching.ProgressSensor, floor_s=args.floor, start_s=args.start
         ),
@@ -176,8 +192,33 @@ def _config(args: Namespace) -> watching.HangDebugConfig:
     return attrs.evolve(config, output_dir=args.output_dir)
 
 
+def _metrics(args: Namespace) -> WatchMetrics | None:
+    if args.metrics is None and args.metrics_port is None:
+        return None
+
+    from ..integrations.metrics import WatchMetrics
+
+    return WatchMetrics(args.metrics, port=args.metrics_port)
+
+
+def _observed_sense(
+    args: Namespace, metrics: WatchMetrics | None
+) -> Callable[..., object] | None:
+    """
+    Return what determines progress, and tells it to the metrics.
+    """
+    sense = _sense(args)
+    if metrics is None:
+        return sense
+
+    inner = sense or partial(watching.switches_by_process, "/proc")
+    return lambda pids: metrics.observe(inner(pids))
+
+
 def _handler(
-    args: Namespace, config: watching.HangDebugConfig
+    args: Namespace,
+    config: watching.HangDebugConfig,
+    more_hooks: Iterable[watching.Hook],
 ) -> watching.HangHandler:
 
     request = watching.CaptureRequest(
@@ -189,6 +230,7 @@ def _handler(
     hooks = (
         *map(watching.command_hook, args.on_hang or ()),
         *map(watching.webhook_hook, args.webhook or ()),
+        *more_hooks,
     )
     return watching.HangHandler(request, _look, hooks, partial(_show, args))
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .loop import combine_senses as combine_senses
     from .loop import count_step as count_step
     from .loop import default_poll_s as default_poll_s
+    from .loop import step_count as step_count
+    from .loop import switches_by_process as switches_by_process
     from .loop import watch_files as watch_files
     from .loop import watch_processes as watch_processes
     from .response import respond as respond

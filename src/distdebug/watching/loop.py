@@ -499,7 +499,7 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
         waits=deque(config.wait_seconds),
         on_hang=on_hang,
         tell=tell,
-        sense=sense or partial(_switches_by_process, root),
+        sense=sense or partial(switches_by_process, root),
         alarm=ProgressAlarm(new_sensor=new_sensor),
         processes=_watched(tuple(pids), patterns, find, root),
         until_exit=until_exit,
@@ -643,7 +643,7 @@ class _Watch:
         return self.clock() - self.start
 
 
-def _switches_by_process(
+def switches_by_process(
     root: str, pids: tuple[int, ...]
 ) -> dict[str, int | None]:
     return {f"process {x}": context_switches([x], root=root) for x in pids}

@@ -105,6 +105,21 @@ class TestFound:
         assert order.inside is None
         assert [None] == watched.answers
 
+    def test_metrics(self, watched, tmp_path):
+        """
+        What moves, and hangs, are in a file for Prometheus.
+        """
+        pytest.importorskip("prometheus_client")
+        file = tmp_path / "train.prom"
+
+        main(["watch", "--wait-seconds", "5", "--metrics", str(file)])
+
+        sense = watched.how["sense"]
+        assert sense((os.getpid(),)).keys() == sense((os.getpid(),)).keys()
+        text = file.read_text()
+        assert 'distdebug_hangs_total{cause="' in text
+        assert "distdebug_last_progress_timestamp_seconds" in text
+
     def test_healthy(self, watched, capsys, tmp_path):
         """
         A snapshot that finds nothing is shown, and is no hang.
