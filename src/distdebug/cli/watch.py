@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -98,6 +98,11 @@ if TYPE_CHECKING:
         ),
         many("--webhook FILE", "send JSON to the address in this file"),
         value(
+            "--notify FILE",
+            "send a message to the services in this file, a configuration of "
+            "apprise (mail, chats, pagers)",
+        ),
+        value(
             "--metrics FILE",
             "keep metrics in this file (.prom), for the textfile collector of "
             "node_exporter",
@@ -132,7 +137,7 @@ def watch(args: Namespace) -> int:
     watching.check_number(args.floor, "--floor", least=0.1)
     config = _config(args)
     metrics = _metrics(args)
-    handler = _handler(args, config, [metrics.on_hang] if metrics else [])
+    handler = _handler(args, config, [*_integrated_hooks(args, metrics)])
     _warn_of_missing(args.pid or ())
     ending = watching.watch_processes(
         config,
@@ -199,6 +204,17 @@ def _metrics(args: Namespace) -> WatchMetrics | None:
     from ..integrations.metrics import WatchMetrics
 
     return WatchMetrics(args.metrics, port=args.metrics_port)
+
+
+def _integrated_hooks(
+    args: Namespace, metrics: WatchMetrics | None
+) -> Iterator[watching.Hook]:
+    if metrics is not None:
+        yield metrics.on_hang
+    if args.notify is not None:
+        from ..integrations.notify import notify_hook
+
+        yield notify_hook(args.notify)
 
 
 def _observed_sense(
