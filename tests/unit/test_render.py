@@ -10,6 +10,7 @@ import pkgutil
 import re
 import sys
 
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -358,7 +359,11 @@ def _words(text: str) -> list[str]:
 
 def _all_results() -> set[str]:
     for module in pkgutil.walk_packages(distdebug.__path__, "distdebug."):
-        if not module.name.endswith("__main__"):
+        if module.name.endswith("__main__"):
+            continue
+        # Adapters need their frameworks; none of them makes results.
+        is_adapter = module.name.startswith("distdebug.integrations.")
+        with suppress(*([ImportError] if is_adapter else [])):
             importlib.import_module(module.name)
     return {c.__name__ for c in Shown.__subclasses__()}
 
