@@ -14,8 +14,8 @@ from distdebug.causes import Cause
 from distdebug.watching import count_step
 
 
-metrics_of = pytest.importorskip("distdebug.integrations.metrics")
 parser = pytest.importorskip("prometheus_client.parser")
+metrics_of = pytest.importorskip("distdebug.integrations.metrics")
 
 
 def read(text):

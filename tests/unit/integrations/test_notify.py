@@ -15,6 +15,7 @@ import pytest
 from distdebug.errors import ConfigError, HookError
 
 
+pytest.importorskip("apprise")
 notify = pytest.importorskip("distdebug.integrations.notify")
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
 HANG = mock.Mock(summary="rank 3 sleeps\x1b[2J", folder="/shared/hangs")
