@@ -412,6 +412,10 @@ def schedule(args: Namespace) -> int:
     if args.output:
         with output_to(args.output):
             write_whole(Path(args.output), str(made).encode())
+        from ..ranks import ranks_text
+
+        calls = sum(map(len, made.calls.values()))
+        remark(f"{args.output}: {calls:,} calls of {ranks_text(made.calls)}")
     else:
         print(made, end="")
     return 0

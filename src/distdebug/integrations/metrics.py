@@ -131,7 +131,11 @@ class WatchMetrics:
         try:
             prometheus.write_to_textfile(self._textfile, self._registry)
         except OSError as error:
-            _logger.warning("metrics are not written: %s", error)
+            _logger.warning(
+                "metrics are not written to %s: %s",
+                self._textfile,
+                error.strerror,
+            )
             self._textfile = None
 
     def _look(self) -> None:

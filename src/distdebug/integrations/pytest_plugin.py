@@ -76,7 +76,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     # Imported here, so that sessions without such tests do not load them.
     from .local_ranks import local_ranks
 
-    options = _Options(*marker.args, **marker.kwargs)
+    options = _read_options(marker)
     call = _pickle_call(pyfuncitem)
     temporary: Any = pyfuncitem.funcargs[_TEMPORARY]
     folder = temporary.mktemp("ranks")
@@ -107,8 +107,8 @@ class _Options:
         schedule: bool | str = False,
     ) -> None:
         if count < 1 or timeout_s <= 0:
-            msg = f"ranks({count!r}, timeout_s={timeout_s!r}): both are numbers above 0"
-            raise pytest.UsageError(msg)
+            msg = "count and timeout_s are numbers above 0"
+            raise ValueError(msg)
 
         self.count, self.timeout_s = count, timeout_s
         self.schedule = schedule
@@ -123,6 +123,17 @@ class _Options:
             safe = re.sub(r"[^\w.-]+", "-", test).strip("-")
             name = f"schedules/{item.path.stem}-{safe}.txt"
         return item.path.parent / name
+
+
+def _read_options(marker: pytest.Mark) -> _Options:
+    try:
+        return _Options(*marker.args, **marker.kwargs)
+    except (TypeError, ValueError) as exc:
+        given = [*map(repr, marker.args)]
+        given += [f"{name}={value!r}" for name, value in marker.kwargs.items()]
+        reason = str(exc).removeprefix("_Options.__init__() ")
+        msg = f"the marker ranks({', '.join(given)}) is wrong: {reason}"
+    pytest.fail(f"{msg}\nTry: {_MARKER.partition(':')[0]}", pytrace=False)
 
 
 def _pickle_call(item: pytest.Function) -> bytes:

@@ -81,6 +81,7 @@ def _failure_parts(ranks: LocalRanks) -> Iterator[str]:
     for members in alike.values():
         summary = clean(ranks.ends[members[0]].summary)
         yield f"then {ranks_text(members)}: {summary}"
+    yield f"the evidence is in {ranks.folder}"
 
 
 def check_schedule(ranks: LocalRanks, kept: Path, *, update: bool) -> str:
@@ -105,6 +106,11 @@ def check_schedule(ranks: LocalRanks, kept: Path, *, update: bool) -> str:
         if update:
             _write_schedule(kept, schedule)
             return ""
+        if not kept.exists():
+            return (
+                f"no schedule is kept yet in {kept}\n"
+                "Try: pytest --update-schedules, which writes it"
+            )
         differences = compare_schedules(read_schedule(kept), schedule)
     except ScheduleError as exc:
         differences = (str(exc),)

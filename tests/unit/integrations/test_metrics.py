@@ -79,4 +79,4 @@ def test_no_folder(tmp_path, caplog):
         metrics.observe(2)
 
     assert len(caplog.records) == 1
-    assert "metrics are not written" in caplog.text
+    assert "x.prom: No such file or directory" in caplog.text

@@ -73,18 +73,29 @@ def test_not_sent(tmp_path):
     file = tmp_path / "services"
     file.write_text("json://127.0.0.1:1/\n")
 
-    with pytest.raises(HookError, match="took the message"):
+    with pytest.raises(HookError, match="the service in line 1 did not take"):
         notify.notify_hook(file)(HANG)
 
 
-@pytest.mark.parametrize("text", [None, "", "hello\n", "include /etc/x\n"])
-def test_no_service(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "cannot read the addresses in .*services: No such file"),
+        ("# nothing\n", "no address of a service in"),
+        ("# ours\nhello:secret\n", r"by the address in line 2\b"),
+        ("include /etc/x\n", r"by the address in line 1\b"),
+    ],
+)
+def test_no_service(tmp_path, text, expected):
     """
-    A file without an address is an error at once.
+    A file that is not there, or a line that is no address, is an error at once,
+    without what may be a password.
     """
     file = tmp_path / "services"
     if text is not None:
         file.write_text(text)
 
-    with pytest.raises(ConfigError, match="no address of a service"):
+    with pytest.raises(ConfigError, match=expected) as caught:
         notify.notify_hook(file)
+
+    assert "secret" not in str(caught.value)

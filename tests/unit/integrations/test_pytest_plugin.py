@@ -40,10 +40,14 @@ def test_the_marker_is_declared(pytester):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("0", "*ranks(0, timeout_s=60.0): both are numbers above 0"),
-        ("2, timeout_s=-1", "*ranks(2, timeout_s=-1): both are numbers*"),
-        ("2, timeout=1", "*unexpected keyword argument 'timeout'"),
-        ("", "*missing 1 required positional argument: 'count'"),
+        ("0", "the marker ranks(0) is wrong: *are numbers above 0"),
+        ("2, timeout_s=-1", "*ranks(2, timeout_s=-1) is wrong: *"),
+        ("'2'", "the marker ranks('2') is wrong: *"),
+        (
+            "2, timeout=1",
+            "*wrong: got an unexpected keyword argument 'timeout'",
+        ),
+        ("", "*wrong: missing 1 required positional argument: 'count'"),
     ],
 )
 def test_a_wrong_marker_fails_the_test(pytester, arguments, message):
@@ -60,7 +64,7 @@ def test_a_wrong_marker_fails_the_test(pytester, arguments, message):
     result = run(pytester, source)
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([message])
+    result.stdout.fnmatch_lines([message, "Try: ranks(count, timeout_s=60*"])
 
 
 def test_an_argument_that_cannot_travel_is_named(pytester):
