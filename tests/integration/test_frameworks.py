@@ -23,7 +23,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 SOURCE = Path(distdebug.__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
-PATIENCE_S = 150
+PATIENCE_S = 300
 
 
 @pytest.fixture(name="hang_of")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -30,7 +31,14 @@ REPOSITORY = Path(__file__).parents[3]
 
 # What a block may hold; the last ones belong to Sphinx.
 LANGUAGES = frozenset({"python", "console", "sh", "bash", "text", "toml"})
-LANGUAGES |= {"yaml", "{doctest}", "{eval-rst}", "{toctree}", "{include}"}
+LANGUAGES |= {
+    "json",
+    "yaml",
+    "{doctest}",
+    "{eval-rst}",
+    "{toctree}",
+    "{include}",
+}
 # What docs/conf.py fills in from the commands themselves.
 LANGUAGES |= {"{command-help}"}
 LANGUAGES |= {"{note}", "{image}", "{glossary}", "{literalinclude}"}
@@ -86,6 +94,16 @@ def test_languages(all_blocks):
     unknown = {b.place: b.language for b in fenced}
 
     assert {} == {p: x for p, x in unknown.items() if x not in LANGUAGES}
+
+
+def test_json(all_blocks):
+    """
+    JSON is whole, to be copied.
+    """
+    found = [b for b in all_blocks if b.language == "json"]
+
+    assert all(isinstance(json.loads(b.text), dict) for b in found)
+    assert found
 
 
 def test_run(page, blocks, request):
