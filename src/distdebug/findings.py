@@ -456,7 +456,7 @@ class Checked:
         return f"{text}: these ranks are on another path through the code"
 
     def _waits_text(self) -> str:
-        if not self.calls:
+        if self.calls < 2:
             return ""
         verb = "goes on" if len(self.ranks) == 1 else "go on"
         then = (
@@ -635,8 +635,8 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
     """
     yield Entries([finding_entry(d.verdict)])
     yield Lines([clean(f"known bug: {bug}") for bug in d.known_bugs])
-    if d.checked and (d.checked.calls > 1 or d.checked.later):
-        yield f"checked: {d.checked}"
+    if d.checked and (text := str(d.checked)):
+        yield f"checked: {text}"
     others = [f for f in d.findings if f != d.verdict]
     yield Entries(
         [
@@ -649,7 +649,7 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
         clean(f.summary, limit=_MAX_BRIEF) for f in others if f.is_consequence
     ]
     yield Lines([f"followed by: {text}" for text in after])
-    if len(costly(d)) > 1:
+    if len(costly(d.findings)) > 1:
         yield cost_block(d)
     if d.groups:
         yield group_block(sorted(d.groups, key=group_sort_key(d)))
@@ -658,11 +658,11 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
     yield missing_block(d.missing)
 
 
-def costly(d: Diagnosis) -> list[Finding]:
+def costly(findings: Iterable[Finding]) -> list[Finding]:
     """
     Return the findings about slow ranks, the most expensive first.
     """
-    slow = [f for f in d.findings if f.cost is not None]
+    slow = [f for f in findings if f.cost is not None]
     return sorted(
         slow, key=lambda f: f.cost.seconds if f.cost else 0, reverse=True
     )
@@ -680,7 +680,7 @@ def cost_block(d: Diagnosis) -> Table:
             f"{cost.share:.0%}",
             f"{cost.calls:,} of {cost.of_calls:,}",
         )
-        for f in costly(d)
+        for f in costly(d.findings)
         if (cost := f.cost)
     ]
     headers = ("slow", "on its", "others wait", "of the time", "in calls")

@@ -55,7 +55,7 @@ _SYMPTOMS: Mapping[str, frozenset[Cause]] = {
             *(Cause.COLLECTIVE_TIMEOUT, Cause.UNKNOWN),
         }
     ),
-    "slow": frozenset({Cause.STRAGGLER, Cause.SLOW_LINK}),
+    "slow": frozenset(c for c in Cause if c.is_lag),
     "start_up": frozenset(
         {
             *(Cause.RENDEZVOUS_TIMEOUT, Cause.RENDEZVOUS_WAIT),

@@ -249,7 +249,7 @@ def _deduplicate(findings: Iterable[Finding]) -> Iterable[Finding]:
 
 
 # Verdicts that do not say why a job failed.
-_OPEN_CAUSES = frozenset({Cause.UNKNOWN, Cause.STRAGGLER, Cause.SLOW_LINK})
+_OPEN_CAUSES = frozenset({Cause.UNKNOWN, *(c for c in Cause if c.is_lag)})
 _TIMEOUT_CAUSES = frozenset(
     {
         *(Cause.RANK_NOT_ARRIVED, Cause.COLLECTIVE_TIMEOUT),

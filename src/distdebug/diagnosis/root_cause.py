@@ -76,7 +76,7 @@ _STUCK_CAUSES = {
     Cause.P2P_DEADLOCK,
 }
 # No recorded call is stuck.
-_RUNNING_CAUSES = {Cause.HEALTHY, Cause.STRAGGLER, Cause.SLOW_LINK}
+_RUNNING_CAUSES = {Cause.HEALTHY, *(c for c in Cause if c.is_lag)}
 _REMEDY = (
     "name a folder with files of at least one of these kinds; how to get them "
     "from a job that runs: distdebug snapshot --help"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 
+from functools import partial
 from typing import Any
 
 import lightning
@@ -37,13 +38,12 @@ class HangCallback(lightning.Callback):
         output_dir: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        self._arguments = output_dir, options
+        self._make_again = partial(type(self), output_dir, **options)
         self._training = TrainingWatch(output_dir, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ranks that are spawned make a watch of their own.
-        output_dir, options = self._arguments
-        return _make_callback, (output_dir, options)
+        return self._make_again, ()
 
     def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
         """
@@ -99,9 +99,3 @@ class HangCallback(lightning.Callback):
         End the watch.
         """
         self._training.close()
-
-
-def _make_callback(
-    output_dir: str | os.PathLike[str] | None, options: dict[str, Any]
-) -> HangCallback:
-    return HangCallback(output_dir, **options)

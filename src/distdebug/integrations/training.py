@@ -8,7 +8,7 @@ import logging
 import os
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class TrainingWatch:
         self._output_dir = output_dir
         self._options = options
         self._watch: Watch | None = None
-        self._phases: dict[str, AbstractContextManager[None]] = {}
+        self._phases: dict[str, ExitStack] = {}
         self.enable(dump_dir)
 
     @staticmethod
@@ -87,15 +87,15 @@ class TrainingWatch:
         Begin a phase without steps, such as ``"evaluation"``.
         """
         if self._watch is not None and phase not in self._phases:
-            self._phases[phase] = self._watch.phase()
-            self._phases[phase].__enter__()
+            self._phases[phase] = ExitStack()
+            self._phases[phase].enter_context(self._watch.phase())
 
     def end(self, phase: str) -> None:
         """
         End a phase; without effect if it has not begun.
         """
         if phase in self._phases:
-            self._phases.pop(phase).__exit__(None, None, None)
+            self._phases.pop(phase).close()
 
     def explain(self, error: BaseException) -> None:
         """

@@ -193,7 +193,7 @@ def costs_section(diagnosis: Diagnosis) -> Section | None:
     """
     Return the section on slow ranks, and on what they cost the others.
     """
-    slow = costly(diagnosis)
+    slow = costly(diagnosis.findings)
     rows = [
         {
             "ranks": rank_links(finding.ranks),

@@ -225,7 +225,7 @@ class Watch:
             lambda _: own() if self._user_sense else None,
             lambda _: self._phase_progress(),
         )
-        # Until when phases that make no steps may last, innermost last.
+        # Until when phases that make no steps may last, in any order.
         self._phases: list[float] = []
         self._stop = threading.Event()
         self._hangs: list[Hang] = []
@@ -298,11 +298,12 @@ class Watch:
             most_s: How long it may last, in seconds; then this rank counts as
                 standing still, unless something else shows progress.
         """
-        self._phases.append(time.monotonic() + most_s)
+        end = time.monotonic() + most_s
+        self._phases.append(end)
         try:
             yield
         finally:
-            self._phases.pop()
+            self._phases.remove(end)
 
     def _phase_progress(self) -> float | None:
         now = time.monotonic()

@@ -646,4 +646,10 @@ class _Watch:
 def switches_by_process(
     root: str, pids: tuple[int, ...]
 ) -> dict[str, int | None]:
+    """
+    Return the context switches of the main thread of each process, by name.
+
+    Args:
+        root: The folder to read as ``/proc``.
+    """
     return {f"process {x}": context_switches([x], root=root) for x in pids}

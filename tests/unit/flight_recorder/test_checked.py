@@ -8,6 +8,7 @@ import pytest
 
 from distdebug import diagnose
 from distdebug.causes import Cause
+from distdebug.findings import Checked
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -205,3 +206,13 @@ def test_other_path(checked):
     assert (Cause.TYPE_MISMATCH, (2,)) == (verdict.cause, verdict.ranks)
     assert (8, 0) == (got.later, got.agreeing)
     assert "0 of the 8 calls after it agree" in text
+
+
+def test_nothing_to_say():
+    """
+    Of one stuck call, and one call after it, there is nothing to tell.
+    """
+    assert str(Checked(ranks=(1,), calls=1, completed=1, later=1)) == ""
+    assert str(
+        Checked(ranks=(1,), calls=0, completed=0, later=2, agreeing=2)
+    ) == ("with the call made right, 2 of the 2 calls after it agree")

@@ -149,6 +149,24 @@ class TestWatch:
                 told.wait()
 
     @pytest.mark.process
+    def test_phases_end_in_any_order(self, rank, fake_child, told):
+        """
+        Each phase has its own time, also if the one begun first ends first.
+        """
+        with watch(sense=rank, on_hang=told, **QUICK) as watching:
+            first, second = watching.phase(most_s=0.0), watching.phase()
+            with second:
+                with first:
+                    pass
+                rank.wait_for_looks(12)
+                assert [] == fake_child.tasks
+            long, short = watching.phase(), watching.phase(most_s=0.0)
+            long.__enter__()
+            with short:
+                long.__exit__(None, None, None)
+                told.wait()
+
+    @pytest.mark.process
     def test_several_hooks(self, rank, fake_child, told, told_by, caplog):
         """
         A hook that fails costs neither the others nor the watch.

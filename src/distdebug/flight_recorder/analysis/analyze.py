@@ -351,14 +351,12 @@ def _check(
         return None
     verdict = findings[0]
     cause = verdict.cause
-    repair = next(
-        (
-            m.repair
-            for m in mismatches
-            if job.groups[m.group].ref == verdict.group and m.cause is cause
-        ),
-        Repair(),
+    repairs = (
+        m.repair
+        for m in mismatches
+        if job.groups[m.group].ref == verdict.group and m.cause is cause
     )
+    repair = next(repairs, Repair())
     if not (calls or repair.calls):
         return None
     own = {

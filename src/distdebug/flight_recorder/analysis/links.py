@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..._text import clean
 from ...causes import Cause
-from ...findings import Cost, Evidence, Finding
+from ...findings import Cost, Evidence, Finding, costly
 from ...ranks import ranks_text
 from ..reading.columns import RankDump
 from .job import Job, Side, find_batches
@@ -65,9 +65,8 @@ def find_slow_links(job: Job) -> list[Finding]:
     Returns:
         One finding per link; the most expensive first.
     """
-    found = [*_measured_transfers(job)]
     by_pair: dict[tuple[str, ...], list[_Transfers]] = defaultdict(list)
-    for transfers in found:
+    for transfers in _measured_transfers(job):
         by_pair[transfers.nodes].append(transfers)
     if len(by_pair) < _MIN_PAIRS:
         return []
@@ -78,28 +77,28 @@ def find_slow_links(job: Job) -> list[Finding]:
         for nodes, own in by_pair.items()
         if _slowness(own, typical) >= _MIN_FACTOR
     }
-    findings = [
+    return costly(
         finding
         for nodes, own in _merge_pairs(slow, by_pair)
         if (finding := _explain(job, nodes, own, typical))
-    ]
-    return sorted(findings, key=lambda f: -f.cost.seconds if f.cost else 0)
+    )
 
 
 def _measured_transfers(job: Job) -> Iterator[_Transfers]:
     """
     Yield the transfers between nodes whose durations are on record.
     """
-    durations = {dump.rank: _durations_s(job, dump) for dump in job.dumps}
-    if not any(np.isfinite(own).any() for own in durations.values()):
-        return
-
+    durations: dict[int, NDArray[np.float64]] = {}
     for c in job.channels:
         if c.send is None or c.recv is None:
             continue
-        hosts = {job.dumps[rank].host for rank in (c.source, c.target)}
+        ends = [job.dumps[rank] for rank in (c.source, c.target)]
+        hosts = {dump.host for dump in ends}
         if len(hosts) < 2 or None in hosts or "" in hosts:
             continue
+        for dump in ends:
+            if dump.rank not in durations:
+                durations[dump.rank] = _durations_s(job, dump)
         sent, got = _completed_pairs(c.send, c.recv)
         seconds = np.fmin(durations[c.source][sent], durations[c.target][got])
         known = np.isfinite(seconds) & (seconds > 0)
@@ -172,8 +171,9 @@ def _typical_seconds(
 def _relative(
     one: _Transfers, typical: Mapping[int, float]
 ) -> NDArray[np.float64]:
-    expected = [typical.get(size, np.nan) for size in one.sizes.tolist()]
-    relative: NDArray[np.float64] = one.seconds / np.array(expected)
+    sizes, at = np.unique(one.sizes, return_inverse=True)
+    expected = [typical.get(size, np.nan) for size in sizes.tolist()]
+    relative: NDArray[np.float64] = one.seconds / np.array(expected)[at]
     return relative
 
 

@@ -211,7 +211,7 @@ class Repair(NamedTuple):
     What comes of the calls on record if the odd one is made right.
 
     Attributes:
-        calls: How many calls later ones of all ranks there are to compare.
+        calls: How many later calls are on record on both sides.
 
         agreeing: How many of them then agree, up to the first that does not.
     """

@@ -451,16 +451,16 @@ def _find_late_ranks(
         least = delay.ns / 4
         # Waits that are as long, whoever caused them.
         alike = sum(t[t >= least].sum() for t in longest.values())
+        if (
+            not MIN_SHARE_OF_TIME <= delay.share < waits[index].max_share
+            or delay.total_ns < _MIN_SHARE_OF_WAITS * alike
+        ):
+            continue
         culprits = _culprits_of_long_waits(waits, longest, least)
         often = int((culprits == rank).sum())
         turn = _mean_turn(culprits, rank)
-        if (
-            MIN_SHARE_OF_TIME <= delay.share < waits[index].max_share
-            and delay.total_ns >= _MIN_SHARE_OF_WAITS * alike
-            and often >= _MIN_WAITS
-            and not _is_chance(
-                often / turn, len(culprits) / turn, compared_ranks
-            )
+        if often >= _MIN_WAITS and not _is_chance(
+            often / turn, len(culprits) / turn, compared_ranks
         ):
             yield rank, attrs.evolve(delay, often=often)
 
