@@ -23,7 +23,7 @@ import pytest
 
 import distdebug
 
-from .living import end_all, wait_until
+from .living import end_all, having, wait_until
 from .ray_lab import free_address, start_node
 
 
@@ -80,6 +80,22 @@ class LiveNode:
     folder: Path
     address: str
     environ: dict[str, str]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leaves_no_process(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """
+    Fails a file of tests that leaves a process: it would run on beside all
+    others, and be found by those that look at the whole machine.
+    """
+    yield
+    ours = f"{tmp_path_factory.getbasetemp()}/"
+    left = having(ours, environment=True)
+    names = [f"{x.pid} {x.cmdline()}" for x in left]
+    end_all(ours)
+    assert not names, f"left behind: {names}"
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
 
@@ -16,7 +15,7 @@ import pytest
 
 import distdebug
 
-from .living import wait_for
+from .living import end_all, wait_for
 
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -70,8 +69,9 @@ def _hang_of(tmp_path):
         return verdict
 
     yield hang_of
+    # Ranks under torchrun are of sessions of their own.
+    end_all(str(tmp_path))
     for job in jobs:
-        os.killpg(job.pid, signal.SIGKILL)
         job.wait()
 
 

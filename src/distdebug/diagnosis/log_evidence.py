@@ -264,8 +264,8 @@ def read_node_evidence(
 
         ranks: The known ranks of processes.
 
-        since: When the job began, in seconds since the epoch; used for nodes
-            whose snapshot has no worker left.
+        since: When the job began, in seconds since the epoch, as its dumps
+            say; older workers on a node may be those of another job.
     """
     by_host: dict[str, dict[int, int]] = defaultdict(dict)
     for (host, pid), rank in ranks.items():
@@ -285,7 +285,7 @@ def read_node_evidence(
             facts[host],
             environs[host],
             ranks=by_host[host],
-            since=_job_start(path, facts[host].booted) or since,
+            since=_later(_job_start(path, facts[host].booted), since),
         )
 
     if facts:
@@ -325,6 +325,10 @@ def _job_start(path: Path, booted: float | None) -> float | None:
         return None
 
     return health.job_start_time(workers, booted=booted)
+
+
+def _later(*times: float | None) -> float | None:
+    return max((x for x in times if x is not None), default=None)
 
 
 def _oom_kills(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, int]]:

@@ -1022,8 +1022,10 @@ class TestRead:
             ("[]", None, {OUT_OF_MEMORY}),
             # Dumps tell, too, when the job began.
             ("[]", 1.7e9 + 5000, set()),
+            # A worker that began before is that of another job.
+            ('[{"start_ticks": 1000}]', 1.7e9 + 5000, set()),
         ],
-        ids=["before", "during", "broken", "nobody", "dumps"],
+        ids=["before", "during", "broken", "nobody", "dumps", "other job"],
     )
     def test_before_the_job(
         self, tmp_path, write_side, *, workers, begun, expected
