@@ -230,9 +230,15 @@ def gpu(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """
-    Measure how long it takes, and how that grows with the job.
+    Measure how long it takes, and how that grows with the job; with ``--all
+    [NAME ...]``, measure the figures of the documentation anew.
     """
-    session.run("pytest", "benchmarks", *session.posargs)
+    options = list(session.posargs)
+    if "--all" in options:
+        options.remove("--all")
+        session.run("python", "benchmarks/figures.py", *options)
+    else:
+        session.run("pytest", "benchmarks", *options)
 
 
 @nox.session(default=False, venv_backend="venv")

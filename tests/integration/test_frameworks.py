@@ -11,11 +11,12 @@ import sys
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 import distdebug
 
-from .living import end_all, wait_for
+from .living import end, end_all, wait_for
 
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -69,9 +70,12 @@ def _hang_of(tmp_path):
         return verdict
 
     yield hang_of
-    # Ranks under torchrun are of sessions of their own.
-    end_all(str(tmp_path))
     for job in jobs:
+        # Titles hide the environment of Ray's servers; ranks under torchrun
+        # are of sessions of their own.
+        children = psutil.Process(job.pid).children(recursive=True)
+        end_all(str(tmp_path))
+        end(children)
         job.wait()
 
 
