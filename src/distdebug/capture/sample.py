@@ -15,12 +15,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import attrs
 
 from .._proc import find_tool, run_tool
 from ..processes import (
+    BlockedCall,
     ProcessState,
     ThreadFacts,
     Worker,
@@ -261,6 +263,8 @@ class Sample:
         attempt: How that went.
 
         digests: One per thread in *threads*; empty if not requested.
+
+        calls: System calls that threads are blocked in, by thread ID.
     """
 
     when: float
@@ -269,6 +273,7 @@ class Sample:
     threads: tuple[ThreadStack, ...]
     attempt: Attempt
     digests: tuple[Digest, ...] = ()
+    calls: Mapping[int, BlockedCall | None] = MappingProxyType({})
 
 
 def take_sample(worker: Worker, *, timeout_s: float) -> Sample:
@@ -305,7 +310,9 @@ def take_sample(worker: Worker, *, timeout_s: float) -> Sample:
     threads, attempt, digests = dump_python(
         worker.pid, state, timeout_s=timeout_s, with_digests=is_busy
     )
-    return Sample(when, state, facts, threads, attempt, digests)
+    # Now, as the process may have ended at the next look.
+    calls = {number: read_system_call(worker.pid, number) for number in facts}
+    return Sample(when, state, facts, threads, attempt, digests, calls)
 
 
 def _ignore_own_tracer(state: ProcessState | None) -> ProcessState | None:
@@ -396,7 +403,7 @@ def _describe_threads(
     ]
     # Threads without Python stack have counters, too.
     for number in dict.fromkeys((*threads_by_sample[-1], *last.facts)):
-        facts, call = last.facts.get(number), read_system_call(pid, number)
+        facts, call = last.facts.get(number), last.calls.get(number)
         thread = threads_by_sample[-1].get(number) or ThreadStack(
             name=facts.name if facts else "", frames=()
         )

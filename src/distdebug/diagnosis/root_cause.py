@@ -354,7 +354,8 @@ def _join_evidence(
     if flight is None and not found.stacks:
         return diagnose_logs(logs)
     if flight is None:
-        kinds = "logs, and stacks in them" if logs.files else "stacks only"
+        has_logs = len(logs.files) > len(logs.facts)
+        kinds = "stacks and logs" if has_logs else "stacks only"
         no_dumps = Missing(
             what="dump",
             reason=f"no Flight Recorder dumps; this verdict is based on {kinds}",

@@ -598,8 +598,12 @@ def view_ranks(
     blocked: list[ProcessView] = []
     views: list[ProcessView] = []
     ranks = {(p.host, p.pid): p.rank for p in tree.ranks}
+    was_ended = all(p.state in ENDED_STATES for p in tree.ranks)
     for process in tree.ranks:
-        if state := explain_state(process, explainer.book):
+        # Whoever ends a job while it is looked at is not why it hung.
+        has_stack = was_ended and any(t.frames for t in process.threads)
+        state = explain_state(process, explainer.book)
+        if state and not has_stack:
             blocked.append(state)
             continue
         view = explainer.explain(process)

@@ -153,6 +153,16 @@ class TestState:
         assert "ranks 0-1 are waiting in all_reduce" in got[0].summary
         assert got[0].remedy
 
+    def test_ended_while_looked_at(self):
+        """
+        That all have ended is not why they hung: their last stacks count.
+        """
+        others = [attrs.evolve(x, state="X") for x in ranks([0, 1], REDUCE)]
+
+        (got,) = explain(others, rank(2, SLEEP, state="X"))
+
+        assert (Cause.SLEEPING, (2,)) == told(got)
+
     def test_disk(self):
         """
         What is asked of a disk that does not answer is told.
