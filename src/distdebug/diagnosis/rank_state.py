@@ -39,6 +39,7 @@ from ..stacks import (
     explain_ranks,
     explain_stacks,
     members_of_job,
+    split_jobs,
 )
 from ..usercode import is_user_code
 from .log_evidence import LogEvidence
@@ -619,6 +620,31 @@ def _weaken_healthy_verdict(
     if pause is not None:
         healthy = healthy.with_clause("and", pause)
     return attrs.evolve(diagnosis, verdict=healthy)
+
+
+def part_jobs(
+    dumps: Dumps, stacks: Sequence[ProcessStacks]
+) -> tuple[tuple[ProcessStacks, ...], tuple[ProcessStacks, ...]]:
+    """
+    Part the processes of the job that wrote the dumps from those of other jobs.
+
+    Returns:
+        Both; all are of the same job if no sidecar names one of them, or if
+        nothing names their jobs.
+    """
+    recorded = {(s.host, s.pid) for s in dumps.sidecars.values()}
+    jobs = split_jobs(stacks).values()
+    others = [
+        members
+        for members in jobs
+        if any(p.job for p in members)
+        and recorded.isdisjoint((p.host, p.pid) for p in members)
+    ]
+    foreign = {id(p) for members in others for p in members}
+    own = tuple(p for p in stacks if id(p) not in foreign)
+    if recorded.isdisjoint((p.host, p.pid) for p in own):
+        return tuple(stacks), ()
+    return own, tuple(p for p in stacks if id(p) in foreign)
 
 
 def rank_processes(

@@ -30,6 +30,7 @@ from ..stacks import (
     explain_stacks,
     is_capture_file,
     is_stack_file,
+    members_of_job,
     read_stack_files,
 )
 from .inventory import find_unread_files
@@ -42,6 +43,7 @@ from .rank_state import (
     build_host_views,
     combine_stacks,
     diagnose_stacks,
+    part_jobs,
     rank_processes,
 )
 from .refine import recheck_running_job, refine
@@ -412,6 +414,35 @@ def _live_ranks(stacks: Iterable[ProcessStacks]) -> frozenset[int]:
 
 
 def _diagnose_dumps(flight: FlightReport, found: _Stacks) -> Diagnosis:
+    """
+    Diagnose the job that wrote the dumps, and then others on its nodes.
+    """
+    own, others = part_jobs(flight.dumps, found.stacks)
+    if not others:
+        return _diagnose_recorded(flight, found)
+    alive = found.alive & {p.rank for p in own}
+    found = attrs.evolve(found, stacks=own, alive=alive)
+    diagnosis = _diagnose_recorded(flight, found)
+    everybody = (*own, *others)
+    known = {id(p) for p in others}
+    stuck = tuple(
+        f
+        for f in explain_stacks(everybody)
+        if not f.cause.is_fine
+        and known.issuperset(map(id, members_of_job(f, everybody)))
+    )
+    sure = [f for f in stuck if f.confidence != "possible"]
+    if sure and diagnosis.verdict.cause.is_fine:
+        rest = (f for f in stuck if f is not sure[0])
+        return attrs.evolve(
+            diagnosis,
+            verdict=sure[0],
+            findings=(sure[0], *rest, diagnosis.verdict),
+        )
+    return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *stuck))
+
+
+def _diagnose_recorded(flight: FlightReport, found: _Stacks) -> Diagnosis:
     dumps = flight.dumps
     diagnosis = attrs.evolve(flight, alive=found.alive).to_diagnosis()
     if _has_no_calls(dumps):

@@ -310,7 +310,7 @@ def _chain_files(
         elif file.sidecar.job in jobs:
             chains[file.sidecar.rank].append(file)
         else:
-            reason = "stale: an earlier run of the job left it"
+            reason = "stale: an earlier run, or another job, left it"
             problems.append(_missing_dump(file, reason))
 
     for chain in chains.values():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .jobs import is_same_job as is_same_job
     from .jobs import join_threads as join_threads
     from .jobs import members_of_job as members_of_job
+    from .jobs import split_jobs as split_jobs
     from .merge import StackTree as StackTree
     from .merge import group_by_key as group_by_key
     from .merge import merge_stacks as merge_stacks

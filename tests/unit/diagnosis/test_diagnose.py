@@ -21,6 +21,7 @@ from distdebug.testing import SimulatedJob, make_dumps
 
 
 READING = ("read_shard", "train.py", 41)
+SLEEPING = ("sleep", "train.py", 40)
 TRAINING = ("step", "train.py", 50)
 MOVING = ThreadActivity(
     seconds=2.0,
@@ -76,6 +77,73 @@ def test_stacks(hang, write_stack):
     verdict = diagnose(hang).verdict
 
     assert Cause.SLEEPING is verdict.detail_cause
+
+
+@pytest.fixture(name="two_jobs")
+def _two_jobs(tmp_path, write_side, write_stack):
+    """
+    The dumps of a job where nothing is stuck, and the stacks of that job and
+    of another one, of which rank 1 sleeps.
+    """
+    job = SimulatedJob(2)
+    job.collective("all_reduce")
+    make_dumps(tmp_path, job)
+    sources = []
+    for name, pid, where in (("own", 7, TRAINING), ("other", 20, SLEEPING)):
+        for rank, line in enumerate((WAITING, where)):
+            path = write_stack(tmp_path, rank, line, pid=pid + rank)
+            (stack,) = read_stacks(path)
+            sources.append(attrs.evolve(stack, job=name))
+            path.unlink()
+    for rank in range(2):
+        write_side(tmp_path, rank, size=2)
+    return [read_dumps(tmp_path), *sources]
+
+
+class TestOtherJobs:
+    """
+    Of several jobs on a node, only one may have dumps.
+    """
+
+    def test_hang(self, two_jobs):
+        """
+        A job that hangs comes before one where nothing is stuck.
+        """
+        diagnosis = diagnose(two_jobs)
+
+        assert Cause.SLEEPING is diagnosis.verdict.cause
+        assert (1,) == diagnosis.verdict.ranks
+        assert diagnosis.verdict.summary.startswith("job other: rank 1 is")
+        assert Cause.HEALTHY is diagnosis.findings[-1].cause
+
+    def test_same_ranks(self, two_jobs, tmp_path):
+        """
+        The reason why a rank is absent is not that of another job's rank.
+        """
+        job = SimulatedJob(2)
+        job.collective("all_reduce", ranks=[0])
+        make_dumps(tmp_path / "stuck", job)
+        for side in tmp_path.glob("*.sidecar.json"):
+            side.rename(tmp_path / "stuck" / side.name)
+        _, *stacks = two_jobs
+
+        diagnosis = diagnose([read_dumps(tmp_path / "stuck"), *stacks])
+
+        verdict, other = diagnosis.findings
+        assert (Cause.RANK_NOT_ARRIVED, (1,)) == (verdict.cause, verdict.ranks)
+        assert Cause.SLEEPING is not verdict.detail_cause
+        assert other.summary.startswith("job other: rank 1 is sleeping")
+
+    def test_none(self, two_jobs):
+        """
+        What another job does is not what the ranks of this one do.
+        """
+        dumps, *stacks = two_jobs
+
+        diagnosis = diagnose([dumps, *stacks[:2]])
+
+        assert Cause.HEALTHY is diagnosis.verdict.cause
+        assert () == diagnosis.findings
 
 
 class TestResults:

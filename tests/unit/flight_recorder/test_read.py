@@ -562,7 +562,7 @@ class TestSeveralFiles:
             (
                 2,
                 "nccl_trace_rank_2",
-                "stale: an earlier run of the job left it",
+                "stale: an earlier run, or another job, left it",
             )
         ] == reasons(dumps)
 
