@@ -814,14 +814,21 @@ def explain_stacks(
         return explain_job(known, explainer)
 
     found = [
-        [
-            attrs.evolve(f, summary=f"job {job}: {f.summary}") if job else f
-            for f in explain_job(members, explainer)
-        ]
+        [_name_job(f, job) for f in explain_job(members, explainer)]
         for job, members in jobs.items()
     ]
     found.sort(key=lambda fs: not fs or fs[0].cause.is_fine)
     return tuple(f for findings in found for f in findings)
+
+
+# torchrun makes one up where nobody names the job.
+_UUID = re.compile(r"\b([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+
+
+def _name_job(finding: Finding, job: str) -> Finding:
+    name = _UUID.sub(r"\1", job)
+    text = f"job {name}: {finding.summary}"
+    return attrs.evolve(finding, summary=text) if name else finding
 
 
 def explain_ranks(

@@ -978,3 +978,20 @@ class TestJobs:
         ] == [told(f) for f in got]
         assert got[0].summary.startswith("job b: rank 1 is sleeping")
         assert got[1].summary.startswith("process 9")
+
+    def test_made_up_name(self):
+        """
+        Of a name that nobody gave, the beginning is enough.
+        """
+        name = "0543c380-92f1-497e-9f15-4413041724f0 node1:29500"
+        here, there = (
+            [
+                attrs.evolve(p, job=job, pid=p.pid + more)
+                for p in (rank(0, REDUCE), rank(1, SLEEP))
+            ]
+            for job, more in (("a", 50), (name, 0))
+        )
+
+        got = explain(here, there)
+
+        assert "job 0543c380 node1:29500: rank 1 is" in got[-1].summary
