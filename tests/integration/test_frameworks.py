@@ -37,6 +37,8 @@ def _hang_of(tmp_path):
         environ = {
             **os.environ,
             "PYTHONPATH": str(SOURCE),
+            "DS_ACCELERATOR": "cpu",
+            "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": "1",
             "FAULT": fault,
             "RUN": str(tmp_path / "run"),
@@ -67,7 +69,7 @@ def _hang_of(tmp_path):
         wait_for(
             lambda: verdict.summary[:40] in log.read_text(errors="replace")
         )
-        return verdict
+        return verdict, log
 
     yield hang_of
     for job in jobs:
@@ -85,6 +87,16 @@ def _line(framework, fault):
     return next(n for n, x in lines if x.endswith(f"# HERE {fault}"))
 
 
+def _skip_without(framework):
+    needed = {
+        "plain": "torch",
+        "fully_sharded": "torch",
+        "ray_train": "pyarrow",
+    }
+    if not importlib.util.find_spec(needed.get(framework, framework)):
+        pytest.skip(f"{framework} is not installed")
+
+
 @pytest.mark.parametrize(
     ("framework", "fault"),
     [
@@ -93,6 +105,8 @@ def _line(framework, fault):
         ("lightning", "locks"),
         ("transformers", "sleeps"),
         ("ray_train", "locks"),
+        ("deepspeed", "sleeps"),
+        ("fully_sharded", "sleeps"),
     ],
 )
 def test_hang(hang_of, framework, fault):
@@ -100,11 +114,9 @@ def test_hang(hang_of, framework, fault):
     The snapshot lies in the folder of the run, and names rank and line; the
     verdict is in the log of the job, too.
     """
-    needed = {"plain": "torch", "ray_train": "pyarrow"}
-    if not importlib.util.find_spec(needed.get(framework, framework)):
-        pytest.skip(f"{framework} is not installed")
+    _skip_without(framework)
 
-    verdict = hang_of(framework, fault)
+    verdict, _ = hang_of(framework, fault)
 
     assert verdict.ranks == (1,)
     assert verdict.location.line == _line(framework, fault)
@@ -112,3 +124,27 @@ def test_hang(hang_of, framework, fault):
     assert {"sleeps": "rank_not_arrived", "locks": "lock_deadlock"}[
         fault
     ] in found
+
+
+@pytest.mark.parametrize(
+    "framework", ["accelerate", "lightning", "transformers"]
+)
+def test_exception(hang_of, framework, tmp_path):
+    """
+    An exception that ends the job later carries the verdict, and where the
+    evidence lies, in the log.
+    """
+    _skip_without(framework)
+
+    verdict, log = hang_of(framework, "raises")
+
+    hangs = tmp_path / "run" / "hangs"
+    expected = (
+        "TimeoutError",
+        f"distdebug: {verdict.summary}",
+        f"{hangs} on",
+    )
+    wait_for(
+        lambda: all(x in log.read_text(errors="replace") for x in expected)
+    )
+    assert verdict.location.line == _line(framework, "raises")

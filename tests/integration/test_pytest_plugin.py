@@ -153,6 +153,49 @@ def test_dtypes():
 
 @pytest.mark.ranks(2, schedule=True)
 def test_no_calls(): ...
+
+
+@pytest.mark.ranks(2)
+def test_fixture(collective_schedule):
+    assert collective_schedule.name == "test_it-test_fixture.txt"
+    for _ in range(2 if "MORE" in os.environ else 1):
+        dist.barrier()
+"""
+
+# In the style of the unit tests of DeepSpeed's communication: a class for each
+# collective, its sizes as parameters, and a result that is known beforehand.
+SUBGROUPS = """
+import pytest
+import torch
+import torch.distributed as dist
+
+
+@pytest.mark.parametrize("numel", [3])
+@pytest.mark.ranks(4, timeout_s=4)
+class TestReduceInSubgroups:
+    @pytest.fixture
+    def meshes(self):
+        return {"dp": [[0, 2], [1, 3]], "tp": [[0, 1], [2, 3]]}
+
+    def run(self, meshes, numel, order):
+        rank = dist.get_rank()
+        groups = {}
+        for name, members in meshes.items():
+            made = [dist.new_group(x, group_desc=name) for x in members]
+            groups[name] = next(
+                g for g, x in zip(made, members) if rank in x
+            )
+        x = torch.ones(numel) * (rank + 1)
+        for name in order:
+            dist.all_reduce(x, group=groups[name])
+        assert torch.all(x == sum(range(1, dist.get_world_size() + 1)))
+
+    def test_in_order(self, meshes, numel):
+        self.run(meshes, numel, ["dp", "tp"])
+
+    def test_crossed(self, meshes, numel):
+        is_odd = dist.get_rank() in {0, 3}
+        self.run(meshes, numel, ["tp", "dp"] if is_odd else ["dp", "tp"])
 """
 
 # pytest does so with the modules of each plugin that is installed.
@@ -319,11 +362,12 @@ def test_a_schedule_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("MORE", "1")
     changed = run(tmp_path)
 
-    assert "3 passed" in written
+    assert "4 passed" in written
     assert (
         "ranks 0-1\n  3 x gloo:all_reduce of 'default_pg': [4] Float @" in kept
     )
-    assert "2 failed, 1 passed" in changed
+    assert "3 failed, 1 passed" in changed
+    assert "ranks 0-1: call 2 is new: gloo:barrier" in changed
     place = f"test_it.py:{line_of(SCHEDULED, '# here')}"
     assert (
         "ranks 0-1: call 4 is new: gloo:broadcast of 'default_pg'" in changed
@@ -331,6 +375,35 @@ def test_a_schedule_is_kept(tmp_path, monkeypatch):
     assert place in changed
     assert "the ranks diverge: " in changed
     assert "dtype_mismatch" in changed
+
+
+def test_a_missing_schedule_is_said(tmp_path):
+    """
+    The message names the file that is not there, and how to write it.
+    """
+    tmp_path.joinpath("test_it.py").write_text(SCHEDULED)
+
+    output = run(tmp_path, "-k", "test_fixture")
+
+    assert "1 failed" in output
+    assert "no schedule in " in output
+    assert "schedules/test_it-test_fixture.txt: No such file" in output
+    assert "Try: pytest --update-schedules, which writes it" in output
+
+
+def test_subgroups_in_another_order(tmp_path):
+    """
+    A test of a mesh in which ranks reduce in their groups in another order
+    fails with the circle; the one in order passes.
+    """
+    tmp_path.joinpath("test_mesh.py").write_text(SUBGROUPS)
+
+    output = run(tmp_path)
+
+    assert "1 failed, 1 passed" in output
+    assert "ranks 0-3 wait for each other: " in output
+    assert "cause: group_order_deadlock (certain)" in output
+    assert f"test_mesh.py:{line_of(SUBGROUPS, 'group=groups')}" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -12,8 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
@@ -420,6 +422,74 @@ def test_side_car_killed(start):
     assert [2] == json.loads(got.stdout)["verdict"]["ranks"]
     assert (job.folder / "hangs" / "REPORT.txt").exists()
     assert [] == [pid for pid in job.pids if not is_free(pid)]
+
+
+@pytest.fixture(name="collector")
+def _collector():
+    """
+    A server that keeps what it is sent over OTLP: the path, and the message.
+    """
+    got = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            """
+            Keep a message.
+            """
+            length = int(self.headers["Content-Length"])
+            got.append((self.path, self.rfile.read(length)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """
+            Say nothing.
+            """
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.got = got
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_telemetry(collector, tmp_path):
+    """
+    Who stands beside a job sends the hang, and its metrics, before it ends.
+    """
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    pytest.importorskip("opentelemetry.sdk")
+    code = "import time; time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code]) as job:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "distdebug", "watch", "--otel"),
+                *("--wait-seconds", "1", "--pid", str(job.pid)),
+                *("--output-dir", tmp_path / "hangs"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env={
+                **ENVIRON,
+                "OTEL_EXPORTER_OTLP_ENDPOINT": (
+                    f"http://127.0.0.1:{collector.server_port}"
+                ),
+                "OTEL_SERVICE_NAME": "train",
+            },
+        )
+        job.kill()
+
+    sent = dict(collector.got)
+    assert 1 == done.returncode, done.stderr
+    assert {"/v1/logs", "/v1/metrics"} == sent.keys()
+    assert b"distdebug.hang" in sent["/v1/logs"]
+    assert str(tmp_path / "hangs").encode() in sent["/v1/logs"]
+    assert b"train" in sent["/v1/logs"]
+    assert b"distdebug_hangs" in sent["/v1/metrics"]
+    assert b"sleeping" in sent["/v1/metrics"]
 
 
 def test_no_false_alarm(healthy):

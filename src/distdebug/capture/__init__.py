@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .blockers import Check as Check
     from .blockers import check_blocks as check_blocks
     from .capture_checks import check_capture as check_capture
+    from .guard_program import end_with_parent as end_with_parent
     from .model import Attempt as Attempt
     from .model import Capture as Capture
     from .model import CaptureStatus as CaptureStatus

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 
-from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 
@@ -110,6 +109,30 @@ def resume(pid: int, before: TargetState, *, watch_s: float) -> bool:
         time.sleep(0.01)
 
 
+def end_with_parent(
+    parent: int, number: signal.Signals = signal.SIGKILL
+) -> bool:
+    """
+    Have the kernel send this process a signal when its parent dies.
+
+    Elsewhere than on Linux, it only looks at the parent.
+
+    Args:
+        parent: The PID of the parent.
+
+        number: The signal.
+
+    Returns:
+        Whether the parent is still the same.
+    """
+    import ctypes  # here: modules that import this file do not need it
+
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, number)
+    return os.getppid() == parent
+
+
 def main(argv: list[str]) -> None:
     """
     Run a tool on a process, and print one line about both.
@@ -186,13 +209,11 @@ def _is_stopping(pid: int) -> bool:
 
 
 def _start_tool(command: list[str], out: int, err: int, max_bytes: int) -> int:
-    import ctypes  # here: modules that import this file do not need it
+    import ctypes  # noqa: F401 before fork: the tool's process loads nothing
 
-    # Resolved before fork: little may be called safely after it.
-    prctl = ctypes.CDLL(None).prctl
     guard, tool = os.getpid(), os.fork()
     if not tool:
-        _exec_tool(command, (out, err), max_bytes, guard, prctl)
+        _exec_tool(command, (out, err), max_bytes, guard)
     with contextlib.suppress(OSError):
         os.setpgid(tool, tool)
     return tool
@@ -204,12 +225,10 @@ def _exec_tool(  # pragma: no cover
     files: tuple[int, int],
     max_bytes: int,
     guard: int,
-    prctl: Callable[[int, int], int],
 ) -> NoReturn:
     try:
         os.setpgid(0, 0)
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:  # the guard was killed meanwhile
+        if not end_with_parent(guard):  # it was killed meanwhile
             os._exit(1)
         for number in signal.valid_signals() - _UNCATCHABLE:
             signal.signal(number, signal.SIG_DFL)

@@ -387,6 +387,7 @@ def timeline(args: Namespace) -> int:
         value("-o, --output FILE", "where to write it", type=output_file),
         value("--check FILE", "a schedule that must be the same"),
     ),
+    JSON,
 )
 def schedule(args: Namespace) -> int:
     """
@@ -405,10 +406,7 @@ def schedule(args: Namespace) -> int:
         dumps = distdebug.read_dumps(map(Path, args.paths), progress=progress)
     made = flight_recorder.make_schedule(dumps)
     if args.check:
-        kept = flight_recorder.read_schedule(args.check)
-        differences = flight_recorder.compare_schedules(kept, made)
-        print("\n".join(differences) or "the schedules are the same")
-        return 1 if differences else 0
+        return _check_schedule(args, made)
     if args.output:
         with output_to(args.output):
             write_whole(Path(args.output), str(made).encode())
@@ -416,9 +414,21 @@ def schedule(args: Namespace) -> int:
 
         calls = sum(map(len, made.calls.values()))
         remark(f"{args.output}: {calls:,} calls of {ranks_text(made.calls)}")
-    else:
+    if args.json:
+        print_json(args, made.to_dict())
+    elif not args.output:
         print(made, end="")
     return 0
+
+
+def _check_schedule(args: Namespace, made: flight_recorder.Schedule) -> int:
+    kept = flight_recorder.read_schedule(args.check)
+    differences = flight_recorder.compare_schedules(kept, made)
+    if args.json:
+        print_json(args, {"differences": [*differences]})
+    else:
+        print("\n".join(differences) or "the schedules are the same")
+    return 1 if differences else 0
 
 
 @command(

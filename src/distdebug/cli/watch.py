@@ -7,7 +7,8 @@ from __future__ import annotations
 import sys
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from .output import print_json, warn
 
 
 if TYPE_CHECKING:
-    from ..integrations.metrics import WatchMetrics
+    from ..integrations.metrics import WatchState
 
 
 @command(
@@ -112,6 +113,11 @@ if TYPE_CHECKING:
             "serve metrics for Prometheus on this port of the loopback device",
             type=int,
         ),
+        flag(
+            "--otel",
+            "send hangs and metrics to OpenTelemetry over OTLP, as the "
+            "variables OTEL_* say",
+        ),
     ),
     flag("--json", "print each snapshot as a line of JSON"),
 )
@@ -136,22 +142,27 @@ def watch(args: Namespace) -> int:
 
     watching.check_number(args.floor, "--floor", least=0.1)
     config = _config(args)
-    metrics = _metrics(args)
-    handler = _handler(args, config, [*_integrated_hooks(args, metrics)])
-    _warn_of_missing(args.pid or ())
-    ending = watching.watch_processes(
-        config,
-        on_hang=handler,
-        tell=_teller(args.floor),
-        pids=args.pid or (),
-        patterns=args.pattern or (),
-        sense=_observed_sense(args, metrics),
-        new_sensor=partial(
-            watching.ProgressSensor, floor_s=args.floor, start_s=args.start
-        ),
-        until_exit=args.until_exit or not args.wait_seconds,
-        poll_s=watching.default_poll_s(args.floor),
-    )
+    with ExitStack() as stack:
+        states = [*_states(args)]
+        for state in states:
+            stack.callback(state.close)
+        handler = _handler(args, config, [*_integrated_hooks(args, states)])
+        _warn_of_missing(args.pid or ())
+        ending = watching.watch_processes(
+            config,
+            on_hang=handler,
+            tell=_teller(args.floor),
+            pids=args.pid or (),
+            patterns=args.pattern or (),
+            sense=_observed_sense(args, states),
+            new_sensor=partial(
+                watching.ProgressSensor,
+                floor_s=args.floor,
+                start_s=args.start,
+            ),
+            until_exit=args.until_exit or not args.wait_seconds,
+            poll_s=watching.default_poll_s(args.floor),
+        )
     return _status(args, ending, handler)
 
 
@@ -197,20 +208,21 @@ def _config(args: Namespace) -> watching.HangDebugConfig:
     return attrs.evolve(config, output_dir=args.output_dir)
 
 
-def _metrics(args: Namespace) -> WatchMetrics | None:
-    if args.metrics is None and args.metrics_port is None:
-        return None
+def _states(args: Namespace) -> Iterator[WatchState]:
+    if args.metrics is not None or args.metrics_port is not None:
+        from ..integrations.metrics import WatchMetrics
 
-    from ..integrations.metrics import WatchMetrics
+        yield WatchMetrics(args.metrics, port=args.metrics_port)
+    if args.otel:
+        from ..integrations.otel import WatchTelemetry
 
-    return WatchMetrics(args.metrics, port=args.metrics_port)
+        yield WatchTelemetry()
 
 
 def _integrated_hooks(
-    args: Namespace, metrics: WatchMetrics | None
+    args: Namespace, states: Iterable[WatchState]
 ) -> Iterator[watching.Hook]:
-    if metrics is not None:
-        yield metrics.on_hang
+    yield from (state.on_hang for state in states)
     if args.notify is not None:
         from ..integrations.notify import notify_hook
 
@@ -218,17 +230,24 @@ def _integrated_hooks(
 
 
 def _observed_sense(
-    args: Namespace, metrics: WatchMetrics | None
+    args: Namespace, states: Collection[WatchState]
 ) -> Callable[..., object] | None:
     """
-    Return what determines progress, and tells it to the metrics.
+    Return what determines progress, and is shown to the states.
     """
     sense = _sense(args)
-    if metrics is None:
+    if not states:
         return sense
 
     inner = sense or partial(watching.switches_by_process, "/proc")
-    return lambda pids: metrics.observe(inner(pids))
+
+    def observed(pids: tuple[int, ...]) -> object:
+        value = inner(pids)
+        for state in states:
+            state.observe(value)
+        return value
+
+    return observed
 
 
 def _handler(

@@ -37,12 +37,11 @@ Outcome = Literal["stuck", "ended", "running"]
 _POLL_S = 0.1
 _MOST_LOG = 1 << 20
 # Becomes the launcher, which the kernel asks to end when we are killed: it ends
-# its ranks then.  1 is PR_SET_PDEATHSIG; elsewhere than on Linux there is none.
+# its ranks then.
 _BOUND = """
-import ctypes, os, signal, sys
-prctl = getattr(ctypes.CDLL(None), "prctl", None)
-prctl and prctl(1, signal.SIGTERM)
-if os.getppid() == int(sys.argv[1]):
+import os, signal, sys
+from distdebug.capture import end_with_parent
+if end_with_parent(int(sys.argv[1]), signal.SIGTERM):
     os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 _STEP = re.compile(rb"^step (\d{1,9})$", re.MULTILINE)

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
+from typing import Any
 
 import attrs
 
@@ -54,6 +55,10 @@ class ScheduledCall:
         return f"{self.what} at {self.where}" if self.where else self.what
 
 
+# How often, what, and where.
+_Folded = tuple[int, str, str]
+
+
 @attrs.frozen
 class Schedule:
     """
@@ -68,20 +73,44 @@ class Schedule:
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
 
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Return plain data for JSON, as folded as the text.
+        """
+        return {
+            "schedule": [
+                {
+                    "ranks": ranks,
+                    "calls": [
+                        {"count": count, "what": what, "where": where}
+                        for count, what, where in calls
+                    ],
+                }
+                for ranks, calls in self._folded()
+            ]
+        }
+
     def _lines(self) -> Iterator[str]:
+        yield _HEADING
+        for ranks, calls in self._folded():
+            yield ranks_text(ranks)
+            for count, what, where in calls:
+                times = f"{count} x " if count > 1 else ""
+                place = f" @ {where}" if where else ""
+                yield f"  {times}{what}{place}"
+
+    def _folded(self) -> Iterator[tuple[list[int], list[_Folded]]]:
+        """
+        Yield equal ranks, and their calls, each with how often it is repeated.
+        """
         alike = defaultdict(list)
         for rank, calls in sorted(self.calls.items()):
             # Calls at different lines are equal, but not shown as one.
             key = tuple((call.what, call.where) for call in calls)
             alike[key].append(rank)
-        yield _HEADING
         for pairs, ranks in alike.items():
-            yield ranks_text(ranks)
-            for (what, where), run in groupby(pairs):
-                count = len(list(run))
-                times = f"{count} x " if count > 1 else ""
-                place = f" @ {where}" if where else ""
-                yield f"  {times}{what}{place}"
+            runs = ((pair, len([*run])) for pair, run in groupby(pairs))
+            yield ranks, [(count, *pair) for pair, count in runs]
 
 
 def make_schedule(dumps: Dumps) -> Schedule:

@@ -4,17 +4,14 @@ Record and watch jobs of Lightning by a callback.
 
 from __future__ import annotations
 
-import os
-
-from functools import partial
 from typing import Any
 
 import lightning
 
-from .training import TrainingWatch
+from .training import WatchingCallback
 
 
-class HangCallback(lightning.Callback):
+class HangCallback(WatchingCallback, lightning.Callback):
     """
     Record the collectives of each rank, and diagnose the job when it hangs.
 
@@ -32,18 +29,6 @@ class HangCallback(lightning.Callback):
         options: Further arguments of
             :class:`~distdebug.integrations.TrainingWatch`.
     """
-
-    def __init__(
-        self,
-        output_dir: str | os.PathLike[str] | None = None,
-        **options: Any,
-    ) -> None:
-        self._make_again = partial(type(self), output_dir, **options)
-        self._training = TrainingWatch(output_dir, **options)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Ranks that are spawned make a watch of their own.
-        return self._make_again, ()
 
     def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
         """

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .._io import read_ordinary
-from .._text import clean, reason_of
+from .._text import reason_of
 from ..errors import ConfigError, HookError, MissingDependencyError
 from ..watching import Hang
 
@@ -24,7 +24,6 @@ except ImportError as exc:
     ) from exc
 
 
-_MAX_SUMMARY = 1000
 _MAX_BYTES = 1 << 16
 _REMEDY = (
     "write one address per line, such as mailto://user:password@example.com or "
@@ -55,8 +54,7 @@ def notify_hook(file: str | os.PathLike[str]) -> Callable[[Hang], None]:
             number
             for number, service in _read_services(path)
             if not service.notify(
-                title="distdebug: a job hangs",
-                body=f"{clean(hang.summary, limit=_MAX_SUMMARY)}\n{hang.folder}",
+                title="distdebug: a job hangs", body=hang.message
             )
         ]
         if lost:

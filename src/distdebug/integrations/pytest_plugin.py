@@ -36,6 +36,7 @@ _MARKER = (
 )
 _MAX_OUTPUT_BYTES = 1 << 16
 _TEMPORARY = "tmp_path_factory"
+_SCHEDULE = "collective_schedule"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +63,23 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """
     if isinstance(item, pytest.Function) and item.get_closest_marker("ranks"):
         item.fixturenames.append(_TEMPORARY)
+
+
+@pytest.fixture(name=_SCHEDULE)
+def _collective_schedule(request: pytest.FixtureRequest) -> Path:
+    """
+    Compare the collectives of a test on ranks with those in a kept file.
+
+    It does what the marker does with ``schedule=True``.
+
+    Returns:
+        The file.
+    """
+    marker = request.node.get_closest_marker("ranks")
+    if marker is None:
+        msg = "collective_schedule is for tests with the marker ranks(count)"
+        pytest.fail(msg, pytrace=False)
+    return _read_options(marker).schedule_file(request.node)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -224,7 +242,8 @@ def _failure(
     if ranks.running:
         return describe_hang(ranks, options.timeout_s)
     kinds = {end.kind for end in ranks.ends.values()}
-    if kinds == {"returned"} and options.schedule:
+    is_kept = options.schedule or _SCHEDULE in item.fixturenames
+    if kinds == {"returned"} and is_kept:
         update: bool = item.config.getoption("--update-schedules")
         file = options.schedule_file(item)
         return check_schedule(ranks, file, update=update)

@@ -106,14 +106,9 @@ def check_schedule(ranks: LocalRanks, kept: Path, *, update: bool) -> str:
         if update:
             _write_schedule(kept, schedule)
             return ""
-        if not kept.exists():
-            return (
-                f"no schedule is kept yet in {kept}\n"
-                "Try: pytest --update-schedules, which writes it"
-            )
         differences = compare_schedules(read_schedule(kept), schedule)
     except ScheduleError as exc:
-        differences = (str(exc),)
+        return f"{exc}\nTry: pytest --update-schedules, which writes it"
     except DistdebugError as exc:
         return f"no schedule can be made: {exc}\nTry: {exc.remedy}"
     if not differences:

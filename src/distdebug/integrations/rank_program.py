@@ -8,12 +8,10 @@ rank in the environment, and removes what it leaves.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import json
 import os
 import pickle
-import signal
 import sys
 import time
 
@@ -24,10 +22,8 @@ from typing import Any
 import distdebug
 
 from distdebug._io import write_whole
+from distdebug.capture import end_with_parent
 from distdebug.errors import NotRecordingError
-
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(parent: str, folder: str, gate: str) -> None:
@@ -42,7 +38,8 @@ def main(parent: str, folder: str, gate: str) -> None:
         gate: The descriptor of a pipe that is closed when the function has
             returned on all ranks.
     """
-    _end_with(int(parent))
+    if not end_with_parent(int(parent)):
+        sys.exit("the process that started this rank has ended")
 
     # Imported here, as the parent may have ended meanwhile; and before the
     # recorder is enabled, which then knows what this torch reads.
@@ -86,15 +83,6 @@ def wait_for_other_ranks(gate: int) -> None:
         gate: The descriptor of a pipe, which is closed then.
     """
     os.read(gate, 1)
-
-
-def _end_with(parent: int) -> None:
-    """
-    Have the kernel kill this process when its parent dies.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the process that started this rank has ended")
 
 
 def _describe(exc: BaseException, function: Any) -> dict[str, Any]:

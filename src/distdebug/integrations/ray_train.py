@@ -84,7 +84,7 @@ def watched_loop(
 
 class HangCallback(UserCallback):
     """
-    Log why workers failed, on the driver.
+    Log why workers failed, on the driver, and note it at their exceptions.
 
     Args:
         output_dir: The folder for snapshots of hangs.
@@ -106,4 +106,7 @@ class HangCallback(UserCallback):
         except (DistdebugError, OSError) as error:
             _logger.warning("the hang was not diagnosed: %s", error)
         else:
-            _logger.error("%s (see %s)", verdict.summary, self._output_dir)
+            text = f"{verdict.summary} (see {self._output_dir})"
+            _logger.error("%s", text)
+            for failure in worker_exceptions.values():
+                failure.add_note(f"distdebug: {text}")

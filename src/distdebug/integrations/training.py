@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from ..errors import DistdebugError
@@ -46,6 +49,8 @@ class TrainingWatch:
         self._output_dir = output_dir
         self._options = options
         self._watch: Watch | None = None
+        self._hook: Any = None
+        self._next_hook: Any = None
         self._phases: dict[str, ExitStack] = {}
         self.enable(dump_dir)
 
@@ -78,6 +83,8 @@ class TrainingWatch:
             self._watch = watch(
                 output_dir=self._output_dir or default, **self._options
             )
+            self._next_hook, self._hook = sys.excepthook, self._explain_last
+            sys.excepthook = self._hook
 
     #: Count a finished step; the function itself, as it is called so often.
     step = staticmethod(count_step)
@@ -99,19 +106,60 @@ class TrainingWatch:
 
     def explain(self, error: BaseException) -> None:
         """
-        Add the diagnoses of this rank's hangs to an exception.
+        Add the verdicts on hangs of the job to an exception, as notes.
         """
-        for hang in self._watch.hangs if self._watch else ():
-            if not hang.is_healthy:
-                error.add_note(f"distdebug: {hang.summary}")
-                error.add_note(f"The evidence is in {hang.folder}.")
+        known = getattr(error, "__notes__", ())
+        for message in self._watch.messages() if self._watch else ():
+            note = f"distdebug: {message}"
+            if note not in known:
+                error.add_note(note)
+
+    def _explain_last(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        """
+        Explain an exception that ends the program: a hook of Python, as most
+        frameworks have none for it.
+        """
+        with suppress(Exception):
+            self.explain(error)
+        self._next_hook(kind, error, trace)
 
     def close(self) -> None:
         """
         End the watch.
         """
+        if sys.excepthook is self._hook:  # one that was set later stays
+            sys.excepthook = self._next_hook
         if self._watch is not None:
             self._watch.close()
+
+
+class WatchingCallback:
+    """
+    What the callbacks of frameworks have in common.
+
+    Args:
+        output_dir: The folder for snapshots; by default ``hangs`` in the folder
+            of the run.
+
+        options: Further arguments of :class:`TrainingWatch`.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._make_again = partial(type(self), output_dir, **options)
+        self._training = TrainingWatch(output_dir, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ranks that are spawned make a watch of their own.
+        return self._make_again, ()
 
 
 @contextmanager

@@ -4,16 +4,14 @@ Record and watch jobs of the Transformers trainer by a callback.
 
 from __future__ import annotations
 
-import os
-
 from typing import Any
 
 import transformers
 
-from .training import TrainingWatch
+from .training import WatchingCallback
 
 
-class HangCallback(transformers.TrainerCallback):
+class HangCallback(WatchingCallback, transformers.TrainerCallback):
     """
     Record the collectives of each rank, and diagnose the job when it hangs.
 
@@ -33,13 +31,6 @@ class HangCallback(transformers.TrainerCallback):
         options: Further arguments of
             :class:`~distdebug.integrations.TrainingWatch`.
     """
-
-    def __init__(
-        self,
-        output_dir: str | os.PathLike[str] | None = None,
-        **options: Any,
-    ) -> None:
-        self._training = TrainingWatch(output_dir, **options)
 
     def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
         """

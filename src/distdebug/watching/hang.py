@@ -152,6 +152,13 @@ class Hang(Shown):
         """
         return clean(self.data["verdict"]["summary"], limit=1000)
 
+    @property
+    def message(self) -> str:
+        """
+        Return two lines for people: the verdict, and where the evidence is.
+        """
+        return hang_message(self.summary, self.folder)
+
     def to_dict(self) -> dict[str, Any]:
         """
         Return plain data for JSON.
@@ -181,6 +188,14 @@ class Hang(Shown):
         if self.problem:
             see = f"the report could not be written ({self.problem}): {where}"
         yield Lines([*lines, f"  {see}"])
+
+
+def hang_message(summary: str, folder: Path) -> str:
+    """
+    Return two lines for people: a verdict, and where the evidence is.
+    """
+    place = clean(os.fspath(folder), limit=400)
+    return f"{summary}\n{place} on {clean(socket.gethostname())}"
 
 
 _PROBE_S = 5.0

@@ -450,7 +450,6 @@ _VARIABLE = re.compile(r"(?<!\\)\$(?:\w+|[{(][^)}]*[)}]?)")
 _OPERATOR = re.compile(r"&&|\|\||>>|[|&;<>]|`[^`]*`?")
 # How long a command has to clean up after SIGTERM.
 _GRACE_S = 2.0
-_MAX_SUMMARY = 1000
 
 
 def command_hook(
@@ -538,12 +537,8 @@ def webhook_hook(
         except ConfigError as error:
             raise HookError(str(error), remedy=error.remedy) from None
 
-        data = hang.to_dict()
-        host = clean(str(data.get("host") or ""))
-        place = clean(os.fspath(hang.folder), limit=400)
-        where = f"{place} on {host}" if host else place
-        text = f"{clean(hang.summary, limit=_MAX_SUMMARY)}\n{where}"
-        post(address, message_for(address, text, data), timeout_s=bound_s)
+        body = message_for(address, hang.message, hang.to_dict())
+        post(address, body, timeout_s=bound_s)
 
     return run_hook
 
@@ -594,7 +589,7 @@ def _run(words: Sequence[str], hang: Hang, timeout_s: float) -> Completed:
     environment: Mapping[str, str] = {
         **os.environ,
         "DISTDEBUG_FOLDER": os.fspath(hang.folder),
-        "DISTDEBUG_SUMMARY": clean(hang.summary, limit=_MAX_SUMMARY),
+        "DISTDEBUG_SUMMARY": hang.summary,
     }
     return run_child(
         words,

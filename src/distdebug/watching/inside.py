@@ -14,12 +14,16 @@ import threading
 import time
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from .._in_job import OwnThread
+from .._io import read_ordinary
+from .._proc import in_time
+from .._text import clean
 from ..errors import CaptureError
 from ..flight_recorder import current_recording, read_progress
 from ..identity import current_identity
@@ -42,6 +46,7 @@ from .hang import (
     Hook,
     Response,
     find_output_dir,
+    hang_message,
     log_message,
 )
 from .loop import (
@@ -62,6 +67,9 @@ from .loop import (
 _CHILD_EXIT_S = 12.0
 _JOIN_S = 2.0
 _HOOK_TIMEOUT_S = 60.0
+# How long reports of other ranks may take to be read.
+_READ_S = 5.0
+_MAX_REPORT_BYTES = 1 << 26
 
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -274,6 +282,26 @@ class Watch:
         """
         return tuple(self._hangs)
 
+    def messages(self) -> tuple[str, ...]:
+        """
+        Return what was found wrong with the job so far, for people.
+
+        That includes the reports of other ranks that this one knows of.
+
+        Returns:
+            Two lines for each hang: the verdict, and where the evidence is.
+        """
+        own = tuple(self._hangs)
+        others = self._handler.request.but - {hang.folder for hang in own}
+        read = partial(_first_lines, sorted(others))
+        lines: Mapping[Path, str] = {}
+        with suppress(Exception):  # the file system may be what hangs
+            lines = in_time(read, _READ_S)
+        return (
+            *(hang.message for hang in own if not hang.is_healthy),
+            *(hang_message(line, folder) for folder, line in lines.items()),
+        )
+
     def step(self) -> None:
         """
         Count a finished step.
@@ -377,6 +405,16 @@ class Watch:
     def _call_hook(self, hook: Hook, hang: Hang) -> None:
         self._thread_local.is_hook = True
         hook(hang)
+
+
+def _first_lines(bundles: Iterable[Path]) -> dict[Path, str]:
+    lines = {}
+    for bundle in bundles:
+        with suppress(OSError, ValueError):
+            text = read_ordinary(bundle / "REPORT.txt", _MAX_REPORT_BYTES)
+            line = text.partition(b"\n")[0].decode("utf-8", "replace")
+            lines[bundle] = clean(line, limit=1000)
+    return lines
 
 
 def _log_hang(hang: Hang) -> None:

@@ -8,6 +8,7 @@ import time
 
 import torch
 
+from hang_options import OPTIONS, TOLD
 from torch.utils.data import DataLoader, TensorDataset
 
 from distdebug.integrations.accelerate import WatchedAccelerator
@@ -25,12 +26,7 @@ def main():
     accelerator = WatchedAccelerator(
         cpu=True,
         project_dir=os.environ["RUN"],
-        watch_options={
-            "dump_dir": os.environ["DUMPS"],
-            "floor_s": 4.0,
-            "start_s": 60.0,
-            "poll_s": 0.5,
-        },
+        watch_options=OPTIONS,
     )
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -42,6 +38,9 @@ def main():
                 time.sleep(3600)  # HERE sleeps
             if os.environ["FAULT"] == "locks":
                 LOCK.acquire()  # HERE locks
+            if os.environ["FAULT"] == "raises":
+                TOLD.wait()  # HERE raises
+                raise TimeoutError
         optimizer.zero_grad()
         accelerator.backward(model(x).square().mean())
         optimizer.step()

@@ -9,6 +9,7 @@ import time
 import lightning
 import torch
 
+from hang_options import OPTIONS, TOLD
 from torch.utils.data import DataLoader, TensorDataset
 
 from distdebug.integrations.lightning import HangCallback
@@ -37,6 +38,9 @@ class Model(lightning.LightningModule):
                 time.sleep(3600)  # HERE sleeps
             if os.environ["FAULT"] == "locks":
                 LOCK.acquire()  # HERE locks
+            if os.environ["FAULT"] == "raises":
+                TOLD.wait()  # HERE raises
+                raise TimeoutError
         return self.layer(batch[0]).square().mean()
 
     def configure_optimizers(self):
@@ -50,9 +54,7 @@ def main():
     """
     Train.
     """
-    hangs = HangCallback(
-        dump_dir=os.environ["DUMPS"], floor_s=4.0, start_s=60.0, poll_s=0.5
-    )
+    hangs = HangCallback(**OPTIONS)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hang_options import OPTIONS, TOLD
 from torch.nn.parallel import DistributedDataParallel
 
 import distdebug
@@ -34,6 +35,9 @@ def main():
                 time.sleep(3600)  # HERE sleeps
             if os.environ["FAULT"] == "locks":
                 LOCK.acquire()  # HERE locks
+            if os.environ["FAULT"] == "raises":
+                TOLD.wait()  # HERE raises
+                raise TimeoutError
         optimizer.zero_grad()
         model(torch.randn(4, 4)).square().mean().backward()
         optimizer.step()
@@ -41,11 +45,6 @@ def main():
 
 
 if __name__ == "__main__":
-    with distdebug.integrations.watched(
-        Path(os.environ["RUN"]) / "hangs",
-        dump_dir=os.environ["DUMPS"],
-        floor_s=4.0,
-        start_s=60.0,
-        poll_s=0.5,
-    ):
+    hangs = Path(os.environ["RUN"]) / "hangs"
+    with distdebug.integrations.watched(hangs, **OPTIONS):
         main()

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from hang_options import OPTIONS, TOLD
+
 from distdebug.integrations.transformers import HangCallback
 
 
@@ -39,6 +41,9 @@ class Model(torch.nn.Module):
                 time.sleep(3600)  # HERE sleeps
             if os.environ["FAULT"] == "locks":
                 LOCK.acquire()  # HERE locks
+            if os.environ["FAULT"] == "raises":
+                TOLD.wait()  # HERE raises
+                raise TimeoutError
         return {"loss": (self.layer(x) - labels).square().mean()}
 
 
@@ -46,9 +51,7 @@ def main():
     """
     Train.
     """
-    hangs = HangCallback(
-        dump_dir=os.environ["DUMPS"], floor_s=4.0, start_s=60.0, poll_s=0.5
-    )
+    hangs = HangCallback(**OPTIONS)
     arguments = transformers.TrainingArguments(
         os.environ["RUN"],
         per_device_train_batch_size=4,

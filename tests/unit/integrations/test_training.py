@@ -4,6 +4,9 @@ The recorder and the watch of one rank, as hooks of frameworks use them.
 
 from __future__ import annotations
 
+import pickle
+import sys
+
 from unittest import mock
 
 import pytest
@@ -22,7 +25,7 @@ class Started:
 
     def __init__(self):
         self.options, self.phases, self.closed = [], [], 0
-        self.hangs = ()
+        self.messages = mock.Mock(return_value=())
 
     def __call__(self, **options):
         self.options.append(options)
@@ -115,20 +118,48 @@ def test_phases(started):
 
 def test_exception(started):
     """
-    What ends the block says why it hung before, if something was wrong.
+    What ends the block says once why it hung before, if something was wrong.
     """
-    hang = mock.Mock(is_healthy=False, summary="rank 1 sleeps", folder="/h")
     error = RuntimeError("connection closed by peer")
-    started.hangs = (mock.Mock(is_healthy=True), hang)
+    started.messages.return_value = ("rank 1 sleeps\n/h on a",)
 
-    with pytest.raises(RuntimeError), watched("hangs"):
+    with pytest.raises(RuntimeError), watched("out"), watched("hangs"):
         raise error
 
-    assert error.__notes__ == [
-        "distdebug: rank 1 sleeps",
-        "The evidence is in /h.",
-    ]
-    assert started.closed == 1
+    assert error.__notes__ == ["distdebug: rank 1 sleeps\n/h on a"]
+    assert started.closed == 2
+
+
+def test_last_exception(started, monkeypatch):
+    """
+    So does an exception that ends the program, where a framework has no hook
+    for it; after the watch, the hook is the one before it.
+    """
+    shown = mock.Mock()
+    monkeypatch.setattr(sys, "excepthook", shown)
+    started.messages.return_value = ("rank 1 sleeps\n/h on a",)
+    error = RuntimeError("connection closed by peer")
+    training = TrainingWatch()
+    training.start(".")
+
+    sys.excepthook(RuntimeError, error, None)
+    training.close()
+
+    assert error.__notes__ == ["distdebug: rank 1 sleeps\n/h on a"]
+    assert shown.mock_calls == [mock.call(RuntimeError, error, None)]
+    assert sys.excepthook is shown
+
+
+def test_spawned(started):
+    """
+    A callback that is pickled for a spawned rank makes a watch of its own.
+    """
+    callback = training.WatchingCallback("out", floor_s=9.0)
+
+    other = pickle.loads(pickle.dumps(callback))
+    other._training.start(".")
+
+    assert started.options == [{"output_dir": "out", "floor_s": 9.0}]
 
 
 def test_steps_of_optimizers(started, monkeypatch):

@@ -5,6 +5,7 @@ A rank that watches itself, by a real thread and a child that is made up.
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import re
@@ -117,6 +118,39 @@ class TestWatch:
         assert tuple(told.hangs) == watching.hangs
         assert re.search(r"no progress for \d+ s: rank 3 sleeps", caplog.text)
         assert "  see /shared/hang/REPORT.txt" in caplog.text
+
+    @pytest.mark.process
+    def test_messages(self, rank, fake_child, told):
+        """
+        What this rank has found is there to be told, and where it lies.
+        """
+        with watch(sense=rank, on_hang=told, **QUICK) as watching:
+            assert () == watching.messages()
+            told.wait()
+
+        (message,) = watching.messages()
+        assert message.startswith("rank 3 sleeps\n/shared/hang on ")
+
+    @pytest.mark.process
+    def test_messages_of_others(self, rank, fake_child, told, tmp_path):
+        """
+        So is what another rank has found, once its report is there.
+        """
+        first = {"outcome": "elsewhere", "summary": "", "hang": None}
+        answer = json.dumps({**first, "bundle": str(tmp_path)})
+        fake_child.does(f"echo; echo \"$mark\" '{answer}'; exit")
+
+        with watch(sense=rank, on_hang=told, **QUICK) as watching:
+            rank.moves = False
+            wait_until(lambda: fake_child.tasks)
+            wait_until(lambda: watching._handler.request.but)
+            assert () == watching.messages()
+            report = tmp_path / "REPORT.txt"
+            report.write_text("rank 3 sleeps\n  cause: sleeping\n")
+
+            (message,) = watching.messages()
+
+        assert message.startswith(f"rank 3 sleeps\n{tmp_path} on ")
 
     def test_moves(self, rank, fake_child, caplog):
         """
