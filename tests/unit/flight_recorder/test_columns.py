@@ -327,6 +327,25 @@ class TestShapes:
 
         assert (((1,),), ("x" * 1000,), ((2,),), ()) == attrs.astuple(shape)
 
+    @pytest.mark.parametrize(
+        "odd",
+        [
+            ([[True]], ["Float"], [], []),
+            ([], ["x" * 5000], [], []),
+            ([], ['"],[],[]],[[],["'], [], []),
+            ([], [], [], ["],[[],[],[],[]],["]),
+        ],
+    )
+    def test_odd_among_others(self, shapes_of, odd):
+        """
+        The other shapes of a file are read alike, whatever one looks like.
+        """
+        shapes = shapes_of(ONE, odd, OTHER)
+
+        assert (shapes_of(ONE)[0], shapes_of(odd)[0], shapes_of(OTHER)[0]) == (
+            shapes[:]
+        )
+
     def test_deep(self, entries, tmp_path):
         """
         What is nested too deeply to be written down is left out.

@@ -72,7 +72,9 @@ def check_sequence(value: Any) -> list[Any] | tuple[Any, ...]:
 _MAX_ELEMENTS = 1 << 62
 
 _NUMBERS_JSON = r"\[(?:-?\d{1,19}(?:,-?\d{1,19})*)?\]"
-_STRING_JSON = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-f]{4}))*"'
+_CHARACTERS_JSON = r'[^"\\\x00-\x1f]*+'
+_ESCAPE_JSON = r'\\(?:["\\/bfnrt]|u[0-9a-f]{4})'
+_STRING_JSON = rf'"{_CHARACTERS_JSON}(?:{_ESCAPE_JSON}{_CHARACTERS_JSON})*+"'
 _SIZES_JSON = rf"\[(?:{_NUMBERS_JSON}(?:,{_NUMBERS_JSON})*)?\]"
 _DTYPES_JSON = rf"\[(?:{_STRING_JSON}(?:,{_STRING_JSON})*)?\]"
 
@@ -98,15 +100,11 @@ def encode_shapes(raws: Iterable[bytes]) -> dict[str, list[Any]]:
         of output elements of each; *types*, an index into *dtypes* for each;
         and *dtypes*, the distinct pairs of input and output types.
     """
-    shapes, texts = [], []
-    for raw in raws:
-        shape = marshal.loads(raw)  # noqa: S302
-        text = _try_json(shape)
-        if len(text) > _SHAPE_LIMIT or not SHAPE_JSON.fullmatch(text):
-            shape = check_shape(shape)
-            text = shape_to_json(shape)
-        shapes.append(shape)
-        texts.append(text)
+    shapes = [marshal.loads(raw) for raw in raws]  # noqa: S302
+    texts = _encode_plain(shapes)
+    if texts is None:
+        shapes = list(map(check_shape, shapes))
+        texts = list(map(shape_to_json, shapes))
     dtypes: dict[Any, int] = {}
     types = [
         dtypes.setdefault((tuple(inputs), tuple(outputs)), len(dtypes))
@@ -131,11 +129,19 @@ def count_elements(sizes: Iterable[Sequence[int]]) -> int:
     return max(min(count, _MAX_ELEMENTS), -_MAX_ELEMENTS)
 
 
-def _try_json(raw: Any) -> str:
+def _encode_plain(shapes: list[Any]) -> list[str] | None:
+    """
+    Encode shapes all at once; `None` if each value has to be checked.
+    """
     try:
-        return shape_to_json(raw)
+        text = shape_to_json(shapes)
     except RecursionError:
-        return ""
+        return None
+
+    texts: list[str] = SHAPE_JSON.findall(text, 1)
+    is_all = text == f"[{','.join(texts)}]"
+    is_short = max(map(len, texts), default=0) <= _SHAPE_LIMIT
+    return texts if is_all and is_short else None
 
 
 def check_shape(raw: Any) -> tuple[Any, ...]:

@@ -22,11 +22,10 @@ import time
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, as_completed
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .decode import (
     EMPTY,
@@ -36,6 +35,10 @@ from .decode import (
     Message,
     pack_message,
 )
+
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 
 # Positions of records by file; their stacks are read instead of columns.
@@ -141,6 +144,8 @@ def _usable_cores() -> int:
 def _decode_in_executor(
     paths: Sequence[str], executor: Executor, time_limit_s: float
 ) -> Iterator[tuple[str, Message]]:
+    from concurrent.futures import as_completed
+
     batches = [
         paths[i : i + _BATCH_SIZE] for i in range(0, len(paths), _BATCH_SIZE)
     ]
