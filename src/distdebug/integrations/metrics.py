@@ -73,7 +73,7 @@ class WatchState:
         yield Metric(
             "distdebug_hangs",
             "Times that no progress was diagnosed, by cause.",
-            [({**own, "cause": x}, n) for x, n in self._hangs.items()],
+            [({**own, "cause": x}, n) for x, n in [*self._hangs.items()]],
         )
 
     def observe(self, value: object) -> object:

@@ -104,13 +104,13 @@ class WatchTelemetry(WatchState):
 
 
 def _start_providers(exporter: Any, reader: Any) -> tuple[Any, Any]:
-    for module in (_logs, _metrics):
-        _log_once(module.__name__)
+    for name in [*logging.root.manager.loggerDict]:
+        if name.startswith("opentelemetry."):
+            _log_once(name)
     # Their own ends, at the exit of Python, could take half a minute each.
     logs = LoggerProvider(shutdown_on_exit=False)
-    logs.add_log_record_processor(
-        BatchLogRecordProcessor(exporter or _logs.OTLPLogExporter())
-    )
+    exporter = exporter or _logs.OTLPLogExporter()
+    logs.add_log_record_processor(BatchLogRecordProcessor(exporter))
     metrics = reader or PeriodicExportingMetricReader(
         _metrics.OTLPMetricExporter()
     )

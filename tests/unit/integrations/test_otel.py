@@ -86,8 +86,8 @@ def test_hang(monkeypatch):
 
 def test_no_collector(monkeypatch, caplog):
     """
-    A collector that is not there is said once for events and once for metrics,
-    and harms nothing.
+    A collector that is not there is said once by each part of the SDK, and
+    harms nothing.
     """
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -105,9 +105,7 @@ def test_no_collector(monkeypatch, caplog):
         state.on_hang(HANG)
     state.close()
 
-    assert len(caplog.records) <= 2
-    assert {x.name.split(".")[-1] for x in caplog.records} <= {
-        "_log_exporter",
-        "metric_exporter",
-    }
-    assert caplog.records
+    names = [record.name for record in caplog.records]
+    assert names
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("opentelemetry.") for name in names)
