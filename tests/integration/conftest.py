@@ -92,10 +92,11 @@ def _leaves_no_process(
     """
     yield
     ours = f"{tmp_path_factory.getbasetemp()}/"
-    left = having(ours, environment=True)
-    names = [f"{x.pid} {x.cmdline()}" for x in left]
+    # Some are still about to end.
+    wait_until(lambda: not having(ours, environment=True), seconds=20)
+    left = [str(x) for x in having(ours, environment=True)]
     end_all(ours)
-    assert not names, f"left behind: {names}"
+    assert not left, f"left behind: {left}"
 
 
 @pytest.fixture(scope="session")
