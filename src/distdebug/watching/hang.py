@@ -155,7 +155,7 @@ class Hang(Shown):
     @property
     def message(self) -> str:
         """
-        Return two lines for people: the verdict, and where the evidence is.
+        Return the verdict, and where the evidence is, in two lines.
         """
         return hang_message(self.summary, self.folder)
 
@@ -192,7 +192,7 @@ class Hang(Shown):
 
 def hang_message(summary: str, folder: Path) -> str:
     """
-    Return two lines for people: a verdict, and where the evidence is.
+    Return a verdict, and where its evidence is, in two lines.
     """
     place = clean(os.fspath(folder), limit=400)
     return f"{summary}\n{place} on {clean(socket.gethostname())}"

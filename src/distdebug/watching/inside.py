@@ -289,7 +289,7 @@ class Watch:
         That includes the reports of other ranks that this one knows of.
 
         Returns:
-            Two lines for each hang: the verdict, and where the evidence is.
+            For each hang the verdict, and where the evidence is, in two lines.
         """
         own = tuple(self._hangs)
         others = self._handler.request.but - {hang.folder for hang in own}
