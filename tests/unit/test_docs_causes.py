@@ -123,3 +123,17 @@ def test_logs_are_found():
     """
     assert Cause.DISK_FULL in LOGS
     assert len(LOGS) > 10
+
+
+def test_other_words():
+    """
+    What another analyzer says is told in causes that there are.
+    """
+    text = (DOCS / "reference" / "causes.md").read_text("utf-8")
+    _, _, table = text.partition("## In the words of")
+    rows = re.findall(r"^\| .* \| (.*) \|$", table, re.MULTILINE)[1:]
+
+    named = {x for row in rows for x in re.findall(r"`([a-z_]+)`", row)}
+
+    assert len(rows) > 10
+    assert named - {"missing", "possible", "detail_cause"} <= {*Cause}

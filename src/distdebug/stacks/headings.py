@@ -45,6 +45,8 @@ _TOKEN = re.compile(
     r"|pid(?P<pid2>\d{1,10})\b"
     r"|(?:host(?:name)?|node(?:name)?|on|@)[ :=]{1,3}"
     r"(?P<host>[A-Za-z][\w.-]{0,99})"
+    # The periodic dumps of torch.distributed.debug say where a rank answers.
+    r"|https?://(?P<server>[A-Za-z][\w.-]{0,99}):\d{1,5}/handler/[\w?&=]{1,99}"
     rf"|(?P<dimension>{'|'.join(MESH_DIMENSIONS)})"
     r"[ _:=]?(?P<place>\d{1,5})(?![A-Za-z])"
     r"|(?P<file>[\w./-]{1,300}\.(?:txt|log|out|json|stacks?|bt))\b"
@@ -129,7 +131,7 @@ def _make_heading(known: dict[str, str]) -> Heading | None:
         rank=int(rank) if rank else from_name.rank,
         world_size=int(size) if size else None,
         pid=int(pid) if pid else from_name.pid,
-        host=known.get("host") or from_name.host,
+        host=known.get("host") or known.get("server") or from_name.host,
         coordinates=coordinates_in_title(known.get("places", "")),
     )
 

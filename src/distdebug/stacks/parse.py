@@ -480,8 +480,11 @@ def _deduplicate(found: list[_FoundProcess]) -> Iterator[ProcessStacks]:
     unique: list[_FoundProcess] = []
     for item in found:
         process = item.process
-        is_known = process.host and process.pid != UNKNOWN_PID
-        key = (process.host, process.pid) if is_known else len(unique)
+        # What dumps itself over and over may say its rank only.
+        has_pid = process.pid != UNKNOWN_PID
+        name = process.pid if has_pid else ("rank", process.rank)
+        is_known = process.host and (has_pid or process.rank is not None)
+        key = (process.host, name) if is_known else len(unique)
         index = indices.setdefault(key, len(unique))
         if index == len(unique):
             unique.append(item)

@@ -216,6 +216,33 @@ class TestFiles:
         expected = "f" if taken == 2.0e9 else "g"
         assert expected == got.threads[0].frames[0].name
 
+    def test_periodic(self, tmp_path):
+        """
+        Of the dumps that torch.distributed.debug writes each minute, the last
+        one of each rank counts.
+        """
+        text = """=== Rank {}: http://n1:4{}/handler/dump_traceback? ===
+Current thread 0x00007f{}cca9106c0 (most recent call first):
+  <no Python frame>
+
+Thread 0x00007f9cec40fb8{} (most recent call first):
+  File "/job/train.py", line {} in step
+"""
+        for minute in range(3):
+            ranks = (
+                text.format(rank, rank, minute, rank, minute + 1)
+                for rank in range(2)
+            )
+            name = f"stacks_20261128_2041{minute}0.txt"
+            self.write(tmp_path, name, "\n".join(ranks))
+
+        got = read_stacks(tmp_path)
+
+        assert [("n1", 0), ("n1", 1)] == [(p.host, p.rank) for p in got]
+        assert {3} == {
+            t.frames[0].line for p in got for t in p.threads if t.frames
+        }
+
     def test_one_pid(self):
         """
         Containers have the same pids on all nodes; the newest are compared.

@@ -203,6 +203,14 @@ class TestHeadings:
             ("root@n1:/# gdb -p 42 -batch", {"pid": 42}),
             ("Stack of local_rank 0, rank 4", {"rank": 4}),
             (
+                "=== Rank 3: http://n-1:41077/handler/dump_traceback? ===",
+                {"rank": 3, "host": "n-1"},
+            ),
+            (
+                "=== Rank 3: http://n1:7/handler/pyspy_dump?nonblocking=1 ===",
+                {"rank": 3, "host": "n1"},
+            ),
+            (
                 "Opening GPU coredump: core_17_node-1_42.nvcudmp",
                 {"pid": 42, "host": "node-1"},
             ),
