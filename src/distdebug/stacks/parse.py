@@ -115,6 +115,8 @@ _STACK_TEXTS = (
     *("Traceback for thread", "The frame stack for thread"),
     # pytest-timeout
     "~~ Stack of ",
+    # python -m profiling.sampling dump
+    "Stack dump",
     # the end of an interrupted program
     *("KeyboardInterrupt", "Timed out waiting", "ait timeout after"),
     *("Timeout waiting for key", "Watchdog caught collective operation"),

@@ -137,6 +137,66 @@ class TestPystack:
         assert got.is_main
 
 
+SAMPLING = """\
+=== rank 1 ===
+Stack dump for PID 42, thread 42 (main thread, idle; most recent call last):
+  File "train.py", line 20, in <module>
+    main()
+  File "train.py", line 12, in Trainer.fit
+    batch = load_batch(i)
+
+Stack dump, thread 50 (has GIL, on CPU; most recent call last):
+  File "helper.py", line 9, in poll  opcode=CALL
+
+Stack dump, thread 51 (waiting for GIL; most recent call last):
+No Python frames
+=== rank 0 ===
+Stack dump for PID 43, thread 44 (task 140; most recent call last):
+  File "serve.py", line 3, in handle
+
+Stack dump, thread 44 (task 141; most recent call last):
+  File "serve.py", line 8, in handle
+"""
+
+
+class TestSampling:
+    """
+    What ``python -m profiling.sampling dump`` prints since Python 3.15.
+    """
+
+    def test_processes(self):
+        got = parse_stacks(SAMPLING)
+
+        assert [(42, 1), (43, 0)] == [(p.pid, p.rank) for p in got]
+
+    def test_threads(self):
+        """
+        Threads have their state; tasks of a thread are apart.
+        """
+        got = threads_of(SAMPLING)
+
+        assert [
+            ("", 42, True, False, False),
+            ("", 50, False, True, False),
+            ("", 51, False, False, True),
+            ("task 140", 44, False, False, False),
+            ("task 141", 44, False, False, False),
+        ] == [
+            (t.name, t.thread_id, t.is_main, t.owns_gil, t.waits_for_gil)
+            for t in got
+        ]
+
+    def test_frames(self):
+        """
+        The innermost frame comes first, with its code.
+        """
+        main, poll, *_ = threads_of(SAMPLING)
+
+        assert ["Trainer.fit", "<module>"] == [f.name for f in main.frames]
+        assert "batch = load_batch(i)" == main.frames[0].code
+        assert [("poll", 9)] == [(f.name, f.line) for f in poll.frames]
+
+
 class TestFaulthandler:
     def test_threads(self):
         """

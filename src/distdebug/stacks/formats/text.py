@@ -184,6 +184,7 @@ _TOOLS: dict[str, tuple[MatchHeader, ParseThreads]] = {
         tracebacks.parse_faulthandler_threads,
     ),
     "traceback": (tracebacks.match_thread_dump, tracebacks.parse_dump_threads),
+    "sampling": (tracebacks.match_sampling, tracebacks.parse_sampling_threads),
 }
 _HEADER_STARTS = (
     *("Thread", "Trace", "Current", "[Swi", "TID", "Stack", "The ", "~~"),
@@ -427,8 +428,9 @@ def _is_same_process(draft: _ProcessDraft, tool: str, match: Any) -> bool:
         return len(draft.seen_marks) < 4 or (
             last is None or last.groupdict().get("number") != "1"
         )
-    if tool in {"py-spy", "traceback"}:
-        return True
+    if tool in {"py-spy", "traceback", "sampling"}:
+        # The last one names the process before its first thread.
+        return match.groupdict().get("pid") is None
 
     # Both tools write the main thread last; it begins in <module>.
     lines = [x for x in draft.blocks[-1][1] if "File " in x]
@@ -441,6 +443,8 @@ def _thread_marks(tool: str, match: Any) -> set[tuple[str, str]]:
     Return the marks that only one thread of a process has.
     """
     groups = match.groupdict()
+    if tool == "sampling":  # the tasks of a thread have its number
+        return set()
     marks = {
         (key, groups[key])
         for key in ("id", "empty", "lwp", "number", "row")
@@ -459,6 +463,9 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
     threads = tuple(parse_threads(draft.blocks))
     if pid == UNKNOWN_PID and draft.tool in {"gdb", "pystack", "py-spy"}:
         pid = _main_thread_pid(threads)
+    first = draft.blocks[0][0] if draft.blocks else None
+    if draft.tool == "sampling" and first is not None and first["pid"]:
+        pid = int(first["pid"])
     if pid in {thread.thread_id for thread in threads}:
         threads = tuple(
             attrs.evolve(t, is_main=t.thread_id == pid) for t in threads

@@ -1,12 +1,14 @@
 """
-Parse stacks in the form of tracebacks: faulthandler, pystack, pytest-timeout.
+Parse stacks in the form of tracebacks: faulthandler, pystack, and others.
 
 faulthandler writes on a signal, after a timeout, or in a crash.  Its thread
 ids are known to no other tool, and threads have no names before Python 3.14.
 pystack reads processes and core dumps, and mixes native frames in on request.
 pytest-timeout and similar tools write a header per thread, and below it the
-output of the :mod:`traceback` module.  The last two, and tracebacks of
-interrupted programs, begin with the outermost frame.
+output of the :mod:`traceback` module.  ``python -m profiling.sampling dump PID``
+(Python 3.15) writes what threads, or the tasks of an event loop, do.  All but
+faulthandler, also tracebacks of interrupted programs, begin with the outermost
+frame.
 """
 
 from __future__ import annotations
@@ -41,9 +43,15 @@ match_pystack = header_matcher(
 match_thread_dump = header_matcher(
     r"~{2,200} Stack of (?P<name>.{1,200}) \((?P<id>\d{1,20})\) ~{2,200}", 700
 )
+# In the header of the first section is the process.
+match_sampling = header_matcher(
+    r"Stack dump(?: for PID (?P<pid>\d{1,10}))?(?:, thread (?P<id>\d{1,20}))?"
+    r" \((?:interpreter \d{1,20}; )?(?:(?P<name>task [^;()]{1,99}); )?"
+    r"(?P<status>[^;()]{0,99})(?:; )?most recent call last\):"
+)
 _FRAME = re.compile(
     r'(?:\((?P<kind>Python|C)\) )?File (?:"(?P<file>.{0,4096}?)"|\?{3}), line '
-    r"(?P<line>\d{1,9}|\?{3}),? in (?P<name>.*)"
+    r"(?P<line>\d{1,9}|\?{3}),? in (?P<name>.*?)(?:  opcode=.*)?"
 )
 _C_FRAME = re.compile(
     r'Binary file "(?P<file>.{0,4096}?)", at (?P<name>\S{0,4096})'
@@ -130,6 +138,25 @@ def parse_dump_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
             thread_id=int(match["id"]),
             frames=_parse_outermost_first(lines),
             is_main=match["name"] == "MainThread",
+        )
+        for match, lines in blocks
+        if match
+    )
+
+
+def parse_sampling_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
+    """
+    Parse the threads and tasks that Python's own profiler printed.
+    """
+    return tuple(
+        ThreadStack(
+            name=match["name"] or "",
+            thread_id=int(match["id"]) if match["id"] else None,
+            frames=_parse_outermost_first(lines),
+            is_main="main thread" in match["status"],
+            active="on CPU" in match["status"],
+            owns_gil="has GIL" in match["status"],
+            waits_for_gil="waiting for GIL" in match["status"],
         )
         for match, lines in blocks
         if match
