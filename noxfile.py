@@ -192,7 +192,7 @@ def integration(session: nox.Session) -> None:
         return
 
     # One waits while the others run.
-    together = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+    together = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     common = ("-m", "not smoke", "--durations=25")
     session.run("pytest", *map(str, patient), *together, *common)
     # The others run alone.
