@@ -159,6 +159,8 @@ def recorded_cases() -> Iterator[Case]:
     yield _copy("stacks", data / "stacks")
     for path in sorted((data / "formats").glob("*-*")):
         yield _copy(path.name, path)
+    for path in sorted((data / "recorders").glob("*-*")):
+        yield _copy(f"recorders-{path.name}", path)
     sessions = data / "ray_sessions"
     for path in sorted(sessions.glob("*/*")):
         name = f"ray-{path.parent.name}-{path.name}"

@@ -22,7 +22,7 @@ from ...findings import (
 from ...ranks import RankChoice, ranks_text
 from ...waits import Wait, waiting_text
 from ..read import read_dumps
-from ..reading.columns import Dumps
+from ..reading.columns import ISSUED, Dumps
 from .endings import cut_at_sigterm
 from .job import Job
 from .links import find_slow_links
@@ -480,3 +480,10 @@ def _collect_missing(job: Job) -> Iterable[Missing]:
     for rank in job.membership.world:
         if rank not in job.dumps.by_rank and rank not in reported:
             yield Missing(what="dump", rank=rank, reason="there is no dump")
+    blind = [d.rank for d in job.dumps if (d.entries.state == ISSUED).any()]
+    if blind:
+        yield Missing(
+            what="calls",
+            reason=f"the recorder of {ranks_text(blind)} does not see calls "
+            "end; those that all ranks entered are taken for complete",
+        )

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..reading.columns import (
     COMPLETED,
+    ISSUED,
     Dumps,
     Frame,
     GroupStatus,
@@ -292,12 +293,20 @@ class Job:
         """
         return dump.entries.is_p2p | self.flags(dump, "is_p2p")
 
+    def has_events(self, dump: RankDump) -> NDArray[np.bool_]:
+        """
+        Return a mask of records whose state follows the call.
+        """
+        is_issued: NDArray[np.bool_] = dump.entries.state == ISSUED
+        return self.flags(dump, "has_events") & ~is_issued
+
     def is_done(self, dump: RankDump) -> NDArray[np.bool_]:
         """
         Return a mask of completed calls; failed and pending ones are not.
 
         Backends without device events (Gloo) never record "completed".  There,
         a call that torch has retired is done, unless it is the one that failed.
+        Where a recorder sees no ends at all, a call that was issued counts.
         """
         e = dump.entries
         # A call that the watchdog aborted is marked as completed, too.
@@ -310,7 +319,7 @@ class Job:
         completed = (
             (e.state == COMPLETED) | (e.completed_ns > 0)
         ) & ~is_aborted
-        has_events = self.flags(dump, "has_events")
+        has_events = self.has_events(dump)
         done = np.where(has_events, completed, e.retired)
         if (
             len(done)
@@ -477,7 +486,7 @@ def _measure_progress(job: Job) -> list[GroupState]:
         index
         for dump in job.dumps
         for index in np.unique(
-            job.group_indices(dump)[~job.flags(dump, "has_events")]
+            job.group_indices(dump)[~job.has_events(dump)]
         ).tolist()
     }
     newest_calls = _newest_calls_of_mixed_groups(job)
@@ -607,14 +616,18 @@ def _find_position(
 
 def _correct_failed_ranks(states: Sequence[GroupState], job: Job) -> None:
     """
-    Correct the progress of ranks that failed in several calls at once.
+    Correct the progress of ranks whose records do not say what has ended.
+
+    They failed in several calls at once, or their recorder sees no ends.
 
     Args:
         states: Changed in place.
     """
     entered_by_all: dict[int, _EnteredByAll] = {}
     for dump in job.dumps:
-        if dump.sidecar is None or not failed_in_recorded_call(dump.sidecar):
+        is_issued = (dump.entries.state == ISSUED).any()
+        has_failed = dump.sidecar and failed_in_recorded_call(dump.sidecar)
+        if not is_issued and not has_failed:
             continue
         limits: dict[int, int] = {}
         for index in set(job.membership.by_name[dump.rank].values()):
@@ -623,8 +636,11 @@ def _correct_failed_ranks(states: Sequence[GroupState], job: Job) -> None:
                 continue
             if index not in entered_by_all:
                 entered_by_all[index] = _EnteredByAll.of(state, job.dumps)
-            limit = entered_by_all[index].at_time(dump.written_ns)
-            if 0 < limit < state.positions[dump.rank].sync_done:
+            entered = entered_by_all[index]
+            limit = entered.at_time(dump.written_ns) or -1
+            if is_issued:
+                limit = entered.by_all
+            if -1 < limit < state.positions[dump.rank].sync_done:
                 limits[index] = limit
         streams = job.streams(dump.rank) if limits else {}
         for index, limit in limits.items():
@@ -660,6 +676,13 @@ class _EnteredByAll:
         )
         written, last = np.array(members, np.int64).reshape(-1, 2).T
         return cls(written, np.minimum.accumulate(last[::-1])[::-1])
+
+    @property
+    def by_all(self) -> int:
+        """
+        The newest call in all dumps, whenever they were written; -1 if unknown.
+        """
+        return int(self.last[0]) if len(self.last) else -1
 
     def at_time(self, written_ns: int) -> int:
         """

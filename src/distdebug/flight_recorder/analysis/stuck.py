@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...findings import CollectiveRef, Evidence
 from ...usercode import user_location
-from ..reading.columns import Dumps, RankDump
+from ..reading.columns import ISSUED, Dumps, RankDump
 from ..reading.extract import STATES
 from .endings import (
     MAX_SHUTDOWN_S,
@@ -588,10 +588,10 @@ def record_evidence(
     e = dump.entries
     operation = job.operation(rank, row)
     state = STATES[int(e.state[row])]
-    if not operation.has_events:
+    if not operation.has_events and e.state[row] != ISSUED:
         state = "returned" if e.retired[row] else "in flight"
     group = job.groups[job.membership.by_code[rank][int(e.group[row])]]
-    seq = e.p2p_seq[row] if operation.is_p2p else e.seq[row]
+    seq = e.p2p_seq[row] if job.is_p2p(dump)[row] else e.seq[row]
     where = user_location(job.stack(rank, row))
     op = job.dumps.ops[e.op[row]].removeprefix(f"{operation.backend}:")
     # What narrow terminals cut off comes last.

@@ -2,6 +2,6 @@
 Find, decode, and assemble Flight Recorder dump files.
 
 `files` finds the files, `sandbox` decodes them in child processes (`decode`,
-`extract`), and `assemble` parses their answers into dumps with shared
+`extract`, `hooks`), and `assemble` parses their answers into dumps with shared
 tables (`columns`).
 """

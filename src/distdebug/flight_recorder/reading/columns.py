@@ -33,7 +33,7 @@ from ..._text import clean
 from ...findings import Missing, missing_block
 from ...ranks import RankChoice, select_ranks
 from ..sidecar import Sidecar, mesh_of
-from .extract import count_elements, shape_to_json
+from .extract import STATES, count_elements, shape_to_json
 
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ def _parse_shape(text: str) -> Shape:
     )
 
 
-SCHEDULED, STARTED, COMPLETED = 0, 1, 2
+# The codes of `extract.STATES`.
+SCHEDULED, STARTED, COMPLETED, ISSUED = range(4)
 
 
 @attrs.frozen
@@ -196,7 +197,8 @@ class Entries:
 
         shape: Code into ``Dumps.shapes``.
 
-        state: `SCHEDULED`, `STARTED`, or `COMPLETED`.
+        state: `SCHEDULED`, `STARTED`, `COMPLETED`, or `ISSUED`: entered, but
+            its end is not recorded.
 
         created_ns: When the host enqueued it, by the clock of its host.
 
@@ -712,11 +714,10 @@ def state_text(state: int, *, retired: bool) -> str:
 
         retired: Whether torch stopped watching it.
     """
-    if retired and state != COMPLETED:
+    if retired and state not in {COMPLETED, ISSUED}:
         return "returned"
 
-    names = {STARTED: "started", COMPLETED: "completed"}
-    return names.get(state, "scheduled")
+    return STATES[state]
 
 
 def shape_texts(shape: Shape) -> tuple[str, str]:

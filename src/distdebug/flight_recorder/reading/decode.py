@@ -31,6 +31,7 @@ from .extract import (
     entry_frames,
     read_header,
 )
+from .hooks import translate_hooks
 
 
 # Deeper than any dump, and far from the limits of the interpreter.
@@ -482,6 +483,7 @@ def _decode(
     if damage and not entries:
         raise UnreadableError(damage)
 
+    header, entries = translate_hooks(header, entries)
     tables, columns, records = build_columns(entries, strict=not is_limited)
     if rows is not None:
         stacks = [

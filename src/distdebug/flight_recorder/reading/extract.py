@@ -172,7 +172,9 @@ def _check_sizes(raw: Any) -> list[list[int]]:
 
 Entry = dict[str, Any]
 
-STATES = ("scheduled", "started", "completed")
+#: Of a call whose end its recorder does not see.
+ISSUED = "issued"
+STATES = ("scheduled", "started", "completed", ISSUED)
 
 # The columns of an answer in their order, with their type codes.
 COLUMNS = {
