@@ -457,7 +457,7 @@ class TestFailedCall:
         sidecars = {
             0: failed(0, 4),
             1: failed(1, 4),
-            2: failed(2, 4, "", 12.0),
+            2: failed(2, 4, "", 12.0)._replace(reason="SIGTERM"),
             3: failed(3, 4, threads=recv),
         }
 
@@ -466,6 +466,32 @@ class TestFailedCall:
         assert ((3, 3), (4, 4)) == (reached(report), reached(report, "dp"))
         # What ranks 0 and 1 did in the last two calls was taken back.
         assert (0, 1, 2) == report.outdated
+
+    @pytest.mark.parametrize(
+        ("backend", "reason", "expected"),
+        [
+            ("gloo", "exception", 1),
+            # It may have entered more before the signal ended it.
+            ("gloo", "SIGTERM", 3),
+            ("nccl", "exception", 3),
+        ],
+    )
+    def test_ended_before(self, dumps_of, backend, reason, expected):
+        """
+        No call has completed that a rank which ended before did not enter,
+        even if the others were ended before they could say that it failed.
+        """
+        job = SimulatedJob(3, backend=backend)
+        job.collective("all_reduce")
+        for _ in range(2):
+            job.collective("all_reduce", ranks=[0, 1], state="completed")
+        raised = failed(2, 3, "ValueError: x", 9.0)._replace(reason=reason)
+        told = [failed(r, 3, "")._replace(reason="SIGTERM") for r in (0, 1)]
+        sidecars = dict(enumerate([*told, raised]))
+
+        report = analyze_dumps(dumps_of(job, sidecars=sidecars))
+
+        assert (expected, 3) == reached(report)
 
     @pytest.mark.parametrize(
         ("backend", "expected"),

@@ -255,7 +255,7 @@ class Job:
         Progress of every rank, one state per group.
         """
         states = _measure_progress(self)
-        _correct_failed_ranks(states, self)
+        _correct_failed_calls(states, self)
         return states
 
     @cached_property
@@ -614,21 +614,24 @@ def _find_position(
     )
 
 
-def _correct_failed_ranks(states: Sequence[GroupState], job: Job) -> None:
+def _correct_failed_calls(states: Sequence[GroupState], job: Job) -> None:
     """
-    Correct the progress of ranks whose records do not say what has ended.
+    Correct the progress of ranks whose records do not say how calls ended.
 
-    They failed in several calls at once, or their recorder sees no ends.
+    Without device events, a call that failed looks as if it were completed.
+    None is that a member never entered: one that an exception ended, or that
+    wrote its dump later than a rank that failed.
 
     Args:
         states: Changed in place.
     """
     entered_by_all: dict[int, _EnteredByAll] = {}
     for dump in job.dumps:
-        is_issued = (dump.entries.state == ISSUED).any()
-        has_failed = dump.sidecar and failed_in_recorded_call(dump.sidecar)
-        if not is_issued and not has_failed:
-            continue
+        since_ns = _INFINITE
+        if (dump.entries.state == ISSUED).any():
+            since_ns = 0
+        elif dump.sidecar and failed_in_recorded_call(dump.sidecar):
+            since_ns = dump.written_ns or _INFINITE
         limits: dict[int, int] = {}
         for index in set(job.membership.by_name[dump.rank].values()):
             state = states[index]
@@ -636,11 +639,8 @@ def _correct_failed_ranks(states: Sequence[GroupState], job: Job) -> None:
                 continue
             if index not in entered_by_all:
                 entered_by_all[index] = _EnteredByAll.of(state, job.dumps)
-            entered = entered_by_all[index]
-            limit = entered.at_time(dump.written_ns) or -1
-            if is_issued:
-                limit = entered.by_all
-            if -1 < limit < state.positions[dump.rank].sync_done:
+            limit = entered_by_all[index].since(since_ns)
+            if limit < state.positions[dump.rank].sync_done:
                 limits[index] = limit
         streams = job.streams(dump.rank) if limits else {}
         for index, limit in limits.items():
@@ -648,6 +648,10 @@ def _correct_failed_ranks(states: Sequence[GroupState], job: Job) -> None:
             positions[dump.rank] = _limit_position(
                 positions[dump.rank], streams[index], limit
             )
+
+
+# No time, and no number of a call, is greater.
+_INFINITE = np.iinfo(np.int64).max
 
 
 @attrs.frozen(eq=False)
@@ -670,26 +674,27 @@ class _EnteredByAll:
         Sort the members of a group by the time of their dump.
         """
         members = sorted(
-            (dumps[p.rank].written_ns, p.last)
+            (_last_possible_ns(dumps[p.rank]), p.last)
             for p in state.positions.values()
             if not dumps[p.rank].truncated
         )
         written, last = np.array(members, np.int64).reshape(-1, 2).T
         return cls(written, np.minimum.accumulate(last[::-1])[::-1])
 
-    @property
-    def by_all(self) -> int:
+    def since(self, time_ns: int) -> int:
         """
-        The newest call in all dumps, whenever they were written; -1 if unknown.
+        Return the newest call in all dumps since then; infinite if none is.
         """
-        return int(self.last[0]) if len(self.last) else -1
+        at = int(np.searchsorted(self.written_ns, time_ns))
+        return int(self.last[at]) if at < len(self.last) else _INFINITE
 
-    def at_time(self, written_ns: int) -> int:
-        """
-        Return the newest call in all dumps since then; 0 if unknown.
-        """
-        at = int(np.searchsorted(self.written_ns, written_ns))
-        return int(self.last[at]) if written_ns and at < len(self.last) else 0
+
+def _last_possible_ns(dump: RankDump) -> int:
+    """
+    Return until when the dump tells which calls its rank had entered.
+    """
+    has_ended = dump.sidecar is not None and dump.sidecar.reason == "exception"
+    return _INFINITE if has_ended else dump.written_ns
 
 
 def _limit_position(p: Position, stream: Stream, limit: int) -> Position:

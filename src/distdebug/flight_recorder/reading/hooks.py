@@ -17,7 +17,7 @@ Like `extract`, this runs in the child processes that decode dumps.
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 from .extract import INVALID_ERRORS, ISSUED, Entry
@@ -120,18 +120,16 @@ def _translate(entries: list[Entry], hooked: set[str]) -> list[Entry]:
         _backend(e["profiling_name"]) for e in entries if e["state"] in _OVER
     }
     joined: list[Entry] = []
-    last: Entry = {}
-    for entry, after in pairwise([*entries, None]):
-        assert entry is not None  # noqa: S101
+    for entry in entries:
         backend = _backend(entry["profiling_name"])
-        if backend not in hooked and _is_echo(last, entry, hooked):
+        if joined and _is_echo(joined[-1], entry, hooked):
             # The hook counts the calls of all backends of the group.
-            seq = last["collective_seq_id"]
+            seq = joined.pop()["collective_seq_id"]
             joined.append({**entry, "collective_seq_id": seq})
-        elif after is None or not _is_echo(entry, after, hooked):
-            is_hidden = backend in hooked and backend not in reporting
-            joined.append(_issued(entry) if is_hidden else entry)
-        last = entry
+        elif backend in hooked and backend not in reporting:
+            joined.append(_issued(entry))
+        else:
+            joined.append(entry)
     if len(joined) == len(entries):
         return joined
 
@@ -141,7 +139,7 @@ def _translate(entries: list[Entry], hooked: set[str]) -> list[Entry]:
 
 def _is_echo(entry: Entry, after: Entry, hooked: set[str]) -> bool:
     return (
-        _backend(entry.get("profiling_name", "")) in hooked
+        _backend(entry["profiling_name"]) in hooked
         and _backend(after["profiling_name"]) not in hooked
         and entry["process_group"] == after["process_group"]
     )
