@@ -55,7 +55,7 @@ _BENCH = "python benchmarks"
 RUNS = {
     "reading": Figure(
         f"{_BENCH}/bench_flight_recorder.py --ranks 8 64 256 1024 "
-        "--torchfrtrace 1024",
+        "--torchfrtrace 256",
         20,
     ),
     "scale": Figure(

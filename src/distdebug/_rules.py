@@ -13,6 +13,7 @@ import re
 import reprlib
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, TypeVar, get_args
 
 from ._io import read_ordinary
@@ -145,21 +146,56 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(msg) from None
 
 
-def compile_pattern(text: str | None) -> re.Pattern[str] | None:
+class Pattern:
     """
-    Compile the pattern of a rule, if it has one.
+    A regular expression of a rule, compiled when it is first used.
+
+    Most rules are never asked, and to compile all of them takes longer than to
+    diagnose a small job.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def compiled(self) -> re.Pattern[str]:
+        """
+        The compiled expression.
+        """
+        return re.compile(self.text)
+
+    @cached_property
+    def search(self) -> Callable[..., re.Match[str] | None]:
+        """
+        Find the first match.
+        """
+        return self.compiled.search
+
+    @cached_property
+    def fullmatch(self) -> Callable[..., re.Match[str] | None]:
+        """
+        Match a whole text.
+        """
+        return self.compiled.fullmatch
+
+
+def compile_pattern(text: str | Pattern | None) -> Pattern | None:
+    """
+    Compile the pattern of a rule, if it has one, unless it is built-in.
 
     Raises:
         ValueError: It is not a regular expression.
     """
-    if text is None:
-        return None
+    if not isinstance(text, str):
+        return text
 
     try:
-        return re.compile(text)
+        pattern = Pattern(text)
+        pattern.search("")
     except re.error as exc:
         msg = f"pattern {text!r:.60}: {exc}"
         raise ValueError(msg) from None
+    return pattern
 
 
 def read_rules_file(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -258,7 +294,8 @@ def check_table(
         table: The table.
 
         is_built_in: Whether the file is shipped: its patterns were measured,
-            and are too large for :func:`check_pattern`.
+            and are too large for :func:`check_pattern`; single ones are
+            compiled when they are first used.
 
         without: Attributes that no file may give.
 
@@ -274,6 +311,7 @@ def check_table(
     import attrs
 
     types = {x.name: str(x.type) for x in attrs.fields(kind)}
+    checked = dict(table)
     for key, value in table.items():
         if key not in types or key in without:
             msg = f"no such key: {key!r:.60}"
@@ -283,10 +321,12 @@ def check_table(
             shown = reprlib.repr(value)
             msg = f"{key} has the wrong type or value: {shown:.60}"
             raise TypeError(msg)
-        if not is_built_in and "Pattern" in types[key]:
+        if is_built_in and types[key].startswith("Pattern"):
+            checked[key] = Pattern(value)
+        elif not is_built_in and "Pattern" in types[key]:
             for text in [value] if isinstance(value, str) else value:
                 check_pattern(text)
-    return table
+    return checked
 
 
 def _fits(annotation: str, value: Any) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from .._rules import (
+    Pattern,
     check_table,
     compile_pattern,
     one_of,
@@ -118,10 +119,10 @@ class BugRule:
     operations: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     environment: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     platform: str = ""
-    log_pattern: re.Pattern[str] | None = attrs.field(
+    log_pattern: Pattern | None = attrs.field(
         default=None, converter=compile_pattern
     )
-    stack_pattern: re.Pattern[str] | None = attrs.field(
+    stack_pattern: Pattern | None = attrs.field(
         default=None, converter=compile_pattern
     )
     source: str
@@ -396,10 +397,8 @@ def _match(
     )
 
 
-def _is_found(
-    pattern: re.Pattern[str] | None, texts: Collection[str]
-) -> bool | None:
+def _is_found(pattern: Pattern | None, texts: Collection[str]) -> bool | None:
     """
     Return whether a pattern is found; ``None`` if there is none.
     """
-    return pattern and any(map(pattern.search, texts))
+    return None if pattern is None else any(map(pattern.search, texts))

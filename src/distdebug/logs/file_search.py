@@ -418,11 +418,12 @@ def _match_line(
         is_detailed = match_counts[rule.name] < _MOST_WITH_CONTEXT
         if rule.before and is_detailed and "rank" not in groups:
             groups = {
-                **_names_in_lines_before(position, rule.before),
+                **_names_in_lines_before(position, rule.before.compiled),
                 **groups,
             }
         if rule.after:
-            groups = {**groups, **_ranks_in_lines_after(position, rule.after)}
+            pattern = rule.after.compiled
+            groups = {**groups, **_ranks_in_lines_after(position, pattern)}
         return Event(
             rule=rule,
             line=line,

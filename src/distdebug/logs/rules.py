@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from .._rules import (
+    Pattern,
     check_table,
     compile_pattern,
     one_of,
@@ -193,16 +194,16 @@ class LogRule:
 
     name: str
     words: tuple[str, ...] = attrs.field(converter=_lower_words)
-    pattern: re.Pattern[str] | None = attrs.field(
+    pattern: Pattern | None = attrs.field(
         converter=compile_pattern, default=None
     )
-    unless: re.Pattern[str] | None = attrs.field(
+    unless: Pattern | None = attrs.field(
         converter=compile_pattern, default=None
     )
-    before: re.Pattern[str] | None = attrs.field(
+    before: Pattern | None = attrs.field(
         converter=compile_pattern, default=None
     )
-    after: re.Pattern[str] | None = attrs.field(
+    after: Pattern | None = attrs.field(
         converter=compile_pattern, default=None
     )
     cause: Cause = attrs.field(converter=Cause, default=Cause.UNKNOWN)
@@ -230,10 +231,13 @@ class LogRule:
         if not (self.is_harmless or self.says):
             msg = "neither says nor is_harmless is given"
             raise ValueError(msg)
-        if self.after and "rank" not in self.after.groupindex:
+        if self.after and "rank" not in self.after.compiled.groupindex:
             msg = "after has no group called rank"
             raise ValueError(msg)
-        if self.before and not self.before.groupindex.keys() & _BEFORE_GROUPS:
+        if (
+            self.before
+            and not self.before.compiled.groupindex.keys() & _BEFORE_GROUPS
+        ):
             msg = "before has no group called rank, pid, host, or pci"
             raise ValueError(msg)
         if not 1 <= self.priority <= LEAST_PRIORITY:

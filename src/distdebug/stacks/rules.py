@@ -20,6 +20,7 @@ import attrs
 
 from .._proc import in_time
 from .._rules import (
+    Pattern,
     check_table,
     compile_pattern,
     one_of,
@@ -46,18 +47,17 @@ from .motion import is_running
 _ALL_FRAMES = 1_000_000
 _at_least_one = attrs.validators.ge(1)
 
-Pattern = re.Pattern[str] | None
 Awaited = Literal["", "lock", "event", "thread", "pool", "task", "backward"]
 
 
-def _compile_patterns(_: Any, fields: list[Any]) -> list[Any]:
+def _convert_patterns(_: Any, fields: list[Any]) -> list[Any]:
     return [
-        x.evolve(converter=compile_pattern) if x.type == "Pattern" else x
+        x.evolve(converter=compile_pattern) if "Pattern" in str(x.type) else x
         for x in fields
     ]
 
 
-@attrs.frozen(kw_only=True, field_transformer=_compile_patterns)
+@attrs.frozen(kw_only=True, field_transformer=_convert_patterns)
 class Rule:
     """
     A pattern for the stack of a thread, and its cause.
@@ -119,17 +119,17 @@ class Rule:
 
     cause: Cause = attrs.field(converter=Cause)
     name: str = ""
-    file: Pattern = None
-    function: Pattern = None
+    file: Pattern | None = None
+    function: Pattern | None = None
     within: int = attrs.field(default=_ALL_FRAMES, validator=_at_least_one)
-    native: Pattern = None
+    native: Pattern | None = None
     native_within: int = attrs.field(default=40, validator=_at_least_one)
-    library: Pattern = None
-    call: Pattern = None
-    target: Pattern = None
-    code: Pattern = None
-    under: Pattern = None
-    unless: Pattern = None
+    library: Pattern | None = None
+    call: Pattern | None = None
+    target: Pattern | None = None
+    code: Pattern | None = None
+    under: Pattern | None = None
+    unless: Pattern | None = None
     waits: bool = False
     awaits: Awaited = attrs.field(default="", validator=one_of(Awaited))
     gpu: bool = False
@@ -147,7 +147,7 @@ class Rule:
             raise ValueError(msg)
 
 
-@attrs.frozen(kw_only=True, field_transformer=_compile_patterns)
+@attrs.frozen(kw_only=True, field_transformer=_convert_patterns)
 class Helper:
     """
     A pattern for background threads that never explain a hang.
@@ -165,10 +165,10 @@ class Helper:
         native: Searched for in the names of its native functions.
     """
 
-    thread: Pattern = None
-    place: Pattern = None
+    thread: Pattern | None = None
+    place: Pattern | None = None
     within: int = attrs.field(default=_ALL_FRAMES, validator=_at_least_one)
-    native: Pattern = None
+    native: Pattern | None = None
     unless_own: bool = False
 
 

@@ -10,10 +10,14 @@ import tomllib
 
 from importlib.resources import files
 
+import attrs
 import pytest
 
+from distdebug._rules import Pattern
 from distdebug.causes import Cause
+from distdebug.diagnosis.known_bugs import built_in_bugs
 from distdebug.errors import RulesError
+from distdebug.logs.rules import built_in_rules
 from distdebug.stacks import (
     ProcessStacks,
     StackFrame,
@@ -21,6 +25,7 @@ from distdebug.stacks import (
     ThreadStack,
     explain_stacks,
 )
+from distdebug.stacks.rules import builtin_rules
 
 
 MINE = """
@@ -271,3 +276,28 @@ def test_explodes(write, text):
 
     with pytest.raises(RulesError, match="pattern"):
         explain_stacks([], rules=[rule])
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        builtin_rules().rules,
+        builtin_rules().helpers,
+        built_in_rules(),
+        built_in_bugs(),
+    ],
+    ids=["stacks", "helpers", "logs", "bugs"],
+)
+def test_built_in_patterns(rules):
+    """
+    Patterns that are compiled late, because we ship them, do compile.
+    """
+    patterns = [
+        value
+        for rule in rules
+        for value in attrs.asdict(rule, recurse=False).values()
+        if isinstance(value, Pattern)
+    ]
+
+    assert patterns
+    assert all(pattern.compiled for pattern in patterns)

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import attrs
 
 from ..._rules import (
+    Pattern,
     check_table,
-    compile_pattern,
     one_of,
     parse_tables,
     read_rules_file,
@@ -74,8 +74,8 @@ def _within_line(rule: LogRule) -> re.Pattern[str]:
     if rule.pattern is None:
         body, flags = "|".join(map(re.escape, rule.words)), re.IGNORECASE
     else:
-        body = rule.pattern.pattern.removeprefix("(?i)")
-        flags = re.RegexFlag(rule.pattern.flags & re.IGNORECASE)
+        body = rule.pattern.text.removeprefix("(?i)")
+        flags = re.RegexFlag(rule.pattern.compiled.flags & re.IGNORECASE)
     return re.compile(rf".{{0,300}}?(?:{body})", flags)
 
 
@@ -310,7 +310,7 @@ class FrameworkRules:
     shared_actors: tuple[re.Pattern[str], ...] = _pattern_field()
     covers: tuple[str, ...] = attrs.field(converter=tuple, default=())
     table: re.Pattern[str] | None = attrs.field(
-        converter=compile_pattern, default=None
+        converter=attrs.converters.optional(re.compile), default=None
     )
     phases: tuple[Phase, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -461,7 +461,7 @@ class Rule:
     kind: str
     pattern: re.Pattern[str]
     words: tuple[str, ...] = ()
-    unless: re.Pattern[str] | None = None
+    unless: Pattern | None = None
 
     def find(self, text: str) -> re.Match[str] | None:
         """
