@@ -15,10 +15,12 @@ import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -124,22 +126,27 @@ def measure(name: str, figure: Figure) -> bool:
     print(f"{name}: {figure.command}", file=sys.stderr)
     begun = time.monotonic()
     argv = shlex.split(figure.command)
-    try:
-        done = subprocess.run(
-            [sys.executable, *argv[1:]],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=60 * figure.limit_min,
-        )
-    except subprocess.TimeoutExpired:
-        print(f"{name} took over {figure.limit_min} min", file=sys.stderr)
-        return False
-    if not 0 <= done.returncode <= figure.worst:
-        print(f"{name} ended with {done.returncode}", file=sys.stderr)
+    with subprocess.Popen(
+        [sys.executable, *argv[1:]],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            printed, _ = running.communicate(timeout=60 * figure.limit_min)
+        except subprocess.TimeoutExpired:
+            print(f"{name} took over {figure.limit_min} min", file=sys.stderr)
+            return False
+        finally:
+            # What it started would slow down the next one.
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+    if not 0 <= running.returncode <= figure.worst:
+        print(f"{name} ended with {running.returncode}", file=sys.stderr)
         return False
     minutes = (time.monotonic() - begun) / 60
-    lines = (line.rstrip() for line in done.stdout.splitlines())
+    lines = (line.rstrip() for line in printed.splitlines())
     text = "\n".join(
         (f"$ {figure.command}", f"# {circumstances(minutes)}", *lines)
     )

@@ -617,7 +617,8 @@ def _collective_keys(entries: Entries) -> NDArray[np.int64]:
     """
     Return a number per call that all ranks share; -1 for point-to-point calls.
     """
-    keys = entries.group.astype(np.int64) << 40 | entries.seq & (1 << 40) - 1
+    seq = entries.seq.astype(np.int64)
+    keys = entries.group.astype(np.int64) << 40 | seq & (1 << 40) - 1
     return np.where(entries.is_p2p, -1, keys)
 
 

@@ -9,6 +9,7 @@ import math
 import pickle
 
 import attrs
+import numpy as np
 import pytest
 
 from distdebug.flight_recorder import (
@@ -507,3 +508,22 @@ class TestRows:
 
         assert expected == last.state
         assert (last.took_ms is None) == (expected == "scheduled")
+
+
+@pytest.mark.parametrize(
+    ("first", "dtype"),
+    [(0, np.int32), ((1 << 31) - 2, np.int64), (1 << 40, np.int64)],
+)
+def test_counters(entries, first, dtype, tmp_path):
+    """
+    Counters take four bytes while they fit, and are exact when they do not.
+    """
+    expected = [first + number for number in range(len(entries))]
+    for entry, number in zip(entries, expected, strict=True):
+        entry["collective_seq_id"] = number
+    (tmp_path / "dump_0").write_bytes(pickle.dumps({"entries": entries}))
+
+    columns = read_dumps(tmp_path)[0].entries
+
+    assert expected == columns.seq.tolist()
+    assert dtype == columns.seq.dtype

@@ -343,7 +343,8 @@ class Job:
         if not len(rows):
             return {}
 
-        group, seq = self.group_indices(dump)[rows], dump.entries.seq[rows]
+        group = self.group_indices(dump)[rows]
+        seq = dump.entries.seq[rows].astype(np.int64)
         order = np.lexsort((seq, group))
         rows, group, seq = rows[order], group[order], seq[order]
         # A batch of coalesced calls shares one sequence number.

@@ -66,6 +66,9 @@ _KIND_DTYPES: dict[str, type] = {
     "timeout_ms": np.int64,
 }
 
+_COUNTERS = frozenset({"record_id", "seq", "p2p_seq", "op_id"})
+_SMALL = 1 << 31
+
 _RANKS_TEXT = re.compile(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
 
 
@@ -207,7 +210,10 @@ class Tables:
                     _KIND_DTYPES.items(), kinds.T, strict=True
                 )
             },
-            **{name: _compact_column(column) for name, column in raw.items()},
+            **{
+                name: _compact_column(column, is_counter=name in _COUNTERS)
+                for name, column in raw.items()
+            },
         )
         return _with_unended_call(entries)
 
@@ -296,17 +302,23 @@ def _expand(values: NDArray[Any], codes: NDArray[np.int32]) -> NDArray[Any]:
     return values[codes]
 
 
-def _compact_column(column: NDArray[Any]) -> NDArray[Any]:
+def _compact_column(column: NDArray[Any], *, is_counter: bool) -> NDArray[Any]:
     """
-    Return a copy of a column; one with a single value takes no memory.
+    Return a copy of a column that takes little memory.
+
+    One with a single value takes none, and a counter half while it is small.
     """
     # Compare bits, as NaN (not measured) equals nothing.
     bits = column.view(f"i{column.itemsize}")
     is_one = len(column) and (bits == bits[0]).all()
-    # A copy, because a view would keep the whole message alive.
-    own = column[: 1 if is_one else None].astype(
-        column.dtype.newbyteorder("=")
+    dtype = column.dtype.newbyteorder("=")
+    is_small = (
+        -_SMALL < column.min(initial=0) <= column.max(initial=0) < _SMALL
     )
+    if is_counter and is_small:
+        dtype = np.dtype(np.int32)
+    # A copy, because a view would keep the whole message alive.
+    own = column[: 1 if is_one else None].astype(dtype)
     return np.broadcast_to(own, column.shape) if is_one else own
 
 

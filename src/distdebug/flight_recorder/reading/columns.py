@@ -180,6 +180,9 @@ class Entries:
     """
     The records of one rank, oldest first: one array per field, equally long.
 
+    What counts is of 32 bits while it is small: a job of 16,384 ranks has a
+    hundred million numbers.
+
     Attributes:
         record_id: Number of the record in its process.
 
@@ -215,12 +218,12 @@ class Entries:
         is_p2p: Whether it is point-to-point.
     """
 
-    record_id: NDArray[np.int64]
+    record_id: NDArray[np.integer[Any]]
     pg_id: NDArray[np.int32]
     group: NDArray[np.int32]
-    seq: NDArray[np.int64]
-    p2p_seq: NDArray[np.int64]
-    op_id: NDArray[np.int64]
+    seq: NDArray[np.integer[Any]]
+    p2p_seq: NDArray[np.integer[Any]]
+    op_id: NDArray[np.integer[Any]]
     op: NDArray[np.int32]
     shape: NDArray[np.int32]
     state: NDArray[np.int8]
