@@ -214,11 +214,9 @@ def group_status(
     """
     codes = membership.by_code[dump.rank]
     e = dump.entries
+    pairs = np.unique(e.pg_id.astype(np.int64) << 32 | e.group)
     group_of = {
-        pg_id: codes[code]
-        for pg_id, code in set(
-            zip(e.pg_id.tolist(), e.group.tolist(), strict=True)
-        )
+        pair >> 32: codes[pair & 0xFFFFFFFF] for pair in pairs.tolist()
     }
     names = [c.name for c in dump.configs if c.name.isdecimal()]
     if len(names) == len(dump.status):
@@ -242,7 +240,7 @@ def _ranks_by_code(dumps: Dumps) -> dict[int, set[int]]:
     """
     users: dict[int, set[int]] = defaultdict(set)
     for dump in dumps:
-        for code in set(dump.entries.group.tolist()):
+        for code in np.unique(dump.entries.group).tolist():
             users[code].add(dump.rank)
 
     return users
