@@ -76,7 +76,7 @@ def _may_be_of_job(entry: os.DirEntry[str], _: object) -> bool:
     if entry.is_dir():
         return name not in _NO_JOB_FOLDERS and name[0] != "."
     # The reader of dumps says why a dump was not read.
-    is_tried = is_stack_file(name) or parse_dump_name(name).is_dump_like
+    is_tried = is_stack_file(entry.path) or parse_dump_name(name).is_dump_like
     return not (is_tried or is_source_file(name) or _OWN_FILE.fullmatch(name))
 
 

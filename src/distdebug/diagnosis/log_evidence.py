@@ -61,6 +61,7 @@ _LOG_NAME = re.compile(
     r"(?:[.-]\d{1,10})?(?:\.(?:gz|bz2|xz))?$|^(?:stdout|stderr|log)$",
     re.IGNORECASE,
 )
+_RAS_NAME = re.compile(r".*ras.*\.json")
 # Files that snapshots write, and texts that no job prints.
 _NOT_A_LOG = re.compile(
     r"REPORT\.txt|requirements.*\.txt|CMakeLists\.txt|merges\.txt|vocab\.txt"
@@ -124,28 +125,25 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
             return ray.is_own_log(path.name)
         return any(map(path.is_relative_to, session_folders))
 
-    walk = logs.LogWalk(roots, _is_log_name)
-    log_files = tuple(
+    walk = logs.LogWalk(roots, _is_log_or_ras_name)
+    found = tuple(
         path
         for path in walk
-        if (path not in roots or _is_log(path)) and not is_of_ray(path)
+        if (path not in roots or _is_document(path) or _is_log(path))
+        and not is_of_ray(path)
     )
     # The reader of dumps reports unreadable dumps.
     missing = tuple(
         m for m in walk.missing if not _is_dump_name(m.source or "")
     )
-    documents = [
-        *(path for path in roots if path.suffix == ".json"),
-        *(path for x in folders for path in matching(x, "*ras*.json")),
-    ]
     # A file that is named twice must not confirm itself.
-    known = {path.resolve(): path for path in (*log_files, *documents)}
-    ras = tuple(filter(_is_ras, known.values()))
+    known = {path.resolve(): path for path in found}
+    ras = dict.fromkeys(filter(_is_ras, known.values()))
     return LogSources(
         sessions=sessions,
-        logs=tuple(path for path in log_files if path not in ras),
+        logs=tuple(x for x in found if x not in ras and not _is_document(x)),
         nodes=tuple(_node_fact_files(folders)),
-        ras=ras,
+        ras=tuple(ras),
         missing=missing,
     )
 
@@ -173,6 +171,14 @@ def _is_log_name(name: str) -> bool:
     return _LOG_NAME.search(name) is not None and not is_other
 
 
+def _is_log_or_ras_name(name: str) -> bool:
+    return _is_log_name(name) or _RAS_NAME.fullmatch(name) is not None
+
+
+def _is_document(path: Path) -> bool:
+    return path.suffix == ".json"
+
+
 _SOURCE_SUFFIXES = frozenset(
     {".c", ".cc", ".cfg", ".cpp", ".cu", ".go", ".h", ".ini", ".ipynb", ".js"}
     | {".md", ".py", ".rs", ".rst", ".sbatch", ".sh", ".toml", ".ts", ".yaml"}
@@ -196,7 +202,7 @@ def _is_log(path: Path) -> bool:
         return False
     if (
         is_capture_file(path.name)
-        or path.suffix == ".json"
+        or _is_document(path)
         or _is_dump_name(path.name)
     ):
         return False
@@ -352,7 +358,8 @@ class LogEvidence:
 
         phase: The start-up phase that the job reached.
 
-        ras: The status of NCCL's RAS, in the order of the files.
+        ras: The status of NCCL's RAS, in the order of the files, then what the
+            job printed.
 
         nodes: Findings about nodes.
 
@@ -484,11 +491,11 @@ def read_logs(
         facts=nodes.facts,
         environs=nodes.environs,
     )
-    return _add_small_files(evidence, sources)
+    return _add_small_files(evidence, sources, survey.ras)
 
 
 def _add_small_files(
-    evidence: LogEvidence, sources: LogSources
+    evidence: LogEvidence, sources: LogSources, printed: Iterable[RasStatus]
 ) -> LogEvidence:
     """
     Add what the logs of raylets and statuses of RAS show.
@@ -499,7 +506,7 @@ def _add_small_files(
         evidence,
         sessions=tuple(os.path.realpath(s.root) for s in sources.sessions),
         raylets=raylets,
-        ras=tuple(ras),
+        ras=(*ras, *printed),
         missing=(*evidence.missing, *lost, *ras_missing),
     )
 

@@ -481,7 +481,7 @@ def _has_no_calls(dumps: Dumps) -> bool:
 
 def _may_hold_stacks(path: Path) -> bool:
     is_log = path.suffix in _LOG_SUFFIXES
-    return is_folder(path) or is_log or is_stack_file(path.name)
+    return is_folder(path) or is_log or is_stack_file(path)
 
 
 # So long after a hang began, stacks may still have moved.

@@ -3,6 +3,8 @@ Read the status of NCCL's RAS, as ``ncclras`` prints it, as text or JSON.
 
 NCCL 2.24 and later keeps a thread per process that reports how many operations
 each rank has launched in each communicator, and which processes do not answer.
+Ray Train 2.60 and later asks for it again and again; when a job hangs, it writes
+the answers to files, and prints the last one into the log of its controller.
 Source of both forms: ``src/ras/client_support.cc`` of NCCL 2.24 to 2.31.
 """
 
@@ -13,6 +15,9 @@ import os
 import re
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import pairwise
+from pathlib import PurePath
 from typing import Any, Literal
 
 import attrs
@@ -23,12 +28,18 @@ from ..causes import Cause
 from ..findings import Evidence, Finding
 from ..ranks import ranks_text
 from .collectives.model import normalize_op
+from .engine import BYTES_AFTER, Block, FilePart
 
 
 _MOST_BYTES = 1 << 28
 _MOST_QUOTED = 4
-# What a file has in its first bytes if it is such a status.
-_TEXT_START = re.compile(rb"^Job summary\s*\n=+\s*$", re.MULTILINE)
+_LOG_WORDS = frozenset({b"job summary"})
+# What a file begins with if it is such a status.
+_TEXT_START = re.compile(
+    rb"(?:\s*\n|(?:SERVER PROTOCOL|OK|NCCL version|CUDA runtime)[^\n]*\n){0,20}"
+    rb"Job summary\s*\n=+\s*$",
+    re.MULTILINE,
+)
 _JSON_START = re.compile(
     rb'^(?:\s*(?:SERVER PROTOCOL \d+|OK)\n)*\s*\{\s*"nccl_version"'
 )
@@ -126,7 +137,7 @@ def is_ras_status(head: bytes) -> bool:
     Args:
         head: Its first bytes.
     """
-    return bool(_JSON_START.match(head) or _TEXT_START.search(head))
+    return bool(_JSON_START.match(head) or _TEXT_START.match(head))
 
 
 def read_ras_status(path: str | os.PathLike[str]) -> tuple[RasStatus, ...]:
@@ -221,7 +232,10 @@ def _place(one: Mapping[str, Any]) -> str:
     return f"GPU {one['cuda_dev']}, process {one['pid']} on {one['host']}"
 
 
-_STATUS_START = re.compile(r"^Job summary\s*$", re.MULTILINE)
+# In a log, each line has the prefix of who printed it.
+_STATUS_START = re.compile(
+    r"^(?P<prefix>.{0,200}?)Job summary\s*\n(?P=prefix)=+\s*$", re.MULTILINE
+)
 _TOTAL_GPUS = re.compile(r"\s*\d+\s+\d+\s+\d+\s+\d+\s+(\d+)")
 _GROUP_ROW = re.compile(
     r"\s*(\d+)(?:\s+[\d-]+){3}\s+(\d+)\s+\d+(?:\s+[A-Z]+){2}"
@@ -241,13 +255,58 @@ _SILENT = re.compile(
 _LISTED = re.compile(r"\s+Rank (?P<rank>\d+) .*?-- (?P<place>.{1,200})")
 
 
-def _read_text(text: str, source: str) -> Iterator[RasStatus]:
-    starts = [x.start() for x in _STATUS_START.finditer(text)]
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-        reader = _TextReader()
-        first = text.count("\n", 0, start) + 1
-        for number, line in enumerate(text[start:end].split("\n"), first):
-            reader.read(line[:1000].rstrip(), number)
+class RasReader:
+    """
+    Read the statuses in the text of logs; see ``engine.LogReader``.
+
+    Attributes:
+        found: The statuses, by file and in their order.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[RasStatus] = []
+
+    def begin(self, part: FilePart) -> None:
+        """
+        Begin with a file.
+        """
+        self._path = part.path
+
+    def words(self, _stop: int) -> AbstractSet[bytes]:
+        """
+        Return what each status begins with.
+        """
+        return _LOG_WORDS
+
+    def read(self, block: Block) -> None:
+        """
+        Read the statuses that begin in a block.
+        """
+        places = [at for at, _ in block.hits(_LOG_WORDS)]
+        for at, after in pairwise([*places, block.size]):
+            start = block.data.rfind(b"\n", 0, at) + 1
+            stop = min(after, at + BYTES_AFTER, block.size)
+            text = block.data[start:stop].decode("utf-8", "replace")
+            first = block.line_number(at)
+            self.found += _read_text(text, self._path, first)
+
+    def end(self, error: Exception | None) -> None:
+        """
+        Other readers report errors.
+        """
+
+
+def _read_text(text: str, source: str, first: int = 1) -> Iterator[RasStatus]:
+    found = [*_STATUS_START.finditer(text)]
+    ends = [*(x.start() for x in found[1:]), len(text)]
+    for head, end in zip(found, ends, strict=bool(found)):
+        reader, prefix, start = _TextReader(), head["prefix"], head.start()
+        before = text.count("\n", 0, start) + first
+        lines = text[start:end].split("\n")
+        for number, line in enumerate(lines, before):
+            if line.startswith(prefix):
+                own = line[len(prefix) :]
+                reader.read(own[:1000].rstrip(), number)
         yield RasStatus(
             source=source,
             communicators=reader.communicators(),
@@ -337,14 +396,16 @@ def ras_findings(statuses: Iterable[RasStatus]) -> tuple[Finding, ...]:
     Report the ranks that hold up the others, and those that do not answer.
 
     Args:
-        statuses: In the order of time; the last one of each file counts, and
-            the one before it shows whether ranks have moved since.
+        statuses: In the order of time; the last one of each file, or of a
+            history of files, counts, and the one before it shows whether ranks
+            have moved since.
     """
-    by_file: dict[str, list[RasStatus]] = {}
-    for status in statuses:
-        by_file.setdefault(status.source, []).append(status)
+    series: dict[str, list[RasStatus]] = {}
+    for status in sorted(statuses, key=_place_in_history):
+        series.setdefault(_history_of(status), []).append(status)
     findings: list[Finding] = []
-    for several in by_file.values():
+    # Of what several say, the surest counts.
+    for several in sorted(series.values(), key=lambda x: not x[1:]):
         before = set(_positions(several[-2])) if several[1:] else None
         last = several[-1]
         # The largest communicator first: it names global ranks.
@@ -361,6 +422,25 @@ def ras_findings(statuses: Iterable[RasStatus]) -> tuple[Finding, ...]:
             found.insert(0, _silent_finding(last, *last.silent))
         findings += found
     return tuple(findings)
+
+
+# Ray Train writes the answer to each question to a file named by its time, and
+# the last one as ncclras_report.txt beside them.
+_HISTORY_FILE = re.compile(r"ncclras_[\w.-]+\.(?:json|txt)")
+
+
+def _history_of(status: RasStatus) -> str:
+    path = PurePath(status.source)
+    is_part = _HISTORY_FILE.fullmatch(path.name) is not None
+    return str(path.parent if is_part else path)
+
+
+def _place_in_history(status: RasStatus) -> tuple[bool, str]:
+    path = PurePath(status.source)
+    if not _HISTORY_FILE.fullmatch(path.name):
+        return False, ""
+    # The report is as old as the last document, which has more in it.
+    return path.suffix == ".json", path.name
 
 
 _Position = tuple[str, int, str, int]

@@ -28,6 +28,7 @@ from .process_ranks import (
     ProcessReader,
     RanksByProcess,
 )
+from .ras import RasReader, RasStatus
 from .scan import (
     ErrorScan,
     Progress,
@@ -54,6 +55,8 @@ class LogSurvey:
         processes: The ranks of processes, nodes, and GPUs.
 
         complete: The files that show that the job surely did all of its work.
+
+        ras: The statuses of NCCL's RAS that the job printed.
     """
 
     scan: ScanReport = attrs.field(factory=ScanReport)
@@ -62,6 +65,7 @@ class LogSurvey:
     mentioning: frozenset[str] = frozenset()
     processes: ProcessRanks = NO_PROCESSES
     complete: frozenset[str] = frozenset()
+    ras: tuple[RasStatus, ...] = ()
 
 
 def survey_logs(  # noqa: PLR0913 some for each reader
@@ -131,11 +135,13 @@ class _Readers:
         self._phases = PhaseReader(self._frameworks)
         self._mentions = WordReader(words)
         self._processes = ProcessReader(known_ranks)
+        self._ras = RasReader()
         self.by_name: dict[str, LogReader] = {
             "scan": self._scan,
             "collectives": self._collectives,
             "mentioning": self._mentions,
             "processes": self._processes,
+            "ras": self._ras,
             "phase": self._phases,
         }
 
@@ -159,6 +165,7 @@ class _Readers:
             complete=frozenset(
                 path for path, x in timelines.items() if x.is_complete
             ),
+            ras=tuple(self._ras.found),
         )
 
 

@@ -42,6 +42,8 @@ _STACK_FILE = re.compile(
     r"|^trace-.*\.out$|^VLLM_STACK_DUMP_",
     re.IGNORECASE,
 )
+# Where Ray Train's detector of hangs puts the stacks, as rank_3.log.
+_STACK_FOLDER = "stack_traces"
 
 
 def is_capture_file(name: str) -> bool:
@@ -56,14 +58,15 @@ def is_capture_file(name: str) -> bool:
     return _CAPTURE_FILE.fullmatch(name) is not None
 
 
-def is_stack_file(name: str) -> bool:
+def is_stack_file(path: str | os.PathLike[str]) -> bool:
     """
-    Return whether a file name looks like that of a stack dump.
+    Return whether a file looks like a stack dump, by its name and folder.
 
     Args:
-        name: The name without folders.
+        path: The file; nothing is read.
     """
-    if _STACK_FILE.search(name):
+    *_, folder, name = ["", *os.fspath(path).rsplit(os.sep, 2)]
+    if folder == _STACK_FOLDER or _STACK_FILE.search(name):
         return True
     # The output of one rank, such as rank3.txt.
     is_output = name.lower().endswith((".txt", ".out"))
@@ -71,7 +74,7 @@ def is_stack_file(name: str) -> bool:
 
 
 def _may_hold_stacks(entry: os.DirEntry[str], _: object) -> bool:
-    return is_stack_file(entry.name) or entry.is_dir()
+    return is_stack_file(entry.path) or entry.is_dir()
 
 
 def read_text(file: Path) -> str:

@@ -188,6 +188,7 @@ _TOOLS: dict[str, tuple[MatchHeader, ParseThreads]] = {
 }
 _HEADER_STARTS = (
     *("Thread", "Trace", "Current", "[Swi", "TID", "Stack", "The ", "~~"),
+    "# Thread ",
 )
 _GPU_LINE = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(|\s0x[0-9a-f]+ +\(\d+,")
 

@@ -4,8 +4,9 @@ Parse stacks in the form of tracebacks: faulthandler, pystack, and others.
 faulthandler writes on a signal, after a timeout, or in a crash.  Its thread
 ids are known to no other tool, and threads have no names before Python 3.14.
 pystack reads processes and core dumps, and mixes native frames in on request.
-pytest-timeout and similar tools write a header per thread, and below it the
-output of the :mod:`traceback` module.  ``python -m profiling.sampling dump PID``
+pytest-timeout, Ray Train where py-spy is missing, and similar tools write a
+header per thread, and below it the output of the :mod:`traceback` module.
+``python -m profiling.sampling dump PID``
 (Python 3.15) writes what threads, or the tasks of an event loop, do.  All but
 faulthandler, also tracebacks of interrupted programs, begin with the outermost
 frame.
@@ -41,7 +42,9 @@ match_pystack = header_matcher(
     r"|The frame stack for thread (?P<empty>\d{1,10}) is empty"
 )
 match_thread_dump = header_matcher(
-    r"~{2,200} Stack of (?P<name>.{1,200}) \((?P<id>\d{1,20})\) ~{2,200}", 700
+    r"~{2,200} Stack of (?P<name>.{1,200}) \((?P<id>\d{1,20})\) ~{2,200}"
+    r"|# Thread (?P<number>\d{7,20})",
+    700,
 )
 # In the header of the first section is the process.
 match_sampling = header_matcher(
@@ -133,14 +136,22 @@ def parse_dump_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
     Parse the threads that a program printed with :mod:`traceback`.
     """
     return tuple(
-        ThreadStack(
-            name=match["name"],
-            thread_id=int(match["id"]),
-            frames=_parse_outermost_first(lines),
-            is_main=match["name"] == "MainThread",
-        )
+        _dumped_thread(match, _parse_outermost_first(lines))
         for match, lines in blocks
         if match
+    )
+
+
+def _dumped_thread(
+    match: re.Match[str], frames: tuple[StackFrame, ...]
+) -> ThreadStack:
+    name, is_unnamed = match["name"] or "", match["number"] is not None
+    is_first = bool(frames) and not _starts_thread(frames[-1])
+    return ThreadStack(
+        name=name,
+        thread_id=int(match["id"] or match["number"]),
+        frames=frames,
+        is_main=is_first if is_unnamed else name == "MainThread",
     )
 
 
