@@ -346,6 +346,9 @@ class Dumps(Shown):
         sidecars: The newest sidecar of each rank, also of ranks without a
             dump.
 
+        inspector: What NCCL Inspector recorded, by rank: calls that completed,
+            and how long each took on the device.
+
         earlier: Earlier sidecars of the same processes, oldest first.
 
         problems: Files and ranks that could not be read, and why.
@@ -358,6 +361,7 @@ class Dumps(Shown):
     ops: tuple[str, ...]
     shapes: Shapes = attrs.field(converter=as_shapes)
     sidecars: Mapping[int, Sidecar] = attrs.field(factory=dict)
+    inspector: Mapping[int, RankDump] = attrs.field(factory=dict)
     earlier: Mapping[int, tuple[Sidecar, ...]] = attrs.field(factory=dict)
     problems: tuple[Missing, ...] = ()
     world_size: int | None = None
