@@ -102,9 +102,7 @@ def read_dumps(
     )
     by_rank, unused = choose_dumps(decoded)
     inspector, unplaced = place_ranks(
-        inspected,
-        {(s.host, s.pid): s.rank for s in plan.sidecars.values()},
-        tables.groups,
+        inspected, plan.sidecars.values(), tables.groups
     )
     problems = [
         *plan.problems,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from distdebug.causes import Cause
 from distdebug.errors import NoDumpsError
 from distdebug.flight_recorder import read_dumps
 from distdebug.flight_recorder.reading import inspector
+from distdebug.testing import SimulatedJob, make_dumps
 
 
 pytestmark = pytest.mark.usefixtures("decoded_here")
@@ -373,6 +375,59 @@ class TestSilence:
             write(tmp_path, records[: 40 - rank], rank)
 
         assert (Cause.HEALTHY, ()) == verdict_of(tmp_path)
+
+
+class TestBeside:
+    def test_dumps(self, tmp_path):
+        """
+        Where dumps show nothing, the files of NCCL Inspector may.
+        """
+        job = SimulatedJob(8)
+        job.collective("all_reduce")
+        make_dumps(tmp_path, job)
+        write_job(tmp_path, third_is_late)
+
+        diagnosis = diagnose(tmp_path)
+
+        assert SLOW == (diagnosis.verdict.cause, diagnosis.verdict.ranks)
+        assert not any(m.what == "file" for m in diagnosis.missing)
+
+    def test_hang(self, tmp_path):
+        """
+        A hang is the verdict, not who was slow before.
+        """
+        job = SimulatedJob(8)
+        job.collective("all_reduce", ranks=[0, 1, 2, 3, 4, 5, 7])
+        make_dumps(tmp_path, job)
+        write_job(tmp_path, third_is_late)
+
+        assert (Cause.RANK_NOT_ARRIVED, (6,)) == verdict_of(tmp_path)
+
+    def test_stacks(self, tmp_path):
+        """
+        Who is slow is told beside what stacks show.
+        """
+        stacks = RECORDERS.parent / "stacks" / "pyspy_gloo.txt"
+        shutil.copy(stacks, tmp_path)
+        write_job(tmp_path, third_is_late)
+
+        found = diagnose(tmp_path).findings
+
+        assert SLOW in [(f.cause, f.ranks) for f in found]
+        assert len(found) > 1
+
+    def test_log(self, tmp_path):
+        """
+        A death in a log is the verdict; the files are not read as logs.
+        """
+        write_job(tmp_path, third_is_late)
+        path = tmp_path / "rank_5.log"
+        path.write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+
+        diagnosis = diagnose(tmp_path)
+
+        assert Cause.GPU_OUT_OF_MEMORY == diagnosis.verdict.cause
+        assert (str(path),) == diagnosis.seen.logs.files
 
 
 class TestRanks:

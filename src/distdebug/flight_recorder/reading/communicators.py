@@ -18,7 +18,7 @@ import numpy as np
 from ..._text import clean
 from ...findings import Missing
 from ...ranks import ranks_text
-from ..sidecar import MAX_RANKS
+from ..sidecar import MAX_RANKS, Sidecar
 from .columns import GroupConfig, RankDump
 
 
@@ -71,7 +71,7 @@ def parse_inspected(
 
 def place_ranks(
     files: Sequence[InspectedFile],
-    known: Mapping[tuple[str, int], int],
+    sidecars: Iterable[Sidecar],
     groups: Sequence[tuple[str, str]],
 ) -> tuple[dict[int, RankDump], list[Missing]]:
     """
@@ -80,7 +80,7 @@ def place_ranks(
     Args:
         files: All files, perhaps also of earlier runs.
 
-        known: Rank by host and PID.
+        sidecars: The sidecars of processes.
 
         groups: Name and description of the groups that records refer to; a
             name begins with the communicator.
@@ -89,6 +89,7 @@ def place_ranks(
         The calls by ascending rank, and why other files are not used.
     """
     current, missing = _drop_earlier(files)
+    known = {(s.host, s.pid): s.rank for s in sidecars}
     placed = _place(current, known)
     missing += [
         _missing(f, _NOT_PLACED) for f in current if f.process not in placed

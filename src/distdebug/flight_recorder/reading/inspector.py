@@ -43,6 +43,7 @@ _COLLECTIVES = {
     "All2All": "all_to_all",
 }
 _TRANSFERS = {"Send": ("send", "->"), "Recv": ("recv", "<-")}
+_TRANSFER_GROUP = "transfers"
 _NO_NAME = "unknown"
 
 # A record that a check of all records refuses, and counts.
@@ -132,19 +133,13 @@ def _parse_call(
     """
     kind = "p2p" if "p2p_perf" in record else "coll"
     perf = record[f"{kind}_perf"]
-    function = check_text(perf[kind])
-    # From 0; torch counts from 1.
-    number = check_number(perf[f"{kind}_sn"], bits=52) + 1
-    is_p2p = function in _TRANSFERS
-    if is_p2p:
-        word, arrow = _TRANSFERS[function]
-        op = f"{word} {own[1]}{arrow}{check_number(perf['p2p_peer'], bits=31)}"
-    elif function in _COLLECTIVES:
-        op = word = _COLLECTIVES[function]
-    else:
+    if not (found := _operation(perf, kind, own[1])):
         return None
 
-    group = "transfers" if is_p2p else word
+    op, group = found
+    is_p2p = group == _TRANSFER_GROUP
+    # From 0; torch counts from 1.
+    number = check_number(perf[f"{kind}_sn"], bits=52) + 1
     sizes = [[check_number(perf[f"{kind}_msg_size_bytes"])]]
     return {
         "process_group": (f"{own[0]} {group}", f"{group} of {name}"),
@@ -165,6 +160,21 @@ def _parse_call(
         / 1000,
         **_times(perf.get("event_trace_ts"), kind),
     }
+
+
+def _operation(
+    perf: dict[str, Any], kind: str, rank: int
+) -> tuple[str, str] | None:
+    """
+    Return an operation as torch writes it, and what calls count together.
+    """
+    function = check_text(perf[kind])
+    if function in _TRANSFERS:
+        word, arrow = _TRANSFERS[function]
+        peer = check_number(perf["p2p_peer"], bits=31)
+        return f"{word} {rank}{arrow}{peer}", _TRANSFER_GROUP
+    op = _COLLECTIVES.get(function)
+    return (op, op) if op else None
 
 
 def _times(trace: Any, kind: str) -> dict[str, int]:

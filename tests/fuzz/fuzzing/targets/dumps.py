@@ -119,7 +119,7 @@ def _decoded(data: bytes, *, is_limited: bool) -> object:
     parse_frames(frames, 4)
     inspected = parse_inspected(header, dump)
     inspector, _ = place_ranks(
-        [inspected] if inspected else [], {}, tables.groups
+        [inspected] if inspected else [], (), tables.groups
     )
     dumps = Dumps(
         by_rank={} if inspected else {0: dump},
