@@ -317,6 +317,7 @@ class TestStragglers:
 
         members = {id(d.configs[0].ranks) for d in dumps.inspector.values()}
         assert 64 == len(dumps.inspector)
+        assert "files of NCCL Inspector of ranks 0-63" in str(dumps)
         assert 1 == len(members)
 
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from ..._render import Block, Shown, Table, frame_of
 from ..._text import clean
 from ...findings import Missing, missing_block
-from ...ranks import RankChoice, select_ranks
+from ...ranks import RankChoice, ranks_text, select_ranks
 from ..sidecar import Sidecar, mesh_of
 from .extract import STATES, count_elements, shape_to_json
 
@@ -508,6 +508,9 @@ class Dumps(Shown):
             for record in records
         ]
         yield Table(list(records[0]) if records else (), rows, more="ranks")
+        if self.inspector:
+            ranks = ranks_text(sorted(self.inspector))
+            yield f"files of NCCL Inspector of {ranks}"
         yield missing_block(self.problems)
 
     def frames(
