@@ -270,6 +270,19 @@ class TestStragglers:
         with pytest.raises(NoDumpsError):
             diagnose(tmp_path)
 
+    def test_launch_timed(self, tmp_path):
+        """
+        A time from the launch on does not show who came last.
+        """
+        by_rank = calls(third_is_late)
+        for rank, records in by_rank.items():
+            for one in records:
+                one["coll_perf"]["coll_timing_source"] = "collective_cpu"
+            write(tmp_path, records, rank)
+
+        with pytest.raises(NoDumpsError):
+            diagnose(tmp_path)
+
     def test_numbers_by_function(self, tmp_path):
         """
         Each function of a communicator has its own numbers: equal ones of two

@@ -2,8 +2,8 @@
 Translate the files of NCCL Inspector to what torch's recorder writes.
 
 NCCL Inspector is a profiler plugin that comes with NCCL since 2.28
-(``inspector_json.cc`` in ``plugins/profiler/inspector``, before 2.30
-``inspector.cc`` in ``ext-profiler/inspector``).  Each process writes one file,
+(``inspector_json.cc`` in ``plugins/profiler/inspector``; before 2.30
+``inspector.cc``, up to 2.29.3 in ``ext-profiler/inspector``).  Each process writes one file,
 with a line of JSON per call that completed:
 
 - ``header``: the communicator, and the rank in it; not the rank in the job.
@@ -45,6 +45,8 @@ _COLLECTIVES = {
 _TRANSFERS = {"Send": ("send", "->"), "Recv": ("recv", "<-")}
 _TRANSFER_GROUP = "transfers"
 _NO_NAME = "unknown"
+# Taken from the launch on, and so longer the further a host is ahead of its GPU.
+_LAUNCH_TIMED = "collective_cpu"
 
 # A record that a check of all records refuses, and counts.
 _BROKEN: Entry = {}
@@ -133,7 +135,9 @@ def _parse_call(
     """
     kind = "p2p" if "p2p_perf" in record else "coll"
     perf = record[f"{kind}_perf"]
-    if not (found := _operation(perf, kind, own[1])):
+    found = _operation(perf, kind, own[1])
+    is_launch = perf.get(f"{kind}_timing_source") == _LAUNCH_TIMED
+    if not found or is_launch:
         return None
 
     op, group = found
