@@ -209,7 +209,7 @@ class Cost:
 
     Attributes:
         side: Whether they are slow on their ``"host"``, their ``"device"``, or
-            their ``"link"`` to another node.
+            their ``"link"`` to another node; ``"rank"`` if that is not known.
 
         seconds: How long the others waited in all.
 

@@ -36,7 +36,7 @@ from .._io import (
 from .._text import reason_of
 from ..errors import NoLogsError
 from ..findings import Finding, Missing
-from ..flight_recorder import parse_dump_name
+from ..flight_recorder import is_call_log, parse_dump_name
 from ..stacks import is_capture_file
 
 
@@ -138,12 +138,17 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     )
     # A file that is named twice must not confirm itself.
     known = {path.resolve(): path for path in found}
-    ras = dict.fromkeys(filter(_is_ras, known.values()))
+    heads = {path: _head(path) or b"" for path in known.values()}
+    ras = tuple(p for p, head in heads.items() if logs.is_ras_status(head))
+    # The reader of dumps reads them.
+    others = {*ras, *(p for p, head in heads.items() if is_call_log(head))}
     return LogSources(
         sessions=sessions,
-        logs=tuple(x for x in found if x not in ras and not _is_document(x)),
+        logs=tuple(
+            x for x in found if x not in others and not _is_document(x)
+        ),
         nodes=tuple(_node_fact_files(folders)),
-        ras=tuple(ras),
+        ras=ras,
         missing=missing,
     )
 
@@ -208,10 +213,6 @@ def _is_log(path: Path) -> bool:
         return False
     head = _head(path)
     return head is not None and b"\0" not in head
-
-
-def _is_ras(path: Path) -> bool:
-    return logs.is_ras_status(_head(path) or b"")
 
 
 def _head(path: Path) -> bytes | None:

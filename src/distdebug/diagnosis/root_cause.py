@@ -198,6 +198,7 @@ def _find_unread(
     read |= {m.source for m in (*found.missing, *logs.missing) if m.source}
     if flight is not None:
         read |= {dump.path for dump in flight.dumps}
+        read |= {dump.path for dump in flight.dumps.inspector.values()}
         read |= {m.source for m in flight.dumps.problems if m.source}
     return find_unread_files(paths, read, logs.sessions)
 
@@ -453,7 +454,8 @@ def _diagnose_recorded(flight: FlightReport, found: _Stacks) -> Diagnosis:
         if has_any or (found.stacks and not len(dumps)):
             unread = (*diagnosis.missing, *found.missing)
             lost = (_NO_CALLS, *unread) if len(dumps) else unread
-            return attrs.evolve(diagnose_stacks(stacks), missing=lost)
+            by_stacks = attrs.evolve(diagnose_stacks(stacks), missing=lost)
+            return _add_delays(by_stacks, flight)
 
     views = build_host_views(dumps, found.stacks)
     diagnosis = refine(diagnosis, views, dumps, flight.waits)
@@ -469,6 +471,17 @@ def _diagnose_recorded(flight: FlightReport, found: _Stacks) -> Diagnosis:
     return attrs.evolve(
         diagnosis, missing=(*diagnosis.missing, *found.missing)
     )
+
+
+def _add_delays(diagnosis: Diagnosis, flight: FlightReport) -> Diagnosis:
+    """
+    Add which ranks are slow by NCCL Inspector, where stacks are the verdict.
+    """
+    delays = flight.findings if flight.dumps.inspector else ()
+    if delays and diagnosis.verdict.cause.is_fine:
+        diagnosis = attrs.evolve(diagnosis, verdict=delays[0])
+        return attrs.evolve(diagnosis, findings=(*delays, *diagnosis.findings))
+    return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *delays))
 
 
 def _has_no_calls(dumps: Dumps) -> bool:

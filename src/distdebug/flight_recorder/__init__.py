@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .reading.files import FoundFiles as FoundFiles
     from .reading.files import SearchLimits as SearchLimits
     from .reading.files import find_files as find_files
+    from .reading.files import is_call_log as is_call_log
     from .reading.files import parse_dump_name as parse_dump_name
     from .recording.dump import current_recording as current_recording
     from .recording.dump import dump_flight_recorder as dump_flight_recorder

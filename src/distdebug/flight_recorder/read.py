@@ -33,6 +33,11 @@ from ..findings import Missing
 from ..ranks import RankChoice, select_ranks
 from .reading.assemble import Tables, UnusableError, parse_frames
 from .reading.columns import COMPLETED, Dumps, Entries, Frame, RankDump
+from .reading.communicators import (
+    InspectedFile,
+    parse_inspected,
+    place_ranks,
+)
 from .reading.files import DumpFile, FoundFiles, find_files
 from .reading.sandbox import TIME_LIMIT_S, decode_files, decode_frames
 from .sidecar import Sidecar, mesh_of
@@ -59,7 +64,7 @@ def read_dumps(
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Dumps:
     """
-    Read the Flight Recorder dumps of a job.
+    Read the Flight Recorder dumps of a job, and files of NCCL Inspector.
 
     It reads any version of the format, as pickle or JSON, also compressed by
     gzip.  Nothing in a file is ever executed: files are decoded by child
@@ -92,18 +97,23 @@ def read_dumps(
     found = find_files(paths)
     plan = plan_reading(found, _select_ranks(ranks, found))
     tables = Tables()
-    decoded, failed, damage = _decode(
+    decoded, inspected, failed, damage = _decode(
         plan.chains, tables, executor, progress, time_limit_s
     )
     by_rank, unused = choose_dumps(decoded)
+    inspector, unplaced = place_ranks(
+        inspected, plan.sidecars.values(), tables.groups
+    )
     problems = [
         *plan.problems,
         *unused,
+        *unplaced,
         *report_failures(failed, decoded),
         *damage,
         *(p for p in found.problems if p.what == "sidecar"),
     ]
-    if not (by_rank or problems or plan.sidecars or plan.skipped):
+    is_any = by_rank or inspector or problems
+    if not (is_any or plan.sidecars or plan.skipped):
         raise _no_dumps_error(paths, found.problems)
 
     problems += [p for p in found.problems if p.what != "sidecar"]
@@ -113,6 +123,7 @@ def read_dumps(
         ops=tables.ops,
         shapes=tables.shapes,
         sidecars=plan.sidecars,
+        inspector=inspector,
         earlier=plan.earlier,
         problems=tuple(sorted(problems, key=_problem_order)),
         world_size=_world_size(plan.sidecars, by_rank),
@@ -130,7 +141,7 @@ def check_readable(dumps: Dumps) -> None:
     Raises:
         NoDumpsError: There is neither a dump nor a sidecar; it says why.
     """
-    if len(dumps) or dumps.sidecars or dumps.earlier:
+    if len(dumps) or dumps.inspector or dumps.sidecars or dumps.earlier:
         return
     reasons = [
         f"{PurePath(p.source or '').name}: {p.reason}" for p in dumps.problems
@@ -171,15 +182,19 @@ def _decode(
     progress: Progress | None,
     time_limit_s: float,
 ) -> tuple[
-    list[DecodedFile], list[tuple[DumpFile, UnusableError]], list[Missing]
+    list[DecodedFile],
+    list[InspectedFile],
+    list[tuple[DumpFile, UnusableError]],
+    list[Missing],
 ]:
     """
     Decode the first file of each chain, or the next if that is broken.
 
     Returns:
-        Files that were read, files that were not, and what is damaged.
+        Dumps that were read, files of NCCL Inspector, files that cannot be
+        read, and what is damaged.
     """
-    decoded, failed = [], []
+    decoded, inspected, failed = [], [], []
     damage: list[Missing] = []
     done = 0
     while chains:
@@ -196,13 +211,23 @@ def _decode(
                 failed.append((file, exc))
                 chains += [others] if others else []
             else:
-                decoded.append(DecodedFile(file, dump))
-                damage += _describe_damage(decoded[-1], header)
+                one = DecodedFile(file, dump)
+                if found := parse_inspected(header, dump):
+                    inspected.append(found)
+                    # The number in its name is a process.
+                    one = one._replace(file=_unnumbered(file))
+                else:
+                    decoded.append(one)
+                damage += _describe_damage(one, header)
             done += 1
             if progress is not None:
                 progress(done, total + len(chains))
 
-    return decoded, failed, damage
+    return decoded, inspected, failed, damage
+
+
+def _unnumbered(file: DumpFile) -> DumpFile:
+    return file._replace(name=file.name._replace(rank=None), sidecar=None)
 
 
 def _problem_order(problem: Missing) -> tuple[bool, int, str, str]:

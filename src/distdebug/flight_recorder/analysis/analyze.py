@@ -24,6 +24,7 @@ from ...waits import Wait, waiting_text
 from ..read import read_dumps
 from ..reading.columns import ISSUED, Dumps
 from .endings import cut_at_sigterm
+from .inspector import find_delays, inspector_notes
 from .job import Job
 from .links import find_slow_links
 from .mismatch import (
@@ -325,6 +326,7 @@ def _analyze(job: Job) -> FlightReport:
         *find_slow_links(job),
         *find_stragglers(job),
     ]
+    findings = findings or find_delays(job.dumps)
     blamed = set(findings[0].ranks) if findings else set()
     return FlightReport(
         findings=tuple(findings),
@@ -487,3 +489,4 @@ def _collect_missing(job: Job) -> Iterable[Missing]:
             reason=f"the recorder of {ranks_text(blind)} does not see calls "
             "end; those that all ranks entered are taken for complete",
         )
+    yield from inspector_notes(job.dumps)

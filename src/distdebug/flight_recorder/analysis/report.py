@@ -72,6 +72,8 @@ class FlightReport(Shown):
         """
         if self.findings:
             return self.findings[0]
+        if self.dumps.inspector and not len(self.dumps):
+            return _not_slow_finding(self.dumps)
         if not _has_records(self.dumps):
             return _no_records_finding(self.dumps)
         return _lost_finding(self) or _healthy_finding(self)
@@ -172,6 +174,17 @@ def _healthy_finding(report: FlightReport) -> Finding:
         + (f"; {ranks_text(without)} left none" if without else "")
         + _sigterm_text(report.dumps),
         confidence="likely",
+    )
+
+
+def _not_slow_finding(dumps: Dumps) -> Finding:
+    return Finding(
+        cause=Cause.HEALTHY,
+        ranks=(),
+        summary="no rank is slow in the calls that NCCL Inspector recorded of "
+        f"{ranks_text(sorted(dumps.inspector))}; a call that hangs is not "
+        "among them",
+        confidence="possible",
     )
 
 

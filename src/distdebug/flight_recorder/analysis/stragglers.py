@@ -114,7 +114,7 @@ class _Delay:
 
         often: In how many calls the others wait.
 
-        kind: ``"host"`` or ``"device"``.
+        kind: ``"host"``, ``"device"``, or ``"rank"``: either of them.
 
         records: Where the rank was late, as positions in its dump.
     """
@@ -142,9 +142,13 @@ class _Delay:
         )
 
 
-def find_stragglers(job: Job) -> list[Finding]:
+def find_stragglers(job: Job, *, knows_arrivals: bool = True) -> list[Finding]:
     """
     Find ranks that are always late, and whether their host or device is slow.
+
+    Args:
+        knows_arrivals: Whether it is recorded when hosts made the calls; else
+            only how long they took tells who came last.
 
     Returns:
         One finding per rank, or node of which all ranks are slow; the worst
@@ -169,6 +173,8 @@ def find_stragglers(job: Job) -> list[Finding]:
     ordered = dict(sorted(worst.items(), key=lambda item: -item[1].share))
     late = {rank: delay.records for rank, delay in ordered.items()}
     sites = find_call_sites(job, late)
+    if not knows_arrivals:
+        ordered = {r: attrs.evolve(d, kind="rank") for r, d in ordered.items()}
     return [
         _straggler_finding(job, ranks, node, ordered[ranks[0]], sites)
         for ranks, node in _merge_nodes(job, ordered)
@@ -632,6 +638,8 @@ def find_call_sites(
 _ADVICE = {
     "host": "data loading, CPU limits, other processes",
     "device": "clocks, temperature, ECC errors, other processes",
+    "rank": "data loading, CPU limits, other processes; clocks of the GPU, "
+    "its temperature, ECC errors",
 }
 
 
@@ -643,13 +651,13 @@ def _straggler_finding(
     sites: Mapping[int, Location],
 ) -> Finding:
     worst, table, seq = ranks[0], delay.table, delay.table.seq
-    who, it = f"rank {worst}", "it"
-    what = f"rank {worst} is slow on its {delay.kind}"
-    if node:
-        who, it = ranks_text(ranks), "them"
-        what = f"{who} are slow on their {delay.kind}s, all on {clean(node)}"
+    is_open = delay.kind == "rank"
+    who, it = (ranks_text(ranks), "them") if node else (f"rank {worst}", "it")
+    what = _slow_text(who, delay.kind, node)
     site = sites.get(worst)
     before = f" before its call at {site.brief}" if site else ""
+    # Where calls follow each other by guess, more time may be between them.
+    most = "up to " if is_open else ""
     # Otherwise a clock may be ahead.
     is_timed = table.device is not None or np.isfinite(table.doubt)
     return Finding(
@@ -657,9 +665,10 @@ def _straggler_finding(
         ranks=tuple(sorted(ranks)),
         summary=f"{what}{before}: all others wait {delay.ns / 1e6:,.1f} ms for "
         f"{it} again and again in group {str(table.group)!r}, "
-        f"{delay.share:.0%} of the time ({delay.total_ns / 1e9:,.1f} s)",
+        f"{most}{delay.share:.0%} of the time ({delay.total_ns / 1e9:,.1f} s)",
         confidence="likely" if is_timed else "possible",
-        remedy=f"compare the {delay.kind} of {who} with the others: "
+        remedy=f"compare {who if is_open else f'the {delay.kind} of {who}'} "
+        "with the others: "
         f"{_ADVICE[delay.kind]}",
         location=site,
         group=table.group,
@@ -674,6 +683,16 @@ def _straggler_finding(
             ),
         ),
     )
+
+
+def _slow_text(who: str, kind: str, node: str) -> str:
+    if kind == "rank":
+        where = ""
+    else:
+        where = f" on their {kind}s" if node else f" on its {kind}"
+    if node:
+        return f"{who} are slow{where}, all on {clean(node)}"
+    return f"{who} is slow{where}"
 
 
 class _Ends(NamedTuple):

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from ..._render import Block, Shown, Table, frame_of
 from ..._text import clean
 from ...findings import Missing, missing_block
-from ...ranks import RankChoice, select_ranks
+from ...ranks import RankChoice, ranks_text, select_ranks
 from ..sidecar import Sidecar, mesh_of
 from .extract import STATES, count_elements, shape_to_json
 
@@ -349,6 +349,9 @@ class Dumps(Shown):
         sidecars: The newest sidecar of each rank, also of ranks without a
             dump.
 
+        inspector: What NCCL Inspector recorded, by rank: calls that completed,
+            and how long each took on the device.
+
         earlier: Earlier sidecars of the same processes, oldest first.
 
         problems: Files and ranks that could not be read, and why.
@@ -361,6 +364,7 @@ class Dumps(Shown):
     ops: tuple[str, ...]
     shapes: Shapes = attrs.field(converter=as_shapes)
     sidecars: Mapping[int, Sidecar] = attrs.field(factory=dict)
+    inspector: Mapping[int, RankDump] = attrs.field(factory=dict)
     earlier: Mapping[int, tuple[Sidecar, ...]] = attrs.field(factory=dict)
     problems: tuple[Missing, ...] = ()
     world_size: int | None = None
@@ -507,6 +511,9 @@ class Dumps(Shown):
             for record in records
         ]
         yield Table(list(records[0]) if records else (), rows, more="ranks")
+        if self.inspector:
+            ranks = ranks_text(sorted(self.inspector))
+            yield f"files of NCCL Inspector of {ranks}"
         yield missing_block(self.problems)
 
     def frames(

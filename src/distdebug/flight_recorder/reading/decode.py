@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple
 
+from .clog import is_clog, read_clog
 from .extract import (
     KEYS,
     NotADumpError,
@@ -32,6 +33,7 @@ from .extract import (
     read_header,
 )
 from .hooks import translate_hooks
+from .inspector import TAIL_BYTES, is_inspector, read_inspector
 
 
 # Deeper than any dump, and far from the limits of the interpreter.
@@ -484,6 +486,8 @@ def _decode(
         raise UnreadableError(damage)
 
     header, entries = translate_hooks(header, entries)
+    if "inspector" in value:
+        header["inspector"] = value["inspector"]
     tables, columns, records = build_columns(entries, strict=not is_limited)
     if rows is not None:
         stacks = [
@@ -558,20 +562,15 @@ def _parse_content(
     """
     Return the value, the damage, and whether memory was limited.
     """
+    if is_clog(head) or is_inspector(head):
+        return _load_call_log(file, head, size, memory)
+
     is_pickle = head[:1] == b"\x80"
     is_limited = size <= SIZE_LIMIT and limit_process(size, memory)
-    problem = ""
-    if not head:
-        problem = _NOTHING
-    elif size > SIZE_LIMIT:
-        problem = "it is larger than any dump"
-    elif not is_pickle and _JSON_HEAD.match(head) is None:
-        problem = "it is neither a pickle nor JSON"
-    elif not any(key.encode() in head for key in KEYS):
-        problem = "it is not a Flight Recorder dump"
+    problem = _problem_of(head, size)
+    if problem == _FOREIGN and is_pickle and is_limited:
         # Only an unpickler finds out whether the file asks for code.
-        if is_pickle and is_limited:
-            problem = _unpickle(_buffer(head), len(head)).damage or problem
+        problem = _unpickle(_buffer(head), len(head)).damage or problem
     if problem:
         raise NotADumpError(problem)
 
@@ -589,6 +588,41 @@ def _parse_content(
             raise UnreadableError(damage)
 
     return value, damage, is_limited
+
+
+_FOREIGN = "it is not a Flight Recorder dump"
+
+
+def _problem_of(head: bytes, size: int) -> str:
+    """
+    Return why a file cannot be a dump; ``""`` if it may be one.
+    """
+    if not head:
+        return _NOTHING
+    if size > SIZE_LIMIT:
+        return "it is larger than any dump"
+    if head[:1] != b"\x80" and _JSON_HEAD.match(head) is None:
+        return "it is neither a pickle nor JSON"
+    is_known = any(key.encode() in head for key in KEYS)
+    return "" if is_known else _FOREIGN
+
+
+def _load_call_log(
+    file: io.BufferedReader, head: bytes, size: int, memory: int
+) -> tuple[Any, str, bool]:
+    """
+    Read a log of calls that is no dump; see `_parse_content`.
+    """
+    if is_inspector(head):
+        is_limited = limit_process(TAIL_BYTES, memory)
+        return read_inspector(file, size), "", is_limited
+
+    if size > SIZE_LIMIT:
+        msg = "it is larger than any log of calls that can be read"
+        raise UnreadableError(msg)
+
+    is_limited = limit_process(size, memory)
+    return read_clog(file), "", is_limited
 
 
 _JSON_HEAD = re.compile(rb"[\xef\xbb\xbf \t\r\n]*[{\[]")

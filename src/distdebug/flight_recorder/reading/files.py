@@ -20,6 +20,8 @@ from ..._text import reason_of
 from ...findings import Missing
 from ...identity import ranks_in_name
 from ..sidecar import MAX_RANKS, SIDECAR_SUFFIX, Sidecar, read_sidecar
+from .clog import is_clog
+from .inspector import is_inspector
 
 
 _UNFINISHED = re.compile(
@@ -240,7 +242,15 @@ def _may_be_dump(file: DumpFile) -> bool:
         return True
 
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return head[:1] == b"\x80" or text[:1] in _FIRST_BYTES
+    is_dump = head[:1] == b"\x80" or text[:1] in _FIRST_BYTES
+    return is_dump or is_clog(head)
+
+
+def is_call_log(head: bytes) -> bool:
+    """
+    Return whether a file that begins so lists calls, and is no log to people.
+    """
+    return is_clog(head) or is_inspector(head)
 
 
 def parse_dump_name(path: str) -> FileName:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._text import clean
-from ...causes import Cause
 from ...findings import described
 from ...usercode import user_location
 from ..analysis.job import Job, run_starts
@@ -741,15 +740,14 @@ def label_ranks(report: FlightReport) -> dict[int, str]:
         labels |= dict.fromkeys(verdict.ranks, str(verdict.cause))
     for finding in report.findings:
         if cost := finding.cost:
-            is_link = finding.cause is Cause.SLOW_LINK
-            what = (
-                "behind a slow link" if is_link else f"slow on its {cost.side}"
-            )
+            what = _SLOW.get(cost.side, f"slow on its {cost.side}")
             text = f"{what}: the others wait {cost.seconds:,.1f} s for it, "
             text += f"{cost.share:.0%} of the time"
             labels |= dict.fromkeys(finding.ranks, text)
     return labels
 
+
+_SLOW = {"link": "behind a slow link", "rank": "slow"}
 
 # When a rank that others wait for was dumped, with the call as arguments.
 Absence = tuple[SlicePoint, Mapping[str, Any]]

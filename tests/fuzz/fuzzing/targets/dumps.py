@@ -25,6 +25,10 @@ from distdebug.flight_recorder import (
 )
 from distdebug.flight_recorder.reading import decode
 from distdebug.flight_recorder.reading.assemble import Tables, parse_frames
+from distdebug.flight_recorder.reading.communicators import (
+    parse_inspected,
+    place_ranks,
+)
 from distdebug.flight_recorder.reading.decode import load_plain_pickle
 from distdebug.flight_recorder.reading.files import FileName
 from distdebug.testing import SimulatedJob, plain_dump
@@ -35,6 +39,7 @@ from ..target import target
 
 
 _MOST_BYTES = 512 << 20
+RECORDERS = Path(__file__).parents[3] / "data" / "recorders"
 
 
 def _job() -> SimulatedJob:
@@ -64,6 +69,18 @@ def _pickles() -> list[bytes]:
 
 def _jsons() -> list[bytes]:
     return [json.dumps(dump).encode() for dump in _plain()]
+
+
+def _texts() -> list[bytes]:
+    """
+    JSON, and what recorders write that make no dumps.
+    """
+    files = [
+        path.read_bytes()[:4096]
+        for name in ("nccl-inspector-*", "torchcomms-clog")
+        for path in sorted(RECORDERS.glob(f"{name}/*"))[:5:3]
+    ]
+    return [*_jsons(), *files]
 
 
 def _packed() -> list[bytes]:
@@ -98,10 +115,15 @@ def _decoded(data: bytes, *, is_limited: bool) -> object:
     name = FileName(0, "", "dump_rank_", is_dump_like=True)
     file = DumpFile(path, name, "host", 1.7e9)
     tables = Tables()
-    dump, _ = tables.add(file, message)
+    dump, header = tables.add(file, message)
     parse_frames(frames, 4)
+    inspected = parse_inspected(header, dump)
+    inspector, _ = place_ranks(
+        [inspected] if inspected else [], (), tables.groups
+    )
     dumps = Dumps(
-        by_rank={0: dump},
+        by_rank={} if inspected else {0: dump},
+        inspector=inspector,
         groups=tables.groups,
         ops=tables.ops,
         shapes=tables.shapes,
@@ -133,10 +155,10 @@ def dump_fast(data: bytes) -> object:
         return _decoded(data, is_limited=True)
 
 
-@target(DumpError, seeds=_jsons)
+@target(DumpError, seeds=_texts)
 def dump_json(data: bytes) -> object:
     """
-    A dump in JSON.
+    A dump in JSON, or a log of calls.
     """
     return _decoded(data, is_limited=False)
 
