@@ -486,7 +486,7 @@ def _decode(
         raise UnreadableError(damage)
 
     header, entries = translate_hooks(header, entries)
-    if "inspector" in value:
+    if isinstance(value, dict) and "inspector" in value:
         header["inspector"] = value["inspector"]
     tables, columns, records = build_columns(entries, strict=not is_limited)
     if rows is not None:
