@@ -34,6 +34,7 @@ pytestmark = [
 
 HANGS = """
 import os
+import queue
 import signal
 import time
 
@@ -89,6 +90,22 @@ def test_exit():
     if dist.get_rank() == 0:
         os._exit(3)
     reduce()
+
+
+def test_checkpoint(tmp_path):
+    path = tmp_path / "checkpoint"
+    if dist.get_rank() == 0:
+        os.mkfifo(path)
+        path.open("w")
+    dist.barrier()
+
+
+def test_loader():
+    batches = queue.Queue(2)
+    for x in range(1 if dist.get_rank() else 2):
+        batches.put(torch.ones(4) * x)
+    for _ in range(2):
+        dist.all_reduce(batches.get())  # next batch
 """
 
 HEALTHY = """
@@ -272,6 +289,8 @@ def failures(tmp_path_factory):
         ("early", "rank 1 never entered all_reduce #2", None),
         ("mismatch", "rank 1 called broadcast", "dist.broadcast"),
         ("sleep", "rank 1 never entered all_reduce #2", "sleep(1000)"),
+        ("checkpoint", "rank 0 never entered barrier #1", 'open("w")'),
+        ("loader", "rank 1 never entered all_reduce #2", "# next batch"),
     ],
 )
 def test_a_hang_is_explained(failures, name, verdict, code):
@@ -330,7 +349,7 @@ def test_no_process_is_left(failures):
     """
     folder, texts, output = failures
 
-    assert len(texts) == 6, output
+    assert len(texts) == 8, output
     assert [] == [x for x in ranks_alive() if str(folder) in str(x.cmdline())]
 
 

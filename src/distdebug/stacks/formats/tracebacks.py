@@ -6,10 +6,9 @@ ids are known to no other tool, and threads have no names before Python 3.14.
 pystack reads processes and core dumps, and mixes native frames in on request.
 pytest-timeout, Ray Train where py-spy is missing, and similar tools write a
 header per thread, and below it the output of the :mod:`traceback` module.
-``python -m profiling.sampling dump PID``
-(Python 3.15) writes what threads, or the tasks of an event loop, do.  All but
-faulthandler, also tracebacks of interrupted programs, begin with the outermost
-frame.
+``python -m profiling.sampling dump PID`` (Python 3.15) writes what threads, or
+the tasks of an event loop, do.  All but faulthandler, also tracebacks of
+interrupted programs, begin with the outermost frame.
 """
 
 from __future__ import annotations
