@@ -30,6 +30,7 @@ from .explain_process import (
     find_operation,
     is_p2p_operation,
     is_receiving,
+    is_sending,
 )
 from .jobs import (
     ProcessTree,
@@ -83,8 +84,7 @@ def explain_common_wait(waiting: Views) -> Iterable[Finding]:
         return
 
     absent = _absent_ranks_text([v.process for v in waiting])
-    if all(map(is_receiving, waiting)) and len(waiting) > 1:
-        text = "all wait to receive, and none sends"
+    if text := _one_way_text(waiting):
         yield make_finding(
             waiting,
             cause=Cause.P2P_DEADLOCK,
@@ -113,6 +113,19 @@ def explain_common_wait(waiting: Views) -> Iterable[Finding]:
             return
     for group in groups:
         yield _wait_finding(group, waiting, absent)
+
+
+def _one_way_text(waiting: Views) -> str:
+    """
+    Return what several ranks do who all send, or all receive; else ``""``.
+    """
+    if len(waiting) < 2:
+        return ""
+    if all(map(is_receiving, waiting)):
+        return "all wait to receive, and none sends"
+    if all(map(is_sending, waiting)):
+        return "all wait to send, and none receives"
+    return ""
 
 
 def _user_frames(view: ProcessView) -> tuple[StackFrame, ...]:

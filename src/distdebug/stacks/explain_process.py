@@ -787,3 +787,10 @@ def is_receiving(view: ProcessView) -> bool:
     Return whether a rank waits for a message from one other rank.
     """
     return bool(_RECEIVE_NAME.search(find_operation(view)))
+
+
+def is_sending(view: ProcessView) -> bool:
+    """
+    Return whether a rank waits until one other rank takes its message.
+    """
+    return is_p2p_operation(find_operation(view)) and not is_receiving(view)

@@ -608,6 +608,7 @@ class TestProgress:
 IDLE = [("recv_requests", "sglang/srt/managers/scheduler.py", 1)]
 LOOP_OF_SERVER = ("event_loop_normal", "sglang/srt/managers/scheduler.py", 1)
 RECEIVE = [("recv", C10D, 1), USER]
+SEND = [("send", C10D, 1), USER]
 NCCL = (GpuKernel(name="ncclDevKernel_AllReduce", device=0),)
 OWN = (GpuKernel(name="flash_fwd_kernel", device=0),)
 SPINS = attrs.evolve(STAYS, voluntary=0, cpu_s=1.9)
@@ -682,6 +683,8 @@ JUDGED = {
     "server": (["idle 0,1"], ranks([0, 1], [LOOP_OF_SERVER], activity=MOVES)),
     # If all receive, nobody sends.
     "receive": (["p2p_deadlock 0,1 possible"], ranks([0, 1], RECEIVE)),
+    # If all send first, nobody receives.
+    "send": (["p2p_deadlock 0,1 possible"], ranks([0, 1], SEND)),
     "receives alone": (["collective_wait 0"], [rank(0, RECEIVE)]),
     # A job does not move if those that wait do not wake up.
     "stuck": (
