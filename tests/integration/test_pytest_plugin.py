@@ -247,6 +247,30 @@ def ranks_alive():
     ]
 
 
+# The functions by which Accelerate tests its operations.
+KNOWN = """
+import pytest
+from accelerate import PartialState
+from accelerate.test_utils.scripts import test_ops as ops
+
+pytestmark = pytest.mark.ranks(2, timeout_s=10)
+
+
+def test_unguarded():
+    state = PartialState(cpu=True)
+    for test in (ops.test_gather_object, ops.test_pad_across_processes):
+        test(state)
+
+
+def test_guarded():
+    state = PartialState(cpu=True)
+    ops.test_gather(state)
+    if state.is_main_process:
+        ops.test_pad_across_processes(state)  # main only
+    ops.test_reduce_sum(state)  # all
+"""
+
+
 def run(folder, *options):
     """
     Run pytest in a folder; its output.
@@ -341,6 +365,25 @@ def test_a_death_is_named(failures, name, rank, how):
 
     assert text.startswith(f"rank {rank}: {how}")
     assert f"rank {rank} left no dump" in text or "rank_crashed" in text
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None,
+    reason="accelerate is not installed",
+)
+def test_a_deadlock_in_a_known_project(tmp_path):
+    """
+    A test of Accelerate's own operations, one of which only the main process
+    enters, fails with the lines of both branches.
+    """
+    tmp_path.joinpath("test_ops.py").write_text(KNOWN)
+
+    output = run(tmp_path)
+
+    assert "1 failed, 1 passed" in output
+    assert "cause: type_mismatch" in output
+    for mark in ("# main only", "# all"):
+        assert f"test_ops.py:{line_of(KNOWN, mark)}" in output
 
 
 def test_no_process_is_left(failures):
