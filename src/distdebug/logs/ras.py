@@ -34,12 +34,8 @@ from .engine import BYTES_AFTER, Block, FilePart
 _MOST_BYTES = 1 << 28
 _MOST_QUOTED = 4
 _LOG_WORDS = frozenset({b"job summary"})
-# What a file begins with if it is such a status.
-_TEXT_START = re.compile(
-    rb"(?:\s*\n|(?:SERVER PROTOCOL|OK|NCCL version|CUDA runtime)[^\n]*\n){0,20}"
-    rb"Job summary\s*\n=+\s*$",
-    re.MULTILINE,
-)
+# A prefix of the first line in characters, in UTF-8.
+_MOST_BEFORE = 4 * 200
 _JSON_START = re.compile(
     rb'^(?:\s*(?:SERVER PROTOCOL \d+|OK)\n)*\s*\{\s*"nccl_version"'
 )
@@ -132,17 +128,19 @@ class RasStatus:
 
 def is_ras_status(head: bytes) -> bool:
     """
-    Return whether a file is the status of RAS.
+    Return whether a file is the status of RAS in JSON.
+
+    As text, it is read like any log: others may write to the same file.
 
     Args:
         head: Its first bytes.
     """
-    return bool(_JSON_START.match(head) or _TEXT_START.match(head))
+    return _JSON_START.match(head) is not None
 
 
 def read_ras_status(path: str | os.PathLike[str]) -> tuple[RasStatus, ...]:
     """
-    Read all statuses in a file, in their order.
+    Read all statuses in a file of JSON, in their order.
 
     Args:
         path: What ``ncclras`` printed, once or again and again.
@@ -153,16 +151,17 @@ def read_ras_status(path: str | os.PathLike[str]) -> tuple[RasStatus, ...]:
         ValueError: It is no ordinary file, too large, or damaged.
     """
     data = read_ordinary(path, _MOST_BYTES)
-    source = os.fspath(path)
-    if _JSON_START.match(data):
-        return tuple(_read_documents(data.decode("utf-8", "replace"), source))
-    return tuple(_read_text(data.decode("utf-8", "replace"), source))
+    text = data.decode("utf-8", "replace")
+    return tuple(_read_documents(text, os.fspath(path)))
 
 
 _DECODER = json.JSONDecoder()
 # NCCL 2.28.9 leaves out the comma between two lists.
-_NO_COMMA = re.compile(r"\](\s*\n\s*)(?=\")")
+_NO_COMMA = re.compile(r"\]([^\S\n]*\n\s*)(?=\")")
 _NOT_BLANK = re.compile(r"\S")
+_INVALID_ERRORS = (
+    *(AttributeError, KeyError, OverflowError, TypeError, ValueError),
+)
 
 
 def _read_documents(text: str, source: str) -> Iterator[RasStatus]:
@@ -171,6 +170,9 @@ def _read_documents(text: str, source: str) -> Iterator[RasStatus]:
     while start := _NOT_BLANK.search(text, position):
         try:
             document, end = _DECODER.raw_decode(text, start.start())
+        except RecursionError:
+            msg = "its JSON is nested too deeply"
+            raise ValueError(msg) from None
         except ValueError:
             if position:
                 return  # the last one is cut off
@@ -184,7 +186,7 @@ def _parse_document(document: Any, source: str) -> RasStatus:
         communicators = tuple(
             _parse_communicator(one) for one in document["communicators"]
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+    except _INVALID_ERRORS as exc:
         msg = f"not what ncclras writes: {type(exc).__name__}: {exc}"
         raise ValueError(msg) from None
 
@@ -197,6 +199,12 @@ def _parse_document(document: Any, source: str) -> RasStatus:
 
 
 def _parse_communicator(data: Mapping[str, Any]) -> RasCommunicator:
+    size, known = int(data["size"]), list(data.get("ranks") or ())
+    for one in (*(data.get("missing_ranks") or ()), *known):
+        if not 0 <= int(one["rank"]) < size:
+            msg = "a rank that its communicator cannot have"
+            raise ValueError(msg)
+
     found: list[RasRank] = []
     for one in data.get("missing_ranks") or ():
         is_dead = (one.get("status") or {}).get("considered_dead") is True
@@ -204,12 +212,11 @@ def _parse_communicator(data: Mapping[str, Any]) -> RasCommunicator:
         found.append(
             RasRank(rank=int(one["rank"]), problem=problem, place=_place(one))
         )
-    known = list(data.get("ranks") or ())
     ops = known[0]["collective_counts"] if known else ()
     for op in ops:
         counts = [int(one["collective_counts"][op]) for one in known]
         most = max(counts)
-        ranks = (
+        found += (
             RasRank(
                 rank=int(one["rank"]),
                 problem="behind",
@@ -219,11 +226,11 @@ def _parse_communicator(data: Mapping[str, Any]) -> RasCommunicator:
                 place=_place(one),
             )
             for one, count in zip(known, counts, strict=True)
+            if count < most
         )
-        found += (x for x in ranks if x.is_behind)
     return RasCommunicator(
         name=str(data["hash"]).removeprefix("0x"),
-        size=int(data["size"]),
+        size=size,
         ranks=tuple(found),
     )
 
@@ -236,6 +243,8 @@ def _place(one: Mapping[str, Any]) -> str:
 _STATUS_START = re.compile(
     r"^(?P<prefix>.{0,200}?)Job summary\s*\n(?P=prefix)=+\s*$", re.MULTILINE
 )
+# Other programs print a summary of a job, too.
+_TABLE_HEAD = re.compile(r"\s*Nodes\s+Processes\s+GPUs\b")
 _TOTAL_GPUS = re.compile(r"\s*\d+\s+\d+\s+\d+\s+\d+\s+(\d+)")
 _GROUP_ROW = re.compile(
     r"\s*(\d+)(?:\s+[\d-]+){3}\s+(\d+)\s+\d+(?:\s+[A-Z]+){2}"
@@ -246,13 +255,13 @@ _OPERATION = re.compile(
 )
 _COUNT = re.compile(
     r"\s+(?:\d+ ranks?|Rank \d+) ha(?:ve|s)"
-    r" (?:launched up to operation (?P<count>\d+)|not launched any operations)"
+    r" (?:launched up to operation (?P<count>\d{1,18})|not launched any operations)"
 )
 _SILENT = re.compile(
     r"\s+(?:Missing communicator data from \d+ job process"
     r"|\d+ job process(?:es are| is) considered dead)"
 )
-_LISTED = re.compile(r"\s+Rank (?P<rank>\d+) .*?-- (?P<place>.{1,200})")
+_LISTED = re.compile(r"\s+Rank (?P<rank>\d{1,9}) .*?-- (?P<place>.{1,200})")
 
 
 class RasReader:
@@ -284,11 +293,15 @@ class RasReader:
         """
         places = [at for at, _ in block.hits(_LOG_WORDS)]
         for at, after in pairwise([*places, block.size]):
-            start = block.data.rfind(b"\n", 0, at) + 1
+            # A line of gigabytes may have the words again and again.
+            first = max(at - _MOST_BEFORE, 0)
+            start = block.data.rfind(b"\n", first, at) + 1
+            if not start and first:
+                continue
             stop = min(after, at + BYTES_AFTER, block.size)
             text = block.data[start:stop].decode("utf-8", "replace")
-            first = block.line_number(at)
-            self.found += _read_text(text, self._path, first)
+            number = block.line_number(at)
+            self.found += _read_text(text, self._path, number)
 
     def end(self, error: Exception | None) -> None:
         """
@@ -296,7 +309,7 @@ class RasReader:
         """
 
 
-def _read_text(text: str, source: str, first: int = 1) -> Iterator[RasStatus]:
+def _read_text(text: str, source: str, first: int) -> Iterator[RasStatus]:
     found = [*_STATUS_START.finditer(text)]
     ends = [*(x.start() for x in found[1:]), len(text)]
     for head, end in zip(found, ends, strict=bool(found)):
@@ -307,20 +320,22 @@ def _read_text(text: str, source: str, first: int = 1) -> Iterator[RasStatus]:
             if line.startswith(prefix):
                 own = line[len(prefix) :]
                 reader.read(own[:1000].rstrip(), number)
-        yield RasStatus(
-            source=source,
-            communicators=reader.communicators(),
-            gpus=reader.gpus,
-            silent=reader.silent,
-        )
+        if reader.is_status:
+            yield RasStatus(
+                source=source,
+                communicators=reader.communicators(),
+                gpus=reader.gpus,
+                silent=reader.silent,
+            )
 
 
 @attrs.define
 class _TextReader:
     """
-    Read the lines of one status.
+    Read the lines of one status, if it is one.
     """
 
+    is_status: bool = False
     gpus: int = 0
     silent: tuple[str, int] | None = None
     sizes: dict[str, int] = attrs.field(factory=dict)
@@ -338,7 +353,9 @@ class _TextReader:
         """
         Read a line.
         """
-        if not self.gpus and (row := _TOTAL_GPUS.fullmatch(line)):
+        if not self.is_status:
+            self.is_status = _TABLE_HEAD.match(line) is not None
+        elif not self.gpus and (row := _TOTAL_GPUS.fullmatch(line)):
             self.gpus = int(row[1])
         elif row := _GROUP_ROW.fullmatch(line):
             self.sizes[row[1]] = int(row[2])

@@ -355,6 +355,24 @@ def test_messages(text, tmp_path):
     assert "hang_detector" in verdict.remedy
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "    except NCCLHangError: raise",
+        "    except (ValueError, ray.train.NCCLHangError): ...",
+        "WARNING raise ray.train.NCCLHangError: on (NCCLHangConfig)",
+    ],
+)
+def test_code(line, tmp_path):
+    """
+    Code and settings that name its error are no evidence.
+    """
+    (tmp_path / "driver.log").write_text(f"{line}\n")
+
+    with pytest.raises(NoDumpsError):
+        diagnose(tmp_path)
+
+
 def test_transient(tmp_path):
     """
     A first suspicion may mean nothing, and is no evidence.

@@ -12,7 +12,13 @@ import pytest
 
 from distdebug import diagnose
 from distdebug.causes import Cause
-from distdebug.logs import is_ras_status, ras_findings, read_ras_status
+from distdebug.errors import NoDumpsError
+from distdebug.logs import (
+    is_ras_status,
+    ras_findings,
+    read_ras_status,
+    survey_logs,
+)
 
 
 STATUS = """\
@@ -100,8 +106,9 @@ def findings(tmp_path):
     def read(text):
         path = tmp_path / "ras.log"
         path.write_text(text)
-        assert is_ras_status(path.read_bytes()[:4096])
-        return ras_findings(read_ras_status(path))
+        if is_ras_status(path.read_bytes()[:4096]):
+            return ras_findings(read_ras_status(path))
+        return ras_findings(survey_logs([path], phase_files=[]).ras)
 
     return read
 
@@ -276,6 +283,10 @@ class TestJson:
             '{"nccl_version": "2.28.3", ',
             '{"nccl_version": "2.28.3", "communicators": 7}',
             '{"nccl_version": "2.28.3", "communicators": [{"ranks": [1]}]}',
+            document(communicator(5, 5, 3)).replace('"rank": 2', '"rank": -2'),
+            document(communicator(5, 5, 3)).replace('"rank": 2', '"rank": 3'),
+            document(communicator(5, 5)).replace('"rank": 1', '"rank": 1e999'),
+            '{"nccl_version": ' + "[" * 200_000,
         ],
     )
     def test_damaged(self, text, tmp_path):
@@ -285,8 +296,27 @@ class TestJson:
         path = tmp_path / "ras.json"
         path.write_text(text)
 
-        with pytest.raises(ValueError, match=r"ncclras|Expecting"):
+        with pytest.raises(ValueError, match=r"ncclras|Expecting|nested"):
             read_ras_status(path)
+
+    def test_long_gap(self, tmp_path):
+        """
+        A gap after a list takes no longer the longer it is.
+        """
+        path = tmp_path / "ras.json"
+        path.write_text(document(communicator(5, 5))[:-1] + "\n" * 1_000_000)
+
+        with pytest.raises(ValueError, match="Expecting"):
+            read_ras_status(path)
+
+    def test_endless_line(self, tmp_path):
+        """
+        A line of megabytes may have the heading again and again.
+        """
+        path = tmp_path / "train.log"
+        path.write_text('{"title": "Job summary"}, ' * 300_000)
+
+        assert () == survey_logs([path], phase_files=[]).ras
 
 
 class TestDiagnose:
@@ -307,6 +337,19 @@ class TestDiagnose:
 
         assert (Cause.RANK_NOT_ARRIVED, (5,)) == (verdict.cause, verdict.ranks)
 
+    @pytest.mark.parametrize("end", [None, -9])
+    def test_no_dump(self, end, tmp_path):
+        """
+        Several documents, of which the last may be cut off, are no broken dump.
+        """
+        fine = document(communicator(5, 5, 5))
+        (tmp_path / "ras.json").write_text(f"{fine}\n{fine[:end]}")
+
+        diagnosis = diagnose(tmp_path)
+
+        assert Cause.HEALTHY == diagnosis.verdict.cause
+        assert not any(m.source for m in diagnosis.missing)
+
     def test_named_twice(self, tmp_path):
         """
         A file that is named besides its folder does not confirm itself.
@@ -315,6 +358,36 @@ class TestDiagnose:
         path.write_text(document(communicator(5, 5, 3, 5)))
 
         assert "possible" == diagnose(tmp_path, path).verdict.confidence
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            "\n" * 3000,
+            "Job summary\n===========\n4 nodes\n",
+            status(),
+        ],
+    )
+    def test_log_after(self, head, tmp_path):
+        """
+        What a log says is read, whatever it begins with.
+        """
+        (tmp_path / "train.log").write_text(
+            f"{head}torch.OutOfMemoryError: CUDA out of memory.\n"
+        )
+
+        verdict = diagnose(tmp_path).verdict
+
+        assert Cause.GPU_OUT_OF_MEMORY == verdict.cause
+
+    def test_other_summary(self, tmp_path):
+        """
+        The summary of another program is no evidence that all is well.
+        """
+        path = tmp_path / "slurm.out"
+        path.write_text("Job summary\n===========\n4 nodes\n")
+
+        with pytest.raises(NoDumpsError):
+            diagnose(tmp_path)
 
     @pytest.mark.parametrize("end", ["", "\nJob summary: 8 ranks\n"])
     def test_other_log(self, end, tmp_path):

@@ -604,7 +604,11 @@ def _problem_of(head: bytes, size: int) -> str:
     if head[:1] != b"\x80" and _JSON_HEAD.match(head) is None:
         return "it is neither a pickle nor JSON"
     is_known = any(key.encode() in head for key in KEYS)
-    return "" if is_known else _FOREIGN
+    return "" if is_known and not _RAS_HEAD.match(head) else _FOREIGN
+
+
+# The status of NCCL's RAS, which has keys of dumps, too.
+_RAS_HEAD = re.compile(rb'\s*\{\s*"nccl_version"[^{\[]*"communicators')
 
 
 def _load_call_log(
