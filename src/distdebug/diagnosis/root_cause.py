@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -173,16 +173,25 @@ def _read_all(
     if dumps is not None and not (found.stacks or logs.is_any):
         check_readable(dumps)
     known = {(m.source, m.reason) for m in logs.missing}
+    # Neither a log nor a list of calls need hold a stack.
+    others = {*logs.files, *(_dump_paths(dumps) if dumps is not None else ())}
     missing = (
         m
         for m in found.missing
-        # A log need not hold a stack.
-        if (m.source, m.reason) not in known and m.source not in logs.files
+        if (m.source, m.reason) not in known and m.source not in others
     )
     flight = given.flight
     if flight is None and dumps is not None:
         flight = analyze_dumps(dumps)
     return flight, attrs.evolve(found, missing=tuple(missing)), logs
+
+
+def _dump_paths(dumps: Dumps) -> Iterator[str]:
+    """
+    Yield the files that the dumps are from, and those that could not be read.
+    """
+    yield from (dump.path for dump in (*dumps, *dumps.inspector.values()))
+    yield from (m.source for m in dumps.problems if m.source)
 
 
 def _find_unread(
@@ -197,9 +206,7 @@ def _find_unread(
     read = {*logs.files, *(p.source for p in found.stacks)}
     read |= {m.source for m in (*found.missing, *logs.missing) if m.source}
     if flight is not None:
-        read |= {dump.path for dump in flight.dumps}
-        read |= {dump.path for dump in flight.dumps.inspector.values()}
-        read |= {m.source for m in flight.dumps.problems if m.source}
+        read.update(_dump_paths(flight.dumps))
     return find_unread_files(paths, read, logs.sessions)
 
 

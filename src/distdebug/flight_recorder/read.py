@@ -154,6 +154,20 @@ def check_readable(dumps: Dumps) -> None:
     )
 
 
+def check_recorded(dumps: Dumps) -> None:
+    """
+    Refuse what lists no rank's calls in order.
+
+    Raises:
+        NoDumpsError: There is no dump; it says why.
+    """
+    check_readable(dumps)
+    if not len(dumps):
+        found = "files of NCCL Inspector" if dumps.inspector else "sidecars"
+        msg = f"no Flight Recorder dumps, only {found}"
+        raise NoDumpsError(msg, remedy=_REMEDY)
+
+
 def _no_dumps_error(
     paths: Sequence[str], problems: Iterable[Missing]
 ) -> NoDumpsError:
@@ -428,6 +442,9 @@ def _describe_damage(
         reason = (
             f"{unreadable:,} of {count + unreadable:,} records cannot be read"
         )
+        yield _missing_dump(one.file, reason)
+    elif not count and "inspector" in header:
+        reason = "no call in it, written to its end, shows who was late"
         yield _missing_dump(one.file, reason)
 
 

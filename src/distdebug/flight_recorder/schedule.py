@@ -23,6 +23,7 @@ from ..errors import DumpError, ScheduleError
 from ..findings import described
 from ..ranks import ranks_text, unfold_ranks
 from ..usercode import user_location
+from .read import check_recorded
 from .reading.columns import Dumps, EntryRow, Frame, entry_rows
 
 
@@ -122,7 +123,9 @@ def make_schedule(dumps: Dumps) -> Schedule:
 
     Raises:
         DumpError: A dump does not hold all calls of its rank.
+        NoDumpsError: There is no dump.
     """
+    check_recorded(dumps)
     if cut := [x.rank for x in dumps if x.wrapped or x.truncated]:
         msg = f"the dumps of {ranks_text(cut)} do not hold all their calls"
         remedy = "keep more: enable_flight_recorder(buffer_size=20_000)"

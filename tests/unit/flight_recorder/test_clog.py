@@ -230,6 +230,27 @@ class TestDamage:
         assert 1 == len(dumps[0].entries)
         assert () == dumps.problems
 
+    def test_appended(self, tmp_path):
+        """
+        Of runs that were written one after the other, the last one counts.
+        """
+        write(tmp_path, 0, REDUCE, *call(1), *call(2, ends=False))
+        path = write(tmp_path, 1, REDUCE, *call(1))
+        path.write_text(path.read_text() * 2)
+
+        assert (Cause.RANK_NOT_ARRIVED, (1,)) == verdict_of(tmp_path)
+
+    def test_other_log(self, tmp_path):
+        """
+        A log to people that only begins alike is read as a log.
+        """
+        (tmp_path / "train.log").write_text(
+            "V|1|base_timestamp=1.0 begins such a log\n"
+            "torch.OutOfMemoryError: CUDA out of memory.\n"
+        )
+
+        assert (Cause.GPU_OUT_OF_MEMORY, ()) == verdict_of(tmp_path)
+
     def test_circle(self, tmp_path):
         """
         Communicators that were split off each other have no ranks.

@@ -15,7 +15,11 @@ import pytest
 from distdebug import diagnose
 from distdebug.causes import Cause
 from distdebug.errors import NoDumpsError
-from distdebug.flight_recorder import read_dumps
+from distdebug.flight_recorder import (
+    make_schedule,
+    read_dumps,
+    write_timeline,
+)
 from distdebug.flight_recorder.reading import inspector
 from distdebug.testing import SimulatedJob, make_dumps
 
@@ -456,11 +460,13 @@ class TestRanks:
 
     def test_named_itself(self, tmp_path):
         """
-        The files may be named, too.
+        The files may be named, too; no stack is missed in them.
         """
         write_job(tmp_path, third_is_late)
 
         assert SLOW == verdict_of(*tmp_path.iterdir())
+        missing = diagnose(*tmp_path.iterdir()).missing
+        assert not any(m.what == "stack" for m in missing)
 
     def test_no_world(self, tmp_path):
         """
@@ -502,6 +508,20 @@ class TestRanks:
 
         assert [*range(8)] == [*dumps.inspector]
         assert "node0-pid4000.log" == Path(dumps.inspector[7].path).name
+
+    def test_equal_processes(self, tmp_path):
+        """
+        Containers that share a host have processes with equal names and PIDs.
+        """
+        for rank, records in calls(third_is_late).items():
+            for one in records:
+                one["metadata"].update(hostname="node0", pid=1)
+            write(tmp_path, records, rank)
+
+        dumps = read_dumps(tmp_path)
+
+        assert [*range(8)] == [*dumps.inspector]
+        assert SLOW == verdict_of(tmp_path)
 
     def test_earlier_run(self, tmp_path):
         """
@@ -652,6 +672,41 @@ class TestDamage:
             write(tmp_path, records, rank)
 
         assert SLOW == verdict_of(tmp_path)
+
+    def test_endless_line(self, tmp_path):
+        """
+        A file without a line that was written to its end is named.
+        """
+        write_job(tmp_path, third_is_late)
+        path = tmp_path / "node0-pid4000.log"
+        path.write_text(path.read_text().replace("\n", " "))
+
+        problems = read_dumps(tmp_path).problems
+
+        assert [str(path)] == [m.source for m in problems if m.source]
+
+    def test_other_log(self, tmp_path):
+        """
+        A log of JSON that only begins alike is read as a log.
+        """
+        (tmp_path / "train.log").write_text(
+            '{"header": {"id": "0x7f"}}\n'
+            "torch.OutOfMemoryError: CUDA out of memory.\n"
+        )
+
+        assert Cause.GPU_OUT_OF_MEMORY == diagnose(tmp_path).verdict.cause
+
+    def test_no_calls(self, tmp_path):
+        """
+        What needs calls in their order says that there are none.
+        """
+        write_job(tmp_path, third_is_late)
+        dumps = read_dumps(tmp_path)
+
+        with pytest.raises(NoDumpsError, match="only files of NCCL Inspector"):
+            make_schedule(dumps)
+        with pytest.raises(NoDumpsError, match="only files of NCCL Inspector"):
+            write_timeline(dumps, tmp_path / "timeline.json")
 
     def test_tail(self, tmp_path, monkeypatch):
         """

@@ -25,12 +25,13 @@ from typing import Any, BinaryIO
 from .extract import INVALID_ERRORS, ISSUED, Entry, check_text
 
 
-_HEAD = re.compile(rb"V\|1\|base_timestamp=")
+_HEAD = re.compile(rb"V\|1\|base_timestamp=[\d.]+\s*$", re.MULTILINE)
 _MOST_CALLS = 20_000
 # A larger communicator comes from a damaged line.
 _MAX_RANKS = 1 << 17
 _TRANSFERS = {"send": "->", "recv": "<-"}
 _BATCH = "batch_op_issue"
+_Shape = dict[str, list[Any]]
 _COUNTS = ("count", "counts", "splits")
 
 
@@ -50,8 +51,10 @@ def read_clog(file: BinaryIO) -> dict[str, Any]:
     """
     log = _Log(file.readline())
     for line in file:
+        if line[:1] == b"V" and is_clog(line):
+            log = _Log(line)  # a later run, which was appended
         # The last one may be yet to be written.
-        if line.endswith(b"\n"):
+        elif line.endswith(b"\n"):
             log.add(line[:-1].decode("utf-8", "replace"))
     return log.to_dump()
 
@@ -68,7 +71,8 @@ class _Log:
         self.ends_calls = False
         self._sizes: dict[str, tuple[int, int]] = {}  # own rank, and all
         self._splits: dict[str, tuple[str, list[int]]] = {}
-        self._calls: dict[str, tuple[str, dict[str, str]]] = {}
+        # By definition: operation, parameters, and sizes.
+        self._calls: dict[str, tuple[str, dict[str, str], _Shape]] = {}
         self._counts: dict[tuple[str, bool], int] = defaultdict(int)
         # By definition and event: calls that are to begin, and to end.
         self._due: dict[tuple[str, str], deque[Entry]] = defaultdict(deque)
@@ -87,7 +91,8 @@ class _Log:
                 ranks = [int(x) for x in f["ranks"].split(",") if x]
                 self._splits[f["child"]] = f["parent"], ranks
             elif kind[:1] == "C" and fields[0] == "sig":
-                self._calls[kind] = check_text(fields[1]), _fields(fields[2:])
+                op, parameters = check_text(fields[1]), _fields(fields[2:])
+                self._calls[kind] = op, parameters, _shape(op, parameters)
             elif kind[:1] == "C" and fields[0] == "Q":
                 self._enqueue(kind, self._time_ns(fields))
             elif kind[:1] == "C" and fields[0] in {"S", "E", "W"}:
@@ -99,7 +104,7 @@ class _Log:
         return (self.base_ms + _milliseconds(fields[-1])) * 1_000_000
 
     def _enqueue(self, kind: str, time_ns: int) -> None:
-        op, parameters = self._calls[kind]
+        op, parameters, shape = self._calls[kind]
         comm = check_text(parameters["comm"])
         is_p2p = op in _TRANSFERS or op == _BATCH
         self._counts[comm, is_p2p] += 1
@@ -114,7 +119,7 @@ class _Log:
             "p2p_seq_id": number if is_p2p else 0,
             "op_id": number,
             "time_created_ns": time_ns,
-            **_shape(op, parameters),
+            **shape,
             "state": "scheduled",
             "time_discovered_started_ns": 0,
             "time_discovered_completed_ns": 0,
@@ -200,11 +205,11 @@ def _milliseconds(text: str) -> int:
     return round(float(text) * 1000)
 
 
-def _shape(op: str, parameters: dict[str, str]) -> dict[str, list[Any]]:
+def _shape(op: str, parameters: dict[str, str]) -> _Shape:
     """
     Return sizes and types; none for operations whose ranks pass other sizes.
     """
-    shape: dict[str, list[Any]] = {}
+    shape: _Shape = {}
     for side, key in (("in", "input"), ("out", "output")):
         found = [parameters.get(f"{side}_{x}", "") for x in _COUNTS]
         text = "" if op.endswith("_v") else ",".join(filter(None, found))

@@ -92,9 +92,11 @@ def place_ranks(
     known = {(s.host, s.pid): s.rank for s in sidecars}
     placed = _place(current, known)
     missing += [
-        _missing(f, _NOT_PLACED) for f in current if f.process not in placed
+        _missing(f, _NOT_PLACED) for f in current if f.dump.path not in placed
     ]
-    by_rank = {placed[f.process]: f for f in current if f.process in placed}
+    by_rank = {
+        placed[f.dump.path]: f for f in current if f.dump.path in placed
+    }
     members = _find_members(by_rank)
     codes = {
         code: (name, desc, name.partition(" ")[0])
@@ -154,11 +156,17 @@ def _end_ns(file: InspectedFile) -> int:
 
 def _place(
     files: Sequence[InspectedFile], known: Mapping[tuple[str, int], int]
-) -> dict[tuple[str, int], int]:
+) -> dict[str, int]:
     """
-    Return the rank of each process, as far as it is known.
+    Return the rank of each file by its path, as far as it is known.
     """
-    placed = {f.process: known[f.process] for f in files if f.process in known}
+    # In containers, all processes of a host may have the same PID.
+    seen = Counter(f.process for f in files)
+    placed = {
+        f.dump.path: known[f.process]
+        for f in files
+        if f.process in known and seen[f.process] == 1
+    }
     if placed:
         return placed
     joined = Counter((name, size) for f in files for name, _, size in f.ranks)
@@ -166,7 +174,7 @@ def _place(
     if 2 * joined[world] <= len(files):
         return {}
     return {
-        f.process: rank
+        f.dump.path: rank
         for f in files
         for name, rank, size in f.ranks
         if (name, size) == world

@@ -31,7 +31,9 @@ from .extract import INVALID_ERRORS, Entry, check_number, check_text
 TAIL_BYTES = 8 << 20
 # … and no more calls than a large ring of torch's recorder holds.
 _MOST_CALLS = 4096
-_HEAD = re.compile(rb'\s*\{\s*"header"\s*:\s*\{\s*"id"\s*:\s*"0x')
+_HEAD = re.compile(
+    rb'\s*\{\s*"header"\s*:\s*\{\s*"id"\s*:\s*"0x[^\n]{0,3000}?"n_ranks"\s*:'
+)
 
 # No rank leaves these before all have entered.  The root of a broadcast, or a
 # leaf of a reduction, may leave at once: that its call is short says nothing.

@@ -27,7 +27,7 @@ from ..analysis.analyze import analyze_dumps
 from ..analysis.job import Job
 from ..analysis.report import FlightReport
 from ..analysis.stragglers import MIN_DOUBT_FACTOR
-from ..read import read_dumps
+from ..read import check_recorded, read_dumps
 from ..reading.columns import Dumps, RankDump
 from .clocks import (
     NEVER_NS,
@@ -165,6 +165,7 @@ def _no_calls_error(dumps: Dumps) -> NoDumpsError:
         remedy = "list what is missing with: distdebug analyze"
         return NoDumpsError(msg, remedy=remedy)
 
+    check_recorded(dumps)
     msg = "no call that was asked for is in the dumps"
     return NoDumpsError(msg, remedy="ask for other ranks or groups")
 
