@@ -162,9 +162,8 @@ def check_recorded(dumps: Dumps) -> None:
         NoDumpsError: There is no dump; it says why.
     """
     check_readable(dumps)
-    if not len(dumps):
-        found = "files of NCCL Inspector" if dumps.inspector else "sidecars"
-        msg = f"no Flight Recorder dumps, only {found}"
+    if dumps.inspector and not len(dumps):
+        msg = "no Flight Recorder dumps, only files of NCCL Inspector"
         raise NoDumpsError(msg, remedy=_REMEDY)
 
 
