@@ -230,6 +230,20 @@ class TestDamage:
         assert 1 == len(dumps[0].entries)
         assert () == dumps.problems
 
+    def test_damaged_time(self, tmp_path):
+        """
+        A call whose time is damaged counts: the numbers after it stay right.
+        """
+        for rank in range(2):
+            more = call(3, ends=False) if rank == 0 else ()
+            path = write(tmp_path, rank, REDUCE, *call(1), *call(2), *more)
+        path.write_text(path.read_text().replace("+1.000", "+x"))
+
+        verdict = diagnose(tmp_path).verdict
+
+        assert (Cause.RANK_NOT_ARRIVED, (1,)) == (verdict.cause, verdict.ranks)
+        assert 3 == verdict.collective.seq
+
     def test_appended(self, tmp_path):
         """
         Of runs that were written one after the other, the last one counts.

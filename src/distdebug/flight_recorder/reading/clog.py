@@ -94,7 +94,7 @@ class _Log:
                 op, parameters = check_text(fields[1]), _fields(fields[2:])
                 self._calls[kind] = op, parameters, _shape(op, parameters)
             elif kind[:1] == "C" and fields[0] == "Q":
-                self._enqueue(kind, self._time_ns(fields))
+                self._enqueue(kind, fields)
             elif kind[:1] == "C" and fields[0] in {"S", "E", "W"}:
                 self._advance(kind, fields[0], self._time_ns(fields))
         except (*INVALID_ERRORS, IndexError, RecursionError):
@@ -103,7 +103,7 @@ class _Log:
     def _time_ns(self, fields: list[str]) -> int:
         return (self.base_ms + _milliseconds(fields[-1])) * 1_000_000
 
-    def _enqueue(self, kind: str, time_ns: int) -> None:
+    def _enqueue(self, kind: str, fields: list[str]) -> None:
         op, parameters, shape = self._calls[kind]
         comm = check_text(parameters["comm"])
         is_p2p = op in _TRANSFERS or op == _BATCH
@@ -118,7 +118,8 @@ class _Log:
             "collective_seq_id": 0 if is_p2p else number,
             "p2p_seq_id": number if is_p2p else 0,
             "op_id": number,
-            "time_created_ns": time_ns,
+            # A call without its time still counts.
+            "time_created_ns": self._time_ns(fields),
             **shape,
             "state": "scheduled",
             "time_discovered_started_ns": 0,
