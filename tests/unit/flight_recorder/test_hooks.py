@@ -207,6 +207,21 @@ class TestTorchcomms:
         # What is recorded is how long it took to issue them.
         assert all(map(math.isnan, dump.entries.duration_ms.tolist()))
 
+    def test_damaged(self, tmp_path):
+        """
+        A record without a number blames no rank: those before it count.
+        """
+        calls = [("all_reduce", WORLD), ("barrier", PAIR), ("barrier", WORLD)]
+        files = {rank: torchcomms(*calls) for rank in range(3)}
+        files[0][1]["record_id"] = 1e999
+        write(tmp_path, files, groups=[WORLD, PAIR])
+
+        dumps = read_dumps(tmp_path)
+
+        assert dumps[0].truncated
+        assert 1 == len(dumps[0].entries)
+        assert () == analyze_dumps(dumps).findings
+
     def test_overwritten(self, tmp_path):
         """
         Once the first records are gone, the common counter is kept.

@@ -499,7 +499,7 @@ def _decode(
     counts = {
         "count": len(records),
         "unreadable": len(entries) - len(records),
-        "damage": damage,
+        "damage": damage or header.get("damage", ""),
     }
     return {**header, **tables, **counts}, columns
 

@@ -17,7 +17,7 @@ Like `extract`, this runs in the child processes that decode dumps.
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 from .extract import INVALID_ERRORS, ISSUED, Entry
@@ -45,8 +45,13 @@ def translate_hooks(
         recorders, and damaged ones, are left as they are.
     """
     try:
+        # Without the number of one, those of the calls after it are unknown.
+        whole = [*takewhile(_is_whole, entries)]
+        is_torchcomms = all(map(_is_torchcomms, whole))
+        if is_torchcomms and 0 < len(whole) < len(entries):
+            header = {**header, "damage": "the next one is damaged"}
+            entries = whole
         hooked = {_backend(name) for name in _names(entries)} - _NATIVE
-        is_torchcomms = all(map(_is_torchcomms, entries))
         if not entries or not (hooked or is_torchcomms):
             return header, entries
 
@@ -73,6 +78,14 @@ def translate_hooks(
 
 def _names(entries: list[Any]) -> set[str]:
     return {entry["profiling_name"] for entry in entries}
+
+
+def _is_whole(entry: Any) -> bool:
+    try:
+        _is_torchcomms(entry)
+        return isinstance(entry["collective_seq_id"] + entry["record_id"], int)
+    except INVALID_ERRORS:
+        return False
 
 
 def _backend(name: str) -> str:
