@@ -45,12 +45,13 @@ def translate_hooks(
         recorders, and damaged ones, are left as they are.
     """
     try:
-        # Without the number of one, those of the calls after it are unknown.
-        whole = [*takewhile(_is_whole, entries)]
-        is_torchcomms = all(map(_is_torchcomms, whole))
-        if is_torchcomms and 0 < len(whole) < len(entries):
-            header = {**header, "damage": "the next one is damaged"}
-            entries = whole
+        if is_torchcomms := bool(entries) and _is_torchcomms(entries[0]):
+            # Without the number of one, those of calls after it are unknown.
+            whole = [*takewhile(_is_whole, entries)]
+            is_torchcomms = all(map(_is_torchcomms, whole))
+            if is_torchcomms and len(whole) < len(entries):
+                header = {**header, "damage": "the next one is damaged"}
+                entries = whole
         hooked = {_backend(name) for name in _names(entries)} - _NATIVE
         if not entries or not (hooked or is_torchcomms):
             return header, entries
