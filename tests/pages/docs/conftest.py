@@ -155,6 +155,8 @@ def world(tmp_path, monkeypatch):
         (tmp_path / name).write_text(f"{_LINE} 20 GiB\n", encoding="utf-8")
     for name in STACKS:
         shutil.copytree(DATA / "stacks", tmp_path / name)
+    inspected = DATA / "recorders" / "nccl-inspector-2.30-verbose"
+    shutil.copytree(inspected, tmp_path / "inspector")
     for name, (page, start) in WRITTEN.items():
         (tmp_path / name).write_text(_written(page, start), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
