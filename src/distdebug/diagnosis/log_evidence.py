@@ -19,7 +19,7 @@ from collections.abc import (
 )
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -138,17 +138,12 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
     )
     # A file that is named twice must not confirm itself.
     known = {path.resolve(): path for path in found}
-    heads = {path: _head(path) or b"" for path in known.values()}
-    ras = tuple(p for p, head in heads.items() if logs.is_ras_status(head))
-    # The reader of dumps reads them.
-    others = {*ras, *(p for p, head in heads.items() if is_call_log(head))}
+    kinds = {path: _kind_by_head(path) for path in known.values()}
     return LogSources(
         sessions=sessions,
-        logs=tuple(
-            x for x in found if x not in others and not _is_document(x)
-        ),
+        logs=tuple(x for x in found if not (kinds.get(x) or _is_document(x))),
         nodes=tuple(_node_fact_files(folders)),
-        ras=ras,
+        ras=tuple(path for path, kind in kinds.items() if kind == "ras"),
         missing=missing,
     )
 
@@ -213,6 +208,16 @@ def _is_log(path: Path) -> bool:
         return False
     head = _head(path)
     return head is not None and b"\0" not in head
+
+
+def _kind_by_head(path: Path) -> Literal["", "ras", "calls"]:
+    """
+    Return what a file is, if it is no log; the reader of dumps reads calls.
+    """
+    head = _head(path) or b""
+    if logs.is_ras_status(head):
+        return "ras"
+    return "calls" if is_call_log(head) else ""
 
 
 def _head(path: Path) -> bytes | None:

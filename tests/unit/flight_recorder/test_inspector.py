@@ -575,6 +575,19 @@ class TestRanks:
 
 
 class TestDamage:
+    @staticmethod
+    def reasons(folder, by_rank):
+        """
+        Why files are not read in full; the slow rank is found all the same.
+        """
+        for rank, records in by_rank.items():
+            write(folder, records, rank)
+
+        diagnosis = diagnose(folder)
+
+        assert SLOW == (diagnosis.verdict.cause, diagnosis.verdict.ranks)
+        return [m.reason for m in diagnosis.missing if m.source]
+
     def test_cut(self, tmp_path):
         """
         The last line may be yet to be written; that is no damage.
@@ -634,14 +647,9 @@ class TestDamage:
         """
         by_rank = calls(third_is_late)
         by_rank[0][20][part][key] = value
-        for rank, records in by_rank.items():
-            write(tmp_path, records, rank)
-
-        diagnosis = diagnose(tmp_path)
-
-        assert SLOW == (diagnosis.verdict.cause, diagnosis.verdict.ranks)
-        reasons = [m.reason for m in diagnosis.missing if m.source]
-        assert ["1 of 40 records cannot be read"] == reasons
+        assert ["1 of 40 records cannot be read"] == self.reasons(
+            tmp_path, by_rank
+        )
 
     @pytest.mark.parametrize("rank", [-1, 8, 1 << 40])
     def test_impossible_rank(self, tmp_path, rank):
@@ -651,14 +659,9 @@ class TestDamage:
         by_rank = calls(third_is_late)
         for one in by_rank[0]:
             one["header"]["rank"] = rank
-        for own, records in by_rank.items():
-            write(tmp_path, records, own)
-
-        diagnosis = diagnose(tmp_path)
-
-        assert SLOW == (diagnosis.verdict.cause, diagnosis.verdict.ranks)
-        reasons = [m.reason for m in diagnosis.missing if m.source]
-        assert ["40 of 40 records cannot be read"] == reasons
+        assert ["40 of 40 records cannot be read"] == self.reasons(
+            tmp_path, by_rank
+        )
 
     def test_other_time(self, tmp_path):
         """
