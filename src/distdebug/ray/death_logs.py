@@ -4,6 +4,7 @@ Find the deaths of Ray workers and nodes in the logs of all nodes.
 
 from __future__ import annotations
 
+import math
 import re
 
 from collections import defaultdict
@@ -383,16 +384,15 @@ def _mark_unexpected(facts: DeathFacts) -> None:
         job_id = place.actor_id[24:]
         if job_id in facts.jobs:
             ends[place.node_id].append(facts.jobs[job_id])
-    for i, node in enumerate(facts.nodes):
-        last = max(ends[node.node_id], default=None)
-        if not node.is_expected or node.time is None or last is None:
-            continue
-        if last - node.time >= _SHUTDOWN_S:
-            detail = f"{node.detail} while its job went on"
-            facts.nodes[i] = attrs.evolve(
-                node, is_expected=False, detail=detail
-            )
-    facts.nodes.sort(key=lambda node: node.time or 0)
+    for node_id, exits in facts.nodes.items():
+        last = max(ends[node_id], default=-math.inf)
+        for i, x in enumerate(exits):
+            if not x.is_expected or x.time is None:
+                continue
+            if last - x.time >= _SHUTDOWN_S:
+                detail = f"{x.detail} while its job went on"
+                exits[i] = attrs.evolve(x, is_expected=False, detail=detail)
+        exits.sort(key=lambda x: x.time or 0.0)
 
 
 def _head_missing(sessions: tuple[RaySession, ...]) -> Missing:
@@ -598,24 +598,19 @@ def _find_lost_nodes(facts: DeathFacts) -> tuple[Death, ...]:
     """
     Return a death for each node that was lost and not stopped.
     """
-    lost: dict[str, Death] = {}
-    stopped = {x.node_id for x in facts.nodes if x.is_expected}
-    for node in facts.nodes:
-        if not node.node_id or node.node_id in stopped:
-            continue
-        known = lost.get(node.node_id) or Death(
+    return tuple(
+        Death(
             kind="node_died",
-            time=_find_first_notice(facts, node.node_id, node.time),
-            node_id=node.node_id,
-            detail=node.detail,
+            time=_find_first_notice(facts, node_id, exits[0].time),
+            node_id=node_id,
+            ip=_first_known(x.ip for x in reversed(exits)),
+            detail=exits[0].detail,
+            log=Path(exits[-1].evidence.source),
+            evidence=tuple(x.evidence for x in exits),
         )
-        lost[node.node_id] = attrs.evolve(
-            known,
-            ip=node.ip or known.ip,
-            log=Path(node.evidence.source),
-            evidence=(*known.evidence, node.evidence),
-        )
-    return tuple(lost.values())
+        for node_id, exits in facts.nodes.items()
+        if node_id and not any(x.is_expected for x in exits)
+    )
 
 
 def _find_first_notice(

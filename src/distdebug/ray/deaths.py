@@ -344,7 +344,7 @@ class DeathFacts:
             bytes: of those that Ray killed by worker, else by node and
             process id.
 
-        nodes: The ends of nodes, by time.
+        nodes: The ends of each node, by time.
 
         jobs: The time when the driver of each job ended, by job.
 
@@ -360,7 +360,9 @@ class DeathFacts:
     )
     owners: dict[str, str] = attrs.field(factory=dict)
     memory: dict[object, int] = attrs.field(factory=dict)
-    nodes: list[Exit] = attrs.field(factory=list)
+    nodes: defaultdict[str | None, list[Exit]] = attrs.field(
+        factory=lambda: defaultdict(list)
+    )
     jobs: dict[str, float] = attrs.field(factory=dict)
     placements: dict[str, KnownActor] = attrs.field(factory=dict)
     not_started: list[Evidence] = attrs.field(factory=list)
@@ -378,8 +380,10 @@ class DeathFacts:
         """
         known = {"time": record.time, "evidence": record.evidence} | fields
         found = Exit(**known)
-        is_node = not found.worker_id
-        (self.nodes if is_node else self.exits[found.worker_id]).append(found)
+        if found.worker_id:
+            self.exits[found.worker_id].append(found)
+        else:
+            self.nodes[found.node_id].append(found)
 
     def add_memory(self, text: str) -> list[MemoryUse]:
         """
@@ -546,12 +550,11 @@ def _is_node_stopping(death: Death, facts: DeathFacts) -> bool:
     """
     return any(
         node.is_expected
-        and node.node_id == death.node_id
         and node.time is not None
         and death.time is not None
         and death.time >= node.time - _stop_margin_s(death)
         and not _is_before_job_end(death, node.time, facts)
-        for node in facts.nodes
+        for node in facts.nodes.get(death.node_id, ())
     )
 
 
