@@ -10,10 +10,8 @@ from __future__ import annotations
 import os
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum
 from functools import partial
 from importlib import import_module
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import attrs
@@ -25,6 +23,7 @@ from ._render import (
     Lines,
     Shown,
     Table,
+    as_plain,
     blocks_markdown,
     frame_of,
 )
@@ -35,25 +34,6 @@ from .ranks import fold_ranks, ranks_text
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def as_plain(result: Any) -> dict[str, Any]:
-    """
-    Convert an attrs object to plain data for JSON.
-
-    Tuples become lists, paths become strings, and members of an enumeration
-    become their values.
-    """
-    return attrs.asdict(result, value_serializer=_serialize_value)
-
-
-def _serialize_value(_: object, __: object, value: object) -> object:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, PurePath):
-        return str(value)
-
-    return list(value) if isinstance(value, tuple) else value
 
 
 Confidence = Literal["certain", "likely", "possible"]

@@ -28,7 +28,7 @@ from distdebug.health import (
 )
 from distdebug.health.host import read_blocked_processes
 from distdebug.health.memory import check_memory, read_memory
-from distdebug.health.ray_node import check_ray_node, read_ray_node
+from distdebug.health.node import check_ray_node, read_ray_node
 
 from .living import end_all, having, wait_until
 

@@ -522,11 +522,12 @@ class TestShown:
 
     def test_not_made_yet(self):
         """
-        A class that does not say what to show is a mistake, and says so.
+        A class that says neither what to show nor what it has is a mistake, and
+        says so.
         """
         with pytest.raises(NotImplementedError):
             Shown()._blocks_()
-        with pytest.raises(NotImplementedError):
+        with pytest.raises(attrs.exceptions.NotAnAttrsClassError):
             Shown().to_records()
 
     def test_what_was_seen_stays(self):

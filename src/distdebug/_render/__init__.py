@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .blocks import Shown as Shown
     from .blocks import Table as Table
     from .blocks import Tree as Tree
+    from .blocks import as_plain as as_plain
     from .blocks import blocks_html as blocks_html
     from .blocks import blocks_text as blocks_text
     from .blocks import frame_of as frame_of

@@ -5,15 +5,36 @@ Describe results as blocks, and render blocks as text and as HTML.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from functools import cache, singledispatch
 from html import escape
 from importlib.resources import files
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 import attrs
 
 from .._text import clean, text_table
 from ..errors import MissingDependencyError
+
+
+def as_plain(result: Any) -> dict[str, Any]:
+    """
+    Convert an attrs object to plain data for JSON.
+
+    Tuples become lists, paths become strings, and members of an enumeration
+    become their values.
+    """
+    return attrs.asdict(result, value_serializer=_serialize_value)
+
+
+def _serialize_value(_: object, __: object, value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PurePath):
+        return str(value)
+
+    return list(value) if isinstance(value, tuple) else value
 
 
 @attrs.frozen
@@ -446,8 +467,9 @@ class Shown:
     """
     Base of results that show themselves in a terminal, a notebook, a data frame.
 
-    A subclass returns its blocks from ``_blocks_``.  It has ``to_dict``, and
-    ``to_records`` if it is more than one row.
+    A subclass returns its blocks from ``_blocks_``.  It has ``to_dict`` if its
+    plain data are not just its attributes, and ``to_records`` if it is more
+    than one row.
     """
 
     __slots__ = ()
@@ -466,7 +488,7 @@ class Shown:
         """
         Return plain data in the layout of the command line's ``--json``.
         """
-        raise NotImplementedError
+        return as_plain(self)
 
     def to_text(self, *, full: bool = False) -> str:
         """

@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .attach import node_lock as node_lock
     from .blockers import Check as Check
+    from .blockers import Checklist as Checklist
     from .blockers import check_blocks as check_blocks
     from .capture_checks import check_capture as check_capture
     from .guard_program import end_with_parent as end_with_parent

@@ -15,8 +15,9 @@ import signal
 import sys
 import time
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import attrs
 
@@ -580,6 +581,34 @@ def check_blocks(checks: Sequence[Check]) -> Iterator[Block]:
     yield Table(("", "check", "found"), rows, most=len(rows))
     failed = (c for c in checks if c.ok is not True and c.remedy)
     yield Lines([f"{c.name}: {c.remedy}" for c in failed])
+
+
+class Checklist:
+    """
+    Base of results that are a list of checks, before `Shown`.
+
+    Attributes:
+        checks: All checks, with remedies.
+    """
+
+    __slots__ = ()
+    checks: tuple[Check, ...]
+
+    @property
+    def is_ready(self) -> bool:
+        """
+        Return whether no check failed.
+        """
+        return all(check.ok is not False for check in self.checks)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        Return one plain dictionary per check, for a data frame.
+        """
+        return [attrs.asdict(check) for check in self.checks]
+
+    def _blocks_(self) -> Iterable[Block]:
+        return check_blocks(self.checks)
 
 
 _DEBUGGERS = {

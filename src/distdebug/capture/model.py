@@ -18,15 +18,9 @@ from typing import Any, Literal
 import attrs
 
 from .._io import make_private_folder, numbered, write_whole
-from .._render import Block, Lines, Shown, Table, Tree
+from .._render import Block, Lines, Shown, Table, Tree, as_plain
 from .._text import clean, count_text
-from ..findings import (
-    Finding,
-    Missing,
-    as_plain,
-    finding_entries,
-    missing_block,
-)
+from ..findings import Finding, Missing, finding_entries, missing_block
 from ..processes import Worker
 from ..ranks import fold_ranks
 from ..stacks import (

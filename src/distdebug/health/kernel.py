@@ -322,8 +322,11 @@ class KernelEvent:
     def meaning(self) -> Xid | None:
         """
         Return the meaning of the Xid; ``None`` if it is another event.
+
+        It is of kind ``"unknown"`` if ``xids.toml`` does not have the number.
         """
-        return explain_xid(self.xid or 0) if self.rule == "xid" else None
+        is_xid = self.rule == "xid"
+        return _load_xids().get(self.xid or 0, Xid()) if is_xid else None
 
 
 def is_suspicious(line: str) -> bool:
@@ -448,19 +451,6 @@ class Xid:
     kind: XidKind = "unknown"
     means: str = "an error without a public meaning"
     action: str = "look the number up in NVIDIA's catalog of Xid errors"
-
-
-def explain_xid(number: int) -> Xid:
-    """
-    Return the meaning of an Xid number.
-
-    Args:
-        number: The number after ``Xid (PCI:…):`` in the kernel log.
-
-    Returns:
-        An entry of ``xids.toml``; of kind ``"unknown"`` if it has none.
-    """
-    return _load_xids().get(number, Xid())
 
 
 @cache

@@ -9,16 +9,10 @@ from typing import Any
 
 import attrs
 
-from .._render import Block, Shown, Table
+from .._render import Block, Shown, Table, as_plain
 from .._text import clean
 from ..causes import Cause
-from ..findings import (
-    Finding,
-    Missing,
-    as_plain,
-    finding_entries,
-    missing_block,
-)
+from ..findings import Finding, Missing, finding_entries, missing_block
 from ..ranks import fold_ranks
 from .lines import Origin
 from .tracebacks import PyError, find_root_error

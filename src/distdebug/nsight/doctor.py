@@ -23,7 +23,7 @@ from .._io import is_file, matching, resolved
 from .._proc import run_child
 from .._render import Block, Shown
 from .._text import clean, reason_of
-from ..capture import Check, check_blocks
+from ..capture import Check, Checklist, check_blocks
 from ..causes import Cause
 from ..findings import Evidence, Finding, Missing, finding_entries
 from ..logs import READ_ERRORS, LogLine, LogWalk, find_lines, parse_line
@@ -276,7 +276,7 @@ _MIB = 1 << 20
 
 
 @attrs.frozen(kw_only=True)
-class NsysHealth(Shown):
+class NsysHealth(Checklist, Shown):
     """
     The results of `check_nsys`.
 
@@ -305,12 +305,6 @@ class NsysHealth(Shown):
             "checks": self.to_records(),
             "findings": [finding.to_dict() for finding in self.findings],
         }
-
-    def to_records(self) -> list[dict[str, Any]]:
-        """
-        Return one plain dictionary per check, for a data frame.
-        """
-        return [attrs.asdict(check) for check in self.checks]
 
     def _blocks_(self) -> Iterable[Block]:
         # Failed checks are shown as findings, with their remedy.

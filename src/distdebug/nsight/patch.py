@@ -34,8 +34,7 @@ from .._io import (
     open_whole,
     read_ordinary,
 )
-from .._render import Block, Lines, Shown
-from ..findings import as_plain
+from .._render import Block, Lines, Shown, as_plain
 from ..processes import read_proc
 
 

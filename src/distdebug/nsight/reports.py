@@ -37,10 +37,10 @@ from .._io import (
     output_to,
     resolved,
 )
-from .._render import Block, Lines, Shown, Table
+from .._render import Block, Lines, Shown, Table, as_plain
 from .._text import clean, reason_of
 from ..errors import NsightError
-from ..findings import Missing, as_plain
+from ..findings import Missing
 from ..identity import same_host
 from ..processes import list_numbers, read_link, read_proc
 from .doctor import run_nsys
@@ -186,12 +186,6 @@ class CollectedReports(Shown):
     present: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     missing: tuple[Missing, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data in the layout of the command line's ``--json``.
-        """
-        return as_plain(self)
 
     def _blocks_(self) -> Iterable[Block]:
         lines = [
@@ -674,12 +668,6 @@ class ReportSummary(Shown):
     calls: tuple[ReportRow, ...] = ()
     kernels: tuple[ReportRow, ...] = ()
     problem: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data in the layout of the command line's ``--json``.
-        """
-        return as_plain(self)
 
     def _blocks_(self) -> Iterable[Block]:
         yield self.path

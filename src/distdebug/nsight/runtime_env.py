@@ -74,13 +74,6 @@ class StepRange:
             remedy = f"write {self.start}:{self.start + 1} for one step"
             raise NsightError(msg, remedy=remedy)
 
-    @property
-    def in_file_name(self) -> str:
-        """
-        Return the range without a colon, for file names.
-        """
-        return f"{self.start}-{self.stop}"
-
     def __contains__(self, step: int) -> bool:
         return self.start <= step < self.stop
 
@@ -189,7 +182,8 @@ def report_name(worker: str, step_range: StepRange | None = None) -> str:
         msg = f"{worker!r:.60} is no name of a worker"
         raise NsightError(msg, remedy="name it, such as 'policy_worker'")
 
-    middle = f"_{step_range.in_file_name}" if step_range else ""
+    # A file name should hold no colon.
+    middle = f"_{step_range.start}-{step_range.stop}" if step_range else ""
     return f"{name}{middle}_%p"
 
 
@@ -268,29 +262,17 @@ def match_worker(
             patterns, are ignored.  A pattern of more than 1,000 characters
             matches nothing.
     """
-    for pattern in split_patterns(patterns):
+    if patterns is None:
+        _, patterns = read_nsys_variable("WORKER_PATTERNS")
+    texts = [patterns] if isinstance(patterns, str) else patterns
+    parts = (part.strip() for text in texts for part in text.split(","))
+    for pattern in filter(None, parts):
         # Compiling a pattern takes quadratic time.
         if len(pattern) <= _MAX_PATTERN and fnmatchcase(name, pattern):
             _log_once(name, pattern)
             return pattern
 
     return None
-
-
-def split_patterns(
-    patterns: str | Iterable[str] | None = None,
-) -> tuple[str, ...]:
-    """
-    Split patterns at commas, and strip them.
-
-    Args:
-        patterns: As for `match_worker`.
-    """
-    if patterns is None:
-        _, patterns = read_nsys_variable("WORKER_PATTERNS")
-    texts = [patterns] if isinstance(patterns, str) else patterns
-    parts = (part.strip() for text in texts for part in text.split(","))
-    return tuple(part for part in parts if part)
 
 
 def _log_once(name: str, pattern: str) -> None:
@@ -621,7 +603,8 @@ def _python_command(base: Mapping[str, Any], python: str | None) -> str:
             msg, remedy="start nsys in the container, as its entry point"
         )
     command = str(base.get("py_executable") or "").strip()
-    if _is_profiled(command):
+    program, *arguments = command.split(maxsplit=1) or [""]
+    if arguments and program.rpartition("/")[2] == "nsys":
         msg = "the runtime_env starts the worker under nsys already"
         raise NsightError(msg, remedy="give the one from before as base")
     if command:
@@ -629,11 +612,6 @@ def _python_command(base: Mapping[str, Any], python: str | None) -> str:
     if python is None and any(base.get(key) for key in _PYTHON_ENVIRONMENTS):
         return "python"
     return shlex.quote(python or sys.executable)
-
-
-def _is_profiled(command: str) -> bool:
-    argv = command.split(maxsplit=2)
-    return len(argv) > 1 and argv[0].rpartition("/")[2] == "nsys"
 
 
 def _require_py_executable() -> None:

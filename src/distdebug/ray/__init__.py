@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from .cluster import LiveCluster as LiveCluster
     from .cluster import add_live_actors as add_live_actors
     from .cluster import query_live_cluster as query_live_cluster
-    from .death_model import Death as Death
-    from .death_model import Deaths as Deaths
-    from .death_model import death_findings as death_findings
-    from .death_model import find_worker_death as find_worker_death
-    from .deaths import find_deaths as find_deaths
+    from .death_logs import find_deaths as find_deaths
+    from .deaths import Death as Death
+    from .deaths import Deaths as Deaths
+    from .deaths import death_findings as death_findings
+    from .deaths import find_worker_death as find_worker_death
     from .debugger_checks import check_ray_debugger as check_ray_debugger
     from .debugger_sessions import RayDebuggerCheck as RayDebuggerCheck
     from .debugger_sessions import RayDebugSession as RayDebugSession

@@ -188,7 +188,7 @@ def read_parts(
     Raises:
         LogError: There is no such stream.
     """
-    for path in find_log_paths(log, stream):
+    for path in _find_log_paths(log, stream):
         try:
             for line in read_lines(path):
                 if not line.text.startswith(MARKER_PREFIXES):
@@ -221,7 +221,7 @@ def read_tail(
     """
     found: list[LogLine] = []
     budget = _MOST_BYTES
-    for path in reversed(find_log_paths(log, stream)):
+    for path in reversed(_find_log_paths(log, stream)):
         try:
             last, size = _read_last(path, lines - len(found), budget)
         except READ_ERRORS:
@@ -254,7 +254,7 @@ def _read_last(path: Path, count: int, most: int) -> tuple[list[LogLine], int]:
         size *= 8
 
 
-def find_log_paths(log: LogSources, stream: str = "err") -> list[Path]:
+def _find_log_paths(log: LogSources, stream: str) -> list[Path]:
     """
     Return the files of a log.
 
@@ -265,13 +265,19 @@ def find_log_paths(log: LogSources, stream: str = "err") -> list[Path]:
         msg = f"a worker has no stream {stream!r}"
         raise LogError(msg, remedy='give "out" or "err"')
 
+    return _list_paths(log, lambda x: x.out if stream == "out" else x.err)
+
+
+def _list_paths(
+    log: LogSources, parts_of: Callable[[WorkerLog], Iterable[LogPart]]
+) -> list[Path]:
     if isinstance(log, WorkerLog):
-        return [x.path for x in (log.out if stream == "out" else log.err)]
+        return [x.path for x in parts_of(log)]
     if isinstance(log, LogPart):
         return [log.path]
     if isinstance(log, (str, os.PathLike)):
         return [Path(log)]
-    return [path for one in log for path in find_log_paths(one, stream)]
+    return [path for one in log for path in _list_paths(one, parts_of)]
 
 
 _POLL_S = 0.2
@@ -313,7 +319,8 @@ def follow_lines(
     Raises:
         LogError: There is nothing to follow.
     """
-    targets = _find_targets(paths)
+    # Older parts do not change.
+    targets = _list_paths(paths, lambda x: (*x.out[-1:], *x.err[-1:]))
     if not targets:
         msg = "no file to follow"
         raise LogError(msg, remedy="name files or folders")
@@ -344,14 +351,6 @@ def follow_lines(
         yield from _parse_lines([file.rest], file.path)
 
 
-def _find_targets(paths: LogSources) -> list[Path]:
-    if isinstance(paths, WorkerLog):
-        return [x[-1].path for x in (paths.out, paths.err) if x]
-    if isinstance(paths, (LogPart, str, os.PathLike)):
-        return find_log_paths(paths)
-    return [path for one in paths for path in _find_targets(one)]
-
-
 def _expand_folders(targets: Iterable[Path]) -> Iterator[Path]:
     for path in targets:
         if not is_folder(path):
@@ -371,7 +370,7 @@ class _FollowedFile:
     Attributes:
         path: The file.
 
-        inode: Device and inode, which survive a rename.
+        status: What identifies the file, also after a rename.
 
         offset: The offset of the next block, in bytes.
 
@@ -381,7 +380,7 @@ class _FollowedFile:
     """
 
     path: Path
-    inode: tuple[int, int] | None = None
+    status: os.stat_result | None = None
     offset: int = 0
     rest: bytes = b""
     has_more: bool = False
@@ -394,7 +393,7 @@ class _FollowedFile:
         status = _stat(path)
         if status is None:
             return cls(path)
-        return cls(path, inode=_file_id(status), offset=status.st_size)
+        return cls(path, status, offset=status.st_size)
 
     def read(self) -> Iterator[bytes]:
         """
@@ -402,25 +401,26 @@ class _FollowedFile:
         """
         self.has_more = False
         status = _stat(self.path)
-        if self.inode and (status is None or _file_id(status) != self.inode):
-            yield from self._read_rotated()
-            self.inode, self.offset = None, 0
+        before = self.status
+        if before and not (status and os.path.samestat(status, before)):
+            yield from self._read_rotated(before)
+            self.offset = 0
+        self.status = status
         if status is None:
             return
 
         if status.st_size < self.offset:  # truncated
             self.offset, self.rest = 0, b""
-        self.inode = _file_id(status)
         yield from self._read_blocks(self.path, self.offset + _BYTES_PER_TURN)
         self.has_more = self.offset < status.st_size
 
-    def _read_rotated(self) -> Iterator[bytes]:
+    def _read_rotated(self, before: os.stat_result) -> Iterator[bytes]:
         """
         Yield the rest of the file that had this name before.
         """
         for other in rotated_parts(self.path):
             status = _stat(other)
-            if status and _file_id(status) == self.inode:
+            if status and os.path.samestat(status, before):
                 yield from self._read_blocks(other, status.st_size)
                 break
         yield self.rest
@@ -455,7 +455,3 @@ def _stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except (OSError, ValueError):
         return None
-
-
-def _file_id(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

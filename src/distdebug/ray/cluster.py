@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 
 from .._proc import run_child
+from .._render import as_plain
 from .._text import clean
 from ..errors import NodesError
-from ..findings import as_plain
 from ..nodes import (
     as_address,
     last_address,

@@ -1,101 +1,423 @@
 """
-Find the deaths of Ray workers and nodes, and mark the first one.
+Deaths of Ray workers and nodes: what is known of them, and which came first.
 """
 
 from __future__ import annotations
 
 import math
-import re
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
-from ..findings import Evidence
-from ..identity import own_rank_in_text, rank_in_names, same_host
-from .death_model import Death, Deaths
-from .death_sources import MOST_DETAIL, DeathFacts, WorkerExit, collect_facts
+from .._render import Block, Shown, Table, as_plain
+from .._text import clean, size_text
+from ..causes import Cause
+from ..findings import Evidence, Finding, Location, Missing
 from .messages import (
+    DEATHS,
+    NOT_STARTED,
     PATTERNS,
     DeathKind,
-    LogTail,
     MemoryUse,
-    parse_log_tail,
-    quote_log,
-    read_log_tail,
+    Record,
+    find_error_cause,
+    label_process,
+    parse_memory_notes,
 )
-from .sessions import RaySession, RaySessions, WorkerLog, as_sessions
-from .workers import NO_ACTOR, KnownActor, read_exported_actors, worker_logs
+from .workers import NO_ACTOR, KnownActor
 
 
-_EXIT_CODE = re.compile(r"[Ee]xit code:? (?P<code>-?\d{1,5})")
+_MOST_ROWS = 100
 
 
-def _is_driver(worker_id: str) -> bool:
+@attrs.frozen(kw_only=True)
+class Death:
+    """
+    The end of one worker or node of a cluster.
+
+    Attributes:
+        kind: ``"native_crash"``, a signal such as SIGSEGV;
+            ``"collective_timeout"``, torch's watchdog aborted it;
+            ``"killed_or_exited"``, SIGKILL or ``os._exit``, which leave the
+            same (no) trace; ``"exit_code"``, ``sys.exit``; ``"terminated"``,
+            SIGTERM; ``"init_error"``, the ``__init__`` of an actor raised;
+            ``"ray_oom"`` and ``"host_oom"``, Ray or the kernel killed it
+            because the node ran out of memory; ``"node_died"``, the node or
+            its raylet was lost; ``"owner_died"``, the worker that created it
+            died; ``"job_ended"``, its driver ended; ``"intended"``, the
+            program ended it.
+
+        time: In seconds since the epoch, by the head's clock if its log has
+            it.
+
+        worker_id: Ray's id of the worker, 56 hexadecimal digits; ``""`` for a
+            whole node.
+
+        pid: The process id on its node.
+
+        node_id: Ray's id of the node.
+
+        ip: The address of the node.
+
+        host: The display name of the node.
+
+        job_id: The job, 8 hexadecimal digits.
+
+        actor_id: The actor, 32 hexadecimal digits.
+
+        actor: The display name: the ``repr``, class, or name of the actor, or
+            the task that it ran.
+
+        actor_class: The class of the actor.
+
+        actor_name: The name given in ``.options(name=…)``.
+
+        rank: The global rank, if its name or its log contains it.
+
+        exit_type: Ray's exit type, such as ``"SYSTEM_ERROR"``.
+
+        detail: Ray's explanation.
+
+        exit_code: The exit code, if it is logged.
+
+        signal: The signal, such as ``"SIGSEGV"``, if it is logged.
+
+        memory: Its memory when the node ran out of memory, in bytes.
+
+        owner: The worker that created it and died before.
+
+        error: The last line of the traceback of ``"init_error"``, or the
+            message before a crash.
+
+        python_frames: The Python stack, innermost first.
+
+        native_frames: The native stack, as the log shows it.
+
+        last_lines: The last lines of its error log.
+
+        log: Its error log, or else the file that reports its end.
+
+        is_first: Whether it is the likely cause of all others.
+
+        is_collateral: Whether it follows from another death.
+
+        evidence: The log lines that report it.
+    """
+
+    kind: DeathKind
+    time: float | None = None
+    worker_id: str = ""
+    pid: int | None = None
+    node_id: str | None = None
+    ip: str | None = None
+    host: str = ""
+    job_id: str | None = None
+    actor_id: str | None = None
+    actor: str = ""
+    actor_class: str | None = None
+    actor_name: str | None = None
+    rank: int | None = None
+    exit_type: str | None = None
+    detail: str = ""
+    exit_code: int | None = None
+    signal: str | None = None
+    memory: int | None = None
+    owner: str | None = None
+    error: str | None = None
+    python_frames: tuple[Location, ...] = ()
+    native_frames: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
+    log: Path | None = None
+    is_first: bool = False
+    is_collateral: bool = False
+    evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def is_intended(self) -> bool:
+        """
+        Return whether the program, or Ray at the end of a job, intended it.
+        """
+        return self.kind in {"intended", "job_ended"}
+
+    @property
+    def label(self) -> str:
+        """
+        Return a label such as ``"Trainer (rank 3, pid 4711, node-7)"``.
+        """
+        if not self.worker_id:
+            return f"node {self.host or self.ip or (self.node_id or '')[:8]}"
+
+        name = self.actor or f"worker {self.worker_id[:8]}"
+        rank = None if f"rank={self.rank}" in name else self.rank
+        return label_process(name, rank, self.pid, self.host or self.ip)
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Return plain data.
+        """
+        return as_plain(self)
+
+    def __str__(self) -> str:
+        return f"{self.label}: {DEATHS[self.kind].label}"
+
+
+@attrs.frozen(kw_only=True)
+class Deaths(Shown):
+    """
+    All deaths of a cluster, and the first one.
+
+    Attributes:
+        deaths: All ends, by time.
+
+        missing: What could not be read, and why.
+
+        not_started: Log lines about workers that did not register with Ray.
+    """
+
+    deaths: tuple[Death, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    not_started: tuple[Evidence, ...] = ()
+
+    @property
+    def first(self) -> Death | None:
+        """
+        Return the likely cause of all other deaths, if there is one.
+        """
+        return next((x for x in self.deaths if x.is_first), None)
+
+    @property
+    def unintended(self) -> tuple[Death, ...]:
+        """
+        Return the deaths that were not intended.
+        """
+        return tuple(x for x in self.deaths if not x.is_intended)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        Return one plain dictionary per death, for a data frame.
+        """
+        return [death.to_dict() for death in self.deaths]
+
+    def _blocks_(self) -> Iterable[Block]:
+        if not self.deaths:
+            yield "no death is reported"
+            return
+
+        headers = ("", "time (UTC)", "rank", "who", "pid", "node", "how")
+        rows = [_row(death) for death in self.deaths]
+        yield Table(headers, rows, _MOST_ROWS, "deaths")
+
+
+def _row(death: Death) -> list[object]:
+    ending = DEATHS[death.kind].label
+    if death.kind == "exit_code" and death.exit_code is not None:
+        ending = f"exit code {death.exit_code}"
+    if death.kind == "native_crash":
+        ending = death.signal or ending
+    role = "first" if death.is_first else ""
+    return [
+        "follows" if death.is_collateral else role,
+        _format_time(death.time),
+        "" if death.rank is None else death.rank,
+        death.actor or ("worker" if death.worker_id else "node"),
+        "" if death.pid is None else death.pid,
+        death.host or death.ip or (death.node_id or "")[:8],
+        ending,
+    ]
+
+
+def find_worker_death(
+    deaths: Deaths | Iterable[Death],
+    *,
+    rank: int | None = None,
+    pid: int | None = None,
+    place: str | None = None,
+    ray_id: str | None = None,
+) -> Death | None:
+    """
+    Find the death of a process or a rank.
+
+    Args:
+        rank: The global rank.
+
+        pid: The process id on its node.
+
+        place: Its node: an address, a host name, or Ray's id.  Without it a
+            process id counts only if it is unique.
+
+        ray_id: Ray's id of the worker or the actor.
+
+    Returns:
+        The death that matches all given arguments, or ``None``.  An unintended
+        one comes before an intended one, then the latest.
+    """
+    if rank is None and pid is None and ray_id is None:
+        return None
+
+    found = [
+        death
+        for death in (deaths.deaths if isinstance(deaths, Deaths) else deaths)
+        if rank in {None, death.rank}
+        and pid in {None, death.pid}
+        and ray_id in {None, death.worker_id, death.actor_id}
+        and place in {None, death.ip, death.host, death.node_id}
+    ]
+    is_vague = rank is None and ray_id is None and place is None
+    if is_vague and len({death.node_id for death in found}) > 1:
+        return None
+
+    # A restarted actor has several deaths; take the last one.
+    found.sort(key=lambda x: (not x.is_intended, x.time or 0.0))
+    return found[-1] if found else None
+
+
+#: Later times are damaged.
+MOST_SECONDS = 1 << 33
+
+
+def _format_time(seconds: float | None) -> str:
+    """
+    Format a time in seconds since the epoch as UTC.
+
+    Returns:
+        Such as ``"2026-02-20 02:03:57"``; ``""`` if it is unknown, or too
+        large for a date.
+    """
+    if seconds is None or not 0 <= seconds < MOST_SECONDS:
+        return ""
+
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+@attrs.frozen(kw_only=True)
+class Exit:
+    """
+    The end of a worker or a node, as one log line reports it.
+
+    Attributes:
+        worker_id: Ray's id of the worker; ``""`` for a whole node.
+
+        time: In seconds since the epoch.
+
+        exit_type: Ray's exit type; ``""`` if the line has none.
+
+        detail: Ray's explanation.
+
+        node_id: Ray's id of the node.
+
+        ip: The address of the node.
+
+        pid: The process id on that node.
+
+        is_expected: Whether a node was stopped, and not lost.
+
+        evidence: The log line.
+    """
+
+    worker_id: str = ""
+    time: float | None = None
+    exit_type: str = ""
+    detail: str = ""
+    node_id: str | None = None
+    ip: str | None = None
+    pid: int | None = None
+    is_expected: bool = False
+    evidence: Evidence
+
+
+@attrs.frozen(kw_only=True)
+class DeathFacts:
+    """
+    What all logs report, by subject.
+
+    Attributes:
+        exits: All exits of each worker, the most trusted first.
+
+        owners: The owner that died before each worker that died with it.
+
+        memory: The memory of processes on nodes that ran out of memory, in
+            bytes: of those that Ray killed by worker, else by node and
+            process id.
+
+        nodes: The ends of each node, by time.
+
+        jobs: The time when the driver of each job ended, by job.
+
+        placements: The actor, node, and process id of each worker.
+
+        not_started: Log lines about workers that did not register in time.
+
+        missing: What could not be read.
+    """
+
+    exits: defaultdict[str, list[Exit]] = attrs.field(
+        factory=lambda: defaultdict(list)
+    )
+    owners: dict[str, str] = attrs.field(factory=dict)
+    memory: dict[object, int] = attrs.field(factory=dict)
+    nodes: defaultdict[str | None, list[Exit]] = attrs.field(
+        factory=lambda: defaultdict(list)
+    )
+    jobs: dict[str, float] = attrs.field(factory=dict)
+    placements: dict[str, KnownActor] = attrs.field(factory=dict)
+    not_started: list[Evidence] = attrs.field(factory=list)
+    missing: list[Missing] = attrs.field(factory=list)
+
+    def add_exit(self, record: Record, **fields: Any) -> None:
+        """
+        Add what a record says of the end of a worker or a node.
+
+        Of one worker, the first record is trusted most.
+
+        Args:
+            fields: The attributes of the `Exit`, and its time if it is not
+                that of the record.
+        """
+        known = {"time": record.time, "evidence": record.evidence} | fields
+        found = Exit(**known)
+        if found.worker_id:
+            self.exits[found.worker_id].append(found)
+        else:
+            self.nodes[found.node_id].append(found)
+
+    def add_memory(self, text: str) -> list[MemoryUse]:
+        """
+        Add, and return, the memory sizes in Ray's out-of-memory message.
+        """
+        notes = list(parse_memory_notes(text))
+        for note in notes:
+            key = note.worker_id or (note.node_id, note.pid)
+            self.memory[key] = max(self.memory.get(key, 0), note.size)
+        return notes
+
+    def add_job_end(self, job_id: str, time: float | None) -> None:
+        """
+        Add the end of a driver; the earliest time counts.
+        """
+        if time is not None:
+            self.jobs[job_id] = min(time, self.jobs.get(job_id, time))
+
+    def add_placement(self, worker_id: str, **fields: Any) -> None:
+        """
+        Add what is known of the place of a worker; later notes count.
+        """
+        known = self.placements.get(worker_id, NO_ACTOR)
+        given = {name: value for name, value in fields.items() if value}
+        self.placements[worker_id] = attrs.evolve(known, **given)
+
+
+def is_driver(worker_id: str) -> bool:
     """
     Return whether a worker id is that of a driver.
 
     A driver's id is its job id, padded with ``f``.
     """
     return worker_id.endswith("f" * 48)
-
-
-def _find_exit_code(exits: Iterable[WorkerExit]) -> int | None:
-    codes = (_EXIT_CODE.search(x.detail) for x in exits)
-    return next((int(x["code"]) for x in codes if x), None)
-
-
-def _classify_death(
-    exits: Sequence[WorkerExit], owner: str | None, tail: LogTail
-) -> tuple[DeathKind, str | None]:
-    """
-    Classify the end of a worker.
-
-    Args:
-        exits: Its exits, the most trusted first.
-
-        owner: The dead owner for which the raylet killed it, if any.
-
-        tail: The details of its error log.
-
-    Returns:
-        The kind, and the owner if the owner's end is the reason.
-    """
-    types = {x.exit_type for x in exits if x.exit_type}
-    detail = "\n".join(x.detail for x in exits)
-    if "NODE_OUT_OF_MEMORY" in types or PATTERNS["ray_oom"].search(detail):
-        return "ray_oom", None
-
-    # A worker that the raylet ends may report the signal first.
-    is_orphan = owner is not None and PATTERNS["terminated"].search(detail)
-    owners = [x["id"] for x in PATTERNS["owner_died"].finditer(detail)]
-    if "SYSTEM_ERROR" not in types or is_orphan or owners:
-        owner = next(filter(None, owners), owner)
-        if owner is not None:
-            return "job_ended" if _is_driver(owner) else "owner_died", owner
-        if "USER_ERROR" in types:
-            return "init_error", None
-        if types and "SYSTEM_ERROR" not in types:
-            has_ended = PATTERNS["job_ended"].search(detail)
-            return "job_ended" if has_ended else "intended", None
-    return _classify_system_error(exits, detail, tail), None
-
-
-def _classify_system_error(
-    exits: Sequence[WorkerExit], detail: str, tail: LogTail
-) -> DeathKind:
-    if PATTERNS["terminated"].search(detail) or tail.signal == "SIGTERM":
-        return "terminated"
-    if tail.signal is not None:
-        is_watchdog = tail.is_watchdog and tail.signal == "SIGABRT"
-        return "collective_timeout" if is_watchdog else "native_crash"
-    if _find_exit_code(exits) is not None:
-        return "exit_code"
-    if PATTERNS["node_lost"].search(detail):
-        return "node_died"
-    return "collective_timeout" if tail.is_watchdog else "killed_or_exited"
 
 
 _NEVER_FIRST = frozenset({"intended", "job_ended", "owner_died"})
@@ -111,7 +433,7 @@ _OWN_CLOCK_S = 1.0
 _SAME_TIME_S = 0.25
 
 
-def _mark_first_death(
+def mark_first_death(
     deaths: Iterable[Death], facts: DeathFacts
 ) -> tuple[Death, ...]:
     """
@@ -127,7 +449,7 @@ def _mark_first_death(
     ordered = sorted(
         deaths, key=lambda x: (x.time is None, x.time or 0.0, x.worker_id > "")
     )
-    ordered = [_add_memory(death, facts.memory.values()) for death in ordered]
+    ordered = [_add_memory(death, facts.memory) for death in ordered]
     lost = {x.node_id: x.time for x in ordered if not x.worker_id}
     ordered = [
         attrs.evolve(death, kind="intended")
@@ -201,7 +523,7 @@ def _blames_peer(death: Death) -> bool:
 def _is_follower(
     death: Death, lost: Mapping[str | None, float | None], facts: DeathFacts
 ) -> bool:
-    if not death.worker_id or _is_driver(death.worker_id):
+    if not death.worker_id or is_driver(death.worker_id):
         return False
     if death.kind in _NEVER_FIRST:
         return death.kind != "intended"
@@ -228,12 +550,11 @@ def _is_node_stopping(death: Death, facts: DeathFacts) -> bool:
     """
     return any(
         node.is_expected
-        and node.node_id == death.node_id
         and node.time is not None
         and death.time is not None
         and death.time >= node.time - _stop_margin_s(death)
         and not _is_before_job_end(death, node.time, facts)
-        for node in facts.nodes
+        for node in facts.nodes.get(death.node_id, ())
     )
 
 
@@ -261,18 +582,13 @@ def _is_before_job_end(
     return death.time + late < end <= stopped
 
 
-def _add_memory(death: Death, memory: Iterable[MemoryUse]) -> Death:
+def _add_memory(death: Death, memory: Mapping[object, int]) -> Death:
     if death.kind not in {"ray_oom", "host_oom"}:
         return death
-    sizes = [x.size for x in memory if _is_memory_of(x, death)]
+    pid = death.pid
+    keys = (death.worker_id, (death.node_id, pid), (None, pid))
+    sizes = [memory[key] for key in keys if key in memory]
     return attrs.evolve(death, memory=max(sizes, default=None))
-
-
-def _is_memory_of(memory: MemoryUse, death: Death) -> bool:
-    if memory.worker_id is not None:
-        return memory.worker_id == death.worker_id
-    is_here = memory.node_id is None or memory.node_id == death.node_id
-    return memory.pid == death.pid and is_here
 
 
 def _find_smaller_victims(ordered: Sequence[Death]) -> set[int]:
@@ -300,324 +616,168 @@ def _find_smaller_victims(ordered: Sequence[Death]) -> set[int]:
     return smaller
 
 
-def _identify_worker(
-    death: Death, log: WorkerLog | None, exported: KnownActor = NO_ACTOR
-) -> Death:
+_MOST_OTHERS = 20
+_MOST_QUOTES = 4
+
+
+def death_findings(deaths: Deaths) -> tuple[Finding, ...]:
     """
-    Add the names and ids of the worker to a death.
+    Return findings about the deaths of a Ray cluster.
 
     Args:
-        log: The logs of the worker, if they were found.
-
-        exported: The actor in Ray's exported events.
-    """
-    if _is_driver(death.worker_id):
-        return attrs.evolve(death, actor="driver", job_id=death.worker_id[:8])
-    actor_id = (log.actor_id if log else None) or death.actor_id
-    # An actor's id ends in that of its job.
-    job_id = (actor_id or "")[24:] or None
-    if log is not None:
-        is_here = death.node_id in {None, log.session.node_id}
-        return attrs.evolve(
-            death,
-            actor=log.label,
-            pid=log.pid,
-            actor_class=log.actor_class,
-            actor_name=log.actor_name,
-            actor_id=actor_id,
-            job_id=log.job_id or job_id,
-            node_id=death.node_id or log.session.node_id,
-            ip=death.ip or log.session.ip,
-            host=log.session.host if is_here else "",
-        )
-    return attrs.evolve(
-        death,
-        actor=exported.actor_repr or exported.actor_class,
-        actor_class=exported.actor_class or None,
-        actor_name=exported.actor_name or None,
-        pid=death.pid or exported.pid or None,
-        job_id=job_id,
-    )
-
-
-_CRASHES = frozenset(
-    {
-        *("native_crash", "collective_timeout", "init_error"),
-        *("exit_code", "killed_or_exited"),
-    }
-)
-
-
-def _add_log_tail(
-    death: Death, log: WorkerLog | None, text: str, tail: LogTail
-) -> Death:
-    """
-    Add rank, signal, stacks, and last lines to a death.
-
-    Args:
-        log: The logs of the worker, if they were found.
-
-        text: The end of its error log.
-
-        tail: The details parsed from *text*.
-    """
-    rank = rank_in_names((death.actor, death.actor_name))
-    if rank is None:
-        rank = own_rank_in_text(text)
-    if log is None:
-        return attrs.evolve(death, rank=rank)
-
-    newest = (log.err or log.out)[-1].path
-    death = attrs.evolve(death, rank=rank, log=newest, last_lines=tail.lines)
-    if death.kind in _CRASHES:
-        death = attrs.evolve(
-            death,
-            signal=tail.signal,
-            error=tail.error,
-            python_frames=tail.python_frames,
-            native_frames=tail.native_frames,
-        )
-    is_quoted = tail.signal is not None or death.kind == "init_error"
-    return _add_quote(death, tail) if is_quoted else death
-
-
-def _add_quote(death: Death, tail: LogTail) -> Death:
-    """
-    Add the line that reports a crash as evidence.
-    """
-    crash_lines = (x for x in tail.lines if "***" in x or "Fatal" in x)
-    received = f"{tail.signal} received" if tail.signal else None
-    quote = tail.error or next(crash_lines, received)
-    if quote is None:
-        return death
-    evidence = quote_log(death.log, "near the end", quote)
-    return attrs.evolve(death, evidence=(*death.evidence, evidence))
-
-
-def _add_host(death: Death, places: Mapping[str, RaySession]) -> Death:
-    """
-    Add the host and address of the node to a death.
-
-    Args:
-        places: The sessions, by node id.
-    """
-    session = places.get(death.node_id or "")
-    if death.host or session is None:
-        return death
-    return attrs.evolve(death, host=session.host, ip=death.ip or session.ip)
-
-
-def _mark_kernel_kill(
-    death: Death, oom_kills: Iterable[tuple[str, int]]
-) -> Death:
-    """
-    Mark a death as an out-of-memory kill if the kernel reported it.
-
-    Args:
-        oom_kills: Host or address (``""`` for any) and process id of each
-            kill.
-    """
-    is_killed = death.kind == "killed_or_exited" and any(
-        pid == death.pid
-        and (place in {"", death.ip} or same_host(place, death.host))
-        for place, pid in oom_kills
-    )
-    if not is_killed:
-        return death
-    return attrs.evolve(death, kind="host_oom", signal="SIGKILL")
-
-
-# The head waits for some heartbeats before it reports a node as lost.
-_SAME_LOSS_S = 120.0
-
-
-def _find_lost_nodes(facts: DeathFacts) -> tuple[Death, ...]:
-    """
-    Return a death for each node that was lost and not stopped.
-    """
-    lost: dict[str, Death] = {}
-    stopped = {x.node_id for x in facts.nodes if x.is_expected}
-    for node in facts.nodes:
-        if not node.node_id or node.node_id in stopped:
-            continue
-        known = lost.get(node.node_id) or Death(
-            kind="node_died",
-            time=_find_first_notice(facts, node.node_id, node.time),
-            node_id=node.node_id,
-            detail=node.reason,
-        )
-        lost[node.node_id] = attrs.evolve(
-            known,
-            ip=node.ip or known.ip,
-            log=Path(node.evidence.source),
-            evidence=(*known.evidence, node.evidence),
-        )
-    return tuple(lost.values())
-
-
-def _find_first_notice(
-    facts: DeathFacts, node_id: str, reported: float | None
-) -> float | None:
-    """
-    Return when the workers of a node noticed its loss.
-
-    They notice before the head does.
-    """
-    times = [
-        x.time
-        for exits in facts.exits.values()
-        for x in exits
-        if x.node_id == node_id and x.time and "local raylet" in x.detail
-    ]
-    if reported is None:
-        return min(times, default=None)
-    return min([reported, *(x for x in times if x >= reported - _SAME_LOSS_S)])
-
-
-def _find_deaths_with_node(
-    facts: DeathFacts,
-    nodes: Iterable[Death],
-    reported: Collection[str],
-    logs: Mapping[str, WorkerLog],
-) -> Iterator[Death]:
-    """
-    Yield a death for each worker of a lost node whose exit no log reports.
-
-    Args:
-        nodes: The lost nodes.
-
-        reported: The workers whose exits are reported.
-
-        logs: The logs of all workers, by worker id.
-    """
-    lost = {node.node_id: node for node in nodes}
-    for worker_id, placement in facts.placements.items():
-        node = lost.get(placement.node_id)
-        if node is None or worker_id in reported:
-            continue
-        log = logs.get(worker_id)
-        death = attrs.evolve(
-            node,
-            worker_id=worker_id,
-            actor_id=placement.actor_id or None,
-            log=log.err[-1].path if log and log.err else node.log,
-            evidence=node.evidence[:1],
-        )
-        death = _identify_worker(death, log)
-        rank = rank_in_names((death.actor, death.actor_name))
-        yield attrs.evolve(death, rank=rank)
-
-
-_T = TypeVar("_T")
-
-
-def find_deaths(
-    sessions: RaySessions,
-    *,
-    oom_kills: Collection[tuple[str, int]] = (),
-) -> Deaths:
-    """
-    Find the deaths of a Ray cluster, their kinds, and the first one.
-
-    Only files are read, so this works days after the cluster was stopped.  The
-    log of the head reports the deaths of all nodes; the folders of the nodes
-    add names and last log lines.
-
-    Args:
-        sessions: The sessions of the nodes of a cluster, or folders to search
-            for them.
-
-        oom_kills: Processes that the kernel killed for lack of memory, which
-            no Ray log reports: the host or address of the node (``""`` for
-            any) and the process id.
+        deaths: The result of :func:`~distdebug.ray.death_logs.find_deaths`.
 
     Returns:
-        All ends, by time, including those that were intended.
-
-    Raises:
-        NoLogsError: A given folder contains no session.
+        The first death, then independent deaths, deaths that follow from
+        others, and workers that never started; nothing if all ends were
+        intended.
     """
-    sessions = as_sessions(sessions)
-    facts = collect_facts(sessions)
-    logs = {log.worker_id: log for log in worker_logs(sessions)}
-    actors: dict[str, KnownActor] = {}
-    for session in sessions:
-        actors |= read_exported_actors(session)
-    found = list(_find_worker_deaths(facts, logs, actors))
-    places = {x.node_id: x for x in sessions if x.node_id}
-    nodes = _find_lost_nodes(facts)
-    reported = {x.worker_id for x in found}
-    found += _find_deaths_with_node(facts, nodes, reported, logs)
-    deaths = [
-        _mark_kernel_kill(_add_host(x, places), oom_kills)
-        for x in [*found, *nodes]
+    found: list[Finding] = []
+    first = deaths.first
+    if first is not None:
+        found.append(_first_finding(first, deaths))
+    found += _other_findings(deaths)
+    follows = [
+        x for x in deaths.deaths if x.is_collateral and x.kind != "job_ended"
     ]
-    return Deaths(
-        deaths=_mark_first_death(deaths, facts),
-        missing=tuple(facts.missing),
-        not_started=tuple(facts.not_started),
+    if follows and first is not None:
+        found.append(_follower_finding(follows, first))
+    if deaths.not_started:
+        found.append(_not_started_finding(deaths.not_started))
+    return tuple(found)
+
+
+def _first_finding(first: Death, deaths: Deaths) -> Finding:
+    summary = _describe(first)
+    if first.time is not None:
+        summary += f" at {_format_time(first.time)} UTC"
+    others = len(deaths.unintended) - 1
+    if others > 0:
+        summary += f", before {others} others died"
+    finding = _finding([first], summary)
+    is_partial = any("gcs_server" in x.reason for x in deaths.missing)
+    is_vague = is_partial and others > 0
+    return attrs.evolve(finding, confidence="likely") if is_vague else finding
+
+
+def _finding(alike: Sequence[Death], summary: str) -> Finding:
+    """
+    Return a finding about the first of several deaths of one kind.
+    """
+    death, meaning = alike[0], DEATHS[alike[0].kind]
+    cause = meaning.cause
+    if death.kind == "init_error":
+        error = f"{death.error or ''}\n{death.detail}"
+        cause = find_error_cause(error, cause)
+    where = f" ({death.log})" if death.log else ""
+    return Finding(
+        cause=cause,
+        ranks=tuple(sorted({x.rank for x in alike if x.rank is not None})),
+        summary=summary,
+        confidence=meaning.confidence,
+        remedy=f"{meaning.remedy}{where}",
+        location=death.python_frames[0] if death.python_frames else None,
+        evidence=_evidence(death),
     )
 
 
-def _find_worker_deaths(
-    facts: DeathFacts,
-    logs: Mapping[str, WorkerLog],
-    actors: Mapping[str, KnownActor],
-) -> Iterator[Death]:
+def _describe(death: Death) -> str:
     """
-    Yield the reported exits, and the crashes that only a worker's log reports.
+    Describe an unintended death in one sentence.
     """
-    for worker_id in {**facts.exits, **logs}:
-        exits, log = facts.exits.get(worker_id, []), logs.get(worker_id)
-        types = [x.exit_type for x in exits]
-        # The log of a worker that exited as intended has no crash details.
-        is_intended = exits and all(x.startswith("INTENDED") for x in types)
-        text = read_log_tail(log.err) if log and not is_intended else ""
-        if not exits and "SIG" not in text and "Fatal" not in text:
-            continue
-        tail = parse_log_tail(text)
-        if not exits and tail.signal is None:
-            continue
-        owner = facts.owners.get(worker_id) if exits else None
-        kind, owner = _classify_death(exits, owner, tail)
-        place = facts.placements.get(worker_id, NO_ACTOR)
-        death = _merge_exits(
-            exits, place, kind=kind, owner=owner, worker_id=worker_id
+    description = f"{clean(death.label)} {DEATHS[death.kind].says}"
+    if death.kind == "native_crash" and death.signal:
+        description += f" with {death.signal}"
+        if death.python_frames:
+            description += f" in {clean(death.python_frames[0].brief)}"
+    if death.kind == "exit_code":
+        description += f" with code {death.exit_code}"
+    if death.kind == "node_died" and death.detail and not death.worker_id:
+        description += f" ({clean(death.detail, limit=100)})"
+    if death.memory:
+        description += f", of which it held {size_text(death.memory)}"
+        description += _describe_largest(death)
+    if death.error and death.kind in {"init_error", "native_crash"}:
+        description += f": {clean(death.error, limit=160).rstrip('.')}"
+    return description
+
+
+def _describe_largest(death: Death) -> str:
+    """
+    Describe the process that held the most memory.
+
+    Ray kills only workers, but any process may hold the memory.
+    """
+    notes = parse_memory_notes(death.detail)
+    most = max(notes, key=lambda note: note.size, default=None)
+    if most is None or most.size <= (death.memory or 0):
+        return ""
+    process = f"process {most.pid} ({clean(most.command, limit=60)})"
+    return f", while {process} held {size_text(most.size)}"
+
+
+def _evidence(death: Death) -> tuple[Evidence, ...]:
+    quotes = _clean_quotes(death.evidence)
+    if not death.last_lines or death.log is None:
+        return quotes
+    last = Evidence(
+        kind="log",
+        source=str(death.log),
+        location="last lines",
+        quote=" | ".join(death.last_lines[-3:]),
+    )
+    return (*quotes, last)
+
+
+def _clean_quotes(quotes: Sequence[Evidence]) -> tuple[Evidence, ...]:
+    return tuple(
+        attrs.evolve(x, quote=clean(x.quote, limit=400))
+        for x in quotes[:_MOST_QUOTES]
+    )
+
+
+def _other_findings(deaths: Deaths) -> Iterator[Finding]:
+    """
+    Yield findings for independent deaths, one for each group.
+    """
+    groups: dict[tuple[DeathKind, str], list[Death]] = {}
+    for death in deaths.unintended:
+        if not (death.is_first or death.is_collateral):
+            key = death.kind, death.actor_class or death.actor
+            groups.setdefault(key, []).append(death)
+    for group in list(groups.values())[:_MOST_OTHERS]:
+        more = f", and {len(group) - 1} more alike" if len(group) > 1 else ""
+        summary = (
+            f"later, {_describe(group[0])}{more}; "
+            "whether it follows from the first death is unknown"
         )
-        if log and not exits:
-            death = attrs.evolve(death, time=tail.time or log.mtime or None)
-        exported = actors.get(place.actor_id, NO_ACTOR)
-        death = _identify_worker(death, log, exported)
-        yield _add_log_tail(death, log, text, tail)
+        yield attrs.evolve(_finding(group, summary), confidence="possible")
 
 
-def _merge_exits(
-    exits: Sequence[WorkerExit], place: KnownActor, **known: Any
-) -> Death:
-    """
-    Merge the exit notes of one worker, the most trusted first.
-
-    Args:
-        known: Other attributes of the death.
-    """
-    one_per_source: dict[str, Evidence] = {}
-    for x in exits:
-        one_per_source.setdefault(x.evidence.source, x.evidence)
-    return Death(
-        **known,
-        time=_first_known(x.time for x in exits),
-        pid=_first_known([*(x.pid for x in exits), place.pid]),
-        # Nodes on one machine may share a folder, so trust the head first.
-        node_id=_first_known([place.node_id, *(x.node_id for x in exits)]),
-        ip=_first_known(x.ip for x in exits),
-        actor_id=place.actor_id or None,
-        exit_type=_first_known(x.exit_type for x in exits),
-        detail=(_first_known(x.detail for x in exits) or "")[:MOST_DETAIL],
-        exit_code=_find_exit_code(exits),
-        evidence=tuple(one_per_source.values()),
-        log=Path(exits[0].evidence.source) if exits else None,
+def _follower_finding(follows: list[Death], first: Death) -> Finding:
+    counts = Counter(DEATHS[x.kind].follows for x in follows)
+    reasons = "; ".join(f"{n} {what}" for what, n in counts.most_common())
+    names = ", ".join(clean(x.label) for x in follows[:3])
+    more = ", …" if len(follows) > 3 else ""
+    noun = "death follows" if len(follows) == 1 else "deaths follow"
+    return Finding(
+        cause=Cause.ACTOR_DIED,
+        ranks=(),  # none of them is a root cause
+        summary=f"{len(follows)} {noun} from another one ({reasons}): "
+        f"{names}{more}",
+        confidence="likely",
+        remedy=f"nothing to be done here; see to {clean(first.label)} first",
+        evidence=tuple(e for x in follows[:3] for e in _evidence(x)[:1]),
     )
 
 
-def _first_known(values: Iterable[_T | None]) -> _T | None:
-    return next(filter(None, values), None)
+def _not_started_finding(reports: Sequence[Evidence]) -> Finding:
+    times = "once" if len(reports) == 1 else f"{len(reports)} times"
+    return Finding(
+        cause=NOT_STARTED.cause,
+        ranks=(),
+        summary=NOT_STARTED.says.format(times=times),
+        confidence=NOT_STARTED.confidence,
+        remedy=NOT_STARTED.remedy,
+        evidence=_clean_quotes(reports),
+    )

@@ -26,12 +26,12 @@ from .._io import (
     read_ordinary,
     write_whole,
 )
-from .._render import Block, Shown
+from .._render import Block, Shown, as_plain
 from .._text import clean
-from ..capture import Check, check_blocks
+from ..capture import Check, Checklist
 from ..causes import Cause
 from ..errors import LaunchFileError, NodesError
-from ..findings import Evidence, Finding, Location, as_plain
+from ..findings import Evidence, Finding, Location
 from .cluster import make_answer_error, plain_text, query_cluster
 from .cluster_child import loads_object
 
@@ -112,12 +112,6 @@ class RayDebugSession(Shown):
         task = self.task or ("driver" if self.is_driver else "worker")
         return clean(f"{task} ({self.actor})" if self.actor else task)
 
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data in the layout of the command line's ``--json``.
-        """
-        return as_plain(self)
-
     def _blocks_(self) -> Iterable[Block]:
         where = self.location.brief if self.location else self.note
         yield (
@@ -127,7 +121,7 @@ class RayDebugSession(Shown):
 
 
 @attrs.frozen(kw_only=True)
-class RayDebuggerCheck(Shown):
+class RayDebuggerCheck(Checklist, Shown):
     """
     The result of checking the prerequisites of Ray's debugger.
 
@@ -161,13 +155,6 @@ class RayDebuggerCheck(Shown):
     extension: str = EXTENSION
 
     @property
-    def is_ready(self) -> bool:
-        """
-        Return whether no check failed.
-        """
-        return all(check.ok is not False for check in self.checks)
-
-    @property
     def findings(self) -> tuple[Finding, ...]:
         """
         Return one finding for each failed check.
@@ -192,12 +179,6 @@ class RayDebuggerCheck(Shown):
             if check.ok is False
         )
 
-    def to_records(self) -> list[dict[str, Any]]:
-        """
-        Return one plain dictionary per check, for a data frame.
-        """
-        return [attrs.asdict(check) for check in self.checks]
-
     def to_dict(self) -> dict[str, Any]:
         """
         Return plain data in the layout of the command line's ``--json``.
@@ -210,9 +191,6 @@ class RayDebuggerCheck(Shown):
             "findings": [finding.to_dict() for finding in self.findings],
             **plain,
         }
-
-    def _blocks_(self) -> Iterable[Block]:
-        return check_blocks(self.checks)
 
 
 class UsedEnvironment(NamedTuple):

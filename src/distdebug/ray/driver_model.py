@@ -14,10 +14,10 @@ from typing import Any
 import attrs
 
 from .._io import matching
-from .._render import Block, Shown, Table
+from .._render import Block, Shown, Table, as_plain
 from .._text import clean, size_text
 from ..causes import Cause
-from ..findings import Finding, Location, Missing, as_plain
+from ..findings import Finding, Location, Missing
 from ..logs import Origin
 from .messages import (
     FAILURES,
@@ -218,12 +218,6 @@ class DriverLog(Shown):
         No other log of Ray contains them.
         """
         return tuple(x for x in self.failures if x.kind == "task_error")
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data.
-        """
-        return as_plain(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """
@@ -501,17 +495,14 @@ def _drop_smaller_oom(log: DriverLog) -> list[Failure]:
     """
     Drop memory kills except the largest one on each node.
     """
-    most: dict[str | None, Failure] = {}
-    for x in log.failures:
-        known = most.get(x.node_id)
-        if x.kind == "out_of_memory" and (
-            known is None or (x.memory or 0) > (known.memory or 0)
-        ):
-            most[x.node_id] = x
+    kills = [x for x in log.failures if x.kind == "out_of_memory"]
+    largest: dict[str | None, Failure] = {}
+    for kill in sorted(kills, key=lambda x: -(x.memory or 0)):
+        largest.setdefault(kill.node_id, kill)
     return [
         x
         for x in log.failures
-        if x.kind != "out_of_memory" or most.get(x.node_id) is x
+        if x.kind != "out_of_memory" or largest[x.node_id] is x
     ]
 
 

@@ -172,7 +172,7 @@ class Record:
     Attributes:
         text: Its lines, without control characters.
 
-        number: The line number of its first line, from 1.
+        number: The line number of its first line, from 1; 0 if unknown.
 
         source: The path of the log.
     """
@@ -193,7 +193,8 @@ class Record:
         """
         Return the record as evidence.
         """
-        return quote_log(self.source, f"line {self.number}", self.text)
+        location = f"line {self.number}" if self.number else ""
+        return quote_log(self.source, location, self.text)
 
 
 def quote_log(

@@ -34,7 +34,7 @@ from .._io import (
 from .._render import Block, Shown
 from .._text import clean
 from ..errors import NoLogsError
-from ..findings import Missing, as_plain
+from ..findings import Missing
 from ..logs import PACKED_SUFFIXES, READ_ERRORS, open_log
 
 
@@ -75,12 +75,6 @@ class RaySession(Shown):
     node_id: str | None = None
     ray_version: str | None = None
     is_head: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data.
-        """
-        return as_plain(self)
 
     def _blocks_(self) -> Iterable[Block]:
         where = f" of {self.host}" if self.host else ""
@@ -182,12 +176,6 @@ class WorkerLog(Shown):
         """
         known = self.actor_repr or self.actor_class or self.actor_name
         return known or (self.task_names[-1] if self.task_names else self.kind)
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data.
-        """
-        return as_plain(self)
 
     def _blocks_(self) -> Iterable[Block]:
         where = f" on {self.session.host}" if self.session.host else ""

@@ -22,8 +22,9 @@ import attrs
 
 from .._io import matching
 from .._proc import map_with_timeout
+from .._render import as_plain
 from .._text import clean
-from ..findings import Missing, as_plain
+from ..findings import Missing
 from ..logs import PACKED_SUFFIXES, READ_ERRORS, find_lines, open_log
 from .messages import read_json_objects
 from .sessions import (

@@ -25,9 +25,9 @@ from .._text import clean
 from ..capture import (
     PATIENCE_S,
     Check,
+    Checklist,
     Native,
     capture_node,
-    check_blocks,
     check_capture,
     make_folder,
     write_capture,
@@ -639,7 +639,7 @@ def _parse_part(result: NodeResult) -> Manifest:
 
 
 @attrs.frozen
-class PreflightReport(Shown):
+class PreflightReport(Checklist, Shown):
     """
     Result of a preflight check.
 
@@ -649,27 +649,11 @@ class PreflightReport(Shown):
 
     checks: tuple[Check, ...]
 
-    @property
-    def is_ready(self) -> bool:
-        """
-        Return whether no check failed.
-        """
-        return all(check.ok is not False for check in self.checks)
-
     def to_dict(self) -> dict[str, Any]:
         """
         Return plain data in the layout of the command line's ``--json``.
         """
         return {"ready": self.is_ready, "checks": self.to_records()}
-
-    def to_records(self) -> list[dict[str, Any]]:
-        """
-        Return one plain dictionary per check, for a data frame.
-        """
-        return [attrs.asdict(check) for check in self.checks]
-
-    def _blocks_(self) -> Iterable[Block]:
-        return check_blocks(self.checks)
 
 
 def preflight() -> PreflightReport:

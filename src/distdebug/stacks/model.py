@@ -12,9 +12,8 @@ from typing import Any
 
 import attrs
 
-from .._render import Block, Branch, Shown, Tree
+from .._render import Block, Branch, Shown, Tree, as_plain
 from .._text import clean
-from ..findings import as_plain
 from ..usercode import Layer, frame_layer
 
 

@@ -17,9 +17,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ..._render import Block, Lines, Shown
+from ..._render import Block, Lines, Shown, as_plain
 from ..._text import clean, count_text, list_text, size_text
-from ...findings import as_plain
 from ...ranks import ranks_text
 from ..analysis.job import Job, Stream, common_numbers, run_starts
 from ..analysis.membership import Group

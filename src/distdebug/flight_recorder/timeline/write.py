@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._io import open_whole, output_to
+from ..._render import as_plain
 from ..._text import clean
 from ...errors import DistdebugError, NoDumpsError
-from ...findings import Diagnosis, as_plain
+from ...findings import Diagnosis
 from ...ranks import RankChoice
 from ..analysis.analyze import analyze_dumps
 from ..analysis.job import Job

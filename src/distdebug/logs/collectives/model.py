@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 
-from ..._render import Block, Shown, Table
+from ..._render import Block, Shown, Table, as_plain
 from ..._text import clean
 from ...causes import Cause
 from ...findings import (
@@ -20,7 +20,6 @@ from ...findings import (
     Evidence,
     Finding,
     Missing,
-    as_plain,
     described,
 )
 from ...ranks import ranks_text
