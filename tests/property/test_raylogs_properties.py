@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from distdebug.ray import (
@@ -61,8 +61,10 @@ def test_tail_is_end(parts, block):
 @given(data=JUNK)
 def test_follow_is_all(data):
     """
-    Who follows from the start gets what who reads gets.
+    Who follows from the start gets what who reads gets; a file that begins as
+    UTF-16 is refused by readers only.
     """
+    assume(data[:2] not in {b"\xfe\xff", b"\xff\xfe"})
     with TemporaryDirectory() as folder:
         path = Path(folder, "log")
         path.write_bytes(data)
