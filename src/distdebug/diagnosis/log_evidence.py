@@ -114,7 +114,7 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
             or its first bytes show something else.  In a folder, only files
             with the name of a log count.
     """
-    roots = [Path(path) for path in paths]
+    roots = {Path(path): None for path in paths}
     folders = [path for path in roots if is_folder(path)]
     sessions = _find_sessions(folders)
     session_folders = [session.logs.resolve() for session in sessions]

@@ -72,8 +72,6 @@ class FilePart:
 
         stop: The offset behind its last byte.
 
-        size: The size of the file in bytes when it was found.
-
         lines: What is read instead of a file.
 
     Without numbers, a file is read up to the size that it has when its turn
@@ -83,7 +81,6 @@ class FilePart:
     path: str
     start: int = 0
     stop: int = MOST_UNPACKED
-    size: int = MOST_UNPACKED
     lines: Iterable[str] | None = None
 
 
@@ -133,15 +130,11 @@ class Block:
         """
         return self.number + int(self.line_ends.searchsorted(at))
 
-    def lines_at(
-        self, places: Collection[int], most: int
-    ) -> Iterator[tuple[int, bytes]]:
+    def lines_at(self, places: Collection[int]) -> Iterator[tuple[int, bytes]]:
         """
         Yield the number and the bytes of the line at each place of the block.
 
-        Args:
-            most: How many bytes a line has; one that has more, as a bar, is
-                divided at carriage returns.
+        A line of more than 64 KiB, as of a bar, is divided at carriage returns.
         """
         before = self.line_ends.searchsorted(list(places))
         starts = np.append(self.own, self.line_ends + 1)[before].tolist()
@@ -150,9 +143,9 @@ class Block:
             places, before.tolist(), starts, ends, strict=True
         ):
             line = self.data[start:end]
-            if len(line) > most:
+            if len(line) > LONGEST_LINE:
                 begin = line.rfind(b"\r", 0, at - start) + 1
-                line = line[begin:].partition(b"\r")[0][:most]
+                line = line[begin:].partition(b"\r")[0][:LONGEST_LINE]
             yield self.number + row, line
 
     def hits(self, words: AbstractSet[bytes]) -> list[tuple[int, bytes]]:
@@ -506,9 +499,7 @@ def _blocks_of(part: FilePart) -> Iterator[Block]:
     with open_log(part.path) as file:
         if not is_packed(part.path):
             size = os.fstat(file.fileno()).st_size
-            part = attrs.evolve(
-                part, stop=min(part.stop, size), size=min(part.size, size)
-            )
+            part = attrs.evolve(part, stop=min(part.stop, size))
         yield from _read_blocks(file, part)
 
 
@@ -516,21 +507,19 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
     offset = max(part.start - BYTES_BEFORE, 0)
     if offset:
         file.seek(offset)
-    # What is behind the part is read too: a traceback may reach into it.
-    last = min(part.stop + BYTES_AFTER, part.size)
     own, kept, asked = part.start - offset, b"", _BLOCK_BYTES + BYTES_AFTER
     label, latest = None, None
     while True:
-        most = last - offset - len(kept)
+        most = part.stop - offset - len(kept)
         data, is_whole, error = _read_on(file, kept, min(asked, most))
         is_last = asked >= most or not is_whole
         size = len(data) - PADDING
         label = label or _find_rank_label(memoryview(data)[:size])
         if not kept:  # the first block
             latest = _find_latest_time(data[: min(size, _SAMPLE_BYTES)])
-        end = min(size if is_last else size - BYTES_AFTER, part.stop - offset)
-        if not is_last and offset + end < part.stop:
-            end = _last_line_end(data, own, end)
+        end = size
+        if not is_last:
+            end = _last_line_end(data, own, size - BYTES_AFTER)
         if end > own:
             yield Block(
                 data=data,
@@ -543,7 +532,7 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
             )
         if error is not None:
             raise error
-        if is_last or offset + end >= part.stop:
+        if is_last:
             return
         dropped = max(end - BYTES_BEFORE, 0)
         own, kept, offset = end - dropped, data[dropped:size], offset + dropped

@@ -371,14 +371,14 @@ def traceback_shape(errors: Iterable[PyError]) -> str:
 
 
 def _make_hit(event: Event, path: str, path_rank: Mapping[str, int]) -> Hit:
-    line, text = event.line, event.line.text
-    if event.trace and event.trace.root:
-        text = str(event.trace.root)
+    line, trace = event.line, event.trace
+    root = find_root_error(event.errors)
+    text = str(root) if root else line.text
     attribution = rank_from_line(text, line.origin, event.groups, path_rank)
-    if event.trace and not attribution:
+    if trace and not attribution:
         attribution = rank_from_line(line.text, None, {}, {})
-    if not attribution and event.trace and event.trace.rank is not None:
-        attribution = {"rank": event.trace.rank}
+    if trace and trace.rank is not None and not attribution:
+        attribution = {"rank": trace.rank}
     return Hit(
         text=clean(text, limit=_LONGEST_TEXT),
         source=path,

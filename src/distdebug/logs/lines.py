@@ -357,7 +357,9 @@ def _epoch_seconds(
 ) -> float | None:
     name, year = parts.get("name"), parts.get("Y")
     month = _MONTHS.index(name.lower()) + 1 if name else int(parts["M"] or 0)
-    clock = f"{parts['h']}:{parts['m']}:{parts['s']}.{parts['f'] or 0}"
+    clock = f"{parts['h']}:{parts['m']}:{parts['s']}"
+    # A datetime would drop nanoseconds.
+    fraction = float(f"0.{parts['f'] or 0}")
     zone = (parts.get("zone") or "").strip()
     rest = f"{month:02}-{int(parts['D'] or 0):02}T{clock}{zone}"
     latest = time.time() if now is None else now
@@ -366,7 +368,7 @@ def _epoch_seconds(
     for candidate in [year] if year else [this_year + i for i in (1, 0, -1)]:
         try:
             moment = datetime.fromisoformat(f"{candidate}-{rest}")
-            found = moment.timestamp()
+            found = moment.timestamp() + fraction
         except (ValueError, OverflowError, OSError):
             continue
         # Without a year, the time is the latest that is not in the future.

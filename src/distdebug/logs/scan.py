@@ -63,15 +63,14 @@ def select_parts(
     for (path, size), share in zip(sizes.items(), shares, strict=True):
         if is_packed(path):
             most = MOST_UNPACKED if most_bytes is None else share
-            parts.append(FilePart(path=path, stop=most, size=most))
+            parts.append(FilePart(path=path, stop=most))
             continue
         begin = size - share
         if begin:
             reason = f"its first {begin:,} bytes were not read"
             missing.append(Missing.log(path, reason))
         if share:
-            part = FilePart(path=path, start=begin, stop=size, size=size)
-            parts.append(part)
+            parts.append(FilePart(path=path, start=begin, stop=size))
     return parts, missing
 
 
@@ -273,7 +272,7 @@ class PartSearch:
         self._start = part.start
         self._rule_set = rule_set
         # From here on, nothing is skipped.
-        self._end = part.size - _FULLY_READ_END
+        self._end = part.stop - _FULLY_READ_END
         # By rule; tracebacks by their header.
         self._match_counts: Counter[str] = Counter()
         self._forgotten_at = part.start + _FORGOTTEN_AFTER

@@ -157,9 +157,7 @@ class _Readers:
         return LogSurvey(
             scan=self.scan.report(missing, processes),
             collectives=collectives,
-            phase=make_report([*timelines.values()], self.phase.frameworks)
-            if timelines
-            else None,
+            phase=make_report(self.phase) if timelines else None,
             mentioning=frozenset(self.mentioning.files),
             processes=processes,
             complete=frozenset(

@@ -85,7 +85,7 @@ def test_examples(rule):
 
 FORMS = [
     (section, form)
-    for section in ("each", "first", "progress", "nccl")
+    for section in ("each", "first", "nccl")
     for form in read_forms(section)
 ]
 

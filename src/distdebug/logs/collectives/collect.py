@@ -33,7 +33,6 @@ from ..engine import (
     read_parts,
 )
 from ..lines import (
-    LONGEST_LINE,
     RANK_TAG,
     LogLine,
     LogWalk,
@@ -170,7 +169,7 @@ class LastCalls:
             if calls is not None and most > 0:
                 kept += ((at, calls) for at in places[-most:])
         kept.sort(key=lambda x: x[0])
-        lines = old.block.lines_at([at for at, _ in kept], LONGEST_LINE)
+        lines = old.block.lines_at([at for at, _ in kept])
         for (_, calls), (number, line) in zip(kept, lines, strict=True):
             calls.append((number, line, old.reporter))
 

@@ -740,13 +740,19 @@ class MessageForm:
             **dict(row) | {"record": record, "pattern": re.compile(pattern)}
         )
 
-    def parse(self, context: LineContext, found: re.Match[str]) -> LogRecord:
+    def parse(self, fields: dict[str, Any], found: re.Match[str]) -> LogRecord:
         """
         Make the record of a match.
+
+        Args:
+            fields: What the line shows besides.
         """
-        kind = {"kind": self.kind} if self.kind else {}
-        fields = context.fields_at(found.start())
-        return self.record(**fields | kind | _parse_groups(found))
+        fields = fields | _parse_groups(found)
+        if self.kind:
+            fields["kind"] = self.kind
+        if issubclass(self.record, WorkStatus):
+            fields |= _possible_progress(fields)
+        return self.record(**fields)
 
 
 @cache
@@ -824,10 +830,15 @@ def read_records(context: LineContext) -> Iterator[LogRecord]:
     Parse all messages in the part of a line that one rank printed.
     """
     text = context.text
+    ends = set()
     for form in read_forms("each"):
-        if form.word in text:
-            for found in form.pattern.finditer(text):
-                yield form.parse(context, found)
+        if form.word not in text:
+            continue
+        for found in form.pattern.finditer(text):
+            # Of several forms that end at a place, the first one counts.
+            if found.end() not in ends:
+                ends.add(found.end())
+                yield form.parse(context.fields_at(found.start()), found)
     seen = set()
     for form in read_forms("first"):
         key = (form.record, form.kind)
@@ -839,33 +850,18 @@ def read_records(context: LineContext) -> Iterator[LogRecord]:
         )
         if match and not is_consequence:
             seen.add(key)
-            yield form.parse(context, match)
-    yield from _read_progress(context)
+            yield form.parse(context.fields_at(match.start()), match)
     yield from _read_mismatches(context)
     yield from _read_gloo(context)
     yield from _read_nccl(context)
 
 
-def _read_progress(context: LineContext) -> Iterator[WorkStatus]:
-    seen_ends = set()
-    for form in read_forms("progress"):
-        if form.word not in context.text:
-            continue
-        for found in form.pattern.finditer(context.text):
-            if found.end() not in seen_ends:
-                seen_ends.add(found.end())
-                fields = _parse_groups(found) | _progress_fields(found)
-                yield form.record(  # type: ignore[misc]
-                    **context.fields_at(found.start()) | fields
-                )
-
-
-def _progress_fields(found: re.Match[str]) -> dict[str, int | None]:
+def _possible_progress(groups: Mapping[str, Any]) -> dict[str, int | None]:
     """
     Return how far a rank got, without impossible numbers.
     """
-    enqueued, started, completed = (
-        parse_integer(found[x]) for x in ("enqueued", "started", "completed")
+    enqueued, started, completed = map(
+        groups.get, ("enqueued", "started", "completed")
     )
     if enqueued is None or (completed or 0) > enqueued:
         completed = None
@@ -971,11 +967,6 @@ _NCCL_PREFIX = re.compile(
 _NCCL_VERSION = re.compile(
     r"(?:NCCL|RCCL) version ?:? ?(?P<text>\d[\w.+-]{1,60})"
 )
-_NCCL_LOST = re.compile(
-    loosen_spaces(
-        r"(?P<text>NCCL error[^\n]{0,300}?remote process exited or there was a)"
-    )
-)
 _NCCL_IDS = re.compile(
     r"busId (?P<bus>[0-9a-f]{1,16})|commId (?P<comm_id>0x[0-9a-f]{1,16})"
 )
@@ -993,9 +984,6 @@ def _read_nccl(context: LineContext) -> Iterator[LogRecord]:
     if found := _NCCL_VERSION.search(text):
         fields = context.fields_at(found.start()) | process
         yield NcclNote(**fields, kind="version", text=found["text"])
-    if found := _NCCL_LOST.search(text):
-        fields = context.fields_at(found.start())
-        yield NcclNote(**fields, kind="lost", **_parse_groups(found))
     if prefix is None:
         return
 
@@ -1010,9 +998,7 @@ def _read_nccl(context: LineContext) -> Iterator[LogRecord]:
             if form.record is NcclInit:
                 for ids in _NCCL_IDS.finditer(message):
                     fields |= {k: v for k, v in ids.groupdict().items() if v}
-            if form.kind:
-                fields["kind"] = form.kind
-            yield form.record(**fields | _parse_groups(found))
+            yield form.parse(fields, found)
             return
 
 

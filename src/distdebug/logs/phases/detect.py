@@ -12,7 +12,6 @@ import re
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import attrs
 
@@ -30,7 +29,6 @@ from ..lines import (
     paths_of,
 )
 from .framework_rules import (
-    FrameworkRules,
     Outcome,
     Phase,
     read_framework_rules,
@@ -611,24 +609,39 @@ def detect_phase(
         RulesError: A file of rules cannot be used.
     """
     frameworks = read_framework_rules(rules)
-    _check_framework(framework, frameworks)
-    timelines, missing = _read_timelines(path_or_lines, frameworks, now)
-    return make_report(
-        timelines, frameworks, framework=framework, now=now, missing=missing
-    )
+    names = [one.name for one in frameworks if one.phases]
+    if framework is not None and framework not in names:
+        msg = f"no such framework: {framework!r:.60}"
+        raise LogError(msg, remedy=f"one of {', '.join(sorted(names))}")
+
+    reader = PhaseReader(frameworks, now)
+    paths = paths_of(path_or_lines)
+    if paths is None:
+        read_lines_for(reader, path_or_lines)  # type: ignore[arg-type]
+        return make_report(reader, framework=framework, now=now)
+
+    walk = LogWalk(paths)
+    read_parts((FilePart(path=str(path)), [reader]) for path in walk)
+    missing = (*walk.missing, *reader.missing)
+    if not reader.timelines:
+        raise no_logs_error(paths, missing)
+    return make_report(reader, framework=framework, now=now, missing=missing)
 
 
 def make_report(
-    timelines: Sequence[Timeline],
-    frameworks: tuple[FrameworkRules, ...],
+    reader: PhaseReader,
     *,
     framework: str | None = None,
     now: float | None = None,
     missing: tuple[Missing, ...] = (),
 ) -> PhaseReport:
     """
-    Return the phases that timelines show; see :func:`detect_phase`.
+    Return the phases that logs show; see :func:`detect_phase`.
+
+    Args:
+        reader: What has read them: one or more.
     """
+    timelines, frameworks = [*reader.timelines.values()], reader.frameworks
     merged = merge_timelines(timelines)
     log_framework = choose_framework(merged, frameworks, framework)
     states = phase_states(merged, log_framework, frameworks)
@@ -686,32 +699,6 @@ def _ranks_behind(timelines: Iterable[Timeline]) -> dict[int, LogLine]:
     if len(others) * _LEAST_SHARE > count:
         return {}
     return {ranks[path]: lines[path] for path in sorted(others)}
-
-
-def _check_framework(
-    framework: str | None, frameworks: Sequence[FrameworkRules]
-) -> None:
-    names = [one.name for one in frameworks if one.phases]
-    if framework is not None and framework not in names:
-        msg = f"no such framework: {framework!r:.60}"
-        raise LogError(msg, remedy=f"one of {', '.join(sorted(names))}")
-
-
-def _read_timelines(
-    source: Any, frameworks: tuple[FrameworkRules, ...], now: float | None
-) -> tuple[list[Timeline], tuple[Missing, ...]]:
-    reader = PhaseReader(frameworks, now)
-    paths = paths_of(source)
-    if paths is None:
-        read_lines_for(reader, source)
-        return [*reader.timelines.values()], ()
-
-    walk = LogWalk(paths)
-    read_parts((FilePart(path=str(path)), [reader]) for path in walk)
-    missing = (*walk.missing, *reader.missing)
-    if not reader.timelines:
-        raise no_logs_error(paths, missing)
-    return [*reader.timelines.values()], missing
 
 
 def _find_ending(timelines: Sequence[Timeline]) -> Outcome | None:

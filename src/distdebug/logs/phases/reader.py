@@ -196,7 +196,6 @@ _TABLE_ROW = re.compile(
 # First lines of the logs of Ray actors and tasks.
 _NAME_LINES = (":actor_name:", ":task_name:")
 ACTOR_KINDS = frozenset({"actor", "shared_actor"})
-_LONGEST_LINE = 1 << 16
 _TABLE_LINES = 40
 _COUNT_GROUPS = frozenset({"done", "total", "next", "part", "of"})
 _RESTART_PERCENT = 10.0
@@ -365,7 +364,7 @@ class TimelineReader:
         Parse a line; all states of a bar have the origin of the first of them.
         """
         number = lines.number(index)
-        plain = strip_log_prefix(lines[index][:_LONGEST_LINE])
+        plain = strip_log_prefix(lines[index])
         line = parse_line(plain, number, self.timeline.source)
         if line.origin is not None:
             return line
