@@ -5,7 +5,6 @@ Scan logs of any size for known errors, with threads and bounded memory.
 from __future__ import annotations
 
 import os
-import re
 import time
 
 from collections import Counter
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain, islice, takewhile
 
+from .._rules import Pattern
 from .._search import find_each
 from .._text import list_text
 from ..errors import LogError
@@ -33,7 +33,6 @@ from .model import ScanReport, TraceGroup
 from .process_ranks import NO_PROCESSES, ProcessRanks
 from .rules import (
     TRACEBACK_WORD,
-    LogRule,
     RuleSet,
     first_match,
     make_rule_set,
@@ -365,7 +364,12 @@ class PartSearch:
         kind = TRACEBACK_HEADER if trace else rule.name
         is_detailed = self._match_counts[kind] < _MOST_WITH_CONTEXT
         if not trace:
-            groups = _add_names_around(groups, rule, position, is_detailed)
+            is_asked = is_detailed and "rank" not in groups
+            groups = {
+                **_names_before(position, rule.before if is_asked else None),
+                **groups,
+                **_ranks_after(position, rule.after),
+            }
         # The lines before the part were not counted.
         number = 0 if self._start else block.line_number(position.start)
         return Event(
@@ -455,26 +459,12 @@ class PartSearch:
             self._dropped = frozenset()
 
 
-def _add_names_around(
-    groups: Mapping[str, str],
-    rule: LogRule,
-    position: LinePosition,
-    is_detailed: bool,  # noqa: FBT001 a private helper
-) -> Mapping[str, str]:
-    """
-    Add who is at fault, as the lines before and after a match show.
-    """
-    if rule.before and is_detailed and "rank" not in groups:
-        groups = {**_names_before(position, rule.before.compiled), **groups}
-    if rule.after:
-        groups = {**groups, **_ranks_after(position, rule.after.compiled)}
-    return groups
-
-
 def _names_before(
-    position: LinePosition, pattern: re.Pattern[str]
+    position: LinePosition, pattern: Pattern | None
 ) -> Mapping[str, str]:
-    has_rank = "rank" in pattern.groupindex
+    if pattern is None:
+        return {}
+    has_rank = "rank" in pattern.compiled.groupindex
     most = _MOST_RANK_LINES if has_rank else _MOST_NAME_LINES
     for row in islice(position.lines_before(), most):
         if found := pattern.search(row.text[:_LONGEST_RANK_LINE]):
@@ -483,11 +473,14 @@ def _names_before(
 
 
 def _ranks_after(
-    position: LinePosition, pattern: re.Pattern[str]
+    position: LinePosition, pattern: Pattern | None
 ) -> Mapping[str, str]:
+    if pattern is None:
+        return {}
     rows = (x.parse().text for x in position.following())
     lines = islice(rows, _MOST_RANKS_AFTER)
-    found = (pattern.match(text[:_LONGEST_RANK_LINE]) for text in lines)
+    match = pattern.compiled.match
+    found = (match(text[:_LONGEST_RANK_LINE]) for text in lines)
     ranks = [x["rank"] for x in takewhile(bool, found) if x]
     return {"ranks": ",".join(ranks)} if ranks else {}
 

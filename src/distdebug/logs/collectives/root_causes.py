@@ -720,15 +720,6 @@ def _run_findings(
     roots = [i for i, causing in enumerate(caused) if not causing]
     if not roots:
         return [_deadlock_finding(verdicts, run_text)]
-    return _root_findings(verdicts, roots, caused, run_text)
-
-
-def _root_findings(
-    verdicts: Sequence[Verdict],
-    roots: Sequence[int],
-    caused: Sequence[set[int]],
-    run_text: str,
-) -> list[Finding]:
     blaming = [i for i in roots if verdicts[i].members or verdicts[i].ranks]
     # Without a rank at fault, report only the first group that waited.
     reported = blaming[:_MAX_ROOTS] or roots[:1]
