@@ -197,15 +197,11 @@ def is_source_file(name: str) -> bool:
 
 
 def _is_log(path: Path) -> bool:
-    if _is_log_name(path.name):
+    name = path.name
+    if _is_log_name(name):
         return True
-    if is_source_file(path.name):
-        return False
-    if (
-        is_capture_file(path.name)
-        or _is_document(path)
-        or _is_dump_name(path.name)
-    ):
+    is_known = is_source_file(name) or is_capture_file(name)
+    if is_known or _is_document(path) or _is_dump_name(name):
         return False
     head = _head(path)
     return head is not None and b"\0" not in head
@@ -305,7 +301,12 @@ def read_node_evidence(
         found += health.check_environment(environs, nodes=facts).findings
     return NodeEvidence(
         findings=tuple(found),
-        oom_kills=frozenset(_oom_kills(facts)),
+        oom_kills=frozenset(
+            (host, event.pid)
+            for host, node in facts.items()
+            for event in node.kernel or ()
+            if event.rule == _OOM_RULE and event.pid is not None
+        ),
         missing=tuple(missing),
         facts=tuple(facts.values()),
         environs=environs,
@@ -342,13 +343,6 @@ def _job_start(path: Path, booted: float | None) -> float | None:
 
 def _later(*times: float | None) -> float | None:
     return max((x for x in times if x is not None), default=None)
-
-
-def _oom_kills(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, int]]:
-    for host, node in facts.items():
-        for event in node.kernel or ():
-            if event.rule == _OOM_RULE and event.pid is not None:
-                yield host, event.pid
 
 
 @attrs.frozen(kw_only=True)

@@ -183,7 +183,7 @@ def _summary(verdict: Verdict, ranks: Sequence[int]) -> str:
     }[verdict.cause]
     if verdict.cause not in _SILENCE_CAUSES or state.folded_lines:
         return text
-    silent = (_silent_members(state) or set()) - set(verdict.members)
+    silent = _silent_members(state, state.size or 0) - set(verdict.members)
     also = f"; {ranks_text(silent)} logged nothing" if silent else ""
     return text + also
 
@@ -250,15 +250,10 @@ def _group_ref(state: GroupState, verdict: Verdict) -> GroupRef | None:
     )
 
 
-def _silent_members(
-    state: GroupState, size: int | None = None
-) -> set[int] | None:
+def _silent_members(state: GroupState, size: int) -> set[int]:
     """
-    Return members without any line; ``None`` if the group size is unknown.
+    Return members without any line, of a group of a size.
     """
-    size = state.size if size is None else size
-    if size is None:
-        return None
     return set(range(size)) - set(state.timeouts) - set(state.statuses)
 
 
@@ -277,7 +272,8 @@ def detect_silent_ranks(state: GroupState) -> Verdict | None:
         return None
     # Without a size, only those below the highest rank are surely members.
     is_known = state.size is not None
-    silent = _silent_members(state, None if is_known else max(calls)) or ()
+    size = max(calls) if state.size is None else state.size
+    silent = _silent_members(state, size)
     is_few = 2 * len(silent) <= len(calls)
     # If most members are silent, most logs are probably missing.
     if not 0 < len(silent) <= len(calls) or not (
@@ -300,8 +296,10 @@ def detect_stuck_in_flight(state: GroupState) -> Verdict | None:
     Returns:
         The verdict; ``None`` if this is not what happened.
     """
-    silent = _silent_members(state)
-    if silent is None or silent or not comparable_calls(state):
+    size = state.size
+    if size is None or not comparable_calls(state):
+        return None
+    if _silent_members(state, size):
         return None
     return Verdict(
         state,

@@ -686,33 +686,27 @@ def phase_states(
         covered = (
             framework.covers if framework and one.kind == "common" else ()
         )
-        for index, phase in enumerate(one.phases):
+        for phase in one.phases:
             is_own_phase = one is framework and not phase.part_of
             is_hidden = phase.name in covered or (is_inner and phase.trains)
-            is_shown = (
-                not is_hidden and merged.begun(one, phase.name) is not None
-            )
-            if is_own_phase or is_shown:
+            track = merged.begun(one, phase.name)
+            if is_own_phase or (track and not is_hidden):
                 over = trains and one is not framework
-                states.append(_state(merged, one, index, is_over=over))
+                key = one.name, phase.name
+                seen = merged.tracks.get(key) or PhaseTrack(one, phase)
+                states.append(_state(merged, seen, is_over=over))
     return tuple(states)
 
 
 def _state(
-    merged: Timeline,
-    framework: FrameworkRules,
-    index: int,
-    *,
-    is_over: bool,
+    merged: Timeline, track: PhaseTrack, *, is_over: bool
 ) -> PhaseState:
-    phase = framework.phases[index]
-    key = (framework.name, phase.name)
-    track = merged.tracks.get(key) or PhaseTrack(framework, phase)
-    how, ended_at = _status_and_end(merged, framework, index, track)
+    phase = track.phase
+    how, ended_at = _status_and_end(merged, track)
     return PhaseState(
         name=phase.name,
         title=phase.title,
-        framework=framework.name,
+        framework=track.framework.name,
         state="done" if is_over and how == "begun" else how,
         begun_at=track.begun_at,
         ended_at=ended_at,
@@ -730,18 +724,16 @@ def _state(
 
 
 def _status_and_end(
-    merged: Timeline,
-    framework: FrameworkRules,
-    index: int,
-    track: PhaseTrack,
+    merged: Timeline, track: PhaseTrack
 ) -> tuple[PhaseStatus, float | None]:
+    framework, phases = track.framework, track.framework.phases
     if not track.has_begun:
         return "not begun", None
     if track.is_ended:
         return "done", track.ended_at
     later = [
         other
-        for phase in framework.phases[index + 1 :]
+        for phase in phases[phases.index(track.phase) + 1 :]
         if _can_end(phase, track.phase)
         and (other := merged.begun(framework, phase.name))
     ]
