@@ -16,6 +16,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from pathlib import Path
 from types import MappingProxyType
@@ -113,7 +114,7 @@ def find_log_sources(paths: Iterable[str | os.PathLike[str]]) -> LogSources:
             or its first bytes show something else.  In a folder, only files
             with the name of a log count.
     """
-    roots = [Path(path) for path in paths]
+    roots = {Path(path): None for path in paths}
     folders = [path for path in roots if is_folder(path)]
     sessions = _find_sessions(folders)
     session_folders = [session.logs.resolve() for session in sessions]
@@ -196,15 +197,11 @@ def is_source_file(name: str) -> bool:
 
 
 def _is_log(path: Path) -> bool:
-    if _is_log_name(path.name):
+    name = path.name
+    if _is_log_name(name):
         return True
-    if is_source_file(path.name):
-        return False
-    if (
-        is_capture_file(path.name)
-        or _is_document(path)
-        or _is_dump_name(path.name)
-    ):
+    is_known = is_source_file(name) or is_capture_file(name)
+    if is_known or _is_document(path) or _is_dump_name(name):
         return False
     head = _head(path)
     return head is not None and b"\0" not in head
@@ -304,7 +301,12 @@ def read_node_evidence(
         found += health.check_environment(environs, nodes=facts).findings
     return NodeEvidence(
         findings=tuple(found),
-        oom_kills=frozenset(_oom_kills(facts)),
+        oom_kills=frozenset(
+            (host, event.pid)
+            for host, node in facts.items()
+            for event in node.kernel or ()
+            if event.rule == _OOM_RULE and event.pid is not None
+        ),
         missing=tuple(missing),
         facts=tuple(facts.values()),
         environs=environs,
@@ -341,13 +343,6 @@ def _job_start(path: Path, booted: float | None) -> float | None:
 
 def _later(*times: float | None) -> float | None:
     return max((x for x in times if x is not None), default=None)
-
-
-def _oom_kills(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, int]]:
-    for host, node in facts.items():
-        for event in node.kernel or ():
-            if event.rule == _OOM_RULE and event.pid is not None:
-                yield host, event.pid
 
 
 @attrs.frozen(kw_only=True)
@@ -476,44 +471,30 @@ def read_logs(
     survey = _survey(files, sources, known, ranks or {}, tell)
     processes = survey.processes
     nodes = read_node_evidence(sources.nodes, processes.by_process, since)
-    deaths = _find_ranked_deaths(sources, nodes.oom_kills, processes)
+    deaths = _find_deaths(sources.sessions, nodes.oom_kills, processes)
+    drivers = _failed_drivers(sources.logs, survey.mentioning, processes)
+    raylets, lost = nsight.raylet_findings(*(s.logs for s in sources.sessions))
+    ras, ras_missing = _read_ras(sources.ras)
     read = (*files, *(x for _, x in sources.nodes), *sources.ras)
-    evidence = LogEvidence(
+    return LogEvidence(
+        sessions=tuple(os.path.realpath(s.root) for s in sources.sessions),
         deaths=deaths,
-        drivers=tuple(
-            _failed_drivers(sources.logs, survey.mentioning, processes)
-        ),
+        raylets=raylets,
+        drivers=tuple(drivers),
         scan=survey.scan,
         collectives=survey.collectives,
         phase=survey.phase,
+        ras=(*ras, *survey.ras),
         complete=survey.complete,
         nodes=nodes.findings,
         groups=_groups_by_place(survey.scan),
         missing=(
             *(*sources.missing, *survey.scan.missing, *deaths.missing),
-            *nodes.missing,
+            *(*nodes.missing, *lost, *ras_missing),
         ),
         files=tuple(map(os.fspath, read)),
         facts=nodes.facts,
         environs=nodes.environs,
-    )
-    return _add_small_files(evidence, sources, survey.ras)
-
-
-def _add_small_files(
-    evidence: LogEvidence, sources: LogSources, printed: Iterable[RasStatus]
-) -> LogEvidence:
-    """
-    Add what the logs of raylets and statuses of RAS show.
-    """
-    raylets, lost = nsight.raylet_findings(*(s.logs for s in sources.sessions))
-    ras, ras_missing = _read_ras(sources.ras)
-    return attrs.evolve(
-        evidence,
-        sessions=tuple(os.path.realpath(s.root) for s in sources.sessions),
-        raylets=raylets,
-        ras=(*ras, *printed),
-        missing=(*evidence.missing, *lost, *ras_missing),
     )
 
 
@@ -538,27 +519,33 @@ def _survey(
     return attrs.evolve(survey, **known)
 
 
-def _find_ranked_deaths(
-    places: LogSources,
+def _find_deaths(
+    sessions: Sequence[RaySession],
     oom_kills: Collection[tuple[str, int]],
     processes: ProcessRanks,
 ) -> Deaths:
     """
     Find deaths in a Ray cluster, with the ranks of their processes.
     """
-    if not places.sessions:
+    if not sessions:
         return ray.Deaths()
 
-    deaths = ray.find_deaths(places.sessions, oom_kills=oom_kills)
-    ranked = tuple(
-        x
-        if x.rank is not None
-        else attrs.evolve(
-            x, rank=processes.rank_of(x.pid, [x.host, x.ip or ""])
-        )
-        for x in deaths.deaths
+    found = ray.find_deaths(sessions, oom_kills=oom_kills)
+    ranked = (
+        _with_rank(x, [x.host, x.ip or ""], processes) for x in found.deaths
     )
-    return attrs.evolve(deaths, deaths=ranked)
+    return attrs.evolve(found, deaths=tuple(ranked))
+
+
+def _with_rank(
+    ended: Any, places: Iterable[str], processes: ProcessRanks
+) -> Any:
+    """
+    Return a death, or a failure of a driver, with the rank of its process.
+    """
+    if ended.rank is not None:
+        return ended
+    return attrs.evolve(ended, rank=processes.rank_of(ended.pid, places))
 
 
 def _worker_log_files(places: LogSources) -> list[Path]:
@@ -604,10 +591,7 @@ def _failed_drivers(
     for path in itertools.islice(drivers, _MAX_DRIVERS):
         driver = ray.read_driver_log(path)
         failures = tuple(
-            x
-            if x.rank is not None
-            else attrs.evolve(x, rank=processes.rank_of(x.pid, [x.ip or ""]))
-            for x in driver.failures
+            _with_rank(x, [x.ip or ""], processes) for x in driver.failures
         )
         if failures:
             yield attrs.evolve(driver, failures=failures)

@@ -11,18 +11,15 @@ import os
 import re
 import time
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-)
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Protocol
+from itertools import chain, islice
+from typing import Any
 
 import attrs
 import numpy as np
@@ -35,13 +32,18 @@ from .._search import (
     find_places,
     in_order,
 )
+from ..findings import Missing
 from ..identity import MPI_TAG, TASK_LABEL
 from .lines import (
+    LONGEST_LINE,
     PACKED_SUFFIXES,
     READ_ERRORS,
     LineBlock,
-    blocks_of_lines,
+    LogLine,
+    Origin,
     open_log,
+    parse_line,
+    strip_log_prefix,
 )
 
 
@@ -53,6 +55,7 @@ _BLOCK_BYTES = 1 << 22
 _READ_BYTES = 1 << 18
 # A packed file may unpack to blanks that take days to read.
 MOST_UNPACKED = 1 << 34
+_LINES_AT_ONCE = 1 << 7
 _NEWLINE = ord("\n")
 _NOWHERE: Places = np.zeros(0, np.intp)
 
@@ -69,9 +72,7 @@ class FilePart:
 
         stop: The offset behind its last byte.
 
-        size: The size of the file in bytes when it was found.
-
-        lines: What is read instead of a file: lines, in pieces of bytes.
+        lines: What is read instead of a file.
 
     Without numbers, a file is read up to the size that it has when its turn
     comes.
@@ -80,8 +81,7 @@ class FilePart:
     path: str
     start: int = 0
     stop: int = MOST_UNPACKED
-    size: int = MOST_UNPACKED
-    lines: Iterable[bytes] | None = None
+    lines: Iterable[str] | None = None
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -130,15 +130,11 @@ class Block:
         """
         return self.number + int(self.line_ends.searchsorted(at))
 
-    def lines_at(
-        self, places: Collection[int], most: int
-    ) -> Iterator[tuple[int, bytes]]:
+    def lines_at(self, places: Collection[int]) -> Iterator[tuple[int, bytes]]:
         """
         Yield the number and the bytes of the line at each place of the block.
 
-        Args:
-            most: How many bytes a line has; one that has more, as a bar, is
-                divided at carriage returns.
+        A line of more than 64 KiB, as of a bar, is divided at carriage returns.
         """
         before = self.line_ends.searchsorted(list(places))
         starts = np.append(self.own, self.line_ends + 1)[before].tolist()
@@ -147,9 +143,9 @@ class Block:
             places, before.tolist(), starts, ends, strict=True
         ):
             line = self.data[start:end]
-            if len(line) > most:
+            if len(line) > LONGEST_LINE:
                 begin = line.rfind(b"\r", 0, at - start) + 1
-                line = line[begin:].partition(b"\r")[0][:most]
+                line = line[begin:].partition(b"\r")[0][:LONGEST_LINE]
             yield self.number + row, line
 
     def hits(self, words: AbstractSet[bytes]) -> list[tuple[int, bytes]]:
@@ -158,6 +154,28 @@ class Block:
         """
         present = self.places.keys() & words
         return in_order({word: self.places[word] for word in present})
+
+    def lines_with(
+        self, hits: Iterable[tuple[int, bytes]]
+    ) -> Iterator[LinePosition]:
+        """
+        Yield the lines that hold words, each once, with its words.
+
+        Args:
+            hits: The place and the word of each hit, by place.
+        """
+        line: LinePosition | None = None
+        for at, word in hits:
+            if line is None or at >= line.end:
+                if line is not None:
+                    yield line
+                low = max(at - BYTES_BEFORE, line.end if line else 0)
+                high = min(at + BYTES_BEFORE, self.size)
+                start, end = line_bounds(self.data, at, low, high)
+                line = LinePosition(self, start, end, at)
+            line.words.add(word)
+        if line is not None:
+            yield line
 
     def places_of(self, word: bytes, span: tuple[int, int]) -> Places:
         """
@@ -210,24 +228,137 @@ class Block:
             self.places |= {x: at + self.own for x, at in found.items()}
 
 
-class LogReader(Protocol):
+# Of a very long line, the beginning and the text around a word are kept.
+_KEPT_HEAD, _KEPT_AROUND_WORD = 300, 3_000
+_BYTES_LOOKED_BACK = 4_000
+_MOST_FOLLOWING = 800
+
+
+@attrs.define(eq=False)
+class LinePosition:
     """
-    What looks for something in the blocks of logs.
+    The position of a line in a block.
+
+    Attributes:
+        block: The block that it begins in.
+
+        start: Where it begins in the data of the block.
+
+        end: Where it ends there.
+
+        at: Where its first word of a reader stands there.
+
+        words: The words that stand in it.
     """
 
-    def words(self, stop: int) -> AbstractSet[bytes]:
+    block: Block
+    start: int
+    end: int
+    at: int
+    words: set[bytes] = attrs.field(factory=set)
+
+    @property
+    def offset(self) -> int:
         """
-        Return the words whose hits it wants in the next block.
+        Return the byte offset of the line in the file.
+        """
+        return self.block.offset + self.start
+
+    @property
+    def raw(self) -> bytes:
+        """
+        Return the line as it stands in the file.
+        """
+        return self.block.data[self.start : self.end]
+
+    def parse(self) -> LogLine:
+        """
+        Parse the line; a very long one is shortened around its word.
+        """
+        raw = self.raw
+        if len(raw) > _KEPT_HEAD + _KEPT_AROUND_WORD:
+            begin = max(self.at - self.start - _KEPT_HEAD, _KEPT_HEAD)
+            raw = (
+                raw[:_KEPT_HEAD]
+                + b" ... "
+                + raw[begin : begin + _KEPT_AROUND_WORD]
+            )
+        return _parse_labelled(
+            raw.decode("utf-8", "replace"), self.block.label
+        )
+
+    def lines_before(self) -> Iterator[LogLine]:
+        """
+        Yield some lines before it, the nearest first.
+        """
+        low = max(self.start - _BYTES_LOOKED_BACK, 0)
+        raw = self.block.data[low : max(self.start - 1, 0)]
+        rows = re.split(r"[\r\n]", raw.decode("utf-8", "replace"))
+        for row in reversed(rows):
+            if row.strip():
+                yield _parse_labelled(row, self.block.label)
+
+    def following(self) -> Iterator[LinePosition]:
+        """
+        Yield the lines after it.
+        """
+        block, position = self.block, self
+        for _ in range(_MOST_FOLLOWING):
+            start = position.end + 1
+            if start >= block.size:
+                return
+            high = min(start + BYTES_BEFORE, block.size)
+            _, end = line_bounds(block.data, start, start, high)
+            position = LinePosition(block, start, end, start)
+            yield position
+
+    def time(self, line: LogLine, *, is_detailed: bool) -> float | None:
+        """
+        Return the time of the line, in seconds since the epoch.
 
         Args:
-            stop: The offset in the file at which the block ends.
+            line: The line, parsed.
+
+            is_detailed: Whether to search the lines before, too, if it has no
+                time.
         """
+        more = self.lines_before() if is_detailed else ()
+        latest = self.block.latest
+        times = (x.time_before(latest) for x in chain([line], more))
+        return next((time for time in times if time is not None), None)
+
+
+class LogReader(ABC):
+    """
+    Look for something in the blocks of logs: base class of all readers.
+
+    Attributes:
+        part: What is being read.
+
+        missing: What could not be read, and why.
+    """
+
+    part: FilePart
+
+    def __init__(self) -> None:
+        self.missing: list[Missing] = []
 
     def begin(self, part: FilePart) -> None:
         """
         Begin with a file.
         """
+        self.part = part
 
+    def words(self, _stop: int) -> AbstractSet[bytes]:
+        """
+        Return the words whose hits it wants in the next block.
+
+        Args:
+            _stop: The offset in the file at which the block ends.
+        """
+        return frozenset()
+
+    @abstractmethod
     def read(self, block: Block) -> None:
         """
         Read a block, which was searched for its words, and for others.
@@ -240,6 +371,8 @@ class LogReader(Protocol):
         Args:
             error: What kept the rest of it from being read.
         """
+        if error is not None:
+            self.missing.append(Missing.log(self.part.path, error))
 
 
 def is_packed(path: str | os.PathLike[str]) -> bool:
@@ -290,19 +423,17 @@ def read_lines_for(reader: LogReader, lines: Iterable[str] | str) -> None:
     Read lines that are in no file, or a text of several.
     """
     if isinstance(lines, str):
-        pieces = iter([lines.encode("utf-8", "replace")])
-    else:
-        pieces = blocks_of_lines(lines, _BLOCK_BYTES)
-    read_parts([(FilePart(path="", lines=pieces), [reader])])
+        lines = lines.split("\n")
+    read_parts([(FilePart(path="", lines=lines), [reader])])
 
 
-class _Bytes:
+class _Lines:
     """
-    Pieces of bytes, to be read like a file.
+    Lines that are in no file, to be read like one.
     """
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = iter(pieces)
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = iter(lines)
         self._rest = b""
 
     def read1(self, most: int) -> bytes:
@@ -310,7 +441,10 @@ class _Bytes:
         Return the next bytes, at most so many.
         """
         if not self._rest:
-            self._rest = next(self._pieces, b"")
+            lines = islice(self._lines, _LINES_AT_ONCE)
+            cut = (line.rstrip("\n")[-LONGEST_LINE:] for line in lines)
+            text = "".join(f"{line}\n" for line in cut)
+            self._rest = text.encode("utf-8", "replace")
         data, self._rest = self._rest[:most], self._rest[most:]
         return data
 
@@ -360,14 +494,12 @@ def _index_of(words: frozenset[bytes]) -> WordIndex:
 
 def _blocks_of(part: FilePart) -> Iterator[Block]:
     if part.lines is not None:
-        yield from _read_blocks(_Bytes(part.lines), part)
+        yield from _read_blocks(_Lines(part.lines), part)
         return
     with open_log(part.path) as file:
         if not is_packed(part.path):
             size = os.fstat(file.fileno()).st_size
-            part = attrs.evolve(
-                part, stop=min(part.stop, size), size=min(part.size, size)
-            )
+            part = attrs.evolve(part, stop=min(part.stop, size))
         yield from _read_blocks(file, part)
 
 
@@ -375,21 +507,19 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
     offset = max(part.start - BYTES_BEFORE, 0)
     if offset:
         file.seek(offset)
-    # What is behind the part is read too: a traceback may reach into it.
-    last = min(part.stop + BYTES_AFTER, part.size)
     own, kept, asked = part.start - offset, b"", _BLOCK_BYTES + BYTES_AFTER
     label, latest = None, None
     while True:
-        most = last - offset - len(kept)
+        most = part.stop - offset - len(kept)
         data, is_whole, error = _read_on(file, kept, min(asked, most))
         is_last = asked >= most or not is_whole
         size = len(data) - PADDING
-        label = label or find_rank_label(memoryview(data)[:size])
+        label = label or _find_rank_label(memoryview(data)[:size])
         if not kept:  # the first block
-            latest = find_latest_time(data[: min(size, _SAMPLE_BYTES)])
-        end = min(size if is_last else size - BYTES_AFTER, part.stop - offset)
-        if not is_last and offset + end < part.stop:
-            end = _last_line_end(data, own, end)
+            latest = _find_latest_time(data[: min(size, _SAMPLE_BYTES)])
+        end = size
+        if not is_last:
+            end = _last_line_end(data, own, size - BYTES_AFTER)
         if end > own:
             yield Block(
                 data=data,
@@ -402,7 +532,7 @@ def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
             )
         if error is not None:
             raise error
-        if is_last or offset + end >= part.stop:
+        if is_last:
             return
         dropped = max(end - BYTES_BEFORE, 0)
         own, kept, offset = end - dropped, data[dropped:size], offset + dropped
@@ -466,7 +596,7 @@ _DATE = re.compile(rb"(?<!\d)(20\d\d)[-/](\d\d)[-/](\d\d)[ T]\d\d:")
 _LONGEST_JOB_S = 200 * 86_400.0
 
 
-def find_latest_time(data: bytes) -> float | None:
+def _find_latest_time(data: bytes) -> float | None:
     """
     Return a time that no line of a file is after, by its first date.
 
@@ -500,7 +630,7 @@ _LEAST_SHARE = 0.5
 _LEAST_REPEATS = 2
 
 
-def find_rank_label(data: bytes | memoryview) -> re.Pattern[str] | None:
+def _find_rank_label(data: bytes | memoryview) -> re.Pattern[str] | None:
     """
     Return the pattern of the rank labels of a file, if most lines have one.
 
@@ -528,13 +658,39 @@ def find_rank_label(data: bytes | memoryview) -> re.Pattern[str] | None:
     return None
 
 
-def is_rank_label(text: str) -> bool:
-    """
-    Return whether a text begins with a rank label, though others may not.
-    """
-    return any(x.match(text) for x in (_MPI_TAG, *_SHORT_LABELS))
-
-
 def _labelled_ranks(pattern: re.Pattern[str], lines: list[str]) -> list[str]:
     found = map(pattern.match, lines)
     return [label["rank"] for label in found if label]
+
+
+# Launchers report on the job, not on the task with their label.
+_LAUNCHER_PROGRAMS = ("slurmstepd: ", "srun: ", "mpirun", "mpiexec")
+
+
+def _parse_labelled(raw: str, label: re.Pattern[str] | None) -> LogLine:
+    """
+    Parse a line that may have the prefix of a log collector, or a rank label,
+    which is the rank of its origin.
+
+    Args:
+        label: The pattern of :func:`_find_rank_label`.
+    """
+    found = label.match(raw) if label else None
+    if found is None:
+        message = strip_log_prefix(raw)
+        labels = (_MPI_TAG, *_SHORT_LABELS)
+        if len(message) == len(raw) or any(x.match(raw) for x in labels):
+            return parse_line(raw)
+        stamp = raw[: len(raw) - len(message)]
+        return parse_line(message)._replace(stamp=stamp)
+
+    line = parse_line(raw[found.end() :])
+    is_own = line.text.startswith(_LAUNCHER_PROGRAMS)
+    if is_own or (line.origin and line.origin.rank is not None):
+        return line
+    return line._replace(origin=_with_rank(line.origin, int(found["rank"])))
+
+
+@lru_cache(maxsize=4096)
+def _with_rank(origin: Origin | None, rank: int) -> Origin:
+    return attrs.evolve(origin or Origin(), rank=rank)

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import IntEnum
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
@@ -24,13 +25,12 @@ from ..findings import Evidence, Finding
 from ..identity import ranks_in_text
 from ..ranks import ranks_text
 from .engine import is_packed
-from .file_search import Event
-from .lines import Origin, open_log, rank_from_path
+from .lines import LogLine, Origin, open_log, rank_from_path
 from .model import Hit, LogGroup
 from .process_ranks import NO_PROCESSES, ProcessRanks
 from .rules import EXCEPTION, LEAST_PRIORITY, NAMING_GROUPS, LogRule
 from .signatures import read_signatures, text_pattern
-from .tracebacks import PyError, find_root_error
+from .tracebacks import PyError, Trace, find_root_error
 
 
 _RANK_WITHIN = 200
@@ -38,6 +38,7 @@ _RANK_WITHIN = 200
 _SRUN_TASKS = re.compile(
     r"\bsrun: error: [\w.-]{1,200}: tasks? (?P<tasks>[\d,-]{1,200}): "
 )
+_TASK_RANGE = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")
 _MOST_TASKS = 20_000
 
 
@@ -72,24 +73,24 @@ def rank_from_line(
     return path_rank if number is None else {"rank": number}
 
 
-def parse_task_numbers(text: str) -> tuple[int, ...]:
+def parse_task_numbers(text: str) -> set[int]:
     """
     Parse task numbers of Slurm, such as ``"0-3,6"``.
 
     Returns:
-        Each number, ascending, at most 20,000: they are global ranks.
+        The numbers, at most 20,000: they are global ranks.
     """
     ranks: set[int] = set()
-    for piece in text.split(","):
-        first, _, last = piece.partition("-")
-        if first.isdecimal() and (not last or last.isdecimal()):
-            low, high = int(first), int(last or first)
-            most = low + _MOST_TASKS - len(ranks)
-            ranks.update(range(low, min(high + 1, most)))
-    return tuple(sorted(ranks))
+    for first, last in _TASK_RANGE.findall(text):
+        low = int(first)
+        most = low + _MOST_TASKS - len(ranks)
+        ranks.update(range(low, min(int(last or low) + 1, most)))
+    return ranks
 
 
-_MOST_ORIGINS = 100
+# Each rank may be named in its own file.
+_MOST_NAMED = 1 << 14
+# Of one file.
 _MOST_GROUPS = 2_000
 # Only the first groups list the tasks that Slurm names; they may be many.
 _MOST_GROUPS_WITH_TASKS = 200
@@ -100,6 +101,47 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]{1,16}|\d{1,20}")
 _QUOTED = re.compile(r"'[^']{0,200}'|\"[^\"]{0,200}\"")
 
 GroupKey = tuple[str, str]
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """
+    A line or a traceback that matches a rule.
+
+    Attributes:
+        rule: The rule.
+
+        line: The line.
+
+        number: The line number in the part, from 1.
+
+        offset: The byte offset of the line in the file.
+
+        groups: The named groups that the pattern of the rule matched.
+
+        time: The time of the line, in seconds since the epoch.
+
+        trace: The traceback, if it is one.
+
+        is_last: Whether no more events of this kind are reported for this
+            part.
+    """
+
+    rule: LogRule
+    line: LogLine
+    number: int
+    offset: int
+    groups: Mapping[str, str]
+    time: float | None
+    trace: Trace | None
+    is_last: bool
+
+    @property
+    def errors(self) -> tuple[PyError, ...]:
+        """
+        Return the exceptions of the traceback.
+        """
+        return self.trace.errors if self.trace else ()
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -135,8 +177,8 @@ class EventGroup:
     rule: LogRule
     key: str
     shape: str
-    first: Hit = attrs.field(init=False)
-    last: Hit = attrs.field(init=False)
+    first: Hit
+    last: Hit
     errors: tuple[PyError, ...] = ()
     count: int = 0
     is_more: bool = False
@@ -161,15 +203,16 @@ class EventGroup:
         Args:
             node: What the path of the file shows of the node.
         """
-        if not self.count:
-            self.first = hit
-        self.last = hit
+        if hit.source not in self.files and _is_before(hit, self.first):
+            self.first, self.errors = hit, event.errors
+        if hit.source == self.last.source or not _is_before(hit, self.last):
+            self.last = hit
         self.files[hit.source] = hit.offset
         self.begins.setdefault(hit.source, hit.offset)
         self.count += event.line.count
         self.is_more |= event.is_last
         for name in NAMING_GROUPS & event.groups.keys():
-            if len(self.named) < _MOST_ORIGINS:
+            if len(self.named) < _MOST_NAMED:
                 self.named[name, event.groups[name]] = None
         if "ranks" in event.groups:
             numbers = _RANK_NUMBERS.findall(event.groups["ranks"])
@@ -178,25 +221,8 @@ class EventGroup:
             self.ranks.add(hit.rank)
         elif hit.local_rank is not None:
             self.local_ranks.add((node, hit.local_rank))
-        if hit.origin and len(self.origins) < _MOST_ORIGINS:
+        if hit.origin and len(self.origins) < _MOST_NAMED:
             self.origins[hit.origin] = None
-
-    def merge(self, new: EventGroup) -> None:
-        """
-        Add the events of a later part, or of another file.
-        """
-        if _is_before(new.first, self.first):
-            self.first, self.errors = new.first, new.errors
-        if not _is_before(new.last, self.last):
-            self.last = new.last
-        self.count += new.count
-        self.is_more |= new.is_more
-        self.files |= new.files
-        self.begins |= new.begins
-        self.ranks |= new.ranks
-        self.local_ranks |= new.local_ranks
-        self.origins |= new.origins
-        self.named |= new.named
 
     def shares_file(self, other: EventGroup) -> bool:
         """
@@ -211,58 +237,110 @@ def _is_before(one: Hit, other: Hit) -> bool:
     return one.time < other.time
 
 
-class FileEvents:
+class EventGroups:
     """
-    The events of one file, grouped and counted.
-
-    Args:
-        file_rank: The rank of the file, where its path does not show it.
+    The events of all files, grouped and counted.
     """
 
-    def __init__(self, path: str, file_rank: int | None = None) -> None:
-        self.groups: dict[GroupKey, EventGroup] = {}
+    def __init__(self) -> None:
+        self._groups: dict[GroupKey, EventGroup] = {}
+
+    def begin(self, path: str, file_rank: int | None = None) -> None:
+        """
+        Begin with the events of a file.
+
+        Args:
+            file_rank: The rank of the file, where its path does not show it.
+        """
         place = rank_from_path(path)
-        self._path = path
+        self._path, self._node, self._in_file = path, path, 0
         self._path_rank: dict[str, int] = {}
         if place is not None:
             self._path_rank = {place.kind: place.number}
+            if place.kind == "local_rank":
+                self._node = place.launch
         elif file_rank is not None:
             self._path_rank = {"rank": file_rank}
-        is_local = place is not None and place.kind == "local_rank"
-        self._node = place.launch if place and is_local else path
 
     def add(self, event: Event) -> None:
         """
         Count an event.
         """
-        event_group = _group_of(event, self.groups)
-        if event_group is not None:
-            hit = _make_hit(event, self._path, self._path_rank)
-            event_group.add(event, hit, self._node)
+        key_text = clean(event.groups.get("key", ""), limit=100)
+        shape = traceback_shape(event.errors)
+        srun = _SRUN_TASKS.search(event.line.text)
+        tasks = srun["tasks"] if srun else ""
+        # Tasks that failed first are kept apart from those that ended later.
+        # All ranks report a consequence, each with another traceback.
+        is_shared = event.rule.cause.is_consequence
+        key = event.rule.name, key_text or (not is_shared and shape) or tasks
+        group = self._groups.get(key)
+        is_new_in_file = group is None or self._path not in group.files
+        self._in_file += is_new_in_file
+        if is_new_in_file and self._in_file > _MOST_GROUPS:
+            return
+        hit = _make_hit(event, self._path, self._path_rank)
+        if group is None:
+            group = self._groups[key] = EventGroup(
+                rule=event.rule,
+                key=key_text,
+                shape=shape,
+                first=hit,
+                last=hit,
+                errors=event.errors,
+            )
+        if is_new_in_file and self._in_file <= _MOST_GROUPS_WITH_TASKS:
+            group.ranks.update(parse_task_numbers(tasks))
+        group.add(event, hit, self._node)
 
+    def count_harmless(self) -> dict[str, int]:
+        """
+        Count the lines that only look bad, by the name of the rule.
+        """
+        counts: Counter[str] = Counter()
+        for group in self._groups.values():
+            if group.rule.is_harmless:
+                counts[group.rule.name] += group.count
+        return dict(counts)
 
-def _group_of(
-    event: Event, event_groups: dict[GroupKey, EventGroup]
-) -> EventGroup | None:
-    """
-    Return the group of an event; ``None`` if there are too many.
-    """
-    errors = event.trace.errors if event.trace else ()
-    shape = traceback_shape(errors)
-    key_text = clean(event.groups.get("key", ""), limit=100)
-    srun = _SRUN_TASKS.search(event.line.text)
-    tasks = srun["tasks"] if srun else ""
-    # Tasks that failed first are kept apart from those that ended later.
-    # All ranks report a consequence, each with another traceback.
-    is_shared = event.rule.cause.is_consequence
-    key = event.rule.name, key_text or (not is_shared and shape) or tasks
-    if key not in event_groups and len(event_groups) < _MOST_GROUPS:
-        made = event_groups[key] = EventGroup(
-            rule=event.rule, key=key_text, shape=shape, errors=errors
+    def build(
+        self, processes: ProcessRanks = NO_PROCESSES
+    ) -> list[tuple[EventGroup, LogGroup]]:
+        """
+        Build the groups to report, the most severe and earliest first.
+
+        Args:
+            processes: The known ranks of processes, nodes, and GPUs.
+        """
+        harmful = [t for t in self._groups.values() if not t.rule.is_harmless]
+        times = _begin_times(harmful)
+        paths = dict.fromkeys(path for t in harmful for path in t.files)
+        files = {path: n for n, path in enumerate(paths)}
+
+        def order(
+            event_group: EventGroup,
+        ) -> tuple[int, bool, float, int, int]:
+            hit, time = event_group.first, times[event_group]
+            place = files[hit.source], hit.offset
+            return event_group.rule.priority, time is None, time or 0.0, *place
+
+        harmful.sort(key=order)
+        survived = _find_survived(harmful)
+        harmful.sort(key=survived.__contains__)
+        propagated = propagate_ranks(
+            [t for t in harmful if t not in survived], processes
         )
-        if len(event_groups) <= _MOST_GROUPS_WITH_TASKS:
-            made.ranks.update(parse_task_numbers(tasks))
-    return event_groups.get(key)
+        is_one_node = _are_of_one_node(harmful)
+        groups = []
+        for event_group in harmful:
+            ranks = event_group.ranks | propagated.get(event_group, set())
+            if is_one_node:
+                ranks |= {rank for _, rank in event_group.local_ranks}
+            group = _make_group(
+                event_group, ranks, is_survived=event_group in survived
+            )
+            groups.append((event_group, group))
+        return groups
 
 
 def traceback_shape(errors: Iterable[PyError]) -> str:
@@ -292,40 +370,15 @@ def traceback_shape(errors: Iterable[PyError]) -> str:
     )
 
 
-def merge_event_groups(
-    joined: dict[GroupKey, EventGroup], new: Mapping[GroupKey, EventGroup]
-) -> None:
-    """
-    Add the groups of another file.
-    """
-    for key, event_group in new.items():
-        known = joined.setdefault(key, event_group)
-        if known is not event_group:
-            known.merge(event_group)
-
-
-def count_harmless(
-    event_groups: Mapping[GroupKey, EventGroup],
-) -> dict[str, int]:
-    """
-    Count the lines that only look bad, by the name of the rule.
-    """
-    counts: Counter[str] = Counter()
-    for event_group in event_groups.values():
-        if event_group.rule.is_harmless:
-            counts[event_group.rule.name] += event_group.count
-    return dict(counts)
-
-
 def _make_hit(event: Event, path: str, path_rank: Mapping[str, int]) -> Hit:
-    line, text = event.line, event.line.text
-    if event.trace and event.trace.root:
-        text = str(event.trace.root)
+    line, trace = event.line, event.trace
+    root = find_root_error(event.errors)
+    text = str(root) if root else line.text
     attribution = rank_from_line(text, line.origin, event.groups, path_rank)
-    if event.trace and not attribution:
+    if trace and not attribution:
         attribution = rank_from_line(line.text, None, {}, {})
-    if not attribution and event.trace and event.trace.rank is not None:
-        attribution = {"rank": event.trace.rank}
+    if trace and trace.rank is not None and not attribution:
+        attribution = {"rank": trace.rank}
     return Hit(
         text=clean(text, limit=_LONGEST_TEXT),
         source=path,
@@ -479,19 +532,17 @@ def _end_texts(name: str) -> re.Pattern[bytes]:
     return re.compile("|".join(parts).encode(), re.IGNORECASE)
 
 
-class Recovery(NamedTuple):
+class Recovery(IntEnum):
     """
     Whether a job recovered from an error, as the log shows.
-
-    Attributes:
-        is_certain: Whether the job was started again, or completed.
-
-        is_progressing: Whether the job made steps, which other ranks may do
-            for a while after one has died.
     """
 
-    is_certain: bool = False
-    is_progressing: bool = False
+    NONE = 0
+    #: The job made steps, which other ranks may do for a while after one has
+    #: died.
+    PROGRESSING = 1
+    #: The job was started again, or completed.
+    CERTAIN = 2
 
 
 def read_recoveries(
@@ -507,15 +558,14 @@ def read_recoveries(
     recoveries = {}
     for event_group in event_groups:
         files = event_group.files
-        found = [Recovery()]
-        if 0 < len(files) <= _MOST_FILES and not any(map(is_packed, files)):
+        found = [Recovery.NONE]
+        if len(files) <= _MOST_FILES and not any(map(is_packed, files)):
             with suppress(OSError, ValueError):  # rotated away meanwhile
                 found = [
                     _recovery_after(path, event_group, read_end(path))
                     for path in files
                 ]
-        of_all = map(all, zip(*found, strict=True))
-        recoveries[event_group] = Recovery(*of_all)
+        recoveries[event_group] = min(found)
     return recoveries
 
 
@@ -552,16 +602,14 @@ def _recovery_after(
     # A script may print that it completed after a failure, too.
     is_done = end.completed > offset and len(steps) >= _SOME_STEPS
     if is_done or end.surely_completed > offset:
-        return Recovery(is_certain=True, is_progressing=True)
+        return Recovery.CERTAIN
     if len(steps) < _MANY_STEPS:
-        is_usual = bool(steps) and _is_usual(path, event_group)
-        return Recovery(is_progressing=is_usual)
-
-    text = _read_piece(path, offset)
-    return Recovery(
-        is_certain=_end_texts("restarted").search(text) is not None,
-        is_progressing=end.size - offset > _STDOUT_BUFFER,
-    )
+        is_progressing = bool(steps) and _is_usual(path, event_group)
+    elif _end_texts("restarted").search(_read_piece(path, offset)):
+        return Recovery.CERTAIN
+    else:
+        is_progressing = end.size - offset > _STDOUT_BUFFER
+    return Recovery.PROGRESSING if is_progressing else Recovery.NONE
 
 
 def _is_usual(path: str, event_group: EventGroup) -> bool:
@@ -600,45 +648,6 @@ _HANDLED_BY_PROGRAM = re.compile(
 )
 # At most this many groups are checked for recovery.
 _MOST_RECOVERIES = 50
-
-
-def build_groups(
-    event_groups: Mapping[GroupKey, EventGroup],
-    processes: ProcessRanks = NO_PROCESSES,
-) -> list[tuple[EventGroup, LogGroup]]:
-    """
-    Build the groups to report, the most severe and earliest first.
-
-    Args:
-        processes: The known ranks of processes, nodes, and GPUs.
-    """
-    harmful = [t for t in event_groups.values() if not t.rule.is_harmless]
-    times = _begin_times(harmful)
-    paths = dict.fromkeys(path for t in harmful for path in t.files)
-    files = {path: n for n, path in enumerate(paths)}
-
-    def order(event_group: EventGroup) -> tuple[int, bool, float, int, int]:
-        hit, time = event_group.first, times[event_group]
-        place = files[hit.source], hit.offset
-        return event_group.rule.priority, time is None, time or 0.0, *place
-
-    harmful.sort(key=order)
-    survived = _find_survived(harmful)
-    harmful.sort(key=survived.__contains__)
-    propagated = propagate_ranks(
-        [t for t in harmful if t not in survived], processes
-    )
-    is_one_node = _are_of_one_node(harmful)
-    groups = []
-    for event_group in harmful:
-        ranks = event_group.ranks | propagated.get(event_group, set())
-        if is_one_node:
-            ranks |= {rank for _, rank in event_group.local_ranks}
-        group = _make_group(
-            event_group, ranks, is_survived=event_group in survived
-        )
-        groups.append((event_group, group))
-    return groups
 
 
 def _are_of_one_node(event_groups: Iterable[EventGroup]) -> bool:
@@ -691,18 +700,15 @@ def _find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
     # A loss that is not finite stays so, whatever the job does afterwards.
     passing = [t for t in harmful if not t.rule.cause.is_lasting]
     known = read_recoveries(passing[:_MOST_RECOVERIES])
-    after = {t: known.get(t, Recovery()) for t in harmful}
     # Other ranks may go on for a while after one has died.
     all_recover = all(
-        any(x) or _is_handled(t)
-        for t, x in known.items()
-        if t.rule.cause.ends_job
+        x or _is_handled(t) for t, x in known.items() if t.rule.cause.ends_job
     )
+    least = Recovery.PROGRESSING if all_recover else Recovery.CERTAIN
     return {
         event_group
-        for event_group, x in after.items()
-        if x.is_certain
-        or (all_recover and x.is_progressing)
+        for event_group in harmful
+        if known.get(event_group, Recovery.NONE) >= least
         or _is_handled(event_group)
     }
 
@@ -746,9 +752,6 @@ def make_finding(event_group: EventGroup, group: LogGroup) -> Finding:
     """
     rule = event_group.rule
     root = find_root_error(event_group.errors)
-    hits = [group.first]
-    if group.last != group.first:
-        hits.append(group.last)
     return Finding(
         cause=rule.cause,
         ranks=group.ranks,
@@ -756,7 +759,10 @@ def make_finding(event_group: EventGroup, group: LogGroup) -> Finding:
         confidence="possible" if group.is_survived else rule.confidence,
         remedy=rule.remedy or None,
         location=root.place if root else None,
-        evidence=tuple(map(_evidence, hits)),
+        # Both are the same if there is one line.
+        evidence=tuple(
+            map(_evidence, dict.fromkeys((group.first, group.last)))
+        ),
     )
 
 

@@ -19,7 +19,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -355,42 +355,26 @@ def parse_time(text: str, *, now: float | None = None) -> float | None:
 def _epoch_seconds(
     parts: dict[str, str | None], now: float | None
 ) -> float | None:
-    name = parts.get("name")
+    name, year = parts.get("name"), parts.get("Y")
     month = _MONTHS.index(name.lower()) + 1 if name else int(parts["M"] or 0)
-    year = parts.get("Y")
+    clock = f"{parts['h']}:{parts['m']}:{parts['s']}"
+    # A datetime would drop nanoseconds.
+    fraction = float(f"0.{parts['f'] or 0}")
+    zone = (parts.get("zone") or "").strip()
+    rest = f"{month:02}-{int(parts['D'] or 0):02}T{clock}{zone}"
     latest = time.time() if now is None else now
-    years = (
-        [int(year)]
-        if year
-        else [datetime.fromtimestamp(latest, UTC).year + i for i in (1, 0, -1)]
-    )
-    zone = _parse_zone(parts.get("zone"))
-    fraction = float(f"0.{parts['f']}") if parts["f"] else 0.0
-    hour, minute, second = (int(parts[x] or 0) for x in ("h", "m", "s"))
-    clock = timedelta(hours=hour, minutes=minute, seconds=second)
+    this_year = datetime.fromtimestamp(latest, UTC).year
     found = None
-    for candidate in years:
+    for candidate in [year] if year else [this_year + i for i in (1, 0, -1)]:
         try:
-            day = datetime(candidate, month, int(parts["D"] or 0), tzinfo=zone)
-            found = (day + clock).timestamp() + fraction
+            moment = datetime.fromisoformat(f"{candidate}-{rest}")
+            found = moment.timestamp() + fraction
         except (ValueError, OverflowError, OSError):
             continue
         # Without a year, the time is the latest that is not in the future.
         if year or found <= latest + 86_400:
             break
     return found
-
-
-def _parse_zone(text: str | None) -> timezone | None:
-    if text is None:
-        return None
-
-    digits = text.strip().replace(":", "")
-    if digits == "Z":
-        return UTC
-    sign = -1 if digits[0] == "-" else 1
-    minutes = int(digits[1:3]) * 60 + int(digits[3:5])
-    return timezone(sign * timedelta(minutes=min(minutes, 1439)))
 
 
 _OPENERS: Mapping[str, Callable[[Any], Any]] = {
@@ -647,35 +631,31 @@ class LineBlock(NamedTuple):
         return cls(_LONG_LINE.sub(rb"\1", data) if is_long else data, number)
 
 
-def read_blocks(
-    source: str | os.PathLike[str] | Iterable[str],
-) -> Iterator[LineBlock]:
+def read_blocks(path: str | os.PathLike[str]) -> Iterator[LineBlock]:
     """
     Read a log as blocks of whole lines.
 
     A progress bar may overwrite itself for hours without the end of a line, so
     blocks also end at carriage returns.
 
-    Args:
-        source: A path; or lines, such as a list of them or a text of several.
-
     Raises:
         OSError: The file cannot be read.
 
         ValueError: It is no ordinary file, or is not packed as its name says.
     """
-    if isinstance(source, str) and "\n" in source:
-        blocks = iter([source.encode("utf-8", "replace")])
-    elif isinstance(source, str | os.PathLike):
-        blocks = _blocks_of_file(source)
-    else:
-        blocks = blocks_of_lines(source, _BLOCK)
-    number = 1
-    for data in blocks:
-        yield LineBlock.cut(data, number)
-        # numpy is many times faster than bytes.count.
-        is_end = np.frombuffer(data, np.uint8) == _NEWLINE
-        number += int(np.count_nonzero(is_end))
+    number, rest = 1, b""
+    with open_log(path) as file:
+        while block := file.read(_BLOCK):
+            data = rest + block
+            stop = (data.rfind(b"\n") + 1) or (data.rfind(b"\r") + 1)
+            rest = data[stop:] if stop else data[:LONGEST_LINE]
+            if stop:
+                yield LineBlock.cut(data[:stop], number)
+                # numpy is many times faster than bytes.count.
+                is_end = np.frombuffer(data, np.uint8, stop) == _NEWLINE
+                number += int(np.count_nonzero(is_end))
+    if rest:
+        yield LineBlock.cut(rest, number)
 
 
 def find_lines(
@@ -700,41 +680,6 @@ def find_lines(
             yield from (
                 x for x in lines if any(word in x[1] for word in words)
             )
-
-
-def blocks_of_lines(lines: Iterable[str], most: int) -> Iterator[bytes]:
-    """
-    Yield lines in pieces of bytes that are hardly larger than *most*.
-    """
-    some: list[str] = []
-    size = 0
-    for line in lines:
-        some.append(line.rstrip("\n")[-LONGEST_LINE:])
-        size += len(some[-1]) + 1
-        if size >= most:
-            yield _encode(some) + b"\n"
-            some, size = [], 0
-    if some:
-        yield _encode(some)
-
-
-def _encode(lines: list[str]) -> bytes:
-    return "\n".join(lines).encode("utf-8", "replace")
-
-
-def _blocks_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    rest = b""
-    with open_log(path) as file:
-        while block := file.read(_BLOCK):
-            data = rest + block
-            cut = (data.rfind(b"\n") + 1) or (data.rfind(b"\r") + 1)
-            if cut:
-                yield data[:cut]
-                rest = data[cut:]
-            else:
-                rest = data[:LONGEST_LINE]
-    if rest:
-        yield rest
 
 
 _COLOR_CODES = re.compile(rb"\x1b\[[0-9;]*m")

@@ -8,7 +8,6 @@ import re
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from functools import cache
 from itertools import islice
 from types import MappingProxyType
@@ -18,8 +17,7 @@ import attrs
 from .._search import find_each
 from ..identity import same_host
 from .collectives.model import CollectiveLogs, rank_origins
-from .engine import Block, FilePart
-from .file_search import lines_with_words
+from .engine import Block, FilePart, LogReader
 from .lines import LogLine, Origin
 from .signatures import read_signatures
 
@@ -167,31 +165,29 @@ _MOST_IDLE = 200
 _MOST_HITS, _MOST_FACTS, _MOST_HOSTS = 1 << 10, 1 << 17, 1 << 14
 
 
-class ProcessReader:
+class ProcessReader(LogReader):
     """
-    Read which rank a process has; see ``engine.LogReader``.
+    Read which rank a process has.
+
+    The words stand in most lines of some logs, so it searches for them itself.
 
     Args:
         known: Ranks that other evidence shows.
     """
 
     def __init__(self, known: RanksByProcess = MappingProxyType({})) -> None:
+        super().__init__()
         self._known = known
         self._facts: dict[tuple[bool, str, str, str, str], None] = {}
         self._ranks_on: dict[str, list[int]] = {}
 
-    def begin(self, _part: FilePart) -> None:
+    def begin(self, part: FilePart) -> None:
         """
         Begin with a file.
         """
+        super().begin(part)
         self._head = _HEAD_BYTES
         self._last: Block | None = None
-
-    def words(self, _stop: int) -> AbstractSet[bytes]:
-        """
-        Return nothing: the words stand in most lines of some logs.
-        """
-        return frozenset()
 
     def read(self, block: Block) -> None:
         """
@@ -202,10 +198,11 @@ class ProcessReader:
         self._head -= stop - block.own
         self._last = block if stop < block.end else None
 
-    def end(self, _error: Exception | None) -> None:
+    def end(self, error: Exception | None) -> None:
         """
         Read the end of the file.
         """
+        super().end(error)
         if self._last is not None:
             start = max(self._last.own, self._last.end - _TAIL_BYTES)
             self._read(self._last, start, self._last.end)
@@ -219,10 +216,10 @@ class ProcessReader:
                 find_each(block.data, word, start, stop), _MOST_HITS
             )
         )
-        for position, words in lines_with_words(block, found):
+        for position in block.lines_with(found):
             count = len(self._facts) + len(self._ranks_on)
             line = position.parse()
-            for form in {x for word in words for x in forms[word]}:
+            for form in {x for word in position.words for x in forms[word]}:
                 for groups in form.pattern.finditer(line.text):
                     self._add(groups.groupdict(), line, form.is_weak)
             idle += len(self._facts) + len(self._ranks_on) == count

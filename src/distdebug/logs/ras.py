@@ -28,7 +28,7 @@ from ..causes import Cause
 from ..findings import Evidence, Finding
 from ..ranks import ranks_text
 from .collectives.model import normalize_op
-from .engine import BYTES_AFTER, Block, FilePart
+from .engine import BYTES_AFTER, Block, LogReader
 
 
 _MOST_BYTES = 1 << 28
@@ -264,22 +264,17 @@ _SILENT = re.compile(
 _LISTED = re.compile(r"\s+Rank (?P<rank>\d{1,9}) .*?-- (?P<place>.{1,200})")
 
 
-class RasReader:
+class RasReader(LogReader):
     """
-    Read the statuses in the text of logs; see ``engine.LogReader``.
+    Read the statuses in the text of logs.
 
     Attributes:
         found: The statuses, by file and in their order.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.found: list[RasStatus] = []
-
-    def begin(self, part: FilePart) -> None:
-        """
-        Begin with a file.
-        """
-        self._path = part.path
 
     def words(self, _stop: int) -> AbstractSet[bytes]:
         """
@@ -301,12 +296,7 @@ class RasReader:
             stop = min(after, at + BYTES_AFTER, block.size)
             text = block.data[start:stop].decode("utf-8", "replace")
             number = block.line_number(at)
-            self.found += _read_text(text, self._path, number)
-
-    def end(self, error: Exception | None) -> None:
-        """
-        Other readers report errors.
-        """
+            self.found += _read_text(text, self.part.path, number)
 
 
 def _read_text(text: str, source: str, first: int) -> Iterator[RasStatus]:

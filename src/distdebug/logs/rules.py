@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
@@ -124,6 +124,8 @@ LEAST_PRIORITY = 5
 #: Groups of patterns that name the process, node, or GPU at fault.
 NAMING_GROUPS = frozenset({"pid", "host", "pci"})
 _BEFORE_GROUPS = NAMING_GROUPS | {"rank"}
+# What the message of an exception may show, besides the exception.
+_TRACE_GROUPS = NAMING_GROUPS | {"ranks"}
 
 _MOST_WORDS = 40
 _LONGEST_WORD = 100
@@ -361,8 +363,6 @@ def _parse(
     return tuple(parse_tables(tables, "rule", name, parse))
 
 
-# At most this many lines of a rule are reported per part of a file.
-MOST_PER_RULE = 2_000
 TRACEBACK_WORD = TRACEBACK_HEADER.lower().encode()
 
 EXCEPTION = LogRule(
@@ -399,6 +399,13 @@ class RuleSet:
     by_word: Mapping[bytes, tuple[int, ...]]
     words: frozenset[bytes]
 
+    def having(self, words: Iterable[bytes]) -> Iterator[LogRule]:
+        """
+        Yield the rules with one of some words, in their order.
+        """
+        numbers = {n for word in words for n in self.by_word.get(word, ())}
+        return map(self.rules.__getitem__, sorted(numbers))
+
 
 @lru_cache(maxsize=4)
 def make_rule_set(rules: tuple[LogRule, ...]) -> RuleSet:
@@ -419,42 +426,27 @@ def make_rule_set(rules: tuple[LogRule, ...]) -> RuleSet:
     )
 
 
-def exhausted_words(
-    rule_set: RuleSet, seen: Mapping[str, int]
-) -> frozenset[bytes]:
+def match_traceback(
+    trace: Trace, rule_set: RuleSet
+) -> tuple[LogRule, Mapping[str, str]]:
     """
-    Return the words of which all rules have matched often enough.
-
-    Args:
-        seen: The number of matches by rule; tracebacks by their header.
-    """
-    exhausted = {x for x, count in seen.items() if count >= MOST_PER_RULE}
-    words = {
-        word
-        for word, numbers in rule_set.by_word.items()
-        if all(rule_set.rules[number].name in exhausted for number in numbers)
-    }
-    if TRACEBACK_HEADER in exhausted:
-        words.add(TRACEBACK_WORD)
-    return frozenset(words)
-
-
-def match_traceback(trace: Trace, rule_set: RuleSet) -> LogRule:
-    """
-    Return the most severe rule that matches an exception of a traceback.
+    Match the exceptions of a traceback.
 
     Returns:
-        The rule; :data:`EXCEPTION` if none matches.
+        The most severe rule that matches one; :data:`EXCEPTION` if none does.
+        And the groups that name who is at fault.
     """
     if trace.is_ignored:
-        return _IGNORED_EXCEPTION
+        return _IGNORED_EXCEPTION, {}
     if trace.is_warning:
-        return _LOGGED_WARNING
+        return _LOGGED_WARNING, {}
 
     root_errors = [e for e in trace.errors if not e.is_wrapper] or trace.errors
     rules = [match_text(str(error), rule_set) for error in root_errors]
     known = [rule for rule in rules if rule is not None]
-    return min(known, key=lambda rule: rule.priority, default=EXCEPTION)
+    rule = min(known, key=lambda rule: rule.priority, default=EXCEPTION)
+    groups = next(filter(None, map(rule.match, map(str, trace.errors))), {})
+    return rule, {k: v for k, v in groups.items() if k in _TRACE_GROUPS}
 
 
 def explain_error(text: str) -> LogRule | None:
@@ -474,9 +466,18 @@ def match_text(text: str, rule_set: RuleSet) -> LogRule | None:
     Return the rule that matches a line, or the message of an exception.
     """
     lowered = text.lower()
-    fitting = (
-        rule
-        for rule in rule_set.rules
-        if rule.has_word(lowered) and rule.match(text) is not None
+    rules = (rule for rule in rule_set.rules if rule.has_word(lowered))
+    found = first_match(rules, text)
+    return found[0] if found else None
+
+
+def first_match(
+    rules: Iterable[LogRule], text: str
+) -> tuple[LogRule, Mapping[str, str]] | None:
+    """
+    Return the first of some rules that matches a text, and its groups.
+    """
+    matches = ((rule, rule.match(text)) for rule in rules)
+    return next(
+        ((x, found) for x, found in matches if found is not None), None
     )
-    return next(fitting, None)

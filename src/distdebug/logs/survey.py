@@ -13,7 +13,7 @@ from types import MappingProxyType
 import attrs
 
 from ..findings import Missing
-from .collectives.collect import RecordCollector, finish
+from .collectives.collect import RecordCollector
 from .collectives.model import CollectiveLogs
 from .engine import Block, FilePart, LogReader, read_parts
 from .lines import find_file_ranks
@@ -21,7 +21,7 @@ from .model import ScanReport
 from .phases.detect import make_report
 from .phases.framework_rules import read_framework_rules
 from .phases.model import PhaseReport
-from .phases.selection import PhaseReader
+from .phases.reader import PhaseReader
 from .process_ranks import (
     NO_PROCESSES,
     ProcessRanks,
@@ -103,13 +103,8 @@ def survey_logs(  # noqa: PLR0913 some for each reader
     parts, _ = select_parts(sizes, None)
     readers = _Readers(sizes, words, ranks)
     in_phase = frozenset(os.fspath(path) for path in phase_files)
-    some = {k: x for k, x in readers.by_name.items() if k not in known}
-    phase = [some.pop("phase")] if "phase" in some else []
     read_parts(
-        (
-            (part, [*some.values(), *(phase if part.path in in_phase else ())])
-            for part in parts
-        ),
+        ((part, readers.of(part, known, in_phase)) for part in parts),
         threads=default_threads(),
         on_progress=Progress(on_progress, parts, sizes).add,
     )
@@ -118,7 +113,7 @@ def survey_logs(  # noqa: PLR0913 some for each reader
 
 class _Readers:
     """
-    All readers of a survey.
+    All readers of a survey, by the attribute of the result that they find.
     """
 
     def __init__(
@@ -129,21 +124,26 @@ class _Readers:
     ) -> None:
         # It looks into the files, so do it once.
         ranks = find_file_ranks([*files])
-        self._scan = ErrorScan(ranks)
-        self._collectives = RecordCollector(ranks)
-        self._frameworks = read_framework_rules()
-        self._phases = PhaseReader(self._frameworks)
-        self._mentions = WordReader(words)
-        self._processes = ProcessReader(known_ranks)
-        self._ras = RasReader()
-        self.by_name: dict[str, LogReader] = {
-            "scan": self._scan,
-            "collectives": self._collectives,
-            "mentioning": self._mentions,
-            "processes": self._processes,
-            "ras": self._ras,
-            "phase": self._phases,
-        }
+        self.scan = ErrorScan(ranks)
+        self.collectives = RecordCollector(ranks)
+        self.phase = PhaseReader(read_framework_rules())
+        self.mentioning = WordReader(words)
+        self.processes = ProcessReader(known_ranks)
+        self.ras = RasReader()
+
+    def of(
+        self, part: FilePart, known: Collection[str], in_phase: Collection[str]
+    ) -> list[LogReader]:
+        """
+        Return the readers of a file, except for what is known.
+        """
+        readers: dict[str, LogReader] = vars(self)
+        return [
+            reader
+            for name, reader in readers.items()
+            if name not in known
+            and (reader is not self.phase or part.path in in_phase)
+        ]
 
     def result(
         self, files: Collection[str], missing: Iterable[Missing]
@@ -151,54 +151,41 @@ class _Readers:
         """
         Return what they found, once all files are read.
         """
-        collectives = finish(self._collectives, [*files])
-        timelines = self._phases.timelines
-        processes = self._processes.result(collectives)
+        collectives = self.collectives.result([*files])
+        processes = self.processes.result(collectives)
+        timelines = self.phase.timelines
         return LogSurvey(
-            scan=self._scan.report(missing, processes),
+            scan=self.scan.report(missing, processes),
             collectives=collectives,
-            phase=make_report([*timelines.values()], self._frameworks)
-            if timelines
-            else None,
-            mentioning=frozenset(self._mentions.files),
+            phase=make_report(self.phase) if timelines else None,
+            mentioning=frozenset(self.mentioning.files),
             processes=processes,
             complete=frozenset(
                 path for path, x in timelines.items() if x.is_complete
             ),
-            ras=tuple(self._ras.found),
+            ras=tuple(self.ras.found),
         )
 
 
-class WordReader:
+class WordReader(LogReader):
     """
-    Find files in which words occur; see ``engine.LogReader``.
+    Find files in which words occur.
     """
 
     def __init__(self, words: Iterable[bytes]) -> None:
+        super().__init__()
         self.files: set[str] = set()
         self._words = frozenset(words)
-        self._path = ""
-
-    def begin(self, part: FilePart) -> None:
-        """
-        Begin with a file.
-        """
-        self._path = part.path
 
     def words(self, _stop: int) -> AbstractSet[bytes]:
         """
         Return the words, until one was found in the file.
         """
-        return frozenset() if self._path in self.files else self._words
+        return frozenset() if self.part.path in self.files else self._words
 
     def read(self, block: Block) -> None:
         """
         Note whether one of the words was found.
         """
         if not block.places.keys().isdisjoint(self._words):
-            self.files.add(self._path)
-
-    def end(self, error: Exception | None) -> None:
-        """
-        Other readers report errors.
-        """
+            self.files.add(self.part.path)

@@ -19,7 +19,7 @@ from .._text import clean
 from ..findings import Location
 from ..identity import TASK_LABEL
 from ..usercode import code_layer
-from .lines import LogLine, Origin
+from .lines import LogLine
 
 
 # Exceptions that pass on an exception of another process.
@@ -304,8 +304,6 @@ class Trace:
         errors: The exceptions, in the order in which they were raised; empty
             if the traceback is cut off.
 
-        origin: The process that printed it, if a prefix shows it.
-
         rank: The number of the task, if each line has that label.
 
         lines: The indices of its lines among those that were read.
@@ -316,18 +314,10 @@ class Trace:
     """
 
     errors: tuple[PyError, ...]
-    origin: Origin | None = None
     rank: int | None = None
     lines: tuple[int, ...] = ()
     is_warning: bool = False
     is_ignored: bool = False
-
-    @property
-    def root(self) -> PyError | None:
-        """
-        Return the first exception that is no wrapper of another one.
-        """
-        return find_root_error(self.errors)
 
 
 def read_trace(lines: Iterable[LogLine], before: str = "") -> Trace | None:
@@ -365,7 +355,6 @@ def read_trace(lines: Iterable[LogLine], before: str = "") -> Trace | None:
             break
     return Trace(
         errors=tuple(reader.errors),
-        origin=first[1].origin,
         rank=int(label["rank"]) if label and reader.errors else None,
         lines=tuple(used),
         is_warning=bool(_LOW_LEVEL.search(head)),
@@ -390,4 +379,4 @@ def _read_json_traceback(line: LogLine, head: str, rest: str) -> Trace | None:
         attrs.evolve(x, message=x.message.partition('"')[0])
         for x in reader.errors
     )
-    return Trace(errors=errors, origin=line.origin, lines=(0,))
+    return Trace(errors=errors, lines=(0,))

@@ -238,3 +238,29 @@ def test_prefixes_tell_little(tmp_path, monkeypatch):
     (tmp_path / "train.log").write_text(said * 10 + late + killed.format(703))
 
     assert (3,) == diagnose(tmp_path).verdict.ranks
+
+
+def test_many_processes(tmp_path):
+    """
+    All of hundreds of processes that print the same error are at fault.
+    """
+    size = 200
+    log = tmp_path / "driver.log"
+    log.write_text(
+        "".join(
+            f"n1:{700 + rank}:1 [0] NCCL INFO ncclCommInitRank comm 0x7 rank "
+            f"{rank} nranks {size} cudaDev 0 nvmlDev 0 busId {rank:x}000 "
+            "commId 0x5 - Init COMPLETE\n"
+            for rank in range(size)
+        )
+        + "".join(
+            f"(Trainer pid={700 + rank}) torch.OutOfMemoryError: CUDA out of "
+            "memory. Tried to allocate 2.00 GiB.\n"
+            for rank in range(size)
+        )
+    )
+
+    finding = diagnose(log).findings[0]
+
+    assert Cause.GPU_OUT_OF_MEMORY is finding.cause
+    assert tuple(range(size)) == finding.ranks

@@ -12,7 +12,7 @@ import pytest
 
 from distdebug.errors import NoLogsError
 from distdebug.logs import detect_phase
-from distdebug.logs.phases.reader import LogReader
+from distdebug.logs.phases.reader import TimelineReader
 
 
 HEAD = "[2026-02-20 02:03:57] a.py:1 INFO Resolved config:\n"
@@ -252,9 +252,9 @@ def test_flood_of_states(tmp_path, monkeypatch, end):
     Of millions of short states, some are read, which is told; the last one is
     among them.
     """
-    read, read_line = [], LogReader._read_line
+    read, read_line = [], TimelineReader._read_line
     monkeypatch.setattr(
-        LogReader,
+        TimelineReader,
         "_read_line",
         lambda self, *args: read.append(1) or read_line(self, *args),
     )

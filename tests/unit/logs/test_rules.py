@@ -14,7 +14,7 @@ from distdebug.causes import Cause
 from distdebug.errors import RulesError
 from distdebug.logs import LogRule, load_rules
 from distdebug.logs.collectives.collect import read_collective_logs
-from distdebug.logs.collectives.messages import read_forms
+from distdebug.logs.collectives.model import read_forms
 from distdebug.logs.rules import make_rule_set, match_text, read_rules
 
 
@@ -85,7 +85,7 @@ def test_examples(rule):
 
 FORMS = [
     (section, form)
-    for section in ("each", "first", "progress", "nccl")
+    for section in ("each", "first", "nccl")
     for form in read_forms(section)
 ]
 

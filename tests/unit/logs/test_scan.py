@@ -19,7 +19,7 @@ import pytest
 
 from distdebug.causes import Cause
 from distdebug.errors import LogError, NoLogsError
-from distdebug.logs import file_search, rules, scan_logs
+from distdebug.logs import scan_logs
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
@@ -311,8 +311,7 @@ def test_flood(scan, monkeypatch):
     Of very many lines of a kind only some are looked at; others are found.
     """
     # Really, 2,000, and as many tracebacks take seconds to read.
-    monkeypatch.setattr(rules, "MOST_PER_RULE", 50)
-    monkeypatch.setattr(file_search, "MOST_PER_RULE", 50)
+    monkeypatch.setattr("distdebug.logs.scan._MOST_PER_RULE", 50)
     text = FULL * 100 + TRACE * 100 + FULL * 100 + OOM
 
     report = scan(text)
@@ -331,9 +330,8 @@ def test_flood_of_hours(scan, monkeypatch):
     In a long flood, lines are looked at again, and as what they are.
     """
     # Really, after 128 MiB, in blocks of 4 MiB.
-    for module in (rules, file_search):
-        monkeypatch.setattr(module, "MOST_PER_RULE", 50)
-    monkeypatch.setattr(file_search, "_FORGOTTEN_AFTER", 20_000)
+    monkeypatch.setattr("distdebug.logs.scan._MOST_PER_RULE", 50)
+    monkeypatch.setattr("distdebug.logs.scan._FORGOTTEN_AFTER", 20_000)
     monkeypatch.setattr("distdebug.logs.engine._BLOCK_BYTES", 6_000)
     monkeypatch.setattr("distdebug.logs.engine.BYTES_AFTER", 500)
     line = "n1:7:9 [0] NCCL WARN socketStartConnect: Connection refused\n"

@@ -24,10 +24,15 @@ from numpy.typing import NDArray
 from ..._search import Places
 from ...errors import LogError
 from ...findings import Missing
-from ..engine import Block, FilePart, read_lines_for, read_parts
-from ..file_search import LinePosition, lines_with_words
+from ..engine import (
+    Block,
+    FilePart,
+    LinePosition,
+    LogReader,
+    read_lines_for,
+    read_parts,
+)
 from ..lines import (
-    LONGEST_LINE,
     RANK_TAG,
     LogLine,
     LogWalk,
@@ -39,7 +44,6 @@ from ..lines import (
     strip_log_prefix,
     world_size_from_files,
 )
-from .messages import read_records
 from .model import (
     RECORD_FIELDS,
     CollectiveLogs,
@@ -48,6 +52,7 @@ from .model import (
     NcclInit,
     NcclNote,
     loosen_spaces,
+    read_records,
     split_by_rank,
 )
 
@@ -74,15 +79,11 @@ _MULTIPLIERS = np.array(
 )
 
 
-class Call(NamedTuple):
+class Reporter(NamedTuple):
     """
-    A line about a call of NCCL.
+    What printed lines: one start of a job, in one file.
 
     Attributes:
-        number: The number of the line.
-
-        line: The line, in bytes.
-
         source: The file.
 
         rank: The rank of the file; ``None`` if unknown.
@@ -90,11 +91,13 @@ class Call(NamedTuple):
         attempt: How many times the job was restarted before.
     """
 
-    number: int
-    line: bytes
     source: str
     rank: int | None
     attempt: int
+
+
+# The number of a line about a call of NCCL, the line, and what printed it.
+Call = tuple[int, bytes, Reporter]
 
 
 def is_call(line: str) -> bool:
@@ -112,9 +115,7 @@ class _Part(NamedTuple):
 
     block: Block
     places: dict[bytes, list[int]]
-    source: str
-    rank: int | None
-    attempt: int
+    reporter: Reporter
 
 
 class LastCalls:
@@ -135,12 +136,7 @@ class LastCalls:
             yield from calls
 
     def add(
-        self,
-        block: Block,
-        span: tuple[int, int],
-        source: str,
-        rank: int | None,
-        attempt: int,
+        self, block: Block, span: tuple[int, int], reporter: Reporter
     ) -> None:
         """
         Add the calls in a part of a block.
@@ -152,7 +148,7 @@ class LastCalls:
         if places.size:
             pointers = block.places_of(_COMMUNICATOR, span)
             last = dict(_last_of_communicators(block, places, pointers))
-            self._keep(_Part(block, last, source, rank, attempt))
+            self._keep(_Part(block, last, reporter))
 
     def _keep(self, new: _Part | None) -> None:
         """
@@ -161,20 +157,21 @@ class LastCalls:
         old, self._part = self._part, new
         if old is None:
             return
-        later = new.places if new and new[2:] == old[2:] else {}
+        is_same = new is not None and new.reporter == old.reporter
+        later = new.places if new and is_same else {}
         kept: list[tuple[int, deque[Call]]] = []
         for key, places in old.places.items():
             most = _MAX_CALLS - len(later.get(key, ()))
-            calls = self._calls.get((old.attempt, key))
+            known = old.reporter.attempt, key
+            calls = self._calls.get(known)
             if calls is None and len(self._calls) < _MAX_COMMUNICATORS:
-                calls = deque(maxlen=_MAX_CALLS)
-                self._calls[old.attempt, key] = calls
+                calls = self._calls[known] = deque(maxlen=_MAX_CALLS)
             if calls is not None and most > 0:
                 kept += ((at, calls) for at in places[-most:])
         kept.sort(key=lambda x: x[0])
-        lines = old.block.lines_at([at for at, _ in kept], LONGEST_LINE)
+        lines = old.block.lines_at([at for at, _ in kept])
         for (_, calls), (number, line) in zip(kept, lines, strict=True):
-            calls.append(Call(number, line, *old[2:]))
+            calls.append((number, line, old.reporter))
 
 
 def _last_of_communicators(
@@ -336,7 +333,7 @@ def _continuation_lines(position: LinePosition) -> Iterator[tuple[str, int]]:
     """
     data = position.block.data
     for after in position.following():
-        text = data[after.start : after.end].decode("utf-8", "replace")
+        text = after.raw.decode("utf-8", "replace")
         is_behind_return = data[after.start - 1 : after.start] == b"\r"
         if is_behind_return and not text:  # the end of the line before
             continue
@@ -408,7 +405,7 @@ _MAX_STATES = 1 << 12
 _RESTART_TEXT = "will restart worker group"
 
 
-class RecordCollector:
+class RecordCollector(LogReader):
     """
     Collect records about collectives, each once, with bounded memory.
     """
@@ -416,13 +413,12 @@ class RecordCollector:
     def __init__(
         self, ranks: Mapping[str, int] = MappingProxyType({})
     ) -> None:
+        super().__init__()
         self._ranks = ranks
-        self._missing: list[Missing] = []
         self._records: dict[str, dict[object, LogRecord]] = {
             name: {} for name in RECORD_FIELDS.values()
         }
         self._calls = LastCalls()
-        self._attempt = 0
         self._restarts = 0
         self._dropped: dict[str, int] = defaultdict(int)
 
@@ -430,8 +426,9 @@ class RecordCollector:
         """
         Begin with a file.
         """
-        self._file = part.path, self._ranks.get(part.path)
-        self._attempt = parse_attempt(part.path)
+        super().begin(part)
+        rank, attempt = self._ranks.get(part.path), parse_attempt(part.path)
+        self._reporter = Reporter(part.path, rank, attempt)
         self._is_new = False
         self._joined = 0
         self._states = 0
@@ -455,29 +452,27 @@ class RecordCollector:
             for at, word in block.hits(_KEYWORD_OF.keys())
             if block.data.startswith(_KEYWORD_OF[word], at)
         )
-        for position, words in lines_with_words(block, hits):
-            if _RESTART in words:
+        for position in block.lines_with(hits):
+            if _RESTART in position.words:
                 self._add_calls(block, begin, position.start)
                 begin = position.start
             is_state = _is_overwritten(position)
             self._states += is_state
             is_one_of_many = is_state and self._states > _MAX_STATES
             # Lines that were joined to one before come again.
-            is_new = block.offset + position.start >= self._joined
+            is_new = position.offset >= self._joined
             if is_new and not is_one_of_many:
                 self._read_message(position)
         self._add_calls(block, begin, block.end)
 
     def _add_calls(self, block: Block, begin: int, end: int) -> None:
-        self._calls.add(block, (begin, end), *self._file, self._attempt)
+        self._calls.add(block, (begin, end), self._reporter)
 
     def _read_message(self, position: LinePosition) -> None:
         """
         Add the records of a message that begins in a line.
         """
-        block, (source, rank) = position.block, self._file
-        raw = block.data[position.start : position.end]
-        text = raw.decode("utf-8", "replace")
+        block, text = position.block, position.raw.decode("utf-8", "replace")
         # A logger may have left the rank on the line before.
         prefix = _TRAILING_PREFIX.search(_previous_end(position))
         if is_call(text) or (text in self._known and not prefix):
@@ -485,7 +480,8 @@ class RecordCollector:
         whole = text
         if prefix and _WITHOUT_PREFIX.match(text):
             whole = f"{prefix[0].rstrip()} {text.lstrip()}"
-        line = parse_line(whole, block.line_number(position.start), source)
+        number = block.line_number(position.start)
+        line = parse_line(whole, number, self.part.path)
         if not _is_incomplete(line.text):
             if len(self._known) < _MAX_KNOWN:
                 self._known.add(text)
@@ -493,24 +489,24 @@ class RecordCollector:
             line, end = _join_continuation(line, position)
             self._joined = block.offset + end
         if _RESTART_TEXT in line.text:
-            self._attempt += self._is_new
+            attempt = self._reporter.attempt + self._is_new
+            self._reporter = self._reporter._replace(attempt=attempt)
             self._is_new = False
             self._known.clear()
         else:
-            self._is_new |= self._add_line(line, rank, self._attempt)
+            self._is_new |= self._add_line(line, self._reporter)
 
     def end(self, error: Exception | None) -> None:
         """
         Count the attempts that the file shows.
         """
-        self._restarts = max(self._restarts, self._attempt)
-        if error is not None:
-            self._missing.append(Missing.log(self._file[0], error))
+        super().end(error)
+        self._restarts = max(self._restarts, self._reporter.attempt)
 
-    def _add_line(self, line: LogLine, rank: int | None, attempt: int) -> bool:
+    def _add_line(self, line: LogLine, reporter: Reporter) -> bool:
         has_failure = False
         for context in split_by_rank(
-            line, rank=rank, attempt=attempt, latest=self._latest
+            line, reporter.rank, reporter.attempt, self._latest
         ):
             for record in read_records(context):
                 self._add_record(record)
@@ -528,33 +524,32 @@ class RecordCollector:
 
     def result(
         self,
-        world_size: int | None,
+        files: Sequence[str] = (),
+        world_size: int | None = None,
         missing: Iterable[Missing] = (),
-        files: int | None = None,
     ) -> CollectiveLogs:
         """
-        Return all records.
+        Return all records, with what the files themselves show.
 
         Args:
             missing: What was not read.
-
-            files: Number of ranks that have a file; ``None`` if unknown.
         """
-        missing = [*missing, *self._missing]
+        missing = [*missing, *self.missing]
         self._latest = None  # calls of NCCL are of all files
-        for call in self._calls:
-            text = call.line.decode("utf-8", "replace")
+        for number, raw, reporter in self._calls:
+            text = raw.decode("utf-8", "replace")
             if not is_call(text):  # it was read already
                 continue
             for piece in text.split("\r"):
-                line = parse_line(piece, call.number, call.source)
-                self._add_line(line, call.rank, call.attempt)
+                line = parse_line(piece, number, reporter.source)
+                self._add_line(line, reporter)
         for kind, count in self._dropped.items():
             reason = f"{count} lines of this kind are more than are kept"
             missing.append(Missing(what=f"log: {kind}", reason=reason))
         logs = CollectiveLogs(
             **{kind: (*x.values(),) for kind, x in self._records.items()},  # type: ignore[arg-type]
             attempts=self._restarts + 1,
+            quiet=_seconds_since_write(files),
             missing=tuple(missing),
         )
         if world_size is None:
@@ -576,12 +571,14 @@ def _record_key(record: LogRecord) -> tuple[object, ...]:
     )
 
 
-def _infer_world_size(logs: CollectiveLogs, files: int | None) -> int | None:
+def _infer_world_size(
+    logs: CollectiveLogs, files: Iterable[str]
+) -> int | None:
     """
     Infer the world size from the largest communicator or group, or *files*.
     """
     sizes = [x.size for x in logs.inits] + [x.size for x in logs.members]
-    size = max(sizes, default=files)
+    size = max(sizes, default=None) or world_size_from_files(files)
     ranks = (x.rank for x in logs.records if x.rank is not None)
     if size is None or any(rank >= size for rank in ranks):
         return None
@@ -626,7 +623,7 @@ def read_collective_logs(
     if paths is None:
         collector = RecordCollector()
         read_lines_for(collector, paths_or_lines)  # type: ignore[arg-type]
-        return collector.result(world_size)
+        return collector.result(world_size=world_size)
 
     walk = LogWalk(paths)
     files = [str(path) for path in walk]
@@ -634,20 +631,7 @@ def read_collective_logs(
         raise no_logs_error(paths, walk.missing)
     collector = RecordCollector(find_file_ranks(files))
     read_parts((FilePart(path=file), [collector]) for file in files)
-    return finish(collector, files, world_size, walk.missing)
-
-
-def finish(
-    collector: RecordCollector,
-    files: Sequence[str],
-    world_size: int | None = None,
-    missing: Iterable[Missing] = (),
-) -> CollectiveLogs:
-    """
-    Return the records of files, with what the files themselves show.
-    """
-    logs = collector.result(world_size, missing, world_size_from_files(files))
-    return attrs.evolve(logs, quiet=_seconds_since_write(files))
+    return collector.result(files, world_size, walk.missing)
 
 
 def _seconds_since_write(files: Iterable[str]) -> float | None:

@@ -203,36 +203,27 @@ def _explain_differing_calls(logs: CollectiveLogs) -> list[Finding]:
     for comm, init, call in _calls_of_communicators(logs):
         if call.op not in _P2P_OPS:
             numbered[comm, call.number].setdefault(init.member, call)
+    size = max((x.size for x in logs.inits), default=0)
     for (_, number), calls in sorted(numbered.items(), key=lambda x: x[0][1]):
-        if found := first_difference(calls, _CALL_ASPECTS):
-            size = max((x.size for x in logs.inits), default=0)
-            is_world = size == logs.world_size
-            return [_differing_calls(calls, number, *found, is_world)]
+        if not (found := first_difference(calls, _CALL_ASPECTS)):
+            continue
+        cause, [(usual, expected), (other, differing), *others] = found
+        usual_call = calls[expected[0]]
+        wrong = differing + [member for _, some in others for member in some]
+        is_known = size == logs.world_size and len(expected) > len(differing)
+        finding = log_finding(
+            cause,
+            f"rank {fold_ranks(differing)} called {other} where rank "
+            f"{fold_ranks(expected)} called {usual}, as call {number:#x} of an "
+            "NCCL communicator",
+            [calls[differing[0]], usual_call],
+            "make all ranks make the same calls; or find the call that was "
+            "left out or made once too often before",
+            ranks=wrong if is_known else (),
+            collective=CollectiveRef(op=usual_call.op, seq=number),
+        )
+        return [finding]
     return []
-
-
-def _differing_calls(
-    calls: Mapping[int, NcclCall],
-    number: int,
-    cause: Cause,
-    kinds: list[tuple[str, list[int]]],
-    is_world: bool,  # noqa: FBT001 a private helper
-) -> Finding:
-    (usual, expected), (other, differing), *_ = kinds
-    wrong = [member for _, some in kinds[1:] for member in some]
-    is_tie = len(expected) == len(differing)
-    usual_call = calls[expected[0]]
-    return log_finding(
-        cause,
-        f"rank {fold_ranks(differing)} called {other} where rank "
-        f"{fold_ranks(expected)} called {usual}, as call {number:#x} of an NCCL "
-        "communicator",
-        [calls[differing[0]], usual_call],
-        "make all ranks make the same calls; or find the call that was "
-        "left out or made once too often before",
-        ranks=wrong if is_world and not is_tie else (),
-        collective=CollectiveRef(op=usual_call.op, seq=number),
-    )
 
 
 def _explain_lagging_ranks(logs: CollectiveLogs) -> list[Finding]:
@@ -253,30 +244,24 @@ def _explain_lagging_ranks(logs: CollectiveLogs) -> list[Finding]:
             if call.op in _P2P_OPS:
                 p2p_comms.add(comm)
     for comm, calls in last_calls.items():
-        fewest = min(call.number for call in calls.values())
-        behind = [m for m, x in calls.items() if x.number == fewest]
+        first = min(calls.values(), key=lambda x: x.number)
+        last = max(calls.values(), key=lambda x: x.number)
+        behind = [m for m, x in calls.items() if x.number == first.number]
         is_comparable = len(calls) == sizes[comm] and comm not in p2p_comms
         is_comparable &= all(x.count == 1 for x in calls.values())
         if is_comparable and 2 * len(behind) < sizes[comm]:
-            is_world = sizes[comm] == logs.world_size
-            return [_lagging_finding(calls, behind, is_world=is_world)]
+            finding = log_finding(
+                Cause.RANK_NOT_ARRIVED,
+                f"rank {fold_ranks(behind)} made {first.number:#x} calls on an "
+                f"NCCL communicator, others up to {last.number:#x}",
+                [first, last],
+                _LOOK_AT_RANKS,
+                ranks=behind if sizes[comm] == logs.world_size else (),
+                confidence="possible",
+                collective=CollectiveRef(op=last.op, seq=last.number),
+            )
+            return [finding]
     return []
-
-
-def _lagging_finding(
-    calls: Mapping[int, NcclCall], behind: list[int], *, is_world: bool
-) -> Finding:
-    first, last = calls[behind[0]], max(calls.values(), key=lambda x: x.number)
-    return log_finding(
-        Cause.RANK_NOT_ARRIVED,
-        f"rank {fold_ranks(behind)} made {first.number:#x} calls on an NCCL "
-        f"communicator, others up to {last.number:#x}",
-        [first, last],
-        _LOOK_AT_RANKS,
-        ranks=behind if is_world else (),
-        confidence="possible",
-        collective=CollectiveRef(op=last.op, seq=last.number),
-    )
 
 
 def _calls_of_communicators(
@@ -316,8 +301,6 @@ _CALL_ASPECTS: tuple[tuple[Cause, Callable[[NcclCall], str]], ...] = (
 
 
 _MAX_RANKS = 1 << 20
-
-
 # After this time without a line, nothing is in progress any more.
 _STALE_SECONDS = 300
 

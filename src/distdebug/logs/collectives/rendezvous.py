@@ -41,12 +41,14 @@ def explain_gloo(logs: CollectiveLogs) -> list[Finding]:
     """
     Explain timeouts, lost connections, and failed connects of Gloo.
     """
-    gloo_timeouts = [x for x in logs.gloo if x.kind == "timeout"]
-    unreached = [x for x in logs.gloo if x.kind == "connect"]
-    if gloo_timeouts:
-        return [_gloo_timeout_finding(logs, gloo_timeouts)]
+    by_kind = defaultdict(list)
+    for error in logs.gloo:
+        by_kind[error.kind].append(error)
+    if timeouts := by_kind["timeout"]:
+        return [_gloo_timeout_finding(logs, timeouts)]
+    unreached = by_kind["connect"]
     if not unreached:
-        return _explain_closed_connections(logs)
+        return _explain_closed_connections(logs, by_kind["closed"])
     peers = ", ".join(dict.fromkeys(x.peer for x in unreached if x.peer))
     return [
         log_finding(
@@ -120,14 +122,15 @@ def _absent_ranks(
     return tuple(sorted(missing)) if is_few else (), not missing & closed
 
 
-def _explain_closed_connections(logs: CollectiveLogs) -> list[Finding]:
+def _explain_closed_connections(
+    logs: CollectiveLogs, closed: Sequence[GlooError]
+) -> list[Finding]:
     """
     Report ranks that left, if all but a few found a connection closed.
 
     Only neighbors of a rank that leaves lose the connection to it, and ranks
     that are then ended do not complain either.
     """
-    closed = [x for x in logs.gloo if x.kind == "closed"]
     reporting = set(reporting_ranks(closed))
     if not reporting:
         return []
@@ -286,11 +289,17 @@ def _store_finding(
 ) -> Finding:
     latest = max(timeouts, key=lambda x: x.joined or 0)
     # Whether group ranks are known to be global ranks.
-    is_default = bool(reporting_ranks(timeouts)) and _has_same_ranks(timeouts)
+    is_default = bool(reporting_ranks(timeouts)) and all(
+        x.rank in {None, x.group_rank} for x in timeouts
+    )
     ranks: set[int] = set()
     cause, problem = rule.cause, "did not come"
     if kind == "barrier":
-        ranks = _absent_members(timeouts, latest)
+        # Who was missing is known if all others complain.
+        members = {x.group_rank for x in timeouts} - {None}
+        size = min(latest.expected or 0, _MAX_RANKS)
+        if 0 < (latest.joined or 0) <= len(members):
+            ranks = set(range(size)) - members
     elif kind == "unique_id":
         ranks = {0} if is_default else set()
         if any(lost_peer().search(x.reason) for x in timeouts):
@@ -307,22 +316,6 @@ def _store_finding(
     }
     summary, remedy = (x.format_map(facts) for x in rule[:2])
     return log_finding(cause, summary, timeouts, remedy, ranks=ranks)
-
-
-def _has_same_ranks(records: Iterable[LogRecord]) -> bool:
-    return all(x.rank in {None, x.group_rank} for x in records)
-
-
-def _absent_members(
-    timeouts: Iterable[StoreTimeout], latest: StoreTimeout
-) -> set[int]:
-    """
-    Return who was missing while a group was made, if all others complain.
-    """
-    members = {x.group_rank for x in timeouts if x.group_rank is not None}
-    if not 0 < (latest.joined or 0) <= len(members):
-        return set()
-    return set(range(min(latest.expected or 0, _MAX_RANKS))) - members
 
 
 # Aspects in which calls may differ, the most specific first.
@@ -362,7 +355,9 @@ def explain_debug_checks(logs: CollectiveLogs) -> list[Finding]:
 
 
 def _mismatch_finding(records: Sequence[FingerPrintMismatch]) -> Finding:
-    fingerprints = _fingerprints_by_rank(records)
+    # The report of a rank itself goes before that of another one.
+    fingerprints = {x.other.rank: x.other for x in records[::-1]}
+    fingerprints |= {x.own.rank: x.own for x in records}
     cause, kinds = _differing_calls(fingerprints)
     (usual_call, expected), *others = kinds
     # One report names only two of possibly many ranks.
@@ -387,20 +382,6 @@ def _mismatch_finding(records: Sequence[FingerPrintMismatch]) -> Finding:
         confidence="possible" if is_tie else "certain",
         collective=CollectiveRef(op=own.op, seq=own.seq),
     )
-
-
-def _fingerprints_by_rank(
-    records: Iterable[FingerPrintMismatch],
-) -> dict[int, FingerPrint]:
-    """
-    Return the call of each rank; its own report goes before that of another.
-    """
-    fingerprints: dict[int, FingerPrint] = {}
-    for record in records:
-        fingerprints[record.own.rank] = record.own
-    for record in records:
-        fingerprints.setdefault(record.other.rank, record.other)
-    return fingerprints
 
 
 def _differing_calls(
@@ -470,17 +451,9 @@ def explain_heartbeats(logs: CollectiveLogs) -> list[Finding]:
     for attempt, heartbeats in by_attempt.items():
         # After its own timeout, a watchdog is stuck while it cleans up.
         timed_out = {
-            key
-            for x in logs.timeouts
-            if x.attempt == attempt
-            for key in (_reporter_key(x), x.rank)
+            _reporter_key(x) for x in logs.timeouts if x.attempt == attempt
         }
-        stuck = [
-            heartbeat
-            for key, heartbeat in heartbeats.items()
-            if key not in timed_out
-            and (heartbeat.rank is None or heartbeat.rank not in timed_out)
-        ]
+        stuck = [x for key, x in heartbeats.items() if key not in timed_out]
         if stuck:
             findings.append(_heartbeat_finding(stuck, is_all=not timed_out))
     return findings

@@ -5,7 +5,7 @@ Diagnose hung collectives from log lines: which ranks did not arrive.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -34,7 +34,11 @@ from .rendezvous import (
 _MAX_EVIDENCE = 6
 
 
-@attrs.frozen(kw_only=True)
+def _ascending(members: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(members))
+
+
+@attrs.frozen
 class Verdict:
     """
     What is wrong in one process group of one run.
@@ -42,27 +46,53 @@ class Verdict:
     Attributes:
         members: Ranks at fault, as ranks within the group.
 
+        reason: Why the ranks are at fault, as a clause; ``""`` for none.
+
         ranks: Ranks at fault, as global ranks, where *members* cannot name
             them.
 
-        waiting: Ranks that wait, as ranks within the group.
+        waiting: Ranks that wait, as ranks within the group; by default all
+            others with a call that timed out.
 
-        call: What they wait in; ``None`` if unknown.
+        call: What they wait in, by default what most wait in; ``None`` if
+            unknown.
 
-        reason: Why the ranks are at fault, as a clause; ``""`` for none.
-
-        evidence: The records that show it.
+        evidence: The records that show it, besides that of the call.
     """
 
     state: GroupState
     cause: Cause
-    members: tuple[int, ...] = ()
-    ranks: tuple[int, ...] = ()
-    waiting: tuple[int, ...] = ()
-    call: WorkTimeout | None = None
-    confidence: Confidence = "likely"
-    reason: str = ""
-    evidence: tuple[LogRecord, ...] = ()
+    members: tuple[int, ...] = attrs.field(converter=_ascending)
+    confidence: Confidence
+    reason: str
+    ranks: tuple[int, ...] = attrs.field(
+        converter=_ascending, default=(), kw_only=True
+    )
+    waiting: tuple[int, ...] = attrs.field(converter=_ascending, kw_only=True)
+    call: WorkTimeout | None = attrs.field(kw_only=True)
+    evidence: Collection[LogRecord] = attrs.field(default=(), kw_only=True)
+
+    @waiting.default
+    def _others(self) -> Iterable[int]:
+        return set(self.state.timeouts) - set(self.members)
+
+    @call.default
+    def _most_common_call(self) -> WorkTimeout | None:
+        timeouts = self.state.timeouts
+        calls = comparable_calls(self.state) or timeouts
+        named = {m: (x.seq, x.op) for m, x in calls.items() if x.op}
+        kinds = group_members(named)
+        return calls[kinds[0][1][0]] if kinds else None
+
+    @property
+    def quoted(self) -> list[LogRecord]:
+        """
+        Return the records to quote.
+        """
+        # What only statuses show has no line of its own.
+        call = [self.call] if self.call and self.call.quote else []
+        others = (x for x in self.evidence if x is not self.call)
+        return [*call, *others][:_MAX_EVIDENCE]
 
 
 def comparable_calls(state: GroupState) -> dict[int, WorkTimeout]:
@@ -77,60 +107,6 @@ def comparable_calls(state: GroupState) -> dict[int, WorkTimeout]:
         for member, timeout in state.timeouts.items()
         if timeout.seq is not None and not timeout.is_p2p
     }
-
-
-def _most_common_call(state: GroupState) -> WorkTimeout | None:
-    """
-    Return the call that most members wait in.
-    """
-    calls = comparable_calls(state) or state.timeouts
-    kinds = group_members({m: (x.seq, x.op) for m, x in calls.items() if x.op})
-    return calls[kinds[0][1][0]] if kinds else None
-
-
-def make_verdict(  # noqa: PLR0913 all of a verdict
-    state: GroupState,
-    cause: Cause,
-    members: Iterable[int],
-    confidence: Confidence,
-    reason: str,
-    *,
-    call: WorkTimeout | None = None,
-    evidence: Iterable[LogRecord] = (),
-) -> Verdict:
-    """
-    Create a verdict, and fill in call and waiting ranks from the group.
-
-    Args:
-        members: Ranks at fault, as ranks within the group.
-
-        confidence: The confidence if the group is known; else it is
-            ``"possible"``.
-
-        reason: Why the ranks are at fault, as a clause.
-
-        call: What the others wait in; by default what most wait in.
-
-        evidence: Records to quote besides that of the call.
-    """
-    at_fault = tuple(sorted(members))
-    call = call or _most_common_call(state)
-    waiting = tuple(sorted(set(state.timeouts) - set(at_fault)))
-    quoted = [
-        *([call] if call else []),
-        *(x for x in evidence if x is not call),
-    ]
-    return Verdict(
-        state=state,
-        cause=cause,
-        members=at_fault,
-        waiting=waiting,
-        call=call,
-        # Without a group, calls of different groups may be compared.
-        confidence="possible" if state.group is None else confidence,
-        reason=reason,
-        evidence=tuple(quoted[:_MAX_EVIDENCE]),
-    )
 
 
 def explain_verdict(
@@ -161,7 +137,7 @@ def explain_verdict(
     finding = log_finding(
         verdict.cause,
         summary + run,
-        verdict.evidence,
+        verdict.quoted,
         remedy,
         ranks=ranks,
         confidence=verdict.confidence,
@@ -207,7 +183,7 @@ def _summary(verdict: Verdict, ranks: Sequence[int]) -> str:
     }[verdict.cause]
     if verdict.cause not in _SILENCE_CAUSES or state.folded_lines:
         return text
-    silent = (_silent_members(state) or set()) - set(verdict.members)
+    silent = _silent_members(state, state.size or 0) - set(verdict.members)
     also = f"; {ranks_text(silent)} logged nothing" if silent else ""
     return text + also
 
@@ -274,15 +250,10 @@ def _group_ref(state: GroupState, verdict: Verdict) -> GroupRef | None:
     )
 
 
-def _silent_members(
-    state: GroupState, size: int | None = None
-) -> set[int] | None:
+def _silent_members(state: GroupState, size: int) -> set[int]:
     """
-    Return members without any line; ``None`` if the group size is unknown.
+    Return members without any line, of a group of a size.
     """
-    size = state.size if size is None else size
-    if size is None:
-        return None
     return set(range(size)) - set(state.timeouts) - set(state.statuses)
 
 
@@ -301,14 +272,15 @@ def detect_silent_ranks(state: GroupState) -> Verdict | None:
         return None
     # Without a size, only those below the highest rank are surely members.
     is_known = state.size is not None
-    silent = _silent_members(state, None if is_known else max(calls)) or ()
+    size = max(calls) if state.size is None else state.size
+    silent = _silent_members(state, size)
     is_few = 2 * len(silent) <= len(calls)
     # If most members are silent, most logs are probably missing.
     if not 0 < len(silent) <= len(calls) or not (
         is_known or (is_few and state.group is not None)
     ):
         return None
-    return make_verdict(
+    return Verdict(
         state,
         Cause.RANK_NOT_ARRIVED,
         silent,
@@ -324,10 +296,12 @@ def detect_stuck_in_flight(state: GroupState) -> Verdict | None:
     Returns:
         The verdict; ``None`` if this is not what happened.
     """
-    silent = _silent_members(state)
-    if silent is None or silent or not comparable_calls(state):
+    size = state.size
+    if size is None or not comparable_calls(state):
         return None
-    return make_verdict(
+    if _silent_members(state, size):
+        return None
+    return Verdict(
         state,
         Cause.COLLECTIVE_STUCK_IN_FLIGHT,
         (),
@@ -364,7 +338,7 @@ def detect_one_sided_transfers(state: GroupState) -> Verdict | None:
     is_closed = state.size is not None or size - 1 not in circle
     if len(circle) < _LEAST_IN_CIRCLE or not (is_row and is_closed):
         return None
-    return make_verdict(
+    return Verdict(
         state,
         Cause.P2P_DEADLOCK,
         circle,
@@ -398,7 +372,7 @@ def detect_not_enqueued(state: GroupState) -> Verdict | None:
     if not behind:
         return None
     last = max(x.enqueued or 0 for x in behind.values())
-    return make_verdict(
+    return Verdict(
         state,
         Cause.RANK_NOT_ARRIVED,
         behind,
@@ -430,7 +404,7 @@ def detect_lagging_ranks(state: GroupState) -> Verdict | None:
         for member in behind
     )
     first = next(iter(behind.values()))
-    return make_verdict(
+    return Verdict(
         state,
         Cause.RANK_NOT_STARTED if is_queued else Cause.RANK_NOT_ARRIVED,
         behind,
@@ -461,7 +435,7 @@ def detect_not_started(state: GroupState) -> Verdict | None:
     not_started = {m for m, n in started.items() if n < (calls[m].seq or 0)}
     if not not_started or len(not_started) == len(started):
         return None
-    return make_verdict(
+    return Verdict(
         state,
         Cause.RANK_NOT_STARTED,
         not_started,
@@ -500,7 +474,7 @@ def name_silent_ranks(
     first = attrs.evolve(
         updated[0],
         cause=Cause.RANK_NOT_ARRIVED,
-        ranks=tuple(sorted(silent)),
+        ranks=silent,
         confidence="likely" if is_one and len(reporting) > 5 else "possible",
         reason="of all ranks only "
         + ("this one says" if is_one else "these say")
@@ -519,7 +493,7 @@ def _add_silent_ranks(verdict: Verdict, silent: set[int]) -> Verdict:
     if is_default or not unnamed or len(unnamed) != len(silent):
         return verdict
     named = {state.ranks[x] for x in verdict.members if x in state.ranks}
-    return attrs.evolve(verdict, ranks=tuple(sorted(named | silent)))
+    return attrs.evolve(verdict, ranks=named | silent)
 
 
 # All members pass the same number of elements to these.
@@ -585,7 +559,7 @@ def _mismatch_verdict(
         if is_other_op
         else (f"{other[1]} elements", f"{expected[1]} elements")
     )
-    return make_verdict(
+    return Verdict(
         state,
         Cause.TYPE_MISMATCH if is_other_op else Cause.SIZE_MISMATCH,
         members,
@@ -606,10 +580,16 @@ def diagnose_group(state: GroupState) -> Verdict | None:
     if not state.timeouts and not state.desyncs:
         return _verdict_from_dump_signals(state)
     if state.is_mixed:
-        return _unknown_verdict(state, "its lines are of several groups")
-
-    verdicts = (detect(state) for detect in _DETECTORS)
-    return next(filter(None, verdicts), None) or _unknown_verdict(state, "")
+        verdict = _unknown_verdict(state, "its lines are of several groups")
+    else:
+        verdicts = (detect(state) for detect in _DETECTORS)
+        verdict = next(filter(None, verdicts), None) or _unknown_verdict(
+            state, ""
+        )
+    if state.group is not None:
+        return verdict
+    # Without a group, calls of different groups may be compared.
+    return attrs.evolve(verdict, confidence="possible")
 
 
 def _verdict_from_desync(state: GroupState) -> Verdict | None:
@@ -640,7 +620,7 @@ def _verdict_from_desync(state: GroupState) -> Verdict | None:
     elif report.kind == "joined":
         confidence = "likely"
         reason = f"joined #{report.seq} last and did not finish it"
-    return make_verdict(
+    return Verdict(
         state, cause, members, confidence, reason, evidence=[report]
     )
 
@@ -664,19 +644,19 @@ def _verdict_from_dump_signals(state: GroupState) -> Verdict | None:
     first = min(x.completed or 0 for x in pending.values()) + 1
     behind = {m: x for m, x in enqueued.items() if (x.enqueued or 0) < first}
     return Verdict(
-        state=state,
-        cause=Cause.RANK_NOT_ARRIVED if behind else Cause.COLLECTIVE_TIMEOUT,
-        members=tuple(sorted(behind)),
-        waiting=tuple(sorted(pending)),
+        state,
+        Cause.RANK_NOT_ARRIVED if behind else Cause.COLLECTIVE_TIMEOUT,
+        behind,
+        "possible",
+        "others enqueued it" if behind else "",
+        waiting=pending,
         call=WorkTimeout(op="", seq=first),
-        confidence="possible",
-        reason="others enqueued it" if behind else "",
         evidence=(*list(behind.values())[:3], *list(pending.values())[:3]),
     )
 
 
 def _unknown_verdict(state: GroupState, reason: str) -> Verdict:
-    return make_verdict(
+    return Verdict(
         state,
         Cause.COLLECTIVE_TIMEOUT,
         (),
@@ -738,15 +718,6 @@ def _run_findings(
     roots = [i for i, causing in enumerate(caused) if not causing]
     if not roots:
         return [_deadlock_finding(verdicts, run_text)]
-    return _root_findings(verdicts, roots, caused, run_text)
-
-
-def _root_findings(
-    verdicts: Sequence[Verdict],
-    roots: Sequence[int],
-    caused: Sequence[set[int]],
-    run_text: str,
-) -> list[Finding]:
     blaming = [i for i in roots if verdicts[i].members or verdicts[i].ranks]
     # Without a rank at fault, report only the first group that waited.
     reported = blaming[:_MAX_ROOTS] or roots[:1]
@@ -788,7 +759,7 @@ def _narrow_blame(
     if verdict.cause != Cause.RANK_NOT_ARRIVED or not causes:
         return verdict, set()
     if not_waiting:
-        return attrs.evolve(verdict, members=tuple(not_waiting)), set()
+        return attrs.evolve(verdict, members=not_waiting), set()
     return verdict, causes
 
 
@@ -804,7 +775,7 @@ def _deadlock_finding(verdicts: Sequence[Verdict], run_text: str) -> Finding:
     return log_finding(
         Cause.GROUP_ORDER_DEADLOCK,
         f"ranks wait for each other in several groups: {parts}{run_text}",
-        [record for verdict in verdicts for record in verdict.evidence[:2]],
+        [record for verdict in verdicts for record in verdict.quoted[:2]],
         ranks=[rank for ranks in blamed for rank in ranks],
     )
 

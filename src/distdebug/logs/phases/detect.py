@@ -12,7 +12,6 @@ import re
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import attrs
 
@@ -30,14 +29,12 @@ from ..lines import (
     paths_of,
 )
 from .framework_rules import (
-    FrameworkRules,
     Outcome,
     Phase,
     read_framework_rules,
 )
 from .model import Harmless, PhaseReport, PhaseState
-from .reader import is_consequence
-from .selection import PhaseReader
+from .reader import PhaseReader, is_consequence
 from .timeline import (
     FailureRecord,
     Timeline,
@@ -181,16 +178,17 @@ def ending_finding(
     # A rank that lost its peer did not crash by itself.
     is_own = reason is not None and not is_consequence(reason.text)
     is_killed = report.ended == "killed"
-    return Finding(
-        cause=Cause.KILLED if is_killed else Cause.RANK_CRASHED,
-        ranks=_ranks_of(reason) if is_own else (),
-        summary=ending_text(report, reason),
-        remedy="find out what ended it: the scheduler, a limit, or a person; "
-        "the kernel log shows whether memory ran out"
+    return _make_finding(
+        ending_text(report, reason),
+        "",
+        "find out what ended it: the scheduler, a limit, or a person; the "
+        "kernel log shows whether memory ran out"
         if is_killed
         else "fix what the exception reports, or look above it in the log",
-        confidence="likely",
-        evidence=_quote(reason),
+        reason,
+        "likely",
+        cause=Cause.KILLED if is_killed else Cause.RANK_CRASHED,
+        ranks=_ranks_of(reason) if is_own else (),
     )
 
 
@@ -247,11 +245,13 @@ def add_verdict(
         verdict, is_known = ready_text(report, state), True
     else:
         focus = _focus(report, state, phases)
-        finding = _phase_finding(report, state, focus)
+        finding = _phase_finding(focus)
         verdict = state_text(report, focus.text, focus.limit)
         verdict = f"{finding.summary}." if finding else verdict
-    if report.ended not in {"failed", "killed"}:
-        verdict = _worst_first(report, verdict)
+    if report.findings and report.ended not in {"failed", "killed"}:
+        order = CONFIDENCES.index
+        surest = min(report.findings, key=lambda f: order(f.confidence))
+        verdict = f"{surest.summary}. Phase: {verdict}"
     findings = (*report.findings, *([finding] if finding else []))
     return attrs.evolve(
         report,
@@ -261,50 +261,37 @@ def add_verdict(
     )
 
 
-def _phase_finding(
-    report: PhaseReport, state: PhaseState, focus: _Focus
-) -> Finding | None:
+def _phase_finding(focus: _Focus) -> Finding | None:
     """
     Return what is wrong with the active phase, if anything is.
     """
-    phase = focus.whole
+    state, phase = focus.current, focus.whole
     if state.state != "failed":
-        stall = _stall_finding(report, focus) or _idle_finding(
-            report, state, focus
-        )
+        stall = _stall_finding(focus) or _idle_finding(focus)
         if stall is not None:
-            return _name_behind(stall, report.behind)
-        return _too_long_finding(report, state, phase)
+            return _name_behind(stall, focus.report.behind)
+        return _too_long_finding(focus)
     return _make_finding(
         f"{phase_text(state, phase)}: it failed",
         phase.reason,
         phase.remedy,
-        state,
+        state.line,
         "certain",
     )
-
-
-def _worst_first(report: PhaseReport, text: str) -> str:
-    """
-    Prefix a verdict with the most certain finding.
-    """
-    worst = min(
-        report.findings,
-        key=lambda f: CONFIDENCES.index(f.confidence),
-        default=None,
-    )
-    return text if worst is None else f"{worst.summary}. Phase: {text}"
 
 
 @attrs.frozen
 class _Focus:
     """
-    The active phase, its text, and how many seconds it may be silent.
+    The current phase and its rules, the active one inside it and its rules,
+    and the text of both, with how many seconds they may be silent.
     """
 
+    report: PhaseReport
+    current: PhaseState
+    whole: Phase
     state: PhaseState
     phase: Phase
-    whole: Phase
     text: str
     limit: float
 
@@ -320,7 +307,7 @@ def _focus(
         text = f"{phase_text(state, whole)}; now {text}"
         # A slow step may have slow parts.
         limit = max(limit, _silence_limit(state, whole))
-    return _Focus(inner, phase, whole, text, limit)
+    return _Focus(report, state, whole, inner, phase, text, limit)
 
 
 def _silence_limit(state: PhaseState, phase: Phase) -> float:
@@ -337,8 +324,8 @@ def _silence_limit(state: PhaseState, phase: Phase) -> float:
     return phase.silent_s
 
 
-def _stall_finding(report: PhaseReport, focus: _Focus) -> Finding | None:
-    silent = report.silent_s
+def _stall_finding(focus: _Focus) -> Finding | None:
+    silent = focus.report.silent_s
     if silent is None or silent < focus.limit:
         return None
 
@@ -351,26 +338,25 @@ def _stall_finding(report: PhaseReport, focus: _Focus) -> Finding | None:
         f"{focus.text}: nothing was printed for {time_text(silent)}",
         reason,
         remedy,
-        focus.state,
+        focus.state.line,
         "likely" if silent >= 2 * focus.limit else "possible",
     )
 
 
-def _idle_finding(
-    report: PhaseReport, state: PhaseState, focus: _Focus
-) -> Finding | None:
+def _idle_finding(focus: _Focus) -> Finding | None:
     """
     Return that no step is made, although other lines are printed.
     """
     progress = focus.state.progress
-    is_over = state.state == "done" or (progress and progress.is_full)
+    is_done = focus.current.state == "done"
+    is_over = is_done or (progress and progress.is_full)
     if is_over or not focus.whole.trains:
         return None
 
     limit = focus.limit
     if progress and progress.rate:
         limit = max(_LEAST_IDLE, _IDLE_STEPS / progress.rate)
-    idle = report.idle_s
+    idle = focus.report.idle_s
     if idle is None or idle < limit:
         return None
     return _make_finding(
@@ -378,7 +364,7 @@ def _idle_finding(
         "lines were printed",
         "",
         focus.phase.remedy,
-        focus.state,
+        focus.state.line,
         "possible",
         cause=Cause.UNKNOWN,
     )
@@ -402,10 +388,9 @@ def _name_behind(finding: Finding, behind: Mapping[int, LogLine]) -> Finding:
     )
 
 
-def _too_long_finding(
-    report: PhaseReport, state: PhaseState, phase: Phase
-) -> Finding | None:
-    seconds = _elapsed_seconds(report, state)
+def _too_long_finding(focus: _Focus) -> Finding | None:
+    state, phase = focus.current, focus.whole
+    seconds = _elapsed_seconds(focus.report, state)
     if phase.trains or state.state == "done" or seconds < phase.alarming_s:
         return None
 
@@ -414,7 +399,7 @@ def _too_long_finding(
         f"and usually {time_text(phase.typical_s)}",
         phase.reason,
         phase.remedy,
-        state,
+        state.line,
         "possible",
     )
 
@@ -435,18 +420,19 @@ def _make_finding(  # noqa: PLR0913 all of a finding
     summary: str,
     reason: str,
     remedy: str,
-    state: PhaseState,
+    line: LogLine | None,
     confidence: Confidence,
     *,
     cause: Cause = Cause.START_UP_STALLED,
+    ranks: tuple[int, ...] = (),
 ) -> Finding:
     return Finding(
         cause=cause,
-        ranks=(),
+        ranks=ranks,
         summary=f"{summary}; likely {reason}" if reason else summary,
         remedy=remedy or None,
         confidence=confidence,
-        evidence=_quote(state.line),
+        evidence=_quote(line),
     )
 
 
@@ -467,11 +453,7 @@ def failure_findings(timelines: Iterable[Timeline]) -> tuple[Finding, ...]:
         for record in timeline.failures:
             key = (record.failure.name, record.facts.get("pid", ""))
             known.setdefault(key, record)
-    attributed = {
-        record.failure.name
-        for record in known.values()
-        if record.is_attributed
-    }
+    attributed = {x.failure.name for x in known.values() if x.is_attributed}
     return tuple(
         _failure_finding(record)
         for record in known.values()
@@ -501,14 +483,14 @@ def harmless_lines(timelines: Iterable[Timeline]) -> tuple[Harmless, ...]:
 
 def _failure_finding(record: FailureRecord) -> Finding:
     failure = record.failure
-    reason = f"; likely {failure.reason}" if failure.reason else ""
-    return Finding(
+    return _make_finding(
+        _fill_in(failure.summary, record.facts),
+        failure.reason,
+        _fill_in(failure.remedy, record.facts),
+        record.line,
+        failure.confidence,
         cause=failure.cause,
         ranks=_ranks_of(record.line),
-        summary=_fill_in(failure.summary, record.facts) + reason,
-        remedy=_fill_in(failure.remedy, record.facts) or None,
-        confidence=failure.confidence,
-        evidence=_quote(record.line),
     )
 
 
@@ -627,24 +609,39 @@ def detect_phase(
         RulesError: A file of rules cannot be used.
     """
     frameworks = read_framework_rules(rules)
-    _check_framework(framework, frameworks)
-    timelines, missing = _read_timelines(path_or_lines, frameworks, now)
-    return make_report(
-        timelines, frameworks, framework=framework, now=now, missing=missing
-    )
+    names = [one.name for one in frameworks if one.phases]
+    if framework is not None and framework not in names:
+        msg = f"no such framework: {framework!r:.60}"
+        raise LogError(msg, remedy=f"one of {', '.join(sorted(names))}")
+
+    reader = PhaseReader(frameworks, now)
+    paths = paths_of(path_or_lines)
+    if paths is None:
+        read_lines_for(reader, path_or_lines)  # type: ignore[arg-type]
+        return make_report(reader, framework=framework, now=now)
+
+    walk = LogWalk(paths)
+    read_parts((FilePart(path=str(path)), [reader]) for path in walk)
+    missing = (*walk.missing, *reader.missing)
+    if not reader.timelines:
+        raise no_logs_error(paths, missing)
+    return make_report(reader, framework=framework, now=now, missing=missing)
 
 
 def make_report(
-    timelines: Sequence[Timeline],
-    frameworks: tuple[FrameworkRules, ...],
+    reader: PhaseReader,
     *,
     framework: str | None = None,
     now: float | None = None,
     missing: tuple[Missing, ...] = (),
 ) -> PhaseReport:
     """
-    Return the phases that timelines show; see :func:`detect_phase`.
+    Return the phases that logs show; see :func:`detect_phase`.
+
+    Args:
+        reader: What has read them: one or more.
     """
+    timelines, frameworks = [*reader.timelines.values()], reader.frameworks
     merged = merge_timelines(timelines)
     log_framework = choose_framework(merged, frameworks, framework)
     states = phase_states(merged, log_framework, frameworks)
@@ -704,32 +701,6 @@ def _ranks_behind(timelines: Iterable[Timeline]) -> dict[int, LogLine]:
     return {ranks[path]: lines[path] for path in sorted(others)}
 
 
-def _check_framework(
-    framework: str | None, frameworks: Sequence[FrameworkRules]
-) -> None:
-    names = [one.name for one in frameworks if one.phases]
-    if framework is not None and framework not in names:
-        msg = f"no such framework: {framework!r:.60}"
-        raise LogError(msg, remedy=f"one of {', '.join(sorted(names))}")
-
-
-def _read_timelines(
-    source: Any, frameworks: tuple[FrameworkRules, ...], now: float | None
-) -> tuple[list[Timeline], tuple[Missing, ...]]:
-    reader = PhaseReader(frameworks, now)
-    paths = paths_of(source)
-    if paths is None:
-        read_lines_for(reader, source)
-        return [*reader.timelines.values()], ()
-
-    walk = LogWalk(paths)
-    read_parts((FilePart(path=str(path)), [reader]) for path in walk)
-    missing = (*walk.missing, *reader.missing)
-    if not reader.timelines:
-        raise no_logs_error(paths, missing)
-    return [*reader.timelines.values()], missing
-
-
 def _find_ending(timelines: Sequence[Timeline]) -> Outcome | None:
     """
     Return how the last log ended, unless another one trains after it.
@@ -745,9 +716,5 @@ def _find_ending(timelines: Sequence[Timeline]) -> Outcome | None:
         for track in timeline.tracks.values()
         if track.phase.trains and track.last_at is not None
     ]
-    if (
-        last.ended_at is not None
-        and max(newer, default=0) > last.ended_at + 60
-    ):
-        return None
-    return last.ending[0]
+    ended_at = float("inf") if last.ended_at is None else last.ended_at
+    return None if max(newer, default=0) > ended_at + 60 else last.ending[0]

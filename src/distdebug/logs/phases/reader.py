@@ -1,19 +1,29 @@
 """
-Read a log line by line and record its phases, failures, and ending.
+Read what matters of a log, and record its phases, failures, and ending.
 
-Handled here: which rules match, and progress bars.
+A start-up stands at the beginning of a log, and the current state at its end;
+between them may be gigabytes, of which only the surroundings of lines that
+match a relevant rule are read.
 """
 
 from __future__ import annotations
 
 import re
 
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import attrs
 
+from ..._search import TextIndex, all_literals, make_text_index
+from ...findings import Missing
+from ..engine import Block, FilePart, LogReader, line_bounds
 from ..lines import (
     LineBlock,
     LogLine,
@@ -31,6 +41,7 @@ from .framework_rules import (
     Phase,
     Rule,
     RuleIndex,
+    make_rule_index,
 )
 from .progress_bars import (
     BAR_LITERALS,
@@ -42,7 +53,7 @@ from .progress_bars import (
     parse_bars,
     parse_number,
 )
-from .timeline import FailureRecord, PhaseTrack, Timeline
+from .timeline import PhaseTrack, Timeline
 
 
 # Messages that follow from an error elsewhere.
@@ -68,14 +79,8 @@ def is_consequence(text: str) -> bool:
     return any(x.search(text) for x in (_CONSEQUENCE, lost_peer()))
 
 
-class _Raised(NamedTuple):
-    """
-    The last exception of a process, with its line number and order.
-    """
-
-    number: int
-    order: int
-    line: LogLine
+def _follows(line: LogLine) -> bool:
+    return is_consequence(line.text)
 
 
 @attrs.define
@@ -88,7 +93,10 @@ class TracebackTracker:
     _open: dict[Origin | None, tuple[int, TracebackReader]] = attrs.field(
         factory=dict
     )
-    _raised: dict[Origin | None, _Raised] = attrs.field(factory=dict)
+    # The last exception of a process, and how many lines were read by then.
+    _raised: dict[Origin | None, tuple[int, LogLine]] = attrs.field(
+        factory=dict
+    )
 
     @property
     def is_open(self) -> bool:
@@ -97,54 +105,44 @@ class TracebackTracker:
         """
         return bool(self._open)
 
-    def read(self, line: LogLine, lines: int, order: int) -> None:
+    def read(self, line: LogLine, lines: int) -> None:
         """
         Read a line: of an open traceback, or the header of another one.
         """
         since, reader = self._open.get(line.origin, (lines, None))
         if reader is None:
-            self._drop_stale(lines)
+            oldest = next(iter(self._open.items()), None)
+            if oldest and lines - oldest[1][0] > _MOST_TRACEBACK_LINES:
+                del self._open[oldest[0]]
         else:
             reader.read(line.text)
             if reader.errors or lines - since > _MOST_TRACEBACK_LINES:
                 del self._open[line.origin]
             if reader.errors:
-                raised = line._replace(text=str(reader.errors[-1]))
-                self._add(_Raised(lines, order, raised))
+                self._add(line._replace(text=str(reader.errors[-1])), lines)
         head, header, _ = line.text.partition(TRACEBACK_HEADER)
         if header:
             self._open.pop(line.origin, None)  # keep the oldest first
             if len(self._open) < _MOST_OPEN:
                 self._open[line.origin] = (lines, TracebackReader(head))
 
-    def _drop_stale(self, lines: int) -> None:
-        oldest = next(iter(self._open), None)
-        if self._open and lines - self._open[oldest][0] > (
-            _MOST_TRACEBACK_LINES
-        ):
-            del self._open[oldest]
-
-    def _add(self, raised: _Raised) -> None:
+    def _add(self, raised: LogLine, lines: int) -> None:
         """
         Record the last exception of a process, unless it is a consequence.
         """
-        origin = raised.line.origin
+        origin = raised.origin
         known = self._raised.pop(origin, None)
-        if (
-            known
-            and is_consequence(raised.line.text)
-            and not is_consequence(known.line.text)
-        ):
-            raised = raised._replace(line=known.line)
+        if known and is_consequence(raised.text):
+            raised = min((raised, known[1]), key=_follows)
         if known or len(self._raised) < _MOST_EXCEPTIONS:
-            self._raised[origin] = raised
+            self._raised[origin] = lines, raised
 
-    def set_ending(self, timeline: Timeline, lines: int) -> None:
+    def set_ending(self, timeline: Timeline) -> None:
         """
         Set the ending and its reason, once the log is read.
         """
         if timeline.ending is None:
-            last = self._find_final(timeline, lines)
+            last = self._find_final(timeline)
             if last is None:
                 return
             timeline.ending = ("failed", last)
@@ -156,12 +154,12 @@ class TracebackTracker:
             (x.last_order for x in tracks if x.phase.trains), default=0
         )
         timeline.reason = min(
-            (x.line for x in self._raised.values() if x.order >= since),
-            key=lambda line: is_consequence(line.text),
+            (x for at, x in self._raised.values() if at >= since),
+            key=_follows,
             default=None,
         )
 
-    def _find_final(self, timeline: Timeline, lines: int) -> LogLine | None:
+    def _find_final(self, timeline: Timeline) -> LogLine | None:
         """
         Return the exception of the driver, or of a rank, that ends this log.
         """
@@ -173,15 +171,14 @@ class TracebackTracker:
         if not of_driver:
             return None
 
-        final = max(of_driver, key=lambda x: x.number)
+        at, final = max(of_driver, key=lambda x: x[0])
         orders = [
             track.last_order
             for track in timeline.tracks.values()
             if not _is_reported_late(track)
         ]
-        is_last = lines - final.number <= _MOST_LINES_AFTER_END
-        is_last &= max(orders, default=0) <= final.order
-        return final.line if is_last else None
+        is_last = timeline.lines - at <= _MOST_LINES_AFTER_END
+        return final if is_last and max(orders, default=0) <= at else None
 
 
 def _is_reported_late(track: PhaseTrack) -> bool:
@@ -199,12 +196,9 @@ _TABLE_ROW = re.compile(
 # First lines of the logs of Ray actors and tasks.
 _NAME_LINES = (":actor_name:", ":task_name:")
 ACTOR_KINDS = frozenset({"actor", "shared_actor"})
-_LONGEST_LINE = 1 << 16
 _TABLE_LINES = 40
 _COUNT_GROUPS = frozenset({"done", "total", "next", "part", "of"})
 _RESTART_PERCENT = 10.0
-_LINES_WITH_FACTS = 20
-_MOST_FAILURES = 64
 
 
 class BarPhase(NamedTuple):
@@ -267,7 +261,7 @@ def _first_match(
 _MOST_HITS, _FIRST_HITS = 1 << 13, 1 << 10
 
 
-class LogReader:
+class TimelineReader:
     """
     Read the blocks of one log, in their order, into a timeline.
     """
@@ -276,7 +270,6 @@ class LogReader:
         self.rules = rules
         self.clock = clock
         self.timeline = Timeline()
-        self.lines = 0
         self.last: tuple[BlockLines, int] | None = None
         # Lines before this block, and how many of it were counted.
         self.block_lines = (0, 0)
@@ -302,10 +295,15 @@ class LogReader:
         if len(hits) > _MOST_HITS:
             self.has_left_out = True
             hits = [*hits[:_FIRST_HITS], *hits[_FIRST_HITS - _MOST_HITS :]]
-        self.block_lines = (self.lines, 0)
+        self.block_lines = (self.timeline.lines, 0)
         index = 0
         for hit in (*hits, len(lines)):
-            while index < hit and self._reads_on(index):
+            # Few lines matter that have no text of a rule.
+            while index < hit and (
+                self.traceback.is_open
+                or self.block_lines[0] + index < self.table_until
+                or self.rules.always
+            ):
                 self._read_line(lines, index, ())
                 index += 1
             if hit < len(lines):
@@ -336,16 +334,6 @@ class LogReader:
                     texts.append(text)
         return by_line
 
-    def _reads_on(self, index: int) -> bool:
-        """
-        Return whether a line matters that has no text of a rule.
-        """
-        return (
-            self.traceback.is_open
-            or self.block_lines[0] + index < self.table_until
-            or bool(self.rules.always)
-        )
-
     def _advance(self, lines: BlockLines, stop: int) -> None:
         """
         Count the lines of a block before an index.
@@ -353,30 +341,30 @@ class LogReader:
         before, first = self.block_lines
         self.clock.add(lines, first, stop)
         self.block_lines = (before, stop)
-        self.lines = before + stop
+        self.timeline.lines = before + stop
 
     def _read_line(
         self, lines: BlockLines, index: int, present: tuple[str, ...]
     ) -> None:
         self._advance(lines, index + 1)
-        line = self._parse(lines, index)
-        self.timeline.order += 1
-        if self.lines <= self.table_until and (
+        timeline, line = self.timeline, self._parse(lines, index)
+        timeline.line = line
+        if timeline.lines <= self.table_until and (
             row := _TABLE_ROW.match(line.text)
         ):
             name = row["name"].rstrip(" .:")
-            self.timeline.timings[name] = float(row["seconds"])
-        self.traceback.read(line, self.lines, self.timeline.order)
+            timeline.timings[name] = float(row["seconds"])
+        self.traceback.read(line, timeline.lines)
         if any(text in present for text in BAR_LITERALS):
-            self._read_bars(line)
-        self._match_line(line, present)
+            self._read_bars()
+        self._match_line(present)
 
     def _parse(self, lines: BlockLines, index: int) -> LogLine:
         """
         Parse a line; all states of a bar have the origin of the first of them.
         """
         number = lines.number(index)
-        plain = strip_log_prefix(lines[index][:_LONGEST_LINE])
+        plain = strip_log_prefix(lines[index])
         line = parse_line(plain, number, self.timeline.source)
         if line.origin is not None:
             return line
@@ -388,23 +376,24 @@ class LogReader:
             return line
         return line._replace(origin=parse_line(strip_log_prefix(start)).origin)
 
-    def _match_line(self, line: LogLine, texts: tuple[str, ...]) -> None:
-        hits = self.timeline.hits
+    def _match_line(self, texts: tuple[str, ...]) -> None:
+        timeline, text = self.timeline, self.timeline.line.text
         for rule in _find_candidates(self.rules, texts):
             if rule.kind in ACTOR_KINDS:
-                self._match_actor(rule, line)
+                self._match_actor(rule)
                 continue
-            known = hits.get(rule.framework.name, ())
+            known = timeline.hits.get(rule.framework.name, ())
             if rule.kind == "decisive" and rule.hit_key in known:
                 continue
-            found = rule.find(line.text)
-            if found and begins_message(line.text, found.start()):
-                self._apply(rule, found, line)
+            found = rule.find(text)
+            if found and begins_message(text, found.start()):
+                self._apply(rule, found)
 
-    def _match_actor(self, rule: Rule, line: LogLine) -> None:
+    def _match_actor(self, rule: Rule) -> None:
         """
         Match the name of an actor that prints a line, or begins its own log.
         """
+        line = self.timeline.line
         name = line.origin.name if line.origin else ""
         if not name and line.text.startswith(_NAME_LINES):
             name = line.text.rpartition(":")[2]
@@ -412,46 +401,42 @@ class LogReader:
             self.timeline.add_hit(rule.framework, rule.hit_key, rule.weight)
             self.known_texts.update(rule.texts)
 
-    def _apply(self, rule: Rule, found: re.Match[str], line: LogLine) -> None:
+    def _apply(self, rule: Rule, found: re.Match[str]) -> None:
         timeline, owner = self.timeline, rule.owner
         if rule.kind == "more":
-            self._add_failure_facts(rule, found, line)
+            timeline.add_failure_facts(owner, found)
             return
 
         timeline.add_hit(rule.framework, rule.hit_key, rule.weight)
-        time = self.clock.line_time(line)
+        time = self.clock.line_time(timeline.line)
         if rule.kind == "start":
-            timeline.start(self.rules, rule, line, time)
+            timeline.start(self.rules, rule, time)
         elif rule.kind == "table":
-            self.table_until = self.lines + _TABLE_LINES
+            self.table_until = timeline.lines + _TABLE_LINES
         elif isinstance(owner, Failure):
-            self._add_failure(owner, found, line)
+            timeline.add_failure(owner, found)
         elif isinstance(owner, Ending):
             if timeline.ending is None or owner.is_sure:
-                timeline.ending, timeline.ended_at = (owner.how, line), time
+                timeline.ending = owner.how, timeline.line
+                timeline.ended_at = time
             timeline.is_complete |= owner.is_sure
         elif isinstance(owner, Phase):
-            self._read_phase(rule, owner, found, line, time)
+            self._read_phase(rule, owner, found.groupdict(), time)
 
     def _read_phase(
         self,
         rule: Rule,
         phase: Phase,
-        found: re.Match[str],
-        line: LogLine,
+        groups: Mapping[str, str | None],
         time: float | None,
     ) -> None:
         """
         Record a match of a pattern of a phase.
         """
-        timeline = self.timeline
-        if not timeline.can_be_active(rule.framework, phase):
+        timeline, is_begin = self.timeline, rule.kind == "begin"
+        track = timeline.track(rule.framework, phase, time, is_start=is_begin)
+        if track is None:
             return
-        is_early = not (phase.trains or phase.part_of)
-        if timeline.ending and rule.kind == "begin" and is_early:
-            timeline.restart(time)
-        track = timeline.track(rule.framework, phase)
-        groups = found.groupdict()
         track.add_facts(
             {k: v for k, v in groups.items() if k not in _COUNT_GROUPS}
         )
@@ -459,11 +444,9 @@ class LogReader:
             track.of = parse_number(of)
         if rule.kind == "facts":
             return
-        if rule.kind in {"begin", "progress"}:
-            timeline.resume(rule.framework, track, line, time)
-        track.is_deduplicated |= line.count > 1
-        timeline.touch(track, line, time)
-        self._update_counts(track, groups, line, time)
+        is_at_work = is_begin or rule.kind == "progress"
+        timeline.touch(track, time, is_at_work=is_at_work)
+        self._update_counts(track, groups, time)
         is_last = track.of is None or track.done_parts >= track.of
         if rule.kind == "end" or (rule.kind == "end_part" and is_last):
             track.end(time)
@@ -474,14 +457,13 @@ class LogReader:
         self,
         track: PhaseTrack,
         groups: Mapping[str, str | None],
-        line: LogLine,
         time: float | None,
     ) -> None:
         part, done, following, total = map(
             groups.get, ("part", "done", "next", "total")
         )
         if part:
-            track.add_part(part, line.count)
+            track.add_part(part, self.timeline.line.count)
         if not (done or following):
             return
         number = parse_number(done or following or "")
@@ -494,97 +476,39 @@ class LogReader:
         # Without the time of the announced step: much else happens before it.
         track.add_step(step, time if done else None)
 
-    def _read_bars(self, line: LogLine) -> None:
+    def _read_bars(self) -> None:
+        line = self.timeline.line
         for bar in parse_bars(line.text):
             name = bar_name(bar.name)
             time = self.clock.bar_time(line, name, bar)
             for bar_phase in _find_bar_phases(self.rules, name):
-                self._read_bar(bar_phase, name, bar, line, time)
+                self._read_bar(bar_phase, name, bar, time)
 
     def _read_bar(
-        self,
-        bar_phase: BarPhase,
-        name: str,
-        bar: Progress,
-        line: LogLine,
-        time: float | None,
+        self, bar_phase: BarPhase, name: str, bar: Progress, time: float | None
     ) -> None:
         """
         Record a state of a progress bar for a phase that it belongs to.
         """
         framework, phase, main, side = bar_phase
         timeline = self.timeline
-        if not timeline.can_be_active(framework, phase):
-            return
-        is_early = not (phase.trains or phase.part_of)
-        is_start = is_early and (bar.percent or 0.0) <= _RESTART_PERCENT
-        if timeline.ending and is_start:
-            timeline.restart(time)
-        track = timeline.track(framework, phase)
-        if not name and not track.is_same_loop(bar):
+        is_start = (bar.percent or 0.0) <= _RESTART_PERCENT
+        track = timeline.track(framework, phase, time, is_start=is_start)
+        if track is None or not (name or track.is_same_loop(bar)):
             return
         if name:
             # An orchestrator shows the bars of what it runs.
             weight = 0.0 if framework.kind == "orchestrator" else phase.weight
             timeline.add_hit(framework, f"bar {main or side}", weight)
-        if not bar.is_full:
-            timeline.resume(framework, track, line, time)
-        track.is_deduplicated |= line.count > 1
-        timeline.touch(track, line, time)
+        timeline.touch(track, time, is_at_work=not bar.is_full)
         if not main:
             return
         if phase.trains:
             timeline.add_training_step(bar.done)
-        track.add_bar(line.origin, bar, bar_series(bar.name))
+        track.add_bar(timeline.line.origin, bar, bar_series(bar.name))
         is_done = all(one.is_full for one in track.bars.values())
         if is_done and not phase.then and not phase.trains:
             track.end(time)
-
-    def _add_failure(
-        self, failure: Failure, found: re.Match[str], line: LogLine
-    ) -> None:
-        """
-        Record a match of a pattern of a failure, or of harmless lines.
-        """
-        timeline = self.timeline
-        known = timeline.harmless if failure.harmless else timeline.failures
-        for record in reversed(known):
-            if record.failure is failure and record.is_same(
-                found, line, self.lines
-            ):
-                if (
-                    record.last != self.lines
-                ):  # two patterns may match one line
-                    record.count += line.count
-                record.last = self.lines
-                return
-        if len(known) < _MOST_FAILURES:
-            until = self.lines + _LINES_WITH_FACTS
-            known.append(
-                FailureRecord(failure, line, line.count, until, self.lines)
-            )
-            known[-1].add_facts(found)
-
-    def _add_failure_facts(
-        self, rule: Rule, found: re.Match[str], line: LogLine
-    ) -> None:
-        """
-        Record facts about a failure in the lines just before.
-        """
-        for record in reversed(self.timeline.failures):
-            if (
-                record.failure is not rule.owner
-                or record.line.origin != line.origin
-                or self.lines > record.open_until
-            ):
-                continue
-            if record.line.number == line.number and record.last == self.lines:
-                record.open_until = self.lines  # all facts are in one line
-            elif record.contradicts(found):
-                record.open_until = 0  # the facts are about another failure
-                return
-            record.add_facts(found)
-            return
 
     def finish(self) -> None:
         """
@@ -599,4 +523,265 @@ class LogReader:
         self.clock.add(lines, index, index + 1)
         timeline.time = self.clock.line_time(timeline.last_line)
         timeline.last_is_timed = self.clock.is_exact
-        self.traceback.set_ending(timeline, self.lines)
+        self.traceback.set_ending(timeline)
+
+
+# Bytes that are read, or searched, at once.
+_PIECE_BYTES = 1 << 16
+# Bytes at the end of a log that are read whole.
+_TAIL_BYTES = 1 << 18
+# Bytes before and after a text of a relevant rule that are read with it.
+_BYTES_BEFORE, _BYTES_AFTER = 1 << 13, 1 << 15
+_LONGEST_PART = 1 << 12
+
+
+def _surroundings(
+    block: Block, start: int, stop: int, places: Iterable[int]
+) -> Iterator[LineBlock]:
+    """
+    Yield the lines around some places of a piece of a block, in order.
+    """
+    spans: list[tuple[int, int]] = []
+    for place in sorted(places):
+        begin, end = max(place - _BYTES_BEFORE, start), place + _BYTES_AFTER
+        if spans and begin <= spans[-1][1]:
+            begin = spans.pop()[0]
+        spans.append((begin, end))
+    for begin, end in spans:
+        first = block.data.rfind(b"\n", start, begin) + 1 or start
+        last = block.data.find(b"\n", end, stop) + 1 or stop
+        yield block.cut(first, last)
+
+
+# What matches in more blocks than this does not mark a change.
+_MOST_BLOCKS_OF_RULE = 4
+# So many lines with a text are tried: millions may have it and not match.
+_MOST_TRIES = 1 << 8
+# Bytes at the beginning that are read whole, and after training has begun.
+_HEAD_BYTES = 16 << 20
+_HEAD_BYTES_IN_TRAINING = 1 << 16
+# Shorter lines count as so many.
+_BYTES_PER_HIT = 160
+_ALWAYS_RELEVANT = frozenset({"start", "ending"})
+_STARTUP_KINDS = frozenset({"begin", "end", "end_part", "fail"})
+
+
+@attrs.define(kw_only=True)
+class Prefilter:
+    """
+    Select relevant parts of a log, whose blocks must come in their order.
+
+    Attributes:
+        rules: The rules of all frameworks.
+
+        timeline: What was read so far; it grows while selected blocks are
+            read.
+
+        unfiltered_bytes: How many more bytes are selected without a search.
+    """
+
+    rules: RuleIndex
+    timeline: Timeline
+    unfiltered_bytes: int = _HEAD_BYTES
+    _blocks: Counter[Rule] = attrs.field(factory=Counter)
+    _tries: Counter[bytes] = attrs.field(factory=Counter)
+    _by_text: dict[bytes, list[Rule]] = attrs.field(factory=dict)
+    _texts: TextIndex = attrs.field(factory=lambda: make_text_index(()))
+    _stage: tuple[int, bool] | None = None
+
+    def words(self) -> AbstractSet[bytes]:
+        """
+        Return the words that blocks should be searched for.
+        """
+        if self.unfiltered_bytes > 0:
+            return frozenset()
+        self._update_texts()
+        return self._texts.by_word.keys()
+
+    def select(
+        self, block: Block, start: int, stop: int
+    ) -> Iterable[LineBlock]:
+        """
+        Return the parts of a piece of a block that are read line by line.
+        """
+        if self.unfiltered_bytes > 0:
+            self.unfiltered_bytes -= stop - start
+            if self.timeline.trains:
+                self.unfiltered_bytes = min(
+                    self.unfiltered_bytes, _HEAD_BYTES_IN_TRAINING
+                )
+            return [block.cut(start, stop)]
+
+        self._update_texts()
+        found = [
+            (offset, rule)
+            for offset, text in self._find_texts(block, start, stop)
+            if (rule := self._matching_rule(block.data, offset, text))
+        ]
+        rules = {rule for _, rule in found}
+        self._blocks.update(rules)
+        if any(self._blocks[x] > _MOST_BLOCKS_OF_RULE for x in rules):
+            self._stage = None
+        if any(rule.kind == "start" for rule in rules):
+            self.unfiltered_bytes = _HEAD_BYTES
+        return _surroundings(block, start, stop, (at for at, _ in found))
+
+    def _find_texts(
+        self, block: Block, start: int, stop: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """
+        Return the place and the text of each hit in a piece of a block.
+        """
+        # A block may have been searched before its words were known.
+        block.search_also(self._texts.by_word.keys())
+        words = (
+            (at, word)
+            for word in self._texts.by_word.keys() & block.places.keys()
+            for at in block.places_of(word, (start, stop)).tolist()
+        )
+        return self._texts.find_texts(block.data, words, start, stop)
+
+    def _matching_rule(
+        self, data: bytes, offset: int, text: bytes
+    ) -> Rule | None:
+        """
+        Return a rule that may match the line with a text.
+        """
+        self._tries[text] += 1
+        if self._tries[text] > _MOST_TRIES:  # look for other texts
+            self._stage = None
+        low, high = max(offset - _LONGEST_PART, 0), offset + _LONGEST_PART
+        start, end = line_bounds(data, offset, low, high)
+        line = data[start:end].decode("utf-8", "replace")
+        plain = ""
+        for rule in self._by_text[text]:
+            if rule.kind in ACTOR_KINDS or rule.find(line):
+                return rule
+            # A pattern may only match at the beginning of a message.
+            plain = plain or parse_line(strip_log_prefix(line)).text
+            if rule.find(plain):
+                return rule
+        return None
+
+    def _update_texts(self) -> None:
+        """
+        Choose the texts of rules that can still change the timeline.
+        """
+        is_training = self.timeline.trains and self.timeline.ending is None
+        stage = (len(self.timeline.hits), is_training)
+        if stage == self._stage:
+            return
+        self._stage = stage
+        self._by_text = {}
+        for rule in dict.fromkeys(chain(*self.rules.by_text.values())):
+            if self._is_relevant_rule(rule, is_training=is_training):
+                for text in self._texts_to_look_for(rule):
+                    self._by_text.setdefault(text, []).append(rule)
+        any_case = {text.encode() for text in self.rules.any_case}
+        self._texts = make_text_index(self._by_text, any_case=any_case)
+
+    def _texts_to_look_for(self, rule: Rule) -> list[bytes]:
+        """
+        Return texts of which one stands where a rule matches, and seldom else.
+        """
+        if rule.words:
+            found = [text.encode() for text in rule.texts]
+            return [x for x in found if self._tries[x] <= _MOST_TRIES]
+        for texts in all_literals(rule.pattern):
+            found = [text.encode() for text in texts]
+            if all(self._tries[text] <= _MOST_TRIES for text in found):
+                return found
+        return []
+
+    def _is_relevant_rule(self, rule: Rule, *, is_training: bool) -> bool:
+        if self._blocks[rule] > _MOST_BLOCKS_OF_RULE or (
+            rule.framework.kind != "common"
+            and rule.framework.name not in self.timeline.hits
+        ):
+            return False
+        if rule.kind == "failure":
+            return isinstance(rule.owner, Failure) and not rule.owner.harmless
+        if isinstance(rule.owner, Phase) and rule.owner.part_of:
+            return False
+        return rule.kind in _ALWAYS_RELEVANT or (
+            rule.kind in _STARTUP_KINDS and not is_training
+        )
+
+
+class PhaseReader(LogReader):
+    """
+    Read logs for phases.
+
+    Args:
+        now: The latest possible time, which decides the year of times without
+            one.
+    """
+
+    def __init__(
+        self, frameworks: tuple[FrameworkRules, ...], now: float | None = None
+    ) -> None:
+        super().__init__()
+        #: What each log shows of its last attempt, by its path.
+        self.timelines: dict[str, Timeline] = {}
+        self.frameworks = frameworks
+        self._rules = make_rule_index(frameworks)
+        self._now = now
+
+    def begin(self, part: FilePart) -> None:
+        """
+        Begin the timeline of a file.
+        """
+        super().begin(part)
+        self._reader = TimelineReader(self._rules, LogClock(now=self._now))
+        self._prefilter = Prefilter(
+            rules=self._rules, timeline=self._reader.timeline
+        )
+        self._reader.timeline.source = part.path
+        # The pieces that are read whole if nothing more comes.
+        self._tail: deque[tuple[Block, int, int]] = deque()
+        self._tail_size = 0
+
+    def words(self, _stop: int) -> AbstractSet[bytes]:
+        """
+        Return the words of rules that can still change the timeline.
+        """
+        return self._prefilter.words()
+
+    def read(self, block: Block) -> None:
+        """
+        Read what matters in a block, once it is not the end of the file.
+        """
+        if block.latest is not None and self._now is None:
+            self._reader.clock.now = block.latest
+        for start, stop in block.pieces(_PIECE_BYTES):
+            self._tail.append((block, start, stop))
+            self._tail_size += stop - start
+            while self._tail_size > _TAIL_BYTES:
+                first = self._tail.popleft()
+                self._tail_size -= first[2] - first[1]
+                for selected in self._prefilter.select(*first):
+                    self._read_lines(selected)
+
+    def end(self, error: Exception | None) -> None:
+        """
+        Read the end of the file, and keep its timeline.
+        """
+        super().end(error)
+        path, timeline = self.part.path, self._reader.timeline
+        for block, start, stop in self._tail:
+            self._read_lines(block.cut(start, stop))
+        self._reader.finish()
+        if self._reader.has_left_out:
+            reason = "states of bars, or other short lines, were left out"
+            self.missing.append(Missing.log(path, reason))
+        if path:
+            with suppress(OSError):
+                timeline.mtime = Path(path).stat().st_mtime
+        if error is None or self._reader.last is not None:
+            self.timelines[path] = timeline
+
+    def _read_lines(self, block: LineBlock) -> None:
+        hits = self._reader.read(block)
+        self._prefilter.unfiltered_bytes -= max(
+            hits * _BYTES_PER_HIT - len(block.data), 0
+        )

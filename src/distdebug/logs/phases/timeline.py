@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
 
 import attrs
 
@@ -39,12 +38,15 @@ class PhaseTrack:
     """
     The record of one phase in a log.
 
-    Times are seconds since the epoch; *first_order* and *last_order* number
-    what was seen, so they show the order also without times.
+    Times are seconds since the epoch; *last_order* is the number of lines that
+    were read by then, so it shows the order also without times.
+
+    More than facts was seen of it if *has_begun*.
     """
 
+    framework: FrameworkRules
     phase: Phase
-    first_order: int | None = None
+    has_begun: bool = False
     last_order: int = 0
     begun_at: float | None = None
     last_at: float | None = None
@@ -61,13 +63,6 @@ class PhaseTrack:
     first_step: tuple[float, float] | None = None
     last_step: tuple[float, float] | None = None
     facts: dict[str, str] = attrs.field(factory=dict)
-
-    @property
-    def has_begun(self) -> bool:
-        """
-        Return whether more than facts was seen of it.
-        """
-        return self.first_order is not None
 
     def end(self, time: float | None) -> None:
         """
@@ -215,7 +210,9 @@ class PhaseTrack:
         return attrs.evolve(step, total=total, rate=rate, left_s=left)
 
 
+_MOST_FAILURES = 64
 _MOST_FAILURE_FACTS = 20
+_LINES_WITH_FACTS = 20
 
 
 @attrs.define
@@ -273,6 +270,10 @@ class FailureRecord:
         return not self.facts.keys().isdisjoint({"actor", "pid", "ip"})
 
 
+_NO_LINE = LogLine("")
+_DECISIVE_HITS = ("decisive ", "actor ", "shared_actor ")
+
+
 @attrs.define
 class Timeline:
     """
@@ -296,7 +297,9 @@ class Timeline:
     last_is_timed: bool = False
     time: float | None = None
     mtime: float | None = None
-    order: int = 0
+    # The line that is being read, and how many were read with it.
+    line: LogLine = _NO_LINE
+    lines: int = 0
     starts: set[tuple[object, str]] = attrs.field(factory=set)
     done_at_end: float = 0.0
 
@@ -328,53 +331,89 @@ class Timeline:
             return None
         return max(self.time - last, 0.0)
 
-    def track(self, framework: FrameworkRules, phase: Phase) -> PhaseTrack:
-        """
-        Return the track of a phase; create it if nothing was seen of it.
-        """
-        key = (framework.name, phase.name)
-        if key not in self.tracks:
-            self.tracks[key] = PhaseTrack(phase)
-        return self.tracks[key]
-
-    def has_begun(self, framework: FrameworkRules, name: str) -> bool:
-        """
-        Return whether something was seen of a phase.
-        """
-        track = self.tracks.get((framework.name, name))
-        return track is not None and track.has_begun
-
-    def can_be_active(self, framework: FrameworkRules, phase: Phase) -> bool:
-        """
-        Return whether a phase can be active: a part only once its whole began.
-        """
-        return not phase.part_of or self.has_begun(framework, phase.part_of)
-
-    def touch(
-        self, track: PhaseTrack, line: LogLine, time: float | None
-    ) -> None:
-        """
-        Record that a phase goes on.
-        """
-        if track.first_order is None:
-            track.first_order, track.begun_at = self.order, time
-        track.last_order, track.line = self.order, line
-        track.last_at = track.last_at if time is None else time
-
-    def resume(
+    def track(
         self,
         framework: FrameworkRules,
-        track: PhaseTrack,
-        line: LogLine,
+        phase: Phase,
         time: float | None,
+        *,
+        is_start: bool,
+    ) -> PhaseTrack | None:
+        """
+        Return the track of a phase that a line is about.
+
+        Args:
+            is_start: Whether the line stands at the beginning of the phase, so
+                that the job was started again if it had ended.
+
+        Returns:
+            The track; ``None`` for a part whose whole has not begun.
+        """
+        if phase.part_of and not self.begun(framework, phase.part_of):
+            return None
+        if self.ending and is_start and not (phase.trains or phase.part_of):
+            self.restart(time)
+        key = (framework.name, phase.name)
+        return self.tracks.setdefault(key, PhaseTrack(framework, phase))
+
+    def begun(self, framework: FrameworkRules, name: str) -> PhaseTrack | None:
+        """
+        Return the track of a phase that has begun.
+        """
+        track = self.tracks.get((framework.name, name))
+        return track if track and track.has_begun else None
+
+    def score(self, framework: FrameworkRules) -> float:
+        """
+        Return how much a framework is shown.
+        """
+        return sum(self.hits.get(framework.name, {}).values())
+
+    def is_decided(self, framework: FrameworkRules) -> bool:
+        """
+        Return whether there is a hit that only this framework prints.
+        """
+        hits = self.hits.get(framework.name, ())
+        return any(key.startswith(_DECISIVE_HITS) for key in hits)
+
+    def is_identified(self, framework: FrameworkRules) -> bool:
+        """
+        Return whether more than names of actors that others use show it.
+        """
+        return any(
+            weight > 0 and not key.startswith("shared_actor ")
+            for key, weight in self.hits.get(framework.name, {}).items()
+        )
+
+    def touch(
+        self, track: PhaseTrack, time: float | None, *, is_at_work: bool
     ) -> None:
         """
-        Mark a phase as going on, and reopen it unless a later phase has begun.
+        Record that the line is about a phase.
+
+        Args:
+            is_at_work: Whether it shows that the phase goes on.
+        """
+        if is_at_work:
+            self._resume(track, time)
+        track.is_deduplicated |= self.line.count > 1
+        self._touch(track, time)
+
+    def _touch(self, track: PhaseTrack, time: float | None) -> None:
+        if not track.has_begun:
+            track.has_begun, track.begun_at = True, time
+        track.last_order, track.line = self.lines, self.line
+        track.last_at = track.last_at if time is None else time
+
+    def _resume(self, track: PhaseTrack, time: float | None) -> None:
+        """
+        Reopen a phase that has ended, unless a later phase has begun.
 
         A part that goes on shows that its whole does, and ends other parts.
         """
+        framework = track.framework
         if whole := track.phase.part_of:
-            self.touch(self.tracks[framework.name, whole], line, time)
+            self._touch(self.tracks[framework.name, whole], time)
             for other in framework.phases:
                 known = self.tracks.get((framework.name, other.name))
                 is_other = known is not track and other.part_of == whole
@@ -385,12 +424,10 @@ class Timeline:
         elif track.is_ended:
             names = [p.name for p in framework.phases if not p.part_of]
             later = names[names.index(track.phase.name) + 1 :]
-            if not any(self.has_begun(framework, name) for name in later):
+            if not any(self.begun(framework, name) for name in later):
                 track.reopen()
 
-    def start(
-        self, rules: RuleIndex, rule: Rule, line: LogLine, time: float | None
-    ) -> None:
+    def start(self, rules: RuleIndex, rule: Rule, time: float | None) -> None:
         """
         Record a first line of a job, which may begin another attempt.
 
@@ -403,8 +440,9 @@ class Timeline:
         ):
             return  # only an engine inside the job restarts
 
-        key = (line.origin, rule.pattern.pattern)
-        is_same = line.origin is not None and key in self.starts
+        origin = self.line.origin
+        key = (origin, rule.pattern.pattern)
+        is_same = origin is not None and key in self.starts
         if self.starts and (
             is_same or self.ending is not None or self._has_advanced(rule)
         ):
@@ -435,6 +473,48 @@ class Timeline:
         if self.ending is None:
             self.done_at_end = done
 
+    def add_failure(self, failure: Failure, found: re.Match[str]) -> None:
+        """
+        Record a match of a pattern of a failure, or of harmless lines.
+        """
+        known = self.harmless if failure.harmless else self.failures
+        for record in reversed(known):
+            if record.failure is failure and record.is_same(
+                found, self.line, self.lines
+            ):
+                # Two patterns may match one line.
+                if record.last != self.lines:
+                    record.count += self.line.count
+                record.last = self.lines
+                return
+        if len(known) < _MOST_FAILURES:
+            until = self.lines + _LINES_WITH_FACTS
+            record = FailureRecord(
+                failure, self.line, self.line.count, until, self.lines
+            )
+            record.add_facts(found)
+            known.append(record)
+
+    def add_failure_facts(self, failure: object, found: re.Match[str]) -> None:
+        """
+        Record facts about a failure in the lines just before.
+        """
+        line = self.line
+        for record in reversed(self.failures):
+            if (
+                record.failure is not failure
+                or record.line.origin != line.origin
+                or self.lines > record.open_until
+            ):
+                continue
+            if record.line.number == line.number and record.last == self.lines:
+                record.open_until = self.lines  # all facts are in one line
+            elif record.contradicts(found):
+                record.open_until = 0  # the facts are about another failure
+                return
+            record.add_facts(found)
+            return
+
     def restart(self, time: float | None) -> None:
         """
         Begin another attempt: drop what was recorded before.
@@ -450,53 +530,11 @@ class Timeline:
 
 
 _CLOCK_TOLERANCE = 60.0
-_DECISIVE_HITS = ("decisive ", "actor ", "shared_actor ")
 
 
-@attrs.frozen(kw_only=True)
-class MergedTimelines:
+def merge_timelines(timelines: Sequence[Timeline]) -> Timeline:
     """
-    The timelines of all logs of a job, merged.
-    """
-
-    tracks: Mapping[tuple[str, str], PhaseTrack]
-    hits: Mapping[str, Mapping[str, float]]
-
-    def track(
-        self, framework: FrameworkRules, phase: Phase
-    ) -> PhaseTrack | None:
-        """
-        Return the track of a phase that has begun.
-        """
-        track = self.tracks.get((framework.name, phase.name))
-        return track if track and track.has_begun else None
-
-    def score(self, framework: FrameworkRules) -> float:
-        """
-        Return how much the logs show a framework.
-        """
-        return sum(self.hits.get(framework.name, {}).values())
-
-    def is_decided(self, framework: FrameworkRules) -> bool:
-        """
-        Return whether there is a hit that only this framework prints.
-        """
-        hits = self.hits.get(framework.name, ())
-        return any(key.startswith(_DECISIVE_HITS) for key in hits)
-
-    def is_identified(self, framework: FrameworkRules) -> bool:
-        """
-        Return whether more than names of actors that others use show it.
-        """
-        return any(
-            weight > 0 and not key.startswith("shared_actor ")
-            for key, weight in self.hits.get(framework.name, {}).items()
-        )
-
-
-def merge_timelines(timelines: Sequence[Timeline]) -> MergedTimelines:
-    """
-    Merge the timelines of several logs of one job.
+    Merge the phases and the hits of several logs of one job.
 
     If one of them shows a restart, phases that were last seen before it are
     dropped from all.
@@ -513,7 +551,7 @@ def merge_timelines(timelines: Sequence[Timeline]) -> MergedTimelines:
             last = track.last_at
             if last is None or last >= since - _CLOCK_TOLERANCE:
                 tracks.setdefault(key, []).append(track)
-    return MergedTimelines(
+    return Timeline(
         tracks={key: _merge_tracks(some) for key, some in tracks.items()},
         hits=hits,
     )
@@ -529,10 +567,11 @@ def _merge_tracks(tracks: Sequence[PhaseTrack]) -> PhaseTrack:
 
     track_with_step = next((t for t in (newest, *tracks) if t.step), newest)
     ended = [t for t in tracks if t.is_ended]
+    begun = [t.begun_at for t in tracks if t.begun_at is not None]
     joined = attrs.evolve(
         newest,
-        begun_at=_minimum(t.begun_at for t in tracks),
-        first_order=_minimum(t.first_order for t in tracks),
+        begun_at=min(begun, default=None),
+        has_begun=any(t.has_begun for t in tracks),
         ended_at=ended[0].ended_at if ended else None,
         has_failed=any(t.has_failed for t in tracks),
         is_deduplicated=any(t.is_deduplicated for t in tracks),
@@ -557,17 +596,13 @@ def _merge_tracks(tracks: Sequence[PhaseTrack]) -> PhaseTrack:
     return joined
 
 
-def _minimum(values: Iterable[Any]) -> Any:
-    return min((one for one in values if one is not None), default=None)
-
-
 _KINDS_OUTER_FIRST = ("orchestrator", "trainer", "engine")
 # One decisive hit, or two ordinary ones.
 _DECIDING_SCORE = 2.0
 
 
 def choose_framework(
-    merged: MergedTimelines,
+    merged: Timeline,
     frameworks: Iterable[FrameworkRules],
     requested: str | None = None,
 ) -> FrameworkRules | None:
@@ -604,7 +639,7 @@ def choose_framework(
 
 
 def inner_frameworks(
-    merged: MergedTimelines,
+    merged: Timeline,
     framework: FrameworkRules | None,
     frameworks: Iterable[FrameworkRules],
 ) -> list[FrameworkRules]:
@@ -629,7 +664,7 @@ def inner_frameworks(
 
 
 def phase_states(
-    merged: MergedTimelines,
+    merged: Timeline,
     framework: FrameworkRules | None,
     frameworks: Iterable[FrameworkRules],
 ) -> tuple[PhaseState, ...]:
@@ -642,7 +677,7 @@ def phase_states(
     """
     states: list[PhaseState] = []
     trains = framework is not None and any(
-        merged.track(framework, phase)
+        merged.begun(framework, phase.name)
         for phase in framework.phases
         if phase.trains
     )
@@ -651,31 +686,27 @@ def phase_states(
         covered = (
             framework.covers if framework and one.kind == "common" else ()
         )
-        for index, phase in enumerate(one.phases):
+        for phase in one.phases:
             is_own_phase = one is framework and not phase.part_of
             is_hidden = phase.name in covered or (is_inner and phase.trains)
-            is_shown = not is_hidden and merged.track(one, phase) is not None
-            if is_own_phase or is_shown:
+            track = merged.begun(one, phase.name)
+            if is_own_phase or (track and not is_hidden):
                 over = trains and one is not framework
-                states.append(_state(merged, one, index, is_over=over))
+                key = one.name, phase.name
+                seen = merged.tracks.get(key) or PhaseTrack(one, phase)
+                states.append(_state(merged, seen, is_over=over))
     return tuple(states)
 
 
 def _state(
-    merged: MergedTimelines,
-    framework: FrameworkRules,
-    index: int,
-    *,
-    is_over: bool,
+    merged: Timeline, track: PhaseTrack, *, is_over: bool
 ) -> PhaseState:
-    phase = framework.phases[index]
-    key = (framework.name, phase.name)
-    track = merged.tracks.get(key) or PhaseTrack(phase)
-    how, ended_at = _status_and_end(merged, framework, index, track)
+    phase = track.phase
+    how, ended_at = _status_and_end(merged, track)
     return PhaseState(
         name=phase.name,
         title=phase.title,
-        framework=framework.name,
+        framework=track.framework.name,
         state="done" if is_over and how == "begun" else how,
         begun_at=track.begun_at,
         ended_at=ended_at,
@@ -693,20 +724,18 @@ def _state(
 
 
 def _status_and_end(
-    merged: MergedTimelines,
-    framework: FrameworkRules,
-    index: int,
-    track: PhaseTrack,
+    merged: Timeline, track: PhaseTrack
 ) -> tuple[PhaseStatus, float | None]:
+    framework, phases = track.framework, track.framework.phases
     if not track.has_begun:
         return "not begun", None
     if track.is_ended:
         return "done", track.ended_at
     later = [
         other
-        for phase in framework.phases[index + 1 :]
+        for phase in phases[phases.index(track.phase) + 1 :]
         if _can_end(phase, track.phase)
-        and (other := merged.track(framework, phase))
+        and (other := merged.begun(framework, phase.name))
     ]
     # Common phases come in any order.
     if later and (
