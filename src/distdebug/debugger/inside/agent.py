@@ -39,9 +39,9 @@ from ..protocol import (
 from .frames import (
     evaluate,
     frame_place,
+    from_user_frame,
     place_text,
     stack_of_threads,
-    user_frame,
     working_place,
 )
 from .prompt import (
@@ -62,7 +62,6 @@ from .stops import (
     Stop,
     count_request,
     give_line,
-    open_stop,
     open_stops,
     wait_for_ends,
 )
@@ -156,7 +155,8 @@ def _main_place() -> Message:
     stack = stacks_of_threads().get(_main_ident())
     if not stack:
         return {"function": "?", "file": "?", "line": 0}
-    return frame_place(user_frame(stack))
+    frame, _ = from_user_frame(stack)[0]
+    return frame_place(frame)
 
 
 def _schedule_interrupt() -> None:
@@ -188,7 +188,7 @@ def _pending_interrupt(_: object) -> int:
 def _start_tracing(frame: FrameType) -> None:
     prompt = current_prompt()
     if cancel_interrupt() and not prompt.is_interacting:
-        prompt.watch(frame, partial(open_stop, "interrupt", None, None))
+        prompt.watch(frame, partial(Stop, "interrupt"))
 
 
 # Requests that change nothing, and are not logged.
@@ -435,7 +435,7 @@ def _append_audit_line(path: Path, line: bytes) -> None:
         path.replace(path.with_name(f"{_AUDIT_FILE}.1"))
 
 
-class OwnSocket:
+class OwnSocket(OwnDescriptor):
     """
     A socket of the debugger, whose descriptor code of the user may close.
 
@@ -447,9 +447,8 @@ class OwnSocket:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        own = OwnDescriptor(sock.detach())
-        self.socket = socket.socket(fileno=own.fd)
-        self.is_intact = own.is_intact
+        super().__init__(sock.detach())
+        self.socket = socket.socket(fileno=self.fd)
 
     def shut_down(self) -> None:
         """

@@ -29,7 +29,6 @@ from .settings import (
     describe_process,
     log_warning,
     pause_limit_s,
-    process_key,
 )
 
 
@@ -215,30 +214,55 @@ class Stop:
     Args:
         reason: ``"breakpoint"``, ``"post mortem"``, or ``"interrupt"``.
 
-        limit_s: The time limit for each wait, in seconds.
+        limit: The time limit for each wait, in seconds; by default that of
+            the settings.
+
+        header: Text to show to a client that attaches.
     """
 
-    def __init__(self, reason: str, limit_s: float) -> None:
+    def __init__(
+        self,
+        reason: str,
+        limit: float | None = None,
+        header: str | None = None,
+    ) -> None:
         self.reason = reason
         self.number = next(_stop_numbers)
         self.ident = threading.get_ident()
         self.thread = thread_name(threading.current_thread().name)
-        description = describe_process()
-        self.labels = {k: description[k] for k in ("group", "rank", "coords")}
-        host, pid, start = process_key()
-        self.key = f"{host}:{pid}:{start}:{self.ident}:{self.number}"
-        self.limit_s = limit_s
+        process = describe_process()
+        self.labels = {k: process[k] for k in ("group", "rank", "coords")}
+        names = (process[k] for k in ("host", "pid", "start"))
+        self.key = ":".join(map(str, (*names, self.ident, self.number)))
+        # With a limit of 0 only a request of a client stops; use the default.
+        self.limit_s = pause_limit_s(limit) or DEFAULT_LIMIT_S
         self.collective_timeout_s = shortest_timeout_s()
         self.since = time.monotonic()
-        self.deadline = self.since + limit_s
+        self.deadline = self.since + self.limit_s
         self.state = "running"
         self.place: dict[str, Any] = {}
-        self.warning = ""
         self._request_count = _request_count[0]
         self._line: str | None = None
         self._is_released = False
         self._text: list[str] = []
         self._size = 0
+        self.warning = self._timeout_warning()
+        for text in (header, self.warning):
+            if text:
+                self.write(f"{text}\n")
+
+    def _timeout_warning(self) -> str:
+        """
+        Return a warning if a collective times out before the stop.
+        """
+        timeout_s = self.collective_timeout_s
+        if timeout_s is None or timeout_s >= self.limit_s:
+            return ""
+
+        return (
+            f"other ranks give up waiting in a collective after {timeout_s:.0f} "
+            "s; arm(collective_timeout=...) raises that before they begin"
+        )
 
     def set_place(
         self,
@@ -435,16 +459,14 @@ def give_line(
     Returns:
         The output and the state of each, by key.
     """
-    end = time.monotonic() + wait_s
     with _changed:
         stops = {key: _stops.get(key) for key in dict.fromkeys(keys)}
         accepted = {k: s for k, s in stops.items() if s and s.put_line(line)}
         _changed.notify_all()
-        while any(s.state == "running" for s in accepted.values()):
-            left = end - time.monotonic()
-            if left <= 0:
-                break
-            _changed.wait(left)
+        _changed.wait_for(
+            lambda: all(s.state != "running" for s in accepted.values()),
+            wait_s,
+        )
         return {
             key: _stop_state(stop, was_accepted=key in accepted)
             for key, stop in stops.items()
@@ -472,38 +494,3 @@ def _stop_state(stop: Stop | None, *, was_accepted: bool) -> dict[str, Any]:
         return stop.output()
 
     return {"state": stop.state, "error": "it is busy with another command"}
-
-
-def open_stop(
-    reason: str, limit: float | None = None, header: str | None = None
-) -> Stop:
-    """
-    Create a stop for this thread.
-
-    Args:
-        limit: The time limit, in seconds.
-
-        header: Text to show to a client that attaches.
-    """
-    # With a limit of 0 only a request of a client stops; use the default then.
-    stop = Stop(reason, pause_limit_s(limit) or DEFAULT_LIMIT_S)
-    if header:
-        stop.write(f"{header}\n")
-    stop.warning = _timeout_warning(stop)
-    if stop.warning:
-        stop.write(f"{stop.warning}\n")
-    return stop
-
-
-def _timeout_warning(stop: Stop) -> str:
-    """
-    Return a warning if a collective times out before the stop.
-    """
-    timeout_s = stop.collective_timeout_s
-    if timeout_s is None or timeout_s >= stop.limit_s:
-        return ""
-
-    return (
-        f"other ranks give up waiting in a collective after {timeout_s:.0f} s; "
-        "arm(collective_timeout=...) raises that before they begin"
-    )
