@@ -23,14 +23,16 @@ import socket
 import sys
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
 from ...errors import DebuggerError
 from ..protocol import Message, MessageDecoder, encode_answer, socket_paths
-from .connections import DiscoveredPeers, Peer
-from .local import LocalTransport, choose_folder, external_stacks
+from .connections import Peer
+from .local import LocalTransport, choose_folder
+from .model import Listing, SilentProcess
 
 
 VERSION = 1
@@ -182,21 +184,18 @@ class _Relay:
             self.send({"id": number, "gone": True})
 
     def _find_ranks(self, _: Message) -> Message:
-        try:
+        peers: dict[str, Peer] = {}
+        listing = Listing()
+        with suppress(FileNotFoundError):  # no rank on this node yet
             if self.local is None and (folder := choose_folder(self.folder)):
                 self.local = LocalTransport(folder, _CONNECT_S)
-            discovered = (
-                self.local.peers() if self.local else DiscoveredPeers()
-            )
-        except FileNotFoundError:  # no rank on this node yet
-            discovered = DiscoveredPeers()
-        self._update_peers(
-            {Path(k).name: peer for k, peer in discovered.peers.items()}
-        )
+            if self.local:
+                peers, listing = self.local.peers()
+        self._update_peers({Path(k).name: peer for k, peer in peers.items()})
         return {
             "folder": str(self.local.folder) if self.local else "",
             "ranks": {k: [p.pid, p.uid] for k, p in self.peers.items()},
-            "silent": [one.pid for one in discovered.silent],
+            "silent": [one.pid for one in listing.silent],
         }
 
     def _update_peers(self, peers: dict[str, Peer]) -> None:
@@ -217,7 +216,8 @@ class _Relay:
             return {"told": []}
         # Only ranks of this job may be captured.
         ranks = {pid for _, pid in socket_paths(self.local.folder)}
-        return {"told": external_stacks(p for p in ranks if p in pids)}
+        silent = [SilentProcess(host="", pid=p) for p in ranks if p in pids]
+        return {"told": self.local.external_stacks(silent)}
 
 
 if __name__ == "__main__":
