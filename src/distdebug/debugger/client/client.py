@@ -12,7 +12,7 @@ import time
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from itertools import groupby, islice
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Self
 
@@ -719,27 +719,22 @@ def _open_relays(
         The open relays and the lost nodes, by node.
     """
     _raise_file_limit(len(connectors))
-    todo = iter(connectors.items())
+    todo = list(connectors.items())[::-1]
     relays: list[_Relay] = []
+    starting: list[_Relay] = []
     lost: dict[str, LostNode] = {}
     try:
-        with selectors.DefaultSelector() as starting:
-            while starting.get_map() or len(relays) + len(lost) < len(
-                connectors
-            ):
-                room = _MAX_STARTING - len(starting.get_map())
-                for host, connector in islice(todo, room):
-                    try:
-                        relay = _start_relay(host, connector)
-                    except OSError as exc:
-                        reason = clean(str(exc))
-                        lost[host] = LostNode(host=host, reason=reason)
-                        continue
+        while todo or starting:
+            while todo and len(starting) < _MAX_STARTING:
+                host, connector = todo.pop()
+                try:
+                    relay = _start_relay(host, connector)
+                except OSError as exc:
+                    lost[host] = LostNode(host=host, reason=clean(str(exc)))
+                else:
                     relays.append(relay)
-                    starting.register(
-                        relay.channel.socket, selectors.EVENT_READ, relay
-                    )
-                _await_greetings(starting)
+                    starting.append(relay)
+            starting = _await_greetings(starting)
     except BaseException:
         close_channels(relay.channel for relay in relays)
         raise
@@ -754,18 +749,21 @@ def _start_relay(host: str, connector: Connector) -> _Relay:
     return _Relay(host, channel, Connection(channel.socket), deadline)
 
 
-def _await_greetings(starting: selectors.BaseSelector) -> None:
+def _await_greetings(relays: list[_Relay]) -> list[_Relay]:
     """
-    Wait for a greeting or a deadline; unregister what need not be waited for.
+    Wait for a greeting or a deadline; return the relays that still start.
     """
-    relays = [key.data for key in starting.get_map().values()]
     deadline = min((relay.deadline for relay in relays), default=0.0)
-    for key, _ in starting.select(max(deadline - time.monotonic(), 0.0)):
-        key.data.receive_greeting()
+    with selectors.DefaultSelector() as selector:
+        for relay in relays:
+            selector.register(
+                relay.channel.socket, selectors.EVENT_READ, relay
+            )
+        for key, _ in selector.select(max(deadline - time.monotonic(), 0.0)):
+            key.data.receive_greeting()
     for relay in relays:
         relay.expire()
-        if relay.has_greeted or relay.lost:
-            starting.unregister(relay.channel.socket)
+    return [r for r in relays if not (r.has_greeted or r.lost)]
 
 
 def _raise_file_limit(count: int) -> None:

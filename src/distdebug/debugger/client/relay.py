@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,36 +65,21 @@ def main(
         The exit status.
     """
     seconds, *folder = arguments
-    with selectors.DefaultSelector() as selector:
-        relay = _Relay(stdout, folder[0] if folder else None, selector)
-        selector.register(stdin, selectors.EVENT_READ)
-        try:
-            alarm(int(seconds))
-            relay.send({"relay": VERSION, "host": socket.gethostname()})
-            for request in _requests(stdin, selector, relay):
+    relay, decoder = _Relay(stdout, *folder), MessageDecoder()
+    try:
+        alarm(int(seconds))
+        relay.send({"relay": VERSION, "host": socket.gethostname()})
+        while data := relay.receive(stdin):
+            for request in decoder.decode(data):
                 # The connection may break while the client waits for a slow answer.
                 alarm(int(seconds) + math.ceil(_requested_wait_s(request)))
                 relay.handle(request)
-        except (DebuggerError, OSError, ValueError):
-            return 1
-        finally:
-            alarm(0)
-            relay.close()
+    except (DebuggerError, OSError, ValueError):
+        return 1
+    finally:
+        alarm(0)
+        relay.close()
     return 0
-
-
-def _requests(
-    stdin: int, selector: selectors.BaseSelector, relay: _Relay
-) -> Iterator[Message]:
-    decoder = MessageDecoder()
-    while True:
-        for key, _ in selector.select():
-            if key.data is not None:
-                relay.forward_answers(key.data)
-            elif data := os.read(stdin, _READ_BYTES):
-                yield from decoder.decode(data)
-            else:
-                return
 
 
 def _requested_wait_s(request: Message) -> float:
@@ -111,8 +96,7 @@ class _Relay:
     """
 
     stdout: int
-    folder: str | None
-    selector: selectors.BaseSelector
+    folder: str | None = None
     local: LocalTransport | None = None
     peers: dict[str, Peer] = attrs.field(factory=dict)
 
@@ -123,6 +107,26 @@ class _Relay:
         data = encode_answer(message)
         while data:
             data = data[os.write(self.stdout, data) :]
+
+    def receive(self, stdin: int) -> bytes:
+        """
+        Forward answers of ranks until the client sends something.
+
+        Returns:
+            What it sent; ``b""`` at the end of the input.
+        """
+        while True:
+            with selectors.DefaultSelector() as selector:
+                selector.register(stdin, selectors.EVENT_READ)
+                for name, peer in self.peers.items():
+                    one = peer.connection
+                    if one.pending:
+                        selector.register(one.socket, one.events, name)
+                ready = [key.data for key, _ in selector.select()]
+            for name in filter(None, ready):
+                self._forward_answers(name)
+            if None in ready:
+                return os.read(stdin, _READ_BYTES)
 
     def handle(self, request: Message) -> None:
         """
@@ -143,26 +147,19 @@ class _Relay:
         else:
             self.send({"id": number, "error": "a relay does not do this"})
 
-    def forward_answers(self, name: str) -> None:
-        """
-        Forward the answers of a rank to the client.
-        """
-        if name not in self.peers:
-            return
-        connection = self.peers[name].connection
-        for number, answer in connection.answers():
-            self.send({**answer, "id": number})
-        if connection.is_closed:
-            self._disconnect(name)
-        else:
-            self.selector.modify(connection.socket, connection.events, name)
-
     def close(self) -> None:
         """
         Disconnect from all ranks.
         """
         if self.local:
             self.local.close()
+
+    def _forward_answers(self, name: str) -> None:
+        connection = self.peers[name].connection
+        for number, answer in connection.answers():
+            self.send({**answer, "id": number})
+        if connection.is_closed:
+            self._disconnect(name)
 
     def _forward_request(self, request: Message) -> None:
         name, number = str(request.pop("to")), request.pop("id", None)
@@ -172,13 +169,11 @@ class _Relay:
             return
         connection = self.peers[name].connection
         connection.pending[connection.ask(request)] = number
-        self.selector.modify(connection.socket, connection.events, name)
 
     def _disconnect(self, name: str) -> None:
         if name not in self.peers:
             return
         connection = self.peers.pop(name).connection
-        self.selector.unregister(connection.socket)
         connection.close()
         for number in connection.pending.values():
             self.send({"id": number, "gone": True})
@@ -191,24 +186,12 @@ class _Relay:
                 self.local = LocalTransport(folder, _CONNECT_S)
             if self.local:
                 peers, listing = self.local.peers()
-        self._update_peers({Path(k).name: peer for k, peer in peers.items()})
+        self.peers = {Path(path).name: peer for path, peer in peers.items()}
         return {
             "folder": str(self.local.folder) if self.local else "",
             "ranks": {k: [p.pid, p.uid] for k, p in self.peers.items()},
             "silent": [one.pid for one in listing.silent],
         }
-
-    def _update_peers(self, peers: dict[str, Peer]) -> None:
-        for name, peer in self.peers.items():
-            if peers.get(name) is not peer:
-                self.selector.unregister(peer.connection.socket)
-        for name, peer in peers.items():
-            if self.peers.get(name) is not peer:
-                connection = peer.connection
-                self.selector.register(
-                    connection.socket, connection.events, name
-                )
-        self.peers = peers
 
     def _external_stacks(self, request: Message) -> Message:
         pids = request.get("pids")
