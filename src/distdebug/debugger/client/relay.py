@@ -97,8 +97,8 @@ class _Relay:
 
     stdout: int
     folder: str | None = None
-    local: LocalTransport | None = None
-    peers: dict[str, Peer] = attrs.field(factory=dict)
+    local: LocalTransport | None = attrs.field(default=None, init=False)
+    peers: dict[str, Peer] = attrs.field(factory=dict, init=False)
 
     def send(self, message: Message) -> None:
         """
