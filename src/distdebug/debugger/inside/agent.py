@@ -545,7 +545,6 @@ def serve(listener: OwnSocket, folder: Path) -> None:
 def _accept(
     listener: OwnSocket, client_comes: select.poll, folder: Path
 ) -> None:
-    free = threading.BoundedSemaphore(_MAX_CLIENTS)
     while listener.is_intact():
         events = client_comes.poll(_CHECK_MS)
         if any(event & select.POLLHUP for _, event in events):
@@ -553,23 +552,23 @@ def _accept(
         if not (events and listener.is_intact()):
             continue
         try:
-            client, _ = listener.socket.accept()
+            client = _Client(listener.socket.accept()[0])
         except OSError:
             time.sleep(0.1)  # too many open files, for now
             continue
-        if not free.acquire(blocking=False) and not _evict_idle_client(free):
+        if len(_clients) >= _MAX_CLIENTS and not _evict_idle_client():
             _reject_client(client)
             continue
+        _clients.add(client)
         try:
-            serve_client = partial(_serve_client, client, folder, free)
+            serve_client = partial(_serve_client, client, folder)
             OwnThread(serve_client, "distdebug-client").start()
         except RuntimeError:  # no more threads
-            client.close()
-            free.release()
+            _forget_client(client)
     listener.close()
 
 
-def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:
+def _evict_idle_client() -> bool:
     """
     Disconnect the client that is idle for longest, if long enough.
     """
@@ -579,25 +578,27 @@ def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:
     if client is None or client.last_received > since:
         return False
 
-    client.shut_down()
-    return free.acquire(timeout=1.0)
+    _clients.discard(client)
+    client.shut_down()  # its thread closes it
+    return True
 
 
-def _reject_client(client: socket.socket) -> None:
+def _forget_client(client: _Client) -> None:
+    _clients.discard(client)
+    client.close()
+
+
+def _reject_client(client: _Client) -> None:
     text = (
         f"it is busy, as {_MAX_CLIENTS} others talk to it; try again in "
         f"{_MIN_IDLE_S:.0f} s"
     )
     with suppress(OSError):
-        client.sendall(encode_message({"id": None, "error": text}))
+        client.socket.sendall(encode_message({"id": None, "error": text}))
     client.close()
 
 
-def _serve_client(
-    sock: socket.socket, folder: Path, free: threading.BoundedSemaphore
-) -> None:
-    client = _Client(sock)
-    _clients.add(client)
+def _serve_client(client: _Client, folder: Path) -> None:
     try:
         uid = peer_uid(client.socket)
         if is_allowed_peer(uid):
@@ -608,9 +609,7 @@ def _serve_client(
     except OSError:
         pass  # the client has disconnected
     finally:
-        _clients.discard(client)
-        client.close()
-        free.release()
+        _forget_client(client)
 
 
 def _set_timeouts(client: socket.socket) -> None:
