@@ -61,8 +61,7 @@ def raise_timeouts(seconds: float) -> None:
 
     restore_timeouts()
     timeout = timedelta(seconds=seconds)
-    for group in _groups():
-        _raise_timeout(group, timeout)
+    _raise_to(timeout, _groups())
     _patch_register(c10d, timeout)
 
 
@@ -77,18 +76,17 @@ def _patch_register(c10d: Any, timeout: timedelta) -> None:
         name: Any, group: Any, *args: Any, **kwargs: Any
     ) -> Any:
         made = register(name, group, *args, **kwargs)
-        _raise_timeout(group, timeout)
+        _raise_to(timeout, [group])
         return made
 
     _original_register.append(register)
     setattr(c10d, _REGISTER_FUNCTION, register_with_timeout)
 
 
-def _raise_timeout(group: Any, timeout: timedelta) -> None:
-    for backend in _backends(group):
-        with suppress(Exception):
-            current = _timeout_of(backend)
-            if current < timeout:
+def _raise_to(timeout: timedelta, groups: Iterable[Any]) -> None:
+    for backend, current in _timeouts(groups):
+        if current < timeout:
+            with suppress(Exception):
                 backend._set_default_timeout(timeout)  # noqa: SLF001 no public way
                 _original_timeouts.setdefault(backend, current)
 
@@ -113,12 +111,8 @@ def shortest_timeout_s() -> float | None:
     Returns:
         ``None`` if there is no group.
     """
-    found = []
-    for group in _groups():
-        for backend in _backends(group):
-            with suppress(Exception):
-                found.append(_timeout_of(backend).total_seconds())
-    return min(found, default=None)
+    seconds = (timeout.total_seconds() for _, timeout in _timeouts(_groups()))
+    return min(seconds, default=None)
 
 
 def _groups() -> list[Any]:
@@ -126,18 +120,19 @@ def _groups() -> list[Any]:
     return [*getattr(getattr(c10d, "_world", None), "pg_map", {})]
 
 
-def _backends(group: Any) -> Iterator[Any]:
+def _timeouts(groups: Iterable[Any]) -> Iterator[tuple[Any, timedelta]]:
     """
-    Yield the backend of a group for each kind of device.
+    Yield the backend of groups for each kind of device, and its timeout.
     """
-    with suppress(Exception):
-        for device in group._device_types:  # noqa: SLF001 no public way
-            yield group._get_backend(device)  # noqa: SLF001
-
-
-def _timeout_of(backend: Any) -> timedelta:
-    timeout: timedelta = backend.options._timeout  # noqa: SLF001 no public way
-    return timeout
+    for group in groups:
+        # There is no public way, and each version of torch may differ.
+        with suppress(Exception):
+            for device in group._device_types:  # noqa: SLF001
+                with suppress(Exception):
+                    backend = group._get_backend(device)  # noqa: SLF001
+                    timeout = backend.options._timeout  # noqa: SLF001
+                    if isinstance(timeout, timedelta):
+                        yield backend, timeout
 
 
 _request_numbers = itertools.count(1)
