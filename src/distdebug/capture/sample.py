@@ -163,8 +163,9 @@ def dump_python(
         dump = _dump_once(pid, state, share_s, with_digests=reads_digests)
         if dump.threads:
             best, failures, cut_off = dump, 0, cut_off + 1
-            is_cut_off = left_s > 0 and _is_truncated(dump.threads)
-            is_final = cut_off == _MAX_TRIES or not is_cut_off
+            is_late = time.monotonic() >= start + timeout_s
+            is_whole = not _is_truncated(dump.threads)
+            is_final = is_whole or is_late or cut_off == _MAX_TRIES
         else:
             best, failures = best if cut_off else dump, failures + 1
             is_torn = _EFAULT_TEXT in dump.attempt.detail
