@@ -216,14 +216,14 @@ class TestNamespaces:
             children = Path(f"/proc/{parent}/task/{parent}/children")
             pid = int(children.read_text())
             answer = ask(pid)
-            threads, _ = read_native_stacks(pid, tools=("gdb",))
+            found = read_native_stacks(pid, tools=("gdb",))
 
         status, remedy = answer["hindrance"]
         assert "other_namespace" == status
         assert f"nsenter -t {pid} -p -m" in remedy
         assert "kubectl debug" in remedy
         assert [["ok", ""]] == answer["native"]
-        assert [pid] == [t.thread_id for t in threads]
+        assert [pid] == [t.thread_id for t in found.threads]
 
     @needs("unshare", "--pid", "--fork")
     def test_half_inside(self, target):

@@ -24,7 +24,7 @@ import pytest
 import distdebug
 
 from distdebug.debugger import connect
-from distdebug.debugger.client import remote
+from distdebug.debugger.client import client as client_module
 from distdebug.errors import DebuggerError, NodesError
 
 from .living import end, free_ports, having, wait_until
@@ -265,7 +265,7 @@ class TestSlurm:
         A relay whose client is cut off ends by itself; the next question
         starts another.
         """
-        monkeypatch.setattr(remote, "_RELAY_IDLE_S", 10)
+        monkeypatch.setattr(client_module, "_RELAY_IDLE_S", 10)
         with connect(**job, timeout_s=20) as client:
             client.list()
             cut = [p for p in having(RELAY) if p.name().startswith("srun")]

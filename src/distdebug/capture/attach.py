@@ -334,16 +334,7 @@ def attach(
         remedy = remedy_for_missing(tool.program)
         missing = CaptureStatus.TOOL_MISSING, remedy
         return _not_attached(tool, *(blocker or missing))
-    return _run(tool, command, pid, state, timeout_s)
 
-
-def _run(
-    tool: Tool,
-    command: tuple[list[str], int],
-    pid: int,
-    state: ProcessState,
-    timeout_s: float,
-) -> ToolResult:
     prefix, number = command
     try:
         result = run_attached(
@@ -430,13 +421,34 @@ _PROCESS_BLOCKERS = {*CaptureStatus} - {
 }
 
 
+class AttachedStacks(NamedTuple):
+    """
+    Stacks of a process, by tools that attached to it.
+
+    Attributes:
+        threads: Its threads on the host; empty if every tool failed.
+
+        attempts: One per tool that was tried.
+
+        kernels: Kernels that its GPUs were running.
+
+        cuda_text: Output of cuda-gdb, with a line that says so if it failed;
+            ``""`` if it was not to be run.
+    """
+
+    threads: Threads
+    attempts: tuple[Attempt, ...]
+    kernels: tuple[GpuKernel, ...] = ()
+    cuda_text: str = ""
+
+
 def read_native_stacks(
     pid: int,
     *,
     timeout_s: float = 60.0,
     tools: Sequence[str] = ("pystack", "py-spy", "gdb"),
     start_ticks: int | None = None,
-) -> tuple[Threads, tuple[Attempt, ...]]:
+) -> AttachedStacks:
     """
     Return the native stacks of a process from the first tool that succeeds.
 
@@ -447,10 +459,6 @@ def read_native_stacks(
 
         start_ticks: Expected start time, in clock ticks since boot; None
             accepts any process with this PID.
-
-    Returns:
-        The threads, empty if every tool failed; and one attempt per tool that
-        was tried.
     """
     deadline = time.monotonic() + timeout_s
     attempts: list[Attempt] = []
@@ -461,8 +469,8 @@ def read_native_stacks(
         result = attach(_TOOLS[name], pid, share_s, start_ticks)
         attempts.append(result.attempt)
         if result.threads or result.attempt.status in _PROCESS_BLOCKERS:
-            return result.threads, tuple(attempts)
-    return (), tuple(attempts)
+            return AttachedStacks(result.threads, tuple(attempts))
+    return AttachedStacks((), tuple(attempts))
 
 
 def gdb_arguments(*commands: str, more: Sequence[str] = ()) -> list[str]:
@@ -507,29 +515,9 @@ _UNWINDER_FIX = (
 )
 
 
-class CudaOutcome(NamedTuple):
-    """
-    GPU kernels and host threads of a process.
-
-    Attributes:
-        threads: Its threads on the host; empty if every tool failed.
-
-        kernels: Kernels that its GPUs were running.
-
-        text: Output of cuda-gdb; with a line that says so if it failed.
-
-        attempts: One per tool that was tried.
-    """
-
-    threads: Threads
-    kernels: tuple[GpuKernel, ...]
-    text: str
-    attempts: tuple[Attempt, ...]
-
-
 def capture_cuda(
     pid: int, *, timeout_s: float, start_ticks: int | None = None
-) -> CudaOutcome:
+) -> AttachedStacks:
     """
     Return the GPU kernels of a process, and its host threads.
 
@@ -550,7 +538,7 @@ def capture_cuda(
         text = _failed_text(result, fallback)
         attempts.append(fallback.attempt)
     kernels = parse_kernels(result.text)
-    return CudaOutcome(threads, kernels, text, tuple(attempts))
+    return AttachedStacks(threads, tuple(attempts), kernels, text)
 
 
 def _failed_text(result: ToolResult, fallback: ToolResult) -> str:

@@ -32,6 +32,7 @@ from ..processes import (
     read_link,
     read_proc,
     read_state,
+    whole_number,
 )
 from ..stacks import ThreadStack
 from .guard_program import read_target_state
@@ -134,10 +135,8 @@ def read_yama_scope() -> int:
     """
     Return ``kernel.yama.ptrace_scope``: 0 (no limit) to 3 (no attach at all).
     """
-    try:
-        return int(read_proc("/proc/sys/kernel/yama/ptrace_scope") or 0)
-    except ValueError:
-        return 0
+    text = read_proc("/proc/sys/kernel/yama/ptrace_scope") or b""
+    return whole_number(text.strip()) or 0
 
 
 def yama_remedy(scope: int) -> str:

@@ -15,6 +15,7 @@ import tempfile
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import IO, cast
 
 from .._proc import find_tool, run_tool
@@ -71,11 +72,14 @@ def check_capture() -> tuple[Check, ...]:
         *(lambda name=name: (_check_tool(name),) for name in _TOOL_USES),
         lambda: tuple(Check(name, *call()) for name, call in _CHECKS.items()),
     ]
-    done = parallel_map(
-        lambda check: check(), todo, timeout_s=_ALL_CHECKS_TIMEOUT_S
-    )
     late = Check("checks", ok=False, detail="some were not done in time")
-    return tuple(check for found in done for check in (found or (late,)))
+    done = parallel_map(
+        lambda check: check(),
+        todo,
+        timeout_s=_ALL_CHECKS_TIMEOUT_S,
+        late=lambda _: (late,),
+    )
+    return tuple(chain.from_iterable(done))
 
 
 def _check_trial_process() -> tuple[Check, ...]:

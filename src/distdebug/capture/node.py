@@ -40,7 +40,7 @@ from ..stacks import (
     join_threads,
     merge_stacks,
 )
-from .attach import capture_cuda, node_lock, read_native_stacks
+from .attach import AttachedStacks, capture_cuda, node_lock, read_native_stacks
 from .blockers import explain_state
 from .model import (
     Attempt,
@@ -68,8 +68,9 @@ def parallel_map(
     items: Iterable[_Item],
     *,
     timeout_s: float,
+    late: Callable[[_Item], _Result],
     tell: Callable[[int, int], object] = lambda _done, _total: None,
-) -> list[_Result | None]:
+) -> list[_Result]:
     """
     Call a function that runs tools for each item, in several threads.
 
@@ -78,17 +79,18 @@ def parallel_map(
     Args:
         timeout_s: Time limit for all items, in seconds.
 
+        late: Returns the result of an item that was not done in time.
+
         tell: Called with the number of items done, and of all.
 
     Returns:
-        The results, in the order of *items*; ``None`` for items that were not
-        done in time.
+        The results, in the order of *items*.
 
     Raises:
         Exception: The first that *function* raised.
     """
     todo = list(items)
-    results: list[_Result | None] = [None] * len(todo)
+    results: dict[int, _Result] = {}
     answers = map_with_timeout(
         lambda number: function(todo[number]),
         range(len(todo)),
@@ -104,17 +106,17 @@ def parallel_map(
         except BaseException:
             stop_children()
             raise
-    return results
+    return [
+        results[number] if number in results else late(item)
+        for number, item in enumerate(todo)
+    ]
 
 
-def _map_processes(  # noqa: PLR0913 some can be left out
-    function: Callable[[ProcessCapture], ProcessCapture | None],
+def _map_processes(
+    function: Callable[[ProcessCapture], ProcessCapture],
     processes: Sequence[ProcessCapture],
     chosen: Collection[int],
-    *,
-    timeout_s: float,
-    tell: Callable[[int, int], object] = lambda _done, _total: None,
-    late: Attempt | None = None,
+    **limits: Any,
 ) -> list[ProcessCapture]:
     """
     Replace some processes by what a function returns for them.
@@ -122,21 +124,17 @@ def _map_processes(  # noqa: PLR0913 some can be left out
     Args:
         chosen: PIDs of the processes to call it for.
 
-        late: Attempt to add to those that were not done in time.
+        limits: As of :func:`parallel_map`.
     """
     todo = [p for p in processes if p.worker.pid in chosen]
-    done = parallel_map(function, todo, timeout_s=timeout_s, tell=tell)
-    by_pid = {
-        before.worker.pid: after or _add_attempts(before, late)
-        for before, after in zip(todo, done, strict=True)
-    }
+    done = parallel_map(function, todo, **limits)
+    by_pid = {process.worker.pid: process for process in done}
     return [by_pid.get(p.worker.pid, p) for p in processes]
 
 
 def _add_attempts(
-    process: ProcessCapture, *attempts: Attempt | None, **changes: Any
+    process: ProcessCapture, *new: Attempt, **changes: Any
 ) -> ProcessCapture:
-    new = filter(None, attempts)
     return attrs.evolve(process, attempts=(*process.attempts, *new), **changes)
 
 
@@ -164,7 +162,11 @@ def _request_missing_stacks(
     }
     timeout_s = min(_seconds_left(deadline), 4 * _SELF_REPORT_S)
     return _map_processes(
-        _add_self_report, processes, chosen, timeout_s=timeout_s
+        _add_self_report,
+        processes,
+        chosen,
+        timeout_s=timeout_s,
+        late=_add_attempts,
     )
 
 
@@ -232,17 +234,21 @@ def _attach_tools(
 
     If another collector is at work, only an attempt that says so is added.
     """
-    stages: tuple[_Stage, ...] = (
-        ("native stacks", _add_native, _select_processes(processes, native)),
-        ("cuda-gdb", _add_cuda, {p.worker.pid for p in processes if cuda}),
-    )
-    if not any(chosen for *_, chosen in stages):
+    chosen = _select_processes(processes, native)
+    if not (chosen or (cuda and processes)):
         return processes
 
+    run_stage = partial(_run_stage, deadline=deadline, tell=tell)
     try:
         with node_lock(_LOCK_S):
-            for stage in stages:
-                processes = _run_stage(stage, processes, deadline, tell)
+            processes = run_stage(
+                "native stacks", read_native_stacks, processes, chosen
+            )
+            if cuda:
+                every = {p.worker.pid for p in processes}
+                processes = run_stage(
+                    "cuda-gdb", capture_cuda, processes, every
+                )
     except CaptureError as exc:
         # The samples taken before are still useful.
         attempt = Attempt(
@@ -255,69 +261,51 @@ def _attach_tools(
     return processes
 
 
-_Stage = tuple[
-    str, Callable[[ProcessCapture, float], ProcessCapture], set[int]
-]
-
-
-def _run_stage(
-    stage: _Stage,
+def _run_stage(  # noqa: PLR0913 each stage has its own
+    name: str,
+    capture: Callable[..., AttachedStacks],
     processes: Sequence[ProcessCapture],
+    chosen: Collection[int],
+    *,
     deadline: float,
     tell: ProgressCallback,
 ) -> Sequence[ProcessCapture]:
-    name, add, chosen = stage
-
-    def one(process: ProcessCapture) -> ProcessCapture | None:
-        left_s = min(deadline - time.monotonic(), _TOOL_TIMEOUT_S)
-        return add(process, left_s) if left_s > 0 else None
-
-    timeout_s = max(deadline - time.monotonic(), 0) + _GRACE_S
-    late = Attempt(
+    attempt = Attempt(
         tool=name,
         status=CaptureStatus.TIMED_OUT,
         detail="the time for all processes of this node was over",
         remedy="allow more time, or name fewer processes",
     )
+
+    def late(process: ProcessCapture) -> ProcessCapture:
+        return _add_attempts(process, attempt)
+
+    def add(process: ProcessCapture) -> ProcessCapture:
+        left_s = min(deadline - time.monotonic(), _TOOL_TIMEOUT_S)
+        if left_s <= 0:
+            return late(process)
+
+        worker, stacks = process.worker, process.stacks
+        found = capture(
+            worker.pid, timeout_s=left_s, start_ticks=worker.start_ticks
+        )
+        threads = join_threads(stacks.threads, found.threads)
+        kernels = (*stacks.kernels, *found.kernels)
+        return _add_attempts(
+            process,
+            *found.attempts,
+            stacks=attrs.evolve(stacks, threads=threads, kernels=kernels),
+            cuda_text=process.cuda_text + found.cuda_text,
+        )
+
     return _map_processes(
-        one,
+        add,
         processes,
         chosen,
-        timeout_s=timeout_s,
-        tell=partial(tell, name),
+        timeout_s=max(deadline - time.monotonic(), 0) + _GRACE_S,
         late=late,
+        tell=partial(tell, name),
     )
-
-
-def _add_native(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
-    threads, attempts = read_native_stacks(
-        process.worker.pid,
-        timeout_s=timeout_s,
-        start_ticks=process.worker.start_ticks,
-    )
-    stacks = _join_native(process.stacks, threads)
-    return _add_attempts(process, *attempts, stacks=stacks)
-
-
-def _add_cuda(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
-    found = capture_cuda(
-        process.worker.pid,
-        timeout_s=timeout_s,
-        start_ticks=process.worker.start_ticks,
-    )
-    stacks = _join_native(process.stacks, found.threads)
-    return _add_attempts(
-        process,
-        *found.attempts,
-        stacks=attrs.evolve(stacks, kernels=found.kernels),
-        cuda_text=found.text,
-    )
-
-
-def _join_native(
-    stacks: ProcessStacks, native: Iterable[ThreadStack]
-) -> ProcessStacks:
-    return attrs.evolve(stacks, threads=join_threads(stacks.threads, native))
 
 
 def _select_processes(
@@ -579,13 +567,13 @@ def _sample_all(
     tell: Callable[[int, int], object],
 ) -> list[Sample]:
     limit_s = min(_SAMPLE_TIMEOUT_S, _seconds_left(deadline))
-    taken = parallel_map(
+    return parallel_map(
         partial(take_sample, timeout_s=limit_s),
         workers,
         timeout_s=limit_s + _GRACE_S,
+        late=lambda _: timed_out_sample(),
         tell=tell,
     )
-    return [sample or timed_out_sample() for sample in taken]
 
 
 def _describe_all(
@@ -595,15 +583,12 @@ def _describe_all(
     deadline: float,
 ) -> Sequence[ProcessCapture]:
     # This reads /proc again, which may block this time.
-    described = parallel_map(
+    return parallel_map(
         lambda item: _describe_one(*item, host),
         zip(workers, zip(*rounds, strict=True), strict=True),
         timeout_s=min(_SAMPLE_TIMEOUT_S, _seconds_left(deadline)) + _GRACE_S,
+        late=lambda item: _describe_one(item[0], [timed_out_sample()], host),
     )
-    return [
-        process or _describe_one(worker, [timed_out_sample()], host)
-        for worker, process in zip(workers, described, strict=True)
-    ]
 
 
 def _describe_one(

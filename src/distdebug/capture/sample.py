@@ -7,14 +7,12 @@ from files in ``/proc`` that every user may read.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import time
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import pairwise
+from itertools import pairwise, repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -35,7 +33,6 @@ from ..processes import (
 )
 from ..stacks import (
     ProcessStacks,
-    StackFrame,
     SystemCall,
     ThreadActivity,
     ThreadStack,
@@ -156,17 +153,28 @@ def dump_python(
             values are kept.
     """
     start = time.monotonic()
-    retry = partial(_dump_with_retries, pid, state, with_digests=with_digests)
-    dump = retry(timeout_s)
-    for _ in range(_MAX_TRIES - 1):
+    best = PythonDump((), Attempt(tool="py-spy", status=CaptureStatus.SKIPPED))
+    is_final, failures, cut_off = False, 0, 0
+    while not is_final:
         left_s = start + timeout_s - time.monotonic()
-        if left_s <= 0 or not _is_truncated(dump.threads):
-            break
-        again = retry(left_s)
-        dump = again if again.threads else dump
+        # If reading variables fails, the next try does without.
+        reads_digests = with_digests and not failures
+        share_s = max(left_s, 0.1) / (2 if reads_digests else 1)
+        dump = _dump_once(pid, state, share_s, with_digests=reads_digests)
+        if dump.threads:
+            best, failures, cut_off = dump, 0, cut_off + 1
+            is_late = time.monotonic() >= start + timeout_s
+            is_whole = not _is_truncated(dump.threads)
+            is_final = is_whole or is_late or cut_off == _MAX_TRIES
+        else:
+            best, failures = best if cut_off else dump, failures + 1
+            is_torn = _EFAULT_TEXT in dump.attempt.detail
+            most = _MAX_TRIES_AT_EFAULT if is_torn else _MAX_TRIES
+            may_help = reads_digests or dump.attempt.status in _RETRYABLE
+            is_final = failures >= most or not may_help
 
-    attempt = attrs.evolve(dump.attempt, seconds=time.monotonic() - start)
-    return dump._replace(attempt=attempt)
+    attempt = attrs.evolve(best.attempt, seconds=time.monotonic() - start)
+    return best._replace(attempt=attempt)
 
 
 def _is_truncated(threads: Sequence[ThreadStack]) -> bool:
@@ -179,28 +187,6 @@ def _is_truncated(threads: Sequence[ThreadStack]) -> bool:
     """
     mains = [t for t in threads if t.is_main and t.active and t.frames]
     return any("<module>" not in {f.name for f in t.frames} for t in mains)
-
-
-def _dump_with_retries(
-    pid: int,
-    state: ProcessState | None,
-    timeout_s: float,
-    *,
-    with_digests: bool,
-) -> PythonDump:
-    start = time.monotonic()
-    for number in itertools.count(1):
-        left_s = max(start + timeout_s - time.monotonic(), 0.1)
-        # If reading variables fails, the next try does without.
-        reads_digests = with_digests and number == 1
-        share_s = left_s / 2 if reads_digests else left_s
-        dump = _dump_once(pid, state, share_s, with_digests=reads_digests)
-        is_torn = _EFAULT_TEXT in dump.attempt.detail
-        is_final = dump.attempt.status not in _RETRYABLE and not reads_digests
-        most = _MAX_TRIES_AT_EFAULT if is_torn else _MAX_TRIES
-        if dump.threads or number >= most or is_final:
-            break
-    return dump
 
 
 def _dump_once(
@@ -390,23 +376,43 @@ def _state_letter(sample: Sample) -> str:
     return "X" if sample.attempt.status is CaptureStatus.EXITED else ""
 
 
+class _SampledThread(NamedTuple):
+    """
+    A thread as one sample shows it.
+
+    Attributes:
+        is_gil_free: Whether no thread held the GIL.
+    """
+
+    stack: ThreadStack
+    digest: Digest | None
+    is_gil_free: bool
+
+
+def _sampled_threads(pid: int, sample: Sample) -> dict[int, _SampledThread]:
+    is_gil_free = not any(t.owns_gil for t in sample.threads)
+    digests = sample.digests or repeat(None)
+    # Before Python 3.11 py-spy may not know the thread ID of the system.
+    return {
+        pid if stack.is_main else stack.thread_id or pid: _SampledThread(
+            stack, digest, is_gil_free
+        )
+        for stack, digest in zip(sample.threads, digests, strict=False)
+    }
+
+
 def _describe_threads(
     pid: int, samples: Sequence[Sample]
 ) -> Iterable[ThreadStack]:
     last = samples[-1]
-    threads_by_sample = [
-        {_thread_id(pid, t): t for t in sample.threads} for sample in samples
-    ]
-    digests = _digests_by_thread(pid, samples)
-    unlocked = [
-        not any(t.owns_gil for t in sample.threads) for sample in samples
-    ]
+    threads = [_sampled_threads(pid, sample) for sample in samples]
     # Threads without Python stack have counters, too.
-    for number in dict.fromkeys((*threads_by_sample[-1], *last.facts)):
+    for number in dict.fromkeys((*threads[-1], *last.facts)):
         facts, call = last.facts.get(number), last.calls.get(number)
-        thread = threads_by_sample[-1].get(number) or ThreadStack(
-            name=facts.name if facts else "", frames=()
-        )
+        looks = [x[number] for x in threads if number in x]
+        thread = ThreadStack(name=facts.name if facts else "", frames=())
+        if number in threads[-1]:
+            thread = looks[-1].stack
         yield attrs.evolve(
             thread,
             thread_id=number,
@@ -414,45 +420,23 @@ def _describe_threads(
             state=facts.state if facts else "",
             system_call=SystemCall(**call._asdict()) if call else None,
             idle_s=idle_seconds(pid, number),
-            activity=_thread_activity(
-                number,
-                samples,
-                [s.get(number) for s in threads_by_sample],
-                digests.get(number, []),
-                unlocked,
-            ),
+            activity=_thread_activity(number, samples, looks),
         )
 
 
-def _thread_id(pid: int, thread: ThreadStack) -> int:
-    # Before Python 3.11 py-spy may not know the thread ID of the system.
-    return pid if thread.is_main else thread.thread_id or pid
-
-
-def _digests_by_thread(
-    pid: int, samples: Sequence[Sample]
-) -> Mapping[int, list[Digest]]:
-    found: dict[int, list[Digest]] = {}
-    for sample in samples:
-        for thread, value in zip(sample.threads, sample.digests, strict=False):
-            found.setdefault(_thread_id(pid, thread), []).append(value)
-    return found
-
-
 def _thread_activity(
-    number: int,
-    samples: Sequence[Sample],
-    threads: Sequence[ThreadStack | None],
-    digests: Sequence[Digest],
-    unlocked: Sequence[bool],
+    number: int, samples: Sequence[Sample], looks: Sequence[_SampledThread]
 ) -> ThreadActivity | None:
     first, last = samples[0], samples[-1]
     before, after = first.facts.get(number), last.facts.get(number)
     if before is None or after is None or first is last:
         return None
 
-    stacks = [t.frames for t in threads if t is not None]
+    stacks = [x.stack.frames for x in looks]
     functions = [[(f.name, f.filename) for f in frames] for frames in stacks]
+    digests = [x.digest for x in looks if x.digest is not None]
+    # py-spy does not always know who holds the GIL.
+    is_free = [x.is_gil_free for x in looks if x.stack.owns_gil is not None]
     return ThreadActivity(
         seconds=last.when - first.when,
         voluntary=after.voluntary - before.voluntary,
@@ -461,36 +445,14 @@ def _thread_activity(
         has_moved=_has_changed(stacks),
         has_left=_has_changed(functions),
         has_new_values=_has_changed([v.whole for v in digests]),
-        has_returned=_has_returned(stacks, digests),
-        has_let_go=_has_let_go(threads, unlocked),
+        # A caller of the innermost function went on.
+        has_returned=_has_changed([frames[1:] for frames in stacks])
+        or _has_changed([v.callers for v in digests]),
+        has_let_go=any(is_free) if is_free else None,
         io_bytes=None
         if after.io_bytes is None or before.io_bytes is None
         else after.io_bytes - before.io_bytes,
     )
-
-
-def _has_returned(
-    stacks: Sequence[Sequence[StackFrame]], digests: Sequence[Digest]
-) -> bool | None:
-    """
-    Return whether a caller of the innermost function went on.
-    """
-    lines = _has_changed([frames[1:] for frames in stacks])
-    return lines or _has_changed([v.callers for v in digests])
-
-
-def _has_let_go(
-    threads: Sequence[ThreadStack | None], unlocked: Sequence[bool]
-) -> bool | None:
-    """
-    Return whether a thread was sampled while the GIL was free.
-    """
-    known = [
-        is_unlocked
-        for thread, is_unlocked in zip(threads, unlocked, strict=True)
-        if thread is not None and thread.owns_gil is not None
-    ]
-    return any(known) if known else None
 
 
 def _has_changed(values: Sequence[object]) -> bool | None:

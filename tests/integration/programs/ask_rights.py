@@ -22,12 +22,12 @@ def main() -> None:
     Ask.
     """
     pid = int(sys.argv[1])
-    _, attempts = read_native_stacks(pid, tools=("gdb",), timeout_s=60)
+    found = read_native_stacks(pid, tools=("gdb",), timeout_s=60)
     print(
         json.dumps(
             {
                 "hindrance": attach_blocker(pid) or ["none", ""],
-                "native": [(a.status, a.remedy) for a in attempts],
+                "native": [(a.status, a.remedy) for a in found.attempts],
                 "python": read_python(pid),
             }
         )

@@ -1396,7 +1396,7 @@ class TestStop:
         """
         A stop cannot be found before it is known where it is, and ends.
         """
-        stop = stops.open_stop("breakpoint", 0.01, "header")
+        stop = stops.Stop("breakpoint", 0.01, "header")
 
         before = stops.open_stops()
         stop.set_place(sys._getframe())
@@ -1414,7 +1414,7 @@ class TestStop:
         """
         A stop takes one line at a time, until it is released.
         """
-        stop = stops.open_stop("breakpoint", 1e300)
+        stop = stops.Stop("breakpoint", 1e300)
         stop.set_place(sys._getframe())
         lines = []
         reader = threading.Thread(

@@ -4,8 +4,6 @@ What ranks answer, and how it is shown and chosen.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import attrs
 import pytest
 
@@ -61,12 +59,23 @@ def said(rank, text, **others):
     return Output(**{"group": "job", "rank": rank, "text": text, **others})
 
 
+class Seen(DebugClient):
+    """
+    A client that knows a listing, and asks nobody.
+    """
+
+    def list(self):
+        """
+        The ranks that are there.
+        """
+        return self.transport
+
+
 def attach(listing, rank=None, **others):
     """
     The thread of one of these ranks that is attached to.
     """
-    ranks = SimpleNamespace(listing=lambda: listing)
-    return DebugClient(ranks).attach(rank, **others)
+    return Seen(listing).attach(rank, **others)
 
 
 @pytest.fixture
@@ -102,7 +111,7 @@ def test_shown_in_full():
     answers = Answers(
         outputs=(
             said(0, "a\nb", state="ended"),
-            said(0, "x", name="loader", state="running", group="eval"),
+            said(0, "x", name="loader 100%", state="running", group="eval"),
             said(1, "no such name", is_error=True, state="ended"),
         ),
         not_stopped=tuple(process(rank) for rank in range(5, 15)),
@@ -115,7 +124,7 @@ def test_shown_in_full():
         "  a",
         "  b",
         "  (goes on)",
-        "[eval 0 loader]",
+        "[eval 0 loader 100%]",
         "  x",
         "  (still running)",
         "[job 1] *** no such name",

@@ -23,7 +23,8 @@ import pytest
 
 from distdebug.__main__ import main
 from distdebug.debugger import Listing, LostNode, SilentProcess, connect
-from distdebug.debugger.client import relay, remote
+from distdebug.debugger.client import client as client_module
+from distdebug.debugger.client import relay
 from distdebug.errors import DebuggerError, NodesError
 from distdebug.nodes import Channel
 
@@ -524,7 +525,7 @@ class TestNodes:
         """
         nodes.folders["slow"] = nodes.folders["a"]
         nodes.says["slow"] = b""
-        monkeypatch.setattr(remote, "_OPEN_S", 0.2)
+        monkeypatch.setattr(client_module, "_OPEN_S", 0.2)
         with connect(nodes=nodes) as client:
             listing = client.list()
 

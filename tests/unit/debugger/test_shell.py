@@ -97,10 +97,15 @@ class Job:
         self.given = []
         self.says = {}
         self.last = {}
-        self.transport = SimpleNamespace(
-            unarmed=tuple, external_stacks=lambda _: ()
-        )
-        self.client = DebugClient(self)
+        self.unarmed = tuple
+        self.client = JobClient(self)
+
+    @staticmethod
+    def external_stacks(_):
+        """
+        No stack is seen from outside.
+        """
+        return ()
 
     def listing(self):
         """
@@ -136,6 +141,9 @@ class Job:
         """
         What one rank answers.
         """
+        held = list(held)
+        if not held:
+            return Answers()
         ((rank, key),) = [(p.rank, s.key) for p, s in held]
         if request["op"] == "last":
             states = {s.key: s.state for s in self.now[rank].sessions}
@@ -151,6 +159,36 @@ class Job:
         output = Output(group="job", rank=rank, text=text, state=state)
         is_error = text.startswith("it is")
         return Answers(outputs=(attrs.evolve(output, is_error=is_error),))
+
+
+class JobClient(DebugClient):
+    """
+    A client that asks a job instead of processes.
+    """
+
+    def list(self):
+        """
+        The ranks that are there.
+        """
+        return self.transport.listing()
+
+    def ask_stopped(self, *asked):
+        """
+        Let several obey.
+        """
+        return self.transport.ask_stopped(*asked)
+
+    def ask_processes(self, *asked):
+        """
+        No rank answers questions.
+        """
+        return self.transport.ask_processes(*asked)
+
+    def ask_sessions(self, *asked):
+        """
+        What one rank answers.
+        """
+        return self.transport.ask_sessions(*asked)
 
 
 @pytest.fixture

@@ -239,6 +239,13 @@ class Command:
     up: int = 0
     is_full: bool = False
 
+    @property
+    def seconds(self) -> float:
+        """
+        Return how long the ranks may stay stopped, in seconds.
+        """
+        return 60 * (self.minutes or 0)
+
 
 def parse_command(text: str) -> Command:
     """

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from ..._io import read_ordinary
+from ..._text import clean
 from ..protocol import (
     Message,
     MessageDecoder,
@@ -27,7 +28,7 @@ from ..protocol import (
     is_allowed_peer,
     peer_uid,
 )
-from .model import LostNode, SilentProcess
+from .model import SilentProcess
 
 
 _RECV_BYTES = 1 << 16
@@ -211,6 +212,34 @@ class Peer:
             self.connection.close()
 
 
+def parse_relay_ranks(
+    relay: Peer, host: str, answer: Message
+) -> tuple[dict[str, Peer], list[SilentProcess]] | None:
+    """
+    Parse the answer of the relay of a node to *who*.
+
+    Returns:
+        The ranks by socket path, and the processes that do not answer it;
+        ``None`` if the answer is invalid.
+    """
+    ranks, pids = answer.get("ranks"), answer.get("silent")
+    if not isinstance(ranks, dict) or not isinstance(pids, list):
+        return None
+
+    folder = clean(str(answer.get("folder") or ""), limit=1000)
+    peers = {
+        f"{host}:{folder}/{name}": Peer(
+            relay.connection, ids[0], ids[1], host, name
+        )
+        for name, ids in ranks.items()
+        if name.isprintable()
+        and isinstance(ids, list)
+        and list(map(type, ids)) == [int, int]
+    }
+    silent = [SilentProcess(host=host, pid=p) for p in pids if type(p) is int]
+    return peers, silent
+
+
 def ask_all(
     peers: Mapping[str, Peer],
     requests: Mapping[str, Message],
@@ -266,27 +295,6 @@ def _collect_answers(
                     selector.modify(one.socket, one.events, one)
                 else:
                     selector.unregister(one.socket)
-
-
-@attrs.frozen(kw_only=True)
-class DiscoveredPeers:
-    """
-    The peers that can be asked now.
-
-    Attributes:
-        peers: The ranks, by socket path.
-
-        silent: The processes that accept no connection.
-
-        lost: The nodes that cannot be asked.
-
-        idle: The nodes without a listening rank.
-    """
-
-    peers: Mapping[str, Peer] = attrs.field(factory=dict)
-    silent: tuple[SilentProcess, ...] = ()
-    lost: tuple[LostNode, ...] = ()
-    idle: tuple[str, ...] = ()
 
 
 _MAX_SOURCE_BYTES = 400_000  # JSON escapes some characters

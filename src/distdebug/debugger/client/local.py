@@ -30,8 +30,8 @@ from ..protocol import (
     socket_paths,
     socket_rank,
 )
-from .connections import DiscoveredPeers, Peer, open_connection
-from .model import LostNode, SilentProcess, format_rank_phrase
+from .connections import Peer, open_connection
+from .model import Listing, LostNode, SilentProcess, format_rank_phrase
 
 
 _MIN_PYTHON = (3, 14)
@@ -309,34 +309,30 @@ _STACK_TIMEOUT_S = 15.0
 _MAX_PARALLEL = 8
 
 
-def external_stacks(pids: Iterable[int]) -> tuple[str, ...]:
+def external_stacks(reasons: Mapping[int, str]) -> tuple[str, ...]:
     """
-    Capture the stacks of processes on this node that do not answer, by py-spy.
+    Capture the stacks of processes on this node by py-spy.
+
+    Args:
+        reasons: Why each process does not report its stack itself, by PID.
 
     Returns:
         The stack of each, or why it is missing.
     """
-    return _external_stacks(
-        {pid: f"process {pid} does not answer" for pid in pids}
-    )
+    with ThreadPoolExecutor(_MAX_PARALLEL) as pool:
+        return tuple(pool.map(_external_stack, reasons, reasons.values()))
 
 
 def unarmed_stacks(workers: Iterable[Worker]) -> tuple[str, ...]:
     """
-    Capture the stacks of unarmed ranks on this node, by py-spy.
-
-    Returns:
-        The stack of each, or why it is missing.
+    Capture the stacks of unarmed ranks on this node by py-spy.
     """
-    ranks = {w.pid: format_rank_phrase([w.rank]) for w in workers}
-    return _external_stacks(
-        {p: f"{r} (process {p}) is not armed" for p, r in ranks.items()}
+    return external_stacks(
+        {
+            w.pid: f"{format_rank_phrase([w.rank])} (process {w.pid}) is not armed"
+            for w in workers
+        }
     )
-
-
-def _external_stacks(reasons: Mapping[int, str]) -> tuple[str, ...]:
-    with ThreadPoolExecutor(_MAX_PARALLEL) as pool:
-        return tuple(pool.map(_external_stack, reasons, reasons.values()))
 
 
 def _external_stack(pid: int, reason: str) -> str:
@@ -377,9 +373,12 @@ class LocalTransport:
     timeout_s: float = 2.0
     _peers: dict[str, Peer] = attrs.field(factory=dict, init=False)
 
-    def peers(self) -> DiscoveredPeers:
+    def peers(self) -> tuple[dict[str, Peer], Listing]:
         """
         Connect to new ranks, and drop closed connections.
+
+        Returns:
+            The ranks by socket path, and what accepts no connection.
         """
         check_folder(self.folder, allow_other_owner=True)
         paths = {str(path): pid for path, pid in socket_paths(self.folder)}
@@ -393,9 +392,7 @@ class LocalTransport:
             for path, pid in paths.items()
             if path not in self._peers and not self._connect(path, pid)
         ]
-        return DiscoveredPeers(
-            peers=dict(self._peers), silent=tuple(silent_processes)
-        )
+        return dict(self._peers), Listing(silent=tuple(silent_processes))
 
     def lost_nodes(self) -> tuple[LostNode, ...]:
         """
@@ -409,7 +406,9 @@ class LocalTransport:
         """
         Capture the stacks of silent processes with py-spy.
         """
-        return external_stacks(one.pid for one in silent)
+        return external_stacks(
+            {x.pid: f"process {x.pid} does not answer" for x in silent}
+        )
 
     def unarmed(self) -> tuple[Worker, ...]:
         """

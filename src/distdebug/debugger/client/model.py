@@ -6,9 +6,9 @@ All text received from a rank is cleaned here, because terminals show it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 
@@ -158,15 +158,22 @@ def indexes_by_dimension(
     return found
 
 
+def coordinates_text(
+    processes: Iterable[Process], separator: str = " "
+) -> str:
+    """
+    Format the indexes of processes, as ``"dp=0-3 tp=1"``.
+    """
+    indexes = indexes_by_dimension(processes)
+    return separator.join(f"{k}={fold_ranks(v)}" for k, v in indexes.items())
+
+
 def _split_by_labels(processes: Iterable[Process]) -> tuple[Process, ...]:
     """
     Split processes whose threads stopped under different labels.
     """
-    before = tuple(processes)
-    found = tuple(part for p in before for part in _split_process(p))
-    if found == before:
-        return before
-    return tuple(sorted(found, key=attrgetter("place")))
+    parts = (part for process in processes for part in _split_process(process))
+    return tuple(sorted(parts, key=attrgetter("place")))
 
 
 def _split_process(process: Process) -> list[Process]:
@@ -334,39 +341,32 @@ class Listing(Shown):
 
     def _blocks_(self) -> Iterable[Block]:
         if self.processes:
-            rows = [_table_row(row) for row in self.rows()]
-            yield Table(_HEADERS, rows, most=_MAX_ROWS, more="processes")
+            rows = [row_cells([row]) for row in self.rows()]
+            cells = [tuple(row.values()) for row in rows]
+            yield Table([*rows[0]], cells, most=_MAX_ROWS, more="processes")
         else:
             yield "no rank listens here"
         yield Lines(self.notes, most=_MAX_ROWS)
 
 
-_HEADERS = (
-    "#",
-    "group",
-    "rank",
-    "coords",
-    "host",
-    "thread",
-    "state",
-    "function",
-    "line",
-)
-
-
-def _table_row(row: Row) -> tuple[object, ...]:
-    p, place = row.process, row.place
-    return (
-        f"#{row.number}" if row.session else "",
-        p.group,
-        format_ranks([p.rank]),
-        " ".join(f"{k}={v}" for k, v in p.coords.items()),
-        p.host,
-        row.thread_label,
-        row.state,
-        place.function,
-        f"{place.file}:{place.line}",
-    )
+def row_cells(rows: Sequence[Row]) -> dict[str, str]:
+    """
+    Return the cells of a table for rows that are alike, by column.
+    """
+    first, place = rows[0], rows[0].place
+    numbers = fold_ranks(row.number for row in rows if row.number)
+    hosts = {row.process.host for row in rows}
+    return {
+        "#": numbers and f"#{numbers}",
+        "group": first.process.group,
+        "rank": format_ranks(row.process.rank for row in rows),
+        "coords": coordinates_text(row.process for row in rows),
+        "host": hosts.pop() if len(hosts) == 1 else f"{len(hosts)} hosts",
+        "thread": first.thread_label,
+        "state": first.state,
+        "function": place.function,
+        "line": f"{place.file}:{place.line}",
+    }
 
 
 def _unasked_notes(asked: Listing | Answers) -> Iterable[str]:
@@ -419,7 +419,10 @@ def select_processes(
         p for p in processes if _is_selected(selection, p.rank, p.coords)
     )
     if not selected:
-        msg = f"{selection} selects no rank{_unknown_dimensions_text(selection, processes)}"
+        msg = f"{selection} selects no rank"
+        known = dict.fromkeys(indexes_by_dimension(processes), 0)
+        if unknown := selection.unknown_dimensions(known):
+            msg = f"{msg}: there is no dimension {', '.join(unknown)}"
         raise DebuggerError(msg, remedy=_available_ranks_text(processes))
 
     return selected
@@ -553,28 +556,16 @@ def _processes_of_group(
     return tuple(p for p in listing.processes if group in {None, p.group})
 
 
-def _unknown_dimensions_text(
-    selection: RankSelection, processes: Iterable[Process]
-) -> str:
-    known = {name for p in processes for name in p.coords}
-    names = [name for name, _ in selection.by_dimension if name not in known]
-    return f": there is no dimension {', '.join(names)}" if names else ""
-
-
 def _available_ranks_text(processes: Iterable[Process]) -> str:
     by_group: dict[str, list[Process]] = {}
     for process in processes:
         by_group.setdefault(process.group, []).append(process)
-    return "there are: " + "; ".join(
-        f"{group} ranks {format_ranks(p.rank for p in members)}{_dimensions_text(members)}"
-        for group, members in by_group.items()
-    )
-
-
-def _dimensions_text(processes: Iterable[Process]) -> str:
-    indexes = indexes_by_dimension(processes)
-    text = ", ".join(f"{k}={fold_ranks(v)}" for k, v in indexes.items())
-    return f" ({text})" if text else ""
+    texts = []
+    for group, members in by_group.items():
+        coords = coordinates_text(members, ", ")
+        text = f"{group} ranks {format_ranks(p.rank for p in members)}"
+        texts.append(f"{text} ({coords})" if coords else text)
+    return f"there are: {'; '.join(texts)}"
 
 
 _MAX_LINES = 10_000
@@ -665,18 +656,38 @@ class Answers(Shown):
         yield Lines("\n".join(lines).split("\n"), most=_MAX_LINES)
 
 
+def ranks_by_text(
+    items: Iterable[tuple[str, Process | Output]], *, groups: bool
+) -> Iterable[tuple[str, str, list[int | None]]]:
+    """
+    Fold ranks of which the same is to be shown.
+
+    Args:
+        items: What is to be shown of each.
+
+        groups: Whether to show the group of each rank, too.
+
+    Yields:
+        The text, the group with a blank or ``""``, and the ranks.
+    """
+    found: dict[tuple[str, str], list[int | None]] = {}
+    for text, one in items:
+        group = f"{one.group} " if groups else ""
+        found.setdefault((text, group), []).append(one.rank)
+    for (text, group), ranks in found.items():
+        yield text, group, ranks
+
+
 def _format_not_stopped(processes: Iterable[Process], *, groups: bool) -> str:
     """
     Format the ranks by place: most wait at the same line.
     """
-    by_place: dict[tuple[str, str], list[int | None]] = {}
-    for p in processes:
-        group = f"{p.group} " if groups else ""
-        place = clean(f"at {p.file}:{p.line} in {p.function}")
-        by_place.setdefault((group, place), []).append(p.rank)
+    places = (
+        (clean(f"at {p.file}:{p.line} in {p.function}"), p) for p in processes
+    )
     where = [
         f"{group}{format_rank_phrase(ranks)} ({place})"
-        for (group, place), ranks in by_place.items()
+        for place, group, ranks in ranks_by_text(places, groups=groups)
     ]
     return f"selected but not stopped: {list_text(where, most=8)}"
 
@@ -716,13 +727,10 @@ def _rarity(item: tuple[str, list[Output]]) -> tuple[int, int]:
 
 
 def _format_labels(outputs: Iterable[Output], *, groups: bool) -> str:
-    plain: dict[str, list[int | None]] = {}
-    for output in outputs:
-        name = output.name and f" {output.name}"
-        group = f"{output.group} " if groups else ""
-        plain.setdefault(f"{group}%s{name}", []).append(output.rank)
+    names = ((output.name and f" {output.name}", output) for output in outputs)
     return ", ".join(
-        name % format_ranks(ranks) for name, ranks in plain.items()
+        f"{group}{format_ranks(ranks)}{name}"
+        for name, group, ranks in ranks_by_text(names, groups=groups)
     )
 
 
@@ -748,45 +756,6 @@ _MAIN_THREADS = frozenset(
         "monarch-actor-event-loop",
     }
 )
-
-
-class RelayRanks(NamedTuple):
-    """
-    The ranks of a node, as reported by its relay.
-
-    Attributes:
-        folder: The folder of their sockets.
-
-        ranks: The PID and the owner of each rank, by the name of its socket.
-
-        silent: The PIDs of the processes that do not answer the relay.
-    """
-
-    folder: str
-    ranks: Mapping[str, tuple[int, int]]
-    silent: tuple[int, ...]
-
-
-def parse_relay_ranks(answer: Mapping[str, Any]) -> RelayRanks | None:
-    """
-    Parse the answer of a relay to *who*; return ``None`` if it is invalid.
-    """
-    ranks, silent = answer.get("ranks"), answer.get("silent")
-    if not isinstance(ranks, dict) or not isinstance(silent, list):
-        return None
-
-    known = {
-        name: (ids[0], ids[1])
-        for name, ids in ranks.items()
-        if name.isprintable()
-        and isinstance(ids, list)
-        and list(map(type, ids)) == [int, int]
-    }
-    return RelayRanks(
-        folder=_text(answer, "folder"),
-        ranks=known,
-        silent=tuple(pid for pid in silent if type(pid) is int),
-    )
 
 
 def parse_stack_texts(answer: Mapping[str, Any] | None) -> tuple[str, ...]:

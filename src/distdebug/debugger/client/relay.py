@@ -22,15 +22,17 @@ import signal
 import socket
 import sys
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
 from ...errors import DebuggerError
 from ..protocol import Message, MessageDecoder, encode_answer, socket_paths
-from .connections import DiscoveredPeers, Peer
-from .local import LocalTransport, choose_folder, external_stacks
+from .connections import Peer
+from .local import LocalTransport, choose_folder
+from .model import Listing, SilentProcess
 
 
 VERSION = 1
@@ -63,36 +65,21 @@ def main(
         The exit status.
     """
     seconds, *folder = arguments
-    with selectors.DefaultSelector() as selector:
-        relay = _Relay(stdout, folder[0] if folder else None, selector)
-        selector.register(stdin, selectors.EVENT_READ)
-        try:
-            alarm(int(seconds))
-            relay.send({"relay": VERSION, "host": socket.gethostname()})
-            for request in _requests(stdin, selector, relay):
+    relay, decoder = _Relay(stdout, *folder), MessageDecoder()
+    try:
+        alarm(int(seconds))
+        relay.send({"relay": VERSION, "host": socket.gethostname()})
+        while data := relay.receive(stdin):
+            for request in decoder.decode(data):
                 # The connection may break while the client waits for a slow answer.
                 alarm(int(seconds) + math.ceil(_requested_wait_s(request)))
                 relay.handle(request)
-        except (DebuggerError, OSError, ValueError):
-            return 1
-        finally:
-            alarm(0)
-            relay.close()
+    except (DebuggerError, OSError, ValueError):
+        return 1
+    finally:
+        alarm(0)
+        relay.close()
     return 0
-
-
-def _requests(
-    stdin: int, selector: selectors.BaseSelector, relay: _Relay
-) -> Iterator[Message]:
-    decoder = MessageDecoder()
-    while True:
-        for key, _ in selector.select():
-            if key.data is not None:
-                relay.forward_answers(key.data)
-            elif data := os.read(stdin, _READ_BYTES):
-                yield from decoder.decode(data)
-            else:
-                return
 
 
 def _requested_wait_s(request: Message) -> float:
@@ -109,10 +96,9 @@ class _Relay:
     """
 
     stdout: int
-    folder: str | None
-    selector: selectors.BaseSelector
-    local: LocalTransport | None = None
-    peers: dict[str, Peer] = attrs.field(factory=dict)
+    folder: str | None = None
+    local: LocalTransport | None = attrs.field(default=None, init=False)
+    peers: dict[str, Peer] = attrs.field(factory=dict, init=False)
 
     def send(self, message: Message) -> None:
         """
@@ -121,6 +107,26 @@ class _Relay:
         data = encode_answer(message)
         while data:
             data = data[os.write(self.stdout, data) :]
+
+    def receive(self, stdin: int) -> bytes:
+        """
+        Forward answers of ranks until the client sends something.
+
+        Returns:
+            What it sent; ``b""`` at the end of the input.
+        """
+        while True:
+            with selectors.DefaultSelector() as selector:
+                selector.register(stdin, selectors.EVENT_READ)
+                for name, peer in self.peers.items():
+                    one = peer.connection
+                    if one.pending:
+                        selector.register(one.socket, one.events, name)
+                ready = [key.data for key, _ in selector.select()]
+            for name in filter(None, ready):
+                self._forward_answers(name)
+            if None in ready:
+                return os.read(stdin, _READ_BYTES)
 
     def handle(self, request: Message) -> None:
         """
@@ -141,26 +147,19 @@ class _Relay:
         else:
             self.send({"id": number, "error": "a relay does not do this"})
 
-    def forward_answers(self, name: str) -> None:
-        """
-        Forward the answers of a rank to the client.
-        """
-        if name not in self.peers:
-            return
-        connection = self.peers[name].connection
-        for number, answer in connection.answers():
-            self.send({**answer, "id": number})
-        if connection.is_closed:
-            self._disconnect(name)
-        else:
-            self.selector.modify(connection.socket, connection.events, name)
-
     def close(self) -> None:
         """
         Disconnect from all ranks.
         """
         if self.local:
             self.local.close()
+
+    def _forward_answers(self, name: str) -> None:
+        connection = self.peers[name].connection
+        for number, answer in connection.answers():
+            self.send({**answer, "id": number})
+        if connection.is_closed:
+            self._disconnect(name)
 
     def _forward_request(self, request: Message) -> None:
         name, number = str(request.pop("to")), request.pop("id", None)
@@ -170,46 +169,29 @@ class _Relay:
             return
         connection = self.peers[name].connection
         connection.pending[connection.ask(request)] = number
-        self.selector.modify(connection.socket, connection.events, name)
 
     def _disconnect(self, name: str) -> None:
         if name not in self.peers:
             return
         connection = self.peers.pop(name).connection
-        self.selector.unregister(connection.socket)
         connection.close()
         for number in connection.pending.values():
             self.send({"id": number, "gone": True})
 
     def _find_ranks(self, _: Message) -> Message:
-        try:
+        peers: dict[str, Peer] = {}
+        listing = Listing()
+        with suppress(FileNotFoundError):  # no rank on this node yet
             if self.local is None and (folder := choose_folder(self.folder)):
                 self.local = LocalTransport(folder, _CONNECT_S)
-            discovered = (
-                self.local.peers() if self.local else DiscoveredPeers()
-            )
-        except FileNotFoundError:  # no rank on this node yet
-            discovered = DiscoveredPeers()
-        self._update_peers(
-            {Path(k).name: peer for k, peer in discovered.peers.items()}
-        )
+            if self.local:
+                peers, listing = self.local.peers()
+        self.peers = {Path(path).name: peer for path, peer in peers.items()}
         return {
             "folder": str(self.local.folder) if self.local else "",
             "ranks": {k: [p.pid, p.uid] for k, p in self.peers.items()},
-            "silent": [one.pid for one in discovered.silent],
+            "silent": [one.pid for one in listing.silent],
         }
-
-    def _update_peers(self, peers: dict[str, Peer]) -> None:
-        for name, peer in self.peers.items():
-            if peers.get(name) is not peer:
-                self.selector.unregister(peer.connection.socket)
-        for name, peer in peers.items():
-            if self.peers.get(name) is not peer:
-                connection = peer.connection
-                self.selector.register(
-                    connection.socket, connection.events, name
-                )
-        self.peers = peers
 
     def _external_stacks(self, request: Message) -> Message:
         pids = request.get("pids")
@@ -217,7 +199,8 @@ class _Relay:
             return {"told": []}
         # Only ranks of this job may be captured.
         ranks = {pid for _, pid in socket_paths(self.local.folder)}
-        return {"told": external_stacks(p for p in ranks if p in pids)}
+        silent = [SilentProcess(host="", pid=p) for p in ranks if p in pids]
+        return {"told": self.local.external_stacks(silent)}
 
 
 if __name__ == "__main__":

@@ -16,17 +16,17 @@ import shutil
 import sys
 import time
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from ..._io import make_private_folder
 from ..._text import clean, text_table, time_text
 from ...errors import DebuggerError, DistdebugError
-from ...ranks import RankSelection, fold_ranks, ranks_text
+from ...ranks import RankSelection, ranks_text
 from .client import AttachedThread, DebugClient
 from .commands import (
     ABBREVIATIONS,
@@ -46,6 +46,8 @@ from .model import (
     format_rank_phrase,
     format_ranks,
     indexes_by_dimension,
+    ranks_by_text,
+    row_cells,
     select_processes,
     select_session,
 )
@@ -112,43 +114,42 @@ def run_command(
             client, command, wait_s, listing or client.list()
         )
     if command.name == "list":
-        return _listing(client, command)
+        listing = client.list()
+        chosen = _chosen(listing, command) or listing.processes
+        return attrs.evolve(listing, processes=chosen)
 
     answers = _ask_ranks(client, command, wait_s)
     if command.ranks is not None:
         notes = (*answers.notes, *_absent_notes(command.ranks, answers))
         return attrs.evolve(answers, notes=notes)
 
-    is_for_stopped = command.name in _FOR_STOPPED
-    return _drop_not_stopped(answers) if is_for_stopped else answers
+    if command.name in _FOR_STOPPED:
+        # No rank was named, so none is missed.
+        is_none_stopped = answers.not_stopped and not answers.outputs
+        notes = ("no rank is stopped",) if is_none_stopped else ()
+        answers = attrs.evolve(
+            answers, not_stopped=(), notes=(*answers.notes, *notes)
+        )
+    return answers
 
 
 def _ask_ranks(
     client: DebugClient, command: Command, wait_s: float
 ) -> Answers:
-    ranks, group, line = command.ranks, command.group, command.line
-    match command.name:
-        case "cast":
-            answers = client.cast(ranks, line, group=group, wait_s=wait_s)
-        case "continue":
-            answers = client.cast(ranks, "detach", group=group)
-        case "eval":
-            answers = client.eval(
-                ranks, line, group=group, wait_s=wait_s, up=command.up
-            )
-        case "stack":
-            is_full = command.is_full
-            answers = client.stack(ranks, group=group, all_threads=is_full)
-        case "interrupt":
-            answers = client.interrupt(ranks, group=group)
-        case "resume":
-            answers = client.resume(ranks, group=group)
-        case "extend":
-            seconds = (command.minutes or 0) * 60
-            answers = client.extend(seconds, ranks, group=group)
-        case _:
-            answers = client.abort(ranks or "ranks(:)", group=group)
-    return answers
+    ranks, line = command.ranks, command.line
+    ask: dict[str, Callable[..., Answers]] = {
+        "cast": partial(client.cast, ranks, line, wait_s=wait_s),
+        "continue": partial(client.cast, ranks, "detach"),
+        "eval": partial(
+            client.eval, ranks, line, wait_s=wait_s, up=command.up
+        ),
+        "stack": partial(client.stack, ranks, all_threads=command.is_full),
+        "interrupt": partial(client.interrupt, ranks),
+        "resume": partial(client.resume, ranks),
+        "extend": partial(client.extend, command.seconds, ranks),
+        "abort": partial(client.abort, ranks or "ranks(:)"),
+    }
+    return ask[command.name](group=command.group)
 
 
 def _run_on_thread(
@@ -159,22 +160,11 @@ def _run_on_thread(
     """
     stopped = select_session(listing, number=command.number)
     if command.name == "extend":
-        seconds = (command.minutes or 0) * 60
-        request = {"op": "extend", "seconds": seconds}
+        request = {"op": "extend", "seconds": command.seconds}
     else:
         line = ENTRIES[command.name].thread_line.format(line=command.line)
         request = {"op": "command", "line": line, "wait": wait_s}
-    return client.ranks.ask_sessions([stopped], request)
-
-
-def _drop_not_stopped(answers: Answers) -> Answers:
-    """
-    Drop the ranks that are not stopped if no rank was named.
-    """
-    notes = answers.notes
-    if answers.not_stopped and not answers.outputs:
-        notes = (*notes, "no rank is stopped")
-    return attrs.evolve(answers, not_stopped=(), notes=notes)
+    return client.ask_sessions([stopped], request)
 
 
 def _absent_notes(ranks: RankSelection, answers: Answers) -> Iterable[str]:
@@ -190,13 +180,13 @@ def _absent_notes(ranks: RankSelection, answers: Answers) -> Iterable[str]:
         yield clean(f"not there: {ranks_text(absent)}")
 
 
-def _listing(client: DebugClient, command: Command) -> Listing:
-    listing = client.list()
+def _chosen(listing: Listing, command: Command) -> tuple[Process, ...] | None:
+    """
+    Return the processes that a command names; ``None`` if it names none.
+    """
     if command.ranks is None:
-        return listing
-
-    chosen = select_processes(listing, command.ranks, command.group)
-    return attrs.evolve(listing, processes=chosen)
+        return None
+    return select_processes(listing, command.ranks, command.group)
 
 
 _PROMPT = "distdebug> "
@@ -334,7 +324,7 @@ class _Shell:
     def _run_command(self, command: Command) -> None:
         if command.name == "list":
             listing = self.client.list()
-            self.show(_format_listing(listing, command))
+            self.show(_format_listing(listing, _chosen(listing, command)))
             self.table = self.reported = listing
         elif command.name == "attach":
             self._enter(self._attach(command))
@@ -355,7 +345,7 @@ class _Shell:
 
         # Numbers refer to the listing on the screen.
         selected = select_session(self.table, number=command.number)
-        attached = AttachedThread(self.client.ranks, *selected)
+        attached = AttachedThread(self.client, *selected)
         if attached.last().state == "ended":
             rank_text = format_rank_phrase([attached.process.rank])
             msg = f"#{command.number} was {rank_text}, which went on since"
@@ -437,7 +427,7 @@ class _Shell:
                 return self._leave(attached, "has ended")
             stop = _next_stop(processes, attached.session)
             if stop is not None and not is_left:
-                return self._enter(AttachedThread(attached.ranks, *stop))
+                return self._enter(AttachedThread(self.client, *stop))
             if is_left or time.monotonic() > end:
                 return self._leave(attached, "goes on")
             time.sleep(_POLL_S)
@@ -477,10 +467,9 @@ def _output_text(output: Output) -> str:
     return output.display_text.removesuffix("(goes on)").rstrip("\n")
 
 
-def _format_listing(listing: Listing, command: Command | None = None) -> str:
-    chosen = None
-    if command is not None and command.ranks is not None:
-        chosen = select_processes(listing, command.ranks, command.group)
+def _format_listing(
+    listing: Listing, chosen: Iterable[Process] | None = None
+) -> str:
     columns = shutil.get_terminal_size().columns
     width = columns if sys.stdout.isatty() else None
     return listing_text(listing, chosen=chosen, width=width)
@@ -526,34 +515,26 @@ def listing_text(
     return "\n".join([table, *notes])
 
 
-def _fold_key(row: Row) -> tuple[str, ...]:
-    place = row.place
-    where = (place.function, place.file, str(place.line))
-    return row.process.group, row.thread_label, row.state, *where
-
-
 def _fold_rows(rows: Iterable[Row]) -> list[list[Row]]:
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    found: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(_fold_key(row), []).append(row)
+        place = row.place.function, row.place.file, row.place.line
+        key = row.process.group, row.thread_label, row.state, *place
+        found.setdefault(key, []).append(row)
     return list(found.values())
 
 
 def _table(rows: list[list[Row]], width: int | None) -> str:
     names = _short_names({r.place.file for row in rows for r in row})
-    columns: dict[str, Callable[[list[Row]], str]] = {
-        "#": _numbers,
-        "group": lambda row: row[0].process.group,
-        "rank": lambda row: format_ranks(r.process.rank for r in row),
-        "coords": lambda row: _coords([r.process for r in row]),
-        "host": lambda row: _host({r.process.host for r in row}),
-        "thread": lambda row: row[0].thread_label,
-        "state": _state,
-        "function": lambda row: row[0].place.function,
-        "line": lambda row: _line(row[0].place, names),
-    }
-    cells = {name: [of(row) for row in rows] for name, of in columns.items()}
-    shown = {k: v for k, v in cells.items() if _is_informative(k, set(v))}
+    cells = [row_cells(row) for row in rows]
+    for one, row in zip(cells, rows, strict=True):
+        place = row[0].place
+        one |= {
+            "state": _state(row),
+            "line": f"{names[place.file]}:{place.line}",
+        }
+    columns = {name: [one[name] for one in cells] for name in cells[0]}
+    shown = {k: v for k, v in columns.items() if _is_informative(k, set(v))}
     dropped: list[str] = []
     for name in ("", *_OPTIONAL_COLUMNS):
         if shown.pop(name, None):
@@ -591,20 +572,6 @@ def _is_informative(column: str, cells: set[str]) -> bool:
     return column != "thread" or not cells <= {"", "MainThread"}
 
 
-def _numbers(row: list[Row]) -> str:
-    folded = fold_ranks(r.number for r in row if r.number)
-    return folded and f"#{folded}"
-
-
-def _coords(processes: Iterable[Process]) -> str:
-    indexes = indexes_by_dimension(processes)
-    return " ".join(f"{k}={fold_ranks(v)}" for k, v in indexes.items())
-
-
-def _host(hosts: set[str]) -> str:
-    return hosts.pop() if len(hosts) == 1 else f"{len(hosts)} hosts"
-
-
 def _state(row: list[Row]) -> str:
     stopped = [r.session for r in row if r.session]
     if not stopped:
@@ -613,10 +580,6 @@ def _state(row: list[Row]) -> str:
     left = min(s.left_s for s in stopped)
     soon = f", {time_text(left)} left" if left < _LOW_TIME_S else ""
     return f"{stopped[0].state} ({stopped[0].reason}{soon})"
-
-
-def _line(place: Process | Session, names: Mapping[str, str]) -> str:
-    return f"{names[place.file]}:{place.line}"
 
 
 def _short_names(files: set[str]) -> dict[str, str]:
@@ -647,28 +610,22 @@ def changes_text(before: Listing, after: Listing) -> str:
         One line for each kind of change; ``""`` if nothing changed.
     """
     old, new = ({s.key for _, s in x.sessions} for x in (before, after))
+    present = {p.path for p in after}
     stopped = [(p, s) for p, s in after.sessions if s.key not in old]
-    present = {p.path for p in after.processes}
     running = present - {p.path for p, _ in stopped}
+    changes = [
+        (f"stopped ({s.reason}) at {place_summary(s)}", p) for p, s in stopped
+    ]
+    changes += [
+        ("goes on", p)
+        for p, s in before.sessions
+        if s.key not in new and p.path in running
+    ]
+    changes += [("has ended", p) for p in before if p.path not in present]
     several = len({p.group for p in (*before, *after)}) > 1
-    found: dict[tuple[str, str], list[int | None]] = {}
-    for what, process in (
-        *(
-            (f"stopped ({s.reason}) at {place_summary(s)}", p)
-            for p, s in stopped
-        ),
-        *(
-            ("goes on", p)
-            for p, s in before.sessions
-            if s.key not in new and p.path in running
-        ),
-        *(("has ended", p) for p in before.processes if p.path not in present),
-    ):
-        group = f"{process.group} " if several else ""
-        found.setdefault((what, group), []).append(process.rank)
     return "\n".join(
         f"[{group}{format_ranks(ranks)}] {clean(what)}"
-        for (what, group), ranks in found.items()
+        for what, group, ranks in ranks_by_text(changes, groups=several)
     )
 
 

@@ -39,9 +39,9 @@ from ..protocol import (
 from .frames import (
     evaluate,
     frame_place,
+    from_user_frame,
     place_text,
     stack_of_threads,
-    user_frame,
     working_place,
 )
 from .prompt import (
@@ -62,7 +62,6 @@ from .stops import (
     Stop,
     count_request,
     give_line,
-    open_stop,
     open_stops,
     wait_for_ends,
 )
@@ -156,7 +155,8 @@ def _main_place() -> Message:
     stack = stacks_of_threads().get(_main_ident())
     if not stack:
         return {"function": "?", "file": "?", "line": 0}
-    return frame_place(user_frame(stack))
+    frame, _ = from_user_frame(stack)[0]
+    return frame_place(frame)
 
 
 def _schedule_interrupt() -> None:
@@ -188,7 +188,7 @@ def _pending_interrupt(_: object) -> int:
 def _start_tracing(frame: FrameType) -> None:
     prompt = current_prompt()
     if cancel_interrupt() and not prompt.is_interacting:
-        prompt.watch(frame, partial(open_stop, "interrupt", None, None))
+        prompt.watch(frame, partial(Stop, "interrupt"))
 
 
 # Requests that change nothing, and are not logged.
@@ -435,7 +435,7 @@ def _append_audit_line(path: Path, line: bytes) -> None:
         path.replace(path.with_name(f"{_AUDIT_FILE}.1"))
 
 
-class OwnSocket:
+class OwnSocket(OwnDescriptor):
     """
     A socket of the debugger, whose descriptor code of the user may close.
 
@@ -447,9 +447,8 @@ class OwnSocket:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        own = OwnDescriptor(sock.detach())
-        self.socket = socket.socket(fileno=own.fd)
-        self.is_intact = own.is_intact
+        super().__init__(sock.detach())
+        self.socket = socket.socket(fileno=self.fd)
 
     def shut_down(self) -> None:
         """
@@ -546,7 +545,6 @@ def serve(listener: OwnSocket, folder: Path) -> None:
 def _accept(
     listener: OwnSocket, client_comes: select.poll, folder: Path
 ) -> None:
-    free = threading.BoundedSemaphore(_MAX_CLIENTS)
     while listener.is_intact():
         events = client_comes.poll(_CHECK_MS)
         if any(event & select.POLLHUP for _, event in events):
@@ -554,23 +552,23 @@ def _accept(
         if not (events and listener.is_intact()):
             continue
         try:
-            client, _ = listener.socket.accept()
+            client = _Client(listener.socket.accept()[0])
         except OSError:
             time.sleep(0.1)  # too many open files, for now
             continue
-        if not free.acquire(blocking=False) and not _evict_idle_client(free):
+        if len(_clients) >= _MAX_CLIENTS and not _evict_idle_client():
             _reject_client(client)
             continue
+        _clients.add(client)
         try:
-            serve_client = partial(_serve_client, client, folder, free)
+            serve_client = partial(_serve_client, client, folder)
             OwnThread(serve_client, "distdebug-client").start()
         except RuntimeError:  # no more threads
-            client.close()
-            free.release()
+            _forget_client(client)
     listener.close()
 
 
-def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:
+def _evict_idle_client() -> bool:
     """
     Disconnect the client that is idle for longest, if long enough.
     """
@@ -580,25 +578,27 @@ def _evict_idle_client(free: threading.BoundedSemaphore) -> bool:
     if client is None or client.last_received > since:
         return False
 
-    client.shut_down()
-    return free.acquire(timeout=1.0)
+    _clients.discard(client)
+    client.shut_down()  # its thread closes it
+    return True
 
 
-def _reject_client(client: socket.socket) -> None:
+def _forget_client(client: _Client) -> None:
+    _clients.discard(client)
+    client.close()
+
+
+def _reject_client(client: _Client) -> None:
     text = (
         f"it is busy, as {_MAX_CLIENTS} others talk to it; try again in "
         f"{_MIN_IDLE_S:.0f} s"
     )
     with suppress(OSError):
-        client.sendall(encode_message({"id": None, "error": text}))
+        client.socket.sendall(encode_message({"id": None, "error": text}))
     client.close()
 
 
-def _serve_client(
-    sock: socket.socket, folder: Path, free: threading.BoundedSemaphore
-) -> None:
-    client = _Client(sock)
-    _clients.add(client)
+def _serve_client(client: _Client, folder: Path) -> None:
     try:
         uid = peer_uid(client.socket)
         if is_allowed_peer(uid):
@@ -609,9 +609,7 @@ def _serve_client(
     except OSError:
         pass  # the client has disconnected
     finally:
-        _clients.discard(client)
-        client.close()
-        free.release()
+        _forget_client(client)
 
 
 def _set_timeouts(client: socket.socket) -> None:

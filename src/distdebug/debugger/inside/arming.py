@@ -46,10 +46,10 @@ from .settings import (
     set_labels,
 )
 from .stops import (
+    Stop,
     after_fork,
     close_stops,
     has_pause_timed_out,
-    open_stop,
     raise_timeouts,
     restore_timeouts,
 )
@@ -384,9 +384,7 @@ def _examine(error: BaseException, limit: float | None) -> None:
         log_warning("not examined: %s; DISTDEBUG=1 stops there", text)
         return
 
-    current_prompt().examine(
-        error, partial(open_stop, "post mortem", limit, text)
-    )
+    current_prompt().examine(error, partial(Stop, "post mortem", limit, text))
 
 
 _pass_counts: dict[tuple[str, int, str], Iterator[int]] = {}
@@ -477,7 +475,7 @@ def _stop(
 
     examine_crashes()
     current_prompt().halt(
-        stop_frame, partial(open_stop, "breakpoint", limit, header)
+        stop_frame, partial(Stop, "breakpoint", limit, header)
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import linecache
-import pprint
 import reprlib
 import sys
 import threading
@@ -29,26 +28,22 @@ _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 _HOST_DEVICES = frozenset({"cpu", "meta"})
 
 
-def value_text(value: object, *, copy: bool = False) -> str:
+def value_text(
+    value: object,
+    *,
+    copy: bool = False,
+    form: Callable[[object], str] = repr,
+) -> str:
     """
-    Format a value with ``repr()``, truncated if very long.
+    Format a value, truncated if very long.
 
     Args:
         copy: Whether to copy values from a device, which may block.
-    """
-    if _is_large(value) or (_has_device() and not copy):
-        return _truncate(_device_repr(value))
-    return _truncate(repr(value))
 
-
-def pretty_text(value: object) -> str:
+        form: Formats a value that is not large, and on no device.
     """
-    Format a value with :func:`pprint.pformat`, if no device is in use.
-    """
-    has_summary = _has_device() or _is_large(value)
-    return _truncate(
-        _device_repr(value) if has_summary else pprint.pformat(value)
-    )
+    is_reduced = _is_large(value) or (_has_device() and not copy)
+    return _truncate(_device_repr(value) if is_reduced else form(value))
 
 
 def _is_large(value: object) -> bool:
@@ -158,14 +153,18 @@ def thread_name(thread: str) -> str:
     return thread
 
 
-def user_frame(stack: Stack) -> FrameType:
+def from_user_frame(stack: Stack) -> Stack:
     """
-    Return the innermost frame of the user's code.
+    Return the innermost frame of the user's code and its callers.
+
+    Args:
+        stack: Frames and lines, innermost first.
 
     Returns:
-        The innermost frame, if all belong to frameworks.
+        The whole stack, if all frames belong to frameworks.
     """
-    return next((f for f, _ in stack if is_user_frame(f)), stack[0][0])
+    first = next((n for n, (f, _) in enumerate(stack) if is_user_frame(f)), 0)
+    return stack[first:]
 
 
 def is_user_frame(frame: FrameType) -> bool:
@@ -208,9 +207,7 @@ def _working_frames() -> Stack:
     Return the innermost frame of the user's code and its callers.
     """
     stacks = _stacks()
-    stack = stacks.get(_working_thread(stacks), [])
-    first = next((n for n, (f, _) in enumerate(stack) if is_user_frame(f)), 0)
-    return stack[first:]
+    return from_user_frame(stacks.get(_working_thread(stacks), []))
 
 
 def working_place() -> dict[str, Any]:

@@ -14,6 +14,7 @@ import io
 import linecache
 import os
 import pdb  # noqa: T100 this is a debugger
+import pprint
 import re
 import sys
 import threading
@@ -21,7 +22,7 @@ import time
 import traceback
 import weakref
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import CodeType, FrameType, TracebackType
@@ -30,13 +31,12 @@ from typing import Any
 from ..._in_job import OwnThread, stacks_of_threads
 from .frames import (
     failed_stacks,
-    is_user_frame,
-    pretty_text,
+    from_user_frame,
     value_text,
 )
 from .interruption import CommandEnded, InterruptibleCommand
 from .settings import DEFAULT_LIMIT_S, log_warning
-from .stops import Stop, open_stop
+from .stops import Stop
 
 
 # Code that may start on a line without a def, class, or lambda.
@@ -269,7 +269,7 @@ class PromptCommands(pdb.Pdb):
 
         Pretty-print the value of the expression.
         """
-        self._show(arg, pretty_text)
+        self._show(arg, partial(value_text, form=pprint.pformat))
 
     def _show(self, arg: str, text: Callable[[object], str]) -> None:
         try:
@@ -619,9 +619,7 @@ class Prompt(PromptCommands):
         """
         Let the thread continue, and remove all traces of the debugger.
         """
-        if self.stop:
-            self.stop.close()
-            self.stop = None
+        self._close_stop()
         if self.has_left:
             return
 
@@ -685,9 +683,7 @@ class Prompt(PromptCommands):
         """
         if self.stop is None and self._new_stop:
             self.stop = self._new_stop()
-            self._new_stop = partial(
-                open_stop, "breakpoint", self.stop.limit_s
-            )
+            self._new_stop = partial(Stop, "breakpoint", self.stop.limit_s)
         self._continues = False
         self.is_interacting = True
         try:
@@ -707,6 +703,8 @@ class Prompt(PromptCommands):
             raise bdb.BdbQuit(msg)
         if self._continues or self.is_post_mortem:
             self._close_stop()
+            if not self.breaks:
+                self.leave()
 
     def _run_interaction(
         self, frame: FrameType | None, tb_or_exc: Any
@@ -714,8 +712,9 @@ class Prompt(PromptCommands):
         trace = getattr(tb_or_exc, "__traceback__", tb_or_exc)
         failed = [*traceback.walk_tb(trace)]
         if self.stop and failed:
-            place = failed[_user_frame_index(failed)]
-            self.stop.set_place(*place, failed[::-1])
+            innermost_first = failed[::-1]
+            place = from_user_frame(innermost_first)[0]
+            self.stop.set_place(*place, innermost_first)
         elif self.stop and frame:
             self.stop.set_place(frame)
         super().interaction(frame, tb_or_exc)
@@ -730,9 +729,9 @@ class Prompt(PromptCommands):
         called it.
         """
         stack, index = super().get_stack(f, t)
-        return stack, _user_frame_index(
-            stack
-        ) if self.is_post_mortem else index
+        if self.is_post_mortem:
+            index = len(from_user_frame(stack[::-1])) - 1
+        return stack, index
 
     def onecmd(self, line: str) -> bool:
         """
@@ -785,8 +784,6 @@ class Prompt(PromptCommands):
         if self.stop:
             self.stop.close()
             self.stop = None
-        if not self.breaks:
-            self.leave()
 
     def _is_outermost(self, frame: FrameType) -> bool:
         return all(
@@ -847,24 +844,12 @@ class Prompt(PromptCommands):
             return bool(super().break_here(frame))
         except KeyError:  # another thread has cleared it
             existing = bdb.Breakpoint.bplist
-            remaining = {
-                file: [line for line in lines if (file, line) in existing]
-                for file, lines in self.breaks.items()
-            }
             self.breaks = {
-                file: lines for file, lines in remaining.items() if lines
+                file: kept
+                for file, lines in self.breaks.items()
+                if (kept := [x for x in lines if (file, x) in existing])
             }
             return False
-
-
-def _user_frame_index(stack: Sequence[tuple[FrameType, int]]) -> int:
-    """
-    Return the index of the innermost user frame; of the last one without any.
-    """
-    return next(
-        (n for n in reversed(range(len(stack))) if is_user_frame(stack[n][0])),
-        len(stack) - 1,
-    )
 
 
 def _frame_and_callers(frame: FrameType | None) -> list[FrameType]:

@@ -164,10 +164,11 @@ def describe_process() -> dict[str, Any]:
 
     Returns:
         Plain data: group, rank (``None`` if unknown), world_size, local_rank,
-        coords, host, pid, and start.
+        coords, host, pid, and start, in clock ticks since boot; 0 if it cannot
+        be read.
     """
-    host, pid, start = process_key()
     identity = current_identity()
+    status = parse_stat(read_proc("/proc/self/stat"))
     group = os.environ.get("DISTDEBUG_GROUP", "")
     labels: dict[str, Any] = {
         "group": group if _GROUP.fullmatch(group) else "job",
@@ -185,9 +186,9 @@ def describe_process() -> dict[str, Any]:
         **labels,
         "local_rank": identity.local_rank,
         "coords": dict(coords),
-        "host": host,
-        "pid": pid,
-        "start": start,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "start": status.start_ticks if status else 0,
     }
 
 
@@ -203,17 +204,6 @@ def _launcher_labels() -> dict[str, Any]:
         group = _NOT_IN_GROUP.sub("-", str(labels["group"]))[:100]
         labels["group"] = group or "job"
     return labels
-
-
-def process_key() -> tuple[str, int, int]:
-    """
-    Return what identifies this process: host, PID, and start time.
-
-    The start time is in clock ticks since boot; 0 if it cannot be read.
-    """
-    status = parse_stat(read_proc("/proc/self/stat"))
-    ticks = status.start_ticks if status else 0
-    return socket.gethostname(), os.getpid(), ticks
 
 
 def _mesh_from_environment() -> dict[str, int]:

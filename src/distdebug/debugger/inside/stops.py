@@ -29,7 +29,6 @@ from .settings import (
     describe_process,
     log_warning,
     pause_limit_s,
-    process_key,
 )
 
 
@@ -62,8 +61,7 @@ def raise_timeouts(seconds: float) -> None:
 
     restore_timeouts()
     timeout = timedelta(seconds=seconds)
-    for group in _groups():
-        _raise_timeout(group, timeout)
+    _raise_to(timeout, _groups())
     _patch_register(c10d, timeout)
 
 
@@ -78,18 +76,17 @@ def _patch_register(c10d: Any, timeout: timedelta) -> None:
         name: Any, group: Any, *args: Any, **kwargs: Any
     ) -> Any:
         made = register(name, group, *args, **kwargs)
-        _raise_timeout(group, timeout)
+        _raise_to(timeout, [group])
         return made
 
     _original_register.append(register)
     setattr(c10d, _REGISTER_FUNCTION, register_with_timeout)
 
 
-def _raise_timeout(group: Any, timeout: timedelta) -> None:
-    for backend in _backends(group):
-        with suppress(Exception):
-            current = _timeout_of(backend)
-            if current < timeout:
+def _raise_to(timeout: timedelta, groups: Iterable[Any]) -> None:
+    for backend, current in _timeouts(groups):
+        if current < timeout:
+            with suppress(Exception):
                 backend._set_default_timeout(timeout)  # noqa: SLF001 no public way
                 _original_timeouts.setdefault(backend, current)
 
@@ -114,12 +111,8 @@ def shortest_timeout_s() -> float | None:
     Returns:
         ``None`` if there is no group.
     """
-    found = []
-    for group in _groups():
-        for backend in _backends(group):
-            with suppress(Exception):
-                found.append(_timeout_of(backend).total_seconds())
-    return min(found, default=None)
+    seconds = (timeout.total_seconds() for _, timeout in _timeouts(_groups()))
+    return min(seconds, default=None)
 
 
 def _groups() -> list[Any]:
@@ -127,18 +120,19 @@ def _groups() -> list[Any]:
     return [*getattr(getattr(c10d, "_world", None), "pg_map", {})]
 
 
-def _backends(group: Any) -> Iterator[Any]:
+def _timeouts(groups: Iterable[Any]) -> Iterator[tuple[Any, timedelta]]:
     """
-    Yield the backend of a group for each kind of device.
+    Yield the backend of groups for each kind of device, and its timeout.
     """
-    with suppress(Exception):
-        for device in group._device_types:  # noqa: SLF001 no public way
-            yield group._get_backend(device)  # noqa: SLF001
-
-
-def _timeout_of(backend: Any) -> timedelta:
-    timeout: timedelta = backend.options._timeout  # noqa: SLF001 no public way
-    return timeout
+    for group in groups:
+        # There is no public way, and each version of torch may differ.
+        with suppress(Exception):
+            for device in group._device_types:  # noqa: SLF001
+                with suppress(Exception):
+                    backend = group._get_backend(device)  # noqa: SLF001
+                    timeout = backend.options._timeout  # noqa: SLF001
+                    if isinstance(timeout, timedelta):
+                        yield backend, timeout
 
 
 _request_numbers = itertools.count(1)
@@ -215,30 +209,55 @@ class Stop:
     Args:
         reason: ``"breakpoint"``, ``"post mortem"``, or ``"interrupt"``.
 
-        limit_s: The time limit for each wait, in seconds.
+        limit: The time limit for each wait, in seconds; by default that of
+            the settings.
+
+        header: Text to show to a client that attaches.
     """
 
-    def __init__(self, reason: str, limit_s: float) -> None:
+    def __init__(
+        self,
+        reason: str,
+        limit: float | None = None,
+        header: str | None = None,
+    ) -> None:
         self.reason = reason
         self.number = next(_stop_numbers)
         self.ident = threading.get_ident()
         self.thread = thread_name(threading.current_thread().name)
-        description = describe_process()
-        self.labels = {k: description[k] for k in ("group", "rank", "coords")}
-        host, pid, start = process_key()
-        self.key = f"{host}:{pid}:{start}:{self.ident}:{self.number}"
-        self.limit_s = limit_s
+        process = describe_process()
+        self.labels = {k: process[k] for k in ("group", "rank", "coords")}
+        names = (process[k] for k in ("host", "pid", "start"))
+        self.key = ":".join(map(str, (*names, self.ident, self.number)))
+        # With a limit of 0 only a request of a client stops; use the default.
+        self.limit_s = pause_limit_s(limit) or DEFAULT_LIMIT_S
         self.collective_timeout_s = shortest_timeout_s()
         self.since = time.monotonic()
-        self.deadline = self.since + limit_s
+        self.deadline = self.since + self.limit_s
         self.state = "running"
         self.place: dict[str, Any] = {}
-        self.warning = ""
         self._request_count = _request_count[0]
         self._line: str | None = None
         self._is_released = False
         self._text: list[str] = []
         self._size = 0
+        self.warning = self._timeout_warning()
+        for text in (header, self.warning):
+            if text:
+                self.write(f"{text}\n")
+
+    def _timeout_warning(self) -> str:
+        """
+        Return a warning if a collective times out before the stop.
+        """
+        timeout_s = self.collective_timeout_s
+        if timeout_s is None or timeout_s >= self.limit_s:
+            return ""
+
+        return (
+            f"other ranks give up waiting in a collective after {timeout_s:.0f} "
+            "s; arm(collective_timeout=...) raises that before they begin"
+        )
 
     def set_place(
         self,
@@ -435,16 +454,14 @@ def give_line(
     Returns:
         The output and the state of each, by key.
     """
-    end = time.monotonic() + wait_s
     with _changed:
         stops = {key: _stops.get(key) for key in dict.fromkeys(keys)}
         accepted = {k: s for k, s in stops.items() if s and s.put_line(line)}
         _changed.notify_all()
-        while any(s.state == "running" for s in accepted.values()):
-            left = end - time.monotonic()
-            if left <= 0:
-                break
-            _changed.wait(left)
+        _changed.wait_for(
+            lambda: all(s.state != "running" for s in accepted.values()),
+            wait_s,
+        )
         return {
             key: _stop_state(stop, was_accepted=key in accepted)
             for key, stop in stops.items()
@@ -472,38 +489,3 @@ def _stop_state(stop: Stop | None, *, was_accepted: bool) -> dict[str, Any]:
         return stop.output()
 
     return {"state": stop.state, "error": "it is busy with another command"}
-
-
-def open_stop(
-    reason: str, limit: float | None = None, header: str | None = None
-) -> Stop:
-    """
-    Create a stop for this thread.
-
-    Args:
-        limit: The time limit, in seconds.
-
-        header: Text to show to a client that attaches.
-    """
-    # With a limit of 0 only a request of a client stops; use the default then.
-    stop = Stop(reason, pause_limit_s(limit) or DEFAULT_LIMIT_S)
-    if header:
-        stop.write(f"{header}\n")
-    stop.warning = _timeout_warning(stop)
-    if stop.warning:
-        stop.write(f"{stop.warning}\n")
-    return stop
-
-
-def _timeout_warning(stop: Stop) -> str:
-    """
-    Return a warning if a collective times out before the stop.
-    """
-    timeout_s = stop.collective_timeout_s
-    if timeout_s is None or timeout_s >= stop.limit_s:
-        return ""
-
-    return (
-        f"other ranks give up waiting in a collective after {timeout_s:.0f} s; "
-        "arm(collective_timeout=...) raises that before they begin"
-    )

@@ -7,11 +7,10 @@ from __future__ import annotations
 import json
 
 from distdebug.debugger import Listing, parse_command
+from distdebug.debugger.client.connections import Peer, parse_relay_ranks
 from distdebug.debugger.client.model import (
     Process,
-    SilentProcess,
     parse_process,
-    parse_relay_ranks,
     parse_stack_texts,
     process_key,
     read_output,
@@ -110,10 +109,10 @@ def debugger_relay(data: bytes) -> object:
     shown = []
     for answer in MessageDecoder().decode(data):
         shown += parse_stack_texts(answer)
-        if known := parse_relay_ranks(answer):
-            silent = [SilentProcess(host="a", pid=pid) for pid in known.silent]
-            shown += [known.folder, *known.ranks]
-            shown.append(Listing(silent=silent))
+        if known := parse_relay_ranks(Peer(None), "a", answer):
+            peers, silent = known
+            shown += [*peers]
+            shown.append(Listing(silent=tuple(silent)))
     return shown
 
 
