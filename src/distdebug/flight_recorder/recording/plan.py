@@ -361,9 +361,9 @@ def make_folder(folder: Path) -> None:
     """
     root = default_root()
     try:
-        if root in (folder, *folder.parents):
+        if folder.is_relative_to(root):
             for part in (*reversed(folder.parents), folder):
-                if root in (part, *part.parents):
+                if part.is_relative_to(root):
                     _make_private(part)
         else:
             make_private_folder(folder)
