@@ -50,25 +50,32 @@ _MAX_EARLIER_CALLS = 8
 
 
 @attrs.frozen(kw_only=True)
-class OrderViolation:
+class Root:
     """
-    Ranks of a cycle that left their usual order of calls.
+    One root cause of the waits.
 
     Attributes:
-        cause: ``SKIPPED_COLLECTIVE`` if they skipped a call,
-            ``GROUP_ORDER_DEADLOCK`` if that is unknown.
+        ranks: Culprits or suspects, ascending.
 
-        due: The stuck call that was due; ``None`` if none of them.
+        calls: The stuck calls that show it; the first one is named in the
+            finding.
+
+        victims: Ranks that wait because of it, directly or through others,
+            ascending.
+
+        is_guess: Whether only call sequences single out *ranks*.
     """
 
-    ranks: frozenset[int]
     cause: Cause
-    due: StuckCall | None = None
+    ranks: tuple[int, ...]
+    calls: tuple[StuckCall, ...]
+    victims: tuple[int, ...] = ()
+    is_guess: bool = False
 
 
 def find_order_violation(
     calls: Sequence[StuckCall], ranks: Iterable[int], job: Job
-) -> OrderViolation | None:
+) -> Root | None:
     """
     Find the ranks that left their usual order of calls in a cycle of waits.
 
@@ -78,8 +85,8 @@ def find_order_violation(
         ranks: Ranks that connect these calls.
 
     Returns:
-        The violation; ``None`` if all ranks did as usual, if all did something
-        else, or if no order is known yet.
+        These ranks as the root, the call that was due first; ``None`` if all ranks
+        did as usual, if all did something else, or if no order is known yet.
     """
     sampled = sorted(ranks)[:_MAX_CALL_SEQUENCES]
     unusual = {
@@ -96,9 +103,10 @@ def find_order_violation(
         )
 
     # Most ranks continued to a new phase, except these.
-    return OrderViolation(
-        ranks=frozenset(sampled).difference(unusual),
+    return Root(
         cause=Cause.GROUP_ORDER_DEADLOCK,
+        ranks=tuple(r for r in sampled if r not in unusual),
+        calls=tuple(calls),
     )
 
 
@@ -141,23 +149,24 @@ def _make_order_violation(
     violators: Collection[int],
     unusual: tuple[int, list[int]],
     job: Job,
-) -> OrderViolation:
+) -> Root:
     rank, (made, usual) = min(violators), unusual
-    due_calls = [
-        (c, row)
-        for row in usual
-        for c in calls
-        if rank in c.absent and is_entry_into(c, rank, row)
-    ][:1]
-    is_skipped = any(
-        _is_past_due_call(job, rank, row, made) for _, row in due_calls
+    due = next(
+        (
+            (call, row)
+            for row in usual
+            for call in calls
+            if rank in call.absent and is_entry_into(call, rank, row)
+        ),
+        None,
     )
-    return OrderViolation(
-        ranks=frozenset(violators),
+    is_skipped = due is not None and _is_past_due_call(job, rank, due[1], made)
+    return Root(
         cause=Cause.SKIPPED_COLLECTIVE
         if is_skipped
         else Cause.GROUP_ORDER_DEADLOCK,
-        due=due_calls[0][0] if due_calls else None,
+        ranks=tuple(sorted(violators)),
+        calls=tuple(sorted(calls, key=lambda c: not due or c is not due[0])),
     )
 
 
@@ -358,30 +367,6 @@ _UNPROVEN_CAUSES = {
 _MAX_ABSENT_RANKS = 1024
 
 
-@attrs.frozen(kw_only=True)
-class Root:
-    """
-    One root cause of the waits.
-
-    Attributes:
-        ranks: Culprits or suspects, ascending.
-
-        calls: The stuck calls that show it; the first one is named in the
-            finding.
-
-        victims: Ranks that wait because of it, directly or through others,
-            ascending.
-
-        is_guess: Whether only call sequences single out *ranks*.
-    """
-
-    cause: Cause
-    ranks: tuple[int, ...]
-    calls: tuple[StuckCall, ...]
-    victims: tuple[int, ...] = ()
-    is_guess: bool = False
-
-
 def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
     """
     Follow the waits between stuck calls to their root causes.
@@ -486,15 +471,12 @@ def _classify_cycle(calls: Sequence[StuckCall], job: Job) -> Root:
 
     odd = find_odd_rank(cycle_ranks, job)
     violation = find_order_violation(calls, cycle_ranks, job)
-    if violation is None or not violation.ranks >= odd:
-        ranks = tuple(sorted(odd or cycle_ranks))
-        return attrs.evolve(cycle, ranks=ranks)
+    if violation is None or not odd.issubset(violation.ranks):
+        return attrs.evolve(cycle, ranks=tuple(sorted(odd or cycle_ranks)))
 
-    return Root(
-        cause=violation.cause,
-        ranks=tuple(sorted(odd or violation.ranks)),
-        # The call that was due comes first.
-        calls=tuple(sorted(calls, key=lambda c: c is not violation.due)),
+    return attrs.evolve(
+        violation,
+        ranks=tuple(sorted(odd)) or violation.ranks,
         is_guess=violation.cause is Cause.SKIPPED_COLLECTIVE or not odd,
     )
 
