@@ -111,7 +111,7 @@ def decode_batch(
 
 
 def decode_frames(
-    rows_by_file: RowsByFile, time_limit_s: float = TIME_LIMIT_S
+    rows_by_file: RowsByFile,
 ) -> Iterator[tuple[str, Message]]:
     """
     Read the stacks of some records of some files.
@@ -119,13 +119,11 @@ def decode_frames(
     Args:
         rows_by_file: Positions of records, by file.
 
-        time_limit_s: Limit of one file, in seconds.
-
     Yields:
         Each file with a message with *frames*, or a failure.
     """
     paths = list(rows_by_file)
-    return _decode(paths, rows_by_file, _count_children(paths), time_limit_s)
+    return _decode(paths, rows_by_file, _count_children(paths), TIME_LIMIT_S)
 
 
 def _count_children(paths: Sequence[str]) -> int:

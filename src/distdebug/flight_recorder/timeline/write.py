@@ -266,38 +266,37 @@ class PerfettoFormat(_Encoder):
                 "which Perfetto opens, too",
             ) from exc
 
-        self._proto: Any = perfetto_trace_pb2
+        self._new_trace = perfetto_trace_pb2.Trace
+        # The packets that are yet to be written.
+        self._trace: Any = self._new_trace()
 
     def head(self) -> bytes:
         """
         Return the beginning of the file.
         """
-        trace = self._proto.Trace()
-        self._add_track(trace, _ROOT_UUID, "ranks")
-        trace.packet[0].sequence_flags = _INCREMENTAL_STATE_CLEARED
-        return _serialize(trace)
+        self._add_track(_ROOT_UUID, "ranks")
+        first = self._trace.packet[0]
+        first.sequence_flags = _INCREMENTAL_STATE_CLEARED
+        return self._take_packets()
 
     def rank(self, rank_slices: RankSlices, lines: Sequence[str]) -> bytes:
         """
         Return all events of one rank.
         """
-        trace = self._proto.Trace()
-        self._add_tracks(trace, rank_slices)
+        self._add_tracks(rank_slices)
         for x in iter_slices(rank_slices, lines):
             name, shared = self._describe(x.kind)
             uuid = _uuid(rank_slices.rank, x.track + 1)
             args = {**shared, "seq": x.seq, "record": x.record, **x.more}
-            event = self._add_event(
-                trace, x.start_ns, uuid, "TYPE_SLICE_BEGIN"
-            )
-            self._annotate(trace, event, name, args)
+            event = self._add_event(x.start_ns, uuid, "TYPE_SLICE_BEGIN")
+            self._annotate(event, name, args)
             if x.is_joined:
                 event.flow_ids.append(x.call + 1)
             if x.is_late:
                 mark = describe_lateness(self._arrivals, x.call)
-                self._add_instant(trace, x.start_ns, uuid, *mark)
-            self._add_event(trace, x.end_ns, uuid, "TYPE_SLICE_END")
-        return _serialize(trace)
+                self._add_instant(x.start_ns, uuid, *mark)
+            self._add_event(x.end_ns, uuid, "TYPE_SLICE_END")
+        return self._take_packets()
 
     def tail(
         self,
@@ -308,42 +307,46 @@ class PerfettoFormat(_Encoder):
         """
         Return the events between ranks, and the metadata of the file.
         """
-        trace = self._proto.Trace()
         for at, args in absences:
             uuid = _uuid(at.rank, at.track + 1)
-            self._add_instant(trace, at.ns, uuid, _ABSENT, args)
+            self._add_instant(at.ns, uuid, _ABSENT, args)
         plain = {key: json.dumps(value) for key, value in about.items()}
         self._add_instant(
-            trace, self._start_ns, _ROOT_UUID, "about this timeline", plain
+            self._start_ns, _ROOT_UUID, "about this timeline", plain
         )
-        return _serialize(trace)
+        return self._take_packets()
 
-    def _add_packet(self, trace: Any) -> Any:
-        packet = trace.packet.add()
+    def _take_packets(self) -> bytes:
+        data: bytes = self._trace.SerializeToString()
+        self._trace = self._new_trace()
+        return data
+
+    def _add_packet(self) -> Any:
+        packet = self._trace.packet.add()
         packet.trusted_packet_sequence_id = _SEQUENCE_ID
         packet.sequence_flags = _NEEDS_INCREMENTAL_STATE
         return packet
 
-    def _add_tracks(self, trace: Any, rank_slices: RankSlices) -> None:
+    def _add_tracks(self, rank_slices: RankSlices) -> None:
         rank = rank_slices.rank
-        whole = self._add_track(trace, _uuid(rank, 0), rank_slices.label)
+        whole = self._add_track(_uuid(rank, 0), rank_slices.label)
         whole.parent_uuid, whole.sibling_order_rank = _ROOT_UUID, rank
         if label := self._rank_labels.get(rank):
             whole.description = label
         for i, name in enumerate(rank_slices.tracks):
-            part = self._add_track(trace, _uuid(rank, i + 1), name)
+            part = self._add_track(_uuid(rank, i + 1), name)
             part.parent_uuid, part.sibling_order_rank = _uuid(rank, 0), i
             # Do not merge lanes of the same name into one track.
             part.sibling_merge_behavior = part.SIBLING_MERGE_BEHAVIOR_NONE
 
-    def _add_track(self, trace: Any, uuid: int, name: str) -> Any:
-        track = self._add_packet(trace).track_descriptor
+    def _add_track(self, uuid: int, name: str) -> Any:
+        track = self._add_packet().track_descriptor
         track.uuid, track.name = uuid, name
         track.child_ordering = track.EXPLICIT
         return track
 
-    def _add_event(self, trace: Any, ns: int, uuid: int, kind: str) -> Any:
-        packet = self._add_packet(trace)
+    def _add_event(self, ns: int, uuid: int, kind: str) -> Any:
+        packet = self._add_packet()
         packet.timestamp = max(ns - self._start_ns, 0)
         event = packet.track_event
         event.track_uuid = uuid
@@ -351,23 +354,18 @@ class PerfettoFormat(_Encoder):
         return event
 
     def _add_instant(
-        self,
-        trace: Any,
-        ns: int,
-        uuid: int,
-        name: str,
-        args: Mapping[str, Any],
+        self, ns: int, uuid: int, name: str, args: Mapping[str, Any]
     ) -> None:
-        event = self._add_event(trace, ns, uuid, "TYPE_INSTANT")
-        self._annotate(trace, event, name, args)
+        event = self._add_event(ns, uuid, "TYPE_INSTANT")
+        self._annotate(event, name, args)
 
     def _annotate(
-        self, trace: Any, event: Any, name: str, args: Mapping[str, Any]
+        self, event: Any, name: str, args: Mapping[str, Any]
     ) -> None:
         """
-        Set name and arguments of an event; write each text only once.
+        Set name and arguments of the last event; write each text only once.
         """
-        new = trace.packet[-1].interned_data
+        new = self._trace.packet[-1].interned_data
         event.name_iid = self._intern(new.event_names, "name", name)
         for key, value in args.items():
             note = event.debug_annotations.add()
@@ -398,11 +396,6 @@ class PerfettoFormat(_Encoder):
         else:
             entry.name = text
         return number
-
-
-def _serialize(trace: Any) -> bytes:
-    data: bytes = trace.SerializeToString()
-    return data
 
 
 def _uuid(rank: int, track: int) -> int:
