@@ -43,6 +43,7 @@ from .recording.dump import (
     end_recording,
     has_call_in_flight,
     log_exceptions,
+    torch_version,
     traceback_frames,
     write_dump,
     write_process_sidecar,
@@ -178,9 +179,8 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
         return _enabled[0].settings
 
     _check_no_process_group()
-    version = getattr(sys.modules.get("torch"), "__version__", None)
     environ = _original_environ(_enabled[0]) if _enabled else os.environ
-    settings = _plan_with_folder(environ, version, options)
+    settings = _plan_with_folder(environ, torch_version(), options)
     disable_flight_recorder()
     _start_recording(settings, options)
     return settings

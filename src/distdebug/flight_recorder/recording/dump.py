@@ -135,7 +135,7 @@ def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
             if b"record_id" in data:
                 return data
 
-    if _is_recorder_off(torch):
+    if _is_recorder_off():
         msg = "the Flight Recorder of this process is off"
         raise NotRecordingError(msg, remedy=_REMEDY)
     return data
@@ -205,12 +205,22 @@ def _c10d() -> Any:
         return None
 
 
-def _is_recorder_off(torch: Any) -> bool:
+def torch_version() -> str | None:
+    """
+    Return the version of torch; ``None`` if it is not loaded.
+    """
+    version: str | None = getattr(
+        sys.modules.get("torch"), "__version__", None
+    )
+    return version
+
+
+def _is_recorder_off() -> bool:
     found = lookup(_BUFFER_SIZE, os.environ)
     if found is not None:
         return not found[1].strip().lstrip("+0")
 
-    version = parse_version(getattr(torch, "__version__", None))
+    version = parse_version(torch_version())
     return version is not None and version < _ON_BY_DEFAULT
 
 
@@ -506,7 +516,8 @@ def dump_flight_recorder(
     """
     recording = current_recording()
     if recording is None:
-        recording = begin_recording(Recording(_default_settings()))
+        settings = plan_flight_recorder(os.environ, torch_version())
+        recording = begin_recording(Recording(settings))
     if path is None:
         make_folder(recording.settings.dump_dir)
     try:
@@ -606,7 +617,7 @@ def write_process_sidecar(
         error=recording.error,
         dump=dump,
         job=identity.job,
-        torch=_or_default(lambda: str(sys.modules["torch"].__version__), ""),
+        torch=str(torch_version() or ""),
         groups=groups,
         mesh=_infer_mesh(groups),
         threads=(
@@ -616,11 +627,6 @@ def write_process_sidecar(
         ),
     )
     write_sidecar(sidecar, file)
-
-
-def _default_settings() -> RecorderSettings:
-    version = getattr(sys.modules.get("torch"), "__version__", None)
-    return plan_flight_recorder(os.environ, version)
 
 
 def _run_with_timeout(seconds: float, job: Callable[[], None]) -> None:
