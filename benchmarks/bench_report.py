@@ -46,7 +46,7 @@ from distdebug.flight_recorder.reading.columns import (
     SCHEDULED,
     Entries,
     GroupConfig,
-    Shape,
+    Shapes,
 )
 from distdebug.report import report_html
 from distdebug.report.graph import graph_section
@@ -217,19 +217,18 @@ def make_job(ranks: int, entries: int, *, late: int | None) -> Dumps:
         )
         for rank in range(ranks)
     }
-    whole, part, one = (4096, 1024), (512, 1024), (1,)
+    whole, part = 4096 * 1024, 512 * 1024
+    sizes = [(whole, whole), (part, whole), (whole, part), (1, 1)]
     return Dumps(
         by_rank=by_rank,
         groups=(("0", "default_pg"), *((c.name, c.desc) for c in configs)),
         ops=tuple(f"nccl:{op}" for op in OPS),
-        shapes=tuple(
-            Shape((a,), ("Float",), (b,), ("Float",))
-            for a, b in (
-                (whole, whole),
-                (part, whole),
-                (whole, part),
-                (one, one),
-            )
+        shapes=Shapes(
+            texts=tuple(
+                f'[[[{a}]],["Float"],[[{b}]],["Float"]]' for a, b in sizes
+            ),
+            elements=np.array(sizes),
+            types=np.zeros(len(sizes), np.int64),
         ),
     )
 

@@ -94,8 +94,8 @@ def _dumps_of(
     sizes = [s.world_size for s in sidecars.values()]
     return Dumps(
         by_rank=dict(sorted(by_rank.items())),
-        groups=tables.groups,
-        ops=tables.ops,
+        groups=tuple(tables.groups),
+        ops=tuple(tables.ops),
         shapes=tables.shapes,
         sidecars=sidecars,
         world_size=max(sizes or [r + 1 for r in members], default=None),

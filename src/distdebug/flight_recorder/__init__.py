@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .analysis.job import Side as Side
     from .analysis.job import Stream as Stream
     from .analysis.membership import Group as Group
-    from .analysis.membership import Membership as Membership
     from .analysis.membership import Signatures as Signatures
     from .analysis.membership import find_groups as find_groups
     from .analysis.membership import group_status as group_status

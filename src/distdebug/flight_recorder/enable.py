@@ -43,6 +43,7 @@ from .recording.dump import (
     end_recording,
     has_call_in_flight,
     log_exceptions,
+    torch_version,
     traceback_frames,
     write_dump,
     write_process_sidecar,
@@ -61,6 +62,7 @@ from .recording.signals import (
     catch_sigterm,
     close_pipe,
     disable_stack_signal,
+    drop_stack_signal,
     enable_stack_signal,
     end_process,
     end_unheard,
@@ -177,9 +179,8 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
         return _enabled[0].settings
 
     _check_no_process_group()
-    version = getattr(sys.modules.get("torch"), "__version__", None)
     environ = _original_environ(_enabled[0]) if _enabled else os.environ
-    settings = _plan_with_folder(environ, version, options)
+    settings = _plan_with_folder(environ, torch_version(), options)
     disable_flight_recorder()
     _start_recording(settings, options)
     return settings
@@ -347,7 +348,6 @@ class Extras:
         self._listener: Listener | None = None
         self._pipe: Path | None = None
         self._requests: OwnDescriptor | None = None
-        self._has_stack_signal = False
         self._unhook: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -359,7 +359,7 @@ class Extras:
         log_exceptions(self._listen)
         if self._listener is None:
             self._release_signals(in_child=False)  # without a listener
-        log_exceptions(self._enable_stack_signal)
+        log_exceptions(enable_stack_signal)
         self._unhook = hook_exit(self._on_end)
         # Announce this rank.
         log_exceptions(lambda: _write_sidecar(self._recording, "start"))
@@ -370,7 +370,7 @@ class Extras:
         """
         self._unhook()
         self._release_signals(in_child=False)
-        log_exceptions(self._disable_stack_signal)
+        log_exceptions(disable_stack_signal)
         log_exceptions(self._remove_pipe)
         if self._listener is None or self._listener.stop():
             self._close_pipes()
@@ -381,18 +381,10 @@ class Extras:
         """
         self._unhook()
         self._release_signals(in_child=True)
+        log_exceptions(drop_stack_signal)
         if self._listener is not None:
             self._listener.close()
         self._close_pipes()
-
-    def _enable_stack_signal(self) -> None:
-        enable_stack_signal()
-        self._has_stack_signal = True
-
-    def _disable_stack_signal(self) -> None:
-        if self._has_stack_signal:
-            self._has_stack_signal = False
-            disable_stack_signal()
 
     def _open_pipe(self) -> None:
         prefix = self._recording.settings.request_prefix
@@ -447,7 +439,7 @@ class Extras:
 
     def _check(self, silent_s: float, *, is_intact: bool) -> None:
         if not is_intact:  # all but the exit hooks is lost
-            log_exceptions(self._disable_stack_signal)
+            log_exceptions(disable_stack_signal)
             log_exceptions(self._remove_pipe)
             self._release_signals(in_child=False)
         for caught in self._caught:
@@ -482,8 +474,7 @@ def write_exit_dump(
     recording: Recording,
     reason: str,
     *,
-    error: str = "",
-    trace: TracebackType | None = None,
+    exc: BaseException | None = None,
     traceback: bytes = b"",
 ) -> None:
     """
@@ -492,15 +483,13 @@ def write_exit_dump(
     Args:
         reason: See :class:`~distdebug.flight_recorder.sidecar.Sidecar`.
 
-        error: The exception that ends the process, in one line.
-
-        trace: The traceback of that exception.
+        exc: The exception that ends the process.
 
         traceback: The text that *faulthandler* wrote.
     """
-    recording.error = error or recording.error
-    if trace is not None:
-        recording.error_stack = traceback_frames(trace)
+    if exc is not None:
+        recording.error = _format_exception(exc)
+        recording.error_stack = traceback_frames(exc.__traceback__)
 
     def write() -> None:
         try:
@@ -527,12 +516,7 @@ def write_end_files(recording: Recording) -> None:
     """
     exc = _pending_exception()
     if exc is not None or (has_call_in_flight() and not recording.error):
-        write_exit_dump(
-            recording,
-            "exit-after-error",
-            error="" if exc is None else _format_exception(exc),
-            trace=None if exc is None else exc.__traceback__,
-        )
+        write_exit_dump(recording, "exit-after-error", exc=exc)
     log_exceptions(lambda: _write_sidecar(recording, "exit"))
 
 
@@ -590,8 +574,7 @@ def hook_exit(on_end: Callable[[], None]) -> Callable[[], None]:
         trace: TracebackType | None,
     ) -> None:
         if (recording := current_recording()) is not None:
-            error = _format_exception(exc)
-            write_exit_dump(recording, "exception", error=error, trace=trace)
+            write_exit_dump(recording, "exception", exc=exc)
         previous(kind, exc, trace)
 
     sys.excepthook = excepthook

@@ -31,13 +31,15 @@ from .._text import clean, list_text
 from ..errors import NoDumpsError
 from ..findings import Missing
 from ..ranks import RankChoice, select_ranks
-from .reading.assemble import Tables, UnusableError, parse_frames
-from .reading.columns import COMPLETED, Dumps, Entries, Frame, RankDump
-from .reading.communicators import (
+from .reading.assemble import (
     InspectedFile,
+    Tables,
+    UnusableError,
+    parse_frames,
     parse_inspected,
     place_ranks,
 )
+from .reading.columns import COMPLETED, Dumps, Entries, Frame, RankDump
 from .reading.files import DumpFile, FoundFiles, find_files
 from .reading.sandbox import TIME_LIMIT_S, decode_files, decode_frames
 from .sidecar import Sidecar, mesh_of
@@ -119,8 +121,8 @@ def read_dumps(
     problems += [p for p in found.problems if p.what != "sidecar"]
     return Dumps(
         by_rank=by_rank,
-        groups=tables.groups,
-        ops=tables.ops,
+        groups=tuple(tables.groups),
+        ops=tuple(tables.ops),
         shapes=tables.shapes,
         sidecars=plan.sidecars,
         inspector=inspector,

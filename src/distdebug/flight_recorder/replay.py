@@ -23,7 +23,7 @@ import attrs
 from .._io import output_to, write_whole
 from .._text import clean
 from ..errors import DumpError
-from ..findings import Finding, described
+from ..findings import CollectiveRef, Finding, GroupRef, described
 from ..usercode import user_location
 from .analysis.analyze import analyze_dumps
 from .analysis.job import Job
@@ -150,7 +150,9 @@ def make_replay(
     if verdict.group is None or verdict.collective is None:
         msg = f"nothing to replay: {verdict.summary}"
         raise DumpError(msg, remedy=_NO_FAULT_REMEDY)
-    return _Selection(report, Job(report.dumps)).replay()
+    return _Selection(
+        report, verdict, verdict.group, verdict.collective, Job(report.dumps)
+    ).replay()
 
 
 _NO_FAULT_REMEDY = (
@@ -166,74 +168,66 @@ class _Selection:
     """
 
     report: FlightReport
+    verdict: Finding
+    group: GroupRef
+    call: CollectiveRef
     job: Job
     # By what they stand for: the same for one size, and different for others.
     _sizes: dict[int, int] = attrs.field(init=False, factory=dict)
-
-    @property
-    def verdict(self) -> Finding:
-        return self.report.verdict
 
     def replay(self) -> Replay:
         """
         Return the program.
         """
-        groups = self._groups()
-        kept = self._ranks(groups)
-        number = {rank: i for i, rank in enumerate(kept)}
-        members = {
-            i: [number[r] for r in self.job.groups[i].order if r in number]
-            for i in groups
-        }
-        shown = {i: m for i, m in members.items() if len(m) > 1}
         calls = {
-            number[rank]: (
-                *islice(self._calls(rank, shown, number), _MOST_CALLS),
-            )
-            for rank in kept
+            number: (*islice(self._calls(rank), _MOST_CALLS),)
+            for rank, number in self.numbers.items()
         }
         text = _TEMPLATE.format(
             title=_literal_text(self.verdict.summary),
-            world=self.job.dumps.world_size or len(kept),
-            mapping=", ".join(f"{i} is {r}" for r, i in number.items()),
-            count=len(kept),
+            world=self.job.dumps.world_size or len(self.numbers),
+            mapping=", ".join(f"{i} is {r}" for r, i in self.numbers.items()),
+            count=len(self.numbers),
             groups=_format_groups(
-                {self._label(i): m for i, m in shown.items()}
+                {self._label(i): m for i, m in self.members.items()}
             ),
             calls=_format_calls(calls),
             arguments=_format_arguments(
                 c.op for x in calls.values() for c in x
             ),
-            ends=pprint.pformat(self._ends(number)),
+            ends=pprint.pformat(self._ends()),
             ahead=self.is_ahead,
         )
-        return Replay(text=text, ranks=tuple(kept))
+        return Replay(text=text, ranks=tuple(self.numbers))
 
-    def _groups(self) -> list[int]:
+    @cached_property
+    def groups(self) -> list[int]:
         """
-        Return the groups concerned: that of the verdict first.
+        The groups concerned: that of the verdict first.
         """
-        faulty, first = set(self.verdict.ranks), self.verdict.group
-        names = [first.name if first else ""]
+        faulty = set(self.verdict.ranks)
+        names = [self.group.name]
         names += [
             wait.group
             for wait in self.report.waits
             if not faulty.isdisjoint((*wait.waiting, *wait.awaited))
         ]
-        ranks = set(first.ranks if first else ())
         return [
             i
             for name in dict.fromkeys(names)
             for i, group in enumerate(self.job.groups)
             if group.name == name
-            and not {*faulty, *ranks}.isdisjoint(group.order)
+            and not faulty.union(self.group.ranks).isdisjoint(group.order)
         ][:_MOST_RANKS]
 
-    def _ranks(self, groups: Sequence[int]) -> list[int]:
-        faulty = self.verdict.ranks[:_MOST_AT_FAULT]
-        found = dict.fromkeys(faulty)
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """
+        The number in the program of each rank that it plays, ascending.
+        """
+        found = dict.fromkeys(self.verdict.ranks[:_MOST_AT_FAULT])
         waiting = {r for w in self.report.waits for r in w.waiting}
-        for i in groups:
+        for i in self.groups:
             others = [
                 r
                 for r in self.job.groups[i].order
@@ -241,46 +235,52 @@ class _Selection:
             ]
             others.sort(key=lambda rank: rank not in waiting)
             found |= dict.fromkeys(others[:_OTHERS_OF_A_GROUP])
-        return sorted([*found][:_MOST_RANKS])
+        ranks = sorted([*found][:_MOST_RANKS])
+        return {rank: number for number, rank in enumerate(ranks)}
 
-    def _calls(
-        self,
-        rank: int,
-        members: Mapping[int, Sequence[int]],
-        number: Mapping[int, int],
-    ) -> Iterable[_Call]:
+    @cached_property
+    def members(self) -> dict[int, list[int]]:
+        """
+        The members in the program of each group that has several there.
+        """
+        members = {
+            i: [
+                self.numbers[rank]
+                for rank in self.job.groups[i].order
+                if rank in self.numbers
+            ]
+            for i in self.groups
+        }
+        return {i: found for i, found in members.items() if len(found) > 1}
+
+    def _calls(self, rank: int) -> Iterable[_Call]:
         """
         Yield the calls of a rank around the fault, in their order.
         """
         has_dump = rank in self.job.dumps.by_rank
         # A rank without a dump made the calls that others saw complete.
-        source = rank if has_dump else self._witness(number)
-        for row, index in self._rows(source, members, number):
+        source = rank if has_dump else self._witness()
+        for row, index in self._rows(source):
             operation = self.job.operation(source, row)
             name = _usual_name(operation.name)
             seq = self.job.dumps[source].entries.seq[row]
             if not has_dump and (
                 name in _P2P
-                or number[rank] not in members[index]
+                or self.numbers[rank] not in self.members[index]
                 or seq > self.job.states[index].sync_done
             ):
                 continue
             peer = None
             if name in _P2P:
                 ends = operation.ends_in(self.job.groups[index]) or (-1, -1)
-                peer = number.get(ends[1] if operation.is_send else ends[0])
+                peer = self.numbers.get(ends[1 if operation.is_send else 0])
                 if peer is None:
                     continue
                 name = f"i{name}" if self.is_ahead else name
             size, dtype = self._tensor(source, row)
             yield _Call(name, self._label(index), size, dtype, peer)
 
-    def _rows(
-        self,
-        rank: int,
-        members: Mapping[int, Sequence[int]],
-        number: Mapping[int, int],
-    ) -> Iterable[tuple[int, int]]:
+    def _rows(self, rank: int) -> Iterable[tuple[int, int]]:
         """
         Yield the records of a rank around the fault, each with its group.
         """
@@ -288,10 +288,10 @@ class _Selection:
         entries, of_group = dump.entries, self.job.group_indices(dump)
         is_p2p, done = self.job.is_p2p(dump), self.job.is_done(dump)
         is_batch_end = self.job.flags(dump, "ends_batch")
-        first = {i: self._first_call(i, number) for i in members}
+        first = {i: self._first_call(i) for i in self.members}
         for row in entries.record_id.argsort().tolist():
             index = int(of_group[row])
-            if index not in members or is_batch_end[row]:
+            if index not in first or is_batch_end[row]:
                 continue
             # What was sent before need not be in all rings.
             is_old = (
@@ -300,14 +300,12 @@ class _Selection:
             if not is_old:
                 yield row, index
 
-    def _witness(self, number: Mapping[int, int]) -> int:
+    def _witness(self) -> int:
         """
         Return a rank with a dump that took part in what is stuck.
         """
-        group = self.verdict.group
-        inside = set(group.ranks) if group else set()
-        known = [rank for rank in number if rank in self.job.dumps.by_rank]
-        return min(known, key=lambda rank: rank not in inside)
+        known = [r for r in self.numbers if r in self.job.dumps.by_rank]
+        return min(known, key=lambda rank: rank not in self.group.ranks)
 
     def _label(self, index: int) -> str:
         group = self.job.groups[index]
@@ -333,23 +331,19 @@ class _Selection:
             for dump in self.job.dumps
         )
 
-    def _first_call(self, index: int, number: Mapping[int, int]) -> int:
+    def _first_call(self, index: int) -> int:
         """
         Return the number of the first call in a group to replay.
         """
-        cause, call = self.verdict.cause, self.verdict.collective
-        group = self.job.groups[index]
+        cause, group = self.verdict.cause, self.job.groups[index]
         base = self.job.states[index].sync_done + 1
-        if (
-            (cause.is_mismatch or cause.is_miscount)
-            and call is not None
-            and group.ref == self.verdict.group
-        ):
-            base = call.seq
+        is_odd_call = cause.is_mismatch or cause.is_miscount
+        if is_odd_call and group.ref == self.group:
+            base = self.call.seq
         streams = (
             self.job.stream(rank, index)
             for rank in group.order
-            if rank in number and rank in self.job.dumps.by_rank
+            if rank in self.numbers and rank in self.job.dumps.by_rank
         )
         # Rings begin at different calls; earlier ones were made by all.
         kept = [int(x.seq[0]) if x is not None else base for x in streams]
@@ -368,16 +362,16 @@ class _Selection:
         smaller = _MOST_ELEMENTS + 1 + len(self._sizes)
         return self._sizes.setdefault(size, smaller)
 
-    def _ends(self, number: Mapping[int, int]) -> dict[int, str]:
+    def _ends(self) -> dict[int, str]:
         """
         Return what ranks do after their calls, where it is not to wait.
         """
         if not self.verdict.cause.is_absence:
             return {}
         return {
-            number[rank]: f"is elsewhere{self._place(rank)}"
+            self.numbers[rank]: f"is elsewhere{self._place(rank)}"
             for rank in self.verdict.ranks
-            if rank in number
+            if rank in self.numbers
         }
 
     def _place(self, rank: int) -> str:

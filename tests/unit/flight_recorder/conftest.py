@@ -28,7 +28,7 @@ from distdebug.flight_recorder import (
 from distdebug.flight_recorder.reading import decode
 from distdebug.flight_recorder.recording import dump
 from distdebug.flight_recorder.recording.dump import end_recording
-from distdebug.flight_recorder.timeline import clocks, formats
+from distdebug.flight_recorder.timeline import clocks, write
 
 
 # A torch that records one call, for programs that have no time for the real
@@ -248,4 +248,4 @@ def small_batches(monkeypatch):
     really may hold no test reaches in reasonable time.
     """
     monkeypatch.setattr(clocks, "_MERGE_SIZE", 3)
-    monkeypatch.setattr(formats, "_MAX_CACHED", 2)
+    monkeypatch.setattr(write, "_MAX_CACHED", 2)

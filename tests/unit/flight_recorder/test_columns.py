@@ -15,7 +15,6 @@ import pytest
 from distdebug.flight_recorder import (
     COMPLETED,
     STARTED,
-    Dumps,
     entry_rows,
     read_dumps,
     shape_texts,
@@ -307,18 +306,6 @@ class TestShapes:
         assert shapes == pickle.loads(pickle.dumps(shapes))
         assert shapes != shapes_of(OTHER)
         assert shapes != [ONE]
-
-    def test_own(self, shapes_of):
-        """
-        Dumps made of plain shapes have the same numbers.
-        """
-        shapes = shapes_of(ONE, OTHER, NONE)
-
-        own = Dumps(by_rank={}, groups=(), ops=(), shapes=list(shapes)).shapes
-
-        assert shapes == own
-        assert shapes.elements.tolist() == own.elements.tolist()
-        assert shapes.types.tolist() == own.types.tolist()
 
     def test_odd(self, shapes_of):
         """

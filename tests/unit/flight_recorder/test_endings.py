@@ -120,7 +120,6 @@ def noted(*words):
         by_rank={},
         groups=(),
         ops=(),
-        shapes=(),
         sidecars={r: notes[-1] for r, notes in enumerate(sidecars) if notes},
         earlier={r: tuple(notes[:-1]) for r, notes in enumerate(sidecars)},
     )

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from distdebug.causes import Cause
-from distdebug.flight_recorder import Signatures, analyze_dumps
+from distdebug.flight_recorder import Dumps, Signatures, analyze_dumps
 from distdebug.testing import SimulatedJob
 
 
 SYNC = [("sync", "train.py", 100), ("main", "train.py", 9)]
 LATER = [("sync", "train.py", 120), ("main", "train.py", 9)]
+NO_SHAPES = Dumps(by_rank={}, groups=(), ops=()).shapes
 EVAL = [("evaluate", "eval.py", 3), ("main", "train.py", 12)]
 
 
@@ -441,7 +442,7 @@ def parse_operation(text):
     """
     What the name of a record says.
     """
-    (operation,) = Signatures([text], ()).operations
+    (operation,) = Signatures([text], NO_SHAPES).operations
     return operation
 
 
@@ -517,9 +518,12 @@ class TestOperation:
         """
         The name of an operation shows of what kind it is.
         """
-        operations = Signatures([f"nccl:{x}" for x in yes + no], ()).operations
+        names = [f"nccl:{x}" for x in yes + no]
 
-        found = [getattr(op, attribute) for op in operations]
+        found = [
+            getattr(op, attribute)
+            for op in Signatures(names, NO_SHAPES).operations
+        ]
 
         assert [True] * len(yes) + [False] * len(no) == found
 

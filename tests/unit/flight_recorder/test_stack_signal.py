@@ -36,8 +36,7 @@ def undisturbed():
     for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)
     yield
-    for _ in range(3):
-        disable_stack_signal()
+    disable_stack_signal()
     for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)
 
@@ -82,7 +81,7 @@ def test_asked(tmp_path):
     assert "in test_asked" in text
 
 
-def test_several_want_it(tmp_path, signal_state):
+def test_once(tmp_path, signal_state):
     """
     There is one offer, until it is not wanted any more.
     """
@@ -90,7 +89,6 @@ def test_several_want_it(tmp_path, signal_state):
         enable_stack_signal(tmp_path),
         enable_stack_signal(tmp_path),
     )
-    disable_stack_signal()
     found = [signal_state(first.signal), first.path.exists()]
     disable_stack_signal()
     found += [signal_state(first.signal), first.path.exists()]

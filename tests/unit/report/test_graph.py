@@ -39,7 +39,7 @@ def stuck(*waits, cause=Cause.RANK_NOT_ARRIVED, ranks=(), findings=()):
         victims=(),
         missing=(),
         outdated=(),
-        dumps=Dumps(by_rank={}, groups=(), ops=(), shapes=()),
+        dumps=Dumps(by_rank={}, groups=(), ops=()),
     )
     return Diagnosis(
         verdict=verdict,

@@ -11,5 +11,6 @@ The stages are:
 - `stuck`: calls that do not complete, and the waits between them,
 - `root_causes`: root causes of these waits,
 - `stragglers`: ranks that are always late,
+- `delays`: these, and slow links, also by what NCCL Inspector recorded,
 - `analyze` and `report`: the findings and the report of all stages.
 """

@@ -23,10 +23,9 @@ from ...ranks import RankChoice, ranks_text
 from ...waits import Wait, waiting_text
 from ..read import read_dumps
 from ..reading.columns import ISSUED, Dumps
+from .delays import find_delays, inspector_notes
 from .endings import cut_at_sigterm
-from .inspector import find_delays, inspector_notes
 from .job import Job
-from .links import find_slow_links
 from .mismatch import (
     Mismatch,
     Repair,
@@ -35,7 +34,6 @@ from .mismatch import (
 )
 from .report import FlightReport, filter_report
 from .root_causes import Root, find_late_arrivals, find_roots, is_left_behind
-from .stragglers import find_stragglers
 from .stuck import (
     StuckCall,
     find_outdated,
@@ -322,11 +320,7 @@ def _analyze(job: Job) -> FlightReport:
     if is_normal_wait(calls, job):
         calls = []
     mismatches = find_mismatches(job)
-    findings = _collect_findings(job, calls, mismatches) or [
-        *find_slow_links(job),
-        *find_stragglers(job),
-    ]
-    findings = findings or find_delays(job.dumps)
+    findings = _collect_findings(job, calls, mismatches) or find_delays(job)
     blamed = set(findings[0].ranks) if findings else set()
     return FlightReport(
         findings=tuple(findings),
@@ -394,7 +388,11 @@ def _collect_findings(
     Return all findings, the root cause first.
     """
     stuck = {call.group for call in calls}
-    blocking, survived = _mismatch_findings(job, stuck, mismatches)
+    blocking: list[Finding] = []
+    survived: list[Finding] = []
+    for m in sorted(mismatches, key=lambda m: job.created_ns(*m.rows[0])):
+        target = blocking if not stuck or m.group in stuck else survived
+        target.append(explain_mismatch(job, m))
     blocking += find_pair_mismatches(job, calls)
     # A mismatch explains why its group is stuck.
     explained = {f.group for f in blocking}
@@ -402,24 +400,6 @@ def _collect_findings(
     waits = [f for f in waits if f.group not in explained]
     waits.sort(key=lambda f: _CAUSE_PRIORITY.index(f.cause))
     return [*blocking, *waits, *survived]
-
-
-def _mismatch_findings(
-    job: Job, stuck: set[int], mismatches: Iterable[Mismatch]
-) -> tuple[list[Finding], list[Finding]]:
-    """
-    Find the calls in which ranks differ, oldest first.
-
-    Returns:
-        Findings of groups that are stuck, and of groups that continued.
-    """
-    blocking: list[Finding] = []
-    survived: list[Finding] = []
-    for m in sorted(mismatches, key=lambda m: job.created_ns(*m.rows[0])):
-        target = blocking if not stuck or m.group in stuck else survived
-        target.append(explain_mismatch(job, m))
-
-    return blocking, survived
 
 
 def _root_confidence(root: Root, job: Job) -> Confidence:

@@ -19,6 +19,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from ...findings import Evidence
 from ..reading.columns import (
     COMPLETED,
     ISSUED,
@@ -388,6 +389,17 @@ class Job:
         """
         return int(self.dumps[rank].entries.created_ns[row])
 
+    def evidence(self, rank: int, place: str, quote: str) -> Evidence:
+        """
+        Return what the dump of a rank says at some place as evidence.
+        """
+        return Evidence(
+            kind="dump",
+            source=self.dumps[rank].path,
+            location=f"rank {rank}, {place}",
+            quote=quote,
+        )
+
     def stack(self, rank: int, row: int) -> Stack:
         """
         Return the stack of one record of a rank, innermost frame first.
@@ -483,14 +495,7 @@ class _SignatureComparison:
 
 
 def _measure_progress(job: Job) -> list[GroupState]:
-    eventless = {
-        index
-        for dump in job.dumps
-        for index in np.unique(
-            job.group_indices(dump)[~job.has_events(dump)]
-        ).tolist()
-    }
-    newest_calls = _newest_calls_of_mixed_groups(job)
+    eventless, newest_calls = _survey_groups(job)
     positions: list[dict[int, Position]] = [{} for _ in job.groups]
     comparisons = [_SignatureComparison() for _ in job.groups]
     for dump in job.dumps:
@@ -562,17 +567,19 @@ def _counts_collectives(
     return abs(status.enqueued - collective) < abs(status.enqueued - transfer)
 
 
-def _newest_calls_of_mixed_groups(job: Job) -> dict[int, tuple[int, int]]:
+def _survey_groups(job: Job) -> tuple[set[int], dict[int, tuple[int, int]]]:
     """
-    Find the groups with point-to-point traffic.
+    Find the groups without events of the device, and those with transfers.
 
     Returns:
-        By group index, the newest sequence numbers of collectives and of
-        transfers that any member recorded.
+        The indices of the former; and by the indices of the latter, the newest
+        sequence numbers of collectives and of transfers that any member recorded.
     """
+    eventless: set[int] = set()
     newest: dict[int, tuple[int, int]] = {}
     for dump in job.dumps:
         e, p2p, group = dump.entries, job.is_p2p(dump), job.group_indices(dump)
+        eventless.update(np.unique(group[~job.has_events(dump)]).tolist())
         for index in np.unique(group[p2p]).tolist():
             in_group = group == index
             collective, transfer = newest.get(index, (0, 0))
@@ -581,7 +588,7 @@ def _newest_calls_of_mixed_groups(job: Job) -> dict[int, tuple[int, int]]:
                 max(int(e.p2p_seq[in_group & p2p].max()), transfer),
             )
 
-    return newest
+    return eventless, newest
 
 
 def _find_position(

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...findings import GroupRef
-from ..reading.columns import Dumps, GroupStatus, RankDump, Shape, as_shapes
+from ..reading.columns import Dumps, GroupStatus, RankDump, Shape, Shapes
 from ..reading.extract import count_elements
 
 
@@ -85,8 +85,7 @@ def find_groups(dumps: Dumps) -> Membership:
     """
     Find the process groups of a job and their members.
     """
-    world_size = _find_world_size(dumps)
-    finder = _GroupFinder(dumps, world_size)
+    finder = _GroupFinder(dumps)
     for dump in dumps:
         finder.add_recorded(dump)
     for dump in dumps:
@@ -96,7 +95,7 @@ def find_groups(dumps: Dumps) -> Membership:
         groups=tuple(finder.groups),
         by_code=finder.by_code,
         by_name=finder.by_name,
-        world_size=world_size,
+        world_size=finder.world_size,
         world=finder.world,
     )
 
@@ -107,10 +106,12 @@ _MemberSet = tuple[tuple[int, ...], frozenset[int]]
 
 
 class _GroupFinder:
-    def __init__(self, dumps: Dumps, world_size: int) -> None:
+    def __init__(self, dumps: Dumps) -> None:
         self.dumps = dumps
+        users = _ranks_by_code(dumps)
+        self.world_size = _find_world_size(dumps, users)
         self._ranks_with_files = {*dumps.ranks, *dumps.sidecars}
-        self.world = self._drop_implausible(range(world_size))
+        self.world = self._drop_implausible(range(self.world_size))
         self.groups: list[Group] = []
         self.by_code: dict[int, dict[int, int]] = {}
         self.by_name: dict[int, dict[str, int]] = {}
@@ -118,7 +119,7 @@ class _GroupFinder:
         self._canonical: dict[tuple[int, ...], _MemberSet] = {}
         self._by_id: dict[int, _MemberSet] = {}
         self._ranks_by_code = _complete_mesh_groups(
-            _ranks_by_code(dumps), dumps, range(world_size)
+            users, dumps, range(self.world_size)
         )
 
     def add_recorded(self, dump: RankDump) -> None:
@@ -284,12 +285,11 @@ def _mesh_dimensions(
     return list(dimensions.values())
 
 
-def _find_world_size(dumps: Dumps) -> int:
+def _find_world_size(dumps: Dumps, users: Mapping[int, set[int]]) -> int:
     if dumps.world_size is not None:
         return dumps.world_size
 
     seen = max([*dumps.ranks, *dumps.sidecars], default=-1) + 1
-    users = _ranks_by_code(dumps)
     meshes = [
         len(codes) * max(len(users[code]) for code in codes)
         for codes in _mesh_dimensions(users, dumps)
@@ -359,6 +359,8 @@ class Operation:
 
         backend: Such as ``"nccl"``; ``""`` if the name has none.
 
+        is_p2p: Whether it is a send or receive.
+
         source: Sending rank *within the group*; -1 for collectives.
 
         target: Receiving rank *within the group*; -1 for collectives.
@@ -375,20 +377,13 @@ class Operation:
     name: str
     backend: str = ""
     is_send: bool = False
-    is_recv: bool = False
+    is_p2p: bool = False
     source: int = -1
     target: int = -1
     ends_batch: bool = False
     synchronizes: bool = False
     is_even: bool = True
     has_events: bool = True
-
-    @property
-    def is_p2p(self) -> bool:
-        """
-        Whether it is a send or receive.
-        """
-        return self.is_send or self.is_recv
 
     def ends_in(self, group: Group) -> tuple[int, int] | None:
         """
@@ -426,7 +421,7 @@ def parse_operation(text: str) -> Operation:
             name=kind,
             backend=backend,
             is_send=kind == "send",
-            is_recv=kind == "recv",
+            is_p2p=True,
             source=int(source),
             target=int(target),
             is_even=False,
@@ -461,7 +456,7 @@ class Signatures:
         shapes: Sizes and dtypes that records refer to by code.
     """
 
-    def __init__(self, ops: Sequence[str], shapes: Sequence[Shape]) -> None:
+    def __init__(self, ops: Sequence[str], shapes: Shapes) -> None:
         self.operations = [parse_operation(op) for op in ops]
         self._columns: dict[str, NDArray[np.bool_]] = {}
         names: dict[str, int] = {}
@@ -471,8 +466,7 @@ class Signatures:
         )
         # Communication libraries compare counts, not shapes.  Hashes keep
         # millions of shapes fast.
-        known = as_shapes(shapes)
-        self._amount = _hash_rows(*known.elements.T, known.types)
+        self._amount = _hash_rows(*shapes.elements.T, shapes.types)
 
     def column(self, attribute: str) -> NDArray[np.bool_]:
         """

@@ -1,5 +1,5 @@
 """
-Find mismatched collectives and transfers; predict the next call of a rank.
+Find mismatched collectives and transfers.
 
 The first call at which the members of a group differ names the cause; the
 minority are the culprits.  A rank that stays some calls ahead of all others or
@@ -9,7 +9,7 @@ behind them from there on has skipped calls, or made extra ones.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -29,8 +29,7 @@ from .membership import Operation
 from .stuck import StuckCall, record_evidence
 
 
-@attrs.frozen
-class Call:
+class Call(NamedTuple):
     """
     One call of a rank, reduced to what all members have to agree on.
 
@@ -39,10 +38,10 @@ class Call:
     """
 
     op: str
-    sent: int | None
-    sent_dtypes: frozenset[str] | None
-    received: int | None
-    received_dtypes: frozenset[str] | None
+    sent: int | None = None
+    sent_dtypes: frozenset[str] | None = None
+    received: int | None = None
+    received_dtypes: frozenset[str] | None = None
 
     def is_compatible(self, other: Call) -> bool:
         """
@@ -50,11 +49,7 @@ class Call:
         """
         return self.op == other.op and all(
             mine is None or theirs is None or mine == theirs
-            for mine, theirs in zip(
-                attrs.astuple(self, recurse=False)[1:],
-                attrs.astuple(other, recurse=False)[1:],
-                strict=True,
-            )
+            for mine, theirs in zip(self[1:], other[1:], strict=True)
         )
 
     def __str__(self) -> str:
@@ -76,7 +71,7 @@ def describe_call(operation: Operation, shape: Shape) -> Call:
     It has no sizes where ranks may legally pass different ones.
     """
     if not operation.is_even:
-        return Call(operation.name, None, None, None, None)
+        return Call(operation.name)
 
     return Call(
         operation.name,
@@ -150,13 +145,13 @@ def count_skipped_incall_kinds(bad: Stream, good: Stream, seq: int) -> int:
 
 class Shift(NamedTuple):
     """
-    By how many calls a rank is ahead of the others, or behind them.
+    By how many calls a rank is ahead of the others.
 
     Attributes:
-        cause: ``SKIPPED_COLLECTIVE`` if it is ahead, ``EXTRA_COLLECTIVE`` if it
-            is behind.
+        cause: Why it is.
 
-        by: The number of calls.
+        by: The number of calls; negative if it is behind, 0 if it made another
+            call in place of the right one.
 
         is_unique: Whether no other shift, and no single wrong call, fits.
     """
@@ -185,22 +180,18 @@ def find_shift(bad: Stream, good: Stream, seq: int) -> Shift | None:
     surplus = len(a) - len(b)
     in_step = _is_shifted_by(a, b, 0, skip_first=True)
     fits = [
-        (cause, by)
-        for by in range(1, _MAX_SHIFT + 1)
-        for cause, late, early in (
-            (Cause.EXTRA_COLLECTIVE, b, a),
-            (Cause.SKIPPED_COLLECTIVE, a, b),
-        )
-        if _is_shifted_by(late, early, by)
+        by
+        for count in range(1, _MAX_SHIFT + 1)
+        for by, late, early in ((-count, b, a), (count, a, b))
+        if _is_shifted_by(late, early, count)
     ]
     is_unique = len(fits) == 1 and not in_step
-    for cause, by in fits:
-        if in_step and surplus not in {by, -by}:
+    for by in fits:
+        if in_step and abs(surplus) != abs(by):
             continue  # One wrong call explains it; no shift is needed.
-        is_extra = cause is Cause.EXTRA_COLLECTIVE
-        has_rival = (Cause.SKIPPED_COLLECTIVE, by) in fits
-        if is_extra and has_rival and surplus != by:
+        if by < 0 and -by in fits and surplus != -by:
             continue
+        cause = Cause.SKIPPED_COLLECTIVE if by > 0 else Cause.EXTRA_COLLECTIVE
         return Shift(cause, by, is_unique)
 
     return None
@@ -382,12 +373,15 @@ class _GroupCall:
     Attributes:
         rows: Record index by rank.
 
+        kinds: The different calls, each with its ranks; the majority first.
+
         streams: Collectives of the group by rank.
     """
 
     group: int
     seq: int
     rows: Mapping[int, int]
+    kinds: list[tuple[Call, list[int]]]
     streams: Mapping[int, Stream]
     job: Job
 
@@ -420,22 +414,18 @@ def find_mismatches(job: Job) -> list[Mismatch]:
         One mismatch for each group that has any.
     """
     groups = range(len(job.states))
-    found = [
-        x for g in groups if (x := _first_mismatched_call(job, g)) is not None
-    ]
+    found = [x for g in groups if (x := _first_mismatched_call(job, g))]
     job.read_stacks(
         (ranks[0], row)
-        for at, kinds in found
-        for _, ranks in kinds[:2]
+        for at in found
+        for _, ranks in at.kinds[:2]
         for row in (at.rows[ranks[0]], at.row_before(ranks[0]))
         if row is not None
     )
-    return [_classify_mismatch(at, kinds) for at, kinds in found]
+    return [_classify_mismatch(at) for at in found]
 
 
-def _first_mismatched_call(
-    job: Job, group: int
-) -> tuple[_GroupCall, list[tuple[Call, list[int]]]] | None:
+def _first_mismatched_call(job: Job, group: int) -> _GroupCall | None:
     state = job.states[group]
     if not len(state.suspects):
         return None
@@ -445,7 +435,7 @@ def _first_mismatched_call(
         rows = _rows_of_streams(streams, seq)
         kinds = _group_ranks_by_call(rows, job)
         if len(kinds) > 1:
-            return _GroupCall(group, seq, rows, streams, job), kinds
+            return _GroupCall(group, seq, rows, kinds, streams, job)
 
     return None
 
@@ -490,18 +480,16 @@ def _group_ranks_by_call(
     return sorted(kinds, key=lambda x: -len(x[1]))
 
 
-def _classify_mismatch(
-    at: _GroupCall, kinds: Sequence[tuple[Call, list[int]]]
-) -> Mismatch:
-    kinds, confidence = _put_expected_first(at, kinds)
-    (expected, right), (theirs, wrong) = kinds[0], kinds[1]
+def _classify_mismatch(at: _GroupCall) -> Mismatch:
+    kinds, confidence = _put_expected_first(at)
+    (expected, right), (theirs, wrong) = kinds[:2]
     good, bad = right[0], wrong[0]
     mine, others = (user_location(at.stack(rank)) for rank in (bad, good))
     in_threads = _is_from_thread(at.stack(bad)) != _is_from_thread(
         at.stack(good)
     )
     cause, by, is_proven = (
-        (_classify_difference(theirs, expected, 0), 0, False)
+        Shift(_classify_difference(theirs, expected, 0), 0, is_unique=False)
         if in_threads
         else _infer_cause(at, (bad, theirs), (good, expected))
     )
@@ -541,26 +529,23 @@ def _is_from_thread(stack: Sequence[Frame]) -> bool:
 
 def _infer_cause(
     at: _GroupCall, odd: tuple[int, Call], other: tuple[int, Call]
-) -> tuple[Cause, int, bool]:
+) -> Shift:
     """
-    Return the cause of a mismatch, by how many calls the odd rank is ahead, and
-    whether no other cause fits the later calls.
+    Return the cause of a mismatch, and by how many calls the odd rank is ahead.
     """
     (bad, theirs), (good, expected) = odd, other
     streams = at.streams[bad], at.streams[good]
     if (shift := find_shift(*streams, at.seq)) is not None:
-        is_ahead = shift.cause is Cause.SKIPPED_COLLECTIVE
-        by = shift.by if is_ahead else -shift.by
-        return shift.cause, by, shift.is_unique
+        return shift
 
     skipped = count_skipped_incall_kinds(*streams, at.seq)
     order = _call_order(at, bad, good)
     # For several calls, the program order has to agree.
     if skipped == 1 or (skipped and order > 0):
-        return Cause.SKIPPED_COLLECTIVE, skipped, False
+        return Shift(Cause.SKIPPED_COLLECTIVE, skipped, is_unique=False)
     cause = _classify_difference(theirs, expected, order)
     ahead = {Cause.SKIPPED_COLLECTIVE: 1, Cause.EXTRA_COLLECTIVE: -1}
-    return cause, ahead.get(cause, 0), False
+    return Shift(cause, ahead.get(cause, 0), is_unique=False)
 
 
 def _call_order(at: _GroupCall, bad: int, good: int) -> int:
@@ -584,26 +569,26 @@ def _call_order(at: _GroupCall, bad: int, good: int) -> int:
 
 
 def _put_expected_first(
-    at: _GroupCall, kinds: Sequence[tuple[Call, list[int]]]
+    at: _GroupCall,
 ) -> tuple[list[tuple[Call, list[int]]], Confidence]:
     """
     Put the expected call first; return the confidence in that.
     """
-    ordered = list(kinds)
-    if len(kinds[0][1]) > len(kinds[1][1]):
+    ordered = list(at.kinds)
+    if len(ordered[0][1]) > len(ordered[1][1]):
         return ordered, "certain"
 
     # No majority: the call that was made less often before is wrong.
     earlier = [
         count_earlier_calls(at.streams[ranks[0]], at.seq)
-        for _, ranks in kinds[:2]
+        for _, ranks in ordered[:2]
     ]
     if earlier[0] == earlier[1]:
         return ordered, "possible"
     if earlier[0] < earlier[1]:
         ordered[:2] = ordered[1::-1]
 
-    return ordered, "likely" if len(kinds) == 2 else "possible"
+    return ordered, "likely" if len(ordered) == 2 else "possible"
 
 
 def _classify_difference(theirs: Call, expected: Call, order: int) -> Cause:
@@ -618,167 +603,6 @@ def _classify_difference(theirs: Call, expected: Call, order: int) -> Cause:
         return Cause.DTYPE_MISMATCH
 
     return Cause.SIZE_MISMATCH
-
-
-# This many calls are enough to find the position of a rank in its loop.
-_MAX_SEQUENCE = 256
-# Maximum number of alternatives that are returned.
-_MAX_ALTERNATIVES = 16
-
-
-def predict_next_rows(job: Job, ranks: Iterable[int]) -> dict[int, int]:
-    """
-    Predict the next call of each rank from its call sequence.
-
-    Returns:
-        By rank, the index of the record that followed the newest of the
-        longest repetitions of its last calls; not for ranks whose last call
-        was their first of this kind.
-    """
-    rows = {}
-    for rank in ranks:
-        if rank in job.dumps.by_rank:
-            kinds = call_kinds(job, rank)
-            longest, _ = _find_repetitions(kinds, _MAX_SEQUENCE)
-            if len(longest):
-                rows[rank] = int(longest[-1]) + 1
-    return rows
-
-
-def call_kinds(job: Job, rank: int) -> NDArray[np.int64]:
-    """
-    Return group and operation of each record of a rank, as one number.
-    """
-    e = job.dumps[rank].entries
-    return (e.group.astype(np.int64) << 32) | e.op
-
-
-def _find_repetitions(
-    calls: NDArray[np.int64], max_length: int
-) -> tuple[NDArray[np.int64], int]:
-    """
-    Find the longest earlier repetitions of the last calls.
-
-    Returns:
-        The positions at which they end, and their length in calls.
-    """
-    matches = np.flatnonzero(calls[:-1] == calls[-1:])
-    length = 1
-    for back in range(1, min(max_length, len(calls))):
-        before = matches[matches >= back]
-        longer = before[calls[before - back] == calls[-1 - back]]
-        if not len(longer):
-            break
-        matches, length = longer, back + 1
-    return matches, length
-
-
-def find_usual_calls(job: Job, rank: int, row: int) -> list[int]:
-    """
-    Find the calls that usually follow where a rank made another one.
-
-    Args:
-        row: Record index of the call that may be unusual.
-
-    Returns:
-        Record indices of the usual calls, the likeliest first; empty if *row*
-        is usual, or if the calls before it were new themselves.
-    """
-    kinds = call_kinds(job, rank)
-    calls = kinds[:row]
-    longest, length = _find_repetitions(calls, _MAX_SEQUENCE)
-    # After a single repeated call, the next one is not predictable.
-    if not len(longest) or (calls == calls[-1]).all():
-        return []
-
-    # Half of the history is enough, because loops have phases.
-    shorter, _ = _find_repetitions(calls, max(length // 2, 1))
-    if (kinds[shorter + 1] == kinds[row]).any():
-        return []
-
-    found = np.r_[longest[::-1], shorter[::-1]][:_MAX_ALTERNATIVES] + 1
-    return [int(at) for at in found]
-
-
-def is_entry_into(call: StuckCall, rank: int, row: int) -> bool:
-    """
-    Return whether a rank would enter *call* if it repeated one of its records.
-
-    Args:
-        rank: Global rank; *call* waits for it.
-
-        row: Record index.
-    """
-    job = call.job
-    code = int(job.dumps[rank].entries.group[row])
-    if job.membership.by_code[rank][code] != call.group:
-        return False
-
-    operation = job.operation(rank, row)
-    if not operation.is_p2p or not call.p2p:
-        return operation.is_p2p == call.p2p
-
-    ends = operation.ends_in(call.process_group) or ()
-    return not call.waiting.keys().isdisjoint(ends)
-
-
-def count_passed_kinds(job: Job, calls: Sequence[StuckCall]) -> list[int]:
-    """
-    Count, for each stuck call, the other calls that its ranks have passed.
-
-    Ranks in the same position make the same calls.  If the ranks in one call
-    have completed as many calls of the kind of another one, the other one
-    comes first in the loop.
-
-    Args:
-        calls: Stuck calls that wait for the same ranks.
-
-    Returns:
-        For each call, the number of kinds of the others that its ranks have
-        passed; 0 for transfers, because their peer is in another position.
-    """
-    due: dict[str, int] = {}
-    for call in calls:
-        kind = _call_kind(job, call.group, *call.first_record)
-        due[kind] = min(due.get(kind, call.seq), call.seq)
-    through: dict[int, set[str]] = defaultdict(set)
-    for rank, kind, seq in _finished_kinds(job):
-        if seq >= due.get(kind, seq + 1):
-            through[rank].add(kind)
-
-    return [
-        0 if c.p2p else len(set().union(*(through[r] for r in c.waiting)))
-        for c in calls
-    ]
-
-
-def _call_kind(job: Job, group: int, rank: int, row: int) -> str:
-    """
-    Return a key that a call shares with those in groups of other ranks.
-    """
-    ref = job.groups[group].ref
-    operation = job.operation(rank, row)
-    if not operation.is_p2p:
-        return str(ref)
-
-    return f"{ref} {operation.name} {operation.source}->{operation.target}"
-
-
-def _finished_kinds(job: Job) -> Iterator[tuple[int, str, int]]:
-    """
-    Yield rank, kind of call, and the newest completed sequence number.
-    """
-    for state in job.states:
-        kind = str(state.group.ref)
-        for rank, position in state.positions.items():
-            yield rank, kind, position.done
-    for c in job.channels:
-        # The peer counts, as in stuck calls.
-        for side, peer in ((c.recv, c.source), (c.send, c.target)):
-            if side is not None and side.pending < len(side.rows):
-                row = int(side.rows[-1 - side.pending])
-                seq = int(job.dumps[side.rank].entries.p2p_seq[row])
-                yield peer, _call_kind(job, c.group, side.rank, row), seq
 
 
 # Number of calls compared before the stuck one.

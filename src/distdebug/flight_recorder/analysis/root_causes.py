@@ -11,26 +11,27 @@ from __future__ import annotations
 import math
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import dropwhile
 from operator import attrgetter
 
 import attrs
 import numpy as np
 
+from numpy.typing import NDArray
+
 from ...causes import Cause
 from ...usercode import is_user_frame
 from ...waits import find_reachable, find_sinks, strongly_connected_components
 from ..reading.columns import SCHEDULED, STARTED
 from .job import Job, Stack
-from .mismatch import (
-    call_kinds,
-    compare_program_order,
-    count_passed_kinds,
-    find_usual_calls,
-    is_entry_into,
-    predict_next_rows,
-)
+from .mismatch import compare_program_order
 from .stuck import (
     StuckCall,
     build_wait_graph,
@@ -50,25 +51,32 @@ _MAX_EARLIER_CALLS = 8
 
 
 @attrs.frozen(kw_only=True)
-class OrderViolation:
+class Root:
     """
-    Ranks of a cycle that left their usual order of calls.
+    One root cause of the waits.
 
     Attributes:
-        cause: ``SKIPPED_COLLECTIVE`` if they skipped a call,
-            ``GROUP_ORDER_DEADLOCK`` if that is unknown.
+        ranks: Culprits or suspects, ascending.
 
-        due: The stuck call that was due; ``None`` if none of them.
+        calls: The stuck calls that show it; the first one is named in the
+            finding.
+
+        victims: Ranks that wait because of it, directly or through others,
+            ascending.
+
+        is_guess: Whether only call sequences single out *ranks*.
     """
 
-    ranks: frozenset[int]
     cause: Cause
-    due: StuckCall | None = None
+    ranks: tuple[int, ...]
+    calls: tuple[StuckCall, ...]
+    victims: tuple[int, ...] = ()
+    is_guess: bool = False
 
 
 def find_order_violation(
     calls: Sequence[StuckCall], ranks: Iterable[int], job: Job
-) -> OrderViolation | None:
+) -> Root | None:
     """
     Find the ranks that left their usual order of calls in a cycle of waits.
 
@@ -78,8 +86,8 @@ def find_order_violation(
         ranks: Ranks that connect these calls.
 
     Returns:
-        The violation; ``None`` if all ranks did as usual, if all did something
-        else, or if no order is known yet.
+        These ranks as the root, the call that was due first; ``None`` if all ranks
+        did as usual, if all did something else, or if no order is known yet.
     """
     sampled = sorted(ranks)[:_MAX_CALL_SEQUENCES]
     unusual = {
@@ -96,9 +104,10 @@ def find_order_violation(
         )
 
     # Most ranks continued to a new phase, except these.
-    return OrderViolation(
-        ranks=frozenset(sampled).difference(unusual),
+    return Root(
         cause=Cause.GROUP_ORDER_DEADLOCK,
+        ranks=tuple(r for r in sampled if r not in unusual),
+        calls=tuple(calls),
     )
 
 
@@ -141,23 +150,24 @@ def _make_order_violation(
     violators: Collection[int],
     unusual: tuple[int, list[int]],
     job: Job,
-) -> OrderViolation:
+) -> Root:
     rank, (made, usual) = min(violators), unusual
-    due_calls = [
-        (c, row)
-        for row in usual
-        for c in calls
-        if rank in c.absent and is_entry_into(c, rank, row)
-    ][:1]
-    is_skipped = any(
-        _is_past_due_call(job, rank, row, made) for _, row in due_calls
+    due = next(
+        (
+            (call, row)
+            for row in usual
+            for call in calls
+            if rank in call.absent and is_entry_into(call, rank, row)
+        ),
+        None,
     )
-    return OrderViolation(
-        ranks=frozenset(violators),
+    is_skipped = due is not None and _is_past_due_call(job, rank, due[1], made)
+    return Root(
         cause=Cause.SKIPPED_COLLECTIVE
         if is_skipped
         else Cause.GROUP_ORDER_DEADLOCK,
-        due=due_calls[0][0] if due_calls else None,
+        ranks=tuple(sorted(violators)),
+        calls=tuple(sorted(calls, key=lambda c: not due or c is not due[0])),
     )
 
 
@@ -196,6 +206,167 @@ def _user_stack(job: Job, rank: int, row: int) -> Stack:
     return (
         *dropwhile(lambda frame: not is_user_frame(frame), stack),
     ) or stack
+
+
+# This many calls are enough to find the position of a rank in its loop.
+_MAX_SEQUENCE = 256
+# Maximum number of alternatives that are returned.
+_MAX_ALTERNATIVES = 16
+
+
+def predict_next_rows(job: Job, ranks: Iterable[int]) -> dict[int, int]:
+    """
+    Predict the next call of each rank from its call sequence.
+
+    Returns:
+        By rank, the index of the record that followed the newest of the
+        longest repetitions of its last calls; not for ranks whose last call
+        was their first of this kind.
+    """
+    rows = {}
+    for rank in ranks:
+        if rank in job.dumps.by_rank:
+            kinds = call_kinds(job, rank)
+            longest, _ = _find_repetitions(kinds, _MAX_SEQUENCE)
+            if len(longest):
+                rows[rank] = int(longest[-1]) + 1
+    return rows
+
+
+def call_kinds(job: Job, rank: int) -> NDArray[np.int64]:
+    """
+    Return group and operation of each record of a rank, as one number.
+    """
+    e = job.dumps[rank].entries
+    return (e.group.astype(np.int64) << 32) | e.op
+
+
+def _find_repetitions(
+    calls: NDArray[np.int64], max_length: int
+) -> tuple[NDArray[np.int64], int]:
+    """
+    Find the longest earlier repetitions of the last calls.
+
+    Returns:
+        The positions at which they end, and their length in calls.
+    """
+    matches = np.flatnonzero(calls[:-1] == calls[-1:])
+    length = 1
+    for back in range(1, min(max_length, len(calls))):
+        before = matches[matches >= back]
+        longer = before[calls[before - back] == calls[-1 - back]]
+        if not len(longer):
+            break
+        matches, length = longer, back + 1
+    return matches, length
+
+
+def find_usual_calls(job: Job, rank: int, row: int) -> list[int]:
+    """
+    Find the calls that usually follow where a rank made another one.
+
+    Args:
+        row: Record index of the call that may be unusual.
+
+    Returns:
+        Record indices of the usual calls, the likeliest first; empty if *row*
+        is usual, or if the calls before it were new themselves.
+    """
+    kinds = call_kinds(job, rank)
+    calls = kinds[:row]
+    longest, length = _find_repetitions(calls, _MAX_SEQUENCE)
+    # After a single repeated call, the next one is not predictable.
+    if not len(longest) or (calls == calls[-1]).all():
+        return []
+
+    # Half of the history is enough, because loops have phases.
+    shorter, _ = _find_repetitions(calls, max(length // 2, 1))
+    if (kinds[shorter + 1] == kinds[row]).any():
+        return []
+
+    found = np.r_[longest[::-1], shorter[::-1]][:_MAX_ALTERNATIVES] + 1
+    return [int(at) for at in found]
+
+
+def is_entry_into(call: StuckCall, rank: int, row: int) -> bool:
+    """
+    Return whether a rank would enter *call* if it repeated one of its records.
+
+    Args:
+        rank: Global rank; *call* waits for it.
+
+        row: Record index.
+    """
+    job = call.job
+    code = int(job.dumps[rank].entries.group[row])
+    if job.membership.by_code[rank][code] != call.group:
+        return False
+
+    operation = job.operation(rank, row)
+    if not operation.is_p2p or not call.p2p:
+        return operation.is_p2p == call.p2p
+
+    ends = operation.ends_in(call.process_group) or ()
+    return not call.waiting.keys().isdisjoint(ends)
+
+
+def count_passed_kinds(job: Job, calls: Sequence[StuckCall]) -> list[int]:
+    """
+    Count, for each stuck call, the other calls that its ranks have passed.
+
+    Ranks in the same position make the same calls.  If the ranks in one call
+    have completed as many calls of the kind of another one, the other one
+    comes first in the loop.
+
+    Args:
+        calls: Stuck calls that wait for the same ranks.
+
+    Returns:
+        For each call, the number of kinds of the others that its ranks have
+        passed; 0 for transfers, because their peer is in another position.
+    """
+    due: dict[str, int] = {}
+    for call in calls:
+        kind = _call_kind(job, call.group, *call.first_record)
+        due[kind] = min(due.get(kind, call.seq), call.seq)
+    through: dict[int, set[str]] = defaultdict(set)
+    for rank, kind, seq in _finished_kinds(job):
+        if seq >= due.get(kind, seq + 1):
+            through[rank].add(kind)
+
+    return [
+        0 if c.p2p else len(set().union(*(through[r] for r in c.waiting)))
+        for c in calls
+    ]
+
+
+def _call_kind(job: Job, group: int, rank: int, row: int) -> str:
+    """
+    Return a key that a call shares with those in groups of other ranks.
+    """
+    ref = job.groups[group].ref
+    operation = job.operation(rank, row)
+    if not operation.is_p2p:
+        return str(ref)
+
+    return f"{ref} {operation.name} {operation.source}->{operation.target}"
+
+
+def _finished_kinds(job: Job) -> Iterator[tuple[int, str, int]]:
+    """
+    Yield rank, kind of call, and the newest completed sequence number.
+    """
+    for state in job.states:
+        kind = str(state.group.ref)
+        for rank, position in state.positions.items():
+            yield rank, kind, position.done
+    for c in job.channels:
+        # The peer counts, as in stuck calls.
+        for side, peer in ((c.recv, c.source), (c.send, c.target)):
+            if side is not None and side.pending < len(side.rows):
+                row = int(side.rows[-1 - side.pending])
+                seq = int(job.dumps[side.rank].entries.p2p_seq[row])
+                yield peer, _call_kind(job, c.group, side.rank, row), seq
 
 
 # This many consecutive ranks without a dump count as a lost node.
@@ -358,30 +529,6 @@ _UNPROVEN_CAUSES = {
 _MAX_ABSENT_RANKS = 1024
 
 
-@attrs.frozen(kw_only=True)
-class Root:
-    """
-    One root cause of the waits.
-
-    Attributes:
-        ranks: Culprits or suspects, ascending.
-
-        calls: The stuck calls that show it; the first one is named in the
-            finding.
-
-        victims: Ranks that wait because of it, directly or through others,
-            ascending.
-
-        is_guess: Whether only call sequences single out *ranks*.
-    """
-
-    cause: Cause
-    ranks: tuple[int, ...]
-    calls: tuple[StuckCall, ...]
-    victims: tuple[int, ...] = ()
-    is_guess: bool = False
-
-
 def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
     """
     Follow the waits between stuck calls to their root causes.
@@ -486,15 +633,12 @@ def _classify_cycle(calls: Sequence[StuckCall], job: Job) -> Root:
 
     odd = find_odd_rank(cycle_ranks, job)
     violation = find_order_violation(calls, cycle_ranks, job)
-    if violation is None or not violation.ranks >= odd:
-        ranks = tuple(sorted(odd or cycle_ranks))
-        return attrs.evolve(cycle, ranks=ranks)
+    if violation is None or not odd.issubset(violation.ranks):
+        return attrs.evolve(cycle, ranks=tuple(sorted(odd or cycle_ranks)))
 
-    return Root(
-        cause=violation.cause,
-        ranks=tuple(sorted(odd or violation.ranks)),
-        # The call that was due comes first.
-        calls=tuple(sorted(calls, key=lambda c: c is not violation.due)),
+    return attrs.evolve(
+        violation,
+        ranks=tuple(sorted(odd)) or violation.ranks,
         is_guess=violation.cause is Cause.SKIPPED_COLLECTIVE or not odd,
     )
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..._text import clean
 from ...causes import Cause
-from ...findings import Cost, Evidence, Finding, GroupRef, Location, described
+from ...findings import Cost, Finding, GroupRef, Location, described
 from ...ranks import ranks_text
 from ...usercode import user_location
 from ..reading.columns import Dumps
@@ -82,22 +82,25 @@ class _CallTimes:
     Attributes:
         rows: Indices of the calls among the records of each rank.
 
+        hosts: Host of each rank.
+
         host: When each rank came, by the clock that all share as far as is
             known.
 
-        doubt: The uncertainty of these clocks.
-
         device: The same on the GPU, less the end of the call, if its duration
             was measured: the last one waits least.
+
+        doubt: The uncertainty of the clocks.
     """
 
     group: GroupRef
     ranks: tuple[int, ...]
+    hosts: Sequence[str]
     seq: NDArray[np.int64]
     rows: NDArray[np.int64]
     host: NDArray[np.float64]
-    doubt: float
     device: NDArray[np.float64] | None
+    doubt: float = 0.0
 
 
 @attrs.frozen(eq=False)
@@ -184,17 +187,13 @@ def find_stragglers(job: Job, *, knows_arrivals: bool = True) -> list[Finding]:
 class _History:
     """
     What each rank did between two calls of a group.
-
-    Attributes:
-        compared_ranks: How many ranks there are.
     """
 
     def __init__(self, job: Job, tables: Sequence[_CallTimes]) -> None:
-        self.compared_ranks = len(job.dumps)
         self._of_all = [
             (table.ranks, table.host)
             for table in tables
-            if len(table.ranks) == self.compared_ranks
+            if len(table.ranks) == len(job.dumps)
         ]
         entries = {rank: job.dumps[rank].entries for rank in job.dumps.ranks}
         spans = {rank: np.zeros((2, len(e))) for rank, e in entries.items()}
@@ -243,10 +242,8 @@ class _History:
         ]
         choices = np.array([delays - np.median(delays) for delays in known])
         least = np.abs(choices).argmin(axis=0)
-        offsets: NDArray[np.float64] = np.take_along_axis(
-            choices, least[None, :], axis=0
-        )
-        return offsets.T
+        offsets: NDArray[np.float64] = choices[least, np.arange(len(least))]
+        return offsets[:, None]
 
     def held(self, table: _CallTimes) -> NDArray[np.float64]:
         """
@@ -674,11 +671,10 @@ def _straggler_finding(
         group=table.group,
         cost=delay.cost,
         evidence=(
-            Evidence(
-                kind="dump",
-                source=job.dumps[worst].path,
-                location=f"rank {worst}, times of calls #{seq[0]} to #{seq[-1]}",
-                quote=f"the others wait for rank {worst} in {delay.often:,} of "
+            job.evidence(
+                worst,
+                f"times of calls #{seq[0]} to #{seq[-1]}",
+                f"the others wait for rank {worst} in {delay.often:,} of "
                 f"{len(seq):,} calls",
             ),
         ),
@@ -695,74 +691,56 @@ def _slow_text(who: str, kind: str, node: str) -> str:
     return f"{who} is slow{where}"
 
 
-class _Ends(NamedTuple):
-    """
-    When ranks (rows) entered the calls (columns) of a group, and noticed their ends.
-    """
-
-    state: int
-    ranks: list[int]
-    hosts: list[str]
-    seq: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    created: NDArray[np.float64]
-    completed: NDArray[np.float64]
-    duration_ms: NDArray[np.float64]
-
-
 def _collect_call_times(job: Job) -> list[_CallTimes]:
     """
     Return the times of each group of which all ranks are known.
     """
-    groups = [
+    found = [
         times
         for index in range(len(job.states))
-        if (times := _collect_ends(job, index))
+        if (times := _read_times(job, index))
     ]
-    if not groups:
+    if not found:
         return []
 
     # The clock of a host is the same in all groups; the largest shows it best.
-    largest = max(groups, key=lambda x: len(x.ranks))
-    offsets, doubt = clock_offsets_ns(largest.completed, largest.hosts)
+    largest, ends = max(found, key=lambda x: len(x[0].ranks))
+    offsets, doubt = clock_offsets_ns(ends, largest.hosts)
     clocks = dict(zip(largest.hosts, offsets.tolist(), strict=True))
-    return [
-        _correct(job, times, *clock_offsets_ns(times.completed, times.hosts))
-        if not clocks.keys() >= set(times.hosts)
-        else _correct(
-            job,
-            times,
-            np.array([clocks[host] for host in times.hosts]),
-            doubt if len(set(times.hosts)) > 1 else 0.0,
-        )
-        for times in groups
-    ]
+    return [_correct(*x, clocks, doubt) for x in found]
 
 
 def _correct(
-    job: Job, times: _Ends, offsets: NDArray[np.float64], doubt: float
+    times: _CallTimes,
+    ends: NDArray[np.float64],
+    clocks: Mapping[str, float],
+    doubt: float,
 ) -> _CallTimes:
     """
     Return the times by the clock that all ranks share.
     """
-    # Durations do not depend on clocks, so they outweigh arrival times.
-    is_measured = bool(np.isfinite(times.duration_ms).all())
-    is_exact = _is_exact(times.completed - offsets[:, None])
-    return _CallTimes(
-        group=job.states[times.state].group.ref,
-        ranks=tuple(times.ranks),
-        seq=times.seq,
-        rows=times.rows,
-        host=times.created - offsets[:, None],
-        doubt=0.0 if is_exact else doubt,
-        device=-times.duration_ms * 1e6 if is_measured else None,
+    hosts = set(times.hosts)
+    if not clocks.keys() >= hosts:
+        offsets, doubt = clock_offsets_ns(ends, times.hosts)
+    else:
+        offsets = np.array([clocks[host] for host in times.hosts])
+        doubt = doubt if len(hosts) > 1 else 0.0
+    return attrs.evolve(
+        times,
+        host=times.host - offsets[:, None],
+        doubt=0.0 if _is_exact(ends - offsets[:, None]) else doubt,
     )
 
 
-def _collect_ends(job: Job, index: int) -> _Ends | None:
-    ranks = [
-        r for r in job.states[index].group.order if r in job.dumps.by_rank
-    ]
+def _read_times(
+    job: Job, index: int
+) -> tuple[_CallTimes, NDArray[np.float64]] | None:
+    """
+    Return the times of a group by the clocks of its hosts, and when each rank
+    (row) noticed the end of each call (column).
+    """
+    group = job.states[index].group
+    ranks = [r for r in group.order if r in job.dumps.by_rank]
     known = [s for r in ranks if (s := job.stream(r, index)) is not None]
     if len(ranks) < 2 or len(known) < len(ranks):
         return None
@@ -772,19 +750,28 @@ def _collect_ends(job: Job, index: int) -> _Ends | None:
         return None
 
     rows = [s.row[np.searchsorted(s.seq, common)] for s in known]
-    cells = [
-        (job.dumps[r].entries, at) for r, at in zip(ranks, rows, strict=True)
-    ]
-    return _Ends(
-        state=index,
-        ranks=ranks,
+    created, completed, duration_ms = (
+        np.array(
+            [
+                getattr(job.dumps[rank].entries, name)[at]
+                for rank, at in zip(ranks, rows, strict=True)
+            ],
+            float,
+        )
+        for name in ("created_ns", "completed_ns", "duration_ms")
+    )
+    # Durations do not depend on clocks, so they outweigh arrival times.
+    is_measured = bool(np.isfinite(duration_ms).all())
+    times = _CallTimes(
+        group=group.ref,
+        ranks=tuple(ranks),
         hosts=[host_of(job.dumps, rank) for rank in ranks],
         seq=common,
         rows=np.array(rows),
-        created=np.array([e.created_ns[at] for e, at in cells], float),
-        completed=np.array([e.completed_ns[at] for e, at in cells], float),
-        duration_ms=np.array([e.duration_ms[at] for e, at in cells]),
+        host=created,
+        device=-duration_ms * 1e6 if is_measured else None,
     )
+    return times, completed
 
 
 def host_of(dumps: Dumps, rank: int) -> str:

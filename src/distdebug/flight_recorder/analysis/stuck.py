@@ -177,41 +177,16 @@ def find_stuck_calls(job: Job, outdated: frozenset[int]) -> list[StuckCall]:
     }
     return [
         *(
-            _reclassify_members(call, outdated, off_record)
+            call
             for i in range(len(job.states))
-            if (call := _stuck_collective(job, i, outdated)) is not None
+            if (call := _stuck_collective(job, i, outdated, off_record))
         ),
         *_stuck_p2p(job, outdated),
     ]
 
 
-def _reclassify_members(
-    call: StuckCall, outdated: frozenset[int], off_record: set[int]
-) -> StuckCall:
-    """
-    Correct who is missing and unknown.
-
-    Ranks whose dump ends long before the call are missing.  Ranks that failed
-    in an unrecorded call may have entered this one.
-    """
-    limit = call.entered_ns - _MAX_DUMP_GAP_NS
-    missing = {
-        r
-        for r in outdated.intersection(call.unknown)
-        for dump in [call.job.dumps[r]]
-        if dump.sidecar is None and dump.last_activity_ns < limit
-    }
-    unknown = off_record.intersection(call.absent)
-    return attrs.evolve(
-        call,
-        absent=tuple(r for r in call.absent if r not in unknown),
-        missing=tuple(sorted(missing.union(call.missing))),
-        unknown=tuple(sorted(unknown.union(call.unknown) - missing)),
-    )
-
-
 def _stuck_collective(
-    job: Job, index: int, outdated: frozenset[int]
+    job: Job, index: int, outdated: frozenset[int], off_record: set[int]
 ) -> StuckCall | None:
     state = job.states[index]
     positions = state.positions.values()
@@ -222,20 +197,31 @@ def _stuck_collective(
         return None
 
     inside = {p.rank: p.row for p in positions if pending[p.rank] == seq}
-    behind = [p.rank for p in positions if p.last < seq]
-    behind_outdated = [r for r in behind if r in outdated]
+    behind = {p.rank for p in positions if p.last < seq}
     # As many ranks moved between the dumps as wait: the group is running.
-    if len(behind_outdated) >= len(inside):
+    if len(behind & outdated) >= len(inside):
         return None
 
+    entered_ns = min(job.created_ns(*record) for record in inside.items())
+    limit_ns = entered_ns - _MAX_DUMP_GAP_NS
+    unknown = (behind & outdated).union(state.unknown)
+    # Ranks whose dump ends long before the call are missing.
+    lost = {
+        r
+        for r in unknown & outdated
+        for dump in [job.dumps[r]]
+        if dump.sidecar is None and dump.last_activity_ns < limit_ns
+    }
+    # Ranks that failed in an unrecorded call may have entered this one.
+    unknown |= (behind - outdated) & off_record
     return StuckCall(
         job=job,
         group=index,
         seq=seq,
         waiting=inside,
-        absent=tuple(sorted(r for r in behind if r not in outdated)),
-        missing=state.missing,
-        unknown=tuple(sorted([*state.unknown, *behind_outdated])),
+        absent=tuple(sorted(behind - outdated - off_record)),
+        missing=tuple(sorted(lost.union(state.missing))),
+        unknown=tuple(sorted(unknown - lost)),
     )
 
 
@@ -596,9 +582,8 @@ def record_evidence(
     op = job.dumps.ops[e.op[row]].removeprefix(f"{operation.backend}:")
     # What narrow terminals cut off comes last.
     place = f" at {where.brief}" if where else ""
-    return Evidence(
-        kind="dump",
-        source=dump.path,
-        location=f"rank {rank}, record {int(e.record_id[row])}",
-        quote=f"{what}{op} #{seq}{place}, {state}, group {str(group.ref)!r}",
+    return job.evidence(
+        rank,
+        f"record {int(e.record_id[row])}",
+        f"{what}{op} #{seq}{place}, {state}, group {str(group.ref)!r}",
     )

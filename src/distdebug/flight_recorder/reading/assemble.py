@@ -3,6 +3,11 @@ Parse the answers of decoders into dumps that share their tables.
 
 Each file numbers its operations, groups, and shapes on its own.  Here they get
 numbers that all ranks share, so that ranks are compared by comparing integers.
+
+All that NCCL Inspector knows are the ranks of communicators, which are mapped to
+those of the job.  A process names its host, its PID, and its rank in each
+communicator.  Sidecars know processes; otherwise the ranks of the communicator
+that most processes have joined are those of the job.
 """
 
 from __future__ import annotations
@@ -12,7 +17,9 @@ import re
 import struct
 
 from array import array
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -21,7 +28,9 @@ from numpy.typing import NDArray
 
 from ..._text import clean
 from ...errors import DumpFormatError
-from ..sidecar import MAX_RANKS
+from ...findings import Missing
+from ...ranks import ranks_text
+from ..sidecar import MAX_RANKS, Sidecar
 from .columns import (
     COMPLETED,
     SCHEDULED,
@@ -52,8 +61,6 @@ _UNENDED = (
     ("started_ns", 0, np.int64),
     ("completed_ns", 0, np.int64),
 )
-
-_DTYPES = {"i": "<i4", "q": "<i8", "d": "<f8"}
 
 # Fields of the records that few values are shared for, in their order.
 _KIND_DTYPES: dict[str, type] = {
@@ -95,27 +102,14 @@ class Tables:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[str, str], int] = {}
-        self._ops: dict[str, int] = {}
+        #: Number of each group, by name and description, and of each operation.
+        self.groups: dict[tuple[str, str], int] = {}
+        self.ops: dict[str, int] = {}
         self._shapes: dict[str, int] = {}
         # Per shape: input elements, output elements, and code of the types.
         self._elements_and_types = array("q")
         self._types: dict[object, int] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
-
-    @property
-    def groups(self) -> tuple[tuple[str, str], ...]:
-        """
-        Return name and description of each group.
-        """
-        return tuple(self._groups)
-
-    @property
-    def ops(self) -> tuple[str, ...]:
-        """
-        Return the operations.
-        """
-        return tuple(self._ops)
 
     @property
     def shapes(self) -> Shapes:
@@ -218,10 +212,10 @@ class Tables:
         return _with_unended_call(entries)
 
     def _group_code(self, name: str, desc: str) -> int:
-        return self._groups.setdefault((name, desc), len(self._groups))
+        return self.groups.setdefault((name, desc), len(self.groups))
 
     def _op_code(self, op: str) -> int:
-        return self._ops.setdefault(op, len(self._ops))
+        return self.ops.setdefault(op, len(self.ops))
 
     def _shape_codes(self, header: dict[str, Any]) -> NDArray[np.int32]:
         types = [self._type_code(*pair) for pair in header["dtypes"]]
@@ -287,7 +281,7 @@ def _parse_columns(
 ) -> dict[str, NDArray[Any]]:
     columns = {}
     for name, code in COLUMNS.items():
-        columns[name] = np.frombuffer(message, _DTYPES[code], count, start)
+        columns[name] = np.frombuffer(message, f"<{code}", count, start)
         start += columns[name].nbytes
     return columns
 
@@ -369,3 +363,231 @@ def _is_wrapped(
         return bool(entries.seq[first].max() > 1)
 
     return int(entries.record_id[-1]) >= len(entries)
+
+
+_NS_PER_S = 1_000_000_000
+# Clocks of hosts differ by less.
+_MARGIN_NS = 60 * _NS_PER_S
+_NOT_PLACED = (
+    "which rank of the job this is, NCCL Inspector does not record, and its "
+    "communicators do not show: none spans most processes; put the sidecars of "
+    "enable_flight_recorder beside it"
+)
+
+
+class InspectedFile(NamedTuple):
+    """
+    A file of NCCL Inspector.
+
+    Attributes:
+        process: Host and PID.
+
+        ranks: Communicator, rank in it, and number of its ranks.
+
+        dump: Its calls; of no rank yet.
+    """
+
+    process: tuple[str, int]
+    ranks: tuple[tuple[str, int, int], ...]
+    dump: RankDump
+
+
+def parse_inspected(
+    header: Mapping[str, Any], dump: RankDump
+) -> InspectedFile | None:
+    """
+    Return what the decoder says about a file, if it is one of NCCL Inspector.
+    """
+    try:
+        raw = header["inspector"]
+        process = str(raw["host"]), int(raw["pid"])
+        ranks = tuple(
+            (str(name), int(rank), int(size))
+            for name, rank, size in raw["ranks"]
+        )
+    except (LookupError, OverflowError, TypeError, ValueError):
+        return None  # a dump, or an answer that was forged
+
+    possible = (own for own in ranks if 0 <= own[1] < own[2] <= MAX_RANKS)
+    return InspectedFile(process, tuple(possible), dump)
+
+
+def place_ranks(
+    files: Sequence[InspectedFile],
+    sidecars: Iterable[Sidecar],
+    groups: Iterable[tuple[str, str]],
+) -> tuple[dict[int, RankDump], list[Missing]]:
+    """
+    Find the rank of each file, and the members of each communicator.
+
+    Args:
+        files: All files, perhaps also of earlier runs.
+
+        sidecars: The sidecars of processes.
+
+        groups: Name and description of the groups that records refer to; a
+            name begins with the communicator.
+
+    Returns:
+        The calls by ascending rank, and why other files are not used.
+    """
+    current, missing = _drop_earlier(files)
+    known = {(s.host, s.pid): s.rank for s in sidecars}
+    placed = _place(current, known)
+    missing += [
+        _missing(f, _NOT_PLACED) for f in current if f.dump.path not in placed
+    ]
+    by_rank = {
+        placed[f.dump.path]: f for f in current if f.dump.path in placed
+    }
+    members = _find_members(by_rank)
+    codes = {
+        code: (name, desc, name.partition(" ")[0])
+        for code, (name, desc) in enumerate(groups)
+    }
+    missing += _report_absent(members)
+    return {
+        rank: _placed_dump(rank, by_rank[rank], members, codes)
+        for rank in sorted(by_rank)
+    }, missing
+
+
+def _drop_earlier(
+    files: Sequence[InspectedFile],
+) -> tuple[list[InspectedFile], list[Missing]]:
+    """
+    Return the files of the newest run, and why others are not used.
+    """
+    current: list[InspectedFile] = []
+    missing: list[Missing] = []
+    timed: list[InspectedFile] = []
+    for f in files:
+        if len({name for name, *_ in f.ranks}) < len(f.ranks):
+            reason = "its process had several ranks of one communicator"
+            missing.append(_missing(f, reason))
+        elif f.ranks and len(f.dump.entries):
+            timed.append(f)
+    newest = _newest_start_ns(timed)
+    for f in timed:
+        if _end_ns(f) < newest - _MARGIN_NS:
+            reason = "stale: it ends before other processes begin"
+            missing.append(_missing(f, reason))
+        else:
+            current.append(f)
+    return current, missing
+
+
+def _newest_start_ns(files: Sequence[InspectedFile]) -> int:
+    """
+    Return since when the newest run is on record; 0 if that is not known.
+
+    Processes that share a communicator are of one run; the clock of a single
+    one may be wrong.
+    """
+    starts: dict[str, list[int]] = defaultdict(list)
+    for f in files:
+        for name, *_ in f.ranks:
+            starts[name].append(int(f.dump.entries.created_ns[0]))
+    shared = {name: min(x) for name, x in starts.items() if len(x) > 1}
+    own = [[shared.get(name, 0) for name, *_ in f.ranks] for f in files]
+    return max((min(filter(None, x), default=0) for x in own), default=0)
+
+
+def _end_ns(file: InspectedFile) -> int:
+    return int(file.dump.entries.created_ns.max(initial=0))
+
+
+def _place(
+    files: Sequence[InspectedFile], known: Mapping[tuple[str, int], int]
+) -> dict[str, int]:
+    """
+    Return the rank of each file by its path, as far as it is known.
+    """
+    # In containers, all processes of a host may have the same PID.
+    seen = Counter(f.process for f in files)
+    placed = {
+        f.dump.path: known[f.process]
+        for f in files
+        if f.process in known and seen[f.process] == 1
+    }
+    if placed:
+        return placed
+    joined = Counter((name, size) for f in files for name, _, size in f.ranks)
+    world = max(joined, key=lambda x: (joined[x], x[1]), default=("", 0))
+    if 2 * joined[world] <= len(files):
+        return {}
+    return {
+        f.dump.path: rank
+        for f in files
+        for name, rank, size in f.ranks
+        if (name, size) == world
+    }
+
+
+# By communicator: its known ranks in order, and how many it has.
+_Members = dict[str, tuple[tuple[int, ...], int]]
+
+
+def _find_members(by_rank: Mapping[int, InspectedFile]) -> _Members:
+    found: dict[str, dict[int, int]] = defaultdict(dict)
+    sizes: dict[str, int] = {}
+    for rank, file in by_rank.items():
+        for name, own, size in file.ranks:
+            found[name][own] = rank
+            sizes[name] = size
+    return {
+        name: (tuple(rank for _, rank in sorted(ranks.items())), sizes[name])
+        for name, ranks in found.items()
+    }
+
+
+def _placed_dump(
+    rank: int,
+    file: InspectedFile,
+    members: _Members,
+    codes: Mapping[int, tuple[str, str, str]],
+) -> RankDump:
+    """
+    Return the calls of a rank, with the members of its groups.
+    """
+    entries = file.dump.entries
+    used = {
+        code: members.get(codes[code][2], ((), 1))
+        for code in np.unique(entries.group).tolist()
+    }
+    whole = [code for code, (x, size) in used.items() if len(x) == size]
+    # A transfer names its peer by its rank in the communicator.
+    is_kept = ~entries.is_p2p | np.isin(entries.group, whole)
+    return attrs.evolve(
+        file.dump,
+        rank=rank,
+        host=file.process[0],
+        sidecar=None,
+        entries=entries if is_kept.all() else entries.take(is_kept),
+        configs=tuple(
+            GroupConfig(*codes[code][:2], ranks)
+            for code, (ranks, _) in used.items()
+        ),
+    )
+
+
+def _report_absent(members: _Members) -> Iterator[Missing]:
+    """
+    Yield a note for the largest communicator of which files are not there.
+    """
+    absent = {
+        name: size for name, (x, size) in members.items() if len(x) < size
+    }
+    if absent:
+        name = max(absent, key=lambda name: absent[name])
+        yield Missing(
+            what="calls",
+            reason=f"NCCL Inspector left files of "
+            f"{ranks_text(sorted(members[name][0]))} only, of {absent[name]:,} "
+            f"ranks of communicator {clean(name)}: whether one of the others "
+            "is slow is not known",
+        )
+
+
+def _missing(file: InspectedFile, reason: str) -> Missing:
+    return Missing(what="calls", reason=reason, source=file.dump.path)

@@ -113,7 +113,6 @@ class _Log:
         entry = {
             "record_id": self.made - 1,
             "process_group": (comm, ""),
-            "pg_id": 0,
             "profiling_name": self._name(op, comm, parameters),
             "collective_seq_id": 0 if is_p2p else number,
             "p2p_seq_id": number if is_p2p else 0,
@@ -125,7 +124,6 @@ class _Log:
             "time_discovered_started_ns": 0,
             "time_discovered_completed_ns": 0,
             "retired": False,
-            "timeout_ms": 0,
             "is_p2p": is_p2p,
         }
         self.entries.append(entry)

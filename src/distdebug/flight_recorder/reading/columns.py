@@ -33,7 +33,7 @@ from ..._text import clean
 from ...findings import Missing, missing_block
 from ...ranks import RankChoice, ranks_text, select_ranks
 from ..sidecar import Sidecar, mesh_of
-from .extract import STATES, count_elements, shape_to_json
+from .extract import STATES
 
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ class Shape:
     output_dtypes: tuple[str, ...]
 
 
+_NO_ELEMENTS = np.empty((0, 2), np.int64)
+
+
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class Shapes(Sequence[Shape]):
     """
@@ -67,9 +70,9 @@ class Shapes(Sequence[Shape]):
             output types.
     """
 
-    texts: tuple[str, ...]
-    elements: NDArray[np.int64]
-    types: NDArray[np.int64]
+    texts: tuple[str, ...] = ()
+    elements: NDArray[np.int64] = _NO_ELEMENTS
+    types: NDArray[np.int64] = _NO_ELEMENTS[:, 0]
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -96,29 +99,6 @@ class Shapes(Sequence[Shape]):
 
     def __repr__(self) -> str:
         return f"<{len(self):,} shapes>"
-
-
-def as_shapes(shapes: Iterable[Shape]) -> Shapes:
-    """
-    Convert shapes to the compact `Shapes`; return one as it is.
-    """
-    if isinstance(shapes, Shapes):
-        return shapes
-
-    types: dict[object, int] = {}
-    texts: list[str] = []
-    elements: list[int] = []
-    codes: list[int] = []
-    for s in shapes:
-        texts.append(shape_to_json(attrs.astuple(s)))
-        elements += map(count_elements, (s.input_sizes, s.output_sizes))
-        pair = frozenset(s.input_dtypes), frozenset(s.output_dtypes)
-        codes.append(types.setdefault(pair, len(types)))
-    return Shapes(
-        texts=tuple(texts),
-        elements=np.array(elements, np.int64).reshape(-1, 2),
-        types=np.array(codes, np.int64),
-    )
 
 
 def _parse_shape(text: str) -> Shape:
@@ -362,7 +342,7 @@ class Dumps(Shown):
     by_rank: Mapping[int, RankDump]
     groups: tuple[tuple[str, str], ...]
     ops: tuple[str, ...]
-    shapes: Shapes = attrs.field(converter=as_shapes)
+    shapes: Shapes = attrs.field(factory=Shapes)
     sidecars: Mapping[int, Sidecar] = attrs.field(factory=dict)
     inspector: Mapping[int, RankDump] = attrs.field(factory=dict)
     earlier: Mapping[int, tuple[Sidecar, ...]] = attrs.field(factory=dict)

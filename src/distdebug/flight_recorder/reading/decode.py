@@ -22,6 +22,7 @@ import sys
 import zlib
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, BinaryIO, NamedTuple
 
 from .clog import is_clog, read_clog
@@ -31,8 +32,8 @@ from .extract import (
     build_columns,
     entry_frames,
     read_header,
+    translate_hooks,
 )
-from .hooks import translate_hooks
 from .inspector import TAIL_BYTES, is_inspector, read_inspector
 
 
@@ -76,7 +77,8 @@ def load_plain_pickle(data: bytes) -> LoadResult:
     try:
         return LoadResult(machine.run(), "")
     except DamagedError as exc:
-        return LoadResult(_salvage(machine), f"{exc} at byte {machine.pos}")
+        damage = f"{exc} at byte {machine.file.tell()}"
+        return LoadResult(_salvage(machine), damage)
 
 
 def _demand(is_sound: object, problem: str) -> None:
@@ -90,8 +92,7 @@ class _PickleMachine:
     """
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.pos = 0
+        self.file = io.BytesIO(data)
         self.stack: list[Any] = []
         self.outer_stacks: list[list[Any]] = []
         # A dictionary, because a list would have to be as long as its
@@ -99,34 +100,35 @@ class _PickleMachine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        while True:
-            opcode = self.take(1)
+        readers = _argument_readers()
+        while opcode := self.file.read(1):
             if opcode == b".":
                 return self.pop()
 
             if (action := _ACTIONS.get(opcode)) is None:
-                self.pos -= 1
+                self.file.seek(-1, os.SEEK_CUR)
                 msg = f"opcode {opcode!r}, which plain data does not need,"
                 raise DamagedError(msg)
 
-            action(self)
+            try:
+                read = readers.get(opcode)
+                argument = read(self.file) if read else None
+            except UnicodeDecodeError:
+                msg = "a string that is not UTF-8"
+                raise DamagedError(msg) from None
+            except ValueError:
+                break
+            action(self, argument)
 
-    def take(self, size: int) -> bytes:
-        end = self.pos + size
-        if size < 0 or end > len(self.data):
-            msg = "the file ends too early"
-            raise DamagedError(msg)
-
-        chunk = self.data[self.pos : end]
-        self.pos = end
-        return chunk
-
-    def read_number(self, layout: str) -> Any:
-        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
+        msg = "the file ends too early"
+        raise DamagedError(msg)
 
     def pop(self) -> Any:
         _demand(self.stack, "nothing to take from the stack")
         return self.stack.pop()
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
 
     def push_mark(self) -> None:
         is_shallow = len(self.outer_stacks) < _DEPTH_LIMIT
@@ -152,60 +154,37 @@ class _PickleMachine:
         _demand(index in self.memo, f"nothing is remembered as {index}")
         self.stack.append(self.memo[index])
 
-
-_UNKNOWN_PROTOCOL = "a protocol that is not known"
-
-
-def _push(value: Any) -> Callable[[_PickleMachine], None]:
-    return lambda m: m.stack.append(value)
+    def push_tuple(self, size: int) -> None:
+        items = [self.pop() for _ in range(size)]
+        self.stack.append(tuple(reversed(items)))
 
 
-def _push_number(layout: str) -> Callable[[_PickleMachine], None]:
-    return lambda m: m.stack.append(m.read_number(layout))
+@cache
+def _argument_readers() -> dict[bytes, Callable[[BinaryIO], Any]]:
+    """
+    Return how to read the argument of each opcode that has one.
+    """
+    from pickletools import opcodes  # few files need it
+
+    return {x.code.encode("latin-1"): x.arg.reader for x in opcodes if x.arg}
 
 
-def _push_text(layout: str) -> Callable[[_PickleMachine], None]:
-    def action(m: _PickleMachine) -> None:
-        raw = m.take(m.read_number(layout))
-        try:
-            m.stack.append(raw.decode("utf-8", "surrogatepass"))
-        except UnicodeDecodeError:
-            msg = "a string that is not UTF-8"
-            raise DamagedError(msg) from None
-
-    return action
-
-
-def _push_long(layout: str) -> Callable[[_PickleMachine], None]:
-    return lambda m: m.stack.append(
-        int.from_bytes(m.take(m.read_number(layout)), "little", signed=True)
-    )
-
-
-def _push_tuple(size: int) -> Callable[[_PickleMachine], None]:
-    def action(m: _PickleMachine) -> None:
-        items = [m.pop() for _ in range(size)]
-        m.stack.append(tuple(reversed(items)))
-
-    return action
-
-
-def _append(m: _PickleMachine) -> None:
+def _append(m: _PickleMachine, _: object) -> None:
     item = m.pop()
     m.top_of_type(list).append(item)
 
 
-def _appends(m: _PickleMachine) -> None:
+def _appends(m: _PickleMachine, _: object) -> None:
     items = m.pop_to_mark()
     m.top_of_type(list).extend(items)
 
 
-def _set_item(m: _PickleMachine) -> None:
+def _set_item(m: _PickleMachine, _: object) -> None:
     value, key = m.pop(), m.pop()
     _fill_dict(m.top_of_type(dict), [key, value])
 
 
-def _set_items(m: _PickleMachine) -> None:
+def _set_items(m: _PickleMachine, _: object) -> None:
     items = m.pop_to_mark()
     _fill_dict(m.top_of_type(dict), items)
 
@@ -219,41 +198,35 @@ def _fill_dict(target: dict[Any, Any], items: list[Any]) -> None:
     target.update(zip(keys, items[1::2], strict=True))
 
 
-_ACTIONS: dict[bytes, Callable[[_PickleMachine], object]] = {
-    b"\x80": lambda m: _demand(m.take(1)[0] <= 5, _UNKNOWN_PROTOCOL),
-    b"\x95": lambda m: m.read_number("<Q"),
-    b"(": _PickleMachine.push_mark,
-    b"}": lambda m: m.stack.append({}),
-    b"]": lambda m: m.stack.append([]),
-    b")": _push(()),
+_ACTIONS: dict[bytes, Callable[[_PickleMachine, Any], object]] = {
+    # Strings, integers, and floats.
+    **dict.fromkeys(
+        (b"X", b"\x8c", b"\x8d", b"J", b"K", b"M", b"\x8a", b"\x8b", b"G"),
+        _PickleMachine.push,
+    ),
+    b"\x80": lambda _, x: _demand(x <= 5, "a protocol that is not known"),
+    b"\x95": lambda *_: None,
+    b"(": lambda m, _: m.push_mark(),
+    b"}": lambda m, _: m.push({}),
+    b"]": lambda m, _: m.push([]),
+    b")": lambda m, _: m.push(()),
     b"s": _set_item,
     b"u": _set_items,
     b"a": _append,
     b"e": _appends,
-    b"t": lambda m: _push(tuple(m.pop_to_mark()))(m),
-    b"\x85": _push_tuple(1),
-    b"\x86": _push_tuple(2),
-    b"\x87": _push_tuple(3),
-    b"X": _push_text("<I"),
-    b"\x8c": _push_text("<B"),
-    b"\x8d": _push_text("<Q"),
-    b"J": _push_number("<i"),
-    b"K": _push_number("<B"),
-    b"M": _push_number("<H"),
-    b"\x8a": _push_long("<B"),
-    b"\x8b": _push_long("<i"),
-    b"G": _push_number(">d"),
-    b"N": _push(None),
-    b"\x88": lambda m: m.stack.append(True),
-    b"\x89": lambda m: m.stack.append(False),
-    b"q": lambda m: m.memoize(m.read_number("<B")),
-    b"r": lambda m: m.memoize(m.read_number("<I")),
-    b"\x94": lambda m: m.memoize(len(m.memo)),
-    b"h": lambda m: m.push_memo(m.read_number("<B")),
-    b"j": lambda m: m.push_memo(m.read_number("<I")),
+    b"t": lambda m, _: m.push(tuple(m.pop_to_mark())),
+    b"\x85": lambda m, _: m.push_tuple(1),
+    b"\x86": lambda m, _: m.push_tuple(2),
+    b"\x87": lambda m, _: m.push_tuple(3),
+    b"N": lambda m, _: m.push(None),
+    b"\x88": lambda m, _: m.stack.append(True),
+    b"\x89": lambda m, _: m.stack.append(False),
+    **dict.fromkeys((b"q", b"r"), _PickleMachine.memoize),
+    b"\x94": lambda m, _: m.memoize(len(m.memo)),
+    **dict.fromkeys((b"h", b"j"), _PickleMachine.push_memo),
     # Recursive tuples are popped, and recalled from the memo.
-    b"0": _PickleMachine.pop,
-    b"1": _PickleMachine.pop_to_mark,
+    b"0": lambda m, _: m.pop(),
+    b"1": lambda m, _: m.pop_to_mark(),
 }
 
 
@@ -562,11 +535,18 @@ def _parse_content(
     """
     Return the value, the damage, and whether memory was limited.
     """
-    if is_clog(head) or is_inspector(head):
-        return _load_call_log(file, head, size, memory)
+    if is_inspector(head):
+        is_limited = limit_process(TAIL_BYTES, memory)
+        return read_inspector(file, size), "", is_limited
 
     is_pickle = head[:1] == b"\x80"
     is_limited = size <= SIZE_LIMIT and limit_process(size, memory)
+    if is_clog(head):
+        if size > SIZE_LIMIT:
+            msg = "it is larger than any log of calls that can be read"
+            raise UnreadableError(msg)
+        return read_clog(file), "", is_limited
+
     problem = _problem_of(head, size)
     if problem == _FOREIGN and is_pickle and is_limited:
         # Only an unpickler finds out whether the file asks for code.
@@ -609,24 +589,6 @@ def _problem_of(head: bytes, size: int) -> str:
 
 # The status of NCCL's RAS, which has keys of dumps, too.
 _RAS_HEAD = re.compile(rb'\s*\{\s*"nccl_version"[^{\[]*"communicators')
-
-
-def _load_call_log(
-    file: io.BufferedReader, head: bytes, size: int, memory: int
-) -> tuple[Any, str, bool]:
-    """
-    Read a log of calls that is no dump; see `_parse_content`.
-    """
-    if is_inspector(head):
-        is_limited = limit_process(TAIL_BYTES, memory)
-        return read_inspector(file, size), "", is_limited
-
-    if size > SIZE_LIMIT:
-        msg = "it is larger than any log of calls that can be read"
-        raise UnreadableError(msg)
-
-    is_limited = limit_process(size, memory)
-    return read_clog(file), "", is_limited
 
 
 _JSON_HEAD = re.compile(rb"[\xef\xbb\xbf \t\r\n]*[{\[]")

@@ -149,7 +149,6 @@ def _parse_call(
     sizes = [[check_number(perf[f"{kind}_msg_size_bytes"])]]
     return {
         "process_group": (f"{own[0]} {group}", f"{group} of {name}"),
-        "pg_id": 0,
         "profiling_name": f"nccl:{op}",
         "collective_seq_id": 0 if is_p2p else number,
         "p2p_seq_id": number if is_p2p else 0,
@@ -160,7 +159,6 @@ def _parse_call(
         "output_dtypes": ["Byte"],
         "state": "completed",
         "retired": True,
-        "timeout_ms": 0,
         "is_p2p": is_p2p,
         "duration_ms": check_number(perf[f"{kind}_exec_time_us"], bits=52)
         / 1000,

@@ -23,9 +23,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .decode import (
     EMPTY,
@@ -112,7 +111,7 @@ def decode_batch(
 
 
 def decode_frames(
-    rows_by_file: RowsByFile, time_limit_s: float = TIME_LIMIT_S
+    rows_by_file: RowsByFile,
 ) -> Iterator[tuple[str, Message]]:
     """
     Read the stacks of some records of some files.
@@ -120,13 +119,11 @@ def decode_frames(
     Args:
         rows_by_file: Positions of records, by file.
 
-        time_limit_s: Limit of one file, in seconds.
-
     Yields:
         Each file with a message with *frames*, or a failure.
     """
     paths = list(rows_by_file)
-    return _decode(paths, rows_by_file, _count_children(paths), time_limit_s)
+    return _decode(paths, rows_by_file, _count_children(paths), TIME_LIMIT_S)
 
 
 def _count_children(paths: Sequence[str]) -> int:
@@ -295,7 +292,7 @@ class _Child:
         self.failure: str | None = None
         self._rows_by_file = rows_by_file
         self._memory = memory
-        self._buffer = _MessageBuffer()
+        self._data = bytearray()
         self._messages: list[Message] = []
         self._process = subprocess.Popen(
             [
@@ -346,17 +343,14 @@ class _Child:
         """
         Read the available bytes.
         """
-        # Without a buffer it is a raw file.
-        pipe = cast("FileIO", self._process.stdout)
         try:
-            while size := pipe.readinto(self._buffer.space):
-                self._messages += self._buffer.add(size)
+            with suppress(BlockingIOError):
+                while data := os.read(self.fileno(), _PIPE_SIZE):
+                    self._data += data
+                    self._messages += _split_messages(self._data)
+                self.failure = self._exit_reason()
         except ValueError as exc:
             self.failure = str(exc)
-            return
-
-        if size == 0:
-            self.failure = self._exit_reason()
 
     def take_answers(self) -> Iterator[tuple[str, Message]]:
         """
@@ -390,46 +384,24 @@ class _Child:
             pass
 
 
-class _MessageBuffer:
+def _split_messages(data: bytearray) -> Iterator[Message]:
     """
-    Messages that arrive in pieces, each read directly into its place.
+    Take the complete messages from the begin of *data*.
 
-    Attributes:
-        space: Where the next piece goes.
+    Raises:
+        ValueError: What is there is no message.
     """
-
-    space: memoryview
-
-    def __init__(self) -> None:
-        self._message = bytearray(LENGTHS.size)
-        self.space = memoryview(self._message)
-
-    def add(self, size: int) -> list[Message]:
-        """
-        Count a piece of *size* bytes, and return messages that are complete.
-        """
-        self.space = self.space[size:]
-        if self.space:
-            return []
-
-        lengths = sum(LENGTHS.unpack_from(self._message))
-        if not 0 < lengths <= _MESSAGE_LIMIT:
-            msg = f"it was decoded to nonsense: {lengths:,} bytes"
+    while len(data) >= LENGTHS.size:
+        size = sum(LENGTHS.unpack_from(data))
+        if not 0 < size <= _MESSAGE_LIMIT:
+            msg = f"it was decoded to nonsense: {size:,} bytes"
             raise ValueError(msg)
 
-        if len(self._message) == LENGTHS.size:
-            # Lengths are followed by the rest of the message …
-            message = bytearray(LENGTHS.size + lengths)
-            message[: LENGTHS.size] = self._message
-            self._message = message
-            self.space = memoryview(self._message)[LENGTHS.size :]
-            return []
-
-        # … and that by the lengths of the next one.
-        message = self._message
-        self._message = bytearray(LENGTHS.size)
-        self.space = memoryview(self._message)
-        return [message]
+        end = LENGTHS.size + size
+        if len(data) < end:
+            return
+        yield data[:end]
+        del data[:end]
 
 
 def _enlarge_pipe(fd: int) -> None:

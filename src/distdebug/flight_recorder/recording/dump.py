@@ -51,13 +51,12 @@ class _HiddenInductor(ModuleType):
     Hide ``torch._inductor`` from the thread that dumps; import it for others.
     """
 
-    def __init__(self, torch: ModuleType) -> None:
+    def __init__(self) -> None:
         super().__init__("torch._inductor")
-        self.__dict__["_torch"] = torch
-        self.__dict__["_dumper"] = threading.get_ident()
+        self._dumper = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        if threading.get_ident() == self.__dict__["_dumper"]:
+        if threading.get_ident() == self._dumper:
             raise AttributeError(name)
 
         return getattr(importlib.import_module("torch._inductor"), name)
@@ -74,7 +73,7 @@ def without_inductor(torch: ModuleType) -> Iterator[None]:
     Args:
         torch: The loaded torch.
     """
-    hidden = _HiddenInductor(torch)
+    hidden = _HiddenInductor()
     vars(torch).setdefault("_inductor", hidden)
     try:
         yield
@@ -120,7 +119,7 @@ def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
     """
     torch = sys.modules.get("torch")
     names = ("_dump_nccl_trace", "_dump_fr_trace")
-    found = [getattr(_c10d(torch), name, None) for name in names]
+    found = [getattr(_c10d(), name, None) for name in names]
     functions = [function for function in found if function is not None]
     if torch is None or not functions:
         msg = "this process has no Flight Recorder"
@@ -136,7 +135,7 @@ def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
             if b"record_id" in data:
                 return data
 
-    if _is_recorder_off(torch):
+    if _is_recorder_off():
         msg = "the Flight Recorder of this process is off"
         raise NotRecordingError(msg, remedy=_REMEDY)
     return data
@@ -190,7 +189,7 @@ def _has_unfinished_call() -> bool:
 
 
 def _read_statuses() -> Iterator[dict[str, Any]]:
-    c10d = _c10d(sys.modules.get("torch"))
+    c10d = _c10d()
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         try:
             status = json.loads(getattr(c10d, name)(*_STATUS_ONLY))
@@ -199,19 +198,29 @@ def _read_statuses() -> Iterator[dict[str, Any]]:
             continue
 
 
-def _c10d(torch: Any) -> Any:
+def _c10d() -> Any:
     try:
-        return torch._C._distributed_c10d  # noqa: SLF001 no public API
-    except AttributeError:
+        return sys.modules["torch"]._C._distributed_c10d  # noqa: SLF001 no public API
+    except (AttributeError, KeyError):
         return None
 
 
-def _is_recorder_off(torch: Any) -> bool:
+def torch_version() -> str | None:
+    """
+    Return the version of torch; ``None`` if it is not loaded.
+    """
+    version: str | None = getattr(
+        sys.modules.get("torch"), "__version__", None
+    )
+    return version
+
+
+def _is_recorder_off() -> bool:
     found = lookup(_BUFFER_SIZE, os.environ)
     if found is not None:
         return not found[1].strip().lstrip("+0")
 
-    version = parse_version(getattr(torch, "__version__", None))
+    version = parse_version(torch_version())
     return version is not None and version < _ON_BY_DEFAULT
 
 
@@ -346,50 +355,6 @@ _MAX_THREADS = 100
 _MAX_FRAMES = 100
 
 
-def describe_process(
-    recording: Recording, reason: str, *, dump: str = "", stacks: bool = True
-) -> Sidecar | None:
-    """
-    Return a sidecar with the current state of this process.
-
-    Args:
-        reason: Why it is written.
-
-        dump: File name of the dump beside the sidecar.
-
-        stacks: Whether to include the stacks of all threads.
-
-    Returns:
-        The sidecar; ``None`` as long as the rank is unknown.
-    """
-    identity = recording.identity
-    if identity.rank is None:
-        return None
-
-    groups: tuple[SidecarGroup, ...] = _or_default(_read_groups, ())
-    return Sidecar(
-        path="",
-        rank=identity.rank,
-        world_size=max(identity.world_size or 0, identity.rank + 1),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        started=recording.started,
-        written=time.time(),
-        reason=reason,
-        error=recording.error,
-        dump=dump,
-        job=identity.job,
-        torch=_or_default(lambda: str(sys.modules["torch"].__version__), ""),
-        groups=groups,
-        mesh=_infer_mesh(groups),
-        threads=(
-            _or_default(lambda: _read_threads(recording.error_stack), ())
-            if stacks
-            else ()
-        ),
-    )
-
-
 def _or_default(read: Callable[[], T], default: T) -> T:
     try:
         return read()
@@ -445,7 +410,9 @@ def _infer_mesh(
     return tuple((name, size) for name, (_, size) in outermost_first)
 
 
-def traceback_frames(trace: TracebackType) -> tuple[SidecarFrame, ...]:
+def traceback_frames(
+    trace: TracebackType | None,
+) -> tuple[SidecarFrame, ...]:
     """
     Return the frames of a traceback, innermost line first.
     """
@@ -549,7 +516,8 @@ def dump_flight_recorder(
     """
     recording = current_recording()
     if recording is None:
-        recording = begin_recording(Recording(_default_settings()))
+        settings = plan_flight_recorder(os.environ, torch_version())
+        recording = begin_recording(Recording(settings))
     if path is None:
         make_folder(recording.settings.dump_dir)
     try:
@@ -618,7 +586,11 @@ def write_process_sidecar(
     """
     Write the sidecar of a dump, also if the dump itself is missing.
 
+    Nothing is written as long as the rank is unknown.
+
     Args:
+        reason: Why it is written.
+
         file: Path of the dump; the sidecar is written beside it.
 
         dump: File name of the dump, or ``""`` if there is none.
@@ -628,14 +600,33 @@ def write_process_sidecar(
     Raises:
         OSError: The file cannot be written.
     """
-    sidecar = describe_process(recording, reason, dump=dump, stacks=stacks)
-    if sidecar is not None:
-        write_sidecar(sidecar, file)
+    identity = recording.identity
+    if identity.rank is None:
+        return
 
-
-def _default_settings() -> RecorderSettings:
-    version = getattr(sys.modules.get("torch"), "__version__", None)
-    return plan_flight_recorder(os.environ, version)
+    groups: tuple[SidecarGroup, ...] = _or_default(_read_groups, ())
+    sidecar = Sidecar(
+        path="",
+        rank=identity.rank,
+        world_size=max(identity.world_size or 0, identity.rank + 1),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started=recording.started,
+        written=time.time(),
+        reason=reason,
+        error=recording.error,
+        dump=dump,
+        job=identity.job,
+        torch=str(torch_version() or ""),
+        groups=groups,
+        mesh=_infer_mesh(groups),
+        threads=(
+            _or_default(lambda: _read_threads(recording.error_stack), ())
+            if stacks
+            else ()
+        ),
+    )
+    write_sidecar(sidecar, file)
 
 
 def _run_with_timeout(seconds: float, job: Callable[[], None]) -> None:

@@ -361,9 +361,9 @@ def make_folder(folder: Path) -> None:
     """
     root = default_root()
     try:
-        if root in (folder, *folder.parents):
+        if folder.is_relative_to(root):
             for part in (*reversed(folder.parents), folder):
-                if root in (part, *part.parents):
+                if part.is_relative_to(root):
                     _make_private(part)
         else:
             make_private_folder(folder)
@@ -506,7 +506,7 @@ class _Inputs(NamedTuple):
     environ: Mapping[str, str]
     version: tuple[int, int] | None
     options: Options
-    requested: Mapping[str, str]
+    requested: Mapping[str, str | None]
 
 
 def _check_options(options: Options) -> None:
@@ -536,23 +536,22 @@ def _choose_dir(environ: Mapping[str, str], options: Options) -> Path:
     return default_root() / (job or "job")
 
 
-def _requested_values(options: Options, stem: str) -> dict[str, str]:
+def _requested_values(options: Options, stem: str) -> dict[str, str | None]:
+    """
+    Return the value of each setting that is asked for; ``None`` for the others.
+    """
     flag = str(int(options.dump_on_timeout))
-    requested = {
+    is_fast = options.cpp_stacks and options.fast_symbolize
+    return {
         "buffer_size": str(options.buffer_size),
         "dump_prefix": f"{stem}_rank_",
         "dump_on_timeout": flag,
         "extra_dump": flag,
+        "cpp_stacks": "1" if options.cpp_stacks else None,
+        "symbolize": "fast" if is_fast else None,
+        "timing": "1" if options.timing else None,
+        "pipe_prefix": f"{stem}_nccl_" if options.pipe else None,
     }
-    if options.cpp_stacks:
-        requested["cpp_stacks"] = "1"
-        if options.fast_symbolize:
-            requested["symbolize"] = "fast"
-    if options.timing:
-        requested["timing"] = "1"
-    if options.pipe:
-        requested["pipe_prefix"] = f"{stem}_nccl_"
-    return requested
 
 
 def _plan_value(variable: Variable, inputs: _Inputs) -> list[Setting]:

@@ -54,7 +54,6 @@ from ...processes import (
     parse_status,
     read_proc,
 )
-from .dump import log_exceptions
 
 
 # More than any libc needs for its ``struct sigaction``.
@@ -450,7 +449,7 @@ class StackSignalHandler(NamedTuple):
     fault_handler: int
 
 
-# The same handler, once per caller of `enable_stack_signal`.
+# At most one.
 _handlers: list[StackSignalHandler] = []
 
 # Our signals stay ignored afterwards: a late one must not kill.
@@ -463,8 +462,7 @@ def enable_stack_signal(
     """
     Let the threads of this process write their stacks on a signal.
 
-    It is a real-time signal that no other code uses.  Forked children do not
-    react to it.
+    It is a real-time signal that no other code uses.
 
     Args:
         folder: Parent of the folder with the file; readers search ``/tmp``.
@@ -475,21 +473,17 @@ def enable_stack_signal(
     Raises:
         OSError: All signals are in use, or the file cannot be created.
     """
-    handler = _handlers[0] if _handlers else _install_handler(Path(folder))
-    _handlers.append(handler)
-    _hook_fork()
-    return handler
+    if not _handlers:
+        _handlers.append(_install_handler(Path(folder)))
+    return _handlers[0]
 
 
 def disable_stack_signal() -> None:
     """
-    Undo one :func:`enable_stack_signal`; the last one removes the file.
+    Undo :func:`enable_stack_signal`, and remove the file.
     """
-    if not _handlers:
-        return
-
-    handler = _handlers.pop()
-    if not _handlers:
+    while _handlers:
+        handler = _handlers.pop()
         try:
             handler.path.unlink(missing_ok=True)
         finally:
@@ -585,17 +579,9 @@ def _unregister_handler(handler: StackSignalHandler) -> None:
     handler.file.close()  # and release its lock
 
 
-@cache
-def _hook_fork() -> None:
+def drop_stack_signal() -> None:
     """
-    Have forked children unregister the handler of their parent.
+    Stop reacting to the signal in a forked child; the file is of its parent.
     """
-    os.register_at_fork(
-        after_in_child=lambda: log_exceptions(_unregister_in_child)
-    )
-
-
-def _unregister_in_child() -> None:
-    if _handlers:
-        _unregister_handler(_handlers[0])
-        _handlers.clear()
+    while _handlers:
+        _unregister_handler(_handlers.pop())

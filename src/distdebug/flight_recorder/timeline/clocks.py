@@ -26,6 +26,9 @@ from ..analysis.stragglers import clock_offsets_ns, host_of
 from ..reading.columns import Dumps
 
 
+# Called with the stage, the number of ranks done, and their total.
+ProgressCallback = Callable[[str, int, int], object]
+
 # Maximum characters for the ranks in a sentence.
 _MAX_RANKS_TEXT = 60
 
@@ -47,9 +50,9 @@ class HostClock:
     """
 
     host: str
-    ahead_ns: int | None
-    doubt_ns: int | None
-    corrected: bool
+    ahead_ns: int | None = None
+    doubt_ns: int | None = None
+    corrected: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -225,9 +228,7 @@ def rank_offsets(
 
 def _make_clock(host: str, offset: tuple[float, float] | None) -> HostClock:
     if offset is None:
-        return HostClock(
-            host=host, ahead_ns=None, doubt_ns=None, corrected=False
-        )
+        return HostClock(host=host)
 
     ahead, doubt = map(round, offset)
     return HostClock(
@@ -374,7 +375,7 @@ class Arrivals:
 def collect_arrivals(
     job: Job,
     offsets: Mapping[int, int],
-    on_rank_done: Callable[[], object] = lambda: None,
+    on_progress: ProgressCallback,
 ) -> Arrivals:
     """
     Collect the arrivals of all ranks at all collectives.
@@ -384,11 +385,11 @@ def collect_arrivals(
     Args:
         offsets: Nanoseconds to subtract from the times of each rank.
 
-        on_rank_done: Called after each rank.
+        on_progress: Called after each rank.
     """
     parts = [np.empty((len(attrs.fields(Arrivals)), 0), np.int64)]
     unmerged = 0
-    for dump in job.dumps:
+    for done, dump in enumerate(job.dumps, 1):
         e, ahead = dump.entries, offsets[dump.rank]
         ends = np.where(e.completed_ns, e.completed_ns, NEVER_NS)
         for group, stream in job.streams(dump.rank).items():
@@ -407,7 +408,7 @@ def collect_arrivals(
             unmerged += len(one)
         if unmerged >= _MERGE_SIZE:
             parts, unmerged = [_merge_arrivals(parts)], 0
-        on_rank_done()
+        on_progress("comparing ranks", done, len(job.dumps))
 
     return Arrivals(*_merge_arrivals(parts))
 

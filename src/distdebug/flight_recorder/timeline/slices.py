@@ -7,9 +7,9 @@ from __future__ import annotations
 import heapq
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 import attrs
@@ -21,7 +21,7 @@ from ..._text import clean
 from ...findings import described
 from ...usercode import user_location
 from ..analysis.job import Job, run_starts
-from ..analysis.membership import Group
+from ..analysis.membership import Group, Operation
 from ..analysis.report import FlightReport
 from ..reading.columns import (
     COMPLETED,
@@ -31,10 +31,8 @@ from ..reading.columns import (
     RankDump,
     state_text,
 )
-from .clocks import Arrivals, HostClock
+from .clocks import Arrivals, HostClock, ProgressCallback
 
-
-ProgressCallback = Callable[[str, int, int], object]
 
 # Slices without a recorded end: as short as viewers can show and select.
 _MIN_SLICE_NS = 1_000
@@ -151,36 +149,23 @@ def _batch_parts(
     return order[is_part], order[1:][is_part[:-1]]
 
 
-_COLLECTIVE_CODE, _BATCH_CODE = -2, -1
+_COLLECTIVE, _BATCH, _FIRST_PAIR = range(3)
 
 
-class PeerPairs(NamedTuple):
+def number_channels(job: Job) -> NDArray[np.int64]:
     """
-    Pairs of members between which operations send, numbered.
+    Number the pairs of members between which operations send.
 
-    Attributes:
-        code: Number of the pair by operation code; negative for operations
-            that are no transfers between two members.
-
-        pairs: The two members (ranks in the group) by this number.
+    Returns:
+        The number of the pair by operation code; ``_BATCH`` for operations that
+        are no transfers between two members.
     """
-
-    code: NDArray[np.int64]
-    pairs: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, job: Job) -> PeerPairs:
-        """
-        Number the pairs of a job.
-        """
-        pairs: dict[tuple[int, ...], int] = {}
-        codes = [
-            pairs.setdefault(tuple(sorted((op.source, op.target))), len(pairs))
-            if op.is_p2p
-            else _BATCH_CODE
-            for op in job.signatures.operations
-        ]
-        return cls(np.array(codes, np.int64), tuple(pairs))
+    pairs = defaultdict[frozenset[int], int](count(_FIRST_PAIR).__next__)
+    codes = [
+        pairs[frozenset((op.source, op.target))] if op.is_p2p else _BATCH
+        for op in job.signatures.operations
+    ]
+    return np.array(codes, np.int64)
 
 
 def group_label(group: Group) -> str:
@@ -205,21 +190,22 @@ def assign_tracks(
     Returns:
         One track per record, and the names of the tracks.
     """
-    job, peer_pairs = context.job, context.peer_pairs
-    group = job.group_indices(dump)[rows]
-    channel = np.where(
-        job.is_p2p(dump)[rows],
-        peer_pairs.code[dump.entries.op[rows]],
-        _COLLECTIVE_CODE,
-    )
-    keys, track = np.unique(
-        np.stack([group, channel]), axis=1, return_inverse=True
+    job, ops = context.job, dump.entries.op[rows]
+    group, is_p2p = job.group_indices(dump)[rows], job.is_p2p(dump)[rows]
+    channel = np.where(is_p2p, context.channels[ops], _COLLECTIVE)
+    _, first, track = np.unique(
+        group << 32 | channel, return_index=True, return_inverse=True
     )
     names = [
-        _track_name(job.groups[index], code, peer_pairs, dump.rank)
-        for index, code in keys.T.tolist()
+        _track_name(
+            job.groups[group[i]],
+            job.signatures.operations[ops[i]],
+            dump.rank,
+            is_batch=bool(is_p2p[i]),
+        )
+        for i in first.tolist()
     ]
-    return track.reshape(-1), names
+    return track, names
 
 
 def assign_lanes(
@@ -267,6 +253,8 @@ class TimelineContext:
 
         clocks: Clock offsets of the hosts.
 
+        channels: Result of :func:`number_channels`.
+
         offsets: Nanoseconds to subtract from the times of each rank.
 
         dump_times_ns: Time of the dump of each rank, by the common clock.
@@ -286,7 +274,7 @@ class TimelineContext:
     shown: tuple[int, ...]
     start_ns: int
     clocks: tuple[HostClock, ...]
-    peer_pairs: PeerPairs
+    channels: NDArray[np.int64]
     arrivals: Arrivals
     offsets: Mapping[int, int]
     dump_times_ns: Mapping[int, int]
@@ -417,18 +405,18 @@ def _lay_out(
 
 
 def _track_name(
-    group: Group, code: int, peer_pairs: PeerPairs, rank: int
+    group: Group, operation: Operation, rank: int, *, is_batch: bool
 ) -> str:
     label = group_label(group)
-    if code < 0:
-        return f"{label} batches" if code == _BATCH_CODE else label
+    if not operation.is_p2p:
+        return f"{label} batches" if is_batch else label
 
-    pair = peer_pairs.pairs[code]
-    if not group.is_known or pair[1] >= len(group.order):
+    ends = operation.ends_in(group) if group.is_known else None
+    if ends is None:
+        pair = sorted((operation.source, operation.target))
         return f"{label} members {pair[0]} and {pair[1]}"
 
-    low, high = (group.order[member] for member in pair)
-    return f"{label} with rank {high if low == rank else low}"
+    return f"{label} with rank {ends[1] if ends[0] == rank else ends[0]}"
 
 
 def _is_last_and_late(
@@ -506,7 +494,9 @@ class Slice(NamedTuple):
     end_ns: int
     end: int
     track: int
+    call: int
     is_late: bool
+    is_joined: bool
     seq: int
     record: int
     kind: SliceKind
@@ -524,7 +514,10 @@ def iter_slices(
     """
     x, e = rank_slices, rank_slices.entries
     seq = np.where(e.is_p2p, e.p2p_seq, e.seq)
-    own = (x.start_ns, x.end_ns, x.end, x.track, x.is_late, seq, e.record_id)
+    own = (
+        *(x.start_ns, x.end_ns, x.end, x.track, x.call),
+        *(x.is_late, x.is_joined, seq, e.record_id),
+    )
     kind = (
         *(e.op, e.shape, e.group, e.state, e.retired),
         *(x.end, e.timeout_ms, e.is_p2p),

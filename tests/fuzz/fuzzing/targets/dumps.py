@@ -24,8 +24,9 @@ from distdebug.flight_recorder import (
     read_sidecar,
 )
 from distdebug.flight_recorder.reading import decode
-from distdebug.flight_recorder.reading.assemble import Tables, parse_frames
-from distdebug.flight_recorder.reading.communicators import (
+from distdebug.flight_recorder.reading.assemble import (
+    Tables,
+    parse_frames,
     parse_inspected,
     place_ranks,
 )
@@ -124,8 +125,8 @@ def _decoded(data: bytes, *, is_limited: bool) -> object:
     dumps = Dumps(
         by_rank={} if inspected else {0: dump},
         inspector=inspector,
-        groups=tables.groups,
-        ops=tables.ops,
+        groups=tuple(tables.groups),
+        ops=tuple(tables.ops),
         shapes=tables.shapes,
         sidecars={},
         problems=(),

@@ -1,10 +1,16 @@
 """
-Find slow links: transfers between two nodes that take longer than elsewhere.
+Find delays: slow links, stragglers, and what NCCL Inspector recorded.
 
 The rank that comes last to a transfer does not wait in it, so the shorter of the
 durations of its two ends is what the transfer itself took.  That needs durations
 on the device (``timing=True``), and the hosts of all ranks.  A slow rank comes
 late, but its transfers take no longer.
+
+NCCL Inspector records only calls that completed, so it shows delays, and no hang.
+The rank whose call took the shortest came last, and the others waited for it.
+Only a verbose file says when a call was made.  Without that it is not known
+whether the host or the device is slow, nor in which order a rank used several
+communicators; so only the rank that costs most is named.
 """
 
 from __future__ import annotations
@@ -13,17 +19,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import attrs
 import numpy as np
 
 from numpy.typing import NDArray
 
 from ..._text import clean
 from ...causes import Cause
-from ...findings import Cost, Evidence, Finding, costly
+from ...findings import Cost, Finding, Missing, costly
 from ...ranks import ranks_text
-from ..reading.columns import RankDump
+from ..reading.columns import Dumps, RankDump
 from .job import Job, Side, find_batches
-from .stragglers import MIN_SHARE_OF_TIME, find_call_sites
+from .stragglers import MIN_SHARE_OF_TIME, find_call_sites, find_stragglers
 
 
 # Fewer transfers or pairs of nodes are not significant.
@@ -33,6 +40,116 @@ _MIN_PAIRS = 3
 _MIN_FACTOR = 2.0
 # More slow links than this share are a matter of topology.
 _MAX_SLOW_PAIRS = 0.25
+# Files are written now and then, and clocks of hosts differ.
+_MIN_SILENCE_NS = 60_000_000_000
+_MOST_SILENT = 4
+_SILENT_REMEDY = (
+    "see whether these processes still run, and take their stacks: they were "
+    "killed or stopped, or their records were lost"
+)
+
+
+def find_delays(job: Job) -> list[Finding]:
+    """
+    Find slow links and stragglers.
+
+    Returns:
+        The findings, the most expensive first; those of NCCL Inspector only if
+        the dumps show none.
+    """
+    return [
+        *find_slow_links(job),
+        *find_stragglers(job),
+    ] or _find_inspected_delays(job.dumps)
+
+
+def _find_inspected_delays(dumps: Dumps) -> list[Finding]:
+    """
+    Find slow links, stragglers, and ranks that stopped recording.
+    """
+    if not dumps.inspector:
+        return []
+
+    own = attrs.evolve(
+        dumps,
+        by_rank=dumps.inspector,
+        inspector={},
+        sidecars={},
+        earlier={},
+        world_size=None,
+        read_frames=None,  # none are recorded
+    )
+    job = Job(own)
+    knows_arrivals = _has_times(own)
+    late = find_stragglers(job, knows_arrivals=knows_arrivals)
+    communicators = {g.name.partition(" ")[0] for g in job.groups}
+    if not knows_arrivals and len(communicators) > 1:
+        late = [attrs.evolve(f, confidence="possible") for f in late[:1]]
+    return [*find_slow_links(job), *late, *_find_silent(job)]
+
+
+def inspector_notes(dumps: Dumps) -> Iterator[Missing]:
+    """
+    Yield what files of NCCL Inspector do not show.
+    """
+    if dumps.inspector and not _has_times(dumps):
+        yield Missing(
+            what="calls",
+            reason="NCCL Inspector did not record when calls were made "
+            "(NCCL_INSPECTOR_DUMP_VERBOSE=1): whether a host or a device is slow "
+            "is not known, and shares may be of the time in calls only",
+        )
+
+
+def _has_times(dumps: Dumps) -> bool:
+    found = [*dumps.inspector.values()] or [*dumps]
+    return all(bool((d.entries.started_ns > 0).all()) for d in found)
+
+
+def _find_silent(job: Job) -> Iterator[Finding]:
+    """
+    Yield ranks that recorded nothing more while the others went on.
+    """
+    ends = {dump.rank: dump.last_activity_ns for dump in job.dumps}
+    last = float(np.median([*ends.values()]))
+    silent = [r for r, end in ends.items() if end < last - _MIN_SILENCE_NS]
+    behind = sorted(_ranks_behind(job).intersection(silent))
+    if not behind or 2 * len(behind) >= len(ends):
+        return
+
+    seconds = (last - max(ends[rank] for rank in behind)) / 1e9
+    yield Finding(
+        cause=Cause.UNKNOWN,
+        ranks=tuple(behind),
+        summary=f"the last call that NCCL Inspector recorded of "
+        f"{ranks_text(behind)} is {seconds:,.0f} s before that of the others, "
+        "which have made more calls since",
+        confidence="possible",
+        remedy=_SILENT_REMEDY,
+        evidence=tuple(
+            job.evidence(
+                rank, "the last record", _newest_text(job.dumps, rank)
+            )
+            for rank in behind[:_MOST_SILENT]
+        ),
+    )
+
+
+def _ranks_behind(job: Job) -> set[int]:
+    """
+    Return the ranks of which others of a group recorded later calls.
+    """
+    behind: set[int] = set()
+    for state in job.states:
+        last = max((p.last for p in state.positions.values()), default=0)
+        behind |= {p.rank for p in state.positions.values() if p.last < last}
+    return behind
+
+
+def _newest_text(dumps: Dumps, rank: int) -> str:
+    entries = dumps[rank].entries
+    group, desc = dumps.groups[entries.group[-1]]
+    return f"#{entries.op_id[-1]} of {desc or group}"
 
 
 class _Transfers(NamedTuple):
@@ -244,11 +361,10 @@ def _explain(
         location=find_call_sites(job, {worst: records}).get(worst),
         cost=cost,
         evidence=(
-            Evidence(
-                kind="dump",
-                source=job.dumps[worst].path,
-                location=f"rank {worst}, durations of {cost.calls:,} transfers",
-                quote=f"from {ranks_text(sorted(one.source for one in own))}: "
+            job.evidence(
+                worst,
+                f"durations of {cost.calls:,} transfers",
+                f"from {ranks_text(sorted(one.source for one in own))}: "
                 f"{seconds * 1e3:,.1f} ms",
             ),
         ),
