@@ -132,15 +132,9 @@ def diagnose(
     given = _sort_sources(sources)
     # Each kind of evidence is looked for in the same folders.
     with remembered_walks():
-        flight, found, logs = _read_all(given, progress)
-        unread = _find_unread(given.paths, flight, found, logs)
-    inputs = DiagnosisInputs(
-        paths=tuple(os.fspath(path) for path in given.paths),
-        flight=flight,
-        stacks=found.stacks,
-        logs=logs,
-    )
-    joined = _join_evidence(flight, found, logs)
+        inputs = _read_all(given, progress)
+        unread = _find_unread(inputs)
+    joined = _join_evidence(inputs)
     joined = attrs.evolve(
         joined, missing=(*joined.missing, *unread), seen=inputs
     )
@@ -149,7 +143,7 @@ def diagnose(
 
 def _read_all(
     given: _Given, progress: Callable[[int, int], object] | None
-) -> tuple[FlightReport | None, _Stacks, LogEvidence]:
+) -> DiagnosisInputs:
     """
     Read what is not given, and analyze the dumps.
 
@@ -157,33 +151,47 @@ def _read_all(
         NoDumpsError: There is no evidence, or none that can be read.
     """
     paths = tuple(given.paths)
-    found = given.stacks or _read_stacks(paths)
     dumps, no_dumps = given.dumps, NoDumpsError("")
     if dumps is None and (paths or not given.is_any):
-        dumps, no_dumps = _try_read_dumps(paths, progress)
+        try:
+            dumps = read_dumps(paths, progress=progress)
+        except NoDumpsError as exc:
+            no_dumps = exc
+    if not given.has_stacks:
+        given.read_stacks()
     sidecars = () if dumps is None else dumps.sidecars.values()
     logs = read_logs(
         paths,
-        ranks=_ranks_by_process(sidecars, found.stacks),
+        ranks=_ranks_by_process(sidecars, given.stacks),
         since=min((s.started for s in sidecars), default=None),
         known=given.logs,
     )
-    if dumps is None and not found.stacks and not logs.is_any:
+    if dumps is None and not given.stacks and not logs.is_any:
         raise _no_evidence_error(paths, no_dumps, logs)
-    if dumps is not None and not (found.stacks or logs.is_any):
+    if dumps is not None and not (given.stacks or logs.is_any):
         check_readable(dumps)
-    known = {(m.source, m.reason) for m in logs.missing}
-    # Neither a log nor a list of calls need hold a stack.
-    others = {*logs.files, *(_dump_paths(dumps) if dumps is not None else ())}
-    missing = (
-        m
-        for m in found.missing
-        if (m.source, m.reason) not in known and m.source not in others
-    )
     flight = given.flight
     if flight is None and dumps is not None:
         flight = analyze_dumps(dumps)
-    return flight, attrs.evolve(found, missing=tuple(missing)), logs
+    return DiagnosisInputs(
+        paths=tuple(os.fspath(path) for path in paths),
+        flight=flight,
+        stacks=tuple(given.stacks),
+        alive=frozenset(r for r in given.alive if r is not None),
+        lost_stacks=tuple(_lost_stacks(given.lost_stacks, dumps, logs)),
+        logs=logs,
+    )
+
+
+def _lost_stacks(
+    lost: Iterable[Missing], dumps: Dumps | None, logs: LogEvidence
+) -> Iterator[Missing]:
+    known = {(m.source, m.reason) for m in logs.missing}
+    # Neither a log nor a list of calls need hold a stack.
+    others = {*logs.files, *(_dump_paths(dumps) if dumps is not None else ())}
+    for m in lost:
+        if (m.source, m.reason) not in known and m.source not in others:
+            yield m
 
 
 def _dump_paths(dumps: Dumps) -> Iterator[str]:
@@ -194,37 +202,16 @@ def _dump_paths(dumps: Dumps) -> Iterator[str]:
     yield from (m.source for m in dumps.problems if m.source)
 
 
-def _find_unread(
-    paths: Iterable[str | os.PathLike[str]],
-    flight: FlightReport | None,
-    found: _Stacks,
-    logs: LogEvidence,
-) -> tuple[Missing, ...]:
+def _find_unread(inputs: DiagnosisInputs) -> tuple[Missing, ...]:
     """
     Return notes about files that were not read, and that no other note names.
     """
-    read = {*logs.files, *(p.source for p in found.stacks)}
-    read |= {m.source for m in (*found.missing, *logs.missing) if m.source}
-    if flight is not None:
-        read.update(_dump_paths(flight.dumps))
-    return find_unread_files(paths, read, logs.sessions)
-
-
-@attrs.frozen(kw_only=True)
-class _Stacks:
-    """
-    The stacks of all processes.
-
-    Attributes:
-        alive: The ranks that ran when they were captured; stacks in a log may
-            be of ranks that died since.
-
-        missing: What could not be read or captured, and why.
-    """
-
-    stacks: tuple[ProcessStacks, ...]
-    alive: frozenset[int]
-    missing: tuple[Missing, ...] = ()
+    logs, lost = inputs.logs, (*inputs.lost_stacks, *inputs.logs.missing)
+    read = {*logs.files, *(p.source for p in inputs.stacks)}
+    read |= {m.source for m in lost if m.source}
+    if inputs.flight is not None:
+        read.update(_dump_paths(inputs.flight.dumps))
+    return find_unread_files(inputs.paths, read, logs.sessions)
 
 
 @attrs.define(kw_only=True)
@@ -233,13 +220,22 @@ class _Given:
     The sources of a diagnosis by their kind.
 
     Attributes:
+        has_stacks: Whether there are any, or the result that should hold them.
+
+        alive: The ranks that ran when they were captured.
+
+        lost_stacks: What could not be read or captured, and why.
+
         logs: Results from logs, by their field of :class:`LogEvidence`.
     """
 
     paths: list[str | os.PathLike[str]] = attrs.field(factory=list)
     flight: FlightReport | None = None
     dumps: Dumps | None = None
-    stacks: _Stacks | None = None
+    has_stacks: bool = False
+    stacks: list[ProcessStacks] = attrs.field(factory=list)
+    alive: set[int | None] = attrs.field(factory=set)
+    lost_stacks: list[Missing] = attrs.field(factory=list)
     logs: dict[str, Any] = attrs.field(factory=dict)
 
     @property
@@ -247,23 +243,29 @@ class _Given:
         """
         Return whether there is the result of an earlier step.
         """
-        return bool(self.dumps is not None or self.stacks or self.logs)
+        return bool(self.dumps is not None or self.has_stacks or self.logs)
+
+    def read_stacks(self) -> None:
+        """
+        Read the stacks in the files that are named.
+        """
+        # A string of several lines is taken for stacks, not for a path.
+        paths = (p for p in map(Path, self.paths) if _may_hold_stacks(p))
+        found = read_stack_files(paths)
+        self.add_stacks(found.stacks, found.missing)
 
     def add_stacks(
-        self,
-        stacks: Sequence[ProcessStacks],
-        alive: frozenset[int],
-        missing: tuple[Missing, ...] = (),
+        self, stacks: Sequence[ProcessStacks], lost: Iterable[Missing] = ()
     ) -> None:
         """
-        Add stacks to those that are known.
+        Add stacks; those in the file of a capture are of ranks that run.
         """
-        known = self.stacks or _Stacks(stacks=(), alive=frozenset())
-        self.stacks = _Stacks(
-            stacks=(*known.stacks, *stacks),
-            alive=known.alive | alive,
-            missing=(*known.missing, *missing),
-        )
+        self.has_stacks = True
+        self.stacks += stacks
+        self.lost_stacks += lost
+        self.alive |= {
+            p.rank for p in stacks if is_capture_file(Path(p.source).name)
+        }
 
     def add_result(self, source: object) -> None:
         """
@@ -282,12 +284,10 @@ class _Given:
             case Dumps():
                 self.flight, self.dumps = None, source
             case Capture():
-                ranks = {p.rank for p in source.stacks if p.rank is not None}
-                self.add_stacks(
-                    source.stacks, frozenset(ranks), source.missing
-                )
+                self.add_stacks(source.stacks, source.missing)
+                self.alive |= {p.rank for p in source.stacks}
             case ProcessStacks():
-                self.add_stacks([source], _live_ranks([source]))
+                self.add_stacks([source])
             case ScanReport():
                 self.logs["scan"] = source
             case CollectiveLogs():
@@ -314,18 +314,6 @@ def _sort_sources(sources: Iterable[object]) -> _Given:
         else:
             given.add_result(source)
     return given
-
-
-def _read_stacks(paths: Iterable[str | os.PathLike[str]]) -> _Stacks:
-    # read_stack_files takes a string of several lines for stacks, not a path.
-    found = read_stack_files(
-        p for p in map(Path, paths) if _may_hold_stacks(p)
-    )
-    return _Stacks(
-        stacks=found.stacks,
-        alive=_live_ranks(found.stacks),
-        missing=found.missing,
-    )
 
 
 def _no_evidence_error(
@@ -355,13 +343,12 @@ def _no_evidence_error(
     return NoDumpsError(msg, remedy=remedy)
 
 
-def _join_evidence(
-    flight: FlightReport | None, found: _Stacks, logs: LogEvidence
-) -> Diagnosis:
+def _join_evidence(inputs: DiagnosisInputs) -> Diagnosis:
     """
     Join the diagnoses of all kinds of evidence.
     """
-    if flight is None and not found.stacks:
+    flight, logs = inputs.flight, inputs.logs
+    if flight is None and not inputs.stacks:
         return diagnose_logs(logs)
     if flight is None:
         has_logs = len(logs.files) > len(logs.facts)
@@ -371,29 +358,17 @@ def _join_evidence(
             reason=f"no Flight Recorder dumps; this verdict is based on {kinds}",
         )
         from_stacks = attrs.evolve(
-            diagnose_stacks(found.stacks), missing=(no_dumps, *found.missing)
+            diagnose_stacks(inputs.stacks),
+            missing=(no_dumps, *inputs.lost_stacks),
         )
-        return join_logs(from_stacks, logs, alive=found.alive)
+        return join_logs(from_stacks, logs, alive=inputs.alive)
 
     return join_logs(
-        _diagnose_dumps(flight, found),
+        _diagnose_dumps(flight, inputs),
         logs,
-        alive=found.alive,
+        alive=inputs.alive,
         has_exited_cleanly=all_exited_cleanly(flight.dumps),
     )
-
-
-def _try_read_dumps(
-    paths: tuple[str | os.PathLike[str], ...],
-    progress: Callable[[int, int], object] | None,
-) -> tuple[Dumps | None, NoDumpsError]:
-    """
-    Return the dumps, or None and the reason.
-    """
-    try:
-        return read_dumps(paths, progress=progress), NoDumpsError("")
-    except NoDumpsError as exc:
-        return None, exc
 
 
 def _ranks_by_process(
@@ -410,27 +385,18 @@ def _ranks_by_process(
     }
 
 
-def _live_ranks(stacks: Iterable[ProcessStacks]) -> frozenset[int]:
-    """
-    Return the ranks whose stacks a capture wrote to its files.
-    """
-    return frozenset(
-        p.rank
-        for p in stacks
-        if p.rank is not None and is_capture_file(Path(p.source).name)
-    )
-
-
-def _diagnose_dumps(flight: FlightReport, found: _Stacks) -> Diagnosis:
+def _diagnose_dumps(
+    flight: FlightReport, inputs: DiagnosisInputs
+) -> Diagnosis:
     """
     Diagnose the job that wrote the dumps, and then others on its nodes.
     """
-    own, others = part_jobs(flight.dumps, found.stacks)
+    own, others = part_jobs(flight.dumps, inputs.stacks)
     if not others:
-        return _diagnose_recorded(flight, found)
-    alive = found.alive & {p.rank for p in own}
-    found = attrs.evolve(found, stacks=own, alive=alive)
-    diagnosis = _diagnose_recorded(flight, found)
+        return _diagnose_recorded(flight, inputs)
+    alive = inputs.alive & {p.rank for p in own}
+    inputs = attrs.evolve(inputs, stacks=own, alive=alive)
+    diagnosis = _diagnose_recorded(flight, inputs)
     everybody = (*own, *others)
     known = {id(p) for p in others}
     stuck = tuple(
@@ -450,33 +416,34 @@ def _diagnose_dumps(flight: FlightReport, found: _Stacks) -> Diagnosis:
     return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *stuck))
 
 
-def _diagnose_recorded(flight: FlightReport, found: _Stacks) -> Diagnosis:
+def _diagnose_recorded(
+    flight: FlightReport, inputs: DiagnosisInputs
+) -> Diagnosis:
     dumps = flight.dumps
-    diagnosis = attrs.evolve(flight, alive=found.alive).to_diagnosis()
+    diagnosis = attrs.evolve(flight, alive=inputs.alive).to_diagnosis()
     if _has_no_calls(dumps):
         # Sidecars hold stacks even if the recorder holds no calls.
-        stacks = combine_stacks(dumps, found.stacks)
+        stacks = combine_stacks(dumps, inputs.stacks)
         is_open = diagnosis.verdict.cause is Cause.UNKNOWN
         has_any = is_open and any(p.threads for p in stacks)
-        if has_any or (found.stacks and not len(dumps)):
-            unread = (*diagnosis.missing, *found.missing)
+        if has_any or (inputs.stacks and not len(dumps)):
+            unread = (*diagnosis.missing, *inputs.lost_stacks)
             lost = (_NO_CALLS, *unread) if len(dumps) else unread
             by_stacks = attrs.evolve(diagnose_stacks(stacks), missing=lost)
             return _add_delays(by_stacks, flight)
 
-    views = build_host_views(dumps, found.stacks)
-    diagnosis = refine(diagnosis, views, dumps, flight.waits)
+    views = build_host_views(flight, inputs.stacks)
+    diagnosis = refine(diagnosis, views)
     is_running = (
         diagnosis.verdict.cause in _RUNNING_CAUSES or not diagnosis.findings
     )
     if is_running and not all_exited_cleanly(dumps):
-        stacks = combine_stacks(dumps, found.stacks)
-        diagnosis = recheck_running_job(diagnosis, views, dumps, stacks)
+        diagnosis = recheck_running_job(diagnosis, views)
     # Other jobs of the node may move.
-    own = rank_processes(dumps, found.stacks)
+    own = rank_processes(dumps, inputs.stacks)
     diagnosis = _note_progress(diagnosis, own)
     return attrs.evolve(
-        diagnosis, missing=(*diagnosis.missing, *found.missing)
+        diagnosis, missing=(*diagnosis.missing, *inputs.lost_stacks)
     )
 
 
@@ -485,10 +452,11 @@ def _add_delays(diagnosis: Diagnosis, flight: FlightReport) -> Diagnosis:
     Add which ranks are slow by NCCL Inspector, where stacks are the verdict.
     """
     delays = flight.findings if flight.dumps.inspector else ()
+    findings = (*diagnosis.findings, *delays)
     if delays and diagnosis.verdict.cause.is_fine:
+        findings = (*delays, *diagnosis.findings)
         diagnosis = attrs.evolve(diagnosis, verdict=delays[0])
-        return attrs.evolve(diagnosis, findings=(*delays, *diagnosis.findings))
-    return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *delays))
+    return attrs.evolve(diagnosis, findings=findings)
 
 
 def _has_no_calls(dumps: Dumps) -> bool:

@@ -373,7 +373,6 @@ def parse_stacks(text: str, source: str = "") -> tuple[ProcessStacks, ...]:
 @attrs.frozen
 class _FoundProcess:
     process: ProcessStacks
-    folder: str
     time: float
     is_interrupted: bool
 
@@ -409,13 +408,14 @@ def _read_source(
     name: str, text: str, time: float = 0.0
 ) -> list[_FoundProcess]:
     processes, is_interrupted = _parse_processes(text, name)
-    folder = os.path.dirname(name)  # noqa: PTH120 of thousands of files
     return [
-        _FoundProcess(
-            p, folder, time if p.taken is None else p.taken, is_interrupted
-        )
+        _FoundProcess(p, time if p.taken is None else p.taken, is_interrupted)
         for p in processes
     ]
+
+
+def _folder_of(found: _FoundProcess) -> str:
+    return os.path.dirname(found.process.source)  # noqa: PTH120 of thousands of files
 
 
 def _missing_stack(source: str, exc: str | Exception) -> Missing:
@@ -493,7 +493,7 @@ def _deduplicate(found: list[_FoundProcess]) -> Iterator[ProcessStacks]:
         index = indices.setdefault(key, len(unique))
         if index == len(unique):
             unique.append(item)
-        elif unique[index].folder == item.folder:
+        elif _folder_of(unique[index]) == _folder_of(item):
             (joined, *_) = join_processes([unique[index].process, process])
             unique[index] = attrs.evolve(unique[index], process=joined)
         elif item.time > unique[index].time:
