@@ -5,6 +5,7 @@ Diagnose a job from dumps, stacks, logs, and node facts.
 from __future__ import annotations
 
 import os
+import re
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from .._io import is_folder, remembered_walks
+from .._io import FileWalk, is_folder, is_within, remembered_walks
 from .._text import clean, list_text
 from ..causes import Cause
 from ..errors import NoDumpsError
@@ -23,6 +24,7 @@ from ..flight_recorder import (
     Sidecar,
     analyze_dumps,
     check_readable,
+    parse_dump_name,
     read_dumps,
 )
 from ..stacks import (
@@ -33,9 +35,8 @@ from ..stacks import (
     members_of_job,
     read_stack_files,
 )
-from .inventory import find_unread_files
 from .known_bugs import note_known_bugs
-from .log_evidence import LogEvidence, read_logs
+from .log_evidence import LogEvidence, is_source_file, read_logs
 from .order import SILENT_REMEDY, diagnose_logs, join_logs
 from .rank_state import (
     DiagnosisInputs,
@@ -133,7 +134,7 @@ def diagnose(
     # Each kind of evidence is looked for in the same folders.
     with remembered_walks():
         inputs = _read_all(given, progress)
-        unread = _find_unread(inputs)
+        unread = tuple(_find_unread(inputs))
     joined = _join_evidence(inputs)
     joined = attrs.evolve(
         joined, missing=(*joined.missing, *unread), seen=inputs
@@ -202,16 +203,99 @@ def _dump_paths(dumps: Dumps) -> Iterator[str]:
     yield from (m.source for m in dumps.problems if m.source)
 
 
-def _find_unread(inputs: DiagnosisInputs) -> tuple[Missing, ...]:
+# What snapshots write beside evidence, and hidden files.
+_OWN_FILE = re.compile(
+    r"(?:manifest|node|workers)\.json|REPORT\.txt|.+\.sidecar\.json"
+    r"|.+\.html?|\..*",
+    re.IGNORECASE,
+)
+_NO_JOB_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+_CORE_DUMP = re.compile(r"core(?:\.[\w.-]+)?|.+\.core")
+_MOST_FILES = 100_000
+_MOST_NAMES = 4
+
+
+def _find_unread(inputs: DiagnosisInputs) -> Iterator[Missing]:
     """
-    Return notes about files that were not read, and that no other note names.
+    Yield a note for each path with files that no reader took for evidence.
+
+    Of a folder, these are the files that lie beside evidence, and that no other
+    note names.
     """
-    logs, lost = inputs.logs, (*inputs.lost_stacks, *inputs.logs.missing)
+    logs, dumps = inputs.logs, inputs.flight and inputs.flight.dumps
     read = {*logs.files, *(p.source for p in inputs.stacks)}
-    read |= {m.source for m in lost if m.source}
-    if inputs.flight is not None:
-        read.update(_dump_paths(inputs.flight.dumps))
-    return find_unread_files(inputs.paths, read, logs.sessions)
+    read |= {m.source or "" for m in (*inputs.lost_stacks, *logs.missing)}
+    read.update(_dump_paths(dumps) if dumps is not None else ())
+    # Without looking at them again: all walks begin at the same paths.
+    known = {os.path.abspath(path) for path in read if path}  # noqa: PTH100 of thousands
+    # Data of the job lie elsewhere.
+    folders = {os.path.dirname(path) for path in known}  # noqa: PTH120 of thousands
+    unread: dict[str, list[str]] = {}
+    for file in FileWalk(
+        inputs.paths, is_wanted=_may_be_of_job, max_files=_MOST_FILES
+    ):
+        path = os.path.abspath(file.path)  # noqa: PTH100 see above
+        is_near = file.path == file.root or (
+            os.path.dirname(path) in folders  # noqa: PTH120 see above
+        )
+        if (
+            is_near
+            and path not in known
+            # Only these few are resolved, which asks the server again.
+            and not is_within(os.path.realpath(path), *logs.sessions)
+        ):
+            unread.setdefault(file.root, []).append(file.path)
+    for root, files in unread.items():
+        yield Missing(what="file", reason=_reason(root, files), source=root)
+
+
+def _may_be_of_job(entry: os.DirEntry[str], _: object) -> bool:
+    name = entry.name
+    if entry.is_dir():
+        return name not in _NO_JOB_FOLDERS and name[0] != "."
+    # The reader of dumps says why a dump was not read.
+    is_tried = is_stack_file(entry.path) or parse_dump_name(name).is_dump_like
+    return not (is_tried or is_source_file(name) or _OWN_FILE.fullmatch(name))
+
+
+def _reason(root: str, files: Sequence[str]) -> str:
+    if not is_folder(root):
+        return _reason_of_one(root)
+
+    cores = [x for x in files if _is_core_dump(x)]
+    rest = [x for x in files if not _is_core_dump(x)]
+    parts = []
+    if rest:
+        is_one = len(rest) == 1
+        verb, them = (
+            ("file was", "it is") if is_one else ("files were", "they are")
+        )
+        parts.append(
+            f"{len(rest):,} {verb} not read ({_names(rest, root)}): {them} "
+            "no evidence by name and first bytes; name a log itself to have "
+            "it read"
+        )
+    if cores:
+        parts.append(f"{_names(cores, root)}: {_CORE_HINT}")
+    return "; ".join(parts)
+
+
+_CORE_HINT = "a core dump is for a debugger: gdb, or pystack core"
+
+
+def _reason_of_one(path: str) -> str:
+    if _is_core_dump(path):
+        return _CORE_HINT
+    return "it is no dump, stack, or log by its name and first bytes"
+
+
+def _is_core_dump(path: str) -> bool:
+    return _CORE_DUMP.fullmatch(os.path.basename(path)) is not None  # noqa: PTH119 of thousands
+
+
+def _names(files: Sequence[str], root: str) -> str:
+    names = (os.path.relpath(path, root) for path in files)
+    return list_text(names, most=_MOST_NAMES)
 
 
 @attrs.define(kw_only=True)

@@ -401,7 +401,7 @@ def explain_job(
         for group in group_by_key(blocked, lambda v: (v.cause, v.doing))
     ]
     first += _gone_findings(views)
-    running = _running_findings(views, tree, explainer)
+    running = _running_findings(views, map(explainer.explain, tree.servers))
     # Ranks in a collective wait for the ranks that cannot run.
     return (
         *first,
@@ -465,8 +465,14 @@ def _name_holder(
 
 
 def _running_findings(
-    views: Views, tree: ProcessTree, explainer: ProcessExplainer
+    views: Views, servers: Iterable[ProcessView | None]
 ) -> Iterable[Finding]:
+    """
+    Report what keeps ranks that can run.
+
+    Args:
+        servers: What the processes do that hand work to ranks.
+    """
     waiting = [v for v in views if v.cause.is_peer_wait]
     at_gpu = [v for v in views if v.cause is Cause.GPU_SYNC_WAIT]
     idle = [v for v in views if v.cause.is_idle]
@@ -483,7 +489,7 @@ def _running_findings(
         return explain_common_wait(waiting)
     if at_gpu:
         return _independent_findings(at_gpu)
-    return _idle_findings(idle, tree, explainer)
+    return _idle_findings(idle, servers)
 
 
 def _outlier_findings(outliers: Views, waiting: Views) -> Iterable[Finding]:
@@ -560,14 +566,9 @@ def _independent_findings(views: Views) -> Iterable[Finding]:
 
 
 def _idle_findings(
-    idle: Views, tree: ProcessTree, explainer: ProcessExplainer
+    idle: Views, servers: Iterable[ProcessView | None]
 ) -> Iterable[Finding]:
-    asking = [
-        view
-        for server in tree.servers
-        if (view := explainer.explain(server)) is not None
-        and view.cause is Cause.FUTURE_WAIT
-    ]
+    asking = [v for v in servers if v and v.cause is Cause.FUTURE_WAIT]
     if asking and idle:
         tail = f"; {describe_views(idle)}: a message between them may be lost"
         yield make_finding(asking, tail=tail, confidence="possible")

@@ -327,13 +327,18 @@ def join_threads(
         *native*; then those that only the second tool saw.
     """
     known = tuple(threads)
-    others = {_thread_key(t, n): t for n, t in enumerate(native_threads)}
-    if not others.keys() & {_thread_key(t, -1) for t in known}:
-        others = _match_main_threads(known, others)
-
-    joined = [
-        _merge_threads(t, others.pop(_thread_key(t, -1), None)) for t in known
-    ]
+    others: dict[object, ThreadStack] = {
+        ("unknown", number) if t.thread_id is None else t.thread_id: t
+        for number, t in enumerate(native_threads)
+    }
+    main = next((t for t in known if t.is_main), None)
+    if main and others.keys().isdisjoint(t.thread_id for t in known):
+        # The two tools number threads differently.
+        others = {
+            main.thread_id if t.is_main else key: t
+            for key, t in others.items()
+        }
+    joined = [_merge_threads(t, others.pop(t.thread_id, None)) for t in known]
     # These have no Python frame, or the first tool would have seen them.
     joined += (
         attrs.evolve(t, frames=(), native=t.native or t.frames, is_main=False)
@@ -342,27 +347,6 @@ def join_threads(
         for t in others.values()
     )
     return tuple(joined)
-
-
-def _thread_key(thread: ThreadStack, position: int) -> tuple[int, int]:
-    if thread.thread_id is None:
-        return -1, position
-    return thread.thread_id, 0
-
-
-def _match_main_threads(
-    known: Sequence[ThreadStack], others: dict[tuple[int, int], ThreadStack]
-) -> dict[tuple[int, int], ThreadStack]:
-    """
-    Match the main threads where two tools number threads differently.
-    """
-    main = next((t for t in known if t.is_main), None)
-    return {
-        _thread_key(main, -1)
-        if main is not None and other.is_main
-        else key: other
-        for key, other in others.items()
-    }
 
 
 def _merge_threads(
