@@ -258,10 +258,9 @@ def _collect_record(diagnosis: Diagnosis, inputs: DiagnosisInputs) -> _Record:
     nccl = {x for text in texts for x in _NCCL_VERSION.findall(text)}
     nccl |= {x.nccl_version for x in inputs.logs.ras}
     torch: set[str] = set()
-    if inputs.flight is not None:
-        dumps = inputs.flight.dumps
-        nccl |= {dump.comm_lib_version for dump in dumps}
-        torch = {x.torch for x in dumps.sidecars.values()}
+    if inputs.dumps is not None:
+        nccl |= {dump.comm_lib_version for dump in inputs.dumps}
+        torch = {x.torch for x in inputs.dumps.sidecars.values()}
     facts = inputs.logs.facts
     driver = {x.driver for x in facts}
     versions = dict(zip(_VERSIONED, (nccl, torch, driver), strict=True))

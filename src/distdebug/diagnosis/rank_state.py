@@ -527,11 +527,18 @@ class DiagnosisInputs:
     logs: LogEvidence = attrs.field(factory=LogEvidence)
 
     @property
+    def dumps(self) -> Dumps | None:
+        """
+        The analyzed dumps; None if there are none.
+        """
+        return None if self.flight is None else self.flight.dumps
+
+    @property
     def hosts(self) -> frozenset[str]:
         """
         The names of all hosts that the evidence shows.
         """
-        dumps = self.flight.dumps if self.flight else None
+        dumps = self.dumps
         named = (
             *(x.host for x in dumps or ()),
             *(x.host for x in (dumps.sidecars.values() if dumps else ())),

@@ -222,7 +222,7 @@ def _find_unread(inputs: DiagnosisInputs) -> Iterator[Missing]:
     Of a folder, these are the files that lie beside evidence, and that no other
     note names.
     """
-    logs, dumps = inputs.logs, inputs.flight and inputs.flight.dumps
+    logs, dumps = inputs.logs, inputs.dumps
     read = {*logs.files, *(p.source for p in inputs.stacks)}
     read |= {m.source or "" for m in (*inputs.lost_stacks, *logs.missing)}
     read.update(_dump_paths(dumps) if dumps is not None else ())
