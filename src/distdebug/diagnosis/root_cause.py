@@ -163,7 +163,7 @@ def _read_all(
     sidecars = () if dumps is None else dumps.sidecars.values()
     logs = read_logs(
         paths,
-        ranks=_ranks_by_process(sidecars, given.stacks),
+        ranks=_ranks_by_process([*sidecars, *given.stacks]),
         since=min((s.started for s in sidecars), default=None),
         known=given.logs,
     )
@@ -434,39 +434,30 @@ def _join_evidence(inputs: DiagnosisInputs) -> Diagnosis:
     flight, logs = inputs.flight, inputs.logs
     if flight is None and not inputs.stacks:
         return diagnose_logs(logs)
-    if flight is None:
-        has_logs = len(logs.files) > len(logs.facts)
-        kinds = "stacks and logs" if has_logs else "stacks only"
-        no_dumps = Missing(
-            what="dump",
-            reason=f"no Flight Recorder dumps; this verdict is based on {kinds}",
+    if flight is not None:
+        return join_logs(
+            _diagnose_dumps(flight, inputs),
+            logs,
+            alive=inputs.alive,
+            has_exited_cleanly=all_exited_cleanly(flight.dumps),
         )
-        from_stacks = attrs.evolve(
-            diagnose_stacks(inputs.stacks),
-            missing=(no_dumps, *inputs.lost_stacks),
-        )
-        return join_logs(from_stacks, logs, alive=inputs.alive)
 
-    return join_logs(
-        _diagnose_dumps(flight, inputs),
-        logs,
-        alive=inputs.alive,
-        has_exited_cleanly=all_exited_cleanly(flight.dumps),
-    )
+    has_logs = len(logs.files) > len(logs.facts)
+    kinds = "stacks and logs" if has_logs else "stacks only"
+    reason = f"no Flight Recorder dumps; this verdict is based on {kinds}"
+    missing = (Missing(what="dump", reason=reason), *inputs.lost_stacks)
+    by_stacks = attrs.evolve(diagnose_stacks(inputs.stacks), missing=missing)
+    return join_logs(by_stacks, logs, alive=inputs.alive)
 
 
 def _ranks_by_process(
-    sidecars: Iterable[Sidecar], stacks: Iterable[ProcessStacks]
+    known: Iterable[Sidecar | ProcessStacks],
 ) -> dict[tuple[str, int], int]:
     """
-    Map known processes, by host and PID, to ranks.
+    Map processes, by host and PID, to ranks; the last one counts.
     """
-    return {
-        **{(s.host, s.pid): s.rank for s in sidecars},
-        **{
-            (p.host or "", p.pid): p.rank for p in stacks if p.rank is not None
-        },
-    }
+    ranked = ((x, x.rank) for x in known)
+    return {(x.host or "", x.pid): r for x, r in ranked if r is not None}
 
 
 def _diagnose_dumps(
