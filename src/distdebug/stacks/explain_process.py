@@ -48,6 +48,7 @@ from .motion import (
 )
 from .process_view import LOOK_AGAIN, NO_THREAD, ProcessView, make_evidence
 from .rules import (
+    MOST_NAME,
     RuleBook,
     SourceLines,
     ThreadState,
@@ -56,9 +57,6 @@ from .rules import (
     is_program_thread,
     is_threading_thread,
 )
-
-
-_MOST_NAME = 80
 
 
 # Causes that explain no more than the wait itself.
@@ -210,7 +208,7 @@ def describe_native(state: ThreadState) -> str:
     has_python = not all(map(is_native, frames))
     if state.frame is None or has_python or not is_native(state.frame):
         return ""
-    return f"(in {state.frame.name[:_MOST_NAME]})"
+    return f"(in {state.frame.name[:MOST_NAME]})"
 
 
 _NATIVE_STACKS_HINT = re.compile(r"take native stacks \(--native\)[^,;]*, or ")

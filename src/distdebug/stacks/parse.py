@@ -256,7 +256,7 @@ def as_stacks(stacks: StackSources) -> tuple[ProcessStacks, ...]:
     if isinstance(stacks, ProcessStacks):
         return (stacks,)
     if isinstance(stacks, str | os.PathLike):
-        return _read_some([stacks])
+        stacks = [stacks]
     known = getattr(stacks, "stacks", stacks)
     if not isinstance(known, Iterable):
         msg = (
@@ -268,18 +268,11 @@ def as_stacks(stacks: StackSources) -> tuple[ProcessStacks, ...]:
     items = tuple(known)
     paths = [x for x in items if isinstance(x, str | os.PathLike)]
     others = (x for x in items if not isinstance(x, str | os.PathLike))
-    found = _read_some(paths) if paths else ()
-    return (*found, *(p for other in others for p in as_stacks(other)))
-
-
-def _read_some(paths: Sequence[Source]) -> tuple[ProcessStacks, ...]:
-    """
-    Read stacks; none at all are a mistake rather than nothing to explain.
-    """
     found = read_stack_files(paths)
-    if not found.stacks:
+    # No stack at all is a mistake rather than nothing to explain.
+    if paths and not found.stacks:
         raise no_stacks_error(paths, found)
-    return found.stacks
+    return (*found.stacks, *(p for x in others for p in as_stacks(x)))
 
 
 def no_stacks_error(

@@ -420,7 +420,8 @@ def _read_source(filename: str) -> list[bytes]:
 
 _MOST_PATH = 300
 _MOST_FRAMES = 500
-_MOST_NAME = 80
+#: The longest name of a native function that is shown.
+MOST_NAME = 80
 
 RuleMatch = tuple[Rule, StackFrame]
 
@@ -530,7 +531,7 @@ class ThreadState:
         The innermost native function below Python; ``""`` if unknown.
         """
         frames = self.thread.native or self.thread.frames
-        return innermost_native_name(frames)[:_MOST_NAME]
+        return innermost_native_name(frames)[:MOST_NAME]
 
     @property
     def innermost(self) -> StackFrame | None:

@@ -26,6 +26,7 @@ from ...identity import (
     RANK_TAG,
     RAY_PREFIX,
     TASK_LABEL,
+    coordinates_in_title,
     rank_in_name,
 )
 from ..headings import Heading, parse_coordinates, parse_heading
@@ -286,7 +287,7 @@ def _build_processes(
             rank=rank if process.rank is None and is_first else process.rank,
             host=process.host or source.host,
             coordinates=process.coordinates
-            or parse_coordinates(f"x::{source.name}"),
+            or coordinates_in_title(source.name),
         )
 
 
