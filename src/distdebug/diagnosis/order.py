@@ -163,26 +163,6 @@ def _driver_failures(evidence: LogEvidence) -> Iterable[Finding]:
         yield from ray.driver_findings(new)
 
 
-def waiting_ranks(evidence: LogEvidence, verdict: Finding) -> tuple[int, ...]:
-    """
-    Return the ranks that only waited, by the lines of watchdogs.
-
-    Args:
-        evidence: Results from logs.
-
-        verdict: Its ranks are at fault, and left out.
-
-    Returns:
-        Global ranks, ascending.
-    """
-    ranks = {
-        timeout.rank
-        for timeout in evidence.collectives.timeouts
-        if timeout.rank is not None
-    }
-    return tuple(sorted(ranks.difference(verdict.ranks)))
-
-
 def _repeats_known_death(finding: Finding, evidence: LogEvidence) -> bool:
     """
     Return whether all lines come from processes with a reported death.
@@ -264,6 +244,9 @@ def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
         if not findings or _goes_on(findings, evidence)
         else findings[0]
     )
+    # The watchdogs of these ranks only waited.
+    timeouts = evidence.collectives.timeouts
+    waited = {t.rank for t in timeouts if t.rank is not None}
     no_dumps = Missing(
         what="dump",
         reason="no Flight Recorder dumps and no stacks; this verdict is based on "
@@ -272,7 +255,7 @@ def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
     return Diagnosis(
         verdict=verdict,
         findings=findings,
-        victims=waiting_ranks(evidence, verdict),
+        victims=tuple(sorted(waited.difference(verdict.ranks))),
         missing=(no_dumps, *evidence.missing),
     )
 
