@@ -198,6 +198,16 @@ def compile_pattern(text: str | Pattern | None) -> Pattern | None:
     return pattern
 
 
+def convert_patterns(_: Any, fields: list[Any]) -> list[Any]:
+    """
+    Transform the fields of an attrs class: compile those that are patterns.
+    """
+    return [
+        x.evolve(converter=compile_pattern) if "Pattern" in str(x.type) else x
+        for x in fields
+    ]
+
+
 def read_rules_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     Read the tables of a file of rules.

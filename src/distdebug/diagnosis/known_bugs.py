@@ -21,7 +21,7 @@ import attrs
 from .._rules import (
     Pattern,
     check_table,
-    compile_pattern,
+    convert_patterns,
     one_of,
     parse_tables,
     read_rules_file,
@@ -72,7 +72,7 @@ _SYMPTOMS: Mapping[str, frozenset[Cause]] = {
 _VERSIONED = ("nccl", "torch", "driver")
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=convert_patterns)
 class BugRule:
     """
     A published bug, and how it is recognized.
@@ -119,12 +119,8 @@ class BugRule:
     operations: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     environment: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     platform: str = ""
-    log_pattern: Pattern | None = attrs.field(
-        default=None, converter=compile_pattern
-    )
-    stack_pattern: Pattern | None = attrs.field(
-        default=None, converter=compile_pattern
-    )
+    log_pattern: Pattern | None = None
+    stack_pattern: Pattern | None = None
     source: str
 
     def __attrs_post_init__(self) -> None:
@@ -262,10 +258,9 @@ def _collect_record(diagnosis: Diagnosis, inputs: DiagnosisInputs) -> _Record:
     nccl = {x for text in texts for x in _NCCL_VERSION.findall(text)}
     nccl |= {x.nccl_version for x in inputs.logs.ras}
     torch: set[str] = set()
-    if inputs.flight is not None:
-        dumps = inputs.flight.dumps
-        nccl |= {dump.comm_lib_version for dump in dumps}
-        torch = {x.torch for x in dumps.sidecars.values()}
+    if inputs.dumps is not None:
+        nccl |= {dump.comm_lib_version for dump in inputs.dumps}
+        torch = {x.torch for x in inputs.dumps.sidecars.values()}
     facts = inputs.logs.facts
     driver = {x.driver for x in facts}
     versions = dict(zip(_VERSIONED, (nccl, torch, driver), strict=True))
@@ -320,7 +315,10 @@ def note_known_bugs(
     verdict = diagnosis.verdict
     if verdict.cause.is_fine:
         return diagnosis
-    bugs = _find_bugs(diagnosis, inputs, own.values())
+    record = _collect_record(diagnosis, inputs)
+    rules = (*own.values(), *built_in_bugs())
+    found = (_match(rule, diagnosis, record) for rule in rules)
+    bugs = sorted(filter(None, found), key=lambda bug: not bug.version)
     if not bugs:
         return diagnosis
 
@@ -331,7 +329,7 @@ def note_known_bugs(
         diagnosis,
         verdict=better,
         findings=tuple(findings),
-        known_bugs=bugs,
+        known_bugs=tuple(bugs),
     )
 
 
@@ -342,18 +340,6 @@ def _advice(bug: KnownBug) -> str:
     if bug.fixed_in:
         return f"{what}: upgrade it to {bug.fixed_in} or later"
     return f"{what}: {bug.workaround or f'see {bug.source}'}"
-
-
-def _find_bugs(
-    diagnosis: Diagnosis, inputs: DiagnosisInputs, own: Iterable[BugRule]
-) -> tuple[KnownBug, ...]:
-    record = _collect_record(diagnosis, inputs)
-    found = [
-        bug
-        for rule in (*own, *built_in_bugs())
-        if (bug := _match(rule, diagnosis, record)) is not None
-    ]
-    return tuple(sorted(found, key=lambda bug: not bug.version))
 
 
 def _match(

@@ -22,7 +22,6 @@ from .log_evidence import LogEvidence
 
 if TYPE_CHECKING:
     from ..logs import LogGroup, PhaseReport
-    from ..ray import Deaths, DriverLog
 
 
 _MIN_CONSEQUENCE_PRIORITY = 3
@@ -37,7 +36,7 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
     """
     deaths = [
         *ray.death_findings(evidence.deaths),
-        *_find_driver_failures(evidence),
+        *_driver_failures(evidence),
     ]
     sure = [f for f in deaths if _is_sure(f) and not f.cause.is_consequence]
     scanned = [
@@ -45,14 +44,18 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         for f in evidence.scan.findings
         if not _repeats_known_death(f, evidence)
     ]
-    kills = _own_kills(scanned, evidence)
+    kills = [f for f in _own_kills(scanned, evidence) if f.ranks]
     collectives = _collective_findings(evidence, scanned, kills)
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
         *(f for f in sure if f.cause is not Cause.ACTOR_DIED),
         # The others noticed that a rank made another call, and raised.
-        *(f for f in collectives if _is_sure(f) and _is_odd(f)),
+        *(
+            f
+            for f in collectives
+            if _is_sure(f) and f.cause.is_mismatch and f.ranks
+        ),
         # What an actor printed says more than that it died.
         *sorted(
             (f for f in scanned if is_first_cause(f, evidence)),
@@ -64,22 +67,21 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
         *(f for f in nodes if _is_sure(f)),
     ]
     then = (*evidence.raylets, *deaths, *collectives, *scanned)
-    stalls = _phase_stalls(evidence)
+    # The scan covers the errors of phases.
+    of_phase = evidence.phase.findings if evidence.phase else ()
+    silent = {Cause.START_UP_STALLED, Cause.UNKNOWN}
+    stalls = (f for f in of_phase if f.cause in silent)
     ordered = [*_deduplicate([*first, *then, *stalls, *nodes])]
     return tuple(_mark_consequences(ordered, first, evidence))
 
 
 def _own_kills(
-    scanned: Iterable[Finding], evidence: LogEvidence
+    findings: Iterable[Finding], evidence: LogEvidence
 ) -> list[Finding]:
     """
-    Return the ranks of which a launcher saw that a signal ended them.
+    Return the findings about processes that surely were killed themselves.
     """
-    return [
-        f
-        for f in scanned
-        if f.cause.is_kill and f.ranks and is_own_end(f, evidence)
-    ]
+    return [f for f in findings if f.cause.is_kill and is_own_end(f, evidence)]
 
 
 def _collective_findings(
@@ -146,58 +148,19 @@ def _is_sure(finding: Finding) -> bool:
     return finding.confidence != "possible"
 
 
-def _is_odd(finding: Finding) -> bool:
-    return finding.cause.is_mismatch and bool(finding.ranks)
-
-
-def _find_driver_failures(evidence: LogEvidence) -> Iterable[Finding]:
+def _driver_failures(evidence: LogEvidence) -> Iterable[Finding]:
+    """
+    Return what drivers printed, without deaths that the cluster reports.
+    """
+    pids = {death.pid for death in evidence.deaths.unintended}
     for driver in evidence.drivers:
-        yield from ray.driver_findings(
-            _drop_known_deaths(driver, evidence.deaths)
+        failures = (
+            x
+            for x in driver.failures
+            if x.kind == "task_error" or x.pid not in pids
         )
-
-
-def _phase_stalls(evidence: LogEvidence) -> Iterable[Finding]:
-    """
-    Return the stalls of phases; the scan covers their errors.
-    """
-    found = evidence.phase.findings if evidence.phase else ()
-    return (
-        f for f in found if f.cause in {Cause.START_UP_STALLED, Cause.UNKNOWN}
-    )
-
-
-def waiting_ranks(evidence: LogEvidence, verdict: Finding) -> tuple[int, ...]:
-    """
-    Return the ranks that only waited, by the lines of watchdogs.
-
-    Args:
-        evidence: Results from logs.
-
-        verdict: Its ranks are at fault, and left out.
-
-    Returns:
-        Global ranks, ascending.
-    """
-    ranks = {
-        timeout.rank
-        for timeout in evidence.collectives.timeouts
-        if timeout.rank is not None
-    }
-    return tuple(sorted(ranks.difference(verdict.ranks)))
-
-
-def _drop_known_deaths(driver: DriverLog, deaths: Deaths) -> DriverLog:
-    """
-    Drop failures of processes whose deaths the cluster reports.
-    """
-    pids = {death.pid for death in deaths.unintended}
-    failures = (
-        x
-        for x in driver.failures
-        if x.kind == "task_error" or x.pid not in pids
-    )
-    return attrs.evolve(driver, failures=tuple(failures))
+        new = attrs.evolve(driver, failures=tuple(failures))
+        yield from ray.driver_findings(new)
 
 
 def _repeats_known_death(finding: Finding, evidence: LogEvidence) -> bool:
@@ -281,6 +244,9 @@ def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
         if not findings or _goes_on(findings, evidence)
         else findings[0]
     )
+    # The watchdogs of these ranks only waited.
+    timeouts = evidence.collectives.timeouts
+    waited = {t.rank for t in timeouts if t.rank is not None}
     no_dumps = Missing(
         what="dump",
         reason="no Flight Recorder dumps and no stacks; this verdict is based on "
@@ -289,7 +255,7 @@ def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
     return Diagnosis(
         verdict=verdict,
         findings=findings,
-        victims=waiting_ranks(evidence, verdict),
+        victims=tuple(sorted(waited.difference(verdict.ranks))),
         missing=(no_dumps, *evidence.missing),
     )
 
@@ -381,9 +347,7 @@ def join_logs(
     fatal = [
         f for f in first if _is_fatal(f.cause) and not _is_alive(f, alive)
     ]
-    kills = [
-        f for f in findings if f.cause.is_kill and is_own_end(f, evidence)
-    ]
+    kills = _own_kills(findings, evidence)
     # That it was killed says more than that it left, as others noticed.
     own = [f for f in kills if f.ranks and f.ranks == base.ranks]
     known = [*own, *fatal, *kills, *_exit_reports(base, findings)]

@@ -18,7 +18,14 @@ import attrs
 from .. import logs
 from .._text import clean
 from ..causes import Cause
-from ..findings import Activity, Diagnosis, Evidence, Finding, Location
+from ..findings import (
+    Activity,
+    Diagnosis,
+    Evidence,
+    Finding,
+    Location,
+    Missing,
+)
 from ..flight_recorder import (
     Dumps,
     FlightReport,
@@ -28,10 +35,12 @@ from ..flight_recorder import (
     exited_cleanly,
     is_collective_error,
     is_keyboard_interrupt,
+    measure_silence_s,
 )
 from ..identity import same_host
 from ..processes import STATE_NAMES
 from ..stacks import (
+    NO_THREAD,
     ProcessStacks,
     ProcessView,
     StackFrame,
@@ -116,6 +125,13 @@ class HostView:
         return self.activity.doing
 
     @property
+    def place(self) -> str:
+        """
+        The line it is in without folders, or ``""``.
+        """
+        return self.location.brief if self.location else ""
+
+    @property
     def is_peer_wait(self) -> bool:
         """
         Return whether the rank waits for other ranks.
@@ -123,36 +139,55 @@ class HostView:
         return self.cause is not None and self.cause.is_peer_wait
 
 
+class HostViews(dict[int, HostView]):
+    """
+    The state of each rank on its host; of other ranks, nothing is known.
+
+    Attributes:
+        flight: What the dumps of these ranks show.
+
+        stacks: The stacks of all processes.
+    """
+
+    def __init__(
+        self, flight: FlightReport, stacks: Sequence[ProcessStacks]
+    ) -> None:
+        super().__init__()
+        self.flight, self.stacks = flight, stacks
+
+    def __missing__(self, rank: int) -> HostView:
+        return HostView(rank=rank)
+
+
 def build_host_views(
-    dumps: Dumps, stacks: Iterable[ProcessStacks]
-) -> Mapping[int, HostView]:
+    flight: FlightReport, stacks: Iterable[ProcessStacks]
+) -> HostViews:
     """
     Join sidecars and stacks by rank.
 
     Args:
-        dumps: Their sidecars map processes to ranks, and hold the stacks that
-            ranks took of themselves.
+        flight: The sidecars of its dumps map processes to ranks, and hold the
+            stacks that ranks took of themselves.
 
         stacks: Captured from outside; newer, so they win.
 
     Returns:
-        One view per rank that has a sidecar or a stack.
+        The view of each rank that has a sidecar or a stack.
     """
-    known = combine_stacks(dumps, stacks)
+    sidecars = flight.dumps.sidecars
+    known = combine_stacks(flight.dumps, stacks)
     explained = {v.process.rank: v for v in explain_ranks(known)}
     states = {p.rank: p.state for p in known if p.state}
-    ranks = {(p.host, p.pid): p.rank for p in known}
-    return {
-        rank: _build_view(
-            rank,
-            dumps.sidecars.get(rank),
-            explained.get(rank),
-            states.get(rank, ""),
-            ranks,
-        )
-        for rank in {*dumps.sidecars, *explained, *states}
-        if rank is not None
-    }
+    views = HostViews(flight, known)
+    for rank in {*sidecars, *explained, *states}:
+        if rank is not None:
+            views[rank] = _build_view(
+                rank,
+                sidecars.get(rank),
+                explained.get(rank),
+                states.get(rank, ""),
+            )
+    return views
 
 
 def combine_stacks(
@@ -256,7 +291,6 @@ def _build_view(
     sidecar: Sidecar | None,
     explained: ProcessView | None,
     state_letter: str,
-    ranks: Mapping[tuple[str | None, int], int | None],
 ) -> HostView:
     state = STATE_NAMES.get(state_letter, "running" if state_letter else "")
     if not state and sidecar is not None:
@@ -267,16 +301,12 @@ def _build_view(
         has_exited_cleanly=sidecar is not None and exited_cleanly(sidecar),
         state=state,
     )
-    if explained is None or explained.thread is None:
+    if explained is None or explained.thread is NO_THREAD:
         return view
 
     is_known = explained.cause is not Cause.UNKNOWN
-    quote = Evidence(
-        kind="stack",
-        source=explained.process.source,
-        location=f"rank {rank}, thread {explained.thread.name}",
-        quote=explained.quote,
-    )
+    place = f"rank {rank}, thread {explained.thread.name}"
+    quote = attrs.evolve(explained.stack, location=place)
     return attrs.evolve(
         view,
         cause=explained.cause if is_known else None,
@@ -286,9 +316,7 @@ def _build_view(
         remedy=explained.remedy if is_known else "",
         torch_call=_find_torch_call(explained.thread),
         process=explained,
-        lock_holder=_lock_holder(
-            explained.process.host, explained.thread, ranks
-        ),
+        lock_holder=explained.lock_holder,
     )
 
 
@@ -305,20 +333,6 @@ def _find_torch_call(thread: ThreadStack) -> str:
         if _TORCH_DISTRIBUTED.search(frame.filename)
     )
     return next(calls, "")
-
-
-def _lock_holder(
-    host: str | None,
-    thread: ThreadStack,
-    ranks: Mapping[tuple[str | None, int], int | None],
-) -> int | None:
-    """
-    Return the rank that holds the file lock a thread waits for.
-    """
-    call = thread.system_call
-    if call is None or call.holder is None:
-        return None
-    return ranks.get((host, call.holder))
 
 
 def _sidecar_stacks(sidecar: Sidecar) -> ProcessStacks:
@@ -390,9 +404,7 @@ _CLOCK_SKEW_S = 0.5
 _MAX_TEARDOWN_S = 10.0
 
 
-def find_first_crash(
-    views: Mapping[int, HostView], dumps: Dumps
-) -> Finding | None:
+def find_first_crash(views: HostViews) -> Finding | None:
     """
     Find the first rank that crashed, not counting consequences.
 
@@ -401,6 +413,7 @@ def find_first_crash(
     Returns:
         The finding; ``None`` if no rank crashed on its own.
     """
+    dumps = views.flight.dumps
     sidecars = [exit_sidecars(dumps, rank) for rank in dumps.sidecars]
     onset_s = _failure_onset_s(chain.from_iterable(sidecars))
     crashes = sorted(
@@ -498,20 +511,34 @@ class DiagnosisInputs:
 
         stacks: The stacks of all processes.
 
+        alive: The ranks that ran when they were captured; stacks in a log may
+            be of ranks that died since.
+
+        lost_stacks: What could not be read or captured, and why.
+
         logs: Results from logs and node facts.
     """
 
     paths: tuple[str, ...] = ()
     flight: FlightReport | None = None
     stacks: tuple[ProcessStacks, ...] = ()
+    alive: frozenset[int] = frozenset()
+    lost_stacks: tuple[Missing, ...] = ()
     logs: LogEvidence = attrs.field(factory=LogEvidence)
+
+    @property
+    def dumps(self) -> Dumps | None:
+        """
+        The analyzed dumps; None if there are none.
+        """
+        return None if self.flight is None else self.flight.dumps
 
     @property
     def hosts(self) -> frozenset[str]:
         """
         The names of all hosts that the evidence shows.
         """
-        dumps = self.flight.dumps if self.flight else None
+        dumps = self.dumps
         named = (
             *(x.host for x in dumps or ()),
             *(x.host for x in (dumps.sidecars.values() if dumps else ())),
@@ -541,34 +568,27 @@ def inputs_of(diagnosis: Diagnosis) -> DiagnosisInputs:
     return inputs if isinstance(inputs, DiagnosisInputs) else DiagnosisInputs()
 
 
-def explain_silence(
-    diagnosis: Diagnosis,
-    dumps: Dumps,
-    stacks: Sequence[ProcessStacks],
-    *,
-    seconds: float,
-    is_waiting: bool,
-) -> Diagnosis:
+def explain_silence(diagnosis: Diagnosis, views: HostViews) -> Diagnosis:
     """
     Diagnose by stacks a job that has recorded no call for a long time.
 
     Args:
         diagnosis: By the dumps: healthy, or slow.
 
-        dumps: All dumps of the job.
-
-        stacks: All captured processes.
-
-        seconds: Time since the last recorded call.
-
-        is_waiting: Whether any rank waits for others.
+        views: State of each rank on its host.
 
     Returns:
         The diagnosis by stacks, unless it shows only a pause that healthy jobs
         make too; then *diagnosis*, as only possible.
     """
+    dumps = views.flight.dumps
+    seconds = measure_silence_s(dumps)
+    if not seconds:
+        return diagnosis
+
+    is_waiting = any(v.is_peer_wait for v in views.values())
     note = f"no call is on record for {seconds:.0f} s, longer than ever before"
-    by_stacks = diagnose_stacks(rank_processes(dumps, stacks))
+    by_stacks = diagnose_stacks(rank_processes(dumps, views.stacks))
     verdict = by_stacks.verdict
     # What healthy jobs do between two calls, sometimes for long.
     is_pause = (

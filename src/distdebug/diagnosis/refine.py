@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import attrs
 
@@ -20,15 +21,20 @@ from ..flight_recorder import (
     Sidecar,
     count_pauses,
     is_collective_error,
-    measure_silence_s,
     sigterm_time_s,
 )
 from ..ranks import ranks_text
-from ..stacks import LOOK_AGAIN, ProcessStacks, blocked_text, conjugate
+from ..stacks import (
+    LOOK_AGAIN,
+    blocked_text,
+    conjugate,
+    group_by_key,
+)
 from ..waits import Wait, waiting_text
 from .rank_state import (
     ALIVE_STATES,
     HostView,
+    HostViews,
     all_exited_cleanly,
     explain_silence,
     find_first_crash,
@@ -42,12 +48,7 @@ _TIMEOUT_TEXT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
 _MAX_LOCATIONS = 3
 
 
-def recheck_running_job(
-    diagnosis: Diagnosis,
-    views: Mapping[int, HostView],
-    dumps: Dumps,
-    stacks: Sequence[ProcessStacks],
-) -> Diagnosis:
+def recheck_running_job(diagnosis: Diagnosis, views: HostViews) -> Diagnosis:
     """
     Check a job without a stuck recorded call for unrecorded failures.
 
@@ -56,41 +57,29 @@ def recheck_running_job(
 
         views: State of each rank on its host.
 
-        dumps: All dumps of the job.
-
-        stacks: All captured processes.
-
     Returns:
         The diagnosis of calls that failed, or that ranks wait in, without a
         record; unchanged if there are none.
     """
-    failed = _find_failed_calls(views, dumps)
+    failed = _find_failed_calls(views)
     if failed is not None:
-        failed = _blame_lost_ranks(failed, views, dumps, diagnosis.missing)
+        failed = _blame_lost_ranks(failed, views, diagnosis.missing)
         more = (f for f in diagnosis.findings if not f.cause.is_fine)
         return attrs.evolve(
             diagnosis, verdict=failed, findings=(failed, *more)
         )
 
-    seconds = measure_silence_s(dumps)
-    if not seconds:
-        return diagnosis
-
-    is_waiting = any(v.is_peer_wait for v in views.values())
-    return explain_silence(
-        diagnosis, dumps, stacks, seconds=seconds, is_waiting=is_waiting
-    )
+    return explain_silence(diagnosis, views)
 
 
-def _find_failed_calls(
-    views: Mapping[int, HostView], dumps: Dumps
-) -> Finding | None:
+def _find_failed_calls(views: HostViews) -> Finding | None:
     """
     Find failed calls that no dump shows.
 
     Returns the finding; its ranks are those that did not fail, if they are the
     minority.
     """
+    dumps = views.flight.dumps
     known = dumps.sidecars.values()
     is_ended = sigterm_time_s(dumps) is not None
     failed = [
@@ -132,10 +121,7 @@ def _find_failed_calls(
 
 
 def _blame_lost_ranks(
-    finding: Finding,
-    views: Mapping[int, HostView],
-    dumps: Dumps,
-    missing: Iterable[Missing],
+    finding: Finding, views: HostViews, missing: Iterable[Missing]
 ) -> Finding:
     """
     Blame the ranks without a dump if all others lost a peer.
@@ -148,8 +134,9 @@ def _blame_lost_ranks(
         for m in missing
         if m.what == "dump" and m.rank is not None and m.source is None
     )
-    lost_views = [views[r] for r in lost if r in views]
-    others = [s for s in dumps.sidecars.values() if s.rank not in lost]
+    lost_views = [views[r] for r in lost]
+    sidecars = views.flight.dumps.sidecars.values()
+    others = [s for s in sidecars if s.rank not in lost]
     if (
         not (lost and others)
         or any(
@@ -181,30 +168,29 @@ def _failure_cause(failed: Sequence[Sidecar]) -> Cause:
     return Cause.UNKNOWN
 
 
-def _failure_locations(
-    failed: Sequence[Sidecar], views: Mapping[int, HostView]
-) -> str:
+def _failure_locations(failed: Sequence[Sidecar], views: HostViews) -> str:
     """
     Return the lines of user code at which ranks failed.
     """
-    ranks: dict[str, list[int]] = {}
-    for rank in sorted(s.rank for s in failed):
-        location = views[rank].location if rank in views else None
-        if location is not None:
-            ranks.setdefault(location.brief, []).append(rank)
-    if not ranks:
-        return ""
-
-    parts = list(ranks.items())[:_MAX_LOCATIONS]
-    return " at " + ", ".join(
-        where if len(ranks) == 1 else f"{where} ({ranks_text(failed_ranks)})"
-        for where, failed_ranks in parts
-    )
+    known = [views[r] for r in sorted(s.rank for s in failed)]
+    groups = group_by_key(filter(_get_place, known), _get_place)
+    places = [
+        group[0].place
+        if len(groups) == 1
+        else f"{group[0].place} ({_names(group)})"
+        for group in groups[:_MAX_LOCATIONS]
+    ]
+    return f" at {', '.join(places)}" if places else ""
 
 
-def drop_waiting_ranks(
-    finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
-) -> Finding:
+_get_place = attrgetter("place")
+
+
+def _names(views: Iterable[HostView]) -> str:
+    return ranks_text(v.rank for v in views)
+
+
+def drop_waiting_ranks(finding: Finding, views: HostViews) -> Finding:
     """
     Drop ranks from an absence finding that wait in another call.
 
@@ -212,8 +198,6 @@ def drop_waiting_ranks(
         finding: Changed only if its cause is a rank that did not arrive.
 
         views: State of each rank on its host.
-
-        waits: The stuck calls.
 
     Returns:
         The finding about the ranks that do not wait, and a call that waits for
@@ -223,9 +207,7 @@ def drop_waiting_ranks(
         return finding
 
     waiting = [
-        r
-        for r in finding.ranks
-        if r in views and views[r].cause is Cause.COLLECTIVE_WAIT
+        r for r in finding.ranks if views[r].cause is Cause.COLLECTIVE_WAIT
     ]
     left = tuple(r for r in finding.ranks if r not in waiting)
     if not waiting or not left:
@@ -233,7 +215,7 @@ def drop_waiting_ranks(
 
     verb = "waits" if len(waiting) == 1 else "wait"
     tail = f"({ranks_text(waiting)} {verb} elsewhere, not on record)"
-    call = find_awaiting_call(left, finding, waits)
+    call = find_awaiting_call(left, finding, views)
     if call is None:
         return attrs.evolve(
             finding,
@@ -260,7 +242,7 @@ def drop_waiting_ranks(
 
 
 def find_awaiting_call(
-    ranks: Sequence[int], finding: Finding, waits: Sequence[Wait]
+    ranks: Sequence[int], finding: Finding, views: HostViews
 ) -> Wait | None:
     """
     Find a stuck call that waits for some of these ranks.
@@ -270,11 +252,12 @@ def find_awaiting_call(
 
         finding: The call of this finding is preferred.
 
-        waits: The stuck calls.
+        views: State of each rank on its host, with the stuck calls.
 
     Returns:
         The call; ``None`` if none waits for them.
     """
+    waits = views.flight.waits
     theirs = [w for w in waits if not set(ranks).isdisjoint(w.awaited)]
     return min(theirs, key=lambda w: not is_about(finding, w), default=None)
 
@@ -313,9 +296,7 @@ _CONTRADICTION_REMEDY = (
 _MAX_PARTIES = 3
 
 
-def find_cross_wait(
-    finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
-) -> Finding | None:
+def find_cross_wait(finding: Finding, views: HostViews) -> Finding | None:
     """
     Find ranks that wait for each other in two calls, one recorded.
 
@@ -324,21 +305,19 @@ def find_cross_wait(
 
         views: State of each rank on its host.
 
-        waits: The stuck calls.
-
     Returns:
         The finding, which blames the smaller party; ``None`` unless all absent
         ranks wait in the same unrecorded collective call.
     """
     call = _common_call(finding, views)
-    wait = find_awaiting_call(finding.ranks, finding, waits)
+    wait = find_awaiting_call(finding.ranks, finding, views)
     if wait is None or wait.p2p or call not in _COLLECTIVE_CALLS:
         return None
 
     parties = [
         (
             [r for r in wait.waiting if r not in finding.ranks],
-            f"{finding.collective} of group {str(finding.group)!r}",
+            _call_text(finding),
         ),
         (list(finding.ranks), call),
     ]
@@ -363,27 +342,24 @@ def find_cross_wait(
 
 
 def _parties_text(
-    parties: Iterable[tuple[Sequence[int], str]], views: Mapping[int, HostView]
+    parties: Iterable[tuple[Sequence[int], str]], views: HostViews
 ) -> str:
     """
     Return where each party waits, the smaller one first.
     """
     return ", while ".join(
         f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} in {call}"
-        + _at_location(views[r] for r in ranks if r in views)
+        + _at_location(views[r] for r in ranks)
         for ranks, call in sorted(parties, key=lambda party: len(party[0]))
     )
 
 
-def _common_call(finding: Finding, views: Mapping[int, HostView]) -> str:
+def _common_call(finding: Finding, views: HostViews) -> str:
     """
     Return the one call in which all absent ranks wait; empty if there is none.
     """
-    rank_views = [views.get(rank) for rank in finding.ranks]
-    calls = {
-        v.torch_call if v is not None and v.is_peer_wait else ""
-        for v in rank_views
-    }
+    known = [views[rank] for rank in finding.ranks]
+    calls = {v.torch_call if v.is_peer_wait else "" for v in known}
     return calls.pop() if len(calls) == 1 else ""
 
 
@@ -407,22 +383,16 @@ def note_waits_elsewhere(
     if first not in views:
         return None
 
-    by_call: dict[tuple[str, str], list[HostView]] = {}
-    for view in views:
-        call = view.torch_call
-        key = call, "" if call else view.doing
-        by_call.setdefault(key, []).append(view)
-    parties = list(by_call.items())[:_MAX_PARTIES]
-    wait_text = ", ".join(
-        _describe_wait(*key, alike) for key, alike in parties
-    )
-    is_p2p = all(_P2P.fullmatch(call) for call, _ in by_call)
+    # Ranks in one call may be in different functions of torch.
+    groups = group_by_key(views, lambda v: v.torch_call or (v.doing,))
+    parties = groups[:_MAX_PARTIES]
+    is_p2p = all(_P2P.fullmatch(group[0].torch_call) for group in groups)
     return finding.with_clause(
         "but",
-        wait_text,
+        ", ".join(map(_describe_wait, parties)),
         confidence="possible",
         location=views[0].location,
-        evidence=[e for _, alike in parties for e in alike[0].evidence],
+        evidence=[e for group in parties for e in group[0].evidence],
         remedy=_UNRECORDED_REMEDY if is_p2p else _CONTRADICTION_REMEDY,
     )
 
@@ -435,15 +405,16 @@ def _is_contradicted(finding: Finding, view: HostView) -> bool:
     return view.is_peer_wait
 
 
-def _describe_wait(call: str, doing: str, views: Sequence[HostView]) -> str:
-    verb = "is" if len(views) == 1 else "are"
-    what = f"waiting in {call}" if call else doing.removeprefix("is ")
-    return f"{ranks_text([v.rank for v in views])} {verb} {what}{_at_location(views)}"
+def _describe_wait(views: Sequence[HostView]) -> str:
+    first, verb = views[0], "is" if len(views) == 1 else "are"
+    call, doing = first.torch_call, first.doing.removeprefix("is ")
+    what = f"waiting in {call}" if call else doing
+    return f"{_names(views)} {verb} {what}{_at_location(views)}"
 
 
 def _at_location(views: Iterable[HostView]) -> str:
-    location = next((v.location for v in views if v.location), None)
-    return f" at {location.brief}" if location else ""
+    place = next(filter(None, map(_get_place, views)), "")
+    return f" at {place}" if place else ""
 
 
 _RELEASE_LOCK = (
@@ -453,9 +424,7 @@ _RELEASE_LOCK = (
 _CHECK_LOCK_HOLDER = "see why it does not let go of the lock"
 
 
-def blame_lock_holder(
-    finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
-) -> Finding | None:
+def blame_lock_holder(finding: Finding, views: HostViews) -> Finding | None:
     """
     Blame the rank that holds the file lock the others wait for.
 
@@ -464,34 +433,29 @@ def blame_lock_holder(
 
         views: State of each rank on its host.
 
-        waits: The stuck calls.
-
     Returns:
         The finding; ``None`` unless one rank holds the lock all others wait
         for.
     """
-    rank_views = [views[r] for r in finding.ranks if r in views]
-    lock_holders = {
-        v.lock_holder for v in rank_views if v.lock_holder is not None
-    }
-    lock_holder = lock_holders.pop() if len(lock_holders) == 1 else None
-    stuck = [
-        v
-        for v in rank_views
-        if v.lock_holder is not None and v.rank != lock_holder
+    blocked = [
+        views[r] for r in finding.ranks if views[r].lock_holder is not None
     ]
-    if lock_holder is None or {*finding.ranks} - {lock_holder} != {
-        v.rank for v in stuck
-    }:
+    lock_holder = blocked[0].lock_holder if blocked else None
+    stuck = [v for v in blocked if v.rank != lock_holder]
+    others = {*finding.ranks} - {lock_holder}
+    if (
+        lock_holder is None
+        or {v.lock_holder for v in blocked} != {lock_holder}
+        or {v.rank for v in stuck} != others
+    ):
         return None
 
     verb = "waits" if len(stuck) == 1 else "wait"
-    view = views.get(lock_holder, HostView(rank=lock_holder))
-    wait = find_awaiting_call([v.rank for v in stuck], finding, waits)
+    view = views[lock_holder]
+    wait = find_awaiting_call([v.rank for v in stuck], finding, views)
     is_circle = wait is not None and lock_holder in wait.waiting
     if is_circle:
-        doing = f"waits for them in {finding.collective}"
-        doing += f" of group {str(finding.group)!r}"
+        doing = f"waits for them in {_call_text(finding)}"
     else:
         doing = view.doing or "does not let go of it"
     return attrs.evolve(
@@ -499,7 +463,7 @@ def blame_lock_holder(
         cause=Cause.LOCK_DEADLOCK if is_circle else finding.cause,
         ranks=(lock_holder,),
         summary=f"rank {lock_holder} holds the lock of a file that "
-        f"{ranks_text([v.rank for v in stuck])} {verb} for"
+        f"{_names(stuck)} {verb} for"
         f"{_in_location(stuck[0])}, and {doing}{_in_location(view)}",
         detail_cause=None if is_circle else view.cause,
         location=view.location,
@@ -511,7 +475,7 @@ def blame_lock_holder(
 
 
 def _in_location(view: HostView) -> str:
-    return f" in {view.location.brief}" if view.location else ""
+    return f" in {view.place}" if view.place else ""
 
 
 _ENDED_EARLY_REMEDY = (
@@ -521,12 +485,7 @@ _ENDED_EARLY_REMEDY = (
 _LATE_THEN_WAITING = (Cause.STRAGGLER, Cause.COLLECTIVE_WAIT)
 
 
-def refine(
-    diagnosis: Diagnosis,
-    views: Mapping[int, HostView],
-    dumps: Dumps,
-    waits: Sequence[Wait] = (),
-) -> Diagnosis:
+def refine(diagnosis: Diagnosis, views: HostViews) -> Diagnosis:
     """
     Add to each finding what its ranks do on their hosts.
 
@@ -534,18 +493,13 @@ def refine(
         diagnosis: By the dumps alone.
 
         views: State of each rank on its host.
-
-        dumps: The analyzed dumps.
-
-        waits: The stuck calls.
     """
+    dumps = views.flight.dumps
     if all_exited_cleanly(dumps) and not any(v.state for v in views.values()):
         diagnosis = _drop_finished_waits(diagnosis, dumps)
-    findings = [
-        _refine_finding(f, views, dumps, waits) for f in diagnosis.findings
-    ]
+    findings = [_refine_finding(f, views) for f in diagnosis.findings]
     findings.sort(key=lambda f: f.cause.is_fine)
-    crash = find_first_crash(views, dumps)
+    crash = find_first_crash(views)
     if crash is not None:
         findings = _put_crash_first(crash, findings)
 
@@ -557,24 +511,16 @@ def refine(
     )
 
 
-def _refine_finding(
-    finding: Finding,
-    views: Mapping[int, HostView],
-    dumps: Dumps,
-    waits: Sequence[Wait],
-) -> Finding:
+def _refine_finding(finding: Finding, views: HostViews) -> Finding:
     if finding.cause is Cause.RANK_NOT_ARRIVED:
-        if _has_arrived_since(finding, waits):
+        if _has_arrived_since(finding, views.flight.waits):
             return finding
-        crossed = find_cross_wait(finding, views, waits)
-        if crossed is not None:
-            return crossed
-        held = blame_lock_holder(finding, views, waits)
-        if held is not None:
-            return held
+        for explain in (find_cross_wait, blame_lock_holder):
+            if (found := explain(finding, views)) is not None:
+                return found
 
-    left = drop_waiting_ranks(finding, views, waits)
-    return _note_slow_ranks(_add_host_reason(left, views), views, dumps)
+    left = drop_waiting_ranks(finding, views)
+    return _note_slow_ranks(_add_host_reason(left, views), views)
 
 
 def _has_arrived_since(finding: Finding, waits: Sequence[Wait]) -> bool:
@@ -590,7 +536,7 @@ def _has_arrived_since(finding: Finding, waits: Sequence[Wait]) -> bool:
 def _find_victims(
     diagnosis: Diagnosis,
     findings: Sequence[Finding],
-    views: Mapping[int, HostView],
+    views: HostViews,
 ) -> tuple[int, ...]:
     if not findings:
         return diagnosis.victims
@@ -650,7 +596,7 @@ def _put_crash_first(crash: Finding, findings: list[Finding]) -> list[Finding]:
     f = explained[0]
     crash = crash.with_clause(
         "and",
-        f"the others wait for it in {f.collective} of group {str(f.group)!r}",
+        f"the others wait for it in {_call_text(f)}",
         group=f.group,
         collective=f.collective,
         behind=f.evidence,
@@ -658,11 +604,9 @@ def _put_crash_first(crash: Finding, findings: list[Finding]) -> list[Finding]:
     return [crash, *(f for f in findings if f.ranks != crash.ranks)]
 
 
-def _add_host_reason(
-    finding: Finding, views: Mapping[int, HostView]
-) -> Finding:
-    rank_views = [views[r] for r in finding.ranks if r in views]
-    if not finding.cause.is_absence or not rank_views:
+def _add_host_reason(finding: Finding, views: HostViews) -> Finding:
+    rank_views = [views[r] for r in finding.ranks]
+    if not finding.cause.is_absence:
         return _add_location(finding, rank_views)
 
     exited = [v.rank for v in rank_views if v.has_exited_cleanly]
@@ -683,7 +627,7 @@ def _add_host_reason(
     doing = first.doing or "is"
     return finding.with_clause(
         "doing",
-        f"rank {first.rank} {doing} in {_location_text(first)}"
+        f"rank {first.rank} {doing} in {first.place}"
         f"{blocked_text(first.activity)}{_describe_others(first, rank_views)}",
         activity=first.activity if first.doing else None,
         remedy=first.remedy or "see why it does not get past that line",
@@ -703,23 +647,19 @@ _MAY_END = frozenset(
 )
 
 
-def _note_slow_ranks(
-    finding: Finding, views: Mapping[int, HostView], dumps: Dumps
-) -> Finding:
+def _note_slow_ranks(finding: Finding, views: HostViews) -> Finding:
     """
     Take absent ranks for slow if they seem to work, or were as late before.
     """
-    absent = [views[r] for r in finding.ranks if r in views]
+    absent = [views[r] for r in finding.ranks]
     waited_s = finding.waited_s
-    # What is not known of a rank is no sign that it works.
-    if finding.cause is not Cause.RANK_NOT_ARRIVED or (
-        len(absent) < max(len(finding.ranks), 1)
-    ):
+    if finding.cause is not Cause.RANK_NOT_ARRIVED or not absent:
         return finding
 
     may_end = (v.state == "running" and v.cause in _MAY_END for v in absent)
     before = 0
     if waited_s is not None and all(may_end):
+        dumps = views.flight.dumps
         before = count_pauses(dumps, finding.waiting, waited_s)
     if before:
         often = "once" if before == 1 else f"{before:,} times"
@@ -746,19 +686,16 @@ def _describe_others(first: HostView, rank_views: Sequence[HostView]) -> str:
     """
     Describe the other ranks where they do something else.
     """
-    parties: dict[tuple[str, str], list[int]] = {}
-    for view in rank_views:
-        doing = view.doing or "is"
-        if view.location and (view.doing, view.location) != (
-            first.doing,
-            first.location,
-        ):
-            parties.setdefault((doing, _location_text(view)), []).append(
-                view.rank
-            )
+    others = (
+        v
+        for v in rank_views
+        if v.place and (v.doing, v.location) != (first.doing, first.location)
+    )
+    groups = group_by_key(others, lambda v: (v.doing, v.place))
     return "".join(
-        f"; {ranks_text(members)} {conjugate(members, doing)} in {place}"
-        for (doing, place), members in list(parties.items())[:_MAX_PARTIES]
+        f"; {_names(group)} {conjugate(group, group[0].doing or 'is')} in "
+        f"{group[0].place}"
+        for group in groups[:_MAX_PARTIES]
     )
 
 
@@ -805,10 +742,6 @@ def _add_location(finding: Finding, rank_views: list[HostView]) -> Finding:
     )
 
 
-def _location_text(view: HostView) -> str:
-    return view.location.brief if view.location else "unknown code"
-
-
 def _check_alive(finding: Finding, rank_views: list[HostView]) -> Finding:
     """
     Change a crash to an absence if the process of the rank is alive.
@@ -826,7 +759,7 @@ def _check_alive(finding: Finding, rank_views: list[HostView]) -> Finding:
     first = next((v for v in named if v.location), named[0])
     doing = f"; rank {first.rank} {first.doing}" if first.doing else ""
     if doing and first.location:
-        doing += f" in {_location_text(first)}{blocked_text(first.activity)}"
+        doing += f" in {first.place}{blocked_text(first.activity)}"
     waits = _waits_text(finding, "it" if len(ranks) == 1 else "them")
     return attrs.evolve(
         finding,
@@ -849,11 +782,13 @@ def _waits_text(finding: Finding, them: str) -> str:
     """
     if not finding.waiting:
         return ""
-    call = f"{finding.collective} of group {str(finding.group)!r}"
-    text = waiting_text(
-        len(finding.waiting), finding.waited_s, f" for {them} in {call}"
-    )
+    where = f" for {them} in {_call_text(finding)}"
+    text = waiting_text(len(finding.waiting), finding.waited_s, where)
     return f"; {text}"
+
+
+def _call_text(finding: Finding) -> str:
+    return f"{finding.collective} of group {str(finding.group)!r}"
 
 
 def _alive_remedy(view: HostView, *, is_stopped: bool) -> str:

@@ -5,6 +5,7 @@ Diagnose a job from dumps, stacks, logs, and node facts.
 from __future__ import annotations
 
 import os
+import re
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from .._io import is_folder, remembered_walks
+from .._io import FileWalk, is_folder, is_within, remembered_walks
 from .._text import clean, list_text
 from ..causes import Cause
 from ..errors import NoDumpsError
@@ -23,6 +24,7 @@ from ..flight_recorder import (
     Sidecar,
     analyze_dumps,
     check_readable,
+    parse_dump_name,
     read_dumps,
 )
 from ..stacks import (
@@ -33,9 +35,8 @@ from ..stacks import (
     members_of_job,
     read_stack_files,
 )
-from .inventory import find_unread_files
 from .known_bugs import note_known_bugs
-from .log_evidence import LogEvidence, read_logs
+from .log_evidence import LogEvidence, is_source_file, read_logs
 from .order import SILENT_REMEDY, diagnose_logs, join_logs
 from .rank_state import (
     DiagnosisInputs,
@@ -132,15 +133,9 @@ def diagnose(
     given = _sort_sources(sources)
     # Each kind of evidence is looked for in the same folders.
     with remembered_walks():
-        flight, found, logs = _read_all(given, progress)
-        unread = _find_unread(given.paths, flight, found, logs)
-    inputs = DiagnosisInputs(
-        paths=tuple(os.fspath(path) for path in given.paths),
-        flight=flight,
-        stacks=found.stacks,
-        logs=logs,
-    )
-    joined = _join_evidence(flight, found, logs)
+        inputs = _read_all(given, progress)
+        unread = tuple(_find_unread(inputs))
+    joined = _join_evidence(inputs)
     joined = attrs.evolve(
         joined, missing=(*joined.missing, *unread), seen=inputs
     )
@@ -149,7 +144,7 @@ def diagnose(
 
 def _read_all(
     given: _Given, progress: Callable[[int, int], object] | None
-) -> tuple[FlightReport | None, _Stacks, LogEvidence]:
+) -> DiagnosisInputs:
     """
     Read what is not given, and analyze the dumps.
 
@@ -157,33 +152,47 @@ def _read_all(
         NoDumpsError: There is no evidence, or none that can be read.
     """
     paths = tuple(given.paths)
-    found = given.stacks or _read_stacks(paths)
     dumps, no_dumps = given.dumps, NoDumpsError("")
     if dumps is None and (paths or not given.is_any):
-        dumps, no_dumps = _try_read_dumps(paths, progress)
+        try:
+            dumps = read_dumps(paths, progress=progress)
+        except NoDumpsError as exc:
+            no_dumps = exc
+    if not given.has_stacks:
+        given.read_stacks()
     sidecars = () if dumps is None else dumps.sidecars.values()
     logs = read_logs(
         paths,
-        ranks=_ranks_by_process(sidecars, found.stacks),
+        ranks=_ranks_by_process([*sidecars, *given.stacks]),
         since=min((s.started for s in sidecars), default=None),
         known=given.logs,
     )
-    if dumps is None and not found.stacks and not logs.is_any:
+    if dumps is None and not given.stacks and not logs.is_any:
         raise _no_evidence_error(paths, no_dumps, logs)
-    if dumps is not None and not (found.stacks or logs.is_any):
+    if dumps is not None and not (given.stacks or logs.is_any):
         check_readable(dumps)
-    known = {(m.source, m.reason) for m in logs.missing}
-    # Neither a log nor a list of calls need hold a stack.
-    others = {*logs.files, *(_dump_paths(dumps) if dumps is not None else ())}
-    missing = (
-        m
-        for m in found.missing
-        if (m.source, m.reason) not in known and m.source not in others
-    )
     flight = given.flight
     if flight is None and dumps is not None:
         flight = analyze_dumps(dumps)
-    return flight, attrs.evolve(found, missing=tuple(missing)), logs
+    return DiagnosisInputs(
+        paths=tuple(os.fspath(path) for path in paths),
+        flight=flight,
+        stacks=tuple(given.stacks),
+        alive=frozenset(r for r in given.alive if r is not None),
+        lost_stacks=tuple(_lost_stacks(given.lost_stacks, dumps, logs)),
+        logs=logs,
+    )
+
+
+def _lost_stacks(
+    lost: Iterable[Missing], dumps: Dumps | None, logs: LogEvidence
+) -> Iterator[Missing]:
+    known = {(m.source, m.reason) for m in logs.missing}
+    # Neither a log nor a list of calls need hold a stack.
+    others = {*logs.files, *(_dump_paths(dumps) if dumps is not None else ())}
+    for m in lost:
+        if (m.source, m.reason) not in known and m.source not in others:
+            yield m
 
 
 def _dump_paths(dumps: Dumps) -> Iterator[str]:
@@ -194,37 +203,99 @@ def _dump_paths(dumps: Dumps) -> Iterator[str]:
     yield from (m.source for m in dumps.problems if m.source)
 
 
-def _find_unread(
-    paths: Iterable[str | os.PathLike[str]],
-    flight: FlightReport | None,
-    found: _Stacks,
-    logs: LogEvidence,
-) -> tuple[Missing, ...]:
+# What snapshots write beside evidence, and hidden files.
+_OWN_FILE = re.compile(
+    r"(?:manifest|node|workers)\.json|REPORT\.txt|.+\.sidecar\.json"
+    r"|.+\.html?|\..*",
+    re.IGNORECASE,
+)
+_NO_JOB_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+_CORE_DUMP = re.compile(r"core(?:\.[\w.-]+)?|.+\.core")
+_MOST_FILES = 100_000
+_MOST_NAMES = 4
+
+
+def _find_unread(inputs: DiagnosisInputs) -> Iterator[Missing]:
     """
-    Return notes about files that were not read, and that no other note names.
+    Yield a note for each path with files that no reader took for evidence.
+
+    Of a folder, these are the files that lie beside evidence, and that no other
+    note names.
     """
-    read = {*logs.files, *(p.source for p in found.stacks)}
-    read |= {m.source for m in (*found.missing, *logs.missing) if m.source}
-    if flight is not None:
-        read.update(_dump_paths(flight.dumps))
-    return find_unread_files(paths, read, logs.sessions)
+    logs, dumps = inputs.logs, inputs.dumps
+    read = {*logs.files, *(p.source for p in inputs.stacks)}
+    read |= {m.source or "" for m in (*inputs.lost_stacks, *logs.missing)}
+    read.update(_dump_paths(dumps) if dumps is not None else ())
+    # Without looking at them again: all walks begin at the same paths.
+    known = {os.path.abspath(path) for path in read if path}  # noqa: PTH100 of thousands
+    # Data of the job lie elsewhere.
+    folders = {os.path.dirname(path) for path in known}  # noqa: PTH120 of thousands
+    unread: dict[str, list[str]] = {}
+    for file in FileWalk(
+        inputs.paths, is_wanted=_may_be_of_job, max_files=_MOST_FILES
+    ):
+        path = os.path.abspath(file.path)  # noqa: PTH100 see above
+        is_near = file.path == file.root or (
+            os.path.dirname(path) in folders  # noqa: PTH120 see above
+        )
+        if (
+            is_near
+            and path not in known
+            # Only these few are resolved, which asks the server again.
+            and not is_within(os.path.realpath(path), *logs.sessions)
+        ):
+            unread.setdefault(file.root, []).append(file.path)
+    for root, files in unread.items():
+        yield Missing(what="file", reason=_reason(root, files), source=root)
 
 
-@attrs.frozen(kw_only=True)
-class _Stacks:
-    """
-    The stacks of all processes.
+def _may_be_of_job(entry: os.DirEntry[str], _: object) -> bool:
+    name = entry.name
+    if entry.is_dir():
+        return name not in _NO_JOB_FOLDERS and name[0] != "."
+    # The reader of dumps says why a dump was not read.
+    is_tried = is_stack_file(entry.path) or parse_dump_name(name).is_dump_like
+    return not (is_tried or is_source_file(name) or _OWN_FILE.fullmatch(name))
 
-    Attributes:
-        alive: The ranks that ran when they were captured; stacks in a log may
-            be of ranks that died since.
 
-        missing: What could not be read or captured, and why.
-    """
+def _reason(root: str, files: Sequence[str]) -> str:
+    if not is_folder(root):
+        return _reason_of_one(root)
 
-    stacks: tuple[ProcessStacks, ...]
-    alive: frozenset[int]
-    missing: tuple[Missing, ...] = ()
+    cores = [x for x in files if _is_core_dump(x)]
+    rest = [x for x in files if not _is_core_dump(x)]
+    parts = []
+    if rest:
+        is_one = len(rest) == 1
+        verb, them = (
+            ("file was", "it is") if is_one else ("files were", "they are")
+        )
+        parts.append(
+            f"{len(rest):,} {verb} not read ({_names(rest, root)}): {them} "
+            "no evidence by name and first bytes; name a log itself to have "
+            "it read"
+        )
+    if cores:
+        parts.append(f"{_names(cores, root)}: {_CORE_HINT}")
+    return "; ".join(parts)
+
+
+_CORE_HINT = "a core dump is for a debugger: gdb, or pystack core"
+
+
+def _reason_of_one(path: str) -> str:
+    if _is_core_dump(path):
+        return _CORE_HINT
+    return "it is no dump, stack, or log by its name and first bytes"
+
+
+def _is_core_dump(path: str) -> bool:
+    return _CORE_DUMP.fullmatch(os.path.basename(path)) is not None  # noqa: PTH119 of thousands
+
+
+def _names(files: Sequence[str], root: str) -> str:
+    names = (os.path.relpath(path, root) for path in files)
+    return list_text(names, most=_MOST_NAMES)
 
 
 @attrs.define(kw_only=True)
@@ -233,13 +304,22 @@ class _Given:
     The sources of a diagnosis by their kind.
 
     Attributes:
+        has_stacks: Whether there are any, or the result that should hold them.
+
+        alive: The ranks that ran when they were captured.
+
+        lost_stacks: What could not be read or captured, and why.
+
         logs: Results from logs, by their field of :class:`LogEvidence`.
     """
 
     paths: list[str | os.PathLike[str]] = attrs.field(factory=list)
     flight: FlightReport | None = None
     dumps: Dumps | None = None
-    stacks: _Stacks | None = None
+    has_stacks: bool = False
+    stacks: list[ProcessStacks] = attrs.field(factory=list)
+    alive: set[int | None] = attrs.field(factory=set)
+    lost_stacks: list[Missing] = attrs.field(factory=list)
     logs: dict[str, Any] = attrs.field(factory=dict)
 
     @property
@@ -247,23 +327,29 @@ class _Given:
         """
         Return whether there is the result of an earlier step.
         """
-        return bool(self.dumps is not None or self.stacks or self.logs)
+        return bool(self.dumps is not None or self.has_stacks or self.logs)
+
+    def read_stacks(self) -> None:
+        """
+        Read the stacks in the files that are named.
+        """
+        # A string of several lines is taken for stacks, not for a path.
+        paths = (p for p in map(Path, self.paths) if _may_hold_stacks(p))
+        found = read_stack_files(paths)
+        self.add_stacks(found.stacks, found.missing)
 
     def add_stacks(
-        self,
-        stacks: Sequence[ProcessStacks],
-        alive: frozenset[int],
-        missing: tuple[Missing, ...] = (),
+        self, stacks: Sequence[ProcessStacks], lost: Iterable[Missing] = ()
     ) -> None:
         """
-        Add stacks to those that are known.
+        Add stacks; those in the file of a capture are of ranks that run.
         """
-        known = self.stacks or _Stacks(stacks=(), alive=frozenset())
-        self.stacks = _Stacks(
-            stacks=(*known.stacks, *stacks),
-            alive=known.alive | alive,
-            missing=(*known.missing, *missing),
-        )
+        self.has_stacks = True
+        self.stacks += stacks
+        self.lost_stacks += lost
+        self.alive |= {
+            p.rank for p in stacks if is_capture_file(Path(p.source).name)
+        }
 
     def add_result(self, source: object) -> None:
         """
@@ -282,12 +368,10 @@ class _Given:
             case Dumps():
                 self.flight, self.dumps = None, source
             case Capture():
-                ranks = {p.rank for p in source.stacks if p.rank is not None}
-                self.add_stacks(
-                    source.stacks, frozenset(ranks), source.missing
-                )
+                self.add_stacks(source.stacks, source.missing)
+                self.alive |= {p.rank for p in source.stacks}
             case ProcessStacks():
-                self.add_stacks([source], _live_ranks([source]))
+                self.add_stacks([source])
             case ScanReport():
                 self.logs["scan"] = source
             case CollectiveLogs():
@@ -314,18 +398,6 @@ def _sort_sources(sources: Iterable[object]) -> _Given:
         else:
             given.add_result(source)
     return given
-
-
-def _read_stacks(paths: Iterable[str | os.PathLike[str]]) -> _Stacks:
-    # read_stack_files takes a string of several lines for stacks, not a path.
-    found = read_stack_files(
-        p for p in map(Path, paths) if _may_hold_stacks(p)
-    )
-    return _Stacks(
-        stacks=found.stacks,
-        alive=_live_ranks(found.stacks),
-        missing=found.missing,
-    )
 
 
 def _no_evidence_error(
@@ -355,82 +427,51 @@ def _no_evidence_error(
     return NoDumpsError(msg, remedy=remedy)
 
 
-def _join_evidence(
-    flight: FlightReport | None, found: _Stacks, logs: LogEvidence
-) -> Diagnosis:
+def _join_evidence(inputs: DiagnosisInputs) -> Diagnosis:
     """
     Join the diagnoses of all kinds of evidence.
     """
-    if flight is None and not found.stacks:
+    flight, logs = inputs.flight, inputs.logs
+    if flight is None and not inputs.stacks:
         return diagnose_logs(logs)
-    if flight is None:
-        has_logs = len(logs.files) > len(logs.facts)
-        kinds = "stacks and logs" if has_logs else "stacks only"
-        no_dumps = Missing(
-            what="dump",
-            reason=f"no Flight Recorder dumps; this verdict is based on {kinds}",
+    if flight is not None:
+        return join_logs(
+            _diagnose_dumps(flight, inputs),
+            logs,
+            alive=inputs.alive,
+            has_exited_cleanly=all_exited_cleanly(flight.dumps),
         )
-        from_stacks = attrs.evolve(
-            diagnose_stacks(found.stacks), missing=(no_dumps, *found.missing)
-        )
-        return join_logs(from_stacks, logs, alive=found.alive)
 
-    return join_logs(
-        _diagnose_dumps(flight, found),
-        logs,
-        alive=found.alive,
-        has_exited_cleanly=all_exited_cleanly(flight.dumps),
-    )
-
-
-def _try_read_dumps(
-    paths: tuple[str | os.PathLike[str], ...],
-    progress: Callable[[int, int], object] | None,
-) -> tuple[Dumps | None, NoDumpsError]:
-    """
-    Return the dumps, or None and the reason.
-    """
-    try:
-        return read_dumps(paths, progress=progress), NoDumpsError("")
-    except NoDumpsError as exc:
-        return None, exc
+    has_logs = len(logs.files) > len(logs.facts)
+    kinds = "stacks and logs" if has_logs else "stacks only"
+    reason = f"no Flight Recorder dumps; this verdict is based on {kinds}"
+    missing = (Missing(what="dump", reason=reason), *inputs.lost_stacks)
+    by_stacks = attrs.evolve(diagnose_stacks(inputs.stacks), missing=missing)
+    return join_logs(by_stacks, logs, alive=inputs.alive)
 
 
 def _ranks_by_process(
-    sidecars: Iterable[Sidecar], stacks: Iterable[ProcessStacks]
+    known: Iterable[Sidecar | ProcessStacks],
 ) -> dict[tuple[str, int], int]:
     """
-    Map known processes, by host and PID, to ranks.
+    Map processes, by host and PID, to ranks; the last one counts.
     """
-    return {
-        **{(s.host, s.pid): s.rank for s in sidecars},
-        **{
-            (p.host or "", p.pid): p.rank for p in stacks if p.rank is not None
-        },
-    }
+    ranked = ((x, x.rank) for x in known)
+    return {(x.host or "", x.pid): r for x, r in ranked if r is not None}
 
 
-def _live_ranks(stacks: Iterable[ProcessStacks]) -> frozenset[int]:
-    """
-    Return the ranks whose stacks a capture wrote to its files.
-    """
-    return frozenset(
-        p.rank
-        for p in stacks
-        if p.rank is not None and is_capture_file(Path(p.source).name)
-    )
-
-
-def _diagnose_dumps(flight: FlightReport, found: _Stacks) -> Diagnosis:
+def _diagnose_dumps(
+    flight: FlightReport, inputs: DiagnosisInputs
+) -> Diagnosis:
     """
     Diagnose the job that wrote the dumps, and then others on its nodes.
     """
-    own, others = part_jobs(flight.dumps, found.stacks)
+    own, others = part_jobs(flight.dumps, inputs.stacks)
     if not others:
-        return _diagnose_recorded(flight, found)
-    alive = found.alive & {p.rank for p in own}
-    found = attrs.evolve(found, stacks=own, alive=alive)
-    diagnosis = _diagnose_recorded(flight, found)
+        return _diagnose_recorded(flight, inputs)
+    alive = inputs.alive & {p.rank for p in own}
+    inputs = attrs.evolve(inputs, stacks=own, alive=alive)
+    diagnosis = _diagnose_recorded(flight, inputs)
     everybody = (*own, *others)
     known = {id(p) for p in others}
     stuck = tuple(
@@ -450,33 +491,34 @@ def _diagnose_dumps(flight: FlightReport, found: _Stacks) -> Diagnosis:
     return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *stuck))
 
 
-def _diagnose_recorded(flight: FlightReport, found: _Stacks) -> Diagnosis:
+def _diagnose_recorded(
+    flight: FlightReport, inputs: DiagnosisInputs
+) -> Diagnosis:
     dumps = flight.dumps
-    diagnosis = attrs.evolve(flight, alive=found.alive).to_diagnosis()
+    diagnosis = attrs.evolve(flight, alive=inputs.alive).to_diagnosis()
     if _has_no_calls(dumps):
         # Sidecars hold stacks even if the recorder holds no calls.
-        stacks = combine_stacks(dumps, found.stacks)
+        stacks = combine_stacks(dumps, inputs.stacks)
         is_open = diagnosis.verdict.cause is Cause.UNKNOWN
         has_any = is_open and any(p.threads for p in stacks)
-        if has_any or (found.stacks and not len(dumps)):
-            unread = (*diagnosis.missing, *found.missing)
+        if has_any or (inputs.stacks and not len(dumps)):
+            unread = (*diagnosis.missing, *inputs.lost_stacks)
             lost = (_NO_CALLS, *unread) if len(dumps) else unread
             by_stacks = attrs.evolve(diagnose_stacks(stacks), missing=lost)
             return _add_delays(by_stacks, flight)
 
-    views = build_host_views(dumps, found.stacks)
-    diagnosis = refine(diagnosis, views, dumps, flight.waits)
+    views = build_host_views(flight, inputs.stacks)
+    diagnosis = refine(diagnosis, views)
     is_running = (
         diagnosis.verdict.cause in _RUNNING_CAUSES or not diagnosis.findings
     )
     if is_running and not all_exited_cleanly(dumps):
-        stacks = combine_stacks(dumps, found.stacks)
-        diagnosis = recheck_running_job(diagnosis, views, dumps, stacks)
+        diagnosis = recheck_running_job(diagnosis, views)
     # Other jobs of the node may move.
-    own = rank_processes(dumps, found.stacks)
+    own = rank_processes(dumps, inputs.stacks)
     diagnosis = _note_progress(diagnosis, own)
     return attrs.evolve(
-        diagnosis, missing=(*diagnosis.missing, *found.missing)
+        diagnosis, missing=(*diagnosis.missing, *inputs.lost_stacks)
     )
 
 
@@ -485,10 +527,11 @@ def _add_delays(diagnosis: Diagnosis, flight: FlightReport) -> Diagnosis:
     Add which ranks are slow by NCCL Inspector, where stacks are the verdict.
     """
     delays = flight.findings if flight.dumps.inspector else ()
+    findings = (*diagnosis.findings, *delays)
     if delays and diagnosis.verdict.cause.is_fine:
+        findings = (*delays, *diagnosis.findings)
         diagnosis = attrs.evolve(diagnosis, verdict=delays[0])
-        return attrs.evolve(diagnosis, findings=(*delays, *diagnosis.findings))
-    return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *delays))
+    return attrs.evolve(diagnosis, findings=findings)
 
 
 def _has_no_calls(dumps: Dumps) -> bool:

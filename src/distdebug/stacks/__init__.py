@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .parse import read_stack_files as read_stack_files
     from .parse import read_stacks as read_stacks
     from .process_view import LOOK_AGAIN as LOOK_AGAIN
+    from .process_view import NO_THREAD as NO_THREAD
     from .process_view import ProcessView as ProcessView
     from .process_view import blocked_text as blocked_text
     from .process_view import conjugate as conjugate

@@ -16,14 +16,13 @@ from itertools import zip_longest
 import attrs
 
 from ..causes import Cause, Trait
-from ..findings import Confidence, Evidence, Finding
+from ..findings import Finding
 from ..processes import ENDED_STATES
 from ..ranks import ranks_text
 from ..usercode import (
     find_fork,
     is_user_frame,
     to_location,
-    user_location,
 )
 from .explain_process import (
     ProcessExplainer,
@@ -42,9 +41,7 @@ from .merge import group_by_key
 from .model import (
     ProcessStacks,
     StackFrame,
-    ThreadActivity,
     ThreadStack,
-    short_kernel_name,
 )
 from .motion import Motion, wakes_per_s
 from .parse import StackSources, as_stacks
@@ -52,24 +49,20 @@ from .process_view import (
     LOOK_AGAIN,
     ProcessView,
     blocked_text,
-    conjugate,
+    describe_doing,
     describe_views,
-    describe_waiting,
     known_wait_s,
-    make_evidence,
     make_finding,
-    make_view,
     name_processes,
+    wait_duration,
 )
-from .rules import RuleBook, read_rules
+from .rules import read_rules
 
 
 _MOST_PLACES = 4
 _MOST_RANKS = 1 << 20
 
 Views = Sequence[ProcessView]
-# The cause that keeps a process from running, as a predicate, and how certain.
-StateCause = tuple[Cause, str, Confidence]
 
 
 def explain_common_wait(waiting: Views) -> Iterable[Finding]:
@@ -129,8 +122,7 @@ def _one_way_text(waiting: Views) -> str:
 
 
 def _user_frames(view: ProcessView) -> tuple[StackFrame, ...]:
-    frames = view.thread.frames if view.thread else ()
-    return tuple(filter(is_user_frame, frames))
+    return tuple(filter(is_user_frame, view.thread.frames))
 
 
 def _other_caller_finding(groups: Sequence[Views]) -> Finding:
@@ -147,7 +139,7 @@ def _other_caller_finding(groups: Sequence[Views]) -> Finding:
     differing = (row for row in zip_longest(*paths) if len({*row}) > 1)
     places = [to_location(frame) for frame in next(differing)]
     callers = ", ".join(
-        f"{name_processes(v.process for v in group)} by {place.brief}"
+        f"{name_processes(group)} by {place.brief}"
         for group, place in zip(groups, places, strict=False)
         if place is not None
     )
@@ -179,11 +171,8 @@ def _wait_text(group: Views, unknown: str = "") -> str:
     operation = find_operation(group[0]) or unknown
     if not operation:
         return describe_views(group)
-    processes = [v.process for v in group]
-    location = group[0].location
-    place = f" in {location.brief}" if location else ""
-    doing = conjugate(processes, f"is waiting in {operation}{place}")
-    return f"{name_processes(processes)} {doing}"
+    doing = f"is waiting in {operation}{group[0].place}"
+    return describe_doing(group, doing)
 
 
 def _mismatch_finding(groups: Sequence[Views]) -> Finding:
@@ -218,11 +207,10 @@ def _fork_text(view: ProcessView, other: ProcessView) -> str:
     """
     Return the advice to look at the line at which two stacks part.
     """
-    stacks = [x.thread.frames if x.thread else () for x in (view, other)]
-    fork = find_fork(*stacks)
+    fork = find_fork(view.thread.frames, other.thread.frames)
     if fork is None or not is_user_frame(fork[0]):
         return ""
-    who, whom = (name_processes([x.process]) for x in (view, other))
+    who, whom = name_processes([view]), name_processes([other])
     file = fork[0].filename.replace("\\", "/").rpartition("/")[2]
     return (
         f"they part in {fork[0].name} ({file}): {who} at line {fork[0].line}, "
@@ -282,15 +270,11 @@ def explain_progress(views: Views) -> tuple[Finding, ...]:
     slow = [v for v in busy if v not in waiting and _has_stayed(v.thread)]
     if not waiting or 2 * len(slow) >= len(busy):
         slow = []
-    processes = [v.process for v in views]
-    doing = conjugate(processes, "is making progress")
-    text = f"{name_processes(processes)} {doing}: slow at most, not stuck"
+    doing = describe_doing(views, "is making progress")
+    text = f"{doing}: slow at most, not stuck"
     if slow:
-        text += (
-            f"; the others wait for {name_processes(v.process for v in slow)}"
-        )
-        place = slow[0].location
-        text += f" in {place.brief}" if place else ""
+        who = name_processes(slow)
+        text += f"; the others wait for {who}{slow[0].place}"
     finding = make_finding(
         slow or moves,
         cause=Cause.PROGRESSING,
@@ -304,130 +288,11 @@ def explain_progress(views: Views) -> tuple[Finding, ...]:
     return (finding,)
 
 
-def _has_stayed(thread: ThreadStack | None) -> bool:
+def _has_stayed(thread: ThreadStack) -> bool:
     """
     Return whether a thread was in the same function in every sample.
     """
-    activity = thread.activity if thread else None
-    return activity is not None and activity.has_left is False
-
-
-# How long a busy disk may take.
-_SHORT_WAIT_S = 1.0
-_LONG_WAIT_S = 10.0
-
-
-def explain_state(
-    process: ProcessStacks, book: RuleBook
-) -> ProcessView | None:
-    """
-    Explain a process that has died, is stopped, or is blocked in the kernel.
-
-    Args:
-        book: Provides the texts and remedies of causes.
-
-    Returns:
-        ``None`` if the process is none of these.
-    """
-    found = next(_state_causes(process), None)
-    if found is None:
-        return None
-
-    cause, doing, confidence = found
-    current = (t for t in process.threads if t.is_current)
-    thread = next(current, process.main_thread)
-    return make_view(
-        book,
-        process,
-        cause,
-        doing,
-        thread=thread,
-        location=user_location(thread.frames if thread else ()),
-        confidence=confidence,
-    )
-
-
-def note_ended_main_thread(
-    process: ProcessStacks, view: ProcessView | None, book: RuleBook
-) -> ProcessView | None:
-    """
-    Add a note that the main thread has ended while other threads live.
-
-    Args:
-        view: The explanation by its threads; ``None`` if there is none.
-
-        book: Provides the texts and remedies of causes.
-    """
-    if process.state != "Z" or not _has_live_thread(process.threads):
-        return view
-
-    if view is None:
-        doing = "has ended its main thread, but not all others"
-        return make_view(book, process, Cause.UNKNOWN, doing)
-    note = f"{view.note} (its main thread has ended)".strip()
-    return attrs.evolve(view, note=note)
-
-
-def _state_causes(process: ProcessStacks) -> Iterator[StateCause]:
-    """
-    Yield what keeps a process from running; the first one counts.
-    """
-    error, tracer = process.fatal_error, process.tracer_pid
-    if error:
-        # What aborts has printed why, elsewhere.
-        is_abort = "abort" in error.lower() or error == "SIGABRT"
-        doing = f"died of a fatal error ({error})"
-        yield Cause.NATIVE_CRASH, doing, "likely" if is_abort else "certain"
-    if process.state == "Z" and not _has_live_thread(process.threads):
-        doing = "has ended, and its parent has not reaped it (a zombie)"
-        yield Cause.DEAD, doing, "certain"
-    if process.state in ENDED_STATES - {"Z"}:
-        yield Cause.DEAD, "has ended meanwhile", "certain"
-    if process.state == "t" or (process.state == "T" and tracer):
-        who = f"process {tracer}, a debugger" if tracer else "a debugger"
-        yield Cause.STOPPED, f"is stopped by {who}", "certain"
-    if process.state == "T":
-        yield Cause.STOPPED, "is stopped by a signal", "certain"
-    main = process.main_thread
-    if process.state == "D" or (main is not None and main.state == "D"):
-        yield from _uninterruptible_causes(main)
-
-
-def _has_live_thread(threads: Iterable[ThreadStack]) -> bool:
-    # The main thread may end before the others.
-    return any(t.state and t.state not in ENDED_STATES for t in threads)
-
-
-def _has_run(activity: ThreadActivity) -> bool:
-    return bool(
-        activity.voluntary
-        or activity.involuntary
-        or activity.cpu_s > 0
-        or activity.has_moved
-        or activity.has_left
-        or activity.has_new_values
-    )
-
-
-def _uninterruptible_causes(main: ThreadStack | None) -> Iterator[StateCause]:
-    """
-    Yield the cause if a process is in the kernel longer than a disk needs.
-    """
-    if main is None:
-        yield Cause.UNINTERRUPTIBLE, "", "likely"
-        return
-
-    call, activity, idle_s = main.system_call, main.activity, main.idle_s
-    is_short = activity is None or activity.seconds < _SHORT_WAIT_S
-    was_awake = idle_s is not None and idle_s < _SHORT_WAIT_S
-    has_run = activity is not None and _has_run(activity)
-    if has_run or (is_short and was_awake):
-        return
-    doing = ""
-    if call is not None and call.name != "running":
-        doing = f"cannot be interrupted while it waits in the kernel: {call}"
-    is_certain = activity is not None or (idle_s or 0) > _LONG_WAIT_S
-    yield Cause.UNINTERRUPTIBLE, doing, "certain" if is_certain else "likely"
+    return thread.activity is not None and thread.activity.has_left is False
 
 
 _MOST_WORKERS = 64
@@ -455,7 +320,7 @@ def add_worker_activity(
 
     is_loader = view.cause is Cause.DATALOADER_WAIT
     children = (
-        explain_state(child, explainer.book) or explainer.explain(child)
+        explainer.explain_state(child) or explainer.explain(child)
         for child in tree.children_of(view.process)[:_MOST_WORKERS]
         if child.role != "compile"
         and (child.role != "child" or not is_loader or child.threads)
@@ -482,19 +347,15 @@ def add_worker_activity(
 
 def _add_worker(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
     worst = min(busy, key=_worker_priority)
-    evidence = make_evidence(worst.process, worst.thread, worst.frame)
-    view = attrs.evolve(view, evidence=(*view.evidence, evidence))
-    place = f" in {worst.location.brief}" if worst.location else ""
     number = worst.process.pid
     if view.cause is not Cause.DATALOADER_WAIT or worst.location is None:
         kind = "worker" if view.cause is Cause.DATALOADER_WAIT else "child"
-        place += blocked_text(worst.activity)
-        activity = f"{kind}, process {number}, {worst.doing}{place}"
-        return attrs.evolve(view, note=f"{view.note} (its {activity})".strip())
+        text = f"its {kind}, process {number}, {worst.doing}{worst.place}"
+        text += blocked_text(worst.activity)
+        return view.with_note(text, worst.stack)
 
     # The worker's line is the one that the user can change.
-    at = f" in {view.location.brief}" if view.location else ""
-    waits = f"{view.doing}{at}"
+    waits = f"{view.doing}{view.place}"
     return attrs.evolve(
         view,
         doing=f"{waits}: its worker, process {number}, {worst.doing}",
@@ -502,6 +363,7 @@ def _add_worker(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
         location=worst.location,
         note=worst.note,
         blocked_in=worst.blocked_in,
+        evidence=(*view.evidence, worst.stack),
     )
 
 
@@ -509,52 +371,6 @@ def _worker_priority(view: ProcessView) -> tuple[bool, bool, int]:
     causes = {Cause.DEAD, Cause.STOPPED, Cause.UNINTERRUPTIBLE}
     is_vague = view.cause.is_computing
     return view.cause not in causes, is_vague, view.process.pid
-
-
-# A communication kernel waits for other ranks, and is not the cause.
-_COLLECTIVE_KERNEL = re.compile(
-    r"nccl|rccl|nvshmem|all_?reduce|allgather|hccl", re.IGNORECASE
-)
-
-
-def add_kernels(view: ProcessView, book: RuleBook) -> ProcessView:
-    """
-    Explain a wait for the GPU by the kernel that runs on it.
-
-    Args:
-        view: The explanation of the host process.
-
-        book: Provides the remedies of causes.
-
-    Returns:
-        The view; if the host waits for its GPU, with the name of the kernel.
-    """
-    kernels = view.process.kernels
-    if not kernels or Trait.GPU_WAIT not in view.cause.traits:
-        return view
-
-    compute_kernels = [
-        k for k in kernels if not _COLLECTIVE_KERNEL.search(k.name[:200])
-    ]
-    kernel = (compute_kernels or list(kernels))[0]
-    cause = Cause.GPU_KERNEL if compute_kernels else Cause.COLLECTIVE_WAIT
-    name = short_kernel_name(kernel)
-    device = "" if kernel.device is None else f"device {kernel.device}"
-    of_device = f" of {device}" if device else ""
-    evidence = Evidence(
-        kind="gpu",
-        source=view.process.source,
-        location=device,
-        quote=kernel.name,
-    )
-    return attrs.evolve(
-        view,
-        cause=cause,
-        doing=f"is waiting for the kernel {name}{of_device}",
-        confidence="likely",
-        remedy=book.remedy.get(cause, ""),
-        evidence=(evidence, *view.evidence),
-    )
 
 
 # These causes are less specific than any wait.
@@ -579,13 +395,13 @@ def explain_job(
     if not blocked and (progress := explain_progress(views)):
         return progress
 
-    waiting = describe_waiting(*_common_operation(views)) if blocked else ""
+    waiting = _describe_waiting(views) if blocked else ""
     first = [
         make_finding(group, tail=waiting)
         for group in group_by_key(blocked, lambda v: (v.cause, v.doing))
     ]
     first += _gone_findings(views)
-    running = _running_findings(views, tree, explainer)
+    running = _running_findings(views, map(explainer.explain, tree.servers))
     # Ranks in a collective wait for the ranks that cannot run.
     return (
         *first,
@@ -610,46 +426,53 @@ def view_ranks(
     """
     blocked: list[ProcessView] = []
     views: list[ProcessView] = []
-    ranks = {(p.host, p.pid): p.rank for p in tree.ranks}
+    ranks: dict[tuple[str | None, int | None], int | None] = {
+        (p.host, p.pid): p.rank for p in tree.ranks
+    }
     was_ended = all(p.state in ENDED_STATES for p in tree.ranks)
     for process in tree.ranks:
         # Whoever ends a job while it is looked at is not why it hung.
         has_stack = was_ended and any(t.frames for t in process.threads)
-        state = explain_state(process, explainer.book)
+        state = explainer.explain_state(process)
         if state and not has_stack:
-            blocked.append(state)
+            blocked.append(_name_holder(state, ranks))
             continue
         view = explainer.explain(process)
-        view = note_ended_main_thread(process, view, explainer.book)
         if view is not None:
             joined = add_worker_activity(view, tree, explainer)
-            known = add_kernels(joined, explainer.book)
-            views.append(_name_holder(known, ranks))
+            views.append(_name_holder(joined, ranks))
     return blocked, views
 
 
 def _name_holder(
-    view: ProcessView, ranks: Mapping[tuple[str | None, int], int | None]
+    view: ProcessView,
+    ranks: Mapping[tuple[str | None, int | None], int | None],
 ) -> ProcessView:
     """
     Name the rank that holds the lock which a rank waits for.
     """
-    call = view.blocked_in
-    if call is None or call.holder is None:
+    own, call = view.thread.system_call, view.blocked_in
+    host = view.process.host
+    holder = ranks.get((host, own.holder)) if own else None
+    rank = ranks.get((host, call.holder)) if call else None
+    if holder is None and rank is None:
         return view
-
-    rank = ranks.get((view.process.host, call.holder))
-    if rank is None:
-        return view
-    held = f"held by rank {rank} (process {call.holder})"
-    note = ", ".join(filter(None, (held, call.note)))
-    call = attrs.evolve(call, holder=None, note=note)
-    return attrs.evolve(view, blocked_in=call)
+    if call is not None and rank is not None:
+        held = f"held by rank {rank} (process {call.holder})"
+        note = ", ".join(filter(None, (held, call.note)))
+        call = attrs.evolve(call, holder=None, note=note)
+    return attrs.evolve(view, blocked_in=call, lock_holder=holder)
 
 
 def _running_findings(
-    views: Views, tree: ProcessTree, explainer: ProcessExplainer
+    views: Views, servers: Iterable[ProcessView | None]
 ) -> Iterable[Finding]:
+    """
+    Report what keeps ranks that can run.
+
+    Args:
+        servers: What the processes do that hand work to ranks.
+    """
     waiting = [v for v in views if v.cause.is_peer_wait]
     at_gpu = [v for v in views if v.cause is Cause.GPU_SYNC_WAIT]
     idle = [v for v in views if v.cause.is_idle]
@@ -666,14 +489,14 @@ def _running_findings(
         return explain_common_wait(waiting)
     if at_gpu:
         return _independent_findings(at_gpu)
-    return _idle_findings(idle, tree, explainer)
+    return _idle_findings(idle, servers)
 
 
 def _outlier_findings(outliers: Views, waiting: Views) -> Iterable[Finding]:
     """
     Report the ranks that are not where the others wait.
     """
-    tail = describe_waiting(*_common_operation(waiting))
+    tail = _describe_waiting(waiting)
     stuck = [v for v in outliers if v.cause not in _VAGUE_CAUSES]
     waited_s = known_wait_s(waiting)
     has_call = any(v.cause is Cause.COLLECTIVE_WAIT for v in waiting)
@@ -735,26 +558,17 @@ def _independent_findings(views: Views) -> Iterable[Finding]:
     for group in _sort_by_importance(still or known):
         # A rank that computes and blocks no other may finish soon.
         is_vague = group[0].cause in _VAGUE_CAUSES
-        thread = group[0].thread
-        naps = (
-            group[0].cause is Cause.SLEEPING
-            and thread is not None
-            and wakes_per_s(thread) >= _NAPS_PER_S
-        )
+        is_asleep = group[0].cause is Cause.SLEEPING
+        naps = is_asleep and wakes_per_s(group[0].thread) >= _NAPS_PER_S
         may_end = naps or (is_vague and group[0].motion is not Motion.STILL)
         changes = {"confidence": "possible"} if may_end else {}
         yield make_finding(group, **changes)
 
 
 def _idle_findings(
-    idle: Views, tree: ProcessTree, explainer: ProcessExplainer
+    idle: Views, servers: Iterable[ProcessView | None]
 ) -> Iterable[Finding]:
-    asking = [
-        view
-        for server in tree.servers
-        if (view := explainer.explain(server)) is not None
-        and view.cause is Cause.FUTURE_WAIT
-    ]
+    asking = [v for v in servers if v and v.cause is Cause.FUTURE_WAIT]
     if asking and idle:
         tail = f"; {describe_views(idle)}: a message between them may be lost"
         yield make_finding(asking, tail=tail, confidence="possible")
@@ -767,10 +581,17 @@ def _may_wait_for_peers(view: ProcessView) -> bool:
     return view.cause.is_peer_wait or view.cause is Cause.GPU_SYNC_WAIT
 
 
-def _common_operation(views: Views) -> tuple[Views, str]:
+def _describe_waiting(views: Views) -> str:
+    """
+    Describe the ranks that only wait for others; ``""`` if there are none.
+    """
     waiting = [v for v in views if _may_wait_for_peers(v)]
-    ops = set(map(find_operation, waiting))
-    return waiting, ops.pop() if len(ops) == 1 else ""
+    if not waiting:
+        return ""
+    ops = {*map(find_operation, waiting)}
+    op = ops.pop() if len(ops) == 1 else ""
+    doing = f"is waiting in {op}" if op else waiting[0].doing
+    return f"; {describe_doing(waiting, doing)}{wait_duration(waiting)}"
 
 
 def _sort_by_importance(views: Views) -> list[Views]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import attrs
 
 from ..causes import Cause, Trait
-from ..findings import Location
+from ..findings import Confidence, Evidence, Location
+from ..processes import ENDED_STATES
 from ..usercode import (
     Layer,
     find_user_frame,
@@ -30,39 +32,31 @@ from .model import (
     ProcessStacks,
     StackFrame,
     SystemCall,
+    ThreadActivity,
     ThreadStack,
     callsite,
-    innermost_native_name,
     is_native,
     python_frames,
+    short_kernel_name,
 )
 from .motion import (
     GilHolder,
     Motion,
     bytes_per_s,
-    classify_motion,
     find_gil_holder,
-    is_busy,
     is_waiting_for_gil,
-    wakes_per_s,
 )
-from .process_view import LOOK_AGAIN, ProcessView, make_evidence, make_view
+from .process_view import LOOK_AGAIN, NO_THREAD, ProcessView, make_evidence
 from .rules import (
-    Awaited,
-    MatchContext,
-    Matcher,
-    Rule,
+    MOST_NAME,
     RuleBook,
     SourceLines,
+    ThreadState,
     builtin_rules,
     is_in_event_loop,
     is_program_thread,
     is_threading_thread,
-    task_frames,
 )
-
-
-_MOST_NAME = 80
 
 
 # Causes that explain no more than the wait itself.
@@ -71,90 +65,6 @@ _UNINFORMATIVE_CAUSES = frozenset({Cause.FUTURE_WAIT, Cause.UNKNOWN})
 _WORK_WAITS = frozenset(
     {Cause.IDLE, Cause.EVENT_LOOP_IDLE, Cause.QUEUE_WAIT, Cause.SLEEPING}
 )
-
-
-@attrs.frozen
-class ThreadState:
-    """
-    What one thread is doing, according to the rules.
-
-    Attributes:
-        cause: ``unknown`` if no rule matches and the thread does not run.
-
-        rule: The rule that matches; ``None`` if none does.
-
-        frame: The frame that the rule matches.
-
-        motion: Whether the thread makes progress.
-    """
-
-    thread: ThreadStack
-    cause: Cause
-    rule: Rule | None
-    frame: StackFrame | None
-    motion: Motion
-
-    @property
-    def awaits(self) -> Awaited:
-        """
-        What it waits for, according to its rule.
-        """
-        return self.rule.awaits if self.rule else ""
-
-    @property
-    def is_explained(self) -> bool:
-        """
-        Whether a rule matches, or it runs.
-        """
-        return self.rule is not None or self.cause is not Cause.UNKNOWN
-
-    @property
-    def is_computing(self) -> bool:
-        """
-        Whether it computes and no rule matches.
-        """
-        return self.rule is None and self.cause.is_computing
-
-    @property
-    def native_function(self) -> str:
-        """
-        The innermost native function below Python; ``""`` if unknown.
-        """
-        frames = self.thread.native or self.thread.frames
-        return innermost_native_name(frames)[:_MOST_NAME]
-
-    @property
-    def may_defer(self) -> bool:
-        """
-        Whether another thread may show what this one waits for.
-        """
-        is_clear = self.is_explained and Trait.DEFERS not in self.cause.traits
-        return not is_clear or self.awaits == "backward"
-
-    @property
-    def waits_for_lock(self) -> bool:
-        """
-        Whether it waits for a lock that another thread holds.
-        """
-        return (
-            self.cause is Cause.LOCK_DEADLOCK
-            and self.awaits == "lock"
-            and self.motion is not Motion.MOVING
-        )
-
-    @property
-    def runs_user_code(self) -> bool:
-        """
-        Whether any of its frames is the user's.
-        """
-        return any(map(is_user_frame, self.thread.frames))
-
-    @property
-    def explains_wait(self) -> bool:
-        """
-        Whether its cause explains more than the wait of another thread for it.
-        """
-        return Trait.EXPLAINS_WAIT in self.cause.traits
 
 
 def waits_for_work(state: ThreadState) -> bool:
@@ -243,9 +153,7 @@ _KERNEL_WAITS = frozenset({Cause.IO_WAIT, Cause.LOCK_DEADLOCK})
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 
-def choose_location(
-    process: ProcessStacks, state: ThreadState, main: ThreadState
-) -> Location | None:
+def choose_location(state: ThreadState, main: ThreadState) -> Location | None:
     """
     Return the line of the user's code, or the next best one.
 
@@ -254,10 +162,10 @@ def choose_location(
 
         main: State of the main thread.
     """
-    best = find_python_frame(task_frames(state.thread, process))
+    best = find_python_frame(state.task_frames)
     if state is not main and (best is None or not is_user_frame(best)):
         # A backward pass runs in a thread without user code.
-        outer = find_python_frame(task_frames(main.thread, process))
+        outer = find_python_frame(main.task_frames)
         if outer is not None and (best is None or is_user_frame(outer)):
             best = outer
     return to_location(best)
@@ -300,62 +208,7 @@ def describe_native(state: ThreadState) -> str:
     has_python = not all(map(is_native, frames))
     if state.frame is None or has_python or not is_native(state.frame):
         return ""
-    return f"(in {state.frame.name[:_MOST_NAME]})"
-
-
-# Interpreter functions that every Python loop calls.
-_INTERPRETER_FUNCTIONS = re.compile(
-    r"^_*(Py|py)|^(long|float|unicode|list|dict|tuple|set|object|type|bool|int"
-    r"|slot|gen|range\w*|method|builtin|cfunction|vectorcall|binary|mapping"
-    r"|frame|gc|lookdict|insertdict|enum|zip|map|bytes|free|malloc|_int_free"
-    r"|_int_malloc|mem\w+|cfree|deallocate|subtype)_?(?!.*(sort|pow))\w*"
-)
-
-
-def classify_running(context: MatchContext, lines: SourceLines) -> Cause:
-    """
-    Distinguish a running Python loop from native code.
-
-    Args:
-        lines: The source code.
-
-    Returns:
-        ``unknown`` if the thread does not run.
-    """
-    innermost = context.innermost
-    if not context.is_running or innermost is None:
-        return Cause.UNKNOWN
-
-    if not _runs_native_code(context, innermost, lines):
-        return Cause.PYTHON_LOOP
-    # The host spins until its GPU is done.
-    return Cause.GPU_SYNC_WAIT if context.gpu else Cause.NATIVE_SPIN
-
-
-def _runs_native_code(
-    context: MatchContext, innermost: StackFrame, lines: SourceLines
-) -> bool:
-    """
-    Return whether a running thread is in native code, and not in Python.
-    """
-    if context.natives and not is_native(innermost):
-        return not all(
-            _INTERPRETER_FUNCTIONS.match(f.name) for f in context.natives
-        )
-
-    thread, activity = context.thread, context.thread.activity
-    if not thread.owns_gil and (
-        # Libraries compute in native code without the GIL.
-        context.gpu or not is_user_frame(innermost) or thread.owns_gil is False
-    ):
-        return True
-    if activity and is_busy(activity) and activity.has_moved is False:
-        # A loop that calls native code holds the GIL in between.
-        if activity.has_let_go:
-            return True
-        # A line that stays the same outside a loop is one native call.
-        return lines.is_in_loop(innermost.filename, innermost.line) is False
-    return is_native(innermost)
+    return f"(in {state.frame.name[:MOST_NAME]})"
 
 
 _NATIVE_STACKS_HINT = re.compile(r"take native stacks \(--native\)[^,;]*, or ")
@@ -396,6 +249,10 @@ _MAY_MOVE_DATA = frozenset(
 )
 _MOVES_DATA = "is reading or writing data"
 _MOST_THREADS = 256
+# A communication kernel waits for other ranks, and is not the cause.
+_COLLECTIVE_KERNEL = re.compile(
+    r"nccl|rccl|nvshmem|all_?reduce|allgather|hccl", re.IGNORECASE
+)
 
 
 class ProcessExplainer:
@@ -408,13 +265,102 @@ class ProcessExplainer:
 
     def __init__(self, book: RuleBook) -> None:
         self.book = book
-        self.matcher = Matcher(book)
         self._lines = SourceLines()
+
+    def explain_state(self, process: ProcessStacks) -> ProcessView | None:
+        """
+        Explain a process that has died, is stopped, or is blocked in the kernel.
+
+        Returns:
+            ``None`` if the process is none of these.
+        """
+        found = next(_state_causes(process), None)
+        if found is None:
+            return None
+
+        cause, doing, confidence = found
+        current = (t for t in process.threads if t.is_current)
+        thread = next(current, process.main_thread) or NO_THREAD
+        return self._describe(
+            process,
+            cause,
+            doing,
+            thread,
+            location=user_location(thread.frames),
+            confidence=confidence,
+        )
 
     def explain(self, process: ProcessStacks) -> ProcessView | None:
         """
         Explain what a process is doing; ``None`` if it has no stack.
         """
+        view = self._explain_stacks(process)
+        if view is not None:
+            view = self._add_kernels(view)
+        if process.state != "Z" or not _has_live_thread(process.threads):
+            return view
+        if view is None:
+            doing = "has ended its main thread, but not all others"
+            return self._describe(process, Cause.UNKNOWN, doing)
+        return view.with_note("its main thread has ended")
+
+    def _describe(
+        self,
+        process: ProcessStacks,
+        cause: Cause,
+        doing: str,
+        thread: ThreadStack = NO_THREAD,
+        **more: Any,
+    ) -> ProcessView:
+        """
+        Make a view with the texts of a cause, and the innermost frame.
+
+        Args:
+            doing: By default that of the cause.
+
+            more: Other attributes of the view.
+        """
+        known = {
+            "doing": doing or self.book.doing.get(cause, ""),
+            "frame": next(iter(thread.frames or thread.native), None),
+            "remedy": self.book.remedy.get(cause, ""),
+        }
+        return ProcessView(
+            process=process, cause=cause, thread=thread, **{**known, **more}
+        )
+
+    def _add_kernels(self, view: ProcessView) -> ProcessView:
+        """
+        Explain a wait for the GPU by the kernel that runs on it.
+        """
+        kernels = view.process.kernels
+        if not kernels or Trait.GPU_WAIT not in view.cause.traits:
+            return view
+
+        compute_kernels = [
+            k for k in kernels if not _COLLECTIVE_KERNEL.search(k.name[:200])
+        ]
+        kernel = (compute_kernels or kernels)[0]
+        cause = Cause.GPU_KERNEL if compute_kernels else Cause.COLLECTIVE_WAIT
+        name = short_kernel_name(kernel)
+        device = "" if kernel.device is None else f"device {kernel.device}"
+        of_device = f" of {device}" if device else ""
+        evidence = Evidence(
+            kind="gpu",
+            source=view.process.source,
+            location=device,
+            quote=kernel.name,
+        )
+        return attrs.evolve(
+            view,
+            cause=cause,
+            doing=f"is waiting for the kernel {name}{of_device}",
+            confidence="likely",
+            remedy=self.book.remedy.get(cause, ""),
+            evidence=(evidence, *view.evidence),
+        )
+
+    def _explain_stacks(self, process: ProcessStacks) -> ProcessView | None:
         threads = [t for t in process.threads if t.frames or t.native]
         main = next((t for t in threads if t.is_main), None)
         main = main or next(filter(is_program_thread, threads), None)
@@ -433,7 +379,7 @@ class ProcessExplainer:
         threads: Sequence[ThreadStack],
     ) -> ProcessView:
         state = self._thread_state(main, process)
-        others = self._other_states(process, main, state)
+        others = self._other_states(state)
         gil = find_gil_holder(threads, main)
         has_own_rule = state.rule is not None and state.rule.file is not None
         # A main thread with the GIL, in a wait that has its own rule.
@@ -443,16 +389,16 @@ class ProcessExplainer:
             return self._gil_view(process, gil)
         locks = [s for s in (state, *others) if s.waits_for_lock]
         if len(locks) > 1:
-            return self._lock_view(process, locks)
+            return self._lock_view(locks)
 
         joined = find_joined_thread(state, others)
         if joined is not None and not is_in_event_loop(main):
-            view = self._make_view(process, joined, state)
+            view = self._make_view(joined, state)
             # Another thread may set the event.
             is_sure = state.awaits != "event"
             return _joined_view(view, joined.thread, is_sure=is_sure)
         better = choose_thread(state, others)
-        view = self._make_view(process, better, state)
+        view = self._make_view(better, state)
         is_vague = better is state and Trait.DEFERS in state.cause.traits
         return self._add_other_thread(view, others) if is_vague else view
 
@@ -466,7 +412,7 @@ class ProcessExplainer:
             # The dump was shortened to the thread that matters.
             return threads[0]
         for thread in threads[:_MOST_THREADS]:
-            if not self.matcher.is_helper(thread):
+            if not self.book.is_helper(thread):
                 state = self._thread_state(thread, process)
                 if not waits_for_work(state):
                     return thread
@@ -491,36 +437,28 @@ class ProcessExplainer:
         if known and is_user_code(known.file) and place is not None:
             text += f" in {place.brief}"
             place = known
-        return attrs.evolve(
-            view,
-            note=f"{view.note} ({text})".strip(),
-            location=place,
-            evidence=(
-                *view.evidence,
-                make_evidence(view.process, other.thread, other.frame),
-            ),
-        )
+        evidence = make_evidence(view.process, other.thread, other.frame)
+        view = attrs.evolve(view, location=place)
+        return view.with_note(text, evidence)
 
-    def _other_states(
-        self, process: ProcessStacks, main: ThreadStack, state: ThreadState
-    ) -> Sequence[ThreadState]:
-        if not state.may_defer:
+    def _other_states(self, main: ThreadState) -> Sequence[ThreadState]:
+        if not main.may_defer:
             return ()
 
         threads = (
             t
-            for t in process.threads
-            if t is not main and t.frames and not self.matcher.is_helper(t)
+            for t in main.process.threads
+            if t is not main.thread and t.frames and not self.book.is_helper(t)
         )
-        found = [
-            self._thread_state(t, process)
+        found = (
+            self._thread_state(t, main.process)
             for t in islice(threads, _MOST_THREADS)
-        ]
+        )
         return [
             s
             for s in found
             if (s.explains_wait or s.runs_user_code)
-            and not self._is_monitor(s, is_locked=state.waits_for_lock)
+            and not self._is_monitor(s, is_locked=main.waits_for_lock)
         ]
 
     def _is_monitor(self, state: ThreadState, *, is_locked: bool) -> bool:
@@ -529,7 +467,7 @@ class ProcessExplainer:
 
         A thread that waits outside a loop is no monitor: it may hold the lock.
         """
-        is_named = self.matcher.has_helper_name(state.thread)
+        is_named = self.book.has_helper_name(state.thread)
         if not (is_named and waits_for_work(state)):
             return False
 
@@ -543,25 +481,9 @@ class ProcessExplainer:
     def _thread_state(
         self, thread: ThreadStack, process: ProcessStacks
     ) -> ThreadState:
-        context = MatchContext(thread, process, self._lines)
-        hit = self.matcher.first_match(context)
-        # A library that reads, writes, or packs files may also compute.
-        if hit is not None and not (
-            hit[0].cause is Cause.IO_WAIT and _is_computing(thread)
-        ):
-            rule, frame = hit
-            motion = classify_motion(thread, rule.wakes)
-            return ThreadState(thread, rule.cause, rule, frame, motion)
+        return ThreadState(thread, process, self.book, self._lines)
 
-        cause = classify_running(context, self._lines)
-        motion = classify_motion(thread)
-        if cause is Cause.NATIVE_SPIN and _has_returned(thread):
-            motion = Motion.MOVING
-        return ThreadState(thread, cause, None, context.innermost, motion)
-
-    def _make_view(
-        self, process: ProcessStacks, state: ThreadState, main: ThreadState
-    ) -> ProcessView:
+    def _make_view(self, state: ThreadState, main: ThreadState) -> ProcessView:
         call, of_many = find_blocked_call(state), ""
         note = "" if call else describe_native(state)
         cause, rule = state.cause, state.rule
@@ -575,13 +497,13 @@ class ProcessExplainer:
             is_nameless = not state.native_function
             note = "at every look" if is_same and is_nameless else ""
         view = ProcessView(
-            process=process,
+            process=state.process,
             cause=cause,
             doing=self._doing_text(state),
             doing_of_many=of_many,
             thread=state.thread,
             frame=state.frame,
-            location=choose_location(process, state, main),
+            location=choose_location(state, main),
             motion=state.motion,
             confidence=rule.confidence if rule else "likely",
             remedy=_FIFO_REMEDY if call and call.is_fifo else remedy,
@@ -590,7 +512,7 @@ class ProcessExplainer:
             blocked_in=call,
         )
         if main is not state:
-            evidence = make_evidence(process, main.thread, main.frame)
+            evidence = make_evidence(main.process, main.thread, main.frame)
             view = attrs.evolve(view, evidence=(evidence,))
         if cause in _MAY_MOVE_DATA and (rate := bytes_per_s(state.thread)):
             return _as_moving_data(view, rate)
@@ -637,7 +559,8 @@ class ProcessExplainer:
         # Texts of user rules come before the built-in ones.
         own_text = builtin_rules().doing.get(state.cause)
         text = self.book.doing.get(state.cause)
-        return state.is_computing and text == own_text
+        is_computing = state.rule is None and state.cause.is_computing
+        return is_computing and text == own_text
 
     def _gil_view(self, process: ProcessStacks, gil: GilHolder) -> ProcessView:
         thread, doing, confidence = gil
@@ -646,32 +569,29 @@ class ProcessExplainer:
         moves = (
             thread.activity is not None and thread.activity.has_left is True
         )
-        return make_view(
-            self.book,
+        return self._describe(
             process,
             Cause.GIL_CONTENTION,
             doing,
-            thread=thread,
+            thread,
             location=to_location(find_python_frame(frames)),
             motion=Motion.MOVING if moves else Motion.STILL,
             confidence="possible" if moves else confidence,
         )
 
-    def _lock_view(
-        self, process: ProcessStacks, locks: Sequence[ThreadState]
-    ) -> ProcessView:
+    def _lock_view(self, locks: Sequence[ThreadState]) -> ProcessView:
         first, *others = locks
+        process = first.process
         places = [user_location(s.thread.frames) for s in locks]
         also = ", ".join(p.brief for p in places[1:4] if p is not None)
         is_likely = all(
             s.rule and s.rule.confidence == "likely" for s in locks
         )
-        return make_view(
-            self.book,
+        return self._describe(
             process,
             Cause.LOCK_DEADLOCK,
             "has threads that wait for each other's locks",
-            thread=first.thread,
+            first.thread,
             frame=first.frame,
             location=places[0],
             motion=first.motion,
@@ -697,21 +617,6 @@ def _as_moving_data(view: ProcessView, rate: float) -> ProcessView:
     )
 
 
-def _is_computing(thread: ThreadStack) -> bool:
-    return thread.activity is not None and is_busy(thread.activity)
-
-
-def _has_returned(thread: ThreadStack) -> bool:
-    """
-    Return whether native code that a thread runs returned between samples.
-
-    A thread that spins in native code neither waits nor sets a variable.
-    """
-    activity = thread.activity
-    has_new = activity is not None and activity.has_new_values is True
-    return has_new or wakes_per_s(thread) > 0
-
-
 def _joined_view(
     view: ProcessView, thread: ThreadStack, *, is_sure: bool
 ) -> ProcessView:
@@ -725,6 +630,76 @@ def _joined_view(
         doing_of_many=f"is waiting for a thread each, which {view.doing}",
         confidence=view.confidence if is_sure else "possible",
     )
+
+
+# The cause that keeps a process from running, as a predicate, and how certain.
+StateCause = tuple[Cause, str, Confidence]
+
+# How long a busy disk may take.
+_SHORT_WAIT_S = 1.0
+_LONG_WAIT_S = 10.0
+
+
+def _state_causes(process: ProcessStacks) -> Iterator[StateCause]:
+    """
+    Yield what keeps a process from running; the first one counts.
+    """
+    error, tracer = process.fatal_error, process.tracer_pid
+    if error:
+        # What aborts has printed why, elsewhere.
+        is_abort = "abort" in error.lower() or error == "SIGABRT"
+        doing = f"died of a fatal error ({error})"
+        yield Cause.NATIVE_CRASH, doing, "likely" if is_abort else "certain"
+    if process.state == "Z" and not _has_live_thread(process.threads):
+        doing = "has ended, and its parent has not reaped it (a zombie)"
+        yield Cause.DEAD, doing, "certain"
+    if process.state in ENDED_STATES - {"Z"}:
+        yield Cause.DEAD, "has ended meanwhile", "certain"
+    if process.state == "t" or (process.state == "T" and tracer):
+        who = f"process {tracer}, a debugger" if tracer else "a debugger"
+        yield Cause.STOPPED, f"is stopped by {who}", "certain"
+    if process.state == "T":
+        yield Cause.STOPPED, "is stopped by a signal", "certain"
+    main = process.main_thread
+    if process.state == "D" or (main is not None and main.state == "D"):
+        yield from _uninterruptible_causes(main)
+
+
+def _has_live_thread(threads: Iterable[ThreadStack]) -> bool:
+    # The main thread may end before the others.
+    return any(t.state and t.state not in ENDED_STATES for t in threads)
+
+
+def _has_run(activity: ThreadActivity) -> bool:
+    return bool(
+        activity.voluntary
+        or activity.involuntary
+        or activity.cpu_s > 0
+        or activity.has_moved
+        or activity.has_left
+        or activity.has_new_values
+    )
+
+
+def _uninterruptible_causes(main: ThreadStack | None) -> Iterator[StateCause]:
+    """
+    Yield the cause if a process is in the kernel longer than a disk needs.
+    """
+    if main is None:
+        yield Cause.UNINTERRUPTIBLE, "", "likely"
+        return
+
+    call, activity, idle_s = main.system_call, main.activity, main.idle_s
+    is_short = activity is None or activity.seconds < _SHORT_WAIT_S
+    was_awake = idle_s is not None and idle_s < _SHORT_WAIT_S
+    has_run = activity is not None and _has_run(activity)
+    if has_run or (is_short and was_awake):
+        return
+    doing = ""
+    if call is not None and call.name != "running":
+        doing = f"cannot be interrupted while it waits in the kernel: {call}"
+    is_certain = activity is not None or (idle_s or 0) > _LONG_WAIT_S
+    yield Cause.UNINTERRUPTIBLE, doing, "certain" if is_certain else "likely"
 
 
 _COMMUNICATION_FILES = re.compile(
@@ -752,24 +727,17 @@ def find_operation(view: ProcessView) -> str:
     Returns:
         Such as ``"all_reduce"``; ``""`` if unknown.
     """
-    frames = view.thread.frames if view.thread else ()
+    frames = python_frames(view.thread.frames)
     found = innermost = ""
-    for path, name in map(callsite, python_frames(frames)):
+    for path, name in map(callsite, frames):
         if not _COMMUNICATION_FILES.search(path):
             break
         innermost = innermost or name
         if not _WRAPPER.fullmatch(name):
             found = name
-    return found or innermost or _p2p_operation(frames)
-
-
-def _p2p_operation(frames: Sequence[StackFrame]) -> str:
-    """
-    Return the send or receive that a line of source code waits for.
-    """
-    line = next((f.code for f in python_frames(frames)), "")
-    match = _P2P_WAIT.search(line)
-    return match[1] if match else ""
+    # The send or receive that a line of source code waits for.
+    match = _P2P_WAIT.search(frames[0].code) if frames else None
+    return found or innermost or (match[1] if match else "")
 
 
 def is_p2p_operation(operation: str) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import attrs
@@ -105,14 +105,10 @@ def _speedscope_frame(frame: StackFrame) -> dict[str, Any]:
     return shown
 
 
-# Attributes that py-spy does not know, in the order of the file.
-_EXTRA_OF_PROCESS = (
-    *("rank", "world_size", "job", "coordinates", "role", "host", "state"),
-    *("fatal_error", "tracer_pid", "kernels", "taken", "absent_peers"),
-)
-_EXTRA_OF_THREAD = (
-    *("waits_for_gil", "native", "state", "system_call", "activity", "idle_s"),
-    "is_current",
+# Attributes that stand where py-spy has them; all others are added.
+_OF_PROCESS = frozenset({"pid", "source", "threads", "command", "parent_pid"})
+_OF_THREAD = frozenset(
+    {"name", "frames", "thread_id", "is_main", "active", "owns_gil"}
 )
 
 
@@ -135,7 +131,7 @@ def stacks_to_json(process: ProcessStacks) -> str:
         for thread in threads
     ]
     more = {} if process.threads else {"threads": 0}
-    known = _known(process, _EXTRA_OF_PROCESS)
+    known = _added(process, _OF_PROCESS)
     data[0]["process_info"] = {**info, **known, **more}
     return json.dumps(data, indent=1, default=_plain)
 
@@ -155,14 +151,15 @@ def _thread_to_json(pid: int, thread: ThreadStack) -> dict[str, Any]:
         "owns_gil": thread.owns_gil,
         "frames": thread.frames,
         "is_main": thread.is_main,
-        **_known(thread, _EXTRA_OF_THREAD),
+        **_added(thread, _OF_THREAD),
     }
 
 
-def _known(item: object, names: Iterable[str]) -> dict[str, Any]:
-    values = {name: getattr(item, name) for name in names}
+def _added(item: Any, without: Collection[str]) -> dict[str, Any]:
     return {
-        k: v for k, v in values.items() if v is not None and v not in ("", ())
+        name: value
+        for name, value in attrs.asdict(item, recurse=False).items()
+        if name not in without and value is not None and value not in ("", ())
     }
 
 

@@ -24,8 +24,6 @@ from .rules import builtin_rules
 
 _MOST_ANCESTORS = 16
 
-ProcessKey = tuple[str | None, int]
-
 
 def split_jobs(
     processes: Iterable[ProcessStacks],
@@ -42,18 +40,18 @@ def split_jobs(
         ``""`` if nothing names it.  The order is that of *processes*.
     """
     known = tuple(processes)
-    names, parents = _known_jobs(known), _parents(known)
-    found = set(names.values())
+    families = _Families(known, [(p, p.job) for p in known if p.job])
+    found = set(families.names.values())
     only_job = found.pop() if len(found) == 1 else ""
     taken_ranks = {
         p.rank
         for p in _rank_processes(known)
-        if only_job and _inherited_job_name(p, parents, names)
+        if only_job and families.name_of(p)
     }
 
     jobs: dict[str, list[ProcessStacks]] = defaultdict(list)
     for process in known:
-        name = _inherited_job_name(process, parents, names)
+        name = families.name_of(process)
         if not name and process.rank is not None:
             name = only_job
             # Pasted stacks have no pid, and may show the same rank twice.
@@ -69,15 +67,6 @@ def split_jobs(
     return jobs
 
 
-def _known_jobs(processes: Sequence[ProcessStacks]) -> dict[ProcessKey, str]:
-    names = {(p.host, p.pid): p.job for p in processes if p.job}
-    for process in processes:
-        if process.job and process.parent_pid is not None:
-            # Its launcher and its siblings are in the same job.
-            names.setdefault((process.host, process.parent_pid), process.job)
-    return names
-
-
 def drop_foreign_processes(
     processes: Iterable[ProcessStacks],
 ) -> tuple[ProcessStacks, ...]:
@@ -91,19 +80,19 @@ def drop_foreign_processes(
         All other processes, and every process on nodes without ranks.
     """
     known = tuple(processes)
-    related: dict[ProcessKey, str] = {}
-    for rank in known:
-        if rank.rank is not None and rank.parent_pid is not None:
-            related[rank.host, rank.pid] = "kin"
-            related[rank.host, rank.parent_pid] = "kin"
-    hosts = {host for host, _ in related}
-    parents = _parents(known)
+    related = [
+        (p, "related")
+        for p in known
+        if p.rank is not None and p.parent_pid is not None
+    ]
+    families = _Families(known, related)
+    hosts = {p.host for p, _ in related}
     return tuple(
         p
         for p in known
         if p.host not in hosts
         or not _is_unattributed(p)
-        or _inherited_job_name(p, parents, related)
+        or families.name_of(p)
     )
 
 
@@ -174,47 +163,57 @@ def _split_by_parent(
     """
     Group ranks by parent process, and the others by their relatives.
     """
-    names: dict[ProcessKey, str] = {}
     has_hosts = len({p.host for p in processes}) > 1
+    named = []
     for rank in _rank_processes(processes):
         if rank.parent_pid is not None:
             host = f" on {rank.host}" if has_hosts and rank.host else ""
-            name = f"of parent {rank.parent_pid}{host}"
-            names[rank.host, rank.pid] = name
-            names[rank.host, rank.parent_pid] = name
-    if len(set(names.values())) < 2:
+            named.append((rank, f"of parent {rank.parent_pid}{host}"))
+    if len({name for _, name in named}) < 2:
         return {"": processes}
 
-    parents = _parents(processes)
+    families = _Families(processes, named)
     split = defaultdict(list)
     for process in processes:
-        split[_inherited_job_name(process, parents, names)].append(process)
+        split[families.name_of(process)].append(process)
     return split
 
 
-def _parents(
-    processes: Iterable[ProcessStacks],
-) -> dict[ProcessKey, int | None]:
-    return {(p.host, p.pid): p.parent_pid for p in processes}
-
-
-def _inherited_job_name(
-    process: ProcessStacks,
-    parents: Mapping[ProcessKey, int | None],
-    names: Mapping[ProcessKey, str],
-) -> str:
+class _Families:
     """
-    Return the job name of a process or of its nearest ancestor with one.
+    Names that processes share with their relatives.
+
+    Args:
+        processes: All processes, with their parents.
+
+        named: Those with a name of their own, which their launcher and their
+            siblings get, too.
     """
-    pid: int | None = process.pid
-    # Forged files may contain a cycle of parents.
-    for _ in range(_MOST_ANCESTORS):
-        if pid is None:
-            break
-        if name := names.get((process.host, pid)):
-            return name
-        pid = parents.get((process.host, pid))
-    return ""
+
+    def __init__(
+        self,
+        processes: Iterable[ProcessStacks],
+        named: Sequence[tuple[ProcessStacks, str]],
+    ) -> None:
+        self._parents = {(p.host, p.pid): p.parent_pid for p in processes}
+        self.names = {(p.host, p.pid): name for p, name in named}
+        for process, name in named:
+            if process.parent_pid is not None:
+                self.names.setdefault((process.host, process.parent_pid), name)
+
+    def name_of(self, process: ProcessStacks) -> str:
+        """
+        Return the name of a process, or of its nearest ancestor with one.
+        """
+        pid: int | None = process.pid
+        # Forged files may contain a cycle of parents.
+        for _ in range(_MOST_ANCESTORS):
+            if pid is None:
+                break
+            if name := self.names.get((process.host, pid)):
+                return name
+            pid = self._parents.get((process.host, pid))
+        return ""
 
 
 _CHILD_ROLES = frozenset({"dataloader", "compile", "child"})
@@ -328,13 +327,18 @@ def join_threads(
         *native*; then those that only the second tool saw.
     """
     known = tuple(threads)
-    others = {_thread_key(t, n): t for n, t in enumerate(native_threads)}
-    if not others.keys() & {_thread_key(t, -1) for t in known}:
-        others = _match_main_threads(known, others)
-
-    joined = [
-        _merge_threads(t, others.pop(_thread_key(t, -1), None)) for t in known
-    ]
+    others: dict[object, ThreadStack] = {
+        ("unknown", number) if t.thread_id is None else t.thread_id: t
+        for number, t in enumerate(native_threads)
+    }
+    main = next((t for t in known if t.is_main), None)
+    if main and others.keys().isdisjoint(t.thread_id for t in known):
+        # The two tools number threads differently.
+        others = {
+            main.thread_id if t.is_main else key: t
+            for key, t in others.items()
+        }
+    joined = [_merge_threads(t, others.pop(t.thread_id, None)) for t in known]
     # These have no Python frame, or the first tool would have seen them.
     joined += (
         attrs.evolve(t, frames=(), native=t.native or t.frames, is_main=False)
@@ -343,27 +347,6 @@ def join_threads(
         for t in others.values()
     )
     return tuple(joined)
-
-
-def _thread_key(thread: ThreadStack, position: int) -> tuple[int, int]:
-    if thread.thread_id is None:
-        return -1, position
-    return thread.thread_id, 0
-
-
-def _match_main_threads(
-    known: Sequence[ThreadStack], others: dict[tuple[int, int], ThreadStack]
-) -> dict[tuple[int, int], ThreadStack]:
-    """
-    Match the main threads where two tools number threads differently.
-    """
-    main = next((t for t in known if t.is_main), None)
-    return {
-        _thread_key(main, -1)
-        if main is not None and other.is_main
-        else key: other
-        for key, other in others.items()
-    }
 
 
 def _merge_threads(

@@ -384,17 +384,11 @@ class StackTree(Shown):
                     "name": frame.name,
                     "filename": frame.filename,
                     "line": frame.line,
-                    "parent": parent,
-                    "members": self.who(members),
-                    "own": own,
+                    "parent": self.parents[node],
+                    "members": self.who(self.members[node]),
+                    "own": self.own[node],
                 }
-                for frame, parent, members, own in zip(
-                    self.frames,
-                    self.parents,
-                    self.members,
-                    self.own,
-                    strict=True,
-                )
+                for node, frame in enumerate(self.frames)
             ],
         }
 

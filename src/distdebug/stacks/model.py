@@ -395,9 +395,10 @@ def is_gil_wait(frames: Iterable[StackFrame]) -> bool | None:
 
 
 _MOST_FUNCTION = 300
-_INTERPRETER = re.compile(
-    r"^(_?PyEval_(EvalFrame\w*|EvalCode\w*|Vector)|_PyFunction_Vectorcall"
-    r"|PyEval_EvalCode|py_trampoline_evaluator|_PyEval_EvalFrame\w*)"
+#: Functions of the interpreter that run Python code.
+INTERPRETER = re.compile(
+    r"_?PyEval_(EvalFrame|EvalCode|Vector)|_PyFunction_Vectorcall"
+    r"|py_trampoline_evaluator"
 )
 # What tools print for a function without a symbol.
 _NO_SYMBOL = re.compile(r"\?*|0x[0-9a-f]+|_start|clone3?", re.IGNORECASE)
@@ -440,7 +441,7 @@ def native_callees(frames: Iterable[StackFrame]) -> Iterator[StackFrame]:
         frames: Innermost first.
     """
     for frame in frames:
-        if not is_native(frame) or _INTERPRETER.match(frame.name):
+        if not is_native(frame) or INTERPRETER.match(frame.name):
             return
         yield frame
 

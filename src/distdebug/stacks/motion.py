@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from ..findings import Confidence
-from .model import ThreadActivity, ThreadStack, is_gil_wait
+from .model import INTERPRETER, ThreadActivity, ThreadStack, is_gil_wait
 
 
 # A thread that makes progress does not sleep longer than this.
@@ -95,12 +95,14 @@ def _does_work(activity: ThreadActivity, wakes: float | None) -> bool:
     return count / activity.seconds > wakes
 
 
-def is_busy(activity: ThreadActivity) -> bool:
+def is_busy(activity: ThreadActivity | None) -> bool:
     """
-    Return whether a thread wanted a CPU all the time.
+    Return whether a thread wanted a CPU all the time; False without samples.
 
     On a busy machine it gets less than one CPU, but it never blocks.
     """
+    if activity is None:
+        return False
     share = cpu_share(activity)
     never_waits = (
         activity.voluntary <= activity.seconds
@@ -123,19 +125,14 @@ def wakes_per_s(thread: ThreadStack) -> float:
     """
     Return how often a thread blocked, per second; 0 without samples.
     """
-    activity = thread.activity
-    if activity is None or activity.seconds <= 0:
-        return 0.0
-    return activity.voluntary / activity.seconds
+    return _per_s(thread.activity, "voluntary")
 
 
 def cpu_share(activity: ThreadActivity | None) -> float:
     """
     Return the share of a CPU that a thread used; 0 without samples.
     """
-    if activity is None or activity.seconds <= 0:
-        return 0.0
-    return activity.cpu_s / activity.seconds
+    return _per_s(activity, "cpu_s")
 
 
 def bytes_per_s(thread: ThreadStack) -> float:
@@ -145,11 +142,14 @@ def bytes_per_s(thread: ThreadStack) -> float:
     Returns:
         0 if that is unknown, or no more than a loop that only waits may print.
     """
-    activity = thread.activity
-    if activity is None or not activity.io_bytes or activity.seconds <= 0:
-        return 0.0
-    rate = activity.io_bytes / activity.seconds
+    rate = _per_s(thread.activity, "io_bytes")
     return rate if rate >= _WORK_BYTES_PER_S else 0.0
+
+
+def _per_s(activity: ThreadActivity | None, name: str) -> float:
+    if activity is None or activity.seconds <= 0:
+        return 0.0
+    return (getattr(activity, name) or 0.0) / activity.seconds
 
 
 def is_running(thread: ThreadStack) -> bool | None:
@@ -172,7 +172,6 @@ def is_running(thread: ThreadStack) -> bool | None:
 
 
 _INNER_FRAMES = 16
-_RUNS_PYTHON = re.compile(r"^_?PyEval_(EvalFrame|EvalCode|Vector)")
 # Functions that release the GIL before they wait.
 _RELEASES_GIL = re.compile(
     r"lock_PyThread_acquire|acquire_timed|PySleep|pysleep|time_sleep|^select_"
@@ -323,7 +322,7 @@ def _may_hold_gil(thread: ThreadStack) -> bool:
     Return whether a native stack allows that the thread holds the GIL.
     """
     natives = [f.name for f in (thread.native or thread.frames)[:200]]
-    return any(map(_RUNS_PYTHON.match, natives)) and not any(
+    return any(map(INTERPRETER.match, natives)) and not any(
         map(_RELEASES_GIL.search, natives[:_INNER_FRAMES])
     )
 

@@ -256,7 +256,7 @@ def as_stacks(stacks: StackSources) -> tuple[ProcessStacks, ...]:
     if isinstance(stacks, ProcessStacks):
         return (stacks,)
     if isinstance(stacks, str | os.PathLike):
-        return _read_some([stacks])
+        stacks = [stacks]
     known = getattr(stacks, "stacks", stacks)
     if not isinstance(known, Iterable):
         msg = (
@@ -268,18 +268,11 @@ def as_stacks(stacks: StackSources) -> tuple[ProcessStacks, ...]:
     items = tuple(known)
     paths = [x for x in items if isinstance(x, str | os.PathLike)]
     others = (x for x in items if not isinstance(x, str | os.PathLike))
-    found = _read_some(paths) if paths else ()
-    return (*found, *(p for other in others for p in as_stacks(other)))
-
-
-def _read_some(paths: Sequence[Source]) -> tuple[ProcessStacks, ...]:
-    """
-    Read stacks; none at all are a mistake rather than nothing to explain.
-    """
     found = read_stack_files(paths)
-    if not found.stacks:
+    # No stack at all is a mistake rather than nothing to explain.
+    if paths and not found.stacks:
         raise no_stacks_error(paths, found)
-    return found.stacks
+    return (*found.stacks, *(p for x in others for p in as_stacks(x)))
 
 
 def no_stacks_error(
@@ -373,7 +366,6 @@ def parse_stacks(text: str, source: str = "") -> tuple[ProcessStacks, ...]:
 @attrs.frozen
 class _FoundProcess:
     process: ProcessStacks
-    folder: str
     time: float
     is_interrupted: bool
 
@@ -409,13 +401,14 @@ def _read_source(
     name: str, text: str, time: float = 0.0
 ) -> list[_FoundProcess]:
     processes, is_interrupted = _parse_processes(text, name)
-    folder = os.path.dirname(name)  # noqa: PTH120 of thousands of files
     return [
-        _FoundProcess(
-            p, folder, time if p.taken is None else p.taken, is_interrupted
-        )
+        _FoundProcess(p, time if p.taken is None else p.taken, is_interrupted)
         for p in processes
     ]
+
+
+def _folder_of(found: _FoundProcess) -> str:
+    return os.path.dirname(found.process.source)  # noqa: PTH120 of thousands of files
 
 
 def _missing_stack(source: str, exc: str | Exception) -> Missing:
@@ -493,7 +486,7 @@ def _deduplicate(found: list[_FoundProcess]) -> Iterator[ProcessStacks]:
         index = indices.setdefault(key, len(unique))
         if index == len(unique):
             unique.append(item)
-        elif unique[index].folder == item.folder:
+        elif _folder_of(unique[index]) == _folder_of(item):
             (joined, *_) = join_processes([unique[index].process, process])
             unique[index] = attrs.evolve(unique[index], process=joined)
         elif item.time > unique[index].time:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Sized
 from operator import attrgetter
-from typing import Any
+from typing import Self
 
 import attrs
 
@@ -23,7 +23,6 @@ from .model import (
     native_callees,
 )
 from .motion import Motion
-from .rules import RuleBook
 
 
 _MOST_QUOTED = 3
@@ -35,6 +34,9 @@ LOOK_AGAIN = (
     "this line"
 )
 """What to do about a rank that works, as far as can be seen."""
+
+
+NO_THREAD = ThreadStack(name="", frames=())
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +52,7 @@ class ProcessView:
         doing_of_many: The same without details of this process, if that
             differs; processes with the same text are grouped.
 
-        thread: The thread that shows it.
+        thread: The thread that shows it; an empty one if none does.
 
         frame: The frame of its stack that shows it.
 
@@ -68,13 +70,15 @@ class ProcessView:
 
         blocked_in: The system call that it waits in, if its target matters.
 
+        lock_holder: The rank that holds the file lock it waits for, if any.
+
         evidence: Stacks of other threads and processes that belong to it.
     """
 
     process: ProcessStacks
     cause: Cause
     doing: str
-    thread: ThreadStack | None = None
+    thread: ThreadStack = NO_THREAD
     frame: StackFrame | None = None
     location: Location | None = None
     motion: Motion = Motion.UNKNOWN
@@ -83,6 +87,7 @@ class ProcessView:
     rule: str = ""
     note: str = ""
     blocked_in: SystemCall | None = None
+    lock_holder: int | None = None
     doing_of_many: str = ""
     evidence: tuple[Evidence, ...] = ()
 
@@ -91,7 +96,29 @@ class ProcessView:
         """
         The innermost frames of the thread, and the frame the rule matches.
         """
-        return quote_stack(self.thread, self.frame)
+        return self.stack.quote
+
+    @property
+    def stack(self) -> Evidence:
+        """
+        The stack of its thread, as evidence.
+        """
+        return make_evidence(self.process, self.thread, self.frame)
+
+    @property
+    def place(self) -> str:
+        """
+        Where it does that: ``" in read (data.py:41)"``, or ``""``.
+        """
+        return f" in {self.location.brief}" if self.location else ""
+
+    def with_note(self, text: str, *evidence: Evidence) -> Self:
+        """
+        Return the view with one more remark, in brackets, and its evidence.
+        """
+        note = f"{self.note} ({text})".strip()
+        evidence = (*self.evidence, *evidence)
+        return attrs.evolve(self, note=note, evidence=evidence)
 
     def may_work(self, waited_s: float | None) -> bool:
         """
@@ -124,37 +151,7 @@ class ProcessView:
         )
 
 
-def make_view(
-    book: RuleBook,
-    process: ProcessStacks,
-    cause: Cause,
-    doing: str = "",
-    *,
-    thread: ThreadStack | None = None,
-    **more: Any,
-) -> ProcessView:
-    """
-    Make a view with the texts of a cause, and the innermost frame.
-
-    Args:
-        book: Provides the texts and remedies of causes.
-
-        doing: By default that of the cause.
-
-        more: Other attributes of the view.
-    """
-    frames = (thread.frames or thread.native) if thread else ()
-    known = {
-        "doing": doing or book.doing.get(cause, ""),
-        "frame": next(iter(frames), None),
-        "remedy": book.remedy.get(cause, ""),
-    }
-    return ProcessView(
-        process=process, cause=cause, thread=thread, **{**known, **more}
-    )
-
-
-def quote_stack(thread: ThreadStack | None, frame: StackFrame | None) -> str:
+def quote_stack(thread: ThreadStack, frame: StackFrame | None) -> str:
     """
     Quote the innermost frames of a stack, and the frame that a rule matches,
     outermost first.
@@ -165,9 +162,6 @@ def quote_stack(thread: ThreadStack | None, frame: StackFrame | None) -> str:
     Returns:
         The frames, the native frames of a second tool, and the system call.
     """
-    if thread is None:
-        return ""
-
     native = [*native_callees(thread.native)] if thread.frames else []
     own = frame if frame in native else None
     outer = frame if own is None else None
@@ -214,7 +208,7 @@ def _brief_frame(frame: StackFrame) -> str:
 
 def make_evidence(
     process: ProcessStacks,
-    thread: ThreadStack | None,
+    thread: ThreadStack,
     frame: StackFrame | None = None,
 ) -> Evidence:
     """
@@ -226,7 +220,7 @@ def make_evidence(
     place = f"pid {process.pid}"
     if process.rank is not None:
         place = f"rank {process.rank}"
-    if thread is not None and not thread.is_main:
+    if not thread.is_main:
         name = thread.name or thread.thread_id
         place += f", thread {name}" if name else ""
     return Evidence(
@@ -242,11 +236,11 @@ _MOST_EVIDENCE = 6
 _PLURALS = {"is": "are", "has": "have", "holds": "hold", "does": "do"}
 
 
-def name_processes(processes: Iterable[ProcessStacks]) -> str:
+def name_processes(views: Iterable[ProcessView]) -> str:
     """
     Name processes by their ranks, else by pid and coordinates.
     """
-    known = list(processes)
+    known = [v.process for v in views]
     ranks = sorted({p.rank for p in known if p.rank is not None})
     others = [p for p in known if p.rank is None]
     parts = []
@@ -283,6 +277,16 @@ def conjugate(subjects: Sized, doing: str) -> str:
     return verb + blank + rest
 
 
+def describe_doing(views: Sequence[ProcessView], doing: str) -> str:
+    """
+    Name processes, and say what they are doing.
+
+    Args:
+        doing: In singular, such as ``"is sleeping"``.
+    """
+    return f"{name_processes(views)} {conjugate(views, doing)}"
+
+
 def describe_views(views: Sequence[ProcessView]) -> str:
     """
     Describe what processes with the same cause are doing, and where.
@@ -291,19 +295,15 @@ def describe_views(views: Sequence[ProcessView]) -> str:
         views: At least one.
     """
     first = views[0]
-    processes = [v.process for v in views]
     doing = (len(views) > 1 and first.doing_of_many) or first.doing
-    text = f"{name_processes(processes)} {conjugate(processes, doing)}"
-    if first.location is not None:
-        text += f" in {first.location.brief}"
+    text = f"{describe_doing(views, doing)}{first.place}"
     if len({v.blocked_in for v in views}) == 1:
         text += blocked_text(first.activity)
     if first.note:
         text += f" {first.note}"
     # Whether a sleep is too long depends on its duration, so it is shown.
-    return (
-        text + _wait_duration(views) if first.cause is Cause.SLEEPING else text
-    )
+    is_sleep = first.cause is Cause.SLEEPING
+    return text + wait_duration(views) if is_sleep else text
 
 
 _MOST_TARGET = 160
@@ -330,25 +330,10 @@ def blocked_text(activity: Activity) -> str:
     return f": {name}({target!r}){note}"
 
 
-def describe_waiting(views: Sequence[ProcessView], op: str) -> str:
+def wait_duration(views: Sequence[ProcessView]) -> str:
     """
-    Describe the ranks that only wait for others.
-
-    Args:
-        op: The operation they wait in, or ``""``.
+    Return for how long processes have waited; ``""`` if that is not known.
     """
-    if not views:
-        return ""
-
-    processes = [v.process for v in views]
-    doing = f"is waiting in {op}" if op else views[0].doing
-    return (
-        f"; {name_processes(processes)} {conjugate(processes, doing)}"
-        f"{_wait_duration(views)}"
-    )
-
-
-def _wait_duration(views: Sequence[ProcessView]) -> str:
     waited_s = known_wait_s(views)
     if waited_s is None or waited_s < 1:
         return ""
@@ -359,7 +344,7 @@ def known_wait_s(views: Sequence[ProcessView]) -> float | None:
     """
     Return how long none of them has run, if the kernel reports it, in seconds.
     """
-    threads = [v.thread for v in views if v.thread is not None]
+    threads = [v.thread for v in views]
     known = [t.idle_s for t in threads if t.idle_s and t.state == "S"]
     return min(known) if known and len(known) == len(views) else None
 
@@ -378,8 +363,8 @@ def make_finding(
         changes: Attributes of the finding to replace.
     """
     first = views[0]
-    own = [make_evidence(v.process, v.thread, v.frame) for v in views]
-    more = [e for v in views[:2] for e in v.evidence]
+    more = [e for v in views[:2] for e in v.evidence][:3]
+    own = [v.stack for v in views[: _MOST_EVIDENCE - len(more)]]
     ranks = {v.process.rank for v in views if v.process.rank is not None}
     values: dict[str, object] = {
         "cause": first.cause,
@@ -389,9 +374,9 @@ def make_finding(
         "remedy": first.remedy or None,
         "location": first.location,
         "activity": first.activity,
-        "evidence": (*own[: _MOST_EVIDENCE - len(more[:3])], *more[:3]),
+        "evidence": (*own, *more),
+        **changes,
     }
-    values.update(changes)
     if values["cause"] is Cause.UNKNOWN:
         values["confidence"] = "possible"
     return Finding(**values)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,26 +22,35 @@ from .._proc import in_time
 from .._rules import (
     Pattern,
     check_table,
-    compile_pattern,
+    convert_patterns,
     one_of,
     parse_tables,
     read_rules_file,
     refuse_unknown_tables,
 )
-from ..causes import Cause
+from ..causes import Cause, Trait
 from ..errors import RulesError
 from ..findings import Confidence
 from ..usercode import is_user_frame
 from .model import (
     ProcessStacks,
     StackFrame,
+    SystemCall,
     ThreadStack,
     callsite,
     function_name,
+    innermost_native_name,
+    is_native,
     native_callees,
     python_frames,
 )
-from .motion import is_running
+from .motion import (
+    Motion,
+    classify_motion,
+    is_busy,
+    is_running,
+    wakes_per_s,
+)
 
 
 _ALL_FRAMES = 1_000_000
@@ -50,14 +59,7 @@ _at_least_one = attrs.validators.ge(1)
 Awaited = Literal["", "lock", "event", "thread", "pool", "task", "backward"]
 
 
-def _convert_patterns(_: Any, fields: list[Any]) -> list[Any]:
-    return [
-        x.evolve(converter=compile_pattern) if "Pattern" in str(x.type) else x
-        for x in fields
-    ]
-
-
-@attrs.frozen(kw_only=True, field_transformer=_convert_patterns)
+@attrs.frozen(kw_only=True, field_transformer=convert_patterns)
 class Rule:
     """
     A pattern for the stack of a thread, and its cause.
@@ -147,7 +149,7 @@ class Rule:
             raise ValueError(msg)
 
 
-@attrs.frozen(kw_only=True, field_transformer=_convert_patterns)
+@attrs.frozen(kw_only=True, field_transformer=convert_patterns)
 class Helper:
     """
     A pattern for background threads that never explain a hang.
@@ -170,6 +172,12 @@ class Helper:
     within: int = attrs.field(default=_ALL_FRAMES, validator=_at_least_one)
     native: Pattern | None = None
     unless_own: bool = False
+
+    def has_name(self, thread: ThreadStack) -> bool:
+        """
+        Return whether a thread has the name of this helper.
+        """
+        return _matches(self.thread, thread.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -206,6 +214,41 @@ class RuleBook:
     roles: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     doing: Mapping[Cause, str] = attrs.field(factory=dict)
     remedy: Mapping[Cause, str] = attrs.field(factory=dict)
+
+    def is_helper(self, thread: ThreadStack) -> bool:
+        """
+        Return whether a thread is a helper, which never explains a hang.
+
+        A thread without any frame is a helper, too.
+        """
+        frames = thread.frames[:_MOST_FRAMES]
+        if not frames and not thread.native:
+            return True
+
+        places = [":".join(callsite(f)) for f in python_frames(frames)]
+        callees = native_callees(thread.native or frames)
+        natives = [f.name[:_MOST_PATH] for f in callees]
+        return any(
+            (x.has_name(thread) and not (x.unless_own and _is_own(frames)))
+            or _finds(x.place, places[: x.within])
+            or _finds(x.native, natives)
+            for x in self.helpers
+        )
+
+    def has_helper_name(self, thread: ThreadStack) -> bool:
+        """
+        Return whether a thread has the name of a helper, whatever it runs.
+        """
+        return any(helper.has_name(thread) for helper in self.helpers)
+
+    @cached_property
+    def rules_at(self) -> Callable[[str, str], Sequence[int]]:
+        """
+        Return the numbers of the rules for a frame that match one.
+
+        Its arguments are the file and the function; results are cached.
+        """
+        return cache(partial(_rules_at, self.rules))
 
 
 def load_rules(
@@ -377,36 +420,147 @@ def _read_source(filename: str) -> list[bytes]:
 
 _MOST_PATH = 300
 _MOST_FRAMES = 500
-
+#: The longest name of a native function that is shown.
+MOST_NAME = 80
 
 RuleMatch = tuple[Rule, StackFrame]
 
 
-class MatchContext:
+class ThreadState:
     """
-    One thread, prepared for matching.
+    What one thread is doing, according to the rules.
 
     Args:
+        book: The rules.
+
         lines: The source code.
+
+    Attributes:
+        python: The Python frames of the code that it runs, innermost first.
+
+        natives: The native functions that the innermost of these called.
+
+        rule: The rule that matches; ``None`` if none does.
+
+        frame: The frame that the rule matches; without a rule, the innermost.
+
+        cause: ``unknown`` if no rule matches and the thread does not run.
+
+        motion: Whether the thread makes progress.
     """
 
     def __init__(
-        self, thread: ThreadStack, process: ProcessStacks, lines: SourceLines
+        self,
+        thread: ThreadStack,
+        process: ProcessStacks,
+        book: RuleBook,
+        lines: SourceLines,
     ) -> None:
-        self.thread = thread
-        self.gpu = uses_gpu(process)
-        self._lines = lines
-        frames = thread.frames[:_MOST_FRAMES]
-        frame_limit = count_task_frames(thread, process)
-        self.python = python_frames(frames)[:frame_limit]
-        self.natives = tuple(native_callees(thread.native or frames))
+        self.thread, self.process, self.lines = thread, process, lines
+        self.python = _task_frames(thread, process)
+        self.natives = (*native_callees(thread.native or thread.frames),)
+        self.rule: Rule | None
+        self.frame: StackFrame | None
+        found = _first_match(book, self)
+        # A library that reads, writes, or packs files may also compute.
+        if found and found[0].cause is Cause.IO_WAIT and self._is_busy:
+            found = None
+        self.rule, self.frame = found or (None, self.innermost)
+        if self.rule is not None:
+            self.cause = self.rule.cause
+            self.motion = classify_motion(thread, self.rule.wakes)
+            return
+        self.cause = self._classify_running()
+        is_native = self.cause is Cause.NATIVE_SPIN
+        self.motion = (
+            Motion.MOVING
+            if is_native and _has_returned(thread)
+            else classify_motion(thread)
+        )
+
+    @property
+    def awaits(self) -> Awaited:
+        """
+        What it waits for, according to its rule.
+        """
+        return self.rule.awaits if self.rule else ""
+
+    @property
+    def is_explained(self) -> bool:
+        """
+        Whether a rule matches, or it runs.
+        """
+        return self.rule is not None or self.cause is not Cause.UNKNOWN
+
+    @property
+    def may_defer(self) -> bool:
+        """
+        Whether another thread may show what this one waits for.
+        """
+        is_clear = self.is_explained and Trait.DEFERS not in self.cause.traits
+        return not is_clear or self.awaits == "backward"
+
+    @property
+    def waits_for_lock(self) -> bool:
+        """
+        Whether it waits for a lock that another thread holds.
+        """
+        return (
+            self.cause is Cause.LOCK_DEADLOCK
+            and self.awaits == "lock"
+            and self.motion is not Motion.MOVING
+        )
+
+    @property
+    def runs_user_code(self) -> bool:
+        """
+        Whether any of its frames is the user's.
+        """
+        return _is_own(self.thread.frames)
+
+    @property
+    def explains_wait(self) -> bool:
+        """
+        Whether its cause explains more than the wait of another thread for it.
+        """
+        return Trait.EXPLAINS_WAIT in self.cause.traits
+
+    @property
+    def native_function(self) -> str:
+        """
+        The innermost native function below Python; ``""`` if unknown.
+        """
+        frames = self.thread.native or self.thread.frames
+        return innermost_native_name(frames)[:MOST_NAME]
+
+    @property
+    def innermost(self) -> StackFrame | None:
+        """
+        The innermost Python frame, or of all frames if there is none.
+        """
+        frames = self.python or self.natives or self.thread.frames
+        return next(iter(frames), None)
+
+    @property
+    def task_frames(self) -> Sequence[StackFrame]:
+        """
+        The Python frames of the code that it runs; all frames if it has none.
+        """
+        return self.python or self.thread.frames or self.thread.native
 
     @cached_property
     def callsites(self) -> Sequence[tuple[str, str]]:
         """
         File and function of the Python frames, innermost first.
         """
-        return [*map(callsite, self.python)]
+        return [*map(callsite, self.python[:_MOST_FRAMES])]
+
+    @cached_property
+    def places(self) -> Sequence[str]:
+        """
+        The same as ``file:function``.
+        """
+        return [*map(":".join, self.callsites)]
 
     @cached_property
     def code(self) -> str:
@@ -417,7 +571,7 @@ class MatchContext:
             return ""
 
         inner = self.python[0]
-        return inner.code or self._lines(inner.filename, inner.line)
+        return inner.code or self.lines(inner.filename, inner.line)
 
     @cached_property
     def is_running(self) -> bool | None:
@@ -426,80 +580,97 @@ class MatchContext:
         """
         return is_running(self.thread)
 
+    @cached_property
+    def uses_gpu(self) -> bool | None:
+        """
+        Whether its process uses a GPU; ``None`` if unknown.
+        """
+        return uses_gpu(self.process)
+
     @property
-    def innermost(self) -> StackFrame | None:
+    def _is_busy(self) -> bool:
+        return is_busy(self.thread.activity)
+
+    def _classify_running(self) -> Cause:
         """
-        The innermost Python frame, or of all frames if there is none.
+        Distinguish a running Python loop from native code.
+
+        Returns:
+            ``unknown`` if the thread does not run.
         """
-        frames = self.python or self.natives or self.thread.frames
-        return next(iter(frames), None)
+        if not self.is_running or self.innermost is None:
+            return Cause.UNKNOWN
+        if not self._runs_native_code(self.innermost):
+            return Cause.PYTHON_LOOP
+        # The host spins until its GPU is done.
+        return Cause.GPU_SYNC_WAIT if self.uses_gpu else Cause.NATIVE_SPIN
 
-
-class Matcher:
-    """
-    Matches rules against threads, and caches the rules of each callsite.
-    """
-
-    def __init__(self, book: RuleBook) -> None:
-        self.book = book
-        self._rules_at = cache(partial(_rules_at, book.rules))
-
-    def first_match(self, context: MatchContext) -> RuleMatch | None:
+    def _runs_native_code(self, innermost: StackFrame) -> bool:
         """
-        Return the first rule that matches, and the frame that it matches.
+        Return whether a running thread is in native code, and not in Python.
         """
-        lines = self._frames_by_rule(context)
-        for number, rule in enumerate(self.book.rules):
-            frame = None
-            if rule.file or rule.function:
-                if number not in lines:
-                    continue
-                frame = context.python[lines[number]]
-            if (found := _match_rule(rule, context, frame)) is not None:
-                return rule, found
+        if self.natives and not is_native(innermost):
+            return not all(
+                _INTERPRETER_FUNCTIONS.match(f.name) for f in self.natives
+            )
 
-        return None
-
-    def is_helper(self, thread: ThreadStack) -> bool:
-        """
-        Return whether a thread is a helper, which never explains a hang.
-
-        A thread without any frame is a helper, too.
-        """
-        frames = thread.frames[:_MOST_FRAMES]
-        if not frames and not thread.native:
+        owns_gil, activity = self.thread.owns_gil, self.thread.activity
+        if not owns_gil and (
+            # Libraries compute in native code without the GIL.
+            self.uses_gpu or not is_user_frame(innermost) or owns_gil is False
+        ):
             return True
-
-        places = [":".join(callsite(f)) for f in python_frames(frames)]
-        callees = native_callees(thread.native or frames)
-        natives = [f.name[:_MOST_PATH] for f in callees]
-        for helper in self.book.helpers:
-            if _matches_helper_name(helper, thread):
+        if activity and self._is_busy and activity.has_moved is False:
+            # A loop that calls native code holds the GIL in between.
+            if activity.has_let_go:
                 return True
-            place, inner = helper.place, places[: helper.within]
-            if place and any(map(place.search, inner)):
-                return True
-            if helper.native and any(map(helper.native.search, natives)):
-                return True
+            # A line that stays the same outside a loop is one native call.
+            is_in_loop = self.lines.is_in_loop
+            return is_in_loop(innermost.filename, innermost.line) is False
+        return is_native(innermost)
 
-        return False
 
-    def has_helper_name(self, thread: ThreadStack) -> bool:
-        """
-        Return whether a thread has the name of a helper, whatever it runs.
-        """
-        return any(
-            helper.thread and helper.thread.fullmatch(thread.name)
-            for helper in self.book.helpers
-        )
+# Interpreter functions that every Python loop calls.
+_INTERPRETER_FUNCTIONS = re.compile(
+    r"^_*(Py|py)|^(long|float|unicode|list|dict|tuple|set|object|type|bool|int"
+    r"|slot|gen|range\w*|method|builtin|cfunction|vectorcall|binary|mapping"
+    r"|frame|gc|lookdict|insertdict|enum|zip|map|bytes|free|malloc|_int_free"
+    r"|_int_malloc|mem\w+|cfree|deallocate|subtype)_?(?!.*(sort|pow))\w*"
+)
 
-    def _frames_by_rule(self, context: MatchContext) -> dict[int, int]:
-        found: dict[int, int] = {}
-        for index, site in enumerate(context.callsites):
-            for number in self._rules_at(*site):
-                if index < self.book.rules[number].within:
-                    found.setdefault(number, index)
-        return found
+
+def _is_own(frames: Iterable[StackFrame]) -> bool:
+    return any(map(is_user_frame, frames))
+
+
+def _has_returned(thread: ThreadStack) -> bool:
+    """
+    Return whether native code that a thread runs returned between samples.
+
+    A thread that spins in native code neither waits nor sets a variable.
+    """
+    activity = thread.activity
+    has_new = activity is not None and activity.has_new_values is True
+    return has_new or wakes_per_s(thread) > 0
+
+
+def _first_match(book: RuleBook, state: ThreadState) -> RuleMatch | None:
+    """
+    Return the first rule that matches, and the frame that it matches.
+    """
+    frames: dict[int, StackFrame] = {}
+    for index, site in enumerate(state.callsites):
+        for number in book.rules_at(*site):
+            if index < book.rules[number].within:
+                frames.setdefault(number, state.python[index])
+    for number, rule in enumerate(book.rules):
+        frame = frames.get(number)
+        if frame is None and (rule.file or rule.function):
+            continue
+        if (found := _match_rule(rule, state, frame)) is not None:
+            return rule, found
+
+    return None
 
 
 def _rules_at(
@@ -517,15 +688,8 @@ def _rules_at(
     ]
 
 
-def _matches_helper_name(helper: Helper, thread: ThreadStack) -> bool:
-    if helper.thread is None or not helper.thread.fullmatch(thread.name):
-        return False
-    frames = thread.frames[:_MOST_FRAMES]
-    return not (helper.unless_own and any(map(is_user_frame, frames)))
-
-
 def _match_rule(
-    rule: Rule, context: MatchContext, frame: StackFrame | None
+    rule: Rule, state: ThreadState, frame: StackFrame | None
 ) -> StackFrame | None:
     """
     Return the frame that a rule matches.
@@ -533,45 +697,41 @@ def _match_rule(
     Args:
         frame: The Python frame that its *file* and *function* match, if any.
     """
-    if (rule.waits and context.is_running) or (
-        rule.gpu and context.gpu is False
+    if (rule.waits and state.is_running) or (
+        rule.gpu and state.uses_gpu is False
     ):
         return None
     if rule.native:
-        inner = context.natives[: rule.native_within]
+        inner = state.natives[: rule.native_within]
         search = rule.native.search
         native = next((f for f in inner if search(f.name[:_MOST_PATH])), None)
         paths = (path for path, _ in map(callsite, inner))
         if native is None or (
-            rule.library and not any(map(rule.library.search, paths))
+            rule.library and not _finds(rule.library, paths)
         ):
             return None
         frame = frame or native
-    if (
-        not _matches_system_call(rule, context.thread)
-        or (rule.code and not rule.code.search(context.code))
-        or not _matches_callsites(rule, context)
-    ):
-        return None
-    return frame or context.innermost
+    call = state.thread.system_call
+    is_other = (
+        (rule.call and not (call and _matches_call(rule, call)))
+        or (rule.code and not rule.code.search(state.code))
+        or _finds(rule.unless, state.places)
+        or (rule.under and not _finds(rule.under, state.places))
+    )
+    return None if is_other else frame or state.innermost
 
 
-def _matches_system_call(rule: Rule, thread: ThreadStack) -> bool:
-    call = thread.system_call
-    if call is None or rule.call is None:
-        return rule.call is None
+def _matches_call(rule: Rule, call: SystemCall) -> bool:
     is_target = not rule.target or rule.target.search(call.target[:_MOST_PATH])
-    return bool(is_target and rule.call.fullmatch(call.name[:_MOST_PATH]))
+    return bool(is_target) and _matches(rule.call, call.name[:_MOST_PATH])
 
 
-def _matches_callsites(rule: Rule, context: MatchContext) -> bool:
-    if rule.under is None and rule.unless is None:
-        return True
+def _matches(pattern: Pattern | None, text: str) -> bool:
+    return pattern is not None and pattern.fullmatch(text) is not None
 
-    places = [*map(":".join, context.callsites)]
-    if rule.unless and any(map(rule.unless.search, places)):
-        return False
-    return rule.under is None or any(map(rule.under.search, places))
+
+def _finds(pattern: Pattern | None, texts: Iterable[str]) -> bool:
+    return pattern is not None and any(map(pattern.search, texts))
 
 
 # Names of the threads of the CUDA driver, and of torch for NCCL.
@@ -583,36 +743,28 @@ _GPU_COMMAND_PREFIXES = (
 )
 
 
-def task_frames(
+def _task_frames(
     thread: ThreadStack, process: ProcessStacks
-) -> Sequence[StackFrame]:
+) -> tuple[StackFrame, ...]:
     """
-    Return the frames of the code that a worker runs; all if there are none.
-    """
-    frame_limit = count_task_frames(thread, process)
-    python = python_frames(thread.frames)
-    return python[:frame_limit] or thread.frames or thread.native
-
-
-def count_task_frames(thread: ThreadStack, process: ProcessStacks) -> int:
-    """
-    Count the innermost Python frames that belong to the code of a worker.
+    Return the Python frames that belong to the code of a worker.
 
     The frames outside them are the worker itself and, with ``fork``, its
     parent.
     """
-    for index, frame in enumerate(python_frames(thread.frames)):
+    frames = python_frames(thread.frames)
+    for index, frame in enumerate(frames):
         path, name = callsite(frame)
         is_start = name == "_bootstrap" and path.endswith(
             "multiprocessing/process.py"
         )
         if is_start or (name == "_worker_loop" and "utils/data" in path):
-            return index + 1
+            return frames[: index + 1]
         if path.endswith("torch/utils/data/_utils/fetch.py") and (
             process.role == "dataloader"
         ):
-            return index or 1
-    return len(thread.frames)
+            return frames[: index or 1]
+    return frames
 
 
 def is_program_thread(thread: ThreadStack) -> bool:
@@ -672,11 +824,6 @@ _IDLE_NAME = re.compile(r"pt_autograd\w*")
 _AT_WORK = re.compile(r"runExecute|AsyncWork|evaluate_function|execute")
 
 
-@cache
-def _builtin_matcher() -> Matcher:
-    return Matcher(builtin_rules())
-
-
 def is_background(thread: ThreadStack) -> bool:
     """
     Return whether a thread only waits for work, by the built-in rules.
@@ -686,12 +833,12 @@ def is_background(thread: ThreadStack) -> bool:
     """
     if thread.is_main:
         return False
-    matcher, stack = _builtin_matcher(), thread.native or thread.frames
+    book, stack = builtin_rules(), thread.native or thread.frames
     if stack:
         is_at_work = any(
             f.is_native and _AT_WORK.search(f.name) for f in stack
         )
-        return not is_at_work and matcher.is_helper(thread)
-    return matcher.has_helper_name(thread) or bool(
+        return not is_at_work and book.is_helper(thread)
+    return book.has_helper_name(thread) or bool(
         _IDLE_NAME.fullmatch(thread.name)
     )

@@ -20,6 +20,7 @@ from ..model import GpuKernel, StackFrame, ThreadStack, is_gil_wait
 from .frames import (
     MOST_NAME,
     Block,
+    header_matcher,
     indent_of,
     make_frame,
     shorten,
@@ -28,25 +29,14 @@ from .frames import (
 )
 
 
-_ROW = re.compile(
+#: Matches a row of ``info threads``: the thread number (*row*), its id in the
+#: system (*row_lwp*), its *name*, its *frame*, and the mark of the *current* one.
+match_thread_row = header_matcher(
     r"(?P<current>\*)?\s{0,20}(?P<row>\d{1,9})(?:\.\d{1,9})?\s{1,20}"
     r"(?:Thread 0x[0-9a-f]{1,16} )?\(?(?:LWP|process) (?P<row_lwp>\d{1,10})(?!\d)\)?"
-    r'\s{0,40}(?:"(?P<name>[^"]{0,99})")?\s{0,40}(?P<frame>[^\s()"].*)'
+    r'\s{0,40}(?:"(?P<name>[^"]{0,99})")?\s{0,40}(?P<frame>[^\s()"].*)',
+    4096,
 )
-_MOST_ROW = 4096
-
-
-def match_thread_row(line: str) -> re.Match[str] | None:
-    """
-    Match a row of ``info threads``.
-
-    Returns:
-        A match with the thread number (*row*), its id in the system
-        (*row_lwp*), its *name*, its *frame*, and the mark of the *current*
-        thread; or ``None``.
-    """
-    text = line.strip()
-    return _ROW.fullmatch(text) if len(text) <= _MOST_ROW else None
 
 
 def is_thread_row(match: re.Match[str] | None) -> bool:
@@ -97,22 +87,21 @@ Frames = tuple[StackFrame, ...]
 PYTHON_BACKTRACE = "Traceback (most recent call first):"
 
 _HEADERS = (
-    re.compile(
+    header_matcher(
         r"Thread (?P<number>\d{1,9}|N) \((?:Thread 0x[0-9a-f.]{1,19} )?\(?"
         r"(?:LWP|process) (?P<lwp>\d{1,10}|\.\.\.)\)?"
         r'(?: "(?P<name>.{0,99})")?\)?:?'
     ),
-    re.compile(
+    header_matcher(
         r"Thread (?P<number>\d{1,9}|N) \(Thread 0x[0-9a-f.]{1,19}.{0,99}\):?"
     ),
-    re.compile(
+    header_matcher(
         r"\[Switching to [Tt]hread (?:(?P<number>\d{1,9})(?:\.\d{1,9})? \()?"
         r"(?:Thread )?0x[0-9a-f]{1,16} \(LWP (?P<lwp>\d{1,10})\)\)?\]"
     ),
-    re.compile(r"(?:TID|Stack trace of thread) (?P<lwp>\d{1,10}):"),
+    header_matcher(r"(?:TID|Stack trace of thread) (?P<lwp>\d{1,10}):"),
 )
 _BEGINNINGS = ("Thread ", "[Switching to ", "TID ", "Stack trace of ")
-_MOST_HEADER = 400
 FRAME_START = re.compile(r"#(?P<depth>\d{1,6})\s{1,4}(?=\S)")
 
 _GPU_FOCUS = re.compile(
@@ -184,9 +173,9 @@ def match_header(line: str) -> re.Match[str] | None:
     text = line.strip()
     if text[:1] == "*" or text[:1].isdigit():
         return match_thread_row(text)
-    if len(text) > _MOST_HEADER or not text.startswith(_BEGINNINGS):
+    if not text.startswith(_BEGINNINGS):
         return None
-    return next((m for h in _HEADERS if (m := h.fullmatch(text))), None)
+    return next((m for match in _HEADERS if (m := match(text))), None)
 
 
 def is_gpu_focus(line: str) -> bool:

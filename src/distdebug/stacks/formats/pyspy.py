@@ -28,7 +28,6 @@ from ..model import (
 from .frames import (
     MOST_FRAMES,
     MOST_NAME,
-    Block,
     header_matcher,
     indent_of,
     make_frame,
@@ -56,14 +55,10 @@ _SHORT_FRAME = re.compile(
 )
 
 
-def parse_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
+def parse_thread(match: re.Match[str], lines: list[str]) -> ThreadStack:
     """
-    Parse the threads of one process.
+    Parse a thread as ``py-spy dump`` prints it.
     """
-    return tuple(_parse_thread(m, lines) for m, lines in blocks if m)
-
-
-def _parse_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     name = match["name"] or ""
     frames = tuple(_parse_text_frames(lines))
     active = match["state"] == "active"

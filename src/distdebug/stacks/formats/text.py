@@ -26,6 +26,7 @@ from ...identity import (
     RANK_TAG,
     RAY_PREFIX,
     TASK_LABEL,
+    coordinates_in_title,
     rank_in_name,
 )
 from ..headings import Heading, parse_coordinates, parse_heading
@@ -35,6 +36,9 @@ from . import gdb, pyspy, tracebacks
 from .frames import Block, MatchHeader, shorten
 from .gdb import is_thread_row, match_thread_row, parse_kernels
 
+
+# The pid of a process that no line names.
+UNKNOWN_PID = -1
 
 _MOST_PREFIXES = 8
 _MOST_PREFIX = 400
@@ -88,7 +92,7 @@ class LineSource(NamedTuple):
     Attributes:
         rank: Its rank, if any.
 
-        pid: Its pid, if any.
+        pid: Its pid; :data:`UNKNOWN_PID` if there is none.
 
         host: Its node, if any.
 
@@ -99,7 +103,7 @@ class LineSource(NamedTuple):
     """
 
     rank: int | None = None
-    pid: int | None = None
+    pid: int = UNKNOWN_PID
     host: str | None = None
     name: str = ""
     task: int | None = None
@@ -144,10 +148,10 @@ def _strip_prefixes(line: str, tasks: set[str]) -> tuple[LineSource, str]:
 
     names = map(known.get, ("name", "other", "pod"))
     name = next(filter(None, names), "")
-    rank, pid, task = (
-        int(known[key]) if key in known else None
-        for key in ("rank", "pid", "task")
+    rank, task = (
+        int(known[key]) if key in known else None for key in ("rank", "task")
     )
+    pid = int(known.get("pid", UNKNOWN_PID))
     if rank is None:
         rank = rank_in_name(known.get("name", ""))
     host = known.get("host") or known.get("ip")
@@ -169,22 +173,20 @@ def _match_prefix(line: str, tasks: set[str]) -> re.Match[str] | None:
     return None
 
 
-# The pid of a process that no line names.
-UNKNOWN_PID = -1
-
-ParseThreads = Callable[[Iterable[Block]], Iterable[ThreadStack]]
+ParseThread = Callable[[re.Match[str], list[str]], ThreadStack]
 
 # The tools whose threads begin with a header line.
-_TOOLS: dict[str, tuple[MatchHeader, ParseThreads]] = {
-    "py-spy": (pyspy.match_header, pyspy.parse_threads),
-    "gdb": (gdb.match_header, gdb.parse_threads),
-    "pystack": (tracebacks.match_pystack, tracebacks.parse_pystack_threads),
+_TOOLS: dict[str, tuple[MatchHeader, ParseThread | None]] = {
+    "py-spy": (pyspy.match_header, pyspy.parse_thread),
+    # All of its threads are parsed together.
+    "gdb": (gdb.match_header, None),
+    "pystack": (tracebacks.match_pystack, tracebacks.parse_pystack),
     "faulthandler": (
         tracebacks.match_faulthandler,
-        tracebacks.parse_faulthandler_threads,
+        tracebacks.parse_faulthandler,
     ),
-    "traceback": (tracebacks.match_thread_dump, tracebacks.parse_dump_threads),
-    "sampling": (tracebacks.match_sampling, tracebacks.parse_sampling_threads),
+    "traceback": (tracebacks.match_thread_dump, tracebacks.parse_dumped),
+    "sampling": (tracebacks.match_sampling, tracebacks.parse_sampling),
 }
 _HEADER_STARTS = (
     *("Thread", "Trace", "Current", "[Swi", "TID", "Stack", "The ", "~~"),
@@ -248,11 +250,11 @@ def parse_interrupted(text: str) -> tuple[ProcessStacks, ...]:
     """
     found: list[ProcessStacks] = []
     for source, lines in split_sources(text).items():
-        is_one = source.rank is not None or source.pid is not None
+        is_one = source.rank is not None or source.pid != UNKNOWN_PID
         threads = tracebacks.find_interrupted_threads(lines)
         found += (
             ProcessStacks(
-                pid=UNKNOWN_PID if source.pid is None else source.pid,
+                pid=source.pid,
                 threads=(thread,),
                 rank=source.rank,
                 host=source.host,
@@ -277,16 +279,15 @@ def _build_processes(
     rank = source.rank
     if rank is None and len({process.pid for process in built}) == 1:
         rank = source.task
-    pid = UNKNOWN_PID if source.pid is None else source.pid
     for process in built:
         is_first = process.pid == built[0].pid
         yield attrs.evolve(
             process,
-            pid=pid if process.pid == UNKNOWN_PID else process.pid,
+            pid=source.pid if process.pid == UNKNOWN_PID else process.pid,
             rank=rank if process.rank is None and is_first else process.rank,
             host=process.host or source.host,
             coordinates=process.coordinates
-            or parse_coordinates(f"x::{source.name}"),
+            or coordinates_in_title(source.name),
         )
 
 
@@ -460,8 +461,7 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
     heading, pid = draft.heading, draft.pid
     if pid == UNKNOWN_PID and heading.pid is not None:
         pid = heading.pid
-    _, parse_threads = _TOOLS[draft.tool or "faulthandler"]
-    threads = tuple(parse_threads(draft.blocks))
+    threads = _parse_threads(draft)
     if pid == UNKNOWN_PID and draft.tool in {"gdb", "pystack", "py-spy"}:
         pid = _main_thread_pid(threads)
     first = draft.blocks[0][0] if draft.blocks else None
@@ -482,6 +482,15 @@ def _build_process(draft: _ProcessDraft) -> ProcessStacks:
         fatal_error=draft.fatal_error,
         kernels=parse_kernels("\n".join(draft.gpu_lines)),
     )
+
+
+def _parse_threads(draft: _ProcessDraft) -> tuple[ThreadStack, ...]:
+    _, parse = _TOOLS[draft.tool or "faulthandler"]
+    if parse is None:
+        return gdb.parse_threads(draft.blocks)
+    threads = tuple(parse(m, lines) for m, lines in draft.blocks if m)
+    is_unmarked = draft.tool == "faulthandler"
+    return tracebacks.mark_main(threads) if is_unmarked else threads
 
 
 def _main_thread_pid(threads: Iterable[ThreadStack]) -> int:

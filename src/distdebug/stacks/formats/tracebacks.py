@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from ..model import StackFrame, ThreadStack, is_gil_wait
 from .frames import (
-    Block,
     attach_code,
     header_matcher,
     make_frame,
@@ -104,19 +103,13 @@ def _starts_thread(frame: StackFrame) -> bool:
     )
 
 
-def parse_pystack_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
+def parse_pystack(match: re.Match[str], lines: list[str]) -> ThreadStack:
     """
-    Parse the threads of one process.
+    Parse a thread as pystack prints it.
 
-    A thread is taken for the main one unless it begins where the threading
-    module starts threads.
+    It is taken for the main one unless it begins where the threading module
+    starts threads.
     """
-    return tuple(
-        _pystack_thread(match, lines) for match, lines in blocks if match
-    )
-
-
-def _pystack_thread(match: re.Match[str], lines: list[str]) -> ThreadStack:
     frames, status = _parse_outermost_first(lines), match["status"]
     has_native = any(frame.is_native for frame in frames)
     return ThreadStack(
@@ -130,20 +123,11 @@ def _pystack_thread(match: re.Match[str], lines: list[str]) -> ThreadStack:
     )
 
 
-def parse_dump_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
+def parse_dumped(match: re.Match[str], lines: list[str]) -> ThreadStack:
     """
-    Parse the threads that a program printed with :mod:`traceback`.
+    Parse a thread that a program printed with :mod:`traceback`.
     """
-    return tuple(
-        _dumped_thread(match, _parse_outermost_first(lines))
-        for match, lines in blocks
-        if match
-    )
-
-
-def _dumped_thread(
-    match: re.Match[str], frames: tuple[StackFrame, ...]
-) -> ThreadStack:
+    frames = _parse_outermost_first(lines)
     name, is_unnamed = match["name"] or "", match["number"] is not None
     is_first = bool(frames) and not _starts_thread(frames[-1])
     return ThreadStack(
@@ -154,22 +138,18 @@ def _dumped_thread(
     )
 
 
-def parse_sampling_threads(blocks: Iterable[Block]) -> tuple[ThreadStack, ...]:
+def parse_sampling(match: re.Match[str], lines: list[str]) -> ThreadStack:
     """
-    Parse the threads and tasks that Python's own profiler printed.
+    Parse a thread or task that Python's own profiler printed.
     """
-    return tuple(
-        ThreadStack(
-            name=match["name"] or "",
-            thread_id=int(match["id"]) if match["id"] else None,
-            frames=_parse_outermost_first(lines),
-            is_main="main thread" in match["status"],
-            active="on CPU" in match["status"],
-            owns_gil="has GIL" in match["status"],
-            waits_for_gil="waiting for GIL" in match["status"],
-        )
-        for match, lines in blocks
-        if match
+    return ThreadStack(
+        name=match["name"] or "",
+        thread_id=int(match["id"]) if match["id"] else None,
+        frames=_parse_outermost_first(lines),
+        is_main="main thread" in match["status"],
+        active="on CPU" in match["status"],
+        owns_gil="has GIL" in match["status"],
+        waits_for_gil="waiting for GIL" in match["status"],
     )
 
 
@@ -189,16 +169,13 @@ def parse_dump_start(line: str) -> str | None:
     return next((text.strip()[:100] for text in found.groups("") if text), "")
 
 
-def parse_faulthandler_threads(
-    blocks: Iterable[Block],
-) -> tuple[ThreadStack, ...]:
+def mark_main(threads: Sequence[ThreadStack]) -> tuple[ThreadStack, ...]:
     """
-    Parse the threads of one process, with native frames as a second stack.
+    Mark the main thread in a dump of faulthandler.
 
     Threads are written youngest first, so the main thread is the last one that
     the threading module did not start.  If it is missing, none is marked.
     """
-    threads = [_faulthandler_thread(m, lines) for m, lines in blocks if m]
     candidates = (
         number
         for number, thread in enumerate(threads)
@@ -211,9 +188,10 @@ def parse_faulthandler_threads(
     )
 
 
-def _faulthandler_thread(
-    match: re.Match[str], lines: Iterable[str]
-) -> ThreadStack:
+def parse_faulthandler(match: re.Match[str], lines: list[str]) -> ThreadStack:
+    """
+    Parse a thread of faulthandler, with native frames as a second stack.
+    """
     python: list[StackFrame] = []
     native: list[StackFrame] = []
     for line in lines:
