@@ -193,7 +193,7 @@ def integration(session: nox.Session) -> None:
 
     # One waits while the others run.
     together = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
-    common = ("-m", "not smoke", "--durations=25")
+    common = ("-m", "not smoke", "--durations=70")
     session.run("pytest", *map(str, patient), *together, *common)
     # The others run alone.
     rest = (f"--ignore={path}" for path in patient)
