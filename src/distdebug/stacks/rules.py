@@ -458,7 +458,8 @@ class ThreadState:
     ) -> None:
         self.thread, self.process, self.lines = thread, process, lines
         self.python = _task_frames(thread, process)
-        self.natives = (*native_callees(thread.native or thread.frames),)
+        frames = thread.native or thread.frames[:_MOST_FRAMES]
+        self.natives = (*native_callees(frames),)
         self.rule: Rule | None
         self.frame: StackFrame | None
         found = _first_match(book, self)
