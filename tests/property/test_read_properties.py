@@ -42,6 +42,9 @@ plain_values = st.recursive(
     ),
 )
 
+# Its tables of characters are made now: later, the limit leaves no memory.
+plain_values.validate()
+
 
 def _dump():
     job = SimulatedJob(2, stack_depth=2)
