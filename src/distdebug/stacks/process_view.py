@@ -108,7 +108,7 @@ class ProcessView:
     @property
     def place(self) -> str:
         """
-        Where it does that: ``" in read (data.py:41)"``, or ``""``.
+        The place where it does that, as ``" in read (data.py:41)"``, or ``""``.
         """
         return f" in {self.location.brief}" if self.location else ""
 
