@@ -445,6 +445,7 @@ def blame_lock_holder(finding: Finding, views: HostViews) -> Finding | None:
     others = {*finding.ranks} - {lock_holder}
     if (
         lock_holder is None
+        or not stuck  # it waits for another lock of its own process
         or {v.lock_holder for v in blocked} != {lock_holder}
         or {v.rank for v in stuck} != others
     ):

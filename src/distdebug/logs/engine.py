@@ -442,8 +442,8 @@ class _Lines:
         """
         if not self._rest:
             lines = islice(self._lines, _LINES_AT_ONCE)
-            cut = (line.rstrip("\n")[-LONGEST_LINE:] for line in lines)
-            text = "".join(f"{line}\n" for line in cut)
+            whole = (line.rstrip("\n") for line in lines)
+            text = "".join(f"{line}\n" for line in whole)
             self._rest = text.encode("utf-8", "replace")
         data, self._rest = self._rest[:most], self._rest[most:]
         return data

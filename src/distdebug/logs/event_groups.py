@@ -160,6 +160,9 @@ class EventGroup:
 
         is_more: Whether there are more lines than were counted.
 
+        before: The last event of the files before the one that is read; of two
+            files, the one that ends later has the last event.
+
         files: The files, each with the byte offset of its last event.
 
         begins: The files, each with the byte offset of its first event.
@@ -179,6 +182,7 @@ class EventGroup:
     shape: str
     first: Hit
     last: Hit
+    before: Hit | None = None
     errors: tuple[PyError, ...] = ()
     count: int = 0
     is_more: bool = False
@@ -205,8 +209,11 @@ class EventGroup:
         """
         if hit.source not in self.files and _is_before(hit, self.first):
             self.first, self.errors = hit, event.errors
-        if hit.source == self.last.source or not _is_before(hit, self.last):
-            self.last = hit
+        if hit.source not in self.files:
+            self.before = self.last if self.files else None
+        self.last = hit
+        if self.before is not None and _is_before(hit, self.before):
+            self.last = self.before
         self.files[hit.source] = hit.offset
         self.begins.setdefault(hit.source, hit.offset)
         self.count += event.line.count

@@ -363,9 +363,12 @@ def _epoch_seconds(
     zone = (parts.get("zone") or "").strip()
     rest = f"{month:02}-{int(parts['D'] or 0):02}T{clock}{zone}"
     latest = time.time() if now is None else now
-    this_year = datetime.fromtimestamp(latest, UTC).year
+    years = [year]
+    if not year:
+        this_year = datetime.fromtimestamp(latest, UTC).year
+        years = [str(this_year + i) for i in (1, 0, -1)]
     found = None
-    for candidate in [year] if year else [this_year + i for i in (1, 0, -1)]:
+    for candidate in years:
         try:
             moment = datetime.fromisoformat(f"{candidate}-{rest}")
             found = moment.timestamp() + fraction

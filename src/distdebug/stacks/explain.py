@@ -47,6 +47,7 @@ from .motion import Motion, wakes_per_s
 from .parse import StackSources, as_stacks
 from .process_view import (
     LOOK_AGAIN,
+    NO_THREAD,
     ProcessView,
     blocked_text,
     describe_doing,
@@ -325,7 +326,13 @@ def add_worker_activity(
         if child.role != "compile"
         and (child.role != "child" or not is_loader or child.threads)
     )
-    known = [child for child in children if child is not None]
+    # One without a stack is not known to be idle, but may have died.
+    known = [
+        v
+        for v in children
+        if v is not None
+        and (v.cause is not Cause.UNKNOWN or v.thread is not NO_THREAD)
+    ]
     busy = [
         v
         for v in known

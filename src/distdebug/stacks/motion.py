@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from ..findings import Confidence
-from .model import INTERPRETER, ThreadActivity, ThreadStack, is_gil_wait
+from .model import ThreadActivity, ThreadStack, is_gil_wait
 
 
 # A thread that makes progress does not sleep longer than this.
@@ -172,6 +172,9 @@ def is_running(thread: ThreadStack) -> bool | None:
 
 
 _INNER_FRAMES = 16
+# The loop that runs bytecode; other functions of the interpreter may be
+# callers that gave the GIL back.
+_RUNS_PYTHON = re.compile(r"_?PyEval_(EvalFrame|EvalCode|Vector)")
 # Functions that release the GIL before they wait.
 _RELEASES_GIL = re.compile(
     r"lock_PyThread_acquire|acquire_timed|PySleep|pysleep|time_sleep|^select_"
@@ -322,7 +325,7 @@ def _may_hold_gil(thread: ThreadStack) -> bool:
     Return whether a native stack allows that the thread holds the GIL.
     """
     natives = [f.name for f in (thread.native or thread.frames)[:200]]
-    return any(map(INTERPRETER.match, natives)) and not any(
+    return any(map(_RUNS_PYTHON.match, natives)) and not any(
         map(_RELEASES_GIL.search, natives[:_INNER_FRAMES])
     )
 

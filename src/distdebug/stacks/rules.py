@@ -753,7 +753,7 @@ def _task_frames(
     The frames outside them are the worker itself and, with ``fork``, its
     parent.
     """
-    frames = python_frames(thread.frames)
+    frames = python_frames(thread.frames[:_MOST_FRAMES])
     for index, frame in enumerate(frames):
         path, name = callsite(frame)
         is_start = name == "_bootstrap" and path.endswith(

@@ -527,6 +527,15 @@ class TestHeld:
         assert (0, 1, 3) == got.verdict.ranks
         assert Cause.LOCK_DEADLOCK is got.verdict.detail_cause
 
+    def test_own(self, verdict_of):
+        """
+        A rank that waits for a lock of its own process does not arrive.
+        """
+        got = verdict_of([0, 2, 3], stacks=[locking(1, held_by=101)])
+
+        assert (1,) == got.verdict.ranks
+        assert Cause.LOCK_DEADLOCK is got.verdict.detail_cause
+
     def test_others(self, verdict_of):
         """
         A rank that is late for another reason stays at fault.

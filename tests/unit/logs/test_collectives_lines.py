@@ -118,6 +118,7 @@ SHAPES = {
         " 45%|####5     | 45/100 [00:10<00:12]" + line
     ],
     "over-a-bar": lambda line: ["  3%|3  | 3/100 [00:01<?]\r" + line],
+    "before-a-long-bar": lambda line: [line + "\r  3%|3  | 3/100" * 5000],
     "ray": lambda line: [f"\x1b[36m(Worker pid=7, ip=10.0.0.2)\x1b[0m {line}"],
     "torchrun": lambda line: [f"[default1]:{line}"],
 }

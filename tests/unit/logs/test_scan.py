@@ -719,3 +719,18 @@ def test_count_of_lines(scan):
     lines, times = (x.summary for x in report.findings)
     assert lines.endswith("(3 lines)")
     assert times.endswith("(2 times)")
+
+
+def test_last_of_files(tmp_path):
+    """
+    The last line of an error is that of the file which ends later.
+    """
+    error = "CUDA error: an illegal memory access was encountered"
+    first, second = tmp_path / "a.log", tmp_path / "b.log"
+    first.write_text(f"2026-11-20 10:00:09 {error}\n")
+    second.write_text(f"{error}\n2026-11-20 10:00:01 {error}\n")
+
+    (found,) = scan_logs(tmp_path).findings
+
+    assert str(first) in {e.source for e in found.evidence}
+    assert "10:00:01" not in " ".join(e.quote for e in found.evidence)

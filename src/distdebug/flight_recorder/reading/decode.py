@@ -110,6 +110,7 @@ class _PickleMachine:
                 msg = f"opcode {opcode!r}, which plain data does not need,"
                 raise DamagedError(msg)
 
+            start = self.file.tell()
             try:
                 read = readers.get(opcode)
                 argument = read(self.file) if read else None
@@ -117,6 +118,7 @@ class _PickleMachine:
                 msg = "a string that is not UTF-8"
                 raise DamagedError(msg) from None
             except ValueError:
+                self.file.seek(start)
                 break
             action(self, argument)
 
