@@ -298,12 +298,6 @@ class Finding(Shown):
             **changes,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data in the layout of the command line's ``--json``.
-        """
-        return as_plain(self)
-
     def _blocks_(self) -> Iterable[Block]:
         yield Entries([finding_entry(self)])
 

@@ -434,7 +434,7 @@ class _Lines:
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = iter(lines)
-        self._rest = b""
+        self._rest = memoryview(b"")
 
     def read1(self, most: int) -> bytes:
         """
@@ -444,9 +444,10 @@ class _Lines:
             lines = islice(self._lines, _LINES_AT_ONCE)
             whole = (line.rstrip("\n") for line in lines)
             text = "".join(f"{line}\n" for line in whole)
-            self._rest = text.encode("utf-8", "replace")
+            # A view, as one line may be as large as a log.
+            self._rest = memoryview(text.encode("utf-8", "replace"))
         data, self._rest = self._rest[:most], self._rest[most:]
-        return data
+        return bytes(data)
 
 
 def _search_ahead(

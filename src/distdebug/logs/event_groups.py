@@ -38,7 +38,7 @@ _RANK_WITHIN = 200
 _SRUN_TASKS = re.compile(
     r"\bsrun: error: [\w.-]{1,200}: tasks? (?P<tasks>[\d,-]{1,200}): "
 )
-_TASK_RANGE = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")
+_TASK_RANGE = re.compile(r"(\d{1,20})(?:-(\d{1,20})?)?")
 _MOST_TASKS = 20_000
 
 
@@ -81,10 +81,10 @@ def parse_task_numbers(text: str) -> set[int]:
         The numbers, at most 20,000: they are global ranks.
     """
     ranks: set[int] = set()
-    for first, last in _TASK_RANGE.findall(text):
-        low = int(first)
+    for found in filter(None, map(_TASK_RANGE.fullmatch, text.split(","))):
+        low, high = int(found[1]), int(found[2] or found[1])
         most = low + _MOST_TASKS - len(ranks)
-        ranks.update(range(low, min(int(last or low) + 1, most)))
+        ranks.update(range(low, min(high + 1, most)))
     return ranks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from .._render import Block, Shown, Table, as_plain
+from .._render import Block, Shown, Table
 from .._text import clean
 from ..causes import Cause
 from ..findings import Finding, Missing, finding_entries, missing_block
@@ -177,12 +177,6 @@ class ScanReport(Shown):
     missing: tuple[Missing, ...] = ()
     files: int = 0
     bytes_read: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return the report as plain data.
-        """
-        return as_plain(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """

@@ -20,7 +20,7 @@ import attrs
 from .._rules import (
     Pattern,
     check_table,
-    compile_pattern,
+    convert_patterns,
     one_of,
     parse_tables,
     read_rules_file,
@@ -141,7 +141,7 @@ def _lower_words(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(text.lower() for text in texts)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=convert_patterns)
 class LogRule:
     """
     A rule that assigns a cause to log lines.
@@ -196,18 +196,10 @@ class LogRule:
 
     name: str
     words: tuple[str, ...] = attrs.field(converter=_lower_words)
-    pattern: Pattern | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    unless: Pattern | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    before: Pattern | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
-    after: Pattern | None = attrs.field(
-        converter=compile_pattern, default=None
-    )
+    pattern: Pattern | None = None
+    unless: Pattern | None = None
+    before: Pattern | None = None
+    after: Pattern | None = None
     cause: Cause = attrs.field(converter=Cause, default=Cause.UNKNOWN)
     says: str = ""
     priority: int = 2

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from .._render import Block, Branch, Shown, Tree, as_plain
+from .._render import Block, Branch, Shown, Tree
 from .._text import clean
 from ..usercode import Layer, frame_layer
 
@@ -306,12 +306,6 @@ class ProcessStacks(Shown):
         """
         marked = (t for t in self.threads if t.is_main)
         return next(marked, next(iter(self.threads), None))
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data for JSON.
-        """
-        return as_plain(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """

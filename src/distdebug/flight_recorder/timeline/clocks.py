@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
 
 from numpy.typing import NDArray
 
-from ..._render import Block, Lines, Shown, as_plain
+from ..._render import Block, Lines, Shown
 from ..._text import clean, count_text, list_text, size_text
 from ...ranks import ranks_text
 from ..analysis.job import Job, Stream, common_numbers, run_starts
@@ -111,12 +110,6 @@ class Timeline(Shown):
     records_left_out: int
     clocks: tuple[HostClock, ...]
     undated: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data, for JSON.
-        """
-        return as_plain(self)
 
     def _blocks_(self) -> Iterator[Block]:
         what = f"{self.slices:,} calls of {_ranks_text(self.ranks)}"

@@ -513,12 +513,6 @@ class CollectiveLogs(Shown):
             for record in getattr(self, name)
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Return plain data.
-        """
-        return as_plain(self)
-
     def to_records(self) -> list[dict[str, Any]]:
         """
         Return one plain dictionary per record, for a data frame.
