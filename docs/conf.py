@@ -92,6 +92,7 @@ nitpick_ignore_regex = [
         "threading",
         "time",
         "torch",
+        "types",
         "typing",
     )
 ]

@@ -19,7 +19,7 @@ import pytest
 
 
 MODULE = "distdebug.integrations.pytest_plugin"
-PROGRAM = "distdebug.integrations.rank_program"
+PROGRAM = "distdebug.testing.rank_program"
 # A checkout that is not installed declares no entry point.
 LOADED = any(x.value == MODULE for x in entry_points(group="pytest11"))
 OPTIONS = ["--strict-markers", *([] if LOADED else ["-p", MODULE])]

@@ -46,7 +46,7 @@ KNOWN = {
     # The caller's own function, whose digest came by another way.
     ("nodes/child.py", "pickle.loads"),
     # What the process of pytest that started it has pickled for it.
-    ("integrations/rank_program.py", "pickle.loads"),
+    ("testing/rank_program.py", "pickle.loads"),
     # What we dumped a moment ago, and nobody else.
     ("flight_recorder/reading/extract.py", "marshal.loads"),
 }

@@ -46,10 +46,10 @@ def mcp(args: Namespace) -> int:
       {prog} mcp /shared/hangs
       {prog} mcp --live /shared/hangs ~/runs
     """
-    from ..integrations import mcp_server, mcp_tools
+    from .. import agents
 
     if args.skill:
-        print(mcp_server.skill_file())
+        print(agents.skill_file())
         return 0
     if not args.folders or (args.allow_stopping and not args.live):
         msg = (
@@ -59,8 +59,10 @@ def mcp(args: Namespace) -> int:
         )
         raise DistdebugError(msg, remedy="distdebug mcp --live DIR")
 
+    from ..integrations import mcp_server
+
     mcp_server.serve(
-        mcp_tools.HangTools(
+        agents.HangTools(
             folders=tuple(map(os.path.realpath, args.folders)),
             live=args.live,
             allow_stopping=args.allow_stopping,

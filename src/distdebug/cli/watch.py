@@ -10,7 +10,6 @@ from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 from .. import processes, snapshots, watching
 from .command import (
@@ -24,10 +23,6 @@ from .command import (
     value,
 )
 from .output import print_json, warn
-
-
-if TYPE_CHECKING:
-    from ..integrations.metrics import WatchState
 
 
 @command(
@@ -208,7 +203,7 @@ def _config(args: Namespace) -> watching.HangDebugConfig:
     return attrs.evolve(config, output_dir=args.output_dir)
 
 
-def _states(args: Namespace) -> Iterator[WatchState]:
+def _states(args: Namespace) -> Iterator[watching.WatchState]:
     if args.metrics is not None or args.metrics_port is not None:
         from ..integrations.metrics import WatchMetrics
 
@@ -220,7 +215,7 @@ def _states(args: Namespace) -> Iterator[WatchState]:
 
 
 def _integrated_hooks(
-    args: Namespace, states: Iterable[WatchState]
+    args: Namespace, states: Iterable[watching.WatchState]
 ) -> Iterator[watching.Hook]:
     yield from (state.on_hang for state in states)
     if args.notify is not None:
@@ -230,7 +225,7 @@ def _integrated_hooks(
 
 
 def _observed_sense(
-    args: Namespace, states: Collection[WatchState]
+    args: Namespace, states: Collection[watching.WatchState]
 ) -> Callable[..., object] | None:
     """
     Return what determines progress, and is shown to the states.

@@ -11,7 +11,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .training import TrainingWatch as TrainingWatch
-    from .training import watched as watched
+    from .training_loop import watched as watched
 else:
     from .._lazy import lazy_names
 

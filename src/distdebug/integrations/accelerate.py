@@ -11,7 +11,8 @@ from typing import Any
 
 import accelerate
 
-from .training import TrainingWatch, counting_steps
+from .training import TrainingWatch
+from .training_loop import counting_steps
 
 
 class WatchedAccelerator(accelerate.Accelerator):

@@ -18,8 +18,7 @@ from typing import Any
 
 from .._proc import in_time, start_call
 from ..errors import MissingDependencyError
-from ..watching import Hang
-from .metrics import WatchState
+from ..watching import Hang, WatchState
 
 
 _PROTOCOL = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"

@@ -18,7 +18,8 @@ from ray.train.torch import TorchConfig
 
 from ..diagnosis import diagnose
 from ..errors import DistdebugError
-from .training import TrainingWatch, watched
+from .training import TrainingWatch
+from .training_loop import watched
 
 
 _logger = logging.getLogger("distdebug")

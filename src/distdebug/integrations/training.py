@@ -1,5 +1,5 @@
 """
-Record and watch a training loop, whatever runs it.
+The recorder and the watch of one rank, for the hooks of training frameworks.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ import logging
 import os
 import sys
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..errors import DistdebugError
@@ -114,19 +112,15 @@ class TrainingWatch:
             if note not in known:
                 error.add_note(note)
 
-    def _explain_last(
-        self,
-        kind: type[BaseException],
-        error: BaseException,
-        trace: TracebackType | None,
-    ) -> None:
+    def _explain_last(self, *raised: Any) -> None:
         """
         Explain an exception that ends the program: a hook of Python, as most
         frameworks have none for it.
         """
+        _, error, _ = raised
         with suppress(Exception):
             self.explain(error)
-        self._next_hook(kind, error, trace)
+        self._next_hook(*raised)
 
     def close(self) -> None:
         """
@@ -160,60 +154,3 @@ class WatchingCallback:
     def __reduce__(self) -> tuple[Any, ...]:
         # Ranks that are spawned make a watch of their own.
         return self._make_again, ()
-
-
-@contextmanager
-def watched(
-    output_dir: str | os.PathLike[str] = "hangs",
-    *,
-    dump_dir: str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> Iterator[TrainingWatch]:
-    """
-    Record and watch a block of code; each step of an optimizer is progress.
-
-    It fits any loop: plain ones, torchtitan, DeepSpeed.  What an exception says
-    that leaves the block has the diagnosis of the hang before, if there was
-    one.
-
-    Example::
-
-        with distdebug.integrations.watched("hangs"):
-            main()  # makes the process group, and trains
-
-    Args:
-        output_dir: The folder for snapshots of hangs, shared by all ranks.
-
-        dump_dir: Where ranks write their Flight Recorder dumps; see
-            :func:`~distdebug.enable_flight_recorder`.
-
-        options: Further arguments of :func:`~distdebug.watch`.
-
-    Yields:
-        The watch; ``begin("evaluation")`` and ``end("evaluation")`` allow a long
-        phase without steps.
-    """
-    training = TrainingWatch(output_dir, dump_dir=dump_dir, **options)
-    with counting_steps(training):
-        training.start(None)
-        try:
-            yield training
-        except BaseException as error:
-            training.explain(error)
-            raise
-        finally:
-            training.close()
-
-
-@contextmanager
-def counting_steps(training: TrainingWatch) -> Iterator[None]:
-    """
-    Count the steps of all optimizers of this process as steps of *training*.
-    """
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    handle = register_optimizer_step_post_hook(lambda *_: training.step())
-    try:
-        yield
-    finally:
-        handle.remove()

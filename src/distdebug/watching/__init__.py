@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .loop import watch_files as watch_files
     from .loop import watch_processes as watch_processes
     from .response import respond as respond
+    from .state import WatchState as WatchState
 else:
     from .._lazy import lazy_names
 

@@ -12,14 +12,13 @@ import threading
 import anyio
 import pytest
 
-import distdebug
-
-from distdebug import integrations
+from distdebug import capture, integrations
 from distdebug.__main__ import main
+from distdebug.agents import HangTools, calls, skill_file
+from distdebug.agents import tools as agent_tools
 from distdebug.capture import Capture, CaptureStatus, ProcessCapture
-from distdebug.integrations import mcp_server, mcp_tools
+from distdebug.integrations import mcp_server
 from distdebug.integrations.mcp_server import make_server
-from distdebug.integrations.mcp_tools import HangTools
 from distdebug.processes import Worker
 from distdebug.stacks import ProcessStacks
 from distdebug.testing import SimulatedJob, make_dumps
@@ -119,7 +118,7 @@ class TestSkill:
         listed = use(tools, lambda client: client.list_tools()).tools
         known = {x.name: {*x.input_schema["properties"]} for x in listed}
 
-        calls = re.findall(r"`(\w+)\(([^)`]*)\)`", mcp_server.skill_file())
+        calls = re.findall(r"`(\w+)\(([^)`]*)\)`", skill_file())
 
         assert {*known} == {name for name, _ in calls}
         for name, parameters in calls:
@@ -129,7 +128,7 @@ class TestSkill:
         """
         What the skill file says must not be asked for is what stops processes.
         """
-        _, _, never = mcp_server.skill_file().partition("## Never")
+        _, _, never = skill_file().partition("## Never")
         (sentence,) = re.findall(r"Never ask for (.*?) in `stacks`", never)
 
         for name in re.findall(r"`(\w+)`", sentence):
@@ -440,7 +439,7 @@ def test_blind(folder, monkeypatch):
         stacks=ProcessStacks(pid=7, source="py-spy", threads=()),
     )
     seen = Capture(host="n1", processes=(process,))
-    monkeypatch.setattr(distdebug, "capture_node", lambda **_: seen)
+    monkeypatch.setattr(capture, "capture_node", lambda **_: seen)
 
     text, data = ask(folder, "stacks", live=True)
 
@@ -454,7 +453,9 @@ class TestTime:
         A call that takes too long is given up, with what to do about it.
         """
         may_end = threading.Event()
-        monkeypatch.setattr(distdebug, "diagnose", lambda *_: may_end.wait(60))
+        monkeypatch.setattr(
+            agent_tools, "diagnose", lambda *_: may_end.wait(60)
+        )
 
         text, _ = ask(folder, "diagnose", timeout_s=0.2)
         may_end.set()
@@ -467,7 +468,9 @@ class TestTime:
         While one call works, others are answered.
         """
         may_end = threading.Event()
-        monkeypatch.setattr(distdebug, "diagnose", lambda *_: may_end.wait(60))
+        monkeypatch.setattr(
+            agent_tools, "diagnose", lambda *_: may_end.wait(60)
+        )
         tools = HangTools(folders=(str(folder),), timeout_s=60)
 
         async def both(client):
@@ -486,14 +489,14 @@ class TestTime:
         """
         Calls that were given up still count, so that they cannot pile up.
         """
-        most = mcp_server._MOST_CALLS
+        most = calls._MOST_CALLS
         started, may_end = [], threading.Event()
 
         def work(*_):
             started.append(1)
             may_end.wait(60)
 
-        monkeypatch.setattr(distdebug, "diagnose", work)
+        monkeypatch.setattr(agent_tools, "diagnose", work)
         tools = HangTools(folders=(str(folder),), timeout_s=0.3)
 
         async def storm(client):
@@ -567,7 +570,7 @@ class TestPage:
         """
         A page that is too large says how to write it instead.
         """
-        monkeypatch.setattr(mcp_tools, "_MOST_PAGE_CHARS", 10)
+        monkeypatch.setattr(agent_tools, "_MOST_PAGE_CHARS", 10)
 
         assert "--html report.html" in refusal(folder, folder)
 

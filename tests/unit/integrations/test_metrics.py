@@ -4,6 +4,7 @@ Metrics of a watch, as Prometheus reads them.
 
 from __future__ import annotations
 
+import time
 import urllib.request
 
 from unittest import mock
@@ -35,11 +36,11 @@ def test_textfile(tmp_path, monkeypatch):
     else lies beside it.
     """
     monkeypatch.setenv("RANK", "3")
-    monkeypatch.setattr(metrics_of.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
     with metrics_of.WatchMetrics(tmp_path / "r{rank}.prom") as metrics:
         count_step()
         assert metrics.observe(7) == 7
-        monkeypatch.setattr(metrics_of.time, "time", lambda: 2000.0)
+        monkeypatch.setattr(time, "time", lambda: 2000.0)
         metrics.observe(7)
         metrics.observe(None)
         hang = mock.Mock(cause=Cause.IO_WAIT)

@@ -40,8 +40,11 @@ def test_the_marker_is_declared(pytester):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("0", "the marker ranks(0) is wrong: *are numbers above 0"),
-        ("2, timeout_s=-1", "*ranks(2, timeout_s=-1) is wrong: *"),
+        ("0", "the marker ranks(0) is wrong: 'count' must be >= 1: 0"),
+        (
+            "2, timeout_s=-1",
+            "*ranks(2, timeout_s=-1) is wrong: 'timeout_s' must be > 0: -1",
+        ),
         ("'2'", "the marker ranks('2') is wrong: *"),
         (
             "2, timeout=1",
@@ -90,7 +93,7 @@ def test_an_argument_that_cannot_travel_is_named(pytester):
     result.stdout.fnmatch_lines(
         [
             "the argument 'lock' cannot be passed on to the ranks: TypeError*",
-            "Try: make it in the test function, which runs on every rank",
+            "Try: make it in the function, which runs on every rank",
         ]
     )
 
@@ -115,5 +118,5 @@ def test_a_global_that_cannot_travel_fails_the_test(pytester):
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["the test function cannot be passed on to the ranks: TypeError*"]
+        ["the function cannot be passed on to the ranks: TypeError*"]
     )

@@ -1,7 +1,7 @@
 """
-Run one rank of a test: join the process group, call the function, report.
+Run one local rank: join the process group, call the function, report.
 
-:mod:`~distdebug.integrations.local_ranks` starts it, with the variables of the
+:mod:`~distdebug.testing.local_ranks` starts it, with the variables of the
 rank in the environment, and removes what it leaves.
 """
 
@@ -14,16 +14,19 @@ import os
 import pickle
 import sys
 import time
+import traceback
 
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import distdebug
-
 from distdebug._io import write_whole
 from distdebug.capture import end_with_parent
 from distdebug.errors import NotRecordingError
+from distdebug.flight_recorder import (
+    dump_flight_recorder,
+    enable_flight_recorder,
+)
 
 
 def main(parent: str, folder: str, gate: str) -> None:
@@ -45,7 +48,7 @@ def main(parent: str, folder: str, gate: str) -> None:
     # recorder is enabled, which then knows what this torch reads.
     from torch import distributed
 
-    distdebug.enable_flight_recorder(dump_dir=Path(folder, "dumps"))
+    enable_flight_recorder(dump_dir=Path(folder, "dumps"))
     rank, size = (int(os.environ[x]) for x in ("RANK", "WORLD_SIZE"))
     run = Path(folder).absolute()
     distributed.init_process_group(
@@ -66,7 +69,7 @@ def main(parent: str, folder: str, gate: str) -> None:
             raise
     else:
         with suppress(NotRecordingError):  # a schedule is made from it
-            distdebug.dump_flight_recorder()
+            dump_flight_recorder()
         _write(run / f"{rank}.end", {"kind": "returned"}, log)
     wait_for_other_ranks(int(gate))
     if distributed.is_initialized():
@@ -87,9 +90,14 @@ def wait_for_other_ranks(gate: int) -> None:
 
 def _describe(exc: BaseException, function: Any) -> dict[str, Any]:
     """
-    Describe an exception as *pytest* does, and what it means for the test.
+    Describe an exception as *pytest* does, and what it means for a test.
     """
-    import pytest
+    try:
+        import pytest
+    except ImportError:
+        last = "".join(traceback.format_exception_only(exc)).strip()
+        text = "".join(traceback.format_exception(exc))
+        return {"kind": "raised", "summary": last, "traceback": text}
 
     code = getattr(inspect.unwrap(function), "__code__", None)
     info = pytest.ExceptionInfo.from_exception(exc)

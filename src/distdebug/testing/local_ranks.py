@@ -4,7 +4,9 @@ Run a function on local ranks, each a process of its own, and end them.
 
 from __future__ import annotations
 
+import io
 import json
+import marshal
 import os
 import signal
 import socket
@@ -12,15 +14,18 @@ import subprocess
 import sys
 import time
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from types import CodeType, ModuleType
+from typing import ClassVar, Literal
 
 import attrs
 
 from .._io import read_ordinary
 from .._proc import child_has_ended, kill_group, uninterrupted
+from ..errors import DistdebugError
 
 
 _POLL_S = 0.02
@@ -31,6 +36,7 @@ _CONSEQUENCES_S = 3.0
 _EXIT_S = 20.0
 _REAP_S = 5.0
 _MAX_REPORT_BYTES = 1 << 24
+_MAX_OUTPUT_BYTES = 1 << 16
 
 
 @attrs.frozen
@@ -108,6 +114,15 @@ class LocalRanks:
         Return the file that holds the output of a rank.
         """
         return self.folder / "logs" / f"rank_{rank}.log"
+
+    def output(self, rank: int) -> str:
+        """
+        Return the last 64 KiB that the function has printed on a rank.
+        """
+        output, end = self.log(rank).read_bytes(), self.ends.get(rank)
+        if end is not None:
+            output = output[: end.printed]
+        return output[-_MAX_OUTPUT_BYTES:].decode("utf-8", "replace")
 
     def wait(self, timeout_s: float) -> None:
         """
@@ -246,7 +261,7 @@ def _start(
         )
 
 
-_PROGRAM = "distdebug.integrations.rank_program"
+_PROGRAM = "distdebug.testing.rank_program"
 
 
 def _environment(count: int) -> dict[str, str]:
@@ -273,3 +288,62 @@ def _free_port() -> int:
         server.bind(("127.0.0.1", 0))
         port: int = server.getsockname()[1]
         return port
+
+
+def pickle_call(
+    function: Callable[..., object],
+    arguments: Mapping[str, object],
+    modules: Iterable[ModuleType],
+) -> bytes:
+    """
+    Pickle a function and its keyword arguments, for :func:`local_ranks`.
+
+    Args:
+        modules: Modules that the ranks may not be able to import: what is
+            defined in them travels by value.
+
+    Raises:
+        DistdebugError: Something cannot be pickled; the message names it.
+    """
+    import cloudpickle
+
+    known = cloudpickle.list_registry_pickle_by_value()
+    with ExitStack() as stack:
+        for module in modules:
+            if module.__name__ not in known:
+                cloudpickle.register_pickle_by_value(module)
+                stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        # One by one first, so that an error names the culprit.
+        for name, value in arguments.items():
+            _pickle(value, f"the argument {name!r}")
+        return _pickle((function, {**arguments}), "the function")
+
+
+def _pickle(value: object, what: str) -> bytes:
+    try:
+        return _dumps(value)
+    except Exception as exc:
+        reason = f"{type(exc).__name__}: {exc}"
+        msg = f"{what} cannot be passed on to the ranks: {reason}"
+        remedy = "make it in the function, which runs on every rank"
+        raise DistdebugError(msg, remedy=remedy) from exc
+
+
+def _dumps(value: object) -> bytes:
+    """
+    Pickle a value by *cloudpickle*, and keep the file names of its code.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table: ClassVar = ChainMap(
+            {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+        )
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _reduce_code(code: CodeType) -> tuple[object, tuple[bytes]]:
+    return marshal.loads, (marshal.dumps(code),)

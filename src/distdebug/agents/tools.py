@@ -1,62 +1,43 @@
 """
-Answer questions about jobs with text and data of bounded size, for agents.
-
-Only the folders that were named are read; an answer begins with the sentence of
-the verdict.
+Answer the questions of agents about jobs, from the folders that were named.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal
 
 import attrs
 
-import distdebug
-
-from .. import capture, flight_recorder, health, processes, ray, stacks
+from .. import (
+    capture,
+    flight_recorder,
+    health,
+    logs,
+    processes,
+    ray,
+    stacks,
+)
 from .._io import is_there, is_within
-from .._text import clean, count_text, list_text, text_table
+from .._text import count_text, list_text, text_table
+from ..diagnosis import diagnose
 from ..errors import CaptureError, DistdebugError
-from ..findings import Finding
 from ..ranks import ranks_text
+from ..report import report_html
+from .answers import Answer, answer, judged
 
 
-# Of the text, and of the data; both are a few thousand tokens.
-_MOST_CHARS = 16_000
+#: The methods of :class:`HangTools` that agents call.
+TOOLS = ("diagnose", "stacks", "logs", "phase", "health", "entries")
+
 _MOST_PAGE_CHARS = 4_000_000
 _MOST_ROWS = 500
-_NARROW = "ask for fewer files, ranks, or rows to see what was cut"
-
-
-class Answer(TypedDict):
-    """
-    What each tool returns.
-
-    Attributes:
-        verdict: One sentence.
-
-        is_fine: Whether nothing is wrong; ``None`` if that was not asked.
-
-        report: Text to read, the verdict first.
-
-        data: The same as data, in the layout of the command line's ``--json``;
-            what is empty is left out.
-
-        cut: What was left out because it is too large, and how to see it.
-    """
-
-    verdict: str
-    is_fine: bool | None
-    report: str
-    data: dict[str, Any]
-    cut: list[str]
 
 
 @attrs.frozen(kw_only=True)
@@ -89,8 +70,8 @@ class HangTools:
             paths: Files and folders of one job; by default all that this
                 server may read.
         """
-        diagnosis = distdebug.diagnose(*self._find(paths))
-        return _answer(
+        diagnosis = diagnose(*self._find(paths))
+        return answer(
             diagnosis.verdict.summary,
             str(diagnosis),
             diagnosis.to_dict(),
@@ -125,7 +106,7 @@ class HangTools:
         """
         self._require_live(stops=native or cuda)
         patterns = [pattern] if pattern else []
-        captured = distdebug.capture_node(
+        captured = capture.capture_node(
             pids=pids or None,
             patterns=patterns,
             native="classes" if native else "none",
@@ -138,8 +119,8 @@ class HangTools:
         data = {**captured.to_dict(), "tree": tree}
         if captured.is_blind:
             verdict = "no stack could be read: see what is missing, and why"
-            return _answer(verdict, str(captured), data)
-        return _judged(captured.findings, captured, data)
+            return answer(verdict, str(captured), data)
+        return judged(captured.findings, captured, data)
 
     def logs(
         self,
@@ -159,18 +140,18 @@ class HangTools:
         """
         found = self._find(paths)
         if question == "collectives":
-            read = distdebug.read_collective_logs([*map(Path, found)])
-            findings = distdebug.collective_findings(read)
-            return _judged(findings, read, read.to_dict())
+            read = logs.read_collective_logs([*map(Path, found)])
+            findings = logs.collective_findings(read)
+            return judged(findings, read, read.to_dict())
         if question == "deaths":
             deaths = ray.find_deaths(ray.find_ray_sessions(*found))
             findings = ray.death_findings(deaths)
-            return _judged(findings, deaths, deaths.to_dict())
-        scanned = distdebug.scan_logs(found)
+            return judged(findings, deaths, deaths.to_dict())
+        scanned = logs.scan_logs(found)
         if not scanned.bytes_read:
             verdict = "no log could be read: see what is missing, and why"
-            return _answer(verdict, str(scanned), scanned.to_dict())
-        return _judged(scanned.findings, scanned, scanned.to_dict())
+            return answer(verdict, str(scanned), scanned.to_dict())
+        return judged(scanned.findings, scanned, scanned.to_dict())
 
     def phase(
         self,
@@ -185,13 +166,13 @@ class HangTools:
 
             has_ended: Whether the job is over, so that silence means nothing.
         """
-        found = distdebug.detect_phase(
+        found = logs.detect_phase(
             [*map(Path, self._find(paths))],
             now=None if has_ended else time.time(),
         )
         is_known = found.framework or found.current or found.findings
         is_fine = all(x.cause.is_fine for x in found.findings)
-        return _answer(
+        return answer(
             found.verdict,
             str(found),
             found.to_dict(),
@@ -214,7 +195,7 @@ class HangTools:
         )
         data = {"node": node.to_dict(), "environment": variables.to_dict()}
         findings = (*node.findings, *variables.findings)
-        return _judged(findings, f"{node}\n\n{variables}", data)
+        return judged(findings, f"{node}\n\n{variables}", data)
 
     def entries(  # noqa: PLR0913 each can be left out
         self,
@@ -245,7 +226,7 @@ class HangTools:
         if rank is None and seq is None:
             msg = "all calls of all ranks are too many to list"
             raise DistdebugError(msg, remedy="name a rank, or a seq and group")
-        dumps = distdebug.read_dumps(map(Path, self._find(paths)))
+        dumps = flight_recorder.read_dumps(map(Path, self._find(paths)))
         flight_recorder.check_readable(dumps)
         rows = [
             row
@@ -264,7 +245,7 @@ class HangTools:
         """
         Return the HTML report of a file or folder: a page for people.
         """
-        html = distdebug.report_html(*self._find([path]))
+        html = report_html(*self._find([path]))
         if len(html) > _MOST_PAGE_CHARS:
             msg = f"the page has {len(html):,} characters, which is too large"
             remedy = "distdebug diagnose FOLDER --html report.html"
@@ -343,73 +324,30 @@ def _list_rows(
     ]
     report = f"{verdict}\n\n{text_table(columns, table)}" if rows else verdict
     data = {"entries": [x.to_dict() for x in shown]}
-    answer = _answer(verdict, report, data)
+    listed = answer(verdict, report, data)
     if len(rows) > len(shown):
         cut = f"entries: {len(shown):,} of {len(rows):,}"
-        answer["cut"].insert(0, cut)
-    return answer
+        listed["cut"].insert(0, cut)
+    return listed
 
 
-def _judged(
-    findings: Sequence[Finding], report: object, data: Mapping[str, Any]
-) -> Answer:
-    wrong = [x for x in findings if not x.cause.is_fine]
-    first = next(iter(wrong or findings), None)
-    fine = "nothing wrong was found, as far as can be seen"
-    verdict = first.summary if first else fine
-    return _answer(verdict, str(report), data, is_fine=not wrong)
-
-
-def _answer(
-    verdict: str,
-    report: str,
-    data: Mapping[str, Any],
-    *,
-    is_fine: bool | None = None,
-) -> Answer:
+def skill_file() -> str:
     """
-    Return an answer of bounded size that says what was cut.
+    Return the skill file, which says when to ask what.
     """
-    small, cut = _fit(data)
-    verdict = clean(verdict, limit=2000)
-    # Results begin with their verdict, which may be wrapped.
-    if not " ".join(report[:2000].split()).startswith(verdict[:40]):
-        report = f"{verdict}\n\n{report}"
-    if len(report) > _MOST_CHARS:
-        cut.append(f"report: {_MOST_CHARS:,} of {len(report):,} characters")
-        report = report[:_MOST_CHARS]
-    if cut:
-        cut.append(_NARROW)
-    return Answer(
-        verdict=verdict, is_fine=is_fine, report=report, data=small, cut=cut
+    return (files("distdebug.agents") / "SKILL.md").read_text("utf-8")
+
+
+def instructions(tools: HangTools) -> str:
+    """
+    Return what an agent is told at first: when to ask what, and what is
+    permitted.
+    """
+    skill = skill_file().partition("\n---\n")[2].strip()  # without its header
+    live = "may" if tools.live else "may not"
+    stop = "may" if tools.allow_stopping else "may not"
+    return (
+        f"{skill}\n\nThis server reads {list_text(tools.folders, most=20)}; "
+        f"relative paths are looked for there. It {live} look at live "
+        f"processes, and {stop} stop them."
     )
-
-
-def _fit(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """
-    Return as much of some data as fits, and what was cut.
-    """
-    for most in (1000, 300, 100, 30, 10, 3, 1):
-        cut: dict[str, str] = {}
-        text = json.dumps(_shorten(data, most, "", cut), default=str)
-        if len(text) <= _MOST_CHARS:
-            return json.loads(text), [*islice(cut.values(), 20)]
-    return {}, ["data: too large"]
-
-
-def _shorten(value: Any, most: int, name: str, cut: dict[str, str]) -> Any:
-    """
-    Cut lists and texts, leave out what is empty, and note what was cut.
-    """
-    if isinstance(value, Mapping):
-        items = islice(value.items(), 20 + most)
-        parts = {
-            str(k): _shorten(x, most, f"{name}.{k}".lstrip("."), cut)
-            for k, x in items
-        }
-        return {k: x for k, x in parts.items() if x not in (None, "", [], {})}
-    if isinstance(value, list | tuple):
-        if len(value) > most:
-            cut.setdefault(name, f"{name}: {most:,} of {len(value):,}")
-        return [_shorten(x, most, name, cut) for x in value[:most]]
-    return clean(value, limit=200 + most) if isinstance(value, str) else value

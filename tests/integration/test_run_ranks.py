@@ -1,0 +1,86 @@
+"""
+Functions on local ranks without *pytest*: how they end, and what is left.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from distdebug.testing import run_ranks
+
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None,
+        reason="torch is not installed",
+    ),
+    pytest.mark.process,
+]
+
+
+def run(tmp_path, function, **options):
+    """
+    Run a function of this module on two ranks.
+    """
+    folder = tmp_path / "run"
+    folder.mkdir()
+    here = {sys.modules[__name__]}
+    return folder, run_ranks(
+        function, 2, folder=folder, modules=here, timeout_s=20.0, **options
+    )
+
+
+def agree(expected):
+    """
+    Sum the ranks, and compare.
+    """
+    import torch.distributed as dist
+
+    total = torch_of(dist.get_rank())
+    dist.all_reduce(total)
+    print("the sum is", int(total))
+    assert expected == int(total)
+
+
+def torch_of(value):
+    """
+    Return a tensor.
+    """
+    import torch
+
+    return torch.tensor(value)
+
+
+def test_success_leaves_nothing(tmp_path):
+    """
+    Ranks that return have no failure, and their folder is removed.
+    """
+    folder, outcome = run(tmp_path, agree, arguments={"expected": 1})
+
+    assert not outcome.failure
+    assert {0: "the sum is 1\n", 1: "the sum is 1\n"} == outcome.outputs
+    assert ["returned"] * 2 == [x.kind for x in outcome.ends.values()]
+    assert not folder.exists()
+
+
+def test_failure_without_pytest(tmp_path, monkeypatch):
+    """
+    Where *pytest* is not installed, the traceback is Python's own, and the
+    evidence is kept.
+    """
+    lost = tmp_path / "lost"
+    lost.mkdir()
+    lost.joinpath("pytest.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(lost)
+
+    folder, outcome = run(tmp_path, agree, arguments={"expected": 2})
+
+    assert outcome.failure.startswith("rank ")
+    assert "AssertionError" in outcome.failure.splitlines()[0]
+    assert "Traceback (most recent call last)" in outcome.failure
+    assert "assert expected == int(total)" in outcome.failure
+    assert f"the evidence is in {folder}" in outcome.failure
+    assert [*folder.glob("dumps/*")]
