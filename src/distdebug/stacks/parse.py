@@ -19,6 +19,7 @@ from typing import IO, Protocol
 import attrs
 
 from .._io import FileWalk, is_folder, open_ordinary
+from .._lazy import late_pattern
 from .._search import TextIndex, make_text_index
 from .._text import list_text
 from ..errors import CaptureError
@@ -35,8 +36,8 @@ from .model import ProcessStacks, ThreadStack
 # A process with 10,000 threads of 200 frames needs less.
 _MOST_BYTES = 1 << 28
 
-_CAPTURE_FILE = re.compile(r"(?:pyspy|cudagdb)_.+_\d{1,10}\.(?:json|txt)")
-_STACK_FILE = re.compile(
+_CAPTURE_FILE = late_pattern(r"(?:pyspy|cudagdb)_.+_\d{1,10}\.(?:json|txt)")
+_STACK_FILE = late_pattern(
     r"py-?spy|cuda-?gdb|pystack|faulthandler|back-?trace|(?:^|[_.-])gdb[_.-]"
     r"|\.stacks?\b|stack.*\.(?:txt|json|log|out)$|\.bt$"
     r"|^trace-.*\.out$|^VLLM_STACK_DUMP_",
@@ -204,8 +205,8 @@ def _read_lines(file: IO[bytes], start: int, end: int) -> bytes:
 
 
 _HEAD_BYTES = 1 << 10
-_JSON_START = re.compile(r"\s*\[\s*(?:[{\[]|\Z|\d+\s*\]\s*\Z)")
-_JSON_LINE = re.compile(r"^\[\s*\{", re.MULTILINE)
+_JSON_START = late_pattern(r"\s*\[\s*(?:[{\[]|\Z|\d+\s*\]\s*\Z)")
+_JSON_LINE = late_pattern(r"^\[\s*\{", re.MULTILINE)
 
 Source = str | os.PathLike[str]
 
