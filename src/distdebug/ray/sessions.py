@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -546,6 +545,8 @@ def _resolve_latest_link(path: Path) -> Path:
 def _list_default_folders() -> list[Path]:
     if ray_tmpdir := os.environ.get("RAY_TMPDIR"):
         return [Path(ray_tmpdir, "ray"), Path(ray_tmpdir)]
+    import tempfile  # slow to import
+
     tops = dict.fromkeys((tempfile.gettempdir(), "/tmp"))  # noqa: S108 Ray's own default
     return [path for top in tops for path in matching(top, "ray*")]
 

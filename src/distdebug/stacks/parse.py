@@ -14,13 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 import attrs
 
 from .._io import FileWalk, is_folder, open_ordinary
 from .._lazy import late_pattern
-from .._search import TextIndex, make_text_index
 from .._text import list_text
 from ..errors import CaptureError
 from ..findings import Missing
@@ -31,6 +30,10 @@ from .formats.text import UNKNOWN_PID, parse_interrupted, parse_text
 from .headings import parse_file_name
 from .jobs import join_processes
 from .model import ProcessStacks, ThreadStack
+
+
+if TYPE_CHECKING:
+    from .._search import TextIndex
 
 
 # A process with 10,000 threads of 200 frames needs less.
@@ -133,6 +136,9 @@ _BEFORE, _AFTER = 1 << 16, 1 << 17
 
 @cache
 def _index() -> TextIndex:
+    # Those who capture stacks have nothing to search, and need no numpy.
+    from .._search import make_text_index
+
     return make_text_index(text.encode() for text in _STACK_TEXTS)
 
 

@@ -155,7 +155,22 @@ class TestHelp:
             "distdebug.ray.deaths",
             "importlib.metadata",
             "logging",
+            "tempfile",
         }
+
+    @pytest.mark.process
+    def test_imports_of_stacks(self):
+        """
+        What captures stacks and explains them needs no numpy.
+        """
+        got = run_python(
+            "import sys; from distdebug import capture_node, explain_stacks\n"
+            "print(*sys.modules)"
+        )
+
+        loaded = set(got.split())
+        assert {"distdebug.capture.node", "distdebug.stacks.parse"} < loaded
+        assert not loaded & {"numpy", "psutil", "rich", "torch"}
 
     @pytest.mark.parametrize(
         ("name", "expected"),
