@@ -75,6 +75,7 @@ RUNS = {
     "stacks": Figure(
         f"{_BENCH}/bench_stacks.py --ranks 1024 4096 10000 16384", 15
     ),
+    "small": Figure(f"{_BENCH}/bench_small.py", 5),
     "signals": Figure(f"{_BENCH}/ask_often.py --seconds 60", 5),
     "logs": Figure(f"{_BENCH}/bench_logs.py --mb 128 1024", 15),
     "ray": Figure(f"{_BENCH}/bench_ray.py", 15),

@@ -1,9 +1,12 @@
 """
-Load the names of a package when they are first used (PEP 562).
+Load the names of packages, and compile patterns, when they are first used.
 
 A room's ``__init__`` lists what its neighbours may use as ordinary imports, once, for
 readers and type checkers alike.  At run time they are taken from there, so that
-``from distdebug.room import name`` loads the one module that has it.
+``from distdebug.room import name`` loads the one module that has it (PEP 562).
+
+A module with many regular expressions costs more to load than to run, and most
+are asked of few jobs.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import re
+
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, AnyStr
 
 
 def lazy_names(
@@ -106,3 +111,39 @@ def _homes(package: str) -> dict[str, str]:
         )
         if home[0] == "." and verb == "import" and again == "as"
     }
+
+
+def late_pattern(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
+    """
+    Return a regular expression that is compiled when it is first used.
+
+    Args:
+        text: The expression, which is known to be one.
+
+        flags: Those of :func:`re.compile`.
+    """
+    return _LatePattern(text, flags)  # type: ignore[return-value]
+
+
+class _LatePattern:
+    """
+    What a compiled pattern has, once it is asked for.
+    """
+
+    def __init__(self, pattern: str | bytes, flags: int) -> None:
+        self.pattern = pattern
+        self._flags = flags
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):  # pickle and copy ask for what is not there
+            raise AttributeError(name)
+
+        import re
+
+        compiled: Any = re.compile(self.pattern, self._flags)
+        value = getattr(compiled, name)
+        setattr(self, name, value)
+        return value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _LatePattern, (self.pattern, self._flags)

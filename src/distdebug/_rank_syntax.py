@@ -21,6 +21,7 @@ import sys
 
 from typing import NoReturn
 
+from ._lazy import late_pattern
 from .errors import RankSyntaxError
 
 
@@ -32,7 +33,7 @@ _MAX_NUMBER = sys.maxsize - 1
 
 _OPEN, _NUMBER, _NAME, _END = "ranks(", "a number", "a dimension", "the end"
 _TOKENS = {
-    token: re.compile(rf"[ \t\r\n]*({pattern})")
+    token: late_pattern(rf"[ \t\r\n]*({pattern})")
     for token, pattern in {
         _NUMBER: "[0-9]+",
         _NAME: "[A-Za-z_][A-Za-z0-9_]*",

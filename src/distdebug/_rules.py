@@ -13,10 +13,10 @@ import re
 import reprlib
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any, TypeVar, get_args
 
 from ._io import read_ordinary
+from ._lazy import late_pattern
 from ._text import reason_of
 from .errors import RulesError
 
@@ -146,40 +146,9 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(msg) from None
 
 
-class Pattern:
-    """
-    A regular expression of a rule, compiled when it is first used.
-
-    Most rules are never asked, and to compile all of them takes longer than to
-    diagnose a small job.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    @cached_property
-    def compiled(self) -> re.Pattern[str]:
-        """
-        The compiled expression.
-        """
-        return re.compile(self.text)
-
-    @cached_property
-    def search(self) -> Callable[..., re.Match[str] | None]:
-        """
-        Find the first match.
-        """
-        return self.compiled.search
-
-    @cached_property
-    def fullmatch(self) -> Callable[..., re.Match[str] | None]:
-        """
-        Match a whole text.
-        """
-        return self.compiled.fullmatch
-
-
-def compile_pattern(text: str | Pattern | None) -> Pattern | None:
+def compile_pattern(
+    text: str | re.Pattern[str] | None,
+) -> re.Pattern[str] | None:
     """
     Compile the pattern of a rule, if it has one, unless it is built-in.
 
@@ -190,12 +159,10 @@ def compile_pattern(text: str | Pattern | None) -> Pattern | None:
         return text
 
     try:
-        pattern = Pattern(text)
-        pattern.search("")
+        return re.compile(text)
     except re.error as exc:
         msg = f"pattern {text!r:.60}: {exc}"
         raise ValueError(msg) from None
-    return pattern
 
 
 def convert_patterns(_: Any, fields: list[Any]) -> list[Any]:
@@ -332,7 +299,7 @@ def check_table(
             msg = f"{key} has the wrong type or value: {shown:.60}"
             raise TypeError(msg)
         if is_built_in and types[key].startswith("Pattern"):
-            checked[key] = Pattern(value)
+            checked[key] = late_pattern(value)
         elif not is_built_in and "Pattern" in types[key]:
             for text in [value] if isinstance(value, str) else value:
                 check_pattern(text)

@@ -7,13 +7,14 @@ path.
 
 from __future__ import annotations
 
-import re
 import sys
 
 from collections.abc import Iterable
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from ._lazy import late_pattern
 
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _LIBRARIES = (
 
 # A checkout of the source holds the package in a folder of about its name,
 # such as Megatron-LM/megatron, ray/python/ray, and transformers/src/….
-_FRAMEWORK_FILE = re.compile(
+_FRAMEWORK_FILE = late_pattern(
     rf"(^|/)(site|dist)-packages/({_FRAMEWORKS})(/|\.py$)|^({_FRAMEWORKS})/"
     rf"|(?i:/(?P<name>{_FRAMEWORKS})(-[\w.-]+)?/((src|python)/)?(?P=name)/)"
     r"|(^|/)(megatron/(core|training|legacy)|deepspeed/(runtime|comm|pipe)"
@@ -52,7 +53,7 @@ _FRAMEWORK_FILE = re.compile(
 )
 # Code that cloudpickle sends by value (<dynamic-code>) is the user's; since
 # 3.1.3, cloudpickle does not name its file.  So are cells of a notebook.
-_LIBRARY_FILE = re.compile(
+_LIBRARY_FILE = late_pattern(
     r"^<(?!dynamic-code>|i?python-input-)|(^|/)(site-packages|dist-packages)/"
     r"|(^|/)lib/(python|pypy)\d[\d.]*t?/|(^|/)s?bin/[^/.]+$|\.(so|pyx|pxi)\b"
     r"|(^|/)torch/(_\w+|autograd|cuda|distributed|jit|multiprocessing|nn|optim"
@@ -61,11 +62,11 @@ _LIBRARY_FILE = re.compile(
     r"|integrations|stacks|watching)/)"
     rf"|^({_LIBRARIES})/"
 )
-_NATIVE_FILE = re.compile(
+_NATIVE_FILE = late_pattern(
     r"\.so\b|\.(cc|cpp|cxx|cu|cuh|c|h|hpp|inl|S|rs)$|^lib[\w.+-]*$|^\[vdso\]"
     r"|(^|/)(python|pypy)\d[\d.]*$|^$"
 )
-_INSTALL_PREFIX = re.compile(
+_INSTALL_PREFIX = late_pattern(
     r"\A.*[/\\](?:site-packages|dist-packages|lib/python\d[\d.]*t?)[/\\]"
 )
 

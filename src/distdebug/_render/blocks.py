@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from functools import cache, singledispatch
 from html import escape
-from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
@@ -336,6 +335,8 @@ def blocks_html(blocks: Iterable[Block], picture: str = "") -> str:
 
 @cache
 def _style() -> str:
+    from importlib.resources import files
+
     return files(__package__).joinpath("style.css").read_text("utf-8")
 
 

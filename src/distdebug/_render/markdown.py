@@ -9,14 +9,15 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import singledispatch
 
-from .._text import clean
+from .._lazy import late_pattern
+from .._text import aligned_rows, clean, text_width
 from .blocks import Block, Entries, Entry, Lines, Table, blocks_text
 
 
 _MOST_CHARS = 1000
 _MOST_ROWS = 50
 # Also what would call a person or a command by name in a chat.
-_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~@$])")
+_SPECIAL = late_pattern(r"([\\`*_\[\]<>#|~@$])")
 
 
 def blocks_markdown(blocks: Iterable[Block]) -> str:
@@ -54,16 +55,18 @@ def _(block: Entries) -> str:
 
 @_markdown.register
 def _(block: Table) -> str:
-    from tabulate import tabulate
+    if not block.headers:
+        return ""
 
-    rows = [[_escape(str(cell)) for cell in row] for row in block.rows]
-    table = tabulate(
-        rows[:_MOST_ROWS],
-        headers=list(block.headers),
-        tablefmt="github",
-        disable_numparse=True,
-    )
-    rest = len(rows) - _MOST_ROWS
+    rows = [
+        [_escape(str(cell)) for cell in row] for row in block.rows[:_MOST_ROWS]
+    ]
+    header, *others = aligned_rows(block.headers, rows)
+    rule = ["-" * text_width(cell) for cell in header]
+    lines = [f"| {' | '.join(row)} |" for row in (header, *others)]
+    lines.insert(1, f"|-{'-|-'.join(rule)}-|")
+    table = "\n".join(lines)
+    rest = len(block.rows) - _MOST_ROWS
     return (
         f"{table}\n\n… and {rest:,} more {block.more}" if rest > 0 else table
     )

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
+from .._lazy import late_pattern
 from .._text import clean
 from .blocks import Block, Line, Table, block_lines
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"label": "dim", "note": "dim", "cause": "yellow"}
 _STYLES_OF_GOOD_NEWS = {**_STYLES, "head": "bold green", "cause": "dim"}
-_RANKS = re.compile(r"\branks? [0-9][0-9,-]{0,200}")
+_RANKS = late_pattern(r"\branks? [0-9][0-9,-]{0,200}")
 
 
 def print_blocks(

@@ -7,10 +7,10 @@ from __future__ import annotations
 import argparse
 import re
 import signal
-import textwrap
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -102,7 +102,7 @@ def command(
 
 def add_command(parsers: Any, about: Command, prog: str) -> None:
     """
-    Add a command to the sub-parsers of argparse.
+    Add a command to the sub-parsers of argparse; its options follow when needed.
 
     Args:
         parsers: The sub-parsers, whose type argparse does not name.
@@ -111,15 +111,21 @@ def add_command(parsers: Any, about: Command, prog: str) -> None:
 
         prog: The name of the program in its examples.
     """
-    text = textwrap.dedent(about.run.__doc__ or "").strip()
-    about_it, mark, example = text.partition("\n\nExample")
     parser = parsers.add_parser(
         about.name,
         help=about.summary,
-        description=about_it or about.summary.capitalize(),
-        epilog=f"{mark.strip()}{example}".replace("{prog}", prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.fill = partial(_fill_parser, parser, about, prog)
+
+
+def _fill_parser(parser: Any, about: Command, prog: str) -> None:
+    import textwrap
+
+    text = textwrap.dedent(about.run.__doc__ or "").strip()
+    about_it, mark, example = text.partition("\n\nExample")
+    parser.description = about_it or about.summary.capitalize()
+    parser.epilog = f"{mark.strip()}{example}".replace("{prog}", prog)
     name = parser.prog.removeprefix(prog).strip()
     parser.set_defaults(run=about.run, command_name=name, parser=parser)
     _add_options(parser, about.options)

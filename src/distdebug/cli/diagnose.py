@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from argparse import Namespace
 from typing import TYPE_CHECKING
@@ -71,6 +72,9 @@ def diagnose(args: Namespace) -> int:
     Exit status: 0 looked and found nothing wrong; 1 found something, or is
     not sure; 2 could not look.
     """
+    # numpy would start a thread per core for products of matrices, of which
+    # there are none here, and each spins for a while.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from distdebug import diagnose
 
     with counting("reading") as progress:
@@ -91,17 +95,18 @@ def diagnose(args: Namespace) -> int:
 
 
 def _print_diagnosis(args: Namespace, diagnosis: Diagnosis) -> None:
-    from .._anonymize import Anonymizer
-    from .._render import blocks_markdown
-    from ..diagnosis import inputs_of
-
     data, blocks = diagnosis.to_dict(), list(diagnosis._blocks_())
     if args.anonymize:
+        from .._anonymize import Anonymizer
+        from ..diagnosis import inputs_of
+
         inputs = inputs_of(diagnosis)
         mask = Anonymizer(inputs.hosts, inputs.blocked_on)
         # Before anything is escaped, which would hide what is to be masked.
         data, blocks = mask.data(data), mask.data(blocks)
     if args.markdown and not args.json:
+        from .._render import blocks_markdown
+
         print(blocks_markdown(blocks), flush=True)
     else:
         report(args, blocks, is_fine=diagnosis.is_healthy, data=data)

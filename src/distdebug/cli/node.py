@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 
@@ -84,6 +83,8 @@ def health(args: Namespace) -> int:
             ray_sessions=args.ray or (),
             timeout_s=args.timeout,
         )
+        import socket
+
         nodes = {socket.gethostname(): node}
         environment = check_environment(workers, nodes=nodes)
     if args.json:

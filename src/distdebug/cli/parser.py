@@ -7,8 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from .._text import clean
@@ -58,7 +57,39 @@ Exit status: 0 looked and found nothing wrong; 1 found something;
 class _Parser(argparse.ArgumentParser):
     """
     A parser whose errors are clean, and name what was probably meant.
+
+    Attributes:
+        fill: Adds the options, if it is the parser of a command; most runs ask
+            for one of them.
     """
+
+    fill: Callable[[], None] | None = None
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """
+        Parse the arguments that are known.
+        """
+        self.complete()
+        return super().parse_known_args(args, namespace)
+
+    def format_help(self) -> str:
+        """
+        Return the help of a command.
+        """
+        self.complete()
+        return super().format_help()
+
+    def complete(self) -> None:
+        """
+        Add the options that are still to be added.
+        """
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            fill()
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None
@@ -95,6 +126,8 @@ def _meant(text: str, names: Iterable[str]) -> str:
     """
     Return which of some names was probably meant, as the end of an error.
     """
+    from difflib import get_close_matches
+
     close = get_close_matches(text, names, 1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -185,6 +218,7 @@ def _complete_paths(
     for action in parser._actions:  # noqa: SLF001 argparse has no other way
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for below in action.choices.values():
+                below.complete()
                 _complete_paths(below, kinds)
         elif kind := kinds.get(str(action.metavar)):
             action.complete = kind  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import Any, Literal, Union
 
+from .._lazy import late_pattern
 from .command import command
 from .output import JSON_HEAD
 
@@ -31,7 +32,7 @@ _SIMPLE = {
     NoneType: "null",
     str: "string",
 }
-_FIELD = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+_FIELD = late_pattern(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 _Schema = dict[str, Any]
 

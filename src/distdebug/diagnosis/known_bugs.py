@@ -14,12 +14,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from re import Pattern
 from typing import TYPE_CHECKING, Literal
 
 import attrs
 
+from .._lazy import late_pattern
 from .._rules import (
-    Pattern,
     check_table,
     convert_patterns,
     one_of,
@@ -119,8 +120,8 @@ class BugRule:
     operations: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     environment: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     platform: str = ""
-    log_pattern: Pattern | None = None
-    stack_pattern: Pattern | None = None
+    log_pattern: Pattern[str] | None = None
+    stack_pattern: Pattern[str] | None = None
     source: str
 
     def __attrs_post_init__(self) -> None:
@@ -142,8 +143,8 @@ class BugRule:
             raise ValueError(msg)
 
 
-_LIMIT = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d[\d.]{0,40})")
-_NUMBERS = re.compile(r"\d{1,9}")
+_LIMIT = late_pattern(r"(>=|<=|==|!=|>|<)\s*(\d[\d.]{0,40})")
+_NUMBERS = late_pattern(r"\d{1,9}")
 _MOST_PARTS = 6
 
 
@@ -249,8 +250,8 @@ class _Record:
     functions: frozenset[str]
 
 
-_PLAIN_VERSION = re.compile(r"\d[\w.+-]{0,60}", re.ASCII)
-_NCCL_VERSION = re.compile(r"NCCL version (\d[\d.]{0,20})")
+_PLAIN_VERSION = late_pattern(r"\d[\w.+-]{0,60}", re.ASCII)
+_NCCL_VERSION = late_pattern(r"NCCL version (\d[\d.]{0,20})")
 
 
 def _collect_record(diagnosis: Diagnosis, inputs: DiagnosisInputs) -> _Record:
@@ -383,7 +384,9 @@ def _match(
     )
 
 
-def _is_found(pattern: Pattern | None, texts: Collection[str]) -> bool | None:
+def _is_found(
+    pattern: Pattern[str] | None, texts: Collection[str]
+) -> bool | None:
     """
     Return whether a pattern is found; ``None`` if there is none.
     """

@@ -34,6 +34,7 @@ from .._io import (
     read_ordinary,
     stays_in,
 )
+from .._lazy import late_pattern
 from .._text import reason_of
 from ..errors import NoLogsError
 from ..findings import Finding, Missing
@@ -57,14 +58,14 @@ if TYPE_CHECKING:
 
 
 # In a folder, only files with such a name are read as logs.
-_LOG_NAME = re.compile(
+_LOG_NAME = late_pattern(
     r"(?:\.(?:log|out|err|txt|stdout|stderr|output)|\.[oe]\d{1,12})"
     r"(?:[.-]\d{1,10})?(?:\.(?:gz|bz2|xz))?$|^(?:stdout|stderr|log)$",
     re.IGNORECASE,
 )
-_RAS_NAME = re.compile(r".*ras.*\.json")
+_RAS_NAME = late_pattern(r".*ras.*\.json")
 # Files that snapshots write, and texts that no job prints.
-_NOT_A_LOG = re.compile(
+_NOT_A_LOG = late_pattern(
     r"REPORT\.txt|requirements.*\.txt|CMakeLists\.txt|merges\.txt|vocab\.txt"
     r"|LICENSE.*|README.*",
     re.IGNORECASE,

@@ -7,7 +7,6 @@ Diagnoses by stacks alone, and finds the rank that crashed first.
 from __future__ import annotations
 
 import math
-import re
 import socket
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from itertools import chain
 import attrs
 
 from .. import logs
+from .._lazy import late_pattern
 from .._text import clean
 from ..causes import Cause
 from ..findings import (
@@ -57,7 +57,7 @@ from .log_evidence import LogEvidence
 NO_ACTIVITY = Activity(doing="")
 #: States of a process that still exists.
 ALIVE_STATES = frozenset({"running", "stopped"})
-_NOT_CONNECTED = re.compile(r"(?i)connection refused|pair closure")
+_NOT_CONNECTED = late_pattern(r"(?i)connection refused|pair closure")
 
 
 def is_peer_lost_error(error: str) -> bool:
@@ -320,7 +320,7 @@ def _build_view(
     )
 
 
-_TORCH_DISTRIBUTED = re.compile(
+_TORCH_DISTRIBUTED = late_pattern(
     r"(?:^|/)(?:distributed_c10d|torch/distributed/device_mesh)\.py$"
 )
 

@@ -14,6 +14,7 @@ from operator import attrgetter
 
 import attrs
 
+from .._lazy import late_pattern
 from ..causes import Cause
 from ..findings import CollectiveRef, Diagnosis, Finding, GroupRef, Missing
 from ..flight_recorder import (
@@ -43,7 +44,7 @@ from .rank_state import (
 )
 
 
-_TIMEOUT_TEXT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
+_TIMEOUT_TEXT = late_pattern(r"tim(ed|e)[ -]?out", re.IGNORECASE)
 # At most this many locations of failed ranks are listed.
 _MAX_LOCATIONS = 3
 
@@ -273,7 +274,7 @@ def is_about(finding: Finding, wait: Wait) -> bool:
 
 
 # Calls to one other rank, which Gloo does not record.
-_P2P = re.compile(r"i?(send|recv)\w*|batch_isend_irecv")
+_P2P = late_pattern(r"i?(send|recv)\w*|batch_isend_irecv")
 # Calls that all ranks of a group must make, and no backend records.
 _COLLECTIVE_CALLS = {
     "init_device_mesh",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 
 from .._io import FileWalk, is_folder, is_within, remembered_walks
+from .._lazy import late_pattern
 from .._text import clean, list_text
 from ..causes import Cause
 from ..errors import NoDumpsError
@@ -204,13 +205,13 @@ def _dump_paths(dumps: Dumps) -> Iterator[str]:
 
 
 # What snapshots write beside evidence, and hidden files.
-_OWN_FILE = re.compile(
+_OWN_FILE = late_pattern(
     r"(?:manifest|node|workers)\.json|REPORT\.txt|.+\.sidecar\.json"
     r"|.+\.html?|\..*",
     re.IGNORECASE,
 )
 _NO_JOB_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
-_CORE_DUMP = re.compile(r"core(?:\.[\w.-]+)?|.+\.core")
+_CORE_DUMP = late_pattern(r"core(?:\.[\w.-]+)?|.+\.core")
 _MOST_FILES = 100_000
 _MOST_NAMES = 4
 

@@ -28,6 +28,7 @@ import attrs
 import numpy as np
 
 from .._io import FileWalk, open_ordinary
+from .._lazy import late_pattern
 from .._text import list_text, size_text, without_controls
 from ..errors import NoLogsError
 from ..findings import Missing
@@ -131,7 +132,7 @@ _LOCAL_RANK_TAG = (
 )
 # As in Lightning: [rank: 3] text
 _LIGHTNING_TAG = r"\[rank: (?P<its_rank>\d{1,7})\] ?"
-_PREFIX = re.compile(
+_PREFIX = late_pattern(
     f"{RAY_PREFIX}|{_COMPONENT_PREFIX}|{RANK_TAG}: ?|{_LIGHTNING_TAG}"
     f"|{_LOCAL_RANK_TAG}:"
 )
@@ -140,8 +141,8 @@ _PREFIX = re.compile(
 _COMMON_RAY_PREFIX = (
     r"\([^=\n]{0,200}(?<=\bpid)=\d{1,10}(?:, ip=[^)\s]{1,60})?\) ?"
 )
-_PREFIXES = re.compile(f"(?:{_COMMON_RAY_PREFIX}|{_PREFIX.pattern}){{1,4}}")
-_REPEATED = re.compile(
+_PREFIXES = late_pattern(f"(?:{_COMMON_RAY_PREFIX}|{_PREFIX.pattern}){{1,4}}")
+_REPEATED = late_pattern(
     r"\s*\[repeated (?P<count>\d{1,9})x across cluster\]"
     r"(?: \(Ray deduplicates logs[^\n]{0,300})?\s*$"
 )
@@ -197,7 +198,7 @@ def _parse_origin(prefixes: str) -> Origin:
 
 
 _LABELS = re.sub(r"\?P<\w+>", "?:", f"{MPI_TAG}|{TASK_LABEL}|{POD_TAG}")
-_LOG_PREFIX = re.compile(
+_LOG_PREFIX = late_pattern(
     # 2025-11-22T03:52:01.123456789Z stderr F text
     r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) "
     r"(?:std(?:out|err) [FP] )?"
@@ -236,7 +237,7 @@ _LOGGER_WORDS = _LEVELS | frozenset(
         *("oct", "nov", "dec"),
     }
 )
-_ROLE_WORD = re.compile(
+_ROLE_WORD = late_pattern(
     r"\W*(?:user|assistant|human|system|prompt|response|answer|question|text"
     r"|sample|output|input|content|messages?|completion|generated?|label"
     r"|target|reward|tool|role|value|description|predict(?:ed|ion)s?|reference"
@@ -244,8 +245,8 @@ _ROLE_WORD = re.compile(
     re.IGNORECASE,
 )
 _QUOTES = tuple("\"'`{\u201c\u201d\u2018\u2019\xab\xbb")
-_DIGIT = re.compile(r"\d")
-_WORD = re.compile(r"[A-Za-z_][\w.]{0,80}")
+_DIGIT = late_pattern(r"\d")
+_WORD = late_pattern(r"[A-Za-z_][\w.]{0,80}")
 _SEPARATORS = frozenset({"-", "|", ">>", "::", "\u2014", "\u2013"})
 
 
@@ -300,30 +301,30 @@ _MONTHS = (
 _MONTH_NAMES = "|".join(_MONTHS)
 _TIME_FORMATS = (
     # 2026-02-20 02:03:57,123 and variants
-    re.compile(
+    late_pattern(
         r"(?<!\d)(?P<Y>20\d\d)[-/](?P<M>[01]?\d)[-/](?P<D>[0-3]?\d)[T _]"
         + _TIME_OF_DAY
         + r"(?P<zone> ?Z|[+-]\d\d:?\d\d\b)?"
     ),
     # E321 02:07:08.408271257 of torch, whose month has no leading zero; I0220
-    re.compile(
+    late_pattern(
         r"(?:^|[\[\s:])[DIWEFCV](?P<M>1[0-2]|0?[1-9])(?P<D>[0-3]\d) "
         + _TIME_OF_DAY
     ),
     # INFO 02-20 02:03:57 of vLLM, 02/20/2026 02:03:57 of transformers
-    re.compile(
+    late_pattern(
         r"(?:^|[\[\s(])(?P<M>[01]\d)[-/](?P<D>[0-3]\d)"
         r"(?:[-/](?P<Y>20\d\d))? (?:- )?" + _TIME_OF_DAY
     ),
     # Fri Feb 20 02:03:57 2026, Feb 20 02:03:57
-    re.compile(
+    late_pattern(
         rf"\b(?P<name>{_MONTH_NAMES}) {{1,2}}(?P<D>[0-3]?\d) {_TIME_OF_DAY}"
         r"(?: (?:[A-Z]{3,4} )?(?P<Y>20\d\d)\b)?",
         re.IGNORECASE,
     ),
 )
 # Most lines have no time: this is found out in a tenth of the time.
-_ANY_TIME = re.compile(r"[0-2]\d:[0-5]\d:[0-5]\d")
+_ANY_TIME = late_pattern(r"[0-2]\d:[0-5]\d:[0-5]\d")
 # Times are searched for in this many characters of a line.
 _TIME_WITHIN = 120
 
@@ -553,7 +554,7 @@ def _may_be_log(name: str) -> bool:
 
 
 # Text without blanks that has a slash or a suffix of logs.
-_PATH_LIKE = re.compile(
+_PATH_LIKE = late_pattern(
     r"(?:[^\s\x00/]{0,255}/){1,64}[^\s\x00/]{0,255}"
     r"|[^\s\x00/]{1,255}\.(?:log|out|err|txt|gz|xz|bz2|zst)(?:\.\d{1,3})?"
 )
@@ -602,7 +603,7 @@ def no_logs_error(
 #: Longer lines are cut.
 LONGEST_LINE = 1 << 16
 # Only from the beginning of a line: it would be quadratic else.
-_LONG_LINE = re.compile(rb"(?<![^\r\n])([^\r\n]{%d})[^\r\n]+" % LONGEST_LINE)
+_LONG_LINE = late_pattern(rb"(?<![^\r\n])([^\r\n]{%d})[^\r\n]+" % LONGEST_LINE)
 _LONG_STEP = LONGEST_LINE // 2
 _NEWLINE = ord("\n")
 
@@ -685,9 +686,9 @@ def find_lines(
             )
 
 
-_COLOR_CODES = re.compile(rb"\x1b\[[0-9;]*m")
+_COLOR_CODES = late_pattern(rb"\x1b\[[0-9;]*m")
 # Lines and states of a bar that hold nothing but colors.
-_ONLY_COLOR_CODES = re.compile(
+_ONLY_COLOR_CODES = late_pattern(
     rb"\x1b(?<![!-~]\x1b)\[[0-9;]*m(?:[\t ]|\x1b\[[0-9;]*m)*(?:[\r\n]|$)"
 )
 _PLAIN_BYTES = b"\t\n\r" + bytes(range(0x20, 0x7F))
@@ -754,16 +755,16 @@ def _decode_block(
 
 
 # torchrun --log-dir: <run>_<random>/attempt_0/3/stderr.log
-_TORCHRUN_PATH = re.compile(
+_TORCHRUN_PATH = late_pattern(
     r"(?:^|[/\\])attempt_\d{1,4}[/\\](?P<local_rank>\d{1,6})[/\\][^/\\]{1,40}$"
 )
-_ATTEMPT = re.compile(r"attempt_(\d{1,4})(?=[/\\]|$)")
+_ATTEMPT = late_pattern(r"attempt_(\d{1,4})(?=[/\\]|$)")
 # Names with a worker number, used only if no file is that of a leader.
-_WORKER_FILE_NAME = re.compile(
+_WORKER_FILE_NAME = late_pattern(
     r"^(.{0,200}?(?:worker|proc(?:ess)?|trainer|task)[_\-.]?)(\d{1,7})(\.\D.*|)$",
     re.IGNORECASE,
 )
-_LEADER_FILE_NAME = re.compile(
+_LEADER_FILE_NAME = late_pattern(
     r"master|chief|launcher|coordinator", re.IGNORECASE
 )
 _HEADER_BYTES = 1 << 14
@@ -771,14 +772,14 @@ _MAX_HEADER_FILES = 4096
 # Header lines with the rank, by torch, Lightning, Accelerate, and shells; and
 # what follows the rank in those of scripts, such as "rank 3/8".
 _RANK_HEADERS = (
-    re.compile(
+    late_pattern(
         r"store_based_barrier_key:\d{1,9} to store for rank: (\d{1,7})"
     ),
-    re.compile(r"GLOBAL_RANK: (\d{1,7}), MEMBER: \d{1,7}/\d"),
-    re.compile(r"^Process index: (\d{1,7})\s*$", re.MULTILINE),
-    re.compile(r"^RANK=(\d{1,7})\s*$", re.MULTILINE),
+    late_pattern(r"GLOBAL_RANK: (\d{1,7}), MEMBER: \d{1,7}/\d"),
+    late_pattern(r"^Process index: (\d{1,7})\s*$", re.MULTILINE),
+    late_pattern(r"^RANK=(\d{1,7})\s*$", re.MULTILINE),
 )
-_OF_WORLD_SIZE = re.compile(r" ?(?:/|of) ?\d")
+_OF_WORLD_SIZE = late_pattern(r" ?(?:/|of) ?\d")
 
 
 class PathRank(NamedTuple):

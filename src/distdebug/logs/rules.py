@@ -13,12 +13,12 @@ import re
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
+from re import Pattern
 from typing import Any
 
 import attrs
 
 from .._rules import (
-    Pattern,
     check_table,
     convert_patterns,
     one_of,
@@ -196,10 +196,10 @@ class LogRule:
 
     name: str
     words: tuple[str, ...] = attrs.field(converter=_lower_words)
-    pattern: Pattern | None = None
-    unless: Pattern | None = None
-    before: Pattern | None = None
-    after: Pattern | None = None
+    pattern: Pattern[str] | None = None
+    unless: Pattern[str] | None = None
+    before: Pattern[str] | None = None
+    after: Pattern[str] | None = None
     cause: Cause = attrs.field(converter=Cause, default=Cause.UNKNOWN)
     says: str = ""
     priority: int = 2
@@ -225,13 +225,10 @@ class LogRule:
         if not (self.is_harmless or self.says):
             msg = "neither says nor is_harmless is given"
             raise ValueError(msg)
-        if self.after and "rank" not in self.after.compiled.groupindex:
+        if self.after and "rank" not in self.after.groupindex:
             msg = "after has no group called rank"
             raise ValueError(msg)
-        if (
-            self.before
-            and not self.before.compiled.groupindex.keys() & _BEFORE_GROUPS
-        ):
+        if self.before and not self.before.groupindex.keys() & _BEFORE_GROUPS:
             msg = "before has no group called rank, pid, host, or pci"
             raise ValueError(msg)
         if not 1 <= self.priority <= LEAST_PRIORITY:

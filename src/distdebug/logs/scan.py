@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain, islice, takewhile
+from re import Pattern
 
-from .._rules import Pattern
 from .._search import find_each
 from .._text import list_text
 from ..errors import LogError
@@ -460,11 +460,11 @@ class PartSearch:
 
 
 def _names_before(
-    position: LinePosition, pattern: Pattern | None
+    position: LinePosition, pattern: Pattern[str] | None
 ) -> Mapping[str, str]:
     if pattern is None:
         return {}
-    has_rank = "rank" in pattern.compiled.groupindex
+    has_rank = "rank" in pattern.groupindex
     most = _MOST_RANK_LINES if has_rank else _MOST_NAME_LINES
     for row in islice(position.lines_before(), most):
         if found := pattern.search(row.text[:_LONGEST_RANK_LINE]):
@@ -473,13 +473,13 @@ def _names_before(
 
 
 def _ranks_after(
-    position: LinePosition, pattern: Pattern | None
+    position: LinePosition, pattern: Pattern[str] | None
 ) -> Mapping[str, str]:
     if pattern is None:
         return {}
     rows = (x.parse().text for x in position.following())
     lines = islice(rows, _MOST_RANKS_AFTER)
-    match = pattern.compiled.match
+    match = pattern.match
     found = (match(text[:_LONGEST_RANK_LINE]) for text in lines)
     ranks = [x["rank"] for x in takewhile(bool, found) if x]
     return {"ranks": ",".join(ranks)} if ranks else {}

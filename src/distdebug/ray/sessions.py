@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +30,7 @@ from .._io import (
     resolved,
     stays_in,
 )
+from .._lazy import late_pattern
 from .._render import Block, Shown
 from .._text import clean
 from ..errors import NoLogsError
@@ -204,25 +204,25 @@ def as_sessions(sessions: RaySessions) -> tuple[RaySession, ...]:
     return tuple(known)
 
 
-SESSION_NAME = re.compile(r"session_2\d{3}-\d\d-\d\d_[\w.-]{1,80}", re.ASCII)
-_SESSION_IN_LOG = re.compile(
+SESSION_NAME = late_pattern(r"session_2\d{3}-\d\d-\d\d_[\w.-]{1,80}", re.ASCII)
+_SESSION_IN_LOG = late_pattern(
     rb"\b(session_2\d{3}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{1,9}_\d{1,9})\b"
 )
 _HEAD_BYTES = 1 << 16
 _MOST_CORE_LOGS = 100
-_STATE_ID = re.compile(rb"^Node ID: ([0-9a-f]{56})$", re.MULTILINE)
-_STATE_NAME = re.compile(rb"^Node name: (\S{1,100})$", re.MULTILINE)
-_LOG_ID = re.compile(
+_STATE_ID = late_pattern(rb"^Node ID: ([0-9a-f]{56})$", re.MULTILINE)
+_STATE_NAME = late_pattern(rb"^Node name: (\S{1,100})$", re.MULTILINE)
+_LOG_ID = late_pattern(
     rb"(?:node_id=|[Nn]ode ID |NodeManager with ID )([0-9a-f]{56})"
 )
-_ADDRESS = re.compile(
+_ADDRESS = late_pattern(
     rb"Initializing worker at address: \[?([0-9a-fA-F.:]{2,45}?)\]?:\d{1,5}\b"
 )
-_JSON_ADDRESS = re.compile(rb'"node_ip_address": "([0-9a-fA-F.:]{2,45})"')
-_VERSION = re.compile(
+_JSON_ADDRESS = late_pattern(rb'"node_ip_address": "([0-9a-fA-F.:]{2,45})"')
+_VERSION = late_pattern(
     rb"(?:ray_version=|Ray version: )(\d{1,4}\.[\w.+-]{1,40})"
 )
-_PORT = re.compile(r"[a-z_]{1,60}_port_([0-9a-f]{56})", re.ASCII)
+_PORT = late_pattern(r"[a-z_]{1,60}_port_([0-9a-f]{56})", re.ASCII)
 _COMPONENTS = ("debug_state.", "raylet.", "gcs_server.", "monitor.")
 _STATE = ("debug_state", "txt")
 _HEADS_WITH_VERSION = (("gcs_server", "out"), ("monitor", "log"))
@@ -231,7 +231,7 @@ _HEAD_NODE_FILES = frozenset(
     {*_HEADS_WITH_VERSION, ("gcs_server", "err"), ("monitor", "out")}
 )
 # Folder names that are the same on every node.
-_COMMON_FOLDER_NAME = re.compile(
+_COMMON_FOLDER_NAME = late_pattern(
     r"(?:ray|session)(?:[_.-].{0,200})?|tmp|temp|logs?|old|old_logs|var|data"
 )
 
@@ -351,13 +351,13 @@ def _parse_ip(text: str | None) -> str | None:
 
 
 _LATEST_LINK = "session_latest"
-_LOG_NAME = re.compile(
+_LOG_NAME = late_pattern(
     r"(?:raylet|gcs_server)[\w.]{0,20}\.(?:out|err)"
     r"|(?:io_)?worker-[0-9a-f]{28,56}-.{1,60}"
     r"|python-core-(?:worker|driver)-.{1,120}",
     re.ASCII,
 )
-_OWN_LOG_NAME = re.compile(
+_OWN_LOG_NAME = late_pattern(
     r"(?:raylet|gcs_server|dashboard|(?:log_)?monitor|runtime_env|agent|worker"
     r"|io_worker|python-core|debug_state|job-driver|ray_client|ray_process"
     r"|reaper|plasma|redis|serve|events?|export|autoscaler)\b.{0,200}"
@@ -545,6 +545,8 @@ def _resolve_latest_link(path: Path) -> Path:
 def _list_default_folders() -> list[Path]:
     if ray_tmpdir := os.environ.get("RAY_TMPDIR"):
         return [Path(ray_tmpdir, "ray"), Path(ray_tmpdir)]
+    import tempfile  # slow to import
+
     tops = dict.fromkeys((tempfile.gettempdir(), "/tmp"))  # noqa: S108 Ray's own default
     return [path for top in tops for path in matching(top, "ray*")]
 

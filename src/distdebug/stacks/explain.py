@@ -8,13 +8,13 @@ somewhere else are reported first.
 from __future__ import annotations
 
 import os
-import re
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 import attrs
 
+from .._lazy import late_pattern
 from ..causes import Cause, Trait
 from ..findings import Finding
 from ..processes import ENDED_STATES
@@ -663,7 +663,7 @@ def explain_stacks(
 
 
 # torchrun makes one up where nobody names the job.
-_UUID = re.compile(r"\b([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_UUID = late_pattern(r"\b([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 
 
 def _name_job(finding: Finding, job: str) -> Finding:

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from .._lazy import late_pattern
 from ..causes import Cause, Trait
 from ..findings import Confidence, Evidence, Location
 from ..processes import ENDED_STATES
@@ -211,7 +212,9 @@ def describe_native(state: ThreadState) -> str:
     return f"(in {state.frame.name[:MOST_NAME]})"
 
 
-_NATIVE_STACKS_HINT = re.compile(r"take native stacks \(--native\)[^,;]*, or ")
+_NATIVE_STACKS_HINT = late_pattern(
+    r"take native stacks \(--native\)[^,;]*, or "
+)
 _FIFO_REMEDY = "start the process that should open the other end of this FIFO"
 _NOT_RETURNING_REMEDY = (
     "see why this function does not return: look at its arguments"
@@ -250,7 +253,7 @@ _MAY_MOVE_DATA = frozenset(
 _MOVES_DATA = "is reading or writing data"
 _MOST_THREADS = 256
 # A communication kernel waits for other ranks, and is not the cause.
-_COLLECTIVE_KERNEL = re.compile(
+_COLLECTIVE_KERNEL = late_pattern(
     r"nccl|rccl|nvshmem|all_?reduce|allgather|hccl", re.IGNORECASE
 )
 
@@ -702,20 +705,22 @@ def _uninterruptible_causes(main: ThreadStack | None) -> Iterator[StateCause]:
     yield Cause.UNINTERRUPTIBLE, doing, "certain" if is_certain else "likely"
 
 
-_COMMUNICATION_FILES = re.compile(
+_COMMUNICATION_FILES = late_pattern(
     r"(^|/)(torch/(_ops|distributed/(?!elastic|launcher|checkpoint|fsdp)[\w/]+"
     r"|nn/parallel/distributed)|deepspeed/comm/\w+|torch/utils/_contextlib"
     r"|torch/_dynamo/eval_frame|megatron/core/pipeline_parallel/p2p_\w+"
     r"|horovod/.*|(vllm|sglang)/(srt/)?distributed/.*)\.py$"
 )
 # Wrappers around a call; their names are not the operation.
-_WRAPPER = re.compile(
+_WRAPPER = late_pattern(
     r"(?:log_)?wrapper|_fn|inner|wrapped_fn|decorate_context|__call__"
     r"|_?wait|wait_tensor|__torch_(?:dispatch|function)__"
 )
-_P2P_WAIT = re.compile(r"\b(i(?:send|recv))\(.{0,400}\)\.wait\(")
-_P2P_NAME = re.compile(r"(^|_)i?(send|recv)(_|$)|^(receive|batch_isend_irecv)")
-_RECEIVE_NAME = re.compile(
+_P2P_WAIT = late_pattern(r"\b(i(?:send|recv))\(.{0,400}\)\.wait\(")
+_P2P_NAME = late_pattern(
+    r"(^|_)i?(send|recv)(_|$)|^(receive|batch_isend_irecv)"
+)
+_RECEIVE_NAME = late_pattern(
     r"(^|_)i?recv(_|$)|^receive|^recv_(forward|backward|prev|next|object)"
 )
 

@@ -12,6 +12,7 @@ import re
 
 import attrs
 
+from .._lazy import late_pattern
 from ..identity import (
     MESH_DIMENSIONS,
     OTHER_RANK_IN_HEADING,
@@ -39,7 +40,7 @@ class Heading:
 
 _MOST_HEADING = 400
 
-_TOKEN = re.compile(
+_TOKEN = late_pattern(
     rf"{OTHER_RANK_IN_HEADING}|{RANK_IN_HEADING}"
     r"|(?:process[ _]?id|process|pid)[ _:=#]{1,3}(?P<pid>\d{1,10})\b"
     r"|pid(?P<pid2>\d{1,10})\b"
@@ -57,36 +58,36 @@ _TOKEN = re.compile(
     r"|[\s=#*_~<>\[\](){}:|.,;/!-]{1,200}",
     re.IGNORECASE,
 )
-_COMMAND = re.compile(
+_COMMAND = late_pattern(
     r"(?:\S{0,99}[$#%>] )?(?:sudo )?(?:\S{0,200}/)?"
     r"(?:py-spy dump|pystack remote|(?:cuda-)?gdb)\s(?:.{0,200}\s)?"
     r"(?:--?p(?:id)?[ =]|attach )?(?P<pid>\d{1,10})\b"
 )
-_RAY = re.compile(r"Stack dump for \S{1,99} +(?P<pid>\d{1,10}) ")
-_CORE = re.compile(
+_RAY = late_pattern(r"Stack dump for \S{1,99} +(?P<pid>\d{1,10}) ")
+_CORE = late_pattern(
     r"Opening GPU coredump: .{0,200}?core_\d{1,20}_(?P<host>[\w.-]{1,99})"
     r"_(?P<pid>\d{1,10})\."
 )
-_TITLE = re.compile(r"\w{1,40}::")
+_TITLE = late_pattern(r"\w{1,40}::")
 
 # The names that programs give to stack files; these come before a rank in the
 # name, which is that of the host.
 _NAMES_WITH_HOST = (
-    re.compile(
+    late_pattern(
         r"(?:pyspy|cuda-?gdb|gdb|pystack|faulthandler|stacks?)_"
         r"(?P<host>.{1,250})_(?P<pid>\d{1,10})\.\w{1,10}"
     ),
-    re.compile(
+    late_pattern(
         r"(?P<host>.{1,250}?)_(?:prefill|decode|agg)\w{0,20}_w\d{1,6}_.{1,99}"
     ),
 )
 _ALL_NAMES = (
     *_NAMES_WITH_HOST,
-    re.compile(r"trace-(?P<host>[A-Za-z].{0,250})\.out"),
-    re.compile(
+    late_pattern(r"trace-(?P<host>[A-Za-z].{0,250})\.out"),
+    late_pattern(
         r"VLLM_STACK_DUMP_for_(?P<name>.{1,99})_(?P<pid>\d{1,10})\.\w{1,10}"
     ),
-    re.compile(
+    late_pattern(
         r"(?:py-?spy|cuda-?gdb|gdb|pystack|faulthandler|stacks?)"
         r"[_.-](?P<pid>\d{1,10})\.\w{1,10}"
     ),

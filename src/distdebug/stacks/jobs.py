@@ -8,13 +8,12 @@ with the same parent are taken for one job.
 
 from __future__ import annotations
 
-import re
-
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from .._lazy import late_pattern
 from ..findings import Finding
 from ..processes import ENDED_STATES
 from .headings import parse_coordinates
@@ -219,7 +218,7 @@ class _Families:
 _CHILD_ROLES = frozenset({"dataloader", "compile", "child"})
 
 # Inference servers set the titles of their processes.
-_TITLE = re.compile(
+_TITLE = late_pattern(
     r"(?P<rank>sglang::(gpu_worker|\w*scheduler)|VLLM::Worker)|sglang::|VLLM::"
 )
 

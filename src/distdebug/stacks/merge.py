@@ -7,8 +7,6 @@ do different things.
 
 from __future__ import annotations
 
-import re
-
 from collections.abc import (
     Callable,
     Hashable,
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
+from .._lazy import late_pattern
 from .._render import Block, Branch, Shown, Tree
 from .._text import clean
 from ..ranks import fold_ranks
@@ -40,23 +39,23 @@ if TYPE_CHECKING:
     from .parse import StackSources
 
 
-_LIBRARY_VERSION = re.compile(r"(?:-[\d.]+)?\.so(?:\.[\d.]+)?$")
-_SYMBOL_SUFFIX = re.compile(
+_LIBRARY_VERSION = late_pattern(r"(?:-[\d.]+)?\.so(?:\.[\d.]+)?$")
+_SYMBOL_SUFFIX = late_pattern(
     r"@.*$|\[abi:\w*\]| ?\[clone [^\]]*\]|\.(?:constprop|isra)\..*"
 )
 
 # The innermost frame to keep: what happens inside the communication library
 # differs from rank to rank and from moment to moment.
-_COMMUNICATION_FILE = re.compile(
+_COMMUNICATION_FILE = late_pattern(
     r"(?:^|[/\\])torch[/\\]distributed[/\\]"
     r"(?:distributed_c10d|_functional_collectives|nn[/\\]functional)\.py$"
 )
-_COMMUNICATION_NAME = re.compile(
+_COMMUNICATION_NAME = late_pattern(
     r"(?:c10d|gloo|torch::distributed)::|p?nccl[A-Z_]|cuda[A-Z]\w|cu[A-Z][a-z]"
     r"|nvshmem|ucp_|MPI_"
 )
 # Functions of the interpreter and of bindings, which are no part of a program.
-_INTERPRETER_NAME = re.compile(
+_INTERPRETER_NAME = late_pattern(
     r"_?Py(?!Thread_acq|GILState|Eval_(?:Restore|Acq)|COND|M(?:UTEX|utex))_?[A-Z]\w*"
     r"|(?:cfunction|method|type|object|function|partial)"
     r"_\w*(?:call|vectorcall)\w*|slot_\w+|call_function|do_call(?:_core)?"
@@ -65,12 +64,12 @@ _INTERPRETER_NAME = re.compile(
     r"|pythread_wrapper|_start|__libc_start\w*|main|\?\?|0x[0-9a-f]+"
 )
 # The C library has many names for one function.
-_LIBC_PREFIX = re.compile(
+_LIBC_PREFIX = late_pattern(
     r"_{1,3}(?:GI_{1,3})?(?:libc_)?(?=pthread|futex|clock_|nanosleep|sleep|e?poll"
     r"|select|read|write|recv|send|accept|connect|wait|sem_|lll_|new_sem_)"
 )
-_LIBC_SUFFIX = re.compile(r"(?:64|_nocancel|_time64|_cancel)$")
-_WAIT_NAME = re.compile(
+_LIBC_SUFFIX = late_pattern(r"(?:64|_nocancel|_time64|_cancel)$")
+_WAIT_NAME = late_pattern(
     r"futex|pthread_(?:cond|mutex)|lll_|do_futex|(?:new_)?sem_|\w*sleep"
 )
 

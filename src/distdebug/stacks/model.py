@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from .._lazy import late_pattern
 from .._render import Block, Branch, Shown, Tree
 from .._text import clean
 from ..usercode import Layer, frame_layer
@@ -345,17 +346,17 @@ class ProcessStacks(Shown):
 _MOST_GIL_FRAMES = 16
 
 # A thread that must release the GIL waits in drop_gil until another takes it.
-_TAKES_GIL = re.compile(
+_TAKES_GIL = late_pattern(
     r"take_gil|drop_gil|_?Py(Eval_(RestoreThread|AcquireThread|AcquireLock)"
     r"|GILState_Ensure|ThreadState_Attach)|tstate_wait_attach"
     r"|pybind11::gil_scoped_acquire::gil_scoped_acquire"
 )
-_WAITS_FOR_LOCK = re.compile(
+_WAITS_FOR_LOCK = late_pattern(
     r"futex|pthread_(cond|mutex|rwlock)|lll_lock|_L_lock|sem_(timed|clock)?wait"
     r"|do_wait|PyCOND_|PyMUTEX_|PyMutex_Lock|ParkingLot_Park|PySemaphore_"
     r"|^(__)?syscall$|^_?cond_(timed)?wait|^\?\?|^0x[0-9a-f]"
 )
-_TIMED_WAIT = re.compile(r"pthread_cond_(?:timed|clock)wait")
+_TIMED_WAIT = late_pattern(r"pthread_cond_(?:timed|clock)wait")
 
 
 def is_gil_wait(frames: Iterable[StackFrame]) -> bool | None:
@@ -390,12 +391,12 @@ def is_gil_wait(frames: Iterable[StackFrame]) -> bool | None:
 
 _MOST_FUNCTION = 300
 #: Functions of the interpreter that run Python code.
-INTERPRETER = re.compile(
+INTERPRETER = late_pattern(
     r"_?PyEval_(EvalFrame|EvalCode|Vector)|_PyFunction_Vectorcall"
     r"|py_trampoline_evaluator"
 )
 # What tools print for a function without a symbol.
-_NO_SYMBOL = re.compile(r"\?*|0x[0-9a-f]+|_start|clone3?", re.IGNORECASE)
+_NO_SYMBOL = late_pattern(r"\?*|0x[0-9a-f]+|_start|clone3?", re.IGNORECASE)
 
 
 def is_native(frame: StackFrame) -> bool:

@@ -7,11 +7,10 @@ frames in every sample.  But a thread that waits in vain does not even wake up.
 
 from __future__ import annotations
 
-import re
-
 from collections.abc import Sequence
 from enum import Enum
 
+from .._lazy import late_pattern
 from ..findings import Confidence
 from .model import ThreadActivity, ThreadStack, is_gil_wait
 
@@ -174,9 +173,9 @@ def is_running(thread: ThreadStack) -> bool | None:
 _INNER_FRAMES = 16
 # The loop that runs bytecode; other functions of the interpreter may be
 # callers that gave the GIL back.
-_RUNS_PYTHON = re.compile(r"_?PyEval_(EvalFrame|EvalCode|Vector)")
+_RUNS_PYTHON = late_pattern(r"_?PyEval_(EvalFrame|EvalCode|Vector)")
 # Functions that release the GIL before they wait.
-_RELEASES_GIL = re.compile(
+_RELEASES_GIL = late_pattern(
     r"lock_PyThread_acquire|acquire_timed|PySleep|pysleep|time_sleep|^select_"
     r"|^sock_|^_io_|^os_\w+_impl|^_Py_(read|write|open)|gil_scoped_release"
     r"|PyEval_SaveThread|semlock_acquire|_PySemaphore|PyThread_acquire_lock"

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 import attrs
 
 from .._io import FileWalk, is_folder, open_ordinary
-from .._search import TextIndex, make_text_index
+from .._lazy import late_pattern
 from .._text import list_text
 from ..errors import CaptureError
 from ..findings import Missing
@@ -32,11 +32,15 @@ from .jobs import join_processes
 from .model import ProcessStacks, ThreadStack
 
 
+if TYPE_CHECKING:
+    from .._search import TextIndex
+
+
 # A process with 10,000 threads of 200 frames needs less.
 _MOST_BYTES = 1 << 28
 
-_CAPTURE_FILE = re.compile(r"(?:pyspy|cudagdb)_.+_\d{1,10}\.(?:json|txt)")
-_STACK_FILE = re.compile(
+_CAPTURE_FILE = late_pattern(r"(?:pyspy|cudagdb)_.+_\d{1,10}\.(?:json|txt)")
+_STACK_FILE = late_pattern(
     r"py-?spy|cuda-?gdb|pystack|faulthandler|back-?trace|(?:^|[_.-])gdb[_.-]"
     r"|\.stacks?\b|stack.*\.(?:txt|json|log|out)$|\.bt$"
     r"|^trace-.*\.out$|^VLLM_STACK_DUMP_",
@@ -132,6 +136,9 @@ _BEFORE, _AFTER = 1 << 16, 1 << 17
 
 @cache
 def _index() -> TextIndex:
+    # Those who capture stacks have nothing to search, and need no numpy.
+    from .._search import make_text_index
+
     return make_text_index(text.encode() for text in _STACK_TEXTS)
 
 
@@ -204,8 +211,8 @@ def _read_lines(file: IO[bytes], start: int, end: int) -> bytes:
 
 
 _HEAD_BYTES = 1 << 10
-_JSON_START = re.compile(r"\s*\[\s*(?:[{\[]|\Z|\d+\s*\]\s*\Z)")
-_JSON_LINE = re.compile(r"^\[\s*\{", re.MULTILINE)
+_JSON_START = late_pattern(r"\s*\[\s*(?:[{\[]|\Z|\d+\s*\]\s*\Z)")
+_JSON_LINE = late_pattern(r"^\[\s*\{", re.MULTILINE)
 
 Source = str | os.PathLike[str]
 

@@ -9,18 +9,18 @@ ones: a queue inside a data loader is a data loader.
 from __future__ import annotations
 
 import os
-import re
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
+from re import Pattern
 from typing import Any, Literal
 
 import attrs
 
+from .._lazy import late_pattern
 from .._proc import in_time
 from .._rules import (
-    Pattern,
     check_table,
     convert_patterns,
     one_of,
@@ -121,17 +121,17 @@ class Rule:
 
     cause: Cause = attrs.field(converter=Cause)
     name: str = ""
-    file: Pattern | None = None
-    function: Pattern | None = None
+    file: Pattern[str] | None = None
+    function: Pattern[str] | None = None
     within: int = attrs.field(default=_ALL_FRAMES, validator=_at_least_one)
-    native: Pattern | None = None
+    native: Pattern[str] | None = None
     native_within: int = attrs.field(default=40, validator=_at_least_one)
-    library: Pattern | None = None
-    call: Pattern | None = None
-    target: Pattern | None = None
-    code: Pattern | None = None
-    under: Pattern | None = None
-    unless: Pattern | None = None
+    library: Pattern[str] | None = None
+    call: Pattern[str] | None = None
+    target: Pattern[str] | None = None
+    code: Pattern[str] | None = None
+    under: Pattern[str] | None = None
+    unless: Pattern[str] | None = None
     waits: bool = False
     awaits: Awaited = attrs.field(default="", validator=one_of(Awaited))
     gpu: bool = False
@@ -167,10 +167,10 @@ class Helper:
         native: Searched for in the names of its native functions.
     """
 
-    thread: Pattern | None = None
-    place: Pattern | None = None
+    thread: Pattern[str] | None = None
+    place: Pattern[str] | None = None
     within: int = attrs.field(default=_ALL_FRAMES, validator=_at_least_one)
-    native: Pattern | None = None
+    native: Pattern[str] | None = None
     unless_own: bool = False
 
     def has_name(self, thread: ThreadStack) -> bool:
@@ -322,9 +322,9 @@ def builtin_rules() -> RuleBook:
     return load_rules(Path(__file__).with_name("rules.toml"), is_built_in=True)
 
 
-_LOOP = re.compile(r"\s*(async\s+for|for|while)\b")
-_INLINE_LOOP = re.compile(r"\bfor\b.+\bin\b")
-_DEFINITION = re.compile(r"\s*(async\s+def|def|class)\b")
+_LOOP = late_pattern(r"\s*(async\s+for|for|while)\b")
+_INLINE_LOOP = late_pattern(r"\bfor\b.+\bin\b")
+_DEFINITION = late_pattern(r"\s*(async\s+def|def|class)\b")
 _MOST_BODY = 500
 
 _MOST_SOURCE = 1 << 22
@@ -632,7 +632,7 @@ class ThreadState:
 
 
 # Interpreter functions that every Python loop calls.
-_INTERPRETER_FUNCTIONS = re.compile(
+_INTERPRETER_FUNCTIONS = late_pattern(
     r"^_*(Py|py)|^(long|float|unicode|list|dict|tuple|set|object|type|bool|int"
     r"|slot|gen|range\w*|method|builtin|cfunction|vectorcall|binary|mapping"
     r"|frame|gc|lookdict|insertdict|enum|zip|map|bytes|free|malloc|_int_free"
@@ -727,11 +727,11 @@ def _matches_call(rule: Rule, call: SystemCall) -> bool:
     return bool(is_target) and _matches(rule.call, call.name[:_MOST_PATH])
 
 
-def _matches(pattern: Pattern | None, text: str) -> bool:
+def _matches(pattern: Pattern[str] | None, text: str) -> bool:
     return pattern is not None and pattern.fullmatch(text) is not None
 
 
-def _finds(pattern: Pattern | None, texts: Iterable[str]) -> bool:
+def _finds(pattern: Pattern[str] | None, texts: Iterable[str]) -> bool:
     return pattern is not None and any(map(pattern.search, texts))
 
 
@@ -821,8 +821,8 @@ def is_in_event_loop(thread: ThreadStack) -> bool:
 
 
 # One without a stack waits.
-_IDLE_NAME = re.compile(r"pt_autograd\w*")
-_AT_WORK = re.compile(r"runExecute|AsyncWork|evaluate_function|execute")
+_IDLE_NAME = late_pattern(r"pt_autograd\w*")
+_AT_WORK = late_pattern(r"runExecute|AsyncWork|evaluate_function|execute")
 
 
 def is_background(thread: ThreadStack) -> bool:

@@ -21,6 +21,7 @@ import distdebug
 
 from distdebug.__main__ import main
 from distdebug.errors import NoDumpsError
+from distdebug.testing import SimulatedJob, make_dumps
 
 
 SOURCE = Path(distdebug.__file__).parents[1]
@@ -112,10 +113,64 @@ class TestHelp:
                 "psutil",
                 "rich",
                 "shtab",
-                "tabulate",
                 "torch",
             ),
         }
+
+    @pytest.mark.process
+    def test_imports_of_few_dumps(self, tmp_path):
+        """
+        A few dumps load nothing that only other evidence or output needs.
+        """
+        job = SimulatedJob(4)
+        job.collective("all_reduce")
+        job.collective("all_reduce", ranks=[0, 1, 3])
+        make_dumps(tmp_path, job)
+
+        got = run_python(
+            "import sys; from distdebug.__main__ import main\n"
+            f"status = main(['diagnose', {str(tmp_path)!r}])\n"
+            "print(status, *sorted(sys.modules))"
+        )
+
+        status, *loaded = got.splitlines()[-1].split()
+        assert "1" == status
+        packages = {m.partition(".")[0] for m in loaded}
+        assert not packages & {
+            *("asyncio", "jinja2", "multiprocessing", "psutil", "rich"),
+            *("secrets", "tabulate", "torch", "wcwidth"),
+        }
+        rooms = {
+            m.split(".")[1]
+            for m in loaded
+            if m.count(".") > 1 and m.startswith("distdebug.")
+        }
+        assert not rooms & {
+            *("capture", "debugger", "health", "nsight", "report"),
+            *("snapshots", "watching"),
+        }
+        assert not {*loaded} & {
+            "concurrent.futures",
+            "distdebug._anonymize",
+            "distdebug.ray.deaths",
+            "importlib.metadata",
+            "logging",
+            "tempfile",
+        }
+
+    @pytest.mark.process
+    def test_imports_of_stacks(self):
+        """
+        What captures stacks and explains them needs no numpy.
+        """
+        got = run_python(
+            "import sys; from distdebug import capture_node, explain_stacks\n"
+            "print(*sys.modules)"
+        )
+
+        loaded = set(got.split())
+        assert {"distdebug.capture.node", "distdebug.stacks.parse"} < loaded
+        assert not loaded & {"numpy", "psutil", "rich", "torch"}
 
     @pytest.mark.parametrize(
         ("name", "expected"),

@@ -8,6 +8,7 @@ import re
 
 import attrs
 
+from ..._lazy import late_pattern
 from ...findings import Missing
 from ...ranks import ranks_text
 from ..reading.columns import Dumps, RankDump
@@ -15,13 +16,13 @@ from ..sidecar import Sidecar
 
 
 # Torch raises its own error types, and RuntimeError, as other code does.
-_TORCH_DIST_ERROR = re.compile(r"(?:\w+\.)*Dist\w*Error\b")
-_BACKEND_ERROR = re.compile(
+_TORCH_DIST_ERROR = late_pattern(r"(?:\w+\.)*Dist\w*Error\b")
+_BACKEND_ERROR = late_pattern(
     r"RuntimeError\b(?!.*dataloader).*?(?:gloo|nccl|timed out|pair closure"
     r"|connection (?:closed by peer|reset|refused))",
     re.IGNORECASE | re.DOTALL,
 )
-_CHILD_LOST = re.compile(
+_CHILD_LOST = late_pattern(
     r"RuntimeError: DataLoader worker .{0,80}(?:killed by signal"
     r"|exited unexpectedly)|(?:\w+\.){0,9}BrokenProcessPool\b",
 )

@@ -20,8 +20,16 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from ..._lazy import late_pattern
 from ...findings import GroupRef
-from ..reading.columns import Dumps, GroupStatus, RankDump, Shape, Shapes
+from ..reading.columns import (
+    Dumps,
+    GroupStatus,
+    RankDump,
+    Shape,
+    Shapes,
+    distinct,
+)
 from ..reading.extract import count_elements
 
 
@@ -215,7 +223,7 @@ def group_status(
     """
     codes = membership.by_code[dump.rank]
     e = dump.entries
-    pairs = np.unique(e.pg_id.astype(np.int64) << 32 | e.group)
+    pairs = distinct(e.pg_id.astype(np.int64) << 32 | e.group)
     group_of = {
         pair >> 32: codes[pair & 0xFFFFFFFF] for pair in pairs.tolist()
     }
@@ -241,7 +249,7 @@ def _ranks_by_code(dumps: Dumps) -> dict[int, set[int]]:
     """
     users: dict[int, set[int]] = defaultdict(set)
     for dump in dumps:
-        for code in np.unique(dump.entries.group).tolist():
+        for code in distinct(dump.entries.group).tolist():
             users[code].add(dump.rank)
 
     return users
@@ -328,16 +336,16 @@ def _all_gather_ratio(shape: Shape) -> int:
     return received // sent if sent and received % sent == 0 else 0
 
 
-_P2P_OP = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)", re.ASCII)
+_P2P_OP = late_pattern(r"(send|recv) (\d+)(->|<-)(\d+)", re.ASCII)
 
 # The call completes on no rank before every rank has entered it.
-_SYNCHRONIZING_OP = re.compile(
+_SYNCHRONIZING_OP = late_pattern(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier",
     re.IGNORECASE,
 )
 
 # Ranks may rightly pass different sizes, or (as the root) empty ones.
-_UNEVEN_OP = re.compile(
+_UNEVEN_OP = late_pattern(
     r"all_?to_?all|^gather|^scatter|_oop|gatherv|send|recv",
     re.IGNORECASE,
 )

@@ -26,6 +26,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from ..._lazy import late_pattern
 from ..._text import clean
 from ...errors import DumpFormatError
 from ...findings import Missing
@@ -40,6 +41,7 @@ from .columns import (
     GroupStatus,
     RankDump,
     Shapes,
+    distinct,
 )
 from .decode import LENGTHS, Message
 from .extract import COLUMNS, SHAPE_JSON
@@ -76,7 +78,7 @@ _KIND_DTYPES: dict[str, type] = {
 _COUNTERS = frozenset({"record_id", "seq", "p2p_seq", "op_id"})
 _SMALL = 1 << 31
 
-_RANKS_TEXT = re.compile(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
+_RANKS_TEXT = late_pattern(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
 
 
 class UnusableError(DumpFormatError):
@@ -553,7 +555,7 @@ def _placed_dump(
     entries = file.dump.entries
     used = {
         code: members.get(codes[code][2], ((), 1))
-        for code in np.unique(entries.group).tolist()
+        for code in distinct(entries.group).tolist()
     }
     whole = [code for code, (x, size) in used.items() if len(x) == size]
     # A transfer names its peer by its rank in the communicator.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..._io import MAX_FILES, FileWalk, open_ordinary
+from ..._lazy import late_pattern
 from ..._text import reason_of
 from ...findings import Missing
 from ...identity import ranks_in_name
@@ -24,7 +25,7 @@ from .clog import is_clog
 from .inspector import is_inspector
 
 
-_UNFINISHED = re.compile(
+_UNFINISHED = late_pattern(
     r"^\.|\.(?:tmp|temp|part|partial|swp)\b|~$", re.IGNORECASE
 )
 
@@ -85,14 +86,14 @@ _FOREIGN_SUFFIXES = {
 
 # Files of captured stacks beside the dumps: trying to decode thousands of them
 # takes minutes.
-_STACK_FILES = re.compile(
+_STACK_FILES = late_pattern(
     r"(?:pyspy|cudagdb)_.+_[0-9]+\.(?:json|txt)|workers\.json"
 )
 
-_LAST_NUMBER = re.compile(r"(?<![0-9])([0-9]{1,9})$")
+_LAST_NUMBER = late_pattern(r"(?<![0-9])([0-9]{1,9})$")
 
 # Usual words in names of dumps; other words may be the host.
-_DUMP_WORDS = re.compile(
+_DUMP_WORDS = late_pattern(
     r"(?<![a-z0-9])(?:comm|debug|dump|dumps|flight|fr|gloo|global|info|lib"
     r"|nccl|rank|rccl|record|recorder|trace|xccl)(?![a-z0-9])",
     re.IGNORECASE,

@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property, partial
 from pathlib import Path
+from re import Pattern
 from typing import Any, Literal
 
 import attrs
 
 from ..._rules import (
-    Pattern,
     check_table,
     one_of,
     parse_tables,
@@ -74,8 +74,8 @@ def _within_line(rule: LogRule) -> re.Pattern[str]:
     if rule.pattern is None:
         body, flags = "|".join(map(re.escape, rule.words)), re.IGNORECASE
     else:
-        body = rule.pattern.text.removeprefix("(?i)")
-        flags = re.RegexFlag(rule.pattern.compiled.flags & re.IGNORECASE)
+        body = rule.pattern.pattern.removeprefix("(?i)")
+        flags = re.RegexFlag(rule.pattern.flags & re.IGNORECASE)
     return re.compile(rf".{{0,300}}?(?:{body})", flags)
 
 
@@ -461,7 +461,7 @@ class Rule:
     kind: str
     pattern: re.Pattern[str]
     words: tuple[str, ...] = ()
-    unless: Pattern | None = None
+    unless: Pattern[str] | None = None
 
     def find(self, text: str) -> re.Match[str] | None:
         """

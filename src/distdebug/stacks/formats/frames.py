@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import attrs
 
+from ..._lazy import late_pattern
 from ..model import StackFrame
 
 
@@ -21,12 +22,12 @@ MOST_NAME = 4096
 MOST_FRAMES = 4096
 MOST_LINE = 1 << 14
 
-_CODE_OF_C = re.compile(
+_CODE_OF_C = late_pattern(
     r"\.(?:[cC]|cc|cpp|cxx|cu|cuh|[hH]|hh|hpp|inl|rs|[sS])$"
 )
 
 
-_BRACKETS_FROM_END = re.compile(r"[()]")
+_BRACKETS_FROM_END = late_pattern(r"[()]")
 
 
 def shorten(line: str) -> str:
@@ -152,7 +153,7 @@ def header_matcher(pattern: str, most: int = 400) -> MatchHeader:
 
         most: Longer lines do not match.
     """
-    header = re.compile(pattern)
+    header = late_pattern(pattern)
 
     def match(line: str) -> re.Match[str] | None:
         text = line.strip()

@@ -16,6 +16,7 @@ from itertools import takewhile
 
 import attrs
 
+from ..._lazy import late_pattern
 from ..model import GpuKernel, StackFrame, ThreadStack, is_gil_wait
 from .frames import (
     MOST_NAME,
@@ -102,29 +103,29 @@ _HEADERS = (
     header_matcher(r"(?:TID|Stack trace of thread) (?P<lwp>\d{1,10}):"),
 )
 _BEGINNINGS = ("Thread ", "[Switching to ", "TID ", "Stack trace of ")
-FRAME_START = re.compile(r"#(?P<depth>\d{1,6})\s{1,4}(?=\S)")
+FRAME_START = late_pattern(r"#(?P<depth>\d{1,6})\s{1,4}(?=\S)")
 
-_GPU_FOCUS = re.compile(
+_GPU_FOCUS = late_pattern(
     r"\[(?:Switching|Current) focus (?:set )?to CUDA kernel "
 )
-_PROCESS_LINE = re.compile(
+_PROCESS_LINE = late_pattern(
     r"\[Inferior \d{1,4} \(process (\d{1,10})\) detached\]"
     r"|Attaching to process (\d{1,10})\b"
     r"|(?:Attaching to|Detaching from) program: .{0,400}, process (\d{1,10})\b"
 )
 # Several frames on one line, after pasting has lost the line breaks.
-_GLUED_FRAME = re.compile(r"\s(?=#\d{1,6}\s{1,2}\S)")
-_BEFORE_CALL = re.compile(r"#\d{1,6} (?:0x[0-9a-f.]{1,20}(?: in)? ?)?")
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\[^\']{1,3})\'')
-_INLINED = re.compile(r" in \S+ inlined from .*$")
+_GLUED_FRAME = late_pattern(r"\s(?=#\d{1,6}\s{1,2}\S)")
+_BEFORE_CALL = late_pattern(r"#\d{1,6} (?:0x[0-9a-f.]{1,20}(?: in)? ?)?")
+_STRINGS = late_pattern(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\[^\']{1,3})\'')
+_INLINED = late_pattern(r" in \S+ inlined from .*$")
 
 
 # How gdb prints a Python frame, with the script of CPython.
-_PYTHON = re.compile(
+_PYTHON = late_pattern(
     r"Frame 0x[0-9a-f]{1,16}, for file (?P<file>[^,]{1,999}),"
     r" line (?P<line>\d{1,9}), in (?P<name>[^\s(]{1,999})"
 )
-_PYTHON_LINE = re.compile(
+_PYTHON_LINE = late_pattern(
     r'\s*File "(?P<file>[^"]{1,4096})", line (?P<line>\d{1,9}),'
     r" in (?P<name>\S{1,999})"
 )
@@ -344,25 +345,27 @@ def _function_name(call: str) -> str:
     return name or f"({inside})"
 
 
-_KERNEL_TITLE = re.compile(r"\s*Kernel\s+Parent\s+Dev\s+Grid\s+Status\b")
-_KERNEL_ROW = re.compile(
+_KERNEL_TITLE = late_pattern(r"\s*Kernel\s+Parent\s+Dev\s+Grid\s+Status\b")
+_KERNEL_ROW = late_pattern(
     r"\s*\*?\s*\d{1,9}\s+\S{1,20}\s+(?P<device>\d{1,4})\s+-?\d{1,20}\s+"
     r"\S{1,20}\s+0x[0-9a-fA-F]{1,64}\s+(?P<rest>\(.*)"
 )
-_KERNEL_SIZE = re.compile(r"\((\d{1,10}),\s?(\d{1,10}),\s?(\d{1,10})\)\s*")
+_KERNEL_SIZE = late_pattern(r"\((\d{1,10}),\s?(\d{1,10}),\s?(\d{1,10})\)\s*")
 # The short form of a kernel in documentation.
-_KERNEL_PROSE = re.compile(
+_KERNEL_PROSE = late_pattern(
     r"\s*\*?\s*Kernel \d{1,9}: (?P<name>\S.*?)"
     r"(?: on device (?P<device>\d{1,4}))?\s*"
 )
-_KERNEL_FOCUS = re.compile(
+_KERNEL_FOCUS = late_pattern(
     r"\[(?:Switching focus to|Current focus set to) CUDA kernel (\d{1,9}), "
     r"grid \d{1,20}, .{0,400}?\bdevice (?P<device>\d{1,4}),"
 )
-_KERNEL_LAUNCH = re.compile(
+_KERNEL_LAUNCH = late_pattern(
     r"\((?P<grid>[\d, ]{1,40})\),\s?\((?P<block>[\d, ]{1,40})\)>>>"
 )
-_KERNEL_FRAME = re.compile(r"#0\s{1,4}(?:0x[0-9a-f]{1,16} in )?(?P<call>\S.*)")
+_KERNEL_FRAME = late_pattern(
+    r"#0\s{1,4}(?:0x[0-9a-f]{1,16} in )?(?P<call>\S.*)"
+)
 
 
 def parse_kernels(text: str) -> tuple[GpuKernel, ...]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import attrs
 
+from ..._lazy import late_pattern
 from ..._secrets import redact
 from ..headings import parse_coordinates
 from ..model import (
@@ -37,7 +38,7 @@ from .frames import (
 )
 
 
-PROCESS_LINE = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
+PROCESS_LINE = late_pattern(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
 
 # People omit thread ids, and add remarks to lines.
 _REMARK = r"\s{1,400}(?:<-|\u2190|\u27f5|#|//|--)(?:\s.*|-.*)?"
@@ -47,10 +48,10 @@ match_header = header_matcher(
     rf'(?:: "(?P<name>.*?)")?(?:{_REMARK})?',
     4096,
 )
-_REMARK_END = re.compile(rf"(?<=\)){_REMARK}$")
-_LOCATION = re.compile(r"(?P<file>.*?)(?::(?P<line>\d{1,9}))?")
+_REMARK_END = late_pattern(rf"(?<=\)){_REMARK}$")
+_LOCATION = late_pattern(r"(?P<file>.*?)(?::(?P<line>\d{1,9}))?")
 # The short form of a frame in documentation.
-_SHORT_FRAME = re.compile(
+_SHORT_FRAME = late_pattern(
     r"(?P<file>\S+\.py):(?P<line>\d{1,9}) (?P<name>\S.*)"
 )
 
@@ -106,7 +107,7 @@ def _parse_text_frame(text: str) -> StackFrame | None:
 Kind = TypeVar("Kind")
 
 # A line on which a list of threads begins.
-_LIST_START = re.compile(r"^\[\s*\{", re.MULTILINE)
+_LIST_START = late_pattern(r"^\[\s*\{", re.MULTILINE)
 _DECODER = json.JSONDecoder()
 _MOST_RANKS = 1 << 31  # more than any job will have
 _MOST_NUMBER = 1 << 64  # thread ids are unsigned
@@ -242,7 +243,7 @@ def _optional(kind: Any, data: Mapping[str, Any] | None) -> Any:
 
 
 # How earlier captures name the holder of a lock: behind the target.
-_OLD_HOLDER = re.compile(r", held by process ([0-9]{1,10})$")
+_OLD_HOLDER = late_pattern(r", held by process ([0-9]{1,10})$")
 
 
 def _read_system_call(data: Mapping[str, Any] | None) -> SystemCall | None:

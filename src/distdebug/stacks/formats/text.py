@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from ..._lazy import late_pattern
 from ..._secrets import redact
 from ..._text import without_controls
 from ...identity import (
@@ -43,42 +44,42 @@ UNKNOWN_PID = -1
 _MOST_PREFIXES = 8
 _MOST_PREFIX = 400
 
-_MARKUP = re.compile(r"&(?:lt|gt|amp|quot|#\d{1,6}|#x[0-9a-fA-F]{1,6});")
-_LINE_ENDS = re.compile(r"\r\n|\r|\n")
-_REPEATED = re.compile(r" \[repeated \d{1,9}x across cluster\].{0,200}$")
+_MARKUP = late_pattern(r"&(?:lt|gt|amp|quot|#\d{1,6}|#x[0-9a-fA-F]{1,6});")
+_LINE_ENDS = late_pattern(r"\r\n|\r|\n")
+_REPEATED = late_pattern(r" \[repeated \d{1,9}x across cluster\].{0,200}$")
 
 # Its number is a line number where it does not occur again.
-_TASK_LABEL = re.compile(TASK_LABEL.replace("<rank>", "<task>"))
+_TASK_LABEL = late_pattern(TASK_LABEL.replace("<rank>", "<task>"))
 # Prefixes of log collectors.  Each matches at most one blank after it, because
 # further blanks belong to the line itself.
 _PREFIXES = (
-    re.compile(r"> ?"),
+    late_pattern(r"> ?"),
     # a command at the prompt of gdb
-    re.compile(r"\((?:cuda-)?gdb\) .{0,80}?(?=#0 )"),
+    late_pattern(r"\((?:cuda-)?gdb\) .{0,80}?(?=#0 )"),
     # torch, and tools with the same format
-    re.compile(rf"{RANK_TAG}:? ?"),
-    re.compile(r"[Rr]ank[ _]?(?P<rank>\d{1,7})(?:: | \| )(?=.*\S)"),
+    late_pattern(rf"{RANK_TAG}:? ?"),
+    late_pattern(r"[Rr]ank[ _]?(?P<rank>\d{1,7})(?:: | \| )(?=.*\S)"),
     # Ray, and vLLM
-    re.compile(RAY_PREFIX),
+    late_pattern(RAY_PREFIX),
     # torchrun
-    re.compile(r"\[(?P<other>[A-Za-z_]{1,99}\|?\d{1,6})\]: ?"),
-    re.compile(MPI_TAG),
+    late_pattern(r"\[(?P<other>[A-Za-z_]{1,99}\|?\d{1,6})\]: ?"),
+    late_pattern(MPI_TAG),
     # Docker, Kubernetes
-    re.compile(r"(?P<other>[\w.-]{1,99}) {1,40}\| ?"),
-    re.compile(POD_TAG),
+    late_pattern(r"(?P<other>[\w.-]{1,99}) {1,40}\| ?"),
+    late_pattern(POD_TAG),
     _TASK_LABEL,
     # pdsh
-    re.compile(
+    late_pattern(
         r"(?P<host>[A-Za-z][\w.-]{0,99}): "
         r"(?=Process \d|Thread |Traceback for | {4}\S|#\d|  File )"
     ),
     # timestamps, with the additions of SGLang and vLLM
-    re.compile(
+    late_pattern(
         r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
         r"(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2,3}\d{1,5}){0,6}\]? ?"
     ),
-    re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]? "),
-    re.compile(
+    late_pattern(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]? "),
+    late_pattern(
         r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d "
         r"(?:\[[\w/.]{1,200}:\d{1,9}\] )?"
     ),
@@ -192,7 +193,7 @@ _HEADER_STARTS = (
     *("Thread", "Trace", "Current", "[Swi", "TID", "Stack", "The ", "~~"),
     "# Thread ",
 )
-_GPU_LINE = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(|\s0x[0-9a-f]+ +\(\d+,")
+_GPU_LINE = late_pattern(r"\bCUDA\b|\bKernel\b|<<<\(|\s0x[0-9a-f]+ +\(\d+,")
 
 # How many lines may separate a possible heading from its stack.
 _MOST_GAP = 3

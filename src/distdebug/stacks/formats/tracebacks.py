@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
+from ..._lazy import late_pattern
 from ..model import StackFrame, ThreadStack, is_gil_wait
 from .frames import (
     attach_code,
@@ -50,11 +51,11 @@ match_sampling = header_matcher(
     r" \((?:interpreter \d{1,20}; )?(?:(?P<name>task [^;()]{1,99}); )?"
     r"(?P<status>[^;()]{0,99})(?:; )?most recent call last\):"
 )
-_FRAME = re.compile(
+_FRAME = late_pattern(
     r'(?:\((?P<kind>Python|C)\) )?File (?:"(?P<file>.{0,4096}?)"|\?{3}), line '
     r"(?P<line>\d{1,9}|\?{3}),? in (?P<name>.*?)(?:  opcode=.*)?"
 )
-_C_FRAME = re.compile(
+_C_FRAME = late_pattern(
     r'Binary file "(?P<file>.{0,4096}?)", at (?P<name>\S{0,4096})'
     r" \[0x[0-9a-f]{1,16}\]"
 )
@@ -67,7 +68,7 @@ _match_dump_start = header_matcher(
     r"|\*{3} (?P<name>SIG(?:SEGV|BUS|ABRT|ILL|FPE)) (?:received at time=|\(@0x).{0,300}"
 )
 # Native threads other than the main one begin here.
-_THREAD_START = re.compile(
+_THREAD_START = late_pattern(
     r"thread_run|pythread_wrapper|start_thread|(__)?clone3?"
 )
 
@@ -210,7 +211,7 @@ def parse_faulthandler(match: re.Match[str], lines: list[str]) -> ThreadStack:
 
 
 _TRACEBACK_START = "Traceback (most recent call last):"
-_INTERRUPT_END = re.compile(
+_INTERRUPT_END = late_pattern(
     r"KeyboardInterrupt\b|[\w.]{1,200}: .{0,400}?"
     r"(?:Timed out waiting \d{1,12}ms|[Ww]ait timeout after \d{1,12}ms"
     r"|Timeout waiting for key|Watchdog caught collective operation timeout)"
